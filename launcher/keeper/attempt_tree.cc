@@ -6,9 +6,9 @@
 namespace ddp::launcher {
 namespace {
 
-/// Between two passes of a kill.
+/// The time between two passes of a kill.
 constexpr std::chrono::milliseconds kPause{1};
-/// The last one to die counts as a member of its group for a moment longer.
+/// The last process to die counts as a member of its group for a moment longer.
 constexpr int kRemoveTries = 100;
 
 }  // namespace
@@ -57,7 +57,7 @@ Awaitable<std::vector<LeftProcess>> AttemptTree::end() {
     co_await pause.async_wait(kUseTuple);
     removed = scope_.cgroup->remove();
   }
-  // Otherwise it is the keeper's business.
+  // Otherwise the keeper removes the group.
   if (removed) keeper_.drop_cgroup(scope_.cgroup->path());
   scope_.cgroup.reset();
   co_return left;

@@ -12,26 +12,26 @@
 
 namespace ddp::launcher {
 
-/// The processes of one attempt after another on this node, as far as they must be gone at its end: what a
-/// kill reaches, the control group they live in where we may make one, and what the keeper knows of it. Loop
-/// thread.
+/// Ends the processes of one attempt after another on this node. Makes the attempt's control group where
+/// possible, and reports the group to the keeper. Loop thread.
 class AttemptTree {
  public:
-  /// `keeper` outlives us.
+  /// `keeper` must outlive the object.
   AttemptTree(asio::any_io_executor executor, KeeperLink& keeper);
 
   void set_job(std::string job_id);
 
-  /// Before the workers of an attempt start. Makes their control group; that there is none is no failure, for
-  /// the tree is walked all the same.
+  /// Makes the control group of the workers; call before they start. A missing group is no failure, because
+  /// the process tree is walked in any case.
   const TreeScope& begin(std::uint32_t attempt);
-  /// In words, how the attempt will be ended: by which group, or why by none.
+  /// How the attempt will be ended, as text: the control group's path, or why the attempt has none.
   const std::string& how() const { return how_; }
-  /// The directory of the attempt's group; empty: it has none.
+  /// The directory of the attempt's control group; empty if the attempt has none.
   std::string cgroup() const { return scope_.cgroup ? scope_.cgroup->path() : std::string(); }
 
-  /// After the last worker was reaped: ends what they left (daemons, loaders in sessions of their own), reaps
-  /// it, removes the group. Gives what could not be ended in kKillBound; zombies are none of it.
+  /// Ends and reaps what the workers left (daemons, loaders in sessions of their own), then removes the
+  /// group. Call after the last worker was reaped. Returns what could not be ended within kKillBound, without
+  /// zombies.
   Awaitable<std::vector<LeftProcess>> end();
 
  private:

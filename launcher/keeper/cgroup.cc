@@ -31,7 +31,7 @@ constexpr std::string_view kPrefix = "ddplaunch.";
 constexpr std::size_t kMaxJobId = 160;
 constexpr std::string_view kDeleted = " (deleted)";
 
-/// Cuts `text` before the next `mark` and gives the part before it.
+/// Cuts `text` after the next `mark` and returns the part before the mark.
 std::string_view take(std::string_view& text, char mark) {
   const std::size_t end = std::min(text.find(mark), text.size());
   const std::string_view part = text.substr(0, end);
@@ -65,11 +65,11 @@ std::string unescaped(std::string_view text) {
 
 struct Mount {
   std::string root;   ///< the group that the mount point shows
-  std::string point;  ///< where it shows it
+  std::string point;  ///< the path of the mount point
 };
 
-/// 36 35 98:0 ROOT POINT rw,noatime master:1 - cgroup2 cgroup2 rw,…: any number of optional fields before the
-/// dash.
+/// Parses "36 35 98:0 ROOT POINT rw,noatime master:1 - cgroup2 cgroup2 rw,…". Any number of optional fields
+/// stands before the dash.
 std::optional<Mount> cgroup_mount(std::string_view line, std::string_view controller) {
   for (int skipped = 0; skipped < 3; ++skipped)
     take(line, ' ');
@@ -78,14 +78,14 @@ std::optional<Mount> cgroup_mount(std::string_view line, std::string_view contro
   while (!line.empty() && take(line, ' ') != "-") {
   }
   const std::string_view type = take(line, ' ');
-  take(line, ' ');  // the source, which says nothing
+  take(line, ' ');  // the source is not used
   const bool wanted =
       controller.empty() ? type == "cgroup2" : type == "cgroup" && has_word(take(line, ' '), controller);
   if (!wanted || !root.starts_with('/') || !point.starts_with('/')) return std::nullopt;
   return Mount{unescaped(root), unescaped(point)};
 }
 
-/// "0::/path" of version 2, "5:cpu,cpuacct:/path" of version 1.
+/// Finds "0::/path" (version 2) or "5:cpu,cpuacct:/path" (version 1).
 std::optional<std::string_view> own_group(std::string_view self_cgroup, std::string_view controller) {
   while (!self_cgroup.empty()) {
     std::string_view line = take(self_cgroup, '\n');
@@ -94,7 +94,7 @@ std::optional<std::string_view> own_group(std::string_view self_cgroup, std::str
     const bool wanted =
         controller.empty() ? number == "0" && controllers.empty() : has_word(controllers, controller);
     if (!wanted) continue;
-    // "/../x": outside of the namespace whose root the mounts show.
+    // "/../x" lies outside the namespace whose root the mounts show.
     const bool outside = line == "/.." || line.starts_with("/../");
     if (!line.starts_with('/') || outside || line.ends_with(kDeleted)) return std::nullopt;
     return line;
@@ -102,7 +102,7 @@ std::optional<std::string_view> own_group(std::string_view self_cgroup, std::str
   return std::nullopt;
 }
 
-/// What is left of `group` below `root`: empty or "/…".
+/// The path of `group` relative to `root`: empty or "/…".
 std::optional<std::string_view> below(std::string_view group, std::string_view root) {
   if (root == "/") return group == "/" ? "" : group;
   if (!group.starts_with(root)) return std::nullopt;
@@ -116,16 +116,16 @@ bool is_number(std::string_view text) {
          std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
 }
 
-// linux/magic.h has them too, but not in every version of the headers.
+// Some versions of linux/magic.h lack these constants.
 constexpr long kCgroup2Magic = 0x63677270;
 constexpr long kCgroup1Magic = 0x27e0eb;
-/// pid numbers of Linux end here; a number above it is nobody's.
+/// Linux pids are below this number.
 constexpr std::uint64_t kPidLimit = std::uint64_t{1} << 22;
 constexpr int kNames = 4;
-/// Groups that workers make in ours: deeper ones are left to them.
+/// Deeper groups that workers make are ignored.
 constexpr int kMaxDepth = 16;
 constexpr std::size_t kBatch = 256;
-/// A group that is not at rest by then (a process inside vfork) is killed as it runs.
+/// A group that does not freeze in this time (a process inside vfork) is killed while it runs.
 constexpr std::chrono::milliseconds kFreezeTime{20};
 
 using Clock = std::chrono::steady_clock;
@@ -159,7 +159,7 @@ std::vector<pid_t> pids_in(int directory) {
   for (const char *at = text.data(), *end = at + text.size(); at < end;) {
     pid_t pid = 0;
     const auto [after, error] = std::from_chars(at, end, pid);
-    if (error == std::errc() && pid > 0) pids.push_back(pid);  // 0: of another PID namespace
+    if (error == std::errc() && pid > 0) pids.push_back(pid);  // 0: a process of another PID namespace
     at = std::find(after, end, '\n') + 1;
   }
   std::sort(pids.begin(), pids.end());
@@ -182,7 +182,7 @@ std::vector<std::string> groups_in(int directory) {
   return names;
 }
 
-/// The group and those below it.
+/// Calls `what` for the group and for all groups below it.
 void visit(int directory, const std::function<void(int)>& what, int depth = 0) {
   what(directory);
   if (depth == kMaxDepth) return;
@@ -201,8 +201,8 @@ void remove_below(int directory, int depth = 0) {
   }
 }
 
-/// Who was in the group before its pidfd was opened and is in it afterwards is no stranger with a reused
-/// number.
+/// A process that is listed before and after its pidfd was opened is a member of the group. Its number was
+/// not reused in between.
 void kill_listed(int directory) {
   const std::vector<pid_t> before = pids_in(directory);
   for (std::size_t begin = 0; begin < before.size(); begin += kBatch) {
@@ -236,16 +236,16 @@ void kill_group(int group, bool v2) {
   write_at(group, "freezer.state", "THAWED");
 }
 
-/// Agents that were killed together with their keeper could not tidy up: what they left behind ends now.
+/// Ends what agents left behind that were killed together with their keeper.
 void remove_stale(int own, bool v2) {
   for (const std::string& name : groups_in(own)) {
     if (!is_cgroup_name(name)) continue;
     const UniqueFd group = open_directory(own, name.c_str());
-    if (!group || flock(group.get(), LOCK_EX | LOCK_NB) != 0) continue;  // its agent or keeper lives
+    if (!group || flock(group.get(), LOCK_EX | LOCK_NB) != 0) continue;  // its agent or keeper is alive
     remove_below(group.get());
     if (unlinkat(own, name.c_str(), AT_REMOVEDIR) == 0) continue;
     kill_group(group.get(), v2);
-    unlinkat(own, name.c_str(), AT_REMOVEDIR);  // or by the next job: the dying count for a moment longer
+    unlinkat(own, name.c_str(), AT_REMOVEDIR);  // or the next job does: dying processes still count
   }
 }
 
@@ -258,7 +258,7 @@ std::string find_cgroup(std::string_view mountinfo, std::string_view self_cgroup
   std::optional<Mount> best;
   while (!mountinfo.empty()) {
     const auto mount = cgroup_mount(take(mountinfo, '\n'), controller);
-    // The first that shows us; a later one at the same place lies over it.
+    // The first mount that shows the group wins; a later one at the same mount point covers it.
     if (!mount || (best && best->point != mount->point)) continue;
     if (below(*group, mount->root)) {
       best = mount;
@@ -317,7 +317,7 @@ Result<Cgroup> Cgroup::make_in(const std::string& own, bool v2, std::string_view
   if (type.f_type != (v2 ? kCgroup2Magic : kCgroup1Magic) ||
       !std::binary_search(members.begin(), members.end(), getpid()))
     return Error{ErrorCode::kRefused, own + " is not our own control group"};
-  // Version 2 lets nobody leave a group whose list he may not write.
+  // In version 2, a process may leave a group only if its user may write the group's cgroup.procs.
   if (v2 && faccessat(parent.get(), "cgroup.procs", W_OK, AT_EACCESS) != 0)
     return refusal(own + "/cgroup.procs", errno);
   remove_stale(parent.get(), v2);
@@ -338,7 +338,8 @@ Result<Cgroup> Cgroup::make_in(const std::string& own, bool v2, std::string_view
       err = errno;
       continue;
     }
-    // Somebody who tidies up may have found it before it was locked; then it is gone or about to go.
+    // Another agent's cleanup may have found the group before this lock. The group is then gone or about to
+    // go.
     if (flock(group.directory_.get(), LOCK_SH | LOCK_NB) == 0)
       group.procs_.reset(openat(group.directory_.get(), "cgroup.procs", O_WRONLY | O_CLOEXEC));
     if (!group.procs_) group.directory_.reset();

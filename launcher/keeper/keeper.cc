@@ -48,13 +48,13 @@ bool readable(int fd) {
   return poll(&entry, 1, 0) == 1;
 }
 
-/// One packet of the agent; `text` goes as far as it is used. Both ends are the same program, so the layout
-/// is its own protocol.
+/// One packet of the agent; `text` is sent only as far as it is used. Both ends are the same program, so the
+/// struct's layout is the protocol.
 struct KeeperPacket {
   int kind = 0;
-  std::int64_t sent_ns = 0;   ///< CLOCK_BOOTTIME of the agent when it sent; same clock as ours
+  std::int64_t sent_ns = 0;   ///< CLOCK_BOOTTIME of sending; the keeper has the same clock
   std::int64_t lease_ms = 0;  ///< kRenew
-  char text[kMaxText];        ///< the others
+  char text[kMaxText];        ///< all other kinds
 };
 constexpr std::size_t kHeadSize = offsetof(KeeperPacket, text);
 
@@ -62,7 +62,7 @@ constexpr std::chrono::milliseconds kRemoveTime{200};
 /// How long a keeper can be kept stopped (SIGSTOP) while it cleans up.
 constexpr std::chrono::milliseconds kContinueTime{500};
 
-/// To the user, who may have stopped reading: never waits for room.
+/// Writes to stderr. Never blocks, because the reader may have stopped reading.
 void say(const std::string& text) {
   const std::string line = std::string(kKeeperSays) + text + "\n";
   pollfd room{2, POLLOUT, 0};
@@ -80,7 +80,7 @@ void continue_at_each_packet(int socket) {
     say(system_error(errno, "ask for SIGCONT when the agent ends").text);
 }
 
-/// For the time after the agent's end.
+/// Continues a keeper that is stopped after its agent's end.
 void continue_after(std::chrono::milliseconds time) {
   sigevent event{};
   event.sigev_notify = SIGEV_SIGNAL;
@@ -153,9 +153,9 @@ class Keeper {
   std::int64_t lease_end_ns_ = 0;  ///< CLOCK_BOOTTIME; 0: no lease
   std::string job_id_;
   std::vector<std::shared_ptr<Cgroup>> cgroups_;  ///< of attempts that are not over
-  std::string directory_;                         ///< of the workers' sockets; empty: there is none
-  bool left_ = false;                             ///< a process outlived its SIGKILL
-  int stop_passed_on_ = 0;                        ///< the signal
+  std::string directory_;                         ///< of the workers' sockets; empty: none
+  bool left_ = false;                             ///< a process survived its SIGKILL
+  int stop_passed_on_ = 0;                        ///< the stop signal that was forwarded; 0: none
   std::optional<ExitStatus> agent_end_;
 };
 
@@ -165,8 +165,8 @@ void Keeper::read_agent() {
     const ssize_t size = recv(socket_.get(), &packet, sizeof packet, MSG_DONTWAIT);
     if (size < 0 && errno == EINTR) continue;
     if (size < 0 && errno == EAGAIN) return;
-    // End of file: the agent is about to end, which SIGCHLD tells; or it closed the line, then its last lease
-    // counts.
+    // End of file: the agent is about to end, which SIGCHLD reports, or it closed the socket and its last
+    // lease counts.
     if (size <= 0) {
       socket_.reset();
       return;
@@ -185,7 +185,7 @@ void Keeper::take(const KeeperPacket& packet, std::string text) {
       job_id_ = std::move(text);
       break;
     case kCgroup:
-      // Locked from now on: nobody takes it for stale when the agent has died.
+      // The lock keeps other agents from taking the group for stale when this agent has died.
       if (auto group = Cgroup::open(std::move(text)); group)
         cgroups_.push_back(std::make_shared<Cgroup>(std::move(*group)));
       break;
@@ -216,13 +216,13 @@ void Keeper::read_signals() {
     if (info.ssi_signo == SIGCHLD || stop_passed_on_ != 0) continue;
     stop_passed_on_ = static_cast<int>(info.ssi_signo);
     syscall(SYS_pidfd_send_signal, agent_pidfd_.get(), stop_passed_on_, nullptr, 0U);
-    // One that is stopped would not see it.
+    // A stopped agent would not receive the signal.
     syscall(SYS_pidfd_send_signal, agent_pidfd_.get(), SIGCONT, nullptr, 0U);
   }
 }
 
-/// The agent's link has ended with its other side, most likely: an agent that was stopped shall see it. One
-/// that runs decides for itself.
+/// The other side of the agent's link has most likely ended, too. SIGCONT lets a stopped agent see that; a
+/// running agent decides for itself.
 void Keeper::parent_ended() {
   parent_pidfd_.reset();
   syscall(SYS_pidfd_send_signal, agent_pidfd_.get(), SIGCONT, nullptr, 0U);
@@ -236,15 +236,16 @@ void Keeper::reap() {
   }
 }
 
-/// Normally one group and its tree; a group of an earlier attempt is still there only because nothing could
-/// end what is in it. `why`: what is said of it; empty: only what is left is.
+/// Kills the tree and the control groups. A group of an earlier attempt still exists only if its processes
+/// could not be ended. `why` is reported with the number of ended processes; if it is empty, only survivors
+/// are reported.
 void Keeper::kill_tree(const std::string& why) {
   for (std::size_t i = 0; i + 1 < cgroups_.size(); ++i)
     cgroups_[i]->kill();
   TreeKill kill({job_id_, {}, cgroups_.empty() ? nullptr : cgroups_.back()}, options_.kill_bound);
   while (!kill.step()) {
     kill.wait(std::chrono::milliseconds(20));
-    reap();  // a dead parent's children come to us, and its number becomes free
+    reap();  // orphans are re-parented to the keeper; reaping frees their numbers
   }
   reap();
   const auto left = kill.left();
@@ -258,7 +259,7 @@ void Keeper::kill_tree(const std::string& why) {
   left_ = !left.empty() || !groups_empty;
 }
 
-/// What the agent would have removed itself. False: a control group still holds a process.
+/// Removes what the agent would have removed itself. False: a control group still holds a process.
 bool Keeper::remove_traces() {
   bool empty = true;
   for (const auto& group : cgroups_)
@@ -268,11 +269,11 @@ bool Keeper::remove_traces() {
   return empty;
 }
 
-/// In a child that is not waited for long: the directory may lie on a disk that hangs.
+/// Runs in a child that is waited for only briefly, because the directory may lie on a hanging disk.
 void Keeper::remove_directory() {
   const pid_t child = fork();
   if (child == 0) {
-    syscall(SYS_close_range, 0U, ~0U, 0U);  // nobody's end of file waits for us
+    syscall(SYS_close_range, 0U, ~0U, 0U);  // no peer must wait for the end of file of our descriptors
     for (const auto& entry : list_directory(directory_))
       ::unlink(entry.c_str());
     ::rmdir(directory_.c_str());
@@ -290,7 +291,7 @@ bool Keeper::anything_left() {
 }
 
 int Keeper::after_agent() {
-  read_agent();  // its last words may have come after we looked
+  read_agent();  // the agent's last packets may have arrived after the previous read
   const ExitStatus end = *agent_end_;
   if (end.kind == ExitStatus::Kind::kExited) {
     if (anything_left())
@@ -306,7 +307,8 @@ int Keeper::after_agent() {
   return kill_all("the agent was " + end.text());
 }
 
-/// Stops the agent first: one that runs would report the workers that die now as the cause of the failure.
+/// Stops the agent first, because a running agent would report the workers that die as the cause of the
+/// failure.
 int Keeper::end_lease() {
   syscall(SYS_pidfd_send_signal, agent_pidfd_.get(), SIGSTOP, nullptr, 0U);
   return kill_all("the agent was silent for longer than its lease");
@@ -317,8 +319,8 @@ int Keeper::kill_all(const std::string& why) {
   return exit_code(kExitAgentLost);
 }
 
-/// Gives up everything but stderr, so that the far side sees the end of the agent's streams, and nobody is
-/// held by us.
+/// Closes everything but stderr and the socket, so that the other side sees the end of the agent's streams
+/// and nothing else is held open.
 void leave_the_agents_things(int keep) {
   const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
   dup2(null.get(), 0);
@@ -330,13 +332,13 @@ void leave_the_agents_things(int keep) {
 void become_keeper() {
   prctl(PR_SET_NAME, std::string(kKeeperName).c_str(), 0, 0, 0);
   prctl(PR_SET_PDEATHSIG, SIGCONT, 0, 0, 0);  // see continue_at_each_packet
-  signal(SIGPIPE, SIG_IGN);  // whoever read our stderr may be gone; the exit code still tells
-  // Under memory pressure the tree must go before the one that cleans up after it. Needs a privilege; without
-  // it we share the risk of the others.
+  signal(SIGPIPE, SIG_IGN);  // the reader of stderr may be gone; the exit code still reports the end
+  // Under memory pressure the tree must go before the keeper that cleans up after it. Needs a privilege;
+  // without it the keeper runs the same risk as others.
   const UniqueFd score(open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
   if (score) [[maybe_unused]]
     const ssize_t written = write(score.get(), "-900", 4);
-  // A pidfd for each process of a tree that is to be killed.
+  // The keeper needs a pidfd for each process of a tree that it kills.
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
     limit.rlim_cur = limit.rlim_max;
@@ -350,17 +352,17 @@ sigset_t watched_signals() {
   sigaddset(&signals, SIGCHLD);
   for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
     struct sigaction now = {};
-    // Ignored by whoever started us (nohup): so it shall be.
+    // A signal that the parent ignored (nohup) stays ignored.
     if (sigaction(number, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) sigaddset(&signals, number);
   }
   return signals;
 }
 
 int be_agent(UniqueFd socket, pid_t keeper, const std::function<int(KeeperLink&)>& agent_main) {
-  // Not KILL: an agent that dies with its keeper would leave the orphans of its workers to nobody. CONT wakes
-  // one that was stopped; that the line is closed tells it the rest.
+  // SIGKILL would be wrong: it would leave the workers' orphans to no one. SIGCONT wakes a stopped agent,
+  // which then sees that the socket is closed.
   prctl(PR_SET_PDEATHSIG, SIGCONT, 0, 0, 0);
-  // A signal to the keeper's whole process group, as its parent may send it, shall not hit both.
+  // A signal to the keeper's whole process group must not hit both processes.
   setsid();
   KeeperLink link(std::move(socket), keeper);
   return agent_main(link);
@@ -399,7 +401,8 @@ void KeeperLink::set_directory(std::string_view path) {
   send(kDirectory, path);
 }
 
-/// A full line means that the keeper is stopped. What it has not read will do when it wakes, pats at least.
+/// A full socket means that the keeper is stopped. On waking it reads the queued packets, which suffice as
+/// renewals.
 void KeeperLink::send(int kind, std::string_view text) {
   while (!unsent_.empty() && send_now(unsent_.front().first, unsent_.front().second))
     unsent_.pop_front();
@@ -419,10 +422,10 @@ bool KeeperLink::send_now(int kind, std::string_view text) {
 }
 
 int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&)>& agent_main) {
-  // Inherited as ignored it would throw the exit statuses away.
+  // An inherited SIG_IGN would discard the exit statuses.
   signal(SIGCHLD, SIG_DFL);
-  // Slurm sends them to every process of a step before its time is over (--signal=USR1@60): they are meant
-  // for the workers, and must not end us and them.
+  // Slurm sends these signals to every process of a step before its time is over (--signal=USR1@60). They are
+  // meant for the workers and must not end agent and keeper.
   signal(SIGUSR1, SIG_IGN);
   signal(SIGUSR2, SIG_IGN);
   int ends[2];
@@ -431,11 +434,11 @@ int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&
     return kExitAgentLost;
   }
   UniqueFd keepers(ends[0]), agents(ends[1]);
-  // Both processes: orphans come to the nearest of the two that lives.
+  // Both processes are subreapers: orphans are re-parented to the nearest of the two that is alive.
   prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
   const sigset_t signals = watched_signals();
   sigset_t before;
-  // Before the fork, so that no signal falls between it and the signalfd.
+  // Block the signals before the fork, so that none is lost between the fork and the signalfd.
   sigprocmask(SIG_BLOCK, &signals, &before);
   const pid_t keeper = getpid();
   const pid_t agent = fork();

@@ -21,13 +21,13 @@
 namespace ddp::launcher {
 namespace {
 
-/// Reading one environment takes microseconds; so long a silence is no busy machine.
+/// Reading one environment takes microseconds, so a busy machine does not explain a silence of this length.
 constexpr std::chrono::milliseconds kStall{500};
-/// For a reader to die of its SIGKILL; one that the kernel holds longer is left to it.
+/// The time for a reader to die of its SIGKILL. A reader that the kernel holds longer is not waited for.
 constexpr std::chrono::milliseconds kDeathTime{20};
 constexpr std::size_t kMaxEnvironment = 4u << 20;
 
-/// Answers of the reader, one for each process in turn: LOCAL_RANK, or these.
+/// The reader answers for each process in turn: LOCAL_RANK, or one of these.
 constexpr int kNoNumber = -1;
 constexpr int kUnmarked = -2;
 
@@ -56,7 +56,7 @@ std::string_view read_environment(pid_t pid, std::span<char> buffer) {
   return {buffer.data(), size};
 }
 
-/// With the pidfd of a process that is marked. False: nobody reads any more.
+/// Sends the pidfd along if the process is marked. False: the receiver is gone.
 bool send_answer(int socket, int answer, int pidfd) {
   iovec bytes{&answer, sizeof answer};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof pidfd)] = {};
@@ -75,7 +75,7 @@ bool send_answer(int socket, int answer, int pidfd) {
   return sendmsg(socket, &message, MSG_NOSIGNAL) == sizeof answer;
 }
 
-/// One answer, and the pidfd that came with it. As recvmsg.
+/// Receives one answer, and the pidfd that came with it. Returns what recvmsg returns.
 ssize_t receive_answer(int socket, int& answer, UniqueFd& pidfd) {
   iovec bytes{&answer, sizeof answer};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
@@ -94,8 +94,8 @@ ssize_t receive_answer(int socket, int& answer, UniqueFd& pidfd) {
   return size;
 }
 
-/// The child. Other threads of the parent may have held any lock, so only system calls are made here. All
-/// signals are blocked: handlers would speak for the parent.
+/// The code of the child. Another thread of the parent may have held any lock, so only system calls are made.
+/// All signals are blocked, because the parent's handlers must not run in the child.
 [[noreturn]] void read_all(std::span<const pid_t> pids, std::string_view mark, std::span<char> buffer,
                            int answers, pid_t parent) {
   prctl(PR_SET_NAME, "ddp-mark-search", 0, 0, 0);
@@ -104,7 +104,7 @@ ssize_t receive_answer(int socket, int& answer, UniqueFd& pidfd) {
   dup2(answers, 0);
   syscall(SYS_close_range, 1U, ~0U, 0U);
   for (const pid_t pid : pids) {
-    // In this order, so that the environment is that of the pidfd's process.
+    // Open the pidfd first, so that the environment belongs to the pidfd's process.
     const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0U));
     int answer = pidfd >= 0 ? mark_in(read_environment(pid, buffer), mark) : kUnmarked;
     if (answer != kUnmarked && has_ended(pidfd)) answer = kUnmarked;
@@ -125,7 +125,7 @@ MarkSearch::~MarkSearch() {
   stop_reader();
 }
 
-/// Not fork: a child without an exit signal is no business of those who reap our children.
+/// Uses clone, not fork: code that reaps our children must not see a child without an exit signal.
 void MarkSearch::start_reader() {
   int ends[2];
   if (is_over()) return;
@@ -154,7 +154,7 @@ void MarkSearch::skip_to(std::size_t next) {
 
 void MarkSearch::stop_reader() {
   if (reader_ <= 0) return;
-  kill(reader_, SIGKILL);  // nobody else reaps it, so that is its number
+  kill(reader_, SIGKILL);  // only this object reaps the reader, so the number is still valid
   const auto until = Clock::now() + kDeathTime;
   while (waitpid(reader_, nullptr, WNOHANG | __WCLONE) == 0 && Clock::now() < until)
     poll(nullptr, 0, 1);
@@ -170,7 +170,7 @@ std::vector<MarkedProcess> MarkSearch::take_found() {
     const ssize_t size = receive_answer(answers_.get(), answer, pidfd);
     if (size < 0 && errno == EINTR) continue;
     if (size < 0) break;
-    ended = size == 0;  // somebody has killed it
+    ended = size == 0;  // the reader was killed
     if (ended) break;
     if (pidfd) found.push_back({pids_[next_], answer, std::move(pidfd)});
     ++next_;

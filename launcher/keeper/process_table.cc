@@ -44,7 +44,7 @@ bool take(std::string_view& text, T& value) {
   return true;
 }
 
-/// What stands behind `name` in its line; empty: there is no such line.
+/// Returns the text behind `name` in its line; empty if no line starts with `name`.
 std::string_view field(std::string_view text, std::string_view name) {
   while (!text.empty()) {
     const std::string_view line = text.substr(0, text.find('\n'));
@@ -60,7 +60,7 @@ std::string_view take_entry(std::string_view& environment) {
   return entry;
 }
 
-/// Of a stopped process the kernel gives the signal that stopped it in the place of its end's.
+/// For a stopped process, the kernel puts the stop signal into the field of the exit signal.
 bool stops(std::int64_t signal) {
   return signal == SIGSTOP || signal == SIGTSTP || signal == SIGTTIN || signal == SIGTTOU;
 }
@@ -78,7 +78,7 @@ std::optional<ProcessStat> parse_stat(std::string_view text) {
   info.comm = text.substr(open + 1, close - open - 1);
   info.state = text[close + 2];
   std::string_view rest = text.substr(close + 3);
-  // Of fields 4 (ppid) to 52 (exit_code) those are wanted: 14 to 17 (utime, stime, cutime, cstime), 22, 52.
+  // Needed of fields 4 (ppid) to 52 (exit_code): 14 to 17 (utime, stime, cutime, cstime), 22, 52.
   for (int field = 4; field <= 52; ++field) {
     std::int64_t value = 0;
     std::uint64_t wide = 0;
@@ -128,8 +128,8 @@ void visit_processes(const std::function<void(ProcessInfo&&)>& visit) {
     const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
     if (error == std::errc() && end == name.data() + name.size()) pids.push_back(pid);
   }
-  // The youngest first: they were read last, and of a program that keeps forking and ending only they still
-  // live.
+  // Read the youngest first: of a program that keeps forking and exiting, only the youngest processes are
+  // still alive.
   std::sort(pids.begin(), pids.end(), std::greater<>());
   for (const pid_t pid : pids) {
     if (auto info = read_process(pid)) visit(std::move(*info));

@@ -11,9 +11,9 @@
 
 namespace ddp::launcher {
 
-/// A process as /proc/PID/status showed it at one moment: a file that takes no lock which another process can
-/// hold for long. All others of a process (stat, wchan, environ, cmdline, maps) may wait until its exec or
-/// its page fault has ended, which a dead disk can keep for ever.
+/// A process as /proc/PID/status showed it at one moment. Reading this file takes no lock which another
+/// process can hold for long. Reading the other files (stat, wchan, environ, cmdline, maps) may wait until an
+/// exec or page fault of the process ends. A dead disk can delay that for ever.
 struct ProcessInfo {
   pid_t pid = 0;
   pid_t parent = 0;
@@ -25,40 +25,40 @@ struct ProcessInfo {
 /// Reads the text of /proc/PID/status (proc(5)).
 std::optional<ProcessInfo> parse_status(std::string_view text);
 
-/// Unset: there is no such process (any more).
+/// Unset if there is no such process.
 std::optional<ProcessInfo> read_process(pid_t pid);
 
-/// Every process that /proc shows to us, the highest number first. 10 to 20 µs each.
+/// Returns every visible process of /proc, the highest number first. Costs 10 to 20 µs per process.
 std::vector<ProcessInfo> list_processes();
 
-/// The same, each handed over in the moment in which it was read.
+/// Calls `visit` for the same processes, each at the moment when it was read.
 void visit_processes(const std::function<void(ProcessInfo&&)>& visit);
 
-/// From /proc/PID/stat.
+/// The fields of /proc/PID/stat that are needed.
 struct ProcessStat {
   pid_t pid = 0;
   char state = '?';
-  std::uint8_t end_signal = 0;  ///< the signal that is ending it; 0: none, or it exits, or we may not know
-  std::uint64_t started = 0;    ///< in clock ticks since boot; pid and this together are never used twice
+  std::uint8_t end_signal = 0;  ///< the signal that is ending it; 0: none, a plain exit, or hidden from us
+  std::uint64_t started = 0;    ///< clock ticks since boot; the pair of pid and `started` is never reused
   std::uint64_t cpu = 0;        ///< clock ticks used by it and by its children that it has waited for
   std::string comm;
 };
 
-/// Reads the text of /proc/PID/stat (proc(5)); the name may hold any byte, also spaces and parentheses.
+/// Parses the text of /proc/PID/stat (proc(5)). The name may hold any byte, including spaces and parentheses.
 std::optional<ProcessStat> parse_stat(std::string_view text);
 
-/// Unset: there is no such process (any more). Waits for an exec of the process.
+/// Unset if there is no such process. Blocks while the process is inside exec.
 std::optional<ProcessStat> read_stat(pid_t pid);
 
 /// Whether the process of a pidfd has ended.
 bool has_ended(int pidfd);
-/// The same by number, which another process may have got meanwhile: then it has not. Zombies have ended.
+/// The same by number; false if another process has the number meanwhile. Zombies count as ended.
 bool has_pid_ended(pid_t pid);
 
-/// Whether `environment` (NAME=value entries, each ended by NUL: /proc/PID/environ) has this very entry.
-/// Allocates nothing.
+/// Whether `environment` (NAME=value entries, each ended by NUL, as in /proc/PID/environ) has exactly this
+/// entry. Allocates nothing.
 bool has_entry(std::string_view environment, std::string_view entry);
-/// The value of `name` in it; unset: it has none.
+/// The value of `name` in `environment`; unset if it has no such entry.
 std::optional<std::string_view> entry_value(std::string_view environment, std::string_view name);
 
 }  // namespace ddp::launcher

@@ -17,14 +17,14 @@
 namespace ddp::launcher {
 namespace {
 
-/// A tree that does not come to rest in this time is killed as it runs.
+/// A tree that does not come to rest in this time is killed while it runs.
 constexpr std::chrono::milliseconds kFreezeBound{1000};
 /// Descriptors kept free for reading /proc and for the caller.
 constexpr rlim_t kSpareDescriptors = 32;
-/// Between two looks at what a search has found.
+/// The time between two polls of a running search.
 constexpr std::chrono::milliseconds kSearchPause{20};
 
-/// Empty: no such process, or no descriptor free (`crowded`).
+/// Empty: no such process, or no free descriptor (sets `crowded`).
 UniqueFd open_process(pid_t pid, bool& crowded) {
   UniqueFd fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0U)));
   rlimit limit{};
@@ -40,7 +40,7 @@ UniqueFd open_process(pid_t pid, bool& crowded) {
 
 template <class Table>
 bool is_ancestor_of_us(pid_t pid, const Table& table) {
-  // Bounded by the size of the table: a snapshot of a moving system may hold a circle.
+  // The loop is bounded by the table's size, since a snapshot of a changing system may contain a cycle.
   auto at = table.find(getpid());
   for (std::size_t i = 0; i <= table.size() && at != table.end(); ++i) {
     if (at->second.parent == pid) return true;
@@ -79,7 +79,7 @@ TreeKill::TreeKill(TreeScope scope, std::chrono::milliseconds bound,
   if (!only) return;
   for (KnownProcess& child : *only) {
     const auto info = read_process(child.pid);
-    // In this order, so that `info` is that of the pidfd's process.
+    // Check the pidfd after the read, so that `info` belongs to the pidfd's process.
     if (child.pidfd && info && info->parent == getpid() && !has_ended(child.pidfd.get()))
       adopt(child.pid, std::move(child.pidfd), false);
   }
@@ -95,7 +95,8 @@ bool TreeKill::step() {
   std::size_t fresh = kill_cgroup();
   Table table;
   visit_processes([&](ProcessInfo&& info) {
-    // At once where the parent is known: a process that forks and ends all the time is gone after the pass.
+    // Take it at once if its parent is known: a process that keeps forking and exiting is gone after the
+    // pass.
     const bool ours = (info.parent == getpid() || members_.contains(info.parent)) && !kept(info);
     if (ours && info.state == 'Z') {
       if (ended_meanwhile(info)) ++fresh;
@@ -111,7 +112,7 @@ bool TreeKill::step() {
   if (phase_ == KillPhase::kFreeze &&
       ((fresh == 0 && all_stopped(table)) || crowded_ || now >= freeze_until_)) {
     phase_ = KillPhase::kKill;
-    // Only a later pass shows that nothing was born in between.
+    // Only a later pass proves that no process was forked in between.
     retry_later = !members_.empty();
     for (auto& [pid, member] : members_)
       signal(member, SIGKILL);
@@ -127,15 +128,15 @@ bool TreeKill::step() {
   return phase_ == KillPhase::kDone;
 }
 
-/// Who is in the group is a member from now on, so that its end is waited for, and gets its KILL by the
-/// group, which no fork outruns.
+/// Adopts the members of the control group, so that their end is waited for. The group's kill ends them; no
+/// fork outruns it.
 std::size_t TreeKill::kill_cgroup() {
   if (!scope_.cgroup) return 0;
   std::vector<std::pair<pid_t, UniqueFd>> opened;
   for (const pid_t pid : scope_.cgroup->pids()) {
     if (!members_.contains(pid)) opened.emplace_back(pid, open_process(pid, crowded_));
   }
-  // Still listed after its pidfd was opened: it is that one, not somebody who got its number.
+  // A pid that is listed again after its pidfd was opened was not reused.
   const std::vector<pid_t> listed = scope_.cgroup->pids();
   for (auto& [pid, pidfd] : opened) {
     if (!pidfd || has_ended(pidfd.get()) || !std::binary_search(listed.begin(), listed.end(), pid)) continue;
@@ -145,7 +146,8 @@ std::size_t TreeKill::kill_cgroup() {
   return opened.size();
 }
 
-/// A zombie that we did not make may have forked before it ended, too late for this pass to see the child.
+/// A zombie that we did not kill may have forked just before it ended, too late for this pass to see the
+/// child.
 bool TreeKill::ended_meanwhile(const ProcessInfo& info) {
   const auto stat =
       taken_.contains(info.pid) ? std::nullopt : read_stat(info.pid);  // a zombie executes nothing
@@ -160,7 +162,7 @@ bool TreeKill::kept(const ProcessInfo& info) const {
          (search_ && info.pid == search_->reader());
 }
 
-/// Takes in every process that stands below us, from the top down, and the marked ones with theirs.
+/// Takes in every descendant, from the top down, and the marked processes with their descendants.
 std::size_t TreeKill::take_new(const Table& table) {
   std::multimap<pid_t, pid_t> children;
   for (const auto& [pid, info] : table)
@@ -176,11 +178,11 @@ std::size_t TreeKill::take_new(const Table& table) {
       if (kept(table.at(pid))) continue;
       if (!members_.contains(pid)) {
         if (!take(pid)) {
-          // It ended under our eyes; what it forked before that only the next pass shows.
+          // The process ended during the pass; only the next pass shows its children.
           if (table.at(pid).state != 'Z') ++fresh;
           continue;
         }
-        // One that we may not stop goes on forking; waiting for it to come to rest would be in vain.
+        // A process that we may not stop goes on forking, so waiting for it to rest would be in vain.
         if (members_[pid].err == 0) ++fresh;
       }
       reached.push_back(pid);
@@ -189,7 +191,7 @@ std::size_t TreeKill::take_new(const Table& table) {
   return fresh;
 }
 
-/// True: it is over, the last search found nothing.
+/// Returns true when no search is left to do: the last one found nothing.
 bool TreeKill::search(const Table& table) {
   if (search_) return false;
   if (scope_.job_id.empty() || !std::exchange(search_again_, false)) return true;
@@ -197,7 +199,7 @@ bool TreeKill::search(const Table& table) {
   for (const auto& [pid, info] : table) {
     if (!searched_.contains(pid) && may_be_marked(info, table)) suspects.push_back(info);
   }
-  // Who waits for the kernel may hold the locks that a reader needs: last.
+  // Read processes in state D last: they may hold the locks that the reader needs.
   std::stable_partition(suspects.begin(), suspects.end(), [](const auto& info) { return info.state != 'D'; });
   std::vector<pid_t> pids;
   for (const ProcessInfo& info : suspects) {
@@ -214,7 +216,7 @@ bool TreeKill::may_be_marked(const ProcessInfo& info, const Table& table) const 
          info.uid == geteuid() && !is_ancestor_of_us(info.pid, table) && !below_another_keeper(info, table);
 }
 
-/// What a search has found so far.
+/// Adopts what the running search has found so far.
 std::size_t TreeKill::take_marked(const Table& table) {
   if (!search_) return 0;
   std::size_t fresh = 0;
@@ -225,8 +227,8 @@ std::size_t TreeKill::take_marked(const Table& table) {
   return fresh;
 }
 
-/// True when the process is a member now. The order is what makes it safe: first the pidfd, then the look at
-/// who it is, then whether the parent that vouches for it still lived.
+/// True if the process has become a member. The order makes this safe: open the pidfd, read the process, then
+/// check that its parent was still alive.
 bool TreeKill::take(pid_t pid) {
   UniqueFd pidfd = open_process(pid, crowded_);
   if (!pidfd || has_ended(pidfd.get())) return false;
@@ -241,7 +243,7 @@ bool TreeKill::take(pid_t pid) {
   return true;
 }
 
-/// One with the mark.
+/// Adopts a process that carries the mark.
 bool TreeKill::adopt_found(MarkedProcess found, const Table& table) {
   const auto info = table.find(found.pid);
   if (info == table.end() || !may_be_marked(info->second, table) || has_ended(found.pidfd.get()))
@@ -265,7 +267,8 @@ bool TreeKill::all_stopped(const Table& table) const {
   return std::all_of(members_.begin(), members_.end(), [&table](const auto& entry) {
     const auto info = table.find(entry.first);
     if (entry.second.err != 0 || info == table.end()) return true;
-    // D: a parent inside vfork, or stuck in the kernel; it takes the KILL before it can fork again.
+    // D is a parent inside vfork, or a process stuck in the kernel; SIGKILL takes effect before it can fork
+    // again.
     return std::string_view("TtDZX").find(info->second.state) != std::string_view::npos;
   });
 }
@@ -305,7 +308,7 @@ std::vector<LeftProcess> TreeKill::left() const {
   for (ProcessInfo& info : list_processes()) {
     const auto member = members_.find(info.pid);
     const bool known = member != members_.end() && !has_ended(member->second.pidfd.get());
-    // One that always was gone before it could be stopped is a child of ours by now.
+    // A process that always exited before it could be stopped has been re-parented to us.
     const bool escaped = info.parent == getpid() && info.state != 'Z' && !kept(info);
     if (!known && !escaped) continue;
     const int err = known ? member->second.err : 0;
@@ -337,7 +340,7 @@ std::size_t reap_adopted(std::span<const pid_t> owned) {
     if (is_owned(info.si_pid)) break;
     if (waitid(P_PID, static_cast<id_t>(info.si_pid), &info, WEXITED | WNOHANG) == 0) ++reaped;
   }
-  // An owned zombie stands first and hides the others; only /proc shows them.
+  // An owned zombie that comes first hides the others; only /proc shows them.
   for (const ProcessInfo& process : list_processes()) {
     if (process.parent != getpid() || process.state != 'Z' || is_owned(process.pid)) continue;
     siginfo_t info = {};
