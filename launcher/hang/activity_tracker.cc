@@ -9,12 +9,12 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kShortestPeriod{200};
 constexpr milliseconds kLongestPeriod{5000};
-/// The kernel counts in clock ticks of 10 ms: less than three of them may be rounding.
+/// The kernel counts in clock ticks of 10 ms, so less than three of them may be rounding.
 constexpr milliseconds kSmallestBurst{30};
 constexpr milliseconds kLargestBurst{100};
 constexpr std::size_t kPacemakers = 16;
 constexpr std::chrono::seconds kLongestBetweenWholes{60};
-/// Beyond two periods: a sample this late was not late because of load.
+/// A sample that is later than two periods plus this was not delayed by load.
 constexpr std::chrono::seconds kOverslept{1};
 
 }  // namespace
@@ -42,7 +42,8 @@ void ActivityTracker::begin_sample(Time now) {
 
 bool ActivityTracker::fill(Meter& meter, const ProcessTime& process, Time now) const {
   if (meter.started != process.started) {
-    // New to us: all that it used counts, over the time since it can have begun at the earliest.
+    // A new process: all its CPU time counts, over the time since the last whole sample, its earliest
+    // possible start.
     meter = Meter{process.started, last_whole_, Time(0), Time(0)};
   }
   meter.level += std::max(process.cpu - meter.cpu, Time(0));

@@ -11,32 +11,32 @@
 
 namespace ddp::launcher {
 
-/// A process of a worker's tree, as one look saw it.
+/// A process of a worker's tree, as one sample saw it.
 struct ProcessTime {
   pid_t pid = 0;
-  std::uint64_t started = 0;        ///< with the pid: which process this is
+  std::uint64_t started = 0;        ///< identifies the process, together with the pid
   std::chrono::nanoseconds cpu{0};  ///< used since its start, by it and by its children that have ended
-  bool traced = false;              ///< a debugger holds it at this moment
+  bool traced = false;              ///< a debugger has stopped it at the moment
 };
 
-/// Decides on a node whether its workers still do anything (sans-IO; docs/hang.md). Activity is: bytes
-/// that a worker wrote; CPU time beyond what an idle process uses; a debugger at work in it; output that we
-/// ourselves hold back. Activity is observed only when sampling.
+/// Decides on a node whether its workers are active (sans-IO; docs/hang.md). Activity is any of: bytes that a
+/// worker wrote, CPU time beyond that of an idle process, a debugger at work in a worker, output that the
+/// agent holds back. Activity is observed only when sampling.
 ///
 /// The driver's duties, every period():
-///   1. `begin_sample`;
-///   2. `add_sample` of the leaders and of `pacemakers()`; when that showed no activity, of the other
-///      processes known from the last whole sample; when that showed none either and `whole_due`, of the
-///      whole trees, however they are found;
-///   3. `settle`, and tell the master when it gives a change.
-/// Between samples it calls `record_activity` for what it hears of.
+///   1. Call `begin_sample`.
+///   2. Call `add_sample` for the leaders and `pacemakers()`. If that shows no activity, call it for the
+///      other processes of the last whole sample. If these show none either and `whole_due`, call it for the
+///      whole trees.
+///   3. Call `settle`, and notify the master if it returns a change.
+/// Between samples the driver calls `record_activity` for activity that it observes.
 class ActivityTracker {
  public:
   using Time = std::chrono::nanoseconds;  ///< the node's CLOCK_MONOTONIC
 
-  /// Watchdogs and timers of an idle process: an idle PyTorch worker with its loaders was measured at 0.2 %
-  /// of a core, most of it gloo's thread, which wakes 100 times a second.
-  static constexpr int kIdleShare = 100;  ///< one hundredth of a core is idleness
+  /// An idle process runs watchdogs and timers: an idle PyTorch worker with its loaders was measured at 0.2 %
+  /// of a core, mostly gloo's thread, which wakes 100 times a second.
+  static constexpr int kIdleShare = 100;  ///< one hundredth of a core counts as idle
   static constexpr int kMeters = 16'384;  ///< processes remembered
 
   ActivityTracker(std::chrono::milliseconds timeout, Time now);
@@ -44,33 +44,33 @@ class ActivityTracker {
   /// How often a sample is due: an eighth of the timeout, between 0.2 s and 5 s.
   static std::chrono::milliseconds period(std::chrono::milliseconds timeout);
 
-  /// Something was done just now.
+  /// Records activity at `now`.
   void record_activity(Time now);
-  /// A sample that comes far too late means that we were stopped ourselves, and the workers perhaps with us:
-  /// counting begins anew.
+  /// Starts a sample. If it comes far too late, this process was stopped, and perhaps the workers, too:
+  /// counting then begins anew.
   void begin_sample(Time now);
-  /// True: one of them has done something since the last look.
+  /// Returns true if one of the processes was active since the last sample.
   bool add_sample(std::span<const ProcessTime> processes, bool whole, Time now);
-  /// To find the trees costs a look at every process of the machine; a quarter of the timeout lies between
-  /// two of them, a minute at most.
+  /// Finding the trees reads every process of the machine. Therefore a quarter of the timeout lies between
+  /// two whole samples, a minute at most.
   bool whole_due(Time now) const;
-  /// Those that were seen at work: looking at them first saves the look at all.
+  /// Processes that were seen at work. If sampling them first shows activity, no other process is sampled.
   const std::vector<pid_t>& pacemakers() const { return pacemakers_; }
 
   struct QuietChange {
     bool quiet = false;
-    Time since{0};  ///< of the last sign of life
+    Time since{0};  ///< time of the last activity
     bool operator==(const QuietChange&) const = default;
   };
-  /// What the master is to know, when that has changed. Quiet is said after half of the timeout, so that a
-  /// pause of the job makes no traffic.
+  /// Returns the state for the master if it has changed. Quiet is reported after half of the timeout, so that
+  /// a short pause of the job causes no traffic.
   std::optional<QuietChange> settle(Time now);
 
   Time last_activity() const { return last_activity_; }
 
  private:
-  /// A bucket with a leak: CPU time flows in, the share of an idle process flows out, and what overflows is
-  /// work.
+  /// A leaky bucket: CPU time flows in, the share of an idle process flows out, and an overflow means
+  /// activity.
   struct Meter {
     std::uint64_t started = 0;
     Time seen{0};
@@ -80,7 +80,7 @@ class ActivityTracker {
   bool fill(Meter& meter, const ProcessTime& process, Time now) const;
 
   Time timeout_;
-  Time burst_;  ///< what the bucket holds
+  Time burst_;  ///< capacity of the bucket
   Time last_whole_;
   Time last_activity_;
   Time last_sample_;

@@ -7,9 +7,10 @@
 namespace ddp::launcher {
 namespace {
 
-/// On its way from a node to us.
+/// The longest expected time of a message from a node to the master.
 constexpr std::chrono::milliseconds kTravel{1000};
-/// Less than kTravel, or messages that came while we stood still would be overlooked.
+/// Shorter than kTravel, since messages that arrived while the master was stopped would be overlooked
+/// otherwise.
 constexpr std::chrono::milliseconds kOverslept{800};
 
 }  // namespace

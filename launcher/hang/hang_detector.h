@@ -8,11 +8,12 @@
 
 namespace ddp::launcher {
 
-/// Decides on the master whether the job hangs (sans-IO): every node that still has workers has said that it
-/// is quiet, and the last sign of life of any of them is older than the timeout. One for each attempt.
+/// Decides on the master whether the job hangs (sans-IO). It hangs when every node with workers has reported
+/// that it is quiet, and the last activity of all nodes is older than the timeout. One object for each
+/// attempt.
 ///
-/// The driver's duties: give every event in the order in which it came; call `hangs` no later than
-/// `deadline()`; not ask again once it said yes.
+/// The driver's duties: pass every event in the order of arrival; call `hangs` no later than `deadline()`; do
+/// not call it again after it returned true.
 class HangDetector {
  public:
   using Time = std::chrono::nanoseconds;  ///< the master's CLOCK_MONOTONIC
@@ -21,17 +22,17 @@ class HangDetector {
   /// `ranks`: how many workers each node starts.
   HangDetector(std::chrono::milliseconds timeout, std::vector<std::uint32_t> ranks, Time now);
 
-  /// `since` by our clock, at the latest.
+  /// `since`: the latest possible time of the node's last activity, on the master's clock.
   void quiet(std::size_t node, Time since);
-  void alive(std::size_t node);  ///< until when, its next `quiet` tells
-  /// An end is a sign of life too; a node without workers is asked no more.
+  void alive(std::size_t node);  ///< active again, until a time that its next `quiet` reports
+  /// The end of a rank is activity, too. A node without workers is ignored from then on.
   void rank_ended(std::size_t node, Time now);
   void node_gone(std::size_t node, Time now);
 
-  /// When the job hangs unless something happens before; unset while it works.
+  /// When the job counts as hanging without further activity; unset while a node is active.
   std::optional<Time> deadline() const;
-  /// True: it hangs. A call that comes much too late means that we were stopped ourselves, with messages
-  /// unread and output held back: counting begins anew.
+  /// True: the job hangs. A call that comes much too late means that the master was stopped, with messages
+  /// unread and output held back: counting then begins anew.
   bool hangs(Time now);
 
   Time last_activity() const { return last_activity_; }
@@ -44,7 +45,7 @@ class HangDetector {
   };
   std::vector<Node> nodes_;
   Time timeout_{0};
-  Time margin_{0};  ///< a sign of life may be this old before we hear of it
+  Time margin_{0};  ///< the master may learn of activity this much later
   Time last_activity_{0};
 };
 

@@ -13,8 +13,8 @@
 
 namespace ddp::launcher {
 
-/// The master's part in finding hangs, for one attempt (sans-IO): judges, asks the nodes what their workers
-/// do when it found one, and puts their answers into words.
+/// The master's part in hang detection, for one attempt (sans-IO): detects a hang, selects the nodes to
+/// inspect, and summarizes their answers as text.
 class HangInvestigation {
  public:
   using Time = HangDetector::Time;
@@ -35,18 +35,18 @@ class HangInvestigation {
   std::optional<Time> deadline() const { return detector_.deadline(); }
   bool hangs(Time now) { return detector_.hangs(now); }
 
-  /// The nodes that have living workers: each is to be sent an Inspect.
+  /// Starts the inspection. Returns the nodes with live workers; the caller sends each of them an Inspect.
   std::vector<std::size_t> begin(Time now);
   void answer(std::size_t node, const rendezvous::Inspection& inspection);
-  /// Every node that was asked has told all, or has gone.
+  /// Whether every asked node has answered completely or is lost.
   bool complete() const { return asked_.empty(); }
 
-  /// "the job hung: no worker printed anything or used CPU time for 60 s", and what the ranks do, a line for
-  /// those that do the same.
+  /// "the job hung: no worker printed anything or used CPU time for 60 s", then one line for each group of
+  /// ranks that do the same.
   std::string text() const;
   std::vector<std::string> lines() const { return report_.lines(); }
   std::string hint() const { return report_.hint(); }
-  /// Ranks that have completed fewer steps than others, as far as they report steps.
+  /// Ranks that have completed fewer steps than others, among the ranks that report steps.
   std::vector<std::uint32_t> behind() const { return report_.behind(); }
 
  private:

@@ -53,7 +53,7 @@ std::vector<HangReport::StateGroup> HangReport::groups() const {
 }
 
 void HangReport::add_stacks(std::uint32_t rank, const std::string& text) {
-  // The constructor as gdb names it, and the frame above it as py-spy does.
+  // gdb prints the constructor's name, py-spy that of the frame above it.
   if (text.find("c10d::TCPStore::TCPStore(") != std::string::npos ||
       text.find("_create_c10d_store (") != std::string::npos)
     store_clients_.push_back(static_cast<int>(rank));
@@ -94,7 +94,7 @@ std::vector<std::uint32_t> HangReport::behind() const {
   return behind;
 }
 
-/// ": rank 3 is behind: the last reported step is 11, that of others 12"; empty: nobody is.
+/// ": rank 3 is behind: the last reported step is 11, that of others 12"; empty if no rank is behind.
 std::string HangReport::behind_text() const {
   const std::vector<std::uint32_t> ranks = behind();
   if (ranks.empty()) return {};

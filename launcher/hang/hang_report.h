@@ -8,29 +8,29 @@
 
 namespace ddp::launcher {
 
-/// What the nodes told of a job that hangs, collected on the master (sans-IO).
+/// The nodes' answers about a job that hangs, collected on the master (sans-IO).
 class HangReport {
  public:
-  /// `host`: where the rank runs. An empty `state` changes nothing.
+  /// `host`: the rank's node. An empty `state` changes nothing.
   void add(std::uint32_t rank, const std::string& host, const std::string& state);
-  /// A living rank of which nothing may come any more.
+  /// Adds a live rank, for which no answer may come.
   void expect(std::uint32_t rank, const std::string& host) { add(rank, host, "no answer"); }
 
-  /// Stacks of a rank: looked at only for what is worth a hint.
+  /// Adds the stacks of a rank. They are only searched for known causes (hint()).
   void add_stacks(std::uint32_t rank, const std::string& text);
 
-  /// Steps that a rank has completed.
+  /// Adds the number of steps that a rank has completed.
   void add_step(std::uint32_t rank, std::uint64_t step) { steps_[rank] = step; }
-  /// Ranks that have completed fewer than others; none: they are equal, or not known.
+  /// Ranks that have completed fewer steps than others; empty if all are equal or no steps are known.
   std::vector<std::uint32_t> behind() const;
 
   bool empty() const { return ranks_.empty(); }
-  /// Ranks that do the same in one line, who differs first: "rank 7 on gpu02: running".
+  /// One line for each group of ranks that do the same, the smallest group first: "rank 7 on gpu02: running".
   std::vector<std::string> lines() const;
-  /// "no worker printed anything or used CPU time for 60 s", or of ranks that report their steps who is
-  /// behind; and the first lines.
+  /// "no worker printed anything or used CPU time for 60 s", the ranks that are behind if ranks report steps,
+  /// and then lines().
   std::string text(std::chrono::nanoseconds quiet) const;
-  /// What to try, where the stacks tell; empty: they do not.
+  /// A suggestion for the user, if the stacks show a known cause; else empty.
   std::string hint() const;
 
  private:
@@ -41,7 +41,7 @@ class HangReport {
   struct StateGroup {
     std::string state;
     std::vector<int> ranks;
-    std::vector<std::string> hosts;  ///< in the order of their ranks, each once
+    std::vector<std::string> hosts;  ///< sorted by their ranks, without duplicates
   };
   std::vector<StateGroup> groups() const;
 

@@ -14,11 +14,11 @@ namespace {
 struct SystemCall {
   long number;
   const char* name;
-  bool descriptor = false;  ///< its first argument is one
+  bool descriptor = false;  ///< its first argument is a descriptor
 };
 
-/// The calls that programs hang in. Their numbers differ from machine to machine; what one machine lacks, the
-/// kernel's own function name tells.
+/// The system calls in which programs hang. Their numbers differ between machines. For a call that a machine
+/// lacks, the name of the kernel function is used.
 constexpr SystemCall kCalls[] = {
 #ifdef SYS_poll
     {SYS_poll, "poll"},
@@ -70,7 +70,7 @@ struct KernelName {
   const char* prefix;
   const char* name;
 };
-/// Where only the kernel function is told. The longer prefix first.
+/// Used if only the kernel function is known. Longer prefixes come first.
 constexpr KernelName kFunctions[] = {
     {"poll_schedule_timeout", "poll"},
     {"do_sys_poll", "poll"},
@@ -109,13 +109,13 @@ const SystemCall* find_call(const ThreadSnapshot& snapshot) {
 }
 
 std::string kernel_name(const std::string& wchan) {
-  // A call that was interrupted and goes on (restart_syscall) may show only the way into the kernel.
+  // An interrupted call that continues (restart_syscall) may show only the kernel's entry function.
   if (wchan.empty() || wchan == "0" || wchan.starts_with("do_syscall") || wchan.starts_with("el0_svc"))
     return {};
   for (const KernelName& known : kFunctions) {
     if (wchan.starts_with(known.prefix)) return known.name;
   }
-  return wchan.substr(0, wchan.find('.'));  // .constprop.0 and the like say nothing to anybody
+  return wchan.substr(0, wchan.find('.'));  // drop suffixes such as .constprop.0
 }
 
 template <class T>
@@ -136,7 +136,7 @@ std::vector<std::string_view> split(std::string_view text) {
   }
 }
 
-/// "0100007F:1F90": 32-bit words as this machine keeps them in memory, and a port in plain hexadecimal.
+/// Converts "0100007F:1F90": 32-bit words in this machine's byte order, and the port in plain hexadecimal.
 std::optional<std::string> address_text(std::string_view text) {
   const auto colon = text.find(':');
   std::uint16_t port = 0;
@@ -195,7 +195,7 @@ std::string wait_text(const ThreadSnapshot& snapshot, const std::string& target)
   std::string where = call != nullptr ? call->name : kernel_name(snapshot.wchan);
   if (call != nullptr && call->descriptor && !target.empty()) where += ", " + target;
   if (snapshot.state != 'D') return where.empty() ? "sleeping" : "sleeping in " + where;
-  // What cannot even be killed is named by the kernel's own name, which is what one searches for.
+  // State D cannot even be killed: name the kernel function, since users search for it.
   if (!snapshot.wchan.empty() && snapshot.wchan != "0") {
     const std::string function = snapshot.wchan.substr(0, snapshot.wchan.find('.'));
     where = where.empty() || where == function ? function : function + " (" + where + ")";
@@ -208,7 +208,7 @@ void parse_tcp_table(std::string_view text, std::map<std::uint64_t, TcpSocket>& 
     const std::size_t end = std::min(text.find('\n'), text.size());
     const auto words = split(text.substr(0, end));
     text.remove_prefix(std::min(end + 1, text.size()));
-    // sl local rem st queues timer retransmits uid timeout inode …
+    // Columns: sl local rem st queues timer retransmits uid timeout inode …
     TcpSocket socket;
     std::uint64_t inode = 0;
     if (words.size() < 10 || !to_number(words[3], socket.state, 16) || !to_number(words[7], socket.uid, 10) ||
