@@ -15,7 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-/// From the end of an inspection to the master's decision.
+/// The time from the end of an inspection to the master's decision.
 constexpr std::chrono::seconds kVerdictTime{3};
 
 nanoseconds now() {
@@ -58,7 +58,7 @@ HangMonitor::~HangMonitor() = default;
 void HangMonitor::start_task(Awaitable<> task) {
   ++tasks_;
   asio::co_spawn(executor_, std::move(task), [this](const std::exception_ptr& broken) {
-    if (broken) std::terminate();  // no exception crosses an await here: this is a mistake of ours
+    if (broken) std::terminate();  // internal error: no exception crosses an await here
     --tasks_;
     task_done_.cancel();
   });
@@ -102,7 +102,7 @@ void HangMonitor::sample() {
   report_changes();
 }
 
-/// What began since the last sample, or in a process that we did not know of.
+/// Whether the workers were active since the last sample, including processes that were unknown until then.
 bool HangMonitor::sees_work() {
   if (output_paused_()) return true;
   return !all_step() && (sample_some() || sample_known() || sample_trees());
@@ -114,7 +114,7 @@ void HangMonitor::report_changes() {
   send_(rendezvous::Quiet{attempt_, change->quiet, static_cast<std::uint64_t>(change->since.count())});
 }
 
-/// A few files: enough while the job works.
+/// Reads a few files, which suffices while the job works.
 bool HangMonitor::sample_some() {
   std::vector<ProcessTime> times;
   const auto add = [&times](pid_t pid) {
@@ -150,7 +150,7 @@ bool HangMonitor::sample_trees() {
 
 void HangMonitor::inspect(const rendezvous::Inspect& request) {
   if (stopped_ || inspection_ || request.attempt != attempt_) return;
-  if (sees_work()) {  // now, or it is too late
+  if (sees_work()) {  // check before debuggers stop the workers
     tracker_.record_activity(now());
     report_changes();
     rendezvous::Inspection nothing;
@@ -165,15 +165,15 @@ void HangMonitor::inspect(const rendezvous::Inspect& request) {
   options.worker_path = worker_path_;
   options.ras_address = ras_address_;
   options.deadline = ProcessInspection::Clock::now() + milliseconds(request.timeout_ms);
-  // Debuggers stop and start the workers. When the master has heard of all nodes it either stops the job, or
-  // another node's workers are at work again and we go on watching.
+  // Debuggers stop and continue the workers. When all nodes have answered, the master either stops the job,
+  // or workers of another node are active again and monitoring continues.
   resume_at_ = now() + milliseconds(request.timeout_ms) + kVerdictTime;
   inspection_ = std::make_unique<ProcessInspection>(
       executor_, std::move(options), [this](const rendezvous::Inspection& found) { report(found); });
   start_task(run_inspection(this));
 }
 
-/// With where the rank is, as far as it says so itself.
+/// Adds the rank's step, if the rank reports steps.
 void HangMonitor::report(rendezvous::Inspection inspection) {
   const auto known = steps_.find(inspection.rank);
   if (known != steps_.end() && !inspection.last) {

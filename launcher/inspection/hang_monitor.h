@@ -17,35 +17,35 @@
 
 namespace ddp::launcher {
 
-/// The agent's part in finding hangs, for one attempt: samples what its workers do, tells the master when
-/// that changes (Quiet), and looks into them when asked (Inspect). Costs nothing between samples. Loop
-/// thread; the owner keeps it alive until `idle` has returned.
+/// The agent's part in hang detection, for one attempt. Samples the workers' activity, notifies the master
+/// when it changes (Quiet), and inspects the workers on request (Inspect). Costs nothing between samples.
+/// Loop thread; the owner keeps the object alive until `idle` has returned.
 class HangMonitor {
  public:
   using SendMessage = std::function<void(const rendezvous::Message&)>;
-  /// Whether output of the workers waits for us: then their silence is our doing.
+  /// Whether the agent holds back output of the workers; it then causes their silence itself.
   using IsOutputPaused = std::function<bool()>;
 
   HangMonitor(asio::any_io_executor executor, std::uint32_t attempt, std::chrono::milliseconds timeout,
               SendMessage send, IsOutputPaused is_output_paused);
   ~HangMonitor();
 
-  /// `env`: of the workers; PATH and NCCL_RAS_ADDR are read from it.
+  /// `env`: the workers' environment, for PATH and NCCL_RAS_ADDR.
   void start(const std::vector<std::string>& env);
   void worker_started(std::uint32_t rank, pid_t pid) { leaders_[rank] = pid; }
   void worker_ended(std::uint32_t rank);
-  /// It reports its steps (docs/worker_protocol.md). Where all ranks of the node do, CPU time is no sign of
-  /// life any more: ranks that wait for each other may spin.
+  /// Records that the rank reports its steps (docs/worker_protocol.md). If all ranks of the node do, CPU time
+  /// does not count as activity, because ranks that wait for each other may spin.
   void worker_stepped(std::uint32_t rank, std::uint64_t step, const std::string& phase);
   void worker_wrote();
-  /// Its steps are not heard of any more: as any other process.
+  /// The rank's steps are unknown from here on: it is sampled like any other process.
   void worker_steps_no_more(std::uint32_t rank) { steps_.erase(rank); }
   void inspect(const rendezvous::Inspect& request);
-  /// The attempt is being stopped: nothing is watched any more, nothing more is sent.
+  /// Call when the attempt is being stopped: ends all sampling and sending.
   void stop();
-  /// Waits until nothing of ours runs.
+  /// Waits until no task of this object runs.
   Awaitable<> idle();
-  /// Children that nobody else may reap.
+  /// Children that no other component may reap.
   std::vector<pid_t> pids() const;
 
  private:
@@ -67,17 +67,17 @@ class HangMonitor {
   SendMessage send_;
   IsOutputPaused output_paused_;
   ActivityTracker tracker_;
-  std::map<std::uint32_t, pid_t> leaders_;  ///< the living ranks
+  std::map<std::uint32_t, pid_t> leaders_;  ///< the live ranks
   struct ReportedStep {
     std::uint64_t step = 0;
     std::string phase;
   };
-  std::map<std::uint32_t, ReportedStep> steps_;  ///< of the living ranks that report them
-  std::vector<pid_t> known_;  ///< the other processes of their trees, as the last whole look saw them
+  std::map<std::uint32_t, ReportedStep> steps_;  ///< of the live ranks that report steps
+  std::vector<pid_t> known_;  ///< other processes of the trees, as of the last whole sample
   std::string worker_path_;
   std::string ras_address_;
   std::unique_ptr<ProcessInspection> inspection_;
-  std::chrono::nanoseconds resume_at_{0};  ///< no samples before: what the workers do is our doing
+  std::chrono::nanoseconds resume_at_{0};  ///< no samples before: debuggers disturb the workers
   asio::steady_timer timer_;
   asio::steady_timer task_done_;
   std::size_t tasks_ = 0;

@@ -23,12 +23,12 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr seconds kToolTime{10};
-/// A tool that would get less is not started.
+/// A tool that would get less time than this is not started.
 constexpr milliseconds kWorthwhile{500};
-/// gdb reads the symbols of every library: gigabytes for a CUDA build of PyTorch.
+/// gdb reads the symbols of every library, which takes gigabytes for a CUDA build of PyTorch.
 constexpr std::size_t kToolsAtOnce = 2;
 constexpr seconds kRasTime{2};
-constexpr milliseconds kForLast{300};  ///< left of the deadline for our own last words
+constexpr milliseconds kForLast{300};  ///< reserved before the deadline for the last message
 
 std::string own_path() {
   const char* path = std::getenv("PATH");
@@ -51,7 +51,7 @@ bool is_python(pid_t pid) {
                          std::string_view::npos;
 }
 
-/// Yama lets debuggers attach to their own children only (1), needs a capability (2) or forbids it (3).
+/// Yama lets debuggers attach only to their own children (1), requires a capability (2), or forbids it (3).
 std::string attach_note() {
   std::ifstream file("/proc/sys/kernel/yama/ptrace_scope");
   int scope = 0;
@@ -72,7 +72,7 @@ ProcessInspection::ProcessInspection(asio::any_io_executor executor, Options opt
 void ProcessInspection::start(Awaitable<> task) {
   ++tasks_;
   asio::co_spawn(executor_, std::move(task), [this](const std::exception_ptr& broken) {
-    if (broken) std::terminate();  // no exception crosses an await here: this is a mistake of ours
+    if (broken) std::terminate();  // internal error: no exception crosses an await here
     --tasks_;
     task_done_.cancel();
   });
@@ -97,12 +97,12 @@ Awaitable<> ProcessInspection::run() {
 
 void ProcessInspection::cancel() {
   cancelled_ = true;
-  // A process that a debugger holds takes no other signal. Each tool leads a group of its own.
+  // A process that a debugger has stopped takes no other signal. Each tool leads its own process group.
   for (const pid_t pid : pids_)
     ::kill(-pid, SIGKILL);
 }
 
-/// One rank after the other, and the loop's other work between them.
+/// Samples one rank after the other, and lets the loop do other work in between.
 Awaitable<> ProcessInspection::sample_all() {
   const ProcessForest forest;
   for (const auto& [rank, leader] : options_.leaders) {
@@ -120,7 +120,7 @@ Awaitable<> ProcessInspection::sample_all() {
   }
 }
 
-/// Time may not be enough for all: who does something else than the others is the more interesting one.
+/// Time may not suffice for all ranks, so ranks in a rare state come first: they are more informative.
 void ProcessInspection::sort_by_rarity() {
   std::map<std::string, std::size_t> count;
   for (const Subject& subject : waiting_)
@@ -168,7 +168,7 @@ Awaitable<> ProcessInspection::run_one(Subject subject, std::string tool, std::v
   ChildSpec spec;
   spec.path = argv.front();
   spec.argv = std::move(argv);
-  // Nothing of the job: no LD_PRELOAD, no job mark, no server that debug information is fetched from.
+  // Use nothing of the job's environment: no LD_PRELOAD, no job mark, no server for debug information.
   spec.env = {"PATH=" + own_path(), "LANG=C.UTF-8", "HOME=/nonexistent", "TERM=dumb"};
   spec.cwd = "/";
   const ToolOutput output = co_await run_tool(std::move(spec), until, kToolText, &pids_);
@@ -220,7 +220,7 @@ bool parse_ras_address(const std::string& text, RasAddress& result) {
 
 Awaitable<std::string> ask_ras(RasAddress where, milliseconds timeout, std::size_t limit) {
   const auto executor = co_await asio::this_coro::executor;
-  // Shared with the timer's handler, which may run once more after this coroutine has gone on.
+  // Shared with the timer's handler, which may still run after this coroutine has continued.
   const auto socket = std::make_shared<asio::ip::tcp::socket>(executor);
   asio::steady_timer timer(executor, timeout);
   const auto on_timeout = [socket](const error_code& cancelled) {
@@ -243,7 +243,7 @@ Awaitable<std::string> ask_ras(RasAddress where, milliseconds timeout, std::size
   }
   timer.cancel();
   if (!answer.starts_with("SERVER PROTOCOL ")) co_return std::string();
-  // The answers to our first two lines are of no interest to anybody.
+  // Drop the answers to the first two lines.
   for (int line = 0; line < 2; ++line) {
     const auto end = answer.find('\n');
     answer.erase(0, end == std::string::npos ? end : end + 1);

@@ -16,33 +16,33 @@
 
 namespace ddp::launcher {
 
-/// Finds out on a node what its workers hang in: the state of each from /proc at once, then the stacks that
-/// py-spy and gdb give where they are installed, and what NCCL's own diagnosis says. The loop never waits:
-/// tools are children with a deadline. Loop thread.
+/// Finds out on a node where its workers hang. Reports the state of each worker from /proc first, then stacks
+/// from py-spy and gdb if installed, and NCCL's own diagnosis. Never blocks the loop: tools are children with
+/// a deadline. Loop thread.
 class ProcessInspection {
  public:
   using Clock = std::chrono::steady_clock;
   struct Options {
     std::uint32_t attempt = 0;
-    std::map<std::uint32_t, pid_t> leaders;  ///< the living ranks
-    std::string worker_path;                 ///< PATH of the workers: a virtual environment may have py-spy
+    std::map<std::uint32_t, pid_t> leaders;  ///< the live ranks
+    std::string worker_path;                 ///< PATH of the workers; may lead to a py-spy
     std::string ras_address;                 ///< NCCL_RAS_ADDR of the workers; empty: NCCL's default
     Clock::time_point deadline;
   };
   using ReportInspection = std::function<void(const rendezvous::Inspection&)>;
 
-  /// `report` gets for each rank one Inspection with its state, then perhaps more with text only, and at the
-  /// end one with `last`.
+  /// `report` gets one Inspection with the state of each rank, then possibly more with text only, and finally
+  /// one with `last`.
   ProcessInspection(asio::any_io_executor executor, Options options, ReportInspection report);
 
-  /// Ends at the deadline at the latest, or a second after it when a tool cannot be killed.
+  /// Ends by the deadline, or a second later if a tool cannot be killed.
   Awaitable<> run();
-  /// Kills what is still running; nothing more is reported.
+  /// Kills the running tools; nothing more is reported.
   void cancel();
-  /// Children that nobody else may reap.
+  /// Children that no other component may reap.
   const std::set<pid_t>& pids() const { return pids_; }
 
-  /// Bytes of one tool's answer, and of all answers of a node.
+  /// Limits in bytes: the answer of one tool, and all answers of a node.
   static constexpr std::size_t kToolText = 64u << 10;
   static constexpr std::size_t kNodeText = 1u << 20;
 
@@ -66,18 +66,18 @@ class ProcessInspection {
   Options options_;
   ReportInspection report_;
   std::set<pid_t> pids_;
-  std::deque<Subject> waiting_;  ///< for their stacks, who differs from the others first
+  std::deque<Subject> waiting_;  ///< ranks whose stacks are missing, rare states first
   std::string py_spy_;
   std::string gdb_;
-  std::string attach_note_;  ///< why debuggers are refused on this machine; empty: they are not
+  std::string attach_note_;  ///< why this machine refuses debuggers; empty: it does not
   std::size_t text_left_ = kNodeText;
   std::size_t tasks_ = 0;
   asio::steady_timer task_done_;
   bool cancelled_ = false;
 };
 
-/// Where NCCL's RAS threads listen (NCCL_RAS_ADDR): "localhost:28028", numeric addresses; unset: not one that
-/// needs no name service.
+/// The address of NCCL's RAS threads (NCCL_RAS_ADDR): "localhost:28028" or a numeric address. Parsing fails
+/// for a value that needs a name service.
 struct RasAddress {
   asio::ip::address address;
   std::uint16_t port = 28'028;
@@ -85,8 +85,7 @@ struct RasAddress {
 bool parse_ras_address(const std::string& text, RasAddress& result);
 
 /// Asks NCCL (2.24 or newer) for its view of the job, in its text protocol (NVIDIA's documentation, chapter
-/// RAS): lines "CLIENT PROTOCOL 2", "TIMEOUT 1", "VERBOSE STATUS". Empty: nobody answers there, or somebody
-/// else.
+/// RAS): lines "CLIENT PROTOCOL 2", "TIMEOUT 1", "VERBOSE STATUS". Empty: no server, or not NCCL's.
 Awaitable<std::string> ask_ras(RasAddress where, std::chrono::milliseconds timeout, std::size_t limit);
 
 }  // namespace ddp::launcher

@@ -81,7 +81,7 @@ Thread sample_thread(pid_t pid, pid_t tid) {
   return thread;
 }
 
-/// The sockets of a process, and those of its network namespace by inode.
+/// The sockets of a process, and all sockets of its network namespace by inode.
 struct Sockets {
   std::map<std::uint64_t, TcpSocket> table;
   std::vector<const TcpSocket*> own;
@@ -128,7 +128,7 @@ std::string sockets_text(const Sockets& sockets) {
   return text + "\n";
 }
 
-/// Threads that do the same in one line, with the kernel's stack of the first of them.
+/// One line for threads that do the same, with the kernel stack of the first of them.
 std::string threads_text(pid_t pid, const std::vector<Thread>& threads, const Sockets& sockets) {
   struct ThreadGroup {
     std::string what;
@@ -170,7 +170,7 @@ bool is_shell(const std::string& comm) {
   return std::find(std::begin(kShells), std::end(kShells), comm) != std::end(kShells);
 }
 
-/// A shell or a wrapper that waits for its only child is not what hangs.
+/// Skips a shell or wrapper that waits for its only child, since the child is what hangs.
 pid_t working_process(const std::vector<ProcessInfo>& tree) {
   pid_t subject = tree.front().pid;
   for (;;) {
@@ -199,7 +199,7 @@ ProcessForest::ProcessForest() {
 std::vector<ProcessInfo> ProcessForest::tree(pid_t root) const {
   std::vector<ProcessInfo> tree;
   if (const auto self = processes_.find(root); self != processes_.end()) tree.push_back(self->second);
-  // Never more than there are: what was read at different moments could point in a circle.
+  // Bounded by the number of processes, since data read at different moments may contain a cycle.
   for (std::size_t next = 0; next < tree.size() && tree.size() <= processes_.size(); ++next) {
     const auto [first, last] = children_.equal_range(tree[next].pid);
     for (auto child = first; child != last; ++child)
@@ -222,7 +222,7 @@ ProcessSnapshot take_snapshot(pid_t leader, const ProcessForest& forest) {
   for (const std::uint64_t tid : numbers_in("/proc/" + std::to_string(result.subject) + "/task", kThreads))
     threads.push_back(sample_thread(result.subject, static_cast<pid_t>(tid)));
   result.state = doing(result.subject, sample_thread(result.subject, result.subject).snapshot, sockets);
-  // A main thread that left by pthread_exit is a zombie as long as there are others.
+  // A main thread that left by pthread_exit stays a zombie while other threads exist.
   const auto alive = std::find_if(threads.begin(), threads.end(),
                                   [](const Thread& thread) { return thread.snapshot.state != 'Z'; });
   if (result.state == "ended" && alive != threads.end())

@@ -11,12 +11,12 @@
 
 namespace ddp::launcher {
 
-/// Who descends from whom, at one moment.
+/// Parents and children of all processes, at one moment.
 class ProcessForest {
  public:
   ProcessForest();  ///< reads /proc: 10 to 20 µs for each process of the machine
 
-  /// `root` and all below it, parents first; empty when it has gone.
+  /// `root` and all its descendants, parents first; empty if `root` has ended.
   std::vector<ProcessInfo> tree(pid_t root) const;
 
  private:
@@ -24,16 +24,16 @@ class ProcessForest {
   std::multimap<pid_t, pid_t> children_;
 };
 
-/// What can be known of a worker without touching it.
+/// What /proc shows of a worker without disturbing it.
 struct ProcessSnapshot {
-  pid_t subject = 0;  ///< the process that does the work: the worker, or what a shell around it waits for
-  std::string state;  ///< what its main thread does, in the words of wait_text
+  pid_t subject = 0;  ///< the process that works: the worker, or the child of a shell that waits
+  std::string state;  ///< what its main thread does, as in wait_text
   std::string text;   ///< processes, threads, kernel stacks, sockets; many lines
 };
 
-/// Reads from /proc what each thread of the worker waits for. Only files that take none of the locks that a
-/// thread stuck in the kernel may hold (never cmdline, environ, maps): a few ms for a process with a hundred
-/// threads, and it cannot hang.
+/// Reads from /proc what each thread of the worker waits for. Reads only files without locks that a thread
+/// stuck in the kernel may hold (never cmdline, environ, maps), so it cannot hang. Takes a few ms for a
+/// process with a hundred threads.
 ProcessSnapshot take_snapshot(pid_t leader, const ProcessForest& forest);
 
 inline constexpr std::size_t kMaxSnapshotText = 64u << 10;

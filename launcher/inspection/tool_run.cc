@@ -18,7 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// From the KILL to the end of a process that the kernel does not hold.
+/// The time from SIGKILL to the end of a process that the kernel does not block.
 constexpr std::chrono::seconds kKillTime{1};
 
 struct Running {
@@ -29,7 +29,7 @@ struct Running {
   bool late = false;
 };
 
-/// The handler may run once more after the coroutine has gone on, so it shares what it touches.
+/// The handler may still run after the coroutine has continued, so it shares what it touches.
 void kill_at(const std::shared_ptr<Running>& run, Clock::time_point when) {
   run->timer.expires_at(when);
   run->timer.async_wait([run](const error_code& cancelled) {
@@ -37,7 +37,7 @@ void kill_at(const std::shared_ptr<Running>& run, Clock::time_point when) {
     run->late = true;
     (void)run->child.send_group_signal(SIGKILL);
     error_code ignored;
-    run->out.cancel(ignored);  // whoever else holds the pipe is not waited for
+    run->out.cancel(ignored);  // do not wait for other holders of the pipe
     run->end.cancel(ignored);
   });
 }
@@ -80,7 +80,7 @@ Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::
   for (bool open = true; open && !run->late;) {
     const auto [error, count] = co_await run->out.async_read_some(asio::buffer(chunk), kUseTuple);
     open = !error && count > 0;
-    // Beyond the limit it is read all the same: a tool that blocks in a write would never end.
+    // Output beyond the limit is read, too, because a tool that blocks in a write would never end.
     if (open) result.text.append(chunk.data(), std::min(count, limit - std::min(limit, result.text.size())));
   }
   if (!run->late) co_await until_readable(run->end);
@@ -99,7 +99,7 @@ Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::
     result.trouble = "it " + (status ? status->text() : std::string("could not be waited for"));
   }
   if (result.text.size() >= limit) result.text += "\n(cut here)\n";
-  // A child that the kernel still holds must not hold us: its destructor would wait.
+  // The destructor would wait for a child that the kernel still blocks.
   if (run->child.running()) run->child.abandon();
   pids->erase(pid);
   co_return result;

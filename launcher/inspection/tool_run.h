@@ -11,14 +11,14 @@
 
 namespace ddp::launcher {
 
-/// What a tool printed, and how it ended.
+/// The output of a tool, and how it ended.
 struct ToolOutput {
   std::string text;      ///< stdout and stderr together, cut at the limit
   bool success = false;  ///< it exited 0
-  std::string trouble;   ///< why it did not: "it took longer than 10 s", "it exited 1"; empty: it did
+  std::string trouble;   ///< why it failed, such as "it exited 1"; else empty
 };
 
-/// By which the owner ends tools before their time: the one that runs, and those that would follow.
+/// Lets the owner end tools early: the running one, and those that would follow.
 struct ToolStop {
   void stop() {
     stopped = true;
@@ -28,9 +28,9 @@ struct ToolStop {
   std::function<void()> kill;  ///< set by run_tool while a tool runs
 };
 
-/// Runs `spec` (its out and err are set here) until it ends or `deadline`, when its process group is killed.
-/// Never fails: what goes wrong is told in `trouble`. `pids`: while it runs, the child's pid is in there, so
-/// that nobody else reaps it. `stop`, when given, ends it as the deadline would. Loop thread; the caller
+/// Runs `spec` (out and err are set here) until it ends or until `deadline`, when its process group is
+/// killed. Never fails: `trouble` reports problems. `pids` contains the child's pid while it runs, so that no
+/// other component reaps it. `stop`, if given, ends the tool as the deadline would. Loop thread; the caller
 /// keeps `pids` and `stop` alive.
 Awaitable<ToolOutput> run_tool(ChildSpec spec, std::chrono::steady_clock::time_point deadline,
                                std::size_t limit, std::set<pid_t>* pids, ToolStop* stop = nullptr);
