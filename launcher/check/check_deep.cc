@@ -33,7 +33,7 @@ std::vector<std::string> trainer_options(const WorkerCommand& command, DeepTest 
   return {"bench", "allreduce", "-b", "64K", "-e", "16M", "-f", "4", "-n", "10", "-w", "2"};
 }
 
-/// The trainer's record among the lines; empty: there is none.
+/// The trainer's record in `output`; unset if no line holds one.
 std::optional<Json> record_of(const std::string& output) {
   for (std::size_t begin = 0; begin < output.size();) {
     const std::size_t end = std::min(output.find('\n', begin), output.size());
@@ -68,7 +68,7 @@ std::string advice_of(const std::string& item) {
   return found == kAdvice.end() ? "" : found->second;
 }
 
-/// On which node a rank ran; empty where no plan tells.
+/// The node on which a rank ran; empty if there is no plan.
 std::vector<std::size_t> nodes_of(const CheckResult& result, int rank) {
   if (!result.plan || !*result.plan) return {};
   const auto& nodes = (*result.plan)->nodes;
@@ -96,7 +96,7 @@ JobSpec deep_job(const JobSpec& spec, DeepTest test, const std::string& job_dir,
                  const std::string& min_busbw) {
   JobSpec job = spec;
   job.command = {WorkerCommand::Kind::kTrain, trainer_options(spec.command, test), ""};
-  // Standard output is what reaches us from every host; a file of rank 0 would lie on its own.
+  // Use stdout, which arrives from every host; a file of rank 0 would stay on that host.
   job.command.argv.insert(job.command.argv.end(), {"--json", "/dev/stdout"});
   if (test == DeepTest::kCollectives && !min_busbw.empty())
     job.command.argv.insert(job.command.argv.end(), {"--min-busbw", min_busbw});

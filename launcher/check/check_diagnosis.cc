@@ -19,20 +19,21 @@ using Severity = CheckDiagnostic::Severity;
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
-/// The soft limit that systems give; with less, data loaders and stores run out of descriptors first.
+/// The usual soft limit of a system; with less, data loaders and stores are the first to run out of
+/// descriptors.
 constexpr std::uint64_t kUsualNofile = 1024;
-/// What a process has open before it talks to any other rank.
+/// Descriptors that a process has open before it communicates with other ranks.
 constexpr std::uint64_t kOwnNofile = 64;
-/// Docker gives 64 MiB, in which the loaders of one worker do not fit.
+/// Docker's default is 64 MiB, which is too small for the loaders of one worker.
 constexpr std::uint64_t kSmallShm = kGiB;
 constexpr std::uint64_t kSmallDisk = kGiB;
-/// InfiniBand registers its buffers, and a process of a job has some gigabytes of them.
+/// InfiniBand registers its buffers, which take some gigabytes in a process of a job.
 constexpr std::uint64_t kSmallMemlock = kGiB;
 constexpr std::chrono::seconds kClocksApart{1};
-/// Threads of one worker with its loaders, by what a usual training has.
+/// Threads of one worker and its loaders in a usual training.
 constexpr std::uint64_t kTasksPerWorker = 64;
 
-/// In the order in which a user fixes them; the index here is their rank in the list of diagnostics.
+/// In the order in which a user fixes them; diagnostics are sorted by the index.
 constexpr std::array kItems = {"reach",       "agent",   "plan", "network",    "port",     "directory",
                                "environment", "program", "gpus", "gpu_memory", "versions", "infiniband",
                                "limits",      "shm",     "disk", "clock"};
@@ -41,7 +42,7 @@ std::string plural(std::uint64_t count, const std::string& word) {
   return std::to_string(count) + ' ' + word + (count == 1 ? "" : "s");
 }
 
-/// Collects diagnostics; one that is equal on another host gets that host added.
+/// Collects diagnostics. An equal diagnostic of another host only adds that host.
 class DiagnosticCollector {
  public:
   void add(Severity level, std::string item, std::vector<std::size_t> nodes, std::string text,
@@ -130,7 +131,7 @@ class NodeEvaluator {
 void NodeEvaluator::diagnose_error(std::size_t i, const Error& error) {
   if (error.code == ErrorCode::kCancelled && result_.stop_signal != 0) return;
   const bool agent = error.code == ErrorCode::kAgentMissing || error.code == ErrorCode::kAgentMismatch;
-  const std::string prefix = spec_.hosts[i].name + ": ";  // a finding begins with its hosts anyhow
+  const std::string prefix = spec_.hosts[i].name + ": ";  // a diagnostic starts with its hosts in any case
   collector_.error(agent ? "agent" : "reach", i,
                    error.text.starts_with(prefix) ? error.text.substr(prefix.size()) : error.text, "");
 }
@@ -142,7 +143,7 @@ void NodeEvaluator::diagnose_facts(std::size_t i, const NodeChecked& facts) {
   for (const auto& [item, trouble] : troubles) {
     if (trouble.empty()) continue;
     auto [text, advice] = advice_apart(trouble);
-    // A program that is there all the same is in doubt only.
+    // If the program was found nevertheless, the trouble is only a doubt.
     const bool doubt = &trouble == &facts.program_trouble && !facts.program.empty();
     collector_.add(doubt ? Severity::kWarning : Severity::kError, item, {i}, std::move(text),
                    std::move(advice));
@@ -256,7 +257,7 @@ void NodeEvaluator::diagnose_gpus_of(std::size_t i, const NodeChecked& facts) {
   const std::vector<std::string>& wanted = spec_.hosts[i].devices;
   const bool none = facts.gpus.empty() && result_.nodes[i].hello.gpus == 0;
   if (none && !wanted.empty() && spec_.nproc.kind != ProcsPerNode::Kind::kCpu) {
-    // Where nobody has any, the numbers only count workers, and the job runs.
+    // If no host has GPUs, the numbers only count workers, and the job runs.
     const bool missing = any_gpu() || !facts.gpus_trouble.empty();
     collector_.add(missing ? Severity::kError : Severity::kWarning, "gpus", {i},
                    "gpus= or --include names " + plural(wanted.size(), "GPU") + ", but it has none",
@@ -299,7 +300,7 @@ void NodeEvaluator::diagnose_versions() {
   }
 }
 
-/// The majority is taken for right; the others are named. Of equal numbers, that of the first host is.
+/// The majority counts as right, and the others are named. In a tie, the first host's value counts as right.
 void NodeEvaluator::diagnose_equal(const std::string& name,
                                    const std::map<std::string, std::vector<std::size_t>>& values) {
   auto most = values.begin();
@@ -311,7 +312,7 @@ void NodeEvaluator::diagnose_equal(const std::string& name,
   }
   for (auto it = values.begin(); it != values.end(); ++it) {
     if (it == most) continue;
-    // Ranks with unequal versions of NCCL refuse each other; the rest may work.
+    // Ranks with different versions of NCCL refuse each other. Other differences may work.
     const bool breaks = name == "NCCL";
     collector_.add(breaks ? Severity::kError : Severity::kWarning, "versions", it->second,
                    name + " " + it->first + ", but " + most->first + " on " + names(most->second),

@@ -67,7 +67,7 @@ void NetworkEvaluator::diagnose_interfaces() {
   }
 }
 
-/// Interfaces that the user names for NCCL and Gloo; ddplaunch leaves those variables alone.
+/// Checks the interfaces that the user names for NCCL and Gloo. ddplaunch leaves these variables alone.
 void NetworkEvaluator::diagnose_names() {
   for (std::size_t i = 0; i < result_.nodes.size(); ++i) {
     const CheckedNode& node = result_.nodes[i];
@@ -87,7 +87,7 @@ void NetworkEvaluator::diagnose_names() {
   }
 }
 
-/// The value of --env, or of env: in the hostfile, which comes later; null: neither gives one.
+/// The value of --env, or of env: in the hostfile, which takes precedence; null: neither sets it.
 const std::string* NetworkEvaluator::given(std::size_t node, std::string_view name) const {
   const std::string* found = nullptr;
   for (const auto* list : {&spec_.explicit_env, &spec_.hosts[node].env}) {
@@ -132,10 +132,10 @@ bool nccl_finds(const std::vector<Interface>& interfaces, std::string_view value
   const bool whole = value.starts_with('=');
   if (whole) value.remove_prefix(1);
   const std::vector<std::string_view> names = listed(value);
-  if (names.empty()) return true;  // as if it were not set
+  if (names.empty()) return true;  // NCCL treats that as unset
   return std::any_of(interfaces.begin(), interfaces.end(), [&](const Interface& interface) {
     const auto fits = [&](std::string_view name) {
-      // "eth0:1" names a port as well.
+      // "eth0:1" contains a port, too.
       name = name.substr(0, name.find(':'));
       return whole ? interface.name == name : interface.name.starts_with(name);
     };

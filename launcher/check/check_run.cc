@@ -12,11 +12,11 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// What the way between the nodes may take, of --start-timeout.
+/// The largest part of --start-timeout that is spent on the network between the nodes.
 constexpr milliseconds kMostNetworkTime{10'000};
-/// From the limit of the start of an agent to the word of it.
+/// The time from the deadline of an agent's start until the failure is reported.
 constexpr milliseconds kReportTime{300};
-/// From Leave to the end of the link.
+/// The time from Leave to the end of the link.
 constexpr seconds kLeaveTime{3};
 
 }  // namespace
@@ -65,7 +65,7 @@ void CheckRun::on(const NodeFailed& event, Time now) {
   stage = Stage::kGone;
   if (!expected && !result_.nodes[event.node].error) result_.nodes[event.node].error = event.error;
   if (state_ == State::kAsking) return try_network(now);
-  // Without node 0 there is nothing to look for any more; any other one is not waited for.
+  // Without node 0 the check ends. Any other lost node is just not waited for.
   if (state_ == State::kProbing) leave_if_probed(now);
   if (state_ == State::kOpeningStore && event.node == 0) leave_all(now);
   finish_if_gone();
@@ -117,7 +117,7 @@ void CheckRun::on_probed(std::size_t index, const rendezvous::ProbeResult& probe
 }
 
 void CheckRun::on(const UserInterrupt& event, Time now) {
-  if (result_.stop_signal != 0) deadline_ = now;  // who asks twice does not want to wait for goodbyes
+  if (result_.stop_signal != 0) deadline_ = now;  // a second signal means: do not wait for the nodes to leave
   result_.stop_signal = event.number;
   for (std::size_t i = 0; i < stage_.size(); ++i) {
     if (stage_[i] == Stage::kConnecting) give_up(i, Error{ErrorCode::kCancelled, "stopped by the user"});
@@ -181,7 +181,7 @@ void CheckRun::give_up(std::size_t node, Error error) {
   actions_.push_back(Disconnect{node});
 }
 
-/// The spares, which come last, have no ranks.
+/// The spares come last and have no ranks.
 Result<rendezvous::RankPlan> CheckRun::plan(std::vector<rendezvous::NodeSlots> slots) const {
   const std::size_t spares = std::min(slots.size() - 1, static_cast<std::size_t>(spec_.spares));
   slots.resize(slots.size() - spares);
@@ -190,7 +190,7 @@ Result<rendezvous::RankPlan> CheckRun::plan(std::vector<rendezvous::NodeSlots> s
   return plan;
 }
 
-/// When of every host it is known whether it answers.
+/// Chooses the network when every host has answered or failed.
 void CheckRun::try_network(Time now) {
   const auto open_question = [](Stage stage) {
     return stage == Stage::kConnecting || stage == Stage::kAsked;
@@ -218,7 +218,7 @@ void CheckRun::try_network(Time now) {
   result_.network = choose_network(networks, spec_.network);
   if (!*result_.network || !usable(0)) return leave_all(now);
 
-  open.mode = static_cast<std::uint8_t>(StoreMode::kAgent);  // somebody has to answer the others
+  open.mode = static_cast<std::uint8_t>(StoreMode::kAgent);  // a store must answer the other nodes
   open.loopback_only = (*result_.network)->one_machine;
   open.port = spec_.master_port;
   if (spec_.port_range) std::tie(open.first_port, open.last_port) = *spec_.port_range;
@@ -257,7 +257,7 @@ void CheckRun::leave_if_probed(Time now) {
   leave_all(now);
 }
 
-/// The address that all reach, and what was passed over for it.
+/// Records the address that all nodes reach, and the better networks that were rejected.
 void CheckRun::note_route() {
   result_.master_addr = master_.chosen();
   for (const NetRoute& route : (*result_.network)->routes) {

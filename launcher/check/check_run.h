@@ -17,50 +17,49 @@
 
 namespace ddp::launcher {
 
-/// What came to light about one host.
+/// The results of one host.
 struct CheckedNode {
-  std::optional<Error> error;        ///< it could not be reached, or did not answer to the end
-  bool up = false;                   ///< its agent said hello, so `hello` holds
+  std::optional<Error> error;        ///< it could not be reached, or did not complete the check
+  bool up = false;                   ///< its agent sent a hello, so `hello` is set
   std::chrono::nanoseconds took{0};  ///< from the start to its hello
   rendezvous::Hello hello;
-  std::string connected;  ///< address it was reached at; empty: not known
+  std::string connected;  ///< the address that was used to reach it; empty: unknown
   std::optional<rendezvous::NodeChecked> facts;
-  std::optional<std::chrono::nanoseconds>
-      wall_ahead;                          ///< its wall clock before ours; filled in by the driver
-  std::chrono::nanoseconds wall_error{0};  ///< ± of it
+  std::optional<std::chrono::nanoseconds> wall_ahead;  ///< its wall clock minus ours; set by the driver
+  std::chrono::nanoseconds wall_error{0};              ///< ± of it
   enum class Reach : std::uint8_t { kNotTried, kReached, kFailed };
-  Reach reach = Reach::kNotTried;  ///< of node 0's store; node 0 itself is kReached when it could open one
+  Reach reach = Reach::kNotTried;  ///< of node 0's store; node 0 itself is kReached if it could open a store
   std::string reach_text;          ///< the address that answered, or why none did
-  std::string local;               ///< its own address on that way; empty: not known
+  std::string local;               ///< its own address on that route; empty: unknown
 };
 
-/// What came to light about all of them.
+/// The results of all hosts.
 struct CheckResult {
-  std::vector<CheckedNode> nodes;  ///< as the hosts of the job
-  int stop_signal = 0;             ///< by which the user ended it before all was known
-  /// Of the nodes that are up, in their order (`networked`); unset when none is.
+  std::vector<CheckedNode> nodes;  ///< in the order of the job's hosts
+  int stop_signal = 0;             ///< the signal by which the user ended the check early
+  /// `networked` holds the nodes that are up, in order; `network` is unset if there are none.
   std::vector<std::size_t> networked;
   std::optional<Result<NetChoice>> network;
   std::optional<Result<rendezvous::RankPlan>> plan;  ///< of all nodes; unset unless all are up
-  std::string master_addr;                           ///< empty: no address was agreed on
+  std::string master_addr;                           ///< empty: no common address was found
   struct RejectedNetwork {
     std::string master_addr, network;  ///< of the NetRoute
-    std::vector<std::size_t> nodes;    ///< that do not reach it
+    std::vector<std::size_t> nodes;    ///< nodes that do not reach it
   };
-  std::vector<RejectedNetwork> rejected_networks;  ///< ways better than that of `master_addr`
-  std::uint16_t store_port = 0;                    ///< on which node 0 listened; 0: it did not
+  std::vector<RejectedNetwork> rejected_networks;  ///< better than the network of `master_addr`
+  std::uint16_t store_port = 0;                    ///< port on which node 0 listened; 0: none
 };
 
-/// Leads all hosts of a job through a check (sans-IO): who answers is asked, then the way to node 0 is tried
-/// as a job would try it, then everybody leaves. No host that fails ends it for the others, and none holds it
-/// up beyond the deadline.
+/// Checks all hosts of a job (sans-IO): asks each host that answers, probes the routes to node 0 as a job
+/// would, then lets all agents leave. A failing host neither ends the check of the others nor delays it
+/// beyond the deadline.
 ///
-/// The driver's duties: 1. `start` once, then `step` for each event in order; 2. carry out all actions of a
-/// step before the next event, a message to a node that is gone is dropped; 3. `step(Tick)` no later than
-/// `deadline()`; 4. stop when `finished()`.
+/// The driver's duties: 1. Call `start` once, then `step` for each event in order. 2. Carry out all actions
+/// of a step before the next event; a message to a lost node is dropped. 3. Call `step(Tick)` no later than
+/// `deadline()`. 4. Stop when `finished()`.
 class CheckRun {
  public:
-  using Time = std::chrono::nanoseconds;  ///< our CLOCK_MONOTONIC
+  using Time = std::chrono::nanoseconds;  ///< the master's CLOCK_MONOTONIC
 
   struct NodeUp {
     std::size_t node;
@@ -85,7 +84,7 @@ class CheckRun {
     std::size_t node;
     rendezvous::Message message;
   };
-  struct Disconnect {  ///< give it up, or drop its link
+  struct Disconnect {  ///< give the node up, or drop its link
     std::size_t node;
   };
   using Action = std::variant<ToNode, Disconnect>;
@@ -93,18 +92,17 @@ class CheckRun {
 
   struct CheckScope {
     bool inspect = true;       ///< ask for NodeChecked, not only for the hello
-    bool has_program = false;  ///< spec.command is to be looked for
+    bool has_program = false;  ///< spec.command must be searched for
   };
 
-  /// `spec` outlives this. Of its hosts those count that a job would use.
+  /// `spec` must outlive this object. Only the hosts that a job would use are checked.
   CheckRun(const JobSpec& spec, CheckScope scope);
 
   Actions start(Time now);
   Actions step(const Event& event, Time now);
   bool finished() const { return state_ == State::kFinished; }
   std::optional<Time> deadline() const { return deadline_; }
-  /// The time from start() until which hosts are waited for; what is left of --start-timeout is for the way
-  /// between them.
+  /// How long after start() hosts may answer. The rest of --start-timeout is for the network between them.
   std::chrono::milliseconds answer_time() const;
   std::size_t node_count() const { return result_.nodes.size(); }
   CheckResult take_result() { return std::move(result_); }
@@ -136,7 +134,7 @@ class CheckRun {
   const CheckScope scope_;
   CheckResult result_;
   std::vector<Stage> stage_;
-  std::vector<std::size_t> probing_;  ///< node by the index that MasterAddress knows
+  std::vector<std::size_t> probing_;  ///< nodes by their index in MasterAddress
   MasterAddress master_;
   std::string store_token_;
   State state_ = State::kAsking;

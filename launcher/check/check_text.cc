@@ -16,7 +16,8 @@
 namespace ddp::launcher {
 namespace {
 
-/// Columns of text for people: each as wide as its widest cell, two blanks apart, no blanks at line ends.
+/// A table for people: each column is as wide as its widest cell, two blanks apart, without blanks at line
+/// ends.
 class TextTable {
  public:
   enum class Colour { kNone, kGood, kDoubtful, kBad };
@@ -28,7 +29,7 @@ class TextTable {
   };
 
   void add(std::vector<Cell> row) { rows_.push_back(std::move(row)); }
-  /// One line a row. Columns that are empty in every row but the first, the head, are left out. `colours`:
+  /// One line per row. Columns that are empty in all rows but the first, the head, are omitted. `colours`:
   /// for a terminal.
   std::string text(bool colours) const;
 
@@ -50,7 +51,7 @@ const char* begin_of(TextTable::Colour colour) {
   return "";
 }
 
-/// What a terminal counts: bytes that begin a character.
+/// The number of columns on a terminal: counts bytes that begin a character.
 std::size_t width_of(const std::string& text) {
   return static_cast<std::size_t>(std::count_if(
       text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
@@ -146,7 +147,7 @@ TextTable::Cell program_verdict(const rendezvous::NodeChecked& facts) {
   return verdict(facts.program_trouble);
 }
 
-/// What of the diagnostics falls on one host.
+/// Summarizes the diagnostics of one host.
 TextTable::Cell outcome(const CheckedNode& node, std::size_t index,
                         const std::vector<CheckDiagnostic>& diagnostics) {
   std::size_t errors = 0;
@@ -186,7 +187,7 @@ std::string ranks_text(const rendezvous::NodeRanks& ranks) {
   return first + '-' + std::to_string(ranks.first_rank + ranks.local_world_size - 1);
 }
 
-/// Of a node among those that the choice of the network knows.
+/// The node's index among the nodes for which the network was chosen.
 std::size_t place_of(const CheckResult& result, std::size_t node) {
   const auto at = std::find(result.networked.begin(), result.networked.end(), node);
   return static_cast<std::size_t>(at - result.networked.begin());
@@ -205,7 +206,7 @@ std::string chosen_interface(const CheckResult& result, std::size_t node) {
   const std::size_t k = place_of(result, node);
   if (k >= interfaces.size()) return {};
   if (!interfaces[k].empty()) return interfaces[k];
-  // As a job does it: by the address that the node's way to node 0 went out from.
+  // As in a job: use the address from which the node reached node 0.
   const CheckedNode& it = result.nodes[node];
   return interface_of(it.hello.interfaces, node == 0 ? result.master_addr : it.local);
 }
@@ -221,7 +222,7 @@ std::string chosen_address(const CheckResult& result, std::size_t node) {
   std::string any;
   for (const rendezvous::Interface& one : it.hello.interfaces) {
     if (one.name != interface) continue;
-    if (one.address == it.connected) return one.address;  // an interface may have several
+    if (one.address == it.connected) return one.address;  // an interface may have several addresses
     if (any.empty()) any = one.address;
   }
   return any.empty() ? it.connected : any;

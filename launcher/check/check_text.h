@@ -9,29 +9,30 @@
 
 namespace ddp::launcher {
 
-/// `ddplaunch check` for people: a line for each host, then a line for each finding. `colours`: for a
-/// terminal.
+/// The output of `ddplaunch check` for people: a line for each host, then a line for each diagnostic.
+/// `colours`: for a terminal.
 std::string check_text(const JobSpec& spec, const CheckResult& result,
                        const std::vector<CheckDiagnostic>& diagnostics, bool colours);
-/// The same for programs: one JSON document, as docs/check.md has it.
+/// The same for programs: one JSON document, described in docs/check.md.
 std::string check_json(const JobSpec& spec, const CheckResult& result,
                        const std::vector<CheckDiagnostic>& diagnostics);
 
-/// `ddplaunch hosts`: what a job would be made of. Of variables the names only, but for those that are ours.
+/// The output of `ddplaunch hosts`: what a job would consist of. Only variables that ddplaunch sets have
+/// values.
 std::string hosts_text(const JobSpec& spec, const CheckResult& result,
                        const std::vector<CheckDiagnostic>& diagnostics);
 std::string hosts_json(const JobSpec& spec, const CheckResult& result,
                        const std::vector<CheckDiagnostic>& diagnostics);
 
-/// The last line on stderr when the exit code is not 0: "exit 115: check found 2 errors". Empty for 0.
+/// The last line on stderr: "exit 115: a job would fail, 2 errors found". Empty for exit code 0.
 std::string check_last_line(int exit_code, const CheckResult& result, const JobSpec& spec,
                             const std::vector<CheckDiagnostic>& diagnostics);
 
-/// The variables that differ from host to host, as NAME or NAME=VALUE where the value is our own choice.
+/// The variables that differ between hosts: NAME, or NAME=VALUE if ddplaunch chooses the value.
 std::vector<std::string> node_variables(const JobSpec& spec, const CheckResult& result, std::size_t node);
-/// The interface that is chosen for a node, "" when none is.
+/// The interface that is chosen for a node, or "".
 std::string chosen_interface(const CheckResult& result, std::size_t node);
-/// Its address on that interface, else the one that it was reached at.
+/// The node's address on that interface, else the one at which it was reached.
 std::string chosen_address(const CheckResult& result, std::size_t node);
 
 }  // namespace ddp::launcher
