@@ -14,23 +14,24 @@ namespace ddp::launcher {
 
 using LocalSocket = asio::local::stream_protocol::socket;
 
-/// The TLS link of a daemon and a master, at either end: one task reads, several send whole frames, one at a
-/// time. Loop thread only. The owner keeps it until all calls have returned.
+/// The TLS link between a daemon and a master, at either end. One task reads; several tasks send whole
+/// frames, one at a time. Loop thread only. The owner keeps the object until all calls have returned.
 class DaemonLine {
  public:
   DaemonLine(const asio::any_io_executor& loop, std::unique_ptr<ByteStream> stream)
       : stream_(std::move(stream)), free_(loop, std::chrono::steady_clock::time_point::max()) {}
 
-  /// Waits for its turn, then until all was written. An error is that of the link, and of all later calls.
+  /// Waits for its turn, then until all is written. An error concerns the link; all later calls return it,
+  /// too.
   Awaitable<error_code> send(std::string frame);
   Awaitable<ByteStream::Transferred> read_some(asio::mutable_buffer buffer) {
     return stream_->read_some(buffer);
   }
-  /// Ends what is under way with an error.
+  /// Ends all pending calls with an error.
   void close();
 
-  /// Sends what `socket` gives as frames of `kind` until it ends or the link does, and then says how: true,
-  /// the socket has ended. While there is nothing to carry no memory is held for it.
+  /// Sends bytes from `socket` as frames of `kind` until the socket or the link ends. Returns true if the
+  /// socket has ended. Holds no buffer while the socket is idle.
   Awaitable<bool> carry(DaemonFrame kind, LocalSocket& socket);
 
  private:
@@ -40,16 +41,16 @@ class DaemonLine {
   error_code broken_;
 };
 
-/// For co_spawn of what keeps its own outcome: only a broken invariant throws.
+/// A completion handler for tasks that keep their own outcome: only a broken invariant throws.
 inline void daemon_task_end(const std::exception_ptr& failure) {
   if (failure) std::rethrow_exception(failure);
 }
 
-/// All of `bytes`; an error when nobody reads any more.
+/// Writes all of `bytes`; fails if the reader is gone.
 Awaitable<error_code> write_all(LocalSocket& socket, std::string_view bytes);
 
-/// No more bytes either way; what was written may still be read at the other end. (Closing with unread bytes
-/// would make the other end's last read an error.)
+/// Ends both directions. The other end can still read what was written; closing with unread bytes would turn
+/// its last read into an error.
 void end_both_directions(LocalSocket& socket);
 
 }  // namespace ddp::launcher

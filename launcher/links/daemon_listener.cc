@@ -35,20 +35,20 @@ using rendezvous::LinkIdentity;
 using rendezvous::SecureAcceptor;
 using rendezvous::SecureStream;
 
-/// What a daemon does for one master that has proved itself, in a process of its own: starts the agent beside
-/// it and carries its three streams and its end over the link, as sshd would. When the link ends first, the
-/// agent sees the end of its input, stops its workers and leaves; the session ends when the agent has.
+/// Options of a session: a process that serves one authenticated master. It starts the agent beside it and
+/// carries the agent's streams and its end over the link, as sshd would. If the link ends first, the agent
+/// sees the end of its input, stops its workers and exits. The session ends with the agent.
 struct DaemonSessionOptions {
   std::string agent;                            ///< the path of ddplaunchd
-  std::function<void(const std::string&)> log;  ///< a line, without its newline
+  std::function<void(const std::string&)> log;  ///< gets a line without its newline
 };
 
-/// For a master that does not read what an agent left behind: it may have been stopped for a while.
+/// The time for a master, which may have been stopped for a while, to read the agent's last output.
 constexpr std::chrono::minutes kFlushTime{10};
 constexpr std::size_t kLastErrors = 1 << 20;  // more than a socket holds
 
-/// What systemd tells a service about itself. A worker that believed it would write its output straight
-/// into the daemon's journal, or answer its watchdog.
+/// Variables that describe the daemon's service to systemd's services. A worker that used them would write
+/// its output into the daemon's journal, or answer its watchdog.
 const std::vector<std::string>& of_the_service() {
   static const std::vector<std::string> names = {"DDPLAUNCH_TOKEN",
                                                  "INVOCATION_ID",
@@ -92,7 +92,7 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
       co_return;
     }
     self->agent_ = std::move(*channel);
-    self->agent_->greeted();  // from here on it is told to end by the end of its input alone
+    self->agent_->greeted();  // from here on, only the end of its input ends the agent
     (void)co_await self->line_.send(
         daemon_frame(DaemonFrame::kOutput, std::string(remote::kRunsPrefix) + self->options_.agent + "\n"));
     asio::co_spawn(self->loop_, carry_input(self), daemon_task_end);
@@ -112,7 +112,7 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
       std::string_view bytes(buffer.data(), size);
       while (const auto piece = self->reader_.next(bytes)) {
         if (piece->kind == DaemonFrame::kInput) {
-          (void)co_await write_all(input, piece->bytes);  // an agent that reads no more will end
+          (void)co_await write_all(input, piece->bytes);  // an agent that stopped reading will end
         } else {
           error_code ignored;
           input.shutdown(LocalSocket::shutdown_send, ignored);
@@ -138,7 +138,7 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
     self->changed_.cancel();
   }
 
-  /// What the agent says when its master has gone is kept for the log.
+  /// Keeps the agent's errors for the log when the master is gone.
   static Awaitable<> carry_errors(std::shared_ptr<DaemonSession> self) {
     std::array<char, 4096> buffer;
     while (!self->stop_errors_) {
@@ -156,7 +156,7 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
     if (lost_) last_lines_.feed(bytes);
   }
 
-  /// The process has ended: what it wrote is sent first, then how it ended.
+  /// Waits for the agent's end, then sends the rest of its output, then its exit status.
   Awaitable<> see_it_out() {
     const remote::ChannelEnd end = co_await agent_->end();
     flush_.expires_after(kFlushTime);
@@ -165,7 +165,8 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
     });
     while (!output_over_)
       co_await changed_.async_wait(kUseTuple);
-    // A process that outlives the agent may hold its stderr: take what is there and wait for no end of file.
+    // A process that survives the agent may hold its stderr, so read what is there and do not wait for end of
+    // file.
     stop_errors_ = true;
     error_code error;
     agent_->errors().cancel(error);
@@ -183,8 +184,8 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
     options_.log("the agent ended with status " + std::to_string(status) + last_lines_.text());
     if (lost_) co_return;
     (void)co_await line_.send(daemon_ended(status));
-    // The master closes when it has read that. Who closes before having read all that came resets the
-    // connection, and with it what has not gone out yet.
+    // The master closes the link after this frame. A side that closes before it has read everything resets
+    // the connection, and drops what was not sent yet.
     while (!input_over_)
       co_await changed_.async_wait(kUseTuple);
     flush_.cancel();
@@ -202,11 +203,11 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
   bool errors_over_ = false;
   asio::steady_timer flush_;
   bool stop_errors_ = false;
-  bool lost_ = false;   ///< the link has ended before the agent
-  bool ended_ = false;  ///< the agent has, and all is said
+  bool lost_ = false;   ///< the link ended before the agent
+  bool ended_ = false;  ///< the agent has ended, and all its output was sent
 };
 
-/// Returns when the agent has ended and the master was told. Loop thread only.
+/// Returns when the agent has ended and the master was notified. Loop thread only.
 Awaitable<> serve_daemon_session(std::unique_ptr<ByteStream> stream, DaemonSessionOptions options) {
   const auto loop = co_await asio::this_coro::executor;
   const auto session = std::make_shared<DaemonSession>(loop, std::move(stream), std::move(options));
@@ -215,7 +216,7 @@ Awaitable<> serve_daemon_session(std::unique_ptr<ByteStream> stream, DaemonSessi
 
 constexpr int kSignals[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP};
 
-/// One write, so that lines of several processes do not mix.
+/// Uses one write, so that lines of several processes do not mix.
 void say(const std::string& line) {
   const std::string text = "ddplaunchd: " + line + "\n";
   (void)!::write(STDERR_FILENO, text.data(), text.size());
@@ -229,9 +230,9 @@ void close_from(unsigned first, unsigned last) {
     ::close(static_cast<int>(fd));
 }
 
-/// In the child of the fork, deep in the listener's loop, which never runs again here: all of its descriptors
-/// are closed under it, so that no event of its reaches this process, and nothing of it is destroyed. A
-/// session of its own keeps the terminal's signals, and those to the listener's group, away.
+/// Runs in the forked child, inside the listener's loop, which never runs again here. All descriptors of the
+/// loop are closed, so that none of its events reaches this process, and no object is destroyed. A session of
+/// its own keeps the signals of the terminal and of the listener's group away.
 [[noreturn]] void become_session(std::unique_ptr<SecureStream> stream, std::string name, std::string agent,
                                  const sigset_t& mask) {
   for (const int number : kSignals)
@@ -310,7 +311,7 @@ int DaemonListener::run(DaemonListenerOptions options) {
   ::signal(SIGCHLD, SIG_DFL);
   for (const int number : kSignals) {
     struct sigaction action {};
-    // nohup: what the parent ignored stays ignored.
+    // nohup: a signal that the parent ignored stays ignored.
     if (::sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) signals_.add(number);
   }
   await_signal();
@@ -343,12 +344,12 @@ void DaemonListener::reap() {
   }
 }
 
-/// The stream's state cannot be handed to another program, so this forks and does not execute; the one thread
-/// makes that safe. This process lets go of the stream without a goodbye.
+/// Forks without exec, because the stream's state cannot be handed to another program. A single thread makes
+/// that safe. The listener drops its copy of the stream without a TLS goodbye.
 void DaemonListener::joined(std::unique_ptr<SecureStream> stream, const LinkIdentity& who,
                             const asio::ip::address& peer) {
   std::string name = "job " + who.job + " of " + peer.to_string();
-  // The handlers write into a pipe that is the listener's: none may run in the child.
+  // Signal handlers write into a pipe of the listener, so none may run in the child.
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);

@@ -11,13 +11,13 @@ struct DaemonListenerOptions {
   rendezvous::TcpListener listener;
   std::string where;  ///< for the log: "port 29499"
   rendezvous::LinkToken token;
-  std::string agent;  ///< the ddplaunchd that is started for each master
+  std::string agent;  ///< the ddplaunchd to start for each master
 };
 
-/// `ddplaunchd --listen`: takes masters that prove the token, and forks a session process for each,
-/// which lives on when this process ends: a restart or an upgrade ends no job. Returns the exit code, of the
-/// session in a session's process. SIGTERM, SIGINT and SIGHUP end the listener alone. To be called before any
-/// thread. Lines for the log go to stderr.
+/// `ddplaunchd --listen`: accepts masters that prove the token, and forks a session process for each.
+/// Sessions survive the end of this process, so a restart or an upgrade ends no job. Returns the exit code; a
+/// session process never returns. SIGTERM, SIGINT and SIGHUP end only the listener. Must be called before any
+/// thread starts. Log lines go to stderr.
 int run_daemon_listener(DaemonListenerOptions options);
 
 }  // namespace ddp::launcher

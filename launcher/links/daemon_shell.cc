@@ -25,13 +25,13 @@ namespace {
 using remote::Channel;
 using remote::ChannelEnd;
 
-constexpr std::chrono::seconds kFarewell{2};  ///< for a node to hear that the channel has gone
+constexpr std::chrono::seconds kFarewell{2};  ///< time for a node to see that the channel has closed
 constexpr int kSendBuffer = 256 << 10;        ///< as of a child's channel: fewer turns for much output
-constexpr std::size_t kQuiet = 512;           ///< what an idle link waits with: a heartbeat fits
+constexpr std::size_t kQuiet = 512;           ///< buffer of an idle link: a heartbeat fits
 constexpr std::size_t kBusy = kDaemonFrameHead + kMaxDaemonPayload;
 
-/// The two tasks between the link and the local sockets, and what is known of the end. Lives as long as the
-/// channel or the tasks, whichever end later.
+/// The two tasks between the link and the local sockets, and how the channel ended. Lives until both the
+/// channel and the tasks have ended.
 class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
  public:
   DaemonPump(const asio::any_io_executor& loop, std::unique_ptr<ByteStream> stream, std::string host,
@@ -50,7 +50,7 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
     asio::co_spawn(loop_, carry_output(shared_from_this()), daemon_task_end);
   }
 
-  /// The owner has gone: its ends are closed, so the agent is told the end of its input.
+  /// Call when the owner is gone: its closed socket ends become the end of the agent's input.
   void drop() {
     if (end_) return;
     patience_.expires_after(kFarewell);
@@ -80,7 +80,7 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
         if (!piece) break;
         if (!piece->bytes.empty()) {
           LocalSocket& socket = piece->kind == DaemonFrame::kOutput ? self->link : self->errors;
-          // When nobody reads any more, the rest is still taken until the agent has ended.
+          // If the owner stopped reading, the rest is still received until the agent has ended.
           (void)co_await write_all(socket, piece->bytes);
         } else {
           self->heed(*piece);
@@ -91,7 +91,7 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
       } else if (error && !self->end_) {
         ChannelEnd lost = self->broken(ErrorCode::kLinkLost, "the link to the daemon at " + self->where_ +
                                                                  " broke: " + self->reason(error));
-        lost.closed_early = !self->greeted_;  // a daemon that is being restarted
+        lost.closed_early = !self->greeted_;  // the daemon is restarting
         self->finish(std::move(lost));
       }
       if ((size == buffer.size()) != (buffer.size() == kBusy))
@@ -147,7 +147,7 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
   std::string where_;
 
  public:
-  LocalSocket link;  ///< our ends of the owner's two sockets
+  LocalSocket link;  ///< this side's ends of the owner's two sockets
   LocalSocket errors;
 
  private:
@@ -188,7 +188,7 @@ class DaemonChannel final : public Channel {
   std::string address_;
 };
 
-/// Both ends of a local socket.
+/// Makes both ends of a local socket.
 Result<> connect_ends(LocalSocket& ours, LocalSocket& theirs) {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
@@ -209,7 +209,7 @@ using Clock = std::chrono::steady_clock;
 using asio::ip::tcp;
 using rendezvous::JoinOutcome;
 
-/// A daemon that is being restarted is back by then; where nobody listens the user is not kept waiting.
+/// A restarting daemon listens again within this time. If no daemon listens, the user does not wait longer.
 constexpr std::chrono::seconds kRestartTime{5};
 constexpr std::chrono::milliseconds kFirstPause{100};
 constexpr std::chrono::milliseconds kLongestPause{1000};
@@ -225,7 +225,7 @@ Error cancelled(const std::string& host) {
   return Error{ErrorCode::kCancelled, host + ": cancelled", 0};
 }
 
-/// What nobody listening means for a daemon.
+/// Adds to a connection error what it means for a daemon.
 Error daemon_error(const std::string& host, std::uint16_t port, Error error) {
   const std::string at_port = std::to_string(port);
   if (error.sys == ECONNREFUSED) {
@@ -255,10 +255,10 @@ Result<std::unique_ptr<Channel>> make_daemon_channel(const asio::any_io_executor
                                                                   std::move(errors), std::move(address)));
 }
 
-/// To one host.
+/// The state of connecting to one host.
 struct DaemonShell::ConnectTarget {
   std::vector<remote::Endpoint> endpoints;
-  std::string where;  ///< with the port
+  std::string where;  ///< host and port
   rendezvous::JoinAs as;
   remote::Deadline deadline;
   std::string address;  ///< of the last endpoint that was tried
@@ -291,7 +291,8 @@ Result<rendezvous::JoinAs> DaemonShell::join_as(const std::string& host) const {
   return as;
 }
 
-/// Each address once, with its share of the time, so that a cancelled start ends with the one under way.
+/// Tries each address once, with its share of the time, so that a cancelled start ends with the current
+/// address.
 Awaitable<JoinOutcome> DaemonShell::try_all(std::shared_ptr<ConnectTarget> connect_target) {
   JoinOutcome outcome;
   const std::size_t count = connect_target->endpoints.size();

@@ -16,26 +16,26 @@
 
 namespace ddp::launcher {
 
-/// The master's end of a link to a node's daemon, as a channel to the agent that the daemon starts there.
-/// `host` and `where` ("gpu01:29499 (10.0.0.2)") are for messages, `address` is the node's. kSystem: out of
-/// descriptors. Loop thread only. A channel that goes first tells the agent by end of file, as SSH does.
+/// The master's end of a link to a node's daemon, as a channel to the agent that the daemon starts. `host`
+/// and `where` ("gpu01:29499 (10.0.0.2)") are for messages; `address` is the node's. Error kSystem: out of
+/// descriptors. Loop thread only. Destroying the channel ends the agent's input, as with SSH.
 Result<std::unique_ptr<remote::Channel>> make_daemon_channel(const asio::any_io_executor& loop,
                                                              std::unique_ptr<ByteStream> stream,
                                                              std::string host, std::string where,
                                                              std::string address);
 
-/// Reaches nodes where `ddplaunchd --listen` waits (docs/daemon.md): over TLS with the token that all share.
-/// The daemon starts the ddplaunchd that lies beside it, whatever the command line says; a wrapper in front
-/// of it is refused. A host's port is the daemon's; user, identity and jump host are SSH's and not used.
+/// Reaches nodes that run `ddplaunchd --listen` (docs/daemon.md), over TLS with the token that all share. The
+/// daemon starts the ddplaunchd beside it, regardless of the command line; a wrapper is refused. A host's
+/// port is the daemon's. SSH's user, identity and jump host are not used.
 class DaemonShell final : public remote::RemoteShell {
  public:
   struct Options {
     rendezvous::LinkToken token;
-    std::string job;                   ///< as rendezvous::link_name_of gives it
-    std::uint16_t port = kDaemonPort;  ///< of hosts without one of their own
+    std::string job;                   ///< a result of rendezvous::link_name_of
+    std::uint16_t port = kDaemonPort;  ///< for hosts without a port of their own
   };
 
-  /// kInternal: this machine's OpenSSL does not do such links.
+  /// Error kInternal: this machine's OpenSSL does not support such links.
   static Result<std::unique_ptr<DaemonShell>> make(const asio::any_io_executor& loop, Options options);
 
   Awaitable<Result<std::unique_ptr<remote::Channel>>> open(remote::Host host, std::vector<std::string> argv,

@@ -56,7 +56,7 @@ Result<rendezvous::LinkToken> loopback_token() {
   auto token = rendezvous::read_own_token_file(path);
   if (token || token.error().sys != ENOENT) return token;
   if (const auto made = make_directories(path); !made) return made.error();
-  // Several nodes may start at once: the token is that of the first one.
+  // Several nodes may start at once; the token of the first one counts.
   const auto written = write_new_token(path);
   if (!written && written.error().sys != EEXIST) return written.error();
   return rendezvous::read_own_token_file(path);
@@ -93,7 +93,7 @@ Result<std::string> write_new_token(std::string path) {
   Result<> written = write_whole(file.get(), token->secret.reveal(), path);
   if (written) written = write_whole(file.get(), "\n", path);
   if (written && ::fsync(file.get()) != 0) written = system_error(errno, "write " + path);
-  // Unlike rename, link replaces nothing.
+  // link() replaces no file, unlike rename().
   if (written && ::link(beside.c_str(), path.c_str()) != 0) {
     written = errno != EEXIST ? system_error(errno, "write " + path)
                               : Error{ErrorCode::kUsage,

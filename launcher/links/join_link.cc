@@ -11,9 +11,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// For the answer of a master that has taken the link.
+/// The time for the answer of a master that has accepted the link.
 constexpr std::chrono::seconds kAnswerTime{10};
-/// For a master to miss the process that this one replaces: it goes by its heartbeats.
+/// The time until a master misses the process that this one replaces; it relies on heartbeats.
 constexpr std::chrono::seconds kReplaceTime{6};
 constexpr std::chrono::milliseconds kPause{500};
 
@@ -22,7 +22,7 @@ std::string where_of(const JoinGoal& goal) {
   return host + ":" + std::to_string(goal.port);
 }
 
-/// One link, and what the master says on it. `again`: it ended before its first byte, so it was no answer.
+/// One link, and the master's answer. `again`: no answer arrived, so the caller may try again.
 struct JoinReply {
   std::unique_ptr<ByteStream> stream;
   JoinAnswer answer;

@@ -13,7 +13,7 @@
 
 namespace ddp::launcher {
 
-/// Whom a node joins, and as what.
+/// The master that a node joins, and the node's identity.
 struct JoinGoal {
   std::string host;  ///< MASTER_ADDR
   std::uint16_t port = 0;
@@ -21,28 +21,28 @@ struct JoinGoal {
   JoinRequest request;
 };
 
-/// A link on which the master has given this node its place; next comes the agent's hello line.
+/// A link on which the master has assigned a slot to this node. The agent's hello line comes next.
 struct JoinedLink {
   std::unique_ptr<ByteStream> stream;
   int rank = 0;
   std::string job_id;  ///< the job's name at the master
 };
 
-/// Joins a job's master over TCP (per-node mode): waits for one that is not there yet, until `deadline`. A
-/// place that is taken is asked for again for some seconds, since the process that this one replaces may
-/// still be missed there. Errors: as secure_join; kUsage when the master has no place for this node,
-/// kAgentMismatch for another version. `goal` and `resolve` outlive the call.
+/// Joins a job's master over TCP (per-node mode). Waits until `deadline` for a master that does not listen
+/// yet. A slot that is taken is requested again for some seconds, because the master may not miss the
+/// replaced process yet. Errors: those of secure_join; kUsage if the master has no slot for this node;
+/// kAgentMismatch for another version. `goal` and `resolve` must outlive the call.
 Awaitable<Result<JoinedLink>> join_master(std::shared_ptr<const rendezvous::SecureContext> context,
                                           const rendezvous::Resolve& resolve, const JoinGoal& goal,
                                           std::chrono::steady_clock::time_point deadline);
 
 /// Writes all of `bytes`; for the few lines before the framed protocol.
 Awaitable<error_code> write_line(ByteStream& stream, std::string bytes);
-/// The next line without its end, kMaxJoinLine at most; the far side waits for an answer behind it. kLinkLost
-/// with sys 0: it ended before its first byte.
+/// Reads the next line without its newline, at most kMaxJoinLine bytes. The peer must wait for an answer
+/// before it sends more. Error kLinkLost with sys 0: the link ended before its first byte.
 Awaitable<Result<std::string>> read_line(ByteStream& stream);
 
-/// Closes a stream when a time has come; gone with it.
+/// Closes a stream at a deadline. Destroying the object cancels the deadline.
 class LinkDeadline {
  public:
   LinkDeadline(const asio::any_io_executor& executor, std::chrono::steady_clock::time_point at,

@@ -18,13 +18,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// From the proof to the node's first line.
+/// The time from the proof to the node's first line.
 constexpr std::chrono::seconds kRequestTime{10};
-/// Without a word that long the user wonders.
+/// After this time without progress, the user is notified of the awaited nodes.
 constexpr std::chrono::seconds kSilence{5};
 constexpr std::size_t kMostNamed = 8;
-/// Unproven nodes of a large job. Whom neither we nor the kernel's queue (4,096) has room for comes again
-/// after 1, 3, 7 … s; but each of them takes 30 KB until it is proven.
+/// The limit of unproven nodes of a large job. A node that fits neither here nor into the kernel's queue
+/// (4,096) retries after 1, 3, 7 … s. Each unproven node takes 30 KB.
 constexpr std::size_t kMostAtOnce = 1024;
 
 void rethrow(const std::exception_ptr& failure) {
@@ -33,13 +33,13 @@ void rethrow(const std::exception_ptr& failure) {
 
 }  // namespace
 
-/// The port and the places; shared with the tasks that greet who has just joined.
+/// The port and the slots; shared with the tasks that greet joined nodes.
 struct JoinShell::ListenerState : std::enable_shared_from_this<JoinShell::ListenerState> {
-  /// One node's place.
+  /// One node's slot.
   struct LinkSlot {
-    std::unique_ptr<SecureChannel> waiting;       ///< joined, and not asked for yet
+    std::unique_ptr<SecureChannel> waiting;       ///< joined, but not opened yet
     std::weak_ptr<SecureLine> line;               ///< of the last link
-    std::vector<asio::steady_timer*> awaited_by;  ///< open() calls; cancelled when somebody has come
+    std::vector<asio::steady_timer*> awaited_by;  ///< open() calls; cancelled when the node has joined
   };
 
   ListenerState(const asio::any_io_executor& executor, Options chosen)
@@ -70,9 +70,9 @@ struct JoinShell::ListenerState : std::enable_shared_from_this<JoinShell::Listen
   JoinTable table;
   std::vector<LinkSlot> slots;  ///< by rank
   std::shared_ptr<rendezvous::SecureAcceptor> acceptor;
-  std::map<const ByteStream*, ByteStream*> greeted;  ///< those that are being spoken with
+  std::map<const ByteStream*, ByteStream*> greeted;  ///< streams of running greet() calls
   std::string last_refusal;
-  rendezvous::LineLimit<std::optional<JoinRefusal>> refusals;  ///< unset: it said nothing that a node says
+  rendezvous::LineLimit<std::optional<JoinRefusal>> refusals;  ///< unset: the request was invalid
   asio::steady_timer silence;
   bool stopped = false;
 };
@@ -117,7 +117,7 @@ Result<> JoinShell::ListenerState::start() {
   return {};
 }
 
-/// Once, when the start takes its time.
+/// Notifies the user once of the nodes that a slow start awaits.
 void JoinShell::ListenerState::report_awaited_nodes() {
   std::string names;
   std::size_t count = 0;
@@ -207,7 +207,7 @@ void JoinShell::ListenerState::take_slot(std::unique_ptr<ByteStream> stream,
     shared->table.ended(rank, incarnation);
     shared->acceptor->descriptor_freed();
   });
-  if (slot.awaited_by.empty()) (void)slot.waiting->link();  // so that its end is noticed meanwhile
+  if (slot.awaited_by.empty()) (void)slot.waiting->link();  // so that its end is noticed
   for (asio::steady_timer* timer : slot.awaited_by)
     timer->cancel();
 }
@@ -244,7 +244,7 @@ Awaitable<Result<std::unique_ptr<remote::Channel>>> JoinShell::open(remote::Host
         shared->table.opened(*rank, Clock::now());
         co_return channel;
       }
-      channel.reset();  // it came and went
+      channel.reset();  // the node has joined and left
     }
     if (Clock::now() >= deadline) break;
     slot.awaited_by.push_back(&timer);

@@ -16,10 +16,10 @@
 
 namespace ddp::launcher {
 
-/// Per-node mode: the hosts of a job are not reached, they come. open() of "node3" waits until the ddplaunch
-/// of that node has joined at the control port, and gives its link; the command line is not used, for that
-/// node runs its own agent. After a link has ended, open() waits for the node's next incarnation: its
-/// ddplaunch, started anew by whoever watches it. Loop thread.
+/// Per-node mode: the hosts of a job are not reached, but join by themselves. open() of "node3" waits until
+/// the ddplaunch of that node has joined at the control port, and returns its link. The command line is not
+/// used, because the node runs its own agent. After a link has ended, open() waits for the node's next
+/// incarnation: a ddplaunch that the node's supervisor restarts. Loop thread.
 class JoinShell final : public remote::RemoteShell {
  public:
   struct Options {
@@ -27,12 +27,12 @@ class JoinShell final : public remote::RemoteShell {
     rendezvous::LinkToken token;
     std::string link_job;  ///< the name by which nodes know the job
     JoinTable::JoinTerms terms;
-    std::string where;  ///< of the port, for people: "10.0.0.2:29500"
-    /// Strangers and refused nodes, limited in number; must not wait for whoever reads it.
+    std::string where;  ///< of the port, for messages: "10.0.0.2:29500"
+    /// Gets lines about unproven and refused nodes, limited in number; must not block.
     std::function<void(const std::string&)> on_note;
   };
 
-  /// Nodes may join from here on. kInternal, kSystem.
+  /// Nodes may join when this returns. Errors: kInternal, kSystem.
   static Result<std::unique_ptr<JoinShell>> make(const asio::any_io_executor& loop, Options options);
   ~JoinShell() override;
 

@@ -15,11 +15,11 @@ namespace {
 
 using Socket = remote::Channel::Socket;
 
-/// What a quiet link waits with: a heartbeat fits.
+/// Buffer of an idle link: a heartbeat fits.
 constexpr std::size_t kSmall = 512;
-/// While much comes: a TLS record.
+/// Buffer of a busy link: a TLS record.
 constexpr std::size_t kBlock = 16u << 10;
-/// Of the kernel, between us and the owner, while bytes wait there.
+/// Limit of the kernel's memory for bytes that wait between this object and the owner.
 constexpr int kSocketMemory = 64 << 10;
 constexpr std::chrono::seconds kPatience{2};
 
@@ -52,8 +52,8 @@ void rethrow(const std::exception_ptr& failure) {
 
 }  // namespace
 
-/// The far stream for an owner who needs no socket. As on a socket every end is an end of file; end() of the
-/// channel knows more.
+/// The remote stream, for an owner that needs no socket. As on a socket, every end is an end of file; the
+/// channel's end() knows more.
 class SecureLine::Direct final : public ByteStream {
  public:
   explicit Direct(std::shared_ptr<SecureLine> line) : line_(std::move(line)) {}
@@ -96,7 +96,7 @@ std::unique_ptr<ByteStream> SecureLine::direct() {
   return std::make_unique<Direct>(shared_from_this());
 }
 
-/// The owner has nothing more to say or to hear.
+/// Call when the owner has nothing more to send or to receive.
 void SecureLine::close() {
   silent_ = true;
   stream_->close();
@@ -114,8 +114,8 @@ Awaitable<> SecureLine::inbound(std::shared_ptr<SecureLine> self) {
     end = failed;
     if (count == 0) continue;
     self->last_heard_ = Clock::now();
-    // Nobody reads behind the owner's end; the far side is heard out all the same, so that its last words
-    // and ours do not turn into a reset.
+    // No one reads after the owner's end. The peer's bytes are still received, so that the last bytes of both
+    // sides do not turn into a reset.
     if (!self->dropped_) {
       const auto [refused, taken] =
           co_await asio::async_write(self->local_, asio::buffer(space.data(), count), kUseTuple);
@@ -154,7 +154,7 @@ Awaitable<> SecureLine::write_whole(const char* bytes, std::size_t size) {
     const auto [error, count] = co_await stream_->write_some(asio::buffer(bytes, size));
     bytes += count;
     size -= count;
-    if (error) unheard_ = true;  // the reader hears of it, too, and knows why
+    if (error) unheard_ = true;  // the reading task sees the error, too, and its reason
   }
 }
 

@@ -13,31 +13,30 @@
 
 namespace ddp::launcher {
 
-/// The far stream of a SecureChannel. Its owner reads and writes it directly, or, for who wants a socket, it
-/// carries the bytes between a local one and the far stream, in both directions, and outlives the channel
-/// until the last words are out; it holds a buffer only while bytes are under way, and reads on only when
-/// what it has read was taken. Loop thread.
+/// The remote stream of a SecureChannel. The owner uses it directly, or it carries the bytes between a local
+/// socket and the remote stream in both directions. It outlives the channel until the last bytes are sent. It
+/// holds a buffer only while bytes are in transit, and reads on only when the previous bytes were taken. Loop
+/// thread.
 class SecureLine : public std::enable_shared_from_this<SecureLine> {
  public:
   using Socket = remote::Channel::Socket;
   using Clock = std::chrono::steady_clock;
 
   SecureLine(const asio::any_io_executor& loop, std::unique_ptr<ByteStream> stream);
-  /// The owner's end of a local socket whose bytes are carried from here on. kSystem: no descriptors are
-  /// left.
+  /// Starts to carry bytes; returns the owner's end of the local socket. Error kSystem: out of descriptors.
   Result<Socket> carry();
-  /// For the owner who needs no socket: instead of carry().
+  /// For an owner that needs no socket: call instead of carry().
   std::unique_ptr<ByteStream> direct();
 
-  /// The far stream's end was passed on.
+  /// Whether the end of the remote stream was passed on.
   bool ended() const { return ended_; }
-  /// Why, when it was no clean one.
+  /// The reason, unless the stream ended cleanly.
   const std::optional<Error>& broken() const { return broken_; }
-  /// Called once, when it has ended, also when the channel has gone before.
+  /// `handler` is called once at the stream's end, even if the channel was destroyed before.
   void on_end(std::function<void()> handler) { on_end_ = std::move(handler); }
-  /// When the last byte came from the far side.
+  /// When the last byte arrived from the peer.
   Clock::time_point last_heard() const { return last_heard_; }
-  /// Ends it for `why`, which the channel's end() will tell.
+  /// Ends the stream for the reason `why`, which the channel's end() then reports.
   void cut(Error why);
 
  private:
@@ -54,34 +53,34 @@ class SecureLine : public std::enable_shared_from_this<SecureLine> {
   std::unique_ptr<ByteStream> stream_;
   Socket local_;                 ///< not open: nothing is carried
   asio::steady_timer over_;      ///< never expires; cancelled at the end
-  asio::steady_timer patience_;  ///< with a far side that does not take the last words
+  asio::steady_timer patience_;  ///< limits how long the peer may take for the last bytes
   std::function<void()> on_end_;
   std::optional<Error> broken_;
   Clock::time_point last_heard_ = Clock::now();
   bool ended_ = false;
-  bool unheard_ = false;  ///< a write failed: the far side hears nothing any more
-  bool dropped_ = false;  ///< the channel has gone
-  bool silent_ = false;   ///< its owner has nothing more to say
+  bool unheard_ = false;  ///< a write failed: the peer receives nothing more
+  bool dropped_ = false;  ///< the channel was destroyed
+  bool silent_ = false;   ///< its owner sends nothing more
 };
 
-/// A link to a node over a proven TLS stream (or any other ByteStream), as the channel that the rest knows:
-/// per-node mode. What the agent there would say on stderr has no way here: errors() is not open. stream() is
-/// the far stream itself, so that a link is one descriptor for a master of thousands; link() makes local
-/// sockets, and then the far side's end is noticed although nobody reads. The destructor ends it without
-/// waiting; what was written before still goes out, within 2 s.
+/// A link to a node over a proven TLS stream (or any other ByteStream), as a remote::Channel, for per-node
+/// mode. It does not carry the agent's stderr, so errors() is not open. stream() is the remote stream itself,
+/// so that a link costs one descriptor, even for a master of thousands of nodes. link() makes local sockets;
+/// the peer's end is then noticed even if no one reads. The destructor does not block: bytes written before
+/// are still sent, within 2 s.
 class SecureChannel final : public remote::Channel {
  public:
-  /// `address` is the far side's, numeric.
+  /// `address` is the peer's, numeric.
   SecureChannel(const asio::any_io_executor& loop, std::unique_ptr<ByteStream> stream, std::string address);
   ~SecureChannel() override;
 
   std::string address() const override { return address_; }
-  Socket& link() override;  ///< not open: no descriptors are left
+  Socket& link() override;  ///< not open: out of descriptors
   std::unique_ptr<ByteStream> stream() override;
   Socket& errors() override { return errors_; }
   Awaitable<remote::ChannelEnd> end() override;
 
-  /// For whoever gives the channel away and has to end it later.
+  /// For an owner that gives the channel away and must end it later.
   std::weak_ptr<SecureLine> line() const { return line_; }
 
  private:
