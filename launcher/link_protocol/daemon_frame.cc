@@ -66,7 +66,7 @@ void DaemonFrameReader::fail(std::string why) {
   failure_ = std::move(why);
 }
 
-/// Whether the far side may send a frame of this kind now.
+/// Whether the peer may send a frame of this kind now.
 bool DaemonFrameReader::allowed() const {
   switch (kind_) {
     case DaemonFrame::kInput:
@@ -85,7 +85,7 @@ bool DaemonFrameReader::allowed() const {
   return false;
 }
 
-/// True when a head is complete and good.
+/// True when a head is complete and valid.
 bool DaemonFrameReader::take_head(std::string_view& bytes) {
   const std::size_t wanted = std::min(bytes.size(), kDaemonFrameHead - head_.size());
   head_ += bytes.substr(0, wanted);

@@ -8,52 +8,51 @@
 
 namespace ddp::launcher {
 
-inline constexpr std::uint16_t kDaemonPort =
-    29499;  ///< where a daemon listens unless somebody says otherwise
+inline constexpr std::uint16_t kDaemonPort = 29499;  ///< the daemon's default port
 
-/// What goes over the one TLS link between a master and a node's daemon (docs/protocol.md, Daemon): the three
-/// streams of an agent and its end, as SSH carries them. Sans-IO. A frame is its kind, a zero, the size of
-/// its payload (16 bits, little-endian), the payload. Numbers are never used again.
+/// The frames on the TLS link between a master and a node's daemon (docs/protocol.md, Daemon): the three
+/// streams of an agent and its end, as SSH carries them. Sans-IO. A frame is its kind, a zero byte, the
+/// payload's size (16 bits, little-endian) and the payload. Numbers are never reused.
 enum class DaemonFrame : std::uint8_t {
   kInput = 1,       ///< from the master: bytes for the agent's stdin
-  kInputEnd = 2,    ///< from the master: end of file there
-  kGreeting = 16,   ///< from the node, first of all: kDaemonLinkVersion, 16 bits
+  kInputEnd = 2,    ///< from the master: end of file on the agent's stdin
+  kGreeting = 16,   ///< from the node, first frame: kDaemonLinkVersion, 16 bits
   kOutput = 17,     ///< from the node: bytes of the agent's stdout
-  kOutputEnd = 18,  ///< from the node: end of file there
+  kOutputEnd = 18,  ///< from the node: end of file on the agent's stdout
   kErrors = 19,     ///< from the node: bytes of the agent's stderr
-  kEnded = 32,      ///< from the node, last of all: the exit status, 128+n for a signal, 16 bits
-  kFailed = 33,     ///< from the node, last of all: why no agent could be started, as text
+  kEnded = 32,      ///< from the node, last frame: the exit status, 128+n for a signal, 16 bits
+  kFailed = 33,     ///< from the node, last frame: why no agent could be started, as text
 };
 
 inline constexpr std::uint16_t kDaemonLinkVersion = 1;
 inline constexpr std::size_t kDaemonFrameHead = 4;
-/// With its head a frame is one TLS record.
+/// A frame with its head fits into one TLS record.
 inline constexpr std::size_t kMaxDaemonPayload = 16384 - kDaemonFrameHead;
 inline constexpr std::size_t kMaxDaemonText = 1024;  ///< of kFailed
 
-/// Writes the kDaemonFrameHead bytes before a payload. `size` is kMaxDaemonPayload at most.
+/// Writes the kDaemonFrameHead bytes before a payload. `size` is at most kMaxDaemonPayload.
 void write_daemon_head(DaemonFrame kind, std::size_t size, char* head);
 std::string daemon_frame(DaemonFrame kind, std::string_view payload);
 std::string daemon_greeting();
 std::string daemon_ended(int status);
 std::string daemon_failed(std::string_view why);
 
-/// Reads one direction. It keeps no payload but those few bytes of a frame that has a meaning as a whole.
+/// Reads one direction of the link. Stores no payload except that of small frames, which are returned whole.
 class DaemonFrameReader {
  public:
   enum class FrameSender : std::uint8_t { kMaster, kNode };
 
   struct FramePiece {
     DaemonFrame kind = DaemonFrame::kInput;
-    std::string_view bytes{};  ///< of a stream: some of its bytes, never none; valid as long as what was fed
+    std::string_view bytes{};  ///< of a stream: a nonempty part; valid as long as the input
     std::uint16_t number = 0;  ///< of kGreeting, kEnded
     std::string text{};        ///< of kFailed; any bytes
   };
 
   explicit DaemonFrameReader(FrameSender from) : from_(from) {}
 
-  /// Takes from `bytes` until there is something to do. Nothing: all was taken, or failure() says why the
-  /// link is to be closed, and nothing is read any more.
+  /// Consumes `bytes` up to the next piece. Unset: all bytes were consumed, or failure() says why the link
+  /// must be closed; nothing more is read then.
   std::optional<FramePiece> next(std::string_view& bytes);
   const std::string& failure() const { return failure_; }
 
@@ -66,8 +65,8 @@ class DaemonFrameReader {
   const FrameSender from_;
   std::string head_;  ///< less than kDaemonFrameHead bytes, or all of them while a payload is read
   DaemonFrame kind_ = DaemonFrame::kInput;
-  std::size_t left_ = 0;  ///< of the payload
-  std::string whole_;     ///< of a payload that is read as a whole
+  std::size_t left_ = 0;  ///< remaining bytes of the payload
+  std::string whole_;     ///< payload of a frame that is returned whole
   bool greeted_ = false;
   bool stream_ended_ = false;  ///< kInputEnd or kOutputEnd came
   bool over_ = false;          ///< kEnded or kFailed came

@@ -28,7 +28,7 @@ Error foreign(std::string_view line) {
                0};
 }
 
-/// The next word of `rest`, which loses it.
+/// Removes the next word from `rest` and returns it.
 std::string_view take_word(std::string_view& rest) {
   const std::string_view word = rest.substr(0, rest.find(' '));
   rest.remove_prefix(std::min(rest.size(), word.size() + 1));

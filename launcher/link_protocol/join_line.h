@@ -10,41 +10,42 @@
 
 namespace ddp::launcher {
 
-/// The first words on a proven link of per-node mode, before the agent's hello line (docs/protocol.md): the
-/// node says what it is, the master gives it its place or says why not. Text lines; sans-IO.
+/// The first lines on an authenticated link of per-node mode, before the agent's hello line
+/// (docs/protocol.md). The node describes itself; the master assigns a slot or says why not. Text lines;
+/// sans-IO.
 inline constexpr std::size_t kMaxJoinLine = 1024;
 
 struct JoinRequest {
   int protocol = 0;
   std::string version;
   std::optional<int> rank;  ///< --node-rank; unset: any
-  int nodes = 0;            ///< --nnodes; 0: not told
+  int nodes = 0;            ///< --nnodes; 0: not given
 };
 /// "ddplaunch-join PROTOCOL VERSION RANK|- NODES\n"
 std::string request_line(const JoinRequest& request);
-/// Without the newline. kProtocol.
+/// `line` has no newline. Error: kProtocol.
 Result<JoinRequest> parse_request(std::string_view line);
 
 enum class JoinRefusal : std::uint8_t {
-  kTaken,         ///< another one with this rank is there
+  kTaken,         ///< another node with this rank has joined
   kOutOfRange,    ///< the job has no such rank
   kFull,          ///< all ranks are taken
   kOtherSize,     ///< --nnodes differs
-  kOtherVersion,  ///< of ddplaunch
+  kOtherVersion,  ///< another version of ddplaunch
 };
 
 struct JoinAnswer {
-  std::optional<int> rank;  ///< the place; unset: refused
-  std::string job_id;       ///< with a place: the job's name at the master
+  std::optional<int> rank;  ///< the slot's rank; unset: refused
+  std::string job_id;       ///< with a slot: the job's name at the master
   JoinRefusal refusal = JoinRefusal::kTaken;
-  std::string text;  ///< with a refusal: for the user of the node
+  std::string text;  ///< with a refusal: text for the node's user
 };
 /// "ddplaunch-slot RANK JOB\n" or "ddplaunch-refused WORD TEXT\n"
 std::string answer_line(const JoinAnswer& answer);
-/// Its texts are one line each, fit for a terminal.
+/// The texts of the answer are one line each, safe for a terminal.
 Result<JoinAnswer> parse_answer(std::string_view line);
 
-/// The name of a node in the job before it has said its own: "node3".
+/// The name of a node before its own name is known: "node3".
 std::string join_host_name(int rank);
 std::optional<int> join_host_rank(std::string_view name);
 

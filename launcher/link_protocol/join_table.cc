@@ -14,7 +14,7 @@ JoinAnswer refused(JoinRefusal why, std::string text) {
 
 }  // namespace
 
-/// What is wrong with the request itself.
+/// Returns a refusal if the request itself is invalid.
 std::optional<JoinAnswer> JoinTable::unfit(const JoinRequest& request) const {
   if (request.protocol != terms_.protocol || request.version != terms_.version) {
     return refused(JoinRefusal::kOtherVersion, "the master is ddplaunch " + terms_.version + " (protocol " +
@@ -42,10 +42,10 @@ std::optional<JoinAnswer> JoinTable::unfit(const JoinRequest& request) const {
   return std::nullopt;
 }
 
-/// Whether the holder keeps its place against `peer`.
+/// Whether the holder keeps its slot against `peer`.
 bool JoinTable::holds(const JoinSlot& slot, const JoiningPeer& peer, Time now) const {
   if (!slot.live) return false;
-  // One that waits has no heartbeats: its own machine's next process takes its place.
+  // A waiting node has no heartbeats. The next process of its own machine takes its slot.
   if (slot.waiting) return slot.holder.name != peer.name;
   return now - slot.heard < kFresh;
 }
@@ -65,7 +65,7 @@ std::vector<int> JoinTable::about(const JoinRequest& request, const JoiningPeer&
 }
 
 std::optional<int> JoinTable::free_slot(const JoiningPeer& peer, Time now) const {
-  // Processes of one machine may be several nodes: one that waits is not another's former self.
+  // Several nodes may run on one machine, so a waiting slot of that machine may belong to another node.
   const auto is_free = [&](int rank) {
     const JoinSlot& slot = slots_[static_cast<std::size_t>(rank)];
     return slot.incarnation != 0 && !slot.waiting && !holds(slot, peer, now);

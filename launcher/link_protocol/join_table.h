@@ -12,43 +12,42 @@
 
 namespace ddp::launcher {
 
-/// Who is which node of a job whose nodes come by themselves (per-node mode). Node 0 is the master's own.
+/// Assigns the slots of a job whose nodes join by themselves (per-node mode). Node 0 is the master's own.
 /// Sans-IO. The driver's duties:
-///   1. before `join`, tell `heard` of the links that live at the places which it is `about`: one that is
-///   silent for kFresh gives way;
-///   2. act on the answer: a refusal is said to the node; when `displaces`, the node's older link is ended;
-///   3. tell `opened` when the node's link carries heartbeats, `ended` when that very link has ended.
+///   1. Before `join`, call `heard` for the live links of the slots that `about` returns: a link that was
+///      silent for kFresh loses its slot.
+///   2. Act on the answer: send a refusal to the node; if `displaces`, end the node's older link.
+///   3. Call `opened` when the node's link carries heartbeats, and `ended` when that incarnation has ended.
 class JoinTable {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  /// Heartbeats come each second. Who sent none for so long has no claim to its place against one who is
-  /// there.
+  /// Heartbeats come each second. A node that sent none for this long loses its slot to one that joins.
   static constexpr std::chrono::seconds kFresh{3};
 
   struct JoinTerms {
-    int nodes = 0;  ///< all, node 0 included
+    int nodes = 0;  ///< all nodes, including node 0
     int protocol = 0;
     std::string version;
     std::string job_id;
   };
-  /// Who wants to join, in what has been proven and seen.
+  /// A node that wants to join, as far as proven and seen.
   struct JoiningPeer {
-    std::string name;     ///< of its machine, proven with the token
-    std::string address;  ///< that it came from
+    std::string name;     ///< the machine's name, proven with the token
+    std::string address;  ///< the source address
   };
   struct Decision {
     JoinAnswer answer;
-    bool displaces = false;       ///< an older link of this node is to be ended
+    bool displaces = false;       ///< the driver must end an older link of this node
     std::size_t incarnation = 0;  ///< of the new link, for `ended`
   };
 
   explicit JoinTable(JoinTerms terms)
       : terms_(std::move(terms)), slots_(static_cast<std::size_t>(terms_.nodes)) {}
 
-  /// The ranks that the answer may hang on.
+  /// The ranks on which the answer may depend.
   std::vector<int> about(const JoinRequest& request, const JoiningPeer& peer) const;
-  /// The rank that was asked for; without one that which this machine had before, else the lowest that nobody
-  /// had, else the lowest that nobody has.
+  /// Assigns the requested rank. Without a request: the rank that this machine had before, else the lowest
+  /// that was never assigned, else the lowest free one.
   Decision join(const JoinRequest& request, const JoiningPeer& peer, Time now);
   void opened(int rank, Time now);
   void heard(int rank, Time when);
@@ -56,10 +55,10 @@ class JoinTable {
 
  private:
   struct JoinSlot {
-    JoiningPeer holder;  ///< the last one
+    JoiningPeer holder;  ///< the last holder
     std::size_t incarnation = 0;
     bool live = false;
-    bool waiting = false;  ///< joined, and nobody has asked for it yet: no heartbeats
+    bool waiting = false;  ///< joined, but not opened yet, so without heartbeats
     Time heard;
   };
 
@@ -69,9 +68,9 @@ class JoinTable {
 
   JoinTerms terms_;
   std::vector<JoinSlot> slots_;  ///< by rank; the first is the master's own
-  /// What each machine ever had; others may have it now. With thousands of nodes nobody looks at all places.
+  /// All ranks that each machine ever had; others may have them now. Saves a scan of all slots in large jobs.
   std::unordered_map<std::string, std::set<int>> had_;
-  std::size_t unused_ = 1;  ///< the lowest rank that nobody had
+  std::size_t unused_ = 1;  ///< the lowest rank that was never assigned
   std::size_t incarnations_ = 0;
 };
 
