@@ -28,7 +28,7 @@ int fail(const std::string& text, int exit_code = kFailed) {
   return exit_code;
 }
 
-/// What can be seen to fail before anything starts; empty: nothing.
+/// Returns the first error that is visible before anything starts; empty: none.
 std::string error_of(const ddp::train::TrainOptions& options,
                      const ddp::train::WorkerEnvironment& environment) {
   const std::string problem = contradiction(options, environment.world_size);
@@ -50,7 +50,7 @@ int diagnose_logs(const std::string& directory) {
 
 int run(int argc, char** argv) {
   using namespace ddp::train;
-  // With dashes, until 0.2: the spellings of earlier versions.
+  // The dashed spellings of earlier versions are accepted until 0.2.
   const std::string_view use = argc > 1 ? argv[1] : "";
   if (use == "bench" || use == "--bench") return run_bench(argc - 1, argv + 1);
   if (use == "health" || use == "--health") return run_health(argc - 1, argv + 1);
@@ -72,7 +72,7 @@ int run(int argc, char** argv) {
   if (!loaded && environment->world_size == 1) return fail(loaded.error().text);
   auto world = join_world(*environment, *parsed.options);
   if (!world) return fail(loaded ? world.error().text : loaded.error().text);
-  // Who could not read it says so with the others, who cannot either.
+  // A rank that could not read the data reports it together with the others, which cannot read it either.
   if (auto shared = data.share(*world->communicator, *environment); !shared) return fail(shared.error().text);
   const auto trained = run_training(
       *parsed.options, {world->communicator.get(), world->node.get(), world->between.get()}, data.split());
@@ -84,10 +84,10 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) try {
   ddp::fill_standard_descriptors();
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a pipe must show each line when it is written
-  std::signal(SIGXFSZ, SIG_IGN);             // a file's size limit is an error of that write, not the end,
-  std::signal(SIGPIPE, SIG_IGN);             // as is a pipe whose reader has gone
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond a file's size limit must fail, not end the program,
+  std::signal(SIGPIPE, SIG_IGN);  // and so must a write into a pipe without a reader
   const int exit_code = ddp::train::exit_code_after_printing(run(argc, argv));
-  if (ddp::train::nccl_is_stuck()) std::_Exit(exit_code);  // its thread would let the usual end wait for ever
+  if (ddp::train::nccl_is_stuck()) std::_Exit(exit_code);  // a normal exit would wait for NCCL's thread
   return exit_code;
 } catch (const std::exception& error) {
   const int exit_code = fail(error.what());
