@@ -10,7 +10,7 @@ namespace ddp::train {
 
 namespace {
 
-/// Sums of these over any number of ranks are exact in float32.
+/// Sums of these values over any number of ranks are exact in float32.
 float value_of(int rank, std::size_t index) {
   return static_cast<float>((rank % 64) + 1 + static_cast<int>(index % 7));
 }
@@ -36,7 +36,7 @@ Result<std::unique_ptr<BenchMemory>> BenchMemory::make(Communicator& communicato
   } else {
     try {
       memory->own_ = AlignedBuffer<float>(count);
-    } catch (const std::bad_alloc&) {  // a limit of the process, or others were faster
+    } catch (const std::bad_alloc&) {  // a limit of the process, or other processes were faster
       return Error{ErrorCode::kSystem, "this process gets no " + room_text(bytes) +
                                            " of memory for the messages; write a smaller -b or -e"};
     }

@@ -14,16 +14,16 @@
 
 namespace ddp::train {
 
-/// Where a bench's operations work, in place: the GPU's memory where the communicator has operations there,
-/// else memory that the ranks of a node share, as a training's gradients do, else this rank's own. Kept for
-/// all sizes. The communicator must outlive it.
+/// Memory in which the operations of a bench work in place: the GPU's memory if the communicator has
+/// operations there. Otherwise memory that the ranks of a node share, like a training's gradients, or this
+/// rank's own memory. It is kept for all sizes. The communicator must outlive it.
 class BenchMemory {
  public:
   /// All ranks call it with the same size.
   static Result<std::unique_ptr<BenchMemory>> make(Communicator& communicator, std::size_t bytes);
 
   Communicator& communicator() const { return communicator_; }
-  /// Null: the host's.
+  /// Null: the buffer is in host memory.
   DeviceOperations* device() const { return device_; }
   std::span<float> values() const { return values_; }
 
@@ -37,19 +37,19 @@ class BenchMemory {
   std::span<float> values_;
 };
 
-/// One operation on a buffer of floats; what nccl-tests calls its size is `bytes` of it.
+/// One operation on a buffer of floats; nccl-tests' "size" is `bytes` of it.
 class MeasuredOperation {
  public:
-  /// In `memory`, which is used for its life.
+  /// The operation works in `memory`, which must outlive it.
   MeasuredOperation(BenchOperation kind, BenchMemory& memory, std::size_t bytes);
 
   std::size_t count() const { return count_; }
   Result<> fill();
-  /// Complete when it returns; on a GPU in its stream then.
+  /// On the host, the operation is complete when this returns; on a GPU, it is then in the stream.
   Result<> start();
-  /// For all that was started.
+  /// Waits for all operations that were started.
   Result<> wait();
-  /// Elements, after fill() and one operation.
+  /// Returns the number of wrong elements after fill() and one operation.
   Result<std::uint64_t> wrong();
 
  private:

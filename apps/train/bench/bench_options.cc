@@ -16,7 +16,7 @@ namespace {
 constexpr int kUsageExit = 2;
 constexpr std::size_t kDefaultMost = 32u << 20;
 constexpr std::size_t kDefaultOfPairs = 4u << 20;
-constexpr std::size_t kDefaultStep = 1u << 20;  // of nccl-tests, for -f 1
+constexpr std::size_t kDefaultStep = 1u << 20;  // as in nccl-tests for -f 1
 constexpr double kLeastFactor = 1.01;
 constexpr double kMostSizes = 10'000;
 
@@ -28,10 +28,11 @@ const std::map<std::string, BenchOperation> kOperations{{"allreduce", BenchOpera
 const std::map<std::string, CommKind> kBackends{
     {"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}, {"nccl", CommKind::kNccl}};
 
-/// Options of nccl-tests that have nothing to choose here: what changes nothing is taken, the rest refused.
+/// Options of nccl-tests with only one possible value here. A value that changes nothing is accepted; others
+/// are refused.
 struct FixedOption {
   const char* names;
-  const char* taken;  ///< words between spaces; empty: any
+  const char* taken;  ///< accepted words between spaces; empty: any
   const char* instead;
 };
 constexpr FixedOption kFixed[] = {
@@ -159,7 +160,7 @@ void add_options(CLI::App& app, BenchOptions& options) {
   add_fixed(app);
 }
 
-/// Sizes that were not given follow those that were. What contradicts itself in words; empty: nothing.
+/// Derives sizes that were not given from the given ones. Returns the contradiction as text; empty: none.
 std::string complete(const CLI::App& app, BenchOptions& options) {
   const bool pairs = options.operation == BenchOperation::kPairs;
   const bool least = app.count("-b") != 0, most = app.count("-e") != 0;

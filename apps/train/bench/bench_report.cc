@@ -12,7 +12,7 @@ namespace ddp::train {
 
 namespace {
 
-constexpr double kOutlier = 0.8;  ///< of the median
+constexpr double kOutlier = 0.8;  ///< part of the median
 
 [[gnu::format(printf, 1, 2)]] std::string print(const char* format, ...) {
   char text[512];
@@ -132,7 +132,8 @@ double bus_factor(BenchOperation operation, int world) {
 
 std::vector<std::vector<std::pair<int, int>>> pair_rounds(int world) {
   std::vector<std::vector<std::pair<int, int>>> rounds;
-  // One rank stands still and the others walk round a table; with an odd number an empty seat stands still.
+  // Round-robin tournament, circle method: one rank is fixed and the others rotate. For an odd number of
+  // ranks the fixed place is empty.
   const int entrants = world + world % 2;
   for (int round = 0; round + 1 < entrants; ++round) {
     std::vector<std::pair<int, int>> pairs;

@@ -64,13 +64,13 @@ Result<Times> measure_each(const std::function<Result<>()>& run, int warmup, int
                at(0.99)};
 }
 
-/// Numbers for all_gather(): nanoseconds.
+/// Converts to whole nanoseconds for all_gather().
 std::uint64_t nanoseconds(double microseconds) {
   return static_cast<std::uint64_t>(microseconds * 1e3);
 }
 
-/// So many operations one after the other without a pause of the GPU, as nccl-tests has it; microseconds of
-/// one. A deadline counts from a wait's beginning, so that not all of them can be waited for at once.
+/// Runs `count` operations back to back without a pause of the GPU, as nccl-tests does. A deadline counts
+/// from the start of a wait, so one wait may not cover all operations.
 Result<> run_through(MeasuredOperation& operation, int count) {
   constexpr int kMost = 256;
   std::size_t in_flight = 0;
@@ -90,7 +90,7 @@ Result<double> time_through(MeasuredOperation& operation, int count) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / count;
 }
 
-/// After a barrier.
+/// Measures after a barrier.
 Result<Times> measure(MeasuredOperation& operation, const BenchOptions& options, bool on_device) {
   const auto each = [&]() -> Result<> {
     if (auto done = operation.start(); !done) return done;
@@ -148,7 +148,7 @@ std::size_t most_bytes(const BenchOptions& options, const std::vector<std::size_
          (options.operation == BenchOperation::kPairs ? 2 : 1);
 }
 
-/// This rank's pair of one round, measured on connections of its own.
+/// Measures this rank's pair of one round on connections of its own.
 Result<PairResult> measure_pair(const BenchOptions& options, const WorkerEnvironment& environment,
                                 const WorldOptions& world_options, CommWorld& world, std::pair<int, int> pair,
                                 bool same_node) {
@@ -184,7 +184,7 @@ Result<> measure_pairs(const BenchOptions& options, const WorkerEnvironment& env
       mine[1] = nanoseconds(result->latency_us);
       mine[2] = static_cast<std::uint64_t>(result->bandwidth * 1e6);
     }
-    const auto all = communicator.all_gather(mine);  // and a barrier: rounds do not overlap
+    const auto all = communicator.all_gather(mine);  // is also a barrier: rounds do not overlap
     if (!all) return all.error();
     for (const auto& pair : round) {
       const std::uint64_t* gathered = all->data() + 3 * static_cast<std::size_t>(pair.first);
@@ -231,8 +231,8 @@ Result<> measure_all(const BenchOptions& options, const WorkerEnvironment& envir
   return {};
 }
 
-/// Where this host or its GPU has no room for the largest message of its ranks; empty: there is. Of a GPU
-/// too the host has a copy, which is filled and compared.
+/// Returns why this host or its GPU has no room for the largest message of its ranks; empty: there is room. A
+/// GPU's ranks need the room on the host as well, for the copy that is filled and compared.
 std::string lacking_room(const BenchOptions& options, const WorkerEnvironment& environment) {
   const auto sizes = options.operation == BenchOperation::kPairs
                          ? std::vector<std::size_t>{options.max_bytes}
@@ -251,7 +251,7 @@ std::string lacking_room(const BenchOptions& options, const WorkerEnvironment& e
          " for a rank" + instead;
 }
 
-/// Found before anything starts; empty: nothing.
+/// Returns an error that is visible before anything starts; empty: none.
 std::string contradiction(const BenchOptions& options, const WorkerEnvironment& environment,
                           const WorldOptions& world) {
   if (options.operation == BenchOperation::kPairs && environment.world_size < 2)
@@ -293,7 +293,7 @@ int run_bench(int argc, const char* const* argv) {
   report.min_busbw = options.min_busbw;
   if (auto done = measure_all(options, *environment, world_options, *world, report); !done)
     return fail(done.error().text);
-  // All others wait here, so that none is gone before rank 0 has judged.
+  // The other ranks wait here until rank 0 has printed its table.
   if (auto done = world->communicator->barrier(); !done) return fail(done.error().text);
   if (environment->rank != 0) return 0;
   if (!options.json.empty()) {
