@@ -42,7 +42,7 @@ template <class T>
 void BatchLoader<T>::fill_ahead() {
   for (std::size_t number = 0; number < batches(); ++number) {
     {
-      // The batch given out last stays untouched until the next one is asked for.
+      // The batch that next() returned last stays untouched until the next call.
       std::unique_lock lock(mutex_);
       taken_changed_.wait(lock,
                           [&] { return stop_ || number < kSlots + std::max<std::size_t>(taken_, 1) - 1; });

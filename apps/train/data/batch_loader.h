@@ -13,7 +13,7 @@
 
 namespace ddp::train {
 
-/// Makes one epoch's batches ahead of the step on a thread of its own.
+/// Makes the batches of one epoch ahead of the step, on a thread of its own.
 template <class T>
 class BatchLoader {
  public:
@@ -23,14 +23,15 @@ class BatchLoader {
     std::span<const std::uint32_t> samples;
   };
 
-  /// `data` outlives this. The last batch may be smaller.
+  /// `data` must outlive this. The last batch may be smaller.
   BatchLoader(const Dataset& data, std::vector<std::uint32_t> order, std::size_t batch_size, int border);
   ~BatchLoader();
   BatchLoader(const BatchLoader&) = delete;
   BatchLoader& operator=(const BatchLoader&) = delete;
 
   std::size_t batches() const { return (order_.size() + batch_size_ - 1) / batch_size_; }
-  /// Waits for the next batch; it stays as it is until the next call. Not more often than batches().
+  /// Waits for the next batch, which stays unchanged until the next call. At most batches() calls are
+  /// allowed.
   Batch& next();
 
  private:

@@ -22,7 +22,7 @@ namespace {
 constexpr std::uint64_t kMagic = 0x31617461642d7064;  // "dp-data1"
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
 
-/// At the memory's beginning; images and labels of both parts follow.
+/// Stands at the beginning of the memory; images and labels of both parts follow.
 struct DataHeader {
   std::uint64_t magic = kMagic;
   std::uint64_t nonce = 0;
@@ -97,7 +97,7 @@ Result<std::optional<DataMemory>> DataMemory::make(const DataSplit& data, std::u
 }
 
 Result<DataMemory> DataMemory::map(UniqueFd fd, std::size_t size) {
-  // Private, since kernels before 6.7 refuse any shared mapping of what is sealed; nobody writes anyway.
+  // The mapping is private: kernels before 6.7 refuse a shared mapping of sealed memory. It is only read.
   void* base = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
   if (base == MAP_FAILED) return system_error(errno, "mmap of the shared memory");
   return DataMemory(std::move(fd), std::make_shared<const Mapping>(static_cast<std::byte*>(base), size));
@@ -109,7 +109,7 @@ Result<DataMemory> DataMemory::take(const DataTicket& ticket) {
   if (!fd) return system_error(errno, "open " + path);
   struct stat facts {};
   if (::fstat(fd.get(), &facts) != 0) return system_error(errno, "fstat of " + path);
-  // Only a memfd has seals; with these nobody can change or cut what is mapped here.
+  // Only a memfd has seals. These seals ensure that no process changes or truncates the mapped memory.
   if (::fcntl(fd.get(), F_GET_SEALS) != kSeals) return foreign(path + " is not sealed");
   const std::size_t size = static_cast<std::size_t>(facts.st_size);
   if (size != ticket.size || size < sizeof(DataHeader)) return foreign(path + " has another size");

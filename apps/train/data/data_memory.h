@@ -14,15 +14,15 @@
 
 namespace ddp::train {
 
-/// Where another process of the node finds a training's data: numbers, so that ranks can gather them. All
-/// zero: nowhere.
+/// Says where another process of the node finds a training's data. It consists of numbers, so that ranks can
+/// gather it. All zero: there is no such memory.
 struct DataTicket {
-  std::uint64_t node = 0;  ///< of the job
+  std::uint64_t node = 0;  ///< number of the node in the job
   std::uint64_t pid = 0;
   std::uint64_t fd = 0;
   std::uint64_t size = 0;
-  std::uint64_t nonce = 0;   ///< drawn for this memory alone, and written into it
-  std::uint64_t source = 0;  ///< hash of where the data came from (data_source())
+  std::uint64_t nonce = 0;   ///< random number of this memory, also written into it
+  std::uint64_t source = 0;  ///< hash of the data's origin (data_source())
 
   static constexpr std::size_t kWords = 6;
   std::array<std::uint64_t, kWords> words() const { return {node, pid, fd, size, nonce, source}; }
@@ -31,18 +31,18 @@ struct DataTicket {
   }
 };
 
-/// A training's data in a memfd that is sealed against any change, so that a process that comes to a running
-/// job maps what a rank of its node has instead of reading and unpacking files. Data that is drawn when it is
-/// needed has no memory.
+/// A training's data in a memfd that is sealed against any change. A process that joins a running job maps
+/// the memory of another rank of its node instead of reading and unpacking files. Data that is drawn on
+/// demand has no such memory.
 class DataMemory {
  public:
-  /// Copies; nothing where there is nothing to copy.
+  /// Copies `data` into a new memfd; empty if there is nothing to copy.
   static Result<std::optional<DataMemory>> make(const DataSplit& data, std::uint64_t source);
-  /// Maps another process's. Errors when it is not exactly what the ticket says: the caller then loads it
-  /// anew.
+  /// Maps the memory of another process. Any difference from the ticket is an error: the caller then loads
+  /// the data itself.
   static Result<DataMemory> take(const DataTicket& ticket);
 
-  /// Images and labels lie in the mapping, which lives as long as one of these.
+  /// Images and labels lie in the mapping, which lives as long as this object or a Dataset of it.
   DataSplit data() const;
   DataTicket ticket(std::uint64_t node) const;
 
@@ -56,7 +56,7 @@ class DataMemory {
   std::shared_ptr<const Mapping> mapping_;
 };
 
-/// Of --data and --limit.
+/// Hashes --data and --limit.
 std::uint64_t data_source(const std::string& where, std::size_t limit);
 
 }  // namespace ddp::train

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kMaxImages = 1'000'000;
 
-/// The plain file if it is there, else the .gz.
+/// Returns the plain file if it exists, else the .gz.
 Result<std::string> find_file(const std::string& directory, const std::string& name) {
   const std::string plain = directory + "/" + name;
   std::error_code ignored;

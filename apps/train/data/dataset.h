@@ -13,19 +13,19 @@
 
 namespace ddp::train {
 
-/// Computes an image of kImagePixels bytes and gives its label. Any thread.
+/// Computes an image of kImagePixels bytes and returns its label. Any thread may call it.
 using DrawImage = std::function<std::uint8_t(std::size_t number, std::uint8_t* image)>;
 
-/// Images of kImagePixels bytes (0 black to 255 white, row by row) with labels below kClasses: in memory, or
-/// drawn when they are needed.
+/// Images of kImagePixels bytes (0 black to 255 white, row by row) with labels below kClasses. They are in
+/// memory, or drawn on demand.
 struct Dataset {
   std::span<const std::uint8_t> images;
   std::span<const std::uint8_t> labels;
   DrawImage draw;                                ///< set: images and labels are empty
-  std::size_t drawn = 0;                         ///< how many images `draw` gives
-  std::shared_ptr<const void> memory = nullptr;  ///< in which images and labels lie
+  std::size_t drawn = 0;                         ///< number of images that `draw` gives
+  std::shared_ptr<const void> memory = nullptr;  ///< keeps images and labels alive
 
-  /// Of those images.
+  /// Takes over the given images and labels.
   static Dataset of(std::vector<std::uint8_t> images, std::vector<std::uint8_t> labels);
   std::size_t size() const { return draw ? drawn : labels.size(); }
 };
@@ -33,19 +33,19 @@ struct Dataset {
 struct DataSplit {
   Dataset training;
   Dataset test;
-  /// crc32_of() of the training images, training labels, test images and test labels, in this order; 0 of
-  /// those that are drawn, and where load_data() has not computed it.
+  /// crc32_of() of the training images, training labels, test images and test labels, in this order. 0: the
+  /// images are drawn, or load_data() has not computed the checksum.
   std::array<std::uint32_t, 4> checksums{};
 };
 
-/// `where`: a directory with the four IDX files of MNIST or Fashion-MNIST, plain or .gz, or "synthetic". Of
-/// the training images only the first `limit` are kept; 0: all. Every rank loads all. Errors name the file
-/// and what is wrong with it.
+/// `where` is "synthetic", or a directory with the four IDX files of MNIST or Fashion-MNIST, plain or .gz.
+/// Only the first `limit` training images are kept; 0: all. Every rank loads all. Errors name the file and
+/// its fault.
 Result<DataSplit> load_data(const std::string& where, std::size_t limit);
 
-/// Blurred prototypes of ten classes, moved and covered with noise; image i is the same whatever the count.
-/// As many training images as Fashion-MNIST has (60,000) unless `limit` says how many, fewer or more; beyond
-/// 60,000 they are drawn when they are needed. Up to 10,000 test images.
+/// Blurred prototypes of ten classes, moved and covered with noise; image i does not depend on the count.
+/// There are `limit` training images (0: 60,000, like Fashion-MNIST) and up to 10,000 test images. More than
+/// 60,000 training images are drawn on demand.
 DataSplit synthetic_data(std::size_t limit);
 
 /// Copies the images of `samples` as value / 255, with `border` zero pixels around each, and their labels.

@@ -17,7 +17,7 @@ namespace ddp::train {
 
 namespace {
 
-/// No gzip stream grows by more than this (zlib's "Maximum Expansion Factor").
+/// The largest growth of a gzip stream (zlib's "Maximum Expansion Factor").
 constexpr std::uint64_t kMaxExpansion = 1032;
 constexpr std::uint8_t kUnsignedBytes = 0x08;
 constexpr std::uint8_t kGzipMagic[] = {0x1f, 0x8b};
@@ -29,14 +29,14 @@ struct EndInflate {
   }
 };
 
-/// A plain or gzip file. zlib's own reader of files passes over what follows the last gzip member, and does
-/// not know the path.
+/// Reads a plain or gzip file. zlib's own file reader ignores bytes behind the last gzip member and does not
+/// know the path.
 class GzipReader {
  public:
   static Result<GzipReader> open(const std::string& path) {
     GzipReader reader;
     reader.path_ = path;
-    // A pipe must not keep us waiting before it is refused.
+    // Opening a pipe must not block before the pipe is refused.
     reader.fd_ = UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat status {};
     if (!reader.fd_ || ::fstat(reader.fd_.get(), &status) != 0) return system_error(errno, path);
@@ -56,7 +56,7 @@ class GzipReader {
   std::uint64_t file_size() const { return file_size_; }
   bool plain() const { return plain_; }
 
-  /// Fewer bytes than asked for only at the end of the file.
+  /// Returns fewer bytes than requested only at the end of the file.
   Result<std::size_t> read(std::span<std::uint8_t> into) {
     std::size_t done = 0;
     while (done < into.size()) {
@@ -75,7 +75,7 @@ class GzipReader {
   }
 
  private:
-  /// The next part of the file; nothing at its end.
+  /// Reads the next part of the file; the buffer is empty at the end of the file.
   Result<> fill() {
     ssize_t got = 0;
     do
@@ -99,7 +99,7 @@ class GzipReader {
     const unsigned room = static_cast<unsigned>(std::min<std::size_t>(into.size(), 1 << 30));
     stream_->next_out = into.data();
     stream_->avail_out = room;
-    // Of a single byte zlib would say only that more must follow.
+    // Given a single byte, zlib would only report that more must follow.
     const bool begins = !between_members_ || *stream_->next_in == kGzipMagic[0];
     const int code = begins ? inflate(stream_.get(), Z_NO_FLUSH) : Z_DATA_ERROR;
     if (code == Z_STREAM_END) {
@@ -120,16 +120,16 @@ class GzipReader {
   UniqueFd fd_;
   std::uint64_t file_size_ = 0;
   std::vector<std::uint8_t> buffer_ = std::vector<std::uint8_t>(std::size_t{1} << 16);
-  std::unique_ptr<z_stream, EndInflate> stream_{new z_stream{}};  ///< in one place: zlib keeps its address
+  std::unique_ptr<z_stream, EndInflate> stream_{new z_stream{}};  ///< on the heap: zlib keeps its address
   bool plain_ = true;
-  bool between_members_ = false;  ///< where a gzip file may end
+  bool between_members_ = false;  ///< a gzip file may end here
 };
 
 std::uint32_t big_endian(const std::uint8_t* at) {
   return std::uint32_t{at[0]} << 24 | std::uint32_t{at[1]} << 16 | std::uint32_t{at[2]} << 8 | at[3];
 }
 
-/// Magic and sizes; the error says what a right header would be.
+/// Reads magic and sizes; the error describes the expected header.
 Result<std::vector<std::uint32_t>> read_header(GzipReader& reader, int dimensions) {
   std::vector<std::uint8_t> header(4 + 4 * static_cast<std::size_t>(dimensions));
   const auto magic = reader.read(std::span(header).first(4));
@@ -152,7 +152,7 @@ Result<std::vector<std::uint32_t>> read_header(GzipReader& reader, int dimension
   return sizes;
 }
 
-/// The product of the sizes; nothing where it passes `limit`.
+/// Returns the product of the sizes; empty if it exceeds `limit`.
 std::optional<std::uint64_t> array_size(const std::vector<std::uint32_t>& sizes, std::uint64_t limit) {
   std::uint64_t total = 1;
   for (const std::uint32_t size : sizes) {
@@ -180,7 +180,7 @@ Result<IdxArray> read_idx(const std::string& path, int dimensions, std::uint64_t
                          " bytes of data; the file is too short");
   }
 
-  // One byte more than there should be: the checksum is compared when what follows the data is looked for.
+  // The buffer has one byte more than the data: zlib compares the checksum when this byte is requested.
   IdxArray array{std::move(*sizes), std::vector<std::uint8_t>(*total + 1)};
   const auto got = reader->read(array.bytes);
   if (!got) return got.error();

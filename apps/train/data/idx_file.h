@@ -15,9 +15,9 @@ struct IdxArray {
   std::vector<std::uint8_t> bytes;
 };
 
-/// Reads a plain or gzip file, all of it and nothing behind it. `dimensions`: as many must be there;
-/// `max_bytes` bounds the array, and no memory is taken before the header fits the file's size. Errors
-/// (kUsage, or kSystem with errno) begin with the path.
+/// Reads a whole plain or gzip file; bytes behind the array are an error. The array must have `dimensions`
+/// dimensions and at most `max_bytes` bytes. No memory is taken before the header fits the file's size.
+/// Errors (kUsage, or kSystem with errno) begin with the path.
 Result<IdxArray> read_idx(const std::string& path, int dimensions, std::uint64_t max_bytes);
 
 }  // namespace ddp::train

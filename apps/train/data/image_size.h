@@ -2,7 +2,7 @@
 
 namespace ddp::train {
 
-// The pictures of MNIST and Fashion-MNIST, and the border that a 5 x 5 convolution wants.
+// Sizes of the images of MNIST and Fashion-MNIST, and of the border that a 5 x 5 convolution needs.
 inline constexpr int kImageSide = 28;
 inline constexpr int kImagePixels = kImageSide * kImageSide;
 inline constexpr int kClasses = 10;

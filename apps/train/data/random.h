@@ -4,9 +4,9 @@
 
 namespace ddp::train {
 
-/// A counter-based generator: the number depends on (seed, stream, counter) only, so every rank can compute
-/// any one of them in any order. The mixing is SplitMix64's finaliser (Steele, Lea, Flood 2014), once for
-/// each of the three.
+/// A counter-based generator: a number depends on (seed, stream, counter) only. Every rank can compute any
+/// number in any order. The mixing is SplitMix64's finalizer (Steele, Lea, Flood 2014), applied once per
+/// argument.
 constexpr std::uint64_t mix_bits(std::uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -10,7 +10,7 @@ namespace ddp::train {
 
 namespace {
 
-constexpr std::uint64_t kSeed = 20'170'825;  // of the data set itself: --seed changes training, not the data
+constexpr std::uint64_t kSeed = 20'170'825;  // seed of the data set: --seed changes training, not the data
 constexpr std::size_t kTrainingImages = 60'000;
 constexpr std::size_t kTestImages = 10'000;
 constexpr std::size_t kFewestTestImages = 200;
@@ -19,7 +19,7 @@ constexpr int kCells = 7;  // a prototype is 7 x 7 random cells, drawn as 4 x 4 
 constexpr int kCellSide = kImageSide / kCells;
 constexpr int kMaxShift = 2;
 
-/// Streams of the generator: test images must not repeat training images.
+/// Streams of the generator. Test images must not repeat training images.
 enum GeneratorStream : std::uint64_t { kPrototype = 1, kTrainingStream = 2, kTestStream = 3 };
 
 using Prototype = std::array<std::uint8_t, kImagePixels>;
@@ -36,7 +36,8 @@ std::array<Prototype, kClasses> make_prototypes() {
   return prototypes;
 }
 
-/// Pixel (x, y) is the prototype's, shifted by up to two pixels, plus noise of ± 128 cut to a byte.
+/// Draws pixel (x, y) from the prototype, shifted by up to two pixels, plus noise of ± 128, clamped to a
+/// byte.
 void draw(const Prototype& prototype, std::uint64_t bits, std::uint8_t* image) {
   const int shift_x = static_cast<int>(bits >> 8 & 0xff) % (2 * kMaxShift + 1) - kMaxShift;
   const int shift_y = static_cast<int>(bits >> 16 & 0xff) % (2 * kMaxShift + 1) - kMaxShift;
