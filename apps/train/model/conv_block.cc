@@ -13,7 +13,7 @@ constexpr double kRunningMomentum = 0.1;
 constexpr int kImagesPerChunk = 10;
 constexpr int kMaxChunks = 32;  // bounds the memory of the gradients by chunk
 
-/// By the batch alone, never by the threads: it decides the order of sums.
+/// Depends on the batch alone, never on the threads: the chunk size decides the order of sums.
 int images_per_chunk(int batch) {
   return std::max(kImagesPerChunk, (batch + kMaxChunks - 1) / kMaxChunks);
 }
@@ -22,7 +22,7 @@ int chunks_of(int batch) {
   return (batch + images_per_chunk(batch) - 1) / images_per_chunk(batch);
 }
 
-/// body(n, chunk, worker) for every image.
+/// Calls body(n, chunk, worker) for every image.
 template <class Body>
 void for_images(ThreadPool& threads, int batch, const Body& body) {
   const int size = images_per_chunk(batch);
@@ -34,13 +34,13 @@ void for_images(ThreadPool& threads, int batch, const Body& body) {
 
 }  // namespace
 
-/// Per channel: the mean, and the sum of squared differences from it, over `count` pixels.
+/// Per channel: the mean, and the sum of squared differences from the mean, over `count` pixels.
 template <class T>
 struct ConvBlock<T>::Moments {
   double count = 0;
   std::vector<double> mean, squares;
 
-  /// Chan's merge: stable where a sum of squares would cancel.
+  /// Chan's merge: stable in cases where a sum of squares would cancel.
   void merge(double other_count, const auto* other_mean, const auto* other_squares) {
     const double total = count + other_count;
     for (std::size_t c = 0; c < mean.size(); ++c) {
@@ -177,7 +177,7 @@ void ConvBlock<T>::sum_norm_gradients(int batch, const T* parameters, const T* p
         shape_.height, shape_.width, channels, convolved(n), {scale_.data(), shift_.data()},
         pooled_gradient + static_cast<std::ptrdiff_t>(n) * pooled_size(), image_a_.at(at), image_b_.at(at));
   });
-  std::vector<double> sums(2 * static_cast<std::size_t>(channels));  // of a, then of b
+  std::vector<double> sums(2 * static_cast<std::size_t>(channels));  // sums of a, then of b
   for (int n = 0; n < batch; ++n) {
     for (int c = 0; c < channels; ++c) {
       sums[c] += static_cast<double>(*image_a_.at(static_cast<std::size_t>(n) * channels + c));
@@ -187,7 +187,8 @@ void ConvBlock<T>::sum_norm_gradients(int batch, const T* parameters, const T* p
   const auto gamma_gradient = [&](int c) {
     return (sums[channels + c] - *mean_.at(c) * sums[c]) * *inverse_deviation_.at(c);
   };
-  // Of this rank's own batch also where the statistics are shared: gradients are averaged over ranks later.
+  // Even with shared statistics these sums cover this rank's own batch: gradients are averaged over ranks
+  // later.
   for (int c = 0; c < channels; ++c) {
     gradients[at_.beta + c] = static_cast<T>(sums[c]);
     gradients[at_.gamma + c] = static_cast<T>(gamma_gradient(c));

@@ -10,15 +10,15 @@
 
 namespace ddp::train {
 
-/// Where one block's tensors lie in the flat vectors of the model.
+/// Offsets of one block's tensors in the flat vectors of the model.
 struct ConvBlockOffsets {
   std::size_t weight = 0, bias = 0, gamma = 0, beta = 0;  ///< in parameters and in gradients
   std::size_t running_mean = 0, running_variance = 0;     ///< in running statistics
 };
 
-/// Convolution 5 x 5 → batch normalisation → ReLU → 2 x 2 maximum, for up to `max_batch` images. Reads padded
-/// images and may write padded images, so that the next block needs no copy. Keeps what backward needs of the
-/// last forward.
+/// Convolution 5 x 5 → batch normalization → ReLU → 2 x 2 maximum, for up to `max_batch` images. The block
+/// reads padded images and may write padded images, so that the next block needs no copy. It keeps what
+/// backward needs of the last forward.
 template <class T>
 class ConvBlock {
  public:
@@ -32,18 +32,19 @@ class ConvBlock {
   ConvBlock(const kernels::KernelTable<T>& kernels, kernels::ConvShape shape, ConvBlockOffsets offsets,
             int max_batch, ThreadPool& threads);
 
-  /// Null: normalise by this rank's own batch. Else by that of all ranks; outlives the block.
+  /// Null: this rank's statistics normalize a batch. Otherwise those of all ranks together; `gather` must
+  /// outlive the block.
   void share_statistics(const GatherNumbers* gather) { gather_ = gather; }
 
-  /// Normalises by the batch's own statistics and moves the running ones towards them (momentum 0.1, unbiased
-  /// variance, as PyTorch).
+  /// Normalizes by the batch's own statistics and moves the running ones towards them (momentum 0.1, unbiased
+  /// variance, as in PyTorch).
   void forward_training(int batch, const T* padded, const T* parameters, T* running, Images pooled);
-  /// Normalises by the running statistics.
+  /// Normalizes by the running statistics.
   void forward_evaluation(int batch, const T* padded, const T* parameters, const T* running, Images pooled);
 
-  /// From the gradient of the pooled images (dense) to the gradients of the parameters (overwritten) and,
-  /// unless `input_gradient` is null, of the input (dense). `padded` is the input of the last
-  /// forward_training.
+  /// Computes the gradients of the parameters (overwritten) from the gradient of the pooled images (dense).
+  /// The input's gradient (dense) is computed, too, unless `input_gradient` is null. `padded` is the input of
+  /// the last forward_training.
   void backward(int batch, const T* padded, const T* parameters, const T* pooled_gradient, T* gradients,
                 T* input_gradient);
 
@@ -67,14 +68,14 @@ class ConvBlock {
 
   const kernels::KernelTable<T>& kernels_;
   kernels::ConvShape shape_;
-  kernels::ConvShape turned_shape_;  ///< of the convolution that gives the input's gradient
+  kernels::ConvShape turned_shape_;  ///< shape of the convolution that gives the input's gradient
   ConvBlockOffsets at_;
   ThreadPool& threads_;
   const GatherNumbers* gather_ = nullptr;
-  double count_ = 0;                 ///< pixels per channel behind the last forward's statistics
-  AlignedBuffer<T> convolved_;       ///< all images before normalisation
-  AlignedBuffer<T> image_gradient_;  ///< of one convolved image per thread, padded
-  AlignedBuffer<T> chunk_gradient_;  ///< of weight and bias, by chunk
+  double count_ = 0;                 ///< pixels per channel in the last forward's statistics
+  AlignedBuffer<T> convolved_;       ///< all images before normalization
+  AlignedBuffer<T> image_gradient_;  ///< one convolved image per thread, padded
+  AlignedBuffer<T> chunk_gradient_;  ///< gradients of weight and bias, by chunk
   AlignedBuffer<T> turned_weight_;
   AlignedBuffer<T> scale_, shift_;                               ///< kernels::NormScale of the last forward
   AlignedBuffer<T> spread_gain_, spread_offset_, spread_slope_;  ///< kernels::NormGradient

@@ -15,16 +15,16 @@
 
 namespace ddp::train {
 
-/// The ConvNet of the usual DDP tutorials: two blocks of conv 5 x 5, batch normalisation, ReLU and 2 x 2
-/// maximum with 16 and 32 channels, then a linear layer to 10 classes; 29,034 parameters. Its tensors have
-/// the names of the tutorials' state_dict; memory layout is the kernels' own.
+/// The ConvNet of the usual DDP tutorials, with 29,034 parameters. It has two blocks of conv 5 x 5, batch
+/// normalization, ReLU and 2 x 2 maximum, with 16 and 32 channels. A linear layer to 10 classes follows. Its
+/// tensors have the names of the tutorials' state_dict; the memory layout is that of our kernels.
 template <class T>
 class ConvNet final : public Model<T> {
  public:
   static constexpr int kParameters = 29'034;
   static constexpr int kRunning = 96;  ///< running means and variances of both blocks
 
-  /// `threads` and `kernels` outlive the model.
+  /// `threads` and `kernels` must outlive the model.
   ConvNet(int max_batch, ThreadPool& threads,
           const kernels::KernelTable<T>& kernels = kernels::best_kernels<T>());
 
@@ -34,7 +34,7 @@ class ConvNet final : public Model<T> {
   const std::vector<TensorInfo>& running_tensors() const override;
   std::vector<std::string> counter_names() const override;
 
-  /// `images`: padded, of kPaddedPixels each, borders zero.
+  /// `images` are padded to kPaddedPixels each, with zero borders.
   kernels::BatchScore forward(const T* images, std::span<const std::uint8_t> labels) override;
   using OnReady = typename Model<T>::OnReady;
   void backward(const T* images, int batch, const OnReady& on_ready) override;

@@ -39,7 +39,7 @@ Mlp<T>::Mlp(int width, int depth, int max_batch, ThreadPool& threads, const kern
     Layer layer;
     layer.inputs = i == 0 ? kImagePixels : width;
     layer.outputs = i == depth ? kClasses : width;
-    const std::string name = std::to_string(2 * i);  // ReLU stands between two layers
+    const std::string name = std::to_string(2 * i);  // a ReLU lies between two layers
     layer.weight = at;
     const std::size_t size = static_cast<std::size_t>(layer.inputs) * layer.outputs;
     tensors_.push_back({name + ".weight", at, size, layer.inputs, {layer.outputs, layer.inputs}});

@@ -14,12 +14,12 @@
 namespace ddp::train {
 
 /// A multi-layer perceptron: 784 pixels, `depth` hidden layers of `width` with ReLU, 10 classes. Its tensors
-/// have the names of PyTorch's Sequential(Linear, ReLU, …, Linear): "0.weight", "0.bias", "2.weight", … Made
-/// to load the network: 2048 wide and 7 deep it has 107 MB of gradients.
+/// have the names of PyTorch's Sequential(Linear, ReLU, …, Linear): "0.weight", "0.bias", "2.weight", … Its
+/// purpose is to load the network: 2048 wide and 7 deep, it has 107 MB of gradients.
 template <class T>
 class Mlp final : public Model<T> {
  public:
-  /// `threads` and `kernels` outlive the model.
+  /// `threads` and `kernels` must outlive the model.
   Mlp(int width, int depth, int max_batch, ThreadPool& threads,
       const kernels::KernelTable<T>& kernels = kernels::best_kernels<T>());
 
@@ -45,7 +45,7 @@ class Mlp final : public Model<T> {
     AlignedBuffer<T> output;
   };
 
-  /// Fills the layers' outputs; the last one's are the logits.
+  /// Fills the outputs of the layers; the last layer's output is the logits.
   void compute(const T* images, int batch);
   void layer_forward(Layer& layer, const T* input, int batch, bool relu);
   void weight_gradients(const Layer& layer, const T* input, int batch);
@@ -55,7 +55,7 @@ class Mlp final : public Model<T> {
   ThreadPool& threads_;
   std::vector<TensorInfo> tensors_, no_tensors_;
   std::vector<Layer> layers_;
-  AlignedBuffer<T> gradient_, next_gradient_;  ///< of a layer's outputs, and of its inputs
+  AlignedBuffer<T> gradient_, next_gradient_;  ///< gradients of a layer's outputs, and of its inputs
   AlignedBuffer<T> scratch_;                   ///< kGemmScratch per thread
 };
 

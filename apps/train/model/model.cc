@@ -34,7 +34,7 @@ kernels::BatchScore Model<T>::forward_backward(const T* images, std::span<const 
 
 template <class T>
 std::span<T> Model<T>::padded_gradients(std::size_t parts) {
-  // The loss lies behind the gradients; it has no place in a sum of parts.
+  // The loss lies behind the gradients; a sum of parts must not include it.
   std::fill(gradients_.at(count_), gradients_.at(padded(parts)), T{});
   return gradients_.span().first(padded(parts));
 }

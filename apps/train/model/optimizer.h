@@ -19,17 +19,17 @@ struct OptimizerSettings {
   double weight_decay = 0;
 };
 
-/// SGD or AdamW over a flat range of parameters, as torch.optim makes them. Owns its state, one number or two
-/// for each parameter.
+/// SGD or AdamW over a flat range of parameters, as in torch.optim. Owns its state: one or two numbers per
+/// parameter.
 template <class T>
 class Optimizer {
  public:
   Optimizer(const OptimizerSettings& settings, std::size_t size);
 
-  /// All three of the size given above.
+  /// All three spans have the size given to the constructor.
   void step(std::span<T> parameters, std::span<const T> gradients, double lr);
 
-  /// The state by name, in a fixed order: for checkpoints.
+  /// One named part of the state for checkpoints. The order of the parts is fixed.
   struct State {
     std::string_view name;
     std::span<T> values;

@@ -8,11 +8,11 @@
 
 namespace ddp::train {
 
-/// Divides work into chunks that the caller numbers. Which thread takes which chunk is left to chance, so
-/// work whose result must not depend on the number of threads keeps its sums by chunk and adds them in order.
+/// Divides work into chunks that the caller numbers. The assignment of chunks to threads is arbitrary. Work
+/// whose result must not depend on the number of threads keeps its sums by chunk and adds them in order.
 class ThreadPool {
  public:
-  /// `threads` with the caller's; at least 1. No thread is started for 1.
+  /// `threads` includes the calling thread and is at least 1. No thread is started for 1.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -20,8 +20,8 @@ class ThreadPool {
 
   using ChunkWork = std::function<void(int chunk, int worker)>;
 
-  /// work(0 … chunks - 1), each once; returns when all are done. `worker` is below threads(), and no two
-  /// calls at the same time have the same one: scratch memory is chosen by it. Exceptions end the program.
+  /// Calls work(0 … chunks - 1), each once; returns when all calls are done. `worker` is below threads(), and
+  /// differs between simultaneous calls, so it can choose scratch memory. Exceptions end the program.
   void run(int chunks, const ChunkWork& work);
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
