@@ -14,10 +14,10 @@ struct GradientBucket {
   std::size_t end = 0;
 };
 
-/// Divides the flat gradient with `extra` elements behind it into buckets; [core]. They come in the order in
-/// which backward completes them: from the end to the beginning. A tensor is never divided, so a bucket may
-/// pass its cap by being one large tensor. The first bucket is small, so that the network has work early;
-/// the others are filled up to `cap_bytes`.
+/// Divides the flat gradient, followed by `extra` elements, into buckets; [core]. The buckets are in the
+/// order in which backward completes them: from the end to the beginning. A tensor is never divided, so a
+/// bucket of one large tensor may exceed the cap. The first bucket is small, so that the network has work
+/// early; the others are filled up to `cap_bytes`.
 std::vector<GradientBucket> plan_buckets(std::span<const TensorInfo> tensors, std::size_t extra,
                                          std::size_t scalar_bytes, std::size_t first_bytes,
                                          std::size_t cap_bytes);
