@@ -11,23 +11,23 @@
 
 namespace ddp::train {
 
-/// What all ranks must be given alike, in words. Different lists of the same names are a user's mistake.
+/// An option that all ranks must be given alike, as text. Lists that differ only in values are a usage error.
 struct EqualOption {
   std::string name;
   std::string value;
 };
 using EqualOptions = std::vector<EqualOption>;
 
-/// Options that change what ranks compute or send together, and the data's size. Of a path only whether it is
-/// given: nodes may have other places.
+/// Returns the options that change what ranks compute or send together, and the data's size. A path only
+/// counts as given or not given: nodes may use other places.
 EqualOptions equal_options(const TrainOptions& options, const DataSplit& data);
 
-/// For another rank, and what differs from that other rank's first: "--seed is 4 on rank 1 and 3 on rank 0;
-/// all ranks must be given the same". Empty: nothing.
+/// to_text() makes the text for another rank. difference() returns the first difference from rank 0: "--seed
+/// is 4 on rank 1 and 3 on rank 0; all ranks must be given the same". Empty: none.
 std::string to_text(const EqualOptions& options);
 std::string difference(const EqualOptions& mine, int rank, std::string_view text_of_rank_0);
 
-/// The same error (kUsage) on all ranks when a rank differs from rank 0. All ranks call it.
+/// Returns the same error (kUsage) on all ranks if a rank differs from rank 0. All ranks call it.
 Result<> check_equal(Communicator& world, const EqualOptions& mine);
 
 std::string value_text(double value);

@@ -10,21 +10,21 @@
 
 namespace ddp::train {
 
-/// The command line without the program's name, in reverse, as CLI11 takes it; --batch_size is --batch-size,
-/// as in torchrun.
+/// Returns the command line without the program's name, in reverse order, as CLI11 takes it. --batch_size
+/// becomes --batch-size, as in torchrun.
 std::vector<std::string> reversed_arguments(int argc, const char* const* argv);
 
-/// "60", "60s", "500ms", "2m", "1h"; no unit: seconds. From 1 ms to 24 hours.
+/// Parses "60", "60s", "500ms", "2m" or "1h"; no unit: seconds. Valid are 1 ms to 24 hours.
 std::optional<std::chrono::milliseconds> parse_duration(std::string_view text);
-/// What to say of a text that is none.
+/// Returns the error text for a `text` that is no duration.
 std::string no_duration(std::string_view text);
 
-/// "8", "64K", "1.5m", "32MiB" (powers of 1024, letters of either case), as nccl-tests reads them; from 1
-/// byte to 1024 GiB.
+/// Parses "8", "64K", "1.5m" or "32MiB" (powers of 1024, letters of either case), as nccl-tests does. Valid
+/// are 1 byte to 1024 GiB.
 std::optional<std::size_t> parse_bytes(std::string_view text);
 
-/// A check for CLI11, beside its Range, which lets "nan" through: no comparison with it is true. Empty: a
-/// number of finite size, or no number at all, of which another check says more.
+/// A check for CLI11 beside its Range, which accepts "nan": no comparison with nan is true. Returns an empty
+/// string for a finite number, and for text that is no number: another check reports that in detail.
 inline std::string finite_check(const std::string& text) {
   if (std::isfinite(std::strtod(text.c_str(), nullptr))) return "";
   return "\"" + text + "\" is no finite number";

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kUsageExit = 2;
 
-/// "RANK:STEP".
+/// Parses "RANK:STEP".
 std::optional<InjectedNan> parse_injected_nan(std::string_view text) {
   InjectedNan inject;
   const char* end = text.data() + text.size();
@@ -46,7 +46,7 @@ class OptionGroup {
   void flag(const char* option, bool& value, const char* text) {
     app_.add_flag(option, value, text)->group(name_);
   }
-  /// One word out of a few. `noun` as in "there is no NOUN "x"".
+  /// Adds an option whose value is one of `words`. Errors read: there is no NOUN "x".
   template <class T>
   void choice(const char* option, T& value, std::vector<std::pair<std::string, T>> words, std::string noun,
               const char* text, const char* type) {
@@ -222,7 +222,7 @@ void add_reports(CLI::App& app, TrainOptions& options) {
       ->group("Reports");
 }
 
-/// Of what were options of training before they were subcommands; empty: of nothing like that.
+/// Returns the error text for an option that has become a subcommand; empty: `word` is another option.
 std::string moved(const std::string& word) {
   const std::string option = word.substr(0, word.find('='));
   if (option == "--bench") return "is a subcommand and comes first: train bench OPERATION [OPTION…]";

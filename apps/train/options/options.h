@@ -12,21 +12,21 @@
 
 namespace ddp::train {
 
-/// kBfloat16: a GPU stores activations and the weights that it computes with so; sums, gradients, optimizer
-/// and the weights that are trained are float32.
+/// kBfloat16: a GPU stores activations and the weights for computing in bfloat16. Sums, gradients, optimizer
+/// and master weights are float32.
 enum class Dtype : std::uint8_t { kFloat32, kFloat64, kBfloat16 };
 enum class ModelKind : std::uint8_t { kConvNet, kMlp };
 enum class DeviceKind : std::uint8_t { kCpu, kGpu };
 enum class BarMode : std::uint8_t { kAuto, kAlways, kNever };
 
-/// A test of what happens to a nan: this rank puts one into its gradient of this step (from 1).
+/// Fault injection: this rank puts a nan into its gradient of this step (from 1).
 struct InjectedNan {
   int rank = 0;
   std::uint64_t step = 0;
 };
 
 struct TrainOptions {
-  std::string data = "/usr/share/datasets/fashion-mnist";  ///< a directory, or "synthetic"
+  std::string data = "/usr/share/datasets/fashion-mnist";  ///< directory, or "synthetic"
   std::size_t limit = 0;                                   ///< training images over all ranks; 0: all
   ModelKind model = ModelKind::kConvNet;
   int mlp_width = 512;
@@ -55,32 +55,31 @@ struct TrainOptions {
   std::string checkpoint_dir;          ///< empty: none are written
   std::uint64_t checkpoint_every = 0;  ///< steps; 0: at the end of each epoch
   int checkpoint_keep = 3;
-  std::string resume;  ///< a checkpoint, or a directory of them; "auto": the last of checkpoint_dir, if any
+  std::string resume;  ///< checkpoint, or directory of them; "auto": the last of checkpoint_dir, if any
 
   int log_interval = 50;  ///< steps between two progress lines
   BarMode bar = BarMode::kAuto;
   std::string metrics_file;  ///< JSON lines; empty: none
   std::string profile;       ///< Chrome trace; empty: none
-  std::string sample_log;    ///< a directory for lists of what each rank was given; empty: none
+  std::string sample_log;    ///< directory for lists of each rank's samples; empty: none
   std::optional<InjectedNan> inject_nan;
   CommKind comm = CommKind::kAuto;
   std::chrono::milliseconds comm_timeout{60'000};
-  bool share_gpu = false;            ///< several ranks on one GPU, over NCCL
-  std::string flight_recorder;       ///< a directory for what ranks did last when one is lost; empty: none
-  std::string read_flight_recorder;  ///< judge the logs in this directory instead of training; empty: train
+  bool share_gpu = false;       ///< several ranks on one GPU, over NCCL
+  std::string flight_recorder;  ///< directory for the last operations of ranks when one is lost; empty: none
+  std::string read_flight_recorder;  ///< analyze the logs in this directory instead of training; empty: train
   bool rejoin = false;               ///< a rank that loses a peer goes on in the same process
 };
 
 struct ParsedTrainOptions {
-  std::optional<TrainOptions>
-      options;        ///< empty: help or mistakes were printed, and the program is to end with
-  int exit_code = 0;  ///< 0 after --help and --version, 2 after mistakes
+  std::optional<TrainOptions> options;  ///< empty: help or errors were printed
+  int exit_code = 0;                    ///< 0 after --help and --version, 2 after errors
 };
 
 ParsedTrainOptions parse_options(int argc, const char* const* argv);
 
-/// What the options contradict, and what they need that this world and processor cannot give; empty: all is
-/// well. Found before anything starts.
+/// Returns a contradiction between the options, or a need that this world or processor cannot meet; empty:
+/// none. It runs before anything starts.
 std::string contradiction(const TrainOptions& options, int world_size);
 
 }  // namespace ddp::train
