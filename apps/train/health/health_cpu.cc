@@ -30,7 +30,7 @@ struct UnmapPages {
 };
 using Mapping = std::unique_ptr<std::uint64_t, UnmapPages>;
 
-/// Thermal events of all cores since the machine started; 0 where the kernel does not count them.
+/// Returns the thermal events of all cores since boot; 0 if the kernel does not count them.
 std::uint64_t count_throttles() {
   std::uint64_t sum = 0;
   for (const auto& cpu : list_directory("/sys/devices/system/cpu")) {
@@ -88,7 +88,7 @@ class Cpu final : public HealthDevice {
   }
 
  private:
-  /// At least twice, so that two results are compared.
+  /// Multiplies at least twice, so that two results are compared.
   static void multiply_until(const HealthGemm& gemm, Clock::time_point end, bool inject,
                              HealthProducts& results) {
     const int n = gemm.size();

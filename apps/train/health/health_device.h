@@ -12,46 +12,48 @@
 
 namespace ddp::train {
 
-/// What is to be tested, and what is to go wrong for a drill.
+/// Settings of the tests, and the faults to inject.
 struct HealthTask {
   std::chrono::milliseconds time{10'000};
-  std::size_t memory = 0;  ///< bytes to be tested; 0: a CPU's usual ones, of a GPU `share`
+  std::size_t memory = 0;  ///< bytes to test; 0: a CPU's default, a GPU's `share`
   std::size_t share = 0;   ///< bytes of its GPU that this rank may take (memory_share)
   int threads = 1;
   bool inject_gemm = false;
   bool inject_memory = false;
 };
 
-/// Multiplies and remembers on one device, and writes what it saw into figures. Blocking, one thread.
+/// Tests matrix products and memory on one device and writes the results into figures. Calls block and come
+/// from one thread.
 class HealthDevice {
  public:
   virtual ~HealthDevice() = default;
   virtual std::string name() const = 0;
-  /// Equal on ranks that have the same memory to divide, on whatever thread; 0: nobody shares it.
+  /// Equal on ranks that divide the same memory, on any thread; 0: no other rank shares the memory.
   virtual std::uint64_t identity() const { return 0; }
-  /// Bytes that could be tested now if nobody else took any; 0 where identity() is. It may take as long as
-  /// the driver does.
+  /// Returns the bytes that could be tested if no other rank took any; 0 if identity() is 0. The driver may
+  /// take long.
   virtual Result<std::size_t> testable_memory() { return std::size_t{0}; }
-  /// What is to be known before, and after the tests (clocks, counters of errors).
+  /// Called before and after the tests, to read clocks and error counters.
   virtual void begin(HealthFigures&) {}
   virtual void end(HealthFigures&) {}
-  /// Errors are about the device or its memory as a whole; wrong values are none, they stand in the figures.
+  /// Errors are about the device or its memory as a whole. Wrong values are no errors: the figures count
+  /// them.
   virtual Result<> multiply(const HealthTask& task, HealthFigures& figures) = 0;
   virtual Result<> remember(const HealthTask& task, HealthFigures& figures) = 0;
 };
 
 std::unique_ptr<HealthDevice> open_health_cpu();
-/// Whether this build and this machine have one; kUsage with the reason.
+/// Returns whether this build and this machine have a GPU; kUsage with the reason.
 Result<> can_test_gpu();
-/// GPU `local_rank` modulo their number.
+/// Opens GPU number `local_rank` modulo the number of GPUs.
 Result<std::unique_ptr<HealthDevice>> open_health_gpu(int local_rank);
 
-/// How much of its device's memory this rank may take, so that no other one lacks it: the ranks that share a
-/// device have equal parts. `sizes` has for each rank its identity() and its testable_memory(), read when
-/// all had opened their devices and none had begun; 0 where a rank does not know.
+/// Returns how much of its device's memory this rank may take: ranks that share a device have equal parts.
+/// `sizes` has for each rank its identity() and its testable_memory(). They are read after all ranks have
+/// opened their devices and before any has begun; 0: the rank does not know.
 std::size_t memory_share(std::span<const std::uint64_t> sizes, int rank);
 
-/// All tests of one device in their order; what could not be made is the figures' trouble.
+/// Runs all tests of one device in order. A test that could not run is the figures' `trouble`.
 void test_device(HealthDevice& device, const HealthTask& task, HealthFigures& figures);
 
 }  // namespace ddp::train

@@ -42,9 +42,9 @@ class GpuMemory {
  public:
   explicit GpuMemory(cudaStream_t stream) : stream_(stream) {}
 
-  /// All of `bytes`; where 0, of `share` as much as there is.
+  /// Takes all of `bytes`; if 0, as much of `share` as is available.
   Result<> take(std::size_t bytes, std::size_t share) {
-    // The records first: nothing is free afterwards.
+    // The records are allocated first: no memory is free afterwards.
     auto records = make_device_bytes(kPiece / kBlock * sizeof(PatternFaults));
     if (!records) return records.error();
     records_ = std::move(*records);
@@ -53,7 +53,7 @@ class GpuMemory {
     for (std::size_t left = (std::max(bytes, kBlock) + kBlock - 1) / kBlock * kBlock; left > 0;) {
       const std::size_t size = std::min(left, kPiece);
       auto memory = make_device_bytes(size);
-      // What is free may be in parts, or others may have been faster.
+      // Free memory may be fragmented, or other processes were faster.
       if (!memory && as_there_is && !pieces_.empty()) return {};
       if (!memory) return memory.error();
       auto* const words = reinterpret_cast<std::uint64_t*>(memory->get());
@@ -65,7 +65,7 @@ class GpuMemory {
     return {};
   }
 
-  /// All is written before any of it is read, so that what the caches hold is not taken for the memory.
+  /// Writes everything before reading anything, so that values in caches do not pass for values in memory.
   Result<> test(HealthPattern pattern, bool inject, PatternFaults& faults) {
     for (HealthPiece& piece : pieces_) {
       piece.pattern = pattern;
@@ -102,7 +102,7 @@ class GpuMemory {
   }
 
   Result<> read(const HealthPiece& piece, PatternFaults& faults) {
-    // Records of the piece before must not pass for those of this one.
+    // The records are cleared, so that the previous piece's records do not pass for this piece's.
     const auto blocks = static_cast<std::size_t>(blocks_of(piece));
     std::vector<PatternFaults> block_faults(blocks, PatternFaults::none());
     auto* const records = reinterpret_cast<PatternFaults*>(records_.get());
@@ -121,7 +121,7 @@ class GpuMemory {
                                              std::to_string(block_faults[block].compared) + " of the " +
                                              std::to_string(kHealthBlockWords) + " words of a block"};
     }
-    // Other ones in each piece and with each pattern.
+    // The sampled block differs with each piece and each pattern.
     const std::size_t sample = (samples_++ * 4099) % blocks;
     const auto seen = check_block(piece, sample);
     if (!seen) return seen.error();
@@ -131,7 +131,7 @@ class GpuMemory {
     return {};
   }
 
-  /// One block of a piece, by the host.
+  /// Checks one block of a piece on the host.
   Result<PatternFaults> check_block(const HealthPiece& piece, std::size_t block) {
     std::vector<std::uint64_t> words(kHealthBlockWords);
     const std::size_t begin = block * kHealthBlockWords;
@@ -151,7 +151,7 @@ class GpuMemory {
   std::size_t samples_ = 0;
 };
 
-/// What is free on this thread's GPU, but for a fiftieth, and 64 MiB, which others may need.
+/// Returns the free memory of this thread's GPU, minus 2 % or at least 64 MiB that other processes may need.
 Result<std::size_t> testable_gpu_memory() {
   std::size_t free = 0, total = 0;
   if (auto done = cuda_check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo"); !done) return done.error();
@@ -159,11 +159,11 @@ Result<std::size_t> testable_gpu_memory() {
 }
 
 /// Writes and reads memory of the GPU once for each pattern, by kernels, at the speed of the memory. `bytes`:
-/// how much, rounded up to 64 KiB; 0: up to `share`, or what there is of it. kSystem when the GPU has no room
-/// for `bytes`, or when the kernels do not look at all of it.
+/// size, rounded up to 64 KiB; 0: as much of `share` as is available. kSystem when the GPU has no room for
+/// `bytes`, or when the kernels do not read all of it.
 ///
-/// A GPU must not be judged by itself alone: it also tells how many words each block has looked at, and the
-/// host looks at some of each piece again.
+/// A GPU must not be its own only judge: it also reports how many words each block has read, and the host
+/// reads a sample of each piece again.
 ///
 /// `inject`: a bit of one word is inverted in between. `after_pattern` is called four times. Blocking.
 Result<PatternFaults> test_gpu_memory(cudaStream_t stream, std::size_t bytes, std::size_t share, bool inject,
@@ -180,8 +180,7 @@ Result<PatternFaults> test_gpu_memory(cudaStream_t stream, std::size_t bytes, st
   return faults;
 }
 
-/// Products are copied to the host, which compares them: a wrong value of the GPU must not be judged by the
-/// GPU.
+/// The host compares the products: the GPU must not judge its own values.
 class Gpu final : public HealthDevice {
  public:
   explicit Gpu(int number) : number_(number) {}
@@ -201,7 +200,7 @@ class Gpu final : public HealthDevice {
   std::string name() const override {
     return "GPU " + std::to_string(number_) + " (" + properties_.name + ")";
   }
-  /// A GPU's own number where it has one: ranks in containers have other names for their host.
+  /// The GPU's UUID if it has one: ranks in containers have different host names on one host.
   std::uint64_t identity() const override {
     std::string text(properties_.uuid.bytes, sizeof properties_.uuid.bytes);
     if (text.find_first_not_of('\0') == std::string::npos) {
@@ -218,7 +217,7 @@ class Gpu final : public HealthDevice {
   }
   void begin(HealthFigures& figures) override {
     figures.gpu = true;
-    // A device belongs to a thread, and the tests have one of their own.
+    // CUDA's current device belongs to a thread, and the tests run on their own thread.
     begun_ = cuda_check(cudaSetDevice(number_), "cudaSetDevice");
     nvml_.begin();
   }
@@ -278,7 +277,7 @@ class Gpu final : public HealthDevice {
   }
 
   int number_;
-  Result<> begun_;  ///< the tests, on their thread
+  Result<> begun_;  ///< outcome of begin() on the tests' thread
   cudaDeviceProp properties_{};
   CudaStream stream_;
   NvmlMonitor nvml_;

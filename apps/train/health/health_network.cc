@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kSmall = 8, kLarge = std::size_t{1} << 20;
 constexpr int kSmallTimes = 50, kLargeTimes = 8;
 constexpr std::size_t kSumBytes = std::size_t{16} << 20;
-/// What one pair's trouble may take of the time for which the others bear its silence.
+/// Part of the ranks' time limit that a pair may use: the other ranks must not time out when a pair fails.
 constexpr int kPartOfTimeout = 4;
 
 std::byte byte_of(int sender, int time, std::size_t index) {
@@ -30,7 +30,7 @@ double middle_time(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Exchanges `size` bytes `times` times; microseconds of the median exchange.
+/// Exchanges `size` bytes `times` times; returns the microseconds of the median exchange.
 Result<double> exchange(Communicator& two, std::pair<int, int> ranks, std::size_t size, int times,
                         std::uint64_t& wrong) {
   const int mine = two.rank() == 0 ? ranks.first : ranks.second;
@@ -53,7 +53,7 @@ Result<double> exchange(Communicator& two, std::pair<int, int> ranks, std::size_
   return middle_time(std::move(each));
 }
 
-/// What is told of this rank's pair in one round.
+/// This rank's pair of one round, as numbers for all_gather().
 struct PairMeasurement {
   std::uint64_t failed = 0, wrong = 0, nanoseconds = 0, kilobytes_per_second = 0;
 };
@@ -88,7 +88,7 @@ Result<std::vector<HealthPair>> test_pairs(const WorkerEnvironment& environment,
     }
     const std::uint64_t mine[] = {measured.failed, measured.wrong, measured.nanoseconds,
                                   measured.kilobytes_per_second};
-    const auto all = world.communicator->all_gather(mine);  // and a barrier: rounds do not overlap
+    const auto all = world.communicator->all_gather(mine);  // is also a barrier: rounds do not overlap
     if (!all) return all.error();
     for (const auto& pair : round) {
       const std::uint64_t* first = all->data() + 4 * static_cast<std::size_t>(pair.first);
@@ -107,7 +107,7 @@ Result<std::vector<HealthPair>> test_pairs(const WorkerEnvironment& environment,
 }
 
 Result<std::uint64_t> test_sum(Communicator& world, int times, bool inject) {
-  // Whole numbers, whose sums over any number of ranks are exact in float.
+  // Sums of these whole numbers over any number of ranks are exact in float.
   const auto value = [](int rank, std::size_t index) {
     return (rank % 64) + 1 + static_cast<int>(index % 7);
   };

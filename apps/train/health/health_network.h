@@ -9,13 +9,13 @@
 
 namespace ddp::train {
 
-/// Every two ranks, in rounds of disjoint pairs: messages that are compared byte by byte, and timed. A pair
-/// that fails is a result; an error ends the work of all ranks. All ranks call it and get the same.
+/// Tests every two ranks, in rounds of disjoint pairs. Messages are compared byte by byte and timed. A pair
+/// that fails is a result; an error ends the work of all ranks. All ranks call it and get the same result.
 Result<std::vector<HealthPair>> test_pairs(const WorkerEnvironment& environment, const WorldOptions& options,
                                            CommWorld& world);
 
-/// The sum of 16 MiB over all ranks, `times` times: how many elements were wrong on this rank. `inject`: one
-/// is made wrong on this rank.
+/// Sums 16 MiB over all ranks, `times` times. Returns the number of wrong elements on this rank. `inject`:
+/// one element is made wrong on this rank.
 Result<std::uint64_t> test_sum(Communicator& world, int times, bool inject);
 
 }  // namespace ddp::train

@@ -9,7 +9,7 @@ namespace ddp::train {
 
 namespace {
 
-// As in nvml.h.
+// Types and values of nvml.h.
 using NvmlDevice = void*;
 using NvmlEvents = void*;
 constexpr int kNvmlSuccess = 0;
@@ -41,7 +41,7 @@ struct NvmlMonitor::State {
   int (*wait_event)(NvmlEvents, NvmlEvent*, unsigned) = nullptr;
 
   NvmlDevice device = nullptr;
-  NvmlEvents events = nullptr;  ///< null: Xids are not heard of
+  NvmlEvents events = nullptr;  ///< null: Xids are not reported
   HealthFigures seen;
   std::uint64_t corrected = 0, uncorrected = 0;
 
@@ -79,7 +79,7 @@ NvmlMonitor& NvmlMonitor::operator=(NvmlMonitor&&) noexcept = default;
 
 NvmlMonitor NvmlMonitor::open(int domain, int bus, int device) {
   NvmlMonitor monitor;
-  void* library = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);  // stays, as CUDA's own do
+  void* library = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);  // stays loaded, as CUDA's do
   if (library == nullptr) return monitor;
   auto state = std::make_unique<State>();
   state->load_all(library);

@@ -7,8 +7,8 @@
 
 namespace ddp::train {
 
-/// What the driver's library (NVML, loaded at run time) says of one GPU while it is tested. Where there is
-/// none, or it lacks a function, nothing is known and nothing is wrong.
+/// Reads the state of one GPU during its test from the driver's library (NVML, loaded at run time). If the
+/// library or a function is missing, the values are unknown, which is no error.
 class NvmlMonitor {
  public:
   NvmlMonitor();
@@ -16,16 +16,16 @@ class NvmlMonitor {
   NvmlMonitor(NvmlMonitor&&) noexcept;
   NvmlMonitor& operator=(NvmlMonitor&&) noexcept;
 
-  /// The GPU at this place of the PCI bus, whatever number CUDA gives it.
+  /// Opens the GPU at this place of the PCI bus; CUDA may number GPUs differently.
   static NvmlMonitor open(int domain, int bus, int device);
   void begin();
-  /// Clocks, temperature and why clocks are held back: to be called while the GPU works.
+  /// Samples clocks, temperature and throttle reasons; to be called while the GPU works.
   void sample();
   void end(HealthFigures& figures);
 
  private:
   struct State;
-  std::unique_ptr<State> state_;  ///< null: nothing is known
+  std::unique_ptr<State> state_;  ///< null: all values are unknown
 };
 
 }  // namespace ddp::train

@@ -15,7 +15,7 @@ namespace {
 constexpr int kWrongUsage = 2;
 constexpr std::size_t kMostMemory = 16u << 20;  // MB, that is 16 TB
 
-/// "RANK:gemm", "RANK:memory", "RANK:sum".
+/// Parses "RANK:gemm", "RANK:memory" or "RANK:sum".
 std::optional<InjectedFault> parse_fault(std::string_view text) {
   InjectedFault inject;
   const char* end = text.data() + text.size();
@@ -46,7 +46,7 @@ void add_time(CLI::App& app, const char* name, std::chrono::milliseconds& value,
       ->type_name("TIME");
 }
 
-/// One word out of a few. `noun` as in "there is no NOUN "x"".
+/// Adds an option whose value is one of `words`. Errors read: there is no NOUN "x".
 template <class T>
 void add_choice(CLI::App& app, const char* name, T& value, std::vector<std::pair<std::string, T>> words,
                 const char* noun, const char* text, const char* type) {

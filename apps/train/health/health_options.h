@@ -14,32 +14,32 @@ namespace ddp::train {
 enum class HealthDeviceKind : std::uint8_t { kAuto, kCpu, kGpu };
 enum class HealthFault : std::uint8_t { kGemm, kMemory, kSum };
 
-/// A drill: this rank's device gives a wrong result there.
+/// Fault injection: this rank's device gives a wrong result in the named test.
 struct InjectedFault {
   int rank = 0;
   HealthFault fault = HealthFault::kGemm;
 };
 
 struct HealthOptions {
-  std::chrono::milliseconds time{10'000};  ///< of the matrix products
-  std::size_t memory_mb = 0;               ///< 0: 256, on a GPU most of what is free
+  std::chrono::milliseconds time{10'000};  ///< duration of the matrix products
+  std::size_t memory_mb = 0;               ///< 0: 256, on a GPU most of the free memory
   HealthDeviceKind device = HealthDeviceKind::kAuto;
-  int threads = 0;  ///< of a CPU's rank; 0: its part of the cores
+  int threads = 0;  ///< per rank on a CPU; 0: its part of the cores
   std::optional<InjectedFault> inject;
   CommKind comm = CommKind::kAuto;
   std::chrono::milliseconds comm_timeout{60'000};
-  std::string json;  ///< a file that rank 0 writes; empty: none
+  std::string json;  ///< file that rank 0 writes; empty: none
 };
 
 struct ParsedHealthOptions {
-  std::optional<HealthOptions> options;  ///< empty: help or mistakes were printed
-  int exit_code = 0;                     ///< 0 after --help, 2 after mistakes
+  std::optional<HealthOptions> options;  ///< empty: help or errors were printed
+  int exit_code = 0;                     ///< 0 after --help, 2 after errors
 };
 
 /// `argv[0]` is "health".
 ParsedHealthOptions parse_health_options(int argc, const char* const* argv);
 
-/// What all ranks must be given alike.
+/// Returns the options that must be equal on all ranks.
 EqualOptions equal_options(const HealthOptions& options);
 
 }  // namespace ddp::train

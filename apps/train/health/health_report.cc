@@ -1,4 +1,4 @@
-// How the verdict is told: a table and lines for people, a record for programs.
+// Output of the verdict: a table and lines for people, a record for programs.
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
@@ -59,7 +59,7 @@ std::string finding_json(const HealthReport& report, const HealthDiagnostic& dia
          ",\"text\":" + json_string(diagnostic.text) + "}";
 }
 
-/// "[a,b]" of what `one` makes of each.
+/// Returns "[a,b]", with the text that `one` makes of each element.
 template <class List, class One>
 std::string list_json(const List& list, const One& one) {
   std::string text = "[";

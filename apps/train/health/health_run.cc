@@ -39,7 +39,7 @@ bool uses_gpu(const HealthOptions& options) {
          (options.device == HealthDeviceKind::kAuto && can_test_gpu());
 }
 
-/// Found before anything starts; empty: nothing.
+/// Returns an error that is visible before anything starts; empty: none.
 std::string contradiction(const HealthOptions& options, const WorkerEnvironment& environment,
                           const WorldOptions& world) {
   if (options.inject && options.inject->rank >= environment.world_size) {
@@ -72,7 +72,7 @@ HealthTask task_of(const HealthOptions& options, const WorkerEnvironment& enviro
   return task;
 }
 
-/// This rank's device, and what is known of it; none where it could not be opened.
+/// This rank's device with its figures; the device is null if it could not be opened.
 struct OwnDevice {
   std::unique_ptr<HealthDevice> device;
   std::size_t testable = 0;  ///< testable_memory()
@@ -96,7 +96,7 @@ OwnDevice open_own_device(const HealthOptions& options, const WorkerEnvironment&
   return own;
 }
 
-/// A device that cannot tell is not tested.
+/// A device whose free memory is unknown is not tested.
 void ask_for_memory(OwnDevice& own) {
   if (!own.device) return;
   const auto bytes = own.device->testable_memory();
@@ -109,7 +109,7 @@ void ask_for_memory(OwnDevice& own) {
   }
 }
 
-/// Ranks that share a GPU would each take all that is free.
+/// Each of several ranks on one GPU would otherwise take all free memory.
 Result<std::size_t> agree_on_memory(Communicator& all, const OwnDevice& own) {
   const std::uint64_t mine[] = {own.device ? own.device->identity() : 0, own.testable};
   const auto sizes = all.all_gather(mine);
@@ -126,8 +126,8 @@ Result<> gather_figures(Communicator& all, const HealthFigures& mine, HealthRepo
   return {};
 }
 
-/// The devices of all ranks, each by itself; then what lies between them. After an error `report` has what
-/// was known by then.
+/// Tests the devices of all ranks, each by itself, then the network between them. After an error `report` has
+/// the results up to that point.
 Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environment,
                   const WorldOptions& world_options, CommWorld& world, HealthReport& report) {
   Communicator& all = *world.communicator;
@@ -138,12 +138,13 @@ Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environ
     own = open_own_device(options, environment);
     return {};
   };
-  // When all have opened theirs, which takes memory, too.
+  // Opening takes memory, too, so ranks ask after all devices are open.
   const auto ask = [&]() -> Result<> {
     ask_for_memory(own);
     return {};
   };
-  // Devices need different times, and none may take another's silence for its death.
+  // Devices need different times. The ranks meet regularly so that no rank takes another's silence for its
+  // death.
   const auto sign = options.comm_timeout / 4;
   if (auto met = share_outcome(all, open, sign); !met) return met;
   if (auto met = share_outcome(all, ask, sign); !met) return met;
@@ -222,7 +223,7 @@ int run_health(int argc, const char* const* argv) {
   }
   Result<> written;
   if (speaks) written = write_report(options, report, diagnostics);
-  // Nobody is gone, and taken for the reason, before rank 0 has said all.
+  // No rank exits before rank 0 has reported everything; otherwise its exit would be taken for the cause.
   if (auto done = share_outcome(*world->communicator, written); !done) return end_with(done.error().text);
   return has_failed(diagnostics, environment->rank) ? kHealthFailed : 0;
 }

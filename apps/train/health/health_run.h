@@ -2,7 +2,7 @@
 
 namespace ddp::train {
 
-/// `train health …`: returns the exit code (docs/train.md).
+/// Runs `train health …`; returns the exit code (docs/train.md).
 int run_health(int argc, const char* const* argv);
 
 }  // namespace ddp::train

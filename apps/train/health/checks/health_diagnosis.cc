@@ -14,7 +14,7 @@ namespace ddp::train {
 
 namespace {
 
-constexpr double kSlow = 0.8;  ///< of the median
+constexpr double kSlow = 0.8;  ///< part of the median
 constexpr std::size_t kNameFields = 8, kTroubleFields = 24;
 
 [[gnu::format(printf, 1, 2)]] std::string say(const char* format, ...) {
@@ -38,7 +38,7 @@ std::string take_text(const std::uint64_t*& words, std::size_t count) {
   return {text, ::strnlen(text, count * 8)};
 }
 
-/// The numbers, in the order in which they travel.
+/// Returns pointers to the numbers, in the order of pack_figures().
 template <class Figures>
 auto numbers_of(Figures& f) {
   return std::vector{&f.threads,          &f.products,      &f.wrong_products,
@@ -58,7 +58,7 @@ double middle_speed(std::vector<double> values) {
   return values.empty() ? 0 : values[values.size() / 2];
 }
 
-/// What a GPU says of why its clocks are down, of what is no user's setting.
+/// Returns NVML's reasons for reduced clocks, without reasons that a user's setting causes.
 std::string throttle_text(std::uint64_t reasons) {
   constexpr std::pair<std::uint64_t, const char*> kReasons[] = {
       {0x08, "hardware slowdown"}, {0x20, "heat"}, {0x40, "heat (hardware)"}, {0x80, "power brake"}};
@@ -123,8 +123,8 @@ class HealthEvaluator {
     }
   }
 
-  /// A rank is compared with those of the same device; a CPU by its threads, of which nodes may have other
-  /// numbers.
+  /// Compares each rank with ranks on the same kind of device. CPUs are compared by GFLOP/s per thread, since
+  /// nodes may differ in their number of threads.
   void diagnose_speed() {
     const auto kind = [](const HealthFigures& f) {
       return f.gpu ? f.device.substr(std::min(f.device.find('('), f.device.size())) : std::string("CPU");

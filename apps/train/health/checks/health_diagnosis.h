@@ -10,34 +10,34 @@
 
 namespace ddp::train {
 
-/// What one rank found out about its own device. Numbers of which nothing is known are 0.
+/// Results of one rank's tests of its own device. Unknown numbers are 0.
 struct HealthFigures {
   std::string host;
   std::string device;   ///< "CPU", "GPU 0 (NVIDIA H100)"
-  std::string trouble;  ///< why a test could not be made; empty: all were
-  bool gpu = false;     ///< what is below `wrong_sums` holds
+  std::string trouble;  ///< why a test could not run; empty: all ran
+  bool gpu = false;     ///< the fields of a GPU below are valid
   std::uint64_t threads = 1;
   // Matrix products
   std::uint64_t products = 0;
   std::uint64_t wrong_products = 0;  ///< not within the bound of the exact values
-  std::uint64_t other_products = 0;  ///< other bits than the first one
+  std::uint64_t other_products = 0;  ///< bits differ from the first product
   double gflops = 0;
   // Memory
   std::uint64_t memory = 0;  ///< bytes tested
   std::uint64_t wrong_words = 0;
-  std::uint64_t first_wrong = 0;  ///< its offset in bytes
-  std::uint64_t wrong_bits = 0;   ///< those that were ever wrong, as a mask
-  std::uint64_t throttled = 0;    ///< thermal events of this machine's cores meanwhile
+  std::uint64_t first_wrong = 0;  ///< offset in bytes
+  std::uint64_t wrong_bits = 0;   ///< mask of the bits that were ever wrong
+  std::uint64_t throttled = 0;    ///< thermal events of this machine's cores during the test
   // The sum over all ranks
   std::uint64_t wrong_sums = 0;
   // A GPU, by NVML
-  std::uint64_t ecc_corrected = 0, ecc_uncorrected = 0;  ///< meanwhile
-  std::uint64_t throttle_reasons = 0;                    ///< NVML's bits, of all looks
-  std::uint64_t temperature = 0;                         ///< °C, the highest
-  std::uint64_t clock = 0, most_clock = 0;               ///< MHz, of the SMs: the lowest seen, and the limit
+  std::uint64_t ecc_corrected = 0, ecc_uncorrected = 0;  ///< during the test
+  std::uint64_t throttle_reasons = 0;                    ///< NVML's bits, over all samples
+  std::uint64_t temperature = 0;                         ///< °C, maximum
+  std::uint64_t clock = 0, most_clock = 0;               ///< MHz of the SMs: lowest sample, and limit
   std::uint64_t xids = 0, last_xid = 0;
 
-  /// What the test of the memory found.
+  /// Takes the result of the memory test.
   void take(const PatternFaults& faults) {
     memory = faults.compared / kHealthPatterns * sizeof(std::uint64_t);
     wrong_words = faults.words;
@@ -46,14 +46,14 @@ struct HealthFigures {
   }
 };
 
-/// What two ranks met on the way between them.
+/// Result of the messages between two ranks.
 struct HealthPair {
   PairResult result;
   std::uint64_t wrong = 0;  ///< bytes
-  bool failed = false;      ///< they could not connect, or lost each other
+  bool failed = false;      ///< the ranks could not connect, or lost the connection
 };
 
-/// As numbers of a fixed count for all_gather(); texts are cut.
+/// Packs the figures into kHealthFields numbers for all_gather(); texts are cut.
 std::vector<std::uint64_t> pack_figures(const HealthFigures& figures);
 HealthFigures unpack_figures(const std::uint64_t* words);
 inline constexpr std::size_t kHealthFields = 60;
@@ -61,29 +61,28 @@ inline constexpr std::size_t kHealthFields = 60;
 struct HealthReport {
   std::vector<HealthFigures> ranks;
   std::vector<HealthPair> pairs;
-  int nodes = 0;        ///< 0: not known
+  int nodes = 0;        ///< 0: unknown
   std::string backend;  ///< as CommWorld::backend
 };
 
 struct HealthDiagnostic {
-  bool error = true;  ///< else a warning
+  bool error = true;  ///< false: a warning
   int rank = 0;
   std::string item;  ///< "device", "gemm", "memory", "ecc", "xid", "pair", "sum", "slow", "throttle"
   std::string text;
 };
 
-/// The verdict (sans-IO), by rank. What computes or keeps wrong values, or cannot be tested, is an error;
-/// what is only slow is a warning: ranks and pairs more than 20 % under the median of their kind, clocks held
-/// back.
+/// Returns the verdict (sans-IO), by rank. Wrong values and devices that cannot be tested are errors.
+/// Slowness is a warning: ranks and pairs more than 20 % below the median of their kind, and reduced clocks.
 std::vector<HealthDiagnostic> diagnose_health(const HealthReport& report);
 
-/// The table, a line for each rank.
+/// Returns the table, with a line for each rank.
 std::string health_text(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics);
-/// One line for each rank that has errors: "rank 1 on gpu02, GPU 0 (…): …; …".
+/// Returns one line for each rank that has errors: "rank 1 on gpu02, GPU 0 (…): …; …".
 std::vector<std::string> failure_lines(const HealthReport& report,
                                        const std::vector<HealthDiagnostic>& diagnostics);
 bool has_failed(const std::vector<HealthDiagnostic>& diagnostics, int rank);
-/// A record on one line; docs/train.md has the keys.
+/// Returns a record on one line; docs/train.md has the keys.
 std::string health_json(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics);
 
 }  // namespace ddp::train

@@ -30,7 +30,7 @@ HealthGemm::HealthGemm(int size) : size_(size) {
       }
     }
   }
-  // The usual bound of a sum of `size` products in any order, with room for what is of second order.
+  // The usual bound of a sum of `size` products in any order, with room for second-order terms.
   constexpr double kHalfUlp = std::numeric_limits<float>::epsilon() / 2;
   for (double& bound : bound_)
     bound *= 1.01 * (size + 1) * kHalfUlp;
@@ -52,8 +52,8 @@ void HealthProducts::take(std::span<const float> product) {
     wrong += first_wrong_;
     return;
   }
-  // Bit by bit: a hash of as many bytes costs more than the product. That of the first one shows whether what
-  // is compared with has changed since.
+  // Products are compared bit by bit: a hash of as many bytes costs more than the product. The hash of the
+  // first product shows whether the reference itself has changed since.
   const bool equal = std::memcmp(first_.data(), product.data(), product.size_bytes()) == 0;
   const bool kept = equal || fnv_hash(std::as_bytes(std::span(first_))) == first_hash_;
   other += !equal || !kept;

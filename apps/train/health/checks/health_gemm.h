@@ -7,8 +7,8 @@
 
 namespace ddp::train {
 
-/// Two square matrices of random numbers, and their product in double: computed once, and what every device's
-/// float product is held against.
+/// Two square matrices of random numbers, and their product in double. It is computed once, and every
+/// device's float product is compared with it.
 class HealthGemm {
  public:
   explicit HealthGemm(int size);
@@ -18,7 +18,7 @@ class HealthGemm {
   std::span<const float> b() const { return b_; }
   double flops() const { return 2.0 * size_ * size_ * size_; }
 
-  /// Elements that lie further from the exact ones than any order of float sums can bring them.
+  /// Returns how many elements lie further from the exact values than any order of float sums can bring them.
   std::uint64_t wrong(std::span<const float> product) const;
 
  private:
@@ -27,11 +27,11 @@ class HealthGemm {
   std::vector<double> exact_, bound_;
 };
 
-/// Counts what comes out of many equal products.
+/// Counts the wrong and the differing results of many equal products.
 class HealthProducts {
  public:
   explicit HealthProducts(const HealthGemm& gemm) : gemm_(gemm) {}
-  /// All equal to the first one's bits, which lies within the bound, or counted.
+  /// Counts a product as `other` if its bits differ from the first one's, and as `wrong` beyond the bound.
   void take(std::span<const float> product);
 
   std::uint64_t products = 0;

@@ -18,7 +18,7 @@ PatternFaults test_patterns(std::span<std::uint64_t> memory, bool inject) {
     const auto pattern = static_cast<HealthPattern>(i);
     for (std::size_t word = 0; word < memory.size(); ++word)
       memory[word] = pattern_word(pattern, word);
-    asm volatile("" : : "r"(memory.data()) : "memory");  // the compiler knows what was written
+    asm volatile("" : : "r"(memory.data()) : "memory");  // the compiler must forget the written values
     if (inject && pattern == HealthPattern::kFives) memory[memory.size() / 2] ^= 1u << 4;
     asm volatile("" : : "r"(memory.data()) : "memory");
     for (std::size_t word = 0; word < memory.size(); ++word)

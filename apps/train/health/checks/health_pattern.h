@@ -8,8 +8,8 @@
 
 namespace ddp::train {
 
-/// What is written into each word of memory and must be read again: its own address (from 0), so that a wrong
-/// line of the address is seen, the complement of that, and the bits in turn.
+/// The value that is written into each word of memory and read again. It is the word's address (from 0),
+/// which reveals a faulty address line, the complement of the address, or alternating bits.
 enum class HealthPattern : int { kAddress, kComplement, kFives, kTens };
 inline constexpr int kHealthPatterns = 4;
 
@@ -20,15 +20,15 @@ DDP_HD constexpr std::uint64_t pattern_word(HealthPattern pattern, std::uint64_t
                                                  : 0xaaaaaaaaaaaaaaaau;
 }
 
-/// What was wrong with some words; the same on a GPU and on the host. Begins as none().
+/// Faults of some words, with the same layout on a GPU and on the host. It begins as none().
 struct PatternFaults {
   std::uint64_t compared;  ///< words that were compared, over all patterns
-  std::uint64_t words;     ///< of these read wrong
-  std::uint64_t first;     ///< offset in bytes of the first wrong one; all bits when there is none
-  std::uint64_t bits;      ///< that were ever wrong
+  std::uint64_t words;     ///< compared words that were wrong
+  std::uint64_t first;     ///< offset in bytes of the first wrong word; all bits set: none
+  std::uint64_t bits;      ///< mask of the bits that were ever wrong
 
   static DDP_HD constexpr PatternFaults none() { return {0, 0, ~std::uint64_t{0}, 0}; }
-  /// Word number `index`, as it was read.
+  /// Compares `word`, which was read at number `index`.
   DDP_HD void compare(std::uint64_t word, HealthPattern pattern, std::uint64_t index) {
     const std::uint64_t wrong = word ^ pattern_word(pattern, index);
     ++compared;
@@ -46,8 +46,8 @@ struct PatternFaults {
   bool operator==(const PatternFaults&) const = default;
 };
 
-/// What holds of a part of memory of which a GPU has told and that the host has then seen itself: wrong words
-/// of which the GPU told nothing count too.
+/// Merges what a GPU reported of a part of memory with what the host saw in a sample of the same part. Wrong
+/// words that the GPU did not report count, too.
 PatternFaults with_sample(PatternFaults merged, const PatternFaults& seen);
 
 /// Writes and reads `memory` once for each pattern. `inject`: a bit in the middle is inverted in between.

@@ -7,18 +7,18 @@
 #include "apps/train/kernels/gpu/body.h"
 
 // The memory test of a GPU: its bodies, written once for device and host (kernels/device/body.h). One block
-// has kHealthBlockWords neighbours, so that a part of memory is as many blocks as it has of these.
+// has kHealthBlockWords neighboring words, and a launch has as many blocks as the piece needs.
 
 namespace ddp::train {
 
 inline constexpr int kHealthThreads = 256;
 inline constexpr std::size_t kHealthBlockWords = 32 * kHealthThreads;  ///< 64 KiB
 
-/// A piece of memory. Its words are numbered on from those of the pieces before it.
+/// A piece of memory. The numbers of its words continue after the pieces before it.
 struct HealthPiece {
-  std::uint64_t* words = nullptr;  ///< of the device
+  std::uint64_t* words = nullptr;  ///< in device memory
   std::uint64_t count = 0;
-  std::uint64_t first = 0;  ///< the number of the first one
+  std::uint64_t first = 0;  ///< number of the first word
   HealthPattern pattern = HealthPattern::kAddress;
 };
 
@@ -41,7 +41,8 @@ struct WritePattern {
   }
 };
 
-/// What each block read wrong. It also counts what it read, so that a launch that did nothing is found.
+/// Reads the words of each block and records the wrong ones. It also counts the words, so that a launch that
+/// did nothing is found.
 struct ReadPattern {
   struct Args {
     HealthPiece piece;
