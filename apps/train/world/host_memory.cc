@@ -12,7 +12,7 @@ namespace ddp::train {
 
 namespace {
 
-/// The number after `key` at the beginning of a line.
+/// Returns the number after `key` at the beginning of a line.
 std::optional<std::size_t> number_after(const std::filesystem::path& path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -24,7 +24,7 @@ std::optional<std::size_t> number_after(const std::filesystem::path& path, const
   return std::nullopt;
 }
 
-/// What is left to one group; nothing where it has no limit.
+/// Returns the memory left to one control group; empty if it has no limit.
 std::optional<std::size_t> left_to(const std::filesystem::path& group) {
   const auto most = number_after(group / "memory.max", "");  // "max": no number
   if (!most) return std::nullopt;
@@ -33,7 +33,7 @@ std::optional<std::size_t> left_to(const std::filesystem::path& group) {
   return *most - std::min(*most, taken);
 }
 
-/// The path of this process's group: the line "0::/a/b".
+/// Returns the path of this process's control group: the line "0::/a/b".
 std::filesystem::path own_group(const std::filesystem::path& proc) {
   std::ifstream file(proc / "self/cgroup");
   for (std::string line; std::getline(file, line);) {

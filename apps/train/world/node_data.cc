@@ -16,7 +16,7 @@ Result<> NodeData::load() {
   auto data = load_data(where_, limit_);
   if (!data) return data.error();
   auto memory = DataMemory::make(*data, source_);
-  // Without it other processes read the files as this one did.
+  // Without shared memory, other processes read the files like this one.
   if (memory && *memory) memory_ = std::move(**memory);
   split_ = memory_ ? memory_->data() : std::move(*data);
   return {};

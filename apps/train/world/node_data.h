@@ -13,20 +13,20 @@
 
 namespace ddp::train {
 
-/// The training's data of one rank: read from files, or mapped from another rank of its node, so that a node
-/// unpacks them once, whatever its number of ranks, and a process that comes later not at all.
+/// The training's data of one rank: read from files, or mapped from another rank of its node. A node
+/// therefore unpacks the files once for any number of ranks, and a process that joins later unpacks nothing.
 class NodeData {
  public:
   NodeData(std::string where, std::size_t limit);
 
-  /// The first rank of each node reads before it joins the others, who wait for it there; where nodes are not
-  /// known, all do.
+  /// Returns whether this rank reads the data before it joins: the first rank of each node does, and the
+  /// others wait for it in the join. If nodes are unknown, all ranks read first.
   static bool reads_first(const WorkerEnvironment& environment);
 
-  /// From the files, unless the data is here.
+  /// Reads the files, unless the data is already here.
   Result<> load();
-  /// Who has none takes what another rank of the node has, or else loads it. All ranks call it. Errors: the
-  /// communicator's, and load()'s.
+  /// A rank without data takes the data of another rank of its node, or else loads it. All ranks call it.
+  /// Errors: the communicator's, and load()'s.
   Result<> share(Communicator& world, const WorkerEnvironment& environment);
 
   bool is_here() const { return split_.training.size() > 0; }

@@ -10,17 +10,18 @@
 
 namespace ddp::train {
 
-/// Names and texts in the job's store, under keys that hold run id, attempt and run: nothing of another
-/// attempt is seen, nor of another training of the same worker.
+/// Names and texts in the job's store. The keys hold run id, attempt and run, which separates other attempts
+/// and other trainings of the same worker.
 class StoreDirectory final : public PeerDirectory {
  public:
-  /// Counts this rank's trainings in the store. As all ranks run the same commands one after another, the
-  /// first, second, … training of each is the first, second, … of all.
+  /// Counts this rank's trainings in the store. All ranks run the same commands in the same order, so equal
+  /// counts mean the same training.
   static Result<std::unique_ptr<StoreDirectory>> open(rendezvous::TcpStoreClient client,
                                                       const std::string& run_id, std::uint32_t attempt,
                                                       int rank, std::chrono::milliseconds timeout);
 
-  /// Of the connection to the store: the network that the launcher chose, loopback when the store is there.
+  /// The address of the connection to the store: the network that the launcher chose, or loopback if the
+  /// store is on this machine.
   Result<std::string> local_address() override;
   Result<> share(const std::string& name, const std::string& text) override;
   Result<std::string> find(const std::string& name, std::chrono::milliseconds timeout) override;

@@ -11,7 +11,7 @@ namespace ddp::train {
 struct StoreHost::Server {
   asio::io_context loop{1};
   std::uint16_t port = 0;
-  // The server belongs to the loop's thread from its start to its join; after that, to this object again.
+  // Only the loop's thread uses the server between the thread's start and join; afterwards this object does.
   std::unique_ptr<rendezvous::TcpStoreServer> store;
   std::thread thread;
 };

@@ -7,18 +7,19 @@
 
 namespace ddp::train {
 
-/// A store served by this process on a thread of its own, for launchers that leave it to rank 0 (torchrun
-/// without its agent's store, ddplaunch --store worker, a hand-made environment). Ends with the object.
+/// A store served by this process on its own thread. It is for launchers that leave the store to rank 0
+/// (torchrun without its agent's store, ddplaunch --store worker, a hand-made environment). It ends with the
+/// object.
 class StoreHost {
  public:
-  /// On all interfaces, as PyTorch's rank 0 does. kSystem when the port is taken.
+  /// Listens on all interfaces, like PyTorch's rank 0. kSystem when the port is taken.
   static Result<std::unique_ptr<StoreHost>> open(std::uint16_t port);
 
   ~StoreHost();
   StoreHost(const StoreHost&) = delete;
   StoreHost& operator=(const StoreHost&) = delete;
 
-  std::uint16_t port() const;  ///< the kernel's choice where 0 was asked for
+  std::uint16_t port() const;  ///< the kernel's choice if 0 was requested
 
  private:
   struct Server;

@@ -8,22 +8,22 @@
 
 namespace ddp::train {
 
-/// What the launcher says about this rank (torchrun's environment contract). Without RANK and WORLD_SIZE: a
-/// world of one.
+/// The launcher's information about this rank (torchrun's environment contract). Without RANK and WORLD_SIZE:
+/// a world of one.
 struct WorkerEnvironment {
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;
-  int local_world_size = 0;       ///< 0: not told
-  int node = -1;                  ///< GROUP_RANK; -1: not told
+  int local_world_size = 0;       ///< 0: unknown
+  int node = -1;                  ///< GROUP_RANK; -1: unknown
   std::string master_addr;        ///< set when world_size > 1
-  std::uint16_t master_port = 0;  ///< of the store
+  std::uint16_t master_port = 0;  ///< port of the store
   std::string run_id;
   std::uint32_t attempt = 0;  ///< TORCHELASTIC_RESTART_COUNT
-  /// The launcher serves the store at MASTER_ADDR:MASTER_PORT. Otherwise rank 0 has to.
+  /// True: the launcher serves the store at MASTER_ADDR:MASTER_PORT. False: rank 0 must serve it.
   bool agent_store = false;
-  std::string control;      ///< DDPLAUNCH_CONTROL: where the launcher tells of lost peers; empty: nowhere
-  std::string collectives;  ///< DDPLAUNCH_COLLECTIVES: where it reads what ranks did last; empty: nowhere
+  std::string control;      ///< DDPLAUNCH_CONTROL: reports of lost peers come from here; empty: none
+  std::string collectives;  ///< DDPLAUNCH_COLLECTIVES: the launcher reads ranks' last operations here
 };
 
 /// `get` is std::getenv outside tests. Errors (kUsage) name the variable.

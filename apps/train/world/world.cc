@@ -28,7 +28,7 @@ bool knows_nodes(const WorkerEnvironment& environment) {
   return environment.node >= 0 && environment.local_world_size > 0;
 }
 
-/// What the first rank of a node says about it.
+/// The ranks of a node, as its first rank reports them.
 struct NodeRankRange {
   int first = 0;
   int count = 0;
@@ -48,7 +48,7 @@ std::optional<NodeRankRange> decode(std::string_view text) {
   return ranks;
 }
 
-/// All nodes with their ranks, as each node's first rank tells them.
+/// Returns all nodes with their ranks, as reported by the first rank of each node.
 Result<NodeMap> find_nodes(const WorkerEnvironment& environment, const WorldOptions& options,
                            PeerDirectory& directory) {
   NodeMap map;
@@ -117,7 +117,7 @@ Result<std::shared_ptr<ShmGroup>> open_group(const NodeConfig& config, PeerDirec
   return std::make_shared<ShmGroup>(std::move(*group));
 }
 
-/// One node of `size` ranks that have their own numbers 0, 1, …
+/// Returns one node of `size` ranks with the numbers 0, 1, …
 NodeMap node_alone(std::size_t size, int local_rank) {
   NodeMap map;
   map.ranks.emplace_back(size);
@@ -126,7 +126,7 @@ NodeMap node_alone(std::size_t size, int local_rank) {
   return map;
 }
 
-/// Shared memory inside the node, TCP along this rank's lane.
+/// Connects shared memory inside the node, and TCP along this rank's lane.
 Result<> join_by_nodes(const WorkerEnvironment& environment, const WorldOptions& options, NodeMap map,
                        CommWorld& world) {
   NodeConfig config = node_config(environment, options);
@@ -195,7 +195,7 @@ Result<> reach_store(const WorkerEnvironment& environment, const WorldOptions& o
   return {};
 }
 
-/// Ranks that differ in these would not meet, or not understand each other.
+/// Ranks that differ in these options would not meet, or not understand each other.
 EqualOptions backend_options(const WorldOptions& options) {
   return {{"--comm", comm_text(options.comm)},
           {"--share-gpu", given_text(options.share_gpu)},
@@ -260,14 +260,14 @@ bool needs_nodes(const WorldOptions& options) {
   return options.comm == CommKind::kShm || options.with_nodes;
 }
 
-/// Shared memory where ranks share a node, as far as the environment tells.
+/// Uses shared memory if ranks share a node and the environment describes the nodes.
 Result<> join_by_topology(const WorkerEnvironment& environment, const WorldOptions& options,
                           CommWorld& world) {
   if (!knows_nodes(environment)) return join_by_tcp(environment, options, world);
   auto map = find_nodes(environment, options, *world.directory);
   if (!map) return map.error();
   world.node_count = static_cast<int>(map->ranks.size());
-  // One rank per node shares nothing.
+  // With one rank per node, no ranks share memory.
   const bool shares = map->ranks.size() < static_cast<std::size_t>(environment.world_size);
   return shares || needs_nodes(options) ? join_by_nodes(environment, options, std::move(*map), world)
                                         : join_by_tcp(environment, options, world);
@@ -286,7 +286,7 @@ Result<> join_over(const WorkerEnvironment& environment, const WorldOptions& opt
   return {};
 }
 
-/// All communicators of the world keep a log.
+/// Makes all communicators of the world keep a log.
 void keep_log(const WorkerEnvironment& environment, const std::string& directory, CommWorld& world) {
   const FlightRecorderFile::LogLocation location{environment.collectives, environment.local_rank, directory};
   const auto file = std::make_shared<FlightRecorderFile>(location, environment.rank, environment.world_size,
@@ -299,7 +299,7 @@ void keep_log(const WorkerEnvironment& environment, const std::string& directory
   const int first = environment.rank - environment.local_rank;
   if (world.node)
     add(world.node, "node " + std::to_string(environment.node), first, world.node->world_size());
-  add(world.between, "between", 0, environment.world_size);  // the ranks of a node call it alike
+  add(world.between, "between", 0, environment.world_size);  // all ranks of a node make the same calls
 }
 
 WorldOptions world_options(const TrainOptions& options) {
