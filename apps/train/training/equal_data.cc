@@ -11,9 +11,9 @@ namespace ddp::train {
 
 namespace {
 
-/// By rank; cut to kHostFields.
+/// Returns the hosts by rank, cut to kHostFields.
 Result<std::vector<std::string>> gather_hosts(Communicator& world) {
-  constexpr std::size_t kHostFields = 9;  // 64 letters, and what ends them
+  constexpr std::size_t kHostFields = 9;  // 64 letters and a terminating zero
   std::array<std::uint64_t, kHostFields> mine{};
   host_name().copy(reinterpret_cast<char*>(mine.data()), sizeof mine - 1);
   const auto all = world.all_gather(mine);
@@ -24,7 +24,7 @@ Result<std::vector<std::string>> gather_hosts(Communicator& world) {
   return hosts;
 }
 
-/// "rank 2 (gpu02), rank 3 (gpu02)" of those whose value is not `right`; not all where they are many.
+/// Names the ranks whose value is not `right`, up to kMostNamed: "rank 2 (gpu02), rank 3 (gpu02)".
 std::string differing_ranks(const std::vector<std::uint64_t>& values, std::uint64_t right,
                             const std::vector<std::string>& hosts) {
   constexpr std::ptrdiff_t kMostNamed = 8;

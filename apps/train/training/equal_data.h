@@ -11,13 +11,14 @@
 
 namespace ddp::train {
 
-/// Place of the first of the values that are there most often: what most ranks have is taken as right. Not
-/// empty.
+/// Returns the place of the first occurrence of the most frequent value: the majority counts as right.
+/// `values` must not be empty.
 std::size_t most_frequent(const std::vector<std::uint64_t>& values);
 
-/// The same error (kUsage) on all ranks when ranks were given other data, with those ranks, their hosts and
-/// the file. With `from`, the rank whose state the training goes on with: an error only on a rank whose data
-/// is not that rank's, with both checksums; the others then lose that rank. All ranks call it.
+/// Returns the same error (kUsage) on all ranks if ranks were given other data: it names these ranks, their
+/// hosts and the file. `from` is the rank whose state the training continues with. With `from`, only a rank
+/// whose data differs from that rank's gets an error, with both checksums; the others then lose that rank.
+/// All ranks call it.
 Result<> check_equal_data(Communicator& world, const DataSplit& mine, std::optional<int> from);
 
 }  // namespace ddp::train

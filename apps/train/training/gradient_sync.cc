@@ -79,14 +79,14 @@ Result<ReducedGradient> GradientSync<T>::finish() {
 template <class T>
 void GradientSync<T>::clip_norm(std::span<T> gradients, ReducedGradient& reduced, double squared) const {
   reduced.norm = std::sqrt(squared);
-  // As torch.nn.utils.clip_grad_norm_.
+  // The formula of torch.nn.utils.clip_grad_norm_.
   const double factor = settings_.clip_norm / (reduced.norm + 1e-6);
   if (factor < 1) kernels::average<T>(gradients, static_cast<T>(factor));
 }
 
 template <class T>
 Result<ReducedGradient> GradientSync<T>::finish_whole() {
-  start_buckets(0);  // what overlap has left
+  start_buckets(0);  // buckets that were not sent during backward
   if (!failed_) return failed_.error();
   for (const auto handle : started_) {
     if (auto done = communicator_.wait(handle); !done) return done.error();
@@ -127,7 +127,7 @@ Result<ReducedGradient> GradientSync<T>::finish_sharded() {
       kernels::average<T>(mine, T(1) / static_cast<T>(communicator_.world_size() * micro_batches_));
   if (settings_.clip_value > 0) kernels::clip_value<T>(mine, static_cast<T>(settings_.clip_value));
   const double squared = settings_.clip_norm > 0 ? kernels::squared_norm<T>(mine) : 0;
-  // Here no rank has seen all of the sum, so what decides must be told.
+  // No rank has seen the whole sum here, so the ranks exchange what decides.
   const std::uint64_t words[] = {std::bit_cast<std::uint64_t>(loss), std::bit_cast<std::uint64_t>(squared),
                                  finite ? 1u : 0u};
   const auto all = communicator_.all_gather(words);

@@ -16,20 +16,20 @@ struct GradientSyncSettings {
   std::size_t bucket_bytes = 25 << 20;
   std::size_t first_bucket_bytes = 1 << 20;
   bool sharded = false;   ///< ZeRO-1: each rank gets only its part of the reduced gradient
-  bool overlap = true;    ///< false: everything after backward (backward itself talks to other ranks)
+  bool overlap = true;    ///< false: everything after backward (backward itself communicates)
   double clip_value = 0;  ///< 0: off
   double clip_norm = 0;
 };
 
-/// What all ranks know alike after a step's gradient was reduced.
+/// A step's result that all ranks know alike after the gradient was reduced.
 struct ReducedGradient {
   double loss = 0;     ///< mean over micro-batches and ranks
-  bool finite = true;  ///< else the step is to be dropped
-  double norm = 0;     ///< before it was clipped; only with clip_norm
+  bool finite = true;  ///< false: the step is to be dropped
+  double norm = 0;     ///< before clipping; only with clip_norm
 };
 
 /// One step's gradient over micro-batches and ranks. Buckets are sent as soon as backward has completed them,
-/// in the last micro-batch only. Then, in this order: mean, test for nan and infinity, clip by value, clip by
+/// in the last micro-batch only. The next steps are: mean, test for nan and infinity, clip by value, clip by
 /// norm. The test needs no message: a nan of one rank is in every rank's sum.
 ///
 ///   for each micro-batch: model.forward(); model.backward(…, [](begin) { sync.ready(begin); });
@@ -37,20 +37,20 @@ struct ReducedGradient {
 template <class T>
 class GradientSync {
  public:
-  /// Both outlive this.
+  /// `model` and `communicator` must outlive this object.
   GradientSync(const GradientSyncSettings& settings, Model<T>& model, Communicator& communicator);
 
   void begin_step(int micro_batches);
-  /// The gradients from `begin` on are complete. Errors show in finish().
+  /// The gradients from `begin` on are complete. finish() returns errors of this call.
   void ready(std::size_t begin);
   void end_of_micro_batch();
   /// Waits for all sums. The model's gradients() are then ready for the update: all of them, or with
   /// `sharded` only own_part().
   Result<ReducedGradient> finish();
 
-  /// In elements of the padded flat vectors; everything unless sharded.
+  /// Range of the padded flat vectors, in elements; everything unless sharded.
   GradientBucket own_part() const;
-  /// That part after finish().
+  /// Returns the gradients of own_part() after finish().
   std::span<const T> own_gradients() { return own_gradients_; }
   const std::vector<GradientBucket>& buckets() const { return buckets_; }
 

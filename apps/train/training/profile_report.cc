@@ -45,7 +45,7 @@ std::string profile_text(const StepProfile& profile, std::vector<RankTime> ranks
   const auto faster = [](const RankTime& a, const RankTime& b) { return a.seconds < b.seconds; };
   const RankTime slowest = *std::max_element(ranks.begin(), ranks.end(), faster);
   std::sort(ranks.begin(), ranks.end(), faster);
-  // The lower one in the middle: of two ranks the faster, or none could be slower than it.
+  // The lower median: with two ranks it is the faster one, else no rank could be slower than the median.
   const double median = ranks[(ranks.size() - 1) / 2].seconds;
   add("slowest rank %d: computes %.3f ms per step, %.0f %% over the median rank\n", slowest.rank,
       1e3 * slowest.seconds, median > 0 ? 100 * (slowest.seconds / median - 1) : 0.0);

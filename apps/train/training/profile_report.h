@@ -9,22 +9,22 @@
 
 namespace ddp::train {
 
-/// "trace.json" of rank 3 is "trace.rank3.json"; in a world of one it keeps its name.
+/// Returns "trace.rank3.json" for "trace.json" on rank 3; in a world of one the name is unchanged.
 std::string profile_path(const std::string& path, const Communicator& world);
 
-/// What a rank computes per step itself, the median.
+/// Median time per step that a rank computes itself.
 struct RankTime {
   int rank = 0;
   double seconds = 0;
 };
 
-/// Rank 0's lines: of its own `profile` where the time went, of `ranks`, which made a step, who is slowest.
-/// Each knows the steps of its own process: where that was started in the middle of the training, a line says
-/// so.
+/// Returns rank 0's lines: the parts of a step from its own `profile`, and the slowest of `ranks`, which made
+/// a step. Each rank knows only the steps of its own process; a line says so if rank 0's process started in
+/// the middle of the training.
 std::string profile_text(const StepProfile& profile, std::vector<RankTime> ranks);
 
-/// The end of --profile: each rank writes its trace to `path`, rank 0 prints where the time went and which
-/// rank computes slowest. `traces`: how writing them went, the same on all ranks.
+/// Ends --profile: each rank writes its trace to `path`, and rank 0 prints the parts of a step and the
+/// slowest rank. `traces` becomes the outcome of writing, equal on all ranks.
 Result<> report_profile(Communicator& world, const StepProfile& profile, const std::string& path,
                         Result<>& traces);
 

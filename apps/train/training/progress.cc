@@ -29,7 +29,7 @@ std::string number(double value) {
   return std::isfinite(value) ? text_of("%.17g", value) : "null";
 }
 
-/// " loss MEAN"; empty where no step counts.
+/// Returns " loss MEAN"; empty if no step counts.
 std::string loss_text(double sum, int steps) {
   return steps == 0 ? "" : text_of(" loss %.4g", sum / steps);
 }

@@ -12,21 +12,21 @@
 
 namespace ddp::train {
 
-/// What a training says while it runs; a rank other than 0 says nothing. On stdout a line per interval and
-/// epoch and, where wanted, one bar that is drawn anew in place; in the metrics file a record per line
+/// Reports a training's progress on rank 0; other ranks report nothing. On stdout: a line per interval and
+/// per epoch and, if requested, one bar that is redrawn in place. In the metrics file: a record per line
 /// (docs/train.md).
 class Progress {
  public:
   explicit Progress(const TrainOptions& options);
 
-  /// This rank's place from now on.
+  /// Sets this rank's number and the number of ranks.
   void attach(int rank, int world_size);
-  /// Opens the metrics file, at its end, where it is not open.
+  /// Opens the metrics file for appending, unless it is open.
   Result<> open();
   void step(const StepReport& report);
   /// `loss` is a sum over `steps`.
   void epoch(std::int64_t epoch, const Accuracy& accuracy, double loss, int steps, double seconds);
-  /// A whole line of its own.
+  /// Prints a line of its own.
   void say(const std::string& line);
 
  private:

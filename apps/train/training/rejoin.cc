@@ -19,7 +19,7 @@ namespace ddp::train {
 
 namespace {
 
-/// Of joining and of the communicators. Other failures have other codes: they are no peer's doing.
+/// Classifies errors of joining and of the communicators. Errors with other codes are not caused by a peer.
 bool is_loss(const Error& error) {
   switch (error.code) {
     case ErrorCode::kLinkLost:
@@ -40,7 +40,8 @@ class RejoiningRank {
       : options_(options), environment_(environment), link_(link), data_(options.data, options.limit) {}
 
   Result<> live() {
-    // A process of a job that begins will have to; a revoke that comes meanwhile is answered by the link.
+    // At the job's start this rank must read the data anyway. The link answers a revoke that arrives
+    // meanwhile.
     if (environment_.attempt == 0 && NodeData::reads_first(environment_)) {
       link_.at(0, "load");
       if (auto done = data_.load(); !done) return done;
@@ -61,7 +62,7 @@ class RejoiningRank {
     if (!place) return place.error();
     environment_ = std::move(*place);
     if (!order.from) {
-      // Nobody has a state: what an attempt before may have begun counts no more.
+      // No rank holds a state: the work of a previous attempt does not count.
       training_.reset();
       if (NodeData::reads_first(environment_)) {
         if (auto done = data_.load(); !done) return done;
@@ -84,13 +85,13 @@ class RejoiningRank {
     return training_->go(attempt);
   }
 
-  /// Until the agent is told that nothing of the attempt goes on here; else why this rank ends.
+  /// Returns when the agent knows that nothing of the attempt runs here; else why this rank ends.
   Result<> leave_attempt(const Error& why) {
-    // Its GPU may never be free again: a new process takes this one's place.
+    // Its GPU may never be free again, so a new process must replace this one.
     if (nccl_is_stuck()) return why;
     if (!is_revoked(link_.interrupt())) link_.failed(why.text, lost_ranks());
     const auto revoke = link_.await_revoke();
-    // A wait that was ended by the end of the link says less than that.
+    // If the link's end has ended the wait, the link's error says more.
     if (!revoke) return why.code == ErrorCode::kCancelled ? revoke.error() : why;
     if (training_) training_->leave_attempt();
     world_.reset();
@@ -109,7 +110,7 @@ class RejoiningRank {
   rendezvous::WorkerLinkClient& link_;
   NodeData data_;
   std::optional<CommWorld> world_;
-  std::unique_ptr<TrainingRun> training_;  ///< goes before the world that it works with
+  std::unique_ptr<TrainingRun> training_;  ///< declared behind world_, so that it is destroyed first
 };
 
 }  // namespace

@@ -23,7 +23,7 @@ Result<>& outcome() {
   return of_all;
 }
 
-/// Of print_out() and of what was written otherwise (--help).
+/// Covers print_out() and other output (--help).
 Result<> all_printed() {
   if (!outcome()) return outcome();
   errno = 0;
@@ -71,7 +71,7 @@ int exit_code_after_printing(int code) {
 
 Result<> LineFile::open(const std::string& path) {
   path_ = path;
-  // A pipe that nobody reads must not keep us waiting, but one that is read slowly may.
+  // Opening a pipe without a reader must not block, but writing to a slow reader may.
   const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC;
   file_ = UniqueFd(::open(path.c_str(), flags | O_NONBLOCK, 0666));
   if (!file_ || ::fcntl(file_.get(), F_SETFL, O_APPEND) != 0) return system_error(errno, "create " + path);
@@ -81,7 +81,7 @@ Result<> LineFile::open(const std::string& path) {
 void LineFile::append(const std::string& line) {
   if (!file_) return;
   const off_t before = ::lseek(file_.get(), 0, SEEK_END);  // -1: a pipe
-  // One write per line, so that a reader of the growing file sees whole ones.
+  // One write per line, so that a reader of the growing file sees whole lines.
   std::size_t done = 0;
   while (done < line.size()) {
     const ssize_t written = ::write(file_.get(), line.data() + done, line.size() - done);
@@ -92,7 +92,8 @@ void LineFile::append(const std::string& line) {
   if (done == line.size()) return;
   std::fprintf(stderr, "train: %s; training goes on without it\n",
                system_error(errno, "write " + path_).text.c_str());
-  // A half line would be taken for a broken file. It fails only where the file is no longer ours to mend.
+  // A half line would pass for a broken file. Truncating fails only if the file is no longer under our
+  // control.
   if (done > 0 && before >= 0) (void)!::ftruncate(file_.get(), before);
   file_ = UniqueFd();
 }

@@ -8,22 +8,21 @@
 
 namespace ddp::train {
 
-/// printf to standard output, at once. When it cannot be written any more (full, or its reader has gone),
-/// that is said once on stderr, and from then on nothing is written there: training is worth more than its
-/// lines.
+/// Prints to standard output and flushes. When the output cannot be written any more (full, or its reader has
+/// gone), one line on stderr says so, and later output is dropped: the training is worth more than its lines.
 [[gnu::format(printf, 1, 2)]] void print_out(const char* format, ...);
-/// At the end of main: `code`, or, when all went well but not all could be printed, 116, with the reason on
-/// stderr (as ddplaunch's own results, docs/exit_codes.md).
+/// For the end of main: returns `code`, or 116 if `code` is 0 but some output was lost, with the reason on
+/// stderr (like ddplaunch's own results, docs/exit_codes.md).
 int exit_code_after_printing(int code);
 
-/// A file at whose end whole lines are put while a training runs, which is worth more than its record: what
-/// can no longer be written (a full disk, a pipe whose reader has gone) is said once on stderr, takes no half
-/// line, and is written no more.
+/// A file to which a training appends whole lines. A training is worth more than its record. After a failed
+/// write (a full disk, a pipe whose reader has gone), one line on stderr says so. A half line is removed, and
+/// later lines are dropped.
 class LineFile {
  public:
   Result<> open(const std::string& path);
   bool is_open() const { return static_cast<bool>(file_); }
-  /// `line` with its end; nothing where no file is open.
+  /// Appends `line`, which includes its line end; does nothing if no file is open.
   void append(const std::string& line);
 
  private:
@@ -31,14 +30,16 @@ class LineFile {
   UniqueFd file_;
 };
 
-/// How every record of --metrics-file and --json begins: the schema (docs/train.md), what kind it is, the
-/// time, this host, the rank that writes and the number of ranks. An open JSON object: "{…" without its end.
+/// Returns the beginning of every record of --metrics-file and --json: the schema (docs/train.md), the kind,
+/// the time, this host, the writing rank and the number of ranks. It is an open JSON object: "{…" without its
+/// end.
 std::string record_head(std::string_view kind, int rank, int world_size);
 
-/// Of this machine; empty: it has none.
+/// Returns this machine's host name; empty: it has none.
 std::string host_name();
 
-/// Of plain text as a JSON string, with its quotation marks; what is not printable ASCII is "?".
+/// Returns plain text as a JSON string with quotation marks; characters other than printable ASCII become
+/// "?".
 std::string json_string(std::string_view text);
 
 }  // namespace ddp::train

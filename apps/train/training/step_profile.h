@@ -14,8 +14,8 @@
 
 namespace ddp::train {
 
-/// What a step's time goes to. Communication is what a rank spends in a communicator's calls, during the
-/// backward pass too: sums that run while it computes cost nothing here.
+/// The parts of a step's time. Communication is time in a communicator's calls, also during the backward
+/// pass: sums that run while the rank computes cost nothing here.
 enum class Phase : std::uint8_t { kData, kForward, kBackward, kCommunication, kOptimizer };
 inline constexpr std::size_t kPhases = 5;
 inline constexpr std::string_view kPhaseNames[kPhases] = {"data", "forward", "backward", "communication",
@@ -24,35 +24,36 @@ inline constexpr std::string_view kPhaseNames[kPhases] = {"data", "forward", "ba
 /// Seconds by phase.
 using StepTimes = std::array<double, kPhases>;
 
-/// Measures phases, one at a time, and keeps every step's times; with `trace` also every phase's begin and
-/// end, up to a million. One thread.
+/// Measures phases, one at a time, and keeps every step's times. With `trace`, it also keeps the begin and
+/// end of up to a million phases. One thread.
 class StepProfile {
  public:
   using Clock = std::chrono::steady_clock;
   explicit StepProfile(bool trace);
-  /// Is told each phase that begins.
+  /// `on_phase` is called with each phase that begins.
   void watch(std::function<void(Phase)> on_phase) { on_phase_ = std::move(on_phase); }
 
   void begin_step(std::uint64_t step);
-  /// Ends the phase before.
+  /// Ends the previous phase.
   void enter(Phase phase);
   const StepTimes& end_step();
-  /// The one that lasts, to go back to it.
+  /// Returns the present phase, so that a caller can return to it.
   Phase phase() const { return phase_; }
 
-  /// Steps that were ended.
+  /// Returns how many steps have ended.
   std::size_t steps() const { return steps_.size(); }
-  /// Number of the first of them; 0 without one. Greater than 1 where the process was started in the middle
+  /// Returns the number of the first ended step; 0: none. It exceeds 1 if the process started in the middle
   /// of a training.
   std::uint64_t first_step() const { return first_step_; }
 
-  /// Nearest rank; 0 without a step. `part` 0.5: the median.
+  /// Nearest-rank percentile; 0 without a step. `part` 0.5: the median.
   double percentile(Phase phase, double part) const;
-  /// The same of what this rank computes itself: forward, backward and optimizer. A slow rank shows here; in
-  /// its peers only the waiting grows.
+  /// The percentile of the time that this rank computes itself: forward, backward and optimizer. It reveals a
+  /// slow rank; on the other ranks only the waiting time grows.
   double compute_percentile(double part) const;
 
-  /// A file for chrome://tracing and Perfetto, times by the wall clock. `rank` is the process there.
+  /// Writes a file for chrome://tracing and Perfetto, with wall-clock times. `rank` is the process in the
+  /// trace.
   Result<> write_trace(const std::string& path, int rank) const;
 
  private:

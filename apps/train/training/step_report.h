@@ -8,17 +8,17 @@
 
 namespace ddp::train {
 
-/// The end of one step; loss and norm are equal on all ranks (of a node, with --sync-every-inter).
+/// The result of one step; loss and norm are equal on all ranks (of a node, with --sync-every-inter).
 struct StepReport {
   int epoch = 0;            ///< from 0
   int step = 0;             ///< in this epoch, from 1
   int steps = 0;            ///< in this epoch
-  std::uint64_t total = 0;  ///< steps since the beginning of the training, this one included
+  std::uint64_t total = 0;  ///< steps since the beginning of the training, including this one
   double loss = 0;          ///< mean over the ranks' batches
   double lr = 0;
   double norm = 0;         ///< of the gradient, with --clip-norm
-  bool dropped = false;    ///< the gradient was not finite: nothing was changed
-  bool last = false;       ///< the average of the nodes after it failed: nothing can follow
+  bool dropped = false;    ///< the gradient was not finite: nothing changed
+  bool last = false;       ///< the nodes' average after this step failed: no step can follow
   std::size_t images = 0;  ///< of all ranks in this step
   StepTimes times{};
 };
@@ -29,8 +29,8 @@ struct Accuracy {
   double percent() const { return 100.0 * static_cast<double>(correct) / static_cast<double>(total); }
 };
 
-/// Is told where this rank is: so many steps are complete, and this (a text that lives for ever) is what it
-/// does now. Called at every change and at every batch, so it must cost nothing.
+/// Receives the activity of this rank: the number of completed steps, and the present phase (a static
+/// string). It is called at every change and at every batch, so it must be cheap.
 using OnPhase = std::function<void(std::uint64_t step, const char* phase)>;
 
 }  // namespace ddp::train

@@ -22,7 +22,7 @@ GradientSyncSettings sync_settings(const TrainOptions& options) {
   settings.bucket_bytes = static_cast<std::size_t>(options.bucket_cap_mb * 1024 * 1024);
   settings.first_bucket_bytes = static_cast<std::size_t>(options.first_bucket_mb * 1024 * 1024);
   settings.sharded = options.zero;
-  settings.overlap = !options.sync_bn;  // nothing else may be sent while sums are under way
+  settings.overlap = !options.sync_bn;  // no other message may be sent while sums are under way
   settings.clip_value = options.clip_value;
   settings.clip_norm = options.clip_norm;
   return settings;
@@ -111,7 +111,7 @@ Result<> Trainer<T>::share_weights() {
   return {};
 }
 
-/// The part of the training that is over after `ahead` more steps of this epoch.
+/// Returns the fraction of the training that is over after `ahead` more steps of this epoch.
 template <class T>
 double Trainer<T>::progress(std::uint64_t ahead) const {
   const double samples = static_cast<double>(data_.training.size());
@@ -130,7 +130,7 @@ double Trainer<T>::learning_rate(std::uint64_t ahead) const {
                           ends_ahead ? progress(warmup - position_.step) : position_.warmed_up);
 }
 
-/// `batches`: those that this rank's running statistics have seen in the step.
+/// `batches`: how many batches this rank's running statistics have seen in the step.
 template <class T>
 void Trainer<T>::count_step(bool finite, int batches) {
   ++position_.step;
@@ -172,7 +172,7 @@ Result<ReducedGradient> Trainer<T>::reduced_gradient(BatchLoader<T>& loader, int
     profile_.enter(Phase::kBackward);
     model_.backward(batch.images.data(), static_cast<int>(batch.labels.size()), [&](std::size_t begin) {
       if (injects_nan(number)) model_.gradients()[begin] = std::numeric_limits<T>::quiet_NaN();
-      profile_.enter(Phase::kCommunication);  // a node's sums are made at once, by shared memory
+      profile_.enter(Phase::kCommunication);  // shared memory makes a node's sums at once
       sync_->ready(begin);
       profile_.enter(Phase::kBackward);
     });
@@ -260,7 +260,7 @@ Result<> Trainer<T>::train_epoch(const OnStep& on_step) {
   return average_nodes();
 }
 
-/// What every step ends in. False: no more steps.
+/// Reports a completed step. False: no more steps.
 template <class T>
 Result<bool> Trainer<T>::report_step(StepReport& report, std::size_t steps_left, const OnStep& on_step) {
   if (auto few = check_dropped(kMaxDroppedInARow); !few) return few.error();
@@ -272,7 +272,7 @@ Result<bool> Trainer<T>::report_step(StepReport& report, std::size_t steps_left,
   return on_step(report);
 }
 
-/// False: it was told to stop.
+/// False: `on_step` stopped the training.
 template <class T>
 Result<bool> Trainer<T>::train_batches(const OnStep& on_step) {
   std::vector<std::uint32_t> order;
@@ -338,14 +338,14 @@ auto Trainer<T>::begin_device_epoch(std::vector<std::uint32_t> order)
     if (auto done = device.attach(settings); !done) return done.error();
     attached_to_device_ = true;
   }
-  // One that is lost can be taken back, and measured by itself, when it is alone.
+  // With one step in flight, a lost step can be undone, and a step can be measured by itself.
   const bool alone = options_.rejoin || !options_.profile.empty();
   return DeviceEpoch<T>::begin(device, data_.training, std::move(order),
                                static_cast<std::size_t>(options_.batch_size), model_.image_border(),
                                alone ? 1 : DeviceSteps<T>::kMaxInFlight);
 }
 
-/// Steps that may be made before the state is looked at, the next one included.
+/// Returns how many steps may run before the state is read, including the next one.
 template <class T>
 std::uint64_t Trainer<T>::steps_until_read() const {
   std::uint64_t steps = std::numeric_limits<std::uint64_t>::max();
@@ -359,7 +359,7 @@ std::uint64_t Trainer<T>::steps_until_read() const {
   return steps;
 }
 
-/// The whole of the GPU's work counts as the forward pass: a graph has no phases.
+/// All of the GPU's work counts as the forward pass: a graph has no phases.
 template <class T>
 Result<StepReport> Trainer<T>::device_step(DeviceEpoch<T>& epoch) {
   const std::string name = "step " + std::to_string(position_.step + 1);
@@ -373,7 +373,7 @@ Result<StepReport> Trainer<T>::device_step(DeviceEpoch<T>& epoch) {
   const auto plan = [this](std::uint64_t ahead, std::span<const std::uint32_t> samples) {
     const std::uint64_t step = position_.step + ahead + 1;
     log_samples(samples, step);
-    const bool injected = options_.inject_nan && options_.inject_nan->step == step;  // by some rank
+    const bool injected = options_.inject_nan && options_.inject_nan->step == step;  // on any rank
     return typename DeviceEpoch<T>::Plan{learning_rate(ahead), !injected, injects_nan(step)};
   };
   if (auto done = epoch.launch_ahead(steps_until_read(), plan); !done) return of(done.error(), name);

@@ -24,71 +24,71 @@
 
 namespace ddp::train {
 
-/// The ways to the other ranks. `node` and `between` (this rank's peers of equal place on the other nodes)
-/// are there where nodes are averaged only every few steps, else null.
+/// The communicators of this rank. `node` and `between` (the ranks with the same place on the other nodes)
+/// are set if nodes are averaged only every few steps, else null.
 struct Communicators {
   Communicator* world = nullptr;
   Communicator* node = nullptr;
   Communicator* between = nullptr;
-  /// Ends every wait when it is readable: a descriptor, or -1.
+  /// Descriptor that ends every wait when it is readable, or -1.
   int interrupt = -1;
-  std::uint32_t attempt = 0;  ///< of the job
+  std::uint32_t attempt = 0;  ///< attempt of the job
 };
 
 /// Data-parallel training of one model on one rank. Every rank makes the same calls in the same order.
-/// Between them all ranks hold equal weights: they begin equal and every update comes from the same reduced
-/// gradient. Errors of the communicator are given with the step in which they happened.
+/// Between calls all ranks hold equal weights: they begin equal, and every update comes from the same reduced
+/// gradient. Errors of the communicator name the step in which they happened.
 ///
-/// Where the model has device_steps() and the sums can be made on the GPUs, whole steps are made there; then
-/// the host's weights, statistics and optimizer are old within an epoch, and fetched when somebody asks for
-/// them. A GPU that fails there ends in a std::runtime_error.
+/// If the model has device_steps() and the GPUs can run the all-reduce, whole steps run on the GPU. The
+/// host's weights, statistics and optimizer are then stale within an epoch, and are fetched on demand. A GPU
+/// that fails in such a fetch causes a std::runtime_error.
 template <class T>
 class Trainer {
  public:
-  /// Is given every step that was made. False: no more steps.
+  /// Receives every completed step. False: no more steps.
   using OnStep = std::function<Result<bool>(const StepReport&)>;
 
-  /// All are used for the trainer's life; nothing is done before attach().
+  /// All arguments must outlive the trainer; nothing is done before attach().
   Trainer(const TrainOptions& options, Model<T>& model, const DataSplit& data);
   Trainer(const TrainOptions& options, Communicators communicators, Model<T>& model, const DataSplit& data)
       : Trainer(options, model, data) {
     attach(communicators);
   }
 
-  /// These are the ranks from now on. What the training has learnt stays; with ZeRO only once.
+  /// Switches to new communicators; weights and optimizer state stay. With ZeRO only one call is allowed.
   void attach(Communicators communicators);
-  /// The ranks are gone, maybe in the middle of a step: nothing stays of one whose sums are not all here, and
-  /// nothing of the communicators is held.
+  /// Leaves the ranks, possibly in the middle of a step. A step without all of its sums is undone, and the
+  /// communicators are released.
   void detach();
   void set_phase_handler(OnPhase on_phase) { on_phase_ = std::move(on_phase); }
-  /// Besides the phases of a step, which are told by themselves.
+  /// Reports a phase that is not a part of a step; a step's phases are reported automatically.
   void report_phase(const char* phase) const {
     if (on_phase_) on_phase_(position_.step, phase);
   }
 
-  /// This rank's file of --sample-log: one for each attempt.
+  /// Opens this rank's file of --sample-log: one for each attempt.
   Result<> open_sample_log();
-  /// Rank 0's weights to all ranks (a rank of another build could have drawn others).
+  /// Sends rank 0's weights to all ranks: a rank of another build could have drawn other weights.
   Result<> share_weights();
-  /// From position() to the end of its epoch, over this rank's part of the training images. kUsage when the
-  /// gradients stop being finite. Running statistics differ between ranks afterwards.
+  /// Trains from position() to the end of its epoch on this rank's part of the training images. kUsage when
+  /// the gradients stop being finite. Running statistics differ between ranks afterwards.
   Result<> train_epoch(const OnStep& on_step);
-  /// kUsage when at least the last `limit` steps were dropped; nodes may differ in that.
+  /// kUsage when at least the last `limit` steps were dropped; nodes may give different results.
   Result<> check_dropped(int limit) const;
-  /// With --sync-every-inter: makes the nodes equal again, each counted as often as it has ranks; nothing
-  /// where they have been made so since the last step, for another average could round.
+  /// With --sync-every-inter: averages the nodes, each weighted by its number of ranks. Does nothing if no
+  /// step was made since the last average, for another average could round.
   Result<> average_nodes();
-  /// Every rank has seen other batches; after this all hold the mean of their running statistics.
+  /// Every rank has seen other batches; afterwards all hold the mean of their running statistics.
   Result<> average_running_statistics();
-  /// Over the test images, each counted once, whatever the number of ranks.
+  /// Tests each test image once, for any number of ranks.
   Result<Accuracy> evaluate();
 
-  /// Of parameters and running statistics; equal bits give equal numbers.
+  /// Hashes parameters and running statistics; equal bits give equal numbers.
   std::uint64_t weights_hash();
-  /// The hash of every rank, in rank order.
+  /// Returns the hash of every rank, in rank order.
   Result<std::vector<std::uint64_t>> gather_hashes();
 
-  /// For checkpoints.
+  /// Gives checkpoints access to the model.
   Model<T>& model() {
     fetch();
     return model_;
@@ -101,14 +101,14 @@ class Trainer {
   TrainingPosition& position() { return position_; }
   const TrainingPosition& position() const { return position_; }
   int& dropped_in_a_row() { return dropped_in_a_row_; }
-  /// Of a training that went on after the warm-up of this --warmup-steps, but within that of another one:
-  /// the cosine begins where it would have.
+  /// For a training that was resumed within the warm-up of another --warmup-steps, but after that of the
+  /// present value. The cosine begins where it would have begun.
   void set_warmed_up() {
     const std::uint64_t warmup = static_cast<std::uint64_t>(options_.lr.warmup_steps);
     if (warmup != 0 && position_.warmed_up == 0 && position_.step >= warmup)
       position_.warmed_up = progress(0) * static_cast<double>(warmup) / static_cast<double>(position_.step);
   }
-  /// The nodes' weights are equal now.
+  /// The nodes' weights are equal after the present step.
   void are_averaged() { averaged_step_ = position_.step; }
   const StepProfile& profile() const { return profile_; }
 
@@ -124,7 +124,7 @@ class Trainer {
   Result<StepReport> device_step(DeviceEpoch<T>& epoch);
   std::uint64_t steps_until_read() const;
   bool injects_nan(std::uint64_t step) const;
-  /// What the GPU has learnt, to the host, which goes on with it.
+  /// Copies the training's state from the GPU to the host, which continues with it.
   void fetch();
   Result<ReducedGradient> reduced_gradient(BatchLoader<T>& loader, int micro_batches, StepReport& report);
   Result<> average(Communicator& over, std::span<T> values, int weight);
@@ -144,15 +144,15 @@ class Trainer {
   std::optional<GradientSync<T>> sync_;
   std::optional<Optimizer<T>> optimizer_;
   bool attached_to_device_ = false;
-  bool on_device_ = false;  ///< the state; the host's is old
+  bool on_device_ = false;  ///< the state is on the GPU; the host's copy is stale
   StepProfile profile_;
   TrainingPosition position_;
-  std::optional<std::uint64_t> averaged_step_;  ///< after which the nodes were last made equal
+  std::optional<std::uint64_t> averaged_step_;  ///< step after which the nodes were last averaged
   int dropped_in_a_row_ = 0;
   std::optional<Error> gather_error_;
-  std::vector<T> running_before_;  ///< this step's
-  bool in_step_ = false;           ///< whose update has not begun
-  std::vector<T> kept_;            ///< what a sum is made over, and may leave in pieces
+  std::vector<T> running_before_;  ///< running statistics before this step
+  bool in_step_ = false;           ///< the update of a step has not begun
+  std::vector<T> kept_;            ///< values before a sum, which an error may leave half changed
   OnPhase on_phase_;
   AlignedBuffer<T> test_images_;
   std::vector<std::uint8_t> test_labels_;

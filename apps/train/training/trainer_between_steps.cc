@@ -1,4 +1,4 @@
-// What the ranks do together between steps: averages, the test, hashes.
+// Collective work of the ranks between steps: averages, the test, hashes.
 
 #include <algorithm>
 #include <numeric>
@@ -19,8 +19,8 @@ Result<> Trainer<T>::check_dropped(int limit) const {
                                       ", are not finite: training has diverged; try a smaller --lr"};
 }
 
-/// Over all ranks of the world, of which each one of `over` stands for `weight`. A sum that fails leaves
-/// anything, but this rank may live on with what it had.
+/// Averages over all ranks of the world; each rank of `over` counts `weight` times. A failed sum leaves
+/// undefined values, so a rank that may rejoin restores its own.
 template <class T>
 Result<> Trainer<T>::average(Communicator& over, std::span<T> values, int weight) {
   if (options_.rejoin) kept_.assign(values.begin(), values.end());
@@ -97,7 +97,7 @@ Result<std::vector<std::uint64_t>> Trainer<T>::gather_hashes() {
   return all;
 }
 
-// The class is instantiated where the rest of it is (trainer.cc).
+// trainer.cc instantiates the class with its other members.
 #define DDP_INSTANTIATE(T)                                                 \
   template Result<> Trainer<T>::check_dropped(int) const;                  \
   template Result<> Trainer<T>::average(Communicator&, std::span<T>, int); \

@@ -55,7 +55,7 @@ Result<> check_equal(const std::vector<std::uint64_t>& hashes) {
 
 template <class T>
 std::unique_ptr<Model<T>> make_model(const TrainOptions& options, ThreadPool& threads) {
-  const auto& table = *kernels::find_kernels<T>(options.kernels);  // contradiction() knows that there is one
+  const auto& table = *kernels::find_kernels<T>(options.kernels);  // contradiction() has found it
   const bool on_gpu = options.device == DeviceKind::kGpu;
   const int batch = on_gpu ? 1 : options.batch_size;
   std::unique_ptr<Model<T>> model;
@@ -93,7 +93,7 @@ class TypedTrainingRun final : public TrainingRun {
     if (auto done = attempt.from ? go_on(*attempt.from, spoke) : begin(); !done) return done;
     if (attempt.on_ready) attempt.on_ready();
     if (auto done = train(); !done) return done;
-    // One dropped step may be bad luck; nothing is written of an end that has diverged.
+    // One dropped step may be bad luck. A training that has diverged at its end writes nothing.
     if (auto few = share_first_failure(*world_, trainer_.check_dropped(2)); !few) return few;
     if (auto done = checkpoints_.finish(); !done) return done;
     if (auto done = finish(); !done) return done;
@@ -106,7 +106,7 @@ class TypedTrainingRun final : public TrainingRun {
       print_out("test accuracy %.1f %% (%" PRIu64 "/%" PRIu64 ")\n", accuracy.percent(), accuracy.correct,
                 accuracy.total);
     }
-    // What is complete but for its last checkpoint or its traces has given all results.
+    // A training that lacks only its last checkpoint or its traces has given all results.
     return checkpoints_.last_outcome() ? traces_ : checkpoints_.last_outcome();
   }
 
@@ -134,7 +134,7 @@ class TypedTrainingRun final : public TrainingRun {
 
   Result<> check_given(std::optional<int> from) {
     const auto check_data = [&] { return check_equal_data(*world_, data_, from); };
-    // A process that joins with other data leaves, also with data of another size, and ends no other rank.
+    // A joining process with other data, or data of another size, leaves and ends no other rank.
     if (from) {
       if (auto equal = check_data(); !equal) return equal;
     }
@@ -142,7 +142,7 @@ class TypedTrainingRun final : public TrainingRun {
     return equal && !from ? check_data() : equal;
   }
 
-  /// Small sums are copied through the nearest caches anyway.
+  /// Small gradients gain nothing: their copies stay in the nearest caches anyway.
   void share_gradients() {
     constexpr std::size_t kWorthSharing = 4u << 20;
     if (model_->gradient_bytes() <= kWorthSharing) return;
@@ -153,7 +153,7 @@ class TypedTrainingRun final : public TrainingRun {
   Result<> begin() {
     model_->initialise(static_cast<std::uint64_t>(options_.seed));
     if (!options_.init_from.empty()) {
-      const auto read = [this]() -> Result<> {  // the others get the weights by broadcast
+      const auto read = [this]() -> Result<> {  // the other ranks get the weights by broadcast
         return speaks_ ? import_model<T>(options_.init_from, *model_) : Result<>();
       };
       auto done = share_outcome(*world_, read, options_.comm_timeout / 4, interrupt_);
@@ -176,7 +176,7 @@ class TypedTrainingRun final : public TrainingRun {
     return {};
   }
 
-  /// `spoke`: this rank has written the records so far.
+  /// `spoke`: this rank was rank 0 and has written the records so far.
   Result<> go_on(int from, bool spoke) {
     share_gradients();
     if (auto done = open_outputs(); !done) return done;
@@ -185,7 +185,7 @@ class TypedTrainingRun final : public TrainingRun {
     auto done = share_state(options_, *world_, from, held_, data_.training.size(), trainer_, marks_);
     if (!done) return done;
     held_ = true;
-    // What rank 0 has not seen, or another rank 0 may not have written.
+    // The last step's record may be missing: another rank 0 may have died before writing it.
     if (marks_.last.total > before) progress_.step(marks_.last);
     const int ranks = world_->world_size();
     progress_.say("attempt " + std::to_string(attempt_) + ": " + std::to_string(ranks) +
@@ -197,7 +197,7 @@ class TypedTrainingRun final : public TrainingRun {
   bool at_end() const { return options_.max_steps != 0 && trainer_.position().step >= options_.max_steps; }
   bool is_complete() const { return trainer_.position().epoch >= options_.epochs || at_end(); }
 
-  /// A disk may take longer than ranks bear each other's silence.
+  /// A disk may take longer than the ranks' time limit for silence.
   Result<> open_outputs() {
     const auto open = [this]() -> Result<> {
       if (auto places = check_output_paths(); !places) return places;
@@ -206,7 +206,7 @@ class TypedTrainingRun final : public TrainingRun {
     return share_first_failure(*world_, open, options_.comm_timeout / 4, interrupt_);
   }
 
-  /// What is written at the end is tried before hours of work.
+  /// Checks at the start that the output files can be written, before hours of work.
   Result<> check_output_paths() {
     if (auto opened = trainer_.open_sample_log(); !opened) return opened;
     if (speaks_ && !options_.export_to.empty()) {
@@ -228,7 +228,8 @@ class TypedTrainingRun final : public TrainingRun {
     return !at_end();
   }
 
-  /// It averages running statistics, which an uninterrupted training would not do here.
+  /// Writes a due checkpoint before the test: the test averages running statistics, which an uninterrupted
+  /// training would not do here.
   Result<> write_before_test() {
     const std::uint64_t step = trainer_.position().step;
     const std::uint64_t every = options_.checkpoint_every;
@@ -238,13 +239,14 @@ class TypedTrainingRun final : public TrainingRun {
     return checkpoints_.write();
   }
 
-  /// Of an epoch that has ended since the last test, or of the end within one.
+  /// True after the end of an epoch, or of the training, that has not been tested.
   bool test_due() const {
     return trainer_.position().epoch > marks_.tested_epochs ||
            (at_end() && marks_.tested_step != trainer_.position().step);
   }
 
-  /// What is to be done with the present step besides training: it may have been begun with other ranks.
+  /// Does the test and checkpoint that are due at the present step, which may have been made with other
+  /// ranks.
   Result<> settle() {
     if (auto done = write_before_test(); !done) return done;
     const TrainingPosition& position = trainer_.position();
@@ -280,7 +282,7 @@ class TypedTrainingRun final : public TrainingRun {
     return {};
   }
 
-  /// Equal weights give all ranks the same answer.
+  /// Equal weights give all ranks the same result.
   Result<> check_finite() {
     Model<T>& model = trainer_.model();
     if (all_finite<T>(model.parameters()) && all_finite<T>(model.running_statistics())) return {};
@@ -309,17 +311,17 @@ class TypedTrainingRun final : public TrainingRun {
   ThreadPool threads_;
   std::unique_ptr<Model<T>> model_;
   Communicator* world_ = nullptr;
-  Communicator* sums_ = nullptr;  ///< of the gradients
+  Communicator* sums_ = nullptr;  ///< all-reduces the gradients
   int interrupt_ = -1;
   std::uint32_t attempt_ = 0;
   bool speaks_ = false;
   Trainer<T> trainer_;
   Progress progress_;
   CheckpointRun<T> checkpoints_;
-  bool held_ = false;  ///< the training's state
+  bool held_ = false;  ///< this process holds the training's state
   TrainingMarks marks_;
   Clock::time_point epoch_start_ = Clock::now();
-  Result<> traces_;  ///< how writing them went; the same on all ranks
+  Result<> traces_;  ///< outcome of writing the traces, equal on all ranks
 };
 
 }  // namespace

@@ -13,37 +13,37 @@
 
 namespace ddp::train {
 
-/// Whom a training is made with, until it is complete or a rank is lost.
+/// The ranks of one attempt; it lasts until the training is complete or a rank is lost.
 struct TrainingAttempt {
   Communicators communicators;
-  /// The rank whose state the training goes on with; nothing: it begins (or goes on as --resume says).
+  /// Rank whose state the training continues with; empty: it begins (or continues as --resume says).
   std::optional<int> from{};
-  std::function<void()> on_ready{};  ///< this rank has the state and takes part
+  std::function<void()> on_ready{};  ///< called when this rank has the state and takes part
 };
 
-/// The training of one process, which may live through several attempts. Here is the order: what is tried
-/// first, where the state comes from, epochs and tests, what is printed and written at the end.
+/// The training of one process over several attempts. This class defines the order: checks, the source of the
+/// state, epochs and tests, and what is printed and written at the end.
 class TrainingRun {
  public:
   virtual ~TrainingRun() = default;
 
-  /// Trains and tests as the options say (without contradiction()), and prints on stdout: rank 0 the
-  /// progress, every rank its weights' hash, rank 0 at last whether all are equal and the test accuracy. An
-  /// error too when the ranks' weights differ. After one of the communicator: leave_attempt(), then go() with
-  /// other ranks, or the end. Without `from` only the first time.
+  /// Trains and tests as the options say (without contradiction()). On stdout rank 0 prints the progress,
+  /// every rank its weights' hash, and rank 0 at last whether all are equal and the test accuracy. Differing
+  /// weights are an error, too. After an error of the communicator, call leave_attempt(), then go() with
+  /// other ranks, or end. Only the first call may lack `from`.
   virtual Result<> go(const TrainingAttempt& attempt) = 0;
-  /// Nothing of the attempt is used any more, and of a half step nothing is left.
+  /// Releases everything of the attempt and undoes a half step.
   virtual void leave_attempt() = 0;
-  /// The steps that the state which is held has made; nothing: none is held.
+  /// Returns how many steps the held state has made; empty: no state is held.
   virtual std::optional<std::uint64_t> held_step() const = 0;
 };
 
-/// All are used for its life; `data` may be filled until go(). `on_phase` (may be empty) is told where this
-/// rank is.
+/// All arguments must outlive the run; `data` may be filled until go(). `on_phase` (may be empty) receives
+/// the phases of this rank.
 std::unique_ptr<TrainingRun> make_training_run(const TrainOptions& options, const DataSplit& data,
                                                OnPhase on_phase);
 
-/// One attempt.
+/// Runs a training of one attempt.
 Result<> run_training(const TrainOptions& options, Communicators communicators, const DataSplit& data);
 
 }  // namespace ddp::train

@@ -13,10 +13,10 @@ namespace ddp::train {
 
 namespace {
 
-/// What `from` says first.
+/// The first message of `from`.
 struct StateHeader {
-  std::uint64_t parameters = 0, running = 0, vectors = 0;  ///< their numbers; vectors: of the optimizer
-  std::uint64_t hash = 0;                                  ///< of all numbers that follow
+  std::uint64_t parameters = 0, running = 0, vectors = 0;  ///< sizes; vectors: number of optimizer vectors
+  std::uint64_t hash = 0;                                  ///< hash of all numbers that follow
   std::int64_t optimizer_steps = 0, batches = 0;
   TrainingPosition position;
   std::int64_t dropped_in_a_row = 0;
@@ -24,13 +24,13 @@ struct StateHeader {
 };
 static_assert(std::is_trivially_copyable_v<StateHeader>);
 
-/// What each rank holds, as it tells the others.
+/// The state that each rank reports to hold.
 struct RetainedState {
   std::uint64_t any = 0, step = 0, hash = 0;
   static constexpr std::size_t kWords = 3;
 };
 
-/// Weights and optimizer: what ranks of the same step have alike.
+/// Hashes weights and optimizer: they are equal on ranks of the same step.
 template <class T>
 std::uint64_t hash_of(Trainer<T>& trainer) {
   std::uint64_t hash = fnv_hash(std::as_bytes(trainer.model().parameters()));
@@ -39,7 +39,7 @@ std::uint64_t hash_of(Trainer<T>& trainer) {
   return hash;
 }
 
-/// Running statistics first, then weights and optimizer.
+/// Returns running statistics first, then weights and optimizer.
 template <class T>
 std::vector<T> numbers_of(Trainer<T>& trainer) {
   std::vector<T> numbers;
@@ -84,13 +84,13 @@ RetainedState held_by(const std::vector<std::uint64_t>& words, int rank) {
   return {at[0], at[1], at[2]};
 }
 
-/// With --sync-every-inter nodes may differ; `from` makes them equal.
+/// An error only without --sync-every-inter: with it nodes may differ, and `from` makes them equal.
 Error differing(int rank, int from, std::uint64_t step) {
   return {ErrorCode::kInternal, "weights differ after step " + std::to_string(step) + ": those of rank " +
                                     std::to_string(rank) + " are not those of rank " + std::to_string(from)};
 }
 
-/// The position of `from`'s world as one of ours.
+/// Converts the position of `from`'s world to the present world.
 TrainingPosition position_here(const TrainOptions& options, const StateHeader& head, std::uint64_t samples,
                                int world) {
   CheckpointState state;
