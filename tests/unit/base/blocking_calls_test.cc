@@ -13,7 +13,7 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-/// A call that waits as on a dead disk, until somebody lets it go.
+/// A call that blocks, as on an unresponsive disk, until the test releases it.
 struct Hang {
   std::promise<void> release;
   std::shared_future<void> released = release.get_future().share();
@@ -78,5 +78,5 @@ TEST_CASE("blocking calls: a deadline, and an end that does not wait") {
     REQUIRE(world.results.size() == 2);
     CHECK(world.results[1].error().code == ErrorCode::kCancelled);
   }
-  hang.release.set_value();  // the thread sees that nobody waits
+  hang.release.set_value();  // the thread finds that no caller waits
 }

@@ -26,7 +26,7 @@ std::string note(std::uint32_t type, std::string owner, std::string value) {
   return raw(header) + owner + value;
 }
 
-/// A program of two segments, the second one of `notes`.
+/// Returns a program of two segments; the second one holds `notes`.
 std::string program(int machine, const std::string& notes) {
   Elf64_Ehdr header{};
   std::memcpy(header.e_ident, ELFMAG, SELFMAG);

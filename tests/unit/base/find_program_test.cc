@@ -12,7 +12,7 @@
 namespace ddp {
 namespace {
 
-/// bin/tool (a program), data/tool (a plain file), dirs/tool (a directory).
+/// The files bin/tool (a program), data/tool (a plain file) and dirs/tool (a directory).
 class Tree {
  public:
   Tree() {

@@ -26,7 +26,7 @@ Entry* read_or_fail(DIR* directory, const char* name) {
 
 }  // namespace
 
-// Instead of libc's, also for the standard library.
+// These functions replace libc's, also for the standard library.
 extern "C" dirent* readdir(DIR* directory) {
   return read_or_fail<dirent>(directory, "readdir");
 }
@@ -67,7 +67,7 @@ TEST_CASE("a directory is listed, one that is not there has no entries") {
 TEST_CASE("a directory that cannot be read to its end gives what came before, and throws nothing") {
   const Directory directory;
   std::error_code failed;
-  entries_left = 4;  // with "." and ".."
+  entries_left = 4;  // includes "." and ".."
   CHECK(list_directory(directory.path, failed).size() <= 4);
   CHECK(entries_left == 0);
   CHECK(failed == std::errc::io_error);

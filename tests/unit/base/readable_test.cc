@@ -19,8 +19,8 @@ int event(unsigned count) {
   return eventfd(count, EFD_CLOEXEC | EFD_NONBLOCK);
 }
 
-/// Two descriptors whose events lie in one batch of the reactor. Whoever is served first closes the other,
-/// whose event is queued, and opens a quiet one in its place.
+/// Two descriptors whose events lie in one batch of the reactor. The handler that runs first closes the other
+/// descriptor, whose event is queued, and opens a quiet one in its place.
 class Batch {
  public:
   explicit Batch(ddp::asio::io_context& loop)
@@ -52,7 +52,7 @@ class Batch {
   Descriptor first_, second_, quiet_;
 };
 
-/// A free function, for g++ 12 breaks coroutines that are capturing lambdas.
+/// A free function: g++ 12 breaks coroutines that are capturing lambdas.
 Awaitable<> note_readable(Descriptor* descriptor, std::optional<error_code>* result) {
   *result = co_await ddp::until_readable(*descriptor);
 }

@@ -13,7 +13,7 @@ TEST_CASE("UTF-8 characters are distinguished from other bytes") {
   CHECK(first_character("\xc3\xa4x").length == 2);
   CHECK(first_character("\xf0\x9f\x9a\x80").code == 0x1f680);
   CHECK(first_character("\xf0\x9f\x9a\x80").length == 4);
-  // Cut, overlong, a surrogate, beyond Unicode, a byte that begins none.
+  // Truncated, overlong, a surrogate, beyond Unicode, and a byte that begins no character.
   for (const char* text :
        {"\xe2\x80", "\xc0\x80", "\xe0\x80\x9b", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\x9b", "\xff"}) {
     INFO(text);
@@ -31,7 +31,7 @@ TEST_CASE("what a terminal acts on, and what reads otherwise than it is, is repl
   CHECK(replace_unsafe("\xe2\x81\xa6 \xe2\x81\xa9 \xe2\x81\xaa") == "? ? \xe2\x81\xaa");  // U+2066 to U+2069
   CHECK(replace_unsafe("\xe2\x80\x8e\xe2\x80\x8f\xd8\x9c") == "???");  // U+200E, U+200F, U+061C
   CHECK(replace_unsafe("\xe2\x80\x8b\xe2\x80\x8c\xe2\x80\x8d\xe2\x81\xa0\xef\xbb\xbf") ==
-        "?????");                                             // no width
+        "?????");                                             // zero width
   CHECK(replace_unsafe("\xe2\x80\xa8\xe2\x80\xa9") == "??");  // separators
   CHECK(replace_unsafe("\xc2\xad \xe1\xa0\x8e \xef\xbf\xb9\xef\xbf\xbb \xef\xbf\xbc") ==
         "? ? ?? \xef\xbf\xbc");  // U+00AD, U+180E, U+FFF9 to U+FFFB

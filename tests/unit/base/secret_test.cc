@@ -22,7 +22,7 @@ static_assert(!std::is_copy_constructible_v<Secret> && !std::is_copy_assignable_
 static_assert(!std::is_convertible_v<Secret, std::string> &&
               !std::is_convertible_v<Secret, std::string_view>);
 
-/// The flags of the mapping that holds `address` ("rd wr mr mw me dd "); empty: none does.
+/// Returns the flags of the mapping that holds `address` ("rd wr mr mw me dd "); empty: no mapping does.
 std::string mapping_flags(const void* address) {
   const auto wanted = reinterpret_cast<std::uintptr_t>(address);
   std::ifstream maps("/proc/self/smaps");
@@ -44,7 +44,7 @@ TEST_CASE("a secret shows its bytes only when asked") {
   Secret secret("token");
   CHECK(secret.reveal() == "token");
   Secret moved = std::move(secret);
-  CHECK(secret.empty());  // NOLINT(bugprone-use-after-move): that nothing stays behind is the point
+  CHECK(secret.empty());  // NOLINT(bugprone-use-after-move): the moved-from state is tested
   CHECK(moved.reveal() == "token");
 }
 
