@@ -92,7 +92,7 @@ TEST_CASE("more than 64 KiB before the greeting is an error, with or without lin
   };
   CHECK(talk(fresh()).text.starts_with(
       "gpu01: 64 KiB came without a greeting of /opt/ddp/ddplaunchd; its last lines:\n  zzz"));
-  // Before our command has said anything it is not the agent's fault.
+  // Before our command has written anything, the agent is not the cause.
   const auto early = talk(Bootstrap("gpu01", "/opt/ddp/ddplaunchd", Bootstrap::Lookup::kGiven));
   CHECK(early.code == ErrorCode::kUnreachable);
   CHECK(early.text.starts_with(
@@ -240,7 +240,7 @@ TEST_CASE("tail lines survive any cutting into pieces") {
   }
 }
 
-// ---- hosts that are given the agent
+// ---- hosts that receive the agent
 
 namespace {
 

@@ -13,7 +13,7 @@ namespace {
 
 const std::string kFile = "gpu01 slots=4\ngpu02 slots=4\ngpu03 slots=2 gpus=5,7\nplain\n[::1]:2\n";
 
-// "gpu01:2(0,2) gpu02:4"
+// Returns text like "gpu01:2(0,2) gpu02:4".
 std::string filtered(const std::string& include, const std::string& exclude,
                      const std::string& file = kFile) {
   auto kept = filter_hosts(*parse_hostfile(file, "hosts"), include, exclude);
@@ -113,8 +113,8 @@ TEST_CASE("Wrong forms") {
         Texts{"--include, column 6: expected ':' and slots behind the host, as in gpu01:0,2"});
 }
 
-// What DeepSpeed's launcher makes of its own options (parse_resource_filter): what it does on purpose is done
-// here, too; what its versions do by mistake is not.
+// Results of DeepSpeed's launcher for its own options (parse_resource_filter). Its intended behavior holds
+// here, too; the bugs of its versions do not.
 TEST_CASE("DeepSpeed's command lines choose what they choose there") {
   const std::string file = "worker-0 slots=4\nworker-1 slots=4\n";
   struct Row {
@@ -127,13 +127,13 @@ TEST_CASE("DeepSpeed's command lines choose what they choose there") {
       {"worker-1", "", "worker-1:4"},
       {"worker-1:0,3", "", "worker-1:2(0,3)"},
       {"worker-0@worker-1:0,2", "", "worker-0:4 worker-1:2(0,2)"},
-      // The order is the file's, slots are sorted, and what stands twice counts once.
+      // The order is the file's, slots are sorted, and duplicates count once.
       {"worker-1:3,0@worker-0", "", "worker-0:4 worker-1:2(0,3)"},
       {"worker-1:0@worker-1:2", "", "worker-1:2(0,2)"},
       {"", "worker-0", "worker-1:4"},
       {"", "worker-1:0", "worker-0:4 worker-1:3(1,2,3)"},
       {"", "worker-0:0,1@worker-1:2,3", "worker-0:2(2,3) worker-1:2(0,1)"},
-      // A host that has lost its last slot is out.
+      // A host without remaining slots is removed.
       {"", "worker-0:0,1,2,3", "worker-1:4"},
       {"", "", "worker-0:4 worker-1:4"},
   };
@@ -142,7 +142,7 @@ TEST_CASE("DeepSpeed's command lines choose what they choose there") {
     CAPTURE(row.exclude);
     CHECK(filtered(row.include, row.exclude, file) == row.expected);
   }
-  // There, errors as well; a slot that is not there was not always one for --include.
+  // These are errors in DeepSpeed, too, except that --include has accepted unknown slots in some versions.
   CHECK(refused("worker-0", "worker-1", file).size() == 1);
   CHECK(refused("worker-2", "", file).size() == 1);
   CHECK(refused("", "worker-2:0", file).size() == 1);

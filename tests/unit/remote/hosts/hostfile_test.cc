@@ -40,7 +40,7 @@ Texts errors_of(const std::string& text) {
   return texts_of(parsed.error().list);
 }
 
-// name:slots words, "name" without slots.
+// Returns words "name:slots", or "name" for a host without slots.
 std::string brief(const std::vector<Host>& hosts) {
   std::string text;
   for (const Host& host : hosts) {
@@ -173,7 +173,7 @@ TEST_CASE("A wrapper is read as words") {
   CHECK(errors_of("gpu01 wrapper=\"  \"") == Texts{"hosts:1:15: wrapper= has no value"});
   CHECK(errors_of("gpu01 wrapper=\"a 'b\"") ==
         Texts{"hosts:1:15: wrapper=\"a 'b\": the quote ' is not closed"});
-  // Only --host can hold one.
+  // Only a --host entry can contain a line feed.
   const HostEntry torn = parse_entry("gpu01 wrapper=\"sh 'a\nb'\"");
   REQUIRE(torn.diagnostics.size() == 1);
   CHECK(torn.diagnostics[0].offset == 14);
@@ -216,7 +216,7 @@ TEST_CASE("Quotes") {
               "hosts:1:19: port=0: \"0\" is not a port number from 1 to 65535"});
   CHECK(errors_of("a env:A=x\"y\"") ==
         Texts{"hosts:1:10: a quote inside a value; put all of the value into quotes: env:A=\"…\""});
-  // A '#' may be meant: never cut silently.
+  // A '#' may be intended, so it is never cut silently.
   CHECK(errors_of("a env:COLOUR=x#fff") ==
         Texts{"hosts:1:15: '#' inside a value; put the value into quotes, or a blank before the comment"});
   CHECK(hosts_of("a env:COLOUR=\"#fff\" # white")[0].env == Env{{"COLOUR", "#fff"}});
@@ -250,7 +250,7 @@ TEST_CASE("A host twice names the first place") {
   CHECK(errors_of("gpu[1,1]") ==
         Texts{"hosts:1:1: host gpu1 is listed twice (first on line 1); give each host one "
               "entry with all of its slots"});
-  // ssh and the resolver do not tell the case of letters.
+  // ssh and the resolver ignore the case of letters.
   CHECK(errors_of("GPU01\ngpu01").size() == 1);
   CHECK(errors_of("me@gpu01\nyou@gpu01").size() == 1);
 }

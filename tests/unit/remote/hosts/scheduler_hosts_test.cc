@@ -8,7 +8,7 @@ using Texts = std::vector<std::string>;
 
 namespace {
 
-// "gpu01:8 gpu02:8 login", or the mistakes.
+// Returns "gpu01:8 gpu02:8 login", or the errors.
 std::string shown(const Validated<std::vector<Host>>& hosts) {
   std::string text;
   if (!hosts) {
@@ -64,7 +64,7 @@ TEST_CASE("Slurm's counts") {
 TEST_CASE("Slots of a Slurm job") {
   CHECK(slurm("n[1-4]", "2(x3),1") == "n1:2 n2:2 n3:2 n4:1");
   CHECK(slurm("n[1-2]", "4(x2)", "8") == "n1:4 n2:4");
-  // One task a node is one launcher a node: the GPUs say what it can hold, or nothing does.
+  // One task per node means one launcher per node: the number of GPUs gives the slots, if it is known.
   CHECK(slurm("n[1-2]", "1(x2)", "a100:8") == "n1:8 n2:8");
   CHECK(slurm("n[1-2]", "1(x2)", "a100:2,v100:1(S:0-1)") == "n1:3 n2:3");
   CHECK(slurm("n[1-2]", "1(x2)", "", "4") == "n1:4 n2:4");

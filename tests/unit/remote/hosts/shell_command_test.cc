@@ -33,7 +33,7 @@ bool installed(const std::string& program) {
   return false;
 }
 
-// What `shell… line` writes.
+// Returns the output of `shell… line`.
 std::string output_of(Words shell, const std::string& line) {
   int ends[2];
   REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
@@ -63,7 +63,7 @@ std::string output_of(Words shell, const std::string& line) {
   return text;
 }
 
-// Each word between angle brackets, written by a program that the shell starts.
+// Checks that a program started by the shell receives and prints each word between angle brackets.
 void check_shell(const Words& shell, const Words& words) {
   CAPTURE(shell.front());
   Words command = {"/usr/bin/printf", "<%s>"};
@@ -78,7 +78,7 @@ void check_shell(const Words& shell, const Words& words) {
   CHECK(output_of(shell, *line) == expected);
 }
 
-// Every character that means something to one of the shells, alone, in front, behind and between.
+// Every character with a meaning in one of the shells: alone, in front, at the end and inside a word.
 Words difficult_words() {
   Words words = {"plain", "",    "two words", "it's",  "a!b",  "!!",    "a\\b", "\\",    "\\\\",
                  "'",     "\"",  "a\\'b!'\\", "$HOME", "`id`", "$(id)", "~",    "~root", "*",
@@ -157,7 +157,7 @@ TEST_CASE("one jump host, with user and port in each spelling") {
 }
 
 TEST_CASE("several jump hosts: each is reached through those before it") {
-  // The first round of expansion turns %%h into %h, which is the next program's own.
+  // The first round of expansion turns %%h into %h for the next program.
   CHECK(command({"ssh"}, "one,two") ==
         "ssh -o 'ProxyCommand=ssh -W '\\''[%%h]:%%p'\\'' -- one' -W '[%h]:%p' -- two");
 }

@@ -84,7 +84,7 @@ TEST_CASE("hashed names") {
   CHECK(hosts.find("gpu01", 2222, "").verify("ssh-ed25519", "AAAAkey") == KeyVerdict::kKnown);
   CHECK(hosts.find("gpu02", 2222, "").verify("ssh-ed25519", "AAAAkey") == KeyVerdict::kUnknown);
   CHECK(KnownHosts::new_line("gpu01", "ssh-ed25519", "AAAAkey", "") == "gpu01 ssh-ed25519 AAAAkey\n");
-  // What cannot be decoded is passed over.
+  // Lines that cannot be decoded are skipped.
   KnownHosts damaged;
   damaged.add_file("/d",
                    "|1|***|*** ssh-ed25519 AAAAkey\n|1| ssh-ed25519 AAAAkey\n|1|a ssh-ed25519 AAAAkey\n");

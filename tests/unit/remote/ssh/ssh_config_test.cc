@@ -26,7 +26,7 @@ const char* const kDefaults =
     "userknownhostsfile /home/alice/.ssh/known_hosts /home/alice/.ssh/known_hosts2\nsomenewoption 1\n";
 
 SshConfig parsed(const std::string& more) {
-  // ssh -G prints each option once; a later line of the test stands for another value.
+  // ssh -G prints each option once; a later line in a test sets another value.
   auto config = parse_ssh_config(more + kDefaults);
   REQUIRE(config.has_value());
   return *config;
@@ -58,7 +58,7 @@ TEST_CASE("other values") {
   CHECK(config.port == 2222);
   CHECK(config.identity_agent == "/run/agent");
   CHECK(config.identities_only);
-  CHECK(config.user_known_hosts.empty());  // so that no key is noted in the system's file
+  CHECK(config.user_known_hosts.empty());  // so that no key is written to the system's file
   CHECK(config.host_key_alias == "cluster");
   CHECK(config.certificate_files.size() == 1);
   CHECK(config.strict_host_key_checking == "accept-new");
@@ -166,7 +166,8 @@ TEST_CASE("hosts that the files cannot distinguish share one answer") {
   CHECK(shape.add("# comment\nHost *\n  IdentityFile ~/.ssh/%h\nHost gpu* !gpu09\n User x\nInclude \"a b\" "
                   "conf.d/*\n") == std::vector<std::string>{"a b", "conf.d/*"});
   CHECK(shape.signature("gpu01") == shape.signature("gpu02"));
-  CHECK(shape.signature("GPU01") == shape.signature("cpu01"));  // as ssh has it: Host compares as written
+  CHECK(shape.signature("GPU01") == shape.signature("cpu01"));  // as in ssh: Host compares the name as
+                                                                // written
   CHECK(shape.signature("gpu01") != shape.signature("cpu01"));
   CHECK(shape.signature("gpu09") == shape.signature("cpu01"));
   CHECK_FALSE(shape.signature("gpu01").empty());
@@ -189,14 +190,14 @@ TEST_CASE("files that can distinguish any two hosts mean one question each") {
     CAPTURE(text);
     CHECK_FALSE(shape.signature("gpu01").empty());
   }
-  // The name that a HostName gives could not be told from "nothing was said".
+  // For host a, `HostName a` gives the same output as no HostName.
   SshConfigShape alias;
   alias.add("Host a b\n HostName a\n");
   CHECK(alias.signature("a").empty());
   CHECK_FALSE(alias.signature("b").empty());
 }
 
-// ---- what a server says that cannot be reached
+// ---- the greeting of a server that cannot be used
 
 TEST_CASE("a greeting of no SSH server, or of an old one, is named") {
   for (const char* good : {"SSH-2.0-OpenSSH_9.2p1 Debian-2", "SSH-1.99-Cisco", "SSH-2.0-dropbear"})
