@@ -36,7 +36,7 @@ class OneGroup {
   std::optional<FlightRecorder> log;
 };
 
-/// A rank that has finished so many all-reduces, and stands in one more where `waits`.
+/// Returns the dump of a rank that has finished `finished` all-reduces, and waits in one more if `waits`.
 FlightRecorderDump rank_log(int rank, int finished, bool waits, int world = 4) {
   OneGroup group(rank, world);
   for (int i = 0; i < finished; ++i)
@@ -52,9 +52,9 @@ TEST_CASE("the log keeps the last thousand operations in order") {
   FlightRecorder& log = *group.log;
   for (std::uint64_t i = 1; i <= 2'500; ++i)
     CHECK(log.start("broadcast", i, "bytes", static_cast<std::int64_t>(i)) == i);
-  log.finish(1, 7);  // forgotten
+  log.finish(1, 7);  // already overwritten
   log.finish(2'500, 9'999);
-  log.finish(2'501, 1);  // of the future
+  log.finish(2'501, 1);  // has not started yet
   const auto entries = group.entries();
   REQUIRE(entries.size() == FlightRecorderMemory::kCapacity);
   CHECK(entries.front() == RecordedCollective{1'501, "broadcast", 1'501, "bytes", 1'501, 0});
@@ -104,7 +104,7 @@ TEST_CASE("what is no dump is none") {
         "1\",\"rank\":\"0\",\"world_size\":1,\"attempt\":0,\"reason\":\"\"}\n",
         "{\"schema\":\"ddp-flight-recorder/"
         "1\",\"rank\":0,\"world_size\":1,\"attempt\":0,\"reason\":\"\"}\n{\"sequence\":1}\n",
-        // A rank that is none of its world, and a world that nobody has.
+        // A rank outside its world, and a world of impossible size.
         "{\"schema\":\"ddp-flight-recorder/1\",\"rank\":2,\"world_size\":2,\"attempt\":0,\"reason\":\"\"}\n",
         "{\"schema\":\"ddp-flight-recorder/1\",\"rank\":-1,\"world_size\":2,\"attempt\":0,\"reason\":\"\"}\n",
         "{\"schema\":\"ddp-flight-recorder/"
@@ -114,7 +114,7 @@ TEST_CASE("what is no dump is none") {
         "{\"schema\":\"ddp-flight-recorder/"
         "2\",\"rank\":0,\"world_size\":1,\"attempt\":0,\"reason\":\"\",\"groups\":[{\"name\":\"x\",\"first\":"
         "-1,\"ranks\":1}]}\n",
-        // No groups, one that is no object, and an operation of one that the head has not.
+        // No groups, a group that is no object, and an operation of a group that the header lacks.
         "{\"schema\":\"ddp-flight-recorder/"
         "2\",\"rank\":0,\"world_size\":1,\"attempt\":0,\"reason\":\"\"}\n",
         "{\"schema\":\"ddp-flight-recorder/"
@@ -198,7 +198,8 @@ TEST_CASE("of operations under way at once the first one counts") {
 
 namespace {
 
-/// A rank of two nodes with two each, and in which of its groups it waits; the others are at the same place.
+/// Returns the dump of a rank in a world of two nodes with two ranks each. It waits in the group `waits_in`;
+/// its other groups are at the same operation.
 FlightRecorderDump of_two_nodes(int rank, const std::string& waits_in) {
   FlightRecorderDump dump{rank, 4, 0, "lost", {}};
   const int first = rank / 2 * 2;
@@ -214,7 +215,7 @@ FlightRecorderDump of_two_nodes(int rank, const std::string& waits_in) {
 }  // namespace
 
 TEST_CASE("of several groups that stand still, that one counts where a rank is missed that waits nowhere") {
-  // Rank 1 is not in the sum of its node; rank 0 waits there, and all of node 1 in what comes after.
+  // Rank 1 is not in the sum of its node; rank 0 waits there, and all of node 1 wait in the next operation.
   CHECK(analyze_desync({of_two_nodes(0, "node 0"), of_two_nodes(1, ""), of_two_nodes(2, "between"),
                         of_two_nodes(3, "between")})
             .text == "rank 1 has not started all-reduce 3 (116 KB) of node 0 that rank 0 waits in");
@@ -223,7 +224,7 @@ TEST_CASE("of several groups that stand still, that one counts where a rank is m
   CHECK(analyze_desync({of_two_nodes(0, "between"), of_two_nodes(1, "between"), of_two_nodes(2, "between"),
                         of_two_nodes(3, "")})
             .text == "rank 3 has not started all-reduce 3 (116 KB) between the nodes that ranks 0-2 wait in");
-  // Nodes do not miss each other's ranks.
+  // Nodes do not wait for each other's ranks.
   CHECK(analyze_desync(
             {of_two_nodes(0, "node 0"), of_two_nodes(1, "node 0"), of_two_nodes(2, ""), of_two_nodes(3, "")})
             .text ==
@@ -233,16 +234,16 @@ TEST_CASE("of several groups that stand still, that one counts where a rank is m
 
 TEST_CASE("memory that anybody may have written is read as far as it makes sense") {
   auto memory = std::make_unique<FlightRecorderMemory>();
-  CHECK_FALSE(read_collectives(*memory));  // nobody has begun
+  CHECK_FALSE(read_collectives(*memory));  // the memory is not initialized
   begin_collectives(*memory, 3, 3, 0);
-  CHECK_FALSE(read_collectives(*memory));  // no rank of that world
+  CHECK_FALSE(read_collectives(*memory));  // the rank is outside of the world
   begin_collectives(*memory, 0, 2'000'000, 0);
-  CHECK_FALSE(read_collectives(*memory));  // nobody has so many
+  CHECK_FALSE(read_collectives(*memory));  // an impossible world size
   begin_collectives(*memory, 1, 2, 7);
   FlightRecorder log(*add_collective_group(*memory, "a name that is longer than its place", 0, 2));
   log.start("a kind that is longer than its place", 8, "a type that is longer", 1);
   log.start("barrier", 0, "bytes", 2);
-  memory->group[0].ring[1].sequence = 77;  // elsewhere in the ring, and of the future
+  memory->group[0].ring[1].sequence = 77;  // another place of the ring, with a future number
   memory->group[0].ring[5].sequence = 2;
   memory->groups = 1'000;
   const auto dump = read_collectives(*memory);
@@ -293,7 +294,7 @@ TEST_CASE("what a node reports of a rank begins shortly before the first operati
 
 TEST_CASE("a verdict says whom it names") {
   CHECK(analyze_desync({rank_log(0, 1, true, 2), rank_log(1, 1, false, 2)}).named == std::set<int>{1});
-  CHECK(analyze_desync({rank_log(0, 1, true, 2)}).named == std::set<int>{1});  // it left no log
+  CHECK(analyze_desync({rank_log(0, 1, true, 2)}).named == std::set<int>{1});  // left no log
   CHECK(analyze_desync({rank_log(0, 1, true, 2), rank_log(1, 0, true, 2)}).named == std::set<int>{1});
   CHECK(analyze_desync({rank_log(0, 1, true, 2), rank_log(1, 1, true, 2)}).named.empty());
 }

@@ -51,10 +51,10 @@ TEST_CASE("the silent of one address cannot keep others of it out") {
   CHECK(limiter.full());
   CHECK(limiter.take_overdue(start + 300ms).empty());
   limiter.ended(2);
-  // Nobody of it is older than the grace yet.
+  // No connection of this address is older than the grace period yet.
   CHECK(limiter.admit(6, "a", start + 1099ms) == LinkRefusal::kTooMany);
   CHECK(limiter.next_turn() == start + 10'100ms);
-  // Each that comes later has the oldest's place.
+  // Each later connection takes the place of the oldest.
   CHECK_FALSE(limiter.admit(7, "a", start + 1100ms));
   CHECK(limiter.next_turn() < start);
   CHECK_FALSE(limiter.admit(8, "a", start + 1200ms));
@@ -65,7 +65,7 @@ TEST_CASE("the silent of one address cannot keep others of it out") {
   CHECK(overdue[0].id == 3);
   CHECK(overdue[0].why == LinkRefusal::kEvicted);
   CHECK(overdue[1].id == 4);
-  limiter.ended(3);  // the driver's word changes nothing any more
+  limiter.ended(3);  // a later event for it changes nothing
   CHECK(limiter.waiting() == 3);
   CHECK(limiter.next_turn() == start + 10'300ms);
 }
@@ -141,7 +141,7 @@ TEST_CASE("an address that fails again and again is closed unread for a while") 
   AdmissionLimiter limiter(small());
   const Time start{};
   limiter.failed("a", start);
-  limiter.failed("a", start + 11s);  // the first has been forgotten
+  limiter.failed("a", start + 11s);  // the first failure has expired
   limiter.failed("a", start + 12s);
   CHECK_FALSE(limiter.admit(1, "a", start + 12s));
   limiter.failed("a", start + 13s);
@@ -156,7 +156,7 @@ TEST_CASE("the memory of failures is bounded") {
   for (int i = 0; i < 10'000; ++i)
     limiter.failed("address" + std::to_string(i), start);
   for (int i = 0; i < 3; ++i)
-    limiter.failed("late", start + 20s);  // room is made of what is over
+    limiter.failed("late", start + 20s);  // expired failures make room
   CHECK(limiter.admit(1, "late", start + 20s) == LinkRefusal::kTooMany);
 }
 

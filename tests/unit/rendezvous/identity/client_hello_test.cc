@@ -11,7 +11,7 @@ namespace {
 using Kind = ParsedClientHello::Kind;
 using test::HelloBytes;
 
-/// Why a hello is none of ours; "offer" when it is.
+/// Returns why a hello is not ddplaunch's; "offer" if it is.
 std::string verdict(const HelloBytes& hello) {
   const std::string record = hello.record();
   const ParsedClientHello parsed = parse_client_hello(record);
@@ -71,7 +71,7 @@ TEST_CASE("a hello takes no more than its room") {
   HelloBytes big;
   big.identity = std::string(kMaxClientHello, 'x');
   CHECK(verdict(big) == "its hello is longer than ours");
-  // Known from the first five bytes on: nothing is waited for.
+  // The first five bytes decide; the parser waits for nothing.
   CHECK(parse_client_hello(big.record().substr(0, 5)).kind == Kind::kOtherTls);
   const std::string two = HelloBytes().record() + "x";
   CHECK(parse_client_hello(two).why == "it does not wait for an answer");

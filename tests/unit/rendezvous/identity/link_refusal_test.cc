@@ -27,7 +27,7 @@ TEST_CASE("an alert says on the joining side what the listening side meant") {
     CHECK(refusal_of(*alert) == refusal);
     CHECK(alert_record(*alert).size() == 7);
   }
-  CHECK(refusal_of(47) == LinkRefusal::kTokenDiffers);  // as OpenSSL says it
+  CHECK(refusal_of(47) == LinkRefusal::kTokenDiffers);  // as OpenSSL reports it
   CHECK_FALSE(refusal_of(80).has_value());
   CHECK_FALSE(alert_of(LinkRefusal::kHttp).has_value());
 }

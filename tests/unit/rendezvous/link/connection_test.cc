@@ -26,9 +26,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Socket = asio::local::stream_protocol::socket;
 constexpr std::size_t kData = 60'000;
-constexpr std::uint32_t kFrames = 100;  ///< far more than the socket holds
+constexpr std::uint32_t kFrames = 100;  ///< far more than the socket's buffer holds
 
-/// An agent's connection and the master's over a pair of sockets, both borrowed.
+/// The connections of an agent and of the master over a pair of sockets, both borrowed.
 struct Link {
   asio::io_context loop;
   Socket near{loop};
@@ -95,14 +95,14 @@ TEST_CASE("control overtakes output that waits, and cuts no frame") {
   Link link;
   for (std::uint32_t rank = 0; rank < kFrames; ++rank)
     link.queue(rank);
-  link.loop.poll();  // the socket is full now
+  link.loop.poll();  // the socket is full
   link.agent->send(Notice{"first", false});
   link.agent->send(Pong{1, 2});
   link.start_reading();
   REQUIRE(link.run_until([&] { return link.got.size() == kFrames + 2; }));
   const auto notice = std::find(link.got.begin(), link.got.end(), "Notice");
   const auto place = static_cast<std::size_t>(notice - link.got.begin());
-  CHECK(place < kFrames / 5);  // what was handed to the socket before, and the piece that was begun
+  CHECK(place < kFrames / 5);  // the socket's earlier data, and the piece under way
   CHECK(link.got[place + 1] == "Pong");
   std::vector<std::string> output = link.got;
   output.erase(output.begin() + static_cast<std::ptrdiff_t>(place),
@@ -137,11 +137,11 @@ TEST_CASE("a far side that goes ends the writer and what waits for it; nothing i
   CHECK(link.run_until([&] { return link.writer_done && flushed; }));
   const auto space = link.agent->output_space(kData);
   link.queue(1);
-  CHECK(link.agent->output_space(kData).data() == space.data());  // memory does not grow
+  CHECK(link.agent->output_space(kData).data() == space.data());  // the memory does not grow
   link.finish();
 }
 
-/// A worker's pipe with the bytes of one Output of `rank`.
+/// A worker's pipe that contains the bytes of one Output of `rank`.
 struct WorkerPipe {
   explicit WorkerPipe(std::uint32_t rank) {
     int ends[2];
@@ -155,7 +155,7 @@ struct WorkerPipe {
   UniqueFd write;
 };
 
-/// Sends the Output of each rank out of a pipe, each as soon as the link is ready.
+/// Sends the Output of each rank from a pipe, each as soon as the link is ready.
 void splice_all(Link& link, std::uint32_t count, int& later) {
   using Splice = Connection::Splice;
   bool ready = true;
@@ -193,7 +193,7 @@ TEST_CASE("output goes from a pipe into the link without a read, when the link i
 
 TEST_CASE("what a small link does not take of a frame follows whole, before all else") {
   Link link;
-  const int small = 1;  // the least that the kernel gives
+  const int small = 1;  // the kernel's minimum
   REQUIRE(::setsockopt(link.near.native_handle(), SOL_SOCKET, SO_SNDBUF, &small, sizeof small) == 0);
   link.agent->send(Pong{1, 2});
   link.start_reading();
@@ -225,7 +225,7 @@ TEST_CASE("who waits for a link that ends is notified") {
   }
   REQUIRE(later == 1);
   link.loop.poll();
-  CHECK_FALSE(reported);  // nobody reads
+  CHECK_FALSE(reported);  // the peer does not read
   link.agent->close();
   CHECK(link.run_until([&] { return reported && link.writer_done; }));
   WorkerPipe pipe(0);

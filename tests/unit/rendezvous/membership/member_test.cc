@@ -30,7 +30,7 @@ std::string text_of(const Member::Actions& actions) {
 TEST_CASE("lease: a ping renews it from the pong before it, which the master is known to have heard") {
   NodeLease lease(15s, 100s);
   CHECK(lease.ends_at() == 115s);
-  lease.pinged(101s);  // the hello was heard; the pong of now, perhaps not
+  lease.pinged(101s);  // the hello was heard; the pong for this ping perhaps not
   CHECK(lease.ends_at() == 115s);
   lease.pinged(110s);
   CHECK(lease.ends_at() == 116s);
@@ -42,7 +42,7 @@ TEST_CASE("lease: it has no end while the master's user has stopped it") {
   NodeLease lease(15s, 0s);
   lease.master_asleep();
   CHECK_FALSE(lease.over(1h));
-  lease.pinged(1h);  // it has woken
+  lease.pinged(1h);  // it has woken up
   CHECK(lease.ends_at() == 1h + 15s);
 }
 
@@ -50,12 +50,12 @@ TEST_CASE("member: runs an attempt once, and not after its stop") {
   Member member(15s, 5s, 0s);
   CHECK(text_of(member.step(Member::Run{0}, 1s)) == "start 0");
   CHECK(text_of(member.step(Member::Run{0}, 1s)).empty());
-  CHECK(text_of(member.step(Member::Run{1}, 1s)).empty());  // the first still runs
+  CHECK(text_of(member.step(Member::Run{1}, 1s)).empty());  // the first attempt still runs
   CHECK(text_of(member.step(Member::Stop{0, 15s}, 2s)) == "end 0 in 15");
   CHECK(text_of(member.step(Member::WorkersGone{0}, 3s)) == "ended 0");
   CHECK(text_of(member.step(Member::WorkersGone{0}, 3s)).empty());
   CHECK(text_of(member.step(Member::Run{0}, 4s)).empty());
-  CHECK(text_of(member.step(Member::Stop{1, 15s}, 4s)) == "ended 1");  // it never began here
+  CHECK(text_of(member.step(Member::Stop{1, 15s}, 4s)) == "ended 1");  // this attempt never began here
   CHECK(text_of(member.step(Member::Run{1}, 4s)).empty());
   CHECK(text_of(member.step(Member::Run{2}, 4s)) == "start 2");
   CHECK(text_of(member.step(Member::Stop{1, 0s}, 4s)).empty());

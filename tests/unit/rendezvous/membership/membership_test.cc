@@ -1,5 +1,5 @@
-// Runs the scenario files of tests/scenarios/membership: an event a line, and indented below it every action
-// that Membership must give, in order, and nothing else. README there tells the words.
+// Runs the scenario files of tests/scenarios/membership. Each event is a line. The indented lines below it
+// are exactly the actions that Membership must return, in order. The README there explains the words.
 #include "rendezvous/membership/membership.h"
 
 #include <algorithm>
@@ -142,7 +142,7 @@ class Scenario {
     give({job_, attempt_, from, incarnation_ ? *incarnation_ : incarnations_[from]}, event);
   }
 
-  /// Those who are there and not silent are heard every half second.
+  /// Present nodes that are not silent are heard every half second.
   void pass(Membership::Time time) {
     for (const auto until = now_ + time; now_ < until;) {
       const auto due = membership_->deadline().value_or(until);
@@ -219,7 +219,7 @@ class Scenario {
       give(node, Joined{option("slots", 1), text("as"), static_cast<std::uint32_t>(option("gone", 0))});
     } else if (verb == "pass") {
       pass(std::chrono::milliseconds(std::stol(words.at(1))));
-    } else if (verb == "sleep") {  // the master's
+    } else if (verb == "sleep") {  // of the master
       now_ += std::chrono::milliseconds(std::stol(words.at(1)));
       give(Sender{}, Tick{});
     } else if (verb == "silent") {
@@ -249,11 +249,11 @@ class Scenario {
       give(Sender{"job", attempt_, 0, 0}, AttemptFailed{quoted(line), flag("hopeless")});
     } else if (verb == "user") {
       give(Sender{}, UserStop{quoted(line)});
-    } else if (verb == "attempt") {  // of what follows
+    } else if (verb == "attempt") {  // of the following events
       attempt_ = static_cast<std::uint32_t>(std::stoul(words.at(1)));
     } else if (verb == "job") {
       job_ = words.at(1);
-    } else if (verb == "life") {  // of what follows; - : the last one
+    } else if (verb == "life") {  // of the following events; -: the last one
       incarnation_.reset();
       if (words.at(1) != "-") incarnation_ = static_cast<std::uint32_t>(std::stoul(words[1]));
     } else {

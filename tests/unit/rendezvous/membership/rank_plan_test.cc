@@ -28,7 +28,7 @@ ProcsWanted rule(ProcsRule r, bool oversubscribe = false) {
   return {r, 0, oversubscribe};
 }
 
-// "2@0 4@2 = 6": processes@first_rank of each node, and the world size.
+// Returns "2@0 4@2 = 6": processes@first_rank of each node, and the world size.
 std::string shape(const RankPlan& plan) {
   std::string text;
   for (const NodeRanks& ranks : plan.nodes) {

@@ -47,7 +47,7 @@ TEST_CASE("seats: a spare without the slots does not replace; a fixed world then
   elastic.fill({{0, 8}, {1, 8}, {2, 4}});
   elastic.fill({{0, 8}, {2, 4}});
   CHECK(elastic.world().assignments ==
-        std::vector<RankAssignment>{{0, 0, 0, 8}, {2, 1, 8, 4}});  // a seat of its own, at the end
+        std::vector<RankAssignment>{{0, 0, 0, 8}, {2, 1, 8, 4}});  // a new slot at the end
 }
 
 TEST_CASE("seats: on shrink they close and the order stays; a host that returns takes its own") {
@@ -86,7 +86,7 @@ TEST_CASE("seats: growth is at the end, up to the maximum") {
         std::vector<RankAssignment>{{4, 0, 0, 2}, {0, 1, 2, 1}, {1, 2, 3, 1}});
 }
 
-// What holds whatever comes and goes.
+// Invariants for any history of joining and leaving hosts.
 TEST_CASE("seats: properties over random histories") {
   for (std::uint32_t seed = 0; seed < 3000; ++seed) {
     std::mt19937 random(seed);
@@ -125,7 +125,7 @@ TEST_CASE("seats: properties over random histories") {
       REQUIRE(slot_table.filled() == static_cast<int>(world.assignments.size()));
       REQUIRE(slot_table.filled() <= most);
 
-      // Holders that are alive stay, and in order.
+      // Living holders stay, in order.
       Hosts stayed;
       for (const RankAssignment& assignment : before.assignments)
         if (std::any_of(candidates.begin(), candidates.end(),
@@ -135,16 +135,16 @@ TEST_CASE("seats: properties over random histories") {
       std::erase_if(kept,
                     [&](HostNumber h) { return std::find(stayed.begin(), stayed.end(), h) == stayed.end(); });
       REQUIRE(kept == stayed);
-      // Whoever holds a seat holds one of the same size as before.
+      // A host that holds a slot keeps the size of that slot.
       for (const RankAssignment& old : before.assignments)
         for (const RankAssignment& assignment : world.assignments)
           if (assignment.host == old.host) REQUIRE(assignment.local_world_size == old.local_world_size);
-      // No seat stays empty beside a spare, where the world may grow.
+      // No slot stays empty beside a spare if the world may grow.
       if (!fixed || slots_at_first == 0)
         REQUIRE(slot_table.filled() == std::min(most, static_cast<int>(candidates.size())));
       if (slots_at_first == 0) slots_at_first = slot_table.count();
       if (fixed) REQUIRE(slot_table.count() == slots_at_first);
-      // The same again changes nothing, and neither does the order of those who are there.
+      // Filling again changes nothing, and neither does the order of the candidates.
       SlotTable again = slot_table;
       again.fill(candidates);
       REQUIRE(again.world() == world);

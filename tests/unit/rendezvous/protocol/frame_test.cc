@@ -45,7 +45,7 @@ TEST_CASE("any chunking gives the same frames") {
     expected.push_back(bytes.substr(start + kFrameHeader));
   }
   for (const std::size_t largest : {std::size_t{7}, std::size_t{4096}, std::size_t{1} << 20}) {
-    // One byte at a time over 5 MB is slow; the smallest chunks see the first frames only.
+    // One byte at a time over 5 MB is slow, so the smallest chunks cover only the first frames.
     const std::size_t count = largest == 7 ? 3 : expected.size();
     std::size_t size = 0;
     for (std::size_t i = 0; i < count; ++i)

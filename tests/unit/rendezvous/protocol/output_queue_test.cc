@@ -14,7 +14,7 @@ Output output_of(std::uint32_t rank, std::string_view data) {
   return {3, rank, static_cast<std::uint8_t>(1 + rank % 2), 0x0102030405060708u + rank, data};
 }
 
-/// As an agent does: reads into the queue's own memory. Returns the frame that append_frame would have made.
+/// Reads into the queue's own memory, like an agent. Returns the frame that append_frame would make.
 std::string put(OutputQueue& queue, std::uint32_t rank, const std::string& data, std::size_t space_size) {
   std::string frame;
   append_frame(output_of(rank, data), frame);

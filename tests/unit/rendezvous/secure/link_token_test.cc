@@ -55,7 +55,7 @@ TEST_CASE("the token leaves the environment") {
   CHECK(token->secret.reveal() == kGood);
   CHECK(token->origin == "DDPLAUNCH_TOKEN");
   CHECK(::getenv("DDPLAUNCH_TOKEN") == nullptr);
-  CHECK(std::strlen(where) == 0);  // also where /proc/PID/environ shows it
+  CHECK(std::strlen(where) == 0);  // also in /proc/PID/environ
   CHECK(take_token_from_environment().value().secret.empty());
 }
 
@@ -124,7 +124,7 @@ TEST_CASE("a token file that nobody named has to be this user's, in a directory 
   CHECK(read_own_token_file(elsewhere + file.path.substr(file.path.rfind('/'))).has_value());
   std::filesystem::remove(elsewhere);
   REQUIRE(::chmod(file.folder.c_str(), 0770) == 0);
-  CHECK(read_own_token_file(file.path).has_value());  // who shares its group is trusted
+  CHECK(read_own_token_file(file.path).has_value());  // members of its group are trusted
   REQUIRE(::chmod(file.folder.c_str(), 0707) == 0);
   CHECK(read_own_token_file(file.path).error().text ==
         "the directory " + file.folder.string() + " may be written to by everybody");

@@ -16,8 +16,8 @@ using test::RequestBytes;
 using O = StoreOp;
 using Keys = std::vector<std::string>;
 
-// A store with connections 1, 2, …: say() gives what the asker is answered; the others' bytes gather in
-// `heard`.
+// A store with connections 1, 2, …: say() returns the reply to the sender, and `heard` gathers the bytes for
+// the other connections.
 struct Store {
   explicit Store(std::size_t max_bytes = KeyStore::kDefaultMaxBytes) : keys(max_bytes) {}
 
@@ -118,8 +118,7 @@ TEST_CASE("compare_set stores only what was expected") {
     return store.say(1, RequestBytes(O::kCompareSet).text("k").text(expected).text(desired));
   };
   CHECK(store.wait(2, {"k"}).empty());
-  CHECK(compare_set("old", "new") ==
-        text("old"));  // missing: what was expected comes back, nothing is stored
+  CHECK(compare_set("old", "new") == text("old"));  // key missing: returns the expected value, stores nothing
   CHECK(store.say(1, RequestBytes(O::kNumKeys)) == number(0));
   CHECK(store.heard.empty());
   CHECK(compare_set("", "first") == text("first"));
@@ -139,7 +138,7 @@ TEST_CASE("a wait ends with the last of its keys") {
   CHECK(store.keys.waiting() == 2);
   store.set(1, "b", "");
   CHECK(store.heard.empty());
-  store.say(1, RequestBytes(O::kDeleteKey).text("b"));  // was seen: stays seen
+  store.say(1, RequestBytes(O::kDeleteKey).text("b"));  // the key was seen and stays seen
   store.say(1, RequestBytes(O::kAdd).text("c").number(0));
   CHECK(store.heard[2] == kAwake);
   CHECK(store.heard[3] == kAwake);
@@ -250,7 +249,7 @@ TEST_CASE("a barrier lets all go with the last") {
   CHECK(arrive(3) == kAwake);
   CHECK(store.heard == std::map<StoreConnectionId, std::string>{{1, kAwake}});
   CHECK(store.get("b") == text("3"));
-  CHECK(arrive(4) == kAwake);  // as in PyTorch's store: the count stays, a used barrier is open
+  CHECK(arrive(4) == kAwake);  // as in PyTorch's store: the count stays, and a used barrier is open
   store.set(1, "b", "word");
   CHECK(store.ask(5, RequestBytes(O::kBarrier).text("b").number(3)).error().text ==
         "cannot add to 'b': its value is not a 64-bit number");

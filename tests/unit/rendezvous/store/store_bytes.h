@@ -7,10 +7,10 @@
 
 #include "rendezvous/store/tcp_store_codec.h"
 
-/// Requests written as a client would write them, and replies read as it would read them.
+/// Requests encoded like a client's, and replies decoded like a client does it.
 namespace ddp::test {
 
-/// A request under construction: Bytes(op).text(key).number(5). The opcode is as it is on the wire.
+/// A request under construction: Bytes(op).text(key).number(5). The opcode is the one on the wire.
 class RequestBytes {
  public:
   RequestBytes() = default;
@@ -45,7 +45,7 @@ class RequestBytes {
   std::string bytes_;
 };
 
-/// VALIDATE and the magic number, as torch ≥ 2.2 begins.
+/// Returns VALIDATE and the magic number, the first bytes of torch ≥ 2.2.
 inline std::string greeting() {
   return RequestBytes(rendezvous::StoreOp::kValidate).u32(rendezvous::kStoreMagic);
 }

@@ -13,7 +13,7 @@ namespace {
 using test::greeting;
 using test::RequestBytes;
 
-// A decoded request that owns its bytes, as text: "SET[k|v]".
+// Returns a decoded request as text that owns its bytes: "SET[k|v]".
 std::string describe(const StoreRequest& request) {
   std::string out = std::to_string(static_cast<int>(request.op)) + "[";
   for (const auto key : request.keys)
@@ -60,7 +60,7 @@ Decoded decode(const std::string& bytes) {
   return decode(std::vector{bytes});
 }
 
-// Every request of a dialect with its arguments, and what it must be decoded to.
+// Every request of a dialect with its arguments, and the expected decoded requests.
 struct Sample {
   std::string bytes;
   std::vector<std::string> decoded;
@@ -101,7 +101,7 @@ Sample new_sample() {
   return s;
 }
 
-// torch 2.1: one below the new numbers, no greeting.
+// torch 2.1: opcodes are one below the new numbers, and there is no greeting.
 Sample sample_2_1() {
   Sample s;
   s.bytes = RequestBytes(3).text("init/").number(1);
@@ -171,7 +171,7 @@ TEST_CASE("a deletion of torch <= 2.0 is known by the silence after it") {
   CHECK(out.requests.back() == "8[/gone,||0]");
   CHECK(decoder.dialect() == StoreDialect::kOld20);
 
-  // From then on nothing is in doubt.
+  // The dialect is decided from here on.
   feed(decoder, RequestBytes(8).text("/gone"));
   drain(decoder, out);
   CHECK(out.requests.back() == "8[/gone,||0]");
@@ -240,7 +240,7 @@ TEST_CASE("limits come before memory") {
   CHECK(error_of(RequestBytes(StoreOp::kGet).number(65536)).empty());
   CHECK(error_of(RequestBytes(StoreOp::kSet).text("/k").number(268435456)).empty());
 
-  // A value announced and not sent costs nothing.
+  // An announced value that was not sent takes no memory.
   StoreDecoder decoder;
   StoreRequest request;
   feed(decoder, greeting() + RequestBytes(StoreOp::kSet).text("/k").number(268435456).str());

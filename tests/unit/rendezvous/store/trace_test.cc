@@ -1,5 +1,5 @@
-// Replays what real clients of several PyTorch versions said to the store (traces/, made by
-// tests/net/store_record.py): the bytes it answers must be those that the client was content with.
+// Replays what real clients of several PyTorch versions sent to the store (traces/, made by
+// tests/net/store_record.py). The reply bytes must equal those that the client accepted.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>

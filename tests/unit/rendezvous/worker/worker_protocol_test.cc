@@ -76,7 +76,7 @@ TEST_CASE("worker protocol: every message there and back") {
   there_and_back(AgentMessage(StopOrder{"user", 25000}), R"({"stop":"user","grace_ms":25000})");
 }
 
-/// Each key missing, of each other type, and its numbers out of range.
+/// Checks a line without each key, with each other type, and with numbers out of range.
 template <class Decode>
 void each_key_wrong(const std::string& line, const std::vector<std::string>& optional, Decode error_of) {
   const Wire good = Wire::parse(line);
@@ -90,7 +90,7 @@ void each_key_wrong(const std::string& line, const std::vector<std::string>& opt
     if (key != first) CHECK(error_of(less.dump()) == (may_miss ? "decoded" : "\"" + key + "\" is missing"));
     for (const Wire& other : {Wire("text"), Wire(true), Wire(1.0), Wire(-1), Wire(7), Wire::array({"x"}),
                               Wire::object(), Wire(nullptr)}) {
-      // What the key may be, and what else it may be where that is said.
+      // Skip the types that the key may have, and null where the protocol allows it.
       if (value.is_string() && other.is_string()) continue;
       if (value.is_boolean() && other.is_boolean()) continue;
       if (other.is_null() && (key == "from" || (first == "revoked" && key == "step"))) continue;
@@ -200,7 +200,7 @@ TEST_CASE("worker protocol: any text is sent, cut where a line would be too long
     AttemptOrder order{kMost32, kMost32 - 1, kMost32, 0, kMost32, 0, kMost32, text, true, kMost32 - 1};
     CHECK(decode_agent_line(without_end(encode_line(AgentMessage(order)))).has_value());
   }
-  // Never inside a character, and nothing is cut that fits.
+  // A text is never cut inside a character, and a text that fits is not cut.
   for (std::size_t size = 2030; size < 2060; ++size) {
     const std::string text = std::string(size, 'x') + "éé";
     const auto word = decode_agent_line(without_end(encode_line(AgentMessage(StopOrder{text, 0}))));

@@ -1,6 +1,6 @@
-// Runs the scenario files of tests/scenarios/worker_protocol: what the worker says and what the agent orders,
-// and indented below everything that WorkerSession must give, in order, and nothing else. README there tells
-// the words.
+// Runs the scenario files of tests/scenarios/worker_protocol. A line is a message of the worker or an order
+// of the agent. The indented lines below it are exactly the actions that WorkerSession must return, in order.
+// The README there explains the words.
 #include "rendezvous/worker/worker_session.h"
 
 #include <algorithm>
