@@ -12,7 +12,7 @@ namespace {
 namespace fs = std::filesystem;
 using Texts = std::vector<std::string>;
 
-/// A machine of our own below a directory, with all that NCCL needs.
+/// A fake machine below a directory, with everything that NCCL needs.
 class Machine {
  public:
   Machine() {

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A directory that looks like another machine.
+// A directory with the files of another machine.
 class FakeRoot {
  public:
   FakeRoot() {
@@ -96,7 +96,7 @@ TEST_CASE("hyperthreads count as one core") {
   }
   CHECK(facts::physical_cores({0, 1, 2, 3}, root.path()) == 2);
   CHECK(facts::physical_cores({1, 3}, root.path()) == 1);
-  CHECK(facts::physical_cores({0, 7}, root.path()) == 0);  // one is not known: no guess
+  CHECK(facts::physical_cores({0, 7}, root.path()) == 0);  // one CPU is unknown: no guess
 }
 
 TEST_CASE("GPUs by CUDA_VISIBLE_DEVICES, else by the driver, else by device files") {

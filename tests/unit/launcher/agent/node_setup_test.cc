@@ -1,4 +1,4 @@
-// The scripts of --setup in a real shell, with a profile of their own.
+// Runs the scripts of --setup in a real shell, with their own profile.
 #include "launcher/agent/node_setup.h"
 
 #include <stdlib.h>
@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
-/// A home with a profile, in which scripts are run.
+/// A home directory with a profile, in which scripts run.
 class Home {
  public:
   explicit Home(const std::string& profile) {
@@ -46,9 +46,9 @@ class Home {
     REQUIRE(result);
     return *result;
   }
-  /// Takes what programs print that were left running, until the last of them has ended.
+  /// Collects the output of programs that were left running, until the last one has ended.
   void listen() {
-    loop_.restart();  // it had nothing to do any more
+    loop_.restart();  // the loop had run out of work
     asio::co_spawn(loop_, setup_.listen(), asio::detached);
     loop_.run_for(60s);
   }
@@ -108,7 +108,7 @@ TEST_CASE("a limit on files is reported, not fatal") {
   rlimit usual{};
   REQUIRE(::getrlimit(RLIMIT_FSIZE, &usual) == 0);
   const rlimit small{1024, usual.rlim_max};
-  Home home("");  // before it, for it writes files
+  Home home("");  // made before the limit, since it writes files
   REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
   const auto env = home.run({"true"});
   REQUIRE(::setrlimit(RLIMIT_FSIZE, &usual) == 0);
@@ -119,7 +119,7 @@ TEST_CASE("a limit on files is reported, not fatal") {
 TEST_CASE("what scripts leave running may go on printing") {
   Home home("");
   const fs::path gone_on = home.dir() / "gone_on";
-  // It prints only when the scripts have ended: a reader that has left then would be its end.
+  // It prints only after the scripts have ended: without a reader it would be killed then.
   const auto env =
       home.run({"mkfifo go; (read x < go; echo late && echo later && touch gone_on) & echo here"});
   REQUIRE(env.has_value());

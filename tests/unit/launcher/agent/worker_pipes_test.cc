@@ -35,7 +35,7 @@ Ends make_pipe() {
   return {UniqueFd(fds[0]), UniqueFd(fds[1])};
 }
 
-/// Keeps what is read; its room is what the test says.
+/// Keeps the data that was read; the test sets its room.
 class Collector final : public OutputSink {
  public:
   std::size_t output_room(std::uint8_t stream) const override { return room[stream - 1u]; }
@@ -51,7 +51,7 @@ class Collector final : public OutputSink {
     if (on_output) on_output(stream);
   }
 
-  /// As a link does that takes pages: so many bytes, then none until the test says so.
+  /// Like a link that takes pages: takes `link_room` bytes, then none until the test adds room.
   Move move_output(std::uint32_t rank, std::uint8_t stream, int pipe, std::size_t size) override {
     if (!moves) return Move::kRead;
     if (link_room < size) return Move::kLater;
@@ -103,7 +103,7 @@ struct Bench {
     }
     return condition();
   }
-  /// Every lane must end once no pipe is open.
+  /// Ends every lane: no pipe is open any more.
   void finish() {
     writers.clear();
     asio::co_spawn(loop, pipes.closed(), [this](const std::exception_ptr&) { closed = true; });
@@ -142,7 +142,7 @@ TEST_CASE("a quiet rank's line comes while seven loud ones never stop") {
   Bench bench;
   for (std::uint32_t rank = 0; rank < 8; ++rank)
     bench.add(rank);
-  // Pipes that are filled again as soon as they are read; a window that is small and comes back in pieces.
+  // These pipes are refilled as soon as they are read, and the window is small and returns in pieces.
   const std::string much(32u << 10, 'x');
   bench.sink.room[0] = 64u << 10;
   for (std::uint32_t rank = 0; rank < 7; ++rank)
@@ -253,7 +253,7 @@ TEST_CASE("a pipe that a grandchild holds open is left once it is empty, not bef
   put(bench.writers[{0, 1}], "of the leader\n");
   bool drained = false;
   asio::co_spawn(bench.loop, bench.pipes.drained(0), [&](const std::exception_ptr&) { drained = true; });
-  // Held back for longer than the quiet time: what the leader wrote may not be thrown away.
+  // Reading pauses for longer than the quiet time; the leader's output must not be lost.
   const auto later = Clock::now() + std::chrono::milliseconds(500);
   bench.run_until([&] { return Clock::now() >= later; });
   CHECK_FALSE(drained);
@@ -262,7 +262,7 @@ TEST_CASE("a pipe that a grandchild holds open is left once it is empty, not bef
   CHECK(bench.run_until([&] { return drained; }));
   CHECK(bench.sink.got[{0, 1}] == "of the leader\n");
   CHECK(bench.sink.ends[{0, 1}] == 1);
-  bench.finish();  // the writers were open until now
+  bench.finish();  // the writers were open up to here
 }
 
 TEST_CASE("a stop does not wait for a reader who stands still: what the leader left is read without room") {
@@ -299,7 +299,7 @@ TEST_CASE("a grandchild that never stops writing is left when all that the leade
 
 TEST_CASE("without a descriptor to watch with, pipes are read all the same") {
   asio::io_context loop;
-  const asio::steady_timer timer(loop);  // the loop has what it needs itself, as an agent's has by then
+  const asio::steady_timer timer(loop);  // the loop's own descriptors exist already, as in an agent
   Collector sink;
   Ends out = make_pipe();
   Ends err = make_pipe();

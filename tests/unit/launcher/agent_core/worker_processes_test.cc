@@ -13,7 +13,7 @@ WorkerProcess process(pid_t pid) {
 
 TEST_CASE("that all can survive is news once in an attempt") {
   WorkerProcesses workers;
-  CHECK_FALSE(workers.take_greeted_change());  // nobody is there
+  CHECK_FALSE(workers.take_greeted_change());  // there is no worker
   workers.started(0, process(100));
   workers.started(1, process(101));
   workers.greeted(0, true);
@@ -22,7 +22,7 @@ TEST_CASE("that all can survive is news once in an attempt") {
   CHECK(workers.take_greeted_change());
   CHECK_FALSE(workers.take_greeted_change());
   workers.begin_attempt();
-  CHECK(workers.take_greeted_change());  // the same processes, another attempt
+  CHECK(workers.take_greeted_change());  // same processes, new attempt
 }
 
 TEST_CASE("one that cannot survive is enough") {
@@ -67,7 +67,7 @@ TEST_CASE("a revoke: who answers survives, with the step that it holds") {
   CHECK(survivors[0].holds_state);
   CHECK(survivors[0].step == 17);
   CHECK_FALSE(survivors[1].holds_state);
-  workers.begin_attempt();  // the answer was to the attempt before
+  workers.begin_attempt();  // the answer belonged to the previous attempt
   CHECK(workers.unanswered() == std::vector<std::uint32_t>{0, 1});
   CHECK_FALSE(workers.survivors()[0].holds_state);
 }

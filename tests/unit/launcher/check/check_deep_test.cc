@@ -1,4 +1,4 @@
-// What the trainer told of ranks → findings of the check.
+// Reports of the trainer's ranks → diagnostics of the check.
 #include "launcher/check/check_deep.h"
 
 #include "tests/support/catch.h"

@@ -1,4 +1,4 @@
-// Facts of some nodes → findings, a table of planted faults. Each row starts from two healthy nodes.
+// Facts of nodes → diagnostics, as a table of injected faults. Each row starts from two healthy nodes.
 #include "launcher/check/check_diagnosis.h"
 
 #include <functional>
@@ -71,7 +71,7 @@ Case healthy_nodes(std::size_t count) {
   return made;
 }
 
-/// "error gpus 0,1: text; advice", a line each.
+/// Returns a line like "error gpus 0,1: text; advice" for each diagnostic.
 std::string found(const Case& made) {
   std::string text;
   for (const CheckDiagnostic& diagnostic : diagnose_nodes(made.spec, made.result)) {

@@ -12,7 +12,7 @@ namespace {
 using namespace std::chrono_literals;
 using Reach = CheckedNode::Reach;
 
-/// A check of some nodes, by hand; `did` is what the last step ordered: "0 NodeCheck, 1 drop".
+/// A check of some nodes, driven by hand. `did` holds the orders of the last step: "0 NodeCheck, 1 drop".
 struct CheckedJob {
   JobSpec spec;
   std::unique_ptr<CheckRun> run;
@@ -240,7 +240,7 @@ TEST_CASE("a user who is impatient") {
   REQUIRE(job.run->finished());
   const CheckResult result = job.run->take_result();
   CHECK(result.stop_signal == SIGINT);
-  REQUIRE(result.nodes[0].error);  // it was still at its check
+  REQUIRE(result.nodes[0].error);  // its check was still running
   CHECK(result.nodes[0].error->text == "stopped by the user before its check had ended");
   CHECK(result.nodes[1].error->text == "stopped by the user");
 }

@@ -1,5 +1,6 @@
-// Runs the scenario files of tests/scenarios/hang: nodes whose processes use CPU time and print as the file
-// says, each with its ActivityTracker, and the master's HangDetector. Time is simulated in steps of 50 ms.
+// Runs the scenario files of tests/scenarios/hang. A file says when the processes of the nodes use CPU time
+// and print. Each node has its ActivityTracker, and the master a HangDetector. Time is simulated in steps of
+// 50 ms.
 #include "launcher/hang/activity_tracker.h"
 
 #include <deque>
@@ -36,8 +37,8 @@ struct Process {
 struct Node {
   std::unique_ptr<ActivityTracker> tracker;
   std::map<pid_t, Process> processes;
-  std::vector<pid_t> known;  ///< from the last whole look
-  Time ahead{0};             ///< of its clock before ours
+  std::vector<pid_t> known;  ///< from the last full sample
+  Time ahead{0};             ///< of its clock before the master's
   Time next_sample{0};
   Time asleep_until{0};
   bool held = false;
@@ -67,7 +68,7 @@ class Simulation {
   static Time seconds_of(const std::string& text) {
     return std::chrono::duration_cast<Time>(std::chrono::duration<double>(std::stod(text)));
   }
-  /// "1" or "1c": the leader of a rank, or its child.
+  /// "1" is the leader of rank 1, "1c" its child.
   static pid_t pid_of(std::size_t node, const std::string& rank) {
     const int base = static_cast<int>(1000 * (node + 1)) + 10 * std::stoi(rank);
     return rank.ends_with('c') ? base + 1 : base;
@@ -93,11 +94,11 @@ class Simulation {
       node().processes.at(pid_of(std::stoul(words[1]), words.at(2))).share = std::stod(words.at(3));
     } else if (verb == "burst") {  // burst NODE RANK SECONDS
       node().processes.at(pid_of(std::stoul(words[1]), words.at(2))).cpu += seconds_of(words.at(3));
-    } else if (verb == "child") {  // child NODE RANK: a process below it
+    } else if (verb == "child") {  // child NODE RANK: a child process of the rank
       node().processes[pid_of(std::stoul(words[1]), words.at(2) + "c")].leader = false;
     } else if (verb == "print") {
       node().tracker->record_activity(now_ + node().ahead);
-    } else if (verb == "ends") {  // ends NODE RANK: well
+    } else if (verb == "ends") {  // ends NODE RANK: a clean exit
       node().processes.erase(pid_of(std::stoul(words[1]), words.at(2)));
       detector_.rank_ended(std::stoul(words[1]), now_);
     } else if (verb == "gone") {
@@ -109,7 +110,7 @@ class Simulation {
       node().processes.at(pid_of(std::stoul(words[1]), "0")).traced = words.at(2) == "yes";
     } else if (verb == "node-sleeps") {
       node().asleep_until = now_ + seconds_of(words.at(2));
-    } else if (verb == "clock") {  // clock NODE SECONDS: ahead of ours
+    } else if (verb == "clock") {  // clock NODE SECONDS: ahead of the master's clock
       node().ahead = seconds_of(words.at(2));
       node().tracker = std::make_unique<ActivityTracker>(timeout_, now_ + node().ahead);
     } else if (verb == "master-sleeps") {
@@ -142,7 +143,7 @@ class Simulation {
       if (now_ >= node.next_sample && now_ >= node.asleep_until && !node.processes.empty()) sample(i);
     }
     if (now_ < master_asleep_until_) return;
-    // The worst order for whoever was asleep: its alarm first, then what was in the mail.
+    // The worst order after a sleep: the alarm comes first, then the waiting messages.
     if (!hung_at_ && detector_.deadline() && *detector_.deadline() <= now_ && detector_.hangs(now_))
       hung_at_ = now_;
     while (!mail_.empty() && mail_.front().first <= now_) {
@@ -236,7 +237,7 @@ TEST_CASE("after a sample that comes far too late counting begins anew") {
   ActivityTracker tracker(60s, Time(0));
   tracker.begin_sample(5s);
   CHECK(tracker.last_activity() == 0s);
-  tracker.begin_sample(15s);  // two periods: load, perhaps
+  tracker.begin_sample(15s);  // two periods: perhaps load
   CHECK(tracker.last_activity() == 0s);
   tracker.begin_sample(27s);
   CHECK(tracker.last_activity() == 27s);
@@ -248,7 +249,7 @@ TEST_CASE("who was at work is looked at first") {
   CHECK(tracker.pacemakers().empty());
   CHECK(tracker.add_sample(all, true, 5s));
   CHECK(tracker.pacemakers() == std::vector<pid_t>{8});
-  CHECK_FALSE(tracker.add_sample(all, true, 10s));  // not at work, but still the best guess
+  CHECK_FALSE(tracker.add_sample(all, true, 10s));  // inactive, but still the best guess
   CHECK(tracker.pacemakers() == std::vector<pid_t>{8});
 }
 

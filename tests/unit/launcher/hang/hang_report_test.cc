@@ -32,7 +32,7 @@ TEST_CASE("a rank of which nothing came is reported as such") {
   report.expect(0, "a");
   report.expect(1, "b");
   report.add(0, "a", "running");
-  report.add(0, "a", "");  // stacks that come later
+  report.add(0, "a", "");  // stacks that arrive later
   CHECK(report.lines() == Lines{"rank 0 on a: running", "rank 1 on b: no answer"});
 }
 
@@ -66,7 +66,7 @@ TEST_CASE("ranks that report their steps: who is behind is named, and killed fir
   HangReport report;
   for (std::uint32_t rank = 0; rank < 4; ++rank)
     report.add(rank, "gpu01", rank == 2 ? "at step 11: running" : "at step 12: sleeping in poll");
-  CHECK(report.behind().empty());  // not known
+  CHECK(report.behind().empty());  // unknown
   for (std::uint32_t rank = 0; rank < 4; ++rank)
     report.add_step(rank, 12);
   CHECK(report.behind().empty());  // equal

@@ -37,7 +37,7 @@ TEST_CASE("where the system call is not known, the kernel's function is named") 
   CHECK(wait_text(snapshot('S', "0"), "") == "sleeping");
   CHECK(wait_text(snapshot('S', ""), "") == "sleeping");
   CHECK(wait_text(snapshot('S', "do_syscall_64", in_call(SYS_restart_syscall, "0x0")), "") == "sleeping");
-  // Continued after a SIGSTOP: the number says only that.
+  // After a SIGSTOP and SIGCONT the number of the call means only that.
   CHECK(wait_text(snapshot('S', "do_wait", in_call(100'000, "0x0")), "") == "sleeping in wait for a child");
 }
 
@@ -78,7 +78,7 @@ TEST_CASE("sockets are named by their peer") {
       "00:00000000 00000000     0        0 104 1 0\n",
       sockets);
   REQUIRE(sockets.size() == 5);
-  CHECK(descriptor_text("socket:[100]", sockets) == "127.0.0.1:29500");  // listening: its own
+  CHECK(descriptor_text("socket:[100]", sockets) == "127.0.0.1:29500");  // listening: its own address
   CHECK(descriptor_text("socket:[101]", sockets) == "127.0.0.2:29500");
   CHECK(sockets[102].state == kTcpConnecting);
   CHECK(descriptor_text("socket:[102]", sockets) == "10.0.0.3:29500");

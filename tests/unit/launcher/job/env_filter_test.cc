@@ -105,7 +105,7 @@ TEST_CASE("the deny list, by class") {
 TEST_CASE("the deny table is the one of docs/environment.md") {
   std::ifstream file(DDP_SOURCE_DIR "/docs/environment.md");
   REQUIRE(file);
-  std::vector<std::string> documented;  // the globs of each row, as the table writes them
+  std::vector<std::string> documented;  // the globs of each row of the table
   for (std::string line; std::getline(file, line);) {
     if (line.rfind("| deny: ", 0) != 0) continue;
     std::string globs;
@@ -176,7 +176,7 @@ TEST_CASE("the node's own environment, overlaid by the forwarded, overlaid by th
   CHECK(value_of(merge_env(node, {{"PATH", "/a"}}, {{"PATH", "/only"}}), "PATH") == "/only");
   CHECK(value_of(merge_env({}, {{"PATH", "/a"}}, {}), "PATH") == "/a");
   CHECK(value_of(merge_env(node, {}, {}), "PATH") == "/usr/bin:/bin::/opt/n");
-  CHECK(value_of(merge_env(node, {}, {{"RANK", "7"}}), "RANK") == "7");  // asked for by name
+  CHECK(value_of(merge_env(node, {}, {{"RANK", "7"}}), "RANK") == "7");  // requested by name
 }
 
 TEST_CASE("a proxy does not come between the nodes") {
@@ -222,7 +222,7 @@ TEST_CASE("what execve cannot take is named before the spawn, without its value"
         "(129000 bytes), V18 (128000 bytes), V17 (127000 bytes)");
 }
 
-// The kernel is the judge of the limit for one string: at the limit it runs, one byte over it gives E2BIG.
+// The kernel decides the limit for one string: exec works at the limit; one byte more gives E2BIG.
 TEST_CASE("the limit for one string is the kernel's") {
   auto exec_errno = [](std::size_t value_size) {
     const std::string entry = "A=" + std::string(value_size, 's');

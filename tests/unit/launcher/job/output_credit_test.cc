@@ -14,13 +14,13 @@
 namespace ddp::launcher {
 namespace {
 
-/// Ranks of one node that have output waiting, and a master that gives room back.
+/// Ranks of one node with waiting output, and a master that gives credit back.
 struct Node {
   OutputTurns turns;
   std::map<std::uint32_t, std::size_t> waiting;
   std::map<std::uint32_t, std::size_t> sent;
 
-  /// One round, as WorkerPipes reads it. Returns what was read.
+  /// Runs one round like WorkerPipes. Returns the number of bytes read.
   std::size_t round(std::size_t room) {
     std::vector<OutputTurns::Ready> ready;
     for (const auto& [rank, bytes] : waiting) {
@@ -59,7 +59,7 @@ TEST_CASE("crumbs of credit are saved up until they are worth a read") {
   CHECK(credit.room(1) == 0);
   credit.give(1, 1);
   CHECK(credit.room(1) == kLeastRead);
-  // The master gives back what it has taken in pieces, and never keeps so much that this waits for ever.
+  // The master gives back the consumed bytes in pieces, and never keeps so much that a reader waits for ever.
   CHECK(credit_piece(1'000'000) + kLeastRead <= credit_window(1'000'000));
 }
 
@@ -67,7 +67,7 @@ TEST_CASE("what was sent beyond the credit is owed, so that the window never gro
   OutputCredit credit;
   credit.start(100'000);
   credit.spend(1, 100'000);
-  credit.spend(1, 250'000);  // at a stop: what the pipes held
+  credit.spend(1, 250'000);  // the pipes' content at a stop
   CHECK(credit.room(1) == 0);
   credit.give(1, 250'000);
   CHECK(credit.room(1) == 0);
@@ -200,7 +200,7 @@ TEST_CASE("after a round that was cut short the next begins where it ended") {
     const auto round = turns.round(ready, 1u << 20);
     REQUIRE(round.size() == 4);
     CHECK(round[0].who == first);
-    turns.cut_short(round[1].who, round[1].bytes);  // only the first had its turn
+    turns.cut_short(round[1].who, round[1].bytes);  // only the first rank had its turn
   }
 }
 

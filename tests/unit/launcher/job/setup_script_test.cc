@@ -77,7 +77,7 @@ TEST_CASE("The marks show who ended the shell") {
       text("...", 2, true, "exited 0") ==
       "--setup ended its shell (exit 0) in script 2 of 2, so that its variables are lost; leave the exit or "
       "exec out");
-  CHECK(text("...", 1, false, "exited 125") ==  // env itself
+  CHECK(text("...", 1, false, "exited 125") ==  // exit code of env itself
         "--setup failed: its shell exited 125; it printed nothing");
   for (const bool success : {true, false}) {
     CHECK(text("", 1, success, "exited 1") ==

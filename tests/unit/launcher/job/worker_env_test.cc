@@ -8,7 +8,7 @@ using namespace ddp::launcher;
 
 namespace {
 
-// World of the contract test: node 0 with 2 workers, node 1 with 3.
+// The world of the contract test: node 0 with 2 workers, node 1 with 3.
 WorkerFacts unequal_world(int node_rank, int local_rank) {
   WorkerFacts facts;
   facts.rank = (node_rank == 0 ? 0 : 2) + local_rank;
@@ -32,7 +32,7 @@ std::map<std::string, std::string> as_map(const EnvVars& vars) {
   std::map<std::string, std::string> made;
   for (const auto& [name, value] : vars) {
     INFO(name);
-    REQUIRE(made.emplace(name, value).second);  // a name stands once
+    REQUIRE(made.emplace(name, value).second);  // each name occurs once
   }
   return made;
 }
@@ -91,7 +91,7 @@ TEST_CASE("what the user set stays") {
   for (const auto& [name, value] : base)
     CHECK_FALSE(find_env(made.vars, name));
   CHECK_FALSE(made.omp_threads.has_value());
-  // The other spelling follows the user's, so that an old torch does the same.
+  // The old spelling gets the user's value, too, so that an old torch behaves alike.
   CHECK(*find_env(made.vars, "NCCL_ASYNC_ERROR_HANDLING") == "3");
 }
 

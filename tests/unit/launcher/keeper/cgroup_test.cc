@@ -94,10 +94,10 @@ TEST_CASE("pods of Kubernetes") {
 }
 
 TEST_CASE("groups that no mount shows are not guessed") {
-  // The host's directory, mounted into a container with a namespace of its own: it shows our ancestors.
+  // The host's directory is mounted into a container with its own namespace: the mount shows ancestors.
   const System ancestors{"812 700 0:26 /../.. /host/cgroup rw,relatime - cgroup2 cgroup2 rw\n", "0::/\n"};
   CHECK(ancestors.v2().empty());
-  // We were moved out of the namespace that the mount shows.
+  // The process was moved out of the namespace that the mount shows.
   const System moved_out{"812 700 0:26 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw\n", "0::/../job7\n"};
   CHECK(moved_out.v2().empty());
   const System removed{"812 700 0:26 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw\n",
@@ -117,7 +117,7 @@ TEST_CASE("odd mounts") {
       "cgroup2 none rw\n",
       "0::/a b/c:d\n"};
   CHECK(misbehaved.v2() == "/mnt/c\\d\t-\ne/c:d");
-  // One that shows another part of the tree comes first; at one place the last one lies on top.
+  // The first mount shows another part of the tree. Of mounts at one place, the last one is visible.
   const System several{
       "36 35 0:26 /else /one rw - cgroup2 none rw\n36 35 0:26 / /two rw - cgroup2 none rw\n"
       "36 35 0:26 / /three rw - cgroup2 none rw\n36 35 0:26 /us /two rw - cgroup2 none rw\n",

@@ -9,7 +9,7 @@ using namespace ddp::launcher;
 
 namespace {
 
-// What is taken until the queue is empty.
+// Takes segments until the queue is empty.
 std::string drain(ConsoleQueue& queue) {
   std::string all;
   while (!queue.empty()) {
@@ -92,7 +92,7 @@ TEST_CASE("words of ours are bounded, whatever nodes have us say while nobody re
     queue.push(2, true, "ddplaunch: exit 1: rank 3 on gpu07 exited 1\n");
     const std::size_t kept = queue.waiting(2) / word.size();
     const std::string all = drain(queue);
-    const std::size_t skipped = 10'000 - kept + (skips ? 1 : 0);  // of a worker, too
+    const std::size_t skipped = 10'000 - kept + (skips ? 1 : 0);  // includes the worker's line
     CHECK(all.find(skipped_text(skipped) + '\n') != std::string::npos);
     CHECK(all.ends_with("x\nddplaunch: exit 1: rank 3 on gpu07 exited 1\n"));
     CHECK((skips || all.starts_with("a worker's line\n")));
@@ -160,7 +160,7 @@ TEST_CASE("lines that are handed over keep their order and leave memory to use a
   CHECK(drain(queue) == expected);
   much = numbered(0, 999);
   queue.hand_over(1, false, much);
-  CHECK(much.capacity() > 1000);  // of the lines that are done
+  CHECK(much.capacity() > 1000);  // the memory of the finished lines
 }
 
 TEST_CASE("one that skips takes what is handed over in pieces, so that it is never late by more than one") {

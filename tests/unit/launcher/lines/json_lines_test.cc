@@ -17,7 +17,7 @@ std::string json_of(std::string_view bytes) {
   return out;
 }
 
-// What Python's surrogateescape makes of a string that append_json_string wrote.
+// Decodes a string of append_json_string like Python's surrogateescape.
 std::string bytes_of(const std::string& json) {
   std::string out;
   for (std::size_t at = 1; at + 1 < json.size();) {
@@ -58,7 +58,7 @@ TEST_CASE("what is not UTF-8 can be had back") {
   CHECK(json_of("\xed\xb2\x80") == R"("\udced\udcb2\udc80")");            // a surrogate
   CHECK(json_of("\xf4\x90\x80\x80") == R"("\udcf4\udc90\udc80\udc80")");  // above U+10FFFF
   CHECK(json_of("\xf5\x80\x80\x80") == R"("\udcf5\udc80\udc80\udc80")");
-  CHECK(json_of("\xf0\x9f\x9a") == R"("\udcf0\udc9f\udc9a")");  // cut
+  CHECK(json_of("\xf0\x9f\x9a") == R"("\udcf0\udc9f\udc9a")");  // truncated
   std::mt19937 random(11);
   for (int round = 0; round < 3000; ++round) {
     std::string bytes;

@@ -14,7 +14,7 @@ namespace {
 
 using Texts = std::vector<std::string>;
 
-/// A fold and what came out of it: "0-2 text", with "!" before a line of stderr.
+/// A fold and its output: "0-2 text", with "!" before a line of stderr.
 struct Bench {
   explicit Bench(std::size_t everyone) : fold(everyone) {}
   LineFold fold;
@@ -60,8 +60,8 @@ TEST_CASE("a folded line does not overtake lines of its ranks") {
   Bench bench(3);
   bench.add(0, "a", 0);
   bench.add(1, "b", 1);
-  bench.add(1, "a", 2);  // joins nothing: the line a of rank 0 comes out before b
-  bench.add(0, "b", 3);  // joins b, which comes after a
+  bench.add(1, "a", 2);  // joins nothing: the line a of rank 0 is printed before b
+  bench.add(0, "b", 3);  // joins b, which is printed after a
   bench.flush();
   CHECK(bench.out == Texts{"0 a", "0-1 b", "1 a"});
 }
@@ -84,7 +84,7 @@ TEST_CASE("a rank's first line of its own does not keep it from joining") {
   bench.add(1, "hello 1", 2);
   bench.add(1, "same", 3);
   bench.tick(100);
-  // What is old enough takes along what stands before it.
+  // A line that is old enough is printed together with the lines before it.
   CHECK(bench.out == Texts{"0 hello 0"});
   bench.tick(101);
   CHECK(bench.out == Texts{"0 hello 0", "1 hello 1", "0-1 same"});

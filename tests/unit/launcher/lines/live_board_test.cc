@@ -16,7 +16,7 @@ struct Driver {
     entry.lines.add(bytes, lines);
     board.changed(entry);
   }
-  // Everything that becomes due until `later` from now.
+  // Runs everything that becomes due in the next `later`.
   void pass(LiveBoard::Time later) {
     for (const LiveBoard::Time end = now + later;;) {
       const auto due = board.due();
@@ -58,7 +58,7 @@ TEST_CASE("a bar is shown with the next frame and goes with its line") {
   CHECK(d.rows() == "[0] 10%\n");
   d.add(a, "\n");
   d.add(a, "done\n");
-  CHECK(d.board.take_change(1));  // at once, with its line
+  CHECK(d.board.take_change(1));  // at once, together with its line
   CHECK(d.rows().empty());
   CHECK(d.lines == "[0] 10%\n[0] done\n");
 }
@@ -92,7 +92,7 @@ TEST_CASE("a line that grows slowly is shown while it grows") {
   Driver d;
   LiveBoard::Entry a = entry_of(0);
   for (int i = 0; i < 10; ++i) {
-    d.add(a, "one more line\npart");  // each another one: none of them stands
+    d.add(a, "one more line\npart");  // each time another line: none stays
     d.pass(milliseconds(100));
     CHECK(d.rows().empty());
   }

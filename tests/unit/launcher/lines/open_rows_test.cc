@@ -13,7 +13,7 @@ using namespace ddp::launcher;
 
 namespace {
 
-// One stream of a program; finished lines collect in `lines`, what stands below is open().
+// One stream of a program. Finished lines collect in `lines`; open() returns the open rows below them.
 struct Screen {
   LineAssembler assembler{std::string()};
   std::string lines;
@@ -46,7 +46,7 @@ TEST_CASE("a bar is live until its line ends and something stands below") {
   CHECK(s.open() == " 10%|#  |");
   CHECK(s.bar());
   s.add("\r100%|###|\n");
-  CHECK(s.lines == "epoch 1\n");  // it may be one of nested bars
+  CHECK(s.lines == "epoch 1\n");  // it may belong to nested bars
   s.add("done\n");
   CHECK(s.lines == "epoch 1\n100%|###|\ndone\n");
   CHECK(s.open().empty());
@@ -96,11 +96,11 @@ TEST_CASE("tqdm's nested bars") {
   s.add("\n\rinner 50%\x1b[A\router 20%\n\rinner 0% \x1b[A");
   CHECK(s.open() == "outer 20%\ninner 0%");
   CHECK(s.lines.empty());
-  // tqdm.write: both are wiped, the line is written, both are drawn again a row further down.
+  // tqdm.write: both bars are erased, the line is written, and both are drawn again one row below.
   s.add("\r         \r\n\r         \r\x1b[Alog\n\router 20%\n\rinner 0%\x1b[A");
   CHECK(s.lines == "log\n");
   CHECK(s.open() == "outer 20%\ninner 0%");
-  // leave=False: the inner one is wiped, the outer one ends.
+  // leave=False: the inner bar is erased, and the outer one ends.
   s.add("\n\r         \r\x1b[A\router 100%\n");
   CHECK(s.open() == "outer 100%");
   CHECK(s.finish() == "log\nouter 100%\n");
@@ -141,7 +141,7 @@ TEST_CASE("rich's spinner of one row lets lines pass") {
 TEST_CASE("rows redrawn by cursor up without hiding the cursor") {
   Screen s;
   s.add("a 0%\nb 0%\n");
-  CHECK(s.lines == "a 0%\nb 0%\n");  // nothing says yet that these are more than lines
+  CHECK(s.lines == "a 0%\nb 0%\n");  // so far these may be ordinary lines
   for (int i = 1; i <= 3; ++i) {
     const std::string n = std::to_string(i);
     s.add("\x1b[2A\x1b[Ka " + n + "%\n\x1b[Kb " + n + "%\n");
@@ -184,11 +184,11 @@ TEST_CASE("a log line right behind a bar is a line of its own") {
 TEST_CASE("where a frame ends") {
   CHECK(frame_length("9%| 1/9 [x]", "10%|# 2/9 [x]error") == 13);
   CHECK(frame_length("100 of 200 files", "101 of 200 filesoops") == 16);
-  CHECK(frame_length("step 5/9", "step 6/9 done") == 0);  // its end cannot be seen
-  CHECK(frame_length("Loading", "Loading done") == 0);    // no number: no bar
+  CHECK(frame_length("step 5/9", "step 6/9 done") == 0);  // its end is ambiguous
+  CHECK(frame_length("Loading", "Loading done") == 0);    // no number, so no bar
   CHECK(frame_length("a 5%", "b 5%x") == 0);
   CHECK(frame_length("a 5% ]", "a 6% ]") == 6);
-  CHECK(frame_length("[10.5s]    ", "[9s]  log") == 6);  // padded to the width of the one before
+  CHECK(frame_length("[10.5s]    ", "[9s]  log") == 6);  // padded to the width of the previous frame
   CHECK(frame_length("[10s]", "[9s]   log") == 5);
   CHECK(frame_length("", "x") == 0);
 }
@@ -200,7 +200,7 @@ TEST_CASE("colours pass, other sequences do not") {
       "\x1b(B\x1b[?2004h\x1b=end\n");
   CHECK(s.lines == "\x1b[1;31mred\x1b[0m link end\n");
   Screen bar;
-  bar.add("\r\x1b[32m 5%\x1b[0m\r\x1b[0m\n");  // a colour is no text: it does not replace the row
+  bar.add("\r\x1b[32m 5%\x1b[0m\r\x1b[0m\n");  // a color is no text: it does not replace the row
   CHECK(bar.finish() == "\x1b[32m 5%\x1b[0m\x1b[0m\n");
 }
 

@@ -20,7 +20,7 @@ std::string shown(const std::vector<std::string_view>& chunks, const std::string
   return out;
 }
 
-// What the header says, one byte at a time and without any thought of speed.
+// A reference implementation of the header's contract: one byte at a time, without regard to speed.
 std::string by_the_book(std::string_view bytes, const std::string& label) {
   std::string out;
   std::string line;
@@ -102,7 +102,7 @@ TEST_CASE("a line over 1 MiB is split with a mark, one of 1 MiB is not") {
   CHECK(shown({whole + "y\n"}) == split);
   CHECK(shown({whole, "y", "\n"}) == split);
   CHECK(shown({whole + whole + "y"}) == "> " + whole + std::string(kSplitMark) + "\n" + split);
-  CHECK(shown({whole, "\r", "y\n"}) == "> y\n");  // thrown away before it was too long
+  CHECK(shown({whole, "\r", "y\n"}) == "> y\n");  // discarded before the line was too long
 }
 
 TEST_CASE("the assembler serves the next stream after finish") {

@@ -9,8 +9,9 @@ using namespace ddp::launcher;
 
 namespace {
 
-// As much of a terminal as the view may rely on: printing with wrap at the last column, CR, LF, cursor up and
-// down, erase to the end of the row. Anything else fails the test. One column per byte: the tests are ASCII.
+// The terminal features that the view may use: printing with wrap at the last column, CR, LF, cursor up and
+// down, erase to the end of the row. Any other sequence fails the test. One column per byte: the tests are
+// ASCII.
 class Terminal {
  public:
   explicit Terminal(TerminalView::Size size) : size_(size), cells_(1) {}
@@ -192,7 +193,7 @@ TEST_CASE("lines show no 8-bit control, no mark that turns the writing, nothing 
     return out;
   };
   CHECK(shown("a\x9b"
-              "2J\x85\n") == "a^[[2J^[E\n");  // single bytes, as an 8-bit terminal takes them
+              "2J\x85\n") == "a^[[2J^[E\n");  // single bytes, as for an 8-bit terminal
   CHECK(shown("\xe2\x80\xae"
               "a\xe2\x81\xa6"
               "b\xef\xbb\xbf"
@@ -211,7 +212,7 @@ TEST_CASE("widths") {
   CHECK(text_width("\x1b[1;31mabc\x1b[0m") == 3);
   CHECK(text_width("日本") == 4);
   CHECK(text_width("e\xcc\x81") == 1);  // with a combining accent
-  CHECK(text_width("█▏━╸") == 4);       // what bars are made of
+  CHECK(text_width("█▏━╸") == 4);       // characters of progress bars
   CHECK(text_width("🚀") == 2);
   CHECK(text_width("\xff\xc0\x80") == 3);  // no UTF-8
   CHECK(text_width("\xed\xa0\x80") == 3);  // a surrogate

@@ -10,7 +10,7 @@ namespace {
 
 using FrameSender = DaemonFrameReader::FrameSender;
 
-/// What a reader makes of `bytes`, given in pieces of `cut`; streams are joined.
+/// The result of a reader that gets `bytes` in pieces of `cut`; streams are joined.
 struct FrameRecord {
   std::string input, output, errors, failure;
   std::vector<std::string> events;

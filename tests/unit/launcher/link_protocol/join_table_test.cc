@@ -17,7 +17,7 @@ struct Job {
                            const std::string& address = "10.0.0.9") {
     return table.join({1, "0.1.0", rank, 4}, {name, address}, now);
   }
-  /// The rank; the refusal's text.
+  /// Returns the rank, or the refusal's text.
   std::string slot(std::optional<int> rank, const std::string& name,
                    const std::string& address = "10.0.0.9") {
     const JoinAnswer answer = join(rank, name, address).answer;
@@ -173,7 +173,7 @@ TEST_CASE("the first words of a link survive the way there and back") {
   CHECK(parse_answer(answer_line(refusal).substr(0, answer_line(refusal).size() - 1)).value().refusal ==
         JoinRefusal::kOutOfRange);
   CHECK(parse_answer("ddplaunch-refused taken it is there").value().text == "it is there");
-  // What a master that means harm says is shown as one line, without escape sequences.
+  // A malicious master's text is shown as one line, without escape sequences.
   CHECK(parse_answer("ddplaunch-slot 2 run\x1b[2J").value().job_id == "run\\x1b[2J");
   CHECK(parse_answer("ddplaunch-refused taken \x1b[2J\r\xe2\x80\xae").value().text == "\\x1b[2J\\r\\u202e");
   for (const char* wrong : {"", "ddplaunch-slot 2", "ddplaunch-slot x run7", "ddplaunch-refused why not"})

@@ -47,7 +47,7 @@ struct Pty {
   UniqueFd writer;
 };
 
-// What comes until `end` is in it, 10 s at most.
+// Reads until `end` has arrived, 10 s at most.
 std::string read_until(const UniqueFd& fd, std::string_view end) {
   std::string all;
   while (all.find(end) == std::string::npos) {
@@ -75,7 +75,7 @@ TEST_CASE("stderr does not wait for stdout") {
   CHECK(read_until(err.reader, "\n") == "words\n");
   CHECK_FALSE(console.flush(1, milliseconds(1)));
   CHECK_FALSE(console.is_terminal(1));
-  out.reader.reset();  // its write ends, and with it the lane
+  out.reader.reset();  // its write fails, which ends the lane
 }
 
 TEST_CASE("a pipe that is full holds back, and says when there is room") {
@@ -92,13 +92,13 @@ TEST_CASE("a pipe that is full holds back, and says when there is room") {
   };
   while (!console.full())
     add();
-  // Nobody reads yet, but its thread may still move as much as the pipe holds: with that on top it stays
-  // full.
+  // The pipe has no reader, but the console's thread may still fill the pipe. With that many more bytes the
+  // queue stays full.
   const int capacity = ::fcntl(out.writer.get(), F_GETPIPE_SZ);
   REQUIRE(capacity > 0);
   for (const std::size_t enough = added + static_cast<std::size_t>(capacity); added <= enough;)
     add();
-  CHECK(console.full(2));  // one and the same
+  CHECK(console.full(2));  // the same queue
   CHECK(added > ConsoleQueue::kHigh);
   console.add(1, "end\n");
   CHECK(read_until(out.reader, "end\n").size() == added + 4);
@@ -167,7 +167,7 @@ TEST_CASE("rows stand below the lines of a terminal, go for a while, and at the 
 
 TEST_CASE("who reads a pipe") {
   Pipe pipe;
-  CHECK(pipe_reader(pipe.writer.get()).empty());  // we ourselves do not count
+  CHECK(pipe_reader(pipe.writer.get()).empty());  // this process does not count
   CHECK(pipe_reader(::open("/dev/null", O_RDWR | O_CLOEXEC)).empty());
   const pid_t child = ::fork();
   if (child == 0) {

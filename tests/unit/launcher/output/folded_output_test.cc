@@ -42,7 +42,7 @@ TEST_CASE("lines of a set carry the set, lines of one rank its own label") {
     const std::string label = "[" + std::string(rank < 2 ? "a" : "b") + ":" + std::to_string(rank) + "] ";
     bench.output.add(rank_on(rank < 2 ? "a" : "b", rank, rank % 2, rank / 2), 2, label, "", label + "all\n");
   }
-  CHECK(bench.shown == Shown{{2, "[*:0-3] all\n"}});  // without waiting
+  CHECK(bench.shown == Shown{{2, "[*:0-3] all\n"}});  // without a delay
 }
 
 TEST_CASE("a set's label has the time of the first") {
@@ -71,7 +71,7 @@ TEST_CASE("the window ends by itself") {
   bench.output.begin(2);
   bench.output.add(rank_on("a", 0, 0, 0), 1, "0|", "", "0|x\n");
   CHECK(bench.shown.empty());
-  bench.loop.run_for(std::chrono::seconds(10));  // until its timer, the only work, has run
+  bench.loop.run_for(std::chrono::seconds(10));  // returns after the timer, its only work
   CHECK(bench.shown == Shown{{1, "0|x\n"}});
 }
 

@@ -49,7 +49,7 @@ std::string content(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// No file of this process may grow beyond `bytes`: the way to a full disk that needs no root.
+/// Limits the size of every file of this process: a full disk without root.
 class FileLimit {
  public:
   explicit FileLimit(rlim_t bytes) {
@@ -184,7 +184,7 @@ TEST_CASE("a job's directory is used once") {
   JobSpec spec = spec_in(directory);
   auto job = JobDir::create(spec);
   REQUIRE(job.has_value());
-  CHECK(JobDir::create(spec).has_value());  // nothing was written yet
+  CHECK(JobDir::create(spec).has_value());  // no file was written yet
   CHECK(job->write({0, 3, 1, 2}, "x\n", kStart).empty());
   CHECK(content(spec.job_dir + "/attempt_0/rank_00003.stderr") == "x\n");
   const auto again = JobDir::create(spec);
@@ -255,7 +255,7 @@ TEST_CASE("directories are made in one of the user's own that everybody may writ
   spec.output.log_dir = open + "/new";
   spec.job_dir = open + "/new/job";
   CHECK(JobDir::create(spec).has_value());
-  // A link of the user's own is followed.
+  // A link that belongs to the user is followed.
   fs::create_directory_symlink(open, directory.path / "link");
   spec.output.log_dir = directory.path / "link";
   CHECK(JobDir::create(spec).has_value());
@@ -322,7 +322,7 @@ TEST_CASE("a full disk is said once, and what is missing when there is room") {
                         "lasts");
   CHECK(job->write(two, "0123456789abc", kStart + milliseconds(100)).empty());
   limit.lift();
-  // Not all is well because of one write that got through.
+  // One successful write does not end the warning.
   CHECK(job->write(one, "A", kStart + milliseconds(200)).empty());
   const auto well = job->write(one, "B", kStart + seconds(3));
   REQUIRE(well.size() == 1);
@@ -389,7 +389,7 @@ TEST_CASE("the writer keeps the order of each stream, and settles") {
                         static_cast<std::uint8_t>(1 + random() % 2)};
     const std::string bytes(random() % 3000, static_cast<char>('a' + i % 26));
     sent[key] += bytes;
-    if (i % 3 == 0) {  // some without a copy
+    if (i % 3 == 0) {  // some writes without a copy
       const std::shared_ptr<char[]> memory(new char[bytes.size() + 1]);
       bytes.copy(memory.get(), bytes.size());
       writer->append(key, {memory.get(), bytes.size()}, memory);
@@ -440,7 +440,7 @@ TEST_CASE("the writer is left behind on a disk that hangs") {
   REQUIRE(job.has_value());
   const std::string file = job->file(0, 0, 1);
   REQUIRE(::mkdir(std::filesystem::path(file).parent_path().c_str(), 0700) == 0);
-  REQUIRE(::mkfifo(file.c_str(), 0600) == 0);  // its open waits for a reader
+  REQUIRE(::mkfifo(file.c_str(), 0600) == 0);  // open blocks until a reader comes
   std::atomic<bool> called = false;
   const JobWriter::LastTask last = [&called] {
     called = true;
@@ -458,7 +458,7 @@ TEST_CASE("the writer is left behind on a disk that hangs") {
     writer->close(milliseconds(20));
   }
   CHECK_FALSE(called);
-  // The disk comes back.
+  // The disk responds again.
   const int reader = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
   while (!left.expired())
     std::this_thread::sleep_for(milliseconds(1));
@@ -473,7 +473,7 @@ TEST_CASE("a disk that hangs costs bounded memory: what is not kept is counted")
   REQUIRE(job.has_value());
   const std::string path = job->file(0, 0, 1);
   fs::create_directories(fs::path(path).parent_path());
-  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);  // to open it waits for a reader
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);  // open blocks until a reader comes
   asio::io_context loop;
   std::vector<std::string> said;
   const auto writer = JobWriter::start(

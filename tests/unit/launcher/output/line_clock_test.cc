@@ -29,7 +29,7 @@ TEST_CASE("monotonic times as times of day") {
   CHECK(asked == 1);
   CHECK(clock.time_of_day(milliseconds(4'000)) == "09:18:14.000");
   CHECK(clock.time_of_day(milliseconds(2'005)) == "09:18:12.005");
-  set += seconds(3600);  // somebody set the clock
+  set += seconds(3600);  // the system clock was set
   CHECK(clock.time_of_day(milliseconds(5'000)) == "10:18:15.000");
   ::unsetenv("TZ");
   ::tzset();

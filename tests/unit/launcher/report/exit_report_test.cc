@@ -47,7 +47,7 @@ Failure node_lost(const std::string& host, int at_ms) {
   return failure;
 }
 
-// No default: a new kind makes the compiler ask for it here, and the walk below for its row.
+// No default: the compiler then demands each new kind here, and the loop below its row.
 std::string kind_name(ErrorCode code) {
   switch (code) {
     case ErrorCode::kUsage:
@@ -217,7 +217,7 @@ TEST_CASE("the root cause given by the master counts before the earliest failure
   end.failures = {exited(0, "a", 1, 10), exited(1, "b", 2, 20)};
   end.root = 1;
   CHECK(make_exit_report(end).exit_code == 2);
-  end.root = 99;  // not there: as if not given
+  end.root = 99;  // no such failure: as if not given
   CHECK(make_exit_report(end).exit_code == 1);
 }
 
@@ -248,11 +248,11 @@ TEST_CASE("every kind of error has one row, in the table and in docs/exit_codes.
                            row.meaning + " |") == 1);
     CHECK(row.kind == kind_name(row.error));
     CHECK(exit_code_of(Error{row.error, "", 0}) == row.exit_code);
-    // 120 is how Python ends when its flush fails; 125 and up belong to shells.
+    // Python exits with 120 when its flush fails; 125 and up belong to shells.
     CHECK((row.exit_code < 3 || row.exit_code == 126 || row.exit_code == 143 ||
            (row.exit_code >= 110 && row.exit_code <= 119)));
   }
-  // Enumerators are consecutive: every one up to the last must have been seen.
+  // Enumerators are consecutive: each one must have been seen.
   for (int code = 0; !kind_name(static_cast<ErrorCode>(code)).empty(); ++code) {
     CHECK(seen.count(static_cast<ErrorCode>(code)) == 1);
   }
@@ -262,7 +262,7 @@ TEST_CASE("signal names are the machine's") {
   for (int signal = 1; signal < 32; ++signal) {
     const char* name = sigabbrev_np(signal);
     REQUIRE(name);
-    if (std::strcmp(name, "POLL") == 0) continue;  // another word for SIGIO
+    if (std::strcmp(name, "POLL") == 0) continue;  // a synonym of SIGIO
     CHECK(signal_name(signal) == std::string("SIG") + name);
   }
   CHECK(signal_name(34) == "SIGRTMIN");
@@ -325,7 +325,7 @@ TEST_CASE("a cause that our stop ended before it had exited") {
         "  root cause: rank 0 (local rank 0) on a, pid 4000: failed, and was stopped before it had exited\n"
         "    exception: ValueError: boom\n"
         "ddplaunch: exit 1: rank 0 on a failed, and was stopped before it had exited\n");
-  // A crash is one, whatever was on its way.
+  // A crash is reported as a crash, even during a stop.
   end.failures = {signaled(0, "a", SIGSEGV, 10, true)};
   CHECK(make_exit_report(end).exit_code == 139);
   CHECK(make_exit_report(end).why == "rank 0 on a killed by SIGSEGV");
@@ -344,7 +344,7 @@ TEST_CASE("how long a worker ran, as exactly as it matters") {
   CHECK(text_after(std::chrono::seconds(119)).find(", 119.0 s after") != std::string::npos);
   CHECK(text_after(std::chrono::minutes(119)).find(", 119 min after") != std::string::npos);
   CHECK(text_after(std::chrono::minutes(205)).find(", 3 h 25 min after") != std::string::npos);
-  end.failures[0].attempt = 3;  // it had lived through the failures of others
+  end.failures[0].attempt = 3;  // it had survived failures of others
   end.failures[0].start_attempt = 1;
   CHECK(text_after(std::chrono::seconds(20)).find(", 20.0 s after its start in attempt 1\n") !=
         std::string::npos);

@@ -9,7 +9,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// What `rank` of 2 left: it has finished one operation, and stands in the next one where `waits`.
+/// The log of `rank` of 2: it has finished one operation, and waits in the next one if `waits`.
 rendezvous::WorkerCollectives collectives_of(std::uint32_t rank, bool waits) {
   std::string log = "{\"schema\":\"ddp-flight-recorder/1\",\"rank\":" + std::to_string(rank) +
                     ",\"world_size\":2,\"attempt\":0,\"reason\":\"\"}\n"

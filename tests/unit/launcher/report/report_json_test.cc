@@ -204,13 +204,13 @@ TEST_CASE("a report is replaced as a whole") {
   REQUIRE(write_report(path, "one").has_value());
   REQUIRE(write_report(path, "two, longer").has_value());
   CHECK(content(path) == "two, longer");
-  // Through a link, which stays one.
+  // A symbolic link is followed and stays a link.
   const auto link = directory.path / "link";
   std::filesystem::create_symlink(path, link);
   REQUIRE(write_report(link, "three").has_value());
   CHECK(std::filesystem::is_symlink(link));
   CHECK(content(path) == "three");
-  CHECK(std::distance(std::filesystem::directory_iterator(directory.path), {}) == 2);  // nothing else is left
+  CHECK(std::distance(std::filesystem::directory_iterator(directory.path), {}) == 2);  // nothing else left
 }
 
 TEST_CASE("a report that cannot be written is an error, and leaves nothing") {
@@ -227,6 +227,6 @@ TEST_CASE("a report that cannot be written is an error, and leaves nothing") {
   REQUIRE_FALSE(full.has_value());
   CHECK(full.error().sys == ENOSPC);
   REQUIRE(::mkfifo((directory.path / "pipe").c_str(), 0600) == 0);
-  CHECK_FALSE(write_report(directory.path / "pipe", "x").has_value());  // nobody reads it: no waiting
+  CHECK_FALSE(write_report(directory.path / "pipe", "x").has_value());  // without a reader it fails at once
   CHECK(std::distance(std::filesystem::directory_iterator(directory.path), {}) == 1);
 }

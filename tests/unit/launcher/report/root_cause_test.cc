@@ -61,7 +61,7 @@ const std::vector<std::string> kGloo{"Traceback (most recent call last):",
 const std::vector<std::string> kValueError{
     "Traceback (most recent call last):", "  File \"train.py\", line 3, in <module>", "ValueError: boom"};
 
-/// The same answer in whatever order the failures came.
+/// Picks the root cause; the order of the failures must not change it.
 std::optional<std::size_t> pick(std::vector<Failure> failures, std::size_t expected) {
   const int rank = failures.at(expected).rank;
   const std::string host = failures.at(expected).host;
@@ -83,7 +83,7 @@ TEST_CASE("the earliest that was not ended by us") {
   CHECK(pick({by_us(signaled(0, "a", SIGKILL, 1ms)), exited(1, "a", 1, 10ms)}, 1) == 1U);
   CHECK(pick({exited(0, "a", 1, 10ms), exited(1, "b", 1, 15ms, 1ms)}, 0) == 0U);
   CHECK(pick({exited(0, "a", 1, 15ms, 1ms), exited(1, "b", 1, 10ms, 1ms)}, 1) == 1U);
-  CHECK(pick_root_cause({exited(0, "a", 1, 10ms), exited(1, "a", 1, 10ms)}) == 0U);  // the order they came in
+  CHECK(pick_root_cause({exited(0, "a", 1, 10ms), exited(1, "a", 1, 10ms)}) == 0U);  // order of arrival
 }
 
 TEST_CASE("where the clocks cannot decide, the evidence does") {
@@ -98,9 +98,9 @@ TEST_CASE("where the clocks cannot decide, the evidence does") {
   CHECK(pick({signaled(0, "a", SIGPIPE, 20ms, e), crash}, 1) == 1U);
   CHECK(pick({node_lost("c", 20ms), crash}, 1) == 1U);
   CHECK(pick({node_lost("c", 20ms), signaled(1, "b", SIGTERM, 25ms, e)}, 1) == 1U);
-  // Alike by evidence: the time decides, as well as it is known.
+  // With equal evidence the time decides, if the clock error permits.
   CHECK(pick({exited(0, "a", 3, 20ms, e), crash}, 0) == 0U);
-  // An abort without a watchdog's words, and a kill by nobody of ours, are their own doing.
+  // An abort without a watchdog's message, and a SIGKILL that ddplaunch did not send, are own failures.
   CHECK(pick({says(signaled(0, "a", SIGABRT, 20ms, e), {"free(): invalid pointer"}), crash}, 0) == 0U);
   CHECK(pick({signaled(0, "a", SIGKILL, 20ms, e), crash}, 0) == 0U);
 }
@@ -111,7 +111,7 @@ TEST_CASE("a rank that others terminated is the cause of peers that end without 
   CHECK(pick({exited(1, "b", 7, 15ms, 1ms), terminated}, 1) == 1U);
   CHECK(pick({signaled(1, "a", SIGABRT, 20ms), terminated}, 1) == 1U);
   CHECK(pick({exited(1, "a", 1, 20ms), terminated, signaled(2, "a", SIGTERM, 22ms)}, 1) == 1U);
-  // Our own stop, an exception, a crash, and an end of long before leave the first as it is.
+  // A stop by ddplaunch, an exception, a crash, or an end long before keeps the first failure as cause.
   CHECK(pick({exited(1, "a", 1, 20ms), by_us(terminated)}, 0) == 0U);
   CHECK(pick({says(exited(1, "a", 1, 20ms), kValueError), terminated}, 0) == 0U);
   CHECK(pick({signaled(1, "a", SIGSEGV, 20ms), terminated}, 0) == 0U);
@@ -133,7 +133,7 @@ TEST_CASE("one clock has no margin against itself") {
 }
 
 TEST_CASE("a margin is between two, and not handed on") {
-  // a and b overlap, b and c overlap, but a was surely before c.
+  // a and b overlap, b and c overlap, but a was certainly before c.
   const Failure a = signaled(0, "a", SIGTERM, 10ms, 4ms);
   const Failure b = signaled(1, "b", SIGTERM, 17ms, 4ms);
   const Failure c = signaled(2, "c", SIGSEGV, 24ms, 4ms);
@@ -141,7 +141,7 @@ TEST_CASE("a margin is between two, and not handed on") {
 }
 
 TEST_CASE("a rank that only saw its peer go is not the cause of a crash that is seen later") {
-  // The core of the crashed one was still being written when its peers gave up, and our stop was sent.
+  // The crashed rank's core was still being written when its peers gave up and the stop was sent.
   const Failure echo = says(exited(0, "a", 1, 100ms), kGloo);
   CHECK(pick({echo, by_us(signaled(1, "a", SIGSEGV, 900ms))}, 1) == 1U);
   CHECK(pick({echo, by_us(says(exited(1, "b", 1, 900ms), kValueError))}, 1) == 1U);
@@ -150,22 +150,22 @@ TEST_CASE("a rank that only saw its peer go is not the cause of a crash that is 
   CHECK(pick({echo, killed}, 0) == 0U);
   killed.evidence.oom = "oom_kill went from 0 to 1";
   CHECK(pick({echo, killed}, 1) == 1U);
-  // It had told why, and our SIGTERM came while it was on its way out.
+  // The worker had reported its exception, and ddplaunch's SIGTERM came during its exit.
   Failure leaving = by_us(signaled(1, "b", SIGTERM, 110ms));
   CHECK(pick({echo, leaving}, 0) == 0U);
   leaving.evidence.exception = WorkerException{"ValueError", "boom", "", "", {}};
   CHECK(pick({echo, leaving}, 1) == 1U);
   leaving.evidence.exception->message = "Connection closed by peer";
   CHECK(pick({echo, leaving}, 0) == 0U);
-  // Too late, or what a stop brings about.
+  // Failures that are too late, or that a stop causes.
   CHECK(pick({echo, by_us(signaled(1, "a", SIGSEGV, 2'200ms))}, 0) == 0U);
   CHECK(pick({echo, by_us(exited(1, "b", 1, 900ms))}, 0) == 0U);
   CHECK(pick({echo, by_us(says(exited(1, "b", 1, 900ms), kGloo))}, 0) == 0U);
   CHECK(pick({echo, by_us(says(exited(1, "b", 1, 900ms), {"KeyboardInterrupt"}))}, 0) == 0U);
   CHECK(pick({echo, node_lost("b", 15'000ms)}, 0) == 0U);
-  // A crash goes before a lost node.
+  // A crash takes precedence over a lost node.
   CHECK(pick({echo, node_lost("b", 110ms), by_us(signaled(1, "a", SIGSEGV, 900ms))}, 2) == 2U);
-  // Who failed by itself keeps the blame.
+  // A rank with its own failure stays the cause.
   CHECK(pick({says(exited(0, "a", 1, 100ms), kValueError), by_us(signaled(1, "a", SIGSEGV, 110ms))}, 0) ==
         0U);
 }
@@ -177,9 +177,9 @@ TEST_CASE("a SIGTERM from outside goes before the ranks that lost that one") {
   CHECK(pick({echo, signaled(1, "b", SIGTERM, 99ms, 5ms)}, 1) == 1U);
   CHECK(pick({echo, signaled(1, "b", SIGTERM, 2'200ms)}, 0) == 0U);
   CHECK(pick({echo, by_us(signaled(1, "a", SIGTERM, 101ms))}, 0) == 0U);
-  // A crash, then somebody who ends what is left.
+  // A crash; then an outsider terminates the other ranks.
   CHECK(pick({echo, signaled(1, "a", SIGTERM, 101ms), signaled(2, "a", SIGSEGV, 102ms)}, 2) == 2U);
-  // Somebody ends the ranks of a node, and its agent.
+  // An outsider terminates the ranks of a node, and its agent.
   CHECK(pick({echo, signaled(1, "b", SIGTERM, 101ms), node_lost("b", 102ms)}, 1) == 1U);
 }
 

@@ -11,7 +11,7 @@ namespace {
 
 using Texts = std::vector<std::string>;
 
-/// Answers as a node does that reaches `open`: the first of the addresses that is in it, or none.
+/// Answers like a node that reaches `open`: with the first address in it, or with none.
 std::vector<MasterAddress::AddressProbe> answer(MasterAddress& master,
                                                 const MasterAddress::AddressProbe& probe,
                                                 const std::set<std::string>& open) {

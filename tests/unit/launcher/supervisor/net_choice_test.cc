@@ -8,7 +8,7 @@ using rendezvous::Interface;
 
 namespace {
 
-// "eth0 10.0.0.1/24", with " down" or " loopback" behind it.
+// Parses "eth0 10.0.0.1/24", with an optional " down" or " loopback" at the end.
 Interface net(const std::string& text) {
   Interface made;
   const std::size_t blank = text.find(' ');
@@ -81,7 +81,7 @@ TEST_CASE("bridges that every host has for itself, and interfaces that are down,
        node("b", "10.0.0.2", {"docker0 172.17.0.1/16", "eth1 10.5.0.2/24 down", "eth0 10.0.0.2/24"})},
       "");
   CHECK(choice->master_addrs() == Texts{"10.0.0.1"});
-  // A bridge of another name is told by its address, the same on both.
+  // A bridge of another name is recognized by its address, which is the same on both nodes.
   const auto misbehaved = choose_network({node("a", "", {"usb0 192.168.55.1/24", "eth0 10.0.0.1/24"}),
                                           node("b", "", {"usb0 192.168.55.1/24", "eth0 10.0.0.2/24"})},
                                          "");
@@ -222,7 +222,7 @@ TEST_CASE("--network where machines have the same address") {
               "  b: docker0 172.17.0.1/16, eth0 10.0.0.2/24\n"
               "  c: docker0 172.17.0.3/16, eth0 10.0.0.3/24");
   }
-  // Where node 0 has another address there, that one is taken.
+  // If node 0 has another address in that network, that address is used.
   CHECK(choose_network(nodes, "0.0.0.0/0")->master_addrs() == Texts{"10.0.0.1"});
 }
 
@@ -231,7 +231,7 @@ TEST_CASE("--network on one machine") {
                                        node("b", "", {"eth0 10.0.0.1/24"}, "m")};
   CHECK(choose_network(nodes, "eth0")->master_addrs() == Texts{"10.0.0.1"});
   CHECK(choose_network(nodes, "lo")->master_addrs() == Texts{"127.0.0.1"});
-  CHECK_FALSE(choose_network(nodes, "eth0")->one_machine);  // which would have the store on loopback only
+  CHECK_FALSE(choose_network(nodes, "eth0")->one_machine);  // true: the store on loopback only
   CHECK(choose_network(nodes, "lo")->one_machine);
 }
 

@@ -20,12 +20,12 @@ TEST_CASE("output is counted and given back, of each stream for itself, however 
   const std::string bytes(8u << 20, 'x');
   CHECK(limits.admit(Output{0, 0, 1, 0, bytes.substr(0, 100)}).has_value());
   CHECK(limits.admit(Output{0, 0, 2, 0, bytes.substr(0, 60)}).has_value());
-  CHECK(limits.admit(Output{0, 0, 1, 0, ""}).has_value());  // an end
+  CHECK(limits.admit(Output{0, 0, 1, 0, ""}).has_value());  // end of the stream
   CHECK(limits.taken(1) == 100);
   CHECK(limits.give_back(1) == 100);
   CHECK(limits.taken(1) == 0);
   CHECK(limits.taken(2) == 60);
-  // A window is 1 MiB at most; these are more than a message can give back.
+  // A window is 1 MiB at most; these bytes are more than one message can give back.
   for (int i = 0; i < 513; ++i)
     REQUIRE(limits.admit(Output{0, 0, 1, 0, bytes}).has_value());
   CHECK(limits.give_back(1) == 0xFFFFFFFFu);
@@ -44,7 +44,7 @@ TEST_CASE("findings of a hang are bounded for each attempt") {
   CHECK_FALSE(limits.admit(inspection).has_value());
   inspection.attempt = 1;
   CHECK(limits.admit(inspection).has_value());
-  // One attempt after the other: in turn they would have no bound.
+  // Attempts must not alternate, for then the sizes would have no bound.
   inspection.attempt = 0;
   inspection.text.clear();
   CHECK_FALSE(limits.admit(inspection).has_value());
@@ -83,8 +83,8 @@ TEST_CASE("control characters do not reach a terminal") {
   CHECK(cleaned(std::string("a\0b", 3)) == "a?b");
   CHECK(cleaned("a\xc2\x9b"
                 "31mb") == "a?31mb");                                // CSI as one character
-  CHECK(cleaned("caf\xc3\xa9 \xc2\xa0") == "caf\xc3\xa9 \xc2\xa0");  // what is no control stays
-  CHECK(cleaned("x\xe2\x80\xaey\xe2\x81\xa9") == "x?y?");            // marks that turn the writing
+  CHECK(cleaned("caf\xc3\xa9 \xc2\xa0") == "caf\xc3\xa9 \xc2\xa0");  // characters other than controls stay
+  CHECK(cleaned("x\xe2\x80\xaey\xe2\x81\xa9") == "x?y?");            // bidirectional marks
   CHECK(cleaned("\xe2\x80\xa6 \xe2\x82\xac") == "\xe2\x80\xa6 \xe2\x82\xac");
   CHECK(cleaned("\xff\xc2") == "\xff\xc2");
   CHECK(cleaned("a\x9b"

@@ -1,5 +1,5 @@
-// Runs the scenario files of tests/scenarios/supervisor: an event a line, and indented below it every action
-// the supervisor must give, in order, and nothing else. `end` lines check how the job came out.
+// Runs the scenario files of tests/scenarios/supervisor. Each event is a line. The indented lines below it
+// are exactly the actions that the supervisor must return, in order. `end` lines check the job's result.
 #include "launcher/supervisor/supervisor.h"
 
 #include <algorithm>
@@ -58,7 +58,7 @@ std::string state_name(Supervisor::State state) {
   return "?";
 }
 
-/// What an action looks like in a scenario: the message, and the fields that a decision was made about.
+/// Returns an action as in a scenario: the message, and the fields that the supervisor decided.
 std::string describe(const job::Action& action) {
   if (const auto* drop = std::get_if<job::Disconnect>(&action))
     return "disconnect " + std::to_string(drop->node);
@@ -130,11 +130,11 @@ class Scenario {
   void add(const job::Event& event) {
     for (job::Action& action : supervisor_->step(event, now_))
       actions_.push_back(std::move(action));
-    // Words for --verbose decide nothing.
+    // Lines for --verbose decide nothing.
     std::erase_if(actions_, [](const auto& action) { return std::holds_alternative<job::Detail>(action); });
     next_ = 0;
   }
-  /// With Ticks as they are due; who is up is heard twice a second.
+  /// Gives Ticks when they are due; nodes that are up are heard twice a second.
   void pass(job::Time time) {
     actions_.clear();
     const auto until = now_ + time;
@@ -148,7 +148,7 @@ class Scenario {
         add(job::NodeHeartbeat{node, incarnation(node)});
     }
   }
-  /// Of the node's link.
+  /// Incarnation of the node's link.
   std::uint32_t& incarnation(std::size_t node) {
     incarnations_.resize(std::max(incarnations_.size(), node + 1), 1);
     return incarnations_[node];
@@ -164,9 +164,9 @@ class Scenario {
       ago_ = std::chrono::milliseconds(number(1));
       command({words.begin() + 2, words.end()}, line);
       ago_ = Supervisor::Time(0);
-    } else if (verb == "attempt") {  // of the messages that follow
+    } else if (verb == "attempt") {  // of the following messages
       attempt_ = number(1);
-    } else if (verb == "missing") {  // node rank: its program is not there
+    } else if (verb == "missing") {  // node rank: its program does not exist
       rendezvous::WorkerExited exited;
       exited.attempt = attempt_;
       exited.rank = number(2);
@@ -255,9 +255,9 @@ class Scenario {
       if (words.at(3).starts_with("peer="))
         trouble.peers.push_back(static_cast<std::uint32_t>(std::stoul(words[3].substr(5))));
       give_message(number(1), trouble);
-    } else if (verb == "stderr") {  // rank "text": what one that has failed wrote
+    } else if (verb == "stderr") {  // rank "text": output of a failed worker
       supervisor_->set_last_output(static_cast<int>(number(1)), {quoted_rest(line)}, "");
-    } else if (verb == "revoked") {  // node local:step… or local:- for who holds nothing
+    } else if (verb == "revoked") {  // node local:step… or local:- for a worker without state
       rendezvous::AttemptRevoked revoked;
       revoked.attempt = attempt_;
       for (std::size_t i = 2; i < words.size(); ++i) {
@@ -279,7 +279,7 @@ class Scenario {
       give_message(number(1), rendezvous::WorkerStarted{attempt_, number(2), number(3)});
     } else if (verb == "quiet" || verb == "alive") {  // node
       give_message(number(1), rendezvous::Quiet{attempt_, verb == "quiet", 0});
-    } else if (verb == "inspection") {  // node rank state, and a text that needs no words
+    } else if (verb == "inspection") {  // node rank state, and a text that the scenario does not name
       rendezvous::Inspection inspection;
       inspection.attempt = attempt_;
       inspection.rank = number(2);
@@ -373,7 +373,7 @@ class Scenario {
   std::vector<std::uint32_t> gpus_;
   std::uint32_t attempt_ = 0;
   std::vector<std::uint32_t> incarnations_;
-  std::set<std::size_t> up_;  ///< who is heard
+  std::set<std::size_t> up_;  ///< nodes that are heard
   std::set<std::size_t> lost_;
   Supervisor::Time ago_{0};  ///< how long before its arrival the message's event happened
   std::unique_ptr<Supervisor> supervisor_;
@@ -408,7 +408,7 @@ TEST_CASE("the credit is for the nodes that run, however many hosts there are") 
     const auto* start = send != nullptr ? std::get_if<rendezvous::JobStart>(&send->message) : nullptr;
     if (start != nullptr) credit = start->credit;
   }
-  // The master gives it back in pieces that it counts by the same number of nodes.
+  // The master gives credit back in pieces that depend on the same number of nodes.
   CHECK(credit == credit_window(supervisor.node_count()));
   CHECK(credit > credit_piece(supervisor.node_count()));
 }
@@ -447,7 +447,7 @@ TEST_CASE("the store's guests fit into one message, however many nodes with howe
 }
 
 TEST_CASE("the harness of the scenarios can fail") {
-  // A scenario whose expectation is wrong must not pass: the description of an action is compared whole.
+  // A scenario with a wrong expectation must not pass: the whole description of an action is compared.
   CHECK(describe(job::Disconnect{3}) == "disconnect 3");
   CHECK(describe(job::ToNode{1, rendezvous::Stop{0, 5, "r"}}) == "to 1 Stop grace=5 \"r\"");
 }

@@ -12,29 +12,29 @@ TEST_CASE("workers can survive once all of an attempt have said so") {
   survivors.begin(2, 120s, 0s);
   survivors.greeted(0);
   CHECK_FALSE(survivors.can_survive());
-  survivors.begin(2, 120s, 10s);  // the next attempt: all over again
+  survivors.begin(2, 120s, 10s);  // the next attempt starts from scratch
   survivors.greeted(1);
   CHECK_FALSE(survivors.can_survive());
   survivors.greeted(0);
   CHECK(survivors.can_survive());
   survivors.begin(2, 120s, 20s);
-  CHECK(survivors.can_survive());  // for good
+  CHECK(survivors.can_survive());  // for all later attempts
 }
 
 TEST_CASE("all have to be ready in time, where workers survive") {
   Survivors survivors;
   survivors.begin(2, 30s, 0s);
-  CHECK_FALSE(survivors.deadline());  // nobody knows yet whether they will ever say so
+  CHECK_FALSE(survivors.deadline());  // it is unknown whether the workers will ever greet
   survivors.greeted(0);
   survivors.greeted(1);
   survivors.begin(2, 30s, 100s);
   REQUIRE(survivors.deadline());
   CHECK(*survivors.deadline() == 130s);
   CHECK_FALSE(survivors.ready(1));
-  CHECK_FALSE(survivors.ready(1));  // again
+  CHECK_FALSE(survivors.ready(1));  // reported again
   CHECK_FALSE(survivors.verdict(129s));
   CHECK(*survivors.verdict(130s) == "not all ranks took part in the attempt within 30 s (--start-timeout)");
-  CHECK(survivors.ended(0));  // its workers have ended well: the last that was awaited
+  CHECK(survivors.ended(0));  // its workers exited cleanly: the last node that was awaited
   CHECK_FALSE(survivors.deadline());
   CHECK_FALSE(survivors.verdict(200s));
 }
@@ -43,8 +43,8 @@ TEST_CASE("trouble without a death ends the attempt, the first word counts") {
   Survivors survivors;
   survivors.begin(1, 30s, 0s);
   survivors.in_trouble("rank 0: lost rank 1", 5s);
-  CHECK_FALSE(survivors.verdict(1h));  // as far as is known these cannot live on, and end by themselves
-  survivors.greeted(0);                // but they can
+  CHECK_FALSE(survivors.verdict(1h));  // as far as known these workers cannot survive, and end by themselves
+  survivors.greeted(0);                // the greeting shows that they can
   survivors.ready(0);
   survivors.in_trouble("rank 2: lost rank 1", 6s);
   REQUIRE(survivors.deadline());
