@@ -166,8 +166,7 @@ TEST_CASE("hosts that the files cannot distinguish share one answer") {
   CHECK(shape.add("# comment\nHost *\n  IdentityFile ~/.ssh/%h\nHost gpu* !gpu09\n User x\nInclude \"a b\" "
                   "conf.d/*\n") == std::vector<std::string>{"a b", "conf.d/*"});
   CHECK(shape.signature("gpu01") == shape.signature("gpu02"));
-  CHECK(shape.signature("GPU01") == shape.signature("cpu01"));  // as in ssh: Host compares the name as
-                                                                // written
+  CHECK(shape.signature("GPU01") == shape.signature("cpu01"));  // as in ssh: letter case counts for Host
   CHECK(shape.signature("gpu01") != shape.signature("cpu01"));
   CHECK(shape.signature("gpu09") == shape.signature("cpu01"));
   CHECK_FALSE(shape.signature("gpu01").empty());
