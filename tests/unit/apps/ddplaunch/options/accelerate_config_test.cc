@@ -28,7 +28,7 @@ AccelerateConfig good(const std::string& text, Texts* notes = nullptr) {
   return config;
 }
 
-// As `accelerate config` of 1.x writes it for two machines with eight GPUs each.
+// The output of `accelerate config` 1.x for two machines with eight GPUs each.
 constexpr char kTwoMachines[] = R"(compute_environment: LOCAL_MACHINE
 debug: false
 distributed_type: MULTI_GPU

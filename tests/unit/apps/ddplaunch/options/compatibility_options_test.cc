@@ -210,7 +210,7 @@ TEST_CASE("Unknown options") {
   CHECK(world.errors({"--overscribe", "--quite", "w"}) ==
         Texts{"ddplaunch: unknown option --overscribe; did you mean --oversubscribe?",
               "ddplaunch: unknown option --quite; did you mean --quiet?"});
-  // Nothing can be said of what follows: it could be its value or the worker.
+  // The next word is ambiguous: it could be the option's value or the worker.
   CHECK(world.errors({"--zebra", "x", "--nnodes", "none"}) ==
         Texts{"ddplaunch: unknown option --zebra; ddplaunch --help lists all, options of the worker stand "
               "behind it"});
@@ -296,7 +296,7 @@ TEST_CASE("What makes no sense in them is reported, and where it came from") {
   CHECK(with_variables({{"PET_NPROC_PER_NODE", "many"}}).errors({"w"}) ==
         Texts{"ddplaunch: --nproc-per-node many: give a whole number from 1 to 65535, or auto, gpu or cpu",
               "ddplaunch: options taken from the environment, as torchrun takes them: PET_NPROC_PER_NODE"});
-  // Kubeflow's trainer sets these for one torchrun in each pod.
+  // Kubeflow's trainer sets these variables for one torchrun in each pod.
   const Texts pods =
       with_variables({{"PET_NNODES", "4"}, {"PET_NODE_RANK", "1"}, {"PET_NPROC_PER_NODE", "1"}})
           .errors({"w"});

@@ -16,11 +16,11 @@ namespace ddp::test {
 using Texts = std::vector<std::string>;
 using Env = std::vector<std::pair<std::string, std::string>>;
 
-/// Files, environment and directory that a test makes up, and the options read among them.
+/// Fake files, environment and directory of a test, and the options that are parsed with them.
 class FakeContext {
  public:
   std::map<std::string, std::string> files;
-  std::set<std::string> directories;  ///< that exist besides cwd
+  std::set<std::string> directories;  ///< existing directories besides cwd
   Env env = {{"HOME", "/home/ann"}, {"PATH", "/usr/bin"}, {"DATA", "/data"}};
   std::string cwd = "/data/run";
   bool stdin_has_data = false;

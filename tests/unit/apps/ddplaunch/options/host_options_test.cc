@@ -104,7 +104,7 @@ TEST_CASE("Include and exclude") {
         Texts{"ddplaunch: --exclude: no host is left to run on"});
   CHECK(world.errors({"--hostfile", "hosts", "--include", "c:0", "w"}) ==
         Texts{"ddplaunch: --include, column 1: host c is not in hosts; did you mean a?"});
-  // As with DeepSpeed: devices of this machine.
+  // As with DeepSpeed, these are devices of this machine.
   CHECK(world.spec({"--include", "localhost:0,2", "w"}).hosts[0].devices == Texts{"0", "2"});
 }
 

@@ -104,7 +104,7 @@ TEST_CASE("Verbs") {
   CHECK(world.job({"check", "python"}).worker_given);
   CHECK(world.job({"hosts", "--json"}).verb == Verb::kHosts);
   CHECK(world.job({"hosts", "--json"}).json);
-  // Only the very first word is one.
+  // Only the very first word is a subcommand.
   CHECK(world.job({"--", "check"}).verb == Verb::kRun);
   CHECK(world.job({"--", "check"}).spec.command.argv == Texts{"check"});
   CHECK(world.job({"--host", "a", "check"}).spec.command.argv == Texts{"check"});

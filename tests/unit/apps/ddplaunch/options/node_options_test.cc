@@ -17,14 +17,14 @@ FakeContext with(const Env& more) {
   return world;
 }
 
-/// What this node was told, as "RANK of NODES at ADDR:PORT, job LINK"; "none" when it is no such node.
+/// Returns this node's place as "RANK of NODES at ADDR:PORT, job LINK"; "none" if it is no such node.
 std::string node_text(const FakeContext& world, const Texts& args) {
   const auto spec = world.spec(args);
   if (!spec.per_node) return "none";
   CHECK(spec.launcher == LauncherKind::kJoin);
-  CHECK(spec.master_port == 0);  // the store's
+  CHECK(spec.master_port == 0);  // 0: the store's port
   CHECK(spec.hosts.size() == static_cast<std::size_t>(spec.per_node->nodes));
-  CHECK(spec.env.empty());  // each node has its own
+  CHECK(spec.env.empty());  // each node has its own environment
   const PerNode& node = *spec.per_node;
   return (node.rank ? std::to_string(*node.rank) : "?") + " of " + std::to_string(node.nodes) + " at " +
          node.master_addr + ":" + std::to_string(node.port) + ", job " + node.link_job;
@@ -46,7 +46,7 @@ TEST_CASE("One ddplaunch on each node") {
   CHECK(spec.hosts[1].name == "node1");
   CHECK(!spec.push);
   CHECK(spec.job_dir == "/home/ann/.local/state/ddplaunch/jobs/20261121-034500-ab12cd");
-  // What a scheduler starts anew has the same name, and files of its own.
+  // A restart by a scheduler has the same name, but its own files.
   CHECK(FakeContext()
             .spec({"--nnodes", "2", "--node-rank", "0", "--master-addr", "a", "--job-id", "run7", "w"})
             .job_dir == "/home/ann/.local/state/ddplaunch/jobs/run7.20261121-034500-ab12cd");
@@ -126,7 +126,7 @@ TEST_CASE("Who decided otherwise is not asked to join") {
   CHECK(node_text(with(pods), {"--host", "a,b", "w"}) == "none");
   CHECK(node_text(with(pods), {"--nnodes", "1", "w"}) == "none");
   FakeContext worker = with(pods);
-  worker.env.emplace_back("LOCAL_RANK", "0");  // another launcher's, and stale
+  worker.env.emplace_back("LOCAL_RANK", "0");  // stale value of another launcher
   CHECK(node_text(worker, {"w"}) == "none");
   CHECK(node_text(FakeContext(), {"--nnodes=1", "--node-rank=0", "--master-addr=gpu00", "--master-port=1234",
                                   "x"}) == "none");

@@ -1,4 +1,4 @@
-// The documents and examples say what the tables say.
+// Compares documents and examples with the tables of options.
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -17,7 +17,7 @@ std::string text_of(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// `--name` with a character behind it that ends a name.
+// Returns whether `text` has `--name`, followed by a character that ends a name.
 bool mentions(const std::string& text, const std::string& name) {
   const std::string open = '`' + name;
   for (std::size_t at = 0; (at = text.find(open, at)) != std::string::npos; ++at) {

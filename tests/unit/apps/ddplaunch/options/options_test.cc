@@ -142,7 +142,7 @@ TEST_CASE("Sizes") {
   CHECK(
       world.errors({"--store-allow", "eth0", "w"}) ==
       Texts{"ddplaunch: --store-allow eth0: give an address or a network (10.1.0.7, 10.1.0.0/16, fd00::/8)"});
-  // The store's filter reads none of them, and one that is empty admits everybody.
+  // The store's filter parses none of these texts, and an empty filter would admit every address.
   for (const char* text : {"010.1.0.1", "10.1.0.00/16", "fe80::1%", "10.1.0.1%eth0", "::ffff:010.0.0.1"}) {
     INFO(text);
     CHECK(world.errors({"--store-allow", text, "w"}).size() == 1);
@@ -377,7 +377,7 @@ TEST_CASE("Directories") {
   world.env.back().second = "relative";
   CHECK(world.spec({"--job-id", "run7", "w"}).job_dir == "/home/ann/.local/state/ddplaunch/jobs/run7");
   world.env.clear();
-  CHECK(world.spec({"check", "w"}).job_dir.empty());  // it writes none
+  CHECK(world.spec({"check", "w"}).job_dir.empty());  // check writes no files
   CHECK(
       world.errors({"w"}) ==
       Texts{"ddplaunch: HOME is not set, so there is no place for the files of the job; give --job-dir DIR"});

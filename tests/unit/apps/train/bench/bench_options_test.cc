@@ -12,7 +12,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// Nothing where the options are refused.
+/// Returns the parsed options; empty if they are refused.
 std::optional<BenchOptions> parse(std::vector<const char*> words) {
   words.insert(words.begin(), {"bench"});
   if (words.size() == 1 || words[1][0] == '-') words.insert(words.begin() + 1, "allreduce");

@@ -106,7 +106,7 @@ TEST_CASE("the same division goes on in its segment, another one begins a new on
   over.samples = 490;  // the last step was padded
   CHECK(go_on(over, 3, 10, 2).epoch == 2);
   CHECK(go_on(over, 3, 10, 2).segment_begin == 0);
-  CHECK(go_on(over, 4, 10, 2).epoch == 1);  // nothing is left of it; it ends with its test
+  CHECK(go_on(over, 4, 10, 2).epoch == 1);  // the epoch has no samples left; it ends with its test
 }
 
 TEST_CASE("names") {

@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A directory of its own, removed at the end.
+/// A temporary directory, removed at the end.
 class Folder {
  public:
   Folder() {
@@ -33,7 +33,7 @@ class Folder {
   }
   const std::string& path() const { return path_; }
   bool holds(const std::string& name) const { return fs::exists(path_ + "/" + name); }
-  /// A directory of this name; `whole`: with a state.json.
+  /// Makes a directory of this name; `whole`: with a state.json.
   void make(const std::string& name, bool whole) const {
     fs::create_directory(path_ + "/" + name);
     if (whole) std::ofstream(path_ + "/" + name + "/state.json") << "{}";
@@ -57,9 +57,9 @@ CheckpointContent<float> content_of(const Model<float>& model, std::uint64_t ste
 TEST_CASE("of the checkpoints up to the one just written the last ones stay; nothing else is touched") {
   const Folder folder;
   folder.make("step-00000003", true);
-  folder.make("step-00000004", false);  // somebody's own
+  folder.make("step-00000004", false);  // not a checkpoint of a training
   folder.make("step-00000005", true);
-  folder.make("step-00000900", true);  // of another training
+  folder.make("step-00000900", true);  // another training's
   folder.make("step-00000901", true);
   ThreadPool threads(1);
   const Mlp<float> model(2, 1, 1, threads);

@@ -38,7 +38,7 @@ std::string file_of(const std::string& header, const std::string& data) {
   return text + header + data;
 }
 
-/// Takes every header.
+/// Accepts every header.
 ddp::Result<> take_any(const Safetensors&) {
   return {};
 }
@@ -221,7 +221,7 @@ TEST_CASE("what a header says is not believed") {
     return R"({"a":{"dtype":"F32","shape":[1],"data_offsets":)" + std::string(first) +
            R"(},"b":{"dtype":"F32","shape":[2],"data_offsets":)" + second + "}}";
   };
-  // As many bytes as there are, but in wrong places.
+  // The number of bytes is right, but their places are wrong.
   CHECK(text_of(file_of(two("[4,8]", "[0,8]"), "123456789012")) ==
         path + ": has tensors that lie in the same place");
   CHECK(text_of(file_of(two("[0,4]", "[8,16]"), "1234567890123456")) ==

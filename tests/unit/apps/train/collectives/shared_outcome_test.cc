@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kRanks = 3;
 
-/// What each rank was told; "" for success.
+/// Returns each rank's outcome as text; "" for success.
 template <class Share>
 std::vector<std::string> outcome_texts(ThreadWorld& world, Share share) {
   std::vector<std::string> texts(kRanks);

@@ -13,7 +13,7 @@
 
 namespace ddp::train {
 
-/// Ranks as threads of one process, for tests: sums in rank order, and a record of what each rank did.
+/// Ranks as threads of one process, for tests: sums in rank order, and a record of each rank's calls.
 class ThreadWorld {
  public:
   explicit ThreadWorld(int ranks) : ranks_(ranks), given_(ranks) {}
@@ -83,7 +83,7 @@ class ThreadWorld {
 
   std::atomic<int> gathers = 0;  ///< all_gather calls of all ranks
 
-  /// body(communicator) on a thread per rank.
+  /// Calls body(communicator) on a thread per rank.
   void run(const std::function<void(Rank&)>& body) {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < ranks_; ++rank) {

@@ -30,7 +30,7 @@ TEST_CASE("data in memory is found by its ticket, and by no other") {
   CHECK(std::ranges::equal(there.test.images, data.test.images));
   CHECK(std::ranges::equal(there.test.labels, data.test.labels));
   CHECK(there.checksums == data.checksums);
-  // Whoever takes it gives it on.
+  // A process that took the memory can share it, too.
   CHECK(DataMemory::take(taken->ticket(3)).has_value());
 
   for (int wrong = 1; wrong < 6; ++wrong) {
@@ -57,7 +57,7 @@ TEST_CASE("what is not sealed is not taken, whatever it holds; drawn data has no
   CHECK(DataMemory::take(ticket).error().text == "the data of another process of this node: /proc/" +
                                                      std::to_string(::getpid()) + "/fd/" +
                                                      std::to_string(copy.get()) + " is not sealed");
-  // Its descriptor cannot be written to.
+  // Its descriptor is not writable.
   CHECK(::pwrite(static_cast<int>((*made)->ticket(0).fd), "x", 1, 0) == -1);
 
   const auto drawn = DataMemory::make(synthetic_data(70'000), 1);

@@ -17,7 +17,7 @@ using namespace ddp::train;
 
 namespace {
 
-/// A directory of the test's own, gone with it.
+/// A temporary directory, removed at the end.
 class Folder {
  public:
   Folder() {
@@ -60,7 +60,7 @@ std::string idx(const std::vector<std::uint32_t>& sizes, const std::string& data
   return bytes + data;
 }
 
-/// The error's text behind the path.
+/// Returns the error's text without the path.
 std::string problem(const std::string& path, int dimensions = 1, std::uint64_t limit = 1'000) {
   const auto result = read_idx(path, dimensions, limit);
   REQUIRE_FALSE(result.has_value());
@@ -106,7 +106,7 @@ TEST_CASE("what is wrong with a gzip file is said, and a false size takes no mem
   CHECK(problem(folder.write("g.gz", packed.substr(0, packed.size() - 9))) ==
         "the gzip data ends early; copy the file again");
   std::string broken = packed;
-  broken[packed.size() - 8] ^= 1;  // the checksum
+  broken[packed.size() - 8] ^= 1;  // in the checksum
   CHECK(problem(folder.write("g.gz", broken)) ==
         "broken gzip data (incorrect data check); copy the file again");
   CHECK(problem(folder.write_gzip("g.gz", idx({600}, std::string(500, 'x')))) ==
@@ -134,7 +134,7 @@ TEST_CASE("gzip members are one file, and anything else behind the last one is r
 
 TEST_CASE("a gzip file that is cut by a few bytes, or has a wrong bit, gives no other data") {
   const Folder folder;
-  // More than zlib's own buffers hold: what is larger goes past them.
+  // The data is larger than zlib's own buffers, which large reads bypass.
   std::string data;
   for (std::uint32_t i = 0; i < 40'000; ++i)
     data += static_cast<char>(i / 200 * 7);
@@ -151,7 +151,7 @@ TEST_CASE("a gzip file that is cut by a few bytes, or has a wrong bit, gives no 
     wrong[at] = static_cast<char>(wrong[at] ^ (1 << at % 8));
     for (const std::size_t cut : {0, 8}) {
       const auto read = read_idx(folder.write("g.gz", wrong.substr(0, packed.size() - cut)), 1, 40'000);
-      // Only the header's time stamp and the like may differ unseen.
+      // Only the header's time stamp and similar fields may differ without an error.
       CHECK((!read || (cut == 0 && std::string(read->bytes.begin(), read->bytes.end()) == data)));
     }
   }
@@ -193,7 +193,7 @@ TEST_CASE("the limit keeps the first training images and all test images") {
   REQUIRE(data.has_value());
   CHECK(data->training.size() == 2);
   CHECK(data->test.size() == 3);
-  // As gzip has them: of the first two training images and labels, and of all test images and labels.
+  // Checksums as in gzip: of the first two training images and labels, and of all test images and labels.
   const auto crc = [](const std::string& text) {
     return static_cast<std::uint32_t>(
         ::crc32(0, reinterpret_cast<const Bytef*>(text.data()), static_cast<unsigned>(text.size())));

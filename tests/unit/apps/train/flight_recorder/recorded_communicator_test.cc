@@ -27,7 +27,7 @@ std::string make_folder() {
   return name;
 }
 
-/// Memory as an agent gives it to so many workers.
+/// Memory for `workers` workers, as an agent provides it.
 class SealedMemory {
  public:
   explicit SealedMemory(int workers) : file_(::memfd_create("memory", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
@@ -41,7 +41,7 @@ class SealedMemory {
   UniqueFd file_;
 };
 
-/// Sums that are complete as long as `good`.
+/// Sums that are complete while `good` is true.
 class FakeReducer final : public DeviceAllReducer {
  public:
   Result<> enqueue(void*, std::size_t, DeviceType, void*) override { return {}; }
@@ -89,7 +89,7 @@ TEST_CASE("sums on the GPU are in the log from their launch until they were wait
     CHECK(device.wait({}, "all-reduce").has_value());
     sums.good = false;
     CHECK(device.wait({}, "all-reduce").has_error());
-    CHECK(logged.barrier().has_value());  // after the failure nothing is an operation
+    CHECK(logged.barrier().has_value());  // after the failure, operations are not recorded
   }
   std::ifstream written(folder + "/rank-1.jsonl");
   const auto dump = rendezvous::parse_dump(std::string(std::istreambuf_iterator<char>(written), {}));
@@ -133,7 +133,7 @@ TEST_CASE("the launcher reads a rank's operations from the memory that it gave")
 
 TEST_CASE("a rank whose memory is not there, too small or no memory of an agent goes on without") {
   const std::string folder = make_folder();
-  const std::string other = folder + "/other";  // somebody's file, large enough
+  const std::string other = folder + "/other";  // another user's file, large enough
   std::ofstream(other) << "his";
   std::filesystem::resize_file(other, rendezvous::FlightRecorderMemory::kStride);
   const SealedMemory given(1);

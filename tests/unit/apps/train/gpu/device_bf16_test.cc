@@ -1,5 +1,5 @@
-// Numbers stored as bf16, and the GPU's programs with them, run by the host driver: activations and the
-// weights that kernels read are rounded, everything else is float.
+// Numbers stored as bf16, and the GPU's programs with them, run by the host driver. Activations and the
+// weights that kernels read are rounded; everything else is float.
 
 #include <bit>
 #include <cmath>
@@ -27,13 +27,13 @@ Bf16 bf16_of(std::uint32_t bits) {
   return number;
 }
 
-/// What lies in a number's place among those without a sign; that of infinity is where the next number would
-/// be.
+/// Returns the magnitude of the bf16 number with these bits without sign. For infinity it is the value that
+/// the next finite number would have.
 double size_of_place(std::uint32_t place) {
   return place == 0x7f80 ? std::ldexp(1.0, 128) : static_cast<double>(std::bit_cast<float>(place << 16));
 }
 
-/// Rounding by the distance to the two neighbours, which a double holds exactly.
+/// Rounds by the distance to the two neighbors, which a double holds exactly.
 std::uint16_t nearest_bits(float value) {
   const std::uint32_t whole = std::bit_cast<std::uint32_t>(value), sign = whole >> 31 << 15;
   const std::uint32_t below = (whole & 0x7fffffffU) >> 16;
@@ -55,7 +55,7 @@ std::vector<float> widened(std::span<const Bf16> values) {
   return {values.begin(), values.end()};
 }
 
-/// The distance of two gradients in relation to the length of the second.
+/// Returns the distance of two gradients relative to the length of the second.
 double apart(std::span<const float> got, std::span<const float> expected) {
   double distance = 0, length = 0;
   for (std::size_t i = 0; i < got.size(); ++i) {
@@ -65,7 +65,7 @@ double apart(std::span<const float> got, std::span<const float> expected) {
   return std::sqrt(distance / length);
 }
 
-/// A training's memory with a model's weights and a batch.
+/// Fills a training's memory with a model's weights and a batch.
 template <class S>
 void begin_with(Model<float>& model, const WeightMemory<float, S>& t, const gpu::CheckBatch<float>& batch) {
   std::ranges::copy(model.parameters(), t.parameters);
@@ -77,7 +77,7 @@ void begin_with(Model<float>& model, const WeightMemory<float, S>& t, const gpu:
 
 constexpr int kTrainingBatch = 8;
 
-/// The mean loss of the last ten of fifty steps.
+/// Returns the mean loss of the last ten of fifty steps.
 template <class S>
 double loss_after_training() {
   ThreadPool one_thread(1);
@@ -118,7 +118,7 @@ TEST_CASE("a float becomes the nearest bf16, of two the even one") {
     const float value = std::bit_cast<float>(static_cast<std::uint32_t>(random_bits(5, 1, i)));
     if (!std::isnan(value) && Bf16(value).bits != nearest_bits(value)) ++wrong;
   }
-  // Those in the middle, and their neighbours.
+  // Values halfway between two numbers, and their neighbors.
   for (std::uint32_t bits = 0; bits <= 0xffff; ++bits) {
     for (const std::uint32_t rest : {0x0001U, 0x7fffU, 0x8000U, 0x8001U, 0xffffU}) {
       const float value = std::bit_cast<float>(bits << 16 | rest);
@@ -126,8 +126,8 @@ TEST_CASE("a float becomes the nearest bf16, of two the even one") {
     }
   }
   CHECK(wrong == 0);
-  CHECK(Bf16(1.00390625f).bits == 0x3f80);  // 1 + 2^-8 is in the middle: to the even 1
-  CHECK(Bf16(1.01171875f).bits == 0x3f82);  // 1 + 3 * 2^-8: up
+  CHECK(Bf16(1.00390625f).bits == 0x3f80);  // 1 + 2^-8 is halfway: rounds to the even 1
+  CHECK(Bf16(1.01171875f).bits == 0x3f82);  // 1 + 3 * 2^-8: rounds up
   CHECK(Bf16(3.4e38f).bits == 0x7f80);
   CHECK(Bf16(-3.4e38f).bits == 0xff80);
 }
@@ -173,7 +173,7 @@ TEST_CASE("a convolution of bf16 is that of the rounded numbers, its moments tho
                         stored.data() + static_cast<std::ptrdiff_t>(band) * Body::kPixels * 32,
                         mean.data() + band * 32, squares.data() + band * 32);
   }
-  // Half a unit of the last place, and the sums' other order.
+  // Half a unit of the last place, and the sums' different order.
   for (std::size_t i = 0; i < outputs; ++i)
     REQUIRE(std::abs(stored[i] - expected[i]) <= std::abs(expected[i]) / 256 + 1e-4f);
   const std::span all(got_moments);
@@ -215,7 +215,7 @@ TEST_CASE("bodies that read bf16 give the bits that they give for the same numbe
     run_on_host<HeadGradient<float, S>>(
         {kBatch, kInputs, from, logit_gradient.data(), to, to + kClasses * kInputs}, order);
   });
-  // The images as one with a border, whose pixels are not zero here: 18 x 18 x 16.
+  // The images are read as images with a border, whose pixels are not zero here: 18 x 18 x 16.
   using Dense = DenseGradient<float, 14, 32>;
   constexpr int kWeights = WeightGradient<float, 14, 16, 32, 1, 1>::kSize;
   compare(kWeights, [&]<class S>(const S* from, float* to, const HostOrder& order) {
@@ -293,13 +293,13 @@ TEST_CASE("forward in bf16 reads the rounded weights, which updates and run_roun
   CHECK(plain.training.weights == plain.training.parameters);
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which change no numbers
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // sanitizers do not change numbers
 TEST_CASE("a ConvNet learns in bf16 as in float") {
   const double plain = loss_after_training<float>(), stored = loss_after_training<Bf16>();
   INFO("float " << plain << ", bf16 " << stored);
   CHECK(plain < 0.15);  // from 2.3
-  // A stored number is off by 2^-9 of itself at most, most by less and either way; so the loss is by a few
-  // percent (seen: 2). A wrong weight or a lost update is far beyond a tenth.
+  // A stored number is off by at most 2^-9 of itself, mostly by less and in either direction. The loss
+  // therefore differs by a few percent (measured: 2). A wrong weight or a lost update exceeds a tenth by far.
   CHECK(stored != plain);
   CHECK(std::abs(stored - plain) < 0.1 * plain);
 }

@@ -1,5 +1,5 @@
-// The bodies of the GPU's kernels, run by the host driver, against the kernels of the CPU; each in several
-// orders of threads and blocks, which must not change a bit.
+// Compares the bodies of the GPU's kernels, run by the host driver, with the kernels of the CPU. Each runs in
+// several orders of threads and blocks, which must not change a bit.
 
 #include <limits>
 #include <numeric>
@@ -20,7 +20,7 @@ using namespace ddp::train::kernels::device;
 
 namespace {
 
-/// A body with a mistake: a thread reads what its neighbour writes in the same phase.
+/// A faulty body: a thread reads a value that its neighbor writes in the same phase.
 struct RacyBody {
   struct Args {
     int* to;
@@ -42,7 +42,7 @@ struct RacyBody {
   }
 };
 
-/// Blocks that build on one another.
+/// A faulty body: its blocks depend on one another.
 struct ChainedBody {
   struct Args {
     int* to;
@@ -76,14 +76,14 @@ struct ManyBlocks {
   }
 };
 
-/// Sums them, and counts how often it ran.
+/// Sums the numbers of ManyBlocks, and counts its own runs.
 struct SumOfAll {
   struct Args {
     int count;
     const int* from;
     int* sum;
     int* runs;
-    int* found;  ///< in the block's memory at the beginning
+    int* found;  ///< content of the block's memory at the beginning
   };
   struct Shared {
     int sums[2];
@@ -105,7 +105,7 @@ struct SumOfAll {
   }
 };
 
-/// One launch of both; the numbers begin at `numbers`.
+/// One launch of both bodies; `numbers` holds their numbers.
 struct LastPart {
   static constexpr int kBlocks = 9;
   int numbers[2 * kBlocks] = {}, sum = -1, runs = 0, found[2] = {};
@@ -165,8 +165,7 @@ void check_weight_gradient(int batch) {
   using Body = WeightGradient<T, Side, In, Out, WindowRows, Teams>;
   const ConvShape shape{Side, Side, In, Out, 5};
   const auto padded = padded_noise<T>(batch, Side, In, 4);
-  const auto gradient =
-      padded_noise<T>(batch, Side, Out, 5);  // its rows are further apart than they are long
+  const auto gradient = padded_noise<T>(batch, Side, Out, 5);  // rows are padded
   const int row = (Side + 4) * Out, image = row * (Side + 4);
   const T* inner = gradient.data() + 2 * row + 2 * Out;
   const auto got = in_every_order([&](const HostOrder& order) {
@@ -260,10 +259,10 @@ TEST_CASE("a last part runs once in each launch, after all blocks, and sees what
     CHECK(part.runs == 1);
     CHECK(part.sum == 90);
     CHECK(part.ticket == 0);
-    // Of the blocks' own memory it gets nothing.
+    // It sees nothing of the blocks' own memory.
     CHECK(part.found[0] == -1);
     CHECK(part.found[1] == -1);
-    // As a graph that is replayed; and with another number of blocks, as of another batch.
+    // Launch again like a replayed graph; then with another number of blocks, like another batch.
     part.launch(LastPart::kBlocks, order);
     CHECK(part.runs == 2);
     part.launch(1, order);

@@ -1,4 +1,4 @@
-// As device_bodies_test.cc: the classifier, products of matrices, the update.
+// Like device_bodies_test.cc, for the classifier, products of matrices, and the update.
 
 #include <limits>
 #include <vector>
@@ -33,8 +33,7 @@ AlignedBuffer<T> copy_of(const AlignedBuffer<T>& from) {
   return copy;
 }
 
-/// Flat vectors of a model of `count` parameters, as a step finds them, once for the CPU and once for the
-/// bodies.
+/// Flat vectors of a model of `count` parameters before an update, once for the CPU and once for the bodies.
 template <class T>
 struct UpdateCase {
   int count;
@@ -62,7 +61,7 @@ struct UpdateCase {
     std::fill_n(device.next_running, 4, T(5));
   }
 
-  /// The bodies' parameters, first and second after one step.
+  /// Returns the bodies' parameters, first and second vector after one step.
   std::vector<T> step(const UpdateSettings& settings, T share, const HostOrder& order) {
     device.state->lr = 0.01;
     run_update(HostRunner{order}, device, settings, share);
@@ -72,7 +71,7 @@ struct UpdateCase {
     return all;
   }
 
-  /// The same by the CPU's kernels.
+  /// Returns the same values from the CPU's kernels.
   std::vector<T> expected(const UpdateSettings& settings, T share) {
     const auto own = gradients.span().first(static_cast<std::size_t>(count));
     average<T>(gradients.span(), share);
@@ -184,7 +183,7 @@ TEMPLATE_TEST_CASE("the device classifier equals pooling, linear layer, softmax 
     CHECK(total.correct == score.correct);
     CHECK(got.back() == static_cast<T>(total.loss_sum / batch));
 
-    // Of an evaluation only the score is wanted.
+    // An evaluation only computes the score.
     std::fill(losses.begin(), losses.end(), 0.0);
     DeviceScore again{};
     run_on_host<WithLast<Body, BodyPair<Sums, Totals>>>(

@@ -25,7 +25,7 @@ inline Arena& arena_on_host(AlignedBuffer<std::byte>& bytes) {
   return arena = Arena(bytes.data());
 }
 
-/// A program on the host, in memory of its own.
+/// A program on the host, with its own memory.
 template <class T, class S = T>
 struct DeviceConvNetOnHost {
   AlignedBuffer<std::byte> bytes;

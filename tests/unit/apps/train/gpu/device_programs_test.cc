@@ -37,8 +37,8 @@ struct CpuUpdate {
   }
 };
 
-/// Per tensor: the largest difference in relation to the tensor's largest number. `floor`: of the gradients
-/// of biases before a normalisation, which are 0 but for rounding.
+/// Checks, per tensor, the largest difference relative to the tensor's largest number. `floor` is the least
+/// bound for biases before a normalization, whose gradients are 0 except for rounding.
 void check_tensors(const auto& tensors, const auto& got, const auto& expected, double tolerance,
                    double floor) {
   for (const TensorInfo& tensor : tensors) {
@@ -54,7 +54,7 @@ void check_tensors(const auto& tensors, const auto& got, const auto& expected, d
   }
 }
 
-/// Some steps of training on both sides, from the same weights.
+/// Runs some training steps on both sides, from the same weights.
 template <class T>
 void check_training(Model<T>& model, auto& device, const AlignedBuffer<T>& images, int batch, bool adamw) {
   const double tolerance = kDeviceTolerance<T>;
@@ -72,7 +72,7 @@ void check_training(Model<T>& model, auto& device, const AlignedBuffer<T>& image
     device.forward_backward(batch, {step == 1, static_cast<unsigned>(step)});
     CHECK(std::abs(t.score->loss_sum - score.loss_sum) <= tolerance * score.loss_sum);
     CHECK(t.score->correct == score.correct);
-    // The second step begins with weights that differ already.
+    // The second step begins with weights that already differ.
     const double grown = step == 0 ? 1 : 20;
     const std::span gradients(t.gradients, model.parameter_count());
     check_tensors(model.parameter_tensors(), gradients, model.gradients(), grown * tolerance, 10 * tolerance);
@@ -81,7 +81,7 @@ void check_training(Model<T>& model, auto& device, const AlignedBuffer<T>& image
     update.step(model);
     t.state->lr = 0.01;
     run_update(HostRunner{}, t, update.settings, T(1));
-    // AdamW's first step is the gradient's sign: where that is noise, so is the step.
+    // AdamW's first step is the sign of the gradient, which is noise where the gradient is noise.
     if (adamw) std::ranges::copy(model.parameters(), t.parameters);
     const std::span parameters(t.parameters, model.parameter_count());
     check_tensors(model.parameter_tensors(), parameters, model.parameters(), grown * tolerance,

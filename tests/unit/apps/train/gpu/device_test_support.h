@@ -14,7 +14,8 @@
 
 namespace ddp::train::kernels::device {
 
-/// Where the CPU's kernels and the bodies sum in different orders: relative to the largest expected value.
+/// Tolerance for sums in different orders by the CPU's kernels and the bodies, relative to the largest
+/// expected value.
 template <class T>
 constexpr double kDeviceTolerance = sizeof(T) == 4 ? 2e-5 : 1e-12;
 
@@ -38,7 +39,7 @@ AlignedBuffer<T> padded_noise(int batch, int side, int channels, std::uint64_t s
   return values;
 }
 
-/// The largest difference relative to the largest expected value; a nan when there is one.
+/// Returns the largest difference relative to the largest expected value; nan if there is any nan.
 template <class A, class B>
 double difference(const A& got, const B& expected) {
   REQUIRE(got.size() == expected.size());
@@ -60,8 +61,8 @@ bool same_bits(const A& a, const B& b) {
 
 inline const HostOrder kHostOrders[] = {{false, 0}, {true, 0}, {false, 1}, {true, 2}};
 
-/// run(order) gives all outputs as one vector; they must have the same bits in every order. The first of
-/// them.
+/// run(order) returns all outputs as one vector, which must have the same bits in every order. Returns the
+/// first one.
 template <class Run>
 auto in_every_order(const Run& run) {
   const auto first = run(kHostOrders[0]);
@@ -73,7 +74,7 @@ auto in_every_order(const Run& run) {
   return first;
 }
 
-/// Everything that begins as a nan and must have been written.
+/// Returns nans, each of which the tested body must overwrite.
 template <class T>
 std::vector<T> unwritten(std::size_t size) {
   return std::vector<T>(size, std::numeric_limits<T>::quiet_NaN());

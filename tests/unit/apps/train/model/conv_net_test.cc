@@ -25,7 +25,7 @@ struct TestBatch {
   std::vector<std::uint8_t> labels;
 };
 
-/// The pictures that testdata/make_convnet_reference.py gives to PyTorch.
+/// Returns the images that testdata/make_convnet_reference.py gives to PyTorch.
 template <class T>
 TestBatch<T> make_batch(std::uint64_t number, int count) {
   TestBatch<T> batch{std::vector<T>(static_cast<std::size_t>(count) * kPaddedPixels),
@@ -49,7 +49,7 @@ double norm(const auto& values) {
   return std::sqrt(sum);
 }
 
-/// "KIND NAME" to its numbers.
+/// Returns the numbers by "KIND NAME".
 std::map<std::string, std::vector<double>> read_reference() {
   std::ifstream file(DDP_SOURCE_DIR "/tests/unit/apps/train/testdata/convnet_reference.txt");
   REQUIRE(file);
@@ -70,13 +70,13 @@ std::map<std::string, std::vector<double>> read_reference() {
   return reference;
 }
 
-/// Norm, first, middle and last element of each tensor, within `tolerance` of the norm.
+/// Checks norm, first, middle and last element of each tensor, within `tolerance` of the norm.
 void check_tensors(const std::map<std::string, std::vector<double>>& reference, const std::string& kind,
                    const std::vector<TensorInfo>& layout, std::span<const double> values, double tolerance) {
   for (const TensorInfo& tensor : layout) {
     const auto& expected = reference.at(kind + " " + std::string(tensor.name));
     const auto part = values.subspan(tensor.offset, tensor.size);
-    const double scale = std::max(expected[0], 1e-3);  // biases before a normalisation have gradient 0
+    const double scale = std::max(expected[0], 1e-3);  // biases before a normalization have gradient 0
     INFO(kind << " " << tensor.name);
     CHECK(std::abs(norm(part) - expected[0]) < tolerance * scale);
     CHECK(std::abs(part.front() - expected[1]) < tolerance * scale);
@@ -156,7 +156,7 @@ TEST_CASE("float32 gradients are within 2e-5 of float64, per tensor") {
   for (const auto* table : kernels::all_kernels<float>()) {
     ConvNet<float> net(100, one_thread, *table);
     net.initialise(3);
-    std::ranges::copy(net.parameters(), exact.parameters().begin());  // the very same weights
+    std::ranges::copy(net.parameters(), exact.parameters().begin());  // exactly the same weights
     exact.forward_backward(exact_batch.padded.data(), exact_batch.labels);
     net.forward_backward(batch.padded.data(), batch.labels);
     double weight_norm = 1;
@@ -166,7 +166,7 @@ TEST_CASE("float32 gradients are within 2e-5 of float64, per tensor") {
       for (std::size_t i = 0; i < tensor.size; ++i)
         error[i] -= static_cast<double>(net.gradients()[tensor.offset + i]);
       INFO(table->name << " " << tensor.name);
-      // The biases before a normalisation have gradient 0: compared with their weights' instead.
+      // Biases before a normalization have gradient 0, so their error is compared with their weights' norm.
       if (tensor.name.ends_with(".0.bias")) {
         CHECK(norm(error) < 1e-3 * weight_norm);
       } else {

@@ -36,6 +36,6 @@ TEST_CASE("warm-up and cosine are PyTorch's SequentialLR, and reach the peak") {
     INFO("step " << step);
     CHECK(schedule.rate(step, step / 12.0, 4 / 12.0) == Approx(torch[step]).epsilon(1e-14).margin(1e-16));
   }
-  // A warm-up as long as the training leaves nothing of the cosine.
+  // A warm-up as long as the training leaves no cosine.
   CHECK(schedule.rate(4, 1, 1) == Approx(0).margin(1e-12));
 }

@@ -21,7 +21,7 @@ std::string host() {
   return std::string(" (") + name + ")";
 }
 
-/// What each rank is told.
+/// Returns each rank's error text.
 std::vector<std::string> errors_by_rank(const std::vector<std::array<std::uint32_t, 4>>& checksums,
                                         std::optional<int> from = {}) {
   ThreadWorld world(static_cast<int>(checksums.size()));
@@ -44,7 +44,7 @@ TEST_CASE("with a rank that has the state only those with other data are named, 
       here + ", with which the training was begun, 00000002; give all nodes the same data";
   using Texts = std::vector<std::string>;
   CHECK(errors_by_rank({{1, 2, 3, 4}, {1, 2, 3, 4}}, 1) == Texts{"", ""});
-  // The others are more, and do not decide.
+  // The majority does not decide here.
   CHECK(errors_by_rank({{1, 9, 3, 4}, {1, 0xabcdef, 3, 4}, {1, 2, 3, 4}, {1, 2, 3, 5}}, 2) ==
         Texts{first + "0" + here + " have the CRC-32 00000009, and those of rank 2" + state,
               first + "1" + here + " have the CRC-32 00abcdef, and those of rank 2" + state, "",

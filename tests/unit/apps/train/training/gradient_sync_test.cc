@@ -16,7 +16,7 @@ using namespace ddp::train;
 
 namespace {
 
-/// A model of four layers without arithmetic: backward reports its layers and writes what it is told.
+/// A model of four layers without arithmetic: backward reports its layers and writes a given value.
 template <class T>
 class ToyModel final : public Model<T> {
  public:
@@ -59,7 +59,7 @@ TEST_CASE("buckets go from the end to the beginning, the first one small, and no
   CHECK(text(0, 0) == "90-101 70-90 40-70 0-40 ");
   CHECK(text(44, 200) == "90-101 40-90 0-40 ");  // 50 elements are 200 bytes
   CHECK(text(44, 199) == "90-101 70-90 40-70 0-40 ");
-  CHECK(text(124, 100) == "70-101 40-70 0-40 ");  // a tensor larger than the cap goes alone
+  CHECK(text(124, 100) == "70-101 40-70 0-40 ");  // a tensor larger than the cap has its own bucket
   CHECK(plan_buckets({}, 1, 4, 1, 1).empty());
 }
 

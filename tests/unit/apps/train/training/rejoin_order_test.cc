@@ -39,7 +39,7 @@ TEST_CASE("an order replaces the environment's place, and nothing else") {
     CHECK(ordered(before, order).error().text ==
           "the launcher ordered an attempt with the store \"" + std::string(wrong) + "\"");
   }
-  order.world = 1;  // needs none
+  order.world = 1;  // a world of one needs no store
   order.rank = 0;
   CHECK(ordered(before, order).has_value());
 }

@@ -46,7 +46,7 @@ TEST_CASE("the summary of a rank 0 that was started in the middle says where it 
   CHECK(profile_text(measured(41), {{0, 0.001}})
             .starts_with("profile: begins at step 41: the process of rank 0 was started then\nstep (ms) "));
 
-  // Rank 0 came after the last step: no zeros, and the others are compared without it.
+  // Rank 0 came after the last step: no zeros are printed, and the others are compared without it.
   const std::string none = profile_text(StepProfile(false), {{1, 0.002}, {2, 0.003}});
   CHECK(none ==
         "profile: the process of rank 0 was started after the last step and measured none\n"

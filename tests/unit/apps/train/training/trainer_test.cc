@@ -24,7 +24,7 @@ struct End {
   std::vector<bool> dropped;
 };
 
-/// One epoch on `ranks` threads; each rank's end, in rank order.
+/// Trains one epoch on `ranks` threads; returns each rank's result, in rank order.
 template <class T = double>
 std::vector<End> train(const TrainOptions& options, int ranks, const DataSplit& data) {
   std::vector<End> ends(ranks);
@@ -53,7 +53,7 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
   return largest;
 }
 
-/// A world of one whose operations take their time, and say how much.
+/// A world of one with slow operations that record their time.
 class SlowCommunicator final : public Communicator {
  public:
   int rank() const override { return 0; }
@@ -78,7 +78,7 @@ class SlowCommunicator final : public Communicator {
   }
 };
 
-/// Another node that was lost.
+/// A world with another node, which is lost.
 class LostCommunicator final : public Communicator {
  public:
   int rank() const override { return 0; }
@@ -129,7 +129,7 @@ TEST_CASE("ZeRO-1 equals plain AdamW, also when nothing divides and with clippin
   const auto sharded = train(options, 3, data);
   REQUIRE(plain[0].losses.size() == 5);
   CHECK(largest_difference(sharded[0].parameters, plain[0].parameters) <
-        1e-9);  // the norm's sum has another order
+        1e-9);  // the norm is summed in another order
   CHECK(sharded[0].parameters == sharded[2].parameters);
 }
 
@@ -262,11 +262,11 @@ TEST_CASE("num_batches_tracked counts forward passes, as PyTorch does, but for d
   ThreadPool threads(1);
   ConvNet<double> model(options.batch_size, threads);
   model.initialise(1);
-  model.batches() = 100;  // of --init-from
+  model.batches() = 100;  // as after --init-from
   SingleCommunicator alone;
   Trainer<double> trainer(options, {&alone, nullptr, nullptr}, model, data);
   const auto go_on = [](const StepReport&) -> ddp::Result<bool> { return true; };
-  // Six batches an epoch: a step of four and one of two; the third step is dropped with its statistics.
+  // Six batches per epoch: a step of four and one of two. The third step is dropped with its statistics.
   REQUIRE(trainer.train_epoch(go_on).has_value());
   CHECK(model.batches() == 106);
   REQUIRE(trainer.train_epoch(go_on).has_value());
@@ -294,7 +294,7 @@ TEST_CASE("with warm-up the cosine begins at the peak, also after a change of th
   };
   REQUIRE(trainer.train_epoch(until(6)).has_value());
   CHECK(trainer.position().warmed_up == 4.0 / 24);
-  // Half of the first epoch is over; from here on two ranks share each step.
+  // Half of the first epoch is done; from here on two ranks share each step.
   trainer.position().segment_begin = 24;
   trainer.position().segment_step = 0;
   trainer.detach();
@@ -315,7 +315,7 @@ TEST_CASE("with warm-up the cosine begins at the peak, also after a change of th
   });
   REQUIRE(rates.size() == 6);
   REQUIRE(rest[0].size() == 3 + 6);
-  const auto cosine = [](double samples) {  // of 96, of which 16 were warm-up
+  const auto cosine = [](double samples) {  // of 96, including 16 of warm-up
     return 0.1 * (1 + std::cos(std::acos(-1.0) * (samples - 16) / 80));
   };
   const double first[] = {0.05, 0.1, 0.15, 0.2, 0.2, cosine(20)};

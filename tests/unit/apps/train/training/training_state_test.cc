@@ -16,7 +16,7 @@ using namespace ddp::train;
 
 namespace {
 
-/// Another's operations, of which the last ones fail: on all ranks the same one, as after a revoke.
+/// Wraps a communicator whose last operations fail: with the same error on all ranks, as after a revoke.
 class Ending final : public Communicator {
  public:
   Ending(Communicator& inner, int good) : inner_(inner), left_(good) {}
@@ -42,7 +42,7 @@ class Ending final : public Communicator {
   template <class T>
   ddp::Result<> sum(std::span<T> values) {
     if (auto fails = ends()) {
-      std::ranges::fill(values, T(-7));  // buffers hold anything then
+      std::ranges::fill(values, T(-7));  // buffers are undefined after an error
       return *fails;
     }
     return inner_.all_reduce_sum(values);
@@ -60,13 +60,13 @@ TrainOptions small_options() {
   return options;
 }
 
-/// A rank's training, and all that lives on in it.
+/// A rank's training, with everything that survives in the process.
 struct Rank {
   Rank(const TrainOptions& options, const DataSplit& data)
       : model(options.batch_size, threads), trainer(options, model, data) {
     model.initialise(1);
   }
-  /// In a world of one.
+  /// Trains in a world of one.
   void train(std::uint64_t steps) {
     trainer.attach({&alone, nullptr, nullptr});
     REQUIRE(trainer
@@ -105,7 +105,7 @@ TEST_CASE("a new rank and one that is behind take the state of the most advanced
   behind.train(2);
   ahead.train(3);
   same.train(3);
-  same.model.running_statistics()[0] = 42;  // its own batches
+  same.model.running_statistics()[0] = 42;  // from its own batches
   ahead.marks.tested_epochs = 5;
   Rank* ranks[] = {&fresh, &behind, &ahead, &same};
   std::vector<std::string> errors(4);
@@ -121,7 +121,7 @@ TEST_CASE("a new rank and one that is behind take the state of the most advanced
     CHECK(rank->numbers() == ahead.numbers());
     CHECK(rank->trainer.optimizer().steps() == 3);
     CHECK(rank->trainer.position().step == 3);
-    // One rank had used 12 samples; four go on behind them.
+    // One rank had used 12 samples; four ranks continue behind them.
     CHECK(rank->trainer.position().segment_begin == 12);
     CHECK(rank->trainer.position().segment_step == 0);
     CHECK(rank->marks.world_size == 4);
@@ -207,7 +207,7 @@ TEST_CASE("unequal weights of one step, and a source without a state, are errors
 }
 
 #ifdef __SANITIZE_THREAD__
-constexpr int kEachRevoke = 7;  // it is not about threads, and takes minutes there
+constexpr int kEachRevoke = 7;  // threads are not the subject, and every revoke takes minutes here
 #else
 constexpr int kEachRevoke = 1;
 #endif
@@ -219,7 +219,7 @@ TEST_CASE("of a half step nothing stays, wherever it is revoked") {
     options.accumulate = kind == 1 ? 2 : 1;
     options.sync_bn = kind == 2;
     options.sync_every_inter = kind == 3 ? 2 : 1;
-    options.first_bucket_mb = options.bucket_cap_mb = 0;  // each tensor is a sum of its own
+    options.first_bucket_mb = options.bucket_cap_mb = 0;  // each tensor has its own all-reduce
     for (int good = 0;; good += kEachRevoke) {
       INFO("kind " << kind << " after " << good << " operations");
       Rank rank(options, data), undisturbed(options, data);
@@ -242,7 +242,7 @@ TEST_CASE("of a half step nothing stays, wherever it is revoked") {
       }
       CHECK(std::ranges::count(rank.numbers(), -7.0) == 0);
       CHECK(std::ranges::count(rank.running(), -7.0) == 0);
-      // And it goes on.
+      // The training can continue.
       Rank whole(options, data);
       whole.train(3);
       rank.train(3);

@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Files of a kernel that is played.
+/// Fake files of a kernel.
 class Kernel {
  public:
   Kernel() {
@@ -45,7 +45,7 @@ TEST_CASE(
   kernel.write("proc/self/cgroup", "1:name=x:/other\n0::/jobs/one\n");
   kernel.write("groups/jobs/memory.max", "6000000\n");
   kernel.write("groups/jobs/memory.stat", "anon 1000000\nfile 4000000\nshmem 500000\n");
-  CHECK(kernel.available() == 4'500'000u);  // what files occupy can be had
+  CHECK(kernel.available() == 4'500'000u);  // memory of cached files counts as free
   kernel.write("groups/jobs/one/memory.max", "max\n");
   CHECK(kernel.available() == 4'500'000u);
   kernel.write("groups/jobs/one/memory.max", "300\n");

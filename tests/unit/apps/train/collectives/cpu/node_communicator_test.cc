@@ -33,7 +33,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// Nodes of these sizes; ranks are numbered node by node.
+/// Returns nodes of these sizes; ranks are numbered node by node.
 NodeMap map_of(const std::vector<int>& sizes, int rank) {
   NodeMap map;
   int next = 0;
@@ -102,7 +102,7 @@ Result<Rank> join(const std::vector<int>& sizes, int rank, PeerDirectory& direct
 
 using Body = std::function<std::string(Rank)>;
 
-/// One thread per rank; gives what each body said.
+/// Runs one thread per rank; returns the result of each body.
 std::vector<std::string> run_nodes(const std::vector<int>& sizes, const Body& body,
                                    const Change& change = {}) {
   MemoryDirectory directory;
@@ -185,7 +185,7 @@ TEST_CASE("sums in shared memory have the same bits as elsewhere") {
       std::vector<float> own(most);
       const std::span<float> place =
           alone ? std::span<float>(own) : std::span(reinterpret_cast<float*>(memory.data()), most);
-      // Also not at the beginning, and sums that are too small to be worth it.
+      // Ranges that do not start at the beginning, and sums too small for shared memory, are tested, too.
       for (const auto& [at, size] :
            {std::pair<std::size_t, std::size_t>{0, most}, {1, most - 1}, {30'000, most - 30'001}, {5, 9}}) {
         std::vector<float> elsewhere = values_of(all.rank(), size);
@@ -292,7 +292,7 @@ TEST_CASE("all ranks of all nodes name a rank whose process was killed, at once"
   int port_pipe[2];
   REQUIRE(::pipe(port_pipe) == 0);
   const std::vector<int> sizes{2, 3};
-  // Forked before this process has a thread; the port comes when the store is there.
+  // The fork precedes all threads of this process; the port arrives when the store exists.
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
@@ -334,7 +334,7 @@ TEST_CASE("all ranks of all nodes name a rank whose process was killed, at once"
   const auto death = std::chrono::steady_clock::now();
   for (auto& thread : ranks)
     thread.join();
-  CHECK(std::chrono::steady_clock::now() - death < 2s);  // not the step's deadline of 20 s
+  CHECK(std::chrono::steady_clock::now() - death < 2s);  // far below the step's deadline of 20 s
   ::close(port_pipe[0]);
   ::close(port_pipe[1]);
   CHECK(WIFSIGNALED(status));
@@ -367,7 +367,7 @@ TEST_CASE("a rank that ends while its node works alone is named on the other nod
     alone.local_rank = rank.map.local_rank;
     NodeCommunicator node(alone, rank.group, rank.lane);
     std::string text = words(node.barrier());
-    // The other node's ranks come to know only when they speak with this one.
+    // The other node's ranks notice the loss only when they communicate with this one.
     if (text.empty()) text = words(rank.world->barrier());
     return text.substr(0, 18);
   });

@@ -45,7 +45,7 @@ PeerConfig config_of(int rank, int world) {
 
 using Body = std::function<std::string(std::unique_ptr<Communicator>)>;
 
-/// One thread per rank; gives what each body said (Catch's macros belong to the main thread).
+/// Runs one thread per rank; returns the result of each body (Catch's macros belong to the main thread).
 std::vector<std::string> run_ranks(
     int world, const Body& body, const std::function<void(PeerConfig&)>& change = [](PeerConfig&) {}) {
   MemoryDirectory directory;
@@ -80,7 +80,7 @@ TEST_CASE("sums are right and bit-equal on all ranks, for odd sizes and sizes be
       const auto said = run_ranks(world, [&](std::unique_ptr<Communicator> ring) -> std::string {
         std::vector<float> values = values_of(ring->rank(), size);
         std::vector<double> doubles(values.begin(), values.end());
-        // Every second size goes round the ring.
+        // Every second size uses the ring.
         if (size % 2) dynamic_cast<TcpCommunicator&>(*ring).set_ring_above(0);
         if (auto done = ring->all_reduce_sum(values); !done) return done.error().text;
         if (auto done = ring->all_reduce_sum(doubles); !done) return done.error().text;
@@ -204,7 +204,7 @@ TEST_CASE("a second training of the same workers sees nothing of the first") {
   const auto first0 = open(0);
   REQUIRE(first0->share("address/0", "stale").has_value());
   const auto second0 = open(0);
-  const auto first1 = open(1);  // still there, or late
+  const auto first1 = open(1);  // still running, or late
   CHECK(*first1->find("address/0", 20s) == "stale");
   const auto second1 = open(1);
   CHECK(second1->find("address/0", 50ms).error().code == ErrorCode::kTimeout);
@@ -221,7 +221,7 @@ TEST_CASE("ranks meet through a real store, and all name a killed rank at once")
     if (client) directory = open_directory(std::move(*client), rank);
     return config_of(rank, 4);
   };
-  // Forked before this process has a thread; the port comes when the store is there.
+  // The fork precedes all threads of this process; the port arrives when the store exists.
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
@@ -263,12 +263,12 @@ TEST_CASE("ranks meet through a real store, and all name a killed rank at once")
   const auto death = std::chrono::steady_clock::now();
   for (auto& thread : ranks)
     thread.join();
-  CHECK(std::chrono::steady_clock::now() - death < 2s);  // not the step's deadline of 20 s
+  CHECK(std::chrono::steady_clock::now() - death < 2s);  // far below the step's deadline of 20 s
   ::close(port_pipe[0]);
   ::close(port_pipe[1]);
 
   CHECK(WIFSIGNALED(status));
-  // A rank may see the death while the end of its 17th sum is still on the way to it.
+  // A rank may see the death while the end of its 17th sum is still in transit.
   for (const int done : steps)
     CHECK((done == 16 || done == 17));
   for (int rank = 0; rank < 3; ++rank) {
@@ -279,8 +279,8 @@ TEST_CASE("ranks meet through a real store, and all name a killed rank at once")
 
 namespace {
 
-/// Rank 2 of 4, whose peers' ends of the connections the test holds. A barrier there sends to rank 1 while it
-/// receives from rank 3, then sends to and receives from rank 0.
+/// Rank 2 of 4; the test holds its peers' ends of the connections. A barrier sends to rank 1 while it
+/// receives from rank 3; then it sends to and receives from rank 0.
 struct Bench {
   explicit Bench(std::chrono::milliseconds timeout = 20s, int interrupt = -1) {
     std::map<int, TcpPeer> peers;
@@ -296,7 +296,7 @@ struct Bench {
   std::unique_ptr<Communicator> ranks;
 };
 
-/// One message of the first order, a barrier.
+/// Returns one message of the first operation, a barrier.
 std::string barrier_message() {
   return std::string("\1\0\0\0\4\0\0\0\0\0\0\0\0\0\0\0", 16);
 }
@@ -312,7 +312,7 @@ std::string heard(const UniqueFd& fd) {
 }
 
 void say(const UniqueFd& fd, const std::string& bytes) {
-  (void)::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);  // the receiver's outcome tells
+  (void)::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);  // the receiver's outcome shows an error
 }
 
 Error error_of(const Result<>& result) {
@@ -331,10 +331,10 @@ TEST_CASE("the end of a peer names rank, address and operation, and no later cal
     CHECK(error.code == ErrorCode::kLinkLost);
     CHECK(error.text == "rank 2 lost rank 3 (127.0.0.3:41000): connection closed during barrier");
     CHECK(error_of(bench.ranks->broadcast(data, 0)).text == error.text);
-    // The others are told whom, behind what had been sent before.
+    // The other ranks are informed of the lost rank, after the bytes that were sent before.
     CHECK(heard(bench.far[1]) == barrier_message() + lost_message(3));
     CHECK(heard(bench.far[0]) == lost_message(3));
-    CHECK(heard(bench.far[0]).empty());  // and the stream has ended
+    CHECK(heard(bench.far[0]).empty());  // the stream has ended
   }
   SECTION("that takes") {
     std::thread closer([&] {
@@ -442,7 +442,7 @@ TEST_CASE("strays at the door are turned away and harm nothing") {
       said[rank] = ring ? ((*ring)->barrier() ? "" : "barrier failed") : ring.error().text;
     });
   };
-  // Rank 0 and 1 have each other and wait for rank 2.
+  // Ranks 0 and 1 are connected and wait for rank 2.
   std::thread zero = start(0), one = start(1);
   const std::string address_text = *directory.find("address/0", 20s);
   const auto deadline = std::chrono::steady_clock::now() + 20s;
@@ -452,11 +452,11 @@ TEST_CASE("strays at the door are turned away and harm nothing") {
     auto fd = connect_to(address_text, deadline, -1);
     REQUIRE(fd.has_value());
     (void)write_all(fd->get(), std::as_bytes(std::span(rubbish)), deadline, -1);
-    strays.push_back(std::move(*fd));  // one talks, one is silent and holds the door for a moment
+    strays.push_back(std::move(*fd));  // one talks; one is silent and occupies the listener for a moment
   }
   PeerConfig old = config_of(2, 3);
   old.attempt = 7;
-  MemoryDirectory other;  // what the old rank 2 publishes reaches nobody
+  MemoryDirectory other;  // the old rank 2 publishes here, where no rank reads
   (void)other.share("address/0", address_text);
   const auto refused = connect_peers(old, other);
   std::thread two = start(2);

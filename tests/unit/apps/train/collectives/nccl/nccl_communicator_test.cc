@@ -24,7 +24,7 @@
 #include "tests/support/fake_nccl.h"
 #include "tests/unit/apps/train/collectives/memory_directory.h"
 
-// Ranks as threads over a library that plays NCCL and memory that plays the GPU's.
+// Ranks as threads over a fake NCCL library and fake GPU memory.
 
 using namespace ddp;
 using namespace ddp::train;
@@ -63,7 +63,7 @@ std::shared_ptr<const NcclLibrary> fake_library() {
   return *library;
 }
 
-/// Of the library that play() loaded; as at the start.
+/// Resets and returns the settings of the library that fake_library() loaded.
 FakeNcclSettings& fresh_settings() {
   (void)fake_library();
   static void* const handle = ::dlopen(DDP_FAKE_NCCL, RTLD_NOW | RTLD_NOLOAD);
@@ -91,7 +91,7 @@ NcclWorldConfig config_of(int rank, int world) {
 using Body = std::function<std::string(NcclWorld&)>;
 using Change = std::function<void(NcclWorldConfig&)>;
 
-/// One thread per rank; gives what each body said, or why it did not get that far.
+/// Runs one thread per rank; returns the result of each body, or the error before it.
 std::vector<std::string> run_ranks(
     int world, const Body& body, const Change& change = [](NcclWorldConfig&) {}) {
   // Ids of another world must not be found.
@@ -102,7 +102,7 @@ std::vector<std::string> run_ranks(
     ranks.emplace_back([&, rank] {
       NcclWorldConfig config = config_of(rank, world);
       change(config);
-      if (config.rank < 0) return;  // this one never comes
+      if (config.rank < 0) return;  // this rank never comes
       auto joined = connect_nccl_over(fake_library(), std::make_shared<MemoryDevice>(), config, directory);
       said[static_cast<std::size_t>(rank)] = joined ? body(*joined) : joined.error().text;
     });
@@ -288,12 +288,12 @@ TEST_CASE("memory of NCCL's is zeroed, registered, and given back in the right o
       if (byte != std::byte{0}) return "not zeroed";
     }
     if (!joined.communicator->barrier()) return "no first barrier";
-    if (hangs) settings.all_reduces_hang = true;  // all are through the first one
+    if (hangs) settings.all_reduces_hang = true;  // all ranks are through the first barrier
     return joined.communicator->barrier() ? "there" : "no barrier";
   };
   CHECK(run_ranks(2, share) == std::vector<std::string>{"there", "there"});
   CHECK(settings.destroyed == 2);
-  hangs = true;  // and when the communicators are aborted
+  hangs = true;  // also when the communicators are aborted
   const auto hang = [](NcclWorldConfig& config) { config.step_timeout = 50ms; };
   CHECK(run_ranks(2, share, hang) == std::vector<std::string>{"no barrier", "no barrier"});
   hangs = settings.all_reduces_hang = false;
@@ -317,7 +317,7 @@ TEST_CASE("graphs that hold sums are notified before the communicators end") {
       const auto comm = link.open(directory, "world", 0, 1);
       REQUIRE(comm.has_value());
       NcclDeviceAllReducer sums(std::shared_ptr<NcclLink>(&link, [](NcclLink*) {}), *comm);
-      settings.graphs = 1;  // no communicator ends as long as it is there
+      settings.graphs = 1;  // no communicator ends while a graph exists
       sums.on_end([&] {
         ++calls;
         settings.graphs = 0;
@@ -367,7 +367,7 @@ TEST_CASE("a rank that never comes ends the start at its deadline") {
   CHECK(run_ranks(
             2, [](NcclWorld&) { return "joined"; }, without(0))[1] ==
         "rank 1 over NCCL: rank 0 of world has not told where to meet; did it start? during start");
-  // A longer deadline of steps is one of the start too.
+  // A longer step deadline also extends the start's deadline.
   const auto patient = [&](NcclWorldConfig& config) {
     without(1)(config);
     config.step_timeout = 300ms;
@@ -459,7 +459,7 @@ TEST_CASE("above 128 ranks they meet at several places, where the library can") 
   CHECK(nccl_roots(128, 128) == 1);
   CHECK(nccl_roots(129, 128) == 2);
   CHECK(nccl_roots(1'024, 128) == 8);
-  // As NCCL deals them out: 10 ranks over 3 ids are 4, 3 and 3.
+  // Distributed like in NCCL: 10 ranks over 3 ids are 4, 3 and 3.
   CHECK(nccl_root_rank(0, 3, 10) == 0);
   CHECK(nccl_root_rank(1, 3, 10) == 4);
   CHECK(nccl_root_rank(2, 3, 10) == 7);
@@ -519,7 +519,7 @@ TEST_CASE("the real library, where there is one, refuses a rank without a GPU in
   CHECK(comm.error().code == ErrorCode::kSystem);
   CHECK(comm.error().text.starts_with("rank 0 over NCCL: ncclUnhandledCudaError: "));
   CHECK(comm.error().text.ends_with(" during start"));
-  // It made an id, and told it, before it looked for a GPU.
+  // The rank made and published an id before it searched for a GPU.
   CHECK(directory.find(nccl_root_key("world", 0), 1ms).has_value());
 }
 
@@ -532,7 +532,7 @@ TEST_CASE("which GPU falls to a rank") {
         "--share-gpu several on each");
 }
 
-// The last one: from then on nccl_is_stuck().
+// The last test: nccl_is_stuck() stays true afterwards.
 TEST_CASE("an abort that hangs is left alone after its deadline") {
   FakeNcclSettings& settings = fresh_settings();
   settings.all_reduces_hang = true;

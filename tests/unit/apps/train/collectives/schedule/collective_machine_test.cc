@@ -12,8 +12,8 @@
 
 #include "tests/support/catch.h"
 
-// Whole worlds of machines in one thread: the wires are queues, a seeded chance decides who moves and how
-// far.
+// Whole worlds of machines in one thread. The wires are queues, and a seeded generator chooses which rank
+// moves how far.
 
 using namespace ddp;
 using namespace ddp::train;
@@ -36,13 +36,13 @@ class SimulatedWorld {
 
   CollectiveMachine& machine(int rank) { return machines_[rank]; }
   const std::optional<Error>& failure(int rank) const { return failures_[rank]; }
-  /// Whether `who` was in the middle of a message when it failed, so that a peer cannot know why.
+  /// Returns whether `who` failed in the middle of a message, so that a peer cannot know the reason.
   bool failed_mid_message(int who) const { return mid_message_.contains(who); }
 
-  /// Like SIGKILL: what was sent before still arrives.
+  /// Like SIGKILL: bytes that were sent before still arrive.
   void kill(int rank) { gone_[rank] = true; }
 
-  /// Until nobody can move; `deaths[rank]` is the number of moves after which that rank dies.
+  /// Runs until no rank can move. `deaths[rank]` is the number of moves after which that rank dies.
   void run(std::map<int, std::size_t> deaths = {}) {
     std::vector<std::size_t> moves(world_);
     std::size_t idle = 0;
@@ -89,7 +89,7 @@ class SimulatedWorld {
     return true;
   }
 
-  /// A few times, to whoever may hear it, waiting or not.
+  /// Sends a few heartbeats to every peer that can receive one, waiting or not.
   void show_activity(int rank) {
     if (signs_[rank]-- <= 0) return;
     for (const int peer : peers_of(rank, world_)) {
@@ -174,7 +174,7 @@ CollectiveOrder sum_order(std::vector<T>& values, int rank, int world, bool ring
   return order;
 }
 
-/// All-reduce and, from the same values, reduce-scatter.
+/// Tests all-reduce and, from the same values, reduce-scatter.
 template <class T>
 void check_sums(int world, std::size_t size, std::uint32_t seed) {
   const bool ring = seed % 2 != 0;
@@ -243,8 +243,7 @@ TEST_CASE("orders one behind the other do not mix, though ranks are orders apart
       order.schedule = round % 2 ? chain_broadcast(rank, world, root, 3) : tree_broadcast(rank, world, root);
       simulated.machine(rank).start(order);
     };
-    // A rank begins its next broadcast while others are still in an earlier one: a root has nothing to wait
-    // for.
+    // A rank begins its next broadcast while others are still in an earlier one: a root waits for no rank.
     std::vector<int> round(world, 0);
     for (int rank = 0; rank < world; ++rank)
       begin(rank, 0);
@@ -273,7 +272,7 @@ TEST_CASE("a death ends all others, who name it") {
     for (int rank = 0; rank < world; ++rank) {
       if (rank == dead) continue;
       INFO("world " << world << ", dead " << dead << ", rank " << rank << ", seed " << seed);
-      // Who has finished before has failed nowhere; nobody is left waiting.
+      // A rank that has finished before has not failed; no rank is left waiting.
       if (simulated.machine(rank).done()) continue;
       REQUIRE(simulated.failure(rank));
       const std::string& text = simulated.failure(rank)->text;
@@ -293,7 +292,7 @@ TEST_CASE("a death at any step of any schedule leaves nobody waiting") {
   for (const int world : {2, 3, 5, 8}) {
     for (const Algorithm algorithm : {kRing, kHalving, kTree, kChain}) {
       for (const int dead : {0, world / 2}) {
-        // One move later each time, until the rank has done its work before its death.
+        // The rank dies one move later each time, until it finishes its work before its death.
         for (std::size_t moves = 0;; ++moves) {
           auto values = values_of<float>(world, 40, 1);
           SimulatedWorld simulated(world, static_cast<std::uint32_t>(moves));

@@ -16,8 +16,8 @@ namespace {
 using Parts = std::vector<std::string>;
 using Schedules = std::vector<Schedule>;
 
-/// Runs all ranks' schedules without IO; a part is the text of the contributions in it. Every rank goes as
-/// far as it can; a schedule that cannot be finished fails the test.
+/// Runs all ranks' schedules without IO; a part is the text of the contributions in it. Every rank runs as
+/// far as it can. A schedule that cannot be finished fails the test.
 std::vector<Parts> run_schedules(const Schedules& schedules, std::vector<Parts> ranks) {
   struct TestMessage {
     PartRange range;
@@ -48,7 +48,7 @@ std::vector<Parts> run_schedules(const Schedules& schedules, std::vector<Parts> 
       if (step.receive_from != CollectiveStep::kNobody) {
         auto& wire = wires[{step.receive_from, rank}];
         if (wire.empty()) continue;
-        REQUIRE(wire.front().range == step.received);  // what comes is what the other side sends
+        REQUIRE(wire.front().range == step.received);  // the range received equals the range sent
         std::size_t next = 0;
         for (const std::size_t number : numbers(step.received, ranks[rank].size())) {
           std::string& own = ranks[rank][number];
@@ -159,7 +159,7 @@ TEST_CASE("halving takes as many steps as the world has binary digits") {
   CHECK(halving_distances(8) == std::vector<int>{1, 2, 4});
   CHECK(halving_distances(1000).size() == 10);
   CHECK(peers_of(0, 6) == std::vector<int>{1, 2, 3, 4, 5});
-  CHECK(peers_of(5, 2000).size() == 21);  // 1000 steps lead to the same rank both ways
+  CHECK(peers_of(5, 2000).size() == 21);  // for 1000, both directions lead to the same rank
 }
 
 TEST_CASE("parts cover the buffer, larger ones first, empty ones last") {

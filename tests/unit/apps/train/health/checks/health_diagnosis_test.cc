@@ -1,4 +1,4 @@
-// Figures of all ranks → findings; and the tests of one device, with faults that are planted.
+// Figures of all ranks → diagnostics; and the tests of one device, with injected faults.
 #include "apps/train/health/checks/health_diagnosis.h"
 
 #include <cmath>
@@ -83,11 +83,11 @@ TEST_CASE("Who is more than 20 % under the median of its kind is slow") {
         Lines{"warning 2 slow: 7.9 GFLOP/s for each thread, 21 % under the median"});
   report.ranks[2].gflops = 8.1;
   CHECK(diagnostic_lines(report).empty());
-  // More threads make no slower rank.
+  // More threads do not make a rank slower.
   report.ranks[0].gflops = 40;
   report.ranks[0].threads = 4;
   CHECK(diagnostic_lines(report).empty());
-  // A GPU is no measure for a CPU.
+  // A GPU is not compared with a CPU.
   report.ranks[1].gpu = true;
   report.ranks[1].device = "GPU 0 (H100)";
   report.ranks[1].gflops = 9000;
@@ -167,7 +167,7 @@ TEST_CASE("Patterns find a bit that turns over") {
   CHECK(faults.compared == 4 * 1000);
 }
 
-/// What the blocks of the GPU's test report about a piece, run on the host in some order.
+/// Returns the reports of the GPU test's blocks about a piece, run on the host in some order.
 std::vector<PatternFaults> read_pattern_faults(const HealthPiece& piece,
                                                const kernels::device::HostOrder& order) {
   std::vector<PatternFaults> faults(static_cast<std::size_t>(blocks_of(piece)));
@@ -213,7 +213,7 @@ TEST_CASE("A GPU that reports no wrong word is not believed where the host sees 
   const PatternFaults silent{100, 0, PatternFaults::none().first, 0};
   const PatternFaults seen{100, 2, 64, 5};
   CHECK(with_sample(silent, seen) == seen);
-  // Nor is it taken back what only the GPU saw.
+  // Faults that only the GPU saw are kept.
   CHECK(with_sample(seen, silent) == seen);
   CHECK(with_sample({100, 3, 32, 8}, seen) == PatternFaults{100, 3, 32, 13});
 }

@@ -15,7 +15,7 @@
 #include "apps/train/schedule/lr_schedule.h"
 #include "tests/unit/apps/train/model/approx.h"
 
-// Every kernel of every instruction set that this processor runs, against plain loops in double.
+// Compares every kernel of every instruction set of this processor with plain loops in double.
 
 using namespace ddp::train;
 using namespace ddp::train::kernels;
@@ -33,7 +33,7 @@ std::vector<T> noise(std::size_t size, std::uint64_t stream) {
 template <class T>
 constexpr double kTolerance = sizeof(T) == 4 ? 2e-6 : 1e-14;
 
-/// The largest difference relative to the largest expected value.
+/// Returns the largest difference relative to the largest expected value.
 template <class T>
 double difference(const std::vector<T>& got, const std::vector<double>& expected) {
   REQUIRE(got.size() == expected.size());
@@ -48,7 +48,7 @@ double difference(const std::vector<T>& got, const std::vector<double>& expected
   return worst / largest;
 }
 
-// The model's own shapes, widths that leave every tile remainder, channels that fill no vector.
+// The model's own shapes, widths with every tile remainder, and channels that fill no vector.
 const ConvShape kShapes[] = {{28, 28, 1, 16, 5}, {14, 14, 16, 32, 5}, {14, 14, 32, 16, 5}, {6, 13, 3, 5, 3},
                              {4, 1, 2, 1, 1},    {2, 11, 5, 37, 3},   {8, 17, 16, 7, 5}};
 
@@ -101,7 +101,7 @@ TEMPLATE_TEST_CASE("the weights' gradient equals a plain loop and adds", "", flo
   using T = TestType;
   for (const auto* table : all_kernels<T>()) {
     for (const ConvShape& s : kShapes) {
-      const int stride = (s.width + 3) * s.out_channels;  // rows further apart than they are long
+      const int stride = (s.width + 3) * s.out_channels;  // the rows are padded
       const auto padded = noise<T>(s.padded_size(), 1);
       const auto gradient = noise<T>(static_cast<std::size_t>(s.height) * stride, 2);
       std::vector<double> expected(s.weight_size(), 0.5);
@@ -188,7 +188,7 @@ TEMPLATE_TEST_CASE("channel moments and sums equal plain loops", "", float, doub
 
 namespace {
 
-/// The first pixel in row order that is the window's maximum, as (y, x); values after scale and shift.
+/// Returns the first pixel in row order that is the window's maximum, as (y, x), after scale and shift.
 template <class T>
 std::pair<int, int> winner(const std::vector<T>& image, int width, int channels, int y, int x, int c,
                            double scale, double shift, double& best) {
@@ -219,7 +219,7 @@ TEMPLATE_TEST_CASE("normalise, ReLU and pool, and back, equal plain loops; ties 
         value = std::round(value * T(4)) / T(4);  // exact products and many ties
       std::vector<T> scale(channels), shift(channels), gain(channels), offset(channels), slope(channels);
       for (int c = 0; c < channels; ++c) {
-        scale[c] = c % 3 == 0 ? T(-0.5) : T(2);  // a negative gamma turns the order round
+        scale[c] = c % 3 == 0 ? T(-0.5) : T(2);  // a negative gamma reverses the order
         shift[c] = T(0.25) * static_cast<T>(c % 4 - 1);
         gain[c] = T(0.5) + static_cast<T>(c);
         offset[c] = T(0.125) * static_cast<T>(c);
@@ -271,7 +271,7 @@ TEMPLATE_TEST_CASE("normalise, ReLU and pool, and back, equal plain loops; ties 
 TEMPLATE_TEST_CASE("of every set of equal maxima in a window the first in row order gets the gradient", "",
                    float, double) {
   using T = TestType;
-  constexpr int kWindows = 15, kWidth = 2 * kWindows;  // window w: the pixels of w + 1's bits are the maxima
+  constexpr int kWindows = 15, kWidth = 2 * kWindows;  // window w has its maxima at the bits of w + 1
   for (const auto* table : all_kernels<T>()) {
     for (const int channels : {1, 37}) {
       const std::size_t size = std::size_t{2} * kWidth * channels;
@@ -350,7 +350,7 @@ TEMPLATE_TEST_CASE("softmax cross entropy", "", float, double) {
   const auto score = softmax_loss<T>(logits, labels, 3, gradient);
   const double first = std::log(1 + std::exp(-1.0) + std::exp(-2.0));
   CHECK(score.loss_sum == Approx(first + std::log(2.0) + std::log(3.0)).epsilon(1e-6));
-  CHECK(score.correct == 2);  // the first of equal logits is the answer: row 1 right, row 2 wrong
+  CHECK(score.correct == 2);  // the first of equal logits wins: row 1 is right, row 2 wrong
   CHECK(gradient[2] == Approx((std::exp(-first) - 1) / 3).epsilon(1e-5));
   CHECK(gradient[3] == Approx(-0.5 / 3).epsilon(1e-6));
   CHECK(gradient[8] == Approx(1.0 / 9).epsilon(1e-6));
@@ -384,13 +384,13 @@ TEMPLATE_TEST_CASE("the matrix product equals a plain loop, whichever way the fa
             expected[static_cast<std::size_t>(row) * c_row + column] = sum;
           }
         }
-        std::vector<T> got(expected.size(), T(99));  // between the rows nothing may be written
+        std::vector<T> got(expected.size(), T(99));  // nothing may be written between the rows
         ddp::train::AlignedBuffer<T> scratch(kGemmScratch);
         table->gemm(shape, a.data(), b.data(), got.data(), scratch.data());
         INFO(table->name << " " << s.rows << " x " << s.columns << " x " << s.depth << " way "
                          << orientation);
         CHECK(difference(got, expected) < 2 * kTolerance<T>);
-        // A part alone has the whole's bits: threads may divide the product.
+        // A part alone has the same bits as the whole, so threads may divide the product.
         if (s.columns > 8) {
           std::vector<T> part(expected.size(), T(99));
           GemmShape right = shape;
