@@ -67,7 +67,7 @@ class Model {
   virtual void backward(const T* images, int batch, const OnReady& on_ready) = 0;
   /// Uses the running statistics; changes nothing.
   virtual kernels::BatchScore evaluate(const T* images, std::span<const std::uint8_t> labels) = 0;
-  /// Runs whole steps on a GPU; owned by this object. Null: only the host drives the steps.
+  /// Returns what runs whole steps on a GPU; this model owns it. Null: only the host drives the steps.
   virtual DeviceSteps<T>* device_steps() { return nullptr; }
   /// Normalizes later batches by the statistics of all ranks together (SyncBN). Forward and backward call the
   /// function, in the same order on all ranks.
@@ -83,7 +83,7 @@ class Model {
   std::span<T> gradients() { return gradients_.span().first(count_); }
   /// Returns the gradients followed by the mean loss of the last forward: one all-reduce carries both.
   std::span<T> gradients_and_loss() { return gradients_.span().first(count_ + 1); }
-  /// Zeros pad these to a multiple of `parts` (at most kMaxParts).
+  /// Returns the vector, padded with zeros to a multiple of `parts` (at most kMaxParts).
   std::span<T> padded_parameters(std::size_t parts) { return parameters_.span().first(padded(parts)); }
   std::span<T> padded_gradients(std::size_t parts);
   /// Moves the gradients to `memory`: gradient_bytes() bytes, zeroed, aligned to a cache line. It must live

@@ -151,7 +151,7 @@ class Trainer {
   int dropped_in_a_row_ = 0;
   std::optional<Error> gather_error_;
   std::vector<T> running_before_;  ///< running statistics before this step
-  bool in_step_ = false;           ///< the update of a step has not begun
+  bool in_step_ = false;           ///< true: in a step whose update has not begun
   std::vector<T> kept_;            ///< values before a sum, which an error may leave half changed
   OnPhase on_phase_;
   AlignedBuffer<T> test_images_;

@@ -23,7 +23,7 @@ struct WorkerEnvironment {
   /// True: the launcher serves the store at MASTER_ADDR:MASTER_PORT. False: rank 0 must serve it.
   bool agent_store = false;
   std::string control;      ///< DDPLAUNCH_CONTROL: reports of lost peers come from here; empty: none
-  std::string collectives;  ///< DDPLAUNCH_COLLECTIVES: the launcher reads ranks' last operations here
+  std::string collectives;  ///< DDPLAUNCH_COLLECTIVES: log of operations for the launcher; empty: none
 };
 
 /// `get` is std::getenv outside tests. Errors (kUsage) name the variable.
