@@ -40,7 +40,7 @@ struct BenchReport {
   BenchOperation operation = BenchOperation::kAllReduce;
   int world = 1;
   int nodes = 0;        ///< 0: unknown
-  std::string backend;  ///< "shm", "tcp", "shm+tcp"
+  std::string backend;  ///< as CommWorld::backend
   std::vector<BenchRow> rows;
   std::vector<PairResult> pairs;
   std::size_t pair_bytes = 0;

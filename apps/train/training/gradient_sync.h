@@ -30,10 +30,11 @@ struct ReducedGradient {
 
 /// One step's gradient over micro-batches and ranks. Buckets are sent as soon as backward has completed them,
 /// in the last micro-batch only. The next steps are: mean, test for nan and infinity, clip by value, clip by
-/// norm. The test needs no message: a nan of one rank is in every rank's sum.
+/// norm. The test needs no message unless `sharded`: a nan of one rank is in every rank's sum.
 ///
 ///   for each micro-batch: model.forward(); model.backward(…, [](begin) { sync.ready(begin); });
-///   sync.end_of_micro_batch() finish()
+///                         sync.end_of_micro_batch();
+///   sync.finish();
 template <class T>
 class GradientSync {
  public:
