@@ -28,7 +28,7 @@ constexpr const char* kState = "/state.json";
 constexpr const char* kModel = "/model.safetensors";
 constexpr const char* kOptimizer = "/optimizer.safetensors";
 constexpr const char* kFiles[] = {kState, kModel, kOptimizer};
-/// Of all other entries, without white space.
+/// CRC-32 of all other entries, without white space.
 constexpr const char* kOwnCrc = "state_crc32";
 
 Error wrong(const std::string& path, const std::string& what) {
@@ -55,7 +55,7 @@ bool is_of(const nlohmann::ordered_json& json) {
   return false;
 }
 
-/// Which number is not what a training could have; nothing: none. What passes cannot overflow in used().
+/// Returns the number that no training could have; empty: none. Accepted numbers cannot overflow in used().
 std::string out_of_range(const CheckpointState& state) {
   constexpr std::uint64_t kMostSteps = 1'000'000'000'000'000;
   const TrainingPosition& at = state.position;
@@ -103,7 +103,7 @@ Result<std::string> read_state(const std::string& path) {
   return text;
 }
 
-/// A file whose CRC-32 state.json has told.
+/// Reads a file whose CRC-32 is in state.json.
 Result<Safetensors> read_checked(const std::string& path, std::uint32_t crc,
                                  const Safetensors::CheckHeader& check) {
   auto file = Safetensors::read(path, check);
@@ -117,7 +117,7 @@ Result<Safetensors> read_checked(const std::string& path, std::uint32_t crc,
   return file;
 }
 
-/// Of state.json of any format: it is as it was written.
+/// Returns whether state.json, of any format, is unchanged since it was written.
 bool has_own_crc(nlohmann::ordered_json json) {
   const auto found = json.find(kOwnCrc);
   if (found == json.end() || !found->is_number_unsigned()) return false;
@@ -227,7 +227,7 @@ TrainingPosition go_on(const CheckpointState& state, int world_size, int batch_s
     return position;
   position.segment_begin = state.used();
   position.segment_step = 0;
-  if (position.segment_begin >= state.samples) {  // the epoch was over
+  if (position.segment_begin >= state.samples) {  // the epoch was complete
     ++position.epoch;
     position.segment_begin = 0;
   }
@@ -244,7 +244,7 @@ std::optional<std::uint64_t> checkpoint_step(const std::string& name) {
   if (!name.starts_with("step-")) return std::nullopt;
   std::uint64_t step = 0;
   const auto read = std::from_chars(name.data() + 5, name.data() + name.size(), step);
-  // Nor is one what another program would write: with a sign, fewer digits or an ending.
+  // A name of another program is refused, too: with a sign, fewer digits or an ending.
   if (read.ec != std::errc() || checkpoint_name(step) != name) return std::nullopt;
   return step;
 }

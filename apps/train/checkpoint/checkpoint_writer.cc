@@ -26,8 +26,8 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kUnfinished = ".tmp-";
 
-/// Whether a training made this and did not come to its end: a checkpoint under way, or one that was being
-/// removed. Whatever else lies beside the checkpoints is somebody's own.
+/// Returns whether this is an unfinished directory of a training: a checkpoint that was being written or
+/// removed. All other files beside the checkpoints belong to the user.
 bool is_leftover(const fs::path& path) {
   const std::string name = path.filename().string();
   if (!name.starts_with(kUnfinished)) return false;
@@ -59,8 +59,8 @@ Result<> rename_to(const std::string& from, const std::string& to) {
   return {};
 }
 
-/// Two directories take each other's name. Where the file system cannot do that at once, `to` is missing for
-/// a moment, and has the name `aside`.
+/// Exchanges the names of two directories. If the file system cannot do that atomically, `to` is missing for
+/// a moment and has the name `aside`.
 Result<> exchange(const std::string& from, const std::string& to, const std::string& aside) {
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) return {};
   if (errno != EINVAL && errno != ENOSYS) return system_error(errno, "exchange " + from + " and " + to);
@@ -80,7 +80,7 @@ CheckpointWriter<T>::CheckpointWriter(Config config, const Model<T>& model,
   std::random_device random;
   nonce_ = std::to_string(std::uint64_t{random()} << 32 | random());
   std::error_code ignored;
-  std::vector<fs::path> stale;  // what an ended training left unfinished
+  std::vector<fs::path> stale;  // unfinished files of an ended training
   for (const fs::path& path : list_directory(config_.directory))
     if (is_leftover(path)) stale.push_back(path);
   for (const fs::path& path : stale)
@@ -138,7 +138,7 @@ void CheckpointWriter<T>::serve() {
   }
 }
 
-/// A state that no training can go on from is not to replace one that it can.
+/// A state that no training can continue from must not replace one that it can.
 template <class T>
 Result<> check_finite(const CheckpointContent<T>& content) {
   bool finite = all_finite<T>(content.parameters) && all_finite<T>(content.running);
@@ -172,13 +172,13 @@ Result<> CheckpointWriter<T>::write_files(const CheckpointContent<T>& content, c
   return sync_directory(folder);
 }
 
-/// What has the name is a whole checkpoint at every moment.
+/// The directory with the checkpoint's name is a complete checkpoint at every moment.
 template <class T>
 Result<> CheckpointWriter<T>::publish(const std::string& folder, const std::string& name) {
   const std::string path = config_.directory + "/" + name;
   std::error_code ignored;
   const bool replaces = is_checkpoint(path);
-  // A directory that is no checkpoint is somebody's own, and then this fails.
+  // A directory that is no checkpoint belongs to the user, and then this fails.
   Result<> done = replaces ? exchange(folder, path, aside(name)) : rename_to(folder, path);
   if (done) done = sync_directory(config_.directory);
   if (done && replaces) fs::remove_all(folder, ignored);
@@ -218,7 +218,7 @@ void CheckpointWriter<T>::remove_old(std::uint64_t step) {
   const auto names = checkpoints_until(step);
   std::error_code ignored;
   for (std::size_t i = 0; i + static_cast<std::size_t>(config_.keep) < names.size(); ++i) {
-    // Half of a checkpoint must never bear a checkpoint's name.
+    // A half checkpoint must never have a checkpoint's name.
     const std::string gone = aside(names[i]);
     if (rename_to(config_.directory + "/" + names[i], gone)) fs::remove_all(gone, ignored);
   }

@@ -17,12 +17,12 @@
 
 namespace ddp::train {
 
-/// What is put into a checkpoint, in memory of its own.
+/// The content of a checkpoint, in its own memory.
 template <class T>
 struct CheckpointContent {
   CheckpointState state;
   std::vector<T> parameters, running;
-  std::int64_t batches = 0;  ///< that the running statistics have seen
+  std::int64_t batches = 0;  ///< batches in the running statistics
   struct StateVector {
     std::string name;
     std::vector<T> values;
@@ -30,8 +30,8 @@ struct CheckpointContent {
   std::vector<StateVector> optimizer;
 };
 
-/// Writes checkpoints on a thread of its own, on rank 0 only. A failure (a full disk) leaves training alone
-/// and the last good checkpoint in place; it is said once, until one succeeds again.
+/// Writes checkpoints on its own thread, on rank 0 only. A failure (a full disk) leaves the training alone
+/// and the last good checkpoint in place. It is reported once, until a checkpoint succeeds again.
 template <class T>
 class CheckpointWriter {
  public:
@@ -39,18 +39,18 @@ class CheckpointWriter {
     std::string directory;
     int keep = 3;
   };
-  /// `say` is called from the writer's thread. `model` is asked for its tensors' names only.
+  /// `say` is called from the writer's thread. `model` only gives the names of its tensors.
   CheckpointWriter(Config config, const Model<T>& model, std::function<void(const std::string&)> say);
-  /// Completes what is being written.
+  /// Completes a checkpoint that is being written.
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  /// Returns at once unless the checkpoint before is still being written.
+  /// Returns at once unless the previous checkpoint is still being written.
   void write(CheckpointContent<T> content);
-  /// Whether nothing is being written, at the latest after `longest`.
+  /// Returns whether nothing is being written; waits up to `longest` for that.
   bool idle_within(std::chrono::milliseconds longest);
-  /// Until nothing is being written; the outcome of the last one.
+  /// Waits until nothing is being written; returns the outcome of the last checkpoint.
   Result<> wait();
 
  private:
@@ -61,18 +61,19 @@ class CheckpointWriter {
   std::string unfinished(const std::string& name) const {
     return config_.directory + "/.tmp-" + nonce_ + "-" + name;
   }
-  /// The name of a checkpoint that is to go.
+  /// Returns the temporary name of a checkpoint that is to be removed.
   std::string aside(const std::string& name) const { return unfinished("old-" + name); }
   /// An error: the object's end has begun, or another rank has failed.
   Result<> pause(const std::string& awaited);
-  /// Those with a state.json. Later ones are damaged, or another training's.
+  /// Returns the checkpoints up to `step` that have a state.json. Later ones are damaged, or another
+  /// training's.
   std::vector<std::string> checkpoints_until(std::uint64_t step) const;
-  /// Those before the last ones up to `step`, which was just written.
+  /// Removes the checkpoints before the last ones up to `step`, which was just written.
   void remove_old(std::uint64_t step);
   void report(std::uint64_t step, const Result<>& done);
 
   Config config_;
-  std::string nonce_;  ///< of this writer alone
+  std::string nonce_;  ///< unique to this writer
   const Model<T>& model_;
   std::function<void(const std::string&)> say_;
   bool failing_ = false;

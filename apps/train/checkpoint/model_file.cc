@@ -17,7 +17,7 @@ namespace ddp::train {
 
 namespace {
 
-/// body(place in PyTorch's order, place in ours) for every number of the tensor.
+/// Calls body(place in PyTorch's order, place in the model's order) for every number of the tensor.
 template <class Body>
 void for_output_paths(const TensorInfo& tensor, Body body) {
   if (tensor.layout == Layout::kPlain) {
@@ -49,12 +49,12 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return text + "]";
 }
 
-/// "layer1.1" of "layer1.1.weight".
+/// Returns "layer1.1" for "layer1.1.weight".
 std::string layer_of(const std::string& name) {
   return name.substr(0, std::min(name.rfind('.'), name.size()));
 }
 
-/// Behind the path while the file is being written.
+/// Suffix of the path while the file is being written.
 constexpr const char* kUnfinished = ".tmp";
 
 template <class T>
@@ -87,7 +87,8 @@ ModelState<T>::ModelState(const Model<T>& model, std::span<const T> parameters, 
   add(model.running_tensors(), running, parameters.size());
 }
 
-/// As a state_dict: layer after layer, each with its parameters, running statistics and counter.
+/// Returns views in the order of a state_dict: layer after layer, each with parameters, running statistics
+/// and counter.
 template <class T>
 std::vector<TensorView> ModelState<T>::tensors() const {
   std::vector<TensorView> views;

@@ -13,11 +13,11 @@
 
 namespace ddp::train {
 
-/// A model's state_dict: PyTorch's names, shapes and order of numbers, in memory of its own.
+/// A model's state_dict in its own memory, with PyTorch's names, shapes and order of numbers.
 template <class T>
 class ModelState {
  public:
-  /// `batches`: how many the running statistics have seen.
+  /// `batches`: number of batches in the running statistics.
   ModelState(const Model<T>& model, std::span<const T> parameters, std::span<const T> running,
              std::int64_t batches);
   std::vector<TensorView> tensors() const;
@@ -34,35 +34,36 @@ class ModelState {
   std::int64_t batches_;
 };
 
-/// No number is a nan or infinite.
+/// Returns whether no number is nan or infinite.
 template <class T>
 bool all_finite(std::span<const T> values) {
   return std::all_of(values.begin(), values.end(), [](T value) { return std::isfinite(value); });
 }
 
-/// Numbers of one tensor from our order into PyTorch's, and back.
+/// Converts the numbers of one tensor from the order in the model into PyTorch's, and back.
 template <class T>
 void to_torch_order(const TensorInfo& tensor, std::span<const T> ours, std::span<T> torch);
 template <class T>
 void from_torch_order(const TensorInfo& tensor, std::span<const T> torch, std::span<T> ours);
 
-/// Writes `path` as a whole: what was there before stays until the new file is complete.
+/// Writes `path` as a whole: an existing file stays until the new one is complete.
 template <class T>
 Result<> export_model(const std::string& path, Model<T>& model);
 
-/// Whether export_model could write there, as an error that names --export. Leaves nothing.
+/// Returns an error that names --export if export_model could not write there. Leaves no file.
 Result<> check_export_path(const std::string& path);
 
-/// By the file's header: kUsage unless it has all of the model's tensors, with their shapes, and no others;
-/// counters may lack. Errors name the file and the tensor.
+/// Checks the file's header: kUsage unless it has all of the model's tensors, with their shapes, and no
+/// others. Counters may be missing. Errors name the file and the tensor.
 template <class T>
 Result<> check_model(const Safetensors& file, const Model<T>& model);
 
-/// Parameters, running statistics and batches() (0 where the file has no counter) from a file of export_model
-/// or of PyTorch that has passed check_model(); numbers of the other width are converted.
+/// Copies parameters, running statistics and batches() (0 if the file has no counter) from a file of
+/// export_model or of PyTorch. The file must have passed check_model(). Numbers of the other width are
+/// converted.
 template <class T>
 void import_model(const Safetensors& file, Model<T>& model);
-/// The same of the file at `path`, which is checked.
+/// Checks and imports the file at `path`.
 template <class T>
 Result<> import_model(const std::string& path, Model<T>& model);
 

@@ -74,7 +74,7 @@ Result<std::uint32_t> write_file(int fd, const std::string& path, std::span<cons
   for (const TensorView& tensor : tensors)
     size += tensor.bytes.size();
   const int failed = ::posix_fallocate(fd, 0, static_cast<off_t>(size));
-  // Some file systems cannot reserve; there a full disk shows while writing.
+  // Some file systems cannot reserve space; a full disk then shows while writing.
   if (failed != 0 && failed != EOPNOTSUPP && failed != EINVAL) return system_error(failed, "write " + path);
 
   std::uint32_t crc = 0;
@@ -92,11 +92,11 @@ Result<std::uint32_t> write_file(int fd, const std::string& path, std::span<cons
 struct OpenFile {
   UniqueFd fd;
   std::uint64_t left = 0;  ///< bytes that have not been read
-  std::uint32_t crc = 0;   ///< of those that have
+  std::uint32_t crc = 0;   ///< of the bytes that have been read
 };
 
 Result<OpenFile> open_file(const std::string& path) {
-  // A pipe must not keep us waiting before it is refused.
+  // Opening a pipe must not block before the pipe is refused.
   OpenFile file{UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK))};
   if (!file.fd) return system_error(errno, "open " + path);
   struct stat status {};
@@ -107,7 +107,7 @@ Result<OpenFile> open_file(const std::string& path) {
   return file;
 }
 
-/// The next `size` bytes, which are there.
+/// Reads the next `size` bytes, which the file must have.
 Result<std::vector<std::byte>> read_bytes(OpenFile& file, std::size_t size, const std::string& path) {
   std::vector<std::byte> bytes(size);
   for (std::size_t at = 0; at < size;) {
@@ -122,7 +122,8 @@ Result<std::vector<std::byte>> read_bytes(OpenFile& file, std::size_t size, cons
   return bytes;
 }
 
-/// One entry of the header, for a file with `size` bytes of numbers; empty text: all is well.
+/// Parses one entry of the header, for a file with `size` bytes of numbers. Returns an error text, or an
+/// empty one.
 std::string read_entry(const nlohmann::json& entry, std::size_t size, Safetensors::Tensor& tensor) {
   if (!entry.contains("shape") || !entry.contains("data_offsets")) return "is no tensor";
   const auto& shape = entry["shape"];
