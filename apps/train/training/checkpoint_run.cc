@@ -27,10 +27,10 @@ std::string optimizer_name(const TrainOptions& options) {
 template <class T>
 constexpr const char* kDtypeName = std::is_same_v<T, float> ? "float32" : "float64";
 
-/// Numbers that go between ranks together: none needs room for a whole optimizer.
+/// Numbers that are exchanged at once, so that no rank needs room for a whole optimizer.
 constexpr std::size_t kPiece = std::size_t{1} << 20;
 
-/// What this training and the checkpoint's cannot differ in.
+/// Returns how this training and the checkpoint's differ in a way that prevents resuming.
 std::string mismatch(const CheckpointState& mine, const CheckpointState& theirs) {
   const auto differ = [](const std::string& what, const std::string& here, const std::string& there) {
     return what + " is " + there + " there and " + here + " here";
@@ -44,15 +44,14 @@ std::string mismatch(const CheckpointState& mine, const CheckpointState& theirs)
     return differ("the number of training images", std::to_string(mine.samples),
                   std::to_string(theirs.samples));
   }
-  // 0: not known.
+  // 0: unknown.
   const auto other = [](std::uint32_t a, std::uint32_t b) { return a != 0 && b != 0 && a != b; };
   if (other(mine.training_images, theirs.training_images)) return "it was made with other training images";
   if (other(mine.training_labels, theirs.training_labels)) return "it was made with other training labels";
   return "";
 }
 
-/// Gives a damaged checkpoint a name that is none of a checkpoint, so that it is neither counted nor removed;
-/// says what became of it.
+/// Renames a damaged checkpoint, so that it is neither counted nor removed. Returns a text about the outcome.
 std::string set_aside(const std::string& path) {
   std::string to = path + ".damaged";
   std::error_code failed;
@@ -135,7 +134,7 @@ Result<> CheckpointRun<T>::find(Checkpoint& found, const CheckpointState& mine) 
                      set_aside(bad).c_str(), path->c_str());
       return {};
     }
-    // Nothing says that the file is damaged: the disk, or its format, is for a person to look at.
+    // Without a sign of damage, a person must check the disk or the format.
     Error error = checkpoint.error();
     if (error.code == ErrorCode::kRefused || (error.code == ErrorCode::kSystem && error.sys != ENOENT))
       return error;
@@ -168,8 +167,8 @@ Result<> CheckpointRun<T>::take(const Checkpoint& checkpoint) {
   return {};
 }
 
-/// With disks of their own rank 0 may be on a node that has no checkpoint, or older ones, while another node
-/// has the last.
+/// If nodes have their own disks, rank 0's node may have no checkpoint, or only older ones, while another
+/// node has the last one.
 template <class T>
 Result<> CheckpointRun<T>::check_places_agree(std::optional<std::uint64_t> last_step) {
   const std::uint64_t mine[] = {last_step.has_value(), last_step.value_or(0)};
@@ -193,7 +192,7 @@ Result<> CheckpointRun<T>::resume(const std::function<void(const std::string&)>&
   if (options_.resume.empty()) return {};
   Checkpoint found;
   const CheckpointState mine = current_state();
-  std::optional<std::uint64_t> last_step;  // that this rank sees in --checkpoint-dir, with auto
+  std::optional<std::uint64_t> last_step;  // the last one in --checkpoint-dir on this rank, with auto
   const auto read_it = [&]() -> Result<> {
     if (options_.resume == "auto") {
       const auto names = list_checkpoints(options_.checkpoint_dir);
@@ -232,7 +231,7 @@ Result<> CheckpointRun<T>::resume(const std::function<void(const std::string&)>&
 template <class T>
 Result<> CheckpointRun<T>::share(const CheckpointState& state, const Safetensors& optimizer) {
   if (auto done = trainer_.share_weights(); !done) return done;
-  // Each rank's own running statistics, where there are as many ranks as then; else the mean is in the model.
+  // With the former number of ranks, each rank gets its own running statistics; else the model has the mean.
   const auto running = trainer_.model().running_statistics();
   if (state.world_size == world_->world_size() &&
       state.running.size() == running.size() * world_->world_size()) {
@@ -294,7 +293,7 @@ Result<> CheckpointRun<T>::make_directory() {
   const auto names = list_checkpoints(options_.checkpoint_dir);
   if (!names) return names.error();
   const std::uint64_t begin = trainer_.position().step;
-  // Later ones than --resume auto has chosen are damaged and could not be renamed.
+  // Checkpoints after the choice of --resume auto are damaged ones that could not be renamed.
   if (options_.resume != "auto" && !names->empty() && *checkpoint_step(names->back()) > begin) {
     return Error{ErrorCode::kUsage,
                  "--checkpoint-dir " + options_.checkpoint_dir + " holds " + names->back() +
@@ -323,18 +322,18 @@ void CheckpointRun<T>::open_writer() {
 template <class T>
 Result<> CheckpointRun<T>::prepare_again() {
   if (options_.checkpoint_dir.empty()) return {};
-  // A rank that was rank 0 may still be writing what a new writer would remove as a leftover.
+  // A former rank 0 may still be writing, and a new writer would remove its files as leftovers.
   if (auto done = await_writers(false); !done) return done;
   const std::uint64_t step = trainer_.position().step;
   std::uint64_t there = 0;
   const auto look = [&]() -> Result<> {
     if (world_->rank() != 0) return {};
-    // What cannot be read is written again.
+    // A checkpoint that cannot be read is written again.
     const std::string path = options_.checkpoint_dir + "/" + checkpoint_name(step);
     auto state = read_checkpoint_state(path);
     there = state && read(path, std::move(*state)).has_value();
     std::error_code ignored;
-    std::filesystem::create_directories(options_.checkpoint_dir, ignored);  // else the first one says why
+    std::filesystem::create_directories(options_.checkpoint_dir, ignored);  // the first write reports it
     if (!writer_) open_writer();
     return {};
   };

@@ -19,49 +19,50 @@
 
 namespace ddp::train {
 
-/// The checkpoints of one training: going on from one, and writing new ones. All ranks make the same calls.
+/// The checkpoints of one training: resumes from one, and writes new ones. All ranks make the same calls.
 template <class T>
 class CheckpointRun {
  public:
-  /// Both are used for this object's life; nothing is done before attach().
+  /// Both arguments must outlive this object; nothing is done before attach().
   CheckpointRun(const TrainOptions& options, Trainer<T>& trainer) : options_(options), trainer_(trainer) {}
 
-  /// These are the ranks, and the data, from now on. What is being written goes on.
+  /// Switches to these ranks and this data. A checkpoint that is being written is completed.
   void attach(const Communicators& communicators, const DataSplit& data);
 
-  /// As --resume says; rank 0 reads, the others get everything from it.
+  /// Resumes as --resume says; rank 0 reads, and the other ranks get everything from it.
   Result<> resume(const std::function<void(const std::string&)>& say);
-  /// Makes the directory and tries it.
+  /// Makes the directory and checks that it is writable.
   Result<> prepare();
-  /// The same for ranks that go on with a training: looks whether there is a checkpoint of its last step.
+  /// The same for ranks that continue a training: checks whether a checkpoint of its last step exists.
   Result<> prepare_again();
-  /// Of the trainer's present state, unless there is one of this step already, or a rank dropped the step,
-  /// which is said: a training that diverges must not replace its good checkpoints.
+  /// Writes the trainer's present state, unless this step has a checkpoint already. If a rank dropped the
+  /// step, a notice is printed instead: a training that diverges must not replace its good checkpoints.
   Result<> write();
-  /// Writes the end and waits until all is on the disk, or could not be written.
+  /// Writes the last checkpoint and waits until it is on the disk, or has failed.
   Result<> finish();
-  /// After finish(): why the last checkpoint could not be written. The same on all ranks.
+  /// After finish(): why the last checkpoint could not be written. Equal on all ranks.
   const Result<>& last_outcome() const { return last_outcome_; }
 
  private:
-  /// What --resume names, on rank 0; with auto the last one that can be read, if there is one at all. Damaged
-  /// ones that it is taken instead of are renamed, which is said: they are none of those that are kept.
+  /// Finds on rank 0 the checkpoint that --resume names; with auto the last readable one, if any exists.
+  /// Later, damaged checkpoints are renamed with a notice, so that they do not count as kept checkpoints.
   Result<> find(Checkpoint& found, const CheckpointState& mine) const;
-  /// With the files of this training's model and optimizer.
+  /// Reads the files of a checkpoint for this training's model and optimizer.
   Result<Checkpoint> read(const std::string& path, CheckpointState state) const;
-  /// kUsage where rank 0 sees no checkpoint and another rank does; `last_step` is what this one sees.
+  /// kUsage if another rank sees a later checkpoint than rank 0; `last_step` is what this rank sees.
   Result<> check_places_agree(std::optional<std::uint64_t> last_step);
   Result<> take(const Checkpoint& checkpoint);
   Result<> share(const CheckpointState& state, const Safetensors& optimizer);
-  /// One vector of the optimizer between rank 0, where all of it is, and the ranks' own_part()s.
+  /// These convert one vector of the optimizer between rank 0, which has all of it, and the ranks'
+  /// own_part()s.
   Result<std::vector<T>> gather(std::span<const T> mine);
   Result<> scatter(const Safetensors& file, const std::string& name, std::span<T> mine);
   Result<> make_directory();
   CheckpointState current_state() const;
-  /// Until none of the ranks that are asked is writing; an error as soon as a rank is lost.
+  /// Waits until none of the ranks in question is writing; returns an error as soon as a rank is lost.
   Result<> await_writers(bool with_rank_0);
   void open_writer();
-  /// So often, while the disk is waited for, each rank shows that it is alive.
+  /// Interval at which each rank shows that it is alive while it waits for the disk.
   std::chrono::milliseconds sign() const {
     return std::min<std::chrono::milliseconds>(std::chrono::seconds(1), options_.comm_timeout / 4);
   }
@@ -73,7 +74,7 @@ class CheckpointRun {
   const DataSplit* data_ = nullptr;
   std::unique_ptr<CheckpointWriter<T>> writer_;
   std::optional<std::uint64_t> written_step_;
-  std::optional<std::uint64_t> skipped_step_;  ///< dropped, so not written; the same on all ranks
+  std::optional<std::uint64_t> skipped_step_;  ///< dropped, so not written; equal on all ranks
   Result<> last_outcome_;
 };
 
