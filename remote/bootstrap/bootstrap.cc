@@ -55,7 +55,7 @@ void TailLines::feed(std::string_view bytes) {
   while (!bytes.empty()) {
     const std::size_t newline = bytes.find('\n');
     const std::string_view piece = bytes.substr(0, newline);
-    // One byte more than is shown tells that the line was cut; the rest of it is not kept.
+    // One byte more than the shown length marks the line as cut; the rest of the line is dropped.
     const std::size_t room = kLongestShownLine + 1 - std::min(open_.size(), kLongestShownLine + 1);
     open_ += piece.substr(0, room);
     if (newline == std::string_view::npos) return;
@@ -119,7 +119,7 @@ Bootstrap::State Bootstrap::go_on() {
 }
 
 void Bootstrap::read_line(const std::string& line) {
-  // Not only at the start of a line: a start-up file may print a prompt without a newline.
+  // The prefix may stand inside a line: a start-up file may print a prompt without a newline.
   std::size_t start = line.find(kHelloPrefix);
   std::string_view prefix = kHelloPrefix;
   if (lookup_ != Lookup::kNone && start == std::string::npos) {
@@ -133,7 +133,7 @@ void Bootstrap::read_line(const std::string& line) {
   }
   const std::string_view found = std::string_view(line).substr(std::min(start, line.size()));
   const std::string_view words = found.substr(std::min(prefix.size(), found.size()));
-  if (words.starts_with('$')) {  // no shell has read it: this is the command itself
+  if (words.starts_with('$')) {  // unexpanded "$": an echo of the command, which no shell has run
     printed_ = true;
     start = std::string::npos;
   }
@@ -178,7 +178,7 @@ void Bootstrap::read_need(std::string_view words) {
 
 void Bootstrap::read_send(std::string_view words) {
   const std::string expected = std::to_string(sent_);
-  // A terminal on the way ends its lines with CR LF; that is told when the file arrives damaged.
+  // A terminal on the way ends its lines with CR LF. The check of the received file reports that damage.
   if (words == expected || words == expected + "\r") {
     state_ = State::kSend;
   } else {

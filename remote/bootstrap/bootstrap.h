@@ -11,43 +11,44 @@
 
 namespace ddp::remote {
 
-/// The agent's first line on stdout: "ddplaunchd-hello <protocol> <version>\n" (docs/protocol.md). Everything
-/// after its newline is the framed protocol. What stands before it was written by the host's login shell or
-/// its start-up files.
+/// The agent's first line on stdout is "ddplaunchd-hello <protocol> <version>\n" (docs/protocol.md). The
+/// framed protocol follows its newline. Text before this line comes from the host's login shell or its
+/// start-up files.
 inline constexpr std::string_view kHelloPrefix = "ddplaunchd-hello ";
-/// The lines of a host that is to be given the agent (docs/protocol.md): "ddplaunchd-need MACHINE CODE …",
-/// "ddplaunchd-send INDEX", "ddplaunchd-fail REASON"; and of one where it begins: "ddplaunchd-runs PATH".
+/// The lines of a host that needs the agent (docs/protocol.md): "ddplaunchd-need MACHINE CODE …",
+/// "ddplaunchd-send INDEX", "ddplaunchd-fail REASON". A host that starts an agent prints "ddplaunchd-runs
+/// PATH".
 inline constexpr std::string_view kNeedPrefix = "ddplaunchd-need ";
 inline constexpr std::string_view kSendPrefix = "ddplaunchd-send ";
 inline constexpr std::string_view kFailPrefix = "ddplaunchd-fail ";
 inline constexpr std::string_view kRunsPrefix = "ddplaunchd-runs ";
 inline constexpr std::size_t kBootstrapLimit =
     64 * 1024;                                  ///< bytes of stdout that may come before the greeting ends
-inline constexpr std::size_t kNoiseLines = 20;  ///< lines of each stream that are kept to be shown
+inline constexpr std::size_t kNoiseLines = 20;  ///< lines kept of each stream, for messages
 
 struct AgentHello {
   int protocol = 0;
   std::string version;
 };
 
-/// What a host answered that has no agent of this build.
+/// The answer of a host that has no agent of this build.
 struct AgentNeed {
-  std::string machine;  ///< as `uname -m` has it
+  std::string machine;  ///< the output of `uname -m`
   std::vector<int>
-      attempts;  ///< how each look at an agent ended, the installed one first (kSameVersion, 127, …)
+      attempts;  ///< exit code of each agent that was tried, the installed one first (kSameVersion, 127, …)
 };
-/// The answer of `ddplaunchd --fits` when protocol and version are ours, and only the build is not.
+/// Exit code of `ddplaunchd --fits` when protocol and version are the same and only the build differs.
 inline constexpr int kSameVersion = 3;
 
-/// The line that an agent writes, and that Bootstrap reads.
+/// Returns the line that an agent prints and that Bootstrap reads.
 std::string hello_line(const AgentHello& hello);
 
-/// The last lines of a text stream, made safe to print: control bytes become '?', long lines are cut.
+/// Keeps the last lines of a text stream, safe to print: control bytes become '?', long lines are cut.
 class TailLines {
  public:
   void feed(std::string_view bytes);
-  /// The kept lines, an unfinished last one included, each after a newline and `indent`; empty if there are
-  /// none.
+  /// Returns the kept lines, an unfinished last line included, each after a newline and `indent`. The text is
+  /// empty if there are no lines.
   std::string text(std::string_view indent = "  ") const;
   std::deque<std::string> lines() const;
   bool contains(std::string_view words) const;
@@ -59,21 +60,23 @@ class TailLines {
   std::string open_;
 };
 
-/// Sans-IO: reads a remote command's stdout until the agent's greeting, and words the diagnosis when none
-/// comes.
+/// Sans-IO: reads a remote command's stdout up to the agent's hello line, and explains the failure if no
+/// hello comes.
 ///
-/// The driver's duties: 1. feed every byte of stdout, until feed() is no longer kReading; 2. feed stderr as
-/// it comes; 3. at kNeed send the script, at kSend the file, and then call go_on(); 4. at end of file, at the
-/// deadline, or at kFailed ask ended(), timed_out() or failure() for the Error, once.
+/// The driver's duties:
+/// 1. Feed every byte of stdout, until feed() no longer returns kReading.
+/// 2. Feed stderr as it comes.
+/// 3. At kNeed send the script, at kSend the file, and then call go_on().
+/// 4. At end of file, deadline or kFailed ask ended(), timed_out() or failure() for the Error, once.
 class Bootstrap {
  public:
   enum class State { kReading, kNeed, kSend, kHello, kFailed };
-  /// What the command was: the agent itself, executed by us; given_lookup(); first_lookup(), so that the host
-  /// may ask for the agent.
+  /// The kind of command: kNone executes the agent directly; kGiven is given_lookup(); kPush is
+  /// first_lookup(), so that the host may request the agent.
   enum class Lookup { kNone, kGiven, kPush };
 
-  /// `host` is the name the user knows; `agent` is the path the agent was looked for at. `intermediary` is
-  /// what has to work before the lookup begins, as text: "the login shell there".
+  /// `host` is the name the user knows. `agent` is the expected path of the agent. `intermediary` names what
+  /// must work before the lookup begins, for example "the login shell there".
   Bootstrap(std::string host, std::string agent, Lookup lookup = Lookup::kNone,
             std::string intermediary = "the login shell there");
 
@@ -82,23 +85,24 @@ class Bootstrap {
 
   State state() const { return state_; }
   const AgentHello& hello() const { return hello_; }
-  const AgentNeed& need() const { return need_; }    ///< from kNeed on
-  std::size_t wanted_file() const { return sent_; }  ///< at kSend: the index; each comes once, in order
-  /// Reads what came behind the line of kNeed or kSend. Once for each of them.
+  const AgentNeed& need() const { return need_; }    ///< valid from kNeed on
+  std::size_t wanted_file() const { return sent_; }  ///< at kSend: the index; each index comes once, in order
+  /// Reads the bytes behind the line of kNeed or kSend. Call it once for each of these states.
   State go_on();
-  /// The path of the agent that began, as the host told it; empty: none did, or nobody looked.
+  /// The path of the started agent, as the host printed it. Empty if no agent started, or if the command has
+  /// no lookup.
   const std::string& began() const { return began_; }
-  /// Bytes that came after the greeting: the start of the framed protocol.
+  /// The bytes after the hello line: the start of the framed protocol.
   const std::string& rest() const { return rest_; }
-  /// What the host said before the greeting, for showing as the host's own words.
+  /// The host's output before the hello line, to show as the host's own.
   std::deque<std::string> noise() const { return noise_.lines(); }
 
-  /// Why feed() failed: a damaged greeting, or too much before it (kAgentMismatch); the host cannot take the
-  /// agent (kAgentMissing).
+  /// Why feed() failed. kAgentMismatch: the hello line is damaged, or too much text came before it.
+  /// kAgentMissing: the host cannot take the agent.
   Error failure() const;
-  /// stdout ended before the greeting. `status` as a shell has it (128+n for signals), unset when the
-  /// connection broke. kUnreachable when nothing of ours has spoken: the way there failed. Else kAgentMissing
-  /// when there is no such program, kAgentMismatch.
+  /// The error for a stdout that ended before the hello line. `status` is as a shell has it (128+n for
+  /// signals), and unset when the connection broke. kUnreachable: no line of ddplaunch came, so the way to
+  /// the host failed. kAgentMissing: there is no such program. Any other case is kAgentMismatch.
   Error ended(std::optional<int> status) const;
   Error timed_out() const;  ///< kTimeout
 
@@ -118,10 +122,10 @@ class Bootstrap {
   State state_ = State::kReading;
   std::string pending_;  ///< the line being read
   std::size_t consumed_ = 0;
-  std::string damaged_;   ///< a greeting that could not be read
-  std::string refused_;   ///< the host's own words why it cannot take the agent
-  bool spoken_ = false;   ///< a line of ours came: what lies between works
-  bool printed_ = false;  ///< a line of ours came that no shell has read
+  std::string damaged_;   ///< a hello line that could not be read
+  std::string refused_;   ///< the host's own reason why it cannot take the agent
+  bool spoken_ = false;   ///< a line of ddplaunch came, so the way to the host works
+  bool printed_ = false;  ///< a line came as an echo that no shell has run
   bool asked_ = false;    ///< kNeed was reached
   std::size_t sent_ = 0;  ///< files asked for before this one
   AgentNeed need_;
@@ -131,7 +135,7 @@ class Bootstrap {
   TailLines errors_;
 };
 
-/// Nothing, or kAgentMismatch when an agent speaks another protocol or has another version than this program.
+/// Returns kAgentMismatch when the agent's protocol or version differs from this program's.
 Result<void> check_hello(const std::string& host, const AgentHello& theirs, const AgentHello& ours);
 
 }  // namespace ddp::remote

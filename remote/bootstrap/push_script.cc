@@ -5,12 +5,12 @@
 namespace ddp::remote {
 namespace {
 
-// All of this runs in any POSIX shell: dash, bash, busybox, ksh, zsh. What the agent is asked, and how it
-// answers, stands in apps/ddplaunchd/commands.h.
+// These scripts run in any POSIX shell: dash, bash, busybox, ksh, zsh. The questions to the agent and its
+// answers are described in apps/ddplaunchd/commands.h.
 //
-// -O: in a cache directory of somebody else (XDG_CACHE_HOME=/tmp), or in one of ours that others may write
-// to, the agent is not ours. It follows links, which does not matter: a link to a directory of ours leads to
-// what we have put there.
+// `-O` rejects an agent in a cache directory that another user owns (XDG_CACHE_HOME=/tmp). It also rejects a
+// file of another user in a cache of the user's own that others may write to. `-O` may follow links: a link
+// to a directory of the user's own leads to files that ddplaunch put there.
 constexpr std::string_view kFirstLookup =
     "c=${XDG_CACHE_HOME:-$HOME/.cache}/ddplaunch; f=; "
     "for k in -@KEYS@; do "
@@ -27,7 +27,7 @@ constexpr std::string_view kNeed =
     "}; "
     "eval \"$(head -c $n)\"";
 
-// A text file without #! would be read as a script by many a shell; that is its own business.
+// Many shells read a text file without #! as a script. This lookup does not prevent that.
 constexpr std::string_view kGivenLookup =
     "n() { echo \"ddplaunchd-fail $*\"; exit 1; }; "
     "[ -e \"$0\" ] || n \"no ddplaunchd at $0\"; "
@@ -35,10 +35,10 @@ constexpr std::string_view kGivenLookup =
     "[ -x \"$0\" ] || n \"$0 may not be executed there\"; "
     "echo \"ddplaunchd-runs $0\"; exec \"$0\" \"$@\"";
 
-// Behind the lines that push_script() writes. Its words to the master are put together from $m, so that a
-// terminal that echoes the script (docker exec -t) says none of them. `why` gathers "; PLACE: REASON". `bare`
-// takes away what is empty, up to the cache itself, which another push may have found there: it makes it
-// again.
+// This text follows the lines that push_script() writes. It builds its replies to the master from $m, so that
+// a terminal that echoes the script (docker exec -t) prints none of them. `why` collects "; PLACE: REASON".
+// `bare` removes empty directories, up to the cache itself. Another push that runs at the same time creates
+// the cache again.
 constexpr std::string_view kPush = R"sh(
 m=ddplaunchd u=$(id -u) why= got= summed= t= k=
 drop() {
@@ -153,7 +153,7 @@ fail "no place to put it: ${why#; }"
 
 constexpr std::string_view kInstalled = "exec \"$0\" --stdio";
 
-/// The arguments of --fits: letters, digits and a few signs, no quoting needed anywhere.
+/// The arguments of --fits. They are letters, digits and a few signs, so they need no quoting.
 std::string fits_text(const AgentWanted& wanted) {
   std::string words = std::to_string(wanted.hello.protocol) + " " + wanted.hello.version;
   for (const std::string& key : wanted.keys)

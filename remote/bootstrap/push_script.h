@@ -9,42 +9,43 @@
 
 namespace ddp::remote {
 
-/// What the first command must know of the agents that could be pushed.
+/// The facts that the first command needs about the agents that can be pushed.
 struct AgentWanted {
-  std::string path;               ///< where an installed agent would lie
-  AgentHello hello;               ///< whose protocol and version an agent must have
-  std::vector<std::string> keys;  ///< of the pushed agents that would do, one for each kind of machine
-  bool train = false;             ///< it must have `train` beside it
+  std::string path;               ///< expected path of an installed agent
+  AgentHello hello;               ///< protocol and version that an agent must have
+  std::vector<std::string> keys;  ///< keys of the pushed agents that fit, one for each kind of machine
+  bool train = false;             ///< `train` must lie beside the agent
 };
 
-/// One file to push; `sha256` in lower-case hex.
+/// One file to push; `sha256` is in lower-case hex.
 struct PushedFile {
   std::string name;
   std::size_t size = 0;
   std::string sha256;
 };
 
-/// The command that starts an agent on a host where none may be: it runs the installed agent when that is of
-/// this build, else the one in the user's cache, else it says "ddplaunchd-need" and runs the script that it
-/// is then sent (docs/protocol.md, Bootstrap). One short program for `sh -c`, whatever the login shell is:
-/// what is found at once needs no second round trip.
+/// Returns the command that starts an agent on a host that may have none. It runs the installed agent if that
+/// is of this build, else the agent in the user's cache. Else it prints "ddplaunchd-need" and runs the script
+/// that it then receives (docs/protocol.md, Bootstrap). It is one short program for `sh -c` under any login
+/// shell. An agent that is found at once needs no second round trip.
 ///
-/// It says "ddplaunchd-runs PATH" when it becomes an agent. `anew`: it looks at none, since one that it found
-/// did not greet.
+/// The command prints "ddplaunchd-runs PATH" when it becomes an agent. It tries no existing agent if `anew`
+/// is set, because one that it found before sent no hello.
 std::vector<std::string> first_lookup(const AgentWanted& wanted, bool anew = false);
 
-/// The command that runs an agent which is to be at a certain place: `argv` (its path first) behind a look
-/// whether it can be, which says "ddplaunchd-runs PATH" or "ddplaunchd-fail REASON". So the failure of what
-/// lies between (a login shell, a wrapper) is never taken for one of the agent.
+/// Returns the command that runs the agent at a given path: `argv` (the path first) behind a test that the
+/// file can be executed. The test prints "ddplaunchd-runs PATH" or "ddplaunchd-fail REASON". A failure of a
+/// login shell or a wrapper is therefore never reported as a failure of the agent.
 std::vector<std::string> given_lookup(const std::vector<std::string>& argv);
 
-/// What is sent upon "ddplaunchd-need": its own length in one line, then the script. It looks for a place
-/// (docs/nodes.md), asks for the files one by one, checks them, and becomes the agent. `files`: "ddplaunchd"
-/// last, since its being there tells that all is. `key` names the set. `anew`: what is there is replaced.
+/// Returns the answer to "ddplaunchd-need": a line with the script's length, then the script. The script
+/// looks for a place (docs/nodes.md), requests the files one by one, checks them, and becomes the agent.
+/// `files` must end with "ddplaunchd": its presence shows that the set is complete. `key` names the set.
+/// `anew` replaces what exists.
 std::string push_script(const AgentWanted& wanted, std::string_view key, const std::vector<PushedFile>& files,
                         bool anew = false);
 
-/// The same for a machine that nothing can be pushed to, whose installed agent is the same version after all.
+/// The same for a machine that no file can be pushed to and whose installed agent has the same version.
 std::string installed_script();
 
 }  // namespace ddp::remote
