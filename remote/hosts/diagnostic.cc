@@ -6,7 +6,7 @@ namespace ddp::remote {
 
 namespace {
 
-// Longer input is no typing mistake, and the table below grows with the square.
+// Longer input is no typing error, and the table below grows with the square of the length.
 constexpr std::size_t kMaxWord = 128;
 
 std::string_view unique_extension(std::string_view word, const std::vector<std::string_view>& candidates) {

@@ -13,26 +13,26 @@
 
 namespace ddp::remote {
 
-/// One thing that is wrong in what the user wrote, and where.
+/// One error in the user's input, and its place.
 struct Diagnostic {
   SourceLocation location;
   std::string message;
 };
 
-/// Everything that is wrong in one input, in the order of the input: the user fixes a file once, not once a
-/// mistake.
+/// All errors of one input, in the order of the input, so that the user fixes a file in one pass.
 struct DiagnosticList {
   std::vector<Diagnostic> list;
 };
 
-/// A reader stops collecting after this many: a file that is no hostfile at all is not listed line by line.
+/// A reader stops after this many errors: a file that is no hostfile at all is not reported line by line.
 inline constexpr std::size_t kMaxDiagnostics = 100;
 
-/// The value, or all mistakes.
+/// The value, or all errors.
 template <class T>
 using Validated = boost::system::result<T, DiagnosticList>;
 
-/// "hosts:3:7: message"; parts of the place that are 0 or empty are left out ("--host, column 5: message").
+/// Formats "hosts:3:7: message". Parts of the place that are 0 or empty are left out ("--host, column 5:
+/// message").
 inline std::string to_text(const Diagnostic& diagnostic) {
   const SourceLocation& location = diagnostic.location;
   std::string text = location.file;
@@ -45,18 +45,20 @@ inline std::string to_text(const Diagnostic& diagnostic) {
   return text.empty() ? diagnostic.message : text + ": " + diagnostic.message;
 }
 
-/// Found by boost::system::result: value() of a failed result is a broken invariant.
+/// Called by boost::system::result: value() of a failed result is a broken invariant.
 [[noreturn]] inline void throw_exception_from_error(const DiagnosticList& diagnostics,
                                                     const boost::source_location&) {
   throw std::logic_error("unchecked mistakes: " + std::to_string(diagnostics.list.size()));
 }
 
-/// Number of single-character edits (insert, delete, replace, swap of neighbours) between two words.
+/// Returns the number of single-character edits (insert, delete, replace, swap of neighbors) between two
+/// words.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
-/// The candidate that the user most likely meant: one that `word` is the unique beginning of (three letters
-/// at least), else the nearest by edit_distance when it is near enough (a third of the word's length, at
-/// least 1 edit). Empty: none is near. The first of equally near ones. The result views into `candidates`.
+/// Returns the candidate that the user most likely meant: the only one that begins with `word` (at least
+/// three letters), else the nearest by edit_distance. The distance may be up to a third of the word's length,
+/// and 1 is always near enough. The first of equally near candidates wins. The result is empty if none is
+/// near, and views into `candidates`.
 std::string_view nearest_word(std::string_view word, const std::vector<std::string_view>& candidates);
 
 }  // namespace ddp::remote

@@ -8,7 +8,7 @@
 
 namespace ddp::remote {
 
-/// Where something stands in a file that the user wrote. Line and column count from 1; 0 = not from a file.
+/// A place in a file that the user wrote. Line and column count from 1; 0 means not from a file.
 struct SourceLocation {
   std::string file;
   int line = 0;
@@ -18,24 +18,25 @@ struct SourceLocation {
 /// One entry of the hostfile or of --host, ranges already expanded. Empty text and unset options mean "not
 /// given".
 struct Host {
-  std::string name;              ///< as the user wrote it; labels and messages use it
+  std::string name;              ///< as the user wrote it, for labels and messages
   std::optional<int> slots;      ///< unset: no limit
-  std::optional<int> max_slots;  ///< Open MPI's max_slots: the limit that --oversubscribe keeps, too
+  std::optional<int> max_slots;  ///< Open MPI's max_slots: a limit that --oversubscribe keeps as well
   std::string user;
-  std::uint16_t port = 0;            ///< 0: from the SSH configuration
-  std::string address;               ///< what to connect to, when it differs from the name
-  std::string identity;              ///< private key file
-  std::string jump;                  ///< as of `ssh -J`: user@one:2222,two
-  std::string chdir;                 ///< working directory of the workers on this host
-  std::vector<std::string> devices;  ///< gpus=0,2 or --include host:0,2; empty: all
+  std::uint16_t port = 0;                                ///< 0: from the SSH configuration
+  std::string address;                                   ///< address to connect to, if not the name
+  std::string identity;                                  ///< private key file
+  std::string jump;                                      ///< as in `ssh -J`: user@one:2222,two
+  std::string chdir;                                     ///< working directory of the workers on this host
+  std::vector<std::string> devices;                      ///< gpus=0,2 or --include host:0,2; empty: all
   std::vector<std::pair<std::string, std::string>> env;  ///< env:NAME=VALUE
-  std::vector<std::string> wrapper;  ///< words in front of the agent's command: docker exec -i NAME; or none
-  std::string setup;  ///< shell script that runs before the workers on this host, behind --setup's
+  std::vector<std::string> wrapper;  ///< words before the agent's command: docker exec -i NAME; or none
+  std::string setup;  ///< shell script that runs before the workers on this host, after the script of --setup
   SourceLocation location;
 };
 
-/// An entry for this machine itself, started as a plain child unless --ssh-localhost. With a user, port,
-/// key or jump host of its own it is meant for SSH: a tunnel, a container's sshd, another account.
+/// Returns whether the entry means this machine, whose agent is a plain child unless --ssh-localhost is
+/// given. An entry with its own user, port, key or jump host is meant for SSH: a tunnel, a container's sshd,
+/// another account.
 inline bool is_localhost(const Host& host) {
   if (!host.user.empty() || host.port != 0 || !host.identity.empty() || !host.jump.empty()) return false;
   const std::string& target = host.address.empty() ? host.name : host.address;

@@ -33,7 +33,7 @@ bool is_env_name(std::string_view name) {
                      [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
 }
 
-// The reader of one entry. Each step reports what it finds and goes on.
+// Reads one entry. Each step reports its errors and continues.
 class EntryReader {
  public:
   explicit EntryReader(std::string_view text) : text_(text) {}
@@ -78,7 +78,7 @@ class EntryReader {
 
   std::string_view text_;
   std::size_t at_ = 0;
-  Host host_;  ///< what all hosts of the entry share
+  Host host_;  ///< the part that all hosts of the entry share
   std::vector<std::string> names_;
   std::vector<std::string> addresses_;
   std::size_t address_offset_ = 0;
@@ -86,7 +86,7 @@ class EntryReader {
   HostEntry entry_;
 };
 
-// slots=4 cpu=4 are one key in two names.
+// Some keys have two names: slots=4 and cpu=4 are the same key.
 std::string of_the_same(std::string_view name, HostKey::Key key) {
   if (key == Key::kSlots && name != "slots") return " (it means slots=)";
   return key == Key::kUser && name != "user" ? " (it means user=)" : "";
@@ -138,7 +138,7 @@ void EntryReader::read_attribute() {
     return;
   }
   ++at_;
-  // Open MPI writes "slots = 4"; "env:A= b=1" is an empty value.
+  // Open MPI writes "slots = 4". In "env:A= b=1" the value of A is empty.
   if (at_ - 1 > key_end) skip_blanks();
   const bool env = key.starts_with(kEnvPrefix);
   const HostKey* found = find_host_key(key);
@@ -157,8 +157,8 @@ void EntryReader::read_attribute() {
   }
 }
 
-// A bare word, or one in double quotes. `free_text`: a '#' inside could be meant, so it must be quoted or
-// stand apart.
+// Reads a bare word or one in double quotes. In free text a '#' could be part of the value, so it must be
+// quoted or stand apart.
 std::optional<std::string> EntryReader::read_value(bool free_text, std::string_view key) {
   if (at_ < text_.size() && text_[at_] == '"') return read_quoted();
   const std::size_t begin = at_;
@@ -320,7 +320,7 @@ void EntryReader::apply_env(std::string_view name, std::size_t key_offset, std::
   host_.env.emplace_back(std::string(name), std::move(value));
 }
 
-// What only the whole entry shows.
+// Checks that need the whole entry.
 void EntryReader::finish() {
   if (host_.slots && host_.max_slots && *host_.max_slots < *host_.slots) {
     fail(entry_.host_offset, "max_slots=" + std::to_string(*host_.max_slots) +

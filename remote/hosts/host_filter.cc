@@ -25,7 +25,7 @@ std::string folded(std::string_view name) {
   return text;
 }
 
-/// What one option says about one host.
+/// The selection of one host by one option.
 struct Selection {
   bool whole = false;
   std::set<int> slots;
@@ -37,7 +37,7 @@ std::string where_listed(const Host& host) {
   return text.empty() ? "the list of hosts" : text;
 }
 
-// Reads one option into selections, by index of the host.
+// Reads one option into selections, by the host's index.
 class FilterReader {
  public:
   FilterReader(const std::vector<Host>& hosts, std::string option)
@@ -140,7 +140,7 @@ void FilterReader::select(const std::string& name, std::size_t offset, const std
   }
 }
 
-// Keeps only `slots` of the host.
+// Reduces the host to `slots`.
 void keep_slots(Host& host, const std::set<int>& slots) {
   std::vector<std::string> devices;
   for (const int slot : slots) {

@@ -6,9 +6,10 @@
 
 namespace ddp::remote {
 
-/// A key of the pairs behind a host: slots=8. Several may mean the same, as others' hostfiles have it.
+/// A key of the pairs behind a host: slots=8. Several names may mean the same key, as in other launchers'
+/// hostfiles.
 struct HostKey {
-  /// From kAddress on the values are free text, in which a '#' could be meant.
+  /// From kAddress on, values are free text, in which a '#' could be part of the value.
   enum class Key : std::uint8_t {
     kSlots,
     kMaxSlots,
@@ -24,13 +25,13 @@ struct HostKey {
   };
   std::string_view name;
   Key key;
-  bool shown;  ///< in suggestions; the others are spellings that Open MPI knows
+  bool shown;  ///< suggested in messages; the others are Open MPI's spellings
 };
 
-/// Of static storage; nullptr: there is none of this name.
+/// Returns the key with this name, in static storage, or nullptr.
 const HostKey* find_host_key(std::string_view name);
 
-/// What to say then.
+/// Returns the message for a name that find_host_key() does not find.
 std::string unknown_host_key(std::string_view name);
 
 }  // namespace ddp::remote

@@ -31,14 +31,14 @@ std::string quoted(std::string_view text) {
   return '"' + std::string(text) + '"';
 }
 
-// A word cut at one of its numbers.
+// A word split at one of its numbers.
 struct NumberedName {
   std::string before;
   std::string digits;
   std::string behind;
 };
 
-// At the last number, or at the first one; nothing to cut in an IPv6 address.
+// Splits at the last number or at the first one. An IPv6 address is not split.
 std::optional<NumberedName> cut_at_number(const std::string& word, bool last) {
   const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
   if (word.find_first_of(":[]") != std::string::npos) return std::nullopt;
@@ -61,7 +61,7 @@ std::optional<NumberedName> cut_at_number(const std::string& word, bool last) {
   return NumberedName{word.substr(0, begin), word.substr(begin, end - begin), word.substr(end)};
 }
 
-// Whether a range can go on from one number to the other.
+// Returns whether a range can continue from `a` to `b`.
 bool follows(const std::string& a, const std::string& b) {
   const auto low = whole_number(a, kMaxRangeNumber);
   const auto high = whole_number(b, kMaxRangeNumber);
@@ -108,7 +108,7 @@ std::vector<std::string> folded_parts(const std::vector<std::string>& words, boo
   return texts;
 }
 
-// One item between the commas of a bracket: 20 or 01-16.
+// Expands one item between the commas of a bracket: 20 or 01-16.
 Expansion expand_item(std::string_view item, std::size_t limit) {
   const std::size_t dash = item.find('-');
   const std::string_view low_text = item.substr(0, dash);
@@ -136,7 +136,7 @@ Expansion expand_item(std::string_view item, std::size_t limit) {
   return result;
 }
 
-// The inside of one bracket. Offsets count from its first character.
+// Expands the inside of one bracket. Offsets count from its first character.
 Expansion expand_bracket(std::string_view inside, std::size_t limit) {
   if (inside.empty()) return failed(0, "empty brackets; write a range like [01-16]");
   Expansion result;
@@ -154,7 +154,7 @@ Expansion expand_bracket(std::string_view inside, std::size_t limit) {
   }
 }
 
-// Every head with every tail, the tail running fastest.
+// Returns every head with every tail; the tail varies fastest.
 std::vector<std::string> product(const std::vector<std::string>& heads,
                                  const std::vector<std::string>& tails) {
   std::vector<std::string> words;
@@ -166,7 +166,7 @@ std::vector<std::string> product(const std::vector<std::string>& heads,
   return words;
 }
 
-// 3 → 3; 0-3 → 0 1 2 3; anything else made of the characters of device names as it is.
+// Expands 3 to 3, and 0-3 to 0 1 2 3. Any other text of device-name characters stays as it is.
 Expansion expand_id(std::string_view item) {
   if (item.empty()) return failed(0, "empty entry in a list of devices");
   const std::size_t dash = item.find('-');
@@ -188,7 +188,7 @@ Expansion expand_id(std::string_view item) {
   return {{std::string(item)}, {}};
 }
 
-// Counts the 16-bit groups of a piece without "::"; -1 when it is malformed.
+// Returns the number of 16-bit groups in a piece without "::", or -1 if the piece is malformed.
 int count_groups(std::string_view text, bool ipv4_allowed) {
   if (text.empty()) return 0;
   int groups = 0;

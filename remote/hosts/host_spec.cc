@@ -13,7 +13,7 @@ std::string quoted(std::string_view text) {
   return '"' + std::string(text) + '"';
 }
 
-// A character for a message: as it is when it can be seen, as a number otherwise.
+// Formats a character for a message: a visible one as it is, any other as a number.
 std::string shown(char c) {
   const auto byte = static_cast<unsigned char>(c);
   if (byte > ' ' && byte < 0x7f) return std::string("'") + c + "'";
@@ -31,7 +31,7 @@ bool starts_with_address(std::string_view word) {
          word.substr(0, close).find(':') != std::string_view::npos;
 }
 
-// The first character of a name with ranges that cannot stand there.
+// Returns the first invalid character of a name with ranges.
 std::optional<RangeError> unusual_character(std::string_view name) {
   if (name.empty()) return RangeError{0, "the host's name is missing"};
   if (name.front() == '-') return RangeError{0, "a host name cannot begin with '-'"};
@@ -63,7 +63,7 @@ class WordReader {
     result_.errors.push_back({base_ + offset, std::move(message)});
   }
 
-  std::size_t base_ = 0;  ///< where the part behind user@ begins
+  std::size_t base_ = 0;  ///< offset of the part behind user@
   HostSpec result_;
 };
 

@@ -11,7 +11,7 @@ namespace ddp::remote {
 
 inline constexpr int kMaxSlots = 65'535;
 
-/// The first word of an entry, `[user@]name[:slots]`. Without errors `names` has at least one entry.
+/// The first word of an entry, `[user@]name[:slots]`. `names` has at least one entry if there are no errors.
 struct HostSpec {
   std::string user;
   std::vector<std::string> names;  ///< ranges expanded; an IPv6 address without its brackets
@@ -22,21 +22,21 @@ struct HostSpec {
 };
 HostSpec parse_host_spec(std::string_view word);
 
-/// Where a name ends that may be an address in brackets: behind ']' or at the next ':'.
+/// Returns the length of a name that may be an address in brackets: up to ']' or the next ':'.
 std::size_t name_length(std::string_view word);
 
-/// A host's name or IPv4 address: letters, digits, '-', '_' and '.', not beginning with '-', which ssh would
-/// take for an option.
+/// Returns whether `text` is a host name or an IPv4 address: letters, digits, '-', '_' and '.'. A leading '-'
+/// is refused, because ssh would take the name for an option.
 bool is_host_name(std::string_view text);
-/// What OpenSSH takes as a user name on its command line.
+/// Returns whether OpenSSH accepts `user` on its command line.
 bool is_user_name(std::string_view user);
 
-/// What is wrong with the value of jump=, `[user@]host[:port],…` as `ssh -J` takes it, or nothing.
+/// Returns the error in a value of jump=, `[user@]host[:port],…` as `ssh -J` takes it, or an empty text.
 std::string jump_error(std::string_view value);
 
-/// 1 to kMaxSlots, or nothing.
+/// Returns a number from 1 to kMaxSlots, or nullopt.
 std::optional<int> parse_slots(std::string_view text);
-/// What to say when there was nothing.
+/// Returns the message for a text that parse_slots() refuses.
 std::string bad_slots(std::string_view text);
 
 }  // namespace ddp::remote

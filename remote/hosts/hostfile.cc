@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kMaxLine = 16 * 1024;
 
-// Columns count characters, as editors show them: the bytes that go on a UTF-8 character are not counted.
+// Columns count characters, as editors show them: continuation bytes of a UTF-8 character are not counted.
 int column_of(std::string_view line, std::size_t offset) {
   const auto begin = line.begin();
   const auto end = begin + static_cast<std::ptrdiff_t>(std::min(offset, line.size()));
@@ -24,7 +24,7 @@ int column_of(std::string_view line, std::size_t offset) {
                  begin, end, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
-// Host names are the same in upper and lower case.
+// Host names are compared without regard to case.
 std::string folded(std::string_view name) {
   std::string text(name);
   std::transform(text.begin(), text.end(), text.begin(),
@@ -32,13 +32,13 @@ std::string folded(std::string_view name) {
   return text;
 }
 
-// Gathers entries into one list, and everything that is wrong.
+// Collects the entries and their errors.
 class HostList {
  public:
   explicit HostList(std::string file) : file_(std::move(file)) {}
 
-  /// `line`: 0 for a list on the command line, where `text` is all of it. The entry is text[begin, begin +
-  /// size). Returns Entry::open_key.
+  /// Adds the entry text[begin, begin + size). `line` is 0 for a list on the command line, whose whole text
+  /// is `text`. Returns HostEntry::open_key.
   std::string add(std::string_view text, int line, std::size_t begin, std::size_t size);
   void fail(int line, int column, std::string message) {
     errors_.push_back({SourceLocation{file_, line, column}, std::move(message)});
@@ -106,7 +106,7 @@ Validated<std::vector<Host>> HostList::finish(std::string nothing_found) {
   return std::move(hosts_);
 }
 
-// Characters that no editor shows have no meaning outside of comments.
+// Control characters, which editors do not show, are refused outside of comments.
 std::size_t find_control(std::string_view line) {
   const std::string_view code = line.substr(0, comment_start(line));
   for (std::size_t at = 0; at < code.size();) {
@@ -133,7 +133,7 @@ void read_line(HostList& list, std::string_view line, int number) {
   list.add(line, number, 0, line.size());
 }
 
-// Whether what stands behind a comma could be more of the value before it: env:A=1,2 and gpus=0,1.
+// Returns whether the text behind a comma could continue the value before it: env:A=1,2 and gpus=0,1.
 bool takes_comma(std::string_view key, std::string_view next) {
   if (next.empty() || next.front() == ' ' || next.front() == '\t') return false;
   if (key != "gpus") return key == "jump" || key.starts_with("env:");

@@ -9,13 +9,13 @@
 
 namespace ddp::remote {
 
-/// Reads the text of a hostfile (docs/hostfile.md has the grammar): one entry a line, ranges expanded, order
-/// kept. `file` is the name that messages and places carry. A byte order mark and CR LF are tolerated.
-/// Errors: all mistakes of the file at once, in its order; a file without a host is one.
+/// Reads the text of a hostfile (grammar: docs/hostfile.md): one entry per line, ranges expanded, order kept.
+/// `file` is the name in messages and locations. A byte order mark and CR LF are accepted. The error holds
+/// all errors of the file in its order. A file without a host is an error.
 Validated<std::vector<Host>> parse_hostfile(std::string_view text, const std::string& file);
 
-/// The same grammar with commas for line ends: "a:4,b:4,c[1-3]:2". Places carry `option` ("--host") and a
-/// column, no line.
+/// Reads the same grammar with commas for line ends: "a:4,b:4,c[1-3]:2". Locations carry `option` ("--host")
+/// and a column, but no line.
 Validated<std::vector<Host>> parse_host_list(std::string_view text, const std::string& option);
 
 }  // namespace ddp::remote

@@ -21,7 +21,7 @@ DiagnosticList diagnostic(const std::string& file, int line, std::string message
   return DiagnosticList{{{SourceLocation{file, line, 0}, std::move(message)}}};
 }
 
-/// Host names are the same in upper and lower case.
+/// Host names are compared without regard to case.
 std::string folded(std::string_view name) {
   std::string text(name);
   std::transform(text.begin(), text.end(), text.begin(),
@@ -29,13 +29,13 @@ std::string folded(std::string_view name) {
   return text;
 }
 
-/// A word, and the line it stands on.
+/// A word and its line number.
 struct ListWord {
   std::string_view text;
   int line = 0;
 };
 
-/// Words between blanks; `lines`: numbered by line, else line 0.
+/// Splits at blanks. Each word has its line number if `lines` is set, else line 0.
 std::vector<ListWord> split_words(std::string_view text, bool lines) {
   std::vector<ListWord> words;
   int line = lines ? 1 : 0;
@@ -52,12 +52,12 @@ std::vector<ListWord> split_words(std::string_view text, bool lines) {
   return words;
 }
 
-/// Adds up the slots of each host, in the order of their first mention.
+/// Adds up the slots of each host, in the order of first mention.
 class Counter {
  public:
   explicit Counter(std::string file) : file_(std::move(file)) {}
 
-  /// False: `word` is no host, or there are too many; the mistake is kept.
+  /// Returns false if `word` is no host or there are too many hosts; finish() returns the error.
   bool add(const ListWord& word, int count) {
     const HostSpec host = parse_host_spec(word.text);
     if (!host.errors.empty() || host.names.size() != 1 || host.slots_given || host.user_given) {
@@ -99,7 +99,7 @@ class Counter {
   std::optional<DiagnosticList> wrong_;
 };
 
-/// "8", "a100:8", "a100:4,v100:4(S:0-1)": all of them together; nothing: not to be read.
+/// Returns the sum over all kinds of "8", "a100:8", "a100:4,v100:4(S:0-1)"; nullopt for an unreadable text.
 std::optional<int> gpu_count(std::string_view text) {
   int sum = 0;
   for (std::size_t at = 0; at <= text.size();) {
@@ -116,7 +116,7 @@ std::optional<int> gpu_count(std::string_view text) {
   return sum > 0 && sum <= kMaxSlots ? std::optional(sum) : std::nullopt;
 }
 
-/// Slots of every node where Slurm gives each one task.
+/// Returns the slots of every node when Slurm starts one task per node.
 Validated<std::optional<int>> slurm_gpus(const SlurmVariables& variables) {
   for (const auto& [name, text] :
        {std::pair<const char*, const std::string&>{"SLURM_GPUS_PER_NODE", variables.gpus_per_node},
@@ -222,7 +222,8 @@ Validated<std::vector<Host>> repeated_hosts(std::string_view text, const std::st
   for (std::size_t i = 0; i < words.size();) {
     const ListWord& host = words[i++];
     int slots = 1;
-    // Behind the host LSF may write CPUs; a pair is of a hostfile that somebody wrote in its place.
+    // LSF may write CPUs behind the host. A key=value pair shows that the user gave a hostfile in place of
+    // the list.
     for (; i < words.size() && words[i].line == host.line; ++i) {
       const std::string_view more = words[i].text;
       if (more.find('=') == std::string_view::npos) continue;

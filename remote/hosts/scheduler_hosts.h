@@ -10,33 +10,34 @@
 
 namespace ddp::remote {
 
-/// Hosts as schedulers name them, in their order, which is the order of the ranks (sans-IO). Everywhere: when
-/// each host has a count of 1, that is one launcher a node, and no host has slots: --nproc-per-node, or its
-/// GPUs, say how many workers it gets.
+/// Reads hosts as schedulers name them (sans-IO), in the scheduler's order, which is the order of the ranks.
+/// If every host has a count of 1, the scheduler runs one launcher per node, and no host gets slots. Then
+/// --nproc-per-node or the host's GPUs give the number of workers.
 
-/// What Slurm tells a job, as written; empty: not set. Each text stands for the variable of its name.
+/// Slurm's variables of a job, as written; empty: not set.
 struct SlurmVariables {
   std::string job_nodelist;    ///< SLURM_JOB_NODELIST: "gpu[01-03,07],login"
   std::string tasks_per_node;  ///< SLURM_TASKS_PER_NODE: "2(x3),1"
   std::string gpus_per_node;   ///< SLURM_GPUS_PER_NODE: "8", "a100:8"
-  std::string gpus_on_node;    ///< SLURM_GPUS_ON_NODE: of the node that the variables were read on
+  std::string gpus_on_node;    ///< SLURM_GPUS_ON_NODE: for the node where the variables were read
 };
-/// Slots are the tasks of a node; where each node has one task, its GPUs; where they are not told, none.
+/// Slots are the tasks of a node. If each node has one task, slots are its GPUs, or unset if the GPUs are
+/// unknown.
 Validated<std::vector<Host>> slurm_hosts(const SlurmVariables& variables);
 
-/// "gpu[01-03,07],login[1-2]n[1-4]" in full. Mistakes carry `variable` and a column.
+/// Expands "gpu[01-03,07],login[1-2]n[1-4]". Errors carry `variable` and a column.
 Validated<std::vector<std::string>> expand_node_list(std::string_view text, const std::string& variable);
-/// "2(x3),1" → 2 2 2 1. Mistakes carry `variable`.
+/// Expands "2(x3),1" to 2 2 2 1. Errors carry `variable`.
 Validated<std::vector<int>> expand_counts(std::string_view text, const std::string& variable);
 
-/// A host a line, as often as it has slots: PBS_NODEFILE, LSB_DJOB_HOSTFILE, COBALT_NODEFILE. What follows
-/// the host on a line is skipped. `file` is for messages.
+/// Reads one host per line, repeated once per slot: PBS_NODEFILE, LSB_DJOB_HOSTFILE, COBALT_NODEFILE. Text
+/// behind the host on a line is skipped. `file` is for messages.
 Validated<std::vector<Host>> repeated_hosts(std::string_view text, const std::string& file);
-/// Words instead of lines: LSB_HOSTS.
+/// Reads LSB_HOSTS, which has words instead of lines.
 Validated<std::vector<Host>> parse_repeated_hosts(std::string_view text, const std::string& variable);
-/// "hostA 4 hostB 8": LSB_MCPU_HOSTS.
+/// Reads LSB_MCPU_HOSTS: "hostA 4 hostB 8".
 Validated<std::vector<Host>> parse_host_counts(std::string_view text, const std::string& variable);
-/// "hostA 4 all.q@hostA UNDEFINED", a host a line: PE_HOSTFILE of SGE. Queues of one host add up.
+/// Reads SGE's PE_HOSTFILE, one host per line: "hostA 4 all.q@hostA UNDEFINED". Queues of one host add up.
 Validated<std::vector<Host>> grid_engine_hosts(std::string_view text, const std::string& file);
 
 }  // namespace ddp::remote

@@ -12,8 +12,8 @@ bool is_plain(char c) {
          c == ':' || c == ',' || c == '+';
 }
 
-// '=' makes an assignment of a first word in sh, '@' is a command of csh, '%' names a job: plain only inside
-// a word, and only behind the first word.
+// '=' in a first word is an assignment in sh, '@' is a command of csh, '%' names a job. They need no quotes
+// only inside a word, and only after the first word.
 bool needs_no_quotes(std::string_view word, bool first) {
   if (word.empty()) return false;
   for (std::size_t i = 0; i < word.size(); ++i) {
@@ -24,9 +24,9 @@ bool needs_no_quotes(std::string_view word, bool first) {
   return true;
 }
 
-// Single quotes hold everything in all of these shells but three characters, which stand outside of them
-// behind a backslash: the quote itself; '!', which csh expands even inside; and the backslash, which fish
-// reads inside, sh not.
+// In all of these shells single quotes protect all but three characters. These stand outside the quotes
+// behind a backslash: the quote itself; '!', which csh expands even inside quotes; and the backslash, which
+// fish interprets inside quotes and sh does not.
 std::string quote_word(std::string_view word) {
   if (word.empty()) return "''";
   std::string text;
@@ -54,7 +54,7 @@ struct Jump {
   std::string port;
 };
 
-/// "user@host:port", "ssh://user@[::1]:22"; a bare address with several colons has no port.
+/// Parses "user@host:port" and "ssh://user@[::1]:22". A bare address with several colons has no port.
 Jump parse_jump(std::string_view text) {
   if (text.substr(0, 6) == "ssh://") text.remove_prefix(6);
   Jump jump;
@@ -114,7 +114,7 @@ Result<std::vector<std::string>> split_words(std::string_view text) {
     } else if (c == '\\' && quote != '\'') {
       if (i + 1 == text.size()) return usage("a \\ at the end quotes nothing");
       const char next = text[i + 1];
-      // Inside double quotes the backslash of sh quotes only these.
+      // In double quotes, sh's backslash quotes only these characters.
       const bool quotes = quote == 0 || next == '"' || next == '\\' || next == '$' || next == '`';
       if (quotes) ++i;
       if (text[i] == '\n') return usage("a line feed inside of a word, which cannot pass every shell");
