@@ -24,8 +24,8 @@ namespace {
 
 using Socket = Channel::Socket;
 
-/// Output goes over this in large pieces: the more it takes, the fewer turns of the two processes. The kernel
-/// gives as much of it as the administrator allows.
+/// A larger buffer needs fewer context switches between the two processes. The kernel grants as much as the
+/// administrator allows.
 constexpr int kSendBuffer = 256 << 10;
 constexpr std::chrono::seconds kPatience{2};
 
@@ -64,24 +64,24 @@ Result<ChildProcess> run(const ChildCommand& command, int in_out, int errors) {
     return std::find(command.unset.begin(), command.unset.end(), name) != command.unset.end();
   });
   if (command.kind == ChildCommand::Kind::kSshClient) {
-    // BatchMode stops the program itself from asking, but neither one that it starts for a jump host nor an
-    // older one that has a display.
+    // BatchMode stops the program itself from asking. It does not stop a program that it starts for a jump
+    // host, nor an older program that has a display.
     std::erase_if(spec.env, [](const std::string& entry) { return entry.rfind("SSH_ASKPASS", 0) == 0; });
     spec.env.insert(spec.env.end(), {"SSH_ASKPASS=/bin/false", "SSH_ASKPASS_REQUIRE=never"});
   }
   spec.in = in_out;
   spec.out = in_out;
   spec.err = errors;
-  // A session of its own: Ctrl-C on the terminal does not reach it first, and nothing can ask there for a
-  // password.
+  // A session of its own: Ctrl-C on the terminal does not reach the program first, and no password can be
+  // asked there.
   spec.new_session = true;
   if (command.kind == ChildCommand::Kind::kSshClient) spec.death_signal = SIGTERM;
   return spawn(spec);
 }
 
-/// The ssh program ended with 255 because a server closed the connection before its greeting: all that it
-/// said are lines of that. Its words are the only sign there is; any other line (a refused login at a jump
-/// host, say) makes it something else.
+/// Returns whether the ssh program ended with 255 because a server closed the connection before its greeting.
+/// The program's text is the only evidence. Any other line (for example a login refused at a jump host) means
+/// another cause.
 bool closed_early(const TailLines& tail) {
   constexpr std::string_view kSigns[] = {"kex_exchange_identification: ", "ssh_exchange_identification: ",
                                          "Connection closed by ", "Connection reset by "};
@@ -95,8 +95,7 @@ bool closed_early(const TailLines& tail) {
   return exchange;
 }
 
-/// The process and what is known of its end. Lives as long as the Channel or the process, whichever ends
-/// later.
+/// The process and its known end. It lives as long as the Channel or the process, whichever ends later.
 class Child : public std::enable_shared_from_this<Child> {
  public:
   Child(const asio::any_io_executor& loop, ChildProcess process, ChildCommand::Kind kind)
@@ -109,7 +108,7 @@ class Child : public std::enable_shared_from_this<Child> {
         ended_(loop, std::chrono::steady_clock::time_point::max()) {}
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
-  ~Child() { pidfd_.release(); }  // it belongs to process_, which kills what still lives
+  ~Child() { pidfd_.release(); }  // process_ owns the pidfd, and kills a process that still runs
 
   void watch() {
     auto self = shared_from_this();
@@ -117,7 +116,7 @@ class Child : public std::enable_shared_from_this<Child> {
                       [self](const error_code& error) { self->on_exit(error); });
   }
 
-  /// stderr goes through us, so that its last lines can be named as the reason of a failure.
+  /// Relays stderr, so that its last lines can be reported as the reason of a failure.
   void relay_errors(UniqueFd from_child, UniqueFd to_owner) {
     from_child_.assign(asio::local::stream_protocol(), from_child.release());
     to_owner_.assign(asio::local::stream_protocol(), to_owner.release());
@@ -125,8 +124,8 @@ class Child : public std::enable_shared_from_this<Child> {
     read_errors();
   }
 
-  /// The owner has gone: nobody reads any more. What was to carry the greeting and did not may hang, and then
-  /// sees no end of file.
+  /// Called when the owner has gone and nobody reads. A process that did not greet may hang and then never
+  /// sees end of file.
   void drop(bool greeted) {
     dropped_ = true;
     stop_relay();
@@ -150,15 +149,15 @@ class Child : public std::enable_shared_from_this<Child> {
 
  private:
   void on_exit(const error_code& error) {
-    if (error) return;  // the loop is being destroyed, and process_ with us
-    // Not later: with the leader's number its group is out of reach.
+    if (error) return;  // the loop is being destroyed, and process_ with this object
+    // Kill before the leader is reaped: without its PID the group cannot be signaled.
     if (ending_ && process_.peek()) (void)process_.send_group_signal(SIGKILL);
     status_ = process_.try_wait();
     if (!status_) return watch();
     pidfd_.release();
     patience_.cancel();
-    // A process that outlives its parent (a shared connection of the ssh program) may hold stderr open: take
-    // what is there and do not wait for an end of file.
+    // A process that outlives its parent (a shared connection of the ssh program) may hold stderr open. Take
+    // the available bytes and do not wait for end of file.
     error_code ignored;
     if (relaying_ && !writing_) from_child_.cancel(ignored);
     ended_.cancel();
@@ -193,7 +192,7 @@ class Child : public std::enable_shared_from_this<Child> {
     writing_ = false;
     if (dropped_) return;
     error_code ignored;
-    if (failed) to_owner_.close(ignored);  // goes on reading: a full stderr would stop the process
+    if (failed) to_owner_.close(ignored);  // keep reading: a full stderr would block the process
     if (status_) {
       on_errors(asio::error::operation_aborted, 0);
     } else {
@@ -214,13 +213,13 @@ class Child : public std::enable_shared_from_this<Child> {
   const ChildCommand::Kind kind_;
   Socket from_child_;
   Socket to_owner_;
-  asio::steady_timer patience_;  ///< with SIGTERM
-  asio::steady_timer ended_;     ///< never expires; cancelled when something about the end has become known
+  asio::steady_timer patience_;  ///< time between SIGTERM and SIGKILL
+  asio::steady_timer ended_;     ///< never expires; cancelled when more of the end is known
   std::optional<ExitStatus> status_;
   bool relaying_ = false;
   bool writing_ = false;
   bool dropped_ = false;
-  bool ending_ = false;  ///< the whole group
+  bool ending_ = false;  ///< the whole group is being ended
   std::array<char, 4096> buffer_;
   TailLines tail_;
 };
@@ -261,8 +260,8 @@ class ChildChannel final : public Channel {
     const ExitStatus& status = child_->status();
     if (command_.kind == ChildCommand::Kind::kProgram) return ChannelEnd{status.exit_code(), std::nullopt};
     const std::string client = command_.host + ": " + command_.argv[0];
-    // The client is killed only by somebody here; a signal that ends the remote command is a 255 of the
-    // client.
+    // Only a process on this machine kills the client by a signal. A signal that ends the remote command
+    // makes the client exit with 255.
     if (status.kind != ExitStatus::Kind::kExited) {
       const ErrorCode code = greeted_ ? ErrorCode::kLinkLost : ErrorCode::kUnreachable;
       return ChannelEnd{std::nullopt, Error{code, client + " was " + status.text()}};

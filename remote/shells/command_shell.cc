@@ -27,22 +27,22 @@ std::vector<std::string> CommandShell::command_line(const CommandShellOptions& o
     option(setting);
   option("BatchMode=yes");
   option("ConnectTimeout=" + std::to_string(seconds));
-  // What a user's configuration may hold for interactive use, and what fails when 64 sessions do it at once.
+  // Override settings for interactive use, and settings that fail when 64 sessions use them at once.
   option("ClearAllForwardings=yes");
   option("PermitLocalCommand=no");
   option("RemoteCommand=none");
   option("StdinNull=no");
-  // A shared connection that is there is used; none is made, which would outlive the job.
+  // Use an existing shared connection, but create none: it would outlive the job.
   option("ControlMaster=no");
   if (options.accept_new_host_keys) option("StrictHostKeyChecking=accept-new");
   if (options.accept_new_host_keys && !route.proxy_jump.empty()) {
-    // ssh hands its own -o options to no jump host.
+    // ssh passes its own -o options to no jump host.
     std::vector<std::string> jump = options.words;
     if (!options.config.empty()) jump.insert(jump.end(), {"-F", options.config});
     jump.insert(jump.end(), {"-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new"});
     if (auto command = jump_command(jump, route.proxy_jump)) option("ProxyCommand=" + *command);
   }
-  // Behind a ProxyCommand, which then counts.
+  // Set after ProxyCommand, which then takes precedence.
   if (!host.jump.empty()) option("ProxyJump=" + host.jump);
   if (!host.address.empty()) option("HostName=" + without_tokens(host.address));
   if (host.port != 0) option("Port=" + std::to_string(host.port));
@@ -51,7 +51,7 @@ std::vector<std::string> CommandShell::command_line(const CommandShellOptions& o
     line.push_back("-i");
     line.push_back(host.identity);
   }
-  line.push_back("--");  // a host named "-oProxyCommand=…" is a host
+  line.push_back("--");  // a host named "-oProxyCommand=…" is not an option
   line.push_back(host.name);
   line.push_back(remote_line);
   return line;
@@ -86,7 +86,7 @@ Awaitable<Result<std::unique_ptr<Channel>>> CommandShell::open_through(Route rou
     if (!turn) co_return turn.error();
     slot = std::make_shared<LoginWindow::Slot>(std::move(*turn));
   }
-  // One second less than there is, so that the program's own words about a timeout arrive before the
+  // One second less than the time left, so that the program's own timeout message arrives before the
   // deadline.
   const auto left =
       std::chrono::duration_cast<std::chrono::seconds>(deadline - std::chrono::steady_clock::now());

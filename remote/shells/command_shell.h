@@ -10,17 +10,17 @@
 namespace ddp::remote {
 
 struct CommandShellOptions {
-  std::vector<std::string> words{"ssh"};  ///< --ssh-command, split: a program that takes OpenSSH's options
-  std::string config;                     ///< as `ssh -F FILE`; empty: the user's
+  std::vector<std::string> words{"ssh"};  ///< --ssh-command, split: a program with OpenSSH's options
+  std::string config;                     ///< as in `ssh -F FILE`; empty: the user's files
   bool accept_new_host_keys = false;
-  unsigned jump_window = 8;  ///< logins under way at once through one jump host
+  unsigned jump_window = 8;  ///< concurrent logins through one jump host
 };
 
-/// Runs commands through the OpenSSH program, one process per host. Serves what libssh cannot (jump hosts,
-/// host certificates, PKCS#11, Kerberos); costs about 15 ms of CPU a host.
+/// Runs commands through the OpenSSH program, one process per host. It serves hosts that libssh cannot serve
+/// (jump hosts, host certificates, PKCS#11, Kerberos). The cost is about 15 ms of CPU per host.
 ///
-/// open() returns as soon as the program runs. That it could not connect or log in is told by Channel::end():
-/// kUnreachable with the last lines of its stderr (exit status 255, which a remote command can also have).
+/// open() returns as soon as the program runs. Channel::end() reports a failed connection or login as
+/// kUnreachable with the last lines of stderr (exit status 255, which a remote command can also have).
 class CommandShell final : public RemoteShell {
  public:
   CommandShell(asio::any_io_executor loop, CommandShellOptions options)
@@ -29,24 +29,26 @@ class CommandShell final : public RemoteShell {
   Awaitable<Result<std::unique_ptr<Channel>>> open(Host host, std::vector<std::string> argv,
                                                    Deadline deadline) override;
 
-  /// What is known of a host's configuration beforehand. All may be empty.
+  /// Known parts of a host's configuration. All may be empty.
   struct Route {
-    std::string proxy;  ///< any text that names the jump host or proxy, which lets in only so many at once
-    std::string proxy_jump;             ///< ProxyJump as written
-    int connect_timeout = 0;            ///< seconds; 0: what is left until the deadline
-    std::vector<std::string> settings;  ///< more "Option=value", which go first
-    std::string advice;  ///< what to do when the program cannot log in, besides the general words
+    std::string proxy;       ///< any text that identifies the jump host or proxy, whose concurrent logins are
+                             ///< limited
+    std::string proxy_jump;  ///< ProxyJump as written
+    int connect_timeout = 0;            ///< seconds; 0: the time until the deadline
+    std::vector<std::string> settings;  ///< further "Option=value", which take precedence
+    std::string advice;                 ///< what to do when the login fails, besides the general advice
   };
-  /// The same for such a host. The place at the proxy is given back by Channel::greeted().
+  /// Opens a channel to a host with this configuration. Channel::greeted() releases the slot at the proxy.
   Awaitable<Result<std::unique_ptr<Channel>>> open_through(Route route, Host host,
                                                            std::vector<std::string> argv, Deadline deadline);
 
-  /// The whole command line for a host. `remote_line` goes through the login shell there; `seconds` is the
-  /// time that is left for connecting.
+  /// Returns the whole command line for a host. `remote_line` goes through the login shell there; `seconds`
+  /// is the time left for connecting.
   static std::vector<std::string> command_line(const CommandShellOptions& options, const Route& route,
                                                const Host& host, const std::string& remote_line,
                                                long seconds);
-  /// What a user types to reach the host as this does: the program, its -F FILE, port, address, user, name.
+  /// Returns the command that a user types to reach the host in the same way: program, -F FILE, port,
+  /// address, user, name.
   static std::string by_hand(const CommandShellOptions& options, const Host& host);
 
  private:

@@ -10,7 +10,7 @@
 
 namespace ddp::remote {
 
-/// Runs commands as children on this machine, whatever the host's address says. Never waits, so the deadline
+/// Runs commands as children on this machine; the host's address is ignored. It never waits, so the deadline
 /// is not used.
 class LocalShell final : public RemoteShell {
  public:

@@ -8,14 +8,14 @@
 
 namespace ddp::remote {
 
-/// When to connect again to a server that closed before its greeting, as one does that has too many logins
-/// under way (MaxStartups). Growing, random pauses, so that those who were refused together do not come back
-/// together. For nothing else: servers lock out who fails to log in again and again.
+/// Decides when to reconnect to a server that closed before its greeting, as servers with too many concurrent
+/// logins do (MaxStartups). The pauses grow and are random, so that hosts refused together do not come back
+/// together. Retry nothing else: servers lock out clients whose logins fail repeatedly.
 class LoginRetry {
  public:
   static constexpr int kMostTries = 10;
 
-  /// The pause before the next try; unset: there is none.
+  /// Returns the pause before the next try, or nullopt after the last try.
   template <typename Random>
   std::optional<std::chrono::nanoseconds> next(Random& random) {
     if (++tries_ >= kMostTries) return std::nullopt;

@@ -9,7 +9,7 @@ namespace ddp::remote {
 
 struct LoginWindow::Queue {
   unsigned used = 0;
-  std::deque<std::shared_ptr<asio::steady_timer>> waiting;  ///< cancelled when its turn has come
+  std::deque<std::shared_ptr<asio::steady_timer>> waiting;  ///< cancelled when the waiter's turn comes
 
   void wake_next() {
     if (!waiting.empty()) waiting.front()->cancel();
@@ -53,7 +53,7 @@ Awaitable<Result<LoginWindow::Slot>> LoginWindow::acquire(std::string place, std
     co_return *failure;
   }
   Slot slot(queue);
-  if (queue->used < limit_) queue->wake_next();  // two places may have become free before this one woke
+  if (queue->used < limit_) queue->wake_next();  // two slots may have become free before this one woke
   co_return std::move(slot);
 }
 

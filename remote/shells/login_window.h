@@ -11,8 +11,8 @@
 
 namespace ddp::remote {
 
-/// How many logins may be under way at once at one place (address and port, or a jump host): servers drop
-/// connections beyond MaxStartups, 10 by default. Loop thread only.
+/// Limits the concurrent logins at one place (address and port, or a jump host): servers drop connections
+/// beyond MaxStartups, 10 by default. Loop thread only.
 class LoginWindow {
  private:
   struct Queue;
@@ -20,7 +20,7 @@ class LoginWindow {
  public:
   LoginWindow(asio::any_io_executor loop, unsigned limit) : loop_(std::move(loop)), limit_(limit) {}
 
-  /// The right to log in, given back by its destructor.
+  /// The right to log in; its destructor releases it.
   class Slot {
    public:
     explicit Slot(std::shared_ptr<Queue> queue);
@@ -33,7 +33,7 @@ class LoginWindow {
     std::shared_ptr<Queue> queue_;
   };
 
-  /// Waits for a turn, first come, first served. Errors: kTimeout at the deadline, kCancelled; `label` is the
+  /// Waits for a slot, in order of arrival. Errors: kTimeout at the deadline, kCancelled. `label` is the
   /// host's name in their text.
   Awaitable<Result<Slot>> acquire(std::string place, std::string label, Deadline deadline);
 

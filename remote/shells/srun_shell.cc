@@ -8,8 +8,8 @@
 namespace ddp::remote {
 namespace {
 
-/// Options of the batch job that srun would read again for the step of the agent, as if it were one task of
-/// the user's: with them it would get one task's share of the node (its CPUs, its GPUs, its memory), or none.
+/// Options of the batch job that srun would apply again to the agent's step, as if it were one of the user's
+/// tasks. The step would then get one task's share of the node (CPUs, GPUs, memory), or none.
 constexpr const char* kOfTheJob[] = {"SLURM_CPUS_PER_TASK",
                                      "SRUN_CPUS_PER_TASK",
                                      "SLURM_TRES_PER_TASK",
@@ -48,17 +48,17 @@ constexpr const char* kOfTheJob[] = {"SLURM_CPUS_PER_TASK",
 std::vector<std::string> SrunShell::command_line(const Host& host, const std::vector<std::string>& argv) {
   std::vector<std::string> line = {
       "srun", "--nodes=1", "--ntasks=1", "--nodelist=" + (host.address.empty() ? host.name : host.address),
-      // Beside other steps, and without waiting for them.
+      // Runs beside other steps without waiting for them.
       "--overlap",
-      // The step is the node's whole share of the job, and not one core of it.
+      // The step gets the node's whole share of the job, not one core of it.
       "--cpu-bind=none", "--mem=0", "--mpi=none",
-      // No notes of its own, such as that this Slurm binds nothing anyway.
+      // Suppresses srun's own notes, for example that this Slurm binds nothing.
       "--quiet",
       // Otherwise bytes of the link wait on the node for a line feed.
       "--unbuffered",
-      // The job's variables go over the link; LD_PRELOAD, device masks and the like stay.
+      // The job's variables go over the link. LD_PRELOAD, device masks and the like are not passed on.
       "--export=HOME,USER,LOGNAME,SHELL,PATH",
-      // The directory of the job is entered later, and told of when it is not there.
+      // The job's directory is entered later, where a missing directory is reported.
       "--chdir=/"};
   line.insert(line.end(), argv.begin(), argv.end());
   return line;

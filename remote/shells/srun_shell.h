@@ -8,22 +8,23 @@
 
 namespace ddp::remote {
 
-/// Runs commands on the nodes of a Slurm allocation, one `srun` and so one job step a host. Inside the
-/// allocation only: srun takes the job from SLURM_JOB_ID. The command is executed as it is, no shell reads
-/// it; of our environment it gets what names the user and where programs lie, and the step's own SLURM_*.
+/// Runs commands on the nodes of a Slurm allocation with one `srun`, and so one job step, per host. It works
+/// only inside the allocation: srun takes the job from SLURM_JOB_ID. srun executes the command itself,
+/// without a shell. The command's environment has the variables for the user and PATH, and the step's own
+/// SLURM_*.
 ///
-/// open() returns as soon as srun runs. What kept it from starting the command is told by Channel::end() and
-/// on its stderr.
+/// open() returns as soon as srun runs. Channel::end() and stderr report why srun could not start the
+/// command.
 class SrunShell final : public RemoteShell {
  public:
   explicit SrunShell(asio::any_io_executor loop) : loop_(std::move(loop)) {}
 
-  /// Errors: kUnreachable when there is no srun, kSystem. The deadline is the caller's to keep.
+  /// Errors: kUnreachable when there is no srun, kSystem. The caller enforces the deadline.
   Awaitable<Result<std::unique_ptr<Channel>>> open(Host host, std::vector<std::string> argv,
                                                    Deadline deadline) override;
   const char* intermediary() const override { return "srun"; }
 
-  /// The whole command line for a host: its address, else its name, is the node's name in Slurm.
+  /// Returns the whole command line for a host, whose address, else name, is the node's name in Slurm.
   static std::vector<std::string> command_line(const Host& host, const std::vector<std::string>& argv);
 
  private:
