@@ -14,7 +14,7 @@ Awaitable<bool> KerberosTicket::valid() {
     limit_.async_wait([self](const error_code& error) {
       if (!error) self->stop_.emit(asio::cancellation_type::terminal);
     });
-    // Sets valid_, and ends; perhaps at once.
+    // ask() sets valid_ and ends, perhaps at once.
     asio::co_spawn(loop_, ask(self), asio::bind_cancellation_slot(stop_.slot(), asio::detached));
   }
   while (!valid_) {

@@ -7,8 +7,8 @@
 
 namespace ddp::remote {
 
-/// Whether the user has a Kerberos ticket that has not expired, asked once for all hosts (`klist -s`). Loop
-/// thread only; held by shared pointer, since a question may outlive who asked it.
+/// Finds out once for all hosts whether the user has a valid Kerberos ticket (`klist -s`). Loop thread only.
+/// It is held by shared pointer, because the query may outlive its caller.
 class KerberosTicket : public std::enable_shared_from_this<KerberosTicket> {
  public:
   explicit KerberosTicket(const asio::any_io_executor& loop)
@@ -16,10 +16,10 @@ class KerberosTicket : public std::enable_shared_from_this<KerberosTicket> {
   KerberosTicket(const KerberosTicket&) = delete;
   KerberosTicket& operator=(const KerberosTicket&) = delete;
 
-  /// False without a klist program, when it does not answer in time, and when the wait is cancelled.
+  /// Returns false if there is no klist program, if it does not answer in time, or if the wait is cancelled.
   Awaitable<bool> valid();
 
-  static constexpr std::chrono::seconds kPatience{5};  ///< with klist, which may wait for a network disk
+  static constexpr std::chrono::seconds kPatience{5};  ///< for klist, which may wait for a network disk
 
  private:
   static Awaitable<void> ask(std::shared_ptr<KerberosTicket> self);

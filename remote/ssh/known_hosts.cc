@@ -62,7 +62,7 @@ std::string encode_base64(const std::string& bytes) {
   return text;
 }
 
-/// The key type that an algorithm of the negotiation proves ("rsa-sha2-512" shows an "ssh-rsa" key).
+/// Returns the key type that a negotiated algorithm proves ("rsa-sha2-512" proves an "ssh-rsa" key).
 std::string_view type_of_algorithm(std::string_view algorithm) {
   return algorithm == "rsa-sha2-256" || algorithm == "rsa-sha2-512" ? "ssh-rsa" : algorithm;
 }
@@ -84,7 +84,7 @@ void KnownHosts::add_file(const std::string& file, std::string_view text) {
     std::string_view names = next_word(line);
     if (names.empty() || names.front() == '#') continue;
     if (names.front() == '@') {
-      // Unknown markers must not be taken for trust.
+      // A line with an unknown marker must not count as trusted.
       if (names != "@revoked" && names != "@cert-authority") continue;
       key.marker = names == "@revoked" ? KnownKey::Marker::kRevoked : KnownKey::Marker::kAuthority;
       names = next_word(line);

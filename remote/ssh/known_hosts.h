@@ -21,30 +21,29 @@ struct KnownKey {
 enum class KeyVerdict {
   kKnown,
   kUnknown,    ///< no key of the host is known
-  kOtherType,  ///< keys of the host are known, but none of the type that it showed
+  kOtherType,  ///< keys of the host are known, but none of the presented type
   kChanged,    ///< another key of this type is known: a new installation, or a man in the middle
   kRevoked,
 };
 
 /// The keys that may belong to one host.
 struct HostKeys {
-  std::string name;            ///< what was looked up: "gpu01", "[gpu01]:2222", or the alias
+  std::string name;            ///< the name that was searched: "gpu01", "[gpu01]:2222", or the alias
   std::vector<KnownKey> keys;  ///< lines for that name
   std::vector<KnownKey>
-      plain;  ///< lines for the name without its port, which OpenSSH accepts when the key is the same
+      plain;  ///< lines for the name without its port, which OpenSSH accepts if the key is the same
 
   KeyVerdict verify(std::string_view type, std::string_view key) const;
-  /// The line that speaks against a key of this type: kChanged, kOtherType, kRevoked. Null when there is
-  /// none.
+  /// Returns the line that contradicts a key of this type (kChanged, kOtherType, kRevoked), or null.
   const KnownKey* witness(std::string_view type, std::string_view key) const;
-  /// True when a certificate authority's or a revoked line applies, which need the ssh program.
+  /// Returns whether a certificate authority's or a revoked line applies, which needs the ssh program.
   bool has_markers() const;
-  /// `algorithms` with those of the known key types first, so that the server shows a key that can be
-  /// checked.
+  /// Returns `algorithms` with those of the known key types first, so that the server presents a key that can
+  /// be checked.
   std::string order_algorithms(const std::string& algorithms) const;
 };
 
-/// The known_hosts files of a user, parsed once for all hosts. Pure: texts come from the caller.
+/// The known_hosts files of a user, parsed once for all hosts. Pure: the caller provides the texts.
 class KnownHosts {
  public:
   void add_file(const std::string& file, std::string_view text);
@@ -52,10 +51,10 @@ class KnownHosts {
   /// `alias` is HostKeyAlias, or empty.
   HostKeys find(const std::string& host, std::uint16_t port, const std::string& alias) const;
 
-  /// The name of a host in these files: "gpu01", "[gpu01]:2222".
+  /// Returns the name of a host in these files: "gpu01", "[gpu01]:2222".
   static std::string name_of(const std::string& host, std::uint16_t port);
-  /// A line for a new key, its name hashed with `salt` (20 bytes) unless that is empty. Ends with a line
-  /// feed.
+  /// Returns a line for a new key, ending with a line feed. The name is hashed with `salt` (20 bytes) unless
+  /// `salt` is empty.
   static std::string new_line(const std::string& name, std::string_view type, std::string_view key,
                               const std::string& salt);
 

@@ -34,7 +34,7 @@ std::vector<std::string> all(const Lines& lines, std::string_view key) {
   return found == lines.end() ? std::vector<std::string>() : found->second;
 }
 
-/// A number of seconds or bits; "none" and what cannot be read are 0.
+/// Returns a number of seconds or bits; "none" and unreadable values give 0.
 int number(const Lines& lines, std::string_view key) {
   const std::string text = first(lines, key);
   int value = 0;
@@ -51,8 +51,8 @@ bool is_yes(const Lines& lines, std::string_view key) {
   return value == "yes" || value == "true" || value == "always";
 }
 
-/// Several file names on one line. ssh -G writes no quotes: a blank in a name looks like two names, the
-/// second of which starts as no path does.
+/// Splits several file names on one line. ssh -G writes no quotes: a name with a blank looks like two names,
+/// of which the second does not start as a path does.
 void append_words(std::string_view text, std::vector<std::string>& words) {
   while (!text.empty()) {
     const std::size_t end = std::min(text.find(' '), text.size());
@@ -162,8 +162,8 @@ SshConfig default_ssh_config(const std::string& host, const std::string& local_u
 }
 
 std::string preferred_ciphers(const std::string& ciphers) {
-  // The defaults of OpenSSH (readconf.c, myproposal.h): before 9.10, and since. Anything else was chosen by
-  // somebody.
+  // The defaults of OpenSSH (readconf.c, myproposal.h), before 9.10 and since. Any other list is the user's
+  // choice.
   static constexpr std::array<std::string_view, 2> kDefaults = {
       "chacha20-poly1305@openssh.com,aes128-ctr,aes192-ctr,aes256-ctr,aes128-gcm@openssh.com,aes256-gcm@"
       "openssh.com",

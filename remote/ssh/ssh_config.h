@@ -12,10 +12,10 @@
 
 namespace ddp::remote {
 
-/// The effective SSH client configuration of one host, as `ssh -G` prints it: what the user's files, the
-/// system's files and the program's defaults make together. Paths may still hold ~ and % (expand_ssh_tokens).
+/// The effective SSH client configuration of one host, as `ssh -G` prints it. It combines the user's files,
+/// the system's files and the program's defaults. Paths may still hold ~ and % (expand_ssh_tokens).
 struct SshConfig {
-  std::string host_name;  ///< what to connect to
+  std::string host_name;  ///< name or address to connect to
   std::string user;
   std::uint16_t port = 22;
   std::vector<std::string> identity_files;
@@ -30,9 +30,9 @@ struct SshConfig {
   std::string preferred_authentications;
   std::string proxy;         ///< ProxyJump or ProxyCommand as written: the same text means the same jump host
   std::string proxy_jump;    ///< ProxyJump alone: "user@one:2222,two"; empty: none
-  std::string control_path;  ///< the ssh program may find a shared connection; empty: none. Of one of the
-                             ///< hosts that share this answer
-  int connect_timeout = 0;   ///< seconds for connecting, greeting and key exchange; 0: the start limit alone
+  std::string control_path;  ///< the ssh program may find a shared connection; empty: none. It belongs to one
+                             ///< of the hosts that share this answer
+  int connect_timeout = 0;   ///< seconds for connecting, greeting and key exchange; 0: only the start limit
   int required_rsa_size = 0;  ///< bits; 0: the library's own limit
   bool identities_only = false;
   bool gssapi_authentication = false;
@@ -40,25 +40,25 @@ struct SshConfig {
   bool hash_known_hosts = false;
   bool compression = false;
 
-  /// Options in use that libssh (0.10, 0.11) cannot serve, in the spelling of ssh_config(5): such a host is
-  /// reached through the ssh program. Empty: libssh will do.
+  /// Active options that libssh (0.10, 0.11) cannot serve, in the spelling of ssh_config(5). They make the
+  /// host use the ssh program. Empty: libssh can serve the host.
   std::vector<std::string> beyond_libssh;
 
-  /// What the ssh program must be told (-o) so that it runs a command and stays: "SessionType=default". Empty
-  /// with programs that know no such options.
+  /// Options (-o) that make the ssh program run a command and stay: "SessionType=default". Empty for programs
+  /// that do not know such options.
   std::vector<std::string> for_a_command;
-  std::string unread_file;  ///< a configuration that nothing here can read, since there is no ssh program
+  std::string unread_file;  ///< a configuration file that cannot be read, because there is no ssh program
 };
 
-/// Reads the output of `ssh -G`. Lines that are not known are passed over: newer versions add some. Error
-/// (kSystem): no "hostname" line, or a port that is not one.
+/// Reads the output of `ssh -G`. Unknown lines are skipped, because newer versions add some. Error (kSystem):
+/// no "hostname" line, or an invalid port.
 Result<SshConfig> parse_ssh_config(std::string_view output);
 
-/// What OpenSSH would do without any file, for a machine that has no ssh program.
+/// Returns OpenSSH's configuration without any file, for a machine that has no ssh program.
 SshConfig default_ssh_config(const std::string& host, const std::string& local_user);
 
-/// The ciphers to offer, in order: aes128-gcm first (30 % less CPU than OpenSSH's first choice under libssh),
-/// unless the user named an order. Empty stays empty.
+/// Returns the ciphers to offer, in order: aes128-gcm first (under libssh 30 % less CPU than OpenSSH's first
+/// choice), unless the user gave an order. An empty text stays empty.
 std::string preferred_ciphers(const std::string& ciphers);
 
 /// Values of the tokens in paths, for one host.
@@ -73,12 +73,11 @@ struct SshTokens {
   std::function<std::optional<std::string>(const std::string&)> variable;  ///< ${NAME}
 };
 
-/// Expands ~/, %-tokens and ${NAME} in a path. Unset: a token or variable that is not known, so nothing can
-/// be said.
+/// Expands ~/, %-tokens and ${NAME} in a path. Returns nullopt for an unknown token or variable.
 std::optional<std::string> expand_ssh_tokens(std::string_view path, const SshTokens& tokens);
 
-/// The option of which expand_ssh_tokens does not know a file, so that only ssh can tell it ("IdentityFile").
-/// Empty: none.
+/// Returns the option with a path that expand_ssh_tokens cannot expand ("IdentityFile"), so that only ssh can
+/// find the file. Empty: none.
 std::string option_beyond_tokens(const SshConfig& config, const SshTokens& tokens);
 
 }  // namespace ddp::remote

@@ -7,7 +7,8 @@
 namespace ddp::remote {
 namespace {
 
-/// Keyword and arguments: blanks or one = stand between, "…" holds blanks together, # starts a comment.
+/// Splits a line into keyword and arguments: blanks or one = separate them, "…" protects blanks, # starts a
+/// comment.
 std::vector<std::string> split_words(std::string_view line) {
   std::vector<std::string> words;
   std::string word;
@@ -33,8 +34,8 @@ std::vector<std::string> split_words(std::string_view line) {
   return words;
 }
 
-/// Options whose tokens ssh -G leaves as they are, or that do not matter to us: a % in them tells no hosts
-/// apart.
+/// Options whose tokens ssh -G does not expand, or that ddplaunch does not use. A % in them makes no
+/// difference between hosts.
 bool keeps_tokens(const std::string& keyword) {
   static constexpr std::array<std::string_view, 9> kKeywords = {
       "identityfile", "controlpath", "proxycommand", "localcommand", "remotecommand",
@@ -53,7 +54,7 @@ std::string lower_case(std::string_view text) {
 }
 
 bool matches_ssh_pattern(std::string_view pattern, std::string_view text) {
-  // The usual two-pointer walk: after a *, a mismatch goes back to one byte further than the last try.
+  // The usual two-pointer match: after a *, a mismatch returns to one byte behind the last try.
   std::size_t p = 0, t = 0, star = std::string_view::npos, tried = 0;
   while (t < text.size()) {
     if (p < pattern.size() && pattern[p] == '*') {
@@ -116,7 +117,8 @@ std::vector<std::string> SshConfigShape::add(std::string_view text) {
 std::string SshConfigShape::signature(const std::string& host) const {
   if (asks_for_each_) return {};
   const std::string name = lower_case(host);
-  // A HostName equal to a host's own name would look like "nothing was said about it".
+  // A HostName equal to the host's own name is indistinguishable from the default, so this host needs its own
+  // query.
   if (std::find(host_names_.begin(), host_names_.end(), name) != host_names_.end()) return {};
   std::string text = "=";
   for (const auto& patterns : host_lines_)  // Host compares as written

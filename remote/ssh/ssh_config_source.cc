@@ -22,7 +22,7 @@ namespace ddp::remote {
 namespace {
 
 constexpr int kMostAtOnce = 8;
-constexpr int kDeepestInclude = 16;  // as ssh has it
+constexpr int kDeepestInclude = 16;  // ssh's own limit
 constexpr std::size_t kMostOutput = std::size_t{1} << 20;
 
 bool is_pipe(const std::string& path) {
@@ -41,7 +41,7 @@ std::vector<std::string> glob_paths(const std::string& pattern) {
   return paths;
 }
 
-/// At most about kMostOutput: what is more is no configuration.
+/// Reads at most about kMostOutput; longer output is no configuration.
 Awaitable<std::string> read_to_end(Channel::Socket& socket) {
   std::string text;
   std::array<char, 8192> buffer;
@@ -64,7 +64,7 @@ LocalUser local_user() {
   passwd* found = nullptr;
   if (::getpwuid_r(::getuid(), &entry, buffer.data(), buffer.size(), &found) == 0 && found != nullptr) {
     user.name = found->pw_name;
-    user.home = found->pw_dir;  // ssh goes by the database, too, not by HOME
+    user.home = found->pw_dir;  // ssh also uses the database, not HOME
   } else {
     user.name = std::to_string(::getuid());
     const char* home = std::getenv("HOME");
@@ -73,7 +73,7 @@ LocalUser local_user() {
   return user;
 }
 
-/// One answer that several hosts may wait for.
+/// One answer, which several hosts may await.
 struct SshConfigSource::Answer {
   explicit Answer(const asio::any_io_executor& loop)
       : known(loop, std::chrono::steady_clock::time_point::max()) {}
@@ -102,7 +102,7 @@ void SshConfigSource::read_file(const std::string& path, int depth) {
   if (depth > kDeepestInclude) return;
   const auto text = read_regular_file(path);
   if (!text) return;
-  // A relative Include belongs to the folder of the kind of file, not of the file.
+  // A relative Include is resolved by the kind of file (user or system), not by the folder of the file.
   const std::string home = local_user().home;
   const std::string folder = path.rfind("/etc/ssh/", 0) == 0 ? "/etc/ssh/" : home + "/.ssh/";
   for (std::string name : shape_.add(*text)) {
@@ -116,7 +116,7 @@ void SshConfigSource::read_file(const std::string& path, int depth) {
 Awaitable<Result<SshConfig>> SshConfigSource::find(Host host,
                                                    std::chrono::steady_clock::time_point deadline) {
   co_await asio::this_coro::throw_if_cancelled(false);
-  // Each question reads it anew, and a pipe (--ssh-config <(...)) can be read once, if at all.
+  // Each query reads the file again, and a pipe (--ssh-config <(...)) can be read once at most.
   if (is_pipe(file_)) {
     co_return Error{ErrorCode::kUnreachable,
                     host.name + ": the SSH configuration " + file_ + " is a pipe; name a file", 0};
@@ -170,8 +170,8 @@ Awaitable<void> SshConfigSource::ask(std::shared_ptr<SshConfigSource> self, std:
   while (self->running_ >= kMostAtOnce)
     co_await self->slot_free_.async_wait(kUseTuple);
   ++self->running_;
-  // The name that is asked about stands for every host that shares the answer; what is this host's own stays
-  // out of it.
+  // The queried name stands for every host that shares the answer. Settings of this host alone stay out of
+  // it.
   const bool shared = !self->shape_.signature(host.name).empty();
   if (shared) host.user.clear();
   if (shared) host.port = 0;
@@ -185,13 +185,14 @@ Awaitable<void> SshConfigSource::ask(std::shared_ptr<SshConfigSource> self, std:
 
 Awaitable<Result<SshConfig>> SshConfigSource::run(Host host) {
   auto config = co_await run_program(host, false);
-  // With ForkAfterAuthentication ssh -G wants a command, which it refuses with RemoteCommand.
+  // ssh -G requires a command if ForkAfterAuthentication is set, and refuses a command if RemoteCommand is
+  // set.
   if (!config && config.error().text.find("without a command") != std::string::npos)
     config = co_await run_program(std::move(host), true);
   co_return config;
 }
 
-/// OpenSSH's defaults, unless the user named a file.
+/// Returns OpenSSH's defaults, unless the user named a file.
 Result<SshConfig> SshConfigSource::without_program() const {
   const LocalUser user = local_user();
   SshConfig config = default_ssh_config({}, user.name);
@@ -238,7 +239,7 @@ Awaitable<Result<SshConfig>> SshConfigSource::run_program(Host host, bool with_c
 }
 
 std::optional<std::string> read_regular_file(const std::string& path) {
-  // Without O_NONBLOCK the open of a pipe would wait for its writer.
+  // O_NONBLOCK keeps the open of a pipe from waiting for its writer.
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
   struct stat facts {};
   if (!file || ::fstat(file.get(), &facts) != 0 || !S_ISREG(facts.st_mode)) return std::nullopt;

@@ -14,22 +14,22 @@
 
 namespace ddp::remote {
 
-/// Finds the effective SSH configuration of hosts by asking `ssh -G`, as seldom as the user's files allow and
-/// at most eight at a time. Without an ssh program on this machine it gives OpenSSH's defaults. Loop thread
+/// Finds the effective SSH configuration of hosts with `ssh -G`, run as rarely as the user's files allow and
+/// at most eight at a time. It returns OpenSSH's defaults if this machine has no ssh program. Loop thread
 /// only.
 class SshConfigSource : public std::enable_shared_from_this<SshConfigSource> {
  public:
-  /// `file` as in `ssh -F`: only that file is read; empty: the user's and the system's.
+  /// `file` as in `ssh -F`: only that file is read. Empty: the user's and the system's files.
   SshConfigSource(asio::any_io_executor loop, std::string program, std::string file);
   SshConfigSource(const SshConfigSource&) = delete;
   SshConfigSource& operator=(const SshConfigSource&) = delete;
 
-  /// The configuration with what the host's own entry overrides: user, port, address, identity. Errors:
-  /// kUnreachable with the program's words when it refuses the configuration, and when `file` cannot be read;
-  /// kTimeout at `deadline`.
+  /// Returns the configuration after the overrides of the host's entry: user, port, address, identity.
+  /// Errors: kUnreachable with the program's text when it refuses the configuration, and when `file` cannot
+  /// be read; kTimeout at `deadline`.
   Awaitable<Result<SshConfig>> find(Host host, std::chrono::steady_clock::time_point deadline);
 
-  int questions() const { return questions_; }  ///< how often ssh -G was run
+  int questions() const { return questions_; }  ///< number of ssh -G runs
 
  private:
   struct Answer;
@@ -49,18 +49,18 @@ class SshConfigSource : public std::enable_shared_from_this<SshConfigSource> {
   std::map<std::string, std::shared_ptr<Answer>> answers_;
   int questions_ = 0;
   int running_ = 0;
-  asio::steady_timer slot_free_;  ///< never expires; cancelled when a question has ended
+  asio::steady_timer slot_free_;  ///< never expires; cancelled when a query has ended
 };
 
-/// Home directory and name of the user who runs this program (HOME, else the user database).
+/// Home directory and name of the user who runs this program (user database, else HOME).
 struct LocalUser {
   std::string name;
   std::string home;
 };
 LocalUser local_user();
 
-/// The content of a file that keys or hosts are read from, at most 16 MiB of it. Empty: it is not there, may
-/// not be read, or is a directory, a device or a pipe, which could give bytes for ever or none. Blocking.
+/// Returns the content of a file with keys or hosts, at most 16 MiB. Returns nullopt if the file is missing,
+/// may not be read, or is a directory, a device or a pipe: these could give endless bytes or none. Blocking.
 std::optional<std::string> read_regular_file(const std::string& path);
 
 }  // namespace ddp::remote

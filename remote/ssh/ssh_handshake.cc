@@ -20,7 +20,7 @@ struct KeyFree {
 };
 using SshPublicKey = std::unique_ptr<ssh_key_struct, KeyFree>;
 
-/// The server's key, in the words of a known_hosts file.
+/// The server's key, in the notation of a known_hosts file.
 struct ShownKey {
   std::string type;
   std::string base64;
@@ -48,8 +48,8 @@ std::optional<ShownKey> server_key(ssh_session session) {
   return shown;
 }
 
-/// libssh knows no host certificates, and no keys on hardware for hosts. Signs that stand in the list of key
-/// exchanges, and are none, go as well.
+/// Removes algorithms that libssh does not support: host certificates, and hardware keys for hosts. It also
+/// removes signal names in the list of key exchanges, which are no algorithms.
 std::string plain_algorithms(const std::string& algorithms) {
   std::string kept;
   std::size_t start = 0;
@@ -84,7 +84,7 @@ Error append_key(const SshTarget& target, const ShownKey& key) {
                      ": it is no regular file",
                  0};
   }
-  // The last line of a file that was edited by hand may lack its end.
+  // The last line of a file edited by hand may lack its line feed.
   char last = '\n';
   if (const off_t size = file ? ::lseek(file.get(), 0, SEEK_END) : 0; size > 0)
     (void)!::pread(file.get(), &last, 1, size - 1);
@@ -115,7 +115,7 @@ std::optional<std::string> configure(ssh_session_struct* session, const SshTarge
   ssh_options_set(session, SSH_OPTIONS_USER, config.user.c_str());
   const unsigned port = config.port;
   ssh_options_set(session, SSH_OPTIONS_PORT, &port);
-  // Host keys are checked by us, from files that were read once; libssh would read them for every session.
+  // ddplaunch checks host keys against files that it reads once; libssh would read them for every session.
   ssh_options_set(session, SSH_OPTIONS_KNOWNHOSTS, "/dev/null");
   ssh_options_set(session, SSH_OPTIONS_GLOBAL_KNOWNHOSTS, "/dev/null");
   ssh_options_set(session, SSH_OPTIONS_FD, &fd);
@@ -234,7 +234,7 @@ std::optional<Error> check_host_key(ssh_session_struct* session, const SshTarget
 
 namespace {
 
-/// What to do about a refused login.
+/// Returns what to do about a refused login.
 std::string login_advice(const SshTarget& target, int offered, bool tried) {
   std::string kerberos;
   if (target.config.gssapi_authentication && (offered & SSH_AUTH_METHOD_GSSAPI_MIC) != 0) {

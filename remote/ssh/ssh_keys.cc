@@ -17,8 +17,8 @@ std::string read_text(const std::string& path) {
   return read_regular_file(path).value_or(std::string());
 }
 
-/// True for the formats that need a passphrase: the old PEM header says so, and OpenSSH's own format names a
-/// cipher right after its magic ("openssh-key-v1", then the string "none" for no encryption).
+/// Returns true for the formats that need a passphrase. The old PEM header says so. OpenSSH's own format
+/// names a cipher right after its magic ("openssh-key-v1", then the string "none" for no encryption).
 bool is_encrypted(const std::string& text) {
   const std::size_t header = text.find("-----BEGIN OPENSSH PRIVATE KEY-----");
   if (header == std::string::npos) return text.find("ENCRYPTED") != std::string::npos;
@@ -26,7 +26,7 @@ bool is_encrypted(const std::string& text) {
   return body != std::string::npos && text.compare(body + 1, 31, "b3BlbnNzaC1rZXktdjEAAAAABG5vbmU") != 0;
 }
 
-/// One line: type, base64, comment. A private key never starts so.
+/// A public key is one line: type, base64, comment. A private key never starts so.
 bool is_public(const std::string& text) {
   return text.rfind("ssh-", 0) == 0 || text.rfind("ecdsa-", 0) == 0 || text.rfind("sk-", 0) == 0;
 }
@@ -37,7 +37,7 @@ ssh_key import_key(const std::string& text) {
   return key;
 }
 
-/// "TYPE BASE64 comment".
+/// Imports a certificate from "TYPE BASE64 comment".
 ssh_key import_certificate(const std::string& text) {
   const std::size_t blank = text.find_first_of(" \t");
   if (blank == std::string::npos) return nullptr;
@@ -50,7 +50,7 @@ ssh_key import_certificate(const std::string& text) {
   return key;
 }
 
-/// The files that ssh looks for without being told.
+/// Returns whether `path` is a key file that ssh tries by default.
 bool is_usual(const std::string& path) {
   static constexpr std::string_view kNames[] = {"id_rsa",     "id_dsa",        "id_ecdsa", "id_ecdsa_sk",
                                                 "id_ed25519", "id_ed25519_sk", "id_xmss"};
@@ -141,7 +141,7 @@ std::shared_ptr<const SshKey> SshKeys::certified(const std::string& path, const 
   if (!is_new) return slot->second;
   ssh_key cert = import_certificate(read_text(certificate));
   if (cert == nullptr) return nullptr;
-  // A key of its own: attaching the certificate changes it.
+  // Load a separate key: attaching the certificate changes it.
   ssh_key key = import_key(read_text(path));
   if (key != nullptr && ssh_pki_copy_cert_to_privkey(cert, key) == SSH_OK) {
     slot->second = std::make_shared<SshKey>(certificate, key, SshKey::Problem::kNone);

@@ -13,12 +13,12 @@
 namespace ddp::remote {
 namespace {
 
-constexpr int kTurns = 8;          // before the other sessions of the thread have their turn
+constexpr int kTurns = 8;          // before other sessions of the thread run
 constexpr int kReadsPerTurn = 16;  // libssh takes 4 KiB from the socket at a time
 
 int on_channel_data(ssh_session, ssh_channel, void*, std::uint32_t, int is_stderr, void* pump) {
   static_cast<SshPump*>(pump)->on_data(is_stderr != 0);
-  return 0;  // stays in libssh's buffer, so that its window tells the far side when to wait
+  return 0;  // bytes stay in libssh's buffer, so that its window makes the remote side wait
 }
 
 void on_exit_status(ssh_session, ssh_channel, int status, void* pump) {
@@ -71,7 +71,7 @@ void SshPump::on_signal(const char* name) {
     std::string_view name;
     int number;
   };
-  // The names of RFC 4254, 6.10.
+  // The names are those of RFC 4254, 6.10.
   static constexpr Row kSignals[] = {
       {"ABRT", SIGABRT}, {"ALRM", SIGALRM}, {"FPE", SIGFPE},   {"HUP", SIGHUP},   {"ILL", SIGILL},
       {"INT", SIGINT},   {"KILL", SIGKILL}, {"PIPE", SIGPIPE}, {"QUIT", SIGQUIT}, {"SEGV", SIGSEGV},
@@ -83,8 +83,8 @@ void SshPump::on_signal(const char* name) {
 }
 
 void SshPump::read_packets() {
-  // Not ssh_channel_poll: it reads nothing once end of file has come, and the close of the channel comes
-  // after that.
+  // ssh_channel_poll does not work here: it reads nothing after end of file, and the close of the channel
+  // comes later.
   for (int i = 0; i < kReadsPerTurn && !(out_.held && err_.held); ++i) {
     if (ssh_event_dopoll(packets_, 0) != SSH_OK) return;
   }
@@ -119,7 +119,7 @@ bool SshPump::from_channel(PumpStream& stream, int fd, bool is_errors) {
   while (stream.held && stream.empty()) {
     const int got = ssh_channel_read_nonblocking(
         channel_, stream.bytes.data(), static_cast<std::uint32_t>(stream.bytes.size()), is_errors ? 1 : 0);
-    // Nothing, the end, or an error: the state of channel and session tells which.
+    // The read gave nothing, the end, or an error. The state of channel and session shows which.
     stream.held = got == static_cast<int>(stream.bytes.size());
     if (got <= 0) break;
     stream.begin = 0;
@@ -153,12 +153,12 @@ bool SshPump::to_channel() {
     in_.begin = in_.end;
     return moved;
   }
-  // While libssh holds unsent packets, more of ours would only grow its buffer.
+  // While libssh holds unsent packets, more bytes would only grow its buffer.
   if (!in_.empty() && (ssh_get_poll_flags(session_) & SSH_WRITE_PENDING) == 0) {
     const int sent = ssh_channel_write(channel_, in_.bytes.data() + in_.begin,
                                        static_cast<std::uint32_t>(in_.end - in_.begin));
     if (sent == SSH_ERROR) {
-      in_.begin = in_.end;  // the command takes no input any more; what it says is still worth reading
+      in_.begin = in_.end;  // the command takes no more input, but its output is still needed
       eof_sent_ = true;
       moved = true;
     } else if (sent > 0) {
@@ -190,7 +190,7 @@ SshPump::State SshPump::move() {
       ::shutdown(link_, SHUT_WR);
       ::shutdown(errors_, SHUT_WR);
     }
-    // Without a connection every channel counts as closed, so this comes first.
+    // Every channel counts as closed after the connection has ended, so check the connection first.
     if (delivered && ssh_is_connected(session_) == 0) return State::kBroken;
     if (delivered && ssh_channel_is_closed(channel_) != 0) return State::kClosed;
     if (!moved && !(out_.held && out_.empty()) && !(err_.held && err_.empty())) return State::kRunning;
@@ -200,8 +200,8 @@ SshPump::State SshPump::move() {
 
 SshPump::Interest SshPump::interest() const {
   Interest interest;
-  // With both streams held back nothing is read from the connection, and a broken one stays readable for
-  // ever.
+  // If both streams are held back, nothing is read from the connection. A broken connection then stays
+  // readable forever.
   interest.packets = !(out_.held && err_.held) && ssh_is_connected(session_) != 0;
   interest.link_read = in_.empty() && !in_ended_ && !link_ready_;
   interest.link_write = out_.blocked;

@@ -11,19 +11,20 @@ struct ssh_event_struct;
 
 namespace ddp::remote {
 
-/// Moves bytes between an SSH channel and two local sockets, without waiting. Lives on the session's thread;
-/// the owner waits for what wants() names, and for the session's socket, and calls move() again.
+/// Moves bytes between an SSH channel and two local sockets, without waiting. It runs on the session's
+/// thread. The owner waits for the events of interest(), and for the session's socket, and calls move()
+/// again.
 ///
-/// Packets are taken from the connection whether or not a stream's reader keeps up, up to the channel's
-/// window, so that one unread stream does not stop the other. The end is the close of the channel or of the
-/// connection; end of file and the exit status may come before it, in any order, or never.
+/// The pump reads packets even if a stream's reader is slow, up to the channel's window, so that one unread
+/// stream does not stop the other. The end is the close of the channel or of the connection. End of file and
+/// the exit status may come before it, in any order, or never.
 class SshPump {
  public:
   enum class State {
     kRunning,
     kMore,    ///< call again soon; other sessions may go first
     kClosed,  ///< the channel was closed and everything was delivered
-    kBroken,  ///< the connection has gone; what had arrived was delivered
+    kBroken,  ///< the connection has gone; all received bytes were delivered
   };
 
   struct Interest {
@@ -33,13 +34,14 @@ class SshPump {
     bool errors_write = false;
   };
 
-  /// Borrows session and channel. Made before the command is executed, since its end may be told at once.
+  /// Borrows session and channel. Create it before the command is executed, because its end may be reported
+  /// at once.
   SshPump(ssh_session_struct* session, ssh_channel_struct* channel);
   ~SshPump();
   SshPump(const SshPump&) = delete;
   SshPump& operator=(const SshPump&) = delete;
 
-  /// The non-blocking local sockets, borrowed. From here on only the pump makes libssh read.
+  /// Borrows the non-blocking local sockets. After this call only the pump makes libssh read.
   void attach(int link, int errors);
 
   State move();
@@ -61,8 +63,8 @@ class SshPump {
     std::size_t begin = 0;
     std::size_t end = 0;
     bool blocked = false;  ///< the receiver takes no more for now
-    bool gone = false;     ///< the receiver takes nothing any more: bytes are thrown away
-    bool held = false;     ///< libssh has bytes for us
+    bool gone = false;     ///< the receiver takes nothing any more: bytes are discarded
+    bool held = false;     ///< libssh has more bytes
     bool empty() const { return begin == end; }
   };
   struct Callbacks;
@@ -76,7 +78,7 @@ class SshPump {
 
   ssh_session_struct* session_;
   ssh_channel_struct* channel_;
-  ssh_event_struct* packets_ = nullptr;  ///< libssh's own poll, the one way to have it read at any time
+  ssh_event_struct* packets_ = nullptr;  ///< libssh's own poll, the only way to make it read at any time
   std::unique_ptr<Callbacks> callbacks_;
   int link_ = -1;
   int errors_ = -1;

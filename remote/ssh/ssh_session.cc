@@ -27,7 +27,7 @@ void set_option(int fd, int level, int name, int value) {
 UniqueFd tcp_socket(const Endpoint& endpoint) {
   UniqueFd fd(::socket(endpoint.address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) return fd;
-  // From the first byte: each small packet of the handshake would otherwise wait for an acknowledgement.
+  // Set before the first byte: each small packet of the handshake would otherwise wait for an acknowledgment.
   set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(fd.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
   return fd;
@@ -57,8 +57,8 @@ SshSession::~SshSession() {
 
 // ---- connecting
 
-/// While nobody else watches the connection. Seconds without any sign of the peer's kernel until it counts as
-/// dead; 0 gives the connection to the heartbeats of the agent, whose limits are the user's.
+/// Watches the connection until the agent's heartbeats do. The peer counts as dead after `seconds` without
+/// any packet from its kernel. 0 leaves the connection to the agent's heartbeats, whose limits the user sets.
 void SshSession::watch_peer(int fd, int seconds) {
   set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, seconds * 1000);
   set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, seconds > 0 ? 10 : 7200);
@@ -148,8 +148,8 @@ void SshSession::begin_ssh() {
     });
   }
   session_ = ssh_new();
-  // libssh closes its descriptor when the peer ends, at any time and before we know; the loop's registration
-  // must not fall on whoever gets that number next, so each side has a descriptor of its own.
+  // libssh closes its descriptor when the peer ends, at any time and without notice. The loop's registration
+  // must not pass to the next owner of that number, so libssh and the loop have separate descriptors.
   UniqueFd own = duplicate(tcp_.native_handle());
   if (session_ == nullptr || !own) {
     stop_with(system_error(errno, target_.label + ": no SSH session can be made"));
@@ -211,8 +211,8 @@ void SshSession::wait() {
 
 void SshSession::wait_for_tcp() {
   auto self = shared_from_this();
-  // Delayed acknowledgements of ours meet Nagle's algorithm of the server: 40 ms a session. The kernel
-  // forgets the setting, so it is renewed until the command speaks.
+  // Delayed acknowledgments of this side meet Nagle's algorithm of the server: 40 ms per session. The kernel
+  // forgets the setting, so it is renewed until the command writes.
   if (!pump_ || !pump_->heard()) set_option(tcp_.native_handle(), IPPROTO_TCP, TCP_QUICKACK, 1);
   if (!tcp_reading_) {
     tcp_reading_ = true;
@@ -259,7 +259,8 @@ void SshSession::wait_for_local() {
 }
 
 void SshSession::on_ready(const error_code& error) {
-  // Aborted: the session was stopped, or the descriptor closed. While lent, the agent's thread has it.
+  // Aborted: the session was stopped, or the descriptor closed. A lent session belongs to the ssh-agent's
+  // thread.
   if (error == asio::error::operation_aborted || step_ == Step::kDone || step_ == Step::kAgent) return;
   advance();
 }
@@ -293,15 +294,15 @@ SshSession::StepResult SshSession::stop_at_end(ChannelEnd end) {
 void SshSession::close(HangUp hang_up) {
   events_ = {};
   if (step_ == Step::kAgent) {
-    // The agent's thread has the session, and may be waiting in it: cut both connections, and clean up when
-    // it is back.
+    // The ssh-agent's thread has the session, and may be blocked in it. Cut both connections, and clean up
+    // when that thread returns the session.
     cut_off_ = true;
     ::shutdown(agent_socket_.get(), SHUT_RDWR);
     ::shutdown(tcp_.native_handle(), SHUT_RDWR);
     deadline_.cancel();
     return;
   }
-  if (step_ == Step::kRun && pump_) pump_->move();  // the owner's last words may still lie in the socket
+  if (step_ == Step::kRun && pump_) pump_->move();  // the owner's last bytes may still be in the socket
   if (step_ == Step::kRun && hang_up == HangUp::kYes && ssh_is_connected(session_) != 0) {
     for (const char* signal : {"HUP", "TERM"})
       ssh_channel_request_send_signal(channel_, signal);
@@ -317,8 +318,8 @@ void SshSession::release() {
   pump_.reset();
   if (channel_ != nullptr) ssh_channel_free(std::exchange(channel_, nullptr));
   if (session_ != nullptr) {
-    // Alone it closes the descriptor in every version; after ssh_disconnect (0.10) or ssh_silent_disconnect
-    // (0.11) libssh has forgotten one that it was given, and leaves it open.
+    // ssh_free alone closes the descriptor in every version. After ssh_disconnect (0.10) or
+    // ssh_silent_disconnect (0.11) libssh has forgotten a descriptor that it was given, and leaves it open.
     ssh_free(std::exchange(session_, nullptr));
   }
   error_code ignored;

@@ -27,18 +27,18 @@ struct SshOpened {
 struct SshFailure {
   Error error;
   bool closed_early = false;    ///< the server closed before its banner: worth another try
-  std::string needs_openssh{};  ///< why the ssh program may do it: "KexAlgorithms in the SSH configuration"
-  std::string advice{};         ///< what to do when the program fails as well
-  bool offers_gssapi = false;   ///< the server took no key, but would take a Kerberos ticket
+  std::string needs_openssh{};  ///< why the ssh program may succeed: "KexAlgorithms in the SSH configuration"
+  std::string advice{};         ///< what to do if the program fails as well
+  bool offers_gssapi = false;   ///< the server took no key, but accepts a Kerberos ticket
 };
 
-/// One SSH connection that runs one command: connects, logs in, executes, moves bytes, ends. A state machine
-/// driven by readiness, confined to the thread of `io`; nothing in it waits. Only while it signs with an
-/// ssh-agent, which libssh can do in no other way than waiting, it is lent to the thread of `agent_io`, and
-/// its deadline cuts that wait off.
+/// One SSH connection that runs one command: connects, logs in, executes, moves bytes, ends. It is a state
+/// machine driven by readiness and confined to the thread of `io`, and it never blocks. The exception is
+/// signing with an ssh-agent, which libssh can only do blocking. Meanwhile the session is lent to the thread
+/// of `agent_io`, and the session's deadline ends that wait.
 ///
-/// Events are called on the thread of `io`: opened or failed once, then (after opened) ended once; none after
-/// close().
+/// Events are called on the thread of `io`. opened or failed is called once, then (after opened) ended once.
+/// No event follows close().
 class SshSession : public std::enable_shared_from_this<SshSession> {
  public:
   struct SshSessionEvents {
@@ -53,15 +53,15 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
   SshSession(const SshSession&) = delete;
   SshSession& operator=(const SshSession&) = delete;
 
-  /// Which thread it lives on; of use to its owner only.
+  /// The index of its thread, for its owner only.
   void set_home(std::size_t home) { home_ = home; }
   std::size_t home() const { return home_; }
 
-  // On the thread of `io`:
+  // Only on the thread of `io`:
   void start();
-  /// Ends the connection at once: the remote command sees end of file. `hang_up`: it is sent SIGHUP and
-  /// SIGTERM before, which servers pass on to all that it started, if at all (OpenSSH does, but not to
-  /// root's).
+  /// Ends the connection at once: the remote command sees end of file. `hang_up` first sends SIGHUP and
+  /// SIGTERM. Servers that support this pass them to all processes of the command (OpenSSH does, but not for
+  /// root).
   enum class HangUp : bool { kNo, kYes };
   void close(HangUp hang_up = HangUp::kNo);
 
@@ -87,8 +87,8 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
   StepResult hand_over();
   StepResult run();
 
-  void ask_agent();           // on the agent's thread
-  void on_agent(int answer);  // back on ours
+  void ask_agent();           // on the ssh-agent's thread
+  void on_agent(int answer);  // back on the thread of `io`
 
   void wait();
   void wait_for_tcp();
@@ -117,7 +117,7 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
   bool tcp_reading_ = false;
   bool tcp_writing_ = false;
   asio::steady_timer deadline_;
-  asio::steady_timer attempt_;  ///< of one address, while others are left; and ConnectTimeout
+  asio::steady_timer attempt_;  ///< limit of one address while others are left; also ConnectTimeout
 
   ssh_session_struct* session_ = nullptr;
   ssh_channel_struct* channel_ = nullptr;
@@ -125,10 +125,10 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
   std::size_t key_ = 0;
   int offered_ = 0;
   bool agent_asked_ = false;
-  std::string agent_problem_;  ///< why it could not be asked
+  std::string agent_problem_;  ///< why the ssh-agent could not be used
   bool none_asked_ = false;
   bool cut_off_ = false;   ///< failed or closed while lent
-  UniqueFd agent_socket_;  ///< a second descriptor of the connection to the agent, to cut it off
+  UniqueFd agent_socket_;  ///< a second descriptor of the connection to the ssh-agent, to cut it off
   std::unique_ptr<asio::posix::stream_descriptor> agent_wait_;
 
   std::unique_ptr<SshPump> pump_;

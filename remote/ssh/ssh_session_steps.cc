@@ -1,4 +1,4 @@
-// The steps of a session that go through libssh: greeting, login, channel, command.
+// The steps of a session that use libssh: greeting, login, channel, command.
 #include <fcntl.h>
 #include <libssh/libssh.h>
 #include <sys/socket.h>
@@ -14,29 +14,29 @@
 namespace ddp::remote {
 namespace {
 
-/// Output goes to the loop in large pieces: the more this takes, the fewer turns of the two threads. The
-/// kernel gives as much of it as the administrator allows.
+/// A larger buffer needs fewer context switches between the two threads. The kernel grants as much as the
+/// administrator allows.
 constexpr int kSendBuffer = 256 << 10;
 
 UniqueFd duplicate(int fd) {
   return UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
 }
 
-/// Without one errno says why.
+/// An empty result leaves the reason in errno.
 UniqueFd connect_to_agent(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   errno = ENAMETOOLONG;
   if (path.size() >= sizeof address.sun_path) return {};
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  // Not even connecting may wait: the queue of a stuck agent can be full.
+  // Even connecting must not wait: the queue of a stuck ssh-agent can be full.
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd || ::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) return {};
   return fd;
 }
 
-/// What OpenSSH's server says instead of a greeting beyond MaxStartups (since 8.6) and when the address has
-/// to pay for earlier failures (PerSourcePenalties).
+/// Returns whether OpenSSH's server refuses the connection instead of a greeting. It does so beyond
+/// MaxStartups (since 8.6), and when the address has earlier failures (PerSourcePenalties).
 bool refuses_more_logins(std::string_view line) {
   return line.starts_with("Exceeded MaxStartups") || line.starts_with("Not allowed at this time");
 }
@@ -75,7 +75,7 @@ void SshSession::advance() {
     }
     if (progress == StepResult::kStop) return;
     if (progress != StepResult::kAgain) continue;
-    // A call that the server's disconnect cuts off goes on saying "again", and the socket stays readable.
+    // A call that the server's disconnect interrupts keeps returning "again", and the socket stays readable.
     if (step_ != Step::kGreet && step_ != Step::kRun && ssh_is_connected(session_) == 0) {
       stop_with(login_broken());
       return;
@@ -104,7 +104,7 @@ SshSession::StepResult SshSession::greet() {
                 0});
     }
     if (line != nullptr && !wrong) {
-      // Nothing was tried that a server could count against us, and the program knows more algorithms.
+      // No login was tried that a server could count as a failure, and the ssh program knows more algorithms.
       SshFailure failure{libssh_error("no SSH connection with " + endpoint().text), false, {}};
       failure.needs_openssh =
           std::string("a key exchange that libssh cannot make (") + ssh_get_error(session_) + ")";
@@ -143,7 +143,7 @@ SshSession::StepResult SshSession::login() {
       case SSH_AUTH_PARTIAL:
         offered_ = ssh_userauth_list(session_, nullptr);
         if ((offered_ & SSH_AUTH_METHOD_PUBLICKEY) == 0) return second_factor();
-        ++key_;  // it wants two keys
+        ++key_;  // the server requires two keys
         break;
       case SSH_AUTH_DENIED:
         offered_ = ssh_userauth_list(session_, nullptr);
@@ -155,8 +155,9 @@ SshSession::StepResult SshSession::login() {
   }
   if (!target_.agent_socket.empty() && !agent_asked_) return lend_to_agent();
   if (!none_asked_) {
-    // Servers that know the user by other means (a private network) let in without a key. Last, since each
-    // question costs a way there and back; it also tells the methods where there was no key to try.
+    // Servers that know the user by other means (a private network) accept a login without a key. This comes
+    // last, because each request costs a round trip. The request also returns the server's methods if there
+    // was no key to try.
     const int answer = ssh_userauth_none(session_, nullptr);
     if (answer == SSH_AUTH_AGAIN) return StepResult::kAgain;
     none_asked_ = true;
@@ -195,7 +196,7 @@ SshSession::StepResult SshSession::second_factor() {
   return stop_with(std::move(failure));
 }
 
-/// The server closed the connection, or it broke, while keys were tried.
+/// Returns the error for a connection that the server closed, or that broke, while keys were tried.
 Error SshSession::login_broken() const {
   Error broken = libssh_error("the login at " + endpoint().text + " broke off");
   if (key_ > 0 || (agent_asked_ && agent_problem_.empty())) {
@@ -263,7 +264,7 @@ SshSession::StepResult SshSession::run() {
     case SshPump::State::kBroken:
       break;
   }
-  // A server may close the connection right behind the channel.
+  // A server may close the connection right after the channel.
   if (pump_->ended() && pump_->status()) return stop_at_end({pump_->status(), std::nullopt});
   Error broken = libssh_error("the SSH connection to " + endpoint().text + " broke");
   broken.code = ErrorCode::kLinkLost;

@@ -48,8 +48,8 @@ std::vector<std::string> expand_all(const std::vector<std::string>& paths, const
   return expanded;
 }
 
-/// Why libssh cannot log in with these keys, or nothing. The agent is left out where libssh would offer too
-/// much of it. `certificate` belongs to none of the keys.
+/// Returns why libssh cannot log in with these keys, or an empty text. It drops the ssh-agent if libssh would
+/// offer too many of its keys. `certificate` belongs to none of the keys.
 std::string needs_openssh(SshTarget& target, const std::string& certificate) {
   for (const auto& key : target.keys) {
     if (key->problem() == SshKey::Problem::kUnknown)
@@ -58,7 +58,7 @@ std::string needs_openssh(SshTarget& target, const std::string& certificate) {
   if (target.agent_socket.empty()) return {};
   if (!certificate.empty()) return "the certificate " + certificate + " of a key that the ssh-agent has";
   if (!target.config.identities_only) return {};
-  // libssh would offer every key of the agent.
+  // libssh would offer every key of the ssh-agent.
   for (const auto& key : target.keys) {
     if (key->problem() == SshKey::Problem::kAbsent) continue;
     if (key->get() == nullptr) return "IdentitiesOnly with a key that only the ssh-agent can use";
@@ -69,13 +69,13 @@ std::string needs_openssh(SshTarget& target, const std::string& certificate) {
 
 }  // namespace
 
-/// What was read from disk, once for all hosts. On the disk's thread only: a home directory on a network disk
-/// may hold its reader for minutes.
+/// The data read from disk, once for all hosts. It is used on the disk's thread only: a home directory on a
+/// network disk may block its reader for minutes.
 struct SshShell::Files {
   LocalUser user = local_user();
   SshKeys keys;
 
-  /// A target as far as it is known, and what the disk says of it.
+  /// A target with the data from disk.
   struct PreparedTarget {
     SshTarget target;
     std::string beyond_libssh;  ///< why libssh cannot serve this host; empty: it can
@@ -84,7 +84,7 @@ struct SshShell::Files {
   std::string complete(const Host& host, SshTarget& target);
   const KnownHosts& known_hosts(const std::vector<std::string>& paths);
 
-  /// known_hosts is read again when it has changed: a new key may have been noted.
+  /// known_hosts is read again when it has changed: a new key may have been added.
   struct LoadedKnownHosts {
     std::string stamp;
     KnownHosts hosts;
@@ -108,8 +108,9 @@ struct SshShell::Files {
 /// One session as the loop sees it.
 struct SshShell::Attempt {
   explicit Attempt(const asio::any_io_executor& loop) : changed(loop, Clock::time_point::max()) {}
-  std::weak_ptr<SshSession> session;  ///< owned by what its thread waits for; it may not outlive the threads
-  std::optional<LoginWindow::Slot> slot;  ///< until it is logged in
+  std::weak_ptr<SshSession> session;  ///< owned by the pending operations of its thread; it may not outlive
+                                      ///< the threads
+  std::optional<LoginWindow::Slot> slot;  ///< held until the login succeeds
   std::optional<SshOpened> opened;
   std::optional<SshFailure> failed;
   std::optional<ChannelEnd> ended;
@@ -201,7 +202,7 @@ SshShell::Files::PreparedTarget SshShell::Files::prepare(const Host& host, SshTa
   return {std::move(target), std::move(reason)};
 }
 
-/// Completes the target from its configuration. Returns why libssh cannot serve this host, or nothing.
+/// Completes the target from its configuration. Returns why libssh cannot serve this host, or an empty text.
 std::string SshShell::Files::complete(const Host& host, SshTarget& target) {
   const SshConfig& config = target.config;
   if (!host.jump.empty()) return "jump= of the host";
@@ -235,7 +236,7 @@ std::string SshShell::Files::complete(const Host& host, SshTarget& target) {
   return needs_openssh(target, keys.lonely_certificate(target.keys, certificates));
 }
 
-/// As ssh does: a key that was named and cannot be used does not stop the login by another one.
+/// As in ssh, a named key that cannot be used does not prevent the login with another key.
 void SshShell::warn_of_keys(const Host& host, const SshTarget& target) {
   for (const auto& key : target.keys) {
     std::string text = "the key " + key->path();
@@ -301,10 +302,10 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
   target.endpoints = std::move(*endpoints);
 
   std::shared_ptr<Attempt> last;
-  std::optional<Error> closed;  ///< what a server said that closes before its greeting
+  std::optional<Error> closed;  ///< error of a server that closed before its greeting
   LoginRetry retry;
   for (;;) {
-    // The first address stands for the host: a name with several is one server to its own limits.
+    // The first address stands for the host: a name with several addresses is one server to its own limits.
     auto slot = co_await window_.acquire(target.endpoints.front().text, host.name, deadline);
     if (!slot) co_return slot.error();
     last = std::make_shared<Attempt>(loop_);
@@ -323,11 +324,11 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
       co_return co_await through_openssh(std::move(host), std::move(argv), deadline, std::move(reason),
                                          std::move(route));
     }
-    // A last try that the start limit cut short knows less than those before it.
+    // A last try that the start limit cut short has a less exact error than earlier ones.
     Error failure = last->failed->error;
     if (last->failed->closed_early) closed = failure;
     if (failure.code == ErrorCode::kTimeout && closed) failure = *closed;
-    // Nothing else is tried twice: servers lock out who fails to log in again and again.
+    // Retry nothing else: servers lock out clients whose logins fail repeatedly.
     const auto pause = last->failed->closed_early ? retry.next(random_) : std::nullopt;
     if (!pause || Clock::now() + *pause >= deadline) co_return failure;
     asio::steady_timer timer(loop_, *pause);
@@ -352,7 +353,7 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::through_openssh(Host host,
 
 Awaitable<void> SshShell::attempt(std::shared_ptr<Attempt> attempt, SshTarget target) {
   co_await asio::this_coro::throw_if_cancelled(false);
-  // Called on an I/O thread; what they set belongs to the loop.
+  // The events are called on an I/O thread; the state that they set belongs to the loop.
   SshSession::SshSessionEvents events;
   const asio::any_io_executor loop = loop_;
   events.logged_in = [loop, attempt] { asio::post(loop, [attempt] { attempt->slot.reset(); }); };

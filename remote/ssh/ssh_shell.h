@@ -22,23 +22,21 @@ struct SshTarget;
 class SshThreads;
 
 struct SshShellOptions {
-  std::string config;  ///< as `ssh -F FILE`; empty: the user's and the system's
+  std::string config;  ///< as in `ssh -F FILE`; empty: the user's and the system's files
   bool accept_new_host_keys = false;
-  std::string ssh_program =
-      "ssh";                ///< asked for the configuration, and used for hosts that libssh cannot serve
-  unsigned io_threads = 0;  ///< 0: one for each CPU, at most 4
-  /// Logins under way at once at one address and port; servers drop connections beyond MaxStartups (10 by
-  /// default).
+  std::string ssh_program = "ssh";  ///< prints the configuration, and serves hosts that libssh cannot
+  unsigned io_threads = 0;          ///< 0: one per CPU, at most 4
+  /// Concurrent logins at one address and port; servers drop connections beyond MaxStartups (10 by default).
   unsigned window = 8;
-  /// Told once for each reason why a host goes through the ssh program, and for each named key that cannot
-  /// be used. May be empty.
+  /// Called once for each reason why a host uses the ssh program, and for each named key that cannot be used.
+  /// May be empty.
   std::function<void(const std::string&)> notice;
 };
 
-/// Runs commands through libssh: many non-blocking sessions on a few I/O threads, about 2 ms of CPU a host.
-/// The user's configuration, keys, ssh-agent and known_hosts count as for the ssh program, which also serves,
-/// by itself, the hosts whose configuration libssh cannot (docs/ssh.md). Loop thread only; destroyed before
-/// the loop, and channels it gave may outlive it.
+/// Runs commands through libssh: many non-blocking sessions on a few I/O threads, about 2 ms of CPU per host.
+/// The user's configuration, keys, ssh-agent and known_hosts apply as for the ssh program. Hosts with a
+/// configuration that libssh cannot serve go through the ssh program (docs/ssh.md). Loop thread only. It is
+/// destroyed before the loop; its channels may outlive it.
 class SshShell final : public RemoteShell {
  public:
   SshShell(asio::any_io_executor loop, SshShellOptions options);
@@ -47,7 +45,7 @@ class SshShell final : public RemoteShell {
   Awaitable<Result<std::unique_ptr<Channel>>> open(Host host, std::vector<std::string> argv,
                                                    Deadline deadline) override;
 
-  /// How often `ssh -G` was run.
+  /// Returns the number of `ssh -G` runs.
   int configuration_questions() const { return configs_->questions(); }
 
  private:
@@ -71,7 +69,7 @@ class SshShell final : public RemoteShell {
   std::shared_ptr<KerberosTicket> ticket_;
   LoginWindow window_;
   BlockingCalls disk_;
-  std::shared_ptr<Files> files_;  ///< read by the one thread of disk_, which may outlive us
+  std::shared_ptr<Files> files_;  ///< read by the one thread of disk_, which may outlive this object
   std::shared_ptr<SshThreads> threads_;
   std::set<std::string> reported_;
   std::mt19937 random_;

@@ -10,7 +10,7 @@ namespace ddp::remote {
 struct SshThreads::Worker {
   asio::io_context io{1};
   asio::executor_work_guard<asio::io_context::executor_type> work{io.get_executor()};
-  std::vector<std::weak_ptr<SshSession>> sessions;  ///< on this thread
+  std::vector<std::weak_ptr<SshSession>> sessions;  ///< sessions on this thread
   std::thread thread;
 };
 
@@ -21,7 +21,7 @@ SshThreads::SshThreads(unsigned count) {
 
 void SshThreads::run(Worker& worker) {
   if (worker.thread.joinable()) return;
-  // Signals are the loop's business: the new thread inherits that all are blocked.
+  // Signals belong to the loop: the new thread inherits a mask that blocks all of them.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -39,12 +39,12 @@ SshThreads::~SshThreads() {
       worker.io.stop();
     });
   }
-  // A session that waits for an ssh-agent was cut off by its own thread, so the agents' thread, which is
-  // last, ends too.
+  // A session that waits for an ssh-agent was cut off by its own thread. The ssh-agents' thread, which is
+  // last, ends as well.
   for (const auto& worker : workers_) {
     if (worker->thread.joinable()) worker->thread.join();
   }
-  // The agents' loop goes first: what is queued there may hold the last reference to a session of the others.
+  // Destroy the ssh-agents' loop first: its queue may hold the last reference to a session of another loop.
   while (!workers_.empty())
     workers_.pop_back();
 }
