@@ -92,7 +92,7 @@ Result<std::shared_ptr<const PushSet>> AgentBundle::set_for(const std::string& m
     set->bytes.push_back(std::move(*bytes));
     return {};
   };
-  // The agent last: where it is, all is.
+  // The agent comes last: its presence shows that the set is complete.
   if (!paths->second.train.empty()) {
     if (auto added = add("train", paths->second.train); !added) return added.error();
   }

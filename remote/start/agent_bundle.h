@@ -12,33 +12,32 @@
 
 namespace ddp::remote {
 
-/// The files for one kind of machine, as they go over the wire. Shared by all hosts that need them, so that a
-/// thousand pushes hold one copy.
+/// The files for one kind of machine, as they are sent. All hosts that need them share one copy.
 struct PushSet {
-  std::string key;  ///< names it in the caches of the nodes
+  std::string key;  ///< names the set in the caches of the nodes
   std::vector<PushedFile> files;
-  std::vector<std::string> bytes;  ///< of each file
+  std::vector<std::string> bytes;  ///< content of each file
 };
 
-/// The agents that can be pushed: ddplaunchd beside this program for machines like this one, and
-/// ../libexec/ddplaunch/ddplaunchd-MACHINE for others (docs/nodes.md); `train` and train-MACHINE likewise.
-/// The constructor reads no more than the heads of the files.
+/// The agents that can be pushed: ddplaunchd beside this program for machines of the same kind, and
+/// ../libexec/ddplaunch/ddplaunchd-MACHINE for others (docs/nodes.md). `train` and train-MACHINE are found
+/// alike. The constructor reads only the heads of the files.
 class AgentBundle {
  public:
   struct BundleRequest {
-    std::string bin_dir;  ///< where this program lies
+    std::string bin_dir;  ///< directory of this program
     AgentHello hello;
     bool train = false;  ///< the job's worker is `train`
   };
 
   explicit AgentBundle(BundleRequest request);
 
-  /// For a host: its installed agent is looked for at our own path.
+  /// The agent that a host needs: the installed one is expected at this program's own path.
   const AgentWanted& wanted() const { return wanted_; }
 
-  /// What to push to a machine (`uname -m`). kAgentMissing: there is nothing that would run on it; the text
-  /// says where it was looked for, behind "HOST: ". kSystem: a file cannot be read. Reads and hashes the
-  /// files at its first call for a machine, so it is called off the loop (BlockingCalls). Any thread.
+  /// Returns the files for a machine (`uname -m`). kAgentMissing: no file runs on it; the text says where the
+  /// search looked, behind "HOST: ". kSystem: a file cannot be read. The first call for a machine reads and
+  /// hashes the files, so call it off the loop (BlockingCalls). Any thread.
   Result<std::shared_ptr<const PushSet>> set_for(const std::string& machine);
 
  private:
@@ -55,7 +54,7 @@ class AgentBundle {
   AgentWanted wanted_;
   std::map<std::string, Paths> paths_;                            ///< by machine
   std::map<std::string, std::string> lacks_;                      ///< by machine: why it is not in paths_
-  std::mutex loading_;                                            ///< of loaded_
+  std::mutex loading_;                                            ///< guards loaded_
   std::map<std::string, std::shared_ptr<const PushSet>> loaded_;  ///< by machine
 };
 

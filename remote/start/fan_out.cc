@@ -13,11 +13,11 @@ namespace {
 
 constexpr std::size_t kErrorsKept = 64 * 1024;
 constexpr std::size_t kLastErrors = 1 << 20;  // more than a socket holds
-constexpr std::size_t kLongestWrapper = 100;  // in messages
+constexpr std::size_t kLongestWrapper = 100;  // characters, in messages
 
 }  // namespace
 
-/// One host on its way. Held by its coroutines and by FanOut until it is reported.
+/// The start of one host. Its coroutines own it, and FanOut until the host is reported.
 struct FanOut::Start {
   Start(const asio::any_io_executor& loop, std::size_t place, Host target, const FanOutOptions& settings,
         const RemoteShell& remote)
@@ -48,7 +48,7 @@ struct FanOut::Start {
     return "the wrapper (" + words + ")" + (shell != nullptr ? std::string(" or ") + shell : std::string());
   }
 
-  /// Inside the host's container, when it has one.
+  /// The command runs inside the host's container if there is one.
   std::vector<std::string> command() const {
     std::vector<std::string> agent = options.argv;
     if (lookup == Bootstrap::Lookup::kGiven) agent = given_lookup(options.argv);
@@ -58,7 +58,7 @@ struct FanOut::Start {
     return words;
   }
 
-  /// For another try, when the one before has let go of everything.
+  /// Prepares another try, after the previous try has released everything.
   void begin_again() {
     boot = Bootstrap(host.name, options.argv.at(0), lookup, intermediary);
     channel.reset();
@@ -80,19 +80,19 @@ struct FanOut::Start {
   asio::cancellation_signal stop;
   std::optional<ErrorCode> given_up;  ///< kTimeout or kCancelled
   std::unique_ptr<Channel> channel;   ///< set once the command runs
-  bool anew = false;                  ///< what lies in the cache did not greet, and is replaced
-  bool again = false;                 ///< this try failed, and another one may do: at once, or
-  bool closed_early = false;          ///< after a pause
+  bool anew = false;                  ///< the agent in the cache sent no hello, and is replaced
+  bool again = false;                 ///< this try failed, and another may succeed at once
+  bool closed_early = false;          ///< this try failed, and another may succeed after a pause
   std::string errors;
   bool draining = false;
   bool stop_draining = false;
   asio::steady_timer drained;          ///< never expires; cancelled when drain_errors has ended
-  std::shared_ptr<const PushSet> set;  ///< what is being pushed; empty: nothing
+  std::shared_ptr<const PushSet> set;  ///< files being pushed; empty: none
   std::string script;
   std::size_t pushed = 0;  ///< bytes of files
   bool sending = false;
   bool stop_sending = false;
-  asio::steady_timer sent;  ///< as drained, for send
+  asio::steady_timer sent;  ///< like drained, for send
 
   void give_up(ErrorCode why) {
     if (given_up) return;
@@ -139,7 +139,7 @@ Awaitable<void> FanOut::run(std::vector<Host> hosts, ReportHost report) {
     });
   }
   for (std::size_t i = 0; i < starts_.size(); ++i) {
-    // A copy: a start that fails at once is reported, and leaves the list, inside co_spawn.
+    // Copy the pointer: a start that fails at once is reported, and leaves the list, inside co_spawn.
     const std::shared_ptr<Start> one = starts_[i];
     auto done = [this, one](std::exception_ptr broken, Result<StartedAgent> outcome) {
       if (broken) std::rethrow_exception(broken);
@@ -163,7 +163,7 @@ void FanOut::finished(const std::shared_ptr<Start>& start, Result<StartedAgent> 
 }
 
 void FanOut::cancel() {
-  if (std::exchange(cancelled_, true)) return;  // who begins after it sees it
+  if (std::exchange(cancelled_, true)) return;  // a start that begins later sees the flag
   const auto copy = starts_;                    // giving up may report, which changes the list
   for (const auto& start : copy) {
     if (start) start->give_up(ErrorCode::kCancelled);
@@ -173,7 +173,7 @@ void FanOut::cancel() {
 void FanOut::on_deadline() {
   const auto copy = starts_;
   for (const auto& start : copy) {
-    // While it connects, the shell keeps the deadline itself and knows better which step was slow.
+    // During the connection the shell enforces the deadline itself, and knows which step was slow.
     if (start && start->channel) start->give_up(ErrorCode::kTimeout);
   }
 }
@@ -197,7 +197,7 @@ Awaitable<Result<StartedAgent>> FanOut::start(std::shared_ptr<Start> start) {
   for (;;) {
     auto outcome = co_await try_once(start);
     if (outcome || start->given_up) {
-      // A last try that the start limit cut short knows less than those before it.
+      // A last try that the start limit cut short has a less exact error than earlier ones.
       if (!outcome && closed && start->given_up == ErrorCode::kTimeout) co_return *closed;
       co_return outcome;
     }
@@ -247,7 +247,7 @@ Awaitable<void> FanOut::drain_errors(std::shared_ptr<Start> start) {
     const auto [error, size] =
         co_await start->channel->errors().async_read_some(asio::buffer(buffer), kUseTuple);
     if (size > 0) start->take_errors({buffer.data(), size});
-    // Cancelling misses a read that has completed and waits for its turn, so there is a flag as well.
+    // Cancelling misses a read that has completed and is queued, so a flag is needed as well.
     if (error || start->stop_draining) break;
   }
   start->draining = false;
@@ -275,14 +275,15 @@ Awaitable<Result<StartedAgent>> FanOut::greet(std::shared_ptr<Start> start) {
     }
   }
   if (start->sending) {
-    // An agent greets when all was taken, so only the report of the last write can be missing.
+    // The agent sends its hello after it received all files. Only the completion of the last write can be
+    // pending.
     start->stop_sending = true;
     error_code ignored;
     start->channel->link().cancel(ignored);
   }
   while (start->sending)
     co_await start->sent.async_wait(kUseTuple);
-  // The reader of stderr lets go before the channel is handed on; nothing it has read is lost.
+  // The reader of stderr must stop before the channel is passed on; the bytes it has read are kept.
   start->stop_draining_errors();
   while (start->draining)
     co_await start->drained.async_wait(kUseTuple);
@@ -302,7 +303,7 @@ Awaitable<Result<StartedAgent>> FanOut::greet(std::shared_ptr<Start> start) {
                          start->boot.noise(),       std::move(start->errors), start->pushed};
 }
 
-/// What the host asked for goes out while greet() reads on: it may say at any time that it cannot take it.
+/// Sends the requested data while greet() keeps reading: the host may refuse it at any time.
 Awaitable<std::optional<Error>> FanOut::answer(std::shared_ptr<Start> start) {
   while (start->sending && !start->given_up)
     co_await start->sent.async_wait(kUseTuple);
@@ -336,7 +337,7 @@ Awaitable<std::optional<Error>> FanOut::answer(std::shared_ptr<Start> start) {
   co_return std::nullopt;
 }
 
-/// The files for the machine of this host.
+/// Returns the files for the machine of this host.
 Awaitable<Result<std::shared_ptr<const PushSet>>> FanOut::load(std::shared_ptr<Start> start) {
   std::function<Result<std::shared_ptr<const PushSet>>()> read =
       [bundle = options_.bundle, machine = start->boot.need().machine] { return bundle->set_for(machine); };
@@ -356,7 +357,7 @@ Awaitable<void> FanOut::send(std::shared_ptr<Start> start, std::string_view byte
     const auto [error, size] =
         co_await start->channel->link().async_write_some(asio::buffer(bytes), kUseTuple);
     bytes.remove_prefix(size);
-    if (error) break;  // the reader of the link sees the end, too, and knows why
+    if (error) break;  // the reader of the link sees the end as well, and knows why
   }
   start->sending = false;
   start->sent.cancel();
@@ -367,21 +368,21 @@ Awaitable<Error> FanOut::explain_end(std::shared_ptr<Start> start) {
   if (start->given_up) co_return start->reason_given_up();
   start->closed_early = end.closed_early;
   if (end.broken) co_return *end.broken;
-  // All of stderr lies in the socket by now: take it without waiting for an end that a grandchild may hold
-  // back.
+  // All of stderr is in the socket by this time. Read it without waiting for end of file, which a grandchild
+  // may delay.
   start->stop_draining_errors();
   while (start->draining)
     co_await start->drained.async_wait(kUseTuple);
   error_code error;
   start->channel->errors().non_blocking(true, error);
   std::array<char, 4096> buffer;
-  // And without following one that goes on writing: what was said until now is enough.
+  // Bound the read as well: a process may write forever.
   for (std::size_t taken = 0; !error && taken < kLastErrors;) {
     const std::size_t size = start->channel->errors().read_some(asio::buffer(buffer), error);
     if (!error) start->take_errors({buffer.data(), size});
     taken += size;
   }
-  // An agent that was found there says nothing: whatever it is, a fresh one is sent, once.
+  // An existing agent was started and sent no hello: send a new one, once.
   start->again = !start->anew && !start->set && !start->boot.began().empty() &&
                  start->lookup == Bootstrap::Lookup::kPush;
   if (start->again) start->anew = true;

@@ -16,33 +16,33 @@
 
 namespace ddp::remote {
 
-/// An agent that has greeted. The channel's link carries the framed protocol, whose first bytes may already
-/// be in `first_bytes`; both streams of the channel must be read from here on.
+/// An agent that has sent its hello. The channel's link carries the framed protocol, whose first bytes may
+/// already be in `first_bytes`. The owner must read both streams of the channel.
 struct StartedAgent {
   std::unique_ptr<Channel> channel;
   AgentHello hello;
-  std::string first_bytes;        ///< read from the link after the greeting
-  std::deque<std::string> noise;  ///< what the host printed on stdout before it; the last 20 lines
-  std::string errors;             ///< what came on stderr meanwhile; at most 64 KiB of it
-  std::size_t pushed = 0;         ///< bytes of ddplaunchd (and train) that the host was given; 0: it had them
+  std::string first_bytes;        ///< read from the link after the hello
+  std::deque<std::string> noise;  ///< the host's stdout before the hello; the last 20 lines
+  std::string errors;             ///< stderr up to the hello; at most 64 KiB
+  std::size_t pushed = 0;         ///< bytes of ddplaunchd (and train) sent to the host; 0: it had them
 };
 
 struct FanOutOptions {
   std::vector<std::string> argv;        ///< the agent's command line; argv[0] is its path on the nodes
   bool ssh_localhost = false;           ///< localhost entries go over the remote shell too
-  Deadline deadline = Deadline::max();  ///< for every host: connected, logged in, and greeted
+  Deadline deadline = Deadline::max();  ///< for every host: connected, logged in, hello received
   std::optional<AgentHello> expected;   ///< set: another protocol or version is kAgentMismatch
-  /// Set: hosts without an agent of this build are given one, but for plain children of this machine. argv is
-  /// for the hosts that are given none.
+  /// If set, hosts without an agent of this build receive one, except plain children of this machine. argv is
+  /// for the hosts that receive none.
   std::shared_ptr<AgentBundle> bundle;
-  bool remote_is_here = false;  ///< the remote shell starts children, too (--launcher local)
+  bool remote_is_here = false;  ///< the remote shell starts children as well (--launcher local)
 };
 
-/// Starts the agent on many hosts at once and reports each outcome by itself, as soon as it is known.
-/// Loop thread only. It and the shells must outlive run().
+/// Starts the agent on many hosts at once, and reports each outcome separately as soon as it is known. Loop
+/// thread only. FanOut and the shells must outlive run().
 class FanOut {
  public:
-  /// `host` is the index in the list given to run(). Called once for each host, on the loop.
+  /// `host` is the index in the list given to run(). It is called once for each host, on the loop.
   using ReportHost = std::function<void(std::size_t host, Result<StartedAgent> outcome)>;
 
   struct PendingHost {
@@ -59,7 +59,7 @@ class FanOut {
   /// once.
   Awaitable<void> run(std::vector<Host> hosts, ReportHost report);
 
-  /// Gives up every host that was not reported yet; run() returns soon after. May be called at any time.
+  /// Gives up every host that is not yet reported; run() returns soon after. May be called at any time.
   void cancel();
 
   std::vector<PendingHost> waiting() const;

@@ -14,7 +14,7 @@ namespace {
 constexpr int kMostThreads = 16;
 
 struct Resolution {
-  int error = 0;  ///< of getaddrinfo
+  int error = 0;  ///< result of getaddrinfo
   std::vector<Endpoint> endpoints;
 };
 

@@ -21,15 +21,15 @@ struct Endpoint {
   std::string text;  ///< with the port: "10.0.0.1:22", "[fe80::1%eth0]:22"
 };
 
-/// Turns names into addresses without blocking the loop: getaddrinfo runs on up to 16 threads of its own,
-/// which nobody waits for, since a name server that is silent holds it for half a minute. Loop thread only;
-/// destroyed before the loop.
+/// Turns names into addresses without blocking the loop. getaddrinfo runs on up to 16 threads, which the
+/// program never joins, since a silent name server can block a thread for half a minute. Loop thread only. It
+/// is destroyed before the loop.
 class Resolver {
  public:
   explicit Resolver(asio::any_io_executor loop);
 
-  /// `family` is AF_UNSPEC, AF_INET or AF_INET6. Never empty on success. Errors: kUnreachable, kTimeout,
-  /// kCancelled; the text names the name.
+  /// `family` is AF_UNSPEC, AF_INET or AF_INET6. The result is never empty on success. Errors: kUnreachable,
+  /// kTimeout, kCancelled; the text has the name.
   Awaitable<Result<std::vector<Endpoint>>> resolve(std::string name, std::uint16_t port, int family,
                                                    std::chrono::steady_clock::time_point deadline);
 
