@@ -45,7 +45,7 @@ std::string text_of(const RunJob& job, const launcher::CheckResult& result,
                   : check_text(job.spec, result, diagnostics, wants_colours());
 }
 
-/// Asks all hosts. Nothing of it is left when a job runs afterwards.
+/// Queries all hosts. It leaves no trace for a job that runs afterwards.
 Result<launcher::CheckResult> ask_hosts(const RunJob& job, const GivenToken& token) {
   take_signals();
   if (const auto room = make_room_for_nodes(job.spec); !room) return room.error();

@@ -22,7 +22,7 @@ namespace {
 using launcher::DeepRun;
 using launcher::DeepTest;
 
-/// What is written to a standard descriptor meanwhile goes into memory instead.
+/// Redirects a standard descriptor into memory until end().
 class Captured {
  public:
   static Result<Captured> begin(int target) {
@@ -36,7 +36,7 @@ class Captured {
     return captured;
   }
 
-  /// Gives the descriptor back.
+  /// Restores the descriptor and returns the captured text.
   std::string end() {
     (void)::dup2(before_.get(), target_);
     std::string text;
@@ -55,7 +55,7 @@ class Captured {
   UniqueFd memory_, before_;
 };
 
-/// A directory that is gone afterwards.
+/// A temporary directory, removed by the destructor.
 class PassingDirectory {
  public:
   PassingDirectory() {

@@ -45,9 +45,9 @@ using Endpoints = std::vector<asio::ip::tcp::endpoint>;
 using launcher::JobSpec;
 using launcher::JoinedLink;
 
-/// Of one question to the name service.
+/// Limit of one query to the name service.
 constexpr std::chrono::seconds kLookUpTime{10};
-/// Without a word that long the user wonders.
+/// Time until the notice that this node waits for node 0.
 constexpr std::chrono::seconds kSilence{5};
 
 int end_with(const Error& error) {
@@ -74,7 +74,8 @@ Awaitable<Result<Endpoints>> look_up(remote::Resolver* resolver, std::string hos
   co_return endpoints;
 }
 
-/// How many workers this node was told to run: counted here, for its own rule. 0: nobody said.
+/// Returns the number of workers that this node's options request, or 0 if no option does. The node counts it
+/// for its own rule.
 Result<std::uint32_t> own_workers(const JobSpec& spec, const launcher::NodeFacts& facts) {
   if (spec.nproc.kind == launcher::ProcsPerNode::Kind::kUnset) return std::uint32_t{0};
   rendezvous::NodeSlots slots;
@@ -106,7 +107,7 @@ Result<launcher::JoinGoal> goal_of(const JobSpec& spec, const rendezvous::LinkTo
   return goal;
 }
 
-/// The way to the master, as one task of the loop.
+/// The connection to the master, as one task of the loop.
 struct Joining {
   asio::io_context& loop;
   const JobSpec& spec;
@@ -114,7 +115,7 @@ struct Joining {
   const rendezvous::Resolve& resolve;
   std::shared_ptr<const rendezvous::SecureContext> context;
   Result<JoinedLink> outcome = Error{ErrorCode::kLinkLost, "the keeper of this node was killed", 0};
-  std::optional<Error> stopped = std::nullopt;  ///< by a signal, whatever else happened meanwhile
+  std::optional<Error> stopped = std::nullopt;  ///< set by a signal, which takes precedence over `outcome`
 
   static Awaitable<> join(Joining* self) {
     const auto deadline = Clock::now() + self->spec.start_timeout;
@@ -130,7 +131,7 @@ struct Joining {
     self->outcome = std::move(joined);
     self->loop.stop();
   }
-  /// Nobody cleans up behind an agent without a keeper.
+  /// Stops when the keeper ends: without a keeper nothing cleans up after the agent.
   static Awaitable<> watch(Joining* self, asio::posix::stream_descriptor* keeper) {
     const error_code error = co_await until_readable(*keeper);
     if (!error) self->loop.stop();
@@ -176,13 +177,13 @@ Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, cons
   keeper_fd.close(ignored);
   silence.cancel();
   stop.cancel(ignored);
-  loop.poll();  // their last turns
+  loop.poll();  // runs the cancelled handlers
   loop.restart();
   if (joining.stopped) return *joining.stopped;
   return std::move(joining.outcome);
 }
 
-/// The last line, in the master's words.
+/// Prints the last line, with the master's text.
 void report_end(const JobSpec& spec, int code, const std::string& master_says) {
   if (code == 0) {
     if (!spec.quiet) std::fprintf(stderr, "ddplaunch: exit 0: the job ended well\n");
@@ -198,7 +199,7 @@ void report_end(const JobSpec& spec, int code, const std::string& master_says) {
   }
 }
 
-/// What listens in the place of node 0, when it is another user's.
+/// Adds the process that listens in the place of node 0, if it is another user's.
 Error with_holder(Error error, const launcher::PerNode& node) {
   if (!is_loopback_address(node.master_addr)) return error;
   const auto holder = find_port_holder(node.master_addr, node.port);
@@ -228,7 +229,7 @@ int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::
   auto link = join_master(loop, spec, *goal, keeper, stop);
   if (!link) return end_with(with_holder(link.error(), *spec.per_node));
   launcher::Agent agent(loop, std::move(link->stream), keeper, std::move(options));
-  stop.clear();  // the agent has its own by now
+  stop.clear();  // the agent has its own handlers by this point
   const int code = agent.run();
   report_end(spec, code, agent.last_message());
   return code;

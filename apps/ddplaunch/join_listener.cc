@@ -18,7 +18,7 @@ namespace {
 using launcher::PerNode;
 using rendezvous::ListenScope;
 
-/// For links that need none: they are encrypted all the same, for whoever has this text.
+/// The token of links that need none. These links are encrypted as well, but everybody knows this text.
 constexpr char kPublicToken[] = "no token: anybody who reaches this port may join the job";
 
 Error no_token(const PerNode& node) {
@@ -37,7 +37,8 @@ std::string where_of(const PerNode& node) {
   return (v6 ? "[" + node.master_addr + "]" : node.master_addr) + ":" + std::to_string(node.port);
 }
 
-/// As narrow as MASTER_ADDR allows: other nodes may know this machine by an address that it has not itself.
+/// Listens as narrowly as MASTER_ADDR allows. Other nodes may know this machine by an address that none of
+/// its interfaces has.
 Result<rendezvous::TcpListener> listen_at(const PerNode& node) {
   if (node.master_addr == "localhost" || node.master_addr == "127.0.0.1" || node.master_addr == "::1")
     return rendezvous::listen_tcp(ListenScope::kLoopback, node.port);
@@ -73,7 +74,7 @@ Result<std::optional<rendezvous::TcpListener>> take_control_port(const PerNode& 
   if (listener.error().sys != EADDRINUSE) return within("the control port", listener.error());
   const auto holder = find_port_holder(node.master_addr, node.port);
   const bool stranger = holder && holder->uid != ::geteuid();
-  if (!node.rank && !stranger) return TakenListener{};  // node 0 is there already
+  if (!node.rank && !stranger) return TakenListener{};  // node 0 already runs here
   std::string text = "port " + std::to_string(node.port) + " is taken on this machine";
   if (holder) text += " by " + holder_text(*holder);
   if (!stranger) text += "; is node 0 of another job here?";

@@ -13,23 +13,24 @@
 
 namespace ddp {
 
-/// The control port of per-node mode, and what proves who may come in.
+/// The control port of per-node mode, and the token that nodes prove.
 struct JoinListener {
   rendezvous::TcpListener listener;
   rendezvous::LinkToken token;
 };
 
-/// The token of the job: --token-file, else `given`. Without one: with --insecure a public one that protects
-/// nothing; where node 0 is on this machine, this user's own (launcher::loopback_token). kUsage, kSystem:
-/// there is none, or it is no good; the text says what to do.
+/// Returns the job's token: --token-file, else `given`. If there is neither, --insecure gives a public token,
+/// which protects nothing. If node 0 is on this machine, it is this user's own token
+/// (launcher::loopback_token). kUsage, kSystem: there is no token, or it is invalid; the text says what to
+/// do.
 Result<rendezvous::LinkToken> find_link_token(const launcher::JobSpec& spec, const GivenToken& given);
 
-/// The port, when this is node 0; nothing when this node joins another one. Without a rank it is node 0 where
-/// MASTER_ADDR is this machine and no process of this user was there first. kSystem, kUsage: it cannot be
-/// had; the text names who has it.
+/// Returns the listener if this is node 0, and nullopt if this node joins another one. If no rank is given,
+/// this is node 0 if MASTER_ADDR is this machine and no process of this user has the port. kSystem, kUsage:
+/// the port cannot be taken; the text names its holder.
 Result<std::optional<rendezvous::TcpListener>> take_control_port(const launcher::PerNode& node);
 
-/// How the master gets its nodes.
+/// Makes the shell through which the master gets its nodes.
 Result<std::unique_ptr<remote::RemoteShell>> make_join_shell(asio::io_context& loop,
                                                              const launcher::JobSpec& spec,
                                                              JoinListener join_listener, UserNotifier notify);

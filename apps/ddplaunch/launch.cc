@@ -21,8 +21,8 @@
 namespace ddp {
 namespace {
 
-/// The end of a job that did not get as far as its Master. Nothing goes into the job's directory: it may not
-/// be ours.
+/// Reports the end of a job that failed before its Master existed. It writes nothing into the job's
+/// directory, which may belong to another job.
 int fail(const launcher::JobSpec& spec, const Error& error) {
   launcher::JobEnd end;
   end.master = error;
@@ -33,7 +33,7 @@ int fail(const launcher::JobSpec& spec, const Error& error) {
   for (const remote::Host& host : spec.hosts)
     facts.nodes.push_back(host.name);
   facts.ended_at = std::chrono::system_clock::now();
-  std::fputs(report.text.c_str(), stderr);  // first: the disk of the report may hang
+  std::fputs(report.text.c_str(), stderr);  // before the files: the disk of the report may hang
   const std::string json = launcher::report_json(end, report, facts);
   std::atomic<std::size_t> done = 0;
   std::vector<std::string> paths;
@@ -41,7 +41,7 @@ int fail(const launcher::JobSpec& spec, const Error& error) {
   const auto warnings = launcher::write_reports(json, paths, done);
   for (const std::string& warning : warnings)
     std::fprintf(stderr, "ddplaunch: %s\n", warning.c_str());
-  // Scripts read the last line.
+  // Scripts read the last line, so it is repeated after the warnings.
   if (!warnings.empty())
     std::fprintf(stderr, "ddplaunch: exit %d: %s\n", report.exit_code, report.why.c_str());
   return report.exit_code;
@@ -62,7 +62,7 @@ int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinListener*
   if (!job_dir) return fail(spec, job_dir.error());
 
   asio::io_context loop(1);
-  launcher::Master* running_master = nullptr;  // nothing is said before the loop runs
+  launcher::Master* running_master = nullptr;  // no notice comes before the loop runs
   const UserNotifier notify = [&running_master](const std::string& text) {
     if (running_master != nullptr) running_master->note(text);
   };

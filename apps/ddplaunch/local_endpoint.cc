@@ -59,7 +59,8 @@ std::string content(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// Local addresses, as the kernel's table has them, that a listener at `address` collides with. Empty: all.
+/// Returns the local addresses, as in the kernel's table, that collide with a listener at `address`. Empty:
+/// all.
 std::vector<std::string> rivals(const std::string& address) {
   std::vector<std::string> all = {"0.0.0.0", "[::]"};
   if (address == "localhost") {

@@ -1,4 +1,4 @@
-// ddplaunch: options → job, or a check of its nodes → exit code.
+// ddplaunch: reads the options, then runs the job or checks its nodes, and returns the exit code.
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -42,7 +42,7 @@ int run(const ddp::RunJob& job, ddp::GivenToken token) {
 
 int main(int argc, char** argv) {
   ddp::fill_standard_descriptors();
-  // Before anything copies the environment or starts a child.
+  // Take the token before the environment is copied or a child is started.
   ddp::GivenToken token = ddp::rendezvous::take_token_from_environment();
   const std::vector<std::string> args(argv + 1, argv + argc);
   const ddp::ParsedOptions parsed = ddp::parse_options(args, ddp::read_process_context());

@@ -83,7 +83,7 @@ Result<AgentChoice> choose_agent(const launcher::JobSpec& spec) {
   choice.expected = {static_cast<int>(rendezvous::kProtocolVersion), std::string(version())};
   choice.path = spec.agent_path;
   if (!choice.path.empty()) return choice;
-  // Here, and unless --agent says otherwise at the same path on the nodes.
+  // The agent's path here. The path on the nodes is the same unless --agent gives another one.
   auto beside = own_directory();
   if (!beside) return beside.error();
   choice.path = *beside + "/ddplaunchd";

@@ -14,32 +14,33 @@
 
 namespace ddp {
 
-/// What DDPLAUNCH_TOKEN held before it was erased; empty when it was not set. An error counts where the token
-/// is needed.
+/// The value of DDPLAUNCH_TOKEN before it was erased; empty if it was not set. An error counts only if the
+/// token is needed.
 using GivenToken = Result<rendezvous::LinkToken>;
 
-/// Whatever the parent left us: children are waited for, signals arrive, and a full disk or pipe is an error
-/// and no death.
+/// Overrides inherited settings: children are waited for, signals arrive, and a full disk or pipe is an error
+/// that does not kill the process.
 void take_signals();
 
-/// Raises the limit of open files for the nodes of this job. Error kSystem: the hard limit is too low for
-/// them. To be called before any thread, and before anything starts.
+/// Raises the limit of open files for the nodes of this job. Error kSystem: the hard limit is too low. Call
+/// it before any thread or child starts.
 Result<> make_room_for_nodes(const launcher::JobSpec& spec);
 
-/// What takes the lines that a shell has for the user. Called on the loop's thread, so it must not wait for
-/// whoever reads them; may be empty.
+/// Receives a shell's lines for the user. It runs on the loop's thread, so it must not wait for their reader.
+/// May be empty.
 using UserNotifier = std::function<void(const std::string&)>;
 
-/// How the hosts of the job are reached. With --launcher daemon kUsage: there is no good token.
+/// Makes the shell that reaches the job's hosts. kUsage with --launcher daemon: there is no valid token.
 Result<std::unique_ptr<remote::RemoteShell>> make_remote_shell(asio::io_context& loop,
                                                                const launcher::JobSpec& spec,
                                                                const GivenToken& given, UserNotifier notify);
 
-/// Which agent the nodes are to run.
+/// The agent that the nodes run.
 struct AgentChoice {
-  std::string path;                             ///< on the nodes
-  remote::AgentHello expected;                  ///< what its hello must say
-  std::shared_ptr<remote::AgentBundle> bundle;  ///< where nodes without it get one from; unset: they get none
+  std::string path;                             ///< path on the nodes
+  remote::AgentHello expected;                  ///< required content of its hello
+  std::shared_ptr<remote::AgentBundle> bundle;  ///< source for nodes that lack the agent; unset: they get
+                                                ///< none
 };
 Result<AgentChoice> choose_agent(const launcher::JobSpec& spec);
 

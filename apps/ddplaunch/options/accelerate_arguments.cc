@@ -6,7 +6,7 @@
 namespace ddp {
 namespace {
 
-// Options of one group stand for each other.
+// One option of a group replaces the others.
 constexpr std::array<std::array<std::string_view, 3>, 2> kGroups = {
     {{"--hostfile", "--host", "--hosts-from"}, {"--include", "--exclude", ""}}};
 

@@ -29,7 +29,7 @@ std::string upper(std::string text) {
   return text;
 }
 
-/// YAML 1.1's, as Python's yaml reads them. Quoted, they are words.
+/// Reads a truth value of YAML 1.1, as Python's yaml does. A quoted value is a string.
 std::optional<bool> truth(const YAML::Node& node) {
   if (!node.IsScalar() || node.Tag() == "!") return std::nullopt;
   const std::string text = lower(node.Scalar());
@@ -42,7 +42,7 @@ std::string spelled(const YAML::Node& node, Spelling spelling) {
   std::string text = node.Scalar();
   if (const auto value = truth(node)) text = *value ? "True" : "False";
   if (spelling == Spelling::kUpper) return upper(text);
-  // Of words, only the yes and no are in small letters: SHARDED_STATE_DICT stays.
+  // Only yes and no become lower case; other words such as SHARDED_STATE_DICT stay.
   return spelling == Spelling::kLower && truth(node) ? lower(text) : text;
 }
 
@@ -73,7 +73,7 @@ class AccelerateReader {
                            : ':' + std::to_string(mark.line + 1) + ':' + std::to_string(mark.column + 1)) +
            ": ";
   }
-  YAML::Node given(const char* key) const {  ///< undefined when it is missing or empty
+  YAML::Node given(const char* key) const {  ///< undefined if it is missing or empty
     const YAML::Node& root = root_;          // the const operator adds nothing
     const YAML::Node node = root[key];
     return node && !node.IsNull() ? node : YAML::Node(YAML::NodeType::Undefined);
@@ -107,7 +107,7 @@ class AccelerateReader {
   Diagnostics& diagnostics_;
   YAML::Node root_;
   std::string type_;   ///< distributed_type
-  std::string taken_;  ///< options, for one note
+  std::string taken_;  ///< options, for one notice
 };
 
 std::optional<long long> AccelerateReader::number(const char* key) {
@@ -156,7 +156,7 @@ void AccelerateReader::check_keys() {
   }
 }
 
-/// YAML forbids it, and each reader takes another one of the two.
+/// YAML forbids duplicate keys, and readers differ in the value that they take.
 void AccelerateReader::check_twice(const YAML::Node& map) {
   std::map<std::string, int> lines;
   for (const Pair& entry : map) {
@@ -193,8 +193,8 @@ void AccelerateReader::read_environment() {
     fail(env, "tpu_env: TPUs are launched by accelerate itself, not by ddplaunch");
 }
 
-// num_processes is the total over all machines, of which each gets the same share. How many machines there
-// are may stand on the command line, too.
+// num_processes is the total over all machines, which get equal shares. The number of machines may also be
+// given on the command line.
 void AccelerateReader::read_size() {
   const auto total = number("num_processes");
   const auto machines = number("num_machines");
@@ -255,7 +255,7 @@ void AccelerateReader::read_section(const Section& section) {
   if (node.IsDefined() && !node.IsMap())
     return fail(node, std::string(section.name) + " must have keys below it");
   const bool empty = !node.IsDefined() || node.size() == 0;
-  // The type alone is the choice, as for accelerate: its section may be missing.
+  // The type alone makes the choice, as in accelerate; its section may be missing.
   const bool chosen = section.type.empty() ? !empty : section.type == type_;
   if (!chosen) return empty ? void() : note_other_type(std::string(section.name));
   if (!section.switched_on.empty()) set(section.switched_on, "true");

@@ -10,27 +10,28 @@
 
 namespace ddp {
 
-/// num_processes: workers on all machines together.
+/// num_processes: the workers on all machines together.
 struct AccelerateProcesses {
   long long total = 0;   ///< at least 1
-  std::string location;  ///< "FILE:LINE:COLUMN: ", for what the hosts make wrong of it
+  std::string location;  ///< "FILE:LINE:COLUMN: ", for errors that depend on the hosts
 };
 
-/// What a file of `accelerate config` says, in our words (docs/migrating.md has the table of its keys).
+/// The content of a file of `accelerate config`, as ddplaunch's options (docs/migrating.md has the table of
+/// keys).
 struct AccelerateConfig {
-  std::vector<std::string> words;  ///< options, to stand before those of the command line: "--nnodes=2"
-  launcher::EnvVars env;           ///< what Accelerate's own launcher would set for the workers
+  std::vector<std::string> words;  ///< options that precede those of the command line: "--nnodes=2"
+  launcher::EnvVars env;           ///< variables that Accelerate's own launcher would set
   std::optional<AccelerateProcesses> processes;
-  std::vector<std::string> devices;  ///< gpu_ids, for every host that names none itself
+  std::vector<std::string> devices;  ///< gpu_ids, for every host without its own devices
   std::string devices_place;         ///< "FILE:LINE:COLUMN: "
 };
 
-/// `text` is YAML or JSON, read from `file`. Every key of accelerate 1.x is honoured, translated, noted
-/// without effect, or refused; one that is none of them is a mistake with its place, as for Accelerate.
+/// Reads `text`, YAML or JSON, from `file`. Every key of accelerate 1.x is honored, translated, noted without
+/// effect, or refused. Any other key is an error with its place, as in Accelerate.
 AccelerateConfig read_accelerate_config(const std::string& text, const std::string& file,
                                         Diagnostics& diagnostics);
 
-/// Its words without those that the options `given` on the command line replace, or leave no room for.
+/// Returns the config's words without those that the options `given` on the command line replace or exclude.
 std::vector<std::string> accelerate_arguments(const AccelerateConfig& config,
                                               const std::vector<std::string>& given);
 

@@ -5,7 +5,7 @@
 namespace ddp {
 namespace {
 
-// accelerate/utils/launch.py: prepare_deepspeed_cmd_env.
+// The source is accelerate/utils/launch.py: prepare_deepspeed_cmd_env.
 constexpr std::array kDeepSpeedKeys = {
     EnvKey{"zero_stage", "ACCELERATE_DEEPSPEED_ZERO_STAGE"},
     EnvKey{"gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"},
@@ -35,7 +35,7 @@ constexpr std::array<std::string_view, 29> kKeys = {
     "machine_rank", "num_machines", "gpu_ids", "main_process_ip", "main_process_port", "rdzv_backend",
     "same_network", "enable_cpu_affinity", "deepspeed_config", "mpirun_config", "tpu_name", "tpu_zone",
     "tpu_use_cluster", "tpu_env", "fp16", "dynamo_backend",
-    // What every file of `accelerate config` holds and nothing here depends on.
+    // Every file of `accelerate config` holds these keys; ddplaunch does not use them.
     "main_training_function", "downcast_bf16", "tpu_use_sudo", "tpu_vm", "commands", "command_file",
     "num_cpu_threads_per_process"};
 

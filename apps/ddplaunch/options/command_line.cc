@@ -13,7 +13,7 @@ namespace ddp {
 
 namespace {
 
-/// One option as written: its name with dashes only, and what stands behind '='.
+/// One option as written: its name with dashes only, and the text behind '='.
 struct WrittenOption {
   std::string text;  ///< the name as the user wrote it
   std::string name;
@@ -60,7 +60,7 @@ class Scanner {
   const OptionTable& table_;
   Diagnostics& diagnostics_;
   std::size_t next_ = 0;
-  std::vector<std::string> words_;  ///< what OptionTable::fill gets
+  std::vector<std::string> words_;  ///< input of OptionTable::fill
   std::vector<std::string> given_;
 };
 
@@ -84,7 +84,7 @@ CommandLine Scanner::scan() {
   return line;
 }
 
-// False when what follows cannot be told apart any more.
+// Returns false if the words behind the option are ambiguous.
 bool Scanner::read_option(const std::string& word) {
   WrittenOption written = take_apart(word);
   given_.push_back(written.name);
@@ -106,7 +106,7 @@ bool Scanner::is_option(const std::string& word) const {
          (table_.knows(name) || find_compatibility_option(name) != nullptr);
 }
 
-// An option where a value should be is a value that was forgotten; with '=' it is meant.
+// If an option stands where a value is expected, the value was forgotten. Any value behind '=' is intended.
 bool Scanner::take_value(WrittenOption& written, const std::string& value_name) {
   if (written.value) return true;
   if (next_ < args_.size() && !is_option(args_[next_])) {

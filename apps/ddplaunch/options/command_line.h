@@ -8,14 +8,15 @@
 
 namespace ddp {
 
-/// The arguments taken apart. Values are as written; options.cc judges them.
+/// The split arguments. Values are as written; options.cc validates them.
 struct CommandLine {
   OptionValues values;
-  std::vector<std::string> worker;  ///< the first positional and everything behind it, byte for byte
+  std::vector<std::string> worker;  ///< the first positional and all words behind it, byte for byte
   bool worker_found =
-      false;  ///< false: the arguments ended, or an unknown option hid where the worker begins
+      false;  ///< false: the arguments ended, or an unknown option hid the start of the worker
   bool scanned_all = true;
-  std::vector<std::string> given;  ///< names of the options as written, dashes only; of a renamed one both
+  std::vector<std::string> given;  ///< names of the options as written, dashes only; both names of a renamed
+                                   ///< one
 };
 
 /// Finds the options before the worker: `--opt value`, `--opt=value`, '_' for '-', `--` ends them. Unknown

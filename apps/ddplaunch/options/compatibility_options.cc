@@ -13,13 +13,13 @@ constexpr bool kValue = true;
 constexpr bool kFlag = false;
 
 constexpr std::array kCompatibilityOptions = {
-    // Ours, in a later release: refused, but for a value that is what happens anyway.
+    // ddplaunch's own, in a later release: refused, except for a value that describes the present behavior.
     CompatibilityOption{"--on-peer-loss", kValue, SupportStatus::kLater, "", ""},
     CompatibilityOption{"--detach", kFlag, SupportStatus::kLater, "",
                         "nohup ddplaunch … & keeps a job alive after logout"},
     CompatibilityOption{"--dashboard", kFlag, SupportStatus::kLater, "", ""},
 
-    // torchrun's, and torch.distributed.launch's.
+    // torchrun and torch.distributed.launch.
     CompatibilityOption{"--use-env", kFlag, SupportStatus::kNoted, "",
                         "LOCAL_RANK is always in the environment"},
     CompatibilityOption{"--standalone", kFlag, SupportStatus::kRenamed, "local", "--launcher"},
@@ -58,7 +58,7 @@ constexpr std::array kCompatibilityOptions = {
     CompatibilityOption{"--print-completion", kValue, SupportStatus::kRefused, "",
                         "--help lists all options"},
 
-    // DeepSpeed's and mpirun's, where people come from.
+    // DeepSpeed and mpirun.
     CompatibilityOption{"--num-nodes", kValue, SupportStatus::kRenamed, "", "--nnodes"},
     CompatibilityOption{"--num-gpus", kValue, SupportStatus::kRenamed, "", "--nproc-per-node"},
     CompatibilityOption{"--num-accelerators", kValue, SupportStatus::kRenamed, "", "--nproc-per-node"},
@@ -93,7 +93,7 @@ constexpr std::array kCompatibilityOptions = {
     CompatibilityOption{"--min-elastic-nodes", kValue, SupportStatus::kLater, "", ""},
     CompatibilityOption{"--max-elastic-nodes", kValue, SupportStatus::kLater, "", ""},
 
-    // accelerate launch's.
+    // accelerate launch.
     CompatibilityOption{"--config-file", kValue, SupportStatus::kRenamed, "", "--accelerate-config"},
     CompatibilityOption{"--num-machines", kValue, SupportStatus::kRenamed, "", "--nnodes"},
     CompatibilityOption{"--main-process-port", kValue, SupportStatus::kRenamed, "", "--master-port"},
@@ -161,7 +161,7 @@ constexpr std::array kCompatibilityOptions = {
                         "use --accelerate-config FILE"},
     CompatibilityOption{"--mpirun-ccl", kValue, SupportStatus::kRefused, "", "use --env CCL_WORKER_COUNT=N"},
 
-    // mpirun's and srun's.
+    // mpirun and srun.
     CompatibilityOption{"-n", kValue, SupportStatus::kRefused, "",
                         "use --nproc-per-node, the workers on each node"},
     CompatibilityOption{"-np", kValue, SupportStatus::kRefused, "",
@@ -250,10 +250,10 @@ constexpr std::array kCompatibilityOptions = {
 struct PetOption {
   std::string_view name;    ///< torchrun's long name
   bool is_flag = false;     ///< its variable is 0 or 1
-  std::string_view ours{};  ///< another name that means the same on the command line
+  std::string_view ours{};  ///< another name with the same meaning on the command line
 };
 
-// Of torch/distributed/run.py those with the actions `env` and `check_env`.
+// The options of torch/distributed/run.py with the actions `env` and `check_env`.
 constexpr std::array kPetOptions = {
     PetOption{"--nnodes", false, "--num-nodes"},
     PetOption{"--nproc-per-node", false, "--num-gpus"},
@@ -288,7 +288,7 @@ constexpr std::array kPetOptions = {
     PetOption{"--virtual-local-rank", true},
 };
 
-/// What the pods of a job are told of each other.
+/// Options by which the pods of a job are described to each other.
 constexpr std::array<std::string_view, 4> kOfNodes = {"--nnodes", "--node-rank", "--master-addr",
                                                       "--master-port"};
 
@@ -299,7 +299,7 @@ std::string variable_of(std::string_view option) {
   return name;
 }
 
-// As int() of Python reads the usual spellings; torchrun takes any number but zero for yes.
+// Accepts the usual spellings that Python's int() reads. torchrun takes any number but zero for yes.
 bool is_number(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
@@ -327,7 +327,7 @@ PetOptions read_pet_options(const launcher::EnvVars& env, const std::vector<std:
   const std::string* nodes = launcher::find_env(env, "PET_NNODES");
   const bool only_node = nodes != nullptr && (*nodes == "1" || *nodes == "1:1");
   for (const PetOption& option : kPetOptions) {
-    // The only pod of its job: its own name is where the ranks meet anyway.
+    // A job's only pod needs no master address: the ranks meet at its own name.
     if (only_node && option.name == "--master-addr") continue;
     if (alone && std::find(kOfNodes.begin(), kOfNodes.end(), option.name) != kOfNodes.end()) continue;
     const std::string variable = variable_of(option.name);

@@ -10,42 +10,42 @@
 
 namespace ddp {
 
-/// What happens to an option that is not one of ours (yet).
+/// How ddplaunch treats an option that is not (yet) its own.
 enum class SupportStatus {
-  kLater,    ///< of a later release: refused, unless it has the value that this release acts by anyway
-  kRenamed,  ///< another launcher's name of our option `text`
+  kLater,    ///< of a later release: refused, unless its value describes the present behavior
+  kRenamed,  ///< another launcher's name of ddplaunch's option `text`
   kNoted,    ///< accepted without effect; `text` says why it is not needed
   kRefused,  ///< refused; `text` says why, or what to use
 };
 
 /// One option of torchrun, DeepSpeed, mpirun, or of a later release.
 struct CompatibilityOption {
-  std::string_view name;  ///< with dashes: "--rdzv-id", "-t"; "--fsdp-" are all that begin so
+  std::string_view name;  ///< with dashes: "--rdzv-id", "-t"; "--fsdp-" means all names that begin so
   bool takes_value = false;
   SupportStatus status = SupportStatus::kRefused;
-  /// kLater: the value that is accepted, empty for none. kRenamed of a flag: the value that our option gets.
+  /// kLater: the accepted value, empty for none. kRenamed of a flag: the value of ddplaunch's option.
   std::string_view value;
   std::string_view text;
 };
 
 std::span<const CompatibilityOption> compatibility_options();
-/// The row, or nullptr.
+/// Returns the row, or nullptr.
 const CompatibilityOption* find_compatibility_option(std::string_view name);
 
-/// torchrun takes each of its options also from a variable PET_<OPTION> (torch/distributed/argparse_util.py).
-/// `words` are those that `env` has and the command line has not, ready to stand in front of it.
+/// torchrun also takes each of its options from a variable PET_<OPTION> (torch/distributed/argparse_util.py).
+/// `words` holds the options that are in `env` and not on the command line, to be put before its words.
 struct PetOptions {
   std::vector<std::string> words;      ///< "--nnodes=2", "--standalone"
-  std::vector<std::string> variables;  ///< "PET_NNODES": where they come from
+  std::vector<std::string> variables;  ///< "PET_NNODES": the source of the options
 };
 
-/// `given`: names of the options on the command line, which go before variables. A flag's variable is a
-/// number, as torchrun reads it; any other value goes to `diagnostics`. Empty variables count as unset, so do
-/// with `alone`, which is --launcher local, those that tell of other nodes.
+/// Reads the PET variables. `given` are the names of the options on the command line, which take precedence.
+/// A flag's variable is a number, as in torchrun; any other value goes to `diagnostics`. Empty variables
+/// count as unset. `alone` (--launcher local) makes the variables about other nodes count as unset as well.
 PetOptions read_pet_options(const launcher::EnvVars& env, const std::vector<std::string>& given, bool alone,
                             Diagnostics& diagnostics);
 
-/// In words for a note, or beside mistakes.
+/// Returns the text of a notice, or of advice beside errors.
 std::string pet_text(const PetOptions& options);
 
 }  // namespace ddp

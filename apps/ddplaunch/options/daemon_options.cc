@@ -63,7 +63,7 @@ void read_daemon_options(const OptionValues& values, const ProcessContext& conte
           "--daemon-port is for --launcher daemon, which reaches nodes where ddplaunchd --listen runs");
     return;
   }
-  spec.push = false;  // over SSH only
+  spec.push = false;  // only over SSH
   refuse_ssh_options(values, diagnostics);
   check_hosts(spec, diagnostics);
 }

@@ -8,12 +8,12 @@
 
 namespace ddp {
 
-/// What reading the options brings to light besides values. Each text becomes one line, whatever the user's
-/// words in it hold.
+/// The messages of reading the options. Each text becomes one line, even if the user's words in it have
+/// several.
 struct Diagnostics {
   std::vector<std::string> errors;
   std::vector<std::string> notes;
-  std::vector<std::string> advice;  ///< what a reader of mistakes may not know
+  std::vector<std::string> advice;  ///< facts that help to understand the errors
 
   void fail(const std::string& text) { errors.push_back("ddplaunch: " + one_line(text)); }
   std::vector<std::string> all_errors() const {

@@ -16,15 +16,15 @@ namespace ddp {
 
 namespace {
 
-// A name that programs can set; names like BASH_FUNC_x%% are no business of an option.
+// Returns whether programs can set this name. An option does not set names like BASH_FUNC_x%%.
 bool is_name(std::string_view name) {
   return !name.empty() && std::isdigit(static_cast<unsigned char>(name.front())) == 0 &&
          std::all_of(name.begin(), name.end(),
                      [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
 }
 
-// NAME=VALUE lines; blank lines and lines that begin with '#' are skipped. The value is all behind the '=',
-// as DeepSpeed and docker read it: no quotes, no expansion. Only names go into messages.
+// Reads NAME=VALUE lines. Blank lines and lines that begin with '#' are skipped. The value is all text behind
+// the '=', as in DeepSpeed and docker: no quotes, no expansion. Only names go into messages.
 void read_env_text(std::string_view text, const std::string& file, launcher::EnvVars& vars,
                    Diagnostics& diagnostics) {
   if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
@@ -55,7 +55,7 @@ void read_env_text(std::string_view text, const std::string& file, launcher::Env
   }
 }
 
-// DeepSpeed's file: an unreadable one is an error, a missing one is not.
+// Reads DeepSpeed's file: an unreadable file is an error, a missing one is not.
 void read_deepspeed_env(const ProcessContext& context, launcher::EnvVars& vars, Diagnostics& diagnostics) {
   const std::string* renamed = launcher::find_env(context.env, "DS_ENV_FILE");
   const std::string* home = launcher::find_env(context.env, "HOME");
@@ -114,7 +114,7 @@ void read_env_options(const OptionValues& values, const ProcessContext& context,
                        " goes to all nodes alike, though its value usually belongs to one machine");
     }
   }
-  // Where each node has a ddplaunch of its own its environment is there already.
+  // In per-node mode each node has its own environment already.
   if (!spec.per_node) spec.env = launcher::forwarded_env(context.env, false);
   spec.local_env = launcher::forwarded_env(context.env, true);
   spec.explicit_env = std::move(vars);

@@ -23,7 +23,7 @@ using launcher::LauncherKind;
 using launcher::ProcsPerNode;
 
 constexpr std::size_t kMaxNamed = 10;  ///< hosts named in one message
-constexpr int kElasticRestarts = 3;    ///< --max-restarts of a job that can lose a node, when none is given
+constexpr int kElasticRestarts = 3;    ///< default of --max-restarts for a job that can lose a node
 
 void fail_all(const remote::DiagnosticList& errors, Diagnostics& diagnostics) {
   for (const remote::Diagnostic& problem : errors.list)
@@ -72,10 +72,11 @@ bool lists_hosts(const OptionValues& values) {
   return !values.hostfile.empty() || !values.host.empty() || !values.hosts_from.empty();
 }
 
-// The hosts as listed, this machine when none are; false when they are wrong.
+// Fills `hosts` with the listed hosts, or this machine if none are listed. Returns false if the list is
+// wrong.
 bool listed_hosts(const OptionValues& values, const ProcessContext& context, std::vector<remote::Host>& hosts,
                   Diagnostics& diagnostics) {
-  if (!hosts.empty()) return true;  // per-node mode: they come by themselves
+  if (!hosts.empty()) return true;  // per-node mode: the hosts join by themselves
   std::string given;
   int count = 0;
   for (const auto& [name, is_given] :
@@ -142,7 +143,7 @@ void read_launcher(const OptionValues& values, JobSpec& spec, Diagnostics& diagn
   }
 }
 
-/// N, or MIN:MAX; nothing when it is neither.
+/// N, or MIN:MAX; read_counts() returns nullopt for any other text.
 struct NodeCounts {
   std::size_t min = 0;
   std::size_t max = 0;
@@ -156,12 +157,12 @@ std::optional<NodeCounts> read_counts(const std::string& text) {
   return NodeCounts{static_cast<std::size_t>(*min), static_cast<std::size_t>(*max)};
 }
 
-/// Where the hosts are listed, for messages.
+/// Returns the option or file that lists the hosts, for messages.
 std::string list_name(const OptionValues& values) {
   return !values.hostfile.empty() ? values.hostfile : values.host.empty() ? "--hosts-from" : "--host";
 }
 
-/// --spares, when the hosts suffice for them; else 0.
+/// Returns --spares if there are enough hosts, else 0.
 std::size_t read_spares(const OptionValues& values, std::size_t nodes, bool hosts_known, const JobSpec& spec,
                         Diagnostics& diagnostics) {
   if (values.spares.empty()) return 0;
@@ -182,7 +183,7 @@ std::size_t read_spares(const OptionValues& values, std::size_t nodes, bool host
   return wanted;
 }
 
-/// How many nodes, how many at least, and how many wait.
+/// Reads the number of nodes, its minimum, and the number of spares.
 void read_nnodes(const OptionValues& values, bool hosts_known, JobSpec& spec, Diagnostics& diagnostics) {
   std::optional<NodeCounts> counts;
   if (!values.nnodes.empty()) {
@@ -211,11 +212,11 @@ void read_nnodes(const OptionValues& values, bool hosts_known, JobSpec& spec, Di
   spec.spares = static_cast<int>(spares);
   if (!counts && spares > 0 && spec.hosts.size() > spares)
     spec.max_nodes = static_cast<int>(spec.hosts.size() - spares);
-  // Without a restart the first loss would be the end, and nobody asks for spares for that.
+  // A job with spares needs restarts: without them the first loss would end it.
   if (values.max_restarts.empty() && (spares > 0 || spec.min_nodes > 0)) spec.max_restarts = kElasticRestarts;
 }
 
-/// num_processes of Accelerate's file, which counts the workers of all machines.
+/// Applies num_processes of Accelerate's file, which counts the workers of all machines.
 void share_processes(const OptionValues& values, JobSpec& spec, Diagnostics& diagnostics) {
   if (!values.config_processes || !values.nproc_per_node.empty() || spec.hosts.empty()) return;
   const auto& [total, location] = *values.config_processes;
@@ -232,7 +233,7 @@ void share_processes(const OptionValues& values, JobSpec& spec, Diagnostics& dia
   }
 }
 
-/// gpu_ids of Accelerate's file, for the hosts that name no devices themselves.
+/// Applies gpu_ids of Accelerate's file to the hosts without their own devices.
 void give_devices(const OptionValues& values, JobSpec& spec, Diagnostics& diagnostics) {
   const std::size_t count = values.config_devices.size();
   if (count == 0) return;
@@ -249,7 +250,7 @@ void give_devices(const OptionValues& values, JobSpec& spec, Diagnostics& diagno
                    std::to_string(spec.nproc.number) + " workers; name one for each, or add --oversubscribe");
 }
 
-// All hosts that are short, in one message.
+// Reports all hosts with too few slots in one message.
 void check_slots(const JobSpec& spec, Diagnostics& diagnostics) {
   if (spec.nproc.kind != ProcsPerNode::Kind::kNumber) return;
   const std::size_t used = hosts_used(spec);
@@ -280,7 +281,7 @@ void read_host_options(const OptionValues& values, const ProcessContext& context
                        Diagnostics& diagnostics) {
   bool known = listed_hosts(values, context, spec.hosts, diagnostics);
   if (!values.include.empty() && !values.exclude.empty()) {
-    // Said even when the hosts are wrong, too.
+    // Report this even if the hosts are wrong as well.
     fail_all(remote::filter_hosts({}, values.include, values.exclude).error(), diagnostics);
     known = false;
   } else if (known) {

@@ -16,14 +16,14 @@ namespace {
 
 using ParsedHosts = remote::Validated<std::vector<remote::Host>>;
 
-/// A variable by which a scheduler names the hosts of a job: the list itself, or a file that has it.
+/// A variable by which a scheduler names the hosts of a job: the list itself, or a file with the list.
 struct SchedulerSource {
   const char* variable;
   bool is_file;
   ParsedHosts (*read)(std::string_view text, const std::string& name);
 };
 
-/// In the order in which they are looked for; LSF's file has all hosts, its variables only so many.
+/// Searched in this order. LSF's file has all hosts; its variables have a limited number.
 constexpr std::array kSources = {
     SchedulerSource{"PBS_NODEFILE", true, remote::repeated_hosts},
     SchedulerSource{"LSB_DJOB_HOSTFILE", true, remote::repeated_hosts},
@@ -46,7 +46,7 @@ class SchedulerReader {
   bool from_stdin();
 
  private:
-  /// Empty: not set, which here means the same as an empty value.
+  /// Returns an empty text for an unset variable, which means the same as an empty value here.
   std::string variable(const char* name) const {
     const std::string* value = launcher::find_env(context_.env, name);
     return value == nullptr ? std::string() : *value;

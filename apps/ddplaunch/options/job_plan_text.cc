@@ -20,7 +20,7 @@ using launcher::WorkerCommand;
 
 constexpr std::size_t kWidth = 100;
 
-// Workers on one host, where it can be known before the node has answered.
+// Returns the number of workers on one host if it is known before the node has answered.
 std::optional<int> workers_on(const remote::Host& host, const JobSpec& spec) {
   switch (spec.nproc.kind) {
     case ProcsPerNode::Kind::kNumber:
@@ -156,7 +156,7 @@ std::string command_text(const WorkerCommand& command) {
   }
   words.insert(words.end(), command.argv.begin(), command.argv.end());
   if (auto quoted = remote::shell_quote(words)) return *quoted;
-  // A line feed has no spelling that all shells share; here it is only read.
+  // No spelling of a line feed works in all shells; this text is only for reading.
   std::string text;
   for (const std::string& word : words)
     text += (text.empty() ? "'" : " '") + word + '\'';

@@ -6,10 +6,11 @@
 
 namespace ddp {
 
-/// What --dry-run prints: the job as it would start. Of the environment names only, never values.
+/// Returns the output of --dry-run: the job as it would start. It shows only the names of environment
+/// variables, never their values.
 std::string job_plan_text(const launcher::JobSpec& spec);
 
-/// The worker's command in words that can be pasted into a shell.
+/// Returns the worker's command as words that can be pasted into a shell.
 std::string command_text(const launcher::WorkerCommand& command);
 
 }  // namespace ddp

@@ -16,13 +16,13 @@ namespace {
 using launcher::PerNode;
 
 constexpr unsigned long long kMostNodes = 1'000'000;
-constexpr char kEndpointPort[] = "29400";  // torchrun's, where an endpoint names none
+constexpr char kEndpointPort[] = "29400";  // torchrun's default port of an endpoint
 
 std::optional<unsigned long long> number_in(const std::string& text) {
   return remote::whole_number(text, kMostNodes);
 }
 
-/// N, or the MAX of MIN:MAX; 0: none.
+/// Reads N, or the MAX of MIN:MAX; 0: neither.
 int nodes_in(const std::string& nnodes) {
   const std::size_t colon = nnodes.find(':');
   return static_cast<int>(
@@ -38,7 +38,7 @@ struct HostPort {
   std::string port;
 };
 
-/// HOST, HOST:PORT, [V6] or [V6]:PORT.
+/// Splits HOST, HOST:PORT, [V6] or [V6]:PORT.
 HostPort split_endpoint(const std::string& text) {
   if (text.starts_with('[')) {
     const std::size_t end = text.find(']');
@@ -57,9 +57,9 @@ class NodeOptionReader {
   NodeOptionReader(const ProcessContext& context, OptionValues& values, Diagnostics& diagnostics)
       : env_(context.env), values_(values), diagnostics_(diagnostics) {}
 
-  /// What contradicts hosts, or a --launcher; true when that was chosen.
+  /// Returns true if hosts or a --launcher were given. It reports options that contradict them.
   bool others_chosen();
-  /// Kubeflow's pods and Slurm's steps name all that is missing.
+  /// Kubeflow's pods and Slurm's steps provide all missing values.
   void ask_scheduler();
   std::optional<PerNode> read();
 
@@ -68,7 +68,7 @@ class NodeOptionReader {
     const std::string* found = launcher::find_env(env_, name);
     return found == nullptr ? std::string() : *found;
   }
-  /// Another launcher has started us and may hand on what it was told itself.
+  /// Another launcher started this process. The inherited variables may be meant for that launcher.
   bool is_worker() const { return !variable("LOCAL_RANK").empty(); }
   void pods();
   void slurm_step();
@@ -113,8 +113,8 @@ void NodeOptionReader::ask_scheduler() {
   slurm_step();
 }
 
-/// As Kubeflow's PyTorchJob has it: a rank for each pod. Where it sets torchrun's variables, too, those
-/// count: they know of several workers in a pod.
+/// Reads the variables of Kubeflow's PyTorchJob, which has one rank per pod. If it sets torchrun's variables
+/// as well, those take precedence: they support several workers in a pod.
 void NodeOptionReader::pods() {
   const auto size = number_in(variable("WORLD_SIZE"));
   const bool given = variable("PET_NNODES").empty() && size && *size > 1 && !variable("RANK").empty() &&
@@ -129,7 +129,7 @@ void NodeOptionReader::pods() {
                     " nodes, each with a ddplaunch of its own; --launcher local runs on this machine alone");
 }
 
-/// srun has started one of us on each node, and somebody says where they meet.
+/// srun started one ddplaunch on each node, and an option or a variable gives the meeting address.
 void NodeOptionReader::slurm_step() {
   const auto tasks = number_in(variable("SLURM_STEP_NUM_TASKS"));
   const bool met =
@@ -140,7 +140,7 @@ void NodeOptionReader::slurm_step() {
   if (values_.nnodes.empty()) values_.nnodes = variable("SLURM_STEP_NUM_NODES");
 }
 
-/// False: nonsense, and said so.
+/// Returns false after reporting an invalid endpoint.
 bool NodeOptionReader::endpoint() {
   if (values_.rdzv_endpoint.empty()) return true;
   const HostPort endpoint = split_endpoint(values_.rdzv_endpoint);
@@ -166,7 +166,7 @@ bool NodeOptionReader::endpoint() {
   return true;
 }
 
-/// One node: what speaks of others is wrong, or has no effect.
+/// For one node, options about other nodes are errors or have no effect.
 void NodeOptionReader::alone(int nodes) {
   const bool other = !values_.node_rank.empty() && values_.node_rank != "0";
   if (other && nodes == 1) {
@@ -275,10 +275,10 @@ void read_node_options(const ProcessContext& context, OptionValues& values, Verb
   if (!given) return;
   given->link_job = values.job_id.empty() ? "default" : values.job_id;
   refuse_what_needs_one_launcher(values, verb, diagnostics);
-  values.master_port.clear();  // the store takes a port of its own
+  values.master_port.clear();  // the store takes its own port
   spec.launcher = launcher::LauncherKind::kJoin;
   spec.hosts.resize(static_cast<std::size_t>(given->nodes));
-  spec.hosts[0].name = "localhost";  // the one on node 0
+  spec.hosts[0].name = "localhost";  // the host of node 0
   for (std::size_t i = 1; i < spec.hosts.size(); ++i)
     spec.hosts[i].name = launcher::join_host_name(static_cast<int>(i));
   spec.per_node = std::move(*given);

@@ -43,7 +43,7 @@ constexpr std::string_view kUsage =
     "Everything behind WORKER belongs to it. Options may be written with _ for -.\n"
     "Times are 500ms, 15s, 2m, 1h, or a number of seconds; sizes are 500K, 64M, 2G, or bytes.\n";
 
-// Text broken into lines that begin at the help column.
+// Breaks the text into lines that begin at the help column.
 std::string wrapped(const std::string& text) {
   std::string out;
   std::size_t column = kHelpColumn;

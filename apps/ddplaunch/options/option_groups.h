@@ -12,7 +12,7 @@
 
 namespace ddp {
 
-/// The options as written. Empty text: not given.
+/// The options as written. An empty text means that the option is not given.
 struct OptionValues {
   // Hosts
   std::string hostfile;
@@ -85,7 +85,7 @@ struct OptionValues {
   bool dry_run = false;
   bool json = false;
   bool help = false;
-  // No options: what the file of --accelerate-config says besides
+  // Values of the --accelerate-config file that are not options
   launcher::EnvVars config_env;
   std::optional<AccelerateProcesses> config_processes;
   std::vector<std::string> config_devices;
@@ -96,25 +96,24 @@ struct OptionValues {
   std::string min_busbw;
 };
 
-/// The options of this release: one table for lookup, filling and --help. CLI11 lives in the source file
-/// only.
+/// The options of this release: one table for lookup, filling and --help. Only the source file uses CLI11.
 class OptionTable {
  public:
   OptionTable();
   ~OptionTable();
 
-  /// Whether `name` ("--nnodes" or "-m", dashes only) is an option, and whether it takes a value.
+  /// Returns whether `name` ("--nnodes" or "-m", dashes only) is an option, and whether it takes a value.
   bool knows(std::string_view name) const;
   bool takes_value(std::string_view name) const;
-  /// What stands for its value in --help: "FILE". Empty for a flag.
+  /// Returns the placeholder of its value in --help: "FILE". Empty for a flag.
   std::string value_name(std::string_view name) const;
   std::vector<std::string_view> names() const;
 
-  /// `words`: known options only, each followed by its value in a word of its own when it takes one. Of an
-  /// option given several times the last one counts, but --host, --env and --env-file add up.
+  /// `words` are known options only, each followed by its value as a separate word if it takes one. If an
+  /// option is given several times the last one counts, except that --host, --env and --env-file add up.
   OptionValues fill(const std::vector<std::string>& words);
 
-  /// The text of --help.
+  /// Returns the text of --help.
   std::string help() const;
 
  private:

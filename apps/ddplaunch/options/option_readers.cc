@@ -19,7 +19,7 @@ constexpr std::size_t kMaxJobId = 64;
 constexpr std::uint64_t kMaxSize = std::uint64_t{1} << 50;
 constexpr unsigned long long kMaxRank = 10'000'000;  // more than any job; keeps ranges in 32 bits
 
-// Calls `take` with each word between commas; false when one was refused.
+// Calls `take` with each word between commas. Returns false if it refuses a word.
 template <class Take>
 bool each_word(std::string_view list, Take take) {
   for (std::size_t at = 0;;) {
@@ -125,7 +125,7 @@ std::optional<launcher::RankRanges> read_rank_ranges(std::string_view text) {
 }
 
 std::optional<launcher::StreamChoice> read_stream_choice(std::string_view text) {
-  // One digit: "03" is as likely a slip for "0:3" as it is three.
+  // Accept one digit only: "03" may be a slip for "0:3".
   const auto streams_of = [](std::string_view digit) {
     return digit.size() == 1 ? remote::whole_number(digit, 3) : std::nullopt;
   };
@@ -148,7 +148,7 @@ std::optional<launcher::StreamChoice> read_stream_choice(std::string_view text) 
 bool is_address_range(std::string_view text) {
   const std::size_t slash = std::min(text.find('/'), text.size());
   const std::string address(text.substr(0, slash));
-  // As AddressFilter reads it: what passes here and fails there would admit nobody.
+  // Accept the same texts as AddressFilter: a text that fails there would admit no address.
   in6_addr bytes{};
   const bool v4 = ::inet_pton(AF_INET, address.c_str(), &bytes) == 1;
   return (v4 || ::inet_pton(AF_INET6, address.c_str(), &bytes) == 1) &&

@@ -100,7 +100,8 @@ void read_start(const OptionValues& values, const ProcessContext& context, JobSp
   read_store(values, spec, diagnostics);
 }
 
-/// Only as the very first argument, so that a worker of that name can still be run: `ddplaunch -- check`.
+/// The verb counts only as the very first argument, so that a worker of that name can still run: `ddplaunch
+/// -- check`.
 Verb read_verb(std::vector<std::string>& args) {
   if (args.empty()) return Verb::kRun;
   const Verb verb = args.front() == "check"   ? Verb::kCheck
@@ -117,7 +118,7 @@ void read_command(const OptionValues& values, const CommandLine& line, Verb verb
     diagnostics.fail("--module and --no-python cannot be used together: a module is run by python");
   }
   if (!line.worker_found) {
-    // Behind an unknown option the worker cannot be told from the option's value.
+    // After an unknown option the worker is indistinguishable from the option's value.
     if (line.scanned_all && verb == Verb::kRun)
       diagnostics.fail("no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]");
     return;
@@ -141,7 +142,7 @@ void read_command(const OptionValues& values, const CommandLine& line, Verb verb
   if (python) command.python = values.python;
 }
 
-/// For the hosts that name none themselves.
+/// Applies --wrapper to the hosts without their own wrapper.
 void read_wrapper(const OptionValues& values, JobSpec& spec, Diagnostics& diagnostics) {
   if (values.wrapper.empty()) return;
   const auto words = remote::split_words(values.wrapper);
@@ -193,14 +194,14 @@ void read_failure(const OptionValues& values, const ProcessContext& context, Job
     diagnostics.fail("--fence " + values.fence + ": choose rank0, all or off");
   }
   read_time(values.restart_backoff, "--restart-backoff", milliseconds(0), spec.restart_backoff, diagnostics);
-  // 0 is how it is turned off; anything less than a second would call each pause of a job a hang.
+  // 0 turns it off. A limit below a second would report each pause of a job as a hang.
   if (values.hang_timeout == "0") {
     spec.hang_timeout = milliseconds(0);
   } else {
     read_time(values.hang_timeout, "--hang-timeout", kShortestHang, spec.hang_timeout, diagnostics);
   }
   read_time(values.stop_grace, "--stop-grace", milliseconds(0), spec.stop_grace, diagnostics);
-  // One option for both: who gives a time means how long the workers need.
+  // One option sets both: a given time means how long the workers need.
   if (!values.stop_grace.empty()) spec.failure_grace = spec.stop_grace;
   read_time(values.node_timeout, "--node-timeout", kShortestHeartbeatLimit, spec.node_timeout, diagnostics);
   read_time(values.master_timeout, "--master-timeout", kShortestHeartbeatLimit, spec.master_timeout,
@@ -226,18 +227,18 @@ void read_job(const OptionValues& values, const ProcessContext& context, Verb ve
   const std::string* home = launcher::find_env(context.env, "HOME");
   std::string base;
   const bool joins = spec.per_node && spec.per_node->rank.value_or(0) != 0;
-  // The XDG specification: a relative path there is invalid and to be ignored.
+  // The XDG specification: a relative path is invalid and must be ignored.
   if (state != nullptr && state->starts_with('/')) {
     base = *state;
   } else if (home != nullptr && home->starts_with('/')) {
     base = absolute_path(".local/state", *home);
   } else if (verb != Verb::kRun || joins) {
-    return;  // it has no files
+    return;  // these write no files
   } else {
     return diagnostics.fail(
         "HOME is not set, so there is no place for the files of the job; give --job-dir DIR");
   }
-  // A scheduler that starts the nodes anew gives them the same name again, and each run has files of its own.
+  // A scheduler that restarts the nodes reuses the name, and each run needs its own files.
   const bool again = spec.per_node && !values.job_id.empty();
   const std::string name = spec.job_id + (again ? "." + context.new_job_id : "");
   spec.job_dir = absolute_path("ddplaunch/jobs/" + name, base);
@@ -275,7 +276,7 @@ void read_deep_options(const OptionValues& values, Verb verb, RunJob& job, Diagn
     diagnostics.fail("--min-busbw is about ddplaunch check --collectives; a job of your own is train bench");
 }
 
-/// The command line, and behind it what torchrun's variables and a file of Accelerate's say.
+/// Reads the command line, and the values from torchrun's variables and Accelerate's file behind it.
 CommandLine read_with_environment(const std::vector<std::string>& args, const ProcessContext& context,
                                   OptionTable& table, Diagnostics& diagnostics) {
   Diagnostics first;

@@ -19,7 +19,7 @@ using launcher::Bars;
 using launcher::ConsolePolicy;
 using launcher::OutputOptions;
 
-/// Less would be a directory full of parts rather than a limit.
+/// A smaller limit would fill the directory with parts.
 constexpr std::uint64_t kSmallestPart = 4096;
 constexpr unsigned long long kMostParts = 1'000'000;
 
@@ -72,7 +72,7 @@ void read_filters(const OptionValues& values, OutputOptions& output, Diagnostics
   }
 }
 
-/// `workers`: of each node; 0: not known here.
+/// `workers` is the number per node; 0: unknown.
 void read_streams(const std::string& text, std::string_view option, int workers,
                   launcher::StreamChoice& choice, Diagnostics& diagnostics) {
   if (text.empty()) return;
@@ -100,7 +100,7 @@ void read_files(const OptionValues& values, const ProcessContext& context, int w
   const std::size_t colon = std::min(text.find(':'), text.size());
   const auto size = read_size(text.substr(0, colon));
   const auto parts = colon == text.size() ? 0 : remote::whole_number(text.substr(colon + 1), kMostParts);
-  const bool no_limit = size && *size == 0;  // of which there are no parts
+  const bool no_limit = size && *size == 0;  // no limit means no parts
   if (!size || !parts || (colon < text.size() && (*parts == 0 || no_limit))) {
     diagnostics.fail("--log-max-size " + values.log_max_size +
                      ": give a size like 500K, 64M or 2G, and a number of parts if the oldest may go: 64M:4");

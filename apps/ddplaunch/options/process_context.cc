@@ -20,7 +20,7 @@ namespace ddp {
 
 namespace {
 
-constexpr std::size_t kMaxFile = std::size_t{16} << 20;  ///< more is no file that a person wrote
+constexpr std::size_t kMaxFile = std::size_t{16} << 20;  ///< a longer file was not written by a person
 
 Result<std::string> read_all(int fd, const std::string& name) {
   std::string text;
@@ -60,7 +60,7 @@ Result<> can_write(const std::string& path) {
   return {};
 }
 
-// 20261121-034500-ab12cd: the local time for people, six digits against two starts in one second.
+// 20261121-034500-ab12cd: the local time for people, and six digits for two starts within one second.
 std::string new_job_id() {
   const std::time_t now = std::time(nullptr);
   std::tm parts{};

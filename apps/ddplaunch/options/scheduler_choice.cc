@@ -17,7 +17,7 @@ class Scheduler {
   bool in_slurm() const { return has("SLURM_JOB_ID") && has("SLURM_JOB_NODELIST"); }
   std::string slurm_job() const { return value("SLURM_JOB_ID"); }
 
-  /// srun has started this process, and others beside it.
+  /// srun started this process and others of the same step.
   bool one_of_a_slurm_step() const { return number("SLURM_STEP_NUM_TASKS") > 1; }
 
   std::string value(const char* name) const {
