@@ -1,5 +1,5 @@
-// ddplaunchd: the node agent. `--stdio` serves one job over stdin and stdout; ddplaunch starts it so on every
-// node.
+// ddplaunchd: the node agent. ddplaunch starts it on every node with `--stdio`, which serves one job over
+// stdin and stdout.
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -46,7 +46,7 @@ int main(int argc, char** argv) {
     std::fputs(kUsage, stderr);
     return 2;
   }
-  // A profile of this node may have set it; neither setup scripts nor tools are to see it.
+  // A profile of this node may have set the token. Setup scripts and tools must not see it.
   (void)ddp::rendezvous::take_token_from_environment();
   ddp::launcher::KeeperOptions options;
   options.exit_code_if_left = ddp::launcher::kExitProcessesLeft;

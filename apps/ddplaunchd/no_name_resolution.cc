@@ -1,6 +1,7 @@
-// The agent resolves no names: the master sends addresses. Asio's compiled library mentions the resolver all
-// the same, and a static program that links glibc's would need the very glibc it was built with at run time,
-// to load its name services. These take its place, so that the program stays whole wherever it is pushed to.
+// The agent resolves no names: the master sends addresses. Asio's compiled library still references the
+// resolver. A static program that links glibc's resolver needs at run time the glibc of its build, to load
+// its name services. These functions replace the resolver, so that the program runs on any host that it is
+// pushed to.
 #include <netdb.h>
 
 extern "C" {

@@ -24,8 +24,8 @@
 namespace ddp {
 namespace {
 
-/// The link's two ends on descriptors of our own; 0 and 1 are pointed elsewhere, so that nothing else ever
-/// writes into it.
+/// The link's two ends, moved to other descriptors. 0 and 1 are redirected, so that no other output enters
+/// the link.
 struct LinkEnds {
   UniqueFd in;
   UniqueFd out;
@@ -38,7 +38,7 @@ Result<LinkEnds> take_stdio() {
   return ends;
 }
 
-constexpr rlim_t kFewestFiles = 40;  ///< its own, the keeper's, and those of one worker
+constexpr rlim_t kFewestFiles = 40;  ///< those of the agent, the keeper, and one worker
 
 bool write_hello(int fd) {
   const std::string line =
@@ -53,12 +53,12 @@ bool write_hello(int fd) {
   return true;
 }
 
-/// What would let it end without a word, or die of an exception: found before anything is started. Empty: it
-/// can begin.
+/// Returns a condition that would end the agent without a message or with an exception, found before anything
+/// is started. Empty: the agent can start.
 std::string obstacle() {
   struct stat in {};
   struct stat null {};
-  // What runs a program in a container without -i gives it this.
+  // A program runner without -i (docker exec) gives the process this stdin.
   if (::fstat(0, &in) == 0 && ::stat("/dev/null", &null) == 0 && S_ISCHR(in.st_mode) &&
       S_ISCHR(null.st_mode) && in.st_rdev == null.st_rdev)
     return "its standard input is closed; a wrapper without it on the way (docker exec without -i)?";
@@ -77,7 +77,7 @@ int fail(const Error& error) {
 
 int run_stdio_agent(launcher::KeeperLink& keeper) {
   ::signal(SIGPIPE, SIG_IGN);
-  ::signal(SIGXFSZ, SIG_IGN);  // EFBIG tells, and no file of ours is worth a job
+  ::signal(SIGXFSZ, SIG_IGN);  // a write then fails with EFBIG; no own file is worth ending the job
   raise_nofile();              // three descriptors for each worker
   const std::string why = obstacle();
   if (!why.empty()) return fail(Error{ErrorCode::kSystem, why, 0});
