@@ -21,7 +21,7 @@ Result<std::uint16_t> read_port(std::string_view text) {
   return port;
 }
 
-/// PORT, ADDRESS:PORT, [ADDRESS]:PORT.
+/// Reads PORT, ADDRESS:PORT or [ADDRESS]:PORT.
 Result<> read_endpoint(const std::string& text, ListenOptions& options) {
   const std::size_t colon = text.rfind(':');
   std::string address = colon == std::string::npos ? "" : text.substr(0, colon);

@@ -8,20 +8,20 @@
 
 namespace ddp {
 
-/// What `ddplaunchd --listen …` and `ddplaunchd --new-token …` were asked for.
+/// The options of `ddplaunchd --listen …` and `ddplaunchd --new-token …`.
 struct ListenOptions {
   bool new_token = false;
-  std::string new_token_path;  ///< empty: the default one
+  std::string new_token_path;  ///< empty: the default path
   std::string address;         ///< numeric; empty: all interfaces
   std::uint16_t port = 0;
-  std::string token_file;  ///< empty: DDPLAUNCH_TOKEN, else the default one
+  std::string token_file;  ///< empty: DDPLAUNCH_TOKEN, else the default file
 };
 
 inline constexpr char kListenUsage[] =
     "usage: ddplaunchd --listen [[ADDRESS:]PORT] [--token-file FILE]\n"
     "       ddplaunchd --new-token [FILE]\n";
 
-/// kUsage: the text names the word that is wrong.
+/// Reads the options. kUsage: the text names the wrong word.
 Result<ListenOptions> read_listen_options(const std::vector<std::string>& words);
 
 }  // namespace ddp

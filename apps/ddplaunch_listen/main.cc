@@ -1,5 +1,5 @@
-// ddplaunch-listen: `ddplaunchd --listen` and `--new-token`, which execute this program beside it, since the
-// agent itself is static and holds no TLS.
+// ddplaunch-listen: runs `ddplaunchd --listen` and `--new-token`. ddplaunchd executes this program beside it,
+// because the agent itself is static and has no TLS.
 #include <sys/stat.h>
 
 #include <cerrno>
