@@ -1,6 +1,6 @@
-// ddplaunch-nvml: what NVIDIA's management library tells of this machine's GPUs, a fact a line, for
-// `ddplaunch check`. A program of its own, because the agent is static and cannot load a library; without a
-// driver it says so and exits 0. It changes nothing and needs no rights.
+// ddplaunch-nvml: prints the facts of NVIDIA's management library about this machine's GPUs, one per line,
+// for `ddplaunch check`. It is a separate program because the agent is static and cannot load a library. If
+// there is no driver it prints nothing about GPUs and exits 0. It changes nothing and needs no privileges.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -9,7 +9,7 @@
 
 namespace {
 
-// As in nvml.h, of which these parts have been the same since the driver 450 or earlier.
+// These declarations are from nvml.h, and have been the same since driver 450 or earlier.
 using Device = void*;
 struct GpuMemoryInfo {
   unsigned long long total, free, used;
@@ -54,8 +54,8 @@ struct Nvml {
 void print_processes(const Nvml& nvml, unsigned index, Device device) {
   if (nvml.processes == nullptr) return;
   unsigned count = 0;
-  (void)nvml.processes(device, &count, nullptr);  // says how many there are
-  std::vector<GpuProcessInfo> list(count + 16);   // and meanwhile there may be more
+  (void)nvml.processes(device, &count, nullptr);  // returns the number of processes
+  std::vector<GpuProcessInfo> list(count + 16);   // more may have started meanwhile
   count = static_cast<unsigned>(list.size());
   if (nvml.processes(device, &count, list.data()) != kSuccess) return;
   for (unsigned i = 0; i < count; ++i)
@@ -97,7 +97,7 @@ void print_nccl() {
   int (*get_version)(int*) = nullptr;
   int version = 0;
   if (!load(library, "ncclGetVersion", get_version) || get_version(&version) != kSuccess) return;
-  const int major = version >= 10000 ? 10000 : 1000;  // 22005 is 2.20.5, and of the old ones 2804 is 2.8.4
+  const int major = version >= 10000 ? 10000 : 1000;  // 22005 is 2.20.5; of the old versions, 2804 is 2.8.4
   std::printf("version\tNCCL\t%d.%d.%d\n", version / major, version % major / 100, version % 100);
 }
 
