@@ -1,9 +1,11 @@
-// Plays the CUDA run time and one GPU for the programs of tests/gpu, so that all but the kernels' machine
-// code is tested without a GPU: memory is the host's, kernels are run by the host driver. A stream does
-// nothing until somebody waits for it or asks it, so that a result that is read too early is seen; memory of
-// the GPU begins with bytes that make a nan. FAKE_CUDA_GPUS=0: no GPU. FAKE_CUDA_FAIL=N: the N-th call (from
-// 1) that can fail does. FAKE_CUDA_MIB=N: the GPU has so much memory (80). FAKE_CUDA_ROOM=FILE: processes
-// with the same file have the same GPU, where one gets no memory that others have.
+// Emulates the CUDA runtime and one GPU for the programs of tests/gpu, so that all but the kernels' machine
+// code is tested without a GPU. Memory is the host's, and the host driver runs the kernels. A stream does
+// nothing until a caller waits for it or queries it, so that a result that is read too early is detected.
+// Memory of the GPU is initialized with bytes that make a nan.
+//   FAKE_CUDA_GPUS=0     no GPU
+//   FAKE_CUDA_FAIL=N     the N-th call (from 1) that can fail does
+//   FAKE_CUDA_MIB=N      memory of the GPU (80)
+//   FAKE_CUDA_ROOM=FILE  processes with the same file share the GPU and its memory
 
 #include "tests/support/fake_cuda.h"
 
@@ -34,7 +36,7 @@
 
 namespace {
 
-/// Done when it answers true; until then the stream stands.
+/// Done when it returns true; until then the stream stands still.
 using Work = std::function<bool()>;
 
 int g_graphs = 0;
@@ -49,7 +51,7 @@ std::size_t all_memory() {
   return static_cast<std::size_t>(number_of("FAKE_CUDA_MIB", 80)) << 20;
 }
 
-/// The memory of a GPU that processes share; of one that nobody shares nothing is counted.
+/// The memory of a GPU that processes share. The memory of an unshared GPU is not counted.
 class Room {
  public:
   Room() {
@@ -91,7 +93,7 @@ class Room {
 };
 
 Room& room() {
-  static Room& room = *new Room;  // memory may be given back at the very end
+  static Room& room = *new Room;  // never destroyed, because memory may be freed at the very end
   return room;
 }
 
@@ -122,7 +124,7 @@ struct CUstream_st {
       waiting.push_back(std::move(work));
     }
   }
-  /// Work that is done when it returns.
+  /// Adds work that is done when it returns.
   template <class Done>
   void add_done(Done done) {
     add([done = std::move(done)] {
@@ -130,14 +132,14 @@ struct CUstream_st {
       return true;
     });
   }
-  /// Whether the next work, of which there is one, is done now.
+  /// Returns whether the next work is done. The queue must not be empty.
   bool move_on() {
     if (!waiting.front()()) return false;
     waiting.pop_front();
     return true;
   }
 };
-/// A place in a stream's work.
+/// A position in a stream's work.
 struct CUevent_st {
   cudaStream_t stream = nullptr;
   bool passed = true;
@@ -145,7 +147,8 @@ struct CUevent_st {
 
 namespace {
 
-/// Memory that copies are made from when the stream comes to them, and no earlier: by its beginning.
+/// Pinned memory by its start. A copy from it reads the memory when the stream reaches the copy, and no
+/// earlier.
 std::map<const std::byte*, std::size_t> g_pinned;
 
 bool is_pinned(const std::byte* memory) {
@@ -182,7 +185,7 @@ const char* cudaGetErrorString(cudaError_t error) {
   if (error == cudaErrorMemoryAllocation) return "out of memory";
   return error == cudaErrorNoDevice ? "no CUDA-capable device is detected" : "unspecified launch failure";
 }
-/// As the run time's, it also gives a question's "not ready" to whoever looks next.
+/// Like the real runtime, this also returns the "not ready" of an earlier query.
 cudaError_t cudaGetLastError() {
   return std::exchange(t_last_error, cudaSuccess);
 }
@@ -240,8 +243,9 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyK
                             cudaStream_t stream) {
   if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
   const auto* bytes = static_cast<const std::byte*>(from);
-  constexpr size_t kStaged = size_t{64} << 10;  // the run time keeps as much; of more it waits for the stream
-  if (kind == cudaMemcpyHostToDevice && !is_pinned(bytes)) {  // then a copy is made at once
+  constexpr size_t kStaged = size_t{64} << 10;  // the runtime stages at most this; for larger copies it waits
+                                                // for the stream
+  if (kind == cudaMemcpyHostToDevice && !is_pinned(bytes)) {  // copied at once
     if (size > kStaged && !stream->capture) drain(stream);
     stream->add_done([to, kept = std::vector<std::byte>(bytes, bytes + size)] {
       std::memcpy(to, kept.data(), kept.size());
@@ -249,7 +253,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyK
     return cudaSuccess;
   }
   stream->add_done([to, from, size] { std::memcpy(to, from, size); });
-  // To memory that is not pinned it is complete.
+  // A copy to memory that is not pinned is complete on return.
   if (kind == cudaMemcpyDeviceToHost && !is_pinned(static_cast<const std::byte*>(to))) drain(stream);
   return cudaSuccess;
 }
@@ -281,7 +285,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   stream->add_done([event] { event->passed = true; });
   return answer();
 }
-/// The stream does what comes before the event, and nothing that comes after it.
+/// The stream runs the work before the event, and nothing behind it.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   while (!event->passed) {
     if (!event->stream->move_on()) return t_last_error = cudaErrorNotReady;
@@ -364,12 +368,12 @@ template <class Body>
 cudaError_t launch_on_device(const typename Body::Args& args, cudaStream_t stream) {
   if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
   stream->add_done([args] { run_on_host<Body>(args, {true, 7}); });
-  return cudaGetLastError();  // as launch.cuh asks
+  return cudaGetLastError();  // as launch.cuh does
 }
 
 namespace {
 
-/// Takes the address of each launch that a program makes, so that it is there for the linker.
+/// Takes the address of each launch of a program, so that the linker finds it.
 struct EveryLaunch {
   template <class Body>
   void run(const typename Body::Args&) const {
@@ -390,7 +394,7 @@ template <class T, class S>
 
 }  // namespace
 
-// Instantiates all of them; never called.
+// Instantiates all launches; never called.
 void instantiate_launches(const ConvNetMemory<float>& a, const MlpMemory<float>& b,
                           const ConvNetMemory<double>& c, const MlpMemory<double>& d,
                           const ConvNetMemory<float, Bf16>& e, const MlpMemory<float, Bf16>& f) {

@@ -7,17 +7,17 @@
 
 namespace ddp {
 
-// What the played CUDA run time (fake_cuda.cc) has for what is played beside it, and for tests.
+// The interface of the fake CUDA runtime (fake_cuda.cc) for the fake NCCL and for tests.
 
-/// Puts work into a stream, or into the graph that is captured there.
+/// Puts work into a stream, or into the graph that it captures.
 cudaError_t fake_cuda_call(cudaStream_t stream, std::function<void()> work);
 
-/// The same for work that takes its time: it is called again and again until it answers true, and the stream
-/// stands meanwhile; each launch of a graph begins with a copy of it. `held`: a graph keeps it for its life,
-/// as cudaGraphRetainUserObject lets it; outside a capture nobody does.
+/// The same for work that takes time: it is called repeatedly until it returns true, and the stream stands
+/// still meanwhile. Each launch of a graph begins with a copy of `work`. A graph keeps `held` for its
+/// lifetime, as with cudaGraphRetainUserObject. `held` is released at once outside a capture.
 void fake_cuda_enqueue(cudaStream_t stream, std::function<bool()> work, std::shared_ptr<void> held);
 
-/// How many graphs that can be launched there are.
+/// Returns the number of launchable graphs that exist.
 int fake_cuda_graphs();
 
 }  // namespace ddp

@@ -1,5 +1,5 @@
-// Plays NCCL's library: every communicator is of the kind that does not block, operations complete when the
-// last rank has called them, and that rank's thread computes for all.
+// Emulates NCCL's library. Every communicator is non-blocking. An operation completes when the last rank has
+// called it, and that rank's thread computes the result for all ranks.
 #include "tests/support/fake_nccl.h"
 
 #include <chrono>
@@ -24,7 +24,7 @@ ddp::FakeNcclSettings g_settings;
 
 struct Comm;
 
-/// One rank's part of an operation.
+/// One rank's contribution to an operation.
 struct Part {
   const void* send = nullptr;
   void* receive = nullptr;
@@ -51,15 +51,15 @@ struct Group {
 struct Comm {
   std::shared_ptr<Group> group;
   int rank = 0;
-  std::size_t next = 0;  // of the group's operations
+  std::size_t next = 0;  // index into the group's operations
   bool splitting = false;
   std::vector<void*> registered;
 };
 
 std::map<std::string, std::shared_ptr<Group>> g_groups;
-std::map<void*, int> g_blocks;  ///< and how often each is registered
+std::map<void*, int> g_blocks;  ///< number of registrations by block
 
-/// With the mutex held.
+/// Call it with the mutex held.
 void unregister(Comm* comm, void* block) {
   --g_settings.registrations;
   --g_blocks.at(block);
@@ -89,7 +89,7 @@ void sum_parts(Operation& operation) {
       for (auto& [from, source] : operation.parts)
         totals[i] += static_cast<const T*>(source.send)[static_cast<std::size_t>(to) * operation.count + i];
     }
-    // A part may lie in what is sent: nobody else reads that one.
+    // The output may overlap the rank's own input: no other rank reads that part.
     std::memcpy(target.receive, totals.data(), totals.size() * sizeof(T));
   }
 }
@@ -153,7 +153,7 @@ int enter(Comm* comm, const char* kind, std::size_t count, int type, int root, c
 void end(Comm* comm) {
   for (int graphs = g_settings.graphs; graphs > 0; graphs = g_settings.graphs)
     g_settings.graphs.wait(graphs);
-  delete comm;  // so that a sanitizer sees who uses it afterwards
+  delete comm;  // deleted, so that a sanitizer finds a later use
 }
 
 int init(Comm** comm, int ranks, const UniqueId& id, int rank) {
@@ -179,7 +179,7 @@ int ncclGetVersion(int* version) {
 }
 int ncclGetUniqueId(UniqueId* id) {
   std::memset(id, 0, sizeof *id);
-  static std::atomic<int> made = 0;  // no id comes twice, however often a test begins anew
+  static std::atomic<int> made = 0;  // never reset, so that no id repeats across test cases
   ++g_settings.ids;
   const std::string text = "id " + std::to_string(++made);
   std::memcpy(id->internal, text.data(), text.size());

@@ -1,12 +1,14 @@
-// Plays NCCL for ranks that are processes of one machine, over a GPU that is played too (fake_cuda.cc, in the
-// program that loads this). Operations are work of their stream, or of the graph that is captured there; a
-// graph holds its communicator, which ends no sooner than the graph, as NCCL's does.
+// Emulates NCCL for ranks that are processes of one machine, over the fake GPU (fake_cuda.cc, in the program
+// that loads this library). Operations are work of their stream, or of the graph that it captures. A graph
+// holds its communicator, which ends no sooner than the graph, as in NCCL.
 //
-// FAKE_NCCL_DIR: a folder for its files. FAKE_NCCL_VERSION=N: the version that it tells.
-// FAKE_NCCL_TRANSPORT=p2p: nobody hears that a peer is gone, as inside a node; else it is an error as over
-// sockets. FAKE_NCCL_SPOIL=N: the last number of each sum of N bytes is wrong. FAKE_NCCL_REGISTER=0: no
-// memory can be registered. What a program leaves behind, or gives back in the wrong order, is told on
-// stderr.
+//   FAKE_NCCL_DIR            a folder for its files
+//   FAKE_NCCL_VERSION=N      the version that it reports
+//   FAKE_NCCL_TRANSPORT=p2p  a lost peer stays unnoticed, as inside a node; else an error, as over sockets
+//   FAKE_NCCL_SPOIL=N        the last element of each sum of N bytes is wrong
+//   FAKE_NCCL_REGISTER=0     no memory can be registered
+//
+// stderr reports memory and registrations that a program leaves behind or releases in the wrong order.
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -39,7 +41,7 @@ struct UniqueId {
 
 struct Comm {
   std::shared_ptr<FakeNcclState> state;
-  std::unique_ptr<FakeNcclExchange> job;  ///< a split or a window, under way
+  std::unique_ptr<FakeNcclExchange> job;  ///< a split or a window in progress
   std::set<void*> registered;
   std::set<void*> windows;
 };
@@ -49,7 +51,8 @@ int number_of(const char* name, int otherwise) {
   return text != nullptr ? std::atoi(text) : otherwise;
 }
 
-/// Memory of ncclMemAlloc, and registrations with communicators. Threads end communicators.
+/// Memory of ncclMemAlloc, and its registrations with communicators. Several threads use it, because threads
+/// end communicators.
 class Memory {
  public:
   ~Memory() {
@@ -84,7 +87,7 @@ class Memory {
 
  private:
   std::mutex mutex_;
-  std::map<void*, int> blocks_;  ///< and how often each is registered
+  std::map<void*, int> blocks_;  ///< number of registrations by block
 };
 Memory g_memory;
 
@@ -100,7 +103,7 @@ std::shared_ptr<FakeNcclState> enter(const std::string& name, int size, int rank
   return state->slot.room() != nullptr ? state : nullptr;
 }
 
-/// As ranks must call it alike.
+/// The parameters that must be equal on all ranks.
 std::uint64_t call_of(char kind, std::size_t bytes, int type, int root = 0) {
   return static_cast<std::uint64_t>(bytes) << 24 | static_cast<std::uint64_t>(type) << 16 |
          static_cast<std::uint64_t>(root) << 8 | static_cast<std::uint64_t>(kind);
@@ -119,7 +122,7 @@ bool is_to_be_spoilt(std::size_t bytes) {
   return bytes != 0 && bytes == static_cast<std::size_t>(spoilt);
 }
 
-/// Numbers of bfloat16 are the upper halves of floats.
+/// A bfloat16 is the upper half of a float.
 struct Bfloat16 {
   std::uint16_t bits;
 
@@ -132,7 +135,7 @@ struct Bfloat16 {
   static Bfloat16 of(float value) {
     std::uint32_t whole;
     std::memcpy(&whole, &value, sizeof whole);
-    return {static_cast<std::uint16_t>((whole + 0x7fff + (whole >> 16 & 1)) >> 16)};  // to the nearest
+    return {static_cast<std::uint16_t>((whole + 0x7fff + (whole >> 16 & 1)) >> 16)};  // rounds to nearest
   }
 };
 template <class T>
@@ -143,7 +146,7 @@ Bfloat16 plus(Bfloat16 a, Bfloat16 b) {
   return Bfloat16::of(float(a) + float(b));
 }
 
-/// What each rank's piece does to the sum, which only has the elements [first, end) of all.
+/// Adds each rank's piece to the sum, which only has the elements [first, end) of all.
 template <class T>
 FakeNcclExchange::Read adding(void* receive, std::size_t first, std::size_t end) {
   return [=](int rank, std::size_t offset, const char* data, std::size_t bytes) {
@@ -164,7 +167,7 @@ FakeNcclExchange::Read adding(int type, void* receive, std::size_t first, std::s
   return adding<float>(receive, first, end);
 }
 
-/// Sums of which this rank wants the elements [first, end).
+/// Runs a reduction of which this rank gets the elements [first, end).
 int reduce(char kind, const void* send, void* receive, std::size_t count, std::size_t first, std::size_t end,
            int type, Comm* comm, cudaStream_t stream) {
   if (type != kFloat64 && type != kFloat32 && type != kBfloat16) return kInvalidArgument;
@@ -178,7 +181,7 @@ int reduce(char kind, const void* send, void* receive, std::size_t count, std::s
                                    }));
 }
 
-/// Of one rank's bytes a copy.
+/// Copies the bytes of one rank.
 FakeNcclExchange::Read copying(int from, void* receive) {
   return [=](int rank, std::size_t offset, const char* data, std::size_t bytes) {
     if (rank == from) std::memcpy(static_cast<char*>(receive) + offset, data, bytes);
@@ -338,7 +341,7 @@ int ncclReduceScatter(const void* send, void* receive, std::size_t each, int typ
 int ncclBroadcast(const void* send, void* receive, std::size_t count, int type, int root, Comm* comm,
                   cudaStream_t stream) {
   const std::size_t bytes = count * size_of(type);
-  // Who is not the root has nothing to send.
+  // Only the root has data to send.
   const void* const mine = comm->state->slot.rank() == root ? send : receive;
   return put_into(
       comm, stream,

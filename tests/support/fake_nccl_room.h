@@ -13,7 +13,7 @@
 #include <memory>
 #include <string>
 
-// Where the ranks of fake_nccl_processes.cc meet, and how they exchange what they have.
+// The shared memory in which the ranks of fake_nccl_processes.cc meet and exchange data.
 
 namespace ddp {
 
@@ -24,12 +24,12 @@ constexpr std::size_t kFakeNcclSlot = 1 << 20;
 struct FakeNcclRoom {
   std::atomic<int> arrived;
   std::atomic<std::uint64_t> posted[kFakeNcclMostRanks], taken[kFakeNcclMostRanks];
-  std::atomic<std::uint64_t> called[kFakeNcclMostRanks];  ///< which operation, in the round that is posted
+  std::atomic<std::uint64_t> called[kFakeNcclMostRanks];  ///< the operation of the posted round
   char data[kFakeNcclMostRanks][kFakeNcclSlot];
 };
 
-/// One rank's place in a room. As long as it lives and is not left the rank holds a lock there, which also
-/// goes with its process: so the others see whom they lost.
+/// One rank's slot in a room. The rank holds a file lock until leave() or destruction. The lock also ends
+/// with the process, so that other ranks see which rank they lost.
 class FakeNcclSlot {
  public:
   FakeNcclSlot(const std::string& path, int rank, int size) : path_(path), rank_(rank), size_(size) {
@@ -82,7 +82,7 @@ class FakeNcclSlot {
   FakeNcclRoom* room_ = nullptr;
 };
 
-/// What one rank's communicator and its operations under way have in common.
+/// The state that one rank's communicator shares with its pending operations.
 struct FakeNcclState {
   static constexpr int kInvalidUsage = 5, kRemoteError = 6;
 
@@ -92,19 +92,20 @@ struct FakeNcclState {
   std::string name;
   FakeNcclSlot slot;
   std::uint64_t rounds = 0;
-  int parts = 0;               ///< made of it
-  std::atomic<int> error = 0;  ///< that its operations ran into
+  int parts = 0;               ///< split-off communicators
+  std::atomic<int> error = 0;  ///< error of its operations
   std::atomic<bool> ended = false;
-  std::atomic<int> graphs = 0;  ///< parts of graphs that hold it
+  std::atomic<int> graphs = 0;  ///< captured operations, which hold the communicator
 };
 
-/// One operation: all ranks give `bytes` each, a piece at a time, and each reads what it needs. Polled; each
-/// copy that has not begun can be carried out by itself, as graphs do.
+/// One operation: all ranks give `bytes` each, a piece at a time, and each rank reads what it needs. The
+/// operation is polled. Each copy that has not begun can run on its own, as graphs need.
 class FakeNcclExchange {
  public:
-  /// A rank's number, and the place and bytes of a piece of what it gave.
+  /// Receives a rank's number, and the offset and bytes of a piece of that rank's data.
   using Read = std::function<void(int rank, std::size_t offset, const char* data, std::size_t bytes)>;
-  /// `call`: equal on all ranks, else it is an invalid usage. `at_end`: when all have read all.
+  /// `call` must be equal on all ranks, else the result is an invalid usage. `at_end` runs when all ranks
+  /// have read all data.
   FakeNcclExchange(std::shared_ptr<FakeNcclState> state, std::uint64_t call, const void* mine,
                    std::size_t bytes, Read read, std::function<void()> at_end = {})
       : state_(std::move(state)),
@@ -114,8 +115,8 @@ class FakeNcclExchange {
         read_(std::move(read)),
         at_end_(std::move(at_end)) {}
 
-  /// Whether it is over. A communicator that has ended lets its operations go, with anything for their
-  /// result; after an error they hang until then, as they would on a GPU.
+  /// Returns whether the operation is over. A communicator that has ended releases its operations with an
+  /// arbitrary result. After an error they hang until then, as on a GPU.
   bool operator()() {
     while (!state_->ended && state_->error == 0) {
       FakeNcclRoom& room = *state_->slot.room();
@@ -162,12 +163,12 @@ class FakeNcclExchange {
   }
 
   bool all_are_at(const std::atomic<std::uint64_t>* rounds) {
-    // Over sockets NCCL hears that a peer is gone; over a node's own ways it does not.
+    // NCCL notices a lost peer over sockets, but not over transports inside a node.
     static const char* const transport = std::getenv("FAKE_NCCL_TRANSPORT");
     static const bool hears = transport == nullptr || std::strcmp(transport, "p2p") != 0;
     for (int rank = 0; rank < state_->slot.size(); ++rank) {
       if (rounds[rank] >= round_) continue;
-      // Before it went it may have done its part.
+      // The peer may have done its part before it was lost.
       if (hears && state_->slot.is_lost(rank) && rounds[rank] < round_)
         state_->error = FakeNcclState::kRemoteError;
       return false;

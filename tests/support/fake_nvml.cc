@@ -1,5 +1,6 @@
-// Plays NVIDIA's management library for ddplaunch-nvml: as many GPUs as FAKE_NVML_GPUS says (2), the driver
-// FAKE_NVML_DRIVER, a process FAKE_NVML_PID on the last GPU, an error from FAKE_NVML_ERROR on.
+// Emulates NVIDIA's management library for ddplaunch-nvml. FAKE_NVML_GPUS is the number of GPUs (2),
+// FAKE_NVML_DRIVER the driver version, FAKE_NVML_PID a process on the last GPU, FAKE_NVML_ERROR the error of
+// nvmlInit.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

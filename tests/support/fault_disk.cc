@@ -1,7 +1,7 @@
-// Preloaded into a program under test (LD_PRELOAD): the faults of a disk.
+// This library injects disk faults into a program under test (LD_PRELOAD):
 //   DDP_FSYNC_DELAY_MS=N   each fsync takes N ms longer
-//   DDP_FSYNC_LOG=FILE     each fsync appends the path of what it flushes
-//   DDP_OPEN_DELAY=PREFIX  each open() of a path that begins so takes 3 s longer
+//   DDP_FSYNC_LOG=FILE     each fsync appends the path of the flushed file
+//   DDP_OPEN_DELAY=PREFIX  each open() of a path with this prefix takes 3 s longer
 //   DDP_UNREADABLE=DIR     this directory cannot be listed
 //   DDP_NO_EXCHANGE=1      the file system cannot exchange two names
 #include <dlfcn.h>

@@ -1,11 +1,11 @@
-// Runs a command for which a directory lies on a disk that hangs now and then:
+// Runs a command for which a directory lies on a disk that hangs at times:
 //
 //   hanging_disk DIRECTORY COMMAND [ARGUMENT…]
 //
-// While the file DIRECTORY/HANG exists, every call of the command and its descendants that names something
-// below DIRECTORY waits in the kernel, as on a network disk whose server is gone; DIRECTORY/HANGING appears
-// with the first that does. SIGKILL ends such a call. By seccomp's user notification; exit code 77 where that
-// is not to be had.
+// While the file DIRECTORY/HANG exists, every call of the command and its descendants with a path below
+// DIRECTORY waits in the kernel, as on a network disk whose server is gone. DIRECTORY/HANGING appears with
+// the first such call. SIGKILL ends such a call. It uses seccomp's user notification; the exit code is 77 if
+// that is unavailable.
 #include <fcntl.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -31,7 +31,7 @@
 
 namespace {
 
-/// Calls, and which of their arguments is the path.
+/// A system call, and the index of its path argument.
 struct DiskCall {
   int number;
   int path;
@@ -52,7 +52,7 @@ int path_argument(int number) {
   return 0;
 }
 
-/// The listener's descriptor, or -1.
+/// Returns the listener's descriptor, or -1.
 int install_filter() {
   std::vector<sock_filter> program;
   program.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)));
@@ -102,7 +102,7 @@ int receive_descriptor(int socket) {
 std::string string_of(pid_t process, unsigned long long address) {
   const int memory = open(("/proc/" + std::to_string(process) + "/mem").c_str(), O_RDONLY | O_CLOEXEC);
   char text[4096] = {};
-  // Not beyond the end of a page: the next one may not be there.
+  // Read no further than the end of a page: the next page may be unmapped.
   for (std::size_t size = 0;
        memory >= 0 && size + 1 < sizeof text && std::memchr(text, 0, size) == nullptr;) {
     const std::size_t page = 4096 - (address + size) % 4096;
@@ -119,9 +119,9 @@ class Server {
  public:
   Server(int listener, std::string directory) : listener_(listener), directory_(std::move(directory)) {}
 
-  /// Until no process is left that the filter holds for.
+  /// Runs until the filter applies to no process.
   void serve() {
-    // A thread of its own: a call that is killed before it is received leaves the receiver waiting.
+    // Receive on a separate thread: a call that is killed before it is received leaves the receiver waiting.
     std::thread([this] { receive(); }).detach();
     for (;;) {
       pollfd look{listener_, 0, 0};
@@ -172,7 +172,7 @@ int main(int argc, char** argv) {
   if (argc < 3) return 2;
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return 77;
-  // The command keeps our pid; who serves it is nobody's child and holds nothing of it.
+  // The command keeps this pid. The server is no process's child and holds none of its descriptors.
   const pid_t child = fork();
   if (child == 0) {
     if (fork() != 0) _exit(0);
@@ -191,7 +191,7 @@ int main(int argc, char** argv) {
   waitpid(child, nullptr, 0);
   const int listener = install_filter();
   char ready = 0;
-  // What names a path waits from here on until it is served.
+  // From here on, each call with a path waits until it is served.
   if (listener < 0 || !send_descriptor(ends[0], listener) || read(ends[0], &ready, 1) != 1) {
     std::fprintf(stderr, "hanging_disk: seccomp: %s\n", std::strerror(errno));
     return 77;

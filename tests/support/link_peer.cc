@@ -1,8 +1,8 @@
-// A peer of per-node mode that has the token and does what ddplaunch does not: as the master it sends a node
-// a command, a setup script and an environment; as a node it shows what the master sent.
-//   link_peer master PORT JOB SCRIPT check|job    token in DDPLAUNCH_TOKEN; prints the node's answer
-//   link_peer master PORT JOB TEXT leave          sends the node away; TEXT is the job's name and twice the
-//   reason link_peer node PORT JOB                       prints the JobStart of node 1
+// A peer of per-node mode that has the token and misbehaves. The master role sends a node a command, a setup
+// script and an environment. The node role prints what the master sent.
+//   link_peer master PORT JOB SCRIPT check|job  token in DDPLAUNCH_TOKEN; prints the node's answer
+//   link_peer master PORT JOB TEXT leave        sends the node away; TEXT is the job's name, twice the reason
+//   link_peer node PORT JOB                     prints the JobStart of node 1
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -44,7 +44,7 @@ void print(const char* name, const rendezvous::Pairs& pairs) {
     std::printf("%s %s=%s\n", name, key.c_str(), value.c_str());
 }
 
-/// True: this was the answer that is looked for.
+/// Returns true if `message` was the expected answer.
 template <class M>
 bool show(const M& message) {
   if constexpr (std::is_same_v<M, rendezvous::NodeChecked>) {
@@ -89,7 +89,7 @@ Awaitable<> be_master(Peer* self, launcher::JoinShell* shell) {
   if (!channel) co_return;
   self->channel = std::move(*channel);
   auto stream = self->channel->stream();
-  std::string early;  // behind the agent's hello line
+  std::string early;  // bytes behind the agent's hello line
   while (early.find('\n') == std::string::npos) {
     std::array<char, 1024> buffer;
     const auto [error, count] = co_await stream->read_some(asio::buffer(buffer));

@@ -1,25 +1,25 @@
-// A worker that makes its end hard, for tests/cli/torture_test.py and tests/bench/failure.
+// A worker that is hard to end, for tests/cli/torture_test.py and tests/bench/failure.
 //
 //   unruly_worker DIR KINDS [RANK HOW AFTER_MS]
 //
-// KINDS: one kind, or one for each rank separated by commas (taken in turn). A kind is words joined by '+':
+// KINDS is one kind, or one for each rank separated by commas (in turn). A kind is words joined by '+':
 //   plain    sleeps
 //   stubborn ignores TERM, INT and HUP, as do the processes below it
 //   slow     exits 7 a little after a TERM
 //   child    has a child in its process group
 //   session  has a grandchild in a session of its own
-//   pipes    the grandchildren keep its stdout and stderr open (else they give them up)
-//   daemon   leaves a daemon behind: forked twice, own session, executed with an empty environment, nothing
-//   open storm    two chains of processes that fork and end all the time, for 20 s at most stopped  has a
-//   child that was stopped, and stops itself
+//   pipes    the grandchildren keep its stdout and stderr open (else they use /dev/null)
+//   daemon   leaves a daemon: forked twice, own session, executed with an empty environment, nothing open
+//   storm    two chains of processes that fork and end all the time, for 20 s at most
+//   stopped  has a child that was stopped, and stops itself
 //
-// With RANK HOW AFTER_MS rank RANK ends so long after it was up: HOW is exit:N or signal:N. SIGUSR1 makes any
-// rank exit 21 + rank % 40. Nothing here outlives 90 s.
+// RANK HOW AFTER_MS ends the rank RANK this long after it was up. HOW is exit:N or signal:N. SIGUSR1 makes
+// any rank exit 21 + rank % 40. No process lives longer than 90 s.
 //
-// In DIR: the file "events" gets a line "up RANK PID NANOSECONDS" (CLOCK_MONOTONIC) when all processes of a
-// rank run, and "died RANK PID NANOSECONDS" just before a planned end. The FIFOs "leaders" and "all", where
-// they exist with a reader, are held open by the leader, and by all processes but the daemon: their end of
-// file is the end of the last of them.
+// The file "events" in DIR gets a line "up RANK PID NANOSECONDS" (CLOCK_MONOTONIC) when all processes of a
+// rank run. It gets "died RANK PID NANOSECONDS" just before a planned end. The leader holds the FIFO
+// "leaders" open, and all processes but the daemon hold "all" open, if these FIFOs exist with a reader. End
+// of file means that the last holder has ended.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -46,7 +46,8 @@ long long now_ns() {
   return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
 }
 
-/// The launchers' own variables; for pdsh, clush and plain ssh the node's address tells.
+/// The rank is in the launchers' own variables; for pdsh, clush and plain ssh it follows from the node's
+/// address.
 int my_rank() {
   for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
     if (const char* value = std::getenv(name)) return std::atoi(value);
