@@ -1,4 +1,4 @@
-// The part of the Simulation that is on the nodes, and what befalls them.
+// The nodes of the Simulation, and their faults.
 #include <algorithm>
 #include <utility>
 
@@ -69,7 +69,7 @@ void Simulation::notify_member(std::uint32_t id, const Member::Event& event) {
       agent.attempt = start->attempt;
       start_workers(id);
     } else if (const auto* end = std::get_if<Member::EndWorkers>(&action)) {
-      // Most end when they are asked to.
+      // Most workers end on request.
       const Time takes = chance(70) ? some(0s, end->grace) : end->grace;
       push(now_ + takes, Kind::kWorkersDie, id, end->attempt);
     } else if (const auto* ended = std::get_if<Member::SayEnded>(&action)) {
@@ -79,7 +79,7 @@ void Simulation::notify_member(std::uint32_t id, const Member::Event& event) {
     } else if (std::holds_alternative<Member::Quit>(action)) {
       agent.alive = false;
       if (std::exchange(agent.node_open, false)) send(false, id, Word::kEndDead);
-      // Where a scheduler keeps the nodes' programs alive, they join anew.
+      // If a scheduler keeps the nodes' programs alive, they join again.
       if (setup_.rules.open) push(now_ + some(500ms, 3s), Kind::kAgentStart, agent.host);
       return;
     }
@@ -117,14 +117,14 @@ void Simulation::worker_done(const Event& event) {
   agent.ranks.erase(found);
   worker_is_gone(agent, event.number);
   if (!agent.ranks.empty()) return;
-  // The agent reaps them when it runs.
+  // The agent reaps the workers when it runs.
   push(std::max(now_, agent.frozen), Kind::kWorkersDie, event.id, event.attempt);
 }
 
 void Simulation::fault(const Event& event) {
   Machine& machine = machines_[event.id];
   const Time until = now_ + event.lasts;
-  // Only agents that are there: those of the machine that live.
+  // Only live agents of the machine take part.
   std::vector<std::uint32_t> live_ones;
   for (const std::uint32_t id : machine.agents)
     if (agents_[id].alive) live_ones.push_back(id);
@@ -135,7 +135,7 @@ void Simulation::fault(const Event& event) {
       for (const std::uint32_t id : live_ones) {
         kill_workers(agents_[id]);
         agents_[id].alive = agents_[id].node_open = false;
-        // Its kernel answers for it when it is back, if anybody asks.
+        // After the restart the machine's kernel resets the connection if a packet arrives.
         if (chance(50)) queue_.push({until, order_++, Kind::kToMaster, Word::kEnd, id, 0, 0, Time(0)});
       }
       if (setup_.rules.open) push(until + some(0s, 1s), Kind::kAgentStart, event.id);
@@ -196,7 +196,7 @@ void Simulation::fault(const Event& event) {
   }
 }
 
-/// Of another job, an earlier life, or another attempt: nothing may come of it, whatever it says.
+/// Sends a message of another job, an earlier incarnation, or another attempt. It must have no effect.
 void Simulation::stale() {
   if (agents_.empty() || report_.ended || master_frozen_ > now_) return;
   const SimulatedAgent& agent = agents_[random_() % agents_.size()];
@@ -212,7 +212,7 @@ void Simulation::stale() {
       ++from.attempt;
       break;
   }
-  // Not that of an agent whose hello is still on its way, when it names the one who is there.
+  // Skip the incarnation of an agent whose hello is still under way: the sender then equals the current one.
   if (from.job == setup_.rules.job && from.attempt == membership_.attempt() &&
       from.incarnation == membership_.incarnation(from.host))
     return;

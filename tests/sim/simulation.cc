@@ -10,7 +10,7 @@ using namespace rendezvous;
 
 namespace {
 
-/// A connection whose words do not get through for so long is broken.
+/// A connection that delivers nothing for this time is broken.
 constexpr Time kTcpPatience = 20s;
 constexpr Time kLongest = 3600s;
 
@@ -96,7 +96,7 @@ Time Simulation::local(const Machine& machine, Time at) const {
   return machine.offset + at + Time(at.count() / 1'000'000 * machine.ppm);
 }
 
-/// The first moment at which the machine's clock shows `at`, or a little later.
+/// Returns the first moment at which the machine's clock shows `at`, or a little later.
 Time Simulation::global(const Machine& machine, Time at) const {
   const Time since = at - machine.offset;
   Time guess = since - Time(since.count() / 1'000'000 * machine.ppm);
@@ -105,15 +105,15 @@ Time Simulation::global(const Machine& machine, Time at) const {
   return guess;
 }
 
-/// In order on each link. What meets a cut waits until it is mended; what waits for too long breaks the link,
-/// which only the sender learns.
+/// Delivers in order on each link. A message that meets a cut waits until the cut ends. A message that waits
+/// too long breaks the link, which only the sender learns.
 void Simulation::send(bool to_node, std::uint32_t id, Word word, std::uint32_t attempt,
                       std::uint32_t number) {
   SimulatedAgent& agent = agents_[id];
   const Machine& machine = machines_[agent.host];
   const Time cut = to_node ? machine.cut_to : machine.cut_from;
   if (cut > now_ + kTcpPatience) {
-    // Each end takes it for its own news.
+    // Each end learns of the break separately.
     queue_.push({now_ + kTcpPatience, order_++, to_node ? Kind::kToMaster : Kind::kToNode, Word::kEnd, id, 0,
                  0, Time(0)});
     return;
@@ -124,7 +124,7 @@ void Simulation::send(bool to_node, std::uint32_t id, Word word, std::uint32_t a
       {last, order_++, to_node ? Kind::kToNode : Kind::kToMaster, word, id, attempt, number, Time(0)});
 }
 
-/// Whoever is frozen finds it all when it wakes; its keeper's timer comes first then.
+/// A frozen process handles all its events when it wakes; its keeper's timer comes first.
 bool Simulation::held_back(const Event& event) {
   Event later = event;
   switch (event.kind) {
@@ -182,7 +182,7 @@ void Simulation::handle(const Event& event) {
       const Machine& machine = machines_[agent.host];
       const auto due = agent.member.keeper_kills_at();
       if (due && local(machine, now_) >= *due) {
-        // Of a machine that was paused beyond that, nothing runs before its keeper does.
+        // On a machine that was paused past the deadline, the keeper runs before anything else.
         const Time kill = event.order == 0 ? Time(0) : some(0s, setup_.kill);
         queue_.push({now_ + kill, event.order == 0 ? 0 : order_++, Kind::kKeeperKilled, Word::kEnd, event.id,
                      0, 0, Time(0)});
@@ -356,7 +356,7 @@ void Simulation::ping() {
   push(now_ + std::min<Time>(1s, setup_.term / 5), Kind::kPing, 0);
 }
 
-// ---- what must hold
+// ---- invariants
 
 void Simulation::fail(const std::string& what) {
   if (report_.broken) return;

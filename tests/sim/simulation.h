@@ -15,72 +15,73 @@ namespace ddp::sim {
 
 using Time = std::chrono::nanoseconds;
 
-/// A mistake made on purpose, to see that it is found. The cores are as they are; what drives them is not.
+/// An injected bug, to test that the simulation finds it. The cores stay correct; the code that drives them
+/// has the bug.
 enum class InjectedBug : std::uint8_t {
   kNone,
   kNoLease,       ///< the next attempt does not wait for the lease of a lost node
   kPingsUnasked,  ///< a node is pinged although it has not answered the last Ping
-  kLateBelieved,  ///< what an attempt's node said counts for the next one
-  kWorldDiffers,  ///< the last node of an attempt is told another world
+  kLateBelieved,  ///< a message about an ended attempt counts for the next one
+  kWorldDiffers,  ///< the last node of an attempt receives another world
   kOneNodeLess,   ///< attempts begin with one node fewer than MIN
   kFreeRestarts,  ///< the budget is not the user's
-  kNoTicks,       ///< the master is not told of the time
+  kNoTicks,       ///< the master receives no ticks
 };
 
-/// One world: the job's rules, and what happens to it.
+/// One world: the job's rules, and its faults.
 struct Setup {
   rendezvous::MembershipRules rules;
   std::vector<int> slots;  ///< per host
-  Time term{};             ///< of the nodes' leases
+  Time term{};             ///< term of the nodes' leases
   Time grace{};
-  Time kill{};                    ///< the longest that a keeper takes to kill a tree
-  Time work{};                    ///< an attempt's workers end well after it
-  Time min_delay{}, max_delay{};  ///< of a message
-  int drift_ppm = 0;              ///< of the nodes' clocks, at most
-  int faults = 0;                 ///< at random times of the first `fault_time`
+  Time kill{};                    ///< the longest time that a keeper takes to kill a tree
+  Time work{};                    ///< time after which an attempt's workers succeed
+  Time min_delay{}, max_delay{};  ///< delay of a message
+  int drift_ppm = 0;              ///< largest drift of the nodes' clocks
+  int faults = 0;                 ///< number of faults, at random times of the first `fault_time`
   Time fault_time{};
   bool worker_faults = true;
   InjectedBug bug = InjectedBug::kNone;
 };
-/// A small world of random shape and fortune.
+/// Returns a small world of random shape with random faults.
 Setup random_setup(std::uint64_t seed);
 
-/// What can happen to one host, or to the master (docs/states.md).
+/// The faults of one host, or of the master (docs/states.md).
 enum class Fault : std::uint8_t {
-  kCrash,        ///< no goodbye; the machine is back after the time
-  kAgentKilled,  ///< its keeper cleans up and says so
+  kCrash,        ///< without notice; the machine is back after the time
+  kAgentKilled,  ///< its keeper cleans up and reports it
   kAgentFrozen,
   kMachinePaused,
   kMasterFrozen,
-  kCut,  ///< both ways
+  kCut,  ///< in both directions
   kCutFromNode,
   kCutToNode,
   kLinkReset,
   kWorkerFails,
-  kStale,  ///< something of another job, life or attempt arrives
+  kStale,  ///< a message of another job, incarnation or attempt arrives
   kUserStops,
 };
 constexpr int kFaults = 12;
 
 struct SimulationReport {
-  std::optional<std::string> broken;  ///< which invariant, when
+  std::optional<std::string> broken;  ///< broken invariant, with its time
   bool ended = false;
   rendezvous::Outcome outcome = rendezvous::Outcome::kDone;
   std::string reason;
   int attempts = 0;
   int restarts = 0;
   std::uint64_t events = 0;
-  Time began{};  ///< of the first attempt
-  Time time{};   ///< when the job ended
+  Time began{};  ///< start of the first attempt
+  Time time{};   ///< end of the job
 };
 
-/// Membership and a Member on each node, in virtual time, on a simulated network of links that keep their
-/// order, hold back what is cut off, and break in the end. The same seed is the same run. What must hold is
-/// checked at each step; run() stops at the first thing that does not.
+/// Membership and a Member on each node, in virtual time, on a simulated network. Links keep their order,
+/// delay messages during a cut, and break in the end. The same seed gives the same run. Invariants are
+/// checked at each step; run() stops at the first violation.
 class Simulation {
  public:
   Simulation(Setup setup, std::uint64_t seed);
-  /// Besides those by chance; before run().
+  /// Adds a fault to the random ones; call it before run().
   void plan(Fault fault, rendezvous::HostNumber host, Time at, Time lasts);
   SimulationReport run();
 
@@ -117,7 +118,7 @@ class Simulation {
     std::uint64_t order;
     Kind kind;
     Word word;
-    std::uint32_t id;  ///< agent, or host
+    std::uint32_t id;  ///< agent or host
     std::uint32_t attempt;
     std::uint32_t number;
     Time lasts;
@@ -126,7 +127,7 @@ class Simulation {
   struct Machine {
     Time offset{0};
     std::int64_t ppm = 0;
-    Time cut_from{0}, cut_to{0}, paused{0};  ///< until then
+    Time cut_from{0}, cut_to{0}, paused{0};  ///< end of each condition
     bool paused_now = false;
     std::uint32_t is_alive = 0;
     std::vector<std::uint32_t> agents;
@@ -142,7 +143,7 @@ class Simulation {
     std::uint32_t attempt = 0;
     rendezvous::RankAssignment assignment;
     std::size_t world_hash = 0;
-    std::vector<std::uint32_t> ranks;  ///< of living workers
+    std::vector<std::uint32_t> ranks;  ///< ranks of live workers
   };
 
   void push(Time at, Kind kind, std::uint32_t id, std::uint32_t attempt = 0, std::uint32_t number = 0,
@@ -175,7 +176,7 @@ class Simulation {
   void fault(const Event& event);
   void stale();
 
-  // what must hold
+  // invariants
   void fail(const std::string& what);
   void worker_processes(std::uint32_t id, std::uint32_t rank);
   void worker_is_gone(const SimulatedAgent& agent, std::uint32_t rank);
@@ -185,7 +186,7 @@ class Simulation {
   std::mt19937_64 random_;
   rendezvous::Membership membership_;
   std::priority_queue<Event> queue_;
-  std::uint64_t order_ = 2;  ///< 0 and 1 go before what happens at the same time
+  std::uint64_t order_ = 2;  ///< 0 and 1 precede other events of the same time
   Time now_{0};
   Time master_frozen_{0};
   Time master_tick_{-1};
@@ -194,9 +195,9 @@ class Simulation {
   std::vector<std::size_t> world_hashes_;    ///< by attempt
   std::vector<std::uint32_t> participants_;  ///< agents of the attempt
   std::vector<std::uint32_t> owner_;         ///< rank → agent + 1
-  std::vector<std::int64_t> alive_;          ///< workers by attempt, of machines that are not paused
+  std::vector<std::int64_t> alive_;          ///< workers by attempt, on machines that are not paused
   std::int64_t alive_all_ = 0;
-  std::vector<bool> spoilt_;  ///< attempts one of whose workers ended badly: the others wait for it for ever
+  std::vector<bool> spoilt_;  ///< attempts with an abnormal exit: their other workers wait forever
   int growths_ = 0;
   SimulationReport report_;
 };

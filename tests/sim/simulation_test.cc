@@ -1,5 +1,5 @@
 // Whole jobs in virtual time: thousands of small worlds under random faults, one with 10,000 nodes, and
-// mistakes made on purpose, which have to be found.
+// injected bugs, which the simulation must find.
 #include "tests/sim/simulation.h"
 
 #include <sys/resource.h>
@@ -24,13 +24,13 @@ constexpr bool kSlow = true;  // the same code on smaller numbers
 constexpr bool kSlow = false;
 #endif
 
-/// More of them: DDP_SIM_SEEDS=100000 build/…/tests/sim_membership; one: DDP_SIM_SEED=4711.
+/// More seeds: DDP_SIM_SEEDS=100000 build/…/tests/sim_membership. One seed: DDP_SIM_SEED=4711.
 std::uint64_t number_from(const char* name, std::uint64_t otherwise) {
   const char* text = std::getenv(name);
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
-/// Of this process; others on the machine do not count.
+/// Returns the CPU time of this process; other processes on the machine do not count.
 double cpu_seconds() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
@@ -58,7 +58,7 @@ TEST_CASE("simulation: thousands of small worlds keep what is promised") {
   std::cout << (last - first + 1) << " worlds, " << events << " events, " << restarts << " restarts, " << took
             << " s of one core\n";
   if (one != 0) return;
-  // The worlds are worth something: jobs are done in spite of it all, and jobs end in each other way.
+  // The worlds must be meaningful: many jobs succeed despite faults, and every other outcome occurs.
   CHECK(outcomes[Outcome::kDone] > static_cast<int>(last / 4));
   CHECK(outcomes[Outcome::kFailed] > 0);
   CHECK(outcomes[Outcome::kNodeLost] > 0);
@@ -67,7 +67,7 @@ TEST_CASE("simulation: thousands of small worlds keep what is promised") {
   CHECK(restarts > static_cast<int>(last / 4));
 }
 
-/// How many seeds it takes; 0: not found.
+/// Returns the number of seeds until the bug is found; 0: not found.
 std::uint64_t found_after(InjectedBug bug, std::string& what) {
   for (std::uint64_t seed = 1; seed <= 10'000; ++seed) {
     Setup setup = random_setup(seed);

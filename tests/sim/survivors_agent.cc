@@ -1,5 +1,5 @@
-// The nodes of the simulation: what their agents do, as launcher/agent/agent.cc and agent_rejoin.cc, and
-// keepers.
+// The nodes of the simulation: their agents, which follow launcher/agent/agent.cc and agent_rejoin.cc, and
+// their keepers.
 #include <algorithm>
 #include <csignal>
 #include <utility>
@@ -16,10 +16,10 @@ namespace {
 constexpr Time kTcpPatience = 20s;
 constexpr Time kLinkGrace = 5s;
 constexpr Time kKeeperKills = 4s;
-constexpr std::uint32_t kAgentPids = 1'000'000;  ///< below them the workers'
+constexpr std::uint32_t kAgentPids = 1'000'000;  ///< PIDs below are the workers'
 
 std::uint32_t agent_pid(std::uint32_t agent) {
-  return kAgentPids + agent * 2;  // the next one is the keeper's
+  return kAgentPids + agent * 2;  // the next PID is the keeper's
 }
 
 }  // namespace
@@ -45,7 +45,8 @@ void SurvivorsWorld::start_agent(std::size_t host, std::uint32_t incarnation) {
   heartbeat(id);
 }
 
-/// When a word gets there: in order, after the end of a cut. False: the connection breaks before.
+/// Computes when a message arrives: in order, after the end of a cut. Returns false if the connection breaks
+/// before.
 bool SurvivorsWorld::delayed(const SimAgent& agent, Time& last, Time& at) {
   const Time cut = hosts_[agent.host].cut;
   if (cut > now_ + kTcpPatience) return false;
@@ -84,7 +85,7 @@ void SurvivorsWorld::to_master(SimAgent& agent, Message message) {
   });
 }
 
-/// A frozen agent finds it all when it wakes, in order.
+/// A frozen agent handles all its messages in order when it wakes.
 void SurvivorsWorld::when_awake(std::uint32_t id, Act act) {
   const Time frozen = agents_[id].frozen;
   if (frozen <= now_) return act();
@@ -125,7 +126,7 @@ void SurvivorsWorld::take(SimAgent& agent, const Message& message) {
   }
 }
 
-/// Agent and keeper end together here.
+/// Agent and keeper end together in this simulation.
 bool SurvivorsWorld::predecessor_gone(const std::vector<std::uint32_t>& pids) const {
   if (setup_.bug == SurvivorsBug::kPredecessorUnseen) return !pids.empty();
   const bool any_alive = std::any_of(pids.begin(), pids.end(), [this](std::uint32_t pid) {
@@ -205,7 +206,7 @@ void SurvivorsWorld::start_worker(SimAgent& agent, std::uint32_t local) {
     SimWorker& started = workers_[id];
     if (!started.alive || started.frozen) return;
     say(started, WorkerHello{kWorkerProtocol, id + 1, true, false});
-    after(some(0ms, 3s), [this, id] {  // it loads its data
+    after(some(0ms, 3s), [this, id] {  // the worker loads its data
       if (workers_[id].alive && !workers_[id].frozen) next_attempt(workers_[id]);
     });
   });
@@ -218,7 +219,7 @@ void SurvivorsWorld::flush(SimAgent& agent, std::uint32_t local) {
   after(kSimLineTime, [this, id = process.worker, bytes = std::move(bytes)] { hear(workers_[id], bytes); });
 }
 
-// ---- what workers say
+// ---- messages of workers
 
 void SurvivorsWorld::worker_says(std::uint32_t id, std::uint32_t local, std::uint32_t worker,
                                  const std::string& line) {
@@ -295,7 +296,7 @@ void SurvivorsWorld::kill_late(std::uint32_t id, std::uint64_t turn) {
   }
 }
 
-/// When all have answered or are dead, the dead are settled, and then the master is told.
+/// Waits until all workers have answered or are dead, lets the exits settle, and then reports to the master.
 void SurvivorsWorld::revoke_goes_on(std::uint32_t id, std::uint64_t turn) {
   SimAgent& agent = agents_[id];
   if (!agent.leaving_attempt || agent.turn != turn) return;
@@ -390,7 +391,7 @@ void SurvivorsWorld::go_down(SimAgent& agent) {
   stop(agent, kLinkGrace);
 }
 
-/// With one of our own codes: none of its workers lives.
+/// Ends with one of ddplaunch's exit codes, which show that none of its workers lives.
 void SurvivorsWorld::quit(SimAgent& agent) {
   const Time sent = agent.to_master;
   agent.alive = agent.node_open = false;
@@ -412,7 +413,7 @@ void SurvivorsWorld::heartbeat(std::uint32_t id) {
   after(1s, [this, id] { when_awake(id, [this, id] { heartbeat(id); }); });
 }
 
-/// Whatever becomes of the agent: when the lease and the grace are over, its workers are killed.
+/// Kills the workers when the lease and the grace are over, in any state of the agent.
 void SurvivorsWorld::keeper_checks_lease(std::uint32_t id) {
   const SimAgent& agent = agents_[id];
   if (!agent.alive) return;

@@ -1,4 +1,4 @@
-// What goes wrong in the simulation, and random jobs.
+// The faults of the simulation, and random jobs.
 #include <algorithm>
 #include <csignal>
 #include <utility>
@@ -59,7 +59,7 @@ bool SurvivorsWorld::befall_worker(SimulatedFault kind) {
   } else if (kind == SimulatedFault::kWorkerFrozen) {
     happened(kind, host, now_);
     worker->frozen = true;
-    // Where no other rank misses it, somebody finds it in the end.
+    // If no other rank waits for the frozen worker, it is killed in the end.
     after(300s, [this, id = worker->id, host] {
       if (!workers_[id].alive) return;
       happened(SimulatedFault::kWorkerFrozen, host, now_);
@@ -91,7 +91,7 @@ bool SurvivorsWorld::befall_worker(SimulatedFault kind) {
   return true;
 }
 
-/// Of this agent's workers, soon.
+/// Kills one of this agent's workers soon.
 void SurvivorsWorld::kill_one_of(SimulatedFault armed, std::uint32_t id) {
   const SimAgent& agent = agents_[id];
   if (agent.processes.empty() || armed_.erase(armed) == 0) return;
@@ -111,7 +111,7 @@ bool SurvivorsWorld::befall_node(SimulatedFault kind) {
   const Time until = now_ + some(200ms, chance(40) ? kCutAtMost : 5s);
   const std::uint32_t id = agent->id;
   if (kind == SimulatedFault::kAgentKilled) {
-    // The keeper keeps the link open until it has cleaned up, or not.
+    // The keeper keeps the link open until it has cleaned up, or the link closes at once.
     if (chance(50))
       after(1ms, [this, id] { at_master([this, id] { link_ended(id, false, false, "closed"); }); });
     agent->node_open = false;
@@ -158,7 +158,7 @@ bool SurvivorsWorld::befall_master(SimulatedFault kind) {
     stale();
   } else if (kind == SimulatedFault::kMasterAsleep) {
     asleep_until_ = std::max(asleep_until_, now_ + some(100ms, chance(40) ? kCutAtMost : 5s));
-    // Who is leased has not heard of us for that long.
+    // Nodes with a lease do not hear the master for this time.
     for (std::size_t host = 0; host < hosts_.size(); ++host)
       happened(kind, host, asleep_until_);
   } else if (kind == SimulatedFault::kUserStops) {
@@ -170,7 +170,7 @@ bool SurvivorsWorld::befall_master(SimulatedFault kind) {
   return true;
 }
 
-/// Of an earlier life, or another attempt: nothing may come of it, whatever it says.
+/// Sends a message of an earlier incarnation, or of another attempt. It must have no effect.
 void SurvivorsWorld::stale() {
   const SimAgent* agent = some_agent();
   if (agent == nullptr || !agent->greeted || !agent->master_open || asleep_until_ > now_) return;
@@ -224,7 +224,7 @@ SurvivorsSetup random_survivors_setup(std::uint64_t seed) {
   setup.step_time = std::chrono::milliseconds(pick(100, 1500));
   setup.mishaps = 40;
   setup.between = std::chrono::seconds(pick(5, 30));
-  // About as long as it goes wrong.
+  // The training lasts about as long as the faults.
   int ranks = 0;
   for (const remote::Host& host : spec.hosts)
     ranks += *host.slots;

@@ -92,7 +92,7 @@ TrainingState TrainingHistory::resplit(TrainingState state, int world_size) cons
 std::optional<std::string> TrainingHistory::wrong_with(std::uint64_t hash, std::int64_t epochs) const {
   struct Epoch {
     std::vector<int> used;
-    std::map<std::uint64_t, int> segments;  ///< its ranks, by where it begins
+    std::map<std::uint64_t, int> segments;  ///< its world size, by the segment's start
   };
   std::map<std::int64_t, Epoch> seen;
   std::optional<std::uint64_t> number;

@@ -15,22 +15,22 @@
 #include "tests/sim/survivors_history.h"
 #include "tests/sim/survivors_simulation.h"
 
-/// What SurvivorsWorld is made of. Plain data; agents and workers are named by their index.
+/// The data of SurvivorsWorld. Agents and workers are identified by their index.
 namespace ddp::sim {
 
 using Time = std::chrono::nanoseconds;
-/// Of a line between a worker and its agent.
+/// Delay of a line between a worker and its agent.
 inline constexpr Time kSimLineTime = std::chrono::microseconds(200);
 
 struct SimHost {
-  Time cut{0};   ///< from the master, until then
-  Time down{0};  ///< the machine is away
+  Time cut{0};   ///< end of a cut from the master
+  Time down{0};  ///< end of the machine's downtime
   std::uint32_t incarnation = 1;
   bool being_started = false;
-  bool store_refused = false;  ///< the next one cannot be opened
+  bool store_refused = false;  ///< the next store cannot be opened
 };
 
-/// What an agent is, as launcher/agent/agent.h keeps it.
+/// An agent's state, as launcher/agent/agent.h keeps it.
 struct SimAgent {
   struct WorkerProcessState {
     std::uint32_t worker = 0;
@@ -49,7 +49,7 @@ struct SimAgent {
   bool gone_reported = false;
   bool ping_owed = false;
   Time frozen{0}, to_node{0}, to_master{0};
-  bool greeted = false;  ///< its hello came
+  bool greeted = false;  ///< its hello arrived
   bool leased = false;
   std::map<std::uint32_t, WorkerProcessState> processes;
   std::uint32_t attempt = 0, first_rank = 0, local_world = 0;
@@ -57,11 +57,11 @@ struct SimAgent {
        running = false;
   bool leaving = false, stopping = false, ending = false;
   std::optional<rendezvous::Spawn> next_spawn;
-  std::uint64_t turn = 0;  ///< of a revoke
+  std::uint64_t turn = 0;  ///< counts revokes
   Time accepted{0};
-  // What the master's driver knows of it.
+  // The master driver's knowledge of the agent.
   std::optional<rendezvous::Spawn> spawned;  ///< the last one
-  bool answered = true;                      ///< with AttemptEnded or AttemptRevoked
+  bool answered = true;                      ///< by AttemptEnded or AttemptRevoked
   std::vector<rendezvous::Survivor> survivors;
 };
 
@@ -88,11 +88,11 @@ struct SimWorker {
   bool alive = true, frozen = false;
   bool slow = false;
   Activity doing = Activity::kLoading;
-  std::uint64_t turn = 0;  ///< what was to happen to it in an earlier one does not
+  std::uint64_t turn = 0;  ///< actions planned in an earlier turn do not happen
   bool in_round = false;
   int round = 0;
   std::optional<TrainingState> state;
-  // As rendezvous/worker_client/worker_link_client.cc.
+  // The members of rendezvous/worker_client/worker_link_client.cc.
   rendezvous::WorkerLines lines;
   std::deque<rendezvous::AttemptOrder> orders;
   std::optional<std::uint32_t> last;
@@ -102,17 +102,17 @@ struct SimWorker {
   SimDeath death;
 };
 
-/// A collective: it is complete when all ranks have entered it, and each learns of that in its own time.
+/// A collective: it completes when all ranks have entered it. Each rank learns of that at its own time.
 struct SimRound {
   struct Entered {
     std::uint32_t worker = 0;
     SimWorker::Activity doing = SimWorker::Activity::kIdle;
-    std::optional<TrainingState> state;  ///< what it brings
+    std::optional<TrainingState> state;  ///< its contribution
   };
   int number = 0;
   std::map<std::uint32_t, Entered> entered;  ///< by rank
   bool complete = false;
-  bool failed = false;  ///< complete, but nobody can go on from it
+  bool failed = false;  ///< complete, but no rank can continue from it
   std::string why;
   TrainingState result;
 };
@@ -120,12 +120,12 @@ struct SimRound {
 struct SimAttempt {
   std::uint32_t number = 0;
   std::uint32_t world = 0;
-  std::optional<std::uint32_t> reported_from;  ///< by what the nodes said
-  std::optional<std::uint32_t> from;           ///< the same, but for a mistake on purpose
+  std::optional<std::uint32_t> reported_from;  ///< computed from the nodes' reports
+  std::optional<std::uint32_t> from;           ///< the same, unless a bug is injected
   std::map<int, SimRound> rounds;
-  std::map<std::uint32_t, std::uint32_t> ranks;  ///< worker by rank, as they take it up
-  bool torn = false;                             ///< a rank has left it: most rounds cannot become complete
-  std::map<std::uint32_t, std::uint64_t> ended;  ///< hash by rank, of those that ended well
+  std::map<std::uint32_t, std::uint32_t> ranks;  ///< worker by rank, as they join
+  bool torn = false;                             ///< a rank has left it: most rounds cannot complete
+  std::map<std::uint32_t, std::uint64_t> ended;  ///< hash by rank, of the ranks that completed the training
 };
 
 struct SimFault {

@@ -11,41 +11,41 @@
 
 namespace ddp::sim {
 
-/// What can befall a job whose workers live through failures.
+/// The faults of a job whose workers survive failures.
 enum class SimulatedFault : std::uint8_t {
   kWorkerKilled,
   kWorkerFrozen,    ///< it never answers
-  kWorkerSlow,      ///< lets go late, perhaps after the deadline
-  kKilledOnRevoke,  ///< a worker, while the next revoke is being answered
+  kWorkerSlow,      ///< leaves the attempt late, perhaps after the deadline
+  kKilledOnRevoke,  ///< a worker, while the workers answer the next revoke
   kKilledWaiting,   ///< after its node's answer, before the next order
-  kKilledSharing,   ///< while the state is given to the others
-  kAgentKilled,     ///< its keeper cleans up and says so
-  kKeepersKilled,   ///< agent and keeper: nobody says so
-  kAgentStopped,    ///< by a SIGTERM: it ends its workers and says so
+  kKilledSharing,   ///< while the state is sent to the others
+  kAgentKilled,     ///< its keeper cleans up and reports it
+  kKeepersKilled,   ///< agent and keeper: no process reports it
+  kAgentStopped,    ///< by a SIGTERM: it ends its workers and reports it
   kAgentFrozen,
-  kHostLost,  ///< without a word
-  kCut,       ///< master and node, both ways
+  kHostLost,  ///< without notice
+  kCut,       ///< between master and node, in both directions
   kLinkReset,
   kPeersCut,      ///< two workers cannot reach each other
   kStoreRefused,  ///< the next store cannot be opened
-  kStale,         ///< something of another life or attempt arrives
+  kStale,         ///< a message of another incarnation or attempt arrives
   kMasterAsleep,
   kUserStops,
 };
 constexpr int kMishaps = 18;
 
-/// A mistake made on purpose, to see that it is found. The Supervisor is as it is; agents, workers and what
-/// drives it are not.
+/// An injected bug, to test that the simulation finds it. The Supervisor stays correct; agents, workers and
+/// the driver have the bug.
 enum class SurvivorsBug : std::uint8_t {
   kNone,
-  kFromLowest,         ///< the state is taken from the lowest rank that lives, not from the most advanced
-  kOldAnswerBelieved,  ///< what a worker answered to an earlier revoke counts for the next one
-  kHalfStepKept,       ///< a worker that lets go within a step counts it
-  kSplitKept,          ///< a new number of ranks divides samples as the one before did
-  kAnswersForged,      ///< nodes pass for waiting before they have answered
-  kLeaseForgotten,     ///< workers of a lost node pass for dead
-  kPredecessorUnseen,  ///< an agent says that nothing is left of the one before, and has not looked
-  kFenceOff,           ///< nobody waits for a rank 0 that is cut off
+  kFromLowest,         ///< the state comes from the lowest live rank, not from the most advanced one
+  kOldAnswerBelieved,  ///< a worker's answer to an earlier revoke counts for the next one
+  kHalfStepKept,       ///< a worker that leaves the attempt within a step counts the step
+  kSplitKept,          ///< a new number of ranks divides samples as the previous one did
+  kAnswersForged,      ///< nodes count as waiting before they have answered
+  kLeaseForgotten,     ///< workers of a lost node count as dead
+  kPredecessorUnseen,  ///< an agent reports, without a check, that nothing is left of its predecessor
+  kFenceOff,           ///< no attempt waits for a rank 0 that is cut off
 };
 
 struct SurvivorsSetup {
@@ -53,32 +53,32 @@ struct SurvivorsSetup {
   std::uint64_t samples = 64;
   int batch_size = 4;
   std::int64_t epochs = 10;
-  std::chrono::nanoseconds step_time{};  ///< of a rank, on average
+  std::chrono::nanoseconds step_time{};  ///< time per step of a rank, on average
   int mishaps = 0;
-  std::chrono::nanoseconds between{};  ///< two of them, at most
+  std::chrono::nanoseconds between{};  ///< longest time between two faults
   bool user_may_stop = false;
   SurvivorsBug bug = SurvivorsBug::kNone;
 };
-/// A small job of random shape and fortune.
+/// Returns a small job of random shape with random faults.
 SurvivorsSetup random_survivors_setup(std::uint64_t seed);
 
 struct SurvivorsReport {
-  std::optional<std::string> broken;  ///< which invariant, when
+  std::optional<std::string> broken;  ///< broken invariant, with its time
   int exit_code = 0;
-  std::string why;  ///< the report's last words
+  std::string why;  ///< last line of the report
   bool user_stopped = false;
   int attempts = 0;
   int restarts = 0;
-  int lived_on = 0;  ///< attempts that went on from a survivor's state
+  int lived_on = 0;  ///< attempts that continued from a survivor's state
   std::uint64_t steps = 0;
   std::uint64_t events = 0;
   std::map<SimulatedFault, int> mishaps;
   std::chrono::nanoseconds time{};
-  std::string log;  ///< of one that is looked at: what the user was told
+  std::string log;  ///< user messages, for a run under inspection
 };
 
-/// The real Supervisor, with simulated agents and workers that train, in virtual time: the same seed is the
-/// same run. What must hold is checked at each step; it stops at the first thing that does not.
+/// Runs the real Supervisor with simulated agents and workers that train, in virtual time. The same seed
+/// gives the same run. Invariants are checked at each step; the run stops at the first violation.
 SurvivorsReport simulate_survivors(const SurvivorsSetup& setup, std::uint64_t seed);
 
 }  // namespace ddp::sim

@@ -1,5 +1,5 @@
-// Jobs whose workers live through failures, in virtual time: hundreds of small ones, one with 500 mishaps,
-// and mistakes made on purpose, which have to be found.
+// Jobs whose workers survive failures, in virtual time: hundreds of small ones, one with 500 faults, and
+// injected bugs, which the simulation must find.
 #include "tests/sim/survivors_simulation.h"
 
 #include <cstdlib>
@@ -18,7 +18,7 @@ constexpr bool kSlow = true;  // the same code on smaller numbers
 constexpr bool kSlow = false;
 #endif
 
-/// More of them: DDP_SIM_SEEDS=100000 build/…/tests/sim_survivors; one, with what its user was told:
+/// More seeds: DDP_SIM_SEEDS=100000 build/…/tests/sim_survivors. One seed, with its user messages:
 /// DDP_SIM_SEED=4711.
 std::uint64_t number_from(const char* name, std::uint64_t otherwise) {
   const char* text = std::getenv(name);

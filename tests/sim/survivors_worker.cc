@@ -1,5 +1,5 @@
-// The workers of the simulation: they follow the worker protocol as
-// rendezvous/worker_client/worker_link_client and apps/train/training/rejoin do, and train.
+// The workers of the simulation. They train, and follow the worker protocol as
+// rendezvous/worker_client/worker_link_client and apps/train/training/rejoin do.
 #include <algorithm>
 #include <csignal>
 #include <utility>
@@ -14,7 +14,7 @@ using Activity = SimWorker::Activity;
 
 namespace {
 
-/// Of a rank that waits for others.
+/// Limit of a rank that waits for others.
 constexpr Time kCommTimeout = 12s;
 constexpr Time kJoinTimeout = 25s;
 constexpr std::uint64_t kCheckpointEvery = 8;
@@ -32,7 +32,7 @@ void SurvivorsWorld::say(SimWorker& worker, const WorkerMessage& word) {
         });
 }
 
-/// What the client's thread does.
+/// Emulates the thread of the client.
 void SurvivorsWorld::hear(SimWorker& worker, const std::string& lines) {
   if (!worker.alive || worker.frozen) return;
   worker.lines.add(lines);
@@ -126,8 +126,8 @@ void SurvivorsWorld::complete(SimRound& round, std::uint32_t number) {
     const SimWorker& worker = workers_[entered.worker];
     const bool here = worker.alive && worker.in_round && worker.present->attempt == number;
     if (entered.doing != doing) return fail("ranks of one attempt do different things");
-    // What lives on a node that was given up, or whose agent has to leave, may come to the end of the step
-    // that it was in, and no further.
+    // Workers on a node that was given up, or whose agent must leave, may complete their current step, and no
+    // further one.
     const SimAgent& agent = agents_[worker.agent];
     if (here && latest_round_.value_or(0) > number && agent.master_open && !agent.leaving)
       return fail("attempt " + std::to_string(number) + " goes on although attempt " +
@@ -147,7 +147,8 @@ void SurvivorsWorld::complete(SimRound& round, std::uint32_t number) {
   }
 }
 
-/// The state of `from` goes to all: it is that of the most steps, and who has made as many has the same.
+/// Sends the state of `from` to all ranks. It must have the most steps, and equal any state with as many
+/// steps.
 bool SurvivorsWorld::share(SimRound& round, SimAttempt& attempt) {
   const int world = static_cast<int>(attempt.world);
   if (!attempt.from) {
@@ -177,7 +178,7 @@ bool SurvivorsWorld::share(SimRound& round, SimAttempt& attempt) {
   return true;
 }
 
-/// Also of joining, and of the last comparison, in which nothing changes.
+/// Completes a training step. Joining and the last comparison complete here as well, and change nothing.
 bool SurvivorsWorld::one_step(SimRound& round, SimAttempt& attempt) {
   const SimRound::Entered& first = round.entered.begin()->second;
   if (first.doing == Activity::kJoining) return true;
@@ -242,7 +243,7 @@ void SurvivorsWorld::go_on(SimWorker& worker) {
 
 // ---- failures
 
-/// It says so, and waits for an order.
+/// The worker reports the trouble and waits for an order.
 void SurvivorsWorld::trouble(SimWorker& worker, const std::string& why, std::vector<std::uint32_t> peers) {
   if (!worker.alive || worker.frozen || worker.revoked || !in_collectives(worker)) return;
   worker.doing = Activity::kTroubled;
@@ -256,7 +257,7 @@ void SurvivorsWorld::trouble(SimWorker& worker, const std::string& why, std::vec
   });
 }
 
-/// Who waits in a collective that will not be complete finds out in its own time.
+/// A rank that waits in a collective that cannot complete times out at its own time.
 void SurvivorsWorld::look_for_stall(std::uint32_t number) {
   const auto found = attempts_.find(number);
   if (found == attempts_.end()) return;
@@ -287,7 +288,7 @@ void SurvivorsWorld::release(SimWorker& worker) {
   });
 }
 
-/// Its sockets close: the others see it, unless its machine is gone.
+/// Closes the worker's sockets. The other ranks see it, unless its machine is gone.
 void SurvivorsWorld::leave_attempt(SimWorker& worker, bool seen) {
   if (!worker.present || !(in_collectives(worker) || worker.doing == Activity::kTroubled)) return;
   const std::uint32_t number = worker.present->attempt;

@@ -1,4 +1,4 @@
-// The master's side of the simulation: the Supervisor, its driver, and what is promised of both.
+// The master's side of the simulation: the Supervisor, its driver, and their invariants.
 #include "tests/sim/survivors_world.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace job = launcher::job;
 namespace {
 
 constexpr Time kAtTheEnd = 90s;
-/// From the end of a link until nothing more is awaited of why.
+/// Longest wait for the reason after the end of a link.
 constexpr Time kEndTime = 5s;
 
 }  // namespace
@@ -63,7 +63,7 @@ SurvivorsReport SurvivorsWorld::run() {
   return report_;
 }
 
-/// For a run that hangs.
+/// Describes a run that hangs.
 std::string SurvivorsWorld::what_workers_do() const {
   std::string text;
   for (const SimWorker& worker : workers_) {
@@ -96,7 +96,7 @@ void SurvivorsWorld::fail(const std::string& what) {
 
 // ---- the driver
 
-/// While the machine of the master sleeps it all waits, in order.
+/// While the master's machine sleeps, all events wait in order.
 void SurvivorsWorld::at_master(Act act) {
   if (asleep_until_ <= now_) return act();
   after(asleep_until_ - now_, [this, act = std::move(act)] { at_master(act); });
@@ -130,7 +130,7 @@ void SurvivorsWorld::ping() {
   after(1s, [this] { ping(); });
 }
 
-/// The open link to a host.
+/// Returns the open link to a host.
 SimAgent* SurvivorsWorld::link_of(std::size_t host) {
   for (auto agent = agents_.rbegin(); agent != agents_.rend(); ++agent)
     if (agent->host == host) return agent->master_open ? &*agent : nullptr;
@@ -173,8 +173,8 @@ void SurvivorsWorld::carry_out(const job::ToNode& send) {
   }
 }
 
-/// Nothing is spawned beside what was not said to have ended, and `from` is the lowest of those who have come
-/// furthest.
+/// Checks two rules of a spawn. The node must have reported the end of its previous attempt. `from` must be
+/// the lowest of the most advanced ranks.
 void SurvivorsWorld::check_spawn(std::size_t host, SimAgent& agent, Spawn& spawn) {
   if (!agent.answered)
     fail(supervisor_.name(host) + " is told to spawn attempt " + std::to_string(spawn.attempt) +
@@ -215,7 +215,8 @@ void SurvivorsWorld::check_spawn(std::size_t host, SimAgent& agent, Spawn& spawn
   agent.answered = false;
 }
 
-/// No rank that may still write a checkpoint of an earlier attempt lives when another attempt begins.
+/// Checks that no rank that may still write a checkpoint of an earlier attempt lives when another attempt
+/// begins.
 void SurvivorsWorld::check_fence(std::uint32_t attempt) {
   const bool all = setup_.spec.fence == launcher::FenceMode::kAll;
   for (const SimWorker& worker : workers_) {
@@ -288,7 +289,7 @@ void SurvivorsWorld::from_node(std::uint32_t id, const Message& message, Time ha
   feed(job::FromNode{agent.host, message, happened, 100us, agent.incarnation});
 }
 
-/// First that nothing comes any more, then why.
+/// Reports first the end of the link, then its reason.
 void SurvivorsWorld::link_ended(std::uint32_t id, bool gone, bool workers_dead, const std::string& why) {
   SimAgent& agent = agents_[id];
   if (agent.gone_reported) return;
@@ -311,7 +312,7 @@ void SurvivorsWorld::link_ended(std::uint32_t id, bool gone, bool workers_dead, 
   feed(job::NodeGone{agent.host, error, workers_dead, agent.incarnation});
 }
 
-// ---- what is promised
+// ---- invariants
 
 void SurvivorsWorld::heard_by_user(const std::string& text) {
   report_.log += std::to_string(now_ / 1ms) + ": " + text + "\n";
@@ -352,8 +353,8 @@ void SurvivorsWorld::check_end() {
   if (const auto wrong = history_.wrong_with(last.ended.begin()->second, setup_.epochs)) fail(*wrong);
 }
 
-/// A worker's failure is one that happened, and by no order of ours; those of nodes and of the whole have
-/// something that befell them shortly before.
+/// Checks a reported failure. A worker's failure must be a death that occurred and that ddplaunch did not
+/// order. A failure of a node or of the job must follow shortly after a fault.
 bool SurvivorsWorld::is_true(const launcher::Failure& failure) const {
   using Kind = launcher::Failure::Kind;
   constexpr Time kLater = 180s;

@@ -18,8 +18,8 @@
 
 namespace ddp::sim {
 
-/// The inside of simulate_survivors: the master's driver, the nodes with their agents, the workers, and what
-/// befalls them. What is to happen is a queue of functions, in the order of their times.
+/// The implementation of simulate_survivors: the master's driver, the nodes with their agents, the workers,
+/// and the faults. Events are a queue of functions, in the order of their times.
 class SurvivorsWorld {
  public:
   SurvivorsWorld(const SurvivorsSetup& setup, std::uint64_t seed);
@@ -107,7 +107,7 @@ class SurvivorsWorld {
   void die(SimWorker& worker, SimDeath::By by, int code, int signal);
   bool cut_off(const SimWorker& one) const;
 
-  // What goes wrong (survivors_fault.cc).
+  // Faults (survivors_fault.cc).
   void next_mishap();
   void happen(SimulatedFault kind);
   bool befall_worker(SimulatedFault kind);
@@ -137,11 +137,11 @@ class SurvivorsWorld {
   std::vector<SimDeath> deaths_;
   std::vector<SimFault> mishaps_;
   std::vector<PeerCut> peer_cuts_;
-  std::set<SimulatedFault> armed_;  ///< for the next occasion
+  std::set<SimulatedFault> armed_;  ///< faults for the next occasion
   int mishaps_left_ = 0;
   TrainingHistory history_;
   TrainingState checkpoint_ = TrainingHistory::beginning();
-  std::optional<std::uint32_t> latest_round_;  ///< attempt of the last round that was complete
+  std::optional<std::uint32_t> latest_round_;  ///< attempt of the last complete round
 };
 
 }  // namespace ddp::sim
