@@ -1,5 +1,5 @@
-// A real Master, whose reader of stdout stands still, and simulated nodes that send at a stop, a revoke or a
-// restart what their workers' pipes hold: beyond their credit, as agents do.
+// A real Master whose reader of stdout does not read, with simulated nodes. At a stop, revoke or restart the
+// nodes send the content of their workers' pipes, beyond their credit, as agents do.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -36,14 +36,14 @@ using Clock = std::chrono::steady_clock;
 using Socket = asio::local::stream_protocol::socket;
 namespace fs = std::filesystem;
 
-constexpr std::uint32_t kRanks = 2;        ///< of each node
-constexpr std::size_t kPipe = 256u << 10;  ///< what each of them leaves behind at an end
+constexpr std::uint32_t kRanks = 2;        ///< per node
+constexpr std::size_t kPipe = 256u << 10;  ///< content of each rank's pipe at an end
 constexpr std::size_t kLine = 64;          ///< bytes
 constexpr std::size_t kPiece = 32u << 10;  ///< whole lines
-constexpr milliseconds kStill{100};        ///< no credit for so long: nobody takes output any more
-constexpr seconds kGiveUp{60};             ///< and let the reader go, so that the test fails and ends
+constexpr milliseconds kStill{100};        ///< no credit for this time: output is no longer accepted
+constexpr seconds kGiveUp{60};             ///< then start the reader, so that the test fails and ends
 #ifdef __SANITIZE_THREAD__
-constexpr std::size_t kMostNodes = 16;  // of 128 it would take a quarter of an hour
+constexpr std::size_t kMostNodes = 16;  // 128 nodes would take a quarter of an hour
 #else
 constexpr std::size_t kMostNodes = 128;
 #endif
@@ -116,10 +116,10 @@ struct SwarmNode {
   std::uint32_t attempt = 0;
   std::uint32_t first_rank = 0;
   std::size_t to_send = 0;  ///< in this attempt
-  std::size_t sent = 0;     ///< in all
+  std::size_t sent = 0;     ///< in all attempts
 };
 
-/// All nodes of a job, on the master's own loop. When no output moves any more the last rank fails, once.
+/// All nodes of a job, on the master's own loop. When output stops moving the last rank fails, once.
 struct Swarm final : remote::RemoteShell {
   Swarm(asio::io_context& on, std::size_t count, SwarmEnd how) : loop(on), end(how), still(on), give_up(on) {
     for (std::size_t i = 0; i < count; ++i)
@@ -149,7 +149,7 @@ struct Swarm final : remote::RemoteShell {
   asio::steady_timer give_up;
   std::vector<std::unique_ptr<SwarmNode>> nodes;
   std::vector<std::int32_t> sources;  ///< Spawn::from of the second attempt
-  std::promise<void> reader;          ///< may begin
+  std::promise<void> reader;          ///< set when the reader may begin
   bool failed = false, reading = false, too_much_credit = false;
 };
 
@@ -193,7 +193,7 @@ void SwarmNode::send_what_pipes_hold() {
     send(first_rank + local, kPipe);
 }
 
-/// The last word of an attempt: behind its output.
+/// Sends the last message of an attempt, after its output.
 Awaitable<> SwarmNode::answer(SwarmNode* node, Message last) {
   co_await node->link->flushed();
   node->link->send(last);
@@ -295,7 +295,7 @@ void Swarm::fail_when_still() {
   });
 }
 
-/// This process's stdout is a pipe, its stderr a file, while it lives.
+/// Makes this process's stdout a pipe and its stderr a file until destruction.
 class Outputs {
  public:
   explicit Outputs(const fs::path& errors) {
@@ -313,7 +313,7 @@ class Outputs {
     for (const int fd : {1, 2})
       ::dup2(before_[static_cast<std::size_t>(fd - 1)].get(), fd);
   }
-  /// Reads to the end; the number of lines.
+  /// Reads to the end and returns the number of lines.
   std::size_t count_lines() const {
     std::string bytes(64u << 10, '\0');
     std::size_t lines = 0;
@@ -346,7 +346,7 @@ struct Job {
   std::string said;
   std::size_t sent = 0;
   std::size_t stored = 0;
-  std::size_t lines = 0;  ///< that were shown
+  std::size_t lines = 0;  ///< number of displayed lines
   std::vector<std::int32_t> sources;
   bool too_much_credit = false;
 };
@@ -359,7 +359,7 @@ Job run(std::size_t nodes, SwarmEnd end) {
   Job job;
   {
     Outputs outputs(directory / "stderr");
-    asio::io_context loop(1);  // not run once the master is gone, as in ddplaunch
+    asio::io_context loop(1);  // not run after the master is gone, as in ddplaunch
     Swarm swarm(loop, nodes, end);
     std::thread reader([&] {
       swarm.reader.get_future().wait();
@@ -399,7 +399,7 @@ TEST_CASE("output beyond the credit loses no node and no byte, at whatever end a
       CHECK(job.stored == job.sent);
       CHECK(job.lines == job.sent / kLine);
       CHECK_FALSE(job.too_much_credit);
-      // In-memory recovery: all take the state from a rank that lives.
+      // In-memory recovery: all ranks take the state from a survivor.
       const std::vector<std::int32_t> sources(end == SwarmEnd::kStop ? 0 : nodes,
                                               end == SwarmEnd::kRevoke ? 0 : -1);
       CHECK(job.sources == sources);

@@ -1,4 +1,4 @@
-// The master's end of a daemon's link against nodes that do right and wrong.
+// The master's end of a daemon's link, with nodes that follow the protocol or break it.
 #include "launcher/links/daemon_shell.h"
 
 #include <sys/socket.h>
@@ -25,7 +25,7 @@ void connect_ends_of(Socket& one, Socket& other) {
   other.assign(asio::local::stream_protocol(), ends[1]);
 }
 
-/// A channel, and the other end of its link in our hand.
+/// A channel, and the other end of its link.
 struct Link {
   asio::io_context loop{1};
   Socket node{loop};
@@ -165,7 +165,7 @@ TEST_CASE("an owner that goes first ends the agent's input, and leaves no task b
     loop.restart();
     CHECK(loop.run_for(10s) > 0);
   }
-  CHECK(loop.stopped());  // nothing is under way any more
+  CHECK(loop.stopped());  // no operation is pending
 }
 
 }  // namespace

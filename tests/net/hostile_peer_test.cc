@@ -1,4 +1,4 @@
-// Strangers and attackers at a guarded port, and at a node that joins.
+// Unknown peers and attackers at a guarded port, and at a node that joins.
 #include <malloc.h>
 #include <openssl/evp.h>
 #include <openssl/ssl.h>
@@ -15,7 +15,7 @@ namespace {
 
 using namespace rendezvous;
 
-/// Says `bytes`, and gives what the port answered before it closed.
+/// Sends `bytes`, and returns the port's answer before it closed.
 std::string answer_to(GuardedPort& port, std::string_view bytes) {
   RawPeer peer(port.port);
   REQUIRE(peer.say(bytes));
@@ -86,7 +86,7 @@ TEST_CASE("the silent and the slow are closed at the deadline") {
   REQUIRE(port.run_until([&] {
     if (Clock::now() >= next && said < hello.size() && !slow.is_closed()) {
       (void)slow.say(hello.substr(said++, 1));
-      next = Clock::now() + 20ms;  // whole after 5 s
+      next = Clock::now() + 20ms;  // complete after 5 s
     }
     return silent.is_closed() && slow.is_closed();
   }));
@@ -143,7 +143,7 @@ TEST_CASE("one address holds its share and no more; it is shut out when it fails
   CHECK(port.acceptor->stats().waiting == 4);
   CHECK(port.notes[0] == "127.0.0.2 has too many unproven or failed connections to the control port; closed");
 
-  for (int i = 0; i < 10; ++i) {  // strange, but no wrong proof
+  for (int i = 0; i < 10; ++i) {  // unknown bytes, but no wrong proof
     (void)answer_to(port, "GET / HTTP/1.1\r\n");
     CHECK_FALSE(port.join(port.joiner(kToken, "job2")).stream);
   }
@@ -188,7 +188,7 @@ TEST_CASE("who holds all places of an address in silence and renews them cannot 
   CHECK(renewed > 0);
 }
 
-/// Stands between a node and the port, keeps what went each way, and may change it.
+/// A man in the middle between a node and the port. It records both directions, and may change them.
 struct Middle {
   GuardedPort& world;
   RawPort front;
@@ -267,8 +267,8 @@ TEST_CASE("a recorded join proves nothing, and an altered byte ends the link") {
   CHECK(heard.bytes == "first words");
   CHECK(heard.end->value() == EBADMSG);
 
-  // The same bytes again: the hello is good, its proof of the answer cannot be. Bytes that come with the
-  // hello, before an answer, are refused at once.
+  // Replay the same bytes: the hello is valid, but its proof cannot match the new answer. Bytes that come
+  // with the hello, before an answer, are refused at once.
   CHECK(answer_to(port, recorded).size() == 7);
   RawPeer replay(port.port, 3);
   const std::size_t hello =
@@ -292,7 +292,7 @@ struct Free {
   void operator()(EVP_PKEY* key) const { EVP_PKEY_free(key); }
 };
 
-/// A TLS server with a certificate of its own making, as a web server or an impostor has.
+/// A TLS server with a self-made certificate, as a web server or an impostor has.
 std::unique_ptr<SSL_CTX, Free> server_with_certificate(int version) {
   const std::unique_ptr<EVP_PKEY, Free> key(EVP_EC_gen("P-256"));
   const std::unique_ptr<X509, Free> certificate(X509_new());
@@ -335,7 +335,7 @@ TEST_CASE("a node trusts no certificate, and no older TLS") {
   }
 }
 
-/// What a node says of a server that answers with `bytes`, or with nothing.
+/// Returns a node's outcome at a server that answers with `bytes`, or not at all.
 JoinOutcome join_answered(GuardedPort& port, std::string_view bytes, std::chrono::milliseconds limit = 15s) {
   RawPort other;
   other.listen();
@@ -388,7 +388,7 @@ TEST_CASE("an unproven connection costs little memory") {
   hold(400);
   const std::size_t each = (::mallinfo2().uordblks - before) / 300;
   INFO(each << " bytes each");
-  CHECK(each < 4096);  // under a sanitizer this counts nothing
+  CHECK(each < 4096);  // a sanitizer's allocator reports nothing here
 }
 
 }  // namespace

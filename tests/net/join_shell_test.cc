@@ -1,4 +1,4 @@
-// Nodes that come by themselves: the master's door, and a node's way to it.
+// Nodes that join by themselves: the master's listener, and a node's connection to it.
 #include "launcher/links/join_shell.h"
 
 #include "launcher/links/join_link.h"
@@ -9,7 +9,7 @@ namespace {
 
 using namespace launcher;
 
-/// A job of three nodes at a port of loopback, and whoever joins it, on one loop.
+/// A job of three nodes at a loopback port, and the nodes that join it, on one loop.
 struct Job {
   asio::io_context loop{1};
   std::shared_ptr<const rendezvous::SecureContext> context = rendezvous::SecureContext::make().value();
@@ -52,7 +52,7 @@ struct Job {
   }
 };
 
-/// A node on its way.
+/// A node that joins.
 struct Node {
   JoinGoal goal;
   std::optional<Result<JoinedLink>> outcome;
@@ -77,7 +77,7 @@ struct Node {
   ByteStream& stream() { return *(*outcome)->stream; }
 };
 
-/// An open() of the master's.
+/// An open() call of the master.
 struct Opening {
   std::optional<Result<std::unique_ptr<remote::Channel>>> outcome;
 

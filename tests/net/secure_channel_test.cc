@@ -1,4 +1,4 @@
-// A guarded link as the channel that the master knows.
+// A guarded link behind the channel interface of the master.
 #include "launcher/links/secure_channel.h"
 
 #include "tests/net/secure_link_world.h"
@@ -23,7 +23,7 @@ void run_task(GuardedPort& world, Awaitable<> task) {
   });
 }
 
-/// One side of a conversation: what it sends, what it has heard, how its reading ended.
+/// One side of a conversation: its sent and received bytes, and the end of its reading.
 struct Talk {
   std::string heard;
   std::size_t sent = 0;
@@ -86,7 +86,7 @@ struct Linked {
   }
 };
 
-/// Breaks as a socket does when the far machine resets it.
+/// Fails like a socket that the remote machine resets.
 class BrokenStream final : public ByteStream {
  public:
   Awaitable<Transferred> read_some(asio::mutable_buffer) override {
@@ -122,7 +122,7 @@ TEST_CASE("a channel whose owner does not read holds the far side back and loses
   Talk node;
   run_task(link.world, Talk::say(&node, link.node.get(), up));
   std::size_t before = 0;
-  do {  // until nothing moves any more
+  do {  // until no byte moves
     before = node.sent;
     link.world.loop.restart();
     link.world.loop.run_for(200ms);

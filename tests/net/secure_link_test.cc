@@ -1,4 +1,4 @@
-// Decent peers: what a guarded link carries, and what a node is told that is not let in.
+// Peers that follow the protocol: the data of a guarded link, and the error that a refused node gets.
 #include "rendezvous/link/connection.h"
 #include "rendezvous/secure/secure_stream.h"
 #include "tests/net/secure_link_world.h"
@@ -17,7 +17,7 @@ Awaitable<> send_all(ByteStream* stream, std::string_view bytes, bool* done) {
   *done = true;
 }
 
-/// Until `wanted` bytes or an error, which it gives.
+/// Reads until `wanted` bytes or an error, which goes to `end`.
 Awaitable<> receive_all(ByteStream* stream, std::string* into, std::size_t wanted,
                         std::optional<error_code>* end) {
   std::string buffer(100'000, '\0');
@@ -36,7 +36,7 @@ void spawn(GuardedPort& port, Awaitable<> task) {
   });
 }
 
-/// What comes of `bytes` sent from one end to the other.
+/// Returns what arrives when `bytes` go from one end to the other.
 std::string carried(GuardedPort& port, ByteStream& from, ByteStream& to, const std::string& bytes) {
   std::string got;
   bool sent = false;
@@ -54,7 +54,7 @@ std::string some_bytes(std::size_t size) {
   return bytes;
 }
 
-/// A joined pair; both ends.
+/// Both ends of a joined pair.
 struct Pair {
   std::unique_ptr<ByteStream> node;
   ByteStream* master = nullptr;
@@ -161,7 +161,7 @@ TEST_CASE("the sending key is renewed and nothing is lost") {
   CHECK(*at_client == HandshakeEnd::Kind::kDone);
   const std::string bytes = some_bytes(2'000'000);  // 20 keys
   CHECK(carried(port, *server, *client, bytes) == bytes);
-  // And while the far side renews its own.
+  // The same while the remote side renews its own keys.
   std::string down;
   bool sent = false;
   std::optional<error_code> end;
@@ -264,7 +264,7 @@ TEST_CASE("a node waits for a master that comes later") {
   port.loop.run_for(120ms);  // some attempts fail meanwhile
   CHECK_FALSE(outcome.has_value());
   late.listen();
-  late.accept(port).take().reset();  // one that is closed at once counts as busy
+  late.accept(port).take().reset();  // a connection closed at once counts as busy
   port.acceptor->stop();
   TcpListener listener;
   listener.port = late.port;

@@ -26,7 +26,7 @@ using namespace std::chrono_literals;
 
 inline const std::string kToken = "0123456789abcdef0123456789abcdef";
 
-/// A guarded port on loopback and what it said, all on the test's own thread.
+/// A guarded port on loopback and its notices, all on the test's own thread.
 struct GuardedPort {
   asio::io_context loop{1};
   std::shared_ptr<const rendezvous::SecureContext> context = rendezvous::SecureContext::make().value();
@@ -35,13 +35,13 @@ struct GuardedPort {
   std::vector<std::unique_ptr<ByteStream>> joined;
   std::vector<rendezvous::LinkIdentity> identities;
   std::vector<std::string> notes;
-  std::vector<std::string> plain;  ///< what on_plain was given, when `take_plain`
+  std::vector<std::string> plain;  ///< connections passed to on_plain, if `take_plain`
   bool take_plain = false;
 
   explicit GuardedPort(rendezvous::AdmissionLimits limits = {}) {
     guard(rendezvous::listen_tcp(rendezvous::ListenScope::kLoopback, 0).value(), limits);
   }
-  /// Agents of job1 are awaited.
+  /// Accepts agents of job1.
   void guard(rendezvous::TcpListener listener, rendezvous::AdmissionLimits limits = {}) {
     port = listener.port;
     rendezvous::SecureAcceptorOptions options;
@@ -100,7 +100,7 @@ struct GuardedPort {
             "the file /run/token",
             rendezvous::token_check(secret)};
   }
-  /// One join to its end, at this port or another on loopback.
+  /// Runs one join to its end, at this port or another on loopback.
   rendezvous::JoinOutcome join(const rendezvous::JoinAs& as, std::chrono::milliseconds limit = 15s,
                                std::uint16_t at = 0) {
     std::optional<rendezvous::JoinOutcome> outcome;
@@ -119,11 +119,11 @@ struct GuardedPort {
   }
 };
 
-/// A socket on loopback that does what no decent peer does. Its calls do not block.
+/// A loopback socket that violates the protocol. Its calls do not block.
 class RawPeer {
  public:
   explicit RawPeer(UniqueFd fd) : fd_(std::move(fd)) {}
-  /// To 127.0.0.1:`port` from 127.0.0.`from`.
+  /// Connects to 127.0.0.1:`port` from 127.0.0.`from`.
   explicit RawPeer(std::uint16_t port, std::uint8_t from = 1)
       : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address{};
@@ -138,7 +138,7 @@ class RawPeer {
     return ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
            static_cast<ssize_t>(bytes.size());
   }
-  /// What is here now; notes when the far side has closed.
+  /// Returns the available bytes, and records a close by the remote side.
   std::string hear() {
     std::string all;
     char buffer[4096];
@@ -152,7 +152,7 @@ class RawPeer {
     heard_ += hear();
     return closed_;
   }
-  const std::string& heard() const { return heard_; }  ///< by is_closed
+  const std::string& heard() const { return heard_; }  ///< read by is_closed()
   int fd() const { return fd_.get(); }
   UniqueFd take() { return std::move(fd_); }
 
@@ -162,7 +162,7 @@ class RawPeer {
   bool closed_ = false;
 };
 
-/// A port on loopback that a test serves by hand.
+/// A loopback port that a test serves itself.
 struct RawPort {
   UniqueFd fd{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
   std::uint16_t port = 0;
@@ -177,7 +177,7 @@ struct RawPort {
     port = ntohs(address.sin_port);
   }
   void listen() { REQUIRE(::listen(fd.get(), 16) == 0); }
-  /// The next connection, while the loop runs.
+  /// Returns the next connection; the loop runs meanwhile.
   RawPeer accept(GuardedPort& world) {
     UniqueFd peer;
     REQUIRE(world.run_until([&] {

@@ -1,5 +1,5 @@
-// Our client against any store that speaks the numbering of torch >= 2.2: store_client_main HOST PORT. Exit 0
-// when every operation gave what it should.
+// Runs ddplaunch's client against any store that uses the numbering of torch >= 2.2: store_client_main HOST
+// PORT. Exit 0 when every operation gave the expected result.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// The blocking client against our server, over loopback.
+// The blocking client and ddplaunch's server, over loopback.
 #include <sys/eventfd.h>
 #include <sys/time.h>
 
@@ -76,9 +76,9 @@ TEST_CASE("a readable interrupt ends every wait at once") {
   REQUIRE_FALSE(got.has_value());
   CHECK(got.error().code == ErrorCode::kCancelled);
   CHECK(got.error().text == "get of 'missing': revoked");
-  // The store owes a reply, so nothing else can be asked.
+  // The store still owes a reply, so no other request is possible.
   CHECK(client.get("k", 5s).error().code == ErrorCode::kLinkLost);
-  // Nobody listens there: the retries end too.
+  // No process listens there: the retries end as well.
   const auto connected = TcpStoreClient::connect("127.0.0.1", 1, 60s, interrupt.get());
   REQUIRE_FALSE(connected.has_value());
   CHECK(connected.error().code == ErrorCode::kCancelled);
@@ -149,7 +149,8 @@ TEST_CASE("connect waits for a server that is not up yet") {
     if (client) count = client->num_keys(5s);
   });
   {
-    // Refused once at least: the server opens only after a connection attempt could have come and gone.
+    // The early client must be refused at least once. The server opens only after this attempt, which is
+    // refused too.
     const Result<TcpStoreClient> nobody = TcpStoreClient::connect("127.0.0.1", port, 30ms);
     REQUIRE_FALSE(nobody.has_value());
     CHECK(nobody.error().code == ErrorCode::kUnreachable);
@@ -200,7 +201,7 @@ TEST_CASE("the end of the server is an error, and stays one") {
 }
 
 TEST_CASE("a server that owes a reply is given up") {
-  // Listens and never answers: the greeting's number of keys does not come.
+  // This server listens and never answers: the greeting's number of keys does not come.
   const TcpListener mute = listen_tcp(ListenScope::kLoopback, 0).value();
   const Result<TcpStoreClient> client = TcpStoreClient::connect("127.0.0.1", mute.port, 100ms);
   REQUIRE_FALSE(client.has_value());

@@ -1,4 +1,4 @@
-// The way to a store, with stores, strangers and silence at the other end.
+// The route to a store, with stores, other services and silence at the other end.
 #include "launcher/agent/node_store.h"
 
 #include <optional>
@@ -40,7 +40,7 @@ std::string at(const std::string& address, std::uint16_t port, const std::string
   return address + ":" + std::to_string(port) + ": " + why;
 }
 
-/// Somebody else who listens on `address`, and answers each connection with `reply`, or takes none.
+/// Another service that listens on `address`. It answers each connection with `reply`, or accepts none.
 class Stranger {
  public:
   Stranger(const std::string& address, std::uint16_t port, std::string reply)
@@ -82,7 +82,7 @@ TEST_CASE("the way to the store whose token it is") {
   CHECK(route.address == "127.0.0.1");
   CHECK(route.local == "127.0.0.1");
   CHECK(route.failures.empty());
-  CHECK(server.stats().arrived == 0);  // no worker has come
+  CHECK(server.stats().arrived == 0);  // no worker has connected
   CHECK(server.stats().keys == 0);
 }
 
@@ -95,7 +95,7 @@ TEST_CASE("another job's store is none of ours, and says nothing of it to its jo
     CHECK(route.failures ==
           at("127.0.0.1", other->port(), "something else than this job's store answers there"));
   }
-  CHECK(find({"127.0.0.1"}, foreign.port(), "").address == "127.0.0.1");  // as before there were tokens
+  CHECK(find({"127.0.0.1"}, foreign.port(), "").address == "127.0.0.1");  // an empty token accepts any
 }
 
 TEST_CASE("the token is found by a question for it alone") {

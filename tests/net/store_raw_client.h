@@ -12,7 +12,7 @@
 
 namespace ddp::test {
 
-/// A socket that says just what it is told: for what no decent client does.
+/// A socket that sends exactly the given bytes, for requests that a correct client never sends.
 class RawClient {
  public:
   explicit RawClient(std::uint16_t port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -33,7 +33,7 @@ class RawClient {
     }
     return true;
   }
-  /// Exactly `size` bytes, or fewer when the peer closes or ten seconds pass.
+  /// Returns exactly `size` bytes, or fewer when the peer closes or ten seconds pass.
   std::string hear(std::size_t size) {
     std::string out(size, '\0');
     std::size_t have = 0;
@@ -49,7 +49,7 @@ class RawClient {
     pollfd entry{fd_.get(), POLLIN, 0};
     return ::poll(&entry, 1, milliseconds) == 1;
   }
-  /// The peer has closed, by an end or a reset.
+  /// Returns whether the peer has closed, by an end or a reset.
   bool closed() {
     char byte = 0;
     return readable(10000) && ::recv(fd_.get(), &byte, 1, 0) <= 0;

@@ -1,5 +1,5 @@
-// A store for the tests with real clients: prints "port N", serves on loopback until its standard input ends,
-// then prints what it saw. Exit 0; 1 when a client was cut off for what it sent.
+// A store for the tests with real clients. It prints "port N", serves on loopback until its standard input
+// ends, then prints its statistics. Exit 0; 1 when a client was disconnected for invalid data.
 #include <cstdio>
 
 #include "rendezvous/store_tcp/tcp_store_server.h"

@@ -1,4 +1,4 @@
-// The server over loopback, with peers that behave and peers that do not.
+// The server over loopback, with peers that follow the protocol and peers that do not.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -31,7 +31,7 @@ TcpStoreClient client_of(const StoreServer& server) {
   return TcpStoreClient::connect("127.0.0.1", server.port(), 10s).value();
 }
 
-// Replies to a request that has one: the proof that the server has seen all that was said before.
+// Sends a request that has a reply. The reply proves that the server has handled all earlier bytes.
 bool served(RawClient& client) {
   client.say(RequestBytes(O::kPing).u32(7));
   return client.hear(4) == RequestBytes().u32(7).str();
@@ -50,14 +50,14 @@ bool soon(Condition condition) {
 TEST_CASE("a pending wait of an old client never stops its requests") {
   StoreServer server;
   RawClient old(server.port());
-  old.say(RequestBytes(5).list({"late"}));       // WAIT, of which the client tires
+  old.say(RequestBytes(5).list({"late"}));       // WAIT, which the client abandons
   old.say(RequestBytes(3).text("n").number(7));  // ADD
   CHECK(old.hear(8) == RequestBytes().number(7).str());
   TcpStoreClient other = client_of(server);
   other.set("late", "").value();
   other.num_keys(5s).value();
   old.say(RequestBytes(3).text("n").number(1));
-  CHECK(old.hear(8) == RequestBytes().number(8).str());  // no wake-up byte in front
+  CHECK(old.hear(8) == RequestBytes().number(8).str());  // no wake-up byte before it
 }
 
 TEST_CASE("a deletion of an old client is answered after a moment's silence") {
@@ -126,7 +126,7 @@ TEST_CASE("a peer that does not read is not read, and holds up nobody") {
   StoreServer server;
   TcpStoreClient other = client_of(server);
   other.set("big", std::string(1024 * 1024, 'x')).value();
-  other.num_keys(5s).value();  // a set has no reply: only the next one tells that it was done
+  other.num_keys(5s).value();  // a set has no reply: the next reply shows that it was done
   RawClient lazy(server.port());
   constexpr int kGets = 64;
   std::string gets = greeting();
@@ -200,7 +200,7 @@ TEST_CASE("out of descriptors, accepting rests and goes on") {
   RawClient client(server.port());
   client.say(greeting());
   const double cpu = cpu_seconds(server.thread());
-  // Nothing is asserted before descriptors are back: the sanitizers' own checks need some.
+  // Assert only after the descriptors are free: the sanitizers' own checks need some.
   const bool early = client.readable(300);
   const bool others_served = served(before);
   const double used = cpu_seconds(server.thread()) - cpu;

@@ -11,7 +11,7 @@
 
 namespace ddp::test {
 
-/// A store on a thread of its own, for tests that block as clients do.
+/// A store on its own thread, for tests that block as clients do.
 class StoreServer {
  public:
   using Options = rendezvous::TcpStoreOptions;
@@ -38,7 +38,7 @@ class StoreServer {
   }
 
   std::uint16_t port() const { return port_; }
-  /// Runs the call on the server's thread and gives its result.
+  /// Runs the call on the server's thread and returns its result.
   template <class F>
   auto on_loop(F call) -> decltype(call()) {
     std::packaged_task<decltype(call())()> task(std::move(call));
@@ -50,7 +50,7 @@ class StoreServer {
     return on_loop([this] { return server_->stats(); });
   }
   rendezvous::TcpStoreServer& server() { return *server_; }  // on its thread only
-  /// What the callbacks said, up to now on the server's thread.
+  /// Returns the texts of the callbacks so far, read on the server's thread.
   std::vector<std::string> notes() {
     return on_loop([this] { return notes_; });
   }

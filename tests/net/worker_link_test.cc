@@ -34,7 +34,7 @@ using namespace std::chrono_literals;
 using rendezvous::WorkerLinkClient;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kPatience = 20s;  // for what comes at once
+constexpr auto kPatience = 20s;  // limit for events that should come at once
 
 class LinkRecord : public WorkerLinkEvents {
  public:
@@ -103,7 +103,7 @@ struct LinkFixture {
     INFO("until: " << what);
     until([&] { return record.has(what); });
   }
-  /// The socket of a process that has been started.
+  /// Returns the socket of a process that has been started.
   Result<std::string> expect(std::uint32_t local_rank) {
     auto control = link->expect(local_rank);
     link->started(local_rank);
@@ -128,7 +128,7 @@ bool readable(int fd, std::chrono::milliseconds wait = 0ms) {
   return ::poll(&one, 1, static_cast<int>(wait.count())) == 1;
 }
 
-/// A worker that is not our client.
+/// Connects a worker that does not use ddplaunch's client.
 UniqueFd raw_connection(const std::string& control) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -159,7 +159,7 @@ TEST_CASE("worker link: a life with a revoke") {
   CHECK(world.record.steps == std::vector<std::uint64_t>{3});
   CHECK(world.record.phase == "all-reduce");
 
-  // It waits for a peer, and sees the revoke there.
+  // A thread that waits for a peer must see the revoke there.
   CHECK_FALSE(readable(client->interrupt()));
   std::promise<void> waits;
   std::thread waiting([&] {
@@ -176,7 +176,7 @@ TEST_CASE("worker link: a life with a revoke") {
   CHECK(revoke->reason == "rank 1 was killed");
   CHECK(revoke->deadline_ms == 5000);
   client->revoked(3);
-  client->revoked(4);  // said already
+  client->revoked(4);  // already reported
   world.until_said("0 revoked 0 3");
   CHECK(readable(client->interrupt()));
 
@@ -195,7 +195,7 @@ TEST_CASE("worker link: attempts that were revoked before they were taken") {
   auto client = world.worker();
   world.begin(0);
   world.revoke(0);
-  world.until_said("0 revoked 0 none");  // by the client's thread
+  world.until_said("0 revoked 0 none");  // sent by the client's thread
   world.begin(1);
   REQUIRE(client->next_attempt()->attempt == 1);
   world.revoke(1);
@@ -204,7 +204,7 @@ TEST_CASE("worker link: attempts that were revoked before they were taken") {
   world.until_said("0 revoked 1 77");
   world.begin(2);
   world.revoke(2);
-  // What it held when it let go it holds still.
+  // The state that the worker held when it left the attempt is still held.
   world.until_said("0 revoked 2 77");
   world.begin(3);
   REQUIRE(client->next_attempt()->attempt == 3);
@@ -215,7 +215,7 @@ TEST_CASE("worker link: a process is heard when its start is known") {
   LinkFixture world;
   const auto control = world.link->expect(0);
   auto client = WorkerLinkClient::connect(*control, true, false);
-  REQUIRE(client.has_value());  // it does not wait for us
+  REQUIRE(client.has_value());  // it does not wait for the agent
   world.loop.poll();
   CHECK_FALSE(world.record.has("0 hello rejoin"));
   world.link->started(0);
@@ -291,13 +291,13 @@ TEST_CASE("worker link: the first connection of a rank counts") {
   CHECK(second.error().code == ErrorCode::kUnreachable);
   world.begin(0);
   CHECK((*client)->next_attempt().has_value());
-  // The next process of the rank has another socket.
+  // The next process of the rank gets another socket.
   const auto next = world.expect(0);
   REQUIRE(next.has_value());
   CHECK(*next != *control);
   CHECK((*client)->next_attempt().error().code == ErrorCode::kLinkLost);
   CHECK_FALSE(world.link->can_rejoin(0));
-  world.begin(1);  // waits for the new one
+  world.begin(1);  // waits for the new process
   auto anew = WorkerLinkClient::connect(*next, true, false);
   CHECK(WorkerLinkClient::connect(*control, true, false).has_error());
   world.until([&] { return world.link->can_rejoin(0); });
@@ -320,7 +320,7 @@ TEST_CASE("worker link: steps are reported ten times a second, and the last one 
   CHECK(world.record.steps.size() >= 2);
   CHECK(world.record.steps.size() <= static_cast<std::size_t>(took / 100ms) + 2);
   CHECK(std::is_sorted(world.record.steps.begin(), world.record.steps.end()));
-  // Before the hundred milliseconds are over, with the end of the client.
+  // The client's destruction reports the last step before the hundred milliseconds are over.
   client->at(++step, "the last");
   client.reset();
   world.until([&] { return world.record.steps.back() == step; });
@@ -375,7 +375,7 @@ TEST_CASE("worker link: an agent that speaks something else") {
     const auto next = (*client)->next_attempt();
     CHECK(next.error().code == ErrorCode::kLinkLost);
     CHECK(next.error().text.starts_with("the agent is gone: it sent what is no order: a line is"));
-    // With an agent that is there but does not read, the end of the client does not wait.
+    // The destruction of the client does not wait for an agent that exists but does not read.
   }
   ::unlink(path.c_str());
 }
@@ -443,7 +443,7 @@ TEST_CASE("worker link: what was queued comes when the worker reads again") {
                                          true,    std::nullopt};
     const std::string line = rendezvous::encode_line(rendezvous::AgentMessage(order));
     world.link->begin(0, order);
-    // The kernel's part is full, and some waits with us.
+    // The kernel's buffer is full, and the rest waits in WorkerLink.
     size += line.size();
     int in_kernel = 0;
     REQUIRE(::ioctl(worker.get(), FIONREAD, &in_kernel) == 0);
@@ -496,7 +496,7 @@ TEST_CASE("worker link: another user is refused", "[root]") {
   ::chmod(control->c_str() + 5, 0777);
   bool came = false;
   std::thread([&] {
-    // Of this thread alone.
+    // The call changes this thread only.
     ::syscall(SYS_setresuid, -1, 65534, -1);
     for (int i = 0; i < 2; ++i)
       came = static_cast<bool>(raw_connection(*control));
