@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 enum class Kind { kV2, kFreezer };
 
-/// Only this hierarchy, as on a machine that has no other.
+/// Returns only this hierarchy, as on a machine that has no other.
 CgroupDirs only(Kind kind) {
   CgroupDirs dirs = own_cgroups();
   (kind == Kind::kV2 ? dirs.freezer : dirs.v2).clear();
@@ -43,7 +43,7 @@ std::vector<Kind> usable_kinds() {
   return kinds;
 }
 
-/// The kinds that can be tried here; ends the program as skipped when there is none.
+/// Returns the kinds that work here. Ends the program as skipped if there is none.
 const std::vector<Kind>& kinds() {
   static const std::vector<Kind> usable = usable_kinds();
   if (usable.empty()) {
@@ -85,7 +85,7 @@ Worker start_in(const Cgroup& group, const std::string& mode, const std::string&
   return start(group.directory(), group.procs(), mode, number);
 }
 
-/// All of them dead, the leader reaped, the group gone.
+/// Checks that all processes are dead, reaps the leader, and removes the group.
 void finish(Worker& worker, Cgroup& group) {
   CHECK(reaches_end(worker.liveness.read_end.get()));
   wait_end(worker.process);
@@ -94,7 +94,7 @@ void finish(Worker& worker, Cgroup& group) {
   CHECK(!fs::exists(group.path()));
 }
 
-/// In a process of its own, a sibling of the workers, so that nothing of theirs is in its tree.
+/// Runs `body` in another process. It is a sibling of the workers, so that its tree has none of them.
 int in_another_process(const std::function<int()>& body) {
   const pid_t pid = fork();
   if (pid == 0) _exit(body());
@@ -195,7 +195,7 @@ TEST_CASE("who has left tree, session and environment is reached by the group") 
     Cgroup group = make(kind);
     Worker worker = start_in(group, "daemon");
     REQUIRE(read_bytes(worker.liveness.read_end.get(), 2).size() == 2);
-    // A stranger to the whole family, as the keeper of another node is: it has nothing but the path.
+    // A process outside the family, like the keeper of another node, knows only the path.
     CHECK(in_another_process([&] {
             auto theirs = Cgroup::open(group.path());
             if (!theirs) return 1;
@@ -262,9 +262,9 @@ TEST_CASE("what dead agents left is ended and removed, and nothing else") {
     CHECK(!fs::exists(stale));
     CHECK(fs::exists(foreign));
     CHECK(fs::exists(alive.path()));  // empty, but locked
-    wait_end(worker.process);         // of the kill: nobody's any more, and not locked
+    wait_end(worker.process);         // killed with its dead agent's group, which had no lock
     CHECK(alive.remove(kPatience));
-    CHECK(alive.remove(kPatience));        // again: it is not there
+    CHECK(alive.remove(kPatience));        // a second call: it does not exist
     { Cgroup next = make(kind, "next"); }  // left behind, empty
     CHECK(!fs::exists(inhabited));
     CHECK(rmdir(foreign.c_str()) == 0);
@@ -295,7 +295,7 @@ TEST_CASE("places that are not our group are refused, in words") {
   CHECK(Cgroup::open("/tmp/ddplaunch.a.1.2").error().text ==
         "/tmp/ddplaunch.a.1.2: No such file or directory");
   for (const Kind kind : kinds()) {
-    // One that is ours by its kind, but where others live.
+    // A group of ddplaunch's kind in which other processes live.
     Cgroup group = make(kind);
     CHECK(Cgroup::make(kind == Kind::kV2 ? CgroupDirs{group.path(), ""} : CgroupDirs{"", group.path()}, "job",
                        0)
@@ -323,7 +323,7 @@ TEST_CASE("who may not write gets no group, and gets the reason", "[root]") {
 
 namespace {
 
-/// A keeper and its agent with a worker in a group of its own.
+/// A keeper and its agent, with a worker in its own group.
 struct Node {
   Pipe liveness;
   Pipe output;
@@ -390,7 +390,7 @@ TEST_CASE("a killed keeper: the agent kills and removes the group") {
   REQUIRE(kill(node.keeper.pid(), SIGKILL) == 0);
   CHECK(wait_end(node.keeper) == ExitStatus::signaled(SIGKILL));
   CHECK(reaches_end(node.liveness.read_end.get()));
-  // The agent, an orphan that came to us, removes it as its last deed.
+  // The orphaned agent, adopted by this process, removes the group before it exits.
   pid_t agent = 0;
   do {
     siginfo_t info = {};
@@ -410,7 +410,7 @@ TEST_CASE("agent and keeper killed in one moment: the next attempt removes the g
   REQUIRE(kill(node.keeper.pid(), SIGKILL) == 0);
   CHECK(wait_end(node.keeper) == ExitStatus::signaled(SIGKILL));
   CHECK(fs::exists(node.group));
-  CHECK(kill_own_tree().empty());  // they came to us
+  CHECK(kill_own_tree().empty());  // this process adopted them
   CHECK(reaches_end(node.liveness.read_end.get()));
   reap_adopted({});
   Cgroup next = make(kinds().front());

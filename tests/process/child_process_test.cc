@@ -23,7 +23,7 @@ ChildSpec shell(const std::string& script) {
   return spec;
 }
 
-/// Starts it, and gives what it wrote to stdout.
+/// Starts the child, and returns what it wrote to stdout.
 std::string output_of(ChildSpec spec) {
   Pipe out = make_pipe();
   spec.out = out.write_end.get();
@@ -36,7 +36,7 @@ std::string output_of(ChildSpec spec) {
   return text;
 }
 
-/// A directory that goes with the test.
+/// A directory that is removed after the test.
 class Directory {
  public:
   Directory() { REQUIRE(mkdtemp(path_.data()) != nullptr); }
@@ -221,7 +221,7 @@ TEST_CASE("descriptors may trade places, and keep their own number") {
 TEST_CASE("our standard streams may be handed over in any order") {
   Pipe out = make_pipe();
   Pipe err = make_pipe();
-  // The child's stdout goes where our descriptor 2 leads, and the other way round, as far as the plan knows.
+  // The child's stdout and stderr are this process's descriptors 2 and 1. The plan sees a swap.
   const UniqueFd saved_out(fcntl(1, F_DUPFD_CLOEXEC, 10)), saved_err(fcntl(2, F_DUPFD_CLOEXEC, 10));
   dup2(out.write_end.get(), 1);
   dup2(err.write_end.get(), 2);
@@ -267,7 +267,7 @@ TEST_CASE("a child has default dispositions and nothing blocked, whatever we hav
 
   CHECK(plain == "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n");
   CHECK(with_mask == "SigBlk:\t0000000000000200\nSigIgn:\t0000000000000000\n");
-  CHECK(sigismember(&now, SIGUSR1) == 1);  // ours is as it was
+  CHECK(sigismember(&now, SIGUSR1) == 1);  // the own mask is unchanged
   CHECK(sigismember(&now, SIGINT) == 0);
 }
 
@@ -303,7 +303,7 @@ TEST_CASE("an ended child is seen before it is reaped, and its group can still b
   REQUIRE(wait_readable(child->pidfd()));
   CHECK(child->peek() == ExitStatus::exited(0));
   CHECK(child->running());
-  CHECK(child->send_group_signal(SIGKILL).has_value());  // reaches what it left behind
+  CHECK(child->send_group_signal(SIGKILL).has_value());  // reaches the remaining processes
   CHECK(reaches_end(liveness.read_end.get()));
   CHECK(child->try_wait() == ExitStatus::exited(0));
   CHECK(child->try_wait() == ExitStatus::exited(0));

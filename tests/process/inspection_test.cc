@@ -1,5 +1,4 @@
-// What looks into hanging workers: real processes, tools that misbehave, and a stand-in for NCCL's RAS
-// thread.
+// The inspection of hanging workers: real processes, tools that misbehave, and a fake NCCL RAS thread.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -68,7 +67,7 @@ TEST_CASE("a main thread that has left does not end its process") {
   REQUIRE(pipe2(ready, O_CLOEXEC) == 0);
   const pid_t child = fork();
   if (child == 0) {
-    // The other thread tells when it alone is left: state Z of the first.
+    // The other thread reports when it is the only one left: the first has state Z.
     std::thread([fd = ready[1]] {
       for (;;) {
         const auto info = read_process(getpid());
@@ -79,7 +78,7 @@ TEST_CASE("a main thread that has left does not end its process") {
       for (;;)
         pause();
     }).detach();
-    syscall(SYS_exit, 0);  // as pthread_exit ends it, without the unwinding of our frames
+    syscall(SYS_exit, 0);  // ends like pthread_exit, without unwinding the stack
   }
   close(ready[1]);
   char byte = 0;
@@ -99,7 +98,7 @@ TEST_CASE("a tool that does not end is killed with what it started") {
   CHECK(Clock::now() - began < 5s);
   CHECK(output.trouble == "it did not end in time and was killed");
   const pid_t grandchild = std::stoi(output.text);
-  // Its SIGKILL is on the way when the tool itself has ended; it has not to be over.
+  // The grandchild has its SIGKILL when the tool ends, but may not have ended yet.
   const auto ended = [&] {
     const auto info = read_process(grandchild);
     return !info || info->state == 'Z' || info->state == 'X';
@@ -133,7 +132,7 @@ TEST_CASE("a tool that cannot be executed is no disaster") {
   CHECK(pids.empty());
 }
 
-/// A child that does what `work` says until it is killed.
+/// A child that runs `work` until it is killed.
 template <class Work>
 class Child {
  public:
@@ -156,7 +155,7 @@ class Child {
     waitpid(pid_, nullptr, 0);
   }
   Child(const Child&) = delete;
-  /// Its look, once it has come to rest in `state`; the last one at the latest after 5 s.
+  /// Returns a snapshot once the process rests in `state`; after 5 s the last snapshot in any state.
   ProcessSnapshot snapshot(const std::string& state) const {
     ProcessSnapshot snapshot;
     for (const auto until = Clock::now() + 5s; Clock::now() < until; usleep(5000)) {
@@ -229,7 +228,7 @@ TEST_CASE("a process that has gone is reported as gone") {
   CHECK(take_snapshot(pid, ProcessForest()).state == "ended");
 }
 
-/// Answers one client as `answer` says, then waits for its end.
+/// Sends `answer` to one client, then waits for the client's end.
 class FakeRas {
  public:
   FakeRas(asio::io_context& loop, std::string answer, bool closes)
@@ -287,7 +286,7 @@ TEST_CASE("NCCL is asked in its own protocol") {
   CHECK(asked("SERVER PROTOCOL 2\nOK\nNCCL version 2.28.9\nrank 3 is behind\n", true, &question) ==
         "NCCL version 2.28.9\nrank 3 is behind\n");
   CHECK(question == "CLIENT PROTOCOL 2\nTIMEOUT 1\nVERBOSE STATUS\n");
-  // What came until the time was up is better than nothing.
+  // A partial answer at the time limit is kept.
   CHECK(asked("SERVER PROTOCOL 2\nOK\nhalf a li", false) == "half a li\n");
   CHECK(asked("SERVER PROTOCOL 2\n").empty());
   CHECK(asked("SERVER PROTOCOL 2\nOK").empty());

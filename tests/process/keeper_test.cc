@@ -10,10 +10,10 @@ namespace {
 
 using namespace process_test;
 
-/// A keeper with its agent and the agent's worker, all three carrying `mark`.
+/// A keeper with its agent and the agent's worker. All three carry `mark`.
 struct Node {
   std::string mark;
-  Pipe liveness;  ///< ends when nobody is left, the keeper included in no way
+  Pipe liveness;  ///< ends when no process is left, except the keeper
   Pipe input;     ///< the agent's stdin
   Pipe output;    ///< the agent's stdout
   Pipe errors;
@@ -45,7 +45,7 @@ Node start(const std::string& agent_mode, const std::string& lease_ms,
   return node;
 }
 
-/// Started, and its agent and all processes of its worker ("family": 5) are where they shall be.
+/// Starts a node, and waits until its agent and all processes of its worker ("family": 5) are ready.
 Node start_ready(const std::string& agent_mode, const std::string& lease_ms, const std::string& worker,
                  std::size_t count) {
   Node node = start(agent_mode, lease_ms, {worker});
@@ -141,7 +141,7 @@ TEST_CASE("a killed agent amid a fork storm: its whole tree goes") {
 
 TEST_CASE("an agent that is stopped past its lease goes, with its whole tree") {
   Node node = start_ready("serve", "300", "family", 5);
-  // Longer than the lease: it does pat.
+  // Wait longer than the lease: the agent renews it.
   CHECK(!wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(900)));
   const auto stopped_at = std::chrono::steady_clock::now();
   REQUIRE(kill(node.agent, SIGSTOP) == 0);
@@ -248,7 +248,7 @@ TEST_CASE(
     REQUIRE(stat(entry.path().c_str(), &theirs) == 0);
     CHECK(theirs.st_ino != ours.st_ino);
   }
-  // So the far side sees the end of the agent's stdout when the agent ends, not later.
+  // The remote side must see the end of the agent's stdout when the agent ends, not later.
   REQUIRE(node.keeper.send_signal(SIGTERM).has_value());
   CHECK(reaches_end(node.output.read_end.get()));
   CHECK(wait_end(node.keeper) == ExitStatus::exited(5));

@@ -1,13 +1,14 @@
-// A process that starts others the way our programs do, to be killed by the tests.
+// A process that starts others as ddplaunch's programs do, to be killed by the tests.
 //   process_host parent PROGRAM MODE          starts one worker with a death signal and waits
-//   process_host keeper SERVE LEASE_MS JOB PROGRAM MODE…   run_keeper; the agent starts one worker and then
-//        "serve": pats every 20 ms until the keeper dies (7) or SIGTERM, SIGINT or SIGHUP comes (5), cleaning
-//        up before it leaves "group": the same, with its worker in a control group, whose path goes to stdout
-//        "silent": does not pat, and writes to stdout when its worker, in a control group, has ended
-//        "exit": ends at once with code 3 and leaves its worker behind "deaf": serves, but SIGTERM ends it as
-//        it ends any program
-//        "foreign": ends with code 3 when it reads a byte. The worker is the keeper's child and stays root's,
-//        while keeper and agent have given root up
+//   process_host keeper SERVE LEASE_MS JOB PROGRAM MODE…   run_keeper; the agent starts one worker. SERVE is
+//     "serve": renews the lease every 20 ms until the keeper dies (7) or SIGTERM, SIGINT or SIGHUP comes (5),
+//              and cleans up before it exits
+//     "group": the same, with its worker in a control group, whose path goes to stdout
+//     "silent": does not renew, and writes to stdout when its worker, in a control group, has ended
+//     "exit": ends at once with code 3 and leaves its worker behind
+//     "deaf": serves, but SIGTERM ends it as it ends any program
+//     "foreign": ends with code 3 when it reads a byte. The worker is the keeper's child and stays root's,
+//                while keeper and agent have given up root
 // Workers get descriptor 3; the agent writes 'a' to it when it is ready.
 #include <poll.h>
 #include <sys/signalfd.h>
@@ -94,7 +95,7 @@ int agent(launcher::KeeperLink& link, char** argv) {
   if (!worker) return 9;
   if (mode == "exit") {
     worker->abandon();
-    // Only when it stands, so that the test knows what there is to clean up.
+    // Wait until the worker is ready, so that the test knows what must be cleaned up.
     return read(0, &go, 1) == 1 ? 3 : 9;
   }
   link.set_lease(std::chrono::milliseconds(std::atoi(argv[3])));

@@ -44,7 +44,7 @@ inline bool wait_readable(int fd, std::chrono::milliseconds limit = kPatience) {
   return poll(&entry, 1, static_cast<int>(limit.count())) == 1;
 }
 
-/// Reads exactly `count` bytes, or fewer at the end of the stream or of our patience.
+/// Reads exactly `count` bytes, or fewer at the end of the stream or after kPatience.
 inline std::string read_bytes(int fd, std::size_t count) {
   std::string text;
   char byte;
@@ -57,7 +57,7 @@ inline std::string read_all(int fd) {
   return read_bytes(fd, static_cast<std::size_t>(-1));
 }
 
-/// Everybody who held the write end is gone: after the bytes still there comes the end of the stream.
+/// Returns whether every holder of the write end is gone: the stream ends after the remaining bytes.
 inline bool reaches_end(int fd) {
   char chunk[256];
   while (wait_readable(fd)) {
@@ -85,7 +85,7 @@ inline std::string process_environment(pid_t pid) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// Processes that live (zombies do not) and carry this NAME=value in their environment.
+/// Returns the live processes (no zombies) that have this NAME=value in their environment.
 inline std::vector<launcher::ProcessInfo> live_processes_of(const std::string& entry) {
   std::vector<launcher::ProcessInfo> alive;
   for (auto& info : launcher::list_processes()) {
@@ -94,7 +94,7 @@ inline std::vector<launcher::ProcessInfo> live_processes_of(const std::string& e
   return alive;
 }
 
-/// A NAME=value that only this test has.
+/// Returns a NAME=value that only this test has.
 inline std::string unique_mark(const std::string& name) {
   static int count = 0;
   return name + "=" + std::to_string(getpid()) + "-" + std::to_string(++count);

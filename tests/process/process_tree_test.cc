@@ -13,7 +13,7 @@ namespace {
 
 using namespace process_test;
 
-/// One worker below us and the stream that ends with its last process.
+/// One worker below this process, and the stream that ends with its last process.
 struct Worker {
   Pipe liveness;
   ChildProcess process;
@@ -21,7 +21,7 @@ struct Worker {
 
 Worker start(const std::string& mode, const std::vector<std::string>& env = {},
              const std::string& number = "0") {
-  // As in the agent: orphans come to us.
+  // This process adopts orphans, as the agent does.
   REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
   Worker worker{make_pipe(), {}};
   ChildSpec spec;
@@ -129,12 +129,12 @@ TEST_CASE("a child is known by its pidfd: whoever has its number now is left alo
   REQUIRE(before.process.send_signal(SIGKILL).has_value());
   CHECK(wait_end(before.process) == ExitStatus::signaled(SIGKILL));
   std::vector<KnownProcess> only;
-  only.push_back({other.process.pid(), std::move(of_before)});  // as if the kernel had given the number again
+  only.push_back({other.process.pid(), std::move(of_before)});  // as if the kernel had reused the number
   only.push_back({chosen.process.pid(), UniqueFd(fcntl(chosen.process.pidfd(), F_DUPFD_CLOEXEC, 0))});
   TreeKill kill({}, kKillBound, std::move(only));
   while (!kill.step())
     kill.wait(kKillBound);
-  CHECK(kill.found() == 4);  // not the daemon of the family, which is a child of ours
+  CHECK(kill.found() == 4);  // without the family's daemon, which is a child of this process
   CHECK(kill.left().empty());
   CHECK(wait_end(chosen.process) == ExitStatus::signaled(SIGKILL));
   CHECK_FALSE(other.process.peek().has_value());
@@ -144,7 +144,7 @@ TEST_CASE("a child is known by its pidfd: whoever has its number now is left alo
 
 TEST_CASE("a fork storm ends whole") {
   Worker worker = start("storm", {}, "300");
-  // In the middle of it: not before there is a crowd.
+  // Act in the middle of the storm, when there is a crowd.
   REQUIRE(read_bytes(worker.liveness.read_end.get(), 40).size() == 40);
   TreeKill kill({}, kKillBound);
   while (!kill.step())
@@ -214,8 +214,7 @@ TEST_CASE("a kill in steps never blocks for long and ends the same") {
 
 namespace {
 
-/// Runs `body` in a process of its own, a sibling of the worker of the test, so that the worker is not in its
-/// tree.
+/// Runs `body` in another process. It is a sibling of the test's worker, so that its tree has no worker.
 int in_another_process(const std::function<int()>& body) {
   const pid_t pid = fork();
   if (pid == 0) _exit(body());
@@ -231,12 +230,12 @@ TEST_CASE("processes outside the tree are found by the job's mark, and only they
   const std::string id = job.substr(job.find('=') + 1);
   Worker ours = start("family", {job, "LOCAL_RANK=1"});
   Worker longer = start("rest", {job + "0", "LOCAL_RANK=1"});  // another job, whose id begins alike
-  Worker shell = start("rest", {job});  // somebody's shell where the variable was exported: no worker
+  Worker shell = start("rest", {job});  // a user's shell where the variable was exported: no worker
   REQUIRE(read_bytes(ours.liveness.read_end.get(), 5) == "rrrrr");
   REQUIRE(read_bytes(longer.liveness.read_end.get(), 1) == "r");
   REQUIRE(read_bytes(shell.liveness.read_end.get(), 1) == "r");
   CHECK(in_another_process([&] { return kill_own_tree({}).empty() ? 0 : 1; }) == 0);
-  CHECK(!ours.process.peek().has_value());  // without an id: the own tree alone
+  CHECK(!ours.process.peek().has_value());  // without an id only the own tree is searched
   CHECK(in_another_process([&] { return kill_own_tree({id, {}}).empty() ? 0 : 1; }) == 0);
   CHECK(reaches_end(ours.liveness.read_end.get()));
   reap_adopted(std::vector<pid_t>{ours.process.pid(), longer.process.pid(), shell.process.pid()});
@@ -267,7 +266,7 @@ TEST_CASE("marked processes below another keeper belong to that one") {
 TEST_CASE("a process of another user is named, not denied", "[root]") {
   if (geteuid() != 0) SKIP_TEST("only root can start a process of another user");
   REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
-  // A worker of root below a process that has given root up, as below sudo.
+  // A worker of root below a process that has given up root, as below sudo.
   Pipe liveness = make_pipe();
   Pipe report_pipe = make_pipe();
   const int code = in_another_process([&] {
@@ -294,7 +293,7 @@ TEST_CASE("a process of another user is named, not denied", "[root]") {
   const std::string asleep = pid + " (process_worker, state S, uid 0), which we may not signal";
   const std::string on_its_way = pid + " (process_worker, state R, uid 0), which we may not signal";
   CHECK((text == asleep || text == on_its_way));
-  // Now an orphan that came to us.
+  // This process has adopted the orphan.
   CHECK(kill_own_tree().empty());
   CHECK(reaches_end(liveness.read_end.get()));
   reap_adopted({});

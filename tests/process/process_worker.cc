@@ -1,5 +1,5 @@
-// What the process tests start and then have to get rid of. Each process that has reached its resting place
-// writes one byte to descriptor 3; descriptor 3 is at its end of file when all of them are gone.
+// The processes that the process tests start and must end. Each process that is ready writes one byte to
+// descriptor 3. Descriptor 3 reaches its end of file when all of them are gone.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -17,7 +17,7 @@
 namespace {
 
 void ready() {
-  // A test that forgets one of us must not leave it for ever.
+  // A process that a test forgets must not live forever.
   alarm(60);
   if (write(3, "r", 1) != 1) _exit(9);
 }
@@ -33,8 +33,8 @@ void ignore_polite_signals() {
     signal(number, SIG_IGN);
 }
 
-/// Ignores TERM itself, and has a child, a child in its own session, a daemon (double fork), and a stopped
-/// child: 5 processes.
+/// Ignores TERM, and has a child, a child in its own session, a daemon (double fork), and a stopped child: 5
+/// processes.
 [[noreturn]] void family() {
   ignore_polite_signals();
   if (fork() == 0) rest();
@@ -56,12 +56,12 @@ void ignore_polite_signals() {
     rest();
   }
   waitpid(stopped, nullptr, WUNTRACED);
-  ready();  // for the stopped one
+  ready();  // on behalf of the stopped child
   rest();
 }
 
-/// Ignores TERM, and has a daemon as daemons are made: two forks, a session of its own, no standard streams,
-/// and a new program with an empty environment. 2 processes.
+/// Ignores TERM, and has a typical daemon: two forks, its own session, no standard streams, and a new program
+/// with an empty environment. 2 processes.
 [[noreturn]] void daemon_maker(const char* self) {
   ignore_polite_signals();
   const pid_t middle = fork();
@@ -80,8 +80,8 @@ void ignore_polite_signals() {
   rest();
 }
 
-/// A child that has become another user (as below sudo), one that is a zombie, and itself, ignoring TERM: 2
-/// living processes. Needs root.
+/// Ignores TERM, and has a child that has become another user (as below sudo), and a zombie: 2 live
+/// processes. Needs root.
 [[noreturn]] void changed_user() {
   ignore_polite_signals();
   if (fork() == 0) {
@@ -95,8 +95,8 @@ void ignore_polite_signals() {
   rest();
 }
 
-/// Every process forks as long as the total is below `limit`, each child in a session of its own: a moving
-/// target.
+/// Every process forks as long as the total is below `limit`, each child in its own session, so that the set
+/// of processes keeps changing.
 [[noreturn]] void storm(int limit) {
   auto* count = static_cast<std::atomic<int>*>(
       mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
@@ -113,7 +113,7 @@ void ignore_polite_signals() {
     pause();
 }
 
-/// Never the same process for longer than a moment: forks and ends, for at most 20 s.
+/// Forks and ends all the time, so that no process lives long, for at most 20 s.
 [[noreturn]] void hop() {
   ready();
   const time_t end = time(nullptr) + 20;
@@ -123,8 +123,8 @@ void ignore_polite_signals() {
   _exit(0);
 }
 
-/// Leaves a process in its session, one in another, with "stuck" one whose environment nobody can read, too;
-/// and ends.
+/// Leaves a process in its session and one in another session, and exits. `stuck` also leaves one whose
+/// environment nobody can read.
 [[noreturn]] void leave(bool stuck) {
   if (fork() == 0) rest();
   if (fork() == 0) {

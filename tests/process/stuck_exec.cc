@@ -27,7 +27,7 @@ void answer(int fuse, std::uint64_t unique, const void* body, std::size_t size) 
   if (write(fuse, bytes, head.len) < 0) _exit(9);
 }
 
-/// Serves one file, and keeps who closes it waiting.
+/// Serves one file, and blocks each process that closes it.
 [[noreturn]] void serve(int fuse) {
   static char request[1 << 16];
   for (;;) {
@@ -77,7 +77,7 @@ void exec_stuck(const char* program, const char* mode) {
   const int fuse = open("/dev/fuse", O_RDWR | O_CLOEXEC);
   char options[128];
   snprintf(options, sizeof options, "fd=%d,rootmode=100644,user_id=%u,group_id=%u", fuse, getuid(), getgid());
-  // Over any file, where only we see it.
+  // Mount over any file, in a mount namespace that only this process sees.
   if (fuse < 0 || unshare(CLONE_NEWNS) != 0 || mount("", "/", "", MS_REC | MS_PRIVATE, nullptr) != 0 ||
       mount("stuck", "/proc/version", "fuse", MS_NOSUID | MS_NODEV, options) != 0)
     skip();

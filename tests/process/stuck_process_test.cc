@@ -1,4 +1,4 @@
-// A process of the machine whose /proc/PID/environ holds its reader for ever.
+// A process of the machine whose /proc/PID/environ blocks its reader forever.
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
@@ -12,7 +12,7 @@ namespace {
 using namespace process_test;
 using Clock = std::chrono::steady_clock;
 
-/// Longer than the search's patience with one process, shorter than the stuck one stands still.
+/// Longer than the search's limit for one process, shorter than the process stays stuck.
 constexpr std::chrono::seconds kLimit{4};
 
 struct Process {
@@ -34,11 +34,11 @@ Process start(const std::string& mode, const std::vector<std::string>& env = {})
   return started;
 }
 
-/// The stuck process and the server that holds it.
+/// The stuck process and its file-system server.
 class Stuck {
  public:
   Stuck() : stuck_(start("stuck")) { said_ = read_bytes(stuck_.liveness.read_end.get(), 1); }
-  /// The end of the server lets the exec go on.
+  /// The end of the server lets the exec continue.
   ~Stuck() {
     for (const ProcessInfo& info : list_processes())
       if (info.comm == "stuck_server" && info.parent == pid()) kill(info.pid, SIGKILL);
@@ -62,7 +62,7 @@ TEST_CASE("a process that holds readers of its environment delays no kill of the
   REQUIRE(read_bytes(stranger.liveness.read_end.get(), 1) == "r");
   const auto began = Clock::now();
   const pid_t other = fork();
-  if (other == 0) {  // the stranger stands in its tree no more than the stuck one does
+  if (other == 0) {  // neither the marked worker nor the stuck process is in this child's tree
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     Process ours = start("family");
     if (read_bytes(ours.liveness.read_end.get(), 5).size() != 5) _exit(2);

@@ -51,7 +51,7 @@ TEST_CASE(
     const auto process = read_stat(events.pids.at(1));
     if (!process || process->end_signal == SIGTERM) break;
   }
-  REQUIRE(::kill(events.pids.at(2), SIGSTOP) == 0);  // which is no end
+  REQUIRE(::kill(events.pids.at(2), SIGSTOP) == 0);  // which does not end it
   for (const auto until = std::chrono::steady_clock::now() + 20s; std::chrono::steady_clock::now() < until;) {
     if (read_stat(events.pids.at(2))->state == 'T') break;
   }

@@ -1,4 +1,4 @@
-// What the dead ranks of a node left, beside ranks that live: real workers with orphans.
+// The processes that dead ranks of a node left, beside live ranks: real workers with orphans.
 #include "launcher/agent/worker_group.h"
 
 #include <sys/prctl.h>
@@ -37,7 +37,7 @@ class RecordedEvents final : public WorkerEvents {
   std::string buffer_;
 };
 
-/// Three ranks of a job: 0 and 1 leave orphans and end, 2 lives and has one, too.
+/// Three ranks of a job: 0 and 1 leave orphans and end, 2 lives and has an orphan as well.
 class Ranks {
  public:
   explicit Ranks(const std::string& first) {
@@ -69,7 +69,7 @@ class Ranks {
       loop.run_one_for(10ms);
     REQUIRE(happened());
   }
-  /// Children of ours that are no leaders: what ranks left.
+  /// Returns the children of this process that are no leaders: the processes that ranks left.
   std::vector<pid_t> orphans() const {
     std::vector<pid_t> found;
     const std::vector<pid_t> leaders = group.pids();
@@ -86,7 +86,7 @@ class Ranks {
   WorkerGroup group{loop.get_executor(), events, TreeScope{job, {}}};
 };
 
-/// The longest time for which the loop did nothing else.
+/// Measures the longest time for which the loop ran nothing else.
 Awaitable<> tick(bool* over, Clock::duration* longest) {
   asio::steady_timer pause(co_await asio::this_coro::executor);
   while (!*over) {
@@ -97,7 +97,7 @@ Awaitable<> tick(bool* over, Clock::duration* longest) {
   }
 }
 
-/// For how long the loop stood still while the leftovers of ranks 0 and 1 were killed.
+/// Returns how long the loop was blocked while the leftovers of ranks 0 and 1 were killed.
 Clock::duration kill_leftovers(Ranks& ranks) {
   bool over = false;
   bool ticked = false;
@@ -127,9 +127,9 @@ TEST_CASE("an orphan whose environment cannot be read does not hold the loop", "
   ranks.run_until([&] { return ranks.events.said[0].size() == 3 && ranks.events.said[1].size() == 2; });
   if (ranks.events.said[0] != "rrr") SKIP_TEST("needs /dev/fuse and the right to mount");
   ranks.run_until([&] { return ranks.group.ended_ranks().size() == 2 && ranks.orphans().size() == 6; });
-  CHECK(kill_leftovers(ranks) < 1s);  // it may look for 3 s
+  CHECK(kill_leftovers(ranks) < 1s);  // the search may take 3 s
   ranks.run_until(
-      [&] { return ranks.orphans().size() == 2; });  // the stuck one, and that of the rank that runs
+      [&] { return ranks.orphans().size() == 2; });  // the stuck one, and the running rank's orphan
 }
 
 }  // namespace ddp::launcher
