@@ -7,7 +7,7 @@ function(ddp_module name)
   target_link_libraries(${name} PUBLIC ${arg_LINK} PRIVATE ${arg_LINK_PRIVATE} ddp_warnings ddp_sanitizers)
 endfunction()
 
-# The arrows of the modules (docs/architecture.md): an include against them fails the build.
+# The arrows of the modules (docs/developers/architecture.md): an include against them fails the build.
 find_package(Python3 COMPONENTS Interpreter REQUIRED)
 add_custom_target(check_arrows ALL
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/cmake/check_arrows.py ${PROJECT_SOURCE_DIR}

@@ -1,7 +1,7 @@
 # The GPU code: built where a CUDA compiler is found (DDP_CUDA=OFF: nowhere). Afterwards DDP_HAVE_CUDA says whether, and the
 # target ddp_cudart has what a file needs that calls the CUDA run time: linked statically, so that the programs start on hosts
 # without CUDA or a driver. Fuzzers go without; sanitizers too unless DDP_SANITIZE_GPU is ON, as the preset asan-ubsan has it: then
-# what the host does for a GPU is checked, over the CUDA and NCCL that are played (docs/testing.md). The bodies of the kernels are
+# what the host does for a GPU is checked, over the CUDA and NCCL that are played (docs/developers/testing.md). The bodies of the kernels are
 # checked in every build.
 set(DDP_HAVE_CUDA OFF)
 if(DDP_CUDA AND NOT DDP_FUZZ AND (NOT DDP_SANITIZE OR DDP_SANITIZE_GPU))

@@ -3,7 +3,7 @@
 
 usage: check_arrows.py SOURCE_ROOT      prints FILE:LINE: REASON for each violation; exit code 1 when there is one
 
-A room is a folder (docs/architecture.md, "Rooms"). A new file needs no line here; a new room needs one.
+A room is a folder (docs/developers/architecture.md, "Rooms"). A new file needs no line here; a new room needs one.
 """
 import pathlib
 import re

@@ -11,8 +11,8 @@
 
 namespace ddp {
 
-/// Runs a validated job in the foreground: shells, master, exit code (docs/exit_codes.md). `token` is from
-/// DDPLAUNCH_TOKEN, for daemons. `join_listener` is where nodes join in per-node mode; else null.
+/// Runs a validated job in the foreground: shells, master, exit code (docs/users/exit_codes.md). `token` is
+/// from DDPLAUNCH_TOKEN, for daemons. `join_listener` is where nodes join in per-node mode; else null.
 int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinListener* join_listener = nullptr);
 
 /// Per-node mode: this process is node 0 and the job's master, or joins node 0 as another node. Returns the
@@ -20,7 +20,7 @@ int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinListener*
 int run_per_node(const launcher::JobSpec& spec, GivenToken given);
 
 /// `ddplaunch check` and `ddplaunch hosts`: queries all hosts, prints their answers to stdout, and returns
-/// the exit code (docs/check.md). It starts no worker and leaves no file.
+/// the exit code (docs/users/check.md). It starts no worker and leaves no file.
 int check(const RunJob& job, const GivenToken& token);
 
 /// `ddplaunch check --deep` and `--collectives`: runs the bundled trainer on the hosts and adds its

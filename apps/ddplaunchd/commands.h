@@ -27,9 +27,9 @@ int verify_file(const char* sum, const char* path);
 /// Marks this pushed agent as in use, for the cleanup of the caches (remote/bootstrap/push_script.cc).
 void mark_as_used(const char* directory);
 
-/// Runs the agent of one job over this process's stdin and stdout (docs/protocol.md, Bootstrap). Returns the
-/// exit code. It runs in the process that the keeper forked, where no thread exists yet and threads may
-/// start.
+/// Runs the agent of one job over this process's stdin and stdout (docs/developers/protocol.md, Bootstrap).
+/// Returns the exit code. It runs in the process that the keeper forked, where no thread exists yet and
+/// threads may start.
 int run_stdio_agent(launcher::KeeperLink& keeper);
 
 }  // namespace ddp

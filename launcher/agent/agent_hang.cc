@@ -1,4 +1,4 @@
-// The part of the Agent that handles hangs (docs/hang.md).
+// The part of the Agent that handles hangs (docs/users/hang.md).
 #include <unistd.h>
 
 #include <utility>

@@ -1,4 +1,4 @@
-// The part of the Agent that handles workers which survive attempts (docs/worker_protocol.md).
+// The part of the Agent that handles workers which survive attempts (docs/developers/worker_protocol.md).
 #include <unistd.h>
 
 #include <algorithm>

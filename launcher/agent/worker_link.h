@@ -28,10 +28,10 @@ class WorkerLinkEvents {
   virtual void worker_misbehaved(std::uint32_t local_rank, std::string words) = 0;
 };
 
-/// The agent's end of the worker protocol (docs/worker_protocol.md): a private directory (0700) with one
-/// socket for each worker process. Only processes of our own uid may connect. A worker that never connects is
-/// no error. No call waits: deadlines are the owner's task. Loop thread. An event may call any function
-/// except the destructor.
+/// The agent's end of the worker protocol (docs/developers/worker_protocol.md): a private directory (0700)
+/// with one socket for each worker process. Only processes of our own uid may connect. A worker that never
+/// connects is no error. No call waits: deadlines are the owner's task. Loop thread. An event may call any
+/// function except the destructor.
 ///
 /// Messages of a process count from its hello to its end. Messages about another attempt, or out of turn,
 /// have no effect.

@@ -22,8 +22,8 @@ struct GpuFacts {
   std::string trouble;
 };
 
-/// Parses the output of ddplaunch-nvml (docs/check.md): words between tabs, the first of which is the line's
-/// kind. Unknown lines are skipped, since a newer program may print more.
+/// Parses the output of ddplaunch-nvml (docs/users/check.md): words between tabs, the first of which is the
+/// line's kind. Unknown lines are skipped, since a newer program may print more.
 GpuFacts read_nvml_lines(std::string_view text);
 
 /// Parses the output of nvidia-smi, both with --format=csv,noheader,nounits. `gpus`:

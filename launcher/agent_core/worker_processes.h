@@ -24,8 +24,8 @@ struct WorkerProcess {
   std::optional<std::string> killed;  ///< why a revoke killed it; empty text: it could not rejoin
 };
 
-/// The agent's record of its workers' processes by local rank (sans-IO; docs/worker_protocol.md): which are
-/// alive, take part or have left the attempt, and which of that the master knows.
+/// The agent's record of its workers' processes by local rank (sans-IO; docs/developers/worker_protocol.md):
+/// which are alive, take part or have left the attempt, and which of that the master knows.
 class WorkerProcesses {
  public:
   using Map = std::map<std::uint32_t, WorkerProcess>;

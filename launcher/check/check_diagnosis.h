@@ -26,8 +26,8 @@ struct CheckDiagnostic {
 /// diagnostic.
 std::vector<CheckDiagnostic> diagnose_nodes(const JobSpec& spec, const CheckResult& result);
 
-/// The exit code (docs/check.md): 0; 128+n if the user's signal n ended the check; the code with which a job
-/// would end if a host could not even be asked; else 115.
+/// The exit code (docs/users/check.md): 0; 128+n if the user's signal n ended the check; the code with which
+/// a job would end if a host could not even be asked; else 115.
 int check_exit_code(const CheckResult& result, const std::vector<CheckDiagnostic>& diagnostics);
 
 /// Bytes for people: "12.1 GiB", "512 KiB".

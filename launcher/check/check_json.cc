@@ -1,4 +1,4 @@
-// The JSON of `ddplaunch check` and `ddplaunch hosts`; docs/check.md describes its shape.
+// The JSON of `ddplaunch check` and `ddplaunch hosts`; docs/users/check.md describes its shape.
 #include <chrono>
 #include <utility>
 
@@ -12,7 +12,7 @@
 namespace ddp::launcher {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;  // keeps keys in the order of docs/check.md
+using OrderedJson = nlohmann::ordered_json;  // keeps keys in the order of docs/users/check.md
 
 constexpr int kFormat = 1;
 

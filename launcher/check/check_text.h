@@ -13,7 +13,7 @@ namespace ddp::launcher {
 /// `colours`: for a terminal.
 std::string check_text(const JobSpec& spec, const CheckResult& result,
                        const std::vector<CheckDiagnostic>& diagnostics, bool colours);
-/// The same for programs: one JSON document, described in docs/check.md.
+/// The same for programs: one JSON document, described in docs/users/check.md.
 std::string check_json(const JobSpec& spec, const CheckResult& result,
                        const std::vector<CheckDiagnostic>& diagnostics);
 

@@ -19,9 +19,9 @@ struct ProcessTime {
   bool traced = false;              ///< a debugger has stopped it at the moment
 };
 
-/// Decides on a node whether its workers are active (sans-IO; docs/hang.md). Activity is any of: bytes that a
-/// worker wrote, CPU time beyond that of an idle process, a debugger at work in a worker, output that the
-/// agent holds back. Activity is observed only when sampling.
+/// Decides on a node whether its workers are active (sans-IO; docs/users/hang.md). Activity is any of: bytes
+/// that a worker wrote, CPU time beyond that of an idle process, a debugger at work in a worker, output that
+/// the agent holds back. Activity is observed only when sampling.
 ///
 /// The driver's duties, every period():
 ///   1. Call `begin_sample`.

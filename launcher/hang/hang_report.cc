@@ -65,7 +65,7 @@ std::string HangReport::hint() const {
          (store_clients_.size() == 1 ? " is" : " are") +
          " still connecting to a store. If it is one on another port than MASTER_PORT, nobody serves it "
          "while "
-         "TORCHELASTIC_USE_AGENT_STORE is True: try --store worker (docs/store.md)";
+         "TORCHELASTIC_USE_AGENT_STORE is True: try --store worker (docs/users/store.md)";
 }
 
 std::vector<std::string> HangReport::lines() const {

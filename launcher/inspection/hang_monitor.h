@@ -34,8 +34,8 @@ class HangMonitor {
   void start(const std::vector<std::string>& env);
   void worker_started(std::uint32_t rank, pid_t pid) { leaders_[rank] = pid; }
   void worker_ended(std::uint32_t rank);
-  /// Records that the rank reports its steps (docs/worker_protocol.md). If all ranks of the node do, CPU time
-  /// does not count as activity, because ranks that wait for each other may spin.
+  /// Records that the rank reports its steps (docs/developers/worker_protocol.md). If all ranks of the node
+  /// do, CPU time does not count as activity, because ranks that wait for each other may spin.
   void worker_stepped(std::uint32_t rank, std::uint64_t step, const std::string& phase);
   void worker_wrote();
   /// The rank's steps are unknown from here on: it is sampled like any other process.

@@ -10,7 +10,7 @@
 namespace ddp::launcher {
 namespace {
 
-// Variables that never leave their machine, or never reach a worker at all. docs/environment.md has the
+// Variables that never leave their machine, or never reach a worker at all. docs/users/environment.md has the
 // reason for each class; a test compares this table with that document. If globs overlap, the first row wins.
 constexpr std::array kDenied{
     DenyRow{EnvClass::kOurs, "DDPLAUNCH_*"},

@@ -39,13 +39,13 @@ struct ProcsPerNode {
 enum class StoreMode : std::uint8_t {
   kAgent = 1,
   kWorker = 2
-};  ///< server of MASTER_PORT (docs/environment.md)
-/// --fence: lost nodes whose lease an attempt with survivors waits for (docs/elastic.md).
+};  ///< server of MASTER_PORT (docs/users/environment.md)
+/// --fence: lost nodes whose lease an attempt with survivors waits for (docs/users/elastic.md).
 enum class FenceMode : std::uint8_t { kRank0, kAll, kOff };
 enum class LauncherKind : std::uint8_t { kSsh, kLocal, kSlurm, kDaemon, kJoin };
 
 /// Per-node mode: a person or a scheduler starts one ddplaunch on each node, and all nodes connect to node
-/// 0's. These are the options of this one (docs/per_node.md).
+/// 0's. These are the options of this one (docs/users/per_node.md).
 struct PerNode {
   static constexpr std::uint16_t kPort = 29500;  ///< as torchrun
 

@@ -27,7 +27,7 @@ struct StreamChoice {
 enum class Bars : std::uint8_t { kRank0, kNode, kAll, kOff };      ///< --bars
 enum class ConsolePolicy : std::uint8_t { kAuto, kBlock, kDrop };  ///< --console
 
-/// The user's options for the workers' output (docs/output.md).
+/// The user's options for the workers' output (docs/users/output.md).
 struct OutputOptions {
   std::string label = "[{host}:{rank}] ";
   bool label_on = true;

@@ -25,7 +25,7 @@ struct WorkerFacts {
   std::string job_id;
   int restart_count = 0;
   int max_restarts = 0;
-  std::string control = {};      ///< DDPLAUNCH_CONTROL (docs/worker_protocol.md); empty: not set
+  std::string control = {};      ///< DDPLAUNCH_CONTROL (docs/developers/worker_protocol.md); empty: not set
   std::string collectives = {};  ///< DDPLAUNCH_COLLECTIVES (FlightRecorderBoard::path); empty: not set
   std::string error_file;        ///< file for PyTorch's `@record`; empty: not set
 
@@ -35,7 +35,7 @@ struct WorkerFacts {
 };
 
 struct WorkerEnv {
-  EnvVars vars;                    ///< to overlay the node's environment; table in docs/environment.md
+  EnvVars vars;                    ///< to overlay the node's environment; table in docs/users/environment.md
   std::optional<int> omp_threads;  ///< set if ddplaunch chose OMP_NUM_THREADS; the caller reports it once
 };
 

@@ -15,7 +15,7 @@
 namespace ddp::launcher {
 
 /// Exit code of a keeper whose agent was killed, or whose lease ran out: "a node was lost"
-/// (docs/exit_codes.md).
+/// (docs/users/exit_codes.md).
 inline constexpr int kExitAgentLost = 113;
 /// Exit code of ddplaunchd's keeper when a process of its tree survived its SIGKILL. It is outside of the
 /// codes that prove to the master that no worker of the node is alive (0, 110 to 119).

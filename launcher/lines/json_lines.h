@@ -15,7 +15,7 @@ namespace ddp::launcher {
 /// 0xHH becomes \udcHH, so that json.loads(...)["line"].encode("utf-8", "surrogateescape") returns the bytes.
 void append_json_string(std::string_view bytes, std::string& out);
 
-/// Implements --jsonl: the lines of all ranks as JSON, one object per line (docs/output.md):
+/// Implements --jsonl: the lines of all ranks as JSON, one object per line (docs/users/output.md):
 ///   {"time":"2026-11-21T07:18:13.250Z","host":"gpu02","rank":13,"local_rank":5,"stream":"stderr","line":"…"}
 /// A line is what a terminal would show: the last state of a progress bar, without a label. Any thread, one
 /// at a time.

@@ -13,8 +13,8 @@
 
 namespace ddp::launcher {
 
-/// Converts the bytes of one stream of one rank for the terminal (docs/output.md). It yields finished lines
-/// (label + line + '\n'), in order and without loss, and the rows that a bar rewrites. The lines do not
+/// Converts the bytes of one stream of one rank for the terminal (docs/users/output.md). It yields finished
+/// lines (label + line + '\n'), in order and without loss, and the rows that a bar rewrites. The lines do not
 /// depend on how the bytes were split into chunks. All bytes pass, including NUL, except:
 ///   CR LF ends a line as LF does. CR, BS, cursor up and down, and erasing change the open rows as on a
 ///   terminal (OpenRows). Colors pass; other escape sequences are removed. A log line written right behind a

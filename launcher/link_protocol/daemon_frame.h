@@ -10,8 +10,8 @@ namespace ddp::launcher {
 
 inline constexpr std::uint16_t kDaemonPort = 29499;  ///< the daemon's default port
 
-/// The frames on the TLS link between a master and a node's daemon (docs/protocol.md, Daemon): the three
-/// streams of an agent and its end, as SSH carries them. Sans-IO. A frame is its kind, a zero byte, the
+/// The frames on the TLS link between a master and a node's daemon (docs/developers/protocol.md, Daemon): the
+/// three streams of an agent and its end, as SSH carries them. Sans-IO. A frame is its kind, a zero byte, the
 /// payload's size (16 bits, little-endian) and the payload. Numbers are never reused.
 enum class DaemonFrame : std::uint8_t {
   kInput = 1,       ///< from the master: bytes for the agent's stdin

@@ -11,8 +11,8 @@
 namespace ddp::launcher {
 
 /// The first lines on an authenticated link of per-node mode, before the agent's hello line
-/// (docs/protocol.md). The node describes itself; the master assigns a slot or says why not. Text lines;
-/// sans-IO.
+/// (docs/developers/protocol.md). The node describes itself; the master assigns a slot or says why not. Text
+/// lines; sans-IO.
 inline constexpr std::size_t kMaxJoinLine = 1024;
 
 struct JoinRequest {

@@ -229,8 +229,9 @@ Error cancelled(const std::string& host) {
 Error daemon_error(const std::string& host, std::uint16_t port, Error error) {
   const std::string at_port = std::to_string(port);
   if (error.sys == ECONNREFUSED) {
-    error.text = host + ": nobody listens at port " + at_port +
-                 "; is ddplaunchd --listen running there? systemctl --user start ddplaunchd (docs/daemon.md)";
+    error.text =
+        host + ": nobody listens at port " + at_port +
+        "; is ddplaunchd --listen running there? systemctl --user start ddplaunchd (docs/users/daemon.md)";
     return error;
   }
   if (error.sys == ETIMEDOUT) {

@@ -24,9 +24,9 @@ Result<std::unique_ptr<remote::Channel>> make_daemon_channel(const asio::any_io_
                                                              std::string host, std::string where,
                                                              std::string address);
 
-/// Reaches nodes that run `ddplaunchd --listen` (docs/daemon.md), over TLS with the token that all share. The
-/// daemon starts the ddplaunchd beside it, regardless of the command line; a wrapper is refused. A host's
-/// port is the daemon's. SSH's user, identity and jump host are not used.
+/// Reaches nodes that run `ddplaunchd --listen` (docs/users/daemon.md), over TLS with the token that all
+/// share. The daemon starts the ddplaunchd beside it, regardless of the command line; a wrapper is refused. A
+/// host's port is the daemon's. SSH's user, identity and jump host are not used.
 class DaemonShell final : public remote::RemoteShell {
  public:
   struct Options {

@@ -42,8 +42,8 @@ class Master {
   Master(const Master&) = delete;
   Master& operator=(const Master&) = delete;
 
-  /// Runs the job to its end and returns the exit code (docs/exit_codes.md). All output has been shown by
-  /// then.
+  /// Runs the job to its end and returns the exit code (docs/users/exit_codes.md). All output has been shown
+  /// by then.
   int run();
 
   /// Shows a line for the user from the code that reaches the nodes. Never waits. Call it on the loop thread

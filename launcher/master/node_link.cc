@@ -13,7 +13,7 @@ namespace {
 using std::chrono::nanoseconds;
 
 /// True for the agent's exit codes. Its keeper passes them on only when no process of the node is left
-/// (docs/exit_codes.md).
+/// (docs/users/exit_codes.md).
 bool is_own_code(int status) {
   return status >= 110 && status <= 119;
 }

@@ -16,8 +16,9 @@ namespace ddp::launcher {
 /// The user's stdout and stderr. Threads write them, so that a slow terminal or a full pipe never stops the
 /// loop. If both are one terminal or file, they keep their common order; otherwise neither waits for the
 /// other. The descriptors keep their mode (blocking: they may be shared). After a failed write a stream
-/// discards what follows. The policy decides what a slow output does (docs/output.md): it becomes full, or it
-/// skips lines and reports their number. Calls come from the loop thread; `drained` is posted to the loop.
+/// discards what follows. The policy decides what a slow output does (docs/users/output.md): it becomes full,
+/// or it skips lines and reports their number. Calls come from the loop thread; `drained` is posted to the
+/// loop.
 class Console {
  public:
   /// `drained` is called when a full output has room again.

@@ -12,7 +12,7 @@
 namespace ddp::launcher {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;  // keys have the order of docs/report.md
+using OrderedJson = nlohmann::ordered_json;  // keys have the order of docs/users/report.md
 using std::chrono::duration_cast;
 using std::chrono::microseconds;
 

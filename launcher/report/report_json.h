@@ -22,8 +22,8 @@ struct JobFacts {
   std::chrono::system_clock::time_point ended_at;  ///< `ended` by the wall clock
 };
 
-/// Returns the report for --report (docs/report.md): JSON, UTF-8, ends with a newline. Every key is always
-/// present; unknown values are null. Invalid UTF-8 bytes become U+FFFD.
+/// Returns the report for --report (docs/users/report.md): JSON, UTF-8, ends with a newline. Every key is
+/// always present; unknown values are null. Invalid UTF-8 bytes become U+FFFD.
 std::string report_json(const JobEnd& end, const ExitReport& exit, const JobFacts& facts);
 
 /// Returns the time as "2026-11-21T07:40:27.123Z", RFC 3339.

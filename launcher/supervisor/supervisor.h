@@ -29,7 +29,7 @@ namespace ddp::launcher {
 /// Decides the life of one job on the master (sans-IO), from the first hello to the last goodbye. It takes an
 /// event and the time, and returns actions. The Membership that it owns decides which nodes are in the job,
 /// when an attempt begins, and what follows its end. The Supervisor decides what happens within an attempt.
-/// docs/states.md lists the states.
+/// docs/developers/states.md lists the states.
 ///
 /// The driver's duties:
 ///   1. Call `start` once, then `step` for every event in the order in which they happened. The first

@@ -1,4 +1,4 @@
-// The part of the Supervisor that deals with hangs (docs/hang.md).
+// The part of the Supervisor that deals with hangs (docs/users/hang.md).
 #include <algorithm>
 #include <utility>
 

@@ -1,4 +1,4 @@
-// The part of the Supervisor that lets workers survive a failed attempt (docs/worker_protocol.md).
+// The part of the Supervisor that lets workers survive a failed attempt (docs/developers/worker_protocol.md).
 #include <algorithm>
 #include <utility>
 

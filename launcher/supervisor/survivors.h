@@ -14,9 +14,9 @@
 
 namespace ddp::launcher {
 
-/// The master's knowledge of workers that survive an attempt (sans-IO; docs/worker_protocol.md): whether the
-/// workers of this job can, whether all take part in the attempt yet, and which peers they report as
-/// unreachable. Nodes are given as participants of the attempt.
+/// The master's knowledge of workers that survive an attempt (sans-IO; docs/developers/worker_protocol.md):
+/// whether the workers of this job can, whether all take part in the attempt yet, and which peers they report
+/// as unreachable. Nodes are given as participants of the attempt.
 class Survivors {
  public:
   using Time = std::chrono::nanoseconds;  ///< the master's CLOCK_MONOTONIC

@@ -11,11 +11,11 @@
 
 namespace ddp::remote {
 
-/// The agent's first line on stdout is "ddplaunchd-hello <protocol> <version>\n" (docs/protocol.md). The
-/// framed protocol follows its newline. Text before this line comes from the host's login shell or its
-/// start-up files.
+/// The agent's first line on stdout is "ddplaunchd-hello <protocol> <version>\n"
+/// (docs/developers/protocol.md). The framed protocol follows its newline. Text before this line comes from
+/// the host's login shell or its start-up files.
 inline constexpr std::string_view kHelloPrefix = "ddplaunchd-hello ";
-/// The lines of a host that needs the agent (docs/protocol.md): "ddplaunchd-need MACHINE CODE …",
+/// The lines of a host that needs the agent (docs/developers/protocol.md): "ddplaunchd-need MACHINE CODE …",
 /// "ddplaunchd-send INDEX", "ddplaunchd-fail REASON". A host that starts an agent prints "ddplaunchd-runs
 /// PATH".
 inline constexpr std::string_view kNeedPrefix = "ddplaunchd-need ";

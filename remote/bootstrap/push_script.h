@@ -26,8 +26,8 @@ struct PushedFile {
 
 /// Returns the command that starts an agent on a host that may have none. It runs the installed agent if that
 /// is of this build, else the agent in the user's cache. Else it prints "ddplaunchd-need" and runs the script
-/// that it then receives (docs/protocol.md, Bootstrap). It is one short program for `sh -c` under any login
-/// shell. An agent that is found at once needs no second round trip.
+/// that it then receives (docs/developers/protocol.md, Bootstrap). It is one short program for `sh -c` under
+/// any login shell. An agent that is found at once needs no second round trip.
 ///
 /// The command prints "ddplaunchd-runs PATH" when it becomes an agent. It tries no existing agent if `anew`
 /// is set, because one that it found before sent no hello.
@@ -39,9 +39,9 @@ std::vector<std::string> first_lookup(const AgentWanted& wanted, bool anew = fal
 std::vector<std::string> given_lookup(const std::vector<std::string>& argv);
 
 /// Returns the answer to "ddplaunchd-need": a line with the script's length, then the script. The script
-/// looks for a place (docs/nodes.md), requests the files one by one, checks them, and becomes the agent.
-/// `files` must end with "ddplaunchd": its presence shows that the set is complete. `key` names the set.
-/// `anew` replaces what exists.
+/// looks for a place (docs/users/nodes.md), requests the files one by one, checks them, and becomes the
+/// agent. `files` must end with "ddplaunchd": its presence shows that the set is complete. `key` names the
+/// set. `anew` replaces what exists.
 std::string push_script(const AgentWanted& wanted, std::string_view key, const std::vector<PushedFile>& files,
                         bool anew = false);
 

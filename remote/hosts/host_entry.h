@@ -24,8 +24,8 @@ struct HostEntry {
                          ///< the value
 };
 
-/// Reads `[user@]name[:slots] key=value … # comment`, the grammar of docs/hostfile.md. It continues after an
-/// error, so that all errors of an entry are found.
+/// Reads `[user@]name[:slots] key=value … # comment`, the grammar of docs/users/hostfile.md. It continues
+/// after an error, so that all errors of an entry are found.
 HostEntry parse_entry(std::string_view text);
 
 /// Returns the start of the line's comment (a '#' outside of quotes), or the line's size.

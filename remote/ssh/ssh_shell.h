@@ -35,8 +35,8 @@ struct SshShellOptions {
 
 /// Runs commands through libssh: many non-blocking sessions on a few I/O threads, about 2 ms of CPU per host.
 /// The user's configuration, keys, ssh-agent and known_hosts apply as for the ssh program. Hosts with a
-/// configuration that libssh cannot serve go through the ssh program (docs/ssh.md). Loop thread only. It is
-/// destroyed before the loop; its channels may outlive it.
+/// configuration that libssh cannot serve go through the ssh program (docs/users/ssh.md). Loop thread only.
+/// It is destroyed before the loop; its channels may outlive it.
 class SshShell final : public RemoteShell {
  public:
   SshShell(asio::any_io_executor loop, SshShellOptions options);

@@ -20,8 +20,8 @@ struct PushSet {
 };
 
 /// The agents that can be pushed: ddplaunchd beside this program for machines of the same kind, and
-/// ../libexec/ddplaunch/ddplaunchd-MACHINE for others (docs/nodes.md). `train` and train-MACHINE are found
-/// alike. The constructor reads only the heads of the files.
+/// ../libexec/ddplaunch/ddplaunchd-MACHINE for others (docs/users/nodes.md). `train` and train-MACHINE are
+/// found alike. The constructor reads only the heads of the files.
 class AgentBundle {
  public:
   struct BundleRequest {

@@ -9,7 +9,7 @@
 #include <vector>
 
 /// The last operations of a rank's communicators, in memory that outlives the rank. The agent reads it when
-/// the rank has ended or makes no progress. The master compares the memory of all ranks (docs/train.md,
+/// the rank has ended or makes no progress. The master compares the memory of all ranks (docs/users/train.md,
 /// "Which rank do the others wait for?").
 namespace ddp::rendezvous {
 

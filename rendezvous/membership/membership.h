@@ -13,9 +13,10 @@
 
 namespace ddp::rendezvous {
 
-/// Decides, on the master, which nodes are in the job (sans-IO; docs/states.md, "Membership"). Decides when
-/// an attempt begins, is stopped, is followed by another, or is the last. The Supervisor drives Membership
-/// and handles everything between Begin and the end of an attempt (store, probes, spawn, hangs, root cause).
+/// Decides, on the master, which nodes are in the job (sans-IO; docs/developers/states.md, "Membership").
+/// Decides when an attempt begins, is stopped, is followed by another, or is the last. The Supervisor drives
+/// Membership and handles everything between Begin and the end of an attempt (store, probes, spawn, hangs,
+/// root cause).
 ///
 /// The driver's duties:
 ///   1. call `step` for every event in order, the first one a Tick; `now` never goes back;

@@ -100,8 +100,9 @@ void Membership::try_begin(Time now) {
   retry_at_.reset();
   if (!nodes_are_ready(now)) return;
   const bool out_of_time = now >= *phase_end_;
-  // Once one rank has left an attempt, its other ranks complete no further step (docs/worker_protocol.md). So
-  // with survivors, wait only for nodes that may still write a checkpoint.
+  // Once one rank has left an attempt, its other ranks complete no further step
+  // (docs/developers/worker_protocol.md). So with survivors, wait only for nodes that may still write a
+  // checkpoint.
   const bool survivors = some_wait();
   const std::string may_run = ", whose workers may still run";
   if (!survivors && wait_for_leases(&Node::busy_until, may_run, now)) return;

@@ -20,7 +20,7 @@ enum class Fence : std::uint8_t {
   kOff,
 };
 
-/// The user's settings; docs/states.md explains each rule.
+/// The user's settings; docs/developers/states.md explains each rule.
 struct MembershipRules {
   using Duration = std::chrono::nanoseconds;
   std::string job;                 ///< id
@@ -35,7 +35,7 @@ struct MembershipRules {
   Duration suspect_after = std::chrono::seconds(3);
   Duration node_timeout = std::chrono::seconds(15);
   /// From the last byte heard from a node until none of its workers can still run, in every case
-  /// (docs/states.md).
+  /// (docs/developers/states.md).
   Duration lease = std::chrono::seconds(25);
   Fence fence = Fence::kRank0;
   Duration stop_time = std::chrono::seconds(25);  ///< from StopAttempt to NodeEnded of every node

@@ -25,8 +25,8 @@ struct World {
   bool operator==(const World&) const = default;
 };
 
-/// Assigns hosts to slots across attempts (sans-IO; docs/states.md has the rules). A value: copy it, fill the
-/// copy, and keep the copy if its world is good enough.
+/// Assigns hosts to slots across attempts (sans-IO; docs/developers/states.md has the rules). A value: copy
+/// it, fill the copy, and keep the copy if its world is good enough.
 class SlotTable {
  public:
   struct Candidate {

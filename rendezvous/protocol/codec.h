@@ -8,8 +8,8 @@
 #include "base/result.h"
 #include "rendezvous/protocol/message.h"
 
-/// Messages ↔ bytes, one codec for both ends (docs/protocol.md). Little-endian, fixed widths; a string or
-/// list is a u32 count and its elements. A frame is: u32 length of the rest, u8 type, fields.
+/// Messages ↔ bytes, one codec for both ends (docs/developers/protocol.md). Little-endian, fixed widths; a
+/// string or list is a u32 count and its elements. A frame is: u32 length of the rest, u8 type, fields.
 namespace ddp::rendezvous {
 
 /// Limits, checked before any allocation. They bound the memory that a peer can make this end use.

@@ -9,9 +9,9 @@
 #include "rendezvous/protocol/node_messages.h"
 #include "rendezvous/protocol/worker_messages.h"
 
-/// The messages of the control protocol between master and agents, as described in docs/protocol.md. Plain
-/// data; each struct lists its fields once (`fields`), and the codec reads and writes by that list. Type
-/// numbers are never reused.
+/// The messages of the control protocol between master and agents, as described in
+/// docs/developers/protocol.md. Plain data; each struct lists its fields once (`fields`), and the codec reads
+/// and writes by that list. Type numbers are never reused.
 namespace ddp::rendezvous {
 
 /// Both ends must have the same version: the launcher starts (or copies) the matching agent.

@@ -121,7 +121,8 @@ struct Inspection {
   bool last = false;
   std::string state;   ///< text that is equal for ranks that do the same: "sleeping in futex"
   std::string text;    ///< stacks and other evidence, many lines
-  bool steps = false;  ///< the rank reports its steps (docs/worker_protocol.md); `step` of them are complete
+  bool steps = false;  ///< the rank reports its steps (docs/developers/worker_protocol.md); `step` of them
+                       ///< are complete
   std::uint64_t step = 0;
   template <class M, class C>
   static void fields(M& m, C& c) {
@@ -129,7 +130,7 @@ struct Inspection {
   }
 };
 
-// ---- workers that survive attempts (docs/worker_protocol.md)
+// ---- workers that survive attempts (docs/developers/worker_protocol.md)
 
 /// All running workers of the node have announced that they can leave the attempt and join another.
 struct WorkersGreeted {

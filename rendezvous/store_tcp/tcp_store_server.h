@@ -48,7 +48,7 @@ struct TcpStoreStats {
   std::size_t bytes = 0;  ///< held by keys, values and queues
 };
 
-/// Serves the TCPStore protocol (docs/store.md) on an executor's thread. All calls must come from that
+/// Serves the TCPStore protocol (docs/users/store.md) on an executor's thread. All calls must come from that
 /// thread, and all callbacks run on it. Each attempt opens its own server on a new port and stops the
 /// previous one, so that no key of an old attempt can be read. It must live until the last worker of the
 /// attempt has ended, since PyTorch's watchdog threads use the store until then. Silent connections are kept.

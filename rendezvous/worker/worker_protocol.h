@@ -12,7 +12,8 @@
 #include "base/result.h"
 
 /// Messages between a worker and the agent of its node over DDPLAUNCH_CONTROL: one JSON object per line, as
-/// described in docs/worker_protocol.md. Plain data and the codec of both ends. Unknown keys are ignored.
+/// described in docs/developers/worker_protocol.md. Plain data and the codec of both ends. Unknown keys are
+/// ignored.
 namespace ddp::rendezvous {
 
 /// Includes the line end. Longer lines are an error at the receiver; the encoder cuts texts to fit.

@@ -20,8 +20,8 @@ struct WorkerMisbehaved {
 using WorkerEvent =
     std::variant<WorkerHello, WorkerStep, WorkerTrouble, WorkerRevoked, WorkerReady, WorkerMisbehaved>;
 
-/// The agent's view of one worker process over one connection (docs/worker_protocol.md). Sans-IO: received
-/// bytes return events, orders produce bytes for take_output(). The owner keeps the deadlines.
+/// The agent's view of one worker process over one connection (docs/developers/worker_protocol.md). Sans-IO:
+/// received bytes return events, orders produce bytes for take_output(). The owner keeps the deadlines.
 ///
 /// Messages count only after the hello. A message for another attempt, or out of turn, returns no event,
 /// except for a WorkerMisbehaved the first time in the session. A message that merely crossed an order

@@ -12,9 +12,9 @@
 
 namespace ddp::rendezvous {
 
-/// A worker's end of DDPLAUNCH_CONTROL (docs/worker_protocol.md): it receives attempts and reports progress.
-/// Its own thread reads and writes the socket, so a revoke is seen while the worker computes or waits. Steps
-/// are sent at most ten times a second, at no cost for the caller of at().
+/// A worker's end of DDPLAUNCH_CONTROL (docs/developers/worker_protocol.md): it receives attempts and reports
+/// progress. Its own thread reads and writes the socket, so a revoke is seen while the worker computes or
+/// waits. Steps are sent at most ten times a second, at no cost for the caller of at().
 ///
 /// The worker repeats this sequence:
 ///   next_attempt() → join the others → ready() → at(…) for each step and phase; when a call of the

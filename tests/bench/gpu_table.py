@@ -1,4 +1,4 @@
-"""The GPU's part of docs/performance.md, from what a machine with a GPU wrote (results.json of `./dev gpu`).
+"""The GPU's part of docs/developers/performance.md, from what a machine with a GPU wrote (results.json of `./dev gpu`).
 
 usage: gpu_table.py RESULTS.JSON|none [DOCUMENT]      (none: nothing was measured yet)
 

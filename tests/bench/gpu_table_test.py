@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The GPU's tables of docs/performance.md: every figure that was measured is in them, and what was not is named.
+"""The GPU's tables of docs/developers/performance.md: every figure that was measured is in them, and what was not is named.
 
 usage: gpu_table_test.py [unittest options]
 """
@@ -35,7 +35,7 @@ class Table(unittest.TestCase):
         self.assertGreater(text.count("not measured: no GPU machine has been at hand"), 30)
 
     def test_the_document_has_what_this_makes(self):
-        document = (SOURCE / "docs/performance.md").read_text(encoding="utf-8")
+        document = (SOURCE / "docs/developers/performance.md").read_text(encoding="utf-8")
         inside = document.partition(gpu_table.BEGIN)[2].partition(gpu_table.END)[0].strip()
         if "Not measured" in inside.splitlines()[0]:
             self.assertEqual(inside, gpu_table.text_of(None).strip())

@@ -143,7 +143,7 @@ class Arrows(unittest.TestCase):
         self.refused("launcher/hang/a.cc", "environ;  // 'a line after a comment'", "a sans-IO core may not use environ")
 
     def test_the_map_marks_the_cores(self):
-        rows = re.findall(r"^\| `([a-z_/]+)`( ●)?", (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), re.M)
+        rows = re.findall(r"^\| `([a-z_/]+)`( ●)?", (ROOT / "docs/developers/architecture.md").read_text(encoding="utf-8"), re.M)
         marked = {room: "core" if mark else "io" for room, mark in rows if room in check_arrows.ROOMS}
         self.assertGreaterEqual(len(marked), 30)
         self.assertEqual(marked, {room: check_arrows.ROOMS[room][0] for room in marked})

@@ -9,12 +9,12 @@ TESTS = ROOT / "tests"
 LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(?:#[^)]*)?\)")
 # A path from the root; a folder may end in a slash.
 PATH = re.compile(r"`([\w.]+/[\w./]*)`")
-# Files that code, help texts and documents name without a link: (docs/hostfile.md).
-MENTION = re.compile(r"\bdocs/[a-z_]+\.md\b")
+# Files that code, help texts and documents name without a link: (docs/users/hostfile.md).
+MENTION = re.compile(r"\bdocs/[a-z_/]+\.md\b")
 
 
 def documents():
-    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/decisions/*.md")])
+    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
 class Docs(unittest.TestCase):
@@ -35,10 +35,11 @@ class Docs(unittest.TestCase):
 
     def test_readme_leads_to_every_document(self):
         linked = set(LINK.findall((ROOT / "README.md").read_text()))
-        self.assertEqual({f"docs/{path.name}" for path in ROOT.glob("docs/*.md")} - linked, set())
+        pages = {path.relative_to(ROOT).as_posix() for folder in ("users", "developers") for path in ROOT.glob(f"docs/{folder}/*.md")}
+        self.assertEqual(pages - linked, set())
 
     def test_answers_of_where_do_i_find_exist(self):
-        table = (ROOT / "docs/architecture.md").read_text().split("## Where do I find…")[1].split("\n## ")[0]
+        table = (ROOT / "docs/developers/architecture.md").read_text().split("## Where do I find…")[1].split("\n## ")[0]
         rows = [PATH.findall(row) for row in table.splitlines() if row.startswith("| ")][1:]
         self.assertGreaterEqual(len(rows), 20)
         self.assertEqual(rows.count([]), 0, "a row without a path")
@@ -60,7 +61,7 @@ class Docs(unittest.TestCase):
         entries = dict(re.findall(r"^ *ddp_(?:cli_)?test\((\w+)([^)]*)\)", lists, re.M))
         sources = {path.name: path.read_text() for path in TESTS.rglob("*_test.*")}
         named = 0
-        for line in (ROOT / "docs/security.md").read_text().splitlines():
+        for line in (ROOT / "docs/users/security.md").read_text().splitlines():
             texts = ""
             for name, case in re.findall(r'`((?:cli|net|unit|test)_\w+|\w+_fuzz)`|"([a-z][^"]+)"(?=[,; )])', line):
                 with self.subTest(name or case):

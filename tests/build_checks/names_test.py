@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that names are the field's terms (docs/architecture.md, "Terms") and that a type's name has one meaning in the whole tree."""
+"""Checks that names are the field's terms (docs/developers/architecture.md, "Terms") and that a type's name has one meaning in the whole tree."""
 import collections
 import pathlib
 import re
@@ -151,7 +151,7 @@ class Names(unittest.TestCase):
     maxDiff = None
 
     def test_no_private_words(self):
-        self.assertEqual(private_words(ROOT), {}, "write the term of docs/architecture.md instead")
+        self.assertEqual(private_words(ROOT), {}, "write the term of docs/developers/architecture.md instead")
 
     def test_types_are_nouns_that_can_be_looked_up(self):
         found = [f"{name} ({file})" for name, places in declarations(ROOT).items() for file, _ in places

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Command lines of other launchers: each line of docs/migrating.md, torchrun's variables, a file of Accelerate."""
+"""Command lines of other launchers: each line of docs/users/migrating.md, torchrun's variables, a file of Accelerate."""
 
 import pathlib
 import re
@@ -27,7 +27,7 @@ class Migrating(LaunchTest):
     def test_every_line_of_the_document_is_understood(self):
         (self.dir / "hosts").write_text("gpu01 slots=8\ngpu02 slots=8\n")
         (self.dir / "cluster.yaml").write_text("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 16\n")
-        text = (SOURCE / "docs/migrating.md").read_text()
+        text = (SOURCE / "docs/users/migrating.md").read_text()
         lines = re.findall(r"^\| \*\*ddplaunch\*\* \| `ddplaunch (.*?)`", text, re.M)
         self.assertGreaterEqual(len(lines), 9)
         for line in lines:

@@ -244,7 +244,7 @@ class Refusals(DaemonTest):
         self.assert_code(done, 111)
         self.assertLess(done.seconds, 15)
         self.assertIn(f"127.0.0.2: nobody listens at port {daemon.port}; is ddplaunchd --listen running there? "
-                      "systemctl --user start ddplaunchd (docs/daemon.md)", done.err)
+                      "systemctl --user start ddplaunchd (docs/users/daemon.md)", done.err)
 
     def test_something_else_listens(self):
         with socket.create_server(("127.0.0.2", 0)) as other:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""ddplaunch.elastic with real PyTorch on Gloo (docs/elastic_python.md): its side of the worker protocol against an agent that
+"""ddplaunch.elastic with real PyTorch on Gloo (docs/users/elastic_python.md): its side of the worker protocol against an agent that
 this test plays, and the document's example under ddplaunch, whose workers are killed.
 
 Runs with the distribution's torch (/usr/bin/python3) and, when DDP_TEST_TORCH_PYTHON names one, with another interpreter's."""
@@ -17,7 +17,7 @@ from tests.support.elastic_worker import LIMIT_S, MODULES, STORE, ElasticTest, i
 from tests.support.launch import SOURCE, LaunchTest, Nodes, live_processes_with, main
 
 PYTHONS = interpreters()
-EXAMPLE = re.search(r"```python\n(.*?)```", (SOURCE / "docs/elastic_python.md").read_text(), re.S).group(1)
+EXAMPLE = re.search(r"```python\n(.*?)```", (SOURCE / "docs/users/elastic_python.md").read_text(), re.S).group(1)
 
 # $WAIT names a rank that in attempt 1 stops for good in front of the named thing.
 SCRIPT = """

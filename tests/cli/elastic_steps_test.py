@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What ddplaunch.elastic hands on after a loss (docs/elastic_python.md): a training with schedulers, a gradient scaler, DataLoader
+"""What ddplaunch.elastic hands on after a loss (docs/users/elastic_python.md): a training with schedulers, a gradient scaler, DataLoader
 workers and gradient accumulation ends bit-equal to an undisturbed one, or its state is refused.
 
 Runs with the distribution's torch (/usr/bin/python3) or, with --other, with the interpreter that DDP_TEST_TORCH_PYTHON names."""
@@ -320,7 +320,7 @@ class ElasticSteps(ElasticTest):
         self.assertIn("world.sync() got no optimizer", self.go_on(survivor, None)[1])
 
     def test_the_documents_step(self):
-        lines = re.findall(r"```python\n(.*?)```", (SOURCE / "docs/elastic_python.md").read_text(), re.S)[1]
+        lines = re.findall(r"```python\n(.*?)```", (SOURCE / "docs/users/elastic_python.md").read_text(), re.S)[1]
         lines = re.sub(r"    \.\.\. .*\n", STEP, lines)
         self.assertIn("part-0", lines)
         head, rest = SCRIPT.split("    world.sync(*registered)\n")

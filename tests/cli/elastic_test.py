@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Nodes that are lost, and nodes that come (docs/elastic.md): spares, fewer nodes, hosts that come back, growth. Nodes are
+"""Nodes that are lost, and nodes that come (docs/users/elastic.md): spares, fewer nodes, hosts that come back, growth. Nodes are
 own sshd's on 127.0.0.x; what a node's loss looks like from the network is partition_test.py's."""
 
 import os

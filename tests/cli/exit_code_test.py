@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""docs/exit_codes.md, row by row: each code comes out of real jobs, of one node and of several."""
+"""docs/users/exit_codes.md, row by row: each code comes out of real jobs, of one node and of several."""
 
 import pathlib
 import signal
@@ -40,7 +40,7 @@ ROWS = {
 def documented_rows():
     """The cells before the meaning of each row of both tables."""
     rows = []
-    for line in (SOURCE / "docs/exit_codes.md").read_text(encoding="utf-8").splitlines():
+    for line in (SOURCE / "docs/users/exit_codes.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| ") and cells[0] != "code" and len(cells) in (2, 3):
             rows.append(tuple(cells[:-1]))

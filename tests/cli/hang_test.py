@@ -208,7 +208,7 @@ class OneMachine(HangTest):
             self.skipTest("both ranks were looked at while they waited for their next try to connect")
         self.assertRegex(done.err, r"    hint: rank(s 0,1 are| [01] is) still connecting to a store\. If it is one on "
                          r"another port than MASTER_PORT, nobody serves it while TORCHELASTIC_USE_AGENT_STORE is True: "
-                         r"try --store worker \(docs/store\.md\)\n")
+                         r"try --store worker \(docs/users/store\.md\)\n")
 
 
 class Alive(HangTest):

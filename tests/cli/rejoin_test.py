@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ranks that live through the loss of others (docs/worker_protocol.md): `train --on-peer-loss rejoin` over SSH nodes."""
+"""Ranks that live through the loss of others (docs/developers/worker_protocol.md): `train --on-peer-loss rejoin` over SSH nodes."""
 
 import os
 import pathlib

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Workers of all kinds beside each other when one of them is lost: those that speak docs/worker_protocol.md well, badly or only in
+"""Workers of all kinds beside each other when one of them is lost: those that speak docs/developers/worker_protocol.md well, badly or only in
 part, and those that never heard of it."""
 
 import os

@@ -84,7 +84,7 @@ class TorchUnderDdplaunch(LaunchTest):
                 self.assertEqual(sorted(done.out.splitlines()), [f"rank {r} of 4 sum 10" for r in range(4)])
 
     def test_second_tcp_group_needs_the_store_of_a_worker(self):
-        # TORCHELASTIC_USE_AGENT_STORE=True makes clients of all ranks, also on a port where nobody serves (docs/store.md).
+        # TORCHELASTIC_USE_AGENT_STORE=True makes clients of all ranks, also on a port where nobody serves (docs/users/store.md).
         cluster = self.cluster()
         script = self.script("second.py", SECOND_GROUP, mode=0o644)
         done = self.run_job(*cluster, "--store", "worker", "--python", PYTHONS[0], script, timeout=180)

@@ -46,7 +46,7 @@ struct Setup {
 /// Returns a small world of random shape with random faults.
 Setup random_setup(std::uint64_t seed);
 
-/// The faults of one host, or of the master (docs/states.md).
+/// The faults of one host, or of the master (docs/developers/states.md).
 enum class Fault : std::uint8_t {
   kCrash,        ///< without notice; the machine is back after the time
   kAgentKilled,  ///< its keeper cleans up and reports it

@@ -1,4 +1,4 @@
-"""The lists of train's --sample-log: which samples counted, and whether each did once (docs/train.md).
+"""The lists of train's --sample-log: which samples counted, and whether each did once (docs/users/train.md).
 
 A rank's lines are in rank-R, those of a later attempt in rank-R.attempt-A: "epoch step: numbers", steps from 1 over the whole
 training. A failure drops what its attempt had begun, so a step counts in the latest attempt that made it.

@@ -16,8 +16,8 @@ struct AccelerateProcesses {
   std::string location;  ///< "FILE:LINE:COLUMN: ", for errors that depend on the hosts
 };
 
-/// The content of a file of `accelerate config`, as ddplaunch's options (docs/migrating.md has the table of
-/// keys).
+/// The content of a file of `accelerate config`, as ddplaunch's options (docs/users/migrating.md has the
+/// table of keys).
 struct AccelerateConfig {
   std::vector<std::string> words;  ///< options that precede those of the command line: "--nnodes=2"
   launcher::EnvVars env;           ///< variables that Accelerate's own launcher would set

@@ -198,7 +198,7 @@ void read_nnodes(const OptionValues& values, bool hosts_known, JobSpec& spec, Di
             "--nnodes " + values.nnodes +
             " needs hosts: --hostfile FILE or --host LIST names them; without, there is " +
             "only this machine; or start one ddplaunch on each node, with --node-rank and --master-addr "
-            "(docs/per_node.md)");
+            "(docs/users/per_node.md)");
       }
       const std::size_t count = spec.hosts.size();
       return diagnostics.fail("--nnodes " + values.nnodes + ": there " + (count == 1 ? "is" : "are") +

@@ -39,7 +39,7 @@ constexpr std::string_view kUsage =
     "Starts WORKER on every node of a cluster, or of this machine when no hosts are given.\n"
     "WORKER is train (the bundled trainer), a .py file (run as python3 -u FILE), or any program.\n"
     "check looks at every host for what would break the job, hosts prints the ranks and addresses that the\n"
-    "job would get; both start no worker (docs/check.md).\n"
+    "job would get; both start no worker (docs/users/check.md).\n"
     "Everything behind WORKER belongs to it. Options may be written with _ for -.\n"
     "Times are 500ms, 15s, 2m, 1h, or a number of seconds; sizes are 500K, 64M, 2G, or bytes.\n";
 
@@ -107,15 +107,15 @@ struct OptionTable::Impl {
 
 void OptionTable::Impl::add_hosts() {
   value(kHosts, "--hostfile", values.hostfile, "FILE",
-        "nodes, one a line: gpu[01-16] slots=8 (docs/hostfile.md)");
+        "nodes, one a line: gpu[01-16] slots=8 (docs/users/hostfile.md)");
   list(kHosts, "--host", values.host, "LIST", "nodes on the command line: gpu01:8,gpu[02-04]:8");
   value(kHosts, "--hosts-from", values.hosts_from, "slurm|env|FILE|-",
         "nodes as the scheduler names them, or from standard input (-)");
   value(kHosts, "--include", values.include, "LIST", "use only these hosts and slots: gpu01:0,2@gpu02");
   value(kHosts, "--exclude", values.exclude, "LIST", "use all but these hosts and slots");
-  value(
-      kHosts, "--nnodes", values.nnodes, "N|MIN:MAX",
-      "use the first N hosts (default: all); MIN:MAX goes on with MIN when nodes are lost (docs/elastic.md)");
+  value(kHosts, "--nnodes", values.nnodes, "N|MIN:MAX",
+        "use the first N hosts (default: all); MIN:MAX goes on with MIN when nodes are lost "
+        "(docs/users/elastic.md)");
   value(kHosts, "--spares", values.spares, "K", "keep K more hosts ready to take the place of a lost one");
   value(kHosts, "--nproc-per-node", values.nproc_per_node, "N|auto|gpu|cpu",
         "workers on each node (default: its slots; without slots its GPUs; without GPUs 1)");
@@ -125,9 +125,9 @@ void OptionTable::Impl::add_hosts() {
 void OptionTable::Impl::add_start() {
   value(kStart, "--launcher", values.launcher, "ssh|slurm|daemon|local",
         "how nodes are reached (default: ssh; without hosts local; in a Slurm job slurm, with srun; daemon: "
-        "where ddplaunchd --listen runs, docs/daemon.md)");
+        "where ddplaunchd --listen runs, docs/users/daemon.md)");
   value(kStart, "--node-rank", values.node_rank, "N",
-        "this is one of --nnodes nodes, each with a ddplaunch of its own (docs/per_node.md)");
+        "this is one of --nnodes nodes, each with a ddplaunch of its own (docs/users/per_node.md)");
   value(kStart, "--master-addr", values.master_addr, "ADDR", "where node 0 is, for that");
   value(kStart, "--rdzv-endpoint", values.rdzv_endpoint, "HOST:PORT",
         "the same with the port, as torchrun has it");
@@ -155,7 +155,7 @@ void OptionTable::Impl::add_start() {
         "29500)");
   value(kStart, "--port-range", values.port_range, "LOW-HIGH", "take free ports from here only");
   value(kStart, "--store", values.store, "agent|worker",
-        "who serves MASTER_PORT: node 0's agent (default) or rank 0 itself (docs/environment.md)");
+        "who serves MASTER_PORT: node 0's agent (default) or rank 0 itself (docs/users/environment.md)");
   list(kStart, "--store-allow", values.store_allow, "CIDR",
        "others than the job's own nodes that may connect to the store; may be repeated");
 }
@@ -171,7 +171,7 @@ void OptionTable::Impl::add_worker() {
   value(kWorker, "--chdir", values.chdir, "DIR",
         "working directory on the nodes (default: the same as here)");
   value(kWorker, "--wrapper", values.wrapper, "COMMAND",
-        "start agent and workers inside it: 'docker exec -i NAME' (docs/nodes.md)");
+        "start agent and workers inside it: 'docker exec -i NAME' (docs/users/nodes.md)");
   list(kWorker, "--setup", values.setup, "SCRIPT",
        "run by a login shell on each node first, the workers get its variables: 'module load cuda'");
   value(kWorker, "--stdin", values.stdin_source, "0|none",
@@ -199,7 +199,7 @@ void OptionTable::Impl::add_failure() {
         "a node silent for so long is lost (default: 15s)");
   value(kFailure, "--master-timeout", values.master_timeout, "TIME",
         "nodes stop when this program is silent for so long (default: 15s)");
-  value(kFailure, "--report", values.report, "FILE", "how the job ended, as JSON (docs/report.md)");
+  value(kFailure, "--report", values.report, "FILE", "how the job ended, as JSON (docs/users/report.md)");
 }
 
 void OptionTable::Impl::add_output() {
@@ -235,7 +235,7 @@ void OptionTable::Impl::add_output() {
 void OptionTable::Impl::add_job() {
   value(kJob, "--job-id", values.job_id, "ID", "name of the job (default: date, time, six digits)");
   value(kJob, "--accelerate-config", values.accelerate_config, "FILE",
-        "take size, hosts and variables from a file of `accelerate config` (docs/migrating.md)");
+        "take size, hosts and variables from a file of `accelerate config` (docs/users/migrating.md)");
   value(kJob, "--job-dir", values.job_dir, "DIR",
         "files of the job (default: ~/.local/state/ddplaunch/jobs/ID)");
   flag(kJob, "--dry-run", values.dry_run, "print hosts, ranks and command, and start nothing");

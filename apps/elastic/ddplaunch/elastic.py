@@ -15,7 +15,7 @@
 
 When a rank dies, the process groups of all others are torn down and the function is called again, in the same process,
 as soon as the ranks of the next attempt are known. Without ddplaunch (torchrun, by hand) it is called once. The document
-is docs/elastic_python.md, the protocol docs/worker_protocol.md. One file, which needs nothing but PyTorch 1.13 or later.
+is docs/users/elastic_python.md, the protocol docs/developers/worker_protocol.md. One file, which needs nothing but PyTorch 1.13 or later.
 """
 
 from __future__ import annotations
@@ -662,7 +662,7 @@ def _order_of_environment() -> Dict[str, Any]:
 
 
 def _to_environment(order: Dict[str, Any]) -> None:
-    """What a new process would find (docs/environment.md): PyTorch and libraries around it read these."""
+    """What a new process would find (docs/users/environment.md): PyTorch and libraries around it read these."""
     host, _, port = order["store"].rpartition(":")
     values = {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": port, "TORCHELASTIC_RESTART_COUNT": order["attempt"],
               "TORCHELASTIC_USE_AGENT_STORE": bool(order.get("agent_store", True))}

@@ -61,7 +61,7 @@ std::vector<PairResult> outliers(const std::vector<PairResult>& pairs);
 
 /// Returns why the run fails; empty: it passed.
 std::string verdict(const BenchReport& report);
-/// Returns a record on one line; docs/train.md has the schema.
+/// Returns a record on one line; docs/users/train.md has the schema.
 std::string report_json(const BenchReport& report);
 
 }  // namespace ddp::train

@@ -14,7 +14,7 @@ namespace ddp::train {
 
 /// Reports a training's progress on rank 0; other ranks report nothing. On stdout: a line per interval and
 /// per epoch and, if requested, one bar that is redrawn in place. In the metrics file: a record per line
-/// (docs/train.md).
+/// (docs/users/train.md).
 class Progress {
  public:
   explicit Progress(const TrainOptions& options);

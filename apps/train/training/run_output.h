@@ -12,7 +12,7 @@ namespace ddp::train {
 /// gone), one line on stderr says so, and later output is dropped: the training is worth more than its lines.
 [[gnu::format(printf, 1, 2)]] void print_out(const char* format, ...);
 /// For the end of main: returns `code`, or 116 if `code` is 0 but some output was lost, with the reason on
-/// stderr (like ddplaunch's own results, docs/exit_codes.md).
+/// stderr (like ddplaunch's own results, docs/users/exit_codes.md).
 int exit_code_after_printing(int code);
 
 /// A file to which a training appends whole lines. A training is worth more than its record. After a failed
@@ -30,9 +30,9 @@ class LineFile {
   UniqueFd file_;
 };
 
-/// Returns the beginning of every record of --metrics-file and --json: the schema (docs/train.md), the kind,
-/// the time, this host, the writing rank and the number of ranks. It is an open JSON object: "{…" without its
-/// end.
+/// Returns the beginning of every record of --metrics-file and --json: the schema (docs/users/train.md), the
+/// kind, the time, this host, the writing rank and the number of ranks. It is an open JSON object: "{…"
+/// without its end.
 std::string record_head(std::string_view kind, int rank, int world_size);
 
 /// Returns this machine's host name; empty: it has none.

@@ -21,7 +21,7 @@ namespace ddp::train {
 
 namespace {
 
-/// Above this size, the ring's single neighbor outweighs the fewer rounds (docs/performance.md).
+/// Above this size, the ring's single neighbor outweighs the fewer rounds (docs/developers/performance.md).
 constexpr std::size_t kRingAbove = 4u << 20;
 /// A broadcast above this size goes around the ring in pieces of this size.
 constexpr std::size_t kBroadcastPiece = 256u << 10;

@@ -59,7 +59,7 @@ TEST_CASE("ranks that wait for a store nobody serves get a hint") {
   CHECK(report.hint() ==
         "ranks 1,3 are still connecting to a store. If it is one on another port than MASTER_PORT, nobody "
         "serves it "
-        "while TORCHELASTIC_USE_AGENT_STORE is True: try --store worker (docs/store.md)");
+        "while TORCHELASTIC_USE_AGENT_STORE is True: try --store worker (docs/users/store.md)");
 }
 
 TEST_CASE("ranks that report their steps: who is behind is named, and killed first") {

@@ -102,8 +102,8 @@ TEST_CASE("the deny list, by class") {
   }
 }
 
-TEST_CASE("the deny table is the one of docs/environment.md") {
-  std::ifstream file(DDP_SOURCE_DIR "/docs/environment.md");
+TEST_CASE("the deny table is the one of docs/users/environment.md") {
+  std::ifstream file(DDP_SOURCE_DIR "/docs/users/environment.md");
   REQUIRE(file);
   std::vector<std::string> documented;  // the globs of each row of the table
   for (std::string line; std::getline(file, line);) {

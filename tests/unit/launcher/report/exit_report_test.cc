@@ -234,8 +234,8 @@ TEST_CASE("a job of 4096 ranks folds to a short report") {
   CHECK(std::count(text.begin(), text.end(), '\n') == 5);
 }
 
-TEST_CASE("every kind of error has one row, in the table and in docs/exit_codes.md") {
-  std::ifstream file(DDP_SOURCE_DIR "/docs/exit_codes.md");
+TEST_CASE("every kind of error has one row, in the table and in docs/users/exit_codes.md") {
+  std::ifstream file(DDP_SOURCE_DIR "/docs/users/exit_codes.md");
   REQUIRE(file);
   std::set<std::string> documented;
   for (std::string line; std::getline(file, line);)

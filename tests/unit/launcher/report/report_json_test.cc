@@ -159,7 +159,7 @@ TEST_CASE("every end has the same keys") {
 }
 
 TEST_CASE("the document names every key") {
-  std::ifstream file(DDP_SOURCE_DIR "/docs/report.md");
+  std::ifstream file(DDP_SOURCE_DIR "/docs/users/report.md");
   REQUIRE(file);
   const std::string document{std::istreambuf_iterator<char>(file), {}};
   JobEnd end;

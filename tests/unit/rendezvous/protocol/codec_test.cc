@@ -96,7 +96,7 @@ TEST_CASE("what a check asks and answers survives the way there and back") {
     REQUIRE_FALSE(decode_payload(std::string_view(answer).substr(0, size)).has_value());
 }
 
-TEST_CASE("the bytes are those of docs/protocol.md") {
+TEST_CASE("the bytes are those of docs/developers/protocol.md") {
   std::string frame;
   append_frame(Stop{0x01020304, 5, "ab"}, frame);
   const std::string expected(

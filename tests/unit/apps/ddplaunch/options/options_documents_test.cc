@@ -29,8 +29,8 @@ bool mentions(const std::string& text, const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("docs/options.md has every option") {
-  const std::string text = text_of(DDP_SOURCE_DIR "/docs/options.md");
+TEST_CASE("docs/users/options.md has every option") {
+  const std::string text = text_of(DDP_SOURCE_DIR "/docs/users/options.md");
   const ddp::OptionTable table;
   for (const std::string_view name : table.names()) {
     CAPTURE(name);

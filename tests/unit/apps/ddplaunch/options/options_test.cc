@@ -176,7 +176,7 @@ TEST_CASE("Sizes") {
         Texts{"ddplaunch: --nnodes 2 needs hosts: --hostfile FILE or --host LIST names them; without, there "
               "is only this "
               "machine; or start one ddplaunch on each node, with --node-rank and --master-addr "
-              "(docs/per_node.md)"});
+              "(docs/users/per_node.md)"});
 }
 
 TEST_CASE("Start") {

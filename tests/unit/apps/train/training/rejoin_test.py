@@ -247,7 +247,7 @@ def parameters(path):
 
 
 def samples(folder):
-    """By epoch: how often each sample counts, and the steps, by the rule of docs/train.md."""
+    """By epoch: how often each sample counts, and the steps, by the rule of docs/users/train.md."""
     attempts = collections.defaultdict(dict)  # (epoch, step) -> attempt -> samples
     for path in folder.iterdir():
         attempt = int(path.name.partition(".attempt-")[2] or 0)
