@@ -14,7 +14,7 @@ namespace ddp::launcher {
 namespace {
 
 /// Larger writes get larger pieces of kernel memory that is not yet in use. On a virtual machine, copying
-/// into these costs up to ten times as much (docs/developers/performance.md).
+/// into these costs up to ten times as much (docs/developers/measurements_io.md).
 constexpr std::size_t kOneWrite = 64u << 10;
 
 /// Limit of the gaps. An unreliable disk makes one with each piece; further losses are added to the last one.

@@ -39,14 +39,14 @@ def checked(raw):
 
 class Results:
     def __init__(self, results):
-        self.steps = {step["step"]: step for step in results["steps"]} if results else None
+        self.steps = {step["step"]: step for step in results["steps"]}
 
     def figures(self, *names):
         """Those of the steps of these names that went well."""
         return [self.steps[name]["figures"] for name in names if self.state(name) == "ok" and self.steps[name]["figures"]]
 
     def state(self, name):
-        return self.steps[name]["state"] if self.steps and name in self.steps else "missing"
+        return self.steps[name]["state"] if name in self.steps else "missing"
 
     def failed(self, *names):
         """The first of these steps that failed, in words, or nothing: no other round's figures hide it."""
@@ -54,8 +54,6 @@ class Results:
 
     def missing(self, *names):
         """Why there is no figure of these steps."""
-        if self.steps is None:
-            return f"not measured: {NO_MACHINE}"
         if self.failed(*names):
             return self.failed(*names)
         for name in names:
@@ -183,13 +181,12 @@ def losses(results):
 
 
 def text_of(raw):
+    if raw is None:  # no tables without figures
+        return f"`./dev gpu` makes these tables. Nothing has been measured: {NO_MACHINE}.\n"
     results = Results(raw)
-    if raw is None:
-        head = f"`./dev gpu` fills this in. Not measured: {NO_MACHINE}."
-    else:
-        machine = results.line("machine", lambda figures: f"{figures['gpus']}; {figures['kernel']}")
-        head = (f"`./dev gpu`, {number(raw['seconds'])} s: {raw['ok']} steps ok, {raw['failed']} failed, {raw['skipped']} skipped. "
-                f"Machine: {machine}; ddplaunch {raw.get('commit', 'of an unknown commit')}.")
+    machine = results.line("machine", lambda figures: f"{figures['gpus']}; {figures['kernel']}")
+    head = (f"`./dev gpu`, {number(raw['seconds'])} s: {raw['ok']} steps ok, {raw['failed']} failed, {raw['skipped']} skipped. "
+            f"Machine: {machine}; ddplaunch {raw.get('commit', 'of an unknown commit')}.")
     return "\n".join([head, "", *correctness(results), *images(results), *costs(results), *sums(results), *losses(results)]).rstrip() + "\n"
 
 

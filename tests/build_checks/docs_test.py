@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Links between our documents lead somewhere, and README.md leads to every document."""
+"""Links between our documents lead somewhere, and docs/README.md leads to every page."""
 import pathlib
 import re
 import unittest
@@ -11,6 +11,13 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(?:#[^)]*)?\)")
 PATH = re.compile(r"`([\w.]+/[\w./]*)`")
 # Files that code, help texts and documents name without a link: (docs/users/hostfile.md).
 MENTION = re.compile(r"\bdocs/[a-z_/]+\.md\b")
+ANCHOR = re.compile(r"\[[^\]]*\]\(([^)#:]*)#([^)]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.M)
+
+
+def anchors(document):
+    """Those that Markdown makes of the headings."""
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in HEADING.findall(document.read_text())}
 
 
 def documents():
@@ -25,6 +32,12 @@ class Docs(unittest.TestCase):
                     with self.subTest(document.name, target=target):
                         self.assertTrue((document.parent / target).exists(), f"{document} links to {target}")
 
+    def test_anchors_lead_to_headings(self):
+        for document in documents():
+            for target, anchor in ANCHOR.findall(document.read_text()):
+                with self.subTest(document.name, target=target, anchor=anchor):
+                    self.assertIn(anchor, anchors(document.parent / target if target else document))
+
     def test_mentioned_documents_exist(self):
         for folder in ("apps", "base", "cmake", "launcher", "remote", "rendezvous", "tests", "docs"):
             for path in sorted((ROOT / folder).rglob("*")):
@@ -33,10 +46,12 @@ class Docs(unittest.TestCase):
                         with self.subTest(path.name, mentions=name):
                             self.assertTrue((ROOT / name).exists(), f"{path} names {name}")
 
-    def test_readme_leads_to_every_document(self):
-        linked = set(LINK.findall((ROOT / "README.md").read_text()))
-        pages = {path.relative_to(ROOT).as_posix() for folder in ("users", "developers") for path in ROOT.glob(f"docs/{folder}/*.md")}
-        self.assertEqual(pages - linked, set())
+    def test_the_index_leads_to_every_page(self):
+        self.assertIn("docs/README.md", LINK.findall((ROOT / "README.md").read_text()))
+        linked = LINK.findall((ROOT / "docs/README.md").read_text())
+        pages = {path.relative_to(ROOT / "docs").as_posix() for folder in ("users", "developers") for path in ROOT.glob(f"docs/{folder}/*.md")}
+        self.assertEqual(pages - set(linked), set())
+        self.assertEqual(len(linked), len(set(linked)), "a page stands twice in the index")
 
     def test_answers_of_where_do_i_find_exist(self):
         table = (ROOT / "docs/developers/architecture.md").read_text().split("## Where do I find…")[1].split("\n## ")[0]

@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""Checks that README.md and the pages of docs/ are short and plain: length of a page, length of its sentences, private words.
+
+usage: prose_test.py [unittest options]
+       prose_test.py --figures [PAGE…]    prints lines, sentences, median and 90th percentile of words for each page
+"""
+import math
+import pathlib
+import re
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MOST_LINES = 220
+MOST_MEDIAN = 16
+MOST_90TH = 26
+# Fewer sentences say nothing about a page.
+FEWEST_SENTENCES = 5
+
+# Pages whose sentences are still too long. The list may only become shorter: a page that passes must leave it.
+LONG_SENTENCES = frozenset("""
+    docs/decisions/0001-one-kind-of-channel.md
+    docs/decisions/0002-one-way-to-start-a-child.md
+    docs/decisions/0003-targets-finer-than-folders.md
+    docs/decisions/0004-boost-1.81.md
+    docs/decisions/0005-asio-compiled-once.md
+    docs/decisions/0006-who-is-killed-with-a-job.md
+    docs/decisions/0008-cgroups.md
+    docs/decisions/0009-route-of-the-output.md
+    docs/decisions/0010-what-files-hold.md
+    docs/decisions/0011-the-view-of-bars.md
+    docs/decisions/0012-doorbells-instead-of-futexes.md
+    docs/decisions/0014-a-daemon-forks-for-each-master.md
+    docs/decisions/0015-nodes-that-come-are-a-shell.md
+    docs/decisions/0016-what-a-lost-node-costs.md
+    docs/decisions/0017-a-star-no-relay.md
+    docs/decisions/0018-attempts-are-revoked.md
+    docs/decisions/0019-nccl-is-loaded-and-never-blocks.md
+    docs/decisions/0021-a-step-on-the-gpu.md
+    docs/decisions/0022-collectives-in-memory-of-the-agent.md
+    docs/developers/architecture.md
+    docs/developers/protocol.md
+    docs/developers/states.md
+    docs/developers/testing.md
+    docs/developers/worker_protocol.md
+    docs/users/check.md
+    docs/users/daemon.md
+    docs/users/elastic.md
+    docs/users/elastic_python.md
+    docs/users/environment.md
+    docs/users/exit_codes.md
+    docs/users/hang.md
+    docs/users/hostfile.md
+    docs/users/migrating.md
+    docs/users/network.md
+    docs/users/nodes.md
+    docs/users/options.md
+    docs/users/output.md
+    docs/users/per_node.md
+    docs/users/report.md
+    docs/users/security.md
+    docs/users/ssh.md
+    docs/users/store.md
+""".split())
+# Pages that still have private words.
+PRIVATE_WORDS = frozenset("""
+    docs/decisions/0006-who-is-killed-with-a-job.md
+    docs/decisions/0008-cgroups.md
+    docs/decisions/0011-the-view-of-bars.md
+    docs/decisions/0013-tls-with-a-shared-key.md
+    docs/decisions/0014-a-daemon-forks-for-each-master.md
+    docs/decisions/0017-a-star-no-relay.md
+    docs/decisions/0018-attempts-are-revoked.md
+    docs/decisions/0019-nccl-is-loaded-and-never-blocks.md
+    docs/decisions/0021-a-step-on-the-gpu.md
+    docs/decisions/0022-collectives-in-memory-of-the-agent.md
+    docs/developers/measurements.md
+    docs/developers/protocol.md
+    docs/developers/states.md
+    docs/developers/testing.md
+    docs/developers/worker_protocol.md
+    docs/users/check.md
+    docs/users/daemon.md
+    docs/users/elastic.md
+    docs/users/elastic_python.md
+    docs/users/environment.md
+    docs/users/hang.md
+    docs/users/network.md
+    docs/users/nodes.md
+    docs/users/per_node.md
+    docs/users/report.md
+    docs/users/security.md
+    docs/users/ssh.md
+    docs/users/store.md
+""".split())
+
+# Words that only this project would use; CONTRIBUTING.md says where the usual terms are.
+PRIVATE = re.compile(r"""\b(
+    the\s+living | liv(?:e|es|ed|ing)\s+(?:on|through) | le(?:t|ts|tting)\s+go | memory\s+killer | played | plays? | signs?\s+of\s+life |
+    told | tells?\s+(?:besides|why) | a\s+bad\s+end | odd\s+workers? | hopeless | fruitless | last\s+call | foreign\s+options? |
+    pats? | mend(?:s|ed)? | seats? | judges? | drills? | planted | what\s+becomes\s+of | in\s+the\s+midst
+)\b""", re.X | re.I)
+
+FENCE = re.compile(r"^ *```.*?^ *```[^\n]*$", re.M | re.S)
+CODE_SPAN = re.compile(r"(`+)(?:(?!\1).)+?\1", re.S)
+LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+ITEM = re.compile(r"^ *(?:[-*]|\d+\.) +")
+LEAD = re.compile(r"^\*\*[^*]+[.:]\*\*:? *")
+ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|cf|vs)\.")
+SENTENCE_END = re.compile(r"(?<=[.!?])[\"')*]*\s+")
+
+
+def pages(root):
+    """README.md and all pages of docs/, by their paths from the root."""
+    return [path.relative_to(root).as_posix() for path in [root / "README.md", *sorted((root / "docs").rglob("*.md"))] if path.exists()]
+
+
+def blocks(text):
+    """Paragraphs and list items of a Markdown text, each as one line; no headings, tables, code blocks or lists of options."""
+    found, current = [], []
+
+    def close():
+        if current:
+            found.append(" ".join(current))
+            current.clear()
+
+    for line in [*FENCE.sub("", text).splitlines(), ""]:
+        if not line.strip() or line.startswith(("#", "|", "    ", "<!--")):
+            close()
+            continue
+        if ITEM.match(line):
+            close()
+        current.append(ITEM.sub("", line).strip())
+    return [block for block in found if not block.startswith("`-")]
+
+
+def sentence_lengths(text):
+    """Words of each sentence of a Markdown text. A code span or a link's address counts as one word or none."""
+    lengths = []
+    for block in blocks(text):
+        plain = ABBREVIATION.sub(r"\1", CODE_SPAN.sub("Code", LINK.sub(r"\1", LEAD.sub("", block))))
+        for sentence in SENTENCE_END.split(plain):
+            words = [word for word in sentence.split() if re.search(r"\w", word)]
+            if len(words) > 2:  # a shorter one is a label
+                lengths.append(len(words))
+    return lengths
+
+
+def figures(text):
+    """(sentences, median, 90th percentile) of the words in a sentence."""
+    lengths = sorted(sentence_lengths(text))
+    if not lengths:
+        return 0, 0, 0
+    return len(lengths), lengths[math.ceil(0.5 * len(lengths)) - 1], lengths[math.ceil(0.9 * len(lengths)) - 1]
+
+
+def is_too_long(text):
+    sentences, median, high = figures(text)
+    return sentences >= FEWEST_SENTENCES and (median > MOST_MEDIAN or high > MOST_90TH)
+
+
+def private_words(text):
+    """Private words outside of code and of quoted messages."""
+    prose = "\n".join(line for line in FENCE.sub("", text).splitlines() if not line.startswith("    "))
+    prose = re.sub(r'"[^"\n]*"', "", CODE_SPAN.sub("", LINK.sub(r"\1", prose)))
+    return sorted({re.sub(r"\s+", " ", match[0].lower()) for match in PRIVATE.finditer(prose)})
+
+
+class Prose(unittest.TestCase):
+    maxDiff = None
+
+    def texts(self):
+        return {page: (ROOT / page).read_text(encoding="utf-8") for page in pages(ROOT)}
+
+    def test_no_page_is_too_long(self):
+        found = {page: lines for page, text in self.texts().items() if (lines := len(text.splitlines())) > MOST_LINES}
+        self.assertEqual(found, {}, f"more than {MOST_LINES} lines: which part is a page of its own?")
+
+    def test_sentences_are_short(self):
+        found = {page: figures(text) for page, text in self.texts().items() if page not in LONG_SENTENCES and is_too_long(text)}
+        self.assertEqual(found, {}, f"(sentences, median, 90th percentile): at most {MOST_MEDIAN} and {MOST_90TH} words")
+
+    def test_no_private_words(self):
+        found = {page: words for page, text in self.texts().items() if page not in PRIVATE_WORDS and (words := private_words(text))}
+        self.assertEqual(found, {}, "write the usual term instead (docs/developers/architecture.md, \"Terms\")")
+
+    def test_exceptions_are_needed(self):
+        texts = self.texts()
+        self.assertEqual([page for page in LONG_SENTENCES if page not in texts or not is_too_long(texts[page])], [], "no longer in LONG_SENTENCES")
+        self.assertEqual([page for page in PRIVATE_WORDS if page not in texts or not private_words(texts[page])], [], "no longer in PRIVATE_WORDS")
+
+
+class Rules(unittest.TestCase):
+    """Each rule can fail."""
+
+    def test_pages_are_found_in_all_folders(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "docs/users").mkdir(parents=True)
+            for name in ("README.md", "CHANGELOG.md", "docs/README.md", "docs/users/README.md", "docs/users/x.1"):
+                (root / name).touch()
+            self.assertEqual(pages(root), ["README.md", "docs/README.md", "docs/users/README.md"])
+
+    def test_a_page_of_long_sentences_is_found(self):
+        self.assertFalse(is_too_long("The agent stops its workers. " * 9))
+        self.assertTrue(is_too_long(("word " * 17 + "end. ") * 9))
+        self.assertTrue(is_too_long("The agent stops its workers. " * 4 + ("word " * 26 + "end. ")))
+        self.assertFalse(is_too_long("word " * 99 + "end."))
+
+    def test_sentences_are_counted(self):
+        self.assertEqual(sentence_lengths("One two three four. Five `a b c` [six seven](x/y.md)! Is it so?"), [4, 4, 3])
+        self.assertEqual(sentence_lengths("One two\nthree (e.g. four) five:\n\n    code is. Not counted here.\n"), [6])
+        self.assertEqual(sentence_lengths("# A long title here.\n\n| a table row. And more. |\n\n- item one is.\n- item two it is\n  and more"), [3, 6])
+        self.assertEqual(sentence_lengths("- `--option N`: is not a sentence at all.\n\n**Lead in.** Three words count.\n"), [3])
+        self.assertEqual(sentence_lengths("```sh\nnot this one here.\n```\nBut this one here.\n"), [4])
+
+    def test_private_words_are_found(self):
+        self.assertEqual(private_words("The living\nLET GO of it; ranks live\non. He is told why."), ["let go", "live on", "the living", "told"])
+        self.assertEqual(private_words("| in a table | the memory killer |"), ["memory killer"])
+        self.assertEqual(private_words("`let go`, \"ranks live on\" and\n\n    rank 3 lives on\n\n```\nplayed\n```\nsurvive; display; retold"), [])
+
+
+def print_figures(names):
+    print("| page | lines | sentences | median | 90th percentile |\n|---|---|---|---|---|")
+    for page in names or pages(ROOT):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        print(f"| {page} | {len(text.splitlines())} | " + " | ".join(map(str, figures(text))) + " |")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--figures"]:
+        print_figures(sys.argv[2:])
+    else:
+        unittest.main()
