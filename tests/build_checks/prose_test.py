@@ -44,23 +44,11 @@ LONG_SENTENCES = frozenset("""
     docs/developers/states.md
     docs/developers/testing.md
     docs/developers/worker_protocol.md
-    docs/users/check.md
-    docs/users/daemon.md
-    docs/users/elastic.md
-    docs/users/elastic_python.md
-    docs/users/environment.md
-    docs/users/exit_codes.md
-    docs/users/hang.md
-    docs/users/hostfile.md
     docs/users/migrating.md
     docs/users/network.md
     docs/users/nodes.md
-    docs/users/options.md
-    docs/users/output.md
     docs/users/per_node.md
-    docs/users/report.md
     docs/users/security.md
-    docs/users/ssh.md
     docs/users/store.md
 """.split())
 # Pages that still have private words.
@@ -80,18 +68,11 @@ PRIVATE_WORDS = frozenset("""
     docs/developers/states.md
     docs/developers/testing.md
     docs/developers/worker_protocol.md
-    docs/users/check.md
-    docs/users/daemon.md
-    docs/users/elastic.md
     docs/users/elastic_python.md
-    docs/users/environment.md
-    docs/users/hang.md
     docs/users/network.md
     docs/users/nodes.md
     docs/users/per_node.md
-    docs/users/report.md
     docs/users/security.md
-    docs/users/ssh.md
     docs/users/store.md
 """.split())
 
