@@ -22,8 +22,8 @@ using Clock = std::chrono::steady_clock;
 /// The number of addresses that are reported for invalid data to the store.
 constexpr std::size_t kBrokenPeers = 16;
 
-/// VALIDATE with its magic number, then PING with a nonce (TCPStore protocol, docs/users/store.md); the
-/// answer is the nonce.
+/// VALIDATE with its magic number, then PING with a nonce (TCPStore protocol,
+/// docs/developers/store_protocol.md); the answer is the nonce.
 constexpr std::array<char, 10> kGreeting{0, '\xCE', '\xF7', '\x85', '\x3C', 13, 'd', 'd', 'p', '?'};
 constexpr std::size_t kEcho = 4;
 

@@ -9,10 +9,10 @@
 
 #include "base/result.h"
 
-// PyTorch's TCPStore protocol as bytes: requests in, requests and replies out. Sans-IO. docs/users/store.md
-// describes it; the facts come from PyTorch's public source (torch/csrc/distributed/c10d/TCPStore*.cpp) and
-// from observing its clients. All numbers are little-endian: a u8 opcode, then arguments; a string is a u64
-// length and its bytes.
+// PyTorch's TCPStore protocol as bytes: requests in, requests and replies out. Sans-IO.
+// docs/developers/store_protocol.md describes it; the facts come from PyTorch's public source
+// (torch/csrc/distributed/c10d/TCPStore*.cpp) and from observing its clients. All numbers are little-endian:
+// a u8 opcode, then arguments; a string is a u64 length and its bytes.
 namespace ddp::rendezvous {
 
 /// How a connection numbers its requests. Its first bytes distinguish the new dialect from the old ones. The

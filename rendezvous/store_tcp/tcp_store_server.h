@@ -48,12 +48,12 @@ struct TcpStoreStats {
   std::size_t bytes = 0;  ///< held by keys, values and queues
 };
 
-/// Serves the TCPStore protocol (docs/users/store.md) on an executor's thread. All calls must come from that
-/// thread, and all callbacks run on it. Each attempt opens its own server on a new port and stops the
-/// previous one, so that no key of an old attempt can be read. It must live until the last worker of the
-/// attempt has ended, since PyTorch's watchdog threads use the store until then. Silent connections are kept.
-/// A connection is read even while it waits, but not while it does not take its replies. If descriptors run
-/// out, the server accepts again once some are free.
+/// Serves the TCPStore protocol (docs/developers/store_protocol.md) on an executor's thread. All calls must
+/// come from that thread, and all callbacks run on it. Each attempt opens its own server on a new port and
+/// stops the previous one, so that no key of an old attempt can be read. It must live until the last worker
+/// of the attempt has ended, since PyTorch's watchdog threads use the store until then. Silent connections
+/// are kept. A connection is read even while it waits, but not while it does not take its replies. If
+/// descriptors run out, the server accepts again once some are free.
 class TcpStoreServer {
  public:
   /// Listens at once. Error: kSystem (EADDRINUSE …) with the port in the text.

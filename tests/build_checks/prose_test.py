@@ -44,12 +44,7 @@ LONG_SENTENCES = frozenset("""
     docs/developers/states.md
     docs/developers/testing.md
     docs/developers/worker_protocol.md
-    docs/users/migrating.md
-    docs/users/network.md
-    docs/users/nodes.md
-    docs/users/per_node.md
     docs/users/security.md
-    docs/users/store.md
 """.split())
 # Pages that still have private words.
 PRIVATE_WORDS = frozenset("""
@@ -69,11 +64,7 @@ PRIVATE_WORDS = frozenset("""
     docs/developers/testing.md
     docs/developers/worker_protocol.md
     docs/users/elastic_python.md
-    docs/users/network.md
-    docs/users/nodes.md
-    docs/users/per_node.md
     docs/users/security.md
-    docs/users/store.md
 """.split())
 
 # Words that only this project would use; CONTRIBUTING.md says where the usual terms are.

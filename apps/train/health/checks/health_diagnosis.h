@@ -82,7 +82,7 @@ std::string health_text(const HealthReport& report, const std::vector<HealthDiag
 std::vector<std::string> failure_lines(const HealthReport& report,
                                        const std::vector<HealthDiagnostic>& diagnostics);
 bool has_failed(const std::vector<HealthDiagnostic>& diagnostics, int rank);
-/// Returns a record on one line; docs/users/train.md has the keys.
+/// Returns a record on one line; docs/users/acceptance.md has the keys.
 std::string health_json(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics);
 
 }  // namespace ddp::train
