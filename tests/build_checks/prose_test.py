@@ -39,12 +39,10 @@ LONG_SENTENCES = frozenset("""
     docs/decisions/0019-nccl-is-loaded-and-never-blocks.md
     docs/decisions/0021-a-step-on-the-gpu.md
     docs/decisions/0022-collectives-in-memory-of-the-agent.md
-    docs/developers/architecture.md
     docs/developers/protocol.md
     docs/developers/states.md
     docs/developers/testing.md
     docs/developers/worker_protocol.md
-    docs/users/security.md
 """.split())
 # Pages that still have private words.
 PRIVATE_WORDS = frozenset("""
@@ -64,7 +62,6 @@ PRIVATE_WORDS = frozenset("""
     docs/developers/testing.md
     docs/developers/worker_protocol.md
     docs/users/elastic_python.md
-    docs/users/security.md
 """.split())
 
 # Words that only this project would use; CONTRIBUTING.md says where the usual terms are.
