@@ -39,10 +39,6 @@ LONG_SENTENCES = frozenset("""
     docs/decisions/0019-nccl-is-loaded-and-never-blocks.md
     docs/decisions/0021-a-step-on-the-gpu.md
     docs/decisions/0022-collectives-in-memory-of-the-agent.md
-    docs/developers/protocol.md
-    docs/developers/states.md
-    docs/developers/testing.md
-    docs/developers/worker_protocol.md
 """.split())
 # Pages that still have private words.
 PRIVATE_WORDS = frozenset("""
@@ -57,10 +53,6 @@ PRIVATE_WORDS = frozenset("""
     docs/decisions/0021-a-step-on-the-gpu.md
     docs/decisions/0022-collectives-in-memory-of-the-agent.md
     docs/developers/measurements.md
-    docs/developers/protocol.md
-    docs/developers/states.md
-    docs/developers/testing.md
-    docs/developers/worker_protocol.md
     docs/users/elastic_python.md
 """.split())
 
