@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that README.md and the pages of docs/ are short and plain: length of a page, length of its sentences, private words.
+"""Checks that README.md, CONTRIBUTING.md and the pages of docs/ are short and plain: length of a page, length of its sentences, private words.
 
 usage: prose_test.py [unittest options]
        prose_test.py --figures [PAGE…]    prints lines, sentences, median and 90th percentile of words for each page
@@ -73,8 +73,9 @@ SENTENCE_END = re.compile(r"(?<=[.!?])[\"')*]*\s+")
 
 
 def pages(root):
-    """README.md and all pages of docs/, by their paths from the root."""
-    return [path.relative_to(root).as_posix() for path in [root / "README.md", *sorted((root / "docs").rglob("*.md"))] if path.exists()]
+    """README.md, CONTRIBUTING.md and all pages of docs/, by their paths from the root."""
+    paths = [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md"))]
+    return [path.relative_to(root).as_posix() for path in paths if path.exists()]
 
 
 def blocks(text):
