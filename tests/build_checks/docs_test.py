@@ -49,7 +49,7 @@ class Docs(unittest.TestCase):
     def test_the_index_leads_to_every_page(self):
         self.assertIn("docs/README.md", LINK.findall((ROOT / "README.md").read_text()))
         linked = LINK.findall((ROOT / "docs/README.md").read_text())
-        pages = {path.relative_to(ROOT / "docs").as_posix() for folder in ("users", "developers") for path in ROOT.glob(f"docs/{folder}/*.md")}
+        pages = {path.relative_to(ROOT / "docs").as_posix() for folder in ("users", "developers", "decisions") for path in ROOT.glob(f"docs/{folder}/*.md")}
         self.assertEqual(pages - set(linked), set())
         self.assertEqual(len(linked), len(set(linked)), "a page stands twice in the index")
 
