@@ -22,7 +22,8 @@ FEWEST_SENTENCES = 5
 PRIVATE = re.compile(r"""\b(
     the\s+living | liv(?:e|es|ed|ing)\s+(?:on|through) | le(?:t|ts|tting)\s+go | memory\s+killer | played | plays? | signs?\s+of\s+life |
     told | tells?\s+(?:besides|why) | a\s+bad\s+end | odd\s+workers? | hopeless | fruitless | foreign\s+options? |
-    pats? | mend(?:s|ed)? | seats? | judges? | drills? | planted | what\s+becomes\s+of | in\s+the\s+midst
+    pats? | mend(?:s|ed)? | seats? | judges? | drills? | planted | what\s+becomes\s+of | recipes? | bells? | doors? |
+    mishaps? | talkative | in\s+the\s+midst
 )\b""", re.X | re.I)
 
 FENCE = re.compile(r"^ *```.*?^ *```[^\n]*$", re.M | re.S)
