@@ -118,7 +118,7 @@ class InSlurm(LaunchTest):
         self.salloc(2)
         self.env.update(UNUSUAL="a\n'b\" $x", TMPDIR=str(self.dir), NCCL_SOCKET_IFNAME="master0")
         done = self.run_job("--quiet", "--nproc-per-node", 1, "--label", "", PYTHON, "-c",
-                            f"import os; e = os.environ; print(ascii(e['ODD']), e.get('TMPDIR') == '{self.dir}', e.get('NCCL_SOCKET_IFNAME'),"
+                            f"import os; e = os.environ; print(ascii(e['UNUSUAL']), e.get('TMPDIR') == '{self.dir}', e.get('NCCL_SOCKET_IFNAME'),"
                             " e['HOME'], len(os.sched_getaffinity(0)))")
         self.assert_code(done, 0)
         self.assertEqual(done.out.splitlines(), [f"{ascii(self.env['UNUSUAL'])} False =lo {self.env['HOME']} "
