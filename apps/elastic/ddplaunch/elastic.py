@@ -1,4 +1,4 @@
-"""Training functions that survive the loss of other ranks: ddplaunch's worker protocol for PyTorch.
+"""Lets a PyTorch training function survive the loss of other ranks, through ddplaunch's worker protocol.
 
     from ddplaunch import elastic
 
@@ -7,15 +7,16 @@
         if not state:                                  # the first call in this process
             state["model"] = torch.nn.Linear(8, 1)
             state["optimizer"] = torch.optim.SGD(state["model"].parameters(), lr=0.1)
-        world.sync(state["model"], state["optimizer"])  # everything that a step changes: all ranks now hold the same
+        world.sync(state["model"], state["optimizer"])  # all that a step changes: then all ranks hold the same state
         ddp = torch.nn.parallel.DistributedDataParallel(state["model"])
         for step in range(world.completed, 1000):
             ...                                         # optimizer.step(), scheduler.step(), …
             world.step(step + 1)                        # the last call of a step
 
-When a rank dies, the process groups of all others are torn down and the function is called again, in the same process,
-as soon as the ranks of the next attempt are known. Without ddplaunch (torchrun, by hand) it is called once. The document
-is docs/users/elastic_python.md, the protocol docs/developers/worker_protocol.md. One file, which needs nothing but PyTorch 1.13 or later.
+When a rank dies, the module tears down the process groups of all other ranks. It calls the function again, in the same
+process, as soon as the ranks of the next attempt are known. Without ddplaunch (torchrun, by hand) the function is called
+once. docs/users/elastic_python.md documents the module, docs/developers/worker_protocol.md the protocol. The module is one file and needs only
+PyTorch 1.13 or later.
 """
 
 from __future__ import annotations
@@ -50,34 +51,34 @@ __all__ = ["LinkLost", "Revoked", "StepSeed", "World", "rejoin"]
 PROTOCOL = 1
 LINE_BYTES = 4096
 STEP_EVERY_S = 0.1   # the protocol allows ten reports a second
-ORDER_S = 10.0       # so long a worker that lost a peer waits for the order that follows
+ORDER_S = 10.0       # how long a worker that lost a peer waits for the next order
 FIRST_ORDER_S = 60.0
-GRACE_S = 1.0        # the same, after an exception that no lost peer explains
+GRACE_S = 1.0        # how long it waits after an exception that no lost peer explains
 PIECE_BYTES = 64 << 20
 ORDER_KEYS = ("attempt", "rank", "world", "local_rank", "local_world", "node_rank", "nodes")
 
 
 class Revoked(RuntimeError):
-    """The attempt is over, since a rank was lost. Let it pass: rejoin() catches it and calls the function again."""
+    """The attempt is over, because a rank was lost. Do not catch this: rejoin() does, and calls the function again."""
 
 
 class LinkLost(RuntimeError):
-    """The agent of this node does not answer at DDPLAUNCH_CONTROL, or is not understood."""
+    """The agent of this node does not answer at DDPLAUNCH_CONTROL, or its messages are not understood."""
 
 
 class _Link:
-    """This worker's end of DDPLAUNCH_CONTROL. A thread of its own reads it, so that a revoke is seen while the main thread
-    computes or hangs in a collective, and tells steps, so that world.step() costs nothing."""
+    """This worker's end of DDPLAUNCH_CONTROL. A separate thread reads the link, so that a revoke is seen while the main
+    thread computes or hangs in a collective. The same thread reports steps, so that world.step() costs nothing."""
 
     def __init__(self, control: str) -> None:
         self.changed = threading.Condition()
-        self.next: Optional[Dict[str, Any]] = None    # the latest attempt's order
-        self.attempt = -1                             # the one that was taken
-        self.revokes: Dict[int, str] = {}             # why, by attempt
+        self.next: Optional[Dict[str, Any]] = None    # the order of the latest attempt
+        self.attempt = -1                             # the attempt whose order was taken
+        self.revokes: Dict[int, str] = {}             # reason by attempt
         self.stopping: Optional[str] = None
         self.lost: Optional[str] = None
         self.ignored: Optional[bytes] = None          # the first line that was not understood
-        self.report: Optional[Dict[str, Any]] = None  # a step that was not told yet
+        self.report: Optional[Dict[str, Any]] = None  # a step that was not reported yet
         self.on_revoke: Callable[[], None] = lambda: None
         self.sending = threading.Lock()
         path = control[5:] if control.startswith("unix:") else ""
@@ -100,20 +101,20 @@ class _Link:
             self._lose(f"the link to the agent broke: {error.strerror}")
 
     def leave(self) -> None:
-        """Nothing more is to be asked of this process."""
+        """Closes the link: the agent asks nothing more of this process."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def take(self, on_revoke: Callable[[], None], held: Optional[int]) -> Dict[str, Any]:
-        """Waits for the next attempt's order, as long as that takes. One that was revoked before is answered here."""
+        """Waits for the next attempt's order, without a limit. Answers the revoke of an attempt that was revoked before."""
         while True:
             with self.changed:
-                # A process is started for an attempt, so the first order is there already. An agent of another version of
-                # the protocol says nothing at all.
+                # The agent starts a process for an attempt, so the first order is there already. An agent with another
+                # version of the protocol sends nothing.
                 in_time = self.changed.wait_for(lambda: self.next or self.lost or self.stopping,
                                                 FIRST_ORDER_S if self.attempt < 0 else None)
                 if self.stopping:
-                    raise SystemExit(143)  # SIGTERM came along, and somebody handles it
+                    raise SystemExit(143)  # SIGTERM was sent too, and a handler caught it
                 if not self.next:
                     why = self.lost if in_time else f"the agent ordered nothing within {FIRST_ORDER_S:g} s"
                     if self.ignored is not None:
@@ -145,7 +146,7 @@ class _Link:
         try:
             while True:
                 readable = poll.poll(1000 * STEP_EVERY_S)
-                with self.changed:  # world.step() may be setting another
+                with self.changed:  # world.step() may be setting another report
                     report, self.report = self.report, None
                 if report and self.revoked() is None:
                     self.send(report)
@@ -163,7 +164,7 @@ class _Link:
             self._lose(str(error))
 
     def _hear(self, line: bytes) -> None:
-        """A line that is broken, or of a later version of the protocol, is ignored."""
+        """Handles one line. A broken line, or one of a later protocol version, is ignored."""
         try:
             word = json.loads(line)
         except (ValueError, RecursionError):
@@ -177,7 +178,7 @@ class _Link:
                 if word["revoke"] not in self.revokes:
                     self.revokes[word["revoke"]] = str(word.get("reason", "revoked"))
                     if word["revoke"] == self.attempt:
-                        # Not on this thread: tearing down may block, and what the agent says next is to be heard.
+                        # Tearing down may block, and this thread must read the agent's next message.
                         threading.Thread(target=self.on_revoke, name="ddplaunch-abort", daemon=True).start()
             elif "stop" in word:
                 self.stopping = str(word["stop"])
@@ -188,34 +189,35 @@ class _Link:
 
 class _Sockets:
     """The TCP connections of process groups and of their store. Gloo cannot be aborted, and only ranks that exchange data
-    with a dead one notice; shutdown(2) on these wakes whoever waits for them. A connection belongs to the attempt when it
-    leads to the store, or when Gloo's event loop waits for it: one that registers pointers and appears while a group is made.
-    Such a loop of another thread counts as Gloo's; other connections of other threads are not touched."""
+    with a dead rank notice its death. shutdown(2) on these connections wakes the threads that wait for them. A connection
+    belongs to the attempt when it leads to the store or when Gloo's event loop waits for it. An event loop counts as Gloo's
+    when it registers pointers and appears while a group is made, even if another thread made it. Other connections of other
+    threads are not touched."""
 
     def __init__(self) -> None:
-        self.own: Dict[int, None] = {}      # by inode: a descriptor's number may be somebody else's by now
-        self.before: Optional[set] = None   # event loops that are older than the group which is being made
+        self.own: Dict[int, None] = {}      # by inode, since a descriptor's number may be reused
+        self.before: Optional[set] = None   # event loops that are older than the group being made
         self.depth = 0
-        self.ranks = 1                      # of the present attempt
-        self.stores: set = set()            # its store's addresses
-        self.answered: set = set()          # listening sockets
+        self.ranks = 1                      # ranks of the present attempt
+        self.stores: set = set()            # addresses of the attempt's store
+        self.answered: set = set()          # listening sockets that _answer() has served
 
     def expect(self, ranks: int, host: str, port: int) -> None:
-        """The next attempt's ranks and store."""
+        """Sets the number of ranks and the store of the next attempt."""
         self.ranks = ranks
         with contextlib.suppress(OSError):
             self.stores = {(info[4][0], port) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
 
     def forget(self) -> None:
-        """The attempt's groups are destroyed."""
+        """Forgets the sockets of the attempt, whose groups are destroyed."""
         self.own.clear()
         self.answered.clear()
         self.stores = set()
 
     @staticmethod
     def _open(listening: bool = False) -> Iterator[Tuple[int, socket.socket]]:
-        """(inode, a duplicate) of each TCP connection of this process, or of each socket that waits for some; the duplicate
-        lives until the next is asked for."""
+        """Yields (inode, duplicate) of each TCP connection of this process, or of each listening socket. A duplicate is open
+        until the next one is requested."""
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -226,8 +228,8 @@ class _Sockets:
 
     @staticmethod
     def _loops() -> Dict[str, set]:
-        """Inodes that each event loop (epoll) of this process waits for, by the loop's descriptor. Gloo registers pointers;
-        loops that register descriptors, as Python's and libuv's do, are given as empty."""
+        """Returns the inodes that each event loop (epoll) of this process waits for, by the loop's descriptor. Gloo registers
+        pointers. Loops that register descriptors, such as Python's and libuv's, have an empty set."""
         found = {}
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
@@ -252,7 +254,7 @@ class _Sockets:
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
-        """A process group is made meanwhile: event loops that appear are Gloo's."""
+        """A process group is made in this context: event loops that appear are Gloo's."""
         if self.depth == 0:
             self.before = set(self._loops())
         self.depth += 1
@@ -266,7 +268,7 @@ class _Sockets:
                 self.before = None
 
     def watch_new_groups(self) -> None:
-        """Groups that the script makes with new_group() belong to it, too."""
+        """Makes groups that the script creates with new_group() part of the attempt."""
         c10d = dist.distributed_c10d
         make = getattr(c10d, "_new_process_group_helper", None)
         if make is not None:
@@ -282,16 +284,17 @@ class _Sockets:
             if inode in self.own or inode in new or self._leads_to_store(copy):
                 with contextlib.suppress(OSError):
                     copy.shutdown(socket.SHUT_RDWR)
-        # A group that is being made may wait for a rank that died, or was told to let go, after it had said where it is and
-        # before it connected: there is nothing to shut yet. Not the listening socket: a Gloo of PyTorch 2 ends the process
-        # when accept() fails.
+        # A group that is being made may wait for a rank that published its address and then died or left the attempt before
+        # it connected. No connection to shut down exists yet. The listening socket stays open: Gloo of PyTorch 2 ends the
+        # process when accept() fails.
         for inode, copy in self._open(listening=True) if new else ():
             if inode in new and inode not in self.answered and self._answer(copy):
                 self.answered.add(inode)
 
     def _answer(self, listener: socket.socket) -> bool:
-        """Connects in the place of every rank that Gloo's listener may wait for, and hangs up. A connection is told by the
-        number of its pair, eight bytes in the host's order, counted from 0; one that nobody waits for yet is kept for it."""
+        """Connects to Gloo's listener in place of every rank that it may wait for, and closes the connections. A peer
+        identifies its connection by the number of its pair: eight bytes in host order, counted from 0. Gloo keeps a
+        connection whose pair waits only later."""
         for pair in range(self.ranks):
             try:
                 with socket.socket(listener.family, socket.SOCK_STREAM) as connection:
@@ -303,18 +306,18 @@ class _Sockets:
         return True
 
     def broken(self) -> bool:
-        """One of them was closed, by its owner after an error or by the peer."""
+        """Returns whether a connection was closed, by its owner after an error or by the peer."""
         seen, poll = 0, select.poll()
         with contextlib.ExitStack() as copies:
             for inode, copy in self._open():
                 if inode in self.own:
                     seen += 1
-                    poll.register(copies.enter_context(copy.dup()), select.POLLRDHUP)  # and POLLHUP, POLLERR
+                    poll.register(copies.enter_context(copy.dup()), select.POLLRDHUP)  # poll also reports POLLHUP and POLLERR
             return seen < len(self.own) or bool(poll.poll(0))
 
 
 def _mark(value: Any) -> Any:
-    """A copy of a state_dict() that differs when the state does: numbers and texts, of tensors how often they were changed."""
+    """Returns a copy of a state_dict() that differs when the state does: numbers, texts, and the version of each tensor."""
     if isinstance(value, torch.Tensor):
         return value._version
     if isinstance(value, dict):
@@ -325,11 +328,11 @@ def _mark(value: Any) -> Any:
 
 
 class _Progress:
-    """How many steps are complete in the state of this process, and whether others may have that state.
+    """Knows how many steps are complete in the state of this process, and whether other ranks may have that state.
 
-    Registered objects change between the first optimizer.step() of a step and world.step(), and nowhere else. When an
-    attempt ends within, the state is part of a step further than was counted: it must not be handed on. Without a registered
-    optimizer nothing shows when a step begins, so such a state is never handed on."""
+    Registered objects change between the first optimizer.step() of a step and world.step(), and at no other time. When an
+    attempt ends in between, the state includes a part of a step that was not counted, so it must not be handed on. Without a
+    registered optimizer nothing shows when a step begins, so such a state is never handed on."""
 
     def __init__(self, asynchronous: bool) -> None:
         self.asynchronous = asynchronous  # collectives return before they are complete (NCCL)
@@ -343,10 +346,10 @@ class _Progress:
         self.completed: Optional[int] = None
         self.is_used = False             # training has changed the state
         self.stepped = False             # an optimizer has stepped since the last call of world.step()
-        self.registered: List[Any] = []  # by world.sync() in the latest attempt that called it
-        self.earlier: List[Any] = []     # and in the one before
+        self.registered: List[Any] = []  # registered by world.sync() in the latest attempt that called it
+        self.earlier: List[Any] = []     # the same in the attempt before that one
         self.marks: List[Any] = []
-        self.others: List[Tuple[torch.Tensor, int]] = []  # parameters that no registered optimizer has, and their versions
+        self.others: List[Tuple[torch.Tensor, int]] = []  # parameters without a registered optimizer, and their versions
         self.buffers: List[Tuple[dict, str, torch.Tensor, torch.Tensor]] = []
         self.event: Any = None           # completes with the last step that was counted, on a GPU
 
@@ -374,7 +377,7 @@ class _Progress:
         groups = [group for optimizer in self._registered(torch.optim.Optimizer) for group in optimizer.param_groups]
         trained = {id(p) for group in groups for p in group["params"]}
         self.others = [(p, p._version) for module in modules for p in module.parameters() if id(p) not in trained]
-        # A forward pass changes some (BatchNorm), and does not always count that in their versions.
+        # A forward pass changes some buffers (BatchNorm) and does not always count that in their versions.
         self.buffers = [(part._buffers, name, buffer, buffer.detach().clone()) for module in modules for part in module.modules()
                         for name, buffer in part._buffers.items() if buffer is not None]
 
@@ -382,7 +385,7 @@ class _Progress:
         return [holder for holder in self.registered if isinstance(holder, kind)]
 
     def _marks(self) -> List[Any]:
-        """Schedulers, scalers and the like; optimizers have a hook."""
+        """Returns the marks of schedulers, scalers and similar objects; optimizers have a hook."""
         def state(holder: Any) -> Any:
             if hasattr(holder, "_per_optimizer_states"):  # a GradScaler, whose state_dict() would wait for the GPU
                 return getattr(holder, "_scale", None)
@@ -396,7 +399,8 @@ class _Progress:
                 or any(p._version != version for p, version in self.others))
 
     def before_optimizer(self) -> None:
-        """No optimizer may take gradients that an aborted all-reduce left: those are complete here, and no revoke came."""
+        """Runs before an optimizer uses gradients. It waits until they are complete, and raises Revoked after a revoke, since
+        an aborted all-reduce may have left them."""
         if self.stepped:
             return
         if self.asynchronous:
@@ -412,13 +416,13 @@ class _Progress:
         self.stepped = self.is_used = True
 
     def _refuse(self, why: str) -> None:
-        """From here on the state is not used after a loss."""
+        """Excludes the state from use after a loss, from this call on."""
         if self.misuse is None:
             self.misuse = why
             _warn(f"{why}: after a loss this state cannot be used")
 
     def count(self, completed: int) -> bool:
-        """False: no new step, or one that is made of what may have been aborted."""
+        """Counts a step. Returns False if the step is not new or may result from an aborted collective."""
         with self.lock:
             if (completed == self.completed and not self.stepped) or (self.frozen and self.asynchronous):
                 return False
@@ -427,7 +431,7 @@ class _Progress:
                 self._refuse(f"world.step({completed}) follows an optimizer's step, but {before} steps were complete before it")
             elif (not self.stepped and completed > before and self._registered(torch.optim.Optimizer)
                     and self.marks == self._marks()):
-                # A scaler that leaves out a step changes its scale, a step of validation a scheduler.
+                # A scaler that skips a step changes its scale. A validation step changes a scheduler.
                 self._refuse(f"world.step({completed}) was called for a step in which no registered optimizer has stepped")
             self.completed, self.is_used = completed, True
             self.seed()
@@ -443,8 +447,8 @@ class _Progress:
                 holder.seed_step(self.completed or 0, self.world.rank)
 
     def freeze(self) -> None:
-        """The attempt is over. From here on collectives are aborted: the GPU has the counted step now, or what it will have
-        cannot be known."""
+        """Marks the attempt as over, before collectives are aborted. Either the GPU has completed the counted step at this
+        time, or its result cannot be known."""
         with self.lock:
             if not self.frozen and self.event is not None:
                 try:
@@ -454,7 +458,7 @@ class _Progress:
             self.frozen = True
 
     def settle(self) -> Optional[int]:
-        """The steps to report when an attempt is over. None: the state here must not be used."""
+        """Returns the number of steps to report when an attempt is over, or None if the state here must not be used."""
         why = self.misuse
         if not self._registered(torch.optim.Optimizer):
             why = "world.sync() got no optimizer"
@@ -482,16 +486,16 @@ def _before_each_step(optimizer: torch.optim.Optimizer, call: Callable[[], None]
         return
     step = optimizer.step
 
-    @functools.wraps(step)  # with the attributes by which a scheduler knows that it has wrapped step() itself
+    @functools.wraps(step)  # copies the attributes by which a scheduler recognizes its wrapped step()
     def hooked(_: Any, *args: Any, **named: Any) -> Any:
         call()
         return step(*args, **named)
-    optimizer.step = types.MethodType(hooked, optimizer)  # a scheduler that is made later asks for a method
+    optimizer.step = types.MethodType(hooked, optimizer)  # a scheduler that is made later needs a method
 
 
 class StepSeed:
-    """Seeds the generators of random, NumPy and PyTorch anew for each step, from `seed`, the number of completed steps and
-    the rank: a step that is made again, or by a new process, draws the same numbers. To be given to world.sync()."""
+    """Seeds the generators of random, NumPy and PyTorch for each step from `seed`, the number of completed steps and the
+    rank. A step that is repeated, or that a new process makes, draws the same numbers. Pass it to world.sync()."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
@@ -522,31 +526,31 @@ class World:
         self.local_world_size: int = order["local_world"]
         self.node_rank: int = order["node_rank"]
         self.nodes: int = order["nodes"]
-        self.source: Optional[int] = order.get("from")  # rank that holds the state; None: nobody does, a fresh start
+        self.source: Optional[int] = order.get("from")  # rank that holds the state; None: no rank does, a fresh start
         self._link, self._order, self._progress, self._device = link, order, progress, device
         self._is_ready = self._is_synced = False
         progress.begin(self)
 
     @property
     def completed(self) -> int:
-        """Steps that are complete in the state that this process holds; 0 where it holds none."""
+        """The number of complete steps in the state of this process, or 0 without a state."""
         return self._progress.completed or 0
 
     @property
     def revoked(self) -> Optional[str]:
-        """Why the attempt is over; None while it goes on."""
+        """Why the attempt is over, or None while it runs."""
         return self._link.revoked() if self._link else None
 
     @property
     def stopping(self) -> Optional[str]:
-        """Why the whole job ends soon, with SIGTERM on its way: time for a last checkpoint. None while it goes on."""
+        """Why the whole job ends soon, or None while it runs. SIGTERM follows, so this is the time for a last checkpoint."""
         return self._link.stopping if self._link else None
 
     def step(self, completed: int, phase: Optional[str] = None) -> None:
-        """The last call of a step: the state that this process holds now has `completed` steps; `phase` says in a few words
-        what comes next. A step that is not reported here counts as not made when the attempt ends. Raises Revoked when it has
-        ended, or leaves that to the next call of an optimizer or of this function: what stands behind this call by mistake
-        is made, too."""
+        """Reports that the state of this process has `completed` steps; must be the last call of a step. `phase` says in a
+        few words what comes next. A step that is not reported counts as not made when the attempt ends. After the end of the
+        attempt, either this call or the next call of an optimizer or of this function raises Revoked. A change that the
+        script makes after this call by mistake may therefore still run."""
         if self.source is not None and not self._is_synced and self._progress.completed is not None:
             raise RuntimeError(f"world.sync() was not called in attempt {self.attempt}, which goes on from the state of rank "
                                f"{self.source}: call it before world.step() in each attempt")
@@ -560,11 +564,11 @@ class World:
                 raise Revoked(self.revoked)
 
     def sync(self, *holders: Any, extra: Any = None) -> Any:
-        """All ranks get what the source holds (at a fresh start rank 0): the state of `holders`, and `completed`. Returns the
-        source's `extra`. `holders` are all objects that a step changes: modules, optimizers, schedulers, scalers, StepSeed
-        and whatever else has state_dict() and load_state_dict(). Called once in an attempt, by all ranks alike, with the
-        bare modules and before DistributedDataParallel wraps them. Nothing is loaded before all has arrived: a loss in the
-        middle of it leaves this process with what it had."""
+        """Gives all ranks the state of the source: the state of `holders`, and `completed`. At a fresh start rank 0 is the
+        source. Returns the source's `extra`. `holders` are all objects that a step changes: modules, optimizers, schedulers,
+        scalers, StepSeed and all others with state_dict() and load_state_dict(). All ranks call it alike, once in an attempt,
+        with the bare modules and before DistributedDataParallel wraps them. Nothing is loaded before all data has arrived, so
+        a loss in the middle leaves this process with its previous state."""
         self._progress.register(holders, is_first=not self._is_synced)
         self._is_synced = True
         root, kinds = self.source or 0, [type(holder).__name__ for holder in holders]
@@ -577,13 +581,13 @@ class World:
         dist.broadcast(size, root)
         if self.rank != root:
             buffer = bytearray(self._received(size).item())
-        # Through host memory, piece by piece: a GPU that the model fills has no room for a second copy.
+        # The data passes through host memory in pieces: a GPU that the model fills has no room for a second copy.
         for piece in torch.frombuffer(buffer, dtype=torch.uint8).split(PIECE_BYTES):
             there = piece.to(self._device)
             dist.broadcast(there, root)
             piece.copy_(self._received(there))
         if self.rank != root:
-            # As trusted as any object that ranks exchange: it comes from a rank of this job.
+            # The data comes from a rank of this job, so it is as trusted as any object that ranks exchange.
             completed, theirs, states, extra = torch.load(io.BytesIO(buffer), map_location="cpu", weights_only=False)
             if theirs != kinds:
                 raise RuntimeError(f"world.sync() got {kinds} on rank {self.rank}, and {theirs} on rank {root}: all ranks register "
@@ -593,7 +597,7 @@ class World:
                 holder.load_state_dict(saved)
             self._progress.completed, self._progress.is_used = completed, completed is not None
         for holder in holders:
-            getattr(holder, "_per_optimizer_states", {}).clear()  # of a GradScaler: what the last attempt's half step left
+            getattr(holder, "_per_optimizer_states", {}).clear()  # of a GradScaler: left by the last attempt's incomplete step
         self._progress.mark()
         self._progress.others = []  # DistributedDataParallel, which is made next, writes all parameters
         self._progress.seed()
@@ -601,22 +605,22 @@ class World:
         return extra
 
     def _received(self, data: torch.Tensor) -> torch.Tensor:
-        """`data` in host memory. With NCCL a broadcast that was aborted looks complete: then a revoke came before."""
+        """Returns `data` in host memory. With NCCL an aborted broadcast looks complete, so a revoke is checked afterwards."""
         here = data.cpu()
         if self.revoked is not None:
             raise Revoked(self.revoked)
         return here
 
     def _ready(self) -> None:
-        """This rank takes part and has the state: told once."""
+        """Reports once that this rank takes part and has the state."""
         if self._link and not self._is_ready:
             self._link.send({"ready": self.attempt})
         self._is_ready = True
 
 
 class _Abort:
-    """Brings the main thread back from collectives of an attempt that is over. Sockets that it opens meanwhile (a revoke may
-    come while the process group is made) are shut as well, until it is back."""
+    """Brings the main thread back from collectives of an attempt that is over. A revoke may come while the process group is
+    made, so sockets that the main thread opens meanwhile are shut down too, until it is back."""
 
     def __init__(self, sockets: _Sockets, progress: _Progress, gloo: bool) -> None:
         self.sockets, self.progress, self.gloo = sockets, progress, gloo
@@ -635,7 +639,8 @@ class _Abort:
             self.back.wait(0.02)
 
     def end(self) -> None:
-        """The main thread is back: after this no socket, which might be of the next attempt, is touched."""
+        """Ends the abort when the main thread is back. No socket is touched afterwards, as it might belong to the next
+        attempt."""
         self.back.set()
         with self.turn:
             pass
@@ -649,7 +654,7 @@ class _Abort:
         for group in list(getattr(getattr(c10d, "_world", None), "pg_map", ())):
             backend = group._get_backend(torch.device("cuda"))
             abort = getattr(backend, "abort", None) or getattr(backend, "_abort", None) or getattr(backend, "_shutdown", None)
-            if abort:  # else the agent kills this process when its deadline is over
+            if abort:  # else the agent kills this process at its deadline
                 threading.Thread(target=abort, daemon=True).start()
 
 
@@ -662,7 +667,7 @@ def _order_of_environment() -> Dict[str, Any]:
 
 
 def _to_environment(order: Dict[str, Any]) -> None:
-    """What a new process would find (docs/users/environment.md): PyTorch and libraries around it read these."""
+    """Sets the variables that a new process would find (docs/users/environment.md), since PyTorch and other libraries read them."""
     host, _, port = order["store"].rpartition(":")
     values = {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": port, "TORCHELASTIC_RESTART_COUNT": order["attempt"],
               "TORCHELASTIC_USE_AGENT_STORE": bool(order.get("agent_store", True))}
@@ -674,7 +679,7 @@ def _to_environment(order: Dict[str, Any]) -> None:
 
 
 class _Rejoin:
-    """The calls of one function, attempt after attempt."""
+    """The calls of one function, one for each attempt."""
 
     linked = False
 
@@ -695,8 +700,8 @@ class _Rejoin:
             raise RuntimeError("a process can have one call of a function with @elastic.rejoin")
         _Rejoin.linked = True
         if not self.gloo:
-            # NCCL's watchdog must neither end the process when a peer is gone, nor abort communicators by itself: a
-            # collective that it aborts before the revoke completes with garbage, which the optimizer would take.
+            # NCCL's watchdog must neither end the process when a peer is gone nor abort communicators by itself. A collective
+            # that it aborts before the revoke completes with garbage, which the optimizer would use.
             os.environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", NCCL_ASYNC_ERROR_HANDLING="0")
             os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
         self.link, self.sockets = _Link(control), _Sockets()
@@ -707,13 +712,14 @@ class _Rejoin:
             abort = _Abort(self.sockets, progress, self.gloo)
             world = World(self.link, self.link.take(abort, progress.completed), progress, self.device)
             if world.source is None and progress.is_used:
-                state.clear()  # nobody's state can be used: what is here is of no known step
+                state.clear()  # no rank has a usable state, and this one is of no known step
                 progress.forget()
             try:
                 self._join(world)
                 result = call(world, state)
                 if dist.is_initialized():
-                    dist.barrier()  # whoever is done is needed until all are: another may be lost in its last step
+                    # A rank that is done stays until all ranks are done: another rank may be lost in its last step.
+                    dist.barrier()
                 if world.revoked is not None:
                     raise Revoked(world.revoked)
                 abort.end()
@@ -724,7 +730,8 @@ class _Rejoin:
             except BaseException as error:
                 if not isinstance(error, Exception) or not self._attempt_is_over(world, error):
                     abort.end()
-                    if self.gloo:  # whose destructor hangs (PyTorch 1.13) while there is data from peers that nobody awaits
+                    # Gloo's destructor hangs (PyTorch 1.13) while data from peers is pending that no collective awaits.
+                    if self.gloo:
                         self.sockets.shut()
                     raise
                 _forget(error)
@@ -732,14 +739,14 @@ class _Rejoin:
             if dist.is_initialized():
                 dist.destroy_process_group()
             self.link.send({"revoked": world.attempt, "step": progress.settle()})
-            # Cycles keep a DistributedDataParallel of the attempt alive, and that its hooks in the parameters. Now, since
-            # this takes a while, and the next attempt is being made.
+            # Cycles keep a DistributedDataParallel of the attempt alive, and thereby its hooks in the parameters. They are
+            # collected at this point because that takes a while, and the next attempt is being prepared meanwhile.
             gc.collect()
             abort.end()
             self.sockets.forget()
 
     def _choose_device(self) -> None:
-        """Broadcasts and barriers of NCCL use the current device."""
+        """Selects the GPU of this rank, since NCCL's broadcasts and barriers use the current device."""
         local_rank = int(os.environ.get("LOCAL_RANK", 0))
         if self.device == "cuda" and local_rank < torch.cuda.device_count():
             torch.cuda.set_device(local_rank)
@@ -749,7 +756,7 @@ class _Rejoin:
         self.sockets.expect(world.world_size, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         self._choose_device()
         c10d = dist.distributed_c10d
-        # Groups are numbered, and an attempt that ended while its group was made has used up a number here and not elsewhere.
+        # Groups are numbered. An attempt that ended while its group was made has used up a number on this rank only.
         numbers = getattr(c10d, "_world", None)
         if numbers is not None:
             numbers.group_count = 0
@@ -763,7 +770,7 @@ class _Rejoin:
             world._ready()
 
     def _attempt_is_over(self, world: World, error: Exception) -> bool:
-        """Waits for the revoke that explains `error`. False: nothing does, it is the script's own."""
+        """Waits for the revoke that explains `error`. Returns False if none comes: then the error is the script's own."""
         if world.revoked is not None:
             return True
         if self.link.lost:
@@ -776,16 +783,16 @@ class _Rejoin:
 
 
 def _forget(error: Optional[BaseException]) -> None:
-    """Lets go of what the frames of a traceback hold."""
+    """Releases the objects that the frames of a traceback hold."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error.__traceback__, error = None, error.__cause__ or error.__context__
 
 
 def rejoin(function: Optional[Callable] = None, *, backend: Optional[str] = None, timeout: Optional[timedelta] = None) -> Callable:
-    """Decorator for train(world, state, …), which is called once for each attempt with a World and with a dict that lasts as
-    long as the process. It finds torch.distributed initialised (`backend`: NCCL where there are GPUs, else Gloo; `timeout` as
-    of init_process_group). What it returns is returned; its own exceptions come out as they are."""
+    """Decorates train(world, state, …), which is called once for each attempt. `state` is a dict that lasts as long as the
+    process. The function finds torch.distributed initialized with `backend` (default: NCCL if there are GPUs, else Gloo) and
+    `timeout`, as of init_process_group. The decorator returns the function's result and passes on its own exceptions."""
     if function is None:
         return functools.partial(rejoin, backend=backend, timeout=timeout)
 
