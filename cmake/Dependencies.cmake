@@ -1,4 +1,4 @@
-# Every third-party package, in one place; all come from the distribution (./dev setup installs them).
+# All third-party packages are found here. They come from the distribution (./dev setup installs them).
 find_package(Threads REQUIRED)
 if(POLICY CMP0167)
   cmake_policy(SET CMP0167 NEW)  # Boost's own BoostConfig.cmake; newer CMake has no FindBoost
@@ -10,7 +10,7 @@ add_library(ddp_asio INTERFACE)
 target_link_libraries(ddp_asio INTERFACE Boost::headers Threads::Threads)
 target_compile_definitions(ddp_asio INTERFACE BOOST_ASIO_SEPARATE_COMPILATION BOOST_ASIO_NO_DEPRECATED)
 
-find_package(nlohmann_json REQUIRED)  # headers only: it is sanitized with us
+find_package(nlohmann_json REQUIRED)  # headers only, so the build's sanitizers cover it
 if(NOT DDP_FUZZ)
   find_package(OpenSSL 3 REQUIRED)
   find_package(ZLIB REQUIRED)
@@ -18,7 +18,7 @@ if(NOT DDP_FUZZ)
   find_package(CLI11 REQUIRED)
   find_package(yaml-cpp REQUIRED)
   add_library(ddp_yaml INTERFACE)
-  # 0.8 gives its target a namespace.
+  # Version 0.8 gives its target a namespace.
   target_link_libraries(ddp_yaml INTERFACE $<IF:$<TARGET_EXISTS:yaml-cpp::yaml-cpp>,yaml-cpp::yaml-cpp,yaml-cpp>)
   find_path(LIBSSH_INCLUDE_DIR libssh/libssh.h REQUIRED)
   find_library(LIBSSH_LIBRARY ssh REQUIRED)

@@ -1,5 +1,5 @@
-# NCCL's communicators (train --comm nccl): built where the GPU code is and NCCL's header is found. The library itself is loaded
-# when the program runs. Afterwards DDP_HAVE_NCCL says whether, and ddp_nccl has the header.
+# Builds NCCL's communicators (train --comm nccl) if there is GPU code and NCCL's header is found. The program loads the library at
+# run time. The result is DDP_HAVE_NCCL; the target ddp_nccl has the header.
 set(DDP_HAVE_NCCL OFF)
 if(DDP_HAVE_CUDA)
   find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})

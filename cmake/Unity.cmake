@@ -1,6 +1,7 @@
-# The presets of the tests compile several files as one (CMAKE_UNITY_BUILD), which halves the time of a full build: most of it
-# is Asio's templates, once for each file. These files define names in an unnamed namespace that a neighbour has too; or (resolver.cc)
-# mention what a static program that links a neighbour must not have.
+# The presets of the tests compile several files as one (CMAKE_UNITY_BUILD). That halves the time of a full build, since most of it
+# goes into Asio's templates, once for each file. The files of this list are exceptions: they define names in an unnamed namespace
+# that a neighbor also defines. The exception resolver.cc refers to code that a static program with a neighbor of it must not
+# contain.
 set(DDP_ALONE
   apps/ddplaunch/options/hosts_from.cc
   apps/ddplaunch/options/option_groups.cc
@@ -27,7 +28,7 @@ set(DDP_ALONE
   tests/net/store_server_test.cc
   tests/unit/apps/train/checkpoint/model_file_test.cc)
 
-# ddp_keep_alone(FILE…): those of them that are in the list are compiled by themselves.
+# ddp_keep_alone(FILE…): compiles those of the files separately that are in the list.
 function(ddp_keep_alone)
   foreach(file ${ARGN})
     cmake_path(ABSOLUTE_PATH file BASE_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR} OUTPUT_VARIABLE path)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails when an include goes against the arrows between rooms, or a room uses a third-party library that is not its own.
+"""Checks the include rules: which room may include which other room, and which third-party library.
 
 usage: check_arrows.py SOURCE_ROOT      prints FILE:LINE: REASON for each violation; exit code 1 when there is one
 
@@ -89,7 +89,7 @@ apps/train/health                   io    base apps/train/checkpoint apps/train/
                                           apps/train/training apps/train/world
 apps/train                          io    base apps/train/*
 """
-# header                 rooms that include it; a library without a room is for tests, or not used
+# header                 rooms that include it; a library without a room is for tests, or is not used
 LIBRARIES = """
 boost/asio               base
 boost/                   base remote/hosts
@@ -119,7 +119,7 @@ CORE_EXCEPTIONS = {
 CORE_CALLS = re.compile(r"\b(\w+_clock\s*::\s*now(?=\s*\()|(?:secure_)?getenv(?=\s*\()|environ\b|clock_gettime\b)")
 NO_CODE = re.compile(
     r'//[^\n]*|/\*[\s\S]*?\*/|R"(\w*)\([\s\S]*?\)\1"|"(?:[^"\\\n]|\\.)*"|(?<![0-9a-fA-F])\'(?:[^\'\\\n]|\\.)+\'')
-# The increment of a directory_iterator throws where a disk fails or a process of /proc has ended.
+# Incrementing a directory_iterator throws when a disk fails or a process of /proc has ended.
 LISTED_BY = "base/list_directory.h"
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
 SOURCES = {".h", ".cc", ".cu", ".cuh"}
@@ -127,7 +127,7 @@ UNKNOWN_SOURCES = {".c", ".c++", ".cpp", ".cppm", ".cxx", ".h++", ".hh", ".hpp",
 
 
 def read_rooms(table):
-    """{room: (kind, [room or "folder/*"])}; a line that begins with a blank continues the one before."""
+    """Returns {room: (kind, [room or "folder/*"])}. A line that begins with a blank continues the line before."""
     rooms = {}
     for line in table.splitlines():
         words = line.split()
@@ -169,7 +169,8 @@ def wrong_library(room, header):
 
 
 def core_calls(text):
-    """(line number, call) of each clock and environment variable that the code reads; comments and strings are skipped."""
+    """Yields (line number, call) of each clock and environment variable that the code reads. Comments and strings are
+    skipped."""
     code = NO_CODE.sub(lambda skipped: "\n" * skipped[0].count("\n") or " ", text)
     for number, line in enumerate(code.splitlines(), 1):
         for call in CORE_CALLS.findall(line):
