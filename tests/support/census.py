@@ -1,4 +1,4 @@
-"""Who runs: the process tree of this machine, and processes held so that a signal never hits a successor of their number."""
+"""Finds, holds and ends processes of this machine. A held process cannot be confused with a later one of its number."""
 
 import contextlib
 import ctypes
@@ -13,8 +13,9 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def become_subreaper():
-    """From here on whatever our descendants start, however it detaches itself, stays below us. We end with our parent,
-    in the way of sys.exit. What nohup or a script's "&" ignores would be ignored by the programs under test, too."""
+    """Makes this process a subreaper: all descendants stay below it, however they detach themselves. When its parent ends, it
+    ends through sys.exit. Signals that nohup or a script's "&" ignores get their default action again, because the programs
+    under test would inherit the ignored state."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -24,7 +25,7 @@ def become_subreaper():
 
 
 def reap_adopted(owned=()):
-    """Collects our dead children but `owned`, for whom somebody else waits."""
+    """Reaps dead children, except those in `owned`, which another component reaps."""
     for pid, (parent, _, state) in all_processes().items():
         if parent == os.getpid() and state == "Z" and pid not in owned:
             with contextlib.suppress(ChildProcessError):
@@ -32,13 +33,13 @@ def reap_adopted(owned=()):
 
 
 def alive_below(aside=(), owned=()):
-    """Our live descendants but those in `aside`; reaps all but `owned`."""
+    """Reaps all children but `owned`, and returns the live descendants that are not in `aside`."""
     reap_adopted(owned)
     return {pid: stat for pid, stat in below(os.getpid()).items() if stat[2] not in "ZX" and pid not in aside}
 
 
 def kill_below(aside=()):
-    """Ends all our descendants but those in `aside`."""
+    """Kills all descendants but those in `aside`."""
     for _ in range(100):
         rest = {pid for pid, stat in below(os.getpid()).items() if stat[2] not in "ZX" and pid not in aside}
         if not rest:
@@ -51,7 +52,7 @@ def kill_below(aside=()):
 
 
 def stat_of(pid):
-    """(parent, name, state) or None."""
+    """Returns (parent, name, state) or None."""
     try:
         text = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -65,7 +66,7 @@ def all_processes():
 
 
 def below(root, table=None):
-    """{pid: (parent, name, state)} of all descendants of `root`, zombies too."""
+    """Returns {pid: (parent, name, state)} of all descendants of `root`, including zombies."""
     table = table or all_processes()
     children = {}
     for pid, (parent, _, _) in table.items():
@@ -97,7 +98,7 @@ def number_of(name):
 
 
 class Victim:
-    """A process held by its pidfd, so that a signal never hits a successor of its number."""
+    """A process held by its pidfd, so that a signal cannot hit a later process with the same number."""
 
     def __init__(self, pid, host, rank=None, kind=None):
         self.pid, self.host, self.rank, self.kind = pid, host, rank, kind

@@ -1,5 +1,5 @@
-"""A container without an engine, for tests: namespaces for processes and mounts, a root of its own, a first process that
-never reaps; and a client that enters it as `docker exec -i` does."""
+"""A container without an engine, for tests, and a client that enters it as `docker exec -i` does. The container has
+namespaces for processes and mounts, a root of its own, and a first process that never reaps."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ exec sleep 1000000
 
 
 class Container:
-    """`client NAME COMMAND …` runs a command inside. NAME may hold blanks."""
+    """A running container; `client NAME COMMAND …` runs a command inside. NAME may contain blanks."""
 
     def __init__(self, test, name="box"):
         if os.geteuid() != 0 or not shutil.which("nsenter") or not shutil.which("unshare"):
@@ -39,7 +39,7 @@ class Container:
         self.dir = test.dir / f"container of {name}"
         self.root = self.dir / "root"
         self.root.mkdir(parents=True)
-        # What the test's process inherits is ours alone: no mount of it is seen outside.
+        # The mount namespace is private, so no mount of the container is visible outside.
         self.process = subprocess.Popen(
             ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", SETUP, "-", self.root],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -62,8 +62,8 @@ class Container:
 
 
 def client(directory, name, command):
-    """Between the caller's streams and the command's there are pipes, as with docker's daemon: when the client is killed,
-    the command sees an end of file, and no signal."""
+    """Runs the command, with pipes between the caller's streams and the command's, as docker's daemon has. When the client is
+    killed, the command sees an end of file and no signal."""
     try:
         init, root = (pathlib.Path(directory) / name).read_text().split("\n")[:2]
     except OSError:
@@ -81,7 +81,7 @@ def client(directory, name, command):
         thread.join()
     code = process.wait()
     sys.stdout.flush()
-    os._exit(code if code >= 0 else 128 - code)  # the copy of the input may wait for ever
+    os._exit(code if code >= 0 else 128 - code)  # the thread that copies the input may wait forever
 
 
 def copy(source, target, close=False):

@@ -1,4 +1,4 @@
-"""Workers with ddplaunch.elastic, and the agent's side of the worker protocol, which the test plays."""
+"""Starts workers with ddplaunch.elastic; the test takes the part of their agent in the worker protocol."""
 
 import atexit
 import json
@@ -30,7 +30,7 @@ def interpreters():
 
 
 class Worker:
-    """A process with the module in it, and the agent's end of its socket."""
+    """A process that uses the module, and the agent's end of its socket."""
 
     def __init__(self, test, python, *args, **environment):
         path = test.dir / f"w{len(test.workers)}.sock"
@@ -44,7 +44,7 @@ class Worker:
         self.link, self.pending, self.words = None, b"", []
 
     def connect(self):
-        """Waits for the worker, which imports PyTorch first: start all of a test before."""
+        """Waits until the worker connects, after it has imported PyTorch. A test starts all its workers before it calls this."""
         with self.listener:
             self.listener.settimeout(LIMIT_S)
             self.link = self.listener.accept()[0]
@@ -53,7 +53,7 @@ class Worker:
         self.link.sendall(json.dumps(word).encode() + b"\n")
 
     def next_word(self, key, accept=lambda value: True):
-        """Of what was received: the next word with `key`, or None. Those before it are dropped, and kept in words."""
+        """Returns the next received word with `key`, or None. Earlier words are skipped; all words are kept in self.words."""
         while b"\n" in self.pending:
             line, self.pending = self.pending.split(b"\n", 1)
             self.words.append(json.loads(line))
@@ -62,7 +62,7 @@ class Worker:
         return None
 
     def receive(self, end):
-        """Waits for more, until `end`."""
+        """Receives more bytes, and waits for them until `end`."""
         self.link.settimeout(max(0.01, end - time.monotonic()))
         received = self.link.recv(65536)
         if not received:
@@ -86,8 +86,8 @@ class Worker:
 
 
 class ForkedProcess:
-    """What Worker needs of Popen, for a script that runs in a fork of this interpreter, which has imported PyTorch: that takes
-    most of a short test's time."""
+    """The part of Popen that Worker needs, for a script that runs in a fork of this interpreter. The interpreter has imported
+    PyTorch already, which takes most of a short test's time."""
 
     def __init__(self, script, args, environment):
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
@@ -139,14 +139,14 @@ class ForkedProcess:
         os.kill(self.pid, signal.SIGKILL)
 
     def communicate(self, timeout=None):
-        """Of a script that writes less than a pipe holds."""
+        """Returns the output of a script that writes less than a pipe holds."""
         self.wait(timeout)
         return self.stdout.read(), self.stderr.read()
 
 
 class ElasticTest(LaunchTest):
     python = None
-    text = ""  # of the script
+    text = ""  # the text of the script
 
     def setUp(self):
         super().setUp()
@@ -168,7 +168,7 @@ class ElasticTest(LaunchTest):
                 worker.link.close()
 
     def begin(self, attempt, workers, source=None, missing=0):
-        """Orders the attempt, on a store of its own; `missing` ranks are never there."""
+        """Orders the attempt, on a store of its own. `missing` ranks count, but never connect."""
         store = subprocess.Popen([STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.addCleanup(store.communicate)
         port = store.stdout.readline().split()[1]
@@ -196,7 +196,7 @@ class ElasticTest(LaunchTest):
         return workers
 
     def hear_first(self, workers, key):
-        """The next word with `key`, of whichever worker says one first."""
+        """Returns the next word with `key` from the first worker that sends one."""
         end = time.monotonic() + LIMIT_S
         while True:
             for worker in workers:
@@ -209,10 +209,10 @@ class ElasticTest(LaunchTest):
                     worker.receive(end)
 
     def revoke(self, attempt, workers):
-        """The steps that they hold."""
+        """Revokes the attempt, and returns the step that each worker holds."""
         for worker in workers:
             worker.say(revoke=attempt, reason="another rank was killed by SIGKILL", deadline_ms=5000)
-        # Without the wake-up it would be Gloo's half hour.
+        # If the workers were not woken, Gloo would wait for half an hour.
         return [worker.hear("revoked", lambda value: value == attempt)["step"] for worker in workers]
 
     def read_line(self, worker, wanted):

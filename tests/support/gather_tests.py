@@ -3,9 +3,9 @@
 
 usage: gather_tests.py BUILD_DIR release [asan-ubsan] [tsan] [fuzz]
 
-Writes BUILD_DIR/all-tests/CTestTestfile.cmake. Tests of the release build keep their names; those of another build get
-its name before theirs ("tsan.ssh_shell") and as a label. From the tsan build only tests with the label "threads" are
-taken: without threads there is nothing to find.
+Writes BUILD_DIR/all-tests/CTestTestfile.cmake. Tests of the release build keep their names. Tests of another build get its
+name as a prefix ("tsan.ssh_shell") and as a label. From the tsan build only tests with the label "threads" are taken, since a
+test without threads gives ThreadSanitizer nothing to find.
 """
 import functools
 import json
@@ -15,10 +15,10 @@ import shutil
 import subprocess
 import sys
 
-# A test that says it belongs to one build only (the demo, benchmarks) has this label.
+# Tests with this label run in the release build only (the demo, benchmarks).
 RELEASE_ONLY = "release-only"
 WAITS = "waits"
-# These properties name other tests, so they get the prefix too.
+# The values of these properties are names of other tests, so they get the prefix too.
 NAMES_TESTS = {"DEPENDS"}
 NAMES_SHARED = {"FIXTURES_SETUP", "FIXTURES_REQUIRED", "FIXTURES_CLEANUP"}
 # Sanitized programs are two to fifteen times slower.
@@ -51,10 +51,10 @@ def can_fix_layout():
 
 
 def wrapped(preset, command):
-    # NVIDIA's driver and the sanitizers want the same addresses: there the GPU is played.
+    # NVIDIA's driver and AddressSanitizer need the same addresses, so these tests see no real GPU.
     if preset == "asan-ubsan":
         return ["env", "CUDA_VISIBLE_DEVICES=", *command]
-    # ThreadSanitizer's shadow does not fit every layout that a kernel with vm.mmap_rnd_bits > 28 may choose.
+    # ThreadSanitizer's shadow memory does not fit every layout that a kernel with vm.mmap_rnd_bits > 28 may choose.
     return ["setarch", "-R", *command] if preset == "tsan" and can_fix_layout() else command
 
 
@@ -63,7 +63,7 @@ def slots(labels, properties):
 
 
 def entry(preset, test):
-    """The add_test and set_tests_properties lines of one test, or "" when this build does not run it."""
+    """Returns the add_test and set_tests_properties lines of one test, or "" when this build does not run it."""
     properties = {p["name"]: p["value"] for p in test.get("properties", [])}
     labels = listed(properties.get("LABELS", []))
     if not wanted(preset, labels):

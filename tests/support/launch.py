@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: run the built programs, look for what they leave behind, play nodes with an own sshd."""
+"""The base of the end-to-end tests: runs the built programs, finds what they leave behind, and emulates nodes with sshd."""
 
 import os
 import pathlib
@@ -16,7 +16,7 @@ SKIP = 77
 
 
 def is_running(pid):
-    """False for a zombie too: it holds nothing but a number, and a machine's init may reap orphans late."""
+    """Returns False for a zombie too: only its number is left, and a machine's init may reap orphans late."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -24,7 +24,7 @@ def is_running(pid):
 
 
 def live_processes_with(mark):
-    """(pid, command line) of every process, zombies aside, whose environment holds `mark`."""
+    """Returns (pid, command line) of every process, except zombies, whose environment contains `mark`."""
     found = []
     for entry in pathlib.Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -41,7 +41,7 @@ def live_processes_with(mark):
 
 
 def wait_until(condition, seconds=10.0):
-    """Polls an event of another process that nothing announces; returns the condition's last value."""
+    """Polls an event of another process that no notification announces. Returns the condition's last value."""
     end = time.monotonic() + seconds
     while True:
         value = condition()
@@ -59,7 +59,7 @@ class Outcome:
 
 
 class LaunchTest(unittest.TestCase):
-    """A test with its own directory and job id; fails when a process of the job is left."""
+    """A test with its own directory and job id. It fails when a process of the job is left."""
 
     def setUp(self):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="ddplaunch-test-"))
@@ -75,7 +75,7 @@ class LaunchTest(unittest.TestCase):
         return [DDPLAUNCH, "--job-id", self.job, "--job-dir", str(self.job_dir), *map(str, args)]
 
     def start(self, *args, **popen):
-        self.job_dir = self.dir / f"job{self.runs}"  # of the latest run
+        self.job_dir = self.dir / f"job{self.runs}"  # directory of the latest run
         self.runs += 1
         popen.setdefault("stdin", subprocess.DEVNULL)
         popen.setdefault("env", self.env)
@@ -119,8 +119,8 @@ class LaunchTest(unittest.TestCase):
 
 
 class Nodes:
-    """`count` nodes on 127.0.0.2 … of one own sshd; the paths of its files are attributes. Skips where none can run.
-    `within` is a command in front, such as unshare, that the sshd starts under."""
+    """`count` nodes on the loopback addresses from 127.0.0.2, emulated by one sshd of the test. The paths of its files are
+    attributes. The test is skipped where sshd cannot run. `within` is a command prefix, such as unshare, for sshd."""
 
     def __init__(self, test, count, within=(), **settings):
         env = dict(os.environ, **settings)
@@ -140,7 +140,7 @@ class Nodes:
         self.hosts = (self.dir / "hosts").read_text().split()
 
     def restart_sshd(self):
-        """Ends the listener, as an upgrade of the package does, and starts another; sessions live on."""
+        """Ends the listener, as an upgrade of the package does, and starts another. Sessions survive."""
         pid_file = self.dir / "sshd.pid"
         old = int(pid_file.read_text())
         sshd = os.readlink(f"/proc/{old}/exe")
@@ -154,7 +154,7 @@ class Nodes:
 
 
 def main():
-    """unittest's main; exit code 77 when every test was skipped, so that ctest shows a skip and no pass."""
+    """Runs unittest's main. The exit code is 77 when every test was skipped, so that ctest shows a skip and no pass."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     program = unittest.main(module="__main__", exit=False, verbosity=2)
     result = program.result

@@ -1,4 +1,4 @@
-"""Ports for tests that give their programs one."""
+"""Chooses ports for tests that assign one to their program."""
 
 import pathlib
 import random
@@ -6,8 +6,8 @@ import socket
 
 
 def free_port():
-    """A TCP port that nobody listens on. It is none of those that the kernel gives to connections by itself: such a one may be
-    taken again before the program under test has it."""
+    """Returns a free TCP port outside the range from which the kernel assigns ports to connections. A port in that range may
+    be taken before the program under test binds it."""
     first_of_kernel = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = random.randrange(first_of_kernel // 2, first_of_kernel)

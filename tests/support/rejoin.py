@@ -1,4 +1,4 @@
-"""A training whose ranks go on after a failure, watched from outside: its workers, its steps, what the launcher said."""
+"""Observes a training whose ranks survive a failure: its workers, its steps, and the launcher's messages."""
 
 import collections
 import contextlib
@@ -13,12 +13,12 @@ from tests.support import census, samples
 from tests.support.launch import LaunchTest, Nodes, Outcome, live_processes_with, wait_until
 
 Worker = collections.namedtuple("Worker", "pid rank node agent keeper control")
-# Small enough for two processors, long enough that faults hit its middle.
+# The training is small enough for two processors, and long enough that faults hit its middle.
 LIMIT, BATCH = 2000, 10
 
 
 def worker_of(pid):
-    """None: it has ended meanwhile. Rank and node are those of its first attempt."""
+    """Returns the Worker of a process, or None if it has ended. Rank and node are those of its first attempt."""
     stat = census.stat_of(pid)
     rank, node = census.environment(pid, "RANK"), census.environment(pid, "GROUP_RANK")
     agent = census.stat_of(stat[0]) if stat else None
@@ -33,7 +33,7 @@ def socket_folder(worker):
 
 
 class RejoinTest(LaunchTest):
-    """Jobs on `nodes_wanted` SSH nodes of the class."""
+    """Runs jobs on the class's `nodes_wanted` SSH nodes."""
 
     nodes_wanted = 3
 
@@ -59,7 +59,7 @@ class RejoinTest(LaunchTest):
         self.said_file = self.dir / "stderr"
         self.samples.mkdir()
         (self.dir / "tmp").mkdir()
-        self.env["TMPDIR"] = str(self.dir / "tmp")  # of a job on this machine
+        self.env["TMPDIR"] = str(self.dir / "tmp")  # for a job on this machine
         self.seen = set()
 
     # ---- starting
@@ -76,14 +76,14 @@ class RejoinTest(LaunchTest):
             return self.start("--restart-backoff", "50ms", "--label", "none", "--env", "OMP_NUM_THREADS=1", *args, stderr=said)
 
     def training(self, *args, epochs=6):
-        """The command line of the worker. Its loss falls slowly, so that a state that was lost would show."""
+        """Returns the command line of the worker. The loss falls slowly, so that a lost state would show."""
         return ("train", "--on-peer-loss", "rejoin", "--data", "synthetic", "--batch-size", BATCH, "--limit", LIMIT, "--epochs",
                 epochs, "--lr", "0.0005", "--momentum", 0, "--metrics-file", self.metrics, "--sample-log", self.samples, *args)
 
     # ---- watching
 
     def workers(self, name="train"):
-        """{pid: Worker} of the live ones."""
+        """Returns {pid: Worker} of the live workers."""
         found = {}
         for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0"):
             if name in words and leads_session(pid) and (worker := worker_of(pid)):
@@ -111,7 +111,7 @@ class RejoinTest(LaunchTest):
         return found
 
     def wait_until_trained_on(self, attempt, process):
-        """Until the attempt has made some steps; its line's (ranks, step)."""
+        """Waits until the attempt has made some steps. Returns (ranks, step) of the line that announces the attempt."""
         line = self.wait_until_said(rf"attempt {attempt}: (\d+) ranks? goe?s? ?on from step (\d+)")
         ranks, step = map(int, line.groups())
         self.wait_for_step(step + 5, process)
@@ -133,7 +133,7 @@ class RejoinTest(LaunchTest):
         self.assertEqual(left, set(), "sockets of workers are left")
 
     def assert_trained(self, done, ranks, epochs=6):
-        """To the end, by so many ranks at last, each sample once, without a jump of the loss."""
+        """Checks a training that ended with `ranks` ranks: it used each sample once, and the loss never jumped."""
         self.assert_code(done, 0)
         self.assertRegex(done.out, rf"(?m)^weights equal on {ranks} ranks: [0-9a-f]{{16}}$")
         self.assertEqual(samples.problems(self.samples, LIMIT, epochs), [], done.err)
@@ -148,7 +148,7 @@ def leads_session(pid):
 
 
 def last_step(path):
-    """By the records of --metrics-file; 0: none yet."""
+    """Returns the last step in the records of --metrics-file, or 0 if none is there."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.path.getsize(path) - 4096))
@@ -165,8 +165,9 @@ def step_records(path):
 
 
 def problems_of_records(path, begins=()):
-    """Of a training that lost no step: the numbers go on by one (a step that was complete on some ranks only may be told
-    twice), and where an attempt went on from one of the steps `begins`, so does the loss."""
+    """Lists the problems in the records of a training that lost no step. Step numbers must increase by one, but a step that
+    was complete on some ranks only may be reported twice. After an attempt that continues from a step in `begins`, the loss
+    must not jump."""
     reported, before = [], []
     for record in step_records(path):
         step, loss = record["step"], record["loss"]
@@ -180,7 +181,7 @@ def problems_of_records(path, begins=()):
 
 
 def kill(*pids):
-    """At once: none of them runs between the first signal and the last."""
+    """Kills all processes at one moment: all are stopped first, so that none runs between the first KILL and the last."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)

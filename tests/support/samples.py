@@ -1,7 +1,8 @@
-"""The lists of train's --sample-log: which samples counted, and whether each did once (docs/users/train.md).
+"""Reads the lists of train's --sample-log, and checks that each sample counted once (docs/users/train.md).
 
-A rank's lines are in rank-R, those of a later attempt in rank-R.attempt-A: "epoch step: numbers", steps from 1 over the whole
-training. A failure drops what its attempt had begun, so a step counts in the latest attempt that made it.
+A rank writes the file rank-R, in a later attempt rank-R.attempt-A. A line is "epoch step: numbers"; steps count from 1
+over the whole training. A failure drops the step that its attempt had begun, so a step counts in the latest attempt that
+made it.
 """
 
 import collections
@@ -10,7 +11,7 @@ import re
 
 
 def read(folder):
-    """{attempt: {(epoch, step): {rank: numbers}}}; a line without its end is one that its writer died over."""
+    """Returns {attempt: {(epoch, step): {rank: numbers}}}. A line without its end is ignored: its writer died."""
     found = collections.defaultdict(lambda: collections.defaultdict(dict))
     for path in pathlib.Path(folder).iterdir():
         rank, _, attempt = path.name.removeprefix("rank-").partition(".attempt-")
@@ -24,7 +25,7 @@ def read(folder):
 
 
 def counting(attempts):
-    """[(epoch, step, attempt, {rank: numbers})] by step: those that no later attempt began before or at."""
+    """Returns [(epoch, step, attempt, {rank: numbers})] by step: the steps that no later attempt replaced."""
     steps, end = [], None
     for attempt in sorted(attempts, reverse=True):
         mine = [(epoch, step, attempt, ranks) for (epoch, step), ranks in attempts[attempt].items()
@@ -36,8 +37,8 @@ def counting(attempts):
 
 
 def problems(folder, samples, epochs):
-    """In words: steps that are missing or made by some ranks only, and of each of the `epochs` what was not used once. What
-    pads the part of an epoch that one number of ranks divides is fewer than they are."""
+    """Describes steps that are missing or that only some ranks made, and samples that an epoch did not use exactly once.
+    Padding may repeat samples: while the number of ranks is constant, an epoch repeats fewer samples than there are ranks."""
     steps = counting(read(folder))
     reported = problems_of_steps(steps)
     uses, allowed, world = collections.defaultdict(collections.Counter), collections.Counter(), {}

@@ -1,4 +1,4 @@
-"""Terminals for tests: a pseudo-terminal read by pyte, and tmux. Both are terminal emulators that know nothing of us."""
+"""Terminals for tests: a pseudo-terminal read by pyte, and tmux. Both are independent terminal emulators."""
 
 import fcntl
 import os
@@ -16,7 +16,7 @@ import unittest
 
 try:
     import pyte
-except ImportError:  # Debian's modules are found by Debian's python only, and these are plain Python
+except ImportError:  # only Debian's python finds Debian's modules, which are plain Python
     sys.path.append("/usr/lib/python3/dist-packages")
     try:
         import pyte
@@ -27,7 +27,7 @@ DEBIAN_PYTHON = "/usr/bin/python3"
 
 
 def needs(*modules):
-    """Skips unless pyte is here and Debian's python has `modules`."""
+    """Skips the test unless pyte is installed and Debian's python has `modules`."""
     if pyte is None:
         raise unittest.SkipTest("no terminal emulator: apt install python3-pyte")
     for module in modules:
@@ -36,8 +36,8 @@ def needs(*modules):
 
 
 class Terminal:
-    """A program on a pseudo-terminal of its own, its controlling one. `read` feeds the emulator: a terminal that is
-    not read is one that takes nothing."""
+    """A program on a pseudo-terminal of its own, which is its controlling terminal. `read` feeds the emulator. While a test
+    does not read, the terminal accepts no output."""
 
     def __init__(self, test, command, columns=110, rows=40, cwd=None, env=None, stdout=None):
         self.raw = b""
@@ -61,7 +61,7 @@ class Terminal:
         test.addCleanup(self.close)
 
     def read(self, seconds):
-        """What comes within `seconds`; False when the program has closed its side."""
+        """Reads what arrives within `seconds`. Returns False when the program has closed its side."""
         end = time.monotonic() + seconds
         while True:
             ready, _, _ = select.select([self.fd], [], [], max(0, end - time.monotonic()))
@@ -77,7 +77,7 @@ class Terminal:
             self.stream.feed(data)
 
     def until(self, condition, seconds=30):
-        """Reads until condition() holds; its value."""
+        """Reads until condition() holds, and returns its value."""
         end = time.monotonic() + seconds
         while not (value := condition()) and time.monotonic() < end:
             if not self.read(0.02):
@@ -85,7 +85,7 @@ class Terminal:
         return value
 
     def wait(self, seconds=60):
-        """Reads to the program's end; its exit code, 128+n for a signal."""
+        """Reads until the program ends. Returns its exit code, 128+n for a signal."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if not self.read(0.1):
@@ -100,7 +100,7 @@ class Terminal:
         raise AssertionError("the program on the terminal has not ended:\n" + "\n".join(self.rows()))
 
     def rows(self):
-        """All rows from the first on, scrolled ones too, without trailing blanks."""
+        """Returns all rows from the first on, including scrolled ones, without trailing blanks."""
         width = self.screen.columns
         above = ["".join(row[i].data for i in range(width)) for row in self.screen.history.top]
         rows = [row.rstrip() for row in above + list(self.screen.display)]
@@ -122,7 +122,7 @@ class Terminal:
 
 
 class Tmux:
-    """A shell in a tmux server of our own."""
+    """A shell in a separate tmux server."""
 
     def __init__(self, test, columns=110, rows=40, cwd=None, env=None):
         if not shutil.which("tmux"):

@@ -1,9 +1,9 @@
-"""Random kills in running jobs over SSH, each followed by a count of what is left.
+"""Sends signals to random processes of jobs over SSH, and then counts the processes that are left.
 
-A lane is a process of its own with four nodes of its own sshd. It is a subreaper: whatever a job starts, however it
-detaches itself, stays below the lane, so the count needs no mark that a process could shed. Lanes run side by side.
+A lane is a process with four emulated nodes and an sshd of its own. It is a subreaper: all processes of a job stay below the
+lane, however they detach themselves. The count therefore needs no mark that a process could remove. Lanes run side by side.
 
-Cases are drawn from (seed, number) alone; `draw` gives the same case in every lane and every run.
+A case depends on (seed, number) alone: `draw` returns the same case in every lane and every run.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ UNRULY_WORKER = BIN.parent / "tests/unruly_worker"
 NODES = 4
 GRACE = 1.0  # --stop-grace
 PATIENCE = 2.0  # --node-timeout and --master-timeout
-TICK = 1.0  # silence is looked at once a second
-SLACK = float(os.environ.get("DDP_TORTURE_SLACK", "1"))  # what the promise adds to the grace
-FIRST_PATIENCE = 15.0  # of an agent that was not told the master's timeout yet
+TICK = 1.0  # silence is checked once a second
+SLACK = float(os.environ.get("DDP_TORTURE_SLACK", "1"))  # added to the grace in the bound that a job must keep
+FIRST_PATIENCE = 15.0  # of an agent that does not know the master's timeout yet
 START_LIMIT = 6.0  # --start-timeout
 KINDS = ("plain", "stubborn", "slow", "plain+child+session", "stubborn+session+pipes", "stubborn+daemon",
          "plain+daemon+pipes+session", "storm", "stubborn+storm", "stopped", "stubborn+stopped+child")
@@ -50,13 +50,13 @@ class Case:
     phase: str
     victim: str
     signal: str
-    kinds: str  # of unruly_worker, one for each rank
+    kinds: str  # kinds of unruly_worker, one for each rank
     per_node: int
-    delay: float  # 0 … 1: where in its phase the signal falls
-    node: int  # the victim's
-    rank: int  # the victim's place among the workers of its node
-    before: str  # phase "stopping": what made the job stop: a signal to the master, or "worker"
-    after: str  # when the job outlives the signal: the master gets this
+    delay: float  # 0 … 1: position of the signal in its phase
+    node: int  # node of the victim
+    rank: int  # index of the victim among the workers of its node
+    before: str  # phase "stopping": what made the job stop, a signal to the master or "worker"
+    after: str  # signal to the master when the job survives the first one
 
     def text(self):
         stop = f" (stopping by {self.before})" if self.phase == "stopping" else ""
@@ -65,14 +65,14 @@ class Case:
 
 
 def draw(seed, number):
-    """All cells come by in each round of len(CELLS) cases, in an order of the seed's own."""
+    """Returns a case. Each round of len(CELLS) cases contains every cell once, in an order that depends on the seed."""
     order = list(CELLS)
     random.Random(f"{seed}/round {number // len(CELLS)}").shuffle(order)
     phase, victim, name = order[number % len(CELLS)]
     chance = random.Random(f"{seed}/case {number}")
     per_node = chance.choice((1, 1, 2))
     kinds = [chance.choice(KINDS) for _ in range(NODES * per_node)]
-    if phase == "stopping":  # so that there is a stop to come into
+    if phase == "stopping":  # makes the stop last long enough for the signal to hit it
         kinds[chance.randrange(len(kinds))] = chance.choice(("stubborn", "stubborn+session+pipes", "stubborn+storm"))
     return Case(number, phase, victim, name, ",".join(kinds), per_node, chance.random(), chance.randrange(NODES),
                 chance.randrange(per_node), chance.choice(("INT", "TERM", "HUP", "worker", "worker")),
@@ -80,7 +80,7 @@ def draw(seed, number):
 
 
 class Job:
-    """One run of ddplaunch below the lane, from its start to the proof that nothing of it is left."""
+    """One run of ddplaunch below the lane, from its start to the proof that nothing is left."""
 
     def __init__(self, lane, case):
         self.lane, self.case = lane, case
@@ -112,7 +112,7 @@ class Job:
         return []
 
     def wait(self, condition, seconds, pause=0.005):
-        """Polls what nothing announces; ends early when the master has."""
+        """Polls a condition that no notification announces. Ends early when the master has ended."""
         end = time.monotonic() + seconds
         while not (value := condition()) and time.monotonic() < end and not self.master.ended():
             time.sleep(pause)
@@ -121,10 +121,10 @@ class Job:
     def all_up(self):
         return len(self.events("up")) == self.world
 
-    # ---- who is who
+    # ---- finding the processes of a job
 
     def find(self, what, any_will_do=False):
-        """The case's victim of kind `what` as it is now, or None."""
+        """Returns the present victim of kind `what`, or None."""
         if what == "master":
             return self.master
         table = all_processes()
@@ -134,7 +134,7 @@ class Job:
         for pid, (_, name, state) in mine.items():
             if name == "ddp-keeper" and state != "Z":
                 connection = (environment(pid, "SSH_CONNECTION") or "").split(" ")
-                if len(connection) == 4:  # else it is just ending
+                if len(connection) == 4:  # else the process is ending
                     keepers[connection[2]] = pid
         host = self.lane.nodes.hosts[self.case.node]
         if what == "sshd" and not keepers:
@@ -179,16 +179,16 @@ class Job:
     # ---- the end
 
     def left(self, aside=()):
-        """Live processes of the job; `aside`: those that the case itself keeps from ending."""
+        """Returns the live processes of the job. `aside` are processes that the case itself keeps from ending."""
         return alive_below((self.lane.listener, *aside), (self.process.pid,))
 
     def fifo_is_held(self):
-        """Whether a process lives that inherited the FIFO, wherever it hangs in the tree."""
+        """Returns whether a process lives that inherited the FIFO, at any place in the process tree."""
         return not any(flags & select.POLLHUP for _, flags in poll_once(self.reader)) and bool(self.events("up"))
 
     def wait_for_nothing(self, until, aside=()):
-        """What is left at `until`; returns as soon as that is nothing. Where an sshd was stopped, its own processes are
-        its own affair."""
+        """Waits until `until` or until no process is left; returns the processes that are left. Processes of an sshd that the
+        case has stopped do not count."""
         while True:
             left = {pid: stat for pid, stat in self.left(aside).items()
                     if (self.case.victim, self.case.signal) != ("sshd", "STOP") or not stat[1].startswith("sshd")}
@@ -198,7 +198,7 @@ class Job:
 
 
 def leads_session(pid):
-    """As workers do, and orphans that came to the agent do not."""
+    """Returns whether the process leads a session: workers do, orphans that the agent inherited do not."""
     with contextlib.suppress(OSError):
         return os.getsid(pid) == pid
     return False
@@ -219,14 +219,14 @@ class Lane:
         self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
         self.nodes = Nodes(self, NODES)
         self.listener = int((self.nodes.dir / "sshd.pid").read_text())
-        self.start_time = 0.3  # of a job until all workers are up, learnt by doing
+        self.start_time = 0.3  # seconds from a job's start until all workers are up, a moving average
 
-    def addCleanup(self, call, *args, **kwargs):  # as unittest names it, for Nodes
+    def addCleanup(self, call, *args, **kwargs):  # the name that unittest uses, for Nodes
         self.stack.callback(call, *args, **kwargs)
 
     def run(self, case, before=None, after=None):
-        """One case; returns its result as a dict. `before(victim)` and `after(job)`: for the tests of this test, called
-        around the kill."""
+        """Runs one case and returns its result as a dict. Tests of this file pass `before(victim)` and `after(job)`, which
+        are called around the signal."""
         job = Job(self, case)
         try:
             result = play(self, job, case, before, after)
@@ -244,7 +244,7 @@ class Lane:
 
 def play(lane, job, case, before=None, after=None):
     reported = {"number": case.number, "case": case.text(), "hits": 0, "problems": []}
-    codes = {}  # exit code → what the last line may say
+    codes = {}  # exit code → pattern of the last line
     if case.phase == "start":
         time.sleep(case.delay * 1.5 * lane.start_time)
     elif job.wait(job.all_up, 20):
@@ -290,8 +290,8 @@ def begin_stop(job, case, codes, reported):
 
 
 def follow(job, case, victim, codes, hit_at, reported):
-    """Fills `codes` by what the signal must lead to, and ends a job that outlives it. Returns when the last thing
-    happened that the end is measured from, silence that has to be borne included."""
+    """Adds the allowed ends to `codes`, and ends a job that survives the signal. Returns the time from which the bound of the
+    end counts; it includes a silence that the job has to tolerate."""
     stopping = bool(codes)
     if case.victim == "master":
         return follow_master(job, case, codes, hit_at, reported)
@@ -309,25 +309,25 @@ def follow(job, case, victim, codes, hit_at, reported):
 
 
 def expect_survivor(case, victim):
-    """A worker that ignores the signal, is stopped by it, or will see it only when it goes on again."""
+    """Returns whether the worker ignores the signal, is stopped by it, or is stopped and receives it only when it continues."""
     return case.signal == "STOP" or (case.signal in ("TERM", "INT") and "stubborn" in victim.kind) or (
         case.signal in ("TERM", "INT", "USR1", "SEGV") and "stopped" in victim.kind)
 
 
 def follow_node(job, case, victim, codes, hit_at, stopping, reported):
-    """The agent, the keeper or the sshd session of a node was hit."""
+    """Handles a signal to the agent, the keeper or the sshd session of a node."""
     borne = PATIENCE + TICK if case.signal == "STOP" else 0.0
     if case.phase == "start":
         codes.update(NOT_STARTED)
-        if case.signal == "STOP":  # an agent that has no job yet is patient, and so is the start
+        if case.signal == "STOP":  # without a job both the agent and the start have longer timeouts
             borne = max(FIRST_PATIENCE, START_LIMIT) + TICK
-    elif not stopping or (case.before == "worker" and case.delay < 0.2):  # else its report was surely heard
+    elif not stopping or (case.before == "worker" and case.delay < 0.2):  # else the worker's report has arrived by this time
         codes[113] = f"node {re.escape(victim.host)}: "
     if stopping or job.master.ended(borne + GRACE + SLACK + 1):
         return hit_at + borne
     if case.phase != "start":
         reported["problems"].append(f"the job went on for {time.monotonic() - hit_at:.1f} s after it")
-    return end_as_user(job, case, codes)  # a login that was cut was tried again
+    return end_as_user(job, case, codes)  # the launcher retries an interrupted login
 
 
 def end_as_user(job, case, codes):
@@ -336,7 +336,7 @@ def end_as_user(job, case, codes):
         with contextlib.suppress(ProcessLookupError):
             job.master.hit(case.after)
         codes[128 + number_of(case.after)] = "stopped "
-        if case.phase == "start":  # before it could catch a signal
+        if case.phase == "start":  # it may not have installed its handler yet
             codes[-number_of(case.after)] = None
     return now
 
@@ -349,12 +349,12 @@ def expect_worker(case, victim, codes):
         own = 7
     if own is not None:
         codes[own] = f"{who}exited {own}"
-    if own is None or case.phase == "start":  # in the start it may not have its handler yet
+    if own is None or case.phase == "start":  # during the start the worker may not have its handler yet
         codes[128 + number] = f"{who}killed by SIG{case.signal}"
 
 
 def follow_master(job, case, codes, hit_at, reported):
-    if case.signal == "KILL":  # it may have ended just before
+    if case.signal == "KILL":  # the process may have ended just before
         codes[-number_of("KILL")] = None
         return hit_at
     if case.signal != "STOP":
@@ -363,7 +363,7 @@ def follow_master(job, case, codes, hit_at, reported):
             if case.phase == "start":
                 codes[-number_of(case.signal)] = None
         return hit_at
-    # Stopped without a word: the agents bear it for a while, then they end the job by themselves.
+    # A stopped master sends no message. The agents tolerate that for a while, and then end the job by themselves.
     until = hit_at + PATIENCE + TICK + GRACE + SLACK
     if case.phase == "start":
         until += FIRST_PATIENCE - PATIENCE
@@ -381,7 +381,7 @@ def follow_master(job, case, codes, hit_at, reported):
         job.master.hit("KILL")
     else:
         job.master.hit("CONT")
-        if case.phase == "start" and not job.master.ended(2.0):  # stopped before there was an agent that could leave
+        if case.phase == "start" and not job.master.ended(2.0):  # no agent existed before the stop, so no agent can leave
             return end_as_user(job, case, codes)
     return time.monotonic()
 
@@ -439,7 +439,7 @@ def control_groups_of(lane):
 
 
 def main():
-    """NAME SEED FIRST END STEP: plays the cases FIRST, FIRST + STEP, … below END; one JSON line each."""
+    """Runs the cases FIRST, FIRST + STEP, … below END. Arguments: NAME SEED FIRST END STEP. Prints one JSON line per case."""
     name, seed, first, end, step = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
     lane = Lane(name)
     with lane.stack:
@@ -453,7 +453,7 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except Exception as error:  # unittest's SkipTest too: the parent prints it
+    except Exception as error:  # includes unittest's SkipTest; the parent prints the error
         print(json.dumps({"skip" if type(error).__name__ == "SkipTest" else "error": str(error)}), flush=True)
         if type(error).__name__ != "SkipTest":
             raise
