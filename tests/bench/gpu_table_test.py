@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The GPU's tables of docs/developers/performance.md: every figure that was measured is in them, and what was not is named.
+"""Tests the GPU's tables of docs/developers/performance.md: they hold every measured figure, and name each one that is missing.
 
 usage: gpu_table_test.py [unittest options]
 """

@@ -1,8 +1,8 @@
-"""One run of a launcher, measured: wall, CPU of everything it started, peak memory by program.
+"""Runs a launcher once and measures wall time, CPU of all processes that it started, and peak memory by program.
 
-CPU comes from control groups of our own (cgroup v2's cpu.stat, which needs no controller), so that processes that nobody waits
-for count too, and the nodes' side (sshd and below) is told apart from the launching side. Where no group may be made, the CPU is
-that of the children that were waited for, and the nodes' side is unknown.
+CPU comes from control groups of the benchmark (cgroup v2's cpu.stat, which needs no controller). Processes without a waiting
+parent therefore count too, and the nodes' side (sshd and below) is separate from the launching side. If no group can be made,
+the CPU is that of the reaped children, and the CPU of the nodes' side is unknown.
 """
 
 import os
@@ -17,7 +17,7 @@ CLOCK_TICK = os.sysconf("SC_CLK_TCK")
 
 
 def group_root():
-    """The cgroup v2 directory of this process, or None."""
+    """Returns the cgroup v2 directory of this process, or None."""
     own = [line for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")]
     for mount in pathlib.Path("/proc/mounts").read_text().splitlines():
         _, where, kind = mount.split()[:3]
@@ -27,7 +27,7 @@ def group_root():
 
 
 class Group:
-    """A control group for the processes that are started in it; `ok` is False where none may be made."""
+    """A control group for the processes that are started in it. `ok` is False if none can be made."""
 
     def __init__(self, name):
         root = group_root()
@@ -42,8 +42,9 @@ class Group:
 
     @staticmethod
     def make_share(name):
-        """Where the cpu controller is cgroup v1's: a group with many shares. Other work on the machine then disturbs less, and
-        no peer gets more of the CPU because it has more sessions (each has shares of its own otherwise: autogroup)."""
+        """Makes a group with many CPU shares, if the cpu controller is cgroup v1's. Other work on the machine then
+        disturbs less. The group also stops a peer from getting more CPU through more sessions, since autogroup gives
+        shares to each."""
         path = pathlib.Path("/sys/fs/cgroup/cpu") / name
         try:
             path.mkdir()
@@ -53,7 +54,7 @@ class Group:
             return None
 
     def enter(self):
-        """For preexec_fn."""
+        """Moves the calling process into the group; for preexec_fn."""
         for path in (self.path if self.ok else None, self.share):
             if path:
                 (path / "cgroup.procs").write_text("0")
@@ -73,7 +74,7 @@ class Group:
         return found
 
     def clear(self, keep=()):
-        """Ends what a run left in the group, which holds nothing but what this bench started."""
+        """Kills the processes that a run left in the group, which holds only processes of this benchmark."""
         for pid in self.processes():
             if pid not in keep:
                 try:
@@ -95,13 +96,13 @@ class Group:
 
 
 def machine_cpu():
-    """CPU seconds of all processes of the machine since it started."""
+    """Returns the CPU seconds of all processes of the machine since it started."""
     user, nice, system, _, _, irq, softirq = map(int, open("/proc/stat").readline().split()[1:8])
     return (user + nice + system + irq + softirq) / CLOCK_TICK
 
 
 def run_time(pid):
-    """(CPU s, peak resident KiB, name) of a process and its live threads."""
+    """Returns (CPU s, peak resident KiB, name) of a process and its live threads."""
     total = 0
     for task in os.listdir(f"/proc/{pid}/task"):
         total += int(open(f"/proc/{pid}/task/{task}/schedstat").read().split()[0])
@@ -115,7 +116,7 @@ def run_time(pid):
 
 
 class Sampler(threading.Thread):
-    """Looks at every process of the groups every `interval` s: CPU and peak memory by program, as last seen."""
+    """Samples every process of the groups every `interval` s: CPU and peak memory by program, from the last sample."""
 
     def __init__(self, groups, standing, interval=0.02):
         super().__init__(daemon=True)
@@ -135,7 +136,7 @@ class Sampler(threading.Thread):
                     continue
 
     def by_program(self):
-        """{name: (processes, CPU s, largest peak MiB)}"""
+        """Returns {name: (processes, CPU s, largest peak MiB)}."""
         result = {}
         for cpu, peak, name in self.seen.values():
             count, so_far, largest = result.get(name, (0, 0.0, 0.0))
@@ -154,13 +155,13 @@ class Run:
 
 
 class Bench:
-    """Owns the two groups. `standing`: processes that stay in the nodes' group between runs (sshd, slurmd)."""
+    """Owns the two groups. `standing` are processes that stay in the nodes' group between runs (sshd, slurmd)."""
 
     def __init__(self):
         self.launcher, self.nodes, self.standing = Group("launcher"), Group("nodes"), set()
 
     def settle(self, limit=5.0):
-        """Waits until the nodes' side has ended too."""
+        """Waits until the processes of the nodes' side have ended too."""
         end = time.monotonic() + limit
         while time.monotonic() < end:
             if not self.launcher.processes() and not set(self.nodes.processes()) - self.standing:

@@ -1,4 +1,4 @@
-"""The parts of tests/bench/output that are no rates: odd output, delay of one line, memory while nobody reads."""
+"""The parts of tests/bench/output other than rates: unusual output, delay of one line, memory while stdout is not read."""
 
 import json
 import os
@@ -19,14 +19,14 @@ DELAY_RANKS, DELAY_LINES, DELAY_MEAN_MS = WORKERS, 150, 80
 
 
 class Launch:
-    """A launcher whose stdout is a pipe or a terminal that we hold."""
+    """A launcher whose stdout is a pipe or a terminal of this process."""
 
     def __init__(self, stage, peer, arguments, terminal=False):
         stage.fresh()
         self.stage = stage
         self.read_end, write_end = pty.openpty() if terminal else os.pipe()
         if terminal:
-            tty.setraw(write_end)  # lines end as they were written
+            tty.setraw(write_end)  # keeps line ends as they were written
         self.errors = open(stage.scratch / "errors", "wb")
         self.process = subprocess.Popen(
             peer.command([TOOLS / "bench_lines", "-", *map(str, arguments)]), env=dict(os.environ, TERM="xterm", **peer.env),
@@ -35,14 +35,15 @@ class Launch:
         os.close(write_end)
 
     def read(self, take, seconds=60):
-        """Gives what arrives to take(bytes, time ns) until the end; False when that does not come in time."""
+        """Passes each read to take(bytes, time ns) until the end of the output. Returns False if the end does not come in
+        time."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if not select.select([self.read_end], [], [], 1)[0]:
                 continue
             try:
                 data = os.read(self.read_end, 1 << 16)
-            except OSError:  # EIO: the last writer of a terminal has gone
+            except OSError:  # EIO: the last writer of a terminal has exited
                 data = b""
             if not data:
                 return True
@@ -69,7 +70,7 @@ def shown(stage, where):
 
 
 def records(data, count, peer):
-    """What bench_check_lines finds in the merged output."""
+    """Returns the result of bench_check_lines on the merged output."""
     done = subprocess.run([str(TOOLS / "bench_check_lines"), str(WORKERS), str(count), str(peer.label_offset)], input=data,
                           stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout)
@@ -96,10 +97,10 @@ def blocks(stage, where, place):
         print(f"| {name} | {cell.get(True, '-')} | {cell.get(False, '-')} |", flush=True)
 
 
-# --- odd output -----------------------------------------------------------------------------------------------------
+# --- unusual output -------------------------------------------------------------------------------------------------
 
 def printed(stage, peer, kind):
-    """(all bytes of the launcher's stdout, [(time ns, size)…])"""
+    """Returns (all bytes of the launcher's stdout, [(time ns, size)…])."""
     launch, data, times = Launch(stage, peer, ["odd", kind, LONG]), bytearray(), []
 
     def take(some, now):
@@ -134,7 +135,7 @@ def unusual_cell(kind, data, peer):
 
 
 def file_problems(stage, kind):
-    """How many of our files are not byte for byte what the worker wrote."""
+    """Returns how many of ddplaunch's files differ from the worker's output."""
     wrong = 0
     for rank in range(WORKERS):
         expected = subprocess.run([str(TOOLS / "bench_lines"), str(rank), "odd", kind, str(LONG)], stdout=subprocess.PIPE,
@@ -162,7 +163,7 @@ def unusual(stage, where, place):
 # --- delay of one line ----------------------------------------------------------------------------------------------
 
 def delays(stage, peer, terminal):
-    """Milliseconds from write() to arrival, sorted."""
+    """Returns the delays from write() to arrival in milliseconds, sorted."""
     launch, found, held = Launch(stage, peer, ["timed", DELAY_LINES, DELAY_MEAN_MS], terminal), [], bytearray()
 
     def take(data, now):
@@ -192,7 +193,7 @@ def delay(stage, where, place):
             print("| " + " | ".join(row) + " |", flush=True)
 
 
-# --- memory while nobody reads --------------------------------------------------------------------------------------
+# --- memory while stdout is not read --------------------------------------------------------------------------------
 
 def memory(stage, where, place):
     seconds = stage.options.blocked

@@ -1,4 +1,4 @@
-"""How each launcher runs one command as 8 workers, with labels and without, on this machine and over 8 SSH nodes."""
+"""The command lines by which each launcher runs a command as 8 workers, with and without labels, locally and over SSH."""
 
 import os
 import pathlib
@@ -16,15 +16,15 @@ WORKERS = 8
 @dataclass
 class Peer:
     name: str
-    argv: list                 # the worker's command is appended, as one word where `as_text`
+    argv: list                 # the worker's command is appended, as one word if `as_text`
     env: dict = field(default_factory=dict)
     where: str = "local"       # or "ssh"
     labelled: bool = True
     as_text: bool = False      # the command goes through a shell on the node
-    label_offset: int = 0      # what the last number of a label is more than the rank
-    share: int = 1             # slow ones print 1/share of the lines
+    label_offset: int = 0      # difference between the last number of a label and the rank
+    share: int = 1             # slow peers print 1/share of the lines
     shows: bool = True         # False: reads the output and drops it
-    wrap: object = None        # makes the whole argv of the command where it is no prefix
+    wrap: object = None        # makes the whole argv of the command if it is no prefix
 
     def command(self, command):
         command = [str(word) for word in command]
@@ -47,7 +47,7 @@ def local_peers(scratch, labelled):
     count = str(WORKERS)
     peers = [ours("local", labelled, scratch / "job", ["--nproc-per-node", count]),
              Peer("plain merger", [str(TOOLS / "plain_merger"), *(["-l"] if labelled else []), count]),
-             # As we do, it writes the bytes of each worker to a file, too.
+             # Like ddplaunch, this peer also writes the bytes of each worker to a file.
              Peer("plain merger with files", [str(TOOLS / "plain_merger"), *(["-l"] if labelled else []), "-d",
                                               str(scratch / "job"), count])]
     if not labelled:
@@ -75,14 +75,14 @@ def cat_of_fifos(directory, command):
 
 
 def ssh_peers(scratch, nodes, labelled):
-    """`nodes`: the directory that tests/support/nodes made."""
+    """Returns the peers; `nodes` is the directory that tests/support/nodes made."""
     config, count = str(nodes / "ssh_config"), str(WORKERS)
     hosts = scratch / "hosts"
     listed = (nodes / "hosts").read_text().split()[:WORKERS]
     hosts.write_text("".join(host + "\n" for host in listed))
     peers = [ours("ssh", labelled, scratch / "job",
                   ["--hostfile", hosts, "--ssh-config", config, "--nproc-per-node", "1"])]
-    # Our own SSH channels with nothing behind them, the floor: every byte is read and dropped.
+    # Our own SSH channels alone are the lower bound: every byte is read and dropped.
     peers.append(Peer("channel alone", [str(TOOLS / "ssh_fan_out"), "ssh", config, str(hosts)], shows=False))
     if not labelled:
         peers.append(Peer("xargs ssh", ["xargs", "-a", str(hosts), "-P", count, "-I{}", "ssh", "-n", "-F", config, "{}"],
@@ -92,7 +92,7 @@ def ssh_peers(scratch, nodes, labelled):
                                     "-n", count, *(["-l"] if labelled else [])],
                           {"HYDRA_LAUNCHER_EXTRA_ARGS": "-F " + config}))
     if shutil.which("mpirun.openmpi"):
-        # The nodes share one host name and one /tmp, where Open MPI's daemons collide: each gets a TMPDIR of its own.
+        # The nodes share one host name and one /tmp, where Open MPI's daemons collide, so each daemon gets its own TMPDIR.
         agent = scratch / "orted-in-own-tmp"
         agent.write_text(f'#!/bin/sh\nexport TMPDIR={scratch}/ompi/$$; mkdir -p $TMPDIR; exec orted "$@"\n')
         agent.chmod(0o755)

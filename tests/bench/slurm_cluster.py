@@ -1,4 +1,4 @@
-"""A Slurm of our own for srun: slurmctld and N slurmd on loopback addresses of this machine, without munge."""
+"""Starts a private Slurm for srun: slurmctld and N slurmd on loopback addresses of this machine, without munge."""
 
 import os
 import pathlib
@@ -35,13 +35,13 @@ ReturnToService=2
 
 
 def missing():
-    """The first program that is not installed, or None."""
+    """Returns the first program that is not installed, or None."""
     return next((name for name in PROGRAMS if not shutil.which(name, path=PATH)), None)
 
 
 class SlurmCluster:
-    """`preexec` runs in each daemon before its program (to enter a control group); `settings` are further lines of
-    slurm.conf. Ports: `port`, and one for each node from 200 above it."""
+    """A running Slurm. `preexec` runs in each daemon before its program (to enter a control group). `settings` are further
+    lines of slurm.conf. Ports: `port`, and one for each node from `port` + 200 on."""
 
     def __init__(self, scratch, nodes, preexec=None, port=16817, settings=""):
         self.dir = pathlib.Path(scratch) / "slurm"

@@ -1,4 +1,4 @@
-"""One rank of PyTorch's all-reduce over Gloo, measured as `train bench allreduce` does it: rank 0 prints JSON rows.
+"""Runs one rank of PyTorch's all-reduce over Gloo, measured as in `train bench allreduce`. Rank 0 prints JSON rows.
 
 usage: torch_allreduce_peer.py SIZES ITERATIONS WARMUP     (SIZES in bytes, comma-separated; environment as torchrun sets it)
 """

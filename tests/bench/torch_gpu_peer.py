@@ -2,11 +2,11 @@
 
 usage: torch_gpu_peer.py BATCH IMAGES INTERVAL INTERVALS
 
-Ways: DistributedDataParallel over NCCL (a world of one), step by step; and whole steps replayed as a CUDA graph, without DDP. Each with
-TF32 allowed and not. Timed are INTERVAL steps at a time, with the loss read at their end, as a progress line of `train` is; the first
-interval warms up. All IMAGES lie on the GPU as float32 and are taken in their order: no shuffling, no gathering, no conversion, all of
-which `train` does in its time. cuDNN may choose its fastest kernels. Prints one JSON object: rows of way, tf32, batch, images/s (median,
-least, most).
+The program measures two ways, each with and without TF32: DistributedDataParallel over NCCL (a world of one), step by step,
+and whole steps replayed as a CUDA graph, without DDP. It times INTERVAL steps at a time and reads the loss at their end, as a
+progress line of `train` does. The first interval warms up. All IMAGES lie on the GPU as float32 and are taken in their order.
+PyTorch therefore needs no shuffling, gathering or conversion, all of which `train` does in its time. cuDNN may choose its
+fastest kernels. Prints one JSON object: rows of way, tf32, batch, images/s (median, least, most).
 """
 import json
 import os
@@ -41,7 +41,7 @@ def batches(images, labels):
 
 
 def eager(images, labels):
-    """A function that makes one step and returns its loss, on the GPU."""
+    """Returns a function that makes one step and returns its loss, on the GPU."""
     net, make_optimizer = fresh()
     net = torch.nn.parallel.DistributedDataParallel(net, device_ids=[0])
     optimizer, source = make_optimizer(net), batches(images, labels)

@@ -1,8 +1,9 @@
-"""The tutorial's ConvNet under DistributedDataParallel on Gloo, as `train --batch-size 10 --checkpoint-every N --resume auto` trains it.
+"""Trains the tutorial's ConvNet under DistributedDataParallel on Gloo, with the checkpoints of `train`'s restart runs.
 
 usage: torch_recovery_peer.py METRICS CHECKPOINTS EVERY     (started by torchrun; Fashion-MNIST as Debian's package has it)
 
-Rank 0 writes a record per step, and every EVERY steps a checkpoint, from which a restarted process goes on.
+The training equals `train --batch-size 10 --checkpoint-every N --resume auto`. Rank 0 writes a record per step, and every
+EVERY steps a checkpoint, from which a restarted process continues.
 """
 import datetime
 import gzip

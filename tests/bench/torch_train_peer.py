@@ -2,8 +2,8 @@
 
 usage: torch_train_peer.py LAYOUT STEPS WARMUP     (LAYOUT: default or channels_last)
 
-Images lie in memory as tensors already, so no loader costs it time. Prints one JSON object: the median step and the CPU time of all
-measured steps, in seconds.
+Images lie in memory as tensors already, so PyTorch spends no time in a loader. Prints one JSON object: the median step and
+the CPU time of all measured steps, in seconds.
 """
 import json
 import sys

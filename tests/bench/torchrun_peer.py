@@ -1,5 +1,5 @@
-"""torchrun of torch 1.13 under Python 3.11, where walking an enum leaves out its members 0 and 3: Std.from_str, which does so,
-then fails at once without --redirects and takes --tee 3 for nothing."""
+"""Runs torchrun of torch 1.13 under Python 3.11, with a correct Std.from_str. Iterating over an enum leaves out its members 0
+and 3 there. The original therefore fails at once without --redirects, and takes --tee 3 for nothing."""
 
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing import Std
