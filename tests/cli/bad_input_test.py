@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a user gets for wrong input: one clear error with the exact text, the documented exit code, nothing started."""
+"""Tests wrong input: the user gets one clear error with the exact text and the documented exit code, and no worker starts."""
 
 import pathlib
 import re
@@ -12,7 +12,7 @@ from tests.support.launch import BIN, DDPLAUNCH, LaunchTest, Nodes, main
 
 
 class WrongOptions(LaunchTest):
-    """Found before anything is started."""
+    """Errors that are found before anything is started."""
 
     def assert_refused(self, done, *lines):
         self.assert_code(done, 2)
@@ -105,10 +105,10 @@ class WrongOptions(LaunchTest):
 
 
 class WrongCluster(LaunchTest):
-    """Found while the nodes are reached; no worker runs anywhere."""
+    """Errors that are found while the nodes are reached. No worker runs on any node."""
 
     def assert_refused(self, done, code, cause):
-        """The last line says `cause`, after the exit code; nobody started."""
+        """Checks that the last line has `cause` after the exit code, and that no worker started."""
         self.assert_code(done, code)
         self.assertEqual(done.err.splitlines()[-1], f"ddplaunch: exit {code}: {cause}")
         self.assertNotIn("started-anyway", done.out)

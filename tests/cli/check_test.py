@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""ddplaunch check over SSH nodes with planted faults: what is found, how it is said, that nothing is left."""
+"""Tests ddplaunch check over SSH nodes with injected faults: what it finds and reports, and that no process is left."""
 
 import json
 import os
@@ -19,14 +19,14 @@ FAKE_NVML = BIN.parent / "fake_nvml"
 
 
 class Check(LaunchTest):
-    """Its agents run under a name of their own, by which what is left of them is found."""
+    """The agents run under a name of this test, by which their leftovers are found."""
 
     nodes_of_class = None
 
     @classmethod
     def setUpClass(cls):
         cls.cleanups = unittest.TestCase()
-        # A start-up file by which one node differs: a limit on 127.0.0.3 for who asks for it.
+        # A start-up file makes one node differ: 127.0.0.3 sets a limit if the test asks for it.
         cls.rc_dir = pathlib.Path(tempfile.mkdtemp(prefix="ddplaunch-check-"))
         rc = cls.rc_dir / "rc"
         rc.write_text('case "$SSH_CONNECTION" in *" 127.0.0.3 "*) [ -f "%s/limit" ] && ulimit -S -n 60;; esac\n'
@@ -103,7 +103,7 @@ class Check(LaunchTest):
             self.assertTrue(host["program"].endswith("/sh"))
             self.assertEqual(host["directory"], str(self.dir))
             self.assertTrue(host["reaches_node_0"])
-            self.assertLess(abs(host["clock_ahead_seconds"]), 1)  # one machine
+            self.assertLess(abs(host["clock_ahead_seconds"]), 1)  # all nodes are one machine
             self.assertGreater(host["nofile"], 0)
             self.assertGreater(host["disks"][0]["size"], 0)
         self.assertIsNotNone(report["network"]["master_addr"])
@@ -139,13 +139,13 @@ class Check(LaunchTest):
                           f'cat >/dev/null;; *) exec {self.agent} "$@";; esac\n')
         self.hostfile("127.0.0.2\n127.0.0.3\n127.0.0.4\ndead address=127.0.0.2 port=1\n")
         done, report = self.check_json("--start-timeout", "40s", agent=unusual)
-        self.assertEqual(done.returncode, 114, done)  # of the first such host
+        self.assertEqual(done.returncode, 114, done)  # the code of the first failed host
         found = {item: (hosts, text) for item, hosts, text in self.errors(report)}
         self.assertEqual(found["reach"][0], ["dead"])
         self.assertIn("Connection refused", found["reach"][1])
         self.assertEqual(found["agent"][0], ["127.0.0.3"])
         self.assertIn("0.0.0", found["agent"][1])
-        # The others were checked all the same, up to the way between them.
+        # The others were checked nevertheless, including the connection between them.
         self.assertTrue(report["hosts"][2]["reaches_node_0"])
         self.assertEqual(done.stderr.splitlines()[-1],
                          "ddplaunch: exit 114: 2 hosts of 4 could not be checked: 127.0.0.3,dead")
@@ -174,7 +174,7 @@ class Check(LaunchTest):
                                        stdin=subprocess.DEVNULL, env=self.env, cwd=self.dir)
             self.addCleanup(lambda: process.poll() is None and process.kill())
             silent.settimeout(60)
-            connection, _ = silent.accept()  # so it is under way
+            connection, _ = silent.accept()  # the check is under way
             status = pathlib.Path("/proc", str(process.pid), "status").read_text()
             ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
             self.assertEqual((ignored >> signal.SIGHUP - 1 & 1, ignored >> signal.SIGINT - 1 & 1), (1, 0), "nohup holds")
@@ -285,7 +285,7 @@ class Check(LaunchTest):
     SHORT = ("train", "health", "300ms", "--memory", "8", "--threads", "1")
 
     def give_trainer(self):
-        """Two nodes, where it lies beside the agent."""
+        """Copies train to the agent's directory, and writes a hostfile of two nodes."""
         shutil.copy(BIN / "train", self.dir / "train")
         self.hostfile("127.0.0.2\n127.0.0.3\n")
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Unmodified scripts of Lightning, Accelerate, DeepSpeed and PyTorch on two SSH nodes with two ranks each, on CPUs: each finds its
-ranks. Needs an interpreter that imports them, named by DDP_CLIENTS_VENV (a venv; `./dev clients` makes one); skips without."""
+"""Tests unmodified scripts of Lightning, Accelerate, DeepSpeed and PyTorch on two SSH nodes with two ranks each, on CPUs:
+each script finds its ranks. DDP_CLIENTS_VENV names a venv that can import them (`./dev clients` makes one). Without such an
+interpreter the tests are skipped."""
 
 import os
 import pathlib
@@ -113,7 +114,8 @@ class Clients(LaunchTest):
     def test_deepspeed(self):
         if reason := missing("torch", "deepspeed"):
             self.skipTest(reason)
-        # It compiles a library for CPUs, behind a lock that a killed run leaves for ever: so beforehand, and in a place of ours.
+        # DeepSpeed compiles a library for CPUs, behind a lock that a killed run leaves forever. The test therefore compiles
+        # the library beforehand, in a directory of its own.
         self.env.setdefault("TORCH_EXTENSIONS_DIR", str(self.dir / "extensions"))
         subprocess.run([PYTHON, "-c", "from deepspeed.accelerator import get_accelerator as a\n"
                         "a().create_op_builder('ShareMemCommBuilder').load()"], env=self.env, capture_output=True, timeout=400)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A failed job names the rank that the others waited for in a collective: by `train`, and by workers that play it."""
+"""Tests that a failed job names the rank for which the others waited in a collective, with `train` and with fake workers."""
 
 import json
 import os
@@ -12,8 +12,8 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import LaunchTest, Nodes, live_processes_with, main, wait_until
 
-# As rendezvous::FlightRecorderMemory lies in memory: a rank that has done one all-reduce of its world, and, but for the one that is late,
-# waits in the second. Rank 0 fails when all have noted that, and those of `ended` have ended.
+# This is the memory layout of rendezvous::FlightRecorderMemory. A rank has done one all-reduce of its world, and waits in the
+# second, except the late rank. Rank 0 fails when all have recorded that and the ranks in `ended` have ended.
 WORKER = r"""
 import json, os, pathlib, struct, sys, time
 STRIDE = 256 << 10
@@ -50,7 +50,7 @@ MISSED = "  collectives: rank 3 has not started all-reduce 2 (116 KB) that ranks
 
 class Collectives(LaunchTest):
     def play(self, *late, args=("--nproc-per-node", 4), **rest):
-        """`late`: of each attempt the rank that has not started what the others wait in."""
+        """Runs the fake workers. `late` has for each attempt the rank that has not started the collective of the others."""
         self.script("worker.py", WORKER)
         return self.run_job("--report", self.dir / "report.json", *args, sys.executable, self.dir / "worker.py",
                             self.dir / "notes", json.dumps({"late": late, **rest}))
@@ -94,7 +94,8 @@ class Collectives(LaunchTest):
         self.assertNotIn("\x1b", done.err)
 
     def test_memory_that_a_worker_has_spoilt(self):
-        """Filled with rubbish, of another rank: no words, and the cause is told as ever. It cannot be cut under the others."""
+        """Fills the memory with garbage or another rank's data: the report has no desync analysis but the usual cause. A
+        worker cannot truncate the memory that the other processes map."""
         for spoil in ("open(path, 'r+b').write(os.urandom(256 << 10))",
                       "open(path, 'r+b').write(struct.pack('<QIiiI', 0x314C4C4F43504444, 0, 5, 6, 1))",
                       "try:\n  os.truncate(path, 0)\nexcept PermissionError:\n  pass\nelse:\n  sys.exit(11)"):
@@ -111,11 +112,11 @@ class Collectives(LaunchTest):
         self.assert_code(done, 0)
 
     def test_a_rank_that_dies_of_itself_blames_nobody(self):
-        """The others are wherever they just were when it died."""
+        """The position of the other ranks at that moment has no meaning."""
         done = self.play(3, fail="os.kill(os.getpid(), 9)")
         self.assert_code(done, 137)
         self.assertNotIn("collectives", done.err)
-        done = self.play(0)  # the one that fails waits nowhere
+        done = self.play(0)  # rank 0, which fails, waits in no collective
         self.assert_code(done, 7)
         self.assertNotIn("collectives", done.err)
 
@@ -134,7 +135,7 @@ class Collectives(LaunchTest):
             os.kill(pid, signal.SIGSTOP)
         done = self.finish(process)
         self.assert_code(done, 117)
-        # Where it was stopped is chance; that all wait is said of a job that hung, too.
+        # The moment of the stop is random. The report says that all ranks wait if a job that hung has no missing rank.
         self.assertRegex(done.err, r"\n  collectives: (rank 1 has not (started|finished)|all ranks wait in) all-reduce \d+ \(116 KB\)")
 
     def steps(self):

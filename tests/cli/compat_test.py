@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Command lines of other launchers: each line of docs/users/migrating.md, torchrun's variables, a file of Accelerate."""
+"""Tests command lines of other launchers: each line of docs/users/migrating.md, torchrun's variables, a file of Accelerate."""
 
 import pathlib
 import re

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Jobs through daemons: several listeners on 127.0.0.x play nodes, and all that can go wrong with them."""
+"""Tests jobs through daemons, and their failures: several listeners on 127.0.0.x emulate nodes."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ DDPLAUNCHD = str(BIN / "ddplaunchd")
 
 
 def processes():
-    """pid: (parent, state, name, command line), of all."""
+    """Returns {pid: (parent, state, name, command line)} of all processes."""
     found = {}
     for entry in pathlib.Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -36,7 +36,7 @@ def processes():
 
 
 class Daemon:
-    """One `ddplaunchd --listen` on an address of its own; `port` is told by its log."""
+    """One `ddplaunchd --listen` on a separate address. `port` is taken from its log."""
 
     def __init__(self, test, address, port=0, program=DDPLAUNCHD, token=None, env=None):
         self.log_path = test.dir / f"daemon-{len(test.daemons)}.log"
@@ -77,7 +77,7 @@ class DaemonTest(LaunchTest):
         return path
 
     def sessions(self):
-        """Session processes of this test's daemons: they have the token file's path on their command line."""
+        """Returns the session processes of this test's daemons, whose command lines contain the token file's path."""
         return [pid for pid, (_, state, name, line) in processes().items()
                 if name == "ddp-session" and state != "Z" and str(self.dir) in line]
 
@@ -93,7 +93,7 @@ class DaemonTest(LaunchTest):
         return {child: table[child] for child in found}
 
     def find(self, name, below):
-        """The one process of that name below the session `below`."""
+        """Returns the only process of that name below the session `below`."""
         return next(pid for pid, row in self.below(below).items() if row[2] == name)
 
     def nodes(self, count=2, slots=1, **options):
@@ -109,7 +109,7 @@ class DaemonTest(LaunchTest):
         return outcome
 
     def started(self, *args):
-        """A job whose ranks have begun and sleep until they are stopped."""
+        """Starts a job, and waits until its ranks run. They sleep until they are stopped."""
         job = self.start(*self.daemon, "--label", "", "sh", "-c", "echo began; exec sleep 100", *args)
         for _ in range(2):
             self.assertEqual(job.stdout.readline(), "began\n")
@@ -271,7 +271,7 @@ class Refusals(DaemonTest):
             self.assertLess(done.seconds, 10)
             self.assertIn(f"127.0.0.2:{port} took the connection and did not answer in time", done.err)
             silent.accept()[0].close()
-            # And a signal ends it at once.
+            # A signal ends the job at once.
             job = self.start("--launcher", "daemon", "--host", "127.0.0.2", "--daemon-port", port, "--token-file", self.token, "true")
             connection = silent.accept()[0]
             connection.recv(1)
@@ -285,7 +285,7 @@ class Refusals(DaemonTest):
         daemon = self.nodes(1)[0]
 
         def pump(source, sink):
-            """Until either has gone: one that was cut is not told apart from one that has ended."""
+            """Copies bytes until either end is closed or cut; the two cases are not distinguished."""
             try:
                 while data := source.recv(65536):
                     sink.sendall(data)
@@ -294,7 +294,8 @@ class Refusals(DaemonTest):
                 pass
 
         def carry(front):
-            """As a listener that ends with a proven master in hand: the first link is cut behind its second flight."""
+            """Acts as a listener that ends after the master has proved its token: cuts the first link after its second
+            flight."""
             with front.accept()[0] as master, socket.create_connection((daemon.address, daemon.port)) as node:
                 node.sendall(master.recv(65536))
                 while not select.select([master], [], [], 0)[0]:
@@ -370,7 +371,7 @@ class Ends(DaemonTest):
                 self.assertEqual(codes, [0, 0] if number == signal.SIGTERM else [-9, -9])
                 if number == signal.SIGTERM:
                     self.assertIn("ending at Terminated; 1 job goes on", daemons[0].log())
-                # The same port at once, as a restart has it.
+                # The daemons take the same ports at once, as after a restart.
                 again = [Daemon(self, daemon.address, daemon.port) for daemon in daemons]
                 self.assertEqual([daemon.port for daemon in again], [daemon.port for daemon in daemons])
                 other = subprocess.run(self.command(*self.daemon, "--job-id", f"{self.job}-b", "--job-dir", self.dir / f"b{int(number)}", "true"),

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""The job's directory on a disk that is full, comes back, is read-only, or is deleted: the job goes on and says so.
+"""Tests a job whose directory is on a disk that is full, recovers, is read-only, or is deleted: the job continues and reports
+the problem.
 
-Needs a small tmpfs of its own, so root and a kernel that lets it mount; skipped otherwise."""
+The tests need a small tmpfs, so root and a kernel that lets it mount; they are skipped otherwise."""
 
 import pathlib
 import re
@@ -11,7 +12,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import LaunchTest, main, wait_until
 
-# Prints 2 MB, waits for the file "go", prints a word each 50 ms until the file "stop" is there.
+# Prints 2 MB, waits for the file "go", and prints a word each 50 ms until the file "stop" exists.
 WORKER = """#!/usr/bin/env python3
 import os, pathlib, sys, time
 for i in range(20000): print(f"{i:08d} " + "x" * 91)
@@ -85,7 +86,7 @@ class DiskFull(LaunchTest):
         gaps = re.findall(r"(?m)^(\S+): (\d+) bytes missing at offset (\d+)$", (self.job_dir / "gaps.txt").read_text())
         self.assertEqual({gap[0] for gap in gaps}, {str(file)})
         self.assertEqual(sum(int(gap[1]) for gap in gaps), int(again[1]))
-        # The file and its gaps are the output: offsets count what the file has.
+        # The file and its gaps add up to the output: an offset counts the bytes that are in the file.
         rebuilt, at = "", 0
         for _, missing, offset in gaps:
             rebuilt += kept[at:int(offset)]
@@ -104,7 +105,7 @@ class DiskFull(LaunchTest):
         kept = (self.job_dir / "attempt_0/rank_00000.stdout").read_text()
         self.assertTrue(out.startswith(FIRST))
         self.assertGreaterEqual(int(lost[1]), len(FIRST) - len(kept))
-        copy = self.dir / "logs" / self.job / "attempt_0/0/stdout.log"  # on another disk, which has room
+        copy = self.dir / "logs" / self.job / "attempt_0/0/stdout.log"  # on another disk, which has space
         self.assertEqual(copy.read_text(), out)
 
     def test_a_read_only_disk(self):

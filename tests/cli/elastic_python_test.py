@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""ddplaunch.elastic with real PyTorch on Gloo (docs/users/elastic_python.md): its side of the worker protocol against an agent that
-this test plays, and the document's example under ddplaunch, whose workers are killed.
+"""Tests ddplaunch.elastic with real PyTorch on Gloo (docs/users/elastic_python.md). One part tests its side of the worker protocol,
+with the test as the agent. The other part runs the document's example under ddplaunch and kills its workers.
 
-Runs with the distribution's torch (/usr/bin/python3) and, when DDP_TEST_TORCH_PYTHON names one, with another interpreter's."""
+The tests run with the distribution's torch (/usr/bin/python3). If DDP_TEST_TORCH_PYTHON names another interpreter with torch,
+they also run with that one."""
 
 import os
 import pathlib
@@ -19,7 +20,7 @@ from tests.support.launch import SOURCE, LaunchTest, Nodes, live_processes_with,
 PYTHONS = interpreters()
 EXAMPLE = re.search(r"```python\n(.*?)```", (SOURCE / "docs/users/elastic_python.md").read_text(), re.S).group(1)
 
-# $WAIT names a rank that in attempt 1 stops for good in front of the named thing.
+# $WAIT names a rank, and the place in attempt 1 at which that rank stops for good.
 SCRIPT = """
 import os, sys, time, torch
 import torch.distributed as dist
@@ -61,7 +62,7 @@ def train(world, state):
 print(train())
 """
 
-# In front of SCRIPT: in attempt 1 a rank tells what it has read from the store, and stops for good before the key $STOP_AT.
+# Runs before SCRIPT. In attempt 1 a rank reports what it has read from the store, and stops for good before the key $STOP_AT.
 REPORTED_STORE = r"""
 import os, re, signal
 import torch.distributed as dist
@@ -120,7 +121,7 @@ class ElasticModule(ElasticTest):
         return [out for _, out, _ in ends]
 
     def goes_on(self, workers, steps_held, attempt=1):
-        """The last worker is lost: another takes its place, and all end well from the step that is held."""
+        """Replaces the lost last worker, and checks that all ranks continue from the held step."""
         workers[2] = self.worker(100_000)
         self.begin(attempt, workers, source=steps_held.index(max(steps_held)))
         self.assertEqual([worker.hear("ready")["ready"] for worker in workers], [attempt] * 3)
@@ -161,13 +162,14 @@ class ElasticModule(ElasticTest):
         self.goes_on(workers, held, attempt=2)
 
     def test_a_loss_between_an_address_and_the_connection(self):
-        """Nothing of a rank that waits to be connected can be shut: it hung until the deadline, or in Gloo's half hour."""
+        """A rank that waits to be connected has no socket to shut down. It would hang until the deadline, or for Gloo's half
+        hour."""
         self.path = self.script("script.py", REPORTED_STORE + SCRIPT, mode=0o644)
         workers = self.team(100_000)
         workers[0].hear("step", lambda step: step >= 5)
         workers[2].kill()
         held = self.revoke(0, workers[:2])
-        # It says where it is and connects to nobody; the others wait for it.
+        # The new worker publishes its address and connects to no rank; the others wait for it.
         workers[2] = self.worker(100_000, STOP_AT="/0")
         self.begin(1, workers, source=0)
         self.read_line(workers[2], "stops\n")
@@ -195,7 +197,7 @@ class ElasticModule(ElasticTest):
         workers[0].hear("step", lambda step: step >= 5)
         workers[2].kill()
         held = self.revoke(0, workers[:2])
-        for worker in workers[:2]:  # both lines at once
+        for worker in workers[:2]:  # sends both lines at once
             worker.say(revoke=7, reason="foreign", deadline_ms=5000)
             worker.link.sendall(b'{"attempt":1,"rank":0,"world":3,"local_rank":0,"local_world":3,"node_rank":0,"nodes":1,'
                                 b'"store":"127.0.0.1:1","agent_store":true}\n{"revoke":1,"reason":"x","deadline_ms":1}\n')
@@ -212,7 +214,7 @@ class ElasticModule(ElasticTest):
         workers = self.team(100_000)
         workers[0].hear("step", lambda step: step >= 5)
         workers[2].kill()
-        said = self.hear_first(workers[:2], "failed")  # the other may wait for this one only, and notice nothing
+        said = self.hear_first(workers[:2], "failed")  # the other worker may wait for this one only, and notice nothing
         self.assertEqual(said["failed"], 0)
         self.assertIn("RuntimeError", said["error"])
         self.goes_on(workers, self.revoke(0, workers[:2]))
@@ -255,7 +257,7 @@ class ElasticModule(ElasticTest):
 
 
 def worker_pids(job):
-    """By rank, of the processes that run the script."""
+    """Returns the pids of the processes that run the script, by rank."""
     found = {}
     for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={job}\0"):
         if "train.py" in words and "ddplaunchd" not in words:
@@ -269,7 +271,7 @@ def worker_pids(job):
 
 @unittest.skipUnless(PYTHONS, "no interpreter here has torch")
 class ElasticJob(LaunchTest):
-    """The document's example under ddplaunch."""
+    """Runs the document's example under ddplaunch."""
 
     steps = 4000
 
@@ -280,7 +282,7 @@ class ElasticJob(LaunchTest):
                           "--env", "PYTHONWARNINGS=ignore", "--python", python or PYTHONS[0], path, self.steps)
 
     def read_until(self, process, wanted):
-        """The lines up to one that `wanted` matches; its match."""
+        """Reads lines until `wanted` matches one, and returns the match."""
         lines = []
         for line in process.stdout:
             lines.append(line)
@@ -299,7 +301,7 @@ class ElasticJob(LaunchTest):
             held = int(self.read_until(process, rf"^attempt {attempt}: {ranks} ranks, from step (\d+)$").group(1))
             self.assertGreaterEqual(held, last)
             self.assertLess(held, self.steps)
-            # By the rank in each process's first environment; places do not change here.
+            # The ranks come from each process's first environment; they do not change in this test.
             after = worker_pids(self.job)
             self.assertNotEqual(after.pop(victim), before.pop(victim))
             self.assertEqual(after, before, "survivors keep their processes")
@@ -338,7 +340,7 @@ class ElasticJob(LaunchTest):
         self.assertEqual(done.err.splitlines()[-1].split(":")[:2], ["ddplaunch", " exit 1"])
 
     def test_a_script_without_it_is_started_again(self):
-        # Rank 1 fails when rank 0 has said its line: until then it may not even have begun.
+        # Rank 1 fails after rank 0 has printed its line. Before that rank 0 may not even have begun.
         said = self.dir / "said"
         script = f"""import os, pathlib, sys, time
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""What ddplaunch.elastic hands on after a loss (docs/users/elastic_python.md): a training with schedulers, a gradient scaler, DataLoader
-workers and gradient accumulation ends bit-equal to an undisturbed one, or its state is refused.
+"""Tests the state that ddplaunch.elastic hands on after a loss (docs/users/elastic_python.md). The training has schedulers, a
+gradient scaler, DataLoader workers and gradient accumulation. It ends bit-equal to an undisturbed one, or its state is
+refused.
 
-Runs with the distribution's torch (/usr/bin/python3) or, with --other, with the interpreter that DDP_TEST_TORCH_PYTHON names."""
+The tests run with the distribution's torch (/usr/bin/python3). With --other they run with the interpreter that
+DDP_TEST_TORCH_PYTHON names."""
 
 import contextlib
 import io
@@ -22,9 +24,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.elastic_worker import MODULES, STORE, ElasticTest, ForkedProcess
 from tests.support.launch import SKIP, SOURCE, main
 
-# $FAULT is a place in the loop and a step of attempt 0. There rank 1 dies; rank 0 takes part in a collective (which hangs) if the
-# place begins with "collective", else it goes on when the revoke has come and the state is frozen. In attempt 0 each
-# rank has made the undisturbed training.
+# $FAULT is a place in the loop and a step of attempt 0, at which rank 1 dies. If the place begins with "collective", rank 0
+# takes part in a collective (which hangs). Otherwise rank 0 continues when the revoke has come and the state is frozen. In
+# attempt 0 each rank has also made the undisturbed training.
 SCRIPT = r"""
 import contextlib, hashlib, os, signal, socket, sys, time, torch
 import torch.distributed as dist
@@ -140,14 +142,14 @@ def train(world, state):
 """
 CALL = "train()\n"
 
-# In the document's step.
+# Replaces the body of the document's step.
 STEP = """    at("part-0", step)
     scaler.scale(model(torch.randn(4, 8)).pow(2).mean()).backward()
     for p in model.parameters():
         dist.all_reduce(p.grad)
 """
 
-# A GPU whose steps complete, or never do: $GPU.
+# A fake GPU whose steps complete or never do, as $GPU says.
 FAKE_GPU = """
 class Event:
     def record(self):
@@ -161,7 +163,7 @@ make_progress = elastic._Progress
 elastic._Progress = lambda asynchronous: make_progress(True)
 """
 
-# A connection of another part of the program, which is opened while the group is made.
+# Opens a connection of another part of the program while the group is made.
 CONNECTION = """
 listener = socket.create_server(("127.0.0.1", 0))
 pairs = []
@@ -199,7 +201,7 @@ class ElasticSteps(ElasticTest):
         return ForkedProcess(str(command[3]), command[4:], environment)
 
     def disturb(self, fault, features="", prelude="", script=SCRIPT, **environment):
-        """Two ranks, of which rank 1 dies at `fault`. Rank 0, and the step that it holds."""
+        """Starts two ranks, of which rank 1 dies at `fault`. Returns rank 0 and the step that it holds."""
         self.path = self.script("script.py", script + prelude + CALL, mode=0o644)
         self.environment = dict(environment, WITH=features)
         self.before = self.team(self.steps, 2, FAULT=fault, REFERENCE="1", **self.environment)
@@ -207,7 +209,7 @@ class ElasticSteps(ElasticTest):
         return self.before[0], self.revoke(0, self.before[:1])[0]
 
     def go_on(self, survivor, source):
-        """A new rank 1 joins; what rank 0 wrote, and its standard error."""
+        """Lets a new rank 1 join. Returns rank 0's output and standard error."""
         team = [survivor, self.worker(self.steps, **self.environment)]
         self.begin(1, team, source=source)
         ends = [worker.end() for worker in team]
@@ -231,7 +233,8 @@ class ElasticSteps(ElasticTest):
         self.assert_undisturbed(out)
 
     def assert_is_refused(self, fault, features="", why="", **environment):
-        """The state of rank 0 is not used; nobody has another, so the script begins anew."""
+        """Checks that the state of rank 0 is not used. No other rank has a state, so the script starts again from the
+        beginning."""
         survivor, held = self.disturb(fault, features, **environment)
         self.assertIsNone(held)
         out, err = self.go_on(survivor, None)
@@ -271,7 +274,7 @@ class ElasticSteps(ElasticTest):
         self.assert_is_refused("before-world.step 0", "late", "the state after step 1 is not used")
 
     def test_a_misuse_that_shows_after_a_recovery(self):
-        """A loss may have hit between world.step() and the scheduler's step, which nothing had shown yet."""
+        """A loss may have hit between world.step() and the scheduler's step, which no check could see at that time."""
         survivor, held = self.disturb("part-0 4")
         self.environment["WITH"] = "late"
         team = [survivor, self.worker(self.steps, **self.environment)]
@@ -299,7 +302,7 @@ class ElasticSteps(ElasticTest):
         self.assertIn("the attempt ended before the GPU had completed the step", self.go_on(survivor, None)[1])
 
     def test_a_gpu_whose_all_reduce_was_aborted(self):
-        """The gradients look complete: the optimizer must not take them."""
+        """The gradients seem complete, but the optimizer must not use them."""
         survivor, held = self.disturb("before-optimizer 4", prelude=FAKE_GPU, GPU="complete")
         self.assertEqual(held, 4)
         self.assert_undisturbed(self.go_on(survivor, 0)[0])
@@ -310,7 +313,7 @@ class ElasticSteps(ElasticTest):
         self.assert_undisturbed(self.go_on(survivor, 0)[0])
 
     def test_a_revoke_before_a_gpu_step_is_counted(self):
-        """What follows the freeze may be made of an aborted collective."""
+        """A state that changes after the freeze may result from an aborted collective."""
         _, held = self.disturb("before-world.step 4", prelude=FAKE_GPU, GPU="complete")
         self.assertIsNone(held)
 
@@ -351,7 +354,7 @@ class ElasticSteps(ElasticTest):
 
 
 class Bad:
-    """What cannot be loaded."""
+    """An object that cannot be loaded."""
 
     def state_dict(self):
         return {}
@@ -361,7 +364,7 @@ class Bad:
 
 
 class Scaler:
-    """Of a GradScaler what the module looks at."""
+    """The part of a GradScaler that the module uses."""
 
     def __init__(self):
         self._per_optimizer_states, self._scale = {}, None
@@ -371,7 +374,7 @@ class Scaler:
 
 
 class ElasticUnits(unittest.TestCase):
-    """In this process, without collectives."""
+    """Tests of single classes in this process, without collectives."""
 
     def setUp(self):
         torch.manual_seed(1)
@@ -394,7 +397,7 @@ class ElasticUnits(unittest.TestCase):
             self.assertEqual(sockets._of_new_loops(), {2})
 
     def sync(self, *holders, **named):
-        """Rank 0 syncs; what it sends."""
+        """Runs world.sync() of rank 0. Returns the world and the tensors that it sends."""
         sent, world = [], self.world(**named)
         with unittest.mock.patch("torch.distributed.broadcast", lambda data, root: sent.append(data.clone())):
             world.sync(*holders)
@@ -464,7 +467,7 @@ class ElasticUnits(unittest.TestCase):
         self.assert_refused("world.step(2) was called for a step in which no registered optimizer has stepped")
 
     def test_steps_without_the_optimizer_that_are_well(self):
-        """A scaler leaves out the first step; a scheduler steps after a validation."""
+        """A scaler skips the first step; a scheduler steps after a validation."""
         scaler, scheduler = Scaler(), torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
         self.world().step(5)  # from a checkpoint
         world = self.sync(self.model, self.optimizer, scheduler, scaler)[0]
@@ -490,7 +493,7 @@ class ElasticUnits(unittest.TestCase):
         average = torch.optim.swa_utils.AveragedModel(self.model)
         world = self.sync(self.model, self.optimizer, average)[0]
         for p in self.model.parameters():
-            p.detach().copy_(p.detach().clone())  # as DistributedDataParallel does
+            p.detach().copy_(p.detach().clone())  # DistributedDataParallel does this
         self.make_step()
         average.update_parameters(self.model)
         world.step(1)
@@ -518,7 +521,7 @@ class ElasticUnits(unittest.TestCase):
         world.step(1)
         before = [buffer.clone() for buffer in self.model.buffers()]
         self.model(torch.randn(4, 2))
-        self.model[1].num_batches_tracked = self.model[1].num_batches_tracked + 1  # another tensor
+        self.model[1].num_batches_tracked = self.model[1].num_batches_tracked + 1  # replaces the tensor by another one
         self.assertEqual(self.progress.settle(), 1)
         for old, new in zip(before, self.model.buffers()):
             self.assertTrue(torch.equal(old, new), (old, new))
@@ -549,7 +552,7 @@ class ElasticUnits(unittest.TestCase):
             self.world(link=link)._received(torch.ones(1))
 
     def test_the_state_is_frozen_before_communicators_are_aborted(self):
-        """An aborted collective lets the GPU complete the step, with garbage."""
+        """An aborted collective lets the GPU complete the step, but with garbage."""
         order, aborted = [], threading.Event()
         self.world()
         self.progress.event = types.SimpleNamespace(query=lambda: order.append("query") or aborted.is_set())
@@ -561,7 +564,7 @@ class ElasticUnits(unittest.TestCase):
         self.assertEqual((order, self.progress.is_whole), (["query", "abort"], False))
 
     def test_a_report_that_is_set_while_the_last_is_taken(self):
-        """A reader that is slow between reading the old report and forgetting it."""
+        """Simulates a reader that is slow between reading the old report and deleting it."""
         sent, done = [], threading.Event()
         link = elastic._Link.__new__(elastic._Link)
         link.changed, link.revokes, link.attempt = threading.Condition(), {}, 1
@@ -576,7 +579,7 @@ class ElasticUnits(unittest.TestCase):
                 last = self.kept
                 if not setter.ident:
                     setter.start()
-                    setter.join(0.2)  # where it may, it sets the next now
+                    setter.join(0.2)  # without a lock the next report would be set here
                 return last
 
             @report.setter
@@ -599,7 +602,7 @@ class ElasticUnits(unittest.TestCase):
 
 
 def run_in(python):
-    """This program in an interpreter that has PyTorch."""
+    """Runs this program in an interpreter that has PyTorch."""
     if not python or subprocess.run([python, "-c", "import torch.distributed as d; assert d.is_available()"],
                                     capture_output=True).returncode != 0:
         print(f"skipped: no PyTorch in {python or '$DDP_TEST_TORCH_PYTHON'}")
@@ -618,6 +621,6 @@ if __name__ == "__main__":
     import torch.distributed
     import torch.utils.data
     from ddplaunch import elastic
-    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1).step()  # imports the rest, here and not in each fork
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1).step()  # imports the rest of PyTorch here, and not in each fork
     print("PyTorch", torch.__version__, flush=True)
     main()

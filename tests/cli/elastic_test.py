@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Nodes that are lost, and nodes that come (docs/users/elastic.md): spares, fewer nodes, hosts that come back, growth. Nodes are
-own sshd's on 127.0.0.x; what a node's loss looks like from the network is partition_test.py's."""
+"""Tests nodes that are lost and nodes that join (docs/users/elastic.md): spares, fewer nodes, hosts that return, growth. Nodes are
+sshds on 127.0.0.x. partition_test.py tests how a loss appears on the network."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import LaunchTest, Nodes, is_running, live_processes_with, main, wait_until
 
-# Ends well in the attempt given by $1; before it waits to be stopped.
+# Ends with code 0 in the attempt $1. Before that attempt it waits to be stopped.
 WAITING = """#!/bin/sh
 echo "attempt $TORCHELASTIC_RESTART_COUNT rank $RANK/$WORLD_SIZE node $GROUP_RANK/$GROUP_WORLD_SIZE"
 [ "$TORCHELASTIC_RESTART_COUNT" -ge "$1" ] && exit 0
@@ -40,7 +40,7 @@ class Elastic(LaunchTest):
                           "50ms", "--label", "none", "--nproc-per-node", 2, "--env", "OMP_NUM_THREADS=1", *args)
 
     def agents(self):
-        """pid of the agent, and of its keeper, by host."""
+        """Returns {host: (pid of the agent, pid of its keeper)}."""
         found = {}
         for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0"):
             if "sleep" in words:
@@ -51,7 +51,7 @@ class Elastic(LaunchTest):
         return found
 
     def running(self, process, attempt, world):
-        """Waits until all ranks of the attempt have spoken; their lines."""
+        """Waits until all ranks of the attempt have printed a line. Returns the lines."""
         lines = []
         while len(lines) < world:
             line = process.stdout.readline()
@@ -82,7 +82,7 @@ class Elastic(LaunchTest):
         began = time.monotonic()
         self.lose(0)
         lines = self.running(process, 1, 4)
-        self.assertLess(time.monotonic() - began, 10)  # the lease of 25 s is not waited for: the keeper has spoken
+        self.assertLess(time.monotonic() - began, 10)  # the keeper has reported, so the job does not wait for the lease of 25 s
         self.assertEqual(lines, [f"attempt 1 rank {rank}/4 node {rank // 2}/2\n" for rank in range(4)])
         done = self.finish(process)
         self.assert_code(done, 0)
@@ -96,7 +96,7 @@ class Elastic(LaunchTest):
         self.lose(1)
         lines = self.running(process, 1, 4)
         self.assertEqual(lines, [f"attempt 1 rank {rank}/4 node {rank // 2}/2\n" for rank in range(4)])
-        lines = self.running(process, 2, 6)  # called back after 5 s, and taken in
+        lines = self.running(process, 2, 6)  # the host is called back after 5 s and joins
         self.assertEqual(lines, [f"attempt 2 rank {rank}/6 node {rank // 2}/3\n" for rank in range(6)])
         done = self.finish(process)
         self.assert_code(done, 0)
@@ -126,7 +126,7 @@ class Elastic(LaunchTest):
         os.kill(agent, signal.SIGKILL)
         os.kill(keeper, signal.SIGKILL)
         lines = self.running(process, 1, 4)
-        self.assertLess(time.monotonic() - began, 15)  # the lease is 25 s: the next agent there has looked
+        self.assertLess(time.monotonic() - began, 15)  # the lease is 25 s, but the next agent has searched the host
         self.assertEqual(left(), [])
         self.assertEqual(lines, [f"attempt 1 rank {rank}/4 node {rank // 2}/2\n" for rank in range(4)])
         done = self.finish(process)
@@ -193,7 +193,7 @@ class Elastic(LaunchTest):
                           "--node-timeout", "3s", "--master-timeout", "3s", "--env", "OMP_NUM_THREADS=1", *args)
 
     def test_an_agent_that_freezes_as_its_workers_start(self):
-        # The worker freezes the agent itself: no heartbeat comes between.
+        # The worker itself freezes the agent, before any heartbeat.
         freezing = self.script("freezing.sh", '#!/bin/sh\n[ "$TORCHELASTIC_RESTART_COUNT" = 0 ] && kill -STOP $PPID && exec sleep 1000\n'
                                'echo "attempt 1 rank 0"\n')
         process = self.launch_on_this_machine(freezing)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The environment as data: what reaches the workers of other machines, byte for byte, and where it is never seen; --setup."""
+"""Tests the environment as data: the bytes that reach workers of other machines, where none may be visible, and --setup."""
 
 import os
 import pathlib
@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import LaunchTest, Nodes, live_processes_with, main, wait_until
 
 PYTHON = "/usr/bin/python3" if pathlib.Path("/usr/bin/python3").exists() else sys.executable
-# What it writes is compared as bytes: names, values and arguments in hexadecimal.
+# The output is compared as bytes: names, values and arguments are hexadecimal.
 SHOW = """
 import os, sys
 for name in sys.argv[1].split(","):
@@ -57,7 +57,7 @@ class AsData(SshEnvTest):
                     for name, value in UNUSUAL.items()]
         expected.append("arguments " + " ".join(word.hex() or "-" for word in arguments))
         for transport in BOTH_TRANSPORTS:
-            for setup in ([], ["--setup", "SET_UP=1"]):  # through a shell, too
+            for setup in ([], ["--setup", "SET_UP=1"]):  # a set-up command adds a shell
                 done = self.run_job(*self.ssh, *transport, *setup, "--python", PYTHON, script, ",".join(UNUSUAL),
                                     *map(os.fsdecode, arguments), env=environment)
                 self.assert_code(done, 0)
@@ -67,7 +67,7 @@ class AsData(SshEnvTest):
 
     def test_what_exec_cannot_pass_is_an_error_that_names_the_host(self):
         self.cluster()
-        # More than one string may have, brought in by a file: no shell could have passed it to us.
+        # The variable is larger than Linux passes in one string. It comes from a file, since no shell could pass it on.
         vars_file = self.dir / "vars"
         vars_file.write_text("HUGE=" + "y" * 131_072 + "\n")
         done = self.run_job(*self.ssh, "--env-file", vars_file, "true")
@@ -75,7 +75,7 @@ class AsData(SshEnvTest):
         self.assertRegex(done.err, r"127\.0\.0\.[23]: environment variable HUGE has 131077 bytes; Linux passes at most 131071 "
                                    "in one; leave it out or shorten it")
         self.assertNotIn("yyyy", done.err)
-        # All together: 20 variables of 110 KB.
+        # 20 variables of 110 KB are too large in total.
         vars_file.write_text("".join(f"PART{i:02}={'z' * 110_000}\n" for i in range(20)))
         done = self.run_job(*self.ssh, "--env-file", vars_file, "true")
         self.assertEqual(done.code, 115, done)
@@ -106,7 +106,7 @@ class AsData(SshEnvTest):
                 self.assertEqual([line for pid, line in lines.items() if marker.encode() in line], [])
                 self.assertEqual([pid for pid, line in lines.items() if marker[::-1].encode() in line and pid != ours], [])
                 environments = [p.read_bytes() for p in readable(pathlib.Path("/proc").glob("[0-9]*/environ"))]
-                self.assertGreaterEqual(sum(marker.encode() in text for text in environments), 2)  # the search works
+                self.assertGreaterEqual(sum(marker.encode() in text for text in environments), 2)  # proves that the search works
                 agents = [pid for pid, line in lines.items() if b"ddplaunchd\0--stdio" in line]
                 self.assertGreaterEqual(len(agents), 2)
                 process.send_signal(signal.SIGINT)
@@ -145,7 +145,8 @@ class WhatStays(SshEnvTest):
         ACCELERATE_NUM_PROCESSES ACCELERATE_X_PROCESS_Y JAX_NUM_PROCESSES JAX_PROCESS_ID DDPLAUNCH_TOKEN DDPLAUNCH_X""".split()
 
     def test_the_whole_deny_list_stays_here(self):
-        # /usr/bin/env and no shell, which would make up some of them. RANK=0 and the like are no job of several here.
+        # The worker is /usr/bin/env, since a shell would set some of these variables itself. Values such as RANK=0 do not
+        # make this launcher a node of a larger job.
         self.cluster()
         mine = dict(self.env)
         for name in self.DENIED:
@@ -154,7 +155,7 @@ class WhatStays(SshEnvTest):
         mine["LD_PRELOAD"] = mine["LD_AUDIT"] = ""
         free = {"WANDB_API_KEY": "k", "HF_HOME": "/x", "NCCL_DEBUG": "only-here-not", "CUDA_HOME": "/c", "ENVIRONMENT": "e",
                 "TERRAFORM": "ok" if False else "t", "OMP_PLACES": "cores", "WORLD": "w", "RANKING": "r", "LISTENER": "l"}
-        free.pop("TERRAFORM")  # TERM* of the list takes it along
+        free.pop("TERRAFORM")  # matches TERM* of the list
         mine.update(free)
         done = self.run_job(*self.ssh, "/usr/bin/env", "-0", env=mine)
         self.assert_code(done, 0)
@@ -183,7 +184,7 @@ class ActiveEnvironments(SshEnvTest):
         script = self.script("which.py", "import sys, os\nprint(sys.prefix, os.environ['VIRTUAL_ENV'], "
                              "os.environ['PATH'].split(':')[0], 'PYTHONHOME' in os.environ)\n")
         path = self.env["PATH"]
-        # As bin/activate does it.
+        # bin/activate sets these variables.
         self.env.update(VIRTUAL_ENV=str(venv), PATH=f"{venv}/bin:{path}", VIRTUAL_ENV_PROMPT="(venv)")
         self.env.pop("PYTHONHOME", None)
         for transport in BOTH_TRANSPORTS:
@@ -204,7 +205,7 @@ class ActiveEnvironments(SshEnvTest):
         done = self.run_job(*self.ssh, script)
         self.assert_code(done, 0)
         self.assertEqual(done.out, f"{conda}/bin/python3 {conda} train 2\n" * 2)
-        # One node that lacks it.
+        # One node lacks the conda environment.
         hosts = self.dir / "hosts"
         hosts.write_text(f"{nodes.hosts[0]} slots=1\n{nodes.hosts[1]} slots=1 env:CONDA_PREFIX=/no/such/env\n")
         done = self.run_job("--hostfile", hosts, "--ssh-config", nodes.ssh_config, script)
@@ -238,7 +239,7 @@ class Setup(SshEnvTest):
         (home / ".bash_profile").write_text(text)
         nodes = self.cluster()
         hosts = self.dir / "hosts"
-        # The agent's HOME is the account's; the profile is read from the one that sshd gives.
+        # The agent's HOME is the account's; bash reads the profile from the HOME that sshd sets.
         config = nodes.dir / "sshd_config"
         config.write_text(config.read_text().replace("SetEnv SHLVL=1", f"SetEnv SHLVL=1 HOME={home}"))
         nodes.restart_sshd()

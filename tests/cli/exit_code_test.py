@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""docs/users/exit_codes.md, row by row: each code comes out of real jobs, of one node and of several."""
+"""Tests docs/users/exit_codes.md row by row: real jobs on one node and on several nodes produce each code."""
 
 import pathlib
 import signal
@@ -11,7 +11,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import BIN, SOURCE, LaunchTest, Nodes, main
 
-# For each row of the document, by its cells before the meaning: the cases for one node and for several, or why there is none.
+# For each row of the document, by its cells before the meaning: the cases for one node and for several, or why it has none.
 OURS = "only a mistake of ours makes it: tests/unit/launcher/report/exit_report_test.cc"
 ROWS = {
     ("0",): ("success", "success_of_nodes"),
@@ -38,7 +38,7 @@ ROWS = {
 
 
 def documented_rows():
-    """The cells before the meaning of each row of both tables."""
+    """Returns the cells before the meaning of each row of both tables."""
     rows = []
     for line in (SOURCE / "docs/users/exit_codes.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -59,7 +59,7 @@ class Document(unittest.TestCase):
 
 class ExitCodes(LaunchTest):
     def ends(self, code, why, *args, **popen):
-        """A job that ends with this code, and says on its last line why."""
+        """Runs a job, and checks its exit code and the reason in its last line."""
         done = self.run_job(*args, **popen)
         self.assert_code(done, code)
         if why is None:
@@ -75,14 +75,14 @@ class ExitCodes(LaunchTest):
                       *hosts, "--master-port", taken.getsockname()[1], "true")
 
     def stopped_by(self, number, *args):
-        """The job's first line of output is awaited, then ddplaunch gets the signal."""
+        """Waits for the job's first line of output, and sends the signal to ddplaunch."""
         process = self.start(*args)
         self.assertTrue(process.stdout.readline())
         process.send_signal(number)
         return self.finish(process, timeout=40)
 
     def fake_agent(self, hello, then):
-        """A program that greets as an agent does, and then does something else."""
+        """Makes a program that sends an agent's hello line, and then does something else."""
         return self.script("fake_agent", f"#!/bin/sh\nprintf '{hello}'\n{then}\n")
 
     def real_hello(self):
@@ -109,12 +109,12 @@ class ExitCodes(LaunchTest):
 
     def try_start_timeout(self, *args):
         agent = self.script("mute_agent", "#!/bin/sh\nexec sleep 30\n")
-        # The node's limit is seen first, unless the machine is so busy that the job's has run out, too.
+        # Usually the node's limit ends first. On a busy machine the job's limit may have ended too.
         why = r"node [^ ]+: (no greeting of \S+ before the start limit; |it was still on the way to its hello when the start limit)"
         self.ends(112, why, *args, "--agent", agent, "--start-timeout", "1s", "true")
 
     def try_lost(self, *args):
-        # $PPID is the agent. Its keeper ends what it leaves.
+        # $PPID is the agent. Its keeper kills what the agent leaves.
         last = "$((WORLD_SIZE - 1))"
         self.ends(113, "node [^ ]+: the agent was killed by SIGKILL; ended ", *args, "sh", "-c",
                   f"if [ $RANK = {last} ]; then kill -KILL $PPID; fi; sleep 60")
@@ -201,7 +201,7 @@ class OneNode(ExitCodes):
 
 
 class Nodes2(ExitCodes):
-    """The same over SSH, and the bad one is the second node where it can be."""
+    """The same tests over SSH. If possible, the second node is the faulty one."""
 
     def setUp(self):
         super().setUp()
@@ -209,7 +209,7 @@ class Nodes2(ExitCodes):
         self.ssh = ["--hostfile", self.nodes.hostfile, "--ssh-config", self.nodes.ssh_config]
 
     def worker(self, what):
-        """Rank 3, the last one on the second node, does it; the others wait."""
+        """Returns a worker command: rank 3, the last one on the second node, runs `what`; the others wait."""
         return ["sh", "-c", f"ulimit -c 0; if [ $RANK = 3 ]; then {what}; fi; sleep 60"]
 
     def hosts(self, text):

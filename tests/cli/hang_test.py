@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""--hang-timeout: jobs that do nothing are found, named and ended; jobs that do something are left alone."""
+"""Tests --hang-timeout: it finds, names and ends jobs without progress, and does not touch jobs that progress."""
 
 import pathlib
 import re
@@ -42,7 +42,7 @@ if rank == 1:
 dist.all_reduce(torch.ones(1))
 """
 
-# A group on a port of its own, which no rank serves as long as the agent serves MASTER_PORT.
+# Makes a group on a separate port. No rank serves that port while the agent serves MASTER_PORT.
 SECOND_STORE = """
 import os, sys, torch.distributed as dist
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[1]}", rank=int(os.environ["RANK"]),
@@ -61,7 +61,7 @@ class HangTest(LaunchTest):
         self.env["OMP_NUM_THREADS"] = "1"
 
     def path_without_debuggers(self):
-        """A PATH on which everything but gdb and py-spy can be found."""
+        """Returns a PATH on which all programs but gdb and py-spy are found."""
         bare = self.dir / "bin"
         bare.mkdir()
         for directory in ("/bin", "/usr/bin"):
@@ -74,7 +74,7 @@ class HangTest(LaunchTest):
         return (self.job_dir / f"attempt_{attempt}/hang_rank_{rank:05}.txt").read_text()
 
     def skip_unless_gdb_may_attach(self):
-        """Containers and hardened machines forbid it; then the file says so."""
+        """Containers and hardened machines forbid attaching; then the file says so."""
         if re.search(r"(?i)ptrace: .*not permitted|Could not attach", self.hang_text(0)):
             self.skipTest("gdb may not attach to processes here")
 
@@ -152,7 +152,7 @@ class OneMachine(HangTest):
         self.assert_hung(done, "rank 0 on localhost: sleeping in poll")
 
     def test_a_reader_that_stops_is_no_hang(self):
-        # Nobody reads our output: the workers are blocked by us.
+        # The test does not read the output, so ddplaunch blocks the workers.
         script = self.script("worker.sh", "#!/bin/sh\nhead -c 20000000 /dev/zero | tr '\\0' x | fold -w 100\n")
         process = self.start("--nproc-per-node", 1, "--hang-timeout", "1s", script)
         self.assertTrue(wait_until(lambda: (self.job_dir / "attempt_0/rank_00000.stdout").exists()))
@@ -212,7 +212,7 @@ class OneMachine(HangTest):
 
 
 class Alive(HangTest):
-    """Jobs that are none: each lasts several times its timeout."""
+    """Jobs that do not hang. Each lasts several times its timeout."""
 
     def check(self, text, *args):
         done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "2s", self.script("worker.sh", text), 8, *args)
@@ -230,7 +230,7 @@ class Alive(HangTest):
         self.check(f'#!/bin/sh\n[ "$RANK" = 1 ] || exec sleep "$1"\nsh -c "{inner} $1"\nexit $?\n')
 
     def test_ranks_that_spin_are_not_found(self):
-        # The documented limit: waiting with the CPU at full speed looks like work.
+        # This is the documented limit: waiting with the CPU at full speed looks like work.
         self.check(COMPUTES.replace('[ "$RANK" = 1 ] || exec sleep "$1"\n', ""))
 
 

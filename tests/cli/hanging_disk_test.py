@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A disk that hangs, as a network disk whose server is gone, holds up nothing but what needs it: heartbeats go on, signals
-count, the root cause is shown. tests/support/hanging_disk.cc makes its calls wait."""
+"""Tests a disk that hangs, as a network disk without its server: only operations on that disk wait. Heartbeats continue,
+signals work, and the root cause is shown. tests/support/hanging_disk.cc delays the system calls."""
 
 import os
 import pathlib
@@ -24,7 +24,7 @@ class HangingDisk(LaunchTest):
         self.hang = self.disk / "HANG"
         self.work = self.disk / "work"
         self.work.mkdir()
-        # Of the worker that the second attempt has to start from the disk.
+        # The disk begins to hang before the second attempt has to start its worker from it.
         self.fail_once = f"if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then > {self.hang}; exit 3; fi; echo went on"
         self.addCleanup(self.hang.unlink, missing_ok=True)
 
@@ -52,7 +52,7 @@ class HangingDisk(LaunchTest):
     # ---- the job directory
 
     def start_and_fail(self, *args):
-        """A worker fails in the moment in which the job directory's disk begins to hang."""
+        """Starts a worker that fails at the moment when the job directory's disk begins to hang."""
         return self.run_on_disk("--job-dir", self.disk / "job", *args, "sh", "-c", f"> {self.hang}; echo words >&2; exit 3")
 
     CAUSE = "ddplaunch: exit 3: rank 0 on "
@@ -73,7 +73,7 @@ class HangingDisk(LaunchTest):
         self.assert_code(done, 3)
         self.assertIn(f"ddplaunch: waiting for the disk of {self.disk}/report.json (Ctrl-C: end without it)\n", done.err)
         self.assertRegex(done.err, f"ddplaunch: warning: the disk of {self.disk}/report.json takes nothing for 10 s; not written: "
-                         f"{self.disk}/report.json, [0-9]+ bytes of output\n")  # of ddplaunch.log
+                         f"{self.disk}/report.json, [0-9]+ bytes of output\n")  # these are bytes of ddplaunch.log
         self.assertTrue(done.err.splitlines()[-1].startswith(self.CAUSE), done.err)
         self.assertIn('"exit_code": 3', (self.job_dir / "report.json").read_text())
 
@@ -104,7 +104,7 @@ class HangingDisk(LaunchTest):
         self.assertIn('"exit_code": 3', (self.disk / "job/report.json").read_text())
         self.assertEqual((self.disk / "job/attempt_0/rank_00000.stderr").read_text(), "words\n")
 
-    # ---- what the agent keeps in TMPDIR
+    # ---- the agent's files in TMPDIR
 
     def test_files_of_the_agent_hang(self):
         (self.disk / "tmp").mkdir()
@@ -118,7 +118,7 @@ class HangingDisk(LaunchTest):
             self.hang.unlink()
 
     def test_files_of_the_agent_hang_after_the_last_of_ranks_that_rejoin(self):
-        # An agent that removed files after it had reported the attempt's end ignored the order that began the next attempt.
+        # If an agent removed files after it had reported the attempt's end, it would ignore the order of the next attempt.
         (self.disk / "tmp").mkdir()
         self.env["TMPDIR"] = str(self.disk / "tmp")
         metrics = self.dir / "metrics"
@@ -187,7 +187,7 @@ class HangingDisk(LaunchTest):
         self.assertIn("SSH keys and known_hosts were not read before the start limit; their disk hangs", done.err)
 
     def test_standard_input_hangs(self):
-        stdin = os.eventfd(0)  # as a file of such a disk: a read of it waits, and epoll is not asked
+        stdin = os.eventfd(0)  # like a file of such a disk: a read waits, and epoll is not asked
         self.addCleanup(os.close, stdin)
         process = self.run_on_disk("--stdin", "0", "sh", "-c", "sleep 3; echo went on", stdin=stdin)
         done = self.finish(process, timeout=30)

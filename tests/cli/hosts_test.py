@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""ddplaunch hosts, --hosts-from, and workers that are named like our words."""
+"""Tests ddplaunch hosts, --hosts-from, and workers whose names equal a verb of ddplaunch."""
 
 import json
 import pathlib
@@ -38,7 +38,7 @@ class Hosts(LaunchTest):
         self.assertIn("SECRET", plan["hosts"][1]["variables"])
         self.assertNotIn("hidden", done.stdout)
 
-        # What the plan said is what a job does.
+        # A job does what the plan says.
         done = self.run_job(*ssh, "--label", "", "sh", "-c", "echo $RANK $NODE_RANK $MASTER_ADDR")
         self.assert_code(done, 0)
         self.assertEqual(sorted(done.out.splitlines()),
@@ -80,7 +80,7 @@ class Hosts(LaunchTest):
     def test_a_worker_named_check(self):
         self.script("check", "#!/bin/sh\necho I am a worker\n")
         self.env["PATH"] = f"{self.dir}:{self.env['PATH']}"
-        # The words of LaunchTest stand in front, so that `check` is not the first one.
+        # LaunchTest puts options before `check`, so `check` is not the first word.
         done = self.run_job("check")
         self.assert_code(done, 0)
         self.assertIn("I am a worker", done.out)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Every way in which a job on one machine can come to its end leaves nothing behind: with control groups, and without.
+"""Tests that every end of a job on one machine leaves no process, with and without control groups.
 
-We are a subreaper: whatever a job starts, however it detaches itself, stays below us and is counted, zombies aside.
-Random kills over SSH: torture_test.py.
+The test is a subreaper: all processes of a job stay below it, however they detach themselves, and are counted, except
+zombies. torture_test.py tests random kills over SSH.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
 
 
 def groups_of(job):
-    """Directories of control groups that bear the job's name."""
+    """Returns the control group directories whose names contain the job's name."""
     found = []
     for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
         if " - cgroup" in line:
@@ -76,7 +76,7 @@ class Job:
         return self
 
     def find(self, name):
-        """The keeper ("ddp-keeper") or the agent ("ddplaunchd") of this job."""
+        """Returns the keeper ("ddp-keeper") or the agent ("ddplaunchd") of this job."""
         for pid, (_, comm, state) in below(self.process.pid).items():
             if comm == name and state != "Z":
                 return Victim(pid, "localhost")
@@ -89,7 +89,7 @@ class Job:
 
 @unittest.skipUnless(UNRULY_WORKER.exists(), f"{UNRULY_WORKER} is not built")
 class Kill(unittest.TestCase):
-    """As the user who runs the tests; as root that is with a control group where the machine has any."""
+    """Tests as the present user. As root a job has a control group, if the machine supports any."""
 
     prefix = []
 
@@ -108,7 +108,7 @@ class Kill(unittest.TestCase):
                    worker=worker)
 
     def assert_all_gone(self, *jobs, within=GRACE + 1):
-        """Nothing lives below us but `jobs`' own masters, which are ended."""
+        """Waits until no process lives below the test but the masters of `jobs`, which have ended."""
         owned = [job.process.pid for job in jobs]
         left = {}
         end = time.monotonic() + within * SLACK
@@ -187,7 +187,7 @@ class Kill(unittest.TestCase):
         self.assert_all_gone(job, within=0.05)
 
     def test_stopped_agent(self):
-        # On the master's own machine there is no lease: the master gives it up, and wakes it by its keeper's end.
+        # The master's own machine has no lease. The master gives the agent up, and the end of the keeper wakes the agent.
         job = self.start(FAMILY, "--node-timeout", "2s").wait_up()
         job.find("ddplaunchd").hit("STOP")
         code, err = job.finish()
@@ -231,7 +231,8 @@ class Kill(unittest.TestCase):
 
     @staticmethod
     def strangers(other, before):
-        """What lives below us and is not of the job `other`; its daemon is not below its master but below its agent."""
+        """Returns the live processes below the test that do not belong to the job `other`. A daemon of `other` is below its
+        agent, not below its master."""
         return alive_below({other.process.pid, *before}, [other.process.pid])
 
     def test_many_stubborn_workers_are_killed_at_once(self):
@@ -252,7 +253,7 @@ class Kill(unittest.TestCase):
 
 @unittest.skipUnless(os.geteuid() == 0 and shutil.which("setpriv"), "needs root and setpriv, to be somebody else")
 class KillAsNobody(Kill):
-    """As a user who may make no control group: the tree of processes alone does it."""
+    """Tests as a user who cannot make control groups: the agent finds processes by the process tree alone."""
 
     prefix = NOBODY
 
@@ -267,7 +268,7 @@ class KillAsNobody(Kill):
         self.assertEqual((code, err), (0, ""))
 
     def test_a_process_that_became_another_user_is_named(self):
-        # As below sudo: all its uids are root's, so that its user may not signal it.
+        # As below sudo, all uids of the process are root's, so its user may not signal it.
         sudo = self.dir / "sudo"
         shutil.copy(shutil.which("setpriv"), sudo)
         os.chown(sudo, 0, 0)

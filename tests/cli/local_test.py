@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Jobs on this machine only: ranks, output, environment, failure, exit codes, signals."""
+"""Tests jobs on this machine only: ranks, output, environment, failure, exit codes, signals."""
 
 import os
 import pathlib
@@ -91,7 +91,7 @@ class LocalJob(LaunchTest):
         self.assertIn("SIGSEGV", done.err)
 
     def test_workers_that_ignore_term_and_their_daemons_are_gone(self):
-        # Rank 1 ignores TERM and leaves a grandchild in its own session; rank 0 fails.
+        # Rank 1 ignores TERM and leaves a grandchild in a separate session; rank 0 fails.
         script = self.script("w.sh", '#!/bin/sh\nif [ $RANK = 0 ]; then sleep 0.3; exit 5; fi\n'
                              'trap "" TERM\nsetsid sh -c \'trap "" TERM HUP; while :; do sleep 1; done\' &\n'
                              'while :; do sleep 1; done\n')
@@ -187,9 +187,10 @@ class LocalJob(LaunchTest):
         self.assertEqual(done.out.count("got USR1"), 2)
 
     def test_stopped_master_does_not_stop_the_job(self):
-        # Ctrl-Z for longer than the agents bear a silent master; the worker's own end shows that it lived on.
+        # Ctrl-Z stops the master for longer than the agents tolerate its silence. The worker's normal end proves that it
+        # survived.
         process = self.start("--master-timeout", "2s", "sh", "-c", "echo up; sleep 4; touch survived; echo bye",
-                             preexec_fn=os.setpgrp)  # as a shell with job control: this test can continue it
+                             preexec_fn=os.setpgrp)  # as a shell with job control does, so this test can continue it
         self.assertTrue(process.stdout.readline())
         process.send_signal(signal.SIGTSTP)
         stat = pathlib.Path(f"/proc/{process.pid}/stat")
@@ -227,7 +228,7 @@ class LocalJob(LaunchTest):
     def test_blocked_reader_holds_neither_stderr_nor_the_end(self):
         process = self.start("sh", "-c", "while :; do echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; done")
         self.assertTrue(process.stdout.readline())
-        # Nobody reads on: the pipe, and all that may wait for it, fill up.
+        # The test stops reading, so the pipe and all buffers before it fill up.
         file = self.job_dir / "attempt_0" / "rank_00000.stdout"
         self.assertTrue(wait_until(lambda: file.exists() and file.stat().st_size > (2 << 20)))
         process.send_signal(signal.SIGINT)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Which network a job takes: machines of our own (network namespaces) on two LANs, with other names of interfaces on each, a
-docker-like bridge with the same address on all, and ways that are closed. Needs root and ip(8). The control link is no
-part of it: a stand-in for ssh enters the namespace, so that a LAN can be cut while the nodes are reached."""
+"""Tests which network a job chooses. The machines are network namespaces on two LANs, with different interface names on each.
+All have a docker-like bridge with the same address, and some routes are closed. Needs root and ip(8). The control link is not
+under test: a stand-in for ssh enters the namespace, so that nodes stay reachable while a LAN is cut."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import LaunchTest, main, wait_until
 
-# Interfaces on the two LANs, by machine: kernels and distributions name them as they like.
+# Names of the interfaces on the two LANs, by machine. Kernels and distributions use many naming schemes.
 NAMES = {"n0": ("eth0", "ib0"), "n1": ("enp5s0f0", "ib1"), "n2": ("bond0.10", "mlx0")}
 LANS = ("10.77.0.{}/24", "10.78.0.{}/24")
 SHOW = "echo $RANK $MASTER_ADDR $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME"
@@ -26,7 +26,7 @@ def ip(*words):
 
 @unittest.skipUnless(os.geteuid() == 0 and shutil.which("ip"), "needs root and ip(8)")
 class Machines(LaunchTest):
-    """The namespaces; the master runs in n0, which is node 0 as localhost."""
+    """The namespaces. The master runs in n0, which is node 0 under the name localhost."""
 
     lans = LANS
     nodes = ("n1", "n2")
@@ -60,7 +60,7 @@ class Machines(LaunchTest):
         ip("-n", self.ns[name], "link", "set", interface, "up")
 
     def docker_bridge(self, name):
-        """As docker makes one on every host, under the name that compose gives it; with a container, so that it is up."""
+        """Makes a bridge as docker does on every host, under compose's name, with a container so that the bridge is up."""
         ip("-n", self.ns[name], "link", "add", "corp0", "type", "veth", "peer", "name", "veth1a2b")
         ip("-n", self.ns[name], "addr", "add", "172.18.0.1/16", "dev", "corp0")
         for device in ("corp0", "veth1a2b"):
@@ -72,12 +72,12 @@ class Machines(LaunchTest):
                    for interface in NAMES[name][:len(self.lans)])
 
     def cut(self, name, lan):
-        """`name` cannot reach n0 there any more, silently: its frames go to a machine that is not there."""
+        """Cuts the path from `name` to n0 on that LAN without an error: its frames go to a machine that does not exist."""
         ip("-n", self.ns[name], "neigh", "replace", self.lans[lan].format(1).split("/")[0], "lladdr", "02:00:00:00:00:99",
            "dev", NAMES[name][lan], "nud", "permanent")
 
     def reject(self, name, lan):
-        """The same, told at once."""
+        """Cuts the same path with an immediate error."""
         ip("-n", self.ns[name], "route", "add", "unreachable", self.lans[lan].format(1).split("/")[0])
 
     def command(self, *args):
@@ -86,7 +86,7 @@ class Machines(LaunchTest):
             "--label", "", *args)]
 
     def shown(self, *args):
-        """What each rank was told, and what the user was."""
+        """Returns the output of the ranks, which show their environment, and the messages to the user."""
         done = self.run_job(*args, "sh", "-c", SHOW)
         self.assert_code(done, 0)
         return sorted(done.out.splitlines()), done.err
@@ -195,7 +195,7 @@ class OneMachine(Machines):
 
 
 class Routed(Machines):
-    """Every machine on a network of its own, and a router between: pods, and clouds that give a /32."""
+    """Every machine is on a separate network with a router between, as pods and clouds that assign a /32 are."""
 
     lans = ()
     nodes = ("n1",)

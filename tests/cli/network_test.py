@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A job over a real network between two network namespaces of our own: which address the ranks meet at, and what a cut link
-means. Needs root and ip(8)."""
+"""Tests a job over a real network between two network namespaces: the address at which the ranks meet, and the effect of a
+cut link. Needs root and ip(8)."""
 
 import os
 import pathlib
@@ -22,7 +22,7 @@ def ip(*words):
 
 @unittest.skipUnless(os.geteuid() == 0 and shutil.which("ip") and SSHD, "needs root, ip(8) and sshd")
 class TwoMachines(LaunchTest):
-    """`near` is the master's machine, `far` the other one; 10.77.0.0/24 joins them, and each has a docker0 of its own."""
+    """`near` is the master's machine, `far` the other one. 10.77.0.0/24 joins them, and each has a docker0."""
 
     def setUp(self):
         super().setUp()
@@ -40,7 +40,7 @@ class TwoMachines(LaunchTest):
             ip("-n", name, "addr", "add", "172.17.0.1/16", "dev", "docker0")
             for device in ("lo", "wire0", "docker0", "vethc0"):
                 ip("-n", name, "link", "set", device, "up")
-        # The kernel tells of a new carrier up to a second later; a node in use has had it for long.
+        # The kernel reports a new carrier up to a second late. A node in use has had its carrier for long.
         self.assertTrue(wait_until(lambda: all(self.has_carrier(name) for name in (self.near, self.far))))
         self.start_sshd()
 
@@ -101,13 +101,13 @@ class TwoMachines(LaunchTest):
         self.assertEqual(process.returncode, 113, err)
         self.assertLess(time.monotonic() - cut, 20)
         self.assertIn("10.77.0.2", err)
-        # The far side finds out by itself.
+        # The far side detects the loss itself.
         mark = f"DDPLAUNCH_JOB_ID={self.job}\0"
         self.assertTrue(wait_until(lambda: not live_processes_with(mark), 20), live_processes_with(mark))
 
 
     def drop_packets(self):
-        """Silently, both ways: frames go to a machine that is not there."""
+        """Drops packets in both directions without an error: frames go to a machine that does not exist."""
         for name, peer in ((self.near, 2), (self.far, 1)):
             ip("-n", name, "neigh", "replace", f"10.77.0.{peer}", "lladdr", "02:00:00:00:00:99", "dev", "wire0", "nud",
                "permanent")
@@ -124,11 +124,11 @@ class TwoMachines(LaunchTest):
         self.drop_packets()
         out, err = process.communicate(timeout=40)
         self.assertEqual(process.returncode, 113, err)
-        # Silence is looked at once a second; then the workers here have their grace.
+        # Silence is checked once a second. Then the workers of the near side have their grace.
         self.assertLess(time.monotonic() - cut, 2 + 1 + 1 + 2)
         self.assertRegex(err.splitlines()[-1], r"^ddplaunch: exit 113: node 10\.77\.0\.2: nothing was heard of it for [23](\.\d)? s "
                          r"\(--node-timeout\); the machine, its network, or the agent hangs$")
-        # The far side finds out by itself, while the link is still cut.
+        # The far side detects the loss itself, while the link is still cut.
         mark = f"DDPLAUNCH_JOB_ID={self.job}\0"
         self.assertTrue(wait_until(lambda: not live_processes_with(mark), 20), live_processes_with(mark))
         self.assertLess(time.monotonic() - cut, 2 + 1 + 1 + 3)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Two users of one machine, one of whom means harm: per-node mode on loopback, its token file, the job's directory."""
+"""Tests a hostile user on the same machine: per-node mode on loopback, its token file, the job's directory."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ from tests.support.launch import BIN, LaunchTest, Outcome, main, wait_until
 from tests.support.ports import free_port
 
 TOKEN = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
-VICTIM, MALLORY = 61234, 61235  # users that nobody has
+VICTIM, MALLORY = 61234, 61235  # users that do not exist
 
 
 class OtherUsers(LaunchTest):
@@ -50,7 +50,7 @@ class OtherUsers(LaunchTest):
         return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
 
     def launch(self, uid, *args, **env):
-        """ddplaunch as that user, in its home."""
+        """Starts ddplaunch as that user, in the user's home."""
         home = self.homes[uid]
         env = {**self.env, "HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "XDG_CONFIG_HOME": str(home / "config"), **env}
         process = subprocess.Popen([*self.as_user(uid), self.dir / "bin/ddplaunch", "--job-id", self.job, *map(str, args)], env=env,
@@ -64,7 +64,7 @@ class OtherUsers(LaunchTest):
             process.communicate()
 
     def listener(self, uid):
-        """A process of that user that listens at the port and does nothing else."""
+        """Starts a process of that user that only listens at the port."""
         code = f"import socket; s = socket.socket(); s.bind(('127.0.0.1', {self.port})); s.listen(); print(flush=True); s.accept()"
         process = subprocess.Popen([*self.as_user(uid), sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         self.addCleanup(process.stdout.close)
@@ -132,7 +132,7 @@ class OtherUsers(LaunchTest):
             self.assertIn("or give all nodes DDPLAUNCH_TOKEN or --token-file FILE", done.err)
 
     def make_place(self):
-        """A directory as /tmp, in it directories of both users and a link of Mallory's into the victim's home."""
+        """Makes a directory like /tmp, with directories of both users and a link of Mallory's into the victim's home."""
         place = self.dir / "place"
         place.mkdir()
         place.chmod(0o1777)
@@ -171,7 +171,7 @@ class OtherUsers(LaunchTest):
             self.assertEqual(list(path.iterdir()), [])
         (self.homes[VICTIM] / "own").symlink_to("mine")
         os.lchown(self.homes[VICTIM] / "own", VICTIM, VICTIM)
-        for number, path in enumerate((place, self.homes[VICTIM] / "own")):  # as /tmp, and a link of the user's own
+        for number, path in enumerate((place, self.homes[VICTIM] / "own")):  # a directory like /tmp, and the user's own link
             job = f"{self.job}-{number}"
             self.assert_code(self.end_of(self.launch(VICTIM, "--job-id", job, "--log-dir", path, "echo", "words")), 0)
             self.assertEqual((path / job / "attempt_0/0/stdout.log").read_text(), "words\n")

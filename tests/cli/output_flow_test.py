@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Output under pressure: readers that stop, go away or never were; nothing lost, and control is never behind output."""
+"""Tests output under pressure, with slow or absent readers: no output is lost, and control messages never wait behind output."""
 
 import json
 import os
@@ -20,7 +20,7 @@ CHECK = str(TOOLS / "bench_check_lines")
 SLACK = float(os.environ.get("DDP_SLACK", "1"))  # more for sanitized programs
 AT_ONCE = 1.0 * SLACK
 
-# Prints for ever; "go" in the job's directory makes rank 3 fail with words on stderr.
+# Prints forever. The file "go" in the job's directory makes rank 3 fail with a message on stderr.
 FLOOD = f"""#!/bin/sh
 if [ "$RANK" = 3 ]; then
   while [ ! -e go ]; do sleep 0.02; done
@@ -32,7 +32,7 @@ exec {LINES} - 1000000000
 
 
 class Reader(threading.Thread):
-    """Reads one pipe of a launcher to its end; lines with the time of their arrival."""
+    """Reads one pipe of a launcher to its end. Keeps the lines with the time of their arrival."""
 
     def __init__(self, pipe):
         super().__init__(daemon=True)
@@ -64,7 +64,7 @@ class OutputFlow(LaunchTest):
         return sum(path.stat().st_size for path in self.job_dir.glob("attempt_*/rank_*"))
 
     def wait_until_blocked(self):
-        """Until nothing moves any more, as nobody reads: the pipe and all that may wait for it are full."""
+        """Waits until output stops because no process reads: the pipe and all buffers before it are full."""
         def still():
             before = self.stored_bytes()
             time.sleep(0.3)
@@ -75,7 +75,7 @@ class OutputFlow(LaunchTest):
         return live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")
 
     def end(self, process, code, timeout=60):
-        """Reads all that is left; returns (stdout, stderr)."""
+        """Reads the remaining output. Returns (stdout, stderr)."""
         out = Reader(process.stdout)
         process.wait(timeout)
         out.join(10)
@@ -99,7 +99,7 @@ class OutputFlow(LaunchTest):
             self.assertTrue(self.stored(rank).read_bytes() == expected, f"the file of rank {rank} is not what it wrote")
 
     def reader_stops_and_goes_on(self, *args):
-        # For longer than a silent node or master is borne: the heartbeat does not wait behind the output.
+        # The reader stops for longer than a silent node or master is tolerated. Heartbeats do not wait behind the output.
         process = self.launch(*args, "--node-timeout", "2s", "--master-timeout", "2s", LINES, "-", 40000)
         self.wait_until_blocked()
         blocked = time.monotonic()
@@ -140,7 +140,7 @@ class OutputFlow(LaunchTest):
         self.assertTrue(wait_until(lambda: process.errors.has("last words of rank 3"), AT_ONCE), process.errors.text())
         self.assertTrue(wait_until(lambda: not self.workers(), AT_ONCE), self.workers())
         self.assertLess(time.monotonic() - began, 2 * AT_ONCE)
-        # What they left in their pipes is taken without the reader, and the report does not wait for it.
+        # Output that is left in the workers' pipes is collected without the reader, and the report does not wait for it.
         self.assertTrue(wait_until(lambda: process.errors.has("ddplaunch: exit 7: "), 2 * AT_ONCE), process.errors.text())
         self.assertIsNone(process.poll(), "ended with output that nobody has read yet")
         _, err = self.end(process, 7)
@@ -148,7 +148,8 @@ class OutputFlow(LaunchTest):
         self.assertEqual(self.stored(3, "stderr").read_text(), "last words of rank 3\n")
 
     def test_restart_while_nobody_reads_stdout(self):
-        # Exceeding the credit at the stop was a protocol error: the host was charged, and its lease waited for (25 s).
+        # If output beyond the credit at the stop were a protocol error, the host would be charged, and the restart would wait
+        # for its lease (25 s).
         script = self.script("flood.sh", f"""#!/bin/sh
             touch began.$TORCHELASTIC_RESTART_COUNT.$RANK
             if [ "$TORCHELASTIC_RESTART_COUNT" = 1 ]; then exec {LINES} - 1000; fi
@@ -167,7 +168,7 @@ class OutputFlow(LaunchTest):
         self.assertIn("restart 1 of 1", err)
         self.assertNotRegex(err, "credit|is lost|was lost|without localhost|not shown")
         files = [path.read_bytes() for path in self.job_dir.glob("attempt_*/rank_*.stdout")]
-        lines = sum(data.count(b"\n") + (not data.endswith(b"\n")) for data in files)  # one may be cut by the kill
+        lines = sum(data.count(b"\n") + (not data.endswith(b"\n")) for data in files)  # the kill may have cut one line
         self.assertEqual(out.count(b"\n"), lines)
 
     def test_endless_stderr_of_a_host_costs_no_memory(self):
@@ -177,7 +178,7 @@ class OutputFlow(LaunchTest):
                           f"(yes 'a talkative host' | head -c {size} >&2; touch '{self.dir}/go') &\n"
                           'exec sh -c "$last"\n')
         os.mkfifo(self.dir / "end")
-        end = os.open(self.dir / "end", os.O_RDWR)  # does not wait for its reader
+        end = os.open(self.dir / "end", os.O_RDWR)  # does not wait for a reader
         self.addCleanup(os.close, end)
         process = self.start("--host", "talkative", "--ssh-command", ssh, "--nproc-per-node", 1, "--start-timeout", "20s", "--no-push",
                              "sh", "-c", f"read -r word < '{self.dir}/end'; echo done")
@@ -197,7 +198,8 @@ class OutputFlow(LaunchTest):
         self.wait_until_blocked()
         (self.dir / "go").touch()
         self.assertTrue(wait_until(lambda: process.errors.has("ddplaunch: exit 7: "), 20), process.errors.text())
-        # The words come a moment before signals end it at once; until then they are of no effect.
+        # The message comes a moment before the point from which a signal ends ddplaunch at once. Earlier signals have no
+        # effect.
         self.assertTrue(wait_until(lambda: process.send_signal(signal.SIGHUP) or process.poll() is not None, 20))
         self.assertEqual(process.poll(), 7)
 
@@ -210,7 +212,7 @@ class OutputFlow(LaunchTest):
         self.assertIsNone(process.poll(), "ended with output that nobody has read yet")
         out, err = self.end(process, 130)
         self.assertEqual(err.splitlines()[-1], "ddplaunch: exit 130: stopped by Ctrl-C (SIGINT)")
-        # What was shown is what the files have, to the last byte.
+        # The shown output equals the files, to the last byte.
         for rank in range(4):
             label = b"[localhost:%d] " % rank
             shown = b"".join(line[len(label):] for line in out.splitlines(True) if line.startswith(label))
@@ -218,7 +220,7 @@ class OutputFlow(LaunchTest):
             self.assertTrue(shown == stored or shown == stored + b"\n", f"rank {rank}: {len(shown)} of {len(stored)} shown")
 
     def test_last_megabyte_of_stopped_workers_arrives(self):
-        # They write it after the stop has reached them, and the reader comes late.
+        # The workers write it after the stop signal, and the reader comes late.
         script = self.script("worker.py", "import os, signal, sys, time\n"
                              "def stop(*_):\n"
                              f"    os.execv('{LINES}', ['{LINES}', '-', '10486'])\n"
@@ -277,7 +279,7 @@ class OutputFlow(LaunchTest):
         self.assertEqual(shown, {b"a": size, b"b": size})
 
     def test_job_without_standard_descriptors(self):
-        # What takes the free numbers, a timer or a file, must not get the workers' output.
+        # A timer or file that gets one of the free descriptor numbers must not receive the workers' output.
         self.env["OMP_NUM_THREADS"] = "1"
         for closed in ([1], [2], [0, 1, 2]):
             with self.subTest(closed=closed):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What is shown of the workers' output and what is kept where: labels, filters, folding, files, standard input."""
+"""Tests which part of the workers' output is shown, and what is kept where: labels, filters, folding, files, standard input."""
 
 import json
 import os
@@ -185,7 +185,7 @@ class Files(LaunchTest):
 
 class Fold(LaunchTest):
     def test_alike_lines_are_shown_once(self):
-        # All ranks begin at once: they wait for each other's file.
+        # All ranks begin at once: each waits for the files of the others.
         script = self.script("w.sh", '#!/bin/sh\n: > here.$RANK\n'
                              'while [ $(ls here.* | wc -l) -lt $WORLD_SIZE ]; do sleep 0.01; done\n'
                              'sleep 0.2\necho same; echo "own $RANK"; echo again\n')
@@ -223,7 +223,7 @@ class Stdin(LaunchTest):
         path.write_text("from a file\n" * 10000)
         with path.open() as file:
             done = self.run_job("--nproc-per-node", 2, "sh", "-c", self.READ, stdin=None)
-            self.assertEqual([self.got(rank) for rank in range(2)], ["", ""])  # /dev/null is no file
+            self.assertEqual([self.got(rank) for rank in range(2)], ["", ""])  # /dev/null is not a file
             process = self.start("--nproc-per-node", 2, "sh", "-c", self.READ, stdin=file)
             done = self.finish(process)
         self.assert_code(done, 0)
@@ -235,7 +235,7 @@ class Stdin(LaunchTest):
         self.assertEqual(self.got(0), "")
 
     def terminal_job(self, typed, *options):
-        """Runs a job whose standard input is a terminal on which `typed` was typed; its output goes to a pipe."""
+        """Runs a job whose standard input is a terminal with `typed` as input. Its output goes to a pipe."""
         master, slave = pty.openpty()
         self.addCleanup(os.close, master)
         os.write(master, typed)
@@ -252,7 +252,7 @@ class Stdin(LaunchTest):
         self.assertEqual(self.got(0), "typed\n")
 
     def test_in_the_background_a_terminal_is_not_read(self):
-        # The foreground group of the terminal is that of its session's leader; ddplaunch is in another one.
+        # The foreground group of the terminal is that of its session's leader; ddplaunch runs in another group.
         program = ("import os,signal,subprocess,sys,fcntl,termios\n"
                    "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
                    "sys.exit(subprocess.run(sys.argv[1:], process_group=0).returncode)\n")

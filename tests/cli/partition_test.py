@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What the network can do to a job: machines of our own (network namespaces) with an sshd each on one LAN, reached over real SSH;
-links that drop everything, in both directions or one, that are slow, and agents that are frozen. Needs root, ip(8) and sshd."""
+"""Tests faults of the network. Machines are network namespaces on one LAN, each with an sshd, reached over real SSH. Links
+drop all packets in one or both directions or are slow, and agents are frozen. Needs root, ip(8) and sshd."""
 
 import os
 import pathlib
@@ -76,7 +76,7 @@ class Partition(LaunchTest):
         self.addCleanup(self.end_all_in, name)
 
     def end_all_in(self, name):
-        """The sshd, and its sessions, which wait for hours for what was cut off."""
+        """Kills the sshd and its sessions, which would wait for hours for a peer that was cut off."""
         shown = subprocess.run(["ip", "netns", "pids", self.ns[name]], capture_output=True, text=True, check=False).stdout
         for pid in shown.split():
             try:
@@ -88,17 +88,17 @@ class Partition(LaunchTest):
         return subprocess.run(["ip", "netns", "exec", self.ns["n0"], "ssh", "-F", self.files.ssh_config, self.address(name), "true"],
                               stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
-    # ---- what goes wrong
+    # ---- faults
 
     def cut(self, name):
-        """Nothing of the machine gets out or in any more, and nobody is told."""
+        """Drops all packets to and from the machine, without an error."""
         ip("-n", self.ns["sw"], "link", "set", name, "nomaster")
 
     def restore(self, name):
         ip("-n", self.ns["sw"], "link", "set", name, "master", "lan")
 
     def deafen(self, name, to):
-        """What `to` sends to `name` is lost; the other direction works."""
+        """Drops packets from `to` to `name`; the other direction works."""
         ip("-n", self.ns[to], "neigh", "replace", self.address(name), "lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent")
 
     def hear_again(self, name, to):
@@ -115,7 +115,7 @@ class Partition(LaunchTest):
         return self.start(*args, self.script("waiting.sh", WAITING), ends)
 
     def workers(self, attempt):
-        """Pids of the living workers of an attempt."""
+        """Returns the pids of the live workers of an attempt."""
         found = []
         for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0"):
             try:
@@ -139,14 +139,14 @@ class Partition(LaunchTest):
         return sorted(lines)
 
     def lost_and_replaced(self, process, seconds):
-        """Attempt 1 has begun on the two nodes that are left, in time; the job ends well."""
+        """Checks that attempt 1 begins in time on the two remaining nodes, and that the job ends with code 0."""
         began = time.monotonic()
         lines = self.running(process, 1, 2)
         self.assertLess(time.monotonic() - began, seconds)
         self.assertEqual([re.sub(" master.*", "", line.strip()) for line in lines],
                          ["attempt 1 rank 0/2 node 0/2", "attempt 1 rank 1/2 node 1/2"])
 
-    # The lease is master-timeout + 5 s for the agent to end its workers + 5 s for its keeper, after the last word.
+    # The lease is master-timeout + 5 s for the agent to end its workers + 5 s for its keeper, after the last message.
     TIMES = ("--node-timeout", "3s", "--master-timeout", "3s", "--nnodes", "2:3")
 
     def test_a_node_that_is_cut_off(self):
@@ -239,7 +239,7 @@ class Partition(LaunchTest):
         self.running(process, 0, 3)
         self.frozen_agent(process, 1)
         began = time.monotonic()
-        lines = self.running(process, 1, 3)  # its keeper has killed it; the host can be reached, and has a new agent
+        lines = self.running(process, 1, 3)  # the keeper has killed the agent; the host is reachable, and has a new agent
         self.assertLess(time.monotonic() - began, 3 + 5 + 5 + 8)
         self.assertRegex(lines[1], "attempt 1 rank 1/3 node 1/3 ")
         self.assert_code(self.finish(process), 0)
@@ -292,10 +292,10 @@ class Partition(LaunchTest):
         self.assertIn("weights equal on 2 ranks", done.out)
 
     def survivors_of_rank_0(self, *args):
-        """Node 0 is cut off from ranks that live on: whether its rank 0 still ran when they went on."""
+        """Cuts node 0 off from surviving ranks. Returns whether its rank 0 still ran when the survivors continued."""
         shared = self.dir / "checkpoints"
         shared.mkdir()
-        # Its agent ends it 9 s after the last word; the others know of the loss after 3 s.
+        # The agent ends rank 0 9 s after the last message; the others notice the loss after 3 s.
         times = ("--node-timeout", "3s", "--master-timeout", "9s", "--nnodes", "2:3", "--max-restarts", 2)
         process = self.start(*times, *args, "train", "--on-peer-loss", "rejoin", "--data", "synthetic",
                              "--limit", 60000, "--batch-size", 20, "--epochs", 1, "--checkpoint-dir", shared, "--checkpoint-every", 20)

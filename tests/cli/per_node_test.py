@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Per-node mode: several ddplaunch processes of this machine, each of which is one node of a job."""
+"""Tests per-node mode: each of several ddplaunch processes on this machine is one node of a job."""
 
 import json
 import os
@@ -28,14 +28,14 @@ class PerNode(LaunchTest):
         self.nodes = 2
 
     def node(self, rank, *command, options=(), env=None, address="127.0.0.1", size=None, **popen):
-        """The ddplaunch of one node; `rank` None: it is not told."""
+        """Starts the ddplaunch of one node. With `rank` None it gets no rank."""
         node = ["--nnodes", size or self.nodes, "--master-addr", address, "--master-port", self.port]
         if rank is not None:
             node += ["--node-rank", rank]
         return self.start(*node, *options, *command, env=dict(self.env, **(env or {})), **popen)
 
     def ends(self, *processes, timeout=60):
-        """How all of them ended; then nothing of the job is left."""
+        """Waits for all processes, and until no process of the job is left. Returns their outcomes."""
         outcomes = []
         end = time.monotonic() + timeout
         for process in processes:
@@ -48,7 +48,7 @@ class PerNode(LaunchTest):
     def assert_codes(self, outcomes, *codes):
         self.assertEqual([one.code for one in outcomes], list(codes), repr(outcomes))
 
-    # ---- that it works
+    # ---- working jobs
 
     def test_ranks_and_world_over_all_nodes(self):
         self.nodes = 3
@@ -96,7 +96,7 @@ class PerNode(LaunchTest):
 
     def test_a_late_node_is_waited_for(self):
         master = self.node(0, "true")
-        time.sleep(1)  # it is no race: nothing may happen without the other node
+        time.sleep(1)  # no race: no progress is possible without the other node
         self.assertIsNone(master.poll())
         self.assert_codes(self.ends(master, self.node(1, "true")), 0, 0)
 
@@ -152,7 +152,7 @@ class PerNode(LaunchTest):
         shown = "".join(one.out for one in outcomes)
         self.assertEqual(sorted(line.split()[0] for line in shown.splitlines()), [str(rank) for rank in range(world)])
 
-    # ---- who is not let in
+    # ---- refused peers
 
     def test_another_token(self):
         master = self.node(0, "true", env={"DDPLAUNCH_TOKEN": TOKEN}, options=["--start-timeout", "3s"])
@@ -216,7 +216,7 @@ class PerNode(LaunchTest):
 
     def test_more_nodes_than_places(self):
         master = self.node(0, "sh", "-c", "while [ ! -e go ]; do sleep 0.05; done")
-        self.assertTrue(wait_until(self.listens))  # one without a rank takes the port of a master that is late
+        self.assertTrue(wait_until(self.listens))  # a node without a rank takes the port if the master is late
         one = self.node(None, "true", address="localhost")
         self.assertTrue(wait_until(lambda: self.joined(one)))
         refused = self.ends_alone(self.node(None, "true", address="localhost"))
@@ -346,7 +346,7 @@ echo "$RANK of $WORLD_SIZE again"
     # ---- helpers
 
     def joined(self, process):
-        """Whether it has said so; that line is taken from its stderr."""
+        """Returns whether the process has reported that it joined. Consumes that line of its stderr."""
         if not select.select([process.stderr], [], [], 0)[0]:
             return False
         return b"joined job" in os.read(process.stderr.fileno(), 4096)
@@ -356,12 +356,12 @@ echo "$RANK of $WORLD_SIZE again"
         return Outcome(process.returncode, out, err, 0)
 
     def listens(self):
-        """Whether somebody listens at the port; nobody is disturbed by the question."""
+        """Returns whether a process listens at the port, without a connection to it."""
         rows = [row.split() for name in ("tcp", "tcp6") for row in pathlib.Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
         return any(row[1].endswith(f":{self.port:04X}") and row[3] == "0A" for row in rows)
 
     def agent_of(self, process):
-        """The agent below the keeper that `process` has become; None: not yet."""
+        """Returns the agent below the keeper that `process` has become, or None if there is none yet."""
         for entry in pathlib.Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == process.pid:
@@ -371,7 +371,7 @@ echo "$RANK of $WORLD_SIZE again"
         return None
 
     def catches(self, pid, number):
-        """Whether the process has a handler for that signal."""
+        """Returns whether the process has a handler for that signal."""
         if pid is None:
             return False
         rows = dict(row.split(":", 1) for row in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines())
@@ -387,7 +387,7 @@ echo "$RANK of $WORLD_SIZE again"
 
 
 def own_address():
-    """An address of this machine that is no loopback, or None."""
+    """Returns an address of this machine that is not a loopback, or None."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         try:
             one.connect(("192.0.2.1", 9))

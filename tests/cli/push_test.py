@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Nodes without ddplaunchd are given one: where it lands, who runs it, what is said when it cannot be.
+"""Tests the copy of ddplaunchd to nodes without it: the directory, the account, and the message after a failure.
 
-The master runs in a mount namespace in which its programs lie where the nodes, an own sshd, see nothing."""
+The master runs in a mount namespace. Its programs lie at a path that does not exist on the nodes, which share one sshd."""
 
 import hashlib
 import os
@@ -36,19 +36,19 @@ def sum_of(path):
 class Push(LaunchTest):
     def setUp(self):
         super().setUp()
-        self.kit = self.dir / "kit"  # what the master sees as `here`
+        self.kit = self.dir / "kit"  # the master sees this directory as `here`
         (self.kit / "bin").mkdir(parents=True)
         for name in ("ddplaunch", "ddplaunchd"):
             try:
                 (self.kit / "bin" / name).hardlink_to(BIN / name)
-            except OSError:  # on another mount
+            except OSError:  # on another file system
                 shutil.copy2(BIN / name, self.kit / "bin" / name)
-        self.here = self.dir / "here"  # nothing on the nodes
+        self.here = self.dir / "here"  # empty on the nodes
         self.here.mkdir()
         self.key = build_id(BIN / "ddplaunchd")
 
     def nodes(self, count=2, bashrc="", within=()):
-        """Their home is `self.home`, and ~/.bashrc is run by each login."""
+        """Starts nodes whose home is `self.home` and whose logins run ~/.bashrc."""
         path = self.script("bashrc", bashrc)
         nodes = Nodes(self, count, within=within, NODES_BASHRC=str(path))
         self.home = nodes.dir / "home"
@@ -76,7 +76,7 @@ class Push(LaunchTest):
         os.utime(path, (now - seconds, now - seconds))
 
     def tools(self, *without, **instead):
-        """A PATH of what the script uses, without sha256sum; `instead` are scripts."""
+        """Returns a PATH of the script's tools, without sha256sum. `instead` has scripts that replace tools."""
         tools = self.dir / "tools"
         tools.mkdir(exist_ok=True)
         for name in ("sh", "head", "wc", "mkdir", "ls", "id", "uname", "chmod", "ln", "mv", "rm", "rmdir", "cp", "find", "cat"):
@@ -97,7 +97,7 @@ class Landing(Push):
         outcome = self.on(nodes, "-v", "sh", "-c", "readlink /proc/$PPID/exe")
         self.assert_code(outcome, 0)
         self.assertEqual(set(outcome.out.split()), {str(self.agent())}, repr(outcome))
-        # They share a home and came at the same time: some were given it, all use the same file.
+        # The nodes share a home and started at the same time: at least one received a copy, and all use the same file.
         self.assertGreaterEqual(self.pushes(outcome), 1)
         self.assertEqual(sum_of(self.agent()), sum_of(BIN / "ddplaunchd"))
         for path in (self.cache, self.agent().parent, self.agent()):
@@ -149,7 +149,7 @@ class Landing(Push):
                 self.assertEqual(self.pushes(again), 0, repr(again))
 
     def test_a_busybox_node(self):
-        """Neither bash nor coreutils; PATH has busybox alone."""
+        """The node has neither bash nor coreutils; PATH has only busybox."""
         if not shutil.which("busybox"):
             self.skipTest("no busybox here")
         nodes = self.nodes(1)
@@ -182,12 +182,12 @@ class Landing(Push):
         self.assertEqual(left, {"agent-4", "agent-5", f"agent-{self.key}"})
 
     def test_impostors_in_the_cache_are_replaced(self):
-        """Something else under the agent's name; and an agent that fits and does not come as far as to greet."""
+        """Another file has the agent's name; or an agent matches but fails before its hello line."""
         nodes = self.nodes(1)
         self.assert_code(self.on(nodes, "true"), 0)
         broken = f"#!/bin/sh\ncase $1 in --fits) echo {self.key};; *) echo it broke >&2; exit 9;; esac\n"
         for impostor in (pathlib.Path("/bin/true").read_bytes(), b"", b"#!/bin/sh\nexit 0\n", broken.encode()):
-            self.agent().unlink()  # the one before may still be run by somebody
+            self.agent().unlink()  # the previous file may still be in use
             self.agent().write_bytes(impostor)
             self.agent().chmod(0o755)
             outcome = self.on(nodes, "-v", "sh", "-c", "readlink /proc/$PPID/exe")
@@ -198,7 +198,7 @@ class Landing(Push):
             self.assertEqual([p.name for p in self.agent().parent.iterdir()], ["ddplaunchd"])
 
     def test_a_push_that_is_cut_off_leaves_nothing(self):
-        """The file does not come to its end before the master is killed."""
+        """The master is killed before the file is complete."""
         nodes = self.nodes(1)
         pause = f"#!/bin/sh\n[ $2 -lt 1000000 ] || [ $# -gt 2 ] || {{ /usr/bin/head -c 1000; : >{self.dir}/half; " \
                 'exec cat >/dev/null; }\nexec /usr/bin/head "$@"\n'
@@ -237,7 +237,7 @@ class Landing(Push):
 
 
 class Refusals(Push):
-    """What is said when it cannot be done."""
+    """Messages for a copy that is impossible."""
 
     def test_no_push(self):
         nodes = self.nodes(1)
@@ -290,7 +290,7 @@ NO_TMP = "export TMPDIR=/proc/none\n"
 
 @unittest.skipUnless(os.geteuid() == 0, "mounts under an sshd need root")
 class Places(Push):
-    """Nodes whose /var/tmp and /dev/shm are their own; `mounts` are made there first."""
+    """Nodes with their own /var/tmp and /dev/shm. `mounts` is executed before the sshd starts."""
 
     def sealed(self, mounts="", home=None):
         mounts = "mount -t tmpfs -o size=64m none /var/tmp && mount -t tmpfs -o size=64m none /dev/shm && " + mounts
@@ -299,7 +299,7 @@ class Places(Push):
         return nodes
 
     def lands(self, nodes, where, said):
-        """Twice: the second time it is found there, and nothing is said."""
+        """Runs twice: the second run finds the agent in `where`, without a message."""
         outcome = self.on(nodes, "-v", "sh", "-c", "readlink /proc/$PPID/exe")
         self.assertEqual(outcome.out.strip(), f"{where}/agent-{self.key}/ddplaunchd", repr(outcome))
         self.assertIn(f"ddplaunchd: it is kept in {where}; not in {said}\n", outcome.err)
@@ -348,7 +348,7 @@ class Places(Push):
                       "directory\n", outcome.err)
 
     def check_installed_agent(self, cache_is_ours):
-        """The agent of somebody else must never be run."""
+        """An agent that belongs to another user must never be run."""
         spare = self.dir / "spare"
         fake = spare / "ddplaunch" / f"agent-{self.key}" / "ddplaunchd"
         fake.parent.mkdir(parents=True)
@@ -382,10 +382,10 @@ class Places(Push):
                             "there or name it with --agent PATH")
 
     def test_the_agent_of_another_kind_of_machine(self):
-        """Its program lies in libexec; here it cannot run, of course."""
+        """The program for that machine lies in libexec; this machine cannot run it."""
         other = bytearray((BIN / "ddplaunchd").read_bytes())
         self.assertEqual(other[18], 62)  # e_machine: x86-64 …
-        other[18] = 183  # … and now AArch64
+        other[18] = 183  # … and then AArch64
         (self.kit / "libexec/ddplaunch").mkdir(parents=True)
         path = self.kit / "libexec/ddplaunch/ddplaunchd-aarch64"
         path.write_bytes(other)

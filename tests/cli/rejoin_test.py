@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ranks that live through the loss of others (docs/developers/worker_protocol.md): `train --on-peer-loss rejoin` over SSH nodes."""
+"""Tests ranks that survive the loss of others (docs/developers/worker_protocol.md): `train --on-peer-loss rejoin` over SSH nodes."""
 
 import os
 import pathlib
@@ -15,7 +15,7 @@ from tests.support.rejoin import LIMIT, RejoinTest, kill, samples, socket_folder
 
 class LostRanks(RejoinTest):
     def begun(self, *args, workers=4, step=30, training=(), epochs=6, **named):
-        """A job at the step: its process and its workers by rank."""
+        """Starts a job and waits for the step. Returns its process and its workers by rank."""
         process = self.on_nodes(*args, *self.training(*training, epochs=epochs), **named)
         self.wait_for_step(step, process)
         return process, self.by_rank(self.wait_for_workers(workers))
@@ -56,7 +56,7 @@ class LostRanks(RejoinTest):
         self.assert_trained(self.finish(process), 4)
 
     def test_a_killed_rank_is_replaced_while_nobody_reads_stdout(self):
-        # Output beyond the credit at the revoke was a protocol error: the node was dropped, and the state in memory with it.
+        # If output beyond the credit at the revoke were a protocol error, the node would be dropped with its state in memory.
         flood = f'{BIN.parent}/tests/bench_lines - 60000 & exec {BIN}/train "$@" >/dev/null'
         process = self.here("--max-restarts", 1, "sh", "-c", flood, *self.training())
         self.wait_for_step(30, process)
@@ -85,7 +85,7 @@ class LostRanks(RejoinTest):
         self.assert_code(done, 0)
         self.assertIn("restart 1 of 1", done.err)
         steps = [record["step"] for record in step_records(self.metrics)]
-        self.assertEqual(steps.count(1), 2)  # from the beginning
+        self.assertEqual(steps.count(1), 2)  # one from each start
         self.assertEqual(samples.problems(self.samples, LIMIT, 6), [])
 
     def test_all_ranks_are_lost_and_the_last_checkpoint_is_gone_on_from(self):
@@ -139,8 +139,8 @@ class LostRanks(RejoinTest):
         self.assertEqual([second[rank] for rank in (0, 1, 3)], [first[rank] for rank in (0, 1, 3)])
         done = self.finish(process)
         self.assert_trained(done, 4)
-        # Rank 3 hears of the other node through rank 2, so it may be behind, too; and where rank 2 was stopped between two steps
-        # nobody is. Then it is the one that does not answer the revoke.
+        # Rank 3 hears from the other node through rank 2, so rank 3 may be behind, too. If rank 2 was stopped between two
+        # steps, no rank is behind. Then rank 2 is the one that does not answer the revoke.
         self.assertRegex(done.err, r"rank 2 is behind: the last reported step is|rank 2 on 127\.0\.0\.3 did not let go of attempt 0")
 
 
@@ -167,10 +167,10 @@ class LostNodes(RejoinTest):
         self.assertIn("without 127.0.0.3; with 127.0.0.4\n", done.err)
 
     def test_node_0_with_agent_keeper_and_workers(self):
-        # Nobody is left who could say that its workers are dead.
+        # No process is left that could report the death of its workers.
         process, first = self.begun("--max-restarts", 3, "--fence", "off", nodes="1:2")
         self.addCleanup(shutil.rmtree, socket_folder(first[0]), ignore_errors=True)
-        self.seen -= {first[0], first[1]}  # nobody lives who could tidy up after them
+        self.seen -= {first[0], first[1]}  # no process is left that could remove their sockets
         kill(first[0].keeper, first[0].agent, first[0].pid, first[1].pid)
         self.assertEqual(self.wait_until_trained_on(1, process)[0], 2)
         self.assertEqual(sorted(self.workers()), sorted((first[2].pid, first[3].pid)))
@@ -185,7 +185,7 @@ class LostNodes(RejoinTest):
         self.assertEqual(self.wait_until_trained_on(1, process)[0], 4)
         self.assertLess(time.monotonic() - began, 18)
         second = self.by_rank(self.wait_for_workers(4))
-        self.assertEqual((second[0], second[1]), (first[0], first[1]))  # of the other node, on the same machine
+        self.assertEqual((second[0], second[1]), (first[0], first[1]))  # they run on the other node, which is the same machine
         self.assert_trained(self.finish(process), 4)
 
     def test_a_node_comes_back_into_the_running_world(self):

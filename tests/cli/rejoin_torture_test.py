@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Many faults in one training over SSH nodes: it ends well, with the losses of an undisturbed one, each sample used once.
+"""Tests many faults in one training over SSH nodes: it ends with the losses of an undisturbed one, and uses each sample once.
 
-DDP_REJOIN_SEED=N repeats a run (the seed is printed), DDP_REJOIN_FAULTS=N sets how many faults (25).
+DDP_REJOIN_SEED=N repeats a run (the seed is printed), DDP_REJOIN_FAULTS=N sets the number of faults (25).
 """
 
 import collections
@@ -28,7 +28,8 @@ Fault = collections.namedtuple("Fault", "kind step delay draw")
 
 
 def faults(seed, count):
-    """In order of the steps at which they strike, or as soon as they can after it. Each kind has its share."""
+    """Returns the faults in order of their steps. A fault hits at its step or as soon as possible after it. Each kind has a
+    fixed share."""
     chance = random.Random(seed)
     kinds = ["stop"] * (count // 8) + ["agent"] * (count // 8) + ["two"] * (count // 6) + ["again"] * (count // 6)
     kinds += ["rank"] * (count - len(kinds))
@@ -44,8 +45,8 @@ class RejoinTorture(RejoinTest):
     nodes_wanted = 2
 
     def strike(self, fault, process):
-        """Returns what was hit, in words."""
-        # Not before all ranks hold the state again: a fault that hits the last two of them loses it, rightly.
+        """Executes the fault, and returns a description of its victim."""
+        # All ranks must hold the state first, since a fault that hits its last two holders loses it.
         self.wait_for_step(max(fault.step, self.struck_at + 3), process)
         time.sleep(0.03 * fault.delay)  # any moment of a step
         chance = random.Random(fault.draw)
@@ -96,7 +97,8 @@ class RejoinTorture(RejoinTest):
         self.assertEqual(losses(self.metrics), self.undisturbed())
 
     def test_nodes_go_and_come(self):
-        self.epochs = 44  # a lost node is tried again after 5 s, twice: the training must be longer on a fast machine, too
+        # A lost node is tried again after 5 s, twice. Even on a fast machine the training must last longer than that.
+        self.epochs = 44
         process = self.on_nodes("--max-restarts", 20, "--scale-up", "now", *self.train(), nodes="1:2")
         for node in (1, 0):
             attempt = 2 * (1 - node)
@@ -108,12 +110,12 @@ class RejoinTorture(RejoinTest):
 
 
 def losses(path):
-    """{step: loss}: equal bits give equal text, and the running statistics, which a lost rank takes with it, have no part."""
+    """Returns {step: loss}. Equal bits give equal text. Running statistics, which are lost with a rank, do not affect it."""
     return {record["step"]: record["loss"] for record in step_records(path)}
 
 
 class CheckerItself(unittest.TestCase):
-    """The check of the sample lists finds what is wrong."""
+    """Tests that the check of the sample lists finds errors."""
 
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="ddplaunch-test-"))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Workers of all kinds beside each other when one of them is lost: those that speak docs/developers/worker_protocol.md well, badly or only in
-part, and those that never heard of it."""
+"""Tests all kinds of workers side by side when one of them is lost. Some speak docs/developers/worker_protocol.md well, badly or only in
+part, and some do not speak it."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import main, wait_until
 from tests.support.rejoin import RejoinTest, kill
 
-# worker.py LAST KIND,KIND,…: the kind of each rank. It ends well in the attempt LAST.
+# worker.py LAST KIND,KIND,…: one kind for each rank. Ranks end with code 0 in the attempt LAST.
 WORKER = r"""
 import json, os, signal, socket, sys, time
 last, kind = int(sys.argv[1]), sys.argv[2].split(",")[int(os.environ["RANK"])]
@@ -84,7 +84,7 @@ class Workers(RejoinTest):
                          nproc=kinds.count(",") + 1)
 
     def begun(self, process, attempt, world):
-        """{rank: (kind, from, pid)} of the attempt, when all have told of it."""
+        """Waits until all ranks have announced the attempt. Returns {rank: (kind, from, pid)}."""
         found, self.shown = {}, getattr(self, "shown", [])
         while len(found) < world:
             line = process.stdout.readline()
@@ -98,11 +98,11 @@ class Workers(RejoinTest):
         return found
 
     def lose(self, kinds, *args, victim=1):
-        """The workers of attempts 0 and 1, and how the job ended; `victim` is killed in the first."""
+        """Kills `victim` in attempt 0. Returns the workers of attempts 0 and 1, and the job's outcome."""
         process = self.play(kinds, *args)
         world = kinds.count(",") + 1
         first = self.begun(process, 0, world)
-        self.workers("worker.py")  # whose sockets have to be gone in the end
+        self.workers("worker.py")  # records the workers, whose sockets must be gone at the end
         kill(first[victim][2])
         second = self.begun(process, 1, world)
         return first, second, self.finish(process)
@@ -188,17 +188,17 @@ class Workers(RejoinTest):
         return (self.job_dir / f"attempt_{attempt}/rank_{rank:05}.{stream}").read_text().splitlines()
 
     def test_one_that_dies_just_before_the_next_attempt_begins(self):
-        """Its output was not yet read to the end when another process took its place."""
+        """Its output was not completely read when another process took its rank."""
         worker, may = self.script("worker.py", WORKER), self.dir / "may"
         process = self.on_nodes("--max-restarts", 3, "--env", f"DDP_TEST_MAY_LET_GO={may}", "--env", "DDP_TEST_END_AFTER=0.6",
                                 "--no-python", "/usr/bin/python3", "-S", "-E", worker, 1, "good,good,asked,good")
         first = self.begun(process, 0, 4)
         kill(first[3][2])
         late = [f"late line 2 of attempt 0 #{number}\n" for number in (3, 3, 3)]
-        while late:  # nodes' workers have let go, but for one
+        while late:  # all workers of the nodes but one have left the attempt
             self.shown.append(process.stdout.readline())
             late = late[self.shown[-1] == late[0]:]
-        time.sleep(0.1)  # for the answers; not needed for a good end
+        time.sleep(0.1)  # time for the answers; the test can pass without it
         kill(first[1][2])
         may.touch()
         second = self.begun(process, 1, 4)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The report of a job's end: the cause is the right one, with what is known of it, as text and as JSON."""
+"""Tests the report of a job's end: the right cause and the known facts about it, as text and as JSON."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.support.launch import LaunchTest, Nodes, main
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
 TORCH_PYTHON = "/usr/bin/python3"
 
-# Ranks above 0 are connected to rank 0. Who sees a peer go ends in the way that $1 says, and prints nothing.
+# Ranks above 0 are connected to rank 0. A rank that sees a peer exit ends in the way that $1 says, without output.
 SILENT_PEERS = """import os, select, socket, sys
 rank, last = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) - 1
 end = {"exit": lambda: os._exit(7), "abort": os.abort}[sys.argv[1]]
@@ -39,7 +39,7 @@ end()
 
 
 def own_memory_group():
-    """A new memory cgroup below our own, as (directory, v1), or None where we may not make one."""
+    """Makes a memory cgroup below our own. Returns (directory, v1), or None if that is impossible."""
     mounts = [line.split(" - ") for line in open("/proc/self/mountinfo")]
     for line in open("/proc/self/cgroup"):
         number, controllers, group = line.strip().split(":", 2)
@@ -64,7 +64,7 @@ def own_memory_group():
 
 class Reported(LaunchTest):
     def run_reported(self, *args, **popen):
-        """Runs a job; its outcome, and its report, which is the same in both places."""
+        """Runs a job. Returns its outcome and its report, which is the same in both places."""
         file = self.dir / "report.json"
         done = self.run_job("--report", file, *args, **popen)
         return done, self.check_report(done, file)
@@ -84,7 +84,7 @@ class Reported(LaunchTest):
         return report
 
     def block(self, done):
-        """The lines of the report on stderr."""
+        """Returns the lines of the report on stderr."""
         lines = done.err.splitlines()
         first = next(i for i, line in enumerate(lines) if line.startswith("ddplaunch: the job "))
         return lines[first:]
@@ -146,7 +146,7 @@ class OneNode(Reported):
             self.skipTest("no memory cgroup can be made here (not root, or no controller)")
         path, v1 = group
         self.addCleanup(path.rmdir)
-        limit = str(400 << 20)  # so that the worker is the largest there, also beside programs with sanitizers
+        limit = str(400 << 20)  # makes the worker the largest process, even beside programs with sanitizers
         if v1:
             (path / "memory.limit_in_bytes").write_text(limit)
             if (path / "memory.memsw.limit_in_bytes").exists():
@@ -193,7 +193,7 @@ class OneNode(Reported):
             self.skipTest(f"{TORCH_PYTHON} has no torch (apt-get install python3-torch)")
 
     def test_peers_that_end_before_the_cause(self):
-        # Rank 1 fails and lets its peers go, but takes its time to exit; they fail for it, and first.
+        # Rank 1 fails and closes its connections, but exits late. Its peers fail because of that, and exit first.
         self.need_torch()
         script = self.script("slow.py", "import sys, time, torch, torch.distributed as dist\n"
                              "from torch.distributed.elastic.multiprocessing.errors import record\n"
@@ -209,12 +209,12 @@ class OneNode(Reported):
         self.assertEqual(report["why"], "rank 1 on localhost failed, and was stopped before it had exited")
         echoes = [f for f in report["other_failures"] if f["exit_code"] == 1]
         self.assertTrue(echoes, report)
-        # The first of them set off the stop that ended the cause; the other may come as late as that.
+        # The first of the peers triggered the stop that ended the cause. The other peer may exit as late as the cause.
         self.assertLess(min(failure["since_start_s"] for failure in echoes), cause["since_start_s"])
 
     def test_a_terminated_rank_is_the_cause_of_peers_that_end_without_a_word(self):
         script = self.script("peers.py", SILENT_PEERS, mode=0o644)
-        for attempt in range(8):  # who is seen to end first is the kernel's choice
+        for attempt in range(8):  # the kernel decides which rank is seen to end first
             (self.dir / "peers").unlink(missing_ok=True)
             process = self.start("--nproc-per-node", 4, sys.executable, "-S", script, ("exit", "abort")[attempt % 2],
                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
@@ -266,7 +266,7 @@ class OneNode(Reported):
         done = self.run_job("--job-dir", "/proc/none", "--report", file, "true")
         report = json.loads(file.read_text())
         self.assertEqual((report["outcome"], report["exit_code"], report["job"]["directory"]), ("not_started", done.code, None))
-        self.assertEqual(report["error"]["kind"], "Usage")  # nobody could make one there
+        self.assertEqual(report["error"]["kind"], "Usage")  # no user can make a directory there
         self.assert_code(done, 2)
 
     def test_report_that_cannot_be_written(self):
@@ -295,7 +295,7 @@ class TwoNodes(Reported):
         return path
 
     def two_directories(self):
-        """A hostfile of two nodes with a directory each, so that they can hold different programs."""
+        """Writes a hostfile of two nodes with separate directories, so that the nodes can have different programs."""
         nodes = Nodes(self, 2)
         for name in ("one", "two"):
             (self.dir / name).mkdir()
@@ -333,7 +333,8 @@ class TwoNodes(Reported):
                          ("not_started", "127.0.0.77", "Unreachable"))
 
 
-# Ends at a given moment of the wall clock, which time namespaces do not move; rank 0 names the moment. Notes when it did.
+# Ends at a given moment of the wall clock, which time namespaces do not change. Rank 0 chooses the moment. Each rank records
+# the time of its end.
 FAILS_AT = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -358,7 +359,7 @@ os._exit(10 + rank)
 
 
 class Clocks(Reported):
-    """Two nodes whose monotonic clocks are 2 s apart: the second has its sshd in a time namespace."""
+    """Tests two nodes whose monotonic clocks are 2 s apart: the second has its sshd in a time namespace."""
 
     GAP = 0.005
     ROUNDS = int(os.environ.get("DDP_CLOCK_ROUNDS", "3"))
@@ -369,7 +370,8 @@ class Clocks(Reported):
                                capture_output=True, text=True, check=False)
         if probe.returncode != 0 or float(probe.stdout) - time.clock_gettime(time.CLOCK_MONOTONIC) < 1:
             self.skipTest("no time namespace can be made here (not root, or a kernel before 5.6)")
-        # Ahead of others on this machine: who is kept from running cannot end in time, nor see an end.
+        # The nodes have a high priority on this machine: a delayed process can neither end in time nor observe an end in
+        # time.
         here = Nodes(self, 1, within=["nice", "-n", "-15"])
         there = Nodes(self, 1, within=["nice", "-n", "-15", "unshare", "--time", "--monotonic", "2", "--fork"])
         known = self.dir / "known_hosts"
@@ -401,7 +403,7 @@ class Clocks(Reported):
                     f"± {margin * 1000:.2f} ms apart; cause: rank {report['root_cause']['rank']}")
             if "DDP_CLOCK_ROUNDS" in os.environ:
                 print(said, file=sys.stderr)
-            # The machine may have kept one of the workers, or of the agents, from running for that long.
+            # The machine may have delayed a worker or an agent by that much.
             if gap < self.GAP / 2 or abs(seen - gap) > self.GAP / 2:
                 continue
             reported += 1

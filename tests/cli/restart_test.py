@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The restart budget: attempts of the whole job, on one machine and over SSH."""
+"""Tests the restart budget: attempts of the whole job, on one machine and over SSH."""
 
 import pathlib
 import signal
@@ -12,7 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import LaunchTest, Nodes, main, wait_until
 from tests.support.ports import free_port
 
-# Rank 1 fails in the attempts before $1, with code $2, when all ranks have spoken; the others wait to be stopped.
+# Rank 1 fails in the attempts before $1, with code $2, when all ranks have printed a line. The others wait to be stopped.
 FAILING = """#!/bin/sh
 attempt=$TORCHELASTIC_RESTART_COUNT
 echo "attempt $attempt of $TORCHELASTIC_MAX_RESTARTS rank $RANK/$WORLD_SIZE port $MASTER_PORT"
@@ -61,7 +61,7 @@ class Restarts(LaunchTest):
         self.assertNotIn("attempt 3", done.out)
         self.assertIn("ddplaunch: rank 1 on localhost exited 5; restart 1 of 3 in 50 ms\n", done.err)
         self.assertIn("ddplaunch: rank 1 on localhost exited 5; restart 2 of 3 in 100 ms\n", done.err)
-        for attempt in range(2):  # nothing of an attempt is ever deleted, and none writes into another's files
+        for attempt in range(2):  # files of an attempt are never deleted, and no other attempt writes into them
             self.assertEqual((self.job_dir / f"attempt_{attempt}/rank_00001.stderr").read_text(), f"boom {attempt}\n")
         self.assertTrue((self.job_dir / "attempt_2/rank_00000.stdout").exists())
 
@@ -70,7 +70,7 @@ class Restarts(LaunchTest):
         self.assert_code(done, 6)
         self.assertIn("attempt 1 of 1", done.out)
         self.assertNotIn("attempt 2", done.out)
-        # The last lines of stderr are those of the last attempt, not of both.
+        # The last lines of stderr come from the last attempt only.
         self.assertIn("    | boom 1\n", done.err)
         self.assertNotIn("    | boom 0\n", done.err)
 

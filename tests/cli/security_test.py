@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Who gets the token and the job: children, core dumps, a master and a node that are none of ours."""
+"""Tests who can read the token and control the job: children, core dumps, a hostile master and a hostile node."""
 
 import contextlib
 import pathlib
@@ -17,7 +17,7 @@ LINK_PEER = BIN.parent / "tests/link_peer"
 
 
 def copies_in_memory(pid, secret):
-    """How often `secret` stands in memory of the process that a core dump takes, and in memory that it leaves out."""
+    """Counts copies of `secret` in the memory that a core dump contains, and in the memory that it leaves out."""
     dumped = kept = 0
     first = last = None
     with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/mem", "rb") as memory:
@@ -27,7 +27,7 @@ def copies_in_memory(pid, secret):
             elif line.startswith("VmFlags:") and first is not None:
                 if last - first < 1 << 30:  # a sanitizer's shadow is larger
                     memory.seek(first)
-                    with contextlib.suppress(OSError):  # [vvar]
+                    with contextlib.suppress(OSError):  # [vvar] cannot be read
                         count = memory.read(last - first).count(secret)
                         dumped, kept = (dumped, kept + count) if "dd" in line.split() else (dumped + count, kept)
                 first = None
@@ -61,12 +61,12 @@ class SecurityTest(LaunchTest):
 
 
 class Token(SecurityTest):
-    """DDPLAUNCH_TOKEN, and where it may be seen."""
+    """Tests where DDPLAUNCH_TOKEN may be visible."""
 
     def setUp(self):
         super().setUp()
         self.env["DDPLAUNCH_TOKEN"] = TOKEN
-        # In the place of ssh: keeps its environment, and sets the variable on the "node" as a profile would.
+        # A stand-in for ssh records its environment, and sets the variable on the "node" as a profile would.
         self.ssh = self.script("ssh", '#!/bin/sh\nenv >>"$SEEN"\nwhile [ $# -gt 2 ]; do shift; done\n'
                                       f'export DDPLAUNCH_TOKEN={TOKEN[::-1]}\nexec sh -c "$2"\n')
         self.env["SEEN"] = str(self.dir / "seen")
@@ -87,7 +87,7 @@ class Token(SecurityTest):
         self.assertTrue((self.dir / "agent").exists(), "no script has looked")
 
     def check_memory(self, *options):
-        """Copies of the token in memory of two nodes that run a job, and whose process each node is."""
+        """Counts the token's copies in the memory of two nodes that run a job, and of their descendants."""
         wait = ["sh", "-c", "touch here.$RANK; while [ ! -e go ]; do sleep 0.05; done"]
         env = {name: value for name, value in self.env.items() if name != "DDPLAUNCH_TOKEN" or not options}
         nodes = [self.start(*self.node_options(rank), *options, *wait, env=env) for rank in (0, 1)]
@@ -108,7 +108,7 @@ class Token(SecurityTest):
         self.check_memory("--token-file", self.dir / "token")
 
     def test_a_deep_check_has_it_each_time(self):
-        """It starts two jobs, and the variable is erased before the first."""
+        """The check starts two jobs, and the variable is erased before the first."""
         listener = subprocess.Popen([BIN / "ddplaunchd", "--listen", "127.0.0.1:0"], env=self.env, stdin=subprocess.DEVNULL,
                                     stderr=subprocess.PIPE, text=True)
         self.addCleanup(listener.stderr.close)
@@ -123,7 +123,7 @@ class Token(SecurityTest):
 
 
 class Strangers(SecurityTest):
-    """Peers that have the token and are no ddplaunch."""
+    """Tests peers that have the token but are not ddplaunch."""
 
     def peer(self, *args):
         return subprocess.Popen([LINK_PEER, *map(str, args)], env=dict(self.env, DDPLAUNCH_TOKEN=TOKEN), stdout=subprocess.PIPE, text=True)

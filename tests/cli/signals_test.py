@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""What the user's signals and the terminal do to a job: Ctrl-C, Ctrl-Z, hang-up, nohup, &, SIGUSR1/2; local and over SSH.
+"""Tests the effect of the user's signals and the terminal on a job: Ctrl-C, Ctrl-Z, hang-up, nohup, &, SIGUSR1/2; local and
+over SSH.
 
-What a shell does here is done by a real bash with job control on a pseudo-terminal. (tests/cli/local_test.py has the plain
-cases without a terminal.)"""
+The shell is a real bash with job control on a pseudo-terminal. (tests/cli/local_test.py has the plain cases without a
+terminal.)"""
 
 import contextlib
 import os
@@ -20,7 +21,7 @@ from tests.support.launch import LaunchTest, Nodes, main, wait_until
 
 
 class Terminal:
-    """A bash script on a terminal of its own, with job control."""
+    """A bash script on a separate terminal, with job control."""
 
     def __init__(self, test, script):
         self.shown = b""
@@ -44,13 +45,13 @@ class Terminal:
         self.fd = -1
 
     def read(self, seconds):
-        """Takes what is there within `seconds`; nothing blocks on us for long."""
+        """Reads what arrives within `seconds`, so that the program is never blocked for long."""
         if select.select([self.fd], [], [], seconds)[0]:
-            with contextlib.suppress(OSError):  # EIO: nobody has the terminal open any more
+            with contextlib.suppress(OSError):  # EIO: no process has the terminal open
                 self.shown += os.read(self.fd, 65536)
 
     def wait_for(self, condition, seconds=20.0):
-        """Reads on until `condition()`."""
+        """Reads until `condition()` holds."""
         end = time.monotonic() + seconds
         while not (value := condition()) and time.monotonic() < end:
             self.read(0.02)
@@ -77,13 +78,14 @@ class Signals(LaunchTest):
         return ["--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, "--nproc-per-node", 1]
 
     def up(self, count):
-        """The workers' sign of life: worker scripts touch up.RANK."""
+        """Returns whether all workers run: worker scripts touch up.RANK."""
         return all((self.dir / f"up.{rank}").exists() for rank in range(count))
 
-    # ---- polite and not
+    # ---- requests to stop
 
     def start_saving(self, *args):
-        # Saves for a moment when told to stop; what started it in the same group must not be signalled to death first.
+        # Worker scripts save for a moment when they are stopped. A signal must not kill the process that started them in its
+        # group.
         script = self.script("saving.sh", '#!/bin/sh\ntrap "sleep 0.3; touch saved.$RANK; exit 0" TERM\n'
                              'touch up.$RANK\nwhile :; do sleep 0.05; done\n')
         process = self.start(*args, script)
@@ -121,7 +123,7 @@ class Signals(LaunchTest):
         process.send_signal(signal.SIGINT)
         done = self.finish(process, timeout=30)
         self.assert_code(done, 130)
-        self.assertLess(time.monotonic() - began, 5)  # not the grace of 25 s
+        self.assertLess(time.monotonic() - began, 5)  # less than the grace of 25 s
 
     # ---- the user's own signals
 
@@ -154,7 +156,7 @@ class Signals(LaunchTest):
         return Terminal(self, "RUN=(" + shlex.join(self.command(*args)) + ")\n" + script)
 
     def said(self, name):
-        """What the script wrote into a file, once it is whole."""
+        """Returns the content of the script's file when it is complete."""
         path = self.dir / name
         return path.read_text() if path.exists() and path.read_text().endswith("\n") else None
 
@@ -201,7 +203,7 @@ class Signals(LaunchTest):
         return False
 
     def check_background(self, *args):
-        # With a terminal as stdin, which a background job may not read: SIGTTIN would stop it.
+        # A background job may not read its terminal, so SIGTTIN would stop it.
         terminal = self.on_terminal('"${RUN[@]}" &\nwait $!; echo $? > code', *args, "sh", "-c",
                                     "touch up.$RANK; sleep 0.5; echo worked")
         self.assertTrue(terminal.wait_for(lambda: self.said("code")), terminal.text())
@@ -219,7 +221,7 @@ class Signals(LaunchTest):
         self.check_background(*self.cluster(2))
 
     def test_script_background_job_keeps_interrupts_ignored(self):
-        # A shell without job control starts "&" jobs with SIGINT ignored: Ctrl-C is for the others.
+        # A shell without job control starts "&" jobs with SIGINT ignored, since Ctrl-C is meant for others.
         process = self.start("sh", "-c", "touch up.$RANK; sleep 1",
                              preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
         self.assertTrue(wait_until(lambda: self.up(1)))
@@ -234,7 +236,7 @@ class Signals(LaunchTest):
         (self.dir / "go").touch()
         self.assertTrue(wait_until(lambda: all((self.dir / f"done.{rank}").exists() for rank in range(2))),
                         (self.dir / "out").read_text())
-        # Whoever the shell's end left it to: it ends by itself.
+        # Without the shell the job still ends by itself.
         pid = int((self.dir / "pid").read_text())
         self.assertTrue(wait_until(lambda: not self.is_alive(pid)))
         self.assertNotIn("exit", (self.dir / "out").read_text())
@@ -248,7 +250,7 @@ class Signals(LaunchTest):
             return False
 
     def test_ctrl_z_and_fg_over_ssh(self):
-        # Stopped for longer than the agents bear a master that says nothing.
+        # The stop lasts longer than the agents tolerate a silent master.
         script = self.script("worker.sh", '#!/bin/sh\ntouch up.$RANK\nwhile ! [ -e go ]; do sleep 0.05; done\n'
                              'touch went_on.$RANK\nwhile ! [ -e finish ]; do sleep 0.05; done\necho bye $RANK\n')
         terminal = self.on_terminal('"${RUN[@]}"; echo $? > stopped\nwhile ! [ -e fg ]; do sleep 0.05; done\n'
@@ -272,7 +274,7 @@ class Signals(LaunchTest):
         self.assert_nothing_left()
 
     def test_ctrl_z_where_nobody_could_continue_it(self):
-        # The leader of a session, as in `ssh -t HOST ddplaunch` and in a container.
+        # The job leads its session, as in `ssh -t HOST ddplaunch` and in a container.
         worker = self.script("worker.sh", '#!/bin/sh\ntouch up.$RANK\nwhile ! [ -e go ]; do sleep 0.05; done\necho bye $RANK\n')
         terminal = self.on_terminal('exec "${RUN[@]}"', "--nproc-per-node", 1, worker)
         self.assertTrue(terminal.wait_for(lambda: self.up(1)), terminal.text())
@@ -291,7 +293,7 @@ class Signals(LaunchTest):
         terminal.type("\x1a")
         self.assertTrue(terminal.wait_for(lambda: (self.dir / "stopped").exists()), terminal.text())
         (self.dir / "fg").touch()
-        # Typed before the job has the terminal again it would be the shell's.
+        # Until the job has the terminal again, the typed character would go to the shell.
         self.assertTrue(terminal.wait_for(lambda: os.tcgetpgrp(terminal.fd) == group), terminal.text())
         terminal.type("\x03")
         self.assertTrue(terminal.wait_for(lambda: self.said("code")), terminal.text())

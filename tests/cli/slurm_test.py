@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Jobs inside a Slurm allocation, its nodes started with srun: a slurmctld and several slurmd of our own on this machine."""
+"""Tests jobs inside a Slurm allocation whose nodes srun starts, with one slurmctld and several slurmd on this machine."""
 
 import os
 import pathlib
@@ -25,7 +25,7 @@ PYTHON = "/usr/bin/python3" if pathlib.Path("/usr/bin/python3").exists() else sy
 
 
 def free_ports():
-    """The first of a block that nobody listens on: slurmctld's, and 200 above it one for each slurmd."""
+    """Returns the first port of a free block: slurmctld's, and from 200 above it one for each slurmd."""
     for attempt in range(50):
         first = 18000 + (os.getpid() * 17 + attempt * 307) % 10000
         try:
@@ -47,7 +47,7 @@ class InSlurm(LaunchTest):
         try:
             cls.slurm = slurm_cluster.SlurmCluster(cls.scratch, NODES, port=free_ports(),
                                                    settings="KillWait=5\nSchedulerParameters=sched_interval=2\n")
-        except RuntimeError as error:  # a kernel or a container that slurmd does not like
+        except RuntimeError as error:  # slurmd cannot run on this kernel or in this container
             raise unittest.SkipTest(str(error)) from None
         cls.addClassCleanup(cls.slurm.stop)
 
@@ -63,7 +63,7 @@ class InSlurm(LaunchTest):
             subprocess.run(["scancel", line.split()[0]], env=self.env, check=False)
         self.assertTrue(wait_until(lambda: queue() == "", 30), queue())
 
-    # In front of what LaunchTest runs.
+    # The command prefix of LaunchTest's runs.
     allocation = ()
 
     def command(self, *args):
@@ -73,7 +73,7 @@ class InSlurm(LaunchTest):
         self.allocation = ["salloc", "--quiet", f"--nodes={nodes}", *options]
 
     def batch(self, body, *options):
-        """Starts a batch script; its output goes to `self.batch_out`. Returns the id of its job."""
+        """Starts a batch script, whose output goes to `self.batch_out`. Returns its job id."""
         self.runs += 1
         self.batch_out = self.dir / f"batch{self.runs}.out"
         script = self.script(f"batch{self.runs}.sh", f"#!/bin/bash\n{body}\n")
@@ -211,7 +211,7 @@ class InSlurm(LaunchTest):
             body = f"exec {DDPLAUNCH} --job-id {self.job} --job-dir {self.dir}/b{flag} --label '' --nproc-per-node 1 {worker}"
             job = self.batch(body, "--nodes=2")
             self.assertTrue(wait_until(lambda: self.batch_text().count("up\n") == 2, 40), self.batch_text())
-            # As slurmctld does for --signal=USR1@… and --signal=B:USR1@….
+            # slurmctld does this for --signal=USR1@… and --signal=B:USR1@….
             subprocess.run(["scancel", "--signal=USR1", *([flag] if flag else []), job], env=self.env, check=True)
             self.assertTrue(wait_until(lambda: self.batch_text().count("warned") == 2, 20), self.batch_text())
             (self.dir / "go").touch()
@@ -224,7 +224,7 @@ class InSlurm(LaunchTest):
         job = self.batch(body, "--nodes=2", "--requeue")
         self.assertTrue(wait_until(lambda: self.batch_text().count("up first\n") == 2, 40), self.batch_text())
         subprocess.run(["scontrol", "requeue", job], env=self.env, check=True)
-        # Slurm holds a requeued job back; that is its time and not ours.
+        # Slurm delays a requeued job; that time does not belong to ddplaunch.
         wait_until(lambda: self.state(job)[0] == "PENDING", 30)
         subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=self.env, check=False)
         if not wait_until(lambda: self.batch_text().count("up 1\n") == 2, 25):

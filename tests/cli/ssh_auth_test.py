@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every way to log in that can be had on one machine, each against a real sshd (and a dropbear), through libssh and through
-the OpenSSH program; and what a user reads when a login needs something that nobody is asked for inside a job."""
+"""Tests every login method that one machine can offer, each with a real sshd (and a dropbear), through libssh and through the
+OpenSSH program. Also tests the message for a login that needs an answer from the user, which no job can ask for."""
 
 import getpass
 import os
@@ -24,7 +24,7 @@ ASKS_NOTHING = ('; nothing is asked inside a job: "{} true" in a terminal shows 
 
 
 def free_port():
-    """Below the range that the kernel gives to outgoing connections, so that it is still free a moment later."""
+    """Returns a port below the range that the kernel gives to outgoing connections, so that it stays free for a moment."""
     for port in random.sample(range(12000, 32000), 200):
         with socket.socket() as one:
             try:
@@ -36,14 +36,14 @@ def free_port():
 
 
 class Classwide:
-    """What Nodes and Server clean up at the end of a test, at the end of the class."""
+    """Defers to the end of the class the cleanup that Nodes and Server would do at the end of a test."""
 
     def __init__(self, cls):
         self.addCleanup = cls.addClassCleanup
 
 
 class Server:
-    """One more server on 127.0.0.2 … with a port of its own, in the directory of `nodes`; it ends with the test."""
+    """An additional server on 127.0.0.2 … with a separate port, in the directory of `nodes`. It ends with the test."""
 
     def __init__(self, test, nodes, name, command, port):
         self.port = port
@@ -68,7 +68,7 @@ class Server:
 
 
 def sshd(test, nodes, name, *settings, env=None):
-    """An sshd with these lines in front of the nodes' own configuration: the first value of an option counts."""
+    """Starts an sshd with these lines before the nodes' own configuration: the first value of an option counts."""
     port = free_port()
     rest = re.sub(r"(?m)^(Port|PidFile|ListenAddress) .*\n", "", (nodes.dir / "sshd_config").read_text())
     config = nodes.dir / f"{name}.sshd_config"
@@ -95,7 +95,7 @@ def public(path):
 
 
 def add_user(test, name, home):
-    """Another account of this machine, until the end of the test. Somebody else may hold the lock of /etc/passwd."""
+    """Adds an account to this machine until the end of the test. Another process may hold the lock of /etc/passwd."""
     if not shutil.which("useradd"):
         test.skipTest("no useradd here")
 
@@ -123,7 +123,7 @@ class AuthTest(LaunchTest):
             self.env.pop(name, None)
 
     def config(self, *first, without=(), name="config"):
-        """The nodes' ssh_config with these lines in front, the first value of an option counts; `without` options."""
+        """Returns the nodes' ssh_config with these lines in front, whose values take precedence. It has no `without` options."""
         rest = self.nodes.ssh_config.read_text()
         for option in without:
             rest = re.sub(rf"(?m)^ *{option} .*\n", "", rest)
@@ -137,7 +137,7 @@ class AuthTest(LaunchTest):
         return path
 
     def launch(self, config, *hosts, program=False, options=(), worker=("sh", "-c", "echo in")):
-        """A job with one rank on each host, through libssh, or through the OpenSSH program."""
+        """Runs a job with one rank on each host, through libssh or through the OpenSSH program."""
         way = ("--ssh-command", f"ssh -F {config}") if program else ("--ssh-config", config)
         return self.run_job("--hostfile", self.hostfile(*hosts), *way, "--nproc-per-node", 1, "--label", "", *options, *worker)
 
@@ -153,7 +153,8 @@ class AuthTest(LaunchTest):
         self.assertEqual(self.notices(done), [])
 
     def assert_folded(self, done, host, why, hosts=1):
-        """It ran, through the program, which was said once, of whichever host (a pattern) was the first."""
+        """Checks that the job ran through the program, and that one notice says so. `host` is a pattern of the host that it
+        names."""
         self.assert_in(done, hosts)
         notices = self.notices(done)
         self.assertEqual(len(notices), 1, repr(done))
@@ -161,7 +162,7 @@ class AuthTest(LaunchTest):
                          r"\(and so are other hosts for which this is so\)$")
 
     def assert_reported(self, done, text, code=111):
-        """The error has exactly these words: its first line ends stderr, and all of it is the root cause."""
+        """Checks the exact text of the error: its first line ends stderr, and all of it is the root cause."""
         self.assert_code(done, code)
         self.assertEqual(done.out, "")
         first = text.partition("; its last lines:\n")[0]
@@ -176,7 +177,7 @@ class AuthTest(LaunchTest):
         self.addCleanup(path.write_text, before)
 
     def agent(self, *keys):
-        """A running ssh-agent with these keys; returns its socket."""
+        """Starts an ssh-agent with these keys, and returns its socket."""
         path = self.dir / "agent"
         process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         self.addCleanup(process.wait)
@@ -188,7 +189,7 @@ class AuthTest(LaunchTest):
 
     @staticmethod
     def answers(path):
-        """It can be connected to, which is later than that the file is there."""
+        """Returns whether a connection is possible, which becomes true later than the file appears."""
         with socket.socket(socket.AF_UNIX) as probe:
             return probe.connect_ex(str(path)) == 0
 
@@ -239,7 +240,7 @@ class Keys(AuthTest):
         self.env["SSH_AUTH_SOCK"] = str(self.agent(other, key))
         key.unlink()
         why = "IdentitiesOnly with a key that only the ssh-agent can use"
-        for named in (f"{key}.pub", key):  # ssh takes the second for the first
+        for named in (f"{key}.pub", key):  # ssh takes the second name for the first
             config = self.config(f"IdentityFile {named}", without=["IdentityFile"])
             self.assert_folded(self.launch(config, "127.0.0.2", "127.0.0.3"), r"127\.0\.0\.[23]", why, 2)
 
@@ -266,7 +267,7 @@ class Keys(AuthTest):
         self.assert_in(self.launch(config, "127.0.0.2", program=True))
 
     def test_nobody_is_asked_by_a_display(self):
-        """An askpass that would answer is not started, neither for the host nor for a jump host."""
+        """A working askpass program is not started, neither for the host nor for a jump host."""
         key = keygen(self.dir / "locked", "ed25519", "a secret")
         self.authorize(public(key))
         self.env.update(DISPLAY=":1", SSH_ASKPASS_REQUIRE="force",
@@ -279,7 +280,7 @@ class Keys(AuthTest):
         self.assertFalse((self.dir / "asked").exists())
 
     def test_keys_that_ssh_would_not_use(self):
-        """Told once; another key does it. The certificate is a pipe that nobody writes to."""
+        """The key is reported once, and another key is used. The certificate is a pipe without a writer."""
         good, shared = self.nodes.dir / "id", keygen(self.dir / "shared", "ed25519")
         pipe = self.dir / "pipe"
         os.mkfifo(pipe)
@@ -348,7 +349,7 @@ class Keys(AuthTest):
         named = self.config(f"IdentityFile {key}", f"CertificateFile {elsewhere}", without=["IdentityFile"])
         self.assert_native(self.launch(named, "127.0.0.2"))
 
-        # The key in the agent, the certificate in a file: only the program brings them together.
+        # The key is in the agent, the certificate in a file: only the program can combine them.
         self.env["SSH_AUTH_SOCK"] = str(self.agent(key))
         key.unlink()
         apart = self.config(f"CertificateFile {elsewhere}", without=["IdentityFile", "IdentitiesOnly"])
@@ -410,7 +411,7 @@ class Keys(AuthTest):
         self.addCleanup(master.wait)
         self.addCleanup(master.terminate)
         self.assertTrue(wait_until(control.exists))
-        # Nothing of the configuration would let it in now.
+        # No key of this configuration permits a login.
         locked_out = self.config(f"ControlPath {control}", f"IdentityFile {self.dir}/nothing", without=["IdentityFile"])
         self.assert_in(self.launch(locked_out, "127.0.0.2", program=True))
 
@@ -508,7 +509,7 @@ class HostKeys(AuthTest):
         config = self.config(f"UserKnownHostsFile {known}", f"Port {server.port}")
         self.assert_folded(self.launch(config, "127.0.0.2"), "127.0.0.2", "@cert-authority or @revoked lines in known_hosts")
         self.assert_in(self.launch(config, "127.0.0.2", program=True))
-        # The same authority says nothing about another name.
+        # The same authority does not certify another name.
         known.write_text(f"@cert-authority [127.0.0.9]:{server.port} {public(ca)}\n")
         done = self.launch(config, "127.0.0.2")
         self.assert_code(done, 111)
@@ -524,7 +525,7 @@ class HostKeys(AuthTest):
 
 
 class Routes(AuthTest):
-    """Jump hosts, proxies, and what the configuration file can say about one host."""
+    """Tests jump hosts, proxies, and settings of the configuration file for one host."""
 
     def test_one_jump_and_two(self):
         second = sshd(self, self.nodes, "second")
@@ -624,7 +625,7 @@ class Routes(AuthTest):
         add_user(self, name, home)
         home.mkdir()
         shutil.chown(home, name)
-        agent = self.dir / "bin" / "ddplaunchd"  # where the tests are built need not be open to everybody
+        agent = self.dir / "bin" / "ddplaunchd"  # other users may not be able to read the build directory
         agent.parent.mkdir()
         shutil.copy(BIN / "ddplaunchd", agent)
         keys = self.dir / "authorized_keys"
@@ -644,13 +645,14 @@ class Routes(AuthTest):
                     done = self.launch(config, *hosts, program=program, options=options, worker=who)
                     self.assert_code(done, 0)
                     self.assertEqual(sorted(done.out.split()), sorted([USER, name]))
-        # What hangs before the greeting is ended with the start: sshd passes signals on for them, though not for root.
+        # A process that hangs before the hello line ends with the start. sshd forwards signals for its users, but not for
+        # root.
         begun = self.dir / "begun"
         begun.touch()
         begun.chmod(0o666)
         self.dir.chmod(0o755)
         stuck = f"127.0.0.3 user={name} wrapper=\"sh -c 'echo yes >> {begun}; sleep 987; sleep 986' -\""
-        for limit in ("3s", "15s"):  # a busy machine may need longer to come as far as the wrapper
+        for limit in ("3s", "15s"):  # a busy machine may need more time until the wrapper runs
             done = self.launch(config, stuck, options=("--start-timeout", limit))
             self.assert_code(done, 112)
             if begun.read_text():
@@ -660,7 +662,7 @@ class Routes(AuthTest):
         self.assertTrue(wait_until(lambda: not self.alive(uid)), self.alive(uid))
 
     def alive(self, uid):
-        """The processes of that account but sshd's own, whose end is the connection's."""
+        """Returns the processes of that account except sshd's own, which end with the connection."""
         found = []
         for entry in pathlib.Path("/proc").glob("[0-9]*"):
             try:
@@ -673,12 +675,12 @@ class Routes(AuthTest):
 
 
 class Servers(AuthTest):
-    """Servers that are newer, older or other than what libssh and OpenSSH expect."""
+    """Tests servers that are newer, older or otherwise different from what libssh and OpenSSH expect."""
 
     NODES = 2
 
     def own(self, server, *lines):
-        """Its configuration, with every word that ssh says of a failure."""
+        """Returns a configuration for the server in which ssh prints its complete error messages."""
         return self.config(f"Port {server.port}", "StrictHostKeyChecking accept-new",
                            f"UserKnownHostsFile {self.dir}/known_hosts", *lines, without=["LogLevel"])
 
@@ -691,7 +693,7 @@ class Servers(AuthTest):
         config = self.own(server)
         done = self.launch(config, "127.0.0.2", "127.0.0.3")
         self.assert_in(done, 2)
-        for notice in self.notices(done):  # a libssh that knows one of them needs no program
+        for notice in self.notices(done):  # a newer libssh knows one of them and needs no program
             self.assertRegex(notice, r"^ddplaunch: 127\.0\.0\.[23]: reached through the program ssh, because of a key exchange "
                              r"that libssh cannot make \(.*\) \(and so are other hosts for which this is so\)$")
         self.assertLessEqual(len(self.notices(done)), 1)
@@ -716,7 +718,7 @@ class Servers(AuthTest):
             self.assert_native(self.launch(allowed, "127.0.0.2", program=program))
 
     def test_no_server_of_ours(self):
-        """One of SSH version 1, and another program, which never ends its first line."""
+        """Tests a server of SSH version 1, and another program, which never ends its first line."""
         port = "is this the right port (port= in the hostfile, Port in the SSH configuration)?"
         for greeting, reported in ((b"SSH-1.5-Old_1.2\n", "speaks version 1 of SSH alone (SSH-1.5-Old_1.2), which no client of "
                                 "today takes; its server has to be updated"),
@@ -740,7 +742,7 @@ class Servers(AuthTest):
                 number = server.getsockname()[1]
                 done = self.launch(self.config(f"Port {number}"), "127.0.0.2")
                 self.assert_reported(done, f"127.0.0.2: 127.0.0.2:{number} {reported}")
-                self.assertEqual(len(served), 1)  # nobody comes back to such a one
+                self.assertEqual(len(served), 1)  # such a server is not tried again
                 server.shutdown(socket.SHUT_RDWR)
             thread.join()
             for one in served:
@@ -757,7 +759,7 @@ class Servers(AuthTest):
             self.assert_native(self.launch(config, "127.0.0.2", program=program))
 
     def kerberos(self):
-        """A realm of our own with a ticket for this user, and the environment that finds it."""
+        """Makes a realm with a ticket for this user. Returns the environment that finds it."""
         path = os.environ["PATH"] + ":/usr/sbin:/sbin"
         missing = [p for p in ("krb5kdc", "kdb5_util", "kadmin.local", "kinit", "klist") if not shutil.which(p, path=path)]
         if missing:
@@ -815,7 +817,7 @@ class Servers(AuthTest):
         for kind in ("ed25519", "ecdsa", "rsa"):
             host[kind] = self.dir / f"dropbear_{kind}"
             subprocess.run(["dropbearkey", "-t", kind, "-f", host[kind]], check=True, capture_output=True)
-        # It takes the keys from the home directory of an account alone.
+        # The server takes keys only from the home directory of an account.
         name = f"ddpbear{os.getpid() % 100000}"
         home = self.dir / "home"
         (home / ".ssh").mkdir(parents=True)

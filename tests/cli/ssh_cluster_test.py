@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Jobs over real SSH to several nodes of an own sshd, through libssh and through the OpenSSH program."""
+"""Tests jobs over real SSH to several nodes of one sshd, through libssh and through the OpenSSH program."""
 
 import os
 import pathlib
@@ -95,11 +95,11 @@ class SshCluster(LaunchTest):
         self.assertTrue(wait_until(lambda: not live_processes_with(mark)), live_processes_with(mark))
 
     def test_stopped_master_does_not_stop_the_job(self):
-        # Ctrl-Z stops the threads that carry the links, too: the agents must know of it before.
+        # Ctrl-Z stops the threads that carry the links, too, so the agents must be notified before.
         self.cluster(2)
         process = self.start(*self.ssh, "--master-timeout", "2s", "--nproc-per-node", 1, "sh", "-c",
                              "echo up; sleep 4; touch survived.$RANK; echo bye",
-                             preexec_fn=os.setpgrp)  # as a shell with job control: this test can continue it
+                             preexec_fn=os.setpgrp)  # as a shell with job control does, so this test can continue it
         for _ in range(2):
             self.assertTrue(process.stdout.readline())
         process.send_signal(signal.SIGTSTP)
@@ -125,7 +125,7 @@ class SshCluster(LaunchTest):
         for _ in range(2):
             self.assertTrue(process.stdout.readline())
         nodes.restart_sshd()
-        # The new sshd takes another job, and its end does not touch the first.
+        # The new sshd takes another job, whose end does not affect the first.
         other = subprocess.run([DDPLAUNCH, "--job-id", self.job + "-other", "--job-dir", self.dir / "other", *self.ssh,
                                 "--nproc-per-node", "1", "true"], env=self.env, cwd=self.dir, timeout=30)
         self.assertEqual(other.returncode, 0)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a user sees: the built programs on real pseudo-terminals, read by terminal emulators (pyte, tmux)."""
+"""Tests what a user sees: the built programs on real pseudo-terminals, read by terminal emulators (pyte, tmux)."""
 
 import os
 import pathlib
@@ -72,7 +72,7 @@ for i in range(0, 101, 4):
 print()
 """
 
-# Runs until it is told to end.
+# Runs until the file "stop" exists.
 ENDLESS = """
 import os, sys, time
 from tqdm import tqdm
@@ -97,13 +97,14 @@ class TerminalTest(LaunchTest):
         return Terminal(self, self.command("--quiet", *args), cwd=self.dir, **settings)
 
     def on_two_nodes(self):
-        """Options for 8 ranks on two SSH nodes."""
+        """Returns options for 8 ranks on two SSH nodes."""
         nodes = Nodes(self, 2)
         return ["--hostfile", str(nodes.hostfile), "--ssh-config", str(nodes.ssh_config), "--oversubscribe",
                 "--nproc-per-node", "4", "--chdir", str(self.dir)]
 
     def assert_rows(self, rows, *patterns):
-        """Every row matches one of the patterns; the rows that match each, in the patterns' order."""
+        """Checks that every row matches one of the patterns. Returns the matching rows of each pattern, in the patterns'
+        order."""
         found = [[] for _ in patterns]
         for row in rows:
             for i, pattern in enumerate(patterns):
@@ -123,7 +124,7 @@ class Bars(TerminalTest):
     def test_tqdm_of_8_ranks_on_2_nodes(self):
         needs("tqdm")
         terminal = self.terminal(*self.on_two_nodes(), *self.worker(TQDM))
-        # While it runs: whole lines above, one row for all ranks at the bottom.
+        # During the run there are complete lines above, and one row for all ranks at the bottom.
         folded = LABEL + "train: .*" + r"  \[8 ranks: \d+-\d+%\]"
         self.assertTrue(terminal.until(lambda: terminal.rows() and re.fullmatch(folded, terminal.rows()[-1])))
         for _ in range(20):
@@ -234,7 +235,7 @@ class Leaving(TerminalTest):
         self.assertEqual(terminal.wait(), 130)
         self.assertFalse(terminal.screen.cursor.hidden)
         self.assertEqual(terminal.screen.cursor.x, 0)
-        # Python's own last words aside, each row is whole.
+        # Apart from Python's final messages, each row is complete.
         bars = [row for row in terminal.rows() if "work: " in row]
         self.assertEqual(len(bars), 2, "\n".join(terminal.rows()))
         self.assertTrue(all(re.match(LABEL + "work: ", row) for row in bars), bars)
@@ -261,7 +262,7 @@ class Leaving(TerminalTest):
         tmux.type("C-z")
         self.assertTrue(tmux.until(lambda rows: rows and rows[-1] == "$"), "\n".join(tmux.rows()))
         rows = tmux.rows()
-        self.assertFalse([row for row in rows if "work: " in row], "\n".join(rows))  # it went before the shell came
+        self.assertFalse([row for row in rows if "work: " in row], "\n".join(rows))  # removed before the prompt appears
         tmux.line("fg")
         self.assertTrue(tmux.until(lambda rows: rows and "work: " in rows[-1]), "\n".join(tmux.rows()))
         self.assertEqual(sum("work: " in row for row in tmux.rows()), 1, "\n".join(tmux.rows()))
@@ -301,19 +302,19 @@ class SlowReaders(TerminalTest):
     FLOOD = ["sh", "-c", "seq -f '%.0f ...........................................................' 200000; touch done"]
 
     def bytes_of(self, fd):
-        """All that comes; an emulator would be too slow for it."""
+        """Returns all bytes from `fd`. An emulator would be too slow for them."""
         chunks = []
         try:
             while chunk := os.read(fd, 65536):
                 chunks.append(chunk)
-        except OSError:  # a terminal's end
+        except OSError:  # the terminal was closed
             pass
         return b"".join(chunks).decode()
 
     def flood_of(self, text):
-        """Numbers of FLOOD's lines, and of the lines that are missing in each gap."""
+        """Returns the numbers of FLOOD's lines, and the count of missing lines in each gap."""
         missing = re.findall(r"ddplaunch: … ([\d,]+) lines? not shown; the files have (?:it|them)\r?\n", text)
-        # A line that is unfinished for a moment is shown before it is whole.
+        # A line that stays incomplete for a moment is shown before its end.
         lines = re.findall(r"(\d+) \.{59}(?:\x1b\[0m)?\r?\n", text)
         return [int(line) for line in lines], [int(count.replace(",", "")) for count in missing]
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Unmodified PyTorch scripts under ddplaunch, over SSH to two nodes: the store that node 0's agent serves is all they need.
+"""Tests unmodified PyTorch scripts under ddplaunch, over SSH to two nodes. They need only the store of node 0's agent.
 
-Runs with the distribution's torch (/usr/bin/python3, 1.13 on Debian 12: the older numbering of the store's protocol) and,
-when DDP_TEST_TORCH_PYTHON names one, with another interpreter's torch."""
+The tests run with the distribution's torch (/usr/bin/python3; 1.13 on Debian 12 has the older numbering of the store's
+protocol). If DDP_TEST_TORCH_PYTHON names another interpreter with torch, they also run with that one."""
 
 import os
 import pathlib
@@ -35,7 +35,7 @@ print("rank", rank, "of", world, "sum", int(total.item()), flush=True)
 dist.destroy_process_group()
 """
 
-# A group of its own on another port, as reinforcement learning and checkpointing code makes it.
+# Makes another group on a separate port, as reinforcement learning and checkpointing code does.
 SECOND_GROUP = """
 import datetime, os, torch.distributed as dist
 port = int(os.environ["MASTER_PORT"]) + 2
@@ -62,7 +62,7 @@ PYTHONS = interpreters()
 class TorchUnderDdplaunch(LaunchTest):
     def cluster(self):
         nodes = Nodes(self, 2)
-        self.env["USE_LIBUV"] = "0"  # Debian 13's torch is built without it, and asks for it all the same
+        self.env["USE_LIBUV"] = "0"  # Debian 13's torch is built without libuv, but asks for it by default
         return ["--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, "--nproc-per-node", 2, "--label", ""]
 
     def test_unmodified_ddp_script_on_two_nodes(self):
@@ -84,7 +84,7 @@ class TorchUnderDdplaunch(LaunchTest):
                 self.assertEqual(sorted(done.out.splitlines()), [f"rank {r} of 4 sum 10" for r in range(4)])
 
     def test_second_tcp_group_needs_the_store_of_a_worker(self):
-        # TORCHELASTIC_USE_AGENT_STORE=True makes clients of all ranks, also on a port where nobody serves (docs/users/store.md).
+        # TORCHELASTIC_USE_AGENT_STORE=True makes clients of all ranks, even on a port without a server (docs/users/store.md).
         cluster = self.cluster()
         script = self.script("second.py", SECOND_GROUP, mode=0o644)
         done = self.run_job(*cluster, "--store", "worker", "--python", PYTHONS[0], script, timeout=180)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Random kills over four SSH nodes, each ending with nothing left and the right exit code (tests/support/torture.py).
+"""Tests random kills over four SSH nodes: each leaves no process and the right exit code (tests/support/torture.py).
 
-DDP_TORTURE_SEED=N repeats a run (the seed is printed), DDP_TORTURE_KILLS=N sets how many kills at least (200),
-DDP_TORTURE_ONLY=N plays one case, DDP_TORTURE_CELLS=REGEX only such as "start/agent/TERM", DDP_TORTURE_LANES=N how many jobs
-at a time.
+DDP_TORTURE_SEED=N repeats a run (the seed is printed). DDP_TORTURE_KILLS=N sets the minimum number of kills (200).
+DDP_TORTURE_ONLY=N runs one case, DDP_TORTURE_CELLS=REGEX only matching cells, such as "start/agent/TERM". DDP_TORTURE_LANES=N
+sets how many jobs run at a time.
 """
 
 import json
@@ -27,7 +27,7 @@ ONLY = os.environ.get("DDP_TORTURE_ONLY")
 
 
 def run_lanes(seed, cases):
-    """Yields the results of cases 0 … `cases` - 1 as they come."""
+    """Yields the results of cases 0 … `cases` - 1 as they arrive."""
     script = str(SOURCE / "tests/support/torture.py")
     if ONLY:
         ranges = [(int(ONLY), int(ONLY) + 1, 1)]
@@ -65,7 +65,7 @@ class Torture(unittest.TestCase):
         print(f"seed {SEED} (DDP_TORTURE_SEED={SEED} repeats it)", flush=True)
         began = time.monotonic()
         hits, played, bad, slowest = 0, 0, [], []
-        # A few signals come too late for their victim: more cases than kills.
+        # A few signals come too late for their victim, so there are more cases than kills.
         for result in run_lanes(SEED, KILLS + KILLS // 10 + 20):
             if "skip" in result:
                 raise unittest.SkipTest(result["skip"])
@@ -88,7 +88,7 @@ class Torture(unittest.TestCase):
 
 
 class TortureItself(unittest.TestCase):
-    """The count and the checks find what is wrong."""
+    """Tests that the count and the checks find errors."""
 
     def setUp(self):
         if not torture.UNRULY_WORKER.exists():
@@ -102,7 +102,7 @@ class TortureItself(unittest.TestCase):
 
     def test_process_that_sheds_every_mark_is_found(self):
         def leave_one(job):
-            # Own session, no parent, empty environment, nothing open.
+            # The process has a separate session, no parent, an empty environment and no open files.
             subprocess.run(["setsid", "--fork", "env", "-i", torture.UNRULY_WORKER, job.dir, "daemon!"], check=True,
                            close_fds=True)
         problems = self.lane.run(self.case, after=leave_one)["problems"]

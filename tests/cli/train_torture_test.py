@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Trainings whose ranks are killed (SIGKILL) two or three times at random moments, and that go on from their checkpoints: each
-ends with the hash of the weights of an undisturbed one.
+"""Tests trainings whose ranks are killed (SIGKILL) two or three times at random moments and resume from their checkpoints.
+Each ends with the weights hash of an undisturbed training.
 
-DDP_TRAIN_RUNS=N sets how many (3; tests/bench/train_torture makes 12), DDP_TRAIN_SEED=N repeats a run (the seed is printed).
+DDP_TRAIN_RUNS=N sets the number of trainings (3; tests/bench/train_torture runs 12). DDP_TRAIN_SEED=N repeats a run (the seed
+is printed).
 """
 
 import os
@@ -40,17 +41,17 @@ class TrainTorture(LaunchTest):
         return {pid for pid, _ in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0") if is_rank(pid)}
 
     def end(self, process):
-        """The lines of the weights and of the accuracy, and how long it took."""
+        """Waits for the end. Returns the lines of the weights and of the accuracy, and the seconds."""
         done = self.finish(process, 200)
         self.assert_code(done, 0)
         return re.findall(rf"(?m)^(?:weights equal on {RANKS} ranks: [0-9a-f]{{16}}|test accuracy .*)$", done.out), done.seconds
 
     def kill_one(self, chance, known, longest, process):
-        """Some time after another attempt's ranks have begun to start."""
+        """Kills a rank some time after the ranks of another attempt have begun to start."""
         self.assertTrue(wait_until(lambda: self.ranks() - known or process.poll() is not None, 60))
         time.sleep(chance.random() * longest)
         ranks = sorted(self.ranks() - known)
-        # Between two attempts there may be none: then the next one's.
+        # Between two attempts no rank may exist; then the next attempt's rank is killed.
         while not ranks and process.poll() is None:
             ranks = sorted(self.ranks() - known)
         self.assertIsNone(process.poll(), "the training ended before its kills")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Agent and workers inside a container that a wrapper enters: what holds outside holds there.
+"""Tests agent and workers inside a container that a wrapper enters: the guarantees are the same as outside.
 
-Nothing of ours is inside, so each job also pushes its agent. The container's first process reaps nobody."""
+The container contains no program of ddplaunch, so each job also copies its agent. Its first process never reaps."""
 
 import os
 import pathlib
@@ -22,16 +22,16 @@ class Wrapper(LaunchTest):
         self.wrapper = f"{self.box.client} 'my box'"
 
     def assert_nothing_left(self):
-        """Also of agent and keeper, which have no job mark; zombies are the container's own business."""
+        """Also checks agent and keeper, which have no job mark. Zombies are left to the container."""
         mark = f"DDPLAUNCH_JOB_ID={self.job}\0"
         self.assertEqual(wait_until(lambda: not live_processes_with(mark), 10) or live_processes_with(mark), True)
         self.assertEqual(wait_until(lambda: not self.inside(), 10) or self.inside(), True)
 
     def inside(self, name=None):
-        """(pid, name) of the living processes in the container but its first one, as the host numbers them."""
+        """Returns (pid, name) of the live processes in the container except its first one, with the host's pids."""
         try:
             home = os.readlink(f"/proc/{self.box.init}/ns/pid")
-        except OSError:  # its first process was killed, and with it, by the kernel, all others
+        except OSError:  # the first process was killed, and the kernel killed all others with it
             return []
         found = []
         for entry in pathlib.Path("/proc").iterdir():
@@ -149,7 +149,7 @@ class Local(Wrapper):
         self.assertIn("; it is the program of the wrapper", outcome.err)
 
     def test_a_wrapper_that_makes_its_own_namespaces(self):
-        """Without a client between: unshare becomes what it runs, whose process 1 is the keeper."""
+        """The wrapper has no client in between: unshare becomes its command, whose process 1 is the keeper."""
         root = self.box.root
         self.wrapper = (f"nsenter --target {self.box.init} --mount unshare --mount --pid --fork '--mount-proc={root}/proc' "
                         f"chroot '{root}'")
@@ -164,7 +164,7 @@ class Local(Wrapper):
         self.wrapper = (f"nsenter --target {self.box.init} --mount unshare --mount --pid --fork chroot '{self.box.root}'")
         outcome = self.run_job(*self.local("true"))
         self.assert_code(outcome, 114)
-        # An agent built with a sanitizer does not get as far as to say it: that one's run time speaks first.
+        # An agent built with a sanitizer fails earlier, in the sanitizer's run time, and never reports this.
         sanitized = b"__asan_init" in (BIN / "ddplaunchd").read_bytes()
         why = "reading executable name failed" if sanitized else "no /proc of this PID namespace is mounted there"
         self.assertIn(f"{home}/.cache/ddplaunch: {why}", outcome.err)
@@ -178,7 +178,7 @@ class OverSsh(Wrapper):
         return ["--ssh-config", nodes.ssh_config, "--hostfile", path, "--chdir", "/", "--label", "none"]
 
     def test_two_nodes(self):
-        """Two agents in one container, each entered from a login of its own."""
+        """Two agents run in one container. Each enters it from a separate login."""
         nodes = Nodes(self, 2)
         for transport in ([], ["--ssh-command", "ssh"]):
             outcome = self.run_job(*self.hostfile(nodes), *transport, "sh", "-c", "echo $(cat /etc/where) $RANK")
