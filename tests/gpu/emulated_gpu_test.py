@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The programs of tests/gpu with a GPU that is played (tests/support/fake_cuda.cc).
+"""Runs the programs of tests/gpu with an emulated GPU (tests/support/fake_cuda.cc).
 
 usage: emulated_gpu_test.py GPU_PARITY GPU_CHECK TRAIN
 """
@@ -68,7 +68,7 @@ class EmulatedGpu(unittest.TestCase):
 
 
 class EmulatedTrain(unittest.TestCase):
-    """train --device gpu: what is the host's part of it."""
+    """Tests the host's part of train --device gpu."""
 
     def setUp(self):
         place = tempfile.TemporaryDirectory()
@@ -103,7 +103,7 @@ class EmulatedTrain(unittest.TestCase):
         self.assertEqual(len(got), len(expected))
         self.assertGreater(len(got), 4)
         for mine, theirs in zip(got, expected):
-            self.assertAlmostEqual(mine, theirs, delta=1e-7)  # a record has nine digits or so
+            self.assertAlmostEqual(mine, theirs, delta=1e-7)  # a record has about nine digits
         self.assertEqual(same_accuracy, accuracy)
 
     def test_a_convnet_trains_as_on_the_cpu(self):
@@ -131,10 +131,10 @@ class EmulatedTrain(unittest.TestCase):
         single, half = of("float32"), of("bfloat16")
         self.assertEqual((len(single), len(half)), (10, 10))
         self.assertNotEqual(single[0], half[0])
-        # A number has eight bits: the losses, 0.9 to 2.9, were seen 0.013 apart.
+        # A number has eight bits: the losses, 0.9 to 2.9, were observed 0.013 apart.
         for mine, theirs in zip(half, single):
             self.assertAlmostEqual(mine, theirs, delta=0.05)
-        # What is exported is what is trained, in float32.
+        # The exported weights are the trained ones, in float32.
         with open(os.path.join(self.place, "bfloat16"), "rb") as file:
             data = file.read()
         size, = struct.unpack_from("<Q", data)

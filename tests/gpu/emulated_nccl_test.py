@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Whole trainings over NCCL where GPU and NCCL are played: `train` with tests/support/fake_cuda.cc in it, and the
-library of tests/support/fake_nccl_processes.cc.
+"""Runs whole trainings over an emulated GPU and NCCL: `train` linked with tests/support/fake_cuda.cc, and the library of
+tests/support/fake_nccl_processes.cc.
 
-usage: emulated_nccl_test.py PATH_OF_PLAYED_TRAIN PATH_OF_LIBRARY [unittest options]
+usage: emulated_nccl_test.py PATH_OF_EMULATED_TRAIN PATH_OF_LIBRARY [unittest options]
 """
 import json
 import os
@@ -27,7 +27,7 @@ class EmulatedNccl(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        # As Ranks passes them on.
+        # Ranks passes these variables to its processes.
         for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_SPOIL", "FAKE_NCCL_REGISTER", "FAKE_NCCL_WINDOWS"):
             self.addCleanup(os.environ.pop, name, None)
         for name, value in (("DDPLAUNCH_NCCL_LIBRARY", LIBRARY), ("FAKE_CUDA_GPUS", "1"), ("FAKE_NCCL_VERSION", "22809"),
@@ -62,7 +62,7 @@ class EmulatedNccl(unittest.TestCase):
         self.assertEqual(self.good(2, *NCCL, *more)[1], self.good(2, "--comm", "tcp", *more)[1])
 
     def test_nodes_are_averaged_now_and_then(self):
-        # Four numbers have several orders, so the bits may differ, but not the digits that are printed.
+        # A sum of four numbers has several orders, so the bits may differ, but not the printed digits.
         over_nccl, _ = self.good(4, *NCCL, "--sync-every-inter", "3", "--dtype", "float64", nodes=2)
         over_shm, _ = self.good(4, "--comm", "shm", "--sync-every-inter", "3", "--dtype", "float64", nodes=2)
         self.assertEqual(over_nccl[0][1][-1], over_shm[0][1][-1])
@@ -76,7 +76,7 @@ class EmulatedNccl(unittest.TestCase):
                     self.good(2, *NCCL, "--device", "gpu", "--dtype", dtype, *more)
 
     def losses(self, world, *arguments, nodes=1):
-        """What rank 0 writes down of each step, and the test's last line."""
+        """Returns rank 0's record of each step, and the test's last line."""
         path = os.path.join(os.environ["FAKE_NCCL_DIR"], "metrics")
         results, _ = self.good(world, *arguments, "--dtype", "float64", "--metrics-file", path, nodes=nodes)
         with open(path, encoding="utf-8") as lines:
@@ -101,9 +101,9 @@ class EmulatedNccl(unittest.TestCase):
                             self.assertTrue(one == other or abs(one - other) < 1e-7, (mine, theirs))
 
     def test_a_peer_that_is_lost_in_a_captured_sum(self):
-        # Over sockets NCCL tells it; inside a node only the deadline ends the wait. NCCL ends no communicator whose sums a
-        # graph still holds, nor does the played one: so the graphs are gone by then.
-        # A batch of 32 images that are drawn has more bytes than the run time stages without a wait for the stream.
+        # Over sockets NCCL reports the loss. Inside a node only the deadline ends the wait. Neither NCCL nor the fake ends a
+        # communicator while a graph holds its sums, so the graphs are destroyed before. A batch of 32 synthetic images has
+        # more bytes than the run time can stage without waiting for the stream.
         large = ("--batch-size", "32", "--model", "mlp", "--mlp-width", "16", "--mlp-depth", "1")
         for way, why, shape in (("net", "ncclRemoteError: remote process exited or there was a network error", ("--batch-size", "2")),
                                 ("p2p", "the other ranks did not do their part within 3 s", ("--batch-size", "2")),
@@ -159,7 +159,7 @@ class EmulatedNccl(unittest.TestCase):
 
 
 class Bench(unittest.TestCase):
-    """On the buffers of the played GPU."""
+    """Tests `train bench` on the buffers of the emulated GPU."""
     setUp = EmulatedNccl.setUp
     SIZES = ("-b", "12", "-e", "1200K", "-f", "100", "-n", "3", "-w", "1")
 
@@ -229,7 +229,7 @@ class Bench(unittest.TestCase):
             os.environ["FAKE_NCCL_TRANSPORT"] = way
             with self.subTest(way=way), bench_run_test.Nodes((2,), "bench", "allreduce", *NCCL, "-b", "64K", "-e", "64K", "-n",
                                                              "10000000", "--comm-timeout", "2s") as nodes:
-                nodes.processes[0].stdout.readline()  # all have met
+                nodes.processes[0].stdout.readline()  # all ranks have met
                 nodes.processes[1].kill()
                 _, errors = nodes.processes[0].communicate(timeout=60)
                 self.assertEqual(nodes.processes[0].returncode, 1)

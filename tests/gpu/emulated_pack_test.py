@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What `./dev gpu` packs, with the real `train` and `ddplaunch` over a GPU and an NCCL that are played: each step that needs no machine
-code of a kernel goes through here, ranks that are killed and stopped too.
+"""Runs the package of `./dev gpu` with the real `train` and `ddplaunch` over an emulated GPU and NCCL. It covers each step
+that needs no machine code of a kernel, including ranks that are killed and stopped.
 
-usage: emulated_pack_test.py FOLDER_OF_PLAYED_PROGRAMS FOLDER_OF_PROGRAMS PLAYED_NCCL [unittest options]
+usage: emulated_pack_test.py FOLDER_OF_EMULATED_PROGRAMS FOLDER_OF_PROGRAMS FAKE_NCCL [unittest options]
 """
 import json
 import os

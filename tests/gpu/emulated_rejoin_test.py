@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""`train --on-peer-loss rejoin` over NCCL with whole steps on the GPU, where both are played: survivors abort, take back
-the step whose sum was lost, make a new communicator and capture new graphs.
+"""Tests `train --on-peer-loss rejoin` over an emulated NCCL with whole steps on an emulated GPU. Survivors abort, undo the
+step whose sum was lost, make a new communicator and capture new graphs.
 
-usage: emulated_rejoin_test.py PATH_OF_PLAYED_TRAIN PATH_OF_LIBRARY PATH_OF_STORE_SERVER [unittest options]"""
+usage: emulated_rejoin_test.py PATH_OF_EMULATED_TRAIN PATH_OF_LIBRARY PATH_OF_STORE_SERVER [unittest options]"""
 import os
 import pathlib
 import random
@@ -16,7 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit/apps/
 import rejoin_test  # noqa: E402
 from rejoin_test import Job, weights  # noqa: E402
 
-# 20 steps an epoch on 3 ranks, the last of them smaller.
+# 20 steps an epoch on 3 ranks; the last step is smaller.
 TASK = ("--data", "synthetic", "--limit", "230", "--batch-size", "4", "--model", "mlp", "--mlp-width", "24",
         "--mlp-depth", "1", "--epochs", "8", "--device", "gpu", "--comm", "nccl", "--share-gpu")
 
@@ -44,7 +44,7 @@ class EmulatedRejoin(unittest.TestCase):
     def test_a_killed_rank_comes_back_and_the_bits_are_those_of_an_undisturbed_training(self):
         expected = {dtype: weights(self.whole(3, *TASK, "--dtype", dtype)) for dtype in ("float32", "float64", "bfloat16")}
         self.assertEqual(len(set(expected.values())), 3)
-        # Over sockets NCCL tells of a death; inside a node it is silent, and only the revoke ends the wait.
+        # Over sockets NCCL reports a death. Inside a node NCCL reports nothing, and only the revoke ends the wait.
         for way, victim, dtype in (("net", 2, "bfloat16"), ("p2p", 1, "bfloat16"), ("p2p", 0, "float64"), ("net", 0, "float32")):
             os.environ |= {"FAKE_NCCL_TRANSPORT": way, "FAKE_NCCL_WINDOWS": "1" if way == "p2p" else "0"}
             with self.subTest(way=way, victim=victim), Job(3, *TASK, "--dtype", dtype, "--sample-log", self.log) as job:
@@ -69,7 +69,7 @@ class EmulatedRejoin(unittest.TestCase):
                     while time.monotonic() < end and not near_end(job):
                         job.serve(0.01)
                     if near_end(job):
-                        break  # none must be done when another one is lost
+                        break  # no rank may be done when another one is lost
                     job.lose(dice.randrange(3))
                 self.assertGreater(job.attempt, 0)
                 self.assertEqual(weights(job.finish()), expected)

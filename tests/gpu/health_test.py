@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`train health --device gpu` on one GPU: it passes, and planted faults are found. Skips (77) with the reason where there is none.
+"""Tests `train health --device gpu` on one GPU: it passes, and finds injected faults. Without a GPU it skips (77).
 
 usage: health_test.py PATH_OF_TRAIN [unittest options]
 """
@@ -48,7 +48,7 @@ class Health(unittest.TestCase):
 
 
 class SharedGpu(unittest.TestCase):
-    """Ranks that share a GPU would each take all that is free. Of one that is played, which has 128 MiB, 64 are left free."""
+    """Ranks that share a GPU would each take all free memory. The emulated GPU has 128 MiB, of which 64 are left free."""
 
     def ranks(self, *arguments, **variables):
         with tempfile.TemporaryDirectory() as place:

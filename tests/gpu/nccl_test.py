@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`train --comm nccl --share-gpu`: several ranks on one GPU. Skips (77) with the reason where there is none.
+"""Tests `train --comm nccl --share-gpu`: several ranks on one GPU. Skips (77) with the reason if there is no GPU.
 
 usage: nccl_test.py PATH_OF_TRAIN [unittest options]
 """
@@ -17,7 +17,7 @@ import bench_run_test  # noqa: E402
 import train_run_test  # noqa: E402
 from train_run_test import Ranks, run  # noqa: E402
 
-# Ranks take turns on the GPU, about 10 ms for each operation whatever its size: few steps.
+# Ranks take turns on the GPU, about 10 ms for each operation whatever its size, so trainings have few steps.
 FEW = ("--data", "synthetic", "--limit", "400", "--batch-size", "10", "--max-steps", "5")
 LONG = ("--data", "synthetic", "--limit", "3000", "--epochs", "10000", "--log-interval", "1")
 SHARED = ("--comm", "nccl", "--share-gpu")
@@ -40,7 +40,7 @@ class SharedGpu(unittest.TestCase):
         return results, hashes
 
     def test_two_ranks_get_the_bits_of_tcp(self):
-        # The sum of two numbers has no order.
+        # The sum of two numbers has only one order.
         for dtype in ("float32", "float64"):
             results, over_nccl = self.good(2, *FEW, *SHARED, "--dtype", dtype)
             self.assertRegex(results[0][1][0], r"^NCCL 2\.\d+\.\d+ over Socket \S+, 1 channel, started in \d+\.\d\d s")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A build without GPU code says so.
+"""Checks that a build without GPU code reports this.
 
 usage: no_gpu_code_test.py TRAIN
 """

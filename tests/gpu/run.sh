@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# The first things to do on a machine with a GPU, in the order in which their results mean something; made by `./dev gpu`, needs
-# nothing but bash and coreutils, no network and no root. Takes at most eight minutes. Writes results.json beside itself: each step
-# ok, failed or skipped, with the reason and its figures. Exit code: 0; 1 something failed; 77 everything was skipped; 2 DDP_GPU_ONLY
-# names what is no step; 128 and the signal when one ends it: what was found by then is in results.json.
+# Runs the checks of `./dev gpu` on a machine with a GPU. An early failure makes later results meaningless, so the order matters.
+# Needs only bash and coreutils, no network and no root. Takes at most eight minutes. Writes results.json beside itself: each step
+# is ok, failed or skipped, with the reason and its figures. Exit code: 0; 1 a step failed; 77 all steps were skipped; 2
+# DDP_GPU_ONLY names an unknown step; 128 and the signal's number after a signal. results.json then has the results up to that
+# moment.
 #
-# DDP_GPU_SECONDS=N: other than 480. DDP_GPU_ONLY='lost-KILL nccl': these steps only. DDPLAUNCH_NCCL_LIBRARY=PATH: this libnccl.so.2.
-# DDP_NCCL_TESTS=PATH: this all_reduce_perf. DDP_GPU_IMAGES=N: of the trainings that compare, other than 4000.
+# DDP_GPU_SECONDS=N: a limit other than 480. DDP_GPU_ONLY='lost-KILL nccl': only these steps. DDPLAUNCH_NCCL_LIBRARY=PATH and
+# DDP_NCCL_TESTS=PATH: a libnccl.so.2 and an all_reduce_perf. DDP_GPU_IMAGES=N: images of a compared training, other than 4000.
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 results=$here/results.json
@@ -13,18 +14,18 @@ budget=${DDP_GPU_SECONDS:-480}
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 
-# The file of this name that the machine has, else nothing.
+# Prints the first of the paths that exists on this machine.
 first_of() {
   local path
   for path in "$@"; do [[ ! -e $path ]] || { echo "$path"; return; }; done
 }
 
-# Our own libraries only where the machine's are too old: the driver's library belongs to the machine's.
+# The packed libraries are used only if the machine's are too old, since the driver's library belongs to the machine's.
 loader=()
 if ! "$here/bin/gpu_check" >"$work/out" 2>&1 && grep -q 'GLIBC\|not found' "$work/out"; then
   loader=("$here/lib/ld-linux-x86-64.so.2" --library-path "$here/lib")
 fi
-# The command line of one of our programs, in `program`.
+# Stores the command line of a packed program in `program`.
 of() { program=(${loader[@]+"${loader[@]}"} "$here/bin/$1" "${@:2}"); }
 
 export DDP_GPU_LOADER="${loader[*]-}"
@@ -32,14 +33,14 @@ export DDP_GPU_LOADER="${loader[*]-}"
 text() { printf '"%s"' "$(printf '%s' "$1" | tr '\n\t\r' '   ' | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g' | cut -c1-2000)"; }
 
 commit=$(cat "$here/commit" 2>/dev/null || echo unknown)
-# Whether this step is to be made. While they are only named none is: then `names` gets them all.
+# Returns whether to run this step. While the steps are listed, none runs, and `names` collects all of them.
 listing='' names=''
 wanted() {
   [[ -z $listing ]] || { names+=" $1"; return 1; }
   [[ -z ${DDP_GPU_ONLY:-} || " $DDP_GPU_ONLY " == *" $1 "* ]]
 }
 steps='' ok=0 failed=0 skipped=0
-# note NAME STATE REASON [FIGURES AS JSON]: of a wanted step.
+# note NAME STATE REASON [FIGURES AS JSON]: records the result of a wanted step.
 note() {
   steps+="${steps:+,}"$'\n'"{\"step\":$(text "$1"),\"state\":\"$2\",\"reason\":$(text "$3"),\"seconds\":$((SECONDS - began)),\"figures\":${4:-null}}"
   case $2 in ok) ok=$((ok + 1)) ;; failed) failed=$((failed + 1)) ;; skipped) skipped=$((skipped + 1)) ;; esac
@@ -50,7 +51,7 @@ note() {
 }
 last_line() { grep -v '^[[:space:]]*$' "$1" | tail -n 1; }
 
-# step NAME SECONDS COMMAND…: its exit code says how it went; a first line that begins with { holds its figures.
+# step NAME SECONDS COMMAND…: runs a step. Its exit code gives the state; its first line that begins with { holds the figures.
 step() {
   local name=$1 limit=$2 code figures
   shift 2
@@ -65,13 +66,13 @@ step() {
     return
   fi
   ((limit <= budget - SECONDS)) || limit=$((budget - SECONDS))
-  # In the background, for a trap waits for what is in the foreground.
+  # The command runs in the background, because a trap waits for a foreground command.
   timeout -k 5 "$limit" "$@" >"$work/out" 2>"$work/err" </dev/null &
   current=$name child=$!
   wait "$child"
   code=$?
   current='' child=''
-  figures=$(grep -m 1 '^{.*}$' "$work/out")  # a step that is cut off may leave half a line
+  figures=$(grep -m 1 '^{.*}$' "$work/out")  # an interrupted step may leave half a line
   case $code in
     0) note "$name" ok "" "$figures" ;;
     77) note "$name" skipped "$(last_line "$work/err" | sed 's/^skipped: //')" ;;
@@ -80,7 +81,7 @@ step() {
   esac
 }
 
-# ended SIGNAL NUMBER: ends the step under way and the run, not the step alone.
+# ended SIGNAL NUMBER: ends the running step and the whole run.
 current='' child=''
 ended() {
   trap '' INT TERM HUP
@@ -93,17 +94,17 @@ ended() {
   exit $((128 + $2))
 }
 
-# tool NAME: its path, where the machine has it.
+# tool NAME: prints its path if the machine has it.
 tool() {
   command -v "$1" 2>/dev/null || first_of "/usr/local/cuda/bin/$1" /opt/nvidia/nsight-compute/*/"$1"
 }
 
-# --- what the machine is ----------------------------------------------------------------------------------------------
+# --- the machine ------------------------------------------------------------------------------------------------------
 machine() {
   timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm --format=csv,noheader >"$work/gpus" || return
   printf '{"gpus":%s,"kernel":%s,"nccl":%s}\n' "$(text "$(cat "$work/gpus")")" "$(text "$(uname -sr)")" "$(text "${nccl:-of the system}")"
 }
-# NCCL's library: the one that is named or that the system's loader finds, else that of a PyTorch.
+# NCCL's library is the one that is named or that the system's loader finds, else that of a PyTorch.
 nccl=${DDPLAUNCH_NCCL_LIBRARY:-}
 if [[ -z $nccl ]] && ! ldconfig -p 2>/dev/null | grep -q 'libnccl\.so\.2 '; then
   nccl=$(first_of "$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null)/lib/libnccl.so.2" \
@@ -126,7 +127,7 @@ all_steps() {
     fi
   fi
 
-  # --- the kernels ------------------------------------------------------------------------------------------------------
+  # --- the kernels ----------------------------------------------------------------------------------------------------
   of gpu_parity parity
   step parity 120 "${program[@]}"
   for check in replay train; do
@@ -140,7 +141,7 @@ all_steps() {
   of gpu_check speed
   step speed 30 "${program[@]}"
 
-  # --- NCCL, and ranks that are lost ------------------------------------------------------------------------------------
+  # --- NCCL, and the loss of ranks ------------------------------------------------------------------------------------
   known nccl 60 nccl
   for ranks in 2 4; do known "bench-$ranks" 40 bench "$ranks"; done
   known nccl-tests 40 nccl-tests 2
@@ -150,9 +151,10 @@ all_steps() {
   done
   known nodes 60 nodes
 
-  # --- images per second: the sides take turns ---------------------------------------------------------------------------
+  # --- images per second: the sides take turns ------------------------------------------------------------------------
   for turn in 1 2; do
-    # Batch, images (more than 60,000 are drawn on the host, and no GPU holds them), steps of an interval, and epochs, or intervals.
+    # Batch size, images (more than 60,000 are made on the host, and no GPU holds them), steps per interval, and epochs or
+    # intervals.
     for shape in '100 60000 200 4' '4096 57344 7 15'; do
       read -r batch images interval times <<<"$shape"
       for dtype in float32 bfloat16; do
@@ -162,7 +164,7 @@ all_steps() {
     done
   done
 
-  # --- tools of the toolkit: slow, and what they have not found within their time they have not found --------------------
+  # --- tools of the toolkit: they are slow, and skipped when their time is over ---------------------------------------
   sanitizer=$(tool compute-sanitizer)
   for check in memcheck racecheck initcheck synccheck; do
     of gpu_parity parity

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The scripts that `./dev gpu` packs, with programs that are played.
+"""Tests the scripts that `./dev gpu` packs, with fake programs.
 
 usage: run_sh_test.py [unittest options]
 """
@@ -14,7 +14,7 @@ import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
 SKIPS = "echo 'skipped: no GPU' >&2\nexit 77\n"
-# A rank of a training that is played: it has made 30 steps, and then waits for the other one, which tells its number.
+# A fake rank that has made 30 steps. It then waits for the other rank, which writes its pid.
 RANK = """metrics=; before=; for word in "$@"; do [ "$before" = --metrics-file ] && metrics=$word; before=$word; done
 case "$*" in *' nccl '*) ;; *) echo 'train: this one plays NCCL only' >&2; exit 2;; esac
 if [ "$RANK" = 1 ]; then echo $$ >"$PLACE/pid"; exec sleep 60; fi
@@ -44,7 +44,7 @@ class Pack(unittest.TestCase):
         path.chmod(0o755)
 
     def run_it(self, only="", **environment):
-        # No tools of the machine's own: the same steps are skipped everywhere.
+        # No tools of the machine are in PATH, so the same steps are skipped everywhere.
         base = {"PATH": f"{self.place}/tools:/usr/bin:/bin", "PLACE": str(self.place), "HOME": str(self.place), "DDP_GPU_ONLY": only}
         done = subprocess.run(["bash", str(self.place / "run.sh")], cwd="/", capture_output=True, text=True, timeout=250,
                               env={**base, **environment}, check=False)
@@ -125,7 +125,7 @@ class RunSh(Pack):
         for one, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
             os.mkfifo(self.place / "under-way")
             with self.start("parity replay train costs") as running:
-                with open(self.place / "under-way", encoding="utf-8") as reported:  # opens when the step does
+                with open(self.place / "under-way", encoding="utf-8") as reported:  # open() returns when the step starts
                     number = int(reported.readline())
                 os.kill(running.pid, one)
                 out, err = running.communicate(timeout=60)
@@ -147,14 +147,14 @@ class RunSh(Pack):
 
 class Steps(Pack):
     def test_an_option_that_is_refused_is_a_failure_where_nothing_is_lacking(self):
-        # It takes the plainest uses.
+        # This train accepts only the plainest uses.
         self.program("train", 'case "$*" in "health 1ms"*|*" -e 8 "*) exit 0;; esac\necho "train: --what: no such option" >&2; exit 2\n')
         self.program("ddplaunch", 'echo "train: --what: no such option" >&2\necho "ddplaunch: exit 2: rank 0 on localhost exited 2" >&2\nexit 2\n')
         _, _, steps = self.run_it("device-train health nccl bench-2 lost-KILL rejoin-KILL nodes images-100-float32-1")
         self.assertEqual(len(steps), 8)
         for step in steps.values():
             self.expect(step, "failed", "exit code 1: exit code 2: train: --what: no such option")
-        # No NCCL: what needs it is skipped, and nothing else.
+        # Without NCCL the steps that need it are skipped, and no others.
         self.program("train", 'case "$*" in "health 1ms"*) exit 0;; esac\necho "train: no NCCL" >&2; exit 2\n')
         _, _, steps = self.run_it("health bench-2")
         self.assertEqual((steps["health"]["state"], steps["bench-2"]["state"]), ("failed", "skipped"))
@@ -211,7 +211,7 @@ class Steps(Pack):
             _, _, steps = self.run_it("lost-STOP")
             self.assertEqual(steps["lost-STOP"]["state"], state, steps["lost-STOP"])
             self.assertIn(reason, steps["lost-STOP"]["reason"])
-            # Nothing of it is left, though it was stopped.
+            # The step leaves no process, although its process was stopped.
             number = int((self.place / "pid").read_text(encoding="utf-8"))
             self.assertFalse(self.runs(number), "the stopped rank is still there")
 
@@ -224,7 +224,7 @@ class Steps(Pack):
             return False
 
     def test_a_job_that_goes_on_is_timed_to_its_first_new_step(self):
-        # The launcher plays all: rank 1 is a process of its own, and two new steps follow its end.
+        # A fake launcher does all: rank 1 is a separate process, and two new steps follow its end.
         self.program("ddplaunch", """before=; for word in "$@"; do
   case $before in --metrics-file) metrics=$word;; bash) ;; esac
   case $word in */pid) pid=$word;; esac; before=$word; done
@@ -269,7 +269,7 @@ echo '# Out of bounds values : 0 OK'
         _, _, steps = self.run_it("nccl-tests")
         self.expect(steps["nccl-tests"], "ok", "", {"ranks": 2, "rows": [
             {"bytes": 4, "mean_us": 10.5, "busbw_gbps": 0.25, "wrong": 0}, {"bytes": 16, "mean_us": 11, "busbw_gbps": 0.5, "wrong": None}]})
-        # On one GPU they meet as hosts of their own, which takes MPI.
+        # On one GPU the ranks meet as separate hosts, which needs MPI.
         self.program("nvidia-smi", "exit 1\n", "tools")
         self.program("mpirun", 'case $1 in --version) echo other; exit;; esac\nwhile [ "$1" != bash ]; do shift; done\n'
                                'for PMI_RANK in 0 1; do export PMI_RANK; "$@"; done\n', "tools")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What run.sh does on a machine with a GPU, one step a call: steps.sh NAME [ARGUMENTS]. Prints the figures as one line of JSON.
-# Exit code: 0; 1 failed, 77 skipped; the reason is the last line of standard error. run.sh sets DDP_GPU_LOADER.
+# Runs one step of run.sh on a machine with a GPU: steps.sh NAME [ARGUMENTS]. Prints the figures as one line of JSON. Exit code: 0;
+# 1 failed; 77 skipped; the reason is the last line of standard error. run.sh sets DDP_GPU_LOADER.
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 read -ra loader <<<"${DDP_GPU_LOADER:-}"
@@ -9,9 +9,9 @@ launch=("${loader[@]}" "$here/bin/ddplaunch" --agent "$here/bin/ddplaunchd" --la
 
 work=$(mktemp -d) || exit 1
 pids=()
-# A stopped process hears of nothing but SIGKILL.
+# A stopped process reacts only to SIGKILL.
 end() {
-  exec 2>/dev/null  # the shell would tell of each that was killed
+  exec 2>/dev/null  # the shell would report each killed process
   ((${#pids[@]} == 0)) || kill -KILL "${pids[@]}"
   [[ ! -d $work/nodes ]] || "$here/nodes" down "$work/nodes"
   rm -rf "$work"
@@ -25,8 +25,8 @@ text() { printf '"%s"' "$(printf '%s' "$1" | tr '\n\t\r' '   ' | tr -d '\000-\03
 last_line() { grep -v '^[[:space:]]*$\|^Run with --help' "$1" | tail -n 1; }
 now_ms() { local now=${EPOCHREALTIME/[.,]/}; echo "${now%???}"; }
 
-# refused REASON: train says with exit code 2 both that this machine lacks what it needs, which is then not there to be tested, and
-# that it takes no such options, which is a fault. The plainest use of what the step `needs` tells which.
+# refused REASON: handles train's exit code 2, which has two causes. Either this machine lacks a requirement, so the step is
+# skipped, or train rejects the options, which is a failure. The plainest use of the resource in `needs` shows which.
 needs=gpu
 refused() {
   local plain=(health 1ms --memory 1 --device gpu) code=0
@@ -40,9 +40,9 @@ done_by() {
   (($1 != 2)) || refused "$(last_line "$2")"
   (($1 == 0)) || fail "exit code $1: $(last_line "$2")"
 }
-# said_by_rank: of a job, what a rank of it said.
+# said_by_rank: prints the last message of a rank of the job.
 said_by_rank() { grep -ho 'train: .*' "$work/err" "$work/out" | tail -n 1; }
-# waited CONDITION…: polls a file or a process; false when rank 0 or the launcher, pids[0], has ended before.
+# waited CONDITION…: polls a condition. Returns false if rank 0 or the launcher, pids[0], has ended before.
 waited() {
   until "$@"; do
     [[ -d /proc/${pids[0]} ]] || { "$@"; return; }
@@ -50,17 +50,17 @@ waited() {
   done
 }
 
-# --- trainings ----------------------------------------------------------------------------------------------------------
+# --- trainings --------------------------------------------------------------------------------------------------------
 data=(--data synthetic --bar never)
 few=("${data[@]}" --limit "${DDP_GPU_IMAGES:-4000}" --batch-size 50)
-# Where there are fewer GPUs than ranks. Ranks take turns then, about 10 ms for an operation: that it works is shown, no speed.
+# Sets `shared` if there are fewer GPUs than ranks. Ranks then take turns, about 10 ms for an operation, so speed is not shown.
 share() {
   local gpus
   gpus=$(timeout 20 nvidia-smi -L 2>/dev/null | grep -c '^GPU') || true
   shared=()
   ((gpus >= $1)) || shared=(--share-gpu)
 }
-# start RANKS ARGUMENTS…: ranks of one node in the background, in `pids`; what they say is in $work/out.RANK and err.RANK.
+# start RANKS ARGUMENTS…: starts ranks of one node, in `pids`, in the background. Output is in $work/out.RANK and err.RANK.
 start() {
   local ranks=$1 rank port=$((20000 + RANDOM % 12000))
   shift
@@ -82,15 +82,15 @@ ranks() {
   pids=()
   done_by "$worst" "$work/err.$loudest"
 }
-# The hash that all ranks of a training share.
+# Prints the hash that all ranks of a training share.
 weights() { sed -n 's/^weights equal on [0-9]* ranks*: //p' "$1"; }
 steps_made() { [[ $(grep -c '"kind":"step"' "$work/metrics" 2>/dev/null) -ge $1 ]]; }
-# The time stamps of step records, in ms since 1970; of step N only where one is named.
+# Prints the time stamps of step records, in ms since 1970, or of step N only.
 step_times() {
   grep "\"kind\":\"step\".*\"step\":${1:-[0-9]*}," "$work/metrics" | sed 's/.*"time":"\([^"]*\)".*/\1/' | date -f - +%s%3N
 }
 
-# In float64 GPU and CPU sum in other orders; one epoch later both have learnt the same.
+# In float64 GPU and CPU add in different orders, but after one epoch both have learned the same.
 device_train() {
   local device
   for device in gpu cpu; do
@@ -101,7 +101,7 @@ device_train() {
   cmp -s "$work/gpu" "$work/cpu" || fail "other accuracy on the GPU"
 }
 
-# The sum of two is the same in any order, so the weights must not depend on the way.
+# The sum of two is the same in any order, so the weights must not depend on the transport.
 equal_weights() {
   local nccl tcp
   share 2
@@ -113,7 +113,7 @@ equal_weights() {
   [[ -n $nccl && $nccl == "$tcp" ]] || fail "other weights over NCCL than over TCP"
 }
 
-# images BATCH DTYPE IMAGES INTERVAL EPOCHS: all that a training does, but for the tests between epochs. The first epoch warms up.
+# images BATCH DTYPE IMAGES INTERVAL EPOCHS: measures a training without the tests between epochs. The first epoch warms up.
 images() {
   "${train[@]}" "${data[@]}" --device gpu --batch-size "$1" --dtype "$2" --limit "$3" --log-interval "$4" --epochs "$5" \
     --metrics-file "$work/metrics" >"$work/out" 2>"$work/err"
@@ -126,7 +126,7 @@ images() {
     "$(sed -n "$(((count + 1) / 2))p" "$work/rates")" "$(head -n 1 "$work/rates")" "$(tail -n 1 "$work/rates")" "$count"
 }
 
-# --- the device and NCCL ------------------------------------------------------------------------------------------------
+# --- the device and NCCL ----------------------------------------------------------------------------------------------
 health() {
   "${train[@]}" health 10s --device gpu --json "$work/health" >"$work/out" 2>"$work/err"
   local code=$?
@@ -135,7 +135,7 @@ health() {
 }
 
 sizes=(-b 4 -e 64M -f 4 -n 10 -w 2 -c 1)
-# bench RANKS: all-reduce of float32 of 4 bytes to 64 MiB, each element of the results compared.
+# bench RANKS: all-reduce of float32, 4 bytes to 64 MiB. Each element of the results is compared.
 bench() {
   share "$1"
   start "$1" bench allreduce --comm nccl "${shared[@]}" "${sizes[@]}" --json "$work/bench"
@@ -150,7 +150,7 @@ bench() {
   done_by "$code" "$work/err.0"
 }
 
-# nccl_tests RANKS: all_reduce_perf over the same library and sizes, in place; on one GPU as --share-gpu lets ranks meet.
+# nccl_tests RANKS: all_reduce_perf over the same library and sizes, in place. On one GPU ranks meet as with --share-gpu.
 nccl_tests() {
   local program=${DDP_NCCL_TESTS:-$here/bin/all_reduce_perf} code=0
   [[ -x $program ]] || program=$(command -v all_reduce_perf) || skip "nccl-tests' all_reduce_perf is not here"
@@ -164,7 +164,7 @@ nccl_tests() {
       NCCL_IB_DISABLE=1 NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_MAX_NCHANNELS=1 NCCL_SOCKET_IFNAME=lo
     local root=()
     ((EUID != 0)) || ! mpirun --version | grep -q 'Open MPI' || root=(--allow-run-as-root --oversubscribe)
-    # A program without MPI would run twice by itself; it is known by its list of ranks.
+    # A program without MPI would run twice separately; its list of ranks shows that.
     # shellcheck disable=SC2016 # the rank's shell shall read them
     mpirun "${root[@]}" -np "$1" bash -c 'NCCL_HOSTID=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:?}} exec "$@"' - "$program" -g 1 "${sizes[@]}" >"$work/out" 2>"$work/err" || code=$?
     ((code != 0)) || grep -q '^# *Rank *1 ' "$work/out" || skip "nccl-tests was built without MPI, which two ranks on one GPU need"
@@ -177,10 +177,10 @@ nccl_tests() {
   printf '{"ranks":%d,"rows":[%s]}\n' "$1" "$rows"
 }
 
-# --- ranks that are lost ------------------------------------------------------------------------------------------------
+# --- the loss of ranks ------------------------------------------------------------------------------------------------
 long=("${data[@]}" --limit 3000 --batch-size 10 --epochs 100000 --log-interval 1 --device gpu --comm nccl --comm-timeout 5s)
 
-# lost SIGNAL: what the other one of two ranks is told, and when. Of a stopped rank NCCL tells nothing: our deadline must.
+# lost SIGNAL: measures what the other of two ranks reports, and when. NCCL reports no stopped rank, so our deadline must.
 lost() {
   share 2
   start 2 "${long[@]}" "${shared[@]}" --metrics-file "$work/metrics"
@@ -198,7 +198,7 @@ lost() {
   said=$(last_line "$work/err.0")
   printf '{"signal":"%s","ended_after_ms":%d,"exit_code":%d,"said":%s}\n' "$1" "$after" "$code" "$(text "$said")"
   [[ $code == 1 && $said == *'over NCCL: '*' during '* ]] || fail "the other rank ended with $code and said: $said"
-  # The deadline, 5 s for NCCL's abort, and some for the end of the process.
+  # The time has the deadline, 5 s for NCCL's abort, and some for the end of the process.
   ((after < 13000)) || fail "the other rank ended after $after ms"
   if [[ $1 == STOP ]]; then
     [[ $said == *'did not do their part within 5 s'* ]] || fail "not by the deadline: $said"
@@ -207,14 +207,14 @@ lost() {
 }
 
 attempt_goes_on() { grep -q 'attempt 1: .* go on from step' "$work/err"; }
-# The step that the new attempt makes first. A rank 0 that was killed may have told of one that nobody else had made.
+# This is the first step of the new attempt. A killed rank 0 may have reported a step that no other rank had made.
 first_new_step_made() { [[ $(step_times "$1" | tail -n 1) -gt $2 ]]; }
-# rejoin SIGNAL: from there to the end of the first step that a new rank and the two that lived on make together.
+# rejoin SIGNAL: measures from the signal to the end of the first step that a new rank and the two survivors make together.
 rejoin() {
   share 3
   local hit said first at before library=()
   [[ -z ${DDPLAUNCH_NCCL_LIBRARY:-} ]] || library=(--env "DDPLAUNCH_NCCL_LIBRARY=$DDPLAUNCH_NCCL_LIBRARY")
-  # A shell tells its number before it becomes the rank.
+  # A shell writes its pid before it becomes the rank.
   # shellcheck disable=SC2016 # the rank's shell shall read them
   "${launch[@]}" --job-dir "$work/job" --nproc-per-node 3 --max-restarts 3 --restart-backoff 0s "${library[@]}" --no-python \
     bash -c 'echo $$ >"$0.$RANK"; exec "$@"' "$work/pid" "${train[@]}" "${long[@]}" "${shared[@]}" --on-peer-loss rejoin \
@@ -240,7 +240,7 @@ rejoin() {
     "$(text "$(grep -h '^NCCL' "$work/out" | tail -n 1)")"
 }
 
-# Two nodes that this machine plays: over SSH where it has an sshd for us, else two launchers that meet.
+# Emulates two nodes: over SSH if this machine can run an sshd for the test, else as two launchers that meet.
 nodes() {
   share 2
   local way code=0 node library=() job=("${train[@]}" "${data[@]}" --limit 400 --batch-size 10 --device gpu --comm nccl --share-gpu)
@@ -270,13 +270,13 @@ nodes() {
   grep -q '^weights equal on 2 ranks: ' "$work/out" || fail "the two ranks did not say that their weights are equal"
 }
 
-# --- PyTorch ------------------------------------------------------------------------------------------------------------
-# The same net on the same GPU; any python3 that has torch.
+# --- PyTorch ----------------------------------------------------------------------------------------------------------
+# Trains the same net on the same GPU with any python3 that has torch.
 peer() {
   local python real seen=''
   for python in python3 /usr/bin/python3 /opt/conda/bin/python3; do
     real=$(realpath "$(command -v "$python")" 2>/dev/null) || continue
-    [[ $seen != *" $real "* ]] || continue  # to import torch takes seconds
+    [[ $seen != *" $real "* ]] || continue  # importing torch takes seconds
     seen+=" $real "
     "$python" -c 'import torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null || continue
     "$python" "$here/torch_gpu_peer.py" "$@" 2>"$work/err"
