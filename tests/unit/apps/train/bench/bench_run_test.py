@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the built `train bench` on one and several nodes of ranks and checks tables, JSON, exit codes and errors.
+"""Runs the built `train bench` on the ranks of one or several nodes, and checks tables, JSON, exit codes and errors.
 
 usage: bench_run_test.py PATH_OF_TRAIN [unittest options]
 """
@@ -26,7 +26,7 @@ ROW = re.compile(r" *(\d+) +(\d+) +float +(sum|none) +(-1|0) +([\d.]+) +([\d.]+)
 
 
 class Nodes:
-    """`train` processes as the ranks of nodes of these sizes; rank 0 serves the store. None outlives the `with`."""
+    """`train` processes as the ranks of nodes of these sizes. Rank 0 serves the store. All end with the `with` block."""
 
     def __init__(self, sizes, *arguments):
         base = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
@@ -111,7 +111,7 @@ class Tables(unittest.TestCase):
 class Deaths(unittest.TestCase):
     def check(self, sizes, dead, size="64K"):
         with Nodes(sizes, "bench", "allreduce", "-b", size, "-e", size, "-n", "10000000") as nodes:
-            nodes.processes[0].stdout.readline()  # all have met
+            nodes.processes[0].stdout.readline()  # all ranks have met
             nodes.processes[dead].send_signal(signal.SIGKILL)
             start = time.monotonic()
             for rank, process in enumerate(nodes.processes):
@@ -170,7 +170,7 @@ class OptionErrors(unittest.TestCase):
 
     def test_what_no_memory_holds_is_refused_before_anything_starts(self):
         for arguments in (("bench", "allreduce", "-b", "1024G"), ("bench", "pairs", "-e", "1024G")):
-            # Rank 1 of two, whose rank 0 there is none: it must not even look for it.
+            # This is rank 1 of a world of two without a rank 0; train must refuse before it searches for rank 0.
             code, text = self.refused(*arguments, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2", GROUP_RANK="0",
                                       MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
             self.assertEqual(code, 2, text)
@@ -202,7 +202,7 @@ class OptionErrors(unittest.TestCase):
         self.assertRegex(self.refused("bench", "-b", "8")[1], "operation is required")
         code, text = self.refused("--comm", "tcp", "bench", "allreduce")
         self.assertEqual(code, 2)
-        # Until 0.2: the spelling of earlier versions.
+        # Version 0.2 removes this spelling of earlier versions.
         self.assertEqual(self.refused("--bench", "allreduce", "-e", "8", "-n", "1"), (0, ""))
 
     def test_help_needs_no_operation(self):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Prints convnet_reference.txt: five steps of the ConvNet in PyTorch, float64, from the weights that `train --seed 3`
-draws, on the pictures of conv_net_test.cc. Needs torch and numpy (Debian's python3-torch will do)."""
+"""Prints convnet_reference.txt: five steps of the ConvNet in PyTorch, float64, on the pictures of conv_net_test.cc. The
+initial weights are those of `train --seed 3`. Needs torch and numpy (Debian's python3-torch is sufficient)."""
 import math
 
 import numpy
@@ -25,7 +25,7 @@ def unit(seed, stream, counter):
 
 
 def flat(name, tensor):
-    """In train's order: convolutions [ky][kx][in][out], the linear layer [class][y][x][channel]."""
+    """Returns the tensor in train's order: convolutions [ky][kx][in][out], the linear layer [class][y][x][channel]."""
     tensor = tensor.detach()
     if tensor.dim() == 4:
         tensor = tensor.permute(2, 3, 1, 0)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints sampler_vectors.txt: what PyTorch's own DistributedSampler gives. Needs torch (Debian's python3-torch will do)."""
+"""Prints sampler_vectors.txt, the output of PyTorch's DistributedSampler. Needs torch (Debian's is sufficient)."""
 import random
 import struct
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checkpoints of the built `train`: the same bits after an interruption, other numbers of ranks, a full disk, kills.
+"""Tests checkpoints of the built `train`: interruptions, other numbers of ranks, a full disk, kills.
 
 usage: checkpoint_run_test.py PATH_OF_TRAIN PATH_OF_FAULT_DISK [unittest options]"""
 import collections
@@ -22,7 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import train_run_test
 from train_run_test import Ranks, run
 
-# 41 steps an epoch; kernels under a sanitizer do a few hundred images a second.
+# 41 steps an epoch; kernels under a sanitizer process a few hundred images a second.
 SMALL = ("--data", "synthetic", "--limit", "163", "--batch-size", "4", "--epochs", "2")
 
 
@@ -30,14 +30,14 @@ FAULT_DISK = ""
 
 
 def faulty_disk(**faults):
-    """What tests/support/fault_disk.cc does to the processes that are started in the `with`."""
-    # A preloaded library stands before the sanitizer's.
+    """Preloads tests/support/fault_disk.cc with these faults into the processes that start in the `with` block."""
+    # A preloaded library comes before the sanitizer's.
     options = ":".join(filter(None, (os.environ.get("ASAN_OPTIONS"), "verify_asan_link_order=0")))
     return unittest.mock.patch.dict(os.environ, LD_PRELOAD=FAULT_DISK, ASAN_OPTIONS=options, **faults)
 
 
 def sign(checkpoint):
-    """Has state.json tell the CRC-32 of what is in the files now. Numbers keep their text: Python may write them with other digits."""
+    """Writes the CRC-32 of the present files into state.json. Numbers keep their text, since Python may write other digits."""
     text = "".join((checkpoint / "state.json").read_text().split())
     for name in ("model", "optimizer"):
         crc = zlib.crc32((checkpoint / f"{name}.safetensors").read_bytes())
@@ -53,7 +53,7 @@ def flip_a_bit(path):
 
 
 def grow(path):
-    """Adds a tensor of 256 GiB, all of it a hole in the file; the header tells the truth."""
+    """Adds a tensor of 256 GiB as a hole in the file. The header is correct."""
     content = path.read_bytes()
     size, = struct.unpack_from("<Q", content)
     header = json.loads(content[8:8 + size])
@@ -88,7 +88,7 @@ class Checkpoints(unittest.TestCase):
             with self.subTest(world=world):
                 whole = self.good(world, *SMALL, *extra)
                 folder = self.folder / f"world-{world}"
-                # In the middle of the first epoch, at the end of the first, in the second.
+                # The interruption is in the middle of the first epoch, at its end, or in the second epoch.
                 per_epoch = -(-163 // (4 * world))
                 for step in (3, per_epoch, per_epoch + 2):
                     self.good(world, *SMALL, *extra, "--checkpoint-dir", folder, "--resume", "auto", "--max-steps", step)
@@ -99,7 +99,7 @@ class Checkpoints(unittest.TestCase):
                 self.assertIn(f"going on from {folder}/step-{per_epoch + 2:08d}: step {per_epoch + 2}, epoch 2, ", end[0][1][0])
 
     def samples(self, folder, epoch):
-        """Numbers of one epoch's samples over all ranks."""
+        """Returns the numbers of one epoch's samples over all ranks."""
         seen = collections.Counter()
         for path in folder.iterdir():
             for line in path.read_text().splitlines():
@@ -124,7 +124,7 @@ class Checkpoints(unittest.TestCase):
             self.assertEqual(used[:2], [64, 36])
             first = sum((self.samples(log, 0) for log in logs), collections.Counter())
             self.assertEqual(set(first), set(range(163)))
-            self.assertEqual(sum(first.values()), 164)  # 63 left for 2 ranks: one repeated
+            self.assertEqual(sum(first.values()), 164)  # 63 samples are left for 2 ranks: one is repeated
             second = self.samples(logs[2], 1)
             self.assertEqual((set(second), sum(second.values())), (set(range(163)), 164))
             state = json.loads((saved / self.names(saved)[-1] / "state.json").read_text())
@@ -138,7 +138,7 @@ class Checkpoints(unittest.TestCase):
         self.assertEqual(self.names(saved), ["step-00000020", "step-00000022"])
         self.assertEqual(self.names(saved / "step-00000022"),
                          ["model.safetensors", "optimizer.safetensors", "state.json"])
-        (saved / "step-00000099").mkdir()  # somebody's own
+        (saved / "step-00000099").mkdir()  # belongs to the user
         self.good(2, *SMALL, "--zero", 1, "--checkpoint-dir", saved, "--resume", "auto", "--max-steps", 30)
         self.assertEqual(self.names(saved / "step-00000030"), self.names(saved / "step-00000022"))
         ends = run(2, *SMALL, "--checkpoint-dir", str(saved))
@@ -161,8 +161,8 @@ class Checkpoints(unittest.TestCase):
         self.assertEqual((saved / self.names(saved)[-1] / "model.safetensors").read_bytes(), out.read_bytes())
 
     def test_the_last_checkpoint_is_of_all_nodes(self):
-        # Between two averages, at one, and at the end of all epochs; a mean of three is not exact. The mlp has no
-        # running statistics, which a checkpoint and a test add up in their own order.
+        # The training ends between two averages, at one, or at the end of all epochs. A mean of three is not exact. The mlp
+        # has no running statistics, which a checkpoint and a test would add up in different orders.
         for world, nodes, steps in ((4, 2, 5), (4, 2, 4), (3, 3, 5), (3, 3, None)):
             with self.subTest(nodes=nodes, steps=steps):
                 saved = self.folder / f"saved-{nodes}-{steps}"
@@ -243,7 +243,7 @@ class Checkpoints(unittest.TestCase):
         self.assertEqual((self.names(saved), out.exists()), (["step-00000004"], False))
 
     def test_an_end_that_is_one_dropped_step_is_no_success(self):
-        # Its weights are good, but not on the disk.
+        # The weights are good, but they are not on the disk.
         arguments = (*SMALL, "--max-steps", 3, "--inject-nan", "1:3", "--export", self.folder / "out", "--checkpoint-every", 2)
         self.good(2, *arguments)
         text = "train: the training is complete but its last checkpoint was not written: step 3 was dropped\n"
@@ -266,7 +266,7 @@ class Checkpoints(unittest.TestCase):
             self.assertEqual((self.names(saved), out.exists()), ([], False))
 
     def test_a_slow_disk_loses_no_rank(self):
-        # A checkpoint takes five flushes, so the second one waits for longer than ranks bear each other's silence.
+        # A checkpoint takes five flushes, so the second one waits longer than the ranks tolerate a silent rank.
         for extra in ((), ("--zero", "1")):
             saved = self.folder / f"saved{len(extra)}"
             with faulty_disk(DDP_FSYNC_DELAY_MS="800"):
@@ -311,7 +311,7 @@ class Checkpoints(unittest.TestCase):
     def test_a_full_disk_leaves_training_alone(self):
         disk = self.folder / "disk"
         disk.mkdir()
-        # 700 KB hold two checkpoints of 240 KB and no third beside them.
+        # 700 KB hold two checkpoints of 240 KB, but no third one.
         script = (f"mount -t tmpfs -o size=700k tmpfs {disk} || exit 77; "
                   f"{train_run_test.TRAIN} --data synthetic --limit 100 --batch-size 5 --checkpoint-dir {disk}/c "
                   f"--checkpoint-every 2 --checkpoint-keep 9; code=$?; ls {disk}/c; exit $code")
@@ -319,7 +319,7 @@ class Checkpoints(unittest.TestCase):
                               text=True, timeout=60, check=False)
         if done.returncode == 77 or "unshare" in done.stderr:
             self.skipTest("no tmpfs of its own: " + done.stderr.strip())
-        # All results are there, but a script that goes on from the end must learn that it is not on the disk.
+        # All results are there, but a script that continues from the end must learn that the checkpoint is not on the disk.
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertRegex(done.stderr, r"^train: checkpoint step-0000000[46] not written: (write|create) .*: No space left on device; "
                                       r"training goes on, the last good one is step-0000000[24]\n"
@@ -379,7 +379,7 @@ class Checkpoints(unittest.TestCase):
                          f"train: {last}/model.safetensors: is no safetensors file: its header would be longer than the file\n")
 
     def damaged(self, saved):
-        """Ways to damage the checkpoint of step 8, each in turn; then it is as it was."""
+        """Damages the checkpoint of step 8 in several ways, one after the other, and restores it after each."""
         last, other, kept = saved / "step-00000008", saved / "step-00000004", self.folder / "kept"
         shutil.copytree(last, kept)
 
@@ -424,7 +424,7 @@ class Checkpoints(unittest.TestCase):
             self.assertEqual((code, lines), (1, []))
             self.assertRegex(errors, rf"^train: {saved}/step-00000008/model.safetensors: is damaged, .*; none of the 2 checkpoints in "
                                      rf"{saved} is good\n$")
-        # Nothing was renamed where nothing could be gone on from.
+        # Without a usable checkpoint no directory was renamed.
         self.assertEqual(self.names(saved), ["step-00000004", "step-00000008"])
 
     def test_a_directory_that_cannot_be_read_is_not_taken_for_an_empty_one(self):
@@ -450,7 +450,7 @@ class Checkpoints(unittest.TestCase):
         saved = self.folder / "saved"
         arguments = (*SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 4, "--max-steps", 8)
         whole = self.good(2, *arguments)
-        # The damaged one is written anew, also where two names cannot be exchanged.
+        # The damaged checkpoint is written again, even on a disk that cannot exchange two names.
         for text, fault in zip(self.damaged(saved), itertools.cycle(({}, {"DDP_NO_EXCHANGE": "1"}))):
             with faulty_disk(**fault):
                 first, second = run(2, *map(str, (*arguments, "--resume", "auto")))
@@ -526,7 +526,7 @@ class Checkpoints(unittest.TestCase):
                          f"train: cannot go on from {last}: --dtype is float32 there and float64 here\n")
         self.assertEqual(refusal("--resume", self.folder), f"train: {self.folder}: is no checkpoint and holds none (step-…)\n")
         good = pathlib.Path(last, "state.json").read_text()
-        pathlib.Path(last, "state.json").write_text(re.sub(r",\s*[^,]+\]", "]", good))  # without the last number
+        pathlib.Path(last, "state.json").write_text(re.sub(r",\s*[^,]+\]", "]", good))  # drops the last number
         sign(pathlib.Path(last))
         count = len(json.loads(good)["running_statistics"]) - 1
         self.assertEqual(refusal("--resume", saved), f"train: {last}/state.json: has {count} running_statistics; 1 rank of this model "

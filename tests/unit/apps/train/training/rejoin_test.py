@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`train --on-peer-loss rejoin` against a small agent made here and the real store: ranks that lose a peer go on.
+"""Tests `train --on-peer-loss rejoin`, with the real store and a small agent in this file: survivors continue.
 
 usage: rejoin_test.py PATH_OF_TRAIN PATH_OF_STORE_SERVER [unittest options]"""
 import collections
@@ -41,7 +41,7 @@ class Store:
 
 
 class Worker:
-    """A process of `train`, and what it has said."""
+    """A process of `train`, and its output."""
 
     def __init__(self, job, rank, serial):
         self.rank, self.step, self.phase = rank, None, ""
@@ -85,7 +85,7 @@ class Worker:
 
 
 class Job:
-    """The ranks of a job and their agent: orders attempts, takes answers. None outlives the `with`."""
+    """The ranks of a job and their agent, which orders attempts and takes answers. All ranks end with the `with` block."""
 
     def __init__(self, world, *arguments, nodes=1, agent_store=True):
         self.temporary = tempfile.TemporaryDirectory(prefix="ddp-rejoin-")
@@ -153,7 +153,7 @@ class Job:
         return next(worker for worker in self.workers if worker.rank == rank)
 
     def order(self, source=None):
-        """The present attempt to all: each has said hello first."""
+        """Sends the order of the present attempt to all workers, after each has sent its hello."""
         self.until(lambda: all(worker.hello for worker in self.workers), "a hello")
         for worker in self.workers:
             place = self.place(worker.rank)
@@ -174,7 +174,7 @@ class Job:
         self.until(lambda: max((w.step or 0) for w in self.workers) >= step, f"step {step}")
 
     def kill(self, rank):
-        """The agent's part of a death: nothing of the process is left before anybody is told."""
+        """Kills a worker as the agent sees it: no rest of the process is left when the others are notified."""
         worker = self.of(rank)
         worker.process.kill()
         worker.process.wait()
@@ -185,7 +185,7 @@ class Job:
         worker.close()
 
     def revoke(self):
-        """Everybody lets go; gives the seconds that it took."""
+        """Revokes the attempt. Returns the seconds until all workers have answered."""
         begin = time.monotonic()
         for worker in self.workers:
             self.say(worker, {"revoke": self.attempt, "reason": "a rank was killed", "deadline_ms": 5000})
@@ -194,7 +194,7 @@ class Job:
         return time.monotonic() - begin
 
     def go_on(self, world=None):
-        """The next attempt: survivors first in their order, or in place where new processes fill the gaps."""
+        """Starts the next attempt. New processes fill the gaps, or a smaller world has the survivors in their order."""
         world = world or self.world
         survivors = sorted(self.workers, key=lambda worker: worker.rank)
         steps = {worker: worker.answer["step"] for worker in survivors}
@@ -224,7 +224,7 @@ class Job:
         return took
 
     def finish(self, timeout=120):
-        """stdout lines of each rank; all have ended well."""
+        """Returns the stdout lines of each rank, and checks that all have exited with 0."""
         self.until(lambda: all(worker.process.poll() is not None for worker in self.workers), "the end", timeout)
         for worker in self.workers:
             _, errors = worker.texts()
@@ -238,7 +238,7 @@ def weights(lines):
 
 
 def parameters(path):
-    """Tensors of a safetensors file but for running statistics, of which each rank has its own."""
+    """Returns the tensors of a safetensors file except running statistics, which differ between ranks."""
     data = path.read_bytes()
     size, = struct.unpack_from("<Q", data)
     header = json.loads(data[8:8 + size])
@@ -247,7 +247,7 @@ def parameters(path):
 
 
 def samples(folder):
-    """By epoch: how often each sample counts, and the steps, by the rule of docs/users/train.md."""
+    """Returns by epoch how often each sample counts, and the steps, by the rule of docs/users/train.md."""
     attempts = collections.defaultdict(dict)  # (epoch, step) -> attempt -> samples
     for path in folder.iterdir():
         attempt = int(path.name.partition(".attempt-")[2] or 0)
@@ -272,12 +272,12 @@ class Rejoin(unittest.TestCase):
         self.log.mkdir()
 
     def whole(self, world, *arguments, nodes=1):
-        """The same without any loss."""
+        """Runs the same training without a loss."""
         with Job(world, *arguments, nodes=nodes) as job:
             return job.start().finish()
 
     def check_samples(self, number, segments=1, world=4):
-        """Each one once in each epoch, but for what pads a segment; steps without a gap."""
+        """Checks that each epoch uses each sample once, apart from the padding of a segment, and that steps have no gap."""
         epochs, steps = samples(self.log)
         at = 1
         for epoch in sorted(epochs):
@@ -362,12 +362,12 @@ class Rejoin(unittest.TestCase):
                 dice = random.Random(seed)
                 job.start()
                 for _ in range(4):
-                    # While ranks join, give each other the state, train or test.
+                    # The kill hits while ranks join, exchange the state, train or test.
                     end = time.monotonic() + dice.random() * 0.25
                     while time.monotonic() < end:
                         job.serve(0.01)
                     if any(worker.process.poll() is not None for worker in job.workers):
-                        break  # it was faster
+                        break  # the training ended before the kill
                     job.lose(dice.randrange(4))
                 self.assertEqual(weights(job.finish()), expected)
                 self.check_samples(800)
@@ -396,7 +396,7 @@ class Rejoin(unittest.TestCase):
                     self.assertLess(job.revoke(), 2)
                     job.go_on()
                     job.are_ready()
-                self.assertEqual(weights(job.finish()) == expected, comm == "shm")  # ways add in other orders
+                self.assertEqual(weights(job.finish()) == expected, comm == "shm")  # transports add in different orders
                 self.check_samples(800, world=3)
                 for path in self.log.iterdir():
                     path.unlink()
@@ -423,7 +423,7 @@ class Rejoin(unittest.TestCase):
             job.reach(30)
             job.lose(0)
             job.finish()
-        # A node that was behind the other gives up what it had not yet trained with: less than K steps.
+        # A node that was behind the other one drops samples that it has not trained with: less than K steps.
         epochs, _ = samples(self.log)
         for counts in epochs.values():
             self.assertLessEqual(800 - len(counts), 2 * 3 * 2 * 8)
@@ -438,7 +438,7 @@ class Rejoin(unittest.TestCase):
                 job.lose(victim)
                 job.are_ready()
             job.finish()
-        # 34 steps an epoch; the end is always written. What a killed rank 0 was still writing is not there.
+        # 34 steps an epoch. The end is always written. A checkpoint that a killed rank 0 was writing is not there.
         written = {int(path.name[5:]) for path in saved.glob("step-*")}
         self.assertLessEqual(written, {*range(5, 103, 5), 102})
         self.assertIn(102, written)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`train` against PyTorch: the tutorial's ConvNet under DistributedDataParallel (Gloo) from the same weights on the same
-data. Skips (77) where no interpreter has torch; DDP_TEST_TORCH_PYTHON may name one.
+"""Compares `train` with PyTorch: the tutorial's ConvNet under DistributedDataParallel (Gloo), same weights, same data. Skips
+(77) if no interpreter has torch. DDP_TEST_TORCH_PYTHON may name one.
 
 usage: torch_compare_test.py PATH_OF_TRAIN [unittest options]"""
 import contextlib
@@ -21,7 +21,7 @@ try:
     import torch
     import torch.distributed as dist
     from torch.distributed.optim import ZeroRedundancyOptimizer
-except ImportError:  # not this interpreter: the one that has it runs this file again
+except ImportError:  # another interpreter that has torch runs this file again
     for python in (os.environ.get("DDP_TEST_TORCH_PYTHON"), "/usr/bin/python3"):
         if python and subprocess.run([python, "-c", "import torch.distributed as d; assert d.is_available()"],
                                      capture_output=True, check=False).returncode == 0:
@@ -32,7 +32,7 @@ except ImportError:  # not this interpreter: the one that has it runs this file 
 TRAIN = ""
 CLASSES, SIDE = 10, 28
 TYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
-# Of one comparison.
+# The settings of one comparison.
 DEFAULTS = {"mlp": None, "batch": 10, "accumulate": 1, "epochs": 1, "limit": 2000, "steps": 50, "optimizer": "sgd", "lr": 0.01,
             "momentum": 0.9, "weight_decay": 0, "clip_value": 0, "clip_norm": 0, "zero": False, "sync_every": 1, "warmup": 0}
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
@@ -62,7 +62,7 @@ def write_safetensors(path, state):
 
 
 class ConvNet(torch.nn.Module):
-    """The tutorials' model."""
+    """The model of the tutorials."""
 
     def __init__(self):
         super().__init__()
@@ -85,7 +85,7 @@ def mlp(width, depth):
 
 
 def make_data(folder, training, test):
-    """IDX files of blurred class pictures under noise."""
+    """Writes IDX files of blurred pictures of the classes, with noise."""
     torch.manual_seed(5)
     pictures = torch.nn.functional.interpolate(torch.rand(CLASSES, 1, 7, 7), size=SIDE)[:, 0]
     for name, count in (("train", training), ("t10k", test)):
@@ -105,7 +105,8 @@ def load_data(folder, name, dtype):
 
 
 def groups_of(order, task):
-    """Steps of one epoch: each a list of batches, of the last of which fewer and smaller ones may be left."""
+    """Returns the steps of one epoch, each a list of batches. The last step may have fewer batches, and its last batch fewer
+    samples."""
     batches = [order[i:i + task["batch"]] for i in range(0, len(order), task["batch"])]
     return [batches[i:i + task["accumulate"]] for i in range(0, len(batches), task["accumulate"])]
 
@@ -134,16 +135,16 @@ def mean_over(group, tensors):
 
 
 def torch_rank(task):
-    """One rank of the reference; rank 0 writes losses and final state."""
+    """Runs one rank of the reference. Rank 0 writes the losses and the final state."""
     rank, world, dtype = task["rank"], task["world"], TYPES[task["dtype"]]
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{task['port']}", rank=rank, world_size=world)
-    # Nodes are averaged every few steps; else there is one.
+    # With several nodes, their weights are averaged every few steps.
     firsts = [sum(task["nodes"][:i]) for i in range(len(task["nodes"]))]
     groups = [dist.new_group(range(first, first + size)) for first, size in zip(firsts, task["nodes"])]
     node = next(group for group, first, size in zip(groups, firsts, task["nodes"]) if first <= rank < first + size)
     model = ConvNet() if task["mlp"] is None else mlp(*task["mlp"])
     model.to(dtype).load_state_dict(read_safetensors(task["init"]), strict=True)
-    # Every rank keeps the running statistics of its own batches, as `train` does; their mean is taken at the end.
+    # Every rank keeps the running statistics of its own batches, as `train` does. Their mean is taken at the end.
     parallel = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False, process_group=node)
     images, labels = (part[:task["limit"]] for part in load_data(task["data"], "train", dtype))
     sampler = torch.utils.data.distributed.DistributedSampler(range(len(labels)), world, rank, shuffle=True, seed=0)
@@ -203,7 +204,7 @@ class Comparison(unittest.TestCase):
         return self.path("init")
 
     def processes(self, commands):
-        """Runs all at once; stdout of the first."""
+        """Runs all commands at once. Returns the stdout of the first."""
         started = [subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
                    for command, env in commands]
         try:
@@ -219,7 +220,7 @@ class Comparison(unittest.TestCase):
 
     def torch_run(self, **task):
         task = {"data": self.data, "port": free_port(), "out": self.path("torch"), **DEFAULTS, "nodes": [task["world"]], **task}
-        # Forked: the import of torch takes longer than the training.
+        # The ranks are forked, since importing torch takes longer than the training.
         ranks = [multiprocessing.get_context("fork").Process(target=torch_rank, args=({**task, "rank": rank},), daemon=True)
                  for rank in range(task["world"])]
         for rank in ranks:
@@ -243,13 +244,13 @@ class Comparison(unittest.TestCase):
         return [line["loss"] for line in lines if line["kind"] == "step"], lines[-1], read_safetensors(self.path("ours"))
 
     def worst(self, ours, theirs):
-        """The largest distance of a tensor, relative to its norm, and its name."""
+        """Returns the largest distance of a tensor, relative to its norm, and the tensor's name."""
         self.assertEqual(set(ours), set(theirs))
         return max(((ours[name].double() - theirs[name].double()).norm().item() /
                     max(theirs[name].double().norm().item(), 1e-3), name) for name in theirs)
 
     def compare_float64(self, world, tolerance=1e-9, model=None, **task):
-        """The same recipe here and there: task's keys are those of DEFAULTS."""
+        """Trains with the same hyperparameters in both programs. The keys of `task` are those of DEFAULTS."""
         init = self.initial_weights("F64", model)
         task = {**DEFAULTS, "world": world, "dtype": "F64", "init": init, **task}
         theirs, their_state = self.torch_run(**task)
@@ -281,13 +282,13 @@ class Comparison(unittest.TestCase):
 
     def test_adamw_and_clipping_in_float64(self):
         self.compare_float64(2, optimizer="adamw", weight_decay=0.01, clip_norm=0.5, steps=20, lr=0.001,
-                             # Biases before a normalisation have gradient 0 but for rounding, which AdamW makes larger.
+                             # Biases before a normalization have gradient 0 except for rounding errors, which AdamW enlarges.
                              tolerance=1e-7)
 
     def test_the_mlp_in_float64(self):
         self.compare_mlp(2, steps=20)
 
-    # 331 images: 111 a rank, 16 batches of which the last has 6, 6 steps an epoch of which the last has one batch.
+    # 331 images: 111 per rank, 16 batches (the last one has 6 images), 6 steps an epoch (the last one has one batch).
     UNEVEN = {"limit": 331, "batch": 7, "accumulate": 3, "epochs": 2, "steps": 0}
 
     def test_accumulation_and_clipping_on_uneven_data(self):
@@ -316,7 +317,7 @@ class Comparison(unittest.TestCase):
         exact = {name: tensor.double() if tensor.dtype == torch.float32 else tensor
                  for name, tensor in read_safetensors(init).items()}
         write_safetensors(self.path("init64"), exact)
-        # A large step, so that the weight's own digits hide none of the gradient's.
+        # The step is large, so that the weight's own digits hide none of the gradient's.
         rate = 1024
         _, theirs = self.torch_run(world=1, dtype="F64", init=self.path("init64"), batch=100, steps=1, lr=rate, momentum=0)
         _, _, ours = self.train_run(1, "--batch-size", 100, "--max-steps", 1, "--init-from", init, "--lr", rate, "--momentum", 0)
@@ -326,7 +327,7 @@ class Comparison(unittest.TestCase):
                 continue
             gradient = (before - theirs[name]) / rate
             error = ((before - ours[name].double()) / rate - gradient).norm().item()
-            if name in ("layer1.0.bias", "layer2.0.bias"):  # 0 in mathematics: what comes behind takes the mean away
+            if name in ("layer1.0.bias", "layer2.0.bias"):  # mathematically 0, since the next layer subtracts the mean
                 self.assertLessEqual(error, 1e-3 * weight_norm, name)
             else:
                 worst = max(worst, error / gradient.norm().item())

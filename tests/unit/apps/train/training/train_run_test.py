@@ -22,13 +22,13 @@ from tests.support.ports import free_port
 
 TRAIN = ""
 FASHION = "/usr/share/datasets/fashion-mnist"
-# Not this process's own launcher, if it has one.
+# Variables of the launcher that runs this test must not reach the ranks.
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
-HEAD = ["schema", "kind", "time", "host", "rank", "world_size"]  # of every record
+HEAD = ["schema", "kind", "time", "host", "rank", "world_size"]  # the first keys of every record
 
 
 class Ranks:
-    """A world of `train` processes; rank 0 serves the store. None outlives the `with`."""
+    """A world of `train` processes. Rank 0 serves the store. All end with the `with` block."""
 
     def __init__(self, world, *arguments, nodes=None, more=None):
         base = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
@@ -40,7 +40,7 @@ class Ranks:
             if nodes:
                 size = world // nodes
                 env |= {"LOCAL_RANK": str(rank % size), "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": str(rank // size)}
-            # `more`: what some ranks are given besides.
+            # `more` has additional arguments of some ranks.
             self.processes.append(subprocess.Popen([TRAIN, *arguments, *(more or {}).get(rank, ())], env=env, text=True,
                                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE))
 
@@ -54,7 +54,7 @@ class Ranks:
             process.communicate()
 
     def finish(self, timeout=120):
-        """(exit code, stdout lines, stderr) of each rank."""
+        """Returns (exit code, stdout lines, stderr) of each rank."""
         ends = [process.communicate(timeout=timeout) for process in self.processes]
         return [(process.returncode, out.splitlines(), err) for process, (out, err) in zip(self.processes, ends)]
 
@@ -93,7 +93,7 @@ class Training(unittest.TestCase):
         self.assertRegex(lines[2], r"^epoch 1/1 loss \d+\.\d+ test accuracy \d+\.\d\d % in \d+\.\d s$")
 
     def test_ranks_end_with_equal_weights_and_count_every_test_image_once(self):
-        # 1001 test images over 3 ranks, 1001 training images over 3 ranks and batches of 7: nothing divides.
+        # No number divides 1001 evenly: neither 3 ranks, nor batches of 7 on each rank's part of the training images.
         lines = self.check_world(3, "--data", "synthetic", "--limit", "1001", "--batch-size", "7", "--epochs", "2")
         self.assertTrue(lines[-1].endswith("/1001)"))
         self.assertTrue(any(line.startswith("epoch 2/2 step 48/48 ") for line in lines))
@@ -138,7 +138,7 @@ class Engine(unittest.TestCase):
             self.assertGreater(accuracy_of(lines), 60)
 
     def test_buckets_threads_and_shards_change_no_bit_of_two_ranks_sums(self):
-        # With two ranks a sum has one order only.
+        # With two ranks a sum has only one order.
         first = self.weights(self.good(2))
         for extra in (("--bucket-cap-mb", 0.01, "--first-bucket-mb", 0), ("--threads", 3), ("--zero", 1)):
             self.assertEqual(self.weights(self.good(2, *extra)), first, extra)
@@ -184,7 +184,7 @@ class Engine(unittest.TestCase):
 
     def test_a_bar_is_drawn_in_place_and_only_where_wanted(self):
         text = "\n".join(self.good(1, "--bar", "always"))
-        # The carriage returns have become line ends on the way here.
+        # Reading as text has turned the carriage returns into line ends.
         self.assertRegex(text, r"\nepoch 1/1 \[#*\.+\] \d+/40 loss \d.*\n\x1b\[Kepoch 1/1 step 40/40 loss ".replace(".*", "(?s:.*)"))
         for quiet in ((), ("--bar", "never")):
             self.assertNotIn("[", "\n".join(self.good(1, *quiet)))
@@ -282,7 +282,7 @@ class Engine(unittest.TestCase):
                              (0, f"train: write {path}: File too large; training goes on without it\n"))
             self.assertRegex(path.read_text(), r"^(0 \d+:( \d+){10}\n)+$")
             path.unlink()
-            pathlib.Path(folder, "rank-1").mkdir()  # rank 0 says the same
+            pathlib.Path(folder, "rank-1").mkdir()  # rank 0 reports the same
             for code, lines, errors in run(2, *self.SMALL, "--sample-log", folder):
                 self.assertEqual((code, lines, errors), (1, [], f"train: --sample-log: create {folder}/rank-1: Is a directory\n"))
 
@@ -329,7 +329,7 @@ class Death(unittest.TestCase):
             self.assertRegex(errors, r"^train: rank 0 lost rank 1 \(127\.0\.0\.1:\d+\): no data for 0\.3 s during ")
 
     def check_stopped(self, world, stopped, *arguments, nodes=None):
-        # Longer than any step takes here, or an innocent one is silent too.
+        # The limit is longer than any step takes here. Otherwise an innocent rank would be silent too.
         limit = "8s" if os.environ.get("DDP_SHORT_TESTS") else "2s"
         with Ranks(world, *self.LONG, "--comm-timeout", limit, *arguments, nodes=nodes) as ranks:
             ranks.processes[0].stdout.readline()
@@ -400,13 +400,13 @@ class OptionErrors(unittest.TestCase):
                 (("--resume", "auto"), "--resume auto looks into --checkpoint-dir; give one"),
                 (("--comm", "tcp", "--sync-every-inter", "2"), "--sync-every-inter uses shared memory inside the nodes: leave "
                  "--comm tcp out")):
-            # Before anything starts: not even the data, which is not there, is looked for.
+            # Options are checked before any work: train does not even search for the data, which is missing.
             (code, lines, errors), = run(1, "--data", "/nonexistent", *arguments)
             self.assertEqual((code, lines, errors), (2, [], f"train: {text}\n"))
         (code, lines, errors), = run(1, "--data", "/nonexistent", "--kernels", "z80")
         self.assertEqual((code, lines), (2, []))
         self.assertRegex(errors, r"^train: --kernels z80: this processor runs generic(, \w+)* and no other\n$")
-        # The other rank is not waited for.
+        # No rank waits for the other one.
         results = run(2, "--data", "/nonexistent", "--sync-every-inter", "2")
         self.assertEqual([result[0] for result in results], [2, 2])
         self.assertIn("--sync-every-inter needs GROUP_RANK and LOCAL_WORLD_SIZE", results[0][2])
@@ -427,7 +427,7 @@ class OptionErrors(unittest.TestCase):
         self.assertEqual((code, errors), (0, ""))
         self.assertTrue(any("--batch-size" in line for line in lines))
         self.assertIn("Instead of training: train bench --help", "\n".join(lines[:4]))
-        # Each use has its own options, and no other's.
+        # Each use has only its own options.
         options = {use: {word for line in run(1, *use, "--help")[0][1] for word in re.findall(r"^ +(?:-\w, ?)?(--[a-z-]+)", line)}
                    for use in ((), ("bench",), ("health",))}
         self.assertLessEqual({"--data", "--lr", "--resume"}, options[()])
@@ -483,7 +483,7 @@ class OptionErrors(unittest.TestCase):
                 self.assertEqual((code, lines, errors),
                                  (1, [], "train: the training labels (train-labels-idx1-ubyte) of rank 2 "
                                          f"({host}), rank 3 ({host}) are not those of rank 0 ({host}); give all nodes the same data\n"))
-            # What was begun with one goes on with no other.
+            # A checkpoint of one setting cannot be resumed with another.
             saved = f"{folder}/saved"
             (code, _, errors), = run(1, *small, "--data", f"{folder}/a", "--checkpoint-dir", saved)
             self.assertEqual((code, errors), (0, ""))

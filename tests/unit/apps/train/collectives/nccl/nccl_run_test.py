@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `train` says about NCCL on a machine without a GPU, and which rank the logs of collectives name.
+"""Checks what `train` reports about NCCL without a GPU, and which rank the flight recorders name.
 
 usage: nccl_run_test.py PATH_OF_TRAIN [unittest options]
 """
@@ -40,7 +40,7 @@ class WithoutGpu(unittest.TestCase):
             for code, lines, errors in run(world, "--data", "/nonexistent", "--comm", "nccl"):
                 self.assertEqual((code, lines), (2, []))
                 found = NO_GPU.fullmatch(errors)
-                if found:  # an old driver, none at all, or a driver without a device
+                if found:  # an old driver, no driver, or a driver without a device
                     self.assertIn(found[1], ("cudaErrorInsufficientDriver", "cudaErrorNoDevice"))
                 else:
                     self.assertEqual(errors, NOT_BUILT)
@@ -65,7 +65,7 @@ class Words(unittest.TestCase):
 
 class Logs(unittest.TestCase):
     def lost(self, folder, *more, signal_number=signal.SIGKILL, nodes=None):
-        """Three ranks, of which number 2 goes in the middle; gives what the logs tell."""
+        """Runs three ranks, of which number 2 is lost in the middle. Returns the diagnosis of the flight recorders."""
         with Ranks(3, *LONG, "--flight-recorder", folder, *more, nodes=nodes) as ranks:
             ranks.processes[0].stdout.readline()
             ranks.processes[2].send_signal(signal_number)
@@ -113,7 +113,7 @@ class Logs(unittest.TestCase):
                 self.assertEqual({(one["kind"], one["type"]) for one in sums}, {("all-reduce", "float")})
                 self.assertEqual([one["sequence"] for one in sums], list(range(sums[0]["sequence"], sums[-1]["sequence"] + 1)))
                 self.assertIn("between", {one["group"] for one in rest})
-            # Node 0 may be in its own sums, which it can finish, or wait for node 1.
+            # Node 0 may be in its own all-reduce, which it can finish, or wait for node 1.
             self.assertRegex(diagnosed(folder)[1], r"^rank 3 left no log; ranks? [012-]+( and [12])? waits? in all-reduce \d+ \(.*\) "
                                                 r"(of node 1|between the nodes)\n$")
 
