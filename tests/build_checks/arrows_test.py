@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes includes that break an arrow into a small tree and checks that cmake/check_arrows.py refuses each by name and line."""
+"""Checks that cmake/check_arrows.py refuses each forbidden include of a small tree, with its name and line."""
 import pathlib
 import re
 import subprocess
@@ -162,7 +162,7 @@ class Arrows(unittest.TestCase):
         self.assertEqual(unused, [])
 
     def test_arrows_have_no_circle(self):
-        """Rooms are sorted by their arrows; a circle would leave some over."""
+        """Sorts the rooms topologically by their arrows. Rooms of a circle would be left over."""
         left = {room: [other for other in check_arrows.ROOMS if other != room and check_arrows.may_include(room, other)]
                 for room in check_arrows.ROOMS}
         while free := [room for room, others in left.items() if not any(other in left for other in others)]:

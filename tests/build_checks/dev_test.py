@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""./dev: what it says of itself, and how it refuses what it does not know. Installs and builds nothing."""
+"""Tests ./dev: its help, and the refusal of wrong arguments. Installs and builds nothing."""
 import pathlib
 import re
 import shutil
@@ -45,7 +45,7 @@ class Dev(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (1, './dev: fuzz: "long" is no number of seconds\n'))
 
     def test_subjects_have_at_most_72_characters(self):
-        """check_subjects looks at the commits since the one that added tests/build_checks/layout_test.py."""
+        """check_subjects reads the commits since the one that added tests/build_checks/layout_test.py."""
         with tempfile.TemporaryDirectory() as repository:
             root = pathlib.Path(repository)
             shutil.copy(ROOT / "dev", root)

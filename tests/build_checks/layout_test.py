@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that a newcomer can find their way in the tree: no folder holds more files than a person reads through."""
+"""Checks that no folder holds more files than a newcomer can read through."""
 import collections
 import pathlib
 import tempfile
@@ -8,13 +8,13 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TOP = ("apps", "base", "cmake", "configs", "docs", "launcher", "remote", "rendezvous", "tests")
 MOST_FILES = 45
-# A scenario or a fuzzer's input is data: one file a case, found by its name.
+# Scenarios and inputs of fuzzers are data: one file per case, found by its name.
 DATA = ("tests/scenarios/",)
 NAMELESS = {"util", "utils", "common", "misc", "helper", "helpers"}
 
 
 def folders(root):
-    """{folder: number of its files}, of what is written by hand."""
+    """Returns {folder: number of its files} of the hand-written files."""
     count = collections.Counter()
     for top in TOP:
         for path in (root / top).rglob("*"):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Looks at the built programs: which libraries they need and which foreign code they hold.
+"""Checks which libraries the built programs need, and which code of other projects they contain.
 
 usage: links_test.py BIN_DIR
-The agent goes to nodes where nothing of ours is installed, so it needs no library at all and holds neither SSH nor
-TLS; the worker is a client of the store and holds neither.
+The agent runs on nodes where nothing of ddplaunch is installed, so it needs no library and contains neither SSH nor TLS. The
+worker is a client of the store and contains neither.
 """
 import pathlib
 import re
@@ -25,7 +25,7 @@ def needed(program):
 
 
 def foreign(program):
-    """Names of SSH or TLS functions that the program defines or asks for."""
+    """Returns the names of SSH or TLS functions that the program defines or imports."""
     symbols = run("nm", BIN / program).split() + run("nm", "-D", BIN / program).split()
     return sorted({name.split("@")[0] for name in symbols if SSH_OR_TLS.match(name.split("@")[0])})
 
@@ -46,7 +46,7 @@ class Links(unittest.TestCase):
             self.assertLessEqual(stripped.stat().st_size, 6_000_000)
 
     def test_agent_resolves_no_names(self):
-        """Glibc's resolver would load libraries of the very glibc it was built with; ours says no (no_name_resolution.cc)."""
+        """Glibc's resolver would load libraries of the exact glibc of the build, so no_name_resolution.cc replaces it."""
         symbols = run("nm", BIN / "ddplaunchd").split()
         found = sorted({name for name in symbols if re.match(r"_*(nss_|gethostby|getservby|gai_|res_n?query)", name)})
         self.assertEqual(found, [])

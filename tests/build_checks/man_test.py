@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The man pages and --help name the same options.
+"""Checks that the man pages and --help name the same options.
 
 usage: man_test.py BIN_DIR
 """
@@ -14,9 +14,9 @@ MAN = pathlib.Path(__file__).resolve().parents[2] / "docs/man"
 LONG_OPTION = r"--[a-z][a-z-]+"
 
 
-# What a program does instead of its usual work, with options of its own.
+# Verbs of a program, with options of their own.
 OTHER_USES = {"train": (("bench",), ("health",))}
-# The page names these in one sentence.
+# The page names these options in one sentence.
 ONE_CHOICE = "Of nccl-tests, with one choice here:"
 
 
@@ -27,7 +27,7 @@ def options_of_help(program, *use):
 
 
 def options_of_page(program):
-    """Options that have a paragraph of their own: the line behind .TP."""
+    """Returns the options that have a paragraph of their own: the line after .TP."""
     page = (MAN / f"{program}.1").read_text().replace("\\-", "-")
     heads = re.findall(r"(?m)^\.TP\n\.B[IR]? (.*)$", page)
     return {name for head in heads for name in re.findall(LONG_OPTION, head)}

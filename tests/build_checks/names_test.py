@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that names are the field's terms (docs/developers/architecture.md, "Terms") and that a type's name has one meaning in the whole tree."""
+"""Checks that names are terms of the field (docs/developers/architecture.md, "Terms"), and that a type's name has one meaning."""
 import collections
 import pathlib
 import re
@@ -10,14 +10,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TOP = ("apps", "base", "launcher", "remote", "rendezvous", "tests")
 SOURCES = {".h", ".cc", ".cu", ".cuh"}
 
-# Words that only we would use: no part of an identifier, of an option, of a file's name, of a CMake target or of a Python
-# function or class.
+# Private words: no part of an identifier, of an option, of a file's name, of a CMake target or of a Python function or class.
 PRIVATE = frozenset("""
     played plant plants planted drill life lives living born seat seats seated stock judge judges judged inquiry told tell tells wishes hurry
     hurried pat mend mends mended hopeless fruitless surroundings findings mistake mistakes recipe oddity odd
     door doors bell bells looks
 """.split())
-# Nouns that say nothing, or something else to everybody else: no type, and no part of a type's name.
+# Nouns without a meaning, or with another meaning elsewhere: no type, and no part of a type's name.
 PRIVATE_TYPES = frozenset("""
     Asked Bell Born Both Door Guard Half Held Inquiry Judge Life Living Look Mine Place Plant Play Seat Stock Tell Told Watch Way What Wishes
 """.split())
@@ -28,12 +27,12 @@ ALLOWED = {
     "lock_guard": "of the standard library",
     "executor_work_guard": "of Asio",
 }
-# A name that each class may give to a type of its own; elsewhere it is written with the class: Membership::State.
+# A name that each class may give to its own type. Other code writes it with the class: Membership::State.
 IDIOMS = frozenset("""
     Action Actions Args Clock Deadline Duration End Entry Event Events Group Id Key Kind Local Memory Node Options Outcome Phase Rank Row Shared
     State Step Time Type
 """.split())
-# Private members of a class, defined in its .cc file: no other file can name them. A new one gets a name of its own instead.
+# Private members of a class, defined in its .cc file, so that no other file can name them. A new one gets its own name.
 MEMBERS = {
     "DataMemory::Mapping", "FanOut::Start", "LoginWindow::Queue", "NodeSetup::Running", "SshPump::Callbacks", "SshShell::Attempt",
     "SshThreads::Worker", "StoreDecoder::Layout", "WorkerGroup::Worker", "WorkerLink::Worker", "WorkerPipes::Pipe",
@@ -41,7 +40,7 @@ MEMBERS = {
 SAME_MEANING = {
     # the check of hosts is a small supervisor: its events and orders are those of a job, with fewer fields
     "Disconnect", "FromNode", "NodeFailed", "NodeUp", "Tick", "ToNode",
-    # the orders of a master as a node's core takes them (rendezvous/membership/member.h)
+    # the orders of a master in the form that a node's core takes (rendezvous/membership/member.h)
     "Leave", "LinkLost", "MasterAsleep", "Run", "Stop", "WorkersGone",
     # a layer's weights on the host and on the GPU
     "Layer", "Weights1", "Weights2", "Totals",
@@ -71,7 +70,7 @@ def words(name):
 
 
 def types(code):
-    """(classes around it, name, the target of an alias or None) of each type that is not local to a function."""
+    """Yields (enclosing classes, name, the target of an alias or None) of each type that is not local to a function."""
     stack, begin = [], 0
     for match in re.finditer(r"[{};]", code):
         head, at = code[begin:match.start()].strip(), match.start()
@@ -80,7 +79,7 @@ def types(code):
         if match[0] == "{":
             declared = HEAD.search(head)
             if declared and "(" not in head.rsplit(declared[1], 1)[0].rsplit(">", 1)[-1]:
-                around = declared[2].split("::")[:-1]  # struct Outer::Inner {…}; stands out of line
+                around = declared[2].split("::")[:-1]  # struct Outer::Inner {…}; is defined outside Outer
                 if not local:
                     yield (*outer, *around), declared[3], None
                 stack.append(("block" if declared[1].startswith("enum") else "class", declared[2] + declared[3]))
@@ -122,7 +121,8 @@ def private_words(root):
 
 
 def declarations(root):
-    """{type name: {(file, classes around it): alias target or None}}; what one .cc file of tests has for itself does not count."""
+    """Returns {type name: {(file, enclosing classes): alias target or None}}. Types that only one .cc file of tests has do
+    not count."""
     found = collections.defaultdict(dict)
     for path in sources(root):
         name = path.relative_to(root).as_posix()
@@ -138,9 +138,9 @@ def two_meanings(root):
         if name in SAME_MEANING or len(name) == 1:
             continue
         places = {place: target for place, target in places.items() if "::".join((*place[1], name)) not in MEMBERS}
-        if name in IDIOMS:  # of a class of its own, or of one namespace
+        if name in IDIOMS:  # the type belongs to a class, or to one namespace
             places = {place: target for place, target in places.items() if not place[1]}
-        # A class is one type however many files define its members' types; equal aliases mean the same.
+        # A class is one type, even if several files define its member types. Equal aliases have the same meaning.
         meanings = {target or (file.rpartition(".")[0], outer) for (file, outer), target in places.items()
                     if not (target or "").endswith(name)}
         if len(meanings) > 1:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The demo can fail: it is run with a ddplaunch that only pretends, and must see through it."""
+"""Tests that the demo can fail: it must notice a ddplaunch that only pretends to work."""
 import os
 import pathlib
 import signal
@@ -9,7 +9,7 @@ import unittest
 
 DEMO = pathlib.Path(__file__).resolve().parent / "demo"
 GOOD = "echo '[127.0.0.2:0] test accuracy 87.2 % (8718/10000)'"
-# A process with the job's mark that has left its session, as a data loader may.
+# Starts a process with the job's mark that leaves its session, as a data loader may.
 LEAVES_ONE = """
 while [ $# -gt 0 ]; do [ "$1" = --job-id ] && job=$2; shift; done
 DDPLAUNCH_JOB_ID=$job setsid sleep 60 >/dev/null 2>&1 </dev/null &

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Records what a PyTorch's TCPStore client and our store say to each other: store_record.py SERVER PYTHON > TRACE.
+"""Records the bytes between a TCPStore client of PyTorch and our store: store_record.py SERVER PYTHON > TRACE.
 
-The traces in tests/unit/rendezvous/store/traces/ were made so; tests/unit/rendezvous/store/trace_test.cc replays them, so that a test without
-that PyTorch still knows its bytes. '>' is client to server, '<' server to client; one connection.
+The traces in tests/unit/rendezvous/store/traces/ were recorded by this program. trace_test.cc of the same room replays them,
+so that a test knows the bytes of a PyTorch that is not installed. '>' is client to server, '<' server to client; a trace
+holds one connection.
 """
 import socket
 import subprocess
@@ -75,7 +76,7 @@ def main():
         thread.join()
     server.stdin.close()
     server.wait()
-    lines = next(lines for lines in recordings if lines)  # the watch channel of torch <= 2.0 says nothing
+    lines = next(lines for lines in recordings if lines)  # the watch channel of torch <= 2.0 sends nothing
     print(f"# torch {version}, recorded by tests/net/store_record.py")
     print("\n".join(lines))
 

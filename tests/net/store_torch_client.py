@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Every operation of torch.distributed.TCPStore against a store at HOST PORT, with several client processes.
+"""Tests every operation of torch.distributed.TCPStore against a store at HOST PORT, with several client processes.
 
-Works with torch 1.13 and later and uses what that version offers. Exit 77: no torch here.
+Works with torch 1.13 and later, and uses the operations of that version. Exit code 77: torch is not installed.
 """
 import datetime
 import os
@@ -88,11 +88,11 @@ def waits(store):
     store.wait(["text", "sum"])
     store.wait(["text"], milliseconds(500))
     expect_error("wait for a missing key", lambda: store.wait(["never"], milliseconds(200)))
-    # The client goes on on the same connection; the reply of a wait it gave up must not come into these.
+    # The client reuses the connection. The reply to the wait that it gave up must not be read as one of these replies.
     expect("add after a timed-out wait", store.add("after", 7), 7)
     expect_error("wait for one of two", lambda: store.wait(["text", "late"], milliseconds(200)))
     if not hasattr(store, "append"):
-        # Before torch 2.0 a client gives up silently: only its next request can tell the server.
+        # Before torch 2.0 a client gives up without a message. The server notices at the client's next request.
         expect("add of 0 after a timed-out wait", store.add("after", 0), 7)
     other = connect()
     other.set("late", "now")
@@ -152,7 +152,7 @@ def prefixed(store):
 
 
 def worker(rank):
-    """One of PROCESSES: all wait for a key, count together, meet, and take turns at a queue."""
+    """Runs one of PROCESSES: all wait for a key, count together, meet, and take turns at a queue."""
     store = connect()
     store.add("ready", 1)
     store.wait(["go", "go too"])
@@ -194,7 +194,7 @@ def processes(store):
 
 
 def world(size=3):
-    """As init_process_group makes it: counts itself under torch's own key and waits for nobody."""
+    """Opens a store as init_process_group does: it counts itself under torch's own key and waits for no other rank."""
     stores = [dist.TCPStore(HOST, PORT, size, False, milliseconds(20000)) for _ in range(size)]
     stores[0].set("of world", "1")
     expect("store with a world size", stores[-1].get("of world"), b"1")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Our client against PyTorch's own store, by both of its servers: store_torch_server.py CLIENT.
+"""Tests our client against both servers of PyTorch's own store: store_torch_server.py CLIENT.
 
-Exit 77: no such torch.
+Exit code 77: no such torch is installed.
 """
 import subprocess
 import sys

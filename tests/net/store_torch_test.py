@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Runs the real PyTorch of an interpreter against our store, and our client against PyTorch's own store.
+"""Runs an interpreter's real PyTorch against our store, and our client against PyTorch's own store.
 
-store_torch_test.py SERVER CLIENT PYTHON: our store_server_main and store_client_main; PYTHON is a path, or the name of
-an environment variable that holds one ("$DDP_TEST_TORCH_PYTHON"). Exit 77: not there.
+store_torch_test.py SERVER CLIENT PYTHON: SERVER and CLIENT are our store_server_main and store_client_main. PYTHON is a path,
+or the name of an environment variable that holds one ("$DDP_TEST_TORCH_PYTHON"). Exit code 77: not found.
 """
 import os
 import pathlib
@@ -30,7 +30,7 @@ def interpreter(name):
 
 
 def with_server(server, run):
-    """Calls run(port); gives its status, or 1 when the server is not content."""
+    """Calls run(port) and returns its status, or 1 when the server reports an error."""
     process = subprocess.Popen([server], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         word, port = process.stdout.readline().split()
