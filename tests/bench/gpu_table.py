@@ -1,9 +1,9 @@
-"""Writes the GPU's part of docs/developers/performance.md from the results of a machine with a GPU (results.json of `./dev gpu`).
+"""The GPU's part of docs/developers/performance.md, from what a machine with a GPU wrote (results.json of `./dev gpu`).
 
 usage: gpu_table.py RESULTS.JSON|none [DOCUMENT]      (none: nothing was measured yet)
 
-Replaces the text between the two marks of the document. Without a document it prints the text. Each figure that is missing,
-skipped or failed is named as such, with its reason; none is left out.
+Replaces what is between the two marks of the document; without one it prints the text. What is missing, was skipped or failed is named
+as such, with its reason; nothing is left out.
 """
 import json
 import pathlib
@@ -12,16 +12,16 @@ import sys
 
 BEGIN, END = "<!-- gpu table: begin -->", "<!-- gpu table: end -->"
 NO_MACHINE = "no GPU machine has been at hand"
-ROUNDS = 2  # rounds of run.sh for the figures that are measured beside PyTorch
+ROUNDS = 2  # of run.sh, of what is measured beside PyTorch
 BATCHES = (100, 4096)
 
 
 class Broken(Exception):
-    """The file is not one that run.sh writes."""
+    """A file that is not what run.sh writes."""
 
 
 def checked(raw):
-    """Returns the results of run.sh, or raises Broken with the difference. Figures of a step are checked where they are used."""
+    """What run.sh wrote, or Broken with what it is not. Figures of a step are looked at where they are used."""
     if not isinstance(raw, dict) or not isinstance(raw.get("steps"), list):
         raise Broken("it has no list of steps")
     for name in ("seconds", "ok", "failed", "skipped"):
@@ -42,20 +42,18 @@ class Results:
         self.steps = {step["step"]: step for step in results["steps"]}
 
     def figures(self, *names):
-        """Returns the figures of the named steps that succeeded."""
+        """Those of the steps of these names that went well."""
         return [self.steps[name]["figures"] for name in names if self.state(name) == "ok" and self.steps[name]["figures"]]
 
     def state(self, name):
         return self.steps[name]["state"] if name in self.steps else "missing"
 
     def failed(self, *names):
-        """Describes the first of these steps that failed, or returns "". Another round's figures do not hide a failure."""
+        """The first of these steps that failed, in words, or nothing: no other round's figures hide it."""
         return next((f"**failed**: {self.steps[name]['reason']}" for name in names if self.state(name) == "failed"), "")
 
     def missing(self, *names):
-        """Describes why these steps have no figures."""
-        if self.steps is None:
-            return f"not measured: {NO_MACHINE}"
+        """Why there is no figure of these steps."""
         if self.failed(*names):
             return self.failed(*names)
         for name in names:
@@ -64,7 +62,7 @@ class Results:
         return "not measured"
 
     def line(self, name, words):
-        """Returns `words` of the figures, or the reason why there are none."""
+        """`words` of the figures, or why there are none."""
         found = self.figures(name)
         return words(found[0]) if found else self.missing(name)
 

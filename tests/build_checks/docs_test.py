@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that the links between the documents have targets, and that README.md leads to every document."""
+"""Links between our documents lead somewhere, and docs/README.md leads to every page."""
 import pathlib
 import re
 import unittest
@@ -7,10 +7,17 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(?:#[^)]*)?\)")
-# A path from the root. A folder may end in a slash.
+# A path from the root; a folder may end in a slash.
 PATH = re.compile(r"`([\w.]+/[\w./]*)`")
-# A file that code, help texts and documents mention without a link: (docs/users/hostfile.md).
-MENTION = re.compile(r"\bdocs/[a-z_]+\.md\b")
+# Files that code, help texts and documents name without a link: (docs/users/hostfile.md).
+MENTION = re.compile(r"\bdocs/[a-z_/]+\.md\b")
+ANCHOR = re.compile(r"\[[^\]]*\]\(([^)#:]*)#([^)]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.M)
+
+
+def anchors(document):
+    """Those that Markdown makes of the headings."""
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in HEADING.findall(document.read_text())}
 
 
 def documents():
@@ -64,8 +71,7 @@ class Docs(unittest.TestCase):
         self.assertEqual([path for path in paths if not (ROOT / path).exists()], [])
 
     def test_tests_that_security_md_names_exist(self):
-        """Checks names of tests: `cli_kill` is a ctest entry, `test_…` after it a method of its file, "…" a case of its
-        sources."""
+        """`cli_kill` is a ctest entry; `test_…` behind it is a method of its file, "…" a case of its sources."""
         lists = "".join(path.read_text() for path in TESTS.rglob("CMakeLists.txt"))
         entries = dict(re.findall(r"^ *ddp_(?:cli_)?test\((\w+)([^)]*)\)", lists, re.M))
         sources = {path.name: path.read_text() for path in TESTS.rglob("*_test.*")}
