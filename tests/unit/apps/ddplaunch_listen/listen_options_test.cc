@@ -18,7 +18,7 @@ std::string flaw(const std::vector<std::string>& words) {
   return options.error().text;
 }
 
-TEST_CASE("where a daemon listens") {
+TEST_CASE("the address that a daemon listens on") {
   CHECK(good({"--listen"}).port == 29499);
   CHECK(good({"--listen"}).address.empty());
   CHECK(good({"--listen", "4000"}).port == 4000);
@@ -31,7 +31,7 @@ TEST_CASE("where a daemon listens") {
   CHECK(good({"--new-token", "/t"}).new_token_path == "/t");
 }
 
-TEST_CASE("what is wrong with the daemon's options is named") {
+TEST_CASE("a wrong option of the daemon is named in an error") {
   CHECK(flaw({"--listen", "http"}) ==
         "--listen http: \"http\" is no port; give a number up to 65535 (0: any free one)");
   CHECK(flaw({"--listen", "10.0.0.5:70000"}) ==

@@ -52,7 +52,7 @@ use_cpu: false
 
 }  // namespace
 
-TEST_CASE("A file of accelerate config gives size, port and precision") {
+TEST_CASE("A configuration file of accelerate gives size, port and precision") {
   Texts notes;
   const AccelerateConfig config = good(kTwoMachines, &notes);
   CHECK(config.words == Texts{"--nnodes=2", "--master-port=29500"});
@@ -76,7 +76,7 @@ TEST_CASE("JSON is read as well") {
   CHECK(config.env == Env{{"ACCELERATE_MIXED_PRECISION", "no"}, {"ACCELERATE_USE_CPU", "true"}});
 }
 
-TEST_CASE("DeepSpeed's part gives hosts and ACCELERATE_DEEPSPEED variables") {
+TEST_CASE("The DeepSpeed section gives hosts and ACCELERATE_DEEPSPEED variables") {
   Texts notes;
   const AccelerateConfig config = good(R"(distributed_type: DEEPSPEED
 mixed_precision: fp16
@@ -147,7 +147,7 @@ megatron_lm_config:
                           {"PARALLELISM_CONFIG_DP_SHARD_SIZE", "2"}});
 }
 
-TEST_CASE("The type alone chooses FSDP and Megatron, whether its section is there or not") {
+TEST_CASE("distributed_type alone chooses FSDP and Megatron, with or without the section") {
   const Env fsdp = {{"ACCELERATE_MIXED_PRECISION", "no"}, {"ACCELERATE_USE_FSDP", "true"}};
   for (const char* section : {"", "fsdp_config: {}\n", "fsdp_config:\n"}) {
     INFO(section);
@@ -159,7 +159,7 @@ TEST_CASE("The type alone chooses FSDP and Megatron, whether its section is ther
         Env{{"ACCELERATE_MIXED_PRECISION", "no"}});
 }
 
-TEST_CASE("Sections of another distributed_type are noted") {
+TEST_CASE("A section of another distributed_type is reported as a notice") {
   Texts notes;
   const AccelerateConfig config = good(
       "distributed_type: MULTI_GPU\ndeepspeed_config:\n  deepspeed_hostfile: /h\nfsdp_config:\n"
@@ -171,7 +171,7 @@ TEST_CASE("Sections of another distributed_type are noted") {
                        "ddplaunch: f.yaml: deepspeed_config has no effect with distributed_type MULTI_GPU"});
 }
 
-TEST_CASE("What no variable can be, or hold, is found before the start") {
+TEST_CASE("A name or value that no variable can have is an error before the start") {
   CHECK(errors_of("distributed_type: FSDP\nfsdp_config:\n  \"fsdp_x=y z\": 1\n") ==
         Texts{"ddplaunch: f.yaml:3:3: fsdp_config: \"fsdp_x=y z\" cannot be the name of a variable"});
   CHECK(errors_of("distributed_type: FSDP\nfsdp_config:\n  fsdp_x: \"a\\0b\"\n") ==
@@ -184,7 +184,7 @@ TEST_CASE("What no variable can be, or hold, is found before the start") {
           Env{{"ACCELERATE_MIXED_PRECISION", "no"}});
 }
 
-TEST_CASE("What cannot be done, or is wrong, is reported with its place") {
+TEST_CASE("An unsupported or wrong entry is reported with its line and column") {
   CHECK(errors_of("distributed_type: XLA\n") ==
         Texts{"ddplaunch: f.yaml:1:19: TPUs are launched by accelerate itself, not by ddplaunch"});
   CHECK(
@@ -219,7 +219,7 @@ TEST_CASE("What cannot be done, or is wrong, is reported with its place") {
   }
 }
 
-TEST_CASE("--accelerate-config stands behind the command line and PET_ variables") {
+TEST_CASE("The command line and PET_ variables override --accelerate-config") {
   FakeContext world;
   world.files["c.yaml"] = kTwoMachines;
   const auto job = world.job({"--accelerate-config", "c.yaml", "--host", "a:8,b:8", "train.py"});
@@ -238,7 +238,7 @@ TEST_CASE("--accelerate-config stands behind the command line and PET_ variables
               "ddplaunch: options taken from the environment, as torchrun takes them: PET_NPROC_PER_NODE"});
 }
 
-TEST_CASE("More processes than slots, and machines that nobody named, are reported with their origin") {
+TEST_CASE("More processes than slots, or machines without names, are reported with their origin") {
   FakeContext world;
   world.files["c.yaml"] = kTwoMachines;
   const Texts errors = world.errors({"--accelerate-config", "c.yaml", "--host", "a:8,b:4", "w"});
@@ -254,7 +254,7 @@ TEST_CASE("More processes than slots, and machines that nobody named, are report
             .starts_with("ddplaunch: --nnodes 2 needs hosts: --hostfile FILE or --host LIST names them"));
 }
 
-TEST_CASE("gpu_ids are for hosts that name no devices; a list of hosts of our own replaces the file's") {
+TEST_CASE("gpu_ids apply to hosts that name no devices; a given host list replaces the file's") {
   FakeContext world;
   world.files["c.yaml"] =
       "distributed_type: DEEPSPEED\ngpu_ids: 1,3\ndeepspeed_config:\n  deepspeed_hostfile: ds\n";
@@ -266,7 +266,7 @@ TEST_CASE("gpu_ids are for hosts that name no devices; a list of hosts of our ow
   CHECK(world.spec({"--accelerate-config", "c.yaml", "--host", "x:2", "w"}).hosts[0].name == "x");
 }
 
-TEST_CASE("num_processes is the total over all hosts, however many they are") {
+TEST_CASE("num_processes is the total over all hosts, for any number of hosts") {
   FakeContext world;
   world.files["c.yaml"] = "distributed_type: MULTI_GPU\nnum_processes: 6\n";
   const auto nproc = [&](const Texts& args) {
@@ -290,7 +290,7 @@ TEST_CASE("num_processes is the total over all hosts, however many they are") {
       "correct it, or leave it out and give each host its slots in the hostfile");
 }
 
-TEST_CASE("gpu_ids must suffice for num_processes") {
+TEST_CASE("Too few gpu_ids for num_processes are an error") {
   FakeContext world;
   world.files["c.yaml"] = "distributed_type: MULTI_GPU\nnum_processes: 6\ngpu_ids: 0,1\n";
   CHECK(

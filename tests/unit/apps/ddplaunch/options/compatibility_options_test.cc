@@ -37,7 +37,7 @@ FakeContext with_variables(const Env& variables) {
 
 }  // namespace
 
-TEST_CASE("Each foreign option does what its row says") {
+TEST_CASE("Each compatibility option does what its row says") {
   const OptionTable table;
   std::set<std::string_view> seen;
   for (const CompatibilityOption& row : compatibility_options()) {
@@ -79,7 +79,7 @@ TEST_CASE("Each foreign option does what its row says") {
   }
 }
 
-TEST_CASE("Every option of torchrun and of the later releases is decided") {
+TEST_CASE("Every option of torchrun and of later releases has a row") {
   const OptionTable table;
   for (const char* name : {"--nnodes",
                            "--nproc-per-node",
@@ -137,7 +137,7 @@ TEST_CASE("Every option of torchrun and of the later releases is decided") {
   }
 }
 
-TEST_CASE("A command line of torchrun runs as it is") {
+TEST_CASE("A command line of torchrun runs unchanged") {
   const ddp::RunJob job = FakeContext().job(
       {"--standalone", "--nnodes=1", "--nproc_per_node=gpu", "--max_restarts=3", "--rdzv_id=run7",
        "--rdzv_backend=c10d", "--node_rank=0", "--shutdown-timeout", "30", "--log_dir", "logs", "-r", "0:3",
@@ -157,14 +157,14 @@ TEST_CASE("A command line of torchrun runs as it is") {
         Texts{"ddplaunch: --rdzv_backend has no effect: ddplaunch has one rendezvous of its own"});
 }
 
-TEST_CASE("Options of a later release") {
+TEST_CASE("An option of a later release is refused by name") {
   CHECK(FakeContext().errors({"--dashboard", "--detach", "w"}) ==
         Texts{"ddplaunch: --dashboard is not in this release yet",
               "ddplaunch: --detach is not in this release yet: nohup ddplaunch … & keeps a job alive after "
               "logout"});
 }
 
-TEST_CASE("torchrun's address of this machine is what happens anyway") {
+TEST_CASE("torchrun's --master-addr of this machine is accepted and changes nothing") {
   for (const char* address : {"--master_addr=localhost", "--master-addr=127.0.0.1", "--master-addr=::1"})
     CHECK(FakeContext()
               .job({"--nnodes=1", "--node_rank=0", address, "--master_port=29501", "w"})
@@ -172,7 +172,7 @@ TEST_CASE("torchrun's address of this machine is what happens anyway") {
   CHECK(FakeContext().errors({"--master-addr=gpu01", "w"}).size() == 1);
 }
 
-TEST_CASE("Options in use with accelerate, srun and mpirun are decided") {
+TEST_CASE("Options of accelerate, srun and mpirun have a row") {
   for (const std::string name :
        {"--cpu", "--debug", "--zero-stage", "--fsdp-sharding-strategy", "--fsdp-offload-params",
         "--same-network", "--num-cpu-threads-per-process", "--dynamo-mode", "--use-megatron-lm",
@@ -197,7 +197,7 @@ TEST_CASE("Options in use with accelerate, srun and mpirun are decided") {
   CHECK(job.notes.size() == 2);
 }
 
-TEST_CASE("Unknown options") {
+TEST_CASE("An unknown option is an error") {
   FakeContext world;
   CHECK(world.errors({"--nproc-per-nod", "4", "train"}) ==
         Texts{"ddplaunch: unknown option --nproc-per-nod; did you mean --nproc-per-node?"});
@@ -221,7 +221,7 @@ TEST_CASE("Unknown options") {
   CHECK(world.errors({"-Q", "w"}).size() == 1);
 }
 
-TEST_CASE("Values that are missing, empty, or too many") {
+TEST_CASE("A missing, empty or superfluous value is an error") {
   FakeContext world;
   CHECK(world.errors({"--hostfile"})[0] == "ddplaunch: --hostfile needs a value: --hostfile FILE");
   CHECK(world.errors({"--hostfile", "--nproc-per-node", "4", "w"}) ==
@@ -234,7 +234,7 @@ TEST_CASE("Values that are missing, empty, or too many") {
   CHECK(world.spec({"--label=-x", "w"}).output.label == "-x");
 }
 
-TEST_CASE("torchrun's variables are options, said once") {
+TEST_CASE("torchrun's variables count as options and are reported once") {
   const auto job =
       with_variables(
           {{"PET_NPROC_PER_NODE", "3"}, {"PET_MAX_RESTARTS", "2"}, {"PET_STANDALONE", "1"}, {"PET_X", "y"}})
@@ -247,7 +247,7 @@ TEST_CASE("torchrun's variables are options, said once") {
               "PET_STANDALONE, PET_MAX_RESTARTS"});
 }
 
-TEST_CASE("The command line goes before them, under any name of the option") {
+TEST_CASE("The command line overrides torchrun's variables, under any name of the option") {
   const Env variables = {{"PET_NPROC_PER_NODE", "3"},
                          {"PET_RDZV_ID", "theirs"},
                          {"PET_TEE", "3"},
@@ -261,7 +261,7 @@ TEST_CASE("The command line goes before them, under any name of the option") {
   CHECK(job.notes == Texts{});
 }
 
-TEST_CASE("Empty variables and flags of 0 are no options") {
+TEST_CASE("An empty variable and a flag of 0 count as absent") {
   const auto job =
       with_variables({{"PET_NNODES", ""}, {"PET_STANDALONE", "0"}, {"PET_MODULE", "00"}}).job({"w"});
   CHECK(job.notes == Texts{});
@@ -269,7 +269,7 @@ TEST_CASE("Empty variables and flags of 0 are no options") {
         ddp::launcher::WorkerCommand::Kind::kModule);
 }
 
-TEST_CASE("The only pod of a PyTorchJob is one node") {
+TEST_CASE("The only pod of a PyTorchJob runs as one node") {
   const ddp::launcher::JobSpec spec = with_variables({{"PET_NNODES", "1"},
                                                       {"PET_NODE_RANK", "0"},
                                                       {"PET_MASTER_ADDR", "job-master-0"},
@@ -289,7 +289,7 @@ TEST_CASE("The only pod of a PyTorchJob is one node") {
         "ddplaunch: options taken from the environment, as torchrun takes them: PET_MASTER_ADDR");
 }
 
-TEST_CASE("What makes no sense in them is reported, and where it came from") {
+TEST_CASE("A wrong value of a torchrun variable is reported with its origin") {
   CHECK(with_variables({{"PET_STANDALONE", "yes"}}).errors({"w"}) ==
         Texts{"ddplaunch: PET_STANDALONE=yes: give 1 for --standalone, or 0; torchrun reads a number there, "
               "too"});

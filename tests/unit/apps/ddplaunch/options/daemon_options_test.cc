@@ -22,7 +22,7 @@ TEST_CASE("--launcher daemon with its port and token") {
   CHECK(usual.token_file.empty());
 }
 
-TEST_CASE("What has no meaning with --launcher daemon is refused") {
+TEST_CASE("An option that has no meaning with --launcher daemon is refused") {
   CHECK(FakeContext().errors({"--launcher", "daemon", "w"}) ==
         Texts{"ddplaunch: --launcher daemon needs hosts: --hostfile FILE or --host LIST"});
   CHECK(
@@ -45,7 +45,7 @@ TEST_CASE("What has no meaning with --launcher daemon is refused") {
           "runs"});
 }
 
-TEST_CASE("What is SSH's in a hostfile is reported as unused") {
+TEST_CASE("An SSH key of a hostfile is reported as unused") {
   FakeContext world;
   world.files["hosts"] = "ann@a slots=2\nb slots=2\n";
   CHECK(

@@ -18,7 +18,7 @@ bool has(const Env& env, const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("The launcher's environment is forwarded, but for what belongs to one machine or session") {
+TEST_CASE("The launcher's environment is forwarded, except variables of one machine or session") {
   FakeContext world;
   world.env.insert(world.env.end(), {{"SLURM_JOB_ID", "7"}, {"CUDA_VISIBLE_DEVICES", "1"}, {"RANK", "3"}});
   const JobSpec spec = world.spec({"w"});
@@ -45,7 +45,7 @@ TEST_CASE("--env") {
               "machine"});
 }
 
-TEST_CASE("--env-file, with --env over it") {
+TEST_CASE("--env overrides --env-file") {
   FakeContext world;
   world.files["one"] = "# comment\r\n\r\nA=1\r\n  B = x\n";
   world.files["two"] = "A=2\nC=with spaces and = and \"quotes\"  \nLAST=";
@@ -62,7 +62,7 @@ TEST_CASE("--env-file, with --env over it") {
               "ddplaunch: --env-file nowhere: No such file or directory"});
 }
 
-TEST_CASE("Files of other systems: a byte order mark, lines that end in CR LF, UTF-16") {
+TEST_CASE("An env file may have a byte order mark, CR LF line ends, or UTF-16") {
   FakeContext world;
   world.files["dos"] = "\xEF\xBB\xBF# comment\r\nA=1\r\nB=2\r\n";
   CHECK(world.spec({"--env-file", "dos", "w"}).explicit_env == Env{{"A", "1"}, {"B", "2"}});
@@ -79,7 +79,7 @@ TEST_CASE("Files of other systems: a byte order mark, lines that end in CR LF, U
         Texts{"ddplaunch: wide:1:1: this is UTF-16 text; save the file as UTF-8 or plain ASCII"});
 }
 
-TEST_CASE(".deepspeed_env of the home directory, then of the current one") {
+TEST_CASE(".deepspeed_env of the current directory overrides the one of the home directory") {
   FakeContext world;
   world.files["/home/ann/.deepspeed_env"] = "A=home\nB=home\n";
   world.files["/data/run/.deepspeed_env"] = "B=here\nC=here\n";

@@ -51,7 +51,7 @@ TEST_CASE("slots=4x, a host twice, an unknown key") {
         Texts{"ddplaunch: hosts:1:3: unknown key slot; did you mean slots?"});
 }
 
-TEST_CASE("More processes than slots: all short hosts in one message") {
+TEST_CASE("More processes than slots: one message names all short hosts") {
   FakeContext world;
   world.files["hosts"] = "a slots=2\nb slots=8\nc slots=1\nd\n";
   const Texts args = {"--hostfile", "hosts", "--nproc-per-node", "4", "w"};
@@ -75,7 +75,7 @@ TEST_CASE("Hosts that --nnodes leaves out need no slots") {
   CHECK(world.spec({"--hostfile", "hosts", "--nproc-per-node", "4", "--nnodes", "1", "w"}).max_nodes == 1);
 }
 
-TEST_CASE("max_slots holds for --oversubscribe, too") {
+TEST_CASE("max_slots is a limit for --oversubscribe too") {
   FakeContext world;
   world.files["hosts"] = "a slots=2 max_slots=3\n";
   CHECK(world.errors({"--hostfile", "hosts", "--oversubscribe", "--nproc-per-node", "4", "w"}) ==
@@ -83,7 +83,7 @@ TEST_CASE("max_slots holds for --oversubscribe, too") {
               "raise it there"});
 }
 
-TEST_CASE("Many short hosts are not all listed") {
+TEST_CASE("A long list of short hosts is abbreviated") {
   FakeContext world;
   world.files["hosts"] = "n[01-40] slots=1\n";
   const Texts errors = world.errors({"--hostfile", "hosts", "--nproc-per-node", "2", "w"});

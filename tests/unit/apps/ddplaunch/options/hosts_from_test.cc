@@ -31,7 +31,7 @@ TEST_CASE("Hosts from Slurm") {
   CHECK(hosts_of(world, {"--hosts-from", "slurm", "--include", "gpu02:0,2", "w"}) == "gpu02:2");
 }
 
-TEST_CASE("GPUs that one node reported are called a guess") {
+TEST_CASE("GPU counts that only one node reported are called a guess") {
   FakeContext world;
   world.env.emplace_back("SLURM_JOB_NODELIST", "gpu[01-02]");
   world.env.emplace_back("SLURM_TASKS_PER_NODE", "1(x2)");
@@ -42,7 +42,7 @@ TEST_CASE("GPUs that one node reported are called a guess") {
               "--gpus-per-node in the job says it of all"});
 }
 
-TEST_CASE("Hosts from what else the environment names") {
+TEST_CASE("Hosts from other schedulers' variables") {
   FakeContext world;
   CHECK(world.errors({"--hosts-from", "env", "w"}) ==
         Texts{"ddplaunch: --hosts-from env: no scheduler names hosts here; looked for SLURM_JOB_NODELIST, "
@@ -96,7 +96,7 @@ TEST_CASE("Hosts from a file, and from standard input") {
               "hostfile"});
 }
 
-TEST_CASE("Verbs") {
+TEST_CASE("Subcommands") {
   FakeContext world;
   CHECK(world.job({"check"}).verb == Verb::kCheck);
   CHECK_FALSE(world.job({"check"}).worker_given);

@@ -31,7 +31,7 @@ TEST_CASE("--dry-run prints the plan, and no value of the environment") {
         "forwarded from here: PATH DATA WANDB_API_KEY\n");
 }
 
-TEST_CASE("What only the nodes know stays open") {
+TEST_CASE("The plan shows a question mark for a value that only the node knows") {
   const std::string text = FakeContext().text({"--host", "a:2,b", "--dry-run", "train"});
   CHECK(text.find("0     a     2      2        0-1\n"
                   "1     b     any    ?        ?\n"
@@ -42,11 +42,11 @@ TEST_CASE("What only the nodes know stays open") {
   CHECK(cpu.find("? is what the node counts when it starts: its CPUs\n") != std::string::npos);
 }
 
-TEST_CASE("--dry-run with errors is refused as a run is") {
+TEST_CASE("--dry-run with errors is refused like a run") {
   CHECK(FakeContext().errors({"--dry-run", "--nnodes", "x", "w"}).size() == 1);
 }
 
-TEST_CASE("Commands in words") {
+TEST_CASE("The text of a command") {
   CHECK(command_text({WorkerCommand::Kind::kTrain, {"--lr", "0.1"}, ""}) == "train --lr 0.1");
   CHECK(command_text({WorkerCommand::Kind::kModule, {"pkg.mod"}, "/v/python"}) == "/v/python -u -m pkg.mod");
   CHECK(command_text({WorkerCommand::Kind::kProgram, {"./a", ""}, ""}) == "./a ''");

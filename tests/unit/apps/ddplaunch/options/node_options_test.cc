@@ -34,7 +34,7 @@ const Texts kNode1 = {"--nnodes", "2", "--node-rank", "1", "--master-addr", "gpu
 
 }  // namespace
 
-TEST_CASE("One ddplaunch on each node") {
+TEST_CASE("With --node-rank one ddplaunch runs on each node") {
   CHECK(node_text(FakeContext(), kNode1) == "1 of 2 at gpu00:29500, job default");
   CHECK(node_text(FakeContext(), {"--nnodes=4", "--node_rank=0", "--master_addr=10.0.0.1",
                                   "--master_port=1234", "--job-id", "run7", "w"}) ==
@@ -52,7 +52,7 @@ TEST_CASE("One ddplaunch on each node") {
             .job_dir == "/home/ann/.local/state/ddplaunch/jobs/run7.20261121-034500-ab12cd");
 }
 
-TEST_CASE("torchrun's and accelerate's words for the same") {
+TEST_CASE("torchrun's and accelerate's names of the node options are accepted") {
   CHECK(node_text(FakeContext(), {"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=gpu00:1234",
                                   "--rdzv-id=run7", "w"}) == "? of 2 at gpu00:1234, job run7");
   CHECK(node_text(FakeContext(), {"--nnodes=2", "--rdzv-endpoint=gpu00", "w"}) ==
@@ -63,12 +63,12 @@ TEST_CASE("torchrun's and accelerate's words for the same") {
                                   "--main-process-port=1234", "w"}) == "1 of 2 at gpu00:1234, job default");
 }
 
-TEST_CASE("Elastic sizes and spares count as nodes that may come") {
+TEST_CASE("An elastic size and spares count as nodes that may join") {
   CHECK(node_text(FakeContext(), {"--nnodes=2:4", "--spares=1", "--node-rank=4", "--master-addr=gpu00",
                                   "w"}) == "4 of 5 at gpu00:29500, job default");
 }
 
-TEST_CASE("A scheduler's environment is enough") {
+TEST_CASE("A scheduler's environment is enough to join") {
   const Env torchrun = {{"PET_NNODES", "4"},
                         {"PET_NPROC_PER_NODE", "2"},
                         {"PET_NODE_RANK", "1"},
@@ -92,7 +92,7 @@ TEST_CASE("A scheduler's environment is enough") {
         "? of 2 at gpu00:1234, job default");
 }
 
-TEST_CASE("srun may start one on each node, when it is said where they meet") {
+TEST_CASE("srun may start one ddplaunch per node when the master's address is given") {
   FakeContext world = with({{"SLURM_JOB_ID", "7"},
                             {"SLURM_JOB_NODELIST", "n[00-02]"},
                             {"SLURM_STEP_NUM_TASKS", "3"},
@@ -105,7 +105,7 @@ TEST_CASE("srun may start one on each node, when it is said where they meet") {
   CHECK(world.errors({"w"}).front().starts_with("ddplaunch: srun has started 3 of this program; "));
 }
 
-TEST_CASE("Options go before variables") {
+TEST_CASE("Options override variables") {
   const FakeContext world = with({{"NODE_RANK", "3"},
                                   {"MASTER_ADDR", "other"},
                                   {"MASTER_PORT", "9"},
@@ -119,7 +119,7 @@ TEST_CASE("Options go before variables") {
                           "--master-port=1", "w"}) == "1 of 2 at gpu00:1, job default");
 }
 
-TEST_CASE("Who decided otherwise is not asked to join") {
+TEST_CASE("A command line that chooses another launcher ignores the variables of a join") {
   const Env pods = {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "m"}, {"MASTER_PORT", "1"}};
   CHECK(node_text(with(pods), {"--launcher", "local", "w"}) == "none");
   CHECK(node_text(with(pods), {"--standalone", "w"}) == "none");
@@ -137,7 +137,7 @@ TEST_CASE("Who decided otherwise is not asked to join") {
               "chooses the address"});
 }
 
-TEST_CASE("What cannot be is reported once, and how it is meant") {
+TEST_CASE("An impossible combination is reported once, with the intended use") {
   const FakeContext world;
   CHECK(world.errors({"--node-rank", "1", "w"}) ==
         Texts{"ddplaunch: --node-rank 1 needs --nnodes N, how many nodes there are"});
@@ -165,7 +165,7 @@ TEST_CASE("What cannot be is reported once, and how it is meant") {
   CHECK(world.errors(wrapped).size() == 1);
 }
 
-TEST_CASE("A node that joins keeps no files, so it needs no home") {
+TEST_CASE("A node that joins keeps no files, so it needs no home directory") {
   FakeContext world;
   world.env = {{"PATH", "/usr/bin"}};
   CHECK(node_text(world, kNode1) == "1 of 2 at gpu00:29500, job default");

@@ -29,7 +29,7 @@ bool mentions(const std::string& text, const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("docs/users/options.md has every option") {
+TEST_CASE("docs/users/options.md lists every option") {
   const std::string text = text_of(DDP_SOURCE_DIR "/docs/users/options.md");
   const ddp::OptionTable table;
   for (const std::string_view name : table.names()) {
@@ -44,7 +44,7 @@ TEST_CASE("docs/users/options.md has every option") {
   }
 }
 
-TEST_CASE("The example hostfiles are right") {
+TEST_CASE("The example hostfiles are read without an error") {
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(DDP_SOURCE_DIR "/configs")) {
     const std::string name = entry.path().filename();

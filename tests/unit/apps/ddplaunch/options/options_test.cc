@@ -47,7 +47,7 @@ TEST_CASE("Without any option: one node, this machine, the defaults") {
   CHECK_FALSE(spec.stdin_to_rank0);
 }
 
-TEST_CASE("The worker decides how it is run") {
+TEST_CASE("The worker's name decides how the worker is run") {
   FakeContext world;
   auto command = [&](const Texts& args) { return world.spec(args).command; };
   CHECK(command({"train", "--lr", "0.1"}).kind == Kind::kTrain);
@@ -67,7 +67,7 @@ TEST_CASE("The worker decides how it is run") {
         Texts{"ddplaunch: --python has no effect: ./prog is started as it is"});
 }
 
-TEST_CASE("All behind the worker is the worker's, byte for byte") {
+TEST_CASE("All arguments after the worker reach the worker byte for byte") {
   FakeContext world;
   const Texts tail = {"w",  "--nproc-per-node",   "9", "--",     "--hostfile=x",
                       "-h", "--nproc_per_node=2", "",  "\xff\n", "--bad"};
@@ -79,7 +79,7 @@ TEST_CASE("All behind the worker is the worker's, byte for byte") {
   CHECK(world.spec({"-", "x"}).command.argv == Texts{"-", "x"});
 }
 
-TEST_CASE("Dashes and underscores, = and blank") {
+TEST_CASE("Dashes equal underscores, and = equals a blank") {
   FakeContext world;
   for (const Texts& spelling : {Texts{"--nproc-per-node", "3"}, Texts{"--nproc_per_node", "3"},
                                 Texts{"--nproc_per_node=3"}, Texts{"--nproc-per_node=3"}}) {
@@ -91,14 +91,14 @@ TEST_CASE("Dashes and underscores, = and blank") {
   CHECK(world.spec({"--env=A=b=c", "w"}).explicit_env == Env{{"A", "b=c"}});
 }
 
-TEST_CASE("The last one counts, lists add up") {
+TEST_CASE("The last value of an option counts, and lists add up") {
   FakeContext world;
   CHECK(world.spec({"--nproc-per-node", "3", "--nproc-per-node", "4", "w"}).nproc.number == 4);
   CHECK(world.spec({"--host", "a", "--host", "[::1],c", "w"}).hosts.size() == 3);
   CHECK(world.spec({"--host", "[::1]", "w"}).hosts[0].name == "::1");
 }
 
-TEST_CASE("No worker") {
+TEST_CASE("A command line without a worker is an error") {
   CHECK(FakeContext().errors({"--nproc-per-node", "4"}) ==
         Texts{"ddplaunch: no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]"});
   CHECK(FakeContext().errors({}).size() == 1);
@@ -179,7 +179,7 @@ TEST_CASE("Sizes") {
               "(docs/users/per_node.md)"});
 }
 
-TEST_CASE("Start") {
+TEST_CASE("Options about the start of the job") {
   FakeContext world;
   world.files["ssh.conf"] = "";
   const JobSpec spec = world.spec({"--host",
@@ -224,7 +224,7 @@ TEST_CASE("Start") {
   CHECK(world.spec({"--ssh-localhost", "w"}).launcher == LauncherKind::kSsh);
 }
 
-TEST_CASE("A port outside of the range of ports") {
+TEST_CASE("A port outside the valid range is an error") {
   for (const char* port : {"19999", "20101", "1", "65535"}) {
     CHECK(FakeContext().errors({"--master-port", port, "--port-range", "20000-20100", "w"}) ==
           Texts{"ddplaunch: --master-port " + std::string(port) +
@@ -234,7 +234,7 @@ TEST_CASE("A port outside of the range of ports") {
     CHECK(FakeContext().spec({"--master-port", port, "--port-range", "20000-20100", "w"}).port_range);
 }
 
-TEST_CASE("Words with line feeds and control characters are reported on one line") {
+TEST_CASE("A word with line feeds or control characters is reported on one line") {
   FakeContext world;
   world.files["c\n.yaml"] = "distributed_type: \"a\\nb\"\n";
   const Texts reported = world.errors(
@@ -251,7 +251,7 @@ TEST_CASE("Words with line feeds and control characters are reported on one line
         Texts{"ddplaunch: --env A\\nB: A\\nB is not set here; write --env A\\nB=VALUE"});
 }
 
-TEST_CASE("A wrapper for all, but for hosts with one of their own") {
+TEST_CASE("--wrapper applies to all hosts without a wrapper of their own") {
   FakeContext world;
   world.files["hosts"] = "a\nb wrapper=\"enter b\"\n";
   const JobSpec spec = world.spec({"--hostfile", "hosts", "--wrapper", "docker exec -i 'my box'", "w"});
@@ -262,7 +262,7 @@ TEST_CASE("A wrapper for all, but for hosts with one of their own") {
   CHECK(world.errors({"--wrapper", "a 'b", "w"}) == Texts{"ddplaunch: --wrapper: the quote ' is not closed"});
 }
 
-TEST_CASE("Wrong values of the start") {
+TEST_CASE("Wrong values of the start options are errors") {
   CHECK(FakeContext().errors({"--host", "a", "--launcher", "rsh", "--ssh-config", "nowhere", "--ssh-command",
                               "ssh 'x", "--start-timeout", "soon", "--network", "10.1.0.0", "--master-port",
                               "http", "--port-range", "200-100", "--store", "redis", "w"}) ==
@@ -285,7 +285,7 @@ TEST_CASE("Wrong values of the start") {
   CHECK(FakeContext().spec({"--host", "a env:X=1", "--host", "b", "w"}).hosts.size() == 2);
 }
 
-TEST_CASE("--launcher local is for this machine") {
+TEST_CASE("--launcher local is only for this machine") {
   FakeContext world;
   world.files["hosts"] = "localhost slots=2\ngpu01 slots=8\ngpu02 slots=8\n";
   CHECK(world.errors({"--launcher", "local", "--hostfile", "hosts", "w"}) ==
@@ -298,7 +298,7 @@ TEST_CASE("--launcher local is for this machine") {
         Texts{"ddplaunch: --launcher local (or --standalone) and --ssh-localhost contradict each other"});
 }
 
-TEST_CASE("Failure and output") {
+TEST_CASE("Options about failure and output") {
   FakeContext world;
   const JobSpec spec = world.spec({"--stop-grace", "500ms", "--node-timeout", "30", "--master-timeout", "1h",
                                    "--label", "{rank}: ", "--quiet", "w"});
@@ -326,7 +326,7 @@ TEST_CASE("Failure and output") {
   CHECK(label[0].starts_with("ddplaunch: --label, column 1: "));
 }
 
-TEST_CASE("Restarts, hangs, report") {
+TEST_CASE("Options about restarts, hangs and the report") {
   FakeContext world;
   const JobSpec plain = world.spec({"w"});
   CHECK(plain.max_restarts == 0);
@@ -389,7 +389,7 @@ TEST_CASE("Directories") {
               "--chdir /DIR"});
 }
 
-TEST_CASE("Everything that is wrong is said at once") {
+TEST_CASE("All errors of a command line are reported at once") {
   FakeContext world;
   world.files["hosts"] = "a slots=4x\na\nb slot=2\n";
   CHECK(
@@ -417,7 +417,7 @@ TEST_CASE("Durations") {
   }
 }
 
-TEST_CASE("Ports, networks, ids, paths") {
+TEST_CASE("Ports, networks, IDs and paths are validated") {
   CHECK(read_port_range("1-65535"));
   for (const char* bad : {"", "1", "0-5", "5-4", "1-65536", "a-b", "1-2-3"}) {
     CAPTURE(bad);

@@ -23,7 +23,7 @@ OutputOptions output_of(Texts args) {
 
 }  // namespace
 
-TEST_CASE("What is shown and kept without any option") {
+TEST_CASE("The default output without any option") {
   const OutputOptions output = output_of({});
   CHECK(output.label_on);
   CHECK(output.show_ranks.empty());
@@ -97,7 +97,7 @@ TEST_CASE("Each wrong value of the output options is one error") {
   CHECK(output_of({"--tee", "5:3"}).tee.has(5, 1));  // each node may have another number of workers
 }
 
-TEST_CASE("Ranges of ranks are sorted and joined") {
+TEST_CASE("Ranges of ranks are sorted and merged") {
   CHECK(read_rank_ranges("all") == RankRanges{});
   CHECK(read_rank_ranges("3") == RankRanges{{3, 3}});
   CHECK(read_rank_ranges("5-7,0,1-2,6-9") == RankRanges{{0, 2}, {5, 9}});
@@ -108,7 +108,7 @@ TEST_CASE("Ranges of ranks are sorted and joined") {
   }
 }
 
-TEST_CASE("Streams of local ranks as torchrun writes them") {
+TEST_CASE("Streams of local ranks are read as torchrun writes them") {
   CHECK_FALSE(read_stream_choice("0")->any());
   CHECK(read_stream_choice("2")->has(9, 2));
   CHECK_FALSE(read_stream_choice("2")->has(9, 1));

@@ -9,7 +9,7 @@
 #include "apps/ddplaunch/options/options.h"
 #include "tests/support/catch.h"
 
-TEST_CASE("The surroundings of this process") {
+TEST_CASE("The context of this process") {
   ::setenv("DDP_TEST_MARK", "value=1", 1);
   const ddp::ProcessContext here = ddp::read_process_context();
   bool found = false;
@@ -21,7 +21,7 @@ TEST_CASE("The surroundings of this process") {
   CHECK(ddp::is_job_id(here.new_job_id));
 }
 
-TEST_CASE("Files are read whole, errors say path and reason") {
+TEST_CASE("A file is read whole, and an error names path and reason") {
   const ddp::ProcessContext here = ddp::read_process_context();
   const auto dir =
       std::filesystem::temp_directory_path() / ("ddp-surroundings-" + std::to_string(::getpid()));

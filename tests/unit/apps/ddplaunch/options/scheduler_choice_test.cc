@@ -19,7 +19,7 @@ FakeContext in_slurm(const char* tasks = "1(x3)") {
 
 }  // namespace
 
-TEST_CASE("In a Slurm job its nodes are taken, and started with srun") {
+TEST_CASE("In a Slurm job the job's nodes are used, and srun starts the agents") {
   const auto job = in_slurm().job({"--nproc-per-node", "8", "w"});
   CHECK(job.spec.launcher == LauncherKind::kSlurm);
   REQUIRE(job.spec.hosts.size() == 3);
@@ -32,7 +32,7 @@ TEST_CASE("In a Slurm job its nodes are taken, and started with srun") {
   CHECK(in_slurm().spec({"--launcher", "slurm", "--host", "n01", "w"}).hosts.size() == 1);
 }
 
-TEST_CASE("In a Slurm job other choices are kept") {
+TEST_CASE("In a Slurm job an explicit choice is kept") {
   CHECK(in_slurm().spec({"--launcher", "local", "w"}).launcher == LauncherKind::kLocal);
   CHECK(in_slurm().spec({"--host", "a,b", "w"}).launcher == LauncherKind::kSsh);
   const auto ssh = in_slurm().spec({"--launcher", "ssh", "w"});
@@ -42,7 +42,7 @@ TEST_CASE("In a Slurm job other choices are kept") {
         Texts{"ddplaunch: --launcher slurm starts the nodes with srun, so --ssh-command has no meaning"});
 }
 
-TEST_CASE("Several ddplaunch started by srun are an error") {
+TEST_CASE("Several ddplaunch processes started by srun are an error") {
   FakeContext world = in_slurm();
   world.env.emplace_back("SLURM_STEP_NUM_TASKS", "3");
   CHECK(world.errors({"w"}).front() ==
@@ -54,7 +54,7 @@ TEST_CASE("Several ddplaunch started by srun are an error") {
   CHECK(world.spec({"w"}).launcher == LauncherKind::kSlurm);
 }
 
-TEST_CASE("Without a Slurm job there is no launcher of that name") {
+TEST_CASE("Without a Slurm job --launcher slurm is an error") {
   CHECK(FakeContext()
             .errors({"--launcher", "slurm", "w"})
             .front()

@@ -26,7 +26,7 @@ std::vector<std::size_t> sizes(const std::vector<const char*>& words) {
 
 }  // namespace
 
-TEST_CASE("sizes are read as nccl-tests reads them, and none is larger than can be counted") {
+TEST_CASE("sizes are read as in nccl-tests, and a size over 1 TiB is refused") {
   CHECK(parse_bytes("8") == 8u);
   CHECK(parse_bytes("64K") == 65'536u);
   CHECK(parse_bytes("64k") == 65'536u);
@@ -39,7 +39,7 @@ TEST_CASE("sizes are read as nccl-tests reads them, and none is larger than can 
     CHECK_FALSE(parse_bytes(wrong));
 }
 
-TEST_CASE("durations have a unit or are seconds") {
+TEST_CASE("a duration has a unit or is in seconds") {
   CHECK(parse_duration("60") == 60s);
   CHECK(parse_duration("60s") == 60s);
   CHECK(parse_duration("1.5m") == 90s);
@@ -48,7 +48,7 @@ TEST_CASE("durations have a unit or are seconds") {
     CHECK_FALSE(parse_duration(wrong));
 }
 
-TEST_CASE("the options of nccl-tests are taken in its spellings") {
+TEST_CASE("the options of nccl-tests are accepted in their spellings") {
   const auto options = parse({"-b",
                               "64k",
                               "-e",
@@ -85,7 +85,7 @@ TEST_CASE("the options of nccl-tests are taken in its spellings") {
   CHECK(parse({"-T", "5"})->comm_timeout == 5s);
 }
 
-TEST_CASE("a largest size that is not given follows the smallest") {
+TEST_CASE("a missing largest size follows the smallest") {
   CHECK(sizes({"-b", "64M"}) == std::vector<std::size_t>{64u << 20});
   CHECK(sizes({"-b", "16M"}) == std::vector<std::size_t>{16u << 20, 32u << 20});
   CHECK(sizes({"-e", "4"}) == std::vector<std::size_t>{4});
@@ -96,7 +96,7 @@ TEST_CASE("a largest size that is not given follows the smallest") {
   CHECK(parse({"pairs", "-b", "1M"})->max_bytes == 1u << 20);
 }
 
-TEST_CASE("what cannot be measured is refused") {
+TEST_CASE("options that cannot be measured are refused") {
   CHECK_FALSE(parse({"-b", "2K", "-e", "1K"}));
   CHECK_FALSE(parse({"-f", "1.001"}));
   CHECK_FALSE(parse({"-g", "8"}));

@@ -11,7 +11,7 @@
 
 using namespace ddp::train;
 
-TEST_CASE("every two ranks meet once, and in a round nobody is in two pairs") {
+TEST_CASE("every two ranks form a pair once, and each rank is in at most one pair per round") {
   for (int world = 2; world <= 17; ++world) {
     std::set<std::pair<int, int>> met;
     const auto rounds = pair_rounds(world);
@@ -31,7 +31,7 @@ TEST_CASE("every two ranks meet once, and in a round nobody is in two pairs") {
   }
 }
 
-TEST_CASE("bus bandwidth is what nccl-tests calls so") {
+TEST_CASE("bus bandwidth is defined as in nccl-tests") {
   CHECK(bus_factor(BenchOperation::kAllReduce, 4) == 1.5);
   CHECK(bus_factor(BenchOperation::kAllGather, 4) == 0.75);
   CHECK(bus_factor(BenchOperation::kReduceScatter, 2) == 0.5);
@@ -61,7 +61,7 @@ BenchReport pairs_of(double slow) {
 
 }  // namespace
 
-TEST_CASE("the table has nccl-tests' columns and percentiles behind them") {
+TEST_CASE("the table has the columns of nccl-tests, followed by percentiles") {
   const BenchReport report = report_of(0);
   CHECK_THAT(table_head(report),
              Catch::Matchers::Contains("bench allreduce, 4 ranks on 2 nodes, shm+tcp, in place\n"));
@@ -74,7 +74,7 @@ TEST_CASE("the table has nccl-tests' columns and percentiles behind them") {
   CHECK_THAT(table_line(unchecked, unchecked.rows[0]), Catch::Matchers::Contains(" N/A "));
 }
 
-TEST_CASE("a verdict names what is wrong or too slow") {
+TEST_CASE("a verdict names each result that is wrong or too slow") {
   CHECK(verdict(report_of(0)).empty());
   CHECK(verdict(report_of(3)).empty());
   CHECK(verdict(report_of(3.5)) == "bus bandwidth 3.00 GB/s at 2000 bytes is under --min-busbw 3.5");
@@ -86,7 +86,7 @@ TEST_CASE("a verdict names what is wrong or too slow") {
   CHECK(verdict(pairs) == "rank 1 - rank 2: 2.00 GB/s is under --min-busbw 4");
 }
 
-TEST_CASE("pairs are compared with those of their kind") {
+TEST_CASE("pairs are compared with other pairs of their kind") {
   CHECK(outliers(pairs_of(5.0).pairs).empty());
   CHECK_THAT(pairs_text(pairs_of(5.0)),
              Catch::Matchers::Contains("# no pair is more than 20 % under the median\n"));
@@ -101,7 +101,7 @@ TEST_CASE("pairs are compared with those of their kind") {
              Catch::Matchers::Contains("# median in a node: 20.00 GB/s\n# median over tcp: 5.00 GB/s\n"));
 }
 
-TEST_CASE("JSON has rows, pairs and verdict") {
+TEST_CASE("the JSON report has rows, pairs and verdict") {
   const std::string rows = report_json(report_of(3.5));
   CHECK_THAT(rows, Catch::Matchers::StartsWith(
                        "{\"schema\":\"ddp-train-record/1\",\"kind\":\"bench\",\"time\":\"20"));
@@ -120,7 +120,7 @@ TEST_CASE("JSON has rows, pairs and verdict") {
   CHECK_THAT(pairs, !Catch::Matchers::Contains("\"rows\""));
 }
 
-TEST_CASE("text of a record is plain") {
+TEST_CASE("strings of a record are escaped JSON") {
   CHECK(json_string("gpu01") == "\"gpu01\"");
   CHECK(json_string("a \"b\" \\ c\n\xc3") == "\"a \\\"b\\\" \\\\ c??\"");
 }

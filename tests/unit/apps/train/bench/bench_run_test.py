@@ -64,10 +64,10 @@ class Tables(unittest.TestCase):
         results = run(sizes, *arguments)
         for code, out, err in results:
             self.assertEqual((code, err), (0, ""))
-        self.assertEqual([out for _, out, _ in results[1:]], [""] * (len(results) - 1), "only rank 0 speaks")
+        self.assertEqual([out for _, out, _ in results[1:]], [""] * (len(results) - 1), "only rank 0 prints")
         return results[0][1]
 
-    def test_every_operation_is_right_on_every_backend(self):
+    def test_every_operation_is_correct_on_every_backend(self):
         for operation in ("allreduce", "allgather", "reducescatter", "broadcast"):
             for sizes, comm, way in (((3,), "auto", "3 ranks on 1 node, shm"), ((2, 1), "auto", "3 ranks on 2 nodes, shm+tcp"),
                                      ((2, 1), "tcp", "3 ranks, tcp")):
@@ -108,7 +108,7 @@ class Tables(unittest.TestCase):
         self.assertIn("1 ranks, none, in place", done.stdout)
 
 
-class Deaths(unittest.TestCase):
+class LostRanks(unittest.TestCase):
     def check(self, sizes, dead, size="64K"):
         with Nodes(sizes, "bench", "allreduce", "-b", size, "-e", size, "-n", "10000000") as nodes:
             nodes.processes[0].stdout.readline()  # all ranks have met
@@ -132,7 +132,7 @@ class Deaths(unittest.TestCase):
         for sizes, dead in (((2,), 1), ((3,), 0), ((2, 2), 3)):
             self.check(sizes, dead, "4M")
 
-    def test_nothing_with_a_name_is_left(self):
+    def test_no_named_shared_memory_or_socket_is_left(self):
         before = os.listdir("/dev/shm")
         self.check((2,), 0)
         self.assertEqual([name for name in os.listdir("/dev/shm") if name not in before and "ddp" in name], [])
@@ -168,7 +168,7 @@ class OptionErrors(unittest.TestCase):
         code, text = self.refused("bench", "pairs")
         self.assertEqual((code, text), (2, "train: bench pairs needs two ranks or more\n"))
 
-    def test_what_no_memory_holds_is_refused_before_anything_starts(self):
+    def test_sizes_beyond_the_memory_are_refused_before_the_start(self):
         for arguments in (("bench", "allreduce", "-b", "1024G"), ("bench", "pairs", "-e", "1024G")):
             # This is rank 1 of a world of two without a rank 0; train must refuse before it searches for rank 0.
             code, text = self.refused(*arguments, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2", GROUP_RANK="0",
@@ -194,7 +194,7 @@ class OptionErrors(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr),
                          (1, "train: this process gets no 512.0 MiB of memory for the messages; write a smaller -b or -e\n"))
 
-    def test_a_place_for_the_result_is_tried_first(self):
+    def test_the_path_of_the_result_is_checked_first(self):
         for code, out, err in run((2,), "bench", "allreduce", "-e", "8", "--json", "/nonexistent/a"):
             self.assertEqual((code, out, err), (1, "", "train: --json /nonexistent/a: there is no directory /nonexistent/\n"))
 
@@ -211,7 +211,7 @@ class OptionErrors(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertIn("--min-busbw", done.stdout)
 
-    def test_shared_memory_that_nobody_can_know_of(self):
+    def test_comm_shm_without_the_node_of_a_rank_is_refused(self):
         code, text = self.refused("bench", "allreduce", "--comm", "shm", RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
                                   MASTER_PORT="1")
         self.assertEqual(code, 2)

@@ -28,7 +28,7 @@ CheckpointState example() {
 
 }  // namespace
 
-TEST_CASE("a checkpoint's state comes back from its text, every bit") {
+TEST_CASE("a checkpoint's state survives its encoding as text bit for bit") {
   const auto read = parse_checkpoint_state("x", to_json(example()));
   REQUIRE(read.has_value());
   CHECK(to_json(*read) == to_json(example()));
@@ -41,7 +41,7 @@ TEST_CASE("a checkpoint's state comes back from its text, every bit") {
   CHECK(read->model_crc32 == 0xfedcba98);
 }
 
-TEST_CASE("what is no state is refused") {
+TEST_CASE("text that is no state is refused") {
   CHECK(parse_checkpoint_state("x", "").error().text == "x: is no JSON object; was it cut?");
   const std::string hint = " and this train reads format 2; go on with the train that wrote it";
   CHECK(parse_checkpoint_state("x", "{}").error().text == "x: is of format none" + hint);
@@ -54,7 +54,7 @@ TEST_CASE("what is no state is refused") {
         "x: world_size, batch_size and accumulate begin with 1");
 }
 
-TEST_CASE("numbers that no training can have are refused") {
+TEST_CASE("numbers that no training can have written are refused") {
   const auto refusal = [](const std::string& from, const std::string& to) {
     std::string text = to_json(example());
     text.replace(text.find(from), from.size(), to);
@@ -92,7 +92,7 @@ TEST_CASE("numbers that no training can have are refused") {
   CHECK(refusal("\"step\": 12", "\"step\": 18446744073709551615") == never + "step 18446744073709551615");
 }
 
-TEST_CASE("the same division goes on in its segment, another one begins a new one") {
+TEST_CASE("an unchanged division continues in its segment, another one starts a new segment") {
   const CheckpointState state = example();
   CHECK(go_on(state, 4, 10, 2).segment_begin == 100);
   CHECK(go_on(state, 4, 10, 2).segment_step == 5);
@@ -109,7 +109,7 @@ TEST_CASE("the same division goes on in its segment, another one begins a new on
   CHECK(go_on(over, 4, 10, 2).epoch == 1);  // the epoch has no samples left; it ends with its test
 }
 
-TEST_CASE("names") {
+TEST_CASE("names of checkpoints") {
   CHECK(checkpoint_name(1234) == "step-00001234");
   CHECK(checkpoint_step("step-00001234") == 1234u);
   for (const char* other :

@@ -54,7 +54,7 @@ CheckpointContent<float> content_of(const Model<float>& model, std::uint64_t ste
 
 }  // namespace
 
-TEST_CASE("of the checkpoints up to the one just written the last ones stay; nothing else is touched") {
+TEST_CASE("the newest checkpoints up to the one just written stay, and other files are untouched") {
   const Folder folder;
   folder.make("step-00000003", true);
   folder.make("step-00000004", false);  // not a checkpoint of a training
@@ -79,7 +79,7 @@ TEST_CASE("of the checkpoints up to the one just written the last ones stay; not
   CHECK(*find_checkpoint(folder.path()) == folder.path() + "/step-00000901");
 }
 
-TEST_CASE("a checkpoint that is written again is there at every moment") {
+TEST_CASE("a checkpoint that is written again exists at every moment") {
   const Folder folder;
   ThreadPool threads(1);
   const Mlp<float> model(2, 1, 1, threads);
@@ -104,7 +104,7 @@ TEST_CASE("a checkpoint that is written again is there at every moment") {
   CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
 }
 
-TEST_CASE("what an ended training left unfinished goes; what only looks like it stays") {
+TEST_CASE("unfinished checkpoints of an ended training are removed, and similar names stay") {
   const Folder folder;
   const std::vector<std::string> left = {".tmp-17-step-00000003",
                                          ".tmp-18446744073709551615-old-step-00000004"};

@@ -45,7 +45,7 @@ ddp::Result<> take_any(const Safetensors&) {
 
 }  // namespace
 
-TEST_CASE("a model comes back from its file bit by bit") {
+TEST_CASE("a model survives its file bit for bit") {
   const Folder folder;
   ConvNet<double> written(1, one_thread), read(1, one_thread);
   written.initialise(1);
@@ -73,7 +73,7 @@ TEST_CASE("a model comes back from its file bit by bit") {
   CHECK(file->tensors().at("layer2.0.weight").shape == std::vector<std::int64_t>{32, 16, 5, 5});
 }
 
-TEST_CASE("the names in a file stand in the order of PyTorch's state_dict") {
+TEST_CASE("the names in a file are in the order of PyTorch's state_dict") {
   const Folder folder;
   ConvNet<float> net(1, one_thread);
   REQUIRE(export_model<float>(folder / "m", net).has_value());
@@ -93,7 +93,7 @@ TEST_CASE("the names in a file stand in the order of PyTorch's state_dict") {
   }
 }
 
-TEST_CASE("numbers lie in PyTorch's order in the file") {
+TEST_CASE("numbers in a file are in PyTorch's order") {
   ConvNet<float> net(1, one_thread);
   const TensorInfo& conv = net.parameter_tensors()[4];
   std::vector<float> ours(conv.size), torch(conv.size), back(conv.size);
@@ -115,7 +115,7 @@ TEST_CASE("numbers lie in PyTorch's order in the file") {
   CHECK(back == ours);
 }
 
-TEST_CASE("a file of another model is refused by its tensor") {
+TEST_CASE("a file of another model is refused with the first tensor that differs") {
   const Folder folder;
   Mlp<float> mlp(8, 1, 1, one_thread), wider(9, 1, 1, one_thread);
   ConvNet<float> conv(1, one_thread);
@@ -127,7 +127,7 @@ TEST_CASE("a file of another model is refused by its tensor") {
         path + ": tensor 0.weight is [8, 784]; the mlp takes [9, 784]");
 }
 
-TEST_CASE("no memory is taken for a large file before its header is read") {
+TEST_CASE("no memory is allocated for a large file before its header is read") {
   const Folder folder;
   const std::string path = folder / "sparse";
   const std::string header = "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}";
@@ -138,7 +138,7 @@ TEST_CASE("no memory is taken for a large file before its header is read") {
   }
 }
 
-TEST_CASE("no memory is taken for what the model does not need, though the header is true") {
+TEST_CASE("no memory is allocated for tensors that the model does not need, although the header is valid") {
   const Folder folder;
   const std::string path = folder / "sparse";
   Mlp<float> mlp(8, 1, 1, one_thread);
@@ -169,7 +169,7 @@ TEST_CASE("no memory is taken for what the model does not need, though the heade
         prefix + "extra is not of type F32, F64 or I64");
 }
 
-TEST_CASE("weights that are not finite are no beginning") {
+TEST_CASE("weights that are not finite are refused as initial weights") {
   const Folder folder;
   Mlp<float> mlp(8, 1, 1, one_thread);
   mlp.parameters()[0] = std::numeric_limits<float>::quiet_NaN();
@@ -180,7 +180,7 @@ TEST_CASE("weights that are not finite are no beginning") {
   CHECK(done.error().text.find(" has a number that is not finite") != std::string::npos);
 }
 
-TEST_CASE("what a header says is not believed") {
+TEST_CASE("a header with false values is refused") {
   const Folder folder;
   const std::string path = folder / "x";
   const auto text_of = [&](const std::string& content) {

@@ -30,7 +30,7 @@ std::vector<std::string> outcome_texts(ThreadWorld& world, Share share) {
 
 }  // namespace
 
-TEST_CASE("what rank 0 met is reported on all ranks, what others met is not") {
+TEST_CASE("an error of rank 0 is reported on all ranks, an error of another rank is not") {
   for (const bool fails : {false, true}) {
     ThreadWorld world(kRanks);
     const auto texts = outcome_texts(world, [&](ThreadWorld::Rank& rank) {
@@ -53,7 +53,7 @@ TEST_CASE("the lowest rank's failure is reported on all ranks") {
   }
 }
 
-TEST_CASE("ranks meet again and again while one of them is at work") {
+TEST_CASE("ranks synchronize repeatedly while one of them is at work") {
   using namespace std::chrono_literals;
   for (const int slow : {0, 2}) {
     ThreadWorld world(kRanks);
@@ -71,7 +71,7 @@ TEST_CASE("ranks meet again and again while one of them is at work") {
   }
 }
 
-TEST_CASE("ranks wait for each other until the last one is through, each asked once a round") {
+TEST_CASE("ranks wait until the last one is done, and each is asked once per round") {
   using namespace std::chrono_literals;
   ThreadWorld world(kRanks);
   std::vector<int> asked(kRanks);

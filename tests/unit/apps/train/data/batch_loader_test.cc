@@ -7,7 +7,7 @@
 
 using namespace ddp::train;
 
-TEST_CASE("batches come in the order given, the last one smaller") {
+TEST_CASE("batches come in the given order, the last one smaller") {
   const DataSplit data = synthetic_data(50);
   std::vector<std::uint32_t> order(23);
   for (std::size_t i = 0; i < order.size(); ++i)
@@ -28,7 +28,7 @@ TEST_CASE("batches come in the order given, the last one smaller") {
   }
 }
 
-TEST_CASE("a loader may be left in the middle") {
+TEST_CASE("a loader may be destroyed in the middle") {
   const DataSplit data = synthetic_data(50);
   std::vector<std::uint32_t> order(50);
   std::iota(order.begin(), order.end(), 0u);
@@ -37,7 +37,7 @@ TEST_CASE("a loader may be left in the middle") {
   CHECK(begun.next().samples[0] == 0);
 }
 
-TEST_CASE("images that are drawn when needed equal those in memory") {
+TEST_CASE("images that are generated on demand equal those in memory") {
   const DataSplit stored = synthetic_data(2'000), drawn = synthetic_data(300'000'000);
   REQUIRE_FALSE(stored.training.draw);
   REQUIRE(drawn.training.draw);

@@ -11,7 +11,7 @@
 
 using namespace ddp::train;
 
-TEST_CASE("data in memory is found by its ticket, and by no other") {
+TEST_CASE("data in memory is found by its own ticket only") {
   DataSplit data = synthetic_data(300);
   data.checksums = {1, 2, 3, 4};
   const std::uint64_t source = data_source("synthetic", 300);
@@ -43,7 +43,7 @@ TEST_CASE("data in memory is found by its ticket, and by no other") {
   CHECK(data_source("synthetik", 300) != source);
 }
 
-TEST_CASE("what is not sealed is not taken, whatever it holds; drawn data has no memory") {
+TEST_CASE("memory that is not sealed is refused, and generated data has no memory") {
   auto made = DataMemory::make(synthetic_data(10), 1);
   REQUIRE(made.has_value());
   DataTicket ticket = (*made)->ticket(0);

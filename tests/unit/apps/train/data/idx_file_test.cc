@@ -82,7 +82,7 @@ TEST_CASE("an IDX array is read from a plain and from a gzip file") {
   }
 }
 
-TEST_CASE("what is wrong with an IDX file is said") {
+TEST_CASE("a malformed IDX file is refused with the reason") {
   const Folder folder;
   const auto plain = [&](const std::string& bytes) { return folder.write("f", bytes); };
   CHECK(problem(folder.path() + "/none") == "No such file or directory");
@@ -99,7 +99,7 @@ TEST_CASE("what is wrong with an IDX file is said") {
         "more than 18446744073709551615 bytes of data; that is the limit");
 }
 
-TEST_CASE("what is wrong with a gzip file is said, and a false size takes no memory") {
+TEST_CASE("a malformed gzip file is refused with the reason, and a false size takes no memory") {
   const Folder folder;
   const std::string path = folder.write_gzip("f.gz", idx({500}, std::string(500, 'x')));
   const std::string packed = folder.read(path);
@@ -115,7 +115,7 @@ TEST_CASE("what is wrong with a gzip file is said, and a false size takes no mem
         "the header promises 4294967280 bytes of data; the file is too short");
 }
 
-TEST_CASE("gzip members are one file, and anything else behind the last one is refused") {
+TEST_CASE("gzip members form one file, and other bytes behind the last member are refused") {
   const Folder folder;
   const std::string bytes = idx({500}, std::string(500, 'x'));
   const std::string packed = folder.read(folder.write_gzip("a.gz", bytes.substr(0, 100))) +
@@ -132,7 +132,7 @@ TEST_CASE("gzip members are one file, and anything else behind the last one is r
   CHECK(problem(folder.write("f.gz", packed + packed)) == "bytes behind the 500 that the header promises");
 }
 
-TEST_CASE("a gzip file that is cut by a few bytes, or has a wrong bit, gives no other data") {
+TEST_CASE("a truncated gzip file, or one with a flipped bit, gives no other data") {
   const Folder folder;
   // The data is larger than zlib's own buffers, which large reads bypass.
   std::string data;
@@ -212,7 +212,7 @@ TEST_CASE("the limit keeps the first training images and all test images") {
   CHECK(padded[1024 + 2 * 32 + 2] == static_cast<float>('a') / 255.0f);
 }
 
-TEST_CASE("synthetic image i is the same whatever the count, and no test image is a training image") {
+TEST_CASE("synthetic image i does not depend on the count, and no test image is a training image") {
   const auto few = synthetic_data(10), more = synthetic_data(30);
   CHECK(few.training.size() == 10);
   CHECK(few.test.size() == 200);

@@ -73,7 +73,7 @@ class FakeRanks final : public Communicator {
 
 }  // namespace
 
-TEST_CASE("sums on the GPU are in the log from their launch until they were waited for") {
+TEST_CASE("all-reduces on the GPU are recorded from launch to completion") {
   const std::string folder = make_folder();
   FakeReducer sums;
   {
@@ -107,7 +107,7 @@ TEST_CASE("sums on the GPU are in the log from their launch until they were wait
   std::filesystem::remove_all(folder);
 }
 
-TEST_CASE("the launcher reads a rank's operations from the memory that it gave") {
+TEST_CASE("the launcher reads a rank's operations from the memory that it provided") {
   const SealedMemory given(3);
   const std::string path = given.path();
   FakeReducer sums;
@@ -131,7 +131,7 @@ TEST_CASE("the launcher reads a rank's operations from the memory that it gave")
   CHECK((dump->groups[0].entries[1].type == "bfloat16" && dump->groups[0].entries[1].finished == 0));
 }
 
-TEST_CASE("a rank whose memory is not there, too small or no memory of an agent goes on without") {
+TEST_CASE("a rank without valid recorder memory of an agent continues without it") {
   const std::string folder = make_folder();
   const std::string other = folder + "/other";  // another user's file, large enough
   std::ofstream(other) << "his";

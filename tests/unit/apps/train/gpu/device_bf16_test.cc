@@ -102,7 +102,7 @@ double loss_after_training() {
 
 }  // namespace
 
-TEST_CASE("every bf16 becomes a float and itself again") {
+TEST_CASE("every bf16 survives the conversion to float and back") {
   int wrong = 0;
   for (std::uint32_t bits = 0; bits <= 0xffff; ++bits) {
     const float value = static_cast<float>(bf16_of(bits));
@@ -112,7 +112,7 @@ TEST_CASE("every bf16 becomes a float and itself again") {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("a float becomes the nearest bf16, of two the even one") {
+TEST_CASE("a float becomes the nearest bf16, ties to even") {
   int wrong = 0;
   for (std::uint64_t i = 0; i < 1'000'000; ++i) {
     const float value = std::bit_cast<float>(static_cast<std::uint32_t>(random_bits(5, 1, i)));
@@ -132,7 +132,7 @@ TEST_CASE("a float becomes the nearest bf16, of two the even one") {
   CHECK(Bf16(-3.4e38f).bits == 0xff80);
 }
 
-TEST_CASE("a nan stays a nan as bf16, of any bits") {
+TEST_CASE("a NaN of any bits stays a NaN as bf16") {
   for (const std::uint32_t bits : {0x7f800001U, 0xff800001U, 0x7f80ffffU, 0x7fffffffU, 0xffc00000U}) {
     const Bf16 number(std::bit_cast<float>(bits));
     CHECK(std::isnan(static_cast<float>(number)));
@@ -140,7 +140,7 @@ TEST_CASE("a nan stays a nan as bf16, of any bits") {
   }
 }
 
-TEST_CASE("a convolution of bf16 is that of the rounded numbers, its moments those of what is stored") {
+TEST_CASE("a bf16 convolution uses the rounded numbers, and its moments are those of the stored result") {
   using Body = Convolution<float, 14, 16, 32, false, Bf16, Bf16, Bf16>;
   constexpr int kBatch = 2;
   const ConvShape shape{14, 14, 16, 32, 5};
@@ -181,7 +181,7 @@ TEST_CASE("a convolution of bf16 is that of the rounded numbers, its moments tho
   CHECK(difference(all.subspan(moments), squares) < kDeviceTolerance<float>);
 }
 
-TEST_CASE("bodies that read bf16 give the bits that they give for the same numbers as floats") {
+TEST_CASE("kernels that read bf16 give the same bits as for equal floats") {
   constexpr int kBatch = 3, kChannels = 32, kInputs = 7 * 7 * kChannels, kImage = 4 * kInputs;
   const auto images = rounded(noise<float>(kBatch * kImage, 1).span());
   const auto wide = widened(images);
@@ -235,7 +235,7 @@ TEST_CASE("bodies that read bf16 give the bits that they give for the same numbe
   });
 }
 
-TEST_CASE("a step of the ConvNet in bf16 has the same bits in every order, and nearly float's gradients") {
+TEST_CASE("a bf16 step of the ConvNet has the same bits in every order, and gradients near float's") {
   constexpr int kBatch = 5;
   ThreadPool one_thread(1);
   ConvNet<float> net(kBatch, one_thread);
@@ -257,7 +257,7 @@ TEST_CASE("a step of the ConvNet in bf16 has the same bits in every order, and n
   CHECK(distance < 0.05);
 }
 
-TEST_CASE("forward in bf16 reads the rounded weights, which updates and run_round_weights() make") {
+TEST_CASE("the bf16 forward pass reads the rounded weights of updates and run_round_weights()") {
   constexpr int kBatch = 3;
   ThreadPool one_thread(1);
   ConvNet<float> net(kBatch, one_thread);
@@ -294,7 +294,7 @@ TEST_CASE("forward in bf16 reads the rounded weights, which updates and run_roun
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // sanitizers do not change numbers
-TEST_CASE("a ConvNet learns in bf16 as in float") {
+TEST_CASE("a ConvNet learns in bf16 as well as in float") {
   const double plain = loss_after_training<float>(), stored = loss_after_training<Bf16>();
   INFO("float " << plain << ", bf16 " << stored);
   CHECK(plain < 0.15);  // from 2.3
@@ -305,7 +305,7 @@ TEST_CASE("a ConvNet learns in bf16 as in float") {
 }
 #endif
 
-TEST_CASE("an MLP in bf16 has the same bits in every order, nearly float's gradients, and learns") {
+TEST_CASE("an MLP in bf16 has the same bits in every order, gradients near float's, and learns") {
   constexpr int kBatch = 10, kWidth = 70, kDepth = 2;
   ThreadPool one_thread(1);
   Mlp<float> mlp(kWidth, kDepth, kBatch, one_thread);

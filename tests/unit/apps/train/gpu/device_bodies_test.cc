@@ -246,13 +246,12 @@ void check_pools() {
 
 }  // namespace
 
-TEST_CASE(
-    "a body with a race, or whose blocks depend on one another, is found by running it in other orders") {
+TEST_CASE("a kernel with a race, or with blocks that depend on each other, is found by other orders") {
   CHECK(numbers_of<RacyBody>({false, 0}) != numbers_of<RacyBody>({true, 0}));
   CHECK(numbers_of<ChainedBody>({false, 0}) != numbers_of<ChainedBody>({false, 1}));
 }
 
-TEST_CASE("a last part runs once in each launch, after all blocks, and sees what they wrote") {
+TEST_CASE("the last part runs once per launch, after all blocks, and sees what they wrote") {
   for (const HostOrder& order : kHostOrders) {
     LastPart part;
     part.launch(LastPart::kBlocks, order);
@@ -274,7 +273,7 @@ TEST_CASE("a last part runs once in each launch, after all blocks, and sees what
   }
 }
 
-TEST_CASE("a ticket that does not begin with zero is seen: the last part comes before the last block") {
+TEST_CASE("a ticket that does not start at zero is detected: the last part runs before the last block") {
   LastPart part;
   part.ticket = 1;
   part.launch(LastPart::kBlocks, {});
@@ -283,7 +282,7 @@ TEST_CASE("a ticket that does not begin with zero is seen: the last part comes b
   CHECK(part.ticket == 1);
 }
 
-TEMPLATE_TEST_CASE("weight gradients from pooled gradients have the bits of those from memory", "", float,
+TEMPLATE_TEST_CASE("weight gradients from pooled gradients equal those from memory bit for bit", "", float,
                    double) {
   using T = TestType;
   using Dense = WeightGradient<T, 28, 1, 16, 5, 7>;
@@ -313,7 +312,8 @@ TEMPLATE_TEST_CASE("device convolution and its moments equal the CPU's", "", flo
   check_convolution<TestType, 14, 16, 32>();
 }
 
-TEMPLATE_TEST_CASE("device convolution with turned weights gives the input's gradient", "", float, double) {
+TEMPLATE_TEST_CASE("device convolution with rotated weights gives the gradient of the input", "", float,
+                   double) {
   using T = TestType;
   constexpr int kBatch = 2;
   const ConvShape shape{14, 14, 16, 32, 5}, turned_shape{14, 14, 32, 16, 5};
@@ -336,7 +336,7 @@ TEMPLATE_TEST_CASE("device convolution with turned weights gives the input's gra
   CHECK(difference(got, expected) < kDeviceTolerance<T>);
 }
 
-TEMPLATE_TEST_CASE("device weight gradients equal the CPU's, whatever the groups", "", float, double) {
+TEMPLATE_TEST_CASE("device weight gradients equal the CPU's for any grouping", "", float, double) {
   for (const int batch : {1, 5}) {
     check_weight_gradient<TestType, 28, 1, 16, 5, 7>(batch);
     check_weight_gradient<TestType, 14, 16, 32, 1, 1>(batch);
@@ -405,7 +405,7 @@ TEMPLATE_TEST_CASE("device normalisation merges moments as a plain loop does", "
   }
 }
 
-TEMPLATE_TEST_CASE("device normalisation takes the running statistics in evaluation", "", float, double) {
+TEMPLATE_TEST_CASE("device normalisation uses the running statistics in evaluation", "", float, double) {
   using T = TestType;
   constexpr int kChannels = 16;
   const auto gamma = noise<T>(kChannels, 2), beta = noise<T>(kChannels, 3), running = noise<T>(kChannels, 4);

@@ -228,7 +228,8 @@ TEMPLATE_TEST_CASE("device softmax equals the CPU's bit for bit", "", float, dou
   CHECK(sum == score.loss_sum);
 }
 
-TEMPLATE_TEST_CASE("device products equal the CPU's, either way round and with any edge", "", float, double) {
+TEMPLATE_TEST_CASE("device products equal the CPU's for both orders of the factors and any edge", "", float,
+                   double) {
   using T = TestType;
   for (const auto& [rows, columns, depth] :
        {std::array{1, 1, 1}, {64, 64, 16}, {65, 3, 33}, {10, 130, 100}}) {
@@ -256,7 +257,7 @@ TEMPLATE_TEST_CASE("device products equal the CPU's, either way round and with a
   }
 }
 
-TEMPLATE_TEST_CASE("what follows a device product: bias, ReLU that keeps a nan, mask", "", float, double) {
+TEMPLATE_TEST_CASE("the epilogue of a device product: bias, ReLU that keeps a NaN, mask", "", float, double) {
   using T = TestType;
   const T nan = std::numeric_limits<T>::quiet_NaN();
   const T a[] = {T(1), nan}, b[] = {T(2), T(-3)}, bias[] = {T(1), T(1)}, mask[] = {T(1), T(0), nan, T(2)};
@@ -273,7 +274,7 @@ TEMPLATE_TEST_CASE("what follows a device product: bias, ReLU that keeps a nan, 
   CHECK(product(GemmEnd::kMask)[2] == T(0));
 }
 
-TEMPLATE_TEST_CASE("device sums of columns", "", float, double) {
+TEMPLATE_TEST_CASE("device column sums equal a plain loop", "", float, double) {
   using T = TestType;
   const auto from = noise<T>(37 * 45, 1);
   std::vector<double> expected(45);
@@ -287,7 +288,7 @@ TEMPLATE_TEST_CASE("device sums of columns", "", float, double) {
   CHECK(difference(got, expected) < kDeviceTolerance<T>);
 }
 
-TEMPLATE_TEST_CASE("the device's update equals average, clipping and SGD or AdamW", "", float, double) {
+TEMPLATE_TEST_CASE("the device's update equals averaging, clipping, and SGD or AdamW", "", float, double) {
   using T = TestType;
   for (const bool adamw : {false, true}) {
     for (const auto& settings :
@@ -304,7 +305,7 @@ TEMPLATE_TEST_CASE("the device's update equals average, clipping and SGD or Adam
   }
 }
 
-TEST_CASE("a gradient that is not finite changes nothing but the count of dropped steps") {
+TEST_CASE("a gradient that is not finite changes only the count of dropped steps") {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     for (const int at : {0, 2999, 3000}) {  // the last one is the loss
       INFO(bad << " at " << at);

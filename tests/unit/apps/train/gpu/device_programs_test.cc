@@ -149,8 +149,9 @@ TEMPLATE_TEST_CASE("the device's evaluation equals the CPU's", "", float, double
   CHECK(device.training.score->correct == expected.correct);
 }
 
-TEMPLATE_TEST_CASE("a step of the device's ConvNet has the same bits in every order and beside other memory",
-                   "", float, double) {
+TEMPLATE_TEST_CASE(
+    "a step of the device's ConvNet has the same bits in every order and with other memory contents", "",
+    float, double) {
   using T = TestType;
   constexpr int kBatch = 5;
   const auto images = padded_noise<T>(kBatch, kImageSide, 1, 9);

@@ -103,7 +103,7 @@ TEST_CASE("the model has 29,034 parameters in one flat vector without gaps") {
   CHECK(at == ConvNet<float>::kRunning);
 }
 
-TEST_CASE("initial weights fill PyTorch's bounds, by the seed alone") {
+TEST_CASE("initial weights fill PyTorch's bounds and depend on the seed alone") {
   ConvNet<float> a(1, one_thread), b(50, one_thread), other(1, one_thread);
   a.initialise(7);
   b.initialise(7);
@@ -206,7 +206,7 @@ TEST_CASE("gradients equal finite differences of the loss") {
   }
 }
 
-TEST_CASE("equal input gives equal bits, and the place in a batch changes no evaluation") {
+TEST_CASE("equal input gives equal bits, and a sample's position in the batch changes no evaluation") {
   const auto batch = make_batch<float>(4, 10);
   ConvNet<float> a(10, one_thread), b(64, one_thread);
   for (ConvNet<float>* net : {&a, &b}) {

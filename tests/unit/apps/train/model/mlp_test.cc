@@ -43,7 +43,7 @@ TEST_CASE("the MLP's tensors fill the flat vector without gaps") {
   CHECK(Mlp<float>::parameters_of(2048, 7) * 4 > 100'000'000);
 }
 
-TEST_CASE("the MLP's gradients equal finite differences of the loss, and come from the end") {
+TEST_CASE("the MLP's gradients equal finite differences of the loss, and the last layer's come first") {
   ThreadPool threads(1);
   const auto input = images<double>(5, kImagePixels);
   const auto answers = labels(5);
@@ -73,7 +73,7 @@ TEST_CASE("the MLP's gradients equal finite differences of the loss, and come fr
   }
 }
 
-TEMPLATE_TEST_CASE("no number of threads changes a bit, of no model", "", float, double) {
+TEMPLATE_TEST_CASE("the number of threads changes no bit of any model", "", float, double) {
   using T = TestType;
   // Chunks of 10, 10, 10 and 1 images.
   constexpr int kBatch = 31;

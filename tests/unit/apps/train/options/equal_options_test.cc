@@ -42,7 +42,7 @@ TEST_CASE("an option that differs is named with both values and the rank") {
         "--export is not given on rank 2 and given on rank 0; all ranks must be given the same");
 }
 
-TEST_CASE("what only one rank needs, and nodes may have otherwise, may differ") {
+TEST_CASE("options of one rank or one node may differ") {
   TrainOptions zero, mine;
   mine.threads = 3;
   mine.log_interval = 1;
@@ -54,7 +54,7 @@ TEST_CASE("what only one rank needs, and nodes may have otherwise, may differ") 
   CHECK(difference_text(mine, zero).empty());
 }
 
-TEST_CASE("names are unique, and a rank with others is reported") {
+TEST_CASE("option names are unique, and a rank with other option names is reported") {
   const auto list = equal_options(TrainOptions(), DataSplit());
   std::set<std::string> names;
   for (const EqualOption& option : list)
@@ -64,7 +64,7 @@ TEST_CASE("names are unique, and a rank with others is reported") {
   CHECK(difference(list, 1, "") == "rank 1 knows other options than rank 0; are both the same program?");
 }
 
-TEST_CASE("all ranks hear of the first rank that differs") {
+TEST_CASE("all ranks report the first rank that differs") {
   ThreadWorld world(3);
   std::vector<std::string> said(3);
   world.run([&](ThreadWorld::Rank& rank) {

@@ -6,7 +6,7 @@
 
 using namespace ddp::train;
 
-TEST_CASE("the learning rate rises, stays, or falls along a cosine") {
+TEST_CASE("the learning rate rises, stays constant, or falls along a cosine") {
   const LrSchedule plain{LrShape::kConstant, 0.5, 0};
   CHECK(plain.rate(0, 0, 0) == 0.5);
   CHECK(plain.rate(1000, 1, 0) == 0.5);
@@ -24,7 +24,7 @@ TEST_CASE("the learning rate rises, stays, or falls along a cosine") {
   CHECK(cosine.rate(99, 1.5, 0) == Approx(0).margin(1e-12));
 }
 
-TEST_CASE("warm-up and cosine are PyTorch's SequentialLR, and reach the peak") {
+TEST_CASE("warm-up and cosine equal PyTorch's SequentialLR and reach the peak") {
   // torch 1.13: SequentialLR([LinearLR(start_factor=1/4, total_iters=3), CosineAnnealingLR(T_max=8)],
   // milestones=[4])
   const double torch[] = {0.050000000000000003, 0.10000000000000001,  0.15000000000000002,

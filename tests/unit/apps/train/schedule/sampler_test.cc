@@ -24,7 +24,7 @@ std::uint64_t hash_of(const std::vector<std::uint32_t>& numbers) {
 
 }  // namespace
 
-TEST_CASE("the order is PyTorch's DistributedSampler's") {
+TEST_CASE("the order equals that of PyTorch's DistributedSampler") {
   std::ifstream file(DDP_SOURCE_DIR "/tests/unit/apps/train/testdata/sampler_vectors.txt");
   REQUIRE(file);
   int cases = 0;
@@ -52,7 +52,7 @@ TEST_CASE("the order is PyTorch's DistributedSampler's") {
   CHECK(cases > 150);
 }
 
-TEST_CASE("all ranks together see every sample, and the padding repeats at most world - 1") {
+TEST_CASE("all ranks together see every sample, and padding repeats at most world - 1 samples") {
   std::vector<int> seen(101);
   for (int rank = 0; rank < 8; ++rank) {
     const auto order = sample_order({.samples = 101, .world_size = 8, .rank = rank, .seed = 5}, 2);

@@ -108,7 +108,7 @@ class Checkpoints(unittest.TestCase):
                     seen.update(map(int, numbers.split()))
         return seen
 
-    def test_another_number_of_ranks_goes_on_with_what_is_left(self):
+    def test_another_number_of_ranks_continues_with_the_remaining_samples(self):
         for zero in ((), ("--zero", "1")):
             shutil.rmtree(self.folder)
             logs = [self.folder / f"log-{i}" for i in range(3)]
@@ -130,7 +130,7 @@ class Checkpoints(unittest.TestCase):
             state = json.loads((saved / self.names(saved)[-1] / "state.json").read_text())
             self.assertEqual((state["world_size"], state["epoch"]), (2, 2))
 
-    def test_the_last_ones_stay_and_nothing_unfinished(self):
+    def test_only_the_newest_complete_checkpoints_are_kept(self):
         saved = self.folder / "saved"
         saved.mkdir()
         (saved / ".tmp-17-step-00000099").mkdir()
@@ -160,7 +160,7 @@ class Checkpoints(unittest.TestCase):
         self.good(1, *SMALL, "--checkpoint-dir", saved, "--export", out)
         self.assertEqual((saved / self.names(saved)[-1] / "model.safetensors").read_bytes(), out.read_bytes())
 
-    def test_the_last_checkpoint_is_of_all_nodes(self):
+    def test_the_last_checkpoint_has_the_average_of_all_nodes(self):
         # The training ends between two averages, at one, or at the end of all epochs. A mean of three is not exact. The mlp
         # has no running statistics, which a checkpoint and a test would add up in different orders.
         for world, nodes, steps in ((4, 2, 5), (4, 2, 4), (3, 3, 5), (3, 3, None)):
@@ -173,7 +173,7 @@ class Checkpoints(unittest.TestCase):
                 again = self.good(world, *arguments, "--checkpoint-dir", saved, "--resume", "auto", nodes=nodes)
                 self.assertEqual(again[0][1][-1], end[0][1][-1])
 
-    def test_a_training_that_is_complete_says_so(self):
+    def test_a_complete_training_is_reported_at_resume(self):
         saved = self.folder / "saved"
         first = self.good(1, *SMALL, "--checkpoint-dir", saved)
         for world in (1, 2):
@@ -183,7 +183,7 @@ class Checkpoints(unittest.TestCase):
             self.assertRegex(again[2], r"^epoch 2/2 test accuracy \d+\.\d\d % in \d+\.\d s$")
             self.assertEqual(again[-1], first[0][1][-1])
 
-    def test_killed_in_any_moment_it_goes_on(self):
+    def test_a_training_killed_at_any_moment_continues(self):
         whole = self.good(1, *SMALL, "--dtype", "float64")
         saved = self.folder / "saved"
         arguments = (*SMALL, "--dtype", "float64", "--checkpoint-dir", str(saved), "--checkpoint-every", "1", "--resume", "auto",
@@ -217,7 +217,7 @@ class Checkpoints(unittest.TestCase):
                 self.assertRegex(errors, rf"(^|\n)train: rank {rank} lost rank 1 .*\n$")
                 self.assertNotIn("checkpoint step", errors)
 
-    def test_divergence_leaves_the_good_checkpoints(self):
+    def test_divergence_keeps_the_good_checkpoints(self):
         saved, metrics = self.folder / "saved", self.folder / "metrics"
         arguments = (*SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 1, "--checkpoint-keep", 3)
         self.good(2, *arguments, "--max-steps", 3)
@@ -230,7 +230,7 @@ class Checkpoints(unittest.TestCase):
         self.assertIn("step-00000003", self.names(saved))
         self.assertEqual(dropped.intersection(self.names(saved)), set())
 
-    def test_a_training_that_ends_with_dropped_steps_writes_no_end(self):
+    def test_a_training_that_ends_with_dropped_steps_writes_no_final_files(self):
         saved, out = self.folder / "saved", self.folder / "out"
         arguments = ("--data", "synthetic", "--limit", 400, "--batch-size", 100, "--model", "mlp", "--mlp-width", 8,
                      "--checkpoint-dir", saved, "--checkpoint-keep", 1, "--export", out)
@@ -242,7 +242,7 @@ class Checkpoints(unittest.TestCase):
                                              "diverged; try a smaller --lr\n"))
         self.assertEqual((self.names(saved), out.exists()), (["step-00000004"], False))
 
-    def test_an_end_that_is_one_dropped_step_is_no_success(self):
+    def test_a_training_whose_last_step_is_dropped_is_no_success(self):
         # The weights are good, but they are not on the disk.
         arguments = (*SMALL, "--max-steps", 3, "--inject-nan", "1:3", "--export", self.folder / "out", "--checkpoint-every", 2)
         self.good(2, *arguments)
@@ -265,7 +265,7 @@ class Checkpoints(unittest.TestCase):
             self.assertEqual(ends[1][2], f"train: {text}\n")
             self.assertEqual((self.names(saved), out.exists()), ([], False))
 
-    def test_a_slow_disk_loses_no_rank(self):
+    def test_a_slow_disk_times_out_no_rank(self):
         # A checkpoint takes five flushes, so the second one waits longer than the ranks tolerate a silent rank.
         for extra in ((), ("--zero", "1")):
             saved = self.folder / f"saved{len(extra)}"
@@ -274,7 +274,7 @@ class Checkpoints(unittest.TestCase):
                           "--comm-timeout", "3s")
             self.assertEqual(self.names(saved), ["step-00000001", "step-00000002"])
 
-    def test_a_file_that_opens_slowly_loses_no_rank(self):
+    def test_a_file_that_opens_slowly_times_out_no_rank(self):
         for option, value, slow in (("--export", "out", "out"), ("--metrics-file", "out", "out"), ("--profile", "out", "out.rank0"),
                                     ("--sample-log", "", "rank-0")):
             folder = self.folder / option
@@ -295,7 +295,7 @@ class Checkpoints(unittest.TestCase):
         text = text.replace("no checkpoint", "only step-00000002")
         self.assertEqual(ends(), [(1, [], text.format(place)) for place in (ours, theirs)])
 
-    def test_a_shorter_warm_up_at_resume_begins_the_cosine_where_it_ends(self):
+    def test_a_shorter_warm_up_at_resume_starts_the_cosine_at_its_end(self):
         arguments = ("--data", "synthetic", "--limit", 400, "--batch-size", 10, "--lr", 0.1, "--lr-schedule", "cosine", "--max-steps")
         rates = []
         for warmup, saved in ((5, "same"), (20, "longer")):
@@ -308,7 +308,7 @@ class Checkpoints(unittest.TestCase):
             self.assertAlmostEqual(same, longer, 12)
 
     @unittest.skipUnless(shutil.which("unshare") and shutil.which("mount"), "no unshare")
-    def test_a_full_disk_leaves_training_alone(self):
+    def test_a_full_disk_does_not_end_training(self):
         disk = self.folder / "disk"
         disk.mkdir()
         # 700 KB hold two checkpoints of 240 KB, but no third one.
@@ -318,7 +318,7 @@ class Checkpoints(unittest.TestCase):
         done = subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script], capture_output=True,
                               text=True, timeout=60, check=False)
         if done.returncode == 77 or "unshare" in done.stderr:
-            self.skipTest("no tmpfs of its own: " + done.stderr.strip())
+            self.skipTest("cannot mount a tmpfs: " + done.stderr.strip())
         # All results are there, but a script that continues from the end must learn that the checkpoint is not on the disk.
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertRegex(done.stderr, r"^train: checkpoint step-0000000[46] not written: (write|create) .*: No space left on device; "
@@ -328,7 +328,7 @@ class Checkpoints(unittest.TestCase):
         self.assertRegex(done.stdout, r"(?s)test accuracy .*\nstep-00000002\n(step-00000004\n)?$")
 
     @unittest.skipUnless(shutil.which("unshare") and shutil.which("mount"), "no unshare")
-    def test_a_full_disk_of_all_parts_keeps_no_rank_waiting(self):
+    def test_a_full_disk_for_all_files_keeps_no_rank_waiting(self):
         disk = self.folder / "disk"
         disk.mkdir()
         port = train_run_test.free_port()
@@ -340,7 +340,7 @@ class Checkpoints(unittest.TestCase):
         done = subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script], capture_output=True,
                               text=True, timeout=100, check=False)
         if done.returncode == 77 or "unshare" in done.stderr:
-            self.skipTest("no tmpfs of its own: " + done.stderr.strip())
+            self.skipTest("cannot mount a tmpfs: " + done.stderr.strip())
         said = [(self.folder / str(rank)).read_text() for rank in range(2)]
         self.assertEqual(done.returncode, 11, said)
         self.assertLess(time.monotonic() - begin, 30, "--comm-timeout is 60 s")
@@ -350,7 +350,7 @@ class Checkpoints(unittest.TestCase):
             self.assertRegex(text, last)
         self.assertNotIn("did not appear", "".join(said))
 
-    def test_a_file_that_only_rank_0_reads_ends_all_ranks_with_the_same_words(self):
+    def test_an_error_in_a_file_of_rank_0_ends_all_ranks_alike(self):
         saved = self.folder / "saved"
         self.good(1, *SMALL, "--checkpoint-dir", saved, "--max-steps", 1)
         last = saved / "step-00000001"
@@ -436,7 +436,7 @@ class Checkpoints(unittest.TestCase):
                 (code, lines, errors), = run(1, *map(str, (*arguments, *extra)))
             self.assertEqual((code, lines, errors), (1, [], f"train: read {saved}: Input/output error\n"))
 
-    def test_without_any_state_json_nothing_begins_anew(self):
+    def test_without_any_state_json_training_does_not_start_over(self):
         saved = self.folder / "saved"
         arguments = (*SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 4, "--max-steps", 8)
         self.good(1, *arguments)
@@ -446,7 +446,7 @@ class Checkpoints(unittest.TestCase):
         self.assertEqual((code, lines, errors), (1, [], f"train: open {saved}/step-00000008/state.json: No such file or directory; none "
                                                         f"of the 2 checkpoints in {saved} is good\n"))
 
-    def test_the_last_good_checkpoint_is_gone_on_from(self):
+    def test_training_continues_from_the_last_good_checkpoint(self):
         saved = self.folder / "saved"
         arguments = (*SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 4, "--max-steps", 8)
         whole = self.good(2, *arguments)
@@ -463,7 +463,7 @@ class Checkpoints(unittest.TestCase):
             again = self.good(2, *arguments, "--resume", saved / "step-00000008")
             self.assertEqual(weights(again), weights(whole))
 
-    def test_damaged_checkpoints_that_were_passed_over_are_neither_counted_nor_removed(self):
+    def test_skipped_damaged_checkpoints_are_neither_counted_nor_removed(self):
         saved = self.folder / "saved"
         arguments = (*SMALL, "--checkpoint-dir", saved, "--resume", "auto")
         self.good(1, *arguments, "--checkpoint-every", 1, "--checkpoint-keep", 3, "--max-steps", 6)
@@ -479,7 +479,7 @@ class Checkpoints(unittest.TestCase):
                                              "step-00000010"])
         self.assertEqual(self.names(saved / "step-00000006.damaged-2"), ["model.safetensors", "optimizer.safetensors", "state.json"])
 
-    def test_a_checkpoint_that_is_not_damaged_is_not_passed_over(self):
+    def test_an_undamaged_checkpoint_is_not_skipped(self):
         saved = self.folder / "saved"
         arguments = (*SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 4, "--max-steps", 8)
         self.good(1, *arguments)
@@ -501,7 +501,7 @@ class Checkpoints(unittest.TestCase):
         self.assertRegex(error(), rf"^train: {last}/state.json: is of format 99 and this train reads format \d+; go on with the train that "
                                   "wrote it\n$")
 
-    def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(self):
+    def test_a_checkpoint_with_the_name_of_another_step_is_skipped(self):
         saved = self.folder / "saved"
         arguments = (*SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 4, "--resume", "auto", "--max-steps")
         self.good(1, *arguments, 8)
@@ -511,7 +511,7 @@ class Checkpoints(unittest.TestCase):
                                              f"{saved}/step-00000030.damaged; going on from the last good checkpoint, "
                                              f"{saved}/step-00000008\n"))
 
-    def test_what_does_not_fit_is_refused(self):
+    def test_a_checkpoint_that_does_not_fit_is_refused(self):
         saved = self.folder / "saved"
         self.good(1, *SMALL, "--checkpoint-dir", saved, "--max-steps", 2)
         last = f"{saved}/step-00000002"

@@ -37,7 +37,7 @@ std::vector<std::string> errors_by_rank(const std::vector<std::array<std::uint32
 
 }  // namespace
 
-TEST_CASE("with a rank that has the state only those with other data are named, with both checksums") {
+TEST_CASE("when a rank has the state, only ranks with other data are named, with both checksums") {
   const std::string here = host();
   const std::string first = "the training labels (train-labels-idx1-ubyte) of rank ";
   const std::string state =
@@ -53,7 +53,7 @@ TEST_CASE("with a rank that has the state only those with other data are named, 
                   ", with which the training was begun, 00000004; give all nodes the same data"});
 }
 
-TEST_CASE("ranks with other data are named with their hosts and the file; what most have is right") {
+TEST_CASE("ranks with other data are named with host and file; the majority counts as right") {
   const auto mismatch_text = [](const std::vector<std::array<std::uint32_t, 4>>& checksums) {
     const auto said = errors_by_rank(checksums);
     CHECK(said == std::vector<std::string>(checksums.size(), said[0]));

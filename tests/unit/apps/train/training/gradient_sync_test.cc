@@ -63,7 +63,7 @@ TEST_CASE("buckets go from the end to the beginning, the first one small, and no
   CHECK(plan_buckets({}, 1, 4, 1, 1).empty());
 }
 
-TEST_CASE("a bucket is on its way before the next layer's backward, in the last micro-batch only") {
+TEST_CASE("a bucket is sent before the backward pass of the next layer, in the last micro-batch only") {
   ThreadWorld(2).run([](ThreadWorld::Rank& rank) {
     ToyModel<float> model;
     GradientSync<float> sync({.bucket_bytes = 200, .first_bucket_bytes = 44}, model, rank);
@@ -121,7 +121,7 @@ TEST_CASE("the loss and the gradient are means over micro-batches and ranks") {
   }
 }
 
-TEST_CASE("one rank's nan drops the step on all, in every mode") {
+TEST_CASE("a NaN of one rank drops the step on all ranks, in every mode") {
   for (const bool sharded : {false, true}) {
     for (const std::size_t place : {0, 55, 99}) {
       ThreadWorld(3).run([&](ThreadWorld::Rank& rank) {
@@ -146,7 +146,7 @@ TEST_CASE("one rank's nan drops the step on all, in every mode") {
   }
 }
 
-TEST_CASE("clipping: by value first, then by norm, with and without shards") {
+TEST_CASE("clipping is by value first, then by norm, with and without shards") {
   for (const bool sharded : {false, true}) {
     ThreadWorld(2).run([&](ThreadWorld::Rank& rank) {
       ToyModel<double> model;

@@ -3,7 +3,7 @@
 
 using namespace ddp::train;
 
-TEST_CASE("an order replaces the environment's place, and nothing else") {
+TEST_CASE("an order replaces the rank assignment of the environment, and nothing else") {
   WorkerEnvironment before;
   before.run_id = "job";
   before.control = "unix:/c";

@@ -145,7 +145,7 @@ class Job:
         deadline = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > deadline:
-                raise AssertionError(f"{what} did not come; " +
+                raise AssertionError(f"{what} was not reached; " +
                                      "; ".join(f"rank {w.rank}: {w.process.poll()} {w.phase} {w.step} {w.texts()[1]}" for w in self.workers))
             self.serve(0.02)
 
@@ -293,7 +293,7 @@ class Rejoin(unittest.TestCase):
         self.assertEqual(unique, list(range(1, unique[-1] + 1)))
         self.assertLessEqual(len(steps) - len(unique), 2)
 
-    def test_a_killed_rank_comes_back_and_the_bits_are_those_of_an_undisturbed_training(self):
+    def test_a_replaced_rank_changes_no_bit_of_the_training(self):
         expected = weights(self.whole(4, *MLP))
         for victim in (3, 0):
             with self.subTest(victim=victim), Job(4, *MLP, "--sample-log", self.log, "--metrics-file", self.folder / f"m{victim}") as job:
@@ -313,7 +313,7 @@ class Rejoin(unittest.TestCase):
                 for path in self.log.iterdir():
                     path.unlink()
 
-    def test_the_convnet_s_weights_too(self):
+    def test_a_replaced_rank_changes_no_bit_of_the_convnet(self):
         self.whole(4, *SMALL, "--export", self.folder / "whole")
         with Job(4, *SMALL, "--export", self.folder / "rejoined", "--comm", "tcp") as job:
             job.start().reach(random.randrange(3, 50))
@@ -347,7 +347,7 @@ class Rejoin(unittest.TestCase):
         self.assertRegex("\n".join(lines[0]), r"attempt 1: 1 rank goes on from step \d+ .*\n(.*\n)*attempt 2: 3 ranks go on")
         self.check_samples(800, segments=3)
 
-    def test_rank_0_serves_the_store_of_each_attempt_where_the_agent_does_not(self):
+    def test_rank_0_serves_the_store_when_the_agent_does_not(self):
         with Job(3, *MLP, agent_store=False) as job:
             job.start().reach(5)
             for victim in (1, 0):
@@ -355,7 +355,7 @@ class Rejoin(unittest.TestCase):
                 job.are_ready()
             job.finish()
 
-    def test_ranks_are_killed_again_and_again_whatever_they_do(self):
+    def test_ranks_are_killed_repeatedly_at_any_moment(self):
         expected = weights(self.whole(4, *MLP))
         for seed in range(4):
             with self.subTest(seed=seed), Job(4, *MLP, "--sample-log", self.log) as job:
@@ -374,7 +374,7 @@ class Rejoin(unittest.TestCase):
                 for path in self.log.iterdir():
                     path.unlink()
 
-    def test_a_large_model_killed_while_it_is_handed_over(self):
+    def test_a_rank_is_killed_while_a_large_model_is_handed_over(self):
         large = ("--data", "synthetic", "--limit", "512", "--batch-size", "4", "--max-steps", "12", "--model", "mlp",
                  "--mlp-width", "1024", "--mlp-depth", "6")
         expected = weights(self.whole(3, *large))
@@ -401,7 +401,7 @@ class Rejoin(unittest.TestCase):
                 for path in self.log.iterdir():
                     path.unlink()
 
-    def test_a_stopped_rank_is_named_by_those_who_wait_for_it(self):
+    def test_a_frozen_rank_is_named_by_the_ranks_that_wait_for_it(self):
         for comm in ("tcp", "shm"):
             with self.subTest(comm=comm), Job(3, *MLP, "--comm", comm, "--comm-timeout", "3s") as job:
                 job.start().reach(5)
@@ -414,7 +414,7 @@ class Rejoin(unittest.TestCase):
                 job.lose(1)
                 job.finish()
 
-    def test_nodes_that_are_averaged_now_and_then(self):
+    def test_nodes_that_are_averaged_every_few_steps(self):
         slow = (*MLP, "--sync-every-inter", "4", "--sample-log", self.log)
         with Job(4, *slow, nodes=2) as job:
             job.start().reach(10)
@@ -429,7 +429,7 @@ class Rejoin(unittest.TestCase):
             self.assertLessEqual(800 - len(counts), 2 * 3 * 2 * 8)
             self.assertEqual(set(counts.values()), {1})
 
-    def test_checkpoints_go_on_when_rank_0_dies(self):
+    def test_checkpoints_continue_when_rank_0_dies(self):
         saved = self.folder / "saved"
         with Job(3, *SMALL, "--checkpoint-dir", saved, "--checkpoint-every", "5", "--checkpoint-keep", "100") as job:
             job.start()
@@ -446,7 +446,7 @@ class Rejoin(unittest.TestCase):
         for path in saved.glob("step-*"):
             self.assertEqual(json.loads((path / "state.json").read_text())["step"], int(path.name[5:]))
 
-    def test_checkpoints_at_each_epoch_s_end_and_no_test_is_left_out(self):
+    def test_no_checkpoint_or_test_at_the_end_of_an_epoch_is_skipped(self):
         saved = self.folder / "saved"
         metrics = self.folder / "metrics"
         with Job(3, *TASK, *OF_MLP, "--epochs", "6", "--checkpoint-dir", saved, "--metrics-file", metrics,
@@ -462,7 +462,7 @@ class Rejoin(unittest.TestCase):
         self.assertEqual(sorted(set(tests)), [1, 2, 3, 4, 5, 6])
         self.assertEqual(sorted(path.name for path in saved.glob("step-*")), [f"step-{34 * epoch:08d}" for epoch in range(1, 7)])
 
-    def test_without_an_order_a_rank_ends_with_its_own_error(self):
+    def test_a_rank_without_an_order_ends_with_its_own_error(self):
         with Job(2, *MLP) as job:
             job.start().reach(3)
             job.kill(1)
@@ -510,7 +510,7 @@ class Rejoin(unittest.TestCase):
             job.go_on()
             self.assertEqual(weights(job.finish()), expected)
 
-    def test_refusals(self):
+    def test_refused_combinations_of_options(self):
         env = {k: v for k, v in os.environ.items() if k not in VARIABLES}
         for more, control, text in (
                 (("--zero", "1"), "unix:/x", "--on-peer-loss rejoin and --zero 1 do not go together: a dead rank's part of the "

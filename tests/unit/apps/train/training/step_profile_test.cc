@@ -7,7 +7,7 @@
 
 using namespace ddp::train;
 
-TEST_CASE("a profile without a step, and the phases of one") {
+TEST_CASE("a profile without steps, and the phases of one step") {
   StepProfile profile(false);
   CHECK(profile.percentile(Phase::kForward, 0.5) == 0);
   CHECK(profile.compute_percentile(0.99) == 0);
@@ -28,7 +28,7 @@ TEST_CASE("a trace that cannot be written is an error with its path") {
         "create /nonexistent/trace: No such file or directory");
 }
 
-TEST_CASE("the summary of a rank 0 that was started in the middle says where it begins") {
+TEST_CASE("the summary of a rank 0 that was started in the middle names its first step") {
   const auto has = [](const std::string& text, const char* part) { return text.find(part) != text.npos; };
   const auto measured = [](std::uint64_t first) {
     StepProfile profile(false);

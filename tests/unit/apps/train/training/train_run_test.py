@@ -143,7 +143,7 @@ class Engine(unittest.TestCase):
         for extra in (("--bucket-cap-mb", 0.01, "--first-bucket-mb", 0), ("--threads", 3), ("--zero", 1)):
             self.assertEqual(self.weights(self.good(2, *extra)), first, extra)
 
-    def test_the_other_ways_of_training_learn_too(self):
+    def test_other_options_of_training_learn_too(self):
         for world, extra in ((2, ("--sync-bn",)), (1, ("--accumulate", 3, "--epochs", 2)),
                              (1, ("--model", "mlp", "--lr", 0.05)), (1, ("--kernels", "generic")),
                              (2, ("--optimizer", "adamw", "--lr", 0.002, "--lr-schedule", "cosine", "--warmup-steps", 5)),
@@ -182,7 +182,7 @@ class Engine(unittest.TestCase):
             self.assertTrue(any(re.fullmatch(r"forward +\d+\.\d{3} +\d+\.\d{3}", line) for line in lines))
             self.assertRegex(lines[-2], r"^slowest rank [01]: computes \d+\.\d{3} ms per step, \d+ % over the median rank$")
 
-    def test_a_bar_is_drawn_in_place_and_only_where_wanted(self):
+    def test_a_bar_is_drawn_in_place_and_only_on_request(self):
         text = "\n".join(self.good(1, "--bar", "always"))
         # Reading as text has turned the carriage returns into line ends.
         self.assertRegex(text, r"\nepoch 1/1 \[#*\.+\] \d+/40 loss \d.*\n\x1b\[Kepoch 1/1 step 40/40 loss ".replace(".*", "(?s:.*)"))
@@ -195,12 +195,12 @@ class Engine(unittest.TestCase):
         self.assertGreater(accuracy_of(seldom), 60)
         self.assertNotEqual(self.weights(every), self.weights(seldom))
 
-    def test_a_full_disk_takes_the_metrics_not_the_training(self):
+    def test_a_full_disk_ends_the_metrics_and_not_the_training(self):
         (code, lines, errors), = run(1, *self.SMALL, "--metrics-file", "/dev/full")
         self.assertEqual((code, errors), (0, "train: write /dev/full: No space left on device; training goes on without it\n"))
         self.assertGreater(accuracy_of(lines), 60)
 
-    def test_a_reader_that_goes_takes_its_pipe_not_the_training(self):
+    def test_a_closed_reader_of_a_pipe_does_not_end_the_training(self):
         with tempfile.TemporaryDirectory() as folder:
             pipe = f"{folder}/pipe"
             os.mkfifo(pipe)
@@ -213,7 +213,7 @@ class Engine(unittest.TestCase):
             self.assertGreater(accuracy_of(lines), 60)
             self.assertEqual((other[0], other[2]), (0, ""))
 
-    def test_closed_standard_descriptors_are_no_file_of_the_training(self):
+    def test_closed_standard_descriptors_are_not_reused_for_files(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "m.jsonl")
             arguments = " ".join([TRAIN, *self.SMALL, "--log-interval", "1", "--metrics-file", str(path), "--export", f"{folder}/w"])
@@ -224,7 +224,7 @@ class Engine(unittest.TestCase):
                 kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
                 self.assertEqual(kinds, ["step", "interval"] * 40 + ["epoch"])
 
-    def test_results_that_nobody_gets_are_no_success(self):
+    def test_results_that_cannot_be_written_are_no_success(self):
         lost = ("train: write standard output: {0}; the work goes on without it\n"
                 "train: the results are not all on standard output: write standard output: {0}\n")
         with open("/dev/full", "w", encoding="ascii") as full:
@@ -244,7 +244,7 @@ class Engine(unittest.TestCase):
             ranks.processes[0].stderr.close()
             ranks.processes[0].stdout = ranks.processes[0].stderr = None
 
-    def test_traces_that_cannot_be_written_keep_no_result_back(self):
+    def test_traces_that_cannot_be_written_suppress_no_result(self):
         with tempfile.TemporaryDirectory() as folder:
             os.symlink("/dev/full", f"{folder}/t.rank1.json")
             ends = run(2, *self.SMALL, "--profile", f"{folder}/t.json")
@@ -252,7 +252,7 @@ class Engine(unittest.TestCase):
             self.assertEqual([(code, errors) for code, _, errors in ends], [(1, text)] * 2)
             self.assertGreater(accuracy_of(ends[0][1]), 60)
 
-    def test_a_full_file_has_whole_lines_only(self):
+    def test_a_full_file_has_complete_lines_only(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "m.jsonl")
             done = subprocess.run([TRAIN, *self.SMALL, "--metrics-file", path], text=True, capture_output=True, timeout=60,
@@ -273,7 +273,7 @@ class Engine(unittest.TestCase):
         (code, _, errors), = run(1, *self.SMALL, "--sample-log", "/nonexistent")
         self.assertEqual((code, errors), (1, "train: cannot write into --sample-log /nonexistent; is it a directory?\n"))
 
-    def test_a_full_disk_takes_the_sample_log_not_the_training(self):
+    def test_a_full_disk_ends_the_sample_log_and_not_the_training(self):
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run([TRAIN, *self.SMALL, "--sample-log", folder], text=True, capture_output=True, timeout=60,
                                   preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300)))
@@ -286,7 +286,7 @@ class Engine(unittest.TestCase):
             for code, lines, errors in run(2, *self.SMALL, "--sample-log", folder):
                 self.assertEqual((code, lines, errors), (1, [], f"train: --sample-log: create {folder}/rank-1: Is a directory\n"))
 
-    def test_weights_come_from_a_file(self):
+    def test_initial_weights_are_read_from_a_file(self):
         with tempfile.TemporaryDirectory() as folder:
             path = f"{folder}/w.safetensors"
             self.good(1, "--export", path)
@@ -296,7 +296,7 @@ class Engine(unittest.TestCase):
             self.assertEqual((code, errors), (1, f"train: {path}: tensor 0.weight is missing; is the file of a mlp?\n"))
 
 
-class Death(unittest.TestCase):
+class LostRanks(unittest.TestCase):
     LONG = ("--data", "synthetic", "--limit", "3000", "--epochs", "10000", "--log-interval", "1")
 
     def test_all_ranks_name_a_killed_one_at_once(self):
@@ -343,7 +343,7 @@ class Death(unittest.TestCase):
             _, errors = ranks.processes[stopped].communicate(timeout=20)
             self.assertRegex(errors, rf"^train: rank {stopped} was given up by .* \(was it stopped\?\) during ")
 
-    def test_a_stopped_rank_is_named_also_by_those_who_wait_for_its_neighbours(self):
+    def test_a_frozen_rank_is_named_by_ranks_that_wait_for_its_neighbors(self):
         for world, stopped, arguments, nodes in ((5, 2, ("--comm", "tcp"), None), (3, 1, (), 1), (4, 3, (), 2),
                                                  (4, 2, ("--model", "mlp"), 2), (4, 1, ("--sync-every-inter", "3"), 2)):
             with self.subTest(world=world, arguments=arguments, nodes=nodes):
@@ -387,7 +387,7 @@ class OptionErrors(unittest.TestCase):
             with self.subTest(arguments):
                 self.assertIn(text, self.refused(*arguments))
 
-    def test_what_contradicts_itself(self):
+    def test_contradicting_options_are_refused(self):
         for arguments, text in (
                 (("--zero", "1", "--sync-every-inter", "2"), "--zero 1 and --sync-every-inter do not go together: nodes that "
                  "differ cannot share one optimizer state"),
@@ -411,7 +411,7 @@ class OptionErrors(unittest.TestCase):
         self.assertEqual([result[0] for result in results], [2, 2])
         self.assertIn("--sync-every-inter needs GROUP_RANK and LOCAL_WORLD_SIZE", results[0][2])
 
-    def test_places_for_results_are_tried_before_the_work(self):
+    def test_paths_of_results_are_checked_before_the_training(self):
         with tempfile.TemporaryDirectory() as folder:
             pathlib.Path(folder, "a.rank1.json").mkdir()
             for arguments, text in (
@@ -420,9 +420,9 @@ class OptionErrors(unittest.TestCase):
                     (("--profile", f"{folder}/a.json"), f"--profile {folder}/a.rank1.json: is a directory; name a file")):
                 for code, lines, errors in run(2, "--data", "synthetic", "--limit", "40", *arguments):
                     self.assertEqual((code, lines, errors), (1, [], f"train: {text}\n"))
-            self.assertEqual(os.listdir(folder), ["a.rank1.json"], "nothing is left")
+            self.assertEqual(os.listdir(folder), ["a.rank1.json"], "no other files are left")
 
-    def test_help_and_underscores(self):
+    def test_help_and_options_with_underscores(self):
         (code, lines, errors), = run(1, "--help")
         self.assertEqual((code, errors), (0, ""))
         self.assertTrue(any("--batch-size" in line for line in lines))
@@ -438,7 +438,7 @@ class OptionErrors(unittest.TestCase):
         (code, _, errors), = run(1, "--data", "synthetic", "--limit=100", "--batch_size=50", "--log_interval", "1")
         self.assertEqual((code, errors), (0, ""))
 
-    def test_what_is_no_file_is_not_waited_for(self):
+    def test_a_pipe_instead_of_a_file_is_not_waited_for(self):
         with tempfile.TemporaryDirectory() as folder:
             pipe = f"{folder}/pipe"
             os.mkfifo(pipe)
@@ -459,7 +459,7 @@ class OptionErrors(unittest.TestCase):
                     with Ranks(1, *arguments) as ranks:
                         self.assertEqual(ranks.finish(timeout=20), [(1, [], f"train: {text}\n")])
 
-    def test_options_that_must_be_equal(self):
+    def test_options_that_must_be_equal_are_compared(self):
         small = ("--data", "synthetic", "--max-steps", "1")
         for more, text in ((("--seed", "4"), "--seed is 4 on rank 1 and 0 on rank 0"),
                            (("--limit", "50"), "the number of training images is 50 on rank 1 and 60000 on rank 0"),

@@ -99,7 +99,7 @@ class LostCommunicator final : public Communicator {
 
 }  // namespace
 
-TEST_CASE("ranks end with equal weights; accumulating equals more ranks but for the order of sums") {
+TEST_CASE("ranks end with equal weights, and accumulation equals more ranks except for the order of sums") {
   const DataSplit data = synthetic_data(48);
   TrainOptions options;
   options.batch_size = 4;
@@ -115,7 +115,7 @@ TEST_CASE("ranks end with equal weights; accumulating equals more ranks but for 
   CHECK(largest_difference(sharded[0].losses, two[0].losses) < 1e-12);
 }
 
-TEST_CASE("ZeRO-1 equals plain AdamW, also when nothing divides and with clipping") {
+TEST_CASE("ZeRO-1 equals plain AdamW, also with uneven shards and with clipping") {
   const DataSplit data = synthetic_data(30);
   TrainOptions options;
   options.batch_size = 2;
@@ -133,7 +133,7 @@ TEST_CASE("ZeRO-1 equals plain AdamW, also when nothing divides and with clippin
   CHECK(sharded[0].parameters == sharded[2].parameters);
 }
 
-TEST_CASE("a planted nan drops its step on all ranks and leaves everything as it was") {
+TEST_CASE("an injected NaN drops its step on all ranks and leaves all state unchanged") {
   const DataSplit data = synthetic_data(48);
   TrainOptions options;
   options.batch_size = 4;
@@ -173,7 +173,7 @@ TEST_CASE("SyncBN over ranks equals one rank with the whole batch") {
   CHECK(largest_difference(train(options, 3, data)[0].parameters, whole[0].parameters) > 1e-6);
 }
 
-TEST_CASE("with --sync-every-inter nodes are equal after every K steps, ranks of a node always") {
+TEST_CASE("with --sync-every-inter ranks of a node are always equal, nodes after every K steps") {
   const DataSplit data = synthetic_data(256);
   TrainOptions options;
   options.batch_size = 8;
@@ -206,7 +206,7 @@ TEST_CASE("with --sync-every-inter nodes are equal after every K steps, ranks of
   }
 }
 
-TEST_CASE("nodes are averaged by their ranks") {
+TEST_CASE("the average of the nodes is weighted by their ranks") {
   const DataSplit data = synthetic_data(16);
   TrainOptions options;
   options.sync_every_inter = 2;
@@ -230,7 +230,7 @@ TEST_CASE("nodes are averaged by their ranks") {
   CHECK(largest_difference(after[0], before[0]) < 1e-15);
 }
 
-TEST_CASE("a step is reported also when the nodes' average after it fails") {
+TEST_CASE("a step is reported even when the nodes' average after it fails") {
   const DataSplit data = synthetic_data(64);
   TrainOptions options;
   options.batch_size = 4;
@@ -253,7 +253,7 @@ TEST_CASE("a step is reported also when the nodes' average after it fails") {
   CHECK(reported == std::vector<std::uint64_t>{1, 2, 3});
 }
 
-TEST_CASE("num_batches_tracked counts forward passes, as PyTorch does, but for dropped steps") {
+TEST_CASE("num_batches_tracked counts forward passes, as PyTorch does, without dropped steps") {
   const DataSplit data = synthetic_data(21);
   TrainOptions options;
   options.batch_size = 4;
@@ -274,7 +274,7 @@ TEST_CASE("num_batches_tracked counts forward passes, as PyTorch does, but for d
   CHECK(trainer.position().step == 4);
 }
 
-TEST_CASE("with warm-up the cosine begins at the peak, also after a change of the number of ranks") {
+TEST_CASE("with warm-up the cosine starts at the peak, also after a change of the number of ranks") {
   const DataSplit data = synthetic_data(48);
   TrainOptions options;
   options.batch_size = 4;
@@ -325,7 +325,7 @@ TEST_CASE("with warm-up the cosine begins at the peak, also after a change of th
     CHECK(std::abs(rest[0][i] - cosine(24 + 8 * static_cast<double>(i))) < 1e-15);
 }
 
-TEST_CASE("what ranks were given before and after a change of their number is each sample once") {
+TEST_CASE("a change of the number of ranks gives every sample out exactly once") {
   std::vector<std::uint32_t> given;
   // Two steps of 4 ranks, then the rest with 3.
   for (int rank = 0; rank < 4; ++rank) {
@@ -347,7 +347,7 @@ TEST_CASE("what ranks were given before and after a change of their number is ea
   CHECK(std::ranges::count(seen, 2) == 1);
 }
 
-TEST_CASE("what a communicator takes during forward and backward counts as communication") {
+TEST_CASE("time in the communicator during forward and backward counts as communication") {
   const DataSplit data = synthetic_data(4);
   for (const bool sync_bn : {false, true}) {
     TrainOptions options;

@@ -98,7 +98,7 @@ struct Rank {
 
 }  // namespace
 
-TEST_CASE("a new rank and one that is behind take the state of the most advanced one") {
+TEST_CASE("a new rank and a rank that is behind take the state of the most advanced rank") {
   const DataSplit data = synthetic_data(64);
   const TrainOptions options = small_options();
   Rank fresh(options, data), behind(options, data), ahead(options, data), same(options, data);
@@ -132,7 +132,7 @@ TEST_CASE("a new rank and one that is behind take the state of the most advanced
   CHECK(same.running()[0] == 42);
 }
 
-TEST_CASE("with as many ranks as before the segment goes on") {
+TEST_CASE("with an unchanged number of ranks the segment continues") {
   const DataSplit data = synthetic_data(64);
   const TrainOptions options = small_options();
   Rank fresh(options, data), ahead(options, data);
@@ -153,7 +153,7 @@ TEST_CASE("with as many ranks as before the segment goes on") {
   }
 }
 
-TEST_CASE("a hand-over that is revoked anywhere changes nothing") {
+TEST_CASE("a hand-over that is revoked at any point changes nothing") {
   const DataSplit data = synthetic_data(64);
   const TrainOptions options = small_options();
   for (int good = 0; good < 3; ++good) {
@@ -212,7 +212,7 @@ constexpr int kEachRevoke = 7;  // threads are not the subject, and every revoke
 constexpr int kEachRevoke = 1;
 #endif
 
-TEST_CASE("of a half step nothing stays, wherever it is revoked") {
+TEST_CASE("a step that is revoked at any point leaves no trace") {
   const DataSplit data = synthetic_data(64);
   for (const int kind : {0, 1, 2, 3}) {
     TrainOptions options = small_options();

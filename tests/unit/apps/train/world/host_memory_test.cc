@@ -36,8 +36,7 @@ class Kernel {
 
 }  // namespace
 
-TEST_CASE(
-    "memory that is left is the host's, or what the narrowest control group above this process leaves") {
+TEST_CASE("free memory is the host's, or that of the tightest control group above this process") {
   const Kernel kernel;
   CHECK_FALSE(kernel.available());
   kernel.write("proc/meminfo", "MemTotal:       9000 kB\nMemFree:  10 kB\nMemAvailable:    8000 kB\n");
@@ -54,9 +53,9 @@ TEST_CASE(
   CHECK(kernel.available() == 0u);
 }
 
-TEST_CASE("ranks lack memory together") {
+TEST_CASE("the memory need of all ranks of a host is checked as a sum") {
   const auto left = available_memory();
-  if (!left) SKIP_TEST("this kernel does not tell how much memory is left");
+  if (!left) SKIP_TEST("this kernel does not report free memory");
   CHECK(lacking_memory(0, 0).empty());
   const std::size_t each = *left * 2;
   const std::string text = lacking_memory(each, 3);

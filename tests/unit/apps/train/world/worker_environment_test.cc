@@ -37,7 +37,7 @@ std::string problem(std::map<std::string, std::string> change) {
 
 }  // namespace
 
-TEST_CASE("the launcher's environment is read whole") {
+TEST_CASE("the launcher's environment is read completely") {
   const auto environment = read(kFull);
   REQUIRE(environment.has_value());
   CHECK(environment->rank == 3);
@@ -59,7 +59,7 @@ TEST_CASE("without a launcher the world is one process") {
   CHECK(environment->rank == 0);
 }
 
-TEST_CASE("a wrong environment names its variable") {
+TEST_CASE("a wrong value in the environment is an error that names the variable") {
   CHECK(problem({{"RANK", "4"}}) == "RANK=\"4\" is not a number from 0 to 3");
   CHECK(problem({{"RANK", "1x"}}) == "RANK=\"1x\" is not a number from 0 to 3");
   CHECK(problem({{"WORLD_SIZE", ""}}) == "WORLD_SIZE=\"\" is not a number from 1 to 1000000");

@@ -171,7 +171,7 @@ TEST_CASE("sums over shared memory and nodes of any size are right and bit-equal
   }
 }
 
-TEST_CASE("sums in shared memory have the same bits as elsewhere") {
+TEST_CASE("sums over shared memory have the same bits as over TCP") {
   for (const auto& sizes : kShapes) {
     std::atomic<int> world = 0;
     const auto said = run_nodes(sizes, [&](Rank rank) -> std::string {
@@ -213,7 +213,7 @@ TEST_CASE("sums in shared memory have the same bits as elsewhere") {
   }
 }
 
-TEST_CASE("ranks that sum at different places of the shared memory get an error") {
+TEST_CASE("ranks that reduce different parts of the shared memory get an error") {
   const auto said = run_nodes({2}, [](Rank rank) -> std::string {
     const auto memory = rank.world->share_memory(4'000'000);
     const std::span<float> values(reinterpret_cast<float*>(memory.data()), 1'000'000);
@@ -254,7 +254,7 @@ TEST_CASE("broadcast, all-gather, reduce-scatter and barrier over nodes") {
   }
 }
 
-TEST_CASE("the nodes as ranks: one contribution of each") {
+TEST_CASE("a communicator between nodes sums one contribution of each node") {
   const auto said = run_nodes({2, 3}, [](Rank rank) -> std::string {
     BetweenNodes nodes(rank.map, rank.group, rank.lane);
     if (nodes.world_size() != 2 || nodes.rank() != rank.map.node) return "wrong world";
@@ -274,7 +274,7 @@ TEST_CASE("the nodes as ranks: one contribution of each") {
   CHECK(said == std::vector<std::string>(5));
 }
 
-TEST_CASE("a barrier in shared memory is left by nobody before all have come") {
+TEST_CASE("no rank leaves a barrier in shared memory before all ranks have entered it") {
   std::atomic<int> arrived = 0;
   const auto said = run_nodes({4}, [&](Rank rank) -> std::string {
     for (int round = 1; round <= 300; ++round) {
@@ -358,7 +358,7 @@ TEST_CASE("a rank of the node that ends is named by its number in the world") {
   CHECK(said[0].substr(0, 18) == "rank 0 lost rank 2");
 }
 
-TEST_CASE("a rank that ends while its node works alone is named on the other node too") {
+TEST_CASE("a rank that ends during an operation inside its node is named on the other node too") {
   const auto said = run_nodes({2, 2}, [](Rank rank) -> std::string {
     if (rank.world->rank() == 3) return words(rank.world->barrier());
     if (auto done = rank.world->barrier(); !done) return done.error().text;
@@ -451,7 +451,7 @@ TEST_CASE("a rank of the node that never starts is named") {
   CHECK(member.error().text == "rank 2 misses rank 0: it has not shared its memory in time; did it start?");
 }
 
-TEST_CASE("strays at the node's door are turned away and harm nothing") {
+TEST_CASE("unrelated connections to the node's socket are refused and do no harm") {
   MemoryDirectory directory;
   std::vector<std::string> said(2);
   const auto start = [&](int rank) {
@@ -479,7 +479,7 @@ TEST_CASE("strays at the node's door are turned away and harm nothing") {
   CHECK(said == std::vector<std::string>{"", ""});
 }
 
-TEST_CASE("memory of another size is refused, and nobody can shrink it") {
+TEST_CASE("memory of another size is refused, and no rank can shrink it") {
   auto memory = ShmSegment::make(3);
   REQUIRE(memory.has_value());
   CHECK(::ftruncate(memory->get(), 4096) != 0);

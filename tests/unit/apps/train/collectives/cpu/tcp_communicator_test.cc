@@ -143,7 +143,7 @@ TEST_CASE("broadcast from each root, all-gather in rank order, barrier") {
   }
 }
 
-TEST_CASE("sums in the background end as those in the foreground") {
+TEST_CASE("background all-reduces give the same result as foreground ones") {
   for (int world = 2; world <= 4; ++world) {
     const auto said = run_ranks(world, [&](std::unique_ptr<Communicator> ring) -> std::string {
       std::vector<std::vector<float>> buckets, same;
@@ -170,7 +170,7 @@ TEST_CASE("sums in the background end as those in the foreground") {
   }
 }
 
-TEST_CASE("a barrier is left by nobody before all have come") {
+TEST_CASE("no rank leaves a barrier before all ranks have entered it") {
   std::atomic<int> arrived = 0;
   const auto said = run_ranks(4, [&](std::unique_ptr<Communicator> ring) -> std::string {
     for (int round = 1; round <= 200; ++round) {
@@ -193,7 +193,7 @@ std::unique_ptr<PeerDirectory> open_directory(rendezvous::TcpStoreClient client,
 
 }  // namespace
 
-TEST_CASE("a second training of the same workers sees nothing of the first") {
+TEST_CASE("a second training of the same workers sees no state of the first") {
   auto store = StoreHost::open(0);
   REQUIRE(store.has_value());
   const auto open = [&store](int rank) {
@@ -213,7 +213,7 @@ TEST_CASE("a second training of the same workers sees nothing of the first") {
   CHECK(*first1->find("address/0", 20s) == "stale");
 }
 
-TEST_CASE("ranks meet through a real store, and all name a killed rank at once") {
+TEST_CASE("ranks connect through a real store, and all name a killed rank at once") {
   int port_pipe[2];
   REQUIRE(::pipe(port_pipe) == 0);
   const auto config_in = [](int rank, std::uint16_t port, std::unique_ptr<PeerDirectory>& directory) {
@@ -322,10 +322,10 @@ Error error_of(const Result<>& result) {
 
 }  // namespace
 
-TEST_CASE("the end of a peer names rank, address and operation, and no later call works") {
+TEST_CASE("the loss of a peer names rank, address and operation, and every later call fails") {
   Bench bench;
   std::vector<std::byte> data(10'000'000);
-  SECTION("that sends") {
+  SECTION("a peer that sends ends") {
     bench.far[3].reset();
     const Error error = error_of(bench.ranks->barrier());
     CHECK(error.code == ErrorCode::kLinkLost);
@@ -336,7 +336,7 @@ TEST_CASE("the end of a peer names rank, address and operation, and no later cal
     CHECK(heard(bench.far[0]) == lost_message(3));
     CHECK(heard(bench.far[0]).empty());  // the stream has ended
   }
-  SECTION("that takes") {
+  SECTION("a peer that receives ends") {
     std::thread closer([&] {
       char byte;
       while (::recv(bench.far[3].get(), &byte, 1, 0) != 1)
@@ -350,15 +350,15 @@ TEST_CASE("the end of a peer names rank, address and operation, and no later cal
   }
 }
 
-TEST_CASE("a rank that ended because of another names that one, and passes it on") {
+TEST_CASE("a rank that ended because of another rank names that rank and forwards the message") {
   Bench bench;
-  SECTION("reported by the one that sends") {
+  SECTION("the sending peer reports the loss") {
     say(bench.far[3], lost_message(9));
     const Error error = error_of(bench.ranks->barrier());
     CHECK(error.text == "rank 2 lost rank 9 (reported by rank 3): connection lost during barrier");
     CHECK(heard(bench.far[0]) == lost_message(9));
   }
-  SECTION("reported by the one that takes") {
+  SECTION("the receiving peer reports the loss") {
     std::vector<std::byte> data(10'000'000);
     std::thread teller([&] {
       char byte;
@@ -376,12 +376,12 @@ TEST_CASE("a rank that ended because of another names that one, and passes it on
 TEST_CASE("a silent peer ends the wait at its deadline") {
   Bench bench(100ms);
   const auto start = std::chrono::steady_clock::now();
-  SECTION("that sends nothing") {
+  SECTION("the peer sends nothing") {
     const Error error = error_of(bench.ranks->barrier());
     CHECK(error.code == ErrorCode::kTimeout);
     CHECK(error.text == "rank 2 lost rank 3 (127.0.0.3:41000): no data for 0.1 s during barrier");
   }
-  SECTION("that takes nothing") {
+  SECTION("the peer receives nothing") {
     std::vector<std::byte> data(10'000'000);
     const Error error = error_of(bench.ranks->broadcast(data, 2));
     CHECK(error.text == "rank 2 lost rank 3 (127.0.0.3:41000): it takes no data for 0.1 s during broadcast");
@@ -400,7 +400,7 @@ TEST_CASE("a peer at another operation is an error, not a wrong sum") {
         "same options?) during all-reduce");
 }
 
-TEST_CASE("whoever has sent and taken all may go while the operation ends here") {
+TEST_CASE("a peer that has sent and received everything may leave before the operation ends here") {
   Bench bench;
   say(bench.far[3], barrier_message());
   bench.far[3].reset();
@@ -433,7 +433,7 @@ TEST_CASE("a rank that never starts is named") {
         "rank 1 misses rank 2: it has not published its address within 100 ms; did it start?");
 }
 
-TEST_CASE("strays at the door are turned away and harm nothing") {
+TEST_CASE("unrelated connections are refused and do no harm") {
   MemoryDirectory directory;
   std::vector<std::string> said(3);
   const auto start = [&](int rank) {

@@ -167,7 +167,7 @@ TEST_CASE("every operation over NCCL is right, for odd sizes and world sizes") {
   }
 }
 
-TEST_CASE("memory of the device is summed where it lies") {
+TEST_CASE("device memory is summed in place") {
   fresh_settings();
   const auto said = run_ranks(2, [](NcclWorld& joined) -> std::string {
     MemoryDevice device;  // its stream
@@ -182,7 +182,7 @@ TEST_CASE("memory of the device is summed where it lies") {
   CHECK(said == std::vector<std::string>{"", ""});
 }
 
-TEST_CASE("what holds sums is notified once, before the communicators end") {
+TEST_CASE("an owner of captured all-reduces is notified once, before the communicators end") {
   FakeNcclSettings& settings = fresh_settings();
   settings.all_reduces_hang = true;
   for (const bool fails : {false, true}) {
@@ -209,7 +209,7 @@ TEST_CASE("what holds sums is notified once, before the communicators end") {
   }
 }
 
-TEST_CASE("nodes of unequal size: inside and between") {
+TEST_CASE("operations inside and between nodes of unequal size are right") {
   fresh_settings();
   const auto node_of = [](int rank) { return rank < 3 ? 7 : rank < 4 ? 2 : 5; };  // sizes 3, 1, 2
   const auto said = run_ranks(
@@ -278,7 +278,7 @@ TEST_CASE("operations on the GPU's memory are right") {
     CHECK(one == "");
 }
 
-TEST_CASE("memory of NCCL's is zeroed, registered, and given back in the right order") {
+TEST_CASE("memory from NCCL is zeroed, registered, and freed in the right order") {
   FakeNcclSettings& settings = fresh_settings();
   bool hangs = false;
   const auto share = [&](NcclWorld& joined) -> std::string {
@@ -304,7 +304,7 @@ TEST_CASE("memory of NCCL's is zeroed, registered, and given back in the right o
   CHECK(settings.blocks == 0);
 }
 
-TEST_CASE("graphs that hold sums are notified before the communicators end") {
+TEST_CASE("owners of captured graphs are notified before the communicators end") {
   FakeNcclSettings& settings = fresh_settings();
   settings.remote_error = 6;
   for (const bool fails : {false, true}) {
@@ -338,7 +338,7 @@ TEST_CASE("graphs that hold sums are notified before the communicators end") {
   CHECK_FALSE(nccl_is_stuck());
 }
 
-TEST_CASE("communicators are destroyed at the end, and every attempt has new ids") {
+TEST_CASE("communicators are destroyed at the end, and every attempt has new IDs") {
   FakeNcclSettings& settings = fresh_settings();
   for (int attempt = 1; attempt <= 3; ++attempt) {
     const auto said =
@@ -351,7 +351,7 @@ TEST_CASE("communicators are destroyed at the end, and every attempt has new ids
   CHECK_FALSE(nccl_is_stuck());
 }
 
-TEST_CASE("a rank that never comes ends the start at its deadline") {
+TEST_CASE("a rank that never joins ends the start at its deadline") {
   FakeNcclSettings& settings = fresh_settings();
   const auto without = [](int missing) {
     return [missing](NcclWorldConfig& config) {
@@ -377,7 +377,7 @@ TEST_CASE("a rank that never comes ends the start at its deadline") {
         "rank 0 over NCCL: the other ranks did not do their part within 300 ms during start");
 }
 
-TEST_CASE("what NCCL says of a start that fails is passed on") {
+TEST_CASE("NCCL's error text of a failed start is passed on") {
   FakeNcclSettings& settings = fresh_settings();
   settings.init_fails = 6;
   const auto said = run_ranks(2, [](NcclWorld&) { return "joined"; });
@@ -411,7 +411,7 @@ TEST_CASE("an operation that does not complete ends at its deadline, and all lat
   CHECK(settings.destroyed == 0);
 }
 
-TEST_CASE("a peer that aborted is detected where the network reports it") {
+TEST_CASE("a peer that aborted is detected where the network reports the abort") {
   FakeNcclSettings& settings = fresh_settings();
   settings.all_reduces_hang = true;
   settings.remote_error = 6;
@@ -430,7 +430,7 @@ TEST_CASE("a peer that aborted is detected where the network reports it") {
   CHECK(said[1] == "lost");
 }
 
-TEST_CASE("a revoke ends an operation, and a start") {
+TEST_CASE("a revoke ends a running operation and a running start") {
   FakeNcclSettings& settings = fresh_settings();
   const int revoked = ::eventfd(1, EFD_CLOEXEC);
   settings.all_reduces_hang = true;
@@ -454,7 +454,7 @@ TEST_CASE("a revoke ends an operation, and a start") {
   ::close(later);
 }
 
-TEST_CASE("above 128 ranks they meet at several places, where the library can") {
+TEST_CASE("more than 128 ranks use several NCCL roots where the library can") {
   CHECK(nccl_roots(1, 128) == 1);
   CHECK(nccl_roots(128, 128) == 1);
   CHECK(nccl_roots(129, 128) == 2);
@@ -471,7 +471,7 @@ TEST_CASE("above 128 ranks they meet at several places, where the library can") 
   CHECK(settings.ids_of_last_init == 2);
 }
 
-TEST_CASE("ids as texts") {
+TEST_CASE("NCCL IDs as text") {
   const std::string id(128, '\xa5');
   const std::string text = encode_nccl_id(id, 22809);
   CHECK(decode_nccl_id(text, 22809, "rank 0").value() == id);
@@ -483,7 +483,7 @@ TEST_CASE("ids as texts") {
   CHECK(nccl_version_text(2804) == "2.8.4");
 }
 
-TEST_CASE("a library that is missing, too old or no NCCL is refused with its path") {
+TEST_CASE("a library that is missing, too old or not NCCL is refused with its path") {
   CHECK(NcclLibrary::open("/nonexistent/libnccl.so.2").error().text ==
         "--comm nccl: DDPLAUNCH_NCCL_LIBRARY names what cannot be loaded: /nonexistent/libnccl.so.2: cannot "
         "open "
@@ -504,7 +504,7 @@ TEST_CASE("a library that is missing, too old or no NCCL is refused with its pat
   CHECK((**right)->split != nullptr);
 }
 
-TEST_CASE("the real library, where there is one, refuses a rank without a GPU in its own words") {
+TEST_CASE("the installed NCCL library, if any, refuses a rank without a GPU in its own words") {
   const auto real = NcclLibrary::open("");
   int gpus = 0;
   if (!real || (cudaGetDeviceCount(&gpus) == cudaSuccess && gpus > 0)) {
@@ -523,7 +523,7 @@ TEST_CASE("the real library, where there is one, refuses a rank without a GPU in
   CHECK(directory.find(nccl_root_key("world", 0), 1ms).has_value());
 }
 
-TEST_CASE("which GPU falls to a rank") {
+TEST_CASE("the GPU of a rank") {
   CHECK(choose_gpu(8, 3, false, false).value() == 3);
   CHECK(choose_gpu(1, 3, true, false).value() == 0);
   CHECK(choose_gpu(2, 3, false, true).value() == 1);
@@ -533,7 +533,7 @@ TEST_CASE("which GPU falls to a rank") {
 }
 
 // The last test: nccl_is_stuck() stays true afterwards.
-TEST_CASE("an abort that hangs is left alone after its deadline") {
+TEST_CASE("an abort that hangs is abandoned after its deadline") {
   FakeNcclSettings& settings = fresh_settings();
   settings.all_reduces_hang = true;
   MemoryDirectory directory;

@@ -35,7 +35,7 @@ class WithoutGpu(unittest.TestCase):
         if code == 0 or "there is no GPU for" in errors or "cannot be loaded" in errors:
             self.skipTest("there is a GPU")
 
-    def test_it_is_refused_before_anything_starts(self):
+    def test_comm_nccl_is_refused_before_the_start(self):
         for world in (1, 2):
             for code, lines, errors in run(world, "--data", "/nonexistent", "--comm", "nccl"):
                 self.assertEqual((code, lines), (2, []))
@@ -45,14 +45,14 @@ class WithoutGpu(unittest.TestCase):
                 else:
                     self.assertEqual(errors, NOT_BUILT)
 
-    def test_sharing_a_gpu_changes_nothing_of_that(self):
+    def test_comm_nccl_with_share_gpu_is_refused_too(self):
         (code, _, errors), = run(1, *SMALL, "--comm", "nccl", "--share-gpu")
         self.assertEqual(code, 2)
         self.assertTrue(NO_GPU.fullmatch(errors) or errors == NOT_BUILT, errors)
 
 
-class Words(unittest.TestCase):
-    def test_sharing_a_gpu_is_about_nccl(self):
+class Messages(unittest.TestCase):
+    def test_share_gpu_needs_comm_nccl(self):
         (code, lines, errors), = run(1, *SMALL, "--share-gpu")
         self.assertEqual((code, lines, errors), (2, [], "train: --share-gpu is about NCCL, which refuses two ranks on one "
                                                         "GPU: write --comm nccl\n"))
@@ -63,7 +63,7 @@ class Words(unittest.TestCase):
         self.assertIn('there is no backend "mpi"; write auto, tcp, shm or nccl', errors)
 
 
-class Logs(unittest.TestCase):
+class FlightRecorderLogs(unittest.TestCase):
     def lost(self, folder, *more, signal_number=signal.SIGKILL, nodes=None):
         """Runs three ranks, of which number 2 is lost in the middle. Returns the diagnosis of the flight recorders."""
         with Ranks(3, *LONG, "--flight-recorder", folder, *more, nodes=nodes) as ranks:
@@ -90,12 +90,12 @@ class Logs(unittest.TestCase):
                 self.assertEqual(rest[-1]["finished"], 0)
                 self.assertTrue(all(one["started"] <= one["finished"] for one in rest[:-8]))
 
-    def test_a_stopped_rank_is_named(self):
+    def test_a_frozen_rank_is_named(self):
         with tempfile.TemporaryDirectory() as folder:
             _, reported, _ = self.lost(folder, "--comm", "tcp", "--comm-timeout", "1s", signal_number=signal.SIGSTOP)
             self.assertRegex(reported, r"^rank 2 left no log; ")
 
-    def test_operations_inside_a_node_and_between_nodes_are_in_it(self):
+    def test_operations_inside_and_between_nodes_are_recorded(self):
         with tempfile.TemporaryDirectory() as folder:
             with Ranks(4, *LONG, "--flight-recorder", folder, "--sync-every-inter", "5", nodes=2) as ranks:
                 while not ranks.processes[0].stdout.readline().startswith("epoch 2/10000 step 4/"):  # the nodes were averaged
@@ -117,7 +117,7 @@ class Logs(unittest.TestCase):
             self.assertRegex(diagnosed(folder)[1], r"^rank 3 left no log; ranks? [012-]+( and [12])? waits? in all-reduce \d+ \(.*\) "
                                                 r"(of node 1|between the nodes)\n$")
 
-    def test_a_training_that_ends_well_leaves_nothing_and_clears_what_was_there(self):
+    def test_a_successful_training_leaves_no_log_and_removes_old_ones(self):
         with tempfile.TemporaryDirectory() as folder:
             for name in ("rank-0.jsonl", "rank-1.attempt-3.jsonl", "rank-12.jsonl", "mine.jsonl"):
                 pathlib.Path(folder, name).write_text("")
@@ -125,18 +125,18 @@ class Logs(unittest.TestCase):
                 self.assertEqual((code, errors), (0, ""))
             self.assertEqual(sorted(os.listdir(folder)), ["mine.jsonl", "rank-12.jsonl"])
 
-    def test_the_same_bits_with_and_without(self):
+    def test_the_flight_recorder_changes_no_bit(self):
         with tempfile.TemporaryDirectory() as folder:
             plain, logged = run(2, *SMALL), run(2, *SMALL, "--flight-recorder", folder)
             weights = [[line for line in lines if "weights" in line] for _, lines, _ in (plain[0], logged[0])]
             self.assertEqual(weights[0], weights[1])
 
-    def test_a_place_that_cannot_be_is_said_and_ends_no_training(self):
+    def test_an_unusable_directory_is_reported_and_ends_no_training(self):
         for code, _, errors in run(2, *SMALL, "--max-steps", "2", "--flight-recorder", "/proc/none"):
             self.assertEqual(code, 0)
             self.assertEqual(errors, "train: create /proc/none: No such file or directory; there will be no log of collectives\n")
 
-    def test_what_holds_no_logs(self):
+    def test_a_directory_without_logs_is_an_error(self):
         with tempfile.TemporaryDirectory() as folder:
             self.assertEqual(diagnosed(folder), (2, "", f"train: {folder} holds no rank-R.jsonl\n"))
             pathlib.Path(folder, "rank-0.jsonl").write_text("{}\n")

@@ -53,7 +53,7 @@ TEST_CASE("sockets of NCCL 2.27") {
         "NCCL 2.27.3 over Socket eth0, 2 channels, started in 0.55 s (kernels 0.20, bootstrap 0.30)");
 }
 
-TEST_CASE("of several communicators the last one counts, and the process's lines for all") {
+TEST_CASE("the last communicator counts, and lines of the process count for all") {
   const NcclLog log = read_nccl_log(std::string(kSocket) +
                                     "gpu01:4242:4250 [0] NCCL INFO Using network Socket\n"
                                     "gpu01:4242:4250 [0] NCCL INFO 4 coll channels, 4 collnet channels, 0 "
@@ -65,7 +65,7 @@ TEST_CASE("of several communicators the last one counts, and the process's lines
   CHECK(nccl_line(log) == "NCCL 2.27.3 over Socket eth0, 4 channels, started in 0.20 s (bootstrap 0.20)");
 }
 
-TEST_CASE("InfiniBand and RoCE, as 2.19 and 2.28 write them") {
+TEST_CASE("InfiniBand and RoCE, as NCCL 2.19 and 2.28 write them") {
   const NcclLog old = read_nccl_log(
       "NCCL version 2.19.4+cuda12.2\n"
       "a:1:1 [0] NCCL INFO Bootstrap : Using ib0:192.168.1.4<0>\n"
@@ -85,7 +85,7 @@ TEST_CASE("InfiniBand and RoCE, as 2.19 and 2.28 write them") {
   CHECK(nccl_line(plugin) == "NCCL over AWS Libfabric");
 }
 
-TEST_CASE("timings of 2.22, and the ways inside a node") {
+TEST_CASE("timings of NCCL 2.22, and the transports inside a node") {
   const NcclLog log = read_nccl_log(
       "h:1:2 [1] NCCL INFO Using network IB\n"
       "h:1:2 [1] NCCL INFO Channel 00/0 : 1[1] -> 0[0] via P2P/CUMEM/read\n"
@@ -103,7 +103,7 @@ TEST_CASE("timings of 2.22, and the ways inside a node") {
   CHECK(nccl_line(both) == "NCCL over P2P, Socket eth0+eth1");
 }
 
-TEST_CASE("warnings are kept with their text") {
+TEST_CASE("warnings are kept with their full text") {
   const NcclLog log = read_nccl_log(
       "\n[2025-11-02 10:00:00] gpu01:7:7 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 0 and rank "
       "1 both "
@@ -113,7 +113,7 @@ TEST_CASE("warnings are kept with their text") {
         std::vector<std::string>{"Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000"});
 }
 
-TEST_CASE("sockets beside InfiniBand that is up are worth a line") {
+TEST_CASE("the use of sockets beside active InfiniBand is a warning") {
   const NcclLog log = read_nccl_log(kSocket);
   CHECK(sockets_warning(log, {}).empty());
   CHECK(sockets_warning(log, {"mlx5_0 port 1", "mlx5_1 port 1"}) ==
@@ -123,7 +123,7 @@ TEST_CASE("sockets beside InfiniBand that is up are worth a line") {
         "makes NCCL say why it does not work");
 }
 
-TEST_CASE("ports that are up are found, with what they are") {
+TEST_CASE("active InfiniBand ports are listed with their link layer") {
   const auto root = std::filesystem::temp_directory_path() / ("ddp-infiniband-" + std::to_string(::getpid()));
   const auto port = [&](const char* name, const char* state, const char* layer) {
     std::filesystem::create_directories(root / name);
@@ -139,7 +139,7 @@ TEST_CASE("ports that are up are found, with what they are") {
   CHECK(active_infiniband(root.string()).empty());
 }
 
-TEST_CASE("no text breaks the reader") {
+TEST_CASE("arbitrary text does not break the parser") {
   const std::string text = kSocket;
   for (std::size_t length = 0; length <= text.size(); ++length) {
     (void)nccl_line(read_nccl_log(std::string_view(text).substr(0, length)));

@@ -211,7 +211,7 @@ void check_sums(int world, std::size_t size, std::uint32_t seed) {
 
 }  // namespace
 
-TEST_CASE("whatever the order of events, sums are right, bit-equal on all ranks and in reduce-scatter") {
+TEST_CASE("sums are right and bit-equal on all ranks for any order of events, also in reduce-scatter") {
   std::uint32_t seed = 0;
   for (const int world : {2, 3, 4, 5, 6, 7, 8, 11}) {
     for (const std::size_t size : {0, 1, 3, 64, 1001}) {
@@ -222,12 +222,12 @@ TEST_CASE("whatever the order of events, sums are right, bit-equal on all ranks 
   }
 }
 
-TEST_CASE("large messages are added in several chunks") {
+TEST_CASE("large messages are reduced in several chunks") {
   check_sums<float>(2, 300'001, 7);
   check_sums<double>(3, 200'003, 8);
 }
 
-TEST_CASE("orders one behind the other do not mix, though ranks are orders apart") {
+TEST_CASE("consecutive operations do not mix, although ranks are several operations apart") {
   for (std::uint32_t seed = 0; seed < 20; ++seed) {
     const int world = 2 + static_cast<int>(seed % 5);
     SimulatedWorld simulated(world, seed);
@@ -259,7 +259,7 @@ TEST_CASE("orders one behind the other do not mix, though ranks are orders apart
   }
 }
 
-TEST_CASE("a death ends all others, who name it") {
+TEST_CASE("a lost rank ends the operation of all others, which name the rank") {
   int named = 0, others = 0;
   for (std::uint32_t seed = 0; seed < 300; ++seed) {
     const int world = 2 + static_cast<int>(seed % 9);
@@ -286,7 +286,7 @@ TEST_CASE("a death ends all others, who name it") {
   CHECK(named > 4 * others);
 }
 
-TEST_CASE("a death at any step of any schedule leaves nobody waiting") {
+TEST_CASE("a lost rank at any step of any schedule leaves no rank waiting") {
   enum Algorithm { kRing, kHalving, kTree, kChain };
   int ended = 0;
   for (const int world : {2, 3, 5, 8}) {
@@ -337,7 +337,7 @@ TEST_CASE("a rank at another operation is an error, not a wrong sum") {
   CHECK(refused >= 1);
 }
 
-TEST_CASE("signs of life before a message are no part of it, however the bytes come") {
+TEST_CASE("heartbeats before a message are not part of it, for any chunking of the bytes") {
   for (const bool adds : {false, true}) {
     for (std::size_t piece = 1; piece < 200; ++piece) {
       std::vector<float> mine(20, 1), theirs(20, 2);
@@ -381,7 +381,7 @@ TEST_CASE("signs of life before a message are no part of it, however the bytes c
   }
 }
 
-TEST_CASE("a rank that others have given up says so") {
+TEST_CASE("a rank that a peer has given up reports this") {
   CollectiveMachine machine(2, {{1, {1, "10.0.0.1:40"}}});
   CollectiveMachine other(1, {{0, {2, "10.0.0.2:40"}}});
   (void)other.lost(0, "no data for 60 s");
@@ -391,7 +391,7 @@ TEST_CASE("a rank that others have given up says so") {
         "rank 2 was given up by rank 1 as silent or at another operation (was it stopped?) during barrier");
 }
 
-TEST_CASE("what a peer has said last is found behind a message that was still on its way") {
+TEST_CASE("the last message of a peer is found behind a message that was still in transit") {
   CollectiveMachine machine(2, {{1, {1, "10.0.0.1:40"}}, {3, {3, "10.0.0.3:40"}}});
   CollectiveOrder order;
   order.kind = CollectiveKind::kBarrier;

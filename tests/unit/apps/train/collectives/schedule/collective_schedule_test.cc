@@ -94,7 +94,7 @@ void check_peers(const Schedules& schedules) {
 
 }  // namespace
 
-TEST_CASE("reduce-scatter gives each rank its part with every contribution once") {
+TEST_CASE("reduce-scatter gives each rank its part, with every contribution once") {
   for (int world = 1; world <= 26; ++world) {
     for (const auto make : {&ring_reduce_scatter, &halving_reduce_scatter}) {
       const auto schedules = of_all(world, [&](int rank) { return make(rank, world); });
@@ -132,7 +132,7 @@ TEST_CASE("all-gather gives every rank every part") {
   }
 }
 
-TEST_CASE("a broadcast reaches all from any root, as a tree and as a chain of pieces") {
+TEST_CASE("a broadcast reaches all ranks from any root, as a tree and as a chain of pieces") {
   for (int world = 1; world <= 9; ++world) {
     for (int root = 0; root < world; ++root) {
       for (const int pieces : {0, 1, 2, 5}) {  // 0: the tree
@@ -152,7 +152,7 @@ TEST_CASE("a broadcast reaches all from any root, as a tree and as a chain of pi
   }
 }
 
-TEST_CASE("halving takes as many steps as the world has binary digits") {
+TEST_CASE("recursive halving takes as many steps as the world size has binary digits") {
   CHECK(halving_distances(1).empty());
   CHECK(halving_distances(2) == std::vector<int>{1});
   CHECK(halving_distances(6) == std::vector<int>{1, 2, 3});
@@ -162,7 +162,7 @@ TEST_CASE("halving takes as many steps as the world has binary digits") {
   CHECK(peers_of(5, 2000).size() == 21);  // for 1000, both directions lead to the same rank
 }
 
-TEST_CASE("parts cover the buffer, larger ones first, empty ones last") {
+TEST_CASE("parts cover the buffer: larger ones first, empty ones last") {
   const auto part = [](std::size_t count, int parts, int n) {
     const PartBounds p = part_bounds(count, parts, n);
     return std::pair(p.begin, p.size);
@@ -175,7 +175,7 @@ TEST_CASE("parts cover the buffer, larger ones first, empty ones last") {
   CHECK(part(0, 3, 1) == P(0, 0));
 }
 
-TEST_CASE("a hello survives its encoding; a stray one does not") {
+TEST_CASE("a hello survives its encoding, and other bytes are refused") {
   const PeerHello hello{job_number("job-1"), 3, 4, 2, 8};
   auto bytes = encode_hello(hello);
   REQUIRE(decode_hello(bytes).has_value());

@@ -76,7 +76,7 @@ TEST_CASE("A pair that fails is reported for both ranks, a slow one as a warning
         Lines{"warning 1 pair: 1.00 GB/s with rank 2 on gpu03, more than 20 % under the median"});
 }
 
-TEST_CASE("Who is more than 20 % under the median of its kind is slow") {
+TEST_CASE("A rank that is more than 20 % below the median of its kind is reported as slow") {
   HealthReport report = healthy(3);
   report.ranks[2].gflops = 7.9;
   CHECK(diagnostic_lines(report) ==
@@ -94,7 +94,7 @@ TEST_CASE("Who is more than 20 % under the median of its kind is slow") {
   CHECK(diagnostic_lines(report).empty());
 }
 
-TEST_CASE("What NVML counts") {
+TEST_CASE("Errors that NVML counts are reported") {
   HealthReport report = healthy(1);
   HealthFigures& one = report.ranks[0];
   one.gpu = true;
@@ -111,7 +111,7 @@ TEST_CASE("What NVML counts") {
               "warning 0 throttle: clocks were held back by heat, down to 900 of 1980 MHz at 91 degrees"});
 }
 
-TEST_CASE("Figures travel as numbers") {
+TEST_CASE("Health figures survive their encoding as numbers") {
   HealthFigures figures = healthy(2).ranks[1];
   figures.gpu = true;
   figures.gflops = 12.5;
@@ -129,7 +129,7 @@ TEST_CASE("Figures travel as numbers") {
   CHECK(back.trouble == std::string(191, 'x'));
 }
 
-TEST_CASE("Products are held against the exact one and against the first") {
+TEST_CASE("Products are compared with the exact one and with the first") {
   const HealthGemm gemm(24);
   std::vector<float> product(24 * 24);
   for (std::size_t row = 0; row < 24; ++row) {
@@ -157,7 +157,7 @@ TEST_CASE("Products are held against the exact one and against the first") {
   CHECK((wrong_from_the_first.wrong == 2 && wrong_from_the_first.other == 0));
 }
 
-TEST_CASE("Patterns find a bit that turns over") {
+TEST_CASE("Memory patterns find a bit that flips") {
   std::vector<std::uint64_t> memory(1000);
   CHECK(test_patterns(memory).words == 0);
   const PatternFaults faults = test_patterns(memory, true);
@@ -175,7 +175,7 @@ std::vector<PatternFaults> read_pattern_faults(const HealthPiece& piece,
   return faults;
 }
 
-TEST_CASE("The GPU's blocks write each word of a piece once, and none beside it") {
+TEST_CASE("The GPU's blocks write each word of a piece once, and no other word") {
   // The last block is not full.
   const std::size_t count = 2 * kHealthBlockWords + 300;
   std::vector<std::uint64_t> memory(count + 2, 77);
@@ -189,7 +189,7 @@ TEST_CASE("The GPU's blocks write each word of a piece once, and none beside it"
   }
 }
 
-TEST_CASE("The GPU's blocks report what they read, each for itself, in any order") {
+TEST_CASE("The GPU's blocks report what they read independently, in any order") {
   const std::size_t count = 2 * kHealthBlockWords + 300;
   std::vector<std::uint64_t> memory(count);
   const HealthPiece piece{memory.data(), count, 1000, HealthPattern::kComplement};
@@ -209,7 +209,7 @@ TEST_CASE("The GPU's blocks report what they read, each for itself, in any order
     CHECK(read_pattern_faults(piece, {reverse, 3}) == faults);
 }
 
-TEST_CASE("A GPU that reports no wrong word is not believed where the host sees one") {
+TEST_CASE("A GPU that reports no wrong word is not trusted when the host sees one") {
   const PatternFaults silent{100, 0, PatternFaults::none().first, 0};
   const PatternFaults seen{100, 2, 64, 5};
   CHECK(with_sample(silent, seen) == seen);

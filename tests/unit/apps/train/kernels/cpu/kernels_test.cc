@@ -97,7 +97,7 @@ TEMPLATE_TEST_CASE("convolution equals a plain loop", "", float, double) {
   }
 }
 
-TEMPLATE_TEST_CASE("the weights' gradient equals a plain loop and adds", "", float, double) {
+TEMPLATE_TEST_CASE("the gradient of the weights equals a plain loop and is added", "", float, double) {
   using T = TestType;
   for (const auto* table : all_kernels<T>()) {
     for (const ConvShape& s : kShapes) {
@@ -119,7 +119,8 @@ TEMPLATE_TEST_CASE("the weights' gradient equals a plain loop and adds", "", flo
   }
 }
 
-TEMPLATE_TEST_CASE("the convolution with turned weights gives the input's gradient", "", float, double) {
+TEMPLATE_TEST_CASE("the convolution with rotated weights gives the gradient of the input", "", float,
+                   double) {
   using T = TestType;
   for (const auto* table : all_kernels<T>()) {
     for (const ConvShape& s : kShapes) {
@@ -208,8 +209,9 @@ std::pair<int, int> winner(const std::vector<T>& image, int width, int channels,
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("normalise, ReLU and pool, and back, equal plain loops; ties go to the first pixel", "",
-                   float, double) {
+TEMPLATE_TEST_CASE(
+    "normalise, ReLU and pool, forward and backward, equal plain loops; ties go to the first pixel", "",
+    float, double) {
   using T = TestType;
   for (const auto* table : all_kernels<T>()) {
     for (const int channels : {1, 16, 32, 37}) {
@@ -268,8 +270,8 @@ TEMPLATE_TEST_CASE("normalise, ReLU and pool, and back, equal plain loops; ties 
   }
 }
 
-TEMPLATE_TEST_CASE("of every set of equal maxima in a window the first in row order gets the gradient", "",
-                   float, double) {
+TEMPLATE_TEST_CASE("the first of equal maxima in row order gets the gradient of a window", "", float,
+                   double) {
   using T = TestType;
   constexpr int kWindows = 15, kWidth = 2 * kWindows;  // window w has its maxima at the bits of w + 1
   for (const auto* table : all_kernels<T>()) {
@@ -356,7 +358,7 @@ TEMPLATE_TEST_CASE("softmax cross entropy", "", float, double) {
   CHECK(gradient[8] == Approx(1.0 / 9).epsilon(1e-6));
 }
 
-TEMPLATE_TEST_CASE("the matrix product equals a plain loop, whichever way the factors lie", "", float,
+TEMPLATE_TEST_CASE("the matrix product equals a plain loop for any storage order of the factors", "", float,
                    double) {
   using T = TestType;
   struct Size {
@@ -414,7 +416,7 @@ TEST_CASE("instruction sets are found by name") {
   CHECK(find_kernels<float>("x86_64_v9") == nullptr);
 }
 
-TEST_CASE("SGD with momentum as torch.optim.SGD") {
+TEST_CASE("SGD with momentum equals torch.optim.SGD") {
   std::vector<double> weight{1, -2}, velocity{0, 0};
   const std::vector<double> gradient{1, 2};
   sgd_step<double>(weight, velocity, gradient, 0.1, 0.9, 0);
@@ -425,7 +427,7 @@ TEST_CASE("SGD with momentum as torch.optim.SGD") {
   CHECK(weight[1] == Approx(-2.2 - 0.1 * 2.7));
 }
 
-TEST_CASE("AdamW as torch.optim.AdamW") {
+TEST_CASE("AdamW equals torch.optim.AdamW") {
   // Two steps of torch 1.13: parameter 1 and -2, gradients (0.5, -1), then (-0.25, 2), lr 0.1, decay 0.01.
   std::vector<double> weight{1, -2}, mean{0, 0}, square{0, 0};
   const AdamwSettings settings{0.1, 0.9, 0.999, 1e-8, 0.01};
@@ -438,7 +440,7 @@ TEST_CASE("AdamW as torch.optim.AdamW") {
   CHECK(weight[0] == Approx(0.999 * before - 0.1 * hat).epsilon(1e-12));
 }
 
-TEST_CASE("AdamW and the cosine equal what torch has computed") {
+TEST_CASE("AdamW with the cosine schedule equals torch's results") {
   std::ifstream file(std::string(DDP_SOURCE_DIR) + "/tests/unit/apps/train/testdata/optimizer_vectors.txt");
   REQUIRE(file);
   std::string kind;
