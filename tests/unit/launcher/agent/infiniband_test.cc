@@ -63,7 +63,7 @@ TEST_CASE("adapters with an active InfiniBand port") {
   CHECK(trouble(machine, {}).empty());
 }
 
-TEST_CASE("variables that turn InfiniBand off, unless they were asked for") {
+TEST_CASE("variables that turn InfiniBand off are reported, unless the user set them") {
   const Machine machine;
   machine.adapter("mlx5_0", "4: ACTIVE");
   CHECK(trouble(machine, {{"NCCL_IB_DISABLE", "1"}}) == "NCCL_IB_DISABLE is set");
@@ -74,7 +74,7 @@ TEST_CASE("variables that turn InfiniBand off, unless they were asked for") {
   CHECK(trouble(machine, {{"NCCL_NET", "Socket"}}, {{"NCCL_NET", "Socket"}}).empty());
 }
 
-TEST_CASE("a list of adapters that names none of the active ones") {
+TEST_CASE("a list of adapters without any active one is reported") {
   const Machine machine;
   machine.adapter("mlx5_1", "4: ACTIVE");
   machine.adapter("mlx5_10", "4: ACTIVE");
@@ -85,7 +85,7 @@ TEST_CASE("a list of adapters that names none of the active ones") {
     CHECK(with(bad) == "NCCL_IB_HCA leaves out every active adapter");
 }
 
-TEST_CASE("a library or a device that is missing") {
+TEST_CASE("a missing library or device is reported") {
   const Machine machine;
   machine.adapter("mlx5_0", "4: ACTIVE");
   machine.remove("etc/ld.so.cache");

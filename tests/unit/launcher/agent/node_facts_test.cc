@@ -43,7 +43,7 @@ const char* const kV2Mount =
 
 }  // namespace
 
-TEST_CASE("quota of cgroup v2: the tightest of the group and its ancestors, rounded up") {
+TEST_CASE("the quota of cgroup v2 is the tightest of the group and its ancestors, rounded up") {
   FakeRoot root;
   root.file("/proc/self/mountinfo", kV2Mount);
   root.file("/proc/self/cgroup", "0::/user.slice/job.scope\n");
@@ -56,7 +56,7 @@ TEST_CASE("quota of cgroup v2: the tightest of the group and its ancestors, roun
   CHECK(root.quota() == 1);
 }
 
-TEST_CASE("quota of cgroup v1, beside a v2 mount without the controller") {
+TEST_CASE("the quota of cgroup v1 counts beside a v2 mount without the controller") {
   FakeRoot root;
   root.file("/proc/self/mountinfo",
             "33 23 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
@@ -70,7 +70,7 @@ TEST_CASE("quota of cgroup v1, beside a v2 mount without the controller") {
   CHECK(root.quota() == 0);
 }
 
-TEST_CASE("inside a container the mount shows the own group as its top") {
+TEST_CASE("inside a container the mount shows the process' own group as its top") {
   FakeRoot root;
   root.file("/proc/self/mountinfo", "33 23 0:29 /docker/abc /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu\n");
   root.file("/proc/self/cgroup", "3:cpu:/docker/abc\n");
@@ -79,7 +79,7 @@ TEST_CASE("inside a container the mount shows the own group as its top") {
   CHECK(root.quota() == 2);
 }
 
-TEST_CASE("odd files mean no quota") {
+TEST_CASE("malformed files mean no quota") {
   FakeRoot root;
   CHECK(root.quota() == 0);
   root.file("/proc/self/mountinfo", std::string("garbage\n") + kV2Mount);
@@ -99,7 +99,7 @@ TEST_CASE("hyperthreads count as one core") {
   CHECK(facts::physical_cores({0, 7}, root.path()) == 0);  // one CPU is unknown: no guess
 }
 
-TEST_CASE("GPUs by CUDA_VISIBLE_DEVICES, else by the driver, else by device files") {
+TEST_CASE("GPUs are counted by CUDA_VISIBLE_DEVICES, else by the driver, else by device files") {
   FakeRoot root;
   const std::string proc = root.path() + "/proc";
   const std::string dev = root.path() + "/dev";
@@ -119,7 +119,7 @@ TEST_CASE("GPUs by CUDA_VISIBLE_DEVICES, else by the driver, else by device file
   CHECK(facts::gpu_count("NoDevFiles", proc, dev) == 0);
 }
 
-TEST_CASE("this machine") {
+TEST_CASE("the facts of this machine are plausible") {
   const auto made = gather_node_facts();
   REQUIRE(made.has_value());
   CHECK_FALSE(made->hostname.empty());

@@ -78,7 +78,7 @@ std::string error_of(const std::string& profile, std::vector<std::string> script
 
 }  // namespace
 
-TEST_CASE("what a command in a script exits with counts as in any script") {
+TEST_CASE("a failing command ends a setup script as in any script") {
   CHECK(error_of("", {"set -e; false; A=1"}) == "--setup failed: its shell exited 1; it printed nothing");
   CHECK(error_of("", {"set -e\necho one\n(exit 7)\necho two"}) ==
         "--setup failed: its shell exited 7; its last lines:\n  one");
@@ -94,7 +94,7 @@ TEST_CASE("what a command in a script exits with counts as in any script") {
   CHECK(*find_env(*env, "B") == "1");
 }
 
-TEST_CASE("a profile that ends the shell is not taken for a script") {
+TEST_CASE("a profile that ends the shell is not mistaken for a script") {
   const std::string begin = "--setup was not begun: the login shell that runs it exited ";
   const std::string end =
       " while it read the profile (/etc/profile, ~/.bash_profile, ~/.profile and what they read); an exec or "
@@ -116,7 +116,7 @@ TEST_CASE("a limit on files is reported, not fatal") {
   CHECK(env.error().text.find("but this user may write no more than 1 KiB (ulimit -f)") != std::string::npos);
 }
 
-TEST_CASE("what scripts leave running may go on printing") {
+TEST_CASE("background processes of scripts may keep printing") {
   Home home("");
   const fs::path gone_on = home.dir() / "gone_on";
   // It prints only after the scripts have ended: without a reader it would be killed then.
@@ -130,7 +130,7 @@ TEST_CASE("what scripts leave running may go on printing") {
   CHECK(fs::exists(gone_on));
 }
 
-TEST_CASE("nobody waits for what scripts have left running") {
+TEST_CASE("background processes of scripts are not waited for") {
   Home home("");
   REQUIRE(home.run({"mkfifo go; (read x < go) & true"}).has_value());
   home.stop();

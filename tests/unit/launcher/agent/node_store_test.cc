@@ -5,7 +5,7 @@
 
 namespace ddp::launcher {
 
-TEST_CASE("a taken port is reported with what to do, when it was asked for") {
+TEST_CASE("a port in use is reported with the remedy when the user asked for it") {
   asio::io_context loop;
   NodeStore first(loop.get_executor(), [](const std::string&) {});
   NodeStore second(loop.get_executor(), [](const std::string&) {});
@@ -21,7 +21,7 @@ TEST_CASE("a taken port is reported with what to do, when it was asked for") {
                                     "and a free port is taken");
 }
 
-TEST_CASE("a list of guests that cannot be read opens no store") {
+TEST_CASE("a list of allowed addresses that cannot be parsed opens no store") {
   asio::io_context loop;
   NodeStore store(loop.get_executor(), [](const std::string&) {});
   rendezvous::OpenStore open;

@@ -111,7 +111,7 @@ struct Bench {
   }
 };
 
-TEST_CASE("a lone line comes, and the end of each stream once") {
+TEST_CASE("a single line arrives, and the end of each stream once") {
   Bench bench;
   bench.add(4);
   put(bench.writers[{4, 1}], "hello\n");
@@ -123,7 +123,7 @@ TEST_CASE("a lone line comes, and the end of each stream once") {
   CHECK(bench.sink.ends[{4, 2}] == 1);
 }
 
-TEST_CASE("stdout without room leaves stderr alone, and nothing of it is lost") {
+TEST_CASE("stdout without credit does not block stderr and loses nothing") {
   Bench bench;
   bench.sink.room[0] = 5;
   bench.add(0);
@@ -138,7 +138,7 @@ TEST_CASE("stdout without room leaves stderr alone, and nothing of it is lost") 
   bench.finish();
 }
 
-TEST_CASE("a quiet rank's line comes while seven loud ones never stop") {
+TEST_CASE("a quiet rank's line arrives while seven busy ranks never stop") {
   Bench bench;
   for (std::uint32_t rank = 0; rank < 8; ++rank)
     bench.add(rank);
@@ -205,7 +205,7 @@ TEST_CASE("bytes of many ranks arrive whole and in order") {
   bench.finish();
 }
 
-TEST_CASE("a link that takes pages gets them in turns, and nothing is lost or out of order where it stops") {
+TEST_CASE("a link that takes whole pages gets them in turns, and loses or reorders nothing where it stops") {
   Bench bench;
   bench.sink.moves = true;
   constexpr std::uint32_t kRanks = 6;
@@ -233,7 +233,7 @@ TEST_CASE("a link that takes pages gets them in turns, and nothing is lost or ou
   bench.finish();
 }
 
-TEST_CASE("a stop does not wait for a link that is stuck") {
+TEST_CASE("a stop does not wait for a blocked link") {
   Bench bench;
   bench.sink.moves = true;
   bench.add(0);
@@ -246,7 +246,7 @@ TEST_CASE("a stop does not wait for a link that is stuck") {
   bench.finish();
 }
 
-TEST_CASE("a pipe that a grandchild holds open is left once it is empty, not before") {
+TEST_CASE("a pipe that a grandchild holds open is abandoned once it is empty, not before") {
   Bench bench;
   bench.sink.room[0] = 0;
   bench.add(0);
@@ -265,7 +265,7 @@ TEST_CASE("a pipe that a grandchild holds open is left once it is empty, not bef
   bench.finish();  // the writers were open up to here
 }
 
-TEST_CASE("a stop does not wait for a reader who stands still: what the leader left is read without room") {
+TEST_CASE("a stop does not wait for a blocked reader: the leader's output is read without credit") {
   Bench bench;
   bench.sink.room = {0, 0};
   bench.add(0);
@@ -280,7 +280,7 @@ TEST_CASE("a stop does not wait for a reader who stands still: what the leader l
   bench.finish();
 }
 
-TEST_CASE("a grandchild that never stops writing is left when all that the leader wrote is read") {
+TEST_CASE("a grandchild that never stops writing is abandoned once the leader's output is read") {
   ::signal(SIGPIPE, SIG_IGN);
   Bench bench;
   bench.add(0);
@@ -297,7 +297,7 @@ TEST_CASE("a grandchild that never stops writing is left when all that the leade
   bench.finish();
 }
 
-TEST_CASE("without a descriptor to watch with, pipes are read all the same") {
+TEST_CASE("without a free descriptor to watch pipes, the pipes are read all the same") {
   asio::io_context loop;
   const asio::steady_timer timer(loop);  // the loop's own descriptors exist already, as in an agent
   Collector sink;

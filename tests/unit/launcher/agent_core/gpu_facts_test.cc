@@ -27,7 +27,7 @@ TEST_CASE("the lines of ddplaunch-nvml") {
   CHECK(read_nvml_lines("").gpus.empty());
 }
 
-TEST_CASE("odd lines are skipped") {
+TEST_CASE("malformed lines are skipped") {
   const GpuFacts facts = read_nvml_lines("gpu\tA\nprocess\t9\t1\t1\nprocess\tx\ty\tz\n\t\t\t\ngpu\n");
   CHECK(facts.gpus.empty());
   CHECK(facts.processes.empty());

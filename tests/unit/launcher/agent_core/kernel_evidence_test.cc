@@ -19,7 +19,7 @@ TEST_CASE("a record of /dev/kmsg") {
   }
 }
 
-TEST_CASE("whom the memory killer ended") {
+TEST_CASE("the process that the OOM killer killed") {
   const auto machine = parse_oom_victim(
       "Out of memory: Killed process 813 (stress) total-vm:8393664kB, anon-rss:7950964kB, file-rss:4kB, "
       "shmem-rss:0kB, UID:0 pgtables:15700kB oom_score_adj:0");
@@ -50,7 +50,7 @@ TEST_CASE("whom the memory killer ended") {
   }
 }
 
-TEST_CASE("lines of the NVIDIA driver") {
+TEST_CASE("Xid lines of the NVIDIA driver") {
   CHECK(is_xid_line(
       "NVRM: Xid (PCI:0000:65:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."));
   CHECK(is_xid_line(
@@ -65,7 +65,7 @@ TEST_CASE("lines of the NVIDIA driver") {
   CHECK_FALSE(xid_names("NVRM: Xid (PCI:0000:c1:00): 48, DBE", 1234));
 }
 
-TEST_CASE("how many the memory killer ended in a group") {
+TEST_CASE("the number of OOM kills in a group") {
   CHECK(parse_oom_kills("low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n") == 2U);
   CHECK(parse_oom_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n") == 5U);
   CHECK_FALSE(parse_oom_kills("oom_kill_disable 0\nunder_oom 0\n"));

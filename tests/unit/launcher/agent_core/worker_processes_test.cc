@@ -11,7 +11,7 @@ WorkerProcess process(pid_t pid) {
   return worker;
 }
 
-TEST_CASE("that all can survive is news once in an attempt") {
+TEST_CASE("the message that all workers can survive is sent once per attempt") {
   WorkerProcesses workers;
   CHECK_FALSE(workers.take_greeted_change());  // there is no worker
   workers.started(0, process(100));
@@ -25,7 +25,7 @@ TEST_CASE("that all can survive is news once in an attempt") {
   CHECK(workers.take_greeted_change());  // same processes, new attempt
 }
 
-TEST_CASE("one that cannot survive is enough") {
+TEST_CASE("one worker that cannot survive is enough to restart all") {
   WorkerProcesses workers;
   workers.started(0, process(100));
   workers.started(1, process(101));
@@ -34,7 +34,7 @@ TEST_CASE("one that cannot survive is enough") {
   CHECK_FALSE(workers.take_greeted_change());
 }
 
-TEST_CASE("who has ended is not awaited") {
+TEST_CASE("a worker that has ended is not waited for") {
   WorkerProcesses workers;
   workers.started(0, process(100));
   workers.started(1, process(101));
@@ -46,7 +46,7 @@ TEST_CASE("who has ended is not awaited") {
   CHECK(workers.none());
 }
 
-TEST_CASE("a revoke: who answers survives, with the step that it holds") {
+TEST_CASE("a worker that answers a revoke survives, with the step that it holds") {
   WorkerProcesses workers;
   for (std::uint32_t local : {0u, 1u, 2u, 3u})
     workers.started(local, process(static_cast<pid_t>(100 + local)));
@@ -72,7 +72,7 @@ TEST_CASE("a revoke: who answers survives, with the step that it holds") {
   CHECK_FALSE(workers.survivors()[0].holds_state);
 }
 
-TEST_CASE("words about who has gone do nothing") {
+TEST_CASE("messages about a worker that has ended do nothing") {
   WorkerProcesses workers;
   workers.greeted(5, true);
   workers.ready(5);

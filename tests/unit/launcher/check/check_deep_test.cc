@@ -25,7 +25,7 @@ DeepRun health(const std::string& diagnostics, bool passed, int exit_code) {
           "train: rank 1 …\nddplaunch: exit 1: rank 2 failed\n"};
 }
 
-TEST_CASE("A finding of a rank is one of its host") {
+TEST_CASE("A diagnostic of a rank is reported for its host") {
   const auto found = deep_diagnostics(
       two_nodes(), health("{\"level\":\"error\",\"rank\":2,\"host\":\"x\",\"device\":\"CPU\","
                           "\"item\":\"memory\",\"text\":\"3 wrong words\"},"
@@ -42,7 +42,7 @@ TEST_CASE("A finding of a rank is one of its host") {
   CHECK(found[1].nodes == std::vector<std::size_t>{0});
 }
 
-TEST_CASE("A test that passed has no diagnostics, one that reported nothing or failed otherwise has one") {
+TEST_CASE("A passed test has no diagnostics, a test that reported nothing or failed otherwise has one") {
   CHECK(deep_diagnostics(two_nodes(), health("", true, 0)).empty());
   CHECK(deep_diagnostics(two_nodes(), health("", true, 137)).front().text ==
         "train health ended with exit code 137: ddplaunch: exit 1: rank 2 failed");
@@ -55,7 +55,7 @@ TEST_CASE("A test that passed has no diagnostics, one that reported nothing or f
         "train health gave no result and ended with exit code 127: ddplaunch: exit 1: rank 2 failed");
 }
 
-TEST_CASE("A slow sum is reported in the trainer's words") {
+TEST_CASE("A slow all-reduce is reported in the trainer's words") {
   const DeepRun run{
       DeepTest::kCollectives, 1,
       "{\"schema\":\"ddp-train-record/1\",\"kind\":\"bench\",\"passed\":false,\"fault\":\"too slow\"}\n", ""};
@@ -65,7 +65,7 @@ TEST_CASE("A slow sum is reported in the trainer's words") {
   CHECK(found[0].text == "too slow");
 }
 
-TEST_CASE("The job of a test has the hosts of the check, and nothing of the user's files") {
+TEST_CASE("The job of a deep check has the hosts of the check, and no files of the user") {
   JobSpec spec;
   spec.hosts.resize(3);
   spec.max_nodes = 1;

@@ -253,7 +253,7 @@ const std::vector<Row>& rows() {
 
 }  // namespace
 
-TEST_CASE("planted faults and what is said of them") {
+TEST_CASE("injected faults and their diagnostics") {
   for (const Row& row : rows()) {
     CAPTURE(row.name);
     Case made = healthy_nodes(3);
@@ -278,7 +278,7 @@ TEST_CASE("the exit code of a check") {
   CHECK(code() == 130);
 }
 
-TEST_CASE("the last line says why") {
+TEST_CASE("the last line gives the reason of the exit code") {
   Case made = healthy_nodes(3);
   auto line = [&] {
     const auto diagnostics = diagnose_nodes(made.spec, made.result);
@@ -293,7 +293,7 @@ TEST_CASE("the last line says why") {
   CHECK(line() == "exit 143: stopped by the user");
 }
 
-TEST_CASE("the table leaves out what nobody has, and colours only on request") {
+TEST_CASE("the table omits empty columns, and has colors only on request") {
   Case made = healthy_nodes(2);
   for (std::size_t i : {0, 1}) {
     made.result.nodes[i].hello.gpus = 0;
@@ -312,7 +312,7 @@ TEST_CASE("the table leaves out what nobody has, and colours only on request") {
   CHECK(check_text(made.spec, made.result, diagnostics, true).find("\x1b[32mok\x1b[0m") != std::string::npos);
 }
 
-TEST_CASE("the network that is taken, its addresses, and who made it be taken") {
+TEST_CASE("the chosen network, its addresses, and the node that decided the choice") {
   Case made = healthy_nodes(3);
   NetRoute other{"fd55::1", "fd55::/64", {"eth0", "eth0", "eth0"}, {"fd55::1", "fd55::2", "fd55::3"}};
   made.result.network->value().routes.push_back(other);
@@ -328,7 +328,7 @@ TEST_CASE("the network that is taken, its addresses, and who made it be taken") 
             .find("\"reason\": \"fd55::/64: fd55::1, which all nodes reach\"") != std::string::npos);
 }
 
-TEST_CASE("of one host out of several no network is reported") {
+TEST_CASE("when only one of several hosts answers, no network is reported") {
   Case made = healthy_nodes(2);
   made.result.nodes[1].error = Error{ErrorCode::kUnreachable, "x"};
   made.result.nodes[0].connected = "10.0.0.1";
@@ -339,7 +339,7 @@ TEST_CASE("of one host out of several no network is reported") {
   CHECK(check_json(made.spec, made.result, {}).find("\"network\": null") != std::string::npos);
 }
 
-TEST_CASE("a check that the user ended is no good result") {
+TEST_CASE("a check that the user interrupted is no success") {
   Case made = healthy_nodes(2);
   made.result.stop_signal = 2;
   made.result.nodes[1].error = Error{ErrorCode::kCancelled, "stopped by the user before its check had ended"};
@@ -368,8 +368,7 @@ TEST_CASE("the plan of hosts") {
   CHECK(hosts_json(made.spec, made.result, {}).find("secret") == std::string::npos);
 }
 
-TEST_CASE(
-    "an interface that the plan leaves open is that of the way taken, and the user's own is left alone") {
+TEST_CASE("an open interface of the plan is that of the chosen route, and the user's own is kept") {
   Case made = healthy_nodes(3);
   made.result.network->value().routes[0].interfaces = {"", "", ""};
   made.result.nodes[1].local = "10.0.0.2";

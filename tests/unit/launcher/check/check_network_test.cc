@@ -4,7 +4,7 @@
 
 namespace ddp::launcher {
 
-TEST_CASE("names of interfaces as NCCL and Gloo read them") {
+TEST_CASE("interface names match as in NCCL and Gloo") {
   const std::vector<rendezvous::Interface> has{{"lo", "127.0.0.1", 8, true, true},
                                                {"eth01", "10.0.0.1", 24, true, false},
                                                {"ib0", "10.1.0.1", 24, true, false}};

@@ -74,7 +74,7 @@ struct CheckedJob {
 
 }  // namespace
 
-TEST_CASE("all well") {
+TEST_CASE("all hosts pass") {
   CheckedJob job(3);
   job.up(1);
   CHECK(job.did == "1 NodeCheck");
@@ -105,7 +105,7 @@ TEST_CASE("all well") {
   }
 }
 
-TEST_CASE("a network that some nodes do not reach is passed over, and they are named") {
+TEST_CASE("a network that some nodes do not reach is skipped, and the nodes are named") {
   CheckedJob job(4, false);
   job.two_networks = true;
   for (const std::size_t node : {0, 1, 2, 3})
@@ -124,7 +124,7 @@ TEST_CASE("a network that some nodes do not reach is passed over, and they are n
   CHECK(result.rejected_networks[0].nodes == std::vector<std::size_t>{2, 3});
 }
 
-TEST_CASE("hosts asks no node beyond its hello") {
+TEST_CASE("ddplaunch hosts asks a node for nothing beyond its hello") {
   CheckedJob job(2, false);
   job.up(0);
   CHECK(job.did.empty());
@@ -132,7 +132,7 @@ TEST_CASE("hosts asks no node beyond its hello") {
   CHECK(job.did == "0 OpenStore");
 }
 
-TEST_CASE("a host that fails ends nothing for the others") {
+TEST_CASE("a failing host ends nothing for the others") {
   CheckedJob job(3);
   job.up(0);
   job.up(2);
@@ -155,7 +155,7 @@ TEST_CASE("a host that fails ends nothing for the others") {
   CHECK(result.nodes[2].reach_text == "10.0.0.1:4000: no answer");
 }
 
-TEST_CASE("without node 0 there is no way to try") {
+TEST_CASE("without node 0 no network is tried") {
   CheckedJob job(2);
   job.up(1);
   job.checked(1);
@@ -165,7 +165,7 @@ TEST_CASE("without node 0 there is no way to try") {
   CHECK(job.run->finished());
 }
 
-TEST_CASE("who does not answer in time is given up, and the rest goes on") {
+TEST_CASE("a host that does not answer in time is given up, and the others continue") {
   CheckedJob job(3);
   job.up(0);
   job.checked(0);
@@ -184,7 +184,7 @@ TEST_CASE("who does not answer in time is given up, and the rest goes on") {
   CHECK(result.nodes[2].error->text == "no agent answered within 30 s");
 }
 
-TEST_CASE("a setup that does not end is named, and a short limit as it is") {
+TEST_CASE("a setup that does not end is named, and a short limit is shown exactly") {
   CheckedJob job(2);
   job.spec.start_timeout = 500ms;
   job.spec.hosts[1].setup = "sleep 100";
@@ -199,7 +199,7 @@ TEST_CASE("a setup that does not end is named, and a short limit as it is") {
         "what that prints");
 }
 
-TEST_CASE("a route that nobody reports in time is closed") {
+TEST_CASE("a route that no node reports in time counts as closed") {
   CheckedJob job(2);
   for (const std::size_t node : {0, 1})
     job.up(node);
@@ -229,7 +229,7 @@ TEST_CASE("a port that cannot be opened") {
   CHECK(job.run->take_result().nodes[0].reach_text == "port 29500 is in use");
 }
 
-TEST_CASE("a user who is impatient") {
+TEST_CASE("a second interrupt drops all links") {
   CheckedJob job(2);
   job.up(0);
   job.step(CheckRun::UserInterrupt{SIGINT});
@@ -245,7 +245,7 @@ TEST_CASE("a user who is impatient") {
   CHECK(result.nodes[1].error->text == "stopped by the user");
 }
 
-TEST_CASE("who had answered before the user's end has no error") {
+TEST_CASE("a host that answered before the user's interrupt has no error") {
   CheckedJob job(2);
   job.up(0);
   job.checked(0);

@@ -207,7 +207,7 @@ class Simulation {
   std::optional<Time> hung_at_;
 };
 
-TEST_CASE("hangs are found as the scenarios say") {
+TEST_CASE("the tracker passes its scenarios") {
   std::size_t count = 0;
   for (const auto& entry : std::filesystem::directory_iterator(DDP_SOURCE_DIR "/tests/scenarios/hang")) {
     Simulation().run(entry.path());
@@ -216,13 +216,13 @@ TEST_CASE("hangs are found as the scenarios say") {
   CHECK(count >= 12);
 }
 
-TEST_CASE("the period follows the timeout within bounds") {
+TEST_CASE("the sampling period follows the timeout within bounds") {
   CHECK(ActivityTracker::period(1s) == 200ms);
   CHECK(ActivityTracker::period(8s) == 1s);
   CHECK(ActivityTracker::period(1h) == 5s);
 }
 
-TEST_CASE("a process that got the number of another is new") {
+TEST_CASE("a process with the reused PID of another is new") {
   ActivityTracker tracker(60s, Time(0));
   const ProcessTime first{7, 1, 1s, false};
   CHECK(tracker.add_sample({&first, 1}, true, 1s));
@@ -233,7 +233,7 @@ TEST_CASE("a process that got the number of another is new") {
   CHECK(tracker.last_activity() == 3s);
 }
 
-TEST_CASE("after a sample that comes far too late counting begins anew") {
+TEST_CASE("after a sample that is far too late counting starts again") {
   ActivityTracker tracker(60s, Time(0));
   tracker.begin_sample(5s);
   CHECK(tracker.last_activity() == 0s);
@@ -243,7 +243,7 @@ TEST_CASE("after a sample that comes far too late counting begins anew") {
   CHECK(tracker.last_activity() == 27s);
 }
 
-TEST_CASE("who was at work is looked at first") {
+TEST_CASE("processes that were active are sampled first") {
   ActivityTracker tracker(60s, Time(0));
   const std::vector<ProcessTime> all = {{7, 1, 0s, false}, {8, 1, 2s, false}, {9, 1, 0s, false}};
   CHECK(tracker.pacemakers().empty());
@@ -253,7 +253,7 @@ TEST_CASE("who was at work is looked at first") {
   CHECK(tracker.pacemakers() == std::vector<pid_t>{8});
 }
 
-TEST_CASE("without a timeout nothing ever hangs") {
+TEST_CASE("without a timeout no hang is found") {
   HangDetector detector;
   detector.quiet(0, 1s);
   detector.alive(3);

@@ -8,7 +8,7 @@ namespace {
 using namespace std::chrono_literals;
 using Lines = std::vector<std::string>;
 
-TEST_CASE("who differs from the others is named first") {
+TEST_CASE("ranks that differ from the others are named first") {
   HangReport report;
   for (std::uint32_t rank = 0; rank < 8; ++rank)
     report.add(rank, rank < 4 ? "gpu01" : "gpu02", rank == 6 ? "running" : "sleeping in poll");
@@ -20,14 +20,14 @@ TEST_CASE("who differs from the others is named first") {
         "ranks 0-5,7 on gpu01 and gpu02: sleeping in poll");
 }
 
-TEST_CASE("ranks that all do the same make one line") {
+TEST_CASE("ranks in the same state share one line") {
   HangReport report;
   for (std::uint32_t rank = 0; rank < 64; ++rank)
     report.add(rank, "gpu0" + std::to_string(rank / 8), "sleeping in futex");
   CHECK(report.lines() == Lines{"ranks 0-63 on gpu00, gpu01, gpu02 and 5 more hosts: sleeping in futex"});
 }
 
-TEST_CASE("a rank of which nothing came is reported as such") {
+TEST_CASE("a rank without an answer is reported as such") {
   HangReport report;
   report.expect(0, "a");
   report.expect(1, "b");
@@ -36,7 +36,7 @@ TEST_CASE("a rank of which nothing came is reported as such") {
   CHECK(report.lines() == Lines{"rank 0 on a: running", "rank 1 on b: no answer"});
 }
 
-TEST_CASE("as many states as ranks are not all listed") {
+TEST_CASE("a long list of different states is abbreviated") {
   HangReport report;
   for (std::uint32_t rank = 0; rank < 20; ++rank)
     report.add(rank, "a", "sleeping in recv, 10.0.0." + std::to_string(rank) + ":1");
@@ -46,7 +46,7 @@ TEST_CASE("as many states as ranks are not all listed") {
   CHECK(lines[7] == "13 more ranks in other states");
 }
 
-TEST_CASE("ranks that wait for a store nobody serves get a hint") {
+TEST_CASE("ranks that wait for a store without a server get a hint") {
   HangReport report;
   report.add_stacks(0, "#3 read () from libc.so.6\n");
   CHECK(report.hint().empty());
@@ -62,7 +62,7 @@ TEST_CASE("ranks that wait for a store nobody serves get a hint") {
         "while TORCHELASTIC_USE_AGENT_STORE is True: try --store worker (docs/users/store.md)");
 }
 
-TEST_CASE("ranks that report their steps: who is behind is named, and killed first") {
+TEST_CASE("the rank that is behind by its reported step is named, and killed first") {
   HangReport report;
   for (std::uint32_t rank = 0; rank < 4; ++rank)
     report.add(rank, "gpu01", rank == 2 ? "at step 11: running" : "at step 12: sleeping in poll");
@@ -80,7 +80,7 @@ TEST_CASE("ranks that report their steps: who is behind is named, and killed fir
         "ranks 0,1,3 on gpu01: at step 12: sleeping in poll");
 }
 
-TEST_CASE("times are written as people say them") {
+TEST_CASE("durations are rounded for reading") {
   HangReport report;
   report.add(0, "a", "running");
   CHECK(report.text(2500ms).starts_with("no worker printed anything or used CPU time for 2.5 s\n"));

@@ -18,7 +18,7 @@ std::string in_call(long number, const std::string& argument) {
   return std::to_string(number) + " " + argument + " 0x7ffc 0x1 0x0 0x0 0x0 0x7ffeb 0x7f85e\n";
 }
 
-TEST_CASE("what a thread does is described in words") {
+TEST_CASE("the state of a thread is described in words") {
   CHECK(wait_text(snapshot('R', "0", "running\n"), "") == "running");
   CHECK(wait_text(snapshot('S', "futex_do_wait", in_call(SYS_futex, "0x7fce")), "") == "sleeping in futex");
   CHECK(wait_text(snapshot('S', "hrtimer_nanosleep", in_call(SYS_clock_nanosleep, "0x1")), "") ==
@@ -30,7 +30,7 @@ TEST_CASE("what a thread does is described in words") {
   CHECK(wait_text(snapshot('Z', "0"), "") == "ended");
 }
 
-TEST_CASE("where the system call is not known, the kernel's function is named") {
+TEST_CASE("the kernel's function is named when the system call is unknown") {
   CHECK(wait_text(snapshot('S', "poll_schedule_timeout.constprop.0"), "") == "sleeping in poll");
   CHECK(wait_text(snapshot('S', "do_epoll_wait"), "") == "sleeping in epoll_wait");
   CHECK(wait_text(snapshot('S', "some_new_function.isra.0"), "") == "sleeping in some_new_function");
@@ -41,7 +41,7 @@ TEST_CASE("where the system call is not known, the kernel's function is named") 
   CHECK(wait_text(snapshot('S', "do_wait", in_call(100'000, "0x0")), "") == "sleeping in wait for a child");
 }
 
-TEST_CASE("what cannot be killed is named by the kernel's own name") {
+TEST_CASE("an unkillable wait is named by the kernel's function") {
   CHECK(wait_text(snapshot('D', "nfs_wait_bit_killable"), "") ==
         "stuck in the kernel in nfs_wait_bit_killable, state D");
   CHECK(wait_text(snapshot('D', "folio_wait_bit.part.0", in_call(SYS_read, "0x3")), "/data/shard_3") ==
@@ -49,7 +49,7 @@ TEST_CASE("what cannot be killed is named by the kernel's own name") {
   CHECK(wait_text(snapshot('D', "0"), "") == "stuck in the kernel, state D");
 }
 
-TEST_CASE("odd contents of /proc/PID/syscall say nothing") {
+TEST_CASE("malformed contents of /proc/PID/syscall are ignored") {
   for (const char* text : {"", "running\n", "-1 0x7ffc 0x7f85\n", "12", "x 0x1\n"})
     CHECK_FALSE(snapshot('S', "", text).call);
   CHECK_FALSE(waits_for_descriptor(snapshot('S', "", "")));

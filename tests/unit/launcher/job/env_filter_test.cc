@@ -21,7 +21,7 @@ std::string value_of(const EnvVars& vars, const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("the deny list, by class") {
+TEST_CASE("the deny list covers each class of variables") {
   const std::vector<std::pair<EnvClass, std::vector<std::string>>> table{
       {EnvClass::kOurs, {"DDPLAUNCH_TOKEN", "DDPLAUNCH_JOB_ID"}},
       {EnvClass::kForeign,
@@ -102,7 +102,7 @@ TEST_CASE("the deny list, by class") {
   }
 }
 
-TEST_CASE("the deny table is the one of docs/users/environment.md") {
+TEST_CASE("the deny list equals the table of docs/users/environment.md") {
   std::ifstream file(DDP_SOURCE_DIR "/docs/users/environment.md");
   REQUIRE(file);
   std::vector<std::string> documented;  // the globs of each row of the table
@@ -123,7 +123,7 @@ TEST_CASE("the deny table is the one of docs/users/environment.md") {
   CHECK(documented == coded);
 }
 
-TEST_CASE("only free variables are forwarded; a local node keeps its devices") {
+TEST_CASE("only variables outside the deny list are forwarded, and a local node keeps its devices") {
   const EnvVars own{
       {"PATH", "/a"}, {"HOME", "/root"}, {"CUDA_VISIBLE_DEVICES", "1"}, {"RANK", "3"}, {"X", "a\nb\xff"}};
   CHECK(forwarded_env(own) == EnvVars{{"PATH", "/a"}, {"X", "a\nb\xff"}});
@@ -131,7 +131,7 @@ TEST_CASE("only free variables are forwarded; a local node keeps its devices") {
         EnvVars{{"PATH", "/a"}, {"CUDA_VISIBLE_DEVICES", "1"}, {"X", "a\nb\xff"}});
 }
 
-TEST_CASE("entries as environ has them") {
+TEST_CASE("entries of environ are parsed") {
   const std::vector<std::string> entries{"A=1", "B=x=y", "EMPTY=", "=C:=odd", "noequals", "A=2"};
   const EnvVars expected{{"A", "1"}, {"B", "x=y"}, {"EMPTY", ""}};
   CHECK(split_env(entries) == expected);
@@ -156,7 +156,7 @@ TEST_CASE("--env overrides the deny list and reports all errors at once") {
         "--env N: an environment cannot hold a NUL byte");
 }
 
-TEST_CASE("the node's own environment, overlaid by the forwarded, overlaid by the explicit") {
+TEST_CASE("the environment is the node's own, overlaid by the forwarded and then the explicit variables") {
   const EnvVars node{{"HOME", "/home/n"},
                      {"PATH", "/usr/bin:/bin::/opt/n"},
                      {"LANG", "C"},
@@ -179,20 +179,20 @@ TEST_CASE("the node's own environment, overlaid by the forwarded, overlaid by th
   CHECK(value_of(merge_env(node, {}, {{"RANK", "7"}}), "RANK") == "7");  // requested by name
 }
 
-TEST_CASE("a proxy does not come between the nodes") {
+TEST_CASE("connections between nodes bypass a proxy") {
   const EnvVars vars{{"https_proxy", "http://proxy:3128"}, {"NO_PROXY", "example.org,10.0.0.1"}};
   CHECK(no_proxy_list(vars, {"10.0.0.1", "10.0.0.2"}) == "example.org,10.0.0.1,10.0.0.2");
   CHECK(no_proxy_list({{"http_proxy", "p"}, {"NO_PROXY", "*"}}, {"10.0.0.1"}) == "*");
   CHECK_FALSE(no_proxy_list({{"NO_PROXY", "x"}}, {"10.0.0.1"}).has_value());
 }
 
-TEST_CASE("directories that the environment promises") {
+TEST_CASE("directories that the environment names") {
   CHECK(promised_directories({{"PYTHONHOME", "/usr:/opt"}}) == EnvVars{{"PYTHONHOME", "/usr"}});
   CHECK(promised_directories({{"PATH", "/x"}, {"VIRTUAL_ENV", "/venv"}, {"PYTHONHOME", ""}}) ==
         EnvVars{{"VIRTUAL_ENV", "/venv"}});
 }
 
-TEST_CASE("what execve cannot take is named before the spawn, without its value") {
+TEST_CASE("a variable that execve cannot pass is named before the spawn, without its value") {
   const std::vector<std::string> argv{"prog", "arg"};
   const std::string fits(kMaxEnvString - 3, 's');  // "A=" and NUL
   CHECK(check_exec_size({{"A", fits}}, argv).has_value());
@@ -223,7 +223,7 @@ TEST_CASE("what execve cannot take is named before the spawn, without its value"
 }
 
 // The kernel decides the limit for one string: exec works at the limit; one byte more gives E2BIG.
-TEST_CASE("the limit for one string is the kernel's") {
+TEST_CASE("the limit of one string is the kernel's") {
   auto exec_errno = [](std::size_t value_size) {
     const std::string entry = "A=" + std::string(value_size, 's');
     const char* const argv[] = {"true", nullptr};

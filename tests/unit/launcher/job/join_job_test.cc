@@ -51,7 +51,7 @@ TEST_CASE("a node that joins runs its own command in its own environment") {
   CHECK(job.setup == std::vector<std::string>{"module load cuda"});
 }
 
-TEST_CASE("what concerns the whole job is the master's") {
+TEST_CASE("settings of the whole job come from the master") {
   const rendezvous::JobStart job = lay_over(masters(), join_job(own_spec()));
   CHECK(job.job_id == "run7");
   CHECK(job.host == "node1");
@@ -63,7 +63,7 @@ TEST_CASE("what concerns the whole job is the master's") {
   CHECK(job.hang_timeout_ms == 4);
 }
 
-TEST_CASE("workers that have to be counted are planned by the master") {
+TEST_CASE("a worker count that must be detected is planned by the master") {
   JobSpec spec = own_spec();
   spec.nproc = {ProcsPerNode::Kind::kUnset, 0};
   CHECK(join_job(spec).workers == 0);

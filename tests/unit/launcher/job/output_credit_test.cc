@@ -38,7 +38,7 @@ struct Node {
   }
 };
 
-TEST_CASE("blocked stdout leaves stderr its room") {
+TEST_CASE("blocked stdout leaves stderr its credit") {
   OutputCredit credit;
   credit.start(100'000);
   credit.spend(1, 100'000);
@@ -50,7 +50,7 @@ TEST_CASE("blocked stdout leaves stderr its room") {
   CHECK(credit.room(2) == 70'000);
 }
 
-TEST_CASE("crumbs of credit are saved up until they are worth a read") {
+TEST_CASE("small amounts of credit are collected until they are worth a read") {
   OutputCredit credit;
   credit.start(64u << 10);
   credit.spend(1, (64u << 10) - 10);
@@ -63,7 +63,7 @@ TEST_CASE("crumbs of credit are saved up until they are worth a read") {
   CHECK(credit_piece(1'000'000) + kLeastRead <= credit_window(1'000'000));
 }
 
-TEST_CASE("what was sent beyond the credit is owed, so that the window never grows") {
+TEST_CASE("bytes sent beyond the credit are a debt, so that the window never grows") {
   OutputCredit credit;
   credit.start(100'000);
   credit.spend(1, 100'000);
@@ -76,7 +76,7 @@ TEST_CASE("what was sent beyond the credit is owed, so that the window never gro
   CHECK(credit.room(2) == 100'000);
 }
 
-TEST_CASE("credit of an unknown stream is no credit") {
+TEST_CASE("credit for an unknown stream is ignored") {
   OutputCredit credit;
   credit.start(10'000);
   credit.give(0, 100);
@@ -85,7 +85,7 @@ TEST_CASE("credit of an unknown stream is no credit") {
   CHECK(credit.room(2) == 10'000);
 }
 
-TEST_CASE("without a master nothing waits any more, whatever is still said about credit") {
+TEST_CASE("without a master the credit is unlimited, and later credit messages change nothing") {
   OutputCredit credit;
   credit.start(10);
   credit.lift();
@@ -96,7 +96,7 @@ TEST_CASE("without a master nothing waits any more, whatever is still said about
   CHECK(credit.room(2) == std::numeric_limits<std::size_t>::max());
 }
 
-TEST_CASE("all nodes together stay within their bound, and each can send a frame") {
+TEST_CASE("all nodes together stay within the limit, and each can send a frame") {
   for (const std::size_t nodes : {1u, 8u, 100u}) {
     CHECK(credit_window(nodes) >= 64u << 10);
     CHECK(credit_window(nodes) <= 1u << 20);
@@ -106,7 +106,7 @@ TEST_CASE("all nodes together stay within their bound, and each can send a frame
   CHECK(credit_window(10'000) == 64u << 10);
 }
 
-TEST_CASE("a lone rank may read a whole pipe at once") {
+TEST_CASE("a single rank may read a whole pipe at once") {
   OutputTurns turns;
   const std::vector<OutputTurns::Ready> ready{{5, 1u << 20}};
   const auto round = turns.round(ready, 1u << 20);
@@ -115,14 +115,14 @@ TEST_CASE("a lone rank may read a whole pipe at once") {
   CHECK(round[0].bytes == OutputTurns::kMost);
 }
 
-TEST_CASE("nobody ready, or no room: no turn") {
+TEST_CASE("without a ready rank or without credit there is no turn") {
   OutputTurns turns;
   CHECK(turns.round({}, 1000).empty());
   const std::vector<OutputTurns::Ready> ready{{0, 10}, {1, 100'000}};
   CHECK(turns.round(ready, 0).empty());
 }
 
-TEST_CASE("a line of a quiet rank goes with the next round beside seven loud ones") {
+TEST_CASE("a quiet rank's line is sent in the next round beside seven busy ranks") {
   Node node;
   for (std::uint32_t rank = 0; rank < 7; ++rank)
     node.waiting[rank] = 100u << 20;
@@ -133,7 +133,7 @@ TEST_CASE("a line of a quiet rank goes with the next round beside seven loud one
   CHECK(node.waiting[7] == 0);
 }
 
-TEST_CASE("an end that waits gets a turn") {
+TEST_CASE("a pending end of file gets a turn") {
   OutputTurns turns;
   const std::vector<OutputTurns::Ready> ready{{3, 0}};
   const auto round = turns.round(ready, 1u << 20);
@@ -142,7 +142,7 @@ TEST_CASE("an end that waits gets a turn") {
   CHECK(round[0].bytes > 0);
 }
 
-TEST_CASE("quiet ranks come before loud ones, and are read whole") {
+TEST_CASE("quiet ranks come before busy ones, and are read completely") {
   OutputTurns turns;
   const std::vector<OutputTurns::Ready> ready{{0, 1u << 20}, {1, 80}, {2, 1u << 20}, {3, 5000}};
   const auto round = turns.round(ready, 300'000);
@@ -157,7 +157,7 @@ TEST_CASE("quiet ranks come before loud ones, and are read whole") {
   CHECK(round[3].bytes == 300'000 - 5080 - OutputTurns::kMost);
 }
 
-TEST_CASE("when the room is worth one turn, each loud rank has one in a row of rounds") {
+TEST_CASE("credit for one turn is given to the busy ranks in turns") {
   Node node;
   constexpr std::uint32_t kRanks = 64;
   for (std::uint32_t rank = 0; rank < kRanks; ++rank)
@@ -168,7 +168,7 @@ TEST_CASE("when the room is worth one turn, each loud rank has one in a row of r
     CHECK(node.sent[rank] == 64u << 10);
 }
 
-TEST_CASE("when the room is less than what many quiet ranks have, they take turns as well") {
+TEST_CASE("quiet ranks with more data than credit take turns as well") {
   Node node;
   constexpr std::uint32_t kRanks = 100;
   for (std::uint32_t rank = 0; rank < kRanks; ++rank)
@@ -179,7 +179,7 @@ TEST_CASE("when the room is less than what many quiet ranks have, they take turn
     CHECK(node.sent[rank] == 1000);
 }
 
-TEST_CASE("loud ranks share evenly, whatever dribbles of credit come back") {
+TEST_CASE("busy ranks share evenly, for any small amounts of returned credit") {
   const auto seed = 20'261'121u;
   INFO("seed " << seed);
   std::mt19937 random(seed);
@@ -193,7 +193,7 @@ TEST_CASE("loud ranks share evenly, whatever dribbles of credit come back") {
   CHECK(static_cast<double>(most->second) < 1.15 * static_cast<double>(least->second));
 }
 
-TEST_CASE("after a round that was cut short the next begins where it ended") {
+TEST_CASE("after a round that was cut short the next one starts where it ended") {
   OutputTurns turns;
   const std::vector<OutputTurns::Ready> ready{{0, 1u << 20}, {1, 1u << 20}, {2, 1u << 20}, {3, 1u << 20}};
   for (const std::uint32_t first : {0u, 1u, 2u, 3u, 0u, 1u}) {
@@ -224,7 +224,7 @@ TEST_CASE("turns cut short by a small link are shared evenly by ranks that never
   CHECK(*most - *least <= OutputTurns::kMost);
 }
 
-TEST_CASE("ranks that come and go keep the order of turns whole") {
+TEST_CASE("ranks that start and end keep the order of turns valid") {
   std::mt19937 random(11);
   OutputTurns turns;
   for (int round = 0; round < 2000; ++round) {

@@ -11,7 +11,7 @@ namespace {
 using Texts = std::vector<std::string>;
 using namespace std::string_literals;
 
-TEST_CASE("The prelude sets values as they are and puts the locale back") {
+TEST_CASE("The prelude sets values verbatim and restores the locale") {
   CHECK(setup_prelude({{"A", "it's\n$x"}, {"B", ""}}, {{"A", "2"}}) ==
         "ddp_lc=${LC_ALL+x}${LC_ALL-}\nexport LC_ALL=C\nexport A='2'\nexport B=''\n"
         "case $ddp_lc in x*) LC_ALL=${ddp_lc#x} ;; *) unset LC_ALL ;; esac\nunset ddp_lc\n");
@@ -20,7 +20,7 @@ TEST_CASE("The prelude sets values as they are and puts the locale back") {
         "ddp_lc=${LC_ALL+x}${LC_ALL-}\nexport LC_ALL=C\nexport LC_ALL='de_DE.UTF-8'\nunset ddp_lc\n");
 }
 
-TEST_CASE("The prelude leaves out what a shell would refuse or obey") {
+TEST_CASE("The prelude omits variables that a shell would refuse or interpret") {
   const std::string script = setup_prelude({{"SHELLOPTS", "xtrace"},
                                             {"UID", "0"},
                                             {"IFS", ":"},
@@ -34,7 +34,7 @@ TEST_CASE("The prelude leaves out what a shell would refuse or obey") {
   CHECK(script.find("export UID") == std::string::npos);
 }
 
-TEST_CASE("A forwarded PATH is put before the node's own, an explicit one replaces it") {
+TEST_CASE("A forwarded PATH comes before the node's own, an explicit one replaces it") {
   const std::string forwarded = setup_prelude({{"PATH", "/a"}}, {});
   CHECK(forwarded.find("ddp_path=$PATH\nexport PATH='/a'\n") != std::string::npos);
   CHECK(forwarded.find("for ddp_d in $ddp_path") != std::string::npos);
@@ -44,7 +44,7 @@ TEST_CASE("A forwarded PATH is put before the node's own, an explicit one replac
   CHECK(given.find("/a") == std::string::npos);
 }
 
-TEST_CASE("The result keeps what belongs to the shell as it was, and names that no shell passes on") {
+TEST_CASE("The result keeps the shell's own variables, and names that a shell does not pass on") {
   const EnvVars before = {{"PWD", "/was"}, {"a.b", "kept"}, {"A", "1"}, {"BASH_FUNC_m%%", "() { :; }"}};
   CHECK(setup_result("A=2\0PWD=/\0SHLVL=1\0_=/usr/bin/env\0N=x=y\nz\0OLDPWD=/\0BASH_FUNC_m%%=() { new; }\0"s,
                      before) ==
@@ -53,7 +53,7 @@ TEST_CASE("The result keeps what belongs to the shell as it was, and names that 
   CHECK(setup_result("no equals sign\0=x\0"s, {}).empty());
 }
 
-TEST_CASE("No script stands where a shell ignores set -e") {
+TEST_CASE("No script runs where a shell ignores set -e") {
   CHECK(setup_command(1, 3) ==
         "command printf . >&3\n"
         ". /proc/self/fd/4\ncase $? in 0) ;; *) exit $? ;; esac\ncommand printf . >&3\n"
@@ -61,7 +61,7 @@ TEST_CASE("No script stands where a shell ignores set -e") {
         "command -p env -0 >&3");
 }
 
-TEST_CASE("The marks show who ended the shell") {
+TEST_CASE("The marks show which script ended the shell") {
   const EnvVars before = {{"A", "1"}};
   const auto text = [&](std::string_view dump, std::size_t scripts, bool success, const char* how) {
     const auto verdict = setup_verdict(dump, scripts, {success, how, "; it printed nothing"}, before);
@@ -87,7 +87,7 @@ TEST_CASE("The marks show who ended the shell") {
   }
 }
 
-TEST_CASE("Output is taken apart into lines that are fit to be shown") {
+TEST_CASE("Output is split into printable lines") {
   Texts lines;
   SetupOutput output([&](const std::string& line) { lines.push_back(line); });
   CHECK(output.last_lines() == "; it printed nothing");

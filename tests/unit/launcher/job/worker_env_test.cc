@@ -39,7 +39,7 @@ std::map<std::string, std::string> as_map(const EnvVars& vars) {
 
 }  // namespace
 
-TEST_CASE("the whole contract, for every rank of an unequal world") {
+TEST_CASE("the environment of every rank of an uneven world is complete") {
   for (int node_rank = 0; node_rank < 2; ++node_rank) {
     for (int local_rank = 0; local_rank < (node_rank == 0 ? 2 : 3); ++local_rank) {
       const std::string rank = std::to_string((node_rank == 0 ? 0 : 2) + local_rank);
@@ -81,7 +81,7 @@ TEST_CASE("the whole contract, for every rank of an unequal world") {
   }
 }
 
-TEST_CASE("what the user set stays") {
+TEST_CASE("variables of the user are kept") {
   const EnvVars base{{"OMP_NUM_THREADS", "7"},
                      {"PYTHONUNBUFFERED", ""},
                      {"NCCL_SOCKET_IFNAME", "ib0"},
@@ -95,13 +95,13 @@ TEST_CASE("what the user set stays") {
   CHECK(*find_env(made.vars, "NCCL_ASYNC_ERROR_HANDLING") == "3");
 }
 
-TEST_CASE("the old spelling of NCCL's error handling counts for the new one") {
+TEST_CASE("the old name of NCCL's error handling variable replaces the new one") {
   const WorkerEnv made = worker_env(unequal_world(0, 0), {{"NCCL_ASYNC_ERROR_HANDLING", "0"}});
   CHECK(*find_env(made.vars, "TORCH_NCCL_ASYNC_ERROR_HANDLING") == "0");
   CHECK_FALSE(find_env(made.vars, "NCCL_ASYNC_ERROR_HANDLING"));
 }
 
-TEST_CASE("NCCL is given IPv6, which it would not take by itself") {
+TEST_CASE("NCCL's variables enable IPv6, which NCCL would not choose by itself") {
   WorkerFacts facts = unequal_world(0, 0);
   CHECK_FALSE(find_env(worker_env(facts, {}).vars, "NCCL_SOCKET_FAMILY"));
   facts.master_addr = "fd00::1";
@@ -109,7 +109,7 @@ TEST_CASE("NCCL is given IPv6, which it would not take by itself") {
   CHECK_FALSE(find_env(worker_env(facts, {{"NCCL_SOCKET_FAMILY", "AF_INET"}}).vars, "NCCL_SOCKET_FAMILY"));
 }
 
-TEST_CASE("what is not there is not set") {
+TEST_CASE("an absent value sets no variable") {
   WorkerFacts facts = unequal_world(0, 0);
   facts.interface.clear();
   facts.error_file.clear();
@@ -120,20 +120,20 @@ TEST_CASE("what is not there is not set") {
   CHECK_FALSE(find_env(made.vars, "CUDA_VISIBLE_DEVICES"));
 }
 
-TEST_CASE("chosen devices reach every worker of the node; MIG names pass") {
+TEST_CASE("chosen devices reach every worker of the node, and MIG names are passed on") {
   WorkerFacts facts = unequal_world(0, 1);
   facts.devices = {"0", "MIG-3f5c"};
   CHECK(*find_env(worker_env(facts, {{"CUDA_VISIBLE_DEVICES", "5"}}).vars, "CUDA_VISIBLE_DEVICES") ==
         "0,MIG-3f5c");
 }
 
-TEST_CASE("--store worker: rank 0 serves the port itself") {
+TEST_CASE("with --store worker rank 0 serves the port itself") {
   WorkerFacts facts = unequal_world(0, 0);
   facts.agent_store = false;
   CHECK(*find_env(worker_env(facts, {}).vars, "TORCHELASTIC_USE_AGENT_STORE") == "False");
 }
 
-TEST_CASE("behind a proxy, rank 0 is reached directly") {
+TEST_CASE("rank 0 is reached without the proxy") {
   const WorkerEnv made =
       worker_env(unequal_world(1, 0), {{"http_proxy", "http://proxy"}, {"no_proxy", "corp"}});
   CHECK(*find_env(made.vars, "no_proxy") == "corp,localhost,127.0.0.1,10.0.0.1");

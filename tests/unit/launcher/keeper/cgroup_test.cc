@@ -14,7 +14,7 @@ struct System {
 
 }  // namespace
 
-TEST_CASE("a login over SSH below systemd, version 2 alone") {
+TEST_CASE("a login over SSH below systemd, with version 2 alone") {
   const System debian{
       "22 28 0:20 / /sys rw,nosuid,nodev,noexec,relatime shared:7 - sysfs sysfs rw\n"
       "28 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw,discard,errors=remount-ro\n"
@@ -93,7 +93,7 @@ TEST_CASE("pods of Kubernetes") {
   CHECK(version_2.v2() == "/sys/fs/cgroup");
 }
 
-TEST_CASE("groups that no mount shows are not guessed") {
+TEST_CASE("a group that no mount shows is not guessed") {
   // The host's directory is mounted into a container with its own namespace: the mount shows ancestors.
   const System ancestors{"812 700 0:26 /../.. /host/cgroup rw,relatime - cgroup2 cgroup2 rw\n", "0::/\n"};
   CHECK(ancestors.v2().empty());
@@ -110,7 +110,7 @@ TEST_CASE("groups that no mount shows are not guessed") {
   CHECK(System{"812 700 0:26 / /x rw - cgroup2 cgroup2 rw\n", ""}.v2().empty());
 }
 
-TEST_CASE("odd mounts") {
+TEST_CASE("unusual mounts are parsed") {
   // Optional fields, spaces, backslashes and a dash in names.
   const System misbehaved{
       "36 35 0:26 /a\\040b /mnt/c\\134d\\011-\\012e rw master:1 propagate_from:2 unbindable - "
@@ -137,7 +137,7 @@ TEST_CASE("odd mounts") {
   CHECK(System{"36 35 0:26 / /two rw - cgroup2 none rw\n", "::/\n0:\n:\n0:x:/\n"}.v2().empty());
 }
 
-TEST_CASE("names of groups") {
+TEST_CASE("names of groups are made and recognized") {
   CHECK(cgroup_name("run-7", 2, 4242) == "ddplaunch.run-7.2.4242");
   CHECK(cgroup_name("a/b\n..", 0, 1) == "ddplaunch.a_b_...0.1");
   CHECK(cgroup_name(std::string(1000, 'x'), 4294967295u, ~std::uint64_t{0}).size() < 255);

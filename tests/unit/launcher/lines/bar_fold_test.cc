@@ -15,7 +15,7 @@ std::string shown(const BarFold& fold) {
 
 }  // namespace
 
-TEST_CASE("how far a bar has come") {
+TEST_CASE("the progress of a bar is parsed") {
   CHECK(progress_of(" 45%|####     | 45/100 [00:01<00:02]") == 45.0);
   CHECK(progress_of("Epoch 3: 12.5% done") == 12.5);
   CHECK(progress_of("12/48 [===>....] - loss: 0.1") == 25.0);
@@ -25,7 +25,7 @@ TEST_CASE("how far a bar has come") {
   CHECK(progress_of("") == std::nullopt);
 }
 
-TEST_CASE("one row stands for all ranks, with their spread") {
+TEST_CASE("one row represents all ranks, with their spread") {
   BarFold fold(Bars::kRank0);
   CHECK(fold.rows().empty());
   fold.set(0, 0, "[a:0] ", "epoch 1\n 45%|##|");
@@ -38,7 +38,7 @@ TEST_CASE("one row stands for all ranks, with their spread") {
   CHECK(shown(fold) == "[a:0] epoch 1|  [3 ranks]\n[a:0]  45%|##||  [3 ranks: 45%]\n");
 }
 
-TEST_CASE("without rank 0 the first that has a bar stands for the others") {
+TEST_CASE("without rank 0 the first rank with a bar represents the others") {
   BarFold fold(Bars::kRank0);
   fold.set(5, 1, "[b:5] ", "9%");
   fold.set(3, 0, "[a:3] ", "7%");
@@ -49,7 +49,7 @@ TEST_CASE("without rank 0 the first that has a bar stands for the others") {
   CHECK(fold.empty());
 }
 
-TEST_CASE("a row of each node, of each rank, or none") {
+TEST_CASE("--bars shows a row per node, per rank, or none") {
   for (const Bars bars : {Bars::kNode, Bars::kAll, Bars::kOff}) {
     BarFold fold(bars);
     for (std::uint32_t rank = 0; rank < 4; ++rank)

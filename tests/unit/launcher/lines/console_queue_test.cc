@@ -31,7 +31,7 @@ std::string numbered(int first, int last) {
 
 }  // namespace
 
-TEST_CASE("segments of one kind are joined, the order of all is kept") {
+TEST_CASE("segments of one kind are joined, and the total order is kept") {
   ConsoleQueue queue(false, 16);
   queue.push(1, false, "a\n");
   queue.push(1, false, "b\n");
@@ -43,7 +43,7 @@ TEST_CASE("segments of one kind are joined, the order of all is kept") {
   CHECK(drain(queue) == "a\nb\nours\nc\nd\n");
 }
 
-TEST_CASE("what was taken waits until it is done") {
+TEST_CASE("a segment that was taken counts as waiting until it is done") {
   ConsoleQueue queue(false, 16);
   queue.push(2, false, "abc\n");
   ConsoleQueue::Segment segment = queue.take();
@@ -53,7 +53,7 @@ TEST_CASE("what was taken waits until it is done") {
   CHECK(queue.waiting(2) == 0);
 }
 
-TEST_CASE("one that holds becomes full and loses nothing") {
+TEST_CASE("a holding queue becomes full and loses nothing") {
   ConsoleQueue queue(false, 64u << 10);
   const std::string lines = numbered(0, 9999);
   std::string all;
@@ -67,7 +67,7 @@ TEST_CASE("one that holds becomes full and loses nothing") {
   CHECK(queue.has_room());
 }
 
-TEST_CASE("one that holds is bounded all the same when its sources are not held back") {
+TEST_CASE("a holding queue is bounded even when its sources do not stop") {
   ConsoleQueue queue(false, 64u << 10);
   const std::string line = std::string((1u << 20) - 1, 'x') + '\n';
   queue.push(1, true, "words of ours\n");
@@ -80,7 +80,7 @@ TEST_CASE("one that holds is bounded all the same when its sources are not held 
   CHECK(all.size() > 63u << 20);
 }
 
-TEST_CASE("words of ours are bounded, whatever nodes have us say while nobody reads; the latest stay") {
+TEST_CASE("notices of ddplaunch are bounded for any input of the nodes, and the latest are kept") {
   for (const bool skips : {false, true}) {
     ConsoleQueue queue(skips, 64u << 10);
     queue.push(1, false, "a worker's line\n");
@@ -99,7 +99,7 @@ TEST_CASE("words of ours are bounded, whatever nodes have us say while nobody re
   }
 }
 
-TEST_CASE("one that skips keeps the latest lines and says how many are missing") {
+TEST_CASE("a skipping queue keeps the latest lines and reports the number of missing ones") {
   ConsoleQueue queue(true, 16u << 10);
   for (int i = 0; i < 1000; ++i)
     queue.push(1, false, numbered(i * 1000, i * 1000 + 999));
@@ -116,7 +116,7 @@ TEST_CASE("one that skips keeps the latest lines and says how many are missing")
   CHECK(all.substr(first_end + 1) == numbered(std::stoi(reported), 999'999));
 }
 
-TEST_CASE("ddplaunch's own lines are never skipped, and each gap is reported where it is") {
+TEST_CASE("notices of ddplaunch are never skipped, and each gap is reported in its place") {
   ConsoleQueue queue(true, 16u << 10);
   const std::string flood(ConsoleQueue::kSkipAt - 1000, 'x');
   queue.push(1, false, "first\n");
@@ -126,7 +126,7 @@ TEST_CASE("ddplaunch's own lines are never skipped, and each gap is reported whe
   CHECK(drain(queue) == skipped_text(1) + "\nddplaunch: word\n" + skipped_text(1) + "\n" + numbered(1, 300));
 }
 
-TEST_CASE("a gap that grows is reported once") {
+TEST_CASE("a growing gap is reported once") {
   ConsoleQueue queue(true, 16u << 10);
   for (int i = 0; i < 3; ++i)
     queue.push(1, false, std::string(ConsoleQueue::kSkipAt, '\n') + "end\n");
@@ -138,14 +138,14 @@ TEST_CASE("a gap that grows is reported once") {
   CHECK(all.substr(0, reported) == skipped_text(3 * (ConsoleQueue::kSkipAt + 1) - shown) + "\n");
 }
 
-TEST_CASE("numbers for people") {
+TEST_CASE("numbers have thousands separators") {
   CHECK(skipped_text(1) == "ddplaunch: … 1 line not shown; the files have it");
   CHECK(skipped_text(999) == "ddplaunch: … 999 lines not shown; the files have them");
   CHECK(skipped_text(12'345) == "ddplaunch: … 12,345 lines not shown; the files have them");
   CHECK(skipped_text(1'234'567) == "ddplaunch: … 1,234,567 lines not shown; the files have them");
 }
 
-TEST_CASE("lines that are handed over keep their order and leave memory to use again") {
+TEST_CASE("lines that are handed over keep their order and leave a reusable buffer") {
   ConsoleQueue queue(false, 1000);
   std::string much = numbered(0, 999);
   const std::string expected = "before\n" + much + "little\nafter\n";
@@ -163,7 +163,7 @@ TEST_CASE("lines that are handed over keep their order and leave memory to use a
   CHECK(much.capacity() > 1000);  // the memory of the finished lines
 }
 
-TEST_CASE("one that skips takes what is handed over in pieces, so that it is never late by more than one") {
+TEST_CASE("a skipping queue takes handed-over lines in pieces, so that it lags by at most one piece") {
   ConsoleQueue queue(true, 1000);
   std::string much = numbered(0, 999);
   queue.hand_over(1, false, much);

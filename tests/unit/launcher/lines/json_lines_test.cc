@@ -49,7 +49,7 @@ TEST_CASE("strings of JSON") {
   CHECK(json_of("é 漢 🚀") == "\"é 漢 🚀\"");
 }
 
-TEST_CASE("what is not UTF-8 can be had back") {
+TEST_CASE("bytes that are not UTF-8 can be recovered") {
   CHECK(json_of("a\xff"
                 "b") == R"("a\udcffb")");
   CHECK(json_of("\xc3") == R"("\udcc3")");
@@ -101,7 +101,7 @@ TEST_CASE("lines as JSON objects") {
   CHECK(rest.empty());
 }
 
-TEST_CASE("ranks and streams have lines of their own") {
+TEST_CASE("each rank and stream has lines of its own") {
   JsonLines lines;
   std::string out;
   lines.add({"h", 0, 0, 0, ""}, 1, "a", "T", out);

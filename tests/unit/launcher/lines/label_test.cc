@@ -28,7 +28,7 @@ TEST_CASE("errors in a label, with the column") {
   CHECK(text("a\nb") == "--label, column 2: a label is part of one line and cannot hold a line break");
 }
 
-TEST_CASE("the time of a label is filled in later, each time it stands there") {
+TEST_CASE("the time of a label is filled in later, in each place") {
   const LineSource source{"gpu02", 13, 5, 1, "stderr"};
   Label label("{time} {rank} {time}|", source);
   CHECK(label.has_time());
@@ -44,7 +44,7 @@ TEST_CASE("the time of a label is filled in later, each time it stands there") {
   CHECK(plain.text() == "13|");
 }
 
-TEST_CASE("a colour covers the label but not the blanks behind it") {
+TEST_CASE("a color covers the label but not the blanks behind it") {
   const LineSource source{"gpu02", 13, 5, 1, "stderr"};
   CHECK(Label("[{host}] ", source, 36).text() == "\x1b[36m[gpu02]\x1b[0m ");
   CHECK(Label("{rank}", source, 36).text() == "\x1b[36m13\x1b[0m");
@@ -55,7 +55,7 @@ TEST_CASE("a colour covers the label but not the blanks behind it") {
   CHECK(timed.text() == "\x1b[32m07:18:13.250>\x1b[0m ");
 }
 
-TEST_CASE("nodes in a row have different colours") {
+TEST_CASE("consecutive nodes have different colors") {
   for (int node = 0; node < 30; ++node) {
     CHECK(label_colour(node) != label_colour(node + 1));
     CHECK(label_colour(node) != 31);
@@ -63,7 +63,7 @@ TEST_CASE("nodes in a row have different colours") {
   CHECK(label_colour(-1) == label_colour(0));
 }
 
-TEST_CASE("colours are for terminals that have them") {
+TEST_CASE("only terminals with colors get colors") {
   CHECK(colours_wanted(true, nullptr, "xterm-256color"));
   CHECK(colours_wanted(true, "", "xterm"));
   CHECK_FALSE(colours_wanted(false, nullptr, "xterm"));

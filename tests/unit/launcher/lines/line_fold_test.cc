@@ -31,7 +31,7 @@ struct Bench {
 
 }  // namespace
 
-TEST_CASE("alike lines of several ranks become one") {
+TEST_CASE("equal lines of several ranks are merged") {
   Bench bench(4);
   bench.add(1, "hello", 0);
   bench.add(0, "hello", 10);
@@ -46,7 +46,7 @@ TEST_CASE("alike lines of several ranks become one") {
   CHECK(bench.fold.held() == 0);
 }
 
-TEST_CASE("a line that all have written waits no longer") {
+TEST_CASE("a line that all ranks have written is released at once") {
   Bench bench(2);
   bench.add(0, "hello", 0);
   bench.add(1, "hello", 1);
@@ -66,7 +66,7 @@ TEST_CASE("a folded line does not overtake lines of its ranks") {
   CHECK(bench.out == Texts{"0 a", "0-1 b", "1 a"});
 }
 
-TEST_CASE("lines of their own between alike ones do not keep these apart") {
+TEST_CASE("different lines between equal ones do not prevent merging") {
   Bench bench(3);
   for (int rank = 0; rank < 3; ++rank) {
     for (const std::string text : {"begin", "own", "more", "end"})
@@ -77,7 +77,7 @@ TEST_CASE("lines of their own between alike ones do not keep these apart") {
         Texts{"0-2 begin", "0 own0", "1 own1", "2 own2", "0 more0", "1 more1", "2 more2", "0-2 end"});
 }
 
-TEST_CASE("a rank's first line of its own does not keep it from joining") {
+TEST_CASE("a rank's own first line does not prevent later merging") {
   Bench bench(9);
   bench.add(0, "hello 0", 0);
   bench.add(0, "same", 1);
@@ -90,7 +90,7 @@ TEST_CASE("a rank's first line of its own does not keep it from joining") {
   CHECK(bench.out == Texts{"0 hello 0", "1 hello 1", "0-1 same"});
 }
 
-TEST_CASE("a line that nobody can join any more waits no longer") {
+TEST_CASE("a line that no rank can join is released at once") {
   Bench bench(2);
   bench.add(0, "a", 0);
   bench.add(1, "b", 1);
@@ -99,7 +99,7 @@ TEST_CASE("a line that nobody can join any more waits no longer") {
   CHECK(bench.out == Texts{"0 a", "1 b"});
 }
 
-TEST_CASE("what one rank writes twice comes out twice") {
+TEST_CASE("a line that one rank writes twice is shown twice") {
   Bench bench(2);
   bench.add(0, "x", 0);
   bench.add(0, "x", 1);
@@ -110,7 +110,7 @@ TEST_CASE("what one rank writes twice comes out twice") {
   CHECK(bench.out == Texts{"0-1 x", "0-1 x", "1 x"});
 }
 
-TEST_CASE("streams are not mixed, but keep a rank's order") {
+TEST_CASE("streams are not mixed, and keep a rank's order") {
   Bench bench(4);
   bench.add(0, "x", 0, 1);
   bench.add(1, "x", 1, 2);
@@ -121,7 +121,7 @@ TEST_CASE("streams are not mixed, but keep a rank's order") {
   CHECK(bench.out == Texts{"0 x", "!1-2 x", "!0 y", "2 x"});
 }
 
-TEST_CASE("the stamp is that of the first") {
+TEST_CASE("a merged line has the time of the first") {
   LineFold fold(3);
   std::string stamp;
   const LineFold::Sink sink = [&](const LineFold::Line& line) { stamp = line.stamp; };
@@ -131,7 +131,7 @@ TEST_CASE("the stamp is that of the first") {
   CHECK(stamp == "07:18:13.250");
 }
 
-TEST_CASE("little is held, however much comes") {
+TEST_CASE("the held memory is bounded for any input") {
   Bench bench(2);
   for (int i = 0; i < 30; ++i) {
     bench.add(0, std::to_string(i) + std::string(100'000, 'x'), 0);
@@ -142,7 +142,7 @@ TEST_CASE("little is held, however much comes") {
   CHECK(bench.fold.held() == 0);
 }
 
-TEST_CASE("no line is lost, none is late, each rank keeps its order") {
+TEST_CASE("no line is lost or late, and each rank keeps its order") {
   for (unsigned seed = 0; seed < 60; ++seed) {
     CAPTURE(seed);
     std::mt19937 random(seed);

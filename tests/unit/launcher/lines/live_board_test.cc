@@ -48,7 +48,7 @@ LiveBoard::Entry entry_of(std::uint32_t rank, int stream = 1) {
 
 }  // namespace
 
-TEST_CASE("a bar is shown with the next frame and goes with its line") {
+TEST_CASE("a bar is shown in the next frame and removed by its line") {
   Driver d;
   LiveBoard::Entry a = entry_of(0);
   CHECK_FALSE(d.board.due().has_value());
@@ -63,7 +63,7 @@ TEST_CASE("a bar is shown with the next frame and goes with its line") {
   CHECK(d.lines == "[0] 10%\n[0] done\n");
 }
 
-TEST_CASE("a bar that has ended becomes a line when it is quiet") {
+TEST_CASE("a finished bar leaves the board as a line after a pause") {
   Driver d;
   LiveBoard::Entry a = entry_of(0);
   d.add(a, "\r100%\n");
@@ -75,7 +75,7 @@ TEST_CASE("a bar that has ended becomes a line when it is quiet") {
   CHECK(d.rows().empty());
 }
 
-TEST_CASE("an unfinished line is shown when it stands, not while it is being written") {
+TEST_CASE("an unfinished line is shown once it is stable, not while it is being written") {
   Driver d;
   LiveBoard::Entry a = entry_of(0);
   d.add(a, "loading");
@@ -88,7 +88,7 @@ TEST_CASE("an unfinished line is shown when it stands, not while it is being wri
   CHECK(d.lines == "[0] loading done\n");
 }
 
-TEST_CASE("a line that grows slowly is shown while it grows") {
+TEST_CASE("a slowly growing line is shown while it grows") {
   Driver d;
   LiveBoard::Entry a = entry_of(0);
   for (int i = 0; i < 10; ++i) {
@@ -104,7 +104,7 @@ TEST_CASE("a line that grows slowly is shown while it grows") {
   CHECK(d.rows() == "[0] loading..........\n");
 }
 
-TEST_CASE("nothing ticks when nothing changes") {
+TEST_CASE("no frame is due without a change") {
   Driver d;
   LiveBoard::Entry a = entry_of(0);
   d.add(a, "\r10%");
@@ -115,7 +115,7 @@ TEST_CASE("nothing ticks when nothing changes") {
   CHECK(d.board.due().has_value());
 }
 
-TEST_CASE("where no row can stand, a bar is a line every 30 s and at its end") {
+TEST_CASE("without rows a bar is a line every 30 s and at its end") {
   Driver d(Bars::kRank0, false);
   LiveBoard::Entry a = entry_of(0);
   LiveBoard::Entry b = entry_of(1);
@@ -130,7 +130,7 @@ TEST_CASE("where no row can stand, a bar is a line every 30 s and at its end") {
   CHECK(d.lines == "[0] 30%  [2 ranks: 15-30%]\n[0] 60%  [2 ranks: 30-60%]\n[0] 100%\n");
 }
 
-TEST_CASE("a bar that stands still is written once, an unfinished line never") {
+TEST_CASE("an unchanged bar is written once, an unfinished line never") {
   Driver d(Bars::kAll, false);
   LiveBoard::Entry a = entry_of(0);
   LiveBoard::Entry b = entry_of(1, 2);
@@ -140,7 +140,7 @@ TEST_CASE("a bar that stands still is written once, an unfinished line never") {
   CHECK(d.lines == "[0] 10%\n");
 }
 
-TEST_CASE("without bars rows become lines all the same") {
+TEST_CASE("with bars off rows still become lines") {
   Driver d(Bars::kOff);
   LiveBoard::Entry a = entry_of(0);
   d.add(a, "\r10%\r100%\n");

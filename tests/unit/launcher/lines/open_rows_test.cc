@@ -39,7 +39,7 @@ struct Screen {
 
 }  // namespace
 
-TEST_CASE("a bar is live until its line ends and something stands below") {
+TEST_CASE("a bar is live until its line ends and another row follows") {
   Screen s;
   s.add("epoch 1\n\r 10%|#  |");
   CHECK(s.lines == "epoch 1\n");
@@ -52,7 +52,7 @@ TEST_CASE("a bar is live until its line ends and something stands below") {
   CHECK(s.open().empty());
 }
 
-TEST_CASE("a bar below that is redrawn without moving up says that the one above has ended") {
+TEST_CASE("a lower bar that is redrawn without moving up shows that the upper one has ended") {
   Screen s;
   s.add("\rfirst 100%\n\rsecond 0%");
   CHECK(s.lines.empty());
@@ -61,7 +61,7 @@ TEST_CASE("a bar below that is redrawn without moving up says that the one above
   CHECK(s.open() == "second 1%");
 }
 
-TEST_CASE("a bar that has ended becomes a line when all is quiet") {
+TEST_CASE("a finished bar becomes a line after a pause") {
   Screen s;
   s.add("\r100%\n");
   s.assembler.settle(false, s.lines);
@@ -72,7 +72,7 @@ TEST_CASE("a bar that has ended becomes a line when all is quiet") {
   CHECK(s.open() == " 50%");
 }
 
-TEST_CASE("what ends a bar's frame is no message behind it") {
+TEST_CASE("the end of a bar's frame is not a message behind it") {
   Screen padded;  // rich, with an indeterminate task in its last row
   for (const char* frame : {"\r5/12   \x1b[36m       \x1b[0m", "\r6/12   \x1b[36m       \x1b[0m"})
     padded.add(frame);
@@ -82,14 +82,14 @@ TEST_CASE("what ends a bar's frame is no message behind it") {
   CHECK(words.finish() == "Progress: 100% complete. Wrote 12 files\nnext\n");
 }
 
-TEST_CASE("an unfinished line is open, but no bar") {
+TEST_CASE("an unfinished line is an open row, but no bar") {
   Screen s;
   s.add("Password: ");
   CHECK(s.open() == "Password:");
   CHECK_FALSE(s.bar());
 }
 
-TEST_CASE("tqdm's nested bars") {
+TEST_CASE("nested bars of tqdm") {
   Screen s;
   s.add("\router 0%\n\rinner 0%\x1b[A");
   CHECK(s.open() == "outer 0%\ninner 0%");
@@ -106,14 +106,14 @@ TEST_CASE("tqdm's nested bars") {
   CHECK(s.finish() == "log\nouter 100%\n");
 }
 
-TEST_CASE("tqdm's third bar, two rows down, in the first frame") {
+TEST_CASE("the third bar of tqdm, two rows down, in the first frame") {
   Screen s;
   s.add("\rone 0%\n\rtwo 0%\x1b[A\n\n\rthree 0%\x1b[A\x1b[A\rone 1%");
   CHECK(s.lines.empty());
   CHECK(s.open() == "one 1%\ntwo 0%\nthree 0%");
 }
 
-TEST_CASE("rich: rows are wiped from below, lines are printed above, the cursor is hidden meanwhile") {
+TEST_CASE("rich: rows are erased from below, lines are printed above, the cursor is hidden meanwhile") {
   Screen s;
   s.add("\x1b[?25lone 0%\ntwo 0%");
   CHECK(s.lines.empty());
@@ -129,7 +129,7 @@ TEST_CASE("rich: rows are wiped from below, lines are printed above, the cursor 
   CHECK(s.finish() == "log\none 20%\ntwo 5%\n");
 }
 
-TEST_CASE("rich's spinner of one row lets lines pass") {
+TEST_CASE("a spinner of rich with one row lets lines pass") {
   Screen s;
   s.add("\x1b[?25l- work\r\x1b[2Klog 1\n- work\r\x1b[2K/ work");
   CHECK(s.lines == "log 1\n");
@@ -138,7 +138,7 @@ TEST_CASE("rich's spinner of one row lets lines pass") {
   CHECK(s.finish() == "log 1\n");
 }
 
-TEST_CASE("rows redrawn by cursor up without hiding the cursor") {
+TEST_CASE("rows may be redrawn by cursor up without a hidden cursor") {
   Screen s;
   s.add("a 0%\nb 0%\n");
   CHECK(s.lines == "a 0%\nb 0%\n");  // so far these may be ordinary lines
@@ -164,7 +164,7 @@ TEST_CASE("rows of different height, up and down again") {
   CHECK(s.finish() == "x1\ny1\nz1\n");
 }
 
-TEST_CASE("a log line right behind a bar is a line of its own") {
+TEST_CASE("a log line directly behind a bar is a line of its own") {
   Screen s;
   const std::string bar = "\r 10%|#  | 1/10 [00:00<00:09, 1.00it/s]";
   s.add(bar).add("\r 20%|##  | 2/10 [00:02<00:08, 1.00it/s]");
@@ -181,7 +181,7 @@ TEST_CASE("a log line right behind a bar is a line of its own") {
   CHECK(s.open() == " 40%|### | 4/10 [00:04<00:06, 1.00it/s]");
 }
 
-TEST_CASE("where a frame ends") {
+TEST_CASE("the end of a frame is found") {
   CHECK(frame_length("9%| 1/9 [x]", "10%|# 2/9 [x]error") == 13);
   CHECK(frame_length("100 of 200 files", "101 of 200 filesoops") == 16);
   CHECK(frame_length("step 5/9", "step 6/9 done") == 0);  // its end is ambiguous
@@ -193,7 +193,7 @@ TEST_CASE("where a frame ends") {
   CHECK(frame_length("", "x") == 0);
 }
 
-TEST_CASE("colours pass, other sequences do not") {
+TEST_CASE("colors pass, other sequences do not") {
   Screen s;
   s.add(
       "\x1b[1;31mred\x1b[0m\x1b]0;title\a \x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\ "
@@ -204,7 +204,7 @@ TEST_CASE("colours pass, other sequences do not") {
   CHECK(bar.finish() == "\x1b[32m 5%\x1b[0m\x1b[0m\n");
 }
 
-TEST_CASE("sequences that do not end do not swallow the output") {
+TEST_CASE("unterminated sequences do not swallow the output") {
   Screen s;
   s.add("\x1b]no end\nline\n");
   CHECK(s.lines == "\nline\n");
@@ -216,7 +216,7 @@ TEST_CASE("sequences that do not end do not swallow the output") {
   CHECK(s.finish() == "\nline\n\nline\nx\ncut off \n");
 }
 
-TEST_CASE("backspaces turn spinners") {
+TEST_CASE("backspaces animate spinners") {
   Screen s;
   s.add("work |\b/\b-");
   CHECK(s.open() == "work -");
@@ -227,7 +227,7 @@ TEST_CASE("backspaces turn spinners") {
   CHECK(s.lines == "work\xc3\xa8\nends\nx\n");
 }
 
-TEST_CASE("clearing the screen loses nothing") {
+TEST_CASE("a cleared screen loses nothing") {
   Screen s;
   s.add("text\x1b[H\x1b[2J\x1b[3Jmore\n");
   CHECK(s.finish() == "text\nmore\n");

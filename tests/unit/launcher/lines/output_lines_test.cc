@@ -64,7 +64,7 @@ std::string cut_at_random(std::string_view bytes, std::mt19937& random, std::siz
 
 }  // namespace
 
-TEST_CASE("lines get the label, the last one a newline") {
+TEST_CASE("each line gets the label, the last one a newline") {
   CHECK(shown({"a\nb\n"}) == "> a\n> b\n");
   CHECK(shown({"a", "b", "\n", "c"}) == "> ab\n> c\n");
   CHECK(shown({"\n\n"}) == "> \n> \n");
@@ -85,7 +85,7 @@ TEST_CASE("carriage returns leave what a terminal would show") {
   CHECK(shown({"\r", "x\n"}) == "> x\n");
 }
 
-TEST_CASE("an endless bar holds one row") {
+TEST_CASE("an endless progress bar occupies one row") {
   LineAssembler lines("");
   std::string out;
   for (int i = 0; i < 200'000; ++i)
@@ -105,7 +105,7 @@ TEST_CASE("a line over 1 MiB is split with a mark, one of 1 MiB is not") {
   CHECK(shown({whole, "\r", "y\n"}) == "> y\n");  // discarded before the line was too long
 }
 
-TEST_CASE("the assembler serves the next stream after finish") {
+TEST_CASE("the assembler is reusable after finish") {
   LineAssembler lines("");
   std::string out;
   lines.add("a\r", out);
@@ -128,7 +128,7 @@ TEST_CASE("property: the output does not depend on the chunks") {
   }
 }
 
-TEST_CASE("property: so also around the limit") {
+TEST_CASE("property: the same holds around the line limit") {
   std::mt19937 random(12);
   for (int round = 0; round < 12; ++round) {
     std::string bytes;
@@ -167,7 +167,7 @@ TEST_CASE("the tail keeps the last lines in bounded memory") {
   CHECK(long_line.lines() == std::vector<std::string>{"next"});
 }
 
-TEST_CASE("property: the tail is the end of what went in") {
+TEST_CASE("property: the tail equals the end of the input") {
   std::mt19937 random(13);
   for (int round = 0; round < 200; ++round) {
     StderrTail tail;

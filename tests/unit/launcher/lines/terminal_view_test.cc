@@ -77,14 +77,14 @@ const TerminalView::Size kSize{40, 12};
 
 }  // namespace
 
-TEST_CASE("without live rows lines pass as they are") {
+TEST_CASE("without live rows lines pass unchanged") {
   TerminalView view(true);
   CHECK(view.draw("a\nb\n", {}, kSize) == "a\nb\n");
   CHECK(view.draw("", {}, kSize).empty());
   CHECK_FALSE(view.shows_rows());
 }
 
-TEST_CASE("lines go above the rows, which stay at the bottom") {
+TEST_CASE("lines are printed above the rows, which stay at the bottom") {
   TerminalView view(true);
   Terminal terminal(kSize);
   terminal.write(view.draw("one\n", {{"bar 1%", ""}}, kSize));
@@ -101,14 +101,14 @@ TEST_CASE("lines go above the rows, which stay at the bottom") {
   CHECK_FALSE(view.shows_rows());
 }
 
-TEST_CASE("what stands already is not drawn again, a new frame is drawn in place") {
+TEST_CASE("an unchanged row is not drawn again, a new frame is drawn in place") {
   TerminalView view(true);
   view.draw("", {{"bar 10%", ""}}, kSize);
   CHECK(view.draw("", {{"bar 10%", ""}}, kSize).empty());
   CHECK(view.draw("", {{"bar 11%", ""}}, kSize) == "\r\x1b[K\x1b[1Abar 11%\x1b[K\r\n");
 }
 
-TEST_CASE("what the user types goes with the next frame") {
+TEST_CASE("typed characters are erased by the next frame") {
   TerminalView view(true);
   Terminal terminal(kSize);
   terminal.write(view.draw("", {{"bar 1%", ""}}, kSize));
@@ -117,7 +117,7 @@ TEST_CASE("what the user types goes with the next frame") {
   CHECK(terminal.screen() == "x\nbar 2%\n");
 }
 
-TEST_CASE("rows are cut so that they never wrap, the suffix stays") {
+TEST_CASE("rows are cut so that they never wrap, and their suffix stays") {
   TerminalView view(true);
   Terminal terminal(kSize);
   terminal.write(view.draw("", {{std::string(100, 'x'), " [8 ranks: 1-3%]"}}, kSize));
@@ -146,14 +146,14 @@ TEST_CASE("more rows than half the screen") {
   CHECK(terminal.screen() == "line\nbar 0\nbar 1\nbar 2\n… and 7 more\n");
 }
 
-TEST_CASE("a tiny terminal gets lines only") {
+TEST_CASE("a very small terminal gets lines only") {
   TerminalView view(true);
   CHECK(view.draw("x\n", {{"bar", ""}}, {9, 24}) == "x\n");
   CHECK(view.draw("x\n", {{"bar", ""}}, {80, 3}) == "x\n");
   CHECK_FALSE(view.shows_rows());
 }
 
-TEST_CASE("a terminal that became narrower has wrapped the rows, or has not") {
+TEST_CASE("a terminal that became narrower, with and without wrapped rows") {
   const std::vector<LiveRow> rows = {{std::string(30, 'a'), ""}, {"b", ""}};
   TerminalView reflowing(true);
   reflowing.draw("", rows, kSize);
@@ -166,14 +166,14 @@ TEST_CASE("a terminal that became narrower has wrapped the rows, or has not") {
   CHECK(wider.draw("", {}, {90, 12}) == "\r\x1b[K\x1b[2A\x1b[K\x1b[B\x1b[K\x1b[B\x1b[2A");
 }
 
-TEST_CASE("forgotten rows are left where they are") {
+TEST_CASE("abandoned rows stay on the screen") {
   TerminalView view(true);
   view.draw("", {{"bar", ""}}, kSize);
   view.forget();
   CHECK(view.draw("x\n", {}, kSize) == "x\n");
 }
 
-TEST_CASE("lines keep colours, not what moves the cursor or changes the character set") {
+TEST_CASE("lines keep colors, but no cursor movement and no character set change") {
   std::string out;
   append_visible(std::string("a\tb\x0e\x07\0\x7f\x1b[31mred\nplain\n\x1b[5Aup\x1b", 29), out);
   append_visible("\n\x1b[1mbold\x1b[0m.\n", out);
@@ -186,7 +186,7 @@ TEST_CASE("lines keep colours, not what moves the cursor or changes the characte
   CHECK(out == "^[[2J ^[E\xc2\xa0\xc3\xa4\xc2\n\xc2");
 }
 
-TEST_CASE("lines show no 8-bit control, no mark that turns the writing, nothing invisible but joiners") {
+TEST_CASE("lines contain no 8-bit controls, no direction marks, and no invisible characters except joiners") {
   const auto shown = [](std::string_view text) {
     std::string out;
     append_visible(text, out);
@@ -207,7 +207,7 @@ TEST_CASE("lines show no 8-bit control, no mark that turns the writing, nothing 
   CHECK(row == "a b");
 }
 
-TEST_CASE("widths") {
+TEST_CASE("widths of characters") {
   CHECK(text_width("abc") == 3);
   CHECK(text_width("\x1b[1;31mabc\x1b[0m") == 3);
   CHECK(text_width("日本") == 4);
@@ -218,7 +218,7 @@ TEST_CASE("widths") {
   CHECK(text_width("\xed\xa0\x80") == 3);  // a surrogate
 }
 
-TEST_CASE("rows are cut in whole characters, colours are ended") {
+TEST_CASE("rows are cut between whole characters, and colors are ended") {
   const auto cut = [](std::string_view row, std::size_t width) {
     std::string out;
     append_row(row, width, out);

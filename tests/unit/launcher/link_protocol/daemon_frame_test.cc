@@ -69,7 +69,7 @@ TEST_CASE("a frame is its kind, a zero, the size and the payload") {
   CHECK(daemon_failed(std::string(5000, 'x')).size() == kDaemonFrameHead + kMaxDaemonText);
 }
 
-TEST_CASE("what a node sends is read however it is cut") {
+TEST_CASE("output of a node is decoded for any chunking") {
   const std::string long_line(kMaxDaemonPayload, 'l');
   const std::string bytes = daemon_greeting() + daemon_frame(DaemonFrame::kOutput, "one") +
                             daemon_frame(DaemonFrame::kErrors, "oh") +
@@ -86,7 +86,7 @@ TEST_CASE("what a node sends is read however it is cut") {
   }
 }
 
-TEST_CASE("what a master sends is its input and the end of it") {
+TEST_CASE("a master sends input and its end") {
   const FrameRecord heard(
       FrameSender::kMaster,
       daemon_frame(DaemonFrame::kInput, "hello") + daemon_frame(DaemonFrame::kInputEnd, {}), 3);
@@ -95,7 +95,7 @@ TEST_CASE("what a master sends is its input and the end of it") {
   CHECK(heard.failure.empty());
 }
 
-TEST_CASE("a node that cannot start an agent says why") {
+TEST_CASE("a node that cannot start an agent reports the reason") {
   const FrameRecord heard(FrameSender::kNode, daemon_greeting() + daemon_failed("no such file"), 1);
   CHECK(heard.events == Texts{"version 1", "failed no such file"});
   CHECK(FrameRecord(FrameSender::kNode, daemon_greeting() + daemon_failed(""), 1).events ==

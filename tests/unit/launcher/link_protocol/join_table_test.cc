@@ -41,7 +41,7 @@ TEST_CASE("nodes without a rank get the free ones in order of arrival") {
         "all 4 nodes of the job are there already; start no more than --nnodes says");
 }
 
-TEST_CASE("a machine that returns gets the rank that it had") {
+TEST_CASE("a machine that returns gets its previous rank") {
   Job job;
   const auto one = job.join({}, "gpu05");
   const auto two = job.join({}, "gpu06");
@@ -51,7 +51,7 @@ TEST_CASE("a machine that returns gets the rank that it had") {
   CHECK(job.slot({}, "gpu05") == "1");
 }
 
-TEST_CASE("one that was never there gets an unused rank before one that somebody left") {
+TEST_CASE("a new machine gets an unused rank before one that another left") {
   Job job;
   const auto one = job.join({}, "gpu05");
   job.table.ended(*one.answer.rank, one.incarnation);
@@ -60,7 +60,7 @@ TEST_CASE("one that was never there gets an unused rank before one that somebody
   CHECK(job.slot({}, "gpu08") == "1");
 }
 
-TEST_CASE("a rank whose node lives is not given away") {
+TEST_CASE("the rank of a connected node is not given away") {
   Job job;
   const auto first = job.join(3, "gpu03", "10.0.0.7");
   job.table.opened(3, job.now);
@@ -74,7 +74,7 @@ TEST_CASE("a rank whose node lives is not given away") {
   CHECK(first.answer.rank == 3);
 }
 
-TEST_CASE("a node that is silent gives its place to who is there") {
+TEST_CASE("a silent node is replaced by a node that answers") {
   Job job;
   job.join(3, "gpu03");
   job.table.opened(3, job.now);
@@ -85,7 +85,7 @@ TEST_CASE("a node that is silent gives its place to who is there") {
   CHECK(second.displaces);
 }
 
-TEST_CASE("a node that waits gives its place to its own machine only") {
+TEST_CASE("a waiting node is replaced by its own machine only") {
   Job job;
   job.join(3, "gpu03");
   CHECK(job.join(3, "gpu04").answer.refusal == JoinRefusal::kTaken);
@@ -101,7 +101,7 @@ TEST_CASE("several nodes of one machine wait beside each other") {
   CHECK(job.slot({}, "here") == "3");
 }
 
-TEST_CASE("only the links that an answer hangs on need to be looked at") {
+TEST_CASE("only the links that affect an answer are checked") {
   Job job;
   using Ranks = std::vector<int>;
   const auto about = [&](std::optional<int> rank, const std::string& name) {
@@ -118,7 +118,7 @@ TEST_CASE("only the links that an answer hangs on need to be looked at") {
   CHECK(about({}, "gpu04") == Ranks{1, 2, 3});
 }
 
-TEST_CASE("the end of an earlier link does not free the place of a later one") {
+TEST_CASE("the end of an earlier link does not free the rank of a later one") {
   Job job;
   const auto first = job.join(1, "gpu01");
   const auto second = job.join(1, "gpu01");
@@ -130,7 +130,7 @@ TEST_CASE("the end of an earlier link does not free the place of a later one") {
   CHECK(!third.displaces);
 }
 
-TEST_CASE("what cannot be is refused with what to do") {
+TEST_CASE("an impossible request is refused with the remedy") {
   Job job;
   CHECK(job.slot(0, "gpu00") == "node rank 0 is the master's own node; give each node its own --node-rank");
   CHECK(job.slot(4, "gpu04") == "node rank 4 is not one of 0 … 3; the job has 4 nodes");
@@ -148,7 +148,7 @@ TEST_CASE("what cannot be is refused with what to do") {
   CHECK(job.table.join({1, "0.1.0", 1, 0}, {"gpu01", "10.0.0.1"}, job.now).answer.rank == 1);
 }
 
-TEST_CASE("the first words of a link survive the way there and back") {
+TEST_CASE("the first messages of a link survive their encoding") {
   const std::string line = request_line({1, "0.1.0", 3, 4});
   CHECK(line == "ddplaunch-join 1 0.1.0 3 4\n");
   const auto request = parse_request(line.substr(0, line.size() - 1)).value();
@@ -180,7 +180,7 @@ TEST_CASE("the first words of a link survive the way there and back") {
     CHECK(!parse_answer(wrong));
 }
 
-TEST_CASE("a node that has not said its name is called by its rank") {
+TEST_CASE("a node without a known name is called by its rank") {
   CHECK(join_host_name(3) == "node3");
   CHECK(join_host_rank("node3") == 3);
   CHECK(!join_host_rank("gpu3"));

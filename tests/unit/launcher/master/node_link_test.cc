@@ -41,7 +41,7 @@ NodeLink::LinkEnd end_of_link(int status, const std::string& errors) {
   return end;
 }
 
-TEST_CASE("a keeper's exit code proves that the workers are dead, unless it says that some are left") {
+TEST_CASE("a keeper's exit code proves that the workers are dead, unless it reports remaining processes") {
   for (const int status : {0, 110, 113, 117}) {
     CAPTURE(status);
     CHECK(end_of_link(status, "").workers_dead);
@@ -61,7 +61,7 @@ TEST_CASE("a keeper's exit code proves that the workers are dead, unless it says
         "state D, uid 0)");
 }
 
-TEST_CASE("an endless stderr is shown to a bound, then one line says so") {
+TEST_CASE("an endless stderr is shown up to a limit, followed by one notice") {
   asio::io_context loop;
   NodeLink node(0, loop.get_executor(), "gpu07");
   const std::string piece = std::string(4095, 'x') + "\nunfinished";
@@ -76,7 +76,7 @@ TEST_CASE("an endless stderr is shown to a bound, then one line says so") {
       "(or of ssh); the rest is dropped\n"));
 }
 
-TEST_CASE("a short stderr is shown whole, its last line too") {
+TEST_CASE("a short stderr is shown completely, including its last line") {
   asio::io_context loop;
   NodeLink node(0, loop.get_executor(), "gpu07");
   CHECK(node.error_lines("one\ntw") == "gpu07: one\n");

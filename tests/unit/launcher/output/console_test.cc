@@ -78,7 +78,7 @@ TEST_CASE("stderr does not wait for stdout") {
   out.reader.reset();  // its write fails, which ends the lane
 }
 
-TEST_CASE("a pipe that is full holds back, and says when there is room") {
+TEST_CASE("a full pipe holds output back, and reports free space") {
   asio::io_context loop;
   Pipe out;
   bool drained = false;
@@ -107,7 +107,7 @@ TEST_CASE("a pipe that is full holds back, and says when there is room") {
   CHECK(drained);
 }
 
-TEST_CASE("with drop a pipe that is not read is skipped ahead") {
+TEST_CASE("with drop, output is skipped for a pipe that is not read") {
   asio::io_context loop;
   Pipe out;
   Console console(
@@ -128,7 +128,7 @@ TEST_CASE("with drop a pipe that is not read is skipped ahead") {
   CHECK(lines == 20'000);
 }
 
-TEST_CASE("a reader that has gone is noticed, and nothing waits for it") {
+TEST_CASE("a closed reader is detected, and nothing waits for it") {
   asio::io_context loop;
   Pipe out;
   Pipe err;
@@ -143,7 +143,7 @@ TEST_CASE("a reader that has gone is noticed, and nothing waits for it") {
   CHECK_FALSE(console.full(1));
 }
 
-TEST_CASE("rows stand below the lines of a terminal, go for a while, and at the end") {
+TEST_CASE("rows are below the lines of a terminal, can be hidden, and end with it") {
   asio::io_context loop;
   Pty terminal;
   {
@@ -165,7 +165,7 @@ TEST_CASE("rows stand below the lines of a terminal, go for a while, and at the 
   read_until(terminal.reader, "\x1b[2A\x1b[K\x1b[B\x1b[K\x1b[B\x1b[2A");
 }
 
-TEST_CASE("who reads a pipe") {
+TEST_CASE("the reader of a pipe is found") {
   Pipe pipe;
   CHECK(pipe_reader(pipe.writer.get()).empty());  // this process does not count
   CHECK(pipe_reader(::open("/dev/null", O_RDWR | O_CLOEXEC)).empty());

@@ -29,7 +29,7 @@ LineSource rank_on(std::string_view host, int rank, int local_rank, int node_ran
 
 }  // namespace
 
-TEST_CASE("lines of a set carry the set, lines of one rank its own label") {
+TEST_CASE("merged lines carry the set of ranks, lines of one rank its own label") {
   Bench bench("[{host}:{rank}] ");
   bench.output.begin(4);
   bench.output.add(rank_on("a", 0, 0, 0), 1, "\x1b[36m[a:0]\x1b[0m ", "",
@@ -45,7 +45,7 @@ TEST_CASE("lines of a set carry the set, lines of one rank its own label") {
   CHECK(bench.shown == Shown{{2, "[*:0-3] all\n"}});  // without a delay
 }
 
-TEST_CASE("a set's label has the time of the first") {
+TEST_CASE("the label of a set has the time of the first line") {
   Bench bench("{time} {node_rank}.{local_rank} {stream}|");
   bench.output.begin(9);
   bench.output.add(rank_on("a", 3, 0, 1), 1, "07:18:13.250 1.0 stdout|", "07:18:13.250",
@@ -56,7 +56,7 @@ TEST_CASE("a set's label has the time of the first") {
   CHECK(bench.shown == Shown{{1, "07:18:13.250 1.0-1 stdout|x\n07:18:13.300 1.1 stdout|y\n"}});
 }
 
-TEST_CASE("both streams of a rank come in its order") {
+TEST_CASE("both streams of a rank keep the rank's order") {
   Bench bench("");
   bench.output.begin(2);
   bench.output.add(rank_on("a", 0, 0, 0), 2, "", "", "1\n");
@@ -75,7 +75,7 @@ TEST_CASE("the window ends by itself") {
   CHECK(bench.shown == Shown{{1, "0|x\n"}});
 }
 
-TEST_CASE("a new attempt begins with nothing held") {
+TEST_CASE("a new attempt starts with nothing held") {
   Bench bench("{rank}|");
   bench.output.begin(2);
   bench.output.add(rank_on("a", 0, 0, 0), 1, "0|", "", "0|x\n");

@@ -76,7 +76,7 @@ constexpr JobDir::Time kStart{};
 
 }  // namespace
 
-TEST_CASE("a file is made with its first byte, and its directories") {
+TEST_CASE("a file and its directories are created with its first byte") {
   const Directory directory;
   const std::string path = directory.path / "a/b/out";
   OutputFile file(path, {});
@@ -92,7 +92,7 @@ TEST_CASE("a file is made with its first byte, and its directories") {
   CHECK((status.st_mode & 0777) == 0600);
 }
 
-TEST_CASE("parts end at line ends, and together they are all that was written") {
+TEST_CASE("parts end at line ends, and together hold everything that was written") {
   std::mt19937 random(7);
   for (int round = 0; round < 30; ++round) {
     CAPTURE(round);
@@ -144,7 +144,7 @@ TEST_CASE("only the newest parts stay when a number is given") {
   CHECK(content(path + ".4") == "4" + line);
 }
 
-TEST_CASE("what the disk refuses is counted, and the file goes on when there is room") {
+TEST_CASE("bytes that the disk refuses are counted, and the file continues when there is space") {
   const Directory directory;
   const std::string path = directory.path / "out";
   OutputFile file(path, {});
@@ -162,7 +162,7 @@ TEST_CASE("what the disk refuses is counted, and the file goes on when there is 
   CHECK(file.take_gaps().empty());
 }
 
-TEST_CASE("a file or directory that somebody deletes is made anew") {
+TEST_CASE("a deleted file or directory is created again") {
   const Directory directory;
   const std::string path = directory.path / "job/attempt_0/out";
   OutputFile file(path, {});
@@ -209,7 +209,7 @@ TEST_CASE("a job's directory is used once") {
                                      " is a file and no directory; choose another with --log-dir");
 }
 
-TEST_CASE("a directory that was there is used only when it is this user's alone to fill") {
+TEST_CASE("an existing directory is used only when it is writable by this user alone") {
   const Directory directory;
   const JobSpec spec = spec_in(directory);
   const auto why = [&spec]() -> std::string {
@@ -234,7 +234,7 @@ TEST_CASE("a directory that was there is used only when it is this user's alone 
 }
 
 TEST_CASE("a directory of another user is refused", "[root]") {
-  if (::geteuid() != 0) SKIP_TEST("only root can give a directory away");
+  if (::geteuid() != 0) SKIP_TEST("only root can change the owner of a directory");
   const Directory directory;
   const JobSpec spec = spec_in(directory);
   fs::create_directory(spec.job_dir);
@@ -246,7 +246,7 @@ TEST_CASE("a directory of another user is refused", "[root]") {
             " belongs to uid 61234 and not to you (uid 0); choose another with --job-dir");
 }
 
-TEST_CASE("directories are made in one of the user's own that everybody may write to, and behind own links") {
+TEST_CASE("directories are created below a shared directory of this user, and behind this user's links") {
   const Directory directory;
   JobSpec spec = spec_in(directory);
   const std::string open = directory.path / "open";
@@ -305,7 +305,7 @@ TEST_CASE("--log-dir alone gets all streams") {
   CHECK(JobDir::create(spec).error().code == ErrorCode::kUsage);
 }
 
-TEST_CASE("a full disk is said once, and what is missing when there is room") {
+TEST_CASE("a full disk is reported once, and the missing bytes when there is space") {
   const Directory directory;
   const JobSpec spec = spec_in(directory);
   auto job = JobDir::create(spec);
@@ -335,7 +335,7 @@ TEST_CASE("a full disk is said once, and what is missing when there is room") {
   CHECK(job->finish().empty());
 }
 
-TEST_CASE("what is missing is said at the end when the disk stayed full") {
+TEST_CASE("missing bytes are reported at the end when the disk stayed full") {
   const Directory directory;
   const JobSpec spec = spec_in(directory);
   auto job = JobDir::create(spec);
@@ -352,7 +352,7 @@ TEST_CASE("what is missing is said at the end when the disk stayed full") {
   CHECK(job->finish().empty());
 }
 
-TEST_CASE("more files than descriptors") {
+TEST_CASE("more files than descriptors can be written") {
   const Directory directory;
   const JobSpec spec = spec_in(directory);
   rlimit before{};
@@ -370,7 +370,7 @@ TEST_CASE("more files than descriptors") {
     CHECK(content(job->file(0, rank, 1)) == "012");
 }
 
-TEST_CASE("the writer keeps the order of each stream, and settles") {
+TEST_CASE("the writer keeps the order of each stream, and drains") {
   const Directory directory;
   const JobSpec spec = spec_in(directory);
   auto job = JobDir::create(spec);
@@ -412,7 +412,7 @@ TEST_CASE("the writer keeps the order of each stream, and settles") {
   if (was_full) CHECK(drained > 0);
 }
 
-TEST_CASE("the writer says what the files lack, also when the job ends at once") {
+TEST_CASE("the writer reports the missing bytes, also when the job ends at once") {
   const Directory directory;
   const JobSpec spec = spec_in(directory);
   auto job = JobDir::create(spec);
@@ -433,7 +433,7 @@ TEST_CASE("the writer says what the files lack, also when the job ends at once")
   CHECK(said[0].starts_with("warning: there is no room for the job's files: "));
 }
 
-TEST_CASE("the writer is left behind on a disk that hangs") {
+TEST_CASE("the writer is abandoned when its disk hangs") {
   const Directory directory;
   const JobSpec spec = spec_in(directory);
   auto job = JobDir::create(spec);
@@ -466,7 +466,7 @@ TEST_CASE("the writer is left behind on a disk that hangs") {
   ::close(reader);
 }
 
-TEST_CASE("a disk that hangs costs bounded memory: what is not kept is counted") {
+TEST_CASE("a hanging disk costs bounded memory, and the dropped bytes are counted") {
   const Directory directory;
   const JobSpec spec = spec_in(directory);
   auto job = JobDir::create(spec);
@@ -505,7 +505,7 @@ TEST_CASE("a disk that hangs costs bounded memory: what is not kept is counted")
   CHECK(said.empty());
 }
 
-TEST_CASE("the job's log is bounded: it and the older half") {
+TEST_CASE("the job's log is bounded to the current and the previous half") {
   const Directory directory;
   auto job = JobDir::create(spec_in(directory));
   REQUIRE(job.has_value());

@@ -12,7 +12,7 @@ using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 using std::chrono::seconds;
 
-TEST_CASE("monotonic times as times of day") {
+TEST_CASE("monotonic times are shown as times of day") {
   ::setenv("TZ", "UTC-2", 1);  // two hours east
   ::tzset();
   int asked = 0;
@@ -35,7 +35,7 @@ TEST_CASE("monotonic times as times of day") {
   ::tzset();
 }
 
-TEST_CASE("a clock whose seconds do not begin together with the monotonic one's") {
+TEST_CASE("a wall clock with another fraction of a second than the monotonic one") {
   LineClock clock([] { return seconds(1'795'245'490) + milliseconds(700); });
   CHECK(clock.date_and_time(milliseconds(100)) == "2026-11-21T07:18:10.800Z");
   CHECK(clock.date_and_time(milliseconds(299)) == "2026-11-21T07:18:10.999Z");

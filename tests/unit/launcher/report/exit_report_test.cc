@@ -82,7 +82,7 @@ std::string kind_name(ErrorCode code) {
 
 }  // namespace
 
-TEST_CASE("root cause, its stderr, folded consequences, the last line") {
+TEST_CASE("the report has the root cause, its stderr, merged consequences and a last line") {
   JobEnd end;
   for (int rank = 0; rank < 4; ++rank)
     end.failures.push_back(signaled(rank, "gpu01", SIGTERM, 12'500, true));
@@ -111,7 +111,7 @@ TEST_CASE("root cause, its stderr, folded consequences, the last line") {
         "ddplaunch: exit 3: rank 5 on gpu02 exited 3\n");
 }
 
-TEST_CASE("a signal, a program that cannot be executed, a node") {
+TEST_CASE("the report covers a signal, a program that cannot be executed, and a lost node") {
   JobEnd killed;
   killed.failures = {signaled(0, "a", SIGSEGV, 1'000)};
   CHECK(make_exit_report(killed).exit_code == 139);
@@ -149,7 +149,7 @@ TEST_CASE("a signal, a program that cannot be executed, a node") {
         "ddplaunch: exit 113: node gpu09: its control link closed\n");
 }
 
-TEST_CASE("nodes that did not get ready are listed one by one, alike ones together") {
+TEST_CASE("nodes that did not get ready are listed one by one, equal reasons together") {
   JobEnd end;
   for (const char* host : {"gpu01", "gpu02", "gpu03", "gpu04"}) {
     Failure failure = node_lost(host, 900);
@@ -175,7 +175,7 @@ TEST_CASE("nodes that did not get ready are listed one by one, alike ones togeth
   CHECK(make_exit_report(end).text.find("    and 26 more of other kinds\n") != std::string::npos);
 }
 
-TEST_CASE("the user's signal decides, whatever the workers did") {
+TEST_CASE("the user's signal decides, regardless of the workers") {
   JobEnd end;
   end.stop_signal = SIGINT;
   end.failures = {exited(0, "a", 5, 100)};
@@ -187,7 +187,7 @@ TEST_CASE("the user's signal decides, whatever the workers did") {
   CHECK(make_exit_report(end).text == "ddplaunch: exit 129: stopped because its terminal closed (SIGHUP)\n");
 }
 
-TEST_CASE("a good end says nothing; the master's own failures have their code") {
+TEST_CASE("a successful end prints nothing, and the master's own failures have their code") {
   CHECK(make_exit_report({}).exit_code == 0);
   CHECK(make_exit_report({}).text.empty());
   JobEnd end;
@@ -201,7 +201,7 @@ TEST_CASE("a good end says nothing; the master's own failures have their code") 
         "ddplaunch: exit 2: the command line or a file it names is wrong; nothing was started\n");
 }
 
-TEST_CASE("ended only by our own stop, without a cause, is never success") {
+TEST_CASE("a job that only our own stop ended is never a success") {
   JobEnd end;
   end.failures = {signaled(0, "a", SIGKILL, 10, true), signaled(1, "a", SIGKILL, 10, true)};
   const ExitReport report = make_exit_report(end);
@@ -212,7 +212,7 @@ TEST_CASE("ended only by our own stop, without a cause, is never success") {
         "ddplaunch: exit 110: stopped without a known cause\n");
 }
 
-TEST_CASE("the root cause given by the master counts before the earliest failure") {
+TEST_CASE("the master's root cause overrides the earliest failure") {
   JobEnd end;
   end.failures = {exited(0, "a", 1, 10), exited(1, "b", 2, 20)};
   end.root = 1;
@@ -221,7 +221,7 @@ TEST_CASE("the root cause given by the master counts before the earliest failure
   CHECK(make_exit_report(end).exit_code == 1);
 }
 
-TEST_CASE("a job of 4096 ranks folds to a short report") {
+TEST_CASE("a job of 4096 ranks gets a short report") {
   JobEnd end;
   for (int rank = 0; rank < 4096; ++rank) {
     end.failures.push_back(signaled(rank, "gpu" + std::to_string(100 + rank / 8), SIGTERM, 200, true));
@@ -258,7 +258,7 @@ TEST_CASE("every kind of error has one row, in the table and in docs/users/exit_
   }
 }
 
-TEST_CASE("signal names are the machine's") {
+TEST_CASE("signal names are those of the machine") {
   for (int signal = 1; signal < 32; ++signal) {
     const char* name = sigabbrev_np(signal);
     REQUIRE(name);
@@ -271,7 +271,7 @@ TEST_CASE("signal names are the machine's") {
   CHECK(signal_name(99) == "signal 99");
 }
 
-TEST_CASE("all that is known of a cause is reported") {
+TEST_CASE("all facts about a cause are reported") {
   JobEnd end;
   Failure root = signaled(5, "gpu02", SIGKILL, 12'345);
   root.ran = std::chrono::milliseconds(12'100);
@@ -314,7 +314,7 @@ TEST_CASE("consequences name the type of their exception") {
                                         "    rank 3 on b: exited 1\n") != std::string::npos);
 }
 
-TEST_CASE("a cause that our stop ended before it had exited") {
+TEST_CASE("a cause that the stop ended before it had exited is reported") {
   JobEnd end;
   end.failures = {signaled(0, "a", SIGTERM, 10, true)};
   end.failures[0].evidence.exception = WorkerException{"ValueError", "boom", "", "", {}};
@@ -332,7 +332,7 @@ TEST_CASE("a cause that our stop ended before it had exited") {
   CHECK(failure_line(end.failures[0], false) == "rank 0 on a stopped by ddplaunch, SIGSEGV");
 }
 
-TEST_CASE("how long a worker ran, as exactly as it matters") {
+TEST_CASE("the duration of a worker has a suitable precision") {
   JobEnd end;
   end.failures = {exited(0, "a", 1, 1)};
   const auto text_after = [&](std::chrono::milliseconds ran) {
@@ -350,7 +350,7 @@ TEST_CASE("how long a worker ran, as exactly as it matters") {
         std::string::npos);
 }
 
-TEST_CASE("what a worker prints does not steer the terminal of the report") {
+TEST_CASE("output of a worker does not control the terminal of the report") {
   JobEnd end;
   end.failures = {exited(0, "a", 1, 1)};
   end.failures[0].last_stderr = {"\x1b[31mred\x1b[0m \x1b[2J\atab\there \xc3\xa4 \x1b",
@@ -384,7 +384,7 @@ TEST_CASE("a known pattern has a hint") {
         std::string::npos);
 }
 
-TEST_CASE("signals have a meaning where the name alone does not say it") {
+TEST_CASE("signals have an explanation where the name alone is unclear") {
   Failure failure = signaled(0, "a", SIGKILL, 1);
   CHECK(signal_meaning(failure).find("dmesg") != std::string::npos);
   failure.evidence.oom = "yes";

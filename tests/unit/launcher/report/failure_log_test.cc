@@ -21,7 +21,7 @@ rendezvous::WorkerCollectives collectives_of(std::uint32_t rank, bool waits) {
   return {0, rank, log};
 }
 
-TEST_CASE("the first log of each rank counts, so that a node cannot pile them up") {
+TEST_CASE("only the first log of each rank counts, so that a node cannot fill memory") {
   FailureLog log;
   log.begin_attempt(0, 0s);
   log.job_hung(Error{ErrorCode::kHung, "the job hung", 0}, 1s);

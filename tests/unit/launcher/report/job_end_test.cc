@@ -4,7 +4,7 @@
 
 using namespace ddp::launcher;
 
-TEST_CASE("what @record writes") {
+TEST_CASE("the file of @record is parsed") {
   const auto exception = parse_error_json(
       R"({"message": {"message": "ValueError: boom: twice", "extraInfo": {"py_callstack": "Traceback (most recent call last):\n  File \"/opt/torch/__init__.py\", line 346, in wrapper\n    return f(*args, **kwargs)\n  File \"/home/u/train.py\", line 12, in main\n    step(x)\nValueError: boom: twice\n", "timestamp": "1700000000"}}})");
   REQUIRE(exception);
@@ -15,7 +15,7 @@ TEST_CASE("what @record writes") {
   CHECK(exception->unix_time == 1'700'000'000);
 }
 
-TEST_CASE("the message as a string, and an error code beside it") {
+TEST_CASE("the message may be a string, with an error code beside it") {
   auto exception = parse_error_json(R"({"message": "RuntimeError: no"})");
   REQUIRE(exception);
   CHECK(exception->type == "RuntimeError");
@@ -30,7 +30,7 @@ TEST_CASE("the message as a string, and an error code beside it") {
   CHECK(exception->unix_time == 1'700'000'000);
 }
 
-TEST_CASE("a text that was cut short gives what is whole") {
+TEST_CASE("a truncated text gives its complete parts") {
   const auto exception = parse_error_json(
       R"({"message": {"message": "KeyError: 'a'", "extraInfo": {"py_callstack": "Traceback (most rec)");
   REQUIRE(exception);
@@ -39,7 +39,7 @@ TEST_CASE("a text that was cut short gives what is whole") {
   CHECK(exception->trace.empty());
 }
 
-TEST_CASE("anything else is no exception") {
+TEST_CASE("other text is no exception") {
   for (const char* text : {"", "{", "[]", "null", "42", "{\"massage\": 1}", "\xff\xfe", "{\"message\": null}",
                            "{\"extraInfo\": {\"message\": \"x\"}}"}) {
     INFO(text);
@@ -49,7 +49,7 @@ TEST_CASE("anything else is no exception") {
   CHECK_FALSE(parse_error_json(R"({"a": )" + std::string(100'000, '{')));
 }
 
-TEST_CASE("times that are none") {
+TEST_CASE("malformed times are ignored") {
   for (const char* time : {"\"soon\"", "\"-5\"", "\"\"", "1e300", "true"}) {
     INFO(time);
     const auto exception = parse_error_json(
@@ -59,7 +59,7 @@ TEST_CASE("times that are none") {
   }
 }
 
-TEST_CASE("an exception in its parts") {
+TEST_CASE("an exception is split into type and message") {
   CHECK(split_exception("torch.cuda.OutOfMemoryError: CUDA out of memory").type ==
         "torch.cuda.OutOfMemoryError");
   CHECK(split_exception("could not do it: no").type.empty());
@@ -68,7 +68,7 @@ TEST_CASE("an exception in its parts") {
   CHECK(split_exception(": x").type.empty());
 }
 
-TEST_CASE("the innermost frame of a traceback") {
+TEST_CASE("the innermost frame of a traceback is found") {
   CHECK(last_frame("").empty());
   CHECK(last_frame("ValueError: File \"x\", line 3").empty());
   CHECK(last_frame(

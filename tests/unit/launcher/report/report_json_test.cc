@@ -127,7 +127,7 @@ TEST_CASE("the report of a failed job") {
   CHECK(report["earlier_attempts"].size() == 1);
 }
 
-TEST_CASE("every end has the same keys") {
+TEST_CASE("every end of a job has the same keys") {
   JobEnd failed;
   failed.failures = {crashed()};
   JobEnd stopped;
@@ -158,7 +158,7 @@ TEST_CASE("every end has the same keys") {
   CHECK(made(unreachable)["root_cause"]["error"]["kind"] == "Unreachable");
 }
 
-TEST_CASE("the document names every key") {
+TEST_CASE("docs/users/report.md names every key") {
   std::ifstream file(DDP_SOURCE_DIR "/docs/users/report.md");
   REQUIRE(file);
   const std::string document{std::istreambuf_iterator<char>(file), {}};
@@ -177,7 +177,7 @@ TEST_CASE("the document names every key") {
   }
 }
 
-TEST_CASE("a large job's report keeps the last lines of a few") {
+TEST_CASE("a large job's report keeps the last lines of a few ranks") {
   JobEnd end;
   for (int rank = 0; rank < 100; ++rank) {
     end.failures.push_back(crashed());
@@ -191,14 +191,14 @@ TEST_CASE("a large job's report keeps the last lines of a few") {
   CHECK(tails == 15);
 }
 
-TEST_CASE("times in UTC") {
+TEST_CASE("times are in UTC") {
   CHECK(utc_text({}) == "1970-01-01T00:00:00.000Z");
   CHECK(utc_text(std::chrono::system_clock::time_point(1'709'164'799'999ms)) == "2024-02-28T23:59:59.999Z");
   CHECK(utc_text(std::chrono::system_clock::time_point(1'709'164'800'000ms)) == "2024-02-29T00:00:00.000Z");
   CHECK(utc_text(std::chrono::system_clock::time_point(-1ms)) == "1969-12-31T23:59:59.999Z");
 }
 
-TEST_CASE("a report is replaced as a whole") {
+TEST_CASE("a report is replaced atomically") {
   const Directory directory;
   const auto path = directory.path / "report.json";
   REQUIRE(write_report(path, "one").has_value());

@@ -76,7 +76,7 @@ std::optional<std::size_t> pick(std::vector<Failure> failures, std::size_t expec
 
 }  // namespace
 
-TEST_CASE("the earliest that was not ended by us") {
+TEST_CASE("the cause is the earliest failure that the stop did not cause") {
   CHECK_FALSE(pick_root_cause({}));
   CHECK_FALSE(pick_root_cause({by_us(signaled(0, "a", SIGTERM, 1ms))}));
   CHECK(pick({exited(0, "a", 1, 20ms), exited(1, "a", 1, 10ms)}, 1) == 1U);
@@ -86,7 +86,7 @@ TEST_CASE("the earliest that was not ended by us") {
   CHECK(pick_root_cause({exited(0, "a", 1, 10ms), exited(1, "a", 1, 10ms)}) == 0U);  // order of arrival
 }
 
-TEST_CASE("where the clocks cannot decide, the evidence does") {
+TEST_CASE("the evidence decides where the clocks cannot") {
   const Time e = 10ms;
   const Failure crash = signaled(1, "b", SIGSEGV, 25ms, e);
   CHECK(pick({says(signaled(0, "a", SIGABRT, 20ms, e), kWatchdog), crash}, 1) == 1U);
@@ -105,7 +105,7 @@ TEST_CASE("where the clocks cannot decide, the evidence does") {
   CHECK(pick({signaled(0, "a", SIGKILL, 20ms, e), crash}, 0) == 0U);
 }
 
-TEST_CASE("a rank that others terminated is the cause of peers that end without a word") {
+TEST_CASE("a rank that others terminated is the cause of peers that end without a message") {
   const Failure terminated = signaled(0, "a", SIGTERM, 21ms);
   CHECK(pick({exited(1, "a", 1, 20ms), terminated}, 1) == 1U);
   CHECK(pick({exited(1, "b", 7, 15ms, 1ms), terminated}, 1) == 1U);
@@ -118,21 +118,21 @@ TEST_CASE("a rank that others terminated is the cause of peers that end without 
   CHECK(pick({exited(1, "a", 1, 20ms), signaled(0, "a", SIGTERM, 2100ms)}, 0) == 0U);
 }
 
-TEST_CASE("what is surely later is no cause, however bad it looks") {
+TEST_CASE("a failure that is certainly later is no cause, whatever its kind") {
   CHECK(pick({signaled(0, "a", SIGTERM, 10ms, 1ms), signaled(1, "b", SIGSEGV, 15ms, 1ms)}, 0) == 0U);
   CHECK(pick({node_lost("c", 10ms), signaled(1, "b", SIGSEGV, 15ms, 1ms)}, 0) == 0U);
 }
 
-TEST_CASE("an end is noticed up to half a millisecond late") {
+TEST_CASE("an end may be observed up to half a millisecond late") {
   CHECK(pick({signaled(0, "a", SIGTERM, 10'000us), signaled(1, "b", SIGSEGV, 10'499us)}, 1) == 1U);
   CHECK(pick({signaled(0, "a", SIGTERM, 10'000us), signaled(1, "b", SIGSEGV, 10'501us)}, 0) == 0U);
 }
 
-TEST_CASE("one clock has no margin against itself") {
+TEST_CASE("two times of one clock have no margin") {
   CHECK(pick({signaled(0, "a", SIGTERM, 20ms, 50ms), signaled(1, "a", SIGSEGV, 21ms, 50ms)}, 0) == 0U);
 }
 
-TEST_CASE("a margin is between two, and not handed on") {
+TEST_CASE("a margin applies to a pair of failures, and is not transitive") {
   // a and b overlap, b and c overlap, but a was certainly before c.
   const Failure a = signaled(0, "a", SIGTERM, 10ms, 4ms);
   const Failure b = signaled(1, "b", SIGTERM, 17ms, 4ms);
@@ -140,7 +140,7 @@ TEST_CASE("a margin is between two, and not handed on") {
   CHECK(pick({a, b, c}, 0) == 0U);
 }
 
-TEST_CASE("a rank that only saw its peer go is not the cause of a crash that is seen later") {
+TEST_CASE("a rank that only lost its peer is not the cause of a crash that is observed later") {
   // The crashed rank's core was still being written when its peers gave up and the stop was sent.
   const Failure echo = says(exited(0, "a", 1, 100ms), kGloo);
   CHECK(pick({echo, by_us(signaled(1, "a", SIGSEGV, 900ms))}, 1) == 1U);
@@ -170,7 +170,7 @@ TEST_CASE("a rank that only saw its peer go is not the cause of a crash that is 
         0U);
 }
 
-TEST_CASE("a SIGTERM from outside goes before the ranks that lost that one") {
+TEST_CASE("a SIGTERM from outside precedes the ranks that lost the terminated rank") {
   const Failure echo =
       says(exited(0, "a", 1, 100ms), {"train: rank 0 lost rank 1 in an all-reduce: connection closed"});
   CHECK(pick({echo, signaled(1, "a", SIGTERM, 101ms)}, 1) == 1U);
@@ -183,7 +183,7 @@ TEST_CASE("a SIGTERM from outside goes before the ranks that lost that one") {
   CHECK(pick({echo, signaled(1, "b", SIGTERM, 101ms), node_lost("b", 102ms)}, 1) == 1U);
 }
 
-TEST_CASE("the last exception speaks for the whole") {
+TEST_CASE("the last exception decides") {
   Failure failure =
       says(exited(0, "a", 1, 0ms), {"warning: Broken pipe while uploading", "ValueError: boom"});
   CHECK(blame_of(failure) == Blame::kOwn);
@@ -196,7 +196,7 @@ TEST_CASE("the last exception speaks for the whole") {
   CHECK(blame_of(failure) == Blame::kEcho);
 }
 
-TEST_CASE("what ranks say whose peer has gone") {
+TEST_CASE("error texts of ranks that lost a peer are recognized") {
   for (const char* line : {
            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
            "[10.0.0.1]:7",
@@ -226,7 +226,7 @@ TEST_CASE("what ranks say whose peer has gone") {
   }
 }
 
-TEST_CASE("a job of many failures is judged in time") {
+TEST_CASE("the cause among many failures is found in time") {
   std::vector<Failure> failures;
   for (int rank = 0; rank < 20'000; ++rank)
     failures.push_back(exited(rank, "gpu" + std::to_string(rank / 8), 1, Time(20'000 - rank), 1ms));

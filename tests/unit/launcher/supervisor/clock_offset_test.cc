@@ -5,7 +5,7 @@
 using ddp::launcher::ClockOffset;
 using namespace std::chrono_literals;
 
-TEST_CASE("the shortest round trip gives the offset, to half of it") {
+TEST_CASE("the shortest round trip gives the offset, with an error of half the round trip") {
   ClockOffset clock;
   CHECK(clock.error(0s) == 1s);
   clock.guess(10s, 12s);
@@ -24,7 +24,7 @@ TEST_CASE("the shortest round trip gives the offset, to half of it") {
   CHECK(clock.to_ours(14s) == 12s);
 }
 
-TEST_CASE("a sample grows worse with age, until a newer one is better") {
+TEST_CASE("a sample gets worse with age until a newer one is better") {
   ClockOffset clock;
   clock.sample(0s, 200us, 100us);
   CHECK(clock.error(200us) == 100us);

@@ -21,7 +21,7 @@ std::vector<MasterAddress::AddressProbe> answer(MasterAddress& master,
   return master.failed(probe.node);
 }
 
-TEST_CASE("the first candidate, when all reach it") {
+TEST_CASE("the first candidate is taken when all nodes reach it") {
   MasterAddress master;
   const auto probes = master.begin({"A", "B"}, 3);
   REQUIRE(probes.size() == 2);
@@ -34,7 +34,7 @@ TEST_CASE("the first candidate, when all reach it") {
   CHECK(master.chosen() == "A");
 }
 
-TEST_CASE("who answers late with a better address is asked for the one that is left") {
+TEST_CASE("a node that answers late with a better address is asked for the remaining one") {
   MasterAddress master;
   (void)master.begin({"A", "B"}, 3);
   CHECK(master.reached(2, "B").empty());  // node 1 has not answered yet
@@ -48,7 +48,7 @@ TEST_CASE("who answers late with a better address is asked for the one that is l
   CHECK(master.chosen() == "B");
 }
 
-TEST_CASE("a third address when of two each is closed to somebody") {
+TEST_CASE("a third address is taken when each of two is unreachable for a node") {
   MasterAddress master;
   (void)master.begin({"A", "B", "C"}, 3);
   CHECK(master.reached(1, "A").empty());
@@ -68,14 +68,14 @@ TEST_CASE("a third address when of two each is closed to somebody") {
   CHECK(master.chosen() == "C");
 }
 
-TEST_CASE("one node has nobody to ask") {
+TEST_CASE("a single node needs no probe") {
   MasterAddress master;
   CHECK(master.begin({"A", "B"}, 1).empty());
   CHECK(master.settled());
   CHECK(master.chosen() == "A");
 }
 
-TEST_CASE("an answer to no question changes nothing") {
+TEST_CASE("an answer without a question changes nothing") {
   MasterAddress master;
   (void)master.begin({"A", "B"}, 2);
   CHECK(master.reached(1, "A").empty());
@@ -83,7 +83,7 @@ TEST_CASE("an answer to no question changes nothing") {
   CHECK(master.settled());
 }
 
-TEST_CASE("whatever the order of the answers, the best address that all reach is taken, or none") {
+TEST_CASE("any order of answers gives the best address that all nodes reach, or none") {
   std::mt19937 random(7);
   for (int round = 0; round < 3000; ++round) {
     const Texts candidates{"A", "B", "C", "D"};

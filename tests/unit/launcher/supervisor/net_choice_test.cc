@@ -34,7 +34,7 @@ using Texts = std::vector<std::string>;
 
 }  // namespace
 
-TEST_CASE("all nodes on one machine: loopback") {
+TEST_CASE("all nodes on one machine use loopback") {
   const auto choice = choose_network({node("127.0.0.2", "127.0.0.2", {"eth0 10.0.0.1/24"}, "m"),
                                       node("127.0.0.3", "127.0.0.3", {"eth0 10.0.0.1/24"}, "m")},
                                      "");
@@ -47,14 +47,14 @@ TEST_CASE("all nodes on one machine: loopback") {
         "one node: 127.0.0.1");
 }
 
-TEST_CASE("nodes without a machine id are never taken for one machine") {
+TEST_CASE("nodes without a machine ID never count as one machine") {
   NodeNetwork a = node("a", "10.0.0.1", {"eth0 10.0.0.1/24"});
   NodeNetwork b = node("b", "10.0.0.2", {"eth0 10.0.0.2/24"});
   a.machine_id = b.machine_id = "";
   CHECK_FALSE(choose_network({a, b}, "")->one_machine);
 }
 
-TEST_CASE("the shared network that the names resolve to") {
+TEST_CASE("the shared network of the resolved names is taken") {
   const auto choice = choose_network({node("a", "10.1.0.1", {"eth0 192.168.0.1/24", "ib0 10.1.0.1/16"}),
                                       node("b", "10.1.0.2", {"eth0 192.168.0.2/24", "ib1 10.1.0.2/16"})},
                                      "");
@@ -75,7 +75,7 @@ TEST_CASE("localhost as node 0 of remote nodes gets its address on their network
   CHECK(choice->reason == "10.0.0.0/24, shared by all 2 nodes, where 1 of their names resolve to: 10.0.0.9");
 }
 
-TEST_CASE("bridges that every host has for itself, and interfaces that are down, do not count") {
+TEST_CASE("host-local bridges and inactive interfaces do not count") {
   const auto choice = choose_network(
       {node("a", "10.0.0.1", {"docker0 172.17.0.1/16", "eth1 10.5.0.1/24 down", "eth0 10.0.0.1/24"}),
        node("b", "10.0.0.2", {"docker0 172.17.0.1/16", "eth1 10.5.0.2/24 down", "eth0 10.0.0.2/24"})},
@@ -89,7 +89,7 @@ TEST_CASE("bridges that every host has for itself, and interfaces that are down,
   CHECK(misbehaved->reason == "10.0.0.0/24, shared by all 2 nodes: 10.0.0.1");
 }
 
-TEST_CASE("a bridge counts where a node was reached through it") {
+TEST_CASE("a bridge counts if a node was reached through it") {
   const auto choice =
       choose_network({node("localhost", "127.0.0.1", {"docker0 172.17.0.1/16", "eth0 10.0.0.1/24"}),
                       node("box", "172.17.0.2", {"eth0 172.17.0.2/16"})},
@@ -108,7 +108,7 @@ TEST_CASE("a VPN comes last, unless the names resolve to it") {
         Texts{"10.8.0.1", "10.0.0.1"});
 }
 
-TEST_CASE("IPv6, never link-local; IPv4 first when both are shared") {
+TEST_CASE("IPv6 is used but never link-local; IPv4 comes first when both are shared") {
   const auto v6 = choose_network({node("a", "fd00::1", {"eth0 fe80::1/64", "eth0 fd00::1/64"}),
                                   node("b", "fd00::2", {"eth0 fe80::2/64", "eth0 fd00::2/64"})},
                                  "");
@@ -124,7 +124,7 @@ TEST_CASE("IPv6, never link-local; IPv4 first when both are shared") {
   CHECK(mapped->master_addrs().front() == "10.0.0.1");
 }
 
-TEST_CASE("nothing shared: the address at which node 0 was reached") {
+TEST_CASE("without a shared network the address at which node 0 was reached is taken") {
   // A routed pod network, and a cloud that gives /32.
   const auto routed = choose_network({node("pod-0", "10.244.1.7", {"eth0 10.244.1.7/24"}),
                                       node("pod-1", "10.244.2.7", {"net1 10.244.2.7/24"})},
@@ -149,7 +149,7 @@ TEST_CASE("nothing shared: the address at which node 0 was reached") {
         "no network is shared by all nodes; taking the only address of localhost: 10.128.0.2");
 }
 
-TEST_CASE("nothing shared and node 0 reached by loopback: the error lists what each node has") {
+TEST_CASE("without a shared network and with node 0 on loopback the error lists each node's networks") {
   const auto choice = choose_network(
       {node("localhost", "127.0.0.1", {"eth0 10.0.0.1/24", "eth1 10.1.0.1/24"}),
        node("gpu01", "10.2.0.1", {"eth0 10.2.0.1/24", "ib0 10.3.0.1/24 down"}), node("bare", "", {})},
@@ -164,7 +164,7 @@ TEST_CASE("nothing shared and node 0 reached by loopback: the error lists what e
         "  bare: no address but loopback");
 }
 
-TEST_CASE("never loopback towards others") {
+TEST_CASE("loopback is never used towards other machines") {
   // Two containers reached through forwarded ports of this machine.
   const auto choice = choose_network({node("localhost", "127.0.0.1", {"eth0 172.20.0.2/16"}, "box1"),
                                       node("localhost", "127.0.0.1", {"eth0 172.20.0.3/16"}, "box2")},
@@ -245,7 +245,7 @@ TEST_CASE("two nodes on one machine beside a third elsewhere share its network")
   CHECK(choice->routes[0].interfaces == Texts{"eth0", "eth0", "eth0"});
 }
 
-TEST_CASE("bytes from the wire that are no address are left out") {
+TEST_CASE("malformed addresses of a node are ignored") {
   NodeNetwork a = node("a", "not an address", {"eth0 10.0.0.1/24"});
   Interface wild = net("eth1 10.0.0.1/24");
   wild.address = "10.0.0.999";

@@ -15,7 +15,7 @@ std::string cleaned(std::string text) {
 
 }  // namespace
 
-TEST_CASE("output is counted and given back, of each stream for itself, however much it is") {
+TEST_CASE("output credit is counted and returned per stream, for any amount") {
   NodeLimits limits;
   const std::string bytes(8u << 20, 'x');
   CHECK(limits.admit(Output{0, 0, 1, 0, bytes.substr(0, 100)}).has_value());
@@ -36,7 +36,7 @@ TEST_CASE("output is counted and given back, of each stream for itself, however 
           "it sends output of a stream that there is not");
 }
 
-TEST_CASE("findings of a hang are bounded for each attempt") {
+TEST_CASE("hang diagnostics are limited per attempt") {
   NodeLimits limits;
   rendezvous::Inspection inspection;
   inspection.text.assign(NodeLimits::kInspected / 2, 'x');
@@ -50,7 +50,7 @@ TEST_CASE("findings of a hang are bounded for each attempt") {
   CHECK_FALSE(limits.admit(inspection).has_value());
 }
 
-TEST_CASE("a node that comes again and again has the notices and starts of one") {
+TEST_CASE("a node that rejoins repeatedly has one limit of notices and starts") {
   NodeLimits limits;
   for (std::size_t i = 0; i < NodeLimits::kNotices; ++i)
     REQUIRE(limits.notice() == NodeLimits::NoticeDecision::kYes);
@@ -60,7 +60,7 @@ TEST_CASE("a node that comes again and again has the notices and starts of one")
   CHECK(limits.notice() == NodeLimits::NoticeDecision::kLast);
 }
 
-TEST_CASE("words of a node end at a number") {
+TEST_CASE("the notices of a node are limited") {
   NodeLimits limits;
   for (std::size_t i = 0; i < NodeLimits::kNotices; ++i)
     REQUIRE(limits.notice() == NodeLimits::NoticeDecision::kYes);
@@ -68,7 +68,7 @@ TEST_CASE("words of a node end at a number") {
   CHECK(limits.notice() == NodeLimits::NoticeDecision::kNo);
 }
 
-TEST_CASE("a node with more addresses than can be") {
+TEST_CASE("a node with too many addresses is refused") {
   NodeLimits limits;
   rendezvous::Hello hello;
   hello.interfaces.resize(NodeLimits::kHelloInterfaces);
@@ -92,7 +92,7 @@ TEST_CASE("control characters do not reach a terminal") {
   CHECK(cleaned("\xd8\x9c\xe2\x80\x8b\xef\xbb\xbf") == "???");  // U+061C, U+200B, U+FEFF
 }
 
-TEST_CASE("the texts of a message, but not the workers' own") {
+TEST_CASE("the texts of a message are cleaned, except the workers' output") {
   rendezvous::Hello hello;
   hello.hostname = "a\033b";
   hello.interfaces.resize(1);
@@ -122,7 +122,7 @@ TEST_CASE("the texts of a message, but not the workers' own") {
   CHECK(std::get<Output>(message).data == "\033[31m");
 }
 
-TEST_CASE("no text of a node or a worker begins a line") {
+TEST_CASE("no text of a node or worker starts a line of its own") {
   rendezvous::Notice notice;
   notice.text = "quiet\r\nddplaunch: exit 0";
   rendezvous::Message message = notice;

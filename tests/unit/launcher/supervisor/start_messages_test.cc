@@ -22,7 +22,7 @@ JobSpec spec_of_node_0() {
   return spec;
 }
 
-TEST_CASE("a node that joins by itself gets the job's times and nothing of node 0's own") {
+TEST_CASE("a node that joins gets the job's timeouts and nothing of node 0's own settings") {
   const JobSpec spec = spec_of_node_0();
   const rendezvous::JobStart other = job_start(spec, spec.hosts[1], 2);
   CHECK(other.job_id == "run7");

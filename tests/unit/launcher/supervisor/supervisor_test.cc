@@ -120,7 +120,7 @@ class Scenario {
  private:
   void no_more_actions() {
     for (; next_ < actions_.size(); ++next_)
-      FAIL_CHECK("an action nobody expected: " << describe(actions_[next_]));
+      FAIL_CHECK("unexpected action: " << describe(actions_[next_]));
   }
 
   void give(const job::Event& event) {
@@ -382,7 +382,7 @@ class Scenario {
   std::size_t next_ = 0;
 };
 
-TEST_CASE("the supervisor follows its scenarios") {
+TEST_CASE("the supervisor passes its scenarios") {
   std::size_t count = 0;
   for (const auto& entry :
        std::filesystem::directory_iterator(DDP_SOURCE_DIR "/tests/scenarios/supervisor")) {
@@ -392,7 +392,7 @@ TEST_CASE("the supervisor follows its scenarios") {
   CHECK(count >= 10);
 }
 
-TEST_CASE("the credit is for the nodes that run, however many hosts there are") {
+TEST_CASE("the credit is divided among the running nodes, for any number of hosts") {
   JobSpec spec;
   spec.job_id = "j";
   spec.max_nodes = 1;
@@ -413,7 +413,7 @@ TEST_CASE("the credit is for the nodes that run, however many hosts there are") 
   CHECK(credit > credit_piece(supervisor.node_count()));
 }
 
-TEST_CASE("the store's guests fit into one message, however many nodes with however many addresses") {
+TEST_CASE("the allowed addresses of the store fit into one message, for any number of nodes") {
   JobSpec spec;
   spec.job_id = "j";
   spec.nproc = {ProcsPerNode::Kind::kNumber, 8};
@@ -446,7 +446,7 @@ TEST_CASE("the store's guests fit into one message, however many nodes with howe
   CHECK(std::binary_search(guests.begin(), guests.end(), "10.0.39.250"));
 }
 
-TEST_CASE("the harness of the scenarios can fail") {
+TEST_CASE("the harness detects a failing scenario") {
   // A scenario with a wrong expectation must not pass: the whole description of an action is compared.
   CHECK(describe(job::Disconnect{3}) == "disconnect 3");
   CHECK(describe(job::ToNode{1, rendezvous::Stop{0, 5, "r"}}) == "to 1 Stop grace=5 \"r\"");

@@ -7,7 +7,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-TEST_CASE("workers can survive once all of an attempt have said so") {
+TEST_CASE("workers can survive once all workers of an attempt have reported it") {
   Survivors survivors;
   survivors.begin(2, 120s, 0s);
   survivors.greeted(0);
@@ -21,7 +21,7 @@ TEST_CASE("workers can survive once all of an attempt have said so") {
   CHECK(survivors.can_survive());  // for all later attempts
 }
 
-TEST_CASE("all have to be ready in time, where workers survive") {
+TEST_CASE("all workers must be ready in time when workers survive") {
   Survivors survivors;
   survivors.begin(2, 30s, 0s);
   CHECK_FALSE(survivors.deadline());  // it is unknown whether the workers will ever greet
@@ -39,7 +39,7 @@ TEST_CASE("all have to be ready in time, where workers survive") {
   CHECK_FALSE(survivors.verdict(200s));
 }
 
-TEST_CASE("trouble without a death ends the attempt, the first word counts") {
+TEST_CASE("a failure report without a death ends the attempt, with the first report as reason") {
   Survivors survivors;
   survivors.begin(1, 30s, 0s);
   survivors.in_trouble("rank 0: lost rank 1", 5s);
@@ -55,7 +55,7 @@ TEST_CASE("trouble without a death ends the attempt, the first word counts") {
   CHECK_FALSE(survivors.verdict(9s));
 }
 
-TEST_CASE("a rank is heeded so often in an attempt, each rank for itself") {
+TEST_CASE("the failure reports of each rank in an attempt are limited") {
   Survivors survivors;
   survivors.begin(1, 30s, 0s);
   for (unsigned i = 0; i < Survivors::kMostTroubles; ++i)
@@ -66,7 +66,7 @@ TEST_CASE("a rank is heeded so often in an attempt, each rank for itself") {
   CHECK(survivors.heeds(3));
 }
 
-TEST_CASE("the state is the lowest rank's that holds the most steps") {
+TEST_CASE("the state comes from the lowest rank with the most steps") {
   rendezvous::World world;
   world.assignments = {{7, 0, 0, 2}, {3, 1, 2, 2}};
   world.world_size = 4;
