@@ -47,7 +47,7 @@ FlightRecorderDump rank_log(int rank, int finished, bool waits, int world = 4) {
 
 }  // namespace
 
-TEST_CASE("the log keeps the last thousand operations in order") {
+TEST_CASE("the log keeps the last 1000 operations in order") {
   OneGroup group;
   FlightRecorder& log = *group.log;
   for (std::uint64_t i = 1; i <= 2'500; ++i)
@@ -61,7 +61,7 @@ TEST_CASE("the log keeps the last thousand operations in order") {
   CHECK(entries.back() == RecordedCollective{2'500, "broadcast", 2'500, "bytes", 2'500, 9'999});
 }
 
-TEST_CASE("a dump is read as it was written, and a cut one up to the cut") {
+TEST_CASE("a dump survives its encoding, and a truncated one is read up to the cut") {
   FlightRecorderDump dump = rank_log(3, 2, true);
   dump.attempt = 2;
   dump.reason = "rank 3 lost rank 1 (\"gone\")";
@@ -89,7 +89,7 @@ TEST_CASE("a dump is read as it was written, and a cut one up to the cut") {
   }
 }
 
-TEST_CASE("a file of the time when only the world's operations were kept is read") {
+TEST_CASE("a file of the older format with the world's operations alone is read") {
   const auto read = parse_dump(
       "{\"schema\":\"ddp-flight-recorder/1\",\"rank\":1,\"world_size\":2,\"attempt\":0,\"reason\":\"r\"}\n"
       "{\"sequence\":7,\"kind\":\"barrier\",\"bytes\":0,\"type\":\"bytes\",\"started\":5,\"finished\":6}\n");
@@ -97,7 +97,7 @@ TEST_CASE("a file of the time when only the world's operations were kept is read
   CHECK(read->groups == std::vector<RecordedGroup>{{"world", 0, 2, {{7, "barrier", 0, "bytes", 5, 6}}}});
 }
 
-TEST_CASE("what is no dump is none") {
+TEST_CASE("other text is no dump") {
   for (const char* text :
        {"", "\n", "x\n", "[]\n", "{}\n", "{\"schema\":\"other\",\"rank\":0}\n",
         "{\"schema\":\"ddp-flight-recorder/"
@@ -125,7 +125,7 @@ TEST_CASE("what is no dump is none") {
     CHECK_FALSE(parse_dump(text));
 }
 
-TEST_CASE("a rank that has not started what the others wait in is named") {
+TEST_CASE("a rank that has not started the operation of the others is named") {
   CHECK(analyze_desync(
             {rank_log(0, 516, true), rank_log(1, 516, true), rank_log(2, 516, true), rank_log(3, 516, false)})
             .text == "rank 3 has not started all-reduce 517 (116 KB) that ranks 0-2 wait in");
@@ -137,20 +137,20 @@ TEST_CASE("a rank that has not started what the others wait in is named") {
             .text == "rank 1 has not started all-reduce 3 (116 KB) that ranks 0, 2 and 3 have finished");
 }
 
-TEST_CASE("a rank without a log is named where nobody else is behind") {
+TEST_CASE("a rank without a log is named when no other rank is behind") {
   CHECK(analyze_desync({rank_log(0, 5, true), rank_log(1, 5, true), rank_log(3, 5, true)}).text ==
         "rank 2 left no log; ranks 0, 1 and 3 wait in all-reduce 6 (116 KB)");
   CHECK(analyze_desync({rank_log(0, 5, true), rank_log(1, 5, false)}).text ==
         "rank 1 has not started all-reduce 6 (116 KB) that rank 0 waits in");
 }
 
-TEST_CASE("a rank that is stuck in what the others have finished is named") {
+TEST_CASE("a rank stuck in an operation that others have finished is named") {
   CHECK(analyze_desync(
             {rank_log(0, 8, false), rank_log(1, 7, true), rank_log(2, 8, true), rank_log(3, 8, false)})
             .text == "rank 1 has not finished all-reduce 8 (116 KB) that ranks 0, 2 and 3 have finished");
 }
 
-TEST_CASE("where all stand in the same operation the way between them is named") {
+TEST_CASE("when all ranks wait in one operation, their connection is named") {
   std::vector<FlightRecorderDump> dumps;
   for (int rank = 0; rank < 4; ++rank)
     dumps.push_back(rank_log(rank, 5, true));
@@ -177,7 +177,7 @@ TEST_CASE("a rank that called another operation, size or type is named first") {
         "rank 1 called barrier 2 where rank 0 called all-reduce 2 (4.0 MB)");
 }
 
-TEST_CASE("only the newest attempt is judged, and what is finished needs no words") {
+TEST_CASE("only the newest attempt is analyzed, and finished operations are not reported") {
   auto old = rank_log(1, 3, true);
   auto one = rank_log(0, 4, true), two = rank_log(1, 4, false);
   one.attempt = two.attempt = 1;
@@ -187,7 +187,7 @@ TEST_CASE("only the newest attempt is judged, and what is finished needs no word
   CHECK(analyze_desync({}).text.empty());
 }
 
-TEST_CASE("of operations under way at once the first one counts") {
+TEST_CASE("the first one of several operations in progress counts") {
   OneGroup ahead(0, 2), behind(1, 2);
   for (int i = 0; i < 3; ++i)
     ahead.log->start("all-reduce", 2'000, "float", i);
@@ -214,7 +214,7 @@ FlightRecorderDump of_two_nodes(int rank, const std::string& waits_in) {
 
 }  // namespace
 
-TEST_CASE("of several groups that stand still, that one counts where a rank is missed that waits nowhere") {
+TEST_CASE("the blocked group with a rank that waits nowhere counts before other groups") {
   // Rank 1 is not in the sum of its node; rank 0 waits there, and all of node 1 wait in the next operation.
   CHECK(analyze_desync({of_two_nodes(0, "node 0"), of_two_nodes(1, ""), of_two_nodes(2, "between"),
                         of_two_nodes(3, "between")})
@@ -232,7 +232,7 @@ TEST_CASE("of several groups that stand still, that one counts where a rank is m
         "in it");
 }
 
-TEST_CASE("memory that anybody may have written is read as far as it makes sense") {
+TEST_CASE("memory with arbitrary contents is read as far as it is valid") {
   auto memory = std::make_unique<FlightRecorderMemory>();
   CHECK_FALSE(read_collectives(*memory));  // the memory is not initialized
   begin_collectives(*memory, 3, 3, 0);
@@ -256,7 +256,7 @@ TEST_CASE("memory that anybody may have written is read as far as it makes sense
   CHECK(dump->groups[0].entries[0].type == "a type that ");
 }
 
-TEST_CASE("there is room for four groups, and a new attempt begins with none") {
+TEST_CASE("there is space for four groups, and a new attempt starts with none") {
   auto memory = std::make_unique<FlightRecorderMemory>();
   begin_collectives(*memory, 0, 2, 0);
   for (std::size_t i = 0; i < FlightRecorderMemory::kGroups; ++i) {
@@ -275,7 +275,7 @@ TEST_CASE("there is room for four groups, and a new attempt begins with none") {
   CHECK(dump->groups == std::vector<RecordedGroup>{{"world", 0, 2, {{1, "broadcast", 1, "bytes", 9, 0}}}});
 }
 
-TEST_CASE("what a node reports of a rank begins shortly before the first operation that is not finished") {
+TEST_CASE("a node's report of a rank starts shortly before the first unfinished operation") {
   OneGroup group;
   for (int i = 0; i < 20; ++i)
     group.log->start("all-reduce", kGradient, "float", i);
@@ -292,7 +292,7 @@ TEST_CASE("what a node reports of a rank begins shortly before the first operati
   CHECK(done.back().sequence == 20);
 }
 
-TEST_CASE("a verdict says whom it names") {
+TEST_CASE("a verdict lists the ranks that it names") {
   CHECK(analyze_desync({rank_log(0, 1, true, 2), rank_log(1, 1, false, 2)}).named == std::set<int>{1});
   CHECK(analyze_desync({rank_log(0, 1, true, 2)}).named == std::set<int>{1});  // left no log
   CHECK(analyze_desync({rank_log(0, 1, true, 2), rank_log(1, 0, true, 2)}).named == std::set<int>{1});
@@ -308,12 +308,12 @@ TEST_CASE("a rank that has ended needs no log") {
   CHECK(analyze_desync({rank_log(0, 5, false)}, {1, 2, 3}).text.empty());
 }
 
-TEST_CASE("a node misses only its own ranks") {
+TEST_CASE("a missing rank of a node's group is one of its own ranks") {
   CHECK(analyze_desync({of_two_nodes(0, "node 0"), of_two_nodes(2, "")}).text ==
         "rank 1 left no log; rank 0 waits in all-reduce 3 (116 KB) of node 0");
 }
 
-TEST_CASE("what many ranks called is named by the first, and as exactly as it differs") {
+TEST_CASE("different calls of many ranks are named by the first rank, with exact sizes") {
   const auto with = [](int rank, std::uint64_t bytes) {
     OneGroup group(rank, 2'000);
     group.log->start("all-reduce", bytes, "float", 3);
@@ -331,14 +331,14 @@ TEST_CASE("what many ranks called is named by the first, and as exactly as it di
   CHECK(verdict.named.size() == 1'997);
 }
 
-TEST_CASE("nothing in a verdict steers a terminal") {
+TEST_CASE("no text of a verdict controls a terminal") {
   auto one = rank_log(0, 1, true, 2), two = rank_log(1, 1, false, 2);
   one.groups[0].name = two.groups[0].name = "\x1b[31mred\n";
   CHECK(analyze_desync({one, two}).text ==
         "rank 1 has not started all-reduce 2 (116 KB) of ?[31mred? that rank 0 waits in");
 }
 
-TEST_CASE("of many ranks the first ones are named") {
+TEST_CASE("only the first ones of many ranks are named") {
   std::vector<FlightRecorderDump> dumps;
   for (int rank = 0; rank < 10'000; ++rank)
     dumps.push_back(rank_log(rank, 1, rank % 2 == 0, 10'000));

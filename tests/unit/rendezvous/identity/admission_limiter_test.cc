@@ -22,7 +22,7 @@ AdmissionLimits small() {
   return limits;
 }
 
-TEST_CASE("one address cannot hold more than its share") {
+TEST_CASE("one address cannot exceed its share") {
   AdmissionLimiter limiter(small());
   const Time now{};
   CHECK_FALSE(limiter.admit(1, "a", now));
@@ -38,7 +38,7 @@ TEST_CASE("one address cannot hold more than its share") {
   CHECK(limiter.waiting() == 4);
 }
 
-TEST_CASE("the silent of one address cannot keep others of it out") {
+TEST_CASE("silent connections of one address cannot keep others of this address out") {
   AdmissionLimiter limiter(small());
   const Time start{};
   (void)limiter.admit(1, "a", start);
@@ -70,7 +70,7 @@ TEST_CASE("the silent of one address cannot keep others of it out") {
   CHECK(limiter.next_turn() == start + 10'300ms);
 }
 
-TEST_CASE("who has sent a good hello counts in all, not in its address's share") {
+TEST_CASE("a connection with a valid hello counts globally, not in its address's share") {
   AdmissionLimiter limiter(small());
   const Time now{};
   for (AdmissionLimiter::Id id = 1; id <= 4; ++id) {
@@ -87,7 +87,7 @@ TEST_CASE("who has sent a good hello counts in all, not in its address's share")
   CHECK(limiter.admit(8, "a", now) == LinkRefusal::kTooMany);
 }
 
-TEST_CASE("who proves nothing in time is closed, oldest first") {
+TEST_CASE("connections that do not authenticate in time are closed, oldest first") {
   AdmissionLimiter limiter(small());
   const Time start{};
   CHECK_FALSE(limiter.next_turn());
@@ -102,7 +102,7 @@ TEST_CASE("who proves nothing in time is closed, oldest first") {
   CHECK(limiter.next_turn() == start + 11s);
 }
 
-TEST_CASE("when full, the oldest of the address with the most gives way after its grace") {
+TEST_CASE("when full, the oldest connection of the busiest address is closed after its grace") {
   AdmissionLimiter limiter(small());
   const Time start{};
   (void)limiter.admit(1, "honest", start);
@@ -120,7 +120,7 @@ TEST_CASE("when full, the oldest of the address with the most gives way after it
   CHECK_FALSE(limiter.full());
 }
 
-TEST_CASE("a good hello gives more time, and goes after the silent") {
+TEST_CASE("a valid hello gives more time, and is closed after silent connections") {
   AdmissionLimiter limiter(small());
   const Time start{};
   for (AdmissionLimiter::Id id = 1; id <= 3; ++id) {
@@ -137,7 +137,7 @@ TEST_CASE("a good hello gives more time, and goes after the silent") {
   CHECK(overdue[0].id == 1);
 }
 
-TEST_CASE("an address that fails again and again is closed unread for a while") {
+TEST_CASE("an address with repeated failures is closed unread for a while") {
   AdmissionLimiter limiter(small());
   const Time start{};
   limiter.failed("a", start);
@@ -160,7 +160,7 @@ TEST_CASE("the memory of failures is bounded") {
   CHECK(limiter.admit(1, "late", start + 20s) == LinkRefusal::kTooMany);
 }
 
-TEST_CASE("the log of refusals is limited, and says what it left out") {
+TEST_CASE("the log of refusals is limited, and reports the omitted ones") {
   RefusalLog log;
   const Time start{};
   const auto pass = [&](const std::string& address, Time now) {

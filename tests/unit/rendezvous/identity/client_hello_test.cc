@@ -19,7 +19,7 @@ std::string verdict(const HelloBytes& hello) {
   return parsed.kind == Kind::kOtherTls ? std::string(parsed.why) : "not TLS";
 }
 
-TEST_CASE("a hello of ours gives its identity, however it is cut") {
+TEST_CASE("a valid hello gives its identity for any chunking") {
   const HelloBytes hello;
   const std::string record = hello.record();
   const ParsedClientHello parsed = parse_client_hello(record);
@@ -31,7 +31,7 @@ TEST_CASE("a hello of ours gives its identity, however it is cut") {
   }
 }
 
-TEST_CASE("what weakens the link is refused before TLS sees it") {
+TEST_CASE("a hello that weakens the link is refused before TLS reads it") {
   HelloBytes old;
   old.versions = test::number(0x0303, 2);
   CHECK(verdict(old) == "it offers no TLS 1.3");
@@ -67,7 +67,7 @@ TEST_CASE("what weakens the link is refused before TLS sees it") {
   CHECK(verdict(behind) == "its hello is malformed");
 }
 
-TEST_CASE("a hello takes no more than its room") {
+TEST_CASE("a hello is limited in size") {
   HelloBytes big;
   big.identity = std::string(kMaxClientHello, 'x');
   CHECK(verdict(big) == "its hello is longer than ours");
@@ -92,7 +92,7 @@ TEST_CASE("every length field is checked") {
   }
 }
 
-TEST_CASE("what is no TLS is recognized") {
+TEST_CASE("bytes that are no TLS are recognized") {
   CHECK(parse_client_hello("GET / HTTP/1.1\r\n").kind == Kind::kHttp);
   CHECK(parse_client_hello("PRI * HTTP/2.0\r\n").kind == Kind::kHttp);
   CHECK(parse_client_hello("GE").kind == Kind::kNeedsMore);

@@ -14,7 +14,7 @@ LinkIdentity sample() {
   return identity;
 }
 
-TEST_CASE("an identity is read as it was written") {
+TEST_CASE("an identity survives its encoding") {
   const std::string text = identity_text(sample());
   CHECK(text == "ddplaunch-link/1 agent job-7.f_3 gpu02 00112233445566778899aabbccddeeff");
   const auto read = parse_identity(text);
@@ -25,7 +25,7 @@ TEST_CASE("an identity is read as it was written") {
   CHECK(*parse_identity(identity_text(longest)) == longest);
 }
 
-TEST_CASE("a foreign identity and another version are distinguished") {
+TEST_CASE("unknown bytes and an identity of another version are told apart") {
   const std::string text = identity_text(sample());
   const auto flaw = [](std::string_view bytes) { return parse_identity(bytes).error(); };
   CHECK(flaw("") == IdentityFlaw::kForeign);
@@ -46,7 +46,7 @@ TEST_CASE("a foreign identity and another version are distinguished") {
   }
 }
 
-TEST_CASE("a host's name becomes a link's") {
+TEST_CASE("a host's name becomes the name of a link") {
   CHECK(link_name_of("gpu02.cluster") == "gpu02.cluster");
   CHECK(link_name_of("fe80::1%eth0") == "fe80__1_eth0");
   CHECK(link_name_of("") == "-");

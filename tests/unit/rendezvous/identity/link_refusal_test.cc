@@ -7,7 +7,7 @@
 namespace ddp::rendezvous {
 namespace {
 
-TEST_CASE("a master is sent to the daemon, not to the job's master") {
+TEST_CASE("a refused master is pointed to the daemon, not to the job's master") {
   const JoinSide here{"gpu01:29499", "job1", "the token file /t", "3f9a2c", LinkRole::kMaster};
   CHECK(join_refusal_text(LinkRefusal::kPlain, here) ==
         "what answers at gpu01:29499 is no ddplaunchd --listen. Check the port: port= in the hostfile, or "
@@ -18,7 +18,7 @@ TEST_CASE("a master is sent to the daemon, not to the job's master") {
         "restart the daemon");
 }
 
-TEST_CASE("an alert says on the joining side what the listening side meant") {
+TEST_CASE("an alert carries the refusal from the listening to the joining side") {
   for (const LinkRefusal refusal :
        {LinkRefusal::kTokenDiffers, LinkRefusal::kOtherJob, LinkRefusal::kOtherRole,
         LinkRefusal::kOtherVersion, LinkRefusal::kOtherTls}) {
@@ -32,7 +32,7 @@ TEST_CASE("an alert says on the joining side what the listening side meant") {
   CHECK_FALSE(alert_of(LinkRefusal::kHttp).has_value());
 }
 
-TEST_CASE("the joining side reads who has what and what to do") {
+TEST_CASE("the joining side reports who has which value, and the remedy") {
   const JoinSide here{"gpu01:29400 (10.0.0.2)", "job1", "DDPLAUNCH_TOKEN", "3f9a2c"};
   CHECK(join_refusal_text(LinkRefusal::kTokenDiffers, here) ==
         "the token differs: gpu01:29400 (10.0.0.2) has another token than this node, whose own is that of "
@@ -45,7 +45,7 @@ TEST_CASE("the joining side reads who has what and what to do") {
       "--job-id. Use the same --job-id on all nodes, and the MASTER_ADDR and MASTER_PORT of this job");
 }
 
-TEST_CASE("the listening side's line names peer, claim and what it said") {
+TEST_CASE("the listening side reports peer, claim and error text") {
   const ListenSide here{"the control port 29400", "the file /run/token", "71b2d0"};
   CHECK(refusal_line(LinkRefusal::kTokenDiffers, {"10.0.0.3", "agent gpu02 of job job1", ""}, here) ==
         "10.0.0.3, which says it is agent gpu02 of job job1, has another token than this side, where it is "
@@ -58,7 +58,7 @@ TEST_CASE("the listening side's line names peer, claim and what it said") {
       "proxy; closed");
 }
 
-TEST_CASE("a stranger's bytes are shown as printable text") {
+TEST_CASE("bytes of an unknown peer are shown as printable text") {
   CHECK(printable_start(std::string_view("\x1b[2J\0\xff", 6)) == "\".[2J..\"");
   CHECK(printable_start(std::string(100, 'x')).size() == 42);
   CHECK(printable_start("one\ntwo") == "\"one\"");

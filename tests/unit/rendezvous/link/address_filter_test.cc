@@ -9,12 +9,12 @@ bool allows(const AddressFilter& filter, const char* address) {
   return filter.allows(asio::ip::make_address(address));
 }
 
-TEST_CASE("an empty filter admits all") {
+TEST_CASE("an empty filter admits every address") {
   CHECK(allows(AddressFilter(), "203.0.113.9"));
   CHECK(allows(AddressFilter(), "2001:db8::1"));
 }
 
-TEST_CASE("single addresses, mapped or not") {
+TEST_CASE("single addresses match, mapped or not") {
   AddressFilter filter;
   filter.allow(asio::ip::make_address("10.0.0.7"));
   filter.allow(asio::ip::make_address("::ffff:10.0.0.8"));
@@ -28,7 +28,7 @@ TEST_CASE("single addresses, mapped or not") {
   CHECK_FALSE(allows(filter, "127.0.0.1"));
 }
 
-TEST_CASE("networks") {
+TEST_CASE("networks match their addresses") {
   AddressFilter filter;
   REQUIRE(filter.allow_network("10.1.0.0/16").has_value());
   REQUIRE(filter.allow_network("192.168.4.128/25").has_value());
@@ -48,7 +48,7 @@ TEST_CASE("networks") {
   CHECK_FALSE(allows(filter, "2001:db8::1"));
 }
 
-TEST_CASE("a network that is none") {
+TEST_CASE("a malformed network is an error") {
   for (const char* text :
        {"", "10.1.0.0/33", "10.1.0.0/", "10.1.0.0/8x", "10.1/16", "host", "fd00::/129", "/8"}) {
     AddressFilter filter;
@@ -61,7 +61,7 @@ TEST_CASE("a network that is none") {
   }
 }
 
-TEST_CASE("a mapped network is one of IPv4, not all of it") {
+TEST_CASE("a mapped network is an IPv4 network, not all of IPv4") {
   AddressFilter filter;
   const auto refused = [&filter](const char* text) { return filter.allow_network(text).error().text; };
   CHECK(refused("::ffff:10.1.0.0/16") ==

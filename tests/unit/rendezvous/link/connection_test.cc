@@ -91,7 +91,7 @@ struct Link {
   }
 };
 
-TEST_CASE("control overtakes output that waits, and cuts no frame") {
+TEST_CASE("control frames overtake queued output, and cut no frame") {
   Link link;
   for (std::uint32_t rank = 0; rank < kFrames; ++rank)
     link.queue(rank);
@@ -112,7 +112,7 @@ TEST_CASE("control overtakes output that waits, and cuts no frame") {
   link.finish();
 }
 
-TEST_CASE("flushed waits until all is handed over") {
+TEST_CASE("flushed() waits until all bytes are handed over") {
   Link link;
   for (std::uint32_t rank = 0; rank < kFrames; ++rank)
     link.queue(rank);
@@ -126,7 +126,7 @@ TEST_CASE("flushed waits until all is handed over") {
   link.finish();
 }
 
-TEST_CASE("a far side that goes ends the writer and what waits for it; nothing is queued any more") {
+TEST_CASE("a remote side that closes ends the writer and its waiters, and nothing more is queued") {
   Link link;
   for (std::uint32_t rank = 0; rank < kFrames; ++rank)
     link.queue(rank);
@@ -191,7 +191,7 @@ TEST_CASE("output goes from a pipe into the link without a read, when the link i
   link.finish();
 }
 
-TEST_CASE("what a small link does not take of a frame follows whole, before all else") {
+TEST_CASE("the rest of a partly written frame follows before all other frames") {
   Link link;
   const int small = 1;  // the kernel's minimum
   REQUIRE(::setsockopt(link.near.native_handle(), SOL_SOCKET, SO_SNDBUF, &small, sizeof small) == 0);
@@ -208,7 +208,7 @@ TEST_CASE("what a small link does not take of a frame follows whole, before all 
   link.finish();
 }
 
-TEST_CASE("who waits for a link that ends is notified") {
+TEST_CASE("a waiter for a link that ends is notified") {
   Link link;
   int later = 0;
   bool reported = false;

@@ -27,7 +27,7 @@ std::string text_of(const Member::Actions& actions) {
   return text;
 }
 
-TEST_CASE("lease: a ping renews it from the pong before it, which the master is known to have heard") {
+TEST_CASE("lease: a ping renews the lease from the previous pong, which the master has received") {
   NodeLease lease(15s, 100s);
   CHECK(lease.ends_at() == 115s);
   lease.pinged(101s);  // the hello was heard; the pong for this ping perhaps not
@@ -38,7 +38,7 @@ TEST_CASE("lease: a ping renews it from the pong before it, which the master is 
   CHECK(lease.over(116s));
 }
 
-TEST_CASE("lease: it has no end while the master's user has stopped it") {
+TEST_CASE("lease: it has no end while the user has suspended the master") {
   NodeLease lease(15s, 0s);
   lease.master_asleep();
   CHECK_FALSE(lease.over(1h));
@@ -62,7 +62,7 @@ TEST_CASE("member: runs an attempt once, and not after its stop") {
   CHECK(text_of(member.step(Member::WorkersGone{1}, 4s)).empty());
 }
 
-TEST_CASE("member: ends its workers when the lease is over, and an order after it is too late") {
+TEST_CASE("member: ends its workers when the lease is over, and refuses later orders") {
   Member member(15s, 5s, 0s);
   member.step(Member::Run{0}, 1s);
   CHECK(member.deadline() == 15s);
@@ -86,7 +86,7 @@ TEST_CASE("member: a lost link and an order to leave end it") {
   CHECK(text_of(idle.step(Member::Leave{}, 2s)) == "quit: the master ordered it");
 }
 
-TEST_CASE("member: a master that sleeps is waited for") {
+TEST_CASE("member: a suspended master is waited for") {
   Member member(15s, 5s, 0s);
   member.step(Member::Run{0}, 1s);
   member.step(Member::MasterAsleep{}, 2s);

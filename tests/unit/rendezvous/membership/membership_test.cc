@@ -94,7 +94,7 @@ class Scenario {
  private:
   void nothing_more() {
     for (; next_ < said_.size(); ++next_)
-      FAIL_CHECK("an action nobody expected: " << said_[next_]);
+      FAIL_CHECK("unexpected action: " << said_[next_]);
   }
 
   HostNumber host(const std::string& name) {
@@ -257,7 +257,7 @@ class Scenario {
       incarnation_.reset();
       if (words.at(1) != "-") incarnation_ = static_cast<std::uint32_t>(std::stoul(words[1]));
     } else {
-      FAIL("no such word: " << verb);
+      FAIL("unknown command: " << verb);
     }
   }
 

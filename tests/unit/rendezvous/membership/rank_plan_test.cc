@@ -54,7 +54,7 @@ TEST_CASE("a host without slots has no limit") {
   CHECK(plan->nodes[0].reason == "--nproc-per-node 8");
 }
 
-TEST_CASE("neither slots nor --nproc-per-node: the GPUs, else one, and the plan says so") {
+TEST_CASE("without slots and --nproc-per-node the GPUs count, else one worker, as the plan notes") {
   const auto plan = plan_ranks({node("a", {}, 4), node("b", {}, 0, 64), node("c", {}, 1)}, {});
   REQUIRE(plan.has_value());
   CHECK(shape(*plan) == "4@0 1@4 1@5 = 6");
@@ -63,7 +63,7 @@ TEST_CASE("neither slots nor --nproc-per-node: the GPUs, else one, and the plan 
   CHECK(plan->nodes[2].reason == "1 GPU");
 }
 
-TEST_CASE("chosen devices decide before slots and before the GPU count") {
+TEST_CASE("chosen devices override slots and the GPU count") {
   const auto plan = plan_ranks({node("a", 8, 8, 1, 2), node("b", {}, 8, 1, 3), node("c", 1, 8, 1, 2)}, {});
   REQUIRE(plan.has_value());
   CHECK(shape(*plan) == "2@0 3@2 1@5 = 6");
@@ -71,14 +71,14 @@ TEST_CASE("chosen devices decide before slots and before the GPU count") {
   CHECK(plan->nodes[2].reason == "slots=1 of 2 chosen devices");
 }
 
-TEST_CASE("auto counts GPUs, on a node without any its CPUs") {
+TEST_CASE("auto counts GPUs, or CPUs on a node without GPUs") {
   const auto plan = plan_ranks({node("a", {}, 8, 64), node("b", {}, 0, 16)}, rule(ProcsRule::kAuto));
   REQUIRE(plan.has_value());
   CHECK(shape(*plan) == "8@0 16@8 = 24");
   CHECK(plan->nodes[1].reason == "16 CPUs");
 }
 
-TEST_CASE("what a node counts for itself is cut to its slots, unless --oversubscribe") {
+TEST_CASE("a node's own count is limited to its slots, unless --oversubscribe") {
   const std::vector<NodeSlots> nodes{node("a", 4, 8, 64)};
   CHECK(shape(*plan_ranks(nodes, rule(ProcsRule::kGpu))) == "4@0 = 4");
   CHECK(plan_ranks(nodes, rule(ProcsRule::kGpu))->nodes[0].reason == "slots=4 of 8 GPUs");
@@ -87,7 +87,7 @@ TEST_CASE("what a node counts for itself is cut to its slots, unless --oversubsc
   CHECK(shape(*plan_ranks(nodes, rule(ProcsRule::kCpu, true))) == "64@0 = 64");
 }
 
-TEST_CASE("more than the slots is an error that names every such host") {
+TEST_CASE("more workers than slots are an error that names every such host") {
   const std::vector<NodeSlots> nodes{node("gpu01", 4), node("gpu02", 8), node("gpu03", 2)};
   const auto plan = plan_ranks(nodes, number(8));
   REQUIRE_FALSE(plan.has_value());
@@ -103,7 +103,7 @@ TEST_CASE("more than the slots is an error that names every such host") {
   CHECK(shape(*plan_ranks(nodes, number(8, true))) == "8@0 8@8 8@16 = 24");
 }
 
-TEST_CASE("gpu on a node without one names the nodes") {
+TEST_CASE("--nproc-per-node gpu on nodes without a GPU is an error that names them") {
   const auto plan =
       plan_ranks({node("gpu01", {}, 2), node("login", 4, 0), node("old", {}, 0)}, rule(ProcsRule::kGpu));
   REQUIRE_FALSE(plan.has_value());
@@ -114,7 +114,7 @@ TEST_CASE("gpu on a node without one names the nodes") {
         "number");
 }
 
-TEST_CASE("numbers that make no world") {
+TEST_CASE("impossible numbers of ranks are errors") {
   CHECK(check_slots({node("a")}, number(0)).error().text == "--nproc-per-node 0: give at least 1");
   CHECK(plan_ranks({node("a", 0)}, {}).error().text ==
         "a: slots=0 leaves nothing to run there; remove the host or give it at least 1");
@@ -125,7 +125,7 @@ TEST_CASE("numbers that make no world") {
   CHECK(plan_ranks({node("a")}, number(kMaxWorldSize))->world_size == kMaxWorldSize);
 }
 
-TEST_CASE("property: ranks are a gapless sequence, whatever the nodes") {
+TEST_CASE("property: ranks are a gapless sequence for any nodes") {
   std::mt19937 random(7);
   for (int round = 0; round < 500; ++round) {
     std::vector<NodeSlots> nodes;

@@ -22,7 +22,7 @@ std::vector<HostNumber> hosts_of(const World& world) {
 
 using Hosts = std::vector<HostNumber>;
 
-TEST_CASE("seats: the first fill makes them in order, ranks are prefix sums") {
+TEST_CASE("slots: the first fill creates them in order, and ranks are prefix sums") {
   SlotTable slot_table(3);
   slot_table.fill({{0, 8}, {1, 4}, {2, 2}, {3, 8}});
   const World world = slot_table.world();
@@ -30,7 +30,7 @@ TEST_CASE("seats: the first fill makes them in order, ranks are prefix sums") {
   CHECK(world.assignments == std::vector<RankAssignment>{{0, 0, 0, 8}, {1, 1, 8, 4}, {2, 2, 12, 2}});
 }
 
-TEST_CASE("seats: a spare inherits the node rank and the size of the seat") {
+TEST_CASE("slots: a spare inherits the node rank and the size of the slot") {
   SlotTable slot_table(3, true);
   slot_table.fill({{0, 8}, {1, 4}, {2, 8}, {3, 8}});
   slot_table.fill({{0, 8}, {2, 8}, {3, 8}});
@@ -38,7 +38,7 @@ TEST_CASE("seats: a spare inherits the node rank and the size of the seat") {
         std::vector<RankAssignment>{{0, 0, 0, 8}, {3, 1, 8, 4}, {2, 2, 12, 8}});
 }
 
-TEST_CASE("seats: a spare without the slots does not replace; a fixed world then lacks a node") {
+TEST_CASE("slots: a spare that is too small does not replace; a fixed world then lacks a node") {
   SlotTable fixed(2, true);
   fixed.fill({{0, 8}, {1, 8}, {2, 4}});
   fixed.fill({{0, 8}, {2, 4}});
@@ -50,7 +50,7 @@ TEST_CASE("seats: a spare without the slots does not replace; a fixed world then
         std::vector<RankAssignment>{{0, 0, 0, 8}, {2, 1, 8, 4}});  // a new slot at the end
 }
 
-TEST_CASE("seats: on shrink they close and the order stays; a host that returns takes its own") {
+TEST_CASE("slots: a shrink closes them in order, and a host that returns takes its own") {
   SlotTable slot_table(4);
   slot_table.fill({{0, 1}, {1, 1}, {2, 1}, {3, 1}});
   slot_table.fill({{0, 1}, {2, 1}, {3, 1}});
@@ -59,7 +59,7 @@ TEST_CASE("seats: on shrink they close and the order stays; a host that returns 
   CHECK(hosts_of(slot_table.world()) == Hosts{0, 1, 2, 3});
 }
 
-TEST_CASE("seats: a host that returns to a taken seat is a spare; the holder keeps it") {
+TEST_CASE("slots: a host that returns to a taken slot is a spare, and the holder keeps the slot") {
   SlotTable slot_table(2);
   slot_table.fill({{0, 1}, {1, 1}});
   slot_table.fill({{1, 1}, {5, 1}});
@@ -70,7 +70,7 @@ TEST_CASE("seats: a host that returns to a taken seat is a spare; the holder kee
   CHECK(hosts_of(slot_table.world()) == Hosts{5, 0});
 }
 
-TEST_CASE("seats: the owner comes before a spare that is earlier in order") {
+TEST_CASE("slots: the owner comes before a spare that is earlier in order") {
   SlotTable slot_table(2);
   slot_table.fill({{1, 1}, {2, 1}});
   slot_table.fill({{1, 1}});
@@ -78,7 +78,7 @@ TEST_CASE("seats: the owner comes before a spare that is earlier in order") {
   CHECK(hosts_of(slot_table.world()) == Hosts{1, 2});
 }
 
-TEST_CASE("seats: growth is at the end, up to the maximum") {
+TEST_CASE("slots: growth is at the end, up to the maximum") {
   SlotTable slot_table(3);
   slot_table.fill({{4, 2}});
   slot_table.fill({{0, 1}, {1, 1}, {2, 1}, {4, 2}});
@@ -87,7 +87,7 @@ TEST_CASE("seats: growth is at the end, up to the maximum") {
 }
 
 // Invariants for any history of joining and leaving hosts.
-TEST_CASE("seats: properties over random histories") {
+TEST_CASE("slots: invariants hold over random histories") {
   for (std::uint32_t seed = 0; seed < 3000; ++seed) {
     std::mt19937 random(seed);
     const auto pick = [&](int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); };

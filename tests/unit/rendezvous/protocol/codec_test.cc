@@ -25,7 +25,7 @@ JobStart sample_job() {
   return job;
 }
 
-TEST_CASE("a message with every kind of field survives the way there and back") {
+TEST_CASE("a message with every kind of field survives its encoding") {
   const JobStart job = sample_job();
   const std::string payload = payload_of(job);
   const auto back = decode_payload(payload);
@@ -52,7 +52,7 @@ TEST_CASE("a message with every kind of field survives the way there and back") 
   CHECK(std::get<Hello>(*hello_back).workers == 0);
 }
 
-TEST_CASE("what a node was sent, and what its job came to, survive the way there and back") {
+TEST_CASE("the worker count of a hello and the result of a job survive their encoding") {
   Hello hello;
   hello.workers = 3;
   const std::string hello_payload = payload_of(hello);
@@ -64,7 +64,7 @@ TEST_CASE("what a node was sent, and what its job came to, survive the way there
   CHECK(back.text == leave.text);
 }
 
-TEST_CASE("what a check asks and answers survives the way there and back") {
+TEST_CASE("the messages of a check survive their encoding") {
   NodeCheck check;
   check.job = sample_job();
   check.has_program = true;
@@ -120,7 +120,7 @@ TEST_CASE("every truncation and every extra byte of a message is refused") {
   CHECK_FALSE(decode_payload(payload + "x").has_value());
 }
 
-TEST_CASE("unknown types, false booleans and lying counts are refused by name") {
+TEST_CASE("unknown types, invalid booleans and false counts are refused by name") {
   CHECK(decode_payload(std::string(1, '\x7f')).error().text == "a message of unknown type 127");
   CHECK(decode_payload(std::string_view("\0", 1)).error().text == "a message of unknown type 0");
   std::string lying("\x42", 1);  // OpenStore whose list claims 65,536 addresses and holds none
@@ -139,7 +139,7 @@ TEST_CASE("output points into the payload and is not copied") {
   CHECK(output.data.data() == payload.data() + payload.size() - 5);
 }
 
-TEST_CASE("what surviving workers need, there and back") {
+TEST_CASE("the messages of surviving workers survive their encoding") {
   Revoke revoke{3, 5000, "rank 1 failed", {0, 7}};
   const auto order = decode_payload(payload_of(revoke));
   REQUIRE(order.has_value());

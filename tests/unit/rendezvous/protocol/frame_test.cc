@@ -34,7 +34,7 @@ std::vector<std::string> read_in_chunks(const std::string& bytes, std::mt19937& 
   return payloads;
 }
 
-TEST_CASE("any chunking gives the same frames") {
+TEST_CASE("any chunking of the bytes gives the same frames") {
   std::mt19937 random(7);
   std::string bytes;
   std::vector<std::string> expected;
@@ -56,7 +56,7 @@ TEST_CASE("any chunking gives the same frames") {
   }
 }
 
-TEST_CASE("what is kept stays as it was while the stream goes on") {
+TEST_CASE("a kept frame stays unchanged while the stream continues") {
   std::mt19937 random(11);
   std::string bytes;
   std::vector<std::string> expected;
@@ -101,7 +101,7 @@ TEST_CASE("what is kept stays as it was while the stream goes on") {
     check_oldest();
 }
 
-TEST_CASE("a length of zero or over the limit ends the stream before memory is taken") {
+TEST_CASE("a length of zero or over the limit ends the stream before memory is allocated") {
   for (const std::string& header :
        {std::string("\0\0\0\0", 4), std::string("\x01\x00\x80\x00", 4), std::string("\xff\xff\xff\xff", 4)}) {
     FrameReader reader;

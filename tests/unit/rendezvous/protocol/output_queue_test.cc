@@ -29,7 +29,7 @@ std::string put(OutputQueue& queue, std::uint32_t rank, const std::string& data,
   return frame;
 }
 
-TEST_CASE("frames made in place are those of the codec") {
+TEST_CASE("frames built in place equal those of the codec") {
   OutputQueue queue;
   CHECK(queue.empty());
   CHECK(queue.front(1000).empty());
@@ -43,7 +43,7 @@ TEST_CASE("frames made in place are those of the codec") {
   CHECK(queue.empty());
 }
 
-TEST_CASE("a piece holds whole frames, one at least") {
+TEST_CASE("a piece holds whole frames, at least one") {
   OutputQueue queue;
   const std::string first = put(queue, 1, std::string(1000, 'a'), 1000);
   const std::string second = put(queue, 2, std::string(1000, 'b'), 1000);
@@ -54,7 +54,7 @@ TEST_CASE("a piece holds whole frames, one at least") {
   CHECK((queue.front(2500) == third));
 }
 
-TEST_CASE("what is being sent stays in place while more is queued") {
+TEST_CASE("a piece that is being sent stays in place while more is queued") {
   OutputQueue queue;
   std::string expected = put(queue, 1, std::string(60'000, 'a'), 65'536);
   const std::string_view sending = queue.front(1u << 20);
@@ -69,7 +69,7 @@ TEST_CASE("what is being sent stays in place while more is queued") {
   CHECK((sent == expected));
 }
 
-TEST_CASE("a space that nothing was read into leaves no trace") {
+TEST_CASE("reserved space without data leaves no trace") {
   OutputQueue queue;
   (void)queue.space(5000);
   CHECK(queue.empty());

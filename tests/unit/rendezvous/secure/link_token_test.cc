@@ -34,7 +34,7 @@ struct TokenFile {
   ~TokenFile() { std::filesystem::remove_all(folder); }
 };
 
-TEST_CASE("a token has 32 characters at least and is one line") {
+TEST_CASE("a token has at least 32 characters and is one line") {
   CHECK(make_token(kGood, "X").has_value());
   CHECK(make_token(kGood.substr(1), "DDPLAUNCH_TOKEN").error().text ==
         "DDPLAUNCH_TOKEN holds 31 characters; a token needs at least 32 (openssl rand -hex 32 makes one)");
@@ -47,7 +47,7 @@ TEST_CASE("a token has 32 characters at least and is one line") {
         "X holds more than 4096 characters: that is no token");
 }
 
-TEST_CASE("the token leaves the environment") {
+TEST_CASE("the token is removed from the environment") {
   REQUIRE(::setenv("DDPLAUNCH_TOKEN", kGood.c_str(), 1) == 0);
   const char* where = ::getenv("DDPLAUNCH_TOKEN");
   const auto token = take_token_from_environment();
@@ -59,7 +59,7 @@ TEST_CASE("the token leaves the environment") {
   CHECK(take_token_from_environment().value().secret.empty());
 }
 
-TEST_CASE("every copy of the token leaves the environment") {
+TEST_CASE("every copy of the token is removed from the environment") {
   std::string other = "DDPLAUNCH_TOKEN_OTHER=x";
   std::string first = "DDPLAUNCH_TOKEN=" + kGood;
   std::string second = "DDPLAUNCH_TOKEN=" + std::string(kGood.rbegin(), kGood.rend());
@@ -77,7 +77,7 @@ TEST_CASE("every copy of the token leaves the environment") {
   CHECK(second == erased);
 }
 
-TEST_CASE("a token file is read when it is its owner's alone") {
+TEST_CASE("a token file is read when only its owner can read it") {
   const TokenFile file(kGood + "\n");
   const auto token = read_token_file(file.path);
   REQUIRE(token.has_value());
@@ -99,7 +99,7 @@ TEST_CASE("a token file that others may read is refused") {
   CHECK(read_token_file(group.path).has_error());
 }
 
-TEST_CASE("what is no token file is named") {
+TEST_CASE("a path that is no token file is refused with the reason") {
   const auto missing = read_token_file("/nonexistent/token");
   REQUIRE(missing.has_error());
   CHECK(missing.error().text == "the token file /nonexistent/token: No such file or directory");
@@ -112,7 +112,7 @@ TEST_CASE("what is no token file is named") {
   CHECK(read_token_file(fifo).error().text == "the token file " + fifo + " is no regular file");
 }
 
-TEST_CASE("a token file that nobody named has to be this user's, in a directory of this user's") {
+TEST_CASE("the default token file must be this user's, in a directory of this user's") {
   const TokenFile file(kGood);
   CHECK(read_own_token_file(file.path).has_value());
   const std::string link = (file.folder / "link").string();
@@ -132,7 +132,7 @@ TEST_CASE("a token file that nobody named has to be this user's, in a directory 
 }
 
 TEST_CASE("a token file or its directory that is another user's is refused", "[root]") {
-  if (::geteuid() != 0) SKIP_TEST("only root can give files away");
+  if (::geteuid() != 0) SKIP_TEST("only root can change the owner of a file");
   const TokenFile file(kGood);
   REQUIRE(::chown(file.path.c_str(), 61234, 61234) == 0);
   CHECK(read_own_token_file(file.path).error().text ==
@@ -142,7 +142,7 @@ TEST_CASE("a token file or its directory that is another user's is refused", "[r
         "the directory " + file.folder.string() + " belongs to uid 61234 and not to you (uid 0)");
 }
 
-TEST_CASE("random tokens are good and differ") {
+TEST_CASE("random tokens are valid and differ") {
   const auto one = random_token();
   const auto two = random_token();
   REQUIRE(one.has_value());
@@ -158,7 +158,7 @@ std::string bytes_of(std::string_view hex) {
   return bytes;
 }
 
-TEST_CASE("HKDF-SHA256 as in RFC 5869, appendix A.1 and A.3") {
+TEST_CASE("HKDF-SHA256 equals RFC 5869, appendix A.1 and A.3") {
   const std::string key(22, '\x0b');
   CHECK(hkdf_sha256(key, bytes_of("000102030405060708090a0b0c"), bytes_of("f0f1f2f3f4f5f6f7f8f9"), 42)
             .value()
@@ -168,7 +168,7 @@ TEST_CASE("HKDF-SHA256 as in RFC 5869, appendix A.1 and A.3") {
         bytes_of("8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8"));
 }
 
-TEST_CASE("role, job, node and nonce are all in the key") {
+TEST_CASE("role, job, node and nonce are all part of the key") {
   const Secret token{std::string_view(kGood)};
   const auto link = link_key(token, LinkRole::kAgent, "job1", "gpu02").value();
   CHECK(link.size() == 32);

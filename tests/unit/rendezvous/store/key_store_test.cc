@@ -112,7 +112,7 @@ TEST_CASE("numbers are decimal text") {
   CHECK_FALSE(add("word", 1).has_value());
 }
 
-TEST_CASE("compare_set stores only what was expected") {
+TEST_CASE("compare_set stores only over the expected value") {
   Store store;
   const auto compare_set = [&store](const std::string& expected, const std::string& desired) {
     return store.say(1, RequestBytes(O::kCompareSet).text("k").text(expected).text(desired));
@@ -147,7 +147,7 @@ TEST_CASE("a wait ends with the last of its keys") {
   CHECK(store.heard[2] == kAwake);
 }
 
-TEST_CASE("append and multi-set wake too") {
+TEST_CASE("append and multi-set wake waiters too") {
   Store store;
   store.wait(2, {"log"});
   store.wait(3, {"m"});
@@ -159,7 +159,7 @@ TEST_CASE("append and multi-set wake too") {
 
 TEST_CASE("a client that gave up its wait gets no late byte") {
   Store store;
-  SECTION("torch <= 2.0 just goes on with its next request") {
+  SECTION("torch <= 2.0 continues with its next request") {
     CHECK(store.wait(2, {"late"}).empty());
     CHECK(store.say(2, RequestBytes(O::kAdd).text("n").number(7)) == number(7));
   }
@@ -167,11 +167,11 @@ TEST_CASE("a client that gave up its wait gets no late byte") {
     CHECK(store.wait(2, {"late"}).empty());
     CHECK(store.say(2, RequestBytes(O::kCancelWait)) == kCanceled);
   }
-  SECTION("or it has gone") {
+  SECTION("the client has closed") {
     CHECK(store.wait(2, {"late"}).empty());
     store.close(2);
   }
-  SECTION("or it waits for something else by now") {
+  SECTION("the client waits for another key") {
     CHECK(store.wait(2, {"late"}).empty());
     CHECK(store.wait(2, {"other"}).empty());
   }
@@ -180,7 +180,7 @@ TEST_CASE("a client that gave up its wait gets no late byte") {
   CHECK(store.keys.awaited(10).size() == store.keys.waiting());
 }
 
-TEST_CASE("a cancellation that crosses the wake-up is answered still") {
+TEST_CASE("a cancellation that crosses the wake-up is still answered") {
   Store store;
   store.wait(2, {"k"});
   store.set(1, "k", "");
@@ -196,7 +196,7 @@ TEST_CASE("check answers without waiting") {
   CHECK(store.say(1, RequestBytes(O::kCheck).list({})) == kReady);
 }
 
-TEST_CASE("queues are first in, first out") {
+TEST_CASE("queues are first in, first out, and one push wakes one waiter") {
   Store store;
   const auto push = [&store](const std::string& value) {
     return store.say(1, RequestBytes(O::kQueuePush).text("q").text(value));
@@ -215,7 +215,7 @@ TEST_CASE("queues are first in, first out") {
   CHECK(store.say(1, RequestBytes(O::kQueueLen).text("q")) == number(0));
   CHECK(store.keys.bytes() == 0);
 
-  SECTION("one value wakes one waiter, the first") {
+  SECTION("one value wakes the first waiter only") {
     store.wait(2, {"q"});
     store.wait(3, {"q"});
     push("c");
@@ -224,7 +224,7 @@ TEST_CASE("queues are first in, first out") {
     push("d");
     CHECK(store.heard[3] == kAwake);
   }
-  SECTION("a waiter that dies or turns away leaves the value to the next") {
+  SECTION("a waiter that closes or stops waiting leaves the value to the next") {
     store.wait(2, {"q"});
     store.wait(3, {"q"});
     store.wait(4, {"q"});
@@ -237,7 +237,7 @@ TEST_CASE("queues are first in, first out") {
   }
 }
 
-TEST_CASE("a barrier lets all go with the last") {
+TEST_CASE("a barrier releases all with the last") {
   Store store;
   const auto arrive = [&store](StoreConnectionId from) {
     return store.say(from, RequestBytes(O::kBarrier).text("b").number(3));
@@ -255,7 +255,7 @@ TEST_CASE("a barrier lets all go with the last") {
         "cannot add to 'b': its value is not a 64-bit number");
 }
 
-TEST_CASE("memory is bounded and comes back") {
+TEST_CASE("memory is bounded and released") {
   Store store(10000);
   const std::string kilobyte(1000, 'x');
   Result<std::string> full = std::string();
@@ -276,14 +276,14 @@ TEST_CASE("memory is bounded and comes back") {
   CHECK(store.keys.bytes() == 0);
 }
 
-TEST_CASE("replies are bounded") {
+TEST_CASE("replies are bounded in size") {
   Store store;
   store.set(1, "big", std::string(64 * 1024 * 1024, 'x'));
   CHECK(store.ask(1, RequestBytes(O::kMultiGet).list(Keys(9, "big"))).error().text ==
         "MULTI_GET: the reply would be over the store's limit of 536870912 bytes");
 }
 
-TEST_CASE("what is waited for can be listed") {
+TEST_CASE("awaited keys can be listed") {
   Store store;
   store.wait(1, {"rank0"});
   store.wait(2, {"rank0", "other"});

@@ -122,7 +122,7 @@ Sample sample_2_1() {
   return s;
 }
 
-TEST_CASE("the new dialect has every operation") {
+TEST_CASE("the new dialect encodes every operation") {
   const Sample sample = new_sample();
   const Decoded decoded = decode(sample.bytes);
   CHECK(decoded.error.empty());
@@ -130,7 +130,7 @@ TEST_CASE("the new dialect has every operation") {
   CHECK(decoded.dialect == StoreDialect::kNew);
 }
 
-TEST_CASE("the numbering of torch 2.1") {
+TEST_CASE("the operation numbers of torch 2.1 are decoded") {
   const Sample sample = sample_2_1();
   const Decoded decoded = decode(sample.bytes);
   CHECK(decoded.error.empty());
@@ -138,7 +138,7 @@ TEST_CASE("the numbering of torch 2.1") {
   CHECK(decoded.dialect == StoreDialect::kOld21);
 }
 
-TEST_CASE("however the bytes are cut, the same requests come out") {
+TEST_CASE("the same requests are decoded for any chunking") {
   std::mt19937 random(20261121);
   for (const Sample& sample : {new_sample(), sample_2_1()}) {
     std::vector<std::string> single;
@@ -159,7 +159,7 @@ TEST_CASE("however the bytes are cut, the same requests come out") {
   }
 }
 
-TEST_CASE("a deletion of torch <= 2.0 is known by the silence after it") {
+TEST_CASE("a deletion of torch <= 2.0 is recognized by the silence after it") {
   StoreDecoder decoder;
   Decoded out;
   feed(decoder, RequestBytes(3).text("init/").number(1).str() + RequestBytes(8).text("/gone").str());
@@ -194,7 +194,7 @@ TEST_CASE("an append of torch 2.1 whose value comes late is no deletion") {
   CHECK(out.requests == std::vector<std::string>{"9[/log,|line,|0]"});
 }
 
-TEST_CASE("settle without doubt changes nothing") {
+TEST_CASE("settle without a pending decision changes nothing") {
   StoreDecoder decoder;
   Decoded out;
   feed(decoder, RequestBytes(8));
@@ -214,7 +214,7 @@ TEST_CASE("a first byte 0 without the magic is a SET of an old client") {
   CHECK(decode(std::string(5, '\0')).dialect == StoreDialect::kOld);
 }
 
-TEST_CASE("what is not the protocol is refused at its first byte") {
+TEST_CASE("bytes outside the protocol are refused at the first byte") {
   CHECK(decode("GET / HTTP/1.1\r\n").error ==
         "not a TCPStore request: byte 0x47 where an operation number belongs");
   CHECK(decode("\x16\x03\x01").error ==
@@ -227,7 +227,7 @@ TEST_CASE("what is not the protocol is refused at its first byte") {
         "not a TCPStore request: byte 0x0c where an operation number belongs");
 }
 
-TEST_CASE("limits come before memory") {
+TEST_CASE("limits are checked before memory is allocated") {
   const auto error_of = [](const std::string& request) { return decode(greeting() + request).error; };
   CHECK(error_of(RequestBytes(StoreOp::kGet).number(65537)) ==
         "GET: a key of 65537 bytes is over the store's limit of 65536");
@@ -249,7 +249,7 @@ TEST_CASE("limits come before memory") {
   CHECK(decoder.buffered() == 19);
 }
 
-TEST_CASE("a list of keys is bounded as a whole") {
+TEST_CASE("a list of keys is limited in total") {
   StoreDecoder decoder;
   StoreRequest request;
   feed(decoder, greeting());
@@ -268,7 +268,7 @@ TEST_CASE("a list of keys is bounded as a whole") {
   CHECK(fed == 256);
 }
 
-TEST_CASE("keys are shown safely") {
+TEST_CASE("keys are shown as printable text") {
   CHECK(printable_key("a/b c") == "'a/b c'");
   CHECK(printable_key(std::string("\x1b[31m\n\0", 7)) ==
         "'?[31m"

@@ -73,7 +73,7 @@ StoreDialect dialect_of(const std::string& version) {
   return version.starts_with("2.1.") ? StoreDialect::kOld21 : StoreDialect::kNew;
 }
 
-TEST_CASE("real clients get the answers they got before") {
+TEST_CASE("recorded clients get the recorded answers") {
   int traces = 0;
   for (const auto& entry :
        std::filesystem::directory_iterator(DDP_SOURCE_DIR "/tests/unit/rendezvous/store/traces")) {

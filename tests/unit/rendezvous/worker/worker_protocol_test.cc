@@ -52,7 +52,7 @@ std::string agent_error(const std::string& line) {
   return word.error().text;
 }
 
-TEST_CASE("worker protocol: every message there and back") {
+TEST_CASE("worker protocol: every message survives its encoding") {
   there_and_back(WorkerMessage(WorkerHello{1, 77, true, false}),
                  R"({"hello":1,"pid":77,"rejoin":true,"sharded":false})");
   there_and_back(WorkerMessage(WorkerHello{1, kMost32, false, true}),
@@ -116,7 +116,7 @@ void each_key_wrong(const std::string& line, const std::vector<std::string>& opt
   }
 }
 
-TEST_CASE("worker protocol: every key missing, of another type, out of range") {
+TEST_CASE("worker protocol: every key may be missing, of another type, or out of range") {
   each_key_wrong(R"({"hello":1,"pid":77,"rejoin":true,"sharded":false})", {"sharded"}, worker_error);
   each_key_wrong(R"({"step":7,"in":"all-reduce"})", {"in"}, worker_error);
   each_key_wrong(R"({"failed":2,"error":"e","peers":[3]})", {"peers"}, worker_error);
@@ -129,7 +129,7 @@ TEST_CASE("worker protocol: every key missing, of another type, out of range") {
   each_key_wrong(R"({"stop":"user","grace_ms":1})", {}, agent_error);
 }
 
-TEST_CASE("worker protocol: ranges") {
+TEST_CASE("worker protocol: numbers outside their range are refused") {
   CHECK(worker_error(R"({"hello":0,"pid":1,"rejoin":true})") == "\"hello\" is out of range");
   CHECK(worker_error(R"({"hello":2147483648,"pid":1,"rejoin":true})") == "\"hello\" is out of range");
   CHECK(worker_error(R"({"hello":1,"pid":4294967296,"rejoin":true})") == "\"pid\" is out of range");
@@ -154,7 +154,7 @@ TEST_CASE("worker protocol: ranges") {
   CHECK(attempt("from", "null") == "decoded");
 }
 
-TEST_CASE("worker protocol: what is no message") {
+TEST_CASE("worker protocol: lines that are no message are refused") {
   for (const char* line : {"", " ", "{", "[]", "null", "1", "\"hello\"", "{\"step\":1}}", "{\"step\":1} {}",
                            "{\"step\":\"\xff\"}", "{\"step\":1,\"in\":\"\xc3\"}", "{'step':1}"}) {
     INFO(line);
@@ -169,7 +169,7 @@ TEST_CASE("worker protocol: what is no message") {
   CHECK(worker_error(std::string(4095, '[')) == "a line is no JSON object");
 }
 
-TEST_CASE("worker protocol: what is decoded though it need not look so") {
+TEST_CASE("worker protocol: unusual but valid lines are decoded") {
   const auto revoked = decode_worker_line(R"({"step":5,"revoked":1})");
   REQUIRE(revoked.has_value());
   CHECK(*revoked == WorkerMessage(WorkerRevoked{1, 5}));
@@ -179,7 +179,7 @@ TEST_CASE("worker protocol: what is decoded though it need not look so") {
   CHECK(decode_worker_line("\t{\"ready\":1,\"new\":[{}]} \r").has_value());
 }
 
-TEST_CASE("worker protocol: any text is sent, cut where a line would be too long") {
+TEST_CASE("worker protocol: any text is sent, and cut where the line would be too long") {
   std::vector<std::uint32_t> many(1000, kMost32);
   for (const std::string& piece : {std::string("x"), std::string("\xff"), std::string(1, '\0'),
                                    std::string("é"), std::string("\xf0\x9f\x98\x80"), std::string("\""),
@@ -215,7 +215,7 @@ TEST_CASE("worker protocol: any text is sent, cut where a line would be too long
   }
 }
 
-TEST_CASE("worker lines: cut at their ends, and a bound") {
+TEST_CASE("worker lines: lines are split at their ends and limited in length") {
   WorkerLines lines;
   CHECK_FALSE(lines.next()->has_value());
   lines.add("a\n\nb");

@@ -83,7 +83,7 @@ class SessionScenario {
  private:
   void nothing_more() {
     for (; next_ < said_.size(); ++next_)
-      FAIL_CHECK("something nobody expected: " << said_[next_]);
+      FAIL_CHECK("unexpected result: " << said_[next_]);
   }
 
   void hear(const std::string& bytes) {
@@ -145,7 +145,7 @@ class SessionScenario {
   std::size_t next_ = 0;
 };
 
-TEST_CASE("worker protocol scenarios") {
+TEST_CASE("the worker session passes its scenarios") {
   const std::filesystem::path folder =
       std::filesystem::path(DDP_SOURCE_DIR) / "tests/scenarios/worker_protocol";
   std::vector<std::filesystem::path> files;
@@ -157,7 +157,7 @@ TEST_CASE("worker protocol scenarios") {
     SessionScenario().run(file);
 }
 
-TEST_CASE("a worker session: how its bytes are cut does not matter") {
+TEST_CASE("a worker session: the chunking of the bytes does not matter") {
   const std::string said =
       "{\"hello\":1,\"pid\":7,\"rejoin\":true}\n{\"step\":1,\"in\":\"a\"}\nbroken\n{\"step\":2}\n";
   WorkerSession whole;
