@@ -42,7 +42,7 @@ struct CallsFixture {
 
 }  // namespace
 
-TEST_CASE("blocking calls: the loop goes on, and results come in the order of one thread") {
+TEST_CASE("blocking calls: the loop continues, and results come in the order of one thread") {
   CallsFixture world;
   BlockingCalls calls(world.loop.get_executor(), 1);
   Hang hang;
@@ -63,7 +63,7 @@ TEST_CASE("blocking calls: the loop goes on, and results come in the order of on
   CHECK(world.results[2].error().text == "its own error");
 }
 
-TEST_CASE("blocking calls: a deadline, and an end that does not wait") {
+TEST_CASE("blocking calls: a call has a deadline, and stop() does not wait") {
   CallsFixture world;
   Hang hang;
   {

@@ -58,7 +58,7 @@ TEST_CASE("machine and build id of a program") {
   CHECK(elf_identity(program(EM_RISCV, notes))->machine.empty());
 }
 
-TEST_CASE("no program, no build id") {
+TEST_CASE("a file that is no program has no build ID") {
   CHECK_FALSE(elf_identity(""));
   CHECK_FALSE(
       elf_identity("#!/bin/sh\necho this is a script and not short either ........................."));
@@ -68,7 +68,7 @@ TEST_CASE("no program, no build id") {
   CHECK_FALSE(elf_identity(narrow));
 }
 
-TEST_CASE("any cut and any changed byte is borne") {
+TEST_CASE("any truncated or changed program is read without a crash") {
   const std::string whole = program(EM_X86_64, note(NT_GNU_BUILD_ID, kGnu, "0123456789"));
   for (std::size_t size = 0; size < whole.size() - 2; ++size)
     CHECK_FALSE(elf_identity(std::string_view(whole).substr(0, size)));
@@ -81,7 +81,7 @@ TEST_CASE("any cut and any changed byte is borne") {
   }
 }
 
-TEST_CASE("a file that is not there") {
+TEST_CASE("a missing file is an error") {
   const auto found = ddp::read_elf_identity("/no/such/program");
   REQUIRE_FALSE(found.has_value());
   CHECK(found.error().text == "/no/such/program: No such file or directory");

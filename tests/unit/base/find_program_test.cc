@@ -57,14 +57,14 @@ TEST_CASE("an empty entry of PATH is the working directory") {
   CHECK(found("tool", "bin", tree.at("")) == tool);
 }
 
-TEST_CASE("a name with a slash is a path, seen from the working directory") {
+TEST_CASE("a name with a slash is a path relative to the working directory") {
   const Tree tree;
   CHECK(found(tree.at("/bin/tool"), "") == tree.at("/bin/tool"));
   CHECK(found("./tool", "/usr/bin", tree.at("/bin")) == tree.at("/bin/./tool"));
   CHECK(found("bin/tool", "", tree.at("")) == tree.at("/bin/tool"));
 }
 
-TEST_CASE("a program that is not found is an error that names where it was looked for") {
+TEST_CASE("a missing program is an error that names the searched places") {
   const Tree tree;
   auto missing = find_program("no-such-tool", "/usr/bin:/bin");
   REQUIRE(missing.has_error());

@@ -54,7 +54,7 @@ struct Directory {
 
 }  // namespace
 
-TEST_CASE("a directory is listed, one that is not there has no entries") {
+TEST_CASE("a directory is listed, and a missing one has no entries") {
   const Directory directory;
   auto entries = list_directory(directory.path);
   std::sort(entries.begin(), entries.end());
@@ -64,7 +64,7 @@ TEST_CASE("a directory is listed, one that is not there has no entries") {
   CHECK(failed == std::errc::no_such_file_or_directory);
 }
 
-TEST_CASE("a directory that cannot be read to its end gives what came before, and throws nothing") {
+TEST_CASE("a directory that cannot be read to its end gives the entries read so far, without an exception") {
   const Directory directory;
   std::error_code failed;
   entries_left = 4;  // includes "." and ".."

@@ -9,7 +9,7 @@
 
 namespace ddp::log {
 
-TEST_CASE("a line names its level, its module, and what it is about") {
+TEST_CASE("a line names its level, its module and its subject") {
   const Logger logger("remote");
   Capture capture;
   logger.info("rank ", 3, " of ", std::string("gpu01"), " exited ", std::int64_t{-1}, ' ', true);
@@ -22,7 +22,7 @@ TEST_CASE("a line names its level, its module, and what it is about") {
                                                     "error [remote] job 7f3a: lost"});
 }
 
-TEST_CASE("lines go where they are directed, with the time, and nowhere otherwise") {
+TEST_CASE("lines go to the chosen sink only, with the time") {
   const Logger logger("four");
   std::string text;
   logger.error("nobody hears this");
@@ -35,7 +35,7 @@ TEST_CASE("lines go where they are directed, with the time, and nowhere otherwis
   CHECK(text.find_first_not_of("0123456789-:. ") == text.find('e'));
 }
 
-TEST_CASE("one call sets the level of all loggers, also of those to come") {
+TEST_CASE("one call sets the level of all loggers, including future ones") {
   const Logger before("one");
   set_level(Level::kInfo);
   const Logger after("two");
@@ -49,7 +49,7 @@ TEST_CASE("one call sets the level of all loggers, also of those to come") {
   set_level(Level::kWarning);
 }
 
-TEST_CASE("a capture sees all levels and gives the level back") {
+TEST_CASE("a capture sees all levels and restores the level") {
   const Logger logger("three");
   set_level(Level::kError);
   {

@@ -83,7 +83,7 @@ TEST_CASE("a wait for a descriptor that is closed ends with an error") {
   CHECK(*result == ddp::asio::error::operation_aborted);
 }
 
-TEST_CASE("readable is what holds bytes or has ended") {
+TEST_CASE("a descriptor that holds bytes or has ended is readable") {
   int ends[2];
   REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
   CHECK_FALSE(ddp::is_readable(ends[0]));

@@ -6,7 +6,7 @@
 
 namespace ddp {
 
-TEST_CASE("an errno becomes an error with text, in one place") {
+TEST_CASE("an errno becomes an error with text") {
   const Error error = system_error(ENOENT, "open /x");
   CHECK(error.code == ErrorCode::kSystem);
   CHECK(error.sys == ENOENT);
@@ -16,7 +16,7 @@ TEST_CASE("an errno becomes an error with text, in one place") {
   CHECK(where.sys == ENOENT);
 }
 
-TEST_CASE("the value of a failed result is a broken invariant") {
+TEST_CASE("reading the value of a failed result breaks an invariant") {
   const Result<int> failed = Error{ErrorCode::kTimeout, "too late", 0};
   CHECK_THROWS_AS(failed.value(), std::logic_error);
 }

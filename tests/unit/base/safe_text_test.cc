@@ -7,7 +7,7 @@ using ddp::first_character;
 using ddp::one_line;
 using ddp::replace_unsafe;
 
-TEST_CASE("UTF-8 characters are distinguished from other bytes") {
+TEST_CASE("UTF-8 characters are told apart from other bytes") {
   CHECK(first_character("a").code == 'a');
   CHECK(first_character("\xc3\xa4x").code == 0xe4);
   CHECK(first_character("\xc3\xa4x").length == 2);
@@ -22,7 +22,7 @@ TEST_CASE("UTF-8 characters are distinguished from other bytes") {
   }
 }
 
-TEST_CASE("what a terminal acts on, and what reads otherwise than it is, is replaced") {
+TEST_CASE("control sequences and invisible characters are replaced") {
   CHECK(replace_unsafe("a\n\tb caf\xc3\xa9 \xe6\x97\xa5\xe6\x9c\xac \xf0\x9f\x9a\x80 \xc2\xa0") ==
         "a\n\tb caf\xc3\xa9 \xe6\x97\xa5\xe6\x9c\xac \xf0\x9f\x9a\x80 \xc2\xa0");
   CHECK(replace_unsafe(std::string_view("\0\r\x1b[2J\x7f", 7)) == "???[2J?");

@@ -40,7 +40,7 @@ std::string mapping_flags(const void* address) {
 
 }  // namespace
 
-TEST_CASE("a secret shows its bytes only when asked") {
+TEST_CASE("a secret returns its bytes only on request") {
   Secret secret("token");
   CHECK(secret.reveal() == "token");
   Secret moved = std::move(secret);
@@ -48,7 +48,7 @@ TEST_CASE("a secret shows its bytes only when asked") {
   CHECK(moved.reveal() == "token");
 }
 
-TEST_CASE("taking a secret wipes the place where it was") {
+TEST_CASE("taking a secret wipes its source") {
   char text[] = "token";
   const Secret secret = Secret::take(text, 5);
   CHECK(secret.reveal() == "token");
@@ -62,7 +62,7 @@ TEST_CASE("no core dump contains a secret") {
   CHECK(flags.find("dd ") != std::string::npos);
 }
 
-TEST_CASE("secrets are compared whole") {
+TEST_CASE("secrets are equal only when all their bytes are equal") {
   const auto same = [](const char* a, const char* b) { return Secret(a) == Secret(b); };
   CHECK(same("", ""));
   CHECK(same("abc", "abc"));

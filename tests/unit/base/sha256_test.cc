@@ -7,7 +7,7 @@
 using ddp::Sha256;
 using ddp::sha256_hex;
 
-TEST_CASE("sums of FIPS 180-4's examples") {
+TEST_CASE("the examples of FIPS 180-4") {
   CHECK(sha256_hex("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   CHECK(sha256_hex("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
   CHECK(sha256_hex("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq") ==
@@ -16,7 +16,7 @@ TEST_CASE("sums of FIPS 180-4's examples") {
         "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-TEST_CASE("however the bytes are cut, the sum is the same") {
+TEST_CASE("the hash does not depend on the chunks") {
   std::string bytes;
   for (int i = 0; i < 300; ++i)
     bytes += static_cast<char>(i * 7);

@@ -32,7 +32,7 @@ TEST_CASE("a descriptor is closed exactly once, by its last owner") {
   CHECK(!is_open(number));
 }
 
-TEST_CASE("an assignment closes what was there, a release does not") {
+TEST_CASE("an assignment closes the previous descriptor, a release does not") {
   const int old = some_fd();
   UniqueFd fd(old);
   fd = UniqueFd(some_fd());

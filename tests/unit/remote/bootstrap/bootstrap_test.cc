@@ -21,7 +21,7 @@ Bootstrap fresh() {
 }
 }  // namespace
 
-TEST_CASE("the greeting alone, whole and byte by byte") {
+TEST_CASE("the greeting is read at once and byte by byte") {
   const std::string line = hello_line({3, "0.1.0~rc1+git-2"});
   CHECK(line == "ddplaunchd-hello 3 0.1.0~rc1+git-2\n");
   Bootstrap whole = fresh();
@@ -38,7 +38,7 @@ TEST_CASE("the greeting alone, whole and byte by byte") {
   CHECK(slow.hello().version == "0.1.0~rc1+git-2");
 }
 
-TEST_CASE("bytes after the greeting are the start of the protocol, whatever they are") {
+TEST_CASE("any bytes after the greeting start the protocol") {
   Bootstrap boot = fresh();
   const std::string frame(
       "\0\1\n\xff"
@@ -50,7 +50,7 @@ TEST_CASE("bytes after the greeting are the start of the protocol, whatever they
   CHECK(boot.hello().protocol == 1);
 }
 
-TEST_CASE("noise of the login shell comes first, also without a newline at its end") {
+TEST_CASE("output of the login shell comes first, also without a final newline") {
   Bootstrap boot = fresh();
   CHECK(boot.feed("Welcome to gpu01\r\n\n\x1b[31mred\x07\nprompt> ddplaunchd-") == State::kReading);
   CHECK(boot.feed("hello 1 0.1.0\n") == State::kHello);
@@ -61,7 +61,7 @@ TEST_CASE("noise of the login shell comes first, also without a newline at its e
   CHECK(noise[2] == "prompt> ");
 }
 
-TEST_CASE("only the last 20 lines of noise are kept, and long ones are cut") {
+TEST_CASE("only the last 20 lines of shell output are kept, and long ones are cut") {
   Bootstrap boot = fresh();
   for (int i = 0; i < 30; ++i)
     boot.feed("line " + std::to_string(i) + "\n");
@@ -100,14 +100,14 @@ TEST_CASE("more than 64 KiB before the greeting is an error, with or without lin
       "file print that much?; its last lines:\n  zzz"));
 }
 
-TEST_CASE("a greeting in exactly 64 KiB still counts") {
+TEST_CASE("a greeting within exactly 64 KiB still counts") {
   const std::string line = "ddplaunchd-hello 1 0.1.0\n";
   Bootstrap boot = fresh();
   CHECK(boot.feed(std::string(64 * 1024 - line.size() - 1, 'n') + "\n") == State::kReading);
   CHECK(boot.feed(line) == State::kHello);
 }
 
-TEST_CASE("a damaged greeting is named, never guessed at") {
+TEST_CASE("a damaged greeting is reported, never guessed") {
   for (const char* words : {"", "1", "x 0.1.0", "0 0.1.0", "-1 0.1.0", "1 ", "1 0.1 0", "1 0.1.0\r",
                             "99999999999 1", "1 \x1b[2J"}) {
     Bootstrap boot = fresh();
@@ -138,7 +138,7 @@ TEST_CASE("exit status 127 means a missing program") {
         "  This account is currently not available.");
 }
 
-TEST_CASE("a wrapper that prints its command instead of running it") {
+TEST_CASE("a wrapper that prints its command instead of running it is named") {
   for (const auto lookup : {Bootstrap::Lookup::kGiven, Bootstrap::Lookup::kPush}) {
     Bootstrap boot("gpu01", "/opt/ddp/ddplaunchd", lookup, "the wrapper (echo)");
     std::string command;
@@ -155,7 +155,7 @@ TEST_CASE("a wrapper that prints its command instead of running it") {
   }
 }
 
-TEST_CASE("the other ends before the greeting") {
+TEST_CASE("ends before the greeting are reported") {
   Bootstrap boot = fresh();
   CHECK(boot.ended(0).text ==
         "gpu01: /opt/ddp/ddplaunchd ended with exit status 0 before its greeting; it wrote nothing");
@@ -176,7 +176,7 @@ TEST_CASE("the other ends before the greeting") {
         "Permission denied");
 }
 
-TEST_CASE("what fails before a look at the agent is no fault of the agent") {
+TEST_CASE("a failure before the lookup of the agent is not blamed on the agent") {
   for (const auto lookup : {Bootstrap::Lookup::kGiven, Bootstrap::Lookup::kPush}) {
     Bootstrap boot("gpu01", "/opt/ddp/ddplaunchd", lookup, "the wrapper (docker exec -i train)");
     boot.feed_errors("Error: No such container: train\n");
@@ -193,7 +193,7 @@ TEST_CASE("what fails before a look at the agent is no fault of the agent") {
   }
 }
 
-TEST_CASE("an agent that began is named by its own path, and its end is its own") {
+TEST_CASE("a started agent is named by its own path, and its end is reported as its own") {
   for (const auto lookup : {Bootstrap::Lookup::kGiven, Bootstrap::Lookup::kPush}) {
     Bootstrap boot("gpu01", "/opt/ddp/ddplaunchd", lookup);
     CHECK(boot.began().empty());
@@ -208,7 +208,7 @@ TEST_CASE("an agent that began is named by its own path, and its end is its own"
   }
 }
 
-TEST_CASE("a given agent that cannot run is refused in the host's words") {
+TEST_CASE("a given agent that cannot run is reported in the host's words") {
   Bootstrap boot("gpu01", "/etc", Bootstrap::Lookup::kGiven);
   CHECK(boot.feed("ddplaunchd-fail /etc is a directory, no ddplaunchd\n") == State::kFailed);
   CHECK(boot.failure().code == ErrorCode::kAgentMissing);
@@ -217,7 +217,7 @@ TEST_CASE("a given agent that cannot run is refused in the host's words") {
         "PATH");
 }
 
-TEST_CASE("another version or protocol is refused with both versions") {
+TEST_CASE("another version or protocol is refused, with both versions") {
   CHECK(check_hello("gpu01", {1, "0.1.0"}, {1, "0.1.0"}).has_value());
   const auto other = check_hello("gpu01", {2, "0.2.0"}, {1, "0.1.0"});
   REQUIRE_FALSE(other.has_value());
@@ -229,7 +229,7 @@ TEST_CASE("another version or protocol is refused with both versions") {
   CHECK_FALSE(check_hello("gpu01", {1, "0.1.1"}, {1, "0.1.0"}).has_value());
 }
 
-TEST_CASE("tail lines survive any cutting into pieces") {
+TEST_CASE("the last lines do not depend on the chunks") {
   const std::string text = "one\ntwo\r\n\nthree";
   for (std::size_t cut = 0; cut <= text.size(); ++cut) {
     TailLines tail;
@@ -250,7 +250,7 @@ Bootstrap pushing() {
 
 }  // namespace
 
-TEST_CASE("a host that has no agent asks, is given the files in order, and greets") {
+TEST_CASE("a host without an agent requests the files, gets them in order, and greets") {
   Bootstrap boot = pushing();
   CHECK(boot.feed("Welcome\nprompt> ddplaunchd-need x86_64 127 1\n") == State::kNeed);
   CHECK(boot.need().machine == "x86_64");
@@ -266,7 +266,7 @@ TEST_CASE("a host that has no agent asks, is given the files in order, and greet
   CHECK(boot.noise() == std::deque<std::string>{"Welcome", "prompt> "});
 }
 
-TEST_CASE("a host that cannot take the agent says why") {
+TEST_CASE("a host that cannot store the agent reports the reason") {
   Bootstrap boot = pushing();
   CHECK(boot.feed("ddplaunchd-need x86_64 127\n") == State::kNeed);
   CHECK(boot.go_on() == State::kReading);
@@ -277,7 +277,7 @@ TEST_CASE("a host that cannot take the agent says why") {
         "exceeded; install the same version there or name it with --agent PATH");
 }
 
-TEST_CASE("asking twice, out of order or before the need is a damaged greeting") {
+TEST_CASE("a request that is repeated, out of order or too early is a damaged greeting") {
   for (const char* lines :
        {"ddplaunchd-send 0\n", "ddplaunchd-need x86_64\nddplaunchd-need x86_64\n",
         "ddplaunchd-need x86_64\nddplaunchd-send 1\n", "ddplaunchd-need x86_64\nddplaunchd-send x\n",
@@ -292,13 +292,13 @@ TEST_CASE("asking twice, out of order or before the need is a damaged greeting")
   }
 }
 
-TEST_CASE("where nothing is pushed, those lines are the host's own words") {
+TEST_CASE("without a push those lines are the host's own output") {
   Bootstrap boot = fresh();
   CHECK(boot.feed("ddplaunchd-need x86_64 127\nddplaunchd-fail x\n") == State::kReading);
   CHECK(boot.noise().size() == 2);
 }
 
-TEST_CASE("a host without sh") {
+TEST_CASE("a host without sh is reported") {
   Bootstrap boot = pushing();
   boot.feed_errors("exec: \"sh\": executable file not found in $PATH\n");
   CHECK(boot.ended(127).code == ErrorCode::kUnreachable);

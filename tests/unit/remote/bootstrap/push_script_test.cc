@@ -13,7 +13,7 @@ const AgentWanted kWanted{"/opt/ddp/bin/ddplaunchd", {7, "0.1.0"}, {"aa11", "bb2
 
 }  // namespace
 
-TEST_CASE("the first command asks the installed agent, then the pushed ones") {
+TEST_CASE("the first command tries the installed agent, then the cached ones") {
   const auto words = first_lookup(kWanted);
   REQUIRE(words.size() == 4);
   CHECK(words[0] == "sh");
@@ -27,7 +27,7 @@ TEST_CASE("the first command asks the installed agent, then the pushed ones") {
   CHECK(script.find('@') == std::string::npos);
 }
 
-TEST_CASE("the first command needs no signs that a login shell reads in its own way") {
+TEST_CASE("the first command has no characters that login shells interpret differently") {
   for (const bool train : {false, true}) {
     AgentWanted wanted = kWanted;
     wanted.train = train;
@@ -41,13 +41,13 @@ TEST_CASE("the first command needs no signs that a login shell reads in its own 
   CHECK(first_lookup(kWanted, true)[2].find("fits") == std::string::npos);
 }
 
-TEST_CASE("with no agent to push the installed one is still looked at") {
+TEST_CASE("without an agent to copy the installed one is still tried") {
   AgentWanted wanted = kWanted;
   wanted.keys.clear();
   CHECK(first_lookup(wanted)[2].find("for k in -; do") != std::string::npos);
 }
 
-TEST_CASE("the script comes with its length, its files and their sums") {
+TEST_CASE("the script is sent with its length, its files and their checksums") {
   AgentWanted wanted = kWanted;
   wanted.train = true;
   const std::string text =
@@ -63,7 +63,7 @@ TEST_CASE("the script comes with its length, its files and their sums") {
                          "beside() { [ -x \"${1%/*}/train\" ]; }\n"));
 }
 
-TEST_CASE("a terminal that echoes the script says none of the agent's words") {
+TEST_CASE("a terminal that echoes the script does not imitate the agent's messages") {
   Bootstrap boot("gpu01", "/opt/ddp/bin/ddplaunchd", Bootstrap::Lookup::kPush);
   CHECK(boot.feed("ddplaunchd-need x86_64 127\n") == Bootstrap::State::kNeed);
   CHECK(boot.go_on() == Bootstrap::State::kReading);

@@ -14,7 +14,7 @@ TEST_CASE("Edit distance counts insertions, deletions, replacements and swaps") 
   CHECK(edit_distance("kitten", "sitting") == 3);
 }
 
-TEST_CASE("The nearest word, when one is near enough") {
+TEST_CASE("The nearest word is suggested when one is near enough") {
   CHECK(nearest_word("slot", {"port", "slots"}) == "slots");
   CHECK(nearest_word("hostfil", {"host", "hostfile"}) == "hostfile");
   CHECK(nearest_word("nproc", {"nnodes", "nproc-per-node"}) == "nproc-per-node");

@@ -64,23 +64,23 @@ TEST_CASE("Entries for one host add up") {
   CHECK(filtered("gpu01:0@gpu01", "") == "gpu01:4");
 }
 
-TEST_CASE("A host without slots takes any slot, and has then as many") {
+TEST_CASE("A host without slots accepts any slot, and then has as many") {
   CHECK(filtered("plain:0,6", "") == "plain:2(0,6)");
   CHECK(filtered("plain", "") == "plain");
 }
 
-TEST_CASE("Slots count the devices of gpus=") {
+TEST_CASE("Slots index the devices of gpus=") {
   CHECK(filtered("gpu03:1", "") == "gpu03:1(7)");
 }
 
-TEST_CASE("Exclude leaves hosts and slots out") {
+TEST_CASE("Exclude removes hosts and slots") {
   CHECK(filtered("", "gpu01@gpu03@plain@::1") == "gpu02:4");
   CHECK(filtered("", "gpu01:0@gpu[02-03]@plain@[::1]") == "gpu01:3(1,2,3)");
   CHECK(filtered("", "gpu01:0-3@gpu02@plain@::1") == "gpu03:2(5,7)");
   CHECK(filtered("", "gpu03:0@gpu01@gpu02@plain@::1") == "gpu03:1(7)");
 }
 
-TEST_CASE("What cannot be filtered") {
+TEST_CASE("A filter that cannot apply is an error") {
   CHECK(refused("gpu01", "gpu02") ==
         Texts{"--include and --exclude cannot be used together; one of them says it all"});
   CHECK(refused("gpu01@gpu1", "") ==
@@ -101,7 +101,7 @@ TEST_CASE("What cannot be filtered") {
   CHECK(refused("", "gpu[01-03]@plain@::1") == Texts{"--exclude: no host is left to run on"});
 }
 
-TEST_CASE("Wrong forms") {
+TEST_CASE("A malformed filter is an error") {
   CHECK(refused("gpu01@", "") ==
         Texts{"--include, column 7: a host is missing; the form is gpu01:0,2@gpu02"});
   CHECK(refused("gpu01:", "") == Texts{"--include, column 7: empty entry in a list of devices"});
@@ -115,7 +115,7 @@ TEST_CASE("Wrong forms") {
 
 // Results of DeepSpeed's launcher for its own options (parse_resource_filter). Its intended behavior holds
 // here, too; the bugs of its versions do not.
-TEST_CASE("DeepSpeed's command lines choose what they choose there") {
+TEST_CASE("Filters of DeepSpeed's command lines choose the same hosts") {
   const std::string file = "worker-0 slots=4\nworker-1 slots=4\n";
   struct Row {
     const char* include;

@@ -32,11 +32,11 @@ TEST_CASE("Ranges expand in the order written") {
   CHECK(expand_ranges("gpu[1-2].lab.example").words == Words{"gpu1.lab.example", "gpu2.lab.example"});
 }
 
-TEST_CASE("Several brackets multiply, the last one fastest") {
+TEST_CASE("Several brackets multiply, and the last one varies fastest") {
   CHECK(expand_ranges("r[1-2]n[1,3]").words == Words{"r1n1", "r1n3", "r2n1", "r2n3"});
 }
 
-TEST_CASE("Wrong ranges say what and where") {
+TEST_CASE("A wrong range is an error that names text and reason") {
   CHECK(error_of(expand_ranges("gpu[16-01]")) == "4: range 16-01 runs backwards; write 01-16");
   CHECK(error_of(expand_ranges("gpu[1,9-2]")) == "6: range 9-2 runs backwards; write 2-9");
   CHECK(error_of(expand_ranges("gpu[]")) == "4: empty brackets; write a range like [01-16]");
@@ -53,7 +53,7 @@ TEST_CASE("Wrong ranges say what and where") {
         "4: the numbers in \"1-99999999999999999999\" are too large");
 }
 
-TEST_CASE("Huge ranges are refused before they are built") {
+TEST_CASE("Huge ranges are refused before they are expanded") {
   CHECK(expand_ranges("n[1-100000]").words.size() == 100'000);
   CHECK(error_of(expand_ranges("n[0-100000]")) == "2: range 0-100000 has more than 100000 entries");
   CHECK(error_of(expand_ranges("n[0-999999999999999999]")) ==
@@ -111,7 +111,7 @@ TEST_CASE("Addresses") {
   CHECK_FALSE(is_ipv4("a.b.c.d"));
 }
 
-TEST_CASE("Words are folded into ranges, and the ranges give them back") {
+TEST_CASE("Words are merged into ranges, and the ranges expand to them again") {
   struct Row {
     std::vector<std::string> words;
     std::string text;

@@ -51,7 +51,7 @@ std::string brief(const std::vector<Host>& hosts) {
 
 }  // namespace
 
-TEST_CASE("Files of DeepSpeed, MPI and Horovod are read as they are") {
+TEST_CASE("Files of DeepSpeed, MPI and Horovod are read unchanged") {
   CHECK(brief(hosts_of("worker-1 slots=4\nworker-2 slots=8\n")) == "worker-1:4 worker-2:8");
   CHECK(brief(hosts_of("worker-1:4\nworker-2:8")) == "worker-1:4 worker-2:8");
   CHECK(brief(hosts_of("10.0.0.1\n10.0.0.2\n")) == "10.0.0.1 10.0.0.2");
@@ -68,7 +68,7 @@ TEST_CASE("Comments, blank lines, tabs, CR LF and a byte order mark") {
   CHECK(brief(hosts_of("gpu01#comment\ngpu02:2#comment slots=4x\n")) == "gpu01 gpu02:2");
 }
 
-TEST_CASE("Every key") {
+TEST_CASE("Every key is read") {
   const Host host = hosts_of(
       "alice@gpu01 slots=8 port=2222 address=10.0.0.7 identity=~/.ssh/id_lab chdir=/data/x "
       "gpus=0,2 env:NCCL_DEBUG=INFO env:EMPTY= env:TEXT=\"a b#\\\"c\\\\\" max_slots=9 # end")[0];
@@ -86,7 +86,7 @@ TEST_CASE("Every key") {
   CHECK(hosts_of("bob@lab.example@gpu01")[0].user == "bob@lab.example");
 }
 
-TEST_CASE("A place is where the host stands") {
+TEST_CASE("The location of a host is where it starts in the file") {
   const std::vector<Host> hosts = hosts_of("# one\n\n  gpu[1-2]\n");
   REQUIRE(hosts.size() == 2);
   CHECK(hosts[1].location.file == "hosts");
@@ -105,7 +105,7 @@ TEST_CASE("Ranges give every host the keys of the line") {
   CHECK(addressed[2].address == "10.0.0.13");
 }
 
-TEST_CASE("gpus= without slots makes as many slots") {
+TEST_CASE("gpus= without slots gives as many slots") {
   CHECK(hosts_of("gpu01 gpus=0-3")[0].slots == 4);
   CHECK(hosts_of("gpu01 gpus=0-3 slots=2")[0].slots == 2);
 }
@@ -142,7 +142,7 @@ TEST_CASE("Bad slots") {
   CHECK(errors_of("gpu01 slots=4 max_slots=2") == Texts{"hosts:1:1: max_slots=2 is less than slots=4"});
 }
 
-TEST_CASE("Unknown and later keys") {
+TEST_CASE("Unknown keys and malformed jump hosts are errors") {
   CHECK(errors_of("gpu01 slot=8") == Texts{"hosts:1:7: unknown key slot; did you mean slots?"});
   CHECK(errors_of("gpu01 Slots=8") == Texts{"hosts:1:7: unknown key Slots; did you mean slots?"});
   CHECK(errors_of("gpu01 prot=22") == Texts{"hosts:1:7: unknown key prot; did you mean port?"});
@@ -162,7 +162,7 @@ TEST_CASE("Unknown and later keys") {
   CHECK(errors_of("gpu01 =8") == Texts{"hosts:1:7: a key is missing before ="});
 }
 
-TEST_CASE("A wrapper is read as words") {
+TEST_CASE("A wrapper is split into words") {
   using Words = std::vector<std::string>;
   const auto text_of = [](const char* line) { return hosts_of(line)[0].wrapper; };
   CHECK(text_of("gpu01 wrapper=enter") == Words{"enter"});
@@ -181,7 +181,7 @@ TEST_CASE("A wrapper is read as words") {
       torn.diagnostics[0].message.ends_with(": a line feed inside of a word, which cannot pass every shell"));
 }
 
-TEST_CASE("Words that are no pairs") {
+TEST_CASE("Words that are no KEY=VALUE are errors") {
   CHECK(errors_of("gpu01 8") == Texts{"hosts:1:7: unexpected word \"8\"; did you mean slots=8?"});
   CHECK(errors_of("gpu01 gpu02") ==
         Texts{"hosts:1:7: unexpected word \"gpu02\"; behind the host stand pairs like slots=8"});
@@ -190,7 +190,7 @@ TEST_CASE("Words that are no pairs") {
         Texts{"hosts:1:6: ',' does not belong into a host name; a range is gpu[01,03]"});
 }
 
-TEST_CASE("Bad values of the other keys") {
+TEST_CASE("Bad values of the other keys are errors") {
   CHECK(errors_of("a port=0") == Texts{"hosts:1:8: port=0: \"0\" is not a port number from 1 to 65535"});
   CHECK(errors_of("a port=ssh") ==
         Texts{"hosts:1:8: port=ssh: \"ssh\" is not a port number from 1 to 65535"});
@@ -222,7 +222,7 @@ TEST_CASE("Quotes") {
   CHECK(hosts_of("a env:COLOUR=\"#fff\" # white")[0].env == Env{{"COLOUR", "#fff"}});
 }
 
-TEST_CASE("Stray characters") {
+TEST_CASE("Unexpected characters are errors") {
   CHECK(errors_of("gpu$1") == Texts{"hosts:1:4: '$' does not belong into a host name"});
   CHECK(errors_of("-oProxyCommand=x") == Texts{"hosts:1:1: a host name cannot begin with '-'"});
   CHECK(errors_of("gpu01\xC2\xA0slots=8") == Texts{"hosts:1:6: byte 0xc2 does not belong into a host name"});
@@ -240,7 +240,7 @@ TEST_CASE("Columns count characters, not bytes") {
         Texts{"hosts:1:18: slots=0: \"0\" is not a number of slots (a whole number from 1 to 65535)"});
 }
 
-TEST_CASE("A host twice names the first place") {
+TEST_CASE("A duplicate host is an error that names the first location") {
   CHECK(errors_of("gpu01 slots=4\n\ngpu01 slots=4\n") ==
         Texts{"hosts:3:1: host gpu01 is listed twice (first on line 1); give each host one entry with all of "
               "its slots"});
@@ -255,13 +255,13 @@ TEST_CASE("A host twice names the first place") {
   CHECK(errors_of("me@gpu01\nyou@gpu01").size() == 1);
 }
 
-TEST_CASE("No hosts") {
+TEST_CASE("A file without hosts is an error") {
   const Texts none = {"hosts: no hosts in this file; write one host a line, for instance: gpu01 slots=8"};
   CHECK(errors_of("") == none);
   CHECK(errors_of("\n# gpu01 slots=8\n\n") == none);
 }
 
-TEST_CASE("All errors of a file at once, in its order") {
+TEST_CASE("All errors of a file are reported at once, in its order") {
   CHECK(errors_of("a slots=0\nb slots=4x port=70000\n\nc what=1\na\n[1-2\n") ==
         Texts{"hosts:1:9: slots=0: \"0\" is not a number of slots (a whole number from 1 to 65535)",
               "hosts:2:9: slots=4x: \"4x\" is not a number of slots (a whole number from 1 to 65535)",
@@ -272,14 +272,14 @@ TEST_CASE("All errors of a file at once, in its order") {
               "hosts:6:1: [ without ]"});
 }
 
-TEST_CASE("A file that is no hostfile is not listed line by line") {
+TEST_CASE("Errors of a file that is no hostfile are not listed line by line") {
   std::string text;
   for (int i = 0; i < 5000; ++i)
     text += "int main() {\n";
   CHECK(errors_of(text).size() == kMaxDiagnostics);
 }
 
-TEST_CASE("Limits") {
+TEST_CASE("The number of hosts, ranges and the length of a line are limited") {
   CHECK(hosts_of("n[1-100000]").size() == 100'000);
   CHECK(errors_of("n[1-100000]\nlast\n") == Texts{"hosts:2:1: more than 100000 hosts"});
   CHECK(errors_of("gpu[16-01]") == Texts{"hosts:1:5: range 16-01 runs backwards; write 01-16"});
@@ -288,7 +288,7 @@ TEST_CASE("Limits") {
         Texts{"hosts:2:16385: the line is longer than 16384 bytes"});
 }
 
-TEST_CASE("--host has the same grammar with commas") {
+TEST_CASE("--host has the same grammar, with commas") {
   auto parsed = parse_host_list("a:4,b:4,c[1-2,5]:2, me@d slots=3 gpus=\"0,2\" ,[::1]:8", "--host");
   REQUIRE(parsed.has_value());
   CHECK(brief(*parsed) == "a:4 b:4 c1:2 c2:2 c5:2 d:3 ::1:8");

@@ -28,7 +28,7 @@ std::string slurm(const std::string& nodes, const std::string& tasks = "", const
 
 }  // namespace
 
-TEST_CASE("Slurm's lists of nodes") {
+TEST_CASE("Node lists of Slurm are expanded") {
   struct Row {
     std::string text;
     Texts names;
@@ -52,7 +52,7 @@ TEST_CASE("Slurm's lists of nodes") {
   }
 }
 
-TEST_CASE("Slurm's counts") {
+TEST_CASE("Task counts of Slurm are expanded") {
   CHECK(*ddp::remote::expand_counts("2(x3),1", "T") == std::vector<int>{2, 2, 2, 1});
   CHECK(*ddp::remote::expand_counts("8", "T") == std::vector<int>{8});
   for (const char* wrong : {"", "x", "2(x", "2(x)", "2(x0)", "0", "2,,1", "2(x3)1", "2(x999999999)"}) {
@@ -72,7 +72,7 @@ TEST_CASE("Slots of a Slurm job") {
   CHECK(slurm("n[1-2]") == "n1 n2");
 }
 
-TEST_CASE("What does not fit in a Slurm job is reported") {
+TEST_CASE("Inconsistent values of a Slurm job are reported") {
   CHECK(slurm("n[1-3]", "2(x2)") ==
         "SLURM_TASKS_PER_NODE: 2(x2) is for 2 nodes, but SLURM_JOB_NODELIST names 3; they are of different "
         "jobs "
@@ -84,7 +84,7 @@ TEST_CASE("What does not fit in a Slurm job is reported") {
   CHECK(slurm("n1,n[2").starts_with("SLURM_JOB_NODELIST, column "));
 }
 
-TEST_CASE("Hosts that stand as often as they have slots") {
+TEST_CASE("Hosts repeated once per slot are counted") {
   using ddp::remote::repeated_hosts;
   CHECK(shown(repeated_hosts("a\na\nb\n\na\n", "nodes")) == "a:3 b:1");
   CHECK(shown(repeated_hosts("a\r\nb\r\n", "nodes")) == "a b");
@@ -103,7 +103,7 @@ TEST_CASE("Hosts that stand as often as they have slots") {
   }
 }
 
-TEST_CASE("Hosts with their numbers") {
+TEST_CASE("Hosts with their slot counts are read") {
   CHECK(shown(ddp::remote::parse_host_counts("a 4 b 8 a 1", "LSB_MCPU_HOSTS")) == "a:5 b:8");
   CHECK(shown(ddp::remote::parse_host_counts("a 4 b", "LSB_MCPU_HOSTS")) ==
         "LSB_MCPU_HOSTS: no number of slots behind b");

@@ -111,13 +111,13 @@ TEST_CASE("Other words are quoted") {
   CHECK(*shell_quote({"x", "=b", "~"}) == "x '=b' '~'");
 }
 
-TEST_CASE("What no quoting brings through all shells is refused") {
+TEST_CASE("Words that no quoting brings through all shells are refused") {
   CHECK(shell_quote({}).error().code == ErrorCode::kUsage);
   CHECK(shell_quote({"a\nb"}).error().code == ErrorCode::kUsage);
   CHECK(shell_quote({std::string("a\0b", 3)}).error().code == ErrorCode::kUsage);
 }
 
-TEST_CASE("Real shells read the line alike") {
+TEST_CASE("Real shells parse the line alike") {
   const Words words = difficult_words();
   const std::vector<Words> shells = {
       {"sh", "-c"},        {"dash", "-c"},       {"bash", "-c"}, {"busybox", "sh", "-c"},
@@ -133,7 +133,7 @@ TEST_CASE("Real shells read the line alike") {
   CHECK(ran.find(" sh") != std::string::npos);
 }
 
-TEST_CASE("Words of --ssh-command") {
+TEST_CASE("--ssh-command is split into words") {
   CHECK(*split_words("ssh -F conf") == Words{"ssh", "-F", "conf"});
   CHECK(*split_words("  ssh\t-o 'Proxy Command'=\"a b\"  ") == Words{"ssh", "-o", "Proxy Command=a b"});
   CHECK(*split_words("a\\ b '' \"\\\"x\\y\"") == Words{"a b", "", "\"x\\y"});
@@ -162,12 +162,12 @@ TEST_CASE("several jump hosts: each is reached through those before it") {
         "ssh -o 'ProxyCommand=ssh -W '\\''[%%h]:%%p'\\'' -- one' -W '[%h]:%p' -- two");
 }
 
-TEST_CASE("the caller's words stay as they are, tokens included") {
+TEST_CASE("the caller's arguments stay unchanged, tokens included") {
   CHECK(command({"/opt/my ssh", "-F", "50%.conf"}, "one") ==
         "'/opt/my ssh' -F 50%%.conf -W '[%h]:%p' -- one");
 }
 
-TEST_CASE("no host, no command") {
+TEST_CASE("an empty list of jump hosts gives no command") {
   CHECK(jump_command({"ssh"}, "").has_error());
   CHECK(jump_command({"ssh"}, "one,").has_error());
   CHECK(jump_command({"ssh"}, ",one").has_error());

@@ -10,7 +10,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-TEST_CASE("srun is given the node, and its command is taken as it is") {
+TEST_CASE("srun gets the node, and its command is passed unchanged") {
   Host host;
   host.name = "gpu 1";
   const auto line = SrunShell::command_line(host, {"/opt/a b/ddplaunchd", "--stdio"});

@@ -45,7 +45,7 @@ TEST_CASE("plain names, addresses, ports and wildcards") {
         KeyVerdict::kKnown);  // HostKeyAlias
 }
 
-TEST_CASE("another key is a change, another kind of key is not trusted either") {
+TEST_CASE("another key is a change, and another type of key is not trusted either") {
   const HostKeys keys = sample().find("gpu01", 22, "");
   CHECK(keys.verify("ssh-ed25519", "AAAAother") == KeyVerdict::kChanged);
   REQUIRE(keys.witness("ssh-ed25519", "AAAAother") != nullptr);
@@ -56,13 +56,13 @@ TEST_CASE("another key is a change, another kind of key is not trusted either") 
   CHECK(sample().find("nobody", 22, "").witness("ssh-ed25519", "AAAAkey1") == nullptr);
 }
 
-TEST_CASE("a key known for the name without the port counts when it is the same, as with ssh") {
+TEST_CASE("a matching key known for the name without the port counts, as with ssh") {
   const HostKeys keys = sample().find("gpu01", 2222, "");
   CHECK(keys.verify("ssh-ed25519", "AAAAkey1") == KeyVerdict::kKnown);
   CHECK(keys.verify("ssh-ed25519", "AAAAother") == KeyVerdict::kUnknown);
 }
 
-TEST_CASE("markers: revoked wins, authorities and revocations are seen, unknown ones give no trust") {
+TEST_CASE("markers: a revoked key stays revoked, and authorities and unknown markers give no trust") {
   const KnownHosts hosts = sample();
   CHECK(hosts.find("gpu03", 22, "").verify("ssh-ed25519", "AAAAold3") == KeyVerdict::kRevoked);
   CHECK(hosts.find("gpu03", 22, "").verify("ssh-ed25519", "AAAAkey3") == KeyVerdict::kKnown);
@@ -91,7 +91,7 @@ TEST_CASE("hashed names") {
   CHECK(damaged.find("gpu01", 22, "").verify("ssh-ed25519", "AAAAkey") == KeyVerdict::kUnknown);
 }
 
-TEST_CASE("key kinds that can be checked are asked for first") {
+TEST_CASE("known key types are requested first") {
   const std::string all = "ssh-ed25519,ecdsa-sha2-nistp256,rsa-sha2-512,rsa-sha2-256";
   CHECK(sample().find("x.cluster", 22, "").order_algorithms(all) ==
         "ecdsa-sha2-nistp256,ssh-ed25519,rsa-sha2-512,rsa-sha2-256");

@@ -34,7 +34,7 @@ SshConfig parsed(const std::string& more) {
 
 }  // namespace
 
-TEST_CASE("what ssh -G prints becomes the configuration") {
+TEST_CASE("the output of ssh -G becomes the configuration") {
   const SshConfig config = parsed("");
   CHECK(config.host_name == "gpu01");
   CHECK(config.user == "alice");
@@ -50,7 +50,7 @@ TEST_CASE("what ssh -G prints becomes the configuration") {
   CHECK(config.beyond_libssh.empty());  // GSSAPI beside public keys is no obstacle
 }
 
-TEST_CASE("other values") {
+TEST_CASE("unusual values of ssh -G are parsed") {
   const SshConfig config = parsed(
       "port 2222\nidentityagent /run/agent\nidentitiesonly yes\nuserknownhostsfile /dev/null\nhostkeyalias "
       "cluster\n"
@@ -79,7 +79,7 @@ TEST_CASE("other values") {
   CHECK(none.proxy == "nc %h");
 }
 
-TEST_CASE("what libssh cannot serve is named") {
+TEST_CASE("options that libssh cannot serve are named") {
   const auto named = [](const std::string& line) {
     const auto names = parsed(line + "\n").beyond_libssh;
     return names.size() == 1 ? names[0] : "";
@@ -103,7 +103,7 @@ TEST_CASE("what libssh cannot serve is named") {
   CHECK(named("globalknownhostsfile /a b") == "a blank in GlobalKnownHostsFile");
 }
 
-TEST_CASE("what keeps the ssh program from running a command is switched off, where it knows the option") {
+TEST_CASE("options that keep the ssh program from running a command are disabled where ssh knows them") {
   CHECK(parsed("").for_a_command.empty());
   CHECK(parsed("sessiontype default\nforkafterauthentication no\n").for_a_command.empty());
   CHECK(parsed("sessiontype none\nforkafterauthentication yes\n").for_a_command ==
@@ -111,7 +111,7 @@ TEST_CASE("what keeps the ssh program from running a command is switched off, wh
   CHECK(parsed("sessiontype subsystem\n").for_a_command == std::vector<std::string>{"SessionType=default"});
 }
 
-TEST_CASE("output that is none is an error") {
+TEST_CASE("output that is no configuration is an error") {
   CHECK(parse_ssh_config("").error().text == "the output of ssh -G has no hostname line");
   CHECK(parse_ssh_config("hostname x\nport 70000\n").error().text ==
         "the output of ssh -G has a wrong port: 70000");
@@ -119,7 +119,7 @@ TEST_CASE("output that is none is an error") {
   CHECK(parse_ssh_config("hostname x\nport 22x\n").has_error());
 }
 
-TEST_CASE("aes128-gcm goes first unless somebody chose the ciphers") {
+TEST_CASE("aes128-gcm comes first unless the user chose ciphers") {
   CHECK(preferred_ciphers(parsed("").ciphers).rfind("aes128-gcm@openssh.com,", 0) == 0);
   CHECK(preferred_ciphers("aes256-ctr,aes128-gcm@openssh.com") == "aes256-ctr,aes128-gcm@openssh.com");
   CHECK(preferred_ciphers("").empty());
@@ -149,7 +149,7 @@ TEST_CASE("tokens in paths") {
   CHECK(option_beyond_tokens(parsed("certificatefile %C\n"), tokens) == "CertificateFile");
 }
 
-TEST_CASE("patterns match as in ssh_config") {
+TEST_CASE("patterns match like in ssh_config") {
   CHECK(matches_ssh_pattern("gpu*", "gpu01"));
   CHECK(matches_ssh_pattern("*", ""));
   CHECK(matches_ssh_pattern("g?u0*1", "gpu0xx1"));
@@ -161,7 +161,7 @@ TEST_CASE("patterns match as in ssh_config") {
   CHECK_FALSE(matches_ssh_patterns({"!gpu02"}, "gpu01"));
 }
 
-TEST_CASE("hosts that the files cannot distinguish share one answer") {
+TEST_CASE("hosts that the files cannot tell apart share one query") {
   SshConfigShape shape;
   CHECK(shape.add("# comment\nHost *\n  IdentityFile ~/.ssh/%h\nHost gpu* !gpu09\n User x\nInclude \"a b\" "
                   "conf.d/*\n") == std::vector<std::string>{"a b", "conf.d/*"});
@@ -173,7 +173,7 @@ TEST_CASE("hosts that the files cannot distinguish share one answer") {
   CHECK_FALSE(SshConfigShape().signature("any").empty());
 }
 
-TEST_CASE("files that can distinguish any two hosts mean one question each") {
+TEST_CASE("files that can tell any two hosts apart need one query per host") {
   for (const char* text :
        {"Match host gpu01\n User x\n", "Host gpu*\n HostName %h.cluster\n", "CanonicalizeHostname yes\n",
         "UserKnownHostsFile ~/.ssh/known/%k\n", "match exec \"test -f x\"\n", "HostName=%h\n"}) {
@@ -198,7 +198,7 @@ TEST_CASE("files that can distinguish any two hosts mean one question each") {
 
 // ---- the greeting of a server that cannot be used
 
-TEST_CASE("a greeting of no SSH server, or of an old one, is named") {
+TEST_CASE("a greeting of no SSH server or of an old one is named") {
   for (const char* good : {"SSH-2.0-OpenSSH_9.2p1 Debian-2", "SSH-1.99-Cisco", "SSH-2.0-dropbear"})
     CHECK_FALSE(wrong_greeting(good).has_value());
   CHECK(wrong_greeting("SSH-1.5-OpenSSH_2.3") ==
@@ -212,7 +212,7 @@ TEST_CASE("a greeting of no SSH server, or of an old one, is named") {
   CHECK(wrong_greeting(std::string(5000, 'x'))->size() < 250);
 }
 
-TEST_CASE("algorithms that two sides do not share are named with their option") {
+TEST_CASE("algorithms without a common choice are named with their option") {
   const std::string text = mismatch_advice(
       "kex error : no match for method server host key algo: server [ssh-rsa,ssh-dss], client [ssh-ed25519]");
   CHECK(
