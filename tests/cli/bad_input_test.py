@@ -33,7 +33,7 @@ class WrongOptions(LaunchTest):
                                       text=True, env=self.env, stdin=subprocess.DEVNULL)
                 self.assertEqual((done.returncode, done.stderr), (116, f"ddplaunch: exit 116: {why}\n"), args)
 
-    def test_line_feeds_in_what_the_user_wrote(self):
+    def test_line_feeds_in_user_input_are_escaped(self):
         done = self.run_job("--chdir", "/no\nddplaunch: exit 0: \x1b[2J", "true")
         self.assert_code(done, 115)
         self.assertEqual(done.err.splitlines()[-1], "ddplaunch: exit 115: node localhost: the working directory "
@@ -44,7 +44,7 @@ class WrongOptions(LaunchTest):
         self.assertNotRegex(done.err, r"\x1b|\n\[31m")
         self.assertIn(r"/no\n\x1b[31mprogram", done.err.splitlines()[-1])
 
-    def test_places_where_no_directory_can_be_made(self):
+    def test_directories_that_cannot_be_created(self):
         for option in ("--job-dir", "--log-dir"):
             done = self.run_job(option, "/proc/none", "true")
             self.assert_code(done, 2)
@@ -215,7 +215,7 @@ class WrongCluster(LaunchTest):
         self.assert_code(done, 114)
         self.assertIn("999", done.err.splitlines()[-1])
 
-    def test_garbage_instead_of_the_agent(self):
+    def test_garbage_instead_of_the_greeting(self):
         nodes = Nodes(self, 1)
         fake = self.script("garbage", "#!/bin/sh\necho this is not an agent\necho nor this >&2\n")
         done = self.launch_on(nodes, "127.0.0.2\n", "--agent", fake)
@@ -231,7 +231,7 @@ class WrongCluster(LaunchTest):
         self.assertRegex(done.err.splitlines()[-1], rf"^ddplaunch: exit 114: node 127\.0\.0\.2: 64 KiB came without a greeting of "
                          rf"{re.escape(str(fake))}$")
 
-    def test_agent_that_says_nothing(self):
+    def test_silent_agent(self):
         nodes = Nodes(self, 1)
         fake = self.script("silent", "#!/bin/sh\nsleep 60\n")
         done = self.launch_on(nodes, "127.0.0.2\n", "--agent", fake, "--start-timeout", "2s")

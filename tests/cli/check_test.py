@@ -81,7 +81,7 @@ class Check(LaunchTest):
     def errors(self, report):
         return [(f["item"], f["hosts"], f["text"]) for f in report["findings"] if f["level"] == "error"]
 
-    def test_all_well(self):
+    def test_all_hosts_pass(self):
         done = self.check("sh")
         self.assertEqual(done.returncode, 0, done)
         lines = done.stdout.splitlines()
@@ -91,9 +91,9 @@ class Check(LaunchTest):
         self.assertNotIn("error", done.stdout)
         self.assertNotIn("\x1b", done.stdout)
         self.assertEqual(done.stderr, "")
-        self.assertFalse((self.dir / "state").exists(), "it has no job, and so no files")
+        self.assertFalse((self.dir / "state").exists(), "a check has no job and writes no files")
 
-    def test_all_well_as_json(self):
+    def test_all_hosts_pass_as_json(self):
         done, report = self.check_json("sh")
         self.assertEqual(done.returncode, 0, done)
         self.assertEqual(report["exit_code"], 0)
@@ -159,7 +159,7 @@ class Check(LaunchTest):
         self.assertEqual(done.returncode, 113, done)
         self.assertRegex(report["hosts"][0]["error"]["text"], "^the agent was killed by SIGKILL; ended [01] process")
 
-    def test_silent_host_holds_up_nothing(self):
+    def test_a_silent_host_blocks_no_other_host(self):
         with socket.create_server(("127.0.0.1", 0)) as silent:
             self.hostfile(f"127.0.0.2\nslow address=127.0.0.1 port={silent.getsockname()[1]}\n")
             done, report = self.check_json("--start-timeout", "20s")
@@ -177,7 +177,7 @@ class Check(LaunchTest):
             connection, _ = silent.accept()  # the check is under way
             status = pathlib.Path("/proc", str(process.pid), "status").read_text()
             ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
-            self.assertEqual((ignored >> signal.SIGHUP - 1 & 1, ignored >> signal.SIGINT - 1 & 1), (1, 0), "nohup holds")
+            self.assertEqual((ignored >> signal.SIGHUP - 1 & 1, ignored >> signal.SIGINT - 1 & 1), (1, 0), "nohup keeps SIGHUP ignored")
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=60)
             connection.close()
@@ -199,7 +199,7 @@ class Check(LaunchTest):
         self.assertEqual([host["program"] for host in report["hosts"]],
                          [f"{tools}/tool-of-a-module", None, f"{tools}/tool-of-a-module"])
 
-    def test_what_would_break_the_job_on_one_host(self):
+    def test_a_problem_of_one_host_is_named_with_the_host(self):
         self.hostfile("127.0.0.2\n127.0.0.3 gpus=0,1\n127.0.0.4 env:PYTHONPATH=%s\n" % self.dir)
         (self.dir / "planted").mkdir()
         (self.dir / "planted" / "__init__.py").write_text("raise SystemExit('imported')\n")
@@ -304,7 +304,7 @@ class Check(LaunchTest):
         self.assertIn("ddplaunch: train health runs on 2 hosts\n", done.stderr)
         self.assertEqual(done.stderr.splitlines()[-1], "ddplaunch: exit 115: a job would fail, 1 error found")
 
-    def test_deep_is_not_tried_where_a_job_would_fail_anyhow(self):
+    def test_deep_is_skipped_where_a_job_would_fail_anyway(self):
         done, report = self.check_json("--deep", "no-such-program")
         self.assertEqual(done.returncode, 115, done)
         self.assertEqual([item for item, _, _ in self.errors(report)], ["program"])

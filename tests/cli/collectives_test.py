@@ -62,7 +62,7 @@ class Collectives(LaunchTest):
     def report(self):
         return json.loads((self.dir / "report.json").read_text())
 
-    def test_the_rank_that_is_waited_for_is_named(self):
+    def test_the_rank_that_others_wait_for_is_named(self):
         done = self.play(3)
         self.assert_code(done, 7)
         self.assertIn(MISSED, done.err)
@@ -74,26 +74,26 @@ class Collectives(LaunchTest):
         self.assert_code(done, 7)
         self.assertIn(MISSED, done.err)
 
-    def test_each_attempt_is_diagnosed_by_itself(self):
+    def test_each_attempt_is_analyzed_separately(self):
         done = self.play(3, 2, args=("--nproc-per-node", 4, "--max-restarts", 1, "--restart-backoff", "10ms"))
         self.assert_code(done, 7)
         self.assertIn("  collectives: rank 2 has not started all-reduce 2 (116 KB) that ranks 0, 1 and 3 wait in\n", done.err)
         self.assertEqual([failure["waited_for"] for failure in self.report()["earlier_attempts"]],
                          ["rank 3 has not started all-reduce 2 (116 KB) that ranks 0-2 wait in"])
 
-    def test_that_all_wait_names_nobody(self):
+    def test_no_rank_is_named_when_all_ranks_wait(self):
         done = self.play(None)
         self.assert_code(done, 7)
         self.assertNotIn("collectives", done.err)
         self.assertIsNone(self.report()["root_cause"]["waited_for"])
 
-    def test_what_a_worker_wrote_does_not_steer_the_terminal(self):
+    def test_text_of_a_worker_does_not_control_the_terminal(self):
         done = self.play(3, name="\x1b[31mred\n")
         self.assert_code(done, 7)
         self.assertRegex(done.err, r"\n  collectives: rank 3 has not started all-reduce 2 \(116 KB\) of \?\[31mred\? that ranks 0-2 wait in\n")
         self.assertNotIn("\x1b", done.err)
 
-    def test_memory_that_a_worker_has_spoilt(self):
+    def test_corrupted_memory_of_a_worker_is_ignored(self):
         """Fills the memory with garbage or another rank's data: the report has no desync analysis but the usual cause. A
         worker cannot truncate the memory that the other processes map."""
         for spoil in ("open(path, 'r+b').write(os.urandom(256 << 10))",
@@ -111,7 +111,7 @@ class Collectives(LaunchTest):
                             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
         self.assert_code(done, 0)
 
-    def test_a_rank_that_dies_of_itself_blames_nobody(self):
+    def test_a_rank_that_fails_by_itself_blames_no_other_rank(self):
         """The position of the other ranks at that moment has no meaning."""
         done = self.play(3, fail="os.kill(os.getpid(), 9)")
         self.assert_code(done, 137)
@@ -120,12 +120,12 @@ class Collectives(LaunchTest):
         self.assert_code(done, 7)
         self.assertNotIn("collectives", done.err)
 
-    def test_ranks_that_have_ended_well(self):
+    def test_ranks_that_ended_are_reported_as_ended(self):
         done = self.play(3, ended=[2, 3], args=self.on_nodes())
         self.assert_code(done, 7)
         self.assertIn("  collectives: ranks 2 and 3 have ended; ranks 0 and 1 wait in all-reduce 2 (116 KB)\n", done.err)
 
-    def test_the_ranks_of_a_training_that_hangs(self):
+    def test_a_hanging_training_names_its_ranks(self):
         process = self.start("--hang-timeout", "2s", "--nproc-per-node", 3, "train", "--data", "synthetic", "--epochs", 1000,
                              "--batch-size", 10, "--comm-timeout", "100s", "--metrics-file", self.dir / "metrics")
         self.assertTrue(wait_until(lambda: self.steps() > 20, 30))

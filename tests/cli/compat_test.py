@@ -70,7 +70,7 @@ class Migrating(LaunchTest):
         self.assertEqual(done.code, 2, done)
         self.assertIn("ddplaunch: c.yaml:7:1: \"num_procs\" is no key of accelerate's", done.err)
 
-    def test_a_pod_of_several_may_run_alone(self):
+    def test_one_of_several_pods_may_run_alone(self):
         self.env.update(RANK="0", WORLD_SIZE="2", MASTER_ADDR="job-master-0", MASTER_PORT="23456")
         self.env.pop("LOCAL_RANK", None)
         done = self.run_job("true")

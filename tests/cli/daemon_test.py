@@ -137,7 +137,7 @@ class Jobs(DaemonTest):
         self.assert_code(done, 0)
         self.assertEqual(done.out, text)
 
-    def test_50_MB_arrive_whole(self):
+    def test_50_MB_arrive_completely(self):
         self.nodes(2)
         code = "import os,sys\nfor i in range(500_000): sys.stdout.write(f\"{os.environ['RANK']} {i:090d}\\n\")"
         with open(self.dir / "shown", "wb") as shown:
@@ -229,7 +229,7 @@ class Refusals(DaemonTest):
         self.assertEqual(listener.returncode, 2)
         self.assertIn("may be read by everybody", listener.stderr)
 
-    def test_a_stranger(self):
+    def test_an_unauthenticated_peer_is_refused_and_logged(self):
         daemon = self.nodes(1)[0]
         with socket.create_connection((daemon.address, daemon.port)) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -237,7 +237,7 @@ class Refusals(DaemonTest):
         self.assertTrue(wait_until(lambda: "spoke HTTP to" in daemon.log()), daemon.log())
         self.assert_code(self.run_job(*self.daemon, "true"), 0)
 
-    def test_nobody_listens(self):
+    def test_no_daemon_listens(self):
         daemon = self.nodes(1)[0]
         daemon.end()
         done = self.run_job(*self.daemon, "true")
@@ -246,7 +246,7 @@ class Refusals(DaemonTest):
         self.assertIn(f"127.0.0.2: nobody listens at port {daemon.port}; is ddplaunchd --listen running there? "
                       "systemctl --user start ddplaunchd (docs/users/daemon.md)", done.err)
 
-    def test_something_else_listens(self):
+    def test_another_program_listens(self):
         with socket.create_server(("127.0.0.2", 0)) as other:
             pid = os.fork()
             if pid == 0:
@@ -281,7 +281,7 @@ class Refusals(DaemonTest):
             self.assert_code(done, 143)
             self.assertLess(done.seconds, 10)
 
-    def test_a_link_that_ends_before_the_greeting_is_tried_again(self):
+    def test_a_link_that_ends_before_the_greeting_is_retried(self):
         daemon = self.nodes(1)[0]
 
         def pump(source, sink):
@@ -317,7 +317,7 @@ class Refusals(DaemonTest):
         self.assert_code(done, 0)
         self.assertEqual(done.out, "here\n")
 
-    def test_a_token_file_that_is_not_there(self):
+    def test_a_missing_token_file(self):
         self.nodes(1)
         done = self.run_job(*self.daemon, "--token-file", self.dir / "none", "true")
         self.assert_code(done, 2)
@@ -342,7 +342,7 @@ class Refusals(DaemonTest):
         self.assertIn(f"127.0.0.2: the daemon could not start an agent there: ddplaunchd: cannot execute '{place}/ddplaunchd'",
                       done.err)
 
-    def test_the_port_is_taken(self):
+    def test_the_port_is_in_use(self):
         daemon = self.nodes(1)[0]
         second = subprocess.run([DDPLAUNCHD, "--listen", f"127.0.0.2:{daemon.port}", "--token-file", self.token], capture_output=True,
                                 text=True, env=self.env)
@@ -384,7 +384,7 @@ class Ends(DaemonTest):
                 for daemon in again:
                     daemon.end()
 
-    def test_a_daemon_that_comes_back_is_waited_for(self):
+    def test_a_restarted_daemon_is_waited_for(self):
         daemon = self.nodes(1)[0]
         daemon.end()
         job = self.start(*self.daemon, "--label", "", "echo", "here")
@@ -410,7 +410,7 @@ class Ends(DaemonTest):
         self.assert_code(done, 113)
         self.assertIn("was the daemon's process for this job killed?", done.err)
 
-    def test_killed_session_is_followed_by_another(self):
+    def test_a_killed_session_is_replaced_by_another(self):
         self.nodes(2)
         job = self.start(*self.daemon, "--nnodes", "2", "--max-restarts", "3", "--label", "", "--node-timeout", "5s", "--master-timeout", "5s",
                          "sh", "-c", f"echo began $WORLD_SIZE; until test -e {self.dir}/go; do sleep 0.05; done")

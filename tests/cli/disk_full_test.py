@@ -64,7 +64,7 @@ class DiskFull(LaunchTest):
         self.assert_nothing_left()
         return (self.dir / "out").read_text()
 
-    def test_no_room_and_room_again(self):
+    def test_the_disk_is_full_and_then_has_space_again(self):
         process = self.start_job()
         file = self.job_dir / "attempt_0/rank_00000.stdout"
         self.assertTrue(self.said("No space left on device"), self.errors.read_text())
@@ -94,7 +94,7 @@ class DiskFull(LaunchTest):
             at = int(offset)
         self.assertEqual(rebuilt + kept[at:], out)
 
-    def test_no_room_until_the_end(self):
+    def test_the_disk_is_full_until_the_end(self):
         process = self.start_job("--log-dir", self.dir / "logs")
         self.assertTrue(self.said("No space left on device"), self.errors.read_text())
         out = self.end(process)

@@ -128,7 +128,7 @@ class ElasticModule(ElasticTest):
         for worker in workers:
             worker.hear("step", lambda step: step > max(steps_held))
 
-    def test_survivors_go_on_from_the_step_they_hold(self):
+    def test_survivors_continue_from_the_step_they_hold(self):
         for python in PYTHONS:
             with self.subTest(python=python):
                 self.python = python
@@ -144,7 +144,7 @@ class ElasticModule(ElasticTest):
                 for worker, out in zip(workers, self.assert_all_end(workers)):
                     self.assertIn(f"pid {worker.process.pid} from {max(held)} by {source}\n", out)
 
-    def test_a_stopped_peer_holds_nobody(self):
+    def test_a_stopped_peer_blocks_no_other_rank(self):
         workers = self.team(100_000)
         workers[0].hear("step", lambda step: step >= 5)
         workers[2].process.send_signal(signal.SIGSTOP)
@@ -152,7 +152,7 @@ class ElasticModule(ElasticTest):
         workers[2].kill()
         self.goes_on(workers, held)
 
-    def test_a_loss_while_the_group_is_made(self):
+    def test_a_loss_while_the_process_group_is_created(self):
         workers = self.team(100_000)
         workers[0].hear("step", lambda step: step >= 5)
         workers[2].kill()
@@ -179,7 +179,7 @@ class ElasticModule(ElasticTest):
         self.assertEqual(self.revoke(1, workers[:2]), held)
         self.goes_on(workers, held, attempt=2)
 
-    def test_a_loss_in_the_middle_of_sync_leaves_what_was_there(self):
+    def test_a_loss_during_sync_leaves_the_state_unchanged(self):
         workers = self.team(100_000, WAIT="sync 0")
         workers[0].hear("step", lambda step: step >= 5)
         workers[2].kill()
@@ -210,7 +210,7 @@ class ElasticModule(ElasticTest):
         workers[2].kill()
         self.assertEqual(self.revoke(0, workers[:2]), [4, 4])
 
-    def test_trouble_is_reported_and_the_order_awaited(self):
+    def test_a_failure_is_reported_and_the_next_order_awaited(self):
         workers = self.team(100_000)
         workers[0].hear("step", lambda step: step >= 5)
         workers[2].kill()
@@ -219,7 +219,7 @@ class ElasticModule(ElasticTest):
         self.assertIn("RuntimeError", said["error"])
         self.goes_on(workers, self.revoke(0, workers[:2]))
 
-    def test_an_own_exception_comes_out(self):
+    def test_an_exception_of_the_script_is_passed_on(self):
         workers = self.team(100_000, RAISE="10 1")
         code, _, err = workers[1].end()
         self.assertEqual(code, 1)
@@ -227,7 +227,7 @@ class ElasticModule(ElasticTest):
         self.assertRegex(err.splitlines()[-1], r"^(\[rank1\]: )?ValueError: bad batch$")  # PyTorch 2 names the rank
         self.assertEqual(workers[0].hear("failed")["failed"], 0)
 
-    def test_nobody_there(self):
+    def test_a_missing_control_socket_is_an_error(self):
         done = subprocess.run([self.python, self.path, "1"], capture_output=True, text=True, timeout=LIMIT_S,
                               env=dict(os.environ, PYTHONPATH=str(MODULES), DDPLAUNCH_CONTROL=f"unix:{self.dir}/none"))
         self.assertEqual(done.returncode, 1)
@@ -249,7 +249,7 @@ class ElasticModule(ElasticTest):
                               capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=str(MODULES)))
         self.assertIn("ImportError: ddplaunch.elastic needs PyTorch in the interpreter that runs the script", done.stderr)
 
-    def test_without_ddplaunch_it_is_called_once(self):
+    def test_without_ddplaunch_the_function_is_called_once(self):
         done = subprocess.run([self.python, "-W", "ignore", self.path, "3"], capture_output=True, text=True, timeout=LIMIT_S,
                               env=dict(os.environ, PYTHONPATH=str(MODULES), RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
                                        MASTER_PORT="0", USE_LIBUV="0", GLOO_SOCKET_IFNAME="lo"))
@@ -330,7 +330,7 @@ class ElasticJob(LaunchTest):
         self.kill_one_after_another(process, [3, 0], 4)
         self.assert_ends_well(process, 4)
 
-    def test_an_own_exception_ends_the_job(self):
+    def test_an_exception_of_the_script_ends_the_job(self):
         script = EXAMPLE.replace("        world.step(step + 1)\n", "        world.step(step + 1)\n        if step >= 20 and "
                                  "world.rank == 1:\n            raise ValueError('bad batch')\n")
         self.assertNotEqual(script, EXAMPLE)
@@ -339,7 +339,7 @@ class ElasticJob(LaunchTest):
         self.assertIn("ValueError: bad batch", done.err)
         self.assertEqual(done.err.splitlines()[-1].split(":")[:2], ["ddplaunch", " exit 1"])
 
-    def test_a_script_without_it_is_started_again(self):
+    def test_a_script_without_elastic_is_restarted(self):
         # Rank 1 fails after rank 0 has printed its line. Before that rank 0 may not even have begun.
         said = self.dir / "said"
         script = f"""import os, pathlib, sys, time

@@ -267,13 +267,13 @@ class ElasticSteps(ElasticTest):
         self.assert_is_refused("collective-stepped 4",
                                why="the state after step 4 is not used: the attempt ended between optimizer.step() and world.step()")
 
-    def test_a_scheduler_behind_world_step(self):
+    def test_a_scheduler_after_world_step(self):
         self.assert_is_refused("before-world.step 4", "late", "world.step(), which has to be the last call of a step")
 
-    def test_a_scheduler_behind_the_first_world_step(self):
+    def test_a_scheduler_after_the_first_world_step(self):
         self.assert_is_refused("before-world.step 0", "late", "the state after step 1 is not used")
 
-    def test_a_misuse_that_shows_after_a_recovery(self):
+    def test_a_misuse_that_is_detected_after_a_recovery(self):
         """A loss may have hit between world.step() and the scheduler's step, which no check could see at that time."""
         survivor, held = self.disturb("part-0 4")
         self.environment["WITH"] = "late"
@@ -322,7 +322,7 @@ class ElasticSteps(ElasticTest):
         self.assertIsNone(held)
         self.assertIn("world.sync() got no optimizer", self.go_on(survivor, None)[1])
 
-    def test_the_documents_step(self):
+    def test_the_training_step_of_the_documentation(self):
         lines = re.findall(r"```python\n(.*?)```", (SOURCE / "docs/users/elastic_python.md").read_text(), re.S)[1]
         lines = re.sub(r"    \.\.\. .*\n", STEP, lines)
         self.assertIn("part-0", lines)
@@ -349,7 +349,7 @@ class ElasticSteps(ElasticTest):
     def test_descriptors_beyond_1023(self):
         self.recover_in(DESCRIPTORS)
 
-    def test_lines_that_are_not_understood(self):
+    def test_unknown_lines_of_the_agent_are_ignored(self):
         self.recover_in("", b'{"news":1}\n[1]\nnot JSON\n{"attempt":"x"}\n{"attempt":9}\n{"revoke":[]}\n' + b"[" * 4000 + b"\n")
 
 
@@ -386,7 +386,7 @@ class ElasticUnits(unittest.TestCase):
         order = dict(attempt=1, rank=rank, world=2, local_rank=rank, local_world=2, node_rank=0, nodes=1)
         return elastic.World(link, dict(order, **{"from": source}), progress or self.progress, "cpu")
 
-    def test_a_group_that_is_complete_while_its_sockets_are_looked_for(self):
+    def test_a_group_that_completes_while_its_sockets_are_searched(self):
         sockets = elastic._Sockets()
         sockets.before = {"3"}
 
@@ -443,7 +443,7 @@ class ElasticUnits(unittest.TestCase):
                 update()
                 self.assert_refused("world.sync() got no optimizer")
 
-    def test_a_part_is_updated_by_hand(self):
+    def test_a_partly_registered_model_updated_by_hand_is_refused(self):
         self.optimizer = torch.optim.SGD(self.model[0].parameters(), lr=0.1)
         world = self.sync(self.model, self.optimizer)[0]
         self.make_step()
@@ -466,7 +466,7 @@ class ElasticUnits(unittest.TestCase):
         world.step(2)
         self.assert_refused("world.step(2) was called for a step in which no registered optimizer has stepped")
 
-    def test_steps_without_the_optimizer_that_are_well(self):
+    def test_valid_steps_without_the_optimizer(self):
         """A scaler skips the first step; a scheduler steps after a validation."""
         scaler, scheduler = Scaler(), torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
         self.world().step(5)  # from a checkpoint
@@ -489,7 +489,7 @@ class ElasticUnits(unittest.TestCase):
             world.step(first)
             self.assert_refused(f"world.step({first}) follows an optimizer's step, but {first} steps were complete before it")
 
-    def test_averaged_weights_behind_world_step(self):
+    def test_averaged_weights_after_world_step(self):
         average = torch.optim.swa_utils.AveragedModel(self.model)
         world = self.sync(self.model, self.optimizer, average)[0]
         for p in self.model.parameters():
@@ -515,7 +515,7 @@ class ElasticUnits(unittest.TestCase):
         world.step(1)
         self.assertEqual(self.progress.settle(), 1)
 
-    def test_the_statistics_of_a_half_made_forward(self):
+    def test_the_statistics_of_an_interrupted_forward(self):
         world = self.sync(self.model, self.optimizer)[0]
         self.make_step()
         world.step(1)

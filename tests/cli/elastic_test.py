@@ -90,7 +90,7 @@ class Elastic(LaunchTest):
         self.assertRegex(done.err, r"node 127\.0\.0\.2: .*; restart 1 of 3 in 50 ms\n")
         self.assertIn("attempt 1: 2 nodes, 4 workers; without 127.0.0.2; with 127.0.0.4\n", done.err)
 
-    def test_fewer_nodes_and_the_host_comes_back(self):
+    def test_a_job_shrinks_and_the_host_returns(self):
         process = self.launch("--nnodes", "2:3", "--scale-up", "now", *self.waiting(2))
         self.running(process, 0, 6)
         self.lose(1)
@@ -103,7 +103,7 @@ class Elastic(LaunchTest):
         self.assertIn("127.0.0.3 joined\n", done.err)
         self.assertIn("the job grows from 2 to 3 nodes (--scale-up now)\n", done.err)
 
-    def test_a_fixed_job_waits_for_its_lost_node(self):
+    def test_a_job_of_fixed_size_waits_for_its_lost_node(self):
         process = self.launch("--nnodes", 2, "--max-restarts", 1, *self.waiting(1))
         self.running(process, 0, 4)
         self.lose(1)
@@ -112,7 +112,7 @@ class Elastic(LaunchTest):
         self.assert_code(done, 0)
         self.assertIn("waiting for nodes: 1 of at least 2\n", done.err)
 
-    def test_agent_and_keeper_are_killed_in_one_moment(self):
+    def test_agent_and_keeper_are_killed_at_once(self):
         leaving = self.script("leaving.sh", WAITING.replace("exec sleep", "setsid tail -f /dev/null >/dev/null 2>&1 &\nexec sleep"))
 
         def left():
@@ -133,7 +133,7 @@ class Elastic(LaunchTest):
         self.assert_code(done, 0)
         self.assertNotIn("the lease", done.err)
 
-    def test_without_restarts_the_loss_is_the_end(self):
+    def test_without_restarts_a_loss_ends_the_job(self):
         process = self.launch("--nnodes", "1:3", "--max-restarts", 0, *self.waiting(1))
         self.running(process, 0, 6)
         self.lose(2)
@@ -141,7 +141,7 @@ class Elastic(LaunchTest):
         self.assert_code(done, 113)
         self.assertIn("root cause: node 127.0.0.4: ", done.err)
 
-    def test_a_host_that_is_not_there_is_done_without(self):
+    def test_the_job_starts_without_an_unreachable_host(self):
         hosts = self.dir / "hosts"
         hosts.write_text(self.nodes.hostfile.read_text() + "127.0.0.250\n")
         process = self.start("--hostfile", hosts, "--ssh-config", self.nodes.ssh_config, "--nnodes", "2:4", "--label", "none",
@@ -159,7 +159,7 @@ class Elastic(LaunchTest):
         self.assertIn("node 127.0.0.250: ", done.err)
         self.assertIn("node 127.0.0.251: ", done.err)
 
-    def test_standard_input_ends_with_the_node_that_had_it(self):
+    def test_standard_input_ends_with_the_node_that_read_it(self):
         reader = self.script("reader.sh", '#!/bin/sh\necho "attempt $TORCHELASTIC_RESTART_COUNT rank $RANK"\n'
                              '[ "$TORCHELASTIC_RESTART_COUNT" = 0 ] && exec sleep 1000\n[ "$RANK" = 0 ] && cat\nexit 0\n')
         (self.dir / "in").write_text("one\n")
@@ -173,7 +173,7 @@ class Elastic(LaunchTest):
         self.assert_code(done, 0)
         self.assertNotIn("one", done.out)
 
-    def test_ctrl_c_while_the_job_grows_is_polite(self):
+    def test_ctrl_c_while_the_job_grows_is_a_graceful_stop(self):
         slow = self.script("slow.sh", '#!/bin/sh\ntrap "sleep 1; echo saved $RANK; exit 0" TERM\n'
                            'echo "attempt $TORCHELASTIC_RESTART_COUNT rank $RANK"\nwhile :; do sleep 0.1; done\n')
         process = self.launch("--nnodes", "1:2", "--scale-up", "now", "--max-restarts", 2, slow)

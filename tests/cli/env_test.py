@@ -46,7 +46,7 @@ class SshEnvTest(LaunchTest):
 
 
 
-class AsData(SshEnvTest):
+class EnvironmentAsData(SshEnvTest):
     def test_values_and_arguments_of_any_bytes(self):
         self.cluster()
         script = self.script("show.py", SHOW)
@@ -65,7 +65,7 @@ class AsData(SshEnvTest):
                     mine = [line.split(" ", 1)[1].rstrip() for line in done.out.splitlines() if line.startswith(f"{rank} ")]
                     self.assertEqual(mine, [line.rstrip() for line in expected], f"rank {rank}, {setup}")
 
-    def test_what_exec_cannot_pass_is_an_error_that_names_the_host(self):
+    def test_a_variable_that_exec_cannot_pass_is_an_error_with_the_host(self):
         self.cluster()
         # The variable is larger than Linux passes in one string. It comes from a file, since no shell could pass it on.
         vars_file = self.dir / "vars"
@@ -82,7 +82,7 @@ class AsData(SshEnvTest):
         self.assertRegex(done.err, r"127\.0\.0\.[23]: arguments and environment have \d+ bytes together, at most 2097152 can be "
                                    r"passed; largest variables: PART\d\d \(110000 bytes\)")
 
-    def test_nothing_of_it_on_a_command_line_or_in_a_file(self):
+    def test_no_value_is_on_a_command_line_or_in_a_file(self):
         nodes = self.cluster(NODES_BASHRC=os.devnull)
         temp = self.dir / "temp"
         temp.mkdir()
@@ -130,7 +130,7 @@ def readable(paths):
             continue
 
 
-class WhatStays(SshEnvTest):
+class DenyList(SshEnvTest):
     DENIED = """HOME USER LOGNAME SHELL PWD OLDPWD SHLVL _ MAIL TERM TERM_PROGRAM TERMINFO COLORTERM COLUMNS LINES DISPLAY
         WAYLAND_DISPLAY XAUTHORITY XDG_RUNTIME_DIR XDG_CONFIG_HOME DBUS_SESSION_BUS_ADDRESS SSH_AUTH_SOCK SSH_CONNECTION
         SSH_ASKPASS GPG_AGENT_INFO GPG_TTY KRB5CCNAME TMUX TMUX_PANE STY WINDOW WINDOWID VSCODE_IPC_HOOK_CLI LS_COLORS PS1
@@ -144,7 +144,7 @@ class WhatStays(SshEnvTest):
         LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_X GROUP_RANK GROUP_NAME PET_UNKNOWN
         ACCELERATE_NUM_PROCESSES ACCELERATE_X_PROCESS_Y JAX_NUM_PROCESSES JAX_PROCESS_ID DDPLAUNCH_TOKEN DDPLAUNCH_X""".split()
 
-    def test_the_whole_deny_list_stays_here(self):
+    def test_no_variable_of_the_deny_list_is_forwarded(self):
         # The worker is /usr/bin/env, since a shell would set some of these variables itself. Values such as RANK=0 do not
         # make this launcher a node of a larger job.
         self.cluster()
@@ -165,7 +165,7 @@ class WhatStays(SshEnvTest):
         for name, value in free.items():
             self.assertEqual(seen.count(f"{name}={value}"), 2, name)
 
-    def test_asked_for_by_name_it_goes(self):
+    def test_a_denied_variable_is_forwarded_when_asked_for_by_name(self):
         self.cluster()
         self.env["HOSTNAME"] = "master"
         done = self.run_job(*self.ssh, "--env", "HOSTNAME", "--env", "NCCL_IB_HCA=mlx5_0", "sh", "-c",
@@ -213,7 +213,7 @@ class ActiveEnvironments(SshEnvTest):
         self.assertIn("127.0.0.3: CONDA_PREFIX names /no/such/env, which is not there; install the environment at the same "
                       "path, or launch without it active", done.err)
 
-    def test_what_only_a_node_has_in_its_path_comes_last(self):
+    def test_path_entries_of_the_node_alone_come_last(self):
         extra = self.dir / "node_bin"
         extra.mkdir()
         rc = self.dir / "rc"
@@ -265,7 +265,7 @@ class Setup(SshEnvTest):
                     self.assertTrue(line.endswith(":/profile/bin"), line)
             self.assertIn("ddplaunch: 127.0.0.2: setup: welcome to", done.err)
 
-    def test_once_on_each_node_before_any_worker(self):
+    def test_setup_runs_once_per_node_before_any_worker(self):
         self.cluster()
         log = self.dir / "order"
         done = self.run_job(*self.ssh[:-4], "--nproc-per-node", 2, "--label", "", "--max-restarts", 1, "--restart-backoff",
@@ -302,7 +302,7 @@ class Setup(SshEnvTest):
             self.assertEqual(done.code, 115, done)
             self.assertRegex(done.err, r"--setup failed: its shell exited 7; its last lines:\n(.*\n)* +begun\n(?! +on)")
 
-    def test_the_program_is_looked_for_in_the_path_that_it_made(self):
+    def test_the_program_is_searched_in_the_path_that_setup_made(self):
         self.cluster()
         tool = self.dir / "late"
         tool.mkdir()
@@ -311,7 +311,7 @@ class Setup(SshEnvTest):
         self.assert_code(done, 0)
         self.assertEqual(sorted(done.out.splitlines()), ["found 0", "found 1"])
 
-    def test_it_is_stopped_like_workers(self):
+    def test_setup_is_stopped_like_workers(self):
         self.cluster()
         up = self.dir / "up"
         for ignore in ("", "trap '' TERM; "):
@@ -325,7 +325,7 @@ class Setup(SshEnvTest):
             self.assertEqual(done.code, 143, done)
             self.assertLess(done.seconds, 20)
 
-    def test_the_start_limit_holds_for_it(self):
+    def test_the_start_limit_applies_to_setup(self):
         self.cluster()
         done = self.run_job(*self.ssh, "--start-timeout", "15s", "--setup", "case $SSH_CONNECTION in *127.0.0.3*) sleep 100;; esac", "true")
         self.assertEqual(done.code, 112, done)
@@ -333,7 +333,7 @@ class Setup(SshEnvTest):
                       "(--start-timeout)\n", done.err)
         self.assertNotIn("127.0.0.2: it", done.err)
 
-    def test_per_host_in_the_hostfile(self):
+    def test_a_setup_per_host_in_the_hostfile(self):
         nodes = self.cluster()
         hosts = self.dir / "hosts"
         hosts.write_text(f"{nodes.hosts[0]} slots=1 setup=\"export WHO='first one'\"\n{nodes.hosts[1]} slots=1\n")
@@ -342,7 +342,7 @@ class Setup(SshEnvTest):
         self.assert_code(done, 0)
         self.assertEqual(sorted(done.out.splitlines()), ["0 first one", "1 all"])
 
-    def test_on_this_machine(self):
+    def test_setup_on_this_machine(self):
         done = self.run_job("--label", "", "--setup", "export HERE=yes", "sh", "-c", "echo $HERE")
         self.assert_code(done, 0)
         self.assertEqual(done.out, "yes\n")

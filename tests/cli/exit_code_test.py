@@ -50,7 +50,7 @@ def documented_rows():
 class Document(unittest.TestCase):
     def test_every_row_has_its_cases_and_every_case_a_row(self):
         rows = documented_rows()
-        self.assertEqual(len(rows), len(set(rows)), "a row stands twice")
+        self.assertEqual(len(rows), len(set(rows)), "a duplicate row")
         self.assertEqual(set(rows), set(ROWS))
         for cases in ROWS.values():
             for case, kind in zip(cases, (OneNode, Nodes2)):

@@ -128,7 +128,7 @@ class OneMachine(HangTest):
             self.assertRegex(self.hang_text(rank), r"(?m)^#\d+ .*(poll|nanosleep)")
         self.assertIn("no Python stack: py-spy was not found on this node", self.hang_text(1))
 
-    def test_py_spy_of_the_workers_environment_is_used(self):
+    def test_py_spy_of_the_worker_environment_is_used(self):
         tools = self.dir / "venv"
         tools.mkdir()
         (tools / "py-spy").write_text("#!/bin/sh\necho \"args $*\"; env; exit 3\n")
@@ -146,12 +146,12 @@ class OneMachine(HangTest):
         self.assertNotIn("LD_PRELOAD", text)
         self.assertIn("(gdb: it did not end in time and was killed)\n", text)
 
-    def test_a_shell_around_the_worker_is_seen_through(self):
+    def test_a_hang_of_a_worker_below_a_shell_is_found(self):
         script = self.script("worker.sh", "#!/bin/sh\npython3 -S -c 'import select; select.poll().poll()'\necho late\n")
         done = self.run_job("--nproc-per-node", 1, "--hang-timeout", "2s", script)
         self.assert_hung(done, "rank 0 on localhost: sleeping in poll")
 
-    def test_a_reader_that_stops_is_no_hang(self):
+    def test_a_blocked_reader_is_no_hang(self):
         # The test does not read the output, so ddplaunch blocks the workers.
         script = self.script("worker.sh", "#!/bin/sh\nhead -c 20000000 /dev/zero | tr '\\0' x | fold -w 100\n")
         process = self.start("--nproc-per-node", 1, "--hang-timeout", "1s", script)
@@ -162,7 +162,7 @@ class OneMachine(HangTest):
         self.assert_code(done, 0)
         self.assertEqual(done.out.count("x"), 20000000)
 
-    def test_a_restart_follows(self):
+    def test_a_hang_is_followed_by_a_restart(self):
         script = self.script("worker.sh", "#!/bin/sh\n[ $TORCHELASTIC_RESTART_COUNT = 1 ] || exec sleep 1000\n"
                              "echo fine\n")
         done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "2s", "--max-restarts", 1, "--restart-backoff",
@@ -173,7 +173,7 @@ class OneMachine(HangTest):
         self.assertRegex(done.err, NOTHING + r"; restart 1 of 1 in ")
         self.assertIn("sleeping in nanosleep", self.hang_text(1))
 
-    def test_ctrl_c_while_the_workers_are_looked_into(self):
+    def test_ctrl_c_while_the_workers_are_inspected(self):
         tools = self.dir / "venv"
         tools.mkdir()
         (tools / "gdb").write_text("#!/bin/sh\ntouch \"$(dirname \"$0\")/called\"; sleep 1000\n")
@@ -188,7 +188,7 @@ class OneMachine(HangTest):
         self.assertLess(done.seconds, 5)
 
     @unittest.skipUnless(has_torch(), "no torch here")
-    def test_torch_whose_rank_never_comes(self):
+    def test_torch_with_a_rank_that_never_joins(self):
         done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "4s", "/usr/bin/python3",
                             self.script("train.py", TORCH), env=dict(self.env, PATH=self.path_without_debuggers()))
         self.assert_code(done, HUNG)
@@ -196,7 +196,7 @@ class OneMachine(HangTest):
         self.assertIn("rank 0 on localhost: sleeping in futex\n", done.err)
 
     @unittest.skipUnless(has_torch() and shutil.which("gdb"), "no torch or no gdb here")
-    def test_a_store_that_nobody_serves_is_hinted_at(self):
+    def test_a_store_without_a_server_gets_a_hint(self):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -205,13 +205,13 @@ class OneMachine(HangTest):
         self.assert_code(done, HUNG)
         self.skip_unless_gdb_may_attach()
         if "ranks 0,1 on localhost: sleeping in nanosleep\n" in done.err:
-            self.skipTest("both ranks were looked at while they waited for their next try to connect")
+            self.skipTest("both ranks were sampled while they waited for their next connection attempt")
         self.assertRegex(done.err, r"    hint: rank(s 0,1 are| [01] is) still connecting to a store\. If it is one on "
                          r"another port than MASTER_PORT, nobody serves it while TORCHELASTIC_USE_AGENT_STORE is True: "
                          r"try --store worker \(docs/users/store\.md\)\n")
 
 
-class Alive(HangTest):
+class NoHang(HangTest):
     """Jobs that do not hang. Each lasts several times its timeout."""
 
     def check(self, text, *args):
@@ -229,7 +229,7 @@ class Alive(HangTest):
         inner = self.script("inner.sh", COMPUTES)
         self.check(f'#!/bin/sh\n[ "$RANK" = 1 ] || exec sleep "$1"\nsh -c "{inner} $1"\nexit $?\n')
 
-    def test_ranks_that_spin_are_not_found(self):
+    def test_busy_waiting_ranks_are_not_found(self):
         # This is the documented limit: waiting with the CPU at full speed looks like work.
         self.check(COMPUTES.replace('[ "$RANK" = 1 ] || exec sleep "$1"\n', ""))
 
@@ -263,7 +263,7 @@ class OverSsh(HangTest):
         self.assertGreater(done.seconds, 7)
         self.assertNotIn("at work again", done.err)
 
-    def test_one_rank_at_work_on_the_other_node(self):
+    def test_one_active_rank_on_the_other_node(self):
         done = self.run_job(*self.options, "--nproc-per-node", 1, "--hang-timeout", "2s",
                             self.script("worker.sh", COMPUTES), 8)
         self.assert_code(done, 0)

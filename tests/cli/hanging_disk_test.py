@@ -93,7 +93,7 @@ class HangingDisk(LaunchTest):
     def test_terminate_ends_it(self):
         self.check_signal_ends_it(signal.SIGTERM)
 
-    def test_disk_that_comes_back_has_everything(self):
+    def test_a_disk_that_recovers_has_all_output(self):
         process = self.start_and_fail()
         self.assertTrue(self.said("waiting for the disk of"), self.errors.read_text())
         self.hang.unlink()
@@ -157,7 +157,7 @@ class HangingDisk(LaunchTest):
         program.chmod(0o755)
         self.check_slow_start("--nproc-per-node", 2, "--oversubscribe", program)
 
-    def test_second_interrupt_kills_who_waits_for_its_program(self):
+    def test_second_interrupt_kills_workers_that_wait_for_their_program(self):
         process = self.run_on_disk("--max-restarts", 1, "--restart-backoff", "0s", "--chdir", self.work, "sh", "-c",
                                    self.fail_once)
         self.assertTrue(self.hangs(), self.errors.read_text())

@@ -29,7 +29,7 @@ class Hosts(LaunchTest):
         self.assertEqual((blank, rest[0]), ("", "world size 5"))
         self.assertTrue(rest[1].startswith("MASTER_ADDR 127.0.0.1"), rest)
         self.assertNotIn("hidden", done.stdout)
-        self.assertFalse((self.dir / "state").exists(), "no job, no files")
+        self.assertFalse((self.dir / "state").exists(), "ddplaunch hosts has no job and writes no files")
 
         done = self.hosts("--json", *ssh)
         plan = json.loads(done.stdout)
@@ -44,7 +44,7 @@ class Hosts(LaunchTest):
         self.assertEqual(sorted(done.out.splitlines()),
                          [f"{rank} {0 if rank < 2 else 1} {plan['network']['master_addr']}" for rank in range(5)])
 
-    def test_host_out_of_reach(self):
+    def test_unreachable_host(self):
         nodes = Nodes(self, 1)
         done = self.hosts("--host", "127.0.0.2,gone address=127.0.0.2 port=1", "--ssh-config", nodes.ssh_config)
         self.assertEqual(done.returncode, 111, done)
@@ -67,7 +67,7 @@ class Hosts(LaunchTest):
         self.assert_code(done, 0)
         self.assertEqual(sorted(done.out.splitlines()), ["0", "1", "2"])
 
-    def test_hosts_from_nowhere(self):
+    def test_hosts_from_an_environment_without_a_scheduler(self):
         for name in list(self.env):
             if name.startswith(("SLURM_", "PBS_", "LSB_")):
                 del self.env[name]
@@ -77,7 +77,7 @@ class Hosts(LaunchTest):
                              "PBS_NODEFILE, LSB_DJOB_HOSTFILE, LSB_MCPU_HOSTS, LSB_HOSTS, PE_HOSTFILE, COBALT_NODEFILE, "
                              "DLTS_HOSTFILE\n"))
 
-    def test_a_worker_named_check(self):
+    def test_a_worker_may_be_named_check(self):
         self.script("check", "#!/bin/sh\necho I am a worker\n")
         self.env["PATH"] = f"{self.dir}:{self.env['PATH']}"
         # LaunchTest puts options before `check`, so `check` is not the first word.

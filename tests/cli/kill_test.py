@@ -125,7 +125,7 @@ class Kill(unittest.TestCase):
         self.assert_all_gone(job, within=0.05)
         self.assertNotIn("left on", err)
 
-    def test_a_worker_that_ends_well_and_leaves_a_daemon(self):
+    def test_a_successful_worker_that_leaves_a_daemon(self):
         job = self.start("plain+daemon+session+pipes", worker=("0", "exit:0", "50"), ranks=1)
         code, err = job.finish()
         self.assertEqual(code, 0, err)
@@ -251,13 +251,13 @@ class Kill(unittest.TestCase):
         self.assert_all_gone(job, within=0.05)
 
 
-@unittest.skipUnless(os.geteuid() == 0 and shutil.which("setpriv"), "needs root and setpriv, to be somebody else")
+@unittest.skipUnless(os.geteuid() == 0 and shutil.which("setpriv"), "needs root and setpriv, to run as another user")
 class KillAsNobody(Kill):
     """Tests as a user who cannot make control groups: the agent finds processes by the process tree alone."""
 
     prefix = NOBODY
 
-    def test_no_group_is_no_failure(self):
+    def test_a_job_without_a_control_group_runs(self):
         job = self.start("plain", "--verbose", worker=("0", "exit:0", "0"), ranks=1)
         code, err = job.finish()
         self.assertEqual(code, 0, err)
@@ -267,7 +267,7 @@ class KillAsNobody(Kill):
         code, err = job.finish()
         self.assertEqual((code, err), (0, ""))
 
-    def test_a_process_that_became_another_user_is_named(self):
+    def test_a_leftover_process_of_another_user_is_named(self):
         # As below sudo, all uids of the process are root's, so its user may not signal it.
         sudo = self.dir / "sudo"
         shutil.copy(shutil.which("setpriv"), sudo)

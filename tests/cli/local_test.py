@@ -21,19 +21,19 @@ class LocalJob(LaunchTest):
         lines = sorted(done.out.splitlines())
         self.assertEqual(lines, [f"[localhost:{r}] rank {r} of 4 local {r}" for r in range(4)])
 
-    def test_a_job_that_says_nothing_is_silent(self):
+    def test_a_job_without_output_prints_nothing(self):
         self.env["OMP_NUM_THREADS"] = "1"
         done = self.run_job("--nproc-per-node", 2, "true")
         self.assert_code(done, 0)
         self.assertEqual((done.out, done.err), ("", ""))
 
-    def test_chosen_thread_count_is_said_once(self):
+    def test_chosen_thread_count_is_reported_once(self):
         done = self.run_job("--nproc-per-node", 2, "sh", "-c", "echo $OMP_NUM_THREADS")
         self.assert_code(done, 0)
         self.assertRegex(done.err, r"^ddplaunch: localhost: OMP_NUM_THREADS is set to \d+ for each worker")
         self.assertEqual(done.err.count("OMP_NUM_THREADS"), 1)
 
-    def test_stdout_and_stderr_stay_apart_and_whole(self):
+    def test_stdout_and_stderr_stay_separate_and_complete(self):
         done = self.run_job("--nproc-per-node", 3, "sh", "-c",
                             'for i in 1 2 3 4 5 6 7 8 9; do echo out-$RANK-$i; echo err-$RANK-$i >&2; done; printf last')
         self.assert_code(done, 0)
@@ -64,7 +64,7 @@ class LocalJob(LaunchTest):
             self.assertEqual(sum(re.match(step, line) is not None for line in steps), 1, (step, log))
         self.assertEqual(steps[-1], "[job] ddplaunch: exit 1: rank 1 on localhost exited 1")
 
-    def test_much_output_arrives_whole(self):
+    def test_large_output_arrives_completely(self):
         script = self.script("lines.py", "import os,sys\nr=os.environ['RANK']\n"
                              "for i in range(20000): sys.stdout.write(f'{r} {i} ' + 'x' * 80 + '\\n')\n")
         done = self.run_job("--nproc-per-node", 4, "--label", "", "--no-python", sys.executable, script)
@@ -90,7 +90,7 @@ class LocalJob(LaunchTest):
         self.assert_code(done, 128 + signal.SIGSEGV)
         self.assertIn("SIGSEGV", done.err)
 
-    def test_workers_that_ignore_term_and_their_daemons_are_gone(self):
+    def test_workers_that_ignore_term_and_their_daemons_are_killed(self):
         # Rank 1 ignores TERM and leaves a grandchild in a separate session; rank 0 fails.
         script = self.script("w.sh", '#!/bin/sh\nif [ $RANK = 0 ]; then sleep 0.3; exit 5; fi\n'
                              'trap "" TERM\nsetsid sh -c \'trap "" TERM HUP; while :; do sleep 1; done\' &\n'
@@ -225,7 +225,7 @@ class LocalJob(LaunchTest):
         self.assertEqual((self.job_dir / "attempt_0" / "rank_00000.stdout").read_text(),
                          "".join(f"{i}\n" for i in range(1, 10)))
 
-    def test_blocked_reader_holds_neither_stderr_nor_the_end(self):
+    def test_blocked_reader_of_stdout_blocks_neither_stderr_nor_the_end(self):
         process = self.start("sh", "-c", "while :; do echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; done")
         self.assertTrue(process.stdout.readline())
         # The test stops reading, so the pipe and all buffers before it fill up.
@@ -241,7 +241,7 @@ class LocalJob(LaunchTest):
         process.stdout.close()
         process.stderr.close()
 
-    def test_lost_output_is_said(self):
+    def test_lost_output_is_reported(self):
         with open("/dev/full", "w") as full:
             process = subprocess.Popen(self.command("sh", "-c", "echo lost"), stdin=subprocess.DEVNULL, stdout=full,
                                        stderr=subprocess.PIPE, text=True, env=self.env, cwd=self.dir)
@@ -250,7 +250,7 @@ class LocalJob(LaunchTest):
         self.assertIn("ddplaunch: warning: standard output: No space left on device; the job's output is in the files only\n",
                       err)
 
-    def test_inherited_dispositions_and_masks_do_no_harm(self):
+    def test_inherited_signal_dispositions_and_masks_do_no_harm(self):
         def spoil():
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})

@@ -99,7 +99,7 @@ class TwoLans(Machines):
         self.assertIn("ddplaunch: network 10.77.0.0/24: MASTER_ADDR=10.77.0.1 (bond0.10 on n2; enp5s0f0 on n1; eth0 on "
                       "localhost)\n", words)
 
-    def test_a_closed_network_is_passed_over(self):
+    def test_a_closed_network_is_skipped(self):
         self.cut("n2", 0)
         ranks, words = self.shown("--verbose")
         self.assertEqual(ranks, ["0 10.78.0.1 ib0 =ib0", "1 10.78.0.1 ib1 =ib1", "2 10.78.0.1 mlx0 =mlx0"])
@@ -107,7 +107,7 @@ class TwoLans(Machines):
         self.assertIn("network: 10.77.0.0/24, shared by all 3 nodes", words)
         self.assertRegex(words, r"n2 cannot reach localhost at every address: 10\.77\.0\.1:\d+: no answer\n")
 
-    def test_also_with_the_store_of_rank_0(self):
+    def test_a_closed_network_is_skipped_with_the_store_of_rank_0(self):
         self.reject("n2", 0)
         done = self.run_job("--store", "worker", "train", "--data", "synthetic", "--limit", 300, "--batch-size", 50)
         self.assert_code(done, 0)
@@ -131,18 +131,18 @@ class TwoLans(Machines):
                          r"10\.78\.0\.1:\d+: no answer\); open port \d+ between")
         self.assertNotIn("n1:", done.err)
 
-    def test_the_wish_for_a_network(self):
+    def test_network_option_with_a_network(self):
         ranks, words = self.shown("--network", "10.78.0.0/16")
         self.assertEqual(ranks[2], "2 10.78.0.1 mlx0 =mlx0")
         self.assertIn("ddplaunch: network 10.78.0.0/16: MASTER_ADDR=10.78.0.1 (", words)
 
-    def test_the_wish_for_an_interface_that_nodes_lack(self):
+    def test_network_option_with_an_interface_that_nodes_lack(self):
         done = self.run_job("--network", "ib0", "true")
         self.assert_code(done, 115)
         self.assertIn("--network ib0: no usable address on that interface on n1, n2\n    localhost: eth0 10.77.0.1/24, ", done.err)
         self.assertIn("\n    n1: enp5s0f0 10.77.0.2/24, ib1 10.78.0.2/24, corp0 172.18.0.1/16\n", done.err)
 
-    def test_the_wish_for_a_network_that_is_closed(self):
+    def test_network_option_with_a_closed_network(self):
         self.reject("n1", 1)
         done = self.run_job("--network", "10.78.0.0/24", "true")
         self.assert_code(done, 111)
@@ -155,7 +155,7 @@ class TwoLans(Machines):
         self.assertEqual(len(ports), 1)
         self.assertIn(int(ports.pop()), range(20100, 20104))
 
-    def test_only_the_first_address_of_a_closed_interface_is_lost(self):
+    def test_a_closed_address_does_not_exclude_its_interface(self):
         ip("-n", self.ns["n0"], "addr", "add", "10.77.0.100/24", "dev", "eth0")
         self.reject("n1", 0)
         ranks, words = self.shown("--network", "10.77.0.0/24")
@@ -163,7 +163,7 @@ class TwoLans(Machines):
         self.assertIn("n1 cannot reach localhost at 10.77.0.1 ", words)
 
 
-class SixOnly(Machines):
+class Ipv6Only(Machines):
     lans = ("fd00:77::{}/64",)
     nodes = ("n1",)
 
@@ -184,7 +184,7 @@ class OneMachine(Machines):
     def command(self, *args):
         return ["ip", "netns", "exec", self.ns["n0"], *LaunchTest.command(self, "--label", "", *args)]
 
-    def test_the_store_listens_where_the_wish_is(self):
+    def test_the_store_listens_on_the_chosen_network(self):
         connect = ("import os, socket; e = os.environ; socket.create_connection((e['MASTER_ADDR'], int(e['MASTER_PORT'])), 10); "
                    "print(e['RANK'], e['MASTER_ADDR'], e['GLOO_SOCKET_IFNAME'])")
         for network, hosts in (("eth0", ("--launcher", "local")), ("10.77.0.0/24", ("--host", "127.0.0.1"))):
@@ -212,7 +212,7 @@ class Routed(Machines):
             ip("-n", self.ns[name], "route", "add", "default", "via", f"10.244.{i}.1")
         subprocess.run(["ip", "netns", "exec", self.ns["sw"], "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"], check=True)
 
-    def test_interfaces_are_those_the_probes_went_out_from(self):
+    def test_interfaces_are_those_that_the_probes_used(self):
         ranks, words = self.shown()
         self.assertEqual(ranks, ["0 10.244.0.7 eth0 =eth0", "1 10.244.0.7 enp5s0f0 =enp5s0f0"])
         self.assertIn("ddplaunch: MASTER_ADDR=10.244.0.7 (enp5s0f0 on n1; eth0 on localhost)\n", words)

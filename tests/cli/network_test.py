@@ -92,7 +92,7 @@ class TwoMachines(LaunchTest):
         self.assertIn("10.78.0.0/16", done.err)
         self.assertIn("10.77.0.2", done.err)
 
-    def test_cut_link_loses_the_node_and_ends_both_sides(self):
+    def test_a_closed_link_loses_the_node_and_ends_both_sides(self):
         process = self.start("--node-timeout", "2s", "--master-timeout", "2s", "sh", "-c", "echo up; sleep 100")
         self.assertEqual([process.stdout.readline(), process.stdout.readline()], ["up\n", "up\n"])
         cut = time.monotonic()

@@ -23,7 +23,7 @@ class OtherUsers(LaunchTest):
             self.env.pop(name, None)
         self.port = free_port()
         if os.geteuid() != 0 or shutil.which("setpriv") is None:
-            self.skipTest("only root can be two other users (with setpriv)")
+            self.skipTest("only root can run as two other users (with setpriv)")
         self.dir.chmod(0o755)
         (self.dir / "bin").mkdir()
         for name in ("ddplaunch", "ddplaunchd"):
@@ -73,7 +73,7 @@ class OtherUsers(LaunchTest):
         process.stdout.readline()
         return process
 
-    def test_nobody_joins_the_master_of_another_user(self):
+    def test_a_node_refuses_the_master_of_another_user(self):
         master = self.launch(MALLORY, *self.node_options(0), "--start-timeout", "15s", "true")
         self.assertTrue(wait_until(self.listens))
         node = self.end_of(self.launch(VICTIM, *self.node_options(1), "true"))
@@ -84,7 +84,7 @@ class OtherUsers(LaunchTest):
         master.kill()
         self.end_of(master)
 
-    def test_no_node_of_another_user_is_let_in(self):
+    def test_a_node_of_another_user_is_refused(self):
         master = self.launch(VICTIM, *self.node_options(0), "--start-timeout", "4s", "true")
         self.assertTrue(wait_until(self.listens))
         self.assert_code(self.end_of(self.launch(MALLORY, *self.node_options(1), "true")), 111)
@@ -102,7 +102,7 @@ class OtherUsers(LaunchTest):
         self.assertEqual(stat.S_IMODE((kept / "loopback-token").stat().st_mode), 0o600)
         self.assertEqual((kept / "loopback-token").stat().st_uid, VICTIM)
 
-    def test_a_port_that_another_user_has_is_reported_with_its_user(self):
+    def test_a_port_of_another_user_is_reported_with_the_user(self):
         other = self.listener(MALLORY)
         for rank in (0, None):
             done = self.end_of(self.launch(VICTIM, *self.node_options(rank), "true"))
@@ -114,7 +114,7 @@ class OtherUsers(LaunchTest):
         self.assert_code(done, 116)
         self.assertIn(f"by process {other.pid} ({pathlib.Path(f'/proc/{other.pid}/comm').read_text().strip()}) of uid {MALLORY}", done.err)
 
-    def test_a_token_file_that_another_user_made_is_refused(self):
+    def test_a_token_file_of_another_user_is_refused(self):
         kept = self.homes[VICTIM] / "config/ddplaunch"
         kept.mkdir(parents=True)
         (kept / "loopback-token").write_text(TOKEN)
@@ -158,7 +158,7 @@ class OtherUsers(LaunchTest):
             self.assertEqual(list((place / name).iterdir()), [])
         self.assert_code(self.end_of(self.launch(VICTIM, "--job-dir", place / "new/sub", "true")), 0)
 
-    def test_a_log_directory_of_another_user_or_behind_their_link_is_refused(self):
+    def test_a_log_directory_of_another_user_or_their_link_is_refused(self):
         place = self.make_place()
         theirs = f"belongs to uid {MALLORY} and not to you (uid {VICTIM})"
         for name, at, words in (("theirs", "theirs", theirs), ("theirs/sub", "theirs", theirs), ("closed/sub", "closed", theirs),
@@ -176,7 +176,7 @@ class OtherUsers(LaunchTest):
             self.assert_code(self.end_of(self.launch(VICTIM, "--job-id", job, "--log-dir", path, "echo", "words")), 0)
             self.assertEqual((path / job / "attempt_0/0/stdout.log").read_text(), "words\n")
 
-    def test_a_report_is_not_written_through_the_link_of_another_user(self):
+    def test_a_report_is_not_written_through_a_link_of_another_user(self):
         place = self.make_place()
         thesis = self.homes[VICTIM] / "mine/thesis.json"
         thesis.write_text("years of work\n")

@@ -69,7 +69,7 @@ class OutputFlow(LaunchTest):
             before = self.stored_bytes()
             time.sleep(0.3)
             return before > 0 and self.stored_bytes() == before
-        self.assertTrue(wait_until(still, 20), "the output does not stop though nobody reads")
+        self.assertTrue(wait_until(still, 20), "the output does not stop although nothing reads it")
 
     def workers(self):
         return live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")
@@ -110,14 +110,14 @@ class OutputFlow(LaunchTest):
         self.check(out, 8, 40000)
         self.check_stored(8, 40000)
 
-    def test_reader_that_stops_and_goes_on_loses_nothing(self):
+    def test_a_reader_that_pauses_loses_nothing(self):
         self.reader_stops_and_goes_on("--nproc-per-node", 8)
 
-    def test_reader_that_stops_and_goes_on_over_ssh(self):
+    def test_a_reader_that_pauses_over_ssh_loses_nothing(self):
         nodes = Nodes(self, 4)
         self.reader_stops_and_goes_on("--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config)
 
-    def test_the_check_finds_what_is_wrong(self):
+    def test_the_checker_finds_lost_and_torn_lines(self):
         line = subprocess.run([LINES, "0", "3"], stdout=subprocess.PIPE, check=True).stdout.splitlines(True)
 
         def found(data):
@@ -132,7 +132,7 @@ class OutputFlow(LaunchTest):
         self.assertEqual(found(b"".join(whole) + whole[2]), {"good": 4, "dup": 1})
         self.assertEqual(found(line[0] + whole[1] + b"[1] " + line[2]), {"good": 3, "unlabelled": 1, "mislabelled": 1})
 
-    def test_failure_is_handled_and_shown_while_nobody_reads_stdout(self):
+    def test_failure_is_handled_and_shown_while_stdout_is_not_read(self):
         process = self.launch("--nproc-per-node", 4, self.script("flood.sh", FLOOD))
         self.wait_until_blocked()
         began = time.monotonic()
@@ -142,12 +142,12 @@ class OutputFlow(LaunchTest):
         self.assertLess(time.monotonic() - began, 2 * AT_ONCE)
         # Output that is left in the workers' pipes is collected without the reader, and the report does not wait for it.
         self.assertTrue(wait_until(lambda: process.errors.has("ddplaunch: exit 7: "), 2 * AT_ONCE), process.errors.text())
-        self.assertIsNone(process.poll(), "ended with output that nobody has read yet")
+        self.assertIsNone(process.poll(), "the job ended before its output was read")
         _, err = self.end(process, 7)
         self.assertEqual(err.splitlines()[-1], "ddplaunch: exit 7: rank 3 on localhost exited 7")
         self.assertEqual(self.stored(3, "stderr").read_text(), "last words of rank 3\n")
 
-    def test_restart_while_nobody_reads_stdout(self):
+    def test_restart_while_stdout_is_not_read(self):
         # If output beyond the credit at the stop were a protocol error, the host would be charged, and the restart would wait
         # for its lease (25 s).
         script = self.script("flood.sh", f"""#!/bin/sh
@@ -193,7 +193,7 @@ class OutputFlow(LaunchTest):
         self.assertEqual(err.count("talkative: more than 64 KiB on the stderr of its agent (or of ssh); the rest is dropped\n"), 1)
         self.assertLess(err.count("talkative: a talkative host\n"), 8000)
 
-    def test_signal_after_the_report_leaves_the_code_as_it_was_reported(self):
+    def test_a_signal_after_the_report_does_not_change_the_exit_code(self):
         process = self.launch("--nproc-per-node", 4, self.script("flood.sh", FLOOD))
         self.wait_until_blocked()
         (self.dir / "go").touch()
@@ -203,13 +203,13 @@ class OutputFlow(LaunchTest):
         self.assertTrue(wait_until(lambda: process.send_signal(signal.SIGHUP) or process.poll() is not None, 20))
         self.assertEqual(process.poll(), 7)
 
-    def test_interrupt_is_handled_while_nobody_reads(self):
+    def test_interrupt_is_handled_while_the_output_is_not_read(self):
         process = self.launch("--nproc-per-node", 4, LINES, "-", 1000000000)
         self.wait_until_blocked()
         process.send_signal(signal.SIGINT)
         self.assertTrue(wait_until(lambda: process.errors.has("stopping the workers"), AT_ONCE), process.errors.text())
         self.assertTrue(wait_until(lambda: not self.workers(), AT_ONCE), self.workers())
-        self.assertIsNone(process.poll(), "ended with output that nobody has read yet")
+        self.assertIsNone(process.poll(), "the job ended before its output was read")
         out, err = self.end(process, 130)
         self.assertEqual(err.splitlines()[-1], "ddplaunch: exit 130: stopped by Ctrl-C (SIGINT)")
         # The shown output equals the files, to the last byte.
@@ -235,7 +235,7 @@ class OutputFlow(LaunchTest):
         self.check(out, 4, 10486)
         self.check_stored(4, 10486)
 
-    def test_head_takes_one_line_and_the_job_goes_on(self):
+    def test_head_takes_one_line_and_the_job_continues(self):
         process = self.launch("--nproc-per-node", 8, LINES, "-", 20000)
         self.assertTrue(process.stdout.readline().startswith("[localhost:"))
         process.stdout.close()
@@ -275,7 +275,7 @@ class OutputFlow(LaunchTest):
             body = line[len(b"[localhost:0] "):]
             run = re.match(letter + b"*", body)
             shown[letter] += len(run[0])
-            self.assertLess(len(body) - len(run[0]), 80, "a part of another rank in the line")
+            self.assertLess(len(body) - len(run[0]), 80, "the line contains a part of another rank's line")
         self.assertEqual(shown, {b"a": size, b"b": size})
 
     def test_job_without_standard_descriptors(self):
@@ -302,7 +302,7 @@ class OutputFlow(LaunchTest):
                 self.assertEqual(sorted(err.splitlines()), [] if 2 in closed else [b"[localhost:0] err", b"[localhost:1] err"])
                 self.assert_nothing_left()
 
-    def test_stdout_goes_on_while_nobody_reads_stderr(self):
+    def test_stdout_continues_while_stderr_is_not_read(self):
         process = self.start("--nproc-per-node", 2, "sh", "-c",
                              f'{LINES} - 1000000000 >&2 & flood=$!; sleep 1; {LINES} - 20000; kill $flood; wait')
         out = Reader(process.stdout)

@@ -52,7 +52,7 @@ class Labels(LaunchTest):
         self.env.pop("NO_COLOR", None)
         self.assertIn("\x1b[36m[localhost:0]\x1b[0m plain", self.on_terminal())
 
-    def test_no_color_is_respected(self):
+    def test_no_color_disables_colors(self):
         text = self.on_terminal(NO_COLOR="1")
         self.assertIn("[localhost:0] plain", text)
         self.assertNotIn("\x1b[36m", text)
@@ -75,14 +75,14 @@ class Filters(LaunchTest):
         self.assert_code(done, 0)
         self.assertEqual(self.shown(done), ["err-1", "err-3", "out-1", "out-3"])
 
-    def test_filters_that_let_nobody_pass_are_said(self):
+    def test_filters_that_hide_all_ranks_are_reported(self):
         done = self.run_job("--nproc-per-node", 2, "--show-ranks", "2-9", "sh", "-c", BOTH)
         self.assert_code(done, 0)
         self.assertEqual(done.out, "")
         self.assertIn("ddplaunch: warning: nothing is shown: --show-ranks and --local-ranks-filter let none of the 2 ranks "
                       "pass; the files have their output\n", done.err)
 
-    def test_the_report_has_the_last_words_of_a_rank_that_is_not_shown(self):
+    def test_the_report_has_the_last_lines_of_a_hidden_rank(self):
         done = self.run_job("--nproc-per-node", 2, "--show-ranks", "0", "sh", "-c",
                             'if [ $RANK = 1 ]; then echo hidden-words >&2; exit 4; fi; sleep 60')
         self.assert_code(done, 4)
@@ -95,7 +95,7 @@ class Files(LaunchTest):
         top = self.dir / "logs" / self.job
         return {str(path.relative_to(top)): path.read_text() for path in top.rglob("*") if path.is_file()}
 
-    def test_log_dir_alone_has_all(self):
+    def test_log_dir_alone_gets_all_streams(self):
         done = self.run_job("--nproc-per-node", 2, "--log-dir", "logs", "sh", "-c", BOTH)
         self.assert_code(done, 0)
         self.assertEqual(self.logs(), {f"attempt_0/{r}/std{s}.log": f"{s}-{r}\n" for s in ("out", "err") for r in (0, 1)})
@@ -125,7 +125,7 @@ class Files(LaunchTest):
         self.assertIn(f"the log directory {self.dir}/logs/{self.job} holds the output of an earlier run; "
                       "choose another with --log-dir or --job-id", done.err)
 
-    def test_parts(self):
+    def test_output_files_are_split_into_parts(self):
         done = self.run_job("--nproc-per-node", 1, "--log-max-size", "4K", "--log-dir", "logs", "seq", "5000")
         self.assert_code(done, 0)
         want = "".join(f"{i}\n" for i in range(1, 5001))
@@ -184,7 +184,7 @@ class Files(LaunchTest):
 
 
 class Fold(LaunchTest):
-    def test_alike_lines_are_shown_once(self):
+    def test_equal_lines_are_shown_once(self):
         # All ranks begin at once: each waits for the files of the others.
         script = self.script("w.sh", '#!/bin/sh\n: > here.$RANK\n'
                              'while [ $(ls here.* | wc -l) -lt $WORLD_SIZE ]; do sleep 0.01; done\n'
@@ -200,7 +200,7 @@ class Fold(LaunchTest):
                     seen[rank].append(text)
         self.assertEqual(seen, {rank: ["same", f"own {rank}", "again"] for rank in range(4)})
 
-    def test_lines_come_out_before_the_report(self):
+    def test_held_lines_are_printed_before_the_report(self):
         done = self.run_job("--nproc-per-node", 2, "--fold", "sh", "-c",
                             'echo doomed; if [ $RANK = 1 ]; then exit 3; fi; sleep 60')
         self.assert_code(done, 3)
@@ -229,7 +229,7 @@ class Stdin(LaunchTest):
         self.assert_code(done, 0)
         self.assertEqual([self.got(rank) for rank in range(2)], ["from a file\n" * 10000, ""])
 
-    def test_none(self):
+    def test_stdin_none_gives_no_input(self):
         done = self.run_job("--stdin", "none", "--nproc-per-node", 1, "sh", "-c", self.READ, stdin="hello\n")
         self.assert_code(done, 0)
         self.assertEqual(self.got(0), "")

@@ -180,7 +180,7 @@ class Partition(LaunchTest):
         self.lost_and_replaced(process, 3 + 5 + 5 + 8)
         self.assert_code(self.finish(process), 0)
 
-    def test_a_short_cut_costs_nothing(self):
+    def test_a_short_partition_restarts_nothing(self):
         process = self.launch("--node-timeout", "15s", "--nnodes", "2:3", ends=0 + 9)
         self.running(process, 0, 3)
         before = self.workers(0)
@@ -197,7 +197,7 @@ class Partition(LaunchTest):
         process.send_signal(signal.SIGINT)
         self.assert_code(self.finish(process), 130)
 
-    def test_the_host_that_was_cut_off_comes_back(self):
+    def test_a_host_that_was_cut_off_returns(self):
         process = self.launch(*self.TIMES, "--scale-up", "now", ends=2)
         self.running(process, 0, 3)
         self.cut("n2")
@@ -278,7 +278,7 @@ class Partition(LaunchTest):
         self.assert_code(done, 0)
         self.assertEqual(done.out.count("attempt 0 rank"), 3)
 
-    def test_the_trainer_goes_on_from_its_checkpoint(self):
+    def test_the_trainer_continues_from_its_checkpoint(self):
         shared = self.dir / "checkpoints"
         shared.mkdir()
         process = self.start(*self.TIMES, "train", "--data", "synthetic", "--limit", 60000, "--batch-size", 20, "--epochs", 1,
@@ -318,7 +318,7 @@ class Partition(LaunchTest):
         self.assertFalse(ran, "rank 0 of attempt 0 may write a checkpoint beside attempt 1\n" + said)
         self.assertIn("waiting for the end of the lease of 10.76.0.1, whose workers may still write a checkpoint (--fence)\n", said)
 
-    def test_without_a_fence_they_do_not(self):
+    def test_survivors_do_not_wait_without_a_fence(self):
         ran, said = self.survivors_of_rank_0("--fence", "off")
         self.assertTrue(ran, said)
 

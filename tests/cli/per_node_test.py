@@ -86,7 +86,7 @@ class PerNode(LaunchTest):
         self.assertRegex(outcomes[1].err.splitlines()[-1], r"^ddplaunch: exit 7: ")
         self.assertRegex(outcomes[0].err.splitlines()[-1], r"^ddplaunch: exit 7: ")
 
-    def test_nodes_without_a_rank_find_theirs(self):
+    def test_nodes_without_a_rank_get_one(self):
         self.nodes = 3
         nodes = [self.node(None, "--label", "", "sh", "-c", WHO, address="localhost") for _ in range(3)]
         outcomes = self.ends(*nodes)
@@ -111,7 +111,7 @@ class PerNode(LaunchTest):
         self.assert_codes(self.ends(master, other), 0, 0)
         self.assert_codes(self.ends(*[self.node(rank, "--insecure", "true", address=address) for rank in (0, 1)]), 0, 0)
 
-    def test_the_token_is_nowhere_to_be_seen(self):
+    def test_the_token_is_not_visible_anywhere(self):
         secret = "fedcba9876543210fedcba9876543210"
         command = ["sh", "-c", 'echo "${DDPLAUNCH_TOKEN-none}"; touch here.$RANK; while [ ! -e go ]; do sleep 0.05; done']
         nodes = [self.node(rank, "--label", "", *command, env={"DDPLAUNCH_TOKEN": secret}) for rank in (0, 1)]
@@ -165,7 +165,7 @@ class PerNode(LaunchTest):
         self.assertIn("has another token than this side", outcomes[0].err)
         self.assertNotIn(TOKEN, outcomes[0].err + outcomes[1].err)
 
-    def test_no_token_away_from_this_machine(self):
+    def test_a_network_address_without_a_token_is_refused(self):
         for rank in (0, 1):
             done = self.ends(self.node(rank, "true", address="10.0.0.2"))[0]
             self.assert_code(done, 2)
@@ -193,7 +193,7 @@ class PerNode(LaunchTest):
         self.assert_codes(outcomes, 112, 111)
         self.assertIn(f"does not run job {self.job}-other", outcomes[1].err)
 
-    def test_one_rank_twice(self):
+    def test_a_rank_in_use_is_refused(self):
         self.nodes = 3
         master = self.node(0, "true")
         first = self.node(1, "sh", "-c", "true")
@@ -207,14 +207,14 @@ class PerNode(LaunchTest):
         self.assertIn("was refused: node rank 1 is already there", outcomes[0].err)
         self.assertEqual(first.wait(timeout=10), 0)
 
-    def test_other_sizes(self):
+    def test_nodes_with_another_size_are_refused(self):
         master = self.node(0, "true", options=["--start-timeout", "3s"])
         outcomes = self.ends(master, self.node(2, "true", size=4), self.node(1, "true", size=3))
         self.assert_codes(outcomes, 112, 2, 2)
         for one in outcomes[1:]:
             self.assertIn("nodes at its master, and", one.err)
 
-    def test_more_nodes_than_places(self):
+    def test_one_node_too_many_is_refused(self):
         master = self.node(0, "sh", "-c", "while [ ! -e go ]; do sleep 0.05; done")
         self.assertTrue(wait_until(self.listens))  # a node without a rank takes the port if the master is late
         one = self.node(None, "true", address="localhost")
@@ -225,13 +225,13 @@ class PerNode(LaunchTest):
         (self.dir / "go").touch()
         self.assert_codes(self.ends(master, one), 0, 0)
 
-    def test_no_master(self):
+    def test_a_missing_master_is_reported(self):
         done = self.ends(self.node(1, "true", options=["--start-timeout", "1s"]))[0]
         self.assert_code(done, 112)
         self.assertIn("no master came in time", done.err)
         self.assertIn("Connection refused", done.err)
 
-    def test_a_port_that_is_taken(self):
+    def test_a_port_in_use_is_reported(self):
         with socket.socket() as other:
             other.bind(("127.0.0.1", self.port))
             other.listen()
@@ -239,7 +239,7 @@ class PerNode(LaunchTest):
         self.assert_code(done, 116)
         self.assertIn(f"port {self.port} is taken on this machine", done.err)
 
-    def test_strangers_do_not_disturb(self):
+    def test_unauthenticated_peers_do_not_disturb_the_job(self):
         master = self.node(0, "true")
         strangers = []
         for words in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello", b"hello\n"):
@@ -251,7 +251,7 @@ class PerNode(LaunchTest):
         self.assert_codes(outcomes, 0, 0)
         self.assertIn("spoke HTTP", outcomes[0].err)
 
-    def test_a_stranger_while_nobody_reads_stderr(self):
+    def test_an_unauthenticated_peer_while_stderr_is_not_read(self):
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         with self.assertRaises(BlockingIOError):
@@ -265,7 +265,7 @@ class PerNode(LaunchTest):
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             self.assertEqual(stranger.recv(100), b"")
         other = self.node(1, *wait)
-        self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2), "the master stands still")
+        self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2), "the master is blocked")
         (self.dir / "go").touch()
         said = b""
         while more := os.read(reader, 65536):
@@ -276,7 +276,7 @@ class PerNode(LaunchTest):
         self.assertIn(b"spoke HTTP", said)
         self.assert_codes(self.ends(other), 0)
 
-    def test_a_token_file_that_is_not_there(self):
+    def test_a_missing_token_file(self):
         for rank in (0, 1):
             done = self.ends(self.node(rank, "true", options=["--token-file", "none"]))[0]
             self.assert_code(done, 2)
@@ -309,7 +309,7 @@ class PerNode(LaunchTest):
         nodes[0].send_signal(signal.SIGINT)
         self.assert_codes(self.ends(*nodes), 130, 130)
 
-    def test_a_node_that_somebody_stops_is_lost(self):
+    def test_a_node_that_is_terminated_is_lost(self):
         wait = ["sh", "-c", "touch here.$RANK; sleep 60"]
         nodes = [self.node(rank, *wait) for rank in range(2)]
         self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
@@ -319,7 +319,7 @@ class PerNode(LaunchTest):
         for one in outcomes:
             self.assertRegex(one.err.splitlines()[-1], "exit 113: .*its agent was stopped by SIGTERM")
 
-    def test_a_node_that_is_stopped_while_it_waits(self):
+    def test_a_node_that_is_terminated_while_it_waits(self):
         node = self.node(1, "true")
         self.assertTrue(wait_until(lambda: self.catches(self.agent_of(node), signal.SIGTERM)))
         node.send_signal(signal.SIGTERM)
@@ -328,7 +328,7 @@ class PerNode(LaunchTest):
         self.assertEqual(outcomes[0].err.splitlines()[-1], "ddplaunch: exit 143: stopped by SIGTERM while it waited for node 0 at "
                                                            f"127.0.0.1 port {self.port}")
 
-    def test_a_node_that_was_started_again_joins_again(self):
+    def test_a_restarted_node_joins_again(self):
         script = self.script("worker.sh", """#!/bin/sh
 touch here.$RANK.$TORCHELASTIC_RESTART_COUNT
 [ "$TORCHELASTIC_RESTART_COUNT" = 0 ] && exec sleep 60

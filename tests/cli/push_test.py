@@ -91,8 +91,8 @@ class Push(LaunchTest):
         self.assertIn(text, outcome.err)
 
 
-class Landing(Push):
-    def test_once_then_from_the_cache(self):
+class Delivery(Push):
+    def test_the_agent_is_copied_once_and_then_cached(self):
         nodes = self.nodes(4)
         outcome = self.on(nodes, "-v", "sh", "-c", "readlink /proc/$PPID/exe")
         self.assert_code(outcome, 0)
@@ -109,14 +109,14 @@ class Landing(Push):
         self.assertEqual(self.pushes(again), 0, repr(again))
         self.assertEqual(self.agent().stat().st_ino, inode)
 
-    def test_an_installed_one_of_this_build_is_used(self):
+    def test_an_installed_agent_of_this_build_is_used(self):
         nodes = self.nodes(1)
         shutil.copytree(self.kit, self.here, dirs_exist_ok=True)
         outcome = self.on(nodes, "-v", "sh", "-c", "readlink /proc/$PPID/exe")
         self.assertEqual(outcome.out.strip(), str(self.here / "bin/ddplaunchd"), repr(outcome))
         self.assertFalse(self.cache.exists())
 
-    def test_an_installed_one_of_another_build_is_not(self):
+    def test_an_installed_agent_of_another_build_is_not_used(self):
         nodes = self.nodes(1)
         (self.here / "bin").mkdir()
         old = self.here / "bin/ddplaunchd"
@@ -168,7 +168,7 @@ class Landing(Push):
         self.assert_code(outcome, 0)
         self.assertEqual(self.pushes(outcome), 1, repr(outcome))
 
-    def test_unused_ones_are_swept(self):
+    def test_unused_agents_are_removed_from_the_cache(self):
         nodes = self.nodes(1)
         for number in range(6):
             old = self.cache / f"agent-{number}"
@@ -181,7 +181,7 @@ class Landing(Push):
         left = {p.name for p in self.cache.iterdir()}
         self.assertEqual(left, {"agent-4", "agent-5", f"agent-{self.key}"})
 
-    def test_impostors_in_the_cache_are_replaced(self):
+    def test_wrong_files_in_the_cache_are_replaced(self):
         """Another file has the agent's name; or an agent matches but fails before its hello line."""
         nodes = self.nodes(1)
         self.assert_code(self.on(nodes, "true"), 0)
@@ -211,7 +211,7 @@ class Landing(Push):
         self.assertTrue(wait_until(lambda: not [p for p in self.cache.rglob("*") if p.is_file()]),
                         list(self.cache.rglob("*")))
 
-    def test_what_a_killed_push_left_goes_with_the_next(self):
+    def test_files_of_a_killed_push_are_removed_by_the_next(self):
         nodes = self.nodes(1)
         left = self.cache / "agent-0"
         left.mkdir(parents=True)
@@ -222,7 +222,7 @@ class Landing(Push):
         self.assert_code(self.on(nodes, "true"), 0)
         self.assertEqual({p.name for p in left.iterdir()}, {".push-b-2-ddplaunchd", "ddplaunchd"})
 
-    def test_train_comes_along(self):
+    def test_train_is_copied_with_the_agent(self):
         shutil.copy2(BIN / "train", self.kit / "bin/train")
         nodes = self.nodes(2)
         outcome = self.on(nodes, "-v", "train", "--version")
@@ -273,7 +273,7 @@ class Refusals(Push):
         self.assert_refused(outcome, 114, "node 127.0.0.2: it has no ddplaunchd that fits, and there is none here for a "
                             "machine of kind riscv64; install the same version there or name it with --agent PATH")
 
-    def test_bytes_that_are_changed_on_the_way(self):
+    def test_bytes_that_are_changed_in_transit(self):
         nodes = self.nodes(1)
         head = "#!/bin/sh\n[ $2 -lt 100000 ] && exec /usr/bin/head \"$@\"\n[ $# -gt 2 ] && exec /usr/bin/head \"$@\"\n" \
                "/usr/bin/head \"$@\" | tr x y\n"
@@ -289,7 +289,7 @@ NO_TMP = "export TMPDIR=/proc/none\n"
 
 
 @unittest.skipUnless(os.geteuid() == 0, "mounts under an sshd need root")
-class Places(Push):
+class CacheDirectories(Push):
     """Nodes with their own /var/tmp and /dev/shm. `mounts` is executed before the sshd starts."""
 
     def sealed(self, mounts="", home=None):
@@ -310,7 +310,7 @@ class Places(Push):
         self.assertNotIn("ddplaunchd: it is kept", again.err)
         self.assertEqual(self.pushes(again), 0)
 
-    def test_home_without_execution(self):
+    def test_home_mounted_noexec(self):
         spare = self.dir / "spare"
         spare.mkdir()
         nodes = self.sealed(f"mount -t tmpfs -o noexec none {spare} && ", spare)
@@ -319,7 +319,7 @@ class Places(Push):
                    f"{spare}/.cache/ddplaunch: programs cannot be run there (mounted noexec?)")
         self.assertEqual(self.on(nodes, "ls", "-A", spare, f"{spare}/.cache").out, f"{spare}:\n.cache\n\n{spare}/.cache:\n")
 
-    def test_full_and_read_only(self):
+    def test_home_full_or_read_only(self):
         full, locked = self.dir / "full", self.dir / "locked"
         full.mkdir(), locked.mkdir()
         nodes = self.sealed(f"mount -t tmpfs -o size=1m none {full} && mount -t tmpfs -o ro none {locked} && ", full)
@@ -327,7 +327,7 @@ class Places(Push):
         self.lands(nodes, "/var/tmp/ddplaunch-0", f"{full}/ddplaunch: No space left on device; "
                    f"{locked}/.cache/ddplaunch: Read-only file system")
 
-    def test_a_directory_that_others_may_write_to(self):
+    def test_a_world_writable_cache_directory(self):
         spare = self.dir / "spare"
         (spare / "ddplaunch").mkdir(parents=True)
         (spare / "ddplaunch").chmod(0o777)
@@ -338,7 +338,7 @@ class Places(Push):
         self.lands(nodes, "/dev/shm/ddplaunch-0", f"{spare}/ddplaunch: {why}; /var/tmp/ddplaunch-0: {why}; "
                    "/proc/none/ddplaunch-0: No such file or directory")
 
-    def test_a_directory_in_its_place(self):
+    def test_a_directory_in_place_of_the_agent(self):
         nodes = self.sealed()
         self.agent().mkdir(parents=True)
         self.cache.chmod(0o700)
@@ -365,13 +365,13 @@ class Places(Push):
         self.assertFalse((self.dir / "was-run").exists())
         self.assertTrue(self.agent().exists())
 
-    def test_a_directory_of_somebody_else(self):
+    def test_a_cache_directory_of_another_user_is_refused(self):
         self.check_installed_agent(cache_is_ours=False)
 
-    def test_an_agent_in_a_directory_that_others_may_write_to(self):
+    def test_an_agent_in_a_world_writable_directory_is_refused(self):
         self.check_installed_agent(cache_is_ours=True)
 
-    def test_no_place_at_all(self):
+    def test_no_usable_directory_at_all(self):
         nodes = self.sealed("mount -o remount,ro /var/tmp && mount -o remount,ro /dev/shm && ")
         self.bashrc.write_text(NO_TMP + "export HOME=/proc/none XDG_CACHE_HOME=\n")
         outcome = self.on(nodes, "true")

@@ -38,7 +38,7 @@ class LostRanks(RejoinTest):
         self.wait_until_trained_on(1, process)
         self.assert_trained(self.finish(process), 4)
 
-    def test_two_ranks_of_two_nodes_at_once(self):
+    def test_two_ranks_of_two_nodes_are_lost_at_once(self):
         process, first = self.begun("--max-restarts", 2)
         kill(first[1].pid, first[2].pid)
         self.wait_until_trained_on(1, process)
@@ -46,7 +46,7 @@ class LostRanks(RejoinTest):
         self.assertEqual((second[0], second[3]), (first[0], first[3]))
         self.assert_trained(self.finish(process), 4)
 
-    def test_all_ranks_of_a_node_at_once(self):
+    def test_all_ranks_of_a_node_are_lost_at_once(self):
         process, first = self.begun("--max-restarts", 2)
         kill(first[2].pid, first[3].pid)
         self.wait_until_trained_on(1, process)
@@ -55,7 +55,7 @@ class LostRanks(RejoinTest):
         self.assertEqual(second[2].agent, first[2].agent)
         self.assert_trained(self.finish(process), 4)
 
-    def test_a_killed_rank_is_replaced_while_nobody_reads_stdout(self):
+    def test_a_killed_rank_is_replaced_while_stdout_is_not_read(self):
         # If output beyond the credit at the revoke were a protocol error, the node would be dropped with its state in memory.
         flood = f'{BIN.parent}/tests/bench_lines - 60000 & exec {BIN}/train "$@" >/dev/null'
         process = self.here("--max-restarts", 1, "sh", "-c", flood, *self.training())
@@ -77,7 +77,7 @@ class LostRanks(RejoinTest):
         self.assertEqual(samples.problems(self.samples, LIMIT, 6), [], done.err)
         self.assertNotRegex(done.err, "credit|no living rank|was lost")
 
-    def test_all_ranks_on_this_machine(self):
+    def test_all_ranks_on_this_machine_are_lost(self):
         process = self.here("--max-restarts", 1, *self.training())
         self.wait_for_step(30, process)
         kill(*self.wait_for_workers(4))
@@ -88,7 +88,7 @@ class LostRanks(RejoinTest):
         self.assertEqual(steps.count(1), 2)  # one from each start
         self.assertEqual(samples.problems(self.samples, LIMIT, 6), [])
 
-    def test_all_ranks_are_lost_and_the_last_checkpoint_is_gone_on_from(self):
+    def test_all_ranks_are_lost_and_the_last_checkpoint_is_used(self):
         saved = self.dir / "saved"
         process, first = self.begun("--max-restarts", 1, step=50, training=("--checkpoint-dir", saved, "--checkpoint-every", 20,
                                                                            "--resume", "auto"))
@@ -118,7 +118,7 @@ class LostRanks(RejoinTest):
         self.assertRegex(done.err, r"root cause: rank 2 \(local rank 0\) on 127\.0\.0\.3, pid \d+: killed by SIGKILL")
         self.assertNotIn("attempt 3", done.err)
 
-    def test_a_stopped_rank_is_named_and_ended_by_its_peers_deadline(self):
+    def test_a_frozen_rank_is_named_and_killed_at_its_peers_deadline(self):
         process, first = self.begun("--max-restarts", 1, training=("--comm-timeout", "2s"))
         os.kill(first[2].pid, signal.SIGSTOP)
         self.wait_until_trained_on(1, process)
@@ -130,7 +130,7 @@ class LostRanks(RejoinTest):
         self.assertRegex(done.err, r"rank \d on .* lost rank 2 .*; the other ranks live on: restart 1 of 1\n")
         self.assertIn("rank 2 on 127.0.0.3 did not let go of attempt 0 within 5 s and was killed\n", done.err)
 
-    def test_a_stopped_rank_is_found_by_the_hang_timeout(self):
+    def test_a_frozen_rank_is_found_by_the_hang_timeout(self):
         process, first = self.begun("--max-restarts", 1, "--hang-timeout", "3s", training=("--comm-timeout", "60s"))
         os.kill(first[2].pid, signal.SIGSTOP)
         self.wait_until_trained_on(1, process)
@@ -147,7 +147,7 @@ class LostRanks(RejoinTest):
 class LostNodes(RejoinTest):
     begun = LostRanks.begun
 
-    def test_fewer_nodes(self):
+    def test_the_job_continues_with_fewer_nodes(self):
         process, first = self.begun("--max-restarts", 3, nodes="1:2")
         kill(first[2].agent)
         self.assertEqual(self.wait_until_trained_on(1, process)[0], 2)
@@ -166,7 +166,7 @@ class LostNodes(RejoinTest):
         self.assert_trained(done, 4)
         self.assertIn("without 127.0.0.3; with 127.0.0.4\n", done.err)
 
-    def test_node_0_with_agent_keeper_and_workers(self):
+    def test_node_0_is_lost_with_agent_keeper_and_workers(self):
         # No process is left that could report the death of its workers.
         process, first = self.begun("--max-restarts", 3, "--fence", "off", nodes="1:2")
         self.addCleanup(shutil.rmtree, socket_folder(first[0]), ignore_errors=True)
@@ -176,7 +176,7 @@ class LostNodes(RejoinTest):
         self.assertEqual(sorted(self.workers()), sorted((first[2].pid, first[3].pid)))
         self.assert_trained(self.finish(process), 2)
 
-    def test_a_node_without_agent_and_keeper_comes_back_before_its_lease_ends(self):
+    def test_a_node_without_agent_and_keeper_returns_within_its_lease(self):
         process, first = self.begun("--max-restarts", 3)
         self.addCleanup(shutil.rmtree, socket_folder(first[2]), ignore_errors=True)
         self.seen -= {first[2], first[3]}
@@ -188,7 +188,7 @@ class LostNodes(RejoinTest):
         self.assertEqual((second[0], second[1]), (first[0], first[1]))  # they run on the other node, which is the same machine
         self.assert_trained(self.finish(process), 4)
 
-    def test_a_node_comes_back_into_the_running_world(self):
+    def test_a_node_returns_to_the_running_world(self):
         process, first = self.begun("--max-restarts", 3, "--scale-up", "now", nodes="1:2", epochs=48)
         kill(first[2].agent)
         self.assertEqual(self.wait_until_trained_on(1, process)[0], 2)

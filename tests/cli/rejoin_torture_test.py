@@ -96,7 +96,7 @@ class RejoinTorture(RejoinTest):
         self.assert_trained(done, 4, self.epochs)
         self.assertEqual(losses(self.metrics), self.undisturbed())
 
-    def test_nodes_go_and_come(self):
+    def test_nodes_leave_and_return(self):
         # A lost node is tried again after 5 s, twice. Even on a fast machine the training must last longer than that.
         self.epochs = 44
         process = self.on_nodes("--max-restarts", 20, "--scale-up", "now", *self.train(), nodes="1:2")
@@ -114,7 +114,7 @@ def losses(path):
     return {record["step"]: record["loss"] for record in step_records(path)}
 
 
-class CheckerItself(unittest.TestCase):
+class CheckerTest(unittest.TestCase):
     """Tests that the check of the sample lists finds errors."""
 
     def setUp(self):
@@ -126,18 +126,18 @@ class CheckerItself(unittest.TestCase):
             (self.folder / name.replace("_attempt_", ".attempt-").replace("_", "-")).write_text(text)
         return samples.problems(self.folder, 8, 1)
 
-    def test_whole_training(self):
+    def test_a_complete_training_has_no_problem(self):
         self.assertEqual(self.write(rank_0="0 1: 0 1\n0 2: 2 3\n", rank_1="0 1: 4 5\n0 2: 6 7\n"), [])
 
-    def test_step_that_was_dropped_and_a_line_that_was_cut(self):
+    def test_a_dropped_step_and_a_truncated_line_are_no_problem(self):
         self.assertEqual(self.write(rank_0="0 1: 0 1\n0 2: 2 3\n", rank_1="0 1: 4 5\n0 2: 6",
                                     rank_0_attempt_2="0 2: 2 3\n", rank_1_attempt_2="0 2: 6 7\n"), [])
 
-    def test_fewer_ranks_and_padding(self):
+    def test_fewer_ranks_and_padding_are_no_problem(self):
         self.assertEqual(self.write(rank_0="0 1: 0\n", rank_1="0 1: 1\n", rank_2="0 1: 2\n", rank_0_attempt_1="0 2: 3 4 5\n",
                                     rank_1_attempt_1="0 2: 6 7 0\n"), [])
 
-    def test_faults(self):
+    def test_each_fault_is_found(self):
         whole = {"rank_0": "0 1: 0 1\n0 2: 2 3\n", "rank_1": "0 1: 4 5\n0 2: 6 7\n"}
         for name, text, words in (
                 ("rank_0", "0 1: 0 1\n0 2: 2 2\n", ["1 of 8 samples were not used: [3]"]),
@@ -154,7 +154,7 @@ class CheckerItself(unittest.TestCase):
                 for word in words:
                     self.assertIn(word, reported)
 
-    def test_nothing(self):
+    def test_an_empty_log_is_a_problem(self):
         self.assertIn("there is no step", self.write())
 
 

@@ -88,7 +88,7 @@ class Workers(RejoinTest):
         found, self.shown = {}, getattr(self, "shown", [])
         while len(found) < world:
             line = process.stdout.readline()
-            self.assertTrue(line, f"attempt {attempt} did not come\n{''.join(self.shown)}{self.said()}")
+            self.assertTrue(line, f"attempt {attempt} did not start\n{''.join(self.shown)}{self.said()}")
             self.shown.append(line)
             words = line.split()
             if words[1:3] == ["attempt", str(attempt)]:
@@ -124,13 +124,13 @@ class Workers(RejoinTest):
         self.assert_code(done, 0)
         self.assertEqual({origin for _, origin, _ in second.values()}, {"None"})
 
-    def test_without_hello_the_processes_are_started_anew(self):
+    def test_without_hello_the_processes_are_restarted(self):
         first, second, done = self.lose("silent,silent,silent")
         self.assert_code(done, 0)
         self.assert_same(first, second)
         self.assertNotIn("live on", done.err)
 
-    def test_a_shell_script_is_started_anew(self):
+    def test_a_shell_script_is_restarted(self):
         process = self.here("--max-restarts", 1, self.script("shell.sh", SHELL), nproc=2)
         first = self.begun(process, 0, 2)
         kill(first[1][2])
@@ -139,13 +139,13 @@ class Workers(RejoinTest):
         self.assert_code(done, 0)
         self.assertNotIn("live on", done.err)
 
-    def test_a_sharded_state_is_started_anew(self):
+    def test_workers_with_sharded_state_are_restarted(self):
         first, second, done = self.lose("sharded,sharded,sharded")
         self.assert_code(done, 0)
         self.assert_same(first, second)
         self.assertEqual({origin for _, origin, _ in second.values()}, {"None"})
 
-    def test_one_that_cannot_rejoin_is_started_anew_beside_others(self):
+    def test_one_worker_that_cannot_rejoin_restarts_all(self):
         for kinds in ("good,good,simple", "good,good,silent", "good,good,sharded"):
             with self.subTest(kinds):
                 self.shown = []
@@ -153,13 +153,13 @@ class Workers(RejoinTest):
                 self.assert_code(done, 0)
                 self.assertNotEqual(first[2][2], second[2][2])
 
-    def test_one_that_answers_too_late_is_killed_and_named(self):
+    def test_a_worker_that_answers_too_late_is_killed_and_named(self):
         first, second, done = self.lose("good,good,late")
         self.assert_code(done, 0)
         self.assert_same(first, second, 0)
         self.assertIn("rank 2 on localhost did not let go of attempt 0 within 5 s and was killed\n", done.err)
 
-    def test_one_that_says_endlessly_that_it_failed_fills_no_log(self):
+    def test_endless_failure_reports_of_a_worker_fill_no_log(self):
         process = self.play("good,failing,good")
         self.begun(process, 0, 3)
         self.workers("worker.py")
@@ -169,7 +169,7 @@ class Workers(RejoinTest):
         self.assertEqual(done.err.count('rank 1: said "failed" for attempt 0 more than 10 times; the rest is ignored\n'), 1)
         self.assertLess((self.job_dir / "ddplaunch.log").stat().st_size, 50_000)
 
-    def test_the_output_of_survivors_is_whole_and_in_order(self):
+    def test_the_output_of_survivors_is_complete_and_in_order(self):
         first, second, done = self.lose("good,good,good", "--tee", 3, "--log-dir", self.dir / "logs")
         self.assert_code(done, 0)
         before = [f"late line {number} of attempt 0 #{number + 1}" for number in range(3)]
@@ -187,7 +187,7 @@ class Workers(RejoinTest):
     def file(self, attempt, rank, stream="stdout"):
         return (self.job_dir / f"attempt_{attempt}/rank_{rank:05}.{stream}").read_text().splitlines()
 
-    def test_one_that_dies_just_before_the_next_attempt_begins(self):
+    def test_a_worker_dies_just_before_the_next_attempt(self):
         """Its output was not completely read when another process took its rank."""
         worker, may = self.script("worker.py", WORKER), self.dir / "may"
         process = self.on_nodes("--max-restarts", 3, "--env", f"DDP_TEST_MAY_LET_GO={may}", "--env", "DDP_TEST_END_AFTER=0.6",
@@ -209,7 +209,7 @@ class Workers(RejoinTest):
         self.assertIn("restart 1 of 3", done.err)
         self.assertNotIn("restart 2 of 3", done.err)
 
-    def test_restarts_used_up(self):
+    def test_the_restart_budget_is_used_up(self):
         process = self.play("good,good,good", last=9, restarts=1)
         kill(self.begun(process, 0, 3)[1][2])
         kill(self.begun(process, 1, 3)[1][2])
@@ -217,14 +217,14 @@ class Workers(RejoinTest):
         self.assert_code(done, 137)
         self.assertEqual(done.out.count("stopped #"), 2)
 
-    def test_ctrl_c_while_one_does_not_let_go(self):
+    def test_ctrl_c_while_a_worker_does_not_leave_the_attempt(self):
         process = self.play("good,good,late", last=9)
         kill(self.begun(process, 0, 3)[1][2])
         self.wait_until_said("the other ranks live on")
         process.send_signal(signal.SIGINT)
         self.assertIn(self.finish(process).code, (130, 137))
 
-    def test_a_stopped_one_is_killed_when_the_hang_is_found(self):
+    def test_a_frozen_worker_is_killed_when_the_hang_is_found(self):
         process = self.play("good,good,good", "--hang-timeout", "2s")
         first = self.begun(process, 0, 3)
         os.kill(first[2][2], signal.SIGSTOP)

@@ -192,7 +192,7 @@ class OneNode(Reported):
         if probe.returncode != 0:
             self.skipTest(f"{TORCH_PYTHON} has no torch (apt-get install python3-torch)")
 
-    def test_peers_that_end_before_the_cause(self):
+    def test_peers_that_end_before_the_cause_are_not_blamed(self):
         # Rank 1 fails and closes its connections, but exits late. Its peers fail because of that, and exit first.
         self.need_torch()
         script = self.script("slow.py", "import sys, time, torch, torch.distributed as dist\n"
@@ -212,7 +212,7 @@ class OneNode(Reported):
         # The first of the peers triggered the stop that ended the cause. The other peer may exit as late as the cause.
         self.assertLess(min(failure["since_start_s"] for failure in echoes), cause["since_start_s"])
 
-    def test_a_terminated_rank_is_the_cause_of_peers_that_end_without_a_word(self):
+    def test_a_terminated_rank_is_the_cause_of_peers_that_end_silently(self):
         script = self.script("peers.py", SILENT_PEERS, mode=0o644)
         for attempt in range(8):  # the kernel decides which rank is seen to end first
             (self.dir / "peers").unlink(missing_ok=True)
@@ -261,7 +261,7 @@ class OneNode(Reported):
         self.assertEqual((report["outcome"], report["root_cause"]["what"], report["root_cause"]["error"]["kind"]),
                          ("not_started", "node", "Refused"))
 
-    def test_job_directory_that_cannot_be_made(self):
+    def test_job_directory_that_cannot_be_created(self):
         file = self.dir / "report.json"
         done = self.run_job("--job-dir", "/proc/none", "--report", file, "true")
         report = json.loads(file.read_text())
@@ -358,7 +358,7 @@ os._exit(10 + rank)
 """
 
 
-class Clocks(Reported):
+class ClockOffsets(Reported):
     """Tests two nodes whose monotonic clocks are 2 s apart: the second has its sshd in a time namespace."""
 
     GAP = 0.005
@@ -383,7 +383,7 @@ class Clocks(Reported):
                                  for name, nodes in (("early", here), ("late", there))))
         return ["--hostfile", hosts, "--ssh-config", config]
 
-    def test_the_first_to_fail_is_the_cause_whatever_its_clock(self):
+    def test_the_first_failure_is_the_cause_with_any_clock_offset(self):
         args = self.shifted_nodes()
         script = self.script("fails_at.py", FAILS_AT)
         reported = 0

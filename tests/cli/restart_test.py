@@ -52,7 +52,7 @@ class Restarts(LaunchTest):
     def options(self, restarts):
         return ["--nproc-per-node", 3, "--max-restarts", restarts, "--restart-backoff", "50ms", "--label", "none"]
 
-    def test_goes_on_until_an_attempt_succeeds(self):
+    def test_restarts_continue_until_an_attempt_succeeds(self):
         done = self.run_job(*self.options(3), *failing(self), 2, 5)
         self.assert_code(done, 0)
         for attempt in range(3):
@@ -91,12 +91,12 @@ class Restarts(LaunchTest):
         self.assert_code(done, 130)
         self.assertLess(time.monotonic() - began, 5)
 
-    def test_missing_program_is_not_tried_again(self):
+    def test_missing_program_is_not_retried(self):
         done = self.run_job("--nproc-per-node", 2, "--max-restarts", 5, "./no-such-program")
         self.assert_code(done, 127)
         self.assertNotIn("restart 1", done.err)
 
-    def test_a_restarted_rank_0_reads_on(self):
+    def test_a_restarted_rank_0_continues_to_read_stdin(self):
         reader = self.script("reader.sh", '#!/bin/sh\n[ "$RANK" = 0 ] || exec sleep 100\nread line\n'
                              'echo "got $line"\n[ "$TORCHELASTIC_RESTART_COUNT" = 1 ] || exit 1\ncat\nexit 0\n')
         process = self.start("--nproc-per-node", 1, "--max-restarts", 1, "--restart-backoff", "10ms", "--label", "none",
@@ -139,7 +139,7 @@ class RestartsOverSsh(LaunchTest):
             self.assertEqual(done.out.count(f"attempt {attempt} of 2"), 4)
 
     @unittest.skipUnless(has_torch(), "no torch for /usr/bin/python3")
-    def test_torch_meets_again_at_the_new_store(self):
+    def test_torch_connects_to_the_new_store_after_a_restart(self):
         script = self.script("job.py", TORCH)
         done = self.over_ssh("--nproc-per-node", 2, "--max-restarts", 1, "--restart-backoff", "50ms", "--label", "none",
                              "--python", "/usr/bin/python3", script)

@@ -71,7 +71,7 @@ class Token(SecurityTest):
                                       f'export DDPLAUNCH_TOKEN={TOKEN[::-1]}\nexec sh -c "$2"\n')
         self.env["SEEN"] = str(self.dir / "seen")
 
-    def test_no_child_of_any_command_inherits_it(self):
+    def test_no_child_of_any_command_inherits_the_token(self):
         show = f"tr '\\0' '\\n' </proc/$PPID/environ >>{self.dir}/agent; env >>{self.dir}/setup"
         hosts = ["--host", "gpu1", "--ssh-command", self.ssh, "--agent", BIN / "ddplaunchd"]
         for verb in (["check", "--setup", show], ["hosts"], ["--label", "", "--setup", show]):
@@ -84,7 +84,7 @@ class Token(SecurityTest):
                 shown["stdout"] = done.stdout
                 self.assertEqual([name for name, text in shown.items() if TOKEN in text or TOKEN[::-1] in text], [])
             (self.dir / "seen").unlink()
-        self.assertTrue((self.dir / "agent").exists(), "no script has looked")
+        self.assertTrue((self.dir / "agent").exists(), "no setup script has run")
 
     def check_memory(self, *options):
         """Counts the token's copies in the memory of two nodes that run a job, and of their descendants."""
@@ -96,18 +96,18 @@ class Token(SecurityTest):
         (self.dir / "go").touch()
         self.assertEqual([self.end_of(node).code for node in nodes], [0, 0])
         self.assertEqual({pid: dumped for pid, (dumped, _) in seen.items() if dumped != 0}, {})
-        self.assertGreater(seen[nodes[0].pid][1], 0, "the test is blind")
-        self.assertEqual(seen[nodes[1].pid], (0, 0), "the keeper of a node that has joined")
+        self.assertGreater(seen[nodes[0].pid][1], 0, "the test finds no token in the memory of the master")
+        self.assertEqual(seen[nodes[1].pid], (0, 0), "the keeper of a joined node has the token")
 
-    def test_no_core_dump_contains_it_and_no_keeper_keeps_it(self):
+    def test_no_core_dump_and_no_keeper_contains_the_token(self):
         self.check_memory()
 
-    def test_token_of_a_file_likewise(self):
+    def test_no_core_dump_contains_the_token_of_a_file(self):
         (self.dir / "token").write_text(TOKEN)
         (self.dir / "token").chmod(0o600)
         self.check_memory("--token-file", self.dir / "token")
 
-    def test_a_deep_check_has_it_each_time(self):
+    def test_both_jobs_of_a_deep_check_have_the_token(self):
         """The check starts two jobs, and the variable is erased before the first."""
         listener = subprocess.Popen([BIN / "ddplaunchd", "--listen", "127.0.0.1:0"], env=self.env, stdin=subprocess.DEVNULL,
                                     stderr=subprocess.PIPE, text=True)
@@ -122,7 +122,7 @@ class Token(SecurityTest):
         self.assertNotIn("token", done.stdout + done.stderr)
 
 
-class Strangers(SecurityTest):
+class UntrustedPeers(SecurityTest):
     """Tests peers that have the token but are not ddplaunch."""
 
     def peer(self, *args):
@@ -139,7 +139,7 @@ class Strangers(SecurityTest):
                 self.assert_code(self.end_of(node), 113)
                 self.assertFalse((self.dir / "run-by-the-master").exists())
 
-    def test_what_a_master_says_is_one_line_without_escape_sequences(self):
+    def test_text_of_a_master_is_one_line_without_escape_sequences(self):
         peer = self.peer("master", self.port, self.job, "\x1b[2Jddplaunch: exit 0: fine", "leave")
         node = self.end_of(self.start(*self.node_options(1), shutil.which("true"), env=dict(self.env, DDPLAUNCH_TOKEN=TOKEN)))
         self.end_of(peer)

@@ -100,16 +100,16 @@ class Signals(LaunchTest):
         self.assertEqual(done.err.splitlines()[-1], f"ddplaunch: exit {code}: {why}")
         self.assertTrue(all((self.dir / f"saved.{rank}").exists() for rank in range(2)))
 
-    def test_first_interrupt_is_polite(self):
+    def test_first_interrupt_is_a_graceful_stop(self):
         self.check_polite(signal.SIGINT, 130, "stopped by Ctrl-C (SIGINT)", "--nproc-per-node", 2)
 
-    def test_terminate_is_polite(self):
+    def test_terminate_is_a_graceful_stop(self):
         self.check_polite(signal.SIGTERM, 143, "stopped by SIGTERM", "--nproc-per-node", 2)
 
-    def test_hangup_is_polite(self):
+    def test_hangup_is_a_graceful_stop(self):
         self.check_polite(signal.SIGHUP, 129, "stopped because its terminal closed (SIGHUP)", "--nproc-per-node", 2)
 
-    def test_first_interrupt_is_polite_over_ssh(self):
+    def test_first_interrupt_is_a_graceful_stop_over_ssh(self):
         self.check_polite(signal.SIGINT, 130, "stopped by Ctrl-C (SIGINT)", *self.cluster(2))
 
     def test_second_interrupt_kills_at_once_over_ssh(self):
@@ -273,7 +273,7 @@ class Signals(LaunchTest):
             self.assertIn(f"bye {rank}", terminal.text())
         self.assert_nothing_left()
 
-    def test_ctrl_z_where_nobody_could_continue_it(self):
+    def test_ctrl_z_without_a_parent_shell_is_ignored(self):
         # The job leads its session, as in `ssh -t HOST ddplaunch` and in a container.
         worker = self.script("worker.sh", '#!/bin/sh\ntouch up.$RANK\nwhile ! [ -e go ]; do sleep 0.05; done\necho bye $RANK\n')
         terminal = self.on_terminal('exec "${RUN[@]}"', "--nproc-per-node", 1, worker)

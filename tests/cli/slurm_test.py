@@ -94,7 +94,7 @@ class InSlurm(LaunchTest):
     def batch_text(self):
         return self.batch_out.read_text() if self.batch_out.exists() else ""
 
-    def test_nodes_of_the_allocation_by_themselves(self):
+    def test_nodes_of_the_allocation_are_the_default(self):
         self.salloc(2)
         done = self.run_job("--nproc-per-node", 2, "--label", "", "sh", "-c",
                             'echo $RANK $LOCAL_RANK $NODE_RANK $WORLD_SIZE; env | grep ^SLURM >&2; exit 0')
@@ -104,7 +104,7 @@ class InSlurm(LaunchTest):
                                    r"this machine alone\n")
         self.assertNotIn("SLURM_", "".join(line for line in done.err.splitlines(True) if "in Slurm job" not in line))
 
-    def test_output_is_whole_and_bytes_are_kept(self):
+    def test_output_is_complete_and_bytes_are_kept(self):
         self.salloc(2)
         script = self.script("bytes.py", "import sys\nfor i in range(20000):\n"
                              "    sys.stdout.buffer.write(b'%d \\xff\\x00\\x03\\x04\\r ' % i + b'x' * 60 + b'\\n')\n")
@@ -131,7 +131,7 @@ class InSlurm(LaunchTest):
         self.assert_code(done, 9)
         self.assertEqual(done.err.splitlines()[-1], "ddplaunch: exit 9: rank 4 on n002 exited 9")
 
-    def test_a_part_of_the_nodes(self):
+    def test_a_subset_of_the_nodes(self):
         self.salloc(3)
         done = self.run_job("--quiet", "--launcher", "slurm", "--host", "n002,n001", "--nproc-per-node", 1, "--label", "{host} ",
                             "sh", "-c", "echo $RANK")
@@ -142,7 +142,7 @@ class InSlurm(LaunchTest):
         self.assertRegex(done.err, "node elsewhere: srun ended with exit status [0-9]+ before ddplaunchd could be looked for; its last lines:")
         self.assertIn("srun: error", done.err)
 
-    def test_setup_and_workers_share_of_the_node(self):
+    def test_setup_and_workers_use_the_whole_node(self):
         # Options of the batch job for its tasks must not narrow the agent's step.
         self.salloc(2, "--ntasks-per-node=1", "--cpus-per-task=1")
         self.env.update(SLURM_CPUS_PER_TASK="1", SLURM_GPUS_PER_TASK="1", SLURM_NTASKS="2", SLURM_EXACT="1")
@@ -189,7 +189,7 @@ class InSlurm(LaunchTest):
         self.assertIn("rank 1\n", self.batch_text())
         self.assert_nothing_left()
 
-    def test_scancel_is_a_polite_stop(self):
+    def test_scancel_is_a_graceful_stop(self):
         body = f"exec {DDPLAUNCH} --job-id {self.job} --job-dir {self.dir}/b --report {self.dir}/end.json --label '' " \
                "--nproc-per-node 1 sh -c 'trap \"echo saved $RANK; exit 0\" TERM; echo up; while :; do sleep 0.1; done'"
         job = self.batch(body, "--nodes=2")
@@ -217,7 +217,7 @@ class InSlurm(LaunchTest):
             (self.dir / "go").touch()
             self.assertEqual(self.wait_for(job, "COMPLETED", "FAILED"), ("COMPLETED", "0", "0"), self.batch_text())
 
-    def test_requeue_starts_anew(self):
+    def test_requeue_restarts_the_job(self):
         body = f"""[ "$SLURM_RESTART_COUNT" ] && after=1
             exec {DDPLAUNCH} --job-id "{self.job}.${{SLURM_RESTART_COUNT:-0}}" --job-dir "{self.dir}/r.${{SLURM_RESTART_COUNT:-0}}" \\
                 --env AFTER=$after --label '' --nproc-per-node 1 sh -c 'echo "up ${{AFTER:-first}}"; [ "$AFTER" ] || sleep 300'"""

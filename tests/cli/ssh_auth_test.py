@@ -234,7 +234,7 @@ class Keys(AuthTest):
         self.assert_native(self.launch(by_variable, "127.0.0.2", "127.0.0.3"), 2)
         self.assert_in(self.launch(by_variable, "127.0.0.2", program=True))
 
-    def test_public_key_that_chooses_among_the_agents(self):
+    def test_a_public_key_selects_a_key_of_the_ssh_agent(self):
         other, key = keygen(self.dir / "other", "ed25519"), keygen(self.dir / "chosen", "ed25519")
         self.authorize(public(key))
         self.env["SSH_AUTH_SOCK"] = str(self.agent(other, key))
@@ -266,7 +266,7 @@ class Keys(AuthTest):
         self.assert_native(self.launch(config, "127.0.0.2"))
         self.assert_in(self.launch(config, "127.0.0.2", program=True))
 
-    def test_nobody_is_asked_by_a_display(self):
+    def test_no_askpass_program_is_started(self):
         """A working askpass program is not started, neither for the host nor for a jump host."""
         key = keygen(self.dir / "locked", "ed25519", "a secret")
         self.authorize(public(key))
@@ -279,7 +279,7 @@ class Keys(AuthTest):
         self.assert_code(self.launch(config, "127.0.0.2", "inner", program=True), 111)
         self.assertFalse((self.dir / "asked").exists())
 
-    def test_keys_that_ssh_would_not_use(self):
+    def test_keys_that_ssh_refuses_are_not_used(self):
         """The key is reported once, and another key is used. The certificate is a pipe without a writer."""
         good, shared = self.nodes.dir / "id", keygen(self.dir / "shared", "ed25519")
         pipe = self.dir / "pipe"
@@ -302,7 +302,7 @@ class Keys(AuthTest):
         self.assert_reported(self.launch(unread, "127.0.0.2", options=("--accept-new-host-keys",)),
                          f"127.0.0.2: cannot note the new host key in {pipe}: it is no regular file")
 
-    def test_an_agent_that_is_gone(self):
+    def test_a_missing_ssh_agent(self):
         key = keygen(self.dir / "lone", "ed25519")
         for path, why in ((self.dir / "no-agent", "No such file or directory"), (self.dir / "dead-agent", "Connection refused")):
             if path.name == "dead-agent":
@@ -323,7 +323,7 @@ class Keys(AuthTest):
                          "accepts publickey; make a key with ssh-keygen and put it there with ssh-copy-id, or name one with "
                          "identity= in the hostfile")
 
-    def test_more_keys_than_the_server_bears(self):
+    def test_more_keys_than_the_server_accepts(self):
         keys = [keygen(self.dir / f"k{i}", "ed25519") for i in range(7)]
         in_files = self.config(*[f"IdentityFile {key}" for key in keys], without=["IdentityFile"], name="files")
         agent = self.agent(*keys)
@@ -401,7 +401,7 @@ class Keys(AuthTest):
             "ddplaunch: 127.0.0.2: reached through the program ssh, because of a second factor, which a shared connection "
             "(ControlPath) may have given (and so are other hosts for which this is so)"])
 
-    def test_shared_connection_serves_a_job_and_no_job_leaves_one(self):
+    def test_a_shared_connection_is_used_and_none_is_created(self):
         control = self.dir / "shared"
         config = self.config(f"ControlPath {control}", "ControlMaster auto", "ControlPersist 60")
         self.assert_in(self.launch(config, "127.0.0.2", program=True))
@@ -429,7 +429,7 @@ class HostKeys(AuthTest):
     def key(self):
         return public(self.nodes.dir / "host_key")
 
-    def test_unknown(self):
+    def test_an_unknown_host_key_is_refused(self):
         config = self.known("")
         shown = fingerprint(self.nodes.dir / "host_key")
         self.assert_reported(self.launch(config, "127.0.0.2"),
@@ -440,7 +440,7 @@ class HostKeys(AuthTest):
         self.assert_reported(done, self.program_failed(config) + f"\n  No ED25519 host key is known for {self.entry()} and you have "
                          "requested strict checking.\n  Host key verification failed.")
 
-    def test_accept_new_twice(self):
+    def test_accept_new_stores_the_key_once(self):
         for program in (False, True):
             with self.subTest(program=program):
                 config = self.known("")
@@ -452,19 +452,19 @@ class HostKeys(AuthTest):
                 self.assertEqual(sorted((self.dir / "known_hosts").read_text().splitlines()), noted)
                 self.assert_native(self.launch(config, "127.0.0.2", program=program))
 
-    def test_accept_new_behind_a_line_without_its_end(self):
+    def test_accept_new_after_a_line_without_a_newline(self):
         config = self.known(f"[127.0.0.9]:1 {self.key()}")
         self.assert_native(self.launch(config, "127.0.0.2", options=("--accept-new-host-keys",)), 1)
         self.assertEqual((self.dir / "known_hosts").read_text(),
                          f"[127.0.0.9]:1 {self.key()}\n{self.entry()} {self.key()}\n")
 
-    def test_directory_for_a_file(self):
+    def test_a_directory_as_known_hosts_file(self):
         config = self.config(f"UserKnownHostsFile {self.dir}")
         done = self.launch(config, "127.0.0.2")
         self.assert_code(done, 111)
         self.assertIn("127.0.0.2: unknown host key of ", done.err)
 
-    def test_changed(self):
+    def test_a_changed_host_key_is_refused(self):
         other = public(keygen(self.dir / "other", "ed25519"))
         config = self.known(f"{self.entry()} {other}\n")
         for program in (False, True):
@@ -483,14 +483,14 @@ class HostKeys(AuthTest):
                          f"the ecdsa-sha2-nistp256 key known from {self.dir}/known_hosts:1; if the host was set up anew: "
                          f"ssh-keygen -R '{self.entry()}' -f {self.dir}/known_hosts, then accept the new key")
 
-    def test_hashed(self):
+    def test_hashed_known_hosts(self):
         config = self.known(f"{self.entry()} {self.key()}\n")
         subprocess.run(["ssh-keygen", "-q", "-H", "-f", self.dir / "known_hosts"], check=True, capture_output=True)
         self.assertNotIn("127.0.0.2", (self.dir / "known_hosts").read_text())
         for program in (False, True):
             self.assert_native(self.launch(config, "127.0.0.2", program=program))
 
-    def test_revoked(self):
+    def test_a_revoked_host_key_is_refused(self):
         config = self.known(f"{self.entry()} {self.key()}\n@revoked * {self.key()}\n")
         done = self.launch(config, "127.0.0.2")
         self.assert_code(done, 111)
@@ -527,7 +527,7 @@ class HostKeys(AuthTest):
 class Routes(AuthTest):
     """Tests jump hosts, proxies, and settings of the configuration file for one host."""
 
-    def test_one_jump_and_two(self):
+    def test_one_jump_host_and_two(self):
         second = sshd(self, self.nodes, "second")
         known = f"[127.0.0.2]:{second.port} {public(self.nodes.dir / 'host_key')}\n" + self.nodes.known_hosts.read_text()
         (self.dir / "known_hosts").write_text(known)
@@ -559,7 +559,7 @@ class Routes(AuthTest):
                              [f"[127.0.0.3]:{self.nodes.port}", f"[127.0.0.2]:{second.port}",
                               f"[127.0.0.4]:{self.nodes.port}"])
 
-    def test_jump_host_that_lets_nobody_in(self):
+    def test_a_jump_host_that_refuses_the_login(self):
         stranger = keygen(self.dir / "stranger", "ed25519")
         config = self.config("Host far", "  HostName 127.0.0.4", "  ProxyJump guard", "Host guard", "  HostName 127.0.0.3",
                              f"  IdentityFile {stranger}", "Host far", f"  IdentityFile {self.nodes.dir}/id",
@@ -593,7 +593,7 @@ class Routes(AuthTest):
                 self.assert_native(self.launch(config, *hosts, program=program), 4)
         self.assertEqual(len(re.findall(r"Accepted publickey", second.log.read_text())), 6)
 
-    def test_identities_only_keeps_the_agent_out(self):
+    def test_identities_only_excludes_the_ssh_agent(self):
         key = keygen(self.dir / "inside", "ed25519")
         self.authorize(public(key))
         self.env["SSH_AUTH_SOCK"] = str(self.agent(key))
@@ -717,7 +717,7 @@ class Servers(AuthTest):
         for program in (False, True):
             self.assert_native(self.launch(allowed, "127.0.0.2", program=program))
 
-    def test_no_server_of_ours(self):
+    def test_an_ssh_1_server_and_another_program(self):
         """Tests a server of SSH version 1, and another program, which never ends its first line."""
         port = "is this the right port (port= in the hostfile, Port in the SSH configuration)?"
         for greeting, reported in ((b"SSH-1.5-Old_1.2\n", "speaks version 1 of SSH alone (SSH-1.5-Old_1.2), which no client of "

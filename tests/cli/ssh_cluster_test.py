@@ -111,14 +111,14 @@ class SshCluster(LaunchTest):
         self.assert_code(done, 0)
         self.assertEqual(done.out.count("bye"), 2)
 
-    def test_killed_agent_is_a_lost_node_and_leaves_nothing(self):
+    def test_a_killed_agent_is_a_lost_node_and_leaves_nothing(self):
         self.cluster(2)
         process = self.start(*self.ssh, "--nproc-per-node", 1, "sh", "-c", "echo $PPID; sleep 100")
         agents = [int(process.stdout.readline().split("] ")[1]) for _ in range(2)]
         os.kill(agents[1], signal.SIGKILL)
         self.assert_code(self.finish(process, timeout=30), 113)
 
-    def test_restarted_sshd_is_not_noticed(self):
+    def test_a_restarted_sshd_does_not_affect_the_job(self):
         nodes = self.cluster(2)
         process = self.start(*self.ssh, "--nproc-per-node", 1, "sh", "-c",
                              "echo up; while ! [ -e go ]; do sleep 0.05; done; echo bye")

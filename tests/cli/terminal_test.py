@@ -112,7 +112,7 @@ class TerminalTest(LaunchTest):
                     found[i].append(row)
                     break
             else:
-                self.fail(f"a row that should not be: {row!r}\n" + "\n".join(rows))
+                self.fail(f"unexpected row: {row!r}\n" + "\n".join(rows))
         return found
 
 
@@ -172,7 +172,7 @@ class Bars(TerminalTest):
         halfway, bars = self.assert_rows(terminal.rows(), LABEL + r"halfway on \1", LABEL + "100% " + "#" * 20)
         self.assertEqual([len(halfway), len(bars)], [8, 8])
 
-    def test_rows_of_each_rank_and_of_none(self):
+    def test_bars_shows_a_row_per_rank_per_node_or_none(self):
         needs("tqdm")
         for bars, count in (("all", 4), ("node", 1), ("off", 0)):
             with self.subTest(bars=bars):
@@ -201,7 +201,7 @@ class Bars(TerminalTest):
         self.assertNotIn(b"\x1b", terminal.raw)
         self.assertNotIn(b"\r", terminal.raw.replace(b"\r\n", b""))
 
-    def test_no_color_is_honoured(self):
+    def test_no_color_disables_colors(self):
         needs()
         worker = ["sh", "-c", "echo plain"]
         terminal = self.terminal("--nproc-per-node", 1, *worker)
@@ -226,7 +226,7 @@ class NoTerminal(TerminalTest):
                 self.assertEqual(sum(last in line for line in both.splitlines()), 2, both)
 
 
-class Leaving(TerminalTest):
+class TerminalEnd(TerminalTest):
     def test_ctrl_c(self):
         needs("tqdm")
         terminal = self.terminal("--nproc-per-node", 2, *self.worker(ENDLESS))
@@ -270,7 +270,7 @@ class Leaving(TerminalTest):
         self.assertTrue(tmux.until(lambda rows: rows and rows[-1] == "$"), "\n".join(tmux.rows()))
         self.assertEqual(sum("work: " in row for row in tmux.rows()), 2, "\n".join(tmux.rows()))
 
-    def test_the_background_draws_no_rows(self):
+    def test_a_background_job_draws_no_rows(self):
         needs("tqdm")
         tmux = Tmux(self, cwd=self.dir, env=self.env)
         command = " ".join(map(str, self.command("--quiet", "--nproc-per-node", 2, *self.worker(ENDLESS))))
@@ -318,17 +318,17 @@ class SlowReaders(TerminalTest):
         lines = re.findall(r"(\d+) \.{59}(?:\x1b\[0m)?\r?\n", text)
         return [int(line) for line in lines], [int(count.replace(",", "")) for count in missing]
 
-    def test_a_terminal_that_takes_nothing_does_not_hold_the_workers_up(self):
+    def test_a_blocked_terminal_does_not_block_the_workers(self):
         needs()
         terminal = self.terminal("--nproc-per-node", 1, *self.FLOOD)
-        self.assertTrue(wait_until((self.dir / "done").exists, 30), "the worker was held up")
+        self.assertTrue(wait_until((self.dir / "done").exists, 30), "the worker was blocked")
         shown, missing = self.flood_of(self.bytes_of(terminal.fd))
         self.assertTrue(missing)
         self.assertEqual(len(shown) + sum(missing), 200_000)
         self.assertEqual(shown[-1], 200_000)
         self.assertEqual((self.job_dir / "attempt_0/rank_00000.stdout").read_text().count("\n"), 200_000)
 
-    def test_block_holds_a_terminal_back(self):
+    def test_block_makes_workers_wait_for_a_terminal(self):
         needs()
         terminal = self.terminal("--nproc-per-node", 1, "--console", "block", *self.FLOOD)
         self.assertFalse(wait_until((self.dir / "done").exists, 3))
@@ -350,12 +350,12 @@ class SlowReaders(TerminalTest):
         os.close(ours)
         self.assertEqual(terminal.wait(), 0)
 
-    def test_drop_goes_on_without_the_reader(self):
+    def test_drop_continues_without_the_reader(self):
         needs()
         ours, theirs = os.pipe()
         terminal = self.terminal("--nproc-per-node", 1, "--console", "drop", *self.FLOOD, stdout=theirs)
         os.close(theirs)
-        self.assertTrue(wait_until((self.dir / "done").exists, 30), "the worker was held up")
+        self.assertTrue(wait_until((self.dir / "done").exists, 30), "the worker was blocked")
         shown, missing = self.flood_of(self.bytes_of(ours))
         os.close(ours)
         self.assertEqual(len(shown) + sum(missing), 200_000)

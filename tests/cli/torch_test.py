@@ -83,7 +83,7 @@ class TorchUnderDdplaunch(LaunchTest):
                 self.assert_code(done, 0)
                 self.assertEqual(sorted(done.out.splitlines()), [f"rank {r} of 4 sum 10" for r in range(4)])
 
-    def test_second_tcp_group_needs_the_store_of_a_worker(self):
+    def test_a_second_tcp_group_needs_the_store_of_a_worker(self):
         # TORCHELASTIC_USE_AGENT_STORE=True makes clients of all ranks, even on a port without a server (docs/users/store.md).
         cluster = self.cluster()
         script = self.script("second.py", SECOND_GROUP, mode=0o644)

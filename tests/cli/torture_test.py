@@ -61,7 +61,7 @@ def merged(lanes):
 
 @unittest.skipUnless(torture.UNRULY_WORKER.exists(), f"{torture.UNRULY_WORKER} is not built")
 class Torture(unittest.TestCase):
-    def test_random_kills_leave_nothing_and_are_reported_right(self):
+    def test_random_kills_leave_nothing_and_are_reported_correctly(self):
         print(f"seed {SEED} (DDP_TORTURE_SEED={SEED} repeats it)", flush=True)
         began = time.monotonic()
         hits, played, bad, slowest = 0, 0, [], []
@@ -87,7 +87,7 @@ class Torture(unittest.TestCase):
             self.assertGreaterEqual(hits, KILLS)
 
 
-class TortureItself(unittest.TestCase):
+class CheckerTest(unittest.TestCase):
     """Tests that the count and the checks find errors."""
 
     def setUp(self):
@@ -97,10 +97,10 @@ class TortureItself(unittest.TestCase):
         self.addCleanup(self.lane.stack.close)
         self.case = torture.Case(0, "running", "worker", "KILL", "plain", 1, 0.5, 1, 0, "worker", "INT")
 
-    def test_good_case_has_no_problem(self):
+    def test_a_good_case_has_no_problem(self):
         self.assertEqual(self.lane.run(self.case)["problems"], [])
 
-    def test_process_that_sheds_every_mark_is_found(self):
+    def test_a_process_without_any_mark_is_found(self):
         def leave_one(job):
             # The process has a separate session, no parent, an empty environment and no open files.
             subprocess.run(["setsid", "--fork", "env", "-i", torture.UNRULY_WORKER, job.dir, "daemon!"], check=True,
@@ -109,7 +109,7 @@ class TortureItself(unittest.TestCase):
         self.assertEqual(len(problems), 1, problems)
         self.assertRegex(problems[0], r"^left \d+ s after the last event: \d+ unruly_daemon S .*; still there")
 
-    def test_wrong_exit_code_and_last_line_are_found(self):
+    def test_a_wrong_exit_code_and_last_line_are_found(self):
         # The worker ends by itself just before the signal that the test takes for the cause.
         def end_first(victim):
             victim.hit("USR1")

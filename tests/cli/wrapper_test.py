@@ -66,7 +66,7 @@ class Wrapper(LaunchTest):
 
 
 class Local(Wrapper):
-    def test_workers_run_inside(self):
+    def test_workers_run_inside_the_container(self):
         outcome = self.run_job(*self.local("--nproc-per-node", 2, "sh", "-c",
                                            "echo $(cat /etc/where) $RANK $WORLD_SIZE $(readlink /proc/self/ns/pid)"))
         self.assert_code(outcome, 0)
@@ -157,7 +157,7 @@ class Local(Wrapper):
         self.assert_code(outcome, 5)
         self.assertEqual(outcome.out, "inside\n", repr(outcome))
 
-    def test_a_foreign_proc_is_reported(self):
+    def test_a_proc_of_another_pid_namespace_is_reported(self):
         """The agent needs the /proc of its own namespace."""
         home = self.env["HOME"] = "/home/of-the-container"
         self.env.pop("XDG_CACHE_HOME", None)
