@@ -33,7 +33,7 @@ class Table(unittest.TestCase):
     def test_without_figures_there_are_no_tables(self):
         self.assertEqual(gpu_table.text_of(None), "`./dev gpu` makes these tables. Nothing has been measured: no GPU machine has been at hand.\n")
 
-    def test_the_document_has_what_this_makes(self):
+    def test_the_document_contains_the_generated_table(self):
         document = (SOURCE / "docs/developers/performance.md").read_text(encoding="utf-8")
         inside = document.partition(gpu_table.BEGIN)[2].partition(gpu_table.END)[0].strip()
         if "Nothing has been measured" in inside.splitlines()[0]:
@@ -51,12 +51,12 @@ class Table(unittest.TestCase):
         self.assertIn("| PyTorch 2.6, CUDA graph, TF32 on | 100 | 500 (400-600) | 4.00 |", text)
         self.assertEqual(rows_of(text, "train, float32 | 4096"), ["| train, float32 | 4096 | not measured |  |"])
 
-    def test_one_round_that_failed_does_not_hide(self):
+    def test_a_failed_round_is_shown(self):
         text = gpu_table.text_of(results(step("images-100-float32-1", state="failed", reason="exit code 1: no room"),
                                          step("images-100-float32-2", {"images_per_second": 3000})))
         self.assertEqual(rows_of(text, "train, float32 | 100"), ["| train, float32 | 100 | **failed**: exit code 1: no room |  |"])
 
-    def test_sums_stand_beside_those_of_nccl_tests(self):
+    def test_all_reduce_rows_stand_beside_those_of_nccl_tests(self):
         row = {"bytes": 64, "mean_us": 20, "busbw_gbps": 0.5, "wrong": 0}
         text = gpu_table.text_of(results(
             step("bench-2", {"rows": [row]}), step("bench-4", {"rows": [{**row, "wrong": None}]}),
@@ -65,7 +65,7 @@ class Table(unittest.TestCase):
         self.assertIn("| 4 | 64 | 20.0 | not compared |  |  |", text)
         self.assertNotIn("nccl-tests beside it", text)
 
-    def test_reasons_and_failures_are_in_it(self):
+    def test_the_table_shows_reasons_and_failures(self):
         text = gpu_table.text_of(results(
             step("racecheck", state="failed", reason="exit code 9: a hazard"), step("memcheck"),
             step("synccheck", state="skipped", reason="compute-sanitizer is not here"),

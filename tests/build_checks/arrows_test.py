@@ -18,7 +18,7 @@ def check(root):
     return done.returncode, done.stderr.splitlines()
 
 
-class Arrows(unittest.TestCase):
+class AllowedIncludes(unittest.TestCase):
     def checked(self, path, line):
         with tempfile.TemporaryDirectory() as root:
             source = pathlib.Path(root, path)
@@ -33,15 +33,15 @@ class Arrows(unittest.TestCase):
     def accepted(self, path, line):
         self.assertEqual(self.checked(path, line), (0, []))
 
-    def test_the_tree_itself_is_clean(self):
+    def test_the_tree_has_no_violation(self):
         self.assertEqual(check(ROOT), (0, []))
 
-    def test_directories_are_read_at_one_place(self):
+    def test_only_list_directory_reads_directories(self):
         line = 'for (const auto& entry : std::filesystem::directory_iterator(".", failed)) {'
         self.refused("launcher/job/a.cc", line, "directories are read by list_directory (base/list_directory.h)")
         self.accepted("base/list_directory.h", line)
 
-    def test_base_includes_no_other_room(self):
+    def test_base_includes_no_other_folder(self):
         self.refused("base/a.cc", '#include "launcher/job/b.h"', 'base may not include launcher/job ("launcher/job/b.h")')
 
     def test_rendezvous_and_remote_never_include_each_other(self):
@@ -60,7 +60,7 @@ class Arrows(unittest.TestCase):
         self.refused("launcher/job/a.cc", '  #  include "apps/ddplaunch/b.h"',
                      'launcher/job may not include apps/ddplaunch ("apps/ddplaunch/b.h")')
 
-    def test_train_is_a_client_of_the_rendezvous(self):
+    def test_train_includes_only_the_client_side_of_rendezvous(self):
         self.refused("apps/train/world/a.cc", '#include "launcher/job/b.h"',
                      'apps/train/world may not include launcher/job ("launcher/job/b.h")')
         self.accepted("apps/train/world/a.cc", '#include "rendezvous/store_tcp/tcp_store_client.h"')
@@ -69,23 +69,23 @@ class Arrows(unittest.TestCase):
         self.refused("apps/ddplaunchd/a.cc", '#include "remote/ssh/ssh_shell.h"',
                      'apps/ddplaunchd may not include remote/ssh ("remote/ssh/ssh_shell.h")')
 
-    def test_a_folder_that_is_no_room_is_refused(self):
+    def test_an_unknown_folder_is_refused(self):
         self.assertEqual(self.checked("launcher/attic/a.cc", ""),
                          (1, ["launcher/attic/a.cc:1: launcher/attic is no room of cmake/check_arrows.py"]))
         self.refused("launcher/job/a.cc", '#include "base/old/b.h"', '"base/old/b.h": base/old is no room of cmake/check_arrows.py')
 
-    def test_angle_brackets_do_not_hide_an_arrow(self):
+    def test_includes_in_angle_brackets_are_checked_too(self):
         self.refused("base/a.cc", "#include <launcher/agent/agent.h>", 'base may not include launcher/agent ("launcher/agent/agent.h")')
         self.refused("launcher/report/a.cc", "#include <base/log.h>", "a sans-IO core may not include base/log.h")
 
     def test_includes_are_written_from_the_root(self):
         self.refused("base/a.cc", '#include "error.h"', '"error.h" is not written from the repository root')
 
-    def test_products_do_not_include_tests(self):
+    def test_product_code_does_not_include_tests(self):
         self.refused("base/a.cc", '#include "tests/support/catch.h"',
                      '"tests/support/catch.h" is not written from the repository root')
 
-    def test_libraries_have_their_rooms(self):
+    def test_only_its_folders_include_a_library(self):
         for library, rooms in check_arrows.OWNERS.items():
             if library != "boost/asio":
                 owners = f"{', '.join(rooms)} only" if rooms else "no room"
@@ -93,7 +93,7 @@ class Arrows(unittest.TestCase):
             for room in rooms:
                 self.assertIn(room, check_arrows.ROOMS)
 
-    def test_libraries_of_few_rooms(self):
+    def test_restricted_headers_are_refused_elsewhere(self):
         for header, room in (("zlib.h", "apps/train/data"), ("cuda_runtime_api.h", "apps/train/gpu"),
                              ("boost/system/result.hpp", "remote/hosts")):
             self.accepted(f"{room}/a.cc", f"#include <{header}>")
@@ -103,7 +103,7 @@ class Arrows(unittest.TestCase):
         for header in ("asio.hpp", "catch2/catch_all.hpp", "nvml.h"):
             self.refused("base/a.cc", f"#include <{header}>", f"<{header}> is for no room")
 
-    def test_sources_have_our_suffixes(self):
+    def test_other_source_suffixes_are_refused(self):
         for suffix in ("hpp", "cpp", "cxx"):
             self.assertEqual(self.checked(f"launcher/job/a.{suffix}", "#include <thread>"),
                              (1, [f"launcher/job/a.{suffix}:1: sources end in .cc, .cu, .cuh, .h"]))
@@ -112,7 +112,7 @@ class Arrows(unittest.TestCase):
         self.refused("launcher/master/a.cc", "#include <boost/asio/read.hpp>",
                      '<boost/asio/read.hpp> is for base only (include "base/asio.h")')
 
-    def test_cores_do_no_io(self):
+    def test_sans_io_cores_include_no_io(self):
         cores = [room for room, (kind, _) in check_arrows.ROOMS.items() if kind == "core"]
         self.assertIn("rendezvous/protocol", cores)
         for core in cores:
@@ -125,12 +125,12 @@ class Arrows(unittest.TestCase):
             self.assertTrue((ROOT / f"base/{name}.h").is_file())
             self.refused("launcher/report/a.cc", f'#include "base/{name}.h"', f"a sans-IO core may not include base/{name}.h")
 
-    def test_exceptions_of_cores_are_used(self):
+    def test_each_exception_of_a_core_is_used(self):
         for path, header in check_arrows.CORE_EXCEPTIONS:
             self.assertTrue(f"#include <{header}>" in (ROOT / path).read_text(encoding="utf-8"), path)
             self.accepted(path, f"#include <{header}>")
 
-    def test_cores_read_no_clock_and_no_environment(self):
+    def test_sans_io_cores_read_no_clock_and_no_environment(self):
         for line, call in (("auto now = std::chrono::steady_clock::now();", "steady_clock::now"),
                            ("f(system_clock::now());", "system_clock::now"), ('if (std::getenv("HOME")) {', "getenv"),
                            ("for (char** at = environ; *at; ++at) {", "environ"),
@@ -142,13 +142,13 @@ class Arrows(unittest.TestCase):
         self.accepted("launcher/hang/a.cc", "int environment = 1'000, x = 'a';")
         self.refused("launcher/hang/a.cc", "environ;  // 'a line after a comment'", "a sans-IO core may not use environ")
 
-    def test_the_map_marks_the_cores(self):
+    def test_architecture_md_marks_the_cores(self):
         rows = re.findall(r"^\| `([a-z_/]+)`( ●)?", (ROOT / "docs/developers/architecture.md").read_text(encoding="utf-8"), re.M)
         marked = {room: "core" if mark else "io" for room, mark in rows if room in check_arrows.ROOMS}
         self.assertGreaterEqual(len(marked), 30)
         self.assertEqual(marked, {room: check_arrows.ROOMS[room][0] for room in marked})
 
-    def test_each_arrow_is_used(self):
+    def test_each_allowed_include_is_used(self):
         used = {room: set() for room in check_arrows.ROOMS}
         for top in check_arrows.TOP:
             for path in (ROOT / top).rglob("*"):
@@ -161,7 +161,7 @@ class Arrows(unittest.TestCase):
                   if not any(one == other or (other.endswith("/*") and one.startswith(other[:-1])) for one in used[room])]
         self.assertEqual(unused, [])
 
-    def test_arrows_have_no_circle(self):
+    def test_allowed_includes_have_no_cycle(self):
         """Sorts the rooms topologically by their arrows. Rooms of a circle would be left over."""
         left = {room: [other for other in check_arrows.ROOMS if other != room and check_arrows.may_include(room, other)]
                 for room in check_arrows.ROOMS}

@@ -25,7 +25,7 @@ def documents():
 
 
 class Docs(unittest.TestCase):
-    def test_links_lead_somewhere(self):
+    def test_link_targets_exist(self):
         for document in documents():
             for target in LINK.findall(document.read_text()):
                 if "://" not in target:
@@ -53,7 +53,7 @@ class Docs(unittest.TestCase):
         self.assertEqual(pages - set(linked), set())
         self.assertEqual(len(linked), len(set(linked)), "a page stands twice in the index")
 
-    def test_answers_of_where_do_i_find_exist(self):
+    def test_paths_of_where_do_i_find_exist(self):
         table = (ROOT / "docs/developers/architecture.md").read_text().split("## Where do I find…")[1].split("\n## ")[0]
         rows = [PATH.findall(row) for row in table.splitlines() if row.startswith("| ")][1:]
         self.assertGreaterEqual(len(rows), 20)
@@ -93,7 +93,7 @@ class Docs(unittest.TestCase):
                     named += 1
         self.assertGreater(named, 60)
 
-    def test_decisions_are_numbered_without_gap_or_double(self):
+    def test_decisions_are_numbered_without_gaps_or_duplicates(self):
         numbers = [int(path.name[:4]) for path in sorted(ROOT.glob("docs/decisions/*.md"))]
         self.assertEqual(numbers, list(range(1, len(numbers) + 1)))
 

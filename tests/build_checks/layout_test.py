@@ -30,7 +30,7 @@ def too_full(root):
 
 class Layout(unittest.TestCase):
     def test_no_folder_is_too_full(self):
-        self.assertEqual(too_full(ROOT), [], f"more than {MOST_FILES} files: which rooms are in them?")
+        self.assertEqual(too_full(ROOT), [], f"more than {MOST_FILES} files: split these folders")
 
     def test_a_folder_that_is_too_full_is_found(self):
         with tempfile.TemporaryDirectory() as root:

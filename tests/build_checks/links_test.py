@@ -31,7 +31,7 @@ def foreign(program):
 
 
 class Links(unittest.TestCase):
-    def test_this_test_can_see_ssh(self):
+    def test_the_test_detects_libssh_in_ddplaunch(self):
         self.assertIn("libssh.so.4", needed("ddplaunch"))
         self.assertNotEqual(foreign("ddplaunch"), [])
 
@@ -39,7 +39,7 @@ class Links(unittest.TestCase):
         self.assertEqual(needed("ddplaunchd"), set())
         self.assertNotIn("INTERP", run("readelf", "-l", BIN / "ddplaunchd"))
 
-    def test_agent_is_small_enough_to_be_sent(self):
+    def test_agent_is_small_enough_to_be_copied(self):
         with tempfile.TemporaryDirectory() as folder:
             stripped = pathlib.Path(folder) / "ddplaunchd"
             subprocess.run(["strip", "-o", stripped, BIN / "ddplaunchd"], check=True)
@@ -55,10 +55,10 @@ class Links(unittest.TestCase):
         for program in ("ddplaunchd", "train"):
             self.assertRegex(run("readelf", "-n", BIN / program), r"Build ID: [0-9a-f]{40}")
 
-    def test_agent_holds_neither_ssh_nor_tls(self):
+    def test_agent_contains_neither_ssh_nor_tls(self):
         self.assertEqual(foreign("ddplaunchd"), [])
 
-    def test_train_holds_neither_ssh_nor_tls(self):
+    def test_train_contains_neither_ssh_nor_tls(self):
         self.assertEqual(foreign("train"), [])
         self.assertEqual({name for name in needed("train") if re.match(r"lib(ssh|ssl|crypto|boost)", name)}, set())
 

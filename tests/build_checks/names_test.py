@@ -153,7 +153,7 @@ class Names(unittest.TestCase):
     def test_no_private_words(self):
         self.assertEqual(private_words(ROOT), {}, "write the term of docs/developers/architecture.md instead")
 
-    def test_types_are_nouns_that_can_be_looked_up(self):
+    def test_type_names_are_nouns(self):
         found = [f"{name} ({file})" for name, places in declarations(ROOT).items() for file, _ in places
                  if set(re.findall(r"[A-Z][a-z]+", name)) & PRIVATE_TYPES]
         self.assertEqual(sorted(found), [])

@@ -53,7 +53,7 @@ class Demo(unittest.TestCase):
     def test_exit_code(self):
         self.assertEqual(self.demo(GOOD + "; exit 113"), (1, "demo: FAILED: ddplaunch exited with 113"))
 
-    def test_a_process_that_is_left(self):
+    def test_a_leftover_process(self):
         code, last = self.demo(LEAVES_ONE + GOOD)
         pid = int(self.pid_file.read_text())
         os.kill(pid, signal.SIGKILL)

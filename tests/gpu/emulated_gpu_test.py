@@ -43,13 +43,13 @@ class EmulatedGpu(unittest.TestCase):
                              f"{model} {kind} evaluation": evaluation + rounding}
         self.assertEqual(launches, expected)
 
-    def test_graphs_replay_what_was_launched(self):
+    def test_graphs_replay_the_recorded_launches(self):
         self.expect_good(CHECK, "replay")
 
     def test_training_equals_the_cpu(self):
         self.expect_good(CHECK, "train")
 
-    def test_a_call_that_fails_is_said_with_its_place(self):
+    def test_a_failed_call_is_reported_with_file_and_line(self):
         for number in (1, 2, 3, 5, 9, 14, 30):
             done = run(CHECK, "replay", FAKE_CUDA_FAIL=str(number))
             found = json.loads(done.stdout)
@@ -57,7 +57,7 @@ class EmulatedGpu(unittest.TestCase):
             self.assertRegex(found["errors"][0], r"^(.* MiB: )?\w+\.(cc|h):\d+: (cuda\w+|a kernel's launch): "
                                                  r"cudaErrorLaunchFailure \(unspecified launch failure\)$")
 
-    def test_no_gpu_is_a_visible_skip(self):
+    def test_without_a_gpu_the_check_is_reported_as_skipped(self):
         done = run(CHECK, "replay", FAKE_CUDA_GPUS="0")
         self.assertEqual((done.returncode, done.stdout), (77, ""))
         self.assertEqual(done.stderr,
@@ -112,7 +112,7 @@ class EmulatedTrain(unittest.TestCase):
     def test_an_mlp_trains_as_on_the_cpu(self):
         self.expect_equal("--model", "mlp", "--mlp-width", "30", "--accumulate", "2", "--epochs", "2")
 
-    def test_without_a_gpu_it_is_refused(self):
+    def test_device_gpu_without_a_gpu_is_refused(self):
         done = self.train("--device", "gpu", FAKE_CUDA_GPUS="0")
         self.assertEqual((done.returncode, done.stdout), (2, ""))
         self.assertEqual(done.stderr, "train: --device gpu: no usable NVIDIA GPU: cudaGetDeviceCount said cudaErrorNoDevice "
@@ -141,7 +141,7 @@ class EmulatedTrain(unittest.TestCase):
         numbers = struct.unpack_from("<1000f", data, 8 + size)
         self.assertTrue(any(struct.unpack("<I", struct.pack("<f", number))[0] & 0xffff for number in numbers))
 
-    def test_a_resumed_training_has_the_bits_of_a_whole_one(self):
+    def test_a_resumed_training_has_the_bits_of_an_uninterrupted_one(self):
         def weights(*options):
             done = self.train("--device", "gpu", "--epochs", "3", *options)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
@@ -173,7 +173,7 @@ class EmulatedTrain(unittest.TestCase):
         self.assertRegex(done.stderr.splitlines()[-1], r"^train: the GPU failed: \w+\.(cc|h):\d+: (cuda\w+|a kernel's launch): "
                                                        r"cudaErrorLaunchFailure \(unspecified launch failure\)$")
 
-    def test_a_gpu_without_room_is_said_before_the_training(self):
+    def test_a_gpu_without_memory_is_reported_before_the_training(self):
         done = self.train("--device", "gpu", FAKE_CUDA_FAIL="2")
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stderr, r"^train: --device gpu: the GPU has no room for \d+ MiB: cuda_runtime\.cc:\d+: cudaMalloc: ")

@@ -43,25 +43,25 @@ class EmulatedNccl(unittest.TestCase):
         self.assertEqual(len(hashes), 1, "all ranks end with the same bits")
         return results, hashes
 
-    def test_two_ranks_get_the_bits_of_tcp(self):
+    def test_two_ranks_get_the_same_bits_as_over_tcp(self):
         for dtype in ("float32", "float64"):
             results, over_nccl = self.good(2, *NCCL, "--dtype", dtype)
             self.assertEqual(results[0][1][0], "NCCL 2.28.9")
             _, over_tcp = self.good(2, "--comm", "tcp", "--dtype", dtype)
             self.assertEqual(over_nccl, over_tcp, dtype)
 
-    def test_everything_between_ranks_works(self):
+    def test_all_kinds_of_communication_work(self):
         for more in ((), ("--sync-bn", "--clip-norm", "1"), ("--zero", "1"), ("--accumulate", "2"),
                      ("--bucket-cap-mb", "0.01", "--first-bucket-mb", "0.01")):
             with self.subTest(more=more):
                 self.assertEqual(self.good(2, *NCCL, *more)[1], self.good(2, "--comm", "tcp", *more)[1])
         self.good(3, *NCCL)
 
-    def test_a_large_model(self):
+    def test_a_large_model_gets_the_same_bits_as_over_tcp(self):
         more = ("--model", "mlp", "--mlp-width", "600")  # 3.3 MB of gradients
         self.assertEqual(self.good(2, *NCCL, *more)[1], self.good(2, "--comm", "tcp", *more)[1])
 
-    def test_nodes_are_averaged_now_and_then(self):
+    def test_nodes_are_averaged_every_few_steps(self):
         # A sum of four numbers has several orders, so the bits may differ, but not the printed digits.
         over_nccl, _ = self.good(4, *NCCL, "--sync-every-inter", "3", "--dtype", "float64", nodes=2)
         over_shm, _ = self.good(4, "--comm", "shm", "--sync-every-inter", "3", "--dtype", "float64", nodes=2)
@@ -85,7 +85,7 @@ class EmulatedNccl(unittest.TestCase):
         steps = [(record["step"], record["loss"], record.get("norm"), record.get("dropped")) for record in records if record["kind"] == "step"]
         return steps, results[0][1][-1]
 
-    def test_whole_steps_on_the_gpu_learn_what_the_hosts_learn(self):
+    def test_steps_on_the_gpu_learn_like_steps_on_the_host(self):
         for world, nodes, more in ((2, 1, ("--clip-norm", "1")), (2, 1, ("--optimizer", "adamw", "--weight-decay", "0.1", "--clip-value", "0.01")),
                                    (3, 1, ("--inject-nan", "1:4")), (4, 2, ("--sync-every-inter", "3")),
                                    (2, 1, ("--lr-schedule", "cosine", "--warmup-steps", "3"))):
@@ -100,7 +100,7 @@ class EmulatedNccl(unittest.TestCase):
                         if one is not None or other is not None:
                             self.assertTrue(one == other or abs(one - other) < 1e-7, (mine, theirs))
 
-    def test_a_peer_that_is_lost_in_a_captured_sum(self):
+    def test_a_peer_is_lost_in_a_captured_all_reduce(self):
         # Over sockets NCCL reports the loss. Inside a node only the deadline ends the wait. Neither NCCL nor the fake ends a
         # communicator while a graph holds its sums, so the graphs are destroyed before. A batch of 32 synthetic images has
         # more bytes than the run time can stage without waiting for the stream.
@@ -119,7 +119,7 @@ class EmulatedNccl(unittest.TestCase):
                 self.assertEqual(ranks.processes[0].returncode, 1)
                 self.assertRegex(errors, rf"^train: rank 0 over NCCL: {why} during all-reduce of step \d+\n$")
 
-    def test_the_log_of_collectives_has_the_sums_of_replayed_graphs(self):
+    def test_the_flight_recorder_has_the_all_reduces_of_replayed_graphs(self):
         with tempfile.TemporaryDirectory() as folder:
             with train_run_test.Ranks(2, "--data", "synthetic", "--limit", "100000", "--batch-size", "2", *NCCL, "--device", "gpu",
                                       "--flight-recorder", folder, nodes=1) as ranks:
@@ -129,12 +129,12 @@ class EmulatedNccl(unittest.TestCase):
                 ranks.processes[0].communicate(timeout=60)
             entries = [json.loads(line) for line in pathlib.Path(folder, "rank-0.jsonl").read_text().splitlines()[1:]]
             gradients = [one for one in entries if one["kind"] == "all-reduce" and one["bytes"] > 100000]
-            self.assertGreater(len(gradients), 50, "one a step")
+            self.assertGreater(len(gradients), 50, "one all-reduce per step")
             self.assertEqual([one["finished"] != 0 for one in gradients[:50]], [True] * 50)
             reported = subprocess.run([train_run_test.TRAIN, "--read-flight-recorder", folder], text=True, capture_output=True)
             self.assertRegex(reported.stdout, r"^rank 1 left no log; rank 0 waits in all-reduce \d+ \(116 KB\)\n$")
 
-    def test_a_rank_without_its_own_gpu_is_pointed_to_share_gpu(self):
+    def test_a_rank_without_its_own_gpu_gets_a_hint_about_share_gpu(self):
         with train_run_test.Ranks(2, *FEW, "--comm", "nccl", nodes=1) as ranks:
             out, errors = ranks.processes[1].communicate(timeout=60)
             self.assertEqual((ranks.processes[1].returncode, out, errors), (
@@ -166,10 +166,10 @@ class Bench(unittest.TestCase):
     def bench(self, *arguments, world=3):
         results = bench_run_test.run((world,), "bench", *arguments)
         for _, out, _ in results[1:]:
-            self.assertEqual(out, "", "only rank 0 speaks")
+            self.assertEqual(out, "", "only rank 0 prints")
         return results
 
-    def test_every_operation_is_right(self):
+    def test_every_operation_is_correct(self):
         for operation in ("allreduce", "allgather", "reducescatter", "broadcast"):
             with self.subTest(operation=operation):
                 results = self.bench(operation, *NCCL, *self.SIZES)
@@ -182,7 +182,7 @@ class Bench(unittest.TestCase):
                 self.assertEqual([row[8] for row in rows], ["0", "0", "0"])
                 self.assertIn("# Out of bounds values : 0 OK", lines)
 
-    def test_what_the_ranks_of_a_gpu_cannot_hold_is_refused_first(self):
+    def test_too_large_sizes_for_a_shared_gpu_are_refused_first(self):
         for code, out, errors in self.bench("allreduce", *NCCL, "-b", "27M", "-n", "1"):
             self.assertEqual((code, out), (2, ""))
             self.assertRegex(errors, r"^train: bench allreduce: messages of 28311552 bytes need 27\.0 MiB of GPU 0 \(a GPU that is played\), "
@@ -205,7 +205,7 @@ class Bench(unittest.TestCase):
                                  ["bench", operation, "nccl", 3, False])
                 self.assertEqual([(row["bytes"], row["wrong"]) for row in result["rows"]], [(12, 0), (1200, 3), (120000, 0)])
 
-    def test_windows_are_made_by_all_ranks_and_given_back(self):
+    def test_windows_are_created_by_all_ranks_and_released(self):
         os.environ["FAKE_NCCL_WINDOWS"] = "1"
         for code, _, errors in run(3, *FEW, *NCCL, "--device", "gpu"):
             self.assertEqual((code, errors), (0, ""))

@@ -47,14 +47,14 @@ class EmulatedPack(unittest.TestCase):
             self.assertEqual((step["state"], step["reason"]), ("ok", ""), step)
         return {name: step["figures"] for name, step in found.items()}
 
-    def test_what_one_rank_does(self):
+    def test_steps_of_one_rank(self):
         figures = self.good("costs", "device-train")
         self.assertEqual({figure["name"] for figure in figures["costs"]["figures"]}, {
             "copy on the device: GB/s read and written", "graph of 1 launch: us each", "graph of 14 launches: us each",
             "14 launches one by one: us"})
         self.assertRegex(figures["device-train"]["gpu"], "^test accuracy ")
 
-    def test_ranks_that_sum(self):
+    def test_steps_with_all_reduces_between_ranks(self):
         figures = self.good("nccl", "bench-2", "nodes")
         self.assertEqual(figures["nccl"]["nccl"], figures["nccl"]["tcp"])
         rows = figures["bench-2"]["rows"]
@@ -72,7 +72,7 @@ class EmulatedPack(unittest.TestCase):
         self.assertIn("did not do their part within 5 s", figures["lost-STOP"]["said"])
         self.assertGreater(figures["rejoin-STOP"]["first_new_step_ms"], 4000)
 
-    def test_no_gpu_skips_all_of_it(self):
+    def test_without_a_gpu_all_steps_are_skipped(self):
         only = ("parity", "replay", "train", "device-train", "health", "costs", "speed", "nccl", "bench-2", "lost-KILL", "rejoin-KILL",
                 "nodes", "images-100-float32-1")
         for name, step in self.steps(*only, FAKE_CUDA_GPUS="0").items():

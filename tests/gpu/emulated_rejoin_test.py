@@ -41,7 +41,7 @@ class EmulatedRejoin(unittest.TestCase):
         for path in self.log.iterdir():
             path.unlink()
 
-    def test_a_killed_rank_comes_back_and_the_bits_are_those_of_an_undisturbed_training(self):
+    def test_a_replaced_rank_changes_no_bit_of_the_training(self):
         expected = {dtype: weights(self.whole(3, *TASK, "--dtype", dtype)) for dtype in ("float32", "float64", "bfloat16")}
         self.assertEqual(len(set(expected.values())), 3)
         # Over sockets NCCL reports a death. Inside a node NCCL reports nothing, and only the revoke ends the wait.
@@ -58,7 +58,7 @@ class EmulatedRejoin(unittest.TestCase):
                 self.check_samples(230, world=3)
                 self.forget_samples()
 
-    def test_ranks_are_killed_again_and_again_whatever_they_do(self):
+    def test_ranks_are_killed_repeatedly_at_any_moment(self):
         expected = weights(self.whole(3, *TASK))
         for seed in range(3):
             with self.subTest(seed=seed), Job(3, *TASK, "--sample-log", self.log) as job:
@@ -100,7 +100,7 @@ class EmulatedRejoin(unittest.TestCase):
             self.assertEqual(weights(job.finish()), expected)
             self.check_samples(230, world=3)
 
-    def test_a_stopped_rank_is_missed_by_the_deadline(self):
+    def test_a_frozen_rank_is_found_at_the_deadline(self):
         with Job(3, *TASK, "--comm-timeout", "2s") as job:
             job.start().reach(5)
             job.of(1).process.send_signal(signal.SIGSTOP)

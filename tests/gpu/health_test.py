@@ -74,9 +74,9 @@ class SharedGpu(unittest.TestCase):
         if "played" in first["device"]:
             self.assertEqual(first["memory_bytes"], 32 << 20)
 
-    def test_a_gpu_each_has_all_of_it(self):
+    def test_ranks_with_a_gpu_each_use_all_of_its_memory(self):
         if "played" not in run()[1]["ranks"][0]["device"]:
-            self.skipTest("for a GPU that is played")
+            self.skipTest("only for an emulated GPU")
         ranks = self.ranks(FAKE_CUDA_GPUS="2")
         self.assertEqual([rank["memory_bytes"] for rank in ranks], [64 << 20] * 2)
 

@@ -39,7 +39,7 @@ class SharedGpu(unittest.TestCase):
         self.assertEqual((len(hashes), count), (1, world), "all ranks end with the same bits")
         return results, hashes
 
-    def test_two_ranks_get_the_bits_of_tcp(self):
+    def test_two_ranks_get_the_same_bits_as_over_tcp(self):
         # The sum of two numbers has only one order.
         for dtype in ("float32", "float64"):
             results, over_nccl = self.good(2, *FEW, *SHARED, "--dtype", dtype)
@@ -47,7 +47,7 @@ class SharedGpu(unittest.TestCase):
             _, over_tcp = self.good(2, *FEW, "--comm", "tcp", "--dtype", dtype)
             self.assertEqual(over_nccl, over_tcp, dtype)
 
-    def test_everything_between_ranks_works_over_nccl(self):
+    def test_all_kinds_of_communication_work_over_nccl(self):
         self.good(4, *FEW, *SHARED)
         self.good(2, *FEW, *SHARED, "--sync-bn", "--clip-norm", "1")
         self.good(2, *FEW, *SHARED, "--zero", "1")
@@ -57,7 +57,7 @@ class SharedGpu(unittest.TestCase):
         self.good(2, *FEW, *SHARED, "--device", "gpu")
         self.good(3, *FEW, *SHARED, "--device", "gpu", "--dtype", "float64")
 
-    def test_every_operation_on_buffers_of_the_gpu_is_right(self):
+    def test_every_operation_on_gpu_buffers_is_correct(self):
         for operation in ("allreduce", "allgather", "reducescatter", "broadcast"):
             with self.subTest(operation=operation):
                 results = bench_run_test.run((2,), "bench", operation, *SHARED, "-b", "8", "-e", "800K", "-f", "100", "-n", "3", "-w",
@@ -66,7 +66,7 @@ class SharedGpu(unittest.TestCase):
                 rows = [bench_run_test.ROW.fullmatch(line) for line in results[0][1].splitlines() if not line.startswith("#")]
                 self.assertEqual([(int(row[1]), row[8]) for row in rows], [(8, "0"), (800, "0"), (80000, "0")])
 
-    def test_two_ranks_on_one_gpu_are_pointed_to_share_gpu(self):
+    def test_two_ranks_on_one_gpu_get_a_hint_about_share_gpu(self):
         if len(subprocess.run(["nvidia-smi", "-L"], text=True, capture_output=True).stdout.splitlines()) > 1:
             self.skipTest("there are several GPUs")
         for code, _, errors in run(2, *FEW, "--comm", "nccl", nodes=1):
@@ -94,7 +94,7 @@ class SharedGpu(unittest.TestCase):
     def test_a_killed_rank_ends_the_others(self):
         self.lost(signal.SIGKILL, 30)
 
-    def test_a_stopped_rank_ends_the_others_at_the_deadline(self):
+    def test_a_frozen_rank_ends_the_others_at_the_deadline(self):
         self.lost(signal.SIGSTOP, 30)
 
 

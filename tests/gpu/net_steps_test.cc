@@ -168,7 +168,7 @@ void begin(TestRank& rank, const DeviceStepSettings& settings) {
 
 }  // namespace
 
-TEST_CASE("a GPU trains as the CPU does") {
+TEST_CASE("a GPU trains like the CPU") {
   OptimizerSettings adamw;
   adamw.kind = OptimizerKind::kAdamw;
   adamw.weight_decay = 0.1;
@@ -195,7 +195,7 @@ TEST_CASE("a GPU trains as the CPU does") {
   }
 }
 
-TEST_CASE("however many steps are under way, and wherever the images lie, the bits are the same") {
+TEST_CASE("the bits do not depend on the steps in flight or on the place of the images") {
   TestRank first;
   begin(first, settings_of(first));
   const auto losses = train_epoch(first, images(), 1, 1);
@@ -221,7 +221,7 @@ TEST_CASE("however many steps are under way, and wherever the images lie, the bi
   }
 }
 
-TEST_CASE("two equal ranks train as one, and each launched sum is reported") {
+TEST_CASE("two equal ranks train like one, and each launched all-reduce is reported") {
   TestRank alone, two;
   begin(alone, settings_of(alone));
   TwoEqualRanks all_reducer;
@@ -234,7 +234,7 @@ TEST_CASE("two equal ranks train as one, and each launched sum is reported") {
   CHECK(all_reducer.enqueued == 4);
 }
 
-TEST_CASE("a step with a nan changes nothing, on any rank") {
+TEST_CASE("a step with a NaN changes nothing on any rank") {
   TestRank with, without;
   for (TestRank* rank : {&with, &without})
     begin(*rank, settings_of(*rank));
@@ -262,7 +262,7 @@ TEST_CASE("a step with a nan changes nothing, on any rank") {
   CHECK(train_epoch(with, images(), 4, 1000) == train_epoch(without, images(), 4, 1000));
 }
 
-TEST_CASE("a step whose sum is lost is taken back, and another world goes on with the same state") {
+TEST_CASE("a step with a lost all-reduce is undone, and another world continues from the same state") {
   TestRank lost, kept;
   TwoEqualRanks all_reducer;
   begin(lost, settings_of(lost, &all_reducer, true));
@@ -298,7 +298,7 @@ TEST_CASE("a step whose sum is lost is taken back, and another world goes on wit
   CHECK(same_bits(lost.weights(), kept.weights()));
 }
 
-TEST_CASE("the end of a network that outlives the model finds no graph") {
+TEST_CASE("the end of a communicator that outlives the model finds no graph") {
   TwoEqualRanks all_reducer;
   {
     TestRank rank;

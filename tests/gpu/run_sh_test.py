@@ -58,7 +58,7 @@ class Pack(unittest.TestCase):
 
 
 class RunSh(Pack):
-    def test_figures_reasons_and_the_exit_code(self):
+    def test_results_have_figures_reasons_and_an_exit_code(self):
         self.program("gpu_parity", "echo '{\"check\":\"parity\",\"ok\":true}'\n")
         self.program("gpu_check", 'case $1 in replay) echo "it said \\"no\\"\tand \\\\ went" >&2; exit 3;; '
                                   "train) echo 'skipped: no GPU' >&2; exit 77;; speed) exit 0;; *) exit 2;; esac\n")
@@ -70,7 +70,7 @@ class RunSh(Pack):
         self.expect(steps["train"], "skipped", "no GPU")
         self.assertEqual((results["failed"], results["commit"], len(steps)), (1, "unknown", 4))
 
-    def test_where_everything_is_skipped_so_is_the_whole(self):
+    def test_the_run_is_skipped_when_all_steps_are_skipped(self):
         (self.place / "commit").write_text("abc1234\n", encoding="utf-8")
         done, results, steps = self.run_it()
         self.assertEqual(done.returncode, 77, done.stdout + done.stderr)
@@ -93,7 +93,7 @@ class RunSh(Pack):
         self.assertRegex(steps["parity"]["reason"], "^not ready after [12] seconds$")
         self.assertEqual(steps["replay"]["reason"], "the 2 seconds are over")
 
-    def test_a_tool_that_is_slow_is_no_failure(self):
+    def test_a_slow_tool_is_no_failure(self):
         self.program("compute-sanitizer", 'case "$*" in *memcheck*) exec sleep 100;; *racecheck*) exit 9;; esac\n', "tools")
         _, _, steps = self.run_it("memcheck racecheck initcheck", DDP_GPU_SECONDS="4")
         self.assertRegex(steps["memcheck"]["reason"], "^not ready after [34] seconds$")
@@ -101,7 +101,7 @@ class RunSh(Pack):
         _, _, steps = self.run_it("racecheck initcheck")
         self.assertEqual((steps["racecheck"]["state"], steps["initcheck"]["state"]), ("failed", "ok"))
 
-    def test_the_library_of_a_pytorch_is_found(self):
+    def test_the_nccl_library_of_pytorch_is_found(self):
         library = self.place / ".local/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
         library.parent.mkdir(parents=True)
         library.touch()
@@ -119,7 +119,7 @@ class RunSh(Pack):
         return subprocess.Popen(["bash", str(self.place / "run.sh")], cwd="/", env=environment, text=True, start_new_session=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
-    def test_a_signal_ends_the_run_and_keeps_what_was_found(self):
+    def test_a_signal_ends_the_run_and_keeps_the_results(self):
         self.program("gpu_parity", "echo '{\"check\":\"parity\",\"ok\":true}'\n")
         self.program("gpu_check", '[ "$1" = replay ] || exit 2\necho $$ >"$PLACE/under-way"\nexec sleep 100\n')
         for one, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
@@ -137,7 +137,7 @@ class RunSh(Pack):
             self.assertFalse(Steps.runs(number), "the step is still there")
             (self.place / "under-way").unlink()
 
-    def test_a_step_that_there_is_not_is_refused_before_any_is_made(self):
+    def test_an_unknown_step_is_refused_before_any_step_runs(self):
         with self.start("parity lost-KIL") as running:
             out, err = running.communicate(timeout=60)
         self.assertEqual((running.returncode, out), (2, ""))
@@ -146,7 +146,7 @@ class RunSh(Pack):
 
 
 class Steps(Pack):
-    def test_an_option_that_is_refused_is_a_failure_where_nothing_is_lacking(self):
+    def test_a_refused_option_is_a_failure_when_nothing_is_missing(self):
         # This train accepts only the plainest uses.
         self.program("train", 'case "$*" in "health 1ms"*|*" -e 8 "*) exit 0;; esac\necho "train: --what: no such option" >&2; exit 2\n')
         self.program("ddplaunch", 'echo "train: --what: no such option" >&2\necho "ddplaunch: exit 2: rank 0 on localhost exited 2" >&2\nexit 2\n')
@@ -168,13 +168,13 @@ class Steps(Pack):
         _, _, steps = self.run_it("nccl", OTHER="b")
         self.expect(steps["nccl"], "failed", "exit code 1: other weights over NCCL than over TCP")
 
-    def test_gpus_are_shared_where_there_are_too_few(self):
+    def test_gpus_are_shared_when_there_are_too_few(self):
         self.program("train", 'case "$*" in *--share-gpu*) echo shared >&2;; *) echo alone >&2;; esac; exit 2\n')
         self.program("nvidia-smi", 'case $1 in -L) echo "GPU 0: x"; echo "GPU 1: x";; *) echo "x, 1";; esac\n', "tools")
         _, _, steps = self.run_it("bench-2 bench-4")
         self.assertEqual((steps["bench-2"]["reason"], steps["bench-4"]["reason"]), ("alone", "shared"))
 
-    def test_the_figures_of_a_bench_are_kept_when_a_result_was_wrong(self):
+    def test_the_figures_of_a_bench_with_a_wrong_result_are_kept(self):
         self.program("train", 'for path; do :; done\n[ "$RANK" != 0 ] || echo "{\\"rows\\":[{\\"wrong\\":3}]}" >"$path"\n'
                               'echo "train: 3 wrong elements" >&2; exit 1\n')
         _, _, steps = self.run_it("bench-2")
@@ -201,7 +201,7 @@ class Steps(Pack):
         _, _, steps = self.run_it("lost-KILL")
         self.assertRegex(steps["lost-KILL"]["reason"], "^exit code 1: the other rank ended with 3 and said: train: rank 0 over NCCL")
 
-    def test_a_stopped_rank_must_be_found_by_the_deadline_and_not_before(self):
+    def test_a_frozen_rank_must_be_found_at_the_deadline_and_not_before(self):
         late = 'exec 2>&2; sleep %s; echo "train: rank 0 over NCCL: %s during all-reduce" >&2; exit 1\n'
         words = "the other ranks did not do their part within 5 s"
         for seconds, said, state, reason in (("5", words, "ok", ""), ("0.1", words, "failed", "the deadline of 5 s was over after"),
@@ -223,7 +223,7 @@ class Steps(Pack):
         except OSError:
             return False
 
-    def test_a_job_that_goes_on_is_timed_to_its_first_new_step(self):
+    def test_a_job_that_continues_is_timed_to_its_first_new_step(self):
         # A fake launcher does all: rank 1 is a separate process, and two new steps follow its end.
         self.program("ddplaunch", """before=; for word in "$@"; do
   case $before in --metrics-file) metrics=$word;; bash) ;; esac
@@ -246,7 +246,7 @@ exec sleep 60
         _, _, steps = self.run_it("rejoin-KILL")
         self.expect(steps["rejoin-KILL"], "failed", "exit code 1: the job did not begin: ddplaunch: exit 113: lost")
 
-    def test_two_nodes_meet_without_an_sshd(self):
+    def test_two_nodes_run_without_an_sshd(self):
         self.program("ddplaunch", 'case "$*" in *"--node-rank 0"*) echo "${DDPLAUNCH_TOKEN:?}" >"$PLACE/token.0"; '
                                   'echo "weights equal on 2 ranks: abc";; *) echo "$DDPLAUNCH_TOKEN" >"$PLACE/token.1";; esac\n')
         _, _, steps = self.run_it("nodes")
@@ -258,7 +258,7 @@ exec sleep 60
         _, _, steps = self.run_it("nodes")
         self.assertEqual(steps["nodes"]["state"], "failed")
 
-    def test_rows_of_nccl_tests(self):
+    def test_rows_of_nccl_tests_are_parsed(self):
         self.program("all_reduce_perf", """echo '#  Rank  0 Group  0 Pid 1'
 echo '#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong'
 echo '           4             1     float     sum      -1    20.00    0.00    0.00      0    10.50    0.00    0.25      0'

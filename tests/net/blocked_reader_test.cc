@@ -388,7 +388,8 @@ Job run(std::size_t nodes, SwarmEnd end) {
   return job;
 }
 
-TEST_CASE("output beyond the credit loses no node and no byte, at whatever end and with however many nodes") {
+TEST_CASE(
+    "output beyond the credit loses no node and no byte, for any end of the job and any number of nodes") {
   for (const SwarmEnd end : {SwarmEnd::kStop, SwarmEnd::kRevoke, SwarmEnd::kRestart}) {
     for (const std::size_t nodes : {std::size_t{1}, std::size_t{4}, kMostNodes}) {
       CAPTURE(static_cast<int>(end), nodes);

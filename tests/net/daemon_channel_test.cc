@@ -82,7 +82,7 @@ struct Link {
   }
 };
 
-TEST_CASE("three streams and an end") {
+TEST_CASE("the channel carries three streams and the end of the agent") {
   Link link;
   CHECK(link.channel->address() == "10.0.0.2");
   link.send(daemon_greeting() + daemon_frame(DaemonFrame::kOutput, "out") +
@@ -98,7 +98,7 @@ TEST_CASE("three streams and an end") {
   CHECK(error == asio::error::eof);
 }
 
-TEST_CASE("what the owner writes is the agent's input, and its going the end of it") {
+TEST_CASE("the owner's output is the agent's input, and the owner's end closes it") {
   Link link;
   link.send(daemon_greeting());
   asio::write(link.channel->link(), asio::buffer("hello", 5));
@@ -124,7 +124,7 @@ std::string trouble(const std::string& bytes, ErrorCode code) {
   return end.broken->text;
 }
 
-TEST_CASE("what breaks a link is reported with what to do") {
+TEST_CASE("a broken link is reported with the remedy") {
   CHECK(trouble("", ErrorCode::kLinkLost) ==
         "gpu01: the link to the daemon at gpu01:29499 broke: it was closed before an agent was started; the "
         "daemon's log there says why (journalctl --user -u ddplaunchd)");
@@ -142,7 +142,7 @@ TEST_CASE("what breaks a link is reported with what to do") {
         "gpu01: the daemon there sent a frame that may not come here (kind 71, size 16978)");
 }
 
-TEST_CASE("an owner that goes first ends the agent's input, and leaves no task behind") {
+TEST_CASE("an owner that closes first ends the agent's input, and leaves no task behind") {
   asio::io_context loop(1);
   Socket node(loop);
   Socket master(loop);
@@ -156,12 +156,12 @@ TEST_CASE("an owner that goes first ends the agent's input, and leaves no task b
   loop.poll();
   CHECK(Link::all_of(node) ==
         daemon_frame(DaemonFrame::kInput, "last words") + daemon_frame(DaemonFrame::kInputEnd, {}));
-  SECTION("a node that answers") {
+  SECTION("the node answers") {
     asio::write(node, asio::buffer(daemon_greeting() + daemon_ended(0)));
     loop.restart();
     CHECK(loop.run_for(1s) > 0);
   }
-  SECTION("one that says nothing more is left after a while") {
+  SECTION("a silent node is abandoned after a timeout") {
     loop.restart();
     CHECK(loop.run_for(10s) > 0);
   }

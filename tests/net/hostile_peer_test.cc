@@ -23,7 +23,7 @@ std::string answer_to(GuardedPort& port, std::string_view bytes) {
   return peer.heard();
 }
 
-TEST_CASE("what is no TLS is closed without a word and logged once") {
+TEST_CASE("bytes that are no TLS are closed without an answer and logged once") {
   GuardedPort port;
   for (int i = 0; i < 10; ++i)
     CHECK(answer_to(port, "GET /metrics HTTP/1.1\r\nHost: gpu01\r\n\r\n").empty());
@@ -38,7 +38,7 @@ TEST_CASE("what is no TLS is closed without a word and logged once") {
   CHECK(port.acceptor->stats().waiting == 0);
 }
 
-TEST_CASE("a port shared with the store hands plain bytes over") {
+TEST_CASE("a port shared with the store passes plain bytes to the store") {
   GuardedPort port;
   port.take_plain = true;
   CHECK(answer_to(port, std::string_view("\0\x3c\x85\xf3\x1d", 5)).empty());
@@ -46,7 +46,7 @@ TEST_CASE("a port shared with the store hands plain bytes over") {
   CHECK(port.notes.empty());
 }
 
-TEST_CASE("strange hellos get an alert and no TLS session") {
+TEST_CASE("malformed hellos get an alert and no TLS session") {
   const auto alert = [](int number) {
     return std::string("\x15\x03\x03\0\x02\x02", 6) + static_cast<char>(number);
   };
@@ -74,7 +74,7 @@ TEST_CASE("strange hellos get an alert and no TLS session") {
         "refused");
 }
 
-TEST_CASE("the silent and the slow are closed at the deadline") {
+TEST_CASE("silent and slow peers are disconnected at the deadline") {
   AdmissionLimits limits;
   limits.deadline = 400ms;
   GuardedPort port(limits);
@@ -99,7 +99,7 @@ TEST_CASE("the silent and the slow are closed at the deadline") {
             "127.0.0.2 connected to the control port and did not prove who it is in time; closed"});
 }
 
-TEST_CASE("in a flood of silent connections a node still joins, and the flood holds little") {
+TEST_CASE("a node joins during a flood of silent connections, and the flood uses little memory") {
   AdmissionLimits limits;
   limits.waiting = 32;
   limits.silent_per_address = 16;
@@ -126,7 +126,7 @@ TEST_CASE("in a flood of silent connections a node still joins, and the flood ho
   }));
 }
 
-TEST_CASE("one address holds its share and no more; it is shut out when it fails again and again") {
+TEST_CASE("an address cannot exceed its share, and is banned after repeated failures") {
   AdmissionLimits limits;
   limits.silent_per_address = 4;
   limits.grace = 30s;
@@ -156,7 +156,7 @@ TEST_CASE("one address holds its share and no more; it is shut out when it fails
   REQUIRE(port.run_until([&] { return port.acceptor->stats().waiting == 5; }));
 }
 
-TEST_CASE("who holds all places of an address in silence and renews them cannot keep a node of it out") {
+TEST_CASE("silent connections that fill an address's share cannot keep a node of this address out") {
   AdmissionLimits limits;
   limits.silent_per_address = 8;
   limits.grace = 50ms;
@@ -234,7 +234,7 @@ Awaitable<> say(ByteStream* stream, std::string text) {
   (void)co_await stream->write_some(asio::buffer(text));
 }
 
-TEST_CASE("a recorded join proves nothing, and an altered byte ends the link") {
+TEST_CASE("a replayed join is refused, and a changed byte ends the link") {
   GuardedPort port;
   Middle middle(port);
   std::optional<JoinOutcome> outcome;
@@ -324,7 +324,7 @@ JoinOutcome join_impostor(GuardedPort& port, int version) {
   return std::move(*outcome);
 }
 
-TEST_CASE("a node trusts no certificate, and no older TLS") {
+TEST_CASE("a node refuses certificates and older TLS") {
   GuardedPort port;
   for (const int version : {TLS1_3_VERSION, TLS1_2_VERSION}) {
     const JoinOutcome outcome = join_impostor(port, version);
@@ -354,7 +354,7 @@ JoinOutcome join_answered(GuardedPort& port, std::string_view bytes, std::chrono
   return std::move(*outcome);
 }
 
-TEST_CASE("a node says what answers there") {
+TEST_CASE("a node reports what answers instead of the master") {
   GuardedPort port;
   const JoinOutcome web = join_answered(port, "HTTP/1.1 400 Bad Request\r\n\r\n");
   CHECK(web.error.code == ErrorCode::kAgentMismatch);
@@ -368,7 +368,7 @@ TEST_CASE("a node says what answers there") {
   CHECK(silent.error.text == "gpu01 (127.0.0.1) took the connection and did not answer in time");
 }
 
-TEST_CASE("an unproven connection costs little memory") {
+TEST_CASE("an unauthenticated connection costs little memory") {
   AdmissionLimits limits;
   limits.waiting = 2000;
   limits.silent_per_address = 2000;

@@ -94,7 +94,7 @@ struct Opening {
   remote::Channel& channel() { return *outcome->value(); }
 };
 
-TEST_CASE("open() waits for the node of that number, and gives its link") {
+TEST_CASE("open() waits for the node with its rank, and returns the node's link") {
   Job job;
   Opening two(job, "node2");
   Node first(job, 1);
@@ -127,7 +127,7 @@ TEST_CASE("open() waits for the node of that number, and gives its link") {
   CHECK(heard == "ddplaunchd-hello 1 0.1.0\n");
 }
 
-TEST_CASE("a node that comes again after its end is its next life") {
+TEST_CASE("a node that joins again after its end is a new incarnation") {
   Job job;
   Node first(job, 1);
   Opening opening(job, "node1");
@@ -140,7 +140,7 @@ TEST_CASE("a node that comes again after its end is its next life") {
   CHECK(again.outcome->has_value());
 }
 
-TEST_CASE("one that waits gives way to its own machine's next process") {
+TEST_CASE("a waiting process is replaced by the next process of its own machine") {
   Job job;
   Node first(job, 1);
   REQUIRE(job.run_until([&] { return first.outcome.has_value(); }));
@@ -172,7 +172,7 @@ TEST_CASE("a node without a slot gets the reason, and so does the master") {
         "127.0.0.1 (gpu01) was refused: node rank 7 is not one of 0 … 2; the job has 3 nodes");
 }
 
-TEST_CASE("who is refused again and again is said once, and the last refusal is known") {
+TEST_CASE("repeated refusals are reported once, and the last refusal is kept") {
   Job job;
   for (int rank = 7; rank < 10; ++rank) {
     Node wrong(job, rank);
@@ -186,7 +186,7 @@ TEST_CASE("who is refused again and again is said once, and the last refusal is 
   CHECK(job.notes[1].find("and 4 for this node") != std::string::npos);
 }
 
-TEST_CASE("a node that does not come is reported at the deadline, with who was turned away") {
+TEST_CASE("a node that does not join is reported at the deadline, with the refused peers") {
   Job job;
   Node wrong(job, 7);
   REQUIRE(job.run_until([&] { return wrong.outcome.has_value(); }));
@@ -200,7 +200,7 @@ TEST_CASE("a node that does not come is reported at the deadline, with who was t
             job.notes[0]);
 }
 
-TEST_CASE("a master that goes away ends those who wait") {
+TEST_CASE("the end of the master ends all waiting nodes") {
   Job job;
   Node first(job, 1);
   REQUIRE(job.run_until([&] { return first.outcome.has_value(); }));

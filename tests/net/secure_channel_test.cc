@@ -116,7 +116,7 @@ TEST_CASE("a channel over a guarded link carries bytes both ways at once") {
   CHECK(link.channel->address() == "127.0.0.1");
 }
 
-TEST_CASE("a channel whose owner does not read holds the far side back and loses nothing") {
+TEST_CASE("a channel whose owner does not read blocks the remote side and loses nothing") {
   Linked link;
   const std::string up = some_text(60'000'000, 3);
   Talk node;
@@ -134,7 +134,7 @@ TEST_CASE("a channel whose owner does not read holds the far side back and loses
   CHECK(master.heard == up);
 }
 
-TEST_CASE("the far side's end is the channel's end, behind its last words") {
+TEST_CASE("the remote side's end closes the channel after its last bytes") {
   Linked link;
   Talk node;
   run_task(link.world, Talk::say(&node, link.node.get(), "the last words"));
@@ -156,7 +156,7 @@ TEST_CASE("the far side's end is the channel's end, behind its last words") {
   CHECK(*errors.end == asio::error::bad_descriptor);
 }
 
-TEST_CASE("a channel's own stream needs no local socket") {
+TEST_CASE("a channel with a stream of its own needs no local socket") {
   Linked link(true);
   const std::string up = some_text(kMany, 1);
   const std::string down = some_text(kMany - 7, 2);
@@ -177,7 +177,7 @@ TEST_CASE("a channel's own stream needs no local socket") {
   CHECK(!link.end->broken);
 }
 
-TEST_CASE("a channel whose own stream is read can be cut, and says why") {
+TEST_CASE("a channel whose stream is being read can be closed with a reason") {
   Linked link(true);
   Talk node;
   Talk master;
@@ -203,7 +203,7 @@ TEST_CASE("a broken link reports its reason") {
   CHECK(link.end->broken->text == "Connection reset by peer");
 }
 
-TEST_CASE("what was written before the channel went still goes out, and then the far side sees the end") {
+TEST_CASE("bytes written before the channel was destroyed are sent, then the remote side sees the end") {
   Linked link;
   const std::string down = some_text(150'000, 4);
   Talk master;
@@ -218,7 +218,7 @@ TEST_CASE("what was written before the channel went still goes out, and then the
   CHECK(*node.end == asio::error::eof);
 }
 
-TEST_CASE("a far side that takes nothing holds a channel's last words for two seconds at most") {
+TEST_CASE("a remote side that reads nothing delays the end of a channel by at most two seconds") {
   Linked link;
   Talk master;
   run_task(link.world, Talk::say(&master, link.master.get(), some_text(60'000'000, 5)));
@@ -239,7 +239,7 @@ TEST_CASE("a far side that takes nothing holds a channel's last words for two se
   CHECK(Clock::now() - begin < 5s);
 }
 
-TEST_CASE("a channel that was given away can be cut, and says why") {
+TEST_CASE("a channel that was handed over can be closed with a reason") {
   Linked link;
   Talk node;
   run_task(link.world, Talk::hear(&node, link.node.get(), 1));

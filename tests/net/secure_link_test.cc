@@ -93,7 +93,7 @@ TEST_CASE("a node with the token joins and bytes go both ways at once") {
   CHECK(port.acceptor->stats().waiting == 0);
 }
 
-TEST_CASE("the control link's frames go over it") {
+TEST_CASE("the frames of the control link go over the secure link") {
   GuardedPort port;
   Pair pair(port);
   Connection agent(port.loop.get_executor(), std::move(pair.node));
@@ -172,7 +172,7 @@ TEST_CASE("the sending key is renewed and nothing is lost") {
   CHECK(down == bytes);
 }
 
-TEST_CASE("an end is reported, with a goodbye or without") {
+TEST_CASE("the end of the link is reported, with a goodbye or without") {
   GuardedPort port;
   Pair pair(port);
   std::string got;
@@ -247,7 +247,7 @@ TEST_CASE("a key made for one node or role fits no other") {
   CHECK(port.joined.empty());
 }
 
-TEST_CASE("a node waits for a master that comes later") {
+TEST_CASE("a node waits for a master that starts later") {
   GuardedPort port;
   RawPort late;
   const JoinAs as = port.joiner();

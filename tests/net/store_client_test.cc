@@ -29,7 +29,7 @@ std::string at(const StoreServer& server) {
   return "127.0.0.1:" + std::to_string(server.port());
 }
 
-TEST_CASE("every call of the client") {
+TEST_CASE("every call of the client works") {
   StoreServer server;
   TcpStoreClient client = client_of(server);
   CHECK(client.num_keys(5s).value() == 0);
@@ -164,14 +164,14 @@ TEST_CASE("connect waits for a server that is not up yet") {
   CHECK(count.value() == 0);
 }
 
-TEST_CASE("connect says why it failed") {
+TEST_CASE("connect reports the reason of a failure") {
   SECTION("the name is unknown") {
     const Result<TcpStoreClient> client = TcpStoreClient::connect("no-such-host.invalid", 1, 100ms);
     REQUIRE_FALSE(client.has_value());
     CHECK(client.error().text.find("cannot resolve the store's host 'no-such-host.invalid': ") !=
           std::string::npos);
   }
-  SECTION("the store does not want us") {
+  SECTION("the store refuses this client") {
     StoreServer::Options options = StoreServer::loopback();
     options.filter.allow(asio::ip::make_address("192.0.2.1"));
     StoreServer server(options);
@@ -187,7 +187,7 @@ TEST_CASE("connect says why it failed") {
   }
 }
 
-TEST_CASE("the end of the server is an error, and stays one") {
+TEST_CASE("the end of the server is an error, also for later calls") {
   StoreServer server;
   TcpStoreClient client = client_of(server);
   server.on_loop([&] { server.server().stop(); });
@@ -200,7 +200,7 @@ TEST_CASE("the end of the server is an error, and stays one") {
   CHECK(again.error().text == "set of 'k': the store connection is closed: " + sum.error().text);
 }
 
-TEST_CASE("a server that owes a reply is given up") {
+TEST_CASE("a server that does not reply is given up") {
   // This server listens and never answers: the greeting's number of keys does not come.
   const TcpListener mute = listen_tcp(ListenScope::kLoopback, 0).value();
   const Result<TcpStoreClient> client = TcpStoreClient::connect("127.0.0.1", mute.port, 100ms);

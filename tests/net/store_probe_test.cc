@@ -76,7 +76,7 @@ class Stranger {
 
 }  // namespace
 
-TEST_CASE("the way to the store whose token it is") {
+TEST_CASE("the probe finds the route to the store that has the token") {
   StoreServer server(with_token("ddplaunch/1234"));
   const StoreRoute route = find({"127.0.0.1"}, server.port(), "ddplaunch/1234");
   CHECK(route.address == "127.0.0.1");
@@ -86,7 +86,7 @@ TEST_CASE("the way to the store whose token it is") {
   CHECK(server.stats().keys == 0);
 }
 
-TEST_CASE("another job's store is none of ours, and says nothing of it to its job") {
+TEST_CASE("another job's store is refused, and does not learn the token from the probe") {
   StoreServer server(with_token("ddplaunch/1234"));
   StoreServer foreign;
   for (StoreServer* other : {&server, &foreign}) {
@@ -98,7 +98,7 @@ TEST_CASE("another job's store is none of ours, and says nothing of it to its jo
   CHECK(find({"127.0.0.1"}, foreign.port(), "").address == "127.0.0.1");  // an empty token accepts any
 }
 
-TEST_CASE("the token is found by a question for it alone") {
+TEST_CASE("the store confirms the token only when it is the only key asked for") {
   StoreServer server(with_token("ddplaunch/1234"));
   auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", server.port(), 10s).value();
   const auto has = [&](const std::vector<std::string>& keys) { return client.check(keys, 10s).value(); };
@@ -108,7 +108,7 @@ TEST_CASE("the token is found by a question for it alone") {
   CHECK(client.num_keys(10s).value() == 0);
 }
 
-TEST_CASE("the first address that leads there, and why those before it do not") {
+TEST_CASE("the first address that reaches the store is taken, with the reasons against earlier ones") {
   StoreServer server(with_token("t"));
   const Stranger web("127.0.0.5", server.port(), "HTTP/1.0 400 Bad Request\r\n\r\n");
   const StoreRoute route =
@@ -120,7 +120,7 @@ TEST_CASE("the first address that leads there, and why those before it do not") 
             at("127.0.0.6", server.port(), "Connection refused"));
 }
 
-TEST_CASE("a better address that is silent is given half of the time") {
+TEST_CASE("a better address without an answer is given half of the time") {
   StoreServer server(with_token("t"));
   const Stranger silent("127.0.0.5", server.port(), "");
   const auto began = std::chrono::steady_clock::now();
@@ -130,7 +130,7 @@ TEST_CASE("a better address that is silent is given half of the time") {
   CHECK(route.failures == at("127.0.0.5", server.port(), "it takes connections, but does not answer"));
 }
 
-TEST_CASE("a worse address that is silent is not waited for") {
+TEST_CASE("a worse address without an answer is not waited for") {
   StoreServer server(with_token("t"));
   const Stranger silent("127.0.0.5", server.port(), "");
   const auto began = std::chrono::steady_clock::now();
@@ -138,7 +138,7 @@ TEST_CASE("a worse address that is silent is not waited for") {
   CHECK(std::chrono::steady_clock::now() - began < 30s);
 }
 
-TEST_CASE("a store that does not take connections from here shows the address they come from") {
+TEST_CASE("a store that refuses this node reports the address it saw") {
   StoreServer::Options options = with_token("t");
   options.filter.allow(asio::ip::make_address("127.0.0.9"));
   StoreServer server(std::move(options));

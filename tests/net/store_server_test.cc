@@ -47,7 +47,7 @@ bool soon(Condition condition) {
   return true;
 }
 
-TEST_CASE("a pending wait of an old client never stops its requests") {
+TEST_CASE("a pending wait of an old client does not block its requests") {
   StoreServer server;
   RawClient old(server.port());
   old.say(RequestBytes(5).list({"late"}));       // WAIT, which the client abandons
@@ -60,7 +60,7 @@ TEST_CASE("a pending wait of an old client never stops its requests") {
   CHECK(old.hear(8) == RequestBytes().number(8).str());  // no wake-up byte before it
 }
 
-TEST_CASE("a deletion of an old client is answered after a moment's silence") {
+TEST_CASE("a deletion of an old client is answered after a short pause") {
   StoreServer server;
   RawClient old(server.port());
   old.say(RequestBytes(0).text("/k").text("v"));
@@ -69,7 +69,7 @@ TEST_CASE("a deletion of an old client is answered after a moment's silence") {
   CHECK(server.stats().keys == 0);
 }
 
-TEST_CASE("silent connections stay") {
+TEST_CASE("silent connections stay open") {
   StoreServer server;
   RawClient silent(server.port());
   RawClient talker(server.port());
@@ -86,7 +86,7 @@ TEST_CASE("silent connections stay") {
   CHECK(served(silent));
 }
 
-TEST_CASE("who does not speak the protocol is cut off, and named") {
+TEST_CASE("a client that does not speak the protocol is disconnected and named") {
   StoreServer server;
   RawClient browser(server.port());
   browser.say("GET / HTTP/1.1\r\n\r\n");
@@ -106,7 +106,7 @@ TEST_CASE("who does not speak the protocol is cut off, and named") {
   CHECK(client_of(server).get("k", 5s).value() == "word");
 }
 
-TEST_CASE("requests may come in pieces and in heaps") {
+TEST_CASE("requests may arrive in pieces or many at once") {
   StoreServer server;
   RawClient client(server.port());
   const std::string one = RequestBytes(O::kAdd).text("n").number(1);
@@ -122,7 +122,7 @@ TEST_CASE("requests may come in pieces and in heaps") {
   CHECK(replies.substr(8 * 5002) == RequestBytes().number(5003).str());
 }
 
-TEST_CASE("a peer that does not read is not read, and holds up nobody") {
+TEST_CASE("a peer that does not read is not read either, and blocks no other peer") {
   StoreServer server;
   TcpStoreClient other = client_of(server);
   other.set("big", std::string(1024 * 1024, 'x')).value();
@@ -142,7 +142,7 @@ TEST_CASE("a peer that does not read is not read, and holds up nobody") {
   CHECK(served(lazy));
 }
 
-TEST_CASE("hundreds wait for one key") {
+TEST_CASE("hundreds of clients wait for one key") {
   StoreServer server;
   std::vector<std::unique_ptr<RawClient>> clients;
   for (int i = 0; i < 400; ++i) {
@@ -161,7 +161,7 @@ TEST_CASE("hundreds wait for one key") {
   CHECK(soon([&] { return server.stats().connections == 0; }));
 }
 
-TEST_CASE("many clients at once lose no addition") {
+TEST_CASE("many clients at once lose no increment") {
   StoreServer server;
   std::vector<std::thread> threads;
   for (int i = 0; i < 8; ++i) {
@@ -183,7 +183,7 @@ double cpu_seconds(std::thread::native_handle_type thread) {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
 }
 
-TEST_CASE("out of descriptors, accepting rests and goes on") {
+TEST_CASE("without free descriptors the server pauses accepting and continues later") {
   StoreServer server;
   RawClient before(server.port());
   before.say(greeting());
@@ -213,7 +213,7 @@ TEST_CASE("out of descriptors, accepting rests and goes on") {
   CHECK(served(client));
 }
 
-TEST_CASE("stop closes all and frees the port") {
+TEST_CASE("stop closes all connections and frees the port") {
   std::uint16_t port = 0;
   {
     StoreServer server;
@@ -234,7 +234,7 @@ TEST_CASE("stop closes all and frees the port") {
   CHECK(client_of(next).num_keys(5s).value() == 0);
 }
 
-TEST_CASE("descriptors are given back") {
+TEST_CASE("descriptors of closed connections are released") {
   const auto open_now = [] {
     const auto entries = std::filesystem::directory_iterator("/proc/self/fd");
     return std::distance(begin(entries), end(entries));
@@ -251,7 +251,7 @@ TEST_CASE("descriptors are given back") {
   CHECK(open_now() == before);
 }
 
-TEST_CASE("both families reach one store") {
+TEST_CASE("IPv4 and IPv6 reach one store") {
   StoreServer::Options options;
   options.port = 0;
   options.filter.allow(asio::ip::make_address("127.0.0.1"));
@@ -282,8 +282,8 @@ TEST_CASE("an adopted connection is served from its first bytes") {
   CHECK(served(client));
 }
 
-TEST_CASE("ports") {
-  SECTION("are picked beside the ephemeral range, with neighbours") {
+TEST_CASE("ports of the store") {
+  SECTION("are chosen outside the ephemeral range, with neighbors") {
     const PortRange ephemeral = ephemeral_ports();
     for (int i = 0; i < 20; ++i) {
       const TcpListener listener = listen_tcp_picked(ListenScope::kLoopback, std::nullopt).value();
@@ -291,7 +291,7 @@ TEST_CASE("ports") {
       CHECK(listener.port >= 10000);
     }
   }
-  SECTION("follow the range") {
+  SECTION("follow a given range") {
     const std::uint16_t base = pick_free_port(ListenScope::kLoopback, std::nullopt).value();
     const PortRange two{base, static_cast<std::uint16_t>(base + 1)};
     const TcpListener first = listen_tcp_picked(ListenScope::kLoopback, two).value();
@@ -303,7 +303,7 @@ TEST_CASE("ports") {
     CHECK(third.error().text.starts_with("no free port in the range " + std::to_string(base) + "-" +
                                          std::to_string(base + 1) + ": cannot listen on port "));
   }
-  SECTION("in use are named") {
+  SECTION("in use are named in the error") {
     const TcpListener taken = listen_tcp(ListenScope::kAllInterfaces, 0).value();
     asio::io_context loop;
     TcpStoreOptions options;
@@ -314,7 +314,7 @@ TEST_CASE("ports") {
     CHECK(server.error().text ==
           "store: cannot listen on port " + std::to_string(taken.port) + ": Address already in use");
   }
-  SECTION("beside a range") {
+  SECTION("outside a given range") {
     const auto text = [](PortRange ephemeral) {
       std::string out;
       for (const PortRange& range : ports_beside(ephemeral))

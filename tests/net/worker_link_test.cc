@@ -142,7 +142,7 @@ void say(const UniqueFd& fd, const std::string& bytes) {
   REQUIRE(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size()));
 }
 
-TEST_CASE("worker link: a life with a revoke") {
+TEST_CASE("worker link: a worker runs an attempt, is revoked and runs the next") {
   LinkFixture world;
   auto client = world.worker();
   CHECK(world.record.pid == static_cast<std::uint32_t>(::getpid()));
@@ -190,7 +190,7 @@ TEST_CASE("worker link: a life with a revoke") {
   CHECK(world.record.said.size() == 4);
 }
 
-TEST_CASE("worker link: attempts that were revoked before they were taken") {
+TEST_CASE("worker link: an attempt that was revoked before the worker took it") {
   LinkFixture world;
   auto client = world.worker();
   world.begin(0);
@@ -211,7 +211,7 @@ TEST_CASE("worker link: attempts that were revoked before they were taken") {
   CHECK_FALSE(readable(client->interrupt()));
 }
 
-TEST_CASE("worker link: a process is heard when its start is known") {
+TEST_CASE("worker link: a process is read once its start is known") {
   LinkFixture world;
   const auto control = world.link->expect(0);
   auto client = WorkerLinkClient::connect(*control, true, false);
@@ -222,7 +222,7 @@ TEST_CASE("worker link: a process is heard when its start is known") {
   world.until_said("0 hello rejoin");
 }
 
-TEST_CASE("worker link: an order that waits for the hello, and is given within it") {
+TEST_CASE("worker link: an order waits for the hello, and may be sent from the hello's handler") {
   LinkFixture world;
   const auto control = world.expect(0);
   world.begin(0);
@@ -235,7 +235,7 @@ TEST_CASE("worker link: an order that waits for the hello, and is given within i
   CHECK(other->next_attempt()->attempt == 5);
 }
 
-TEST_CASE("worker link: the agent goes away") {
+TEST_CASE("worker link: the agent closes the link") {
   LinkFixture world;
   auto client = world.worker();
   world.begin(0);
@@ -252,7 +252,7 @@ TEST_CASE("worker link: the agent goes away") {
   CHECK(readable(client->interrupt()));
 }
 
-TEST_CASE("worker link: the agent goes away while the worker waits") {
+TEST_CASE("worker link: the agent closes the link while the worker waits") {
   LinkFixture world;
   auto client = world.worker();
   auto waiting = std::async(std::launch::async, [&] { return client->next_attempt(); });
@@ -260,7 +260,7 @@ TEST_CASE("worker link: the agent goes away while the worker waits") {
   CHECK(waiting.get().error().code == ErrorCode::kLinkLost);
 }
 
-TEST_CASE("worker link: a stop") {
+TEST_CASE("worker link: the agent sends a stop") {
   LinkFixture world;
   auto client = world.worker();
   world.begin(0);
@@ -272,7 +272,7 @@ TEST_CASE("worker link: a stop") {
   CHECK(client->next_attempt().error().code == ErrorCode::kCancelled);
 }
 
-TEST_CASE("worker link: no order comes") {
+TEST_CASE("worker link: a wait without an order ends at its deadline") {
   LinkFixture world;
   auto client = world.worker();
   world.begin(0);
@@ -304,7 +304,7 @@ TEST_CASE("worker link: the first connection of a rank counts") {
   CHECK((*anew)->next_attempt()->attempt == 1);
 }
 
-TEST_CASE("worker link: steps are reported ten times a second, and the last one always") {
+TEST_CASE("worker link: steps are sent ten times a second, and the last one always") {
   LinkFixture world;
   auto client = world.worker();
   const auto start = Clock::now();
@@ -327,7 +327,7 @@ TEST_CASE("worker link: steps are reported ten times a second, and the last one 
   CHECK(world.record.phase == "the last");
 }
 
-TEST_CASE("worker link: at() from many threads") {
+TEST_CASE("worker link: many threads may call at()") {
   LinkFixture world;
   auto client = world.worker();
   std::vector<std::thread> threads;
@@ -346,7 +346,7 @@ TEST_CASE("worker link: at() from many threads") {
   world.until_said("0 revoked 0 1");
 }
 
-TEST_CASE("worker link: where there is no agent") {
+TEST_CASE("worker link: a missing or malformed agent address is an error") {
   const auto code = [](const std::string& control) {
     return WorkerLinkClient::connect(control, true, false).error().code;
   };
@@ -359,7 +359,7 @@ TEST_CASE("worker link: where there is no agent") {
         "DDPLAUNCH_CONTROL is \"here\", which is no unix:PATH");
 }
 
-TEST_CASE("worker link: an agent that speaks something else") {
+TEST_CASE("worker link: an agent that speaks another protocol") {
   const std::string path = "/tmp/ddp-worker-link-" + std::to_string(::getpid());
   for (const std::string& words : {std::string("HTTP/1.1 400 Bad Request\n"), std::string(5000, 'x')}) {
     ::unlink(path.c_str());
@@ -380,7 +380,7 @@ TEST_CASE("worker link: an agent that speaks something else") {
   ::unlink(path.c_str());
 }
 
-TEST_CASE("worker link: the directory and its sockets are ours alone, and go") {
+TEST_CASE("worker link: the directory and its sockets are private and are removed") {
   const std::set<int> before = open_descriptors();
   std::string directory;
   {
@@ -401,7 +401,7 @@ TEST_CASE("worker link: the directory and its sockets are ours alone, and go") {
   CHECK(open_descriptors() == before);
 }
 
-TEST_CASE("worker link: where the directory is made") {
+TEST_CASE("worker link: an unusable base directory is replaced by /tmp") {
   asio::io_context loop{1};
   LinkRecord record;
   for (const std::string& base : {std::string(), std::string("/nowhere/at/all"), std::string("relative"),
@@ -415,7 +415,7 @@ TEST_CASE("worker link: where the directory is made") {
   }
 }
 
-TEST_CASE("worker link: a worker that does not read") {
+TEST_CASE("worker link: a worker that does not read blocks nothing") {
   LinkFixture world;
   const auto control = world.expect(0);
   const UniqueFd worker = raw_connection(*control);
@@ -431,7 +431,7 @@ TEST_CASE("worker link: a worker that does not read") {
   CHECK(world.record.said.size() == 2);
 }
 
-TEST_CASE("worker link: what was queued comes when the worker reads again") {
+TEST_CASE("worker link: queued messages arrive when the worker reads again") {
   LinkFixture world;
   const auto control = world.expect(0);
   const UniqueFd worker = raw_connection(*control);
@@ -459,7 +459,7 @@ TEST_CASE("worker link: what was queued comes when the worker reads again") {
   CHECK(world.link->can_rejoin(0));
 }
 
-TEST_CASE("worker link: one that is ignored is let go, others go on") {
+TEST_CASE("worker link: a worker that is ignored is disconnected, and others continue") {
   LinkFixture world;
   const auto control = world.expect(0);
   const UniqueFd worker = raw_connection(*control);
@@ -475,7 +475,7 @@ TEST_CASE("worker link: one that is ignored is let go, others go on") {
   CHECK(other->next_attempt().has_value());
 }
 
-TEST_CASE("worker link: forgotten within its own event") {
+TEST_CASE("worker link: a worker may be removed within its own event") {
   LinkFixture world;
   world.record.on_hello = [&] { world.link->forget(0); };
   const auto control = world.expect(0);
@@ -489,7 +489,7 @@ TEST_CASE("worker link: forgotten within its own event") {
 }
 
 TEST_CASE("worker link: another user is refused", "[root]") {
-  if (::geteuid() != 0) SKIP_TEST("only root can be another user");
+  if (::geteuid() != 0) SKIP_TEST("only root can run as another user");
   LinkFixture world;
   const auto control = world.expect(0);
   ::chmod(world.link->directory().c_str(), 0755);

@@ -110,7 +110,7 @@ std::string text_of(const fs::path& path) {
 
 }  // namespace
 
-TEST_CASE("our own groups are those that list us") {
+TEST_CASE("the process' own groups are those that list the process") {
   kinds();
   const CgroupDirs dirs = own_cgroups();
   for (const std::string& dir : {dirs.v2, dirs.freezer}) {
@@ -120,7 +120,7 @@ TEST_CASE("our own groups are those that list us") {
   }
 }
 
-TEST_CASE("a child lives in its group from the start, and so does what it starts") {
+TEST_CASE("a child is in its group from its start, and so are its descendants") {
   for (const Kind kind : kinds()) {
     for (const bool started_there : {true, false}) {
       const std::size_t descriptors = open_descriptors();
@@ -141,7 +141,7 @@ TEST_CASE("a child lives in its group from the start, and so does what it starts
   }
 }
 
-TEST_CASE("a group that cannot be entered does not keep a child from starting") {
+TEST_CASE("a child starts even when its group cannot be entered") {
   const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
   Worker stranger = start(null.get(), null.get(), "exit", "4");
   CHECK(wait_end(stranger.process) == ExitStatus::exited(4));
@@ -155,7 +155,7 @@ TEST_CASE("a group that cannot be entered does not keep a child from starting") 
   }
 }
 
-TEST_CASE("a child's failed start is reported as without a group, and leaves an empty group") {
+TEST_CASE("a failed start is reported as without a group, and leaves an empty group") {
   for (const Kind kind : kinds()) {
     Cgroup group = make(kind);
     ChildSpec spec;
@@ -172,7 +172,7 @@ TEST_CASE("a child's failed start is reported as without a group, and leaves an 
   }
 }
 
-TEST_CASE("a fork storm dies of the group's kill alone") {
+TEST_CASE("killing the group alone ends a fork storm") {
   for (const Kind kind : kinds()) {
     Cgroup group = make(kind);
     Worker worker = start_in(group, "storm", "300");
@@ -190,7 +190,7 @@ TEST_CASE("a fork storm dies of the group's kill alone") {
   }
 }
 
-TEST_CASE("who has left tree, session and environment is reached by the group") {
+TEST_CASE("a process that left tree, session and environment is killed through its group") {
   for (const Kind kind : kinds()) {
     Cgroup group = make(kind);
     Worker worker = start_in(group, "daemon");
@@ -210,7 +210,7 @@ TEST_CASE("who has left tree, session and environment is reached by the group") 
   }
 }
 
-TEST_CASE("a group's kill reaches also a process of another user", "[root]") {
+TEST_CASE("killing a group also ends processes of another user", "[root]") {
   if (geteuid() != 0 || std::count(kinds().begin(), kinds().end(), Kind::kV2) == 0)
     SKIP_TEST("needs root and cgroup v2");
   Cgroup group = make(Kind::kV2);
@@ -229,7 +229,7 @@ TEST_CASE("a group's kill reaches also a process of another user", "[root]") {
   finish(worker, group);
 }
 
-TEST_CASE("groups that a worker makes in its own go with it") {
+TEST_CASE("groups that a worker creates inside its own are removed with it") {
   for (const Kind kind : kinds()) {
     Cgroup group = make(kind);
     REQUIRE(mkdir((group.path() + "/a").c_str(), 0755) == 0);
@@ -244,7 +244,7 @@ TEST_CASE("groups that a worker makes in its own go with it") {
   }
 }
 
-TEST_CASE("what dead agents left is ended and removed, and nothing else") {
+TEST_CASE("groups of dead agents are killed and removed, and no others") {
   for (const Kind kind : kinds()) {
     const CgroupDirs dirs = only(kind);
     const std::string own = kind == Kind::kV2 ? dirs.v2 : dirs.freezer;
@@ -275,7 +275,7 @@ TEST_CASE("what dead agents left is ended and removed, and nothing else") {
   }
 }
 
-TEST_CASE("one agent may make the same name twice") {
+TEST_CASE("one agent may create two groups of the same name") {
   for (const Kind kind : kinds()) {
     Cgroup one = make(kind);
     Cgroup two = make(kind);
@@ -285,7 +285,7 @@ TEST_CASE("one agent may make the same name twice") {
   }
 }
 
-TEST_CASE("places that are not our group are refused, in words") {
+TEST_CASE("directories that are not the process' own group are refused with the reason") {
   CHECK(Cgroup::make({}, "job", 0).error().text == "neither cgroup v2 nor the freezer of v1 is mounted here");
   CHECK(Cgroup::make({"/tmp", ""}, "job", 0).error().text == "/tmp is not our own control group");
   CHECK(Cgroup::make({"", "/no/such"}, "job", 0).error().text == "/no/such: No such file or directory");
@@ -305,8 +305,8 @@ TEST_CASE("places that are not our group are refused, in words") {
   }
 }
 
-TEST_CASE("who may not write gets no group, and gets the reason", "[root]") {
-  if (geteuid() != 0) SKIP_TEST("only root can be somebody else");
+TEST_CASE("without write permission no group is created, and the reason is reported", "[root]") {
+  if (geteuid() != 0) SKIP_TEST("only root can run as another user");
   Pipe report_pipe = make_pipe();
   CHECK(in_another_process([&] {
           if (setresgid(65534, 65534, 65534) != 0 || setresuid(65534, 65534, 65534) != 0) return 1;
@@ -376,7 +376,7 @@ TEST_CASE("a killed agent: the keeper kills and removes the group") {
   }
 }
 
-TEST_CASE("an agent past its lease sees no end of the workers that its keeper kills") {
+TEST_CASE("an agent past its lease does not see the ends of workers that its keeper kills") {
   kinds();
   Node node = start_node("family", 5, "silent", "50");
   CHECK(wait_end(node.keeper) == ExitStatus::exited(113));
@@ -402,7 +402,7 @@ TEST_CASE("a killed keeper: the agent kills and removes the group") {
   reap_adopted({});
 }
 
-TEST_CASE("agent and keeper killed in one moment: the next attempt removes the group once it is empty") {
+TEST_CASE("agent and keeper killed at once: the next attempt removes the group once it is empty") {
   kinds();
   Node node = start_node("daemon", 2);
   REQUIRE(kill(node.keeper.pid(), SIGSTOP) == 0);

@@ -78,7 +78,7 @@ TEST_CASE("a child gets its arguments and environment byte for byte, and its dir
   CHECK(output_of(spec) == "|a b|'\"$x\\|\xff\x01\n|one\ntwo = \xc3\x28|/proc\n");
 }
 
-TEST_CASE("a child inherits no environment that was not named") {
+TEST_CASE("a child inherits only the named environment") {
   ChildSpec spec;
   spec.path = "/usr/bin/env";
   spec.argv = {"env"};
@@ -126,7 +126,7 @@ TEST_CASE("a program that cannot be executed is reported with the reason") {
                                           "script needs a first line #!INTERPRETER");
 }
 
-TEST_CASE("a script named relative to the child's directory is explained there") {
+TEST_CASE("a script with a path relative to the child's directory is explained in the error") {
   Directory directory;
   directory.file("run", "#!/opt/none/sh\n", 0755);
   ChildSpec spec;
@@ -186,7 +186,7 @@ TEST_CASE("without a free descriptor the start fails and leaves nothing behind")
     CHECK(info.parent != getpid());
 }
 
-TEST_CASE("a child has the named descriptors and no other, not even forgotten ones") {
+TEST_CASE("a child has the named descriptors and no other, not even leaked ones") {
   const UniqueFd forgotten(open("/dev/null", O_RDONLY));  // without close-on-exec
   const UniqueFd high(fcntl(forgotten.get(), F_DUPFD, 700));
   ChildSpec spec;
@@ -196,16 +196,16 @@ TEST_CASE("a child has the named descriptors and no other, not even forgotten on
   CHECK(output_of(spec) == "0\n1\n2\n3\n5\n");  // 3 is the directory that ls reads
 }
 
-TEST_CASE("descriptors may trade places, and keep their own number") {
+TEST_CASE("descriptors may be swapped or keep their number") {
   Pipe first = make_pipe();
   Pipe second = make_pipe();
   const int a = first.write_end.get();
   const int b = second.write_end.get();
   ChildSpec spec = shell("echo a >&" + std::to_string(a) + "; echo b >&" + std::to_string(b));
-  SECTION("swapped") {
+  SECTION("descriptors are swapped") {
     spec.inherit = {{a, b}, {b, a}};
   }
-  SECTION("in place") {
+  SECTION("a descriptor keeps its number") {
     spec.inherit = {{b, b}, {a, a}};
   }
   const bool swapped = spec.inherit[0].fd != spec.inherit[0].as;
@@ -218,7 +218,7 @@ TEST_CASE("descriptors may trade places, and keep their own number") {
   wait_end(*child);
 }
 
-TEST_CASE("our standard streams may be handed over in any order") {
+TEST_CASE("the parent's standard streams may be passed on in any order") {
   Pipe out = make_pipe();
   Pipe err = make_pipe();
   // The child's stdout and stderr are this process's descriptors 2 and 1. The plan sees a swap.
@@ -239,7 +239,7 @@ TEST_CASE("our standard streams may be handed over in any order") {
   wait_end(*child);
 }
 
-TEST_CASE("a child has default dispositions and nothing blocked, whatever we have") {
+TEST_CASE("a child has default dispositions and no blocked signal, regardless of its parent") {
   struct sigaction old_pipe, old_user;
   struct sigaction ignore = {}, handle = {};
   ignore.sa_handler = SIG_IGN;
@@ -271,7 +271,7 @@ TEST_CASE("a child has default dispositions and nothing blocked, whatever we hav
   CHECK(sigismember(&now, SIGINT) == 0);
 }
 
-TEST_CASE("a child leads its own session and group, or stays in ours") {
+TEST_CASE("a child leads its own session and group, or stays in its parent's") {
   for (const bool own : {true, false}) {
     ChildSpec spec = shell("kill -STOP $$");
     spec.new_session = own;

@@ -62,7 +62,7 @@ TEST_CASE("a tool's output and exit are reported") {
   CHECK(bad.trouble == "it exited 3");
 }
 
-TEST_CASE("a main thread that has left does not end its process") {
+TEST_CASE("a process whose main thread has ended still counts as running") {
   int ready[2];
   REQUIRE(pipe2(ready, O_CLOEXEC) == 0);
   const pid_t child = fork();
@@ -92,7 +92,7 @@ TEST_CASE("a main thread that has left does not end its process") {
   CHECK(waitpid(child, nullptr, 0) == child);
 }
 
-TEST_CASE("a tool that does not end is killed with what it started") {
+TEST_CASE("a tool that does not end is killed with the processes that it started") {
   const auto began = Clock::now();
   const ToolOutput output = shell("sleep 1000 & echo $!; wait", 300ms);
   CHECK(Clock::now() - began < 5s);
@@ -115,13 +115,13 @@ TEST_CASE("a child that holds the pipe in a session of its own is not waited for
   CHECK(output.text == "fine\n");
 }
 
-TEST_CASE("an endless answer is cut") {
+TEST_CASE("endless output is cut") {
   const ToolOutput output = shell("head -c 1000000 /dev/zero | tr '\\0' x", 20s, 1000);
   CHECK(output.success);
   CHECK(output.text == std::string(1000, 'x') + "\n(cut here)\n");
 }
 
-TEST_CASE("a tool that cannot be executed is no disaster") {
+TEST_CASE("a tool that cannot be executed is reported as an error") {
   ChildSpec spec;
   spec.path = "/nonexistent/gdb";
   spec.argv = {"gdb"};
@@ -170,7 +170,7 @@ class Child {
   pid_t pid_ = -1;
 };
 
-TEST_CASE("what a process waits for is read from the kernel") {
+TEST_CASE("the state of a waiting process is read from the kernel") {
   int ends[2];
   REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
   const auto read_pipe = [&ends](int ready) {
@@ -213,7 +213,7 @@ TEST_CASE("the peer of a socket is named") {
   close(listener);
 }
 
-TEST_CASE("a process that has gone is reported as gone") {
+TEST_CASE("a process that has ended is reported as ended") {
   pid_t pid = -1;
   {
     const Child child([](int ready) {
@@ -295,7 +295,7 @@ TEST_CASE("NCCL is asked in its own protocol") {
   CHECK(asked("SERVER PROTOCOL 2\nOK\n" + std::string(100'000, 'x'), true, nullptr, 1000).size() <= 1001);
 }
 
-TEST_CASE("nobody at the RAS address is no error") {
+TEST_CASE("a RAS address without a listener is no error") {
   asio::io_context loop(1);
   asio::ip::tcp::acceptor free(loop, {asio::ip::make_address("127.0.0.1"), 0});
   const RasAddress where{asio::ip::make_address("127.0.0.1"), free.local_endpoint().port()};

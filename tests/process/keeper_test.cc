@@ -63,7 +63,7 @@ std::string ended(std::size_t count) {
 
 }  // namespace
 
-TEST_CASE("an agent that ends by itself gives its code, and what it left is ended") {
+TEST_CASE("an agent that exits passes its code on, and its remaining processes are killed") {
   const std::size_t descriptors = open_descriptors();
   {
     Node node = start("exit", "0", {"family"});
@@ -76,7 +76,7 @@ TEST_CASE("an agent that ends by itself gives its code, and what it left is ende
   CHECK(open_descriptors() == descriptors);
 }
 
-TEST_CASE("a killed agent: its whole tree goes") {
+TEST_CASE("the whole tree of a killed agent is killed") {
   Node node = start_ready("serve", "0", "family", 5);
   REQUIRE(kill(node.agent, SIGKILL) == 0);
   CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
@@ -84,7 +84,7 @@ TEST_CASE("a killed agent: its whole tree goes") {
   CHECK(node.said() == "ddplaunchd keeper: the agent was killed by SIGKILL" + ended(5));
 }
 
-TEST_CASE("a keeper that could not end a process says so by its exit code, whatever became of the agent",
+TEST_CASE("a keeper that could not kill a process reports it by its exit code, for any end of the agent",
           "[root]") {
   if (geteuid() != 0) SKIP_TEST("only root can start a process of another user");
   for (const bool killed : {false, true}) {
@@ -108,7 +108,7 @@ TEST_CASE("a keeper that could not end a process says so by its exit code, whate
   }
 }
 
-TEST_CASE("the exit code shows a killed agent even when nobody reads stderr any more") {
+TEST_CASE("the exit code shows a killed agent even when no process reads stderr") {
   Node node = start_ready("serve", "0", "family", 5);
   node.errors.read_end.reset();
   REQUIRE(kill(node.agent, SIGKILL) == 0);
@@ -116,14 +116,14 @@ TEST_CASE("the exit code shows a killed agent even when nobody reads stderr any 
   CHECK(node.all_gone());
 }
 
-TEST_CASE("a killed agent amid a fork storm: its whole tree goes") {
+TEST_CASE("the whole tree of an agent killed during a fork storm is killed") {
   std::vector<std::string> worker;
   std::size_t bytes = 0;
-  SECTION("a growing crowd") {
+  SECTION("the storm only grows") {
     worker = {"storm", "300"};
     bytes = 40;
   }
-  SECTION("one that forks and ends all the time") {
+  SECTION("the storm forks and exits all the time") {
     worker = {"hop"};
     bytes = 2;
   }
@@ -139,7 +139,7 @@ TEST_CASE("a killed agent amid a fork storm: its whole tree goes") {
   CHECK(node.all_gone());
 }
 
-TEST_CASE("an agent that is stopped past its lease goes, with its whole tree") {
+TEST_CASE("an agent that is frozen past its lease is killed with its whole tree") {
   Node node = start_ready("serve", "300", "family", 5);
   // Wait longer than the lease: the agent renews it.
   CHECK(!wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(900)));
@@ -153,7 +153,7 @@ TEST_CASE("an agent that is stopped past its lease goes, with its whole tree") {
   CHECK(node.said() == "ddplaunchd keeper: the agent was silent for longer than its lease" + ended(6));
 }
 
-TEST_CASE("a stopped agent without a lease is waited for") {
+TEST_CASE("a frozen agent without a lease is waited for") {
   Node node = start_ready("serve", "0", "stubborn", 1);
   REQUIRE(kill(node.agent, SIGSTOP) == 0);
   CHECK(!wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(500)));
@@ -163,14 +163,14 @@ TEST_CASE("a stopped agent without a lease is waited for") {
   CHECK(node.all_gone());
 }
 
-TEST_CASE("a killed keeper: the agent cleans up and leaves") {
+TEST_CASE("the agent stops its workers and exits after the kill of its keeper") {
   Node node = start_ready("serve", "0", "family", 5);
   REQUIRE(kill(node.keeper.pid(), SIGKILL) == 0);
   CHECK(wait_end(node.keeper) == ExitStatus::signaled(SIGKILL));
   CHECK(node.all_gone());
 }
 
-TEST_CASE("a killed keeper wakes even a stopped agent, which cleans up and leaves") {
+TEST_CASE("the kill of the keeper wakes even a frozen agent, which stops its workers and exits") {
   Node node = start_ready("serve", "0", "family", 5);
   REQUIRE(kill(node.agent, SIGSTOP) == 0);
   while (read_process(node.agent)->state != 'T')
@@ -180,7 +180,7 @@ TEST_CASE("a killed keeper wakes even a stopped agent, which cleans up and leave
   CHECK(node.all_gone());
 }
 
-TEST_CASE("a keeper that is stopped continues, and does not take itself for a silent agent") {
+TEST_CASE("a frozen keeper that continues does not take its own pause for a silent agent") {
   Node node = start_ready("serve", "900", "stubborn", 1);
   REQUIRE(node.keeper.send_signal(SIGSTOP).has_value());
   CHECK(!wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(1500)));
@@ -190,7 +190,7 @@ TEST_CASE("a keeper that is stopped continues, and does not take itself for a si
   CHECK(node.all_gone());
 }
 
-TEST_CASE("a keeper that is stopped when its agent is killed ends the tree all the same") {
+TEST_CASE("a frozen keeper kills the tree when its agent is killed") {
   for (const bool agent_first : {false, true}) {
     Node node = start_ready("serve", "0", "family", 5);
     if (agent_first) REQUIRE(kill(node.agent, SIGKILL) == 0);
@@ -201,7 +201,7 @@ TEST_CASE("a keeper that is stopped when its agent is killed ends the tree all t
   }
 }
 
-TEST_CASE("a stop of the keeper reaches the agent as the signal it was") {
+TEST_CASE("a stop signal to the keeper reaches the agent as the same signal") {
   for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
     Node node = start_ready("serve", "0", "family", 5);
     REQUIRE(node.keeper.send_signal(number).has_value());
@@ -211,7 +211,7 @@ TEST_CASE("a stop of the keeper reaches the agent as the signal it was") {
   }
 }
 
-TEST_CASE("a stop of the keeper reaches also an agent that is stopped") {
+TEST_CASE("a stop signal to the keeper also reaches a frozen agent") {
   Node node = start_ready("serve", "0", "family", 5);
   REQUIRE(kill(node.agent, SIGSTOP) == 0);
   while (read_process(node.agent)->state != 'T')
@@ -221,7 +221,7 @@ TEST_CASE("a stop of the keeper reaches also an agent that is stopped") {
   CHECK(node.all_gone());
 }
 
-TEST_CASE("an agent that dies of the stop that was passed on: 128 and its number, and its tree goes") {
+TEST_CASE("an agent that a forwarded signal kills: 128 + signal, and its tree is killed") {
   for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
     Node node = start_ready("deaf", "0", "family", 5);
     REQUIRE(node.keeper.send_signal(number).has_value());
@@ -230,8 +230,7 @@ TEST_CASE("an agent that dies of the stop that was passed on: 128 and its number
   }
 }
 
-TEST_CASE(
-    "the keeper has its own name, and holds neither stdin nor stdout nor anything else of the agent's") {
+TEST_CASE("the keeper has its own name, and holds no stdin, stdout or other descriptor of the agent") {
   Node node = start_ready("serve", "0", "rest", 1);
   const std::string proc = "/proc/" + std::to_string(node.keeper.pid());
   CHECK(read_process(node.keeper.pid())->comm == "ddp-keeper");

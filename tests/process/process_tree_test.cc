@@ -45,7 +45,7 @@ void reap_all(Worker& worker) {
 
 }  // namespace
 
-TEST_CASE("stat lines with odd names are read") {
+TEST_CASE("stat lines with unusual names are parsed") {
   const std::string tail =
       " 10 11 12 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 987654 1000 18446744073709551615\n";
   const auto info = parse_stat("123 (a) R (b) S) D" + tail);
@@ -64,7 +64,7 @@ TEST_CASE("stat lines with odd names are read") {
   CHECK(!parse_stat(")1(").has_value());
 }
 
-TEST_CASE("a status is read") {
+TEST_CASE("a status file is parsed") {
   const std::string text =
       "Name:\ta) (b\nUmask:\t0022\nState:\tD (disk "
       "sleep)\nTgid:\t12\nNgid:\t0\nPid:\t12\nPPid:\t3\nTracerPid:\t9\n"
@@ -80,7 +80,7 @@ TEST_CASE("a status is read") {
   CHECK(!parse_status(text.substr(0, text.find("Uid"))).has_value());
 }
 
-TEST_CASE("a mark is a whole entry") {
+TEST_CASE("a mark matches a whole environment entry only") {
   const std::string environment("A=1\0JOB=12\0EMPTY=\0", 18);
   CHECK(has_entry(environment, "JOB=12"));
   CHECK(!has_entry(environment, "JOB=1"));
@@ -92,7 +92,7 @@ TEST_CASE("a mark is a whole entry") {
   CHECK(!entry_value("", "JOB").has_value());
 }
 
-TEST_CASE("our own line of the table is right") {
+TEST_CASE("the table's entry of this process is right") {
   const auto self = read_process(getpid());
   REQUIRE(self.has_value());
   CHECK(self->parent == getppid());
@@ -102,7 +102,7 @@ TEST_CASE("our own line of the table is right") {
   CHECK(!read_process(0x3fffff).has_value());
 }
 
-TEST_CASE("a tree with ignored TERM, other sessions, a daemon and a stopped process ends whole") {
+TEST_CASE("a tree with ignored TERM, other sessions, a daemon and a frozen process is killed completely") {
   const std::size_t descriptors = open_descriptors();
   {
     Worker worker = start("family");
@@ -119,7 +119,7 @@ TEST_CASE("a tree with ignored TERM, other sessions, a daemon and a stopped proc
   CHECK(open_descriptors() == descriptors);
 }
 
-TEST_CASE("a child is known by its pidfd: whoever has its number now is left alone") {
+TEST_CASE("a child is identified by its pidfd: another process with its reused PID is left alone") {
   Worker before = start("rest");
   Worker chosen = start("family");
   Worker other = start("rest");
@@ -142,7 +142,7 @@ TEST_CASE("a child is known by its pidfd: whoever has its number now is left alo
   reap_all(other);
 }
 
-TEST_CASE("a fork storm ends whole") {
+TEST_CASE("a fork storm is killed completely") {
   Worker worker = start("storm", {}, "300");
   // Act in the middle of the storm, when there is a crowd.
   REQUIRE(read_bytes(worker.liveness.read_end.get(), 40).size() == 40);
@@ -155,7 +155,7 @@ TEST_CASE("a fork storm ends whole") {
   reap_all(worker);
 }
 
-TEST_CASE("a tree with more processes than we may have descriptors ends whole") {
+TEST_CASE("a tree with more processes than free descriptors is killed completely") {
   Worker worker = start("storm", {}, "150");
   REQUIRE(read_bytes(worker.liveness.read_end.get(), 100).size() == 100);
   rlimit before{};
@@ -170,7 +170,7 @@ TEST_CASE("a tree with more processes than we may have descriptors ends whole") 
   reap_all(worker);
 }
 
-TEST_CASE("a program that forks and ends all the time is caught") {
+TEST_CASE("a program that forks and exits all the time is caught") {
   Worker worker = start("hop");
   REQUIRE(read_bytes(worker.liveness.read_end.get(), 1) == "r");
   const auto began = std::chrono::steady_clock::now();
@@ -187,7 +187,7 @@ TEST_CASE("a program that forks and ends all the time is caught") {
   reap_adopted({});
 }
 
-TEST_CASE("a kill leaves alone what it has to keep") {
+TEST_CASE("a kill spares the processes that it must keep") {
   Worker kept = start("rest");
   Worker other = start("stubborn");
   REQUIRE(read_bytes(kept.liveness.read_end.get(), 1) == "r");
@@ -198,7 +198,7 @@ TEST_CASE("a kill leaves alone what it has to keep") {
   CHECK(read_process(kept.process.pid())->state == 'S');  // not even stopped
 }
 
-TEST_CASE("a kill in steps never blocks for long and ends the same") {
+TEST_CASE("a stepwise kill never blocks for long and has the same result") {
   Worker worker = start("family");
   REQUIRE(read_bytes(worker.liveness.read_end.get(), 5) == "rrrrr");
   TreeKill kill({}, kKillBound);
@@ -225,7 +225,7 @@ int in_another_process(const std::function<int()>& body) {
 
 }  // namespace
 
-TEST_CASE("processes outside the tree are found by the job's mark, and only they") {
+TEST_CASE("workers outside the tree are found by the job's mark, and no other processes") {
   const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
   const std::string id = job.substr(job.find('=') + 1);
   Worker ours = start("family", {job, "LOCAL_RANK=1"});
@@ -244,7 +244,7 @@ TEST_CASE("processes outside the tree are found by the job's mark, and only they
   CHECK(!shell.process.peek().has_value());
 }
 
-TEST_CASE("marked processes below another keeper belong to that one") {
+TEST_CASE("marked processes below another keeper belong to that keeper") {
   const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
   const std::string id = job.substr(job.find('=') + 1);
   Pipe liveness = make_pipe();
@@ -263,7 +263,7 @@ TEST_CASE("marked processes below another keeper belong to that one") {
   CHECK(reaches_end(liveness.read_end.get()));
 }
 
-TEST_CASE("a process of another user is named, not denied", "[root]") {
+TEST_CASE("a process of another user is reported, not hidden", "[root]") {
   if (geteuid() != 0) SKIP_TEST("only root can start a process of another user");
   REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
   // A worker of root below a process that has given up root, as below sudo.
@@ -299,7 +299,7 @@ TEST_CASE("a process of another user is named, not denied", "[root]") {
   reap_adopted({});
 }
 
-TEST_CASE("orphans are reaped, children that somebody owns are not") {
+TEST_CASE("orphans are reaped, and children with an owner are not") {
   Worker owned = start("exit", {}, "4");
   Worker parent = start("orphan");
   REQUIRE(read_bytes(parent.liveness.read_end.get(), 1) == "r");

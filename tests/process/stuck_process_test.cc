@@ -53,7 +53,7 @@ class Stuck {
 
 }  // namespace
 
-TEST_CASE("a process that holds readers of its environment delays no kill of the tree, and ends no search") {
+TEST_CASE("a process that blocks readers of its environment delays no kill of the tree and ends no search") {
   const Stuck stuck;
   if (!stuck.possible()) SKIP_TEST("needs /dev/fuse and the right to mount");
   const std::size_t descriptors = open_descriptors();
@@ -87,7 +87,7 @@ TEST_CASE("a process that holds readers of its environment delays no kill of the
   CHECK(open_descriptors() <= descriptors);
 }
 
-TEST_CASE("a search goes on behind the process that holds its reader") {
+TEST_CASE("a search continues behind the process that blocks its reader") {
   const Stuck stuck;
   if (!stuck.possible()) SKIP_TEST("needs /dev/fuse and the right to mount");
   const std::string job = unique_mark("DDPLAUNCH_JOB_ID");

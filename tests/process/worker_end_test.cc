@@ -31,9 +31,7 @@ class RecordedEvents final : public WorkerEvents {
   std::vector<char> buffer_ = std::vector<char>(4096);
 };
 
-TEST_CASE(
-    "a worker that somebody else terminates does not end by our stop, although that comes before it is seen "
-    "dead") {
+TEST_CASE("a worker terminated from outside is not attributed to our stop, even if seen dead after it") {
   asio::io_context loop;
   RecordedEvents events;
   WorkerGroup group(loop.get_executor(), events, {});

@@ -111,7 +111,7 @@ Clock::duration kill_leftovers(Ranks& ranks) {
 
 }  // namespace
 
-TEST_CASE("what dead ranks left is killed, also in sessions of its own; what running ranks started is not") {
+TEST_CASE("processes of ended ranks are killed in any session, those of running ranks are kept") {
   Ranks ranks("leave");
   ranks.run_until(
       [&] { return ranks.events.said[0] + ranks.events.said[1] + ranks.events.said[2] == "rrrrr"; });
@@ -122,7 +122,7 @@ TEST_CASE("what dead ranks left is killed, also in sessions of its own; what run
   CHECK(ranks.group.is_alive(2));
 }
 
-TEST_CASE("an orphan whose environment cannot be read does not hold the loop", "[fuse]") {
+TEST_CASE("an orphan whose environment cannot be read does not block the event loop", "[fuse]") {
   Ranks ranks("leave-stuck");
   ranks.run_until([&] { return ranks.events.said[0].size() == 3 && ranks.events.said[1].size() == 2; });
   if (ranks.events.said[0] != "rrr") SKIP_TEST("needs /dev/fuse and the right to mount");

@@ -38,7 +38,7 @@ double cpu_seconds() {
          static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
 }
 
-TEST_CASE("simulation: thousands of small worlds keep what is promised") {
+TEST_CASE("simulation: thousands of small worlds keep the guarantees") {
   const std::uint64_t one = number_from("DDP_SIM_SEED", 0);
   const std::uint64_t first = one == 0 ? 1 : one;
   const std::uint64_t last = one == 0 ? number_from("DDP_SIM_SEEDS", kSlow ? 3'000 : 10'000) : one;
@@ -81,7 +81,7 @@ std::uint64_t found_after(InjectedBug bug, std::string& what) {
   return 0;
 }
 
-TEST_CASE("simulation: it finds errors that are made on purpose") {
+TEST_CASE("simulation: it finds injected errors") {
   const std::map<InjectedBug, std::string> bugs{{InjectedBug::kNoLease, "no lease"},
                                                 {InjectedBug::kPingsUnasked, "pings unasked"},
                                                 {InjectedBug::kLateBelieved, "late messages believed"},
@@ -119,8 +119,7 @@ Setup plain_setup(int nodes, int slots) {
   return setup;
 }
 
-TEST_CASE(
-    "simulation: who is frozen or cut off for less than its timeout is not lost, and nothing is restarted") {
+TEST_CASE("simulation: a node frozen or cut off for less than its timeout is not lost, without a restart") {
   for (const Fault fault : {Fault::kAgentFrozen, Fault::kMachinePaused, Fault::kMasterFrozen, Fault::kCut,
                             Fault::kCutFromNode, Fault::kCutToNode}) {
     for (std::uint64_t seed = 1; seed <= 20; ++seed) {
@@ -136,7 +135,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("simulation: who is gone for longer is replaced, and the job is done") {
+TEST_CASE("simulation: a node gone for longer is replaced, and the job finishes") {
   for (const Fault fault : {Fault::kCrash, Fault::kAgentKilled, Fault::kAgentFrozen, Fault::kMachinePaused,
                             Fault::kCut, Fault::kCutFromNode, Fault::kCutToNode, Fault::kLinkReset}) {
     for (std::uint64_t seed = 1; seed <= 20; ++seed) {
@@ -155,7 +154,7 @@ TEST_CASE("simulation: who is gone for longer is replaced, and the job is done")
   }
 }
 
-TEST_CASE("simulation: 10,000 nodes with 8 workers each, of which 20 are lost") {
+TEST_CASE("simulation: 10,000 nodes with 8 workers each survive the loss of 20 nodes") {
   const int nodes = kSlow ? 2'000 : 10'000;
   Setup setup = plain_setup(nodes, 8);
   setup.rules.min_nodes = nodes - nodes / 10;

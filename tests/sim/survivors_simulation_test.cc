@@ -25,7 +25,7 @@ std::uint64_t number_from(const char* name, std::uint64_t otherwise) {
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
-TEST_CASE("survivors: hundreds of jobs end with equal weights, or with what befell them") {
+TEST_CASE("survivors: hundreds of jobs end with equal weights or with the right cause") {
   const std::uint64_t one = number_from("DDP_SIM_SEED", 0);
   const std::uint64_t first = one == 0 ? 1 : one;
   const std::uint64_t last = one == 0 ? number_from("DDP_SIM_SEEDS", kSlow ? 100 : 300) : one;
@@ -61,7 +61,7 @@ TEST_CASE("survivors: hundreds of jobs end with equal weights, or with what befe
   CHECK(static_cast<int>(kinds.size()) == kMishaps);
 }
 
-TEST_CASE("survivors: 500 mishaps in one job") {
+TEST_CASE("survivors: one job survives 500 faults") {
   SurvivorsSetup setup = random_survivors_setup(3);
   launcher::JobSpec& spec = setup.spec;
   spec.hosts.clear();
@@ -95,7 +95,7 @@ TEST_CASE("survivors: 500 mishaps in one job") {
   CHECK(report.restarts >= 150);
 }
 
-TEST_CASE("survivors: it finds errors that are made on purpose") {
+TEST_CASE("survivors: it finds injected errors") {
   const std::map<SurvivorsBug, std::string> bugs{
       {SurvivorsBug::kFromLowest, "the state of the lowest rank"},
       {SurvivorsBug::kOldAnswerBelieved, "an answer to an earlier revoke believed"},

@@ -108,7 +108,7 @@ TEST_CASE("a program that does not exist is an error of open") {
         "localhost: cannot execute '/no/such/program': /no/such/program: No such file or directory");
 }
 
-TEST_CASE("a dropped channel gives the command end of file, and it is reaped") {
+TEST_CASE("a dropped channel gives the command end of file, and the command is reaped") {
   const auto descriptors = open_descriptors();
   {
     asio::io_context loop(1);
@@ -125,7 +125,7 @@ TEST_CASE("a dropped channel gives the command end of file, and it is reaped") {
   CHECK(open_descriptors() == descriptors);
 }
 
-TEST_CASE("a loop that is destroyed first kills and reaps what still runs") {
+TEST_CASE("a destroyed event loop kills and reaps all running commands") {
   const auto descriptors = open_descriptors();
   {
     std::unique_ptr<Channel> kept;
@@ -144,7 +144,7 @@ TEST_CASE("a loop that is destroyed first kills and reaps what still runs") {
   CHECK(open_descriptors() == descriptors);
 }
 
-TEST_CASE("fan-out hands over the channel with what came after the greeting") {
+TEST_CASE("fan-out hands the channel over with the bytes that followed the greeting") {
   asio::io_context loop(1);
   auto outcomes =
       start_all(loop, 8, "echo noise; echo problem >&2; printf 'ddplaunchd-hello 1 0.1.0\\nFRAME'; exec cat",
@@ -171,7 +171,7 @@ TEST_CASE("fan-out hands over the channel with what came after the greeting") {
   CHECK(children() == 0);
 }
 
-TEST_CASE("fan-out words each failure") {
+TEST_CASE("fan-out reports each kind of failure in its own words") {
   asio::io_context loop(1);
   const auto text_of = [&loop](const std::string& line) {
     auto outcomes = start_all(loop, 1, line, std::chrono::seconds(10));

@@ -93,7 +93,7 @@ const std::string kAsk = "echo \"ddplaunchd-need $(uname -m) 127\"; read -r n; h
 
 }  // namespace
 
-TEST_CASE("the file arrives whole, and what the agent says behind it") {
+TEST_CASE("the file arrives complete, and so does the agent's output after it") {
   BundleDirectory files;
   const auto bundle = files.make();
   const auto set = bundle->set_for("x86_64");
@@ -113,7 +113,7 @@ TEST_CASE("the file arrives whole, and what the agent says behind it") {
   let_children_end(loop);
 }
 
-TEST_CASE("hosts that ask wrongly are reported, and nothing is left") {
+TEST_CASE("a host with a malformed request is reported, and nothing is left") {
   BundleDirectory files;
   const auto bundle = files.make();
   const auto text_of = [&](const std::string& line) {
@@ -142,7 +142,7 @@ TEST_CASE("hosts that ask wrongly are reported, and nothing is left") {
   CHECK(open_descriptors() == descriptors);
 }
 
-TEST_CASE("a wrapper that fails is the reason, whatever its exit status") {
+TEST_CASE("a failing wrapper is the reported reason for any exit status") {
   BundleDirectory files;
   const auto bundle = files.make();
   for (const char* status : {"1", "125", "126", "127"}) {
@@ -159,7 +159,7 @@ TEST_CASE("a wrapper that fails is the reason, whatever its exit status") {
   }
 }
 
-TEST_CASE("an agent in the cache that does not greet is replaced once") {
+TEST_CASE("a cached agent that does not greet is replaced once") {
   BundleDirectory files;
   const auto bundle = files.make();
   asio::io_context loop(1);
@@ -190,7 +190,7 @@ TEST_CASE("a host that stops reading is given up at the deadline") {
   let_children_end(loop);
 }
 
-TEST_CASE("the loop goes on while the disk of the agent's file hangs") {
+TEST_CASE("the event loop continues while the disk with the agent's file hangs") {
   BundleDirectory files;
   const auto bundle = files.make();
   REQUIRE_FALSE(bundle->wanted().keys.empty());
@@ -232,7 +232,7 @@ TEST_CASE("the loop goes on while the disk of the agent's file hangs") {
   let_children_end(loop);
 }
 
-TEST_CASE("an installed agent of the same version runs where none can be pushed") {
+TEST_CASE("an installed agent of the same version runs where none can be copied") {
   BundleDirectory files;
   const auto bundle = files.make();
   asio::io_context loop(1);
@@ -291,7 +291,7 @@ StartResult through_command(asio::io_context& loop, int refusals, const std::str
 
 }  // namespace
 
-TEST_CASE("the ssh program is run again when the server closed before its greeting, and for nothing else") {
+TEST_CASE("the ssh program is retried only when the server closed before its greeting") {
   asio::io_context loop(1);
   StartResult good =
       through_command(loop, 3,
@@ -340,7 +340,7 @@ bool only_zombies(pid_t group) {
 
 }  // namespace
 
-TEST_CASE("a wrapper that takes something away from the agent is reported") {
+TEST_CASE("a wrapper that withholds input or files from the agent is reported") {
   BundleDirectory files;
   const auto bundle = files.make();
   if (!bundle->set_for("x86_64")) return;
@@ -361,7 +361,7 @@ TEST_CASE("a wrapper that takes something away from the agent is reported") {
   CHECK(wrapped("ulimit -f 100; exec \"$0\" \"$@\"").find(" bytes (ulimit -f ") != std::string::npos);
 }
 
-TEST_CASE("a wrapper that hangs is ended with all that it started") {
+TEST_CASE("a wrapper that hangs is killed with all processes that it started") {
   BundleDirectory files;
   const auto bundle = files.make();
   for (const char* line : {"sleep 1000 & wait", "trap '' TERM; sleep 1000 & sleep 1000; sleep 1000"}) {

@@ -92,7 +92,7 @@ constexpr const char* kAgent = "echo 'ddplaunchd-hello 1 0.1.0'; exec cat";
 
 }  // namespace
 
-TEST_CASE("64 hosts start at once, one question for their configuration, and nothing is left") {
+TEST_CASE("64 hosts start at once after one configuration query, and nothing is left") {
   (void)nodes();
   const auto descriptors = open_descriptors();
   const auto before = children();
@@ -115,7 +115,7 @@ TEST_CASE("64 hosts start at once, one question for their configuration, and not
   CHECK(processes_left(nodes()) == 0);
 }
 
-TEST_CASE("bad hosts among good ones are reported one by one") {
+TEST_CASE("failing hosts among good ones are reported one by one") {
   Fixture start(nodes().file("ssh_config"), kAgent, std::chrono::seconds(30));
   std::vector<Host> list = hosts(3);
   list.push_back(host_named("127.0.0.5"));
@@ -146,7 +146,7 @@ TEST_CASE("a missing agent and a forced command are distinguished") {
         "not available");
 }
 
-TEST_CASE("cancelling in the middle ends every session") {
+TEST_CASE("a cancellation in the middle ends every session") {
   const auto descriptors = open_descriptors();
   {
     Fixture start(nodes().file("ssh_config"), kAgent, std::chrono::seconds(60));
@@ -163,7 +163,7 @@ TEST_CASE("cancelling in the middle ends every session") {
   CHECK(processes_left(nodes()) == 0);
 }
 
-TEST_CASE("a host that never greets is given up at the deadline, and its command ends") {
+TEST_CASE("a host that never greets is given up at the deadline, and its command is killed") {
   // How long a login takes is up to the machine: where it did not end in time, the limit was too short for
   // the point of this test, and the next one is longer.
   std::string error_text;
@@ -181,7 +181,7 @@ TEST_CASE("a host that never greets is given up at the deadline, and its command
   CHECK(processes_left(nodes()) == 0);
 }
 
-TEST_CASE("through the ssh program: the same outcomes, an unreachable host in ssh's words") {
+TEST_CASE("the ssh program gives the same outcomes, and reports an unreachable host in its own words") {
   asio::io_context loop(1);
   CommandShell shell(loop.get_executor(), {{"ssh"}, nodes().file("ssh_config"), false});
   LocalShell local(loop.get_executor());
@@ -218,7 +218,7 @@ TEST_CASE("through the ssh program: the same outcomes, an unreachable host in ss
   CHECK(processes_left(nodes()) == 0);
 }
 
-TEST_CASE("a noisy start-up file of the login shell does not disturb the greeting") {
+TEST_CASE("output of a login shell's start-up file does not disturb the greeting") {
   const std::string rc =
       nodes().write("noisy_rc", "echo 'welcome to the cluster'; echo 'quota: 80%' >&2\nprintf 'prompt> '\n");
   const Nodes noisy(1, "NODES_BASHRC=" + rc);
@@ -236,7 +236,7 @@ TEST_CASE("a noisy start-up file of the login shell does not disturb the greetin
   start.outcomes.clear();
 }
 
-TEST_CASE("a server that drops logins beyond MaxStartups is tried again") {
+TEST_CASE("a server that drops logins beyond MaxStartups is retried") {
   const Nodes strict(15, "NODES_MAX_STARTUPS=2:100:2");
   Fixture start(strict.file("ssh_config"), kAgent, std::chrono::seconds(60));
   start.run(hosts(15));
@@ -249,7 +249,7 @@ TEST_CASE("a server that drops logins beyond MaxStartups is tried again") {
   start.outcomes.clear();
 }
 
-TEST_CASE("many hosts behind one jump host take turns there") {
+TEST_CASE("many hosts behind one jump host are connected in turns") {
   // Each login makes two connections to this sshd, so all at once would be 30.
   const Nodes strict(15, "NODES_MAX_STARTUPS=17:100:17");
   const std::string config =

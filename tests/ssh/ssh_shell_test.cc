@@ -143,7 +143,7 @@ TEST_CASE("both streams carry megabytes at once") {
   CHECK(ran.end.status == 0);
 }
 
-TEST_CASE("a command that reads nothing ends although input is waiting") {
+TEST_CASE("a command that reads nothing ends although input is pending") {
   const auto ran = run_ssh(host_named("127.0.0.2"), nodes().file("ssh_config"), {"echo", "done"},
                            std::string(8 << 20, 'x'));
   CHECK(ran.out == "done\n");
@@ -173,7 +173,7 @@ TEST_CASE("an unknown host key is refused with the command that accepts it") {
             " 127.0.0.2 true\", or start with --accept-new-host-keys");
 }
 
-TEST_CASE("the advice about a key reaches the same host by hand") {
+TEST_CASE("the suggested ssh command reaches the same host by hand") {
   const std::string config =
       config_with("config_advice", "UserKnownHostsFile " + nodes().file("none_yet") + "\n");
   Host host = at_port("gpu01", static_cast<std::uint16_t>(nodes().port()));
@@ -185,7 +185,7 @@ TEST_CASE("the advice about a key reaches the same host by hand") {
                   " -o HostName=127.0.0.7 someone@gpu01 true\"") != std::string::npos);
 }
 
-TEST_CASE("--accept-new-host-keys notes a new key, and no changed one") {
+TEST_CASE("--accept-new-host-keys stores a new key, and refuses a changed one") {
   const std::string known = nodes().file("new/known_hosts");
   const std::string config =
       config_with("config_new", "UserKnownHostsFile " + known + "\nHashKnownHosts yes\n");
@@ -205,7 +205,7 @@ TEST_CASE("--accept-new-host-keys notes a new key, and no changed one") {
   CHECK(run_ssh(host_named("127.0.0.2"), config, {"echo", "again"}).out == "again\n");
 }
 
-TEST_CASE("a changed host key is an alarm") {
+TEST_CASE("a changed host key is refused with a warning") {
   output_of("ssh-keygen -q -t ed25519 -N '' -f " + nodes().file("other_host"));
   const std::string other = output_of("cut -d' ' -f1,2 " + nodes().file("other_host.pub"));
   const std::string known =
@@ -232,7 +232,7 @@ TEST_CASE("a revoked host key goes to the ssh program, which refuses it") {
   CHECK(ran.end.broken->text.find("marked as revoked") != std::string::npos);
 }
 
-TEST_CASE("a key that the host does not know: what was tried is named") {
+TEST_CASE("a key that the host does not know is reported with all methods tried") {
   output_of("ssh-keygen -q -t ed25519 -N '' -f " + nodes().file("stranger"));
   output_of("ssh-keygen -q -t ed25519 -N 'a secret' -f " + nodes().file("locked"));
   Host host = host_named("127.0.0.2");
@@ -250,7 +250,7 @@ TEST_CASE("a key that the host does not know: what was tried is named") {
             "name another key with identity= in the hostfile");
 }
 
-TEST_CASE("nobody listens") {
+TEST_CASE("a port without a listener") {
   std::uint16_t port = 0;
   {
     const Listener gone;
@@ -261,7 +261,7 @@ TEST_CASE("nobody listens") {
             ": Connection refused; does sshd run there, and on this port?");
 }
 
-TEST_CASE("a host whose name nobody knows") {
+TEST_CASE("a host name that cannot be resolved") {
   Host host = host_named("gpu01");
   host.address = "no-such-host.invalid";
   const std::string text = failure(host, nodes().file("ssh_config"), ErrorCode::kUnreachable);
@@ -269,7 +269,7 @@ TEST_CASE("a host whose name nobody knows") {
   CHECK(text.find("; check the name, or give address= in the hostfile") != std::string::npos);
 }
 
-TEST_CASE("a port that takes connections and says nothing ends at the deadline") {
+TEST_CASE("a port that accepts connections and sends nothing is given up at the deadline") {
   const Listener silent;
   const auto before = std::chrono::steady_clock::now();
   CHECK(failure(at_port("127.0.0.1", silent.port), nodes().file("ssh_config"), ErrorCode::kTimeout,
@@ -279,7 +279,7 @@ TEST_CASE("a port that takes connections and says nothing ends at the deadline")
   CHECK(std::chrono::steady_clock::now() - before < std::chrono::seconds(3));
 }
 
-TEST_CASE("a port that closes each connection is tried again, not for ever") {
+TEST_CASE("a port that closes each connection is retried a bounded number of times") {
   const Listener closing;
   asio::io_context loop(1);
   asio::ip::tcp::acceptor acceptor(loop, asio::ip::tcp::v4(), ::dup(closing.fd.get()));
@@ -305,14 +305,14 @@ TEST_CASE("a port that closes each connection is tried again, not for ever") {
   CHECK(accepted <= 10);
 }
 
-TEST_CASE("a configuration that ssh refuses is shown in its words") {
+TEST_CASE("a configuration that ssh refuses is reported in ssh's words") {
   const std::string config = nodes().write("config_bad", "NoSuchOption yes\n");
   const std::string text = failure(host_named("127.0.0.2"), config, ErrorCode::kUnreachable);
   CHECK(text.rfind("127.0.0.2: the SSH configuration is refused by ssh:\n", 0) == 0);
   CHECK(text.find("Bad configuration option: nosuchoption") != std::string::npos);
 }
 
-TEST_CASE("without an ssh program the defaults hold, and what the hostfile says") {
+TEST_CASE("without an ssh program the defaults and the hostfile apply") {
   asio::io_context loop(1);
   SshShellOptions options = options_for("none");
   options.ssh_program = "/no/such/ssh";
@@ -324,7 +324,7 @@ TEST_CASE("without an ssh program the defaults hold, and what the hostfile says"
   CHECK(ran.opened.error().text.rfind("127.0.0.2: unknown host key of " + place("127.0.0.2"), 0) == 0);
 }
 
-TEST_CASE("a configuration that cannot be read is an error, not passed over") {
+TEST_CASE("a configuration that cannot be read is an error, and is not skipped") {
   const std::string pipe = nodes().file("config_pipe");
   ::unlink(pipe.c_str());
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
@@ -342,7 +342,7 @@ TEST_CASE("a configuration that cannot be read is an error, not passed over") {
                                        "here: install OpenSSH's client");
 }
 
-TEST_CASE("an ssh -G that prints for ever is ended") {
+TEST_CASE("an ssh -G with endless output is killed") {
   const std::string program = nodes().write("endless_ssh", "#!/bin/sh\nexec yes\n");
   REQUIRE(::chmod(program.c_str(), 0700) == 0);
   asio::io_context loop(1);
@@ -355,7 +355,7 @@ TEST_CASE("an ssh -G that prints for ever is ended") {
         "127.0.0.2: " + program + " -G prints more than any SSH configuration has");
 }
 
-TEST_CASE("options that keep ssh from running a command do not count") {
+TEST_CASE("options that keep ssh from running a command are overridden") {
   for (const char* more : {"ForkAfterAuthentication yes\n", "SessionType none\n"}) {
     const std::string config =
         config_with("config_no_command", std::string(more) + "IdentityFile ~/.ssh/no_%C\n");
@@ -373,7 +373,7 @@ TEST_CASE("options that keep ssh from running a command do not count") {
   }
 }
 
-TEST_CASE("a host behind a jump host goes through the ssh program, said once") {
+TEST_CASE("a host behind a jump host uses the ssh program, reported once") {
   const std::string config =
       config_with("config_jump", "Host inner*\n  HostName 127.0.0.5\n  ProxyCommand ssh -F " +
                                      nodes().file("ssh_config") + " -W %h:%p 127.0.0.3\n");
@@ -406,7 +406,7 @@ TEST_CASE("a user certificate is used") {
   CHECK(run_ssh(host_named("127.0.0.2"), config, {"echo", "in"}).out == "in\n");
 }
 
-TEST_CASE("an ssh-agent signs, and one that never answers holds up nobody else") {
+TEST_CASE("an ssh-agent signs, and one that never answers blocks no other host") {
   const std::string socket = nodes().file("agent");
   const std::string agent =
       output_of("ssh-agent -a " + socket + " | sed -n 's/.*AGENT_PID=\\([0-9]*\\);.*/\\1/p'");

@@ -107,7 +107,7 @@ class RejoinTest(LaunchTest):
 
     def wait_until_said(self, pattern, seconds=30):
         found = wait_until(lambda: re.search(pattern, self.said()), seconds)
-        self.assertTrue(found, f"{pattern} was not said:\n{self.said()}")
+        self.assertTrue(found, f"{pattern} was not printed:\n{self.said()}")
         return found
 
     def wait_until_trained_on(self, attempt, process):
