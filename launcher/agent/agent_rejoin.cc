@@ -151,11 +151,12 @@ void Agent::worker_gone(std::uint32_t local) {
 
 void Agent::handle(const rendezvous::Revoke& message) {
   if (give_up_next(message.attempt)) return;
-  // If no worker is alive, AttemptEnded is on its way.
-  const bool runs = workers_ && attempt_running_ && !waiting_ && message.attempt == attempt_ &&
-                    (workers_->starting() || !processes_.none());
-  if (runs && !leaving_ && !workers_->stopping() && !std::exchange(leaving_attempt_, true))
-    start_task(leave_attempt(message));
+  const bool runs = workers_ && attempt_running_ && !waiting_ && message.attempt == attempt_;
+  if (!runs || leaving_ || leaving_attempt_ || workers_->stopping()) return;
+  // If no worker is alive, AttemptEnded follows as soon as their output is read: do not wait for the reader.
+  if (!workers_->starting() && processes_.none()) return workers_->stop(std::chrono::milliseconds(0));
+  leaving_attempt_ = true;
+  start_task(leave_attempt(message));
 }
 
 /// The order matters: kill hung workers and what ended workers left, terminate workers that cannot rejoin,

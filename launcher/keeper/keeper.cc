@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
@@ -59,8 +60,8 @@ struct KeeperPacket {
 constexpr std::size_t kHeadSize = offsetof(KeeperPacket, text);
 
 constexpr std::chrono::milliseconds kRemoveTime{200};
-/// How long a keeper can be kept stopped (SIGSTOP) while it cleans up.
-constexpr std::chrono::milliseconds kContinueTime{500};
+/// How long a keeper stays stopped.
+constexpr std::chrono::milliseconds kStopTime{500};
 
 /// Writes to stderr. Never blocks, because the reader may have stopped reading.
 void say(const std::string& text) {
@@ -71,30 +72,48 @@ void say(const std::string& text) {
   }
 }
 
-/// A stopped keeper guards nobody, and holds its SSH session open. The kernel continues it with SIGCONT,
-/// which does nothing to a running process: at each packet of the agent, at the agent's end, and, by its
-/// death signal, at the parent's end.
-void continue_at_each_packet(int socket) {
-  if (fcntl(socket, F_SETOWN, getpid()) != 0 || fcntl(socket, F_SETSIG, SIGCONT) != 0 ||
-      fcntl(socket, F_SETFL, O_ASYNC) != 0)
-    say(system_error(errno, "ask for SIGCONT when the agent ends").text);
-}
+/// Continues a stopped keeper, which would guard no worker and hold its SSH session open. A periodic timer of
+/// the kernel sends SIGCONT; a running keeper only handles the signal. A SIGSTOP that arrives between the
+/// expiry of a timer and the handler discards the signal, and that timer stays silent: hence the second one.
+class StopGuard {
+ public:
+  /// Call before the fork: the keeper is the parent, and a child inherits no timers.
+  StopGuard() {
+    struct sigaction handler = {};
+    handler.sa_handler = [](int) {};  // a timer of an ignored signal would not repeat
+    handler.sa_flags = SA_RESTART;
+    sigaction(SIGCONT, &handler, nullptr);
+    sigevent event{};
+    event.sigev_notify = SIGEV_SIGNAL;
+    event.sigev_signo = SIGCONT;
+    for (auto& timer : timers_) {
+      timer.emplace();
+      if (timer_create(CLOCK_MONOTONIC, &event, &*timer) != 0) timer.reset();
+    }
+    renew();
+  }
 
-/// Continues a keeper that is stopped after its agent's end.
-void continue_after(std::chrono::milliseconds time) {
-  sigevent event{};
-  event.sigev_notify = SIGEV_SIGNAL;
-  event.sigev_signo = SIGCONT;
-  timer_t timer{};
-  const timespec period{0, std::chrono::nanoseconds(time).count()};
-  const itimerspec periodic{period, period};
-  if (timer_create(CLOCK_MONOTONIC, &event, &timer) == 0) timer_settime(timer, 0, &periodic, nullptr);
-}
+  /// Starts both timers anew. While the keeper runs, only the first one expires.
+  void renew() {
+    std::chrono::nanoseconds first{0};
+    for (const auto& timer : timers_) {
+      first += kStopTime;
+      const timespec later{first / std::chrono::seconds(1), (first % std::chrono::seconds(1)).count()};
+      const itimerspec periodic{later, later};
+      if (timer) timer_settime(*timer, 0, &periodic, nullptr);
+    }
+  }
+
+ private:
+  std::array<std::optional<timer_t>, 2> timers_;
+};
 
 class Keeper {
  public:
-  Keeper(const KeeperOptions& options, pid_t agent, UniqueFd socket, const sigset_t& signals)
+  Keeper(const KeeperOptions& options, pid_t agent, UniqueFd socket, const sigset_t& signals,
+         StopGuard& stop_guard)
       : options_(options),
+        stop_guard_(stop_guard),
         agent_(agent),
         agent_pidfd_(static_cast<int>(syscall(SYS_pidfd_open, agent, 0U))),
         parent_pidfd_(static_cast<int>(syscall(SYS_pidfd_open, getppid(), 0U))),
@@ -107,21 +126,18 @@ class Keeper {
       say(system_error(errno, "prepare to watch the agent").text);
       return kill_all("the agent cannot be watched");
     }
-    continue_at_each_packet(socket_.get());
     for (;;) {
       pollfd events[] = {{signals_.get(), POLLIN, 0},
                          {socket_.get(), POLLIN, 0},
                          {lease_end_.get(), POLLIN, 0},
                          {parent_pidfd_.get(), POLLIN, 0}};
       poll(events, 4, -1);
+      stop_guard_.renew();
       if (events[3].revents != 0) parent_ended();
       read_agent();
       read_signals();
       reap();
-      if (agent_end_) {
-        continue_after(kContinueTime);
-        return after_agent();
-      }
+      if (agent_end_) return after_agent();
       if (lease_over()) return end_lease();
     }
   }
@@ -144,6 +160,7 @@ class Keeper {
   int exit_code(int code) const { return left_ ? options_.exit_code_if_left.value_or(code) : code; }
 
   KeeperOptions options_;
+  StopGuard& stop_guard_;
   pid_t agent_;
   UniqueFd agent_pidfd_;
   UniqueFd parent_pidfd_;  ///< of the master, or of the SSH session; empty: outside of our PID namespace
@@ -331,7 +348,6 @@ void leave_the_agents_things(int keep) {
 
 void become_keeper() {
   prctl(PR_SET_NAME, std::string(kKeeperName).c_str(), 0, 0, 0);
-  prctl(PR_SET_PDEATHSIG, SIGCONT, 0, 0, 0);  // see continue_at_each_packet
   signal(SIGPIPE, SIG_IGN);  // the reader of stderr may be gone; the exit code still reports the end
   // Under memory pressure the tree must go before the keeper that cleans up after it. Needs a privilege;
   // without it the keeper runs the same risk as others.
@@ -441,8 +457,10 @@ int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&
   // Block the signals before the fork, so that none is lost between the fork and the signalfd.
   sigprocmask(SIG_BLOCK, &signals, &before);
   const pid_t keeper = getpid();
+  StopGuard stop_guard;
   const pid_t agent = fork();
   if (agent == 0) {
+    signal(SIGCONT, SIG_DFL);
     keepers.reset();
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);  // not inherited
     sigprocmask(SIG_SETMASK, &before, nullptr);
@@ -456,7 +474,7 @@ int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&
   if (options.forget_secrets) options.forget_secrets();
   become_keeper();
   leave_the_agents_things(keepers.get());
-  return Keeper(options, agent, std::move(keepers), signals).run();
+  return Keeper(options, agent, std::move(keepers), signals, stop_guard).run();
 }
 
 }  // namespace ddp::launcher

@@ -89,8 +89,7 @@ struct KeeperOptions {
 ///   the tree, a stopped agent included, is frozen and killed; kExitAgentLost. If the agent died of the
 ///   forwarded stop signal: 128 plus that signal, such as 143.
 /// - A process could not be killed: KeeperOptions::exit_code_if_left, however the agent ended.
-/// A stopped keeper (SIGSTOP) continues when the agent renews the watchdog or ends, and when the parent ends;
-/// during its clean-up it continues within 0.5 s.
+/// A keeper that is stopped (SIGSTOP) continues within 0.5 s.
 /// The first SIGTERM, SIGINT or SIGHUP to the keeper is forwarded to the agent, later ones are dropped.
 /// Signals that the caller ignored stay ignored. When the keeper's parent ends (the master, the SSH session),
 /// a stopped agent is woken (SIGCONT) to see the end of its link. stderr reports the processes that were

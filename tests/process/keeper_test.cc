@@ -201,6 +201,20 @@ TEST_CASE("a frozen keeper kills the tree when its agent is killed") {
   }
 }
 
+TEST_CASE("a lease ends also while keeper and agent are frozen") {
+  Node node = start_ready("serve", "900", "family", 5);
+  // The timers repeat: the keeper continues each time.
+  for (int stop = 0; stop < 3; ++stop) {
+    CHECK(!wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(300)));
+    REQUIRE(node.keeper.send_signal(SIGSTOP).has_value());
+  }
+  REQUIRE(kill(node.agent, SIGSTOP) == 0);
+  REQUIRE(node.keeper.send_signal(SIGSTOP).has_value());
+  CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
+  CHECK(node.all_gone());
+  CHECK(node.said() == "ddplaunchd keeper: the agent was silent for longer than its lease" + ended(6));
+}
+
 TEST_CASE("a stop signal to the keeper reaches the agent as the same signal") {
   for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
     Node node = start_ready("serve", "0", "family", 5);
