@@ -129,6 +129,10 @@ Awaitable<> Agent::finish_attempt() {
   attempt_running_ = waiting_ = false;
   attempt_over_.cancel();
   if (!next_spawn_) co_return;
+  if (!left.empty()) {  // the next attempt must not run beside them
+    next_spawn_.reset();
+    co_return resign("processes of the previous attempt could not be killed: " + ended.left_text);
+  }
   const rendezvous::Spawn next = *std::exchange(next_spawn_, std::nullopt);
   handle(next);
 }

@@ -85,6 +85,36 @@ class LostRanks(RejoinTest):
         done = self.replaced_while_stdout_is_not_read(self.on_nodes, [2, 3])
         self.assertNotIn("in time", done.err)
 
+    def test_a_node_with_a_process_that_cannot_be_killed_starts_no_next_attempt(self):
+        freezer = pathlib.Path("/sys/fs/cgroup/freezer/" + self.job)
+        try:
+            freezer.mkdir()
+        except OSError as error:
+            self.skipTest(f"no freezer (control groups of version 1) here: {error}")
+        self.addCleanup(freezer.rmdir)
+        pid_file = self.dir / "pid"
+        script = (f'[ $GROUP_RANK != 1 ] || [ $TORCHELASTIC_RESTART_COUNT != 0 ] || {{ setsid sleep 60 >/dev/null 2>&1 </dev/null & '
+                  f'echo $! > {pid_file}; }}; exec {BIN}/train "$@"')
+        process = self.on_nodes("--max-restarts", 3, "sh", "-c", script, *self.training("--comm-timeout", "60s", epochs=60))
+        self.wait_for_step(20, process)
+        first = self.by_rank(self.wait_for_workers(4))
+        frozen = int(pid_file.read_text().split()[0])
+        (freezer / "cgroup.procs").write_text(str(frozen))
+        (freezer / "freezer.state").write_text("FROZEN")
+        try:
+            # Node 0 is slow to leave the attempt. Meanwhile the survivors of node 1 die.
+            os.kill(first[1].pid, signal.SIGSTOP)
+            kill(first[0].pid)
+            self.wait_until_said(r"rank 1 on 127\.0\.0\.2 ")
+            kill(first[2].pid, first[3].pid)
+            self.wait_until_said(rf"127\.0\.0\.3.*could not be .*: {frozen} \(sleep, state D")
+            self.assertEqual({worker.node for worker in self.workers().values()} - {0}, set())
+        finally:
+            (freezer / "freezer.state").write_text("THAWED")
+            os.kill(frozen, signal.SIGKILL)
+        process.terminate()
+        self.assert_code(self.finish(process), 143)
+
     def test_all_ranks_on_this_machine_are_lost(self):
         process = self.here("--max-restarts", 1, *self.training())
         self.wait_for_step(30, process)
