@@ -1,6 +1,7 @@
 // This library injects disk faults into a program under test (LD_PRELOAD):
 //   DDP_FSYNC_DELAY_MS=N   each fsync takes N ms longer
 //   DDP_FSYNC_LOG=FILE     each fsync appends the path of the flushed file
+//   DDP_FSYNC_PAIRS=1      each fsync of a .safetensors file waits for a second one, or ends the program (30 s)
 //   DDP_OPEN_DELAY=PREFIX  each open() of a path with this prefix takes 3 s longer
 //   DDP_UNREADABLE=DIR     this directory cannot be listed
 //   DDP_NO_EXCHANGE=1      the file system cannot exchange two names
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdarg>
 #include <string>
@@ -21,12 +23,25 @@ Function* next(const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
 }
 
+std::string path_of(int fd) {
+  char path[4096] = {};
+  return ::readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), path, sizeof path - 1) < 0 ? "" : path;
+}
+
+void await_second_flush(int fd) {
+  static std::atomic<int> begun;
+  if (::getenv("DDP_FSYNC_PAIRS") == nullptr || !path_of(fd).ends_with(".safetensors")) return;
+  const int number = ++begun;
+  for (int ms = 0; begun < number + number % 2; ++ms) {
+    if (ms == 30'000) ::abort();
+    ::usleep(1000);
+  }
+}
+
 void log_flush(int fd) {
   const char* file = ::getenv("DDP_FSYNC_LOG");
   if (file == nullptr) return;
-  char path[4096] = {};
-  if (::readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), path, sizeof path - 1) < 0) return;
-  const std::string line = std::string(path) + "\n";
+  const std::string line = path_of(fd) + "\n";
   const int log = ::open(file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   if (log < 0 || ::write(log, line.data(), line.size()) < 0) ::abort();
   ::close(log);
@@ -37,6 +52,7 @@ void log_flush(int fd) {
 extern "C" int fsync(int fd) {
   if (const char* delay = ::getenv("DDP_FSYNC_DELAY_MS"))
     ::usleep(static_cast<useconds_t>(std::stoi(delay)) * 1000);
+  await_second_flush(fd);
   log_flush(fd);
   return next<int(int)>("fsync")(fd);
 }

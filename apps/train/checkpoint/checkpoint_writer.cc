@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <future>
 #include <random>
 #include <string_view>
 #include <system_error>
@@ -159,12 +160,15 @@ Result<> CheckpointWriter<T>::write_files(const CheckpointContent<T>& content, c
                        {static_cast<std::int64_t>(vector.values.size())},
                        std::as_bytes(std::span(vector.values))});
   }
-  const auto optimizer = write_safetensors(folder + "/optimizer.safetensors", vectors, {});
-  if (!optimizer) return optimizer.error();
+  // Beside the model's file, for the sake of the checksums and flushes; where no thread is left, after it.
+  auto optimizer_file =
+      std::async([&] { return write_safetensors(folder + "/optimizer.safetensors", vectors, {}); });
   CheckpointState state = content.state;
   const ModelState<T> weights(model_, content.parameters, content.running, content.batches);
   const auto model = write_safetensors(folder + "/model.safetensors", weights.tensors(),
                                        {{"format", "pt"}, {"model", state.model}});
+  const auto optimizer = optimizer_file.get();
+  if (!optimizer) return optimizer.error();
   if (!model) return model.error();
   state.model_crc32 = *model;
   state.optimizer_crc32 = *optimizer;

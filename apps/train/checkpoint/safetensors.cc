@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cmath>
@@ -58,12 +59,14 @@ std::string header_of(std::span<const TensorView> tensors,
 
 /// Adds what it writes to `crc`.
 Result<> write_all(int fd, std::span<const std::byte> bytes, const std::string& path, std::uint32_t& crc) {
-  crc = crc32_of(bytes, crc);
+  constexpr std::size_t kCached = 1u << 20;  // write() leaves the bytes in the cache for the checksum
   while (!bytes.empty()) {
-    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
+    const ssize_t written = ::write(fd, bytes.data(), std::min(bytes.size(), kCached));
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) return system_error(errno, "write " + path);
-    bytes = bytes.subspan(static_cast<std::size_t>(written));
+    const auto size = static_cast<std::size_t>(written);
+    crc = crc32_of(bytes.first(size), crc);
+    bytes = bytes.subspan(size);
   }
   return {};
 }

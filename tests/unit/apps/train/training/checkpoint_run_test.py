@@ -154,6 +154,11 @@ class Checkpoints(unittest.TestCase):
             self.good(1, *SMALL, "--max-steps", 1, "--export", self.folder / "out")
         self.assertEqual(log.read_text().splitlines(), [f"{self.folder}/out.tmp", str(self.folder)])
 
+    def test_both_files_of_a_checkpoint_are_flushed_together(self):
+        with faulty_disk(DDP_FSYNC_PAIRS="1"):
+            self.good(2, *SMALL, "--zero", 1, "--checkpoint-dir", self.folder / "saved", "--checkpoint-every", 1, "--max-steps", 2)
+        self.assertEqual(self.names(self.folder / "saved"), ["step-00000001", "step-00000002"])
+
     def test_a_checkpoint_is_an_export(self):
         saved = self.folder / "saved"
         out = self.folder / "out.safetensors"
