@@ -191,6 +191,9 @@ TEST_CASE("a header with false values is refused") {
   CHECK(text_of("abc") == path + ": is no safetensors file: shorter than 8 bytes");
   CHECK(text_of(std::string(8, '\xff')) ==
         path + ": is no safetensors file: its header would be longer than the file");
+  const std::string deep = "{\"a\":" + std::string(60'000'000, '[');
+  CHECK(text_of(file_of(deep, "")) ==
+        path + ": its header has 60000005 bytes, and train reads at most 4 MiB");
   CHECK(text_of(file_of("[]", "")) == path + ": is no safetensors file: its header is no JSON object");
   CHECK(text_of(file_of("{\"a\":", "")) == path + ": is no safetensors file: its header is no JSON object");
   const auto tensor = [](const std::string& shape, const std::string& offsets) {
