@@ -156,6 +156,10 @@ std::string to_json(const CheckpointState& state) {
                               {"model_crc32", state.model_crc32},
                               {"optimizer_crc32", state.optimizer_crc32},
                               {"running_statistics", state.running}};
+  if (state.mlp_width != 0) {
+    json["mlp_width"] = state.mlp_width;
+    json["mlp_depth"] = state.mlp_depth;
+  }
   const std::uint32_t crc = crc32_of_json(json);
   json[kOwnCrc] = crc;
   return json.dump(1) + "\n";
@@ -200,6 +204,9 @@ Result<CheckpointState> parse_checkpoint_state(const std::string& path, const st
   take("accumulate", state.accumulate);
   take("seed", state.seed);
   take("model", state.model);
+  // The first checkpoints of this format lack both.
+  if (json.contains("mlp_width")) take("mlp_width", state.mlp_width);
+  if (json.contains("mlp_depth")) take("mlp_depth", state.mlp_depth);
   take("dtype", state.dtype);
   take("optimizer", state.optimizer);
   take("optimizer_steps", state.optimizer_steps);

@@ -20,6 +20,7 @@ namespace ddp::train {
 /// Everything except the vectors.
 struct CheckpointState {
   std::string model, dtype, optimizer;
+  int mlp_width = 0, mlp_depth = 0;  ///< 0: not known, or another model
   int world_size = 1;
   int batch_size = 0, accumulate = 1;
   std::int64_t seed = 0;

@@ -35,7 +35,12 @@ std::string mismatch(const CheckpointState& mine, const CheckpointState& theirs)
   const auto differ = [](const std::string& what, const std::string& here, const std::string& there) {
     return what + " is " + there + " there and " + here + " here";
   };
+  const auto other = [](auto a, auto b) { return a != 0 && b != 0 && a != b; };  // 0: unknown
   if (mine.model != theirs.model) return differ("the model", mine.model, theirs.model);
+  if (other(mine.mlp_width, theirs.mlp_width))
+    return differ("--mlp-width", std::to_string(mine.mlp_width), std::to_string(theirs.mlp_width));
+  if (other(mine.mlp_depth, theirs.mlp_depth))
+    return differ("--mlp-depth", std::to_string(mine.mlp_depth), std::to_string(theirs.mlp_depth));
   if (mine.dtype != theirs.dtype) return differ("--dtype", mine.dtype, theirs.dtype);
   if (mine.optimizer != theirs.optimizer) return differ("--optimizer", mine.optimizer, theirs.optimizer);
   if (mine.seed != theirs.seed)
@@ -44,8 +49,6 @@ std::string mismatch(const CheckpointState& mine, const CheckpointState& theirs)
     return differ("the number of training images", std::to_string(mine.samples),
                   std::to_string(theirs.samples));
   }
-  // 0: unknown.
-  const auto other = [](std::uint32_t a, std::uint32_t b) { return a != 0 && b != 0 && a != b; };
   if (other(mine.training_images, theirs.training_images)) return "it was made with other training images";
   if (other(mine.training_labels, theirs.training_labels)) return "it was made with other training labels";
   return "";
@@ -74,6 +77,10 @@ template <class T>
 CheckpointState CheckpointRun<T>::current_state() const {
   CheckpointState state;
   state.model = std::string(trainer_.model().name());
+  if (options_.model == ModelKind::kMlp) {
+    state.mlp_width = options_.mlp_width;
+    state.mlp_depth = options_.mlp_depth;
+  }
   state.dtype = kDtypeName<T>;
   state.optimizer = optimizer_name(options_);
   state.world_size = world_->world_size();
@@ -124,8 +131,10 @@ Result<> CheckpointRun<T>::find(Checkpoint& found, const CheckpointState& mine) 
                                            std::to_string(state->position.step) + " and not of its name"};
     }
     const std::string difference = state ? mismatch(mine, *state) : "";
-    if (!difference.empty())
-      return Error{ErrorCode::kUsage, "cannot go on from " + *path + ": " + difference};
+    if (!difference.empty()) {
+      return Error{ErrorCode::kUsage, "cannot go on from " + *path + ": " + difference +
+                                          "; give what it was made with, or another checkpoint"};
+    }
     auto checkpoint = state ? read(*path, std::move(*state)) : Result<Checkpoint>(state.error());
     if (checkpoint) {
       found = std::move(*checkpoint);

@@ -516,6 +516,31 @@ class Checkpoints(unittest.TestCase):
                                              f"{saved}/step-00000030.damaged; going on from the last good checkpoint, "
                                              f"{saved}/step-00000008\n"))
 
+    def test_a_model_of_another_size_is_not_taken_for_damage(self):
+        saved = self.folder / "saved"
+        arguments = (*SMALL, "--model", "mlp", "--checkpoint-dir", saved, "--resume", "auto")
+        self.good(1, *arguments, "--mlp-width", 8, "--mlp-depth", 1, "--max-steps", 2)
+        for option, value, there in (("--mlp-width", 9, 8), ("--mlp-depth", 2, 1)):
+            for resume in ("auto", saved):
+                size = {"--mlp-width": 8, "--mlp-depth": 1} | {option: value}
+                (code, _, errors), = run(1, *map(str, (*SMALL, "--model", "mlp", "--checkpoint-dir", saved, "--resume", resume,
+                                                       *itertools.chain(*size.items()), "--max-steps", 4)))
+                self.assertEqual((code, errors), (1, f"train: cannot go on from {saved}/step-00000002: {option} is {there} there and {value} "
+                                                     "here; give what it was made with, or another checkpoint\n"))
+        # As if a later one had been made with other options: the earlier one fits.
+        self.good(1, *SMALL, "--model", "mlp", "--mlp-width", 9, "--mlp-depth", 1, "--checkpoint-dir", self.folder / "other", "--max-steps", 3)
+        shutil.copytree(self.folder / "other" / "step-00000003", saved / "step-00000003")
+        (code, _, errors), = run(1, *map(str, (*arguments, "--mlp-width", 8, "--mlp-depth", 1, "--max-steps", 4)))
+        self.assertEqual((code, errors), (1, f"train: cannot go on from {saved}/step-00000003: --mlp-width is 9 there and 8 here; give what it "
+                                             "was made with, or another checkpoint\n"))
+        self.assertEqual(self.names(saved), ["step-00000002", "step-00000003"])
+        # The first checkpoints of this format do not have the size.
+        shutil.rmtree(saved / "step-00000003")
+        state = saved / "step-00000002" / "state.json"
+        state.write_text(re.sub(r'"mlp_(width|depth)":\s*\d+,', "", state.read_text()))
+        sign(saved / "step-00000002")
+        self.good(1, *arguments, "--mlp-width", 8, "--mlp-depth", 1, "--max-steps", 4)
+
     def test_a_checkpoint_that_does_not_fit_is_refused(self):
         saved = self.folder / "saved"
         self.good(1, *SMALL, "--checkpoint-dir", saved, "--max-steps", 2)
@@ -525,10 +550,11 @@ class Checkpoints(unittest.TestCase):
             (code, _, errors), = run(1, *map(str, (*SMALL, *arguments)))
             self.assertEqual(code, 1)
             return errors
+        advice = "; give what it was made with, or another checkpoint"
         self.assertEqual(refusal("--resume", saved, "--seed", 4),
-                         f"train: cannot go on from {last}: --seed is 0 there and 4 here\n")
+                         f"train: cannot go on from {last}: --seed is 0 there and 4 here{advice}\n")
         self.assertEqual(refusal("--resume", saved, "--dtype", "float64"),
-                         f"train: cannot go on from {last}: --dtype is float32 there and float64 here\n")
+                         f"train: cannot go on from {last}: --dtype is float32 there and float64 here{advice}\n")
         self.assertEqual(refusal("--resume", self.folder), f"train: {self.folder}: is no checkpoint and holds none (step-…)\n")
         good = pathlib.Path(last, "state.json").read_text()
         pathlib.Path(last, "state.json").write_text(re.sub(r",\s*[^,]+\]", "]", good))  # drops the last number

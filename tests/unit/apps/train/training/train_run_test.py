@@ -489,7 +489,8 @@ class OptionErrors(unittest.TestCase):
             self.assertEqual((code, errors), (0, ""))
             for code, _, errors in run(2, "--batch-size", "4", "--data", f"{folder}/b", "--resume", saved):
                 self.assertEqual((code, errors), (1, f"train: cannot go on from {saved}/step-00000002: it was made with other "
-                                                     "training labels\n"))
+                                                     "training labels; give what it was made with, or another "
+                                                     "checkpoint\n"))
 
     def test_ranks_with_different_backends_are_named(self):
         for more, text in ((("--comm", "tcp"), "--comm is tcp on rank 1 and auto on rank 0"),
