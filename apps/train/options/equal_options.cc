@@ -83,7 +83,9 @@ EqualOptions equal_options(const TrainOptions& options, const DataSplit& data) {
   list.push_back({"--export", given_text(!options.export_to.empty())});
   list.push_back({"--checkpoint-dir", given_text(!options.checkpoint_dir.empty())});
   list.push_back({"--checkpoint-every", std::to_string(options.checkpoint_every)});
-  list.push_back({"--resume", given_text(!options.resume.empty())});
+  list.push_back({"--resume", options.resume.empty()     ? "not given"
+                              : options.resume == "auto" ? "auto"
+                                                         : "a path"});
   list.push_back({"--profile", given_text(!options.profile.empty())});
   return list;
 }

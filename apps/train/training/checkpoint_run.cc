@@ -176,20 +176,43 @@ Result<> CheckpointRun<T>::take(const Checkpoint& checkpoint) {
   return {};
 }
 
+template <class T>
+auto CheckpointRun<T>::look() const -> SeenCheckpoint {
+  if (options_.resume == "auto") {
+    const auto names = list_checkpoints(options_.checkpoint_dir);
+    return names && !names->empty() ? SeenCheckpoint{1, *checkpoint_step(names->back())} : SeenCheckpoint{};
+  }
+  const auto path = find_checkpoint(options_.resume);
+  const auto state = path ? read_checkpoint_state(*path) : Result<CheckpointState>(path.error());
+  if (!state) return {};  // rank 0 says why, if it is rank 0's as well
+  return {1, state->position.step, std::uint64_t{state->model_crc32} << 32 | state->optimizer_crc32};
+}
+
 /// If nodes have their own disks, rank 0's node may have no checkpoint, or only older ones, while another
 /// node has the last one.
 template <class T>
-Result<> CheckpointRun<T>::check_places_agree(std::optional<std::uint64_t> last_step) {
-  const std::uint64_t mine[] = {last_step.has_value(), last_step.value_or(0)};
-  const auto all = world_->all_gather(mine);
+Result<> CheckpointRun<T>::check_places_agree(const SeenCheckpoint& mine) {
+  const std::uint64_t words[] = {mine.is_there, mine.step, mine.crcs};
+  const auto all = world_->all_gather(words);
   if (!all) return all.error();
-  const std::string own = (*all)[0] == 0 ? "no checkpoint" : "only " + checkpoint_name((*all)[1]);
-  for (std::size_t at = 2; at < all->size(); at += 2) {
-    if ((*all)[at] == 0 || ((*all)[0] != 0 && (*all)[at + 1] <= (*all)[1])) continue;
-    const std::string rank = "rank " + std::to_string(at / 2);
+  const auto& seen = *all;
+  const bool choose = options_.resume == "auto";
+  for (std::size_t at = 3; at < seen.size(); at += 3) {
+    const bool later = seen[0] == 0 || seen[at + 1] > seen[1];
+    const bool another = seen[at + 1] != seen[1] || seen[at + 2] != seen[2];
+    if (seen[at] == 0 || !(choose ? later : another)) continue;
+    const std::string rank = "rank " + std::to_string(at / 3);
+    const std::string theirs = checkpoint_name(seen[at + 1]);
+    if (!choose) {
+      return Error{ErrorCode::kUsage,
+                   "--resume: rank 0 finds " + checkpoint_name(seen[1]) + " in its path, and " + rank +
+                       " finds " + (seen[at + 1] == seen[1] ? "another " : "") + theirs +
+                       " in its own; name the same checkpoint on all ranks, or remove the other one"};
+    }
+    const std::string own = seen[0] == 0 ? "no checkpoint" : "only " + checkpoint_name(seen[1]);
     return Error{ErrorCode::kUsage,
                  "--resume auto: rank 0 finds " + own + " in " + options_.checkpoint_dir + ", and " + rank +
-                     " finds " + checkpoint_name((*all)[at + 1]) +
+                     " finds " + theirs +
                      " there; give a --checkpoint-dir that all nodes share, copy the checkpoint to rank 0's "
                      "node, or remove it to begin anew"};
   }
@@ -201,18 +224,15 @@ Result<> CheckpointRun<T>::resume(const std::function<void(const std::string&)>&
   if (options_.resume.empty()) return {};
   Checkpoint found;
   const CheckpointState mine = current_state();
-  std::optional<std::uint64_t> last_step;  // the last one in --checkpoint-dir on this rank, with auto
+  SeenCheckpoint seen;
   const auto read_it = [&]() -> Result<> {
-    if (options_.resume == "auto") {
-      const auto names = list_checkpoints(options_.checkpoint_dir);
-      if (names && !names->empty()) last_step = *checkpoint_step(names->back());
-    }
+    seen = look();
     if (world_->rank() != 0) return {};
     auto done = find(found, mine);
     return done && !found.path.empty() ? take(found) : done;
   };
   if (auto done = share_outcome(*world_, read_it, sign(), interrupt_); !done) return done;
-  if (auto seen = check_places_agree(last_step); !seen) return seen;
+  if (auto agree = check_places_agree(seen); !agree) return agree;
   std::string text = found.path.empty() ? "" : to_json(found.state);
   std::uint64_t size = text.size();
   auto done = world_->broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);

@@ -49,8 +49,14 @@ class CheckpointRun {
   Result<> find(Checkpoint& found, const CheckpointState& mine) const;
   /// Reads the files of a checkpoint for this training's model and optimizer.
   Result<Checkpoint> read(const std::string& path, CheckpointState state) const;
-  /// kUsage if another rank sees a later checkpoint than rank 0; `last_step` is what this rank sees.
-  Result<> check_places_agree(std::optional<std::uint64_t> last_step);
+  /// The last checkpoint that this rank finds at --resume.
+  struct SeenCheckpoint {
+    std::uint64_t is_there = 0, step = 0;
+    std::uint64_t crcs = 0;  ///< of both files; 0 with auto, where a later step alone counts
+  };
+  SeenCheckpoint look() const;
+  /// kUsage if another rank sees a later checkpoint than rank 0, or a named one that is not rank 0's.
+  Result<> check_places_agree(const SeenCheckpoint& mine);
   Result<> take(const Checkpoint& checkpoint);
   Result<> share(const CheckpointState& state, const Safetensors& optimizer);
   /// These convert one vector of the optimizer between rank 0, which has all of it, and the ranks'

@@ -37,6 +37,15 @@ TEST_CASE("an option that differs is named with both values and the rank") {
   CHECK(difference_text(mine, zero) ==
         "--dtype is float32 on rank 2 and bfloat16 on rank 0; all ranks must be given the same");
   zero = mine;
+  zero.checkpoint_dir = mine.checkpoint_dir = "/c";
+  zero.resume = "/c";
+  mine.resume = "auto";
+  CHECK(difference_text(mine, zero) ==
+        "--resume is auto on rank 2 and a path on rank 0; all ranks must be given the same");
+  mine.resume = "/another/place";
+  CHECK(difference_text(mine, zero).empty());
+  mine.resume = zero.resume = "";
+  zero = mine;
   zero.export_to = "w";
   CHECK(difference_text(mine, zero) ==
         "--export is not given on rank 2 and given on rank 0; all ranks must be given the same");

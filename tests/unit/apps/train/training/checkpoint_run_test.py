@@ -300,6 +300,28 @@ class Checkpoints(unittest.TestCase):
         text = text.replace("no checkpoint", "only step-00000002")
         self.assertEqual(ends(), [(1, [], text.format(place)) for place in (ours, theirs)])
 
+    def test_ranks_that_name_different_checkpoints_do_not_train_together(self):
+        saved, other = self.folder / "saved", self.folder / "other"
+        arguments = (*SMALL, "--max-steps", 8)
+        self.good(1, *SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 2, "--max-steps", 4)
+        self.good(1, *SMALL, "--checkpoint-dir", other, "--lr", 0.001, "--max-steps", 4)
+        first, last = saved / "step-00000002", saved / "step-00000004"
+
+        def ends(*paths, more=()):
+            return run(2, *map(str, arguments), more={rank: ("--resume", str(path), *more) for rank, path in enumerate(paths)})
+        advice = "; name the same checkpoint on all ranks, or remove the other one"
+        for mine, theirs, found, told in ((first, last, first.name, last.name), (saved, first, last.name, first.name),
+                                          (saved, other, last.name, f"another {last.name}")):
+            text = f"train: --resume: rank 0 finds {found} in its path, and rank 1 finds {told} in its own{advice}\n"
+            self.assertEqual(ends(mine, theirs), [(1, [], text)] * 2)
+        text = "train: --resume is auto on rank 1 and a path on rank 0; all ranks must be given the same\n"
+        self.assertEqual(ends(saved, "auto", more=("--checkpoint-dir", str(saved))), [(1, [], text)] * 2)
+        # Nodes may have a copy in another place, or none.
+        copy = self.folder / "copy"
+        shutil.copytree(saved, copy)
+        for theirs in (copy, last, self.folder / "none"):
+            self.assertEqual([(code, errors) for code, _, errors in ends(saved, theirs)], [(0, "")] * 2)
+
     def test_a_shorter_warm_up_at_resume_starts_the_cosine_at_its_end(self):
         arguments = ("--data", "synthetic", "--limit", 400, "--batch-size", 10, "--lr", 0.1, "--lr-schedule", "cosine", "--max-steps")
         rates = []
