@@ -43,6 +43,14 @@ class OptionGroup {
   CLI::Option* text(const char* option, std::string& value, const char* text, const char* type) {
     return app_.add_option(option, value, text)->type_name(type)->group(name_);
   }
+  /// A directory's path, without slashes at its end.
+  void directory(const char* option, std::string& value, const char* text) {
+    this->text(option, value, text, "DIR")->transform([](std::string path) {
+      while (path.size() > 1 && path.ends_with('/'))
+        path.pop_back();
+      return path;
+    });
+  }
   void flag(const char* option, bool& value, const char* text) {
     app_.add_flag(option, value, text)->group(name_);
   }
@@ -183,14 +191,13 @@ void add_files(CLI::App& app, TrainOptions& options) {
   group.text("--init-from", options.init_from, "begin with the weights of this safetensors file", "FILE");
   group.text("--export", options.export_to, "write the weights there at the end; PyTorch loads the file",
              "FILE");
-  group.text("--checkpoint-dir", options.checkpoint_dir, "write checkpoints there", "DIR");
+  group.directory("--checkpoint-dir", options.checkpoint_dir, "write checkpoints there");
   group.number("--checkpoint-every", options.checkpoint_every, "steps between two (0: one after each epoch)",
                0, kMany);
   group.number("--checkpoint-keep", options.checkpoint_keep, "how many stay", 1, 1e6);
-  group.text("--resume", options.resume,
-             "go on from this checkpoint, or the last one in this directory; auto: the last good one "
-             "of --checkpoint-dir, if there is one",
-             "DIR");
+  group.directory("--resume", options.resume,
+                  "go on from this checkpoint, or the last one in this directory; auto: the last good one "
+                  "of --checkpoint-dir, if there is one");
 }
 
 void add_reports(CLI::App& app, TrainOptions& options) {

@@ -58,7 +58,8 @@ std::string mismatch(const CheckpointState& mine, const CheckpointState& theirs)
 std::string set_aside(const std::string& path) {
   std::string to = path + ".damaged";
   std::error_code failed;
-  for (int number = 2; std::filesystem::exists(to, failed); ++number)
+  // A link that leads nowhere has the name as well.
+  for (int number = 2; std::filesystem::exists(std::filesystem::symlink_status(to, failed)); ++number)
     to = path + ".damaged-" + std::to_string(number);
   std::filesystem::rename(path, to, failed);
   return failed ? "not renamed: " + failed.message() : "renamed to " + to;

@@ -441,7 +441,7 @@ class Checkpoints(unittest.TestCase):
         saved = self.folder / "saved"
         self.good(1, *SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 4, "--max-steps", 8)
         for text in self.damaged(saved):
-            for path in (saved, saved / "step-00000008"):
+            for path in (saved, saved / "step-00000008", f"{saved}/step-00000008//"):
                 (code, lines, errors), = run(1, *map(str, (*SMALL, "--resume", path)))
                 self.assertEqual((code, lines), (1, []))
                 self.assertRegex(errors, rf"^{text}; --checkpoint-dir {saved} --resume auto goes on from the last good checkpoint\n$")
@@ -495,14 +495,15 @@ class Checkpoints(unittest.TestCase):
         arguments = (*SMALL, "--checkpoint-dir", saved, "--resume", "auto")
         self.good(1, *arguments, "--checkpoint-every", 1, "--checkpoint-keep", 3, "--max-steps", 6)
         (saved / "step-00000006.damaged").mkdir()
+        (saved / "step-00000005.damaged").symlink_to("/nonexistent/x")
         for step in (5, 6):
             flip_a_bit(saved / f"step-0000000{step}" / "model.safetensors")
         (code, _, errors), = run(1, *map(str, (*arguments, "--checkpoint-every", 10, "--checkpoint-keep", 2, "--max-steps", 10)))
         self.assertEqual(code, 0)
         end = f"; going on from the last good checkpoint, {saved}/step-00000004"
         self.assertRegex(errors, rf"^train: {saved}/step-00000006/.*; renamed to {saved}/step-00000006.damaged-2{end}\n"
-                                 rf"train: {saved}/step-00000005/.*; renamed to {saved}/step-00000005.damaged{end}\n$")
-        self.assertEqual(self.names(saved), ["step-00000004", "step-00000005.damaged", "step-00000006.damaged", "step-00000006.damaged-2",
+                                 rf"train: {saved}/step-00000005/.*; renamed to {saved}/step-00000005.damaged-2{end}\n$")
+        self.assertEqual(self.names(saved), ["step-00000004", "step-00000005.damaged", "step-00000005.damaged-2", "step-00000006.damaged", "step-00000006.damaged-2",
                                              "step-00000010"])
         self.assertEqual(self.names(saved / "step-00000006.damaged-2"), ["model.safetensors", "optimizer.safetensors", "state.json"])
 
