@@ -97,28 +97,33 @@ std::string to_text(const EqualOptions& options) {
   return text;
 }
 
-std::string difference(const EqualOptions& mine, int rank, std::string_view text_of_rank_0) {
+std::string difference(const EqualOptions& mine, int rank, std::string_view text_of_other, int other) {
+  const std::string of_other = "rank " + std::to_string(other);
   for (const EqualOption& option : mine) {
-    const std::string name = taken_line(text_of_rank_0);
-    const std::string value = taken_line(text_of_rank_0);
-    if (name != option.name)
-      return "rank " + std::to_string(rank) + " knows other options than rank 0; are both the same program?";
+    const std::string name = taken_line(text_of_other);
+    const std::string value = taken_line(text_of_other);
+    if (name != option.name) {
+      return "rank " + std::to_string(rank) + " knows other options than " + of_other +
+             "; are both the same program?";
+    }
     if (value != option.value) {
-      return name + " is " + option.value + " on rank " + std::to_string(rank) + " and " + value +
-             " on rank 0; all ranks must be given the same";
+      return name + " is " + option.value + " on rank " + std::to_string(rank) + " and " + value + " on " +
+             of_other + "; all ranks must be given the same";
     }
   }
   return "";
 }
 
-Result<> check_equal(Communicator& world, const EqualOptions& mine) {
+Result<> check_equal(Communicator& world, const EqualOptions& mine, std::optional<int> from) {
+  const int other = from.value_or(0);
   std::string text = to_text(mine);
   std::uint64_t size = text.size();
-  if (auto done = world.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0); !done) return done;
+  if (auto done = world.broadcast(std::as_writable_bytes(std::span(&size, 1)), other); !done) return done;
   text.resize(size);
-  if (auto done = world.broadcast(std::as_writable_bytes(std::span(text)), 0); !done) return done;
-  const std::string differs = difference(mine, world.rank(), text);
-  return share_first_failure(world, differs.empty() ? Result<>() : Error{ErrorCode::kUsage, differs});
+  if (auto done = world.broadcast(std::as_writable_bytes(std::span(text)), other); !done) return done;
+  const std::string differs = difference(mine, world.rank(), text, other);
+  const auto own = differs.empty() ? Result<>() : Error{ErrorCode::kUsage, differs};
+  return from ? own : share_first_failure(world, own);
 }
 
 }  // namespace ddp::train

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,13 +23,15 @@ using EqualOptions = std::vector<EqualOption>;
 /// counts as given or not given: nodes may use other places.
 EqualOptions equal_options(const TrainOptions& options, const DataSplit& data);
 
-/// to_text() makes the text for another rank. difference() returns the first difference from rank 0: "--seed
-/// is 4 on rank 1 and 3 on rank 0; all ranks must be given the same". Empty: none.
+/// to_text() makes the text for another rank. difference() returns the first difference from rank `other`:
+/// "--seed is 4 on rank 1 and 3 on rank 0; all ranks must be given the same". Empty: none.
 std::string to_text(const EqualOptions& options);
-std::string difference(const EqualOptions& mine, int rank, std::string_view text_of_rank_0);
+std::string difference(const EqualOptions& mine, int rank, std::string_view text_of_other, int other = 0);
 
-/// Returns the same error (kUsage) on all ranks if a rank differs from rank 0. All ranks call it.
-Result<> check_equal(Communicator& world, const EqualOptions& mine);
+/// Returns the same error (kUsage) on all ranks if a rank differs from rank 0. With `from`, the rank whose
+/// state continues the training, only the ranks that differ from that rank get an error; the others then lose
+/// them. All ranks call it.
+Result<> check_equal(Communicator& world, const EqualOptions& mine, std::optional<int> from = std::nullopt);
 
 std::string value_text(double value);
 inline std::string given_text(bool given) {

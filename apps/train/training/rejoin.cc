@@ -69,7 +69,8 @@ class RejoiningRank {
       }
     }
     link_.at(training_ ? training_->held_step().value_or(0) : 0, "join");
-    auto world = join_world(environment_, options_, link_.interrupt());
+    const int right_rank = order.from ? static_cast<int>(*order.from) : 0;
+    auto world = join_world(environment_, options_, link_.interrupt(), right_rank);
     if (!world) return world.error();
     world_.emplace(std::move(*world));
     if (auto done = data_.share(*world_->communicator, environment_); !done) return done;

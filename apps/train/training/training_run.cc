@@ -134,11 +134,11 @@ class TypedTrainingRun final : public TrainingRun {
 
   Result<> check_given(std::optional<int> from) {
     const auto check_data = [&] { return check_equal_data(*world_, data_, from); };
-    // A joining process with other data, or data of another size, leaves and ends no other rank.
+    // A joining process with other options or data, or data of another size, leaves and ends no other rank.
     if (from) {
       if (auto equal = check_data(); !equal) return equal;
     }
-    auto equal = check_equal(*world_, equal_options(options_, data_));
+    auto equal = check_equal(*world_, equal_options(options_, data_), from);
     return equal && !from ? check_data() : equal;
   }
 

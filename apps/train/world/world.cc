@@ -206,17 +206,17 @@ EqualOptions backend_options(const WorldOptions& options) {
 Result<> compare_backends(const WorkerEnvironment& environment, const WorldOptions& options,
                           PeerDirectory& directory) {
   const EqualOptions mine = backend_options(options);
-  if (environment.rank == 0) {
+  if (environment.rank == options.right_rank) {
     auto published = directory.share("backend", to_text(mine));
     return published ? published : within(me(environment), published.error());
   }
   const auto text = directory.find("backend", options.start_timeout);
   if (!text && text.error().code == ErrorCode::kTimeout) {
-    return Error{ErrorCode::kTimeout,
-                 me(environment) + " misses rank 0: it has not come to the store in time; did it start?"};
+    return Error{ErrorCode::kTimeout, me(environment) + " misses rank " + std::to_string(options.right_rank) +
+                                          ": it has not come to the store in time; did it start?"};
   }
   if (!text) return within(me(environment), text.error());
-  const std::string differs = difference(mine, environment.rank, *text);
+  const std::string differs = difference(mine, environment.rank, *text, options.right_rank);
   return differs.empty() ? Result<>() : Error{ErrorCode::kUsage, differs};
 }
 
@@ -372,10 +372,11 @@ Result<> can_join(const WorkerEnvironment& environment, const TrainOptions& opti
   return can_join(environment, world_options(options));
 }
 
-Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOptions& options,
-                             int interrupt) {
+Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOptions& options, int interrupt,
+                             int right_rank) {
   WorldOptions world = world_options(options);
   world.interrupt = interrupt;
+  world.right_rank = right_rank;
   auto joined = join_world(environment, world);
   if (joined && environment.world_size > 1 &&
       !(environment.collectives.empty() && options.flight_recorder.empty()))

@@ -38,6 +38,7 @@ struct WorldOptions {
   std::chrono::milliseconds step_timeout{60'000};
   bool share_gpu = false;   ///< with kNccl
   bool with_nodes = false;  ///< requests World::node and World::between
+  int right_rank = 0;       ///< the rank whose options count if ranks differ
   int interrupt = -1;       ///< descriptor that ends every wait when it is readable; not owned
   std::string remark;       ///< begins the line that rank 0 prints about NCCL
 };
@@ -54,6 +55,6 @@ Result<std::unique_ptr<Communicator>> join_pair(const WorkerEnvironment& environ
 /// The same for a training's options.
 Result<> can_join(const WorkerEnvironment& environment, const TrainOptions& options);
 Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOptions& options,
-                             int interrupt = -1);
+                             int interrupt = -1, int right_rank = 0);
 
 }  // namespace ddp::train

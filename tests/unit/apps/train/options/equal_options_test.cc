@@ -73,6 +73,17 @@ TEST_CASE("option names are unique, and a rank with other option names is report
   CHECK(difference(list, 1, "") == "rank 1 knows other options than rank 0; are both the same program?");
 }
 
+TEST_CASE("a rank that joins a training with other options alone gets the error") {
+  ThreadWorld world(3);
+  std::vector<std::string> said(3);
+  world.run([&](ThreadWorld::Rank& rank) {
+    const auto done = check_equal(rank, {{"--seed", rank.rank() == 0 ? "1" : "2"}}, 1);
+    said[static_cast<std::size_t>(rank.rank())] = done ? "" : done.error().text;
+  });
+  CHECK(said == std::vector<std::string>{
+                    "--seed is 1 on rank 0 and 2 on rank 1; all ranks must be given the same", "", ""});
+}
+
 TEST_CASE("all ranks report the first rank that differs") {
   ThreadWorld world(3);
   std::vector<std::string> said(3);

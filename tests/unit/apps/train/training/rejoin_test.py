@@ -510,6 +510,28 @@ class Rejoin(unittest.TestCase):
             job.go_on()
             self.assertEqual(weights(job.finish()), expected)
 
+    def test_a_rank_that_joins_with_other_options_ends_alone(self):
+        task = (*TASK, *OF_MLP, "--epochs", "4")
+        expected = weights(self.whole(4, *task, nodes=2))
+        with Job(4, *task, nodes=2) as job:
+            job.start().reach(3)
+            for rank, option, other, right in ((3, "--lr", "0.02", "0.01"), (0, "--lr", "0.02", "0.01"), (0, "--comm", "tcp", "auto")):
+                job.kill(rank)
+                job.revoke()
+                job.arguments = (*task, option, other)
+                job.go_on()
+                joined = job.of(rank)
+                job.until(lambda: joined.process.poll() is not None, "the end of the rank with other options")
+                self.assertEqual(joined.process.returncode, 1)
+                self.assertRegex(joined.texts()[1], rf"^train: {option} is {other} on rank {rank} and {right} on rank \d; "
+                                                    r"all ranks must be given the same\n$")
+                job.kill(rank)
+                job.revoke()
+                job.arguments = task
+                job.go_on()
+                job.are_ready()
+            self.assertEqual(weights(job.finish()), expected)
+
     def test_refused_combinations_of_options(self):
         env = {k: v for k, v in os.environ.items() if k not in VARIABLES}
         for more, control, text in (
