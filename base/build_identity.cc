@@ -91,7 +91,7 @@ Result<ElfIdentity> read_elf_identity(const std::string& path) {
   }
   auto identity = elf_identity(std::string_view(head).substr(0, held));
   if (!identity)
-    return Error{ErrorCode::kAgentMissing, path + " is no 64-bit Linux program with a build id", 0};
+    return Error{ErrorCode::kAgentMissing, path + " is not a 64-bit Linux program with a build id", 0};
   return std::move(*identity);
 }
 

@@ -160,9 +160,9 @@ const char* step_text(ChildStep step) {
     case ChildStep::kSession:
       return "start a session for ";
     case ChildStep::kDeathSignal:
-      return "ask for a death signal for ";
+      return "request a death signal for ";
     case ChildStep::kDescriptors:
-      return "hand descriptors to ";
+      return "pass descriptors to ";
     case ChildStep::kLimit:
       return "set the limit of open files of ";
     case ChildStep::kChdir:

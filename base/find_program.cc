@@ -63,17 +63,18 @@ std::string explain(int err, const std::string& file) {
   const bool exists = stat(file.c_str(), &info) == 0;
   if (err == ENOENT && exists) {
     const std::string interpreter = interpreter_of(first_bytes(file));
-    if (interpreter.empty()) return "the file is there, but the loader or interpreter that it names is not";
-    if (interpreter.back() == '\r') return "its first line ends as Windows does; save it with Unix line ends";
-    return "its first line asks for " + interpreter + ", which does not exist";
+    if (interpreter.empty()) return "the file exists, but the loader or interpreter that it names does not";
+    if (interpreter.back() == '\r')
+      return "its first line has a Windows line ending; save the file with Unix line endings";
+    return "its first line names the interpreter " + interpreter + ", which does not exist";
   }
   if (err == EACCES && exists) {
     if (S_ISDIR(info.st_mode)) return "it is a directory";
     if (faccessat(AT_FDCWD, file.c_str(), X_OK, AT_EACCESS) != 0) return "it is not executable (chmod +x)";
-    return "a directory on the way, the interpreter, or a mount with noexec forbids it";
+    return "a parent directory, the interpreter, or a noexec mount forbids it";
   }
   if (err == ENOEXEC)
-    return "it is no program for this machine, and a script needs a first line #!INTERPRETER";
+    return "it is not a program for this machine; a script needs a first line #!INTERPRETER";
   if (err == E2BIG) return "arguments and environment together are too long for the kernel";
   return {};
 }

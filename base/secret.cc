@@ -57,7 +57,7 @@ bool operator==(const Secret& a, const Secret& b) {
 Result<std::string> random_text(std::size_t bytes) {
   std::string random(bytes, '\0');
   if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size()))
-    return system_error(errno, "random bytes of the kernel");
+    return system_error(errno, "get random bytes from the kernel");
   std::string text;
   for (const char byte : random) {
     text += "0123456789abcdef"[static_cast<unsigned char>(byte) >> 4];

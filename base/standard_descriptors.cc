@@ -31,7 +31,7 @@ bool was_closed(int fd) {
 
 Result<> print_result(const std::string& text) {
   if (was_closed(STDOUT_FILENO))
-    return Error{ErrorCode::kSystem, "the result could not be written, for standard output is closed"};
+    return Error{ErrorCode::kSystem, "cannot write the result: standard output is closed"};
   for (std::size_t at = 0; at < text.size();) {
     const ssize_t count = ::write(STDOUT_FILENO, text.data() + at, text.size() - at);
     if (count < 0 && errno == EINTR) continue;
@@ -40,7 +40,7 @@ Result<> print_result(const std::string& text) {
       ::poll(&ready, 1, -1);
       continue;
     }
-    if (count <= 0) return system_error(errno, "the result could not be written to standard output");
+    if (count <= 0) return system_error(errno, "cannot write the result to standard output");
     at += static_cast<std::size_t>(count);
   }
   return {};

@@ -49,7 +49,7 @@ std::string distrust_directory(const std::string& path) {
   if (::lstat(path.c_str(), &found) != 0) return std::strerror(errno);
   if (S_ISLNK(found.st_mode)) return "is a symbolic link";
   if (found.st_uid != ::geteuid()) return owner_text(found.st_uid);
-  return (found.st_mode & S_IWOTH) != 0 ? "may be written to by everybody" : "";
+  return (found.st_mode & S_IWOTH) != 0 ? "is writable by everybody" : "";
 }
 
 std::string distrust_parent(std::string path) {

@@ -151,10 +151,10 @@ def may_include(room, other):
 
 def wrong_own(room, header):
     if header.split("/")[0] not in TOP:
-        return f'"{header}" is not written from the repository root'
+        return f'"{header}" does not start at the repository root'
     other = header.rpartition("/")[0]
     if other not in ROOMS:
-        return f'"{header}": {other} is no room of cmake/check_arrows.py'
+        return f'"{header}": {other} is not a room in the table of cmake/check_arrows.py'
     if not may_include(room, other):
         return f'{room} may not include {other} ("{header}")'
     return None
@@ -183,10 +183,10 @@ def violations(root):
         name = path.relative_to(root).as_posix()
         room = name.rpartition("/")[0]
         if path.suffix in UNKNOWN_SOURCES:
-            yield f"{name}:1: sources end in {', '.join(sorted(SOURCES))}"
+            yield f"{name}:1: unknown suffix; sources end in {', '.join(sorted(SOURCES))}"
             continue
         if room not in ROOMS:
-            yield f"{name}:1: {room} is no room of cmake/check_arrows.py"
+            yield f"{name}:1: {room} is not a room in the table of cmake/check_arrows.py"
             continue
         text = path.read_text(encoding="utf-8")
         is_core = ROOMS[room][0] == "core"

@@ -131,7 +131,7 @@ void check_deep(const RunJob& job, const GivenToken& token, launcher::CheckResul
                 std::vector<launcher::CheckDiagnostic>& diagnostics) {
   if (result.stop_signal != 0) return;
   if (any_error(diagnostics)) {
-    std::fprintf(stderr, "ddplaunch: --deep and --collectives were not tried: a job would fail anyhow\n");
+    std::fprintf(stderr, "ddplaunch: skipped --deep and --collectives: a job would fail on these hosts\n");
     return;
   }
   if (job.deep) add_test(job, token, DeepTest::kHealth, result, diagnostics);

@@ -186,7 +186,7 @@ Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, cons
 /// Prints the last line, with the master's text.
 void report_end(const JobSpec& spec, int code, const std::string& master_says) {
   if (code == 0) {
-    if (!spec.quiet) std::fprintf(stderr, "ddplaunch: exit 0: the job ended well\n");
+    if (!spec.quiet) std::fprintf(stderr, "ddplaunch: exit 0: the job succeeded\n");
   } else if (!master_says.empty()) {
     std::fprintf(stderr, "ddplaunch: exit %d: %s\n", code, master_says.c_str());
   } else if (code == 113) {
@@ -195,7 +195,7 @@ void report_end(const JobSpec& spec, int code, const std::string& master_says) {
                  "stopped\n",
                  code, master_position(*spec.per_node).c_str());
   } else {
-    std::fprintf(stderr, "ddplaunch: exit %d, as node 0 said\n", code);
+    std::fprintf(stderr, "ddplaunch: exit %d, reported by node 0\n", code);
   }
 }
 

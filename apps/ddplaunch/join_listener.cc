@@ -22,14 +22,15 @@ using rendezvous::ListenScope;
 constexpr char kPublicToken[] = "no token: anybody who reaches this port may join the job";
 
 Error no_token(const PerNode& node) {
-  return Error{ErrorCode::kUsage,
-               "node 0 is at " + node.master_addr +
-                   ", and nodes that meet on a network need a token, the same on all of them: whoever came "
-                   "without one could take part in the job. Make one, and start all nodes with it:\n"
-                   "ddplaunch:   openssl rand -hex 32\n"
-                   "ddplaunch:   export DDPLAUNCH_TOKEN=…   or --token-file FILE, which only you may read\n"
-                   "ddplaunch: (--insecure goes without, on a network that nobody else can reach)",
-               0};
+  return Error{
+      ErrorCode::kUsage,
+      "node 0 is at " + node.master_addr +
+          ", so all nodes need the same token; without one, anyone on the network could join the job. "
+          "Make a token, and start all nodes with it:\n"
+          "ddplaunch:   openssl rand -hex 32\n"
+          "ddplaunch:   export DDPLAUNCH_TOKEN=…   or --token-file FILE, readable only by you\n"
+          "ddplaunch: (on a private network --insecure works without a token)",
+      0};
 }
 
 std::string where_of(const PerNode& node) {
@@ -61,8 +62,8 @@ Result<rendezvous::LinkToken> find_link_token(const launcher::JobSpec& spec, con
   if (own) return own;
   Error error = own.error();
   error.text +=
-      "; by that file the nodes of one user on one machine know each other. Remove the obstacle, or give all "
-      "nodes DDPLAUNCH_TOKEN or --token-file FILE";
+      "; nodes of one user on one machine authenticate with this file. Fix the file, or give all nodes "
+      "DDPLAUNCH_TOKEN or --token-file FILE";
   return error;
 }
 
@@ -75,11 +76,11 @@ Result<std::optional<rendezvous::TcpListener>> take_control_port(const PerNode& 
   const auto holder = find_port_holder(node.master_addr, node.port);
   const bool stranger = holder && holder->uid != ::geteuid();
   if (!node.rank && !stranger) return TakenListener{};  // node 0 already runs here
-  std::string text = "port " + std::to_string(node.port) + " is taken on this machine";
+  std::string text = "port " + std::to_string(node.port) + " is in use on this machine";
   if (holder) text += " by " + holder_text(*holder);
-  if (!stranger) text += "; is node 0 of another job here?";
+  if (!stranger) text += "; another job may have its node 0 here.";
   text += stranger ? "; give all nodes another --master-port"
-                   : " Give all nodes of this one another --master-port";
+                   : " Give all nodes of this job another --master-port";
   return Error{ErrorCode::kSystem, std::move(text), EADDRINUSE};
 }
 

@@ -17,7 +17,7 @@ Result<std::uint16_t> read_port(std::string_view text) {
   std::uint16_t port = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
   if (error != std::errc() || end != text.data() + text.size())
-    return wrong("\"" + std::string(text) + "\" is no port; give a number up to 65535 (0: any free one)");
+    return wrong("\"" + std::string(text) + "\" is not a port; give a number up to 65535 (0: any free port)");
   return port;
 }
 
@@ -28,11 +28,11 @@ Result<> read_endpoint(const std::string& text, ListenOptions& options) {
   if (address.size() > 1 && address.front() == '[' && address.back() == ']') {
     address = address.substr(1, address.size() - 2);
   } else if (address.find(':') != std::string::npos) {
-    return wrong("--listen " + text + ": an IPv6 address stands in brackets: [fd00::5]:29499");
+    return wrong("--listen " + text + ": write an IPv6 address in brackets: [fd00::5]:29499");
   }
   if (colon != std::string::npos && address.empty())
     return wrong("--listen " + text +
-                 ": there is no address before the colon; the port alone means all interfaces");
+                 ": the address before the colon is missing; for all interfaces give only the port");
   const auto port = read_port(std::string_view(text).substr(colon == std::string::npos ? 0 : colon + 1));
   if (!port) return within("--listen " + text, port.error());
   options.address = std::move(address);
@@ -72,7 +72,7 @@ Result<ListenOptions> read_listen_options(const std::vector<std::string>& words)
   }
   if (listen == options.new_token) return wrong("give either --listen or --new-token");
   if (options.new_token && !options.token_file.empty())
-    return wrong("--new-token FILE names its file itself; leave --token-file out");
+    return wrong("--new-token FILE already names the file; omit --token-file");
   return options;
 }
 

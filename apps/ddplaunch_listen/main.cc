@@ -42,15 +42,14 @@ ddp::Result<ddp::rendezvous::TcpListener> open_port(const ddp::ListenOptions& op
                                           : listen_tcp_at(options.address, options.port);
   if (listener || listener.error().sys != EADDRINUSE) return listener;
   const std::string port = std::to_string(options.port);
-  return ddp::Error{
-      ddp::ErrorCode::kSystem,
-      endpoint_text(options.address, options.port) +
-          " is taken, perhaps by another ddplaunchd --listen (systemctl --user status ddplaunchd; "
-          "ss -ltnp 'sport = :" +
-          port +
-          "' shows who). Each user's daemon needs a port of its "
-          "own: --listen PORT here, --daemon-port PORT or port= in the hostfile for ddplaunch",
-      EADDRINUSE};
+  return ddp::Error{ddp::ErrorCode::kSystem,
+                    endpoint_text(options.address, options.port) +
+                        " is in use, perhaps by another ddplaunchd --listen (check systemctl --user status "
+                        "ddplaunchd; ss -ltnp 'sport = :" +
+                        port +
+                        "' shows who). Each user's daemon needs a port of its "
+                        "own: --listen PORT here, --daemon-port PORT or port= in the hostfile for ddplaunch",
+                    EADDRINUSE};
 }
 
 }  // namespace

@@ -27,9 +27,10 @@ int run_listener(char** argv) {
   }
   const std::string program = *directory + "/ddplaunch-listen";
   ::execv(program.c_str(), argv);
-  std::fprintf(stderr,
-               "ddplaunchd: cannot execute %s: %s; it belongs beside ddplaunchd and is what listens\n",
-               program.c_str(), std::strerror(errno));
+  std::fprintf(
+      stderr,
+      "ddplaunchd: cannot execute %s: %s; --listen and --new-token need this program beside ddplaunchd\n",
+      program.c_str(), std::strerror(errno));
   return 110;
 }
 

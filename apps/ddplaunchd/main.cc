@@ -16,7 +16,7 @@ constexpr char kUsage[] =
     "usage: ddplaunchd --listen [[ADDRESS:]PORT] [--token-file FILE]\n"
     "       ddplaunchd --new-token [FILE]\n"
     "       ddplaunchd --stdio | --fits … | --verify … | --version | --help\n"
-    "The node agent of ddplaunch, which starts it on every node over SSH or, where it listens, without.\n"
+    "The node agent of ddplaunch, which starts it on every node over SSH or through a daemon (--listen).\n"
     "  --listen [[ADDRESS:]PORT]    wait for masters that have the token (docs/users/daemon.md); default: "
     "port "
     "29499\n"
@@ -24,7 +24,7 @@ constexpr char kUsage[] =
     "  --token-file FILE            the token (default: DDPLAUNCH_TOKEN, else ~/.config/ddplaunch/token)\n"
     "  --new-token [FILE]           write a new token there, for you alone, and print the file's name\n"
     "  --stdio                      serve one job over stdin and stdout\n"
-    "  --fits PROTOCOL VERSION KEY  exit code 0: this is the agent that a ddplaunch looks for\n"
+    "  --fits PROTOCOL VERSION KEY  exit code 0: this agent has that protocol, version and build\n"
     "  --verify SHA256 FILE         exit code 0: the file has that sum\n";
 
 }  // namespace

@@ -23,7 +23,7 @@ int answer_fits(int count, const char* const* words) {
   if (words[0] != std::to_string(rendezvous::kProtocolVersion) || words[1] != version()) return 1;
   const auto own = read_elf_identity("/proc/self/exe");
   // The last lines of stderr are shown as the reason why the agent cannot start there.
-  if (!own) std::fputs("ddplaunchd: no /proc of this PID namespace is mounted there\n", stderr);
+  if (!own) std::fputs("ddplaunchd: /proc of this PID namespace is not mounted\n", stderr);
   for (int i = 2; own && i < count; ++i) {
     const std::string_view key(words[i]);
     if (key.substr(0, key.find('.')) != own->build_id) continue;

@@ -61,7 +61,7 @@ std::string obstacle() {
   // A program runner without -i (docker exec) gives the process this stdin.
   if (::fstat(0, &in) == 0 && ::stat("/dev/null", &null) == 0 && S_ISCHR(in.st_mode) &&
       S_ISCHR(null.st_mode) && in.st_rdev == null.st_rdev)
-    return "its standard input is closed; a wrapper without it on the way (docker exec without -i)?";
+    return "its standard input is closed; check the wrapper (docker exec needs -i)";
   struct rlimit files {};
   if (::getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < kFewestFiles)
     return "too few open files are allowed there (ulimit -n " + std::to_string(files.rlim_cur) + ")";

@@ -34,7 +34,7 @@ std::string error_of(const ddp::train::TrainOptions& options,
   const std::string problem = contradiction(options, environment.world_size);
   if (!problem.empty()) return problem;
   if (options.rejoin && environment.control.empty()) {
-    return "--on-peer-loss rejoin needs somebody who tells this rank with whom to go on, and "
+    return "--on-peer-loss rejoin needs a launcher that starts new attempts, but "
            "DDPLAUNCH_CONTROL is not set; start train with ddplaunch";
   }
   const auto possible = can_join(environment, options);
@@ -44,7 +44,7 @@ std::string error_of(const ddp::train::TrainOptions& options,
 int diagnose_logs(const std::string& directory) {
   const auto text = ddp::train::read_flight_recorders(directory);
   if (!text) return fail(text.error().text, kUsageExit);
-  std::printf("%s\n", text->empty() ? "no operation is left that some rank has not finished" : text->c_str());
+  std::printf("%s\n", text->empty() ? "all ranks have finished all recorded operations" : text->c_str());
   return 0;
 }
 

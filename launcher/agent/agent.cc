@@ -244,7 +244,7 @@ Awaitable<> Agent::go_down() {
   waiting_ = false;
   if (attempt_running_) {
     if (worker_link_)
-      worker_link_->stop({"the agent leaves", static_cast<std::uint32_t>(link_grace_.count())});
+      worker_link_->stop({"the agent exits", static_cast<std::uint32_t>(link_grace_.count())});
     workers_->resume_output();
     workers_->stop(link_grace_);
     revoke_step_.cancel();

@@ -44,7 +44,7 @@ void Agent::handle(const rendezvous::Spawn& message) {
 /// Starts the workers, except survivors, which get the order for the new attempt.
 bool Agent::begin_attempt(const rendezvous::Spawn& message) {
   if (auto room = collectives_.make_room(message.local_world_size); !room)
-    link_.send(rendezvous::Notice{"what ranks wait for will not be told: " + room.error().text, true});
+    link_.send(rendezvous::Notice{"desync analysis is not available: " + room.error().text, true});
   auto workers = job_->workers(message, static_cast<int>(options_.facts.cores), make_error_prefix(),
                                expect_workers(message.local_world_size), collectives_.path());
   if (!workers) {

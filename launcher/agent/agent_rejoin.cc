@@ -194,7 +194,7 @@ Awaitable<> Agent::leave_attempt(rendezvous::Revoke order) {
     co_await revoke_step_.async_wait(kUseTuple);
   }
   if (awaited()) {  // not even SIGKILL ends it; only the sweep at the attempt's end would name it
-    link_.send(rendezvous::Notice{"a worker does not die of SIGKILL; ending the others of this node, too"});
+    link_.send(rendezvous::Notice{"a worker does not end after SIGKILL; stopping all workers of this node"});
     workers_->stop(std::chrono::milliseconds(0));
   }
   co_await workers_->settled(kSettleTime);
@@ -229,7 +229,7 @@ void Agent::ask_to_leave(const rendezvous::Revoke& order) {
 
 void Agent::kill_the_late(const rendezvous::Revoke& order) {
   for (const std::uint32_t local : processes_.unanswered())
-    kill_worker(local, "did not let go of attempt " + std::to_string(attempt_) + " within " +
+    kill_worker(local, "did not leave attempt " + std::to_string(attempt_) + " within " +
                            in_seconds(order.deadline_ms) + " and was killed");
 }
 

@@ -58,11 +58,11 @@ std::string interpreter_trouble(const std::string& program, const EnvVars& env, 
   const std::string* path = find_env(env, "PATH");
   if (find_program(wanted, path ? std::optional<std::string_view>(*path) : std::nullopt, cwd)) return {};
   std::string text =
-      "execute " + program + ": its first line has env look for '" + wanted + "', which is not in PATH";
+      "execute " + program + ": its first line asks env for '" + wanted + "', which is not in PATH";
   if (wanted.ends_with('\r'))
-    text += ": the line ends as Windows does; save it with Unix line ends";
+    text += ": the line has a Windows line ending; save the file with Unix line endings";
   else if (wanted.find(' ') != std::string::npos)
-    text += " (env takes all as one word; write env -S)";
+    text += " (env takes the rest of the line as one word; use env -S)";
   return one_line(text);
 }
 

@@ -183,8 +183,8 @@ void EvidenceCollector::add_victim(const OomVictim& victim, std::string line) {
 std::string EvidenceCollector::oom_in_log(pid_t pid) const {
   for (const auto& [victim, line] : victims_) {
     if (victim.pid != pid) continue;
-    return std::string(victim.cgroup ? "the kernel killed it when its control group had used all its memory"
-                                     : "the kernel killed it when the machine had no memory left") +
+    return std::string(victim.cgroup ? "the OOM killer ended it: its control group reached its memory limit"
+                                     : "the OOM killer ended it: the machine ran out of memory") +
            " (kernel log: " + line + ")";
   }
   return {};
@@ -216,12 +216,12 @@ void EvidenceCollector::report_oom(std::vector<rendezvous::WorkerEvidence>& evid
   }
   for (std::size_t i = 0; i < ends_.size() && died > 0; ++i) {
     if (!ends_[i].killed || !evidence[i].oom.empty()) continue;
-    evidence[i].oom = "the kernel killed it for want of memory" + counter;
+    evidence[i].oom = "the OOM killer ended it" + counter;
     --died;
   }
   for (std::size_t i = 0; i < ends_.size() && died > 0; ++i) {
     if (evidence[i].oom.empty() && !ends_[i].terminated)
-      evidence[i].oom = "the kernel killed another process of its control group for want of memory" + counter;
+      evidence[i].oom = "the OOM killer ended another process of its control group" + counter;
   }
 }
 

@@ -81,7 +81,7 @@ std::string device_trouble(const std::string& root) {
     if (::access(device.c_str(), R_OK | W_OK) == 0) return "";
     return "this user may not open " + std::string(kDevices) + "/" + device.filename().string();
   }
-  return "there is no " + std::string(kDevices) + "/uverbs*, as in a container that was not given it";
+  return "there is no " + std::string(kDevices) + "/uverbs*; in a container, pass these devices to it";
 }
 
 }  // namespace

@@ -188,14 +188,14 @@ Awaitable<ModuleAnswer> ask_python(std::string python, std::string module, std::
   if (output.text.find("ddplaunch: True") != std::string::npos) co_return answer;
   answer.doubt = Clock::now() >= until;
   if (answer.doubt) {
-    answer.trouble = python + " did not tell in time whether there is a module " + top +
-                     "; does it hang at its start, or is a network disk slow?";
+    answer.trouble = python + " did not report in time whether it has the module " + top +
+                     "; check whether Python hangs at its start, or a network disk is slow";
     co_return answer;
   }
   if (output.text.find("ddplaunch: False") == std::string::npos) {
     const std::string lines = output.text.substr(0, output.text.find_last_not_of('\n') + 1);
     const std::string last = lines.substr(lines.rfind('\n') + 1);
-    answer.trouble = python + " cannot look for the module " + top + ": " + output.trouble +
+    answer.trouble = python + " cannot search for the module " + top + ": " + output.trouble +
                      (last.empty() ? "" : " (" + last + ")");
     co_return answer;
   }

@@ -21,7 +21,7 @@ Result<> directories_exist(const EnvVars& env) {
     if (::stat(directory.c_str(), &found) == 0 && S_ISDIR(found.st_mode)) continue;
     return Error{ErrorCode::kRefused,
                  name + " names " + one_line(directory) +
-                     ", which is not there; install the environment at the same path, or launch "
+                     ", which does not exist; install the environment at the same path, or launch "
                      "without it active"};
   }
   return {};

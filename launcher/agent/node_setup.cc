@@ -67,7 +67,7 @@ Result<std::string> text_of(int memory) {
   for (;;) {
     const ssize_t count = ::pread(memory, buffer.data(), buffer.size(), static_cast<off_t>(text.size()));
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return system_error(errno, "the environment that --setup left");
+    if (count < 0) return system_error(errno, "read the environment after --setup");
     if (count == 0) return text;
     text.append(buffer.data(), static_cast<std::size_t>(count));
     if (text.size() > kMostDump)

@@ -94,13 +94,13 @@ Awaitable<Result<std::string>> ask(tcp::socket& socket, tcp::endpoint there, con
   if (!error)
     std::tie(error, count) = co_await asio::async_read(socket, asio::buffer(reply.data(), size), kUseTuple);
   if (error == asio::error::operation_aborted || error == asio::error::bad_descriptor)
-    co_return Error{ErrorCode::kTimeout, "it takes connections, but does not answer"};
+    co_return Error{ErrorCode::kTimeout, "it accepts connections but does not answer"};
   if (error) {
     co_return Error{ErrorCode::kUnreachable, "it closed the connection, which came from " + local};
   }
   const bool echoed = std::equal(reply.begin(), reply.begin() + kEcho, kGreeting.end() - kEcho);
   if (!echoed || (!token.empty() && reply[kEcho] != static_cast<char>(rendezvous::kCheckReady)))
-    co_return Error{ErrorCode::kUnreachable, "something else than this job's store answers there"};
+    co_return Error{ErrorCode::kUnreachable, "another service answers there, not this job's store"};
   co_return local;
 }
 
@@ -128,7 +128,7 @@ Result<rendezvous::StoreOpened> NodeStore::open(const rendezvous::OpenStore& mes
   options.token = "ddplaunch/" + *token;
   options.on_refused = [this](const asio::ip::address& address) {
     notify_("the store refused a connection from " + address.to_string() +
-            ", which is no address of this job's nodes");
+            ", which is not an address of this job's nodes");
   };
   options.on_broken = [this](const asio::ip::address& address, const Error& error) {
     // Report each address once: a peer that repeats must flood neither the user nor the link.
@@ -142,7 +142,7 @@ Result<rendezvous::StoreOpened> NodeStore::open(const rendezvous::OpenStore& mes
   if (!server) {
     Error error = server.error();
     if (error.sys == EADDRINUSE && message.port != 0)
-      error.text += "; name another --master-port, or leave it out, and a free port is taken";
+      error.text += "; choose another --master-port, or omit it to use a free port";
     return error;
   }
   server_.emplace(std::move(*server));

@@ -153,8 +153,8 @@ void WorkerLink::Worker::await_descriptor() {
 
 void WorkerLink::Worker::refuse(uid_t user) {
   if (std::exchange(stranger_reported, true)) return;
-  misbehaved("has a socket for DDPLAUNCH_CONTROL to which user " + std::to_string(user) +
-             " connected; closed, since only our own user may");
+  misbehaved("refused a connection to DDPLAUNCH_CONTROL from user " + std::to_string(user) +
+             "; only the job's own user may connect");
 }
 
 void WorkerLink::Worker::await_messages() {
@@ -209,7 +209,7 @@ void WorkerLink::Worker::send() {
   }
   if (unsent.size() > kMaxQueued) {
     close_connection();
-    misbehaved("does not read what it is told over DDPLAUNCH_CONTROL; its connection was closed");
+    misbehaved("does not read its messages from DDPLAUNCH_CONTROL; closed its connection");
     return;
   }
   if (unsent.empty() || writable_awaited || !connection.is_open()) return;
@@ -277,7 +277,8 @@ Result<> WorkerLink::open(const std::string& base) {
 Result<std::string> WorkerLink::expect(std::uint32_t local_rank) {
   forget(local_rank);
   if (directory_.empty())
-    return Error{ErrorCode::kInternal, "the directory of the workers' sockets is not made"};
+    return Error{ErrorCode::kInternal,
+                 "internal error: the directory of the workers' sockets does not exist (please report)"};
   const std::string path = directory_ + "/w" + std::to_string(local_rank) + "." + std::to_string(++serial_);
   auto fd = listening_at(path);
   if (!fd) return fd.error();

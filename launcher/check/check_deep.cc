@@ -56,14 +56,14 @@ std::string last_line(const std::string& text) {
 
 std::string advice_of(const std::string& item) {
   static const std::map<std::string, std::string> kAdvice = {
-      {"gemm", "leave the host out with --exclude; its processor, GPU or power is faulty"},
-      {"memory", "leave the host out with --exclude, and have its memory tested"},
-      {"ecc", "have the GPU's memory looked at"},
-      {"xid", "look the Xid up in NVIDIA's list, and into the kernel log there"},
-      {"pair", "look at cables, network card and MTU of both hosts"},
-      {"sum", "leave the host out with --exclude; its memory or network is faulty"},
-      {"slow", "look for other load, power settings and cooling there"},
-      {"throttle", "look at its cooling and power"}};
+      {"gemm", "exclude the host with --exclude; its processor, GPU or power is faulty"},
+      {"memory", "exclude the host with --exclude, and have its memory tested"},
+      {"ecc", "have the GPU's memory tested"},
+      {"xid", "find the Xid in NVIDIA's list, and read the kernel log of that host"},
+      {"pair", "check cables, network card and MTU of both hosts"},
+      {"sum", "exclude the host with --exclude; its memory or network is faulty"},
+      {"slow", "check other load, power settings and cooling of that host"},
+      {"throttle", "check its cooling and power"}};
   const auto found = kAdvice.find(item);
   return found == kAdvice.end() ? "" : found->second;
 }
@@ -129,7 +129,7 @@ std::vector<CheckDiagnostic> deep_diagnostics(const CheckResult& result, const D
                            {},
                            name + " gave no result and ended with exit code " +
                                std::to_string(run.exit_code) + (why.empty() ? "" : ": " + why),
-                           "run it by itself on these hosts, which shows all that it says"});
+                           "run it directly on these hosts to see its full output"});
     return diagnostics;
   }
   for (const Json& fields : record->value("findings", Json::array())) {

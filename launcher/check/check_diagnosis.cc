@@ -183,24 +183,24 @@ void NodeEvaluator::diagnose_limits(std::size_t i, const NodeChecked& facts) {
 void NodeEvaluator::diagnose_memory(std::size_t i, const NodeChecked& facts) {
   const std::string more = "in a container start it with --shm-size=8g or --ipc=host";
   if (facts.shm_size == 0) {
-    collector_.warn("shm", i, "there is no /dev/shm, which data loaders and NCCL share memory in", more);
+    collector_.warn("shm", i, "/dev/shm is missing; data loaders and NCCL need it for shared memory", more);
   } else if (facts.shm_free < kMiB) {
     collector_.error("shm", i, "/dev/shm is full (" + bytes_text(facts.shm_size) + ")",
-                     "remove what is left there of jobs that have died");
+                     "remove the files there that dead jobs left");
   } else if (facts.shm_size < kSmallShm) {
     collector_.warn("shm", i, "/dev/shm has only " + bytes_text(facts.shm_size), more);
   } else if (facts.shm_free < kSmallShm) {
     collector_.warn("shm", i, "/dev/shm has only " + bytes_text(facts.shm_free) + " free",
-                    "remove what is left there of jobs that have died");
+                    "remove the files there that dead jobs left");
   }
   for (const rendezvous::NodeDisk& disk : facts.disks) {
     if (!disk.trouble.empty()) {
       collector_.warn("disk", i, disk.path + ": " + disk.trouble, "");
     } else if (disk.free < kSmallDisk) {
       collector_.warn("disk", i, disk.path + " has only " + bytes_text(disk.free) + " free",
-                      "make room there");
+                      "free space there");
     } else if (!disk.writable && disk.path != facts.directory) {
-      collector_.warn("disk", i, disk.path + " cannot be written to", "set TMPDIR to a directory that can");
+      collector_.warn("disk", i, disk.path + " cannot be written to", "set TMPDIR to a writable directory");
     }
   }
 }
@@ -210,7 +210,7 @@ void NodeEvaluator::diagnose_clock(std::size_t i, const CheckedNode& node) {
   const auto apart = *node.wall_ahead < std::chrono::nanoseconds(0) ? -*node.wall_ahead : *node.wall_ahead;
   if (apart <= kClocksApart + node.wall_error) return;
   char text[96];
-  std::snprintf(text, sizeof text, "its clock is %.1f s %s ours",
+  std::snprintf(text, sizeof text, "its clock is %.1f s %s the master's",
                 std::chrono::duration<double>(apart).count(),
                 *node.wall_ahead < std::chrono::nanoseconds(0) ? "behind" : "ahead of");
   collector_.warn("clock", i, text, "start chrony or another time service there");
@@ -241,7 +241,7 @@ void NodeEvaluator::diagnose_gpus() {
       collector_.add(spec_.oversubscribe ? Severity::kWarning : Severity::kError, "gpus", {i},
                      plural(static_cast<std::uint64_t>(*count), "worker") + ", but " +
                          plural(static_cast<std::uint64_t>(usable), "GPU"),
-                     "lower slots= or --nproc-per-node, or look why the driver shows no more");
+                     "lower slots= or --nproc-per-node, or check why the driver shows no more GPUs");
     }
     diagnose_gpus_of(i, *node.facts);
     for (const rendezvous::NodeGpu& gpu : node.facts->gpus) {
@@ -259,9 +259,10 @@ void NodeEvaluator::diagnose_gpus_of(std::size_t i, const NodeChecked& facts) {
   if (none && !wanted.empty() && spec_.nproc.kind != ProcsPerNode::Kind::kCpu) {
     // If no host has GPUs, the numbers only count workers, and the job runs.
     const bool missing = any_gpu() || !facts.gpus_trouble.empty();
-    collector_.add(missing ? Severity::kError : Severity::kWarning, "gpus", {i},
-                   "gpus= or --include names " + plural(wanted.size(), "GPU") + ", but it has none",
-                   "correct gpus= or --include, look why the driver shows none, or say --nproc-per-node cpu");
+    collector_.add(
+        missing ? Severity::kError : Severity::kWarning, "gpus", {i},
+        "gpus= or --include names " + plural(wanted.size(), "GPU") + ", but it has none",
+        "correct gpus= or --include, check why the driver shows none, or use --nproc-per-node cpu");
   }
   for (const std::string& device : wanted) {
     const auto number = remote::whole_number(device, 65'535);
@@ -280,10 +281,10 @@ void NodeEvaluator::diagnose_gpus_of(std::size_t i, const NodeChecked& facts) {
     const std::string room = bytes_text(gpu.memory_free) + " of " + bytes_text(gpu.memory) + " are free";
     if (gpu.processes > 0) {
       collector_.warn("gpu_memory", i, name + " is in use by " + gpu.holders + "; " + room,
-                      "end it, or leave the GPU out with --exclude");
+                      "end that process, or exclude the GPU with --exclude");
     } else if (gpu.memory > 0 && gpu.memory_free < gpu.memory - gpu.memory / 10) {
-      collector_.warn("gpu_memory", i, name + ": only " + room + ", though no process is seen on it",
-                      "another container may hold it; nvidia-smi on the host itself tells");
+      collector_.warn("gpu_memory", i, name + ": only " + room + ", although no process is visible on it",
+                      "another container may use it; run nvidia-smi on the host itself");
     }
   }
 }
@@ -316,8 +317,9 @@ void NodeEvaluator::diagnose_equal(const std::string& name,
     const bool breaks = name == "NCCL";
     collector_.add(breaks ? Severity::kError : Severity::kWarning, "versions", it->second,
                    name + " " + it->first + ", but " + most->first + " on " + names(most->second),
-                   name == "GPU model" ? "the slowest sets the pace; --include or --exclude chooses"
-                                       : "install the same on all");
+                   name == "GPU model"
+                       ? "the slowest GPU sets the pace; choose hosts with --include or --exclude"
+                       : "install the same version on all hosts");
   }
 }
 

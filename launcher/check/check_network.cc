@@ -61,8 +61,8 @@ void NetworkEvaluator::diagnose_interfaces() {
     const std::string& local = result_.networked[k] == 0 ? result_.master_addr : node.local;
     if (choice.route(result_.master_addr).interfaces[k].empty() &&
         interface_of(node.hello.interfaces, local).empty()) {
-      add(Severity::kWarning, "network", {result_.networked[k]},
-          "it is not clear which interface the workers are to use", "name the network with --network");
+      add(Severity::kWarning, "network", {result_.networked[k]}, "the workers' interface is ambiguous",
+          "name the network with --network");
     }
   }
 }
@@ -72,11 +72,11 @@ void NetworkEvaluator::diagnose_names() {
   for (std::size_t i = 0; i < result_.nodes.size(); ++i) {
     const CheckedNode& node = result_.nodes[i];
     if (!node.up) continue;
-    const std::string advice = "correct it, or leave it out, and the node's own interface is set";
+    const std::string advice = "correct it, or remove it to let ddplaunch set the node's interface";
     if (const std::string* value = given(i, "NCCL_SOCKET_IFNAME");
         value != nullptr && !nccl_finds(node.hello.interfaces, *value)) {
-      add(Severity::kWarning, "network", {i}, "NCCL_SOCKET_IFNAME=" + *value + " fits no interface there",
-          advice);
+      add(Severity::kWarning, "network", {i},
+          "NCCL_SOCKET_IFNAME=" + *value + " matches no interface of this host", advice);
     }
     const std::string* value = given(i, "GLOO_SOCKET_IFNAME");
     const std::string lacking = value == nullptr ? "" : gloo_lacks(node.hello.interfaces, *value);
@@ -102,9 +102,9 @@ void NetworkEvaluator::diagnose_rejected_networks() {
   for (const CheckResult::RejectedNetwork& passed : result_.rejected_networks) {
     add(Severity::kWarning, "network", passed.nodes,
         "it cannot reach " + spec_.hosts[0].name + " at " + passed.master_addr +
-            (passed.network.empty() ? "" : " (" + passed.network + ")") + ", so all take " +
+            (passed.network.empty() ? "" : " (" + passed.network + ")") + ", so all nodes use " +
             result_.master_addr,
-        "mend that network, or choose one with --network");
+        "fix that network, or choose one with --network");
   }
 }
 

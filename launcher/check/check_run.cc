@@ -145,7 +145,7 @@ void CheckRun::on(const Tick&, Time now) {
         CheckedNode& node = result_.nodes[i];
         if (!usable(i) || node.reach != CheckedNode::Reach::kNotTried) continue;
         node.reach = CheckedNode::Reach::kFailed;
-        node.reach_text = "its agent did not tell in time";
+        node.reach_text = "its agent did not report in time";
       }
       return leave_all(now);
     case State::kLeaving:
@@ -171,8 +171,8 @@ Error CheckRun::too_late(std::size_t node) const {
     return Error{ErrorCode::kTimeout, "no agent answered within " + limit};
   const bool setup = !spec_.setup.empty() || !spec_.hosts[node].setup.empty();
   return Error{ErrorCode::kTimeout, "its agent answered, but did not finish its check within " + limit +
-                                        (setup ? ", --setup included; --verbose shows what that prints"
-                                               : "; is a network disk there out of reach?")};
+                                        (setup ? ", including --setup; --verbose shows the output of --setup"
+                                               : "; check whether a network disk of this host is reachable")};
 }
 
 void CheckRun::give_up(std::size_t node, Error error) {

@@ -284,7 +284,7 @@ std::string check_text(const JobSpec& spec, const CheckResult& result,
   }
   std::string text = table.text(colours) + '\n' + network_line(result);
   text += diagnostics_text(spec, diagnostics, colours);
-  if (diagnostics.empty() && result.stop_signal == 0) text += "nothing is wrong\n";
+  if (diagnostics.empty() && result.stop_signal == 0) text += "no problems found\n";
   return text;
 }
 

@@ -63,7 +63,7 @@ std::string HangReport::hint() const {
   if (store_clients_.empty()) return {};
   return (store_clients_.size() == 1 ? "rank " : "ranks ") + rank_set(store_clients_) +
          (store_clients_.size() == 1 ? " is" : " are") +
-         " still connecting to a store. If it is one on another port than MASTER_PORT, nobody serves it "
+         " still connecting to a store. If its port is not MASTER_PORT, no process serves it "
          "while "
          "TORCHELASTIC_USE_AGENT_STORE is True: try --store worker (docs/users/store.md)";
 }
@@ -106,7 +106,7 @@ std::string HangReport::behind_text() const {
   }
   return std::string(": ") + (ranks.size() == 1 ? "rank " : "ranks ") +
          rank_set({ranks.begin(), ranks.end()}) + (ranks.size() == 1 ? " is" : " are") +
-         " behind: the last reported step is " + std::to_string(least) + ", that of others " +
+         " behind: the last reported step is " + std::to_string(least) + ", that of other ranks is " +
          std::to_string(most);
 }
 

@@ -58,7 +58,7 @@ std::string attach_note() {
   if (!(file >> scope) || scope == 0) return {};
   return "kernel.yama.ptrace_scope is " + std::to_string(scope) +
          " on this machine, which can keep debuggers from attaching; `sysctl kernel.yama.ptrace_scope=0` "
-         "lets them";
+         "allows it";
 }
 
 }  // namespace
@@ -162,7 +162,7 @@ Awaitable<> ProcessInspection::run_one(Subject subject, std::string tool, std::v
   const auto latest = options_.deadline - kForLast;
   const auto until = std::min(latest, Clock::now() + kToolTime);
   if (until - Clock::now() < kWorthwhile || text_left_ == 0 || cancelled_) {
-    add_text(subject.rank, "== " + tool + ": not run, since the time or the room for answers was used up\n");
+    add_text(subject.rank, "== " + tool + ": skipped, because no time or no room for output was left\n");
     co_return;
   }
   ChildSpec spec;

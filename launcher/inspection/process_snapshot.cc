@@ -160,7 +160,7 @@ std::string threads_text(pid_t pid, const std::vector<Thread>& threads, const So
     }
   }
   if (refused != 0 && refused != ESRCH) {
-    text += "  kernel stacks: " + std::string(std::strerror(refused)) + " (they are for root)\n";
+    text += "  kernel stacks: " + std::string(std::strerror(refused)) + " (only root may read them)\n";
   }
   return text;
 }

@@ -170,10 +170,10 @@ Result<EnvVars> explicit_env(const EnvVars& own, const std::vector<std::string>&
     const std::string name = word.substr(0, equals);
     const std::string shown = one_line(name);  // one line of the error per problem
     if (name.empty()) {
-      problem("--env: a name is missing before '='");
+      problem("--env: missing name before '='");
     } else if (word.find('\0') != std::string::npos) {
       problem("--env " + one_line(name.substr(0, name.find('\0'))) +
-              ": an environment cannot hold a NUL byte");
+              ": an environment variable cannot contain a NUL byte");
     } else if (equals != std::string::npos) {
       set_env(vars, name, std::string_view(word).substr(equals + 1));
     } else if (const std::string* value = find_env(own, name)) {
@@ -266,7 +266,7 @@ Result<> check_exec_size(const EnvVars& vars, std::span<const std::string> argv,
     const std::size_t size = name.size() + 1 + value.size() + 1;
     if (size > kMaxEnvString) {
       return Error{code, "environment variable " + name + " has " + std::to_string(size - 1) +
-                             " bytes; Linux passes at most " + limit + " in one; leave it out or shorten it"};
+                             " bytes; Linux passes at most " + limit + " per variable; remove or shorten it"};
     }
     if (value.find('\0') != std::string::npos) {
       return Error{code, "environment variable " + name + " holds a NUL byte, which Linux cannot pass"};
@@ -277,7 +277,7 @@ Result<> check_exec_size(const EnvVars& vars, std::span<const std::string> argv,
     const std::string which = "argument " + std::to_string(i) + " of the worker";
     if (argv[i].size() + 1 > kMaxEnvString) {
       return Error{code, which + " has " + std::to_string(argv[i].size()) + " bytes; Linux passes at most " +
-                             limit + " in one; put it into a file"};
+                             limit + " per argument; put it into a file"};
     }
     if (argv[i].find('\0') != std::string::npos) {
       return Error{code, which + " holds a NUL byte, which Linux cannot pass"};

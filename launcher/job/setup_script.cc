@@ -88,11 +88,12 @@ Result<EnvVars> setup_verdict(std::string_view dump, std::size_t scripts, const 
   const std::size_t whole = scripts + 2;
   const std::size_t marks = std::min({dump.find_first_not_of('.'), dump.size(), whole});
   if (marks == 0) {
-    return Error{ErrorCode::kRefused,
-                 "--setup was not begun: the login shell that runs it " + end.how +
-                     " while it read the profile (/etc/profile, ~/.bash_profile, ~/.profile and what they "
-                     "read); an exec or exit there must be for interactive shells only" +
-                     end.last_lines};
+    return Error{
+        ErrorCode::kRefused,
+        "--setup did not start: the login shell that runs it " + end.how +
+            " while it read the profile (/etc/profile, ~/.bash_profile, ~/.profile and the files that they "
+            "read); run exec or exit there in interactive shells only" +
+            end.last_lines};
   }
   std::string place;
   if (scripts > 1 && marks >= 2 && marks < whole)
@@ -101,7 +102,7 @@ Result<EnvVars> setup_verdict(std::string_view dump, std::size_t scripts, const 
     return Error{ErrorCode::kRefused, "--setup failed: its shell " + end.how + place + end.last_lines};
   if (marks < whole) {
     return Error{ErrorCode::kRefused, "--setup ended its shell (exit 0)" + place +
-                                          ", so that its variables are lost; leave the exit or exec out"};
+                                          ", so its variables are lost; remove the exit or exec"};
   }
   return setup_result(dump.substr(whole), before);
 }

@@ -25,10 +25,11 @@ const TreeScope& AttemptTree::begin(std::uint32_t attempt) {
   if (group) {
     scope_.cgroup = std::make_shared<Cgroup>(std::move(*group));
     keeper_.set_cgroup(scope_.cgroup->path());
-    how_ = "the workers live in the control group " + scope_.cgroup->path();
+    how_ = "the workers run in the control group " + scope_.cgroup->path();
   } else {
     scope_.cgroup.reset();
-    how_ = "no control group for the workers, the tree of processes will do (" + group.error().text + ")";
+    how_ =
+        "no control group for the workers; they are found by the process tree (" + group.error().text + ")";
   }
   return scope_;
 }

@@ -316,7 +316,7 @@ Result<Cgroup> Cgroup::make_in(const std::string& own, bool v2, std::string_view
   const std::vector<pid_t> members = pids_in(parent.get());
   if (type.f_type != (v2 ? kCgroup2Magic : kCgroup1Magic) ||
       !std::binary_search(members.begin(), members.end(), getpid()))
-    return Error{ErrorCode::kRefused, own + " is not our own control group"};
+    return Error{ErrorCode::kRefused, own + " is not this process's control group"};
   // In version 2, a process may leave a group only if its user may write the group's cgroup.procs.
   if (v2 && faccessat(parent.get(), "cgroup.procs", W_OK, AT_EACCESS) != 0)
     return refusal(own + "/cgroup.procs", errno);
@@ -359,12 +359,12 @@ Result<Cgroup> Cgroup::open(std::string path) {
   const std::size_t slash = group.path_.rfind('/');
   struct statfs type {};
   if (slash == std::string::npos || !is_cgroup_name(std::string_view(group.path_).substr(slash + 1)))
-    return Error{ErrorCode::kRefused, group.path_ + " is no control group of ours"};
+    return Error{ErrorCode::kRefused, group.path_ + " is not a control group of ddplaunch"};
   group.directory_ = open_directory(AT_FDCWD, group.path_.c_str());
   if (!group.directory_ || fstatfs(group.directory_.get(), &type) != 0) return refusal(group.path_, errno);
   group.v2_ = type.f_type == kCgroup2Magic;
   if (!group.v2_ && type.f_type != kCgroup1Magic)
-    return Error{ErrorCode::kRefused, group.path_ + " is no control group of ours"};
+    return Error{ErrorCode::kRefused, group.path_ + " is not a control group of ddplaunch"};
   flock(group.directory_.get(), LOCK_SH | LOCK_NB);
   return group;
 }

@@ -268,10 +268,10 @@ void Keeper::kill_tree(const std::string& why) {
   const auto left = kill.left();
   const std::size_t ended = kill.found() - std::min(left.size(), kill.found());
   if (!why.empty())
-    say(why + "; ended " + std::to_string(ended) + (ended == 1 ? " process" : " processes") +
-        " that it left");
+    say(why + "; killed " + std::to_string(ended) +
+        (ended == 1 ? " leftover process" : " leftover processes"));
   for (const LeftProcess& process : left)
-    say("could not end process " + process.text());
+    say("could not kill process " + process.text());
   const bool groups_empty = remove_traces();
   left_ = !left.empty() || !groups_empty;
 }
@@ -328,7 +328,7 @@ int Keeper::after_agent() {
 /// failure.
 int Keeper::end_lease() {
   syscall(SYS_pidfd_send_signal, agent_pidfd_.get(), SIGSTOP, nullptr, 0U);
-  return kill_all("the agent was silent for longer than its lease");
+  return kill_all("the agent's lease expired");
 }
 
 int Keeper::kill_all(const std::string& why) {

@@ -66,7 +66,7 @@ bool below_another_keeper(const ProcessInfo& info, const Table& table) {
 std::string LeftProcess::text() const {
   std::string text =
       std::to_string(pid) + " (" + comm + ", state " + state + ", uid " + std::to_string(uid) + ")";
-  if (err == EPERM) text += ", which we may not signal";
+  if (err == EPERM) text += ", no permission to signal it";
   return text;
 }
 

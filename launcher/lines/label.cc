@@ -34,8 +34,7 @@ template <class Text, class Value>
 Result<> walk_label(std::string_view label, Text text, Value value) {
   for (std::size_t at = 0; at < label.size();) {
     const char c = label[at];
-    if (c == '\n' || c == '\r')
-      return label_error(at, "a label is part of one line and cannot hold a line break");
+    if (c == '\n' || c == '\r') return label_error(at, "a label cannot contain a line break");
     if (c != '{' && c != '}') {
       const std::size_t end = std::min(label.find_first_of("{}\n\r", at), label.size());
       text(label.substr(at, end - at));
@@ -57,7 +56,7 @@ Result<> walk_label(std::string_view label, Text text, Value value) {
                                            [&](const auto& known) { return known.first == name; });
     if (found == kPlaceholders.end()) {
       return label_error(at, "unknown {" + std::string(name) +
-                                 "}; known are {host} {rank} {local_rank} {node_rank} {stream} {time}");
+                                 "}; known: {host} {rank} {local_rank} {node_rank} {stream} {time}");
     }
     value(found->second);
     at = close + 1;

@@ -11,7 +11,7 @@
 namespace ddp::launcher {
 
 inline constexpr std::size_t kMaxLine = std::size_t{1} << 20;  ///< bytes of one line; a longer one is split
-inline constexpr std::string_view kSplitMark = " [ddplaunch: line longer than 1 MiB, goes on]";
+inline constexpr std::string_view kSplitMark = " [ddplaunch: line longer than 1 MiB, continued]";
 
 /// Receives finished lines and appends label, line, newline.
 struct LineSink {

@@ -94,8 +94,8 @@ bool DaemonFrameReader::take_head(std::string_view& bytes) {
   kind_ = static_cast<DaemonFrame>(head_[0]);
   left_ = number_at(std::string_view(head_).substr(2));
   if (head_[1] == 0 && allowed() && fits(kind_, left_)) return true;
-  fail("a frame that may not come here (kind " + std::to_string(static_cast<unsigned char>(head_[0])) +
-       ", size " + std::to_string(left_) + ")");
+  fail("an unexpected frame (kind " + std::to_string(static_cast<unsigned char>(head_[0])) + ", size " +
+       std::to_string(left_) + ")");
   return false;
 }
 

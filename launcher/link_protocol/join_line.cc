@@ -24,8 +24,7 @@ constexpr std::array<std::pair<JoinRefusal, std::string_view>, 5> kWords = {{
 }};
 
 Error foreign(std::string_view line) {
-  return Error{ErrorCode::kProtocol, "no such line is known: " + one_line(std::string(line.substr(0, 80))),
-               0};
+  return Error{ErrorCode::kProtocol, "unknown line: " + one_line(std::string(line.substr(0, 80))), 0};
 }
 
 /// Removes the next word from `rest` and returns it.

@@ -25,9 +25,9 @@ std::optional<JoinAnswer> JoinTable::unfit(const JoinRequest& request) const {
   }
   if (request.nodes != 0 && request.nodes != terms_.nodes) {
     return refused(JoinRefusal::kOtherSize,
-                   "the job has " + std::to_string(terms_.nodes) + " nodes at its master, and " +
+                   "the job has " + std::to_string(terms_.nodes) + " nodes according to its master, but " +
                        std::to_string(request.nodes) +
-                       " for this node; give the same --nnodes (and --spares) to all nodes");
+                       " according to this node; use the same --nnodes (and --spares) on all nodes");
   }
   if (!request.rank) return std::nullopt;
   if (*request.rank >= terms_.nodes) {
@@ -91,14 +91,14 @@ JoinTable::Decision JoinTable::join(const JoinRequest& request, const JoiningPee
   const auto rank = request.rank ? request.rank : free_slot(peer, now);
   if (!rank) {
     decision.answer = refused(JoinRefusal::kFull, "all " + std::to_string(terms_.nodes) +
-                                                      " nodes of the job are there already; start no more "
+                                                      " nodes of the job have joined already; start no more "
                                                       "than --nnodes says");
     return decision;
   }
   JoinSlot& slot = slots_[static_cast<std::size_t>(*rank)];
   if (holds(slot, peer, now)) {
     decision.answer =
-        refused(JoinRefusal::kTaken, "node rank " + std::to_string(*rank) + " is already there, from " +
+        refused(JoinRefusal::kTaken, "node rank " + std::to_string(*rank) + " has already joined, from " +
                                          slot.holder.address + "; give each node its own --node-rank");
     return decision;
   }

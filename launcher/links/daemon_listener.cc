@@ -21,6 +21,7 @@
 
 #include "base/asio.h"
 #include "base/byte_stream.h"
+#include "base/exit_status.h"
 #include "launcher/link_protocol/daemon_frame.h"
 #include "launcher/links/daemon_line.h"
 #include "remote/bootstrap/bootstrap.h"
@@ -124,7 +125,7 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
     if (self->ended_) co_return;
     self->lost_ = true;
     self->options_.log(self->reader_.failure().empty()
-                           ? "the master has gone; the agent is told to end the job's workers here"
+                           ? "the link to the master is lost; the agent stops the job's workers on this node"
                            : "the master sent " + self->reader_.failure() + "; the link is closed");
     self->line_.close();
     end_both_directions(input);
@@ -326,9 +327,9 @@ void DaemonListener::await_signal() {
     reap();
     if (number == SIGCHLD) return await_signal();
     const std::size_t left = sessions_.size();
-    say(std::string("ending at ") + ::strsignal(number) +
+    say(signal_name(number) + ": shutting down" +
         (left == 0 ? std::string()
-                   : "; " + std::to_string(left) + (left == 1 ? " job goes" : " jobs go") + " on"));
+                   : "; " + std::to_string(left) + (left == 1 ? " job keeps" : " jobs keep") + " running"));
     acceptor_->stop();
     signals_.clear();
     loop_.stop();
@@ -358,7 +359,7 @@ void DaemonListener::joined(std::unique_ptr<SecureStream> stream, const LinkIden
   if (pid == 0) become_session(std::move(stream), std::move(name), agent_, before);
   const int failed = errno;
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
-  if (pid < 0) return say(name + ": no process for it: " + std::strerror(failed));
+  if (pid < 0) return say(name + ": cannot start a process for it: " + std::strerror(failed));
   sessions_.insert(pid);
   say(name + ": process " + std::to_string(pid) + " serves it as node " + who.node);
 }

@@ -105,8 +105,8 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
       if (piece.number == kDaemonLinkVersion) return;
       finish(broken(
           ErrorCode::kAgentMismatch,
-          "the daemon at " + where_ + " is of another version of ddplaunch (its link has version " +
-              std::to_string(piece.number) + ", ours " + std::to_string(kDaemonLinkVersion) +
+          "the daemon at " + where_ + " runs another version of ddplaunch (its link has version " +
+              std::to_string(piece.number) + ", this one has " + std::to_string(kDaemonLinkVersion) +
               "); install the same version there and restart it: systemctl --user restart ddplaunchd"));
     } else if (piece.kind == DaemonFrame::kOutputEnd) {
       error_code ignored;
@@ -122,9 +122,10 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
 
   std::string reason(const error_code& error) const {
     if (error != asio::error::eof) return error.message();
-    return greeted_ ? "it was closed there; was the daemon's process for this job killed?"
-                    : "it was closed before an agent was started; the daemon's log there says why "
-                      "(journalctl --user -u ddplaunchd)";
+    return greeted_
+               ? "the node closed it; check whether the daemon's session for this job was killed"
+               : "the node closed it before an agent was started; the reason is in the daemon's log there "
+                 "(journalctl --user -u ddplaunchd)";
   }
 
   ChannelEnd broken(ErrorCode code, const std::string& text) const {
@@ -229,9 +230,9 @@ Error cancelled(const std::string& host) {
 Error daemon_error(const std::string& host, std::uint16_t port, Error error) {
   const std::string at_port = std::to_string(port);
   if (error.sys == ECONNREFUSED) {
-    error.text =
-        host + ": nobody listens at port " + at_port +
-        "; is ddplaunchd --listen running there? systemctl --user start ddplaunchd (docs/users/daemon.md)";
+    error.text = host + ": connection refused on port " + at_port +
+                 "; check that ddplaunchd --listen runs there: systemctl --user start ddplaunchd "
+                 "(docs/users/daemon.md)";
     return error;
   }
   if (error.sys == ETIMEDOUT) {

@@ -98,7 +98,7 @@ Result<std::string> write_new_token(std::string path) {
     written = errno != EEXIST ? system_error(errno, "write " + path)
                               : Error{ErrorCode::kUsage,
                                       path +
-                                          " exists and is left as it is; remove it first if no node shall "
+                                          " exists and was not changed; remove it first if no node may "
                                           "use it any more",
                                       EEXIST};
   }

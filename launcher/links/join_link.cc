@@ -48,8 +48,8 @@ Awaitable<JoinReply> ask(std::shared_ptr<const rendezvous::SecureContext> contex
   if (!line) {
     reply.again = unsaid || limit.late() || line.error().code == ErrorCode::kLinkLost;
     reply.error = Error{limit.late() ? ErrorCode::kTimeout : line.error().code,
-                        where_of(goal) + " took the link and gave no place: " +
-                            (limit.late() ? std::string("it was silent") : line.error().text),
+                        where_of(goal) + " accepted the link but assigned no slot: " +
+                            (limit.late() ? std::string("it did not answer in time") : line.error().text),
                         0};
     co_return reply;
   }
@@ -122,10 +122,11 @@ Awaitable<Result<std::string>> read_line(ByteStream& stream) {
     if (newline + 1 == size && newline != std::string_view::npos)
       co_return std::string(all.substr(0, newline));
     if (newline != std::string_view::npos)
-      co_return Error{ErrorCode::kProtocol, "something came behind the first line", 0};
+      co_return Error{ErrorCode::kProtocol, "unexpected data after the first line", 0};
     if (error) {
       co_return Error{size == 0 ? ErrorCode::kLinkLost : ErrorCode::kProtocol,
-                      error == asio::error::eof ? "the link was closed by the far side" : error.message(), 0};
+                      error == asio::error::eof ? "the other side closed the connection" : error.message(),
+                      0};
     }
   }
   co_return Error{ErrorCode::kProtocol, "its first line is too long", 0};

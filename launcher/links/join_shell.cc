@@ -156,8 +156,7 @@ Awaitable<> JoinShell::ListenerState::greet(std::shared_ptr<ListenerState> share
     if (!request) {
       shared->note_refused(std::nullopt, peer,
                            peer.address + " (" + peer.name +
-                               ") joined and then said nothing that a node says: " + request.error().text +
-                               "; closed");
+                               ") joined but sent an invalid request: " + request.error().text + "; closed");
     } else if (!shared->stopped) {
       decision = shared->decide(*request, peer);
       const error_code failed = co_await write_line(*raw, answer_line(decision->answer));
@@ -188,7 +187,7 @@ JoinTable::Decision JoinShell::ListenerState::decide(const JoinRequest& request,
     LinkSlot& slot = slots[static_cast<std::size_t>(*decision.answer.rank)];
     slot.waiting.reset();
     if (const auto line = slot.line.lock()) {
-      line->cut(Error{ErrorCode::kLinkLost, "another ddplaunch came in its place, from " + peer.address, 0});
+      line->cut(Error{ErrorCode::kLinkLost, "replaced by another ddplaunch, from " + peer.address, 0});
     }
   }
   return decision;
@@ -231,7 +230,8 @@ Awaitable<Result<std::unique_ptr<remote::Channel>>> JoinShell::open(remote::Host
   const std::shared_ptr<ListenerState> shared = shared_;
   const auto rank = join_host_rank(host.name);
   if (!rank || *rank < 1 || static_cast<std::size_t>(*rank) >= shared->slots.size())
-    co_return Error{ErrorCode::kInternal, host.name + " is no node that joins by itself", 0};
+    co_return Error{ErrorCode::kInternal,
+                    host.name + ": internal error: not a node of per-node mode (please report)", 0};
   ListenerState::LinkSlot& slot = shared->slots[static_cast<std::size_t>(*rank)];
   co_await asio::this_coro::throw_if_cancelled(false);
   asio::steady_timer timer(shared->loop, deadline);
@@ -256,8 +256,8 @@ Awaitable<Result<std::unique_ptr<remote::Channel>>> JoinShell::open(remote::Host
   if (cancelled || shared->stopped) co_return Error{ErrorCode::kCancelled, host.name + ": cancelled", 0};
   std::string text = host.name + ": no ddplaunch of node " + std::to_string(*rank) + " has joined at " +
                      shared->options.where +
-                     "; is it started there, with the MASTER_ADDR and MASTER_PORT of this one?";
-  if (!shared->last_refusal.empty()) text += " The last one that was turned away: " + shared->last_refusal;
+                     "; start it there with the MASTER_ADDR and MASTER_PORT of this node";
+  if (!shared->last_refusal.empty()) text += ". Last refused node: " + shared->last_refusal;
   co_return Error{ErrorCode::kTimeout, std::move(text), 0};
 }
 

@@ -85,7 +85,9 @@ int Master::run() {
   settle_files(report);
   const milliseconds patience = supervisor_.end().stop_signal != 0 ? milliseconds(kLastText) : kForEver;
   const bool shown = console_.flush(1, patience);
-  if (!shown) console_.write(2, "ddplaunch: output that nobody reads was not shown; the files have it\n");
+  if (!shown)
+    console_.write(
+        2, "ddplaunch: warning: stdout was not read; the rest of the output is only in the job's files\n");
   warn_of_lost_output();
   const bool flushed = console_.flush(2, patience);
   if (shown && flushed) {
@@ -197,7 +199,7 @@ void Master::fall_asleep() {
   if (!can_be_continued()) return say("Ctrl-Z is ignored: no shell here could continue ddplaunch");
   if (std::exchange(falling_asleep_, true)) return;
   console_.suspend();
-  say("stopped; the workers go on (fg or SIGCONT to see their output again)");
+  say("suspended; the workers keep running (`fg` to resume)");
   for (const auto& node : nodes_) {
     node->asleep = !node->live();
     node->send(rendezvous::MasterAsleep{});
@@ -313,7 +315,7 @@ void Master::settle_files(const ExitReport& report) {
   // The disk of the first path may also still receive the job's output.
   const auto disk = [&] { return *done == 1 && paths.size() == 2 ? paths[1] : spec_.job_dir; };
   if (!warnings) {
-    say("waiting for the disk of " + disk() + " (Ctrl-C: end without it)");
+    say("waiting for the disk of " + disk() + " (Ctrl-C: exit without waiting)");
     end_at_signals_with(report.exit_code, last_line);
     warnings = files_->settle(write, kDeadDisk);
   }
@@ -321,8 +323,9 @@ void Master::settle_files(const ExitReport& report) {
     std::string missing;
     for (std::size_t i = *done; i < paths.size(); ++i)
       missing += (i == 0 ? "report.json" : paths[i]) + ", ";
-    warnings = {"warning: the disk of " + disk() + " takes nothing for " + std::to_string(kDeadDisk.count()) +
-                " s; not written: " + missing + std::to_string(files_->backlog()) + " bytes of output"};
+    warnings = {"warning: the disk of " + disk() + " accepts no data for " +
+                std::to_string(kDeadDisk.count()) + " s; not written: " + missing +
+                std::to_string(files_->backlog()) + " bytes of output"};
   }
   for (const std::string& warning : *warnings)
     say(warning);

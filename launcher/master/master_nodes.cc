@@ -81,8 +81,7 @@ void Master::on_started(std::size_t index, Result<remote::StartedAgent> outcome)
     say_host(node, line);
   if (!outcome->errors.empty()) console_.add(2, node.error_lines(outcome->errors));
   if (outcome->pushed > 0 && spec_.verbose)
-    say(supervisor_.name(index) + ": ddplaunchd was put there, " + std::to_string(outcome->pushed) +
-        " bytes");
+    say(supervisor_.name(index) + ": copied ddplaunchd, " + std::to_string(outcome->pushed) + " bytes");
   node.open(std::move(*outcome));
   start_task(node.connection().write_all());
   start_task(read_errors(this, link));
@@ -156,7 +155,7 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
   if (const auto* output = std::get_if<rendezvous::Output>(&message)) {
     const std::optional<int> its_own = supervisor_.ran(node.index, output->attempt, output->rank);
     if (!its_own && output->attempt == supervisor_.attempt())
-      return Error{ErrorCode::kProtocol, "it sends output of a rank that it was not given", 0};
+      return Error{ErrorCode::kProtocol, "it sent output of a rank that it does not run", 0};
     if (its_own && output->attempt != supervisor_.attempt()) {  // late output of an earlier attempt
       files_->append({output->attempt, output->rank, *its_own, output->stream}, output->data);
     } else if (its_own) {
@@ -197,7 +196,7 @@ void Master::take_notice(NodeLink& node, const rendezvous::Notice& notice) {
   if (shown == NodeLimits::NoticeDecision::kNo) return;
   std::string words = supervisor_.name(node.index) + ": " + notice.text.substr(0, NodeLimits::kNoticeBytes);
   if (shown == NodeLimits::NoticeDecision::kLast)
-    words = "warning: " + supervisor_.name(node.index) + " says too much; nothing more of it is told";
+    words = "warning: " + supervisor_.name(node.index) + " sent too many notices; the rest is dropped";
   const bool wanted = notice.detail ? spec_.verbose : !spec_.quiet;
   wanted ? say(words) : log_.step(words);
 }

@@ -117,11 +117,11 @@ Awaitable<NodeLink::LinkEnd> NodeLink::explain_end(Error error) {
     co_return end;
   } else if (channel.status) {
     const int status = *channel.status;
-    text = "its agent ended without a word (exit status " + std::to_string(status);
+    text = "its agent exited without a report (exit status " + std::to_string(status);
     if (status > 128 && status < 128 + NSIG) text += ", that is " + signal_name(status - 128);
     text += ")";
   }
-  if (!errors_.empty()) text += "; its last words:" + errors_.text();
+  if (!errors_.empty()) text += "; its last lines:" + errors_.text();
   co_return end;
 }
 

@@ -96,7 +96,7 @@ Awaitable<> StdinFeed::run(rendezvous::Connection& link, std::function<void(cons
     }
     if (count < 0) *failed = errno;
     if (count <= 0 && *failed != 0)
-      warn("warning: " + system_error(*failed, "standard input").text + "; rank 0 sees its end");
+      warn("warning: " + system_error(*failed, "standard input").text + "; rank 0 gets end of file");
     const auto size = static_cast<std::size_t>(std::max<ssize_t>(count, 0));
     window_ -= size;
     link.send(rendezvous::Stdin{{buffer.data(), size}});

@@ -103,10 +103,10 @@ void Console::report_blocked(std::size_t lane) {
   reported_ = true;
   const std::string reader = pipe_reader(lanes_[lane]->target().fds[lane]);
   const std::string text =
-      std::string("ddplaunch: warning: ") + (lane == 0 ? "standard output" : "standard error") +
-      " takes nothing for 10 s, and " +
-      (flushing_ ? "the job has ended, but its last output waits for it" : "the workers wait for it") +
-      (reader.empty() ? "" : "; its reader is " + reader) + "; --console drop would go on without it\n";
+      std::string("ddplaunch: warning: ") + "nothing has been read from " +
+      (lane == 0 ? "stdout" : "stderr") + " for 10 s; " +
+      (flushing_ ? "the job has ended, but its last output is blocked" : "the workers are blocked") +
+      (reader.empty() ? "" : "; its reader is " + reader) + "; --console drop skips lines instead\n";
   const bool by_stderr = lane == 0 && lanes_.size() == 2 && lanes_[1]->stuck() < seconds(1);
   if (by_stderr)
     write(2, text);

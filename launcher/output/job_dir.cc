@@ -66,7 +66,7 @@ Result<> make_directory(const std::string& path, const std::filesystem::path& na
     return Error{ErrorCode::kUsage, one_line(what + ' ' + path + why) + "; choose another with " + advice};
   };
   if (const std::string file = file_in_the_way(directory); !file.empty()) {
-    return refused(": " + file + " is a file and no directory");
+    return refused(": " + file + " is not a directory");
   }
   for (const auto& parent : {directory.parent_path(), named.parent_path()}) {
     if (const std::string why = distrust_parent(parent); !why.empty()) return refused(": " + why);
@@ -95,9 +95,9 @@ Result<> make_directory(const std::string& path, const std::filesystem::path& na
 
 std::string trouble_text(const Error& error) {
   const bool full = error.sys == ENOSPC || error.sys == EDQUOT || error.sys == EFBIG;
-  return std::string("warning: ") + (full ? "there is no room for" : "nothing can be written to") +
+  return std::string("warning: ") + (full ? "no space left for" : "cannot write") +
          " the job's files: " + error.text +
-         "; the job goes on and its output is shown, but not kept while this lasts";
+         "; the job continues; its output is shown, but not saved until this is fixed";
 }
 
 std::string bytes_text(std::uint64_t bytes) {
@@ -116,7 +116,7 @@ Result<JobDir> JobDir::create(const JobSpec& spec) {
     job.log_dir_ = options.log_dir + '/' + spec.job_id;
     if (job.log_dir_ == job.path_) {
       return Error{ErrorCode::kUsage, "--log-dir " + options.log_dir + " and the job directory " + job.path_ +
-                                          " are one; choose another with --log-dir"};
+                                          " are the same directory; choose another with --log-dir"};
     }
     if (auto made = make_directory(job.log_dir_, options.log_dir, "the log directory", "--log-dir"); !made)
       return made.error();
@@ -184,7 +184,7 @@ std::vector<std::string> JobDir::write(const OutputKey& key, std::string_view by
     if (!file.is_open()) --open_;
     if (outcome.vanished && !std::exchange(vanished_, true)) {
       words.push_back("warning: " + file.path() +
-                      " was deleted while the job runs; what it held is gone, a new file goes on there");
+                      " was deleted while the job runs; its content is lost; a new file replaces it");
     }
     if (outcome.error.sys == 0) continue;
     failed_now = true;
@@ -206,7 +206,7 @@ void JobDir::lose(const OutputKey& key, std::uint64_t bytes) {
 std::string JobDir::finish() {
   std::string lost = lost_text();
   if (lost.empty()) return {};
-  return "warning: the job's files do not have all of its output" + lost;
+  return "warning: the job's files are incomplete" + lost;
 }
 
 /// Returns "; missing: rank_00000.stdout 512 bytes, …" and writes the list to gaps.txt. Empty: no byte is

@@ -17,7 +17,7 @@ std::string worker_text(const WorkerCommand& command) {
   std::string text = command.kind == WorkerCommand::Kind::kTrain ? "train" : "";
   for (const std::string& word : command.argv) {
     const auto quoted = remote::shell_quote({word});
-    text += (text.empty() ? "" : " ") + (quoted ? *quoted : "(a word of several lines)");
+    text += (text.empty() ? "" : " ") + (quoted ? *quoted : "(an argument of several lines)");
   }
   return text;
 }

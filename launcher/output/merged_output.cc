@@ -66,8 +66,8 @@ void MergedOutput::begin_attempt(std::uint32_t attempt) {
   if (fold_) fold_->begin(selected);
   if (selected != 0 || attempt != 0) return;
   console_.write(
-      2, "ddplaunch: warning: nothing is shown: --show-ranks and --local-ranks-filter let none of the " +
-             std::to_string(world) + " ranks pass; the files have their output\n");
+      2, "ddplaunch: warning: no output is shown: --show-ranks and --local-ranks-filter select none of the " +
+             std::to_string(world) + " ranks; the files have their output\n");
 }
 
 MergedOutput::RankOutput& MergedOutput::rank_state(std::uint32_t attempt, std::uint32_t rank) {

@@ -7,13 +7,14 @@ namespace ddp::launcher {
 const std::vector<ExitCodeRow>& exit_code_table() {
   static const std::vector<ExitCodeRow> table{
       {ErrorCode::kUsage, "Usage", 2, "the command line or a file it names is wrong; nothing was started"},
-      {ErrorCode::kInternal, "Internal", kInternalExit, "a mistake of ddplaunch itself"},
+      {ErrorCode::kInternal, "Internal", kInternalExit, "internal error of ddplaunch (please report)"},
       {ErrorCode::kProtocol, "Protocol", kInternalExit, "an agent sent what the protocol does not allow"},
       {ErrorCode::kUnreachable, "Unreachable", 111, "a host could not be resolved, reached or logged in to"},
       {ErrorCode::kTimeout, "Timeout", 112, "the job did not start in time"},
       {ErrorCode::kLinkLost, "LinkLost", 113, "a node was lost while the job ran"},
-      {ErrorCode::kAgentMissing, "AgentMissing", 114, "a host has no ddplaunchd where it was looked for"},
-      {ErrorCode::kAgentMismatch, "AgentMismatch", 114, "a host's ddplaunchd does not fit this ddplaunch"},
+      {ErrorCode::kAgentMissing, "AgentMissing", 114, "a host has no ddplaunchd at the expected path"},
+      {ErrorCode::kAgentMismatch, "AgentMismatch", 114,
+       "a host's ddplaunchd has another version than this ddplaunch"},
       {ErrorCode::kRefused, "Refused", 115, "a node refused the job in its check before the start"},
       {ErrorCode::kSystem, "System", 116, "the operating system refused something that ddplaunch needs"},
       {ErrorCode::kHung, "Hung", 117, "no worker printed anything or used CPU time for --hang-timeout"},

@@ -36,7 +36,7 @@ std::string what_happened(const Failure& failure, bool cause) {
     case Failure::Kind::kExited:
       return (by_us ? "stopped by ddplaunch, exited " : "exited ") + std::to_string(failure.status);
     case Failure::Kind::kSignaled:
-      if (cause && cut_short(failure)) return "failed, and was stopped before it had exited";
+      if (cause && cut_short(failure)) return "failed, and was stopped before it exited";
       return (by_us ? "stopped by ddplaunch, " : "killed by ") + signal_name(failure.signal) +
              (failure.core_dumped ? " (core dumped)" : "") +
              (failure.evidence.oom.empty() ? "" : ", out of memory");
@@ -233,7 +233,7 @@ std::string consequences_text(const JobEnd& end, const Failure* root) {
   for (std::size_t i = 0; i < std::min(groups.size(), kGroupsShown); ++i)
     text += group_text(groups[i]);
   if (groups.size() > kGroupsShown) {
-    text += "    and " + std::to_string(groups.size() - kGroupsShown) + " more of other kinds\n";
+    text += "    and " + std::to_string(groups.size() - kGroupsShown) + " more kinds of failures\n";
   }
   if (text.empty() || root == nullptr) return text;
   return (is_start_failure(*root) ? "  also:\n" : "  consequences:\n") + text;
@@ -266,7 +266,7 @@ std::string why_master(const Error& error) {
 
 std::string headline(const Failure& cause) {
   if (is_start_failure(cause) && cause.attempt == 0)
-    return "ddplaunch: the job did not start, given up after " + duration(cause.at) + "\n";
+    return "ddplaunch: the job did not start: failed after " + duration(cause.at) + "\n";
   if (cause.attempt == 0) return "ddplaunch: the job failed after " + duration(cause.at) + "\n";
   return "ddplaunch: the job failed " + duration(cause.at) + " into attempt " +
          std::to_string(cause.attempt) + ", after " + std::to_string(cause.attempt) +
@@ -279,7 +279,7 @@ std::string earlier_text(const JobEnd& end) {
   const std::size_t count = end.earlier.size();
   const std::size_t hidden = count > kAttemptsShown ? count - kAttemptsShown : 0;
   std::string text = "  earlier attempts:\n";
-  if (hidden > 0) text += "    " + std::to_string(hidden) + " more before these\n";
+  if (hidden > 0) text += "    " + std::to_string(hidden) + " earlier ones not shown\n";
   for (std::size_t i = hidden; i < count; ++i) {
     const Failure& cause = end.earlier[i];
     text += "    attempt " + std::to_string(cause.attempt) + ", after " + duration(cause.at) + ": " +
@@ -320,7 +320,7 @@ ExitReport make_exit_report(const JobEnd& end) {
     // All workers were ended by our stop, but the stop has no reason. This is an internal error, not a
     // success.
     report.exit_code = kInternalExit;
-    report.why = "stopped without a known cause";
+    report.why = "internal error: stopped without a known cause (please report)";
     report.text = "ddplaunch: the job was stopped without a cause\n" + consequences_text(end, nullptr);
   } else {
     return report;

@@ -141,7 +141,7 @@ class ReportWriter {
     json["core_dumped"] = failure.core_dumped;
     json["stopped_by_ddplaunch"] = failure.stopped_by_us;
     json["attempt"] = failure.attempt;
-    json["born_in_attempt"] = ran ? OrderedJson(failure.start_attempt) : OrderedJson();
+    json["start_attempt"] = ran ? OrderedJson(failure.start_attempt) : OrderedJson();
     json["time"] = failure.when.count() == 0 ? OrderedJson() : OrderedJson(utc_text(wall(failure.when)));
     json["since_start_s"] = seconds(failure.at);
     json["margin_s"] = seconds(failure.at_error);

@@ -174,17 +174,17 @@ struct XidRow {
   const char* meaning;
 };
 constexpr XidRow kXids[] = {
-    {13, "a kernel of the program made a wrong memory access on the GPU, as a rule a bug of the program"},
-    {31, "the program used a wrong GPU address (MMU fault), as a rule a bug of the program"},
-    {32, "the GPU got a broken command stream; driver, PCIe or the program"},
-    {43, "the GPU stopped the program's work, as a rule a bug of the program"},
+    {13, "a kernel of the program made an invalid memory access on the GPU, usually a bug of the program"},
+    {31, "the program used an invalid GPU address (MMU fault), usually a bug of the program"},
+    {32, "the GPU got an invalid command stream; check the driver, PCIe and the program"},
+    {43, "the GPU stopped the program's work, usually a bug of the program"},
     {45, "the program's work was removed from the GPU because the program ended, or after another error"},
-    {48, "the GPU's memory has an error that cannot be corrected; take the node out of use"},
+    {48, "the GPU's memory has an uncorrectable error; take the node out of use"},
     {61, "a fault of the GPU's firmware; reset the GPU"},
     {62, "a fault of the GPU's firmware; reset the GPU"},
     {63, "the GPU replaced bad memory; it takes effect at the next reset"},
     {64, "the GPU could not replace bad memory; take the node out of use"},
-    {74, "an NVLink connection fails; look at the GPU and its links (nvidia-smi nvlink -e)"},
+    {74, "an NVLink connection failed; check the GPU and its links (nvidia-smi nvlink -e)"},
     {79, "the GPU has fallen off the bus: power, cooling or hardware; take the node out of use"},
     {92, "many memory errors were corrected; watch this GPU"},
     {94, "a memory error hit this program only; start the job again, reset the GPU soon"},
@@ -266,29 +266,30 @@ std::string signal_meaning(const Failure& failure) {
       return "it used memory that is not its own: a bug in native code (an extension, a library), or a stack "
              "overflow";
     case SIGBUS:
-      return "its memory had nothing behind it: as a rule /dev/shm or a disk is full, or a mapped file was "
-             "cut short";
+      return "its mapped memory has no backing: usually /dev/shm or a disk is full, or a mapped file was "
+             "truncated";
     case SIGFPE:
       return "a division by zero or the like in native code";
     case SIGILL:
       return "an instruction that this CPU does not have: the program was built for another one";
     case SIGABRT:
-      return "it gave up by itself (abort): a failed check in native code, which its stderr names as a rule";
+      return "it called abort: a failed check in native code, which its stderr usually names";
     case SIGKILL:
       if (!failure.evidence.oom.empty()) return {};
-      return "not by ddplaunch. Somebody did it on purpose, or the memory killer did: look there with dmesg";
+      return "not sent by ddplaunch, but by another process or by the OOM killer; check dmesg on that host";
     case SIGTERM:
     case SIGINT:
     case SIGHUP:
-      return "not by ddplaunch. Somebody did it on that host, such as its scheduler or a shutdown";
+      return "not sent by ddplaunch, but by another process on that host, such as its scheduler or a "
+             "shutdown";
     case SIGPIPE:
-      return "it wrote to a pipe or socket that nobody reads any more";
+      return "it wrote to a pipe or socket whose reader is closed";
     case SIGXCPU:
       return "it used up its limit of CPU time (ulimit -t)";
     case SIGXFSZ:
       return "a file that it wrote reached the limit (ulimit -f)";
     case SIGSYS:
-      return "it made a system call that is forbidden to it, as in a sandbox";
+      return "it made a forbidden system call, for example in a sandbox";
     default:
       return {};
   }
@@ -308,14 +309,14 @@ std::string xid_meaning(const std::string& line) {
 
 std::string hint_for(const Failure& root) {
   if (says(root, "Address already in use") || says(root, "EADDRINUSE")) {
-    return "a port was taken. If the script itself serves MASTER_PORT (TCPStore with is_master, tcp://), "
-           "ddplaunch\nalready does; run it with --store worker";
+    return "a port is in use. If the script itself serves MASTER_PORT (TCPStore with is_master, tcp://), "
+           "ddplaunch\nalready serves it; run the job with --store worker";
   }
   const bool timeout =
       says(root, "The client socket has timed out") || says(root, "seconds waiting for clients");
   if (timeout) {
-    return "a script that makes a store of its own (init_process_group(\"tcp://…\"), TCPStore) on another "
-           "port\nthan MASTER_PORT gets clients without a server; run it with --store worker";
+    return "the script creates its own store (init_process_group(\"tcp://…\"), TCPStore) on another "
+           "port\nthan MASTER_PORT, so clients find no server; run the job with --store worker";
   }
   if (says(root, "insufficient shared memory") || says(root, "No space left on device: '/dev/shm")) {
     return "/dev/shm is full; give the container more of it (docker run --shm-size), or use fewer "

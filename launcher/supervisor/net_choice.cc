@@ -323,10 +323,12 @@ Result<NetChoice> wanted_choice(const std::vector<NodeAddresses>& nodes, const W
     if (!also_has(nodes, usable->address)) add_route(choice, route_of(option));
   }
   if (choice.routes.empty()) {
-    return Error{ErrorCode::kRefused, "--network " + wanted.text + ": " + nodes[0].given->name + " and " +
-                                          also_has(nodes, best.address)->given->name +
-                                          " have the same address on it, " + best.interface->address +
-                                          ", so it does not join them; name another" + inventory(nodes)};
+    return Error{ErrorCode::kRefused,
+                 "--network " + wanted.text + ": " + nodes[0].given->name + " and " +
+                     also_has(nodes, best.address)->given->name + " have the same address on it, " +
+                     best.interface->address +
+                     ", so this network does not connect them; choose another with --network" +
+                     inventory(nodes)};
   }
   choice.reason = "--network " + wanted.text + ": " + choice.routes[0].master_addr;
   return choice;

@@ -27,7 +27,7 @@ std::string network_text(const NetRoute& route,
     list = interfaces.begin()->first;
   } else {
     for (const auto& [interface, nodes] : interfaces)
-      list += (list.empty() ? "" : "; ") + (interface.empty() ? "no clear one" : interface) + " on " +
+      list += (list.empty() ? "" : "; ") + (interface.empty() ? "unknown interface" : interface) + " on " +
               names_text(nodes);
   }
   return list.empty() ? text : text + " (" + list + ")";
@@ -47,12 +47,12 @@ std::vector<std::string> infiniband_warnings(const std::vector<NodeInfiniband>& 
   }
   std::vector<std::string> warnings;
   for (const auto& [trouble, names] : troubled)
-    warnings.push_back("NCCL will use TCP sockets although InfiniBand is there: " + trouble + " (" +
+    warnings.push_back("NCCL will use TCP sockets although InfiniBand exists: " + trouble + " (" +
                        names_text(names) + ")");
   if (any && !without.empty())
-    warnings.push_back(
-        "no active InfiniBand port on " + names_text(without) +
-        ", but on the other nodes; NCCL needs it on all: mend it, or set NCCL_IB_DISABLE=1 for all");
+    warnings.push_back("no active InfiniBand port on " + names_text(without) +
+                       ", but on the other nodes; NCCL needs it on all nodes: fix it, or set "
+                       "NCCL_IB_DISABLE=1 on all nodes");
   return warnings;
 }
 

@@ -164,7 +164,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& messa
   if (!participant) return;
   if (!runs(index, message.rank)) {
     actions_.push_back(job::Disconnect{index});
-    lose(index, Error{ErrorCode::kProtocol, "it reports a rank that it was not given", 0}, now);
+    lose(index, Error{ErrorCode::kProtocol, "it reported a rank that it does not run", 0}, now);
     nodes_[index].state = NodeState::kGone;
     nodes_[index].reason_reported = true;
     return;
@@ -172,7 +172,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& messa
   if (!exited_.insert(message.rank).second) return;  // reported before
   hang_.rank_ended(*participant, message.rank, now);
   if (state_ == State::kInspecting && message.code == 0 && message.signal == 0) {
-    say("the job goes on: rank " + std::to_string(message.rank) + " has ended well");
+    say("the job continues: rank " + std::to_string(message.rank) + " exited 0");
     state_ = State::kRunning;
   }
   if (state_ == State::kRunning) arm_running();
@@ -266,7 +266,9 @@ void Supervisor::on_stop_deadline(Time now) {
     Node& node = nodes_[i];
     if (node.state != NodeState::kSpawned) continue;
     if (!node.lost) {
-      lose(i, Error{ErrorCode::kLinkLost, "it did not end its workers in time; look for leftovers there", 0},
+      lose(i,
+           Error{ErrorCode::kLinkLost,
+                 "it did not stop its workers in time; check the node for leftover processes", 0},
            now);
     }
     node.state = NodeState::kGone;

@@ -37,7 +37,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::Quiet& message, Tim
   else
     hang_.alive(*participant);
   if (state_ == State::kInspecting && !message.quiet) {
-    say("the job goes on: " + nodes_[index].name + " is at work again");
+    say("the job continues: " + nodes_[index].name + " makes progress again");
     state_ = State::kRunning;
   }
   if (state_ == State::kRunning) arm_running();
@@ -55,7 +55,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::Inspection& message
 
 void Supervisor::check_for_hang(Time now) {
   if (!hang_.hangs(now)) return arm_running();
-  say("the job seems to hang; asking the nodes what their workers do (at most " +
+  say("the job seems to hang; inspecting the workers (at most " +
       std::to_string((kInspectTime + kInspectSlack).count()) + " s)");
   state_ = State::kInspecting;
   deadline_ = now + kInspectTime + kInspectSlack;
@@ -70,7 +70,7 @@ void Supervisor::conclude_hang(Time now) {
       say(line);
   }
   std::string text = hang_.text();
-  text += "\nstacks and more of each rank: " + spec_.job_dir + "/attempt_" + std::to_string(attempt_) +
+  text += "\nstacks and state of each rank: " + spec_.job_dir + "/attempt_" + std::to_string(attempt_) +
           "/hang_rank_*.txt";
   if (const std::string hint = hang_.hint(); !hint.empty()) text += "\nhint: " + hint;
   failures_.job_hung(Error{ErrorCode::kHung, std::move(text), 0}, now);

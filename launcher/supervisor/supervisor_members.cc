@@ -86,7 +86,7 @@ void Supervisor::on(const job::NodeHeartbeat& event, Time) {
 /// The node is absent or unusable and not in the attempt. The Membership decides whether the job needs it.
 void Supervisor::absent(std::size_t index, Error error, Time now) {
   nodes_[index].trouble = {error, now};
-  if (attempt_ > 0 || in_attempt()) detail(nodes_[index].name + " is not there: " + error.text);
+  if (attempt_ > 0 || in_attempt()) detail(nodes_[index].name + " is absent: " + error.text);
   inform(index, rendezvous::Absent{std::move(error.text)});
 }
 
@@ -104,7 +104,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::JobAccepted& messag
   rendezvous::Joined joined{plan->nodes[0].local_world_size};
   if (spec_.launcher == LauncherKind::kJoin) joined.name = node.name;
   if (message.predecessor_gone && can_see_predecessor(index)) {
-    detail(node.name + ": nothing is left of the agent that was lost there");
+    detail(node.name + ": no process of the lost agent is left");
     joined.gone_incarnation = node.predecessor->incarnation;
     node.predecessor.reset();
   }
@@ -299,7 +299,7 @@ void Supervisor::carry_out(const rendezvous::Drop& action, Time now) {
 void Supervisor::carry_out(const rendezvous::RecallHost& action, Time) {
   const Node& lost = nodes_[action.host];
   if (lost.lost && (lost.state == NodeState::kSpawned || lost.state == NodeState::kWaiting))
-    return inform(action.host, rendezvous::Absent{"its agent still ends its workers"});
+    return inform(action.host, rendezvous::Absent{"its agent is still stopping its workers"});
   nodes_[action.host].state = NodeState::kConnecting;
   detail("trying to reach " + nodes_[action.host].name + " again");
   actions_.push_back(job::Recall{action.host});
@@ -314,7 +314,7 @@ void Supervisor::carry_out(const rendezvous::BackOff& action, Time) {
   const bool some_alive = std::any_of(nodes_.begin(), nodes_.end(),
                                       [](const Node& node) { return node.state == NodeState::kWaiting; });
   std::string words = (root != nullptr ? failure_line(*root) : action.reason) +
-                      (some_alive ? "; the other ranks live on: restart " : "; restart ") +
+                      (some_alive ? "; the other ranks survive: restart " : "; restart ") +
                       std::to_string(action.restart) + " of " + std::to_string(spec_.max_restarts);
   if (!some_alive || action.wait > Time(0)) words += " in " + rendezvous::format_duration(action.wait);
   say(std::move(words));
@@ -391,7 +391,7 @@ void Supervisor::report_missing(bool at_start, Time now) {
     Error error = std::move(trouble.error);
     if (!at_start) {
       error.code = ErrorCode::kLinkLost;
-      error.text += "; nothing came in its place" + within(spec_.start_timeout);
+      error.text += "; no node replaced it" + within(spec_.start_timeout);
     }
     failures_.node_failed(nodes_[node].name, std::move(error), now);
   }

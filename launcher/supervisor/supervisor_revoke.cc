@@ -82,7 +82,7 @@ void Supervisor::survivors_gone(std::size_t index, std::uint32_t left, Time now)
   node.survivors.clear();
   node.state = begun ? NodeState::kAccepted : NodeState::kEnded;
   if (begun && left > 0) {
-    const Error error{ErrorCode::kLinkLost, "processes of the attempt before could not be ended there", 0};
+    const Error error{ErrorCode::kLinkLost, "processes of the previous attempt could not be killed", 0};
     node.reason_reported = true;
     lose(index, error, now);
     return send_away(index, error);
@@ -104,7 +104,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkersGreeted& mes
   const bool before = survivors_.can_survive();
   survivors_.greeted(*participant);
   if (!before && survivors_.can_survive())
-    detail("all workers can live through a failure of others: attempts are revoked from now on");
+    detail("all workers can survive the failure of a peer; attempts are revoked from now on");
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkersReady& message, Time now) {
@@ -119,15 +119,17 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkersReady& messa
 void Supervisor::report_source() {
   if (attempt_ == 0 || !survivors_.can_survive() || source_) return;
   notify("attempt " + std::to_string(attempt_) +
-         ": no living rank holds the training's state; it begins from the last checkpoint, or anew");
+         ": no surviving rank holds the training's state; training starts from the last checkpoint, or from "
+         "step 0");
 }
 
 void Supervisor::report_ready(Time now) {
   if (!source_) return;
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(now - revoked_at_);
   notify("attempt " + std::to_string(attempt_) + ": " + std::to_string(world_.world_size) +
-         " ranks go on from step " + std::to_string(source_->step) + " (state of rank " +
-         std::to_string(source_->rank) + "), " + std::to_string(took.count()) + " ms after the revoke");
+         (world_.world_size == 1 ? " rank continues" : " ranks continue") + " from step " +
+         std::to_string(source_->step) + " (state of rank " + std::to_string(source_->rank) + "), " +
+         std::to_string(took.count()) + " ms after the revoke");
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerInTrouble& message, Time now) {
@@ -149,7 +151,7 @@ void Supervisor::check_survivors(Time now) {
   if (!why) return;
   std::string missed;
   for (const std::size_t participant : survivors_.unready())
-    missed += (missed.empty() ? "; missing: those of " : ", ") + participant_node(participant).name;
+    missed += (missed.empty() ? "; not ready: ranks of " : ", ") + participant_node(participant).name;
   *why += missed;
   failures_.job_hung(Error{ErrorCode::kHung, *why, 0}, now);
   stop_reason_ = std::move(*why);

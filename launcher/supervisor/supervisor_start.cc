@@ -35,7 +35,7 @@ void Supervisor::carry_out(const rendezvous::Begin& action, Time now) {
     participant_node(i).participant = i;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     if (nodes_[i].state == NodeState::kWaiting && !nodes_[i].participant && !nodes_[i].lost)
-      end_survivors(i, spec_.failure_grace, "its node has no part in attempt " + std::to_string(attempt_));
+      end_survivors(i, spec_.failure_grace, "its node is not in attempt " + std::to_string(attempt_));
   }
   // The previous attempt was stopped because the job grew, so its ends are no failures.
   if (!end().failures.empty()) failures_.forget_attempt();
@@ -51,13 +51,15 @@ void Supervisor::report_start() {
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     const Node& node = nodes_[i];
     if (const rendezvous::RankAssignment* ranks = assignment(i)) {
-      detail(node.name + ": ranks " + std::to_string(ranks->first_rank) + " to " +
-             std::to_string(ranks->first_rank + ranks->local_world_size - 1) + " (" + node.slots_reason +
+      const auto last = ranks->first_rank + ranks->local_world_size - 1;
+      detail(node.name + (last == ranks->first_rank ? ": rank " : ": ranks ") +
+             std::to_string(ranks->first_rank) +
+             (last == ranks->first_rank ? "" : " to " + std::to_string(last)) + " (" + node.slots_reason +
              ")");
     } else if (node.trouble) {
       say("warning: the job starts without " + node.name + ": " + node.trouble->error.text);
     } else {
-      notify(node.name + (node.state == NodeState::kAccepted ? " is a spare" : " is not there yet"));
+      notify(node.name + (node.state == NodeState::kAccepted ? " is a spare" : " has not joined yet"));
     }
   }
 }
@@ -141,8 +143,8 @@ void Supervisor::handle(std::size_t index, const rendezvous::ProbeResult& messag
   }
   const auto candidates = network_.master_addrs();
   if (std::find(candidates.begin(), candidates.end(), message.address) == candidates.end()) {
-    return fail_start(index,
-                      Error{ErrorCode::kProtocol, "it reached an address that it was not asked for", 0}, now);
+    return fail_start(index, Error{ErrorCode::kProtocol, "it reported an address that was not probed", 0},
+                      now);
   }
   nodes_[index].local = message.local;
   if (!message.text.empty())
@@ -175,7 +177,8 @@ void Supervisor::spawn_all(Time now) {
   state_ = State::kRunning;
   report_network();
   detail("all nodes are ready; starting " + std::to_string(world_.world_size) +
-         " workers, MASTER_ADDR=" + master_.chosen() + " MASTER_PORT=" + std::to_string(store_port_));
+         (world_.world_size == 1 ? " worker" : " workers") + ", MASTER_ADDR=" + master_.chosen() +
+         " MASTER_PORT=" + std::to_string(store_port_));
   failures_.begin_attempt(attempt_, now);
   deadline_.reset();
   source_ = source_of_state();
@@ -226,7 +229,7 @@ void Supervisor::report_network() {
     const std::size_t cut_off = master_.cut_off(candidate.master_addr);
     notify(participant_node(cut_off).name + " cannot reach " + participant_node(0).name + " at " +
            candidate.master_addr + (candidate.network.empty() ? "" : " (" + candidate.network + ")") +
-           ", so the next address is taken");
+           "; trying the next address");
   }
   for (std::string& warning : infiniband_warnings(infiniband))
     notify("warning: " + warning);
@@ -264,12 +267,12 @@ void Supervisor::on_start_deadline(Time now) {
 std::string Supervisor::missing_step(std::size_t i) const {
   const Node& node = nodes_[i];
   const bool setup = !spec_.setup.empty() || !spec_.hosts[i].setup.empty();
-  if (node.state == NodeState::kConnecting) return "on the way to its hello";
+  if (node.state == NodeState::kConnecting) return "waiting for the agent's hello";
   if (node.state == NodeState::kUp) return setup ? "running --setup" : "checking the job";
   if (!node.participant) return "";
   if (state_ == State::kOpeningStore && *node.participant == 0) return "opening the store";
   if (state_ == State::kProbing && !master_.reaches(*node.participant))
-    return "looking for the store on " + participant_node(0).name;
+    return "trying to reach the store on " + participant_node(0).name;
   return "";
 }
 

@@ -207,7 +207,7 @@ Error Bootstrap::failure() const {
   if (!refused_.empty() && lookup_ == Lookup::kGiven)
     return {ErrorCode::kAgentMissing, host_ + ": " + refused_ + "; " + install_advice()};
   if (!refused_.empty()) {
-    return {ErrorCode::kAgentMissing, host_ + ": ddplaunchd is not there and cannot be put there: " +
+    return {ErrorCode::kAgentMissing, host_ + ": ddplaunchd is not installed there, and copying it failed: " +
                                           refused_ + "; " + install_advice()};
   }
   if (!damaged_.empty()) {
@@ -216,8 +216,8 @@ Error Bootstrap::failure() const {
   }
   if (!spoken_) {
     return {ErrorCode::kUnreachable, host_ + ": " + intermediary_ +
-                                         " printed 64 KiB before ddplaunchd could be looked for; does a "
-                                         "start-up file print that much?" +
+                                         " printed 64 KiB before the search for ddplaunchd began; check "
+                                         "which start-up file prints that much" +
                                          last_lines()};
   }
   return {ErrorCode::kAgentMismatch, host_ + ": 64 KiB came without a greeting of " + agent_ + last_lines()};
@@ -238,7 +238,7 @@ Error Bootstrap::ended(std::optional<int> status) const {
   }
   if (!spoken_) {
     return {ErrorCode::kUnreachable, host_ + ": " + intermediary_ + " " + how +
-                                         " before ddplaunchd could be looked for" + last_lines()};
+                                         " before the search for ddplaunchd began" + last_lines()};
   }
   if (*status == 127)
     return {ErrorCode::kAgentMissing, host_ + ": no ddplaunchd at " + agent_ + "; " + install_advice()};

@@ -48,7 +48,8 @@ inline std::string to_text(const Diagnostic& diagnostic) {
 /// Called by boost::system::result: value() of a failed result is a broken invariant.
 [[noreturn]] inline void throw_exception_from_error(const DiagnosticList& diagnostics,
                                                     const boost::source_location&) {
-  throw std::logic_error("unchecked mistakes: " + std::to_string(diagnostics.list.size()));
+  throw std::logic_error("internal error: unchecked diagnostics (please report): " +
+                         std::to_string(diagnostics.list.size()));
 }
 
 /// Returns the number of single-character edits (insert, delete, replace, swap of neighbors) between two

@@ -134,7 +134,7 @@ void EntryReader::read_attribute() {
     const bool number = whole_number(key, kMaxSlots).has_value();
     fail(key_offset, "unexpected word " + quoted(key) +
                          (number ? "; did you mean slots=" + std::string(key) + "?"
-                                 : "; behind the host stand pairs like slots=8"));
+                                 : "; write pairs like slots=8 after the host"));
     return;
   }
   ++at_;
@@ -198,7 +198,7 @@ std::optional<std::string> EntryReader::read_quoted() {
   }
   ++at_;
   if (!at_end() && !is_blank(text_[at_])) {
-    fail(at_, "a blank is missing behind the closing quote");
+    fail(at_, "a blank is missing after the closing quote");
     while (!at_end() && !is_blank(text_[at_]))
       ++at_;
     return std::nullopt;

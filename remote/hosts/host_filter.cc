@@ -79,14 +79,16 @@ void FilterReader::read_part(std::string_view part, std::size_t offset) {
   if (name.empty()) return fail(offset, "a host is missing; the form is gpu01:0,2@gpu02");
   std::optional<std::vector<int>> slots;
   if (end < part.size()) {
-    if (part[end] != ':')
-      return fail(offset + end, "expected ':' and slots behind the host, as in gpu01:0,2");
+    if (part[end] != ':') return fail(offset + end, "expected ':' and slots after the host, as in gpu01:0,2");
     slots = read_slots(part.substr(end + 1), offset + end + 1);
     if (!slots) return;
   }
   HostSpec word = parse_host_spec(name);
-  for (RangeError& error : word.errors)
-    fail(offset + error.offset, std::move(error.message));
+  for (RangeError& error : word.errors) {
+    const bool comma = error.message.starts_with("','");
+    fail(offset + error.offset,
+         comma ? "',' is not allowed in a host name; separate hosts with '@'" : std::move(error.message));
+  }
   if (!word.errors.empty()) return;
   for (const std::string& host : word.names) {
     if (diagnostics.size() >= kMaxDiagnostics) return;
@@ -169,10 +171,9 @@ std::vector<Host> excluded(std::vector<Host> hosts, FilterReader& reader) {
     if (found != reader.selections.end()) {
       if (found->second.whole) continue;
       if (!host.slots) {
-        reader.diagnostics.push_back(
-            {SourceLocation{"--exclude"}, "slots of " + host.name + " cannot be left out, for " +
-                                              where_listed(host) +
-                                              " does not say how many it has; add slots=N there"});
+        reader.diagnostics.push_back({SourceLocation{"--exclude"},
+                                      "slots of " + host.name + " cannot be excluded: " + where_listed(host) +
+                                          " does not say how many it has; add slots=N there"});
         continue;
       }
       std::set<int> rest;
@@ -194,7 +195,7 @@ Validated<std::vector<Host>> filter_hosts(std::vector<Host> hosts, std::string_v
   if (include.empty() && exclude.empty()) return hosts;
   if (!include.empty() && !exclude.empty()) {
     return DiagnosticList{
-        {{SourceLocation{}, "--include and --exclude cannot be used together; one of them says it all"}}};
+        {{SourceLocation{}, "--include and --exclude cannot be used together; use one of them"}}};
   }
   const bool is_include = !include.empty();
   const std::string option = is_include ? "--include" : "--exclude";

@@ -42,7 +42,7 @@ std::string unknown_host_key(std::string_view name) {
   std::string all;
   for (const std::string_view known : names)
     all += (all.empty() ? "" : ", ") + std::string(known);
-  return "unknown key " + std::string(name) + "; known are " + all;
+  return "unknown key " + std::string(name) + "; known keys: " + all;
 }
 
 }  // namespace ddp::remote

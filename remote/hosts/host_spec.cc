@@ -43,9 +43,10 @@ std::optional<RangeError> unusual_character(std::string_view name) {
     if (c == '=') return RangeError{0, "the host's name is missing before " + quoted(name)};
     // No launcher reads a,b as two hosts of one line.
     if (c == ',' && !in_range)
-      return RangeError{i, "',' does not belong into a host name; a range is gpu[01,03]"};
+      return RangeError{
+          i, "',' is not allowed in a host name; write one host per line, or a range like gpu[01,03]"};
     if (!is_name_character(c) && c != '[' && c != ']' && c != ',') {
-      return RangeError{i, shown(c) + " does not belong into a host name"};
+      return RangeError{i, shown(c) + " is not allowed in a host name"};
     }
   }
   return std::nullopt;
@@ -69,7 +70,7 @@ class WordReader {
 
 HostSpec WordReader::read(std::string_view word) {
   if (word.find("://") != std::string_view::npos) {
-    fail(0, quoted(word) + " is a URL; a host is written user@host, and its port port=2222 behind it");
+    fail(0, quoted(word) + " is a URL; write user@host, and the port as port=2222 after it");
     return std::move(result_);
   }
   if (const std::size_t sign = word.rfind('@'); sign != std::string_view::npos) {
@@ -97,8 +98,7 @@ void WordReader::read_address(std::string_view word) {
   if (!is_ipv6(address)) {
     fail(1, quoted(address) + " is not an IPv6 address");
   } else if (!rest.empty() && rest.front() != ':') {
-    fail(close + 1,
-         "unexpected " + quoted(rest) + " behind the address; slots are written [" + address + "]:8");
+    fail(close + 1, "unexpected " + quoted(rest) + " after the address; write slots as [" + address + "]:8");
   } else {
     result_.names = {address};
     if (!rest.empty()) read_slots(rest.substr(1), close + 2);
@@ -177,10 +177,10 @@ std::string jump_error(std::string_view value) {
     const std::size_t comma = rest.find(',');
     const std::string_view hop = rest.substr(0, comma);
     if (hop == "none")
-      return "jump=" + std::string(value) + ": none stands alone; name the jump hosts, or only none";
+      return "jump=" + std::string(value) + ": none cannot be combined with hosts; give jump hosts or none";
     if (!is_jump(hop)) {
       return "jump=" + std::string(value) + ": " + quoted(hop) +
-             " is no jump host ([user@]host[:port], with commas between several)";
+             " is not a jump host; write [user@]host[:port], separated by commas";
     }
     if (comma == std::string_view::npos) return {};
     rest.remove_prefix(comma + 1);

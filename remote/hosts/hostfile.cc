@@ -171,7 +171,8 @@ Validated<std::vector<Host>> parse_host_list(std::string_view text, const std::s
     if (c == '[') in_range = true;
     if (c == ']') in_range = false;
     if (static_cast<unsigned char>(c) < ' ' || c == '#') {
-      list.fail(0, column_of(text, i), c == '#' ? "a comment has no place here" : "stray control character");
+      list.fail(0, column_of(text, i),
+                c == '#' ? "a comment is not allowed here" : "stray control character");
       break;
     }
     if (!end) continue;
@@ -182,8 +183,8 @@ Validated<std::vector<Host>> parse_host_list(std::string_view text, const std::s
       const std::string key = list.add(text, 0, begin, entry.size());
       if (takes_comma(key, text.substr(std::min(i + 1, text.size())))) {
         list.fail(0, column_of(text, i),
-                  "this comma may belong to the value of " + key + ", or begin the next host; write " + key +
-                      "=\"…\" with quotes, or a blank behind the comma");
+                  "this comma may belong to the value of " + key + ", or start the next host; write " + key +
+                      "=\"…\" with quotes, or a blank after the comma");
       }
     }
     begin = i + 1;

@@ -83,7 +83,7 @@ class Counter {
 
   Validated<std::vector<Host>> finish() {
     if (wrong_) return std::move(*wrong_);
-    if (hosts_.empty()) return diagnostic(file_, 0, "no hosts in it");
+    if (hosts_.empty()) return diagnostic(file_, 0, "it lists no hosts");
     const bool launchers =
         std::all_of(hosts_.begin(), hosts_.end(), [](const Host& h) { return h.slots == 1; });
     for (Host& host : hosts_) {
@@ -191,7 +191,7 @@ Validated<std::vector<Host>> slurm_hosts(const SlurmVariables& variables) {
       return diagnostic("SLURM_TASKS_PER_NODE", 0,
                         variables.tasks_per_node + " is for " + std::to_string(counts->size()) +
                             " nodes, but SLURM_JOB_NODELIST names " + std::to_string(names->size()) +
-                            "; they are of different jobs or steps");
+                            "; the variables belong to different jobs or steps");
     }
     tasks = std::move(*counts);
   }
@@ -233,7 +233,7 @@ Validated<std::vector<Host>> repeated_hosts(std::string_view text, const std::st
         return diagnostic(
             file, host.line,
             '"' + std::string(more.substr(0, 80)) +
-                "\" has no meaning in a scheduler's list of hosts; a hostfile is read with --hostfile");
+                "\" is not allowed in a scheduler's list of hosts; for a hostfile use --hostfile");
       }
       slots = static_cast<int>(*count);
     }
@@ -256,7 +256,7 @@ Validated<std::vector<Host>> parse_host_counts(std::string_view text, const std:
   for (std::size_t i = 0; i < words.size(); i += 2) {
     const auto count = i + 1 < words.size() ? whole_number(words[i + 1].text, kMaxSlots) : std::nullopt;
     if (!count || *count == 0) {
-      return diagnostic(variable, 0, "no number of slots behind " + std::string(words[i].text));
+      return diagnostic(variable, 0, "no number of slots after " + std::string(words[i].text));
     }
     if (!counter.add(words[i], static_cast<int>(*count))) break;
   }
@@ -273,7 +273,7 @@ Validated<std::vector<Host>> grid_engine_hosts(std::string_view text, const std:
     const auto count = i - first > 1 ? whole_number(words[first + 1].text, kMaxSlots) : std::nullopt;
     if (!count || *count == 0) {
       return diagnostic(file, words[first].line,
-                        "no number of slots behind " + std::string(words[first].text));
+                        "no number of slots after " + std::string(words[first].text));
     }
     if (!counter.add(words[first], static_cast<int>(*count))) break;
   }

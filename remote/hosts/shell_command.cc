@@ -83,8 +83,8 @@ Result<std::string> shell_quote(const std::vector<std::string>& argv) {
   std::string line;
   for (const std::string& word : argv) {
     if (word.find('\n') != std::string::npos)
-      return usage("a line feed in a remote command cannot pass every shell");
-    if (word.find('\0') != std::string::npos) return usage("a zero byte in a remote command");
+      return usage("a remote command cannot contain a line feed: not every shell can quote it");
+    if (word.find('\0') != std::string::npos) return usage("a remote command cannot contain a zero byte");
     const bool first = line.empty();
     if (!first) line += ' ';
     line += needs_no_quotes(word, first) ? word : quote_word(word);
@@ -112,15 +112,15 @@ Result<std::vector<std::string>> split_words(std::string_view text) {
     } else if (c == quote) {
       quote = 0;
     } else if (c == '\\' && quote != '\'') {
-      if (i + 1 == text.size()) return usage("a \\ at the end quotes nothing");
+      if (i + 1 == text.size()) return usage("the \\ at the end has nothing to quote");
       const char next = text[i + 1];
       // In double quotes, sh's backslash quotes only these characters.
       const bool quotes = quote == 0 || next == '"' || next == '\\' || next == '$' || next == '`';
       if (quotes) ++i;
-      if (text[i] == '\n') return usage("a line feed inside of a word, which cannot pass every shell");
+      if (text[i] == '\n') return usage("a word contains a line feed, which not every shell can quote");
       words.back() += text[i];
     } else if (c == '\n') {
-      return usage("a line feed inside of a word, which cannot pass every shell");
+      return usage("a word contains a line feed, which not every shell can quote");
     } else {
       words.back() += c;
     }
@@ -139,7 +139,7 @@ std::string without_tokens(std::string_view text) {
 Result<std::string> jump_command(const std::vector<std::string>& ssh, std::string_view jumps) {
   const std::size_t comma = jumps.rfind(',');
   const Jump last = parse_jump(comma == std::string_view::npos ? jumps : jumps.substr(comma + 1));
-  if (last.host.empty()) return Error{ErrorCode::kUsage, "a ProxyJump without a host", 0};
+  if (last.host.empty()) return Error{ErrorCode::kUsage, "ProxyJump has no host", 0};
   std::vector<std::string> words = ssh;
   if (comma != std::string_view::npos) {
     auto before = jump_command(ssh, jumps.substr(0, comma));

@@ -269,7 +269,7 @@ class ChildChannel final : public Channel {
     if (status.number != 255) return ChannelEnd{status.number, std::nullopt};
     std::string text = client + " failed (exit status 255)" + command_.advice;
     if (child_->tail().empty()) {
-      text += "; it said nothing";
+      text += "; it printed nothing";
     } else {
       text += (command_.advice.empty() ? ":" : "; its last lines:") + child_->tail().text();
     }

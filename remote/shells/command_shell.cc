@@ -95,15 +95,14 @@ Awaitable<Result<std::unique_ptr<Channel>>> CommandShell::open_through(Route rou
   auto line = command_line(options_, route, host, *remote_line, seconds);
   ChildCommand command{host.name, std::move(line), ChildCommand::Kind::kSshClient};
   command.held = slot;
-  command.advice =
-      route.advice + "; nothing is asked inside a job: \"" + by_hand(options_, host) +
-      " true\" in a terminal shows whether it wants a passphrase (then ssh-add the key first), a "
-      "password or a yes to a host key";
+  command.advice = route.advice + "; ddplaunch never prompts; run \"" + by_hand(options_, host) +
+                   " true\" in a terminal to see whether ssh asks for a passphrase (then run ssh-add first), "
+                   "a password, or a host key";
   auto channel = open_child(loop_, std::move(command));
   if (!channel && channel.error().code == ErrorCode::kExec) {
     Error error = channel.error();
     error.code = ErrorCode::kUnreachable;  // no worker failed: the way to the host did
-    error.text += "; it is the program of --ssh-command, which ssh hosts are reached with";
+    error.text += "; it is the program of --ssh-command";
     co_return error;
   }
   co_return channel;

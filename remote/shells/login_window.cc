@@ -43,8 +43,8 @@ Awaitable<Result<LoginWindow::Slot>> LoginWindow::acquire(std::string place, std
     if (state.cancelled() != asio::cancellation_type::none) {
       failure = Error{ErrorCode::kCancelled, label + ": cancelled", 0};
     } else if (std::chrono::steady_clock::now() >= deadline) {
-      failure = Error{ErrorCode::kTimeout,
-                      label + ": the other logins at " + place + " took until the start limit", 0};
+      failure =
+          Error{ErrorCode::kTimeout, label + ": other logins at " + place + " used up the start limit", 0};
     }
   }
   queue->waiting.erase(std::find(queue->waiting.begin(), queue->waiting.end(), turn));

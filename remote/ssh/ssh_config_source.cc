@@ -149,8 +149,8 @@ Awaitable<Result<SshConfig>> SshConfigSource::find(Host host,
     if (!answer->config && std::chrono::steady_clock::now() >= deadline) {
       co_return Error{ErrorCode::kTimeout,
                       host.name + ": " + program_ +
-                          " -G did not answer in time; does a \"Match exec\" line or a "
-                          "pipe in the SSH configuration wait for something?",
+                          " -G did not answer in time; check whether a \"Match exec\" line or a pipe in the "
+                          "SSH configuration blocks",
                       0};
     }
   }
@@ -199,9 +199,8 @@ Result<SshConfig> SshConfigSource::without_program() const {
   if (file_ == "none") return config;
   if (!file_.empty()) {
     return Error{ErrorCode::kUnreachable,
-                 "the SSH configuration " + file_ +
-                     " can be read by the ssh program alone, and there is no " + program_ +
-                     " here: install OpenSSH's client",
+                 "the SSH configuration " + file_ + " can only be read by the ssh program, and there is no " +
+                     program_ + " here: install OpenSSH's client",
                  0};
   }
   std::error_code unknown;
@@ -227,7 +226,8 @@ Awaitable<Result<SshConfig>> SshConfigSource::run_program(Host host, bool with_c
   if (!child) co_return child.error();
   const std::string output = co_await read_to_end((*child)->link());
   if (output.size() > kMostOutput) {
-    co_return Error{ErrorCode::kUnreachable, program_ + " -G prints more than any SSH configuration has", 0};
+    co_return Error{ErrorCode::kUnreachable,
+                    program_ + " -G printed more than 1 MiB, which is no SSH configuration", 0};
   }
   const std::string errors = co_await read_to_end((*child)->errors());
   const ChannelEnd end = co_await (*child)->end();
@@ -235,7 +235,7 @@ Awaitable<Result<SshConfig>> SshConfigSource::run_program(Host host, bool with_c
   TailLines words;
   words.feed(errors);
   co_return Error{ErrorCode::kUnreachable,
-                  "the SSH configuration is refused by " + program_ + ":" + words.text(), 0};
+                  "the SSH configuration was rejected by " + program_ + ":" + words.text(), 0};
 }
 
 std::optional<std::string> read_regular_file(const std::string& path) {

@@ -80,8 +80,8 @@ Error append_key(const SshTarget& target, const ShownKey& key) {
   struct stat facts {};
   if (file && (::fstat(file.get(), &facts) != 0 || !S_ISREG(facts.st_mode))) {
     return Error{ErrorCode::kUnreachable,
-                 target.label + ": cannot note the new host key in " + target.known_hosts_file +
-                     ": it is no regular file",
+                 target.label + ": cannot save the new host key in " + target.known_hosts_file +
+                     ": it is not a regular file",
                  0};
   }
   // The last line of a file edited by hand may lack its line feed.
@@ -90,7 +90,7 @@ Error append_key(const SshTarget& target, const ShownKey& key) {
     (void)!::pread(file.get(), &last, 1, size - 1);
   if (last != '\n') line.insert(0, 1, '\n');
   if (!file || ::write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
-    return system_error(errno, target.label + ": cannot note the new host key in " + target.known_hosts_file,
+    return system_error(errno, target.label + ": cannot save the new host key in " + target.known_hosts_file,
                         ErrorCode::kUnreachable);
   }
   return Error{};
@@ -154,11 +154,10 @@ std::optional<std::string> wrong_greeting(std::string_view line) {
   if (line.starts_with("SSH-2.") || line.starts_with("SSH-1.99-")) return std::nullopt;
   const std::string shown = replace_unsafe(line.substr(0, kShown));
   if (line.starts_with("SSH-")) {
-    return "speaks version 1 of SSH alone (" + shown +
-           "), which no client of today takes; its server has to be updated";
+    return "only supports SSH version 1 (" + shown + "), which current clients refuse; update its SSH server";
   }
-  return "is no SSH server, it greets with \"" + shown +
-         "\"; is this the right port (port= in the hostfile, Port in the SSH configuration)?";
+  return "is not an SSH server: its first line is \"" + shown +
+         "\"; check the port (port= in the hostfile, Port in the SSH configuration)";
 }
 
 std::string mismatch_advice(std::string_view libssh_text) {
@@ -181,9 +180,9 @@ std::string mismatch_advice(std::string_view libssh_text) {
   for (const Row& row : kRows) {
     if (!name.starts_with(row.method) || offer.empty()) continue;
     const std::string option = row.option;
-    return "; of the " + option + " that are allowed here it has none, but " + offer +
+    return "; the server supports none of the " + option + " allowed here, but " + offer +
            "; allow one that \"ssh -Q " + option + "\" lists for this host in the SSH configuration (" +
-           option + " +" + offer.substr(0, offer.find(',')) + "), or else its server has to be updated";
+           option + " +" + offer.substr(0, offer.find(',')) + "), or update its SSH server";
   }
   return {};
 }
@@ -192,7 +191,7 @@ std::optional<Error> check_host_key(ssh_session_struct* session, const SshTarget
                                     const Endpoint& endpoint) {
   const auto key = server_key(session);
   if (!key)
-    return Error{ErrorCode::kUnreachable, target.label + ": " + endpoint.text + " showed no host key", 0};
+    return Error{ErrorCode::kUnreachable, target.label + ": " + endpoint.text + " presented no host key", 0};
   const std::string shown = key->type + " " + key->fingerprint;
   const KnownKey* witness = target.known.witness(key->type, key->base64);
   const std::string place = witness == nullptr ? "" : witness->file + ":" + std::to_string(witness->line);
@@ -212,21 +211,20 @@ std::optional<Error> check_host_key(ssh_session_struct* session, const SshTarget
               "; " + accept_advice(target);
       break;
     case KeyVerdict::kOtherType:
-      text += "the host key of " + endpoint.text + " (" + shown + ") is of another kind than the " +
+      text += "the host key of " + endpoint.text + " (" + shown + ") has another type than the " +
               witness->type + " key known from " + place +
-              "; if the host was set up anew: " + remove_advice(target, witness->file) +
+              "; if the host was reinstalled: " + remove_advice(target, witness->file) +
               ", then accept the new key";
       break;
     case KeyVerdict::kChanged:
       text += "THE HOST KEY HAS CHANGED: " + endpoint.text + " shows " + shown + ", but " + place +
               " has another key for " + target.known.name +
-              "; somebody may stand between (man in the middle), so nothing was sent. If the host was set up "
-              "anew: " +
+              "; this may be a man-in-the-middle attack, so nothing was sent. If the host was reinstalled: " +
               remove_advice(target, witness->file) + ", then accept the new key";
       break;
     case KeyVerdict::kRevoked:
       text += "the host key of " + endpoint.text + " (" + shown + ") is revoked by " + place +
-              "; do not connect before the host has a new key";
+              "; do not connect until the host has a new key";
       break;
   }
   return Error{ErrorCode::kUnreachable, std::move(text), 0};
@@ -241,7 +239,7 @@ std::string login_advice(const SshTarget& target, int offered, bool tried) {
     kerberos = ", or get a Kerberos ticket with kinit";
   }
   if (offered != 0 && (offered & SSH_AUTH_METHOD_PUBLICKEY) == 0) {
-    return "; nothing is asked inside a job: have keys allowed there (PubkeyAuthentication)" + kerberos +
+    return "; ddplaunch never prompts: allow keys there (PubkeyAuthentication)" + kerberos +
            ", or log in with \"" + target.ssh_command +
            "\" as a shared connection (ControlMaster, ControlPath, ControlPersist in the SSH configuration) "
            "and "
@@ -255,7 +253,7 @@ std::string login_advice(const SshTarget& target, int offered, bool tried) {
     if (key->problem() == SshKey::Problem::kOpen) open += " " + key->path();
   }
   if (!open.empty()) {
-    advice += "keep others from the key: chmod 600" + open;
+    advice += "make the key private: chmod 600" + open;
     if (tried || !locked.empty()) advice += "; or ";
   }
   if (!locked.empty()) {
@@ -303,7 +301,7 @@ Error login_refused(const SshTarget& target, const Endpoint& endpoint, int offer
   if (!unusable.empty()) text += "; not usable: " + unusable;
   if (!agent_problem.empty()) {
     text += "; the ssh-agent at " + target.agent_socket +
-            " (SSH_AUTH_SOCK, IdentityAgent) cannot be asked: " + agent_problem;
+            " (SSH_AUTH_SOCK, IdentityAgent) cannot be used: " + agent_problem;
   }
   if (!methods.empty()) text += "; the server accepts " + methods;
   text += login_advice(target, offered, !tried.empty());

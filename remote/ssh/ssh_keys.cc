@@ -73,13 +73,13 @@ std::string SshKey::problem_text() const {
     case Problem::kUnreadable:
       return "cannot be read";
     case Problem::kAbsent:
-      return "is not there";
+      return "does not exist";
     case Problem::kOpen:
       return "is open to others, so ssh does not use it either";
     case Problem::kNoFile:
-      return "is no regular file";
+      return "is not a regular file";
     case Problem::kPublic:
-      return "is a public key, its private one is not here";
+      return "is a public key, and its private key is missing here";
     case Problem::kUnknown:
       return "is not a private key that libssh can use";
   }

@@ -133,8 +133,8 @@ void SshSession::on_connected(const error_code& error) {
   }
   Error failed =
       system_error(why, target_.label + ": cannot connect to " + endpoint().text, ErrorCode::kUnreachable);
-  failed.text += why == ECONNREFUSED ? "; does sshd run there, and on this port?"
-                                     : "; is the host up, and can it be reached from here?";
+  failed.text += why == ECONNREFUSED ? "; check that sshd runs there, and on this port"
+                                     : "; check that the host is up and reachable from here";
   stop_with(std::move(failed));
 }
 
@@ -152,13 +152,13 @@ void SshSession::begin_ssh() {
   // must not pass to the next owner of that number, so libssh and the loop have separate descriptors.
   UniqueFd own = duplicate(tcp_.native_handle());
   if (session_ == nullptr || !own) {
-    stop_with(system_error(errno, target_.label + ": no SSH session can be made"));
+    stop_with(system_error(errno, target_.label + ": cannot create an SSH session"));
     return;
   }
   if (auto option = configure(session_, target_, own.release())) {
-    stop_with(
-        SshFailure{Error{ErrorCode::kUnreachable, target_.label + ": libssh knows no value of " + *option, 0},
-                   false, *option + " in the SSH configuration"});
+    stop_with(SshFailure{
+        Error{ErrorCode::kUnreachable, target_.label + ": libssh supports no value of " + *option, 0}, false,
+        *option + " in the SSH configuration"});
     return;
   }
   ssh_set_blocking(session_, 0);
@@ -170,24 +170,24 @@ std::string SshSession::late_text(const std::string& limit) const {
   switch (step_) {
     case Step::kConnect:
       return where + "no answer from " + endpoint().text + limit +
-             "; is the host up, and does a firewall drop the port?";
+             "; check that the host is up and that no firewall drops the port";
     case Step::kGreet:
       if (!heard_server_) {
-        return where + endpoint().text + " took the connection, but no SSH server answered" + limit;
+        return where + endpoint().text + " accepted the connection, but no SSH server answered" + limit;
       }
-      return where + "the key exchange with " + endpoint().text + " did not end" + limit;
+      return where + "the key exchange with " + endpoint().text + " did not finish" + limit;
     case Step::kLogin:
-      return where + "the login at " + endpoint().text + " did not end" + limit;
+      return where + "the login at " + endpoint().text + " did not finish" + limit;
     case Step::kAgent:
-      return where + "the login at " + endpoint().text + " did not end" + limit +
-             "; does the ssh-agent wait for a touch or a passphrase?";
+      return where + "the login at " + endpoint().text + " did not finish" + limit +
+             "; check whether the ssh-agent waits for a touch or a passphrase";
     case Step::kOpen:
     case Step::kExecute:
     case Step::kRun:
     case Step::kDone:
       break;
   }
-  return where + endpoint().text + " let us in, but did not run the command" + limit;
+  return where + endpoint().text + " accepted the login, but did not run the command" + limit;
 }
 
 void SshSession::on_deadline() {

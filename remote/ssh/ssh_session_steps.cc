@@ -96,27 +96,26 @@ SshSession::StepResult SshSession::greet() {
           Error{ErrorCode::kUnreachable, target_.label + ": " + endpoint().text + " " + *wrong, 0});
     }
     if (line == nullptr && !closed_by_peer(tcp_.native_handle())) {
-      return stop_with(
-          Error{ErrorCode::kUnreachable,
-                target_.label + ": " + endpoint().text +
-                    " is no SSH server, what it says has no line like a greeting; is this the right "
-                    "port (port= in the hostfile, Port in the SSH configuration)?",
-                0});
+      return stop_with(Error{ErrorCode::kUnreachable,
+                             target_.label + ": " + endpoint().text +
+                                 " is not an SSH server: it sent no SSH greeting; check the port (port= in "
+                                 "the hostfile, Port in the SSH configuration)",
+                             0});
     }
     if (line != nullptr && !wrong) {
       // No login was tried that a server could count as a failure, and the ssh program knows more algorithms.
       SshFailure failure{libssh_error("no SSH connection with " + endpoint().text), false, {}};
       failure.needs_openssh =
-          std::string("a key exchange that libssh cannot make (") + ssh_get_error(session_) + ")";
+          std::string("a key exchange that libssh does not support (") + ssh_get_error(session_) + ")";
       failure.advice = mismatch_advice(ssh_get_error(session_));
-      if (failure.advice.empty()) failure.advice = "; the exchange of keys with it does not come about";
+      if (failure.advice.empty()) failure.advice = "; the key exchange with it fails";
       return stop_with(std::move(failure));
     }
     return stop_with(
         SshFailure{Error{ErrorCode::kUnreachable,
                          target_.label + ": " + endpoint().text +
-                             " closed the connection before its SSH greeting; is it an SSH server, and "
-                             "does it allow as many logins at once (MaxStartups in sshd_config)?",
+                             " closed the connection before its SSH greeting; check that it is an SSH server "
+                             "and allows this many concurrent logins (MaxStartups in sshd_config)",
                          0},
                    true,
                    {}});
@@ -183,26 +182,25 @@ SshSession::StepResult SshSession::second_factor() {
   SshFailure failure{
       Error{ErrorCode::kUnreachable,
             target_.label + ": " + endpoint().text +
-                " wants a second factor after the key, and nothing is asked inside a job; set "
-                "ControlMaster auto, ControlPath and ControlPersist in the SSH configuration, and "
-                "log in with \"" +
+                " requires a second factor after the key, and ddplaunch never prompts; set ControlMaster "
+                "auto, ControlPath and ControlPersist in the SSH configuration, and log in with \"" +
                 target_.ssh_command + "\" before the start",
             0},
       false,
       {}};
   if (!target_.config.control_path.empty()) {
-    failure.needs_openssh = "a second factor, which a shared connection (ControlPath) may have given";
+    failure.needs_openssh = "a second factor, which a shared connection (ControlPath) may already have";
   }
   return stop_with(std::move(failure));
 }
 
 /// Returns the error for a connection that the server closed, or that broke, while keys were tried.
 Error SshSession::login_broken() const {
-  Error broken = libssh_error("the login at " + endpoint().text + " broke off");
+  Error broken = libssh_error("the login at " + endpoint().text + " was interrupted");
   if (key_ > 0 || (agent_asked_ && agent_problem_.empty())) {
     broken.text +=
-        "; servers bear few wrong keys (MaxAuthTries): name the right one with identity= in the hostfile, or "
-        "with IdentityFile and IdentitiesOnly in the SSH configuration";
+        "; servers accept only a few wrong keys (MaxAuthTries): name the right key with identity= in the "
+        "hostfile, or with IdentityFile and IdentitiesOnly in the SSH configuration";
   }
   return broken;
 }

@@ -56,7 +56,7 @@ std::string needs_openssh(SshTarget& target, const std::string& certificate) {
       return "the key " + key->path() + ", which libssh cannot use";
   }
   if (target.agent_socket.empty()) return {};
-  if (!certificate.empty()) return "the certificate " + certificate + " of a key that the ssh-agent has";
+  if (!certificate.empty()) return "the certificate " + certificate + " whose key is in the ssh-agent";
   if (!target.config.identities_only) return {};
   // libssh would offer every key of the ssh-agent.
   for (const auto& key : target.keys) {
@@ -218,7 +218,7 @@ std::string SshShell::Files::complete(const Host& host, SshTarget& target) {
   tokens.variable = own_variable;
 
   const std::string option = option_beyond_tokens(config, tokens);
-  if (!option.empty()) return "a token in " + option + " that only ssh knows";
+  if (!option.empty()) return "a token in " + option + " that only ssh can expand";
 
   std::vector<std::string> files = expand_all(config.user_known_hosts, tokens);
   if (!files.empty()) target.known_hosts_file = files.front();
@@ -244,9 +244,9 @@ void SshShell::warn_of_keys(const Host& host, const SshTarget& target) {
       char mode[8];
       std::snprintf(mode, sizeof mode, "%04o", key->mode());
       text += std::string(" is not used, since others may read or write it (mode ") + mode +
-              "), and neither does ssh: chmod 600 " + key->path();
+              "), as in ssh; fix it with chmod 600 " + key->path();
     } else if (key->problem() == SshKey::Problem::kAbsent) {
-      text += " is not there; others are tried";
+      text += " does not exist; other keys are tried";
     } else {
       continue;
     }
@@ -345,8 +345,8 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::through_openssh(Host host,
                                                                       Deadline deadline, std::string reason,
                                                                       CommandShell::Route route) {
   if (reported_.insert(reason).second && options_.notice) {
-    options_.notice(host.name + ": reached through the program " + options_.ssh_program + ", because of " +
-                    reason + " (and so are other hosts for which this is so)");
+    options_.notice(host.name + ": connecting through the program " + options_.ssh_program + ", because of " +
+                    reason + " (reported once; other hosts may have the same reason)");
   }
   return openssh_.open_through(std::move(route), std::move(host), std::move(argv), deadline);
 }

@@ -74,7 +74,7 @@ Error AgentBundle::none_for(const std::string& machine) const {
   const auto why = lacks_.find(machine);
   return {ErrorCode::kAgentMissing,
           "it has no ddplaunchd" + std::string(wanted_.train ? " with train beside it" : "") +
-              " that fits, and there is none here for a machine of kind " + machine +
+              " of this build, and there is none here for a machine of type " + machine +
               (why == lacks_.end() ? std::string() : " (" + why->second + ")") + kAdvice};
 }
 

@@ -223,7 +223,7 @@ Awaitable<Result<StartedAgent>> FanOut::try_once(std::shared_ptr<Start> start) {
     if (opened.error().sys == ENOENT) co_return start->boot.ended(127);
     Error error = opened.error();
     error.code = ErrorCode::kAgentMissing;  // 126 is for workers
-    error.text += "; it is to be the ddplaunchd";
+    error.text += "; it is the expected ddplaunchd";
     co_return error;
   }
   if (!opened && opened.error().code == ErrorCode::kExec) {
@@ -326,7 +326,7 @@ Awaitable<std::optional<Error>> FanOut::answer(std::shared_ptr<Start> start) {
     const std::size_t file = start->boot.wanted_file();
     if (!start->set || file >= start->set->bytes.size()) {
       co_return Error{ErrorCode::kAgentMismatch,
-                      start->host.name + ": it asks for a file that there is none of", 0};
+                      start->host.name + ": it requested a file that does not exist", 0};
     }
     bytes = start->set->bytes[file];
     start->pushed += bytes.size();

@@ -64,7 +64,8 @@ Awaitable<Result<std::vector<Endpoint>>> Resolver::resolve(std::string name, std
   };
   auto found = co_await calls_.run(std::move(call), deadline);
   if (!found && found.error().code == ErrorCode::kTimeout)
-    co_return Error{ErrorCode::kTimeout, "no answer for the name " + name + " before the start limit", 0};
+    co_return Error{ErrorCode::kTimeout,
+                    "no answer of the name service for " + name + " before the start limit", 0};
   if (!found) co_return found.error();
   if (found->error != 0) co_return resolve_error(name, found->error);
   co_return std::move(found->endpoints);

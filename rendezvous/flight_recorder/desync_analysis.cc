@@ -120,7 +120,7 @@ DesyncVerdict different_collective(const GroupLogs& group_logs) {
       verdict.text += (listed == 1 ? "" : ", ") + ranks_text(group->second) + " called " +
                       called_text(by_rank.at(*group->second.begin()), theirs, group_logs.location);
     }
-    if (listed > kOthers) verdict.text += " and others yet others";
+    if (listed > kOthers) verdict.text += ", and further ranks called other operations";
     const RecordedCollective& ours =
         by_rank.at(*(groups.begin() == right ? std::next(right) : groups.begin())->second.begin());
     verdict.text +=
@@ -158,7 +158,7 @@ struct RanksWithoutLog {
 
 std::string silent_text(const RanksWithoutLog& silent) {
   if (silent.lost.empty()) return ranks_text(silent.ended) + have_text(silent.ended) + " ended";
-  const std::string lost = ranks_text(silent.lost) + " left no log";
+  const std::string lost = ranks_text(silent.lost) + " left no record";
   return silent.ended.empty() ? lost
                               : lost + ", " + ranks_text(silent.ended) + have_text(silent.ended) + " ended";
 }
@@ -184,7 +184,9 @@ DesyncVerdict verdict_on(const std::string& name, const OperationProgress& progr
                 ranks_text(progress.done) + have_text(progress.done) + " finished",
             progress.waiting, false};
   }
-  return {"all ranks wait in " + name + ": the way between them fails, or one stands still in it", {}, false};
+  return {"all ranks wait in " + name + ": the network between them fails, or one rank is stuck in it",
+          {},
+          false};
 }
 
 /// How many of the ranks that a group waits for wait in other groups themselves: all, some or none.

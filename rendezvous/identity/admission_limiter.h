@@ -107,7 +107,7 @@ class LineLimit {
       return std::nullopt;
     }
     if (const std::size_t count = std::exchange(unsaid_[why], 0); count > 0)
-      line += " (" + std::to_string(count) + " more like it were not logged)";
+      line += " (" + std::to_string(count) + " more of this kind were not logged)";
     return line;
   }
 

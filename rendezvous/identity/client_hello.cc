@@ -116,8 +116,8 @@ ParsedClientHello read_hello(std::string_view bytes) {
   const std::string_view session = fields.sized(1);
   const std::string_view suites = fields.sized(2);
   const std::string_view compressions = fields.sized(1);
-  if (!fields.good() || version != 0x0303 || session.size() > 32) return other("it is no TLS 1.3");
-  if (fields.empty()) return other("it is no TLS 1.3");
+  if (!fields.good() || version != 0x0303 || session.size() > 32) return other("it is not TLS 1.3");
+  if (fields.empty()) return other("it is not TLS 1.3");
   const std::string_view extensions = fields.sized(2);
   Offer offer;
   if (!fields.done() || compressions != std::string_view("\0", 1) || !read_extensions(extensions, offer))
@@ -151,7 +151,8 @@ ParsedClientHello parse_client_hello(std::string_view bytes) {
   Fields record(bytes);
   (void)record.take(3);
   const std::size_t length = record.number(2);
-  if (length < 4 || length > kMaxClientHello - kRecordHeader) return other("its hello is longer than ours");
+  if (length < 4 || length > kMaxClientHello - kRecordHeader)
+    return other("its hello is longer than a hello of ddplaunch");
   if (bytes.size() < kRecordHeader + length) {
     // The bytes so far may already be wrong; then do not wait for the rest.
     if (bytes.size() > kRecordHeader && bytes[kRecordHeader] != kClientHello) return other(kMalformed);

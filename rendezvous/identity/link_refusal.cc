@@ -73,32 +73,32 @@ std::string alert_record(std::uint8_t alert) {
 }
 
 std::string refusal_line(LinkRefusal refusal, const RefusedPeer& peer, const ListenSide& here) {
-  const std::string who = peer.peer + (peer.claim.empty() ? "" : ", which says it is " + peer.claim + ",");
+  const std::string who = peer.peer + (peer.claim.empty() ? "" : ", which claims to be " + peer.claim + ",");
   const std::string detail = peer.detail.empty() ? "" : ": " + peer.detail;
   switch (refusal) {
     case LinkRefusal::kTokenDiffers:
-      return who + " has another token than this side, where it is that of " +
+      return who + " has another token than this side, which uses " +
              token_text(here.token_origin, here.token_check) + "; refused at " + here.where;
     case LinkRefusal::kOtherJob:
-      return who + " came to " + here.where + ", which is not its job's; refused" + detail;
+      return who + " connected to " + here.where + ", which belongs to another job; refused" + detail;
     case LinkRefusal::kOtherRole:
-      return who + " has no business at " + here.where + "; refused" + detail;
+      return who + " has the wrong role for " + here.where + "; refused" + detail;
     case LinkRefusal::kOtherVersion:
-      return who + " speaks another version of the link than this ddplaunch; refused at " + here.where;
+      return who + " has another version of the link protocol than this ddplaunch; refused at " + here.where;
     case LinkRefusal::kHttp:
-      return who + " spoke HTTP to " + here.where + detail + "; it is no web server and no proxy; closed";
+      return who + " sent HTTP to " + here.where + detail + ", which is not a web server or proxy; closed";
     case LinkRefusal::kPlain:
-      return who + " spoke no TLS to " + here.where + detail + "; closed";
+      return who + " did not use TLS with " + here.where + detail + "; closed";
     case LinkRefusal::kOtherTls:
-      return who + " spoke TLS to " + here.where + " but is no ddplaunch" + detail + "; refused";
+      return who + " used TLS with " + here.where + " but is not ddplaunch" + detail + "; refused";
     case LinkRefusal::kSilent:
-      return who + " connected to " + here.where + " and did not prove who it is in time; closed";
+      return who + " connected to " + here.where + " and did not authenticate in time; closed";
     case LinkRefusal::kEvicted:
-      return who + " was slow to prove who it is while others waited at " + here.where + "; closed";
+      return who + " was slow to authenticate while others waited at " + here.where + "; closed";
     case LinkRefusal::kTooMany:
-      return who + " has too many unproven or failed connections to " + here.where + "; closed";
+      return who + " has too many unauthenticated or failed connections to " + here.where + "; closed";
     case LinkRefusal::kBroken:
-      return who + " broke off before it had proved who it is at " + here.where + detail;
+      return who + " disconnected before it had authenticated at " + here.where + detail;
   }
   return {};
 }
@@ -107,9 +107,10 @@ std::string join_refusal_text(LinkRefusal refusal, const JoinSide& here) {
   const bool to_daemon = here.role == LinkRole::kMaster;
   switch (refusal) {
     case LinkRefusal::kTokenDiffers:
-      return "the token differs: " + here.where + " has another token than this node, whose own is that of " +
+      return "the token differs: " + here.where + " has another token than this node, which uses " +
              token_text(here.token_origin, here.token_check) +
-             ". The other side's log names where its token is from, with its check. Give both the same: the "
+             ". The other side's log names the source and the check of its token. Give both sides the same "
+             "token: the "
              "same "
              "DDPLAUNCH_TOKEN, or the same --token-file";
     case LinkRefusal::kOtherJob:
@@ -119,28 +120,29 @@ std::string join_refusal_text(LinkRefusal refusal, const JoinSide& here) {
              "nodes, and the MASTER_ADDR and MASTER_PORT of this job";
     case LinkRefusal::kOtherRole:
       return here.where +
-             " is a ddplaunch, but awaits another kind of peer: a job's master awaits its nodes, a "
-             "daemon awaits masters. Check the address and the port";
+             " is ddplaunch, but expects another kind of peer: the master of a job expects its nodes, a "
+             "daemon expects masters. Check the address and the port";
     case LinkRefusal::kOtherVersion:
       return here.where +
-             " runs a ddplaunch whose link has another version. Install the same version on all nodes" +
+             " runs ddplaunch with another version of the link protocol. Install the same version on all "
+             "nodes" +
              (to_daemon ? ", and restart the daemon" : "");
     case LinkRefusal::kHttp:
     case LinkRefusal::kPlain:
     case LinkRefusal::kOtherTls:
       if (to_daemon) {
-        return "what answers at " + here.where +
-               " is no ddplaunchd --listen. Check the port: port= in the hostfile, or --daemon-port";
+        return "the program that answers at " + here.where +
+               " is not ddplaunchd --listen. Check the port: port= in the hostfile, or --daemon-port";
       }
-      return "what answers at " + here.where +
-             " is no ddplaunch with a token. Check MASTER_ADDR and MASTER_PORT, and that the other side was "
+      return "the program that answers at " + here.where +
+             " is not ddplaunch with a token. Check MASTER_ADDR and MASTER_PORT, and that the other side was "
              "not "
              "started with --insecure";
     case LinkRefusal::kSilent:
-      return here.where + " took the connection and did not answer in time";
+      return here.where + " accepted the connection but did not answer in time";
     case LinkRefusal::kEvicted:
     case LinkRefusal::kTooMany:
-      return here.where + " has too many connections to take this one now";
+      return here.where + " has too many connections now; try again later";
     case LinkRefusal::kBroken:
       return here.where + " closed the connection before it answered";
   }

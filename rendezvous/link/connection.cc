@@ -70,8 +70,8 @@ Awaitable<Result<>> Connection::read_more() {
   if (closed_) co_return Error{ErrorCode::kCancelled, "the link was closed"};
   if (error || count == 0) {
     co_return Error{ErrorCode::kLinkLost, error && error != asio::error::eof
-                                              ? "the link broke: " + error.message()
-                                              : std::string("the link was closed by the far side")};
+                                              ? "the link failed: " + error.message()
+                                              : std::string("the node closed the connection")};
   }
   last_heard_ = Clock::now();
   frames_.filled(count);

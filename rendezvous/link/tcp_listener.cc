@@ -145,11 +145,11 @@ Result<TcpListener> listen_tcp_at(const std::string& address, std::uint16_t port
   } else if (::inet_pton(AF_INET6, address.c_str(), &v6) == 1) {
     place = address_v6(v6, port);
   } else {
-    return Error{ErrorCode::kUsage, "\"" + address + "\" is no address of this machine; give a numeric one"};
+    return Error{ErrorCode::kUsage, "\"" + address + "\" is not a numeric address of this machine"};
   }
   Result<UniqueFd> fd = bound_socket(place, false, port);
   if (!fd && fd.error().sys == EADDRNOTAVAIL)
-    return system_error(EADDRNOTAVAIL, address + " is none of this machine's addresses");
+    return system_error(EADDRNOTAVAIL, address + " is not an address of this machine");
   if (!fd) return fd.error();
   std::vector<UniqueFd> fds;
   fds.push_back(std::move(*fd));

@@ -7,7 +7,7 @@ namespace ddp::rendezvous {
 Member::Actions Member::step(const Event& event, Time now) {
   if (quitted_) return {};
   // An order that arrives after the end of the lease is too late, so check the lease first.
-  if (lease_.over(now)) go("the master was not heard for the time of the lease", grace_);
+  if (lease_.over(now)) go("no message from the master arrived during the lease", grace_);
   if (!quitted_) std::visit([&](const auto& e) { on(e, now); }, event);
   return std::exchange(actions_, {});
 }
@@ -28,7 +28,7 @@ void Member::on(const Run& order, Time) {
 void Member::on(const Stop& order, Time) {
   if (order.attempt < attempt_) return;
   if (order.attempt == attempt_ && running_) {
-    actions_.emplace_back(EndWorkers{order.attempt, order.grace, "the master ordered it"});
+    actions_.emplace_back(EndWorkers{order.attempt, order.grace, "ordered by the master"});
   } else if (order.attempt > attempt_ && !running_) {
     attempt_ = order.attempt;  // the attempt never began here
     actions_.emplace_back(SayEnded{order.attempt});
@@ -46,7 +46,7 @@ void Member::on(const MasterAsleep&, Time) {
 }
 
 void Member::on(const Leave&, Time) {
-  go("the master ordered it", Time(0));
+  go("ordered by the master", Time(0));
 }
 
 void Member::on(const LinkLost&, Time) {

@@ -23,7 +23,7 @@ Membership::Membership(MembershipRules rules)
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     nodes_[i].name = rules_.hosts[i];
     nodes_[i].coming = true;
-    nodes_[i].absence = "no word of it yet";
+    nodes_[i].absence = "it has not connected yet";
   }
   coming_ = static_cast<int>(nodes_.size());
 }
@@ -84,7 +84,7 @@ bool Membership::admit(const Sender& from, const Joined& event) {
   } else if (event.slots < 1) {
     why = "it has no slots";
   } else if (node != nullptr && from.incarnation <= node->incarnation) {
-    why = present ? "a later agent of its host has joined" : "it was given up; a new agent has to join";
+    why = present ? "a later agent of its host has joined" : "it was given up as lost; a new agent must join";
   } else if (present && !node->suspect && !event.name.empty() && event.name != node->name) {
     why = "node " + std::to_string(from.host) + " is " + node->name +
           " already; each node needs a --node-rank of its own";
@@ -107,7 +107,7 @@ void Membership::take(const Sender& from, const Joined& event, Time now) {
     nodes_.back().name = event.name.empty() ? "node " + std::to_string(from.host) : event.name;
   }
   if (nodes_[from.host].present) {
-    lose(from.host, "its agent was started anew", false, now);
+    lose(from.host, "its agent was restarted", false, now);
     if (state_ == State::kEnded) return refuse(from, "the job is over");
   }
   Node& node = nodes_[from.host];
@@ -124,7 +124,7 @@ void Membership::take(const Sender& from, const Joined& event, Time now) {
   ++present_;
   if (state_ == State::kRunning) {
     notify(node.name + " joined" +
-           (rules_.scale_up_now ? "" : "; it is there for the next attempt (--scale-up next)"));
+           (rules_.scale_up_now ? "" : "; it takes part from the next attempt (--scale-up next)"));
     if (rules_.scale_up_now && !growth_at_) growth_at_ = std::max(now + rules_.debounce, node.busy_until);
   } else if (attempt_ > 0) {
     notify(node.name + " joined");
@@ -138,7 +138,7 @@ void Membership::take(const Sender& from, const Heartbeat&, Time now) {
   const Time silent = now - node->heard;
   node->heard = now;
   if (!std::exchange(node->suspect, false)) return;
-  notify(node->name + " is heard again after " + format_duration(silent));
+  notify(node->name + " responds again after " + format_duration(silent));
   try_begin(now);
 }
 
@@ -250,7 +250,7 @@ void Membership::drop_silent(Time now) {
   }
   for (const HostNumber host : lost) {
     lose(host,
-         "nothing was heard of it for " + format_duration(silence(nodes_[host])) +
+         "no heartbeat for " + format_duration(silence(nodes_[host])) +
              " (--node-timeout); the machine, its network, or the agent hangs",
          false, now);
   }
@@ -263,7 +263,7 @@ void Membership::lose_unended(Time now) {
   for (HostNumber host = 0; host < nodes_.size(); ++host)
     if (nodes_[host].participation == Participation::kRunning) hosts.push_back(host);
   for (const HostNumber host : hosts)
-    lose(host, "it did not end its workers within " + format_duration(rules_.stop_time), false, now);
+    lose(host, "it did not stop its workers within " + format_duration(rules_.stop_time), false, now);
 }
 
 /// Leaves out a host that fails repeatedly for a while, as long as the others suffice.
@@ -275,7 +275,7 @@ void Membership::charge(HostNumber host, Time now) {
     node.faults.pop_front();
   if (static_cast<int>(node.faults.size()) < rules_.host_faults) return;
   notify(node.name + " failed " + counted(static_cast<int>(node.faults.size()), "time", "times") +
-         " within " + format_duration(rules_.fault_window) + "; it is left out for " +
+         " within " + format_duration(rules_.fault_window) + "; it is excluded for " +
          format_duration(rules_.cool_down) + " unless the job needs it");
   node.faults.clear();
   node.excluded_until = now + rules_.cool_down;
@@ -310,7 +310,7 @@ void Membership::take(const Sender& from, const NodeEnded& event, Time now) {
     waiting->participation = Participation::kEnded;  // the survivors that waited there have ended
     if (event.left == 0) return;
     leftovers_ = counted(static_cast<int>(event.left), "process", "processes") + " of attempt " +
-                 std::to_string(from.attempt) + " could not be ended on " + waiting->name;
+                 std::to_string(from.attempt) + " could not be killed on " + waiting->name;
     if (state_ == State::kGathering || state_ == State::kBackingOff)
       end(Outcome::kLeftovers, leftovers_, leftovers_);
     return;
@@ -321,7 +321,7 @@ void Membership::take(const Sender& from, const NodeEnded& event, Time now) {
   --running_slots_;
   if (event.left > 0) {
     leftovers_ = counted(static_cast<int>(event.left), "process", "processes") + " of attempt " +
-                 std::to_string(attempt_) + " could not be ended on " + node->name;
+                 std::to_string(attempt_) + " could not be killed on " + node->name;
   }
   if (running_slots_ == 0) attempt_over(now);
 }
@@ -340,7 +340,7 @@ void Membership::take(const Sender& from, const NodeRefused& event, Time now) {
   --running_slots_;
   if (state_ == State::kRunning) {
     charge(from.host, now);
-    stop(StopCause::kFailure, Outcome::kFailed, node->name + " cannot start its part: " + event.why,
+    stop(StopCause::kFailure, Outcome::kFailed, node->name + " cannot start its workers: " + event.why,
          event.non_retryable, now);
   } else if (running_slots_ == 0) {
     attempt_over(now);

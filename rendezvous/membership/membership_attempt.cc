@@ -112,10 +112,10 @@ void Membership::try_begin(Time now) {
   std::vector<std::string> suspects;
   for (const Node& node : nodes_)
     if (node.present && node.suspect) suspects.push_back(node.name);
-  if (!suspects.empty() && !out_of_time) return wait_for("a word of " + listed(suspects), {});
+  if (!suspects.empty() && !out_of_time) return wait_for("a heartbeat of " + listed(suspects), {});
   std::optional<SlotTable> slot_table = assign_slots(now);
   if (!slot_table && wait_for_leases(&Node::busy_until, may_run, now)) return;
-  if (!slot_table) return wait_for("a node with the slots of the seats that are empty", {});
+  if (!slot_table) return wait_for("a node large enough for the empty slots", {});
   begin(std::move(*slot_table), now);
 }
 
@@ -175,7 +175,7 @@ void Membership::on_join_limit(Time now) {
   std::string text =
       present_ < rules_.min_nodes
           ? std::to_string(present_) + " of at least " + counted(rules_.min_nodes, "node", "nodes")
-          : counted(present_, "node", "nodes") + ", but none with the slots of the empty seats";
+          : counted(present_, "node", "nodes") + ", but none large enough for the empty slots";
   text += now >= join_limit_at_ ? " after " + format_duration(rules_.join_limit) + " (--start-timeout)" : "";
   if (const std::string names = missing(); !names.empty()) text += "; missing: " + names;
   end(attempt_ == 0 ? Outcome::kTooFew : Outcome::kNodeLost, std::move(text));
@@ -228,7 +228,7 @@ bool Membership::another_follows(StopCause cause, bool non_retryable, Time now) 
 /// attempt.
 void Membership::attempt_over(Time now) {
   const AttemptEnd over = attempt_end_;
-  if (!over.cause) return end(Outcome::kDone, "all workers ended well");
+  if (!over.cause) return end(Outcome::kDone, "all workers ended normally");
   // If the user stops the job while a failure is handled, the failure stays the cause of the end.
   if (user_stop_ && *over.cause == StopCause::kFailure) return end(over.outcome, over.reason);
   if (user_stop_) return end(Outcome::kUser, *user_stop_);
@@ -237,12 +237,12 @@ void Membership::attempt_over(Time now) {
     ++attempt_;
     return gather(now);
   }
-  if (over.non_retryable) return end(over.outcome, over.reason, "it would be the same again");
+  if (over.non_retryable) return end(over.outcome, over.reason, "another attempt would fail the same way");
   const bool no_further = comes_no_further(now);
   no_progress_ = fruitful_ || now - began_ >= rules_.fruitful_after ? 0 : no_progress_ + 1;
   if (no_further) {
     return end(Outcome::kNoProgress, over.reason,
-               counted(no_progress_, "attempt", "attempts") + " in a row came no further");
+               counted(no_progress_, "attempt", "attempts") + " in a row made no progress");
   }
   if (!spend_restart(now)) return end(over.outcome, over.reason);
   const int doublings = std::clamp(no_progress_ - 1, 0, 20);

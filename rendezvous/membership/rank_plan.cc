@@ -90,7 +90,7 @@ Result<> check_slots(const std::vector<NodeSlots>& nodes, const ProcsWanted& wan
     if (!node.slots) continue;
     if (*node.slots < 1) {
       errors.push_back(node.name + ": slots=" + std::to_string(*node.slots) +
-                       " leaves nothing to run there; remove the host or give it at least 1");
+                       " allows no worker on this host; remove the host or give it at least 1");
     } else if (wanted.rule == ProcsRule::kNumber && wanted.number > *node.slots && !wanted.oversubscribe) {
       errors.push_back(node.name + ": --nproc-per-node " + std::to_string(wanted.number) +
                        " is more than its slots=" + std::to_string(*node.slots) +
@@ -102,7 +102,8 @@ Result<> check_slots(const std::vector<NodeSlots>& nodes, const ProcsWanted& wan
 }
 
 Result<RankPlan> plan_ranks(const std::vector<NodeSlots>& nodes, const ProcsWanted& wanted) {
-  if (nodes.empty()) return Error{ErrorCode::kInternal, "a rank plan without nodes"};
+  if (nodes.empty())
+    return Error{ErrorCode::kInternal, "internal error: a rank plan without nodes (please report)"};
   if (auto checked = check_slots(nodes, wanted); !checked) return checked.error();
 
   RankPlan plan;

@@ -79,8 +79,8 @@ Result<std::optional<std::string_view>> FrameReader::next() {
   if (length == 0 || length > kMaxFrame) {
     return Error{ErrorCode::kProtocol,
                  "a frame of " + std::to_string(length) + " bytes (1 to " + std::to_string(kMaxFrame) +
-                     " are allowed): what came over the link is damaged; does a wrapper or "
-                     "a terminal on the way change bytes?"};
+                     " are allowed): the bytes of the link are damaged; check for a wrapper or "
+                     "a terminal between the hosts that changes bytes"};
   }
   if (available < kFrameHeader + length) return Frame{};
   const std::string_view payload(buffer_.get() + begin_ + kFrameHeader, length);

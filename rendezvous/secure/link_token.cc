@@ -76,11 +76,11 @@ std::string octal(mode_t mode) {
 Result<LinkToken> read_token(int fd, const std::string& origin, const std::string& path) {
   struct stat status {};
   if (::fstat(fd, &status) < 0) return system_error(errno, origin);
-  if (!S_ISREG(status.st_mode)) return refused(origin, "is no regular file");
+  if (!S_ISREG(status.st_mode)) return refused(origin, "is not a regular file");
   if (const char* whom = exposure(status)) {
     return refused(origin,
                    std::string("may be read by ") + whom + " (mode " + octal(status.st_mode & 07777) +
-                       "); make it yours alone: chmod 600 " + path +
+                       "); remove the access of others: chmod 600 " + path +
                        " (in Kubernetes defaultMode: 0400), and make a new token if others use this machine");
   }
   std::array<char, LinkToken::kMaxSize + 16> buffer;
@@ -111,7 +111,7 @@ Result<LinkToken> make_token(std::string_view text, std::string origin) {
                        std::to_string(LinkToken::kMinSize) + " (openssl rand -hex 32 makes one)");
   }
   if (text.size() > LinkToken::kMaxSize)
-    return refused(std::move(origin), "holds more than 4096 characters: that is no token");
+    return refused(std::move(origin), "holds more than 4096 characters; a token has at most 4096");
   if (std::any_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }))
     return refused(std::move(origin), "holds more than one line: a token is one line of text");
   if (different_bytes(text) < kMinDifferent) {

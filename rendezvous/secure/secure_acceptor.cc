@@ -85,7 +85,7 @@ Result<std::shared_ptr<SecureAcceptor>> SecureAcceptor::start(asio::any_io_execu
                                                               SecureAcceptorOptions options,
                                                               SecureAcceptorCallbacks callbacks) {
   if (options.token.secret.size() < LinkToken::kMinSize)
-    return Error{ErrorCode::kInternal, "a port cannot be guarded without a token"};
+    return Error{ErrorCode::kInternal, "internal error: a TLS port without a token (please report)"};
   std::shared_ptr<SecureAcceptor> made(
       new SecureAcceptor(executor, std::move(context), std::move(options), std::move(callbacks)));
   AcceptLoop::Callbacks accepted;
@@ -95,7 +95,7 @@ Result<std::shared_ptr<SecureAcceptor>> SecureAcceptor::start(asio::any_io_execu
   accepted.on_refused = [weak = made->weak_from_this()](const asio::ip::address& peer) {
     const auto self = weak.lock();
     if (!self || !self->callbacks_.on_note) return;
-    self->callbacks_.on_note(peer.to_string() + " is none of the job's addresses; its connections to " +
+    self->callbacks_.on_note(peer.to_string() + " is not an address of the job; its connections to " +
                              self->side_.where + " are closed unread");
   };
   auto accepts = AcceptLoop::start(std::move(executor), std::move(listener), std::move(made->options_.filter),
@@ -189,7 +189,7 @@ bool SecureAcceptor::identify(Guest& guest) {
   if (!identity) {
     const bool other_version = identity.error() == IdentityFlaw::kOtherVersion;
     refuse(guest, other_version ? LinkRefusal::kOtherVersion : LinkRefusal::kOtherTls,
-           other_version ? "" : "its identity is not of ours");
+           other_version ? "" : "its identity is not one of ddplaunch");
     return false;
   }
   guest.claim = std::move(*identity);

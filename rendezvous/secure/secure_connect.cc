@@ -106,7 +106,7 @@ JoinOutcome handshake_failure(const HandshakeEnd& end, const JoinSide& here) {
       if (const auto refusal = refusal_of(end.alert)) return refused(*refusal, here);
       return refused(LinkRefusal::kOtherTls, here, end.detail);
     case Kind::kForeign:
-      return refused(LinkRefusal::kPlain, here, "it said " + end.detail);
+      return refused(LinkRefusal::kPlain, here, "it sent " + end.detail);
     case Kind::kBroken:
     case Kind::kKeyDiffers:
       return refused(LinkRefusal::kOtherTls, here, end.detail);
@@ -157,7 +157,7 @@ Awaitable<JoinOutcome> secure_connect(std::shared_ptr<const SecureContext> conte
   if (error) {
     const bool late = error == asio::error::timed_out;
     co_return failed(late ? ErrorCode::kTimeout : ErrorCode::kUnreachable,
-                     "nobody answers at " + here.where + ": " + error.message(), true, error.value());
+                     "no answer at " + here.where + ": " + error.message(), true, error.value());
   }
   auto stream = SecureStream::make(std::move(context), SecureStream::TlsRole::kClient,
                                    {std::move(socket), *identity, std::move(*key)});
@@ -194,7 +194,7 @@ Awaitable<Result<std::unique_ptr<ByteStream>>> secure_join(std::shared_ptr<const
     const auto wait = pause / 2 + std::chrono::milliseconds(random() % (pause.count() / 2 + 1));
     if (Clock::now() + wait >= deadline) {
       outcome.error.code = ErrorCode::kTimeout;
-      co_return within("no master came in time", std::move(outcome.error));
+      co_return within("no master answered in time", std::move(outcome.error));
     }
     timer.expires_after(wait);
     co_await timer.async_wait(kUseTuple);
@@ -206,7 +206,7 @@ Awaitable<Result<std::vector<tcp::endpoint>>> address_only(std::string host, std
                                                            Clock::time_point) {
   error_code error;
   const auto address = asio::ip::make_address(host, error);
-  if (error) co_return Error{ErrorCode::kUsage, host + " is no address"};
+  if (error) co_return Error{ErrorCode::kUsage, host + " is not an address"};
   co_return std::vector<tcp::endpoint>{{address, port}};
 }
 

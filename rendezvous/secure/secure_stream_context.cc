@@ -86,7 +86,7 @@ Result<std::shared_ptr<const SecureContext>> SecureContext::make() {
   ERR_clear_error();
   return Error{ErrorCode::kInternal,
                std::string("this machine's OpenSSL offers no TLS 1.3 with TLS_AES_128_GCM_SHA256 and X25519 "
-                           "(FIPS mode, or a policy of the system?): ") +
+                           "(check for FIPS mode or a system policy): ") +
                    why};
 }
 

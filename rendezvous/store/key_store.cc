@@ -72,7 +72,9 @@ Result<> KeyStore::dispatch(StoreConnectionId from, const StoreRequest& request,
     case StoreOp::kBarrier:
       return barrier(from, request, reply, notices);
   }
-  return Error{ErrorCode::kInternal, "the store met an operation that its decoder does not make"};
+  return Error{
+      ErrorCode::kInternal,
+      "internal error: the store got an operation that its decoder does not produce (please report)"};
 }
 
 void KeyStore::close(StoreConnectionId from, Notices& notices) {

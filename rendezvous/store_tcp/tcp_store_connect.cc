@@ -68,7 +68,7 @@ Result<bool> poll_with_interrupt(int fd, short events, Clock::time_point deadlin
   for (;;) {
     pollfd entries[] = {{fd, events, 0}, {interrupt, POLLIN, 0}};
     const int ready = ::poll(entries, 2, poll_timeout(deadline));
-    if (ready > 0 && entries[1].revents != 0) return Error{ErrorCode::kCancelled, "revoked"};
+    if (ready > 0 && entries[1].revents != 0) return Error{ErrorCode::kCancelled, "the attempt was revoked"};
     if (ready > 0) return true;
     if (ready == 0) return false;
     if (errno != EINTR) return system_error(errno, "poll");

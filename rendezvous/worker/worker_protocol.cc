@@ -85,7 +85,7 @@ class Keys {
   bool flag_or_false(const char* key) { return object_.contains(key) && flag(key); }
   std::string text(const char* key) {
     const Json* value = required(key);
-    if (value && !value->is_string()) fail(key, "is no string");
+    if (value && !value->is_string()) fail(key, "is not a string");
     return value && value->is_string() ? value->get<std::string>() : std::string();
   }
   std::string text_or_empty(const char* key) { return object_.contains(key) ? text(key) : std::string(); }
@@ -93,7 +93,7 @@ class Keys {
     std::vector<std::uint32_t> ranks;
     const auto found = object_.find(key);
     if (found == object_.end()) return ranks;
-    if (!found->is_array()) fail(key, "is no list");
+    if (!found->is_array()) fail(key, "is not a list");
     for (const Json& rank : found->is_array() ? *found : Json::array())
       ranks.push_back(number_of(rank, key, std::uint32_t{0}, std::numeric_limits<std::uint32_t>::max()));
     return ranks;
@@ -120,7 +120,7 @@ class Keys {
   Number number_of(const Json& value, const char* key, Number least, Number most) {
     // The parser does not read numbers with a point, an exponent or too many digits as integers.
     if (!value.is_number_unsigned()) {
-      fail(key, value.is_number() ? "is no whole number in its range" : "is no number");
+      fail(key, value.is_number() ? "is not a whole number in range" : "is not a number");
       return least;
     }
     const auto found = value.get<std::uint64_t>();
@@ -221,7 +221,7 @@ template <class Word, std::size_t kCount>
 Result<Word> decode(std::string_view line, const FieldKind<Word> (&kinds)[kCount]) {
   if (line.size() >= kWorkerLineBytes) return wrong("a line is longer than 4096 bytes");
   const Json object = Json::parse(line.begin(), line.end(), nullptr, false);
-  if (!object.is_object()) return wrong("a line is no JSON object");
+  if (!object.is_object()) return wrong("a line is not a JSON object");
   for (const FieldKind<Word>& kind : kinds)
     if (object.contains(kind.key)) return kind.decode(Keys(object));
   return wrong("a line has no key of a known message");

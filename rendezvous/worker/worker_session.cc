@@ -17,8 +17,8 @@ std::vector<WorkerEvent> WorkerSession::receive(std::string_view bytes) {
   while (state_ != State::kIgnored) {
     const auto next = lines_.next();
     if (!next) {
-      misbehaved(Misbehavior::kTooLong, "sent over DDPLAUNCH_CONTROL what is no line: " + next.error().text +
-                                            "; it is not listened to any more");
+      misbehaved(Misbehavior::kTooLong, "sent an invalid line over DDPLAUNCH_CONTROL: " + next.error().text +
+                                            "; its further messages are ignored");
       state_ = State::kIgnored;
       break;
     }
@@ -36,7 +36,7 @@ void WorkerSession::line(std::string_view text) {
     return;
   }
   if (state_ == State::kSilent && !std::holds_alternative<WorkerHello>(*word)) {
-    misbehaved(Misbehavior::kNoHello, "spoke over DDPLAUNCH_CONTROL before its hello; ignored");
+    misbehaved(Misbehavior::kNoHello, "sent a message over DDPLAUNCH_CONTROL before its hello; ignored");
     return;
   }
   std::visit([this](const auto& message) { hear(message); }, *word);
@@ -44,13 +44,13 @@ void WorkerSession::line(std::string_view text) {
 
 void WorkerSession::hear(const WorkerHello& hello) {
   if (state_ != State::kSilent) {
-    misbehaved(Misbehavior::kSecondHello, "said hello over DDPLAUNCH_CONTROL a second time; ignored");
+    misbehaved(Misbehavior::kSecondHello, "sent a second hello over DDPLAUNCH_CONTROL; ignored");
     return;
   }
   if (hello.version != kWorkerProtocol) {
     misbehaved(Misbehavior::kVersion, "speaks version " + std::to_string(hello.version) +
                                           " of the worker protocol, not " + std::to_string(kWorkerProtocol) +
-                                          "; it is treated as one that does not speak it");
+                                          "; its messages are ignored");
     state_ = State::kIgnored;
     return;
   }
@@ -71,19 +71,19 @@ void WorkerSession::hear(const WorkerTrouble& trouble) {
     ++troubles_;
     events_.emplace_back(trouble);
   } else if (state_ == State::kInAttempt) {
-    misbehaved(Misbehavior::kTroubles, "said " + quoted_key("failed", trouble.attempt) + " more than " +
+    misbehaved(Misbehavior::kTroubles, "sent " + quoted_key("failed", trouble.attempt) + " more than " +
                                            std::to_string(kMostTroubles) + " times; the rest is ignored");
   }
   if (state_ == State::kFree)
     misbehaved(Misbehavior::kOutOfTurn,
-               "said " + quoted_key("failed", trouble.attempt) + " after it had let go; ignored");
+               "sent " + quoted_key("failed", trouble.attempt) + " after it had left the attempt; ignored");
 }
 
 void WorkerSession::hear(const WorkerRevoked& answer) {
   if (!is_present("revoked", answer.attempt)) return;
   if (state_ != State::kLeavingAttempt) {
     misbehaved(Misbehavior::kOutOfTurn,
-               "said " + quoted_key("revoked", answer.attempt) +
+               "sent " + quoted_key("revoked", answer.attempt) +
                    (state_ == State::kFree ? " twice; ignored" : " without an order; ignored"));
     return;
   }
@@ -95,8 +95,9 @@ void WorkerSession::hear(const WorkerReady& ready) {
   if (!is_present("ready", ready.attempt)) return;
   if (state_ == State::kLeavingAttempt && !ready_) return;  // it crossed the revoke order
   if (ready_ || state_ != State::kInAttempt) {
-    misbehaved(Misbehavior::kOutOfTurn, "said " + quoted_key("ready", ready.attempt) +
-                                            (ready_ ? " twice; ignored" : " after it had let go; ignored"));
+    misbehaved(Misbehavior::kOutOfTurn,
+               "sent " + quoted_key("ready", ready.attempt) +
+                   (ready_ ? " twice; ignored" : " after it had left the attempt; ignored"));
     return;
   }
   ready_ = true;
@@ -106,7 +107,7 @@ void WorkerSession::hear(const WorkerReady& ready) {
 bool WorkerSession::is_present(const char* word, std::uint32_t attempt) {
   if (attempt_ == attempt) return true;
   misbehaved(Misbehavior::kForeign,
-             "said " + quoted_key(word, attempt) +
+             "sent " + quoted_key(word, attempt) +
                  (attempt_ ? ", but is in attempt " + std::to_string(*attempt_) + "; ignored"
                            : ", but has no attempt yet; ignored"));
   return false;

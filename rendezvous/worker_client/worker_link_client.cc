@@ -37,7 +37,7 @@ Result<UniqueFd> connected_to(const std::string& control) {
   address.sun_family = AF_UNIX;
   const std::string path = control.substr(std::min(control.size(), kScheme.size()));
   if (!control.starts_with(kScheme) || path.empty() || path.size() >= sizeof address.sun_path)
-    return Error{ErrorCode::kUsage, "DDPLAUNCH_CONTROL is \"" + control + "\", which is no unix:PATH"};
+    return Error{ErrorCode::kUsage, "DDPLAUNCH_CONTROL is \"" + control + "\", which is not unix:PATH"};
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) return system_error(errno, "make a socket for DDPLAUNCH_CONTROL");
@@ -201,7 +201,7 @@ bool WorkerLinkClient::Shared::receive() {
     const auto word = line ? decode_agent_line(**line) : Result<AgentMessage>(line.error());
     if (!word) {
       // A worker that misses an order would be killed for it, so end the link with a reason instead.
-      end("it sent what is no order: " + word.error().text);
+      end("it sent an invalid order: " + word.error().text);
       return false;
     }
     take(*word);

@@ -44,7 +44,7 @@ if saved.exists():
     optimizer.load_state_dict(state["optimizer"])
     step = state["step"]
     if rank == 0:
-        print(f"going on from {saved}: step {step}", flush=True)
+        print(f"resuming from {saved}: step {step}", flush=True)
 model = torch.nn.parallel.DistributedDataParallel(model)
 order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
 with open(metrics, "a") as records:

@@ -28,21 +28,21 @@ class Dev(unittest.TestCase):
     def test_unknown_command(self):
         done = dev("tset")
         self.assertEqual((done.returncode, done.stdout), (1, ""))
-        self.assertEqual(done.stderr.splitlines()[-1], './dev: no command "tset"')
+        self.assertEqual(done.stderr.splitlines()[-1], './dev: unknown command "tset"')
 
     def test_unknown_group(self):
         done = dev("setup", "everything")
         self.assertEqual((done.returncode, done.stderr),
-                         (1, './dev: setup: no group "everything"; the groups are build demo test check all\n'))
+                         (1, './dev: setup: unknown group "everything"; the groups are build demo test check all\n'))
 
     def test_unknown_preset(self):
         done = dev("build", "fast")
         self.assertEqual((done.returncode, done.stderr),
-                         (1, './dev: build: no preset "fast"; the presets are release dev asan-ubsan tsan fuzz\n'))
+                         (1, './dev: build: unknown preset "fast"; the presets are release dev asan-ubsan tsan fuzz\n'))
 
     def test_fuzz_time(self):
         done = dev("fuzz", "long")
-        self.assertEqual((done.returncode, done.stderr), (1, './dev: fuzz: "long" is no number of seconds\n'))
+        self.assertEqual((done.returncode, done.stderr), (1, './dev: fuzz: "long" is not a number of seconds\n'))
 
     def test_subjects_have_at_most_72_characters(self):
         """check_subjects reads the commits since the one that added tests/build_checks/layout_test.py."""

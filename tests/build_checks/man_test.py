@@ -17,7 +17,7 @@ LONG_OPTION = r"--[a-z][a-z-]+"
 # Verbs of a program, with options of their own.
 OTHER_USES = {"train": (("bench",), ("health",))}
 # The page names these options in one sentence.
-ONE_CHOICE = "Of nccl-tests, with one choice here:"
+ONE_CHOICE = "Options of nccl-tests with one possible value:"
 
 
 def options_of_help(program, *use):

@@ -25,8 +25,8 @@ class WrongOptions(LaunchTest):
         return "--hostfile", "hosts"
 
     def test_a_result_that_cannot_be_written(self):
-        full = "the result could not be written to standard output: No space left on device"
-        closed = "the result could not be written, for standard output is closed"
+        full = "cannot write the result to standard output: No space left on device"
+        closed = "cannot write the result: standard output is closed"
         for args in (["--version"], ["--help"], ["--dry-run", "true"]):
             for target, why in ((">/dev/full", full), (">&-", closed)):
                 done = subprocess.run(["sh", "-c", f'exec "$@" {target}', "-", *self.command(*args)], capture_output=True,
@@ -50,7 +50,7 @@ class WrongOptions(LaunchTest):
             self.assert_code(done, 2)
             self.assertRegex(done.err.splitlines()[-1], rf"^ddplaunch: exit 2: the (job|log) directory /proc/none.*: (No such file or "
                              rf"directory|Permission denied); choose another with {option}$")
-        for place, why in (("/proc", "No such file or directory"), ("/dev/null", "/dev/null is a file and no directory")):
+        for place, why in (("/proc", "No such file or directory"), ("/dev/null", "/dev/null is not a directory")):
             done = subprocess.run([DDPLAUNCH, "--job-id", self.job, "true"], capture_output=True, text=True,
                                   env=dict(self.env, XDG_STATE_HOME=place), stdin=subprocess.DEVNULL)
             self.assertEqual((done.returncode, done.stderr.splitlines()[-1]), (
@@ -59,8 +59,8 @@ class WrongOptions(LaunchTest):
 
     def test_no_hostfile(self):
         self.assert_refused(self.run_job("--hostfile", "nowhere", "true"),
-                            "hostfile nowhere: No such file or directory; write one host a line there (gpu01 slots=8), or "
-                            "leave --hostfile out to run on this machine")
+                            "hostfile nowhere: No such file or directory; write one host per line (gpu01 slots=8), or omit "
+                            "--hostfile to run on this machine")
 
     def test_empty_hostfile(self):
         self.assert_refused(self.run_job(*self.hosts("# nothing\n\n"), "true"),
@@ -130,8 +130,8 @@ class WrongCluster(LaunchTest):
             taken.bind(("127.0.0.9", 0))  # bound, not listening: connections to it are refused
             port = taken.getsockname()[1]
             done = self.launch_on(nodes, f"127.0.0.2\n127.0.0.9 port={port}\n")
-        self.assert_refused(done, 111, f"node 127.0.0.9: cannot connect to 127.0.0.9:{port}: Connection refused; does sshd "
-                            "run there, and on this port?")
+        self.assert_refused(done, 111, f"node 127.0.0.9: cannot connect to 127.0.0.9:{port}: Connection refused; check that sshd "
+                                       f"runs there, and on this port")
 
     def test_two_broken_hosts_are_both_named(self):
         nodes = Nodes(self, 1)
@@ -175,8 +175,8 @@ class WrongCluster(LaunchTest):
         self.assert_code(done, 111)
         self.assertRegex(done.err.splitlines()[-1],
                          rf"^ddplaunch: exit 111: node 127\.0\.0\.3: THE HOST KEY HAS CHANGED: 127\.0\.0\.3:{nodes.port} shows "
-                         r"ssh-ed25519 SHA256:.*; somebody may stand between \(man in the middle\), so nothing was sent\. If "
-                         r"the host was set up anew: ssh-keygen -R .*$")
+                         r"ssh-ed25519 SHA256:.*; this may be a man-in-the-middle attack, so nothing was sent\. If the host was "
+                         r"reinstalled: ssh-keygen -R .*$")
 
     def test_missing_program_on_one_node(self):
         nodes = Nodes(self, 2)

@@ -64,18 +64,18 @@ class Migrating(LaunchTest):
         self.assert_code(done, 0)
         self.assertEqual(done.out, "3 bf16 true\n" * 3)
         self.assertEqual(done.err.splitlines()[0], "ddplaunch: c.yaml: it stands for --nnodes=1 (num_machines), 3 workers in all "
-                                                   "(num_processes); options on the command line go before them")
+                                                   "(num_processes); options on the command line take precedence")
         (self.dir / "c.yaml").write_text(CONFIG + "num_procs: 3\n")
         done = self.run_job("--accelerate-config", "c.yaml", "true")
         self.assertEqual(done.code, 2, done)
-        self.assertIn("ddplaunch: c.yaml:7:1: \"num_procs\" is no key of accelerate's", done.err)
+        self.assertIn("ddplaunch: c.yaml:7:1: \"num_procs\" is not a known key of accelerate", done.err)
 
     def test_one_of_several_pods_may_run_alone(self):
         self.env.update(RANK="0", WORLD_SIZE="2", MASTER_ADDR="job-master-0", MASTER_PORT="23456")
         self.env.pop("LOCAL_RANK", None)
         done = self.run_job("true")
         self.assertEqual(done.code, 2, done)
-        self.assertIn("node 0 is at job-master-0, and nodes that meet on a network need a token", done.err)
+        self.assertIn("node 0 is at job-master-0, so all nodes need the same token", done.err)
         self.assert_code(self.run_job("--launcher", "local", "true"), 0)
 
 

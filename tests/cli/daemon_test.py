@@ -187,9 +187,9 @@ class Refusals(DaemonTest):
         other = self.new_token("other")
         done = self.run_job(*self.daemon, "--token-file", other, "true")
         self.assert_code(done, 111)
-        self.assertIn(f"127.0.0.2: the token differs: 127.0.0.2:{daemon.port} has another token than this node, whose own is that of the "
+        self.assertIn(f"127.0.0.2: the token differs: 127.0.0.2:{daemon.port} has another token than this node, which uses the "
                       f"token file {other} (check ", done.err)
-        self.assertIn(f"has another token than this side, where it is that of the token file {self.token} (check ", daemon.log())
+        self.assertIn(f"has another token than this side, which uses the token file {self.token} (check ", daemon.log())
         self.assertNotIn("serves it", daemon.log())
 
     def test_no_token(self):
@@ -207,7 +207,7 @@ class Refusals(DaemonTest):
         self.assertEqual(os.stat(made).st_mode & 0o7777, 0o600)
         again = subprocess.run([DDPLAUNCHD, "--new-token"], capture_output=True, text=True, env=self.env)
         self.assertEqual(again.returncode, 2)
-        self.assertIn("exists and is left as it is", again.stderr)
+        self.assertIn("exists and was not changed", again.stderr)
         self.nodes(1, token="")
         self.assert_code(self.run_job(*self.daemon[:-2], "true"), 0)
 
@@ -234,7 +234,7 @@ class Refusals(DaemonTest):
         with socket.create_connection((daemon.address, daemon.port)) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             self.assertEqual(stranger.recv(100), b"")
-        self.assertTrue(wait_until(lambda: "spoke HTTP to" in daemon.log()), daemon.log())
+        self.assertTrue(wait_until(lambda: "sent HTTP to" in daemon.log()), daemon.log())
         self.assert_code(self.run_job(*self.daemon, "true"), 0)
 
     def test_no_daemon_listens(self):
@@ -243,8 +243,8 @@ class Refusals(DaemonTest):
         done = self.run_job(*self.daemon, "true")
         self.assert_code(done, 111)
         self.assertLess(done.seconds, 15)
-        self.assertIn(f"127.0.0.2: nobody listens at port {daemon.port}; is ddplaunchd --listen running there? "
-                      "systemctl --user start ddplaunchd (docs/users/daemon.md)", done.err)
+        self.assertIn(f"127.0.0.2: connection refused on port {daemon.port}; check that ddplaunchd --listen runs there: systemctl "
+                      f"--user start ddplaunchd (docs/users/daemon.md)", done.err)
 
     def test_another_program_listens(self):
         with socket.create_server(("127.0.0.2", 0)) as other:
@@ -259,7 +259,7 @@ class Refusals(DaemonTest):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         self.assert_code(done, 114)
-        self.assertIn("is no ddplaunchd --listen. Check the port: port= in the hostfile, or --daemon-port (it said \"220 mail ready\")",
+        self.assertIn("is not ddplaunchd --listen. Check the port: port= in the hostfile, or --daemon-port (it sent \"220 mail ready\")",
                       done.err)
 
     def test_a_silent_peer_is_waited_for_until_the_start_limit(self):
@@ -269,7 +269,7 @@ class Refusals(DaemonTest):
                                 "--start-timeout", "2s", "true")
             self.assert_code(done, 112)
             self.assertLess(done.seconds, 10)
-            self.assertIn(f"127.0.0.2:{port} took the connection and did not answer in time", done.err)
+            self.assertIn(f"127.0.0.2:{port} accepted the connection but did not answer in time", done.err)
             silent.accept()[0].close()
             # A signal ends the job at once.
             job = self.start("--launcher", "daemon", "--host", "127.0.0.2", "--daemon-port", port, "--token-file", self.token, "true")
@@ -347,7 +347,7 @@ class Refusals(DaemonTest):
         second = subprocess.run([DDPLAUNCHD, "--listen", f"127.0.0.2:{daemon.port}", "--token-file", self.token], capture_output=True,
                                 text=True, env=self.env)
         self.assertEqual(second.returncode, 110)
-        self.assertIn(f"ddplaunchd: 127.0.0.2:{daemon.port} is taken, perhaps by another ddplaunchd --listen", second.stderr)
+        self.assertIn(f"ddplaunchd: 127.0.0.2:{daemon.port} is in use, perhaps by another ddplaunchd --listen", second.stderr)
 
     def test_the_program_that_listens_is_missing(self):
         place = self.dir / "bin"
@@ -355,7 +355,8 @@ class Refusals(DaemonTest):
         shutil.copy(DDPLAUNCHD, place)
         done = subprocess.run([place / "ddplaunchd", "--listen"], capture_output=True, text=True, env=self.env)
         self.assertEqual(done.returncode, 110)
-        self.assertIn(f"cannot execute {place}/ddplaunch-listen: No such file or directory; it belongs beside ddplaunchd", done.stderr)
+        self.assertIn(f"cannot execute {place}/ddplaunch-listen: No such file or directory; --listen and --new-token need this "
+                      f"program beside ddplaunchd", done.stderr)
 
 
 class Ends(DaemonTest):
@@ -370,7 +371,7 @@ class Ends(DaemonTest):
                 codes = [daemon.end(number) for daemon in daemons]
                 self.assertEqual(codes, [0, 0] if number == signal.SIGTERM else [-9, -9])
                 if number == signal.SIGTERM:
-                    self.assertIn("ending at Terminated; 1 job goes on", daemons[0].log())
+                    self.assertIn("SIGTERM: shutting down; 1 job keeps running", daemons[0].log())
                 # The daemons take the same ports at once, as after a restart.
                 again = [Daemon(self, daemon.address, daemon.port) for daemon in daemons]
                 self.assertEqual([daemon.port for daemon in again], [daemon.port for daemon in daemons])
@@ -408,7 +409,7 @@ class Ends(DaemonTest):
         os.kill(self.sessions()[0], signal.SIGKILL)
         done = self.finish(job)
         self.assert_code(done, 113)
-        self.assertIn("was the daemon's process for this job killed?", done.err)
+        self.assertIn("check whether the daemon's session for this job was killed", done.err)
 
     def test_a_killed_session_is_replaced_by_another(self):
         self.nodes(2)
@@ -430,7 +431,7 @@ class Ends(DaemonTest):
         job.communicate()
         self.assertTrue(wait_until(lambda: not self.sessions(), 20))
         self.assert_nothing_left()
-        self.assertIn("the master has gone; the agent is told to end the job's workers here", daemons[0].log())
+        self.assertIn("the link to the master is lost; the agent stops the job's workers on this node", daemons[0].log())
 
     def test_interrupt(self):
         self.nodes(2)

@@ -76,8 +76,8 @@ class DiskFull(LaunchTest):
         self.assertTrue(out.endswith("\nend\n"))
         errors = self.errors.read_text()
         self.assertEqual(errors.count("No space left on device"), 1, errors)
-        self.assertIn(f"ddplaunch: warning: there is no room for the job's files: {file}: No space left on device; the "
-                      "job goes on and its output is shown, but not kept while this lasts\n", errors)
+        self.assertIn(f"ddplaunch: warning: no space left for the job's files: {file}: No space left on device; the job continues; "
+                      f"its output is shown, but not saved until this is fixed\n", errors)
         again = re.search(r"ddplaunch: the job's files are written again; missing: (\d+) bytes of (\S+)\n", errors)
         self.assertIsNotNone(again, errors)
         self.assertEqual(again[2], str(file))
@@ -100,7 +100,7 @@ class DiskFull(LaunchTest):
         out = self.end(process)
         errors = self.errors.read_text()
         self.assertEqual(errors.count("No space left on device"), 1 + errors.count("report.json"), errors)
-        lost = re.search(r"warning: the job's files do not have all of its output; missing: (\d+) bytes of (\S+)", errors)
+        lost = re.search(r"warning: the job's files are incomplete; missing: (\d+) bytes of (\S+)", errors)
         self.assertIsNotNone(lost, errors)
         kept = (self.job_dir / "attempt_0/rank_00000.stdout").read_text()
         self.assertTrue(out.startswith(FIRST))
@@ -136,8 +136,7 @@ class DiskFull(LaunchTest):
         self.assertTrue(self.said("was deleted while the job runs"), self.errors.read_text())
         self.assertTrue(wait_until(lambda: file.exists() and file.read_text().startswith("word 0\n")))
         out = self.end(process)
-        self.assertIn(f"ddplaunch: warning: {file} was deleted while the job runs; what it held is gone, a new file goes "
-                      "on there\n", self.errors.read_text())
+        self.assertIn(f"ddplaunch: warning: {file} was deleted while the job runs; its content is lost; a new file replaces it\n", self.errors.read_text())
         self.assertEqual(FIRST + file.read_text(), out)
 
 

@@ -268,7 +268,7 @@ class ElasticSteps(ElasticTest):
                                why="the state after step 4 is not used: the attempt ended between optimizer.step() and world.step()")
 
     def test_a_scheduler_after_world_step(self):
-        self.assert_is_refused("before-world.step 4", "late", "world.step(), which has to be the last call of a step")
+        self.assert_is_refused("before-world.step 4", "late", "world.step(), which must be the last call of a step")
 
     def test_a_scheduler_after_the_first_world_step(self):
         self.assert_is_refused("before-world.step 0", "late", "the state after step 1 is not used")
@@ -281,7 +281,7 @@ class ElasticSteps(ElasticTest):
         self.begin(1, team, source=0)
         code, _, err = team[1].end()
         self.assertEqual((held, code), (4, 1))
-        self.assertIn("the last call of a step: the change may be lost in the state that was handed on", err)
+        self.assertIn("the last call of a step: the change may be missing in the state that other ranks received", err)
 
     def test_a_new_scheduler_in_each_attempt(self):
         survivor, held = self.disturb("part-0 4", "new")
@@ -289,7 +289,7 @@ class ElasticSteps(ElasticTest):
         self.begin(1, team, source=0)
         code, _, err = survivor.end()
         self.assertEqual((held, code), (4, 1))
-        self.assertIn("world.sync() got another StepLR than in the last attempt", err)
+        self.assertIn("world.sync() got a different StepLR object than in the last attempt", err)
 
     def test_a_gpu_that_has_completed_the_step(self):
         survivor, held = self.disturb("part-0 4", prelude=FAKE_GPU, GPU="complete")
@@ -502,9 +502,9 @@ class ElasticUnits(unittest.TestCase):
         self.assertEqual(self.progress.settle(), 2)
         average.update_parameters(self.model)
         self.make_step()
-        self.assertIn("was changed after world.step()", self.err.getvalue())
+        self.assertIn("changed after world.step()", self.err.getvalue())
         world.step(3)
-        self.assert_refused("was changed after world.step()")
+        self.assert_refused("changed after world.step()")
 
     def test_frozen_weights_that_are_written_by_the_wrapper(self):
         self.optimizer = torch.optim.SGD(self.model[0].parameters(), lr=0.1)
@@ -537,7 +537,7 @@ class ElasticUnits(unittest.TestCase):
     def test_ranks_that_register_other_objects(self):
         self.world().step(4)
         sent = self.sync(self.model, self.optimizer, source=0)[1]
-        with self.assertRaisesRegex(RuntimeError, r"got \['Sequential'\] on rank 1, and \['Sequential', 'SGD'\] on rank 0"):
+        with self.assertRaisesRegex(RuntimeError, r"got \['Sequential'\] on rank 1 and \['Sequential', 'SGD'\] on rank 0"):
             self.receive(sent, self.model, progress=elastic._Progress(False))
 
     def test_an_attempt_without_sync(self):

@@ -72,8 +72,8 @@ class EnvironmentAsData(SshEnvTest):
         vars_file.write_text("HUGE=" + "y" * 131_072 + "\n")
         done = self.run_job(*self.ssh, "--env-file", vars_file, "true")
         self.assertEqual(done.code, 115, done)
-        self.assertRegex(done.err, r"127\.0\.0\.[23]: environment variable HUGE has 131077 bytes; Linux passes at most 131071 "
-                                   "in one; leave it out or shorten it")
+        self.assertRegex(done.err, r"127\.0\.0\.[23]: environment variable HUGE has 131077 bytes; Linux passes at most 131071 per "
+                                   r"variable; remove or shorten it")
         self.assertNotIn("yyyy", done.err)
         # 20 variables of 110 KB are too large in total.
         vars_file.write_text("".join(f"PART{i:02}={'z' * 110_000}\n" for i in range(20)))
@@ -210,8 +210,8 @@ class ActiveEnvironments(SshEnvTest):
         hosts.write_text(f"{nodes.hosts[0]} slots=1\n{nodes.hosts[1]} slots=1 env:CONDA_PREFIX=/no/such/env\n")
         done = self.run_job("--hostfile", hosts, "--ssh-config", nodes.ssh_config, script)
         self.assertEqual(done.code, 115, done)
-        self.assertIn("127.0.0.3: CONDA_PREFIX names /no/such/env, which is not there; install the environment at the same "
-                      "path, or launch without it active", done.err)
+        self.assertIn("127.0.0.3: CONDA_PREFIX names /no/such/env, which does not exist; install the environment at the same path, "
+                      "or launch without it active", done.err)
 
     def test_path_entries_of_the_node_alone_come_last(self):
         extra = self.dir / "node_bin"
@@ -296,7 +296,7 @@ class Setup(SshEnvTest):
         self.assertRegex(done.err, r"its shell exited 127; its last lines:\n +welcome.*\n +one\n +line 2: not-a-command: ")
         done = self.run_job(*self.ssh, "--setup", "exit 0", "true")
         self.assertEqual(done.code, 115, done)
-        self.assertIn("--setup ended its shell (exit 0), so that its variables are lost; leave the exit or exec out", done.err)
+        self.assertIn("--setup ended its shell (exit 0), so its variables are lost; remove the exit or exec", done.err)
         for script in ("set -e; echo begun; (exit 7); echo on", "set -e\necho begun\n(exit 7)\necho on"):
             done = self.run_job("--setup", script, "true")
             self.assertEqual(done.code, 115, done)

@@ -70,8 +70,8 @@ class ExitCodes(LaunchTest):
 
     def try_system(self, node, *hosts):
         with socket.create_server(("127.0.0.1", 0)) as taken:
-            self.ends(116, f"node {node}: store: cannot listen on port {taken.getsockname()[1]}: Address already in use; name another "
-                      "--master-port, or leave it out, and a free port is taken$",
+            self.ends(116, f"node {node}: store: cannot listen on port {taken.getsockname()[1]}: Address already in use; choose "
+                           f"another --master-port, or omit it to use a free port$",
                       *hosts, "--master-port", taken.getsockname()[1], "true")
 
     def stopped_by(self, number, *args):
@@ -110,13 +110,13 @@ class ExitCodes(LaunchTest):
     def try_start_timeout(self, *args):
         agent = self.script("mute_agent", "#!/bin/sh\nexec sleep 30\n")
         # Usually the node's limit ends first. On a busy machine the job's limit may have ended too.
-        why = r"node [^ ]+: (no greeting of \S+ before the start limit; |it was still on the way to its hello when the start limit)"
+        why = r"node [^ ]+: (no greeting of \S+ before the start limit; |it was still waiting for the agent's hello when the start limit)"
         self.ends(112, why, *args, "--agent", agent, "--start-timeout", "1s", "true")
 
     def try_lost(self, *args):
         # $PPID is the agent. Its keeper kills what the agent leaves.
         last = "$((WORLD_SIZE - 1))"
-        self.ends(113, "node [^ ]+: the agent was killed by SIGKILL; ended ", *args, "sh", "-c",
+        self.ends(113, "node [^ ]+: the agent was killed by SIGKILL; killed ", *args, "sh", "-c",
                   f"if [ $RANK = {last} ]; then kill -KILL $PPID; fi; sleep 60")
 
     def try_agent_missing(self, *args):

@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import LaunchTest, Nodes, main, wait_until
 
 HUNG = 117
-SEEMS = "ddplaunch: the job seems to hang; asking the nodes what their workers do (at most 15 s)\n"
+SEEMS = "ddplaunch: the job seems to hang; inspecting the workers (at most 15 s)\n"
 NOTHING = r"the job hung: no worker printed anything or used CPU time for (\d+(?:\.\d)?) s"
 
 # Rank 1 waits in poll, the others sleep.
@@ -90,7 +90,7 @@ class HangTest(LaunchTest):
         self.assertIsNotNone(root, repr(done))
         said = [line.strip() for line in root.group(2).splitlines()]
         self.assertEqual(said[:-1], list(lines), repr(done))
-        self.assertEqual(said[-1], f"stacks and more of each rank: {self.job_dir}/attempt_0/hang_rank_*.txt")
+        self.assertEqual(said[-1], f"stacks and state of each rank: {self.job_dir}/attempt_0/hang_rank_*.txt")
         self.assertRegex(done.err, r"\nddplaunch: exit 117: " + NOTHING + r"\n$")
 
 
@@ -206,8 +206,8 @@ class OneMachine(HangTest):
         self.skip_unless_gdb_may_attach()
         if "ranks 0,1 on localhost: sleeping in nanosleep\n" in done.err:
             self.skipTest("both ranks were sampled while they waited for their next connection attempt")
-        self.assertRegex(done.err, r"    hint: rank(s 0,1 are| [01] is) still connecting to a store\. If it is one on "
-                         r"another port than MASTER_PORT, nobody serves it while TORCHELASTIC_USE_AGENT_STORE is True: "
+        self.assertRegex(done.err, r"    hint: rank(s 0,1 are| [01] is) still connecting to a store\. If its port is not "
+                                   r"MASTER_PORT, no process serves it while TORCHELASTIC_USE_AGENT_STORE is True: "
                          r"try --store worker \(docs/users/store\.md\)\n")
 
 
@@ -261,7 +261,7 @@ class OverSsh(HangTest):
         first, second = self.nodes.hosts[:2]
         self.assert_hung(done, f"ranks 0,1 on {first} and {second}: sleeping in nanosleep")
         self.assertGreater(done.seconds, 7)
-        self.assertNotIn("at work again", done.err)
+        self.assertNotIn("makes progress again", done.err)
 
     def test_one_active_rank_on_the_other_node(self):
         done = self.run_job(*self.options, "--nproc-per-node", 1, "--hang-timeout", "2s",

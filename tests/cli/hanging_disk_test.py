@@ -62,8 +62,8 @@ class HangingDisk(LaunchTest):
         self.assertTrue(self.said(self.CAUSE), self.errors.read_text())
         done = self.finish(process, timeout=40)
         self.assert_code(done, 3)
-        self.assertIn(f"ddplaunch: waiting for the disk of {self.disk}/job (Ctrl-C: end without it)\n", done.err)
-        self.assertRegex(done.err, f"ddplaunch: warning: the disk of {self.disk}/job takes nothing for 10 s; not written: "
+        self.assertIn(f"ddplaunch: waiting for the disk of {self.disk}/job (Ctrl-C: exit without waiting)\n", done.err)
+        self.assertRegex(done.err, f"ddplaunch: warning: the disk of {self.disk}/job accepts no data for 10 s; not written: "
                          f"report.json, {self.dir}/report.json, [0-9]+ bytes of output\n")
         self.assertTrue(done.err.splitlines()[-1].startswith(self.CAUSE), done.err)
 
@@ -71,8 +71,8 @@ class HangingDisk(LaunchTest):
         process = self.run_on_disk("--report", self.disk / "report.json", "sh", "-c", f"> {self.hang}; echo words >&2; exit 3")
         done = self.finish(process, timeout=40)
         self.assert_code(done, 3)
-        self.assertIn(f"ddplaunch: waiting for the disk of {self.disk}/report.json (Ctrl-C: end without it)\n", done.err)
-        self.assertRegex(done.err, f"ddplaunch: warning: the disk of {self.disk}/report.json takes nothing for 10 s; not written: "
+        self.assertIn(f"ddplaunch: waiting for the disk of {self.disk}/report.json (Ctrl-C: exit without waiting)\n", done.err)
+        self.assertRegex(done.err, f"ddplaunch: warning: the disk of {self.disk}/report.json accepts no data for 10 s; not written: "
                          f"{self.disk}/report.json, [0-9]+ bytes of output\n")  # these are bytes of ddplaunch.log
         self.assertTrue(done.err.splitlines()[-1].startswith(self.CAUSE), done.err)
         self.assertIn('"exit_code": 3', (self.job_dir / "report.json").read_text())
@@ -114,7 +114,7 @@ class HangingDisk(LaunchTest):
                                        "sh", "-c", f"> {self.hang}; exit {code}")
             done = self.finish(process)
             self.assert_code(done, code)
-            self.assertNotIn("nothing was heard", done.err)
+            self.assertNotIn("no heartbeat", done.err)
             self.hang.unlink()
 
     def test_files_of_the_agent_hang_after_the_last_of_ranks_that_rejoin(self):

@@ -73,7 +73,7 @@ class Hosts(LaunchTest):
                 del self.env[name]
         done = self.hosts("--hosts-from", "env")
         self.assertEqual((done.returncode, done.stderr),
-                         (2, "ddplaunch: --hosts-from env: no scheduler names hosts here; looked for SLURM_JOB_NODELIST, "
+                         (2, "ddplaunch: --hosts-from env: no variable of a scheduler names hosts; searched for SLURM_JOB_NODELIST, "
                              "PBS_NODEFILE, LSB_DJOB_HOSTFILE, LSB_MCPU_HOSTS, LSB_HOSTS, PE_HOSTFILE, COBALT_NODEFILE, "
                              "DLTS_HOSTFILE\n"))
 

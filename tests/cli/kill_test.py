@@ -261,7 +261,7 @@ class KillAsNobody(Kill):
         job = self.start("plain", "--verbose", worker=("0", "exit:0", "0"), ranks=1)
         code, err = job.finish()
         self.assertEqual(code, 0, err)
-        self.assertRegex(err, r"ddplaunch: localhost: no control group for the workers, the tree of processes will do \(.*"
+        self.assertRegex(err, r"ddplaunch: localhost: no control group for the workers; they are found by the process tree \(.*"
                               r"(Permission denied|Read-only file system|not mounted here)")
         job = self.start("plain", worker=("0", "exit:0", "0"), ranks=1)
         code, err = job.finish()
@@ -285,8 +285,8 @@ class KillAsNobody(Kill):
         job.process.send_signal(signal.SIGINT)
         code, err = job.finish()
         self.assertEqual(code, 130, err)
-        self.assertRegex(err, r"ddplaunch: warning: 1 process is left on localhost: \d+ \(sleep, state S, uid 0\), which we "
-                              r"may not signal\n")
+        self.assertRegex(err, r"ddplaunch: warning: 1 process is left on localhost: \d+ \(sleep, state S, uid 0\), no permission "
+                              r"to signal it\n")
         pid = int(re.search(r"localhost: (\d+) \(sleep", err)[1])
         self.assertEqual({left: stat[1] for left, stat in alive_below((), [job.process.pid]).items()}, {pid: "sleep"})
         os.kill(pid, signal.SIGKILL)

@@ -57,7 +57,7 @@ class LocalJob(LaunchTest):
             self.assertRegex(line, r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (info|debug) \[job\] .")
             steps.append(line.split(" ", 3)[3])
         self.assertRegex(steps[0], r"^\[job\] ddplaunch \S+, pid \d+, job \S+, hosts 1, worker: "
-                                   r"sh -c 'exit \$RANK' 'a word' \(a word of several lines\)$")
+                                   r"sh -c 'exit \$RANK' 'a word' \(an argument of several lines\)$")
         for step in (r"\[job\] localhost: ranks 0 to 1 ", r"\[job\] localhost: attempt 0: rank 1 started, pid \d+$",
                      r"\[job\] localhost: attempt 0: rank 1, pid \d+ exited 1$",
                      r"\[job\] stopping all workers: rank 1 failed$"):
@@ -237,7 +237,7 @@ class LocalJob(LaunchTest):
         self.assertEqual(process.wait(timeout=20), 130)
         self.assertEqual(process.stderr.read().splitlines()[-2:], [
             "ddplaunch: exit 130: stopped by Ctrl-C (SIGINT)",
-            "ddplaunch: output that nobody reads was not shown; the files have it"])
+            "ddplaunch: warning: stdout was not read; the rest of the output is only in the job's files"])
         process.stdout.close()
         process.stderr.close()
 

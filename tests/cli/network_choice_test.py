@@ -103,7 +103,7 @@ class TwoLans(Machines):
         self.cut("n2", 0)
         ranks, words = self.shown("--verbose")
         self.assertEqual(ranks, ["0 10.78.0.1 ib0 =ib0", "1 10.78.0.1 ib1 =ib1", "2 10.78.0.1 mlx0 =mlx0"])
-        self.assertIn("ddplaunch: n2 cannot reach localhost at 10.77.0.1 (10.77.0.0/24), so the next address is taken\n", words)
+        self.assertIn("ddplaunch: n2 cannot reach localhost at 10.77.0.1 (10.77.0.0/24); trying the next address\n", words)
         self.assertIn("network: 10.77.0.0/24, shared by all 3 nodes", words)
         self.assertRegex(words, r"n2 cannot reach localhost at every address: 10\.77\.0\.1:\d+: no answer\n")
 

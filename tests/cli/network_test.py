@@ -126,7 +126,7 @@ class TwoMachines(LaunchTest):
         self.assertEqual(process.returncode, 113, err)
         # Silence is checked once a second. Then the workers of the near side have their grace.
         self.assertLess(time.monotonic() - cut, 2 + 1 + 1 + 2)
-        self.assertRegex(err.splitlines()[-1], r"^ddplaunch: exit 113: node 10\.77\.0\.2: nothing was heard of it for [23](\.\d)? s "
+        self.assertRegex(err.splitlines()[-1], r"^ddplaunch: exit 113: node 10\.77\.0\.2: no heartbeat for [23](\.\d)? s "
                          r"\(--node-timeout\); the machine, its network, or the agent hangs$")
         # The far side detects the loss itself, while the link is still cut.
         mark = f"DDPLAUNCH_JOB_ID={self.job}\0"

@@ -107,7 +107,7 @@ class OtherUsers(LaunchTest):
         for rank in (0, None):
             done = self.end_of(self.launch(VICTIM, *self.node_options(rank), "true"))
             self.assert_code(done, 116)
-            self.assertIn(f"port {self.port} is taken on this machine by a process of uid {MALLORY}; give all nodes another "
+            self.assertIn(f"port {self.port} is in use on this machine by a process of uid {MALLORY}; give all nodes another "
                           "--master-port", done.err)
         env = dict(self.env, XDG_CONFIG_HOME=str(self.dir / "config"))
         done = self.end_of(self.start(*self.node_options(0), "true", env=env))
@@ -121,7 +121,7 @@ class OtherUsers(LaunchTest):
         (kept / "loopback-token").chmod(0o600)
         cases = [(MALLORY, MALLORY, 0o700, f"the directory {kept} belongs to uid {MALLORY} and not to you (uid {VICTIM})"),
                  (VICTIM, MALLORY, 0o700, "loopback-token: Permission denied"),
-                 (VICTIM, VICTIM, 0o777, f"the directory {kept} may be written to by everybody;")]
+                 (VICTIM, VICTIM, 0o777, f"the directory {kept} is writable by everybody;")]
         for directory, file, mode, words in cases:
             os.chown(kept, directory, directory)
             os.chown(kept / "loopback-token", file, file)

@@ -79,8 +79,8 @@ class Filters(LaunchTest):
         done = self.run_job("--nproc-per-node", 2, "--show-ranks", "2-9", "sh", "-c", BOTH)
         self.assert_code(done, 0)
         self.assertEqual(done.out, "")
-        self.assertIn("ddplaunch: warning: nothing is shown: --show-ranks and --local-ranks-filter let none of the 2 ranks "
-                      "pass; the files have their output\n", done.err)
+        self.assertIn("ddplaunch: warning: no output is shown: --show-ranks and --local-ranks-filter select none of the 2 ranks; "
+                      "the files have their output\n", done.err)
 
     def test_the_report_has_the_last_lines_of_a_hidden_rank(self):
         done = self.run_job("--nproc-per-node", 2, "--show-ranks", "0", "sh", "-c",

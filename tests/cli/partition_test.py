@@ -156,7 +156,7 @@ class Partition(LaunchTest):
         self.lost_and_replaced(process, 3 + 5 + 5 + 8)
         done = self.finish(process)
         self.assert_code(done, 0)
-        self.assertRegex(done.err, r"node 10\.76\.0\.2: nothing was heard of it for 3(\.\d)? s \(--node-timeout\)")
+        self.assertRegex(done.err, r"node 10\.76\.0\.2: no heartbeat for 3(\.\d)? s \(--node-timeout\)")
 
     def test_node_0_is_cut_off(self):
         process = self.launch(*self.TIMES)
@@ -190,7 +190,7 @@ class Partition(LaunchTest):
         reported = []
         for line in process.stderr:
             reported.append(line)
-            if "is heard again" in line:
+            if "responds again" in line:
                 break
         self.assertRegex("".join(reported), r"10\.76\.0\.2 has been silent for [34](\.\d)? s; it counts as lost after 15 s\n")
         self.assertEqual(sorted(self.workers(0)), sorted(before))

@@ -169,7 +169,7 @@ class PerNode(LaunchTest):
         for rank in (0, 1):
             done = self.ends(self.node(rank, "true", address="10.0.0.2"))[0]
             self.assert_code(done, 2)
-            self.assertIn("node 0 is at 10.0.0.2, and nodes that meet on a network need a token", done.err)
+            self.assertIn("node 0 is at 10.0.0.2, so all nodes need the same token", done.err)
             self.assertIn("openssl rand -hex 32", done.err)
             self.assertIn("--token-file FILE", done.err)
 
@@ -201,10 +201,10 @@ class PerNode(LaunchTest):
         second = self.node(1, "true")
         refused = self.ends_alone(second)
         self.assert_code(refused, 2)
-        self.assertIn("node rank 1 is already there, from 127.0.0.1; give each node its own --node-rank", refused.err)
+        self.assertIn("node rank 1 has already joined, from 127.0.0.1; give each node its own --node-rank", refused.err)
         outcomes = self.ends(master, self.node(2, "true"))
         self.assert_codes(outcomes, 0, 0)
-        self.assertIn("was refused: node rank 1 is already there", outcomes[0].err)
+        self.assertIn("was refused: node rank 1 has already joined", outcomes[0].err)
         self.assertEqual(first.wait(timeout=10), 0)
 
     def test_nodes_with_another_size_are_refused(self):
@@ -212,7 +212,7 @@ class PerNode(LaunchTest):
         outcomes = self.ends(master, self.node(2, "true", size=4), self.node(1, "true", size=3))
         self.assert_codes(outcomes, 112, 2, 2)
         for one in outcomes[1:]:
-            self.assertIn("nodes at its master, and", one.err)
+            self.assertIn("nodes according to its master, but", one.err)
 
     def test_one_node_too_many_is_refused(self):
         master = self.node(0, "sh", "-c", "while [ ! -e go ]; do sleep 0.05; done")
@@ -221,14 +221,14 @@ class PerNode(LaunchTest):
         self.assertTrue(wait_until(lambda: self.joined(one)))
         refused = self.ends_alone(self.node(None, "true", address="localhost"))
         self.assert_code(refused, 2)
-        self.assertIn("all 2 nodes of the job are there already", refused.err)
+        self.assertIn("all 2 nodes of the job have joined already", refused.err)
         (self.dir / "go").touch()
         self.assert_codes(self.ends(master, one), 0, 0)
 
     def test_a_missing_master_is_reported(self):
         done = self.ends(self.node(1, "true", options=["--start-timeout", "1s"]))[0]
         self.assert_code(done, 112)
-        self.assertIn("no master came in time", done.err)
+        self.assertIn("no master answered in time", done.err)
         self.assertIn("Connection refused", done.err)
 
     def test_a_port_in_use_is_reported(self):
@@ -237,7 +237,7 @@ class PerNode(LaunchTest):
             other.listen()
             done = self.ends(self.node(0, "true"))[0]
         self.assert_code(done, 116)
-        self.assertIn(f"port {self.port} is taken on this machine", done.err)
+        self.assertIn(f"port {self.port} is in use on this machine", done.err)
 
     def test_unauthenticated_peers_do_not_disturb_the_job(self):
         master = self.node(0, "true")
@@ -249,7 +249,7 @@ class PerNode(LaunchTest):
         for one in strangers:
             one.close()
         self.assert_codes(outcomes, 0, 0)
-        self.assertIn("spoke HTTP", outcomes[0].err)
+        self.assertIn("sent HTTP", outcomes[0].err)
 
     def test_an_unauthenticated_peer_while_stderr_is_not_read(self):
         reader, writer = os.pipe()
@@ -273,7 +273,7 @@ class PerNode(LaunchTest):
         os.close(reader)
         master.communicate(timeout=30)
         self.assertEqual(master.returncode, 0)
-        self.assertIn(b"spoke HTTP", said)
+        self.assertIn(b"sent HTTP", said)
         self.assert_codes(self.ends(other), 0)
 
     def test_a_missing_token_file(self):

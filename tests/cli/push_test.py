@@ -69,7 +69,7 @@ class Push(LaunchTest):
                             "--label", "none", "--chdir", "/", *args, **popen)
 
     def pushes(self, outcome):
-        return outcome.err.count(": ddplaunchd was put there, ")
+        return outcome.err.count(": copied ddplaunchd, ")
 
     def age(self, path, seconds):
         now = path.stat().st_mtime
@@ -264,14 +264,14 @@ class Refusals(Push):
         outcome = self.on(nodes, "--agent", foreign, "true")
         self.assert_refused(outcome, 114, f"node 127.0.0.2: {foreign} ")
         local = self.run_job("--agent", "/etc/passwd", "true")
-        self.assert_refused(local, 114, "/etc/passwd is not an executable file (chmod +x?); it is to be the ddplaunchd")
+        self.assert_refused(local, 114, "/etc/passwd is not an executable file (chmod +x?); it is the expected ddplaunchd")
 
     def test_a_machine_of_another_kind(self):
         nodes = self.nodes(1)
         self.bashrc.write_text(f"export PATH={self.tools(uname='#!/bin/sh' + chr(10) + 'echo riscv64')}\n")
         outcome = self.on(nodes, "true")
-        self.assert_refused(outcome, 114, "node 127.0.0.2: it has no ddplaunchd that fits, and there is none here for a "
-                            "machine of kind riscv64; install the same version there or name it with --agent PATH")
+        self.assert_refused(outcome, 114, "node 127.0.0.2: it has no ddplaunchd of this build, and there is none here for a "
+                                          "machine of type riscv64; install the same version there or name it with --agent PATH")
 
     def test_bytes_that_are_changed_in_transit(self):
         nodes = self.nodes(1)
@@ -279,7 +279,7 @@ class Refusals(Push):
                "/usr/bin/head \"$@\" | tr x y\n"
         self.bashrc.write_text(f"export PATH={self.tools(head=head)}:/usr/bin\n")
         outcome = self.on(nodes, "true")
-        self.assert_refused(outcome, 114, "node 127.0.0.2: ddplaunchd is not there and cannot be put there: ddplaunchd "
+        self.assert_refused(outcome, 114, "node 127.0.0.2: ddplaunchd is not installed there, and copying it failed: ddplaunchd "
                             "arrived damaged; does a terminal stand on the way (docker exec -t)?; install the same version "
                             "there or name it with --agent PATH")
         self.assertEqual([p.name for p in self.cache.rglob("*") if p.is_file()], [])
@@ -376,7 +376,7 @@ class CacheDirectories(Push):
         self.bashrc.write_text(NO_TMP + "export HOME=/proc/none XDG_CACHE_HOME=\n")
         outcome = self.on(nodes, "true")
         none, locked = "No such file or directory", "Read-only file system"
-        self.assert_refused(outcome, 114, "node 127.0.0.2: ddplaunchd is not there and cannot be put there: no place to put "
+        self.assert_refused(outcome, 114, "node 127.0.0.2: ddplaunchd is not installed there, and copying it failed: no place to put "
                             f"it: /proc/none/.cache/ddplaunch: {none}; /var/tmp/ddplaunch-0: {locked}; "
                             f"/proc/none/ddplaunch-0: {none}; /dev/shm/ddplaunch-0: {locked}; install the same version "
                             "there or name it with --agent PATH")
@@ -392,7 +392,7 @@ class CacheDirectories(Push):
         nodes = self.sealed()
         self.bashrc.write_text(f"export PATH={self.tools(uname='#!/bin/sh' + chr(10) + 'echo aarch64')}\n" + NO_TMP)
         outcome = self.on(nodes, "true")
-        self.assert_refused(outcome, 114, "node 127.0.0.2: ddplaunchd is not there and cannot be put there: no place to put "
+        self.assert_refused(outcome, 114, "node 127.0.0.2: ddplaunchd is not installed there, and copying it failed: no place to put "
                             f"it: {self.cache}: programs cannot be run there (mounted noexec?); /var/tmp/ddplaunch-0: ")
         self.assertFalse(self.cache.exists(), "an empty directory is left")
 

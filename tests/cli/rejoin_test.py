@@ -29,8 +29,8 @@ class LostRanks(RejoinTest):
         self.assertNotEqual(second[3].pid, first[3].pid)
         done = self.finish(process)
         self.assert_trained(done, 4)
-        self.assertIn("rank 3 on 127.0.0.3 killed by SIGKILL; the other ranks live on: restart 1 of 3\n", done.err)
-        self.assertRegex(done.err, r"attempt 1: 4 ranks go on from step \d+ \(state of rank [0-2]\), \d+ ms after the revoke\n")
+        self.assertIn("rank 3 on 127.0.0.3 killed by SIGKILL; the other ranks survive: restart 1 of 3\n", done.err)
+        self.assertRegex(done.err, r"attempt 1: 4 ranks continue from step \d+ \(state of rank [0-2]\), \d+ ms after the revoke\n")
 
     def test_rank_0_is_replaced(self):
         process, first = self.begun("--max-restarts", 1)
@@ -75,7 +75,7 @@ class LostRanks(RejoinTest):
         done = self.finish(process)
         self.assert_code(done, 0)
         self.assertEqual(samples.problems(self.samples, LIMIT, 6), [], done.err)
-        self.assertNotRegex(done.err, "credit|no (living|surviving) rank|was lost")
+        self.assertNotRegex(done.err, "credit|no surviving rank|was lost")
         return done
 
     def test_a_killed_rank_is_replaced_while_stdout_is_not_read(self):
@@ -133,16 +133,16 @@ class LostRanks(RejoinTest):
         kill(*(worker.pid for worker in first.values()))
         done = self.finish(process)
         self.assert_code(done, 0)
-        self.assertRegex(done.out, r"(?m)^going on from .*/step-000000[2-9]0: step \d+")
+        self.assertRegex(done.out, r"(?m)^resuming from .*/step-000000[2-9]0: step \d+")
         self.assertRegex(done.out, r"(?m)^weights equal on 4 ranks")
         self.assertEqual(samples.problems(self.samples, LIMIT, 6), [])
 
     def test_a_worker_is_killed_while_the_others_are_revoked(self):
         process, first = self.begun("--max-restarts", 4)
         kill(first[3].pid)
-        self.wait_until_said("the other ranks live on")
+        self.wait_until_said("the other ranks survive")
         kill(first[1].pid)
-        self.wait_until_said(r"(?s)go on from step.*|restart 2 of 4")
+        self.wait_until_said(r"(?s)continue from step.*|restart 2 of 4")
         self.assert_trained(self.finish(process), 4)
 
     def test_a_rank_dies_in_each_attempt_until_the_restarts_are_used_up(self):
@@ -165,8 +165,8 @@ class LostRanks(RejoinTest):
         self.assertEqual([second[rank] for rank in (0, 1, 3)], [first[rank] for rank in (0, 1, 3)])
         done = self.finish(process)
         self.assert_trained(done, 4)
-        self.assertRegex(done.err, r"rank \d on .* lost rank 2 .*; the other ranks live on: restart 1 of 1\n")
-        self.assertIn("rank 2 on 127.0.0.3 did not let go of attempt 0 within 5 s and was killed\n", done.err)
+        self.assertRegex(done.err, r"rank \d on .* lost rank 2 .*; the other ranks survive: restart 1 of 1\n")
+        self.assertIn("rank 2 on 127.0.0.3 did not leave attempt 0 within 5 s and was killed\n", done.err)
 
     def test_a_frozen_rank_is_found_by_the_hang_timeout(self):
         process, first = self.begun("--max-restarts", 1, "--hang-timeout", "3s", training=("--comm-timeout", "60s"))
@@ -179,7 +179,7 @@ class LostRanks(RejoinTest):
         self.assert_trained(done, 4)
         # Rank 3 hears from the other node through rank 2, so rank 3 may be behind, too. If rank 2 was stopped between two
         # steps, no rank is behind. Then rank 2 is the one that does not answer the revoke.
-        self.assertRegex(done.err, r"rank 2 is behind: the last reported step is|rank 2 on 127\.0\.0\.3 did not let go of attempt 0")
+        self.assertRegex(done.err, r"rank 2 is behind: the last reported step is|rank 2 on 127\.0\.0\.3 did not leave attempt 0")
 
 
 class LostNodes(RejoinTest):
@@ -258,7 +258,7 @@ class LostNodes(RejoinTest):
     def test_ctrl_c_while_ranks_are_revoked(self):
         process, first = self.begun("--max-restarts", 3)
         kill(first[3].pid)
-        wait_until(lambda: "the other ranks live on" in self.said())
+        wait_until(lambda: "the other ranks survive" in self.said())
         process.send_signal(signal.SIGINT)
         self.assertIn(self.finish(process).code, (130, 137))
 

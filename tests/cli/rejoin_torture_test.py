@@ -92,7 +92,7 @@ class RejoinTorture(RejoinTest):
         finally:
             print(*struck, sep="\n", flush=True)
         done = self.finish(process, 300)
-        print(f"{FAULTS} faults, {done.err.count(' go on from step ')} new attempts, {time.monotonic() - began:.0f} s", flush=True)
+        print(f"{FAULTS} faults, {done.err.count(' continue from step ')} new attempts, {time.monotonic() - began:.0f} s", flush=True)
         self.assert_trained(done, 4, self.epochs)
         self.assertEqual(losses(self.metrics), self.undisturbed())
 

@@ -157,7 +157,7 @@ class Workers(RejoinTest):
         first, second, done = self.lose("good,good,late")
         self.assert_code(done, 0)
         self.assert_same(first, second, 0)
-        self.assertIn("rank 2 on localhost did not let go of attempt 0 within 5 s and was killed\n", done.err)
+        self.assertIn("rank 2 on localhost did not leave attempt 0 within 5 s and was killed\n", done.err)
 
     def test_endless_failure_reports_of_a_worker_fill_no_log(self):
         process = self.play("good,failing,good")
@@ -166,7 +166,7 @@ class Workers(RejoinTest):
         self.begun(process, 1, 3)
         done = self.finish(process)
         self.assert_code(done, 0)
-        self.assertEqual(done.err.count('rank 1: said "failed" for attempt 0 more than 10 times; the rest is ignored\n'), 1)
+        self.assertEqual(done.err.count('rank 1: sent "failed" for attempt 0 more than 10 times; the rest is ignored\n'), 1)
         self.assertLess((self.job_dir / "ddplaunch.log").stat().st_size, 50_000)
 
     def test_the_output_of_survivors_is_complete_and_in_order(self):
@@ -220,7 +220,7 @@ class Workers(RejoinTest):
     def test_ctrl_c_while_a_worker_does_not_leave_the_attempt(self):
         process = self.play("good,good,late", last=9)
         kill(self.begun(process, 0, 3)[1][2])
-        self.wait_until_said("the other ranks live on")
+        self.wait_until_said("the other ranks survive")
         process.send_signal(signal.SIGINT)
         self.assertIn(self.finish(process).code, (130, 137))
 

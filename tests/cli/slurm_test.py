@@ -100,8 +100,8 @@ class InSlurm(LaunchTest):
                             'echo $RANK $LOCAL_RANK $NODE_RANK $WORLD_SIZE; env | grep ^SLURM >&2; exit 0')
         self.assert_code(done, 0)
         self.assertEqual(sorted(done.out.splitlines()), ["0 0 0 4", "1 1 0 4", "2 0 1 4", "3 1 1 4"])
-        self.assertRegex(done.err, r"^ddplaunch: in Slurm job \d+: its nodes are started with srun; --launcher local runs on "
-                                   r"this machine alone\n")
+        self.assertRegex(done.err, r"^ddplaunch: in Slurm job \d+: its nodes are started with srun; --launcher local runs on this "
+                                   r"machine only\n")
         self.assertNotIn("SLURM_", "".join(line for line in done.err.splitlines(True) if "in Slurm job" not in line))
 
     def test_output_is_complete_and_bytes_are_kept(self):
@@ -139,7 +139,8 @@ class InSlurm(LaunchTest):
         self.assertEqual(sorted(done.out.splitlines()), ["n001 1", "n002 0"])
         done = self.run_job("--quiet", "--launcher", "slurm", "--host", "n000,elsewhere", "--nproc-per-node", 1, "true")
         self.assert_code(done, 111)
-        self.assertRegex(done.err, "node elsewhere: srun ended with exit status [0-9]+ before ddplaunchd could be looked for; its last lines:")
+        self.assertRegex(done.err, "node elsewhere: srun ended with exit status [0-9]+ before the search for ddplaunchd began; its "
+                                   "last lines:")
         self.assertIn("srun: error", done.err)
 
     def test_setup_and_workers_use_the_whole_node(self):
@@ -159,7 +160,7 @@ class InSlurm(LaunchTest):
         self.allocation = ["srun", "--quiet", "--nodes=2", "--ntasks=2"]
         done = self.run_job("--dry-run", "true")
         self.assertEqual(done.code, 2, done)
-        self.assertIn("srun has started 2 of this program; start it once", done.err)
+        self.assertIn("srun has started 2 of this program, but one ddplaunch starts all nodes", done.err)
 
     def test_interrupt(self):
         self.salloc(2)

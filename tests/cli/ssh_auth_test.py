@@ -19,8 +19,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import BIN, LaunchTest, Nodes, main, wait_until
 
 USER = getpass.getuser()
-ASKS_NOTHING = ('; nothing is asked inside a job: "{} true" in a terminal shows whether it wants a passphrase (then ssh-add the '
-                "key first), a password or a yes to a host key; its last lines:")
+ASKS_NOTHING = ('; ddplaunch never prompts; run "{} true" in a terminal to see whether ssh asks for a passphrase (then run ssh-add '
+                "first), a password, or a host key; its last lines:")
 
 
 def free_port():
@@ -146,7 +146,7 @@ class AuthTest(LaunchTest):
         self.assertEqual(done.out, "in\n" * hosts, repr(done))
 
     def notices(self, done):
-        return [line for line in done.err.splitlines() if "reached through the program" in line]
+        return [line for line in done.err.splitlines() if "connecting through the program" in line]
 
     def assert_native(self, done, hosts=1):
         self.assert_in(done, hosts)
@@ -158,8 +158,8 @@ class AuthTest(LaunchTest):
         self.assert_in(done, hosts)
         notices = self.notices(done)
         self.assertEqual(len(notices), 1, repr(done))
-        self.assertRegex(notices[0], f"^ddplaunch: {host}: reached through the program ssh, because of {re.escape(why)} "
-                         r"\(and so are other hosts for which this is so\)$")
+        self.assertRegex(notices[0], rf"^ddplaunch: {host}: connecting through the program ssh, because of {re.escape(why)} "
+                                     rf"\(reported once; other hosts may have the same reason\)$")
 
     def assert_reported(self, done, text, code=111):
         """Checks the exact text of the error: its first line ends stderr, and all of it is the root cause."""
@@ -290,17 +290,17 @@ class Keys(AuthTest):
         done = self.launch(config, f"127.0.0.2 identity={self.dir}/nope", "127.0.0.3", worker=("sh", "-c", "echo in"))
         self.assert_native(done, 2)
         self.assertEqual(len(re.findall(rf"(?m)^ddplaunch: 127\.0\.0\.[23]: the key {shared} is not used, since others may read or "
-                                        rf"write it \(mode 0644\), and neither does ssh: chmod 600 {shared}$", done.err)), 1, done.err)
-        self.assertIn(f"ddplaunch: 127.0.0.2: the key {self.dir}/nope is not there; others are tried\n", done.err)
+                                        rf"write it \(mode 0644\), as in ssh; fix it with chmod 600 {shared}$", done.err)), 1, done.err)
+        self.assertIn(f"ddplaunch: 127.0.0.2: the key {self.dir}/nope does not exist; other keys are tried\n", done.err)
         alone = self.config(f"IdentityFile {shared}", f"IdentityFile {pipe}", without=["IdentityFile"], name="alone")
         self.assert_reported(self.launch(alone, "127.0.0.2"),
                          f"127.0.0.2: login as {USER} refused by 127.0.0.2:{self.nodes.port}; there was no key to try; not usable: "
-                         f"{shared} (is open to others, so ssh does not use it either), {pipe} (is no regular file); the server "
-                         f"accepts publickey; keep others from the key: chmod 600 {shared}")
+                         f"{shared} (is open to others, so ssh does not use it either), {pipe} (is not a regular file); the server "
+                         f"accepts publickey; make the key private: chmod 600 {shared}")
 
         unread = self.config(f"UserKnownHostsFile {pipe}", name="unread")
         self.assert_reported(self.launch(unread, "127.0.0.2", options=("--accept-new-host-keys",)),
-                         f"127.0.0.2: cannot note the new host key in {pipe}: it is no regular file")
+                         f"127.0.0.2: cannot save the new host key in {pipe}: it is not a regular file")
 
     def test_a_missing_ssh_agent(self):
         key = keygen(self.dir / "lone", "ed25519")
@@ -312,14 +312,14 @@ class Keys(AuthTest):
             config = self.config(f"IdentityFile {key}", without=["IdentityFile", "IdentitiesOnly"])
             self.assert_reported(self.launch(config, "127.0.0.2"),
                              f"127.0.0.2: login as {USER} refused by 127.0.0.2:{self.nodes.port}; tried {key}; the ssh-agent at "
-                             f"{path} (SSH_AUTH_SOCK, IdentityAgent) cannot be asked: {why}; the server accepts publickey; put the "
+                             f"{path} (SSH_AUTH_SOCK, IdentityAgent) cannot be used: {why}; the server accepts publickey; put the "
                              "public key into ~/.ssh/authorized_keys there, or name another key with identity= in the hostfile")
 
     def test_no_key_at_all(self):
         config = self.config(f"IdentityFile {self.dir}/nothing", without=["IdentityFile"])
         self.assert_reported(self.launch(config, "127.0.0.2"),
                          f"127.0.0.2: login as {USER} refused by 127.0.0.2:{self.nodes.port}; there was no key to try; not "
-                         f"usable: {self.dir}/nothing (is not there); the server "
+                         f"usable: {self.dir}/nothing (does not exist); the server "
                          "accepts publickey; make a key with ssh-keygen and put it there with ssh-copy-id, or name one with "
                          "identity= in the hostfile")
 
@@ -333,9 +333,9 @@ class Keys(AuthTest):
                 done = self.launch(config, "127.0.0.2")
                 self.assert_code(done, 111)
                 self.assertRegex(done.err.splitlines()[-1],
-                                 rf"^ddplaunch: exit 111: node 127\.0\.0\.2: the login at 127\.0\.0\.2:{self.nodes.port} broke "
-                                 r"off: .*; servers bear few wrong keys \(MaxAuthTries\): name the right one with identity= in "
-                                 r"the hostfile, or with IdentityFile and IdentitiesOnly in the SSH configuration$")
+                                 rf"^ddplaunch: exit 111: node 127\.0\.0\.2: the login at 127\.0\.0\.2:{self.nodes.port} was "
+                                 r"interrupted: .*; servers accept only a few wrong keys \(MaxAuthTries\): name the right key with "
+                                 r"identity= in the hostfile, or with IdentityFile and IdentitiesOnly in the SSH configuration$")
                 self.assertLess(done.seconds, 30)
 
     def test_user_certificate(self):
@@ -354,7 +354,7 @@ class Keys(AuthTest):
         key.unlink()
         apart = self.config(f"CertificateFile {elsewhere}", without=["IdentityFile", "IdentitiesOnly"])
         self.assert_folded(self.launch(apart, "127.0.0.2"), "127.0.0.2",
-                           f"the certificate {elsewhere} of a key that the ssh-agent has")
+                           f"the certificate {elsewhere} whose key is in the ssh-agent")
 
     def test_expired_certificate(self):
         ca, key = keygen(self.dir / "ca", "ed25519"), keygen(self.dir / "member", "ed25519")
@@ -373,7 +373,7 @@ class Keys(AuthTest):
                              f"UserKnownHostsFile {self.dir}/known_hosts")
         self.assert_reported(self.launch(config, "127.0.0.2"),
                          f"127.0.0.2: login as {USER} refused by 127.0.0.2:{server.port}; tried {self.nodes.dir}/id; the server "
-                         "accepts password, keyboard-interactive; nothing is asked inside a job: have keys allowed there "
+                         "accepts password, keyboard-interactive; ddplaunch never prompts: allow keys there "
                          f'(PubkeyAuthentication), or log in with "ssh -F {config} 127.0.0.2" as a shared connection '
                          "(ControlMaster, ControlPath, ControlPersist in the SSH configuration) and start with --ssh-command ssh")
         self.assert_reported(self.launch(config, "127.0.0.2", program=True), self.program_failed(config) +
@@ -390,16 +390,16 @@ class Keys(AuthTest):
         password = sshd(self, self.nodes, "factor", "AuthenticationMethods publickey,password", "PasswordAuthentication yes")
         config = self.config(f"Port {password.port}", "StrictHostKeyChecking accept-new", known)
         self.assert_reported(self.launch(config, "127.0.0.2"),
-                         f"127.0.0.2: 127.0.0.2:{password.port} wants a second factor after the key, and nothing is asked inside "
-                         "a job; set ControlMaster auto, ControlPath and ControlPersist in the SSH configuration, and log in "
+                         f"127.0.0.2: 127.0.0.2:{password.port} requires a second factor after the key, and ddplaunch never "
+                         "prompts; set ControlMaster auto, ControlPath and ControlPersist in the SSH configuration, and log in "
                          f'with "ssh -F {config} 127.0.0.2" before the start')
         config = self.config(f"Port {password.port}", "StrictHostKeyChecking accept-new", known,
                              f"ControlPath {self.dir}/none", "ControlMaster auto", "ControlPersist 60")
         done = self.launch(config, "127.0.0.2")
         self.assert_reported(done, self.program_failed(config) + f"\n  {USER}@127.0.0.2: Permission denied (password).")
         self.assertEqual(self.notices(done), [
-            "ddplaunch: 127.0.0.2: reached through the program ssh, because of a second factor, which a shared connection "
-            "(ControlPath) may have given (and so are other hosts for which this is so)"])
+            "ddplaunch: 127.0.0.2: connecting through the program ssh, because of a second factor, which a shared connection "
+            "(ControlPath) may already have (reported once; other hosts may have the same reason)"])
 
     def test_a_shared_connection_is_used_and_none_is_created(self):
         control = self.dir / "shared"
@@ -479,8 +479,8 @@ class HostKeys(AuthTest):
         config = self.known(f"{self.entry()} {other}\n")
         shown = fingerprint(self.nodes.dir / "host_key")
         self.assert_reported(self.launch(config, "127.0.0.2"),
-                         f"127.0.0.2: the host key of 127.0.0.2:{self.nodes.port} (ssh-ed25519 {shown}) is of another kind than "
-                         f"the ecdsa-sha2-nistp256 key known from {self.dir}/known_hosts:1; if the host was set up anew: "
+                         f"127.0.0.2: the host key of 127.0.0.2:{self.nodes.port} (ssh-ed25519 {shown}) has another type than the "
+                         f"ecdsa-sha2-nistp256 key known from {self.dir}/known_hosts:1; if the host was reinstalled: "
                          f"ssh-keygen -R '{self.entry()}' -f {self.dir}/known_hosts, then accept the new key")
 
     def test_hashed_known_hosts(self):
@@ -495,8 +495,8 @@ class HostKeys(AuthTest):
         done = self.launch(config, "127.0.0.2")
         self.assert_code(done, 111)
         self.assertEqual(self.notices(done), [
-            "ddplaunch: 127.0.0.2: reached through the program ssh, because of @cert-authority or @revoked lines in known_hosts "
-            "(and so are other hosts for which this is so)"])
+            "ddplaunch: 127.0.0.2: connecting through the program ssh, because of @cert-authority or @revoked lines in known_hosts "
+            "(reported once; other hosts may have the same reason)"])
         self.assertIn("marked as revoked", done.err)
         self.assertIn("Host key verification failed.", done.err.splitlines()[-2])
 
@@ -613,7 +613,7 @@ class Routes(AuthTest):
             port = silent.getsockname()[1]
             config = self.config("ConnectTimeout 3")
             done = self.launch(config, f"127.0.0.9 port={port}")
-            self.assert_reported(done, f"127.0.0.9: 127.0.0.9:{port} took the connection, but no SSH server answered within the 3 s "
+            self.assert_reported(done, f"127.0.0.9: 127.0.0.9:{port} accepted the connection, but no SSH server answered within the 3 s "
                              "of ConnectTimeout")
 
     def test_other_users(self):
@@ -694,8 +694,8 @@ class Servers(AuthTest):
         done = self.launch(config, "127.0.0.2", "127.0.0.3")
         self.assert_in(done, 2)
         for notice in self.notices(done):  # a newer libssh knows one of them and needs no program
-            self.assertRegex(notice, r"^ddplaunch: 127\.0\.0\.[23]: reached through the program ssh, because of a key exchange "
-                             r"that libssh cannot make \(.*\) \(and so are other hosts for which this is so\)$")
+            self.assertRegex(notice, r"^ddplaunch: 127\.0\.0\.[23]: connecting through the program ssh, because of a key exchange "
+                                     r"that libssh does not support \(.*\) \(reported once; other hosts may have the same reason\)$")
         self.assertLessEqual(len(self.notices(done)), 1)
         self.assert_in(self.launch(config, "127.0.0.2", program=True))
 
@@ -704,9 +704,9 @@ class Servers(AuthTest):
         server = sshd(self, self.nodes, "old", f"HostKey {key}", "HostKeyAlgorithms ssh-rsa",
                       "KexAlgorithms diffie-hellman-group14-sha1", "Ciphers aes128-ctr", "MACs hmac-sha1")
         config = self.own(server)
-        advice = ("; of the KexAlgorithms that are allowed here it has none, but diffie-hellman-group14-sha1; allow one that "
+        advice = ("; the server supports none of the KexAlgorithms allowed here, but diffie-hellman-group14-sha1; allow one that "
                   '"ssh -Q KexAlgorithms" lists for this host in the SSH configuration (KexAlgorithms '
-                  "+diffie-hellman-group14-sha1), or else its server has to be updated")
+                  "+diffie-hellman-group14-sha1), or update its SSH server")
         done = self.launch(config, "127.0.0.2")
         self.assert_code(done, 111)
         self.assertEqual(done.err.splitlines()[-1], "ddplaunch: exit 111: node "
@@ -719,10 +719,10 @@ class Servers(AuthTest):
 
     def test_an_ssh_1_server_and_another_program(self):
         """Tests a server of SSH version 1, and another program, which never ends its first line."""
-        port = "is this the right port (port= in the hostfile, Port in the SSH configuration)?"
-        for greeting, reported in ((b"SSH-1.5-Old_1.2\n", "speaks version 1 of SSH alone (SSH-1.5-Old_1.2), which no client of "
-                                "today takes; its server has to be updated"),
-                               (b"x" * 100000, f"is no SSH server, what it says has no line like a greeting; {port}")):
+        port = "check the port (port= in the hostfile, Port in the SSH configuration)"
+        for greeting, reported in ((b"SSH-1.5-Old_1.2\n", "only supports SSH version 1 (SSH-1.5-Old_1.2), which current clients "
+                                                          "refuse; update its SSH server"),
+                               (b"x" * 100000, f"is not an SSH server: it sent no SSH greeting; {port}")):
             with socket.socket() as server:
                 server.bind(("127.0.0.2", 0))
                 server.listen(16)

@@ -339,8 +339,8 @@ class SlowReaders(TerminalTest):
         ours, theirs = os.pipe()
         terminal = self.terminal("--nproc-per-node", 1, *self.FLOOD, stdout=theirs, columns=200)
         os.close(theirs)
-        words = (rf"ddplaunch: warning: standard output takes nothing for 10 s, and the workers wait for it; its reader "
-                 rf"is \S+ \(pid {os.getpid()}\); --console drop would go on without it")
+        words = (rf"ddplaunch: warning: nothing has been read from stdout for 10 s; the workers are blocked; its reader is \S+ "
+                 rf"\(pid {os.getpid()}\); --console drop skips lines instead")
         began = time.monotonic()
         self.assertTrue(terminal.until(lambda: any(re.fullmatch(words, row) for row in terminal.rows()), 30),
                         "\n".join(terminal.rows()))

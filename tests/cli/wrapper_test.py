@@ -137,8 +137,8 @@ class Local(Wrapper):
         self.wrapper = f"{self.box.client} other"
         outcome = self.run_job(*self.local("true"))
         self.assert_code(outcome, 111)
-        self.assertIn(f"node localhost: the wrapper ({self.box.client} other) ended with exit status 1 before ddplaunchd "
-                      "could be looked for; its last lines:\n", outcome.err)
+        self.assertIn(f"node localhost: the wrapper ({self.box.client} other) ended with exit status 1 before the search for "
+                      f"ddplaunchd began; its last lines:\n", outcome.err)
         self.assertRegex(outcome.err, "\n +Error: No such container: other\n")
 
     def test_no_such_program(self):
@@ -166,7 +166,7 @@ class Local(Wrapper):
         self.assert_code(outcome, 114)
         # An agent built with a sanitizer fails earlier, in the sanitizer's run time, and never reports this.
         sanitized = b"__asan_init" in (BIN / "ddplaunchd").read_bytes()
-        why = "reading executable name failed" if sanitized else "no /proc of this PID namespace is mounted there"
+        why = "reading executable name failed" if sanitized else "/proc of this PID namespace is not mounted"
         self.assertIn(f"{home}/.cache/ddplaunch: {why}", outcome.err)
 
 

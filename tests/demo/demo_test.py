@@ -48,7 +48,7 @@ class Demo(unittest.TestCase):
                          (1, "demo: FAILED: test accuracy 79.9 % is below 80 %"))
 
     def test_no_accuracy(self):
-        self.assertEqual(self.demo("echo done"), (1, "demo: FAILED: no line of the output names the test accuracy"))
+        self.assertEqual(self.demo("echo done"), (1, "demo: FAILED: the output contains no test accuracy"))
 
     def test_exit_code(self):
         self.assertEqual(self.demo(GOOD + "; exit 113"), (1, "demo: FAILED: ddplaunch exited with 113"))

@@ -54,14 +54,14 @@ class EmulatedGpu(unittest.TestCase):
             done = run(CHECK, "replay", FAKE_CUDA_FAIL=str(number))
             found = json.loads(done.stdout)
             self.assertEqual((done.returncode, found["ok"]), (1, False), number)
-            self.assertRegex(found["errors"][0], r"^(.* MiB: )?\w+\.(cc|h):\d+: (cuda\w+|a kernel's launch): "
+            self.assertRegex(found["errors"][0], r"^(.* MiB of GPU memory: )?\w+\.(cc|h):\d+: (cuda\w+|a kernel's launch): "
                                                  r"cudaErrorLaunchFailure \(unspecified launch failure\)$")
 
     def test_without_a_gpu_the_check_is_reported_as_skipped(self):
         done = run(CHECK, "replay", FAKE_CUDA_GPUS="0")
         self.assertEqual((done.returncode, done.stdout), (77, ""))
         self.assertEqual(done.stderr,
-                         "skipped: cudaGetDeviceCount said cudaErrorNoDevice (no CUDA-capable device is detected)\n")
+                         "skipped: cudaGetDeviceCount: cudaErrorNoDevice (no CUDA-capable device is detected)\n")
 
     def test_an_unknown_check_is_refused(self):
         self.assertEqual(run(CHECK, "nonsense").returncode, 2)
@@ -115,7 +115,7 @@ class EmulatedTrain(unittest.TestCase):
     def test_device_gpu_without_a_gpu_is_refused(self):
         done = self.train("--device", "gpu", FAKE_CUDA_GPUS="0")
         self.assertEqual((done.returncode, done.stdout), (2, ""))
-        self.assertEqual(done.stderr, "train: --device gpu: no usable NVIDIA GPU: cudaGetDeviceCount said cudaErrorNoDevice "
+        self.assertEqual(done.stderr, "train: --device gpu: no usable NVIDIA GPU: cudaGetDeviceCount: cudaErrorNoDevice "
                                       "(no CUDA-capable device is detected)\n")
 
     def test_bf16_learns_what_float32_learns(self):
@@ -160,12 +160,12 @@ class EmulatedTrain(unittest.TestCase):
     def test_bf16_on_the_cpu_is_refused(self):
         done = self.train("--dtype", "bfloat16")
         self.assertEqual((done.returncode, done.stdout, done.stderr),
-                         (2, "", "train: --dtype bfloat16 is what a GPU can do: add --device gpu, or leave it out\n"))
+                         (2, "", "train: --dtype bfloat16 requires --device gpu\n"))
 
     def test_sync_bn_is_refused(self):
         done = self.train("--device", "gpu", "--sync-bn")
         self.assertEqual((done.returncode, done.stderr),
-                         (2, "train: --sync-bn and --device gpu do not go together: the GPU normalises by its own rank's batch\n"))
+                         (2, "train: --sync-bn cannot be combined with --device gpu: the GPU normalizes by its own rank's batch\n"))
 
     def test_a_gpu_that_fails_ends_the_training(self):
         done = self.train("--device", "gpu", FAKE_CUDA_FAIL="100")
@@ -176,7 +176,7 @@ class EmulatedTrain(unittest.TestCase):
     def test_a_gpu_without_memory_is_reported_before_the_training(self):
         done = self.train("--device", "gpu", FAKE_CUDA_FAIL="2")
         self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr, r"^train: --device gpu: the GPU has no room for \d+ MiB: cuda_runtime\.cc:\d+: cudaMalloc: ")
+        self.assertRegex(done.stderr, r"^train: --device gpu: cannot allocate \d+ MiB of GPU memory: cuda_runtime\.cc:\d+: cudaMalloc: ")
 
 
 if __name__ == "__main__":

@@ -106,8 +106,8 @@ class EmulatedNccl(unittest.TestCase):
         # more bytes than the run time can stage without waiting for the stream.
         large = ("--batch-size", "32", "--model", "mlp", "--mlp-width", "16", "--mlp-depth", "1")
         for way, why, shape in (("net", "ncclRemoteError: remote process exited or there was a network error", ("--batch-size", "2")),
-                                ("p2p", "the other ranks did not do their part within 3 s", ("--batch-size", "2")),
-                                ("p2p", "the other ranks did not do their part within 3 s", large)):
+                                ("p2p", "the other ranks did not join the operation within 3 s", ("--batch-size", "2")),
+                                ("p2p", "the other ranks did not join the operation within 3 s", large)):
             os.environ["FAKE_NCCL_TRANSPORT"] = way
             with self.subTest(way=way, shape=shape), train_run_test.Ranks(
                     2, "--data", "synthetic", "--limit", "1000000", *shape, *NCCL, "--device", "gpu",
@@ -132,20 +132,20 @@ class EmulatedNccl(unittest.TestCase):
             self.assertGreater(len(gradients), 50, "one all-reduce per step")
             self.assertEqual([one["finished"] != 0 for one in gradients[:50]], [True] * 50)
             reported = subprocess.run([train_run_test.TRAIN, "--read-flight-recorder", folder], text=True, capture_output=True)
-            self.assertRegex(reported.stdout, r"^rank 1 left no log; rank 0 waits in all-reduce \d+ \(116 KB\)\n$")
+            self.assertRegex(reported.stdout, r"^rank 1 left no record; rank 0 waits in all-reduce \d+ \(116 KB\)\n$")
 
     def test_a_rank_without_its_own_gpu_gets_a_hint_about_share_gpu(self):
         with train_run_test.Ranks(2, *FEW, "--comm", "nccl", nodes=1) as ranks:
             out, errors = ranks.processes[1].communicate(timeout=60)
             self.assertEqual((ranks.processes[1].returncode, out, errors), (
-                2, "", "train: --comm nccl: there is no GPU for local rank 1: this process sees 1; start one rank per GPU, or "
-                       "with --share-gpu several on each\n"))
+                2, "", "train: --comm nccl: there is no GPU for local rank 1: this process sees 1; start one rank per GPU, or use "
+                       "--share-gpu\n"))
 
     def test_a_library_that_is_missing_or_too_old(self):
         os.environ["DDPLAUNCH_NCCL_LIBRARY"] = "/nonexistent/libnccl.so.2"
         (code, lines, errors), = run(1, *FEW, *NCCL)
         self.assertEqual((code, lines, errors), (
-            2, [], "train: --comm nccl: DDPLAUNCH_NCCL_LIBRARY names what cannot be loaded: /nonexistent/libnccl.so.2: cannot "
+            2, [], "train: --comm nccl: DDPLAUNCH_NCCL_LIBRARY names a library that cannot be loaded: /nonexistent/libnccl.so.2: cannot "
                    "open shared object file: No such file or directory\n"))
         os.environ |= {"DDPLAUNCH_NCCL_LIBRARY": LIBRARY, "FAKE_NCCL_VERSION": "21804"}
         (code, lines, errors), = run(1, *FEW, *NCCL)
@@ -154,7 +154,7 @@ class EmulatedNccl(unittest.TestCase):
     def test_no_gpu(self):
         os.environ["FAKE_CUDA_GPUS"] = "0"
         (code, lines, errors), = run(1, *FEW, *NCCL)
-        self.assertEqual((code, lines, errors), (2, [], "train: --comm nccl needs an NVIDIA GPU: cudaGetDeviceCount said "
+        self.assertEqual((code, lines, errors), (2, [], "train: --comm nccl needs an NVIDIA GPU: cudaGetDeviceCount: "
                                                         "cudaErrorNoDevice (no CUDA-capable device is detected)\n"))
 
 
@@ -217,7 +217,7 @@ class Bench(unittest.TestCase):
 
     def test_memory_that_cannot_be_registered_is_no_failure(self):
         os.environ["FAKE_NCCL_REGISTER"] = "0"
-        said = "train: sums go through NCCL's own buffers: ncclCommRegister said ncclSystemError: an error of the play\n"
+        said = "train: sums are copied through NCCL's buffers: ncclCommRegister: ncclSystemError: an error of the play\n"
         for code, _, errors in self.bench("allreduce", *NCCL, *self.SIZES):
             self.assertEqual((code, errors), (0, said))
         for code, _, errors in run(2, *FEW, *NCCL, "--device", "gpu"):
@@ -225,7 +225,7 @@ class Bench(unittest.TestCase):
 
     def test_a_rank_that_is_killed(self):
         for way, why in (("net", "ncclRemoteError: remote process exited or there was a network error"),
-                         ("p2p", "the other ranks did not do their part within 2 s")):
+                         ("p2p", "the other ranks did not join the operation within 2 s")):
             os.environ["FAKE_NCCL_TRANSPORT"] = way
             with self.subTest(way=way), bench_run_test.Nodes((2,), "bench", "allreduce", *NCCL, "-b", "64K", "-e", "64K", "-n",
                                                              "10000000", "--comm-timeout", "2s") as nodes:
@@ -236,13 +236,11 @@ class Bench(unittest.TestCase):
                 self.assertRegex(errors, rf"^train: rank 0 over NCCL: {why} during \S+\n$")
 
     def test_option_errors(self):
-        for arguments, why in ((("allreduce", "--share-gpu"), "--share-gpu is about NCCL, which refuses two ranks on one GPU: write "
-                                                              "--comm nccl\n"),
-                               (("pairs", *NCCL), "pairs are measured over shared memory and TCP, not NCCL: leave --comm nccl "
-                                                                "out\n")):
+        for arguments, why in ((("allreduce", "--share-gpu"), "--share-gpu requires --comm nccl\n"),
+                               (("pairs", *NCCL), "bench pairs uses shared memory and TCP, not NCCL; remove --comm nccl\n")):
             for result in self.bench(*arguments, world=1):
                 self.assertEqual(result, (2, "", why))
-        for variable, value, why in (("FAKE_CUDA_GPUS", "0", "--comm nccl needs an NVIDIA GPU: cudaGetDeviceCount said "
+        for variable, value, why in (("FAKE_CUDA_GPUS", "0", "--comm nccl needs an NVIDIA GPU: cudaGetDeviceCount: "
                                                              "cudaErrorNoDevice (no CUDA-capable device is detected)"),
                                      ("FAKE_NCCL_VERSION", "21804", f"--comm nccl: {LIBRARY} is NCCL 2.18.4; 2.19.0 or newer is "
                                                                     "needed")):

@@ -64,12 +64,12 @@ class EmulatedPack(unittest.TestCase):
     def test_a_killed_rank(self):
         figures = self.good("lost-KILL", "rejoin-KILL")
         self.assertRegex(figures["lost-KILL"]["said"], "^train: rank 0 over NCCL: .* during ")
-        self.assertRegex(figures["rejoin-KILL"]["launcher"], r"attempt 1: 3 ranks go on from step \d+")
+        self.assertRegex(figures["rejoin-KILL"]["launcher"], r"attempt 1: 3 ranks continue from step \d+")
         self.assertTrue(0 < figures["rejoin-KILL"]["first_new_step_ms"] < 20_000, figures)
 
     def test_a_stopped_rank(self):
         figures = self.good("lost-STOP", "rejoin-STOP")
-        self.assertIn("did not do their part within 5 s", figures["lost-STOP"]["said"])
+        self.assertIn("did not join the operation within 5 s", figures["lost-STOP"]["said"])
         self.assertGreater(figures["rejoin-STOP"]["first_new_step_ms"], 4000)
 
     def test_without_a_gpu_all_steps_are_skipped(self):

@@ -85,7 +85,7 @@ class EmulatedRejoin(unittest.TestCase):
             job.revoke()
             job.go_on(world=3)
             lines = job.finish()
-        self.assertRegex("\n".join(lines[0]), r"attempt 1: 1 rank goes on from step \d+ .*\n(.*\n)*attempt 2: 3 ranks go on")
+        self.assertRegex("\n".join(lines[0]), r"attempt 1: 1 rank continues from step \d+ .*\n(.*\n)*attempt 2: 3 ranks continue")
         self.check_samples(230, segments=3)
 
     def test_a_revoke_without_a_death_loses_nothing(self):
@@ -107,8 +107,8 @@ class EmulatedRejoin(unittest.TestCase):
             others = [worker for worker in job.workers if worker.rank != 1]
             job.until(lambda: all(worker.failed for worker in others), "evidence")
             for worker in others:
-                self.assertRegex(worker.failed[0]["error"], rf"^rank {worker.rank} over NCCL: the other ranks did not do "
-                                                            r"their part within 2 s during .+ step \d+$")
+                self.assertRegex(worker.failed[0]["error"], rf"^rank {worker.rank} over NCCL: the other ranks did not join the "
+                                                            rf"operation within 2 s during .+ step \d+$")
             job.lose(1)
             job.finish()
 

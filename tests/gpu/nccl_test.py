@@ -89,7 +89,7 @@ class SharedGpu(unittest.TestCase):
                 self.assertRegex(errors, rf"train: rank {rank} over NCCL: .* during all-reduce")
             print(f"{number.name}: all others ended after {time.monotonic() - start:.2f} s", file=sys.stderr)
             reported = subprocess.run([train_run_test.TRAIN, "--read-flight-recorder", folder], text=True, capture_output=True)
-            self.assertRegex(reported.stdout, r"^rank 1 left no log; ")
+            self.assertRegex(reported.stdout, r"^rank 1 left no record; ")
 
     def test_a_killed_rank_ends_the_others(self):
         self.lost(signal.SIGKILL, 30)

@@ -15,17 +15,18 @@ class NoGpuCode(unittest.TestCase):
         return done.stderr
 
     def test_nccl_is_refused(self):
-        words = ("train: --comm nccl: this train was built without NCCL; a build on a machine with the CUDA toolkit and "
-                 "NCCL's header (nccl.h) has it\n")
+        words = ("train: --comm nccl: this build of train has no NCCL; build it on a machine with the CUDA toolkit and "
+                 "NCCL's header (nccl.h)\n")
         self.assertEqual(self.refused("--comm", "nccl"), words)
         self.assertEqual(self.refused("bench", "allreduce", "--comm", "nccl"), words)
 
     def test_no_gpu_is_tested(self):
-        self.assertEqual(self.refused("health", "--device", "gpu"), "train: --device gpu: this build tests no GPU, only CPUs\n")
+        self.assertEqual(self.refused("health", "--device", "gpu"), "train: --device gpu: this build has no CUDA support and tests "
+                                                                    "only CPUs\n")
 
     def test_device_gpu_is_refused(self):
-        self.assertEqual(self.refused("--device", "gpu"), "train: --device gpu: this build has no GPU code: no CUDA compiler was found when it was "
-                                      "configured, or -DDDP_CUDA=OFF\n")
+        self.assertEqual(self.refused("--device", "gpu"), "train: --device gpu: this build has no GPU code: CMake found no CUDA "
+                                                          "compiler, or -DDDP_CUDA=OFF was set\n")
 
 
 if __name__ == "__main__":

@@ -203,7 +203,7 @@ class Steps(Pack):
 
     def test_a_frozen_rank_must_be_found_at_the_deadline_and_not_before(self):
         late = 'exec 2>&2; sleep %s; echo "train: rank 0 over NCCL: %s during all-reduce" >&2; exit 1\n'
-        words = "the other ranks did not do their part within 5 s"
+        words = "the other ranks did not join the operation within 5 s"
         for seconds, said, state, reason in (("5", words, "ok", ""), ("0.1", words, "failed", "the deadline of 5 s was over after"),
                                              ("5", "remote error", "failed", "not by the deadline: ")):
             (self.place / "pid").unlink(missing_ok=True)
@@ -233,7 +233,7 @@ sleep 60 & echo $! >"$pid.1"
 for one in $(seq 25); do step $one; done
 wait $!
 step 26
-echo 'ddplaunch: attempt 1: 3 ranks go on from step 25 (state of rank 0), 7 ms after the revoke' >&2
+echo 'ddplaunch: attempt 1: 3 ranks continue from step 25 (state of rank 0), 7 ms after the revoke' >&2
 step 26; step 27
 exec sleep 60
 """)
@@ -241,7 +241,8 @@ exec sleep 60
         self.expect(steps["rejoin-KILL"], "ok")
         figures = steps["rejoin-KILL"]["figures"]
         self.assertTrue(0 <= figures["first_new_step_ms"] < 5000, figures)
-        self.assertEqual(figures["launcher"], "ddplaunch: attempt 1: 3 ranks go on from step 25 (state of rank 0), 7 ms after the revoke")
+        self.assertEqual(figures["launcher"], "ddplaunch: attempt 1: 3 ranks continue from step 25 (state of rank 0), 7 ms after "
+                                              "the revoke")
         self.program("ddplaunch", "echo 'ddplaunch: exit 113: lost' >&2; exit 113\n")
         _, _, steps = self.run_it("rejoin-KILL")
         self.expect(steps["rejoin-KILL"], "failed", "exit code 1: the job did not begin: ddplaunch: exit 113: lost")

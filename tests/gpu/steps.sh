@@ -201,12 +201,12 @@ lost() {
   # The time has the deadline, 5 s for NCCL's abort, and some for the end of the process.
   ((after < 13000)) || fail "the other rank ended after $after ms"
   if [[ $1 == STOP ]]; then
-    [[ $said == *'did not do their part within 5 s'* ]] || fail "not by the deadline: $said"
+    [[ $said == *'did not join the operation within 5 s'* ]] || fail "not by the deadline: $said"
     ((after >= 4500)) || fail "the deadline of 5 s was over after $after ms"
   fi
 }
 
-attempt_goes_on() { grep -q 'attempt 1: .* go on from step' "$work/err"; }
+attempt_goes_on() { grep -q 'attempt 1: .* continue from step' "$work/err"; }
 # This is the first step of the new attempt. A killed rank 0 may have reported a step that no other rank had made.
 first_new_step_made() { [[ $(step_times "$1" | tail -n 1) -gt $2 ]]; }
 # rejoin SIGNAL: measures from the signal to the end of the first step that a new rank and the two survivors make together.
@@ -229,7 +229,7 @@ rejoin() {
   kill "-$1" "$(cat "$work/pid.1")"
   waited attempt_goes_on || fail "the job did not go on: $(last_line "$work/err")"
   said=$(grep 'attempt 1: ' "$work/err" | tail -n 1)
-  first=${said##*go on from step }
+  first=${said##*continue from step }
   first=$((${first%% *} + 1))
   waited first_new_step_made "$first" "$hit" || fail "no step was made after: $said"
   at=$(step_times "$first" | tail -n 1)

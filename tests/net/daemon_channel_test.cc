@@ -126,20 +126,19 @@ std::string trouble(const std::string& bytes, ErrorCode code) {
 
 TEST_CASE("a broken link is reported with the remedy") {
   CHECK(trouble("", ErrorCode::kLinkLost) ==
-        "gpu01: the link to the daemon at gpu01:29499 broke: it was closed before an agent was started; the "
-        "daemon's log there says why (journalctl --user -u ddplaunchd)");
-  CHECK(
-      trouble(daemon_greeting() + daemon_frame(DaemonFrame::kOutput, "x"), ErrorCode::kLinkLost) ==
-      "gpu01: the link to the daemon at gpu01:29499 broke: it was closed there; was the daemon's process for "
-      "this job killed?");
+        "gpu01: the link to the daemon at gpu01:29499 broke: the node closed it before an agent was started; "
+        "the reason is in the daemon's log there (journalctl --user -u ddplaunchd)");
+  CHECK(trouble(daemon_greeting() + daemon_frame(DaemonFrame::kOutput, "x"), ErrorCode::kLinkLost) ==
+        "gpu01: the link to the daemon at gpu01:29499 broke: the node closed it; check whether the daemon's "
+        "session for this job was killed");
   CHECK(
       trouble(std::string("\x10\0\2\0\2\0", 6), ErrorCode::kAgentMismatch) ==
-      "gpu01: the daemon at gpu01:29499 is of another version of ddplaunch (its link has version 2, ours 1); "
+      "gpu01: the daemon at gpu01:29499 runs another version of ddplaunch (its link has version 2, ours 1); "
       "install the same version there and restart it: systemctl --user restart ddplaunchd");
   CHECK(trouble(daemon_greeting() + daemon_failed("no\x1b[31m such file"), ErrorCode::kAgentMissing) ==
         "gpu01: the daemon could not start an agent there: no.[31m such file");
   CHECK(trouble("GARBAGE", ErrorCode::kProtocol) ==
-        "gpu01: the daemon there sent a frame that may not come here (kind 71, size 16978)");
+        "gpu01: the daemon there sent an unexpected frame (kind 71, size 16978)");
 }
 
 TEST_CASE("an owner that closes first ends the agent's input, and leaves no task behind") {

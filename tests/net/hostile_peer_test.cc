@@ -31,9 +31,9 @@ TEST_CASE("bytes that are no TLS are closed without an answer and logged once") 
   CHECK(answer_to(port, std::string_view("\0\x3c\x85\xf3\x1d", 5)).empty());
   CHECK(port.notes ==
         std::vector<std::string>{
-            "127.0.0.1 spoke HTTP to the control port: \"GET /metrics HTTP/1.1\"; it is no web server "
-            "and no proxy; closed",
-            "127.0.0.1 spoke no TLS to the control port: \"SSH-2.0-OpenSSH_9.2\"; closed"});
+            "127.0.0.1 sent HTTP to the control port: \"GET /metrics HTTP/1.1\", which is not "
+            "a web server or proxy; closed",
+            "127.0.0.1 did not use TLS with the control port: \"SSH-2.0-OpenSSH_9.2\"; closed"});
   CHECK(port.acceptor->stats().refused == 12);
   CHECK(port.acceptor->stats().waiting == 0);
 }
@@ -67,11 +67,13 @@ TEST_CASE("malformed hellos get an alert and no TLS session") {
   big.identity = std::string(2000, 'x');
   CHECK(answer_to(port, big.record().substr(0, 600)) == alert(40));
   REQUIRE(port.notes.size() == 2);
-  CHECK(port.notes[0] ==
-        "127.0.0.1 speaks another version of the link than this ddplaunch; refused at the control port");
-  CHECK(port.notes[1] ==
-        "127.0.0.1 spoke TLS to the control port but is no ddplaunch: its identity is not of ours; "
-        "refused");
+  CHECK(
+      port.notes[0] ==
+      "127.0.0.1 has another version of the link protocol than this ddplaunch; refused at the control port");
+  CHECK(
+      port.notes[1] ==
+      "127.0.0.1 used TLS with the control port but is not ddplaunch: its identity is not one of ddplaunch; "
+      "refused");
 }
 
 TEST_CASE("silent and slow peers are disconnected at the deadline") {
@@ -95,8 +97,8 @@ TEST_CASE("silent and slow peers are disconnected at the deadline") {
   std::sort(port.notes.begin(), port.notes.end());
   CHECK(port.notes ==
         std::vector<std::string>{
-            "127.0.0.1 connected to the control port and did not prove who it is in time; closed",
-            "127.0.0.2 connected to the control port and did not prove who it is in time; closed"});
+            "127.0.0.1 connected to the control port and did not authenticate in time; closed",
+            "127.0.0.2 connected to the control port and did not authenticate in time; closed"});
 }
 
 TEST_CASE("a node joins during a flood of silent connections, and the flood uses little memory") {
@@ -121,7 +123,7 @@ TEST_CASE("a node joins during a flood of silent connections, and the flood uses
   CHECK(most <= limits.waiting);
   CHECK(port.notes.size() <= RefusalLog::kLines);
   CHECK(std::any_of(port.notes.begin(), port.notes.end(), [](const std::string& line) {
-    return line.find("was slow to prove who it is while others waited at the control port; closed") !=
+    return line.find("was slow to authenticate while others waited at the control port; closed") !=
            std::string::npos;
   }));
 }
@@ -141,7 +143,8 @@ TEST_CASE("an address cannot exceed its share, and is banned after repeated fail
   };
   REQUIRE(port.run_until([&] { return closed() == 4; }));
   CHECK(port.acceptor->stats().waiting == 4);
-  CHECK(port.notes[0] == "127.0.0.2 has too many unproven or failed connections to the control port; closed");
+  CHECK(port.notes[0] ==
+        "127.0.0.2 has too many unauthenticated or failed connections to the control port; closed");
 
   for (int i = 0; i < 10; ++i) {  // unknown bytes, but no wrong proof
     (void)answer_to(port, "GET / HTTP/1.1\r\n");
@@ -280,9 +283,9 @@ TEST_CASE("a replayed join is refused, and a changed byte ends the link") {
   CHECK(port.joined.size() == 1);
   REQUIRE(port.notes.size() == 2);
   CHECK(port.notes[0].find("it does not wait for an answer") != std::string::npos);
-  CHECK(port.notes[1].starts_with(
-      "127.0.0.3, which says it is agent gpu02 of job job1, spoke TLS to the control port "
-      "but is no ddplaunch: "));
+  CHECK(
+      port.notes[1].starts_with("127.0.0.3, which claims to be agent gpu02 of job job1, used TLS with the "
+                                "control port but is not ddplaunch: "));
 }
 
 struct Free {
@@ -359,13 +362,13 @@ TEST_CASE("a node reports what answers instead of the master") {
   const JoinOutcome web = join_answered(port, "HTTP/1.1 400 Bad Request\r\n\r\n");
   CHECK(web.error.code == ErrorCode::kAgentMismatch);
   CHECK(web.error.text ==
-        "what answers at gpu01 (127.0.0.1) is no ddplaunch with a token. Check MASTER_ADDR and MASTER_PORT, "
-        "and that "
-        "the other side was not started with --insecure (it said \"HTTP/1.1 400 Bad Request\")");
+        "the program that answers at gpu01 (127.0.0.1) is not ddplaunch with a token. Check MASTER_ADDR and "
+        "MASTER_PORT, "
+        "and that the other side was not started with --insecure (it sent \"HTTP/1.1 400 Bad Request\")");
   CHECK_FALSE(join_answered(port, "reflect").stream);
   const JoinOutcome silent = join_answered(port, "", 300ms);
   CHECK(silent.error.code == ErrorCode::kTimeout);
-  CHECK(silent.error.text == "gpu01 (127.0.0.1) took the connection and did not answer in time");
+  CHECK(silent.error.text == "gpu01 (127.0.0.1) accepted the connection but did not answer in time");
 }
 
 TEST_CASE("an unauthenticated connection costs little memory") {

@@ -183,7 +183,7 @@ TEST_CASE("repeated refusals are reported once, and the last refusal is kept") {
   REQUIRE(job.run_until([&] { return other.outcome.has_value(); }));
   REQUIRE(job.notes.size() == 2);
   CHECK(job.notes[0].find("node rank 7 is not one of 0") != std::string::npos);
-  CHECK(job.notes[1].find("and 4 for this node") != std::string::npos);
+  CHECK(job.notes[1].find("but 4 according to this node") != std::string::npos);
 }
 
 TEST_CASE("a node that does not join is reported at the deadline, with the refused peers") {
@@ -195,8 +195,8 @@ TEST_CASE("a node that does not join is reported at the deadline, with the refus
   REQUIRE(!opening.outcome->has_value());
   CHECK(opening.outcome->error().code == ErrorCode::kTimeout);
   CHECK(opening.outcome->error().text ==
-        "node1: no ddplaunch of node 1 has joined at 127.0.0.1:1; is it started there, with the MASTER_ADDR "
-        "and MASTER_PORT of this one? The last one that was turned away: " +
+        "node1: no ddplaunch of node 1 has joined at 127.0.0.1:1; start it there with the MASTER_ADDR "
+        "and MASTER_PORT of this node. Last refused node: " +
             job.notes[0]);
 }
 

@@ -201,15 +201,15 @@ TEST_CASE("another token is named on both sides") {
   CHECK_FALSE(outcome.try_again);
   CHECK(outcome.error.code == ErrorCode::kUnreachable);
   CHECK(outcome.error.text ==
-        "the token differs: gpu01 (127.0.0.1) has another token than this node, whose own is "
-        "that of the file /run/token (check " +
+        "the token differs: gpu01 (127.0.0.1) has another token than this node, which uses the file "
+        "/run/token (check " +
             token_check(Secret{std::string_view(other)}) +
-            "). The other side's log names where its token is from, with its check. Give both "
-            "the same: the same DDPLAUNCH_TOKEN, or the same --token-file");
+            "). The other side's log names the source and the check of its token. Give both sides the same "
+            "token: the same DDPLAUNCH_TOKEN, or the same --token-file");
   REQUIRE(port.run_until([&] { return !port.notes.empty(); }));
   CHECK(port.notes[0] ==
-        "127.0.0.1, which says it is agent gpu02 of job job1, has another token than this side, "
-        "where it is that of DDPLAUNCH_TOKEN (check " +
+        "127.0.0.1, which claims to be agent gpu02 of job job1, has another token than this side, which uses "
+        "DDPLAUNCH_TOKEN (check " +
             token_check(Secret{std::string_view(kToken)}) + "); refused at the control port");
   CHECK(port.joined.empty());
   CHECK(port.acceptor->stats().waiting == 0);
@@ -225,14 +225,15 @@ TEST_CASE("another job or role is named on both sides") {
         "of this job");
   const JoinOutcome role = port.join(port.joiner(kToken, "job1", LinkRole::kMaster));
   CHECK(role.error.text ==
-        "gpu01 (127.0.0.1) is a ddplaunch, but awaits another kind of peer: a job's master awaits "
-        "its nodes, a daemon awaits masters. Check the address and the port");
+        "gpu01 (127.0.0.1) is ddplaunch, but expects another kind of peer: the master of a job expects its "
+        "nodes, a daemon expects masters. Check the address and the port");
   REQUIRE(port.run_until([&] { return port.notes.size() == 2; }));
   CHECK(port.notes[0] ==
-        "127.0.0.1, which says it is agent gpu02 of job job2, came to the control port, which is not "
-        "its job's; refused");
+        "127.0.0.1, which claims to be agent gpu02 of job job2, connected to the control port, which belongs "
+        "to "
+        "another job; refused");
   CHECK(port.notes[1] ==
-        "127.0.0.1, which says it is master gpu02 of job job1, has no business at the control port; "
+        "127.0.0.1, which claims to be master gpu02 of job job1, has the wrong role for the control port; "
         "refused");
 }
 
@@ -279,7 +280,7 @@ TEST_CASE("a node waits for a master that starts later") {
   REQUIRE(port.run_until([&] { return never.has_value(); }));
   CHECK(never->error().code == ErrorCode::kTimeout);
   const std::string where = "127.0.0.1:" + std::to_string(silent.port);
-  CHECK(never->error().text == "no master came in time: nobody answers at " + where + ": Connection refused");
+  CHECK(never->error().text == "no master answered in time: no answer at " + where + ": Connection refused");
 }
 
 }  // namespace

@@ -93,7 +93,7 @@ TEST_CASE("another job's store is refused, and does not learn the token from the
     const StoreRoute route = find({"127.0.0.1"}, other->port(), "ddplaunch/5678");
     CHECK(route.address.empty());
     CHECK(route.failures ==
-          at("127.0.0.1", other->port(), "something else than this job's store answers there"));
+          at("127.0.0.1", other->port(), "another service answers there, not this job's store"));
   }
   CHECK(find({"127.0.0.1"}, foreign.port(), "").address == "127.0.0.1");  // an empty token accepts any
 }
@@ -116,7 +116,7 @@ TEST_CASE("the first address that reaches the store is taken, with the reasons a
   CHECK(route.address == "127.0.0.1");
   CHECK(route.failures ==
         at("nonsense", server.port(), "not an address") + "; " +
-            at("127.0.0.5", server.port(), "something else than this job's store answers there") + "; " +
+            at("127.0.0.5", server.port(), "another service answers there, not this job's store") + "; " +
             at("127.0.0.6", server.port(), "Connection refused"));
 }
 
@@ -127,7 +127,7 @@ TEST_CASE("a better address without an answer is given half of the time") {
   const StoreRoute route = find({"127.0.0.5", "127.0.0.1"}, server.port(), "t", 400ms);
   CHECK(std::chrono::steady_clock::now() - began >= 200ms);
   CHECK(route.address == "127.0.0.1");
-  CHECK(route.failures == at("127.0.0.5", server.port(), "it takes connections, but does not answer"));
+  CHECK(route.failures == at("127.0.0.5", server.port(), "it accepts connections but does not answer"));
 }
 
 TEST_CASE("a worse address without an answer is not waited for") {

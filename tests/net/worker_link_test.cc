@@ -356,7 +356,7 @@ TEST_CASE("worker link: a missing or malformed agent address is an error") {
   CHECK(code("unix:/" + std::string(108, 'x')) == ErrorCode::kUsage);
   CHECK(code("unix:/nowhere/w0.1") == ErrorCode::kUnreachable);
   CHECK(WorkerLinkClient::connect("here", true, false).error().text ==
-        "DDPLAUNCH_CONTROL is \"here\", which is no unix:PATH");
+        "DDPLAUNCH_CONTROL is \"here\", which is not unix:PATH");
 }
 
 TEST_CASE("worker link: an agent that speaks another protocol") {
@@ -374,7 +374,7 @@ TEST_CASE("worker link: an agent that speaks another protocol") {
     say(agent, words);
     const auto next = (*client)->next_attempt();
     CHECK(next.error().code == ErrorCode::kLinkLost);
-    CHECK(next.error().text.starts_with("the agent is gone: it sent what is no order: a line is"));
+    CHECK(next.error().text.starts_with("the agent is gone: it sent an invalid order: a line is"));
     // The destruction of the client does not wait for an agent that exists but does not read.
   }
   ::unlink(path.c_str());
@@ -422,7 +422,7 @@ TEST_CASE("worker link: a worker that does not read blocks nothing") {
   say(worker, "{\"hello\":1,\"pid\":5,\"rejoin\":true}\n");
   world.until_said("0 hello rejoin");
   const std::string expected =
-      "0 odd does not read what it is told over DDPLAUNCH_CONTROL; its connection was closed";
+      "0 odd does not read its messages from DDPLAUNCH_CONTROL; closed its connection";
   for (std::uint32_t attempt = 0; attempt < 4000 && !world.record.has(expected); ++attempt)
     world.link->begin(0, {attempt, 0, 1, 0, 1, 0, 1, std::string(2000, 's'), true, std::nullopt});
   CHECK(world.record.has(expected));
@@ -464,8 +464,7 @@ TEST_CASE("worker link: a worker that is ignored is disconnected, and others con
   const auto control = world.expect(0);
   const UniqueFd worker = raw_connection(*control);
   say(worker, "{\"hello\":9}\n");
-  world.until_said(
-      "0 odd speaks version 9 of the worker protocol, not 1; it is treated as one that does not speak it");
+  world.until_said("0 odd speaks version 9 of the worker protocol, not 1; its messages are ignored");
   char byte = 0;
   world.until([&] { return ::recv(worker.get(), &byte, 1, MSG_DONTWAIT) == 0; });
   CHECK_FALSE(world.link->can_rejoin(0));
@@ -503,9 +502,7 @@ TEST_CASE("worker link: another user is refused", "[root]") {
   }).join();
   REQUIRE(came);
   const std::string expected =
-      "0 odd has a socket for DDPLAUNCH_CONTROL to which user 65534 connected; closed, since only our own "
-      "user "
-      "may";
+      "0 odd refused a connection to DDPLAUNCH_CONTROL from user 65534; only the job's own user may connect";
   world.until_said(expected);
   auto client = WorkerLinkClient::connect(*control, true, false);
   world.until_said("0 hello rejoin");

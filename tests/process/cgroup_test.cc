@@ -287,11 +287,11 @@ TEST_CASE("one agent may create two groups of the same name") {
 
 TEST_CASE("directories that are not the process' own group are refused with the reason") {
   CHECK(Cgroup::make({}, "job", 0).error().text == "neither cgroup v2 nor the freezer of v1 is mounted here");
-  CHECK(Cgroup::make({"/tmp", ""}, "job", 0).error().text == "/tmp is not our own control group");
+  CHECK(Cgroup::make({"/tmp", ""}, "job", 0).error().text == "/tmp is not this process's control group");
   CHECK(Cgroup::make({"", "/no/such"}, "job", 0).error().text == "/no/such: No such file or directory");
   CHECK(Cgroup::make({"/tmp", "/no/such"}, "job", 0).error().text ==
-        "/tmp is not our own control group; /no/such: No such file or directory");
-  CHECK(Cgroup::open("/tmp").error().text == "/tmp is no control group of ours");
+        "/tmp is not this process's control group; /no/such: No such file or directory");
+  CHECK(Cgroup::open("/tmp").error().text == "/tmp is not a control group of ddplaunch");
   CHECK(Cgroup::open("/tmp/ddplaunch.a.1.2").error().text ==
         "/tmp/ddplaunch.a.1.2: No such file or directory");
   for (const Kind kind : kinds()) {
@@ -300,7 +300,7 @@ TEST_CASE("directories that are not the process' own group are refused with the 
     CHECK(Cgroup::make(kind == Kind::kV2 ? CgroupDirs{group.path(), ""} : CgroupDirs{"", group.path()}, "job",
                        0)
               .error()
-              .text == group.path() + " is not our own control group");
+              .text == group.path() + " is not this process's control group");
     CHECK(group.remove(kPatience));
   }
 }
@@ -371,8 +371,8 @@ TEST_CASE("a killed agent: the keeper kills and removes the group") {
     CHECK(reaches_end(node.liveness.read_end.get()));
     CHECK(!fs::exists(node.group));
     CHECK(read_all(node.errors.read_end.get()) ==
-          "ddplaunchd keeper: the agent was killed by SIGKILL; ended " + std::to_string(count) +
-              " processes that it left\n");
+          "ddplaunchd keeper: the agent was killed by SIGKILL; killed " + std::to_string(count) +
+              " leftover processes\n");
   }
 }
 

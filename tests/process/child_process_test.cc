@@ -113,16 +113,16 @@ TEST_CASE("a program that cannot be executed is reported with the reason") {
 
   const std::string lost = directory.file("lost", "#!/opt/none/python3 -u\n", 0755);
   CHECK(failure_of_path(lost).text == "execute " + lost +
-                                          ": No such file or directory: its first line asks for "
+                                          ": No such file or directory: its first line names the interpreter "
                                           "/opt/none/python3, which does not exist");
   const std::string windows = directory.file("windows", "#!/bin/sh\r\n", 0755);
   CHECK(failure_of_path(windows).text == "execute " + windows +
-                                             ": No such file or directory: its first line ends as Windows "
-                                             "does; save it with Unix line ends");
+                                             ": No such file or directory: its first line has a Windows line "
+                                             "ending; save the file with Unix line endings");
   const std::string text = directory.file("text", "hello\n", 0755);
   CHECK(failure_of_path(text).sys == ENOEXEC);
   CHECK(failure_of_path(text).text == "execute " + text +
-                                          ": Exec format error: it is no program for this machine, and a "
+                                          ": Exec format error: it is not a program for this machine; a "
                                           "script needs a first line #!INTERPRETER");
 }
 
@@ -132,9 +132,9 @@ TEST_CASE("a script with a path relative to the child's directory is explained i
   ChildSpec spec;
   spec.path = "./run";
   spec.cwd = directory.path();
-  CHECK(
-      failure_of(spec).text ==
-      "execute ./run: No such file or directory: its first line asks for /opt/none/sh, which does not exist");
+  CHECK(failure_of(spec).text ==
+        "execute ./run: No such file or directory: its first line names the interpreter /opt/none/sh, which "
+        "does not exist");
 }
 
 TEST_CASE("an environment that is too long is an exec error") {
@@ -161,7 +161,7 @@ TEST_CASE("a descriptor that is not open is a system error") {
   spec.inherit = {{999, 3}};
   const Error error = failure_of(spec);
   CHECK(error.code == ErrorCode::kSystem);
-  CHECK(error.text == "hand descriptors to /bin/sh: Bad file descriptor");
+  CHECK(error.text == "pass descriptors to /bin/sh: Bad file descriptor");
 }
 
 TEST_CASE("without a free descriptor the start fails and leaves nothing behind") {

@@ -58,7 +58,7 @@ Node start_ready(const std::string& agent_mode, const std::string& lease_ms, con
 }
 
 std::string ended(std::size_t count) {
-  return "; ended " + std::to_string(count) + (count == 1 ? " process" : " processes") + " that it left\n";
+  return "; killed " + std::to_string(count) + (count == 1 ? " leftover process\n" : " leftover processes\n");
 }
 
 }  // namespace
@@ -101,7 +101,7 @@ TEST_CASE("a keeper that could not kill a process reports it by its exit code, f
       REQUIRE(write(node.input.write_end.get(), "x", 1) == 1);
     }
     CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitProcessesLeft));
-    CHECK(node.said().find("ddplaunchd keeper: could not end process ") != std::string::npos);
+    CHECK(node.said().find("ddplaunchd keeper: could not kill process ") != std::string::npos);
     for (const ProcessInfo& info : live_processes_of(node.mark))
       kill(info.pid, SIGKILL);
     CHECK(node.all_gone());
@@ -150,7 +150,7 @@ TEST_CASE("an agent that is frozen past its lease is killed with its whole tree"
   CHECK(took > std::chrono::milliseconds(250));
   CHECK(took < std::chrono::seconds(5));
   CHECK(node.all_gone());
-  CHECK(node.said() == "ddplaunchd keeper: the agent was silent for longer than its lease" + ended(6));
+  CHECK(node.said() == "ddplaunchd keeper: the agent's lease expired" + ended(6));
 }
 
 TEST_CASE("a frozen agent without a lease is waited for") {
@@ -212,7 +212,7 @@ TEST_CASE("a lease ends also while keeper and agent are frozen") {
   REQUIRE(node.keeper.send_signal(SIGSTOP).has_value());
   CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
   CHECK(node.all_gone());
-  CHECK(node.said() == "ddplaunchd keeper: the agent was silent for longer than its lease" + ended(6));
+  CHECK(node.said() == "ddplaunchd keeper: the agent's lease expired" + ended(6));
 }
 
 TEST_CASE("a stop signal to the keeper reaches the agent as the same signal") {

@@ -290,8 +290,8 @@ TEST_CASE("a process of another user is reported, not hidden", "[root]") {
   liveness.write_end.reset();
   const std::string text = read_all(report_pipe.read_end.get());
   const std::string pid = text.substr(0, text.find(' '));
-  const std::string asleep = pid + " (process_worker, state S, uid 0), which we may not signal";
-  const std::string on_its_way = pid + " (process_worker, state R, uid 0), which we may not signal";
+  const std::string asleep = pid + " (process_worker, state S, uid 0), no permission to signal it";
+  const std::string on_its_way = pid + " (process_worker, state R, uid 0), no permission to signal it";
   CHECK((text == asleep || text == on_its_way));
   // This process has adopted the orphan.
   CHECK(kill_own_tree().empty());

@@ -126,7 +126,7 @@ TEST_CASE("a host with a malformed request is reported, and nothing is left") {
   const std::string advice = "; install the same version there or name it with --agent PATH";
   const auto descriptors = open_descriptors();
   CHECK(text_of("echo ddplaunchd-need vax 127; exec cat") ==
-        "box: it has no ddplaunchd that fits, and there is none here for a machine of kind vax" + advice);
+        "box: it has no ddplaunchd of this build, and there is none here for a machine of type vax" + advice);
   CHECK(text_of(kAsk + "echo ddplaunchd-send 1; exec cat") ==
         "box: the greeting of /opt/ddplaunchd cannot be read: \"ddplaunchd-send 1\"" + advice);
   CHECK(text_of("echo ddplaunchd-send 0; exec cat") ==
@@ -134,7 +134,7 @@ TEST_CASE("a host with a malformed request is reported, and nothing is left") {
   // Each of the next ends while the file is being sent.
   CHECK(text_of(kAsk +
                 "echo ddplaunchd-send 0; head -c 1 >/dev/null; echo ddplaunchd-fail disk; exec sleep 1") ==
-        "box: ddplaunchd is not there and cannot be put there: disk" + advice);
+        "box: ddplaunchd is not installed there, and copying it failed: disk" + advice);
   CHECK(text_of(kAsk + "echo ddplaunchd-send 0; echo why >&2; exit 3") ==
         "box: /opt/ddplaunchd ended with exit status 3 before its greeting; its last lines:\n  why");
   CHECK(text_of(kAsk + "echo ddplaunchd-send 0; exec 0</dev/null; echo x; exit 4") ==
@@ -154,7 +154,7 @@ TEST_CASE("a failing wrapper is the reported reason for any exit status") {
     CHECK(outcome.error().text ==
           std::string("box: the wrapper (/bin/sh -c echo Error: No such container >&2; exit ") + status +
               ") ended with exit status " + status +
-              " before ddplaunchd could be looked for; its last lines:\n  Error: No such container");
+              " before the search for ddplaunchd began; its last lines:\n  Error: No such container");
     let_children_end(loop);
   }
 }
@@ -353,10 +353,12 @@ TEST_CASE("a wrapper that withholds input or files from the agent is reported") 
     return outcome.error().text;
   };
   CHECK(wrapped("exec \"$0\" \"$@\" </dev/null") ==
-        "box: ddplaunchd is not there and cannot be put there: its standard input is closed (docker exec "
+        "box: ddplaunchd is not installed there, and copying it failed: its standard input is closed (docker "
+        "exec "
         "without -i?); install the same version there or name it with --agent PATH");
   CHECK(wrapped("ulimit -n 10; exec \"$0\" \"$@\"") ==
-        "box: ddplaunchd is not there and cannot be put there: too few open files are allowed there (ulimit "
+        "box: ddplaunchd is not installed there, and copying it failed: too few open files are allowed there "
+        "(ulimit "
         "-n 10); install the same version there or name it with --agent PATH");
   CHECK(wrapped("ulimit -f 100; exec \"$0\" \"$@\"").find(" bytes (ulimit -f ") != std::string::npos);
 }

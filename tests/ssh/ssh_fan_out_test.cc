@@ -126,9 +126,9 @@ TEST_CASE("failing hosts among good ones are reported one by one") {
   for (std::size_t i : {0, 1, 2, 4})
     CHECK(start.outcomes.at(i).has_value());
   REQUIRE(start.outcomes.at(3).has_error());
-  CHECK(
-      start.outcomes.at(3).error().text ==
-      "127.0.0.5: cannot connect to 127.0.0.5:1: Connection refused; does sshd run there, and on this port?");
+  CHECK(start.outcomes.at(3).error().text ==
+        "127.0.0.5: cannot connect to 127.0.0.5:1: Connection refused; check that sshd runs there, and on "
+        "this port");
   start.outcomes.clear();
 }
 
@@ -205,13 +205,12 @@ TEST_CASE("the ssh program gives the same outcomes, and reports an unreachable h
   CHECK(outcomes.at(2).has_value());
   REQUIRE(outcomes.at(1).has_error());
   CHECK(outcomes.at(1).error().code == ErrorCode::kUnreachable);
-  CHECK(
-      outcomes.at(1).error().text ==
-      "127.0.0.3: ssh failed (exit status 255); nothing is asked inside a job: \"ssh -F " +
-          nodes().file("ssh_config") +
-          " -p 1 127.0.0.3 true\" in a terminal shows whether it wants a passphrase (then ssh-add the key "
-          "first), a password or a yes to a host key; its last lines:\n  ssh: connect to host 127.0.0.3 port "
-          "1: Connection refused");
+  CHECK(outcomes.at(1).error().text ==
+        "127.0.0.3: ssh failed (exit status 255); ddplaunch never prompts; run \"ssh -F " +
+            nodes().file("ssh_config") +
+            " -p 1 127.0.0.3 true\" in a terminal to see whether ssh asks for a passphrase (then run ssh-add "
+            "first), a password, or a host key; its last lines:\n  ssh: connect to host 127.0.0.3 port "
+            "1: Connection refused");
   outcomes.clear();
   loop.restart();
   loop.run_for(std::chrono::seconds(5));

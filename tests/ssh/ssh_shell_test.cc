@@ -215,8 +215,7 @@ TEST_CASE("a changed host key is refused with a warning") {
   CHECK(failure(host_named("127.0.0.2"), config, ErrorCode::kUnreachable) ==
         "127.0.0.2: THE HOST KEY HAS CHANGED: " + place("127.0.0.2") + " shows ssh-ed25519 " +
             host_fingerprint() + ", but " + known + ":2 has another key for " + bracketed("127.0.0.2") +
-            "; somebody may stand between (man in the middle), so nothing was sent. If the host was set up "
-            "anew: "
+            "; this may be a man-in-the-middle attack, so nothing was sent. If the host was reinstalled: "
             "ssh-keygen -R '" +
             bracketed("127.0.0.2") + "' -f " + known + ", then accept the new key");
 }
@@ -258,7 +257,7 @@ TEST_CASE("a port without a listener") {
   }
   CHECK(failure(at_port("127.0.0.1", port), nodes().file("ssh_config"), ErrorCode::kUnreachable) ==
         "127.0.0.1: cannot connect to 127.0.0.1:" + std::to_string(port) +
-            ": Connection refused; does sshd run there, and on this port?");
+            ": Connection refused; check that sshd runs there, and on this port");
 }
 
 TEST_CASE("a host name that cannot be resolved") {
@@ -275,7 +274,7 @@ TEST_CASE("a port that accepts connections and sends nothing is given up at the 
   CHECK(failure(at_port("127.0.0.1", silent.port), nodes().file("ssh_config"), ErrorCode::kTimeout,
                 std::chrono::milliseconds(400)) ==
         "127.0.0.1: 127.0.0.1:" + std::to_string(silent.port) +
-            " took the connection, but no SSH server answered before the start limit");
+            " accepted the connection, but no SSH server answered before the start limit");
   CHECK(std::chrono::steady_clock::now() - before < std::chrono::seconds(3));
 }
 
@@ -297,10 +296,10 @@ TEST_CASE("a port that closes each connection is retried a bounded number of tim
                                std::chrono::milliseconds(700));
   REQUIRE_FALSE(ran.opened.has_value());
   CHECK(ran.opened.error().code == ErrorCode::kUnreachable);
-  CHECK(ran.opened.error().text == "127.0.0.1: 127.0.0.1:" + std::to_string(closing.port) +
-                                       " closed the connection before its SSH greeting; is it an SSH server, "
-                                       "and does it allow as many logins at once "
-                                       "(MaxStartups in sshd_config)?");
+  CHECK(ran.opened.error().text ==
+        "127.0.0.1: 127.0.0.1:" + std::to_string(closing.port) +
+            " closed the connection before its SSH greeting; check that it is an SSH server and allows this "
+            "many concurrent logins (MaxStartups in sshd_config)");
   CHECK(accepted >= 3);
   CHECK(accepted <= 10);
 }
@@ -308,7 +307,7 @@ TEST_CASE("a port that closes each connection is retried a bounded number of tim
 TEST_CASE("a configuration that ssh refuses is reported in ssh's words") {
   const std::string config = nodes().write("config_bad", "NoSuchOption yes\n");
   const std::string text = failure(host_named("127.0.0.2"), config, ErrorCode::kUnreachable);
-  CHECK(text.rfind("127.0.0.2: the SSH configuration is refused by ssh:\n", 0) == 0);
+  CHECK(text.rfind("127.0.0.2: the SSH configuration was rejected by ssh:\n", 0) == 0);
   CHECK(text.find("Bad configuration option: nosuchoption") != std::string::npos);
 }
 
@@ -338,7 +337,7 @@ TEST_CASE("a configuration that cannot be read is an error, and is not skipped")
   const auto ran = run_command(loop, shell, host_named("127.0.0.2"), {"true"});
   REQUIRE_FALSE(ran.opened.has_value());
   CHECK(ran.opened.error().text == "127.0.0.2: the SSH configuration " + options.config +
-                                       " can be read by the ssh program alone, and there is no /no/such/ssh "
+                                       " can only be read by the ssh program, and there is no /no/such/ssh "
                                        "here: install OpenSSH's client");
 }
 
@@ -352,7 +351,7 @@ TEST_CASE("an ssh -G with endless output is killed") {
   const auto ran = run_command(loop, shell, host_named("127.0.0.2"), {"true"});
   REQUIRE_FALSE(ran.opened.has_value());
   CHECK(ran.opened.error().text ==
-        "127.0.0.2: " + program + " -G prints more than any SSH configuration has");
+        "127.0.0.2: " + program + " -G printed more than 1 MiB, which is no SSH configuration");
 }
 
 TEST_CASE("options that keep ssh from running a command are overridden") {
@@ -369,7 +368,8 @@ TEST_CASE("options that keep ssh from running a command are overridden") {
     REQUIRE(ran.opened.has_value());
     CHECK(ran.out == "in\n");
     REQUIRE(notices.size() == 1);
-    CHECK(notices[0].find("because of a token in IdentityFile that only ssh knows") != std::string::npos);
+    CHECK(notices[0].find("because of a token in IdentityFile that only ssh can expand") !=
+          std::string::npos);
   }
 }
 
@@ -389,8 +389,8 @@ TEST_CASE("a host behind a jump host uses the ssh program, reported once") {
   }
   REQUIRE(notices.size() == 1);
   CHECK(notices[0] ==
-        "inner1: reached through the program ssh, because of ProxyCommand in the SSH configuration (and so "
-        "are other hosts for which this is so)");
+        "inner1: connecting through the program ssh, because of ProxyCommand in the SSH configuration "
+        "(reported once; other hosts may have the same reason)");
 }
 
 TEST_CASE("a user certificate is used") {
@@ -424,18 +424,18 @@ TEST_CASE("an ssh-agent signs, and one that never answers blocks no other host")
                                               asio::local::stream_protocol::endpoint(nodes().file("deaf")));
   SshShell shell(loop.get_executor(), options_for(config));
   bool refused = false;
-  asio::co_spawn(loop,
-                 shell.open(host_named("127.0.0.4"), {"true"},
-                            std::chrono::steady_clock::now() + std::chrono::milliseconds(1200)),
-                 [&refused](std::exception_ptr, Result<std::unique_ptr<Channel>> channel) {
-                   refused = true;
-                   CHECK(channel.has_error());
-                   CHECK(channel.error().code == ErrorCode::kTimeout);
-                   CHECK(channel.error().text ==
-                         "127.0.0.4: the login at " + place("127.0.0.4") +
-                             " did not end before the start limit; does the ssh-agent wait for a "
-                             "touch or a passphrase?");
-                 });
+  asio::co_spawn(
+      loop,
+      shell.open(host_named("127.0.0.4"), {"true"},
+                 std::chrono::steady_clock::now() + std::chrono::milliseconds(1200)),
+      [&refused](std::exception_ptr, Result<std::unique_ptr<Channel>> channel) {
+        refused = true;
+        CHECK(channel.has_error());
+        CHECK(channel.error().code == ErrorCode::kTimeout);
+        CHECK(channel.error().text == "127.0.0.4: the login at " + place("127.0.0.4") +
+                                          " did not finish before the start limit; check whether the "
+                                          "ssh-agent waits for a touch or a passphrase");
+      });
   Host quick = host_named("127.0.0.6");
   quick.identity = nodes().file("id");
   CHECK(run_command(loop, shell, quick, {"echo", "quick"}).out == "quick\n");

@@ -112,7 +112,7 @@ class RejoinTest(LaunchTest):
 
     def wait_until_trained_on(self, attempt, process):
         """Waits until the attempt has made some steps. Returns (ranks, step) of the line that announces the attempt."""
-        line = self.wait_until_said(rf"attempt {attempt}: (\d+) ranks? goe?s? ?on from step (\d+)")
+        line = self.wait_until_said(rf"attempt {attempt}: (\d+) ranks? continues? from step (\d+)")
         ranks, step = map(int, line.groups())
         self.wait_for_step(step + 5, process)
         return ranks, step
@@ -137,7 +137,7 @@ class RejoinTest(LaunchTest):
         self.assert_code(done, 0)
         self.assertRegex(done.out, rf"(?m)^weights equal on {ranks} ranks: [0-9a-f]{{16}}$")
         self.assertEqual(samples.problems(self.samples, LIMIT, epochs), [], done.err)
-        begins = {int(step) for step in re.findall(r"go(?:es)? on from step (\d+)", done.err)}
+        begins = {int(step) for step in re.findall(r"continues? from step (\d+)", done.err)}
         self.assertEqual(problems_of_records(self.metrics, begins), [], done.err)
 
 

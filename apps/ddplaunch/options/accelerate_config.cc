@@ -58,7 +58,7 @@ class AccelerateReader {
 
   void read(const YAML::Node& root);
   void refuse_second(const YAML::Node& document) {
-    fail(document, "a second document begins here (behind ---); a file of accelerate config has one");
+    fail(document, "a second document begins here (after ---); a file of accelerate config has only one");
   }
 
  private:
@@ -151,8 +151,8 @@ void AccelerateReader::check_keys() {
     const std::string key = entry.first.IsScalar() ? entry.first.Scalar() : "";
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
     const std::string_view near = remote::nearest_word(key, known);
-    fail(entry.first, "\"" + key + "\" is no key of accelerate's that is known here" +
-                          (near.empty() ? "; take it out" : "; did you mean " + std::string(near) + "?"));
+    fail(entry.first, "\"" + key + "\" is not a known key of accelerate" +
+                          (near.empty() ? "; remove it" : "; did you mean " + std::string(near) + "?"));
   }
 }
 
@@ -187,7 +187,7 @@ void AccelerateReader::read_environment() {
   if (type_ == "XLA" || type_ == "TPU" || is_on("tpu_use_cluster")) {
     fail(type, "TPUs are launched by accelerate itself, not by ddplaunch");
   } else if (std::find(kTypes.begin(), kTypes.end(), type_) == kTypes.end()) {
-    fail(type, "distributed_type " + type_ + " is not known here");
+    fail(type, "distributed_type " + type_ + " is not supported");
   }
   if (const YAML::Node env = given("tpu_env"); env.IsDefined() && env.size() > 0)
     fail(env, "tpu_env: TPUs are launched by accelerate itself, not by ddplaunch");
@@ -213,7 +213,8 @@ void AccelerateReader::read_output_paths() {
     option("--master-port", std::to_string(*port), "main_process_port");
   if (given("main_process_ip").IsDefined())
     note(
-        "main_process_ip has no effect: ranks meet at node 0's address on the network all share (--network)");
+        "main_process_ip has no effect: MASTER_ADDR is node 0's address on the network that all nodes share "
+        "(--network)");
   if (const auto rank = number("machine_rank"); rank && *rank > 0)
     note("machine_rank has no effect: one ddplaunch starts all nodes, ranked as the hosts are listed");
   if (const YAML::Node backend = given("rdzv_backend"); backend.IsDefined() && backend.Scalar() != "static")
@@ -234,7 +235,7 @@ void AccelerateReader::read_precision() {
   if (!node.IsDefined() && is_on("fp16")) precision = "fp16";
   if (truth(node) == false) precision = "no";
   if (precision != "no" && precision != "fp16" && precision != "bf16" && precision != "fp8")
-    return fail(node, "mixed_precision " + precision + ": accelerate knows no, fp16, bf16 and fp8");
+    return fail(node, "mixed_precision " + precision + ": accelerate supports no, fp16, bf16 and fp8");
   set("ACCELERATE_MIXED_PRECISION", precision);
 }
 
@@ -352,7 +353,7 @@ void AccelerateReader::read(const YAML::Node& root) {
     read_section(section);
   read_deepspeed();
   if (!taken_.empty()) {
-    note("it stands for " + taken_ + "; options on the command line go before them");
+    note("it stands for " + taken_ + "; options on the command line take precedence");
     diagnostics_.advice.push_back(file_ + " stands for " + taken_);
   }
 }

@@ -179,7 +179,7 @@ bool Scanner::read_unknown(const WrittenOption& written) {
   const std::string_view meant = suggestion(written);
   if (meant.empty()) {
     diagnostics_.fail("unknown option " + written.text +
-                      "; ddplaunch --help lists all, options of the worker stand behind it");
+                      "; ddplaunch --help lists all options; the worker's options follow the worker");
     return written.value.has_value();
   }
   diagnostics_.fail("unknown option " + written.text + "; did you mean " + std::string(meant) + "?");

@@ -28,7 +28,7 @@ constexpr std::array kCompatibilityOptions = {
     CompatibilityOption{"--rdzv-backend", kValue, SupportStatus::kNoted, "",
                         "ddplaunch has one rendezvous of its own"},
     CompatibilityOption{"--rdzv-conf", kValue, SupportStatus::kNoted, "",
-                        "the one limit of the start is --start-timeout"},
+                        "--start-timeout is the only start limit"},
     CompatibilityOption{"--monitor-interval", kValue, SupportStatus::kNoted, "",
                         "the end of a worker is seen at once"},
     CompatibilityOption{"--start-method", kValue, SupportStatus::kNoted, "",
@@ -62,9 +62,8 @@ constexpr std::array kCompatibilityOptions = {
     CompatibilityOption{"--num-nodes", kValue, SupportStatus::kRenamed, "", "--nnodes"},
     CompatibilityOption{"--num-gpus", kValue, SupportStatus::kRenamed, "", "--nproc-per-node"},
     CompatibilityOption{"--num-accelerators", kValue, SupportStatus::kRenamed, "", "--nproc-per-node"},
-    CompatibilityOption{
-        "--no-ssh", kFlag, SupportStatus::kRefused, "",
-        "leave it out: with --node-rank and --master-addr each node has a ddplaunch of its own"},
+    CompatibilityOption{"--no-ssh", kFlag, SupportStatus::kRefused, "",
+                        "omit it: with --node-rank and --master-addr each node has its own ddplaunch"},
     CompatibilityOption{"--launcher-args", kValue, SupportStatus::kRefused, "",
                         "use --ssh-config or --ssh-command"},
     CompatibilityOption{"--ssh-port", kValue, SupportStatus::kRefused, "",
@@ -98,7 +97,7 @@ constexpr std::array kCompatibilityOptions = {
     CompatibilityOption{"--num-machines", kValue, SupportStatus::kRenamed, "", "--nnodes"},
     CompatibilityOption{"--main-process-port", kValue, SupportStatus::kRenamed, "", "--master-port"},
     CompatibilityOption{"--num-processes", kValue, SupportStatus::kRefused, "",
-                        "it is a total; use --nproc-per-node, the workers on each node"},
+                        "it is the total of all nodes; use --nproc-per-node, the workers on each node"},
     CompatibilityOption{"--machine-rank", kValue, SupportStatus::kRenamed, "", "--node-rank"},
     CompatibilityOption{"--main-process-ip", kValue, SupportStatus::kRenamed, "", "--master-addr"},
     CompatibilityOption{"--multi-gpu", kFlag, SupportStatus::kNoted, "", "--nproc-per-node says how many"},
@@ -177,7 +176,7 @@ constexpr std::array kCompatibilityOptions = {
     CompatibilityOption{"--nodelist", kValue, SupportStatus::kRenamed, "", "--host"},
     CompatibilityOption{"-w", kValue, SupportStatus::kRefused, "", "use --host LIST"},
     CompatibilityOption{"--export", kValue, SupportStatus::kRefused, "",
-                        "use --env NAME[=VALUE]; most of the environment goes along anyway"},
+                        "use --env NAME[=VALUE]; most of the environment is forwarded by default"},
     CompatibilityOption{"--wdir", kValue, SupportStatus::kRenamed, "", "--chdir"},
     CompatibilityOption{"--allow-run-as-root", kFlag, SupportStatus::kNoted, "", "root may run jobs"},
     CompatibilityOption{"--bind-to", kValue, SupportStatus::kRefused, "",
@@ -215,7 +214,7 @@ constexpr std::array kCompatibilityOptions = {
     CompatibilityOption{"--cpu-bind", kValue, SupportStatus::kRefused, "",
                         "bind in the worker's command: numactl -N 0 python …"},
     CompatibilityOption{"--kill-on-bad-exit", kFlag, SupportStatus::kRefused, "",
-                        "leave it out: the first failure ends the job"},
+                        "omit it: the first failure ends the job"},
     CompatibilityOption{"--unbuffered", kFlag, SupportStatus::kNoted, "",
                         "python runs with -u, and lines are passed on at once"},
     CompatibilityOption{"--output", kValue, SupportStatus::kRefused, "", "use --log-dir DIR"},
@@ -337,7 +336,7 @@ PetOptions read_pet_options(const launcher::EnvVars& env, const std::vector<std:
       options.words.push_back(std::string(option.name) + '=' + *value);
     } else if (!is_number(*value)) {
       diagnostics.fail(variable + '=' + *value + ": give 1 for " + std::string(option.name) +
-                       ", or 0; torchrun reads a number there, too");
+                       ", or 0; torchrun expects a number as well");
       continue;
     } else if (value->find_first_not_of('0') == std::string::npos) {
       continue;

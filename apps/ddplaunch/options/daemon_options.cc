@@ -21,12 +21,12 @@ void refuse_ssh_options(const OptionValues& values, Diagnostics& diagnostics) {
                                        std::pair("--accept-new-host-keys", values.accept_new_host_keys)}) {
     if (is_given)
       diagnostics.fail(std::string("--launcher daemon reaches the nodes without SSH, so ") + name +
-                       " has no meaning");
+                       " has no effect");
   }
   if (!values.agent.empty())
     diagnostics.fail(
-        "each daemon starts the ddplaunchd that lies beside it, so --agent has no meaning with "
-        "--launcher daemon; install the same version there");
+        "--agent cannot be used with --launcher daemon: each daemon starts the ddplaunchd beside it; install "
+        "this version on the nodes");
 }
 
 void check_hosts(const JobSpec& spec, Diagnostics& diagnostics) {
@@ -40,8 +40,7 @@ void check_hosts(const JobSpec& spec, Diagnostics& diagnostics) {
     diagnostics.fail("a daemon starts no wrapper (host " + wrapped +
                      "): run ddplaunchd --listen inside the container, or use --launcher ssh");
   }
-  if (of_ssh)
-    diagnostics.note("user, identity and jump of the hosts are for SSH and not used by --launcher daemon");
+  if (of_ssh) diagnostics.note("user, identity and jump of the hosts have no effect with --launcher daemon");
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ void read_env_text(std::string_view text, const std::string& file, launcher::Env
     } else if (equals == std::string_view::npos) {
       diagnostics.fail(location + "expected NAME=VALUE");
     } else if (!is_name(name)) {
-      diagnostics.fail(location + "what stands before '=' is not the name of an environment variable");
+      diagnostics.fail(location + "the text before '=' is not the name of an environment variable");
     } else if (line.find('\0') != std::string_view::npos) {
       diagnostics.fail(location + "the value of " + std::string(name) + " has a zero byte");
     } else {

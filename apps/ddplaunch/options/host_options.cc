@@ -61,7 +61,7 @@ bool read_hostfile(const OptionValues& values, const ProcessContext& context,
     diagnostics.fail(
         "hostfile " + text.error().text +
         (text.error().sys == ENOENT
-             ? "; write one host a line there (gpu01 slots=8), or leave --hostfile out to run on this machine"
+             ? "; write one host per line (gpu01 slots=8), or omit --hostfile to run on this machine"
              : ""));
     return false;
   }
@@ -86,7 +86,7 @@ bool listed_hosts(const OptionValues& values, const ProcessContext& context, std
     given += (count++ > 0 ? " and " : "") + std::string(name);
   }
   if (count > 1) {
-    diagnostics.fail(given + " cannot be used together; --include picks hosts out of a hostfile");
+    diagnostics.fail(given + " cannot be used together; --include selects hosts of a hostfile");
     return false;
   }
   if (!values.hostfile.empty()) return read_hostfile(values, context, hosts, diagnostics);
@@ -119,7 +119,8 @@ void read_launcher(const OptionValues& values, JobSpec& spec, Diagnostics& diagn
   if (values.launcher == "slurm") {
     spec.launcher = LauncherKind::kSlurm;
     if (!values.ssh_command.empty())
-      diagnostics.fail("--launcher slurm starts the nodes with srun, so --ssh-command has no meaning");
+      diagnostics.fail(
+          "--ssh-command cannot be used with --launcher slurm, which starts the nodes with srun");
     return;
   }
   if (values.launcher == "ssh" || values.launcher == "pdsh") {  // DeepSpeed's name of the same
@@ -139,7 +140,7 @@ void read_launcher(const OptionValues& values, JobSpec& spec, Diagnostics& diagn
   }
   if (!others.empty()) {
     diagnostics.fail("--launcher local (or --standalone) starts on this machine only, not on " +
-                     joined(others) + "; leave it out, or leave the hosts out");
+                     joined(others) + "; omit it, or omit the hosts");
   }
 }
 
@@ -168,8 +169,7 @@ std::size_t read_spares(const OptionValues& values, std::size_t nodes, bool host
   if (values.spares.empty()) return 0;
   const auto spares = remote::whole_number(values.spares, remote::kMaxHosts);
   if (!spares) {
-    diagnostics.fail("--spares " + values.spares +
-                     ": give a whole number, the hosts that wait for a lost one");
+    diagnostics.fail("--spares " + values.spares + ": give a whole number of spare hosts");
     return 0;
   }
   const auto wanted = static_cast<std::size_t>(*spares);
@@ -223,9 +223,8 @@ void share_processes(const OptionValues& values, JobSpec& spec, Diagnostics& dia
   const auto nodes = static_cast<long long>(hosts_used(spec));
   const std::string what = location + "num_processes " + std::to_string(total);
   if (total % nodes != 0) {
-    diagnostics.fail(what + " is the total and cannot be divided among " + std::to_string(nodes) +
-                     " machines evenly; correct it, or leave it out and give each host its slots in the "
-                     "hostfile");
+    diagnostics.fail(what + " is the total and cannot be divided evenly among " + std::to_string(nodes) +
+                     " machines; correct it, or remove it and give each host slots= in the hostfile");
   } else if (const auto procs = read_procs(std::to_string(total / nodes))) {
     spec.nproc = *procs;
   } else {

@@ -82,8 +82,8 @@ bool SchedulerReader::from_slurm() {
   const bool launchers = std::all_of(tasks->begin(), tasks->end(), [](int count) { return count == 1; });
   if (launchers && hosts_.size() > 1 && slurm.gpus_per_node.empty() && !slurm.gpus_on_node.empty()) {
     diagnostics_.note(
-        "every node is taken to have " + slurm.gpus_on_node +
-        " GPUs, as SLURM_GPUS_ON_NODE says of this one; --gpus-per-node in the job says it of all");
+        "assuming that every node has " + slurm.gpus_on_node +
+        " GPUs, the SLURM_GPUS_ON_NODE of this node; --gpus-per-node in the job sets it for all nodes");
   }
   return true;
 }
@@ -104,7 +104,7 @@ bool SchedulerReader::from_environment() {
     }
     return take(source.read(*text, value));
   }
-  diagnostics_.fail("--hosts-from env: no scheduler names hosts here; looked for " + wanted);
+  diagnostics_.fail("--hosts-from env: no variable of a scheduler names hosts; searched for " + wanted);
   return false;
 }
 

@@ -111,7 +111,7 @@ std::string nodes_text(const JobSpec& spec) {
   if (next) {
     text += "world size " + std::to_string(*next) + '\n';
   } else {
-    text += "? is what the node counts when it starts: " +
+    text += "? is counted by the node at the start: " +
             std::string(spec.nproc.kind == ProcsPerNode::Kind::kCpu ? "its CPUs" : "its GPUs") +
             (spec.nproc.kind == ProcsPerNode::Kind::kUnset ? ", else one worker" : "") + '\n';
   }
@@ -171,7 +171,7 @@ std::string job_plan_text(const JobSpec& spec) {
   text += spec.launcher == launcher::LauncherKind::kLocal    ? "on this machine\n"
           : spec.launcher == launcher::LauncherKind::kSlurm  ? "with srun\n"
           : spec.launcher == launcher::LauncherKind::kDaemon ? "through the daemons there\n"
-          : spec.per_node ? "one ddplaunch on each node, which meet at " + spec.per_node->master_addr +
+          : spec.per_node ? "one ddplaunch on each node; they connect to " + spec.per_node->master_addr +
                                 " port " + std::to_string(spec.per_node->port) + '\n'
                           : "over SSH\n";
   text += '\n' + nodes_text(spec) + '\n';

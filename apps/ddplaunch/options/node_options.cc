@@ -90,10 +90,9 @@ bool NodeOptionReader::others_chosen() {
   if (!values_.launcher.empty()) chosen = "--launcher " + values_.launcher;
   if (chosen.empty()) return false;
   if (!values_.node_rank.empty() && values_.node_rank != "0") {
-    diagnostics_.fail(
-        "--node-rank " + values_.node_rank + " and " + chosen +
-        " contradict each other: with hosts one ddplaunch starts all nodes, with --node-rank each "
-        "node has its own; leave one of them out");
+    diagnostics_.fail("--node-rank " + values_.node_rank + " and " + chosen +
+                      " contradict each other: with hosts one ddplaunch starts all nodes, with --node-rank "
+                      "each node has its own; omit one of them");
   }
   if (!values_.master_addr.empty() && !is_loopback_word(values_.master_addr)) {
     diagnostics_.note("--master-addr has no effect with " + chosen +
@@ -126,7 +125,7 @@ void NodeOptionReader::pods() {
   if (values_.nnodes.empty()) values_.nnodes = variable("WORLD_SIZE");
   diagnostics_.note("RANK=" + values_.node_rank + " and WORLD_SIZE=" + variable("WORLD_SIZE") +
                     " are set here: this is one of " + values_.nnodes +
-                    " nodes, each with a ddplaunch of its own; --launcher local runs on this machine alone");
+                    " nodes, each with its own ddplaunch; --launcher local runs on this machine only");
 }
 
 /// srun started one ddplaunch on each node, and an option or a variable gives the meeting address.
@@ -145,13 +144,13 @@ bool NodeOptionReader::endpoint() {
   if (values_.rdzv_endpoint.empty()) return true;
   const HostPort endpoint = split_endpoint(values_.rdzv_endpoint);
   if (endpoint.host.empty() || !number_in(endpoint.port)) {
-    diagnostics_.fail("--rdzv-endpoint " + values_.rdzv_endpoint + ": give HOST:PORT, node 0's");
+    diagnostics_.fail("--rdzv-endpoint " + values_.rdzv_endpoint + ": give HOST:PORT of node 0");
     return false;
   }
   if (!values_.master_addr.empty() && values_.master_addr != endpoint.host) {
     diagnostics_.fail("--master-addr " + values_.master_addr + " and --rdzv-endpoint " +
                       values_.rdzv_endpoint +
-                      " name different hosts; both are where node 0 is, so leave one of them out");
+                      " name different hosts; both give the address of node 0, so omit one of them");
     return false;
   }
   if (values_.master_port.empty()) {
@@ -159,7 +158,7 @@ bool NodeOptionReader::endpoint() {
   } else if (values_.master_port != endpoint.port &&
              values_.rdzv_endpoint.find(endpoint.port) != std::string::npos) {
     diagnostics_.fail("--master-port " + values_.master_port + " and --rdzv-endpoint " +
-                      values_.rdzv_endpoint + " name different ports; leave one of them out");
+                      values_.rdzv_endpoint + " name different ports; omit one of them");
     return false;
   }
   values_.master_addr = endpoint.host;
@@ -172,15 +171,13 @@ void NodeOptionReader::alone(int nodes) {
   if (other && nodes == 1) {
     diagnostics_.fail("--node-rank " + values_.node_rank + ": with --nnodes 1 there is only node 0");
   } else if (other) {
-    diagnostics_.fail("--node-rank " + values_.node_rank + " needs --nnodes N, how many nodes there are");
+    diagnostics_.fail("--node-rank " + values_.node_rank + " needs --nnodes N, the number of nodes");
   } else if (nodes == 0 && !values_.master_addr.empty() && !is_loopback_word(values_.master_addr)) {
-    diagnostics_.fail(
-        "--master-addr " + values_.master_addr +
-        " needs --nnodes N, how many nodes there are, each with a ddplaunch of its own; where one "
-        "ddplaunch starts all nodes --network chooses the address");
+    diagnostics_.fail("--master-addr " + values_.master_addr +
+                      " needs --nnodes N, the number of nodes with their own ddplaunch; if one ddplaunch "
+                      "starts all nodes, --network chooses the address");
   }
-  if (!values_.rdzv_endpoint.empty())
-    diagnostics_.note("--rdzv-endpoint has no effect: there is one node, which meets nobody");
+  if (!values_.rdzv_endpoint.empty()) diagnostics_.note("--rdzv-endpoint has no effect with a single node");
 }
 
 bool NodeOptionReader::read_port(PerNode& given) {
@@ -194,8 +191,7 @@ bool NodeOptionReader::read_port(PerNode& given) {
   const auto port = remote::whole_number(text, 65'535);
   if (!port || *port == 0) {
     diagnostics_.fail(name + " " + text +
-                      ": the nodes meet at this port, so give one from 1 to 65535, the same "
-                      "on all nodes");
+                      ": give a port from 1 to 65535, the same on all nodes, because they connect to it");
     return false;
   }
   given.port = static_cast<std::uint16_t>(*port);
@@ -223,19 +219,19 @@ std::optional<PerNode> NodeOptionReader::read() {
   if (given.master_addr.empty()) {
     if (!values_.node_rank.empty()) {
       diagnostics_.fail("--node-rank " + rank +
-                        " needs --master-addr ADDR, where node 0 is; or set MASTER_ADDR on all nodes");
+                        " needs --master-addr ADDR, the address of node 0; or set MASTER_ADDR on all nodes");
     }
     return std::nullopt;
   }
   if (given.master_addr.find_first_of(" \t/,") != std::string::npos || given.master_addr.size() > 255) {
-    diagnostics_.fail("--master-addr " + given.master_addr + ": give a host's name or address, node 0's");
+    diagnostics_.fail("--master-addr " + given.master_addr + ": give the name or address of node 0");
     return std::nullopt;
   }
   if (!rank.empty()) {
     const auto number = number_in(rank);
     if (!number || *number >= static_cast<unsigned long long>(given.nodes)) {
       diagnostics_.fail(name + " " + rank + ": give a whole number from 0 to " +
-                        std::to_string(given.nodes - 1) + ", another one on each of the " +
+                        std::to_string(given.nodes - 1) + ", a different one on each of the " +
                         std::to_string(given.nodes) + " nodes");
       return std::nullopt;
     }
@@ -248,19 +244,18 @@ std::optional<PerNode> NodeOptionReader::read() {
 void refuse_what_needs_one_launcher(const OptionValues& values, Verb verb, Diagnostics& diagnostics) {
   if (verb != Verb::kRun) {
     diagnostics.fail(std::string("ddplaunch ") + (verb == Verb::kCheck ? "check" : "hosts") +
-                     " asks nodes that it reaches itself: give it their names with --hostfile or --host, and "
-                     "leave --node-rank and --master-addr out");
+                     " connects to the nodes itself: name them with --hostfile or --host, and omit "
+                     "--node-rank and --master-addr");
   }
   if (!values.wrapper.empty()) {
     diagnostics.fail(
-        "--wrapper starts agents inside something; where each node has a ddplaunch of its own, start that "
-        "one "
-        "inside it");
+        "--wrapper cannot be used with one ddplaunch per node; start each ddplaunch inside the wrapper "
+        "instead");
   }
   if (!values.include.empty() || !values.exclude.empty()) {
     diagnostics.fail(
-        "--include and --exclude choose among hosts that are listed; where each node has a ddplaunch of its "
-        "own, leave it out on that node");
+        "--include and --exclude need a list of hosts; with one ddplaunch per node, do not start it on the "
+        "excluded nodes");
   }
 }
 

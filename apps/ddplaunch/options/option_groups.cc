@@ -38,9 +38,9 @@ constexpr std::string_view kUsage =
     "\n"
     "Starts WORKER on every node of a cluster, or of this machine when no hosts are given.\n"
     "WORKER is train (the bundled trainer), a .py file (run as python3 -u FILE), or any program.\n"
-    "check looks at every host for what would break the job, hosts prints the ranks and addresses that the\n"
-    "job would get; both start no worker (docs/users/check.md).\n"
-    "Everything behind WORKER belongs to it. Options may be written with _ for -.\n"
+    "check tests every host for problems that would break the job, hosts prints the ranks and addresses of\n"
+    "the job; both start no worker (docs/users/check.md).\n"
+    "All arguments after WORKER belong to it. Options may be written with _ for -.\n"
     "Times are 500ms, 15s, 2m, 1h, or a number of seconds; sizes are 500K, 64M, 2G, or bytes.\n";
 
 // Breaks the text into lines that begin at the help column.
@@ -107,16 +107,16 @@ struct OptionTable::Impl {
 
 void OptionTable::Impl::add_hosts() {
   value(kHosts, "--hostfile", values.hostfile, "FILE",
-        "nodes, one a line: gpu[01-16] slots=8 (docs/users/hostfile.md)");
+        "nodes, one per line: gpu[01-16] slots=8 (docs/users/hostfile.md)");
   list(kHosts, "--host", values.host, "LIST", "nodes on the command line: gpu01:8,gpu[02-04]:8");
   value(kHosts, "--hosts-from", values.hosts_from, "slurm|env|FILE|-",
         "nodes as the scheduler names them, or from standard input (-)");
   value(kHosts, "--include", values.include, "LIST", "use only these hosts and slots: gpu01:0,2@gpu02");
   value(kHosts, "--exclude", values.exclude, "LIST", "use all but these hosts and slots");
   value(kHosts, "--nnodes", values.nnodes, "N|MIN:MAX",
-        "use the first N hosts (default: all); MIN:MAX goes on with MIN when nodes are lost "
+        "use the first N hosts (default: all); MIN:MAX continues with MIN when nodes are lost "
         "(docs/users/elastic.md)");
-  value(kHosts, "--spares", values.spares, "K", "keep K more hosts ready to take the place of a lost one");
+  value(kHosts, "--spares", values.spares, "K", "keep K more hosts ready to replace lost hosts");
   value(kHosts, "--nproc-per-node", values.nproc_per_node, "N|auto|gpu|cpu",
         "workers on each node (default: its slots; without slots its GPUs; without GPUs 1)");
   flag(kHosts, "--oversubscribe", values.oversubscribe, "allow more workers than slots");
@@ -127,37 +127,40 @@ void OptionTable::Impl::add_start() {
         "how nodes are reached (default: ssh; without hosts local; in a Slurm job slurm, with srun; daemon: "
         "where ddplaunchd --listen runs, docs/users/daemon.md)");
   value(kStart, "--node-rank", values.node_rank, "N",
-        "this is one of --nnodes nodes, each with a ddplaunch of its own (docs/users/per_node.md)");
-  value(kStart, "--master-addr", values.master_addr, "ADDR", "where node 0 is, for that");
+        "rank of this node when each of the --nnodes nodes runs its own ddplaunch (docs/users/per_node.md)");
+  value(kStart, "--master-addr", values.master_addr, "ADDR", "address of node 0, with --node-rank");
   value(kStart, "--rdzv-endpoint", values.rdzv_endpoint, "HOST:PORT",
-        "the same with the port, as torchrun has it");
+        "address and port of node 0, as in torchrun");
   flag(kStart, "--insecure", values.insecure, "let nodes join without a token");
   value(kStart, "--token-file", values.token_file, "FILE",
-        "the secret that all nodes of the job share (default: DDPLAUNCH_TOKEN; with daemon else "
-        "~/.config/ddplaunch/token)");
+        "file with the secret that all nodes of the job share (default: DDPLAUNCH_TOKEN; with --launcher "
+        "daemon, else ~/.config/ddplaunch/token)");
   value(kStart, "--daemon-port", values.daemon_port, "PORT",
-        "of the daemons, for hosts without port= (default: 29499)");
-  value(kStart, "--ssh-config", values.ssh_config, "FILE", "instead of ~/.ssh/config, as ssh -F");
+        "port of the daemons, for hosts without port= (default: 29499)");
+  value(kStart, "--ssh-config", values.ssh_config, "FILE",
+        "SSH configuration to use instead of ~/.ssh/config, as ssh -F");
   value(kStart, "--ssh-command", values.ssh_command, "COMMAND",
         "use this ssh program instead of libssh: 'ssh -v'");
   flag(kStart, "--ssh-localhost", values.ssh_localhost, "reach localhost over SSH, too");
   flag(kStart, "--accept-new-host-keys", values.accept_new_host_keys,
        "add keys of unknown hosts to known_hosts; changed keys stay an error");
   value(kStart, "--agent", values.agent, "PATH",
-        "ddplaunchd on the nodes, none is pushed (default: the path beside this program)");
-  flag(kStart, "--no-push", values.no_push, "copy no ddplaunchd to nodes that have none of this build");
+        "path of ddplaunchd on the nodes; none is copied (default: the path beside this program)");
+  flag(kStart, "--no-push", values.no_push, "do not copy ddplaunchd to nodes that lack this build");
   value(kStart, "--start-timeout", values.start_timeout, "TIME",
-        "until all nodes must be ready (default: 120s)");
+        "time limit until all nodes are ready (default: 120s)");
   value(kStart, "--network", values.network, "CIDR|IFACE",
-        "network between the workers (default: the one all share)");
+        "network between the workers (default: the network that all nodes share)");
   value(kStart, "--master-port", values.master_port, "PORT",
-        "of the store on node 0 (default: any free one); with --node-rank where nodes meet (default: "
-        "29500)");
-  value(kStart, "--port-range", values.port_range, "LOW-HIGH", "take free ports from here only");
+        "port of the store on node 0 (default: any free port); with --node-rank the port that nodes connect "
+        "to (default: 29500)");
+  value(kStart, "--port-range", values.port_range, "LOW-HIGH", "take free ports only from this range");
   value(kStart, "--store", values.store, "agent|worker",
-        "who serves MASTER_PORT: node 0's agent (default) or rank 0 itself (docs/users/environment.md)");
+        "process that serves MASTER_PORT: node 0's agent (default) or rank 0 itself "
+        "(docs/users/environment.md)");
   list(kStart, "--store-allow", values.store_allow, "CIDR",
-       "others than the job's own nodes that may connect to the store; may be repeated");
+       "additional address or network that may connect to the store, besides the job's nodes; may be "
+       "repeated");
 }
 
 void OptionTable::Impl::add_worker() {
@@ -165,84 +168,86 @@ void OptionTable::Impl::add_worker() {
   flag(kWorker, "--no-python", values.no_python, "run a .py file as it is, without python3");
   value(kWorker, "--python", values.python, "PATH",
         "interpreter of .py files and modules (default: python3)");
-  list(kWorker, "--env", values.env, "NAME[=VALUE]", "set for the workers; without a value: as it is here");
+  list(kWorker, "--env", values.env, "NAME[=VALUE]",
+       "set a variable for the workers; without a value, forward the one of this environment");
   list(kWorker, "--env-file", values.env_file, "FILE",
-       "NAME=VALUE lines for the workers; --env goes before it");
+       "file of NAME=VALUE lines for the workers; --env takes precedence");
   value(kWorker, "--chdir", values.chdir, "DIR",
         "working directory on the nodes (default: the same as here)");
   value(kWorker, "--wrapper", values.wrapper, "COMMAND",
-        "start agent and workers inside it: 'docker exec -i NAME' (docs/users/nodes.md)");
+        "command that starts agent and workers inside a container: 'docker exec -i NAME' "
+        "(docs/users/nodes.md)");
   list(kWorker, "--setup", values.setup, "SCRIPT",
-       "run by a login shell on each node first, the workers get its variables: 'module load cuda'");
+       "commands for a login shell on each node before the workers, which inherit its variables: 'module "
+       "load cuda'");
   value(kWorker, "--stdin", values.stdin_source, "0|none",
-        "who reads standard input: rank 0 or nobody (default: 0 when it is a pipe or a file)");
+        "reader of standard input: rank 0, or none (default: 0 if it is a pipe or a file)");
 }
 
 void OptionTable::Impl::add_failure() {
   value(
       kFailure, "--max-restarts", values.max_restarts, "N",
-      "start all workers again after a failure, up to N times in the whole job (default: 0; with --spares or "
-      "MIN:MAX 3)");
+      "restart all workers after a failure, up to N times per job (default: 0; with --spares or MIN:MAX: 3)");
   value(kFailure, "--restart-backoff", values.restart_backoff, "TIME",
-        "before the first restart; doubles each time, to 60s at most (default: 1s)");
+        "wait before the first restart; doubles each time, up to 60s (default: 1s)");
   value(kFailure, "--scale-up", values.scale_up, "next|now",
-        "a node that comes while the job runs is taken in at the next restart (default), or at once by one");
+        "add a node that joins a running job at the next restart (default), or at once by a restart");
   value(kFailure, "--fence", values.fence, "rank0|all|off",
-        "before surviving ranks go on, wait until workers of a node that may only be cut off are dead: of "
-        "the node of "
-        "rank 0 (default), of any node, or never");
+        "before survivors continue, wait until the workers of an unreachable node are dead: only for the "
+        "node of rank 0 (default), for any node, or never");
   value(kFailure, "--hang-timeout", values.hang_timeout, "TIME",
-        "a failure when no worker prints or uses the CPU for so long (default: 0, never)");
+        "report a failure when no worker prints or uses the CPU for this time (default: 0, never)");
   value(kFailure, "--stop-grace", values.stop_grace, "TIME",
-        "from SIGTERM to SIGKILL (default: 25s after your signal, 15s after a failure)");
+        "time from SIGTERM to SIGKILL (default: 25s after your signal, 15s after a failure)");
   value(kFailure, "--node-timeout", values.node_timeout, "TIME",
-        "a node silent for so long is lost (default: 15s)");
+        "a node that is silent for this time counts as lost (default: 15s)");
   value(kFailure, "--master-timeout", values.master_timeout, "TIME",
-        "nodes stop when this program is silent for so long (default: 15s)");
-  value(kFailure, "--report", values.report, "FILE", "how the job ended, as JSON (docs/users/report.md)");
+        "nodes stop their workers when this program is silent for this time (default: 15s)");
+  value(kFailure, "--report", values.report, "FILE",
+        "file for the report of the job's end, as JSON (docs/users/report.md)");
 }
 
 void OptionTable::Impl::add_output() {
   value(kOutput, "--label", values.label, "TEMPLATE",
-        "before each line (default: '[{host}:{rank}] '); also {local_rank} {node_rank} {stream} {time}; none "
-        "for no label");
+        "prefix of each line (default: '[{host}:{rank}] '); also {local_rank} {node_rank} {stream} {time}; "
+        "none for no label");
   value(kOutput, "--show-ranks", values.show_ranks, "LIST",
         "show only these ranks: 0,8-15 (default: all); the files have all");
   value(kOutput, "--local-ranks-filter", values.local_ranks_filter, "LIST",
         "show only these local ranks of each node: 0,1");
   value(kOutput, "--bars", values.bars, "rank0|node|all|off",
-        "progress bars of which ranks a terminal shows (default: rank0, with the spread of all)");
-  flag(kOutput, "--fold", values.fold, "show lines that many ranks print alike once: [*:0-63]");
+        "ranks whose progress bars a terminal shows (default: rank0, with the spread of all)");
+  flag(kOutput, "--fold", values.fold, "show equal lines of several ranks once: [*:0-63]");
   value(kOutput, "--console", values.console, "auto|block|drop",
-        "where the reader of the output is slow: block holds the workers back, drop leaves lines out and "
-        "counts them (default: auto, drop on a terminal)");
+        "policy for a slow reader of the output: block slows the workers, drop omits and counts lines "
+        "(default: auto, drop on a terminal)");
   value(kOutput, "--log-dir", values.log_dir, "DIR",
-        "copies for you: DIR/JOB_ID/attempt_0/RANK/stdout.log, stderr.log");
+        "directory for copies of the output: DIR/JOB_ID/attempt_0/RANK/stdout.log, stderr.log");
   value(kOutput, "-t,--tee", values.tee, "STREAMS",
-        "which streams go to --log-dir and are shown: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank: "
+        "streams that go to --log-dir and are shown: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank: "
         "0:3,1:2");
-  value(kOutput, "-r,--redirects", values.redirects, "STREAMS", "as --tee, but the streams are not shown");
+  value(kOutput, "-r,--redirects", values.redirects, "STREAMS", "like --tee, but the streams are not shown");
   value(kOutput, "--log-max-size", values.log_max_size, "SIZE[:PARTS]",
-        "begin a new part of a file of output at this size: NAME, NAME.1, …; all parts stay, or the newest "
-        "PARTS "
-        "(default: 0, one part)");
+        "start a new part of an output file at this size: NAME, NAME.1, …; keep all parts, or the newest "
+        "PARTS (default: 0, one part)");
   flag(kOutput, "--jsonl", values.jsonl,
        "also keep the lines as JSON: attempt_0/lines.jsonl in the job's directory");
-  flag(kOutput, "--quiet", values.quiet, "only the workers' lines and errors");
-  flag(kOutput, "-v,--verbose", values.verbose, "say what is done, step by step");
+  flag(kOutput, "--quiet", values.quiet, "print only the workers' lines and errors");
+  flag(kOutput, "-v,--verbose", values.verbose, "report each step");
 }
 
 void OptionTable::Impl::add_job() {
   value(kJob, "--job-id", values.job_id, "ID", "name of the job (default: date, time, six digits)");
   value(kJob, "--accelerate-config", values.accelerate_config, "FILE",
-        "take size, hosts and variables from a file of `accelerate config` (docs/users/migrating.md)");
+        "read size, hosts and variables from a file of `accelerate config` (docs/users/migrating.md)");
   value(kJob, "--job-dir", values.job_dir, "DIR",
-        "files of the job (default: ~/.local/state/ddplaunch/jobs/ID)");
+        "directory for the files of the job (default: ~/.local/state/ddplaunch/jobs/ID)");
   flag(kJob, "--dry-run", values.dry_run, "print hosts, ranks and command, and start nothing");
   flag(kJob, "--json", values.json, "with check and hosts: print JSON instead of a table");
-  flag(kJob, "--deep", values.deep, "with check: also test all devices and the ways between them");
+  flag(kJob, "--deep", values.deep, "with check: also test all devices and the links between them");
   flag(kJob, "--collectives", values.collectives, "with check: also measure all-reduce");
-  value(kJob, "--min-busbw", values.min_busbw, "GB/S", "with --collectives: an error when it is slower");
+  value(kJob, "--min-busbw", values.min_busbw, "GB/S",
+        "with --collectives: report an error below this bus bandwidth");
   flag(kJob, "-V,--version", values.version, "print the version");
   flag(kJob, "-h,--help", values.help, "print this text");
 }
@@ -284,7 +289,8 @@ OptionValues OptionTable::fill(const std::vector<std::string>& words) {
   try {
     impl_->app.parse(std::move(reversed));
   } catch (const CLI::ParseError& error) {
-    throw std::logic_error(std::string("options passed the scan, but: ") + error.what());
+    throw std::logic_error(std::string("internal error: options passed the scan, but (please report): ") +
+                           error.what());
   }
   return impl_->values;
 }

@@ -48,7 +48,7 @@ void read_ports(const OptionValues& values, JobSpec& spec, Diagnostics& diagnost
   } else if (spec.master_port != 0 &&
              (spec.master_port < spec.port_range->first || spec.master_port > spec.port_range->second)) {
     diagnostics.fail("--master-port " + values.master_port + " is not in --port-range " + values.port_range +
-                     "; leave one of them out, or let them agree");
+                     "; omit one of them, or use matching values");
   }
 }
 
@@ -82,7 +82,7 @@ void read_start(const OptionValues& values, const ProcessContext& context, JobSp
     if (words && !words->empty()) {
       spec.ssh_command = std::move(*words);
     } else {
-      diagnostics.fail("--ssh-command: " + (words ? "there is no program in it" : words.error().text));
+      diagnostics.fail("--ssh-command: " + (words ? "it names no program" : words.error().text));
     }
   }
   spec.ssh_localhost = values.ssh_localhost;
@@ -147,7 +147,7 @@ void read_wrapper(const OptionValues& values, JobSpec& spec, Diagnostics& diagno
   if (values.wrapper.empty()) return;
   const auto words = remote::split_words(values.wrapper);
   if (!words || words->empty()) {
-    return diagnostics.fail("--wrapper: " + (words ? "there is no program in it" : words.error().text));
+    return diagnostics.fail("--wrapper: " + (words ? "it names no program" : words.error().text));
   }
   for (remote::Host& host : spec.hosts) {
     if (host.wrapper.empty()) host.wrapper = *words;
@@ -160,11 +160,11 @@ void read_worker(const OptionValues& values, const ProcessContext& context, JobS
   spec.chdir = spec.chdir_given ? absolute_path(values.chdir, context.cwd) : context.cwd;
   if (!spec.chdir.starts_with('/')) {
     diagnostics.fail(
-        "the current directory cannot be told (was it deleted?); go to another one, or give --chdir /DIR");
+        "the current directory is unknown (was it deleted?); change to another one, or give --chdir /DIR");
   }
   const bool hosts_in_stdin = values.hosts_from == "-";
   if (hosts_in_stdin && values.stdin_source == "0")
-    diagnostics.fail("--hosts-from - reads standard input, so --stdin 0 cannot give it to rank 0");
+    diagnostics.fail("--stdin 0 cannot be used with --hosts-from -, which reads standard input");
   spec.stdin_to_rank0 = hosts_in_stdin                ? false
                         : values.stdin_source.empty() ? context.stdin_has_data
                                                       : values.stdin_source == "0";
@@ -216,8 +216,9 @@ void read_job(const OptionValues& values, const ProcessContext& context, Verb ve
               Diagnostics& diagnostics) {
   spec.job_id = values.job_id.empty() ? context.new_job_id : values.job_id;
   if (!is_job_id(spec.job_id)) {
-    return diagnostics.fail("--job-id " + spec.job_id +
-                            ": 1 to 64 letters, digits, '.', '_' and '-', a letter or digit first");
+    return diagnostics.fail(
+        "--job-id " + spec.job_id +
+        ": give 1 to 64 letters, digits, '.', '_' and '-', starting with a letter or digit");
   }
   if (!values.job_dir.empty()) {
     spec.job_dir = absolute_path(values.job_dir, context.cwd);
@@ -236,7 +237,7 @@ void read_job(const OptionValues& values, const ProcessContext& context, Verb ve
     return;  // these write no files
   } else {
     return diagnostics.fail(
-        "HOME is not set, so there is no place for the files of the job; give --job-dir DIR");
+        "HOME is not set, so the directory for the job's files is unknown; give --job-dir DIR");
   }
   // A scheduler that restarts the nodes reuses the name, and each run needs its own files.
   const bool again = spec.per_node && !values.job_id.empty();
@@ -247,14 +248,12 @@ void read_job(const OptionValues& values, const ProcessContext& context, Verb ve
 void read_verb_options(const OptionValues& values, Verb verb, Diagnostics& diagnostics) {
   if (verb == Verb::kRun && values.json) {
     diagnostics.fail(
-        "--json is for ddplaunch check and ddplaunch hosts; --jsonl keeps the workers' lines as JSON, "
-        "--report "
-        "how the job ended");
+        "--json is only for ddplaunch check and ddplaunch hosts; --jsonl writes the workers' lines as JSON, "
+        "--report the end of the job");
   }
   if (verb != Verb::kRun && values.dry_run) {
-    diagnostics.fail(
-        std::string("ddplaunch ") + (verb == Verb::kCheck ? "check" : "hosts") +
-        " starts no worker; leave --dry-run out, or leave the word out for a plan that asks no host");
+    diagnostics.fail(std::string("ddplaunch ") + (verb == Verb::kCheck ? "check" : "hosts") +
+                     " starts no worker; omit --dry-run, or omit the verb for a plan that contacts no host");
   }
 }
 
@@ -265,7 +264,7 @@ void read_deep_options(const OptionValues& values, Verb verb, RunJob& job, Diagn
   const bool any = values.deep || values.collectives;
   if (any && verb != Verb::kCheck) {
     diagnostics.fail(std::string(values.deep ? "--deep" : "--collectives") +
-                     " is for ddplaunch check; a job of your own is train health or train bench");
+                     " is only for ddplaunch check; to run it as a job use train health or train bench");
   }
   if (values.min_busbw.empty()) return;
   char* end = nullptr;
@@ -273,7 +272,8 @@ void read_deep_options(const OptionValues& values, Verb verb, RunJob& job, Diagn
   if (*end != '\0' || !(limit > 0) || limit > 1e9)
     diagnostics.fail("--min-busbw " + values.min_busbw + ": give GB/s, a number above 0");
   if (!values.collectives)
-    diagnostics.fail("--min-busbw is about ddplaunch check --collectives; a job of your own is train bench");
+    diagnostics.fail(
+        "--min-busbw is only for ddplaunch check --collectives; to measure in a job use train bench");
 }
 
 /// Reads the command line, and the values from torchrun's variables and Accelerate's file behind it.

@@ -103,7 +103,7 @@ void read_files(const OptionValues& values, const ProcessContext& context, int w
   const bool no_limit = size && *size == 0;  // no limit means no parts
   if (!size || !parts || (colon < text.size() && (*parts == 0 || no_limit))) {
     diagnostics.fail("--log-max-size " + values.log_max_size +
-                     ": give a size like 500K, 64M or 2G, and a number of parts if the oldest may go: 64M:4");
+                     ": give a size like 500K, 64M or 2G, or with the number of parts to keep: 64M:4");
   } else if (*size != 0 && *size < kSmallestPart) {
     diagnostics.fail("--log-max-size " + values.log_max_size +
                      " is too small; at least 4K, or 0 for no limit");

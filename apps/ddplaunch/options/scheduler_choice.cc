@@ -8,7 +8,7 @@
 namespace ddp {
 namespace {
 
-constexpr char kAlone[] = "; --launcher local runs on this machine alone";
+constexpr char kAlone[] = "; --launcher local runs on this machine only";
 
 class Scheduler {
  public:
@@ -43,14 +43,14 @@ void heed_scheduler(const ProcessContext& context, OptionValues& values, Diagnos
   const Scheduler scheduler(context);
   if (values.launcher == "slurm" && !scheduler.in_slurm()) {
     return diagnostics.fail(
-        "--launcher slurm works inside a Slurm job, and SLURM_JOB_ID or SLURM_JOB_NODELIST is not set here; "
-        "salloc -N 2 ddplaunch …, or write the line into a script for sbatch");
+        "--launcher slurm needs a Slurm job, but SLURM_JOB_ID or SLURM_JOB_NODELIST is not set; run salloc "
+        "-N 2 ddplaunch …, or use a script for sbatch");
   }
   const bool ours = none_listed(values) && (values.launcher.empty() || values.launcher == "slurm");
   if (scheduler.in_slurm() && scheduler.one_of_a_slurm_step() && (ours || values.launcher == "slurm")) {
     return diagnostics.fail("srun has started " + scheduler.value("SLURM_STEP_NUM_TASKS") +
-                            " of this program; start it once, it starts the nodes itself: leave srun out, or "
-                            "use srun --ntasks=1; or set MASTER_ADDR for one on each node" +
+                            " of this program, but one ddplaunch starts all nodes: omit srun, or use srun "
+                            "--ntasks=1; for one ddplaunch per node set MASTER_ADDR" +
                             kAlone);
   }
   if (scheduler.in_slurm() && ours && !values.ssh_localhost) {

@@ -44,7 +44,7 @@ try:
     import torch
     import torch.distributed as dist
 except ImportError as error:
-    raise ImportError(f"ddplaunch.elastic needs PyTorch in the interpreter that runs the script: {error}") from error
+    raise ImportError(f"ddplaunch.elastic: cannot import PyTorch: {error}; install it for the interpreter that runs the script") from error
 
 __all__ = ["LinkLost", "Revoked", "StepSeed", "World", "rejoin"]
 
@@ -83,13 +83,13 @@ class _Link:
         self.sending = threading.Lock()
         path = control[5:] if control.startswith("unix:") else ""
         if not path:
-            raise LinkLost(f"DDPLAUNCH_CONTROL is {control!r}; this version of ddplaunch.elastic knows unix:PATH only")
+            raise LinkLost(f"DDPLAUNCH_CONTROL is {control!r}; this version of ddplaunch.elastic supports only unix:PATH")
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.socket.connect(path)
         except OSError as error:
-            raise LinkLost(f"nobody answers at DDPLAUNCH_CONTROL ({control}): {error.strerror}. In a container the path has "
-                           "to be mounted; without the variable the script runs without ddplaunch.elastic") from error
+            raise LinkLost(f"cannot connect to the agent at DDPLAUNCH_CONTROL ({control}): {error.strerror}. In a container mount "
+                           "this path. If the variable is unset, the script runs without ddplaunch") from error
         self.send({"hello": PROTOCOL, "pid": os.getpid(), "rejoin": True, "sharded": False})
         threading.Thread(target=self._run, name="ddplaunch-link", daemon=True).start()
 
@@ -116,10 +116,10 @@ class _Link:
                 if self.stopping:
                     raise SystemExit(143)  # SIGTERM was sent too, and a handler caught it
                 if not self.next:
-                    why = self.lost if in_time else f"the agent ordered nothing within {FIRST_ORDER_S:g} s"
+                    why = self.lost if in_time else f"the agent sent no order within {FIRST_ORDER_S:g} s"
                     if self.ignored is not None:
                         why = f"{why} (it sent {self.ignored[:200]!r})"
-                    raise LinkLost(f"{why}; ddplaunch.elastic speaks version {PROTOCOL} of the worker protocol")
+                    raise LinkLost(f"{why}; ddplaunch.elastic supports version {PROTOCOL} of the worker protocol")
                 order, self.next, self.report = self.next, None, None
                 self.attempt = order["attempt"]
                 if self.attempt not in self.revokes:
@@ -364,8 +364,8 @@ class _Progress:
         for holder in holders:
             is_known = isinstance(holder, StepSeed) or any(holder is other for other in self.earlier)
             if is_source and self.earlier and not is_known:
-                raise RuntimeError(f"world.sync() got another {type(holder).__name__} than in the last attempt, so its state is "
-                                   "lost: keep what is registered in `state`")
+                raise RuntimeError(f"world.sync() got a different {type(holder).__name__} object than in the last attempt, so its state is "
+                                   "lost; keep registered objects in `state`")
             self.registered.append(holder)
             if isinstance(holder, torch.optim.Optimizer) and holder not in self.hooked:
                 self.hooked.add(holder)
@@ -408,10 +408,10 @@ class _Progress:
         if self.world.revoked is not None:
             raise Revoked(self.world.revoked)
         if self.misuse is None and self._have_changed():
-            why = ("a scheduler, scaler or another object of world.sync() was changed after world.step(), which has to be the last "
+            why = ("a scheduler, scaler or another object of world.sync() changed after world.step(), which must be the last "
                    "call of a step")
             if self.is_recovered:
-                raise RuntimeError(f"{why}: the change may be lost in the state that was handed on")
+                raise RuntimeError(f"{why}: the change may be missing in the state that other ranks received")
             self._refuse(why)
         self.stepped = self.is_used = True
 
@@ -552,7 +552,7 @@ class World:
         attempt, either this call or the next call of an optimizer or of this function raises Revoked. A change that the
         script makes after this call by mistake may therefore still run."""
         if self.source is not None and not self._is_synced and self._progress.completed is not None:
-            raise RuntimeError(f"world.sync() was not called in attempt {self.attempt}, which goes on from the state of rank "
+            raise RuntimeError(f"world.sync() was not called in attempt {self.attempt}, which continues from the state of rank "
                                f"{self.source}: call it before world.step() in each attempt")
         by_optimizer = self._progress.stepped
         is_counted = self._progress.count(int(completed))
@@ -590,7 +590,7 @@ class World:
             # The data comes from a rank of this job, so it is as trusted as any object that ranks exchange.
             completed, theirs, states, extra = torch.load(io.BytesIO(buffer), map_location="cpu", weights_only=False)
             if theirs != kinds:
-                raise RuntimeError(f"world.sync() got {kinds} on rank {self.rank}, and {theirs} on rank {root}: all ranks register "
+                raise RuntimeError(f"world.sync() got {kinds} on rank {self.rank} and {theirs} on rank {root}; all ranks must register "
                                    "the same objects in the same order")
             self._progress.completed, self._progress.is_used = None, True  # until all is loaded
             for holder, saved in zip(holders, states):
@@ -697,7 +697,7 @@ class _Rejoin:
                 dist.init_process_group(self.backend, **self.timeout)
             return call(World(None, _order_of_environment(), _Progress(False), self.device), {})
         if _Rejoin.linked:
-            raise RuntimeError("a process can have one call of a function with @elastic.rejoin")
+            raise RuntimeError("a process can call a function with @elastic.rejoin only once")
         _Rejoin.linked = True
         if not self.gloo:
             # NCCL's watchdog must neither end the process when a peer is gone nor abort communicators by itself. A collective

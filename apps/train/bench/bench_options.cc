@@ -41,14 +41,14 @@ constexpr FixedOption kFixed[] = {
     {"-o,--op", "sum", "only sum is measured"},
     {"-d,--datatype", "float", "only float is measured"},
     {"-r,--root", "0", "rank 0 is the root"},
-    {"-m,--agg-iters", "1", "each operation is one by itself"},
-    {"-N,--run-cycles", "1", "start it again for another cycle"},
+    {"-m,--agg-iters", "1", "operations are not aggregated"},
+    {"-N,--run-cycles", "1", "run the program again for another cycle"},
     {"-a,--average", "1", "the time is the mean over the ranks"},
     {"-G,--cudagraph", "0", "operations are put into a stream, not into a graph"},
     {"-p,--parallel-init", "", ""},
     {"-z,--blocking", "", ""},
     {"-y,--stream-null", "", ""},
-    {"-C,--report-cputime", "0", "the time on the clock is reported"},
+    {"-C,--report-cputime", "0", "only wall-clock time is reported"},
     {"-R,--local-register", "", ""},
 };
 
@@ -64,9 +64,9 @@ void add_fixed(CLI::App& app) {
              if (!is_one_of(word, fixed.taken))
                throw CLI::ValidationError(fixed.names, "\"" + word + "\": " + fixed.instead);
            },
-           *fixed.instead ? fixed.instead : "changes nothing")
+           *fixed.instead ? fixed.instead : "accepted, without effect")
         ->type_name(*fixed.taken ? fixed.taken : "N")
-        ->group("Of nccl-tests, with one choice here");
+        ->group("Options of nccl-tests with one possible value");
   }
 }
 
@@ -76,8 +76,9 @@ void add_bytes(CLI::App& app, const char* names, std::size_t& value, const char*
          [names, &value](const std::string& word) {
            const auto bytes = parse_bytes(word);
            if (!bytes) {
-             throw CLI::ValidationError(names,
-                                        "\"" + word + "\" is no size up to 1024G; write 8, 64K, 1.5M or 1G");
+             throw CLI::ValidationError(
+                 names, "\"" + word +
+                            "\" is not a valid size (1 byte to 1024G); write for example 8, 64K, 1.5M or 1G");
            }
            value = *bytes;
          },
@@ -101,19 +102,18 @@ void add_sizes(CLI::App& app, BenchOptions& options) {
   add_bytes(app, "-b,--minbytes", options.min_bytes, "smallest message (default 8)");
   add_bytes(app, "-e,--maxbytes", options.max_bytes,
             "largest message (default 32M, or -b where that is more)");
-  app.add_option("-f,--stepfactor", options.step_factor, "from one size to the next; 1: -i instead")
-      ->check(finite_check)
-      ->check(CLI::Range(1.0, 1e12).description(""))
+  app.add_option("-f,--stepfactor", options.step_factor, "factor between two sizes; 1: use -i")
+      ->check([](const std::string& text) { return range_error(text, 1.0, 1e12, false); })
       ->capture_default_str();
-  add_bytes(app, "-i,--stepbytes", options.step_bytes, "bytes more from one size to the next");
+  add_bytes(app, "-i,--stepbytes", options.step_bytes, "bytes added from one size to the next");
   app.add_option("-n,--iters", options.iterations, "measured operations of each size")
-      ->check(CLI::Range(1, 10'000'000).description(""))
+      ->check([](const std::string& text) { return range_error(text, 1, 10'000'000, true); })
       ->capture_default_str();
-  app.add_option("-w,--warmup-iters", options.warmup, "operations before them")
-      ->check(CLI::Range(0, 10'000'000).description(""))
+  app.add_option("-w,--warmup-iters", options.warmup, "warm-up operations of each size")
+      ->check([](const std::string& text) { return range_error(text, 0, 10'000'000, true); })
       ->capture_default_str();
-  app.add_option("-c,--check", options.check, "1: check every element of a result; 0: don't")
-      ->check(CLI::Range(0, 10'000'000).description(""))
+  app.add_option("-c,--check", options.check, "1: check every element of a result; 0: do not check")
+      ->check([](const std::string& text) { return range_error(text, 0, 10'000'000, true); })
       ->capture_default_str();
 }
 
@@ -123,10 +123,8 @@ void add_options(CLI::App& app, BenchOptions& options) {
          [&options](const std::string& word) {
            const auto found = kOperations.find(word);
            if (found == kOperations.end()) {
-             throw CLI::ValidationError("operation",
-                                        "there is no operation \"" + word +
-                                            "\"; write allreduce, allgather, reducescatter, broadcast "
-                                            "or pairs");
+             throw CLI::ValidationError("unknown operation \"" + word +
+                                        "\" (allreduce, allgather, reducescatter, broadcast, pairs)");
            }
            options.operation = found->second;
          },
@@ -137,18 +135,16 @@ void add_options(CLI::App& app, BenchOptions& options) {
       ->required();
   add_sizes(app, options);
   app.add_option("--min-busbw", options.min_busbw,
-                 "exit code 1 when the largest message, or of pairs any, stays under so many GB/s")
-      ->check(finite_check)
-      ->check(CLI::Range(0.0, 1e9).description(""))
+                 "exit code 1 if the largest message, or any pair, is below this bus bandwidth in GB/s")
+      ->check([](const std::string& text) { return range_error(text, 0.0, 1e9, false); })
       ->type_name("GB/S");
-  app.add_option("--json", options.json, "rank 0 writes the result there")->type_name("FILE");
+  app.add_option("--json", options.json, "file for the result, written by rank 0")->type_name("FILE");
   app.add_option_function<std::string>(
          "--comm",
          [&options](const std::string& word) {
            const auto found = kBackends.find(word);
            if (found == kBackends.end())
-             throw CLI::ValidationError("--comm",
-                                        "there is no backend \"" + word + "\"; write auto, tcp, shm or nccl");
+             throw CLI::ValidationError("unknown --comm \"" + word + "\" (auto, tcp, shm, nccl)");
            options.comm = found->second;
          },
          "auto: shared memory inside a node, TCP between nodes; tcp; shm; nccl: between GPUs "
@@ -170,22 +166,21 @@ std::string complete(const CLI::App& app, BenchOptions& options) {
   }
   if (!least) options.min_bytes = std::min(options.min_bytes, options.max_bytes);
   if (options.min_bytes > options.max_bytes) {
-    return "-b is more than -e: " + std::to_string(options.min_bytes) + " and " +
+    return "-b is larger than -e: " + std::to_string(options.min_bytes) + " and " +
            std::to_string(options.max_bytes) + " bytes";
   }
-  if (options.step_factor > 1 && options.step_factor < kLeastFactor) return "-f is 1, or 1.01 and more";
+  if (options.step_factor > 1 && options.step_factor < kLeastFactor) return "-f must be 1, or at least 1.01";
   if (options.step_factor > 1 && app.count("-f") != 0) options.step_bytes = 0;  // as nccl-tests has it
   if (options.step_factor <= 1 && options.step_bytes == 0) options.step_bytes = kDefaultStep;
   const double span = static_cast<double>(options.max_bytes - options.min_bytes);
   if (options.step_bytes != 0 && span / static_cast<double>(options.step_bytes) > kMostSizes) {
     return "-i: from " + std::to_string(options.min_bytes) + " to " + std::to_string(options.max_bytes) +
            " bytes in steps of " + std::to_string(options.step_bytes) +
-           " are more than 10000 sizes; write a larger -i, or -f 2";
+           " are more than 10000 sizes; use a larger -i, or -f 2";
   }
   if (pairs && options.comm == CommKind::kNccl)
-    return "pairs are measured over shared memory and TCP, not NCCL: leave --comm nccl out";
-  if (options.share_gpu && options.comm != CommKind::kNccl)
-    return "--share-gpu is about NCCL, which refuses two ranks on one GPU: write --comm nccl";
+    return "bench pairs uses shared memory and TCP, not NCCL; remove --comm nccl";
+  if (options.share_gpu && options.comm != CommKind::kNccl) return "--share-gpu requires --comm nccl";
   return "";
 }
 
@@ -193,8 +188,9 @@ std::string complete(const CLI::App& app, BenchOptions& options) {
 
 ParsedBenchOptions parse_bench_options(int argc, const char* const* argv) {
   BenchOptions options;
-  CLI::App app("Measures the ways between the ranks, with the options and the table of nccl-tests.",
-               "train bench");
+  CLI::App app(
+      "Measures the communication between ranks, with the options and the output table of nccl-tests.",
+      "train bench");
   add_options(app, options);
   try {
     auto words = reversed_arguments(argc, argv);

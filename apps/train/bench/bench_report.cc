@@ -151,8 +151,8 @@ std::vector<std::vector<std::pair<int, int>>> pair_rounds(int world) {
 }
 
 std::string table_head(const BenchReport& report) {
-  std::string text = print("# train %s bench %s, %d ranks", std::string(version()).c_str(),
-                           operation_name(report.operation), report.world);
+  std::string text = print("# train %s bench %s, %d rank%s", std::string(version()).c_str(),
+                           operation_name(report.operation), report.world, report.world == 1 ? "" : "s");
   if (report.nodes > 0) text += print(" on %d node%s", report.nodes, report.nodes == 1 ? "" : "s");
   text += ", " + report.backend + ", in place\n";
   text +=
@@ -194,7 +194,7 @@ std::vector<PairResult> outliers(const std::vector<PairResult>& pairs) {
 std::string pairs_text(const BenchReport& report) {
   std::string text = print("# bandwidth of each pair, GB/s and direction, %zu bytes\n", report.pair_bytes);
   text += matrix(report, [](const PairResult& pair) { return pair.bandwidth; });
-  text += "# latency of each pair, us, 8 bytes there and back at once\n";
+  text += "# latency of each pair, us, 8 bytes in both directions at once\n";
   text += matrix(report, [](const PairResult& pair) { return pair.latency_us; });
   for (const bool same_node : {true, false}) {
     const double median = median_bandwidth(report.pairs, same_node);

@@ -255,7 +255,7 @@ std::string lacking_room(const BenchOptions& options, const WorkerEnvironment& e
 std::string contradiction(const BenchOptions& options, const WorkerEnvironment& environment,
                           const WorldOptions& world) {
   if (options.operation == BenchOperation::kPairs && environment.world_size < 2)
-    return "bench pairs needs two ranks or more";
+    return "bench pairs needs at least two ranks";
   const auto possible = can_join(environment, world);
   return possible ? lacking_room(options, environment) : possible.error().text;
 }

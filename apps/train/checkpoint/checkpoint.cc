@@ -95,11 +95,11 @@ Result<std::string> read_state(const std::string& path) {
   std::error_code failed;
   const std::uintmax_t size = std::filesystem::file_size(path, failed);
   if (failed) return system_error(failed.value(), "open " + path);
-  if (size > kMost) return wrong(path, "is larger than 64 MiB, which no training has written");
+  if (size > kMost) return wrong(path, "is larger than 64 MiB: train did not write this file");
   std::string text(static_cast<std::size_t>(size), '\0');
   errno = 0;
   if (!std::ifstream(path).read(text.data(), static_cast<std::streamsize>(size)))
-    return errno != 0 ? system_error(errno, "read " + path) : wrong(path, "cannot be read whole");
+    return errno != 0 ? system_error(errno, "read " + path) : wrong(path, "cannot be read completely");
   return text;
 }
 
@@ -167,17 +167,17 @@ std::string to_json(const CheckpointState& state) {
 
 Result<CheckpointState> parse_checkpoint_state(const std::string& path, const std::string& text) {
   auto json = nlohmann::ordered_json::parse(text, nullptr, false);
-  if (!json.is_object()) return wrong(path, "is no JSON object; was it cut?");
+  if (!json.is_object()) return wrong(path, "is not a JSON object; is it truncated?");
   const auto format = json.find("format");
   if (format != json.end() && *format != kFormat && has_own_crc(json)) {
     return Error{ErrorCode::kRefused, path + ": is of format " + format->dump() +
                                           " and this train reads format " + std::to_string(kFormat) +
-                                          "; go on with the train that wrote it"};
+                                          "; use the version of train that wrote it"};
   }
   if (format == json.end() || *format != kFormat) {
     return wrong(path, "is of format " + (format == json.end() ? "none" : format->dump()) +
                            " and this train reads format " + std::to_string(kFormat) +
-                           "; go on with the train that wrote it");
+                           "; use the version of train that wrote it");
   }
   CheckpointState state;
   std::string missing;
@@ -215,11 +215,11 @@ Result<CheckpointState> parse_checkpoint_state(const std::string& path, const st
   take("running_statistics", state.running);
   std::uint32_t crc = 0;
   take(kOwnCrc, crc);
-  if (!missing.empty()) return wrong(path, "\"" + missing + "\" is missing or of another kind");
+  if (!missing.empty()) return wrong(path, "\"" + missing + "\" is missing or has the wrong type");
   if (state.world_size < 1 || state.batch_size < 1 || state.accumulate < 1)
-    return wrong(path, "world_size, batch_size and accumulate begin with 1");
+    return wrong(path, "world_size, batch_size and accumulate must be at least 1");
   const std::string outside = out_of_range(state);
-  if (!outside.empty()) return wrong(path, "no training has written this: " + outside);
+  if (!outside.empty()) return wrong(path, "the values are invalid: " + outside);
   json.erase(kOwnCrc);
   if (const std::uint32_t own = crc32_of_json(json); own != crc) {
     return wrong(path,
@@ -286,7 +286,7 @@ Result<std::string> find_checkpoint(const std::string& path) {
   if (!names) return names.error();
   if (!names->empty()) return path + "/" + names->back();
   if (is_checkpoint(path)) return path;
-  return wrong(path, "is no checkpoint and holds none (step-…)");
+  return wrong(path, "is not a checkpoint and contains none (step-…)");
 }
 
 Result<CheckpointState> read_checkpoint_state(const std::string& path) {
@@ -316,7 +316,7 @@ Result<> check_optimizer(const Safetensors& file, std::size_t size, const std::v
   }
   for (const auto& [name, tensor] : file.tensors()) {
     if (std::find(names.begin(), names.end(), name) == names.end())
-      return wrong(file.path(), "has a tensor " + name + ", which this optimizer has not");
+      return wrong(file.path(), "has a tensor " + name + ", which this optimizer does not have");
   }
   return {};
 }

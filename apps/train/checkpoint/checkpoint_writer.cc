@@ -232,13 +232,13 @@ template <class T>
 void CheckpointWriter<T>::report(std::uint64_t step, const Result<>& done) {
   const std::string name = checkpoint_name(step);
   if (done) {
-    if (failing_) say_("checkpoint " + name + " written: checkpoints succeed again");
+    if (failing_) say_("checkpoint " + name + " written: checkpoints work again");
     failing_ = false;
     return;
   }
   if (std::exchange(failing_, true)) return;
   const auto names = checkpoints_until(step);
-  say_("checkpoint " + name + " not written: " + done.error().text + "; training goes on, " +
+  say_("checkpoint " + name + " not written: " + done.error().text + "; training continues, " +
        (names.empty() ? "without a checkpoint so far" : "the last good one is " + names.back()));
 }
 

@@ -131,7 +131,7 @@ Result<> check_export_path(const std::string& path) {
   std::error_code ignored;
   const auto status = std::filesystem::status(path, ignored);
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
-    return Error{ErrorCode::kUsage, "--export " + path + ": is there already and no regular file"};
+    return Error{ErrorCode::kUsage, "--export " + path + ": exists and is not a regular file"};
   return check_output_path("--export", path + kUnfinished);
 }
 
@@ -148,7 +148,7 @@ Result<> check_model(const Safetensors& file, const Model<T>& model) {
   for (const TensorInfo& tensor : expected) {
     const auto found = file.tensors().find(tensor.name);
     if (found == file.tensors().end())
-      return wrong(tensor.name, " is missing; is the file of a " + name_of_model + "?");
+      return wrong(tensor.name, " is missing; check that the file belongs to a " + name_of_model);
     if (found->second.shape != tensor.shape) {
       return wrong(tensor.name, " is " + shape_text(found->second.shape) + "; the " + name_of_model +
                                     " takes " + shape_text(tensor.shape));

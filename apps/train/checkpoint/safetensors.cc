@@ -105,7 +105,7 @@ Result<OpenFile> open_file(const std::string& path) {
   if (!file.fd) return system_error(errno, "open " + path);
   struct stat status {};
   if (::fstat(file.fd.get(), &status) != 0) return system_error(errno, "stat " + path);
-  if (!S_ISREG(status.st_mode)) return Error{ErrorCode::kUsage, path + ": is no regular file"};
+  if (!S_ISREG(status.st_mode)) return Error{ErrorCode::kUsage, path + ": not a regular file"};
   file.left = static_cast<std::uint64_t>(status.st_size);
   if (file.left > kMaxFile) return Error{ErrorCode::kUsage, path + ": is larger than 1 TiB"};
   return file;
@@ -129,12 +129,12 @@ Result<std::vector<std::byte>> read_bytes(OpenFile& file, std::size_t size, cons
 /// Parses one entry of the header, for a file with `size` bytes of numbers. Returns an error text, or an
 /// empty one.
 std::string read_entry(const nlohmann::json& entry, std::size_t size, Safetensors::Tensor& tensor) {
-  if (!entry.contains("shape") || !entry.contains("data_offsets")) return "is no tensor";
+  if (!entry.contains("shape") || !entry.contains("data_offsets")) return "is not a tensor";
   const auto& shape = entry["shape"];
   const auto& offsets = entry["data_offsets"];
   if (!shape.is_array() || !offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
       !offsets[1].is_number_unsigned()) {
-    return "has no shape and place";
+    return "has no valid shape and data_offsets";
   }
   std::uint64_t count = 1;
   for (const auto& side : shape) {
@@ -146,7 +146,7 @@ std::string read_entry(const nlohmann::json& entry, std::size_t size, Safetensor
   }
   const std::uint64_t begin = offsets[0].get<std::uint64_t>();
   const std::uint64_t end = offsets[1].get<std::uint64_t>();
-  if (begin > end || end > size) return "lies outside the file; was it cut?";
+  if (begin > end || end > size) return "lies outside the file; is the file truncated?";
   if (end - begin != count * size_of(tensor.type)) return "has a shape that does not fit its bytes";
   tensor.begin = static_cast<std::size_t>(begin);
   tensor.end = static_cast<std::size_t>(end);
@@ -174,12 +174,12 @@ Result<Safetensors> Safetensors::read(const std::string& path, const CheckHeader
   const auto wrong = [&path](const std::string& what) {
     return Error{ErrorCode::kUsage, path + ": " + what};
   };
-  if (open->left < kLengthBytes) return wrong("is no safetensors file: shorter than 8 bytes");
+  if (open->left < kLengthBytes) return wrong("not a safetensors file: shorter than 8 bytes");
   const auto size = read_bytes(*open, kLengthBytes, path);
   if (!size) return size.error();
   std::uint64_t length = 0;
   take_little_endian(size->data(), length);
-  if (length > open->left) return wrong("is no safetensors file: its header would be longer than the file");
+  if (length > open->left) return wrong("not a safetensors file: its header would be longer than the file");
   if (length > kMaxHeader)
     return wrong("its header has " + std::to_string(length) + " bytes, and train reads at most 4 MiB");
   const auto text = read_bytes(*open, static_cast<std::size_t>(length), path);
@@ -215,7 +215,7 @@ std::string Safetensors::first_not_finite() const {
 std::string Safetensors::read_header(std::span<const std::byte> bytes, std::size_t numbers) {
   const char* text = reinterpret_cast<const char*>(bytes.data());
   const auto header = nlohmann::json::parse(text, text + bytes.size(), nullptr, false);
-  if (!header.is_object()) return "is no safetensors file: its header is no JSON object";
+  if (!header.is_object()) return "not a safetensors file: its header is not a JSON object";
   std::map<std::size_t, std::size_t> places;  // end by begin
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") {
@@ -233,13 +233,12 @@ std::string Safetensors::read_header(std::span<const std::byte> bytes, std::size
     const std::string problem = read_entry(entry, numbers, tensor);
     if (!problem.empty()) return "tensor " + name + " " + problem;
     const bool empty = tensor.begin == tensor.end;
-    if (!empty && !places.emplace(tensor.begin, tensor.end).second)
-      return "has tensors that lie in the same place";
+    if (!empty && !places.emplace(tensor.begin, tensor.end).second) return "has tensors that overlap";
     tensors_[name] = std::move(tensor);
   }
   std::size_t at = 0;
   for (const auto& [begin, end] : places) {
-    if (begin < at) return "has tensors that lie in the same place";
+    if (begin < at) return "has tensors that overlap";
     if (begin > at) return "has bytes that belong to no tensor";
     at = end;
   }

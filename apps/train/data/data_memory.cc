@@ -118,7 +118,7 @@ Result<DataMemory> DataMemory::take(const DataTicket& ticket) {
   const DataHeader head = memory->mapping_->head();
   if (head.magic != kMagic || head.nonce != ticket.nonce || head.source != ticket.source ||
       head.training > kMostImages || head.test > kMostImages || bytes_of(head) != size)
-    return foreign(path + " is something else");
+    return foreign(path + " has other contents");
   return memory;
 }
 

@@ -47,7 +47,7 @@ class GzipReader {
       return reader;
     constexpr int kGzip = 16;
     if (inflateInit2(reader.stream_.get(), kGzip + MAX_WBITS) != Z_OK)
-      return Error{ErrorCode::kSystem, path + ": no memory to read it"};
+      return Error{ErrorCode::kSystem, path + ": out of memory while reading"};
     reader.plain_ = false;
     return reader;
   }
@@ -108,7 +108,7 @@ class GzipReader {
     } else if (code == Z_OK) {
       between_members_ = false;
     } else if (between_members_) {
-      return wrong("bytes behind the end of the gzip data; copy the file again");
+      return wrong("extra bytes after the gzip data; copy the file again");
     } else {
       const char* text = stream_->msg != nullptr ? stream_->msg : zError(code);
       return wrong(std::string("broken gzip data (") + text + "); copy the file again");
@@ -134,9 +134,9 @@ Result<std::vector<std::uint32_t>> read_header(GzipReader& reader, int dimension
   std::vector<std::uint8_t> header(4 + 4 * static_cast<std::size_t>(dimensions));
   const auto magic = reader.read(std::span(header).first(4));
   if (!magic) return magic.error();
-  if (*magic < 4) return reader.wrong("no IDX file: shorter than its header");
+  if (*magic < 4) return reader.wrong("not an IDX file: shorter than its header");
   if (header[0] != 0 || header[1] != 0)
-    return reader.wrong("no IDX file: it does not begin with two zero bytes");
+    return reader.wrong("not an IDX file: it does not begin with two zero bytes");
   if (header[2] != kUnsignedBytes) {
     return reader.wrong("element type " + std::to_string(header[2]) + "; only unsigned bytes (8) are read");
   }
@@ -145,7 +145,7 @@ Result<std::vector<std::uint32_t>> read_header(GzipReader& reader, int dimension
   }
   const auto got = reader.read(std::span(header).subspan(4));
   if (!got) return got.error();
-  if (*got < header.size() - 4) return reader.wrong("no IDX file: shorter than its header");
+  if (*got < header.size() - 4) return reader.wrong("not an IDX file: shorter than its header");
   std::vector<std::uint32_t> sizes;
   for (std::size_t at = 4; at < header.size(); at += 4)
     sizes.push_back(big_endian(&header[at]));
@@ -176,7 +176,7 @@ Result<IdxArray> read_idx(const std::string& path, int dimensions, std::uint64_t
   const std::uint64_t header = 4 + 4 * static_cast<std::uint64_t>(dimensions);
   const std::uint64_t most = reader->plain() ? reader->file_size() : reader->file_size() * kMaxExpansion;
   if (header + *total > most) {
-    return reader->wrong("the header promises " + std::to_string(*total) +
+    return reader->wrong("the header announces " + std::to_string(*total) +
                          " bytes of data; the file is too short");
   }
 
@@ -185,11 +185,12 @@ Result<IdxArray> read_idx(const std::string& path, int dimensions, std::uint64_t
   const auto got = reader->read(array.bytes);
   if (!got) return got.error();
   if (*got < *total) {
-    return reader->wrong("the header promises " + std::to_string(*total) + " bytes of data; the file has " +
+    return reader->wrong("the header announces " + std::to_string(*total) + " bytes of data; the file has " +
                          std::to_string(*got));
   }
   if (*got > *total)
-    return reader->wrong("bytes behind the " + std::to_string(*total) + " that the header promises");
+    return reader->wrong("extra bytes after the " + std::to_string(*total) +
+                         " bytes that the header announces");
   array.bytes.pop_back();
   return array;
 }

@@ -72,7 +72,7 @@ FlightRecorderFile::FlightRecorderFile(const LogLocation& location, int rank, in
   std::error_code failed;
   std::filesystem::create_directories(location.directory, failed);
   if (failed) {
-    std::fprintf(stderr, "train: %s; there will be no log of collectives\n",
+    std::fprintf(stderr, "train: flight recorder: %s; no file will be written\n",
                  system_error(failed.value(), "create " + location.directory).text.c_str());
     return;
   }
@@ -108,11 +108,12 @@ Result<std::string> read_flight_recorders(const std::string& directory) {
     std::ifstream file(path);
     const std::string text{std::istreambuf_iterator<char>(file), {}};
     auto dump = rendezvous::parse_dump(text);
-    if (!dump) return Error{ErrorCode::kUsage, path.string() + " is no log that --flight-recorder wrote"};
+    if (!dump) return Error{ErrorCode::kUsage, path.string() + " is not a file that --flight-recorder wrote"};
     dumps.push_back(std::move(*dump));
   }
   if (failed) return system_error(failed.value(), "read " + directory, ErrorCode::kUsage);
-  if (dumps.empty()) return Error{ErrorCode::kUsage, directory + " holds no rank-R.jsonl"};
+  if (dumps.empty())
+    return Error{ErrorCode::kUsage, directory + " contains no flight recorder files (rank-R.jsonl)"};
   return rendezvous::analyze_desync(dumps).text;
 }
 

@@ -39,7 +39,7 @@ Result<int> count_gpus() {
   if (answer == cudaSuccess && count > 0) return count;
   (void)cudaGetLastError();  // clears the error; else the next check would report it
   return Error{ErrorCode::kSystem,
-               "cudaGetDeviceCount said " + text_of(answer == cudaSuccess ? cudaErrorNoDevice : answer)};
+               "cudaGetDeviceCount: " + text_of(answer == cudaSuccess ? cudaErrorNoDevice : answer)};
 }
 
 void give_up_gpus() {
@@ -54,7 +54,7 @@ Result<DeviceBytes> make_device_bytes(std::size_t size) {
   void* memory = nullptr;
   if (auto done = cuda_check(cudaMalloc(&memory, size), "cudaMalloc"); !done) {
     (void)cudaGetLastError();
-    return within("the GPU has no room for " + std::to_string(size >> 20) + " MiB", done.error());
+    return within("cannot allocate " + std::to_string(size >> 20) + " MiB of GPU memory", done.error());
   }
   DeviceBytes bytes(static_cast<std::byte*>(memory));
   if (auto done = cuda_check(cudaMemset(memory, 0, size), "cudaMemset"); !done) return done.error();

@@ -23,7 +23,7 @@ Result<bool> cuda_is_done(cudaError_t answer, const char* call,
                           std::source_location where = std::source_location::current());
 
 /// Returns the number of GPUs that the runtime sees, at least one. Without a GPU or a driver, the error
-/// quotes cudaGetDeviceCount: "cudaGetDeviceCount said cudaErrorNoDevice (no CUDA-capable device is
+/// quotes cudaGetDeviceCount: "cudaGetDeviceCount: cudaErrorNoDevice (no CUDA-capable device is
 /// detected)".
 Result<int> count_gpus();
 

@@ -131,9 +131,8 @@ template Result<std::unique_ptr<Model<double>>> make_device_model(std::unique_pt
 namespace ddp::train {
 
 Result<> can_use_gpu() {
-  return Error{
-      ErrorCode::kUsage,
-      "this build has no GPU code: no CUDA compiler was found when it was configured, or -DDDP_CUDA=OFF"};
+  return Error{ErrorCode::kUsage,
+               "this build has no GPU code: CMake found no CUDA compiler, or -DDDP_CUDA=OFF was set"};
 }
 
 template <class T>

@@ -117,7 +117,7 @@ class GpuMemory {
       return done;
     for (std::size_t block = 0; block < blocks; ++block) {
       if (block_faults[block].compared != kHealthBlockWords)
-        return Error{ErrorCode::kSystem, "the GPU's memory test looked at " +
+        return Error{ErrorCode::kSystem, "the GPU's memory test read only " +
                                              std::to_string(block_faults[block].compared) + " of the " +
                                              std::to_string(kHealthBlockWords) + " words of a block"};
     }
@@ -306,7 +306,7 @@ Result<std::unique_ptr<HealthDevice>> open_health_gpu(int local_rank) {
 namespace ddp::train {
 
 Result<> can_test_gpu() {
-  return Error{ErrorCode::kUsage, "this build tests no GPU, only CPUs"};
+  return Error{ErrorCode::kUsage, "this build has no CUDA support and tests only CPUs"};
 }
 
 Result<std::unique_ptr<HealthDevice>> open_health_gpu(int) {

@@ -46,13 +46,13 @@ void add_time(CLI::App& app, const char* name, std::chrono::milliseconds& value,
       ->type_name("TIME");
 }
 
-/// Adds an option whose value is one of `words`. Errors read: there is no NOUN "x".
+/// Adds an option whose value is one of `words`. Errors read: unknown --OPTION "x" (WORDS).
 template <class T>
 void add_choice(CLI::App& app, const char* name, T& value, std::vector<std::pair<std::string, T>> words,
-                const char* noun, const char* text, const char* type) {
+                const char* text, const char* type) {
   app.add_option_function<std::string>(
          name,
-         [name, &value, words, noun](const std::string& word) {
+         [name, &value, words](const std::string& word) {
            std::string list;
            for (const auto& [known, meant] : words) {
              if (word == known) {
@@ -61,43 +61,41 @@ void add_choice(CLI::App& app, const char* name, T& value, std::vector<std::pair
              }
              list += (list.empty() ? "" : ", ") + known;
            }
-           throw CLI::ValidationError(
-               name, std::string("there is no ") + noun + " \"" + word + "\"; write one of " + list);
+           throw CLI::ValidationError("unknown " + std::string(name) + " \"" + word + "\" (" + list + ")");
          },
          text)
       ->type_name(type);
 }
 
 void add_options(CLI::App& app, HealthOptions& options) {
-  add_time(app, "time", options.time, "how long matrices are multiplied (default 10s)");
+  add_time(app, "time", options.time, "duration of the matrix products (default 10s)");
   app.add_option("--memory,--health-memory", options.memory_mb,
-                 "MiB of memory that are tested (default 256, on a GPU 98 % of what is free)")
-      ->check(CLI::Range(std::size_t{1}, kMostMemory).description(""))
+                 "MiB of memory to test (default 256; on a GPU 98 % of the free memory)")
+      ->check([](const std::string& text) { return range_error(text, 1, kMostMemory, true); })
       ->type_name("MB");
   add_choice<HealthDeviceKind>(
       app, "--device", options.device,
       {{"auto", HealthDeviceKind::kAuto}, {"cpu", HealthDeviceKind::kCpu}, {"gpu", HealthDeviceKind::kGpu}},
-      "device", "auto: the GPU of LOCAL_RANK where there is one, else the CPU; cpu; gpu (default auto)",
-      "NAME");
+      "auto: the GPU of LOCAL_RANK if it exists, else the CPU; cpu; gpu (default auto)", "NAME");
   app.add_option("--threads", options.threads, "threads of a rank on a CPU (default: its part of the cores)")
-      ->check(CLI::Range(1, 1'024).description(""))
+      ->check([](const std::string& text) { return range_error(text, 1, 1'024, true); })
       ->type_name("N");
-  add_choice<CommKind>(
-      app, "--comm", options.comm,
-      {{"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}}, "backend",
-      "auto: shared memory inside a node, TCP between nodes; tcp; shm (default auto)", "BACKEND");
+  add_choice<CommKind>(app, "--comm", options.comm,
+                       {{"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}},
+                       "auto: shared memory inside a node, TCP between nodes; tcp; shm (default auto)",
+                       "BACKEND");
   add_time(app, "--comm-timeout", options.comm_timeout,
            "give up when a peer moves no byte for this long (default 60s)");
-  app.add_option("--json", options.json, "rank 0 writes the result there")->type_name("FILE");
+  app.add_option("--json", options.json, "file for the result, written by rank 0")->type_name("FILE");
   app.add_option_function<std::string>(
          "--inject-fault,--health-plant",
          [&options](const std::string& text) {
            options.inject = parse_fault(text);
            if (!options.inject)
              throw CLI::ValidationError("--inject-fault",
-                                        "\"" + text + "\" is no RANK:gemm, RANK:memory or RANK:sum");
+                                        "\"" + text + "\" is not RANK:gemm, RANK:memory or RANK:sum");
          },
-         "for tests of the test: this rank finds a wrong value there")
+         "fault injection: this rank's test finds a wrong value")
       ->type_name("RANK:TEST");
 }
 
@@ -119,7 +117,7 @@ ParsedHealthOptions parse_health_options(int argc, const char* const* argv) {
   HealthOptions options;
   CLI::App app(
       "Tests the device of each rank, each pair of ranks and all ranks together: matrix products and memory\n"
-      "whose right values are known, messages and sums. Exit code 1 when something is wrong.",
+      "with known results, messages and all-reduces. Exit code 1 if a test fails.",
       "train health");
   add_options(app, options);
   try {

@@ -71,8 +71,8 @@ std::string list_json(const List& list, const One& one) {
 }  // namespace
 
 std::string health_text(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics) {
-  std::string text =
-      "# train " + std::string(version()) + " health, " + std::to_string(report.ranks.size()) + " ranks";
+  std::string text = "# train " + std::string(version()) + " health, " + std::to_string(report.ranks.size()) +
+                     (report.ranks.size() == 1 ? " rank" : " ranks");
   if (report.nodes > 0) text += format_text(" on %d node%s", report.nodes, report.nodes == 1 ? "" : "s");
   text += ", " + report.backend + "\n#\n#  rank  products  GFLOP/s  memory (MiB)  result    host, device\n";
   for (std::size_t i = 0; i < report.ranks.size(); ++i) {

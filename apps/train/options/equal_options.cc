@@ -103,12 +103,12 @@ std::string difference(const EqualOptions& mine, int rank, std::string_view text
     const std::string name = taken_line(text_of_other);
     const std::string value = taken_line(text_of_other);
     if (name != option.name) {
-      return "rank " + std::to_string(rank) + " knows other options than " + of_other +
-             "; are both the same program?";
+      return "rank " + std::to_string(rank) + " has other options than " + of_other +
+             "; check that both run the same version of train";
     }
     if (value != option.value) {
       return name + " is " + option.value + " on rank " + std::to_string(rank) + " and " + value + " on " +
-             of_other + "; all ranks must be given the same";
+             of_other + "; give all ranks the same value";
     }
   }
   return "";

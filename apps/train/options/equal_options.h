@@ -24,7 +24,7 @@ using EqualOptions = std::vector<EqualOption>;
 EqualOptions equal_options(const TrainOptions& options, const DataSplit& data);
 
 /// to_text() makes the text for another rank. difference() returns the first difference from rank `other`:
-/// "--seed is 4 on rank 1 and 3 on rank 0; all ranks must be given the same". Empty: none.
+/// "--seed is 4 on rank 1 and 3 on rank 0; give all ranks the same value". Empty: none.
 std::string to_text(const EqualOptions& options);
 std::string difference(const EqualOptions& mine, int rank, std::string_view text_of_other, int other = 0);
 

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 
 namespace ddp::train {
@@ -32,7 +35,17 @@ std::optional<std::chrono::milliseconds> parse_duration(std::string_view text) {
 }
 
 std::string no_duration(std::string_view text) {
-  return "\"" + std::string(text) + "\" is no duration; write 500ms, 60s or 2m (at most 24h)";
+  return "\"" + std::string(text) + "\" is not a duration; write for example 500ms, 60s or 2m (1ms to 24h)";
+}
+
+std::string range_error(const std::string& text, double low, double high, bool whole) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  const bool number = end != text.c_str() && *end == '\0' && std::isfinite(value);
+  if (number && low <= value && value <= high && (!whole || value == std::floor(value))) return "";
+  char range[96];
+  std::snprintf(range, sizeof range, "number from %.16g to %.16g", low, high);
+  return "\"" + text + "\" is not a " + (whole ? "whole " : "") + range;
 }
 
 std::optional<std::size_t> parse_bytes(std::string_view text) {

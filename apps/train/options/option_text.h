@@ -1,8 +1,6 @@
 #pragma once
 
 #include <chrono>
-#include <cmath>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,11 +21,8 @@ std::string no_duration(std::string_view text);
 /// are 1 byte to 1024 GiB.
 std::optional<std::size_t> parse_bytes(std::string_view text);
 
-/// A check for CLI11 beside its Range, which accepts "nan": no comparison with nan is true. Returns an empty
-/// string for a finite number, and for text that is no number: another check reports that in detail.
-inline std::string finite_check(const std::string& text) {
-  if (std::isfinite(std::strtod(text.c_str(), nullptr))) return "";
-  return "\"" + text + "\" is no finite number";
-}
+/// A check for CLI11: returns why `text` is not a number from `low` to `high`, or an empty string. `whole`
+/// allows whole numbers only.
+std::string range_error(const std::string& text, double low, double high, bool whole);
 
 }  // namespace ddp::train

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "apps/train/options/option_text.h"
@@ -34,8 +35,7 @@ class OptionGroup {
   CLI::Option* number(const char* option, T& value, const char* text, double low, double high,
                       const char* type = "N") {
     return app_.add_option(option, value, text)
-        ->check(finite_check)
-        ->check(CLI::Range(low, high).description(""))
+        ->check([=](const std::string& text) { return range_error(text, low, high, std::is_integral_v<T>); })
         ->type_name(type)
         ->capture_default_str()
         ->group(name_);
@@ -54,23 +54,24 @@ class OptionGroup {
   void flag(const char* option, bool& value, const char* text) {
     app_.add_flag(option, value, text)->group(name_);
   }
-  /// Adds an option whose value is one of `words`. Errors read: there is no NOUN "x".
+  /// Adds an option whose value is one of `words`. Errors read: unknown --OPTION "x" (WORDS).
   template <class T>
-  void choice(const char* option, T& value, std::vector<std::pair<std::string, T>> words, std::string noun,
-              const char* text, const char* type) {
+  void choice(const char* option, T& value, std::vector<std::pair<std::string, T>> words, const char* text,
+              const char* type) {
     std::string list;
     for (std::size_t i = 0; i < words.size(); ++i)
-      list += (i == 0 ? "" : i + 1 == words.size() ? " or " : ", ") + words[i].first;
+      list += (i == 0 ? "" : ", ") + words[i].first;
     app_.add_option_function<std::string>(
             option,
-            [option, &value, words, noun, list](const std::string& word) {
+            [option, &value, words, list](const std::string& word) {
               for (const auto& [name, meant] : words) {
                 if (word == name) {
                   value = meant;
                   return;
                 }
               }
-              throw CLI::ValidationError(option, "there is no " + noun + " \"" + word + "\"; write " + list);
+              throw CLI::ValidationError("unknown " + std::string(option) + " \"" + word + "\" (" + list +
+                                         ")");
             },
             text)
         ->type_name(type)
@@ -86,41 +87,42 @@ constexpr double kMany = 1e15;
 
 void add_evaluator(CLI::App& app, TrainOptions& options) {
   app.add_option("--read-flight-recorder", options.read_flight_recorder,
-                 "say for which rank the others waited, as the files of --flight-recorder DIR tell")
+                 "analyze the files of --flight-recorder DIR: print which rank the others waited for")
       ->type_name("DIR")
       ->group("Instead of training");
 }
 
 void add_task(CLI::App& app, TrainOptions& options) {
-  OptionGroup group(app, "What is trained");
+  OptionGroup group(app, "Model and data");
   group
       .text("--data", options.data, "directory with the MNIST or Fashion-MNIST files, or \"synthetic\"",
             "DIR")
       ->capture_default_str();
   group.number("--limit", options.limit,
-               "use only the first N training images (0: all); of synthetic ones as many as you like", 0,
+               "use only the first N training images (0: all); with --data synthetic, N may exceed 60000", 0,
                1e12);
   group.choice<ModelKind>("--model", options.model,
-                          {{"convnet", ModelKind::kConvNet}, {"mlp", ModelKind::kMlp}}, "model",
+                          {{"convnet", ModelKind::kConvNet}, {"mlp", ModelKind::kMlp}},
                           "convnet, or mlp (default convnet)", "NAME");
   group.number("--mlp-width", options.mlp_width, "width of the MLP's hidden layers", 1, 65'536);
-  group.number("--mlp-depth", options.mlp_depth, "the MLP's hidden layers (2048 x 7 has 107 MB of gradients)",
-               1, 1'000);
+  group.number("--mlp-depth", options.mlp_depth,
+               "number of the MLP's hidden layers (2048 x 7 has 107 MB of gradients)", 1, 1'000);
   group.choice<Dtype>(
       "--dtype", options.dtype,
-      {{"float32", Dtype::kFloat32}, {"float64", Dtype::kFloat64}, {"bfloat16", Dtype::kBfloat16}}, "type",
-      "float32, float64 as the reference, or on a GPU bfloat16 with float32 weights behind it (default "
+      {{"float32", Dtype::kFloat32}, {"float64", Dtype::kFloat64}, {"bfloat16", Dtype::kBfloat16}},
+      "float32, float64 as the reference, or on a GPU bfloat16 with float32 master weights (default "
       "float32)",
       "TYPE");
   group.choice<DeviceKind>("--device", options.device, {{"cpu", DeviceKind::kCpu}, {"gpu", DeviceKind::kGpu}},
-                           "device", "cpu, or gpu: the one of LOCAL_RANK computes (default cpu)", "NAME");
+                           "cpu, or gpu: the GPU of LOCAL_RANK (default cpu)", "NAME");
   group.number("--epochs", options.epochs, "passes over the training images", 1, 1e6);
   group.number("--max-steps", options.max_steps, "end after step N (0: after the last epoch)", 0, kMany);
   group.number("--batch-size", options.batch_size, "images per batch and rank", 1, 16'384);
-  group.number("--accumulate", options.accumulate, "batches per step; ranks talk in the last one only", 1,
-               1e6);
+  group.number("--accumulate", options.accumulate,
+               "batches per step; gradients are all-reduced in the last one only", 1, 1e6);
   group.number("--seed", options.seed, "seed of weights and shuffling", -9e18, 9e18, "S");
-  group.number("--threads", options.threads, "threads per rank; no number of them changes a bit", 1, 1'024);
+  group.number("--threads", options.threads, "threads per rank; results do not depend on their number", 1,
+               1'024);
   group.text("--kernels", options.kernels,
              "instruction set: generic, x86_64_v2, x86_64_v3 or x86_64_v4 (default: the best)", "NAME");
 }
@@ -128,34 +130,36 @@ void add_task(CLI::App& app, TrainOptions& options) {
 void add_hyperparameters(CLI::App& app, TrainOptions& options) {
   OptionGroup group(app, "Recipe");
   group.choice<OptimizerKind>("--optimizer", options.optimizer.kind,
-                              {{"sgd", OptimizerKind::kSgd}, {"adamw", OptimizerKind::kAdamw}}, "optimizer",
+                              {{"sgd", OptimizerKind::kSgd}, {"adamw", OptimizerKind::kAdamw}},
                               "sgd, or adamw (default sgd)", "NAME");
   group.number("--lr", options.lr.peak, "learning rate", 0, 1e38, "RATE");
   group.choice<LrShape>("--lr-schedule", options.lr.shape,
-                        {{"constant", LrShape::kConstant}, {"cosine", LrShape::kCosine}}, "schedule",
+                        {{"constant", LrShape::kConstant}, {"cosine", LrShape::kCosine}},
                         "constant, or cosine to zero (default constant)", "NAME");
-  group.number("--warmup-steps", options.lr.warmup_steps, "steps in which the learning rate rises", 0, kMany);
+  group.number("--warmup-steps", options.lr.warmup_steps, "warm-up steps, in which the learning rate rises",
+               0, kMany);
   group.number("--momentum", options.optimizer.momentum, "SGD momentum", 0, 1, "M");
   group.number("--beta1", options.optimizer.beta1, "AdamW's average of gradients", 0, 1, "B");
   group.number("--beta2", options.optimizer.beta2, "AdamW's average of squares", 0, 1, "B");
   group.number("--weight-decay", options.optimizer.weight_decay, "0.01 is torch's default for AdamW", 0, 1e6,
                "D");
-  group.number("--clip-value", options.clip_value, "cut each gradient to ± C (0: off)", 0, 1e38, "C");
-  group.number("--clip-norm", options.clip_norm, "shrink the gradient to norm C, after --clip-value (0: off)",
+  group.number("--clip-value", options.clip_value, "clip each gradient to ± C (0: off)", 0, 1e38, "C");
+  group.number("--clip-norm", options.clip_norm, "clip the gradient to norm C, after --clip-value (0: off)",
                0, 1e38, "C");
-  group.flag("--sync-bn", options.sync_bn, "normalise by the batches of all ranks together");
+  group.flag("--sync-bn", options.sync_bn, "normalize by the batches of all ranks together (SyncBN)");
 }
 
 void add_ranks(CLI::App& app, TrainOptions& options) {
-  OptionGroup group(app, "Between ranks");
-  group.number("--bucket-cap-mb", options.bucket_cap_mb, "MiB of gradients sent together", 0, 1e6, "MB");
-  group.number("--first-bucket-mb", options.first_bucket_mb, "the same of the first ones", 0, 1e6, "MB");
+  OptionGroup group(app, "Communication");
+  group.number("--bucket-cap-mb", options.bucket_cap_mb, "MiB of gradients per bucket", 0, 1e6, "MB");
+  group.number("--first-bucket-mb", options.first_bucket_mb, "MiB of gradients in the first bucket", 0, 1e6,
+               "MB");
   app.add_option_function<int>(
          "--zero", [&options](int stage) { options.zero = stage == 1; },
          "1: each rank keeps only its part of the optimizer's state (ZeRO-1)")
-      ->check(CLI::Range(0, 1).description(""))
+      ->check([](const std::string& text) { return range_error(text, 0, 1, true); })
       ->type_name("STAGE")
-      ->group("Between ranks");
+      ->group("Communication");
   group.number("--sync-every-inter", options.sync_every_inter,
                "average over the nodes only every K steps; inside a node every step", 1, 1e9, "K");
   group.choice<CommKind>(
@@ -164,7 +168,6 @@ void add_ranks(CLI::App& app, TrainOptions& options) {
        {"tcp", CommKind::kTcp},
        {"shm", CommKind::kShm},
        {"nccl", CommKind::kNccl}},
-      "backend",
       "auto: shared memory inside a node, TCP between nodes; tcp: only that; shm: as auto, "
       "but never without shared memory; nccl: over the GPUs (default auto)",
       "BACKEND");
@@ -178,26 +181,25 @@ void add_ranks(CLI::App& app, TrainOptions& options) {
          },
          "give up when a peer moves no byte for this long (default 60s)")
       ->type_name("TIME")
-      ->group("Between ranks");
+      ->group("Communication");
   group.choice<bool>("--on-peer-loss", options.rejoin, {{"exit", false}, {"rejoin", true}},
-                     "action on a lost peer",
-                     "exit, or rejoin: the ranks that are left go on in the same process, with the weights "
-                     "in memory, as ddplaunch says (default exit)",
+                     "exit, or rejoin: the surviving ranks continue in the same process, with the weights "
+                     "in memory, as ordered by ddplaunch (default exit)",
                      "ACTION");
 }
 
 void add_files(CLI::App& app, TrainOptions& options) {
   OptionGroup group(app, "Weights and checkpoints");
   group.text("--init-from", options.init_from, "begin with the weights of this safetensors file", "FILE");
-  group.text("--export", options.export_to, "write the weights there at the end; PyTorch loads the file",
-             "FILE");
-  group.directory("--checkpoint-dir", options.checkpoint_dir, "write checkpoints there");
-  group.number("--checkpoint-every", options.checkpoint_every, "steps between two (0: one after each epoch)",
-               0, kMany);
-  group.number("--checkpoint-keep", options.checkpoint_keep, "how many stay", 1, 1e6);
-  group.directory("--resume", options.resume,
-                  "go on from this checkpoint, or the last one in this directory; auto: the last good one "
-                  "of --checkpoint-dir, if there is one");
+  group.text("--export", options.export_to, "write the weights to this safetensors file at the end", "FILE");
+  group.directory("--checkpoint-dir", options.checkpoint_dir, "directory for checkpoints");
+  group.number("--checkpoint-every", options.checkpoint_every,
+               "steps between two checkpoints (0: one after each epoch)", 0, kMany);
+  group.number("--checkpoint-keep", options.checkpoint_keep, "number of checkpoints to keep", 1, 1e6);
+  group.directory(
+      "--resume", options.resume,
+      "resume from this checkpoint, or from the last one in this directory; auto: the last good one "
+      "of --checkpoint-dir, if there is one");
 }
 
 void add_reports(CLI::App& app, TrainOptions& options) {
@@ -205,16 +207,15 @@ void add_reports(CLI::App& app, TrainOptions& options) {
   group.number("--log-interval", options.log_interval, "steps between two progress lines", 1, 1e9);
   group.choice<BarMode>("--bar", options.bar,
                         {{"auto", BarMode::kAuto}, {"always", BarMode::kAlways}, {"never", BarMode::kNever}},
-                        "way of showing a bar", "auto (on a terminal), always or never (default auto)",
-                        "WHEN");
+                        "auto (on a terminal), always or never (default auto)", "WHEN");
   group.text("--metrics-file", options.metrics_file,
              "rank 0 writes a JSON line per step, progress line and epoch", "FILE");
-  group.text("--profile", options.profile, "each rank writes a Chrome trace of its steps; rank 0 sums up",
-             "FILE");
+  group.text("--profile", options.profile,
+             "each rank writes a Chrome trace of its steps; rank 0 prints a summary", "FILE");
   group.text("--sample-log", options.sample_log, "each rank lists the numbers of its samples in DIR/rank-N",
              "DIR");
   group.text("--flight-recorder", options.flight_recorder,
-             "each rank writes what it did last to DIR/rank-N.jsonl when an operation between ranks fails",
+             "each rank writes its last collective operations to DIR/rank-N.jsonl when one of them fails",
              "DIR");
   app.add_option_function<std::string>(
          "--inject-nan",
@@ -222,9 +223,9 @@ void add_reports(CLI::App& app, TrainOptions& options) {
            options.inject_nan = parse_injected_nan(text);
            if (!options.inject_nan)
              throw CLI::ValidationError("--inject-nan",
-                                        "\"" + text + "\" is no RANK:STEP; steps begin with 1");
+                                        "\"" + text + "\" is not RANK:STEP; steps begin with 1");
          },
-         "a drill: this rank's gradient of this step has a nan")
+         "fault injection: put a nan into this rank's gradient of this step")
       ->type_name("RANK:STEP")
       ->group("Reports");
 }
@@ -245,7 +246,7 @@ ParsedTrainOptions parse_options(int argc, const char* const* argv) {
       "Trains a small model on (Fashion-)MNIST, data-parallel over the ranks that the environment names.\n"
       "Instead of training: train bench --help (measures the network between the ranks, as nccl-tests "
       "does),\n"
-      "train health --help (tests each rank's device and the ways between them).",
+      "train health --help (tests each rank's device and the network between the ranks).",
       "train");
   add_evaluator(app, options);
   app.set_version_flag("--version", std::string("train ") + std::string(version()));

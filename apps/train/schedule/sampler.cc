@@ -24,7 +24,7 @@ Result<std::vector<std::uint32_t>> sample_order(const SamplerConfig& config, std
   }
   if (config.begin > n) {
     return Error{ErrorCode::kUsage, "sample " + std::to_string(config.begin) + " of " + std::to_string(n) +
-                                        " cannot be the first of what is left"};
+                                        " is not a valid first sample"};
   }
   std::vector<std::uint32_t> order(n);
   std::iota(order.begin(), order.end(), 0u);

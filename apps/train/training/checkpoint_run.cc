@@ -49,8 +49,8 @@ std::string mismatch(const CheckpointState& mine, const CheckpointState& theirs)
     return differ("the number of training images", std::to_string(mine.samples),
                   std::to_string(theirs.samples));
   }
-  if (other(mine.training_images, theirs.training_images)) return "it was made with other training images";
-  if (other(mine.training_labels, theirs.training_labels)) return "it was made with other training labels";
+  if (other(mine.training_images, theirs.training_images)) return "the training images differ";
+  if (other(mine.training_labels, theirs.training_labels)) return "the training labels differ";
   return "";
 }
 
@@ -129,18 +129,20 @@ Result<> CheckpointRun<T>::find(Checkpoint& found, const CheckpointState& mine) 
     const auto named = checkpoint_step(std::filesystem::path(*path).filename().string());
     if (choose && state && named != state->position.step) {
       state = Error{ErrorCode::kUsage, *path + ": is the checkpoint of step " +
-                                           std::to_string(state->position.step) + " and not of its name"};
+                                           std::to_string(state->position.step) +
+                                           ", which is not the step in its name"};
     }
     const std::string difference = state ? mismatch(mine, *state) : "";
     if (!difference.empty()) {
-      return Error{ErrorCode::kUsage, "cannot go on from " + *path + ": " + difference +
-                                          "; give what it was made with, or another checkpoint"};
+      return Error{ErrorCode::kUsage,
+                   "cannot resume from " + *path + ": " + difference +
+                       "; resume with the same options and data, or name another checkpoint"};
     }
     auto checkpoint = state ? read(*path, std::move(*state)) : Result<Checkpoint>(state.error());
     if (checkpoint) {
       found = std::move(*checkpoint);
       for (const auto& [bad, why] : damaged)
-        std::fprintf(stderr, "train: %s; %s; going on from the last good checkpoint, %s\n", why.text.c_str(),
+        std::fprintf(stderr, "train: %s; %s; resuming from the last good checkpoint, %s\n", why.text.c_str(),
                      set_aside(bad).c_str(), path->c_str());
       return {};
     }
@@ -156,7 +158,7 @@ Result<> CheckpointRun<T>::find(Checkpoint& found, const CheckpointState& mine) 
     last.text +=
         "; none of the " + std::to_string(paths.size()) + " checkpoints in " + directory + " is good";
   } else if (const auto names = list_checkpoints(directory); !choose && names && names->size() > 1) {
-    last.text += "; --checkpoint-dir " + directory + " --resume auto goes on from the last good checkpoint";
+    last.text += "; --checkpoint-dir " + directory + " --resume auto resumes from the last good checkpoint";
   }
   return last;
 }
@@ -215,7 +217,7 @@ Result<> CheckpointRun<T>::check_places_agree(const SeenCheckpoint& mine) {
                  "--resume auto: rank 0 finds " + own + " in " + options_.checkpoint_dir + ", and " + rank +
                      " finds " + theirs +
                      " there; give a --checkpoint-dir that all nodes share, copy the checkpoint to rank 0's "
-                     "node, or remove it to begin anew"};
+                     "node, or remove it to start from scratch"};
   }
   return {};
 }
@@ -250,7 +252,7 @@ Result<> CheckpointRun<T>::resume(const std::function<void(const std::string&)>&
   trainer_.optimizer().set_steps(state->optimizer_steps);
   written_step_ = state->position.step;
   if (world_->rank() == 0) {
-    say("going on from " + found.path + ": step " + std::to_string(state->position.step) + ", epoch " +
+    say("resuming from " + found.path + ": step " + std::to_string(state->position.step) + ", epoch " +
         std::to_string(trainer_.position().epoch + 1) + ", " + std::to_string(state->world_size) +
         (state->world_size == 1 ? " rank" : " ranks") + " then, " + std::to_string(world_->world_size()) +
         " now");
@@ -328,7 +330,7 @@ Result<> CheckpointRun<T>::make_directory() {
     return Error{ErrorCode::kUsage,
                  "--checkpoint-dir " + options_.checkpoint_dir + " holds " + names->back() +
                      " of another training, while this one begins after step " + std::to_string(begin) +
-                     "; give another --checkpoint-dir, go on from there with --resume "
+                     "; give another --checkpoint-dir, resume from there with --resume "
                      "auto, or remove the later checkpoints"};
   }
   open_writer();

@@ -32,8 +32,7 @@ std::string profile_text(const StepProfile& profile, std::vector<RankTime> ranks
     add("%s", "profile: the process of rank 0 was started after the last step and measured none\n");
   } else {
     if (profile.first_step() > 1)
-      add("profile: begins at step %" PRIu64 ": the process of rank 0 was started then\n",
-          profile.first_step());
+      add("profile: begins at step %" PRIu64 ": rank 0's process started there\n", profile.first_step());
     add("%-14s %10s %10s\n", "step (ms)", "p50", "p99");
     for (std::size_t i = 0; i < kPhases; ++i) {
       const Phase phase = static_cast<Phase>(i);

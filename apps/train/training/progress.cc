@@ -79,7 +79,7 @@ void Progress::step(const StepReport& report) {
   images_ += report.images;
   if (report.dropped) {
     say("step " + std::to_string(report.total) +
-        " dropped on all ranks: its gradient is not finite; the weights stay as they were");
+        " dropped on all ranks: the gradient is not finite; the weights are unchanged");
   } else {
     loss_ += report.loss;
     ++steps_;

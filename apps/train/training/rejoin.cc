@@ -48,7 +48,7 @@ class RejoiningRank {
     }
     for (;;) {
       const auto order = link_.next_attempt();
-      if (!order) return within("no order to train", order.error());
+      if (!order) return within("no order for an attempt", order.error());
       const Result<> done = attempt(*order);
       if (done) return done;
       if (!is_loss(done.error()) && !is_revoked(link_.interrupt())) return done;

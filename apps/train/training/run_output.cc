@@ -57,15 +57,14 @@ void print_out(const char* format, ...) {
   va_end(arguments);
   if (written) return;
   outcome() = system_error(errno, "write standard output");
-  std::fprintf(stderr, "train: %s; the work goes on without it\n", outcome().error().text.c_str());
+  std::fprintf(stderr, "train: %s; later output is dropped\n", outcome().error().text.c_str());
 }
 
 int exit_code_after_printing(int code) {
   if (code != 0) return code;
   const auto printed = all_printed();
   if (printed) return code;
-  std::fprintf(stderr, "train: the results are not all on standard output: %s\n",
-               printed.error().text.c_str());
+  std::fprintf(stderr, "train: standard output is incomplete: %s\n", printed.error().text.c_str());
   return kNotPrinted;
 }
 
@@ -90,7 +89,7 @@ void LineFile::append(const std::string& line) {
     done += static_cast<std::size_t>(written);
   }
   if (done == line.size()) return;
-  std::fprintf(stderr, "train: %s; training goes on without it\n",
+  std::fprintf(stderr, "train: %s; training continues without this file\n",
                system_error(errno, "write " + path_).text.c_str());
   // A half line would pass for a broken file. Truncating fails only if the file is no longer under our
   // control.

@@ -169,7 +169,7 @@ class TypedTrainingRun final : public TrainingRun {
     held_ = true;
     if (auto done = checkpoints_.prepare(); !done) return done;
     if (is_complete()) {
-      progress_.say("nothing is left to train: the training ended with step " +
+      progress_.say("training is already complete: it ended with step " +
                     std::to_string(trainer_.position().step));
       if (!test_due()) return test(trainer_.position().epoch - 1);
     }
@@ -189,7 +189,7 @@ class TypedTrainingRun final : public TrainingRun {
     if (marks_.last.total > before) progress_.step(marks_.last);
     const int ranks = world_->world_size();
     progress_.say("attempt " + std::to_string(attempt_) + ": " + std::to_string(ranks) +
-                  (ranks == 1 ? " rank goes" : " ranks go") + " on from step " +
+                  (ranks == 1 ? " rank continues" : " ranks continue") + " from step " +
                   std::to_string(trainer_.position().step) + " (state of rank " + std::to_string(from) + ")");
     return checkpoints_.prepare_again();
   }
@@ -297,7 +297,8 @@ class TypedTrainingRun final : public TrainingRun {
     if (auto equal = check_equal(*hashes); !equal) return equal.error();
     if (auto finite = check_finite(); !finite) return finite;
     if (speaks_)
-      print_out("weights equal on %d ranks: %s\n", world_->world_size(), hash_text((*hashes)[0]).c_str());
+      print_out("weights equal on %d %s: %s\n", world_->world_size(),
+                world_->world_size() == 1 ? "rank" : "ranks", hash_text((*hashes)[0]).c_str());
     if (options_.export_to.empty()) return {};
     const auto write = [this]() -> Result<> {
       if (!speaks_) return {};

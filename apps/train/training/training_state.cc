@@ -112,8 +112,9 @@ Result<> share_state(const TrainOptions& options, Communicator& world, int from,
   if (!all) return all.error();
   const RetainedState source = held_by(*all, from);
   if (source.any == 0) {
-    return Error{ErrorCode::kProtocol, "rank " + std::to_string(from) +
-                                           " holds no state of the training, though the launcher named it"};
+    return Error{ErrorCode::kProtocol,
+                 "rank " + std::to_string(from) +
+                     " holds no state of the training, although the launcher chose it as the source"};
   }
   bool needed = false;
   for (int rank = 0; rank < world.world_size(); ++rank) {
@@ -137,7 +138,7 @@ Result<> share_state(const TrainOptions& options, Communicator& world, int from,
     if (auto done = world.broadcast(std::as_writable_bytes(std::span(numbers)), from); !done) return done;
     if (fnv_hash(std::as_bytes(std::span(numbers))) != head.hash) {
       return Error{ErrorCode::kInternal, "rank " + std::to_string(world.rank()) +
-                                             " got other weights than rank " + std::to_string(from) +
+                                             " received other weights than rank " + std::to_string(from) +
                                              " sent"};
     }
     take_numbers<T>(numbers, !held || mine[1] != source.step, trainer);

@@ -64,8 +64,8 @@ Result<NodeMap> find_nodes(const WorkerEnvironment& environment, const WorldOpti
     const auto text = directory.find(key(node), options.start_timeout);
     if (!text && text.error().code == ErrorCode::kTimeout) {
       return Error{ErrorCode::kTimeout,
-                   me(environment) + " misses node " + std::to_string(node) +
-                       ": its first rank has not come to the store in time; did it start?"};
+                   me(environment) + " cannot find node " + std::to_string(node) +
+                       ": its first rank has not reached the store in time; check that it started"};
     }
     if (!text) return within(me(environment), text.error());
     const auto ranks = decode(*text);
@@ -82,8 +82,8 @@ Result<NodeMap> find_nodes(const WorkerEnvironment& environment, const WorldOpti
   if (mine && map.world_size() == environment.world_size) return map;
   return Error{ErrorCode::kUsage,
                me(environment) +
-                   " does not find itself where GROUP_RANK, LOCAL_RANK and LOCAL_WORLD_SIZE say: "
-                   "the ranks of a node must follow each other; --comm tcp needs no nodes"};
+                   ": RANK contradicts GROUP_RANK, LOCAL_RANK and LOCAL_WORLD_SIZE: "
+                   "the ranks of a node must be consecutive; --comm tcp works without this"};
 }
 
 PeerConfig peer_config(const WorkerEnvironment& environment, const WorldOptions& options) {
@@ -212,8 +212,8 @@ Result<> compare_backends(const WorkerEnvironment& environment, const WorldOptio
   }
   const auto text = directory.find("backend", options.start_timeout);
   if (!text && text.error().code == ErrorCode::kTimeout) {
-    return Error{ErrorCode::kTimeout, me(environment) + " misses rank " + std::to_string(options.right_rank) +
-                                          ": it has not come to the store in time; did it start?"};
+    return Error{ErrorCode::kTimeout, me(environment) + ": rank " + std::to_string(options.right_rank) +
+                                          " has not reached the store in time; check that it started"};
   }
   if (!text) return within(me(environment), text.error());
   const std::string differs = difference(mine, environment.rank, *text, options.right_rank);
@@ -317,7 +317,7 @@ WorldOptions world_options(const TrainOptions& options) {
 Result<> can_join(const WorkerEnvironment& environment, const WorldOptions& options) {
   if (options.with_nodes && options.comm == CommKind::kTcp) {
     return Error{ErrorCode::kUsage,
-                 "--sync-every-inter uses shared memory inside the nodes: leave --comm tcp out"};
+                 "--sync-every-inter needs shared memory inside the nodes; remove --comm tcp"};
   }
   if (options.comm == CommKind::kNccl) {
     if (auto here = nccl_is_here(nccl_config(environment, options)); !here) return here.error();
@@ -326,7 +326,7 @@ Result<> can_join(const WorkerEnvironment& environment, const WorldOptions& opti
   return Error{ErrorCode::kUsage,
                std::string(options.with_nodes ? "--sync-every-inter" : "--comm shm") +
                    " needs GROUP_RANK and LOCAL_WORLD_SIZE, which ddplaunch and torchrun set: "
-                   "they tell which ranks share a node"};
+                   "these variables say which ranks share a node"};
 }
 
 Result<CommWorld> join_world(const WorkerEnvironment& environment, const WorldOptions& options) {

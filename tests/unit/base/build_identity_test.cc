@@ -86,5 +86,5 @@ TEST_CASE("a missing file is an error") {
   REQUIRE_FALSE(found.has_value());
   CHECK(found.error().text == "/no/such/program: No such file or directory");
   CHECK(ddp::read_elf_identity("/proc/self/status").error().text ==
-        "/proc/self/status is no 64-bit Linux program with a build id");
+        "/proc/self/status is not a 64-bit Linux program with a build id");
 }

@@ -172,11 +172,11 @@ Result<std::vector<NodePeer>> gather_members(const NodeConfig& config, int liste
     if (!ready && ready.error().code == ErrorCode::kTimeout) {
       const auto absent =
           std::find_if(members.begin() + 1, members.end(), [](const NodePeer& m) { return !m.connection; });
-      return Error{
-          ErrorCode::kTimeout,
-          me(config) + " misses " + rank_text(config, static_cast<int>(absent - members.begin())) +
-              " of the same node; did it start, and in the same network namespace? --comm tcp needs no "
-              "shared memory"};
+      return Error{ErrorCode::kTimeout, me(config) + " cannot find " +
+                                            rank_text(config, static_cast<int>(absent - members.begin())) +
+                                            " of the same node; check that it started, and in the same "
+                                            "network namespace; --comm tcp needs no "
+                                            "shared memory"};
     }
     if (!ready) return within(me(config), ready.error());
     auto member = hear_member(config, listener, deadline);
@@ -242,8 +242,8 @@ Result<NodeLinks> follow(const NodeConfig& config, PeerDirectory& directory, con
   const std::string leader = rank_text(config, 0);
   const auto name = directory.find(key, std::chrono::milliseconds(milliseconds_left(deadline)));
   if (!name && name.error().code == ErrorCode::kTimeout) {
-    return Error{ErrorCode::kTimeout,
-                 me(config) + " misses " + leader + ": it has not shared its memory in time; did it start?"};
+    return Error{ErrorCode::kTimeout, me(config) + " cannot find " + leader +
+                                          ": it did not share its memory in time; check that it started"};
   }
   if (!name) return within(me(config), name.error());
   auto connection = seqpacket_socket();
@@ -252,12 +252,12 @@ Result<NodeLinks> follow(const NodeConfig& config, PeerDirectory& directory, con
   if (::connect(connection->get(), reinterpret_cast<const sockaddr*>(&address), size) != 0) {
     Error error = within(me(config) + " cannot share memory with " + leader,
                          system_error(errno, "connect", ErrorCode::kUnreachable));
-    error.text += "; is it on another machine or in another container? --comm tcp needs no shared memory";
+    error.text += "; if it is on another machine or in another container, use --comm tcp";
     return error;
   }
-  const std::string where = me(config) + " got no shared memory from " + leader;
+  const std::string where = me(config) + " received no shared memory from " + leader;
   if (!same_user(connection->get()))
-    return Error{ErrorCode::kRefused, where + ": it belongs to another user"};
+    return Error{ErrorCode::kRefused, where + ": that process belongs to another user"};
   auto own = make_own();
   if (!own) return within(me(config), own.error());
   const auto hello = encode_hello(hello_of(config, config.local_rank));

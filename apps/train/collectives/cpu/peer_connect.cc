@@ -51,16 +51,17 @@ Result<ConnectingPeer> reach(const PeerConfig& config, int whom, PeerDirectory& 
   const std::string me = rank_text(config, config.rank);
   auto address = directory.find(key_of(config, whom), std::chrono::milliseconds(milliseconds_left(deadline)));
   if (!address && address.error().code == ErrorCode::kTimeout) {
-    return Error{ErrorCode::kTimeout, me + " misses " + rank_text(config, whom) +
+    return Error{ErrorCode::kTimeout, me + " cannot find " + rank_text(config, whom) +
                                           ": it has not published its address within " +
-                                          seconds_text(config.start_timeout) + "; did it start?"};
+                                          seconds_text(config.start_timeout) + "; check that it started"};
   }
   if (!address) return within(me + " cannot look up " + rank_text(config, whom), address.error());
   auto fd = connect_to(*address, deadline, config.interrupt);
   if (!fd) return within(me + " cannot reach " + rank_text(config, whom) + " (" + *address + ")", fd.error());
   const auto greeting = encode_hello(hello_of(config, config.rank));
   if (auto said = write_all(fd->get(), greeting, deadline, config.interrupt); !said)
-    return within(me + " cannot greet " + rank_text(config, whom) + " (" + *address + ")", said.error());
+    return within(me + " cannot send its hello to " + rank_text(config, whom) + " (" + *address + ")",
+                  said.error());
   return ConnectingPeer{whom, {std::move(*fd), std::move(*address)}};
 }
 
@@ -70,7 +71,7 @@ Result<PeerHello> read_hello(int fd, Deadline deadline, int interrupt) {
   if (auto read = read_all(fd, bytes, deadline, interrupt); !read) return read.error();
   const auto hello = decode_hello(bytes);
   if (!hello)
-    return Error{ErrorCode::kProtocol, "what answers there is not a rank of this program's version"};
+    return Error{ErrorCode::kProtocol, "the answer is not the hello of a rank of this version of train"};
   return *hello;
 }
 
@@ -100,10 +101,10 @@ Result<> check_answer(const PeerConfig& config, const ConnectingPeer& reached, D
   const auto answer = read_hello(reached.peer.fd.get(), deadline, config.interrupt);
   if (!answer && answer.error().code == ErrorCode::kLinkLost) {
     return Error{ErrorCode::kLinkLost,
-                 me + " was turned away by " + whom +
+                 me + " was refused by " + whom +
                      ": it ended, or belongs to another job, attempt, world size or --dtype"};
   }
-  if (!answer) return within(me + " got no greeting from " + whom, answer.error());
+  if (!answer) return within(me + " received no hello from " + whom, answer.error());
   if (*answer == hello_of(config, reached.rank)) return {};
   return Error{ErrorCode::kProtocol, me + " found another rank, job or attempt at " + whom};
 }
@@ -113,13 +114,13 @@ Error missing_error(const PeerConfig& config, const std::vector<ConnectingPeer>&
   const std::string within_time = " within " + seconds_text(config.start_timeout);
   const std::string me = rank_text(config, config.rank);
   if (!missing.empty()) {
-    return {ErrorCode::kTimeout, me + " misses " + rank_text(config, missing.front()) +
+    return {ErrorCode::kTimeout, me + " cannot find " + rank_text(config, missing.front()) +
                                      ": it has not connected to " + listener.address + within_time +
-                                     "; did it start, and does a firewall let it through?"};
+                                     "; check that it started and that no firewall blocks it"};
   }
   const auto silent =
       std::find_if(reached.begin(), reached.end(), [](const ConnectingPeer& r) { return !r.answered; });
-  return {ErrorCode::kTimeout, me + " misses " + rank_text(config, silent->rank) + " (" +
+  return {ErrorCode::kTimeout, me + " cannot find " + rank_text(config, silent->rank) + " (" +
                                    silent->peer.address + "): it has not answered" + within_time};
 }
 

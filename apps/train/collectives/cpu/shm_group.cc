@@ -113,15 +113,15 @@ Error ShmGroup::revoked() {
 Error ShmGroup::ended_by_mark() {
   const int whom = lost_rank();
   if (whom == config_.ranks[static_cast<std::size_t>(rank())]) {
-    return fail({ErrorCode::kLinkLost,
-                 me() +
-                     " was given up by the other ranks as silent or at another operation (was it stopped?) "
-                     "during " +
-                     std::string(kind_text(kind_))});
+    return fail({ErrorCode::kLinkLost, me() +
+                                           " was reported lost by the other ranks as silent or in another "
+                                           "collective (was this process stopped?) "
+                                           "during " +
+                                           std::string(kind_text(kind_))});
   }
   const bool here = std::find(config_.ranks.begin(), config_.ranks.end(), whom) != config_.ranks.end();
   return fail({ErrorCode::kLinkLost, me() + " lost rank " + std::to_string(whom) +
-                                         (here ? " (on this node): it ended or hangs"
+                                         (here ? " (on this node): its process ended or hangs"
                                                : " (reported on this node): connection lost") +
                                          " during " + std::string(kind_text(kind_))});
 }
@@ -242,7 +242,8 @@ Result<> ShmGroup::sync(std::uint64_t size) {
     if (other == rank()) continue;
     if (auto done = wait_for(other); !done) return done;
     if (segment_.line(other).tag[stage_ % 2].load(std::memory_order_relaxed) != tag)
-      return lost(other, "it is at another operation (were all ranks started with the same options?)",
+      return lost(other,
+                  "it runs another collective; check that all ranks were started with the same options",
                   ErrorCode::kProtocol);
   }
   return {};

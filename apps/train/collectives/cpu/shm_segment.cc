@@ -47,7 +47,7 @@ Result<ShmSegment> ShmSegment::map(int memory, int ranks) {
   if (status.st_size != static_cast<off_t>(size)) {
     return Error{ErrorCode::kProtocol, "the shared memory has " + std::to_string(status.st_size) +
                                            " bytes, not " + std::to_string(size) +
-                                           "; are all ranks the same program?"};
+                                           "; check that all ranks run the same version of train"};
   }
   void* base = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
   if (base == MAP_FAILED) return system_error(errno, "mmap of the shared memory");

@@ -216,7 +216,7 @@ Result<> TcpCommunicator::drive(Handle until) {
     if (*ready) continue;
     // The rank that blocks this one is the peer that does not send, else the peer that does not take.
     char text[64];
-    std::snprintf(text, sizeof text, "%s for %g s", receiving.count ? "no data" : "it takes no data",
+    std::snprintf(text, sizeof text, "%s for %g s", receiving.count ? "no data" : "it receives no data",
                   std::chrono::duration<double>(step_timeout_).count());
     return lost(receiving.count ? receiving.peer : sending.peer, text, ErrorCode::kTimeout);
   }

@@ -29,7 +29,7 @@ Result<AddressInfo> parse_address(const std::string& host, const std::string& po
   const int failed = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &info);
   if (failed) {
     return Error{ErrorCode::kProtocol,
-                 "\"" + host + ":" + port + "\" is no numeric address: " + gai_strerror(failed)};
+                 "\"" + host + ":" + port + "\" is not a numeric address: " + gai_strerror(failed)};
   }
   return AddressInfo(info);
 }

@@ -74,8 +74,7 @@ Result<int> choose_gpu(int gpus, int local_rank, bool restricted, bool shared) {
   if (restricted && gpus == 1) return 0;
   return Error{ErrorCode::kUsage, "--comm nccl: there is no GPU for local rank " +
                                       std::to_string(local_rank) + ": this process sees " +
-                                      std::to_string(gpus) +
-                                      "; start one rank per GPU, or with --share-gpu several on each"};
+                                      std::to_string(gpus) + "; start one rank per GPU, or use --share-gpu"};
 }
 
 Result<int> find_gpu(int local_rank, bool restricted, bool shared) {

@@ -35,13 +35,14 @@ std::string encode_nccl_id(std::string_view id, int version) {
 }
 
 Result<std::string> decode_nccl_id(std::string_view text, int version, const std::string& by) {
-  const Error broken{ErrorCode::kProtocol, by + " told something else than where to meet"};
+  const Error broken{ErrorCode::kProtocol, by + " published an invalid NCCL id"};
   int theirs = 0;
   const auto read = std::from_chars(text.data(), text.data() + text.size(), theirs);
   if (read.ec != std::errc() || read.ptr == text.data() + text.size() || *read.ptr != ' ') return broken;
   if (theirs != version) {
-    return Error{ErrorCode::kUsage, by + " has NCCL " + nccl_version_text(theirs) + " and this one " +
-                                        nccl_version_text(version) + "; all ranks need the same"};
+    return Error{ErrorCode::kUsage, by + " has NCCL " + nccl_version_text(theirs) +
+                                        " and this rank has NCCL " + nccl_version_text(version) +
+                                        "; install the same version for all ranks"};
   }
   text.remove_prefix(static_cast<std::size_t>(read.ptr - text.data()) + 1);
   if (text.size() != 2 * kIdBytes) return broken;

@@ -51,7 +51,7 @@ const char* result_name(ncclResult_t result) {
     case 7:
       return "ncclInProgress";
     default:
-      return "an error that is not known here";
+      return "unknown NCCL error";
   }
 }
 
@@ -63,7 +63,8 @@ Result<std::shared_ptr<const NcclLibrary>> NcclLibrary::open(const std::string& 
   if (handle == nullptr) {
     const char* why = ::dlerror();
     const std::string text = one_line(why != nullptr ? why : "no reason was given");
-    if (!file.empty()) return refused(std::string(kVariable) + " names what cannot be loaded: " + text);
+    if (!file.empty())
+      return refused(std::string(kVariable) + " names a library that cannot be loaded: " + text);
     return refused("NCCL cannot be loaded: " + text +
                    "; install it (package libnccl2), or name the file by " + kVariable +
                    " (that of a Python wheel: …/nvidia/nccl/lib/" + kUsualName + ")");
@@ -86,7 +87,7 @@ Result<> NcclLibrary::resolve(void* handle) {
   NcclFunctions& own = functions_;
   // The version comes first: an old library lacks functions because of its age.
   if (!find(handle, "ncclGetVersion", own.get_version) || own.get_version(&version_) != ncclSuccess)
-    return refused(path_ + " is no NCCL: it does not tell its version");
+    return refused(path_ + " is not NCCL: ncclGetVersion is missing or fails");
   if (version_ < kOldest) {
     return refused(path_ + " is NCCL " + nccl_version_text(version_) + "; " + nccl_version_text(kOldest) +
                    " or newer is needed");
@@ -106,7 +107,7 @@ Result<> NcclLibrary::resolve(void* handle) {
   need("ncclBroadcast", own.broadcast);
   need("ncclReduceScatter", own.reduce_scatter);
   need("ncclAllGather", own.all_gather);
-  if (missing != nullptr) return refused(name() + " lacks " + missing + "; is the file whole?");
+  if (missing != nullptr) return refused(name() + " lacks " + missing + "; check that the file is complete");
   (void)find(handle, "ncclCommSplit", own.split);
   (void)find(handle, "ncclMemAlloc", own.allocate);
   (void)find(handle, "ncclMemFree", own.release);

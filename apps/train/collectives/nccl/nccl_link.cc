@@ -44,7 +44,7 @@ class WaitPauses {
     if (::poll(&revoked, 1, wait_ms) > 0) return Error{ErrorCode::kCancelled, "revoked"};
     if (Clock::now() < deadline_) return {};
     return Error{ErrorCode::kTimeout,
-                 "the other ranks did not do their part within " + seconds_text(timeout_)};
+                 "the other ranks did not join the operation within " + seconds_text(timeout_)};
   }
 
  private:
@@ -146,8 +146,8 @@ Result<std::vector<ncclUniqueId>> NcclLink::meet(PeerDirectory& directory, const
     const auto text = directory.find(nccl_root_key(group, root), std::max(left, milliseconds(1)));
     const std::string by = "rank " + std::to_string(nccl_root_rank(root, roots, size));
     if (!text && text.error().code == ErrorCode::kTimeout) {
-      return fail(ErrorCode::kTimeout, by + " of " + group + " has not told where to meet; did it start?",
-                  "start");
+      return fail(ErrorCode::kTimeout,
+                  by + " of " + group + " has not published its NCCL id; check that it started", "start");
     }
     if (!text) return fail(text.error().code, text.error().text, "start");
     auto decoded = decode_nccl_id(*text, library_->version(), by);

@@ -23,7 +23,7 @@ Result<std::span<std::byte>> NcclMemory::allocate(ncclComm_t comm, std::size_t b
   const std::size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   void* block = nullptr;
   if (const auto result = (*library_)->allocate(&block, size); result != ncclSuccess)
-    return Error{ErrorCode::kSystem, "ncclMemAlloc said " + library_->text_of(result, comm)};
+    return Error{ErrorCode::kSystem, "ncclMemAlloc: " + library_->text_of(result, comm)};
   blocks_.push_back(block);
   auto* const data = static_cast<std::byte*>(block);
   if (auto zeroed = device_->zero(data, size); !zeroed) return zeroed.error();
@@ -38,7 +38,7 @@ bool NcclMemory::register_alone(ncclComm_t comm, std::span<std::byte> block) {
     return true;
   }
   if (!std::exchange(said_, true)) {
-    std::fprintf(stderr, "train: sums go through NCCL's own buffers: ncclCommRegister said %s\n",
+    std::fprintf(stderr, "train: sums are copied through NCCL's buffers: ncclCommRegister: %s\n",
                  library_->text_of(result, comm).c_str());
   }
   return false;

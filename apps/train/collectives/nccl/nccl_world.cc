@@ -203,8 +203,8 @@ namespace ddp::train {
 Result<> nccl_is_here(const NcclWorldConfig&) {
   return Error{
       ErrorCode::kUsage,
-      "--comm nccl: this train was built without NCCL; a build on a machine with the CUDA toolkit and "
-      "NCCL's header (nccl.h) has it"};
+      "--comm nccl: this build of train has no NCCL; build it on a machine with the CUDA toolkit and "
+      "NCCL's header (nccl.h)"};
 }
 
 Result<NcclGpuMemory> nccl_gpu_memory(int, int, bool) {

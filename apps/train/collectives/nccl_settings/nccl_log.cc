@@ -165,8 +165,9 @@ std::string sockets_warning(const NcclLog& log, const std::vector<std::string>& 
   for (const std::string& port : infiniband)
     ports += (ports.empty() ? "" : ", ") + port;
   return "NCCL uses sockets although InfiniBand is up on this node (" + ports +
-         "): is libibverbs installed, and /dev/infiniband readable (in a container: passed on, memlock "
-         "unlimited)? NCCL_NET=IB makes NCCL say why it does not work";
+         "); check that libibverbs is installed and /dev/infiniband is readable (in a container: passed in, "
+         "memlock "
+         "unlimited); NCCL_NET=IB makes NCCL report why InfiniBand does not work";
 }
 
 }  // namespace ddp::train

@@ -173,7 +173,7 @@ Result<> CollectiveMachine::received(std::size_t bytes) {
     const int peer = step().receive_from;
     const ReadHeader header = read_header(heard_.data());
     if (!is_lost(header)) {
-      return lost(peer, "it is at another operation (were all ranks started with the same options?)",
+      return lost(peer, "it runs another collective; check that all ranks were started with the same options",
                   ErrorCode::kProtocol);
     }
     lost_ = static_cast<int>(header.size);
@@ -240,8 +240,9 @@ int CollectiveMachine::name_of(int peer) const {
 Error CollectiveMachine::lost(int peer, std::string_view reason, ErrorCode code) {
   const int name = name_of(peer);
   if (lost_ == rank_ && reporter_ >= 0) {
-    return {code, "rank " + std::to_string(rank_) + " was given up by rank " + std::to_string(reporter_) +
-                      " as silent or at another operation (was it stopped?) during " +
+    return {code, "rank " + std::to_string(rank_) + " was reported lost by rank " +
+                      std::to_string(reporter_) +
+                      " as silent or in another collective (was this process stopped?) during " +
                       std::string(kind_text(order_.kind))};
   }
   if (lost_ < 0) {

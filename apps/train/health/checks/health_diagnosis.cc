@@ -95,7 +95,7 @@ class HealthEvaluator {
     if (f.wrong_products > 0 || f.other_products > 0) {
       add(true, rank, "gemm",
           say("of %" PRIu64 " equal matrix products %" PRIu64 " were wrong and %" PRIu64
-              " had other bits than the first",
+              " differed from the first",
               f.products, f.wrong_products, f.other_products));
     }
     if (f.wrong_words > 0) {
@@ -115,10 +115,10 @@ class HealthEvaluator {
       add(false, rank, "ecc", say("%" PRIu64 " ECC errors, corrected", f.ecc_corrected));
     if (f.throttled > 0)
       add(false, rank, "throttle",
-          say("cores of the machine were slowed down by heat %" PRIu64 " times", f.throttled));
+          say("the machine's cores were throttled by heat %" PRIu64 " times", f.throttled));
     if (const std::string why = throttle_text(f.throttle_reasons); !why.empty()) {
       add(false, rank, "throttle",
-          say("clocks were held back by %s, down to %" PRIu64 " of %" PRIu64 " MHz at %" PRIu64 " degrees",
+          say("clocks were throttled by %s, down to %" PRIu64 " of %" PRIu64 " MHz at %" PRIu64 " degrees",
               why.c_str(), f.clock, f.most_clock, f.temperature));
     }
   }

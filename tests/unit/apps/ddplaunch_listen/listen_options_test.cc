@@ -33,19 +33,19 @@ TEST_CASE("the address that a daemon listens on") {
 
 TEST_CASE("a wrong option of the daemon is named in an error") {
   CHECK(flaw({"--listen", "http"}) ==
-        "--listen http: \"http\" is no port; give a number up to 65535 (0: any free one)");
+        "--listen http: \"http\" is not a port; give a number up to 65535 (0: any free port)");
   CHECK(flaw({"--listen", "10.0.0.5:70000"}) ==
-        "--listen 10.0.0.5:70000: \"70000\" is no port; give a number up to 65535 (0: any free one)");
+        "--listen 10.0.0.5:70000: \"70000\" is not a port; give a number up to 65535 (0: any free port)");
   CHECK(flaw({"--listen", "fd00::5:4000"}) ==
-        "--listen fd00::5:4000: an IPv6 address stands in brackets: [fd00::5]:29499");
+        "--listen fd00::5:4000: write an IPv6 address in brackets: [fd00::5]:29499");
   CHECK(flaw({"--listen", ":4000"}) ==
-        "--listen :4000: there is no address before the colon; the port alone means all interfaces");
+        "--listen :4000: the address before the colon is missing; for all interfaces give only the port");
   CHECK(flaw({"--listen", "1", "--insecure"}) == "unknown option --insecure");
   CHECK(flaw({"--token-file"}) == "--token-file needs the path of a file");
   CHECK(flaw({"--token-file", "/t"}) == "give either --listen or --new-token");
   CHECK(flaw({"--listen", "--new-token"}) == "give either --listen or --new-token");
   CHECK(flaw({"--new-token", "--token-file", "/t"}) ==
-        "--new-token FILE names its file itself; leave --token-file out");
+        "--new-token FILE already names the file; omit --token-file");
 }
 
 }  // namespace

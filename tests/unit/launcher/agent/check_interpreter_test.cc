@@ -27,17 +27,20 @@ TEST_CASE("a script whose interpreter is missing is reported before it runs") {
     CHECK(trouble(fine).empty());
   }
   const std::string begin = "execute " + script + ": ";
-  CHECK(trouble("#!/nosuch/interp\n") ==
-        begin + "No such file or directory: its first line asks for /nosuch/interp, which does not exist");
-  CHECK(trouble("#!/bin/sh\r\n") ==
-        begin +
-            "No such file or directory: its first line ends as Windows does; save it with Unix line ends");
+  CHECK(trouble("#!/nosuch/interp\n") == begin +
+                                             "No such file or directory: its first line names the "
+                                             "interpreter /nosuch/interp, which does not exist");
+  CHECK(trouble("#!/bin/sh\r\n") == begin +
+                                        "No such file or directory: its first line has a Windows line "
+                                        "ending; save the file with Unix line endings");
   CHECK(trouble("#!/usr/bin/env nosuch\n") ==
-        begin + "its first line has env look for 'nosuch', which is not in PATH");
-  CHECK(trouble("#!/usr/bin/env sh -e\n") == begin +
-                                                 "its first line has env look for 'sh -e', which is not in "
-                                                 "PATH (env takes all as one word; write env -S)");
-  CHECK(trouble("#!interp\n").find("asks for interp, which does not exist") != std::string::npos);
+        begin + "its first line asks env for 'nosuch', which is not in PATH");
+  CHECK(trouble("#!/usr/bin/env sh -e\n") ==
+        begin +
+            "its first line asks env for 'sh -e', which is not in "
+            "PATH (env takes the rest of the line as one word; use env -S)");
+  CHECK(trouble("#!interp\n").find("names the interpreter interp, which does not exist") !=
+        std::string::npos);
   std::ofstream(dir + "/interp") << "";
   CHECK(trouble("#!interp\n").empty());
   std::filesystem::remove_all(dir);

@@ -96,7 +96,7 @@ TEST_CASE("a missing library or device is reported") {
   CHECK(trouble(machine, {}).empty());
   machine.remove("dev/infiniband");
   CHECK(trouble(machine, {}) ==
-        "there is no /dev/infiniband/uverbs*, as in a container that was not given it");
+        "there is no /dev/infiniband/uverbs*; in a container, pass these devices to it");
 }
 
 }  // namespace ddp::launcher

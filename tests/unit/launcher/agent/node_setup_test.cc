@@ -95,10 +95,10 @@ TEST_CASE("a failing command ends a setup script as in any script") {
 }
 
 TEST_CASE("a profile that ends the shell is not mistaken for a script") {
-  const std::string begin = "--setup was not begun: the login shell that runs it exited ";
+  const std::string begin = "--setup did not start: the login shell that runs it exited ";
   const std::string end =
-      " while it read the profile (/etc/profile, ~/.bash_profile, ~/.profile and what they read); an exec or "
-      "exit there must be for interactive shells only; ";
+      " while it read the profile (/etc/profile, ~/.bash_profile, ~/.profile and the files that they read); "
+      "run exec or exit there in interactive shells only; ";
   CHECK(error_of("echo hello; exit 1\n", {"true"}) == begin + "1" + end + "its last lines:\n  hello");
   CHECK(error_of("exec true\n", {"export A=1"}) == begin + "0" + end + "it printed nothing");
   CHECK(error_of("exec cat\n", {"export A=1"}) == begin + "0" + end + "it printed nothing");

@@ -16,9 +16,9 @@ TEST_CASE("a port in use is reported with the remedy when the user asked for it"
   open.port = opened->port;
   const auto refused = second.open(open);
   REQUIRE_FALSE(refused.has_value());
-  CHECK(refused.error().text == "store: cannot listen on port " + std::to_string(open.port) +
-                                    ": Address already in use; name another --master-port, or leave it out, "
-                                    "and a free port is taken");
+  CHECK(refused.error().text ==
+        "store: cannot listen on port " + std::to_string(open.port) +
+            ": Address already in use; choose another --master-port, or omit it to use a free port");
 }
 
 TEST_CASE("a list of allowed addresses that cannot be parsed opens no store") {

@@ -37,7 +37,7 @@ TEST_CASE("A diagnostic of a rank is reported for its host") {
                                     "health",
                                     {1},
                                     "rank 2, CPU: 3 wrong words",
-                                    "leave the host out with --exclude, and have its memory tested"});
+                                    "exclude the host with --exclude, and have its memory tested"});
   CHECK(found[1].level == CheckDiagnostic::Severity::kWarning);
   CHECK(found[1].nodes == std::vector<std::size_t>{0});
 }

@@ -148,11 +148,11 @@ const std::vector<Row>& rows() {
          c.spec.explicit_env = {{"NCCL_SOCKET_IFNAME", "foo"}, {"GLOO_SOCKET_IFNAME", "eth0,eth1"}};
          c.spec.hosts[1].env = {{"NCCL_SOCKET_IFNAME", "eth"}, {"GLOO_SOCKET_IFNAME", "eth0"}};
        },
-       "warning network 0,2: NCCL_SOCKET_IFNAME=foo fits no interface there\n"
+       "warning network 0,2: NCCL_SOCKET_IFNAME=foo matches no interface of this host\n"
        "warning network 0,2: GLOO_SOCKET_IFNAME=eth0,eth1, but there is no interface eth1\n"},
       {"a Python that does not answer",
-       [](Case& c) { c.facts(1).program_trouble = "python did not tell in time; does it hang?"; },
-       "warning program 1: python did not tell in time\n"},
+       [](Case& c) { c.facts(1).program_trouble = "python did not report in time; check it"; },
+       "warning program 1: python did not report in time\n"},
       {"a port in use",
        [](Case& c) {
          c.result.nodes[0].reach = CheckedNode::Reach::kFailed;
@@ -187,7 +187,8 @@ const std::vector<Row>& rows() {
        },
        ""},
       {"memory that nobody holds", [](Case& c) { c.facts(2).gpus[0].memory_free = 8 * kGiB; },
-       "warning gpu_memory 2: GPU 0: only 8.0 GiB of 80.0 GiB are free, though no process is seen on it\n"},
+       "warning gpu_memory 2: GPU 0: only 8.0 GiB of 80.0 GiB are free, although no process is visible on "
+       "it\n"},
       {"the minority is named", [](Case& c) { c.facts(1).versions[0].second = "2.18.1"; },
        "error versions 1: NCCL 2.18.1, but 2.20.5 on gpu[01,03]\n"},
       {"driver", [](Case& c) { c.facts(0).versions[1].second = "535.1"; },
@@ -218,7 +219,7 @@ const std::vector<Row>& rows() {
        },
        "warning disk 1: /data: Stale file handle\n"},
       {"clocks apart", [](Case& c) { c.result.nodes[1].wall_ahead = std::chrono::milliseconds(-2500); },
-       "warning clock 1: its clock is 2.5 s behind ours\n"},
+       "warning clock 1: its clock is 2.5 s behind the master's\n"},
       {"clocks apart by less than is known",
        [](Case& c) {
          c.result.nodes[1].wall_ahead = std::chrono::seconds(2);
@@ -308,7 +309,7 @@ TEST_CASE("the table omits empty columns, and has colors only on request") {
         "gpu02  0.00 s  Debian  16    ok         10.0.0.2  ok    +1.0 ms  1024   64.0 GiB  50.0 GiB  ok\n"
         "\n"
         "network: 10.0.0.0/8, which all nodes share\n"
-        "nothing is wrong\n");
+        "no problems found\n");
   CHECK(check_text(made.spec, made.result, diagnostics, true).find("\x1b[32mok\x1b[0m") != std::string::npos);
 }
 
@@ -320,7 +321,7 @@ TEST_CASE("the chosen network, its addresses, and the node that decided the choi
   made.result.rejected_networks = {{"10.0.0.1", "10.0.0.0/8", {2}}};
   CHECK(chosen_address(made.result, 1) == "fd55::2");
   CHECK(found(made) ==
-        "warning network 2: it cannot reach gpu01 at 10.0.0.1 (10.0.0.0/8), so all take fd55::1\n");
+        "warning network 2: it cannot reach gpu01 at 10.0.0.1 (10.0.0.0/8), so all nodes use fd55::1\n");
   const std::string text = hosts_text(made.spec, made.result, {});
   CHECK(text.find("MASTER_ADDR fd55::1\nnetwork: fd55::/64: fd55::1, which all nodes reach\n") !=
         std::string::npos);
@@ -380,7 +381,7 @@ TEST_CASE("an open interface of the plan is that of the chosen route, and the us
   using Names = std::vector<std::string>;
   CHECK(node_variables(made.spec, made.result, 0) == Names{"GLOO_SOCKET_IFNAME=eth0"});
   CHECK(node_variables(made.spec, made.result, 1) == Names{"GLOO_SOCKET_IFNAME"});
-  CHECK(found(made) == "warning network 2: it is not clear which interface the workers are to use\n");
+  CHECK(found(made) == "warning network 2: the workers' interface is ambiguous\n");
 }
 
 }  // namespace ddp::launcher

@@ -195,8 +195,8 @@ TEST_CASE("a setup that does not end is named, and a short limit is shown exactl
   const CheckResult result = job.run->take_result();
   CHECK(result.nodes[0].error->text == "no agent answered within 375 ms");
   CHECK(result.nodes[1].error->text ==
-        "its agent answered, but did not finish its check within 375 ms, --setup included; --verbose shows "
-        "what that prints");
+        "its agent answered, but did not finish its check within 375 ms, including --setup; --verbose shows "
+        "the output of --setup");
 }
 
 TEST_CASE("a route that no node reports in time counts as closed") {

@@ -57,8 +57,7 @@ TEST_CASE("ranks that wait for a store without a server get a hint") {
   report.add_stacks(
       3, "#5  0x00007fe8 in c10d::TCPStore::TCPStore(std::string, c10d::TCPStoreOptions const&) ()\n");
   CHECK(report.hint() ==
-        "ranks 1,3 are still connecting to a store. If it is one on another port than MASTER_PORT, nobody "
-        "serves it "
+        "ranks 1,3 are still connecting to a store. If its port is not MASTER_PORT, no process serves it "
         "while TORCHELASTIC_USE_AGENT_STORE is True: try --store worker (docs/users/store.md)");
 }
 
@@ -74,8 +73,7 @@ TEST_CASE("the rank that is behind by its reported step is named, and killed fir
   CHECK(report.behind() == std::vector<std::uint32_t>{2});
   CHECK(report.text(std::chrono::seconds(12)) ==
         "no worker reported a step or printed anything for 12 s: rank 2 is behind: the last reported step is "
-        "11, that of "
-        "others 12\n"
+        "11, that of other ranks is 12\n"
         "rank 2 on gpu01: at step 11: running\n"
         "ranks 0,1,3 on gpu01: at step 12: sleeping in poll");
 }

@@ -151,9 +151,9 @@ TEST_CASE("--env overrides the deny list and reports all errors at once") {
   REQUIRE_FALSE(bad.has_value());
   CHECK(bad.error().code == ErrorCode::kUsage);
   CHECK(bad.error().text ==
-        "--env: a name is missing before '='\n"
+        "--env: missing name before '='\n"
         "--env NOPE: NOPE is not set here; write --env NOPE=VALUE\n"
-        "--env N: an environment cannot hold a NUL byte");
+        "--env N: an environment variable cannot contain a NUL byte");
 }
 
 TEST_CASE("the environment is the node's own, overlaid by the forwarded and then the explicit variables") {
@@ -200,13 +200,14 @@ TEST_CASE("a variable that execve cannot pass is named before the spawn, without
   REQUIRE_FALSE(long_one.has_value());
   CHECK(long_one.error().code == ErrorCode::kRefused);
   CHECK(long_one.error().text ==
-        "environment variable A has 131072 bytes; Linux passes at most 131071 in one; leave it out or "
+        "environment variable A has 131072 bytes; Linux passes at most 131071 per variable; remove or "
         "shorten it");
   CHECK(check_exec_size({{"A", fits + "s"}}, argv, ErrorCode::kUsage).error().code == ErrorCode::kUsage);
 
   const std::vector<std::string> long_argv{"prog", std::string(kMaxEnvString, 'x')};
   CHECK(check_exec_size({}, long_argv).error().text ==
-        "argument 1 of the worker has 131072 bytes; Linux passes at most 131071 in one; put it into a file");
+        "argument 1 of the worker has 131072 bytes; Linux passes at most 131071 per argument; put it into a "
+        "file");
   CHECK(check_exec_size({{"A", std::string("x\0y", 3)}}, argv).error().text ==
         "environment variable A holds a NUL byte, which Linux cannot pass");
 

@@ -72,18 +72,17 @@ TEST_CASE("The marks show which script ended the shell") {
   CHECK(text("....", 3, false, "exited 4") ==
         "--setup failed: its shell exited 4 in script 3 of 3; it printed nothing");
   CHECK(text("..", 1, true, "exited 0") ==
-        "--setup ended its shell (exit 0), so that its variables are lost; leave the exit or exec out");
-  CHECK(
-      text("...", 2, true, "exited 0") ==
-      "--setup ended its shell (exit 0) in script 2 of 2, so that its variables are lost; leave the exit or "
-      "exec out");
+        "--setup ended its shell (exit 0), so its variables are lost; remove the exit or exec");
+  CHECK(text("...", 2, true, "exited 0") ==
+        "--setup ended its shell (exit 0) in script 2 of 2, so its variables are lost; remove the exit or "
+        "exec");
   CHECK(text("...", 1, false, "exited 125") ==  // exit code of env itself
         "--setup failed: its shell exited 125; it printed nothing");
   for (const bool success : {true, false}) {
     CHECK(text("", 1, success, "exited 1") ==
-          "--setup was not begun: the login shell that runs it exited 1 while it read the profile "
-          "(/etc/profile, ~/.bash_profile, ~/.profile and what they read); an exec or exit there must be for "
-          "interactive shells only; it printed nothing");
+          "--setup did not start: the login shell that runs it exited 1 while it read the profile "
+          "(/etc/profile, ~/.bash_profile, ~/.profile and the files that they read); run exec or exit there "
+          "in interactive shells only; it printed nothing");
   }
 }
 

@@ -21,11 +21,11 @@ TEST_CASE("errors in a label, with the column") {
     return checked.error().text;
   };
   CHECK(text("[{hots}] ") ==
-        "--label, column 2: unknown {hots}; known are {host} {rank} {local_rank} {node_rank} {stream} "
+        "--label, column 2: unknown {hots}; known: {host} {rank} {local_rank} {node_rank} {stream} "
         "{time}");
   CHECK(text("a {") == "--label, column 3: a lone '{'; write '{{' for the character itself");
   CHECK(text("a } b") == "--label, column 3: a lone '}'; write '}}' for the character itself");
-  CHECK(text("a\nb") == "--label, column 2: a label is part of one line and cannot hold a line break");
+  CHECK(text("a\nb") == "--label, column 2: a label cannot contain a line break");
 }
 
 TEST_CASE("the time of a label is filled in later, in each place") {

@@ -114,21 +114,20 @@ TEST_CASE("a frame at the wrong time, of the wrong side, kind or size ends the l
   const auto master = [](const std::string& bytes) {
     return FrameRecord(FrameSender::kMaster, bytes, 2).failure;
   };
-  CHECK(node(output) == "a frame that may not come here (kind 17, size 1)");  // before the greeting
-  CHECK(node(hello + hello) == "a frame that may not come here (kind 16, size 2)");
-  CHECK(node(hello + input) == "a frame that may not come here (kind 1, size 1)");
-  CHECK(node(hello + end + output) == "a frame that may not come here (kind 17, size 1)");
-  CHECK(node(hello + daemon_ended(0) + output) == "a frame that may not come here (kind 17, size 1)");
-  CHECK(node(hello + daemon_ended(0) + daemon_ended(0)) ==
-        "a frame that may not come here (kind 32, size 2)");
-  CHECK(master(hello) == "a frame that may not come here (kind 16, size 2)");
-  CHECK(master(input_end + input) == "a frame that may not come here (kind 1, size 1)");
-  CHECK(master(std::string("\0\0\0\0", 4)) == "a frame that may not come here (kind 0, size 0)");
-  CHECK(master(std::string("\xff\0\0\0", 4)) == "a frame that may not come here (kind 255, size 0)");
-  CHECK(master(std::string("\x01\x01\x01\0x", 5)) == "a frame that may not come here (kind 1, size 1)");
-  CHECK(master(std::string("\x01\0\0\0", 4)) == "a frame that may not come here (kind 1, size 0)");
-  CHECK(master(std::string("\x01\0\xff\xff", 4)) == "a frame that may not come here (kind 1, size 65535)");
-  CHECK(node(hello + std::string("\x20\0\x04\0", 4)) == "a frame that may not come here (kind 32, size 4)");
+  CHECK(node(output) == "an unexpected frame (kind 17, size 1)");  // before the greeting
+  CHECK(node(hello + hello) == "an unexpected frame (kind 16, size 2)");
+  CHECK(node(hello + input) == "an unexpected frame (kind 1, size 1)");
+  CHECK(node(hello + end + output) == "an unexpected frame (kind 17, size 1)");
+  CHECK(node(hello + daemon_ended(0) + output) == "an unexpected frame (kind 17, size 1)");
+  CHECK(node(hello + daemon_ended(0) + daemon_ended(0)) == "an unexpected frame (kind 32, size 2)");
+  CHECK(master(hello) == "an unexpected frame (kind 16, size 2)");
+  CHECK(master(input_end + input) == "an unexpected frame (kind 1, size 1)");
+  CHECK(master(std::string("\0\0\0\0", 4)) == "an unexpected frame (kind 0, size 0)");
+  CHECK(master(std::string("\xff\0\0\0", 4)) == "an unexpected frame (kind 255, size 0)");
+  CHECK(master(std::string("\x01\x01\x01\0x", 5)) == "an unexpected frame (kind 1, size 1)");
+  CHECK(master(std::string("\x01\0\0\0", 4)) == "an unexpected frame (kind 1, size 0)");
+  CHECK(master(std::string("\x01\0\xff\xff", 4)) == "an unexpected frame (kind 1, size 65535)");
+  CHECK(node(hello + std::string("\x20\0\x04\0", 4)) == "an unexpected frame (kind 32, size 4)");
 }
 
 }  // namespace

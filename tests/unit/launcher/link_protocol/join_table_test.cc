@@ -38,7 +38,7 @@ TEST_CASE("nodes without a rank get the free ones in order of arrival") {
   CHECK(job.slot({}, "gpu05") == "1");
   CHECK(job.slot({}, "gpu06") == "3");
   CHECK(job.slot({}, "gpu08") ==
-        "all 4 nodes of the job are there already; start no more than --nnodes says");
+        "all 4 nodes of the job have joined already; start no more than --nnodes says");
 }
 
 TEST_CASE("a machine that returns gets its previous rank") {
@@ -70,7 +70,7 @@ TEST_CASE("the rank of a connected node is not given away") {
   CHECK(!second.answer.rank);
   CHECK(second.answer.refusal == JoinRefusal::kTaken);
   CHECK(second.answer.text ==
-        "node rank 3 is already there, from 10.0.0.7; give each node its own --node-rank");
+        "node rank 3 has already joined, from 10.0.0.7; give each node its own --node-rank");
   CHECK(first.answer.rank == 3);
 }
 
@@ -136,10 +136,9 @@ TEST_CASE("an impossible request is refused with the remedy") {
   CHECK(job.slot(4, "gpu04") == "node rank 4 is not one of 0 … 3; the job has 4 nodes");
   const auto size = job.table.join({1, "0.1.0", 1, 2}, {"gpu01", "10.0.0.1"}, job.now).answer;
   CHECK(size.refusal == JoinRefusal::kOtherSize);
-  CHECK(
-      size.text ==
-      "the job has 4 nodes at its master, and 2 for this node; give the same --nnodes (and --spares) to all "
-      "nodes");
+  CHECK(size.text ==
+        "the job has 4 nodes according to its master, but 2 according to this node; use the same --nnodes "
+        "(and --spares) on all nodes");
   const auto version = job.table.join({1, "0.2.0", 1, 4}, {"gpu01", "10.0.0.1"}, job.now).answer;
   CHECK(version.refusal == JoinRefusal::kOtherVersion);
   CHECK(version.text ==

@@ -52,12 +52,12 @@ TEST_CASE("a keeper's exit code proves that the workers are dead, unless it repo
   }
   const NodeLink::LinkEnd left =
       end_of_link(kExitProcessesLeft,
-                  "ddplaunchd keeper: the agent was killed by SIGKILL; ended 2 processes "
-                  "that it left\nother words\nddplaunchd keeper: could not end process 7 "
+                  "ddplaunchd keeper: the agent was killed by SIGKILL; killed 2 leftover "
+                  "processes\nother words\nddplaunchd keeper: could not kill process 7 "
                   "(python3, state D, uid 0)\n");
   CHECK(!left.workers_dead);
   CHECK(left.why.text ==
-        "the agent was killed by SIGKILL; ended 2 processes that it left; could not end process 7 (python3, "
+        "the agent was killed by SIGKILL; killed 2 leftover processes; could not kill process 7 (python3, "
         "state D, uid 0)");
 }
 

@@ -199,14 +199,14 @@ TEST_CASE("a job's directory is used once") {
   CHECK(bad.error().code == ErrorCode::kUsage);
   const std::string in_the_way = directory.path / "job/attempt_0/rank_00003.stderr";
   CHECK(bad.error().text == "the job directory " + spec.job_dir + ": " + in_the_way +
-                                " is a file and no directory; choose another with --job-dir");
+                                " is not a directory; choose another with --job-dir");
   spec.job_dir = directory.path / "other";
   spec.output.log_dir = in_the_way;
   const auto bad_logs = JobDir::create(spec);
   REQUIRE_FALSE(bad_logs.has_value());
   CHECK(bad_logs.error().code == ErrorCode::kUsage);
   CHECK(bad_logs.error().text == "the log directory " + in_the_way + "/run7: " + in_the_way +
-                                     " is a file and no directory; choose another with --log-dir");
+                                     " is not a directory; choose another with --log-dir");
 }
 
 TEST_CASE("an existing directory is used only when it is writable by this user alone") {
@@ -225,7 +225,7 @@ TEST_CASE("an existing directory is used only when it is writable by this user a
   fs::remove(spec.job_dir);
   fs::create_directory(spec.job_dir);
   REQUIRE(::chmod(spec.job_dir.c_str(), 0777) == 0);
-  CHECK(why() == name + " may be written to by everybody; choose another with --job-dir");
+  CHECK(why() == name + " is writable by everybody; choose another with --job-dir");
   REQUIRE(::chmod(spec.job_dir.c_str(), 0775) == 0);
   CHECK(why() == "");
   fs::create_symlink("/nonexistent", spec.job_dir + "/attempt_0");
@@ -317,9 +317,9 @@ TEST_CASE("a full disk is reported once, and the missing bytes when there is spa
   FileLimit limit(10);
   const auto words = job->write(one, "9abc", kStart);
   REQUIRE(words.size() == 1);
-  CHECK(words[0] == "warning: there is no room for the job's files: " + file +
-                        ": File too large; the job goes on and its output is shown, but not kept while this "
-                        "lasts");
+  CHECK(words[0] ==
+        "warning: no space left for the job's files: " + file +
+            ": File too large; the job continues; its output is shown, but not saved until this is fixed");
   CHECK(job->write(two, "0123456789abc", kStart + milliseconds(100)).empty());
   limit.lift();
   // One successful write does not end the warning.
@@ -346,7 +346,7 @@ TEST_CASE("missing bytes are reported at the end when the disk stayed full") {
       CHECK(job->write({0, rank, 0, 1}, "0123456789abc", kStart).size() == (rank == 0 ? 1 : 0));
   }
   const std::string base = " of " + spec.job_dir + "/attempt_0/rank_0000";
-  CHECK(job->finish() == "warning: the job's files do not have all of its output; missing: 3 bytes" + base +
+  CHECK(job->finish() == "warning: the job's files are incomplete; missing: 3 bytes" + base +
                              "0.stdout, 3 bytes" + base + "1.stdout, 3 bytes" + base + "2.stdout, 3 bytes" +
                              base + "3.stdout, and 6 bytes of 2 other files");
   CHECK(job->finish().empty());
@@ -425,12 +425,11 @@ TEST_CASE("the writer reports the missing bytes, also when the job ends at once"
   writer->append({0, 0, 0, 1}, "0123456789abc");
   const auto settled = writer->settle([] { return std::vector<std::string>(); }, seconds(30));
   REQUIRE((settled && settled->size() == 1));
-  CHECK(settled->front().starts_with(
-      "warning: the job's files do not have all of its output; missing: 3 bytes of "));
+  CHECK(settled->front().starts_with("warning: the job's files are incomplete; missing: 3 bytes of "));
   writer->close(seconds(30));
   loop.run();
   REQUIRE(said.size() == 1);
-  CHECK(said[0].starts_with("warning: there is no room for the job's files: "));
+  CHECK(said[0].starts_with("warning: no space left for the job's files: "));
 }
 
 TEST_CASE("the writer is abandoned when its disk hangs") {
@@ -498,7 +497,7 @@ TEST_CASE("a hanging disk costs bounded memory, and the dropped bytes are counte
   writer->close(seconds(30));
   reader.join();
   REQUIRE((settled && settled->size() == 1));
-  CHECK(settled->front() == "warning: the job's files do not have all of its output; missing: " +
+  CHECK(settled->front() == "warning: the job's files are incomplete; missing: " +
                                 std::to_string(10 * kPiece) + " bytes of " + path);
   CHECK(read == JobWriter::kMost + 10);
   loop.run();

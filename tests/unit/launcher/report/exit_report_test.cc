@@ -158,7 +158,7 @@ TEST_CASE("nodes that did not get ready are listed one by one, equal reasons tog
   }
   end.failures[3].error.text = "its host key is not known\nAccept it with: ssh gpu04";
   CHECK(make_exit_report(end).text ==
-        "ddplaunch: the job did not start, given up after 900 ms\n"
+        "ddplaunch: the job did not start: failed after 900 ms\n"
         "  root cause: node gpu01: connect to port 22: Connection refused\n"
         "  also:\n"
         "    nodes gpu02 and gpu03: connect to port 22: Connection refused\n"
@@ -172,7 +172,7 @@ TEST_CASE("nodes that did not get ready are listed one by one, equal reasons tog
     failure.error.text = "reason " + std::to_string(i);
     end.failures.push_back(failure);
   }
-  CHECK(make_exit_report(end).text.find("    and 26 more of other kinds\n") != std::string::npos);
+  CHECK(make_exit_report(end).text.find("    and 26 more kinds of failures\n") != std::string::npos);
 }
 
 TEST_CASE("the user's signal decides, regardless of the workers") {
@@ -209,7 +209,7 @@ TEST_CASE("a job that only our own stop ended is never a success") {
   CHECK(report.text ==
         "ddplaunch: the job was stopped without a cause\n"
         "    ranks 0,1 on a: stopped by ddplaunch, SIGKILL\n"
-        "ddplaunch: exit 110: stopped without a known cause\n");
+        "ddplaunch: exit 110: internal error: stopped without a known cause (please report)\n");
 }
 
 TEST_CASE("the master's root cause overrides the earliest failure") {
@@ -300,8 +300,8 @@ TEST_CASE("all facts about a cause are reported") {
         "    attempt 1, after 900 ms: rank 1 on gpu01 exited 7\n"
         "ddplaunch: exit 137: rank 5 on gpu02 killed by SIGKILL, out of memory\n");
   end.earlier.resize(11, before);
-  CHECK(make_exit_report(end).text.find("  earlier attempts:\n    3 more before these\n    attempt 0,") !=
-        std::string::npos);
+  CHECK(make_exit_report(end).text.find(
+            "  earlier attempts:\n    3 earlier ones not shown\n    attempt 0,") != std::string::npos);
 }
 
 TEST_CASE("consequences name the type of their exception") {
@@ -322,9 +322,9 @@ TEST_CASE("a cause that the stop ended before it had exited is reported") {
   CHECK(make_exit_report(end).exit_code == 1);
   CHECK(make_exit_report(end).text ==
         "ddplaunch: the job failed after 10 ms\n"
-        "  root cause: rank 0 (local rank 0) on a, pid 4000: failed, and was stopped before it had exited\n"
+        "  root cause: rank 0 (local rank 0) on a, pid 4000: failed, and was stopped before it exited\n"
         "    exception: ValueError: boom\n"
-        "ddplaunch: exit 1: rank 0 on a failed, and was stopped before it had exited\n");
+        "ddplaunch: exit 1: rank 0 on a failed, and was stopped before it exited\n");
   // A crash is reported as a crash, even during a stop.
   end.failures = {signaled(0, "a", SIGSEGV, 10, true)};
   CHECK(make_exit_report(end).exit_code == 139);
@@ -374,13 +374,13 @@ TEST_CASE("a known pattern has a hint") {
   end.failures[0].last_stderr = {
       "RuntimeError: The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in "
       "use)."};
-  CHECK(make_exit_report(end).text.find("  hint: a port was taken. If the script itself serves MASTER_PORT "
-                                        "(TCPStore with is_master, tcp://), "
-                                        "ddplaunch\n    already does; run it with --store worker\n") !=
-        std::string::npos);
+  CHECK(make_exit_report(end).text.find(
+            "  hint: a port is in use. If the script itself serves MASTER_PORT "
+            "(TCPStore with is_master, tcp://), "
+            "ddplaunch\n    already serves it; run the job with --store worker\n") != std::string::npos);
   end.failures[0].last_stderr = {
       "RuntimeError: The client socket has timed out after 300s while trying to connect"};
-  CHECK(make_exit_report(end).text.find("gets clients without a server; run it with --store worker\n") !=
+  CHECK(make_exit_report(end).text.find("so clients find no server; run the job with --store worker\n") !=
         std::string::npos);
 }
 

@@ -116,7 +116,7 @@ TEST_CASE("the report of a failed job") {
   CHECK(cause["since_start_s"] == 11.0);
   CHECK(cause["margin_s"] == 0.00015);
   CHECK(cause["ran_s"] == 10.9);
-  CHECK(cause["born_in_attempt"] == 0);
+  CHECK(cause["start_attempt"] == 0);
   CHECK(cause["out_of_memory"] == "killed for memory");
   CHECK(cause["xid"] == Json::parse(R"(["NVRM: Xid 1", "NVRM: Xid 2"])"));
   CHECK(cause["exception"]["type"] == "ValueError");

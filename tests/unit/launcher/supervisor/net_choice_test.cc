@@ -215,12 +215,12 @@ TEST_CASE("--network where machines have the same address") {
     const auto same = choose_network(nodes, wanted);
     REQUIRE_FALSE(same.has_value());
     CHECK(same.error().code == ErrorCode::kRefused);
-    CHECK(same.error().text ==
-          "--network " + wanted +
-              ": a and b have the same address on it, 172.17.0.1, so it does not join them; name another\n"
-              "  a: docker0 172.17.0.1/16, eth0 10.0.0.1/24\n"
-              "  b: docker0 172.17.0.1/16, eth0 10.0.0.2/24\n"
-              "  c: docker0 172.17.0.3/16, eth0 10.0.0.3/24");
+    CHECK(same.error().text == "--network " + wanted +
+                                   ": a and b have the same address on it, 172.17.0.1, so this network does "
+                                   "not connect them; choose another with --network\n"
+                                   "  a: docker0 172.17.0.1/16, eth0 10.0.0.1/24\n"
+                                   "  b: docker0 172.17.0.1/16, eth0 10.0.0.2/24\n"
+                                   "  c: docker0 172.17.0.3/16, eth0 10.0.0.3/24");
   }
   // If node 0 has another address in that network, that address is used.
   CHECK(choose_network(nodes, "0.0.0.0/0")->master_addrs() == Texts{"10.0.0.1"});

@@ -32,8 +32,7 @@ TEST_CASE("output credit is counted and returned per stream, for any amount") {
   CHECK(limits.give_back(1) == 1u + (8u << 20));
   CHECK(limits.taken(1) == 0);
   for (const std::uint8_t stream : {std::uint8_t{0}, std::uint8_t{3}})
-    CHECK(limits.admit(Output{0, 0, stream, 0, "x"}).error().text ==
-          "it sends output of a stream that there is not");
+    CHECK(limits.admit(Output{0, 0, stream, 0, "x"}).error().text == "it sent output of an unknown stream");
 }
 
 TEST_CASE("hang diagnostics are limited per attempt") {

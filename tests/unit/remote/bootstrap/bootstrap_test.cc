@@ -95,9 +95,9 @@ TEST_CASE("more than 64 KiB before the greeting is an error, with or without lin
   // Before our command has written anything, the agent is not the cause.
   const auto early = talk(Bootstrap("gpu01", "/opt/ddp/ddplaunchd", Bootstrap::Lookup::kGiven));
   CHECK(early.code == ErrorCode::kUnreachable);
-  CHECK(early.text.starts_with(
-      "gpu01: the login shell there printed 64 KiB before ddplaunchd could be looked for; does a start-up "
-      "file print that much?; its last lines:\n  zzz"));
+  CHECK(
+      early.text.starts_with("gpu01: the login shell there printed 64 KiB before the search for ddplaunchd "
+                             "began; check which start-up file prints that much; its last lines:\n  zzz"));
 }
 
 TEST_CASE("a greeting within exactly 64 KiB still counts") {
@@ -183,10 +183,10 @@ TEST_CASE("a failure before the lookup of the agent is not blamed on the agent")
     for (const int status : {0, 1, 125, 126, 127})
       CHECK(boot.ended(status).code == ErrorCode::kUnreachable);
     CHECK(boot.ended(1).text ==
-          "gpu01: the wrapper (docker exec -i train) ended with exit status 1 before ddplaunchd could be "
-          "looked for; its last lines:\n  Error: No such container: train");
+          "gpu01: the wrapper (docker exec -i train) ended with exit status 1 before the search for "
+          "ddplaunchd began; its last lines:\n  Error: No such container: train");
     CHECK(boot.ended(137).text.starts_with(
-        "gpu01: the wrapper (docker exec -i train) was killed by signal 9 before ddplaunchd"));
+        "gpu01: the wrapper (docker exec -i train) was killed by signal 9 before the search"));
     CHECK(boot.timed_out().text ==
           "gpu01: no greeting of /opt/ddp/ddplaunchd before the start limit; is the wrapper (docker exec -i "
           "train) waiting for something?; its last lines:\n  Error: No such container: train");
@@ -273,7 +273,8 @@ TEST_CASE("a host that cannot store the agent reports the reason") {
   CHECK(boot.feed("ddplaunchd-fail no place to put it: /home/a: Disk quota exceeded\n") == State::kFailed);
   CHECK(boot.failure().code == ErrorCode::kAgentMissing);
   CHECK(boot.failure().text ==
-        "gpu01: ddplaunchd is not there and cannot be put there: no place to put it: /home/a: Disk quota "
+        "gpu01: ddplaunchd is not installed there, and copying it failed: no place to put it: /home/a: Disk "
+        "quota "
         "exceeded; install the same version there or name it with --agent PATH");
 }
 
@@ -303,6 +304,6 @@ TEST_CASE("a host without sh is reported") {
   boot.feed_errors("exec: \"sh\": executable file not found in $PATH\n");
   CHECK(boot.ended(127).code == ErrorCode::kUnreachable);
   CHECK(boot.ended(127).text ==
-        "gpu01: the login shell there ended with exit status 127 before ddplaunchd could be looked for; its "
+        "gpu01: the login shell there ended with exit status 127 before the search for ddplaunchd began; its "
         "last lines:\n  exec: \"sh\": executable file not found in $PATH");
 }

@@ -82,7 +82,7 @@ TEST_CASE("Exclude removes hosts and slots") {
 
 TEST_CASE("A filter that cannot apply is an error") {
   CHECK(refused("gpu01", "gpu02") ==
-        Texts{"--include and --exclude cannot be used together; one of them says it all"});
+        Texts{"--include and --exclude cannot be used together; use one of them"});
   CHECK(refused("gpu01@gpu1", "") ==
         Texts{"--include, column 7: host gpu1 is not in hosts; did you mean gpu01?"});
   CHECK(refused("", "zebra") == Texts{"--exclude, column 1: host zebra is not in hosts"});
@@ -96,7 +96,7 @@ TEST_CASE("A filter that cannot apply is an error") {
   CHECK(refused("b:1", "", "b slots=1\n") ==
         Texts{"--include, column 1: b has no slot 1: slots=1 in hosts:1 makes 0"});
   CHECK(refused("", "plain:0") ==
-        Texts{"--exclude: slots of plain cannot be left out, for hosts:4 does not say how many "
+        Texts{"--exclude: slots of plain cannot be excluded: hosts:4 does not say how many "
               "it has; add slots=N there"});
   CHECK(refused("", "gpu[01-03]@plain@::1") == Texts{"--exclude: no host is left to run on"});
 }
@@ -105,12 +105,13 @@ TEST_CASE("A malformed filter is an error") {
   CHECK(refused("gpu01@", "") ==
         Texts{"--include, column 7: a host is missing; the form is gpu01:0,2@gpu02"});
   CHECK(refused("gpu01:", "") == Texts{"--include, column 7: empty entry in a list of devices"});
-  CHECK(refused("gpu01:3-1", "") == Texts{"--include, column 7: range 3-1 runs backwards; write 1-3"});
+  CHECK(refused("gpu01:3-1", "") == Texts{"--include, column 7: range 3-1 is reversed; write 1-3"});
   CHECK(refused("gpu[01", "") == Texts{"--include, column 4: [ without ]"});
-  CHECK(refused("gpu01 gpu02", "") ==
-        Texts{"--include, column 6: byte 0x20 does not belong into a host name"});
+  CHECK(refused("gpu01,gpu02", "") ==
+        Texts{"--include, column 6: ',' is not allowed in a host name; separate hosts with '@'"});
+  CHECK(refused("gpu01 gpu02", "") == Texts{"--include, column 6: byte 0x20 is not allowed in a host name"});
   CHECK(refused("[::1]x", "") ==
-        Texts{"--include, column 6: expected ':' and slots behind the host, as in gpu01:0,2"});
+        Texts{"--include, column 6: expected ':' and slots after the host, as in gpu01:0,2"});
 }
 
 // Results of DeepSpeed's launcher for its own options (parse_resource_filter). Its intended behavior holds

@@ -37,8 +37,8 @@ TEST_CASE("Several brackets multiply, and the last one varies fastest") {
 }
 
 TEST_CASE("A wrong range is an error that names text and reason") {
-  CHECK(error_of(expand_ranges("gpu[16-01]")) == "4: range 16-01 runs backwards; write 01-16");
-  CHECK(error_of(expand_ranges("gpu[1,9-2]")) == "6: range 9-2 runs backwards; write 2-9");
+  CHECK(error_of(expand_ranges("gpu[16-01]")) == "4: range 16-01 is reversed; write 01-16");
+  CHECK(error_of(expand_ranges("gpu[1,9-2]")) == "6: range 9-2 is reversed; write 2-9");
   CHECK(error_of(expand_ranges("gpu[]")) == "4: empty brackets; write a range like [01-16]");
   CHECK(error_of(expand_ranges("gpu[1-")) == "3: [ without ]");
   CHECK(error_of(expand_ranges("gpu1]")) == "4: ] without [");
@@ -72,7 +72,7 @@ TEST_CASE("Device ids") {
   CHECK(error_of(expand_ids("0,")) == "2: empty entry in a list of devices");
   CHECK(error_of(expand_ids("0,0")) == "2: 0 is given twice");
   CHECK(error_of(expand_ids("0-2,1")) == "4: 1 is given twice");
-  CHECK(error_of(expand_ids("2-0")) == "0: range 2-0 runs backwards; write 0-2");
+  CHECK(error_of(expand_ids("2-0")) == "0: range 2-0 is reversed; write 0-2");
   CHECK(error_of(expand_ids("0;1")) ==
         "0: \"0;1\" is not a device number, a range like 0-3, or a device's UUID");
   CHECK(error_of(expand_ids("70000")) == "0: \"70000\" is too large for a device number");

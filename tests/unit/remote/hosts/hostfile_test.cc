@@ -117,7 +117,7 @@ TEST_CASE("IPv6") {
   CHECK(hosts_of("me@[::1]:2")[0].user == "me");
   CHECK(errors_of("[::g]:8") == Texts{"hosts:1:2: \"::g\" is not an IPv6 address"});
   CHECK(errors_of("[::1]8") ==
-        Texts{"hosts:1:6: unexpected \"8\" behind the address; slots are written [::1]:8"});
+        Texts{"hosts:1:6: unexpected \"8\" after the address; write slots as [::1]:8"});
   CHECK(errors_of("a:b:c") ==
         Texts{"hosts:1:1: \"a:b:c\" is neither host:slots nor an IPv6 address; with slots write [::1]:8"});
 }
@@ -146,17 +146,17 @@ TEST_CASE("Unknown keys and malformed jump hosts are errors") {
   CHECK(errors_of("gpu01 slot=8") == Texts{"hosts:1:7: unknown key slot; did you mean slots?"});
   CHECK(errors_of("gpu01 Slots=8") == Texts{"hosts:1:7: unknown key Slots; did you mean slots?"});
   CHECK(errors_of("gpu01 prot=22") == Texts{"hosts:1:7: unknown key prot; did you mean port?"});
-  CHECK(errors_of("gpu01 ifhn=ib0") == Texts{"hosts:1:7: unknown key ifhn; known are slots, port, user, "
+  CHECK(errors_of("gpu01 ifhn=ib0") == Texts{"hosts:1:7: unknown key ifhn; known keys: slots, port, user, "
                                              "address, identity, chdir, gpus, max_slots, "
                                              "jump, wrapper, setup, env:NAME"});
   CHECK(
       errors_of("gpu01 jump=a@,b") ==
       Texts{
-          "hosts:1:12: jump=a@,b: \"a@\" is no jump host ([user@]host[:port], with commas between several)"});
+          "hosts:1:12: jump=a@,b: \"a@\" is not a jump host; write [user@]host[:port], separated by commas"});
   for (const char* bad : {"-x", "a:0", "a:x", "a:70000", "[a]", "[::1]22", "::1", "a,,b", "a;b@c", "@a"})
     CHECK(errors_of(std::string("gpu01 jump=") + bad).size() == 1);
   CHECK(errors_of("gpu01 jump=none,b") ==
-        Texts{"hosts:1:12: jump=none,b: none stands alone; name the jump hosts, or only none"});
+        Texts{"hosts:1:12: jump=none,b: none cannot be combined with hosts; give jump hosts or none"});
   for (const char* good : {"none", "bastion", "me@bastion:2222,[::1]:22,b", "ssh://a", "[fe80::1]"})
     CHECK(hosts_of(std::string("gpu01 jump=") + good)[0].jump == good);
   CHECK(errors_of("gpu01 =8") == Texts{"hosts:1:7: a key is missing before ="});
@@ -177,17 +177,17 @@ TEST_CASE("A wrapper is split into words") {
   const HostEntry torn = parse_entry("gpu01 wrapper=\"sh 'a\nb'\"");
   REQUIRE(torn.diagnostics.size() == 1);
   CHECK(torn.diagnostics[0].offset == 14);
-  CHECK(
-      torn.diagnostics[0].message.ends_with(": a line feed inside of a word, which cannot pass every shell"));
+  CHECK(torn.diagnostics[0].message.ends_with(
+      ": a word contains a line feed, which not every shell can quote"));
 }
 
 TEST_CASE("Words that are no KEY=VALUE are errors") {
   CHECK(errors_of("gpu01 8") == Texts{"hosts:1:7: unexpected word \"8\"; did you mean slots=8?"});
   CHECK(errors_of("gpu01 gpu02") ==
-        Texts{"hosts:1:7: unexpected word \"gpu02\"; behind the host stand pairs like slots=8"});
+        Texts{"hosts:1:7: unexpected word \"gpu02\"; write pairs like slots=8 after the host"});
   CHECK(errors_of("slots=8") == Texts{"hosts:1:1: the host's name is missing before \"slots=8\""});
-  CHECK(errors_of("gpu01,gpu02") ==
-        Texts{"hosts:1:6: ',' does not belong into a host name; a range is gpu[01,03]"});
+  CHECK(errors_of("gpu01,gpu02") == Texts{"hosts:1:6: ',' is not allowed in a host name; write one host per "
+                                          "line, or a range like gpu[01,03]"});
 }
 
 TEST_CASE("Bad values of the other keys are errors") {
@@ -201,8 +201,8 @@ TEST_CASE("Bad values of the other keys are errors") {
   CHECK(errors_of("a env:1A=x") == Texts{"hosts:1:7: \"1A\" is not the name of an environment variable"});
   CHECK(errors_of("a env:A=x env:A=y") == Texts{"hosts:1:11: env:A is given twice for this host"});
   CHECK(errors_of("x@a user=y") == Texts{"hosts:1:5: user is given twice for this host"});
-  CHECK(errors_of("ssh://root@h slots=2") == Texts{"hosts:1:1: \"ssh://root@h\" is a URL; a host is "
-                                                   "written user@host, and its port port=2222 behind it"});
+  CHECK(errors_of("ssh://root@h slots=2") ==
+        Texts{"hosts:1:1: \"ssh://root@h\" is a URL; write user@host, and the port as port=2222 after it"});
   CHECK(errors_of("-x@a") == Texts{"hosts:1:1: \"-x\" is not a user name"});
   CHECK(errors_of("a user=$(id)") == Texts{"hosts:1:8: \"$(id)\" is not a user name"});
   CHECK(errors_of("gpu[1-3] address=10.0.0.1") == Texts{"hosts:1:18: 3 hosts, but 1 address"});
@@ -212,7 +212,7 @@ TEST_CASE("Bad values of the other keys are errors") {
 TEST_CASE("Quotes") {
   CHECK(errors_of("a env:A=\"x") == Texts{"hosts:1:9: the quote is not closed"});
   CHECK(errors_of("a env:A=\"x\"y port=0") ==
-        Texts{"hosts:1:12: a blank is missing behind the closing quote",
+        Texts{"hosts:1:12: a blank is missing after the closing quote",
               "hosts:1:19: port=0: \"0\" is not a port number from 1 to 65535"});
   CHECK(errors_of("a env:A=x\"y\"") ==
         Texts{"hosts:1:10: a quote inside a value; put all of the value into quotes: env:A=\"…\""});
@@ -223,9 +223,9 @@ TEST_CASE("Quotes") {
 }
 
 TEST_CASE("Unexpected characters are errors") {
-  CHECK(errors_of("gpu$1") == Texts{"hosts:1:4: '$' does not belong into a host name"});
+  CHECK(errors_of("gpu$1") == Texts{"hosts:1:4: '$' is not allowed in a host name"});
   CHECK(errors_of("-oProxyCommand=x") == Texts{"hosts:1:1: a host name cannot begin with '-'"});
-  CHECK(errors_of("gpu01\xC2\xA0slots=8") == Texts{"hosts:1:6: byte 0xc2 does not belong into a host name"});
+  CHECK(errors_of("gpu01\xC2\xA0slots=8") == Texts{"hosts:1:6: byte 0xc2 is not allowed in a host name"});
   CHECK(errors_of(std::string("gpu\0x", 5)) == Texts{"hosts:1:4: stray control character (byte 0)"});
   CHECK(errors_of("gpu01 slots=8\vx") == Texts{"hosts:1:14: stray control character (byte 11)"});
   CHECK(brief(hosts_of("gpu01 # caf\xC3\xA9 \x01 \"\n")) == "gpu01");
@@ -266,7 +266,7 @@ TEST_CASE("All errors of a file are reported at once, in its order") {
         Texts{"hosts:1:9: slots=0: \"0\" is not a number of slots (a whole number from 1 to 65535)",
               "hosts:2:9: slots=4x: \"4x\" is not a number of slots (a whole number from 1 to 65535)",
               "hosts:2:17: port=70000: \"70000\" is not a port number from 1 to 65535",
-              "hosts:4:3: unknown key what; known are slots, port, user, address, identity, chdir, gpus, "
+              "hosts:4:3: unknown key what; known keys: slots, port, user, address, identity, chdir, gpus, "
               "max_slots, jump, wrapper, setup, "
               "env:NAME",
               "hosts:6:1: [ without ]"});
@@ -282,7 +282,7 @@ TEST_CASE("Errors of a file that is no hostfile are not listed line by line") {
 TEST_CASE("The number of hosts, ranges and the length of a line are limited") {
   CHECK(hosts_of("n[1-100000]").size() == 100'000);
   CHECK(errors_of("n[1-100000]\nlast\n") == Texts{"hosts:2:1: more than 100000 hosts"});
-  CHECK(errors_of("gpu[16-01]") == Texts{"hosts:1:5: range 16-01 runs backwards; write 01-16"});
+  CHECK(errors_of("gpu[16-01]") == Texts{"hosts:1:5: range 16-01 is reversed; write 01-16"});
   CHECK(errors_of("gpu[1-200000]") == Texts{"hosts:1:5: range 1-200000 has more than 100000 entries"});
   CHECK(errors_of("a\n" + std::string(20'000, 'x')) ==
         Texts{"hosts:2:16385: the line is longer than 16384 bytes"});
@@ -306,15 +306,15 @@ TEST_CASE("--host has the same grammar, with commas") {
               "all of its "
               "slots"});
   CHECK(diagnostics("") == Texts{"--host, column 1: a host is missing"});
-  const std::string or_next = ", or begin the next host; write ";
+  const std::string or_next = ", or start the next host; write ";
   CHECK(diagnostics("a env:X=1,2 slots=1") ==
         Texts{"--host, column 10: this comma may belong to the value of env:X" + or_next +
-              "env:X=\"…\" with quotes, or a blank behind the comma"});
+              "env:X=\"…\" with quotes, or a blank after the comma"});
   for (const char* bad : {"a gpus=0,1", "a gpus=0,2-3", "a gpus=GPU-1,GPU-2", "a gpus = 0,1", "a jump=b,c"})
     CHECK(diagnostics(bad).size() == 1);
   for (const char* good : {"a gpus=0,b gpus=1", "a env:X=1, b", "a env:X=\"1,2\",b", "a jump=c, b",
                            "a slots=2,2", "a gpus=0 slots=1,1"})
     CHECK(parse_host_list(good, "--host")->size() == 2);
-  CHECK(diagnostics("a # b") == Texts{"--host, column 3: a comment has no place here"});
+  CHECK(diagnostics("a # b") == Texts{"--host, column 3: a comment is not allowed here"});
   CHECK(diagnostics("a\nb") == Texts{"--host, column 2: stray control character"});
 }

@@ -74,9 +74,8 @@ TEST_CASE("Slots of a Slurm job") {
 
 TEST_CASE("Inconsistent values of a Slurm job are reported") {
   CHECK(slurm("n[1-3]", "2(x2)") ==
-        "SLURM_TASKS_PER_NODE: 2(x2) is for 2 nodes, but SLURM_JOB_NODELIST names 3; they are of different "
-        "jobs "
-        "or steps");
+        "SLURM_TASKS_PER_NODE: 2(x2) is for 2 nodes, but SLURM_JOB_NODELIST names 3; the variables belong to "
+        "different jobs or steps");
   CHECK(slurm("n1", "two") == "SLURM_TASKS_PER_NODE: \"two\" is not a count like 2 or 2(x3)");
   CHECK(slurm("n1", "1", "many") == "SLURM_GPUS_PER_NODE: \"many\" is not a number of GPUs");
   CHECK(slurm("n1,N1") == "SLURM_JOB_NODELIST: host N1 is named twice");
@@ -89,7 +88,7 @@ TEST_CASE("Hosts repeated once per slot are counted") {
   CHECK(shown(repeated_hosts("a\na\nb\n\na\n", "nodes")) == "a:3 b:1");
   CHECK(shown(repeated_hosts("a\r\nb\r\n", "nodes")) == "a b");
   CHECK(shown(repeated_hosts("a extra words\nb\nb", "nodes")) == "a:1 b:2");
-  CHECK(shown(repeated_hosts("\n \n", "nodes")) == "nodes: no hosts in it");
+  CHECK(shown(repeated_hosts("\n \n", "nodes")) == "nodes: it lists no hosts");
   CHECK(shown(repeated_hosts("a\nb;rm\n", "nodes")) == "nodes:2: \"b;rm\" is not the name of a host");
   CHECK(shown(ddp::remote::parse_repeated_hosts("a a b", "LSB_HOSTS")) == "a:2 b:1");
   CHECK(shown(repeated_hosts("a slots=2\nb slots=1\na\n", "nodes")) == "a:3 b:1");
@@ -98,16 +97,15 @@ TEST_CASE("Hosts repeated once per slot are counted") {
     const std::string word = std::string(misbehaved) == "slots = 2" ? "=" : misbehaved;
     CHECK(shown(repeated_hosts("a\nb " + std::string(misbehaved) + "\n", "nodes")) ==
           "nodes:2: \"" + word +
-              "\" has no meaning in a scheduler's list of hosts; a hostfile is read with "
-              "--hostfile");
+              "\" is not allowed in a scheduler's list of hosts; for a hostfile use --hostfile");
   }
 }
 
 TEST_CASE("Hosts with their slot counts are read") {
   CHECK(shown(ddp::remote::parse_host_counts("a 4 b 8 a 1", "LSB_MCPU_HOSTS")) == "a:5 b:8");
   CHECK(shown(ddp::remote::parse_host_counts("a 4 b", "LSB_MCPU_HOSTS")) ==
-        "LSB_MCPU_HOSTS: no number of slots behind b");
+        "LSB_MCPU_HOSTS: no number of slots after b");
   CHECK(shown(ddp::remote::grid_engine_hosts("a 4 all.q@a UNDEFINED\nb 2 all.q@b <NULL>\na 1 x@a U\n",
                                              "pe")) == "a:5 b:2");
-  CHECK(shown(ddp::remote::grid_engine_hosts("a\n", "pe")) == "pe:1: no number of slots behind a");
+  CHECK(shown(ddp::remote::grid_engine_hosts("a\n", "pe")) == "pe:1: no number of slots after a");
 }

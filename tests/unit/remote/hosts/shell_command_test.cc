@@ -140,10 +140,10 @@ TEST_CASE("--ssh-command is split into words") {
   CHECK(split_words("")->empty());
   CHECK(*split_words("ssh\na") == Words{"ssh", "a"});
   for (const char* text : {"ssh 'a\nb'", "ssh \"a\nb\"", "ssh a\\\nb"}) {
-    CHECK(split_words(text).error().text == "a line feed inside of a word, which cannot pass every shell");
+    CHECK(split_words(text).error().text == "a word contains a line feed, which not every shell can quote");
   }
   CHECK(split_words("ssh 'a").error().text == "the quote ' is not closed");
-  CHECK(split_words("ssh \\").error().text == "a \\ at the end quotes nothing");
+  CHECK(split_words("ssh \\").error().text == "the \\ at the end has nothing to quote");
 }
 
 TEST_CASE("one jump host, with user and port in each spelling") {

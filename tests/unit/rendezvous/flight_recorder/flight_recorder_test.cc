@@ -139,7 +139,7 @@ TEST_CASE("a rank that has not started the operation of the others is named") {
 
 TEST_CASE("a rank without a log is named when no other rank is behind") {
   CHECK(analyze_desync({rank_log(0, 5, true), rank_log(1, 5, true), rank_log(3, 5, true)}).text ==
-        "rank 2 left no log; ranks 0, 1 and 3 wait in all-reduce 6 (116 KB)");
+        "rank 2 left no record; ranks 0, 1 and 3 wait in all-reduce 6 (116 KB)");
   CHECK(analyze_desync({rank_log(0, 5, true), rank_log(1, 5, false)}).text ==
         "rank 1 has not started all-reduce 6 (116 KB) that rank 0 waits in");
 }
@@ -154,8 +154,9 @@ TEST_CASE("when all ranks wait in one operation, their connection is named") {
   std::vector<FlightRecorderDump> dumps;
   for (int rank = 0; rank < 4; ++rank)
     dumps.push_back(rank_log(rank, 5, true));
-  CHECK(analyze_desync(dumps).text ==
-        "all ranks wait in all-reduce 6 (116 KB): the way between them fails, or one stands still in it");
+  CHECK(
+      analyze_desync(dumps).text ==
+      "all ranks wait in all-reduce 6 (116 KB): the network between them fails, or one rank is stuck in it");
 }
 
 TEST_CASE("a rank that called another operation, size or type is named first") {
@@ -220,7 +221,7 @@ TEST_CASE("the blocked group with a rank that waits nowhere counts before other 
                         of_two_nodes(3, "between")})
             .text == "rank 1 has not started all-reduce 3 (116 KB) of node 0 that rank 0 waits in");
   CHECK(analyze_desync({of_two_nodes(0, "node 0"), of_two_nodes(2, "between"), of_two_nodes(3, "between")})
-            .text == "rank 1 left no log; rank 0 waits in all-reduce 3 (116 KB) of node 0");
+            .text == "rank 1 left no record; rank 0 waits in all-reduce 3 (116 KB) of node 0");
   CHECK(analyze_desync({of_two_nodes(0, "between"), of_two_nodes(1, "between"), of_two_nodes(2, "between"),
                         of_two_nodes(3, "")})
             .text == "rank 3 has not started all-reduce 3 (116 KB) between the nodes that ranks 0-2 wait in");
@@ -228,8 +229,8 @@ TEST_CASE("the blocked group with a rank that waits nowhere counts before other 
   CHECK(analyze_desync(
             {of_two_nodes(0, "node 0"), of_two_nodes(1, "node 0"), of_two_nodes(2, ""), of_two_nodes(3, "")})
             .text ==
-        "all ranks wait in all-reduce 3 (116 KB) of node 0: the way between them fails, or one stands still "
-        "in it");
+        "all ranks wait in all-reduce 3 (116 KB) of node 0: the network between them fails, or one rank is "
+        "stuck in it");
 }
 
 TEST_CASE("memory with arbitrary contents is read as far as it is valid") {
@@ -294,7 +295,7 @@ TEST_CASE("a node's report of a rank starts shortly before the first unfinished 
 
 TEST_CASE("a verdict lists the ranks that it names") {
   CHECK(analyze_desync({rank_log(0, 1, true, 2), rank_log(1, 1, false, 2)}).named == std::set<int>{1});
-  CHECK(analyze_desync({rank_log(0, 1, true, 2)}).named == std::set<int>{1});  // left no log
+  CHECK(analyze_desync({rank_log(0, 1, true, 2)}).named == std::set<int>{1});  // left no record
   CHECK(analyze_desync({rank_log(0, 1, true, 2), rank_log(1, 0, true, 2)}).named == std::set<int>{1});
   CHECK(analyze_desync({rank_log(0, 1, true, 2), rank_log(1, 1, true, 2)}).named.empty());
 }
@@ -303,14 +304,15 @@ TEST_CASE("a rank that has ended needs no log") {
   CHECK(analyze_desync({rank_log(0, 5, true), rank_log(1, 5, true), rank_log(3, 5, true)}, {2}).text ==
         "rank 2 has ended; ranks 0, 1 and 3 wait in all-reduce 6 (116 KB)");
   const DesyncVerdict both = analyze_desync({rank_log(0, 5, true)}, {2, 3});
-  CHECK(both.text == "rank 1 left no log, ranks 2 and 3 have ended; rank 0 waits in all-reduce 6 (116 KB)");
+  CHECK(both.text ==
+        "rank 1 left no record, ranks 2 and 3 have ended; rank 0 waits in all-reduce 6 (116 KB)");
   CHECK(both.named == std::set<int>{1});
   CHECK(analyze_desync({rank_log(0, 5, false)}, {1, 2, 3}).text.empty());
 }
 
 TEST_CASE("a missing rank of a node's group is one of its own ranks") {
   CHECK(analyze_desync({of_two_nodes(0, "node 0"), of_two_nodes(2, "")}).text ==
-        "rank 1 left no log; rank 0 waits in all-reduce 3 (116 KB) of node 0");
+        "rank 1 left no record; rank 0 waits in all-reduce 3 (116 KB) of node 0");
 }
 
 TEST_CASE("different calls of many ranks are named by the first rank, with exact sizes") {
@@ -326,7 +328,8 @@ TEST_CASE("different calls of many ranks are named by the first rank, with exact
   CHECK(
       verdict.text ==
       "rank 3 called all-reduce 1 (4000030 bytes), rank 4 called all-reduce 1 (4000040 bytes), rank 5 called "
-      "all-reduce 1 (4000050 bytes) and others yet others where ranks 0-2 called all-reduce 1 (4000000 "
+      "all-reduce 1 (4000050 bytes), and further ranks called other operations where ranks 0-2 called "
+      "all-reduce 1 (4000000 "
       "bytes)");
   CHECK(verdict.named.size() == 1'997);
 }

@@ -170,12 +170,12 @@ TEST_CASE("the log of refusals is limited, and reports the omitted ones") {
   CHECK_FALSE(pass("a", start + 101s));
   CHECK_FALSE(pass("a", start + 102s));
   CHECK(log.pass(LinkRefusal::kPlain, "a", "other", start + 103s) == "other");
-  CHECK(pass("b", start + 104s) == "line of b (2 more like it were not logged)");
+  CHECK(pass("b", start + 104s) == "line of b (2 more of this kind were not logged)");
   std::size_t lines = 0;
   for (int i = 0; i < 1000; ++i)
     lines += pass("c" + std::to_string(i), start + 105s).has_value() ? 1 : 0;
   CHECK(lines == RefusalLog::kLines - 3);
-  CHECK(pass("a", start + 160s) == "line of a (983 more like it were not logged)");
+  CHECK(pass("a", start + 160s) == "line of a (983 more of this kind were not logged)");
 }
 
 }  // namespace

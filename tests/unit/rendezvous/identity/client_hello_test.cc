@@ -70,14 +70,14 @@ TEST_CASE("a hello that weakens the link is refused before TLS reads it") {
 TEST_CASE("a hello is limited in size") {
   HelloBytes big;
   big.identity = std::string(kMaxClientHello, 'x');
-  CHECK(verdict(big) == "its hello is longer than ours");
+  CHECK(verdict(big) == "its hello is longer than a hello of ddplaunch");
   // The first five bytes decide; the parser waits for nothing.
   CHECK(parse_client_hello(big.record().substr(0, 5)).kind == Kind::kOtherTls);
   const std::string two = HelloBytes().record() + "x";
   CHECK(parse_client_hello(two).why == "it does not wait for an answer");
   const std::string bare =
       test::number(0x160301, 3) + test::sized(2, test::number(1, 1) + test::sized(3, "abc"));
-  CHECK(parse_client_hello(bare).why == "it is no TLS 1.3");
+  CHECK(parse_client_hello(bare).why == "it is not TLS 1.3");
 }
 
 TEST_CASE("every length field is checked") {

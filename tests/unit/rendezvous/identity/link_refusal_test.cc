@@ -10,10 +10,12 @@ namespace {
 TEST_CASE("a refused master is pointed to the daemon, not to the job's master") {
   const JoinSide here{"gpu01:29499", "job1", "the token file /t", "3f9a2c", LinkRole::kMaster};
   CHECK(join_refusal_text(LinkRefusal::kPlain, here) ==
-        "what answers at gpu01:29499 is no ddplaunchd --listen. Check the port: port= in the hostfile, or "
+        "the program that answers at gpu01:29499 is not ddplaunchd --listen. Check the port: port= in the "
+        "hostfile, or "
         "--daemon-port");
   CHECK(join_refusal_text(LinkRefusal::kOtherVersion, here) ==
-        "gpu01:29499 runs a ddplaunch whose link has another version. Install the same version on all nodes, "
+        "gpu01:29499 runs ddplaunch with another version of the link protocol. Install the same version on "
+        "all nodes, "
         "and "
         "restart the daemon");
 }
@@ -35,10 +37,9 @@ TEST_CASE("an alert carries the refusal from the listening to the joining side")
 TEST_CASE("the joining side reports who has which value, and the remedy") {
   const JoinSide here{"gpu01:29400 (10.0.0.2)", "job1", "DDPLAUNCH_TOKEN", "3f9a2c"};
   CHECK(join_refusal_text(LinkRefusal::kTokenDiffers, here) ==
-        "the token differs: gpu01:29400 (10.0.0.2) has another token than this node, whose own is that of "
-        "DDPLAUNCH_TOKEN (check 3f9a2c). The other side's log names where its token is from, with its check. "
-        "Give "
-        "both the same: the same DDPLAUNCH_TOKEN, or the same --token-file");
+        "the token differs: gpu01:29400 (10.0.0.2) has another token than this node, which uses "
+        "DDPLAUNCH_TOKEN (check 3f9a2c). The other side's log names the source and the check of its token. "
+        "Give both sides the same token: the same DDPLAUNCH_TOKEN, or the same --token-file");
   CHECK(
       join_refusal_text(LinkRefusal::kOtherJob, here) ==
       "gpu01:29400 (10.0.0.2) does not run job job1: the address is another job's, or this node has another "
@@ -48,14 +49,12 @@ TEST_CASE("the joining side reports who has which value, and the remedy") {
 TEST_CASE("the listening side reports peer, claim and error text") {
   const ListenSide here{"the control port 29400", "the file /run/token", "71b2d0"};
   CHECK(refusal_line(LinkRefusal::kTokenDiffers, {"10.0.0.3", "agent gpu02 of job job1", ""}, here) ==
-        "10.0.0.3, which says it is agent gpu02 of job job1, has another token than this side, where it is "
-        "that of "
+        "10.0.0.3, which claims to be agent gpu02 of job job1, has another token than this side, which uses "
         "the file /run/token (check 71b2d0); refused at the control port 29400");
-  CHECK(
-      refusal_line(LinkRefusal::kHttp, {"10.0.0.9", "", printable_start("GET /metrics HTTP/1.1\r\nHost: x")},
-                   here) ==
-      "10.0.0.9 spoke HTTP to the control port 29400: \"GET /metrics HTTP/1.1\"; it is no web server and no "
-      "proxy; closed");
+  CHECK(refusal_line(LinkRefusal::kHttp,
+                     {"10.0.0.9", "", printable_start("GET /metrics HTTP/1.1\r\nHost: x")}, here) ==
+        "10.0.0.9 sent HTTP to the control port 29400: \"GET /metrics HTTP/1.1\", which is not a web server "
+        "or proxy; closed");
 }
 
 TEST_CASE("bytes of an unknown peer are shown as printable text") {

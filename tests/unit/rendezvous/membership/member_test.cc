@@ -71,7 +71,7 @@ TEST_CASE("member: ends its workers when the lease is over, and refuses later or
   CHECK(member.deadline() == std::nullopt);
   CHECK(text_of(member.step(Member::Tick{}, 16s)).empty());
   CHECK(text_of(member.step(Member::WorkersGone{0}, 17s)) ==
-        "quit: the master was not heard for the time of the lease");
+        "quit: no message from the master arrived during the lease");
   CHECK(member.quitted());
   CHECK(text_of(member.step(Member::Run{1}, 17s)).empty());
 }
@@ -83,7 +83,7 @@ TEST_CASE("member: a lost link and an order to leave end it") {
   CHECK(text_of(lost.step(Member::Leave{}, 3s)) == "end 0 in 0");
   Member idle(15s, 5s, 0s);
   CHECK(text_of(idle.step(Member::Pinged{}, 1s)) == "pong");
-  CHECK(text_of(idle.step(Member::Leave{}, 2s)) == "quit: the master ordered it");
+  CHECK(text_of(idle.step(Member::Leave{}, 2s)) == "quit: ordered by the master");
 }
 
 TEST_CASE("member: a suspended master is waited for") {

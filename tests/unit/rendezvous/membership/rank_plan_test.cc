@@ -117,7 +117,7 @@ TEST_CASE("--nproc-per-node gpu on nodes without a GPU is an error that names th
 TEST_CASE("impossible numbers of ranks are errors") {
   CHECK(check_slots({node("a")}, number(0)).error().text == "--nproc-per-node 0: give at least 1");
   CHECK(plan_ranks({node("a", 0)}, {}).error().text ==
-        "a: slots=0 leaves nothing to run there; remove the host or give it at least 1");
+        "a: slots=0 allows no worker on this host; remove the host or give it at least 1");
   CHECK(plan_ranks({}, {}).error().code == ErrorCode::kInternal);
   const auto huge = plan_ranks({node("a"), node("b"), node("c")}, number(INT_MAX));
   REQUIRE_FALSE(huge.has_value());

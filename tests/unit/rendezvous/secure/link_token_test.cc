@@ -44,7 +44,7 @@ TEST_CASE("a token has at least 32 characters and is one line") {
   CHECK(make_token(std::string(40, 'a'), "X").error().text ==
         "X holds too few different characters to be random (openssl rand -hex 32 makes a token)");
   CHECK(make_token(std::string(5000, 'a'), "X").error().text ==
-        "X holds more than 4096 characters: that is no token");
+        "X holds more than 4096 characters; a token has at most 4096");
 }
 
 TEST_CASE("the token is removed from the environment") {
@@ -90,11 +90,11 @@ TEST_CASE("a token file that others may read is refused") {
   const auto refused = read_token_file(open.path);
   REQUIRE(refused.has_error());
   CHECK(refused.error().code == ErrorCode::kUsage);
-  CHECK(refused.error().text == "the token file " + open.path +
-                                    " may be read by everybody (mode 0644); make it yours alone: chmod 600 " +
-                                    open.path +
-                                    " (in Kubernetes defaultMode: 0400), and make a new token if others use "
-                                    "this machine");
+  CHECK(refused.error().text ==
+        "the token file " + open.path +
+            " may be read by everybody (mode 0644); remove the access of others: chmod 600 " + open.path +
+            " (in Kubernetes defaultMode: 0400), and make a new token if others use "
+            "this machine");
   const TokenFile group(kGood, 0640);
   CHECK(read_token_file(group.path).has_error());
 }
@@ -106,10 +106,10 @@ TEST_CASE("a path that is no token file is refused with the reason") {
   CHECK(missing.error().code == ErrorCode::kUsage);
   const TokenFile file(kGood);
   CHECK(read_token_file(file.folder.string()).error().text ==
-        "the token file " + file.folder.string() + " is no regular file");
+        "the token file " + file.folder.string() + " is not a regular file");
   const std::string fifo = (file.folder / "fifo").string();
   REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
-  CHECK(read_token_file(fifo).error().text == "the token file " + fifo + " is no regular file");
+  CHECK(read_token_file(fifo).error().text == "the token file " + fifo + " is not a regular file");
 }
 
 TEST_CASE("the default token file must be this user's, in a directory of this user's") {
@@ -127,7 +127,7 @@ TEST_CASE("the default token file must be this user's, in a directory of this us
   CHECK(read_own_token_file(file.path).has_value());  // members of its group are trusted
   REQUIRE(::chmod(file.folder.c_str(), 0707) == 0);
   CHECK(read_own_token_file(file.path).error().text ==
-        "the directory " + file.folder.string() + " may be written to by everybody");
+        "the directory " + file.folder.string() + " is writable by everybody");
   REQUIRE(::chmod(file.folder.c_str(), 0700) == 0);
 }
 

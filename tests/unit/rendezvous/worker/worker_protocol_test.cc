@@ -135,7 +135,7 @@ TEST_CASE("worker protocol: numbers outside their range are refused") {
   CHECK(worker_error(R"({"hello":1,"pid":4294967296,"rejoin":true})") == "\"pid\" is out of range");
   CHECK(worker_error(R"({"ready":4294967296})") == "\"ready\" is out of range");
   CHECK(worker_error(R"({"failed":0,"error":"","peers":[1,4294967296]})") == "\"peers\" is out of range");
-  CHECK(worker_error(R"({"failed":0,"error":"","peers":[null]})") == "\"peers\" is no number");
+  CHECK(worker_error(R"({"failed":0,"error":"","peers":[null]})") == "\"peers\" is not a number");
   const auto attempt = [](const std::string& key, const std::string& value) {
     std::string line =
         R"({"attempt":1,"rank":1,"world":2,"local_rank":0,"local_world":1,"node_rank":1,"nodes":2,"store":"h:1","agent_store":true,"from":0})";
@@ -158,15 +158,15 @@ TEST_CASE("worker protocol: lines that are no message are refused") {
   for (const char* line : {"", " ", "{", "[]", "null", "1", "\"hello\"", "{\"step\":1}}", "{\"step\":1} {}",
                            "{\"step\":\"\xff\"}", "{\"step\":1,\"in\":\"\xc3\"}", "{'step':1}"}) {
     INFO(line);
-    CHECK(worker_error(line) == "a line is no JSON object");
-    CHECK(agent_error(line) == "a line is no JSON object");
+    CHECK(worker_error(line) == "a line is not a JSON object");
+    CHECK(agent_error(line) == "a line is not a JSON object");
   }
   CHECK(worker_error("{}") == "a line has no key of a known message");
   CHECK(worker_error(R"({"attempt":1})") == "a line has no key of a known message");
   CHECK(agent_error(R"({"step":1})") == "a line has no key of a known message");
   CHECK(worker_error(std::string(4096, ' ')) == "a line is longer than 4096 bytes");
   CHECK(worker_error(R"({"step":1})" + std::string(4085, ' ')) == "decoded");
-  CHECK(worker_error(std::string(4095, '[')) == "a line is no JSON object");
+  CHECK(worker_error(std::string(4095, '[')) == "a line is not a JSON object");
 }
 
 TEST_CASE("worker protocol: unusual but valid lines are decoded") {

@@ -60,12 +60,11 @@ TEST_CASE("A configuration file of accelerate gives size, port and precision") {
   CHECK(config.processes->total == 16);
   CHECK(config.env == Env{{"ACCELERATE_MIXED_PRECISION", "bf16"}});
   CHECK(config.devices.empty());
-  CHECK(notes ==
-        Texts{"ddplaunch: f.yaml: main_process_ip has no effect: ranks meet at node 0's address on the "
-              "network all share (--network)",
-              "ddplaunch: f.yaml: it stands for --nnodes=2 (num_machines), 16 workers in all "
-              "(num_processes), --master-port=29500 (main_process_port); options on the command line go "
-              "before them"});
+  CHECK(notes == Texts{"ddplaunch: f.yaml: main_process_ip has no effect: MASTER_ADDR is node 0's address on "
+                       "the network that all nodes share (--network)",
+                       "ddplaunch: f.yaml: it stands for --nnodes=2 (num_machines), 16 workers in all "
+                       "(num_processes), --master-port=29500 (main_process_port); options on the command "
+                       "line take precedence"});
 }
 
 TEST_CASE("JSON is read as well") {
@@ -193,16 +192,15 @@ TEST_CASE("An unsupported or wrong entry is reported with its line and column") 
           "ddplaunch: f.yaml:1:22: compute_environment AMAZON_SAGEMAKER: only LOCAL_MACHINE can be launched "
           "from here"});
   CHECK(errors_of("distributed_type: NO\nnum_procesess: 4\n") ==
-        Texts{"ddplaunch: f.yaml:2:1: \"num_procesess\" is no key of accelerate's that is known here; did "
+        Texts{"ddplaunch: f.yaml:2:1: \"num_procesess\" is not a known key of accelerate; did "
               "you mean "
               "num_processes?"});
   CHECK(errors_of("distributed_type: NO\nfsdp_config:\n  a: 1\n  a: 2\ndebug: false\ndebug: true\n") ==
         Texts{"ddplaunch: f.yaml:4:3: a is given twice (first on line 3)",
               "ddplaunch: f.yaml:6:1: debug is given twice (first on line 5)"});
-  CHECK(
-      errors_of("---\ndistributed_type: NO\n---\ndistributed_type: MULTI_GPU\n") ==
-      Texts{"ddplaunch: f.yaml:4:1: a second document begins here (behind ---); a file of accelerate config "
-            "has one"});
+  CHECK(errors_of("---\ndistributed_type: NO\n---\ndistributed_type: MULTI_GPU\n") ==
+        Texts{"ddplaunch: f.yaml:4:1: a second document begins here (after ---); a file of accelerate config "
+              "has only one"});
   CHECK(errors_of("---\ndistributed_type: NO\n...\n---\n") == Texts{});
   CHECK(errors_of("distributed_type: MULTI_GPU\nnum_processes: many\nmixed_precision: int4\ngpu_ids: '0,0'\n")
             .size() == 3);
@@ -281,13 +279,12 @@ TEST_CASE("num_processes is the total over all hosts, for any number of hosts") 
   CHECK(nproc({"--host", "a,b,c,d", "--exclude", "d"}) == 2);
   CHECK(nproc({"--host", "a,b,c", "--nproc-per-node", "6"}) == 6);
   CHECK(world.errors({"--accelerate-config", "c.yaml", "--host", "a,b,c,d", "w"}).front() ==
-        "ddplaunch: c.yaml:2:16: num_processes 6 is the total and cannot be divided among 4 machines evenly; "
-        "correct it, or leave it out and give each host its slots in the hostfile");
+        "ddplaunch: c.yaml:2:16: num_processes 6 is the total and cannot be divided evenly among 4 machines; "
+        "correct it, or remove it and give each host slots= in the hostfile");
   world.files["c.yaml"] = "distributed_type: MULTI_GPU\nnum_machines: 3\nnum_processes: 16\n";
-  CHECK(
-      world.errors({"--accelerate-config", "c.yaml", "--host", "a,b,c", "w"}).front() ==
-      "ddplaunch: c.yaml:3:16: num_processes 16 is the total and cannot be divided among 3 machines evenly; "
-      "correct it, or leave it out and give each host its slots in the hostfile");
+  CHECK(world.errors({"--accelerate-config", "c.yaml", "--host", "a,b,c", "w"}).front() ==
+        "ddplaunch: c.yaml:3:16: num_processes 16 is the total and cannot be divided evenly among 3 "
+        "machines; correct it, or remove it and give each host slots= in the hostfile");
 }
 
 TEST_CASE("Too few gpu_ids for num_processes are an error") {

@@ -189,8 +189,8 @@ TEST_CASE("Options of accelerate, srun and mpirun have a row") {
             "ddplaunch: --zero_stage is not an option of ddplaunch: use --accelerate-config FILE",
             "ddplaunch: --gres is not an option of ddplaunch: give it to salloc or sbatch; "
             "--nproc-per-node says how many workers a node gets",
-            "ddplaunch: --kill-on-bad-exit is not an option of ddplaunch: leave it out: the first failure "
-            "ends the job"});
+            "ddplaunch: --kill-on-bad-exit is not an option of ddplaunch: omit it: the first failure ends "
+            "the job"});
   const ddp::RunJob job = FakeContext().job({"--cpu", "--wd", "/tmp", "--use_env", "--tag-output", "w"});
   CHECK(job.spec.explicit_env == ddp::test::Env{{"ACCELERATE_USE_CPU", "true"}});
   CHECK(job.spec.chdir == "/tmp");
@@ -212,11 +212,11 @@ TEST_CASE("An unknown option is an error") {
               "ddplaunch: unknown option --quite; did you mean --quiet?"});
   // The next word is ambiguous: it could be the option's value or the worker.
   CHECK(world.errors({"--zebra", "x", "--nnodes", "none"}) ==
-        Texts{"ddplaunch: unknown option --zebra; ddplaunch --help lists all, options of the worker stand "
-              "behind it"});
+        Texts{"ddplaunch: unknown option --zebra; ddplaunch --help lists all options; the worker's options "
+              "follow the worker"});
   CHECK(world.errors({"--zebra=1", "--nnodes", "none", "w"}) ==
-        Texts{"ddplaunch: unknown option --zebra; ddplaunch --help lists all, options of the worker stand "
-              "behind it",
+        Texts{"ddplaunch: unknown option --zebra; ddplaunch --help lists all options; the worker's options "
+              "follow the worker",
               "ddplaunch: --nnodes none: \"none\" is not a number of nodes, nor MIN:MAX"});
   CHECK(world.errors({"-Q", "w"}).size() == 1);
 }
@@ -290,9 +290,10 @@ TEST_CASE("The only pod of a PyTorchJob runs as one node") {
 }
 
 TEST_CASE("A wrong value of a torchrun variable is reported with its origin") {
-  CHECK(with_variables({{"PET_STANDALONE", "yes"}}).errors({"w"}) ==
-        Texts{"ddplaunch: PET_STANDALONE=yes: give 1 for --standalone, or 0; torchrun reads a number there, "
-              "too"});
+  CHECK(
+      with_variables({{"PET_STANDALONE", "yes"}}).errors({"w"}) ==
+      Texts{
+          "ddplaunch: PET_STANDALONE=yes: give 1 for --standalone, or 0; torchrun expects a number as well"});
   CHECK(with_variables({{"PET_NPROC_PER_NODE", "many"}}).errors({"w"}) ==
         Texts{"ddplaunch: --nproc-per-node many: give a whole number from 1 to 65535, or auto, gpu or cpu",
               "ddplaunch: options taken from the environment, as torchrun takes them: PET_NPROC_PER_NODE"});
@@ -301,8 +302,8 @@ TEST_CASE("A wrong value of a torchrun variable is reported with its origin") {
       with_variables({{"PET_NNODES", "4"}, {"PET_NODE_RANK", "1"}, {"PET_NPROC_PER_NODE", "1"}})
           .errors({"w"});
   REQUIRE(pods.size() == 3);
-  CHECK(
-      pods[0] ==
-      "ddplaunch: --node-rank 1 needs --master-addr ADDR, where node 0 is; or set MASTER_ADDR on all nodes");
+  CHECK(pods[0] ==
+        "ddplaunch: --node-rank 1 needs --master-addr ADDR, the address of node 0; or set MASTER_ADDR on all "
+        "nodes");
   CHECK(pods[1].starts_with("ddplaunch: --nnodes 4 needs hosts: "));
 }

@@ -31,11 +31,11 @@ TEST_CASE("An option that has no meaning with --launcher daemon is refused") {
                             "docker exec -i x", "--daemon-port", "0", "w"}) ==
       Texts{
           "ddplaunch: --daemon-port 0: give a port from 1 to 65535",
-          "ddplaunch: --launcher daemon reaches the nodes without SSH, so --ssh-command has no meaning",
+          "ddplaunch: --launcher daemon reaches the nodes without SSH, so --ssh-command has no effect",
           "ddplaunch: --launcher daemon reaches the nodes without SSH, so --accept-new-host-keys has no "
-          "meaning",
-          "ddplaunch: each daemon starts the ddplaunchd that lies beside it, so --agent has no meaning with "
-          "--launcher daemon; install the same version there",
+          "effect",
+          "ddplaunch: --agent cannot be used with --launcher daemon: each daemon starts the ddplaunchd "
+          "beside it; install this version on the nodes",
           "ddplaunch: a daemon starts no wrapper (host a): run ddplaunchd --listen inside the container, or "
           "use --launcher ssh"});
   CHECK(
@@ -48,7 +48,6 @@ TEST_CASE("An option that has no meaning with --launcher daemon is refused") {
 TEST_CASE("An SSH key of a hostfile is reported as unused") {
   FakeContext world;
   world.files["hosts"] = "ann@a slots=2\nb slots=2\n";
-  CHECK(
-      world.job({"--hostfile", "hosts", "--launcher", "daemon", "w"}).notes ==
-      Texts{"ddplaunch: user, identity and jump of the hosts are for SSH and not used by --launcher daemon"});
+  CHECK(world.job({"--hostfile", "hosts", "--launcher", "daemon", "w"}).notes ==
+        Texts{"ddplaunch: user, identity and jump of the hosts have no effect with --launcher daemon"});
 }

@@ -50,7 +50,7 @@ TEST_CASE("--env overrides --env-file") {
   world.files["one"] = "# comment\r\n\r\nA=1\r\n  B = x\n";
   world.files["two"] = "A=2\nC=with spaces and = and \"quotes\"  \nLAST=";
   CHECK(world.errors({"--env-file", "one", "w"}) ==
-        Texts{"ddplaunch: one:4:3: what stands before '=' is not the name of an environment variable"});
+        Texts{"ddplaunch: one:4:3: the text before '=' is not the name of an environment variable"});
   world.files["one"] = "# comment\r\n\r\nA=1\r\n  B=x\n";
   CHECK(world.spec({"--env-file", "one", "--env", "B=y", "--env-file", "two", "w"}).explicit_env ==
         Env{{"A", "2"}, {"B", "y"}, {"C", "with spaces and = and \"quotes\"  "}, {"LAST", ""}});
@@ -58,7 +58,7 @@ TEST_CASE("--env overrides --env-file") {
   CHECK(world.errors({"--env-file", "bad", "--env-file", "nowhere", "w"}) ==
         Texts{"ddplaunch: bad:1:1: this file is not read by a shell; write NAME=VALUE without export",
               "ddplaunch: bad:2:1: expected NAME=VALUE",
-              "ddplaunch: bad:3:1: what stands before '=' is not the name of an environment variable",
+              "ddplaunch: bad:3:1: the text before '=' is not the name of an environment variable",
               "ddplaunch: --env-file nowhere: No such file or directory"});
 }
 

@@ -20,9 +20,8 @@ TEST_CASE("Hosts of a hostfile") {
 
 TEST_CASE("No hostfile") {
   CHECK(FakeContext().errors({"--hostfile", "hosts", "w"}) ==
-        Texts{"ddplaunch: hostfile hosts: No such file or directory; write one host a line there (gpu01 "
-              "slots=8), or leave "
-              "--hostfile out to run on this machine"});
+        Texts{"ddplaunch: hostfile hosts: No such file or directory; write one host per line (gpu01 "
+              "slots=8), or omit --hostfile to run on this machine"});
   FakeContext world;
   world.files["hosts"] = "unreadable";
   CHECK(world.errors({"--hostfile", "hosts", "w"}) == Texts{"ddplaunch: hostfile hosts: Permission denied"});
@@ -99,7 +98,7 @@ TEST_CASE("Include and exclude") {
   CHECK(spec.hosts[0].devices == Texts{"1", "3"});
   CHECK(world.spec({"--hostfile", "hosts", "--exclude", "b", "w"}).hosts[0].name == "a");
   CHECK(world.errors({"--hostfile", "hosts", "--include", "a", "--exclude", "b", "w"}) ==
-        Texts{"ddplaunch: --include and --exclude cannot be used together; one of them says it all"});
+        Texts{"ddplaunch: --include and --exclude cannot be used together; use one of them"});
   CHECK(world.errors({"--hostfile", "hosts", "--exclude", "a@b", "w"}) ==
         Texts{"ddplaunch: --exclude: no host is left to run on"});
   CHECK(world.errors({"--hostfile", "hosts", "--include", "c:0", "w"}) ==
@@ -109,7 +108,8 @@ TEST_CASE("Include and exclude") {
 }
 
 TEST_CASE("Hostfile and --host exclude each other") {
-  CHECK(FakeContext().errors({"--hostfile", "hosts", "--host", "a", "w"}) ==
-        Texts{"ddplaunch: --hostfile and --host cannot be used together; --include picks hosts out of a "
-              "hostfile"});
+  CHECK(
+      FakeContext().errors({"--hostfile", "hosts", "--host", "a", "w"}) ==
+      Texts{
+          "ddplaunch: --hostfile and --host cannot be used together; --include selects hosts of a hostfile"});
 }

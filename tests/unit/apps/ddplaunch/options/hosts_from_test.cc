@@ -38,14 +38,15 @@ TEST_CASE("GPU counts that only one node reported are called a guess") {
   world.env.emplace_back("SLURM_GPUS_ON_NODE", "8");
   CHECK(hosts_of(world, {"--hosts-from", "slurm", "w"}) == "gpu01:8 gpu02:8");
   CHECK(world.job({"--hosts-from", "slurm", "w"}).notes ==
-        Texts{"ddplaunch: every node is taken to have 8 GPUs, as SLURM_GPUS_ON_NODE says of this one; "
-              "--gpus-per-node in the job says it of all"});
+        Texts{"ddplaunch: assuming that every node has 8 GPUs, the SLURM_GPUS_ON_NODE of this node; "
+              "--gpus-per-node in the job sets it for all nodes"});
 }
 
 TEST_CASE("Hosts from other schedulers' variables") {
   FakeContext world;
   CHECK(world.errors({"--hosts-from", "env", "w"}) ==
-        Texts{"ddplaunch: --hosts-from env: no scheduler names hosts here; looked for SLURM_JOB_NODELIST, "
+        Texts{"ddplaunch: --hosts-from env: no variable of a scheduler names hosts; searched for "
+              "SLURM_JOB_NODELIST, "
               "PBS_NODEFILE, LSB_DJOB_HOSTFILE, LSB_MCPU_HOSTS, LSB_HOSTS, PE_HOSTFILE, COBALT_NODEFILE, "
               "DLTS_HOSTFILE"});
   world.files["/pbs"] = "a\na\nb\n";
@@ -84,7 +85,7 @@ TEST_CASE("Hosts from a file, and from standard input") {
   CHECK(spec.hosts.size() == 2);
   CHECK_FALSE(spec.stdin_to_rank0);
   CHECK(world.errors({"--hosts-from", "-", "--stdin", "0", "w"}) ==
-        Texts{"ddplaunch: --hosts-from - reads standard input, so --stdin 0 cannot give it to rank 0"});
+        Texts{"ddplaunch: --stdin 0 cannot be used with --hosts-from -, which reads standard input"});
   world.standard_input = "c slots=x\n";
   CHECK(
       world.errors({"--hosts-from", "-", "w"}) ==
@@ -92,7 +93,7 @@ TEST_CASE("Hosts from a file, and from standard input") {
           "ddplaunch: standard input:1:9: slots=x: \"x\" is not a number of slots (a whole number from 1 to "
           "65535)"});
   CHECK(world.errors({"--hosts-from", "hosts", "--host", "a", "w"}) ==
-        Texts{"ddplaunch: --host and --hosts-from cannot be used together; --include picks hosts out of a "
+        Texts{"ddplaunch: --host and --hosts-from cannot be used together; --include selects hosts of a "
               "hostfile"});
 }
 
@@ -110,19 +111,16 @@ TEST_CASE("Subcommands") {
   CHECK(world.job({"--host", "a", "check"}).spec.command.argv == Texts{"check"});
   CHECK(world.job({"check", "--collectives", "--min-busbw", "9.5"}).min_busbw == "9.5");
   CHECK(world.job({"check", "--deep"}).deep);
-  CHECK(world.errors({"--deep", "w"}) ==
-        Texts{"ddplaunch: --deep is for ddplaunch check; a job of your own is "
-              "train health or train bench"});
+  CHECK(world.errors({"--deep", "w"}) == Texts{"ddplaunch: --deep is only for ddplaunch check; to run it as "
+                                               "a job use train health or train bench"});
   CHECK(world.errors({"check", "--min-busbw", "0"}) ==
         Texts{"ddplaunch: --min-busbw 0: give GB/s, a number above 0",
-              "ddplaunch: --min-busbw is about ddplaunch check --collectives; a job of your own is train "
-              "bench"});
-  CHECK(
-      world.errors({"--json", "w"}) ==
-      Texts{
-          "ddplaunch: --json is for ddplaunch check and ddplaunch hosts; --jsonl keeps the workers' lines as "
-          "JSON, --report how the job ended"});
-  CHECK(world.errors({"check", "--dry-run"}) == Texts{"ddplaunch: ddplaunch check starts no worker; leave "
-                                                      "--dry-run out, or leave the word out for a plan "
-                                                      "that asks no host"});
+              "ddplaunch: --min-busbw is only for ddplaunch check --collectives; to measure in a job use "
+              "train bench"});
+  CHECK(world.errors({"--json", "w"}) ==
+        Texts{"ddplaunch: --json is only for ddplaunch check and ddplaunch hosts; --jsonl writes the "
+              "workers' lines as JSON, --report the end of the job"});
+  CHECK(world.errors({"check", "--dry-run"}) ==
+        Texts{"ddplaunch: ddplaunch check starts no worker; omit --dry-run, or omit the verb for a plan that "
+              "contacts no host"});
 }

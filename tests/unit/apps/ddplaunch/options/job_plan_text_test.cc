@@ -35,11 +35,10 @@ TEST_CASE("The plan shows a question mark for a value that only the node knows")
   const std::string text = FakeContext().text({"--host", "a:2,b", "--dry-run", "train"});
   CHECK(text.find("0     a     2      2        0-1\n"
                   "1     b     any    ?        ?\n"
-                  "? is what the node counts when it starts: its GPUs, else one worker\n") !=
-        std::string::npos);
+                  "? is counted by the node at the start: its GPUs, else one worker\n") != std::string::npos);
   const std::string cpu = FakeContext().text({"--nproc-per-node", "cpu", "--dry-run", "train"});
   CHECK(cpu.find("on this machine\n") != std::string::npos);
-  CHECK(cpu.find("? is what the node counts when it starts: its CPUs\n") != std::string::npos);
+  CHECK(cpu.find("? is counted by the node at the start: its CPUs\n") != std::string::npos);
 }
 
 TEST_CASE("--dry-run with errors is refused like a run") {

@@ -79,10 +79,9 @@ TEST_CASE("A scheduler's environment is enough to join") {
   const Env pods = {
       {"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}};
   CHECK(node_text(with(pods), {"w"}) == "1 of 4 at job-master-0:23456, job default");
-  CHECK(
-      with(pods).job({"w"}).notes ==
-      Texts{"ddplaunch: RANK=1 and WORLD_SIZE=4 are set here: this is one of 4 nodes, each with a ddplaunch "
-            "of its own; --launcher local runs on this machine alone"});
+  CHECK(with(pods).job({"w"}).notes ==
+        Texts{"ddplaunch: RANK=1 and WORLD_SIZE=4 are set here: this is one of 4 nodes, each with its own "
+              "ddplaunch; --launcher local runs on this machine only"});
   FakeContext both = with(pods);
   both.env.insert(both.env.end(), torchrun.begin(), torchrun.end());
   CHECK(node_text(both, {"w"}) == "1 of 4 at job-master-0:23456, job default");
@@ -102,7 +101,7 @@ TEST_CASE("srun may start one ddplaunch per node when the master's address is gi
   CHECK(node_text(world, {"w"}) == "2 of 3 at n00:29500, job default");
   CHECK(node_text(world, {"--master-port", "1234", "w"}) == "2 of 3 at n00:1234, job default");
   world.env.pop_back();
-  CHECK(world.errors({"w"}).front().starts_with("ddplaunch: srun has started 3 of this program; "));
+  CHECK(world.errors({"w"}).front().starts_with("ddplaunch: srun has started 3 of this program, "));
 }
 
 TEST_CASE("Options override variables") {
@@ -140,25 +139,24 @@ TEST_CASE("A command line that chooses another launcher ignores the variables of
 TEST_CASE("An impossible combination is reported once, with the intended use") {
   const FakeContext world;
   CHECK(world.errors({"--node-rank", "1", "w"}) ==
-        Texts{"ddplaunch: --node-rank 1 needs --nnodes N, how many nodes there are"});
+        Texts{"ddplaunch: --node-rank 1 needs --nnodes N, the number of nodes"});
   CHECK(world.errors({"--nnodes", "1", "--node-rank", "1", "w"}) ==
         Texts{"ddplaunch: --node-rank 1: with --nnodes 1 there is only node 0"});
-  CHECK(
-      world.errors({"--host", "a,b", "--node-rank", "1", "w"}) ==
-      Texts{"ddplaunch: --node-rank 1 and --host contradict each other: with hosts one ddplaunch starts all "
-            "nodes, with --node-rank each node has its own; leave one of them out"});
+  CHECK(world.errors({"--host", "a,b", "--node-rank", "1", "w"}) ==
+        Texts{"ddplaunch: --node-rank 1 and --host contradict each other: with hosts one ddplaunch starts "
+              "all nodes, with --node-rank each node has its own; omit one of them"});
   CHECK(world.errors({"--nnodes=2", "--node-rank=2", "--master-addr=a", "w"}).front() ==
-        "ddplaunch: --node-rank 2: give a whole number from 0 to 1, another one on each of the 2 nodes");
+        "ddplaunch: --node-rank 2: give a whole number from 0 to 1, a different one on each of the 2 nodes");
   CHECK(world.errors({"--nnodes=2", "--node-rank=0", "--master-addr=a b", "w"}).front() ==
-        "ddplaunch: --master-addr a b: give a host's name or address, node 0's");
+        "ddplaunch: --master-addr a b: give the name or address of node 0");
   CHECK(world.errors({"--nnodes=2", "--node-rank=0", "--master-addr=a", "--master-port=0", "w"}).front() ==
-        "ddplaunch: --master-port 0: the nodes meet at this port, so give one from 1 to 65535, the same on "
-        "all nodes");
+        "ddplaunch: --master-port 0: give a port from 1 to 65535, the same on all nodes, because they "
+        "connect to it");
   CHECK(world.errors({"--nnodes=2", "--master-addr=a", "--rdzv-endpoint=b:1", "w"}).front() ==
-        "ddplaunch: --master-addr a and --rdzv-endpoint b:1 name different hosts; both are where node 0 is, "
-        "so leave one of them out");
+        "ddplaunch: --master-addr a and --rdzv-endpoint b:1 name different hosts; both give the address of "
+        "node 0, so omit one of them");
   CHECK(world.errors({"--nnodes=2", "--master-port=2", "--rdzv-endpoint=b:1", "w"}).front() ==
-        "ddplaunch: --master-port 2 and --rdzv-endpoint b:1 name different ports; leave one of them out");
+        "ddplaunch: --master-port 2 and --rdzv-endpoint b:1 name different ports; omit one of them");
   CHECK(world.errors({"check", "--nnodes=2", "--node-rank=0", "--master-addr=a"}).size() == 1);
   Texts wrapped = kNode1;
   wrapped.insert(wrapped.begin(), {"--wrapper", "docker exec -i x"});

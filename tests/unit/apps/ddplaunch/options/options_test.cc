@@ -228,7 +228,7 @@ TEST_CASE("A port outside the valid range is an error") {
   for (const char* port : {"19999", "20101", "1", "65535"}) {
     CHECK(FakeContext().errors({"--master-port", port, "--port-range", "20000-20100", "w"}) ==
           Texts{"ddplaunch: --master-port " + std::string(port) +
-                " is not in --port-range 20000-20100; leave one of them out, or let them agree"});
+                " is not in --port-range 20000-20100; omit one of them, or use matching values"});
   }
   for (const char* port : {"20000", "20100", "0"})
     CHECK(FakeContext().spec({"--master-port", port, "--port-range", "20000-20100", "w"}).port_range);
@@ -258,7 +258,7 @@ TEST_CASE("--wrapper applies to all hosts without a wrapper of their own") {
   CHECK(spec.hosts[0].wrapper == Texts{"docker", "exec", "-i", "my box"});
   CHECK(spec.hosts[1].wrapper == Texts{"enter", "b"});
   CHECK(world.spec({"--wrapper", "enter", "w"}).hosts[0].wrapper == Texts{"enter"});
-  CHECK(world.errors({"--wrapper", " ", "w"}) == Texts{"ddplaunch: --wrapper: there is no program in it"});
+  CHECK(world.errors({"--wrapper", " ", "w"}) == Texts{"ddplaunch: --wrapper: it names no program"});
   CHECK(world.errors({"--wrapper", "a 'b", "w"}) == Texts{"ddplaunch: --wrapper: the quote ' is not closed"});
 }
 
@@ -275,7 +275,7 @@ TEST_CASE("Wrong values of the start options are errors") {
               "ddplaunch: --port-range 200-100: give two ports from 1 to 65535, lower one first: 20000-20100",
               "ddplaunch: --store redis: choose agent or worker"});
   CHECK(FakeContext().errors({"--ssh-command", " ", "w"}) ==
-        Texts{"ddplaunch: --ssh-command: there is no program in it"});
+        Texts{"ddplaunch: --ssh-command: it names no program"});
   CHECK(FakeContext().errors({"--store", "shared", "--host", "a", "--launcher", "daemon", "w"}) ==
         Texts{"ddplaunch: --store shared is not in this release yet, only agent and worker are"});
   CHECK(FakeContext().errors({"--launcher", "ssh", "w"}) ==
@@ -291,7 +291,7 @@ TEST_CASE("--launcher local is only for this machine") {
   CHECK(world.errors({"--launcher", "local", "--hostfile", "hosts", "w"}) ==
         Texts{"ddplaunch: --launcher local (or --standalone) starts on this machine only, not on gpu01 "
               "(hosts:2), gpu02 "
-              "(hosts:3); leave it out, or leave the hosts out"});
+              "(hosts:3); omit it, or omit the hosts"});
   CHECK(world.spec({"--launcher", "local", "--host", "localhost,127.0.0.2:2", "w"}).launcher ==
         LauncherKind::kLocal);
   CHECK(world.errors({"--launcher", "local", "--ssh-localhost", "w"}) ==
@@ -380,12 +380,14 @@ TEST_CASE("Directories") {
   CHECK(world.spec({"check", "w"}).job_dir.empty());  // check writes no files
   CHECK(
       world.errors({"w"}) ==
-      Texts{"ddplaunch: HOME is not set, so there is no place for the files of the job; give --job-dir DIR"});
+      Texts{
+          "ddplaunch: HOME is not set, so the directory for the job's files is unknown; give --job-dir DIR"});
   CHECK(world.errors({"--job-dir", "/x", "--job-id", "a/b", "w"}) ==
-        Texts{"ddplaunch: --job-id a/b: 1 to 64 letters, digits, '.', '_' and '-', a letter or digit first"});
+        Texts{"ddplaunch: --job-id a/b: give 1 to 64 letters, digits, '.', '_' and '-', starting with a "
+              "letter or digit"});
   world.cwd = "";
   CHECK(world.errors({"--job-dir", "/x", "w"}) ==
-        Texts{"ddplaunch: the current directory cannot be told (was it deleted?); go to another one, or give "
+        Texts{"ddplaunch: the current directory is unknown (was it deleted?); change to another one, or give "
               "--chdir /DIR"});
 }
 

@@ -80,8 +80,8 @@ TEST_CASE("Each wrong value of the output options is one error") {
             "them: 0:3,1:2",
             "ddplaunch: --redirects 0:3,0:1: give 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or local "
             "ranks with them: 0:3,1:2",
-            "ddplaunch: --log-max-size 12X: give a size like 500K, 64M or 2G, and a number of parts if the "
-            "oldest may go: 64M:4"});
+            "ddplaunch: --log-max-size 12X: give a size like 500K, 64M or 2G, or with the number of parts to "
+            "keep: 64M:4"});
   for (const char* bad : {"64M:0", "64M:", ":4", "64M:4:4", "64M:x", "0:3"}) {
     CAPTURE(bad);
     CHECK(FakeContext().errors({"--log-max-size", bad, "w"}).size() == 1);

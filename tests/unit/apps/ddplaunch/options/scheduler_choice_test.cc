@@ -24,9 +24,8 @@ TEST_CASE("In a Slurm job the job's nodes are used, and srun starts the agents")
   CHECK(job.spec.launcher == LauncherKind::kSlurm);
   REQUIRE(job.spec.hosts.size() == 3);
   CHECK(job.spec.hosts[2].name == "n02");
-  CHECK(job.notes ==
-        Texts{"ddplaunch: in Slurm job 7: its nodes are started with srun; --launcher local runs on this "
-              "machine alone"});
+  CHECK(job.notes == Texts{"ddplaunch: in Slurm job 7: its nodes are started with srun; --launcher local "
+                           "runs on this machine only"});
   CHECK(in_slurm().job({"--launcher", "slurm", "w"}).notes == Texts{});
   CHECK(in_slurm("4(x3)").spec({"w"}).hosts[0].slots == 4);
   CHECK(in_slurm().spec({"--launcher", "slurm", "--host", "n01", "w"}).hosts.size() == 1);
@@ -38,17 +37,19 @@ TEST_CASE("In a Slurm job an explicit choice is kept") {
   const auto ssh = in_slurm().spec({"--launcher", "ssh", "w"});
   CHECK(ssh.launcher == LauncherKind::kSsh);
   CHECK(ssh.hosts.size() == 3);
-  CHECK(in_slurm().errors({"--ssh-command", "ssh", "w"}) ==
-        Texts{"ddplaunch: --launcher slurm starts the nodes with srun, so --ssh-command has no meaning"});
+  CHECK(
+      in_slurm().errors({"--ssh-command", "ssh", "w"}) ==
+      Texts{
+          "ddplaunch: --ssh-command cannot be used with --launcher slurm, which starts the nodes with srun"});
 }
 
 TEST_CASE("Several ddplaunch processes started by srun are an error") {
   FakeContext world = in_slurm();
   world.env.emplace_back("SLURM_STEP_NUM_TASKS", "3");
   CHECK(world.errors({"w"}).front() ==
-        "ddplaunch: srun has started 3 of this program; start it once, it starts the nodes itself: leave "
-        "srun out, or use srun --ntasks=1; or set MASTER_ADDR for one on each node; --launcher local runs on "
-        "this machine alone");
+        "ddplaunch: srun has started 3 of this program, but one ddplaunch starts all nodes: omit srun, or "
+        "use srun --ntasks=1; for one ddplaunch per node set MASTER_ADDR; --launcher local runs on this "
+        "machine only");
   CHECK(world.spec({"--launcher", "local", "w"}).hosts.size() == 1);
   world.env.back().second = "1";
   CHECK(world.spec({"w"}).launcher == LauncherKind::kSlurm);
@@ -58,6 +59,6 @@ TEST_CASE("Without a Slurm job --launcher slurm is an error") {
   CHECK(FakeContext()
             .errors({"--launcher", "slurm", "w"})
             .front()
-            .starts_with("ddplaunch: --launcher slurm works inside a Slurm job, and SLURM_JOB_ID or "
-                         "SLURM_JOB_NODELIST is not set here; "));
+            .starts_with("ddplaunch: --launcher slurm needs a Slurm job, but SLURM_JOB_ID or "
+                         "SLURM_JOB_NODELIST is not set; "));
 }

@@ -105,7 +105,7 @@ class Tables(unittest.TestCase):
         done = subprocess.run([TRAIN, "bench", "allreduce", "-e", "8", "-n", "1"], env=env, text=True, capture_output=True,
                               timeout=60)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("1 ranks, none, in place", done.stdout)
+        self.assertIn("1 rank, none, in place", done.stdout)
 
 
 class LostRanks(unittest.TestCase):
@@ -149,24 +149,24 @@ class OptionErrors(unittest.TestCase):
     def test_wrong_options(self):
         code, text = self.refused("bench", "gather")
         self.assertEqual(code, 2)
-        self.assertIn('there is no operation "gather"; write allreduce, allgather, reducescatter, broadcast or pairs', text)
+        self.assertIn('unknown operation "gather" (allreduce, allgather, reducescatter, broadcast, pairs)', text)
         code, text = self.refused("bench", "allreduce", "-b", "8Q")
         self.assertEqual(code, 2)
-        self.assertIn('"8Q" is no size up to 1024G; write 8, 64K, 1.5M or 1G', text)
+        self.assertIn('"8Q" is not a valid size (1 byte to 1024G); write for example 8, 64K, 1.5M or 1G', text)
         code, text = self.refused("bench", "allreduce", "--comm_timeout", "soon")
         self.assertEqual(code, 2)
-        self.assertIn('"soon" is no duration; write 500ms, 60s or 2m (at most 24h)', text)
+        self.assertIn('"soon" is not a duration; write for example 500ms, 60s or 2m (1ms to 24h)', text)
         code, text = self.refused("bench", "allreduce", "-g", "8")
         self.assertEqual(code, 2)
         self.assertIn('"8": a rank uses one GPU at most; start more ranks with --nproc-per-node', text)
         for option in ("--min-busbw", "--stepfactor"):
             code, text = self.refused("bench", "allreduce", option, "nan")
             self.assertEqual(code, 2)
-            self.assertIn(f'{option}: "nan" is no finite number', text)
+            self.assertIn(f'{option}: "nan" is not a number from ', text)
         code, text = self.refused("bench", "allreduce", "-b", "1K", "-e", "8")
-        self.assertEqual((code, text), (2, "-b is more than -e: 1024 and 8 bytes\n"))
+        self.assertEqual((code, text), (2, "-b is larger than -e: 1024 and 8 bytes\n"))
         code, text = self.refused("bench", "pairs")
-        self.assertEqual((code, text), (2, "train: bench pairs needs two ranks or more\n"))
+        self.assertEqual((code, text), (2, "train: bench pairs needs at least two ranks\n"))
 
     def test_sizes_beyond_the_memory_are_refused_before_the_start(self):
         for arguments in (("bench", "allreduce", "-b", "1024G"), ("bench", "pairs", "-e", "1024G")):
@@ -181,7 +181,7 @@ class OptionErrors(unittest.TestCase):
         self.assertEqual(code, 2, text)
         self.assertRegex(text, r"^train: --memory 16777216: 16384.0 GiB of memory for each rank, and host \S+ has ")
         code, text = self.refused("bench", "allreduce", "-e", "1024G", "-i", "4")
-        self.assertEqual((code, text), (2, "-i: from 8 to 1099511627776 bytes in steps of 4 are more than 10000 sizes; write a "
+        self.assertEqual((code, text), (2, "-i: from 8 to 1099511627776 bytes in steps of 4 are more than 10000 sizes; use a "
                                            "larger -i, or -f 2\n"))
 
     def test_memory_that_a_limit_refuses_is_reported(self):
@@ -192,7 +192,7 @@ class OptionErrors(unittest.TestCase):
         if "Sanitizer" in done.stderr:
             self.skipTest("a sanitizer needs more than such a limit leaves")
         self.assertEqual((done.returncode, done.stderr),
-                         (1, "train: this process gets no 512.0 MiB of memory for the messages; write a smaller -b or -e\n"))
+                         (1, "train: this process cannot allocate 512.0 MiB of memory for the messages; write a smaller -b or -e\n"))
 
     def test_the_path_of_the_result_is_checked_first(self):
         for code, out, err in run((2,), "bench", "allreduce", "-e", "8", "--json", "/nonexistent/a"):
@@ -216,7 +216,7 @@ class OptionErrors(unittest.TestCase):
                                   MASTER_PORT="1")
         self.assertEqual(code, 2)
         self.assertEqual(text, "train: --comm shm needs GROUP_RANK and LOCAL_WORLD_SIZE, which ddplaunch and torchrun set: "
-                               "they tell which ranks share a node\n")
+                               "these variables say which ranks share a node\n")
 
 
 if __name__ == "__main__":

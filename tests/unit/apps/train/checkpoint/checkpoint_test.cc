@@ -42,16 +42,16 @@ TEST_CASE("a checkpoint's state survives its encoding as text bit for bit") {
 }
 
 TEST_CASE("text that is no state is refused") {
-  CHECK(parse_checkpoint_state("x", "").error().text == "x: is no JSON object; was it cut?");
-  const std::string hint = " and this train reads format 2; go on with the train that wrote it";
+  CHECK(parse_checkpoint_state("x", "").error().text == "x: is not a JSON object; is it truncated?");
+  const std::string hint = " and this train reads format 2; use the version of train that wrote it";
   CHECK(parse_checkpoint_state("x", "{}").error().text == "x: is of format none" + hint);
   CHECK(parse_checkpoint_state("x", "{\"format\":1}").error().text == "x: is of format 1" + hint);
   CHECK(parse_checkpoint_state("x", "{\"format\":2,\"step\":-1}").error().text ==
-        "x: \"step\" is missing or of another kind");
+        "x: \"step\" is missing or has the wrong type");
   std::string text = to_json(example());
   text.replace(text.find("\"world_size\": 4"), 15, "\"world_size\": 0");
   CHECK(parse_checkpoint_state("x", text).error().text ==
-        "x: world_size, batch_size and accumulate begin with 1");
+        "x: world_size, batch_size and accumulate must be at least 1");
 }
 
 TEST_CASE("numbers that no training can have written are refused") {
@@ -61,7 +61,7 @@ TEST_CASE("numbers that no training can have written are refused") {
     const auto read = parse_checkpoint_state("x", text);
     return read ? "" : read.error().text;
   };
-  const std::string never = "x: no training has written this: ";
+  const std::string never = "x: the values are invalid: ";
   CHECK(refusal("\"segment_begin\": 100", "\"segment_begin\": 1000") ==
         never + "segment_begin 1000 of 1000 samples");
   CHECK(refusal("\"segment_step\": 5", "\"segment_step\": 9223372036854775808") ==
@@ -73,20 +73,20 @@ TEST_CASE("numbers that no training can have written are refused") {
   CHECK(refusal("\"epoch\": 1", "\"epoch\": -1") == never + "epoch -1");
   CHECK(refusal("\"epoch\": 1", "\"epoch\": 1000000000000000000") == never + "epoch 1000000000000000000");
   CHECK(refusal("\"epoch\": 1", "\"epoch\": 18446744073709551615") ==
-        "x: \"epoch\" is missing or of another kind");
+        "x: \"epoch\" is missing or has the wrong type");
   CHECK(refusal("\"world_size\": 4", "\"world_size\": 4294967299") ==
-        "x: \"world_size\" is missing or of another kind");
+        "x: \"world_size\" is missing or has the wrong type");
   CHECK(refusal("\"batch_size\": 10", "\"batch_size\": 2147483647") ==
         never + "world_size, batch_size or accumulate of more than 1048576");
   CHECK(refusal("\"warmed_up\": 0.3333333333333333", "\"warmed_up\": 2") ==
         never + "warmed_up outside of 0 to 1");
   CHECK(refusal("\"training_labels_crc32\": 7", "\"training_labels_crc32\": 4294967296") ==
-        "x: \"training_labels_crc32\" is missing or of another kind");
+        "x: \"training_labels_crc32\" is missing or has the wrong type");
   CHECK(refusal("\"samples\": 1000", "\"samples\": 0") == never + "samples 0");
   CHECK(refusal("\"epoch\": 1,\n \"segment_begin\": 100", "\"epoch\": 0,\n \"segment_begin\": 0") ==
         never + "segment_step 5 in step 12 of the first segment");
   CHECK(refusal("\"model_crc32\": 4275878552", "\"model_crc32\": 4294967296") ==
-        "x: \"model_crc32\" is missing or of another kind");
+        "x: \"model_crc32\" is missing or has the wrong type");
   CHECK(refusal("\"optimizer_steps\": 11", "\"optimizer_steps\": 13") ==
         never + "optimizer_steps 13 in step 12");
   CHECK(refusal("\"step\": 12", "\"step\": 18446744073709551615") == never + "step 18446744073709551615");
@@ -118,5 +118,5 @@ TEST_CASE("names of checkpoints") {
   CHECK(list_checkpoints("/nonexistent")->empty());
   CHECK(list_checkpoints("/dev/null").error().text == "read /dev/null: Not a directory");
   CHECK(find_checkpoint("/nonexistent").error().text ==
-        "/nonexistent: is no checkpoint and holds none (step-…)");
+        "/nonexistent: is not a checkpoint and contains none (step-…)");
 }

@@ -122,7 +122,7 @@ TEST_CASE("a file of another model is refused with the first tensor that differs
   const std::string path = folder / "mlp.safetensors";
   REQUIRE(export_model<float>(path, mlp).has_value());
   CHECK(import_model<float>(path, conv).error().text ==
-        path + ": tensor layer1.0.weight is missing; is the file of a convnet?");
+        path + ": tensor layer1.0.weight is missing; check that the file belongs to a convnet");
   CHECK(import_model<float>(path, wider).error().text ==
         path + ": tensor 0.weight is [8, 784]; the mlp takes [9, 784]");
 }
@@ -188,30 +188,32 @@ TEST_CASE("a header with false values is refused") {
     const auto file = Safetensors::read(path, take_any);
     return file ? std::string() : file.error().text;
   };
-  CHECK(text_of("abc") == path + ": is no safetensors file: shorter than 8 bytes");
+  CHECK(text_of("abc") == path + ": not a safetensors file: shorter than 8 bytes");
   CHECK(text_of(std::string(8, '\xff')) ==
-        path + ": is no safetensors file: its header would be longer than the file");
+        path + ": not a safetensors file: its header would be longer than the file");
   const std::string deep = "{\"a\":" + std::string(60'000'000, '[');
   CHECK(text_of(file_of(deep, "")) ==
         path + ": its header has 60000005 bytes, and train reads at most 4 MiB");
-  CHECK(text_of(file_of("[]", "")) == path + ": is no safetensors file: its header is no JSON object");
-  CHECK(text_of(file_of("{\"a\":", "")) == path + ": is no safetensors file: its header is no JSON object");
+  CHECK(text_of(file_of("[]", "")) == path + ": not a safetensors file: its header is not a JSON object");
+  CHECK(text_of(file_of("{\"a\":", "")) ==
+        path + ": not a safetensors file: its header is not a JSON object");
   const auto tensor = [](const std::string& shape, const std::string& offsets) {
     return "{\"a\":{\"dtype\":\"F32\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}}";
   };
   CHECK(text_of(file_of(tensor("[1]", "[0,4]"), "1234")) == "");
   CHECK(text_of(file_of(tensor("[2]", "[0,8]"), "1234")) ==
-        path + ": tensor a lies outside the file; was it cut?");
+        path + ": tensor a lies outside the file; is the file truncated?");
   CHECK(text_of(file_of(tensor("[1]", "[4,0]"), "1234")) ==
-        path + ": tensor a lies outside the file; was it cut?");
+        path + ": tensor a lies outside the file; is the file truncated?");
   CHECK(text_of(file_of(tensor("[2]", "[0,4]"), "1234")) ==
         path + ": tensor a has a shape that does not fit its bytes");
   CHECK(text_of(file_of(tensor("[4294967296,4294967296]", "[0,4]"), "1234")) ==
         path + ": tensor a is larger than the file");
   CHECK(text_of(file_of(tensor("[-1]", "[0,4]"), "1234")) ==
         path + ": tensor a has a shape that is no list of numbers");
-  CHECK(text_of(file_of(tensor("[1]", "[0]"), "1234")) == path + ": tensor a has no shape and place");
-  CHECK(text_of(file_of("{\"a\":{\"dtype\":\"F32\"}}", "")) == path + ": tensor a is no tensor");
+  CHECK(text_of(file_of(tensor("[1]", "[0]"), "1234")) ==
+        path + ": tensor a has no valid shape and data_offsets");
+  CHECK(text_of(file_of("{\"a\":{\"dtype\":\"F32\"}}", "")) == path + ": tensor a is not a tensor");
   const std::string other = " is not of type F32, F64 or I64";
   CHECK(text_of(file_of("{\"a\":{\"dtype\":7},\"b\":3}", "")) == path + ": tensor a" + other);
   CHECK(text_of(file_of("{\"b\":3}", "")) == path + ": tensor b" + other);
@@ -219,14 +221,13 @@ TEST_CASE("a header with false values is refused") {
         path + ": tensor a" + other);
   CHECK(text_of(file_of(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
                         R"("b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
-                        "1234")) == path + ": has tensors that lie in the same place");
+                        "1234")) == path + ": has tensors that overlap");
   const auto two = [](const char* first, const char* second) {
     return R"({"a":{"dtype":"F32","shape":[1],"data_offsets":)" + std::string(first) +
            R"(},"b":{"dtype":"F32","shape":[2],"data_offsets":)" + second + "}}";
   };
   // The number of bytes is right, but their places are wrong.
-  CHECK(text_of(file_of(two("[4,8]", "[0,8]"), "123456789012")) ==
-        path + ": has tensors that lie in the same place");
+  CHECK(text_of(file_of(two("[4,8]", "[0,8]"), "123456789012")) == path + ": has tensors that overlap");
   CHECK(text_of(file_of(two("[0,4]", "[8,16]"), "1234567890123456")) ==
         path + ": has bytes that belong to no tensor");
   CHECK(text_of(file_of(tensor("[1]", "[0,4]"), "12345678")) == path + ": is longer than its tensors");

@@ -87,13 +87,13 @@ TEST_CASE("a malformed IDX file is refused with the reason") {
   const auto plain = [&](const std::string& bytes) { return folder.write("f", bytes); };
   CHECK(problem(folder.path() + "/none") == "No such file or directory");
   CHECK(problem(folder.path()) == "not a regular file");
-  CHECK(problem(plain("")) == "no IDX file: shorter than its header");
-  CHECK(problem(plain("\x01\x02\x03\x04")) == "no IDX file: it does not begin with two zero bytes");
+  CHECK(problem(plain("")) == "not an IDX file: shorter than its header");
+  CHECK(problem(plain("\x01\x02\x03\x04")) == "not an IDX file: it does not begin with two zero bytes");
   CHECK(problem(plain(idx({1}, "abcd", 0x0d))) == "element type 13; only unsigned bytes (8) are read");
   CHECK(problem(plain(idx({1}, "a")), 3) == "1 dimensions instead of 3");
-  CHECK(problem(plain(idx({2, 2, 2}, "").substr(0, 9)), 3) == "no IDX file: shorter than its header");
-  CHECK(problem(plain(idx({5}, "abc"))) == "the header promises 5 bytes of data; the file is too short");
-  CHECK(problem(plain(idx({2}, "abc"))) == "bytes behind the 2 that the header promises");
+  CHECK(problem(plain(idx({2, 2, 2}, "").substr(0, 9)), 3) == "not an IDX file: shorter than its header");
+  CHECK(problem(plain(idx({5}, "abc"))) == "the header announces 5 bytes of data; the file is too short");
+  CHECK(problem(plain(idx({2}, "abc"))) == "extra bytes after the 2 bytes that the header announces");
   CHECK(problem(plain(idx({1001}, "a"))) == "more than 1000 bytes of data; that is the limit");
   CHECK(problem(plain(idx({0xffffffff, 0xffffffff, 0xffffffff}, "a")), 3, ~0ull) ==
         "more than 18446744073709551615 bytes of data; that is the limit");
@@ -110,9 +110,9 @@ TEST_CASE("a malformed gzip file is refused with the reason, and a false size ta
   CHECK(problem(folder.write("g.gz", broken)) ==
         "broken gzip data (incorrect data check); copy the file again");
   CHECK(problem(folder.write_gzip("g.gz", idx({600}, std::string(500, 'x')))) ==
-        "the header promises 600 bytes of data; the file has 500");
+        "the header announces 600 bytes of data; the file has 500");
   CHECK(problem(folder.write_gzip("g.gz", idx({0xfffffff0}, "x")), 1, 0xffffffff) ==
-        "the header promises 4294967280 bytes of data; the file is too short");
+        "the header announces 4294967280 bytes of data; the file is too short");
 }
 
 TEST_CASE("gzip members form one file, and other bytes behind the last member are refused") {
@@ -125,11 +125,12 @@ TEST_CASE("gzip members form one file, and other bytes behind the last member ar
   CHECK(std::string(array->bytes.begin(), array->bytes.end()) == std::string(500, 'x'));
   for (const std::string& behind : {std::string("x"), std::string(20, '\0'), std::string(100'000, '\x1f')}) {
     CHECK(problem(folder.write("f.gz", packed + behind)) ==
-          "bytes behind the end of the gzip data; copy the file again");
+          "extra bytes after the gzip data; copy the file again");
   }
   CHECK(problem(folder.write("f.gz", packed + packed.substr(0, 5))) ==
         "the gzip data ends early; copy the file again");
-  CHECK(problem(folder.write("f.gz", packed + packed)) == "bytes behind the 500 that the header promises");
+  CHECK(problem(folder.write("f.gz", packed + packed)) ==
+        "extra bytes after the 500 bytes that the header announces");
 }
 
 TEST_CASE("a truncated gzip file, or one with a flipped bit, gives no other data") {

@@ -23,32 +23,32 @@ TEST_CASE("an option that differs is named with both values and the rank") {
   CHECK(difference_text(mine, zero).empty());
   mine.seed = 4;
   CHECK(difference_text(mine, zero) ==
-        "--seed is 4 on rank 2 and 0 on rank 0; all ranks must be given the same");
+        "--seed is 4 on rank 2 and 0 on rank 0; give all ranks the same value");
   zero.lr.peak = 0.1;
   zero.seed = 4;
   CHECK(difference_text(mine, zero) ==
-        "--lr is 0.01 on rank 2 and 0.1 on rank 0; all ranks must be given the same");
+        "--lr is 0.01 on rank 2 and 0.1 on rank 0; give all ranks the same value");
   zero = mine;
   zero.device = DeviceKind::kGpu;
   zero.dtype = Dtype::kBfloat16;
   CHECK(difference_text(mine, zero) ==
-        "--device is cpu on rank 2 and gpu on rank 0; all ranks must be given the same");
+        "--device is cpu on rank 2 and gpu on rank 0; give all ranks the same value");
   mine.device = zero.device;
   CHECK(difference_text(mine, zero) ==
-        "--dtype is float32 on rank 2 and bfloat16 on rank 0; all ranks must be given the same");
+        "--dtype is float32 on rank 2 and bfloat16 on rank 0; give all ranks the same value");
   zero = mine;
   zero.checkpoint_dir = mine.checkpoint_dir = "/c";
   zero.resume = "/c";
   mine.resume = "auto";
   CHECK(difference_text(mine, zero) ==
-        "--resume is auto on rank 2 and a path on rank 0; all ranks must be given the same");
+        "--resume is auto on rank 2 and a path on rank 0; give all ranks the same value");
   mine.resume = "/another/place";
   CHECK(difference_text(mine, zero).empty());
   mine.resume = zero.resume = "";
   zero = mine;
   zero.export_to = "w";
   CHECK(difference_text(mine, zero) ==
-        "--export is not given on rank 2 and given on rank 0; all ranks must be given the same");
+        "--export is not given on rank 2 and given on rank 0; give all ranks the same value");
 }
 
 TEST_CASE("options of one rank or one node may differ") {
@@ -69,8 +69,9 @@ TEST_CASE("option names are unique, and a rank with other option names is report
   for (const EqualOption& option : list)
     CHECK(names.insert(option.name).second);
   CHECK(difference(list, 1, "--none\n1\n") ==
-        "rank 1 knows other options than rank 0; are both the same program?");
-  CHECK(difference(list, 1, "") == "rank 1 knows other options than rank 0; are both the same program?");
+        "rank 1 has other options than rank 0; check that both run the same version of train");
+  CHECK(difference(list, 1, "") ==
+        "rank 1 has other options than rank 0; check that both run the same version of train");
 }
 
 TEST_CASE("a rank that joins a training with other options alone gets the error") {
@@ -81,7 +82,7 @@ TEST_CASE("a rank that joins a training with other options alone gets the error"
     said[static_cast<std::size_t>(rank.rank())] = done ? "" : done.error().text;
   });
   CHECK(said == std::vector<std::string>{
-                    "--seed is 1 on rank 0 and 2 on rank 1; all ranks must be given the same", "", ""});
+                    "--seed is 1 on rank 0 and 2 on rank 1; give all ranks the same value", "", ""});
 }
 
 TEST_CASE("all ranks report the first rank that differs") {
@@ -91,6 +92,6 @@ TEST_CASE("all ranks report the first rank that differs") {
     const auto done = check_equal(rank, {{"--seed", rank.rank() == 0 ? "1" : "2"}});
     said[static_cast<std::size_t>(rank.rank())] = done ? "" : done.error().text;
   });
-  CHECK(said == std::vector<std::string>(
-                    3, "--seed is 2 on rank 1 and 1 on rank 0; all ranks must be given the same"));
+  CHECK(said ==
+        std::vector<std::string>(3, "--seed is 2 on rank 1 and 1 on rank 0; give all ranks the same value"));
 }

@@ -70,7 +70,7 @@ TEST_CASE("no samples and too many samples are errors") {
   CHECK(sample_order({.samples = 214'748'364}, 0).error().text ==
         "the data set has 214748364 samples; the sampler's limit is 214748363");
   CHECK(sample_order({.samples = 5, .begin = 6}, 0).error().text ==
-        "sample 6 of 5 cannot be the first of what is left");
+        "sample 6 of 5 is not a valid first sample");
   CHECK(samples_per_rank({.samples = 5, .begin = 6}) == 0);
   CHECK(sample_order({.samples = 5, .begin = 5}, 0)->empty());
 }

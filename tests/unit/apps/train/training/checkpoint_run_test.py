@@ -96,7 +96,7 @@ class Checkpoints(unittest.TestCase):
                 end = self.good(world, *SMALL, *extra, "--resume", folder)
                 self.assertEqual(weights(end), weights(whole))
                 self.assertEqual(end[0][1][-1], whole[0][1][-1])
-                self.assertIn(f"going on from {folder}/step-{per_epoch + 2:08d}: step {per_epoch + 2}, epoch 2, ", end[0][1][0])
+                self.assertIn(f"resuming from {folder}/step-{per_epoch + 2:08d}: step {per_epoch + 2}, epoch 2, ", end[0][1][0])
 
     def samples(self, folder, epoch):
         """Returns the numbers of one epoch's samples over all ranks."""
@@ -144,7 +144,7 @@ class Checkpoints(unittest.TestCase):
         ends = run(2, *SMALL, "--checkpoint-dir", str(saved))
         self.assertEqual(ends[0], ends[1])
         self.assertEqual(ends[0], (1, [], f"train: --checkpoint-dir {saved} holds step-00000030 of another training, while this one "
-                                          "begins after step 0; give another --checkpoint-dir, go on from there with --resume auto, "
+                                          "begins after step 0; give another --checkpoint-dir, resume from there with --resume auto, "
                                           "or remove the later checkpoints\n"))
         self.assertEqual(self.names(saved), ["step-00000020", "step-00000022", "step-00000030", "step-00000099"])
 
@@ -184,7 +184,7 @@ class Checkpoints(unittest.TestCase):
         for world in (1, 2):
             again = self.good(world, *SMALL, "--checkpoint-dir", saved, "--resume", "auto")[0][1]
             step = int(self.names(saved)[-1].split("-")[1])
-            self.assertEqual(again[1], f"nothing is left to train: the training ended with step {step}")
+            self.assertEqual(again[1], f"training is already complete: it ended with step {step}")
             self.assertRegex(again[2], r"^epoch 2/2 test accuracy \d+\.\d\d % in \d+\.\d s$")
             self.assertEqual(again[-1], first[0][1][-1])
 
@@ -266,7 +266,7 @@ class Checkpoints(unittest.TestCase):
                                      "--checkpoint-dir", saved, "--export", out)))
             self.assertEqual([end[0] for end in ends], [1, 1])
             self.assertEqual(ends[0][2], "train: checkpoint step-00000001 not written: its weights or its optimizer's state are not "
-                                         f"finite; training goes on, without a checkpoint so far\ntrain: {text}\n")
+                                         f"finite; training continues, without a checkpoint so far\ntrain: {text}\n")
             self.assertEqual(ends[1][2], f"train: {text}\n")
             self.assertEqual((self.names(saved), out.exists()), ([], False))
 
@@ -291,7 +291,7 @@ class Checkpoints(unittest.TestCase):
         ours, theirs = self.folder / "ours", self.folder / "theirs"
         self.good(1, *SMALL, "--checkpoint-dir", theirs, "--max-steps", 4)
         text = (f"train: --resume auto: rank 0 finds no checkpoint in {{}}, and rank 1 finds step-00000004 there; give a --checkpoint-dir that "
-                "all nodes share, copy the checkpoint to rank 0's node, or remove it to begin anew\n")
+                "all nodes share, copy the checkpoint to rank 0's node, or remove it to start from scratch\n")
         def ends():
             return run(2, *map(str, (*SMALL, "--max-steps", 8, "--resume", "auto")), more={
                 0: ("--checkpoint-dir", str(ours)), 1: ("--checkpoint-dir", str(theirs))})
@@ -314,7 +314,7 @@ class Checkpoints(unittest.TestCase):
                                           (saved, other, last.name, f"another {last.name}")):
             text = f"train: --resume: rank 0 finds {found} in its path, and rank 1 finds {told} in its own{advice}\n"
             self.assertEqual(ends(mine, theirs), [(1, [], text)] * 2)
-        text = "train: --resume is auto on rank 1 and a path on rank 0; all ranks must be given the same\n"
+        text = "train: --resume is auto on rank 1 and a path on rank 0; give all ranks the same value\n"
         self.assertEqual(ends(saved, "auto", more=("--checkpoint-dir", str(saved))), [(1, [], text)] * 2)
         # Nodes may have a copy in another place, or none.
         copy = self.folder / "copy"
@@ -348,8 +348,8 @@ class Checkpoints(unittest.TestCase):
             self.skipTest("cannot mount a tmpfs: " + done.stderr.strip())
         # All results are there, but a script that continues from the end must learn that the checkpoint is not on the disk.
         self.assertEqual(done.returncode, 1, done.stderr)
-        self.assertRegex(done.stderr, r"^train: checkpoint step-0000000[46] not written: (write|create) .*: No space left on device; "
-                                      r"training goes on, the last good one is step-0000000[24]\n"
+        self.assertRegex(done.stderr, r"^train: checkpoint step-0000000[46] not written: (write|create) .*: No space left on "
+                                      r"device; training continues, the last good one is step-0000000[24]\n"
                                       r"train: the training is complete but its last checkpoint was not written: "
                                       r"(write|create) .*step-00000020.*: No space left on device\n$")
         self.assertRegex(done.stdout, r"(?s)test accuracy .*\nstep-00000002\n(step-00000004\n)?$")
@@ -372,7 +372,7 @@ class Checkpoints(unittest.TestCase):
         self.assertEqual(done.returncode, 11, said)
         self.assertLess(time.monotonic() - begin, 30, "--comm-timeout is 60 s")
         last = (r"train: the training is complete but its last checkpoint was not written: .*")
-        self.assertRegex(said[0], r"train: checkpoint step-\d+ not written: .*; training goes on, the last good one is step-\d+\n")
+        self.assertRegex(said[0], r"train: checkpoint step-\d+ not written: .*; training continues, the last good one is step-\d+\n")
         for text in said:
             self.assertRegex(text, last)
         self.assertNotIn("did not appear", "".join(said))
@@ -391,19 +391,19 @@ class Checkpoints(unittest.TestCase):
             self.assertEqual(ends[0], ends[1])
             self.assertEqual(ends[0][:2], (1, []))
             return ends[0][2]
-        self.assertRegex(refusal("--init-from", cut), rf"^train: {cut}: tensor \S+ lies outside the file; was it cut\?\n$")
+        self.assertRegex(refusal("--init-from", cut), rf"^train: {cut}: tensor \S+ lies outside the file; is the file truncated\?\n$")
         self.assertEqual(refusal("--init-from", foreign),
-                         f"train: {foreign}: is no safetensors file: its header would be longer than the file\n")
+                         f"train: {foreign}: not a safetensors file: its header would be longer than the file\n")
         self.assertEqual(refusal("--init-from", none), f"train: open {none}: No such file or directory\n")
         self.assertEqual(refusal("--checkpoint-dir", cut), f"train: cannot write into --checkpoint-dir {cut}\n")
         self.assertEqual(refusal("--metrics-file", "/nonexistent/m"),
                          "train: create /nonexistent/m: No such file or directory\n")
         optimizer = last / "optimizer.safetensors"
         optimizer.write_bytes(optimizer.read_bytes()[:-4])
-        self.assertRegex(refusal("--resume", saved), rf"^train: {optimizer}: tensor \S+ lies outside the file; was it cut\?\n$")
+        self.assertRegex(refusal("--resume", saved), rf"^train: {optimizer}: tensor \S+ lies outside the file; is the file truncated\?\n$")
         (last / "model.safetensors").write_bytes(good[:100])
         self.assertEqual(refusal("--resume", saved),
-                         f"train: {last}/model.safetensors: is no safetensors file: its header would be longer than the file\n")
+                         f"train: {last}/model.safetensors: not a safetensors file: its header would be longer than the file\n")
 
     def damaged(self, saved):
         """Damages the checkpoint of step 8 in several ways, one after the other, and restores it after each."""
@@ -425,11 +425,12 @@ class Checkpoints(unittest.TestCase):
                 (lambda: flip_a_bit(last / "state.json"), "state.json", ".*"),
                 (flip_the_seed, "state.json", r"is damaged: its CRC-32 is [0-9a-f]{8} and [0-9a-f]{8} was written"),
                 (lambda: (last / "state.json").unlink(), "state.json", "No such file or directory"),
-                (lambda: os.truncate(last / "state.json", 1 << 40), "state.json", "is larger than 64 MiB, which no training has written"),
+                (lambda: os.truncate(last / "state.json", 1 << 40), "state.json", "is larger than 64 MiB: train did not write this file"),
                 (lambda: shutil.copy(other / "model.safetensors", last), "model.safetensors", reported),
                 (lambda: (last / "optimizer.safetensors").unlink(), "optimizer.safetensors", ".*"),
                 (lambda: grow(last / "model.safetensors"), "model.safetensors", "tensor huge is unknown to the convnet"),
-                (lambda: grow(last / "optimizer.safetensors"), "optimizer.safetensors", "has a tensor huge, which this optimizer has not"),
+                (lambda: grow(last / "optimizer.safetensors"), "optimizer.safetensors", "has a tensor huge, which this optimizer "
+                                                                                        "does not have"),
                 (lambda: set_nan("model.safetensors"), "model.safetensors", "tensor fc.bias has a number that is not finite"),
                 (lambda: set_nan("optimizer.safetensors"), "optimizer.safetensors", "tensor velocity has a number that is not finite")):
             damage()
@@ -444,7 +445,7 @@ class Checkpoints(unittest.TestCase):
             for path in (saved, saved / "step-00000008", f"{saved}/step-00000008//"):
                 (code, lines, errors), = run(1, *map(str, (*SMALL, "--resume", path)))
                 self.assertEqual((code, lines), (1, []))
-                self.assertRegex(errors, rf"^{text}; --checkpoint-dir {saved} --resume auto goes on from the last good checkpoint\n$")
+                self.assertRegex(errors, rf"^{text}; --checkpoint-dir {saved} --resume auto resumes from the last good checkpoint\n$")
         flip_a_bit(saved / "step-00000004" / "model.safetensors")
         flip_a_bit(saved / "step-00000008" / "model.safetensors")
         for code, lines, errors in run(2, *map(str, (*SMALL, "--checkpoint-dir", saved, "--resume", "auto"))):
@@ -482,7 +483,7 @@ class Checkpoints(unittest.TestCase):
             with faulty_disk(**fault):
                 first, second = run(2, *map(str, (*arguments, "--resume", "auto")))
             self.assertEqual((first[0], second[0], second[2]), (0, 0, ""))
-            self.assertRegex(first[2], rf"^{text}; renamed to {saved}/step-00000008.damaged; going on from the last good checkpoint, "
+            self.assertRegex(first[2], rf"^{text}; renamed to {saved}/step-00000008.damaged; resuming from the last good checkpoint, "
                                        rf"{saved}/step-00000004\n$")
             self.assertEqual(weights([first, second]), weights(whole))
             self.assertEqual(self.names(saved), ["step-00000004", "step-00000008", "step-00000008.damaged"])
@@ -500,7 +501,7 @@ class Checkpoints(unittest.TestCase):
             flip_a_bit(saved / f"step-0000000{step}" / "model.safetensors")
         (code, _, errors), = run(1, *map(str, (*arguments, "--checkpoint-every", 10, "--checkpoint-keep", 2, "--max-steps", 10)))
         self.assertEqual(code, 0)
-        end = f"; going on from the last good checkpoint, {saved}/step-00000004"
+        end = f"; resuming from the last good checkpoint, {saved}/step-00000004"
         self.assertRegex(errors, rf"^train: {saved}/step-00000006/.*; renamed to {saved}/step-00000006.damaged-2{end}\n"
                                  rf"train: {saved}/step-00000005/.*; renamed to {saved}/step-00000005.damaged-2{end}\n$")
         self.assertEqual(self.names(saved), ["step-00000004", "step-00000005.damaged", "step-00000005.damaged-2", "step-00000006.damaged", "step-00000006.damaged-2",
@@ -526,8 +527,8 @@ class Checkpoints(unittest.TestCase):
         other = re.sub(r'"format":\s*\d+', '"format":99', state)
         (last / "state.json").write_text(other)
         sign(last)
-        self.assertRegex(error(), rf"^train: {last}/state.json: is of format 99 and this train reads format \d+; go on with the train that "
-                                  "wrote it\n$")
+        self.assertRegex(error(), rf"^train: {last}/state.json: is of format 99 and this train reads format \d+; use the version "
+                                  rf"of train that wrote it\n$")
 
     def test_a_checkpoint_with_the_name_of_another_step_is_skipped(self):
         saved = self.folder / "saved"
@@ -535,8 +536,9 @@ class Checkpoints(unittest.TestCase):
         self.good(1, *arguments, 8)
         shutil.copytree(saved / "step-00000004", saved / "step-00000030")
         (code, _, errors), = run(1, *map(str, (*arguments, 12)))
-        self.assertEqual((code, errors), (0, f"train: {saved}/step-00000030: is the checkpoint of step 4 and not of its name; renamed to "
-                                             f"{saved}/step-00000030.damaged; going on from the last good checkpoint, "
+        self.assertEqual((code, errors), (0, f"train: {saved}/step-00000030: is the checkpoint of step 4, which is not the step in "
+                                             f"its name; renamed to "
+                                             f"{saved}/step-00000030.damaged; resuming from the last good checkpoint, "
                                              f"{saved}/step-00000008\n"))
 
     def test_a_model_of_another_size_is_not_taken_for_damage(self):
@@ -548,14 +550,14 @@ class Checkpoints(unittest.TestCase):
                 size = {"--mlp-width": 8, "--mlp-depth": 1} | {option: value}
                 (code, _, errors), = run(1, *map(str, (*SMALL, "--model", "mlp", "--checkpoint-dir", saved, "--resume", resume,
                                                        *itertools.chain(*size.items()), "--max-steps", 4)))
-                self.assertEqual((code, errors), (1, f"train: cannot go on from {saved}/step-00000002: {option} is {there} there and {value} "
-                                                     "here; give what it was made with, or another checkpoint\n"))
+                self.assertEqual((code, errors), (1, f"train: cannot resume from {saved}/step-00000002: {option} is {there} there and {value} "
+                                                     "here; resume with the same options and data, or name another checkpoint\n"))
         # As if a later one had been made with other options: the earlier one fits.
         self.good(1, *SMALL, "--model", "mlp", "--mlp-width", 9, "--mlp-depth", 1, "--checkpoint-dir", self.folder / "other", "--max-steps", 3)
         shutil.copytree(self.folder / "other" / "step-00000003", saved / "step-00000003")
         (code, _, errors), = run(1, *map(str, (*arguments, "--mlp-width", 8, "--mlp-depth", 1, "--max-steps", 4)))
-        self.assertEqual((code, errors), (1, f"train: cannot go on from {saved}/step-00000003: --mlp-width is 9 there and 8 here; give what it "
-                                             "was made with, or another checkpoint\n"))
+        self.assertEqual((code, errors), (1, f"train: cannot resume from {saved}/step-00000003: --mlp-width is 9 there and 8 here; resume "
+                                             "with the same options and data, or name another checkpoint\n"))
         self.assertEqual(self.names(saved), ["step-00000002", "step-00000003"])
         # The first checkpoints of this format do not have the size.
         shutil.rmtree(saved / "step-00000003")
@@ -573,12 +575,12 @@ class Checkpoints(unittest.TestCase):
             (code, _, errors), = run(1, *map(str, (*SMALL, *arguments)))
             self.assertEqual(code, 1)
             return errors
-        advice = "; give what it was made with, or another checkpoint"
+        advice = "; resume with the same options and data, or name another checkpoint"
         self.assertEqual(refusal("--resume", saved, "--seed", 4),
-                         f"train: cannot go on from {last}: --seed is 0 there and 4 here{advice}\n")
+                         f"train: cannot resume from {last}: --seed is 0 there and 4 here{advice}\n")
         self.assertEqual(refusal("--resume", saved, "--dtype", "float64"),
-                         f"train: cannot go on from {last}: --dtype is float32 there and float64 here{advice}\n")
-        self.assertEqual(refusal("--resume", self.folder), f"train: {self.folder}: is no checkpoint and holds none (step-…)\n")
+                         f"train: cannot resume from {last}: --dtype is float32 there and float64 here{advice}\n")
+        self.assertEqual(refusal("--resume", self.folder), f"train: {self.folder}: is not a checkpoint and contains none (step-…)\n")
         good = pathlib.Path(last, "state.json").read_text()
         pathlib.Path(last, "state.json").write_text(re.sub(r",\s*[^,]+\]", "]", good))  # drops the last number
         sign(pathlib.Path(last))
@@ -592,7 +594,7 @@ class Checkpoints(unittest.TestCase):
         sign(pathlib.Path(last))
         self.assertEqual(refusal("--resume", saved), f"train: {optimizer}: has no tensor velocity\n")
         pathlib.Path(last, "state.json").write_text("{")
-        self.assertEqual(refusal("--resume", saved), f"train: {last}/state.json: is no JSON object; was it cut?\n")
+        self.assertEqual(refusal("--resume", saved), f"train: {last}/state.json: is not a JSON object; is it truncated?\n")
 
 
 if __name__ == "__main__":

@@ -307,7 +307,7 @@ class Rejoin(unittest.TestCase):
                                  {rank: pid for rank, pid in pids.items() if rank != victim})
                 said = [line for line in lines[0] if line.startswith("attempt ")]
                 self.assertEqual(len(said), 1)
-                self.assertRegex(said[0], r"^attempt 1: 4 ranks go on from step \d+ \(state of rank [0-3]\)$")
+                self.assertRegex(said[0], r"^attempt 1: 4 ranks continue from step \d+ \(state of rank [0-3]\)$")
                 self.check_samples(800)
                 self.check_records(self.folder / f"m{victim}")
                 for path in self.log.iterdir():
@@ -332,7 +332,8 @@ class Rejoin(unittest.TestCase):
             job.revoke()
             job.go_on(world=4)
             lines = job.finish()
-        self.assertRegex("\n".join(lines[0]), r"attempt 1: 3 ranks go on from step \d+ .*\n(.*\n)*attempt 2: 4 ranks go on from step \d+ ")
+        self.assertRegex("\n".join(lines[0]), r"attempt 1: 3 ranks continue from step \d+ .*\n(.*\n)*attempt 2: 4 ranks continue "
+                                              r"from step \d+ ")
         self.check_samples(800, segments=3)
 
     def test_down_to_one_rank_and_up_again(self):
@@ -344,7 +345,7 @@ class Rejoin(unittest.TestCase):
             job.revoke()
             job.go_on(world=3)
             lines = job.finish()
-        self.assertRegex("\n".join(lines[0]), r"attempt 1: 1 rank goes on from step \d+ .*\n(.*\n)*attempt 2: 3 ranks go on")
+        self.assertRegex("\n".join(lines[0]), r"attempt 1: 1 rank continues from step \d+ .*\n(.*\n)*attempt 2: 3 ranks continue")
         self.check_samples(800, segments=3)
 
     def test_rank_0_serves_the_store_when_the_agent_does_not(self):
@@ -524,7 +525,7 @@ class Rejoin(unittest.TestCase):
                 job.until(lambda: joined.process.poll() is not None, "the end of the rank with other options")
                 self.assertEqual(joined.process.returncode, 1)
                 self.assertRegex(joined.texts()[1], rf"^train: {option} is {other} on rank {rank} and {right} on rank \d; "
-                                                    r"all ranks must be given the same\n$")
+                                                    r"give all ranks the same value\n$")
                 job.kill(rank)
                 job.revoke()
                 job.arguments = task
@@ -535,9 +536,9 @@ class Rejoin(unittest.TestCase):
     def test_refused_combinations_of_options(self):
         env = {k: v for k, v in os.environ.items() if k not in VARIABLES}
         for more, control, text in (
-                (("--zero", "1"), "unix:/x", "--on-peer-loss rejoin and --zero 1 do not go together: a dead rank's part of the "
-                                             "optimizer's state exists nowhere else"),
-                ((), None, "--on-peer-loss rejoin needs somebody who tells this rank with whom to go on, and "
+                (("--zero", "1"), "unix:/x", "--on-peer-loss rejoin cannot be combined with --zero 1: a lost rank's part of the "
+                                             "optimizer's state has no copy"),
+                ((), None, "--on-peer-loss rejoin needs a launcher that starts new attempts, but "
                            "DDPLAUNCH_CONTROL is not set; start train with ddplaunch")):
             done = subprocess.run([TRAIN, *MLP, "--on-peer-loss", "rejoin", *more], text=True, capture_output=True, timeout=30,
                                   env=env | ({"DDPLAUNCH_CONTROL": control} if control else {}))

@@ -44,7 +44,7 @@ TEST_CASE("the summary of a rank 0 that was started in the middle names its firs
   CHECK(whole.steps() == 3);
   CHECK_FALSE(has(profile_text(whole, {{0, 0.001}}), "begins"));
   CHECK(profile_text(measured(41), {{0, 0.001}})
-            .starts_with("profile: begins at step 41: the process of rank 0 was started then\nstep (ms) "));
+            .starts_with("profile: begins at step 41: rank 0's process started there\nstep (ms) "));
 
   // Rank 0 came after the last step: no zeros are printed, and the others are compared without it.
   const std::string none = profile_text(StepProfile(false), {{1, 0.002}, {2, 0.003}});

@@ -82,7 +82,7 @@ class Training(unittest.TestCase):
             if rank:
                 self.assertEqual(len(lines), 1, "only rank 0 reports progress")
         self.assertEqual(len(set(hashes)), 1)
-        self.assertEqual(results[0][1][-2], f"weights equal on {world} ranks: {hashes[0]}")
+        self.assertEqual(results[0][1][-2], f"weights equal on {world} rank{'s' if world > 1 else ''}: {hashes[0]}")
         return results[0][1]
 
     def test_one_process_learns_the_synthetic_data(self):
@@ -134,7 +134,7 @@ class Engine(unittest.TestCase):
     def test_a_nan_of_one_rank_drops_the_step_on_all(self):
         for extra in ((), ("--zero", "1")):
             lines = self.good(3, *extra, "--inject-nan", "1:4", "--dtype", "float64")
-            self.assertIn("step 4 dropped on all ranks: its gradient is not finite; the weights stay as they were", lines)
+            self.assertIn("step 4 dropped on all ranks: the gradient is not finite; the weights are unchanged", lines)
             self.assertGreater(accuracy_of(lines), 60)
 
     def test_buckets_threads_and_shards_change_no_bit_of_two_ranks_sums(self):
@@ -197,7 +197,7 @@ class Engine(unittest.TestCase):
 
     def test_a_full_disk_ends_the_metrics_and_not_the_training(self):
         (code, lines, errors), = run(1, *self.SMALL, "--metrics-file", "/dev/full")
-        self.assertEqual((code, errors), (0, "train: write /dev/full: No space left on device; training goes on without it\n"))
+        self.assertEqual((code, errors), (0, "train: write /dev/full: No space left on device; training continues without this file\n"))
         self.assertGreater(accuracy_of(lines), 60)
 
     def test_a_closed_reader_of_a_pipe_does_not_end_the_training(self):
@@ -209,7 +209,7 @@ class Engine(unittest.TestCase):
                 ranks.processes[0].stdout.readline()
                 os.close(reader)
                 (code, lines, errors), other = ranks.finish()
-            self.assertEqual((code, errors), (0, f"train: write {pipe}: Broken pipe; training goes on without it\n"))
+            self.assertEqual((code, errors), (0, f"train: write {pipe}: Broken pipe; training continues without this file\n"))
             self.assertGreater(accuracy_of(lines), 60)
             self.assertEqual((other[0], other[2]), (0, ""))
 
@@ -225,15 +225,15 @@ class Engine(unittest.TestCase):
                 self.assertEqual(kinds, ["step", "interval"] * 40 + ["epoch"])
 
     def test_results_that_cannot_be_written_are_no_success(self):
-        lost = ("train: write standard output: {0}; the work goes on without it\n"
-                "train: the results are not all on standard output: write standard output: {0}\n")
+        lost = ("train: write standard output: {0}; later output is dropped\n"
+                "train: standard output is incomplete: write standard output: {0}\n")
         with open("/dev/full", "w", encoding="ascii") as full:
             for arguments in (self.SMALL, ("bench", "broadcast", "--maxbytes", "64")):
                 done = subprocess.run([TRAIN, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
                 self.assertEqual((done.returncode, done.stderr), (116, lost.format("No space left on device")))
             done = subprocess.run([TRAIN, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
             self.assertEqual(done.returncode, 116)
-            self.assertRegex(done.stderr, r"^train: the results are not all on standard output: write standard output: .*\n$")
+            self.assertRegex(done.stderr, r"^train: standard output is incomplete: write standard output: .*\n$")
         with tempfile.TemporaryDirectory() as folder, Ranks(2, *self.SMALL, "--log-interval", "1", "--export", f"{folder}/w") as ranks:
             ranks.processes[0].stdout.close()
             _, errors = ranks.processes[1].communicate(timeout=60)
@@ -258,7 +258,7 @@ class Engine(unittest.TestCase):
             done = subprocess.run([TRAIN, *self.SMALL, "--metrics-file", path], text=True, capture_output=True, timeout=60,
                                   preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)))
             self.assertEqual((done.returncode, done.stderr),
-                             (0, f"train: write {path}: File too large; training goes on without it\n"))
+                             (0, f"train: write {path}: File too large; training continues without this file\n"))
             text = path.read_text()
             self.assertTrue(3000 < len(text) <= 4000 and text.endswith("\n"), text[-100:])
             for line in text.splitlines():
@@ -279,7 +279,7 @@ class Engine(unittest.TestCase):
                                   preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300)))
             path = pathlib.Path(folder, "rank-0")
             self.assertEqual((done.returncode, done.stderr),
-                             (0, f"train: write {path}: File too large; training goes on without it\n"))
+                             (0, f"train: write {path}: File too large; training continues without this file\n"))
             self.assertRegex(path.read_text(), r"^(0 \d+:( \d+){10}\n)+$")
             path.unlink()
             pathlib.Path(folder, "rank-1").mkdir()  # rank 0 reports the same
@@ -293,7 +293,7 @@ class Engine(unittest.TestCase):
             lines = self.good(2, "--init-from", path, "--lr", 0)
             self.assertGreater(accuracy_of(lines), 60)
             (code, _, errors), = run(1, *self.SMALL, "--init-from", path, "--model", "mlp")
-            self.assertEqual((code, errors), (1, f"train: {path}: tensor 0.weight is missing; is the file of a mlp?\n"))
+            self.assertEqual((code, errors), (1, f"train: {path}: tensor 0.weight is missing; check that the file belongs to a mlp\n"))
 
 
 class LostRanks(unittest.TestCase):
@@ -341,7 +341,7 @@ class LostRanks(unittest.TestCase):
                 self.assertRegex(errors, rf"^train: rank {rank} lost rank {stopped} \(.*\n$")
             ranks.processes[stopped].send_signal(signal.SIGCONT)
             _, errors = ranks.processes[stopped].communicate(timeout=20)
-            self.assertRegex(errors, rf"^train: rank {stopped} was given up by .* \(was it stopped\?\) during ")
+            self.assertRegex(errors, rf"^train: rank {stopped} was reported lost by .* \(was this process stopped\?\) during ")
 
     def test_a_frozen_rank_is_named_by_ranks_that_wait_for_its_neighbors(self):
         for world, stopped, arguments, nodes in ((5, 2, ("--comm", "tcp"), None), (3, 1, (), 1), (4, 3, (), 2),
@@ -365,20 +365,22 @@ class OptionErrors(unittest.TestCase):
 
     def test_options(self):
         for arguments, text in (
-                (("--model", "vit"), 'there is no model "vit"; write convnet or mlp'),
+                (("--model", "vit"), 'unknown --model "vit" (convnet, mlp)'),
                 (("--threads", "0"), "--threads"),
-                (("--dtype", "bf16"), "--dtype: there is no type \"bf16\"; write float32, float64 or bfloat16"),
+                (("--dtype", "bf16"), "unknown --dtype \"bf16\" (float32, float64, bfloat16)"),
                 (("--batch-size", "0"), "--batch-size"),
-                (("--comm-timeout", "soon"), '"soon" is no duration; write 500ms, 60s or 2m (at most 24h)'),
-                (("--inject-nan", "3"), '--inject-nan: "3" is no RANK:STEP; steps begin with 1'),
-                (("--optimizer", "lion"), '--optimizer: there is no optimizer "lion"; write sgd or adamw'),
+                (("--comm-timeout", "soon"), '"soon" is not a duration; write for example 500ms, 60s or 2m (1ms to 24h)'),
+                (("--inject-nan", "3"), '--inject-nan: "3" is not RANK:STEP; steps begin with 1'),
+                (("--optimizer", "lion"), 'unknown --optimizer "lion" (sgd, adamw)'),
                 (("--zero", "2"), "--zero"),
+                (("--limit", "x"), '--limit: "x" is not a whole number from 0 to 1000000000000'),
+                (("--limit", "1.5"), '--limit: "1.5" is not a whole number from 0 to 1000000000000'),
                 (("--bach-size", "3"), "--bach-size"),
-                (("--lr", "nan"), '--lr: "nan" is no finite number'),
-                (("--clip-norm", "-NaN"), '--clip-norm: "-NaN" is no finite number'),
-                (("--bucket-cap-mb", "nan"), '--bucket-cap-mb: "nan" is no finite number'),
-                (("--weight-decay", "inf"), '--weight-decay: "inf" is no finite number'),
-                (("--momentum", "1e999"), '--momentum: "1e999" is no finite number'),
+                (("--lr", "nan"), '--lr: "nan" is not a number from '),
+                (("--clip-norm", "-NaN"), '--clip-norm: "-NaN" is not a number from '),
+                (("--bucket-cap-mb", "nan"), '--bucket-cap-mb: "nan" is not a number from '),
+                (("--weight-decay", "inf"), '--weight-decay: "inf" is not a number from '),
+                (("--momentum", "1e999"), '--momentum: "1e999" is not a number from '),
                 (("--comm", "shm", "--bench", "allreduce", "-b", "1M"),
                  "--bench: is a subcommand and comes first: train bench OPERATION [OPTION…]"),
                 (("--health=1s",), "--health=1s: is a subcommand and comes first: train health [TIME] [OPTION…]"),
@@ -389,17 +391,17 @@ class OptionErrors(unittest.TestCase):
 
     def test_contradicting_options_are_refused(self):
         for arguments, text in (
-                (("--zero", "1", "--sync-every-inter", "2"), "--zero 1 and --sync-every-inter do not go together: nodes that "
-                 "differ cannot share one optimizer state"),
-                (("--sync-bn", "--model", "mlp"), "--sync-bn: the mlp has no batch normalisation"),
+                (("--zero", "1", "--sync-every-inter", "2"), "--zero 1 cannot be combined with --sync-every-inter: nodes with "
+                                                             "different weights cannot share one optimizer state"),
+                (("--sync-bn", "--model", "mlp"), "--sync-bn: --model mlp has no batch normalization"),
                 (("--checkpoint-every", "3", "--sync-every-inter", "2"), "--checkpoint-every must be a multiple of "
                  "--sync-every-inter: between two averages the nodes differ"),
                 (("--inject-nan", "1:1"), "--inject-nan names rank 1 of 1"),
-                (("--beta1", "1"), "--beta1 and --beta2 must be below 1: AdamW divides by what is left to 1"),
-                (("--beta2", "1"), "--beta1 and --beta2 must be below 1: AdamW divides by what is left to 1"),
-                (("--resume", "auto"), "--resume auto looks into --checkpoint-dir; give one"),
-                (("--comm", "tcp", "--sync-every-inter", "2"), "--sync-every-inter uses shared memory inside the nodes: leave "
-                 "--comm tcp out")):
+                (("--beta1", "1"), "--beta1 and --beta2 must be below 1: AdamW divides by 1 - beta"),
+                (("--beta2", "1"), "--beta1 and --beta2 must be below 1: AdamW divides by 1 - beta"),
+                (("--resume", "auto"), "--resume auto requires --checkpoint-dir"),
+                (("--comm", "tcp", "--sync-every-inter", "2"), "--sync-every-inter needs shared memory inside the nodes; remove "
+                                                               "--comm tcp")):
             # Options are checked before any work: train does not even search for the data, which is missing.
             (code, lines, errors), = run(1, "--data", "/nonexistent", *arguments)
             self.assertEqual((code, lines, errors), (2, [], f"train: {text}\n"))
@@ -416,7 +418,7 @@ class OptionErrors(unittest.TestCase):
             pathlib.Path(folder, "a.rank1.json").mkdir()
             for arguments, text in (
                     (("--export", f"{folder}/none/w"), f"--export {folder}/none/w.tmp: there is no directory {folder}/none/"),
-                    (("--export", folder), f"--export {folder}: is there already and no regular file"),
+                    (("--export", folder), f"--export {folder}: exists and is not a regular file"),
                     (("--profile", f"{folder}/a.json"), f"--profile {folder}/a.rank1.json: is a directory; name a file")):
                 for code, lines, errors in run(2, "--data", "synthetic", "--limit", "40", *arguments):
                     self.assertEqual((code, lines, errors), (1, [], f"train: {text}\n"))
@@ -450,9 +452,9 @@ class OptionErrors(unittest.TestCase):
             synthetic = ("--data", "synthetic", "--limit", "10")
             for arguments, text in (
                     (("--data", folder), f"{folder}/train-images-idx3-ubyte: not a regular file"),
-                    ((*synthetic, "--init-from", pipe), f"{pipe}: is no regular file"),
-                    ((*synthetic, "--init-from", folder), f"{folder}: is no regular file"),
-                    ((*synthetic, "--init-from", "/dev/zero"), "/dev/zero: is no regular file"),
+                    ((*synthetic, "--init-from", pipe), f"{pipe}: not a regular file"),
+                    ((*synthetic, "--init-from", folder), f"{folder}: not a regular file"),
+                    ((*synthetic, "--init-from", "/dev/zero"), "/dev/zero: not a regular file"),
                     ((*synthetic, "--resume", str(checkpoint)), f"open {checkpoint}/state.json: Operation not supported"),
                     ((*synthetic, "--metrics-file", pipe), f"create {pipe}: No such device or address")):
                 with self.subTest(arguments):
@@ -465,7 +467,7 @@ class OptionErrors(unittest.TestCase):
                            (("--limit", "50"), "the number of training images is 50 on rank 1 and 60000 on rank 0"),
                            (("--export", "/tmp/w"), "--export is given on rank 1 and not given on rank 0")):
             for code, lines, errors in run(3, *small, more={1: more}):
-                self.assertEqual((code, lines, errors), (1, [], f"train: {text}; all ranks must be given the same\n"))
+                self.assertEqual((code, lines, errors), (1, [], f"train: {text}; give all ranks the same value\n"))
 
     def test_nodes_with_other_data_do_not_train_together(self):
         with tempfile.TemporaryDirectory(prefix="ddp-data-") as folder:
@@ -488,9 +490,8 @@ class OptionErrors(unittest.TestCase):
             (code, _, errors), = run(1, *small, "--data", f"{folder}/a", "--checkpoint-dir", saved)
             self.assertEqual((code, errors), (0, ""))
             for code, _, errors in run(2, "--batch-size", "4", "--data", f"{folder}/b", "--resume", saved):
-                self.assertEqual((code, errors), (1, f"train: cannot go on from {saved}/step-00000002: it was made with other "
-                                                     "training labels; give what it was made with, or another "
-                                                     "checkpoint\n"))
+                self.assertEqual((code, errors), (1, f"train: cannot resume from {saved}/step-00000002: the training labels differ"
+                                                     "; resume with the same options and data, or name another checkpoint\n"))
 
     def test_ranks_with_different_backends_are_named(self):
         for more, text in ((("--comm", "tcp"), "--comm is tcp on rank 1 and auto on rank 0"),
@@ -499,7 +500,7 @@ class OptionErrors(unittest.TestCase):
             with Ranks(2, "--data", "synthetic", "--limit", "40", nodes=1, more={1: more}) as ranks:
                 _, errors = ranks.processes[1].communicate(timeout=20)
                 self.assertEqual((ranks.processes[1].returncode, errors),
-                                 (1, f"train: {text}; all ranks must be given the same\n"))
+                                 (1, f"train: {text}; give all ranks the same value\n"))
 
     def test_missing_data(self):
         (code, _, errors), = run(1, "--data", "/nonexistent")

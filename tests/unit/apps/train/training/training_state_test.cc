@@ -200,8 +200,9 @@ TEST_CASE("unequal weights of one step, and a source without a state, are errors
     });
     for (const ddp::Error& error : errors) {
       CHECK(error.code == (held ? ddp::ErrorCode::kInternal : ddp::ErrorCode::kProtocol));
-      CHECK(error.text == (held ? "weights differ after step 1: those of rank 1 are not those of rank 0"
-                                : "rank 0 holds no state of the training, though the launcher named it"));
+      CHECK(error.text ==
+            (held ? "weights differ after step 1: those of rank 1 are not those of rank 0"
+                  : "rank 0 holds no state of the training, although the launcher chose it as the source"));
     }
   }
 }

@@ -219,7 +219,7 @@ TEST_CASE("ranks that reduce different parts of the shared memory get an error")
     const std::span<float> values(reinterpret_cast<float*>(memory.data()), 1'000'000);
     return words(rank.world->all_reduce_sum(values.subspan(rank.world->rank() == 0 ? 0 : 64, 500'000)));
   });
-  CHECK_THAT(said[0] + said[1], Catch::Matchers::Contains("at another operation"));
+  CHECK_THAT(said[0] + said[1], Catch::Matchers::Contains("runs another collective"));
 }
 
 TEST_CASE("broadcast, all-gather, reduce-scatter and barrier over nodes") {
@@ -381,9 +381,9 @@ TEST_CASE("ranks of a node at different operations get an error") {
     if (rank.world->rank() == 0) return words(rank.world->all_reduce_sum(values));
     return words(rank.world->barrier());
   });
-  CHECK_THAT(said[0] + said[1], Catch::Matchers::Contains(
-                                    "(on this node): it is at another operation (were all ranks started with "
-                                    "the same options?) during "));
+  CHECK_THAT(said[0] + said[1],
+             Catch::Matchers::Contains("(on this node): it runs another collective; check that all ranks "
+                                       "were started with the same options during "));
 }
 
 TEST_CASE("a silent rank of the node ends the wait at its deadline") {
@@ -442,13 +442,15 @@ TEST_CASE("a rank of the node that never starts is named") {
   const auto short_wait = [](NodeConfig& config) { config.start_timeout = 100ms; };
   const auto leader = join({3}, 0, directory, short_wait);
   REQUIRE_FALSE(leader.has_value());
-  CHECK(leader.error().text ==
-        "rank 0 misses rank 1 of the same node; did it start, and in the same network namespace? --comm tcp "
-        "needs no shared memory");
+  CHECK(
+      leader.error().text ==
+      "rank 0 cannot find rank 1 of the same node; check that it started, and in the same network namespace; "
+      "--comm tcp needs no shared memory");
   MemoryDirectory empty;
   const auto member = join({3}, 2, empty, short_wait);
   REQUIRE_FALSE(member.has_value());
-  CHECK(member.error().text == "rank 2 misses rank 0: it has not shared its memory in time; did it start?");
+  CHECK(member.error().text ==
+        "rank 2 cannot find rank 0: it did not share its memory in time; check that it started");
 }
 
 TEST_CASE("unrelated connections to the node's socket are refused and do no harm") {
@@ -485,5 +487,6 @@ TEST_CASE("memory of another size is refused, and no rank can shrink it") {
   CHECK(::ftruncate(memory->get(), 4096) != 0);
   const auto mapped = ShmSegment::map(memory->get(), 2);
   REQUIRE_FALSE(mapped.has_value());
-  CHECK_THAT(mapped.error().text, Catch::Matchers::EndsWith("; are all ranks the same program?"));
+  CHECK_THAT(mapped.error().text,
+             Catch::Matchers::EndsWith("; check that all ranks run the same version of train"));
 }

@@ -384,7 +384,8 @@ TEST_CASE("a silent peer ends the wait at its deadline") {
   SECTION("the peer receives nothing") {
     std::vector<std::byte> data(10'000'000);
     const Error error = error_of(bench.ranks->broadcast(data, 2));
-    CHECK(error.text == "rank 2 lost rank 3 (127.0.0.3:41000): it takes no data for 0.1 s during broadcast");
+    CHECK(error.text ==
+          "rank 2 lost rank 3 (127.0.0.3:41000): it receives no data for 0.1 s during broadcast");
   }
   CHECK(std::chrono::steady_clock::now() - start >= 100ms);
 }
@@ -396,8 +397,8 @@ TEST_CASE("a peer at another operation is an error, not a wrong sum") {
   const Error error = error_of(bench.ranks->all_reduce_sum(values));
   CHECK(error.code == ErrorCode::kProtocol);
   CHECK(error.text ==
-        "rank 2 lost rank 0 (127.0.0.0:41000): it is at another operation (were all ranks started with the "
-        "same options?) during all-reduce");
+        "rank 2 lost rank 0 (127.0.0.0:41000): it runs another collective; check that all ranks were started "
+        "with the same options during all-reduce");
 }
 
 TEST_CASE("a peer that has sent and received everything may leave before the operation ends here") {
@@ -430,7 +431,7 @@ TEST_CASE("a rank that never starts is named") {
   const auto ring = connect_peers(config, directory);
   REQUIRE_FALSE(ring.has_value());
   CHECK(ring.error().text ==
-        "rank 1 misses rank 2: it has not published its address within 100 ms; did it start?");
+        "rank 1 cannot find rank 2: it has not published its address within 100 ms; check that it started");
 }
 
 TEST_CASE("unrelated connections are refused and do no harm") {
@@ -463,7 +464,7 @@ TEST_CASE("unrelated connections are refused and do no harm") {
   for (auto* thread : {&zero, &one, &two})
     thread->join();
   REQUIRE_FALSE(refused.has_value());
-  CHECK(refused.error().text == "rank 2 was turned away by rank 0 (" + address_text +
+  CHECK(refused.error().text == "rank 2 was refused by rank 0 (" + address_text +
                                     "): it ended, or belongs to another job, attempt, world size or --dtype");
   CHECK(said == std::vector<std::string>{"", "", ""});
 }

@@ -327,7 +327,7 @@ TEST_CASE("owners of captured graphs are notified before the communicators end")
         const auto done = sums.wait([]() -> Result<bool> { return false; }, "all-reduce");
         REQUIRE(done.has_error());
         CHECK(done.error().text ==
-              "rank 0 over NCCL: the other ranks did not do their part within 20 ms during all-reduce");
+              "rank 0 over NCCL: the other ranks did not join the operation within 20 ms during all-reduce");
         CHECK(calls == 1);
       }
     }
@@ -362,11 +362,12 @@ TEST_CASE("a rank that never joins ends the start at its deadline") {
   };
   const auto said = run_ranks(
       2, [](NcclWorld&) { return "joined"; }, without(1));
-  CHECK(said[0] == "rank 0 over NCCL: the other ranks did not do their part within 100 ms during start");
+  CHECK(said[0] == "rank 0 over NCCL: the other ranks did not join the operation within 100 ms during start");
   CHECK(settings.aborted == 1);
-  CHECK(run_ranks(
-            2, [](NcclWorld&) { return "joined"; }, without(0))[1] ==
-        "rank 1 over NCCL: rank 0 of world has not told where to meet; did it start? during start");
+  CHECK(
+      run_ranks(
+          2, [](NcclWorld&) { return "joined"; }, without(0))[1] ==
+      "rank 1 over NCCL: rank 0 of world has not published its NCCL id; check that it started during start");
   // A longer step deadline also extends the start's deadline.
   const auto patient = [&](NcclWorldConfig& config) {
     without(1)(config);
@@ -374,7 +375,7 @@ TEST_CASE("a rank that never joins ends the start at its deadline") {
   };
   CHECK(run_ranks(
             2, [](NcclWorld&) { return "joined"; }, patient)[0] ==
-        "rank 0 over NCCL: the other ranks did not do their part within 300 ms during start");
+        "rank 0 over NCCL: the other ranks did not join the operation within 300 ms during start");
 }
 
 TEST_CASE("NCCL's error text of a failed start is passed on") {
@@ -406,7 +407,8 @@ TEST_CASE("an operation that does not complete ends at its deadline, and all lat
         return first.error().text == second.error().text ? first.error().text : second.error().text;
       },
       [](NcclWorldConfig& config) { config.step_timeout = 50ms; });
-  CHECK(said[1] == "rank 1 over NCCL: the other ranks did not do their part within 50 ms during all-reduce");
+  CHECK(said[1] ==
+        "rank 1 over NCCL: the other ranks did not join the operation within 50 ms during all-reduce");
   CHECK(settings.aborted == 2);
   CHECK(settings.destroyed == 0);
 }
@@ -426,7 +428,8 @@ TEST_CASE("a peer that aborted is detected where the network reports the abort")
       [](NcclWorldConfig& config) {
         if (config.rank == 0) config.step_timeout = 50ms;
       });
-  CHECK(said[0] == "rank 0 over NCCL: the other ranks did not do their part within 50 ms during all-reduce");
+  CHECK(said[0] ==
+        "rank 0 over NCCL: the other ranks did not join the operation within 50 ms during all-reduce");
   CHECK(said[1] == "lost");
 }
 
@@ -476,7 +479,7 @@ TEST_CASE("NCCL IDs as text") {
   const std::string text = encode_nccl_id(id, 22809);
   CHECK(decode_nccl_id(text, 22809, "rank 0").value() == id);
   CHECK(decode_nccl_id(text, 22703, "rank 0").error().text ==
-        "rank 0 has NCCL 2.28.9 and this one 2.27.3; all ranks need the same");
+        "rank 0 has NCCL 2.28.9 and this rank has NCCL 2.27.3; install the same version for all ranks");
   for (const std::string& wrong :
        {std::string(), std::string("22809"), text + "0", "x" + text, text.substr(1)})
     CHECK(decode_nccl_id(wrong, 22809, "rank 0").has_error());
@@ -485,7 +488,8 @@ TEST_CASE("NCCL IDs as text") {
 
 TEST_CASE("a library that is missing, too old or not NCCL is refused with its path") {
   CHECK(NcclLibrary::open("/nonexistent/libnccl.so.2").error().text ==
-        "--comm nccl: DDPLAUNCH_NCCL_LIBRARY names what cannot be loaded: /nonexistent/libnccl.so.2: cannot "
+        "--comm nccl: DDPLAUNCH_NCCL_LIBRARY names a library that cannot be loaded: "
+        "/nonexistent/libnccl.so.2: cannot "
         "open "
         "shared object file: No such file or directory");
   FakeNcclSettings& settings = fresh_settings();
@@ -495,7 +499,7 @@ TEST_CASE("a library that is missing, too old or not NCCL is refused with its pa
   const auto other = NcclLibrary::open("libz.so.1");
   REQUIRE(other.has_error());
   CHECK(other.error().code == ErrorCode::kUsage);
-  CHECK(other.error().text.ends_with("is no NCCL: it does not tell its version"));
+  CHECK(other.error().text.ends_with("is not NCCL: ncclGetVersion is missing or fails"));
   settings.version = 22809;
   const auto right = NcclLibrary::open(DDP_FAKE_NCCL);
   REQUIRE(right.has_value());
@@ -528,8 +532,8 @@ TEST_CASE("the GPU of a rank") {
   CHECK(choose_gpu(1, 3, true, false).value() == 0);
   CHECK(choose_gpu(2, 3, false, true).value() == 1);
   CHECK(choose_gpu(2, 3, true, false).error().text ==
-        "--comm nccl: there is no GPU for local rank 3: this process sees 2; start one rank per GPU, or with "
-        "--share-gpu several on each");
+        "--comm nccl: there is no GPU for local rank 3: this process sees 2; start one rank per GPU, or use "
+        "--share-gpu");
 }
 
 // The last test: nccl_is_stuck() stays true afterwards.
@@ -550,7 +554,8 @@ TEST_CASE("an abort that hangs is abandoned after its deadline") {
     const auto done = link.wait(*comm, "all-reduce", [&]() -> Result<bool> { return stream.pending == 0; });
     REQUIRE(done.has_error());
     CHECK(done.error().text ==
-          "rank 0 over NCCL: the other ranks did not do their part within 20 ms; NCCL did not abort within "
+          "rank 0 over NCCL: the other ranks did not join the operation within 20 ms; NCCL did not abort "
+          "within "
           "50 ms during all-reduce");
   }
   CHECK(nccl_is_stuck());

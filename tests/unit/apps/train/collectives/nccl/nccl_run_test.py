@@ -19,9 +19,9 @@ from train_run_test import Ranks, run
 
 SMALL = ("--data", "synthetic", "--limit", "400", "--batch-size", "10")
 LONG = ("--data", "synthetic", "--limit", "3000", "--epochs", "10000", "--log-interval", "1")
-NO_GPU = re.compile(r"train: --comm nccl needs an NVIDIA GPU: cudaGetDeviceCount said (cudaError\w+) \([^)]+\)\n")
-NOT_BUILT = ("train: --comm nccl: this train was built without NCCL; a build on a machine with the CUDA toolkit and "
-             "NCCL's header (nccl.h) has it\n")
+NO_GPU = re.compile(r"train: --comm nccl needs an NVIDIA GPU: cudaGetDeviceCount: (cudaError\w+) \([^)]+\)\n")
+NOT_BUILT = ("train: --comm nccl: this build of train has no NCCL; build it on a machine with the CUDA toolkit and "
+             "NCCL's header (nccl.h)\n")
 
 
 def diagnosed(folder):
@@ -54,13 +54,12 @@ class WithoutGpu(unittest.TestCase):
 class Messages(unittest.TestCase):
     def test_share_gpu_needs_comm_nccl(self):
         (code, lines, errors), = run(1, *SMALL, "--share-gpu")
-        self.assertEqual((code, lines, errors), (2, [], "train: --share-gpu is about NCCL, which refuses two ranks on one "
-                                                        "GPU: write --comm nccl\n"))
+        self.assertEqual((code, lines, errors), (2, [], "train: --share-gpu requires --comm nccl\n"))
 
     def test_an_unavailable_backend(self):
         (code, _, errors), = run(1, "--comm", "mpi")
         self.assertEqual(code, 2)
-        self.assertIn('there is no backend "mpi"; write auto, tcp, shm or nccl', errors)
+        self.assertIn('unknown --comm "mpi" (auto, tcp, shm, nccl)', errors)
 
 
 class FlightRecorderLogs(unittest.TestCase):
@@ -79,7 +78,7 @@ class FlightRecorderLogs(unittest.TestCase):
             with tempfile.TemporaryDirectory() as folder:
                 code, reported, errors = self.lost(folder, *more, nodes=nodes)
                 self.assertEqual((code, errors), (0, ""))
-                self.assertRegex(reported, r"^rank 2 left no log; ranks? (0 and 1|0|1) waits? in all-(reduce|gather) \d+ \(.*\)\n$")
+                self.assertRegex(reported, r"^rank 2 left no record; ranks? (0 and 1|0|1) waits? in all-(reduce|gather) \d+ \(.*\)\n$")
                 self.assertEqual(sorted(os.listdir(folder)), ["rank-0.jsonl", "rank-1.jsonl"])
                 head, *rest = [json.loads(line) for line in pathlib.Path(folder, "rank-1.jsonl").read_text().splitlines()]
                 self.assertEqual((head["schema"], head["rank"], head["world_size"], head["attempt"]),
@@ -93,7 +92,7 @@ class FlightRecorderLogs(unittest.TestCase):
     def test_a_frozen_rank_is_named(self):
         with tempfile.TemporaryDirectory() as folder:
             _, reported, _ = self.lost(folder, "--comm", "tcp", "--comm-timeout", "1s", signal_number=signal.SIGSTOP)
-            self.assertRegex(reported, r"^rank 2 left no log; ")
+            self.assertRegex(reported, r"^rank 2 left no record; ")
 
     def test_operations_inside_and_between_nodes_are_recorded(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +113,7 @@ class FlightRecorderLogs(unittest.TestCase):
                 self.assertEqual([one["sequence"] for one in sums], list(range(sums[0]["sequence"], sums[-1]["sequence"] + 1)))
                 self.assertIn("between", {one["group"] for one in rest})
             # Node 0 may be in its own all-reduce, which it can finish, or wait for node 1.
-            self.assertRegex(diagnosed(folder)[1], r"^rank 3 left no log; ranks? [012-]+( and [12])? waits? in all-reduce \d+ \(.*\) "
+            self.assertRegex(diagnosed(folder)[1], r"^rank 3 left no record; ranks? [012-]+( and [12])? waits? in all-reduce \d+ \(.*\) "
                                                 r"(of node 1|between the nodes)\n$")
 
     def test_a_successful_training_leaves_no_log_and_removes_old_ones(self):
@@ -134,13 +133,13 @@ class FlightRecorderLogs(unittest.TestCase):
     def test_an_unusable_directory_is_reported_and_ends_no_training(self):
         for code, _, errors in run(2, *SMALL, "--max-steps", "2", "--flight-recorder", "/proc/none"):
             self.assertEqual(code, 0)
-            self.assertEqual(errors, "train: create /proc/none: No such file or directory; there will be no log of collectives\n")
+            self.assertEqual(errors, "train: flight recorder: create /proc/none: No such file or directory; no file will be written\n")
 
     def test_a_directory_without_logs_is_an_error(self):
         with tempfile.TemporaryDirectory() as folder:
-            self.assertEqual(diagnosed(folder), (2, "", f"train: {folder} holds no rank-R.jsonl\n"))
+            self.assertEqual(diagnosed(folder), (2, "", f"train: {folder} contains no flight recorder files (rank-R.jsonl)\n"))
             pathlib.Path(folder, "rank-0.jsonl").write_text("{}\n")
-            self.assertEqual(diagnosed(folder), (2, "", f"train: {folder}/rank-0.jsonl is no log that --flight-recorder wrote\n"))
+            self.assertEqual(diagnosed(folder), (2, "", f"train: {folder}/rank-0.jsonl is not a file that --flight-recorder wrote\n"))
         self.assertEqual(diagnosed("/nonexistent"), (2, "", "train: read /nonexistent: No such file or directory\n"))
 
 

@@ -117,10 +117,9 @@ TEST_CASE("the use of sockets beside active InfiniBand is a warning") {
   const NcclLog log = read_nccl_log(kSocket);
   CHECK(sockets_warning(log, {}).empty());
   CHECK(sockets_warning(log, {"mlx5_0 port 1", "mlx5_1 port 1"}) ==
-        "NCCL uses sockets although InfiniBand is up on this node (mlx5_0 port 1, mlx5_1 port 1): is "
-        "libibverbs "
-        "installed, and /dev/infiniband readable (in a container: passed on, memlock unlimited)? NCCL_NET=IB "
-        "makes NCCL say why it does not work");
+        "NCCL uses sockets although InfiniBand is up on this node (mlx5_0 port 1, mlx5_1 port 1); check that "
+        "libibverbs is installed and /dev/infiniband is readable (in a container: passed in, memlock "
+        "unlimited); NCCL_NET=IB makes NCCL report why InfiniBand does not work");
 }
 
 TEST_CASE("active InfiniBand ports are listed with their link layer") {

@@ -388,7 +388,8 @@ TEST_CASE("a rank that a peer has given up reports this") {
   const auto word = other.last_message();
   machine.read_last_message(1, word);
   CHECK(machine.lost(1, "connection closed").text ==
-        "rank 2 was given up by rank 1 as silent or at another operation (was it stopped?) during barrier");
+        "rank 2 was reported lost by rank 1 as silent or in another collective (was this process stopped?) "
+        "during barrier");
 }
 
 TEST_CASE("the last message of a peer is found behind a message that was still in transit") {
