@@ -131,10 +131,10 @@ TEST_CASE("a broken link is reported with the remedy") {
   CHECK(trouble(daemon_greeting() + daemon_frame(DaemonFrame::kOutput, "x"), ErrorCode::kLinkLost) ==
         "gpu01: the link to the daemon at gpu01:29499 broke: the node closed it; check whether the daemon's "
         "session for this job was killed");
-  CHECK(
-      trouble(std::string("\x10\0\2\0\2\0", 6), ErrorCode::kAgentMismatch) ==
-      "gpu01: the daemon at gpu01:29499 runs another version of ddplaunch (its link has version 2, ours 1); "
-      "install the same version there and restart it: systemctl --user restart ddplaunchd");
+  CHECK(trouble(std::string("\x10\0\2\0\2\0", 6), ErrorCode::kAgentMismatch) ==
+        "gpu01: the daemon at gpu01:29499 runs another version of ddplaunch (its link has version 2, this "
+        "one has 1); "
+        "install the same version there and restart it: systemctl --user restart ddplaunchd");
   CHECK(trouble(daemon_greeting() + daemon_failed("no\x1b[31m such file"), ErrorCode::kAgentMissing) ==
         "gpu01: the daemon could not start an agent there: no.[31m such file");
   CHECK(trouble("GARBAGE", ErrorCode::kProtocol) ==

@@ -75,7 +75,7 @@ TEST_CASE("a readable interrupt ends every wait at once") {
   revoking.join();
   REQUIRE_FALSE(got.has_value());
   CHECK(got.error().code == ErrorCode::kCancelled);
-  CHECK(got.error().text == "get of 'missing': revoked");
+  CHECK(got.error().text == "get of 'missing': the attempt was revoked");
   // The store still owes a reply, so no other request is possible.
   CHECK(client.get("k", 5s).error().code == ErrorCode::kLinkLost);
   // No process listens there: the retries end as well.
