@@ -75,10 +75,10 @@ void say(const std::string& text) {
 /// Continues a stopped keeper, which would guard no worker and hold its SSH session open. A periodic timer of
 /// the kernel sends SIGCONT; a running keeper only handles the signal. A SIGSTOP that arrives between the
 /// expiry of a timer and the handler discards the signal, and that timer stays silent: hence the second one.
-class StopGuard {
+class ContinueTimers {
  public:
   /// Call before the fork: the keeper is the parent, and a child inherits no timers.
-  StopGuard() {
+  ContinueTimers() {
     struct sigaction handler = {};
     handler.sa_handler = [](int) {};  // a timer of an ignored signal would not repeat
     handler.sa_flags = SA_RESTART;
@@ -111,9 +111,9 @@ class StopGuard {
 class Keeper {
  public:
   Keeper(const KeeperOptions& options, pid_t agent, UniqueFd socket, const sigset_t& signals,
-         StopGuard& stop_guard)
+         ContinueTimers& continue_timers)
       : options_(options),
-        stop_guard_(stop_guard),
+        continue_timers_(continue_timers),
         agent_(agent),
         agent_pidfd_(static_cast<int>(syscall(SYS_pidfd_open, agent, 0U))),
         parent_pidfd_(static_cast<int>(syscall(SYS_pidfd_open, getppid(), 0U))),
@@ -132,7 +132,7 @@ class Keeper {
                          {lease_end_.get(), POLLIN, 0},
                          {parent_pidfd_.get(), POLLIN, 0}};
       poll(events, 4, -1);
-      stop_guard_.renew();
+      continue_timers_.renew();
       if (events[3].revents != 0) parent_ended();
       read_agent();
       read_signals();
@@ -160,7 +160,7 @@ class Keeper {
   int exit_code(int code) const { return left_ ? options_.exit_code_if_left.value_or(code) : code; }
 
   KeeperOptions options_;
-  StopGuard& stop_guard_;
+  ContinueTimers& continue_timers_;
   pid_t agent_;
   UniqueFd agent_pidfd_;
   UniqueFd parent_pidfd_;  ///< of the master, or of the SSH session; empty: outside of our PID namespace
@@ -457,7 +457,7 @@ int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&
   // Block the signals before the fork, so that none is lost between the fork and the signalfd.
   sigprocmask(SIG_BLOCK, &signals, &before);
   const pid_t keeper = getpid();
-  StopGuard stop_guard;
+  ContinueTimers continue_timers;
   const pid_t agent = fork();
   if (agent == 0) {
     signal(SIGCONT, SIG_DFL);
@@ -474,7 +474,7 @@ int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&
   if (options.forget_secrets) options.forget_secrets();
   become_keeper();
   leave_the_agents_things(keepers.get());
-  return Keeper(options, agent, std::move(keepers), signals, stop_guard).run();
+  return Keeper(options, agent, std::move(keepers), signals, continue_timers).run();
 }
 
 }  // namespace ddp::launcher

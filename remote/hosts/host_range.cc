@@ -120,8 +120,8 @@ Expansion expand_item(std::string_view item, std::size_t limit) {
   const auto high = whole_number(high_text, kMaxRangeNumber);
   if (!low || !high) return failed(0, "the numbers in " + quoted(item) + " are too large");
   if (*low > *high) {
-    return failed(0, "range " + std::string(item) + " is reversed; write " + std::string(high_text) +
-                         "-" + std::string(low_text));
+    return failed(0, "range " + std::string(item) + " is reversed; write " + std::string(high_text) + "-" +
+                         std::string(low_text));
   }
   if (high_text.size() != low_text.size() && high_text.front() == '0') {
     return failed(0, "the bounds of " + std::string(item) + " are padded with zeros to different widths");
