@@ -102,6 +102,9 @@ TEST_CASE("slots: invariants hold over random histories") {
     int slots_at_first = 0;
     for (int round = 0; round < 8; ++round) {
       INFO("seed " << seed << ", round " << round);
+      // A host may come back with other slots.
+      for (auto& [host, count] : slots)
+        if (pick(4) == 0) count = 1 + pick(3);
       Candidates candidates;
       for (const auto& [host, count] : slots)
         if (pick(4) != 0) candidates.push_back({host, count});
@@ -125,20 +128,22 @@ TEST_CASE("slots: invariants hold over random histories") {
       REQUIRE(slot_table.filled() == static_cast<int>(world.assignments.size()));
       REQUIRE(slot_table.filled() <= most);
 
-      // Living holders stay, in order.
+      // Living holders stay, in order, if they have the slots still.
       Hosts stayed;
       for (const RankAssignment& assignment : before.assignments)
-        if (std::any_of(candidates.begin(), candidates.end(),
-                        [&](const auto& c) { return c.host == assignment.host; }))
+        if (std::any_of(candidates.begin(), candidates.end(), [&](const auto& c) {
+              return c.host == assignment.host && c.slots >= assignment.local_world_size;
+            }))
           stayed.push_back(assignment.host);
       Hosts kept = hosts_of(world);
       std::erase_if(kept,
                     [&](HostNumber h) { return std::find(stayed.begin(), stayed.end(), h) == stayed.end(); });
       REQUIRE(kept == stayed);
-      // A host that holds a slot keeps the size of that slot.
+      // A host that stays in a slot keeps the size of that slot.
       for (const RankAssignment& old : before.assignments)
         for (const RankAssignment& assignment : world.assignments)
-          if (assignment.host == old.host) REQUIRE(assignment.local_world_size == old.local_world_size);
+          if (assignment.host == old.host && slots[old.host] >= old.local_world_size)
+            REQUIRE(assignment.local_world_size == old.local_world_size);
       // No slot stays empty beside a spare if the world may grow.
       if (!fixed || slots_at_first == 0)
         REQUIRE(slot_table.filled() == std::min(most, static_cast<int>(candidates.size())));
@@ -151,6 +156,18 @@ TEST_CASE("slots: invariants hold over random histories") {
       before = world;
     }
   }
+}
+
+TEST_CASE("an owner that comes back with fewer slots does not get its slot again") {
+  SlotTable slot_table(2, true);
+  slot_table.fill({{0, 8}, {1, 8}, {2, 8}});
+  slot_table.fill({{0, 4}, {1, 8}, {2, 8}});
+  CHECK(slot_table.world().assignments == std::vector<RankAssignment>{{2, 0, 0, 8}, {1, 1, 8, 8}});
+  // With more slots than its slot has, the owner gets it and keeps its size.
+  SlotTable same(1, true);
+  same.fill({{0, 4}});
+  same.fill({{0, 8}});
+  CHECK(same.world().assignments == std::vector<RankAssignment>{{0, 0, 0, 4}});
 }
 
 }  // namespace
