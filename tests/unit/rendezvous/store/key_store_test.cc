@@ -2,7 +2,9 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <deque>
 #include <map>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -294,6 +296,100 @@ TEST_CASE("awaited keys can be listed") {
   CHECK(awaited[0].waiters == 3);
   CHECK(awaited[1].key == "other");
   CHECK(store.keys.awaited(1).size() == 1);
+}
+
+TEST_CASE("a connection woken for one queue that pops another one leaves the value to the next waiter") {
+  Store store;
+  const auto pop = [&store](StoreConnectionId from, const std::string& queue) {
+    return store.say(from, RequestBytes(O::kQueuePop).text(queue));
+  };
+  store.wait(2, {"q"});
+  store.wait(3, {"q"});
+  store.say(1, RequestBytes(O::kQueuePush).text("q").text("a"));
+  CHECK(store.heard == std::map<StoreConnectionId, std::string>{{2, kAwake}});
+  SECTION("the other queue") {
+    CHECK(pop(2, "other") == number(0));
+    CHECK(store.heard[3] == kAwake);
+  }
+  SECTION("its own queue") {
+    CHECK(pop(2, "q") == number(1) + text("a"));
+    CHECK(store.heard == std::map<StoreConnectionId, std::string>{{2, kAwake}});
+  }
+}
+
+// The model has the same keys and queues; an entry costs its bytes and kEntryCost.
+TEST_CASE("property: bytes() counts exactly what is stored, after every operation") {
+  constexpr std::size_t kMost = 1000;
+  int refused = 0;
+  for (std::uint32_t seed = 0; seed < 50; ++seed) {
+    std::mt19937 random(seed);
+    Store store(kMost);
+    std::map<std::string, std::string> values;
+    std::map<std::string, std::deque<std::string>> queues;
+    const auto bytes = [&] {
+      std::size_t sum = 0;
+      for (const auto& [key, value] : values)
+        sum += key.size() + value.size() + KeyStore::kEntryCost;
+      for (const auto& [key, queue] : queues)
+        for (const std::string& value : queue)
+          sum += key.size() + value.size() + KeyStore::kEntryCost;
+      return sum;
+    };
+    for (int step = 0; step < 400; ++step) {
+      INFO("seed " << seed << ", step " << step);
+      const std::string key(1 + random() % 4, 'k');
+      const std::string value(random() % 200, 'v');
+      const auto old_values = values;
+      const auto old_queues = queues;
+      std::string request;
+      switch (random() % 8) {
+        case 0:
+          request = RequestBytes(O::kSet).text(key).text(value);
+          values[key] = value;
+          break;
+        case 1:
+          request = RequestBytes(O::kAppend).text(key).text(value);
+          values[key] += value;
+          break;
+        case 2:
+          request = RequestBytes(O::kCompareSet).text(key).text(values[key]).text(value);
+          values[key] = value;
+          break;
+        case 3:
+          request = RequestBytes(O::kMultiSet).number(1).text(key).text(value);
+          values[key] = value;
+          break;
+        case 4: {
+          const std::int64_t before = values.contains("count") ? std::stoll(values["count"]) : 0;
+          const std::int64_t after = std::int64_t{1} << random() % 60;
+          request = RequestBytes(O::kAdd).text("count").number(after - before);
+          values["count"] = std::to_string(after);
+          break;
+        }
+        case 5:
+          request = RequestBytes(O::kDeleteKey).text(key);
+          values.erase(key);
+          break;
+        case 6:
+          request = RequestBytes(O::kQueuePush).text(key).text(value);
+          queues[key].push_back(value);
+          break;
+        case 7:
+          request = RequestBytes(O::kQueuePop).text(key);
+          if (!queues[key].empty()) queues[key].pop_front();
+          break;
+      }
+      const bool fits = bytes() <= kMost;
+      REQUIRE(store.ask(1, request).has_value() == fits);
+      if (!fits) {  // a refused request changes nothing
+        values = old_values;
+        queues = old_queues;
+        ++refused;
+      }
+      REQUIRE(store.keys.bytes() == bytes());
+    }
+  }
+  CHECK(refused > 0);
 }
 
 }  // namespace
