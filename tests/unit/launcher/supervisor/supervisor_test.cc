@@ -225,9 +225,9 @@ class Scenario {
     } else if (verb == "refused") {
       give_message(number(1),
                    rendezvous::Refused{static_cast<std::uint8_t>(ErrorCode::kRefused), 0, quoted_rest(line)});
-    } else if (verb == "leaves") {
-      give_message(number(1), rendezvous::Refused{static_cast<std::uint8_t>(ErrorCode::kLinkLost), 0,
-                                                  quoted_rest(line)});
+    } else if (verb == "leaves") {  // node [SIGTERM] "text"
+      give_message(number(1), rendezvous::Refused{static_cast<std::uint8_t>(ErrorCode::kLinkLost),
+                                                  words.at(2) == "SIGTERM" ? SIGTERM : 0, quoted_rest(line)});
     } else if (verb == "store") {
       give_message(number(1), rendezvous::StoreOpened{attempt_, static_cast<std::uint16_t>(number(2))});
     } else if (verb == "probed") {
@@ -355,6 +355,8 @@ class Scenario {
         spec_.spares = std::stoi(value);
       } else if (key == "scale-up") {
         spec_.scale_up_now = value == "now";
+      } else if (key == "launcher") {
+        spec_.launcher = value == "slurm" ? LauncherKind::kSlurm : LauncherKind::kSsh;
       } else if (key == "store") {
         spec_.store = value == "worker" ? StoreMode::kWorker : StoreMode::kAgent;
       } else {
