@@ -406,3 +406,44 @@ TEST_CASE("sets of ranks") {
   CHECK(rank_set({0, 2, 4, 6, 8, 10, 12, 14}) == "0,2,4,6,8,10,12,14");
   CHECK(rank_set({0, 2, 4, 6, 8, 10, 12, 14, 16}) == "0,2,4,6,8,10,12,14,…");
 }
+
+TEST_CASE("a worker that the OOM killer ended during our own stop is reported as killed, not as stopped") {
+  JobEnd end;
+  end.failures = {signaled(0, "a", SIGKILL, 10, true)};
+  end.failures[0].evidence.oom = "oom_kill went from 0 to 1";
+  end.root = 0;
+  CHECK(make_exit_report(end).exit_code == 137);
+  CHECK(make_exit_report(end).why == "rank 0 on a killed by SIGKILL, out of memory");
+  // Without that evidence the SIGKILL is ours, and it cut the worker's own failure short.
+  end.failures[0].evidence.oom.clear();
+  CHECK(make_exit_report(end).exit_code == 1);
+  CHECK(make_exit_report(end).why == "rank 0 on a failed, and was stopped before it had exited");
+}
+
+TEST_CASE("one restart, one rank and one node are named in the singular") {
+  JobEnd end;
+  end.failures = {exited(0, "a", 1, 10'000), signaled(1, "b", SIGTERM, 10'001, true), node_lost("c", 10'002)};
+  end.failures[0].attempt = 1;
+  const auto says = [&end](const std::string& words) {
+    return make_exit_report(end).text.find(words) != std::string::npos;
+  };
+  CHECK(says("the job failed 10.0 s into attempt 1, after 1 restart\n"));
+  CHECK(says("    rank 1 on b: "));
+  CHECK(says("    node c: "));
+  end.failures[0].attempt = 2;
+  end.failures.push_back(signaled(2, "b", SIGTERM, 10'001, true));
+  end.failures.push_back(node_lost("d", 10'002));
+  CHECK(says("the job failed 10.0 s into attempt 2, after 2 restarts\n"));
+  CHECK(says("    ranks 1,2 on b: "));
+  CHECK(says("    nodes c and d: "));
+}
+
+TEST_CASE("five hosts are all named; of six, two are counted") {
+  JobEnd end;
+  end.failures = {exited(0, "root", 1, 10)};
+  for (const char* host : {"a", "b", "c", "d", "e"})
+    end.failures.push_back(node_lost(host, 20));
+  CHECK(make_exit_report(end).text.find("    nodes a, b, c, d and e: ") != std::string::npos);
+  end.failures.push_back(node_lost("f", 20));
+  CHECK(make_exit_report(end).text.find("    nodes a, b, c, d and 2 more hosts: ") != std::string::npos);
+}
