@@ -193,3 +193,26 @@ TEST_CASE("property: the tail equals the end of the input") {
     }
   }
 }
+
+TEST_CASE("a tail that is exactly full has all its bytes, and one more byte overwrites the first") {
+  const std::size_t size = StderrTail::kMaxBytes;
+  StderrTail tail;
+  tail.add("first\n");
+  tail.add(std::string(size - 6, 'x'));
+  CHECK(tail.lines() == std::vector<std::string>{"first", std::string(size - 6, 'x')});
+  tail.add("y");  // of "first", "irst" is left, which is omitted
+  CHECK(tail.lines() == std::vector<std::string>{std::string(size - 6, 'x') + "y"});
+
+  // The write ends at the end of the ring, and the next one begins at its start.
+  tail.add(std::string(size - 1, 'z'));
+  tail.add("end");
+  CHECK(tail.lines() == std::vector<std::string>{"…" + std::string(size - 3, 'z') + "end"});
+
+  // A write of the ring's size replaces all bytes.
+  tail.add("a\n" + std::string(size - 2, 'b'));
+  CHECK(tail.lines() == std::vector<std::string>{std::string(size - 2, 'b')});
+  StderrTail short_line;
+  short_line.add("a");
+  short_line.add(std::string(size, 'b'));
+  CHECK(short_line.lines() == std::vector<std::string>{"…" + std::string(size, 'b')});
+}
