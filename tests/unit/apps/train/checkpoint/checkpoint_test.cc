@@ -120,3 +120,36 @@ TEST_CASE("names of checkpoints") {
   CHECK(find_checkpoint("/nonexistent").error().text ==
         "/nonexistent: is not a checkpoint and contains none (step-…)");
 }
+
+TEST_CASE("a segment has at most the steps of the training and those of its samples") {
+  const auto refusal = [](CheckpointState state) {
+    const auto read = parse_checkpoint_state("x", to_json(state));
+    return read ? "" : read.error().text;
+  };
+  const std::string never = "x: no training has written this: ";
+  CheckpointState early = example();
+  early.position.step = early.position.segment_step = 5;
+  early.optimizer_steps = 5;
+  CHECK(refusal(early) == "");
+  early.position.segment_step = 6;
+  CHECK(refusal(early) == never + "segment_step 6 where a segment has 12");
+
+  CheckpointState even = example();  // 80 samples a step
+  even.samples = 100 + 8 * 80;
+  even.position.segment_step = 8;
+  CHECK(refusal(even) == "");
+  even.position.segment_step = 9;
+  CHECK(refusal(even) == never + "segment_step 9 where a segment has 8");
+  ++even.samples;  // one more step, which is padded
+  CHECK(refusal(even) == "");
+}
+
+TEST_CASE("an epoch without a sample left is complete when the division changes, one with a sample is not") {
+  CheckpointState state = example();
+  state.samples = state.used();
+  CHECK(go_on(state, 3, 10, 2).epoch == 2);
+  CHECK(go_on(state, 3, 10, 2).segment_begin == 0);
+  ++state.samples;
+  CHECK(go_on(state, 3, 10, 2).epoch == 1);
+  CHECK(go_on(state, 3, 10, 2).segment_begin == 500);
+}
