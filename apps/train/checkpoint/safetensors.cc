@@ -138,7 +138,7 @@ std::string read_entry(const nlohmann::json& entry, std::size_t size, Safetensor
   }
   std::uint64_t count = 1;
   for (const auto& side : shape) {
-    if (!side.is_number_unsigned()) return "has a shape that is no list of numbers";
+    if (!side.is_number_unsigned()) return "has a shape that is not a list of numbers";
     const std::uint64_t length = side.get<std::uint64_t>();
     if (length != 0 && count > kMaxFile / length) return "is larger than the file";
     count *= length;
@@ -219,7 +219,7 @@ std::string Safetensors::read_header(std::span<const std::byte> bytes, std::size
   std::map<std::size_t, std::size_t> places;  // end by begin
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") {
-      if (!entry.is_object()) return "__metadata__ is no object";
+      if (!entry.is_object()) return "__metadata__ is not an object";
       for (const auto& [key, value] : entry.items()) {
         if (value.is_string()) metadata_[key] = value.get<std::string>();
       }

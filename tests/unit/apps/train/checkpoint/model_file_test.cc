@@ -210,7 +210,7 @@ TEST_CASE("a header with false values is refused") {
   CHECK(text_of(file_of(tensor("[4294967296,4294967296]", "[0,4]"), "1234")) ==
         path + ": tensor a is larger than the file");
   CHECK(text_of(file_of(tensor("[-1]", "[0,4]"), "1234")) ==
-        path + ": tensor a has a shape that is no list of numbers");
+        path + ": tensor a has a shape that is not a list of numbers");
   CHECK(text_of(file_of(tensor("[1]", "[0]"), "1234")) ==
         path + ": tensor a has no valid shape and data_offsets");
   CHECK(text_of(file_of("{\"a\":{\"dtype\":\"F32\"}}", "")) == path + ": tensor a is not a tensor");
