@@ -236,7 +236,7 @@ Awaitable<> lose(Swarm* swarm) {
   print_event("lost");
   Refused refused;
   refused.code = static_cast<std::uint8_t>(ErrorCode::kLinkLost);
-  refused.text = "it was told to end";
+  refused.text = "it was ordered to end";
   last.link->send(refused);
   last.link->send(AttemptEnded{last.attempt, 0, {}});
   co_await last.link->flushed();

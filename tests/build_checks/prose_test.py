@@ -26,6 +26,14 @@ PRIVATE = re.compile(r"""\b(
     mishaps? | talkative | in\s+the\s+midst
 )\b""", re.X | re.I)
 
+# In comments and messages of the sources, where some of the words above have another meaning.
+PRIVATE_IN_SOURCES = re.compile(r"""\b(
+    the\s+living | liv(?:e|es|ed|ing)\s+on | le(?:t|ts|tting)\s+go | memory\s+killer | signs?\s+of\s+life | told | hopeless | fruitless | mend(?:s|ed)? |
+    last\s+words? | a\s+mistake\s+of\s+ours
+)\b""", re.X | re.I)
+SOURCES = ("apps", "base", "launcher", "remote", "rendezvous", "tests")
+PROSE_OF_SOURCES = re.compile(r'//[^\n]*|"(?:[^"\\\n]|\\.)*"')
+
 FENCE = re.compile(r"^ *```.*?^ *```[^\n]*$", re.M | re.S)
 CODE_SPAN = re.compile(r"(`+)(?:(?!\1).)+?\1", re.S)
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
@@ -92,6 +100,12 @@ def private_words(text):
     return sorted({re.sub(r"\s+", " ", match[0].lower()) for match in PRIVATE.finditer(prose)})
 
 
+def private_words_of_source(text):
+    """Private words in the comments and string literals of a C++ file."""
+    prose = re.sub(r"\n *//+<?", " ", "\n".join(PROSE_OF_SOURCES.findall(text)))
+    return sorted({re.sub(r"\s+", " ", match[0].lower()) for match in PRIVATE_IN_SOURCES.finditer(prose)})
+
+
 class Prose(unittest.TestCase):
     maxDiff = None
 
@@ -108,6 +122,14 @@ class Prose(unittest.TestCase):
 
     def test_no_private_words(self):
         found = {page: words for page, text in self.texts().items() if (words := private_words(text))}
+        self.assertEqual(found, {}, "write the usual term instead (docs/developers/architecture.md, \"Terms\")")
+
+
+    def test_no_private_words_in_sources(self):
+        paths = [path for folder in SOURCES for path in (ROOT / folder).rglob("*") if path.suffix in {".h", ".cc", ".cu", ".cuh"}]
+        self.assertGreater(len(paths), 500)
+        found = {str(path.relative_to(ROOT)): words for path in paths
+                 if (words := private_words_of_source(path.read_text(encoding="utf-8")))}
         self.assertEqual(found, {}, "write the usual term instead (docs/developers/architecture.md, \"Terms\")")
 
 
@@ -139,6 +161,9 @@ class Rules(unittest.TestCase):
         self.assertEqual(private_words("The living\nLET GO of it; ranks live\non. He is told why."), ["let go", "live on", "the living", "told"])
         self.assertEqual(private_words("| in a table | the memory killer |"), ["memory killer"])
         self.assertEqual(private_words("`let go`, \"ranks live on\" and\n\n    rank 3 lives on\n\n```\nplayed\n```\nsurvive; display; retold"), [])
+
+    def test_private_words_of_sources_are_found(self):
+        self.assertEqual(private_words_of_source('int told;  // ranks let\n  /// go\nsay("the living");'), ["let go", "the living"])
 
 
 def print_figures(names):

@@ -1,4 +1,4 @@
-// Any bytes to a guarded port: the look at a ClientHello and the identity in it. Whatever comes is told in
+// Any bytes to a guarded port: the look at a ClientHello and the identity in it. Any input is reported in
 // the same way however it is cut, stays inside the bytes, and an identity that is read is written the same
 // again.
 #include <cstdint>

@@ -67,7 +67,7 @@ class InvariantChecker {
       } else if (const auto* stop = std::get_if<StopAttempt>(&action)) {
         require(running_ && stop->attempt + 1 == attempts_ && !stop->reason.empty());
         growths_ += stop->cause == StopCause::kScaleUp;
-        // Workers live on for another attempt only: none follows the user's word.
+        // Workers survive for another attempt only: none follows after the user's stop.
         require(!stop->another || stop->cause != StopCause::kUser);
         require(stop->cause != StopCause::kScaleUp || stop->another);
         running_ = false;

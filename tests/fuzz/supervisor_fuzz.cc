@@ -87,7 +87,7 @@ class FuzzedJob {
     bool up = false;
     bool called = false;  ///< it is to come up again
     std::deque<Message> answers;
-    std::uint32_t attempt = 0;  ///< the last one that it was told to spawn
+    std::uint32_t attempt = 0;  ///< the last one that it was ordered to spawn
     std::uint32_t local_world = 0;
   };
 
@@ -114,7 +114,7 @@ class FuzzedJob {
       case 7:
         if (bytes_.below(16) == 0) step(job::UserSignal{bytes_.below(2) == 0 ? SIGINT : SIGUSR1});
         return;
-      default:  // it does what it was told
+      default:  // it obeys the order
         obey(node);
         return;
     }

@@ -1,4 +1,4 @@
-// Steps on a GPU that is played, against the CPU's trainer.
+// Steps on an emulated GPU, compared with the CPU's trainer.
 #include "apps/train/gpu/net_steps.h"
 
 #include <cmath>

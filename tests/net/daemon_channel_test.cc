@@ -150,11 +150,11 @@ TEST_CASE("an owner that closes first ends the agent's input, and leaves no task
       make_daemon_channel(loop.get_executor(), std::make_unique<Link::OneSocket>(std::move(master)), "gpu01",
                           "gpu01:29499", "10.0.0.2")
           .value();
-  asio::write(channel->link(), asio::buffer("last words", 10));
+  asio::write(channel->link(), asio::buffer("last line!", 10));
   channel.reset();
   loop.poll();
   CHECK(Link::all_of(node) ==
-        daemon_frame(DaemonFrame::kInput, "last words") + daemon_frame(DaemonFrame::kInputEnd, {}));
+        daemon_frame(DaemonFrame::kInput, "last line!") + daemon_frame(DaemonFrame::kInputEnd, {}));
   SECTION("the node answers") {
     asio::write(node, asio::buffer(daemon_greeting() + daemon_ended(0)));
     loop.restart();

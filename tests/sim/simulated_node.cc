@@ -40,7 +40,7 @@ void Simulation::at_node(const Event& event) {
   switch (event.word) {
     case Word::kRun:
       if (agent.world_hash != world_hashes_[event.attempt])
-        fail("the nodes of attempt " + std::to_string(event.attempt) + " are told different worlds");
+        fail("the nodes of attempt " + std::to_string(event.attempt) + " got different worlds");
       return notify_member(event.id, Member::Run{event.attempt});
     case Word::kStop:
       return notify_member(event.id, Member::Stop{event.attempt, setup_.grace});

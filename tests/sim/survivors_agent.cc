@@ -290,7 +290,7 @@ void SurvivorsWorld::kill_late(std::uint32_t id, std::uint64_t turn) {
   if (!agent.alive || !agent.leaving_attempt || agent.turn != turn) return;
   for (auto& [local, process] : agent.processes) {
     if (process.answer || process.killed) continue;
-    process.killed = "did not let go in time and was killed";
+    process.killed = "did not leave the attempt in time and was killed";
     after(some(100us, 20ms),
           [this, worker = process.worker] { die(workers_[worker], SimDeath::By::kUs, 0, SIGKILL); });
   }

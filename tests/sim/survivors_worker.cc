@@ -75,7 +75,7 @@ void SurvivorsWorld::next_attempt(SimWorker& worker) {
   SimAttempt& attempt = found->second;
   if (order.world != attempt.world || order.rank >= order.world || order.from != attempt.from)
     return fail("rank " + std::to_string(order.rank) + " of attempt " + std::to_string(order.attempt) +
-                " is told another world");
+                " got another world");
   const auto other = attempt.ranks.find(order.rank);
   if (other != attempt.ranks.end() && other->second != worker.id)
     return fail("two workers have rank " + std::to_string(order.rank));

@@ -77,7 +77,7 @@ std::string SurvivorsWorld::what_workers_do() const {
     if (!agent.alive && !agent.master_open) continue;
     text += "; " + supervisor_.name(agent.host) + (agent.alive ? " is there" : " is gone") +
             (agent.running ? " with attempt " : " after attempt ") + std::to_string(agent.attempt) +
-            (agent.leaving_attempt ? ", letting go" : "") + (agent.waiting ? ", waiting" : "") +
+            (agent.leaving_attempt ? ", leaving" : "") + (agent.waiting ? ", waiting" : "") +
             (agent.ending ? ", ending" : "") + (agent.leaving ? ", leaving" : "") +
             (agent.node_open ? "" : ", its link closed") + (agent.master_open ? "" : ", given up") +
             (agent.answered ? ", answered" : "");
@@ -153,7 +153,7 @@ void SurvivorsWorld::carry_out(const job::ToNode& send) {
     ++report_.attempts;
     if (static_cast<int>(open->attempt) != report_.restarts + growths_)
       fail("attempt " + std::to_string(open->attempt) + " begins, but " + std::to_string(report_.restarts) +
-           " restarts were told, and " + std::to_string(growths_) + " growths");
+           " restarts were reported, and " + std::to_string(growths_) + " growths");
   }
   SimAgent* agent = link_of(send.node);
   if (agent == nullptr) return;
@@ -177,7 +177,7 @@ void SurvivorsWorld::carry_out(const job::ToNode& send) {
 /// the lowest of the most advanced ranks.
 void SurvivorsWorld::check_spawn(std::size_t host, SimAgent& agent, Spawn& spawn) {
   if (!agent.answered)
-    fail(supervisor_.name(host) + " is told to spawn attempt " + std::to_string(spawn.attempt) +
+    fail(supervisor_.name(host) + " is ordered to spawn attempt " + std::to_string(spawn.attempt) +
          " before it has answered for attempt " + std::to_string(agent.spawned->attempt));
   if (attempts_.count(spawn.attempt) == 0) {
     check_fence(spawn.attempt);
@@ -208,7 +208,7 @@ void SurvivorsWorld::check_spawn(std::size_t host, SimAgent& agent, Spawn& spawn
   if (spawn.from != from)
     fail("attempt " + std::to_string(spawn.attempt) + " takes the state from rank " +
          std::to_string(spawn.from) + ", but rank " + std::to_string(from) +
-         " told that it had come furthest");
+         " reported that it had come furthest");
   if (setup_.bug == SurvivorsBug::kFromLowest && attempt.from)
     spawn.from = static_cast<std::int32_t>(*attempt.from);
   agent.spawned = spawn;
@@ -226,7 +226,7 @@ void SurvivorsWorld::check_fence(std::uint32_t attempt) {
     if (worker.present->rank == 0 || all)
       fail("attempt " + std::to_string(attempt) + " begins while rank " +
            std::to_string(worker.present->rank) + " of attempt " + std::to_string(worker.present->attempt) +
-           " lives on " + supervisor_.name(agents_[worker.agent].host));
+           " is on " + supervisor_.name(agents_[worker.agent].host));
   }
 }
 
@@ -322,7 +322,7 @@ void SurvivorsWorld::heard_by_user(const std::string& text) {
   if (at == std::string::npos || text.find(" of 1000", at) == std::string::npos) return;
   const int reported = std::atoi(text.c_str() + at + mark.size());
   if (reported != ++report_.restarts)
-    fail("restart " + std::to_string(reported) + " is told, but it is number " +
+    fail("restart " + std::to_string(reported) + " is reported, but it is number " +
          std::to_string(report_.restarts));
 }
 

@@ -368,7 +368,7 @@ TEST_CASE("a wrapper that hangs is killed with all processes that it started") {
   const auto bundle = files.make();
   for (const char* line : {"sleep 1000 & wait", "trap '' TERM; sleep 1000 & sleep 1000; sleep 1000"}) {
     pid_t group = 0;
-    // How soon it tells its number is up to the machine.
+    // The machine decides how soon it reports its number.
     for (std::chrono::seconds limit(1); limit <= std::chrono::seconds(16) && group == 0; limit *= 4) {
       asio::io_context loop(1);
       const auto outcome = start(loop, bundle, std::string("echo group $$ >&2; ") + line, limit);

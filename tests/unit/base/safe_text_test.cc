@@ -7,7 +7,7 @@ using ddp::first_character;
 using ddp::one_line;
 using ddp::replace_unsafe;
 
-TEST_CASE("UTF-8 characters are told apart from other bytes") {
+TEST_CASE("UTF-8 characters are distinguished from other bytes") {
   CHECK(first_character("a").code == 'a');
   CHECK(first_character("\xc3\xa4x").code == 0xe4);
   CHECK(first_character("\xc3\xa4x").length == 2);

@@ -128,8 +128,8 @@ TEST_CASE("stdout without credit does not block stderr and loses nothing") {
   bench.sink.room[0] = 5;
   bench.add(0);
   put(bench.writers[{0, 1}], "stdout that waits\n");
-  put(bench.writers[{0, 2}], "last words\n");
-  CHECK(bench.run_until([&] { return bench.sink.got[{0, 2}] == "last words\n"; }));
+  put(bench.writers[{0, 2}], "last line\n");
+  CHECK(bench.run_until([&] { return bench.sink.got[{0, 2}] == "last line\n"; }));
   CHECK(bench.run_until([&] { return bench.sink.room[0] == 0; }));
   CHECK(bench.sink.got[{0, 1}] == "stdou");
   bench.sink.room[0] = kAll;
@@ -270,13 +270,13 @@ TEST_CASE("a stop does not wait for a blocked reader: the leader's output is rea
   bench.sink.room = {0, 0};
   bench.add(0);
   put(bench.writers[{0, 1}], "of the leader\n");
-  put(bench.writers[{0, 2}], "its last words\n");
+  put(bench.writers[{0, 2}], "its last line\n");
   bench.pipes.shorten_wait();
   bool drained = false;
   asio::co_spawn(bench.loop, bench.pipes.drained(0), [&](const std::exception_ptr&) { drained = true; });
   CHECK(bench.run_until([&] { return drained; }));
   CHECK(bench.sink.got[{0, 1}] == "of the leader\n");
-  CHECK(bench.sink.got[{0, 2}] == "its last words\n");
+  CHECK(bench.sink.got[{0, 2}] == "its last line\n");
   bench.finish();
 }
 

@@ -25,7 +25,7 @@ TEST_CASE("an identity survives its encoding") {
   CHECK(*parse_identity(identity_text(longest)) == longest);
 }
 
-TEST_CASE("unknown bytes and an identity of another version are told apart") {
+TEST_CASE("unknown bytes and an identity of another version are distinguished") {
   const std::string text = identity_text(sample());
   const auto flaw = [](std::string_view bytes) { return parse_identity(bytes).error(); };
   CHECK(flaw("") == IdentityFlaw::kForeign);

@@ -170,7 +170,7 @@ class Scenario {
     std::map<std::string, int*> numbers{
         {"min", &rules.min_nodes},      {"max", &rules.max_nodes},
         {"spares", &rules.spares},      {"restarts", &rules.max_restarts},
-        {"faults", &rules.host_faults}, {"fruitless", &rules.no_progress_limit}};
+        {"faults", &rules.host_faults}, {"no_progress", &rules.no_progress_limit}};
     for (std::size_t i = 1; i < words.size(); ++i) {
       const auto equals = words[i].find('=');
       const std::string key = words[i].substr(0, equals);
@@ -236,7 +236,7 @@ class Scenario {
     } else if (verb == "absent") {
       give(host(words.at(1)), Absent{quoted(line)});
     } else if (verb == "failed") {
-      give(host(words.at(1)), WorkerFailed{quoted(line), flag("hopeless")});
+      give(host(words.at(1)), WorkerFailed{quoted(line), flag("non_retryable")});
     } else if (verb == "ended") {
       give(host(words.at(1)), NodeEnded{static_cast<std::uint32_t>(option("left", 0))});
     } else if (verb == "waits") {
@@ -246,7 +246,7 @@ class Scenario {
     } else if (verb == "progress") {
       give(host(words.at(1)), AttemptProgress{});
     } else if (verb == "fails") {
-      give(Sender{"job", attempt_, 0, 0}, AttemptFailed{quoted(line), flag("hopeless")});
+      give(Sender{"job", attempt_, 0, 0}, AttemptFailed{quoted(line), flag("non_retryable")});
     } else if (verb == "user") {
       give(Sender{}, UserStop{quoted(line)});
     } else if (verb == "attempt") {  // of the following events
