@@ -128,12 +128,14 @@ class Signals(LaunchTest):
     # ---- the user's own signals
 
     def check_leaders_only(self, name, *args):
-        # The worker's child is in its process group, as a data loader is.
+        # The worker's child is in its process group, as a data loader is. Output of a worker shows that its agent can signal it.
         script = self.script("group.sh", '#!/bin/sh\n'
+                             f'trap "touch leader.$RANK; sleep 0.3; exit 0" {name}\n'
                              f'sh -c \'trap "touch child.$RANK" {name}; touch up.$RANK; while :; do sleep 0.05; done\' &\n'
-                             f'trap "touch leader.$RANK; sleep 0.3; exit 0" {name}\nwhile :; do sleep 0.05; done\n')
+                             'until [ -e up.$RANK ]; do sleep 0.05; done\necho up\nwhile :; do sleep 0.05; done\n')
         process = self.start(*args, script)
-        self.assertTrue(wait_until(lambda: self.up(2)))
+        for _ in range(2):
+            self.assertTrue(process.stdout.readline().endswith("up\n"))
         process.send_signal(getattr(signal, "SIG" + name))
         done = self.finish(process, timeout=30)
         self.assert_code(done, 0)

@@ -417,7 +417,7 @@ TEST_CASE("a worker that the OOM killer ended during our own stop is reported as
   // Without that evidence the SIGKILL is ours, and it cut the worker's own failure short.
   end.failures[0].evidence.oom.clear();
   CHECK(make_exit_report(end).exit_code == 1);
-  CHECK(make_exit_report(end).why == "rank 0 on a failed, and was stopped before it had exited");
+  CHECK(make_exit_report(end).why == "rank 0 on a failed, and was stopped before it exited");
 }
 
 TEST_CASE("one restart, one rank and one node are named in the singular") {

@@ -126,7 +126,7 @@ TEST_CASE("a segment has at most the steps of the training and those of its samp
     const auto read = parse_checkpoint_state("x", to_json(state));
     return read ? "" : read.error().text;
   };
-  const std::string never = "x: no training has written this: ";
+  const std::string never = "x: the values are invalid: ";
   CheckpointState early = example();
   early.position.step = early.position.segment_step = 5;
   early.optimizer_steps = 5;
