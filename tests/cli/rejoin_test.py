@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests ranks that survive the loss of others (docs/developers/worker_protocol.md): `train --on-peer-loss rejoin` over SSH nodes."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -91,7 +92,11 @@ class LostRanks(RejoinTest):
             freezer.mkdir()
         except OSError as error:
             self.skipTest(f"no freezer (control groups of version 1) here: {error}")
-        self.addCleanup(freezer.rmdir)
+
+        def remove_freezer():
+            wait_until(lambda: not (freezer / "cgroup.procs").read_text())
+            freezer.rmdir()
+        self.addCleanup(remove_freezer)
         pid_file = self.dir / "pid"
         script = (f'[ $GROUP_RANK != 1 ] || [ $TORCHELASTIC_RESTART_COUNT != 0 ] || {{ setsid sleep 60 >/dev/null 2>&1 </dev/null & '
                   f'echo $! > {pid_file}; }}; exec {BIN}/train "$@"')
@@ -112,7 +117,8 @@ class LostRanks(RejoinTest):
             self.assertEqual({worker.node for worker in self.workers().values()} - {0}, set())
         finally:
             (freezer / "freezer.state").write_text("THAWED")
-            os.kill(frozen, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # its SIGKILL may have waited
+                os.kill(frozen, signal.SIGKILL)
         process.terminate()
         self.assertIn(self.finish(process).code, (137, 143))
 
