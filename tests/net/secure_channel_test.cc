@@ -137,7 +137,7 @@ TEST_CASE("a channel whose owner does not read blocks the remote side and loses 
 TEST_CASE("the remote side's end closes the channel after its last bytes") {
   Linked link;
   Talk node;
-  run_task(link.world, Talk::say(&node, link.node.get(), "the last line"));
+  run_task(link.world, Talk::say(&node, link.node.get(), "the last bytes"));
   REQUIRE(link.world.run_until([&] { return node.sent == 14; }));
   link.node->close();
   link.await_end();
@@ -147,7 +147,7 @@ TEST_CASE("the remote side's end closes the channel after its last bytes") {
   Talk master;
   run_task(link.world, Talk::hear(&master, link.master.get(), 100));
   REQUIRE(link.world.run_until([&] { return master.end.has_value(); }));
-  CHECK(master.heard == "the last line");
+  CHECK(master.heard == "the last bytes");
   CHECK(*master.end == asio::error::eof);
   Talk errors;
   const auto stderr_there = stream_over(link.channel->errors());
