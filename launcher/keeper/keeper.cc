@@ -93,6 +93,14 @@ class ContinueTimers {
     renew();
   }
 
+  /// Before the process ends: a leak checker attaches to it then, and SIGCONT would discard its SIGSTOP.
+  ~ContinueTimers() {
+    for (const auto& timer : timers_)
+      if (timer) timer_delete(*timer);
+  }
+  ContinueTimers(const ContinueTimers&) = delete;
+  ContinueTimers& operator=(const ContinueTimers&) = delete;
+
   /// Starts both timers anew. While the keeper runs, only the first one expires.
   void renew() {
     std::chrono::nanoseconds first{0};
