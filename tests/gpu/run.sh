@@ -87,7 +87,8 @@ ended() {
   trap '' INT TERM HUP
   if [[ -n $child ]]; then
     kill -TERM "$child" 2>/dev/null
-    wait "$child"
+    # A wait that a trap has interrupted may return early, so the loop asks for the process itself.
+    while kill -0 "$child" 2>/dev/null; do wait "$child"; done
     note "$current" skipped "ended by SIG$1"
   fi
   printf '%d ok, %d failed, %d skipped until SIG%s came after %d s: %s\n' "$ok" "$failed" "$skipped" "$1" "$SECONDS" "$results"
