@@ -63,8 +63,6 @@ class CheckpointWriter {
   }
   /// Returns the temporary name of a checkpoint that is to be removed.
   std::string aside(const std::string& name) const { return unfinished("old-" + name); }
-  /// An error: the object's end has begun, or another rank has failed.
-  Result<> pause(const std::string& awaited);
   /// Returns the checkpoints up to `step` that have a state.json. Later ones are damaged, or another
   /// training's.
   std::vector<std::string> checkpoints_until(std::uint64_t step) const;
