@@ -1,9 +1,15 @@
 // bench_check_lines WORKERS COUNT [LABEL_OFFSET] < merged
 //
-// Each line must hold, after any label, one whole record of bench_lines. Prints JSON: lines, good, torn
-// (lines that hold no whole record), lost (records that are nowhere whole), dup, reordered (within a rank),
-// unlabelled (nothing before the record), mislabelled (the last number of the label is not rank +
-// LABEL_OFFSET), bytes.
+// Checks merged output of bench_lines. Each line must hold one whole record, after an optional label. Prints
+// a JSON object with these counts:
+//   lines, bytes  size of the input
+//   good          lines with a whole record
+//   torn          lines without a whole record
+//   lost          records that no line holds whole
+//   dup           repetitions of a record
+//   reordered     records behind a later record of the same rank
+//   unlabelled    records without a label
+//   mislabelled   records whose label does not end with the number RANK + LABEL_OFFSET
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -19,10 +25,10 @@ struct Counts {
 
 struct Record {
   long rank, number;
-  std::size_t at;  ///< where it begins in its line
+  std::size_t at;  ///< offset in the line
 };
 
-/// A number and the blank after it; moves `at` behind both.
+/// Reads a number and the blank after it, and moves `at` behind both. Returns false if either is missing.
 bool take_number(std::string_view line, std::size_t& at, long& value) {
   const std::size_t first = at;
   for (value = 0; at < line.size() && line[at] >= '0' && line[at] <= '9'; ++at)

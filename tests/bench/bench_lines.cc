@@ -1,18 +1,26 @@
-// A worker that prints lines which bench_check_lines can prove whole, as fast as it can:
-//   "L <rank> <number> <filler> <fnv1a of what stands before>\n"
+// A worker that prints lines as fast as it can. bench_check_lines verifies that each line has arrived whole.
 //
-//   bench_lines RANK COUNT [LENGTH [BLOCK]]  COUNT lines of LENGTH (100) bytes, newline included, in writes
-//   of 64 KiB; with
-//                                            BLOCK in writes of exactly that many bytes, which end within
-//                                            lines as stdio's and Python's buffers do (4096, 8192)
-//   bench_lines RANK timed COUNT MEAN_MS     "T <rank> <number> <CLOCK_MONOTONIC ns before the write>\n",
-//   after random waits bench_lines RANK odd KIND [BYTES]        what launchers get wrong: long (one line of
-//   BYTES), bar (40 updates by carriage
-//                                            return), no-newline, nul, utf8 (invalid), crlf, flood (BYTES
-//                                            without a newline)
+// bench_lines RANK COUNT [LENGTH [BLOCK]]
+//   Prints COUNT lines of LENGTH bytes (default 100, newline included), in writes of 64 KiB:
+//   "L <rank> <number> <filler> <FNV-1a hash of the text before>\n". BLOCK sets the size of the writes.
+//   Writes of BLOCK bytes end within lines, as those of stdio (4096) and Python (8192) do.
 //
-// RANK "-": from the environment that the launcher gives; over a plain ssh from the node's address,
-// 127.0.0.(2 + rank).
+// bench_lines RANK timed COUNT MEAN_MS
+//   Prints COUNT lines, each after a random wait of MEAN_MS on average:
+//   "T <rank> <number> <CLOCK_MONOTONIC in ns before the write>\n".
+//
+// bench_lines RANK odd KIND [BYTES]
+//   Prints output that launchers often damage. KIND is one of:
+//     long        a line of BYTES bytes
+//     bar         a progress bar of 40 updates, separated by carriage returns
+//     no-newline  a last line without a newline
+//     nul         NUL bytes
+//     utf8        invalid UTF-8
+//     crlf        a line that ends with CR LF
+//     flood       BYTES bytes without a newline
+//
+// RANK "-" takes the rank from the launcher's environment. Over plain ssh the rank comes from the node's
+// address, 127.0.0.(2 + rank).
 #include <time.h>
 #include <unistd.h>
 
@@ -32,7 +40,7 @@ int rank_of(std::string_view argument) {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK", "BENCH_RANK"}) {
     if (const char* value = std::getenv(name)) return std::atoi(value);
   }
-  const char* connection = std::getenv("SSH_CONNECTION");  // client address, its port, our address, our port
+  const char* connection = std::getenv("SSH_CONNECTION");  // client address and port, server address and port
   if (connection == nullptr) return 0;
   const std::string_view all = connection;
   const std::string_view ours = all.substr(0, all.rfind(' '));
@@ -47,7 +55,7 @@ void put(std::string_view text) {
   }
 }
 
-/// Writes one line of `length` bytes (a few more where that is too short) to `out`; returns its size.
+/// Writes one line to `out` and returns its size: `length`, or more if the fields need more.
 std::size_t make_line(char* out, int rank, long number, std::size_t length) {
   std::size_t size = static_cast<std::size_t>(std::sprintf(out, "L %d %ld ", rank, number));
   for (; size + 10 < length; ++size)

@@ -1,8 +1,9 @@
-// What the master does with output, without processes, files and a terminal: frames as they come from the
-// agents are cut, decoded, and made to lines for the console. One core; CPU time, so that other work on the
-// machine does not count.
+// Measures the master's work on output without processes, files and a terminal. The frames of agents are
+// read, decoded, and merged into lines for the console. Figures are CPU time of one core, which excludes
+// other work on the machine.
 //
-//   merge_core_bench [MEGABYTES]     MB/s of worker output for several kinds of it
+// merge_core_bench [MEGABYTES]
+//   Prints MB/s for several kinds of worker output, each measured over MEGABYTES (default 2000).
 #include <ctime>
 
 #include <algorithm>
@@ -25,7 +26,7 @@ using namespace ddp;
 
 constexpr std::uint32_t kRanks = 8;
 constexpr std::size_t kSample = 16u << 20;
-/// What a read of a busy link gives, and what the console is handed at once.
+/// Bytes of one read from a busy link, and of one write to the console.
 constexpr std::size_t kRead = 200u << 10;
 constexpr std::size_t kPiece = 256u << 10;
 
@@ -35,7 +36,8 @@ double cpu_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-/// Lines of `length` bytes, newline included, of all ranks in turn, in frames of `frame` bytes.
+/// Returns lines of `length` bytes, newline included, of all ranks in turn, in frames of `frame` bytes. A
+/// frame may end within a line.
 std::string frames_of(std::size_t length, std::size_t frame) {
   std::string frames;
   std::string data;
@@ -47,8 +49,7 @@ std::string frames_of(std::size_t length, std::size_t frame) {
     }
     rendezvous::append_frame(rendezvous::Output{0, rank, 1, 1, std::string_view(data).substr(0, frame)},
                              frames);
-    data.clear();  // each rank's stream goes on within a line: the next frame's lines begin behind half of
-                   // one
+    data.clear();
   }
   return frames;
 }
@@ -58,14 +59,15 @@ struct Outcome {
   std::size_t out = 0;
 };
 
-/// One pass over the sample, as Connection, Master and MergedOutput take it.
+/// Handles the sample once, with the steps of Connection, Master and MergedOutput.
 Outcome merge(const std::string& frames, rendezvous::FrameReader& reader,
               std::vector<launcher::LineAssembler>& ranks, std::string& lines) {
   Outcome outcome;
   for (std::size_t at = 0; at < frames.size();) {
     const auto space = reader.space();
     const std::size_t count = std::min({space.size(), kRead, frames.size() - at});
-    std::memcpy(space.data(), frames.data() + at, count);  // the kernel's copy, and not the cheapest part
+    // This copy stands for the kernel's copy, a large part of the cost.
+    std::memcpy(space.data(), frames.data() + at, count);
     reader.filled(count);
     at += count;
     for (;;) {
@@ -93,7 +95,7 @@ void measure(const char* what, std::size_t length, std::size_t frame, bool label
   for (std::uint32_t rank = 0; rank < kRanks; ++rank)
     ranks.emplace_back(labelled ? "[node-01:" + std::to_string(rank) + "] " : std::string());
   std::string lines;
-  merge(frames, reader, ranks, lines);  // memory is touched
+  merge(frames, reader, ranks, lines);  // maps the memory before the measurement
   Outcome all;
   const double begin = cpu_seconds();
   while (all.in < megabytes * 1'000'000) {

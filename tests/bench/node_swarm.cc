@@ -1,14 +1,19 @@
-// Many simulated agents in one process, each on a TLS link of its own: they join the master of a job of
-// per-node mode and answer as nodes whose workers start at once and run for ever. tests/bench/rendezvous
-// --what swarm runs it beside a real ddplaunch.
+// Simulates many agents in one process, each with its own TLS link. The agents join the master of a job in
+// per-node mode. Their workers start at once and never end. `tests/bench/rendezvous --what swarm` runs this
+// program beside a real ddplaunch.
 //
-//   node_swarm HOST PORT JOB FIRST COUNT NODES PREFIX      the token in DDPLAUNCH_TOKEN
+// node_swarm HOST PORT JOB FIRST COUNT NODES PREFIX
+//   Simulates the node ranks FIRST to FIRST + COUNT - 1 of NODES. DDPLAUNCH_TOKEN holds the token. Each agent
+//   has its own address in PREFIX.0.0.0/8; all of these must be local, as in the benchmark's network
+//   namespace. The line "lose" on stdin makes the last agent report that its workers are dead, and close its
+//   link.
 //
-// Its agents are the node ranks FIRST … FIRST + COUNT - 1 of NODES, each at an address of its own in
-// PREFIX.0.0.0/8 (all of which must be local, as in the bench's network namespace). Prints, times in us of
-// CLOCK_MONOTONIC: "joining T" before the first connect, "joined T" when all have their place, and
-// "spawned ATTEMPT COUNT T" at the last Spawn of an attempt. The word "lose" on stdin: the last agent says
-// that its workers are dead and ends its link: "lost T".
+// Prints these events; T is CLOCK_MONOTONIC in µs:
+//   joining T                before the first connect
+//   joined T                 all agents are accepted
+//   spawned ATTEMPT COUNT T  the last agent has received Spawn
+//   lost T                   the last agent closes its link
+//   tries N                  at the end: number of connection attempts
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/random.h>
@@ -90,7 +95,7 @@ std::string text_of(std::uint32_t address) {
   return asio::ip::address_v4(address).to_string();
 }
 
-/// A socket of `agent`'s own address, connected to the master; -1: not now.
+/// Returns a socket from `agent`'s address to the master, or -1 if the connection failed.
 Awaitable<int> connected(Swarm* swarm, SwarmAgent* agent) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) fail("no descriptor is left");
@@ -116,7 +121,7 @@ Awaitable<int> connected(Swarm* swarm, SwarmAgent* agent) {
   co_return -1;
 }
 
-/// As a node's secure_join: again after a growing pause.
+/// Joins like secure_join() of a node: retries after a growing pause, without limit.
 Awaitable<std::unique_ptr<SecureStream>> joined(Swarm* swarm, SwarmAgent* agent) {
   asio::steady_timer timer(swarm->loop);
   LinkIdentity identity{LinkRole::kAgent, swarm->job, "sim" + std::to_string(agent->rank), {}};
@@ -149,7 +154,7 @@ Hello hello_of(const SwarmAgent& agent) {
   hello.interfaces.push_back({"lo", "127.0.0.1", 8, true, true});
   hello.interfaces.push_back({"eth0", text_of(agent.address), 8, true, false});
   hello.interfaces.push_back({"docker0", "172.17.0.1", 16, true, false});
-  for (std::uint32_t rail = 0; rail < 8; ++rail) {  // one for each GPU
+  for (std::uint32_t rail = 0; rail < 8; ++rail) {  // one interface for each GPU
     const std::uint32_t address =
         (172u << 24 | (16u + 2 * rail) << 16) + 256 + static_cast<std::uint32_t>(agent.rank);
     hello.interfaces.push_back({"ib" + std::to_string(rail), text_of(address), 15, true, false});
@@ -157,7 +162,7 @@ Hello hello_of(const SwarmAgent& agent) {
   return hello;
 }
 
-/// What an agent answers at once.
+/// Answers the master's messages without delay.
 struct Answer {
   Swarm& swarm;
   SwarmAgent& agent;
@@ -229,7 +234,7 @@ Awaitable<> serve(Swarm* swarm, SwarmAgent* agent) {
   if (++swarm->ended == swarm->count) swarm->loop.stop();
 }
 
-/// Its workers are known to be dead: it says so.
+/// The last agent reports that its workers are dead, and leaves.
 Awaitable<> lose(Swarm* swarm) {
   SwarmAgent& last = swarm->agents.back();
   swarm->losing = true;

@@ -1,7 +1,10 @@
-// plain_merger [-l] [-d DIR] WORKERS COMMAND…: what merging costs when nothing else is done. Starts WORKERS
-// children (BENCH_RANK=i) with a pipe of 256 KiB each, poll()s them and passes whole lines on with writev,
-// "[i] " before each with -l; with -d the bytes of each also go to a file in DIR. No second process, no link,
-// no flow control, one thread.
+// Measures the lower bound of the cost of merging output. The program has one thread, no agent process, no
+// link and no flow control.
+//
+// plain_merger [-l] [-d DIR] WORKERS COMMAND…
+//   Starts COMMAND WORKERS times with BENCH_RANK=i, each with a pipe of 256 KiB, and passes whole lines on.
+//   -l      put the label "[i] " before each line
+//   -d DIR  also write the output of each worker to the file DIR/i
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
@@ -47,7 +50,7 @@ void write_all(iovec* pieces, std::size_t count) {
   }
 }
 
-/// Passes the whole lines of `worker` on and keeps the rest.
+/// Writes the whole lines of `worker` and keeps the rest.
 void pass_lines(Worker& worker, bool label) {
   static iovec pieces[kPieces];
   char* begin = worker.held.get();

@@ -1,11 +1,18 @@
-// One server of TLS 1.3 joins with a pre-shared key, and a process that joins it: what a join costs the
-// server, and what a joined connection holds. tests/bench/rendezvous runs it.
+// Measures the cost of TLS 1.3 joins with a pre-shared key. A second process joins the server.
+// tests/bench/rendezvous runs this program.
 //
-//   secure_join_bench SERVER JOINS HELD      SERVER: ours | link | asio | floor
+// secure_join_bench SERVER JOINS HELD
+//   Prints "SERVER JOINS CPU_US WALL_US BYTES": the server's CPU time and the wall time per join, and its
+//   memory per joined connection. JOINS joins give the times; HELD open connections give the memory. SERVER
+//   is one of:
+//     ours   SecureAcceptor
+//     link   SecureAcceptor and a Connection that waits for frames
+//     asio   boost::asio::ssl::stream with the same settings
+//     floor  SSL_accept on a blocking socket
 //
-// ours: SecureAcceptor. link: with a Connection that waits for frames on each. asio: boost::asio::ssl::stream
-// with the same settings. floor: SSL_accept on a blocking socket and nothing else. Prints "server joins
-// cpu_us wall_us bytes".
+// secure_join_bench storm 0 HELD
+//   HELD nodes join the server of `link` at once. Prints "storm HELD CPU_US WALL_US BYTES"; WALL_US is the
+//   time until all have joined.
 #include <malloc.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -71,8 +78,7 @@ Secret key_of_all() {
   return session_key(link_key(token, LinkRole::kAgent, "bench", "gpu02").value(), who()).value();
 }
 
-// --- the joining process
-// --------------------------------------------------------------------------------------------
+// Joining process
 
 struct Joiner {
   asio::io_context loop{1};
@@ -102,7 +108,8 @@ Awaitable<> join_some(Joiner* all) {
   }
 }
 
-/// Joins, and again when the place was given to others before the server had read our last bytes.
+/// Joins, and joins again if the server dropped the connection before it read the last bytes of the
+/// handshake.
 Awaitable<> join_at_once(Joiner* all, const JoinAs* as) {
   for (;;) {
     const Resolve by_address = address_only;
@@ -114,7 +121,7 @@ Awaitable<> join_at_once(Joiner* all, const JoinAs* as) {
   }
 }
 
-/// A child in which `count` nodes join at once and then wait for its end.
+/// Forks a child in which `count` nodes join at once. The child runs until it is killed.
 pid_t start_storm(std::uint16_t port, int count) {
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
@@ -135,7 +142,7 @@ pid_t start_storm(std::uint16_t port, int count) {
   ::_exit(0);
 }
 
-/// A child that joins `count` times; with `hold` it then waits for its end.
+/// Forks a child that joins `count` times. With `hold` it keeps the connections until it is killed.
 pid_t start_joiner(std::uint16_t port, int count, bool hold) {
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
@@ -160,10 +167,9 @@ void end_joiner(pid_t child) {
   ::waitpid(child, nullptr, 0);
 }
 
-// --- the servers
-// ----------------------------------------------------------------------------------------------------
+// Servers
 
-/// Takes `count` joins; keeps the connections when asked.
+/// take() accepts `count` joins and keeps their connections open if `keep` is set.
 struct Server {
   virtual ~Server() = default;
   virtual std::uint16_t port() = 0;
@@ -186,7 +192,7 @@ struct Ours final : Server {
     SecureAcceptorOptions options;
     options.where = "the bench's port";
     options.token = make_token(kToken, "here").value();
-    options.limits.silent_per_address = options.limits.waiting;  // all come from one here
+    options.limits.silent_per_address = options.limits.waiting;  // all nodes share one address here
     SecureAcceptorCallbacks callbacks;
     callbacks.on_joined = [this](std::unique_ptr<ByteStream> stream, const LinkIdentity&,
                                  const asio::ip::address&) {
@@ -274,7 +280,7 @@ struct AsioSsl final : Server {
   bool keeps = false;
 
   AsioSsl() {
-    SSL_CTX_up_ref(settings->native());  // both own it
+    SSL_CTX_up_ref(settings->native());  // `settings` and `context` both own the SSL_CTX
     SSL_CTX_set_psk_find_session_callback(context.native_handle(), find_fixed);
     asio::co_spawn(loop, accept(this), asio::detached);
   }

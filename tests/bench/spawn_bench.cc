@@ -1,6 +1,7 @@
-// How long it takes to start N programs and to see them end, beside posix_spawn and fork in the same process.
-//   spawn_bench [COUNT [BALLAST_MIB]]     default: 512 of /bin/true, in a process with 256 MiB of memory in
-//   use
+// Measures the time to start programs and wait for their ends, with ddp::spawn, posix_spawn and fork.
+//
+// spawn_bench [COUNT [BALLAST_MIB]]
+//   Starts /bin/true COUNT times (default 512) in a process that uses BALLAST_MIB of memory (default 256).
 #include <poll.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -86,7 +87,7 @@ int main(int argc, char** argv) {
   const int count = argc > 1 ? std::atoi(argv[1]) : 512;
   const std::size_t ballast_mib = argc > 2 ? static_cast<std::size_t>(std::atoi(argv[2])) : 256;
   const std::vector<char> ballast(ballast_mib << 20, 'x');
-  // A session of its own costs the kernel a scheduling group (autogroup), so it is compared with and without.
+  // A new session costs the kernel a scheduling group (autogroup), so both variants are measured.
   struct SpawnMethod {
     const char* name;
     std::function<void()> run;
@@ -99,7 +100,7 @@ int main(int argc, char** argv) {
       {"posix_spawn", [count] { by_posix_spawn(count, 0); }},
       {"fork", [count] { by_fork(count); }},
   };
-  // The best of five, taking turns, since other work on the machine only ever adds.
+  // Other work on the machine only adds time, so the minimum of five rounds counts.
   for (int round = 0; round < 5; ++round) {
     for (SpawnMethod& method : methods)
       method.best = std::min(method.best, seconds(method.run));

@@ -1,6 +1,7 @@
-// The least that a store of one thread can do: epoll, one receive and one send for what has come, requests
-// only measured, each get answered with the same bytes. What a store costs beside it is its own; the rest is
-// the kernel's. Requests of torch <= 2.0 as store_load sends them. tests/bench/rendezvous runs it.
+// A minimal store with one thread, as the lower bound for the cost of a store: mostly the kernel's share. The
+// store makes one receive and one send per wakeup, parses only the lengths of requests, and answers each GET
+// with the same bytes. The requests are those of torch <= 2.0, as store_load sends them.
+// tests/bench/rendezvous runs this program.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
@@ -30,7 +31,7 @@ std::uint64_t number_at(const std::string& bytes, std::size_t at) {
   return value;
 }
 
-/// Takes the whole requests out of `bytes`; how many of them were gets.
+/// Removes the whole requests from `bytes` and returns the number of GETs among them.
 int gets_in(std::string& bytes) {
   int gets = 0;
   std::size_t at = 0;

@@ -1,9 +1,9 @@
-// Clients of a store in the numbering of torch <= 2.0, which our store and Debian's torch both serve: each
-// connection sets a key, gets it, and begins again, one request at a time as PyTorch's clients do.
-// tests/bench/rendezvous runs it.
+// Loads a store with clients that use the request numbers of torch <= 2.0. Our store and Debian's torch both
+// accept these numbers. tests/bench/rendezvous runs this program.
 //
-//   store_load PORT CONNECTIONS SECONDS      prints "rounds seconds": a pair is one SET and one GET that was
-//   answered
+// store_load PORT CONNECTIONS SECONDS SETS
+//   Each connection repeats rounds of SETS SET requests and one GET, and waits for the GET's answer.
+//   Prints "ROUNDS SECONDS": the completed rounds and the elapsed time.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
@@ -21,7 +21,7 @@
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::size_t kValue = 32;  // an address, as Gloo and NCCL publish
+constexpr std::size_t kValue = 32;  // size of an address that Gloo or NCCL publishes
 
 [[noreturn]] void fail(const char* what) {
   std::perror(what);
@@ -67,7 +67,7 @@ void ask(const Client& client, int sets) {
   say(client, client.get);
 }
 
-/// True when the answer is whole.
+/// Receives without blocking. Returns true once the answer is complete.
 bool hear(Client& client) {
   char buffer[64];
   const ssize_t count = ::recv(client.fd, buffer, sizeof buffer, MSG_DONTWAIT);

@@ -1,5 +1,5 @@
-// Any bytes before and around the agent's greeting: however they are cut into chunks, the reader comes to the
-// same end, and what it shows of a host's noise is safe to print.
+// Feeds arbitrary bytes to the reader of the agent's greeting. The size of the chunks must not change the
+// result, and the noise that the reader reports must be safe to print.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -15,7 +15,7 @@ void require(bool holds) {
   if (!holds) std::abort();
 }
 
-/// Gives the host whatever it asks for, as FanOut does.
+/// Answers every request of the host, as FanOut does.
 Bootstrap::State answer_all(Bootstrap& reader, Bootstrap::State state, std::size_t& files) {
   while (state == Bootstrap::State::kNeed || state == Bootstrap::State::kSend) {
     if (state == Bootstrap::State::kSend) require(reader.wanted_file() == files++);

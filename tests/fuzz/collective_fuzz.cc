@@ -9,8 +9,8 @@
 
 #include "apps/train/collectives/schedule/collective_machine.h"
 
-// One rank of a small world hears anything from its peers, in pieces of any size. It must stay in its
-// buffers, and end an order only when as many bytes came as its schedule wants.
+// One rank of a small world receives arbitrary bytes from its peers, in pieces of any size. The rank must
+// stay within its buffers. It must complete an order only after its schedule's number of bytes has arrived.
 
 using namespace ddp::train;
 
@@ -60,7 +60,7 @@ CollectiveOrder order_of(Input& input, int rank, int world, std::vector<float>& 
   return order;
 }
 
-/// The header that the peer should send now, so that the input reaches what lies behind it.
+/// Writes the header that the rank expects, so that the input reaches the code behind the header's checks.
 void put_right_header(std::span<std::byte> into, int number, std::size_t payload) {
   std::array<std::byte, CollectiveMachine::kHeaderSize> header{};
   header[0] = std::byte(number);
@@ -89,7 +89,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         continue;
       }
       const auto in = machine.to_receive();
-      if (in.count == 0) std::abort();  // neither sends nor receives, and is not done
+      if (in.count == 0) std::abort();  // deadlock: no pending send or receive
       if (input.left.empty()) {
         machine.read_last_message(in.peer, std::as_bytes(std::span(data, size)));
         if (machine.lost(in.peer, "connection closed").text.empty()) std::abort();

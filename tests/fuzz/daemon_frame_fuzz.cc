@@ -1,5 +1,5 @@
-// Any bytes from either end of a daemon's link. However they are cut, the same is read; what was read makes
-// the same bytes again, up to where streams were cut; nothing follows the end or a failure.
+// Feeds arbitrary bytes to the frame reader of both ends of a daemon's link. The size of the chunks must not
+// change the result. No frame may follow the end or a failure.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -16,7 +16,7 @@ void require(bool holds) {
   if (!holds) std::abort();
 }
 
-/// What was read, in an order that cuts do not change: bytes of a frame in one.
+/// Returns all frames as text. Adjacent bytes of one stream are joined, so that chunk sizes do not show.
 std::string read_all(DaemonFrameReader::FrameSender from, std::string_view bytes, std::size_t cut) {
   DaemonFrameReader reader(from);
   std::string heard;
@@ -54,7 +54,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size == 0) return 0;
   const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
   for (const auto from : {DaemonFrameReader::FrameSender::kMaster, DaemonFrameReader::FrameSender::kNode}) {
-    // Most of what a node may say needs its greeting first.
+    // The reader rejects most frames of a node that has not sent its greeting.
     const std::string greeted =
         (from == DaemonFrameReader::FrameSender::kNode && data[0] % 8 != 0 ? daemon_greeting() : "") +
         std::string(bytes);

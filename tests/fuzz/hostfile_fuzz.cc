@@ -1,5 +1,5 @@
-// Any text as hostfile, as --host, as a scheduler's lists, as --include/--exclude over what was read, and as
-// words for a shell.
+// Parses arbitrary text as a hostfile, as --host, as the host lists of schedulers, and as a shell command.
+// The text behind the last '|' is the filter of --include and --exclude.
 #include <cctype>
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,7 @@ void require(bool holds) {
   if (!holds) std::abort();
 }
 
-// What the rest of the program relies on.
+// Checks the guarantees that callers of the parsers rely on.
 void check(const HostsOrDiagnostics& parsed, bool from_scheduler = false) {
   if (!parsed) {
     require(!parsed.error().list.empty() && parsed.error().list.size() <= ddp::remote::kMaxDiagnostics);
@@ -50,7 +50,7 @@ void check(const HostsOrDiagnostics& parsed, bool from_scheduler = false) {
   }
 }
 
-// Our own quoting, read by our own reader of sh's rules.
+// split_words() must read the words back that shell_quote() wrote.
 void check_words(const std::string& text) {
   const auto words = ddp::remote::split_words(text);
   if (!words || words->empty()) return;
@@ -62,7 +62,6 @@ void check_words(const std::string& text) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view input(reinterpret_cast<const char*>(data), size);
-  // The part behind the last '|' is the filter.
   const std::size_t bar = input.rfind('|');
   const std::string_view text = input.substr(0, bar);
   const std::string_view filter = bar == std::string_view::npos ? std::string_view() : input.substr(bar + 1);
@@ -74,7 +73,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   check(ddp::remote::repeated_hosts(text, "nodes"), true);
   check(ddp::remote::parse_host_counts(text, "LSB_MCPU_HOSTS"), true);
   check(ddp::remote::grid_engine_hosts(text, "pe_hosts"), true);
-  // A range of many hosts, copied at each run, would only make the fuzzer slow.
+  // Copies of long host lists would slow the fuzzer down without new coverage.
   if (hosts && hosts->size() < 1000 && !filter.empty()) {
     check(ddp::remote::filter_hosts(*hosts, filter, ""));
     check(ddp::remote::filter_hosts(*hosts, "", filter));

@@ -1,5 +1,5 @@
-// Any bytes as the first words of a node that comes by itself, or of its master's answer: what is read is
-// within its limits, and is written and read the same again.
+// Parses arbitrary bytes as the join request of a node and as the master's answer. A parsed line must be
+// within its limits, and must survive a round trip of writing and parsing.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

@@ -1,6 +1,5 @@
-// Any bytes to a guarded port: the look at a ClientHello and the identity in it. Any input is reported in
-// the same way however it is cut, stays inside the bytes, and an identity that is read is written the same
-// again.
+// Parses arbitrary bytes as a ClientHello and as the link identity inside. The verdict must not depend on the
+// size of the chunks. The identity must lie within the input and must survive a round trip.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -28,7 +27,8 @@ void parsed(std::string_view bytes) {
             whole.identity.data() + whole.identity.size() < bytes.data() + bytes.size());
   }
   require((whole.kind == Kind::kOtherTls) == !whole.why.empty());
-  // The reader stops at the first verdict; a prefix may only be undecided, or of the same mind.
+  // The reader stops at the first verdict, so a prefix must be undecided or give the same verdict. Only bytes
+  // behind an offer may still change the verdict.
   for (std::size_t size = 0; size < bytes.size(); size += 1 + bytes.size() / 16) {
     const ParsedClientHello part = parse_client_hello(bytes.substr(0, size));
     require(part.kind == Kind::kNeedsMore || part.kind == whole.kind ||
@@ -51,7 +51,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   parsed(bytes);
   read(bytes);
   read("ddplaunch-link/1 " + std::string(bytes));
-  // Bytes in the places where they hurt: as identity, as further extensions, over a good hello.
+  // Place the bytes where the parser reads them: as identity, as extensions, and over a valid ClientHello.
   ddp::test::HelloBytes hello;
   hello.identity = bytes.substr(0, 300);
   parsed(hello.record());

@@ -1,5 +1,5 @@
-// Any bytes as a history: the hello, loss and failure of nodes, late and foreign words, time that passes or
-// jumps. Whatever comes, Membership keeps its promises about attempts.
+// Derives a history of the job from arbitrary bytes: nodes join, fail and vanish, stale and foreign messages
+// arrive, and time passes or jumps. InvariantChecker checks the actions of Membership after each event.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -54,7 +54,7 @@ MembershipRules rules_from(FuzzBytes& bytes) {
   return rules;
 }
 
-/// What the driver has to rely on.
+/// Checks the guarantees of Membership that its driver relies on.
 class InvariantChecker {
  public:
   explicit InvariantChecker(const MembershipRules& rules) : rules_(rules) {}
@@ -67,7 +67,7 @@ class InvariantChecker {
       } else if (const auto* stop = std::get_if<StopAttempt>(&action)) {
         require(running_ && stop->attempt + 1 == attempts_ && !stop->reason.empty());
         growths_ += stop->cause == StopCause::kScaleUp;
-        // Workers survive for another attempt only: none follows after the user's stop.
+        // No attempt follows the user's stop, so no worker may survive it.
         require(!stop->another || stop->cause != StopCause::kUser);
         require(stop->cause != StopCause::kScaleUp || stop->another);
         running_ = false;
@@ -160,7 +160,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   while (!bytes.empty()) {
     const int time = bytes.below(16);
     if (time == 15) {
-      now += std::chrono::seconds(bytes.below(100));  // asleep
+      now += std::chrono::seconds(bytes.below(100));  // as after a suspend
     } else if (time > 7 && membership.deadline()) {
       now = std::max(now, *membership.deadline());
       checker.take(membership, membership.step({}, Tick{}, now));
@@ -174,7 +174,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                       incarnations[host] - (defect == 3 ? 1U : 0U)};
     checker.take(membership, membership.step(from, event, now));
   }
-  // Every job ends: left alone, all nodes are lost, and then the join limit passes.
+  // Without further events all nodes are lost, the join limit passes, and the job must end.
   for (int i = 0; i < 10'000 && membership.deadline(); ++i) {
     now = std::max(now, *membership.deadline());
     checker.take(membership, membership.step({}, Tick{}, now));

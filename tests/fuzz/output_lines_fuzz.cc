@@ -25,8 +25,8 @@ std::string rows_of(const LineAssembler& lines) {
   return rows;
 }
 
-// The terminal gets colours, erasing and the cursor's ways up and down, nothing else that could move or hide
-// it, no mark that turns the writing, and nothing invisible but joiners.
+// Output for the terminal may hold colours, erase sequences, and cursor movement up and down. All other
+// control sequences, bidirectional marks, and invisible characters except joiners are errors.
 void require_harmless(std::string_view bytes) {
   for (std::size_t at = 0; at < bytes.size(); ++at) {
     if (bytes[at] != 0x1b) {
@@ -45,8 +45,9 @@ void require_harmless(std::string_view bytes) {
 
 }  // namespace
 
-// The first byte says how the rest is cut into chunks; whatever the cut, the lines and the open rows are the
-// same, and no step of it breaks a bound. The tail, the label's parser, and the view take any bytes.
+// The first byte of the input sets the size of the chunks. The lines and the open rows must not depend on
+// that size, and each step must stay within its bounds. The tail, the label parser and the view must accept
+// any bytes.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const std::size_t step = 1 + data[0] % 64;
@@ -82,7 +83,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   settled.finish(settled_lines);
   require(lines == expected && cut.held() == 0);
   require(settles || settled_lines == expected);
-  require(lines.find_first_of("\r\b") == std::string::npos);  // neither ever reaches the view
+  require(lines.find_first_of("\r\b") == std::string::npos);  // the assembler resolves both
   require(tail.lines().size() <= StderrTail::kMaxLines);
   std::string row;
   require(append_row(bytes, step, row) <= step && text_width(row) <= step);

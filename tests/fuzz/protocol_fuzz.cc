@@ -1,5 +1,5 @@
-// Any bytes: the framer and the codec must give messages or a kProtocol error, and what decodes must encode
-// to itself.
+// Decodes arbitrary bytes as protocol frames. Each frame must give a message or an error, and a decoded
+// message must encode to the same bytes.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>

@@ -1,5 +1,5 @@
-// What workers and the kernel write, whatever it is: the report comes out, has nothing in it that steers a
-// terminal, is JSON, and names one of those who failed.
+// Builds exit reports from arbitrary output of workers and the kernel. The text must not control a terminal,
+// the document must be valid JSON, and the root cause must be one of the failures.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -50,7 +50,7 @@ Failure failure_from(std::string_view part, int rank) {
   return failure;
 }
 
-/// Nothing in it steers a terminal, or reads otherwise than it is.
+/// Aborts if `text` has characters that control a terminal or disguise the text.
 void check_safe(std::string_view text) {
   while (!text.empty()) {
     const ddp::Utf8Character character = ddp::first_character(text);
@@ -66,7 +66,7 @@ void check_kernel(std::string_view text) {
   (void)is_xid_line(text);
 }
 
-/// What a worker left in the agent's memory, and what an agent says that it was.
+/// Reads `bytes` as a worker's flight recorder in shared memory, and as a dump that an agent sent.
 void check_collectives(std::string_view bytes) {
   using namespace ddp::rendezvous;
   static FlightRecorderMemory memory;
@@ -80,7 +80,7 @@ void check_collectives(std::string_view bytes) {
   }
   const auto said = parse_dump(bytes);
   if (said) require(parse_dump(dump_text(*said)).has_value());
-  if (said && said->world_size > 1'000) return;  // each rank that is missing takes time
+  if (said && said->world_size > 1'000) return;  // the time grows with the number of missing ranks
   if (said) (void)analyze_desync({*said});
   if (left && said && left->world_size <= 1'000) (void)analyze_desync({*left, *said});
 }

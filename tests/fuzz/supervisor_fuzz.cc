@@ -1,6 +1,5 @@
-// Agents that obey and agents that say anything at any time, as any bytes decide: whatever comes, the
-// Supervisor keeps its feet (the build checks optionals, indices and iterators), and a job whose nodes are
-// all gone ends.
+// Agents obey, or send arbitrary messages at any time; the input decides which. The Supervisor must not
+// crash: the build checks optionals, indices and iterators. A job that has lost all nodes must end.
 #include <algorithm>
 #include <csignal>
 #include <cstdint>
@@ -85,9 +84,9 @@ class FuzzedJob {
   struct FuzzedNode {
     std::uint32_t incarnation = 0;
     bool up = false;
-    bool called = false;  ///< it is to come up again
+    bool called = false;  ///< the supervisor has ordered a new start of the node
     std::deque<Message> answers;
-    std::uint32_t attempt = 0;  ///< the last one that it was ordered to spawn
+    std::uint32_t attempt = 0;  ///< the last attempt that the node was ordered to spawn
     std::uint32_t local_world = 0;
   };
 
@@ -114,7 +113,7 @@ class FuzzedJob {
       case 7:
         if (bytes_.below(16) == 0) step(job::UserSignal{bytes_.below(2) == 0 ? SIGINT : SIGUSR1});
         return;
-      default:  // it obeys the order
+      default:
         obey(node);
         return;
     }
@@ -174,7 +173,7 @@ class FuzzedJob {
     say(index, exited);
   }
 
-  /// Of this attempt or another, whatever the node is doing.
+  /// Sends any message of the current attempt or a neighbouring one, regardless of the node's state.
   void unusual_word(std::size_t index) {
     if (!nodes_[index].up) return;
     const std::uint32_t attempt =
@@ -222,7 +221,7 @@ class FuzzedJob {
     }
   }
 
-  // What an agent that obeys will say, in order.
+  // answer() appends the messages with which an obedient agent answers an order.
   static void answer(FuzzedNode& node, const JobStart& order) {
     node.answers.emplace_back(JobAccepted{"p", {}, "", !order.predecessor.empty()});
   }

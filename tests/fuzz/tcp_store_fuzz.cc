@@ -1,6 +1,6 @@
-// Any bytes as the TCPStore protocol, from several connections at once: no crash, no reply without a request,
-// memory bounded and given back; and cutting the bytes otherwise changes nothing. The first byte seeds the
-// cutting.
+// Feeds arbitrary bytes to the TCPStore protocol, from one connection and from several. The store's memory
+// must stay bounded, and a closed connection must leave no waiter. The size of the chunks must not change the
+// replies; the first byte of the input seeds that size.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,7 @@ void require(bool condition) {
 
 constexpr std::size_t kStoreBytes = 1 << 20;
 
-// What one connection was answered, and how its stream ended.
+// The replies to one connection, and whether its stream was rejected.
 struct Outcome {
   std::string replies;
   bool broken = false;
@@ -38,7 +38,7 @@ void serve(KeyStore& store, StoreConnectionId id, StoreDecoder& decoder, Outcome
   }
 }
 
-// One connection alone, in chunks of up to `most` bytes.
+// Serves one connection, in chunks of up to `most` bytes.
 Outcome alone(std::string_view bytes, std::size_t most, std::uint32_t seed) {
   KeyStore store(kStoreBytes);
   StoreDecoder decoder;
@@ -64,8 +64,8 @@ Outcome alone(std::string_view bytes, std::size_t most, std::uint32_t seed) {
   return outcome;
 }
 
-// Four connections on one store; the bytes go to them in turns, each from the greeting on so that all get
-// far.
+// Serves four connections on one store. The connections take chunks in turn. Each connection starts with a
+// valid greeting, so that the input reaches the requests.
 void together(std::string_view bytes) {
   constexpr std::size_t kConnections = 4;
   KeyStore store(kStoreBytes);

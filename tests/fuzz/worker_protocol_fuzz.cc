@@ -1,6 +1,5 @@
-// Any bytes as lines of either side, and as the life of a worker: what it says in pieces, and orders between.
-// What is decoded can be encoded, whatever its texts, and what was cut is not cut again; the session keeps
-// its promises.
+// Decodes arbitrary bytes as lines of both sides, and derives the session of a worker from them. A decoded
+// line must encode again, and a truncated text must not shrink further. InvariantChecker checks the session.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -33,12 +32,12 @@ void there_and_back(std::string_view line, Decode decode) {
   require(once.size() <= kWorkerLineBytes && once.find('\n') == once.size() - 1);
   const auto back = decode(std::string_view(once).substr(0, once.size() - 1));
   require(back.has_value() && back->index() == word->index());
-  // What was cut is not cut again.
+  // A second round trip must not truncate the texts further.
   const std::string twice = encode_line(*back);
   require(twice == once);
 }
 
-/// A text of any bytes, as long as one likes.
+/// Encodes messages with `bytes`, repeated, as their text. The lines must fit their limit and decode again.
 void encode_any(std::string_view bytes, std::size_t times) {
   std::string text;
   for (std::size_t i = 0; i < times && text.size() < 2 * kWorkerLineBytes; ++i)
@@ -53,7 +52,7 @@ void encode_any(std::string_view bytes, std::size_t times) {
   }
 }
 
-/// What the session's owner has to rely on.
+/// Checks the guarantees of WorkerSession that its owner relies on.
 class InvariantChecker {
  public:
   void hear(const WorkerEvent& event, const std::optional<std::uint32_t>& attempt) {
@@ -108,7 +107,7 @@ void live(std::string_view bytes) {
   const auto line = [&](const WorkerMessage& word) { hear(encode_line(word)); };
   while (!bytes.empty()) {
     const auto verb = static_cast<unsigned char>(bytes[0]);
-    const std::uint32_t near = attempt + (verb >> 6) - 1;  // mostly the present one
+    const std::uint32_t near = attempt + (verb >> 6) - 1;  // possibly stale, or not yet begun
     bytes.remove_prefix(1);
     switch (verb % 12) {
       case 0:

@@ -9,7 +9,7 @@
 
 namespace ddp::remote::test {
 
-/// What a command did, seen through a Channel.
+/// The results of a command, received through a Channel.
 struct Ran {
   Result<> opened = Error{ErrorCode::kInternal, "not run", 0};
   std::string address;
@@ -18,15 +18,15 @@ struct Ran {
   ChannelEnd end;
 };
 
-/// Runs one command to its end: writes `input` and closes the link's write side, reads both streams, awaits
-/// end(). Blocks; drives `loop` itself. Fails the test when it takes longer than `limit`.
+/// Runs one command to its end: writes `input`, closes the link's write side, reads both streams and awaits
+/// end(). Blocks while it runs `loop`. The test fails if this takes longer than `limit`.
 Ran run_command(asio::io_context& loop, RemoteShell& shell, const Host& host, std::vector<std::string> argv,
                 std::string input = {}, std::chrono::milliseconds limit = std::chrono::seconds(20));
 
 Host host_named(const std::string& name);
 
-/// Numbers of open descriptors and of children (zombies too) of this process: equal before and after, or
-/// something leaks.
+/// These functions return the numbers of this process's open descriptors and children, including zombies.
+/// Numbers that differ before and after a test case show a leak.
 std::size_t open_descriptors();
 std::size_t children();
 

@@ -1,5 +1,5 @@
-// Opens a command on many hosts at once, waits for all ends, prints wall time and our own CPU time: to see
-// what starting costs.
+// Measures the cost of starting a command on many hosts at once. It waits until all commands have ended, and
+// prints the wall time and its own CPU time.
 //   ssh_fan_out ssh|command|local SSH_CONFIG HOSTS_FILE COMMAND [ARGUMENT…]
 #include <sys/resource.h>
 

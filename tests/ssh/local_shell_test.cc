@@ -22,7 +22,8 @@ std::string mebibyte() {
   return bytes;
 }
 
-/// Fan-out over local children only: each host runs the same shell line, with its index nowhere to be seen.
+/// Runs a fan-out over local children. All hosts run the same shell line, which does not see the host's
+/// index.
 std::map<std::size_t, Result<StartedAgent>> start_all(asio::io_context& loop, std::size_t count,
                                                       const std::string& line,
                                                       std::chrono::milliseconds limit,
@@ -118,7 +119,7 @@ TEST_CASE("a dropped channel gives the command end of file, and the command is r
                    [&gone](std::exception_ptr, Result<std::unique_ptr<Channel>> channel) {
                      gone = channel.has_value();
                    });
-    loop.run();  // ends when the child has been reaped
+    loop.run();  // returns when the child has been reaped
     CHECK(gone);
     CHECK(children() == 0);
   }
@@ -155,7 +156,7 @@ TEST_CASE("fan-out hands the channel over with the bytes that followed the greet
     CHECK(outcome->hello.version == "0.1.0");
     REQUIRE(outcome->noise.size() == 1);
     CHECK(outcome->noise[0] == "noise");
-    // What has not arrived yet is still in the channel, in order.
+    // The channel still delivers, in order, the bytes that had not arrived.
     char more[16];
     while (outcome->first_bytes.size() < 5) {
       outcome->first_bytes.append(more, outcome->channel->link().read_some(asio::buffer(more)));
@@ -192,7 +193,7 @@ TEST_CASE("fan-out reports each kind of failure in its own words") {
 
 TEST_CASE("fan-out gives up silent hosts at the deadline and leaves nothing") {
   const auto descriptors = open_descriptors();
-  // How soon four shells have spoken is up to the machine: the limit grows until they had the time.
+  // The time that four shells need depends on the machine. The limit grows until all of them have written.
   bool all_spoke = false;
   for (std::chrono::milliseconds limit(300); limit <= std::chrono::seconds(20) && !all_spoke; limit *= 4) {
     asio::io_context loop(1);

@@ -54,7 +54,7 @@ Nodes::Nodes(int count, const std::string& settings) {
   dir_ = up.output;
   std::ifstream(file("port")) >> port_;
 
-  // The keeper reads from us until we end, also by a crash, and then takes the sshd down.
+  // The keeper's input ends with this process, even after a crash. The keeper then stops the sshd.
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe");
   const std::string line = "cat; '" + kScript + "' down '" + dir_ + "'; rm -r '" + dir_ + "'";
@@ -75,7 +75,7 @@ Nodes::~Nodes() {
 }
 
 int Nodes::processes() const {
-  // Zombies do not count: process 1 may reap late.
+  // Zombies do not count, because process 1 may reap them late.
   const std::string line =
       "below() { for c in $(cat /proc/$1/task/*/children 2>/dev/null); do "
       "grep -qs '^State:[[:space:]]*Z' /proc/$c/status || echo $c; below $c; done; }; "

@@ -6,12 +6,12 @@
 
 namespace ddp::remote::test {
 
-/// An sshd of our own on 127.0.0.2 and the following addresses (tests/support/nodes). It ends with this
-/// process, however that ends.
+/// An sshd on 127.0.0.2 and the following addresses (tests/support/nodes). It ends with this process, even
+/// after a crash.
 class Nodes {
  public:
-  /// `settings` as NAME=value words for tests/support/nodes. Ends the whole test program with 77, which is a
-  /// skip, where no sshd can be run.
+  /// `settings` are NAME=value words for tests/support/nodes. If no sshd can run here, the test program exits
+  /// with 77, which ctest shows as skipped.
   explicit Nodes(int count, const std::string& settings = {});
   ~Nodes();
   Nodes(const Nodes&) = delete;
@@ -20,10 +20,10 @@ class Nodes {
   const std::string& dir() const { return dir_; }
   std::string file(const std::string& name) const { return dir_ + "/" + name; }
   int port() const { return port_; }
-  /// Processes below the sshd: sessions and what they run.
+  /// Returns the number of processes below the sshd: sessions and their commands.
   int processes() const;
 
-  /// Writes a file into the directory and returns its path.
+  /// Writes a file into dir() and returns its path.
   std::string write(const std::string& name, const std::string& text) const;
 
  private:
@@ -33,7 +33,7 @@ class Nodes {
   int keeper_pipe_ = -1;
 };
 
-/// The output of a shell line; fails the program when its exit status is not 0.
+/// Returns the output of a shell line without its last newlines. Throws if the exit status is not 0.
 std::string output_of(const std::string& line);
 
 }  // namespace ddp::remote::test

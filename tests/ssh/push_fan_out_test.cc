@@ -1,4 +1,5 @@
-// Hosts that ask for the agent in every wrong way: the fan-out against scripts that play such a host.
+// Fan-out to hosts that request a copy of the agent. Shell scripts emulate the hosts, most of which
+// misbehave.
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -29,7 +30,7 @@ using namespace ddp::remote::test;
 
 namespace {
 
-/// A directory whose ddplaunchd is this test's own program: it is large, and has a build id.
+/// A directory whose ddplaunchd links to this test program, which is large and has a build id.
 class BundleDirectory {
  public:
   BundleDirectory() {
@@ -51,7 +52,8 @@ class BundleDirectory {
   char directory_[32] = "/tmp/ddplaunch-stock-XXXXXX";
 };
 
-/// What FanOut reports of a host whose wrapper is this shell line, which ignores the command behind it.
+/// Returns FanOut's outcome for one host. Its wrapper is the shell line, which may ignore the agent's command
+/// in $0 and $@.
 Result<StartedAgent> start(asio::io_context& loop, const std::shared_ptr<AgentBundle>& bundle,
                            const std::string& line,
                            std::chrono::milliseconds limit = std::chrono::seconds(20)) {
@@ -97,7 +99,7 @@ TEST_CASE("the file arrives complete, and so does the agent's output after it") 
   BundleDirectory files;
   const auto bundle = files.make();
   const auto set = bundle->set_for("x86_64");
-  if (!set) return;  // another machine: there is nothing to send
+  if (!set) return;  // not built for x86_64, so there is no file to send
   const PushedFile& file = (*set)->files.at(0);
   CHECK(file.sha256 == sha256_hex((*set)->bytes.at(0)));
   asio::io_context loop(1);
@@ -131,7 +133,7 @@ TEST_CASE("a host with a malformed request is reported, and nothing is left") {
         "box: the greeting of /opt/ddplaunchd cannot be read: \"ddplaunchd-send 1\"" + advice);
   CHECK(text_of("echo ddplaunchd-send 0; exec cat") ==
         "box: the greeting of /opt/ddplaunchd cannot be read: \"ddplaunchd-send 0\"" + advice);
-  // Each of the next ends while the file is being sent.
+  // Each of the following hosts fails or exits while the file is being sent.
   CHECK(text_of(kAsk +
                 "echo ddplaunchd-send 0; head -c 1 >/dev/null; echo ddplaunchd-fail disk; exec sleep 1") ==
         "box: ddplaunchd is not installed there, and copying it failed: disk" + advice);
@@ -163,7 +165,8 @@ TEST_CASE("a cached agent that does not greet is replaced once") {
   BundleDirectory files;
   const auto bundle = files.make();
   asio::io_context loop(1);
-  // The look finds one, which ends; the next command looks at none, and asks for a fresh one.
+  // The search finds a cached agent, which exits without a greeting. The next command skips the search and
+  // requests a copy.
   const std::string line =
       "case $2 in *--fits*) echo ddplaunchd-runs /home/x; echo broken >&2; exit 0;; esac; " + kAsk;
   auto outcome = start(loop, bundle, line + "echo ddplaunchd-hello 1 0.1.0; exec cat >/dev/null");
@@ -198,8 +201,8 @@ TEST_CASE("the event loop continues while the disk with the agent's file hangs")
   REQUIRE(::unlink(file.c_str()) == 0);
   REQUIRE(::mkfifo(file.c_str(), 0600) == 0);
   std::atomic<bool> over = false;
-  // Whoever reads a FIFO waits for the first that writes. It comes after the test, or if the loop stands
-  // still.
+  // An open of a FIFO for reading blocks until a writer opens it. This writer opens it when the fan-out is
+  // over, or after 10 s, so that a blocked event loop fails the test.
   std::thread writer([&] {
     for (int i = 0; i < 100 && !over; ++i)
       ::usleep(100'000);
@@ -248,7 +251,8 @@ TEST_CASE("an installed agent of the same version runs where none can be copied"
 
 namespace {
 
-/// A program in place of ssh: its first runs end as `refusal` says, the next one is an agent.
+/// Writes a program in place of ssh and returns its path. The first `refusals` runs execute `refusal`. Later
+/// runs are agents.
 std::string fake_ssh(const std::string& directory, int refusals, const std::string& refusal) {
   const std::string path = directory + "/ssh";
   std::ofstream(path) << "#!/bin/sh\necho x >>" << directory << "/runs\n[ $(wc -l <" << directory
@@ -306,7 +310,7 @@ TEST_CASE("the ssh program is retried only when the server closed before its gre
   CHECK(killed.outcome.error().code == ErrorCode::kUnreachable);
   CHECK(killed.runs == 1);
   let_children_end(loop);
-  // The last one: a login was refused, here at a jump host.
+  // In the last case, a jump host refuses the login.
   for (const char* words : {"echo 'ssh: connect to host a port 22: Connection refused' >&2", "true",
                             "echo 'a@b: Permission denied (publickey).' >&2\n"
                             "echo 'kex_exchange_identification: Connection closed by remote host' >&2"}) {
@@ -320,7 +324,7 @@ TEST_CASE("the ssh program is retried only when the server closed before its gre
 
 namespace {
 
-/// Whether nobody in this process group lives: some first processes of containers reap nobody.
+/// Returns whether all processes of the group are zombies. Process 1 of some containers reaps no process.
 bool only_zombies(pid_t group) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     if (std::isdigit(static_cast<unsigned char>(entry.path().filename().string()[0])) == 0) continue;
@@ -368,7 +372,7 @@ TEST_CASE("a wrapper that hangs is killed with all processes that it started") {
   const auto bundle = files.make();
   for (const char* line : {"sleep 1000 & wait", "trap '' TERM; sleep 1000 & sleep 1000; sleep 1000"}) {
     pid_t group = 0;
-    // The machine decides how soon it reports its number.
+    // The time until the wrapper reports its group depends on the machine, so the limit grows.
     for (std::chrono::seconds limit(1); limit <= std::chrono::seconds(16) && group == 0; limit *= 4) {
       asio::io_context loop(1);
       const auto outcome = start(loop, bundle, std::string("echo group $$ >&2; ") + line, limit);

@@ -34,7 +34,7 @@ std::vector<Host> hosts(int count) {
 
 using Outcomes = std::map<std::size_t, Result<StartedAgent>>;
 
-/// One fan-out with its shells. The channels must go before it.
+/// One fan-out with its shells. The channels in `outcomes` must not outlive it.
 struct Fixture {
   Fixture(const std::string& config, const std::string& line, std::chrono::milliseconds limit)
       : ssh(loop.get_executor(), options_for(config)), local(loop.get_executor()) {
@@ -80,7 +80,8 @@ std::string read_line(Channel::Socket& socket, std::string text) {
   return text;
 }
 
-/// The sshd's side ends a moment after ours.
+/// Returns the number of processes left below the sshd. It waits about 5 s for them, because the server's
+/// side of a connection ends later than the client's.
 int processes_left(const Nodes& where) {
   int left = 0;
   for (int i = 0; i < 100 && (left = where.processes()) > 0; ++i)
@@ -164,8 +165,8 @@ TEST_CASE("a cancellation in the middle ends every session") {
 }
 
 TEST_CASE("a host that never greets is given up at the deadline, and its command is killed") {
-  // How long a login takes is up to the machine: where it did not end in time, the limit was too short for
-  // the point of this test, and the next one is longer.
+  // The time that a login takes depends on the machine. If the login exceeded the limit, the test
+  // repeats with a longer one.
   std::string error_text;
   for (std::chrono::milliseconds limit(1000); limit <= std::chrono::seconds(32); limit *= 2) {
     Fixture start(nodes().file("ssh_config"), "echo booting; exec cat", limit);
@@ -229,7 +230,7 @@ TEST_CASE("output of a login shell's start-up file does not disturb the greeting
     REQUIRE(agent.noise.size() == 2);
     CHECK(agent.noise[0] == "welcome to the cluster");
     CHECK(agent.noise[1] == "prompt> ");
-    // stderr goes its own way, and may come after the greeting.
+    // stderr is a separate stream, and may arrive after the greeting.
     CHECK(read_line(agent.channel->errors(), agent.errors) == "quota: 80%\n");
   }
   start.outcomes.clear();
@@ -249,7 +250,7 @@ TEST_CASE("a server that drops logins beyond MaxStartups is retried") {
 }
 
 TEST_CASE("many hosts behind one jump host are connected in turns") {
-  // Each login makes two connections to this sshd, so all at once would be 30.
+  // Each login makes two connections to this sshd: 30 if all hosts started at once.
   const Nodes strict(15, "NODES_MAX_STARTUPS=17:100:17");
   const std::string config =
       strict.write("config_jump", "Host inner*\n  ProxyCommand ssh -F " + strict.file("ssh_config") +

@@ -25,7 +25,7 @@ namespace {
 
 const Nodes& nodes() {
   static const Nodes all(64);
-  // No agent of the user may lend a key where a test expects that there is none.
+  // Tests that expect no key must not find one in the user's SSH agent.
   [[maybe_unused]] static const bool once = (::unsetenv("SSH_AUTH_SOCK"), true);
   return all;
 }
@@ -38,7 +38,7 @@ std::string mebibyte() {
   return bytes;
 }
 
-/// The nodes' ssh_config with other values for some options, as a new file.
+/// Writes an ssh_config in which `first_lines` override the nodes' options, and returns its path.
 std::string config_with(const std::string& name, const std::string& first_lines) {
   return nodes().write(name, first_lines + "Include " + nodes().file("ssh_config") + "\n");
 }
@@ -75,7 +75,7 @@ std::string host_fingerprint() {
   return output_of("ssh-keygen -lf " + nodes().file("host_key.pub") + " | cut -d' ' -f2");
 }
 
-/// A listening TCP socket on 127.0.0.1, never accepting by itself.
+/// A listening TCP socket on 127.0.0.1 that accepts no connection by itself.
 struct Listener {
   Listener() : fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address{};
@@ -200,7 +200,7 @@ TEST_CASE("--accept-new-host-keys stores a new key, and refuses a changed one") 
   }
   CHECK(output_of("wc -l < " + known) == "1");
   CHECK(output_of("cut -c1-3 " + known) == "|1|");
-  // The ssh program finds the same key, and we find it without the option.
+  // The ssh program finds the recorded key, and so does a shell without accept_new_host_keys.
   CHECK(output_of("ssh-keygen -F '" + bracketed("127.0.0.2") + "' -f " + known + " | wc -l") == "2");
   CHECK(run_ssh(host_named("127.0.0.2"), config, {"echo", "again"}).out == "again\n");
 }
@@ -319,7 +319,7 @@ TEST_CASE("without an ssh program the defaults and the hostfile apply") {
   Host host = at_port("127.0.0.2", static_cast<std::uint16_t>(nodes().port()));
   host.identity = nodes().file("id");
   const auto ran = run_command(loop, shell, host, {"true"});
-  REQUIRE_FALSE(ran.opened.has_value());  // the nodes' key is in no default file
+  REQUIRE_FALSE(ran.opened.has_value());  // no default known_hosts file has the nodes' host key
   CHECK(ran.opened.error().text.rfind("127.0.0.2: unknown host key of " + place("127.0.0.2"), 0) == 0);
 }
 
