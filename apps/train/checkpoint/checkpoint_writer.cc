@@ -8,7 +8,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <future>
+#include <initializer_list>
 #include <random>
+#include <span>
 #include <string_view>
 #include <system_error>
 #include <type_traits>
@@ -141,11 +143,8 @@ void CheckpointWriter<T>::serve() {
 
 /// A state that no training can continue from must not replace one that it can.
 template <class T>
-Result<> check_finite(const CheckpointContent<T>& content) {
-  bool finite = all_finite<T>(content.parameters) && all_finite<T>(content.running);
-  for (const auto& vector : content.optimizer)
-    finite = finite && all_finite<T>(vector.values);
-  if (finite) return {};
+Result<> check_finite(std::initializer_list<std::span<const T>> vectors) {
+  if (std::ranges::all_of(vectors, all_finite<T>)) return {};
   return Error{ErrorCode::kUsage, "its weights or its optimizer's state are not finite"};
 }
 
@@ -153,20 +152,28 @@ template <class T>
 Result<> CheckpointWriter<T>::write_files(const CheckpointContent<T>& content, const std::string& folder) {
   std::error_code failed;
   if (!fs::create_directory(folder, failed)) return system_error(failed.value(), "create " + folder);
-  std::vector<TensorView> vectors;
-  for (const auto& vector : content.optimizer) {
-    vectors.push_back({vector.name,
-                       std::is_same_v<T, float> ? TensorType::kF32 : TensorType::kF64,
-                       {static_cast<std::int64_t>(vector.values.size())},
-                       std::as_bytes(std::span(vector.values))});
-  }
   // Beside the model's file, for the sake of the checksums and flushes; where no thread is left, after it.
-  auto optimizer_file =
-      std::async([&] { return write_safetensors(folder + "/optimizer.safetensors", vectors, {}); });
+  auto optimizer_file = std::async([&]() -> Result<std::uint32_t> {
+    std::vector<TensorView> vectors;
+    for (const auto& vector : content.optimizer) {
+      const auto values = vector.values.span().first(content.parameters.size());
+      if (auto finite = check_finite<T>({values}); !finite) return finite.error();
+      vectors.push_back({vector.name,
+                         std::is_same_v<T, float> ? TensorType::kF32 : TensorType::kF64,
+                         {static_cast<std::int64_t>(values.size())},
+                         std::as_bytes(values)});
+    }
+    return write_safetensors(folder + "/optimizer.safetensors", vectors, {});
+  });
   CheckpointState state = content.state;
-  const ModelState<T> weights(model_, content.parameters, content.running, content.batches);
-  const auto model = write_safetensors(folder + "/model.safetensors", weights.tensors(),
-                                       {{"format", "pt"}, {"model", state.model}});
+  const auto write_model = [&]() -> Result<std::uint32_t> {
+    if (auto finite = check_finite<T>({content.parameters.span(), content.running}); !finite)
+      return finite.error();
+    const ModelState<T> weights(model_, content.parameters.span(), content.running, content.batches);
+    return write_safetensors(folder + "/model.safetensors", weights.tensors(),
+                             {{"format", "pt"}, {"model", state.model}});
+  };
+  const auto model = write_model();
   const auto optimizer = optimizer_file.get();
   if (!optimizer) return optimizer.error();
   if (!model) return model.error();
@@ -193,8 +200,7 @@ template <class T>
 Result<> CheckpointWriter<T>::write_checkpoint(const CheckpointContent<T>& content) {
   const std::string name = checkpoint_name(content.state.position.step);
   const std::string folder = unfinished(name);
-  auto done = check_finite(content);
-  if (done) done = write_files(content, folder);
+  auto done = write_files(content, folder);
   if (done) done = publish(folder, name);
   std::error_code ignored;
   if (done) {

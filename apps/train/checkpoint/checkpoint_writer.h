@@ -12,20 +12,22 @@
 
 #include "apps/train/checkpoint/checkpoint.h"
 #include "apps/train/checkpoint/safetensors.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "apps/train/model/model.h"
 #include "base/result.h"
 
 namespace ddp::train {
 
-/// The content of a checkpoint, in its own memory.
+/// The content of a checkpoint, in its own memory. The large vectors are not zeroed first.
 template <class T>
 struct CheckpointContent {
   CheckpointState state;
-  std::vector<T> parameters, running;
+  AlignedBuffer<T> parameters;
+  std::vector<T> running;
   std::int64_t batches = 0;  ///< batches in the running statistics
   struct StateVector {
     std::string name;
-    std::vector<T> values;
+    AlignedBuffer<T> values;  ///< one for each parameter; more are not written
   };
   std::vector<StateVector> optimizer;
 };

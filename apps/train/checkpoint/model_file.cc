@@ -75,41 +75,32 @@ void from_torch_order(const TensorInfo& tensor, std::span<const T> torch, std::s
 template <class T>
 ModelState<T>::ModelState(const Model<T>& model, std::span<const T> parameters, std::span<const T> running,
                           std::int64_t batches)
-    : numbers_(parameters.size() + running.size()), counters_(model.counter_names()), batches_(batches) {
-  const auto add = [this](const std::vector<TensorInfo>& tensors, std::span<const T> from, std::size_t base) {
+    : batches_(batches) {
+  const auto add = [this](const std::vector<TensorInfo>& tensors, std::span<const T> from) {
     for (const TensorInfo& tensor : tensors) {
-      to_torch_order<T>(tensor, from.subspan(tensor.offset, tensor.size),
-                        std::span(numbers_).subspan(base + tensor.offset, tensor.size));
-      slices_.push_back({tensor.name, tensor.shape, base + tensor.offset, tensor.size});
+      std::span<const T> numbers = from.subspan(tensor.offset, tensor.size);
+      if (tensor.layout != Layout::kPlain) {
+        to_torch_order<T>(tensor, numbers, reordered_.emplace_back(tensor.size));
+        numbers = reordered_.back();
+      }
+      views_.push_back({tensor.name, kType<T>, tensor.shape, std::as_bytes(numbers)});
     }
   };
-  add(model.parameter_tensors(), parameters, 0);
-  add(model.running_tensors(), running, parameters.size());
-}
-
-/// Returns views in the order of a state_dict: layer after layer, each with parameters, running statistics
-/// and counter.
-template <class T>
-std::vector<TensorView> ModelState<T>::tensors() const {
-  std::vector<TensorView> views;
-  for (const TensorSlice& part : slices_) {
-    views.push_back({part.name, kType<T>, part.shape,
-                     std::as_bytes(std::span(numbers_).subspan(part.offset, part.size))});
-  }
-  for (const std::string& name : counters_)
-    views.push_back({name, TensorType::kI64, {}, std::as_bytes(std::span(&batches_, 1))});
+  add(model.parameter_tensors(), parameters);
+  add(model.running_tensors(), running);
+  for (const std::string& name : model.counter_names())
+    views_.push_back({name, TensorType::kI64, {}, std::as_bytes(std::span(&batches_, 1))});
 
   std::vector<std::string> layers;
-  for (const TensorView& view : views) {
+  for (const TensorView& view : views_) {
     if (std::find(layers.begin(), layers.end(), layer_of(view.name)) == layers.end())
       layers.push_back(layer_of(view.name));
   }
   const auto place = [&layers](const TensorView& view) {
     return std::find(layers.begin(), layers.end(), layer_of(view.name)) - layers.begin();
   };
-  std::stable_sort(views.begin(), views.end(),
+  std::stable_sort(views_.begin(), views_.end(),
                    [&place](const TensorView& a, const TensorView& b) { return place(a) < place(b); });
-  return views;
 }
 
 template <class T>

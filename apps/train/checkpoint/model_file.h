@@ -13,25 +13,25 @@
 
 namespace ddp::train {
 
-/// A model's state_dict in its own memory, with PyTorch's names, shapes and order of numbers.
+/// A model's state_dict, with PyTorch's names, shapes and order of numbers.
 template <class T>
 class ModelState {
  public:
-  /// `batches`: number of batches in the running statistics.
+  /// `parameters` and `running` must outlive this object. `batches`: number of batches in the running
+  /// statistics.
   ModelState(const Model<T>& model, std::span<const T> parameters, std::span<const T> running,
              std::int64_t batches);
-  std::vector<TensorView> tensors() const;
+  ModelState(const ModelState&) = delete;
+  ModelState& operator=(const ModelState&) = delete;
+
+  /// Returns views in the order of a state_dict: layer after layer, each with parameters, running statistics
+  /// and counter.
+  const std::vector<TensorView>& tensors() const { return views_; }
 
  private:
-  struct TensorSlice {
-    std::string name;
-    std::vector<std::int64_t> shape;
-    std::size_t offset, size;
-  };
-  std::vector<TensorSlice> slices_;
-  std::vector<T> numbers_;
-  std::vector<std::string> counters_;
+  std::vector<std::vector<T>> reordered_;  ///< the tensors that do not lie in PyTorch's order
   std::int64_t batches_;
+  std::vector<TensorView> views_;
 };
 
 /// Returns whether no number is nan or infinite.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -64,6 +65,13 @@ class Communicator {
     return {};
   }
 
+  /// Copies `mine` of each rank, of equal size everywhere, to `all` of `root`, in rank order. The other
+  /// ranks' `all` is not used.
+  virtual Result<> gather(std::span<const std::byte> mine, std::span<std::byte> all, int root) {
+    return gather_pieces(mine, all, root,
+                         [this](std::span<std::byte> parts) { return all_gather_parts(parts); });
+  }
+
   /// Returns zeroed memory in which large sums are faster, valid as long as this object; empty: there is
   /// none. All ranks call it with the same size, before their first sum. Errors appear in the next operation.
   virtual std::span<std::byte> share_memory(std::size_t) { return {}; }
@@ -81,6 +89,28 @@ class Communicator {
   virtual Result<> wait(Handle) { return {}; }
   /// Advances the started all-reduces as far as possible without blocking.
   virtual Result<> progress() { return {}; }
+
+ protected:
+  /// Returns how many bytes of each rank are gathered at once, so that no rank needs room for all twice.
+  std::size_t gather_piece() const {
+    return std::max<std::size_t>((4 << 20) / static_cast<std::size_t>(world_size()), 64 << 10);
+  }
+  /// Carries out gather() in such pieces. `collect` gives `root` the own part of each rank; equal parts as
+  /// above.
+  Result<> gather_pieces(std::span<const std::byte> mine, std::span<std::byte> all, int root,
+                         const std::function<Result<>(std::span<std::byte> parts)>& collect) {
+    const auto world = static_cast<std::size_t>(world_size());
+    std::vector<std::byte> parts(std::min(mine.size(), gather_piece()) * world);
+    for (std::size_t at = 0, size = 0; at < mine.size(); at += size) {
+      size = std::min(gather_piece(), mine.size() - at);
+      const auto piece = mine.subspan(at, size);
+      std::ranges::copy(piece, parts.data() + static_cast<std::size_t>(rank()) * size);
+      if (auto done = collect(std::span(parts).first(size * world)); !done) return done;
+      for (std::size_t from = 0; rank() == root && from < world; ++from)
+        std::copy_n(parts.data() + from * size, size, all.data() + from * mine.size() + at);
+    }
+    return {};
+  }
 
  private:
   static Result<Handle> started(const Result<>& done) {

@@ -118,6 +118,11 @@ Result<> RecordedCommunicator::all_gather_parts(std::span<std::byte> parts) {
                 [&] { return under_->all_gather_parts(parts); });
 }
 
+Result<> RecordedCommunicator::gather(std::span<const std::byte> mine, std::span<std::byte> all, int root) {
+  return logged(CollectiveKind::kGather, mine.size(), "bytes",
+                [&] { return under_->gather(mine, all, root); });
+}
+
 template <class T>
 Result<Communicator::Handle> RecordedCommunicator::begun(std::span<T> values, std::string_view type) {
   const auto sequence = operations_.begin(CollectiveKind::kAllReduce, values.size_bytes(), type);

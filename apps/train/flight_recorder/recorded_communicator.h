@@ -73,6 +73,7 @@ class RecordedCommunicator final : public Communicator {
   Result<> reduce_scatter_sum(std::span<float> values) override;
   Result<> reduce_scatter_sum(std::span<double> values) override;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
+  Result<> gather(std::span<const std::byte> mine, std::span<std::byte> all, int root) override;
   std::span<std::byte> share_memory(std::size_t bytes) override { return under_->share_memory(bytes); }
   DeviceAllReducer* device_all_reducer() override {
     return device_all_reducer_ ? &*device_all_reducer_ : nullptr;

@@ -30,6 +30,13 @@ constexpr const char* kDtypeName = std::is_same_v<T, float> ? "float32" : "float
 /// Numbers that are exchanged at once, so that no rank needs room for a whole optimizer.
 constexpr std::size_t kPiece = std::size_t{1} << 20;
 
+template <class T>
+AlignedBuffer<T> copy_of(std::span<const T> values) {
+  auto copy = AlignedBuffer<T>::uninitialized(values.size());
+  std::ranges::copy(values, copy.data());
+  return copy;
+}
+
 /// Returns how this training and the checkpoint's differ in a way that prevents resuming.
 std::string mismatch(const CheckpointState& mine, const CheckpointState& theirs) {
   const auto differ = [](const std::string& what, const std::string& here, const std::string& there) {
@@ -293,26 +300,13 @@ Result<> CheckpointRun<T>::scatter(const Safetensors& file, const std::string& n
 }
 
 template <class T>
-Result<std::vector<T>> CheckpointRun<T>::gather(std::span<const T> mine) {
+Result<AlignedBuffer<T>> CheckpointRun<T>::gather(std::span<const T> mine) {
   const bool writes = world_->rank() == 0;
-  if (!options_.zero) return writes ? std::vector<T>(mine.begin(), mine.end()) : std::vector<T>();
+  if (!options_.zero) return writes ? copy_of(mine) : AlignedBuffer<T>();
   const auto world = static_cast<std::size_t>(world_->world_size());
-  const auto rank = static_cast<std::size_t>(world_->rank());
-  const std::size_t total = trainer_.model().parameter_count();
-  std::vector<T> whole(writes ? total : 0), pieces;
-  std::size_t size = 0;  // of one rank's piece
-  for (std::size_t at = 0; at < mine.size(); at += size) {
-    size = std::min(std::max<std::size_t>(kPiece / world, 1), mine.size() - at);
-    pieces.resize(size * world);
-    std::ranges::copy(mine.subspan(at, size), pieces.begin() + static_cast<std::ptrdiff_t>(rank * size));
-    auto done = world_->all_gather_parts(std::as_writable_bytes(std::span(pieces)));
-    if (!done) return of(done.error(), "the checkpoint of step " + std::to_string(trainer_.position().step));
-    for (std::size_t from = 0; writes && from < world; ++from) {
-      const std::size_t begin = std::min(from * mine.size() + at, total);  // the last part is padded
-      std::copy_n(pieces.begin() + static_cast<std::ptrdiff_t>(from * size), std::min(size, total - begin),
-                  whole.begin() + static_cast<std::ptrdiff_t>(begin));
-    }
-  }
+  auto whole = AlignedBuffer<T>::uninitialized(writes ? mine.size() * world : 0);
+  if (auto done = world_->gather(std::as_bytes(mine), std::as_writable_bytes(whole.span()), 0); !done)
+    return of(done.error(), "the checkpoint of step " + std::to_string(trainer_.position().step));
   return whole;
 }
 
@@ -412,7 +406,7 @@ Result<> CheckpointRun<T>::write() {
   }
   written_step_ = step;
   if (world_->rank() != 0) return {};
-  content.parameters.assign(trainer_.model().parameters().begin(), trainer_.model().parameters().end());
+  content.parameters = copy_of<T>(trainer_.model().parameters());
   content.running.assign(running.size(), T{});
   for (std::size_t i = 0; i < content.state.running.size(); ++i)
     content.running[i % running.size()] += static_cast<T>(content.state.running[i]);

@@ -60,8 +60,8 @@ class CheckpointRun {
   Result<> take(const Checkpoint& checkpoint);
   Result<> share(const CheckpointState& state, const Safetensors& optimizer);
   /// These convert one vector of the optimizer between rank 0, which has all of it, and the ranks'
-  /// own_part()s.
-  Result<std::vector<T>> gather(std::span<const T> mine);
+  /// own_part()s. gather() may return more numbers than there are parameters.
+  Result<AlignedBuffer<T>> gather(std::span<const T> mine);
   Result<> scatter(const Safetensors& file, const std::string& name, std::span<T> mine);
   Result<> make_directory();
   CheckpointState current_state() const;

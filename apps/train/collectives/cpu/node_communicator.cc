@@ -86,6 +86,19 @@ int NodeMap::lanes() const {
   return static_cast<int>(least);
 }
 
+std::pair<int, int> NodeMap::place_of(int rank) const {
+  for (std::size_t of_node = 0; of_node < ranks.size(); ++of_node) {
+    const auto found = std::ranges::find(ranks[of_node], rank);
+    if (found != ranks[of_node].end())
+      return {static_cast<int>(of_node), static_cast<int>(found - ranks[of_node].begin())};
+  }
+  return {};
+}
+
+std::size_t NodeMap::widest() const {
+  return std::ranges::max(ranks, {}, &std::vector<int>::size).size();
+}
+
 std::vector<int> NodeMap::lane() const {
   std::vector<int> result;
   if (local_rank >= lanes()) return result;
@@ -151,6 +164,31 @@ Result<> NodeCommunicator::all_gather_parts(std::span<std::byte> parts) {
   return after_node(group_->gather_parts(parts, 1, group_->size()), *group_, lane_.get());
 }
 
+Result<> NodeCommunicator::gather(std::span<const std::byte> mine, std::span<std::byte> all, int root) {
+  const auto [node, local] = map_.place_of(root);
+  if (many_nodes() && local != 0) return Communicator::gather(mine, all, root);
+  group_->call_it(CollectiveKind::kGather);
+  if (!many_nodes()) return after_node(group_->gather(mine, all, local), *group_, lane_.get());
+  const std::size_t widest = map_.widest(), nodes = rank() == root ? map_.ranks.size() : 0;
+  std::vector<std::byte> row, rows;  // of the node's ranks; of all nodes, each as long as the longest
+  for (std::size_t at = 0; at < mine.size(); at += gather_piece()) {
+    const auto piece = mine.subspan(at, std::min(gather_piece(), mine.size() - at));
+    row.resize(group_->rank() == 0 ? piece.size() * widest : 0);
+    rows.resize(row.size() * nodes);
+    if (auto done = after_node(group_->gather(piece, row, 0), *group_, lane_.get()); !done) return done;
+    if (group_->rank() != 0) continue;
+    if (auto done = after_lane(lane_->gather(row, rows, node), *group_, *lane_, rank()); !done) return done;
+    for (std::size_t from = 0; from < nodes; ++from) {
+      const std::byte* next = rows.data() + from * row.size();
+      for (const int of : map_.ranks[from]) {
+        copy_bytes(all.data() + static_cast<std::size_t>(of) * mine.size() + at, next, piece.size());
+        next += piece.size();
+      }
+    }
+  }
+  return {};
+}
+
 std::span<std::byte> NodeCommunicator::share_memory(std::size_t bytes) {
   group_->call_it(CollectiveKind::kBarrier);
   const auto shared = group_->share(bytes);
@@ -161,13 +199,7 @@ std::span<std::byte> NodeCommunicator::share_memory(std::size_t bytes) {
 
 Result<> NodeCommunicator::broadcast(std::span<std::byte> data, int root) {
   group_->call_it(CollectiveKind::kBroadcast);
-  int node = 0, local = 0;
-  for (std::size_t n = 0; n < map_.ranks.size(); ++n) {
-    const auto found = std::find(map_.ranks[n].begin(), map_.ranks[n].end(), root);
-    if (found == map_.ranks[n].end()) continue;
-    node = static_cast<int>(n);
-    local = static_cast<int>(found - map_.ranks[n].begin());
-  }
+  const auto [node, local] = map_.place_of(root);
   if (map_.node == node) {
     auto done = after_node(group_->broadcast(data, local), *group_, lane_.get());
     if (!done) return done;
@@ -181,9 +213,7 @@ Result<> NodeCommunicator::broadcast(std::span<std::byte> data, int root) {
 
 Result<std::vector<std::uint64_t>> NodeCommunicator::all_gather(std::span<const std::uint64_t> mine) {
   group_->call_it(CollectiveKind::kAllGather);
-  std::size_t widest = 0;  // every node's row gets the length of the longest
-  for (const auto& of_node : map_.ranks)
-    widest = std::max(widest, of_node.size());
+  const std::size_t widest = map_.widest();  // every node's row gets the length of the longest
   std::vector<std::uint64_t> row(mine.size() * static_cast<std::size_t>(group_->size()));
   auto done = after_node(group_->all_gather(std::as_bytes(mine), std::as_writable_bytes(std::span(row))),
                          *group_, lane_.get());

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "apps/train/collectives/communicator.h"
@@ -19,6 +20,10 @@ struct NodeMap {
   int rank() const { return ranks[static_cast<std::size_t>(node)][static_cast<std::size_t>(local_rank)]; }
   /// Returns how many ranks of each node exchange with other nodes: as many as the smallest node has.
   int lanes() const;
+  /// Returns the node of a rank and its local rank there.
+  std::pair<int, int> place_of(int rank) const;
+  /// Returns how many ranks the largest node has.
+  std::size_t widest() const;
   /// Returns the ranks of this rank's lane, by node; empty if it has none.
   std::vector<int> lane() const;
 };
@@ -46,6 +51,7 @@ class NodeCommunicator final : public Communicator {
   Result<> reduce_scatter_sum(std::span<float> values) override;
   Result<> reduce_scatter_sum(std::span<double> values) override;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
+  Result<> gather(std::span<const std::byte> mine, std::span<std::byte> all, int root) override;
   std::span<std::byte> share_memory(std::size_t bytes) override;
 
  private:

@@ -31,6 +31,8 @@ constexpr std::uint64_t kStagesPerSample = 8;
 constexpr std::size_t kDirectBytes = 64 * 1024;
 constexpr std::size_t kDirectBytesOfTwo = 256 * 1024;
 
+constexpr int kAllRanks = -1;
+
 void pause_briefly() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -298,19 +300,24 @@ Result<> ShmGroup::broadcast(std::span<std::byte> data, int root) {
   return {};
 }
 
-Result<> ShmGroup::all_gather(std::span<const std::byte> mine, std::span<std::byte> all) {
+Result<> ShmGroup::gather(std::span<const std::byte> mine, std::span<std::byte> all, int root) {
   if (failed_) return *failed_;
   for (std::size_t at = 0; at == 0 || at < mine.size(); at += ShmSegment::kAreaSize) {
     const std::uint64_t turn = stage_;
     const auto piece = mine.subspan(at, std::min(ShmSegment::kAreaSize, mine.size() - at));
-    copy_bytes(segment_.slot(rank(), turn).data(), piece.data(), piece.size());
+    const bool receives = rank() == root || root == kAllRanks;
+    if (rank() != root) copy_bytes(segment_.slot(rank(), turn).data(), piece.data(), piece.size());
     if (auto done = sync(mine.size()); !done) return done;
-    for (int other = 0; other < size(); ++other) {
+    for (int other = 0; receives && other < size(); ++other) {
       copy_bytes(all.data() + static_cast<std::size_t>(other) * mine.size() + at,
-                 segment_.slot(other, turn).data(), piece.size());
+                 other == rank() ? piece.data() : segment_.slot(other, turn).data(), piece.size());
     }
   }
   return {};
+}
+
+Result<> ShmGroup::all_gather(std::span<const std::byte> mine, std::span<std::byte> all) {
+  return gather(mine, all, kAllRanks);
 }
 
 Result<> ShmGroup::barrier() {

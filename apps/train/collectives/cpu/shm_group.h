@@ -49,7 +49,9 @@ class ShmGroup {
   /// Copies rank p's part p to all ranks.
   Result<> gather_parts(std::span<std::byte> values, std::size_t element, int parts);
   Result<> broadcast(std::span<std::byte> data, int root);
-  /// `all` has size() times the size of `mine`.
+  /// Copies `mine` of each rank to `all` of `root`, which has size() times its size.
+  Result<> gather(std::span<const std::byte> mine, std::span<std::byte> all, int root);
+  /// The same to all ranks.
   Result<> all_gather(std::span<const std::byte> mine, std::span<std::byte> all);
   Result<> barrier();
 

@@ -317,6 +317,18 @@ Result<> TcpCommunicator::all_gather_parts(std::span<std::byte> parts) {
   return run(std::move(order));
 }
 
+Result<> TcpCommunicator::gather(std::span<const std::byte> mine, std::span<std::byte> all, int root) {
+  const Schedule schedule = tree_gather(rank_, world_size_, root);
+  return gather_pieces(mine, all, root, [&](std::span<std::byte> parts) {
+    CollectiveOrder order;
+    order.kind = CollectiveKind::kGather;
+    order.data = parts;
+    order.parts = world_size_;
+    order.schedule = schedule;
+    return run(std::move(order));
+  });
+}
+
 Result<std::vector<std::uint64_t>> TcpCommunicator::all_gather(std::span<const std::uint64_t> mine) {
   const std::size_t width = mine.size() * sizeof(std::uint64_t);
   std::vector<std::byte> wire(width * static_cast<std::size_t>(world_size_));

@@ -47,6 +47,7 @@ class TcpCommunicator final : public Communicator {
   Result<> reduce_scatter_sum(std::span<float> values) override;
   Result<> reduce_scatter_sum(std::span<double> values) override;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
+  Result<> gather(std::span<const std::byte> mine, std::span<std::byte> all, int root) override;
   Result<Handle> start_all_reduce(std::span<float> values) override;
   Result<Handle> start_all_reduce(std::span<double> values) override;
   Result<> wait(Handle handle) override;

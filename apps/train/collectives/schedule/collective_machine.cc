@@ -67,6 +67,8 @@ std::string_view kind_text(CollectiveKind kind) {
       return "barrier";
     case CollectiveKind::kReduceScatter:
       return "reduce-scatter";
+    case CollectiveKind::kGather:
+      return "gather";
     case CollectiveKind::kAlive:
     case CollectiveKind::kLost:
       break;

@@ -22,6 +22,7 @@ enum class CollectiveKind : std::uint32_t {
   kAllGather = 3,
   kBarrier = 4,
   kReduceScatter = 5,
+  kGather = 6,
   kAlive = 254,  ///< no operation: the sender waits for another rank; may precede any message
   kLost = 255    ///< no operation: the sender lost the rank in the header's size field
 };

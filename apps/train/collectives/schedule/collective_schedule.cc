@@ -1,6 +1,7 @@
 #include "apps/train/collectives/schedule/collective_schedule.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace ddp::train {
 
@@ -69,6 +70,38 @@ Schedule doubling_all_gather(int rank, int world) {
     const int from = wrap(rank + distance, world);
     steps.push_back({wrap(rank - distance, world), {rank, count}, from, {from, count}, false});
   }
+  return steps;
+}
+
+Schedule tree_gather(int rank, int world, int root) {
+  const auto distances = halving_distances(world);
+  const auto parent_of = [&](int place) {
+    for (const int distance : distances)
+      if (place == distance || place == world - distance) return 0;
+    return place - *std::prev(std::ranges::upper_bound(distances, place));
+  };
+  const int place = wrap(rank - root, world);
+  Schedule steps(1);
+  // A rank sends its own part first, and each part from behind while it receives the next one. All ranks do
+  // so in the order of the places; a parent's place is smaller.
+  if (place > 0) {
+    steps[0].send_to = wrap(parent_of(place) + root, world);
+    steps[0].sent = {rank, 1};
+  }
+  for (int from = place + 1; from < world; ++from) {
+    int child = from;
+    while (child != 0 && parent_of(child) != place)
+      child = parent_of(child);
+    if (child == 0) continue;
+    const PartRange part{wrap(from + root, world), 1};
+    steps.back().receive_from = wrap(child + root, world);
+    steps.back().received = part;
+    if (place > 0)
+      steps.push_back({steps[0].send_to, part});
+    else
+      steps.emplace_back();
+  }
+  if (steps.back() == CollectiveStep{}) steps.pop_back();
   return steps;
 }
 

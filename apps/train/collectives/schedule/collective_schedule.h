@@ -45,6 +45,9 @@ Schedule halving_reduce_scatter(int rank, int world);
 /// Part r begins at rank r; all ranks end with all parts.
 Schedule ring_all_gather(int rank, int world);
 Schedule doubling_all_gather(int rank, int world);
+/// Part r begins at rank r; `root` ends with all parts, the others with those that they pass on. Ranks that
+/// are connected with the root send straight to it.
+Schedule tree_gather(int rank, int world, int root);
 /// Sends one part (number 0) from `root` to all ranks, in about log2(world) steps.
 Schedule tree_broadcast(int rank, int world, int root);
 /// Sends `parts` parts around the ring, one behind the other.

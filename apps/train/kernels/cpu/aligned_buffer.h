@@ -26,10 +26,16 @@ template <class T>
 class AlignedBuffer {
  public:
   AlignedBuffer() = default;
-  explicit AlignedBuffer(std::size_t size)
-      : size_(size), data_(static_cast<T*>(::operator new[](size * sizeof(T), kAlignment))) {
-    wish_large_pages(data_.get(), size * sizeof(T));
+  explicit AlignedBuffer(std::size_t size) : AlignedBuffer(uninitialized(size)) {
     std::uninitialized_fill_n(data_.get(), size, T{});
+  }
+  /// Returns elements whose values are undefined, for a caller that overwrites all.
+  static AlignedBuffer uninitialized(std::size_t size) {
+    AlignedBuffer buffer;
+    buffer.size_ = size;
+    buffer.data_.reset(static_cast<T*>(::operator new[](size * sizeof(T), kAlignment)));
+    wish_large_pages(buffer.data_.get(), size * sizeof(T));
+    return buffer;
   }
 
   /// Uses memory of another owner, which must be aligned alike and outlive the buffer.

@@ -47,8 +47,8 @@ CheckpointContent<float> content_of(const Model<float>& model, std::uint64_t ste
   CheckpointContent<float> content;
   content.state.model = "mlp";
   content.state.position.step = step;
-  content.parameters.resize(model.parameter_count());
-  content.optimizer = {{"velocity", std::vector<float>(model.parameter_count())}};
+  content.parameters = AlignedBuffer<float>(model.parameter_count());
+  content.optimizer.push_back({"velocity", AlignedBuffer<float>(model.parameter_count())});
   return content;
 }
 

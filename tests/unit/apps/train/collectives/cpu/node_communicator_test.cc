@@ -23,6 +23,7 @@
 #include "apps/train/world/store_directory.h"
 #include "apps/train/world/store_host.h"
 #include "tests/support/catch.h"
+#include "tests/unit/apps/train/collectives/gather_check.h"
 #include "tests/unit/apps/train/collectives/memory_directory.h"
 
 // Nodes of ranks as threads (each maps the memory itself) and as processes.
@@ -222,7 +223,7 @@ TEST_CASE("ranks that reduce different parts of the shared memory get an error")
   CHECK_THAT(said[0] + said[1], Catch::Matchers::Contains("runs another collective"));
 }
 
-TEST_CASE("broadcast, all-gather, reduce-scatter and barrier over nodes") {
+TEST_CASE("broadcast, gather, all-gather, reduce-scatter and barrier over nodes") {
   for (const auto& sizes : kShapes) {
     std::atomic<int> world = 0;
     const auto said = run_nodes(sizes, [&](Rank rank) -> std::string {
@@ -232,6 +233,11 @@ TEST_CASE("broadcast, all-gather, reduce-scatter and barrier over nodes") {
         std::vector<std::byte> data(1'000'003, std::byte(all.rank()));
         if (auto done = all.broadcast(data, root); !done) return done.error().text;
         if (data != std::vector<std::byte>(data.size(), std::byte(root))) return "wrong broadcast";
+      }
+      for (const std::size_t size : {0, 1, 2'500'003}) {
+        for (int root = 0; root < all.world_size(); ++root) {
+          if (auto wrong = gather_is_right(all, size, root); !wrong.empty()) return wrong;
+        }
       }
       const std::uint64_t mine[] = {1000ull + all.rank(), ~0ull - all.rank()};
       const auto gathered = all.all_gather(mine);
@@ -373,6 +379,32 @@ TEST_CASE("a rank that ends during an operation inside its node is named on the 
   });
   CHECK(said ==
         std::vector<std::string>{"rank 0 lost rank 3", "rank 1 lost rank 3", "rank 2 lost rank 3", ""});
+}
+
+TEST_CASE("a rank that leaves in the middle of a gather ends it on all ranks of all nodes") {
+  int revoke[2];
+  REQUIRE(::pipe(revoke) == 0);
+  for (const auto& sizes : {std::vector<int>{4}, std::vector<int>{2, 2}}) {
+    const auto said = run_nodes(
+        sizes,
+        [&](Rank rank) -> std::string {
+          if (auto done = rank.world->barrier(); !done) return done.error().text;
+          if (rank.world->rank() == 3) (void)!::write(revoke[1], "x", 1);
+          return gather_is_right(*rank.world, 16'000'000, 0);
+        },
+        [&](NodeConfig& config) {
+          config.interrupt = config.ranks[static_cast<std::size_t>(config.local_rank)] == 3 ? revoke[0] : -1;
+        });
+    char byte;
+    REQUIRE(::read(revoke[0], &byte, 1) == 1);
+    CHECK(said[3] == "rank 3 was revoked during gather");
+    for (const int rank : {0, 1, 2}) {
+      CHECK_THAT(said[rank], Catch::Matchers::StartsWith("rank " + std::to_string(rank) + " lost rank 3 (") &&
+                                 Catch::Matchers::EndsWith(" during gather"));
+    }
+  }
+  ::close(revoke[0]);
+  ::close(revoke[1]);
 }
 
 TEST_CASE("ranks of a node at different operations get an error") {

@@ -23,6 +23,7 @@
 #include "apps/train/world/store_directory.h"
 #include "apps/train/world/store_host.h"
 #include "tests/support/catch.h"
+#include "tests/unit/apps/train/collectives/gather_check.h"
 #include "tests/unit/apps/train/collectives/memory_directory.h"
 
 // Ranks as threads, over loopback.
@@ -108,7 +109,7 @@ TEST_CASE("sums are right and bit-equal on all ranks, for odd sizes and sizes be
   }
 }
 
-TEST_CASE("broadcast from each root, all-gather in rank order, barrier") {
+TEST_CASE("broadcast from and gather to each root, all-gather in rank order, barrier") {
   for (int world = 2; world <= 5; ++world) {
     const auto said = run_ranks(world, [&](std::unique_ptr<Communicator> ring) -> std::string {
       for (int root = 0; root < world; ++root) {
@@ -128,6 +129,11 @@ TEST_CASE("broadcast from each root, all-gather in rank order, barrier") {
         if (auto done = ring->broadcast(data, root); !done) return done.error().text;
         if (data != std::vector<std::byte>(data.size(), std::byte(root))) return "wrong broadcast in pieces";
       }
+      for (const std::size_t size : {0, 1, 2'500'003}) {
+        for (int root = 0; root < world; ++root) {
+          if (auto wrong = gather_is_right(*ring, size, root); !wrong.empty()) return wrong;
+        }
+      }
       std::vector<float> values = values_of(ring->rank(), static_cast<std::size_t>(world) * 1000);
       std::vector<float> parts = values;
       if (auto done = ring->all_reduce_sum(values); !done) return done.error().text;
@@ -141,6 +147,26 @@ TEST_CASE("broadcast from each root, all-gather in rank order, barrier") {
     INFO("world " << world);
     CHECK(said == std::vector<std::string>(world));
   }
+}
+
+TEST_CASE("a rank that leaves in the middle of a gather ends it on all ranks") {
+  int revoke[2];
+  REQUIRE(::pipe(revoke) == 0);
+  const auto said = run_ranks(
+      4,
+      [&](std::unique_ptr<Communicator> ring) -> std::string {
+        if (auto done = ring->barrier(); !done) return done.error().text;
+        if (ring->rank() == 2) (void)!::write(revoke[1], "x", 1);
+        return gather_is_right(*ring, 16'000'000, 0);
+      },
+      [&](PeerConfig& config) { config.interrupt = config.rank == 2 ? revoke[0] : -1; });
+  CHECK(said[2] == "rank 2 was revoked during gather");
+  for (const int rank : {0, 1, 3}) {
+    CHECK_THAT(said[rank], Catch::Matchers::StartsWith("rank " + std::to_string(rank) + " lost rank 2 (") &&
+                               Catch::Matchers::EndsWith(" during gather"));
+  }
+  ::close(revoke[0]);
+  ::close(revoke[1]);
 }
 
 TEST_CASE("background all-reduces give the same result as foreground ones") {

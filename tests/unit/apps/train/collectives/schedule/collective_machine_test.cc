@@ -287,10 +287,10 @@ TEST_CASE("a lost rank ends the operation of all others, which name the rank") {
 }
 
 TEST_CASE("a lost rank at any step of any schedule leaves no rank waiting") {
-  enum Algorithm { kRing, kHalving, kTree, kChain };
+  enum Algorithm { kRing, kHalving, kTree, kChain, kGather };
   int ended = 0;
   for (const int world : {2, 3, 5, 8}) {
-    for (const Algorithm algorithm : {kRing, kHalving, kTree, kChain}) {
+    for (const Algorithm algorithm : {kRing, kHalving, kTree, kChain, kGather}) {
       for (const int dead : {0, world / 2}) {
         // The rank dies one move later each time, until it finishes its work before its death.
         for (std::size_t moves = 0;; ++moves) {
@@ -303,6 +303,10 @@ TEST_CASE("a lost rank at any step of any schedule leaves no rank waiting") {
               order.parts = algorithm == kChain ? 3 : 1;
               order.schedule =
                   algorithm == kChain ? chain_broadcast(rank, world, 0, 3) : tree_broadcast(rank, world, 0);
+            }
+            if (algorithm == kGather) {
+              order.kind = CollectiveKind::kGather;
+              order.schedule = tree_gather(rank, world, 0);
             }
             simulated.machine(rank).start(order);
           }

@@ -132,6 +132,22 @@ TEST_CASE("all-gather gives every rank every part") {
   }
 }
 
+TEST_CASE("a gather gives any root every part") {
+  for (int world = 1; world <= 26; ++world) {
+    for (int root = 0; root < world; ++root) {
+      const auto schedules = of_all(world, [&](int rank) { return tree_gather(rank, world, root); });
+      check_peers(schedules);
+      std::vector<Parts> ranks(world, Parts(world));
+      Parts all;
+      for (int rank = 0; rank < world; ++rank) {
+        ranks[rank][rank] = letter(rank);
+        all.push_back(letter(rank));
+      }
+      CHECK(run_schedules(schedules, ranks)[root] == all);
+    }
+  }
+}
+
 TEST_CASE("a broadcast reaches all ranks from any root, as a tree and as a chain of pieces") {
   for (int world = 1; world <= 9; ++world) {
     for (int root = 0; root < world; ++root) {
