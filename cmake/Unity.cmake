@@ -4,8 +4,6 @@
 # contain.
 set(DDP_ALONE
   apps/ddplaunch/options/hosts_from.cc
-  apps/ddplaunch/options/option_groups.cc
-  apps/train/options/options.cc
   apps/train/checkpoint/model_file.cc
   apps/train/collectives/cpu/peer_connect.cc
   apps/train/training/training_run.cc

@@ -32,7 +32,7 @@ remote/start                        io    base remote/bootstrap remote/shells
 remote/ssh                          io    base remote/bootstrap remote/hosts remote/shells remote/start
 
 launcher/job                        core  base remote/hosts rendezvous/protocol
-launcher/report                     core  base rendezvous/flight_recorder rendezvous/protocol
+launcher/report                     core  base remote/hosts rendezvous/flight_recorder rendezvous/protocol
 launcher/hang                       core  launcher/report rendezvous/protocol
 launcher/lines                      core  base launcher/job
 launcher/supervisor                 core  base launcher/hang launcher/job launcher/report remote/hosts
@@ -52,11 +52,12 @@ launcher/master                     io    base launcher/check launcher/job launc
 launcher/links                      io    base launcher/link_protocol remote/bootstrap remote/shells remote/start rendezvous/identity
                                           rendezvous/link rendezvous/secure
 
-apps/ddplaunch/options              io    base launcher/job launcher/lines launcher/link_protocol remote/hosts
+apps/options                        io    base
+apps/ddplaunch/options              io    apps/options base launcher/job launcher/lines launcher/link_protocol remote/hosts
 apps/ddplaunch                      io    base apps/ddplaunch/options launcher/* remote/* rendezvous/link rendezvous/membership
                                           rendezvous/protocol rendezvous/secure
-apps/ddplaunchd                     io    base launcher/agent launcher/keeper remote/bootstrap rendezvous/protocol rendezvous/secure
-apps/ddplaunch_listen               io    base launcher/link_protocol launcher/links
+apps/ddplaunchd                     io    apps/options base launcher/agent launcher/keeper remote/bootstrap rendezvous/protocol rendezvous/secure
+apps/ddplaunch_listen               io    apps/ddplaunchd apps/options base launcher/link_protocol launcher/links
 apps/ddplaunch_nvml                 io    -
 
 apps/train/kernels/cpu              core  -
@@ -74,17 +75,18 @@ apps/train/gpu                      io    base apps/train/collectives apps/train
                                           apps/train/model
 apps/train/collectives/nccl         io    base apps/train/collectives apps/train/collectives/nccl_settings apps/train/gpu
 apps/train/flight_recorder          io    base apps/train/collectives apps/train/collectives/schedule rendezvous/flight_recorder
-apps/train/options                  io    base apps/train/collectives apps/train/data apps/train/gpu apps/train/kernels/cpu
+apps/train/options                  io    apps/options base apps/train/collectives apps/train/data apps/train/gpu apps/train/kernels/cpu
                                           apps/train/model apps/train/schedule
 apps/train/world                    io    base apps/train/collectives apps/train/collectives/cpu apps/train/collectives/nccl
-                                          apps/train/data apps/train/flight_recorder apps/train/options rendezvous/store_tcp
+                                          apps/train/data apps/train/flight_recorder apps/train/gpu apps/train/options
+                                          rendezvous/store_tcp
 apps/train/training                 io    base apps/train/checkpoint apps/train/collectives apps/train/collectives/nccl apps/train/data
                                           apps/train/gpu apps/train/kernels/cpu apps/train/model apps/train/options
                                           apps/train/schedule apps/train/world rendezvous/worker rendezvous/worker_client
-apps/train/bench                    io    base apps/train/checkpoint apps/train/collectives apps/train/collectives/nccl
+apps/train/bench                    io    apps/options base apps/train/checkpoint apps/train/collectives apps/train/collectives/nccl
                                           apps/train/kernels/cpu apps/train/options apps/train/training apps/train/world
 apps/train/health/checks            core  apps/train/bench apps/train/data apps/train/kernels/gpu
-apps/train/health                   io    base apps/train/checkpoint apps/train/collectives apps/train/data apps/train/gpu
+apps/train/health                   io    apps/options base apps/train/checkpoint apps/train/collectives apps/train/data apps/train/gpu
                                           apps/train/health/checks apps/train/kernels/cpu apps/train/kernels/gpu apps/train/options
                                           apps/train/training apps/train/world
 apps/train                          io    base apps/train/*
@@ -103,7 +105,7 @@ spdlog/                  base
 libssh/                  remote/ssh
 openssl/                 remote/ssh rendezvous/secure
 yaml-cpp/                apps/ddplaunch/options
-CLI/                     apps/ddplaunch/options apps/train/options apps/train/bench apps/train/health
+CLI/                     apps/options
 nlohmann/                launcher/check launcher/report rendezvous/flight_recorder rendezvous/worker apps/train/checkpoint
 nccl.h                   apps/train/collectives/nccl
 """

@@ -122,6 +122,8 @@ void add_test(const RunJob& job, const GivenToken& token, DeepTest test, launche
     result.stop_signal = signal;
     return;
   }
+  // The figures of an all-reduce are of use when all is well, too.
+  if (!health && !job.json && deep_has_result(*run)) std::fputs(deep_table(*run).c_str(), stdout);
   add_diagnostics(diagnostics, deep_diagnostics(result, *run));
 }
 

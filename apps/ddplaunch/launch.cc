@@ -60,6 +60,7 @@ int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinListener*
   options.bundle = agent->bundle;
   auto job_dir = launcher::JobDir::create(spec);
   if (!job_dir) return fail(spec, job_dir.error());
+  if (!job_dir->warning().empty()) std::fprintf(stderr, "ddplaunch: %s\n", job_dir->warning().c_str());
 
   asio::io_context loop(1);
   launcher::Master* running_master = nullptr;  // no notice comes before the loop runs

@@ -17,11 +17,7 @@ struct ListenOptions {
   std::string token_file;  ///< empty: DDPLAUNCH_TOKEN, else the default file
 };
 
-inline constexpr char kListenUsage[] =
-    "usage: ddplaunchd --listen [[ADDRESS:]PORT] [--token-file FILE]\n"
-    "       ddplaunchd --new-token [FILE]\n";
-
-/// Reads the options. kUsage: the text names the wrong word.
+/// Reads the options. kUsage: the text has a line for each error.
 Result<ListenOptions> read_listen_options(const std::vector<std::string>& words);
 
 }  // namespace ddp

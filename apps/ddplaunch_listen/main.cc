@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "apps/ddplaunch_listen/listen_options.h"
+#include "apps/ddplaunchd/daemon_options.h"
 #include "base/child_process.h"
 #include "base/find_program.h"
 #include "base/standard_descriptors.h"
@@ -60,7 +61,7 @@ int main(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);
   const auto options = ddp::read_listen_options({argv + 1, argv + argc});
   if (!options) {
-    std::fputs(ddp::kListenUsage, stderr);
+    std::fputs(ddp::kDaemonUsage, stderr);
     return fail(options.error());
   }
   if (options->new_token) return make_token(options->new_token_path);

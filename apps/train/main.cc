@@ -54,28 +54,36 @@ int run(int argc, char** argv) {
   const std::string_view use = argc > 1 ? argv[1] : "";
   if (use == "bench" || use == "--bench") return run_bench(argc - 1, argv + 1);
   if (use == "health" || use == "--health") return run_health(argc - 1, argv + 1);
-  const ParsedTrainOptions parsed = parse_options(argc, argv);
+  const auto parsed = parse_options(argc, argv);
   if (!parsed.options) return parsed.exit_code;
   if (!parsed.options->read_flight_recorder.empty())
     return diagnose_logs(parsed.options->read_flight_recorder);
   const auto environment =
       read_worker_environment([](const char* name) -> const char* { return std::getenv(name); });
   if (!environment) return fail(environment.error().text);
-  const std::string problem = error_of(*parsed.options, *environment);
+  TrainOptions options = *parsed.options;
+  const std::string problem = error_of(options, *environment);
   if (!problem.empty()) return fail(problem, kUsageExit);
-  if (parsed.options->rejoin) {
-    const auto trained = run_rejoining(*parsed.options, *environment);
+  if (options.rejoin) {
+    const auto trained = run_rejoining(options, *environment);
     return trained ? 0 : fail(trained.error().text);
   }
-  NodeData data(parsed.options->data, parsed.options->limit);
+  NodeData data(options.data, options.limit);
   const ddp::Result<> loaded = NodeData::reads_first(*environment) ? data.load() : ddp::Result<>();
   if (!loaded && environment->world_size == 1) return fail(loaded.error().text);
-  auto world = join_world(*environment, *parsed.options);
-  if (!world) return fail(loaded ? world.error().text : loaded.error().text);
+  auto world = join_world(*environment, options);
+  if (!world) {
+    const bool alone = environment->world_size == 1;  // nothing was joined
+    const bool usage = alone && world.error().code == ddp::ErrorCode::kUsage;
+    return fail(loaded ? world.error().text : loaded.error().text, usage ? kUsageExit : kFailed);
+  }
+  options.device = world->choice.device;
+  if (!world->choice_line.empty()) print_out("%s\n", world->choice_line.c_str());
   // A rank that could not read the data reports it together with the others, which cannot read it either.
   if (auto shared = data.share(*world->communicator, *environment); !shared) return fail(shared.error().text);
+  if (environment->rank == 0 && !data.line().empty()) print_out("%s\n", data.line().c_str());
   const auto trained = run_training(
-      *parsed.options, {world->communicator.get(), world->node.get(), world->between.get()}, data.split());
+      options, {world->communicator.get(), world->node.get(), world->between.get()}, data.split());
   return trained ? 0 : fail(trained.error().text);
 }
 

@@ -234,6 +234,10 @@ void Agent::resign(std::string why, int signal) {
   refuse(error);
   last_message_ = error.text;
   exit_code_ = exit_code_of(error);
+  if (options_.own && signal != 0) {  // the ddplaunch of this node ends as any program that was stopped
+    last_message_ = "stopped by " + signal_name(signal) + "; the job has lost this node";
+    exit_code_ = exit_code_of(Error{ErrorCode::kCancelled, "", signal});
+  }
   start_task(go_down());
 }
 

@@ -153,6 +153,16 @@ std::vector<CheckDiagnostic> deep_diagnostics(const CheckResult& result, const D
   return diagnostics;
 }
 
+std::string deep_table(const DeepRun& run) {
+  std::string table;
+  for (std::size_t begin = 0; begin < run.output.size();) {
+    const std::size_t end = std::min(run.output.find('\n', begin), run.output.size());
+    if (run.output[begin] != '{') table += run.output.substr(begin, end - begin) + '\n';
+    begin = end + 1;
+  }
+  return table;
+}
+
 bool deep_has_result(const DeepRun& run) {
   return record_of(run.output).has_value();
 }

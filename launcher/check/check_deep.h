@@ -34,6 +34,9 @@ JobSpec deep_job(const JobSpec& spec, DeepTest test, const std::string& job_dir,
 /// The trainer's results as diagnostics of the check. Ranks are named by their hosts.
 std::vector<CheckDiagnostic> deep_diagnostics(const CheckResult& result, const DeepRun& run);
 
+/// Returns the table that the trainer printed, without its record.
+std::string deep_table(const DeepRun& run);
+
 /// Whether the trainer ran to its end, with any result.
 bool deep_has_result(const DeepRun& run);
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/parse_text.h"
 #include "launcher/check/check_network.h"
 #include "launcher/report/exit_code.h"
 #include "remote/hosts/host_range.h"
@@ -265,7 +266,7 @@ void NodeEvaluator::diagnose_gpus_of(std::size_t i, const NodeChecked& facts) {
         "correct gpus= or --include, check why the driver shows none, or use --nproc-per-node cpu");
   }
   for (const std::string& device : wanted) {
-    const auto number = remote::whole_number(device, 65'535);
+    const auto number = whole_number(device, 65'535);
     if (number && !facts.gpus.empty() && *number >= facts.gpus.size()) {
       collector_.error("gpus", i,
                        "gpus= names GPU " + device + ", but it has " + plural(facts.gpus.size(), "GPU") +

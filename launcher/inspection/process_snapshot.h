@@ -24,7 +24,7 @@ class ProcessForest {
   std::multimap<pid_t, pid_t> children_;
 };
 
-/// What /proc shows of a worker without disturbing it.
+/// State of a worker, read from /proc without disturbing the worker.
 struct ProcessSnapshot {
   pid_t subject = 0;  ///< the process that works: the worker, or the child of a shell that waits
   std::string state;  ///< what its main thread does, as in wait_text

@@ -35,7 +35,7 @@ struct OutputOptions {
   std::vector<int> local_ranks_filter;  ///< --local-ranks-filter, by local rank; empty: all
   StreamChoice redirects;               ///< --redirects: to files in log_dir, not shown
   StreamChoice tee;                     ///< --tee: to files in log_dir, and shown
-  std::string log_dir;                  ///< --log-dir, absolute; empty: none
+  std::string log_dir;                  ///< this run's, below --log-dir; empty: none
   std::uint64_t log_max_size = 0;   ///< --log-max-size, bytes of one file before it is rotated; 0: no limit
   std::uint32_t log_max_parts = 0;  ///< parts of a rotated file to keep, the newest; 0: all
   bool jsonl = false;               ///< --jsonl: committed lines as JSON in the job directory

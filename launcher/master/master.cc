@@ -143,7 +143,10 @@ void Master::carry_out(job::Actions actions) {
     } else if (const auto* again = std::get_if<job::Recall>(&action)) {
       recall(again->node);
     } else if (auto* words = std::get_if<job::PrintLine>(&action)) {
-      say(words->text);
+      const bool watched = !words->terminal_only || console_.is_terminal(2);
+      watched ? say(words->text) : log_.step(words->text);
+    } else if (const auto* waiting = std::get_if<job::Waiting>(&action)) {
+      show_waiting(*waiting);
     } else if (auto* step_done = std::get_if<job::Detail>(&action)) {
       spec_.verbose ? say(step_done->text) : log_.step(step_done->text);
     } else if (auto* dump = std::get_if<job::Dump>(&action)) {
@@ -176,8 +179,22 @@ void Master::arm_deadline() {
   }
   deadline_.expires_at(Clock::time_point(*deadline));
   deadline_.async_wait([this](const error_code& cancelled) {
-    if (!cancelled) step(job::Tick{});
+    if (cancelled) return;
+    note_start_steps();
+    step(job::Tick{});
   });
+}
+
+/// A live row of a terminal shows each state. A log gets only some.
+void Master::show_waiting(const job::Waiting& waiting) {
+  if (console_.shows_rows(2)) {
+    std::vector<LiveRow> rows;
+    if (!waiting.text.empty()) rows.push_back({"ddplaunch: " + waiting.text, ""});
+    console_.show(2, std::move(rows));
+    if (waiting.due) log_.said(waiting.text);
+  } else if (waiting.due) {
+    say(waiting.text);
+  }
 }
 
 // ---- the user
@@ -186,6 +203,7 @@ Awaitable<> Master::watch_signals() {
   for (;;) {
     const auto [error, number] = co_await signals_.async_wait(kUseTuple);
     if (error) co_return;
+    note_start_steps();
     if (number == SIGTSTP)
       fall_asleep();
     else

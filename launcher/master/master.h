@@ -65,6 +65,8 @@ class Master {
 
   void step(const job::Event& event);
   void carry_out(job::Actions actions);
+  void show_waiting(const job::Waiting& waiting);
+  void note_start_steps();
   void feed_stdin();
   void arm_deadline();
   Result<> take_messages(NodeLink& node);
@@ -101,7 +103,11 @@ class Master {
   MergedOutput output_;
   remote::RemoteShell& remote_;
   remote::RemoteShell& local_;
-  std::vector<std::shared_ptr<remote::FanOut>> starts_;  ///< running starts: the first one and recalls
+  struct AgentStart {
+    std::shared_ptr<remote::FanOut> fan_out;
+    std::vector<std::size_t> nodes;  ///< by its host index
+  };
+  std::vector<AgentStart> starts_;  ///< running starts: the first one and recalls
   Supervisor supervisor_;
   std::vector<Link> nodes_;
   Link stdin_link_;        ///< the node that gets the launcher's stdin

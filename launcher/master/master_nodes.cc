@@ -46,7 +46,7 @@ Awaitable<> Master::start_agents(std::vector<std::size_t> nodes) {
                                 options_.bundle,
                                 spec_.launcher == LauncherKind::kLocal};
   auto start = std::make_shared<remote::FanOut>(loop_.get_executor(), remote_, local_, std::move(options));
-  starts_.push_back(start);
+  starts_.push_back({start, nodes});
   std::vector<remote::Host> hosts;
   for (const std::size_t node : nodes)
     hosts.push_back(spec_.hosts[node]);
@@ -54,13 +54,20 @@ Awaitable<> Master::start_agents(std::vector<std::size_t> nodes) {
     on_started(nodes[host], std::move(outcome));
   };
   co_await start->run(std::move(hosts), std::move(report));
-  std::erase(starts_, start);
+  std::erase_if(starts_, [&start](const AgentStart& one) { return one.fan_out == start; });
 }
 
 void Master::cancel_starts() {
   const auto starts = starts_;  // each start removes itself from the list as it ends
   for (const auto& start : starts)
-    start->cancel();
+    start.fan_out->cancel();
+}
+
+void Master::note_start_steps() {
+  for (const AgentStart& start : starts_) {
+    for (const remote::FanOut::PendingHost& host : start.fan_out->waiting())
+      supervisor_.set_start_step(start.nodes[host.host], host.step);
+  }
 }
 
 /// The old link has ended, and a new one may follow.

@@ -1,5 +1,7 @@
 #include "launcher/output/job_dir.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -57,6 +60,12 @@ bool is_directory_problem(int reason) {
   }
 }
 
+std::string own_host() {
+  char name[65] = {};
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
 /// `named` is the path that the user gave: `path` itself or its parent.
 Result<> make_directory(const std::string& path, const std::filesystem::path& named, const std::string& what,
                         const std::string& advice) {
@@ -84,13 +93,44 @@ Result<> make_directory(const std::string& path, const std::filesystem::path& na
     failure.text += "; choose another with " + advice;
     return failure;
   }
-  // The files of two runs in one directory would be mixed.
-  if (std::filesystem::exists(std::filesystem::symlink_status(directory / "attempt_0", error))) {
-    return Error{ErrorCode::kUsage, one_line(what + ' ' + path) +
-                                        " holds the output of an earlier run; choose another with " + advice +
-                                        " or --job-id"};
-  }
   return {};
+}
+
+/// "pid 4711", or "pid 4711 on gpu01" if the holder runs on another host of a network disk.
+std::string holder_text(int lock) {
+  char text[128] = {};
+  char host[65] = {};
+  long pid = 0;
+  if (::pread(lock, text, sizeof text - 1, 0) <= 0 || std::sscanf(text, "%ld %64s", &pid, host) != 2)
+    return "another ddplaunch";
+  return "ddplaunch with pid " + std::to_string(pid) + (host == own_host() ? "" : std::string(" on ") + host);
+}
+
+/// Claims the directory for this run, and refuses one that another run uses or has used: their files would be
+/// mixed. The claim ends with this process, however it ends. Sets `warning` if the directory cannot be
+/// locked.
+Result<UniqueFd> claim_directory(const std::string& path, const std::string& what, const std::string& advice,
+                                 std::string& warning) {
+  UniqueFd lock(::open((path + "/run.lock").c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (lock && ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) {
+    const std::string holder = std::to_string(::getpid()) + ' ' + own_host() + '\n';
+    // The text only helps the message of another run. The lock holds without it.
+    if (::ftruncate(lock.get(), 0) == 0) (void)!::pwrite(lock.get(), holder.data(), holder.size(), 0);
+  } else if (lock && errno == EWOULDBLOCK) {
+    return Error{ErrorCode::kUsage, one_line(what + ' ' + path + " is in use by " + holder_text(lock.get())) +
+                                        "; wait until that run has ended, or choose another with " + advice};
+  } else {
+    warning = "warning: " + one_line(system_error(errno, what + ' ' + path + " cannot be locked").text) +
+              "; nothing prevents a second run from using it at the same time";
+  }
+  std::error_code ignored;
+  for (const char* name : {"attempt_0", "report.json", "ddplaunch.log"}) {
+    if (std::filesystem::exists(std::filesystem::symlink_status(path + '/' + name, ignored))) {
+      return Error{ErrorCode::kUsage,
+                   one_line(what + ' ' + path) + " holds an earlier run; choose another with " + advice};
+    }
+  }
+  return lock;
 }
 
 std::string trouble_text(const Error& error) {
@@ -112,14 +152,21 @@ Result<JobDir> JobDir::create(const JobSpec& spec) {
   job.path_ = spec.job_dir;
   if (auto made = make_directory(job.path_, job.path_, "the job directory", "--job-dir"); !made)
     return made.error();
+  auto claim = claim_directory(job.path_, "the job directory", "--job-dir", job.warning_);
+  if (!claim) return claim.error();
+  job.claims_.push_back(std::move(*claim));
   if (!options.log_dir.empty()) {
-    job.log_dir_ = options.log_dir + '/' + spec.job_id;
+    job.log_dir_ = options.log_dir;
+    const std::filesystem::path named = std::filesystem::path(job.log_dir_).parent_path();
     if (job.log_dir_ == job.path_) {
-      return Error{ErrorCode::kUsage, "--log-dir " + options.log_dir + " and the job directory " + job.path_ +
+      return Error{ErrorCode::kUsage, "--log-dir " + named.string() + " and the job directory " + job.path_ +
                                           " are the same directory; choose another with --log-dir"};
     }
-    if (auto made = make_directory(job.log_dir_, options.log_dir, "the log directory", "--log-dir"); !made)
+    if (auto made = make_directory(job.log_dir_, named, "the log directory", "--log-dir"); !made)
       return made.error();
+    claim = claim_directory(job.log_dir_, "the log directory", "--log-dir or --job-id", job.warning_);
+    if (!claim) return claim.error();
+    job.claims_.push_back(std::move(*claim));
     job.copied_ = options.copied();
   }
   job.limits_ = {options.log_max_size, options.log_max_parts};

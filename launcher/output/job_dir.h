@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/unique_fd.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/output/output_file.h"
 
@@ -40,8 +41,9 @@ class JobDir {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  /// Creates the directories (0700) and their parents. Errors: kSystem. kUsage if a directory has an earlier
-  /// run's output, or if others could read or move an existing directory or a parent (base/trusted_path.h).
+  /// Creates the directories (0700) and their parents, and claims them for this run until the process ends.
+  /// Errors: kSystem. kUsage if another run uses or has used a directory, or if others could read or move an
+  /// existing directory or a parent (base/trusted_path.h).
   static Result<JobDir> create(const JobSpec& spec);
 
   /// Appends `bytes`. Returns messages for the user, usually none.
@@ -53,6 +55,8 @@ class JobDir {
 
   std::string file(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream) const;
   const std::string& path() const { return path_; }
+  /// Returns why a directory could not be claimed, for the user; empty: all are.
+  const std::string& warning() const { return warning_; }
 
  private:
   JobDir() = default;
@@ -65,7 +69,9 @@ class JobDir {
   void note_gaps(const std::vector<FileGap>& gaps);
 
   std::string path_;
-  std::string log_dir_;  ///< includes the job's id; empty: no copies
+  std::vector<UniqueFd> claims_;  ///< locked files; the lock ends with the process, even with a crash
+  std::string warning_;
+  std::string log_dir_;  ///< includes the run's name; empty: no copies
   StreamChoice copied_;
   OutputFile::Limits limits_;
   std::map<OutputKey, StreamFiles> outputs_;

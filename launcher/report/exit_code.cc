@@ -1,6 +1,7 @@
 #include "launcher/report/exit_code.h"
 
 #include <cerrno>
+#include <csignal>
 
 namespace ddp::launcher {
 
@@ -26,6 +27,7 @@ const std::vector<ExitCodeRow>& exit_code_table() {
 
 int exit_code_of(const Error& error) {
   if (error.code == ErrorCode::kExec) return exec_exit_code(error.sys);
+  if (error.code == ErrorCode::kCancelled && error.sys > 0 && error.sys < NSIG) return 128 + error.sys;
   for (const ExitCodeRow& row : exit_code_table()) {
     if (row.error == error.code) return row.exit_code;
   }

@@ -6,8 +6,8 @@
 
 namespace ddp::launcher {
 
-/// The only table of the reserved codes (docs/users/exit_codes.md). kExec depends on the errno: use
-/// exec_exit_code.
+/// The only table of the reserved codes (docs/users/exit_codes.md). kExec depends on the errno, see
+/// exec_exit_code, and kCancelled on the signal, which is in `sys`: 128 + signal.
 struct ExitCodeRow {
   ErrorCode error;
   const char* kind;  ///< name in the document and in reports

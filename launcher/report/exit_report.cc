@@ -8,6 +8,7 @@
 #include "base/exit_status.h"
 #include "base/safe_text.h"
 #include "launcher/report/root_cause.h"
+#include "remote/hosts/host_range.h"
 
 namespace ddp::launcher {
 namespace {
@@ -15,6 +16,7 @@ namespace {
 constexpr int kExceptionExit = 1;  ///< code of a Python program that an exception ends
 constexpr std::size_t kHostsNamed = 4;
 constexpr std::size_t kGroupsShown = 16;
+constexpr std::size_t kHostsText = 100;  ///< longest list of hosts in ranges, in bytes
 constexpr std::size_t kAttemptsShown = 8;
 
 bool is_worker(const Failure& failure) {
@@ -235,14 +237,117 @@ std::string consequences_text(const JobEnd& end, const Failure* root) {
   if (groups.size() > kGroupsShown) {
     text += "    and " + std::to_string(groups.size() - kGroupsShown) + " more kinds of failures\n";
   }
-  if (text.empty() || root == nullptr) return text;
-  return (is_start_failure(*root) ? "  also:\n" : "  consequences:\n") + text;
+  return text.empty() || root == nullptr ? text : "  consequences:\n" + text;
 }
 
 /// Removes a final "; its last lines:", because these lines do not follow.
 std::string standalone(std::string line) {
   if (!line.empty() && line.back() == ':') line.resize(std::min(line.rfind("; "), line.size() - 1));
   return line;
+}
+
+/// Nodes that did not become ready for the same reason.
+struct StartGroup {
+  std::vector<std::string> hosts;
+  std::vector<std::string> words;  ///< of the reason; "…" is in the place of what differs
+};
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> words(1);
+  for (const char c : text) {
+    if (c == ' ')
+      words.emplace_back();
+    else
+      words.back() += c;
+  }
+  return words;
+}
+
+/// True for a word that may identify a host: its name, an address, a fingerprint. A plain number is none: an
+/// exit status is a reason.
+bool identifies_host(const std::string& word, const std::string& host) {
+  const bool digit = word.find_first_of("0123456789") != std::string::npos;
+  const bool other = word.find_first_not_of("0123456789.,;:()\"") != std::string::npos ||
+                     std::count(word.begin(), word.end(), '.') >= 3;
+  return word.find(host) != std::string::npos || (digit && other);
+}
+
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+/// Returns the common ends of two words around "…", without parts of numbers.
+std::string common_word(const std::string& a, const std::string& b) {
+  const auto continues = [&a](std::size_t i) { return i < a.size() && (a[i] & 0xc0) == 0x80; };
+  const std::size_t size = std::min(a.size(), b.size());
+  std::size_t head = 0;
+  while (head < size && a[head] == b[head])
+    ++head;
+  while (head > 0 && (continues(head) || is_digit(a[head - 1])))
+    --head;
+  std::size_t tail = 0;
+  while (tail < size - head && a[a.size() - 1 - tail] == b[b.size() - 1 - tail])
+    ++tail;
+  while (tail > 0 && (continues(a.size() - tail) || is_digit(a[a.size() - tail])))
+    --tail;
+  return a.substr(0, head) + "…" + a.substr(a.size() - tail);
+}
+
+/// Adds the failure to the group if its reason differs only in words that identify the host.
+bool joins(StartGroup& group, const Failure& failure) {
+  const std::vector<std::string> words = split(failure.error.text);
+  if (words.size() != group.words.size()) return false;
+  std::vector<std::string> common = group.words;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i] == common[i]) continue;
+    const bool elided = common[i].find("…") != std::string::npos;
+    if (!identifies_host(words[i], failure.host) ||
+        !(elided || identifies_host(common[i], group.hosts.front())))
+      return false;
+    common[i] = common_word(common[i], words[i]);
+  }
+  group.words = std::move(common);
+  group.hosts.push_back(failure.host);
+  return true;
+}
+
+/// Returns the start failures with equal reasons together, that of `cause` first.
+std::vector<StartGroup> start_groups(const JobEnd& end, const Failure& cause) {
+  std::vector<StartGroup> groups{{{cause.host}, split(cause.error.text)}};
+  for (const Failure& failure : end.failures) {
+    if (&failure == &cause || !is_start_failure(failure)) continue;
+    const auto same =
+        std::find_if(groups.begin(), groups.end(), [&](StartGroup& group) { return joins(group, failure); });
+    if (same == groups.end()) groups.push_back({{failure.host}, split(failure.error.text)});
+  }
+  return groups;
+}
+
+/// "node gpu07: " or "nodes gpu[01-12]: ", and the reason.
+std::string start_text(StartGroup group) {
+  std::sort(group.hosts.begin(), group.hosts.end(), [](const std::string& a, const std::string& b) {
+    return a.size() != b.size() ? a.size() < b.size() : a < b;
+  });
+  std::string text = remote::fold_ranges(group.hosts);
+  if (text.size() > kHostsText) text = host_list({group.hosts.begin(), group.hosts.end()});
+  text = (group.hosts.size() == 1 ? "node " : "nodes ") + text + ":";
+  for (const std::string& word : group.words)
+    text += ' ' + word;
+  return text;
+}
+
+/// Each reason once: that of `cause` is the last line of the report, and is printed before only if it has
+/// further lines.
+std::string start_failures_text(const std::vector<StartGroup>& groups) {
+  std::string text;
+  const std::string cause = start_text(groups[0]);
+  if (cause.find('\n') != std::string::npos) text += "  root cause: " + indented(cause, "    ");
+  if (groups.size() > 1) text += "  other nodes:\n";
+  for (std::size_t i = 1; i < groups.size() && i <= kGroupsShown; ++i)
+    text += "    " + indented(start_text(groups[i]), "      ");
+  if (groups.size() > kGroupsShown + 1)
+    text += "    and " + std::to_string(groups.size() - 1 - kGroupsShown) + " more kinds of failures\n";
+  return text;
 }
 
 std::string why_stopped(int signal) {
@@ -254,14 +359,6 @@ std::string why_stopped(int signal) {
     default:
       return "stopped by " + signal_name(signal);
   }
-}
-
-std::string why_master(const Error& error) {
-  if (error.text.find('\n') == std::string::npos) return error.text;
-  for (const ExitCodeRow& row : exit_code_table()) {
-    if (row.error == error.code) return row.meaning;
-  }
-  return {};
 }
 
 std::string headline(const Failure& cause) {
@@ -302,20 +399,34 @@ ExitReport make_exit_report(const JobEnd& end) {
   if (end.stop_signal != 0) {
     report.exit_code = 128 + end.stop_signal;
     report.why = why_stopped(end.stop_signal);
-    // Nodes with surviving processes are named, even if the user wanted the stop.
+    if (!end.awaited.empty()) report.why += " while waiting for " + end.awaited;
+    // Nodes with surviving processes are named, even if the user wanted the stop, but not those that got the
+    // same signal.
     for (const Failure& failure : end.failures) {
-      if (failure.kind == Failure::Kind::kNode)
+      if (failure.kind == Failure::Kind::kNode && failure.error.sys != end.stop_signal)
         report.text += "  node " + failure.host + ": " + what_happened(failure, false) + "\n";
     }
   } else if (const Failure* cause = cause_of(end)) {
     report.exit_code = code_of(*cause);
     report.why = failure_line(*cause);
-    report.text = headline(*cause) + root_text(*cause) + consequences_text(end, cause) + earlier_text(end);
+    report.text = headline(*cause);
+    if (is_start_failure(*cause)) {
+      const std::vector<StartGroup> groups = start_groups(end, *cause);
+      report.why = standalone(first_line(start_text(groups[0])));
+      report.text += start_failures_text(groups);
+    } else {
+      report.text += root_text(*cause);
+    }
+    if (const std::string early = early_exits_text(end, *cause); !early.empty())
+      report.text += "  note: " + early + "\n";
+    if (!is_start_failure(*cause)) report.text += consequences_text(end, cause);
+    report.text += earlier_text(end);
   } else if (end.master) {
     report.exit_code = exit_code_of(*end.master);
-    report.why = why_master(*end.master);
-    // A one-line text is the last line itself; a longer one is printed first.
-    if (report.why != end.master->text) report.text = indented("ddplaunch: " + end.master->text, "  ");
+    report.why = first_line(end.master->text);
+    // The first line is the last line of the report. Further ones are printed before it.
+    if (report.why != end.master->text)
+      report.text = indented("ddplaunch: " + end.master->text.substr(report.why.size() + 1), "  ");
   } else if (!end.failures.empty()) {
     // All workers were ended by our stop, but the stop has no reason. This is an internal error, not a
     // success.
@@ -325,8 +436,15 @@ ExitReport make_exit_report(const JobEnd& end) {
   } else {
     return report;
   }
+  // Unless a line above names a file there.
+  if (!end.job_dir.empty() && report.text.find(end.job_dir) == std::string::npos)
+    report.text += "  " + job_line(end) + "\n";
   report.text += "ddplaunch: exit " + std::to_string(report.exit_code) + ": " + report.why + "\n";
   return report;
+}
+
+std::string job_line(const JobEnd& end) {
+  return end.job + (end.job.find(':') == std::string::npos ? ": " : ", ") + "files in " + end.job_dir;
 }
 
 bool is_start_failure(const Failure& failure) {
@@ -338,6 +456,29 @@ std::string failure_line(const Failure& failure, bool cause) {
   if (failure.kind == Failure::Kind::kHung) return what;
   if (!is_worker(failure)) return "node " + failure.host + ": " + what;
   return "rank " + std::to_string(failure.rank) + " on " + failure.host + " " + what;
+}
+
+std::string early_ranks(const std::vector<EarlyExit>& exits) {
+  std::vector<int> ranks;
+  std::set<std::string> hosts;
+  for (const EarlyExit& exit : exits) {
+    ranks.push_back(exit.rank);
+    hosts.insert(exit.host);
+  }
+  return (ranks.size() == 1 ? "rank " : "ranks ") + rank_set(ranks) + " on " + host_list(hosts);
+}
+
+std::string early_exits_text(const JobEnd& end, const Failure& failure) {
+  std::vector<EarlyExit> exits;
+  auto first = failure.at;
+  for (const EarlyExit& exit : end.early) {
+    if (exit.at + exit.at_error >= failure.at - failure.at_error) continue;
+    exits.push_back(exit);
+    first = std::min(first, exit.at);
+  }
+  if (exits.empty()) return {};
+  return early_ranks(exits) + " exited 0, " + (exits.size() == 1 ? "" : "the first ") +
+         duration(failure.at - first) + " earlier";
 }
 
 std::string rank_set(std::vector<int> ranks) {

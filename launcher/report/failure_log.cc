@@ -45,12 +45,23 @@ void FailureLog::begin_attempt(std::uint32_t attempt, Time now) {
   collectives_.clear();
   ended_well_.clear();
   lost_peers_.clear();
+  end_.early.clear();
 }
 
 void FailureLog::end_attempt() {
   diagnose_collectives();
   if (const Failure* root = root_cause()) end_.earlier.push_back(*root);
+  forget_attempt();
+}
+
+void FailureLog::forget_attempt() {
   end_.failures.clear();
+  end_.early.clear();
+}
+
+void FailureLog::worker_ended_well(const WorkerIdentity& worker, Time at, Time error) {
+  ended_well_.insert(worker.rank);
+  if (!stop_ordered_) end_.early.push_back({worker.rank, worker.host, at - began_, error});
 }
 
 const Failure* FailureLog::root_cause() const {
@@ -161,6 +172,11 @@ void FailureLog::job_hung(Error error, Time now) {
   failure.at = now - began_;
   failure.when = now;
   end_.failures.push_back(std::move(failure));
+}
+
+void FailureLog::name_job(std::string job, std::string directory) {
+  end_.job = std::move(job);
+  end_.job_dir = std::move(directory);
 }
 
 void FailureLog::stop_ordered(Time now, milliseconds grace) {

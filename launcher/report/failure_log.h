@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -34,7 +35,7 @@ class FailureLog {
   /// follows.
   void end_attempt();
   /// Drops the attempt's failures, because it was stopped without a failure.
-  void forget_attempt() { end_.failures.clear(); }
+  void forget_attempt();
 
   /// `start_attempt` is the attempt in which the worker's process was started, at `at`.
   void worker_started(int rank, Time at, std::uint32_t start_attempt) {
@@ -50,7 +51,7 @@ class FailureLog {
   /// Compares the dumps of all ranks of the attempt and sets Failure::waited_for of its root cause.
   /// end_attempt does this too.
   void diagnose_collectives();
-  void worker_ended_well(int rank) { ended_well_.insert(rank); }
+  void worker_ended_well(const WorkerIdentity& worker, Time at, Time error);
   /// A rank of the attempt reported, before its end, peers that it cannot reach.
   void lost_peers(int rank) { lost_peers_.insert(rank); }
   /// Sets the last stderr lines of a rank that failed in this attempt, and the file with its whole stderr.
@@ -60,7 +61,13 @@ class FailureLog {
   void explain_node(const std::string& host, Error error);
   void job_hung(Error error, Time now);
   void master_failed(Error error) { end_.master = std::move(error); }
-  void stopped_by_user(int signal) { end_.stop_signal = signal; }
+  /// Sets JobEnd::job and job_dir.
+  void name_job(std::string job, std::string directory);
+  /// `awaited`: what the start was waiting for; empty: the workers ran.
+  void stopped_by_user(int signal, std::string awaited) {
+    end_.stop_signal = signal;
+    end_.awaited = std::move(awaited);
+  }
 
   /// Stop was sent to every node: SIGTERM now, SIGKILL after `grace`. A later call can only shorten the
   /// grace.

@@ -75,12 +75,24 @@ struct Failure {
   bool of_worker() const { return kind != Kind::kNode && kind != Kind::kHung; }
 };
 
+/// A worker that exited 0 before the attempt ended. Times are as in Failure.
+struct EarlyExit {
+  int rank = 0;
+  std::string host;
+  std::chrono::nanoseconds at{0};
+  std::chrono::nanoseconds at_error{0};
+};
+
 /// How a job ended, from the master's view.
 struct JobEnd {
   std::vector<Failure> failures;    ///< of the last attempt, in any order
+  std::vector<EarlyExit> early;     ///< of the last attempt, in any order
   std::vector<Failure> earlier;     ///< root cause of each restarted attempt, in order
   std::optional<std::size_t> root;  ///< index into failures; unset: pick_root_cause decides
   int stop_signal = 0;              ///< user's SIGINT, SIGTERM or SIGHUP before any failure; 0: none
+  std::string awaited;              ///< with stop_signal: what the start waited for; empty: it was over
+  std::string job;                  ///< "job run7: 2 nodes × 8 workers"
+  std::string job_dir;              ///< directory of the job's files; empty: none
   std::optional<Error> master;      ///< the master's own failure (usage, job directory, …)
 
   /// Adds evidence to the failure of that rank and attempt. Ignores evidence without such a failure.

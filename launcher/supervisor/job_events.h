@@ -70,6 +70,11 @@ struct Recall {  ///< try to reach the host again; answer: NodeUp (new incarnati
 };
 struct PrintLine {  ///< one line for the user
   std::string text;
+  bool terminal_only = false;  ///< only where somebody watches: on a terminal
+};
+struct Waiting {     ///< what the start waits for, about once a second; replaces the last one
+  std::string text;  ///< empty: for nothing any more
+  bool due = false;  ///< also shown where lines cannot be replaced
 };
 struct Detail {  ///< a completed step, shown with --verbose
   std::string text;
@@ -79,7 +84,7 @@ struct Dump {  ///< state of a hanging rank, for its file in the job directory
   std::uint32_t rank = 0;
   std::string text;
 };
-using Action = std::variant<ToNode, Disconnect, Recall, PrintLine, Detail, Dump>;
+using Action = std::variant<ToNode, Disconnect, Recall, PrintLine, Waiting, Detail, Dump>;
 using Actions = std::vector<Action>;
 
 }  // namespace ddp::launcher::job

@@ -140,7 +140,7 @@ const NodeAddresses* also_has(const std::vector<NodeAddresses>& nodes, const IpA
 // Lists the addresses of each node for errors. The list is bounded, so that it does not hide the message.
 std::string inventory(const std::vector<NodeAddresses>& nodes) {
   constexpr std::size_t kShown = 16;
-  std::string text;
+  std::string text = "\nthe addresses of the nodes:";
   for (std::size_t i = 0; i < std::min(nodes.size(), kShown); ++i) {
     text += "\n  " + nodes[i].given->name + ":";
     std::string list;
@@ -157,7 +157,7 @@ std::string inventory(const std::vector<NodeAddresses>& nodes) {
 }
 
 // One network on which all nodes have an address.
-struct Option {
+struct NetworkOption {
   std::vector<const Usable*> members;  // per node
   std::string name;                    // "10.0.0.0/24"
   std::size_t resolved = 0;            // nodes whose name resolved to their address in this network
@@ -175,7 +175,7 @@ const Usable* best_member(const NodeAddresses& node, Fits fits) {
   return best;
 }
 
-std::size_t count_resolved(const std::vector<NodeAddresses>& nodes, const Option& option) {
+std::size_t count_resolved(const std::vector<NodeAddresses>& nodes, const NetworkOption& option) {
   std::size_t count = 0;
   for (std::size_t i = 0; i < nodes.size(); ++i)
     count += nodes[i].connected == option.members[i]->address ? 1 : 0;
@@ -183,7 +183,7 @@ std::size_t count_resolved(const std::vector<NodeAddresses>& nodes, const Option
 }
 
 // A bridge that is local to each host (docker0, virbr0) has the same address on every machine.
-bool same_address_on_two_machines(const std::vector<NodeAddresses>& nodes, const Option& option) {
+bool same_address_on_two_machines(const std::vector<NodeAddresses>& nodes, const NetworkOption& option) {
   std::map<IpAddress, const std::string*> seen;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     const std::string& machine = nodes[i].given->machine_id;
@@ -193,9 +193,9 @@ bool same_address_on_two_machines(const std::vector<NodeAddresses>& nodes, const
   return false;
 }
 
-std::optional<Option> shared_through(const std::vector<NodeAddresses>& nodes, const Usable& first) {
+std::optional<NetworkOption> shared_through(const std::vector<NodeAddresses>& nodes, const Usable& first) {
   const IpNetwork network = network_of(first.address, first.interface->prefix_length);
-  Option option{{&first}, text_of(network), 0};
+  NetworkOption option{{&first}, text_of(network), 0};
   bool bridge = first.kind == LinkKind::kBridge;
   bool reached = nodes[0].connected && contains(network, *nodes[0].connected);
   for (std::size_t i = 1; i < nodes.size(); ++i) {
@@ -213,12 +213,12 @@ std::optional<Option> shared_through(const std::vector<NodeAddresses>& nodes, co
   return option;
 }
 
-std::vector<Option> shared_networks(const std::vector<NodeAddresses>& nodes) {
-  std::vector<Option> options;
+std::vector<NetworkOption> shared_networks(const std::vector<NodeAddresses>& nodes) {
+  std::vector<NetworkOption> options;
   for (const Usable& first : nodes[0].usable) {
     if (auto option = shared_through(nodes, first)) options.push_back(std::move(*option));
   }
-  std::stable_sort(options.begin(), options.end(), [](const Option& a, const Option& b) {
+  std::stable_sort(options.begin(), options.end(), [](const NetworkOption& a, const NetworkOption& b) {
     auto is_vpn = [](const Usable* member) { return member->kind == LinkKind::kVpn; };
     const bool a_vpn = std::any_of(a.members.begin(), a.members.end(), is_vpn);
     const bool b_vpn = std::any_of(b.members.begin(), b.members.end(), is_vpn);
@@ -236,7 +236,7 @@ void add_route(NetChoice& choice, NetRoute route) {
     choice.routes.push_back(std::move(route));
 }
 
-NetRoute route_of(const Option& option) {
+NetRoute route_of(const NetworkOption& option) {
   NetRoute route{option.members[0]->interface->address, option.name, {}};
   for (const Usable* member : option.members) {
     route.interfaces.push_back(member->interface->name);
@@ -293,23 +293,28 @@ Result<NetChoice> wanted_choice(const std::vector<NodeAddresses>& nodes, const W
                                 bool one_machine) {
   if (wanted.text == "lo" || (wanted.network && is_loopback(wanted.network->base))) {
     if (one_machine) return loopback_choice(nodes.size());
-    return Error{ErrorCode::kRefused,
+    return Error{ErrorCode::kUsage,
                  "--network " + wanted.text + ": loopback does not reach another machine" + inventory(nodes)};
   }
   const auto fits = [&](const Usable& usable) {
     return wanted.network ? contains(*wanted.network, usable.address) : usable.interface->name == wanted.text;
   };
-  Option option{{}, wanted.text, 0};
+  NetworkOption option{{}, wanted.text, 0};
   std::string lacking;
+  bool exists = wanted.network.has_value();
   for (const NodeAddresses& node : nodes) {
     const Usable* member = best_member(node, fits);
-    if (!member) lacking += (lacking.empty() ? "" : ", ") + node.given->name;
     option.members.push_back(member);
+    if (member) continue;
+    lacking += (lacking.empty() ? "" : ", ") + node.given->name;
+    exists = exists || std::ranges::count(node.given->interfaces, wanted.text, &Interface::name) > 0;
   }
   if (!lacking.empty()) {
-    return Error{ErrorCode::kRefused, "--network " + wanted.text + ": no usable address " +
-                                          (wanted.network ? "in it" : "on that interface") + " on " +
-                                          lacking + inventory(nodes)};
+    const std::string what = wanted.network ? "no usable address in it"
+                             : exists       ? "no usable address on that interface"
+                                            : "no interface has that name";
+    return Error{ErrorCode::kUsage,
+                 "--network " + wanted.text + ": " + what + " on " + lacking + inventory(nodes)};
   }
   // Node 0 may have several fitting addresses, and another node may reach only one of them.
   const Usable& best = *option.members[0];
@@ -323,7 +328,7 @@ Result<NetChoice> wanted_choice(const std::vector<NodeAddresses>& nodes, const W
     if (!also_has(nodes, usable->address)) add_route(choice, route_of(option));
   }
   if (choice.routes.empty()) {
-    return Error{ErrorCode::kRefused,
+    return Error{ErrorCode::kUsage,
                  "--network " + wanted.text + ": " + nodes[0].given->name + " and " +
                      also_has(nodes, best.address)->given->name + " have the same address on it, " +
                      best.interface->address +
@@ -360,7 +365,7 @@ Result<NetChoice> unshared_choice(const std::vector<NodeAddresses>& nodes) {
   return choice;
 }
 
-std::string shared_reason(const Option& option, std::size_t nodes) {
+std::string shared_reason(const NetworkOption& option, std::size_t nodes) {
   std::string text = option.name + ", shared by all " + std::to_string(nodes) + " nodes";
   if (option.resolved == nodes) return text + ", where their names resolve to";
   if (option.resolved == 0) return text;
@@ -380,10 +385,10 @@ Result<NetChoice> choose_network(const std::vector<NodeNetwork>& given, std::str
   }
   if (one_machine) return loopback_choice(nodes.size());
 
-  const std::vector<Option> options = shared_networks(nodes);
+  const std::vector<NetworkOption> options = shared_networks(nodes);
   if (options.empty()) return unshared_choice(nodes);
   NetChoice choice;
-  for (const Option& option : options)
+  for (const NetworkOption& option : options)
     add_route(choice, route_of(option));
   choice.reason = shared_reason(options[0], nodes.size()) + ": " + choice.routes[0].master_addr;
   if (worth_trying(nodes[0].connected)) add_route(choice, route_to(given[0].connected, nodes));

@@ -50,7 +50,7 @@ struct NetChoice {
 ///                                       so
 /// Every candidate network or address of node 0 becomes a route (with `wanted`, only those that match it). If
 /// a firewall closes one, the probes detect this and the next one is used. A route to another machine never
-/// uses loopback. Errors (kRefused for a node that lacks `wanted`, kUsage for a bad CIDR, kUnreachable when
+/// uses loopback. Errors (kUsage for a bad CIDR, and for a node that lacks `wanted`, kUnreachable when
 /// nothing fits) list the addresses of each node.
 Result<NetChoice> choose_network(const std::vector<NodeNetwork>& nodes, std::string_view wanted);
 

@@ -77,6 +77,10 @@ Supervisor::Supervisor(const JobSpec& spec) : spec_(spec), membership_(rules_of(
 
 job::Actions Supervisor::start(Time now) {
   failures_.begin_attempt(0, now);
+  failures_.name_job("job " + spec_.job_id, spec_.job_dir);
+  started_at_ = now;
+  waiting_check_ = now + kLongStart;
+  waiting_due_ = kLongStart;
   start_limit_ = now + spec_.start_timeout + kReportTime;
   inform(rendezvous::Tick{});
   follow_membership(now);
@@ -87,14 +91,17 @@ job::Actions Supervisor::step(const job::Event& event, Time now) {
   if (state_ != State::kFinished) {
     std::visit([&](const auto& e) { on(e, now); }, event);
     follow_membership(now);
+    report_waiting(now);
   }
   return std::exchange(actions_, {});
 }
 
 std::optional<Supervisor::Time> Supervisor::deadline() const {
-  const auto due = membership_.deadline();
-  if (!due || state_ == State::kFinished) return deadline_;
-  return deadline_ ? std::min(*deadline_, *due) : *due;
+  std::optional<Time> first = deadline_;
+  if (state_ == State::kFinished) return first;
+  for (const auto& due : {membership_.deadline(), waiting_check_})
+    if (due) first = first ? std::min(*first, *due) : *due;
+  return first;
 }
 
 const rendezvous::RankAssignment* Supervisor::assignment(std::size_t node) const {
@@ -175,22 +182,36 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& messa
     say("the job continues: rank " + std::to_string(message.rank) + " exited 0");
     state_ = State::kRunning;
   }
+  const int rank = static_cast<int>(message.rank);
+  const FailureLog::WorkerIdentity worker{nodes_[index].name, rank, rank - assignment(index)->first_rank};
+  if (message.code == 0 && message.signal == 0) {
+    failures_.worker_ended_well(worker, current_->happened, current_->error);
+    if (end().early.size() == 1) early_exit_notice_ = now + kEarlyExitNotice;
+  }
   if (state_ == State::kRunning) arm_running();
-  if (message.code == 0 && message.signal == 0)
-    return failures_.worker_ended_well(static_cast<int>(message.rank));
+  if (message.code == 0 && message.signal == 0) return;
   if (message.by_revoke) {  // no failure of the worker
     if (!message.text.empty())
       say("rank " + std::to_string(message.rank) + " on " + nodes_[index].name + ' ' + message.text);
     return;
   }
-  const int rank = static_cast<int>(message.rank);
-  failures_.worker_failed({nodes_[index].name, rank, rank - assignment(index)->first_rank}, message,
-                          current_->happened, current_->error);
+  failures_.worker_failed(worker, message, current_->happened, current_->error);
   if (!running()) return;
   stop_reason_ = "rank " + std::to_string(message.rank) + " failed";
   // A program that cannot be executed in attempt 0 fails again when retried. In later attempts it ran
   // elsewhere before.
   inform(index, rendezvous::WorkerFailed{stop_reason_, message.pid == 0 && attempt_ == 0});
+}
+
+/// Some ranks may wait forever for one that has left the training early. Reported once.
+void Supervisor::report_early_exits(Time now) {
+  if (!early_exit_notice_ || now < *early_exit_notice_) return;
+  early_exit_notice_.reset();
+  const std::vector<EarlyExit>& early = end().early;
+  if (exited_.size() >= static_cast<std::size_t>(world_.world_size)) return;
+  notify(std::to_string(early.size()) + " of " + std::to_string(world_.world_size) + " ranks " +
+         (early.size() == 1 ? "has" : "have") + " exited with 0 (" + early_ranks(early) +
+         "); the others still run");
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& message, Time now) {
@@ -223,20 +244,50 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
   }
   if (event.number == SIGTERM && std::exchange(slurm_ends_, false)) return;
   // A signal during the cleanup of a failure shortens the stop, but the failure stays the cause.
-  const bool failed = !end().failures.empty() && !growing_;
-  if (!failed && end().stop_signal == 0) failures_.stopped_by_user(event.number);
+  // Where each node gets the signal itself, those that report it first are no failures.
+  const auto by_the_signal = [&](const Failure& failure) {
+    return spec_.launcher == LauncherKind::kJoin && failure.kind == Failure::Kind::kNode &&
+           failure.error.code == ErrorCode::kLinkLost && failure.error.sys == event.number;
+  };
+  const bool one_stop = !growing_ && std::all_of(end().failures.begin(), end().failures.end(), by_the_signal);
+  const bool failed = !growing_ && !one_stop;
+  if (!failed && end().stop_signal == 0) failures_.stopped_by_user(event.number, awaited_text());
   if (ended_ && state_ < State::kLeaving) return shorten_stop(now);
-  const bool polite = (growing_ || revoking_) && !std::exchange(user_wants_end_, true);
+  const bool polite = (growing_ || revoking_ || one_stop) && !std::exchange(user_wants_end_, true);
   user_wants_end_ = true;
   if (state_ == State::kStopping)
     stop_all(polite ? spec_.stop_grace : milliseconds(0),
              polite ? "stopped by the user" : "killed by the user", now);
-  if (running()) say(signal_name(event.number) + ": stopping the workers (again: kill them now)");
+  if (running()) say_stopping(event.number);
   if (running() || starting()) stop_reason_ = "stopped by " + signal_name(event.number);
   inform(rendezvous::UserStop{"stopped by " + signal_name(event.number)});
 }
 
 // ---- end
+
+void Supervisor::say_stopping(int signal) {
+  const bool key = signal == SIGINT;
+  say((key ? "" : signal_name(signal) + ": ") + "stopping the workers; SIGKILL in " +
+      limit_text(spec_.stop_grace) + (key ? " (Ctrl-C again: now)" : " (again: now)"));
+}
+
+/// A failure's report follows when all workers have ended. Says at once why they are stopped.
+void Supervisor::report_stop(milliseconds grace) {
+  const Failure* root = failures_.root_cause();
+  const bool others =
+      std::any_of(world_.assignments.begin(), world_.assignments.end(), [&](const auto& ranks) {
+        const Node& node = nodes_[ranks.host];
+        if (node.state != NodeState::kSpawned || node.lost || node.ending) return false;
+        const auto first = exited_.lower_bound(static_cast<std::uint32_t>(ranks.first_rank));
+        const auto last =
+            exited_.lower_bound(static_cast<std::uint32_t>(ranks.first_rank + ranks.local_world_size));
+        return std::distance(first, last) < ranks.local_world_size;
+      });
+  if (root == nullptr || !others) return;
+  notify(failure_line(*root) + "; stopping the " +
+         (root->kind == Failure::Kind::kHung ? "workers" : "others") +
+         (grace > milliseconds(0) ? " (SIGKILL in " + limit_text(grace) + "; Ctrl-C: now)" : ""));
+}
 
 /// Nodes that never spawned have no workers to stop.
 void Supervisor::stop_all(milliseconds grace, const std::string& reason, Time now) {
@@ -341,6 +392,7 @@ void Supervisor::on(const job::Tick&, Time now) {
       finish_if_gone();
       break;
     case State::kRunning:
+      report_early_exits(now);
       check_survivors(now);
       if (state_ == State::kRunning) check_for_hang(now);
       break;

@@ -54,6 +54,11 @@ class Supervisor {
     kFinished,
   };
 
+  /// Time from the first exit with 0 of an attempt to the notice that other ranks still run.
+  static constexpr std::chrono::seconds kEarlyExitNotice{60};
+  /// Time until a start that takes long is reported, and then every second.
+  static constexpr std::chrono::seconds kLongStart{3};
+
   explicit Supervisor(const JobSpec& spec);
 
   job::Actions start(Time now);
@@ -69,6 +74,9 @@ class Supervisor {
   void set_last_output(int rank, std::vector<std::string> lines, std::string file) {
     failures_.set_last_output(rank, std::move(lines), std::move(file));
   }
+
+  /// Sets the step at which the connection to a node is. Call it before a Tick or a UserSignal.
+  void set_start_step(std::size_t node, const char* step) { nodes_[node].start_step = step; }
 
   std::size_t node_count() const { return nodes_.size(); }
   /// Returns the node's name as the user knows it.
@@ -113,7 +121,8 @@ class Supervisor {
     std::uint32_t incarnation = 0;
     rendezvous::Hello hello;
     std::string connected;
-    std::string local;  ///< its own address on the way to node rank 0
+    const char* start_step = "connecting";  ///< until the agent's hello
+    std::string local;                      ///< its own address on the way to node rank 0
     NodeInfiniband infiniband;
     std::string slots_reason;                     ///< why it runs this number of workers
     std::optional<std::size_t> participant;       ///< its index in the attempt
@@ -207,6 +216,10 @@ class Supervisor {
   void revoke_all(const std::string& reason, Time now);
   void end_survivors(std::size_t node, std::chrono::milliseconds grace, const std::string& reason);
   void survivors_gone(std::size_t node, std::uint32_t left, Time now);
+  void report_early_exits(Time now);
+  /// Says that the user's signal stops the workers, and when they are killed.
+  void say_stopping(int signal);
+  void report_stop(std::chrono::milliseconds grace);
   void report_lost_survivor(std::size_t node, const rendezvous::WorkerExited& message);
   void shorten_stop(Time now);
   std::optional<Survivors::StateSource> source_of_state() const;
@@ -232,6 +245,8 @@ class Supervisor {
   Node& participant_node(std::size_t participant) { return nodes_[node_of(participant)]; }
   const Node& participant_node(std::size_t participant) const { return nodes_[node_of(participant)]; }
   std::string missing_step(std::size_t node) const;
+  std::string awaited_text() const;
+  void report_waiting(Time now);
 
   const JobSpec& spec_;
   std::vector<Node> nodes_;
@@ -240,6 +255,10 @@ class Supervisor {
   std::deque<MembershipUpdate> updates_;
   State state_ = State::kConnecting;
   std::optional<Time> deadline_;
+  Time started_at_{0};
+  std::optional<Time> waiting_check_;  ///< when to look again at what the first attempt waits for
+  Time waiting_due_{0};                ///< time from the start to the next line in a log
+  bool waiting_shown_ = false;
   Time start_limit_{0};  ///< end of --start-timeout, plus time for the hosts' reports
   job::Actions actions_;
   rendezvous::World world_;
@@ -252,6 +271,7 @@ class Supervisor {
   std::optional<Survivors::StateSource> source_;  ///< the rank whose state this attempt uses
   Time revoked_at_{0};                            ///< when the previous attempt was revoked
   std::set<std::uint32_t> exited_;                ///< ranks of the attempt that have ended
+  std::optional<Time> early_exit_notice_;         ///< when to report ranks that exited 0
   const job::FromNode* current_ = nullptr;        ///< the message being handled
   std::optional<std::size_t> joining_;            ///< the node whose join the Membership handles
   std::string stop_reason_;                       ///< reason of the stop that the Membership will order

@@ -64,16 +64,17 @@ void Supervisor::check_for_hang(Time now) {
 }
 
 void Supervisor::conclude_hang(Time now) {
-  // The report has these lines only for the attempt that ends the job.
-  if (membership_.restarts() < spec_.max_restarts) {
-    for (const std::string& line : hang_.lines())
-      say(line);
-  }
   std::string text = hang_.text();
   text += "\nstacks and state of each rank: " + spec_.job_dir + "/attempt_" + std::to_string(attempt_) +
           "/hang_rank_*.txt";
   if (const std::string hint = hang_.hint(); !hint.empty()) text += "\nhint: " + hint;
   failures_.job_hung(Error{ErrorCode::kHung, std::move(text), 0}, now);
+  // The report has these lines only for the attempt that ends the job.
+  if (membership_.restarts() < spec_.max_restarts) {
+    for (const std::string& line : hang_.lines())
+      say(line);
+    if (const std::string early = early_exits_text(end(), end().failures.back()); !early.empty()) say(early);
+  }
   stop_reason_ = "the job hung";
   // When several ranks are behind, some may only wait for another of them: for the rank through which their
   // node hears of the others. Ranks that answer the revoke survive; the others are killed at its deadline.

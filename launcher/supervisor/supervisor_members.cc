@@ -333,6 +333,7 @@ void Supervisor::carry_out(const rendezvous::StopAttempt& action, Time now) {
   const std::string ours = std::exchange(stop_reason_, {});
   const std::string& reason = ours.empty() ? action.reason : ours;
   if (action.another && survivors_.can_survive()) return revoke_all(reason, now);
+  if (action.cause == rendezvous::StopCause::kFailure) report_stop(grace);
   stop_all(grace, reason, now);
 }
 
@@ -357,7 +358,7 @@ void Supervisor::carry_out(const rendezvous::EndJob& action, Time now) {
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     if (nodes_[i].state != NodeState::kWaiting || nodes_[i].lost) continue;
     if (user_wants_end_ && deadline_ != now + grace + kLastWait)
-      say("stopping the workers (again: kill them now)");
+      say_stopping(end().stop_signal == 0 ? SIGINT : end().stop_signal);
     end_survivors(i, grace, action.reason);
     deadline_ = now + grace + kLastWait;
   }

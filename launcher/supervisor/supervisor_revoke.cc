@@ -128,8 +128,8 @@ void Supervisor::report_ready(Time now) {
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(now - revoked_at_);
   notify("attempt " + std::to_string(attempt_) + ": " + std::to_string(world_.world_size) +
          (world_.world_size == 1 ? " rank continues" : " ranks continue") + " from step " +
-         std::to_string(source_->step) + " (state of rank " + std::to_string(source_->rank) + "), " +
-         std::to_string(took.count()) + " ms after the revoke");
+         std::to_string(source_->step) + " (state of rank " + std::to_string(source_->rank) +
+         "), recovered in " + std::to_string(took.count()) + " ms");
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerInTrouble& message, Time now) {
@@ -169,7 +169,8 @@ std::optional<Survivors::StateSource> Supervisor::source_of_state() const {
 /// Sets the next deadline of a running attempt.
 void Supervisor::arm_running() {
   deadline_ = hang_.deadline();
-  if (const auto due = survivors_.deadline()) deadline_ = deadline_ ? std::min(*deadline_, *due) : *due;
+  for (const auto& due : {survivors_.deadline(), early_exit_notice_})
+    if (due) deadline_ = deadline_ ? std::min(*deadline_, *due) : *due;
 }
 
 }  // namespace ddp::launcher

@@ -8,6 +8,7 @@
 #include "launcher/supervisor/network_text.h"
 #include "launcher/supervisor/start_messages.h"
 #include "launcher/supervisor/supervisor.h"
+#include "remote/hosts/host_range.h"
 #include "rendezvous/protocol/codec.h"
 
 namespace ddp::launcher {
@@ -16,6 +17,19 @@ namespace {
 using std::chrono::seconds;
 
 constexpr seconds kProbeTime{5};
+/// Longest list of awaited nodes, in bytes.
+constexpr std::size_t kNamesShown = 60;
+
+/// "2 nodes × 8 workers", or "2 nodes, 12 workers" if the nodes differ.
+std::string size_text(const rendezvous::World& world) {
+  const std::size_t nodes = world.assignments.size();
+  const int first = world.assignments[0].local_world_size;
+  const bool equal = std::ranges::all_of(
+      world.assignments, [first](const auto& ranks) { return ranks.local_world_size == first; });
+  const int workers = equal ? first : world.world_size;
+  return std::to_string(nodes) + (nodes == 1 ? " node" : " nodes") + (equal ? " × " : ", ") +
+         std::to_string(workers) + (workers == 1 ? " worker" : " workers");
+}
 
 }  // namespace
 
@@ -27,6 +41,7 @@ void Supervisor::carry_out(const rendezvous::Begin& action, Time now) {
   growing_ = revoking_ = false;
   hung_.clear();
   exited_.clear();
+  early_exit_notice_.reset();
   for (Node& node : nodes_) {
     node.participant.reset();
     if (node.state == NodeState::kEnded && !node.lost) node.state = NodeState::kAccepted;
@@ -48,6 +63,8 @@ void Supervisor::carry_out(const rendezvous::Begin& action, Time now) {
 
 /// Reports which node runs which ranks, and which nodes that the user named run none.
 void Supervisor::report_start() {
+  failures_.name_job("job " + spec_.job_id + ": " + size_text(world_), spec_.job_dir);
+  if (!spec_.quiet) actions_.emplace_back(job::PrintLine{job_line(end()), true});
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     const Node& node = nodes_[i];
     if (const rendezvous::RankAssignment* ranks = assignment(i)) {
@@ -261,6 +278,52 @@ void Supervisor::on_start_deadline(Time now) {
   const Error late{ErrorCode::kTimeout, "the job did not start within " + limit + " (--start-timeout)"};
   if (end().failures.empty()) failures_.master_failed(late);
   inform(rendezvous::AttemptFailed{late.text, true});
+}
+
+/// Returns the nodes that hold up the start, each with its step: "2 of 64 nodes: gpu07 (connecting), gpu09
+/// (running --setup)". Empty: the start is over.
+std::string Supervisor::awaited_text() const {
+  if (attempt_ > 0 || (state_ != State::kConnecting && !starting())) return {};
+  std::map<std::string, std::vector<std::string>> by_step;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    const Node& node = nodes_[i];
+    const std::string step = node.state == NodeState::kConnecting ? node.start_step : missing_step(i);
+    if (step.empty()) continue;
+    by_step[step].push_back(node.name);
+    ++count;
+  }
+  if (count == 0) return {};
+  std::string text;
+  for (const auto& [step, names] : by_step) {
+    std::string some = remote::fold_ranges(names);
+    if (some.size() > kNamesShown)
+      some = names.front() + " and " + std::to_string(names.size() - 1) + " more";
+    text += (text.empty() ? ": " : ", ") + some + " (" + step + ")";
+  }
+  return std::to_string(count) + " of " + std::to_string(nodes_.size()) +
+         (nodes_.size() == 1 ? " node" : " nodes") + text;
+}
+
+/// Reports what a long start waits for: every second for a terminal, at growing intervals for a log.
+void Supervisor::report_waiting(Time now) {
+  if (!waiting_check_) return;
+  if (attempt_ > 0 || (state_ != State::kConnecting && !starting())) {  // the start is over
+    waiting_check_.reset();
+    if (waiting_shown_) actions_.emplace_back(job::Waiting{});
+    return;
+  }
+  if (now < *waiting_check_) return;
+  waiting_check_ = now + seconds(1);
+  const std::string text = awaited_text();  // looks at every node, so not at every event
+  // In per-node mode the listener itself reports the nodes that it waits for.
+  if (text.empty() || spec_.quiet || (spec_.launcher == LauncherKind::kJoin && state_ == State::kConnecting))
+    return;
+  const bool due = now - started_at_ >= waiting_due_;
+  while (due && waiting_due_ <= now - started_at_)
+    waiting_due_ += std::min<Time>(2 * waiting_due_, seconds(60));
+  waiting_shown_ = true;
+  actions_.emplace_back(job::Waiting{"waiting for " + text, due});
 }
 
 /// Returns the step that holds up the start at a node; empty: none.

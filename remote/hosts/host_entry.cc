@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/parse_text.h"
 #include "remote/hosts/host_key.h"
 #include "remote/hosts/host_range.h"
 #include "remote/hosts/host_spec.h"

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/parse_text.h"
 #include "remote/hosts/diagnostic.h"
 #include "remote/hosts/host_range.h"
 #include "remote/hosts/host_spec.h"

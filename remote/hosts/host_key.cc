@@ -4,6 +4,7 @@
 #include <array>
 #include <vector>
 
+#include "base/parse_text.h"
 #include "remote/hosts/diagnostic.h"
 
 namespace ddp::remote {

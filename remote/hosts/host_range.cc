@@ -6,6 +6,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "base/parse_text.h"
+
 namespace ddp::remote {
 
 namespace {
@@ -210,17 +212,6 @@ int count_groups(std::string_view text, bool ipv4_allowed) {
 }
 
 }  // namespace
-
-std::optional<unsigned long long> whole_number(std::string_view text, unsigned long long max) {
-  if (!is_digits(text)) return std::nullopt;
-  unsigned long long value = 0;
-  for (const char c : text) {
-    const auto digit = static_cast<unsigned long long>(c - '0');
-    if (digit > max || value > max / 10 || value * 10 > max - digit) return std::nullopt;
-    value = value * 10 + digit;
-  }
-  return value;
-}
 
 Expansion expand_ranges(std::string_view word, std::size_t limit) {
   Expansion result{{std::string()}, {}};

@@ -36,9 +36,6 @@ std::string fold_ranges(const std::vector<std::string>& words);
 /// repeated id, an empty id, a reversed range and unexpected characters are errors.
 Expansion expand_ids(std::string_view list);
 
-/// Returns the number if `text` is digits only and at most `max`.
-std::optional<unsigned long long> whole_number(std::string_view text, unsigned long long max);
-
 /// Returns whether all of `text` is an IPv4 address in four decimal numbers.
 bool is_ipv4(std::string_view text);
 /// Returns whether all of `text` is an IPv6 address, with an optional zone (fe80::1%eth0).

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "base/parse_text.h"
+
 namespace ddp::remote {
 
 namespace {

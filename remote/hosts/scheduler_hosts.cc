@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "base/parse_text.h"
 #include "remote/hosts/host_range.h"
 #include "remote/hosts/host_spec.h"
 

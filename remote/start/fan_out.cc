@@ -182,7 +182,7 @@ std::vector<FanOut::PendingHost> FanOut::waiting() const {
   std::vector<PendingHost> list;
   for (const auto& start : starts_) {
     if (!start) continue;
-    const char* step = start->set ? "sending the agent" : "waiting for the agent";
+    const char* step = start->set ? "copying ddplaunchd" : "starting ddplaunchd";
     list.push_back({start->index, start->channel ? step : "connecting"});
   }
   return list;

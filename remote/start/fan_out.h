@@ -47,7 +47,7 @@ class FanOut {
 
   struct PendingHost {
     std::size_t host = 0;
-    const char* step = "";  ///< "connecting", "waiting for the agent", "sending the agent"
+    const char* step = "";  ///< "connecting", "starting ddplaunchd", "copying ddplaunchd"
   };
 
   FanOut(asio::any_io_executor loop, RemoteShell& remote, RemoteShell& local, FanOutOptions options);

@@ -77,8 +77,10 @@ std::string refusal_line(LinkRefusal refusal, const RefusedPeer& peer, const Lis
   const std::string detail = peer.detail.empty() ? "" : ": " + peer.detail;
   switch (refusal) {
     case LinkRefusal::kTokenDiffers:
-      return who + " has another token than this side, which uses " +
-             token_text(here.token_origin, here.token_check) + "; refused at " + here.where;
+      return "refused " + peer.peer + (peer.claim.empty() ? "" : " (" + peer.claim + ")") +
+             ": its token differs from ours (" +
+             (here.token_origin.empty() ? "a derived key" : here.token_origin) +
+             (here.token_check.empty() ? "" : ", check " + here.token_check) + ")";
     case LinkRefusal::kOtherJob:
       return who + " connected to " + here.where + ", which belongs to another job; refused" + detail;
     case LinkRefusal::kOtherRole:

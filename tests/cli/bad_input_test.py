@@ -53,9 +53,9 @@ class WrongOptions(LaunchTest):
         for place, why in (("/proc", "No such file or directory"), ("/dev/null", "/dev/null is not a directory")):
             done = subprocess.run([DDPLAUNCH, "--job-id", self.job, "true"], capture_output=True, text=True,
                                   env=dict(self.env, XDG_STATE_HOME=place), stdin=subprocess.DEVNULL)
-            self.assertEqual((done.returncode, done.stderr.splitlines()[-1]), (
-                2, f"ddplaunch: exit 2: the job directory {place}/ddplaunch/jobs/{self.job}: {why}; choose another with "
-                "--job-dir"))
+            self.assertEqual(done.returncode, 2)
+            self.assertRegex(done.stderr.splitlines()[-1], rf"^ddplaunch: exit 2: the job directory {place}/ddplaunch/jobs/{self.job}"
+                                                           rf"\.[0-9a-f-]+: {why}; choose another with --job-dir$")
 
     def test_no_hostfile(self):
         self.assert_refused(self.run_job("--hostfile", "nowhere", "true"),
@@ -137,8 +137,8 @@ class WrongCluster(LaunchTest):
         nodes = Nodes(self, 1)
         done = self.launch_on(nodes, "127.0.0.2\nno-such-host-a.invalid\nno-such-host-b.invalid\n")
         self.assert_code(done, 111)
-        for host in "ab":
-            self.assertIn(f"cannot resolve no-such-host-{host}.invalid: Name or service not known", done.err)
+        self.assertIn("nodes no-such-host-a.invalid,no-such-host-b.invalid: cannot resolve no-such-host-….invalid: Name or service "
+                      "not known", done.err)
 
     def other_key(self):
         key = self.dir / "other_key"

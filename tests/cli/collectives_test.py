@@ -126,7 +126,7 @@ class Collectives(LaunchTest):
         self.assertIn("  collectives: ranks 2 and 3 have ended; ranks 0 and 1 wait in all-reduce 2 (116 KB)\n", done.err)
 
     def test_a_hanging_training_names_its_ranks(self):
-        process = self.start("--hang-timeout", "2s", "--nproc-per-node", 3, "train", "--data", "synthetic", "--epochs", 1000,
+        process = self.start("--hang-timeout", "2s", "--nproc-per-node", 3, "train", "--device", "cpu", "--data", "synthetic", "--epochs", 1000,
                              "--batch-size", 10, "--comm-timeout", "100s", "--metrics-file", self.dir / "metrics")
         self.assertTrue(wait_until(lambda: self.steps() > 20, 30))
         stopped = [pid for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")

@@ -189,7 +189,7 @@ class Refusals(DaemonTest):
         self.assert_code(done, 111)
         self.assertIn(f"127.0.0.2: the token differs: 127.0.0.2:{daemon.port} has another token than this node, which uses the "
                       f"token file {other} (check ", done.err)
-        self.assertIn(f"has another token than this side, which uses the token file {self.token} (check ", daemon.log())
+        self.assertIn(f"its token differs from ours (the token file {self.token}, check ", daemon.log())
         self.assertNotIn("serves it", daemon.log())
 
     def test_no_token(self):

@@ -72,14 +72,14 @@ class EnvironmentAsData(SshEnvTest):
         vars_file.write_text("HUGE=" + "y" * 131_072 + "\n")
         done = self.run_job(*self.ssh, "--env-file", vars_file, "true")
         self.assertEqual(done.code, 115, done)
-        self.assertRegex(done.err, r"127\.0\.0\.[23]: environment variable HUGE has 131077 bytes; Linux passes at most 131071 per "
+        self.assertRegex(done.err, r"nodes? 127\.0\.0\.(?:\[2-3\]|[23]): environment variable HUGE has 131077 bytes; Linux passes at most 131071 per "
                                    r"variable; remove or shorten it")
         self.assertNotIn("yyyy", done.err)
         # 20 variables of 110 KB are too large in total.
         vars_file.write_text("".join(f"PART{i:02}={'z' * 110_000}\n" for i in range(20)))
         done = self.run_job(*self.ssh, "--env-file", vars_file, "true")
         self.assertEqual(done.code, 115, done)
-        self.assertRegex(done.err, r"127\.0\.0\.[23]: arguments and environment have \d+ bytes together, at most 2097152 can be "
+        self.assertRegex(done.err, r"nodes? 127\.0\.0\.(?:\[2-3\]|[23]): arguments and environment have \d+ bytes together, at most 2097152 can be "
                                    r"passed; largest variables: PART\d\d \(110000 bytes\)")
 
     def test_no_value_is_on_a_command_line_or_in_a_file(self):
@@ -286,11 +286,11 @@ class Setup(SshEnvTest):
         done = self.run_job(*self.ssh, "--setup", "seq 1 40; module unload x", "sh", "-c", "echo never")
         self.assertEqual(done.code, 115, done)
         self.assertEqual(done.out, "")
-        self.assertRegex(done.err, r"127\.0\.0\.[23]: --setup failed: its shell exited 4; its last lines:\n(.*\n)*?\s*22\n"
+        self.assertRegex(done.err, r"nodes? 127\.0\.0\.(?:\[2-3\]|[23]): --setup failed: its shell exited 4; its last lines:\n(.*\n)*?\s*22\n"
                                    r"(.*\n)*?\s*40\n\s*no unload\n")
         done = self.run_job(*self.ssh, "--setup", "kill -KILL $$", "true")
         self.assertEqual(done.code, 115, done)
-        self.assertRegex(done.err, r"127\.0\.0\.[23]: --setup failed: its shell was killed by SIGKILL; its last lines:\n +welcome")
+        self.assertRegex(done.err, r"nodes? 127\.0\.0\.(?:\[2-3\]|[23]): --setup failed: its shell was killed by SIGKILL; its last lines:\n +welcome")
         done = self.run_job(*self.ssh, "--setup", "echo one\nnot-a-command two", "true")
         self.assertEqual(done.code, 115, done)
         self.assertRegex(done.err, r"its shell exited 127; its last lines:\n +welcome.*\n +one\n +line 2: not-a-command: ")

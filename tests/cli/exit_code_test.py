@@ -105,26 +105,26 @@ class ExitCodes(LaunchTest):
             self.assertEqual(done.returncode, 110, repr(done))
             self.assertIn("ddplaunchd: " + words, done.stderr)
         agent = self.fake_agent(self.real_hello() + r"\n", r"printf '\377\377\377\377\377\377'; exec sleep 30")
-        self.ends(110, "node [^ ]+: ", *args, "--agent", agent, "true")
+        self.ends(110, "nodes? [^ ]+: ", *args, "--agent", agent, "true")
 
     def try_start_timeout(self, *args):
         agent = self.script("mute_agent", "#!/bin/sh\nexec sleep 30\n")
         # Usually the node's limit ends first. On a busy machine the job's limit may have ended too.
-        why = r"node [^ ]+: (no greeting of \S+ before the start limit; |it was still waiting for the agent's hello when the start limit)"
+        why = r"nodes? [^ ]+: (no greeting of \S+ before the start limit; |it was still waiting for the agent's hello when the start limit)"
         self.ends(112, why, *args, "--agent", agent, "--start-timeout", "1s", "true")
 
     def try_lost(self, *args):
         # $PPID is the agent. Its keeper kills what the agent leaves.
         last = "$((WORLD_SIZE - 1))"
-        self.ends(113, "node [^ ]+: the agent was killed by SIGKILL; killed ", *args, "sh", "-c",
+        self.ends(113, "nodes? [^ ]+: the agent was killed by SIGKILL; killed ", *args, "sh", "-c",
                   f"if [ $RANK = {last} ]; then kill -KILL $PPID; fi; sleep 60")
 
     def try_agent_missing(self, *args):
-        self.ends(114, "node [^ ]+: .*/no/such/ddplaunchd", *args, "--agent", "/no/such/ddplaunchd", "true")
+        self.ends(114, "nodes? [^ ]+: .*/no/such/ddplaunchd", *args, "--agent", "/no/such/ddplaunchd", "true")
 
     def try_agent_mismatch(self, *args):
         agent = self.fake_agent(r"ddplaunchd-hello 9999 9.9.9\n", "exec sleep 30")
-        self.ends(114, "node [^ ]+: .*9.9.9", *args, "--agent", agent, "true")
+        self.ends(114, "nodes? [^ ]+: .*9.9.9", *args, "--agent", agent, "true")
 
     def try_hung(self, *args):
         self.ends(117, "the job hung: no worker printed anything or used CPU time for ", *args, "--hang-timeout", "1s", "sh", "-c", "sleep 600")

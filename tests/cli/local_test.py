@@ -11,7 +11,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import LaunchTest, live_processes_with, main, wait_until
+from tests.support.launch import DDPLAUNCH, LaunchTest, is_running, live_processes_with, main, wait_until
 
 
 class LocalJob(LaunchTest):
@@ -263,7 +263,54 @@ class LocalJob(LaunchTest):
         self.assert_code(self.run_job("echo", "one"), 0)
         done = self.run_job("--job-dir", self.job_dir, "echo", "two")
         self.assert_code(done, 2)
-        self.assertIn("holds the output of an earlier run; choose another with --job-dir or --job-id", done.err)
+        self.assertEqual(done.err, f"ddplaunch: exit 2: the job directory {self.dir}/job0 holds an earlier run; "
+                                   "choose another with --job-dir\n")
+
+    def test_a_run_without_output_is_not_overwritten(self):
+        self.assert_code(self.run_job("false"), 1)
+        report = (self.job_dir / "report.json").read_text()
+        done = self.run_job("--job-dir", self.job_dir, "true")
+        self.assert_code(done, 2)
+        self.assertIn("holds an earlier run; choose another with --job-dir\n", done.err)
+        self.assertEqual((self.dir / "job0/report.json").read_text(), report)
+
+    def test_two_live_runs_cannot_share_a_directory(self):
+        first = self.start("sh", "-c", "echo up; read line < fifo; echo end", preexec_fn=lambda: os.mkfifo(self.dir / "fifo"))
+        self.assertTrue(first.stdout.readline())
+        shared = self.job_dir
+        second = subprocess.run(self.command("--job-dir", shared, "touch", "started"), capture_output=True, text=True,
+                                env=self.env, cwd=self.dir, stdin=subprocess.DEVNULL)
+        self.assertEqual(second.returncode, 2)
+        self.assertEqual(second.stderr, f"ddplaunch: exit 2: the job directory {shared} is in use by ddplaunch with pid {first.pid}; "
+                                        "wait until that run has ended, or choose another with --job-dir\n")
+        self.assertFalse((self.dir / "started").exists())
+        (self.dir / "fifo").write_text("go\n")
+        self.assert_code(self.finish(first), 0)
+        self.assertEqual((shared / "attempt_0/rank_00000.stdout").read_text(), "up\nend\n")
+
+    def test_a_claim_ends_with_a_crash(self):
+        first = self.start("sh", "-c", "echo $$; exec sleep 60")
+        worker = int(first.stdout.readline().split()[-1])
+        self.assertTrue(wait_until((self.job_dir / "attempt_0/rank_00000.stdout").exists))
+        first.kill()
+        first.communicate()
+        self.assertTrue(wait_until(lambda: not is_running(worker), 60))
+        done = self.run_job("--job-dir", self.job_dir, "true")
+        self.assert_code(done, 2)
+        self.assertIn("holds an earlier run", done.err)
+
+    def test_a_fixed_job_id_works_again(self):
+        for word in ("one", "two"):
+            done = subprocess.run([DDPLAUNCH, "--rdzv_id", self.job, "--log_dir", "logs", "echo", word], capture_output=True,
+                                  text=True, env=self.env, cwd=self.dir, stdin=subprocess.DEVNULL)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        for name in ("state/ddplaunch/jobs", "logs"):
+            runs = sorted((self.dir / name).iterdir())
+            self.assertEqual(len(runs), 2)
+            for run in runs:
+                self.assertRegex(run.name, rf"^{self.job}\.\d{{8}}-\d{{6}}-[0-9a-f]{{6}}$")
+        texts = sorted(path.read_text() for path in (self.dir / "logs").glob("*/attempt_0/0/stdout.log"))
+        self.assertEqual(texts, ["one\n", "two\n"])
 
     def test_localhost_with_a_port_means_ssh(self):
         with socket.socket() as taken:
@@ -272,6 +319,19 @@ class LocalJob(LaunchTest):
             done = self.run_job("--hostfile", hosts, "--start-timeout", "10s", "echo", "here")
         self.assert_code(done, 111)
         self.assertEqual(done.out, "")
+
+    def test_a_long_start_names_what_it_waits_for(self):
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            silent.listen()
+            hosts = self.script("hosts", f"box address=127.0.0.1 port={silent.getsockname()[1]}\n")
+            process = self.start("--hostfile", hosts, "true")
+            self.assertEqual(process.stderr.readline(), "ddplaunch: waiting for 1 of 1 node: box (connecting)\n")
+            process.send_signal(signal.SIGINT)
+            done = self.finish(process)
+        self.assert_code(done, 130)
+        self.assertEqual(done.err, f"  job {self.job}: files in {self.job_dir}\nddplaunch: exit 130: stopped by Ctrl-C (SIGINT) while "
+                                   "waiting for 1 of 1 node: box (connecting)\n")
 
     def test_many_workers(self):
         done = self.run_job("--nproc-per-node", 300, "--oversubscribe", "sh", "-c", "echo $RANK", timeout=120)

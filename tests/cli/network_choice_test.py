@@ -109,7 +109,7 @@ class TwoLans(Machines):
 
     def test_a_closed_network_is_skipped_with_the_store_of_rank_0(self):
         self.reject("n2", 0)
-        done = self.run_job("--store", "worker", "train", "--data", "synthetic", "--limit", 300, "--batch-size", 50)
+        done = self.run_job("--store", "worker", "train", "--device", "cpu", "--data", "synthetic", "--limit", 300, "--batch-size", 50)
         self.assert_code(done, 0)
         self.assertIn("MASTER_ADDR=10.78.0.1", done.err)
         self.assertIn("weights equal on 3 ranks", done.out)
@@ -138,8 +138,9 @@ class TwoLans(Machines):
 
     def test_network_option_with_an_interface_that_nodes_lack(self):
         done = self.run_job("--network", "ib0", "true")
-        self.assert_code(done, 115)
-        self.assertIn("--network ib0: no usable address on that interface on n1, n2\n    localhost: eth0 10.77.0.1/24, ", done.err)
+        self.assert_code(done, 2)
+        self.assertIn("ddplaunch: the addresses of the nodes:\n    localhost: eth0 10.77.0.1/24, ", done.err)
+        self.assertTrue(done.err.endswith("\nddplaunch: exit 2: --network ib0: no interface has that name on n1, n2\n"), done.err)
         self.assertIn("\n    n1: enp5s0f0 10.77.0.2/24, ib1 10.78.0.2/24, corp0 172.18.0.1/16\n", done.err)
 
     def test_network_option_with_a_closed_network(self):
@@ -172,7 +173,7 @@ class Ipv6Only(Machines):
         self.assert_code(done, 0)
         self.assertEqual(sorted(done.out.splitlines()), ["0 fd00:77::1 eth0 =eth0 AF_INET6",
                                                          "1 fd00:77::1 enp5s0f0 =enp5s0f0 AF_INET6"])
-        done = self.run_job("train", "--data", "synthetic", "--limit", 200, "--batch-size", 50)
+        done = self.run_job("train", "--device", "cpu", "--data", "synthetic", "--limit", 200, "--batch-size", 50)
         self.assert_code(done, 0)
         self.assertIn("weights equal on 2 ranks", done.out)
 

@@ -82,7 +82,7 @@ class TwoMachines(LaunchTest):
         self.assertEqual(sorted(done.out.splitlines()), ["0 10.77.0.1 wire0 =wire0", "1 10.77.0.1 wire0 =wire0"])
 
     def test_train_works_across_the_network(self):
-        done = self.run_job("train", "--data", "synthetic", "--limit", 400, "--batch-size", 50, timeout=120)
+        done = self.run_job("train", "--device", "cpu", "--data", "synthetic", "--limit", 400, "--batch-size", 50, timeout=120)
         self.assert_code(done, 0)
         self.assertIn("weights equal on 2 ranks", done.out)
 

@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import stat
 import subprocess
@@ -91,7 +92,7 @@ class OtherUsers(LaunchTest):
         self.assert_code(self.end_of(self.launch(MALLORY, *self.node_options(1), "--insecure", "true")), 111)
         done = self.end_of(master)
         self.assert_code(done, 112)
-        self.assertIn("has another token than this side", done.err)
+        self.assertIn("its token differs from ours", done.err)
 
     def test_the_nodes_of_one_user_need_no_token(self):
         nodes = [self.launch(VICTIM, *self.node_options(None), "true") for _ in range(2)]
@@ -165,8 +166,8 @@ class OtherUsers(LaunchTest):
                                 ("link", "link", f"is a symbolic link of another user (uid {MALLORY})")):
             done = self.end_of(self.launch(VICTIM, "--log-dir", place / name, "echo", "words"))
             self.assert_code(done, 2)
-            self.assertIn(f"the log directory {place}/{name}/{self.job}: the directory {place}/{at} {words}; choose another with --log-dir",
-                          done.err)
+            self.assertRegex(done.err, rf"the log directory {place}/{name}/{self.job}\.[0-9a-f-]+: " +
+                             re.escape(f"the directory {place}/{at} {words}; choose another with --log-dir"))
         for path in (place / "theirs", self.homes[VICTIM] / "mine"):
             self.assertEqual(list(path.iterdir()), [])
         (self.homes[VICTIM] / "own").symlink_to("mine")
@@ -174,7 +175,8 @@ class OtherUsers(LaunchTest):
         for number, path in enumerate((place, self.homes[VICTIM] / "own")):  # a directory like /tmp, and the user's own link
             job = f"{self.job}-{number}"
             self.assert_code(self.end_of(self.launch(VICTIM, "--job-id", job, "--log-dir", path, "echo", "words")), 0)
-            self.assertEqual((path / job / "attempt_0/0/stdout.log").read_text(), "words\n")
+            [log] = path.glob(f"{job}.*/attempt_0/0/stdout.log")
+            self.assertEqual(log.read_text(), "words\n")
 
     def test_a_report_is_not_written_through_a_link_of_another_user(self):
         place = self.make_place()

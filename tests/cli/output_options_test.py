@@ -93,7 +93,7 @@ class Filters(LaunchTest):
 class Files(LaunchTest):
     def logs(self):
         top = self.dir / "logs" / self.job
-        return {str(path.relative_to(top)): path.read_text() for path in top.rglob("*") if path.is_file()}
+        return {str(path.relative_to(top)): path.read_text() for path in top.rglob("*") if path.is_file() and path.name != "run.lock"}
 
     def test_log_dir_alone_gets_all_streams(self):
         done = self.run_job("--nproc-per-node", 2, "--log-dir", "logs", "sh", "-c", BOTH)
@@ -122,7 +122,7 @@ class Files(LaunchTest):
         self.assert_code(self.run_job("--log-dir", "logs", "echo", "x"), 0)
         done = self.run_job("--log-dir", "logs", "echo", "x")
         self.assert_code(done, 2)
-        self.assertIn(f"the log directory {self.dir}/logs/{self.job} holds the output of an earlier run; "
+        self.assertIn(f"the log directory {self.dir}/logs/{self.job} holds an earlier run; "
                       "choose another with --log-dir or --job-id", done.err)
 
     def test_output_files_are_split_into_parts(self):

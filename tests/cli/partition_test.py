@@ -281,7 +281,7 @@ class Partition(LaunchTest):
     def test_the_trainer_continues_from_its_checkpoint(self):
         shared = self.dir / "checkpoints"
         shared.mkdir()
-        process = self.start(*self.TIMES, "train", "--data", "synthetic", "--limit", 60000, "--batch-size", 20, "--epochs", 1,
+        process = self.start(*self.TIMES, "train", "--device", "cpu", "--data", "synthetic", "--limit", 60000, "--batch-size", 20, "--epochs", 1,
                              "--checkpoint-dir", shared, "--checkpoint-every", 20, "--resume", "auto")
         self.assertTrue(wait_until(lambda: len(list(shared.iterdir())) > 1, 30))
         self.cut("n2")
@@ -297,7 +297,7 @@ class Partition(LaunchTest):
         shared.mkdir()
         # The agent ends rank 0 9 s after the last message; the others notice the loss after 3 s.
         times = ("--node-timeout", "3s", "--master-timeout", "9s", "--nnodes", "2:3", "--max-restarts", 2)
-        process = self.start(*times, *args, "train", "--on-peer-loss", "rejoin", "--data", "synthetic",
+        process = self.start(*times, *args, "train", "--device", "cpu", "--on-peer-loss", "rejoin", "--data", "synthetic",
                              "--limit", 60000, "--batch-size", 20, "--epochs", 1, "--checkpoint-dir", shared, "--checkpoint-every", 20)
         self.assertTrue(wait_until(lambda: len(list(shared.iterdir())) > 1, 30))
         rank0 = next(pid for pid in self.workers(0) if b"\0RANK=0\0" in pathlib.Path(f"/proc/{pid}/environ").read_bytes())

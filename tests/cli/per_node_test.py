@@ -162,7 +162,7 @@ class PerNode(LaunchTest):
         self.assertIn("the token differs", outcomes[1].err)
         self.assertRegex(outcomes[1].err, r"DDPLAUNCH_TOKEN \(check [0-9a-f]{6}\)")
         self.assertIn("no ddplaunch of node 1 has joined at", outcomes[0].err)
-        self.assertIn("has another token than this side", outcomes[0].err)
+        self.assertIn("its token differs from ours", outcomes[0].err)
         self.assertNotIn(TOKEN, outcomes[0].err + outcomes[1].err)
 
     def test_a_network_address_without_a_token_is_refused(self):
@@ -315,18 +315,42 @@ class PerNode(LaunchTest):
         self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
         nodes[1].send_signal(signal.SIGTERM)
         outcomes = self.ends(*nodes)
-        self.assert_codes(outcomes, 113, 113)
-        for one in outcomes:
-            self.assertRegex(one.err.splitlines()[-1], "exit 113: .*its agent was stopped by SIGTERM")
+        self.assert_codes(outcomes, 113, 143)
+        self.assertRegex(outcomes[0].err.splitlines()[-1], "exit 113: .*its agent was stopped by SIGTERM")
+        self.assertEqual(outcomes[1].err.splitlines()[-1], "ddplaunch: exit 143: stopped by SIGTERM; the job has lost this node")
 
-    def test_a_node_that_is_terminated_while_it_waits(self):
-        node = self.node(1, "true")
-        self.assertTrue(wait_until(lambda: self.catches(self.agent_of(node), signal.SIGTERM)))
-        node.send_signal(signal.SIGTERM)
-        outcomes = self.ends(node)
-        self.assert_codes(outcomes, 143)
-        self.assertEqual(outcomes[0].err.splitlines()[-1], "ddplaunch: exit 143: stopped by SIGTERM while it waited for node 0 at "
-                                                           f"127.0.0.1 port {self.port}")
+    def test_ctrl_c_at_another_node(self):
+        wait = ["sh", "-c", "touch here.$RANK; sleep 60"]
+        nodes = [self.node(rank, *wait) for rank in range(2)]
+        self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
+        nodes[1].send_signal(signal.SIGINT)
+        outcomes = self.ends(*nodes)
+        self.assert_codes(outcomes, 113, 130)
+        self.assertEqual(outcomes[1].err.splitlines()[-1], "ddplaunch: exit 130: stopped by SIGINT; the job has lost this node")
+
+    def test_a_sigterm_to_all_nodes_is_one_stop(self):
+        self.nodes = 3
+        wait = ["sh", "-c", "touch here.$RANK; sleep 60"]
+        for order in ((2, 1, 0), (0, 1, 2)):
+            for mark in self.dir.glob("here.*"):
+                mark.unlink()
+            nodes = [self.node(rank, *wait) for rank in range(3)]
+            self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 3))
+            for rank in order:
+                nodes[rank].send_signal(signal.SIGTERM)
+            outcomes = self.ends(*nodes)
+            self.assert_codes(outcomes, 143, 143, 143)
+            self.assertEqual(outcomes[0].err.splitlines()[-1], "ddplaunch: exit 143: stopped by SIGTERM")
+
+    def test_a_node_that_is_stopped_while_it_waits(self):
+        for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)):
+            node = self.node(1, "true")
+            self.assertTrue(wait_until(lambda: self.catches(self.agent_of(node), signal.SIGTERM)))
+            node.send_signal(number)
+            outcomes = self.ends(node)
+            self.assert_codes(outcomes, code)
+            self.assertEqual(outcomes[0].err.splitlines()[-1],
+                             f"ddplaunch: exit {code}: stopped by {number.name} while it waited for node 0 at 127.0.0.1 port {self.port}")
 
     def test_a_restarted_node_joins_again(self):
         script = self.script("worker.sh", """#!/bin/sh

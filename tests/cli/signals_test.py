@@ -117,7 +117,7 @@ class Signals(LaunchTest):
         process = self.start(*self.cluster(2), script)
         self.assertTrue(wait_until(lambda: self.up(2)))
         process.send_signal(signal.SIGINT)
-        while "again: kill them now" not in process.stderr.readline():
+        while "again: now" not in process.stderr.readline():
             pass
         began = time.monotonic()
         process.send_signal(signal.SIGINT)

@@ -34,7 +34,7 @@ def is_rank(pid):
 
 class TrainTorture(LaunchTest):
     def train(self, *args):
-        return self.start("--nproc-per-node", RANKS, "--max-restarts", 9, "--restart-backoff", "20ms", "--label", "none", "train", "--data",
+        return self.start("--nproc-per-node", RANKS, "--max-restarts", 9, "--restart-backoff", "20ms", "--label", "none", "train", "--device", "cpu", "--data",
                           "synthetic", "--limit", 601, "--batch-size", 5, "--epochs", 8, *args)
 
     def ranks(self):

@@ -9,13 +9,13 @@
 
 namespace ddp::train::gpu {
 
-/// A batch that can be learnt: each class has a picture of its own, and noise.
+/// A batch that a model can learn: each class has its own picture, to which noise is added.
 template <class T>
 struct CheckBatch {
   std::vector<T> images;
   std::vector<std::uint8_t> labels;
 
-  /// `border`: zero pixels around each image.
+  /// `border` is the width in pixels of the zeros around each image. `number` seeds the labels and the noise.
   CheckBatch(int count, int border, std::uint64_t number) {
     const int side = kImageSide + 2 * border;
     images.resize(static_cast<std::size_t>(count) * side * side);

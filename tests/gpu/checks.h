@@ -9,20 +9,20 @@
 
 namespace ddp::train::gpu {
 
-/// What a check found; each line is a name, a figure and whether it is within its limit.
+/// The results of a check: figures with a name and an optional limit, and failed calls.
 class CheckLog {
  public:
-  /// `limit`: the largest figure that is good.
+  /// `limit` is the largest figure that passes.
   void add(std::string name, double figure, double limit) {
     all_.push_back({std::move(name), figure, limit});
   }
-  /// A figure to report.
+  /// Adds a figure without a limit.
   void record(std::string name, double figure) { all_.push_back({std::move(name), figure, kNone}); }
-  /// A call that failed.
+  /// Adds a failed call, with which the check fails.
   void failed(const Error& error) { errors_.push_back(error.text); }
 
   bool all_good() const;
-  /// One line.
+  /// Returns the results as one line.
   std::string json(const std::string& check) const;
 
  private:
@@ -31,7 +31,7 @@ class CheckLog {
     std::string name;
     double figure;
     double limit;
-    bool good() const { return limit == kNone || figure <= limit; }  // a nan is not
+    bool good() const { return limit == kNone || figure <= limit; }  // false for a NaN
   };
   std::vector<Finding> all_;
   std::vector<std::string> errors_;
@@ -41,7 +41,7 @@ struct GpuCheck {
   const char* name;
   void (*run)(CheckLog&);
 };
-/// Those of this program.
+/// Returns the checks of this program, which defines them in its own source file.
 std::span<const GpuCheck> all_checks();
 
 }  // namespace ddp::train::gpu

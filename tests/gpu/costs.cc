@@ -1,4 +1,4 @@
-// gpu_costs costs: what the device and its queue cost by themselves, to compare a step with.
+// gpu_costs costs: measures copies and launches on the device by themselves, for comparison with a step.
 
 #include <chrono>
 #include <functional>
@@ -13,13 +13,14 @@ namespace ddp::train::gpu {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-/// The smallest launch that there is: one block, which copies one number.
+/// The smallest possible launch: one block copies one number.
 using Small = kernels::device::SumParts<float>;
 
-constexpr std::size_t kCopied = std::size_t{256} << 20;  // more than any GPU's cache
-constexpr int kLaunches = 14;                            ///< as a step of the ConvNet
+constexpr std::size_t kCopied = std::size_t{256} << 20;  // larger than any GPU's cache
+constexpr int kLaunches = 14;                            ///< as many as in a step of the ConvNet
 
-/// Seconds of each call of `enqueue`, many of them between two waits for the stream; the first ones warm up.
+/// Returns the mean seconds of a call of `enqueue`. `times` calls run between two waits for the stream, after
+/// some calls that warm up.
 Result<double> seconds_each(cudaStream_t stream, int times, const std::function<Result<>()>& enqueue) {
   const auto wait = [&] { return cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); };
   for (int i = 0; i <= times / 5; ++i) {

@@ -98,7 +98,7 @@ class EmulatedTrain(unittest.TestCase):
         return [record["loss"] for record in records if "loss" in record], done.stdout.splitlines()[-1]
 
     def expect_equal(self, *options):
-        expected, accuracy = self.losses(*options)
+        expected, accuracy = self.losses("--device", "cpu", *options)
         got, same_accuracy = self.losses("--device", "gpu", *options)
         self.assertEqual(len(got), len(expected))
         self.assertGreater(len(got), 4)
@@ -117,6 +117,21 @@ class EmulatedTrain(unittest.TestCase):
         self.assertEqual((done.returncode, done.stdout), (2, ""))
         self.assertEqual(done.stderr, "train: --device gpu: no usable NVIDIA GPU: cudaGetDeviceCount: cudaErrorNoDevice "
                                       "(no CUDA-capable device is detected)\n")
+
+    def test_the_gpu_is_chosen_if_there_is_one(self):
+        done = self.train("--epochs", "1")
+        self.assertEqual((done.returncode, done.stdout.splitlines()[0], done.stderr), (0, "device gpu", ""))
+        for environment, why in (({"FAKE_CUDA_GPUS": "0"}, r"cudaGetDeviceCount: cudaErrorNoDevice \(no CUDA-capable device is detected\)"),
+                                 ({"FAKE_CUDA_DRIVER": "0"}, "no NVIDIA driver is installed")):
+            done = self.train("--epochs", "1", **environment)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertRegex(done.stdout.splitlines()[0], rf"^device cpu \(rank 0 on \S+: no usable NVIDIA GPU: {why}\)$")
+
+    def test_a_driver_that_is_too_old_is_not_taken_for_a_missing_one(self):
+        for version, text in (("12040", "the NVIDIA driver is too old: it supports CUDA 12.4, this program needs CUDA 13.1; "
+                                        "update the driver"), ("0", "no NVIDIA driver is installed")):
+            done = self.train("--device", "gpu", FAKE_CUDA_DRIVER=version)
+            self.assertEqual((done.returncode, done.stderr), (2, f"train: --device gpu: no usable NVIDIA GPU: {text}\n"))
 
     def test_bf16_learns_what_float32_learns(self):
         def of(dtype):
@@ -158,7 +173,7 @@ class EmulatedTrain(unittest.TestCase):
                     self.assertEqual(weights(*hyperparameters, "--resume", saved), whole)
 
     def test_bf16_on_the_cpu_is_refused(self):
-        done = self.train("--dtype", "bfloat16")
+        done = self.train("--device", "cpu", "--dtype", "bfloat16")
         self.assertEqual((done.returncode, done.stdout, done.stderr),
                          (2, "", "train: --dtype bfloat16 requires --device gpu\n"))
 

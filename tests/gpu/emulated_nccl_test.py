@@ -35,7 +35,8 @@ class EmulatedNccl(unittest.TestCase):
             os.environ[name] = value
 
     def good(self, world, *arguments, nodes=1):
-        results = run(world, *FEW, *arguments, nodes=nodes)
+        device = () if "--device" in arguments else ("--device", "cpu")
+        results = run(world, *FEW, *device, *arguments, nodes=nodes)
         hashes = set()
         for code, lines, errors in results:
             self.assertEqual((code, errors), (0, ""))
@@ -49,6 +50,24 @@ class EmulatedNccl(unittest.TestCase):
             self.assertEqual(results[0][1][0], "NCCL 2.28.9")
             _, over_tcp = self.good(2, "--comm", "tcp", "--dtype", dtype)
             self.assertEqual(over_nccl, over_tcp, dtype)
+
+    def test_gpus_and_nccl_are_chosen_if_every_rank_has_both(self):
+        def first_line(**environment):
+            os.environ.update(environment)
+            results = run(2, *FEW, "--device", "auto")
+            for name in environment:
+                os.environ.pop(name)
+            self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 2)
+            return results[0][1]
+
+        lines = first_line(FAKE_CUDA_GPUS="2")
+        self.assertEqual(lines[:2], ["NCCL 2.28.9", f"device gpu, NCCL 2.28.9 ({LIBRARY})"])
+        self.assertRegex(first_line(FAKE_CUDA_GPUS="1")[0],
+                         r"^device cpu, tcp \(rank 1 on \S+: this node has 1 GPU, none for local rank 1\)$")
+        self.assertRegex(first_line(FAKE_CUDA_GPUS="2", FAKE_NCCL_VERSION="21804")[0],
+                         rf"^device cpu, tcp \(rank 0 on \S+: {LIBRARY} is NCCL 2\.18\.4; 2\.19\.0 or newer is needed; and 1 more rank\)$")
+        (code, lines, _), _ = run(2, *FEW, "--device", "gpu")
+        self.assertEqual((code, lines[0].split(" (")[0]), (0, "device gpu, tcp"))
 
     def test_all_kinds_of_communication_work(self):
         for more in ((), ("--sync-bn", "--clip-norm", "1"), ("--zero", "1"), ("--accumulate", "2"),
@@ -185,7 +204,7 @@ class Bench(unittest.TestCase):
     def test_too_large_sizes_for_a_shared_gpu_are_refused_first(self):
         for code, out, errors in self.bench("allreduce", *NCCL, "-b", "27M", "-n", "1"):
             self.assertEqual((code, out), (2, ""))
-            self.assertRegex(errors, r"^train: bench allreduce: messages of 28311552 bytes need 27\.0 MiB of GPU 0 \(a GPU that is played\), "
+            self.assertRegex(errors, r"^train bench: allreduce: messages of 28311552 bytes need 27\.0 MiB of GPU 0 \(emulated GPU\), "
                                      r"which has 26\.7 MiB for a rank; write a smaller -b or -e\n$")
         for code, _, errors in self.bench("allreduce", *NCCL, "-b", "1M", "-e", "1M", "-n", "1"):
             self.assertEqual((code, errors), (0, ""))
@@ -217,7 +236,7 @@ class Bench(unittest.TestCase):
 
     def test_memory_that_cannot_be_registered_is_no_failure(self):
         os.environ["FAKE_NCCL_REGISTER"] = "0"
-        said = "train: sums are copied through NCCL's buffers: ncclCommRegister: ncclSystemError: an error of the play\n"
+        said = "train: sums are copied through NCCL's buffers: ncclCommRegister: ncclSystemError: an injected error\n"
         for code, _, errors in self.bench("allreduce", *NCCL, *self.SIZES):
             self.assertEqual((code, errors), (0, said))
         for code, _, errors in run(2, *FEW, *NCCL, "--device", "gpu"):
@@ -237,15 +256,15 @@ class Bench(unittest.TestCase):
 
     def test_option_errors(self):
         for arguments, why in ((("allreduce", "--share-gpu"), "--share-gpu requires --comm nccl\n"),
-                               (("pairs", *NCCL), "bench pairs uses shared memory and TCP, not NCCL; remove --comm nccl\n")):
+                               (("pairs", *NCCL), "pairs uses shared memory and TCP, not NCCL; remove --comm nccl\n")):
             for result in self.bench(*arguments, world=1):
-                self.assertEqual(result, (2, "", why))
+                self.assertEqual(result, (2, "", "train bench: " + why))
         for variable, value, why in (("FAKE_CUDA_GPUS", "0", "--comm nccl needs an NVIDIA GPU: cudaGetDeviceCount: "
                                                              "cudaErrorNoDevice (no CUDA-capable device is detected)"),
                                      ("FAKE_NCCL_VERSION", "21804", f"--comm nccl: {LIBRARY} is NCCL 2.18.4; 2.19.0 or newer is "
                                                                     "needed")):
             with unittest.mock.patch.dict(os.environ, {variable: value}):
-                self.assertEqual(self.bench("allreduce", *NCCL, world=1), [(2, "", f"train: {why}\n")])
+                self.assertEqual(self.bench("allreduce", *NCCL, world=1), [(2, "", f"train bench: {why}\n")])
 
 
 if __name__ == "__main__":

@@ -41,6 +41,20 @@ class EmulatedRejoin(unittest.TestCase):
         for path in self.log.iterdir():
             path.unlink()
 
+    def test_a_process_that_joins_takes_the_device_that_was_chosen(self):
+        at = TASK.index("--device")
+        task = TASK[:at] + TASK[at + 2:]
+        os.environ |= {"FAKE_NCCL_TRANSPORT": "net", "FAKE_NCCL_WINDOWS": "0"}
+        expected = weights(self.whole(3, *TASK))
+        with Job(3, *task) as job:
+            job.start().reach(20)
+            job.lose(1)
+            job.are_ready()
+            lines = job.finish()
+        self.assertEqual(weights(lines), expected)
+        chosen = [line for lines_of_rank in lines for line in lines_of_rank if line.startswith("device ")]
+        self.assertEqual(chosen, [f"device gpu, NCCL 2.28.9 ({LIBRARY})"])
+
     def test_a_replaced_rank_changes_no_bit_of_the_training(self):
         expected = {dtype: weights(self.whole(3, *TASK, "--dtype", dtype)) for dtype in ("float32", "float64", "bfloat16")}
         self.assertEqual(len(set(expected.values())), 3)

@@ -1,16 +1,17 @@
-// Proves the GPU's kernels on a GPU; tests/support/fake_cuda.cc plays one where this program itself is
-// tested. One argument, a check. Three programs are made of it:
+// Checks the kernels on a GPU. The programs emulated_gpu_* use the fake GPU of tests/support/fake_cuda.cc.
+// The argument is the name of a check. This file is part of three programs:
 //
-//   gpu_parity parity      every launch of a step gives the bits that the host driver gives: built with
-//   -fmad=false. With exp
-//                          and log some last places are allowed
-//   gpu_check  replay      steps replayed as a graph give the bits of steps launched one by one; two runs the
-//   same bits
-//              train       50 steps in float64 against the CPU's ConvNet, 10 in float32; an MLP
-//              speed       images/s of whole steps
-//   gpu_costs  costs       copies on the device, launches of kernels and of graphs
+//   gpu_parity parity   Each launch of a step gives the bits of the host driver. Results of exp, log and pow
+//                       may differ in their last places. The program is built with -fmad=false.
+//   gpu_check  replay   Steps that are replayed as a graph give the bits of steps that are launched one by
+//                       one. Two runs give the same bits.
+//              train    A ConvNet trains like the CPU's: 50 steps in float64, 10 in float32 and in bfloat16.
+//                       An MLP has the CPU's gradients.
+//              speed    measures the images/s of whole steps
+//   gpu_costs  costs    measures copies on the device, and launches of kernels and of graphs
 //
-// Prints one JSON object. Exit code: 0; 1 a check failed; 77 there is no GPU; 2 no such check.
+// The program prints one JSON object. Exit codes: 0 all checks passed, 1 a check failed, 2 no such check, 77
+// no GPU.
 
 #include <cstdio>
 #include <string>

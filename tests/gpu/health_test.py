@@ -71,11 +71,11 @@ class SharedGpu(unittest.TestCase):
         first, second = self.ranks()
         self.assertEqual(first["device"], second["device"])
         self.assertEqual(first["memory_bytes"], second["memory_bytes"])
-        if "played" in first["device"]:
+        if "emulated" in first["device"]:
             self.assertEqual(first["memory_bytes"], 32 << 20)
 
     def test_ranks_with_a_gpu_each_use_all_of_its_memory(self):
-        if "played" not in run()[1]["ranks"][0]["device"]:
+        if "emulated" not in run()[1]["ranks"][0]["device"]:
             self.skipTest("only for an emulated GPU")
         ranks = self.ranks(FAKE_CUDA_GPUS="2")
         self.assertEqual([rank["memory_bytes"] for rank in ranks], [64 << 20] * 2)

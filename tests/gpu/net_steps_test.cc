@@ -1,4 +1,4 @@
-// Steps on an emulated GPU, compared with the CPU's trainer.
+// Compares training steps on an emulated GPU with the CPU's trainer.
 #include "apps/train/gpu/net_steps.h"
 
 #include <cmath>
@@ -21,7 +21,8 @@ namespace {
 constexpr std::size_t kBatch = 6, kImages = 20;  // four steps, the last of two images
 constexpr double kRate = 0.05;
 
-/// A sum over two ranks that are both this one; or one that is lost on the way and leaves anything.
+/// An all-reduce over two equal ranks, which doubles the numbers. If `lost` is set, it writes wrong numbers
+/// and wait() fails.
 class TwoEqualRanks final : public DeviceAllReducer {
  public:
   Result<> enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) override {
@@ -52,7 +53,7 @@ class TwoEqualRanks final : public DeviceAllReducer {
   std::vector<std::function<void()>> ends;
 };
 
-/// One rank's model on the GPU and what a trainer keeps beside it.
+/// One rank's model on the GPU, and the model and optimizer that its trainer keeps on the host.
 struct TestRank {
   explicit TestRank(OptimizerSettings settings = {}) : optimizer(settings, ConvNet<double>::kParameters) {
     auto made = DeviceNet<double>::make(conv_net_on_device<double>(kBatch));
@@ -90,7 +91,8 @@ std::vector<std::uint32_t> backwards() {
   return order;
 }
 
-/// An epoch; the losses.
+/// Trains one epoch with at most `most` steps in flight, and returns the loss of each step. The step
+/// `nan_step` gets a NaN.
 std::vector<double> train_epoch(TestRank& rank, const Dataset& data, std::size_t most,
                                 std::uint64_t until_read, std::uint64_t nan_step = 1000) {
   auto epoch =
@@ -117,7 +119,7 @@ std::vector<double> train_epoch(TestRank& rank, const Dataset& data, std::size_t
   return losses;
 }
 
-/// The same on the CPU.
+/// Trains the same epoch on the CPU, and returns the loss of each step.
 std::vector<double> train_on_host(TestRank& rank, const Dataset& data, double clip_norm = 0) {
   const auto order = backwards();
   std::vector<double> losses;
@@ -179,18 +181,18 @@ TEST_CASE("a GPU trains like the CPU") {
       settings.optimizer = optimizer;
       settings.clip_norm = clip_norm;
       begin(gpu, settings);
-      for (int epoch = 0; epoch < 2; ++epoch) {  // in the second one graphs are replayed
+      for (int epoch = 0; epoch < 2; ++epoch) {  // the second epoch replays graphs
         const auto expected = train_on_host(cpu, images(), clip_norm);
         CHECK(largest_difference(train_epoch(gpu, images(), 4, 1000), expected) < 1e-9);
       }
-      const auto learnt = gpu.weights();  // running statistics too
+      const auto learnt = gpu.weights();  // and optimizer state and running statistics
       CHECK(gpu.optimizer.steps() == cpu.optimizer.steps());
       std::vector<double> expected(cpu.model.parameters().begin(), cpu.model.parameters().end());
       for (const auto& one : cpu.optimizer.state())
         expected.insert(expected.end(), one.values.begin(), one.values.end());
       const auto running = cpu.model.running_statistics();
       expected.insert(expected.end(), running.begin(), running.end());
-      CHECK(largest_difference(learnt, expected) < 1e-6);  // AdamW divides by what may be near zero
+      CHECK(largest_difference(learnt, expected) < 1e-6);  // AdamW may divide by a number near zero
     }
   }
 }
@@ -200,7 +202,7 @@ TEST_CASE("the bits do not depend on the steps in flight or on the place of the 
   begin(first, settings_of(first));
   const auto losses = train_epoch(first, images(), 1, 1);
   const auto weights = first.weights();
-  Dataset drawn = images();  // the same images, made when they are needed
+  Dataset drawn = images();  // the same images, generated on demand
   const Dataset in_memory = images();
   drawn.draw = [&](std::size_t number, std::uint8_t* image) {
     std::copy_n(in_memory.images.data() + number * kImagePixels, kImagePixels, image);
@@ -230,7 +232,7 @@ TEST_CASE("two equal ranks train like one, and each launched all-reduce is repor
     CHECK(train_epoch(alone, images(), 4, 1000) == train_epoch(two, images(), 4, 1000));
   CHECK(same_bits(alone.weights(), two.weights()));
   CHECK(all_reducer.bytes_launched == 12 * (ConvNet<double>::kParameters + 1) * sizeof(double));
-  // Of each batch size one step is made directly and one while it is captured: all others are replays.
+  // For each batch size, one step runs directly and one is captured. All other steps are replays.
   CHECK(all_reducer.enqueued == 4);
 }
 
@@ -257,7 +259,7 @@ TEST_CASE("a step with a NaN changes nothing on any rank") {
   CHECK_FALSE(outcome->finite);
   CHECK(same_bits(with.weights(), before));
   CHECK(with.optimizer.steps() == 4);
-  // And the training goes on as if it had not been.
+  // Training continues as if the step had not been launched.
   REQUIRE(with.steps->take(with.optimizer).has_value());
   CHECK(train_epoch(with, images(), 4, 1000) == train_epoch(without, images(), 4, 1000));
 }
@@ -307,5 +309,5 @@ TEST_CASE("the end of a communicator that outlives the model finds no graph") {
   }
   CHECK(fake_cuda_graphs() == 0);
   for (const auto& end : all_reducer.ends)
-    end();  // touches nothing that is gone
+    end();  // must not access the destroyed model
 }

@@ -18,11 +18,11 @@ class NoGpuCode(unittest.TestCase):
         words = ("train: --comm nccl: this build of train has no NCCL; build it on a machine with the CUDA toolkit and "
                  "NCCL's header (nccl.h)\n")
         self.assertEqual(self.refused("--comm", "nccl"), words)
-        self.assertEqual(self.refused("bench", "allreduce", "--comm", "nccl"), words)
+        self.assertEqual(self.refused("bench", "allreduce", "--comm", "nccl"), words.replace("train:", "train bench:"))
 
     def test_no_gpu_is_tested(self):
-        self.assertEqual(self.refused("health", "--device", "gpu"), "train: --device gpu: this build has no CUDA support and tests "
-                                                                    "only CPUs\n")
+        self.assertEqual(self.refused("health", "--device", "gpu"), "train health: --device gpu: this build has no CUDA support and "
+                                                                    "tests only CPUs\n")
 
     def test_device_gpu_is_refused(self):
         self.assertEqual(self.refused("--device", "gpu"), "train: --device gpu: this build has no GPU code: CMake found no CUDA "

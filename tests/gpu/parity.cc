@@ -20,8 +20,9 @@
 #include "tests/gpu/check_data.h"
 #include "tests/gpu/checks.h"
 
-// The host driver runs a program and keeps the whole memory after each launch. Then the GPU runs it, with the
-// memory of the launch before made equal each time: so every launch is judged by itself.
+// The host driver runs a program and keeps a copy of the memory after each launch. Then the GPU runs the same
+// program. After each launch, the host's copy replaces the GPU's memory. Thus each launch is checked by
+// itself.
 
 namespace ddp::train::gpu {
 
@@ -40,8 +41,9 @@ std::string readable(const char* name) {
   return words;
 }
 
-/// What is made with exp, log or pow, whose last places differ between a GPU and a CPU: all that the loss
-/// gives; of the update's launch only the state, since the gradients that it checks are sums and products.
+/// Returns whether the launch computes the part with exp, log or pow. Their last places differ between a GPU
+/// and a CPU. This applies to all results of the loss, but only to the state of StepDecision: the gradients
+/// that it checks are sums and products.
 bool is_rounded(const std::string& body, const ArenaPart& part) {
   if (body.find("StepDecision<") != std::string::npos)
     return part.count == 1 && part.size == sizeof(StepState);
@@ -66,7 +68,8 @@ struct Recorder {
   }
 };
 
-/// The largest difference in a part, in relation to its largest number; 0: all bits are equal.
+/// Returns the largest difference in a part, relative to the largest number of the part. 0: all numbers are
+/// equal. Infinity: a NaN differs.
 template <class T>
 double apart(const std::byte* got, const std::byte* expected, std::size_t count) {
   double worst = 0, largest = 1e-30;
@@ -126,7 +129,7 @@ class ParityChecker {
       if (std::memcmp(a, b, bytes) == 0) continue;
       if (part.floating_point && part.size == sizeof(float)) {
         worst = std::max(worst, apart<float>(a, b, part.count));
-      } else if (part.size % sizeof(double) == 0) {  // and the structs of doubles
+      } else if (part.size % sizeof(double) == 0) {  // includes structs of doubles
         worst = std::max(worst, apart<double>(a, b, bytes / sizeof(double)));
       } else {
         worst = INFINITY;
@@ -146,7 +149,7 @@ class ParityChecker {
   mutable std::size_t next_ = 0;
 };
 
-/// `lay_out(arena)` gives a memory, `program(runner, memory)` launches.
+/// `lay_out(arena)` returns the memory of a model. `program(runner, memory)` runs the launches.
 template <class T>
 Result<> check_program(const std::string& place, const auto& lay_out, const auto& program, const Bytes& begin,
                        const std::vector<ArenaPart>& parts, CheckLog& log) {
@@ -170,7 +173,8 @@ Result<> check_program(const std::string& place, const auto& lay_out, const auto
   return {};
 }
 
-/// Fills the memory that a step begins with: a batch, weights, an optimizer that has made steps.
+/// Returns the memory at the start of a step: a batch, weights, and the state of an optimizer after 3 steps.
+/// `parts` receives the layout.
 template <class T>
 Bytes beginning(const auto& lay_out, std::vector<ArenaPart>& parts, int batch, int border) {
   Arena counting(parts);
@@ -197,7 +201,7 @@ Bytes beginning(const auto& lay_out, std::vector<ArenaPart>& parts, int batch, i
   return Bytes(begin, begin + counting.size());
 }
 
-/// `type`: the model's, and what its numbers are stored as.
+/// `type` names the model and the type of its stored numbers.
 template <class T>
 void check_model(const std::string& type, const auto& lay_out, const auto& forward, const auto& backward,
                  int batch, int border, CheckLog& log) {
@@ -269,7 +273,7 @@ void check_parity(CheckLog& log) {
     check_models<double>(batch, log);
     check_models<float, Bf16>(batch, log);
   }
-  check_conv_net<float>(70, log);  // two images in a group of the second block's weight gradients
+  check_conv_net<float>(70, log);  // groups of two images in the second block's weight gradients
 }
 
 }  // namespace

@@ -89,6 +89,9 @@ ended() {
     kill -TERM "$child" 2>/dev/null
     # A wait that a trap has interrupted may return early, so the loop asks for the process itself.
     while kill -0 "$child" 2>/dev/null; do wait "$child"; done
+    # A timeout that gets the signal in its fork ends without its command. Both are in one process group.
+    local tries=100
+    while ((tries-- > 0)) && kill -KILL -- "-$child" 2>/dev/null; do sleep 0.05; done
     note "$current" skipped "ended by SIG$1"
   fi
   printf '%d ok, %d failed, %d skipped until SIG%s came after %d s: %s\n' "$ok" "$failed" "$skipped" "$1" "$SECONDS" "$results"

@@ -105,9 +105,9 @@ device_train() {
 equal_weights() {
   local nccl tcp
   share 2
-  ranks 2 "${few[@]}" --comm nccl "${shared[@]}"
+  ranks 2 "${few[@]}" --device cpu --comm nccl "${shared[@]}"
   nccl=$(weights "$work/out.0")
-  ranks 2 "${few[@]}" --comm tcp
+  ranks 2 "${few[@]}" --device cpu --comm tcp
   tcp=$(weights "$work/out.0")
   printf '{"nccl":%s,"tcp":%s}\n' "$(text "$nccl")" "$(text "$tcp")"
   [[ -n $nccl && $nccl == "$tcp" ]] || fail "other weights over NCCL than over TCP"

@@ -172,6 +172,7 @@ extern "C" {
 
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = number_of("FAKE_CUDA_GPUS", 1);
+  if (std::getenv("FAKE_CUDA_DRIVER") != nullptr) return cudaErrorInsufficientDriver;
   return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
 }
 cudaError_t cudaSetDevice(int) {
@@ -333,11 +334,16 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {};
   properties->totalGlobalMem = all_memory();
   properties->pciBusID = device;
-  std::strcpy(properties->name, "a GPU that is played");
+  std::strcpy(properties->name, "emulated GPU");
   return cudaSuccess;
 }
+// FAKE_CUDA_DRIVER: the version of a driver that is too old; 0: there is no driver.
 cudaError_t cudaDriverGetVersion(int* version) {
-  *version = 0;
+  *version = number_of("FAKE_CUDA_DRIVER", 0);
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = 13010;
   return cudaSuccess;
 }
 

@@ -186,7 +186,7 @@ int ncclGetUniqueId(UniqueId* id) {
   return kSuccess;
 }
 const char* ncclGetErrorString(int result) {
-  return result == 6 ? "remote process exited or there was a network error" : "an error of the play";
+  return result == 6 ? "remote process exited or there was a network error" : "an injected error";
 }
 const char* ncclGetLastError(void*) {
   return "";

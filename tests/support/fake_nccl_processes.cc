@@ -56,8 +56,7 @@ int number_of(const char* name, int otherwise) {
 class Memory {
  public:
   ~Memory() {
-    if (!blocks_.empty())
-      std::fprintf(stderr, "played NCCL: %zu blocks of memory are left\n", blocks_.size());
+    if (!blocks_.empty()) std::fprintf(stderr, "fake NCCL: %zu blocks of memory are left\n", blocks_.size());
   }
 
   void* allocate(std::size_t bytes) {
@@ -81,7 +80,7 @@ class Memory {
     if (const auto found = blocks_.find(block); found != blocks_.end()) found->second += change;
   }
   static int problem(const char* text) {
-    std::fprintf(stderr, "played NCCL: %s\n", text);
+    std::fprintf(stderr, "fake NCCL: %s\n", text);
     return kInvalidUsage;
   }
 
@@ -224,7 +223,7 @@ int ncclGetUniqueId(UniqueId* id) {
 }
 const char* ncclGetErrorString(int result) {
   return result == FakeNcclState::kRemoteError ? "remote process exited or there was a network error"
-                                               : "an error of the play";
+                                               : "an injected error";
 }
 const char* ncclGetLastError(void*) {
   return "";

@@ -1,9 +1,10 @@
 // This library injects disk faults into a program under test (LD_PRELOAD):
 //   DDP_FSYNC_DELAY_MS=N   each fsync takes N ms longer
 //   DDP_FSYNC_LOG=FILE     each fsync appends the path of the flushed file
-//   DDP_FSYNC_PAIRS=1      each fsync of a .safetensors file waits for a second one, or ends the program (30
-//   s) DDP_OPEN_DELAY=PREFIX  each open() of a path with this prefix takes 3 s longer DDP_UNREADABLE=DIR this
-//   directory cannot be listed DDP_NO_EXCHANGE=1      the file system cannot exchange two names
+//   DDP_FSYNC_PAIRS=1      each fsync of a .safetensors file waits for a second one; after 30 s it aborts
+//   DDP_OPEN_DELAY=PREFIX  each open() of a path with this prefix takes 3 s longer
+//   DDP_UNREADABLE=DIR     this directory cannot be listed
+//   DDP_NO_EXCHANGE=1      the file system cannot exchange two names
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdio.h>

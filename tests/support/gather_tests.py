@@ -50,9 +50,10 @@ def can_fix_layout():
     return shutil.which("setarch") and subprocess.run(["setarch", "-R", "true"], check=False).returncode == 0
 
 
-def wrapped(preset, command):
-    # NVIDIA's driver and AddressSanitizer need the same addresses, so these tests see no real GPU.
-    if preset == "asan-ubsan":
+def wrapped(preset, test, labels):
+    command = test["command"]
+    # Results of a CPU are expected, and NVIDIA's driver needs the same addresses as AddressSanitizer. An emulated GPU is not hidden.
+    if preset == "asan-ubsan" or (preset == "release" and "gpu" not in labels and not test["name"].startswith("emulated_")):
         return ["env", "CUDA_VISIBLE_DEVICES=", *command]
     # ThreadSanitizer's shadow memory does not fit every layout that a kernel with vm.mmap_rnd_bits > 28 may choose.
     return ["setarch", "-R", *command] if preset == "tsan" and can_fix_layout() else command
@@ -75,7 +76,7 @@ def entry(preset, test):
     properties["TIMEOUT"] = float(properties.get("TIMEOUT", 120)) * SLOWER[preset]
     properties["PROCESSORS"] = slots(labels, properties)
     lines = [f"add_test({quoted(prefix + test['name'])} " +
-             " ".join(quoted(word) for word in wrapped(preset, test["command"])) + ")"]
+             " ".join(quoted(word) for word in wrapped(preset, test, labels)) + ")"]
     for name, value in properties.items():
         values = [str(v) for v in listed(value)]
         if name in NAMES_TESTS or name in NAMES_SHARED:

@@ -77,7 +77,7 @@ class RejoinTest(LaunchTest):
 
     def training(self, *args, epochs=6):
         """Returns the command line of the worker. The loss falls slowly, so that a lost state would show."""
-        return ("train", "--on-peer-loss", "rejoin", "--data", "synthetic", "--batch-size", BATCH, "--limit", LIMIT, "--epochs",
+        return ("train", "--device", "cpu", "--on-peer-loss", "rejoin", "--data", "synthetic", "--batch-size", BATCH, "--limit", LIMIT, "--epochs",
                 epochs, "--lr", "0.0005", "--momentum", 0, "--metrics-file", self.metrics, "--sample-log", self.samples, *args)
 
     # ---- watching

@@ -14,7 +14,7 @@
 //   stopped  has a child that was stopped, and stops itself
 //
 // RANK HOW AFTER_MS ends the rank RANK this long after it was up. HOW is exit:N or signal:N. SIGUSR1 makes
-// any rank exit 21 + rank % 40. No process lives longer than 90 s.
+// any rank exit 21 + rank % 40. Each process ends after 90 s at most.
 //
 // The file "events" in DIR gets a line "up RANK PID NANOSECONDS" (CLOCK_MONOTONIC) when all processes of a
 // rank run. It gets "died RANK PID NANOSECONDS" just before a planned end. The leader holds the FIFO

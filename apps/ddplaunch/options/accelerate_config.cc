@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "apps/ddplaunch/options/accelerate_keys.h"
+#include "base/parse_text.h"
 #include "remote/hosts/diagnostic.h"
 #include "remote/hosts/host_range.h"
 
@@ -115,8 +116,7 @@ std::optional<long long> AccelerateReader::number(const char* key) {
   if (!node.IsDefined()) return std::nullopt;
   if (node.IsScalar()) {
     if (node.Scalar() == "-1") return -1;
-    if (const auto value = remote::whole_number(node.Scalar(), 10'000'000))
-      return static_cast<long long>(*value);
+    if (const auto value = whole_number(node.Scalar(), 10'000'000)) return static_cast<long long>(*value);
   }
   fail(node, std::string(key) + " must be a whole number");
   return std::nullopt;
@@ -150,7 +150,7 @@ void AccelerateReader::check_keys() {
   for (const Pair& entry : root_) {
     const std::string key = entry.first.IsScalar() ? entry.first.Scalar() : "";
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
-    const std::string_view near = remote::nearest_word(key, known);
+    const std::string_view near = nearest_word(key, known);
     fail(entry.first, "\"" + key + "\" is not a known key of accelerate" +
                           (near.empty() ? "; remove it" : "; did you mean " + std::string(near) + "?"));
   }

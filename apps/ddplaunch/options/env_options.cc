@@ -86,11 +86,11 @@ void fail_lines(const std::string& text, Diagnostics& diagnostics) {
 
 }  // namespace
 
-void read_env_options(const OptionValues& values, const ProcessContext& context, launcher::JobSpec& spec,
-                      Diagnostics& diagnostics) {
-  launcher::EnvVars vars = values.config_env;
+void read_env_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
+  launcher::JobSpec& spec = options.job.spec;
+  launcher::EnvVars vars = options.config.env;
   read_deepspeed_env(context, vars, diagnostics);
-  for (const std::string& path : values.env_file) {
+  for (const std::string& path : options.written.env_file) {
     auto text = context.read_file(path);
     if (text) {
       read_env_text(*text, path, vars, diagnostics);
@@ -98,7 +98,7 @@ void read_env_options(const OptionValues& values, const ProcessContext& context,
       diagnostics.fail("--env-file " + text.error().text);
     }
   }
-  auto given = launcher::explicit_env(context.env, values.env);
+  auto given = launcher::explicit_env(context.env, options.written.env);
   if (!given) {
     fail_lines(given.error().text, diagnostics);
   } else {
@@ -118,7 +118,6 @@ void read_env_options(const OptionValues& values, const ProcessContext& context,
   if (!spec.per_node) spec.env = launcher::forwarded_env(context.env, false);
   spec.local_env = launcher::forwarded_env(context.env, true);
   spec.explicit_env = std::move(vars);
-  spec.setup = values.setup;
 }
 
 }  // namespace ddp

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/ddplaunch/options/option_readers.h"
+#include "launcher/job/env_filter.h"
 #include "remote/hosts/diagnostic.h"
 #include "remote/hosts/host_filter.h"
 #include "remote/hosts/host_range.h"
@@ -54,9 +54,9 @@ bool take(remote::Validated<std::vector<remote::Host>> checked, std::vector<remo
   return true;
 }
 
-bool read_hostfile(const OptionValues& values, const ProcessContext& context,
-                   std::vector<remote::Host>& hosts, Diagnostics& diagnostics) {
-  auto text = context.read_file(values.hostfile);
+bool read_hostfile(const std::string& path, const ProcessContext& context, std::vector<remote::Host>& hosts,
+                   Diagnostics& diagnostics) {
+  auto text = context.read_file(path);
   if (!text) {
     diagnostics.fail(
         "hostfile " + text.error().text +
@@ -65,38 +65,33 @@ bool read_hostfile(const OptionValues& values, const ProcessContext& context,
              : ""));
     return false;
   }
-  return take(remote::parse_hostfile(*text, values.hostfile), hosts, diagnostics);
-}
-
-bool lists_hosts(const OptionValues& values) {
-  return !values.hostfile.empty() || !values.host.empty() || !values.hosts_from.empty();
+  return take(remote::parse_hostfile(*text, path), hosts, diagnostics);
 }
 
 // Fills `hosts` with the listed hosts, or this machine if none are listed. Returns false if the list is
 // wrong.
-bool listed_hosts(const OptionValues& values, const ProcessContext& context, std::vector<remote::Host>& hosts,
-                  Diagnostics& diagnostics) {
+bool listed_hosts(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
+  const WrittenValues& written = options.written;
+  std::vector<remote::Host>& hosts = options.job.spec.hosts;
   if (!hosts.empty()) return true;  // per-node mode: the hosts join by themselves
   std::string given;
   int count = 0;
-  for (const auto& [name, is_given] :
-       {std::pair("--hostfile", !values.hostfile.empty()), std::pair("--host", !values.host.empty()),
-        std::pair("--hosts-from", !values.hosts_from.empty())}) {
-    if (!is_given) continue;
+  for (const char* name : {"--hostfile", "--host", "--hosts-from"}) {
+    if (!options.given(name)) continue;
     given += (count++ > 0 ? " and " : "") + std::string(name);
   }
   if (count > 1) {
     diagnostics.fail(given + " cannot be used together; --include selects hosts of a hostfile");
     return false;
   }
-  if (!values.hostfile.empty()) return read_hostfile(values, context, hosts, diagnostics);
-  if (!values.hosts_from.empty()) return read_hosts_from(values.hosts_from, context, hosts, diagnostics);
-  if (values.host.empty()) {
+  if (!written.hostfile.empty()) return read_hostfile(written.hostfile, context, hosts, diagnostics);
+  if (!written.hosts_from.empty()) return read_hosts_from(written.hosts_from, context, hosts, diagnostics);
+  if (written.host.empty()) {
     hosts.emplace_back().name = "localhost";
     return true;
   }
   std::string list;
-  for (const std::string& part : values.host)
+  for (const std::string& part : written.host)
     list += (list.empty() ? "" : ", ") + part;
   return take(remote::parse_host_list(list, "--host"), hosts, diagnostics);
 }
@@ -106,33 +101,21 @@ bool is_this_machine(const remote::Host& host) {
   return remote::is_localhost(host) || (target.starts_with("127.") && remote::is_ipv4(target));
 }
 
-void read_launcher(const OptionValues& values, JobSpec& spec, Diagnostics& diagnostics) {
+void read_launcher(JobOptions& options, Diagnostics& diagnostics) {
+  JobSpec& spec = options.job.spec;
   if (spec.per_node) return;
-  const bool none_listed = !lists_hosts(values);
-  spec.launcher = none_listed && !values.ssh_localhost ? LauncherKind::kLocal : LauncherKind::kSsh;
-  if (values.launcher.empty()) return;
-  if (values.launcher == "daemon") {
-    spec.launcher = LauncherKind::kDaemon;
-    if (none_listed) diagnostics.fail("--launcher daemon needs hosts: --hostfile FILE or --host LIST");
-    return;
-  }
-  if (values.launcher == "slurm") {
-    spec.launcher = LauncherKind::kSlurm;
-    if (!values.ssh_command.empty())
-      diagnostics.fail(
-          "--ssh-command cannot be used with --launcher slurm, which starts the nodes with srun");
-    return;
-  }
-  if (values.launcher == "ssh" || values.launcher == "pdsh") {  // DeepSpeed's name of the same
-    if (none_listed && !values.ssh_localhost)
-      diagnostics.fail("--launcher " + values.launcher + " needs hosts: --hostfile FILE or --host LIST");
-    return;
-  }
-  if (values.launcher != "local") {
-    return diagnostics.fail("--launcher " + values.launcher + ": choose ssh, slurm, daemon or local");
-  }
-  spec.launcher = LauncherKind::kLocal;
-  if (values.ssh_localhost)
+  const std::optional<LauncherKind> chosen = options.written.launcher;
+  const bool none_listed = !options.lists_hosts();
+  const bool alone = none_listed && !spec.ssh_localhost;
+  spec.launcher = chosen.value_or(alone ? LauncherKind::kLocal : LauncherKind::kSsh);
+  if (chosen == LauncherKind::kDaemon && none_listed)
+    diagnostics.fail("--launcher daemon needs hosts: --hostfile FILE or --host LIST");
+  if (chosen == LauncherKind::kSsh && alone)
+    diagnostics.fail("--launcher ssh (or pdsh) needs hosts: --hostfile FILE or --host LIST");
+  if (chosen == LauncherKind::kSlurm && options.given("--ssh-command"))
+    diagnostics.fail("--ssh-command cannot be used with --launcher slurm, which starts the nodes with srun");
+  if (chosen != LauncherKind::kLocal) return;
+  if (spec.ssh_localhost)
     diagnostics.fail("--launcher local (or --standalone) and --ssh-localhost contradict each other");
   std::vector<std::string> others;
   for (const remote::Host& host : spec.hosts) {
@@ -144,82 +127,62 @@ void read_launcher(const OptionValues& values, JobSpec& spec, Diagnostics& diagn
   }
 }
 
-/// N, or MIN:MAX; read_counts() returns nullopt for any other text.
-struct NodeCounts {
-  std::size_t min = 0;
-  std::size_t max = 0;
-};
-std::optional<NodeCounts> read_counts(const std::string& text) {
-  const std::size_t colon = std::min(text.find(':'), text.size());
-  const auto min = remote::whole_number(text.substr(0, colon), remote::kMaxHosts);
-  const auto max =
-      colon < text.size() ? remote::whole_number(text.substr(colon + 1), remote::kMaxHosts) : min;
-  if (!min || !max || *min == 0 || *max < *min) return {};
-  return NodeCounts{static_cast<std::size_t>(*min), static_cast<std::size_t>(*max)};
-}
-
 /// Returns the option or file that lists the hosts, for messages.
-std::string list_name(const OptionValues& values) {
-  return !values.hostfile.empty() ? values.hostfile : values.host.empty() ? "--hosts-from" : "--host";
+std::string list_name(const WrittenValues& written) {
+  return !written.hostfile.empty() ? written.hostfile : written.host.empty() ? "--hosts-from" : "--host";
 }
 
-/// Returns --spares if there are enough hosts, else 0.
-std::size_t read_spares(const OptionValues& values, std::size_t nodes, bool hosts_known, const JobSpec& spec,
-                        Diagnostics& diagnostics) {
-  if (values.spares.empty()) return 0;
-  const auto spares = remote::whole_number(values.spares, remote::kMaxHosts);
-  if (!spares) {
-    diagnostics.fail("--spares " + values.spares + ": give a whole number of spare hosts");
-    return 0;
-  }
-  const auto wanted = static_cast<std::size_t>(*spares);
-  if (wanted > 0 && hosts_known && spec.hosts.size() < nodes + wanted) {
+/// Checks that there are enough hosts for --spares, with at least `nodes` nodes.
+void check_spares(std::size_t nodes, JobSpec& spec, Diagnostics& diagnostics) {
+  const auto spares = static_cast<std::size_t>(spec.spares);
+  if (spares == 0 || spec.hosts.size() >= nodes + spares) return;
+  diagnostics.fail(
+      "--spares " + std::to_string(spares) + ": with " + std::to_string(nodes) +
+      (nodes == 1 ? " node" : " nodes") + " there must be " + std::to_string(nodes + spares) +
+      " hosts, and there " +
+      (spec.hosts.size() == 1 ? "is only this one" : "are only " + std::to_string(spec.hosts.size())));
+  spec.spares = 0;
+}
+
+/// Checks that there are enough hosts for --nnodes.
+bool check_nnodes(const JobOptions& options, Diagnostics& diagnostics) {
+  const auto [min, max] = *options.written.nnodes;
+  const std::size_t count = options.job.spec.hosts.size();
+  if (min <= count) return true;
+  const std::string asked =
+      "--nnodes " + std::to_string(min) + (min < max ? ':' + std::to_string(max) : std::string());
+  if (!options.lists_hosts() && !options.job.spec.per_node) {
     diagnostics.fail(
-        "--spares " + values.spares + ": with " + std::to_string(nodes) + (nodes == 1 ? " node" : " nodes") +
-        " there must be " + std::to_string(nodes + wanted) + " hosts, and there " +
-        (spec.hosts.size() == 1 ? "is only this one" : "are only " + std::to_string(spec.hosts.size())));
-    return 0;
+        asked +
+        " needs hosts: --hostfile FILE or --host LIST names them; without, there is only this machine; or "
+        "start one ddplaunch on each node, with --node-rank and --master-addr (docs/users/per_node.md)");
+  } else {
+    diagnostics.fail(asked + ": there " + (count == 1 ? "is" : "are") + " only " + std::to_string(count) +
+                     (count == 1 ? " host" : " hosts") + " in " + list_name(options.written));
   }
-  return wanted;
+  return false;
 }
 
-/// Reads the number of nodes, its minimum, and the number of spares.
-void read_nnodes(const OptionValues& values, bool hosts_known, JobSpec& spec, Diagnostics& diagnostics) {
-  std::optional<NodeCounts> counts;
-  if (!values.nnodes.empty()) {
-    counts = read_counts(values.nnodes);
-    if (!counts) {
-      return diagnostics.fail("--nnodes " + values.nnodes + ": \"" + values.nnodes +
-                              "\" is not a number of nodes, nor MIN:MAX");
-    }
-    if (hosts_known && counts->min > spec.hosts.size()) {
-      if (!lists_hosts(values) && !spec.per_node) {
-        return diagnostics.fail(
-            "--nnodes " + values.nnodes +
-            " needs hosts: --hostfile FILE or --host LIST names them; without, there is " +
-            "only this machine; or start one ddplaunch on each node, with --node-rank and --master-addr "
-            "(docs/users/per_node.md)");
-      }
-      const std::size_t count = spec.hosts.size();
-      return diagnostics.fail("--nnodes " + values.nnodes + ": there " + (count == 1 ? "is" : "are") +
-                              " only " + std::to_string(count) + (count == 1 ? " host" : " hosts") + " in " +
-                              list_name(values));
-    }
-    if (counts->min < counts->max) spec.min_nodes = static_cast<int>(counts->min);
-    spec.max_nodes = static_cast<int>(counts->max);
-  }
-  const std::size_t spares = read_spares(values, counts ? counts->min : 1, hosts_known, spec, diagnostics);
-  spec.spares = static_cast<int>(spares);
-  if (!counts && spares > 0 && spec.hosts.size() > spares)
-    spec.max_nodes = static_cast<int>(spec.hosts.size() - spares);
+/// Applies the number of nodes, its minimum, and the number of spares.
+void read_nnodes(JobOptions& options, bool hosts_known, Diagnostics& diagnostics) {
+  JobSpec& spec = options.job.spec;
+  const std::optional<NodeCounts>& counts = options.written.nnodes;
+  if (counts && hosts_known && !check_nnodes(options, diagnostics)) return;
+  if (counts && counts->min < counts->max) spec.min_nodes = static_cast<int>(counts->min);
+  if (counts) spec.max_nodes = static_cast<int>(counts->max);
+  if (hosts_known) check_spares(counts ? counts->min : 1, spec, diagnostics);
+  const auto hosts = static_cast<int>(spec.hosts.size());
+  if (!counts && spec.spares > 0 && hosts > spec.spares) spec.max_nodes = hosts - spec.spares;
   // A job with spares needs restarts: without them the first loss would end it.
-  if (values.max_restarts.empty() && (spares > 0 || spec.min_nodes > 0)) spec.max_restarts = kElasticRestarts;
+  const bool elastic = spec.spares > 0 || spec.min_nodes > 0;
+  if (elastic && !options.given("--max-restarts")) spec.max_restarts = kElasticRestarts;
 }
 
 /// Applies num_processes of Accelerate's file, which counts the workers of all machines.
-void share_processes(const OptionValues& values, JobSpec& spec, Diagnostics& diagnostics) {
-  if (!values.config_processes || !values.nproc_per_node.empty() || spec.hosts.empty()) return;
-  const auto& [total, location] = *values.config_processes;
+void share_processes(JobOptions& options, Diagnostics& diagnostics) {
+  JobSpec& spec = options.job.spec;
+  if (!options.config.processes || options.given("--nproc-per-node") || spec.hosts.empty()) return;
+  const auto& [total, location] = *options.config.processes;
   const auto nodes = static_cast<long long>(hosts_used(spec));
   const std::string what = location + "num_processes " + std::to_string(total);
   if (total % nodes != 0) {
@@ -233,18 +196,18 @@ void share_processes(const OptionValues& values, JobSpec& spec, Diagnostics& dia
 }
 
 /// Applies gpu_ids of Accelerate's file to the hosts without their own devices.
-void give_devices(const OptionValues& values, JobSpec& spec, Diagnostics& diagnostics) {
-  const std::size_t count = values.config_devices.size();
+void give_devices(const AccelerateConfig& config, JobSpec& spec, Diagnostics& diagnostics) {
+  const std::size_t count = config.devices.size();
   if (count == 0) return;
   bool used = false;
   for (remote::Host& host : spec.hosts) {
     if (!host.devices.empty()) continue;
-    host.devices = values.config_devices;
+    host.devices = config.devices;
     used = true;
   }
   if (!used || spec.oversubscribe || spec.nproc.kind != ProcsPerNode::Kind::kNumber) return;
   if (spec.nproc.number <= static_cast<int>(count)) return;
-  diagnostics.fail(values.config_devices_place + "gpu_ids names " + std::to_string(count) +
+  diagnostics.fail(config.devices_place + "gpu_ids names " + std::to_string(count) +
                    (count == 1 ? " device" : " devices") + ", but each machine gets " +
                    std::to_string(spec.nproc.number) + " workers; name one for each, or add --oversubscribe");
 }
@@ -276,39 +239,29 @@ void check_slots(const JobSpec& spec, Diagnostics& diagnostics) {
 
 }  // namespace
 
-void read_host_options(const OptionValues& values, const ProcessContext& context, JobSpec& spec,
-                       Diagnostics& diagnostics) {
-  bool known = listed_hosts(values, context, spec.hosts, diagnostics);
-  if (!values.include.empty() && !values.exclude.empty()) {
+void read_host_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
+  JobSpec& spec = options.job.spec;
+  const std::string& include = options.written.include;
+  const std::string& exclude = options.written.exclude;
+  bool known = listed_hosts(options, context, diagnostics);
+  if (!include.empty() && !exclude.empty()) {
     // Report this even if the hosts are wrong as well.
-    fail_all(remote::filter_hosts({}, values.include, values.exclude).error(), diagnostics);
+    fail_all(remote::filter_hosts({}, include, exclude).error(), diagnostics);
     known = false;
   } else if (known) {
     std::vector<remote::Host> kept;
-    known = take(remote::filter_hosts(spec.hosts, values.include, values.exclude), kept, diagnostics);
+    known = take(remote::filter_hosts(spec.hosts, include, exclude), kept, diagnostics);
     if (known) spec.hosts = std::move(kept);
   }
-  const std::string* home = nullptr;
-  for (const auto& [name, value] : context.env) {
-    if (name == "HOME") home = &value;
-  }
+  const std::string* home = launcher::find_env(context.env, "HOME");
   for (remote::Host& host : spec.hosts) {
     if (home != nullptr && host.identity.starts_with("~/")) host.identity = *home + host.identity.substr(1);
   }
-  spec.oversubscribe = values.oversubscribe;
-  if (!values.nproc_per_node.empty()) {
-    if (const auto procs = read_procs(values.nproc_per_node)) {
-      spec.nproc = *procs;
-    } else {
-      diagnostics.fail("--nproc-per-node " + values.nproc_per_node +
-                       ": give a whole number from 1 to 65535, or auto, gpu or cpu");
-    }
-  }
   if (!known) spec.hosts.clear();
-  read_launcher(values, spec, diagnostics);
-  read_nnodes(values, known, spec, diagnostics);
-  share_processes(values, spec, diagnostics);
-  give_devices(values, spec, diagnostics);
+  read_launcher(options, diagnostics);
+  read_nnodes(options, known, diagnostics);
+  share_processes(options, diagnostics);
+  give_devices(options.config, spec, diagnostics);
   check_slots(spec, diagnostics);
 }
 

@@ -1,51 +1,98 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "apps/ddplaunch/options/accelerate_config.h"
 #include "apps/ddplaunch/options/diagnostics.h"
-#include "apps/ddplaunch/options/option_groups.h"
+#include "apps/ddplaunch/options/option_readers.h"
 #include "apps/ddplaunch/options/options.h"
+#include "apps/options/option_table.h"
 #include "remote/hosts/host.h"
 
 namespace ddp {
 
+/// Values of options that files, a scheduler's variables or other options complete before they go into the
+/// job. A scheduler's variables fill those that are not given.
+struct WrittenValues {
+  std::string hostfile;
+  std::vector<std::string> host;
+  std::string hosts_from;
+  std::string include;
+  std::string exclude;
+  std::optional<NodeCounts> nnodes;
+  std::optional<launcher::LauncherKind> launcher;
+  std::optional<int> node_rank;
+  std::string master_addr;
+  std::optional<RendezvousEndpoint> rdzv_endpoint;
+  std::optional<std::uint16_t> master_port;
+  bool insecure = false;
+  bool no_push = false;
+  bool module = false;
+  bool no_python = false;
+  std::vector<std::string> env;
+  std::vector<std::string> env_file;
+  std::vector<std::string> wrapper;
+  std::optional<bool> stdin_to_rank0;
+  std::string report;
+  std::string accelerate_config;
+  bool dry_run = false;
+  bool version = false;
+  bool help = false;
+};
+
+/// The options of one command line. The table declares each option once, with its field in `job` or
+/// `written`. The functions below apply the rules between options; each reads and fills `job.spec`.
+struct JobOptions {
+  /// Relative paths are resolved against `cwd`.
+  explicit JobOptions(const std::string& cwd);
+
+  bool given(std::string_view name) const { return table.given(name); }
+  /// Returns whether an option or a scheduler lists the hosts.
+  bool lists_hosts() const { return given("--hostfile") || given("--host") || !written.hosts_from.empty(); }
+
+  RunJob job;
+  WrittenValues written;
+  AccelerateConfig config;  ///< of --accelerate-config
+  OptionTable table;
+};
+
 /// Applies what the surrounding scheduler says about hosts if no option names any. In a Slurm job the hosts
 /// are the nodes of the job, started with srun. If srun starts one launcher per task, it reports an error: a
 /// job on this machine alone would silently have the wrong world.
-void heed_scheduler(const ProcessContext& context, OptionValues& values, Diagnostics& diagnostics);
+void heed_scheduler(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics);
 
 /// Decides whether this ddplaunch runs in per-node mode, with one ddplaunch on each node. The options are
 /// --node-rank, --master-addr, --rdzv-endpoint and --nnodes. If they are missing, variables of the scheduler
 /// decide: NODE_RANK, MASTER_ADDR, MASTER_PORT; RANK and WORLD_SIZE of Kubeflow's pods; Slurm's variables if
-/// srun has started one ddplaunch on each node. In this mode it fills per_node of `spec`, and the node
-/// options of `values` that the scheduler gave. Call it before heed_scheduler and read_host_options.
-void read_node_options(const ProcessContext& context, OptionValues& values, Verb verb,
-                       launcher::JobSpec& spec, Diagnostics& diagnostics);
+/// srun has started one ddplaunch on each node. In this mode it fills per_node, and the node options that the
+/// scheduler gave. Call it before heed_scheduler and read_host_options.
+void read_node_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics);
 
-/// Fills hosts, max_nodes, nproc, oversubscribe and launcher of `spec`: --hostfile or --host, --include or
-/// --exclude, --nnodes, --nproc-per-node against the slots, --launcher.
-void read_host_options(const OptionValues& values, const ProcessContext& context, launcher::JobSpec& spec,
-                       Diagnostics& diagnostics);
+/// Fills hosts, max_nodes and launcher: --hostfile or --host, --include or --exclude, --nnodes,
+/// --nproc-per-node against the slots, --launcher.
+void read_host_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics);
 
 /// Reads --hosts-from `source`: "slurm" and "env" (a scheduler's variables), "-" (standard input) or the name
 /// of a hostfile. Returns false if there are no usable hosts; `diagnostics` says where it searched.
 bool read_hosts_from(const std::string& source, const ProcessContext& context,
                      std::vector<remote::Host>& hosts, Diagnostics& diagnostics);
 
-/// Reads the options of --launcher daemon, and refuses options that only SSH can use. Call it after the hosts
-/// and their wrappers.
-void read_daemon_options(const OptionValues& values, const ProcessContext& context, launcher::JobSpec& spec,
-                         Diagnostics& diagnostics);
+/// Checks the options of --launcher daemon, and refuses options that only SSH can use. Call it after the
+/// hosts and their wrappers.
+void check_daemon_options(JobOptions& options, Diagnostics& diagnostics);
 
-/// Fills env, local_env and explicit_env of `spec`. The base is the forwarded part of the launcher's own
-/// environment. Later sources override earlier ones: .deepspeed_env of the home directory, then of the
-/// current directory, --env-file, --env.
-void read_env_options(const OptionValues& values, const ProcessContext& context, launcher::JobSpec& spec,
-                      Diagnostics& diagnostics);
+/// Fills env, local_env and explicit_env. The base is the forwarded part of the launcher's own environment.
+/// Later sources override earlier ones: .deepspeed_env of the home directory, then of the current directory,
+/// --env-file, --env.
+void read_env_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics);
 
-/// Fills quiet and output of `spec`: the shown part of the workers' output, and the files that keep it.
-void read_output_options(const OptionValues& values, const ProcessContext& context, launcher::JobSpec& spec,
-                         Diagnostics& diagnostics);
+/// Declares the options about the workers' output.
+void add_output_options(JobOptions& options, const std::string& cwd);
+/// Checks the options about the workers' output against each other.
+void check_output_options(JobOptions& options, Diagnostics& diagnostics);
 
 }  // namespace ddp

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cctype>
 #include <cstddef>
-#include <string>
+#include <utility>
 
+#include "base/parse_text.h"
 #include "remote/hosts/host_range.h"
+#include "remote/hosts/shell_command.h"
 
 namespace ddp {
 
@@ -16,8 +18,11 @@ namespace {
 
 constexpr std::size_t kMaxInterfaceName = 15;  // IFNAMSIZ without the zero
 constexpr std::size_t kMaxJobId = 64;
-constexpr std::uint64_t kMaxSize = std::uint64_t{1} << 50;
 constexpr unsigned long long kMaxRank = 10'000'000;  // more than any job; keeps ranges in 32 bits
+constexpr unsigned kMaxLocalRank = 65'535;
+constexpr double kMaxBandwidth = 1e9;
+constexpr std::uint64_t kSmallestPart = 4096;  // a smaller limit would fill the directory with parts
+constexpr unsigned long long kMostParts = 1'000'000;
 
 // Calls `take` with each word between commas. Returns false if it refuses a word.
 template <class Take>
@@ -32,72 +37,50 @@ bool each_word(std::string_view list, Take take) {
 
 }  // namespace
 
-std::optional<std::chrono::milliseconds> read_duration(std::string_view text) {
-  const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
-  const std::string_view unit = text.substr(digits);
-  const auto number = remote::whole_number(text.substr(0, digits), 3'600'000'000ULL);
-  if (!number) return std::nullopt;
-  long long scale = 0;
-  if (unit == "ms") scale = 1;
-  if (unit.empty() || unit == "s") scale = 1'000;
-  if (unit == "m" || unit == "min") scale = 60'000;
-  if (unit == "h") scale = 3'600'000;
-  const std::chrono::milliseconds value(static_cast<long long>(*number) * scale);
-  if (scale == 0 || value > std::chrono::hours(1000)) return std::nullopt;
-  return value;
-}
-
-void read_time(const std::string& text, std::string_view option, std::chrono::milliseconds least,
-               std::chrono::milliseconds& value, Diagnostics& diagnostics) {
-  if (text.empty()) return;
-  const auto duration = read_duration(text);
-  if (!duration) {
-    diagnostics.fail(std::string(option) + ' ' + text + ": give a time like 500ms, 15s, 2m or 1h");
-  } else if (*duration < least) {
-    diagnostics.fail(std::string(option) + ' ' + text + " is too short; at least " +
-                     std::to_string(least.count()) + "ms");
-  } else {
-    value = *duration;
-  }
-}
-
 std::optional<launcher::ProcsPerNode> read_procs(std::string_view text) {
   using Kind = launcher::ProcsPerNode::Kind;
   if (text == "auto") return launcher::ProcsPerNode{Kind::kAuto, 0};
   if (text == "gpu") return launcher::ProcsPerNode{Kind::kGpu, 0};
   if (text == "cpu") return launcher::ProcsPerNode{Kind::kCpu, 0};
-  const auto number = remote::whole_number(text, 65'535);
+  const auto number = whole_number(text, 65'535);
   if (!number || *number == 0) return std::nullopt;
   return launcher::ProcsPerNode{Kind::kNumber, static_cast<int>(*number)};
+}
+
+std::optional<NodeCounts> read_node_counts(std::string_view text) {
+  const std::size_t colon = std::min(text.find(':'), text.size());
+  const auto min = whole_number(text.substr(0, colon), remote::kMaxHosts);
+  const auto max = colon < text.size() ? whole_number(text.substr(colon + 1), remote::kMaxHosts) : min;
+  if (!min || !max || *min == 0 || *max < *min) return std::nullopt;
+  return NodeCounts{static_cast<std::size_t>(*min), static_cast<std::size_t>(*max)};
+}
+
+std::optional<RendezvousEndpoint> read_endpoint(std::string_view text) {
+  RendezvousEndpoint endpoint{std::string(text), std::string(text), std::nullopt};
+  std::string_view rest;
+  if (text.starts_with('[')) {
+    const std::size_t end = std::min(text.find(']'), text.size());
+    endpoint.host = text.substr(1, end - 1);
+    rest = text.substr(std::min(end + 1, text.size()));
+  } else if (text.find(':') == text.rfind(':')) {  // several colons: an IPv6 address
+    rest = text.substr(std::min(text.find(':'), text.size()));
+    endpoint.host = text.substr(0, text.size() - rest.size());
+  }
+  if (endpoint.host.empty()) return std::nullopt;
+  if (!rest.starts_with(':')) return endpoint;
+  const auto port = whole_number(rest.substr(1), kMaxPort);
+  if (!port) return std::nullopt;
+  endpoint.port = static_cast<std::uint16_t>(*port);
+  return endpoint;
 }
 
 std::optional<std::pair<std::uint16_t, std::uint16_t>> read_port_range(std::string_view text) {
   const std::size_t dash = text.find('-');
   if (dash == std::string_view::npos) return std::nullopt;
-  const auto low = remote::whole_number(text.substr(0, dash), 65'535);
-  const auto high = remote::whole_number(text.substr(dash + 1), 65'535);
+  const auto low = whole_number(text.substr(0, dash), kMaxPort);
+  const auto high = whole_number(text.substr(dash + 1), kMaxPort);
   if (!low || !high || *low == 0 || *low > *high) return std::nullopt;
   return std::pair{static_cast<std::uint16_t>(*low), static_cast<std::uint16_t>(*high)};
-}
-
-std::optional<std::uint64_t> read_size(std::string_view text) {
-  const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
-  std::string_view unit = text.substr(digits);
-  for (const std::string_view end : {"iB", "B"}) {
-    if (unit.size() > end.size() && unit.ends_with(end)) {
-      unit.remove_suffix(end.size());
-      break;
-    }
-  }
-  const auto number = remote::whole_number(text.substr(0, digits), kMaxSize);
-  if (!number) return std::nullopt;
-  int shift = 0;
-  if (unit == "K" || unit == "k") shift = 10;
-  if (unit == "M") shift = 20;
-  if (unit == "G") shift = 30;
-  if (unit == "T") shift = 40;
-  if ((shift == 0 && !unit.empty()) || *number > kMaxSize >> shift) return std::nullopt;
-  return *number << shift;
 }
 
 std::optional<launcher::RankRanges> read_rank_ranges(std::string_view text) {
@@ -105,8 +88,8 @@ std::optional<launcher::RankRanges> read_rank_ranges(std::string_view text) {
   if (text == "all") return ranges;
   const bool good = each_word(text, [&](std::string_view word) {
     const std::size_t dash = std::min(word.find('-'), word.size());
-    const auto low = remote::whole_number(word.substr(0, dash), kMaxRank);
-    const auto high = dash == word.size() ? low : remote::whole_number(word.substr(dash + 1), kMaxRank);
+    const auto low = whole_number(word.substr(0, dash), kMaxRank);
+    const auto high = dash == word.size() ? low : whole_number(word.substr(dash + 1), kMaxRank);
     if (!low || !high || *low > *high) return false;
     ranges.emplace_back(static_cast<std::uint32_t>(*low), static_cast<std::uint32_t>(*high));
     return true;
@@ -124,10 +107,21 @@ std::optional<launcher::RankRanges> read_rank_ranges(std::string_view text) {
   return joined;
 }
 
+std::optional<std::vector<int>> read_local_ranks(std::string_view text) {
+  const auto ranges = read_rank_ranges(text);
+  if (!ranges || (!ranges->empty() && ranges->back().second > kMaxLocalRank)) return std::nullopt;
+  std::vector<int> ranks;
+  for (const auto& [first, last] : *ranges) {
+    for (std::uint32_t rank = first; rank <= last; ++rank)
+      ranks.push_back(static_cast<int>(rank));
+  }
+  return ranks;
+}
+
 std::optional<launcher::StreamChoice> read_stream_choice(std::string_view text) {
   // Accept one digit only: "03" may be a slip for "0:3".
   const auto streams_of = [](std::string_view digit) {
-    return digit.size() == 1 ? remote::whole_number(digit, 3) : std::nullopt;
+    return digit.size() == 1 ? whole_number(digit, 3) : std::nullopt;
   };
   launcher::StreamChoice choice;
   if (const auto all = streams_of(text)) {
@@ -137,7 +131,7 @@ std::optional<launcher::StreamChoice> read_stream_choice(std::string_view text) 
   const bool good = each_word(text, [&](std::string_view word) {
     const std::size_t colon = word.find(':');
     if (colon == std::string_view::npos) return false;
-    const auto rank = remote::whole_number(word.substr(0, colon), kMaxLocalRank);
+    const auto rank = whole_number(word.substr(0, colon), kMaxLocalRank);
     const auto streams = streams_of(word.substr(colon + 1));
     if (!rank || !streams) return false;
     return choice.by_local.emplace(static_cast<int>(*rank), static_cast<std::uint8_t>(*streams)).second;
@@ -153,7 +147,7 @@ bool is_address_range(std::string_view text) {
   const bool v4 = ::inet_pton(AF_INET, address.c_str(), &bytes) == 1;
   return (v4 || ::inet_pton(AF_INET6, address.c_str(), &bytes) == 1) &&
          address.find('\0') == std::string::npos &&
-         (slash == text.size() || remote::whole_number(text.substr(slash + 1), v4 ? 32 : 128).has_value());
+         (slash == text.size() || whole_number(text.substr(slash + 1), v4 ? 32 : 128).has_value());
 }
 
 bool is_network(std::string_view text) {
@@ -170,6 +164,60 @@ bool is_job_id(std::string_view text) {
          std::all_of(text.begin(), text.end(), [](unsigned char c) {
            return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
          });
+}
+
+bool is_bandwidth(std::string_view text) {
+  double value = 0;
+  return parse_number(text, value) && value > 0 && value <= kMaxBandwidth;
+}
+
+ReadValue path_into(std::string& field, std::string base) {
+  return [&field, base = std::move(base)](const std::string& text) {
+    field = absolute_path(text, base);
+    return std::string();
+  };
+}
+
+ReadValue program_into(std::string& field, std::string base) {
+  return [&field, base = std::move(base)](const std::string& text) {
+    field = text.find('/') == std::string::npos ? text : absolute_path(text, base);
+    return std::string();
+  };
+}
+
+ReadValue command_into(std::vector<std::string>& field) {
+  return [&field](const std::string& text) -> std::string {
+    auto words = remote::split_words(text);
+    if (!words) return ": " + words.error().text;
+    if (words->empty()) return ": it names no program";
+    field = std::move(*words);
+    return "";
+  };
+}
+
+ReadValue store_into(launcher::StoreMode& field) {
+  return [&field](const std::string& text) -> std::string {
+    if (text == "shared") return " is not in this release yet, only agent and worker are";
+    if (text != "agent" && text != "worker") return ": choose agent or worker";
+    field = text == "agent" ? launcher::StoreMode::kAgent : launcher::StoreMode::kWorker;
+    return "";
+  };
+}
+
+ReadValue log_limit_into(launcher::OutputOptions& output) {
+  return [&output](const std::string& text) -> std::string {
+    const std::size_t colon = std::min(text.find(':'), text.size());
+    const auto size = parse_size(std::string_view(text).substr(0, colon));
+    const bool limits_parts = colon < text.size();
+    const auto parts = limits_parts ? whole_number(std::string_view(text).substr(colon + 1), kMostParts) : 0;
+    // No limit of the size means no parts.
+    if (!size || !parts || (limits_parts && (*parts == 0 || *size == 0)))
+      return ": give a size like 500K, 64M or 2G, or with the number of parts to keep: 64M:4";
+    if (*size != 0 && *size < kSmallestPart) return " is too small; at least 4K, or 0 for no limit";
+    output.log_max_size = *size;
+    output.log_max_parts = static_cast<std::uint32_t>(*parts);
+    return "";
+  };
 }
 
 std::string absolute_path(std::string_view path, std::string_view base) {

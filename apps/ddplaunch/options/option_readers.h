@@ -1,35 +1,45 @@
 #pragma once
 
-#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
-#include "apps/ddplaunch/options/diagnostics.h"
+#include "apps/options/option_values.h"
 #include "launcher/job/job_spec.h"
 
 namespace ddp {
 
-inline constexpr unsigned kMaxLocalRank = 65'535;
+inline constexpr unsigned kMaxPort = 65'535;
+
+/// --nnodes N or MIN:MAX; min and max are equal for N.
+struct NodeCounts {
+  std::size_t min = 0;
+  std::size_t max = 0;
+};
+
+/// --rdzv-endpoint HOST, HOST:PORT, [V6] or [V6]:PORT. On a single node torchrun's users write port 0.
+struct RendezvousEndpoint {
+  std::string text;  ///< as written
+  std::string host;
+  std::optional<std::uint16_t> port;
+};
 
 /// These functions turn texts of options into values, and return nullopt for an invalid text.
 
-/// Reads 500ms, 15s, 2m, 1h, or a number of seconds; up to 1000 hours.
-std::optional<std::chrono::milliseconds> read_duration(std::string_view text);
-/// Reads a duration into `value`, which stays if `text` is empty. An invalid text, or one below `least`, goes
-/// to `diagnostics` with the option's name.
-void read_time(const std::string& text, std::string_view option, std::chrono::milliseconds least,
-               std::chrono::milliseconds& value, Diagnostics& diagnostics);
 /// Reads N, auto, gpu or cpu. N is from 1 to 65535.
 std::optional<launcher::ProcsPerNode> read_procs(std::string_view text);
+std::optional<NodeCounts> read_node_counts(std::string_view text);
+std::optional<RendezvousEndpoint> read_endpoint(std::string_view text);
 /// Reads LOW-HIGH, both from 1 to 65535, LOW not above HIGH.
 std::optional<std::pair<std::uint16_t, std::uint16_t>> read_port_range(std::string_view text);
-/// Reads bytes: 4096, 500K, 64M, 2G, also KiB, MiB, GiB and kB; all units are powers of 1024. Up to 1 PiB.
-std::optional<std::uint64_t> read_size(std::string_view text);
 /// Reads "0,8-15" or "all" into sorted ranges, joined if they touch. "all" gives no range.
 std::optional<launcher::RankRanges> read_rank_ranges(std::string_view text);
+/// Reads the same into single numbers, up to 65535.
+std::optional<std::vector<int>> read_local_ranks(std::string_view text);
 /// Reads torchrun's --tee and --redirects: 0 to 3, or LOCAL_RANK:N,… for some local ranks and 0 for the
 /// others.
 std::optional<launcher::StreamChoice> read_stream_choice(std::string_view text);
@@ -40,6 +50,20 @@ bool is_address_range(std::string_view text);
 /// Returns whether `text` can be a job id, which is the name of a directory and a part of environment
 /// variables. A job id has 1 to 64 letters, digits, '.', '_' and '-', and begins with a letter or digit.
 bool is_job_id(std::string_view text);
+/// Returns whether `text` is a number of GB/s above 0.
+bool is_bandwidth(std::string_view text);
+
+/// The functions below return readers, whose fields must outlive them.
+
+/// A path, made absolute against `base`.
+ReadValue path_into(std::string& field, std::string base);
+/// The name of a program, searched in PATH, or its path as in path_into().
+ReadValue program_into(std::string& field, std::string base);
+/// The words of a command, quoted as in sh; at least one.
+ReadValue command_into(std::vector<std::string>& field);
+ReadValue store_into(launcher::StoreMode& field);
+/// SIZE[:PARTS] of --log-max-size.
+ReadValue log_limit_into(launcher::OutputOptions& output);
 
 /// Makes `path` absolute against `base`, without "." and a "/" at the end. ".." stays, because it follows
 /// links.

@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "apps/options/option.h"
 #include "base/result.h"
 #include "launcher/job/job_spec.h"
 
@@ -61,5 +62,8 @@ using ParsedOptions = std::variant<RunJob, PrintText, BadUsage>;
 /// Parses `args`, the arguments without the program's name. It reads the files that options name, starts no
 /// process, and changes nothing.
 ParsedOptions parse_options(const std::vector<std::string>& args, const ProcessContext& context);
+
+/// Returns the description of all options, for the documents.
+std::vector<OptionGroup> ddplaunch_option_groups();
 
 }  // namespace ddp

@@ -1,43 +1,44 @@
 #include "apps/train/bench/bench_options.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <map>
 #include <string_view>
 
-#include "apps/train/options/option_text.h"
+#include "apps/options/option_table.h"
+#include "apps/train/bench/bench_operation.h"
 
 namespace ddp::train {
 
 namespace {
 
-constexpr int kUsageExit = 2;
 constexpr std::size_t kDefaultMost = 32u << 20;
 constexpr std::size_t kDefaultOfPairs = 4u << 20;
 constexpr std::size_t kDefaultStep = 1u << 20;  // as in nccl-tests for -f 1
 constexpr double kLeastFactor = 1.01;
 constexpr double kMostSizes = 10'000;
+constexpr double kMostRuns = 10'000'000;
+constexpr const char* kOperations = "allreduce, allgather, reducescatter, broadcast or pairs";
+constexpr const char* kBenchUsage =
+    "usage: train bench OPERATION [OPTION…]\n"
+    "Measures the communication between ranks, with the options and the output table of nccl-tests.\n";
 
-const std::map<std::string, BenchOperation> kOperations{{"allreduce", BenchOperation::kAllReduce},
-                                                        {"allgather", BenchOperation::kAllGather},
-                                                        {"reducescatter", BenchOperation::kReduceScatter},
-                                                        {"broadcast", BenchOperation::kBroadcast},
-                                                        {"pairs", BenchOperation::kPairs}};
-const std::map<std::string, CommKind> kBackends{
-    {"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}, {"nccl", CommKind::kNccl}};
+std::optional<BenchOperation> find_operation(std::string_view word) {
+  for (const auto kind : {BenchOperation::kAllReduce, BenchOperation::kAllGather,
+                          BenchOperation::kReduceScatter, BenchOperation::kBroadcast, BenchOperation::kPairs})
+    if (word == operation_name(kind)) return kind;
+  return std::nullopt;
+}
 
 /// Options of nccl-tests with only one possible value here. A value that changes nothing is accepted; others
 /// are refused.
 struct FixedOption {
   const char* names;
-  const char* taken;  ///< accepted words between spaces; empty: any
+  const char* taken;  ///< accepted words between '|'; empty: any
   const char* instead;
 };
 constexpr FixedOption kFixed[] = {
     {"-t,--nthreads", "1", "a rank is one thread; start more ranks with --nproc-per-node"},
-    {"-g,--ngpus", "0 1", "a rank uses one GPU at most; start more ranks with --nproc-per-node"},
+    {"-g,--ngpus", "0|1", "a rank uses one GPU at most; start more ranks with --nproc-per-node"},
     {"-o,--op", "sum", "only sum is measured"},
     {"-d,--datatype", "float", "only float is measured"},
     {"-r,--root", "0", "rank 0 is the root"},
@@ -52,114 +53,100 @@ constexpr FixedOption kFixed[] = {
     {"-R,--local-register", "", ""},
 };
 
-bool is_one_of(std::string_view word, const std::string& words) {
-  return words.empty() || (" " + words + " ").find(" " + std::string(word) + " ") != std::string::npos;
-}
-
-void add_fixed(CLI::App& app) {
+void declare_fixed(OptionTable& table) {
+  table.group("Options of nccl-tests with one possible value",
+              "A value that changes nothing is accepted; any other is refused.");
   for (const FixedOption& fixed : kFixed) {
-    app.add_option_function<std::string>(
-           fixed.names,
-           [&fixed](const std::string& word) {
-             if (!is_one_of(word, fixed.taken))
-               throw CLI::ValidationError(fixed.names, "\"" + word + "\": " + fixed.instead);
-           },
-           *fixed.instead ? fixed.instead : "accepted, without effect")
-        ->type_name(*fixed.taken ? fixed.taken : "N")
-        ->group("Options of nccl-tests with one possible value");
+    const auto read = [&fixed](const std::string& word) {
+      const std::string words = '|' + std::string(fixed.taken) + '|';
+      const bool is_taken = *fixed.taken == '\0' || words.find('|' + word + '|') != std::string::npos;
+      return is_taken ? "" : ": " + std::string(fixed.instead);
+    };
+    table.value({.names = fixed.names,
+                 .value = *fixed.taken != '\0' ? fixed.taken : "N",
+                 .help = *fixed.instead != '\0' ? fixed.instead : "accepted, without effect"},
+                read);
   }
 }
 
-void add_bytes(CLI::App& app, const char* names, std::size_t& value, const char* text) {
-  app.add_option_function<std::string>(
-         names,
-         [names, &value](const std::string& word) {
-           const auto bytes = parse_bytes(word);
-           if (!bytes) {
-             throw CLI::ValidationError(
-                 names, "\"" + word +
-                            "\" is not a valid size (1 byte to 1024G); write for example 8, 64K, 1.5M or 1G");
-           }
-           value = *bytes;
-         },
-         text)
-      ->type_name("BYTES");
+void declare_sizes(OptionTable& table, BenchOptions& options) {
+  table.group(
+      "Sizes",
+      "Sizes are bytes: `8`, `64K`, `1.5M`, `1G`. A rank needs memory for the largest message, for two "
+      "with `pairs`. Over NCCL the host and the GPU need as much each.");
+  table.value({.names = "-b,--minbytes", .value = "BYTES", .help = "smallest message", .equal = true},
+              size_into(options.min_bytes, 1));
+  table.value({.names = "-e,--maxbytes",
+               .value = "BYTES",
+               .default_text = "32M, or -b if that is larger; 4M with pairs",
+               .help = "largest message",
+               .equal = true},
+              size_into(options.max_bytes, 1));
+  table.value({.names = "-f,--stepfactor",
+               .value = "F",
+               .help = "factor between two sizes; 1: use -i",
+               .equal = true},
+              number_into(options.step_factor, 1, 1e12));
+  table.value({.names = "-i,--stepbytes",
+               .value = "BYTES",
+               .default_text = "1M with -f 1",
+               .help = "bytes added from one size to the next",
+               .details = "Without `-f`, or with `-f 1`. At most 10,000 sizes.",
+               .equal = true},
+              size_into(options.step_bytes, 1));
 }
 
-void add_duration(CLI::App& app, const char* names, std::chrono::milliseconds& value, const char* text) {
-  app.add_option_function<std::string>(
-         names,
-         [names, &value](const std::string& word) {
-           const auto duration = parse_duration(word);
-           if (!duration) throw CLI::ValidationError(names, no_duration(word));
-           value = *duration;
-         },
-         text)
-      ->type_name("TIME");
+void declare_runs(OptionTable& table, BenchOptions& options) {
+  table.group("Measurement");
+  table.value(
+      {.names = "-n,--iters", .value = "N", .help = "measured operations of each size", .equal = true},
+      number_into(options.iterations, 1, kMostRuns));
+  table.value(
+      {.names = "-w,--warmup-iters", .value = "N", .help = "warm-up operations of each size", .equal = true},
+      number_into(options.warmup, 0, kMostRuns));
+  table.value({.names = "-c,--check",
+               .value = "N",
+               .help = "1: check every element of a result; 0: do not check",
+               .details = "The elements of one result of each size are compared with the exact sum.",
+               .equal = true},
+              number_into(options.check, 0, kMostRuns));
+  table.value(
+      {.names = "--min-busbw",
+       .value = "GB/S",
+       .default_text = "none",
+       .help = "exit code 1 if the largest message, or any pair, is below this bus bandwidth in GB/s"},
+      number_into(options.min_busbw, 0, 1e9));
+  table.value({.names = "--json",
+               .value = "FILE",
+               .help = "file for the result, written by rank 0",
+               .details = "[Records](acceptance.md#records) describes it.",
+               .completion = Completion::kFile,
+               .equal = true},
+              text_into(options.json));
 }
 
-void add_sizes(CLI::App& app, BenchOptions& options) {
-  add_bytes(app, "-b,--minbytes", options.min_bytes, "smallest message (default 8)");
-  add_bytes(app, "-e,--maxbytes", options.max_bytes,
-            "largest message (default 32M, or -b where that is more)");
-  app.add_option("-f,--stepfactor", options.step_factor, "factor between two sizes; 1: use -i")
-      ->check([](const std::string& text) { return range_error(text, 1.0, 1e12, false); })
-      ->capture_default_str();
-  add_bytes(app, "-i,--stepbytes", options.step_bytes, "bytes added from one size to the next");
-  app.add_option("-n,--iters", options.iterations, "measured operations of each size")
-      ->check([](const std::string& text) { return range_error(text, 1, 10'000'000, true); })
-      ->capture_default_str();
-  app.add_option("-w,--warmup-iters", options.warmup, "warm-up operations of each size")
-      ->check([](const std::string& text) { return range_error(text, 0, 10'000'000, true); })
-      ->capture_default_str();
-  app.add_option("-c,--check", options.check, "1: check every element of a result; 0: do not check")
-      ->check([](const std::string& text) { return range_error(text, 0, 10'000'000, true); })
-      ->capture_default_str();
-}
-
-void add_options(CLI::App& app, BenchOptions& options) {
-  app.add_option_function<std::string>(
-         "operation",
-         [&options](const std::string& word) {
-           const auto found = kOperations.find(word);
-           if (found == kOperations.end()) {
-             throw CLI::ValidationError("unknown operation \"" + word +
-                                        "\" (allreduce, allgather, reducescatter, broadcast, pairs)");
-           }
-           options.operation = found->second;
-         },
-         "allreduce, allgather, reducescatter, broadcast, or pairs: every rank with every other, in rounds "
-         "of "
-         "disjoint pairs, bandwidth at -e (default 4M) and latency")
-      ->type_name("")
-      ->required();
-  add_sizes(app, options);
-  app.add_option("--min-busbw", options.min_busbw,
-                 "exit code 1 if the largest message, or any pair, is below this bus bandwidth in GB/s")
-      ->check([](const std::string& text) { return range_error(text, 0.0, 1e9, false); })
-      ->type_name("GB/S");
-  app.add_option("--json", options.json, "file for the result, written by rank 0")->type_name("FILE");
-  app.add_option_function<std::string>(
-         "--comm",
-         [&options](const std::string& word) {
-           const auto found = kBackends.find(word);
-           if (found == kBackends.end())
-             throw CLI::ValidationError("unknown --comm \"" + word + "\" (auto, tcp, shm, nccl)");
-           options.comm = found->second;
-         },
-         "auto: shared memory inside a node, TCP between nodes; tcp; shm; nccl: between GPUs "
-         "(default auto)")
-      ->type_name("BACKEND");
-  app.add_flag("--share-gpu", options.share_gpu, "with --comm nccl: several ranks use one GPU, for tests");
-  add_duration(app, "-T,--comm-timeout,--timeout", options.comm_timeout,
-               "give up when a peer moves no byte for this long (default 60s)");
-  add_fixed(app);
+void declare_options(OptionTable& table, BenchOptions& options) {
+  table.group("Operation", "", "train bench allreduce -b 1M -e 1G -f 4");
+  table.value(
+      {.names = "OPERATION",
+       .help = "allreduce, allgather, reducescatter, broadcast, or pairs: every rank with every other, "
+               "in rounds of disjoint pairs, bandwidth at -e and latency",
+       .words = {"allreduce", "allgather", "reducescatter", "broadcast", "pairs"}},
+      parsed_into(options.operation, find_operation, ": give " + std::string(kOperations)));
+  declare_sizes(table, options);
+  declare_runs(table, options);
+  table.group("Communication");
+  declare_backend(table, "shared memory inside a node, TCP between nodes", options.comm, options.share_gpu,
+                  options.comm_timeout, "-T,--comm-timeout,--timeout");
+  declare_fixed(table);
+  declare_help(table);
 }
 
 /// Derives sizes that were not given from the given ones. Returns the contradiction as text; empty: none.
-std::string complete(const CLI::App& app, BenchOptions& options) {
+std::string complete(const OptionTable& table, BenchOptions& options) {
+  if (!table.given("OPERATION")) return "name an operation: " + std::string(kOperations);
   const bool pairs = options.operation == BenchOperation::kPairs;
-  const bool least = app.count("-b") != 0, most = app.count("-e") != 0;
+  const bool least = table.given("-b"), most = table.given("-e");
   if (!most) {
     options.max_bytes = pairs ? kDefaultOfPairs : kDefaultMost;
     if (least && (pairs || options.min_bytes > options.max_bytes)) options.max_bytes = options.min_bytes;
@@ -170,7 +157,7 @@ std::string complete(const CLI::App& app, BenchOptions& options) {
            std::to_string(options.max_bytes) + " bytes";
   }
   if (options.step_factor > 1 && options.step_factor < kLeastFactor) return "-f must be 1, or at least 1.01";
-  if (options.step_factor > 1 && app.count("-f") != 0) options.step_bytes = 0;  // as nccl-tests has it
+  if (options.step_factor > 1 && table.given("-f")) options.step_bytes = 0;  // as nccl-tests has it
   if (options.step_factor <= 1 && options.step_bytes == 0) options.step_bytes = kDefaultStep;
   const double span = static_cast<double>(options.max_bytes - options.min_bytes);
   if (options.step_bytes != 0 && span / static_cast<double>(options.step_bytes) > kMostSizes) {
@@ -179,42 +166,36 @@ std::string complete(const CLI::App& app, BenchOptions& options) {
            " are more than 10000 sizes; use a larger -i, or -f 2";
   }
   if (pairs && options.comm == CommKind::kNccl)
-    return "bench pairs uses shared memory and TCP, not NCCL; remove --comm nccl";
+    return "pairs uses shared memory and TCP, not NCCL; remove --comm nccl";
   if (options.share_gpu && options.comm != CommKind::kNccl) return "--share-gpu requires --comm nccl";
   return "";
 }
 
 }  // namespace
 
-ParsedBenchOptions parse_bench_options(int argc, const char* const* argv) {
+std::vector<OptionGroup> bench_option_groups() {
   BenchOptions options;
-  CLI::App app(
-      "Measures the communication between ranks, with the options and the output table of nccl-tests.",
-      "train bench");
-  add_options(app, options);
-  try {
-    auto words = reversed_arguments(argc, argv);
-    app.parse(words);
-  } catch (const CLI::ParseError& error) {
-    return {std::nullopt, app.exit(error) == 0 ? 0 : kUsageExit};
-  }
-  if (const std::string problem = complete(app, options); !problem.empty()) {
-    std::fprintf(stderr, "%s\n", problem.c_str());
-    return {std::nullopt, kUsageExit};
-  }
+  OptionTable table(kBenchUsage, true);
+  declare_options(table, options);
+  return table.groups();
+}
+
+ParsedCommand<BenchOptions> parse_bench_options(int argc, const char* const* argv) {
+  BenchOptions options;
+  OptionTable table(kBenchUsage, true);
+  declare_options(table, options);
+  const auto ended =
+      read_command_line("train bench", table, argc, argv, [&] { return complete(table, options); });
+  if (ended) return {std::nullopt, *ended};
   return {options, 0};
 }
 
-EqualOptions equal_options(const BenchOptions& options) {
-  return {{"the operation", operation_name(options.operation)},
-          {"-b", std::to_string(options.min_bytes)},
-          {"-e", std::to_string(options.max_bytes)},
-          {"-f", value_text(options.step_factor)},
-          {"-i", std::to_string(options.step_bytes)},
-          {"-n", std::to_string(options.iterations)},
-          {"-w", std::to_string(options.warmup)},
-          {"-c", options.check != 0 ? "1" : "0"},
-          {"--json", given_text(!options.json.empty())}};
+EqualOptions equal_options(BenchOptions options) {
+  OptionTable table("");
+  declare_options(table, options);
+  EqualOptions list = equal_options(table);
+  list.push_back({"the operation", operation_name(options.operation)});
+  return list;
 }
 
 std::vector<std::size_t> message_sizes(const BenchOptions& options, std::size_t least) {

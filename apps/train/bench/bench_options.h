@@ -2,11 +2,13 @@
 
 #include <chrono>
 #include <cstddef>
-#include <optional>
 #include <string>
+#include <vector>
 
+#include "apps/options/option.h"
 #include "apps/train/bench/bench_report.h"
 #include "apps/train/collectives/communicator.h"
+#include "apps/train/options/command_line.h"
 #include "apps/train/options/equal_options.h"
 
 namespace ddp::train {
@@ -28,16 +30,13 @@ struct BenchOptions {
   std::chrono::milliseconds comm_timeout{60'000};
 };
 
-struct ParsedBenchOptions {
-  std::optional<BenchOptions> options;  ///< empty: help or errors were printed
-  int exit_code = 0;                    ///< 0 after --help, 2 after errors
-};
-
 /// `argv[0]` is "bench".
-ParsedBenchOptions parse_bench_options(int argc, const char* const* argv);
+ParsedCommand<BenchOptions> parse_bench_options(int argc, const char* const* argv);
+/// Returns the options of --help, for the documents.
+std::vector<OptionGroup> bench_option_groups();
 
 /// Returns the options that must be equal on all ranks.
-EqualOptions equal_options(const BenchOptions& options);
+EqualOptions equal_options(BenchOptions options);
 
 /// Returns the message sizes in bytes: multiples of `least`, without duplicates.
 std::vector<std::size_t> message_sizes(const BenchOptions& options, std::size_t least);

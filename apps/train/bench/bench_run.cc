@@ -29,13 +29,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kFailed = 1;
-constexpr int kWrongOptions = 2;
 constexpr std::size_t kLatencyBytes = 8;
 constexpr std::size_t kMaxInFlight = std::size_t{1} << 30;  // bytes
 
-int fail(const std::string& text, int exit_code = kFailed) {
+int fail(const std::string& text) {
   std::fprintf(stderr, "train: %s\n", text.c_str());
-  return exit_code;
+  return kFailed;
 }
 
 struct Times {
@@ -238,7 +237,7 @@ std::string lacking_room(const BenchOptions& options, const WorkerEnvironment& e
                          ? std::vector<std::size_t>{options.max_bytes}
                          : message_sizes(options, least_size(options.operation, environment.world_size));
   const std::size_t each = most_bytes(options, sizes);
-  const std::string what = std::string("bench ") + operation_name(options.operation) + ": messages of " +
+  const std::string what = operation_name(options.operation) + std::string(": messages of ") +
                            std::to_string(sizes.back()) + " bytes need ";
   const std::string instead = "; write a smaller -b or -e";
   const std::string lacks = lacking_memory(each, environment.local_world_size);
@@ -255,7 +254,7 @@ std::string lacking_room(const BenchOptions& options, const WorkerEnvironment& e
 std::string contradiction(const BenchOptions& options, const WorkerEnvironment& environment,
                           const WorldOptions& world) {
   if (options.operation == BenchOperation::kPairs && environment.world_size < 2)
-    return "bench pairs needs at least two ranks";
+    return "pairs needs at least two ranks";
   const auto possible = can_join(environment, world);
   return possible ? lacking_room(options, environment) : possible.error().text;
 }
@@ -263,7 +262,7 @@ std::string contradiction(const BenchOptions& options, const WorkerEnvironment& 
 }  // namespace
 
 int run_bench(int argc, const char* const* argv) {
-  const ParsedBenchOptions parsed = parse_bench_options(argc, argv);
+  const auto parsed = parse_bench_options(argc, argv);
   if (!parsed.options) return parsed.exit_code;
   const BenchOptions& options = *parsed.options;
   const auto environment =
@@ -275,7 +274,7 @@ int run_bench(int argc, const char* const* argv) {
   world_options.share_gpu = options.share_gpu;
   world_options.remark = "# ";
   const std::string problem = contradiction(options, *environment, world_options);
-  if (!problem.empty()) return fail(problem, kWrongOptions);
+  if (!problem.empty()) return refuse("train bench", {problem});
   auto world = join_world(*environment, world_options);
   if (!world) return fail(world.error().text);
   if (auto equal = check_equal(*world->communicator, equal_options(options)); !equal)

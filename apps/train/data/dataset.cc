@@ -85,6 +85,14 @@ Dataset Dataset::of(std::vector<std::uint8_t> images, std::vector<std::uint8_t> 
   return data;
 }
 
+bool has_data_files(const std::string& directory) {
+  for (const char* name : {"train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte",
+                           "t10k-labels-idx1-ubyte"}) {
+    if (find_file(directory, name)) return true;
+  }
+  return false;
+}
+
 Result<DataSplit> load_data(const std::string& where, std::size_t limit) {
   auto data = where == "synthetic" ? Result<DataSplit>(synthetic_data(limit)) : load_files(where, limit);
   if (!data) return data;

@@ -43,6 +43,9 @@ struct DataSplit {
 /// its fault.
 Result<DataSplit> load_data(const std::string& where, std::size_t limit);
 
+/// Returns whether the directory has at least one of the four files.
+bool has_data_files(const std::string& directory);
+
 /// Blurred prototypes of ten classes, moved and covered with noise; image i does not depend on the count.
 /// There are `limit` training images (0: 60,000, like Fashion-MNIST) and up to 10,000 test images. More than
 /// 60,000 training images are drawn on demand.

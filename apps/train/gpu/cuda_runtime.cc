@@ -12,6 +12,20 @@ std::string text_of(cudaError_t answer) {
   return std::string(cudaGetErrorName(answer)) + " (" + cudaGetErrorString(answer) + ")";
 }
 
+/// Formats 13010 as "13.1".
+std::string cuda_version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+/// CUDA has one error for an old driver and for none.
+std::string driver_error() {
+  int driver = 0, runtime = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) return "no NVIDIA driver is installed";
+  (void)cudaRuntimeGetVersion(&runtime);
+  return "the NVIDIA driver is too old: it supports CUDA " + cuda_version_text(driver) +
+         ", this program needs CUDA " + cuda_version_text(runtime) + "; update the driver";
+}
+
 std::atomic<bool> g_given_up = false;
 
 }  // namespace
@@ -38,6 +52,7 @@ Result<int> count_gpus() {
   const cudaError_t answer = cudaGetDeviceCount(&count);
   if (answer == cudaSuccess && count > 0) return count;
   (void)cudaGetLastError();  // clears the error; else the next check would report it
+  if (answer == cudaErrorInsufficientDriver) return Error{ErrorCode::kSystem, driver_error()};
   return Error{ErrorCode::kSystem,
                "cudaGetDeviceCount: " + text_of(answer == cudaSuccess ? cudaErrorNoDevice : answer)};
 }

@@ -22,9 +22,9 @@ Result<> cuda_check(cudaError_t answer, const char* call,
 Result<bool> cuda_is_done(cudaError_t answer, const char* call,
                           std::source_location where = std::source_location::current());
 
-/// Returns the number of GPUs that the runtime sees, at least one. Without a GPU or a driver, the error
-/// quotes cudaGetDeviceCount: "cudaGetDeviceCount: cudaErrorNoDevice (no CUDA-capable device is
-/// detected)".
+/// Returns the number of GPUs that the runtime sees, at least one. The error is "no NVIDIA driver
+/// is installed", "the NVIDIA driver is too old: …", or quotes cudaGetDeviceCount: "cudaGetDeviceCount:
+/// cudaErrorNoDevice (no CUDA-capable device is detected)".
 Result<int> count_gpus();
 
 // Owners of CUDA runtime resources. They drop the errors of releasing calls, since no caller could use them.

@@ -103,6 +103,15 @@ Result<> can_use_gpu() {
   return {};
 }
 
+Result<> can_use_own_gpu(int local_rank) {
+  if (auto can = can_use_gpu(); !can) return can;
+  const int gpus = count_gpus().value();
+  const bool given_one = gpus == 1 && std::getenv("CUDA_VISIBLE_DEVICES") != nullptr;
+  if (local_rank < gpus || given_one) return {};
+  return Error{ErrorCode::kUsage, "this node has " + std::to_string(gpus) + (gpus == 1 ? " GPU" : " GPUs") +
+                                      ", none for local rank " + std::to_string(local_rank)};
+}
+
 template <class T>
 Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> host,
                                                     const DeviceModelShape& shape) {
@@ -133,6 +142,10 @@ namespace ddp::train {
 Result<> can_use_gpu() {
   return Error{ErrorCode::kUsage,
                "this build has no GPU code: CMake found no CUDA compiler, or -DDDP_CUDA=OFF was set"};
+}
+
+Result<> can_use_own_gpu(int) {
+  return can_use_gpu();
 }
 
 template <class T>

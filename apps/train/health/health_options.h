@@ -5,8 +5,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "apps/options/option.h"
 #include "apps/train/collectives/communicator.h"
+#include "apps/train/options/command_line.h"
 #include "apps/train/options/equal_options.h"
 
 namespace ddp::train {
@@ -31,15 +34,12 @@ struct HealthOptions {
   std::string json;  ///< file that rank 0 writes; empty: none
 };
 
-struct ParsedHealthOptions {
-  std::optional<HealthOptions> options;  ///< empty: help or errors were printed
-  int exit_code = 0;                     ///< 0 after --help, 2 after errors
-};
-
 /// `argv[0]` is "health".
-ParsedHealthOptions parse_health_options(int argc, const char* const* argv);
+ParsedCommand<HealthOptions> parse_health_options(int argc, const char* const* argv);
+/// Returns the options of --help, for the documents.
+std::vector<OptionGroup> health_option_groups();
 
 /// Returns the options that must be equal on all ranks.
-EqualOptions equal_options(const HealthOptions& options);
+EqualOptions equal_options(HealthOptions options);
 
 }  // namespace ddp::train

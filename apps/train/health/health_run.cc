@@ -26,12 +26,11 @@ namespace ddp::train {
 namespace {
 
 constexpr int kHealthFailed = 1;
-constexpr int kHealthMisused = 2;
 constexpr int kSums = 3;
 
-int end_with(const std::string& text, int exit_code = kHealthFailed) {
+int end_with(const std::string& text) {
   std::fprintf(stderr, "train: %s\n", text.c_str());
-  return exit_code;
+  return kHealthFailed;
 }
 
 bool uses_gpu(const HealthOptions& options) {
@@ -193,7 +192,7 @@ Result<> write_report(const HealthOptions& options, const HealthReport& report,
 }  // namespace
 
 int run_health(int argc, const char* const* argv) {
-  const ParsedHealthOptions parsed = parse_health_options(argc, argv);
+  const auto parsed = parse_health_options(argc, argv);
   if (!parsed.options) return parsed.exit_code;
   const HealthOptions& options = *parsed.options;
   const auto environment =
@@ -203,7 +202,7 @@ int run_health(int argc, const char* const* argv) {
   world_options.comm = options.comm;
   world_options.step_timeout = options.comm_timeout;
   const std::string problem = contradiction(options, *environment, world_options);
-  if (!problem.empty()) return end_with(problem, kHealthMisused);
+  if (!problem.empty()) return refuse("train health", {problem});
   auto world = join_world(*environment, world_options);
   if (!world) return end_with(world.error().text);
   if (auto equal = check_equal(*world->communicator, equal_options(options)); !equal)

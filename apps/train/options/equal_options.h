@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "apps/options/option_table.h"
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/data/dataset.h"
 #include "apps/train/options/options.h"
@@ -19,9 +20,14 @@ struct EqualOption {
 };
 using EqualOptions = std::vector<EqualOption>;
 
-/// Returns the options that change what ranks compute or send together, and the data's size. A path only
-/// counts as given or not given: nodes may use other places.
-EqualOptions equal_options(const TrainOptions& options, const DataSplit& data);
+/// Returns the options of a table that are declared `equal`: those that change what ranks compute or send
+/// together. A path only counts as given or not given: nodes may use other places.
+EqualOptions equal_options(const OptionTable& table);
+/// Returns the options of train that are declared `equal`, and the size of the data.
+EqualOptions equal_options(TrainOptions options, const DataSplit& data);
+
+/// Removes the first line of `text`, and returns it without its end.
+std::string take_line(std::string_view& text);
 
 /// to_text() makes the text for another rank. difference() returns the first difference from rank `other`:
 /// "--seed is 4 on rank 1 and 3 on rank 0; give all ranks the same value". Empty: none.
@@ -33,10 +39,10 @@ std::string difference(const EqualOptions& mine, int rank, std::string_view text
 /// them. All ranks call it.
 Result<> check_equal(Communicator& world, const EqualOptions& mine, std::optional<int> from = std::nullopt);
 
-std::string value_text(double value);
 inline std::string given_text(bool given) {
   return given ? "given" : "not given";
 }
 const char* comm_text(CommKind comm);
+const char* device_text(DeviceKind device);
 
 }  // namespace ddp::train

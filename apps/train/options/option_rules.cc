@@ -7,6 +7,17 @@
 
 namespace ddp::train {
 
+std::string device_obstacle(const TrainOptions& options) {
+  if (options.sync_bn)
+    return "--sync-bn cannot be combined with --device gpu: the GPU normalizes by its own rank's batch";
+  if (options.model == ModelKind::kMlp &&
+      Mlp<float>::parameters_of(options.mlp_width, options.mlp_depth) > kMostGpuParameters) {
+    return "--device gpu supports at most 2000000000 parameters; make --mlp-width or --mlp-depth "
+           "smaller";
+  }
+  return "";
+}
+
 std::string contradiction(const TrainOptions& options, int world_size) {
   if (options.zero && options.sync_every_inter > 1) {
     return "--zero 1 cannot be combined with --sync-every-inter: nodes with different weights cannot share "
@@ -37,17 +48,17 @@ std::string contradiction(const TrainOptions& options, int world_size) {
     return "--inject-nan names rank " + std::to_string(options.inject_nan->rank) + " of " +
            std::to_string(world_size);
   }
-  if (options.dtype == Dtype::kBfloat16 && options.device != DeviceKind::kGpu)
+  if (options.dtype == Dtype::kBfloat16 && options.device == DeviceKind::kCpu)
     return "--dtype bfloat16 requires --device gpu";
+  if (options.dtype == Dtype::kBfloat16 && options.device == DeviceKind::kAuto) {
+    const bool host_transport = options.comm == CommKind::kTcp || options.comm == CommKind::kShm;
+    if (host_transport && world_size > 1)
+      return "--dtype bfloat16 requires a GPU; remove --comm, or give --device gpu";
+    if (std::string obstacle = device_obstacle(options); !obstacle.empty()) return obstacle;
+  }
   if (options.device == DeviceKind::kGpu) {
-    if (options.sync_bn)
-      return "--sync-bn cannot be combined with --device gpu: the GPU normalizes by its own rank's batch";
+    if (std::string obstacle = device_obstacle(options); !obstacle.empty()) return obstacle;
     if (const auto can = can_use_gpu(); !can) return "--device gpu: " + can.error().text;
-    if (options.model == ModelKind::kMlp &&
-        Mlp<float>::parameters_of(options.mlp_width, options.mlp_depth) > kMostGpuParameters) {
-      return "--device gpu supports at most 2000000000 parameters; make --mlp-width or --mlp-depth "
-             "smaller";
-    }
   }
   if (kernels::find_kernels<float>(options.kernels) == nullptr) {
     std::string names;

@@ -1,19 +1,18 @@
 #include "apps/train/options/options.h"
 
-#include <CLI/CLI.hpp>
 #include <charconv>
 #include <string_view>
-#include <type_traits>
-#include <vector>
-
-#include "apps/train/options/option_text.h"
-#include "base/build_identity.h"
 
 namespace ddp::train {
 
 namespace {
 
-constexpr int kUsageExit = 2;
+constexpr double kMany = 1e15;
+constexpr const char* kUsage =
+    "usage: train [OPTION…]\n"
+    "Trains a small model on (Fashion-)MNIST, data-parallel over the ranks that the environment names.\n"
+    "Instead of training: train bench --help (measures the network between the ranks, as nccl-tests does),\n"
+    "train health --help (tests each rank's device and the network between the ranks).\n";
 
 /// Parses "RANK:STEP".
 std::optional<InjectedNan> parse_injected_nan(std::string_view text) {
@@ -26,243 +25,329 @@ std::optional<InjectedNan> parse_injected_nan(std::string_view text) {
   return inject;
 }
 
-/// Adds the options of one group of --help.
-class OptionGroup {
- public:
-  OptionGroup(CLI::App& app, const char* name) : app_(app), name_(name) {}
-
-  template <class T>
-  CLI::Option* number(const char* option, T& value, const char* text, double low, double high,
-                      const char* type = "N") {
-    return app_.add_option(option, value, text)
-        ->check([=](const std::string& text) { return range_error(text, low, high, std::is_integral_v<T>); })
-        ->type_name(type)
-        ->capture_default_str()
-        ->group(name_);
-  }
-  CLI::Option* text(const char* option, std::string& value, const char* text, const char* type) {
-    return app_.add_option(option, value, text)->type_name(type)->group(name_);
-  }
-  /// A directory's path, without slashes at its end.
-  void directory(const char* option, std::string& value, const char* text) {
-    this->text(option, value, text, "DIR")->transform([](std::string path) {
-      while (path.size() > 1 && path.ends_with('/'))
-        path.pop_back();
-      return path;
-    });
-  }
-  void flag(const char* option, bool& value, const char* text) {
-    app_.add_flag(option, value, text)->group(name_);
-  }
-  /// Adds an option whose value is one of `words`. Errors read: unknown --OPTION "x" (WORDS).
-  template <class T>
-  void choice(const char* option, T& value, std::vector<std::pair<std::string, T>> words, const char* text,
-              const char* type) {
-    std::string list;
-    for (std::size_t i = 0; i < words.size(); ++i)
-      list += (i == 0 ? "" : ", ") + words[i].first;
-    app_.add_option_function<std::string>(
-            option,
-            [option, &value, words, list](const std::string& word) {
-              for (const auto& [name, meant] : words) {
-                if (word == name) {
-                  value = meant;
-                  return;
-                }
-              }
-              throw CLI::ValidationError("unknown " + std::string(option) + " \"" + word + "\" (" + list +
-                                         ")");
-            },
-            text)
-        ->type_name(type)
-        ->group(name_);
-  }
-
- private:
-  CLI::App& app_;
-  const char* name_;
-};
-
-constexpr double kMany = 1e15;
-
-void add_evaluator(CLI::App& app, TrainOptions& options) {
-  app.add_option("--read-flight-recorder", options.read_flight_recorder,
-                 "analyze the files of --flight-recorder DIR: print which rank the others waited for")
-      ->type_name("DIR")
-      ->group("Instead of training");
+void declare_evaluator(OptionTable& table, TrainOptions& options) {
+  table.group("Instead of training",
+              "`train bench` and `train health` are in [acceptance.md](acceptance.md).");
+  table.value({.names = "--read-flight-recorder",
+               .value = "DIR",
+               .help = "analyze the files of --flight-recorder DIR: print which rank the others waited for",
+               .details = "[Which rank do the others wait for?](train.md#which-rank-do-the-others-wait-for)",
+               .completion = Completion::kDirectory},
+              text_into(options.read_flight_recorder));
 }
 
-void add_task(CLI::App& app, TrainOptions& options) {
-  OptionGroup group(app, "Model and data");
-  group
-      .text("--data", options.data, "directory with the MNIST or Fashion-MNIST files, or \"synthetic\"",
-            "DIR")
-      ->capture_default_str();
-  group.number("--limit", options.limit,
-               "use only the first N training images (0: all); with --data synthetic, N may exceed 60000", 0,
-               1e12);
-  group.choice<ModelKind>("--model", options.model,
-                          {{"convnet", ModelKind::kConvNet}, {"mlp", ModelKind::kMlp}},
-                          "convnet, or mlp (default convnet)", "NAME");
-  group.number("--mlp-width", options.mlp_width, "width of the MLP's hidden layers", 1, 65'536);
-  group.number("--mlp-depth", options.mlp_depth,
-               "number of the MLP's hidden layers (2048 x 7 has 107 MB of gradients)", 1, 1'000);
-  group.choice<Dtype>(
-      "--dtype", options.dtype,
-      {{"float32", Dtype::kFloat32}, {"float64", Dtype::kFloat64}, {"bfloat16", Dtype::kBfloat16}},
-      "float32, float64 as the reference, or on a GPU bfloat16 with float32 master weights (default "
-      "float32)",
-      "TYPE");
-  group.choice<DeviceKind>("--device", options.device, {{"cpu", DeviceKind::kCpu}, {"gpu", DeviceKind::kGpu}},
-                           "cpu, or gpu: the GPU of LOCAL_RANK (default cpu)", "NAME");
-  group.number("--epochs", options.epochs, "passes over the training images", 1, 1e6);
-  group.number("--max-steps", options.max_steps, "end after step N (0: after the last epoch)", 0, kMany);
-  group.number("--batch-size", options.batch_size, "images per batch and rank", 1, 16'384);
-  group.number("--accumulate", options.accumulate,
-               "batches per step; gradients are all-reduced in the last one only", 1, 1e6);
-  group.number("--seed", options.seed, "seed of weights and shuffling", -9e18, 9e18, "S");
-  group.number("--threads", options.threads, "threads per rank; results do not depend on their number", 1,
-               1'024);
-  group.text("--kernels", options.kernels,
-             "instruction set: generic, x86_64_v2, x86_64_v3 or x86_64_v4 (default: the best)", "NAME");
+void declare_task(OptionTable& table, TrainOptions& options) {
+  table.group("Model and data");
+  table.value(
+      {.names = "--data",
+       .value = "DIR|synthetic|auto",
+       .help = "directory with the MNIST or Fashion-MNIST files, or synthetic images; auto: "
+               "/usr/share/datasets/fashion-mnist of any node, else synthetic",
+       .details = "Every node needs the four IDX files of a directory, plain or .gz. With `auto` a node "
+                  "without the files receives the images from another one. Debian's package "
+                  "dataset-fashion-mnist has them.",
+       .completion = Completion::kDirectory},
+      text_into(options.data));
+  table.value(
+      {.names = "--limit",
+       .value = "N",
+       .help = "use only the first N training images (0: all); with --data synthetic, N may exceed 60000",
+       .details = "N counts the images of all ranks together."},
+      number_into(options.limit, 0, 1e12));
+  table.choice<ModelKind>({.names = "--model",
+                           .help = "network to train: a small ConvNet, or an MLP",
+                           .details = "The ConvNet has two blocks of 5x5 convolution, batch normalization, "
+                                      "ReLU and max-pooling with 16 and 32 channels, and a linear layer.",
+                           .equal = true},
+                          options.model, {{"convnet", ModelKind::kConvNet}, {"mlp", ModelKind::kMlp}});
+  table.value(
+      {.names = "--mlp-width", .value = "N", .help = "width of the MLP's hidden layers", .equal = true},
+      number_into(options.mlp_width, 1, 65'536));
+  table.value({.names = "--mlp-depth",
+               .value = "N",
+               .help = "number of the MLP's hidden layers",
+               .details = "7 layers of width 2048 have 107 MB of gradients.",
+               .equal = true},
+              number_into(options.mlp_depth, 1, 1'000));
+  table.choice<DeviceKind>(
+      {.names = "--device",
+       .help = "where to compute; gpu: the GPU of LOCAL_RANK; auto: gpu if each rank has its own GPU and "
+               "can load NCCL",
+       .details = "`gpu` is an error if there is no GPU, or if the build has no code for it ([GPUs and "
+                  "NCCL](train.md#gpus-and-nccl)).",
+       .equal = true},
+      options.device, device_words());
+  table.choice<Dtype>(
+      {.names = "--dtype",
+       .help = "type of weights and arithmetic; bfloat16 has float32 master weights, and needs a GPU",
+       .details = "`float64` is the reference for comparisons. With `bfloat16` a GPU stores activations and "
+                  "a copy of the weights in two bytes.",
+       .equal = true},
+      options.dtype,
+      {{"float32", Dtype::kFloat32}, {"float64", Dtype::kFloat64}, {"bfloat16", Dtype::kBfloat16}});
+  table.value({.names = "--epochs", .value = "N", .help = "passes over the training images", .equal = true},
+              number_into(options.epochs, 1, 1e6));
+  table.value({.names = "--max-steps",
+               .value = "N",
+               .help = "end after step N (0: after the last epoch)",
+               .equal = true},
+              number_into(options.max_steps, 0, kMany));
+  table.value({.names = "--batch-size", .value = "N", .help = "images per batch and rank", .equal = true},
+              number_into(options.batch_size, 1, 16'384));
+  table.value({.names = "--accumulate",
+               .value = "N",
+               .help = "batches per step; gradients are all-reduced in the last one only",
+               .equal = true},
+              number_into(options.accumulate, 1, 1e6));
+  table.value({.names = "--seed", .value = "S", .help = "seed of weights and shuffling", .equal = true},
+              number_into(options.seed, -9e18, 9e18));
+  table.value({.names = "--threads",
+               .value = "N",
+               .help = "threads per rank; their number does not change the result by a bit"},
+              number_into(options.threads, 1, 1'024));
+  table.value({.names = "--kernels",
+               .value = "generic|x86_64_v2|x86_64_v3|x86_64_v4",
+               .default_text = "the best of the processor",
+               .help = "instruction set"},
+              text_into(options.kernels));
 }
 
-void add_hyperparameters(CLI::App& app, TrainOptions& options) {
-  OptionGroup group(app, "Recipe");
-  group.choice<OptimizerKind>("--optimizer", options.optimizer.kind,
-                              {{"sgd", OptimizerKind::kSgd}, {"adamw", OptimizerKind::kAdamw}},
-                              "sgd, or adamw (default sgd)", "NAME");
-  group.number("--lr", options.lr.peak, "learning rate", 0, 1e38, "RATE");
-  group.choice<LrShape>("--lr-schedule", options.lr.shape,
-                        {{"constant", LrShape::kConstant}, {"cosine", LrShape::kCosine}},
-                        "constant, or cosine to zero (default constant)", "NAME");
-  group.number("--warmup-steps", options.lr.warmup_steps, "warm-up steps, in which the learning rate rises",
-               0, kMany);
-  group.number("--momentum", options.optimizer.momentum, "SGD momentum", 0, 1, "M");
-  group.number("--beta1", options.optimizer.beta1, "AdamW's average of gradients", 0, 1, "B");
-  group.number("--beta2", options.optimizer.beta2, "AdamW's average of squares", 0, 1, "B");
-  group.number("--weight-decay", options.optimizer.weight_decay, "0.01 is torch's default for AdamW", 0, 1e6,
-               "D");
-  group.number("--clip-value", options.clip_value, "clip each gradient to ± C (0: off)", 0, 1e38, "C");
-  group.number("--clip-norm", options.clip_norm, "clip the gradient to norm C, after --clip-value (0: off)",
-               0, 1e38, "C");
-  group.flag("--sync-bn", options.sync_bn, "normalize by the batches of all ranks together (SyncBN)");
+void declare_hyperparameters(OptionTable& table, TrainOptions& options) {
+  table.group("Hyperparameters");
+  table.choice<OptimizerKind>({.names = "--optimizer", .help = "optimizer, as in torch.optim", .equal = true},
+                              options.optimizer.kind,
+                              {{"sgd", OptimizerKind::kSgd}, {"adamw", OptimizerKind::kAdamw}});
+  table.value({.names = "--lr", .value = "RATE", .help = "learning rate", .equal = true},
+              number_into(options.lr.peak, 0, 1e38));
+  table.choice<LrShape>(
+      {.names = "--lr-schedule",
+       .help = "learning rate after the warm-up; cosine: falls to zero at the end of the last epoch",
+       .details = "As torch's `SequentialLR` of `LinearLR(start_factor=1/N, total_iters=N-1)`, where N is "
+                  "`--warmup-steps`, and `CosineAnnealingLR`, with progress counted in samples.",
+       .equal = true},
+      options.lr.shape, {{"constant", LrShape::kConstant}, {"cosine", LrShape::kCosine}});
+  table.value({.names = "--warmup-steps",
+               .value = "N",
+               .help = "warm-up steps, in which the learning rate rises linearly",
+               .equal = true},
+              number_into(options.lr.warmup_steps, 0, kMany));
+  table.value({.names = "--momentum", .value = "M", .help = "SGD momentum", .equal = true},
+              number_into(options.optimizer.momentum, 0, 1));
+  table.value(
+      {.names = "--beta1", .value = "B", .help = "AdamW's average of gradients, below 1", .equal = true},
+      number_into(options.optimizer.beta1, 0, 1));
+  table.value(
+      {.names = "--beta2", .value = "B", .help = "AdamW's average of squares, below 1", .equal = true},
+      number_into(options.optimizer.beta2, 0, 1));
+  table.value({.names = "--weight-decay",
+               .value = "D",
+               .help = "weight decay; torch's default for AdamW is 0.01",
+               .equal = true},
+              number_into(options.optimizer.weight_decay, 0, 1e6));
+  table.value(
+      {.names = "--clip-value", .value = "C", .help = "clip each gradient to ± C (0: off)", .equal = true},
+      number_into(options.clip_value, 0, 1e38));
+  table.value({.names = "--clip-norm",
+               .value = "C",
+               .help = "clip the gradient to norm C, after --clip-value (0: off)",
+               .equal = true},
+              number_into(options.clip_norm, 0, 1e38));
+  table.flag({.names = "--sync-bn",
+              .help = "normalize by the batches of all ranks together (SyncBN)",
+              .details = "Not with `--device gpu`, `--model mlp` or `--sync-every-inter`.",
+              .equal = true},
+             options.sync_bn);
 }
 
-void add_ranks(CLI::App& app, TrainOptions& options) {
-  OptionGroup group(app, "Communication");
-  group.number("--bucket-cap-mb", options.bucket_cap_mb, "MiB of gradients per bucket", 0, 1e6, "MB");
-  group.number("--first-bucket-mb", options.first_bucket_mb, "MiB of gradients in the first bucket", 0, 1e6,
-               "MB");
-  app.add_option_function<int>(
-         "--zero", [&options](int stage) { options.zero = stage == 1; },
-         "1: each rank keeps only its part of the optimizer's state (ZeRO-1)")
-      ->check([](const std::string& text) { return range_error(text, 0, 1, true); })
-      ->type_name("STAGE")
-      ->group("Communication");
-  group.number("--sync-every-inter", options.sync_every_inter,
-               "average over the nodes only every K steps; inside a node every step", 1, 1e9, "K");
-  group.choice<CommKind>(
-      "--comm", options.comm,
-      {{"auto", CommKind::kAuto},
-       {"tcp", CommKind::kTcp},
-       {"shm", CommKind::kShm},
-       {"nccl", CommKind::kNccl}},
-      "auto: shared memory inside a node, TCP between nodes; tcp: only that; shm: as auto, "
-      "but never without shared memory; nccl: over the GPUs (default auto)",
-      "BACKEND");
-  group.flag("--share-gpu", options.share_gpu, "with --comm nccl: several ranks use one GPU, for tests");
-  app.add_option_function<std::string>(
-         "--comm-timeout",
-         [&options](const std::string& text) {
-           const auto duration = parse_duration(text);
-           if (!duration) throw CLI::ValidationError("--comm-timeout", no_duration(text));
-           options.comm_timeout = *duration;
-         },
-         "give up when a peer moves no byte for this long (default 60s)")
-      ->type_name("TIME")
-      ->group("Communication");
-  group.choice<bool>("--on-peer-loss", options.rejoin, {{"exit", false}, {"rejoin", true}},
-                     "exit, or rejoin: the surviving ranks continue in the same process, with the weights "
-                     "in memory, as ordered by ddplaunch (default exit)",
-                     "ACTION");
+void declare_communication(OptionTable& table, TrainOptions& options) {
+  table.group("Communication");
+  table.value({.names = "--bucket-cap-mb",
+               .value = "MB",
+               .help = "MiB of gradients per bucket, which is one all-reduce",
+               .equal = true},
+              number_into(options.bucket_cap_mb, 0, 1e6));
+  table.value({.names = "--first-bucket-mb",
+               .value = "MB",
+               .help = "MiB of gradients in the first bucket",
+               .equal = true},
+              number_into(options.first_bucket_mb, 0, 1e6));
+  table.choice<bool>({.names = "--zero",
+                      .help = "1: each rank keeps only its part of the optimizer's state (ZeRO-1)",
+                      .details = "Not with `--sync-every-inter` or `--on-peer-loss rejoin`.",
+                      .equal = true},
+                     options.zero, {{"0", false}, {"1", true}});
+  table.value({.names = "--sync-every-inter",
+               .value = "K",
+               .help = "average over the nodes only every K steps; inside a node every step",
+               .details = "A K above 1 needs shared memory inside the nodes.",
+               .equal = true},
+              number_into(options.sync_every_inter, 1, 1e9));
+  declare_backend(table, "nccl on GPUs, else shared memory inside a node and TCP between nodes", options.comm,
+                  options.share_gpu, options.comm_timeout, "--comm-timeout");
+  table.choice<bool>(
+      {.names = "--on-peer-loss",
+       .help = "exit, or rejoin: the surviving ranks continue in the same process, with the weights in "
+               "memory, as ordered by ddplaunch",
+       .details = "With `exit` a rank that loses a peer ends with exit code 1. `rejoin` cannot be combined "
+                  "with `--zero 1` ([When a peer is lost](train.md#when-a-peer-is-lost)).",
+       .equal = true},
+      options.rejoin, {{"exit", false}, {"rejoin", true}});
 }
 
-void add_files(CLI::App& app, TrainOptions& options) {
-  OptionGroup group(app, "Weights and checkpoints");
-  group.text("--init-from", options.init_from, "begin with the weights of this safetensors file", "FILE");
-  group.text("--export", options.export_to, "write the weights to this safetensors file at the end", "FILE");
-  group.directory("--checkpoint-dir", options.checkpoint_dir, "directory for checkpoints");
-  group.number("--checkpoint-every", options.checkpoint_every,
-               "steps between two checkpoints (0: one after each epoch)", 0, kMany);
-  group.number("--checkpoint-keep", options.checkpoint_keep, "number of checkpoints to keep", 1, 1e6);
-  group.directory(
-      "--resume", options.resume,
-      "resume from this checkpoint, or from the last one in this directory; auto: the last good one "
-      "of --checkpoint-dir, if there is one");
+void declare_files(OptionTable& table, TrainOptions& options) {
+  table.group("Weights and checkpoints");
+  table.value({.names = "--init-from",
+               .value = "FILE",
+               .help = "begin with the weights of this safetensors file",
+               .details = "[Weights](train.md#weights) describes it. Not with `--resume`.",
+               .completion = Completion::kFile,
+               .equal = true},
+              text_into(options.init_from));
+  table.value({.names = "--export",
+               .value = "FILE",
+               .help = "write the weights to this safetensors file at the end",
+               .details = "PyTorch loads the file ([Weights](train.md#weights)).",
+               .completion = Completion::kFile,
+               .equal = true},
+              text_into(options.export_to));
+  table.value({.names = "--checkpoint-dir",
+               .value = "DIR",
+               .help = "directory for checkpoints",
+               .details = "It must not have later checkpoints of another training "
+                          "([Checkpoints](train.md#checkpoints)).",
+               .completion = Completion::kDirectory,
+               .equal = true},
+              directory_into(options.checkpoint_dir));
+  table.value({.names = "--checkpoint-every",
+               .value = "N",
+               .help = "steps between two checkpoints (0: one after each epoch)",
+               .details = "The end of the training is always written, unless its last step was dropped. "
+                          "N is a multiple of `--sync-every-inter`.",
+               .equal = true},
+              number_into(options.checkpoint_every, 0, kMany));
+  table.value({.names = "--checkpoint-keep", .value = "K", .help = "number of checkpoints to keep"},
+              number_into(options.checkpoint_keep, 1, 1e6));
+  table.value({.names = "--resume",
+               .value = "DIR|auto",
+               .help = "resume from this checkpoint, or from the last one in this directory; auto: the last "
+                       "good one of --checkpoint-dir, if there is one",
+               .completion = Completion::kDirectory,
+               .equal = true},
+              directory_into(options.resume));
 }
 
-void add_reports(CLI::App& app, TrainOptions& options) {
-  OptionGroup group(app, "Reports");
-  group.number("--log-interval", options.log_interval, "steps between two progress lines", 1, 1e9);
-  group.choice<BarMode>("--bar", options.bar,
-                        {{"auto", BarMode::kAuto}, {"always", BarMode::kAlways}, {"never", BarMode::kNever}},
-                        "auto (on a terminal), always or never (default auto)", "WHEN");
-  group.text("--metrics-file", options.metrics_file,
-             "rank 0 writes a JSON line per step, progress line and epoch", "FILE");
-  group.text("--profile", options.profile,
-             "each rank writes a Chrome trace of its steps; rank 0 prints a summary", "FILE");
-  group.text("--sample-log", options.sample_log, "each rank lists the numbers of its samples in DIR/rank-N",
-             "DIR");
-  group.text("--flight-recorder", options.flight_recorder,
-             "each rank writes its last collective operations to DIR/rank-N.jsonl when one of them fails",
-             "DIR");
-  app.add_option_function<std::string>(
-         "--inject-nan",
-         [&options](const std::string& text) {
-           options.inject_nan = parse_injected_nan(text);
-           if (!options.inject_nan)
-             throw CLI::ValidationError("--inject-nan",
-                                        "\"" + text + "\" is not RANK:STEP; steps begin with 1");
-         },
-         "fault injection: put a nan into this rank's gradient of this step")
-      ->type_name("RANK:STEP")
-      ->group("Reports");
+void declare_reports(OptionTable& table, TrainOptions& options) {
+  table.group("Reports");
+  table.value({.names = "--log-interval", .value = "N", .help = "steps between two progress lines"},
+              number_into(options.log_interval, 1, 1e9));
+  table.choice<BarMode>(
+      {.names = "--bar", .help = "progress as one bar that is updated; auto: on a terminal"}, options.bar,
+      {{"auto", BarMode::kAuto}, {"always", BarMode::kAlways}, {"never", BarMode::kNever}});
+  table.value({.names = "--metrics-file",
+               .value = "FILE",
+               .help = "rank 0 appends a JSON line per step, progress line and epoch",
+               .details = "[Records](train.md#records) describes the lines.",
+               .completion = Completion::kFile},
+              text_into(options.metrics_file));
+  table.value(
+      {.names = "--profile",
+       .value = "FILE",
+       .help = "each rank writes a Chrome trace of its steps; rank 0 prints a summary",
+       .details =
+           "The summary has the time of each phase and the slowest rank. After a restart or replacement "
+           "of rank 0 it says at which step it begins.",
+       .completion = Completion::kFile,
+       .equal = true},
+      text_into(options.profile));
+  table.value(
+      {.names = "--sample-log",
+       .value = "DIR",
+       .help = "each rank lists the numbers of its samples in DIR/rank-N",
+       .details = "A line is `epoch step: numbers`. Attempts after the first write DIR/rank-N.attempt-A.",
+       .completion = Completion::kDirectory},
+      text_into(options.sample_log));
+  table.value(
+      {.names = "--flight-recorder",
+       .value = "DIR",
+       .help = "each rank writes its last collective operations to DIR/rank-N.jsonl when one of them fails",
+       .details = "`--read-flight-recorder` analyzes the files.",
+       .completion = Completion::kDirectory},
+      text_into(options.flight_recorder));
+  table.value({.names = "--inject-nan",
+               .value = "RANK:STEP",
+               .help = "fault injection: put a nan into this rank's gradient of this step"},
+              parsed_into(options.inject_nan, parse_injected_nan, ": give RANK:STEP; steps begin with 1"));
 }
 
 /// Returns the error text for an option that has become a subcommand; empty: `word` is another option.
 std::string moved(const std::string& word) {
   const std::string option = word.substr(0, word.find('='));
-  if (option == "--bench") return "is a subcommand and comes first: train bench OPERATION [OPTION…]";
-  if (option == "--health") return "is a subcommand and comes first: train health [TIME] [OPTION…]";
-  return "";
+  const char* operands = option == "--bench"    ? "bench OPERATION"
+                         : option == "--health" ? "health [TIME]"
+                                                : nullptr;
+  if (operands == nullptr) return "";
+  return option + " is a subcommand and comes first: train " + operands + " [OPTION…]";
 }
 
 }  // namespace
 
-ParsedTrainOptions parse_options(int argc, const char* const* argv) {
+const std::vector<std::pair<std::string, DeviceKind>>& device_words() {
+  static const std::vector<std::pair<std::string, DeviceKind>> words{
+      {"auto", DeviceKind::kAuto}, {"cpu", DeviceKind::kCpu}, {"gpu", DeviceKind::kGpu}};
+  return words;
+}
+
+const std::vector<std::pair<std::string, CommKind>>& comm_words() {
+  static const std::vector<std::pair<std::string, CommKind>> words{
+      {"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}, {"nccl", CommKind::kNccl}};
+  return words;
+}
+
+void declare_backend(OptionTable& table, const std::string& auto_help, CommKind& comm, bool& share_gpu,
+                     std::chrono::milliseconds& timeout, std::string timeout_names) {
+  table.choice<CommKind>(
+      {.names = "--comm",
+       .help = "auto: " + auto_help +
+               "; tcp: only that; shm: as auto on CPUs, but never without shared memory; "
+               "nccl: NVIDIA's library, over the GPUs",
+       .details = "[GPUs and NCCL](train.md#gpus-and-nccl) says where NCCL is searched for."},
+      comm, comm_words());
+  table.flag({.names = "--share-gpu", .help = "with --comm nccl: several ranks use one GPU, for tests"},
+             share_gpu);
+  table.value({.names = std::move(timeout_names),
+               .value = "TIME",
+               .help = "give up when a peer moves no byte for this long",
+               .details = "NCCL's start waits 120 s for other ranks, or TIME if that is longer."},
+              time_into(timeout, std::chrono::milliseconds(1)));
+}
+
+void declare_options(OptionTable& table, TrainOptions& options) {
+  declare_evaluator(table, options);
+  declare_task(table, options);
+  declare_hyperparameters(table, options);
+  declare_communication(table, options);
+  declare_files(table, options);
+  declare_reports(table, options);
+  declare_help(table);
+}
+
+std::vector<OptionGroup> train_option_groups() {
   TrainOptions options;
-  CLI::App app(
-      "Trains a small model on (Fashion-)MNIST, data-parallel over the ranks that the environment names.\n"
-      "Instead of training: train bench --help (measures the network between the ranks, as nccl-tests "
-      "does),\n"
-      "train health --help (tests each rank's device and the network between the ranks).",
-      "train");
-  add_evaluator(app, options);
-  app.set_version_flag("--version", std::string("train ") + std::string(version()));
-  add_task(app, options);
-  add_hyperparameters(app, options);
-  add_ranks(app, options);
-  add_files(app, options);
-  add_reports(app, options);
-  try {
-    auto words = reversed_arguments(argc, argv);
-    for (const std::string& word : words)
-      if (const std::string where = moved(word); !where.empty()) throw CLI::ValidationError(word, where);
-    app.parse(words);
-  } catch (const CLI::ParseError& error) {
-    return {std::nullopt, app.exit(error) == 0 ? 0 : kUsageExit};
+  OptionTable table(kUsage, true);
+  declare_options(table, options);
+  return table.groups();
+}
+
+ParsedCommand<TrainOptions> parse_options(int argc, const char* const* argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string advice = moved(argv[i]);
+    if (!advice.empty()) return {std::nullopt, refuse("train", {advice})};
   }
+  TrainOptions options;
+  OptionTable table(kUsage, true);
+  declare_options(table, options);
+  const auto ended = read_command_line("train", table, argc, argv, [] { return std::string(); });
+  if (ended) return {std::nullopt, *ended};
   return {options, 0};
 }
 

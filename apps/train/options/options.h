@@ -5,9 +5,13 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "apps/options/option_table.h"
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/model/optimizer.h"
+#include "apps/train/options/command_line.h"
 #include "apps/train/schedule/lr_schedule.h"
 
 namespace ddp::train {
@@ -16,7 +20,7 @@ namespace ddp::train {
 /// and master weights are float32.
 enum class Dtype : std::uint8_t { kFloat32, kFloat64, kBfloat16 };
 enum class ModelKind : std::uint8_t { kConvNet, kMlp };
-enum class DeviceKind : std::uint8_t { kCpu, kGpu };
+enum class DeviceKind : std::uint8_t { kCpu, kGpu, kAuto };
 enum class BarMode : std::uint8_t { kAuto, kAlways, kNever };
 
 /// Fault injection: this rank puts a nan into its gradient of this step (from 1).
@@ -26,13 +30,13 @@ struct InjectedNan {
 };
 
 struct TrainOptions {
-  std::string data = "/usr/share/datasets/fashion-mnist";  ///< directory, or "synthetic"
-  std::size_t limit = 0;                                   ///< training images over all ranks; 0: all
+  std::string data = "auto";  ///< directory, "synthetic", or "auto" (NodeData)
+  std::size_t limit = 0;      ///< training images over all ranks; 0: all
   ModelKind model = ModelKind::kConvNet;
   int mlp_width = 512;
   int mlp_depth = 2;  ///< hidden layers
   Dtype dtype = Dtype::kFloat32;
-  DeviceKind device = DeviceKind::kCpu;
+  DeviceKind device = DeviceKind::kAuto;  ///< kAuto until the ranks have chosen (world/run_choice.h)
   int epochs = 1;
   std::uint64_t max_steps = 0;  ///< 0: all of the epochs
   int batch_size = 100;         ///< per rank
@@ -71,15 +75,27 @@ struct TrainOptions {
   bool rejoin = false;               ///< a rank that loses a peer goes on in the same process
 };
 
-struct ParsedTrainOptions {
-  std::optional<TrainOptions> options;  ///< empty: help or errors were printed
-  int exit_code = 0;                    ///< 0 after --help and --version, 2 after errors
-};
+ParsedCommand<TrainOptions> parse_options(int argc, const char* const* argv);
 
-ParsedTrainOptions parse_options(int argc, const char* const* argv);
+/// Returns the options of --help, for the documents.
+std::vector<OptionGroup> train_option_groups();
+/// Declares the options of train. Their defaults are the values of `options`.
+void declare_options(OptionTable& table, TrainOptions& options);
+
+/// Declares --comm, --share-gpu and the timeout, which train and train bench have alike. `auto_help` says
+/// what
+/// --comm auto means.
+void declare_backend(OptionTable& table, const std::string& auto_help, CommKind& comm, bool& share_gpu,
+                     std::chrono::milliseconds& timeout, std::string timeout_names);
+/// The values of --device and --comm.
+const std::vector<std::pair<std::string, DeviceKind>>& device_words();
+const std::vector<std::pair<std::string, CommKind>>& comm_words();
 
 /// Returns a contradiction between the options, or a need that this world or processor cannot meet; empty:
 /// none. It runs before anything starts.
 std::string contradiction(const TrainOptions& options, int world_size);
+
+/// Returns why these options cannot run on a GPU: "--sync-bn cannot be combined with …"; empty: they can.
+std::string device_obstacle(const TrainOptions& options);
 
 }  // namespace ddp::train

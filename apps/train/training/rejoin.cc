@@ -10,6 +10,7 @@
 
 #include "apps/train/collectives/interrupt.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
+#include "apps/train/training/run_output.h"
 #include "apps/train/training/training_run.h"
 #include "apps/train/world/node_data.h"
 #include "apps/train/world/world.h"
@@ -37,7 +38,11 @@ class RejoiningRank {
  public:
   RejoiningRank(const TrainOptions& options, const WorkerEnvironment& environment,
                 rendezvous::WorkerLinkClient& link)
-      : options_(options), environment_(environment), link_(link), data_(options.data, options.limit) {}
+      : given_(options),
+        options_(options),
+        environment_(environment),
+        link_(link),
+        data_(options.data, options.limit) {}
 
   Result<> live() {
     // At the job's start this rank must read the data anyway. The link answers a revoke that arrives
@@ -64,16 +69,22 @@ class RejoiningRank {
     if (!order.from) {
       // No rank holds a state: the work of a previous attempt does not count.
       training_.reset();
+      choice_.reset();
       if (NodeData::reads_first(environment_)) {
         if (auto done = data_.load(); !done) return done;
       }
     }
     link_.at(training_ ? training_->held_step().value_or(0) : 0, "join");
     const int right_rank = order.from ? static_cast<int>(*order.from) : 0;
-    auto world = join_world(environment_, options_, link_.interrupt(), right_rank);
+    auto world = join_world(environment_, given_, {link_.interrupt(), right_rank, choice_});
     if (!world) return world.error();
     world_.emplace(std::move(*world));
+    choice_ = world_->choice;
+    options_.device = choice_->device;
+    if (!world_->choice_line.empty()) print_out("%s\n", world_->choice_line.c_str());
     if (auto done = data_.share(*world_->communicator, environment_); !done) return done;
+    if (environment_.rank == 0 && !order.from && !data_.line().empty())
+      print_out("%s\n", data_.line().c_str());
     if (!training_) {
       training_ = make_training_run(options_, data_.split(),
                                     [this](std::uint64_t step, const char* phase) { link_.at(step, phase); });
@@ -106,10 +117,12 @@ class RejoiningRank {
     return {static_cast<std::uint32_t>(lost)};
   }
 
-  const TrainOptions& options_;
+  const TrainOptions& given_;
+  TrainOptions options_;  ///< with the chosen device
   WorkerEnvironment environment_;
   rendezvous::WorkerLinkClient& link_;
   NodeData data_;
+  std::optional<RunChoice> choice_;  ///< of the attempt whose state this rank holds
   std::optional<CommWorld> world_;
   std::unique_ptr<TrainingRun> training_;  ///< declared behind world_, so that it is destroyed first
 };

@@ -1,11 +1,43 @@
 #include "apps/train/world/node_data.h"
 
+#include <algorithm>
+#include <array>
+#include <span>
 #include <utility>
+#include <vector>
+
+#include "apps/train/data/image_size.h"
 
 namespace ddp::train {
 
-NodeData::NodeData(std::string where, std::size_t limit)
-    : where_(std::move(where)), limit_(limit), source_(data_source(where_, limit)) {}
+namespace {
+
+/// Images go to the other nodes in pieces of this size: the communicator may need a copy of a piece.
+constexpr std::size_t kPiece = 4u << 20;
+
+Result<> broadcast_bytes(Communicator& world, int root, std::span<const std::uint8_t> given,
+                         std::vector<std::uint8_t>& taken, std::size_t size) {
+  const bool keeps = given.empty();
+  std::vector<std::uint8_t> piece(keeps ? 0 : std::min(kPiece, size));
+  if (keeps) taken.resize(size);
+  for (std::size_t at = 0; at < size; at += kPiece) {
+    const std::size_t count = std::min(kPiece, size - at);
+    const std::span<std::uint8_t> bytes =
+        keeps ? std::span(taken).subspan(at, count) : std::span(piece).first(count);
+    if (!keeps) std::ranges::copy(given.subspan(at, count), bytes.begin());
+    if (auto done = world.broadcast(std::as_writable_bytes(bytes), root); !done)
+      return of(done.error(), "the data");
+  }
+  return {};
+}
+
+}  // namespace
+
+NodeData::NodeData(std::string where, std::size_t limit, std::string usual)
+    : where_(std::move(where)),
+      limit_(limit),
+      usual_(std::move(usual)),
+      source_(data_source(where_, limit)) {}
 
 bool NodeData::reads_first(const WorkerEnvironment& environment) {
   return environment.node < 0 || environment.local_world_size < 2 || environment.local_rank == 0;
@@ -13,20 +45,39 @@ bool NodeData::reads_first(const WorkerEnvironment& environment) {
 
 Result<> NodeData::load() {
   if (is_here()) return {};
-  auto data = load_data(where_, limit_);
+  if (where_ != kAutoData) return load_from(where_);
+  return has_data_files(usual_) ? load_from(usual_) : Result<>();
+}
+
+Result<> NodeData::load_from(const std::string& place) {
+  auto data = load_data(place, limit_);
   if (!data) return data.error();
-  auto memory = DataMemory::make(*data, source_);
-  // Without shared memory, other processes read the files like this one.
-  if (memory && *memory) memory_ = std::move(**memory);
-  split_ = memory_ ? memory_->data() : std::move(*data);
+  split_ = std::move(*data);
+  offer();
   return {};
 }
 
+/// Moves the data into memory that other processes of the node can map. Without such memory they read or
+/// receive theirs like this one.
+void NodeData::offer() {
+  auto made = DataMemory::make(split_, source_);
+  if (!made || !*made) return;
+  memory_ = std::move(**made);
+  split_ = memory_->data();
+}
+
 Result<> NodeData::share(Communicator& world, const WorkerEnvironment& environment) {
+  if (auto done = take_from_node(world, environment); !done) return done;
+  if (auto done = load(); !done) return done;
+  return complete(world, environment);
+}
+
+/// A rank without data takes that of another rank of its node.
+Result<> NodeData::take_from_node(Communicator& world, const WorkerEnvironment& environment) {
   const auto node = static_cast<std::uint64_t>(environment.node);
   const DataTicket mine = memory_ && environment.node >= 0 ? memory_->ticket(node) : DataTicket{};
   const auto all = world.all_gather(mine.words());
-  if (!all) return all.error();
+  if (!all) return of(all.error(), "the places of the data");
   for (std::size_t at = 0; !is_here() && at < all->size(); at += DataTicket::kWords) {
     const DataTicket ticket = DataTicket::of(all->data() + at);
     if (ticket.pid == 0 || ticket.node != node || ticket.source != source_) continue;
@@ -35,7 +86,52 @@ Result<> NodeData::share(Communicator& world, const WorkerEnvironment& environme
     memory_ = std::move(*taken);
     split_ = memory_->data();
   }
-  return load();
+  return {};
+}
+
+/// Gives images to the ranks that found none.
+Result<> NodeData::complete(Communicator& world, const WorkerEnvironment& environment) {
+  const std::uint64_t mine[] = {is_here() ? 1u : 0u};
+  const auto all = world.all_gather(mine);
+  if (!all) return of(all.error(), "the ranks with data");
+  const auto lacking = std::ranges::count(*all, 0u);
+  if (lacking == 0) return {};
+  if (lacking == std::ssize(*all)) {
+    line_ = "data synthetic (no node has the files of " + usual_ + ")";
+    if (reads_first(environment)) {
+      if (auto done = load_from("synthetic"); !done) return done;
+    }
+    if (auto done = take_from_node(world, environment); !done) return done;
+    return is_here() ? Result<>() : load_from("synthetic");
+  }
+  const int root = static_cast<int>(std::ranges::find(*all, 1u) - all->begin());
+  line_ = "data " + usual_ + " of rank " + std::to_string(root) + ", sent to " + std::to_string(lacking) +
+          (lacking == 1 ? " rank without it" : " ranks without it");
+  const bool lacks = !is_here();
+  auto done = receive(world, root);
+  if (done && lacks && reads_first(environment)) offer();
+  return done;
+}
+
+Result<> NodeData::receive(Communicator& world, int root) {
+  std::array<std::uint64_t, 6> head{split_.training.size(), split_.test.size()};
+  std::ranges::copy(split_.checksums, head.begin() + 2);
+  if (auto done = world.broadcast(std::as_writable_bytes(std::span(head)), root); !done)
+    return of(done.error(), "the data's sizes");
+  const auto part = [&](Dataset& data, std::uint64_t images) -> Result<> {
+    std::vector<std::uint8_t> pixels, labels;
+    auto done = broadcast_bytes(world, root, data.images, pixels, images * kImagePixels);
+    if (done) done = broadcast_bytes(world, root, data.labels, labels, images);
+    if (done && data.size() == 0) data = Dataset::of(std::move(pixels), std::move(labels));
+    return done;
+  };
+  const bool lacks = !is_here();
+  if (auto done = part(split_.training, head[0]); !done) return done;
+  if (auto done = part(split_.test, head[1]); !done) return done;
+  if (lacks)
+    std::transform(head.begin() + 2, head.end(), split_.checksums.begin(),
+                   [](std::uint64_t word) { return static_cast<std::uint32_t>(word); });
+  return {};
 }
 
 }  // namespace ddp::train

@@ -13,31 +13,48 @@
 
 namespace ddp::train {
 
-/// The training's data of one rank: read from files, or mapped from another rank of its node. A node
-/// therefore unpacks the files once for any number of ranks, and a process that joins later unpacks nothing.
+/// --data auto: the data set in kUsualData is read where that folder has any of its files. A node without it
+/// receives the images from another one; if no node has it, all ranks draw synthetic images.
+inline constexpr const char* kAutoData = "auto";
+inline constexpr const char* kUsualData = "/usr/share/datasets/fashion-mnist";
+
+/// The training's data of one rank: read from files, mapped from another rank of its node, or received. A
+/// node therefore unpacks the files once for any number of ranks, and a process that joins later unpacks
+/// nothing.
 class NodeData {
  public:
-  NodeData(std::string where, std::size_t limit);
+  /// `where` is as in load_data(), or kAutoData, which stands for `usual`.
+  NodeData(std::string where, std::size_t limit, std::string usual = kUsualData);
 
   /// Returns whether this rank reads the data before it joins: the first rank of each node does, and the
   /// others wait for it in the join. If nodes are unknown, all ranks read first.
   static bool reads_first(const WorkerEnvironment& environment);
 
-  /// Reads the files, unless the data is already here.
+  /// Reads the files, unless the data is already here. With kAutoData missing files are no error.
   Result<> load();
-  /// A rank without data takes the data of another rank of its node, or else loads it. All ranks call it.
-  /// Errors: the communicator's, and load()'s.
+  /// A rank without data takes the data of another rank of its node, or else loads it; with kAutoData it
+  /// receives or draws what it cannot load. All ranks call it. Errors: the communicator's, and load()'s.
   Result<> share(Communicator& world, const WorkerEnvironment& environment);
 
   bool is_here() const { return split_.training.size() > 0; }
   const DataSplit& split() const { return split_; }
+  /// Tells the user about images that were not read from this rank's files; empty: all were. Set by share().
+  const std::string& line() const { return line_; }
 
  private:
+  Result<> load_from(const std::string& place);
+  void offer();
+  Result<> take_from_node(Communicator& world, const WorkerEnvironment& environment);
+  Result<> complete(Communicator& world, const WorkerEnvironment& environment);
+  Result<> receive(Communicator& world, int root);
+
   std::string where_;
   std::size_t limit_;
+  std::string usual_;
   std::uint64_t source_;
   std::optional<DataMemory> memory_;
   DataSplit split_;
+  std::string line_;
 };
 
 }  // namespace ddp::train

@@ -1,5 +1,7 @@
 #include "apps/train/world/world.h"
 
+#include <unistd.h>
+
 #include <charconv>
 #include <numeric>
 #include <optional>
@@ -13,12 +15,19 @@
 #include "apps/train/collectives/cpu/peer_connect.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
 #include "apps/train/flight_recorder/recorded_communicator.h"
+#include "apps/train/gpu/device_model.h"
 #include "apps/train/options/equal_options.h"
+#include "apps/train/world/agree_on_choice.h"
 #include "apps/train/world/store_directory.h"
 
 namespace ddp::train {
 
 namespace {
+
+std::string local_host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "this host";
+}
 
 std::string me(const WorkerEnvironment& environment) {
   return "rank " + std::to_string(environment.rank);
@@ -198,6 +207,7 @@ Result<> reach_store(const WorkerEnvironment& environment, const WorldOptions& o
 /// Ranks that differ in these options would not meet, or not understand each other.
 EqualOptions backend_options(const WorldOptions& options) {
   return {{"--comm", comm_text(options.comm)},
+          {"--device", options.device},
           {"--share-gpu", given_text(options.share_gpu)},
           {"--dtype", options.scalar_bytes == 8 ? "float64" : "float32"},
           {"--sync-every-inter", given_text(options.with_nodes)}};
@@ -218,6 +228,12 @@ Result<> compare_backends(const WorkerEnvironment& environment, const WorldOptio
   if (!text) return within(me(environment), text.error());
   const std::string differs = difference(mine, environment.rank, *text, options.right_rank);
   return differs.empty() ? Result<>() : Error{ErrorCode::kUsage, differs};
+}
+
+/// Reaches the store, and compares the options that decide how ranks meet.
+Result<> reach_others(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world) {
+  if (auto reached = reach_store(environment, options, world); !reached) return reached;
+  return compare_backends(environment, options, *world.directory);
 }
 
 NcclWorldConfig nccl_config(const WorkerEnvironment& environment, const WorldOptions& options) {
@@ -305,11 +321,35 @@ void keep_log(const WorkerEnvironment& environment, const std::string& directory
 WorldOptions world_options(const TrainOptions& options) {
   WorldOptions world;
   world.comm = options.comm;
+  world.device = device_text(options.device);
   world.scalar_bytes = options.dtype == Dtype::kFloat64 ? 8 : 4;
   world.step_timeout = options.comm_timeout;
   world.share_gpu = options.share_gpu;
   world.with_nodes = options.sync_every_inter > 1;
   return world;
+}
+
+RankAbility find_ability(const WorkerEnvironment& environment, const TrainOptions& options) {
+  RankAbility ability;
+  ability.host = local_host_name();
+  const auto gpu = options.share_gpu ? can_use_gpu() : can_use_own_gpu(environment.local_rank);
+  if (!gpu) {
+    ability.gpu_obstacle = ability.nccl_obstacle = gpu.error().text;
+  } else if (environment.world_size > 1) {
+    const auto nccl = load_nccl(nccl_config(environment, world_options(options)));
+    const std::string option = "--comm nccl: ";  // begins the text for those who asked for NCCL
+    if (nccl) {
+      ability.nccl = *nccl;
+    } else {
+      const std::string& why = nccl.error().text;
+      ability.nccl_obstacle = why.starts_with(option) ? why.substr(option.size()) : why;
+    }
+  }
+  return ability;
+}
+
+ChoiceRanks choice_ranks(const WorkerEnvironment& environment, const WorldOptions& world) {
+  return {environment.rank, environment.world_size, world.right_rank, world.start_timeout};
 }
 
 }  // namespace
@@ -320,7 +360,7 @@ Result<> can_join(const WorkerEnvironment& environment, const WorldOptions& opti
                  "--sync-every-inter needs shared memory inside the nodes; remove --comm tcp"};
   }
   if (options.comm == CommKind::kNccl) {
-    if (auto here = nccl_is_here(nccl_config(environment, options)); !here) return here.error();
+    if (auto loaded = load_nccl(nccl_config(environment, options)); !loaded) return loaded.error();
   }
   if (environment.world_size == 1 || !needs_nodes(options) || knows_nodes(environment)) return {};
   return Error{ErrorCode::kUsage,
@@ -333,8 +373,7 @@ Result<CommWorld> join_world(const WorkerEnvironment& environment, const WorldOp
   if (auto possible = can_join(environment, options); !possible) return possible.error();
   if (environment.world_size == 1) return world_of_one(options.with_nodes);
   CommWorld world;
-  if (auto reached = reach_store(environment, options, world); !reached) return reached.error();
-  if (auto equal = compare_backends(environment, options, *world.directory); !equal) return equal.error();
+  if (auto reached = reach_others(environment, options, world); !reached) return reached.error();
   if (auto joined = join_over(environment, options, world); !joined) return joined.error();
   return world;
 }
@@ -372,16 +411,42 @@ Result<> can_join(const WorkerEnvironment& environment, const TrainOptions& opti
   return can_join(environment, world_options(options));
 }
 
-Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOptions& options, int interrupt,
-                             int right_rank) {
-  WorldOptions world = world_options(options);
-  world.interrupt = interrupt;
-  world.right_rank = right_rank;
-  auto joined = join_world(environment, world);
-  if (joined && environment.world_size > 1 &&
-      !(environment.collectives.empty() && options.flight_recorder.empty()))
-    keep_log(environment, options.flight_recorder, *joined);
-  return joined;
+Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOptions& options,
+                             const TrainingJoin& join) {
+  WorldOptions world_wish = world_options(options);
+  world_wish.interrupt = join.interrupt;
+  world_wish.right_rank = join.right_rank;
+  const bool alone = environment.world_size == 1;
+  CommWorld world = alone ? world_of_one(world_wish.with_nodes) : CommWorld();
+  if (!alone) {
+    if (auto reached = reach_others(environment, world_wish, world); !reached) {
+      if (world.directory && reached.error().code == ErrorCode::kUsage)
+        refuse_choice(choice_ranks(environment, world_wish), *world.directory, reached.error().text);
+      return reached.error();
+    }
+  }
+  world.choice = {options.device, options.comm, ""};
+  std::string nccl;
+  if (leaves_choice(options)) {
+    const RankAbility ability = find_ability(environment, options);
+    nccl = ability.nccl;
+    auto choice = alone ? choose_run(options, {&ability, 1})
+                        : agree_on_choice(choice_ranks(environment, world_wish), *world.directory, options,
+                                          ability, join.choice);
+    if (!choice) return choice.error();
+    world.choice = std::move(*choice);
+    if (alone && join.choice) world.choice.device = join.choice->device;
+    world_wish.comm = world.choice.comm;
+  }
+  if (auto possible = can_join(environment, world_wish); !possible) return possible.error();
+  if (!alone) {
+    if (auto joined = join_over(environment, world_wish, world); !joined) return joined.error();
+  }
+  if (environment.rank == 0 && join.right_rank == 0 && leaves_choice(options) && !join.choice)
+    world.choice_line = choice_line(world.choice, world_wish.comm == CommKind::kNccl ? nccl : world.backend);
+  if (environment.world_size > 1 && !(environment.collectives.empty() && options.flight_recorder.empty()))
+    keep_log(environment, options.flight_recorder, world);
+  return world;
 }
 
 }  // namespace ddp::train

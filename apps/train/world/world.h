@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/peer_directory.h"
 #include "apps/train/options/options.h"
+#include "apps/train/world/run_choice.h"
 #include "apps/train/world/store_host.h"
 #include "apps/train/world/worker_environment.h"
 #include "base/result.h"
@@ -27,12 +29,15 @@ struct CommWorld {
   std::string backend;                    ///< "shm", "tcp", "shm+tcp", "nccl", "none": for people
   int node_count = 0;                     ///< 0: unknown
   std::vector<int> node_of;               ///< by rank; empty if no memory is shared inside nodes
+  RunChoice choice;                       ///< of a training's device and transport, also if given by options
+  std::string choice_line;                ///< for people, on rank 0 after a choice; else empty
 
   bool same_node(int a, int b) const;
 };
 
 struct WorldOptions {
   CommKind comm = CommKind::kAuto;
+  std::string device = "cpu";      ///< of a training, as --device names it; must be equal on all ranks
   std::uint32_t scalar_bytes = 4;  ///< must be equal on all ranks, or they do not meet
   std::chrono::milliseconds start_timeout{120'000};
   std::chrono::milliseconds step_timeout{60'000};
@@ -54,7 +59,16 @@ Result<std::unique_ptr<Communicator>> join_pair(const WorkerEnvironment& environ
                                                 std::pair<int, int> ranks, bool same_node);
 /// The same for a training's options.
 Result<> can_join(const WorkerEnvironment& environment, const TrainOptions& options);
+
+/// How a rank joins the world of a training.
+struct TrainingJoin {
+  int interrupt = -1;
+  int right_rank = 0;                    ///< the rank whose options and choice count if ranks differ
+  std::optional<RunChoice> choice = {};  ///< the choice of an earlier attempt, whose state this rank holds
+};
+/// Chooses device and transport with the other ranks, and connects. `options` are as given: the caller trains
+/// on CommWorld::choice.device.
 Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOptions& options,
-                             int interrupt = -1, int right_rank = 0);
+                             const TrainingJoin& join = {});
 
 }  // namespace ddp::train

@@ -2,9 +2,15 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
+#include <system_error>
 
 #include "apps/train/collectives/nccl/nccl_id.h"
+#include "base/find_program.h"
+#include "base/list_directory.h"
 #include "base/safe_text.h"
 
 namespace ddp::train {
@@ -57,22 +63,67 @@ const char* result_name(ncclResult_t result) {
 
 }  // namespace
 
-Result<std::shared_ptr<const NcclLibrary>> NcclLibrary::open(const std::string& file) {
-  const std::string name = file.empty() ? kUsualName : file;
-  void* handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) {
-    const char* why = ::dlerror();
-    const std::string text = one_line(why != nullptr ? why : "no reason was given");
-    if (!file.empty())
-      return refused(std::string(kVariable) + " names a library that cannot be loaded: " + text);
-    return refused("NCCL cannot be loaded: " + text +
-                   "; install it (package libnccl2), or name the file by " + kVariable +
-                   " (that of a Python wheel: …/nvidia/nccl/lib/" + kUsualName + ")");
+std::vector<std::string> nccl_files(const std::function<const char*(const char*)>& get) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  std::vector<std::string> found;
+  const auto add = [&](const fs::path& path) {
+    if (fs::exists(path, ignored) && std::ranges::find(found, path.string()) == found.end())
+      found.push_back(path.string());
+  };
+  const auto value = [&get](const char* name) {
+    const char* text = get(name);
+    return std::string(text != nullptr ? text : "");
+  };
+  for (const std::string& toolkit :
+       {value("CUDA_HOME"), value("CUDA_PATH"), std::string("/usr/local/cuda")}) {
+    if (!toolkit.empty()) add(fs::path(toolkit) / "lib64" / kUsualName);
   }
-  auto library = std::make_shared<NcclLibrary>();
-  library->path_ = path_of(handle, name);
-  if (auto resolved = library->resolve(handle); !resolved) return resolved.error();
-  return std::shared_ptr<const NcclLibrary>(std::move(library));
+  std::vector<fs::path> prefixes{value("VIRTUAL_ENV"), value("CONDA_PREFIX")};
+  if (const auto python = find_program("python3", value("PATH"))) {
+    prefixes.push_back(fs::path(*python).parent_path().parent_path());
+    const fs::path real = fs::canonical(*python, ignored);  // empty if it fails
+    if (!real.empty()) {
+      prefixes.push_back(real.parent_path().parent_path());
+      prefixes.push_back(prefixes.back() / "local");  // Debian: /usr/local/lib/python3.11/dist-packages
+    }
+  }
+  if (!value("HOME").empty()) prefixes.push_back(fs::path(value("HOME")) / ".local");
+  for (const fs::path& prefix : prefixes) {
+    if (prefix.empty()) continue;
+    for (const fs::path& python : list_directory(prefix / "lib")) {
+      if (!python.filename().string().starts_with("python3")) continue;
+      for (const char* packages : {"site-packages", "dist-packages"})
+        add(python / packages / "nvidia/nccl/lib" / kUsualName);
+    }
+  }
+  return found;
+}
+
+Result<std::shared_ptr<const NcclLibrary>> NcclLibrary::open(const std::string& file) {
+  std::vector<std::string> names{file.empty() ? kUsualName : file};
+  if (file.empty()) std::ranges::copy(nccl_files(::getenv), std::back_inserter(names));
+  std::string errors;
+  for (const std::string& name : names) {
+    void* handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) {
+      const char* why = ::dlerror();
+      errors += (errors.empty() ? "" : "; ") + one_line(why != nullptr ? why : "no reason was given");
+      continue;
+    }
+    auto library = std::make_shared<NcclLibrary>();
+    library->path_ = path_of(handle, name);
+    const auto resolved = library->resolve(handle);
+    if (resolved) return std::shared_ptr<const NcclLibrary>(std::move(library));
+    // A library of another place may be newer.
+    if (names.size() == 1) return refused(resolved.error().text);
+    errors += (errors.empty() ? "" : "; ") + resolved.error().text;
+  }
+  if (!file.empty())
+    return refused(std::string(kVariable) + " names a library that cannot be loaded: " + errors);
+  return refused("NCCL cannot be loaded: " + errors +
+                 "; install it (package libnccl2, or pip install nvidia-nccl-cu13), or name the file by " +
+                 kVariable);
 }
 
 Result<std::shared_ptr<const NcclLibrary>> NcclLibrary::open() {
@@ -87,10 +138,10 @@ Result<> NcclLibrary::resolve(void* handle) {
   NcclFunctions& own = functions_;
   // The version comes first: an old library lacks functions because of its age.
   if (!find(handle, "ncclGetVersion", own.get_version) || own.get_version(&version_) != ncclSuccess)
-    return refused(path_ + " is not NCCL: ncclGetVersion is missing or fails");
+    return Error{ErrorCode::kUsage, path_ + " is not NCCL: ncclGetVersion is missing or fails"};
   if (version_ < kOldest) {
-    return refused(path_ + " is NCCL " + nccl_version_text(version_) + "; " + nccl_version_text(kOldest) +
-                   " or newer is needed");
+    return Error{ErrorCode::kUsage, path_ + " is NCCL " + nccl_version_text(version_) + "; " +
+                                        nccl_version_text(kOldest) + " or newer is needed"};
   }
   const char* missing = nullptr;
   const auto need = [&](const char* name, auto& function) {
@@ -107,7 +158,8 @@ Result<> NcclLibrary::resolve(void* handle) {
   need("ncclBroadcast", own.broadcast);
   need("ncclReduceScatter", own.reduce_scatter);
   need("ncclAllGather", own.all_gather);
-  if (missing != nullptr) return refused(name() + " lacks " + missing + "; check that the file is complete");
+  if (missing != nullptr)
+    return Error{ErrorCode::kUsage, name() + " lacks " + missing + "; check that the file is complete"};
   (void)find(handle, "ncclCommSplit", own.split);
   (void)find(handle, "ncclMemAlloc", own.allocate);
   (void)find(handle, "ncclMemFree", own.release);

@@ -3,8 +3,10 @@
 #include <nccl.h>
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 
@@ -55,9 +57,8 @@ class NcclLibrary {
  public:
   static constexpr int kOldest = 21900;  ///< 2.19, as ncclGetVersion counts
 
-  /// `file`: its path or name; empty: libnccl.so.2 as the system's loader finds it. Python wheels keep theirs
-  /// outside the loader's paths. They are not searched, since the user chooses which NCCL runs. Errors
-  /// (kUsage) say what is missing and where the loader searched.
+  /// `file`: its path or name; empty: libnccl.so.2 as the system's loader finds it, else the first of
+  /// nccl_files(). Errors (kUsage) say what is missing.
   static Result<std::shared_ptr<const NcclLibrary>> open(const std::string& file);
   /// Opens the library that DDPLAUNCH_NCCL_LIBRARY names, once per process.
   static Result<std::shared_ptr<const NcclLibrary>> open();
@@ -78,5 +79,10 @@ class NcclLibrary {
   int version_ = 0;
   std::string path_;
 };
+
+/// Returns the libnccl.so.2 files that exist outside the loader's paths: in the CUDA toolkit (CUDA_HOME,
+/// CUDA_PATH, /usr/local/cuda), then in the Python wheel nvidia.nccl of VIRTUAL_ENV, CONDA_PREFIX, of the
+/// python3 in PATH, and in HOME/.local. `get` is std::getenv outside tests.
+std::vector<std::string> nccl_files(const std::function<const char*(const char*)>& get);
 
 }  // namespace ddp::train

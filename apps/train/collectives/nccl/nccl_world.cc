@@ -130,12 +130,12 @@ Result<> join_nodes(const std::shared_ptr<NcclLink>& link, ncclComm_t whole, con
 
 }  // namespace
 
-Result<> nccl_is_here(const NcclWorldConfig& config) {
+Result<std::string> load_nccl(const NcclWorldConfig& config) {
   const auto gpu = find_gpu(config.local_rank, is_restricted(), config.share_gpu);
   if (!gpu) return gpu.error();
   set_variables(config);
   const auto library = NcclLibrary::open();
-  return library ? Result<>() : library.error();
+  return library ? Result<std::string>((*library)->name()) : library.error();
 }
 
 Result<NcclGpuMemory> nccl_gpu_memory(int local_rank, int local_world_size, bool share_gpu) {
@@ -154,7 +154,7 @@ Result<NcclGpuMemory> nccl_gpu_memory(int local_rank, int local_world_size, bool
 }
 
 Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory& directory) {
-  if (auto here = nccl_is_here(config); !here) return here.error();
+  if (auto loaded = load_nccl(config); !loaded) return loaded.error();
   const auto gpu = find_gpu(config.local_rank, is_restricted(), config.share_gpu);
   if (!gpu) return gpu.error();
   auto device = open_cuda_device(*gpu);
@@ -200,7 +200,7 @@ Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library,
 
 namespace ddp::train {
 
-Result<> nccl_is_here(const NcclWorldConfig&) {
+Result<std::string> load_nccl(const NcclWorldConfig&) {
   return Error{
       ErrorCode::kUsage,
       "--comm nccl: this build of train has no NCCL; build it on a machine with the CUDA toolkit and "
@@ -208,11 +208,11 @@ Result<> nccl_is_here(const NcclWorldConfig&) {
 }
 
 Result<NcclGpuMemory> nccl_gpu_memory(int, int, bool) {
-  return nccl_is_here({}).error();
+  return load_nccl({}).error();
 }
 
 Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory&) {
-  return nccl_is_here(config).error();
+  return load_nccl(config).error();
 }
 
 bool nccl_is_stuck() {

@@ -38,16 +38,16 @@ struct NcclWorld {
   std::string warning;  ///< about the network that NCCL chose; empty: none
 };
 
-/// Fails with kUsage if this build, machine or rank lacks something for NCCL, before any rank waits for
-/// another. Sets NCCL's variables and loads NCCL.
-Result<> nccl_is_here(const NcclWorldConfig& config);
+/// Sets NCCL's variables, loads NCCL, and returns its name: "NCCL 2.28.9 (/usr/lib/…/libnccl.so.2)". Fails
+/// with kUsage if this build, machine or rank lacks something for NCCL, before any rank waits for another.
+Result<std::string> load_nccl(const NcclWorldConfig& config);
 
 /// A rank's share of its GPU's memory.
 struct NcclGpuMemory {
   std::string name;       ///< "GPU 0 (NVIDIA H100)"
   std::size_t bytes = 0;  ///< total memory, used or free, divided by the ranks that share it
 };
-/// `local_world_size`: 0 if not known. Errors as in nccl_is_here().
+/// `local_world_size`: 0 if not known. Errors as in load_nccl().
 Result<NcclGpuMemory> nccl_gpu_memory(int local_rank, int local_world_size, bool share_gpu);
 
 /// Connects all ranks over their GPUs. Rank 0 prints NcclWorld::line, a node's first rank its warning.

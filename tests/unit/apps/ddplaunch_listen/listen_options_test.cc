@@ -29,6 +29,7 @@ TEST_CASE("the address that a daemon listens on") {
   CHECK(good({"--token_file=/t", "--listen", "0"}).port == 0);
   CHECK(good({"--new-token"}).new_token);
   CHECK(good({"--new-token", "/t"}).new_token_path == "/t");
+  CHECK(good({"--new-token=-t"}).new_token_path == "-t");
 }
 
 TEST_CASE("a wrong option of the daemon is named in an error") {
@@ -40,8 +41,13 @@ TEST_CASE("a wrong option of the daemon is named in an error") {
         "--listen fd00::5:4000: write an IPv6 address in brackets: [fd00::5]:29499");
   CHECK(flaw({"--listen", ":4000"}) ==
         "--listen :4000: the address before the colon is missing; for all interfaces give only the port");
-  CHECK(flaw({"--listen", "1", "--insecure"}) == "unknown option --insecure");
-  CHECK(flaw({"--token-file"}) == "--token-file needs the path of a file");
+  CHECK(flaw({"--listen", "1", "--insecure"}) ==
+        "unknown option --insecure; ddplaunchd --help lists all options");
+  CHECK(flaw({"--token-file"}) == "--token-file needs a value: --token-file FILE");
+  CHECK(flaw({"--listen", "x", "y", "--token-file="}) ==
+        "--token-file has an empty value\n"
+        "ddplaunchd: unexpected word \"y\"; ddplaunchd --help lists all options\n"
+        "ddplaunchd: --listen x: \"x\" is not a port; give a number up to 65535 (0: any free port)");
   CHECK(flaw({"--token-file", "/t"}) == "give either --listen or --new-token");
   CHECK(flaw({"--listen", "--new-token"}) == "give either --listen or --new-token");
   CHECK(flaw({"--new-token", "--token-file", "/t"}) ==

@@ -55,6 +55,12 @@ TEST_CASE("A passed test has no diagnostics, a test that reported nothing or fai
         "train health gave no result and ended with exit code 127: ddplaunch: exit 1: rank 2 failed");
 }
 
+TEST_CASE("The table of a test is what the trainer printed beside its record") {
+  CHECK(deep_table(health("", true, 0)) == "# a table\n# more\n");
+  CHECK(deep_table({DeepTest::kCollectives, 0, "{}\n\nno end", ""}) == "\nno end\n");
+  CHECK(deep_table({}).empty());
+}
+
 TEST_CASE("A slow all-reduce is reported in the trainer's words") {
   const DeepRun run{
       DeepTest::kCollectives, 1,

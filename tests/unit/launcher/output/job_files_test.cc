@@ -184,15 +184,9 @@ TEST_CASE("a job's directory is used once") {
   JobSpec spec = spec_in(directory);
   auto job = JobDir::create(spec);
   REQUIRE(job.has_value());
-  CHECK(JobDir::create(spec).has_value());  // no file was written yet
+  CHECK(job->warning().empty());
   CHECK(job->write({0, 3, 1, 2}, "x\n", kStart).empty());
   CHECK(content(spec.job_dir + "/attempt_0/rank_00003.stderr") == "x\n");
-  const auto again = JobDir::create(spec);
-  REQUIRE_FALSE(again.has_value());
-  CHECK(again.error().code == ErrorCode::kUsage);
-  CHECK(again.error().text == "the job directory " + spec.job_dir +
-                                  " holds the output of an earlier run; choose another with --job-dir or "
-                                  "--job-id");
   spec.job_dir = directory.path / "job/attempt_0/rank_00003.stderr/x";
   const auto bad = JobDir::create(spec);
   REQUIRE_FALSE(bad.has_value());
@@ -201,7 +195,7 @@ TEST_CASE("a job's directory is used once") {
   CHECK(bad.error().text == "the job directory " + spec.job_dir + ": " + in_the_way +
                                 " is not a directory; choose another with --job-dir");
   spec.job_dir = directory.path / "other";
-  spec.output.log_dir = in_the_way;
+  spec.output.log_dir = in_the_way + "/run7";
   const auto bad_logs = JobDir::create(spec);
   REQUIRE_FALSE(bad_logs.has_value());
   CHECK(bad_logs.error().code == ErrorCode::kUsage);
@@ -229,8 +223,57 @@ TEST_CASE("an existing directory is used only when it is writable by this user a
   REQUIRE(::chmod(spec.job_dir.c_str(), 0775) == 0);
   CHECK(why() == "");
   fs::create_symlink("/nonexistent", spec.job_dir + "/attempt_0");
-  CHECK(why() == name + " holds the output of an earlier run; choose another with --job-dir or --job-id");
+  CHECK(why() == name + " holds an earlier run; choose another with --job-dir");
   fs::remove(spec.job_dir + "/attempt_0");
+}
+
+TEST_CASE("a directory belongs to one run, while it runs and afterwards") {
+  const Directory directory;
+  JobSpec spec = spec_in(directory);
+  spec.output.log_dir = directory.path / "logs/run7";
+  const auto why = [](const JobSpec& other) -> std::string {
+    const auto job = JobDir::create(other);
+    if (job) return "";
+    CHECK(job.error().code == ErrorCode::kUsage);
+    return job.error().text;
+  };
+  JobSpec same_logs = spec;
+  same_logs.job_dir = directory.path / "other";
+  const std::string pid = std::to_string(::getpid());
+  {
+    const auto live = JobDir::create(spec);
+    REQUIRE(live.has_value());
+    CHECK(why(spec) == "the job directory " + spec.job_dir + " is in use by ddplaunch with pid " + pid +
+                           "; wait until that run has ended, or choose another with --job-dir");
+    CHECK(why(same_logs) == "the log directory " + spec.output.log_dir + " is in use by ddplaunch with pid " +
+                                pid +
+                                "; wait until that run has ended, or choose another with --log-dir or "
+                                "--job-id");
+    std::ofstream(spec.job_dir + "/run.lock") << "4711 gpu09\n";
+    CHECK(why(spec) == "the job directory " + spec.job_dir +
+                           " is in use by ddplaunch with pid 4711 on gpu09"
+                           "; wait until that run has ended, or choose another with --job-dir");
+  }
+  CHECK(why(spec) == "");  // the run is over, however it ended, and has left nothing
+  for (const char* file : {"report.json", "ddplaunch.log", "attempt_0"}) {
+    std::ofstream(spec.job_dir + '/' + file) << "x";
+    CHECK(why(spec) == "the job directory " + spec.job_dir +
+                           " holds an earlier run; choose another with "
+                           "--job-dir");
+    fs::remove(spec.job_dir + '/' + file);
+  }
+}
+
+TEST_CASE("a directory that cannot be locked is used, with a warning") {
+  const Directory directory;
+  const JobSpec spec = spec_in(directory);
+  fs::create_directory(spec.job_dir);
+  fs::create_symlink("elsewhere", spec.job_dir + "/run.lock");
+  const auto job = JobDir::create(spec);
+  REQUIRE(job.has_value());
+  CHECK(job->warning() == "warning: the job directory " + spec.job_dir +
+                              " cannot be locked: Too many levels of symbolic links; nothing prevents a "
+                              "second run from using it at the same time");
 }
 
 TEST_CASE("a directory of another user is refused", "[root]") {
@@ -252,12 +295,12 @@ TEST_CASE("directories are created below a shared directory of this user, and be
   const std::string open = directory.path / "open";
   fs::create_directory(open);
   REQUIRE(::chmod(open.c_str(), 0777) == 0);
-  spec.output.log_dir = open + "/new";
+  spec.output.log_dir = open + "/new/run7";
   spec.job_dir = open + "/new/job";
   CHECK(JobDir::create(spec).has_value());
   // A link that belongs to the user is followed.
   fs::create_directory_symlink(open, directory.path / "link");
-  spec.output.log_dir = directory.path / "link";
+  spec.output.log_dir = directory.path / "link/run7";
   CHECK(JobDir::create(spec).has_value());
 }
 
@@ -272,7 +315,7 @@ TEST_CASE("no file is written through a link") {
 TEST_CASE("--log-dir gets copies of the streams that --tee and --redirects name") {
   const Directory directory;
   JobSpec spec = spec_in(directory);
-  spec.output.log_dir = directory.path / "logs";
+  spec.output.log_dir = directory.path / "logs/run7";
   spec.output.tee.by_local = {{0, 3}};
   spec.output.redirects.by_local = {{1, 2}};
   auto job = JobDir::create(spec);
@@ -295,13 +338,13 @@ TEST_CASE("--log-dir gets copies of the streams that --tee and --redirects name"
 TEST_CASE("--log-dir alone gets all streams") {
   const Directory directory;
   JobSpec spec = spec_in(directory);
-  spec.output.log_dir = directory.path / "logs";
+  spec.output.log_dir = directory.path / "logs/run7";
   auto job = JobDir::create(spec);
   REQUIRE(job.has_value());
   CHECK(job->write({0, 5, 1, 2}, "e\n", kStart).empty());
   CHECK(content(directory.path / "logs/run7/attempt_0/5/stderr.log") == "e\n");
 
-  spec.job_dir = spec.output.log_dir + "/run7";
+  spec.job_dir = spec.output.log_dir;
   CHECK(JobDir::create(spec).error().code == ErrorCode::kUsage);
 }
 

@@ -159,12 +159,10 @@ TEST_CASE("nodes that did not get ready are listed one by one, equal reasons tog
   end.failures[3].error.text = "its host key is not known\nAccept it with: ssh gpu04";
   CHECK(make_exit_report(end).text ==
         "ddplaunch: the job did not start: failed after 900 ms\n"
-        "  root cause: node gpu01: connect to port 22: Connection refused\n"
-        "  also:\n"
-        "    nodes gpu02 and gpu03: connect to port 22: Connection refused\n"
+        "  other nodes:\n"
         "    node gpu04: its host key is not known\n"
         "      Accept it with: ssh gpu04\n"
-        "ddplaunch: exit 111: node gpu01: connect to port 22: Connection refused\n");
+        "ddplaunch: exit 111: nodes gpu[01-03]: connect to port 22: Connection refused\n");
 
   for (int i = 0; i < 40; ++i) {
     Failure failure = end.failures[0];
@@ -172,7 +170,79 @@ TEST_CASE("nodes that did not get ready are listed one by one, equal reasons tog
     failure.error.text = "reason " + std::to_string(i);
     end.failures.push_back(failure);
   }
-  CHECK(make_exit_report(end).text.find("    and 26 more kinds of failures\n") != std::string::npos);
+  CHECK(make_exit_report(end).text.find("    and 25 more kinds of failures\n") != std::string::npos);
+}
+
+TEST_CASE(
+    "nodes that did not get ready for one cause are one line, whatever identifies the host in its text") {
+  JobEnd end;
+  for (int i = 1; i <= 12; ++i) {
+    const std::string number = std::to_string(i);
+    Failure failure = node_lost((i < 10 ? "gpu0" : "gpu") + number, 900);
+    failure.error = {ErrorCode::kUnreachable,
+                     "unknown host key of 10.0.0." + number + ":22 (ssh-ed25519 SHA256:a" + number +
+                         "b): no line for " + failure.host + " in /home/ann/.ssh/known_hosts; run \"ssh " +
+                         failure.host + " true\"",
+                     0};
+    end.failures.push_back(failure);
+  }
+  const std::string why =
+      "exit 111: nodes gpu[01-12]: unknown host key of 10.0.0.…:22 (ssh-ed25519 SHA256:a…b): no line for "
+      "gpu… in /home/ann/.ssh/known_hosts; run \"ssh gpu… true\"\n";
+  CHECK(make_exit_report(end).text ==
+        "ddplaunch: the job did not start: failed after 900 ms\nddplaunch: " + why);
+
+  // Different reasons stay apart, even if they differ in one word.
+  end.failures.resize(2);
+  end.failures[0].error.text = "ssh failed (exit status 255)";
+  end.failures[1].error.text = "ssh failed (exit status 1)";
+  CHECK(make_exit_report(end).text ==
+        "ddplaunch: the job did not start: failed after 900 ms\n"
+        "  other nodes:\n"
+        "    node gpu02: ssh failed (exit status 1)\n"
+        "ddplaunch: exit 111: node gpu01: ssh failed (exit status 255)\n");
+  // Further lines of the cause are printed before the last line.
+  end.failures.resize(1);
+  end.failures[0].error.text = "the login shell ended; its last lines:\nno such module";
+  CHECK(make_exit_report(end).text ==
+        "ddplaunch: the job did not start: failed after 900 ms\n"
+        "  root cause: node gpu01: the login shell ended; its last lines:\n"
+        "    no such module\n"
+        "ddplaunch: exit 111: node gpu01: the login shell ended\n");
+}
+
+TEST_CASE("a rank that exited 0 before the failure is named") {
+  JobEnd end;
+  end.failures = {exited(0, "a", 5, 4300)};
+  end.early = {{1, "b", std::chrono::seconds(2), std::chrono::nanoseconds(0)},
+               {2, "b", std::chrono::milliseconds(4299), std::chrono::milliseconds(2)},  // perhaps later
+               {3, "a", std::chrono::seconds(5), std::chrono::nanoseconds(0)}};          // later
+  CHECK(make_exit_report(end).text.find("  note: rank 1 on b exited 0, 2.3 s earlier\n") !=
+        std::string::npos);
+  end.early.push_back({0, "a", std::chrono::seconds(1), std::chrono::nanoseconds(0)});
+  CHECK(make_exit_report(end).text.find("  note: ranks 0,1 on a and b exited 0, the first 3.3 s earlier\n") !=
+        std::string::npos);
+  end.early.clear();
+  CHECK(make_exit_report(end).text.find("note:") == std::string::npos);
+}
+
+TEST_CASE("the report of any end but a success says where the job's files are, once") {
+  JobEnd end;
+  end.job = "job run7: 2 nodes × 8 workers";
+  end.job_dir = "/jobs/run7";
+  CHECK(make_exit_report(end).text.empty());
+  end.stop_signal = SIGINT;
+  CHECK(make_exit_report(end).text ==
+        "  job run7: 2 nodes × 8 workers, files in /jobs/run7\n"
+        "ddplaunch: exit 130: stopped by Ctrl-C (SIGINT)\n");
+  end.stop_signal = 0;
+  end.failures = {exited(0, "a", 5, 100)};
+  end.failures[0].stderr_path = "/jobs/run7/attempt_0/rank_00000.stderr";
+  CHECK(make_exit_report(end).text.find("files in") == std::string::npos);
+  end.failures = {node_lost("gpu09", 100)};
+  end.job = "job run7";
+  CHECK(make_exit_report(end).text.find("\n  job run7: files in /jobs/run7\nddplaunch: exit 113: ") !=
+        std::string::npos);
 }
 
 TEST_CASE("the user's signal decides, regardless of the workers") {
@@ -196,9 +266,8 @@ TEST_CASE("a successful end prints nothing, and the master's own failures have t
   CHECK(make_exit_report(end).text == "ddplaunch: exit 116: create /x: No space left on device\n");
   end.master = Error{ErrorCode::kUsage, "hosts:1:6: bad slots\nhosts:2:1: duplicate", 0};
   CHECK(make_exit_report(end).text ==
-        "ddplaunch: hosts:1:6: bad slots\n"
-        "  hosts:2:1: duplicate\n"
-        "ddplaunch: exit 2: the command line or a file it names is wrong; nothing was started\n");
+        "ddplaunch: hosts:2:1: duplicate\n"
+        "ddplaunch: exit 2: hosts:1:6: bad slots\n");
 }
 
 TEST_CASE("a job that only our own stop ended is never a success") {

@@ -159,6 +159,7 @@ TEST_CASE("without a shared network and with node 0 on loopback the error lists 
   CHECK(choice.error().text ==
         "no network is shared by all nodes, and localhost was reached by loopback only; name its network "
         "with --network\n"
+        "the addresses of the nodes:\n"
         "  localhost: eth0 10.0.0.1/24, eth1 10.1.0.1/24\n"
         "  gpu01: eth0 10.2.0.1/24, ib0 10.3.0.1/24 (down)\n"
         "  bare: no address but loopback");
@@ -188,9 +189,10 @@ TEST_CASE("--network as CIDR or interface name") {
 
   const auto missing = choose_network(nodes, "ib0");
   REQUIRE_FALSE(missing.has_value());
-  CHECK(missing.error().code == ErrorCode::kRefused);
+  CHECK(missing.error().code == ErrorCode::kUsage);
   CHECK(missing.error().text ==
-        "--network ib0: no usable address on that interface on b\n"
+        "--network ib0: no interface has that name on b\n"
+        "the addresses of the nodes:\n"
         "  a: eth0 192.168.0.1/24, ib0 10.1.0.1/24\n"
         "  b: eth0 192.168.0.2/24, ib1 10.1.3.2/24");
   CHECK(choose_network(nodes, "10.9.0.0/16")
@@ -204,7 +206,7 @@ TEST_CASE("--network as CIDR or interface name") {
           "--network " + bad + ": neither a network such as 10.1.0.0/16 nor an interface name");
   }
   for (const std::string loop : {"lo", "127.0.0.0/8"})
-    CHECK(choose_network(nodes, loop).error().code == ErrorCode::kRefused);
+    CHECK(choose_network(nodes, loop).error().code == ErrorCode::kUsage);
 }
 
 TEST_CASE("--network where machines have the same address") {
@@ -214,13 +216,14 @@ TEST_CASE("--network where machines have the same address") {
   for (const std::string wanted : {"docker0", "172.17.0.0/16"}) {
     const auto same = choose_network(nodes, wanted);
     REQUIRE_FALSE(same.has_value());
-    CHECK(same.error().code == ErrorCode::kRefused);
-    CHECK(same.error().text == "--network " + wanted +
-                                   ": a and b have the same address on it, 172.17.0.1, so this network does "
-                                   "not connect them; choose another with --network\n"
-                                   "  a: docker0 172.17.0.1/16, eth0 10.0.0.1/24\n"
-                                   "  b: docker0 172.17.0.1/16, eth0 10.0.0.2/24\n"
-                                   "  c: docker0 172.17.0.3/16, eth0 10.0.0.3/24");
+    CHECK(same.error().code == ErrorCode::kUsage);
+    CHECK(same.error().text ==
+          "--network " + wanted +
+              ": a and b have the same address on it, 172.17.0.1, so this network does "
+              "not connect them; choose another with --network\nthe addresses of the nodes:\n"
+              "  a: docker0 172.17.0.1/16, eth0 10.0.0.1/24\n"
+              "  b: docker0 172.17.0.1/16, eth0 10.0.0.2/24\n"
+              "  c: docker0 172.17.0.3/16, eth0 10.0.0.3/24");
   }
   // If node 0 has another address in that network, that address is used.
   CHECK(choose_network(nodes, "0.0.0.0/0")->master_addrs() == Texts{"10.0.0.1"});

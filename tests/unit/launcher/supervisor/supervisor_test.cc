@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -63,6 +64,8 @@ std::string describe(const job::Action& action) {
   if (const auto* drop = std::get_if<job::Disconnect>(&action))
     return "disconnect " + std::to_string(drop->node);
   if (const auto* words = std::get_if<job::PrintLine>(&action)) return "say \"" + words->text + "\"";
+  if (const auto* waiting = std::get_if<job::Waiting>(&action))
+    return (waiting->due ? "log \"" : "show \"") + waiting->text + "\"";
   if (const auto* dump = std::get_if<job::Dump>(&action))
     return "dump " + std::to_string(dump->rank) + " \"" + dump->text + "\"";
   if (const auto* recall = std::get_if<job::Recall>(&action)) return "recall " + std::to_string(recall->node);
@@ -130,8 +133,11 @@ class Scenario {
   void add(const job::Event& event) {
     for (job::Action& action : supervisor_->step(event, now_))
       actions_.push_back(std::move(action));
-    // Lines for --verbose decide nothing.
-    std::erase_if(actions_, [](const auto& action) { return std::holds_alternative<job::Detail>(action); });
+    // Lines for --verbose, and the job's line at the start, decide nothing.
+    std::erase_if(actions_, [](const auto& action) {
+      const auto* line = std::get_if<job::PrintLine>(&action);
+      return std::holds_alternative<job::Detail>(action) || (line != nullptr && line->terminal_only);
+    });
     next_ = 0;
   }
   /// Gives Ticks when they are due; nodes that are up are heard twice a second.
@@ -181,6 +187,9 @@ class Scenario {
       give(job::Tick{});
     } else if (verb == "pass") {
       pass(std::chrono::milliseconds(number(1)));
+    } else if (verb == "step") {  // node "text"
+      steps_.push_back(quoted_rest(line));
+      supervisor_->set_start_step(number(1), steps_.back().c_str());
     } else if (verb == "silent") {
       up_.erase(number(1));
     } else if (verb == "up") {
@@ -188,6 +197,7 @@ class Scenario {
       if (lost_.erase(number(1)) > 0) ++incarnation(number(1));
       rendezvous::Hello hello;
       hello.machine_id = one_machine_ ? "m" : "m" + words[1];
+      hello.hostname = "node" + words[1];
       hello.cpus = 4;
       if (words.size() > 2) {  // up NODE PID-NAMESPACE
         hello.pid = number(1) * 1000 + incarnation(number(1)) * 100;
@@ -356,7 +366,9 @@ class Scenario {
       } else if (key == "scale-up") {
         spec_.scale_up_now = value == "now";
       } else if (key == "launcher") {
-        spec_.launcher = value == "slurm" ? LauncherKind::kSlurm : LauncherKind::kSsh;
+        spec_.launcher = value == "slurm"  ? LauncherKind::kSlurm
+                         : value == "join" ? LauncherKind::kJoin
+                                           : LauncherKind::kSsh;
       } else if (key == "store") {
         spec_.store = value == "worker" ? StoreMode::kWorker : StoreMode::kAgent;
       } else {
@@ -376,6 +388,7 @@ class Scenario {
   std::uint32_t attempt_ = 0;
   std::vector<std::uint32_t> incarnations_;
   std::set<std::size_t> up_;  ///< nodes that are heard
+  std::deque<std::string> steps_;
   std::set<std::size_t> lost_;
   Supervisor::Time ago_{0};  ///< how long before its arrival the message's event happened
   std::unique_ptr<Supervisor> supervisor_;
@@ -392,6 +405,36 @@ TEST_CASE("the supervisor passes its scenarios") {
     ++count;
   }
   CHECK(count >= 10);
+}
+
+TEST_CASE("a terminal shows at the start where the job is, unless --quiet") {
+  for (const bool quiet : {false, true}) {
+    JobSpec spec;
+    spec.job_id = "run7";
+    spec.job_dir = "/jobs/run7";
+    spec.quiet = quiet;
+    spec.nproc = {ProcsPerNode::Kind::kNumber, 4};
+    spec.hosts.resize(2);
+    spec.hosts[0].name = "a";
+    spec.hosts[1].name = "b";
+    Supervisor supervisor(spec);
+    supervisor.start(0s);
+    std::vector<std::string> shown;
+    for (const std::size_t node : {0U, 1U}) {
+      rendezvous::Hello hello;
+      hello.machine_id = "m";
+      hello.cpus = 4;
+      hello.workers = node == 0 ? 0 : 8;
+      supervisor.step(job::NodeUp{node, hello, ""}, 1s);
+      for (const job::Action& action :
+           supervisor.step(job::FromNode{node, rendezvous::JobAccepted{"/bin/x"}, 1s}, 1s)) {
+        const auto* line = std::get_if<job::PrintLine>(&action);
+        if (line != nullptr && line->terminal_only) shown.push_back(line->text);
+      }
+    }
+    CHECK(shown == (quiet ? std::vector<std::string>{}
+                          : std::vector<std::string>{"job run7: 2 nodes, 12 workers, files in /jobs/run7"}));
+  }
 }
 
 TEST_CASE("the credit is divided among the running nodes, for any number of hosts") {

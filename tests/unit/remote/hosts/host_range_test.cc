@@ -7,7 +7,6 @@ using ddp::remote::expand_ranges;
 using ddp::remote::Expansion;
 using ddp::remote::is_ipv4;
 using ddp::remote::is_ipv6;
-using ddp::remote::whole_number;
 using Words = std::vector<std::string>;
 
 namespace {
@@ -78,19 +77,6 @@ TEST_CASE("Device ids") {
   CHECK(error_of(expand_ids("70000")) == "0: \"70000\" is too large for a device number");
   CHECK(error_of(expand_ids("0-65534,MIG-1")) == "8: more than 65535 devices");
   CHECK(error_of(expand_ids("0-99999999")) == "0: range 0-99999999 has more than 65535 entries");
-}
-
-TEST_CASE("Whole numbers") {
-  CHECK(whole_number("0", 10) == 0);
-  CHECK(whole_number("10", 10) == 10);
-  CHECK_FALSE(whole_number("11", 10));
-  CHECK_FALSE(whole_number("4", 3));
-  CHECK_FALSE(whole_number("", 10));
-  CHECK_FALSE(whole_number("-1", 10));
-  CHECK_FALSE(whole_number("+1", 10));
-  CHECK_FALSE(whole_number("4x", 10));
-  CHECK_FALSE(whole_number("18446744073709551616", ~0ULL));
-  CHECK(whole_number("18446744073709551615", ~0ULL) == ~0ULL);
 }
 
 TEST_CASE("Addresses") {

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "apps/ddplaunch/options/command_line.h"
+#include "apps/ddplaunch/options/job_options.h"
 #include "tests/support/catch.h"
 #include "tests/unit/apps/ddplaunch/options/fake_process_context.h"
 
@@ -11,7 +12,7 @@ using ddp::compatibility_options;
 using ddp::CompatibilityOption;
 using ddp::Diagnostics;
 using ddp::find_compatibility_option;
-using ddp::OptionTable;
+using ddp::JobOptions;
 using ddp::read_command_line;
 using ddp::SupportStatus;
 using ddp::launcher::LauncherKind;
@@ -23,9 +24,9 @@ using ddp::test::Texts;
 namespace {
 
 Diagnostics diagnostics_of(const Texts& args) {
-  OptionTable table;
+  JobOptions options("/");
   Diagnostics diagnostics;
-  read_command_line(args, table, diagnostics);
+  read_command_line(args, options.table, diagnostics);
   return diagnostics;
 }
 
@@ -38,7 +39,8 @@ FakeContext with_variables(const Env& variables) {
 }  // namespace
 
 TEST_CASE("Each compatibility option does what its row says") {
-  const OptionTable table;
+  const JobOptions options("/");
+  const ddp::OptionTable& table = options.table;
   std::set<std::string_view> seen;
   for (const CompatibilityOption& row : compatibility_options()) {
     const std::string name(row.name);
@@ -80,7 +82,8 @@ TEST_CASE("Each compatibility option does what its row says") {
 }
 
 TEST_CASE("Every option of torchrun and of later releases has a row") {
-  const OptionTable table;
+  const JobOptions options("/");
+  const ddp::OptionTable& table = options.table;
   for (const char* name : {"--nnodes",
                            "--nproc-per-node",
                            "--rdzv-backend",
@@ -147,7 +150,7 @@ TEST_CASE("A command line of torchrun runs unchanged") {
   CHECK(job.spec.job_id == "run7");
   CHECK(job.spec.stop_grace == std::chrono::milliseconds(30'000));
   CHECK(job.spec.max_restarts == 3);
-  CHECK(job.spec.output.log_dir == "/data/run/logs");
+  CHECK(job.spec.output.log_dir == "/data/run/logs/run7.20261121-034500-ab12cd");
   CHECK(job.spec.output.redirects.has(0, 2));
   CHECK_FALSE(job.spec.output.redirects.has(1, 2));
   CHECK(job.spec.output.tee.has(7, 1));
@@ -217,7 +220,7 @@ TEST_CASE("An unknown option is an error") {
   CHECK(world.errors({"--zebra=1", "--nnodes", "none", "w"}) ==
         Texts{"ddplaunch: unknown option --zebra; ddplaunch --help lists all options; the worker's options "
               "follow the worker",
-              "ddplaunch: --nnodes none: \"none\" is not a number of nodes, nor MIN:MAX"});
+              "ddplaunch: --nnodes none: give a number of nodes, or MIN:MAX"});
   CHECK(world.errors({"-Q", "w"}).size() == 1);
 }
 
@@ -227,6 +230,7 @@ TEST_CASE("A missing, empty or superfluous value is an error") {
   CHECK(world.errors({"--hostfile", "--nproc-per-node", "4", "w"}) ==
         Texts{"ddplaunch: --hostfile needs a value: --hostfile FILE"});
   CHECK(world.errors({"--rdzv-id", "--", "w"}) == Texts{"ddplaunch: --rdzv-id needs a value"});
+  CHECK(world.errors({"--num-nodes=", "w"}) == Texts{"ddplaunch: --num-nodes has an empty value"});
   CHECK(world.errors({"--hostfile=", "w"}) == Texts{"ddplaunch: --hostfile has an empty value"});
   CHECK(world.errors({"--oversubscribe=1", "w"}) == Texts{"ddplaunch: --oversubscribe takes no value"});
   CHECK(world.errors({"--standalone=1", "w"}) == Texts{"ddplaunch: --standalone takes no value"});
@@ -301,9 +305,9 @@ TEST_CASE("A wrong value of a torchrun variable is reported with its origin") {
   const Texts pods =
       with_variables({{"PET_NNODES", "4"}, {"PET_NODE_RANK", "1"}, {"PET_NPROC_PER_NODE", "1"}})
           .errors({"w"});
-  REQUIRE(pods.size() == 3);
+  REQUIRE(pods.size() == 2);
   CHECK(pods[0] ==
         "ddplaunch: --node-rank 1 needs --master-addr ADDR, the address of node 0; or set MASTER_ADDR on all "
         "nodes");
-  CHECK(pods[1].starts_with("ddplaunch: --nnodes 4 needs hosts: "));
+  CHECK(pods[1].starts_with("ddplaunch: options taken from the environment"));
 }

@@ -30,7 +30,7 @@ TEST_CASE("An option that has no meaning with --launcher daemon is refused") {
                             "--accept-new-host-keys", "--agent", "/opt/ddplaunchd", "--wrapper",
                             "docker exec -i x", "--daemon-port", "0", "w"}) ==
       Texts{
-          "ddplaunch: --daemon-port 0: give a port from 1 to 65535",
+          "ddplaunch: --daemon-port 0: give a whole number from 1 to 65535",
           "ddplaunch: --launcher daemon reaches the nodes without SSH, so --ssh-command has no effect",
           "ddplaunch: --launcher daemon reaches the nodes without SSH, so --accept-new-host-keys has no "
           "effect",

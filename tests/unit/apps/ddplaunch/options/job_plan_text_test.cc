@@ -16,7 +16,7 @@ TEST_CASE("--dry-run prints the plan, and no value of the environment") {
                       "--env",      "SECRET=hush", "--dry-run", "train.py", "a b",      "--lr=1"};
   CHECK(world.text(args) ==
         "job run7, nothing is started\n"
-        "files in /home/ann/.local/state/ddplaunch/jobs/run7\n"
+        "files in /home/ann/.local/state/ddplaunch/jobs/run7.20261121-034500-ab12cd\n"
         "worker python3 -u train.py 'a b' --lr=1\n"
         "in /data/run\n"
         "over SSH\n"

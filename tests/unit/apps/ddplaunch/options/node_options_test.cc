@@ -63,6 +63,27 @@ TEST_CASE("torchrun's and accelerate's names of the node options are accepted") 
                                   "--main-process-port=1234", "w"}) == "1 of 2 at gpu00:1234, job default");
 }
 
+TEST_CASE("--rdzv-endpoint names a host and a port") {
+  for (const char* bad : {"", ":80", "a:", "a:b", "a:65536", "[]:80", "[fd00::1]:x"}) {
+    CAPTURE(bad);
+    CHECK_FALSE(ddp::read_endpoint(bad));
+  }
+  CHECK(ddp::read_endpoint("fd00::1")->host == "fd00::1");
+  CHECK_FALSE(ddp::read_endpoint("fd00::1")->port);
+  CHECK(FakeContext().errors({"--rdzv-endpoint", "a:b", "w"}) ==
+        Texts{"ddplaunch: --rdzv-endpoint a:b: give HOST:PORT of node 0"});
+  CHECK(FakeContext().job({"--nnodes=1", "--rdzv-endpoint=localhost:0", "w"}).notes ==
+        Texts{"ddplaunch: --rdzv-endpoint has no effect with a single node"});
+  CHECK(FakeContext().errors({"--nnodes=2", "--rdzv-endpoint=gpu00:0", "w"}).front() ==
+        "ddplaunch: --master-port 0: give a port from 1 to 65535, the same on all nodes, because they "
+        "connect to it");
+}
+
+TEST_CASE("A rank of a pod that is no number is an error") {
+  const Env pods = {{"RANK", "x"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "m"}, {"MASTER_PORT", "1"}};
+  CHECK(with(pods).errors({"w"}) == Texts{"ddplaunch: RANK=x: give the rank of this node, a whole number"});
+}
+
 TEST_CASE("An elastic size and spares count as nodes that may join") {
   CHECK(node_text(FakeContext(), {"--nnodes=2:4", "--spares=1", "--node-rank=4", "--master-addr=gpu00",
                                   "w"}) == "4 of 5 at gpu00:29500, job default");
@@ -145,8 +166,9 @@ TEST_CASE("An impossible combination is reported once, with the intended use") {
   CHECK(world.errors({"--host", "a,b", "--node-rank", "1", "w"}) ==
         Texts{"ddplaunch: --node-rank 1 and --host contradict each other: with hosts one ddplaunch starts "
               "all nodes, with --node-rank each node has its own; omit one of them"});
-  CHECK(world.errors({"--nnodes=2", "--node-rank=2", "--master-addr=a", "w"}).front() ==
-        "ddplaunch: --node-rank 2: give a whole number from 0 to 1, a different one on each of the 2 nodes");
+  CHECK(world.errors({"--nnodes=2", "--node-rank=2", "--master-addr=a", "w"}) ==
+        Texts{"ddplaunch: --node-rank 2: give a whole number from 0 to 1, a different one on each of the 2 "
+              "nodes"});
   CHECK(world.errors({"--nnodes=2", "--node-rank=0", "--master-addr=a b", "w"}).front() ==
         "ddplaunch: --master-addr a b: give the name or address of node 0");
   CHECK(world.errors({"--nnodes=2", "--node-rank=0", "--master-addr=a", "--master-port=0", "w"}).front() ==

@@ -8,7 +8,6 @@
 using ddp::absolute_path;
 using ddp::is_job_id;
 using ddp::is_network;
-using ddp::read_duration;
 using ddp::read_port_range;
 using ddp::launcher::FenceMode;
 using ddp::launcher::JobSpec;
@@ -158,18 +157,19 @@ TEST_CASE("Sizes") {
   CHECK(world.spec({"--host", "a,b,c", "--spares", "1", "w"}).spares == 1);
   CHECK(world.errors({"--host", "a,b", "--nnodes", "2", "--spares", "1", "w"}) ==
         Texts{"ddplaunch: --spares 1: with 2 nodes there must be 3 hosts, and there are only 2"});
-  CHECK(world.errors({"--scale-up", "soon", "w"}) == Texts{"ddplaunch: --scale-up soon: choose next or now"});
+  CHECK(world.errors({"--scale-up", "soon", "w"}) ==
+        Texts{"ddplaunch: unknown --scale-up \"soon\" (next, now)"});
   CHECK(world.spec({"w"}).fence == FenceMode::kRank0);
   CHECK(world.spec({"--fence", "rank0", "w"}).fence == FenceMode::kRank0);
   CHECK(world.spec({"--fence", "all", "w"}).fence == FenceMode::kAll);
   CHECK(world.spec({"--fence", "off", "w"}).fence == FenceMode::kOff);
-  CHECK(world.errors({"--fence", "5s", "w"}) == Texts{"ddplaunch: --fence 5s: choose rank0, all or off"});
+  CHECK(world.errors({"--fence", "5s", "w"}) == Texts{"ddplaunch: unknown --fence \"5s\" (rank0, all, off)"});
   CHECK(world.errors({"--nnodes", "4:1", "w"}) ==
-        Texts{"ddplaunch: --nnodes 4:1: \"4:1\" is not a number of nodes, nor MIN:MAX"});
+        Texts{"ddplaunch: --nnodes 4:1: give a number of nodes, or MIN:MAX"});
   CHECK(world.errors({"--nnodes", "two", "w"}) ==
-        Texts{"ddplaunch: --nnodes two: \"two\" is not a number of nodes, nor MIN:MAX"});
+        Texts{"ddplaunch: --nnodes two: give a number of nodes, or MIN:MAX"});
   CHECK(world.errors({"--nnodes", "0", "w"}) ==
-        Texts{"ddplaunch: --nnodes 0: \"0\" is not a number of nodes, nor MIN:MAX"});
+        Texts{"ddplaunch: --nnodes 0: give a number of nodes, or MIN:MAX"});
   CHECK(world.errors({"--host", "a,b", "--nnodes", "3", "w"}) ==
         Texts{"ddplaunch: --nnodes 3: there are only 2 hosts in --host"});
   CHECK(world.errors({"--nnodes", "2", "w"}) ==
@@ -246,7 +246,7 @@ TEST_CASE("A word with line feeds or control characters is reported on one line"
     CHECK(line.find_first_of("\n\r\t\x1b") == std::string::npos);
   }
   CHECK(world.errors({"--stdin", "a\nddplaunch: exit 0: \x1b[2J", "w"}) ==
-        Texts{"ddplaunch: --stdin a\\nddplaunch: exit 0: \\x1b[2J: choose 0 (rank 0 reads it) or none"});
+        Texts{"ddplaunch: unknown --stdin \"a\\nddplaunch: exit 0: \\x1b[2J\" (0, none)"});
   CHECK(world.errors({"--env", "A\nB", "w"}) ==
         Texts{"ddplaunch: --env A\\nB: A\\nB is not set here; write --env A\\nB=VALUE"});
 }
@@ -258,30 +258,31 @@ TEST_CASE("--wrapper applies to all hosts without a wrapper of their own") {
   CHECK(spec.hosts[0].wrapper == Texts{"docker", "exec", "-i", "my box"});
   CHECK(spec.hosts[1].wrapper == Texts{"enter", "b"});
   CHECK(world.spec({"--wrapper", "enter", "w"}).hosts[0].wrapper == Texts{"enter"});
-  CHECK(world.errors({"--wrapper", " ", "w"}) == Texts{"ddplaunch: --wrapper: it names no program"});
-  CHECK(world.errors({"--wrapper", "a 'b", "w"}) == Texts{"ddplaunch: --wrapper: the quote ' is not closed"});
+  CHECK(world.errors({"--wrapper", " ", "w"}) == Texts{"ddplaunch: --wrapper  : it names no program"});
+  CHECK(world.errors({"--wrapper", "a 'b", "w"}) ==
+        Texts{"ddplaunch: --wrapper a 'b: the quote ' is not closed"});
 }
 
 TEST_CASE("Wrong values of the start options are errors") {
   CHECK(FakeContext().errors({"--host", "a", "--launcher", "rsh", "--ssh-config", "nowhere", "--ssh-command",
                               "ssh 'x", "--start-timeout", "soon", "--network", "10.1.0.0", "--master-port",
                               "http", "--port-range", "200-100", "--store", "redis", "w"}) ==
-        Texts{"ddplaunch: --launcher rsh: choose ssh, slurm, daemon or local",
-              "ddplaunch: --ssh-config nowhere: No such file or directory",
-              "ddplaunch: --ssh-command: the quote ' is not closed",
+        Texts{"ddplaunch: unknown --launcher \"rsh\" (ssh, slurm, daemon, local, pdsh)",
+              "ddplaunch: --ssh-command ssh 'x: the quote ' is not closed",
               "ddplaunch: --start-timeout soon: give a time like 500ms, 15s, 2m or 1h",
               "ddplaunch: --network 10.1.0.0: give a network like 10.1.0.0/16, or the name of an interface",
-              "ddplaunch: --master-port http: give a port from 1 to 65535, or 0 for any free one",
+              "ddplaunch: --master-port http: give a whole number from 0 to 65535",
               "ddplaunch: --port-range 200-100: give two ports from 1 to 65535, lower one first: 20000-20100",
-              "ddplaunch: --store redis: choose agent or worker"});
+              "ddplaunch: --store redis: choose agent or worker",
+              "ddplaunch: --ssh-config nowhere: No such file or directory"});
   CHECK(FakeContext().errors({"--ssh-command", " ", "w"}) ==
-        Texts{"ddplaunch: --ssh-command: it names no program"});
+        Texts{"ddplaunch: --ssh-command  : it names no program"});
   CHECK(FakeContext().errors({"--store", "shared", "--host", "a", "--launcher", "daemon", "w"}) ==
         Texts{"ddplaunch: --store shared is not in this release yet, only agent and worker are"});
   CHECK(FakeContext().errors({"--launcher", "ssh", "w"}) ==
-        Texts{"ddplaunch: --launcher ssh needs hosts: --hostfile FILE or --host LIST"});
+        Texts{"ddplaunch: --launcher ssh (or pdsh) needs hosts: --hostfile FILE or --host LIST"});
   CHECK(FakeContext().errors({"--launcher", "pdsh", "w"}) ==
-        Texts{"ddplaunch: --launcher pdsh needs hosts: --hostfile FILE or --host LIST"});
+        Texts{"ddplaunch: --launcher ssh (or pdsh) needs hosts: --hostfile FILE or --host LIST"});
   CHECK(FakeContext().spec({"--host", "a env:X=1", "--host", "b", "w"}).hosts.size() == 2);
 }
 
@@ -361,8 +362,7 @@ TEST_CASE("Standard input goes to rank 0 when it is a pipe or a file") {
   world.stdin_has_data = true;
   CHECK(world.spec({"w"}).stdin_to_rank0);
   CHECK_FALSE(world.spec({"--stdin", "none", "w"}).stdin_to_rank0);
-  CHECK(world.errors({"--stdin", "all", "w"}) ==
-        Texts{"ddplaunch: --stdin all: choose 0 (rank 0 reads it) or none"});
+  CHECK(world.errors({"--stdin", "all", "w"}) == Texts{"ddplaunch: unknown --stdin \"all\" (0, none)"});
 }
 
 TEST_CASE("Directories") {
@@ -373,9 +373,15 @@ TEST_CASE("Directories") {
   CHECK(world.spec({"--job-dir", "out", "w"}).job_dir == "/data/run/out");
   CHECK(world.spec({"--job-id", "run7", "w"}).job_id == "run7");
   world.env.emplace_back("XDG_STATE_HOME", "/var/state");
-  CHECK(world.spec({"--job-id", "run7", "w"}).job_dir == "/var/state/ddplaunch/jobs/run7");
+  CHECK(world.spec({"w"}).job_dir == "/var/state/ddplaunch/jobs/20261121-034500-ab12cd");
   world.env.back().second = "relative";
-  CHECK(world.spec({"--job-id", "run7", "w"}).job_dir == "/home/ann/.local/state/ddplaunch/jobs/run7");
+  // The same line works again: each run has its own directory.
+  CHECK(world.spec({"--job-id", "run7", "w"}).job_dir ==
+        "/home/ann/.local/state/ddplaunch/jobs/run7.20261121-034500-ab12cd");
+  CHECK(world.spec({"--rdzv_id", "run7", "--log-dir", "logs", "w"}).output.log_dir ==
+        "/data/run/logs/run7.20261121-034500-ab12cd");
+  CHECK(world.spec({"--job-id", "run7", "--job-dir", "out", "--log-dir", "logs", "w"}).output.log_dir ==
+        "/data/run/logs/run7");
   world.env.clear();
   CHECK(world.spec({"check", "w"}).job_dir.empty());  // check writes no files
   CHECK(
@@ -399,24 +405,11 @@ TEST_CASE("All errors of a command line are reported at once") {
           {"--hostfile", "hosts", "--nproc_per_nod", "4", "--stop-grace", "x", "--env", "MISSING"}) ==
       Texts{
           "ddplaunch: unknown option --nproc_per_nod; did you mean --nproc-per-node?",
+          "ddplaunch: --stop-grace x: give a time like 500ms, 15s, 2m or 1h",
           "ddplaunch: hosts:1:9: slots=4x: \"4x\" is not a number of slots (a whole number from 1 to 65535)",
           "ddplaunch: hosts:3:3: unknown key slot; did you mean slots?",
           "ddplaunch: no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]",
-          "ddplaunch: --env MISSING: MISSING is not set here; write --env MISSING=VALUE",
-          "ddplaunch: --stop-grace x: give a time like 500ms, 15s, 2m or 1h"});
-}
-
-TEST_CASE("Durations") {
-  CHECK(read_duration("500ms") == milliseconds(500));
-  CHECK(read_duration("15s") == milliseconds(15'000));
-  CHECK(read_duration("15") == milliseconds(15'000));
-  CHECK(read_duration("2m") == milliseconds(120'000));
-  CHECK(read_duration("1h") == milliseconds(3'600'000));
-  CHECK(read_duration("1000h") == std::chrono::hours(1000));
-  for (const char* bad : {"", "s", "1.5s", "-1", "15 s", "15sec", "1001h", "99999999999999999999", "1d"}) {
-    CAPTURE(bad);
-    CHECK_FALSE(read_duration(bad));
-  }
+          "ddplaunch: --env MISSING: MISSING is not set here; write --env MISSING=VALUE"});
 }
 
 TEST_CASE("Ports, networks, IDs and paths are validated") {

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/options/option_text.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;
@@ -25,28 +24,6 @@ std::vector<std::size_t> sizes(const std::vector<const char*>& words) {
 }
 
 }  // namespace
-
-TEST_CASE("sizes are read as in nccl-tests, and a size over 1 TiB is refused") {
-  CHECK(parse_bytes("8") == 8u);
-  CHECK(parse_bytes("64K") == 65'536u);
-  CHECK(parse_bytes("64k") == 65'536u);
-  CHECK(parse_bytes("1.5M") == 1'572'864u);
-  CHECK(parse_bytes("32MiB") == 33'554'432u);
-  CHECK(parse_bytes("1g") == 1'073'741'824u);
-  CHECK(parse_bytes("1024G") == std::size_t{1} << 40);
-  for (const char* wrong : {"", "K", "-1", "1X", "0", "0.5", "nan", "inf", "1.5.M", "1025G", "17179869185G",
-                            "1099511627777", "99999999999999999999", "64 K"})
-    CHECK_FALSE(parse_bytes(wrong));
-}
-
-TEST_CASE("a duration has a unit or is in seconds") {
-  CHECK(parse_duration("60") == 60s);
-  CHECK(parse_duration("60s") == 60s);
-  CHECK(parse_duration("1.5m") == 90s);
-  CHECK(parse_duration("500ms") == 500ms);
-  for (const char* wrong : {"", "s", "0", "-1s", "nan", "25h", "60 s", "60x"})
-    CHECK_FALSE(parse_duration(wrong));
-}
 
 TEST_CASE("the options of nccl-tests are accepted in their spellings") {
   const auto options = parse({"-b",

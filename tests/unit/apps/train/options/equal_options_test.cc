@@ -32,7 +32,7 @@ TEST_CASE("an option that differs is named with both values and the rank") {
   zero.device = DeviceKind::kGpu;
   zero.dtype = Dtype::kBfloat16;
   CHECK(difference_text(mine, zero) ==
-        "--device is cpu on rank 2 and gpu on rank 0; give all ranks the same value");
+        "--device is auto on rank 2 and gpu on rank 0; give all ranks the same value");
   mine.device = zero.device;
   CHECK(difference_text(mine, zero) ==
         "--dtype is float32 on rank 2 and bfloat16 on rank 0; give all ranks the same value");
@@ -48,7 +48,17 @@ TEST_CASE("an option that differs is named with both values and the rank") {
   zero = mine;
   zero.export_to = "w";
   CHECK(difference_text(mine, zero) ==
-        "--export is not given on rank 2 and given on rank 0; give all ranks the same value");
+        "--export is not given on rank 2 and a path on rank 0; give all ranks the same value");
+}
+
+TEST_CASE("a value has one text, however it was written") {
+  const auto list_of = [](const char* rate) {
+    const char* argv[] = {"train", "--lr", rate, "--sync-bn"};
+    return to_text(equal_options(*parse_options(4, argv).options, DataSplit()));
+  };
+  CHECK(list_of("0.10") == list_of("0.1"));
+  CHECK(list_of("0.1").find("--lr\n0.1\n") != std::string::npos);
+  CHECK(list_of("0.1").find("--sync-bn\ngiven\n") != std::string::npos);
 }
 
 TEST_CASE("options of one rank or one node may differ") {

@@ -22,6 +22,7 @@
 #include "apps/train/data/random.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_nccl.h"
+#include "tests/unit/apps/train/collectives/gather_check.h"
 #include "tests/unit/apps/train/collectives/memory_directory.h"
 
 // Ranks as threads over a fake NCCL library and fake GPU memory.
@@ -150,6 +151,7 @@ TEST_CASE("every operation over NCCL is right, for odd sizes and world sizes") {
         if (auto done = all.broadcast(std::as_writable_bytes(std::span(data)), root); !done)
           return done.error().text;
         if (data != values_of<float>(root, 33)) return "wrong broadcast";
+        if (auto wrong = gather_is_right(all, 2'000'003, root); !wrong.empty()) return wrong;
       }
       const std::uint64_t mine[] = {10u + static_cast<std::uint64_t>(all.rank()), 5};
       const auto gathered = all.all_gather(mine);
@@ -389,7 +391,7 @@ TEST_CASE("NCCL's error text of a failed start is passed on") {
   }
   settings.init_fails = 5;
   CHECK(run_ranks(1, [](NcclWorld&) { return "joined"; })[0] ==
-        "rank 0 over NCCL: ncclInvalidUsage: an error of the play; two ranks on one GPU need --share-gpu "
+        "rank 0 over NCCL: ncclInvalidUsage: an injected error; two ranks on one GPU need --share-gpu "
         "during start");
 }
 

@@ -1,8 +1,8 @@
-#include "remote/hosts/diagnostic.h"
+#include "base/parse_text.h"
 
 #include <algorithm>
 
-namespace ddp::remote {
+namespace ddp {
 
 namespace {
 
@@ -59,4 +59,16 @@ std::string_view nearest_word(std::string_view word, const std::vector<std::stri
   return best;
 }
 
-}  // namespace ddp::remote
+std::optional<unsigned long long> whole_number(std::string_view text, unsigned long long max) {
+  if (text.empty()) return std::nullopt;
+  unsigned long long value = 0;
+  for (const char c : text) {
+    if (c < '0' || c > '9') return std::nullopt;
+    const auto digit = static_cast<unsigned long long>(c - '0');
+    if (digit > max || value > max / 10 || value * 10 > max - digit) return std::nullopt;
+    value = value * 10 + digit;
+  }
+  return value;
+}
+
+}  // namespace ddp

@@ -1,9 +1,12 @@
-#include "remote/hosts/diagnostic.h"
+#include "base/parse_text.h"
+
+#include <string>
 
 #include "tests/support/catch.h"
 
-using ddp::remote::edit_distance;
-using ddp::remote::nearest_word;
+using ddp::edit_distance;
+using ddp::nearest_word;
+using ddp::whole_number;
 
 TEST_CASE("Edit distance counts insertions, deletions, replacements and swaps") {
   CHECK(edit_distance("", "") == 0);
@@ -23,4 +26,17 @@ TEST_CASE("The nearest word is suggested when one is near enough") {
   CHECK(nearest_word("", {"a"}).empty());
   CHECK(nearest_word(std::string(1000, 'x'), {"a"}).empty());
   CHECK(nearest_word("b", {}).empty());
+}
+
+TEST_CASE("A whole number is digits up to a limit") {
+  CHECK(whole_number("0", 10) == 0);
+  CHECK(whole_number("10", 10) == 10);
+  CHECK_FALSE(whole_number("11", 10));
+  CHECK_FALSE(whole_number("4", 3));
+  CHECK_FALSE(whole_number("", 10));
+  CHECK_FALSE(whole_number("-1", 10));
+  CHECK_FALSE(whole_number("+1", 10));
+  CHECK_FALSE(whole_number("4x", 10));
+  CHECK_FALSE(whole_number("18446744073709551616", ~0ULL));
+  CHECK(whole_number("18446744073709551615", ~0ULL) == ~0ULL);
 }

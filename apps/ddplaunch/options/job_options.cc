@@ -1,0 +1,412 @@
+#include "apps/ddplaunch/options/job_options.h"
+
+#include <chrono>
+
+#include "remote/hosts/host_range.h"
+
+namespace ddp {
+
+namespace {
+
+using launcher::FenceMode;
+using launcher::JobSpec;
+using launcher::LauncherKind;
+using std::chrono::milliseconds;
+
+constexpr char kUsage[] =
+    "usage: ddplaunch [options] WORKER [arguments of the worker]\n"
+    "       ddplaunch check [options] [WORKER [arguments of the worker]]\n"
+    "       ddplaunch hosts [options]\n"
+    "\n"
+    "Starts WORKER on every node of a cluster, or of this machine when no hosts are given.\n"
+    "WORKER is train (the bundled trainer), a .py file (run as python3 -u FILE), or any program.\n"
+    "check tests every host for problems that would break the job, hosts prints the ranks and addresses of\n"
+    "the job; both start no worker (docs/users/check.md).\n"
+    "All arguments after WORKER belong to it. Options may be written with _ for -.\n"
+    "Times are 500ms, 15s, 2m, 1h, or a number of seconds; sizes are 500K, 64M, 2G, or bytes.\n";
+
+constexpr milliseconds kShortestHeartbeatLimit{2'000};  // a heartbeat comes each second
+constexpr milliseconds kShortestHang{1'000};  // a shorter limit would report each pause of a job as a hang
+constexpr double kMostRestarts = 1'000'000;
+
+void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
+  table.group("Hosts",
+              "Without `--hostfile`, `--host` and `--hosts-from` the job has one node: this machine.",
+              "ddplaunch --hostfile hosts --include gpu01:0,1@gpu02 --nproc-per-node 2 train");
+  table.value({.names = "--hostfile",
+               .value = "FILE",
+               .help = "nodes, one per line: gpu[01-16] slots=8 (docs/users/hostfile.md)",
+               .details = "Files of DeepSpeed and MPI are read as they are.",
+               .completion = Completion::kHostfile},
+              text_into(written.hostfile));
+  table.list(
+      {.names = "--host",
+       .value = "LIST",
+       .help = "nodes on the command line: gpu01:8,gpu[02-04]:8",
+       .details = "The grammar is that of a hostfile ([hostfile.md](hostfile.md)), with commas between "
+                  "the nodes. May be repeated. Not with `--hostfile`."},
+      texts_into(written.host));
+  table.value({.names = "--hosts-from",
+               .value = "slurm|env|FILE|-",
+               .help = "nodes as the scheduler names them, or from standard input (-)",
+               .details = "`slurm` and `env` read the variables of Slurm, or of the scheduler that has set "
+                          "its own. FILE and `-` are a hostfile "
+                          "([hostfile.md](hostfile.md#from-a-scheduler))."},
+              text_into(written.hosts_from));
+  table.value({.names = "--include",
+               .value = "LIST",
+               .default_text = "all",
+               .help = "use only these hosts and slots: gpu01:0,2@gpu02",
+               .completion = Completion::kHost},
+              text_into(written.include));
+  table.value({.names = "--exclude",
+               .value = "LIST",
+               .default_text = "none",
+               .help = "use all but these hosts and slots",
+               .details = "Not with `--include`.",
+               .completion = Completion::kHost},
+              text_into(written.exclude));
+  table.value({.names = "--nnodes",
+               .value = "N|MIN:MAX",
+               .default_text = "all",
+               .help = "use the first N hosts; MIN:MAX continues with MIN when nodes are lost "
+                       "(docs/users/elastic.md)",
+               .details = "Fewer than N hosts are an error. With `MIN:MAX` the job uses up to MAX nodes; "
+                          "when some are lost, it continues with as few as MIN."},
+              parsed_into(written.nnodes, read_node_counts, ": give a number of nodes, or MIN:MAX"));
+  table.value({.names = "--spares",
+               .value = "K",
+               .default_text = "0",
+               .help = "keep K more hosts ready to replace lost hosts",
+               .details = "[elastic.md](elastic.md) explains them."},
+              number_into(spec.spares, 0, remote::kMaxHosts));
+  table.value(
+      {.names = "--nproc-per-node",
+       .value = "N|auto|gpu|cpu",
+       .default_text = "its slots; without slots its GPUs; without GPUs 1",
+       .help = "workers on each node",
+       .details = "`auto` is the number of GPUs, or of CPUs without GPUs; `gpu` and `cpu` count these. "
+                  "More workers than the slots of a host are an error."},
+      parsed_into(spec.nproc, read_procs, ": give a whole number from 1 to 65535, or auto, gpu or cpu"));
+  table.flag({.names = "--oversubscribe", .help = "allow more workers than slots"}, spec.oversubscribe);
+}
+
+/// Options that say how this ddplaunch finds the nodes, or joins them.
+void add_meeting(OptionTable& table, JobSpec& spec, WrittenValues& written, const std::string& cwd) {
+  table.choice<std::optional<LauncherKind>>(
+      {.names = "--launcher",
+       .value = "ssh|slurm|daemon|local",
+       .default_text = "ssh; without hosts local; in a Slurm job slurm, with srun",
+       .help = "how nodes are reached; daemon: where ddplaunchd --listen runs (docs/users/daemon.md)",
+       .details = "`local` starts every node as a process of this machine; its hosts must be `localhost` or "
+                  "127.x.y.z. `slurm` works inside a Slurm job ([migrating.md](migrating.md)). `pdsh`, as in "
+                  "DeepSpeed, means `ssh`."},
+      written.launcher,
+      {{"ssh", LauncherKind::kSsh},
+       {"slurm", LauncherKind::kSlurm},
+       {"daemon", LauncherKind::kDaemon},
+       {"local", LauncherKind::kLocal},
+       {"pdsh", LauncherKind::kSsh}});
+  table.value({.names = "--node-rank",
+               .value = "N",
+               .default_text = "NODE_RANK, or found out",
+               .help = "rank of this node when each of the --nnodes nodes runs its own ddplaunch "
+                       "(docs/users/per_node.md)",
+               .details = "Node 0 is the master."},
+              number_into(written.node_rank, 0, remote::kMaxHosts));
+  table.value({.names = "--master-addr",
+               .value = "ADDR",
+               .default_text = "MASTER_ADDR",
+               .help = "address of node 0, with --node-rank"},
+              text_into(written.master_addr));
+  table.value({.names = "--rdzv-endpoint",
+               .value = "HOST:PORT",
+               .help = "address and port of node 0, as in torchrun",
+               .details = "The same as `--master-addr` and `--master-port`. The port may be omitted: 29400."},
+              parsed_into(written.rdzv_endpoint, read_endpoint, ": give HOST:PORT of node 0"));
+  table.flag({.names = "--insecure",
+              .help = "let nodes join without a token",
+              .details = "Use it only where nobody else reaches the network."},
+             written.insecure);
+  table.value({.names = "--token-file",
+               .value = "FILE",
+               .default_text = "DDPLAUNCH_TOKEN; with --launcher daemon, else ~/.config/ddplaunch/token",
+               .help = "file with the secret that all nodes of the job share",
+               .details = "The file must be readable by you alone. Nodes that meet on loopback need no token "
+                          "([security.md](security.md))."},
+              path_into(spec.token_file, cwd));
+  table.value({.names = "--daemon-port",
+               .value = "PORT",
+               .default_text = "29499",
+               .help = "port of the daemons, for hosts without port=",
+               .details = "With `--launcher daemon`."},
+              number_into(spec.daemon_port, 1, kMaxPort));
+}
+
+void add_ssh(OptionTable& table, JobSpec& spec, WrittenValues& written, const std::string& cwd) {
+  table.value({.names = "--ssh-config",
+               .value = "FILE",
+               .default_text = "~/.ssh/config",
+               .help = "SSH configuration to use, as ssh -F",
+               .details = "`none`: no file."},
+              text_into(spec.ssh_config));
+  table.value({.names = "--ssh-command",
+               .value = "COMMAND",
+               .default_text = "libssh",
+               .help = "use this ssh program instead of libssh: 'ssh -v'",
+               .details = "The command may have options, with quotes as in sh.",
+               .completion = Completion::kProgram},
+              command_into(spec.ssh_command));
+  table.flag(
+      {.names = "--ssh-localhost",
+       .help = "reach localhost over SSH, too",
+       .details = "Otherwise localhost and 127.0.0.1 are started as child processes, unless their entry "
+                  "has a user, port or key: such a host is always reached over SSH."},
+      spec.ssh_localhost);
+  table.flag({.names = "--accept-new-host-keys",
+              .help = "add keys of unknown hosts to known_hosts; changed keys stay an error"},
+             spec.accept_new_host_keys);
+  table.value({.names = "--agent",
+               .value = "PATH",
+               .default_text = "the path beside this program",
+               .help = "path of ddplaunchd on the nodes; none is copied",
+               .details = "A name without `/` is searched in PATH there.",
+               .completion = Completion::kFile},
+              program_into(spec.agent_path, cwd));
+  table.flag({.names = "--no-push",
+              .help = "do not copy ddplaunchd to nodes that lack this build",
+              .details = "Such a node is an error then ([nodes.md](nodes.md))."},
+             written.no_push);
+  table.value({.names = "--start-timeout",
+               .value = "TIME",
+               .default_text = "120s",
+               .help = "time limit until all nodes are ready"},
+              time_into(spec.start_timeout, milliseconds(1)));
+}
+
+/// Options about addresses and ports between the workers.
+void add_network(OptionTable& table, JobSpec& spec, WrittenValues& written) {
+  table.value({.names = "--network",
+               .value = "CIDR|IFACE",
+               .default_text = "the network that all nodes share",
+               .help = "network between the workers",
+               .details = "For instance `10.1.0.0/16` or `ib0` ([network.md](network.md))."},
+              checked(is_network, ": give a network like 10.1.0.0/16, or the name of an interface",
+                      text_into(spec.network)));
+  table.value({.names = "--master-port",
+               .value = "PORT",
+               .default_text = "any free port; with --node-rank 29500",
+               .help = "port of the store on node 0; with --node-rank the port that nodes connect to",
+               .details = "The workers see the store's port as MASTER_PORT. `0` is any free port."},
+              number_into(written.master_port, 0, kMaxPort));
+  table.value({.names = "--port-range",
+               .value = "LOW-HIGH",
+               .default_text = "any",
+               .help = "take free ports only from this range",
+               .details = "A `--master-port` must lie in it."},
+              parsed_into(spec.port_range, read_port_range,
+                          ": give two ports from 1 to 65535, lower one first: 20000-20100"));
+  table.value({.names = "--store",
+               .value = "agent|worker",
+               .default_text = "agent",
+               .help = "process that serves MASTER_PORT: node 0's agent or rank 0 itself "
+                       "(docs/users/environment.md)",
+               .details = "`worker` is for programs that open a second tcp:// group."},
+              store_into(spec.store));
+  table.list({.names = "--store-allow",
+              .value = "CIDR",
+              .help = "additional address or network that may connect to the store, besides the job's nodes; "
+                      "may be repeated",
+              .details = "[security.md](security.md#the-store) says who may use the store."},
+             checked(is_address_range, ": give an address or a network (10.1.0.7, 10.1.0.0/16, fd00::/8)",
+                     texts_into(spec.store_allow)));
+}
+
+void add_worker(OptionTable& table, JobSpec& spec, WrittenValues& written, const std::string& cwd) {
+  table.group("Worker", "", "ddplaunch --env NCCL_DEBUG=INFO --chdir /data/run1 python train.py --lr 0.1");
+  table.flag({.names = "-m,--module", .help = "WORKER is a Python module: python3 -u -m WORKER"},
+             written.module);
+  table.flag({.names = "--no-python", .help = "run a .py file as it is, without python3"}, written.no_python);
+  table.value({.names = "--python",
+               .value = "PATH",
+               .default_text = "python3",
+               .help = "interpreter of .py files and modules",
+               .details = "`python3` is searched in the worker's PATH.",
+               .completion = Completion::kProgram},
+              text_into(spec.command.python));
+  table.list({.names = "--env",
+              .value = "NAME[=VALUE]",
+              .help = "set a variable for the workers; without a value, forward the one of this environment",
+              .details = "It takes precedence over everything that is forwarded. May be repeated. "
+                         "[environment.md](environment.md) says which variables are forwarded."},
+             texts_into(written.env));
+  table.list(
+      {.names = "--env-file",
+       .value = "FILE",
+       .help = "file of NAME=VALUE lines for the workers; --env takes precedence",
+       .details = "May be repeated. The format is that of DeepSpeed and docker: the value is everything "
+                  "behind the `=`, without quotes or expansion. Blank lines and lines that begin with "
+                  "`#` are skipped. Lines may end in CR LF, and a byte order mark is skipped. "
+                  "`.deepspeed_env` in the home directory, then in the current one, is read in the same "
+                  "way (`DS_ENV_FILE` names another file); `--env-file` takes precedence over it."},
+      texts_into(written.env_file));
+  table.value({.names = "--chdir",
+               .value = "DIR",
+               .default_text = "the same as here",
+               .help = "working directory on the nodes"},
+              path_into(spec.chdir, cwd));
+  table.value({.names = "--wrapper",
+               .value = "COMMAND",
+               .help = "command that starts agent and workers inside a container: 'docker exec -i NAME' "
+                       "(docs/users/nodes.md)",
+               .details = "It applies to each host without a `wrapper=` of its own. Quotes are as in sh.",
+               .completion = Completion::kProgram},
+              command_into(written.wrapper));
+  table.list(
+      {.names = "--setup",
+       .value = "SCRIPT",
+       .help = "commands for a login shell on each node before the workers, which inherit its variables: "
+               "'module load cuda'",
+       .details = "May be repeated; the scripts run in their order ([environment.md](environment.md))."},
+      texts_into(spec.setup));
+  table.choice<std::optional<bool>>({.names = "--stdin",
+                                     .default_text = "0 if it is a pipe or a file",
+                                     .help = "reader of standard input: rank 0, or none",
+                                     .details = "Otherwise the default is `none`."},
+                                    written.stdin_to_rank0, {{"0", true}, {"none", false}});
+}
+
+void add_failure(OptionTable& table, JobSpec& spec, WrittenValues& written) {
+  table.group("Failure", "",
+              "ddplaunch --max-restarts 3 --hang-timeout 10m --report end.json python train.py");
+  table.value(
+      {.names = "--max-restarts",
+       .value = "N",
+       .default_text = "0; with --spares or MIN:MAX 3",
+       .help = "restart all workers after a failure, up to N times per job",
+       .details = "N counts for the whole job, whichever node or rank failed. Each start is an attempt."},
+      number_into(spec.max_restarts, 0, kMostRestarts));
+  table.value({.names = "--restart-backoff",
+               .value = "TIME",
+               .default_text = "1s",
+               .help = "wait before the first restart; doubles each time, up to 60s",
+               .details = "Only attempts that ran for less than a minute double it."},
+              time_into(spec.restart_backoff, milliseconds(0)));
+  table.choice<bool>(
+      {.names = "--scale-up",
+       .default_text = "next",
+       .help = "add a node that joins a running job at the next restart, or at once by a restart",
+       .details = "[elastic.md](elastic.md) explains it."},
+      spec.scale_up_now, {{"next", false}, {"now", true}});
+  table.choice<FenceMode>(
+      {.names = "--fence",
+       .default_text = "rank0",
+       .help =
+           "before survivors continue, wait until the workers of an unreachable node are dead: only for the "
+           "node of rank 0, for any node, or never",
+       .details = "Those workers may run until their node's lease ends "
+                  "([elastic.md](elastic.md#two-attempts))."},
+      spec.fence, {{"rank0", FenceMode::kRank0}, {"all", FenceMode::kAll}, {"off", FenceMode::kOff}});
+  table.value({.names = "--hang-timeout",
+               .value = "TIME",
+               .default_text = "0, never",
+               .help = "report a failure when no worker prints or uses the CPU for this time",
+               .details = "The ranks are reported, and their stacks collected ([hang.md](hang.md)). At least "
+                          "`1s`."},
+              time_into(spec.hang_timeout, kShortestHang, true));
+  table.value({.names = "--stop-grace",
+               .value = "TIME",
+               .default_text = "25s after your signal, 15s after a failure",
+               .help = "time from SIGTERM to SIGKILL",
+               .details = "A given time applies to both cases."},
+              time_into(spec.stop_grace, milliseconds(0)));
+  table.value({.names = "--node-timeout",
+               .value = "TIME",
+               .default_text = "15s",
+               .help = "a node that is silent for this time counts as lost",
+               .details = "At least `2s`."},
+              time_into(spec.node_timeout, kShortestHeartbeatLimit));
+  table.value({.names = "--master-timeout",
+               .value = "TIME",
+               .default_text = "15s",
+               .help = "nodes stop their workers when this program is silent for this time",
+               .details = "At least `2s`."},
+              time_into(spec.master_timeout, kShortestHeartbeatLimit));
+  table.value({.names = "--report",
+               .value = "FILE",
+               .help = "file for the report of the job's end, as JSON (docs/users/report.md)",
+               .details = "The directory must exist. The job's directory always has the report as "
+                          "`report.json`."},
+              text_into(written.report));
+}
+
+void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std::string& cwd) {
+  table.group("Job", "", "ddplaunch --hostfile hosts --job-id run7 --dry-run python train.py");
+  table.value(
+      {.names = "--job-id",
+       .value = "ID",
+       .default_text = "date, time, six digits",
+       .help = "name of the job",
+       .details = "Up to 64 letters, digits, `.`, `_` and `-`.",
+       .completion = Completion::kJobId},
+      checked(is_job_id, ": give 1 to 64 letters, digits, '.', '_' and '-', starting with a letter or digit",
+              text_into(job.spec.job_id)));
+  table.value({.names = "--accelerate-config",
+               .value = "FILE",
+               .help = "read size, hosts and variables from a file of `accelerate config` "
+                       "(docs/users/migrating.md)",
+               .details = "Options take precedence over the file."},
+              text_into(written.accelerate_config));
+  table.value(
+      {.names = "--job-dir",
+       .value = "DIR",
+       .default_text = "~/.local/state/ddplaunch/jobs/ID",
+       .help = "directory for the files of the job",
+       .details =
+           "Each rank's output is among them. The default is `$XDG_STATE_HOME/ddplaunch/jobs/ID` if that "
+           "variable is set. With `--job-id` the directory is `ID.TIME`, so that the same line works again. "
+           "A directory holds one run: one that another run uses or has used is refused. Refused too are a "
+           "link, another user's directory, and one that everybody may write to ([all "
+           "rules](security.md#directories-and-the-report))."},
+      path_into(job.spec.job_dir, cwd));
+  table.flag({.names = "--dry-run",
+              .help = "print hosts, ranks and command, and start nothing",
+              .details = "It also prints the names of the environment's variables."},
+             written.dry_run);
+  table.flag({.names = "--json", .help = "with check and hosts: print JSON instead of a table"}, job.json);
+  table.flag(
+      {.names = "--deep",
+       .help = "with check: also test all devices and the links between them",
+       .details = "It tests the device of each rank, each pair of ranks and all ranks together, with "
+                  "`train health` on the hosts, which takes more than ten seconds ([check.md](check.md))."},
+      job.deep);
+  table.flag({.names = "--collectives",
+              .help = "with check: also measure all-reduce",
+              .details = "It runs `train bench allreduce` over all ranks."},
+             job.collectives);
+  table.value({.names = "--min-busbw",
+               .value = "GB/S",
+               .help = "with --collectives: report an error below this bus bandwidth",
+               .details = "It is compared with the bus bandwidth of 16 MiB."},
+              checked(is_bandwidth, ": give GB/s, a number above 0", text_into(job.min_busbw)));
+  table.flag({.names = "-V,--version", .help = "print the version"}, written.version);
+  table.flag({.names = "-h,--help", .help = "print this text"}, written.help);
+}
+
+}  // namespace
+
+JobOptions::JobOptions(const std::string& cwd) : table(kUsage) {
+  JobSpec& spec = job.spec;
+  add_hosts(table, spec, written);
+  table.group("Start", "",
+              "ddplaunch --hostfile hosts --ssh-config ~/cluster_ssh --network 10.1.0.0/16 train");
+  add_meeting(table, spec, written, cwd);
+  add_ssh(table, spec, written, cwd);
+  add_network(table, spec, written);
+  add_worker(table, spec, written, cwd);
+  add_failure(table, spec, written);
+  add_output_options(*this, cwd);
+  add_job(table, job, written, cwd);
+}
+
+}  // namespace ddp

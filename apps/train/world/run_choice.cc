@@ -1,0 +1,131 @@
+#include "apps/train/world/run_choice.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "apps/train/options/equal_options.h"
+#include "base/safe_text.h"
+
+namespace ddp::train {
+
+namespace {
+
+constexpr std::string RankAbility::*kFields[] = {&RankAbility::host, &RankAbility::gpu_obstacle,
+                                                 &RankAbility::nccl_obstacle, &RankAbility::nccl,
+                                                 &RankAbility::refusal};
+
+/// Names the first rank with an obstacle, and how many more there are.
+std::string first_obstacle(std::span<const RankAbility> ranks, std::string RankAbility::*obstacle) {
+  std::string text;
+  std::size_t more = 0;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    const std::string& why = ranks[rank].*obstacle;
+    if (why.empty()) continue;
+    if (!text.empty()) {
+      ++more;
+    } else {
+      text = "rank " + std::to_string(rank) + " on " + ranks[rank].host + ": " + why;
+    }
+  }
+  if (more == 0) return text;
+  return text + "; and " + std::to_string(more) + (more == 1 ? " more rank" : " more ranks");
+}
+
+std::string version_of(const RankAbility& ability) {
+  return ability.nccl.substr(0, ability.nccl.find(" ("));
+}
+
+std::string nccl_obstacle(std::span<const RankAbility> ranks) {
+  if (ranks.size() < 2) return "";
+  if (std::string text = first_obstacle(ranks, &RankAbility::nccl_obstacle); !text.empty()) return text;
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+    if (version_of(ranks[rank]) == version_of(ranks[0])) continue;
+    return "rank " + std::to_string(rank) + " on " + ranks[rank].host + " has " + version_of(ranks[rank]) +
+           ", rank 0 on " + ranks[0].host + " has " + version_of(ranks[0]);
+  }
+  return "";
+}
+
+/// Returns why these options need the CPU; empty: they do not. A world of one has no transport.
+std::string cpu_reason(const TrainOptions& options, std::size_t ranks) {
+  const bool host_transport = options.comm == CommKind::kTcp || options.comm == CommKind::kShm;
+  if (host_transport && ranks > 1) return std::string("--comm ") + comm_text(options.comm) + " needs the CPU";
+  if (options.sync_bn) return "--sync-bn needs the CPU";
+  return device_obstacle(options);
+}
+
+}  // namespace
+
+bool leaves_choice(const TrainOptions& options) {
+  return options.device == DeviceKind::kAuto ||
+         (options.device == DeviceKind::kGpu && options.comm == CommKind::kAuto);
+}
+
+Result<RunChoice> choose_run(const TrainOptions& options, std::span<const RankAbility> ranks) {
+  RunChoice choice{options.device, options.comm, ""};
+  const bool any_device = options.device == DeviceKind::kAuto;
+  if (any_device) {
+    choice.obstacle = cpu_reason(options, ranks.size());
+    if (choice.obstacle.empty()) choice.obstacle = first_obstacle(ranks, &RankAbility::gpu_obstacle);
+    if (choice.obstacle.empty() && options.comm == CommKind::kAuto) choice.obstacle = nccl_obstacle(ranks);
+    choice.device = choice.obstacle.empty() ? DeviceKind::kGpu : DeviceKind::kCpu;
+    if (choice.device == DeviceKind::kCpu && options.dtype == Dtype::kBfloat16)
+      return Error{ErrorCode::kUsage, "--dtype bfloat16 requires --device gpu: " + choice.obstacle};
+  }
+  if (choice.device == DeviceKind::kGpu && options.comm == CommKind::kAuto && ranks.size() > 1) {
+    choice.obstacle = nccl_obstacle(ranks);
+    if (choice.obstacle.empty()) choice.comm = CommKind::kNccl;
+  }
+  return choice;
+}
+
+std::string to_text(const RankAbility& ability) {
+  std::string text;
+  for (const auto field : kFields)
+    text += one_line(ability.*field) + '\n';
+  return text;
+}
+
+RankAbility read_rank_ability(std::string_view text) {
+  RankAbility ability;
+  for (const auto field : kFields)
+    ability.*field = take_line(text);
+  return ability;
+}
+
+std::string to_text(const RunChoice& choice) {
+  return std::string(device_text(choice.device)) + '\n' + comm_text(choice.comm) + '\n' +
+         one_line(choice.obstacle);
+}
+
+std::string to_text(const Error& error) {
+  return (error.code == ErrorCode::kUsage ? "usage\n" : "timeout\n") + one_line(error.text);
+}
+
+Result<RunChoice> read_run_choice(std::string_view text) {
+  const std::string first = take_line(text);
+  if (first == "usage") return Error{ErrorCode::kUsage, take_line(text)};
+  if (first == "timeout") return Error{ErrorCode::kTimeout, take_line(text)};
+  const std::string comm = take_line(text);
+  RunChoice choice;
+  choice.obstacle = take_line(text);
+  for (const auto& [device_word, device] : device_words()) {
+    for (const auto& [comm_word, kind] : comm_words()) {
+      if (first != device_word || comm != comm_word || device == DeviceKind::kAuto) continue;
+      choice.device = device;
+      choice.comm = kind;
+      return choice;
+    }
+  }
+  return Error{ErrorCode::kProtocol,
+               "another rank published a choice of the device that cannot be read; check that "
+               "all ranks run the same version of train"};
+}
+
+std::string choice_line(const RunChoice& choice, const std::string& transport) {
+  std::string line = choice.device == DeviceKind::kGpu ? "device gpu" : "device cpu";
+  if (transport != "none") line += ", " + transport;
+  return choice.obstacle.empty() ? line : line + " (" + choice.obstacle + ")";
+}
+
+}  // namespace ddp::train

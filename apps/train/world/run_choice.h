@@ -1,0 +1,54 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/options/options.h"
+#include "base/result.h"
+
+namespace ddp::train {
+
+/// GPU and NCCL support of one rank. Each rank publishes its own, so that all ranks make the same choice.
+struct RankAbility {
+  std::string host;
+  std::string gpu_obstacle;   ///< why this rank has no GPU of its own; empty: it has one
+  std::string nccl_obstacle;  ///< why this rank cannot load NCCL; empty: it can
+  std::string nccl;           ///< "NCCL 2.28.9 (/usr/lib/x86_64-linux-gnu/libnccl.so.2)"; empty: not loaded
+  std::string refusal;        ///< why this rank has left before the choice; empty: it takes part
+};
+
+/// The device and the transport of a training, equal on all ranks.
+struct RunChoice {
+  DeviceKind device = DeviceKind::kCpu;
+  CommKind comm = CommKind::kAuto;
+  /// Reason why the training does not use GPUs or NCCL: "rank 1 on gpu02: no NVIDIA driver is installed".
+  /// Empty: no such reason, or the options fix the choice.
+  std::string obstacle;
+};
+
+/// Returns whether the options leave the device or its transport to the ranks.
+bool leaves_choice(const TrainOptions& options);
+
+/// Chooses for --device auto and --comm auto. GPUs and NCCL are used if every rank has its own GPU, all ranks
+/// load the same version of NCCL, and the other options can run on a GPU; else the CPU. --device gpu falls
+/// back from NCCL to TCP and shared memory. A world of one needs no NCCL. `ranks` holds all ranks in their
+/// order. Errors (kUsage): --dtype bfloat16 without a GPU.
+Result<RunChoice> choose_run(const TrainOptions& options, std::span<const RankAbility> ranks);
+
+/// Texts of one line per field, for the store.
+std::string to_text(const RankAbility& ability);
+RankAbility read_rank_ability(std::string_view text);
+std::string to_text(const RunChoice& choice);
+/// A text for ranks that wait for a choice that could not be made.
+std::string to_text(const Error& error);
+/// Returns the choice, or the error (kUsage or kTimeout).
+Result<RunChoice> read_run_choice(std::string_view text);
+
+/// Returns the line that tells the user what was chosen: "device cpu, shm+tcp (rank 1 on gpu02: no NVIDIA
+/// driver is installed)". `transport` is CommWorld::backend, or the name of the NCCL library.
+std::string choice_line(const RunChoice& choice, const std::string& transport);
+
+}  // namespace ddp::train

@@ -1,0 +1,82 @@
+// Prints the options of all commands as JSON, for option_pages.py.
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "apps/ddplaunch/options/compatibility_options.h"
+#include "apps/ddplaunch/options/options.h"
+#include "apps/ddplaunchd/daemon_options.h"
+#include "apps/options/option.h"
+#include "apps/train/bench/bench_options.h"
+#include "apps/train/health/health_options.h"
+#include "apps/train/options/options.h"
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+const char* completion_text(ddp::Completion completion) {
+  switch (completion) {
+    case ddp::Completion::kNothing:
+      return "nothing";
+    case ddp::Completion::kFile:
+      return "file";
+    case ddp::Completion::kDirectory:
+      return "directory";
+    case ddp::Completion::kHostfile:
+      return "hostfile";
+    case ddp::Completion::kHost:
+      return "host";
+    case ddp::Completion::kJobId:
+      return "job_id";
+    case ddp::Completion::kRank:
+      return "rank";
+    case ddp::Completion::kProgram:
+      return "program";
+  }
+  return "nothing";
+}
+
+/// Returns {name: option of ddplaunch, or "" for none} of the options of other launchers that take a value.
+Json other_names() {
+  Json names = Json::object();
+  for (const ddp::CompatibilityOption& row : ddp::compatibility_options()) {
+    if (!row.takes_value || row.status == ddp::SupportStatus::kRefused) continue;
+    names[std::string(row.name)] = row.status == ddp::SupportStatus::kRenamed ? row.text : "";
+  }
+  return names;
+}
+
+Json option_json(const ddp::Option& option) {
+  return {{"names", ddp::split_names(option.names)},
+          {"value", option.value},
+          {"default", option.default_text},
+          {"help", option.help},
+          {"details", option.details},
+          {"words", option.words},
+          {"completion", completion_text(option.completion)},
+          {"repeats", option.repeats}};
+}
+
+Json command_json(const std::vector<ddp::OptionGroup>& groups) {
+  Json list = Json::array();
+  for (const ddp::OptionGroup& group : groups) {
+    Json options = Json::array();
+    for (const ddp::Option& option : group.options)
+      options.push_back(option_json(option));
+    list.push_back({{"title", group.title}, {"intro", group.intro}, {"options", options}});
+  }
+  return list;
+}
+
+}  // namespace
+
+int main() {
+  const Json commands = {{"ddplaunch", command_json(ddp::ddplaunch_option_groups())},
+                         {"ddplaunchd", command_json(ddp::daemon_option_groups())},
+                         {"train", command_json(ddp::train::train_option_groups())},
+                         {"train bench", command_json(ddp::train::bench_option_groups())},
+                         {"train health", command_json(ddp::train::health_option_groups())}};
+  std::printf("%s\n", Json{{"commands", commands}, {"other_names", other_names()}}.dump(1).c_str());
+}
