@@ -234,6 +234,16 @@ void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& messa
     inform(index, rendezvous::WorkersGone{});
 }
 
+/// Where each node gets the signal itself, a node that reports it before the master gets its own is no
+/// failure. Workers that were stopped for it are none either.
+bool Supervisor::only_stopped_by(int signal) const {
+  return std::all_of(end().failures.begin(), end().failures.end(), [&](const Failure& failure) {
+    const bool reported = failure.kind == Failure::Kind::kNode &&
+                          failure.error.code == ErrorCode::kLinkLost && failure.error.sys == signal;
+    return spec_.launcher == LauncherKind::kJoin && (reported || failure.stopped_by_us);
+  });
+}
+
 void Supervisor::on(const job::UserSignal& event, Time now) {
   if (event.number == SIGUSR1 || event.number == SIGUSR2) {
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
@@ -244,12 +254,7 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
   }
   if (event.number == SIGTERM && std::exchange(slurm_ends_, false)) return;
   // A signal during the cleanup of a failure shortens the stop, but the failure stays the cause.
-  // Where each node gets the signal itself, those that report it first are no failures.
-  const auto by_the_signal = [&](const Failure& failure) {
-    return spec_.launcher == LauncherKind::kJoin && failure.kind == Failure::Kind::kNode &&
-           failure.error.code == ErrorCode::kLinkLost && failure.error.sys == event.number;
-  };
-  const bool one_stop = !growing_ && std::all_of(end().failures.begin(), end().failures.end(), by_the_signal);
+  const bool one_stop = !growing_ && only_stopped_by(event.number);
   const bool failed = !growing_ && !one_stop;
   if (!failed && end().stop_signal == 0) failures_.stopped_by_user(event.number, awaited_text());
   if (ended_ && state_ < State::kLeaving) return shorten_stop(now);

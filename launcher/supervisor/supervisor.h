@@ -153,6 +153,7 @@ class Supervisor {
   void on(const job::UserSignal& event, Time now);
   void on(const job::Tick& event, Time now);
   bool ended_by_slurm(const Error& error) const;
+  bool only_stopped_by(int signal) const;
 
   void handle(std::size_t node, const rendezvous::JobAccepted& message, Time now);
   void handle(std::size_t node, const rendezvous::Refused& message, Time now);

@@ -31,6 +31,9 @@ std::string machine_of(const rendezvous::Hello& hello) {
 
 /// Time for a lost node to end its workers when the job has ended while no attempt was running.
 constexpr std::chrono::seconds kLastWait{5};
+/// A scheduler sends SIGTERM to the nodes of a job one after the other. After a node has reported its own, the
+/// master waits for its own this long before it counts the node as lost.
+constexpr std::chrono::seconds kSignalSpread{2};
 
 std::string within(milliseconds limit) {
   return " within " + limit_text(limit) + " (--start-timeout)";
@@ -371,7 +374,13 @@ void Supervisor::leave_when_quiet(Time now) {
   const bool quiet = std::none_of(nodes_.begin(), nodes_.end(), [](const Node& node) {
     return (node.lost || node.ending) && node.state == NodeState::kSpawned;
   });
-  if (quiet) leave_all(now);
+  if (!quiet) return;
+  const Failure* root = failures_.root_cause();
+  if (root != nullptr && end().stop_signal == 0 && only_stopped_by(SIGTERM) && now < root->when + kSignalSpread) {
+    deadline_ = root->when + kSignalSpread;
+    return;
+  }
+  leave_all(now);
 }
 
 /// Names only missing nodes, in the order of their failures. Each has its reason, or the step at which it is.
