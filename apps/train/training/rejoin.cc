@@ -75,8 +75,8 @@ class RejoiningRank {
       }
     }
     link_.at(training_ ? training_->held_step().value_or(0) : 0, "join");
-    const int right_rank = order.from ? static_cast<int>(*order.from) : 0;
-    auto world = join_world(environment_, given_, {link_.interrupt(), right_rank, choice_});
+    const int reference_rank = order.from ? static_cast<int>(*order.from) : 0;
+    auto world = join_world(environment_, given_, {link_.interrupt(), reference_rank, choice_});
     if (!world) return world.error();
     world_.emplace(std::move(*world));
     choice_ = world_->choice;

@@ -2,11 +2,8 @@
 
 #include <unistd.h>
 
-#include <charconv>
 #include <numeric>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "apps/train/collectives/communicator.h"
@@ -18,6 +15,7 @@
 #include "apps/train/gpu/device_model.h"
 #include "apps/train/options/equal_options.h"
 #include "apps/train/world/agree_on_choice.h"
+#include "apps/train/world/find_nodes.h"
 #include "apps/train/world/store_directory.h"
 
 namespace ddp::train {
@@ -29,70 +27,8 @@ std::string local_host_name() {
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "this host";
 }
 
-std::string me(const WorkerEnvironment& environment) {
-  return "rank " + std::to_string(environment.rank);
-}
-
 bool knows_nodes(const WorkerEnvironment& environment) {
   return environment.node >= 0 && environment.local_world_size > 0;
-}
-
-/// The ranks of a node, as its first rank reports them.
-struct NodeRankRange {
-  int first = 0;
-  int count = 0;
-};
-
-std::string encode(const NodeRankRange& ranks) {
-  return std::to_string(ranks.first) + " " + std::to_string(ranks.count);
-}
-
-std::optional<NodeRankRange> decode(std::string_view text) {
-  NodeRankRange ranks;
-  const char* end = text.data() + text.size();
-  const auto first = std::from_chars(text.data(), end, ranks.first);
-  if (first.ec != std::errc() || first.ptr == end || *first.ptr != ' ') return std::nullopt;
-  const auto count = std::from_chars(first.ptr + 1, end, ranks.count);
-  if (count.ec != std::errc() || count.ptr != end || ranks.first < 0 || ranks.count < 1) return std::nullopt;
-  return ranks;
-}
-
-/// Returns all nodes with their ranks, as reported by the first rank of each node.
-Result<NodeMap> find_nodes(const WorkerEnvironment& environment, const WorldOptions& options,
-                           PeerDirectory& directory) {
-  NodeMap map;
-  map.node = environment.node;
-  map.local_rank = environment.local_rank;
-  const auto key = [](int node) { return "node/" + std::to_string(node); };
-  if (environment.local_rank == 0) {
-    auto published =
-        directory.share(key(environment.node), encode({environment.rank, environment.local_world_size}));
-    if (!published) return within(me(environment), published.error());
-  }
-  for (int node = 0, known = 0; known < environment.world_size; ++node) {
-    const auto text = directory.find(key(node), options.start_timeout);
-    if (!text && text.error().code == ErrorCode::kTimeout) {
-      return Error{ErrorCode::kTimeout,
-                   me(environment) + " cannot find node " + std::to_string(node) +
-                       ": its first rank has not reached the store in time; check that it started"};
-    }
-    if (!text) return within(me(environment), text.error());
-    const auto ranks = decode(*text);
-    if (!ranks)
-      return Error{ErrorCode::kProtocol, me(environment) + ": node " + key(node) + " is \"" + *text + "\""};
-    map.ranks.emplace_back(static_cast<std::size_t>(ranks->count));
-    std::iota(map.ranks.back().begin(), map.ranks.back().end(), ranks->first);
-    known += ranks->count;
-  }
-  const bool mine =
-      static_cast<std::size_t>(map.node) < map.ranks.size() &&
-      static_cast<std::size_t>(map.local_rank) < map.ranks[static_cast<std::size_t>(map.node)].size() &&
-      map.rank() == environment.rank;
-  if (mine && map.world_size() == environment.world_size) return map;
-  return Error{ErrorCode::kUsage,
-               me(environment) +
-                   ": RANK contradicts GROUP_RANK, LOCAL_RANK and LOCAL_WORLD_SIZE: "
-                   "the ranks of a node must be consecutive; --comm tcp works without this"};
 }
 
 PeerConfig peer_config(const WorkerEnvironment& environment, const WorldOptions& options) {
@@ -196,10 +132,10 @@ Result<> reach_store(const WorkerEnvironment& environment, const WorldOptions& o
   }
   auto client = rendezvous::TcpStoreClient::connect(environment.master_addr, environment.master_port,
                                                     options.start_timeout, options.interrupt);
-  if (!client) return within(me(environment), client.error());
+  if (!client) return within(rank_text(environment), client.error());
   auto directory = StoreDirectory::open(std::move(*client), environment.run_id, environment.attempt,
                                         environment.rank, options.start_timeout);
-  if (!directory) return within(me(environment), directory.error());
+  if (!directory) return within(rank_text(environment), directory.error());
   world.directory = std::move(*directory);
   return {};
 }
@@ -216,17 +152,18 @@ EqualOptions backend_options(const WorldOptions& options) {
 Result<> compare_backends(const WorkerEnvironment& environment, const WorldOptions& options,
                           PeerDirectory& directory) {
   const EqualOptions mine = backend_options(options);
-  if (environment.rank == options.right_rank) {
+  if (environment.rank == options.reference_rank) {
     auto published = directory.share("backend", to_text(mine));
-    return published ? published : within(me(environment), published.error());
+    return published ? published : within(rank_text(environment), published.error());
   }
   const auto text = directory.find("backend", options.start_timeout);
   if (!text && text.error().code == ErrorCode::kTimeout) {
-    return Error{ErrorCode::kTimeout, me(environment) + ": rank " + std::to_string(options.right_rank) +
+    return Error{ErrorCode::kTimeout, rank_text(environment) + ": rank " +
+                                          std::to_string(options.reference_rank) +
                                           " has not reached the store in time; check that it started"};
   }
-  if (!text) return within(me(environment), text.error());
-  const std::string differs = difference(mine, environment.rank, *text, options.right_rank);
+  if (!text) return within(rank_text(environment), text.error());
+  const std::string differs = difference(mine, environment.rank, *text, options.reference_rank);
   return differs.empty() ? Result<>() : Error{ErrorCode::kUsage, differs};
 }
 
@@ -280,7 +217,7 @@ bool needs_nodes(const WorldOptions& options) {
 Result<> join_by_topology(const WorkerEnvironment& environment, const WorldOptions& options,
                           CommWorld& world) {
   if (!knows_nodes(environment)) return join_by_tcp(environment, options, world);
-  auto map = find_nodes(environment, options, *world.directory);
+  auto map = find_nodes(environment, options.start_timeout, *world.directory);
   if (!map) return map.error();
   world.node_count = static_cast<int>(map->ranks.size());
   // With one rank per node, no ranks share memory.
@@ -349,7 +286,7 @@ RankAbility find_ability(const WorkerEnvironment& environment, const TrainOption
 }
 
 ChoiceRanks choice_ranks(const WorkerEnvironment& environment, const WorldOptions& world) {
-  return {environment.rank, environment.world_size, world.right_rank, world.start_timeout};
+  return {environment.rank, environment.world_size, world.reference_rank, world.start_timeout};
 }
 
 }  // namespace
@@ -413,15 +350,15 @@ Result<> can_join(const WorkerEnvironment& environment, const TrainOptions& opti
 
 Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOptions& options,
                              const TrainingJoin& join) {
-  WorldOptions world_wish = world_options(options);
-  world_wish.interrupt = join.interrupt;
-  world_wish.right_rank = join.right_rank;
+  WorldOptions wanted = world_options(options);
+  wanted.interrupt = join.interrupt;
+  wanted.reference_rank = join.reference_rank;
   const bool alone = environment.world_size == 1;
-  CommWorld world = alone ? world_of_one(world_wish.with_nodes) : CommWorld();
+  CommWorld world = alone ? world_of_one(wanted.with_nodes) : CommWorld();
   if (!alone) {
-    if (auto reached = reach_others(environment, world_wish, world); !reached) {
+    if (auto reached = reach_others(environment, wanted, world); !reached) {
       if (world.directory && reached.error().code == ErrorCode::kUsage)
-        refuse_choice(choice_ranks(environment, world_wish), *world.directory, reached.error().text);
+        refuse_choice(choice_ranks(environment, wanted), *world.directory, reached.error().text);
       return reached.error();
     }
   }
@@ -431,19 +368,19 @@ Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOp
     const RankAbility ability = find_ability(environment, options);
     nccl = ability.nccl;
     auto choice = alone ? choose_run(options, {&ability, 1})
-                        : agree_on_choice(choice_ranks(environment, world_wish), *world.directory, options,
+                        : agree_on_choice(choice_ranks(environment, wanted), *world.directory, options,
                                           ability, join.choice);
     if (!choice) return choice.error();
     world.choice = std::move(*choice);
     if (alone && join.choice) world.choice.device = join.choice->device;
-    world_wish.comm = world.choice.comm;
+    wanted.comm = world.choice.comm;
   }
-  if (auto possible = can_join(environment, world_wish); !possible) return possible.error();
+  if (auto possible = can_join(environment, wanted); !possible) return possible.error();
   if (!alone) {
-    if (auto joined = join_over(environment, world_wish, world); !joined) return joined.error();
+    if (auto joined = join_over(environment, wanted, world); !joined) return joined.error();
   }
-  if (environment.rank == 0 && join.right_rank == 0 && leaves_choice(options) && !join.choice)
-    world.choice_line = choice_line(world.choice, world_wish.comm == CommKind::kNccl ? nccl : world.backend);
+  if (environment.rank == 0 && join.reference_rank == 0 && leaves_choice(options) && !join.choice)
+    world.choice_line = choice_line(world.choice, wanted.comm == CommKind::kNccl ? nccl : world.backend);
   if (environment.world_size > 1 && !(environment.collectives.empty() && options.flight_recorder.empty()))
     keep_log(environment, options.flight_recorder, world);
   return world;

@@ -43,7 +43,7 @@ struct WorldOptions {
   std::chrono::milliseconds step_timeout{60'000};
   bool share_gpu = false;   ///< with kNccl
   bool with_nodes = false;  ///< requests World::node and World::between
-  int right_rank = 0;       ///< the rank whose options count if ranks differ
+  int reference_rank = 0;   ///< the rank whose options count if ranks differ
   int interrupt = -1;       ///< descriptor that ends every wait when it is readable; not owned
   std::string remark;       ///< begins the line that rank 0 prints about NCCL
 };
@@ -63,7 +63,7 @@ Result<> can_join(const WorkerEnvironment& environment, const TrainOptions& opti
 /// How a rank joins the world of a training.
 struct TrainingJoin {
   int interrupt = -1;
-  int right_rank = 0;                    ///< the rank whose options and choice count if ranks differ
+  int reference_rank = 0;                ///< the rank whose options and choice count if ranks differ
   std::optional<RunChoice> choice = {};  ///< the choice of an earlier attempt, whose state this rank holds
 };
 /// Chooses device and transport with the other ranks, and connects. `options` are as given: the caller trains
