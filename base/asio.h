@@ -20,6 +20,8 @@
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
+#include <exception>
+#include <utility>
 
 namespace ddp {
 
@@ -31,5 +33,12 @@ using Awaitable = asio::awaitable<T>;
 
 /// Completion token of every I/O await: co_await gives (error, value) and never throws.
 inline constexpr auto kUseTuple = asio::as_tuple(asio::use_awaitable);
+
+/// Runs a task by itself. An exception that crosses an await is an internal error and ends the program.
+inline void spawn(const asio::any_io_executor& executor, Awaitable<> task) {
+  asio::co_spawn(executor, std::move(task), [](const std::exception_ptr& broken) {
+    if (broken) std::terminate();
+  });
+}
 
 }  // namespace ddp

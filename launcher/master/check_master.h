@@ -2,21 +2,19 @@
 
 #include <chrono>
 #include <functional>
-#include <memory>
 #include <string_view>
-#include <vector>
 
 #include "base/asio.h"
 #include "launcher/check/check_run.h"
 #include "launcher/job/job_spec.h"
-#include "launcher/master/node_link.h"
+#include "launcher/master/master_links.h"
 #include "remote/start/fan_out.h"
 
 namespace ddp::launcher {
 
 /// The driver of a CheckRun. It starts the agents as a job would, carries the messages, and measures the
 /// clocks. It never starts a worker. One loop thread; callers use only the constructor and run().
-class CheckMaster {
+class CheckMaster final : private NodeEvents {
  public:
   /// Receives the output of hosts and agents as whole lines, each prefixed with the host's name; for stderr.
   using ShowLines = std::function<void(std::string_view lines)>;
@@ -35,32 +33,25 @@ class CheckMaster {
  private:
   using Clock = std::chrono::steady_clock;
 
-  Awaitable<> start_agents();
-  void on_started(std::size_t index, Result<remote::StartedAgent> outcome);
-  static Awaitable<> read_link(CheckMaster* self, NodeLink* node);
-  static Awaitable<> read_errors(CheckMaster* self, NodeLink* node);
-  void node_gone(NodeLink& node, Error why);
+  void agent_started(NodeLink& node, const remote::StartedAgent& agent) override;
+  void start_failed(std::size_t node, Error why) override;
+  Result<> take(NodeLink& node, const rendezvous::Message& message) override;
+  void agent_errors(const std::string& lines) override;
+  void link_gone(NodeLink& node, NodeLink::LinkEnd end) override;
   Awaitable<> watch_signals();
-  Awaitable<> ping_nodes();
-  Result<> take_messages(NodeLink& node);
-  void take(NodeLink& node, const rendezvous::Message& message);
   void step(const CheckRun::Event& event);
   void carry_out(CheckRun::Actions actions);
   void arm_deadline();
   void measure_clocks(CheckResult& result) const;
   void end_tasks();
-  void start_task(Awaitable<> task);
 
   asio::io_context& loop_;
   const JobSpec& spec_;
   ShowLines show_lines_;
   CheckRun run_;
-  remote::FanOut fan_out_;
-  std::vector<std::unique_ptr<NodeLink>> nodes_;
+  MasterLinks nodes_;
   asio::steady_timer deadline_;
-  asio::steady_timer ping_timer_;
   asio::signal_set signals_;
-  std::uint64_t ping_sequence_ = 0;
 };
 
 }  // namespace ddp::launcher

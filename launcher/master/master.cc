@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
-#include <exception>
-#include <numeric>
 #include <utility>
 
 #include "base/build_identity.h"
@@ -24,6 +22,9 @@ using std::chrono::seconds;
 
 constexpr milliseconds kLastTasks{500};
 constexpr milliseconds kForEver = std::chrono::hours(24 * 365);
+/// Longest interval; short timeouts need more frequent pings.
+constexpr milliseconds kPingEvery{1'000};
+constexpr int kPingsInTimeout = 6;
 /// Time for the reader of the last lines.
 constexpr seconds kLastText{2};
 /// Time for a disk that accepts nothing.
@@ -35,13 +36,22 @@ nanoseconds now() {
   return std::chrono::steady_clock::now().time_since_epoch();
 }
 
+remote::FanOutOptions start_options(const JobSpec& spec, Master::Options options) {
+  remote::FanOutOptions start;
+  start.argv = {std::move(options.agent_path), "--stdio"};
+  start.ssh_localhost = spec.ssh_localhost;
+  start.expected = std::move(options.expected);
+  start.bundle = std::move(options.bundle);
+  start.remote_is_here = spec.launcher == LauncherKind::kLocal;
+  return start;
+}
+
 }  // namespace
 
 Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, remote::RemoteShell& remote,
                remote::RemoteShell& local, JobDir job_dir)
     : loop_(loop),
       spec_(spec),
-      options_(std::move(options)),
       began_(now()),
       files_(JobWriter::start(
           loop.get_executor(), std::move(job_dir), [this](const std::string& words) { say(words); },
@@ -52,16 +62,13 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
       output_(
           *files_, console_, spec.output, [this](std::uint32_t rank) { return source_of(rank); },
           [this] { return static_cast<std::uint32_t>(supervisor_.world().world_size); }),
-      remote_(remote),
-      local_(local),
       supervisor_(spec),
+      nodes_(loop, spec.hosts, supervisor_.node_count(), remote, local,
+             start_options(spec, std::move(options)), *this),
       deadline_(loop),
-      ping_timer_(loop),
       sleep_timer_(loop),
       signals_(loop),
       stdin_(loop.get_executor()) {
-  for (std::size_t i = 0; i < supervisor_.node_count(); ++i)
-    nodes_.push_back(make_link(i, 1));
   add_signals(signals_, {SIGINT, SIGTERM, SIGHUP, SIGTSTP});
   signals_.add(SIGUSR1);
   signals_.add(SIGUSR2);
@@ -71,11 +78,10 @@ Master::~Master() = default;
 
 int Master::run() {
   carry_out(supervisor_.start(now()));
-  std::vector<std::size_t> all(nodes_.size());
-  std::iota(all.begin(), all.end(), std::size_t{0});
-  start_task(start_agents(std::move(all)));
-  start_task(watch_signals());
-  start_task(ping_nodes());
+  nodes_.start_all(spec_.start_timeout);
+  spawn(loop_.get_executor(), watch_signals());
+  nodes_.ping_every(
+      std::min(kPingEvery, std::min(spec_.node_timeout, spec_.master_timeout) / kPingsInTimeout));
   loop_.run();  // until the supervisor has finished; carry_out stops it
   end_tasks();
   output_.finish_all();
@@ -102,26 +108,15 @@ int Master::run() {
 
 /// Makes every task end. Tasks that wait for a dead connection are not awaited.
 void Master::end_tasks() {
-  cancel_starts();
-  for (const auto& node : nodes_)
-    node->close();
+  nodes_.close();
   output_.rest();
   error_code ignored;
   signals_.cancel(ignored);
   stdin_.stop();
-  ping_timer_.cancel();
   sleep_timer_.cancel();
   deadline_.cancel();
-  for (const auto& node : nodes_)
-    node->end_timer.cancel();
   loop_.restart();
   loop_.run_for(kLastTasks);
-}
-
-void Master::start_task(Awaitable<> task) {
-  asio::co_spawn(loop_, std::move(task), [](const std::exception_ptr& broken) {
-    if (broken) std::terminate();  // an exception that crosses an await is an internal error
-  });
 }
 
 // ---- decisions
@@ -139,9 +134,9 @@ void Master::carry_out(job::Actions actions) {
       if (node.opened())
         node.close();
       else
-        cancel_starts();  // only at the end of the job, when all starts are obsolete
+        nodes_.cancel_starts();  // only at the end of the job, when all starts are obsolete
     } else if (const auto* again = std::get_if<job::Recall>(&action)) {
-      recall(again->node);
+      nodes_.start_again(again->node, supervisor_.name(again->node), spec_.start_timeout);
     } else if (auto* words = std::get_if<job::PrintLine>(&action)) {
       const bool watched = !words->terminal_only || console_.is_terminal(2);
       watched ? say(words->text) : log_.step(words->text);
@@ -161,14 +156,14 @@ void Master::carry_out(job::Actions actions) {
 /// Feeds the launcher's stdin to the node of the first rank 0, for the whole job. A later rank 0 on another
 /// node gets end of file.
 void Master::feed_stdin() {
-  const Link link = nodes_[supervisor_.node_of_rank(0)];
+  const MasterLinks::Link link = nodes_[supervisor_.node_of_rank(0)];
   if (link == stdin_link_ || link == stdin_ended_link_) return;
   if (stdin_link_) {
     stdin_ended_link_ = link;
     return link->send(rendezvous::Stdin{});
   }
   stdin_link_ = link;
-  start_task(stdin_.run(link->connection(), [this](const std::string& text) { say(text); }));
+  spawn(loop_.get_executor(), stdin_.run(link->connection(), [this](const std::string& text) { say(text); }));
 }
 
 void Master::arm_deadline() {
@@ -215,7 +210,8 @@ Awaitable<> Master::watch_signals() {
 /// master stops when all have answered, because the threads that send these messages stop with it.
 void Master::fall_asleep() {
   if (!can_be_continued()) return say("Ctrl-Z is ignored: no shell here could continue ddplaunch");
-  if (std::exchange(falling_asleep_, true)) return;
+  if (nodes_.pings_paused()) return;
+  nodes_.pause_pings(true);  // a ping would wake the agents again
   console_.suspend();
   say("suspended; the workers keep running (`fg` to resume)");
   for (const auto& node : nodes_) {
@@ -230,7 +226,7 @@ void Master::fall_asleep() {
 }
 
 void Master::stop_if_all_asleep() {
-  if (!falling_asleep_) return;
+  if (!nodes_.pings_paused()) return;
   for (const auto& node : nodes_) {
     if (node->live() && !node->asleep) return;
   }
@@ -238,7 +234,8 @@ void Master::stop_if_all_asleep() {
 }
 
 void Master::stop_until_continued() {
-  if (!std::exchange(falling_asleep_, false)) return;
+  if (!nodes_.pings_paused()) return;
+  nodes_.pause_pings(false);
   sleep_timer_.cancel();
   ::raise(SIGSTOP);
   console_.resume();

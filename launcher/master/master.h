@@ -10,7 +10,7 @@
 
 #include "base/asio.h"
 #include "launcher/job/job_spec.h"
-#include "launcher/master/node_link.h"
+#include "launcher/master/master_links.h"
 #include "launcher/master/stdin_feed.h"
 #include "launcher/output/console.h"
 #include "launcher/output/job_dir.h"
@@ -19,15 +19,13 @@
 #include "launcher/output/merged_output.h"
 #include "launcher/report/report_json.h"
 #include "launcher/supervisor/supervisor.h"
-#include "remote/start/fan_out.h"
-#include "rendezvous/link/connection.h"
 
 namespace ddp::launcher {
 
 /// The process that owns the job. It starts the agents, carries out the Supervisor's decisions, shows the
 /// workers' output, and reports. It has one loop thread and the console's writer. Callers use only the
 /// constructor and run().
-class Master {
+class Master final : private NodeEvents {
  public:
   struct Options {
     std::string agent_path;                       ///< path of ddplaunchd on the nodes
@@ -53,14 +51,16 @@ class Master {
  private:
   using Clock = std::chrono::steady_clock;
 
-  using Link = std::shared_ptr<NodeLink>;
-
-  Link make_link(std::size_t index, std::uint32_t incarnation);
-  Awaitable<> start_agents(std::vector<std::size_t> nodes);
-  void on_started(std::size_t index, Result<remote::StartedAgent> outcome);
-  static Awaitable<> read_link(Master* master, Link node);
-  static Awaitable<> read_errors(Master* master, Link node);
-  Awaitable<> ping_nodes();
+  void agent_started(NodeLink& node, const remote::StartedAgent& agent) override;
+  void start_failed(std::size_t node, Error why) override;
+  Result<> take(NodeLink& node, const rendezvous::Message& message) override;
+  void all_taken(NodeLink& node) override;
+  void heard(const NodeLink& node) override;
+  void agent_errors(const std::string& lines) override;
+  void agent_asleep() override { stop_if_all_asleep(); }
+  void link_broken(const NodeLink& node, const Error& why) override;
+  void link_gone(NodeLink& node, NodeLink::LinkEnd end) override;
+  void before_pings() override;
   Awaitable<> watch_signals();
 
   void step(const job::Event& event);
@@ -69,8 +69,7 @@ class Master {
   void note_start_steps();
   void feed_stdin();
   void arm_deadline();
-  Result<> take_messages(NodeLink& node);
-  Result<> take(NodeLink& node, const rendezvous::Message& message);
+  Result<> take_output(NodeLink& node, const rendezvous::Output& output);
   void take_notice(NodeLink& node, const rendezvous::Notice& notice);
   LineSource source_of(std::uint32_t rank) const;
   static Supervisor::Time happened(const NodeLink& node, const rendezvous::Message& message);
@@ -80,12 +79,7 @@ class Master {
   void fall_asleep();
   void stop_if_all_asleep();
   void stop_until_continued();
-  void cancel_starts();
-  void recall(std::size_t index);
-  void heard(const NodeLink& node);
-  void node_gone(NodeLink& node, NodeLink::LinkEnd end);
   void end_tasks();
-  void start_task(Awaitable<> task);
   void say(std::string_view text);
   void say_host(const NodeLink& node, std::string_view line);
   JobFacts facts() const;
@@ -95,31 +89,20 @@ class Master {
 
   asio::io_context& loop_;
   const JobSpec& spec_;
-  Options options_;
   const std::chrono::nanoseconds began_;
   const std::shared_ptr<JobWriter> files_;
   const JobLog log_;
   Console console_;
   MergedOutput output_;
-  remote::RemoteShell& remote_;
-  remote::RemoteShell& local_;
-  struct AgentStart {
-    std::shared_ptr<remote::FanOut> fan_out;
-    std::vector<std::size_t> nodes;  ///< by its host index
-  };
-  std::vector<AgentStart> starts_;  ///< running starts: the first one and recalls
   Supervisor supervisor_;
-  std::vector<Link> nodes_;
-  Link stdin_link_;        ///< the node that gets the launcher's stdin
-  Link stdin_ended_link_;  ///< a later rank 0's node, which got end of file
+  MasterLinks nodes_;
+  MasterLinks::Link stdin_link_;        ///< the node that gets the launcher's stdin
+  MasterLinks::Link stdin_ended_link_;  ///< a later rank 0's node, which got end of file
   asio::steady_timer deadline_;
-  asio::steady_timer ping_timer_;
   asio::steady_timer sleep_timer_;
   asio::signal_set signals_;
-  std::uint64_t ping_sequence_ = 0;
   StdinFeed stdin_;
   bool output_lost_ = false;
-  bool falling_asleep_ = false;  ///< Ctrl-Z: the agents are being notified
 };
 
 }  // namespace ddp::launcher
