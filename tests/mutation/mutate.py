@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Plants single-line mistakes in the sources of a room, one at a time, and reports those that no test finds.
+
+The work is done in a copy of the committed tree, build/mutate/tree, with a build of its own beside it. A mistake is found if
+a test of the room fails or does not end. A mistake that does not compile is not counted. The same seed plants the same mistakes.
+"""
+import argparse
+import io
+import json
+import os
+import pathlib
+import random
+import re
+import resource
+import subprocess
+import sys
+import tarfile
+import time
+
+# Sources of each room, and the programs that test it.
+ROOMS = {
+    "membership": (["rendezvous/membership/*.cc"], ["unit_membership", "unit_ranks", "sim_membership"]),
+    "supervisor": (["launcher/supervisor/*.cc"], ["unit_supervisor", "unit_cores", "sim_survivors"]),
+    "agent_core": (["launcher/agent_core/*.cc"], ["unit_cores", "unit_node_facts", "unit_check"]),
+    "root_cause": (["launcher/report/*.cc"], ["unit_report", "unit_supervisor"]),
+    "store": (["rendezvous/store/*.cc"], ["unit_store"]),
+    "keeper": (["launcher/keeper/cgroup.cc", "launcher/keeper/process_*.cc", "launcher/keeper/mark_search.cc"], ["unit_cgroup"]),
+    "lines": (["launcher/lines/*.cc"], ["unit_cores", "unit_terminal", "unit_line_cores"]),
+    "output": (["launcher/output/*.cc"], ["unit_job_files", "unit_console"]),
+    "hang": (["launcher/hang/*.cc"], ["unit_hang", "unit_supervisor"]),
+    "schedule": (["apps/train/schedule/*.cc"], ["unit_train", "unit_train_engine"]),
+    "checkpoint": (["apps/train/checkpoint/*.cc"], ["unit_train_engine"]),
+}
+BUILD_LIMIT_S = 600
+# A mistake may make a program loop: it gets this many times the time of the unchanged program, and so much memory.
+PATIENCE = 5
+MEMORY = 4 << 30
+
+# A pattern, and what replaces it. Operators stand between spaces, as clang-format sets them.
+REPLACEMENTS = [
+    (r" < ", " <= "), (r" <= ", " < "), (r" > ", " >= "), (r" >= ", " > "),
+    (r" == ", " != "), (r" != ", " == "), (r" && ", " || "), (r" \|\| ", " && "),
+    (r"(?<!\") \+ (?!\")", " - "), (r" - ", " + "), (r" \+= (?!\")", " -= "), (r" -= ", " += "),
+    (r"\+\+(?=\w)", "--"), (r"--(?=\w)", "++"),
+    (r"\btrue\b", "false"), (r"\bfalse\b", "true"),
+    (r"\bif \((?!auto |const |!|!?\()(.+)\)(?= (\{|return|continue|break|co_return)|$)", r"if (!(\1))"),
+    (r"\bstd::min\b", "std::max"), (r"\bstd::max\b", "std::min"),
+    (r"(?<![\w.\"'])(\d+)(?![\w.\"'])", lambda match: str(int(match[1]) + 1)),
+]
+# A call or an assignment that fills its line.
+STATEMENT = re.compile(r"^\s+(?!return|co_return|using|const |auto |case |else|throw|delete)[\w>.:\[\]-]+(\(.*\)| [-+|&]?= .*|\+\+|--);$")
+
+
+def mutations(text):
+    """Yields (line number, new line) for each mistake that can be planted in the text, outside of comments and strings."""
+    for number, line in enumerate(text.split("\n"), 1):
+        code = re.sub(r'"(\\.|[^"\\])*"', lambda match: '"' + "_" * (len(match[0]) - 2) + '"', line.split(" //")[0])
+        if not code.strip() or code.lstrip().startswith(("//", "#", "///", "static_assert", "template")):
+            continue
+        for pattern, replacement in REPLACEMENTS:
+            for masked in re.finditer(pattern, code):
+                match = re.compile(pattern).match(line, masked.start())
+                if match and match.end() == masked.end():
+                    changed = match.expand(replacement) if isinstance(replacement, str) else replacement(match)
+                    yield number, line[:match.start()] + changed + line[match.end():]
+        if STATEMENT.match(code):
+            yield number, re.match(r"\s*", line)[0] + ";"
+
+
+class Copy:
+    """The copy of the tree, in which mistakes are planted and built."""
+
+    def __init__(self, root, jobs):
+        self.tree = root / "build/mutate/tree"
+        self.build = root / "build/mutate/build"
+        self.jobs = jobs
+        self.take(root)
+        subprocess.run(["cmake", "-S", self.tree, "-B", self.build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug",
+                        "-DCMAKE_CXX_FLAGS_DEBUG=-O0"], stdout=subprocess.DEVNULL, check=True)
+
+    def take(self, root):
+        """Takes the committed files. A file that has not changed keeps its time, so that it is not compiled again."""
+        archive = subprocess.run(["git", "-C", root, "archive", "HEAD"], stdout=subprocess.PIPE, check=True)
+        files = tarfile.open(fileobj=io.BytesIO(archive.stdout))
+        wanted = {self.tree / one.name: one for one in files if one.isfile()}
+        for path in [path for path in self.tree.rglob("*") if path.is_file() and path not in wanted]:
+            path.unlink()
+        for path, one in wanted.items():
+            content = files.extractfile(one).read()
+            if not path.exists() or path.read_bytes() != content:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+                path.chmod(one.mode)
+
+    def compile(self, targets):
+        return subprocess.run(["cmake", "--build", self.build, "-j", str(self.jobs), "--target", *targets],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=BUILD_LIMIT_S)
+
+    def passes(self, target, limit_s):
+        """Returns whether a test program passes within the time."""
+        try:
+            ran = subprocess.run([self.build / "tests" / target], cwd=self.build, stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=limit_s,
+                                 env={**os.environ, "DDP_SIM_SEEDS": "300"},
+                                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)))
+        except subprocess.TimeoutExpired:
+            return False
+        return ran.returncode == 0
+
+
+def plant(copy, chosen, limits, out):
+    """Plants each mistake alone, and counts the outcomes. `limits` has the seconds of each test program."""
+    counts = {"found": 0, "not found": 0, "not compiled": 0}
+    for path, number, line in chosen:
+        file = copy.tree / path
+        text = file.read_text()
+        lines = text.split("\n")
+        before, lines[number - 1] = lines[number - 1], line
+        file.write_text("\n".join(lines))
+        try:
+            built = copy.compile(limits)
+            finder = built.returncode == 0 and next((one for one in limits if not copy.passes(one, limits[one])), None)
+        finally:
+            file.write_text(text)
+        outcome = "not compiled" if built.returncode != 0 else "found" if finder else "not found"
+        counts[outcome] += 1
+        out.append({"file": path, "line": number, "before": before.strip(), "after": line.strip(), "outcome": outcome, "by": finder or None})
+        if outcome == "not found":
+            print(f"not found: {path}:{number}\n  - {before.strip()}\n  + {line.strip()}", flush=True)
+    return counts
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="./dev mutate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rooms", nargs="*", metavar="ROOM", choices=[[], *ROOMS], help="of: " + ", ".join(ROOMS) + "; all by default")
+    parser.add_argument("--count", type=int, default=50, metavar="N", help="mistakes for each room (50)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="which mistakes are planted (1)")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="compile jobs (2)")
+    options = parser.parse_args()
+    root = pathlib.Path(__file__).resolve().parents[2]
+    copy = Copy(root, options.jobs)
+    results = {}
+    for room in options.rooms or ROOMS:
+        globs, targets = ROOMS[room]
+        clean = copy.compile(targets)
+        if clean.returncode != 0:
+            sys.exit("./dev mutate: the unchanged tree does not compile:\n" + clean.stdout.decode(errors="replace")[-3000:])
+        limits = {}
+        for target in targets:
+            began = time.monotonic()
+            if not copy.passes(target, BUILD_LIMIT_S):
+                sys.exit(f"./dev mutate: {target} fails without any mistake")
+            limits[target] = 5 + PATIENCE * (time.monotonic() - began)
+        files = sorted({file.relative_to(copy.tree).as_posix() for glob in globs for file in copy.tree.glob(glob)})
+        possible = [(file, *one) for file in files for one in mutations((copy.tree / file).read_text())]
+        chosen = random.Random(options.seed).sample(possible, min(options.count, len(possible)))
+        results[room], began = [], time.monotonic()
+        counts = plant(copy, chosen, limits, results[room])
+        tried = counts["found"] + counts["not found"]
+        print(f"{room}: {counts['found']} of {tried} mistakes found ({100 * counts['found'] // max(1, tried)} %), "
+              f"{counts['not compiled']} not compiled, {len(possible)} possible, {time.monotonic() - began:.0f} s", flush=True)
+    (root / "build/mutate/results.json").write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
