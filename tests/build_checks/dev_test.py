@@ -21,7 +21,7 @@ class Dev(unittest.TestCase):
             done = dev("help", cwd=elsewhere)
         self.assertEqual(done.returncode, 0)
         commands = re.search(r"^  (setup \|.*)\)$", (ROOT / "dev").read_text(), re.M).group(1).split(" | ")
-        self.assertEqual(sorted(commands), ["bench", "build", "check", "clients", "demo", "docs", "format", "fuzz", "gpu", "setup", "test"])
+        self.assertEqual(sorted(commands), ["bench", "build", "check", "clients", "demo", "docs", "format", "fuzz", "gpu", "mutate", "setup", "test"])
         for command in commands:
             self.assertRegex(done.stdout, rf"(?m)^  {command}\b")
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Plants single-line mistakes in the sources of a room, one at a time, and reports those that no test finds.
+"""Makes mutants of a room's sources, each with one changed line, and reports those that no test kills.
 
-The work is done in a copy of the committed tree, build/mutate/tree, with a build of its own beside it. A mistake is found if
-a test of the room fails or does not end. A mistake that does not compile is not counted. The same seed plants the same mistakes.
+The work is done in a copy of the committed tree, build/mutate/tree, with a build of its own beside it. A mutant is killed if a
+test of the room fails or does not end. A mutant that does not compile is not counted. The same seed makes the same mutants.
 """
 import argparse
 import io
@@ -32,7 +32,7 @@ ROOMS = {
     "checkpoint": (["apps/train/checkpoint/*.cc"], ["unit_train_engine"]),
 }
 BUILD_LIMIT_S = 600
-# A mistake may make a program loop: it gets this many times the time of the unchanged program, and so much memory.
+# A mutant may make a program loop: it gets this many times the time of the unchanged program, and so much memory.
 PATIENCE = 5
 MEMORY = 4 << 30
 
@@ -52,7 +52,7 @@ STATEMENT = re.compile(r"^\s+(?!return|co_return|using|const |auto |case |else|t
 
 
 def mutations(text):
-    """Yields (line number, new line) for each mistake that can be planted in the text, outside of comments and strings."""
+    """Yields (line number, new line) for each mutant of the text, outside of comments and strings."""
     for number, line in enumerate(text.split("\n"), 1):
         code = re.sub(r'"(\\.|[^"\\])*"', lambda match: '"' + "_" * (len(match[0]) - 2) + '"', line.split(" //")[0])
         if not code.strip() or code.lstrip().startswith(("//", "#", "///", "static_assert", "template")):
@@ -68,7 +68,7 @@ def mutations(text):
 
 
 class Copy:
-    """The copy of the tree, in which mistakes are planted and built."""
+    """The copy of the tree, in which the mutants are built."""
 
     def __init__(self, root, jobs):
         self.tree = root / "build/mutate/tree"
@@ -108,9 +108,9 @@ class Copy:
         return ran.returncode == 0
 
 
-def plant(copy, chosen, limits, out):
-    """Plants each mistake alone, and counts the outcomes. `limits` has the seconds of each test program."""
-    counts = {"found": 0, "not found": 0, "not compiled": 0}
+def run(copy, chosen, limits, out):
+    """Builds and tests each mutant, and counts the outcomes. `limits` has the seconds of each test program."""
+    counts = {"killed": 0, "survived": 0, "not compiled": 0}
     for path, number, line in chosen:
         file = copy.tree / path
         text = file.read_text()
@@ -122,19 +122,19 @@ def plant(copy, chosen, limits, out):
             finder = built.returncode == 0 and next((one for one in limits if not copy.passes(one, limits[one])), None)
         finally:
             file.write_text(text)
-        outcome = "not compiled" if built.returncode != 0 else "found" if finder else "not found"
+        outcome = "not compiled" if built.returncode != 0 else "killed" if finder else "survived"
         counts[outcome] += 1
         out.append({"file": path, "line": number, "before": before.strip(), "after": line.strip(), "outcome": outcome, "by": finder or None})
-        if outcome == "not found":
-            print(f"not found: {path}:{number}\n  - {before.strip()}\n  + {line.strip()}", flush=True)
+        if outcome == "survived":
+            print(f"survived: {path}:{number}\n  - {before.strip()}\n  + {line.strip()}", flush=True)
     return counts
 
 
 def main():
     parser = argparse.ArgumentParser(prog="./dev mutate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rooms", nargs="*", metavar="ROOM", choices=[[], *ROOMS], help="of: " + ", ".join(ROOMS) + "; all by default")
-    parser.add_argument("--count", type=int, default=50, metavar="N", help="mistakes for each room (50)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="which mistakes are planted (1)")
+    parser.add_argument("--count", type=int, default=50, metavar="N", help="mutants of each room (50)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="which mutants are made (1)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="compile jobs (2)")
     options = parser.parse_args()
     root = pathlib.Path(__file__).resolve().parents[2]
@@ -149,15 +149,15 @@ def main():
         for target in targets:
             began = time.monotonic()
             if not copy.passes(target, BUILD_LIMIT_S):
-                sys.exit(f"./dev mutate: {target} fails without any mistake")
+                sys.exit(f"./dev mutate: {target} fails without a mutant")
             limits[target] = 5 + PATIENCE * (time.monotonic() - began)
         files = sorted({file.relative_to(copy.tree).as_posix() for glob in globs for file in copy.tree.glob(glob)})
         possible = [(file, *one) for file in files for one in mutations((copy.tree / file).read_text())]
         chosen = random.Random(options.seed).sample(possible, min(options.count, len(possible)))
         results[room], began = [], time.monotonic()
-        counts = plant(copy, chosen, limits, results[room])
-        tried = counts["found"] + counts["not found"]
-        print(f"{room}: {counts['found']} of {tried} mistakes found ({100 * counts['found'] // max(1, tried)} %), "
+        counts = run(copy, chosen, limits, results[room])
+        tried = counts["killed"] + counts["survived"]
+        print(f"{room}: {counts['killed']} of {tried} mutants killed ({100 * counts['killed'] // max(1, tried)} %), "
               f"{counts['not compiled']} not compiled, {len(possible)} possible, {time.monotonic() - began:.0f} s", flush=True)
     (root / "build/mutate/results.json").write_text(json.dumps(results, indent=1))
 
