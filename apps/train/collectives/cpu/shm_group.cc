@@ -244,8 +244,7 @@ Result<> ShmGroup::sync(std::uint64_t size) {
     if (other == rank()) continue;
     if (auto done = wait_for(other); !done) return done;
     if (segment_.line(other).tag[stage_ % 2].load(std::memory_order_relaxed) != tag)
-      return lost(other,
-                  "it runs another collective; check that all ranks were started with the same options",
+      return lost(other, "it runs another collective (were all ranks started with the same options?)",
                   ErrorCode::kProtocol);
   }
   return {};

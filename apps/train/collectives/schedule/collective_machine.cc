@@ -175,7 +175,7 @@ Result<> CollectiveMachine::received(std::size_t bytes) {
     const int peer = step().receive_from;
     const ReadHeader header = read_header(heard_.data());
     if (!is_lost(header)) {
-      return lost(peer, "it runs another collective; check that all ranks were started with the same options",
+      return lost(peer, "it runs another collective (were all ranks started with the same options?)",
                   ErrorCode::kProtocol);
     }
     lost_ = static_cast<int>(header.size);

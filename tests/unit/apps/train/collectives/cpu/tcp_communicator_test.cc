@@ -423,8 +423,8 @@ TEST_CASE("a peer at another operation is an error, not a wrong sum") {
   const Error error = error_of(bench.ranks->all_reduce_sum(values));
   CHECK(error.code == ErrorCode::kProtocol);
   CHECK(error.text ==
-        "rank 2 lost rank 0 (127.0.0.0:41000): it runs another collective; check that all ranks were started "
-        "with the same options during all-reduce");
+        "rank 2 lost rank 0 (127.0.0.0:41000): it runs another collective (were all ranks started "
+        "with the same options?) during all-reduce");
 }
 
 TEST_CASE("a peer that has sent and received everything may leave before the operation ends here") {
