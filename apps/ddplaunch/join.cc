@@ -146,7 +146,7 @@ Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, cons
                                const launcher::KeeperLink& keeper, asio::signal_set& stop) {
   auto context = rendezvous::SecureContext::make();
   if (!context) return context.error();
-  remote::Resolver resolver(loop.get_executor());
+  remote::Resolver resolver(loop.get_executor(), "give all nodes another --master-addr");
   const rendezvous::Resolve resolve = [&resolver](std::string host, std::uint16_t port,
                                                   Clock::time_point deadline) {
     return look_up(&resolver, std::move(host), port, deadline);

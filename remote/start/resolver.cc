@@ -42,16 +42,15 @@ Resolution look_up(const std::string& name, std::uint16_t port, int family, int 
   return found;
 }
 
-Error resolve_error(const std::string& name, int error) {
+Error resolve_error(const std::string& name, int error, const std::string& advice) {
   return {ErrorCode::kUnreachable,
-          "cannot resolve " + name + ": " + ::gai_strerror(error) +
-              "; check the name, or give address= in the hostfile",
-          0};
+          "cannot resolve " + name + ": " + ::gai_strerror(error) + "; check the name, or " + advice, 0};
 }
 
 }  // namespace
 
-Resolver::Resolver(asio::any_io_executor loop) : calls_(std::move(loop), kMostThreads) {}
+Resolver::Resolver(asio::any_io_executor loop, std::string advice)
+    : calls_(std::move(loop), kMostThreads), advice_(std::move(advice)) {}
 
 Awaitable<Result<std::vector<Endpoint>>> Resolver::resolve(std::string name, std::uint16_t port, int family,
                                                            std::chrono::steady_clock::time_point deadline) {
@@ -67,7 +66,7 @@ Awaitable<Result<std::vector<Endpoint>>> Resolver::resolve(std::string name, std
     co_return Error{ErrorCode::kTimeout,
                     "no answer of the name service for " + name + " before the start limit", 0};
   if (!found) co_return found.error();
-  if (found->error != 0) co_return resolve_error(name, found->error);
+  if (found->error != 0) co_return resolve_error(name, found->error, advice_);
   co_return std::move(found->endpoints);
 }
 

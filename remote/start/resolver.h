@@ -26,7 +26,9 @@ struct Endpoint {
 /// is destroyed before the loop.
 class Resolver {
  public:
-  explicit Resolver(asio::any_io_executor loop);
+  /// `advice` ends the message about a name that cannot be resolved: what the user can do besides checking
+  /// it.
+  explicit Resolver(asio::any_io_executor loop, std::string advice = "give address= in the hostfile");
 
   /// `family` is AF_UNSPEC, AF_INET or AF_INET6. The result is never empty on success. Errors: kUnreachable,
   /// kTimeout, kCancelled; the text has the name.
@@ -35,6 +37,7 @@ class Resolver {
 
  private:
   BlockingCalls calls_;
+  std::string advice_;
 };
 
 }  // namespace ddp::remote
