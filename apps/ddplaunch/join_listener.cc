@@ -22,6 +22,13 @@ using rendezvous::ListenScope;
 constexpr char kPublicToken[] = "no token: anybody who reaches this port may join the job";
 
 Error no_token(const PerNode& node) {
+  if (node.in_slurm) {
+    return Error{ErrorCode::kUsage,
+                 "node 0 is at " + node.master_addr +
+                     ", so all nodes need the same token: write export DDPLAUNCH_TOKEN=$(openssl rand -hex "
+                     "32) before srun in the batch script (srun --export=NONE would not pass it on)",
+                 0};
+  }
   return Error{
       ErrorCode::kUsage,
       "node 0 is at " + node.master_addr +

@@ -55,6 +55,7 @@ struct PerNode {
   int nodes = 0;          ///< all nodes, including spares; at least 2
   std::string link_job;   ///< job name on the links, equal on all nodes
   bool insecure = false;  ///< no token is needed
+  bool in_slurm = false;  ///< one srun has started all nodes, with one environment
 };
 
 /// One validated job: everything that the user asked for, and nothing discovered later. The options

@@ -7,11 +7,12 @@ import pathlib
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import LaunchTest, Outcome, live_processes_with, main, wait_until
+from tests.support.launch import DDPLAUNCH, LaunchTest, Outcome, live_processes_with, main, wait_until
 from tests.support.ports import free_port
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -23,6 +24,7 @@ class PerNode(LaunchTest):
         super().setUp()
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
             self.env.pop(name, None)
+        self.env = {name: value for name, value in self.env.items() if not name.startswith("SLURM")}
         self.env["OMP_NUM_THREADS"] = "1"
         self.port = free_port()
         self.nodes = 2
@@ -135,10 +137,61 @@ class PerNode(LaunchTest):
         self.check_pods(pods, 2)
 
     def test_variables_of_slurm(self):
-        pods = [{"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_STEP_NUM_TASKS": "2",
-                 "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": str(rank), "MASTER_ADDR": "127.0.0.1",
-                 "MASTER_PORT": str(self.port)} for rank in (0, 1)]
+        pods = [dict(self.slurm_task(7, 0, rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(self.port)) for rank in (0, 1)]
         self.check_pods(pods, 2)
+
+    def test_srun_starts_one_ddplaunch_per_node(self):
+        job = next(job for job in range(os.getpid(), os.getpid() + 1000) if all(is_free(slurm_port(job, step)) for step in (0, 1)))
+        command = ["--label", "", "sh", "-c", f"{WHO}; env | grep -c ^SLURM_; touch here.$STEP.$RANK; "
+                   "while [ ! -e go ]; do sleep 0.05; done"]
+        for restart in ({}, {"SLURM_RESTART_COUNT": "1"}):  # a requeued job has the same ids, so the same ports
+            steps = [[self.step_node(job, step, rank, *command, **restart) for rank in (1, 0)] for step in (0, 1)]
+            self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 4), "two steps do not run at once")
+            (self.dir / "go").touch()
+            for step, nodes in enumerate(steps):
+                other, master = self.ends(*nodes)
+                self.assert_codes([other, master], 0, 0)
+                self.assertEqual(sorted(master.out.splitlines()), ["0", "0", "0 of 2, 0 of 1, node 0", "1 of 2, 0 of 1, node 1"])
+                self.assertIn(f"ddplaunch: in Slurm step {job}.{step}: each of its 2 nodes has its own ddplaunch, and they meet at "
+                              f"localhost port {slurm_port(job, step)}; --launcher local runs on this machine only\n", master.err)
+                self.assertRegex(other.err, f"^ddplaunch: joined job .* at localhost port {slurm_port(job, step)} as node 1;")
+            self.assertTrue(wait_until(lambda: not live_processes_with(f"TEST_MARK={self.job}\0")), "processes are left")
+            for mark in (self.dir / "go", *self.dir.glob("here.*")):
+                mark.unlink()
+
+    def test_srun_without_a_token(self):
+        for rank in (0, 1):
+            done = self.ends(self.step_node(7, 0, rank, "true", nodes=("n0", "n1")))[0]
+            self.assert_code(done, 2)
+            self.assertEqual(done.err.splitlines()[-1],
+                             "ddplaunch: exit 2: node 0 is at n0, so all nodes need the same token: write export "
+                             "DDPLAUNCH_TOKEN=$(openssl rand -hex 32) before srun in the batch script (srun --export=NONE would "
+                             "not pass it on)")
+            self.assertEqual(len(done.err.splitlines()), 2 - rank)
+            self.assertFalse(self.job_dir.exists())
+
+    def test_srun_with_a_node_name_that_does_not_resolve(self):
+        done = self.ends(self.step_node(7, 0, 1, "--start-timeout", "1s", "true", nodes=("no-such-host.invalid", "n1"),
+                                        DDPLAUNCH_TOKEN=TOKEN))[0]
+        self.assert_code(done, 112)
+        self.assertRegex(done.err, "cannot resolve no-such-host.invalid: .*; check the name, or give all nodes another --master-addr\n")
+
+    def slurm_task(self, job, step, rank, nodes=("localhost", "n1")):
+        """Returns the variables of one task of `srun -N 2 --ntasks-per-node=1` in a job of more nodes."""
+        return {"SLURM_JOB_ID": str(job), "SLURM_JOB_NODELIST": f"first,{','.join(nodes)}", "SLURM_STEP_ID": str(step),
+                "SLURM_STEP_NODELIST": ",".join(nodes), "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2",
+                "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": str(rank),
+                "SLURM_LOCALID": "0", "SLURM_NODEID": str(rank), "SLURMD_NODENAME": nodes[rank]}
+
+    def step_node(self, job, step, rank, *command, nodes=("localhost", "n1"), **more):
+        """Starts the ddplaunch of one task, without a --job-id, so that job and step tell which nodes belong together."""
+        env = dict(self.env, STEP=str(step), TEST_MARK=self.job, **self.slurm_task(job, step, rank, nodes), **more)
+        self.job_dir = self.dir / f"job{self.runs}"
+        self.runs += 1
+        process = subprocess.Popen([DDPLAUNCH, "--job-dir", self.job_dir, *command], env=env, cwd=self.dir, text=True,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(lambda: process.poll() is None and process.kill())
+        return process
 
     def test_plain_variables_and_an_endpoint(self):
         pods = [{"NODE_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)} for rank in (0, 1)]
@@ -408,6 +461,20 @@ echo "$RANK of $WORLD_SIZE again"
             except ConnectionRefusedError:
                 return None
         return wait_until(attempt)
+
+
+def slurm_port(job, step):
+    """Returns the port where the nodes of a Slurm step meet (docs/users/per_node.md)."""
+    return 20000 + (job * 4943 + step) % 8000
+
+
+def is_free(port):
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def own_address():

@@ -157,10 +157,36 @@ class InSlurm(LaunchTest):
         self.assert_code(done, 0)
         self.assertRegex(done.out, r"(?m)^with srun$")
         self.assertRegex(done.out, r"(?m)^1 +n001 .* 3-5")
-        self.allocation = ["srun", "--quiet", "--nodes=2", "--ntasks=2"]
+        self.allocation = ["srun", "--quiet", "--nodes=2", "--ntasks=4"]
         done = self.run_job("--dry-run", "true")
         self.assertEqual(done.code, 2, done)
-        self.assertIn("srun has started 2 of this program, but one ddplaunch starts all nodes", done.err)
+        self.assertIn("srun has started 4 of this program, but one ddplaunch starts all nodes", done.err)
+
+    def test_srun_starts_one_ddplaunch_per_node(self):
+        self.env.pop("MASTER_ADDR", None)
+        self.allocation = ["srun", "--quiet", "--nodes=2", "--ntasks-per-node=1"]
+        done = self.run_job("--dry-run", "true")
+        self.assertEqual(done.code, 0, done)
+        self.assertRegex(done.out, r"(?m)^one ddplaunch on each node; they connect to n000 port 2[0-7]\d{3}$")
+        done = self.run_job("true")
+        self.assertEqual(done.code, 2, done)
+        self.assertIn("node 0 is at n000, so all nodes need the same token: write export DDPLAUNCH_TOKEN=", done.err)
+        # The names of the emulated nodes have no addresses.
+        done = self.run_job("--master-addr", "127.0.0.1", "--nproc-per-node", 2, "--label", "", "sh", "-c",
+                            "echo $RANK $LOCAL_RANK $GROUP_RANK $WORLD_SIZE")
+        self.assert_code(done, 0)
+        self.assertEqual(sorted(done.out.splitlines()), ["0 0 0 4", "1 1 0 4", "2 0 1 4", "3 1 1 4"])
+
+    def test_a_step_of_one_task(self):
+        self.salloc(2)
+        self.allocation += ["srun", "--quiet", "--nodes=1", "--ntasks=1"]
+        done = self.run_job("--nproc-per-node", 2, "--label", "", "sh", "-c", "echo $RANK $WORLD_SIZE")
+        self.assert_code(done, 0)
+        self.assertEqual(sorted(done.out.splitlines()), ["0 2", "1 2"])
+        self.assertRegex(done.err, r"ddplaunch: srun has started one ddplaunch as Slurm step \d+\.0: it runs on this machine only; ")
+        done = self.run_job("--launcher", "slurm", "--nproc-per-node", 1, "--label", "", "sh", "-c", "echo $RANK $WORLD_SIZE")
+        self.assert_code(done, 0)
+        self.assertEqual(sorted(done.out.splitlines()), ["0 2", "1 2"])
 
     def test_interrupt(self):
         self.salloc(2)

@@ -75,6 +75,8 @@ bool SchedulerReader::from_slurm() {
     return false;
   }
   slurm.tasks_per_node = variable("SLURM_TASKS_PER_NODE");
+  // In a step of one task this is the step's value, and that of the job is unknown.
+  if (slurm.tasks_per_node == "1") slurm.tasks_per_node.clear();
   slurm.gpus_per_node = variable("SLURM_GPUS_PER_NODE");
   slurm.gpus_on_node = variable("SLURM_GPUS_ON_NODE");
   if (!take(remote::slurm_hosts(slurm))) return false;

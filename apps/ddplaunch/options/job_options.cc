@@ -109,14 +109,14 @@ void add_meeting(OptionTable& table, JobSpec& spec, WrittenValues& written, cons
        {"pdsh", LauncherKind::kSsh}});
   table.value({.names = "--node-rank",
                .value = "N",
-               .default_text = "NODE_RANK, or found out",
+               .default_text = "NODE_RANK; SLURM_NODEID under srun; or found out",
                .help = "rank of this node when each of the --nnodes nodes runs its own ddplaunch "
                        "(docs/users/per_node.md)",
                .details = "Node 0 is the master."},
               number_into(written.node_rank, 0, remote::kMaxHosts));
   table.value({.names = "--master-addr",
                .value = "ADDR",
-               .default_text = "MASTER_ADDR",
+               .default_text = "MASTER_ADDR; under srun the first node of the step",
                .help = "address of node 0, with --node-rank"},
               text_into(written.master_addr));
   table.value({.names = "--rdzv-endpoint",
@@ -195,7 +195,7 @@ void add_network(OptionTable& table, JobSpec& spec, WrittenValues& written) {
                       text_into(spec.network)));
   table.value({.names = "--master-port",
                .value = "PORT",
-               .default_text = "any free port; with --node-rank 29500",
+               .default_text = "any free port; with --node-rank 29500, under srun from job and step",
                .help = "port of the store on node 0; with --node-rank the port that nodes connect to",
                .details = "The workers see the store's port as MASTER_PORT. `0` is any free port."},
               number_into(written.master_port, 0, kMaxPort));

@@ -61,15 +61,16 @@ struct JobOptions {
 };
 
 /// Applies what the surrounding scheduler says about hosts if no option names any. In a Slurm job the hosts
-/// are the nodes of the job, started with srun. If srun starts one launcher per task, it reports an error: a
-/// job on this machine alone would silently have the wrong world.
+/// are the nodes of the job, started with srun. A step of one task runs on its own node, unless a person
+/// types in it (srun --pty) or --nnodes asks for more. If srun starts one launcher per task, it reports an
+/// error: a job on this machine alone would silently have the wrong world.
 void heed_scheduler(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics);
 
 /// Decides whether this ddplaunch runs in per-node mode, with one ddplaunch on each node. The options are
 /// --node-rank, --master-addr, --rdzv-endpoint and --nnodes. If they are missing, variables of the scheduler
 /// decide: NODE_RANK, MASTER_ADDR, MASTER_PORT; RANK and WORLD_SIZE of Kubeflow's pods; Slurm's variables if
-/// srun has started one ddplaunch on each node. In this mode it fills per_node, and the node options that the
-/// scheduler gave. Call it before heed_scheduler and read_host_options.
+/// srun has started one ddplaunch on each node (SlurmStep). In this mode it fills per_node, and the node
+/// options that the scheduler gave. Call it before heed_scheduler and read_host_options.
 void read_node_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics);
 
 /// Fills hosts, max_nodes and launcher: --hostfile or --host, --include or --exclude, --nnodes,

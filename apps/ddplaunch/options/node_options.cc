@@ -1,10 +1,12 @@
 #include "apps/ddplaunch/options/job_options.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "apps/ddplaunch/options/slurm_step.h"
 #include "base/parse_text.h"
 #include "launcher/job/env_filter.h"
 #include "launcher/job/job_spec.h"
@@ -29,7 +31,11 @@ bool is_loopback_word(const std::string& address) {
 class NodeOptionReader {
  public:
   NodeOptionReader(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics)
-      : options_(options), written_(options.written), env_(context.env), diagnostics_(diagnostics) {}
+      : options_(options),
+        written_(options.written),
+        env_(context.env),
+        step_(context.env),
+        diagnostics_(diagnostics) {}
 
   /// Returns true if hosts or a --launcher were given. It reports options that contradict them.
   bool others_chosen();
@@ -51,8 +57,14 @@ class NodeOptionReader {
   bool names_other_master() const {
     return !written_.master_addr.empty() && !is_loopback_word(written_.master_addr);
   }
+  bool master_given() const {
+    return !written_.master_addr.empty() || written_.rdzv_endpoint || !variable("MASTER_ADDR").empty();
+  }
   void pods();
   void slurm_step();
+  bool step_nodes();
+  bool step_rank();
+  bool step_address();
   bool take_endpoint();
   void alone();
   bool read_rank(PerNode& given);
@@ -61,6 +73,8 @@ class NodeOptionReader {
   JobOptions& options_;
   WrittenValues& written_;
   const launcher::EnvVars& env_;
+  const SlurmStep step_;
+  bool in_step_ = false;  ///< srun has started one ddplaunch per node, and this is one of them
   Diagnostics& diagnostics_;
 };
 
@@ -111,16 +125,74 @@ void NodeOptionReader::pods() {
                     " nodes, each with its own ddplaunch; --launcher local runs on this machine only");
 }
 
-/// srun started one ddplaunch on each node, and an option or a variable gives the meeting address.
+/// srun has started one ddplaunch on each node. Slurm's variables provide what no option or variable gives.
 void NodeOptionReader::slurm_step() {
-  const auto tasks = number_in(variable("SLURM_STEP_NUM_TASKS"));
-  const bool met =
-      !written_.master_addr.empty() || written_.rdzv_endpoint || !variable("MASTER_ADDR").empty();
-  if (!tasks || *tasks < 2 || number_in(variable("SLURM_STEP_NUM_NODES")) != tasks || !met) return;
-  const auto rank = number_in(variable("SLURM_NODEID"));
-  if (rank && !written_.node_rank && variable("NODE_RANK").empty())
-    written_.node_rank = static_cast<int>(*rank);
-  if (!written_.nnodes) written_.nnodes = NodeCounts{*tasks, *tasks};
+  if (!step_.one_per_node()) return;
+  in_step_ = step_nodes() && step_rank() && step_address();
+}
+
+/// Takes the number of nodes from the step. Returns false after reporting that the options need another one.
+bool NodeOptionReader::step_nodes() {
+  const auto spares = static_cast<std::size_t>(options_.job.spec.spares);
+  const std::size_t started = step_.nodes;
+  if (!written_.nnodes && spares < started) written_.nnodes = NodeCounts{started - spares, started - spares};
+  if (written_.nnodes && written_.nnodes->min <= started && written_.nnodes->max + spares >= started)
+    return true;
+  std::string asked;
+  if (written_.nnodes) {
+    asked = "--nnodes " + std::to_string(written_.nnodes->min);
+    if (written_.nnodes->max != written_.nnodes->min) asked += ':' + std::to_string(written_.nnodes->max);
+  }
+  if (spares > 0) asked += (asked.empty() ? "" : " with ") + ("--spares " + std::to_string(spares));
+  diagnostics_.fail(asked + ": srun has started this program on " + std::to_string(started) +
+                    " nodes; omit the option, or start as many nodes with srun --nodes; --launcher local "
+                    "runs on this machine only");
+  return false;
+}
+
+/// Takes this node's rank from the step. A given rank wins, unless node 0 would not be the step's first node.
+bool NodeOptionReader::step_rank() {
+  const auto rank = step_.node_rank();
+  const std::string number = written_.node_rank ? std::to_string(*written_.node_rank) : variable("NODE_RANK");
+  if (number.empty() && !rank) {
+    diagnostics_.fail((step_.node_id.empty()
+                           ? std::string("SLURM_NODEID is not set")
+                           : "SLURM_NODEID=" + step_.node_id + " is not one of the " +
+                                 std::to_string(step_.nodes) + " nodes of this Slurm step") +
+                      "; give --node-rank N, a different one on each node");
+    return false;
+  }
+  if (number.empty()) written_.node_rank = rank;
+  if (number.empty() || !rank || number == step_.node_id) return true;
+  const std::string text = (written_.node_rank ? "--node-rank " : "NODE_RANK=") + number +
+                           " is given, but this is node " + step_.node_id + " of Slurm step " + step_.name() +
+                           " (SLURM_NODEID)";
+  if (master_given()) {
+    diagnostics_.note(text + "; the given rank is used");
+    return true;
+  }
+  diagnostics_.fail(text + ", whose node 0 is the master; omit it, or give --master-addr as well");
+  return false;
+}
+
+/// Takes the address of node 0 and the port from the step.
+bool NodeOptionReader::step_address() {
+  if (!master_given()) {
+    auto first = step_.first_node();
+    if (!first) {
+      diagnostics_.fail(first.error().text + "; set MASTER_ADDR to name node 0 yourself");
+      return false;
+    }
+    written_.master_addr = std::move(*first);
+  }
+  if (written_.master_port || written_.rdzv_endpoint || !variable("MASTER_PORT").empty()) return true;
+  written_.master_port = step_.port();
+  if (written_.master_port) return true;
+  diagnostics_.fail(
+      "SLURM_JOB_ID=" + step_.job + ", SLURM_STEP_ID=" + step_.id +
+      ": these are not numbers, so no port follows from them; give --master-port PORT, the same "
+      "on all nodes");
+  return false;
 }
 
 /// Uses --rdzv-endpoint as master address and port. Returns false after reporting a contradiction.
@@ -220,14 +292,25 @@ std::optional<PerNode> NodeOptionReader::read() {
     return std::nullopt;
   }
   if (!read_rank(given) || !read_port(given)) return std::nullopt;
+  given.link_job = options_.given("--job-id") ? options_.job.spec.job_id : "default";
+  if (!in_step_) return given;
+  given.in_slurm = true;
+  if (!options_.given("--job-id") && step_.port()) given.link_job = "slurm-" + step_.name();
+  if (given.rank == 0) {
+    diagnostics_.note("in Slurm step " + step_.name() + ": each of its " + std::to_string(step_.nodes) +
+                      " nodes has its own ddplaunch, and they meet at " + given.master_addr + " port " +
+                      std::to_string(given.port) + "; --launcher local runs on this machine only");
+  }
   return given;
 }
 
-void refuse_what_needs_one_launcher(const JobOptions& options, Diagnostics& diagnostics) {
+void refuse_what_needs_one_launcher(const JobOptions& options, bool in_slurm, Diagnostics& diagnostics) {
   if (options.job.verb != Verb::kRun) {
     diagnostics.fail(std::string("ddplaunch ") + (options.job.verb == Verb::kCheck ? "check" : "hosts") +
-                     " connects to the nodes itself: name them with --hostfile or --host, and omit "
-                     "--node-rank and --master-addr");
+                     (in_slurm
+                          ? " connects to the nodes itself: start it once, without srun"
+                          : " connects to the nodes itself: name them with --hostfile or --host, and omit "
+                            "--node-rank and --master-addr"));
   }
   if (options.given("--wrapper")) {
     diagnostics.fail(
@@ -246,12 +329,13 @@ void refuse_what_needs_one_launcher(const JobOptions& options, Diagnostics& diag
 void read_node_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
   NodeOptionReader reader(options, context, diagnostics);
   if (reader.others_chosen()) return;
+  const std::size_t errors_before = diagnostics.errors.size();
   reader.ask_scheduler();
+  if (diagnostics.errors.size() > errors_before) return;
   auto given = reader.read();
   if (!given) return;
   launcher::JobSpec& spec = options.job.spec;
-  given->link_job = options.given("--job-id") ? spec.job_id : "default";
-  refuse_what_needs_one_launcher(options, diagnostics);
+  refuse_what_needs_one_launcher(options, given->in_slurm, diagnostics);
   options.written.master_port.reset();  // the store takes its own port
   spec.launcher = launcher::LauncherKind::kJoin;
   spec.hosts.resize(static_cast<std::size_t>(given->nodes));

@@ -30,6 +30,25 @@ std::string node_text(const FakeContext& world, const Texts& args) {
          node.master_addr + ":" + std::to_string(node.port) + ", job " + node.link_job;
 }
 
+/// Returns node `id` of a step of three nodes in a job of four, as srun sets its variables. `more` overrides
+/// them.
+FakeContext slurm_node(const char* id, const Env& more = {}) {
+  FakeContext world;
+  world.env = more;  // the first one of a name counts
+  world.env.insert(world.env.end(),
+                   {{"HOME", "/home/ann"},
+                    {"SLURM_JOB_ID", "7"},
+                    {"SLURM_JOB_NODELIST", "n[00-03]"},
+                    {"SLURM_STEP_ID", "3"},
+                    {"SLURM_STEP_NODELIST", "n[01-03]"},
+                    {"SLURM_STEP_NUM_TASKS", "3"},
+                    {"SLURM_STEP_NUM_NODES", "3"},
+                    {"SLURM_TASKS_PER_NODE", "1(x3)"},
+                    {"SLURM_NODEID", id},
+                    {"SLURMD_NODENAME", std::string("n0") + std::to_string(std::stoi(id) + 1)}});
+  return world;
+}
+
 const Texts kNode1 = {"--nnodes", "2", "--node-rank", "1", "--master-addr", "gpu00", "w"};
 
 }  // namespace
@@ -112,17 +131,101 @@ TEST_CASE("A scheduler's environment is enough to join") {
         "? of 2 at gpu00:1234, job default");
 }
 
-TEST_CASE("srun may start one ddplaunch per node when the master's address is given") {
-  FakeContext world = with({{"SLURM_JOB_ID", "7"},
-                            {"SLURM_JOB_NODELIST", "n[00-02]"},
-                            {"SLURM_STEP_NUM_TASKS", "3"},
-                            {"SLURM_STEP_NUM_NODES", "3"},
-                            {"SLURM_NODEID", "2"},
-                            {"MASTER_ADDR", "n00"}});
-  CHECK(node_text(world, {"w"}) == "2 of 3 at n00:29500, job default");
-  CHECK(node_text(world, {"--master-port", "1234", "w"}) == "2 of 3 at n00:1234, job default");
-  world.env.pop_back();
-  CHECK(world.errors({"w"}).front().starts_with("ddplaunch: srun has started 3 of this program, "));
+TEST_CASE("srun may start one ddplaunch per node") {
+  const FakeContext world = slurm_node("2");
+  CHECK(node_text(world, {"w"}) == "2 of 3 at n01:22604, job slurm-7.3");
+  CHECK(world.spec({"w"}).per_node->in_slurm);
+  CHECK(world.job({"w"}).notes == Texts{});
+  CHECK(slurm_node("0").job({"w"}).notes ==
+        Texts{"ddplaunch: in Slurm step 7.3: each of its 3 nodes has its own ddplaunch, and they meet at n01 "
+              "port 22604; --launcher local runs on this machine only"});
+  CHECK(node_text(world, {"--launcher", "local", "w"}) == "none");
+  CHECK(node_text(world, {"--host", "a,b", "w"}) == "none");
+}
+
+TEST_CASE("Options and variables override those of a Slurm step") {
+  const FakeContext world = slurm_node("2");
+  CHECK(node_text(world, {"--master-port", "1234", "w"}) == "2 of 3 at n01:1234, job slurm-7.3");
+  CHECK(node_text(world, {"--job-id", "run7", "w"}) == "2 of 3 at n01:22604, job run7");
+  CHECK(node_text(world, {"--rdzv-endpoint", "login", "w"}) == "2 of 3 at login:29400, job slurm-7.3");
+  CHECK(node_text(world, {"--master-addr", "login", "w"}) == "2 of 3 at login:22604, job slurm-7.3");
+  CHECK(node_text(slurm_node("2", {{"MASTER_ADDR", "login"}, {"MASTER_PORT", "9"}}), {"w"}) ==
+        "2 of 3 at login:9, job slurm-7.3");
+  CHECK(node_text(slurm_node("2", {{"PET_MASTER_PORT", "9"}}), {"w"}) == "2 of 3 at n01:9, job slurm-7.3");
+  CHECK(node_text(world, {"--nnodes", "2", "--spares", "1", "w"}) == "2 of 3 at n01:22604, job slurm-7.3");
+  CHECK(world.spec({"--spares", "1", "w"}).max_nodes == 2);
+  CHECK(node_text(world, {"--nnodes", "1:4", "w"}) == "2 of 4 at n01:22604, job slurm-7.3");
+}
+
+TEST_CASE("A rank beside that of the Slurm step needs an address beside that of the step") {
+  // In a batch script SLURM_NODEID is 0, so this export of the script is the same on all nodes.
+  const Env exported = {{"NODE_RANK", "0"}};
+  CHECK(slurm_node("2", exported).errors({"w"}) ==
+        Texts{"ddplaunch: NODE_RANK=0 is given, but this is node 2 of Slurm step 7.3 (SLURM_NODEID), whose "
+              "node 0 "
+              "is the master; omit it, or give --master-addr as well"});
+  CHECK(slurm_node("2")
+            .errors({"--node-rank", "1", "w"})
+            .front()
+            .starts_with("ddplaunch: --node-rank 1 is given, but this is node 2 of Slurm step 7.3"));
+  CHECK(node_text(slurm_node("0", exported), {"w"}) == "0 of 3 at n01:22604, job slurm-7.3");
+  const auto both = slurm_node("2", exported).job({"--master-addr", "n03", "w"});
+  CHECK(both.spec.per_node->rank == 0);
+  CHECK(both.notes.front() ==
+        "ddplaunch: NODE_RANK=0 is given, but this is node 2 of Slurm step 7.3 (SLURM_NODEID); the given "
+        "rank is "
+        "used");
+}
+
+TEST_CASE("A Slurm step of another size than the job is an error") {
+  const FakeContext world = slurm_node("2");
+  const std::string end =
+      ": srun has started this program on 3 nodes; omit the option, or start as many nodes with srun "
+      "--nodes; "
+      "--launcher local runs on this machine only";
+  CHECK(world.errors({"--nnodes", "2", "w"}) == Texts{"ddplaunch: --nnodes 2" + end});
+  CHECK(world.errors({"--nnodes", "1", "w"}) == Texts{"ddplaunch: --nnodes 1" + end});
+  CHECK(world.errors({"--nnodes", "4:6", "w"}) == Texts{"ddplaunch: --nnodes 4:6" + end});
+  CHECK(world.errors({"--nnodes", "1", "--spares", "1", "w"}) ==
+        Texts{"ddplaunch: --nnodes 1 with --spares 1" + end});
+  CHECK(world.errors({"--spares", "3", "w"}) == Texts{"ddplaunch: --spares 3" + end});
+}
+
+TEST_CASE("Slurm's variables that do not fit together are an error") {
+  const std::string advice = "; set MASTER_ADDR to name node 0 yourself";
+  const std::string other =
+      "; the variables belong to different jobs or steps. Unset SLURM_STEP_NUM_TASKS if srun has not started "
+      "this program";
+  const auto error = [](const Env& more) { return slurm_node("2", more).errors({"w"}); };
+  CHECK(error({{"SLURM_NODEID", "3"}}) ==
+        Texts{"ddplaunch: SLURM_NODEID=3 is not one of the 3 nodes of this Slurm step; give --node-rank N, a "
+              "different one on each node"});
+  CHECK(error({{"SLURM_NODEID", ""}}) ==
+        Texts{"ddplaunch: SLURM_NODEID is not set; give --node-rank N, a different one on each node"});
+  CHECK(error({{"SLURM_STEP_NODELIST", "n[01-04]"}}) ==
+        Texts{"ddplaunch: SLURM_STEP_NODELIST=n[01-04] names 4 nodes, but SLURM_STEP_NUM_NODES is 3" + other +
+              advice});
+  CHECK(
+      error({{"SLURMD_NODENAME", "n02"}}) ==
+      Texts{"ddplaunch: SLURMD_NODENAME=n02 is not node 2 of SLURM_STEP_NODELIST=n[01-03]" + other + advice});
+  CHECK(error({{"SLURM_STEP_NODELIST", "n[01-"}})
+            .front()
+            .starts_with("ddplaunch: SLURM_STEP_NODELIST, column "));
+  CHECK(error({{"SLURM_STEP_NODELIST", "n[01-"}}).front().ends_with(advice));
+  CHECK(error({{"SLURM_STEP_NODELIST", ""}, {"SLURM_JOB_NODELIST", ""}}) ==
+        Texts{"ddplaunch: SLURM_STEP_NODELIST is not set" + advice});
+  CHECK(
+      error({{"SLURM_STEP_ID", "x"}}) ==
+      Texts{
+          "ddplaunch: SLURM_JOB_ID=7, SLURM_STEP_ID=x: these are not numbers, so no port follows from them; "
+          "give --master-port PORT, the same on all nodes"});
+  CHECK(node_text(slurm_node("2", {{"SLURM_STEP_NODELIST", "n[01-"}, {"MASTER_ADDR", "n01"}}), {"w"}) ==
+        "2 of 3 at n01:22604, job slurm-7.3");
+}
+
+TEST_CASE("ddplaunch check and hosts are not started by srun on each node") {
+  CHECK(slurm_node("2").errors({"check"}) ==
+        Texts{"ddplaunch: ddplaunch check connects to the nodes itself: start it once, without srun"});
 }
 
 TEST_CASE("Options override variables") {

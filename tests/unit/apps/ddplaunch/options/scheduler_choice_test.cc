@@ -4,6 +4,7 @@
 #include "tests/unit/apps/ddplaunch/options/fake_process_context.h"
 
 using ddp::launcher::LauncherKind;
+using ddp::test::Env;
 using ddp::test::FakeContext;
 using ddp::test::Texts;
 
@@ -43,16 +44,64 @@ TEST_CASE("In a Slurm job an explicit choice is kept") {
           "ddplaunch: --ssh-command cannot be used with --launcher slurm, which starts the nodes with srun"});
 }
 
-TEST_CASE("Several ddplaunch processes started by srun are an error") {
+TEST_CASE("Several ddplaunch processes of one node are an error") {
   FakeContext world = in_slurm();
-  world.env.emplace_back("SLURM_STEP_NUM_TASKS", "3");
-  CHECK(world.errors({"w"}).front() ==
-        "ddplaunch: srun has started 3 of this program, but one ddplaunch starts all nodes: omit srun, or "
-        "use srun --ntasks=1; for one ddplaunch per node set MASTER_ADDR; --launcher local runs on this "
-        "machine only");
+  world.env.insert(world.env.end(), {{"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NUM_TASKS", "16"}});
+  const std::string error =
+      "ddplaunch: srun has started 16 of this program, but one ddplaunch starts all nodes: omit srun, or use "
+      "srun --ntasks-per-node=1 for one ddplaunch per node; --launcher local runs on this machine only";
+  for (const char* master : {"", "n00"}) {
+    world.env.emplace_back("MASTER_ADDR", master);
+    CHECK(world.errors({"w"}) == Texts{error});
+    world.env.pop_back();
+  }
+  CHECK(world.errors({"--launcher", "slurm", "w"}).front() == error);
+  CHECK(world.errors({"--launcher", "ssh", "w"}).front() == error);
   CHECK(world.spec({"--launcher", "local", "w"}).hosts.size() == 1);
-  world.env.back().second = "1";
-  CHECK(world.spec({"w"}).launcher == LauncherKind::kSlurm);
+  CHECK(world.spec({"--host", "a,b", "w"}).hosts.size() == 2);
+}
+
+TEST_CASE("One ddplaunch per node is an error if an option or a variable contradicts it") {
+  FakeContext world = in_slurm();
+  world.env.insert(world.env.end(), {{"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NUM_TASKS", "2"}});
+  CHECK(world.errors({"--launcher", "slurm", "w"}).front() ==
+        "ddplaunch: srun has started 2 of this program, but with --launcher slurm one ddplaunch starts all "
+        "nodes: omit srun or --launcher slurm; --launcher local runs on this machine only");
+  CHECK(world.errors({"--launcher", "ssh", "w"}).front() ==
+        "ddplaunch: srun has started 2 of this program, but with --launcher ssh one ddplaunch starts all "
+        "nodes: omit srun or --launcher ssh; --launcher local runs on this machine only");
+  world.env.emplace_back("LOCAL_RANK", "0");
+  CHECK(world.errors({"w"}).front() ==
+        "ddplaunch: srun has started 2 of this program, but LOCAL_RANK is set, as in a worker of another "
+        "launcher; unset it to run one ddplaunch per node; --launcher local runs on this machine only");
+}
+
+TEST_CASE("A step of one task runs on its own node") {
+  const Env step = {{"SLURM_STEP_ID", "1"},
+                    {"SLURM_STEP_NUM_NODES", "1"},
+                    {"SLURM_STEP_NUM_TASKS", "1"},
+                    {"SLURM_STEP_NODELIST", "n01"}};
+  const auto in_step = [&](const char* tasks, const Env& more = {}) {
+    FakeContext world = in_slurm(tasks);
+    world.env.insert(world.env.end(), step.begin(), step.end());
+    world.env.insert(world.env.end(), more.begin(), more.end());
+    return world;
+  };
+  const auto job = in_step("1").job({"w"});
+  CHECK(job.spec.launcher == LauncherKind::kLocal);
+  CHECK_FALSE(job.spec.per_node);
+  CHECK(job.notes ==
+        Texts{"ddplaunch: srun has started one ddplaunch as Slurm step 7.1: it runs on this machine "
+              "only; --launcher slurm uses all nodes of the job"});
+  FakeContext one_node = in_step("1");
+  one_node.env.insert(one_node.env.begin(), {"SLURM_JOB_NODELIST", "n01"});
+  CHECK(one_node.job({"w"}).notes == Texts{});
+  CHECK(in_step("1").spec({"--launcher", "slurm", "w"}).launcher == LauncherKind::kSlurm);
+  CHECK(in_step("1").spec({"--nnodes", "2", "w"}).launcher == LauncherKind::kSlurm);
+  // In the shell of salloc or srun --pty the job's nodes are used.
+  CHECK(in_step("1", {{"SLURM_PTY_PORT", "4000"}}).spec({"w"}).launcher == LauncherKind::kSlurm);
+  // In a batch script that was submitted inside a step, that step's variables are still set.
+  CHECK(in_step("1(x3)").spec({"w"}).launcher == LauncherKind::kSlurm);
 }
 
 TEST_CASE("Without a Slurm job --launcher slurm is an error") {
