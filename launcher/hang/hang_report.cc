@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "launcher/report/exit_report.h"
+#include "launcher/report/short_lists.h"
 
 namespace ddp::launcher {
 namespace {

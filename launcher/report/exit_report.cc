@@ -3,21 +3,22 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <functional>
 #include <set>
 
 #include "base/exit_status.h"
 #include "base/safe_text.h"
 #include "launcher/report/root_cause.h"
-#include "remote/hosts/host_range.h"
+#include "launcher/report/short_lists.h"
+#include "launcher/report/start_failures.h"
 
 namespace ddp::launcher {
 namespace {
 
 constexpr int kExceptionExit = 1;  ///< code of a Python program that an exception ends
-constexpr std::size_t kHostsNamed = 4;
 constexpr std::size_t kGroupsShown = 16;
-constexpr std::size_t kHostsText = 100;  ///< longest list of hosts in ranges, in bytes
-constexpr std::size_t kAttemptsShown = 8;
+constexpr std::size_t kAttemptsShown = 8;   ///< earlier attempts that are all listed
+constexpr std::size_t kAttemptsAtEnds = 3;  ///< of more attempts: the first and the last ones that are listed
 
 bool is_worker(const Failure& failure) {
   return failure.of_worker();
@@ -169,33 +170,28 @@ std::string root_text(const Failure& root) {
   return text;
 }
 
-std::string host_list(const std::set<std::string>& hosts) {
-  std::string text;
-  std::size_t named = 0;
-  for (const std::string& host : hosts) {
-    if (named == kHostsNamed && hosts.size() > kHostsNamed + 1) {
-      return text + " and " + std::to_string(hosts.size() - named) + " more hosts";
-    }
-    if (named > 0) text += named + 1 == hosts.size() ? " and " : ", ";
-    text += host;
-    ++named;
-  }
-  return text;
+/// Removes a final "; its last lines:", because these lines do not follow.
+std::string standalone(std::string line) {
+  if (!line.empty() && line.back() == ':') line.resize(std::min(line.rfind("; "), line.size() - 1));
+  return line;
 }
 
 // Failures with equal texts, in one line. Groups keep the order of their first failures.
 struct FailureGroup {
   bool workers = true;
   std::string what;
-  std::vector<int> ranks;
+  std::size_t count = 0;
+  std::set<int> ranks;
   std::set<std::string> hosts;
 };
 
-std::vector<FailureGroup> folded(const std::vector<const Failure*>& failures) {
+/// `causes`: each failure is the root cause of an attempt, and gets one line.
+std::vector<FailureGroup> folded(const std::vector<const Failure*>& failures, bool causes) {
   std::vector<FailureGroup> groups;
   for (const Failure* failure : failures) {
-    const std::string whole = what_happened(*failure, false);
-    std::string what = is_start_failure(*failure) ? whole : first_line(whole);
+    const std::string whole = what_happened(*failure, causes);
+    std::string what = is_start_failure(*failure) && !causes ? whole : first_line(whole);
+    if (causes) what = standalone(what);
     const auto& exception = failure->evidence.exception;
     // Uses the type only: messages contain addresses and ranks, which would separate equal failures.
     if (exception && !exception->type.empty()) what += " (" + printable(exception->type) + ")";
@@ -203,10 +199,11 @@ std::vector<FailureGroup> folded(const std::vector<const Failure*>& failures) {
       return known.what == what && known.workers == is_worker(*failure);
     });
     if (group == groups.end()) {
-      groups.push_back({is_worker(*failure), what, {}, {}});
+      groups.push_back({is_worker(*failure), what, 0, {}, {}});
       group = groups.end() - 1;
     }
-    if (group->workers) group->ranks.push_back(failure->rank);
+    ++group->count;
+    if (group->workers) group->ranks.insert(failure->rank);
     group->hosts.insert(failure->host);
   }
   return groups;
@@ -214,13 +211,14 @@ std::vector<FailureGroup> folded(const std::vector<const Failure*>& failures) {
 
 std::string group_text(const FailureGroup& group) {
   std::string who;
+  if (group.hosts.contains("")) return indented(group.what, "      ");  // a hang of the whole job
   if (group.workers) {
-    who = (group.ranks.size() == 1 ? "rank " : "ranks ") + rank_set(group.ranks) + " on " +
-          host_list(group.hosts);
+    who = (group.ranks.size() == 1 ? "rank " : "ranks ") + rank_set({group.ranks.begin(), group.ranks.end()}) +
+          " on " + host_list(group.hosts);
   } else {
     who = (group.hosts.size() == 1 ? "node " : "nodes ") + host_list(group.hosts);
   }
-  return "    " + who + ": " + indented(group.what, "      ");
+  return who + ": " + indented(group.what, "      ");
 }
 
 std::string consequences_text(const JobEnd& end, const Failure* root) {
@@ -230,110 +228,14 @@ std::string consequences_text(const JobEnd& end, const Failure* root) {
   }
   std::stable_sort(others.begin(), others.end(),
                    [](const Failure* a, const Failure* b) { return a->at < b->at; });
-  const std::vector<FailureGroup> groups = folded(others);
+  const std::vector<FailureGroup> groups = folded(others, false);
   std::string text;
   for (std::size_t i = 0; i < std::min(groups.size(), kGroupsShown); ++i)
-    text += group_text(groups[i]);
+    text += "    " + group_text(groups[i]);
   if (groups.size() > kGroupsShown) {
     text += "    and " + std::to_string(groups.size() - kGroupsShown) + " more kinds of failures\n";
   }
   return text.empty() || root == nullptr ? text : "  consequences:\n" + text;
-}
-
-/// Removes a final "; its last lines:", because these lines do not follow.
-std::string standalone(std::string line) {
-  if (!line.empty() && line.back() == ':') line.resize(std::min(line.rfind("; "), line.size() - 1));
-  return line;
-}
-
-/// Nodes that did not become ready for the same reason.
-struct StartGroup {
-  std::vector<std::string> hosts;
-  std::vector<std::string> words;  ///< of the reason; "…" is in the place of what differs
-};
-
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> words(1);
-  for (const char c : text) {
-    if (c == ' ')
-      words.emplace_back();
-    else
-      words.back() += c;
-  }
-  return words;
-}
-
-/// True for a word that may identify a host: its name, an address, a fingerprint. A plain number is none: an
-/// exit status is a reason.
-bool identifies_host(const std::string& word, const std::string& host) {
-  const bool digit = word.find_first_of("0123456789") != std::string::npos;
-  const bool other = word.find_first_not_of("0123456789.,;:()\"") != std::string::npos ||
-                     std::count(word.begin(), word.end(), '.') >= 3;
-  return word.find(host) != std::string::npos || (digit && other);
-}
-
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
-
-/// Returns the common ends of two words around "…", without parts of numbers.
-std::string common_word(const std::string& a, const std::string& b) {
-  const auto continues = [&a](std::size_t i) { return i < a.size() && (a[i] & 0xc0) == 0x80; };
-  const std::size_t size = std::min(a.size(), b.size());
-  std::size_t head = 0;
-  while (head < size && a[head] == b[head])
-    ++head;
-  while (head > 0 && (continues(head) || is_digit(a[head - 1])))
-    --head;
-  std::size_t tail = 0;
-  while (tail < size - head && a[a.size() - 1 - tail] == b[b.size() - 1 - tail])
-    ++tail;
-  while (tail > 0 && (continues(a.size() - tail) || is_digit(a[a.size() - tail])))
-    --tail;
-  return a.substr(0, head) + "…" + a.substr(a.size() - tail);
-}
-
-/// Adds the failure to the group if its reason differs only in words that identify the host.
-bool joins(StartGroup& group, const Failure& failure) {
-  const std::vector<std::string> words = split(failure.error.text);
-  if (words.size() != group.words.size()) return false;
-  std::vector<std::string> common = group.words;
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    if (words[i] == common[i]) continue;
-    const bool elided = common[i].find("…") != std::string::npos;
-    if (!identifies_host(words[i], failure.host) ||
-        !(elided || identifies_host(common[i], group.hosts.front())))
-      return false;
-    common[i] = common_word(common[i], words[i]);
-  }
-  group.words = std::move(common);
-  group.hosts.push_back(failure.host);
-  return true;
-}
-
-/// Returns the start failures with equal reasons together, that of `cause` first.
-std::vector<StartGroup> start_groups(const JobEnd& end, const Failure& cause) {
-  std::vector<StartGroup> groups{{{cause.host}, split(cause.error.text)}};
-  for (const Failure& failure : end.failures) {
-    if (&failure == &cause || !is_start_failure(failure)) continue;
-    const auto same =
-        std::find_if(groups.begin(), groups.end(), [&](StartGroup& group) { return joins(group, failure); });
-    if (same == groups.end()) groups.push_back({{failure.host}, split(failure.error.text)});
-  }
-  return groups;
-}
-
-/// "node gpu07: " or "nodes gpu[01-12]: ", and the reason.
-std::string start_text(StartGroup group) {
-  std::sort(group.hosts.begin(), group.hosts.end(), [](const std::string& a, const std::string& b) {
-    return a.size() != b.size() ? a.size() < b.size() : a < b;
-  });
-  std::string text = remote::fold_ranges(group.hosts);
-  if (text.size() > kHostsText) text = host_list({group.hosts.begin(), group.hosts.end()});
-  text = (group.hosts.size() == 1 ? "node " : "nodes ") + text + ":";
-  for (const std::string& word : group.words)
-    text += ' ' + word;
-  return text;
 }
 
 /// Each reason once: that of `cause` is the last line of the report, and is printed before only if it has
@@ -370,19 +272,38 @@ std::string headline(const Failure& cause) {
          (cause.attempt == 1 ? " restart\n" : " restarts\n");
 }
 
-/// Returns why each earlier attempt was restarted; only the latest ones if there are many.
-std::string earlier_text(const JobEnd& end) {
-  if (end.earlier.empty()) return {};
-  const std::size_t count = end.earlier.size();
-  const std::size_t hidden = count > kAttemptsShown ? count - kAttemptsShown : 0;
-  std::string text = "  earlier attempts:\n";
-  if (hidden > 0) text += "    " + std::to_string(hidden) + " earlier ones not shown\n";
-  for (std::size_t i = hidden; i < count; ++i) {
-    const Failure& cause = end.earlier[i];
-    text += "    attempt " + std::to_string(cause.attempt) + ", after " + duration(cause.at) + ": " +
-            failure_line(cause) + "\n";
-  }
+/// Returns how often each cause ended an earlier attempt, the most frequent one first.
+std::string causes_text(const std::vector<Failure>& earlier) {
+  std::vector<const Failure*> causes;
+  for (const Failure& cause : earlier)
+    causes.push_back(&cause);
+  std::vector<FailureGroup> groups = folded(causes, true);
+  std::ranges::stable_sort(groups, std::ranges::greater(), &FailureGroup::count);
+  std::string text = "  causes of the " + std::to_string(earlier.size()) + " earlier attempts:\n";
+  for (std::size_t i = 0; i < std::min(groups.size(), kGroupsShown); ++i)
+    text += "    " + std::to_string(groups[i].count) + " × " + group_text(groups[i]);
+  if (groups.size() > kGroupsShown)
+    text += "    and " + std::to_string(groups.size() - kGroupsShown) + " more kinds of failures\n";
   return text;
+}
+
+/// Returns why each earlier attempt was restarted. Of many attempts, only the first and the last ones are
+/// listed, and the causes are counted.
+std::string earlier_text(const std::vector<Failure>& earlier) {
+  if (earlier.empty()) return {};
+  const std::size_t count = earlier.size();
+  const bool many = count > kAttemptsShown;
+  std::string text = "  earlier attempts:\n";
+  for (std::size_t i = 0; i < count; ++i) {
+    if (many && i == kAttemptsAtEnds) {
+      i = count - kAttemptsAtEnds;
+      text += "    attempts " + std::to_string(earlier[kAttemptsAtEnds].attempt) + " to " +
+              std::to_string(earlier[i - 1].attempt) + ": in report.json\n";
+    }
+    text += "    attempt " + std::to_string(earlier[i].attempt) + ", after " + duration(earlier[i].at) + ": " +
+            failure_line(earlier[i]) + "\n";
+  }
+  return many ? text + causes_text(earlier) : text;
 }
 
 }  // namespace
@@ -420,7 +341,7 @@ ExitReport make_exit_report(const JobEnd& end) {
     if (const std::string early = early_exits_text(end, *cause); !early.empty())
       report.text += "  note: " + early + "\n";
     if (!is_start_failure(*cause)) report.text += consequences_text(end, cause);
-    report.text += earlier_text(end);
+    report.text += earlier_text(end.earlier);
   } else if (end.master) {
     report.exit_code = exit_code_of(*end.master);
     report.why = first_line(end.master->text);
@@ -445,10 +366,6 @@ ExitReport make_exit_report(const JobEnd& end) {
 
 std::string job_line(const JobEnd& end) {
   return end.job + (end.job.find(':') == std::string::npos ? ": " : ", ") + "files in " + end.job_dir;
-}
-
-bool is_start_failure(const Failure& failure) {
-  return failure.kind == Failure::Kind::kNode && failure.error.code != ErrorCode::kLinkLost;
 }
 
 std::string failure_line(const Failure& failure, bool cause) {
@@ -479,25 +396,6 @@ std::string early_exits_text(const JobEnd& end, const Failure& failure) {
   if (exits.empty()) return {};
   return early_ranks(exits) + " exited 0, " + (exits.size() == 1 ? "" : "the first ") +
          duration(failure.at - first) + " earlier";
-}
-
-std::string rank_set(std::vector<int> ranks) {
-  constexpr int kParts = 8;
-  std::sort(ranks.begin(), ranks.end());
-  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-  std::string text;
-  int parts = 0;
-  for (std::size_t i = 0; i < ranks.size();) {
-    std::size_t last = i;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1)
-      ++last;
-    if (parts == kParts) return text + ",…";
-    if (parts++ > 0) text += ',';
-    text += std::to_string(ranks[i]);
-    if (last > i) text += (last == i + 1 ? "," : "-") + std::to_string(ranks[last]);
-    i = last + 1;
-  }
-  return text;
 }
 
 }  // namespace ddp::launcher

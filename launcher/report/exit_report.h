@@ -31,10 +31,6 @@ const Failure* cause_of(const JobEnd& end);
 /// Says where the job is: "job run7: 2 nodes × 8 workers, files in /home/ann/run7".
 std::string job_line(const JobEnd& end);
 
-/// True for a node that never became ready. Several such failures are independent, and each needs its own
-/// fix.
-bool is_start_failure(const Failure& failure);
-
 /// Returns one failure as a short line: "rank 5 on gpu02 exited 3". `cause` marks a failure that others
 /// follow from.
 std::string failure_line(const Failure& failure, bool cause = true);
@@ -45,8 +41,5 @@ std::string early_ranks(const std::vector<EarlyExit>& exits);
 /// Returns which ranks exited 0 for certain before `failure`: "rank 1 on gpu02 exited 0, 2.3 s earlier".
 /// Empty: none.
 std::string early_exits_text(const JobEnd& end, const Failure& failure);
-
-/// Returns sorted numbers as "0-3,7"; at most 8 parts, then ",…".
-std::string rank_set(std::vector<int> ranks);
 
 }  // namespace ddp::launcher

@@ -8,6 +8,7 @@
 #include "base/exit_status.h"
 #include "base/safe_text.h"
 #include "launcher/report/root_cause.h"
+#include "launcher/report/start_failures.h"
 
 namespace ddp::launcher {
 namespace {

@@ -368,9 +368,43 @@ TEST_CASE("all facts about a cause are reported") {
         "    attempt 0, after 900 ms: rank 1 on gpu01 exited 7\n"
         "    attempt 1, after 900 ms: rank 1 on gpu01 exited 7\n"
         "ddplaunch: exit 137: rank 5 on gpu02 killed by SIGKILL, out of memory\n");
-  end.earlier.resize(11, before);
-  CHECK(make_exit_report(end).text.find(
-            "  earlier attempts:\n    3 earlier ones not shown\n    attempt 0,") != std::string::npos);
+}
+
+TEST_CASE("of many earlier attempts the first and the last three are listed, and the causes are counted") {
+  JobEnd end;
+  end.failures = {exited(0, "a", 3, 10)};
+  end.failures[0].attempt = 1'500;
+  for (std::uint32_t attempt = 0; attempt < 1'500; ++attempt) {
+    Failure cause = exited(static_cast<int>(attempt % 3), attempt % 3 == 2 ? "b" : "a", 7, 900);
+    if (attempt == 700) cause = signaled(1, "a", SIGSEGV, 900);
+    if (attempt == 800 || attempt == 801) {
+      cause.kind = Failure::Kind::kHung;
+      cause.host.clear();
+      cause.error.text = "no rank has made progress for 60 s:\n  all 4 ranks wait";
+    }
+    cause.attempt = attempt;
+    end.earlier.push_back(cause);
+  }
+  CHECK(make_exit_report(end).text ==
+        "ddplaunch: the job failed 10 ms into attempt 1500, after 1500 restarts\n"
+        "  root cause: rank 0 (local rank 0) on a, pid 4000: exited 3\n"
+        "  earlier attempts:\n"
+        "    attempt 0, after 900 ms: rank 0 on a exited 7\n"
+        "    attempt 1, after 900 ms: rank 1 on a exited 7\n"
+        "    attempt 2, after 900 ms: rank 2 on b exited 7\n"
+        "    attempts 3 to 1496: in report.json\n"
+        "    attempt 1497, after 900 ms: rank 0 on a exited 7\n"
+        "    attempt 1498, after 900 ms: rank 1 on a exited 7\n"
+        "    attempt 1499, after 900 ms: rank 2 on b exited 7\n"
+        "  causes of the 1500 earlier attempts:\n"
+        "    1497 × ranks 0-2 on a and b: exited 7\n"
+        "    2 × no rank has made progress for 60 s\n"
+        "    1 × rank 1 on a: killed by SIGSEGV\n"
+        "ddplaunch: exit 3: rank 0 on a exited 3\n");
+  end.earlier.resize(8);
+  const std::string all = make_exit_report(end).text;
+  CHECK(all.find("    attempt 4, after") != std::string::npos);
+  CHECK(all.find("causes of") == std::string::npos);
 }
 
 TEST_CASE("consequences name the type of their exception") {
@@ -466,14 +500,6 @@ TEST_CASE("signals have an explanation where the name alone is unclear") {
   CHECK(xid_meaning("NVRM: Xid (PCI:0000:65:00): 31, pid=1").find("MMU fault") != std::string::npos);
   CHECK(xid_meaning("NVRM: Xid (PCI:0000:65:00): 99999, pid=1").empty());
   CHECK(xid_meaning("NVRM: Xid").empty());
-}
-
-TEST_CASE("sets of ranks") {
-  CHECK(rank_set({3}) == "3");
-  CHECK(rank_set({3, 1, 2, 1}) == "1-3");
-  CHECK(rank_set({0, 1, 5}) == "0,1,5");
-  CHECK(rank_set({0, 2, 4, 6, 8, 10, 12, 14}) == "0,2,4,6,8,10,12,14");
-  CHECK(rank_set({0, 2, 4, 6, 8, 10, 12, 14, 16}) == "0,2,4,6,8,10,12,14,…");
 }
 
 TEST_CASE("a worker that the OOM killer ended during our own stop is reported as killed, not as stopped") {

@@ -1,0 +1,102 @@
+#include "launcher/report/start_failures.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "launcher/report/short_lists.h"
+#include "remote/hosts/host_range.h"
+
+namespace ddp::launcher {
+namespace {
+
+constexpr std::size_t kHostsText = 100;  ///< longest list of hosts in ranges, in bytes
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> words(1);
+  for (const char c : text) {
+    if (c == ' ')
+      words.emplace_back();
+    else
+      words.back() += c;
+  }
+  return words;
+}
+
+/// True for a word that may identify a host: its name, an address, a fingerprint. A plain number is none: an
+/// exit status is a reason.
+bool identifies_host(const std::string& word, const std::string& host) {
+  const bool digit = word.find_first_of("0123456789") != std::string::npos;
+  const bool other = word.find_first_not_of("0123456789.,;:()\"") != std::string::npos ||
+                     std::count(word.begin(), word.end(), '.') >= 3;
+  return word.find(host) != std::string::npos || (digit && other);
+}
+
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+/// Returns the common ends of two words around "…", without parts of numbers.
+std::string common_word(const std::string& a, const std::string& b) {
+  const auto continues = [&a](std::size_t i) { return i < a.size() && (a[i] & 0xc0) == 0x80; };
+  const std::size_t size = std::min(a.size(), b.size());
+  std::size_t head = 0;
+  while (head < size && a[head] == b[head])
+    ++head;
+  while (head > 0 && (continues(head) || is_digit(a[head - 1])))
+    --head;
+  std::size_t tail = 0;
+  while (tail < size - head && a[a.size() - 1 - tail] == b[b.size() - 1 - tail])
+    ++tail;
+  while (tail > 0 && (continues(a.size() - tail) || is_digit(a[a.size() - tail])))
+    --tail;
+  return a.substr(0, head) + "…" + a.substr(a.size() - tail);
+}
+
+/// Adds the failure to the group if its reason differs only in words that identify the host.
+bool joins(StartGroup& group, const Failure& failure) {
+  const std::vector<std::string> words = split(failure.error.text);
+  if (words.size() != group.words.size()) return false;
+  std::vector<std::string> common = group.words;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i] == common[i]) continue;
+    const bool elided = common[i].find("…") != std::string::npos;
+    if (!identifies_host(words[i], failure.host) ||
+        !(elided || identifies_host(common[i], group.hosts.front())))
+      return false;
+    common[i] = common_word(common[i], words[i]);
+  }
+  group.words = std::move(common);
+  group.hosts.push_back(failure.host);
+  return true;
+}
+
+}  // namespace
+
+bool is_start_failure(const Failure& failure) {
+  return failure.kind == Failure::Kind::kNode && failure.error.code != ErrorCode::kLinkLost;
+}
+
+std::vector<StartGroup> start_groups(const JobEnd& end, const Failure& cause) {
+  std::vector<StartGroup> groups{{{cause.host}, split(cause.error.text)}};
+  for (const Failure& failure : end.failures) {
+    if (&failure == &cause || !is_start_failure(failure)) continue;
+    const auto same =
+        std::find_if(groups.begin(), groups.end(), [&](StartGroup& group) { return joins(group, failure); });
+    if (same == groups.end()) groups.push_back({{failure.host}, split(failure.error.text)});
+  }
+  return groups;
+}
+
+std::string start_text(StartGroup group) {
+  std::sort(group.hosts.begin(), group.hosts.end(), [](const std::string& a, const std::string& b) {
+    return a.size() != b.size() ? a.size() < b.size() : a < b;
+  });
+  std::string text = remote::fold_ranges(group.hosts);
+  if (text.size() > kHostsText) text = host_list({group.hosts.begin(), group.hosts.end()});
+  text = (group.hosts.size() == 1 ? "node " : "nodes ") + text + ":";
+  for (const std::string& word : group.words)
+    text += ' ' + word;
+  return text;
+}
+
+}  // namespace ddp::launcher

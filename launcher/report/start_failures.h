@@ -1,0 +1,26 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "launcher/report/job_end.h"
+
+namespace ddp::launcher {
+
+/// True for a node that never became ready. Several such failures are independent, and each needs its own
+/// fix.
+bool is_start_failure(const Failure& failure);
+
+/// Nodes that did not become ready for the same reason.
+struct StartGroup {
+  std::vector<std::string> hosts;
+  std::vector<std::string> words;  ///< of the reason; "…" is in the place of what differs
+};
+
+/// Returns the start failures with equal reasons together, that of `cause` first.
+std::vector<StartGroup> start_groups(const JobEnd& end, const Failure& cause);
+
+/// Returns "node gpu07: " or "nodes gpu[01-12]: ", and the reason.
+std::string start_text(StartGroup group);
+
+}  // namespace ddp::launcher
