@@ -87,6 +87,7 @@ int Master::run() {
   output_.finish_all();
   const ExitReport report = show_report();
   console_.flush(2, kLastText);  // the cause is printed even if nobody reads stdout
+  if (console_.use_terminal()) console_.write(2, report.text);
   end_at_signals_with(report.exit_code, "");
   settle_files(report);
   const milliseconds patience = supervisor_.end().stop_signal != 0 ? milliseconds(kLastText) : kForEver;

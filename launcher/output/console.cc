@@ -1,11 +1,13 @@
 #include "launcher/output/console.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <termios.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <csignal>
 #include <cstdlib>
@@ -15,7 +17,6 @@
 #include <utility>
 
 #include "base/list_directory.h"
-#include "base/unique_fd.h"
 
 namespace ddp::launcher {
 namespace {
@@ -25,6 +26,7 @@ using std::chrono::seconds;
 
 constexpr seconds kBlocked{10};
 constexpr milliseconds kSuspendTime{200};
+constexpr int kTerminalTime = 100;  ///< ms that a terminal may accept nothing
 
 bool same_file(int a, int b) {
   struct stat first {};
@@ -44,18 +46,32 @@ ConsoleLane::Target target_of(int out, int err) {
   return {{out, err}, terminal, terminal && moves};
 }
 
-/// Writes to the user's terminal, even if stdout and stderr go elsewhere. Never waits for the terminal.
-void write_terminal(std::string_view text) {
-  const UniqueFd terminal(::open("/dev/tty", O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC));
-  if (!terminal) return;
+/// Opens the user's terminal, which may be neither stdout nor stderr. Writes to it never wait.
+UniqueFd open_terminal() {
+  return UniqueFd(::open("/dev/tty", O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC));
+}
+
+/// Writes to the terminal. Waits for a stopped one (Ctrl-S) only for a moment.
+void write_terminal(int terminal, std::string_view text) {
   // In the background a write could stop the launcher ("stty tostop").
   sigset_t stop;
   sigset_t before;
   ::sigemptyset(&stop);
   ::sigaddset(&stop, SIGTTOU);
   ::pthread_sigmask(SIG_BLOCK, &stop, &before);
-  [[maybe_unused]] const ssize_t written = ::write(terminal.get(), text.data(), text.size());
+  while (!text.empty()) {
+    const ssize_t count = ::write(terminal, text.data(), text.size());
+    pollfd room{terminal, POLLOUT, 0};
+    if (count < 0 && (errno != EAGAIN || ::poll(&room, 1, kTerminalTime) != 1)) break;
+    text.remove_prefix(count < 0 ? 0 : static_cast<std::size_t>(count));
+  }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+/// True for a pipe or socket whose reader has gone.
+bool has_no_reader(int fd) {
+  pollfd state{fd, POLLOUT, 0};
+  return ::isatty(fd) == 0 && ::poll(&state, 1, 0) == 1 && (state.revents & POLLERR) != 0;
 }
 
 namespace fs = std::filesystem;
@@ -92,6 +108,20 @@ bool Console::full() const {
   return std::any_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->full(); });
 }
 
+void Console::write(int stream, std::string_view lines) {
+  if (stream == 2 && terminal_)
+    write_terminal(terminal_.get(), lines);
+  else
+    lane_of(stream).push(stream, true, lines);
+}
+
+bool Console::use_terminal() {
+  if (!has_no_reader(lane_of(2).target().fds[1])) return false;
+  terminal_ = open_terminal();
+  if (terminal_ && ::tcgetpgrp(terminal_.get()) != ::getpgrp()) terminal_.reset();
+  return static_cast<bool>(terminal_);
+}
+
 void Console::watch() {
   for (std::size_t i = 0; i < lanes_.size() && !reported_; ++i) {
     if (lanes_[i]->full() && lanes_[i]->stuck() >= kBlocked) report_blocked(i);
@@ -111,7 +141,7 @@ void Console::report_blocked(std::size_t lane) {
   if (by_stderr)
     write(2, text);
   else
-    write_terminal(text);
+    write_terminal(open_terminal().get(), text);
 }
 
 void Console::suspend() {

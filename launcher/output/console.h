@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/asio.h"
+#include "base/unique_fd.h"
 #include "launcher/job/output_options.h"
 #include "launcher/output/console_lane.h"
 
@@ -28,8 +29,9 @@ class Console {
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
 
-  /// Adds ddplaunch's own lines, whole ones, to stream 1 or 2. They are never skipped. Never blocks.
-  void write(int stream, std::string_view lines) { lane_of(stream).push(stream, true, lines); }
+  /// Adds ddplaunch's own lines, whole ones, to stream 1 or 2. They are never skipped. Never blocks, except
+  /// for a moment after use_terminal().
+  void write(int stream, std::string_view lines);
   /// Adds lines of the workers. Never blocks; the caller must respect `full()`.
   void add(int stream, std::string_view lines) { lane_of(stream).push(stream, false, lines); }
   /// Does the same for many lines: takes them and leaves an empty string.
@@ -53,6 +55,10 @@ class Console {
   bool flush(int stream, std::chrono::milliseconds limit);
   /// Returns the errno of the first failed write of `stream`, 0 if none: EPIPE when its reader has gone.
   int broken(int stream) const { return lane_of(stream).broken(stream); }
+  /// Call it when the job has ended. If nothing reads the pipe of stderr any more, ddplaunch's own lines for
+  /// stderr go to the user's terminal from now on, provided that this process is in its foreground. Returns
+  /// whether they do. The usual case is `2>&1 | tee log` after a Ctrl-C, which also ends tee.
+  bool use_terminal();
   /// Waits until all is written, however long the readers take. May be called twice.
   void close();
   /// Ends without writing the rest; its thread may stay in a write forever.
@@ -66,6 +72,7 @@ class Console {
 
   asio::any_io_executor loop_;
   std::vector<std::shared_ptr<ConsoleLane>> lanes_;
+  UniqueFd terminal_;      ///< the user's terminal after use_terminal(); empty: stderr is used
   bool reported_ = false;  ///< the blocking reader was reported
   bool flushing_ = false;  ///< no more output will come
 };

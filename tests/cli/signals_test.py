@@ -9,6 +9,7 @@ import contextlib
 import os
 import pathlib
 import pty
+import re
 import select
 import shlex
 import shutil
@@ -285,6 +286,49 @@ class Signals(LaunchTest):
         (self.dir / "go").touch()
         self.assertTrue(terminal.wait_for_end(), terminal.text())
         self.assertIn("bye 0", terminal.text())
+
+    # ---- stderr is a pipe whose reader has ended
+
+    LAST_WORDS = "ddplaunch: exit 130: stopped by Ctrl-C (SIGINT)"
+
+    def with_tee(self, end, *args):
+        """Starts a job in a pipe to tee, with the shell text `end` behind it. Returns its terminal when the worker runs."""
+        worker = self.script("worker.sh", self.WORKER)
+        terminal = self.on_terminal('trap : INT\n{ echo $BASHPID > pid; exec "${RUN[@]}"; } 2>&1 | tee log' + end,
+                                    *args, "--nproc-per-node", 1, worker)
+        self.assertTrue(terminal.wait_for(lambda: self.up(1)), terminal.text())
+        return terminal
+
+    def ended(self):
+        return not self.is_alive(int(self.said("pid")))
+
+    def test_after_ctrl_c_ended_tee_the_last_words_are_on_the_terminal(self):
+        terminal = self.with_tee("")
+        terminal.type("\x03")
+        self.assertTrue(terminal.wait_for(lambda: self.LAST_WORDS in terminal.text()), terminal.text())
+        self.assertRegex(terminal.text(), rf"files in {self.job_dir}\r\n{re.escape(self.LAST_WORDS)}\r\n")
+        self.assertNotIn("exit 130", (self.dir / "log").read_text())  # tee has not written them
+        self.assertTrue(terminal.wait_for(self.ended))
+        self.assertTrue((self.job_dir / "ddplaunch.log").read_text().endswith(self.LAST_WORDS + "\n"))
+        self.assert_nothing_left()
+
+    def test_a_living_tee_gets_the_last_words_and_the_terminal_only_those_of_tee(self):
+        terminal = self.with_tee("", "--quiet")
+        os.kill(int(self.said("pid")), signal.SIGINT)
+        self.assertTrue(terminal.wait_for(lambda: self.ended() and self.LAST_WORDS in (self.dir / "log").read_text()), terminal.text())
+        terminal.wait_for_end()
+        self.assertEqual(terminal.text().count(self.LAST_WORDS), 1, terminal.text())
+
+    def test_a_background_job_without_reader_writes_nothing_on_the_terminal(self):
+        terminal = self.with_tee(' & echo $! > tee\nwhile ! [ -e done ]; do sleep 0.05; done; echo over')
+        self.assertTrue(terminal.wait_for(lambda: self.said("tee")))
+        os.kill(int(self.said("tee")), signal.SIGKILL)
+        os.kill(int(self.said("pid")), signal.SIGINT)
+        self.assertTrue(terminal.wait_for(self.ended), terminal.text())
+        (self.dir / "done").touch()
+        self.assertTrue(terminal.wait_for(lambda: "over" in terminal.text()))
+        self.assertNotIn("exit 130", terminal.text())
+        self.assertIn(self.LAST_WORDS, (self.job_dir / "ddplaunch.log").read_text())
 
     def test_ctrl_c_after_ctrl_z_stops_the_job(self):
         worker = self.script("worker.sh", self.WORKER)
