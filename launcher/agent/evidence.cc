@@ -75,7 +75,7 @@ void EvidenceCollector::begin(std::uint32_t attempt, std::uint32_t first_rank,
   only_terminated_ = true;
   victims_.clear();
   xids_.clear();
-  memory_events_.clear();
+  group_kills_ = machine_kills_ = {};
   a_worker_ = 0;
   kills_from_.reset();
   // Many machines let only root read the log, and containers often have none.
@@ -89,16 +89,34 @@ void EvidenceCollector::worker_started(pid_t pid) {
 }
 
 void EvidenceCollector::find_memory_group() {
-  memory_events_ = memory_events_of(a_worker_);
-  oom_kills_ = parse_oom_kills(read_start(memory_events_, kMaxSmallFile)).value_or(0);
+  group_kills_ = OomCounter::read(memory_events_of(a_worker_));
+  machine_kills_ = OomCounter::read("/proc/vmstat");
+}
+
+EvidenceCollector::OomCounter EvidenceCollector::OomCounter::read(std::string file) {
+  const auto start = file.empty() ? std::nullopt : parse_oom_kills(read_start(file, kMaxSmallFile));
+  if (!start) return {};
+  return {std::move(file), *start};
+}
+
+std::uint64_t EvidenceCollector::OomCounter::now() const {
+  const auto value = file.empty() ? std::nullopt : parse_oom_kills(read_start(file, kMaxSmallFile));
+  return std::max(value.value_or(start), start);
+}
+
+std::string EvidenceCollector::OomCounter::text() const {
+  return " (oom_kill in " + file + " went from " + std::to_string(start) + " to " + std::to_string(now()) +
+         ")";
 }
 
 void EvidenceCollector::worker_ended(std::uint32_t rank, pid_t pid, const ExitStatus& status) {
   const bool terminated = status.kind == ExitStatus::Kind::kSignaled && status.number == SIGTERM;
   if (status.success()) return;
-  const bool killed = status.kind == ExitStatus::Kind::kSignaled && status.number == SIGKILL &&
-                      !(kills_from_ && Clock::now() >= *kills_from_);
-  ends_.push_back({rank, pid, killed, terminated});
+  const bool ours = kills_from_ && Clock::now() >= *kills_from_;
+  const bool killed = status.kind == ExitStatus::Kind::kSignaled && status.number == SIGKILL && !ours;
+  const bool lost_child =
+      status.kind == ExitStatus::Kind::kExited && status.number == 128 + SIGKILL && !ours;
+  ends_.push_back({rank, pid, killed, lost_child, terminated});
   only_terminated_ = only_terminated_ && terminated;
 }
 
@@ -202,26 +220,34 @@ std::string EvidenceCollector::xids_of(const AbnormalExit& end) const {
   return lines;
 }
 
-/// The kernel log names the process, but the counter only says how many died. It is attributed, in order, to
-/// workers that ended by a SIGKILL not sent by the agent. The rest were children of workers.
+/// The kernel log names the process, but the counters only say how many died. The group's are attributed, in
+/// order, to workers that ended by a SIGKILL not sent by the agent, then to those that lost a child by one. The
+/// rest were children of other workers. Kills elsewhere on the machine count for an exit 137, since the child may
+/// have a group of its own (a container), and for a worker whose group has no counter.
 void EvidenceCollector::report_oom(std::vector<rendezvous::WorkerEvidence>& evidence) const {
-  const auto now =
-      memory_events_.empty() ? std::nullopt : parse_oom_kills(read_start(memory_events_, kMaxSmallFile));
-  std::uint64_t died = now && *now > oom_kills_ ? *now - oom_kills_ : 0;
-  const std::string counter = " (oom_kill in " + memory_events_ + " went from " + std::to_string(oom_kills_) +
-                              " to " + std::to_string(now.value_or(0)) + ")";
+  std::uint64_t died = group_kills_.now() - group_kills_.start;
+  const std::uint64_t died_anywhere = machine_kills_.now() - machine_kills_.start;
+  const bool died_elsewhere = died_anywhere > died;
   for (std::size_t i = 0; i < ends_.size(); ++i) {
     evidence[i].oom = oom_in_log(ends_[i].pid);
     if (!evidence[i].oom.empty() && died > 0) --died;
   }
-  for (std::size_t i = 0; i < ends_.size() && died > 0; ++i) {
-    if (!ends_[i].killed || !evidence[i].oom.empty()) continue;
-    evidence[i].oom = "the OOM killer ended it" + counter;
-    --died;
-  }
-  for (std::size_t i = 0; i < ends_.size() && died > 0; ++i) {
-    if (evidence[i].oom.empty() && !ends_[i].terminated)
-      evidence[i].oom = "the OOM killer ended another process of its control group" + counter;
+  const auto attribute = [&](auto fits, const std::string& text) {
+    for (std::size_t i = 0; i < ends_.size() && died > 0; ++i) {
+      if (!fits(ends_[i]) || !evidence[i].oom.empty()) continue;
+      evidence[i].oom = text + group_kills_.text();
+      --died;
+    }
+  };
+  attribute([](const AbnormalExit& end) { return end.killed; }, "the OOM killer ended it");
+  attribute([](const AbnormalExit& end) { return end.lost_child; },
+            "the OOM killer ended a child of it, hence exit 137 (128 + SIGKILL)");
+  attribute([](const AbnormalExit& end) { return !end.terminated; },
+            "the OOM killer ended another process of its control group");
+  for (std::size_t i = 0; i < ends_.size() && died_elsewhere; ++i) {
+    const bool fits = ends_[i].lost_child || (ends_[i].killed && group_kills_.file.empty());
+    if (fits && evidence[i].oom.empty())
+      evidence[i].oom = "the OOM killer ended a process of this machine meanwhile" + machine_kills_.text();
   }
 }
 

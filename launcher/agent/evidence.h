@@ -51,7 +51,16 @@ class EvidenceCollector {
     std::uint32_t rank = 0;
     pid_t pid = 0;
     bool killed = false;      ///< by SIGKILL, not from the agent
+    bool lost_child = false;  ///< exit 137: a shell or container client whose program a SIGKILL ended
     bool terminated = false;  ///< by SIGTERM, usually the agent's: only the file may add evidence
+  };
+  /// A counter of OOM kills in a file of the kernel.
+  struct OomCounter {
+    std::string file;         ///< empty: none
+    std::uint64_t start = 0;  ///< its value when the first worker had started
+    static OomCounter read(std::string file);
+    std::uint64_t now() const;
+    std::string text() const;  ///< " (oom_kill in FILE went from 0 to 1)"
   };
   void read_kernel_log(std::uint64_t now_us);
   void find_memory_group();
@@ -69,8 +78,8 @@ class EvidenceCollector {
   UniqueFd kernel_log_;  ///< /dev/kmsg after its last record at `begin`; empty: not readable
   bool more_in_log_ = false;
   pid_t a_worker_ = 0;
-  std::string memory_events_;    ///< file with the counter of the workers' memory cgroup; empty: none
-  std::uint64_t oom_kills_ = 0;  ///< its value at the start
+  OomCounter group_kills_;    ///< in the workers' memory cgroup
+  OomCounter machine_kills_;  ///< on the whole machine
   std::optional<Clock::time_point> kills_from_;
   std::vector<AbnormalExit> ends_;
   bool only_terminated_ = true;                             ///< true for all of ends_

@@ -140,7 +140,8 @@ class OneNode(Reported):
         self.assertTrue(report["root_cause"]["core_dumped"])
         self.assertEqual(report["why"], "rank 0 on localhost killed by SIGSEGV (core dumped)")
 
-    def test_oom_killer(self):
+    def in_small_group(self):
+        """Makes a memory group of 400 MiB. Returns the function by which a process enters it."""
         group = own_memory_group()
         if not group:
             self.skipTest("no memory cgroup can be made here (not root, or no controller)")
@@ -155,10 +156,14 @@ class OneNode(Reported):
             (path / "memory.max").write_text(limit)
             if (path / "memory.swap.max").exists():
                 (path / "memory.swap.max").write_text("0")
+        return lambda: (path / "cgroup.procs").write_text(str(os.getpid()))
+
+    def test_oom_killer(self):
+        enter = self.in_small_group()
         eater = self.script("eater.py", "import os, time\nhoard = []\n"
                             "while os.environ['RANK'] == '1': hoard.append(b'x' * (4 << 20))\ntime.sleep(60)\n")
         done, report = self.run_reported("--nproc-per-node", 3, "--python", sys.executable, eater,
-                                         preexec_fn=lambda: (path / "cgroup.procs").write_text(str(os.getpid())))
+                                         preexec_fn=enter)
         self.assert_code(done, 128 + signal.SIGKILL)
         cause = report["root_cause"]
         self.assertEqual((cause["rank"], cause["signal"], cause["stopped_by_ddplaunch"]), (1, "SIGKILL", False))
@@ -168,6 +173,24 @@ class OneNode(Reported):
         self.assertIn(f"    out of memory: {cause['out_of_memory']}\n", done.err)
         self.assertEqual(report["why"], "rank 1 on localhost killed by SIGKILL, out of memory")
         self.assertEqual([f["rank"] for f in report["other_failures"] if f["out_of_memory"]], [])
+
+    def test_oom_killer_of_a_shells_child(self):
+        # The shell reports its child's end as its own exit code.
+        eater = "import os\nhoard = []\nwhile os.environ['RANK'] == '1': hoard.append(b'x' * (4 << 20))\nimport time; time.sleep(60)"
+        done, report = self.run_reported("--nproc-per-node", 2, "sh", "-c", '"$0" -c "$1"; exit $?', sys.executable, eater,
+                                         preexec_fn=self.in_small_group())
+        self.assert_code(done, 137)
+        self.assertEqual(report["why"], "rank 1 on localhost exited 137")
+        cause = report["root_cause"]
+        self.assertRegex(cause["out_of_memory"], r"^the OOM killer ended a child of it, hence exit 137 \(128 \+ SIGKILL\) "
+                                                 r"\(oom_kill in \S+ went from 0 to 1\)$")
+        self.assertIn(f"    out of memory: {cause['out_of_memory']}\n", done.err)
+
+    def test_exit_137_without_an_oom_kill_is_an_exit_code(self):
+        done, report = self.run_reported("--nproc-per-node", 2, "sh", "-c", 'if [ $RANK = 1 ]; then exit 137; fi; sleep 60')
+        self.assert_code(done, 137)
+        self.assertIsNone(report["root_cause"]["out_of_memory"])
+        self.assertNotIn("out of memory", done.err)
 
     def test_kill_by_hand_is_no_oom_killer(self):
         done, report = self.run_reported("--nproc-per-node", 2, "sh", "-c", 'if [ $RANK = 0 ]; then kill -KILL $$; fi; sleep 60')
