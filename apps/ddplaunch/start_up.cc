@@ -31,11 +31,11 @@ Result<> make_room_for_nodes(const launcher::JobSpec& spec) {
   const rlim_t allowed = raise_nofile();
   if (allowed >= needed) return {};
   const std::size_t hosts = launcher::hosts_used(spec);
-  return Error{
-      ErrorCode::kSystem,
-      std::to_string(hosts) + (hosts == 1 ? " host needs " : " hosts need ") + std::to_string(needed) +
-          " open files on this machine, but the hard limit is " + std::to_string(allowed) +
-          "; raise it (ulimit -Hn, nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)"};
+  return Error{ErrorCode::kSystem,
+               std::to_string(hosts) + (hosts == 1 ? " host needs " : " hosts need ") +
+                   std::to_string(needed) + " open files on this machine, but the hard limit is " +
+                   std::to_string(allowed) + "; raise it (ulimit -n " + std::to_string(needed) +
+                   ", nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)"};
 }
 
 namespace {

@@ -1,7 +1,10 @@
 // The part of the Agent that begins and ends an attempt. agent_rejoin.cc handles workers that survive
 // attempts.
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cstdlib>
+#include <string>
 #include <utility>
 
 #include "base/secret.h"
@@ -17,6 +20,21 @@ std::string make_error_prefix() {
   const auto random = random_text(8);
   if (!random) return {};
   return std::string(base != nullptr && *base != '\0' ? base : "/tmp") + "/ddplaunch-" + *random + "-rank_";
+}
+
+/// Returns kSystem with the numbers if this process may not open enough descriptors for that many workers.
+Result<> room_for_workers(std::size_t workers) {
+  constexpr std::size_t kOwn = 28;
+  constexpr std::size_t kEach = 5;
+  constexpr std::size_t kStarting = 64;  // workers that start at a time have one more each
+  const std::size_t needed = kOwn + kEach * workers + std::min(workers, kStarting);
+  struct rlimit files {};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= needed) return {};
+  return Error{ErrorCode::kSystem,
+               std::to_string(workers) + (workers == 1 ? " worker needs " : " workers need ") +
+                   std::to_string(needed) + " open files on this node, but the hard limit is " +
+                   std::to_string(files.rlim_cur) + "; raise it (ulimit -n " + std::to_string(needed) +
+                   ", nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)"};
 }
 
 }  // namespace
@@ -43,12 +61,13 @@ void Agent::handle(const rendezvous::Spawn& message) {
 
 /// Starts the workers, except survivors, which get the order for the new attempt.
 bool Agent::begin_attempt(const rendezvous::Spawn& message) {
-  if (auto room = collectives_.make_room(message.local_world_size); !room)
-    link_.send(rendezvous::Notice{"desync analysis is not available: " + room.error().text, true});
+  if (auto board = collectives_.make_room(message.local_world_size); !board)
+    link_.send(rendezvous::Notice{"desync analysis is not available: " + board.error().text, true});
   auto workers = job_->workers(message, static_cast<int>(options_.facts.cores), make_error_prefix(),
                                expect_workers(message.local_world_size), collectives_.path());
-  if (!workers) {
-    refuse(workers.error());
+  const Result<> room = room_for_workers(message.local_world_size);
+  if (!workers || !room) {
+    refuse(workers ? room.error() : workers.error());
     if (attempt_running_) workers_->stop(std::chrono::milliseconds(0));
     return false;
   }

@@ -114,8 +114,7 @@ void EvidenceCollector::worker_ended(std::uint32_t rank, pid_t pid, const ExitSt
   if (status.success()) return;
   const bool ours = kills_from_ && Clock::now() >= *kills_from_;
   const bool killed = status.kind == ExitStatus::Kind::kSignaled && status.number == SIGKILL && !ours;
-  const bool lost_child =
-      status.kind == ExitStatus::Kind::kExited && status.number == 128 + SIGKILL && !ours;
+  const bool lost_child = status.kind == ExitStatus::Kind::kExited && status.number == 128 + SIGKILL && !ours;
   ends_.push_back({rank, pid, killed, lost_child, terminated});
   only_terminated_ = only_terminated_ && terminated;
 }
@@ -221,9 +220,9 @@ std::string EvidenceCollector::xids_of(const AbnormalExit& end) const {
 }
 
 /// The kernel log names the process, but the counters only say how many died. The group's are attributed, in
-/// order, to workers that ended by a SIGKILL not sent by the agent, then to those that lost a child by one. The
-/// rest were children of other workers. Kills elsewhere on the machine count for an exit 137, since the child may
-/// have a group of its own (a container), and for a worker whose group has no counter.
+/// order, to workers that ended by a SIGKILL not sent by the agent, then to those that lost a child by one.
+/// The rest were children of other workers. Kills elsewhere on the machine count for an exit 137, since the
+/// child may have a group of its own (a container), and for a worker whose group has no counter.
 void EvidenceCollector::report_oom(std::vector<rendezvous::WorkerEvidence>& evidence) const {
   std::uint64_t died = group_kills_.now() - group_kills_.start;
   const std::uint64_t died_anywhere = machine_kills_.now() - machine_kills_.start;

@@ -362,11 +362,17 @@ class LocalJob(LaunchTest):
 
     def test_more_workers_than_the_hard_limit_of_open_files_allows(self):
         import resource
-        done = self.run_job("--nproc-per-node", 40, "--oversubscribe", "true",
-                            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)))
-        self.assert_code(done, 126)
-        self.assertRegex(done.err, r"ddplaunch: exit 126: rank \d+ on localhost could not be started: a pipe for a worker: Too many "
-                         r"open files; raise the limit of open files on this node \(ulimit -n\)\n$")
+
+        def limited(number):
+            return self.run_job("--nproc-per-node", 40, "--oversubscribe", "sh", "-c", "touch ran",
+                                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (number, number)))
+        done = limited(267)
+        self.assert_code(done, 116)
+        self.assertTrue(done.err.endswith(
+            "ddplaunch: exit 116: node localhost: 40 workers need 268 open files on this node, but the hard limit is 267; raise it "
+            "(ulimit -n 268, nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)\n"), done.err)
+        self.assertFalse((self.dir / "ran").exists(), "a worker was started")
+        self.assert_code(limited(268), 0)
 
     def test_more_hosts_than_the_hard_limit_of_open_files_allows(self):
         import resource
@@ -374,7 +380,7 @@ class LocalJob(LaunchTest):
             resource.RLIMIT_NOFILE, (1024, 4096)))
         self.assert_code(done, 116)
         self.assertEqual(done.err, "ddplaunch: exit 116: 1000 hosts need 6064 open files on this machine, but the hard limit is "
-                         "4096; raise it (ulimit -Hn, nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)\n")
+                         "4096; raise it (ulimit -n 6064, nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)\n")
         self.assertFalse(self.job_dir.exists())
 
 
