@@ -213,8 +213,8 @@ std::string group_text(const FailureGroup& group) {
   std::string who;
   if (group.hosts.contains("")) return indented(group.what, "      ");  // a hang of the whole job
   if (group.workers) {
-    who = (group.ranks.size() == 1 ? "rank " : "ranks ") + rank_set({group.ranks.begin(), group.ranks.end()}) +
-          " on " + host_list(group.hosts);
+    who = (group.ranks.size() == 1 ? "rank " : "ranks ") +
+          rank_set({group.ranks.begin(), group.ranks.end()}) + " on " + host_list(group.hosts);
   } else {
     who = (group.hosts.size() == 1 ? "node " : "nodes ") + host_list(group.hosts);
   }
@@ -300,8 +300,8 @@ std::string earlier_text(const std::vector<Failure>& earlier) {
       text += "    attempts " + std::to_string(earlier[kAttemptsAtEnds].attempt) + " to " +
               std::to_string(earlier[i - 1].attempt) + ": in report.json\n";
     }
-    text += "    attempt " + std::to_string(earlier[i].attempt) + ", after " + duration(earlier[i].at) + ": " +
-            failure_line(earlier[i]) + "\n";
+    text += "    attempt " + std::to_string(earlier[i].attempt) + ", after " + duration(earlier[i].at) +
+            ": " + failure_line(earlier[i]) + "\n";
   }
   return many ? text + causes_text(earlier) : text;
 }

@@ -312,7 +312,7 @@ class Signals(LaunchTest):
         self.assertTrue((self.job_dir / "ddplaunch.log").read_text().endswith(self.LAST_WORDS + "\n"))
         self.assert_nothing_left()
 
-    def test_a_living_tee_gets_the_last_words_and_the_terminal_only_those_of_tee(self):
+    def test_a_running_tee_gets_the_last_words(self):
         terminal = self.with_tee("", "--quiet")
         os.kill(int(self.said("pid")), signal.SIGINT)
         self.assertTrue(terminal.wait_for(lambda: self.ended() and self.LAST_WORDS in (self.dir / "log").read_text()), terminal.text())
