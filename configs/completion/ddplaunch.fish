@@ -169,7 +169,7 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l report -r -F -d 'file for
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l label -r -f -d 'prefix of each line; also {local_rank} {node_rank} {stream} {time}; none for no label'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l show-ranks -r -f -a '(__ddplaunch_ranks)' -d 'show only these ranks: 0,8-15; the files have all'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l local-ranks-filter -r -f -a '(__ddplaunch_ranks)' -d 'show only these local ranks of each node: 0,1'
-complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l bars -r -f -a 'rank0 node all off' -d 'ranks whose progress bars a terminal shows'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l bars -r -f -a 'rank0 node all off' -d 'ranks whose progress bars are shown'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l fold -d 'show equal lines of several ranks once: [*:0-63]'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l console -r -f -a 'auto block drop' -d 'policy for a slow reader of the output: block slows the workers, drop omits and counts lines'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l log-dir -r -f -a '(__fish_complete_directories)' -d 'directory for copies of the output: DIR/JOB_ID/attempt_0/RANK/stdout.log, stderr.log'

@@ -57,6 +57,44 @@ std::optional<double> number_before(std::string_view text, std::size_t end) {
   return value;
 }
 
+/// Returns the row without color sequences and trailing spaces.
+std::string without_colours(std::string_view row) {
+  std::string text;
+  for (std::size_t at = 0; at < row.size(); ++at) {
+    const std::size_t end = row[at] == '\x1b' ? row.find('m', at) : std::string_view::npos;
+    if (end != std::string_view::npos)
+      at = end;
+    else
+      text += row[at];
+  }
+  text.resize(trimmed(text).size());
+  return text;
+}
+
+/// Returns how many bytes at the start of `row` have the form of the frame `before`: numbers and runs of fill
+/// characters may differ. 0: none, or the frame has no number, since a word that was printed twice is no bar.
+std::size_t match_frame(std::string_view before, std::string_view row) {
+  std::string_view pattern = before;
+  std::string_view rest = row;
+  bool numbers = false;
+  while (!pattern.empty()) {
+    const Kind kind = kind_of(pattern.front());
+    if (kind == Kind::kExact) {
+      if (rest.empty() || rest.front() != pattern.front()) return 0;
+      pattern.remove_prefix(1);
+      rest.remove_prefix(1);
+      continue;
+    }
+    const std::size_t length = run_length(rest, kind);
+    // A run of fill may be empty: " 9%" and "10%".
+    if (length == 0 && kind == Kind::kNumber) return 0;
+    numbers = numbers || rest.substr(0, length).find_first_of("0123456789?") != std::string_view::npos;
+    pattern.remove_prefix(run_length(pattern, kind));
+    rest.remove_prefix(length);
+  }
+  return numbers ? row.size() - rest.size() : 0;
+}
+
 std::string percent(double value) {
   return std::to_string(static_cast<int>(std::floor(value)));
 }
@@ -82,26 +120,8 @@ std::size_t frame_length(std::string_view previous, std::string_view row) {
   const std::string_view before = trimmed(previous);
   // If a frame ends in a number or a fill run, the following text may continue it, so no border is visible.
   if (before.empty() || kind_of(before.back()) != Kind::kExact) return 0;
-  std::string_view pattern = before;
-  std::string_view rest = row;
-  bool numbers = false;
-  while (!pattern.empty()) {
-    const Kind kind = kind_of(pattern.front());
-    if (kind == Kind::kExact) {
-      if (rest.empty() || rest.front() != pattern.front()) return 0;
-      pattern.remove_prefix(1);
-      rest.remove_prefix(1);
-      continue;
-    }
-    const std::size_t length = run_length(rest, kind);
-    // A run of fill may be empty: " 9%" and "10%".
-    if (length == 0 && kind == Kind::kNumber) return 0;
-    numbers = numbers || kind == Kind::kNumber;
-    pattern.remove_prefix(run_length(pattern, kind));
-    rest.remove_prefix(length);
-  }
-  if (!numbers) return 0;  // a word that was printed twice is no bar
-  std::size_t frame = row.size() - rest.size();
+  std::size_t frame = match_frame(before, row);
+  if (frame == 0) return 0;
   // A shorter frame is padded to the width of the previous one.
   const std::size_t shown = width_of(row.substr(0, frame));
   const std::size_t full = width_of(before);
@@ -109,6 +129,13 @@ std::size_t frame_length(std::string_view previous, std::string_view row) {
        --pad)
     ++frame;
   return frame;
+}
+
+bool is_same_bar(std::string_view previous, std::string_view row) {
+  // A bar changes its colours when it is full.
+  const std::string before = without_colours(previous);
+  const std::string frame = without_colours(row);
+  return !frame.empty() && match_frame(before, frame) == frame.size();
 }
 
 std::optional<double> progress_of(std::string_view row) {

@@ -19,6 +19,9 @@ namespace ddp::launcher {
 /// differ in value and length; everything else must be equal.
 std::size_t frame_length(std::string_view previous, std::string_view row);
 
+/// Returns true if `row` is a further frame of the bar that drew `previous`, with the same limits.
+bool is_same_bar(std::string_view previous, std::string_view row);
+
 /// Returns the row without trailing spaces.
 std::string_view trimmed(std::string_view row);
 

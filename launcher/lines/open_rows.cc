@@ -42,6 +42,11 @@ std::size_t colour_at_end(std::string_view text) {
 
 }  // namespace
 
+/// Only a row that was redrawn in the same form is certainly a bar. A log line may replace a bar, too.
+bool OpenRows::OpenRow::is_bar() const {
+  return rewritten && !log && is_same_bar(previous, text);
+}
+
 bool OpenRows::idle() const {
   return rows_.size() == 1 && rows_[0].text.empty() && !rows_[0].stays && !rows_[0].erased && !returned_ &&
          back_ == 0 && colour_.empty() && !hidden_;
@@ -314,6 +319,7 @@ void OpenRows::finish_above(std::size_t count, const LineSink& sink) {
   for (std::size_t i = 0; i < count; ++i) {
     const OpenRow& done = rows_[i];
     if (done.made_up && is_blank(done.text)) continue;
+    if (!sink.bar_ends && done.is_bar()) continue;
     sink.line(done.stays ? trimmed(done.text) : std::string_view(done.text));
   }
   if (count < rows_.size()) {

@@ -17,6 +17,7 @@ inline constexpr std::string_view kSplitMark = " [ddplaunch: line longer than 1 
 struct LineSink {
   std::string_view label;
   std::string& out;
+  bool bar_ends = true;  ///< false: the last frames of bars are left out
   void line(std::string_view text) const {
     out.append(label).append(text);
     out += '\n';
@@ -70,6 +71,7 @@ class OpenRows {
     bool erased = false;   ///< it held text
     bool log = false;      ///< a separate line above a bar's row
     bool made_up = false;  ///< it was finished before a bar returned to it; no row if empty
+    bool is_bar() const;
   };
   void begin_text(const LineSink& sink);
   void begin_row(OpenRow& row);

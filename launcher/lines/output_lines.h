@@ -41,9 +41,11 @@ class LineAssembler {
   std::uint64_t line_feeds() const { return rows_.line_feeds(); }
   std::size_t held() const { return rows_.bytes(); }
   Label& label() { return label_; }
+  /// Leaves out the last frames of bars, which otherwise become lines.
+  void drop_bar_ends() { bar_ends_ = false; }
 
  private:
-  LineSink sink(std::string& out) const { return {label_.text(), out}; }
+  LineSink sink(std::string& out) const { return {label_.text(), out, bar_ends_}; }
   void add_plain(std::string_view bytes, const LineSink& sink);
   void add_marked(std::string_view bytes, const LineSink& sink);
   void add_special(char c, const LineSink& sink);
@@ -51,6 +53,7 @@ class LineAssembler {
   Label label_;
   OpenRows rows_;
   EscapeReader escape_;
+  bool bar_ends_ = true;
 };
 
 /// The end of one rank's stderr for the report: at most kMaxBytes, allocated with the first byte.

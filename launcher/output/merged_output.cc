@@ -50,7 +50,17 @@ LiveBoard::Entry MergedOutput::new_entry(std::uint32_t rank, LineSource source, 
       colours_wanted(console_.is_terminal(stream), std::getenv("NO_COLOR"), std::getenv("TERM"));
   Label label;
   if (options_.label_on) label = Label(options_.label, source, coloured ? label_colour(source.node_rank) : 0);
-  return {std::move(label), rank, source.node_rank, stream};
+  LiveBoard::Entry entry(std::move(label), rank, source.node_rank, stream);
+  if (!shows_bar_ends(rank, source.node_rank, stream)) entry.lines.drop_bar_ends();
+  return entry;
+}
+
+/// Tells whether the last frames of the rank's bars become lines. Those of hundreds of ranks would bury the
+/// other lines.
+bool MergedOutput::shows_bar_ends(std::uint32_t rank, int node_rank, int stream) const {
+  if (options_.bars == Bars::kAll || options_.bars == Bars::kOff) return true;
+  const auto owner = bar_owners_.find({stream, options_.bars == Bars::kNode ? node_rank : 0});
+  return owner == bar_owners_.end() || owner->second == rank;
 }
 
 void MergedOutput::begin_attempt(std::uint32_t attempt) {
@@ -60,8 +70,14 @@ void MergedOutput::begin_attempt(std::uint32_t attempt) {
   if (options_.jsonl) json_.emplace();
   const std::uint32_t world = world_();
   std::size_t selected = 0;
+  bar_owners_.clear();
   for (std::uint32_t rank = 0; rank < world; ++rank) {
-    if (options_.selects(rank, source_(rank).local_rank)) ++selected;
+    const LineSource source = source_(rank);
+    if (options_.selects(rank, source.local_rank)) ++selected;
+    for (const std::uint8_t stream : {1, 2}) {
+      if (options_.shows(rank, source.local_rank, stream))
+        bar_owners_.try_emplace({stream, options_.bars == Bars::kNode ? source.node_rank : 0}, rank);
+    }
   }
   if (fold_) fold_->begin(selected);
   if (selected != 0 || attempt != 0) return;

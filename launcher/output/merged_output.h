@@ -4,10 +4,12 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/asio.h"
@@ -65,6 +67,7 @@ class MergedOutput {
   LiveBoard::Entry new_entry(std::uint32_t rank, LineSource source, int stream) const;
   const RankOutput* find(std::uint32_t attempt, std::uint32_t rank) const;
   void begin_attempt(std::uint32_t attempt);
+  bool shows_bar_ends(std::uint32_t rank, int node_rank, int stream) const;
   void keep_json(const RankOutput& state, std::uint8_t stream, std::string_view bytes, Time written);
   void show_lines(const RankOutput& state, LiveBoard::Entry& entry, Time written);
   void arm();
@@ -84,6 +87,8 @@ class MergedOutput {
   bool armed_ = false;
   bool resting_ = false;
   std::vector<std::unique_ptr<RankOutput>> ranks_;
+  /// The first rank that shows a stream, by stream and (--bars node) node rank.
+  std::map<std::pair<int, int>, std::uint32_t> bar_owners_;
   std::optional<std::uint32_t> attempt_;  ///< the attempt of ranks_
   std::string lines_;                     ///< for the console, of stream_; empty between pass_on and take
   int stream_ = 1;

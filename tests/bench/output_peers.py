@@ -39,7 +39,7 @@ def has_torch():
 
 
 def ours(where, labelled, job_dir, more=()):
-    argv = [str(BIN / "ddplaunch"), "--job-dir", str(job_dir), "--env", "OMP_NUM_THREADS=1", *map(str, more)]
+    argv = [str(BIN / "ddplaunch"), "--job-dir", str(job_dir), "--bars", "all", "--env", "OMP_NUM_THREADS=1", *map(str, more)]
     return Peer("ddplaunch", argv + ([] if labelled else ["--label", "none"]) + ["--"], where=where, labelled=labelled)
 
 

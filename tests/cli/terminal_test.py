@@ -136,8 +136,8 @@ class Bars(TerminalTest):
         lines, logs, written, bars = self.assert_rows(
             terminal.rows(), LABEL + r"stdout of \1 at \d*5", LABEL + r"log of \1 at \d*7",
             LABEL + r"written by \1 at \d*9", LABEL + "train: 100%.*30/30.*")
-        self.assertEqual([len(lines), len(logs), len(written), len(bars)], [24, 24, 24, 8])
-        self.assertEqual(len({bar[:20] for bar in bars}), 8)
+        self.assertEqual([len(lines), len(logs), len(written)], [24, 24, 24])
+        self.assertEqual([re.match(LABEL, bar)[1] for bar in bars], ["0"])  # of the other ranks only in the files
         self.assert_nothing_left()
 
     def test_nested_tqdm(self):
@@ -149,7 +149,7 @@ class Bars(TerminalTest):
         (self.dir / "seen").touch()
         self.assertEqual(terminal.wait(), 0)
         notes, bars = self.assert_rows(terminal.rows(), LABEL + r"note of \1 in \d", LABEL + "epochs: 100%.*3/3.*")
-        self.assertEqual([len(notes), len(bars)], [24, 8])
+        self.assertEqual([len(notes), len(bars)], [24, 1])
 
     def test_rich(self):
         needs("rich")
@@ -161,7 +161,7 @@ class Bars(TerminalTest):
         self.assertEqual(terminal.wait(), 0)
         printed, one, two = self.assert_rows(terminal.rows(), LABEL + r"printed by \1", LABEL + "one .*100%.*",
                                              LABEL + "two .*100%.*")
-        self.assertEqual([len(printed), len(one), len(two)], [8, 8, 8])
+        self.assertEqual([len(printed), len(one), len(two)], [8, 1, 1])
         self.assertFalse(terminal.screen.cursor.hidden)
         self.assertNotIn(b"\x1b[?25", terminal.raw)
 
@@ -170,11 +170,11 @@ class Bars(TerminalTest):
         terminal = self.terminal(*self.on_two_nodes(), *self.worker(PLAIN_BAR))
         self.assertEqual(terminal.wait(), 0)
         halfway, bars = self.assert_rows(terminal.rows(), LABEL + r"halfway on \1", LABEL + "100% " + "#" * 20)
-        self.assertEqual([len(halfway), len(bars)], [8, 8])
+        self.assertEqual([len(halfway), len(bars)], [8, 1])
 
     def test_bars_shows_a_row_per_rank_per_node_or_none(self):
         needs("tqdm")
-        for bars, count in (("all", 4), ("node", 1), ("off", 0)):
+        for bars, count, ends in (("all", 4, 4), ("node", 1, 1), ("off", 0, 4)):
             with self.subTest(bars=bars):
                 terminal = self.terminal("--nproc-per-node", 4, "--bars", bars, *self.worker(ENDLESS))
                 live = lambda: [row for row in terminal.rows() if "work: " in row]
@@ -182,7 +182,19 @@ class Bars(TerminalTest):
                 self.assertEqual(len(live()), count, "\n".join(terminal.rows()))
                 (self.dir / "stop").touch()
                 self.assertEqual(terminal.wait(), 0)
+                self.assertEqual(len(live()), ends, "\n".join(terminal.rows()))
                 (self.dir / "stop").unlink()
+
+    def test_the_lowest_shown_rank_shows_its_finished_bar(self):
+        needs()
+        for select, expected in (((), ["0"]), (("--show-ranks", "2-3"), ["2"]), (("--bars", "all"), list("0123"))):
+            with self.subTest(select=select):
+                outcome = self.run_job("--nproc-per-node", 4, *select, *self.worker(PLAIN_BAR))
+                self.assert_code(outcome, 0)
+                ends = [re.fullmatch(LABEL + "100% " + "#" * 20, line) for line in outcome.out.splitlines()]
+                self.assertEqual(sorted(end[1] for end in ends if end), expected, repr(outcome))
+                for rank in range(4):
+                    self.assertIn("\r100% " + "#" * 20, (self.job_dir / f"attempt_0/rank_{rank:05}.stdout").read_bytes().decode())
 
     def test_narrow_terminal(self):
         needs("tqdm")
@@ -223,7 +235,7 @@ class NoTerminal(TerminalTest):
                 both = outcome.out + outcome.err
                 self.assertNotIn("\r", both)
                 self.assertIsNone(re.search(r"\x1b\[[^m]*[A-LN-Za-ln-z]", both), repr(both))
-                self.assertEqual(sum(last in line for line in both.splitlines()), 2, both)
+                self.assertEqual(sum(last in line for line in both.splitlines()), 1, both)
 
 
 class TerminalEnd(TerminalTest):
@@ -237,7 +249,7 @@ class TerminalEnd(TerminalTest):
         self.assertEqual(terminal.screen.cursor.x, 0)
         # Apart from Python's final messages, each row is complete.
         bars = [row for row in terminal.rows() if "work: " in row]
-        self.assertEqual(len(bars), 2, "\n".join(terminal.rows()))
+        self.assertEqual(len(bars), 1, "\n".join(terminal.rows()))
         self.assertTrue(all(re.match(LABEL + "work: ", row) for row in bars), bars)
 
     def test_sigkill_leaves_a_usable_terminal(self):
@@ -268,7 +280,7 @@ class TerminalEnd(TerminalTest):
         self.assertEqual(sum("work: " in row for row in tmux.rows()), 1, "\n".join(tmux.rows()))
         (self.dir / "stop").touch()
         self.assertTrue(tmux.until(lambda rows: rows and rows[-1] == "$"), "\n".join(tmux.rows()))
-        self.assertEqual(sum("work: " in row for row in tmux.rows()), 2, "\n".join(tmux.rows()))
+        self.assertEqual(sum("work: " in row for row in tmux.rows()), 1, "\n".join(tmux.rows()))
 
     def test_a_background_job_draws_no_rows(self):
         needs("tqdm")
@@ -295,7 +307,7 @@ class TerminalEnd(TerminalTest):
         (self.dir / "stop").touch()
         self.assertTrue(tmux.until(lambda rows: rows and rows[-1] == "$"), "\n".join(tmux.rows()))
         rows = tmux.rows()
-        self.assertEqual(sum("work: " in row for row in rows), 2, "\n".join(rows))
+        self.assertEqual(sum("work: " in row for row in rows), 1, "\n".join(rows))
 
 
 class SlowReaders(TerminalTest):

@@ -40,7 +40,7 @@ void add_shown(OptionTable& table, OutputOptions& output) {
   table.choice<Bars>(
       {.names = "--bars",
        .default_text = "rank0, with the spread of all",
-       .help = "ranks whose progress bars a terminal shows"},
+       .help = "ranks whose progress bars are shown"},
       output.bars,
       {{"rank0", Bars::kRank0}, {"node", Bars::kNode}, {"all", Bars::kAll}, {"off", Bars::kOff}});
   table.flag({.names = "--fold",

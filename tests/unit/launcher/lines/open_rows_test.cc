@@ -186,6 +186,14 @@ TEST_CASE("the end of a frame is found") {
   CHECK(frame_length("100 of 200 files", "101 of 200 filesoops") == 16);
   CHECK(frame_length("step 5/9", "step 6/9 done") == 0);  // its end is ambiguous
   CHECK(frame_length("Loading", "Loading done") == 0);    // no number, so no bar
+  CHECK(is_same_bar("96% ###", "100% ####"));
+  CHECK(is_same_bar("a:   0%|   | 0/9 [00:00<?, ?it/s]", "a: 100%|###| 9/9 [00:01<00:00, 9.5it/s]  "));
+  CHECK(is_same_bar("a \x1b[31m━╸\x1b[0m━ \x1b[35m96%\x1b[0m 0:00:01",
+                    "a \x1b[32m━━━\x1b[0m \x1b[35m100%\x1b[0m 0:00:00"));
+  CHECK_FALSE(is_same_bar("96% ###", "96% of the data are used"));
+  CHECK_FALSE(is_same_bar("Loading", "Loading"));
+  CHECK_FALSE(is_same_bar("", "5"));
+  CHECK_FALSE(is_same_bar("5/9", ""));
   CHECK(frame_length("a 5%", "b 5%x") == 0);
   CHECK(frame_length("a 5% ]", "a 6% ]") == 6);
   CHECK(frame_length("[10.5s]    ", "[9s]  log") == 6);  // padded to the width of the previous frame

@@ -20,6 +20,16 @@ std::string shown(const std::vector<std::string_view>& chunks, const std::string
   return out;
 }
 
+// As `shown`, for a rank whose bars are left out.
+std::string shown_without_bars(std::string_view bytes) {
+  LineAssembler lines(std::string("> "));
+  lines.drop_bar_ends();
+  std::string out;
+  lines.add(bytes, out);
+  lines.finish(out);
+  return out;
+}
+
 // A reference implementation of the header's contract: one byte at a time, without regard to speed.
 std::string by_the_book(std::string_view bytes, const std::string& label) {
   std::string out;
@@ -215,4 +225,15 @@ TEST_CASE("a tail that is exactly full has all its bytes, and one more byte over
   short_line.add("a");
   short_line.add(std::string(size, 'b'));
   CHECK(short_line.lines() == std::vector<std::string>{"…" + std::string(size, 'b')});
+}
+
+TEST_CASE("the last frames of bars are left out on request, and nothing else") {
+  CHECK(shown_without_bars("\r 50%|# | 1/2 [x]\r100%|##| 2/2 [x]\n") == "");
+  CHECK(shown_without_bars("\r 50%|# | 1/2 [x]\r100%|##| 2/2 [x]") == "");  // its program ended in between
+  CHECK(shown_without_bars("\r 50%|# | 1/2 [x]\r100%|##| 2/2 [x]error\n") == "> error\n");
+  CHECK(shown_without_bars("\r 50%|# | 1/2 [x]\r                \rlog 7\n\r100%|##| 2/2 [x]\n") ==
+        "> log 7\n> 100%|##| 2/2 [x]\n");
+  CHECK(shown_without_bars("\r 50%|# | 1/2 [x]\rfailed at 7\n") == "> failed at 7\n");
+  CHECK(shown_without_bars("step 1\nstep 2\r\n\rstep 3\n") == "> step 1\n> step 2\n> step 3\n");
+  CHECK(shown_without_bars("loading...\rloading...\n") == "> loading...\n");
 }
