@@ -8,13 +8,14 @@ _ddplaunch_table() {
   source='' words='' optional='' repeats=''
   case "$1 $2" in
     'ddplaunch options')
-      words='--hostfile --host --hosts-from --include --exclude --nnodes --spares --nproc-per-node --oversubscribe --launcher
-        --node-rank --master-addr --rdzv-endpoint --insecure --token-file --daemon-port --ssh-config --ssh-command --ssh-localhost
-        --accept-new-host-keys --agent --no-push --start-timeout --network --master-port --port-range --store --store-allow -m
-        --module --no-python --python --env --env-file --chdir --wrapper --setup --stdin --max-restarts --restart-backoff
-        --scale-up --fence --hang-timeout --stop-grace --node-timeout --master-timeout --report --label --show-ranks
-        --local-ranks-filter --bars --fold --console --log-dir -t --tee -r --redirects --log-max-size --jsonl --quiet -v --verbose
-        --job-id --accelerate-config --job-dir --dry-run --json --deep --collectives --min-busbw -V --version -h --help'
+      words='--hostfile --host --hosts-from --include --exclude --nnodes --spares --nproc-per-node -n --ntasks --oversubscribe
+        --launcher --node-rank --master-addr --rdzv-endpoint --insecure --token-file --daemon-port --ssh-config --ssh-command
+        --ssh-localhost --accept-new-host-keys --agent --no-push --start-timeout --network --master-port --port-range --store
+        --store-allow -m --module --no-python --python --env --env-file --chdir --wrapper --setup --stdin --max-restarts
+        --restart-backoff --scale-up --fence --hang-timeout --stop-grace --node-timeout --master-timeout --report --label
+        --show-ranks --local-ranks-filter --bars --fold --console --log-dir -t --tee -r --redirects --log-max-size --jsonl --quiet
+        -v --verbose --job-id --accelerate-config --job-dir --dry-run --json --deep --collectives --min-busbw -V --version -h
+        --help'
       ;;
     'ddplaunch --hostfile' | 'ddplaunch --deepspeed-hostfile' | 'ddplaunch --mpirun-hostfile' | 'ddplaunch --machinefile' | \
       'ddplaunch -machinefile' | 'ddplaunch -hostfile') source='file' ;;
@@ -26,6 +27,7 @@ _ddplaunch_table() {
     'ddplaunch --spares') source='any' ;;
     'ddplaunch --nproc-per-node' | 'ddplaunch --num-gpus' | 'ddplaunch --num-accelerators' | 'ddplaunch -ppn' | \
       'ddplaunch --npernode' | 'ddplaunch --ntasks-per-node') source='any' words='auto gpu cpu' ;;
+    'ddplaunch -n' | 'ddplaunch --ntasks' | 'ddplaunch --num-processes' | 'ddplaunch -np' | 'ddplaunch --np') source='any' ;;
     'ddplaunch --launcher') source='any' words='ssh slurm daemon local' ;;
     'ddplaunch --node-rank' | 'ddplaunch --machine-rank') source='any' ;;
     'ddplaunch --master-addr' | 'ddplaunch --main-process-ip') source='any' ;;

@@ -89,18 +89,18 @@ function __ddplaunch_takes_value
     set -l names
     switch "$argv[1]"
         case 'ddplaunch'
-            set names --hostfile --host --hosts-from --include --exclude --nnodes --spares --nproc-per-node --launcher --node-rank \
-                --master-addr --rdzv-endpoint --token-file --daemon-port --ssh-config --ssh-command --agent --start-timeout \
-                --network --master-port --port-range --store --store-allow --python --env --env-file --chdir --wrapper --setup \
-                --stdin --max-restarts --restart-backoff --scale-up --fence --hang-timeout --stop-grace --node-timeout \
-                --master-timeout --report --label --show-ranks --local-ranks-filter --bars --console --log-dir -t --tee -r \
-                --redirects --log-max-size --job-id --accelerate-config --job-dir --min-busbw --on-peer-loss --rdzv-id \
+            set names --hostfile --host --hosts-from --include --exclude --nnodes --spares --nproc-per-node -n --ntasks --launcher \
+                --node-rank --master-addr --rdzv-endpoint --token-file --daemon-port --ssh-config --ssh-command --agent \
+                --start-timeout --network --master-port --port-range --store --store-allow --python --env --env-file --chdir \
+                --wrapper --setup --stdin --max-restarts --restart-backoff --scale-up --fence --hang-timeout --stop-grace \
+                --node-timeout --master-timeout --report --label --show-ranks --local-ranks-filter --bars --console --log-dir -t \
+                --tee -r --redirects --log-max-size --job-id --accelerate-config --job-dir --min-busbw --on-peer-loss --rdzv-id \
                 --shutdown-timeout --rdzv-backend --rdzv-conf --monitor-interval --start-method --signals-to-handle \
                 --event-log-handler --role --num-nodes --num-gpus --num-accelerators -i -e --enable-each-rank-log --log-level \
-                --min-elastic-nodes --max-elastic-nodes --config-file --num-machines --main-process-port --machine-rank \
-                --main-process-ip --main-training-function --deepspeed-hostfile --mpirun-hostfile --deepspeed-inclusion-filter \
-                --deepspeed-exclusion-filter -ppn --npernode --ntasks-per-node --nodes --nodelist --wdir --machinefile \
-                -machinefile -hostfile --hosts -hosts --wd -wd -wdir
+                --min-elastic-nodes --max-elastic-nodes --config-file --num-machines --main-process-port --num-processes \
+                --machine-rank --main-process-ip --main-training-function --deepspeed-hostfile --mpirun-hostfile \
+                --deepspeed-inclusion-filter --deepspeed-exclusion-filter -np --np -ppn --npernode --ntasks-per-node --nodes \
+                --nodelist --wdir --machinefile -machinefile -hostfile --hosts -hosts --wd -wd -wdir
         case 'ddplaunchd'
             set names --token-file --fits --verify
         case 'train'
@@ -128,6 +128,7 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l exclude -r -f -a '(__ddpl
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l nnodes -r -f -d 'use the first N hosts; MIN:MAX continues with MIN when nodes are lost'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l spares -r -f -d 'keep K more hosts ready to replace lost hosts'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l nproc-per-node -r -f -a 'auto gpu cpu' -d 'workers on each node'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -s n -l ntasks -r -f -d 'workers on all nodes together, as in srun and mpirun (-np)'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l oversubscribe -d 'allow more workers than slots'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l launcher -r -f -a 'ssh slurm daemon local' -d 'how nodes are reached; daemon: where ddplaunchd --listen runs'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l node-rank -r -f -d 'rank of this node when each of the --nnodes nodes runs its own ddplaunch'

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -33,6 +34,14 @@ struct Host {
   std::string setup;  ///< shell script that runs before the workers on this host, after the script of --setup
   SourceLocation location;
 };
+
+/// Returns the workers that the host runs without further options: its slots, at most one for each listed
+/// device. Unset: the entry does not say it.
+inline std::optional<int> usable_slots(const Host& host) {
+  if (host.devices.empty()) return host.slots;
+  const int devices = static_cast<int>(host.devices.size());
+  return std::min(host.slots.value_or(devices), devices);
+}
 
 /// Returns whether the entry means this machine, whose agent is a plain child unless --ssh-localhost is
 /// given. An entry with its own user, port, key or jump host is meant for SSH: a tunnel, a container's sshd,

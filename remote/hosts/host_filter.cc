@@ -87,8 +87,9 @@ void FilterReader::read_part(std::string_view part, std::size_t offset) {
   HostSpec word = parse_host_spec(name);
   for (RangeError& error : word.errors) {
     const bool comma = error.message.starts_with("','");
-    fail(offset + error.offset,
-         comma ? "',' is not allowed in a host name; separate hosts with '@'" : std::move(error.message));
+    fail(offset + error.offset, comma ? "',' separates the slots of one host; hosts are separated by '@': "
+                                        "gpu01@gpu02 or gpu01:0,2@gpu02"
+                                      : std::move(error.message));
   }
   if (!word.errors.empty()) return;
   for (const std::string& host : word.names) {
@@ -107,7 +108,9 @@ std::optional<std::vector<int>> FilterReader::read_slots(std::string_view text, 
   for (const std::string& id : ids.words) {
     const auto number = whole_number(id, kMaxSlots);
     if (!number) {
-      fail(offset, '"' + id + "\" is not a slot number; slots are numbered from 0");
+      fail(offset, '"' + id +
+                       "\" is not a slot number; slots are numbered from 0, and hosts are separated by '@': "
+                       "gpu01:0,2@gpu02");
       return std::nullopt;
     }
     slots.push_back(static_cast<int>(*number));

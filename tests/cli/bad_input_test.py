@@ -100,6 +100,26 @@ class WrongOptions(LaunchTest):
         self.assert_refused(self.run_job("--nproc-per-node", 4),
                             "no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]")
 
+    def test_no_arguments(self):
+        done = subprocess.run([DDPLAUNCH], capture_output=True, text=True, env=self.env, stdin=subprocess.DEVNULL)
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertEqual(done.stderr, "ddplaunch: no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]\n"
+                         "ddplaunch: example: ddplaunch --nproc-per-node 2 train (the bundled trainer; or your train.py)\n"
+                         "ddplaunch: ddplaunch --help lists all options\n")
+
+    def test_an_option_behind_the_script(self):
+        script = self.script("train.py", "#!/usr/bin/env python3\nimport sys\nprint(sys.argv[1:])\n")
+        done = self.run_job("--env", "OMP_NUM_THREADS=1", script, "--nproc-per-node", 2)
+        self.assert_code(done, 0)
+        self.assertEqual(done.out, "[localhost:0] ['--nproc-per-node', '2']\n")
+        self.assertEqual(done.err, f"ddplaunch: --nproc-per-node goes to {script}: all words behind the script belong to it; put options of "
+                         f"ddplaunch before {script}\n")
+
+    def test_the_total_of_all_hosts(self):
+        done = self.run_job("-n", 3, "sh", "-c", "echo $RANK of $WORLD_SIZE")
+        self.assert_code(done, 0)
+        self.assertEqual(sorted(done.out.splitlines()), [f"[localhost:{rank}] {rank} of 3" for rank in range(3)])
+
     def test_option_of_a_later_release(self):
         self.assert_refused(self.run_job("--dashboard", "true"), "--dashboard is not in this release yet")
 

@@ -76,7 +76,8 @@ CommandLine read_command_line(const std::vector<std::string>& args, OptionTable&
   CommandLine line;
   line.scanned_all = scanner.scan();
   if (line.scanned_all) {
-    if (scanner.next() < args.size() && args[scanner.next()] == "--") scanner.skip();
+    line.separated = scanner.next() < args.size() && args[scanner.next()] == "--";
+    if (line.separated) scanner.skip();
     line.worker.assign(args.begin() + static_cast<std::ptrdiff_t>(scanner.next()), args.end());
   }
   line.given = scanner.given();

@@ -178,13 +178,13 @@ void read_nnodes(JobOptions& options, bool hosts_known, Diagnostics& diagnostics
   if (elastic && !options.given("--max-restarts")) spec.max_restarts = kElasticRestarts;
 }
 
-/// Applies num_processes of Accelerate's file, which counts the workers of all machines.
-void share_processes(JobOptions& options, Diagnostics& diagnostics) {
-  JobSpec& spec = options.job.spec;
-  if (!options.config.processes || options.given("--nproc-per-node") || spec.hosts.empty()) return;
-  const auto& [total, location] = *options.config.processes;
+std::string total_text(const WrittenValues& written) {
+  return "-n " + std::to_string(*written.ntasks);
+}
+
+/// Gives each host the same part of `total` workers. `what` names the total in messages: "-n 6".
+void share_evenly(long long total, const std::string& what, JobSpec& spec, Diagnostics& diagnostics) {
   const auto nodes = static_cast<long long>(hosts_used(spec));
-  const std::string what = location + "num_processes " + std::to_string(total);
   if (total % nodes != 0) {
     diagnostics.fail(what + " is the total and cannot be divided evenly among " + std::to_string(nodes) +
                      " machines; correct it, or remove it and give each host slots= in the hostfile");
@@ -193,6 +193,58 @@ void share_processes(JobOptions& options, Diagnostics& diagnostics) {
   } else {
     diagnostics.fail(what + ": more than 65535 workers on each machine");
   }
+}
+
+/// Fills the slots of the hosts in their order. Hosts that get no worker are not used.
+void fill_slots(long long total, const std::string& what, JobSpec& spec, Diagnostics& diagnostics) {
+  std::vector<std::string> without, full;
+  long long rest = total;
+  int used = 0;
+  for (remote::Host& host : spec.hosts) {
+    const std::optional<int> slots = usable_slots(host);
+    if (!slots) without.push_back(host.name + listed_at(host));
+    if (!slots || rest == 0) continue;
+    full.push_back(host.name + listed_at(host) + " has " + std::to_string(*slots));
+    host.slots = static_cast<int>(std::min<long long>(rest, *slots));
+    rest -= *host.slots;
+    ++used;
+  }
+  if (!without.empty()) {
+    diagnostics.fail(what + " fills the slots of the hosts, but these have no slots=: " + joined(without) +
+                     "; give each host slots=, or none");
+  } else if (rest > 0) {
+    diagnostics.fail(what + " is more than the " + std::to_string(total - rest) + " slots of the hosts: " +
+                     joined(full) + "; ask for fewer, raise slots= there, or add --oversubscribe");
+  }
+  spec.max_nodes = used;
+}
+
+/// Applies -n, or num_processes of Accelerate's file. Both count the workers of all hosts together.
+void share_total(JobOptions& options, Diagnostics& diagnostics) {
+  JobSpec& spec = options.job.spec;
+  const bool each_given = options.given("--nproc-per-node");
+  if (!options.written.ntasks) {
+    if (!options.config.processes || each_given || spec.hosts.empty()) return;
+    const auto& [total, location] = *options.config.processes;
+    return share_evenly(total, location + "num_processes " + std::to_string(total), spec, diagnostics);
+  }
+  const std::string what = total_text(options.written);
+  if (each_given) {
+    return diagnostics.fail(what +
+                            " and --nproc-per-node cannot be used together: -n counts the workers of all "
+                            "hosts, --nproc-per-node those of each host; omit one of them");
+  }
+  if (spec.spares > 0 || spec.min_nodes > 0) {
+    return diagnostics.fail(what +
+                            " cannot be used with --spares or --nnodes MIN:MAX: the number of workers "
+                            "changes with the nodes; use --nproc-per-node");
+  }
+  if (spec.hosts.empty()) return;
+  const bool has_slots = std::any_of(spec.hosts.begin(), spec.hosts.end(),
+                                     [](const remote::Host& host) { return usable_slots(host).has_value(); });
+  if (has_slots && !options.written.nnodes && !spec.oversubscribe)
+    return fill_slots(*options.written.ntasks, what, spec, diagnostics);
+  share_evenly(*options.written.ntasks, what, spec, diagnostics);
 }
 
 /// Applies gpu_ids of Accelerate's file to the hosts without their own devices.
@@ -213,7 +265,8 @@ void give_devices(const AccelerateConfig& config, JobSpec& spec, Diagnostics& di
 }
 
 // Reports all hosts with too few slots in one message.
-void check_slots(const JobSpec& spec, Diagnostics& diagnostics) {
+void check_slots(const JobOptions& options, Diagnostics& diagnostics) {
+  const JobSpec& spec = options.job.spec;
   if (spec.nproc.kind != ProcsPerNode::Kind::kNumber) return;
   const std::size_t used = hosts_used(spec);
   std::vector<std::string> over_slots;
@@ -226,7 +279,10 @@ void check_slots(const JobSpec& spec, Diagnostics& diagnostics) {
       over_slots.push_back(host.name + listed_at(host) + " has " + std::to_string(*host.slots));
     }
   }
-  const std::string asked = "--nproc-per-node " + std::to_string(spec.nproc.number);
+  const std::string number = std::to_string(spec.nproc.number);
+  const std::string asked = options.written.ntasks
+                                ? total_text(options.written) + ", " + number + " on each host,"
+                                : "--nproc-per-node " + number;
   if (!over_slots.empty()) {
     diagnostics.fail(asked + " is more than the slots: " + joined(over_slots) +
                      "; ask for fewer, raise slots= there, or add --oversubscribe");
@@ -260,9 +316,9 @@ void read_host_options(JobOptions& options, const ProcessContext& context, Diagn
   if (!known) spec.hosts.clear();
   read_launcher(options, diagnostics);
   read_nnodes(options, known, diagnostics);
-  share_processes(options, diagnostics);
+  share_total(options, diagnostics);
   give_devices(options.config, spec, diagnostics);
-  check_slots(spec, diagnostics);
+  check_slots(options, diagnostics);
 }
 
 }  // namespace ddp

@@ -28,6 +28,7 @@ constexpr char kUsage[] =
 constexpr milliseconds kShortestHeartbeatLimit{2'000};  // a heartbeat comes each second
 constexpr milliseconds kShortestHang{1'000};  // a shorter limit would report each pause of a job as a hang
 constexpr double kMostRestarts = 1'000'000;
+constexpr double kMostWorkers = 10'000'000;
 
 void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
   table.group("Hosts",
@@ -88,6 +89,15 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
        .details = "`auto` is the number of GPUs, or of CPUs without GPUs; `gpu` and `cpu` count these. "
                   "More workers than the slots of a host are an error."},
       parsed_into(spec.nproc, read_procs, ": give a whole number from 1 to 65535, or auto, gpu or cpu"));
+  table.value(
+      {.names = "-n,--ntasks",
+       .value = "TOTAL",
+       .help = "workers on all nodes together, as in srun and mpirun (-np)",
+       .details = "The slots of the hosts are filled in the order of the hosts, and hosts that get "
+                  "no worker are not used. With `--nnodes N`, with `--oversubscribe` or without slots "
+                  "each host gets the same number. Not with `--nproc-per-node`, `--spares` or "
+                  "`--nnodes MIN:MAX`."},
+      number_into(written.ntasks, 1, kMostWorkers));
   table.flag({.names = "--oversubscribe", .help = "allow more workers than slots"}, spec.oversubscribe);
 }
 

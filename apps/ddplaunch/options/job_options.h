@@ -24,6 +24,7 @@ struct WrittenValues {
   std::string include;
   std::string exclude;
   std::optional<NodeCounts> nnodes;
+  std::optional<long long> ntasks;  ///< -n: workers on all nodes together
   std::optional<launcher::LauncherKind> launcher;
   std::optional<int> node_rank;
   std::string master_addr;

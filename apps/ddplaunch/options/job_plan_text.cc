@@ -26,11 +26,7 @@ std::optional<int> workers_on(const remote::Host& host, const JobSpec& spec) {
     case ProcsPerNode::Kind::kNumber:
       return spec.nproc.number;
     case ProcsPerNode::Kind::kUnset:
-      if (host.slots && !host.devices.empty())
-        return std::min(*host.slots, static_cast<int>(host.devices.size()));
-      if (host.slots) return host.slots;
-      if (!host.devices.empty()) return static_cast<int>(host.devices.size());
-      return std::nullopt;
+      return usable_slots(host);
     case ProcsPerNode::Kind::kAuto:
     case ProcsPerNode::Kind::kGpu:
     case ProcsPerNode::Kind::kCpu:

@@ -1,5 +1,6 @@
 #include "apps/ddplaunch/options/options.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include "apps/ddplaunch/options/accelerate_config.h"
@@ -17,6 +18,8 @@ namespace {
 
 using launcher::JobSpec;
 using launcher::WorkerCommand;
+
+constexpr char kNoWorker[] = "no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]";
 
 void read_ports(JobOptions& options, Diagnostics& diagnostics) {
   JobSpec& spec = options.job.spec;
@@ -53,6 +56,30 @@ Verb read_verb(std::vector<std::string>& args) {
   return verb;
 }
 
+/// Notes ddplaunch's own options behind a script, because the user may have meant them for ddplaunch. `--`
+/// before or behind the script shows that they are meant for the script.
+void note_script_options(const JobOptions& options, const CommandLine& line, Diagnostics& diagnostics) {
+  const std::vector<std::string>& words = line.worker;
+  const auto script = options.written.module
+                          ? words.begin()
+                          : std::find_if(words.begin(), words.end(),
+                                         [](const std::string& word) { return word.ends_with(".py"); });
+  if (line.separated || script == words.end()) return;
+  std::string found;
+  int count = 0;
+  for (auto word = script + 1; word != words.end() && *word != "--"; ++word) {
+    std::string name = word->substr(0, word->find('='));
+    std::replace(name.begin(), name.end(), '_', '-');
+    const bool given = std::find(line.given.begin(), line.given.end(), name) != line.given.end();
+    if (!name.starts_with("--") || given || !options.table.knows(name)) continue;
+    found += (count++ > 0 ? ", " : "") + name;
+  }
+  if (count == 0) return;
+  diagnostics.note(found + (count == 1 ? " goes to " : " go to ") + *script +
+                   ": all words behind the script belong to it; put options of ddplaunch before " +
+                   words.front());
+}
+
 void read_command(JobOptions& options, const CommandLine& line, Diagnostics& diagnostics) {
   const WrittenValues& written = options.written;
   WorkerCommand& command = options.job.spec.command;
@@ -61,11 +88,11 @@ void read_command(JobOptions& options, const CommandLine& line, Diagnostics& dia
   }
   if (line.worker.empty()) {
     // After an unknown option the worker is indistinguishable from the option's value.
-    if (line.scanned_all && options.job.verb == Verb::kRun)
-      diagnostics.fail("no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]");
+    if (line.scanned_all && options.job.verb == Verb::kRun) diagnostics.fail(kNoWorker);
     return;
   }
   options.job.worker_given = true;
+  note_script_options(options, line, diagnostics);
   command.argv = line.worker;
   const std::string& first = line.worker.front();
   if (first.empty()) return diagnostics.fail("the worker's name is empty");
@@ -185,6 +212,12 @@ CommandLine read_with_environment(const std::vector<std::string>& args, const Pr
 
 ParsedOptions parse_options(const std::vector<std::string>& arguments, const ProcessContext& context) {
   Diagnostics diagnostics;
+  if (arguments.empty()) {
+    diagnostics.fail(kNoWorker);
+    diagnostics.fail("example: ddplaunch --nproc-per-node 2 train (the bundled trainer; or your train.py)");
+    diagnostics.fail("ddplaunch --help lists all options");
+    return BadUsage{diagnostics.errors};
+  }
   std::vector<std::string> args = arguments;
   JobOptions options(context.cwd);
   RunJob& job = options.job;

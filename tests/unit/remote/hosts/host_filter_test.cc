@@ -90,7 +90,9 @@ TEST_CASE("A filter that cannot apply is an error") {
         Texts{"--include, column 1: gpu01 has no slot 4: slots=4 in hosts:1 makes 0 to 3"});
   CHECK(refused("", "gpu01:0,9@gpu02:x") ==
         Texts{"--exclude, column 1: gpu01 has no slot 9: slots=4 in hosts:1 makes 0 to 3",
-              "--exclude, column 17: \"x\" is not a slot number; slots are numbered from 0"});
+              "--exclude, column 17: \"x\" is not a slot number; slots are numbered from 0, and hosts are "
+              "separated "
+              "by '@': gpu01:0,2@gpu02"});
   CHECK(refused("a", "", "b slots=1\n") ==
         Texts{"--include, column 1: host a is not in hosts; did you mean b?"});
   CHECK(refused("b:1", "", "b slots=1\n") ==
@@ -107,8 +109,15 @@ TEST_CASE("A malformed filter is an error") {
   CHECK(refused("gpu01:", "") == Texts{"--include, column 7: empty entry in a list of devices"});
   CHECK(refused("gpu01:3-1", "") == Texts{"--include, column 7: range 3-1 is reversed; write 1-3"});
   CHECK(refused("gpu[01", "") == Texts{"--include, column 4: [ without ]"});
-  CHECK(refused("gpu01,gpu02", "") ==
-        Texts{"--include, column 6: ',' is not allowed in a host name; separate hosts with '@'"});
+  CHECK(
+      refused("gpu01,gpu02", "") ==
+      Texts{
+          "--include, column 6: ',' separates the slots of one host; hosts are separated by '@': gpu01@gpu02 "
+          "or gpu01:0,2@gpu02"});
+  CHECK(
+      refused("gpu01:0,gpu02:1", "") ==
+      Texts{"--include, column 7: \"gpu02:1\" is not a slot number; slots are numbered from 0, and hosts are "
+            "separated by '@': gpu01:0,2@gpu02"});
   CHECK(refused("gpu01 gpu02", "") == Texts{"--include, column 6: byte 0x20 is not allowed in a host name"});
   CHECK(refused("[::1]x", "") ==
         Texts{"--include, column 6: expected ':' and slots after the host, as in gpu01:0,2"});

@@ -200,6 +200,23 @@ TEST_CASE("Options of accelerate, srun and mpirun have a row") {
   CHECK(job.notes.size() == 2);
 }
 
+TEST_CASE("Short options are explained by their meaning in other launchers") {
+  FakeContext world;
+  CHECK(world.errors({"-N", "2", "w"}) ==
+        Texts{"ddplaunch: -N is not an option of ddplaunch: srun's -N is the number of nodes, here --nnodes; "
+              "mpirun's -N is the number of workers on each node, here --nproc-per-node"});
+  CHECK(world.errors({"-p", "2", "w"}) ==
+        Texts{"ddplaunch: -p is not an option of ddplaunch: srun's -p is the partition: give it to salloc or "
+              "sbatch; ssh's -p is the port: use port= in the hostfile; --nproc-per-node is the number of "
+              "workers on each node"});
+  for (const Texts& total : {Texts{"-n", "3"}, Texts{"-n3"}, Texts{"-np", "3"}, Texts{"--np", "3"},
+                             Texts{"--ntasks=3"}, Texts{"--num_processes", "3"}}) {
+    Texts args = total;
+    args.emplace_back("w");
+    CHECK(world.spec(args).nproc.number == 3);
+  }
+}
+
 TEST_CASE("An unknown option is an error") {
   FakeContext world;
   CHECK(world.errors({"--nproc-per-nod", "4", "train"}) ==

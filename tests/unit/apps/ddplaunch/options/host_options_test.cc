@@ -68,6 +68,57 @@ TEST_CASE("More processes than slots: one message names all short hosts") {
               "or add --oversubscribe"});
 }
 
+TEST_CASE("-n fills the slots of the hosts in their order") {
+  FakeContext world;
+  world.files["hosts"] = "a slots=4\nb gpus=0,1,2\nc slots=4\n";
+  const auto shares = [&](const Texts& args) {
+    const JobSpec spec = world.spec(args);
+    Texts each;
+    for (std::size_t i = 0; i < hosts_used(spec); ++i)
+      each.push_back(spec.hosts[i].name + ':' + std::to_string(*spec.hosts[i].slots));
+    return each;
+  };
+  CHECK(shares({"--hostfile", "hosts", "-n", "2", "w"}) == Texts{"a:2"});
+  CHECK(shares({"--hostfile", "hosts", "-n", "6", "w"}) == Texts{"a:4", "b:2"});
+  CHECK(shares({"--hostfile", "hosts", "-n", "11", "w"}) == Texts{"a:4", "b:3", "c:4"});
+  CHECK(shares({"--hostfile", "hosts", "--include", "c:1,2@a", "-n", "5", "w"}) == Texts{"a:4", "c:1"});
+  CHECK(
+      world.errors({"--hostfile", "hosts", "-n", "12", "w"}) ==
+      Texts{"ddplaunch: -n 12 is more than the 11 slots of the hosts: a (hosts:1) has 4, b (hosts:2) has 3, "
+            "c (hosts:3) has 4; ask for fewer, raise slots= there, or add --oversubscribe"});
+  CHECK(world.errors({"--host", "a:2,b", "-n", "2", "w"}) ==
+        Texts{"ddplaunch: -n 2 fills the slots of the hosts, but these have no slots=: b (--host); give each "
+              "host slots=, or none"});
+}
+
+TEST_CASE("-n is shared evenly without slots, with --nnodes and with --oversubscribe") {
+  FakeContext world;
+  CHECK(world.spec({"-n", "5", "w"}).nproc.number == 5);
+  CHECK(world.spec({"--host", "a,b,c", "-n", "6", "w"}).nproc.number == 2);
+  CHECK(world.spec({"--host", "a:4,b:4,c:4", "--nnodes", "2", "-n", "6", "w"}).nproc.number == 3);
+  CHECK(world.spec({"--host", "a:2,b:2", "--oversubscribe", "-n", "6", "w"}).nproc.number == 3);
+  CHECK(world.errors({"--host", "a,b", "-n", "5", "w"}) ==
+        Texts{"ddplaunch: -n 5 is the total and cannot be divided evenly among 2 machines; correct it, or "
+              "remove it and give each host slots= in the hostfile"});
+  CHECK(
+      world.errors({"--host", "a:4,b:2", "--nnodes", "2", "-n", "6", "w"}) ==
+      Texts{"ddplaunch: -n 6, 3 on each host, is more than the slots: b (--host) has 2; ask for fewer, raise "
+            "slots= there, or add --oversubscribe"});
+}
+
+TEST_CASE("-n contradicts --nproc-per-node, and nodes that may be lost") {
+  FakeContext world;
+  CHECK(world.errors({"-np", "4", "--nproc-per-node", "2", "w"}) ==
+        Texts{"ddplaunch: -n 4 and --nproc-per-node cannot be used together: -n counts the workers of all "
+              "hosts, --nproc-per-node those of each host; omit one of them"});
+  CHECK(
+      world.errors({"--host", "a,b,c", "--nnodes", "1:3", "-n", "6", "w"}) ==
+      Texts{"ddplaunch: -n 6 cannot be used with --spares or --nnodes MIN:MAX: the number of workers changes "
+            "with the nodes; use --nproc-per-node"});
+  CHECK(world.errors({"-n", "0", "w"}) ==
+        Texts{"ddplaunch: --ntasks 0: give a whole number from 1 to 10000000"});
+}
+
 TEST_CASE("Hosts that --nnodes leaves out need no slots") {
   FakeContext world;
   world.files["hosts"] = "b slots=8\na slots=2\n";

@@ -78,6 +78,24 @@ TEST_CASE("All arguments after the worker reach the worker byte for byte") {
   CHECK(world.spec({"-", "x"}).command.argv == Texts{"-", "x"});
 }
 
+TEST_CASE("A note says that options of ddplaunch behind a script belong to the script") {
+  FakeContext world;
+  auto notes = [&](const Texts& args) { return world.job(args).notes; };
+  CHECK(notes({"hello.py", "--nproc-per-node", "2"}) ==
+        Texts{"ddplaunch: --nproc-per-node goes to hello.py: all words behind the script belong to it; put "
+              "options of ddplaunch before hello.py"});
+  CHECK(notes({"python", "hello.py", "--lr", "1", "--nproc_per_node=2", "--nnodes", "2"}) ==
+        Texts{"ddplaunch: --nproc-per-node, --nnodes go to hello.py: all words behind the script belong to "
+              "it; put options of ddplaunch before python"});
+  CHECK(notes({"-m", "pkg.train", "--nnodes=2"}).size() == 1);
+  // Not ddplaunch's, given to both, meant for the script, or for a program that is no script.
+  CHECK(notes({"hello.py", "--epochs", "2", "-n", "2"}).empty());
+  CHECK(notes({"--log-dir", "a", "hello.py", "--log-dir", "b"}).empty());
+  CHECK(notes({"--", "hello.py", "--log-dir", "b"}).empty());
+  CHECK(notes({"hello.py", "--", "--log-dir", "b"}).empty());
+  CHECK(notes({"./prog", "--nnodes", "2"}).empty());
+}
+
 TEST_CASE("Dashes equal underscores, and = equals a blank") {
   FakeContext world;
   for (const Texts& spelling : {Texts{"--nproc-per-node", "3"}, Texts{"--nproc_per_node", "3"},
@@ -100,7 +118,11 @@ TEST_CASE("The last value of an option counts, and lists add up") {
 TEST_CASE("A command line without a worker is an error") {
   CHECK(FakeContext().errors({"--nproc-per-node", "4"}) ==
         Texts{"ddplaunch: no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]"});
-  CHECK(FakeContext().errors({}).size() == 1);
+  CHECK(
+      FakeContext().errors({}) ==
+      Texts{"ddplaunch: no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]",
+            "ddplaunch: example: ddplaunch --nproc-per-node 2 train (the bundled trainer; or your train.py)",
+            "ddplaunch: ddplaunch --help lists all options"});
   CHECK(FakeContext().errors({"--"}).size() == 1);
   CHECK(FakeContext().errors({""}) == Texts{"ddplaunch: the worker's name is empty"});
 }
