@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
-#include <limits.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <pwd.h>
@@ -21,6 +20,7 @@
 #include <vector>
 
 #include "base/asio.h"
+#include "base/host_name.h"
 #include "base/list_directory.h"
 #include "base/safe_text.h"
 #include "launcher/hang/wait_state.h"
@@ -45,11 +45,6 @@ bool is_loopback(const sockaddr* address) {
     return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
   return address->sa_family == AF_INET6 &&
          IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
-}
-
-std::string own_name() {
-  char name[HOST_NAME_MAX + 1] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
 }
 
 namespace fs = std::filesystem;
@@ -115,7 +110,7 @@ bool is_loopback_address(const std::string& host) {
 }
 
 bool is_own_address(const std::string& host) {
-  const std::string name = own_name();
+  const std::string name = host_name();
   if (is_loopback_address(host) || (!name.empty() && host == name)) return true;
   addrinfo wanted{};
   wanted.ai_socktype = SOCK_STREAM;

@@ -15,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/host_name.h"
 #include "base/safe_text.h"
 #include "base/trusted_path.h"
 #include "launcher/job/job_spec.h"
@@ -60,12 +61,6 @@ bool is_directory_problem(int reason) {
   }
 }
 
-std::string own_host() {
-  char name[65] = {};
-  ::gethostname(name, sizeof name - 1);
-  return name;
-}
-
 /// `named` is the path that the user gave: `path` itself or its parent.
 Result<> make_directory(const std::string& path, const std::filesystem::path& named, const std::string& what,
                         const std::string& advice) {
@@ -103,7 +98,7 @@ std::string holder_text(int lock) {
   long pid = 0;
   if (::pread(lock, text, sizeof text - 1, 0) <= 0 || std::sscanf(text, "%ld %64s", &pid, host) != 2)
     return "another ddplaunch";
-  return "ddplaunch with pid " + std::to_string(pid) + (host == own_host() ? "" : std::string(" on ") + host);
+  return "ddplaunch with pid " + std::to_string(pid) + (host == host_name() ? "" : std::string(" on ") + host);
 }
 
 /// Claims the directory for this run, and refuses one that another run uses or has used: their files would be
@@ -113,7 +108,7 @@ Result<UniqueFd> claim_directory(const std::string& path, const std::string& wha
                                  std::string& warning) {
   UniqueFd lock(::open((path + "/run.lock").c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (lock && ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) {
-    const std::string holder = std::to_string(::getpid()) + ' ' + own_host() + '\n';
+    const std::string holder = std::to_string(::getpid()) + ' ' + host_name() + '\n';
     // The text only helps the message of another run. The lock holds without it.
     if (::ftruncate(lock.get(), 0) == 0) (void)!::pwrite(lock.get(), holder.data(), holder.size(), 0);
   } else if (lock && errno == EWOULDBLOCK) {

@@ -3,7 +3,6 @@
 #ifdef DDP_HAVE_CUDA
 
 #include <cuda_runtime_api.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -23,6 +22,7 @@
 #include "apps/train/health/checks/health_pattern_body.h"
 #include "apps/train/health/health_nvml.h"
 #include "apps/train/kernels/gpu/gemm_body.h"
+#include "base/host_name.h"
 #include "base/result.h"
 
 namespace ddp::train {
@@ -204,9 +204,7 @@ class Gpu final : public HealthDevice {
   std::uint64_t identity() const override {
     std::string text(properties_.uuid.bytes, sizeof properties_.uuid.bytes);
     if (text.find_first_not_of('\0') == std::string::npos) {
-      char host[256] = {};
-      (void)::gethostname(host, sizeof host - 1);
-      text = std::string(host) + " " + std::to_string(properties_.pciDomainID) + ":" +
+      text = host_name() + " " + std::to_string(properties_.pciDomainID) + ":" +
              std::to_string(properties_.pciBusID) + ":" + std::to_string(properties_.pciDeviceID);
     }
     return std::max<std::uint64_t>(fnv_hash(std::as_bytes(std::span(text))), 1);

@@ -20,6 +20,7 @@
 #include "apps/train/training/run_output.h"
 #include "apps/train/world/host_memory.h"
 #include "apps/train/world/world.h"
+#include "base/host_name.h"
 
 namespace ddp::train {
 

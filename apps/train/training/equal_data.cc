@@ -5,7 +5,7 @@
 #include <string>
 
 #include "apps/train/data/checksum.h"
-#include "apps/train/training/run_output.h"
+#include "base/host_name.h"
 
 namespace ddp::train {
 

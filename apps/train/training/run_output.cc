@@ -10,6 +10,7 @@
 #include <ctime>
 #include <string>
 
+#include "base/host_name.h"
 #include "base/result.h"
 
 namespace ddp::train {
@@ -95,11 +96,6 @@ void LineFile::append(const std::string& line) {
   // control.
   if (done > 0 && before >= 0) (void)!::ftruncate(file_.get(), before);
   file_ = UniqueFd();
-}
-
-std::string host_name() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
 }
 
 std::string json_string(std::string_view text) {

@@ -35,9 +35,6 @@ class LineFile {
 /// without its end.
 std::string record_head(std::string_view kind, int rank, int world_size);
 
-/// Returns this machine's host name; empty: it has none.
-std::string host_name();
-
 /// Returns plain text as a JSON string with quotation marks; characters other than printable ASCII become
 /// "?".
 std::string json_string(std::string_view text);

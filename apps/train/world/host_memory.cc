@@ -1,12 +1,12 @@
 #include "apps/train/world/host_memory.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <sstream>
 #include <string>
+
+#include "base/host_name.h"
 
 namespace ddp::train {
 
@@ -64,9 +64,7 @@ std::string lacking_memory(std::size_t each, int ranks) {
   const auto count = static_cast<std::size_t>(std::max(ranks, 1));
   const auto left = available_memory();
   if (!left || *left / count >= each) return "";
-  char host[256] = {};
-  if (::gethostname(host, sizeof host - 1) != 0) host[0] = '?';
-  return room_text(each) + " of memory for each rank, and host " + host + " has " + room_text(*left) +
+  return room_text(each) + " of memory for each rank, and host " + host_name() + " has " + room_text(*left) +
          " left for its " + (count == 1 ? "rank" : std::to_string(count) + " ranks");
 }
 

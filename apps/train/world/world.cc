@@ -1,7 +1,5 @@
 #include "apps/train/world/world.h"
 
-#include <unistd.h>
-
 #include <numeric>
 #include <string>
 #include <utility>
@@ -17,15 +15,11 @@
 #include "apps/train/world/agree_on_choice.h"
 #include "apps/train/world/find_nodes.h"
 #include "apps/train/world/store_directory.h"
+#include "base/host_name.h"
 
 namespace ddp::train {
 
 namespace {
-
-std::string local_host_name() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "this host";
-}
 
 bool knows_nodes(const WorkerEnvironment& environment) {
   return environment.node >= 0 && environment.local_world_size > 0;
@@ -268,7 +262,7 @@ WorldOptions world_options(const TrainOptions& options) {
 
 RankAbility find_ability(const WorkerEnvironment& environment, const TrainOptions& options) {
   RankAbility ability;
-  ability.host = local_host_name();
+  ability.host = host_name();
   const auto gpu = options.share_gpu ? can_use_gpu() : can_use_own_gpu(environment.local_rank);
   if (!gpu) {
     ability.gpu_obstacle = ability.nccl_obstacle = gpu.error().text;
