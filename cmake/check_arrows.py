@@ -19,7 +19,7 @@ rendezvous/membership               core  base
 rendezvous/store                    core  base
 rendezvous/identity                 core  base
 rendezvous/worker                   core  base
-rendezvous/flight_recorder          core  -
+rendezvous/flight_recorder          core  base
 rendezvous/link                     io    base rendezvous/protocol
 rendezvous/secure                   io    base rendezvous/identity rendezvous/link
 rendezvous/store_tcp                io    base rendezvous/link rendezvous/store
@@ -37,7 +37,7 @@ launcher/hang                       core  launcher/report rendezvous/protocol
 launcher/lines                      core  base launcher/job
 launcher/supervisor                 core  base launcher/hang launcher/job launcher/report remote/hosts
                                           rendezvous/membership rendezvous/protocol
-launcher/agent_core                 core  rendezvous/protocol
+launcher/agent_core                 core  base rendezvous/protocol
 launcher/check                      core  base launcher/job launcher/report launcher/supervisor remote/hosts rendezvous/membership
                                           rendezvous/protocol
 launcher/link_protocol              core  base
@@ -68,7 +68,7 @@ apps/train/model                    io    apps/train/data apps/train/kernels/cpu
 apps/train/checkpoint               io    base apps/train/data apps/train/kernels/cpu apps/train/model apps/train/schedule
 apps/train/collectives              io    base
 apps/train/collectives/schedule     core  base apps/train/kernels/cpu
-apps/train/collectives/nccl_settings core -
+apps/train/collectives/nccl_settings core base
 apps/train/collectives/cpu          io    base apps/train/collectives apps/train/collectives/schedule apps/train/data
                                           apps/train/kernels/cpu
 apps/train/gpu                      io    base apps/train/collectives apps/train/data apps/train/kernels/cpu apps/train/kernels/gpu
@@ -85,7 +85,7 @@ apps/train/training                 io    base apps/train/checkpoint apps/train/
                                           apps/train/schedule apps/train/world rendezvous/worker rendezvous/worker_client
 apps/train/bench                    io    apps/options base apps/train/checkpoint apps/train/collectives apps/train/collectives/nccl
                                           apps/train/kernels/cpu apps/train/options apps/train/training apps/train/world
-apps/train/health/checks            core  apps/train/bench apps/train/data apps/train/kernels/gpu
+apps/train/health/checks            core  apps/train/bench apps/train/data apps/train/kernels/gpu base
 apps/train/health                   io    apps/options base apps/train/checkpoint apps/train/collectives apps/train/data apps/train/gpu
                                           apps/train/health/checks apps/train/kernels/cpu apps/train/kernels/gpu apps/train/options
                                           apps/train/training apps/train/world
@@ -106,11 +106,12 @@ libssh/                  remote/ssh
 openssl/                 remote/ssh rendezvous/secure
 yaml-cpp/                apps/ddplaunch/options
 CLI/                     apps/options
-nlohmann/                launcher/check launcher/report rendezvous/flight_recorder rendezvous/worker apps/train/checkpoint
+nlohmann/                launcher/check launcher/report rendezvous/flight_recorder rendezvous/worker apps/train/bench apps/train/checkpoint
+                         apps/train/health apps/train/training
 nccl.h                   apps/train/collectives/nccl
 """
 CORE_FORBIDS = re.compile(
-    r"^(boost/asio.*|base/(asio|log|child_process|child_setup|spawn_pool|spawn_off_loop|blocking_calls|byte_stream)\.h"
+    r"^(boost/asio.*|base/(asio|clock|log|child_process|child_setup|spawn_pool|spawn_off_loop|blocking_calls|byte_stream)\.h"
     r"|sys/(socket|epoll|eventfd|un|wait)\.h|netinet/in\.h|arpa/inet\.h|netdb\.h|poll\.h|fcntl\.h|unistd\.h|signal\.h|pthread\.h"
     r"|thread|mutex|condition_variable|future|fstream|iostream)$")
 # (file of a core, header): reason
@@ -142,7 +143,7 @@ def read_rooms(table):
 
 
 ROOMS = read_rooms(TABLE)
-OWNERS = {words[0]: words[1:] for words in map(str.split, LIBRARIES.splitlines()) if words}
+OWNERS = {words[0]: words[1:] for words in map(str.split, LIBRARIES.replace("\n ", " ").splitlines()) if words}
 TOP = {room.split("/")[0] for room in ROOMS}
 
 

@@ -9,7 +9,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
-#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -138,10 +137,6 @@ struct Joining {
   }
 };
 
-void rethrow(const std::exception_ptr& failure) {
-  if (failure) std::rethrow_exception(failure);  // a broken invariant
-}
-
 Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, const launcher::JoinGoal& goal,
                                const launcher::KeeperLink& keeper, asio::signal_set& stop) {
   auto context = rendezvous::SecureContext::make();
@@ -169,8 +164,8 @@ Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, cons
                             number};
     joining.loop.stop();
   });
-  asio::co_spawn(loop, Joining::join(&joining), rethrow);
-  asio::co_spawn(loop, Joining::watch(&joining, &keeper_fd), rethrow);
+  spawn(loop.get_executor(), Joining::join(&joining));
+  spawn(loop.get_executor(), Joining::watch(&joining, &keeper_fd));
   loop.run();
   loop.restart();
   error_code ignored;

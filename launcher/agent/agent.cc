@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <csignal>
-#include <exception>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/readable.h"
 #include "base/safe_text.h"
 #include "launcher/agent/infiniband.h"
@@ -24,13 +24,6 @@ constexpr std::chrono::seconds kHeartbeat{1};
 constexpr std::chrono::seconds kFlushTime{2};
 constexpr char kKeeperDied[] = "the keeper of its agent was killed";
 
-/// CLOCK_BOOTTIME counts suspended time, too.
-rendezvous::NodeLease::Time boot_time() {
-  timespec now{};
-  ::clock_gettime(CLOCK_BOOTTIME, &now);
-  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
-}
-
 }  // namespace
 
 Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperLink& keeper, Options options)
@@ -44,7 +37,7 @@ Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperL
       disk_(loop.get_executor(), 1),
       tree_(loop.get_executor(), keeper),
       evidence_(loop.get_executor(), disk_),
-      lease_(patience_, boot_time()),
+      lease_(patience_, boot_now()),
       tick_(loop),
       attempt_over_(loop, Clock::time_point::max()),
       revoke_step_(loop),
@@ -54,7 +47,7 @@ Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperL
 Agent::~Agent() = default;
 
 std::uint64_t Agent::clock_ns() {
-  return static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
+  return static_cast<std::uint64_t>(steady_now().count());
 }
 
 int Agent::run() {
@@ -75,19 +68,13 @@ int Agent::run() {
     if (workers_) workers_->resume_output();
   });
   // These tasks must wait before any event can end them: a link may close at its first read.
-  start_task(heartbeat());
-  start_task(watch_keeper());
-  start_task(watch_signals());
-  start_task(link_.write_all());
-  start_task(serve());
+  spawn(loop_.get_executor(), heartbeat());
+  spawn(loop_.get_executor(), watch_keeper());
+  spawn(loop_.get_executor(), watch_signals());
+  spawn(loop_.get_executor(), link_.write_all());
+  spawn(loop_.get_executor(), serve());
   loop_.run();  // returns when go_down has ended every task
   return exit_code_;
-}
-
-void Agent::start_task(Awaitable<> task) {
-  asio::co_spawn(loop_, std::move(task), [](const std::exception_ptr& broken) {
-    if (broken) std::terminate();  // internal error: no exception crosses an await here
-  });
 }
 
 // ---- the link
@@ -125,15 +112,15 @@ void Agent::handle(const rendezvous::JobStart& job_start) {
   credit_.start(message.credit);
   begin_preparing(message);
   link_grace_ = std::chrono::milliseconds(message.link_grace_ms);
-  lease_ = rendezvous::NodeLease(patience_, boot_time());
+  lease_ = rendezvous::NodeLease(patience_, boot_now());
   hang_timeout_ = std::chrono::milliseconds(message.hang_timeout_ms);
-  start_task(prepare(message));
+  spawn(loop_.get_executor(), prepare(message));
 }
 
 void Agent::accept(const rendezvous::JobStart& message, Result<NodeJob> job, bool predecessor_gone) {
   if (!job) return refuse(job.error());
   job_ = std::move(*job);
-  accepted_at_ = boot_time();
+  accepted_at_ = boot_now();
   // If this node freezes, its workers must not train on while the job continues elsewhere. On the master's
   // own machine, a freeze stops the master, too.
   local_ = message.local;
@@ -159,7 +146,7 @@ void Agent::handle(const rendezvous::OpenStore& message) {
 }
 
 void Agent::handle(const rendezvous::Probe& message) {
-  start_task(probe(message));
+  spawn(loop_.get_executor(), probe(message));
 }
 
 Awaitable<> Agent::probe(rendezvous::Probe request) {
@@ -178,12 +165,12 @@ void Agent::handle(const rendezvous::Leave& message) {
   if (std::exchange(leaving_, true)) return;
   if (options_.own) exit_code_ = message.code;
   last_message_ = one_line(message.text);  // with --insecure, the master may be anyone
-  start_task(go_down());
+  spawn(loop_.get_executor(), go_down());
 }
 
 void Agent::handle(const rendezvous::Ping& message) {
   link_.send(rendezvous::Pong{message.sequence, clock_ns()});
-  lease_.pinged(boot_time());
+  lease_.pinged(boot_now());
   if (leased_) renew_lease();
 }
 
@@ -201,7 +188,7 @@ void Agent::handle(const rendezvous::MasterAsleep&) {
 void Agent::handle(const rendezvous::Stdin& message) {
   if (message.data.empty()) stdin_ended_ = true;
   stdin_pending_ += message.data;
-  if (!std::exchange(stdin_busy_, true)) start_task(feed_stdin());
+  if (!std::exchange(stdin_busy_, true)) spawn(loop_.get_executor(), feed_stdin());
 }
 
 Awaitable<> Agent::feed_stdin() {
@@ -224,7 +211,7 @@ void Agent::lose_master(std::string_view why) {
   if (workers_) workers_->resume_output();
   if (std::exchange(leaving_, true)) return;
   exit_code_ = exit_code_of(Error{ErrorCode::kLinkLost, std::string(why), 0});
-  start_task(go_down());
+  spawn(loop_.get_executor(), go_down());
 }
 
 /// Leaves while the master still listens: reports the reason, and then the ends of the workers.
@@ -238,7 +225,7 @@ void Agent::resign(std::string why, int signal) {
     last_message_ = "stopped by " + signal_name(signal) + "; the job has lost this node";
     exit_code_ = exit_code_of(Error{ErrorCode::kCancelled, "", signal});
   }
-  start_task(go_down());
+  spawn(loop_.get_executor(), go_down());
 }
 
 Awaitable<> Agent::go_down() {
@@ -271,7 +258,7 @@ Awaitable<> Agent::go_down() {
 void Agent::renew_lease() {
   if (!leased_) return keeper_.renew();
   if (lease_.asleep()) return keeper_.set_lease(std::chrono::milliseconds(0));
-  const auto left = lease_.ends_at() + link_grace_ - boot_time();
+  const auto left = lease_.ends_at() + link_grace_ - boot_now();
   keeper_.set_lease(
       std::max(std::chrono::ceil<std::chrono::milliseconds>(left), std::chrono::milliseconds(1)));
 }
@@ -279,7 +266,7 @@ void Agent::renew_lease() {
 /// `late`: this process could not run for a while, so the silence may be its own fault.
 bool Agent::master_lost(bool late) const {
   if (lease_.asleep()) return false;
-  if (attempt_running_ && leased_) return lease_.over(boot_time());
+  if (attempt_running_ && leased_) return lease_.over(boot_now());
   return !late && Clock::now() - link_.last_heard() > patience_;
 }
 

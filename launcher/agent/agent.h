@@ -133,7 +133,6 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   bool master_lost(bool late) const;
   void lose_master(std::string_view why);
   void resign(std::string why, int signal = 0);
-  void start_task(Awaitable<> task);
 
   asio::io_context& loop_;
   Options options_;

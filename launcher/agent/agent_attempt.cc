@@ -53,10 +53,10 @@ void Agent::handle(const rendezvous::Spawn& message) {
   // lease.
   renew_lease();
   if (!begin_attempt(message)) return;
-  if (!std::exchange(attempt_running_, true)) start_task(finish_attempt());
+  if (!std::exchange(attempt_running_, true)) spawn(loop_.get_executor(), finish_attempt());
   // A restarted rank 0 reads on where the previous one stopped.
   if ((stdin_ended_ || !stdin_pending_.empty()) && !std::exchange(stdin_busy_, true))
-    start_task(feed_stdin());
+    spawn(loop_.get_executor(), feed_stdin());
 }
 
 /// Starts the workers, except survivors, which get the order for the new attempt.

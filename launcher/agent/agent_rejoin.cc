@@ -69,7 +69,7 @@ void Agent::keep_error_files(std::vector<std::string> files) {
     else if (local < files.size())
       files[local] = error_files_[local];
   }
-  if (!read.empty()) start_task(remove_files(std::move(read)));
+  if (!read.empty()) spawn(loop_.get_executor(), remove_files(std::move(read)));
   error_files_ = std::move(files);
 }
 
@@ -156,7 +156,7 @@ void Agent::handle(const rendezvous::Revoke& message) {
   // If no worker is alive, AttemptEnded follows as soon as their output is read: do not wait for the reader.
   if (!workers_->starting() && processes_.none()) return workers_->stop(std::chrono::milliseconds(0));
   leaving_attempt_ = true;
-  start_task(leave_attempt(message));
+  spawn(loop_.get_executor(), leave_attempt(message));
 }
 
 /// The order matters: kill hung workers and what ended workers left, terminate workers that cannot rejoin,

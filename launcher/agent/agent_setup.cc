@@ -49,7 +49,7 @@ Awaitable<Result<EnvVars>> Agent::make_environment(rendezvous::JobStart job, boo
 Awaitable<Result<NodeJob>> Agent::make_job(rendezvous::JobStart message) {
   auto env = co_await make_environment(message, false);
   if (!env) co_return env.error();
-  start_task(setup_.listen());
+  spawn(loop_.get_executor(), setup_.listen());
   std::function<Result<NodeJob>()> look = [message, env = std::move(*env), agent = options_.directory] {
     return NodeJob::prepare(message, env, agent);
   };
@@ -96,7 +96,7 @@ void Agent::handle(const rendezvous::NodeCheck& message) {
   // A check runs commands of the master; this node may run only what its own user gave.
   if (options_.own) return resign("its master asked for a check, which a node that joins by itself refuses");
   begin_preparing(message.job);
-  if (!std::exchange(preparing_, true)) start_task(check(message));
+  if (!std::exchange(preparing_, true)) spawn(loop_.get_executor(), check(message));
 }
 
 Awaitable<> Agent::check(rendezvous::NodeCheck request) {

@@ -1,7 +1,6 @@
 #include "launcher/agent/evidence.h"
 
 #include <fcntl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <csignal>
 #include <utility>
 
+#include "base/clock.h"
 #include "launcher/keeper/cgroup.h"
 
 namespace ddp::launcher {
@@ -59,9 +59,7 @@ std::string memory_events_of(pid_t pid) {
 }
 
 std::uint64_t kernel_now_us() {
-  struct timespec now {};
-  ::clock_gettime(CLOCK_MONOTONIC_RAW, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000 + static_cast<std::uint64_t>(now.tv_nsec) / 1000;
+  return static_cast<std::uint64_t>(read_clock(CLOCK_MONOTONIC_RAW).count()) / 1000;
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/child_process.h"
+#include "base/clock.h"
 #include "base/find_program.h"
 #include "base/list_directory.h"
 #include "launcher/agent/check_interpreter.h"
@@ -382,10 +383,8 @@ Awaitable<NodeChecked> check_node(rendezvous::NodeCheck request, Result<EnvVars>
     checked.program_trouble = std::move(answer.trouble);
     if (!checked.program_trouble.empty() && !answer.doubt) checked.program.clear();
   }
-  checked.clock_ns = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
-  checked.wall_ns = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                                   std::chrono::system_clock::now().time_since_epoch())
-                                                   .count());
+  checked.clock_ns = static_cast<std::uint64_t>(steady_now().count());
+  checked.wall_ns = static_cast<std::uint64_t>(read_clock(CLOCK_REALTIME).count());
   co_return checked;
 }
 

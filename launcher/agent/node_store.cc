@@ -3,7 +3,6 @@
 #include <array>
 #include <cerrno>
 #include <deque>
-#include <exception>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -168,9 +167,7 @@ Awaitable<StoreRoute> find_store(asio::any_io_executor executor, std::vector<std
       race->end(i, Error{ErrorCode::kUnreachable, "not an address"});
       continue;
     }
-    asio::co_spawn(executor, try_route(race, i, {ip, port}, token), [](const std::exception_ptr& broken) {
-      if (broken) std::terminate();  // internal error: no exception crosses an await here
-    });
+    spawn(executor, try_route(race, i, {ip, port}, token));
   }
   const auto began = Clock::now();
   while (!race->decided()) {

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <exception>
 #include <map>
 #include <utility>
 
@@ -59,7 +58,7 @@ WorkerGroup::WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, T
       tree_(std::move(tree)),
       pipes_(executor, events),
       kill_at_(executor, Clock::time_point::max()),
-      task_done_(executor, Clock::time_point::max()) {}
+      tasks_(executor) {}
 
 WorkerGroup::~WorkerGroup() = default;
 
@@ -102,7 +101,7 @@ void WorkerGroup::start(std::vector<WorkerSpec> specs) {
   pipes_.take_time();
   if (!pool_) pool_ = std::make_unique<SpawnPool>(spawn_threads(specs.size()));
   starting_ = true;
-  spawn_task(start_all(this, std::move(specs)));
+  tasks_.start(start_all(this, std::move(specs)));
 }
 
 /// Starts workers in batches, because each child gets a copy of our descriptor table: fewer descriptors are
@@ -161,7 +160,7 @@ void WorkerGroup::watch(Launch launch, ChildProcess child) {
   Worker* raw = worker.get();
   workers_.push_back(std::move(worker));
   events_.worker_started(launch.rank, raw->child.pid());
-  spawn_task(watch_end(this, raw));
+  tasks_.start(watch_end(this, raw));
   pipes_.add(launch.rank, std::move(launch.out.first), std::move(launch.err.first));
   if (stopping_) terminate(*raw);
   if (killing_) (void)raw->child.send_group_signal(SIGKILL);
@@ -169,15 +168,6 @@ void WorkerGroup::watch(Launch launch, ChildProcess child) {
 
 bool WorkerGroup::all_ended() const {
   return !starting_ && !any_alive();
-}
-
-void WorkerGroup::spawn_task(Awaitable<> task) {
-  ++tasks_;
-  asio::co_spawn(executor_, std::move(task), [this](const std::exception_ptr& broken) {
-    if (broken) std::terminate();  // internal error: no exception crosses an await here
-    --tasks_;
-    task_done_.cancel();
-  });
 }
 
 Awaitable<> WorkerGroup::watch_end(WorkerGroup* group, Worker* worker) {
@@ -344,7 +334,7 @@ void WorkerGroup::stop(std::chrono::milliseconds grace) {
     for (const auto& worker : workers_)
       terminate(*worker);
     kill_at_.expires_at(at);
-    spawn_task(kill_later(this));
+    tasks_.start(kill_later(this));
   } else if (!killing_ && at < kill_at_.expiry()) {
     kill_at_.expires_at(at);  // wakes kill_later, which reads the new time
   }
@@ -398,7 +388,7 @@ void WorkerGroup::resume_output() {
 
 Awaitable<> WorkerGroup::write_stdin(std::string bytes) {
   while (starting_)
-    co_await task_done_.async_wait(kUseTuple);
+    co_await tasks_.one_end();
   for (const auto& worker : workers_) {
     if (!worker->input.is_open()) continue;
     error_code ignored;
@@ -415,12 +405,12 @@ Awaitable<> WorkerGroup::write_stdin(std::string bytes) {
 
 Awaitable<> WorkerGroup::ended() {
   while (!all_ended())
-    co_await task_done_.async_wait(kUseTuple);
+    co_await tasks_.one_end();
   co_await pipes_.closed();
   kill_at_.cancel();
-  while (tasks_ > 0) {
+  while (tasks_.running()) {
     kill_at_.cancel();
-    co_await task_done_.async_wait(kUseTuple);
+    co_await tasks_.one_end();
   }
   for (const auto& worker : workers_)
     (void)worker->child.try_wait();

@@ -11,6 +11,7 @@
 #include "base/child_process.h"
 #include "base/result.h"
 #include "base/spawn_pool.h"
+#include "base/task_group.h"
 #include "launcher/agent/worker_pipes.h"
 #include "launcher/keeper/process_tree.h"
 
@@ -100,7 +101,6 @@ class WorkerGroup {
   bool all_ended() const;
   static Awaitable<> watch_end(WorkerGroup* group, Worker* worker);
   static Awaitable<> kill_later(WorkerGroup* group);
-  void spawn_task(Awaitable<> task);
   static void terminate(Worker& worker);
   void kill_all();
   Awaitable<std::vector<KnownProcess>> find_orphans(std::vector<std::uint32_t> ranks,
@@ -115,9 +115,8 @@ class WorkerGroup {
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<std::unique_ptr<Worker>> replaced_;  ///< replaced workers whose tasks still run
   WorkerPipes pipes_;
-  asio::steady_timer kill_at_;    ///< when TERM becomes KILL
-  asio::steady_timer task_done_;  ///< cancelled when a task has ended
-  std::size_t tasks_ = 0;
+  asio::steady_timer kill_at_;  ///< when TERM becomes KILL
+  TaskGroup tasks_;
   bool starting_ = false;
   bool stopping_ = false;
   bool killing_ = false;  ///< the grace is over

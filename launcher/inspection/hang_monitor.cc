@@ -2,10 +2,10 @@
 
 #include <unistd.h>
 
-#include <exception>
 #include <string_view>
 #include <utility>
 
+#include "base/clock.h"
 #include "launcher/inspection/process_snapshot.h"
 #include "launcher/keeper/process_table.h"
 
@@ -17,10 +17,6 @@ using std::chrono::nanoseconds;
 
 /// The time from the end of an inspection to the master's decision.
 constexpr std::chrono::seconds kVerdictTime{3};
-
-nanoseconds now() {
-  return std::chrono::steady_clock::now().time_since_epoch();
-}
 
 ProcessTime process_time(const ProcessStat& info) {
   static const long kTicks = ::sysconf(_SC_CLK_TCK);
@@ -49,29 +45,20 @@ HangMonitor::HangMonitor(asio::any_io_executor executor, std::uint32_t attempt, 
       timeout_(timeout),
       send_(std::move(send)),
       output_paused_(std::move(is_output_paused)),
-      tracker_(timeout, now()),
+      tracker_(timeout, steady_now()),
       timer_(executor),
-      task_done_(executor, std::chrono::steady_clock::time_point::max()) {}
+      tasks_(executor) {}
 
 HangMonitor::~HangMonitor() = default;
-
-void HangMonitor::start_task(Awaitable<> task) {
-  ++tasks_;
-  asio::co_spawn(executor_, std::move(task), [this](const std::exception_ptr& broken) {
-    if (broken) std::terminate();  // internal error: no exception crosses an await here
-    --tasks_;
-    task_done_.cancel();
-  });
-}
 
 void HangMonitor::start(const std::vector<std::string>& env) {
   worker_path_ = value_of(env, "PATH");
   ras_address_ = value_of(env, "NCCL_RAS_ADDR");
-  start_task(watch_workers(this));
+  tasks_.start(watch_workers(this));
 }
 
 void HangMonitor::worker_wrote() {
-  tracker_.record_activity(now());
+  tracker_.record_activity(steady_now());
 }
 
 void HangMonitor::worker_ended(std::uint32_t rank) {
@@ -82,22 +69,22 @@ void HangMonitor::worker_ended(std::uint32_t rank) {
 void HangMonitor::worker_stepped(std::uint32_t rank, std::uint64_t step, const std::string& phase) {
   if (leaders_.count(rank) == 0) return;
   steps_[rank] = ReportedStep{step, phase};
-  tracker_.record_activity(now());
+  tracker_.record_activity(steady_now());
 }
 
 Awaitable<> HangMonitor::watch_workers(HangMonitor* self) {
   while (!self->stopped_) {
     self->timer_.expires_after(ActivityTracker::period(self->timeout_));
     co_await self->timer_.async_wait(kUseTuple);
-    if (!self->stopped_ && now() >= self->resume_at_ && !self->leaders_.empty()) self->sample();
+    if (!self->stopped_ && steady_now() >= self->resume_at_ && !self->leaders_.empty()) self->sample();
   }
 }
 
 void HangMonitor::sample() {
-  tracker_.begin_sample(now());
+  tracker_.begin_sample(steady_now());
   if (output_paused_())
-    tracker_.record_activity(now());
-  else if (!all_step() && !sample_some() && !sample_known() && tracker_.whole_due(now()))
+    tracker_.record_activity(steady_now());
+  else if (!all_step() && !sample_some() && !sample_known() && tracker_.whole_due(steady_now()))
     sample_trees();
   report_changes();
 }
@@ -109,7 +96,7 @@ bool HangMonitor::sees_work() {
 }
 
 void HangMonitor::report_changes() {
-  const auto change = tracker_.settle(now());
+  const auto change = tracker_.settle(steady_now());
   if (!change) return;
   send_(rendezvous::Quiet{attempt_, change->quiet, static_cast<std::uint64_t>(change->since.count())});
 }
@@ -124,7 +111,7 @@ bool HangMonitor::sample_some() {
     add(pid);
   for (const auto& [rank, pid] : leaders_)
     add(pid);
-  return tracker_.add_sample(times, false, now());
+  return tracker_.add_sample(times, false, steady_now());
 }
 
 bool HangMonitor::sample_known() {
@@ -132,7 +119,7 @@ bool HangMonitor::sample_known() {
   for (const pid_t pid : known_) {
     if (const auto info = read_stat(pid)) times.push_back(process_time(*info));
   }
-  return tracker_.add_sample(times, false, now());
+  return tracker_.add_sample(times, false, steady_now());
 }
 
 bool HangMonitor::sample_trees() {
@@ -145,13 +132,13 @@ bool HangMonitor::sample_trees() {
       if (info.pid != leader) known_.push_back(info.pid);
     }
   }
-  return tracker_.add_sample(times, true, now());
+  return tracker_.add_sample(times, true, steady_now());
 }
 
 void HangMonitor::inspect(const rendezvous::Inspect& request) {
   if (stopped_ || inspection_ || request.attempt != attempt_) return;
   if (sees_work()) {  // check before debuggers stop the workers
-    tracker_.record_activity(now());
+    tracker_.record_activity(steady_now());
     report_changes();
     rendezvous::Inspection nothing;
     nothing.attempt = attempt_;
@@ -167,10 +154,10 @@ void HangMonitor::inspect(const rendezvous::Inspect& request) {
   options.deadline = ProcessInspection::Clock::now() + milliseconds(request.timeout_ms);
   // Debuggers stop and continue the workers. When all nodes have answered, the master either stops the job,
   // or workers of another node are active again and monitoring continues.
-  resume_at_ = now() + milliseconds(request.timeout_ms) + kVerdictTime;
+  resume_at_ = steady_now() + milliseconds(request.timeout_ms) + kVerdictTime;
   inspection_ = std::make_unique<ProcessInspection>(
       executor_, std::move(options), [this](const rendezvous::Inspection& found) { report(found); });
-  start_task(run_inspection(this));
+  tasks_.start(run_inspection(this));
 }
 
 /// Adds the rank's step, if the rank reports steps.
@@ -199,8 +186,7 @@ void HangMonitor::stop() {
 }
 
 Awaitable<> HangMonitor::idle() {
-  while (tasks_ > 0)
-    co_await task_done_.async_wait(kUseTuple);
+  co_await tasks_.all_ends();
 }
 
 std::vector<pid_t> HangMonitor::pids() const {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/asio.h"
+#include "base/task_group.h"
 #include "launcher/hang/activity_tracker.h"
 #include "launcher/inspection/process_inspection.h"
 #include "rendezvous/protocol/message.h"
@@ -59,7 +60,6 @@ class HangMonitor {
   bool sample_some();
   bool sample_known();
   bool sample_trees();
-  void start_task(Awaitable<> task);
 
   asio::any_io_executor executor_;
   std::uint32_t attempt_;
@@ -79,8 +79,7 @@ class HangMonitor {
   std::unique_ptr<ProcessInspection> inspection_;
   std::chrono::nanoseconds resume_at_{0};  ///< no samples before: debuggers disturb the workers
   asio::steady_timer timer_;
-  asio::steady_timer task_done_;
-  std::size_t tasks_ = 0;
+  TaskGroup tasks_;
   bool stopped_ = false;
 };
 

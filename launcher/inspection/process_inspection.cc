@@ -6,7 +6,6 @@
 #include <array>
 #include <csignal>
 #include <cstdlib>
-#include <exception>
 #include <fstream>
 #include <memory>
 #include <string_view>
@@ -64,19 +63,7 @@ std::string attach_note() {
 }  // namespace
 
 ProcessInspection::ProcessInspection(asio::any_io_executor executor, Options options, ReportInspection report)
-    : executor_(executor),
-      options_(std::move(options)),
-      report_(std::move(report)),
-      task_done_(executor, Clock::time_point::max()) {}
-
-void ProcessInspection::start(Awaitable<> task) {
-  ++tasks_;
-  asio::co_spawn(executor_, std::move(task), [this](const std::exception_ptr& broken) {
-    if (broken) std::terminate();  // internal error: no exception crosses an await here
-    --tasks_;
-    task_done_.cancel();
-  });
-}
+    : executor_(executor), options_(std::move(options)), report_(std::move(report)), tasks_(executor) {}
 
 Awaitable<> ProcessInspection::run() {
   py_spy_ = find_tool("py-spy", options_.worker_path);
@@ -85,10 +72,9 @@ Awaitable<> ProcessInspection::run() {
   co_await sample_all();
   sort_by_rarity();
   for (std::size_t i = 0; i < std::min(kToolsAtOnce, waiting_.size()); ++i)
-    start(dump_some(this));
-  start(ask_nccl(this));
-  while (tasks_ > 0)
-    co_await task_done_.async_wait(kUseTuple);
+    tasks_.start(dump_some(this));
+  tasks_.start(ask_nccl(this));
+  co_await tasks_.all_ends();
   rendezvous::Inspection last;
   last.attempt = options_.attempt;
   last.last = true;

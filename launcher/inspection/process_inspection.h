@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/asio.h"
+#include "base/task_group.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
@@ -60,7 +61,6 @@ class ProcessInspection {
   static Awaitable<> ask_nccl(ProcessInspection* self);
   void sort_by_rarity();
   void add_text(std::uint32_t rank, std::string text);
-  void start(Awaitable<> task);
 
   asio::any_io_executor executor_;
   Options options_;
@@ -71,8 +71,7 @@ class ProcessInspection {
   std::string gdb_;
   std::string attach_note_;  ///< why this machine refuses debuggers; empty: it does not
   std::size_t text_left_ = kNodeText;
-  std::size_t tasks_ = 0;
-  asio::steady_timer task_done_;
+  TaskGroup tasks_;
   bool cancelled_ = false;
 };
 

@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/exit_status.h"
 #include "base/list_directory.h"
 #include "base/result.h"
@@ -37,12 +38,6 @@ enum MessageKind : int { kRenew = 1, kJobMark = 2, kCgroup = 3, kCgroupGone = 4,
 
 /// Room for a job id, and for the path of a control group.
 constexpr std::size_t kMaxText = 4096;
-
-std::int64_t boot_time_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_BOOTTIME, &now);
-  return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
-}
 
 bool readable(int fd) {
   pollfd entry{fd, POLLIN, 0};
@@ -232,7 +227,7 @@ void Keeper::set_lease_end(std::int64_t at_ns) {
 }
 
 bool Keeper::lease_over() {
-  return lease_end_ns_ != 0 && boot_time_ns() >= lease_end_ns_;
+  return lease_end_ns_ != 0 && boot_now().count() >= lease_end_ns_;
 }
 
 void Keeper::read_signals() {
@@ -437,7 +432,7 @@ void KeeperLink::send(int kind, std::string_view text) {
 bool KeeperLink::send_now(int kind, std::string_view text) {
   KeeperPacket packet;
   packet.kind = kind;
-  packet.sent_ns = boot_time_ns();
+  packet.sent_ns = boot_now().count();
   packet.lease_ms = lease_.count();
   text = text.substr(0, kMaxText);
   std::copy(text.begin(), text.end(), packet.text);

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <chrono>
-#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -40,11 +39,6 @@ class DaemonLine {
   bool busy_ = false;
   error_code broken_;
 };
-
-/// A completion handler for tasks that keep their own outcome: only a broken invariant throws.
-inline void daemon_task_end(const std::exception_ptr& failure) {
-  if (failure) std::rethrow_exception(failure);
-}
 
 /// Writes all of `bytes`; fails if the reader is gone.
 Awaitable<error_code> write_all(LocalSocket& socket, std::string_view bytes);

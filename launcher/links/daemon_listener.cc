@@ -96,9 +96,9 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
     self->agent_->greeted();  // from here on, only the end of its input ends the agent
     (void)co_await self->line_.send(
         daemon_frame(DaemonFrame::kOutput, std::string(remote::kRunsPrefix) + self->options_.agent + "\n"));
-    asio::co_spawn(self->loop_, carry_input(self), daemon_task_end);
-    asio::co_spawn(self->loop_, carry_output(self), daemon_task_end);
-    asio::co_spawn(self->loop_, carry_errors(self), daemon_task_end);
+    spawn(self->loop_, carry_input(self));
+    spawn(self->loop_, carry_output(self));
+    spawn(self->loop_, carry_errors(self));
     co_await self->see_it_out();
   }
 
@@ -252,7 +252,7 @@ void close_from(unsigned first, unsigned last) {
   asio::co_spawn(loop, serve_daemon_session(std::move(stream), std::move(options)),
                  [&loop](const std::exception_ptr& failure) {
                    loop.stop();
-                   daemon_task_end(failure);
+                   if (failure) std::terminate();
                  });
   loop.run();
   ::_exit(0);

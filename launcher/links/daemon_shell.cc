@@ -46,8 +46,8 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
         patience_(loop) {}
 
   void start() {
-    asio::co_spawn(loop_, carry_input(shared_from_this()), daemon_task_end);
-    asio::co_spawn(loop_, carry_output(shared_from_this()), daemon_task_end);
+    spawn(loop_, carry_input(shared_from_this()));
+    spawn(loop_, carry_output(shared_from_this()));
   }
 
   /// Call when the owner is gone: its closed socket ends become the end of the agent's input.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <exception>
 #include <map>
 #include <optional>
 #include <utility>
@@ -26,10 +25,6 @@ constexpr std::size_t kMostNamed = 8;
 /// The limit of unproven nodes of a large job. A node that fits neither here nor into the kernel's queue
 /// (4,096) retries after 1, 3, 7 … s. Each unproven node takes 30 KB.
 constexpr std::size_t kMostAtOnce = 1024;
-
-void rethrow(const std::exception_ptr& failure) {
-  if (failure) std::rethrow_exception(failure);  // a broken invariant
-}
 
 }  // namespace
 
@@ -99,7 +94,7 @@ Result<> JoinShell::ListenerState::start() {
     const auto shared = weak.lock();
     if (!shared || shared->stopped) return;
     JoinTable::JoiningPeer peer{who.node, address.to_string()};
-    asio::co_spawn(shared->loop, greet(shared, std::move(stream), std::move(peer)), rethrow);
+    spawn(shared->loop, greet(shared, std::move(stream), std::move(peer)));
   };
   callbacks.on_note = [weak = weak_from_this()](const std::string& line) {
     const auto shared = weak.lock();

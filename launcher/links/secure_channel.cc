@@ -5,7 +5,6 @@
 #include <array>
 #include <cerrno>
 #include <cstddef>
-#include <exception>
 #include <utility>
 
 #include "base/unique_fd.h"
@@ -46,10 +45,6 @@ Result<Socket> watched(const asio::any_io_executor& loop, UniqueFd fd) {
   return socket;
 }
 
-void rethrow(const std::exception_ptr& failure) {
-  if (failure) std::rethrow_exception(failure);  // a broken invariant
-}
-
 }  // namespace
 
 /// The remote stream, for an owner that needs no socket. As on a socket, every end is an end of file; the
@@ -87,8 +82,8 @@ Result<Socket> SecureLine::carry() {
   auto theirs = watched(loop, std::move(pair->theirs));
   if (!theirs) return theirs.error();
   local_ = std::move(*ours);
-  asio::co_spawn(loop, inbound(shared_from_this()), rethrow);
-  asio::co_spawn(loop, outbound(shared_from_this()), rethrow);
+  spawn(loop, inbound(shared_from_this()));
+  spawn(loop, outbound(shared_from_this()));
   return theirs;
 }
 

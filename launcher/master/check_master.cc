@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/clock.h"
 #include "launcher/master/user_signals.h"
 
 namespace ddp::launcher {
@@ -13,14 +14,6 @@ using std::chrono::nanoseconds;
 
 constexpr std::chrono::milliseconds kLastTasks{500};
 constexpr std::chrono::seconds kPingEvery{1};
-
-nanoseconds now() {
-  return std::chrono::steady_clock::now().time_since_epoch();
-}
-
-nanoseconds wall_now() {
-  return std::chrono::system_clock::now().time_since_epoch();
-}
 
 }  // namespace
 
@@ -40,7 +33,7 @@ CheckMaster::CheckMaster(asio::io_context& loop, const JobSpec& spec, CheckRun::
 CheckMaster::~CheckMaster() = default;
 
 CheckResult CheckMaster::run() {
-  carry_out(run_.start(now()));
+  carry_out(run_.start(steady_now()));
   nodes_.start_all(run_.answer_time());
   spawn(loop_.get_executor(), watch_signals());
   nodes_.ping_every(kPingEvery);
@@ -54,8 +47,8 @@ CheckResult CheckMaster::run() {
 /// Compares a node's wall clock with the master's at the same moment. The node's monotonic clock identifies
 /// that moment.
 void CheckMaster::measure_clocks(CheckResult& result) const {
-  const nanoseconds here = now();
-  const nanoseconds wall_here = wall_now();
+  const nanoseconds here = steady_now();
+  const nanoseconds wall_here = read_clock(CLOCK_REALTIME);
   for (std::size_t i = 0; i < result.nodes.size(); ++i) {
     CheckedNode& node = result.nodes[i];
     if (!node.facts) continue;
@@ -75,7 +68,7 @@ void CheckMaster::end_tasks() {
 }
 
 void CheckMaster::step(const CheckRun::Event& event) {
-  carry_out(run_.step(event, now()));
+  carry_out(run_.step(event, steady_now()));
 }
 
 void CheckMaster::carry_out(CheckRun::Actions actions) {

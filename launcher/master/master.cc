@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/build_identity.h"
+#include "base/clock.h"
 #include "launcher/master/user_signals.h"
 #include "launcher/output/report_file.h"
 #include "launcher/report/exit_report.h"
@@ -17,7 +18,6 @@ namespace ddp::launcher {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::nanoseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kLastTasks{500};
@@ -31,10 +31,6 @@ constexpr seconds kLastText{2};
 constexpr seconds kDeadDisk{10};
 /// Time for the agents to confirm that they know of the master's stop.
 constexpr milliseconds kAsleepTime{500};
-
-nanoseconds now() {
-  return std::chrono::steady_clock::now().time_since_epoch();
-}
 
 remote::FanOutOptions start_options(const JobSpec& spec, Master::Options options) {
   remote::FanOutOptions start;
@@ -52,7 +48,7 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
                remote::RemoteShell& local, JobDir job_dir)
     : loop_(loop),
       spec_(spec),
-      began_(now()),
+      began_(steady_now()),
       files_(JobWriter::start(
           loop.get_executor(), std::move(job_dir), [this](const std::string& words) { say(words); },
           [this] { give_all_credit(); })),
@@ -77,7 +73,7 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
 Master::~Master() = default;
 
 int Master::run() {
-  carry_out(supervisor_.start(now()));
+  carry_out(supervisor_.start(steady_now()));
   nodes_.start_all(spec_.start_timeout);
   spawn(loop_.get_executor(), watch_signals());
   nodes_.ping_every(
@@ -123,7 +119,7 @@ void Master::end_tasks() {
 // ---- decisions
 
 void Master::step(const job::Event& event) {
-  carry_out(supervisor_.step(event, now()));
+  carry_out(supervisor_.step(event, steady_now()));
 }
 
 void Master::carry_out(job::Actions actions) {
@@ -283,7 +279,7 @@ JobFacts Master::facts() const {
   facts.world_size = supervisor_.world().world_size;
   facts.attempts = static_cast<int>(supervisor_.attempt()) + 1;
   facts.began = began_;
-  facts.ended = now();
+  facts.ended = steady_now();
   facts.ended_at = std::chrono::system_clock::now();
   return facts;
 }

@@ -2,21 +2,16 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/clock.h"
 #include "launcher/job/output_credit.h"
 #include "launcher/master/master.h"
 
 namespace ddp::launcher {
 namespace {
 
-using std::chrono::nanoseconds;
-
 /// Output pieces from this size are written to the rank's file from the memory into which they were read.
 /// Smaller pieces are copied, since each would keep a whole block.
 constexpr std::size_t kWorthKeeping = 16u << 10;
-nanoseconds now() {
-  return std::chrono::steady_clock::now().time_since_epoch();
-}
-
 }  // namespace
 
 void Master::note_start_steps() {
@@ -42,7 +37,7 @@ void Master::agent_errors(const std::string& lines) {
 
 /// Any received byte counts as a heartbeat. Most change nothing.
 void Master::heard(const NodeLink& node) {
-  job::Actions actions = supervisor_.step(job::NodeHeartbeat{node.index, node.incarnation}, now());
+  job::Actions actions = supervisor_.step(job::NodeHeartbeat{node.index, node.incarnation}, steady_now());
   if (!actions.empty()) carry_out(std::move(actions));
 }
 
@@ -91,7 +86,7 @@ Result<> Master::take_output(NodeLink& node, const rendezvous::Output& output) {
     files_->append({output.attempt, output.rank, *its_own, output.stream}, output.data);
   } else if (its_own) {
     output_.take(output.attempt, output.rank, output.stream, output.data,
-                 output.clock_ns == 0 ? now() : node.to_ours(output.clock_ns),
+                 output.clock_ns == 0 ? steady_now() : node.to_ours(output.clock_ns),
                  output.data.size() >= kWorthKeeping ? node.connection().keep() : nullptr);
   }
   return {};
@@ -114,7 +109,7 @@ Supervisor::Time Master::happened(const NodeLink& node, const rendezvous::Messag
     return node.to_ours(started->clock_ns);
   if (const auto* quiet = std::get_if<rendezvous::Quiet>(&message); quiet != nullptr && quiet->quiet)
     return node.to_ours(quiet->since_ns);
-  return now();
+  return steady_now();
 }
 
 void Master::give_all_credit() {

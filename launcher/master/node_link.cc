@@ -4,6 +4,7 @@
 #include <csignal>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/exit_status.h"
 #include "launcher/keeper/keeper.h"
 
@@ -16,10 +17,6 @@ using std::chrono::nanoseconds;
 /// (docs/users/exit_codes.md).
 bool is_own_code(int status) {
   return status >= 110 && status <= 119;
-}
-
-nanoseconds now() {
-  return std::chrono::steady_clock::now().time_since_epoch();
 }
 
 }  // namespace
@@ -51,7 +48,7 @@ void NodeLink::send(const rendezvous::Message& message) {
 
 void NodeLink::ping(std::uint64_t sequence) {
   ping_ = sequence;
-  pinged_ = now();
+  pinged_ = steady_now();
   answered_ = false;
   send(rendezvous::Ping{sequence});
 }
@@ -59,20 +56,20 @@ void NodeLink::ping(std::uint64_t sequence) {
 bool NodeLink::on_pong(const rendezvous::Pong& pong) {
   if (pong.sequence != ping_) return false;
   answered_ = true;
-  clock_.sample(pinged_, now(), nanoseconds(pong.clock_ns));
+  clock_.sample(pinged_, steady_now(), nanoseconds(pong.clock_ns));
   return ++pongs_ < first_pings_;
 }
 
 void NodeLink::guess_clock(std::uint64_t clock_ns) {
-  clock_.guess(now(), nanoseconds(clock_ns));
+  clock_.guess(steady_now(), nanoseconds(clock_ns));
 }
 
 nanoseconds NodeLink::to_ours(std::uint64_t clock_ns) const {
-  return std::min(now(), clock_.to_ours(nanoseconds(clock_ns)));
+  return std::min(steady_now(), clock_.to_ours(nanoseconds(clock_ns)));
 }
 
 nanoseconds NodeLink::clock_error() const {
-  return clock_.error(now());
+  return clock_.error(steady_now());
 }
 
 std::string NodeLink::error_lines(std::string_view bytes) {

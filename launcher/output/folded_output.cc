@@ -4,12 +4,10 @@
 #include <limits>
 #include <utility>
 
+#include "base/clock.h"
+
 namespace ddp::launcher {
 namespace {
-
-LineFold::Time now() {
-  return std::chrono::steady_clock::now().time_since_epoch();
-}
 
 std::string set_text(std::vector<int> numbers) {
   std::sort(numbers.begin(), numbers.end());
@@ -39,7 +37,7 @@ void FoldedOutput::add(const LineSource& source, int stream, std::string_view la
                      RankIdentity{std::string(source.host), source.local_rank, source.node_rank});
   // A line that stays alone keeps its rank's label; the label of a set needs only the time.
   stamp_.assign(time.empty() ? std::string(kTimeWidth, ' ') : std::string(time)).append(label);
-  const LineFold::Time at = now();
+  const LineFold::Time at = steady_now();
   while (!lines.empty()) {
     const std::size_t end = std::min(lines.find('\n'), lines.size() - 1);
     fold_.add(source.rank, static_cast<std::uint8_t>(stream), lines.substr(label.size(), end - label.size()),
@@ -102,7 +100,7 @@ void FoldedOutput::arm() {
   timer_.async_wait([this](const error_code& cancelled) {
     armed_ = false;
     if (cancelled) return;
-    fold_.tick(now(), put_);
+    fold_.tick(steady_now(), put_);
     give();
     arm();
   });

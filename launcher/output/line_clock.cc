@@ -2,19 +2,14 @@
 
 #include <ctime>
 
+#include "base/clock.h"
+
 namespace ddp::launcher {
 namespace {
 
 using std::chrono::duration_cast;
 using std::chrono::milliseconds;
-using std::chrono::nanoseconds;
 using std::chrono::seconds;
-
-nanoseconds read_clock(clockid_t clock) {
-  timespec now{};
-  ::clock_gettime(clock, &now);
-  return seconds(now.tv_sec) + nanoseconds(now.tv_nsec);
-}
 
 }  // namespace
 

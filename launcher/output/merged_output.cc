@@ -5,15 +5,13 @@
 #include <string>
 #include <utility>
 
+#include "base/clock.h"
+
 namespace ddp::launcher {
 namespace {
 
 /// Bytes of lines that are worth a write of the console.
 constexpr std::size_t kMuch = 256u << 10;
-
-std::chrono::nanoseconds now() {
-  return std::chrono::steady_clock::now().time_since_epoch();
-}
 
 }  // namespace
 
@@ -178,7 +176,7 @@ void MergedOutput::arm() {
 void MergedOutput::tick() {
   armed_ = false;
   std::array<std::string, 2> lines;
-  board_.tick(now(), lines);
+  board_.tick(steady_now(), lines);
   show_rows();
   if (!lines[0].empty() || !lines[1].empty()) flush();
   console_.add(1, lines[0]);
@@ -198,11 +196,11 @@ void MergedOutput::finish_all() {
   for (const auto& rank : ranks_) {
     if (!rank) continue;
     for (LiveBoard::Entry& entry : rank->streams) {
-      if (json_) keep_json(*rank, static_cast<std::uint8_t>(entry.stream), {}, now());
+      if (json_) keep_json(*rank, static_cast<std::uint8_t>(entry.stream), {}, steady_now());
       if (entry.stream != stream_) pass_on();
       stream_ = entry.stream;
       entry.lines.finish(lines_);
-      show_lines(*rank, entry, now());
+      show_lines(*rank, entry, steady_now());
     }
   }
   pass_on();

@@ -6,7 +6,6 @@
 
 #include <array>
 #include <cerrno>
-#include <exception>
 #include <string_view>
 #include <utility>
 
@@ -138,9 +137,7 @@ void SecureAcceptor::connected(UniqueFd socket, const asio::ip::address& peer) {
   socket.release();
   guests_.emplace(guest->id, guest);
   if (limiter_.full()) accepts_->pause();
-  asio::co_spawn(executor_, greet(shared_from_this(), guest), [](const std::exception_ptr& failure) {
-    if (failure) std::rethrow_exception(failure);  // a broken invariant
-  });
+  spawn(executor_, greet(shared_from_this(), guest));
   if (!stopped_) watch();
 }
 

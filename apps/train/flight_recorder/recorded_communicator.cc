@@ -1,16 +1,10 @@
 #include "apps/train/flight_recorder/recorded_communicator.h"
 
-#include <chrono>
+#include "base/clock.h"
 
 namespace ddp::train {
 
 namespace {
-
-std::int64_t nanoseconds() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
 
 std::string_view type_text(DeviceType type) {
   switch (type) {
@@ -27,11 +21,12 @@ std::string_view type_text(DeviceType type) {
 }  // namespace
 
 std::uint64_t RecordedOperations::begin(CollectiveKind kind, std::size_t bytes, std::string_view type) {
-  return file_->has_failed() ? 0 : log_.start(kind_text(kind), bytes, type, nanoseconds());
+  return file_->has_failed() ? 0
+                             : log_.start(kind_text(kind), bytes, type, read_clock(CLOCK_REALTIME).count());
 }
 
 void RecordedOperations::finish(std::uint64_t sequence) {
-  log_.finish(sequence, nanoseconds());
+  log_.finish(sequence, read_clock(CLOCK_REALTIME).count());
 }
 
 template <class T>
