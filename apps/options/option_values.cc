@@ -9,6 +9,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/format_text.h"
+
 namespace ddp {
 
 namespace {
@@ -42,9 +44,7 @@ std::optional<double> scaled(std::string_view text, std::span<const Unit> units)
 }
 
 std::string bound_text(double bound) {
-  std::array<char, 32> text;
-  std::snprintf(text.data(), text.size(), "%.16g", bound);
-  return text.data();
+  return format_text("%.16g", bound);
 }
 
 std::string duration_text(std::chrono::milliseconds time) {

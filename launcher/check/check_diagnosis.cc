@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/format_text.h"
 #include "base/parse_text.h"
 #include "launcher/check/check_network.h"
 #include "launcher/report/exit_code.h"
@@ -210,10 +211,9 @@ void NodeEvaluator::diagnose_clock(std::size_t i, const CheckedNode& node) {
   if (!node.wall_ahead) return;
   const auto apart = *node.wall_ahead < std::chrono::nanoseconds(0) ? -*node.wall_ahead : *node.wall_ahead;
   if (apart <= kClocksApart + node.wall_error) return;
-  char text[96];
-  std::snprintf(text, sizeof text, "its clock is %.1f s %s the master's",
-                std::chrono::duration<double>(apart).count(),
-                *node.wall_ahead < std::chrono::nanoseconds(0) ? "behind" : "ahead of");
+  const std::string text =
+      format_text("its clock is %.1f s %s the master's", std::chrono::duration<double>(apart).count(),
+                  *node.wall_ahead < std::chrono::nanoseconds(0) ? "behind" : "ahead of");
   collector_.warn("clock", i, text, "start chrony or another time service there");
 }
 
@@ -347,9 +347,7 @@ std::string bytes_text(std::uint64_t bytes) {
   auto value = static_cast<double>(bytes);
   for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit)
     value /= 1024;
-  char text[32];
-  std::snprintf(text, sizeof text, unit == 0 || value >= 100 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
-  return text;
+  return format_text(unit == 0 || value >= 100 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
 }
 
 }  // namespace ddp::launcher

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/format_text.h"
 #include "launcher/check/check_network.h"
 #include "remote/hosts/host_range.h"
 
@@ -98,20 +99,13 @@ std::string counted(std::size_t count, const std::string& word) {
 }
 
 std::string seconds_text(std::chrono::nanoseconds time) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f s", std::chrono::duration<double>(time).count());
-  return text;
+  return format_text("%.2f s", std::chrono::duration<double>(time).count());
 }
 
 /// "+0.3 ms", "-2.1 s".
 std::string offset_text(std::chrono::nanoseconds offset) {
   const double ms = std::chrono::duration<double, std::milli>(offset).count();
-  char text[32];
-  if (ms > -1000 && ms < 1000)
-    std::snprintf(text, sizeof text, "%+.1f ms", ms);
-  else
-    std::snprintf(text, sizeof text, "%+.1f s", ms / 1000);
-  return text;
+  return ms > -1000 && ms < 1000 ? format_text("%+.1f ms", ms) : format_text("%+.1f s", ms / 1000);
 }
 
 std::string gpus_text(const CheckedNode& node) {

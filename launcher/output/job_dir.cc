@@ -15,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/format_text.h"
 #include "base/host_name.h"
 #include "base/safe_text.h"
 #include "base/trusted_path.h"
@@ -98,7 +99,8 @@ std::string holder_text(int lock) {
   long pid = 0;
   if (::pread(lock, text, sizeof text - 1, 0) <= 0 || std::sscanf(text, "%ld %64s", &pid, host) != 2)
     return "another ddplaunch";
-  return "ddplaunch with pid " + std::to_string(pid) + (host == host_name() ? "" : std::string(" on ") + host);
+  return "ddplaunch with pid " + std::to_string(pid) +
+         (host == host_name() ? "" : std::string(" on ") + host);
 }
 
 /// Claims the directory for this run, and refuses one that another run uses or has used: their files would be
@@ -174,16 +176,9 @@ Result<JobDir> JobDir::create(const JobSpec& spec) {
 
 std::string JobDir::file(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream) const {
   if (stream == kJobLog) return path_ + "/ddplaunch.log";
-  char name[64];
-  if (stream == kJsonLines) {
-    std::snprintf(name, sizeof name, "/attempt_%u/lines.jsonl", attempt);
-  } else if (stream == kHangText) {
-    std::snprintf(name, sizeof name, "/attempt_%u/hang_rank_%05u.txt", attempt, rank);
-  } else {
-    std::snprintf(name, sizeof name, "/attempt_%u/rank_%05u.%s", attempt, rank,
-                  stream == 1 ? "stdout" : "stderr");
-  }
-  return path_ + name;
+  if (stream == kJsonLines) return path_ + format_text("/attempt_%u/lines.jsonl", attempt);
+  if (stream == kHangText) return path_ + format_text("/attempt_%u/hang_rank_%05u.txt", attempt, rank);
+  return path_ + format_text("/attempt_%u/rank_%05u.%s", attempt, rank, stream == 1 ? "stdout" : "stderr");
 }
 
 JobDir::StreamFiles& JobDir::output(const OutputKey& key) {

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/exit_status.h"
+#include "base/format_text.h"
 #include "base/safe_text.h"
 #include "launcher/report/root_cause.h"
 #include "launcher/report/short_lists.h"
@@ -68,9 +69,7 @@ int code_of(const Failure& cause) {
 }
 
 std::string seconds(std::chrono::nanoseconds time) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", std::chrono::duration<double>(time).count());
-  return text;
+  return format_text("%.1f s", std::chrono::duration<double>(time).count());
 }
 
 /// Returns a duration with a suitable precision: "42 ms", "12.3 s", "3 h 25 min".

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/exit_status.h"
+#include "base/format_text.h"
 #include "base/safe_text.h"
 #include "launcher/report/root_cause.h"
 #include "launcher/report/start_failures.h"
@@ -177,12 +178,10 @@ std::string utc_text(std::chrono::system_clock::time_point time) {
   const auto day = floor<days>(time);
   const year_month_day date(day);
   const hh_mm_ss clock(floor<milliseconds>(time - day));
-  char text[64];
-  std::snprintf(text, sizeof text, "%04d-%02u-%02uT%02d:%02d:%02d.%03dZ", static_cast<int>(date.year()),
-                static_cast<unsigned>(date.month()), static_cast<unsigned>(date.day()),
-                static_cast<int>(clock.hours().count()), static_cast<int>(clock.minutes().count()),
-                static_cast<int>(clock.seconds().count()), static_cast<int>(clock.subseconds().count()));
-  return text;
+  return format_text("%04d-%02u-%02uT%02d:%02d:%02d.%03dZ", static_cast<int>(date.year()),
+                     static_cast<unsigned>(date.month()), static_cast<unsigned>(date.day()),
+                     static_cast<int>(clock.hours().count()), static_cast<int>(clock.minutes().count()),
+                     static_cast<int>(clock.seconds().count()), static_cast<int>(clock.subseconds().count()));
 }
 
 }  // namespace ddp::launcher

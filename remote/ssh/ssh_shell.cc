@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/format_text.h"
 #include "remote/hosts/shell_command.h"
 #include "remote/shells/login_retry.h"
 #include "remote/ssh/ssh_config_source.h"
@@ -241,8 +242,7 @@ void SshShell::warn_of_keys(const Host& host, const SshTarget& target) {
   for (const auto& key : target.keys) {
     std::string text = "the key " + key->path();
     if (key->problem() == SshKey::Problem::kOpen) {
-      char mode[8];
-      std::snprintf(mode, sizeof mode, "%04o", key->mode());
+      const std::string mode = format_text("%04o", key->mode());
       text += std::string(" is not used, since others may read or write it (mode ") + mode +
               "), as in ssh; fix it with chmod 600 " + key->path();
     } else if (key->problem() == SshKey::Problem::kAbsent) {

@@ -8,6 +8,8 @@
 #include <tuple>
 #include <utility>
 
+#include "base/format_text.h"
+
 // analyze_desync(): combines the logs of all ranks.
 
 namespace ddp::rendezvous {
@@ -16,13 +18,8 @@ namespace {
 
 std::string size_text(std::uint64_t bytes) {
   if (bytes < 1'000) return std::to_string(bytes) + (bytes == 1 ? " byte" : " bytes");
-  char text[32];
-  if (bytes < 1'000'000) {
-    std::snprintf(text, sizeof text, "%.0f KB", static_cast<double>(bytes) / 1e3);
-  } else {
-    std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
-  }
-  return text;
+  return bytes < 1'000'000 ? format_text("%.0f KB", static_cast<double>(bytes) / 1e3)
+                           : format_text("%.1f MB", static_cast<double>(bytes) / 1e6);
 }
 
 /// "rank 3", "ranks 0-2", "ranks 0, 2 and 5"; a long list is cut after the first runs.

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <iterator>
 
+#include "base/format_text.h"
+
 namespace ddp::rendezvous {
 
 enum class StoreDecoder::Field : std::uint8_t { kNone, kKey, kValue, kI64, kU32, kKeyList, kPairList };
@@ -119,10 +121,9 @@ Result<bool> StoreDecoder::start() {
     return false;
   layout_ = layout_of(dialect_, opcode);
   if (layout_ == nullptr) {
-    char text[96];
-    std::snprintf(text, sizeof text, "not a TCPStore request: byte 0x%02x where an operation number belongs",
-                  opcode);
-    return Error{ErrorCode::kProtocol, text};
+    return Error{
+        ErrorCode::kProtocol,
+        format_text("not a TCPStore request: byte 0x%02x where an operation number belongs", opcode)};
   }
   cursor_ = 1;
   return true;

@@ -12,6 +12,7 @@
 #include <ctime>
 
 #include "apps/ddplaunch/options/options.h"
+#include "base/format_text.h"
 #include "base/trusted_path.h"
 #include "base/unique_fd.h"
 #include "launcher/job/env_filter.h"
@@ -70,9 +71,7 @@ std::string new_job_id() {
   std::uint32_t random = static_cast<std::uint32_t>(::getpid());
   if (::getrandom(&random, sizeof random, GRND_NONBLOCK) != static_cast<ssize_t>(sizeof random))
     random ^= 0x5bd1e995U;
-  char text[64];
-  std::snprintf(text, sizeof text, "%s-%06x", time_text, static_cast<unsigned>(random & 0xffffffU));
-  return text;
+  return format_text("%s-%06x", time_text, static_cast<unsigned>(random & 0xffffffU));
 }
 
 std::string current_directory() {

@@ -2,26 +2,19 @@
 
 #include <algorithm>
 #include <cinttypes>
-#include <cstdarg>
-#include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "apps/train/training/run_output.h"
 #include "base/build_identity.h"
+#include "base/format_text.h"
 
 namespace ddp::train {
 
 namespace {
 
-constexpr double kOutlier = 0.8;  ///< part of the median
+using OrderedJson = nlohmann::ordered_json;
 
-[[gnu::format(printf, 1, 2)]] std::string print(const char* format, ...) {
-  char text[512];
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  return text;
-}
+constexpr double kOutlier = 0.8;  ///< part of the median
 
 double median_of(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -57,44 +50,50 @@ template <class Value>
 std::string matrix(const BenchReport& report, Value value) {
   std::string text = "#  rank";
   for (int column = 0; column < report.world; ++column)
-    text += print(" %7d", column);
+    text += format_text(" %7d", column);
   text += "\n";
   for (int row = 0; row < report.world; ++row) {
-    text += print("%7d", row);
+    text += format_text("%7d", row);
     for (int column = 0; column < report.world; ++column) {
       const PairResult* pair = find_pair(report.pairs, row, column);
-      text += pair ? print(" %7.2f", value(*pair)) : std::string(7, ' ') + "-";
+      text += pair ? format_text(" %7.2f", value(*pair)) : std::string(7, ' ') + "-";
     }
     text += "\n";
   }
   return text;
 }
 
-std::string rows_json(const BenchReport& report) {
-  std::string text = ",\"rows\":[";
+OrderedJson rows_json(const BenchReport& report) {
+  OrderedJson rows = OrderedJson::array();
   for (const BenchRow& row : report.rows) {
-    text += print("%s{\"bytes\":%zu,\"count\":%zu,\"type\":\"float32\",\"mean_us\":%.3f,\"p50_us\":%.3f,",
-                  &row == &report.rows.front() ? "" : ",", row.bytes, row.count, row.mean_us, row.p50_us);
-    text +=
-        print("\"p99_us\":%.3f,\"algbw_gbps\":%.4f,\"busbw_gbps\":%.4f,\"wrong\":%s}", row.p99_us,
-              row.algbw(), busbw_of(report, row), row.wrong < 0 ? "null" : std::to_string(row.wrong).c_str());
+    rows.push_back({{"bytes", row.bytes},
+                    {"count", row.count},
+                    {"type", "float32"},
+                    {"mean_us", rounded(row.mean_us, 3)},
+                    {"p50_us", rounded(row.p50_us, 3)},
+                    {"p99_us", rounded(row.p99_us, 3)},
+                    {"algbw_gbps", rounded(row.algbw(), 4)},
+                    {"busbw_gbps", rounded(busbw_of(report, row), 4)},
+                    {"wrong", row.wrong < 0 ? OrderedJson() : OrderedJson(row.wrong)}});
   }
-  return text + "]";
+  return rows;
 }
 
-std::string pairs_json(const BenchReport& report) {
-  std::string text = ",\"pairs\":[";
+OrderedJson pairs_json(const BenchReport& report) {
+  OrderedJson pairs = OrderedJson::array();
   const auto slow = outliers(report.pairs);
   for (const PairResult& pair : report.pairs) {
     const bool outlier = std::any_of(slow.begin(), slow.end(), [&pair](const PairResult& other) {
       return other.first == pair.first && other.second == pair.second;
     });
-    text += print("%s{\"ranks\":[%d,%d],\"same_node\":%s,\"bytes\":%zu,\"latency_us\":%.3f,",
-                  &pair == &report.pairs.front() ? "" : ",", pair.first, pair.second,
-                  pair.same_node ? "true" : "false", report.pair_bytes, pair.latency_us);
-    text += print("\"bandwidth_gbps\":%.4f,\"outlier\":%s}", pair.bandwidth, outlier ? "true" : "false");
+    pairs.push_back({{"ranks", {pair.first, pair.second}},
+                     {"same_node", pair.same_node},
+                     {"bytes", report.pair_bytes},
+                     {"latency_us", rounded(pair.latency_us, 3)},
+                     {"bandwidth_gbps", rounded(pair.bandwidth, 4)},
+                     {"outlier", outlier}});
   }
-  return text + "]";
+  return pairs;
 }
 
 }  // namespace
@@ -151,9 +150,10 @@ std::vector<std::vector<std::pair<int, int>>> pair_rounds(int world) {
 }
 
 std::string table_head(const BenchReport& report) {
-  std::string text = print("# train %s bench %s, %d rank%s", std::string(version()).c_str(),
-                           operation_name(report.operation), report.world, report.world == 1 ? "" : "s");
-  if (report.nodes > 0) text += print(" on %d node%s", report.nodes, report.nodes == 1 ? "" : "s");
+  std::string text =
+      format_text("# train %s bench %s, %d rank%s", std::string(version()).c_str(),
+                  operation_name(report.operation), report.world, report.world == 1 ? "" : "s");
+  if (report.nodes > 0) text += format_text(" on %d node%s", report.nodes, report.nodes == 1 ? "" : "s");
   text += ", " + report.backend + ", in place\n";
   text +=
       "#\n#        size         count     type   redop    root     time   algbw   busbw  #wrong      p50     "
@@ -166,9 +166,10 @@ std::string table_head(const BenchReport& report) {
 
 std::string table_line(const BenchReport& report, const BenchRow& row) {
   const std::string wrong = row.wrong < 0 ? "N/A" : std::to_string(row.wrong);
-  return print("%13zu %13zu %8s %7s %7d %8.2f %7.2f %7.2f %7s %8.2f %8.2f\n", row.bytes, row.count, "float",
-               redop_of(report.operation), report.operation == BenchOperation::kBroadcast ? 0 : -1,
-               row.mean_us, row.algbw(), busbw_of(report, row), wrong.c_str(), row.p50_us, row.p99_us);
+  return format_text("%13zu %13zu %8s %7s %7d %8.2f %7.2f %7.2f %7s %8.2f %8.2f\n", row.bytes, row.count,
+                     "float", redop_of(report.operation),
+                     report.operation == BenchOperation::kBroadcast ? 0 : -1, row.mean_us, row.algbw(),
+                     busbw_of(report, row), wrong.c_str(), row.p50_us, row.p99_us);
 }
 
 std::string table_foot(const BenchReport& report) {
@@ -179,8 +180,8 @@ std::string table_foot(const BenchReport& report) {
     wrong += std::max<std::int64_t>(row.wrong, 0);
   }
   const double mean = report.rows.empty() ? 0 : sum / static_cast<double>(report.rows.size());
-  return print("# Out of bounds values : %" PRId64 " %s\n# Avg bus bandwidth    : %g\n", wrong,
-               wrong == 0 ? "OK" : "FAILED", mean);
+  return format_text("# Out of bounds values : %" PRId64 " %s\n# Avg bus bandwidth    : %g\n", wrong,
+                     wrong == 0 ? "OK" : "FAILED", mean);
 }
 
 std::vector<PairResult> outliers(const std::vector<PairResult>& pairs) {
@@ -192,19 +193,21 @@ std::vector<PairResult> outliers(const std::vector<PairResult>& pairs) {
 }
 
 std::string pairs_text(const BenchReport& report) {
-  std::string text = print("# bandwidth of each pair, GB/s and direction, %zu bytes\n", report.pair_bytes);
+  std::string text =
+      format_text("# bandwidth of each pair, GB/s and direction, %zu bytes\n", report.pair_bytes);
   text += matrix(report, [](const PairResult& pair) { return pair.bandwidth; });
   text += "# latency of each pair, us, 8 bytes in both directions at once\n";
   text += matrix(report, [](const PairResult& pair) { return pair.latency_us; });
   for (const bool same_node : {true, false}) {
     const double median = median_bandwidth(report.pairs, same_node);
-    if (median > 0) text += print("# median %s: %.2f GB/s\n", same_node ? "in a node" : "over tcp", median);
+    if (median > 0)
+      text += format_text("# median %s: %.2f GB/s\n", same_node ? "in a node" : "over tcp", median);
   }
   const auto slow = outliers(report.pairs);
   for (const PairResult& pair : slow) {
     const double median = median_bandwidth(report.pairs, pair.same_node);
-    text += print("# slow: rank %d - rank %d: %.2f GB/s, %.0f %% under the median\n", pair.first, pair.second,
-                  pair.bandwidth, 100 * (1 - pair.bandwidth / median));
+    text += format_text("# slow: rank %d - rank %d: %.2f GB/s, %.0f %% under the median\n", pair.first,
+                        pair.second, pair.bandwidth, 100 * (1 - pair.bandwidth / median));
   }
   if (slow.empty()) text += "# no pair is more than 20 % under the median\n";
   return text;
@@ -213,15 +216,15 @@ std::string pairs_text(const BenchReport& report) {
 std::string verdict(const BenchReport& report) {
   for (const BenchRow& row : report.rows) {
     if (row.wrong > 0)
-      return print("%" PRId64 " wrong elements at %zu bytes: memory or network of a node is faulty",
-                   row.wrong, row.bytes);
+      return format_text("%" PRId64 " wrong elements at %zu bytes: memory or network of a node is faulty",
+                         row.wrong, row.bytes);
   }
   if (report.min_busbw <= 0) return "";
   if (!report.pairs.empty()) {
     for (const PairResult& pair : report.pairs) {
       if (pair.bandwidth < report.min_busbw)
-        return print("rank %d - rank %d: %.2f GB/s is under --min-busbw %g", pair.first, pair.second,
-                     pair.bandwidth, report.min_busbw);
+        return format_text("rank %d - rank %d: %.2f GB/s is under --min-busbw %g", pair.first, pair.second,
+                           pair.bandwidth, report.min_busbw);
     }
     return "";
   }
@@ -229,21 +232,23 @@ std::string verdict(const BenchReport& report) {
       std::max_element(report.rows.begin(), report.rows.end(),
                        [](const BenchRow& a, const BenchRow& b) { return a.bytes < b.bytes; });
   if (largest == report.rows.end() || busbw_of(report, *largest) >= report.min_busbw) return "";
-  return print("bus bandwidth %.2f GB/s at %zu bytes is under --min-busbw %g", busbw_of(report, *largest),
-               largest->bytes, report.min_busbw);
+  return format_text("bus bandwidth %.2f GB/s at %zu bytes is under --min-busbw %g",
+                     busbw_of(report, *largest), largest->bytes, report.min_busbw);
 }
 
 std::string report_json(const BenchReport& report) {
   const bool pairs = !report.pairs.empty();
-  std::string text = record_head(pairs ? "pairs" : "bench", 0, report.world);
-  text += print(",\"version\":\"%s\",\"operation\":\"%s\",\"nodes\":%d,\"backend\":\"%s\"",
-                std::string(version()).c_str(), operation_name(report.operation), report.nodes,
-                report.backend.c_str());
-  text += pairs ? pairs_json(report) : rows_json(report);
   const std::string fault = verdict(report);
-  text += print(",\"min_busbw_gbps\":%g,\"passed\":%s,\"fault\":", report.min_busbw,
-                fault.empty() ? "true" : "false");
-  return text + json_string(fault) + "}\n";
+  OrderedJson record = begin_record(pairs ? "pairs" : "bench", 0, report.world);
+  record.update({{"version", version()},
+                 {"operation", operation_name(report.operation)},
+                 {"nodes", report.nodes},
+                 {"backend", report.backend},
+                 {pairs ? "pairs" : "rows", pairs ? pairs_json(report) : rows_json(report)},
+                 {"min_busbw_gbps", report.min_busbw},
+                 {"passed", fault.empty()},
+                 {"fault", fault}});
+  return record_line(record);
 }
 
 }  // namespace ddp::train

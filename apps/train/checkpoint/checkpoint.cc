@@ -17,6 +17,7 @@
 
 #include "apps/train/data/checksum.h"
 #include "apps/train/schedule/sampler.h"
+#include "base/format_text.h"
 #include "base/list_directory.h"
 
 namespace ddp::train {
@@ -242,9 +243,7 @@ TrainingPosition go_on(const CheckpointState& state, int world_size, int batch_s
 }
 
 std::string checkpoint_name(std::uint64_t step) {
-  char text[32];
-  std::snprintf(text, sizeof text, "step-%08llu", static_cast<unsigned long long>(step));
-  return text;
+  return format_text("step-%08llu", static_cast<unsigned long long>(step));
 }
 
 std::optional<std::uint64_t> checkpoint_step(const std::string& name) {

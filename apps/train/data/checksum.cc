@@ -4,6 +4,8 @@
 
 #include <cstdio>
 
+#include "base/format_text.h"
+
 namespace ddp::train {
 
 std::uint32_t crc32_of(std::span<const std::byte> bytes, std::uint32_t state) {
@@ -12,9 +14,7 @@ std::uint32_t crc32_of(std::span<const std::byte> bytes, std::uint32_t state) {
 }
 
 std::string crc32_text(std::uint32_t crc) {
-  char text[9];
-  std::snprintf(text, sizeof text, "%08x", static_cast<unsigned>(crc));
-  return text;
+  return format_text("%08x", static_cast<unsigned>(crc));
 }
 
 }  // namespace ddp::train

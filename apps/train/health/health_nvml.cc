@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/format_text.h"
+
 namespace ddp::train {
 
 namespace {
@@ -83,11 +85,10 @@ NvmlMonitor NvmlMonitor::open(int domain, int bus, int device) {
   if (library == nullptr) return monitor;
   auto state = std::make_unique<State>();
   state->load_all(library);
-  char place[32];
-  std::snprintf(place, sizeof place, "%08x:%02x:%02x.0", static_cast<unsigned>(domain),
-                static_cast<unsigned>(bus), static_cast<unsigned>(device));
+  const std::string place = format_text("%08x:%02x:%02x.0", static_cast<unsigned>(domain),
+                                        static_cast<unsigned>(bus), static_cast<unsigned>(device));
   if (state->init == nullptr || state->find == nullptr || state->init() != kNvmlSuccess ||
-      state->find(place, &state->device) != kNvmlSuccess)
+      state->find(place.c_str(), &state->device) != kNvmlSuccess)
     return monitor;
   monitor.state_ = std::move(state);
   return monitor;

@@ -1,71 +1,66 @@
 // Output of the verdict: a table and lines for people, a record for programs.
 #include <cinttypes>
-#include <cstdarg>
-#include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "apps/train/health/checks/health_diagnosis.h"
 #include "apps/train/training/run_output.h"
 #include "base/build_identity.h"
+#include "base/format_text.h"
 
 namespace ddp::train {
 
 namespace {
 
-[[gnu::format(printf, 1, 2)]] std::string format_text(const char* format, ...) {
-  char text[768];
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  return text;
-}
+using OrderedJson = nlohmann::ordered_json;
 
 std::string whose(const HealthReport& report, int rank) {
   const HealthFigures& figures = report.ranks[static_cast<std::size_t>(rank)];
   return "rank " + std::to_string(rank) + " on " + figures.host + ", " + figures.device;
 }
 
-std::string rank_json(const HealthFigures& f, std::size_t rank) {
-  std::string text = "{\"rank\":" + std::to_string(rank) + ",\"host\":" + json_string(f.host) +
-                     ",\"device\":" + json_string(f.device) + ",\"trouble\":" + json_string(f.trouble);
-  text += format_text(",\"threads\":%" PRIu64 ",\"products\":%" PRIu64 ",\"wrong_products\":%" PRIu64
-                      ",\"other_products\":%" PRIu64 ",\"gflops\":%.3f,\"memory_bytes\":%" PRIu64
-                      ",\"wrong_words\":%" PRIu64 ",\"wrong_sums\":%" PRIu64 ",\"throttled\":%" PRIu64,
-                      f.threads, f.products, f.wrong_products, f.other_products, f.gflops, f.memory,
-                      f.wrong_words, f.wrong_sums, f.throttled);
+OrderedJson rank_json(const HealthFigures& f, std::size_t rank) {
+  OrderedJson json{{"rank", rank},
+                   {"host", f.host},
+                   {"device", f.device},
+                   {"trouble", f.trouble},
+                   {"threads", f.threads},
+                   {"products", f.products},
+                   {"wrong_products", f.wrong_products},
+                   {"other_products", f.other_products},
+                   {"gflops", rounded(f.gflops, 3)},
+                   {"memory_bytes", f.memory},
+                   {"wrong_words", f.wrong_words},
+                   {"wrong_sums", f.wrong_sums},
+                   {"throttled", f.throttled}};
   if (f.gpu) {
-    text += format_text(",\"ecc_corrected\":%" PRIu64 ",\"ecc_uncorrected\":%" PRIu64
-                        ",\"throttle_reasons\":%" PRIu64 ",\"temperature\":%" PRIu64 ",\"clock_mhz\":%" PRIu64
-                        ",\"most_clock_mhz\":%" PRIu64 ",\"xids\":%" PRIu64,
-                        f.ecc_corrected, f.ecc_uncorrected, f.throttle_reasons, f.temperature, f.clock,
-                        f.most_clock, f.xids);
+    json.update({{"ecc_corrected", f.ecc_corrected},
+                 {"ecc_uncorrected", f.ecc_uncorrected},
+                 {"throttle_reasons", f.throttle_reasons},
+                 {"temperature", f.temperature},
+                 {"clock_mhz", f.clock},
+                 {"most_clock_mhz", f.most_clock},
+                 {"xids", f.xids}});
   }
-  return text + "}";
+  return json;
 }
 
-std::string pair_json(const HealthPair& pair) {
-  return format_text("{\"ranks\":[%d,%d],\"same_node\":%s,\"failed\":%s,\"wrong\":%" PRIu64
-                     ",\"latency_us\":%.3f,\"bandwidth_gbps\":%.4f}",
-                     pair.result.first, pair.result.second, pair.result.same_node ? "true" : "false",
-                     pair.failed ? "true" : "false", pair.wrong, pair.result.latency_us,
-                     pair.result.bandwidth);
+OrderedJson pair_json(const HealthPair& pair) {
+  return {{"ranks", {pair.result.first, pair.result.second}},
+          {"same_node", pair.result.same_node},
+          {"failed", pair.failed},
+          {"wrong", pair.wrong},
+          {"latency_us", rounded(pair.result.latency_us, 3)},
+          {"bandwidth_gbps", rounded(pair.result.bandwidth, 4)}};
 }
 
-std::string finding_json(const HealthReport& report, const HealthDiagnostic& diagnostic) {
+OrderedJson finding_json(const HealthReport& report, const HealthDiagnostic& diagnostic) {
   const HealthFigures& figures = report.ranks[static_cast<std::size_t>(diagnostic.rank)];
-  return std::string("{\"level\":\"") + (diagnostic.error ? "error" : "warning") +
-         "\",\"rank\":" + std::to_string(diagnostic.rank) + ",\"host\":" + json_string(figures.host) +
-         ",\"device\":" + json_string(figures.device) + ",\"item\":" + json_string(diagnostic.item) +
-         ",\"text\":" + json_string(diagnostic.text) + "}";
-}
-
-/// Returns "[a,b]", with the text that `one` makes of each element.
-template <class List, class One>
-std::string list_json(const List& list, const One& one) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < list.size(); ++i)
-    text += (i == 0 ? "" : ",") + one(list[i], i);
-  return text + "]";
+  return {{"level", diagnostic.error ? "error" : "warning"},
+          {"rank", diagnostic.rank},
+          {"host", figures.host},
+          {"device", figures.device},
+          {"item", diagnostic.item},
+          {"text", diagnostic.text}};
 }
 
 }  // namespace
@@ -107,17 +102,22 @@ std::vector<std::string> failure_lines(const HealthReport& report,
 }
 
 std::string health_json(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics) {
-  std::string text = record_head("health", 0, static_cast<int>(report.ranks.size()));
-  text += ",\"version\":" + json_string(version()) + ",\"nodes\":" + std::to_string(report.nodes) +
-          ",\"backend\":" + json_string(report.backend) + ",\"ranks\":" + list_json(report.ranks, rank_json);
-  text += ",\"pairs\":" +
-          list_json(report.pairs, [](const HealthPair& pair, std::size_t) { return pair_json(pair); });
-  text +=
-      ",\"findings\":" + list_json(diagnostics, [&report](const HealthDiagnostic& diagnostic, std::size_t) {
-        return finding_json(report, diagnostic);
-      });
-  const bool passed = failure_lines(report, diagnostics).empty();
-  return text + ",\"passed\":" + (passed ? "true" : "false") + "}\n";
+  OrderedJson ranks = OrderedJson::array(), pairs = OrderedJson::array(), faults = OrderedJson::array();
+  for (std::size_t i = 0; i < report.ranks.size(); ++i)
+    ranks.push_back(rank_json(report.ranks[i], i));
+  for (const HealthPair& pair : report.pairs)
+    pairs.push_back(pair_json(pair));
+  for (const HealthDiagnostic& diagnostic : diagnostics)
+    faults.push_back(finding_json(report, diagnostic));
+  OrderedJson record = begin_record("health", 0, static_cast<int>(report.ranks.size()));
+  record.update({{"version", version()},
+                 {"nodes", report.nodes},
+                 {"backend", report.backend},
+                 {"ranks", ranks},
+                 {"pairs", pairs},
+                 {"findings", faults},
+                 {"passed", failure_lines(report, diagnostics).empty()}});
+  return record_line(record);
 }
 
 }  // namespace ddp::train

@@ -10,6 +10,7 @@
 
 #include "apps/train/collectives/shared_outcome.h"
 #include "apps/train/training/run_output.h"
+#include "base/format_text.h"
 
 namespace ddp::train {
 
@@ -23,11 +24,7 @@ std::string profile_path(const std::string& path, const Communicator& world) {
 
 std::string profile_text(const StepProfile& profile, std::vector<RankTime> ranks) {
   std::string text;
-  char line[160];
-  const auto add = [&](auto... words) {
-    std::snprintf(line, sizeof line, words...);
-    text += line;
-  };
+  const auto add = [&](auto... words) { text += format_text(words...); };
   if (profile.steps() == 0) {
     add("%s", "profile: the process of rank 0 was started after the last step and measured none\n");
   } else {

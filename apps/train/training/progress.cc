@@ -3,10 +3,10 @@
 #include <unistd.h>
 
 #include <cinttypes>
-#include <cmath>
-#include <cstdarg>
+#include <nlohmann/json.hpp>
 
 #include "apps/train/training/run_output.h"
+#include "base/format_text.h"
 
 namespace ddp::train {
 
@@ -15,23 +15,9 @@ namespace {
 constexpr std::chrono::milliseconds kBarInterval{100};
 constexpr int kBarCells = 20;
 
-[[gnu::format(printf, 1, 2)]] std::string text_of(const char* format, ...) {
-  char text[512];
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  return text;
-}
-
-/// JSON has no nan and no infinity.
-std::string number(double value) {
-  return std::isfinite(value) ? text_of("%.17g", value) : "null";
-}
-
 /// Returns " loss MEAN"; empty if no step counts.
 std::string loss_text(double sum, int steps) {
-  return steps == 0 ? "" : text_of(" loss %.4g", sum / steps);
+  return steps == 0 ? "" : format_text(" loss %.4g", sum / steps);
 }
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -61,15 +47,17 @@ Result<> Progress::open() {
 }
 
 std::string Progress::step_record(const StepReport& report) const {
-  std::string line =
-      record_head("step", 0, world_size_) +
-      text_of(",\"step\":%" PRIu64 ",\"epoch\":%d,\"loss\":%s,\"lr\":%s,\"images\":%zu,", report.total,
-              report.epoch + 1, number(report.loss).c_str(), number(report.lr).c_str(), report.images);
-  if (report.norm > 0) line += "\"norm\":" + number(report.norm) + ",";
-  line += text_of("\"dropped\":%s,\"seconds\":{", report.dropped ? "true" : "false");
+  auto record = begin_record("step", 0, world_size_);
+  record.update({{"step", report.total},
+                 {"epoch", report.epoch + 1},
+                 {"loss", report.loss},
+                 {"lr", report.lr},
+                 {"images", report.images}});
+  if (report.norm > 0) record["norm"] = report.norm;
+  record["dropped"] = report.dropped;
   for (std::size_t i = 0; i < kPhases; ++i)
-    line += text_of("%s\"%s\":%.6f", i == 0 ? "" : ",", kPhaseNames[i].data(), report.times[i]);
-  return line + "}}\n";
+    record["seconds"][std::string(kPhaseNames[i])] = rounded(report.times[i], 6);
+  return record_line(record);
 }
 
 void Progress::step(const StepReport& report) {
@@ -91,26 +79,31 @@ void Progress::step(const StepReport& report) {
 
 void Progress::end_interval(const StepReport& report) {
   const double rate = static_cast<double>(images_) / seconds_since(start_);
-  say(text_of("epoch %d/%d step %d/%d%s %.0f images/s", report.epoch + 1, epochs_, report.step, report.steps,
-              loss_text(loss_, steps_).c_str(), rate));
+  say(format_text("epoch %d/%d step %d/%d%s %.0f images/s", report.epoch + 1, epochs_, report.step,
+                  report.steps, loss_text(loss_, steps_).c_str(), rate));
   if (metrics_.is_open()) {
-    metrics_.append(record_head("interval", 0, world_size_) +
-                    text_of(",\"step\":%" PRIu64 ",\"epoch\":%d,\"loss\":%s,\"images_per_second\":%.1f}\n",
-                            report.total, report.epoch + 1, number(loss_ / steps_).c_str(), rate));
+    auto record = begin_record("interval", 0, world_size_);
+    record.update({{"step", report.total},
+                   {"epoch", report.epoch + 1},
+                   {"loss", loss_ / steps_},
+                   {"images_per_second", rounded(rate, 1)}});
+    metrics_.append(record_line(record));
   }
   restart();
 }
 
 void Progress::epoch(std::int64_t epoch, const Accuracy& accuracy, double loss, int steps, double seconds) {
   if (!speaks_) return;
-  say(text_of("epoch %" PRId64 "/%d%s test accuracy %.2f %% in %.1f s", epoch + 1, epochs_,
-              loss_text(loss, steps).c_str(), accuracy.percent(), seconds));
+  say(format_text("epoch %" PRId64 "/%d%s test accuracy %.2f %% in %.1f s", epoch + 1, epochs_,
+                  loss_text(loss, steps).c_str(), accuracy.percent(), seconds));
   if (metrics_.is_open()) {
-    metrics_.append(record_head("epoch", 0, world_size_) +
-                    text_of(",\"epoch\":%" PRId64 ",\"test_correct\":%" PRIu64 ",\"test_total\":%" PRIu64
-                            ",\"loss\":%s,\"seconds\":%.3f}\n",
-                            epoch + 1, accuracy.correct, accuracy.total, number(loss / steps).c_str(),
-                            seconds));
+    auto record = begin_record("epoch", 0, world_size_);
+    record.update({{"epoch", epoch + 1},
+                   {"test_correct", accuracy.correct},
+                   {"test_total", accuracy.total},
+                   {"loss", loss / steps},
+                   {"seconds", rounded(seconds, 3)}});
+    metrics_.append(record_line(record));
   }
   restart();
 }

@@ -5,11 +5,14 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
 #include <ctime>
+#include <nlohmann/json.hpp>
 #include <string>
 
+#include "base/format_text.h"
 #include "base/host_name.h"
 #include "base/result.h"
 
@@ -41,10 +44,9 @@ std::string utc_now() {
       std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
   std::tm parts{};
   ::gmtime_r(&seconds, &parts);
-  char date[32], text[48];
+  char date[32];
   std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &parts);
-  std::snprintf(text, sizeof text, "%s.%03dZ", date, static_cast<int>(ms));
-  return text;
+  return format_text("%s.%03dZ", date, static_cast<int>(ms));
 }
 
 }  // namespace
@@ -98,20 +100,19 @@ void LineFile::append(const std::string& line) {
   file_ = UniqueFd();
 }
 
-std::string json_string(std::string_view text) {
-  std::string json = "\"";
-  for (const char letter : text) {
-    if (letter == '"' || letter == '\\') json += '\\';
-    json += letter < ' ' || letter > '~' ? '?' : letter;
-  }
-  return json + '"';
+nlohmann::ordered_json begin_record(std::string_view kind, int rank, int world_size) {
+  static const std::string host = host_name();
+  return {{"schema", kSchema}, {"kind", kind}, {"time", utc_now()},
+          {"host", host},      {"rank", rank}, {"world_size", world_size}};
 }
 
-std::string record_head(std::string_view kind, int rank, int world_size) {
-  static const std::string host = json_string(host_name());
-  return "{\"schema\":\"" + std::string(kSchema) + "\",\"kind\":" + json_string(kind) + ",\"time\":\"" +
-         utc_now() + "\",\"host\":" + host + ",\"rank\":" + std::to_string(rank) +
-         ",\"world_size\":" + std::to_string(world_size);
+std::string record_line(const nlohmann::ordered_json& record) {
+  return record.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n';
+}
+
+double rounded(double value, int decimals) {
+  const double scale = std::pow(10.0, decimals);
+  return std::round(value * scale) / scale;
 }
 
 }  // namespace ddp::train

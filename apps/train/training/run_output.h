@@ -1,5 +1,6 @@
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
@@ -31,12 +32,14 @@ class LineFile {
 };
 
 /// Returns the beginning of every record of --metrics-file and --json: the schema (docs/users/train.md), the
-/// kind, the time, this host, the writing rank and the number of ranks. It is an open JSON object: "{…"
-/// without its end.
-std::string record_head(std::string_view kind, int rank, int world_size);
+/// kind, the time, this host, the writing rank and the number of ranks.
+nlohmann::ordered_json begin_record(std::string_view kind, int rank, int world_size);
 
-/// Returns plain text as a JSON string with quotation marks; characters other than printable ASCII become
-/// "?".
-std::string json_string(std::string_view text);
+/// Returns the record as a line with its line end. Bytes that are not UTF-8 become U+FFFD; nan and infinity
+/// become null.
+std::string record_line(const nlohmann::ordered_json& record);
+
+/// Rounds a measured value, so that a record has no meaningless digits.
+double rounded(double value, int decimals);
 
 }  // namespace ddp::train

@@ -24,6 +24,7 @@
 #include "apps/train/training/progress.h"
 #include "apps/train/training/run_output.h"
 #include "apps/train/training/training_state.h"
+#include "base/format_text.h"
 
 namespace ddp::train {
 
@@ -36,9 +37,7 @@ double seconds_since(Clock::time_point start) {
 }
 
 std::string hash_text(std::uint64_t hash) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016" PRIx64, hash);
-  return text;
+  return format_text("%016" PRIx64, hash);
 }
 
 Result<> check_equal(const std::vector<std::uint64_t>& hashes) {

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <string>
 
+#include "base/format_text.h"
 #include "base/host_name.h"
 
 namespace ddp::train {
@@ -70,10 +71,7 @@ std::string lacking_memory(std::size_t each, int ranks) {
 
 std::string room_text(std::size_t bytes) {
   const bool few = bytes < std::size_t{1} << 30;
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f %s", static_cast<double>(bytes) / (few ? 0x1p20 : 0x1p30),
-                few ? "MiB" : "GiB");
-  return text;
+  return format_text("%.1f %s", static_cast<double>(bytes) / (few ? 0x1p20 : 0x1p30), few ? "MiB" : "GiB");
 }
 
 }  // namespace ddp::train

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "apps/train/collectives/cpu/tcp_socket.h"
+#include "base/format_text.h"
 
 namespace ddp::train {
 
@@ -207,10 +208,8 @@ Result<> ShmGroup::sleep_until(int rank) {
       if (!result) break;
     }
     if (ready == 0 && milliseconds_left(deadline) == 0 && !has_published(rank)) {
-      char text[64];
-      std::snprintf(text, sizeof text, "no progress for %g s",
-                    std::chrono::duration<double>(config_.step_timeout).count());
-      result = lost(rank, text, ErrorCode::kTimeout);
+      const double seconds = std::chrono::duration<double>(config_.step_timeout).count();
+      result = lost(rank, format_text("no progress for %g s", seconds), ErrorCode::kTimeout);
       break;
     }
   }

@@ -16,6 +16,7 @@
 
 #include "apps/train/collectives/cpu/tcp_socket.h"
 #include "apps/train/kernels/cpu/little_endian.h"
+#include "base/format_text.h"
 
 namespace ddp::train {
 
@@ -215,9 +216,8 @@ Result<> TcpCommunicator::drive(Handle until) {
     if (!ready) return ready.error();
     if (*ready) continue;
     // The rank that blocks this one is the peer that does not send, else the peer that does not take.
-    char text[64];
-    std::snprintf(text, sizeof text, "%s for %g s", receiving.count ? "no data" : "it receives no data",
-                  std::chrono::duration<double>(step_timeout_).count());
+    const std::string text = format_text("%s for %g s", receiving.count ? "no data" : "it receives no data",
+                                         std::chrono::duration<double>(step_timeout_).count());
     return lost(receiving.count ? receiving.peer : sending.peer, text, ErrorCode::kTimeout);
   }
   if (failed_) return *failed_;

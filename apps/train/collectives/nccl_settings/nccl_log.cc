@@ -6,6 +6,8 @@
 #include <map>
 #include <optional>
 
+#include "base/format_text.h"
+
 namespace ddp::train {
 
 namespace {
@@ -114,9 +116,7 @@ class LogReader {
 };
 
 std::string seconds_text(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f", seconds);
-  return text;
+  return format_text("%.2f", seconds);
 }
 
 bool uses_network(const NcclLog& log) {

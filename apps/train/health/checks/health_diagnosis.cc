@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <cinttypes>
-#include <cstdarg>
 #include <cstdio>
 #include <cstring>
 #include <map>
 #include <string_view>
 #include <utility>
+
+#include "base/format_text.h"
 
 namespace ddp::train {
 
@@ -16,15 +17,6 @@ namespace {
 
 constexpr double kSlow = 0.8;  ///< part of the median
 constexpr std::size_t kNameFields = 8, kTroubleFields = 24;
-
-[[gnu::format(printf, 1, 2)]] std::string say(const char* format, ...) {
-  char text[512];
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  return text;
-}
 
 void put_text(std::vector<std::uint64_t>& words, std::string_view text, std::size_t count) {
   const std::size_t begin = words.size();
@@ -94,32 +86,36 @@ class HealthEvaluator {
     if (!f.trouble.empty()) add(true, rank, "device", f.trouble);
     if (f.wrong_products > 0 || f.other_products > 0) {
       add(true, rank, "gemm",
-          say("of %" PRIu64 " equal matrix products %" PRIu64 " were wrong and %" PRIu64
-              " differed from the first",
-              f.products, f.wrong_products, f.other_products));
+          format_text("of %" PRIu64 " equal matrix products %" PRIu64 " were wrong and %" PRIu64
+                      " differed from the first",
+                      f.products, f.wrong_products, f.other_products));
     }
     if (f.wrong_words > 0) {
       add(true, rank, "memory",
-          say("%" PRIu64 " wrong words in %" PRIu64 " MiB of memory, the first at offset 0x%" PRIx64
-              ", wrong bits 0x%016" PRIx64,
-              f.wrong_words, f.memory >> 20, f.first_wrong, f.wrong_bits));
+          format_text("%" PRIu64 " wrong words in %" PRIu64 " MiB of memory, the first at offset 0x%" PRIx64
+                      ", wrong bits 0x%016" PRIx64,
+                      f.wrong_words, f.memory >> 20, f.first_wrong, f.wrong_bits));
     }
     if (f.wrong_sums > 0)
-      add(true, rank, "sum", say("%" PRIu64 " wrong elements in the sum over all ranks", f.wrong_sums));
+      add(true, rank, "sum",
+          format_text("%" PRIu64 " wrong elements in the sum over all ranks", f.wrong_sums));
     if (f.ecc_uncorrected > 0)
-      add(true, rank, "ecc", say("%" PRIu64 " ECC errors that could not be corrected", f.ecc_uncorrected));
+      add(true, rank, "ecc",
+          format_text("%" PRIu64 " ECC errors that could not be corrected", f.ecc_uncorrected));
     if (f.xids > 0)
       add(true, rank, "xid",
-          say("the driver reported %" PRIu64 " Xid errors, the last is Xid %" PRIu64, f.xids, f.last_xid));
+          format_text("the driver reported %" PRIu64 " Xid errors, the last is Xid %" PRIu64, f.xids,
+                      f.last_xid));
     if (f.ecc_corrected > 0)
-      add(false, rank, "ecc", say("%" PRIu64 " ECC errors, corrected", f.ecc_corrected));
+      add(false, rank, "ecc", format_text("%" PRIu64 " ECC errors, corrected", f.ecc_corrected));
     if (f.throttled > 0)
       add(false, rank, "throttle",
-          say("the machine's cores were throttled by heat %" PRIu64 " times", f.throttled));
+          format_text("the machine's cores were throttled by heat %" PRIu64 " times", f.throttled));
     if (const std::string why = throttle_text(f.throttle_reasons); !why.empty()) {
       add(false, rank, "throttle",
-          say("clocks were throttled by %s, down to %" PRIu64 " of %" PRIu64 " MHz at %" PRIu64 " degrees",
-              why.c_str(), f.clock, f.most_clock, f.temperature));
+          format_text("clocks were throttled by %s, down to %" PRIu64 " of %" PRIu64 " MHz at %" PRIu64
+                      " degrees",
+                      why.c_str(), f.clock, f.most_clock, f.temperature));
     }
   }
 
@@ -138,8 +134,8 @@ class HealthEvaluator {
       const double median = f.products > 0 ? middle_speed(speeds[kind(f)]) : 0;
       if (median <= 0 || per_thread(f) >= kSlow * median) continue;
       add(false, static_cast<int>(i), "slow",
-          say("%.1f GFLOP/s%s, %.0f %% under the median", per_thread(f), f.gpu ? "" : " for each thread",
-              100 * (1 - per_thread(f) / median)));
+          format_text("%.1f GFLOP/s%s, %.0f %% under the median", per_thread(f),
+                      f.gpu ? "" : " for each thread", 100 * (1 - per_thread(f) / median)));
     }
   }
 
@@ -152,16 +148,16 @@ class HealthEvaluator {
       }
       const int ranks[] = {pair.result.first, pair.result.second};
       for (const int i : {0, 1}) {
-        const std::string other =
-            say("rank %d on ", ranks[1 - i]) + report_.ranks[static_cast<std::size_t>(ranks[1 - i])].host;
+        const std::string other = format_text("rank %d on ", ranks[1 - i]) +
+                                  report_.ranks[static_cast<std::size_t>(ranks[1 - i])].host;
         add(true, ranks[i], "pair",
             pair.failed ? "could not exchange messages with " + other
-                        : say("%" PRIu64 " wrong bytes in the exchange with ", pair.wrong) + other);
+                        : format_text("%" PRIu64 " wrong bytes in the exchange with ", pair.wrong) + other);
       }
     }
     for (const PairResult& pair : outliers(good)) {
       add(false, pair.first, "pair",
-          say("%.2f GB/s with rank %d on ", pair.bandwidth, pair.second) +
+          format_text("%.2f GB/s with rank %d on ", pair.bandwidth, pair.second) +
               report_.ranks[static_cast<std::size_t>(pair.second)].host +
               ", more than 20 % under the median");
     }
