@@ -7,6 +7,7 @@
 #include "base/build_identity.h"
 #include "base/child_process.h"
 #include "base/find_program.h"
+#include "base/format_text.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/links/daemon_shell.h"
 #include "launcher/links/daemon_token.h"
@@ -32,9 +33,9 @@ Result<> make_room_for_nodes(const launcher::JobSpec& spec) {
   if (allowed >= needed) return {};
   const std::size_t hosts = launcher::hosts_used(spec);
   return Error{ErrorCode::kSystem,
-               std::to_string(hosts) + (hosts == 1 ? " host needs " : " hosts need ") +
-                   std::to_string(needed) + " open files on this machine, but the hard limit is " +
-                   std::to_string(allowed) + "; raise it (ulimit -n " + std::to_string(needed) +
+               counted(hosts, "host needs ", "hosts need ") + std::to_string(needed) +
+                   " open files on this machine, but the hard limit is " + std::to_string(allowed) +
+                   "; raise it (ulimit -n " + std::to_string(needed) +
                    ", nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)"};
 }
 

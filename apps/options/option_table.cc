@@ -6,16 +6,11 @@
 #include <map>
 #include <stdexcept>
 
+#include "base/format_text.h"
+
 namespace ddp {
 
 namespace {
-
-std::string joined(const std::vector<std::string>& words, const char* between) {
-  std::string text;
-  for (const std::string& word : words)
-    text += (text.empty() ? "" : between) + word;
-  return text;
-}
 
 /// Returns the first long name.
 std::string name_in_messages(const Option& option) {
@@ -116,7 +111,7 @@ void OptionTable::list(Option option, ReadValue read) {
 
 void OptionTable::choose(Option option, std::vector<std::string> words, std::function<void(std::size_t)> set,
                          std::function<std::size_t()> chosen) {
-  if (option.value.empty()) option.value = joined(words, "|");
+  if (option.value.empty()) option.value = join(words, "|");
   const std::string name = name_in_messages(option);
   impl_->describe(option, [words, chosen = std::move(chosen)] {
     const std::size_t which = chosen();
@@ -124,7 +119,7 @@ void OptionTable::choose(Option option, std::vector<std::string> words, std::fun
   });
   ReadValue read = [name, words = std::move(words), set = std::move(set)](const std::string& text) {
     const auto found = std::find(words.begin(), words.end(), text);
-    if (found == words.end()) return "unknown " + name + " \"" + text + "\" (" + joined(words, ", ") + ")";
+    if (found == words.end()) return "unknown " + name + " \"" + text + "\" (" + join(words, ", ") + ")";
     set(static_cast<std::size_t>(found - words.begin()));
     return std::string();
   };

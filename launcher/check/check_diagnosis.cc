@@ -40,10 +40,6 @@ constexpr std::array kItems = {"reach",       "agent",   "plan", "network",    "
                                "environment", "program", "gpus", "gpu_memory", "versions", "infiniband",
                                "limits",      "shm",     "disk", "clock"};
 
-std::string plural(std::uint64_t count, const std::string& word) {
-  return std::to_string(count) + ' ' + word + (count == 1 ? "" : "s");
-}
-
 /// Collects diagnostics. An equal diagnostic of another host only adds that host.
 class DiagnosticCollector {
  public:
@@ -158,7 +154,7 @@ void NodeEvaluator::diagnose_limits(std::size_t i, const NodeChecked& facts) {
   const auto world = static_cast<std::uint64_t>(
       result_.plan && *result_.plan ? (*result_.plan)->world_size : static_cast<int>(result_.nodes.size()));
   const std::uint64_t need = kOwnNofile + 2 * world;
-  const std::string nofile = "a worker may have only " + plural(facts.nofile, "file") + " open (ulimit -n)";
+  const std::string nofile = "a worker may have only " + counted(facts.nofile, "file") + " open (ulimit -n)";
   const std::string raise =
       "raise nofile in /etc/security/limits.conf there, or in the service that starts sshd";
   if (facts.nofile < need) {
@@ -240,8 +236,8 @@ void NodeEvaluator::diagnose_gpus() {
         spec_.hosts[i].devices.empty() ? gpus : static_cast<int>(spec_.hosts[i].devices.size());
     if (any && count && *count > usable && spec_.nproc.kind != ProcsPerNode::Kind::kCpu) {
       collector_.add(spec_.oversubscribe ? Severity::kWarning : Severity::kError, "gpus", {i},
-                     plural(static_cast<std::uint64_t>(*count), "worker") + ", but " +
-                         plural(static_cast<std::uint64_t>(usable), "GPU"),
+                     counted(static_cast<std::uint64_t>(*count), "worker") + ", but " +
+                         counted(static_cast<std::uint64_t>(usable), "GPU"),
                      "lower slots= or --nproc-per-node, or check why the driver shows no more GPUs");
     }
     diagnose_gpus_of(i, *node.facts);
@@ -262,14 +258,14 @@ void NodeEvaluator::diagnose_gpus_of(std::size_t i, const NodeChecked& facts) {
     const bool missing = any_gpu() || !facts.gpus_trouble.empty();
     collector_.add(
         missing ? Severity::kError : Severity::kWarning, "gpus", {i},
-        "gpus= or --include names " + plural(wanted.size(), "GPU") + ", but it has none",
+        "gpus= or --include names " + counted(wanted.size(), "GPU") + ", but it has none",
         "correct gpus= or --include, check why the driver shows none, or use --nproc-per-node cpu");
   }
   for (const std::string& device : wanted) {
     const auto number = whole_number(device, 65'535);
     if (number && !facts.gpus.empty() && *number >= facts.gpus.size()) {
       collector_.error("gpus", i,
-                       "gpus= names GPU " + device + ", but it has " + plural(facts.gpus.size(), "GPU") +
+                       "gpus= names GPU " + device + ", but it has " + counted(facts.gpus.size(), "GPU") +
                            ", numbered from 0",
                        "correct gpus= or --include");
     }

@@ -94,14 +94,6 @@ std::string TextTable::text(bool colours) const {
 using Colour = TextTable::Colour;
 using Severity = CheckDiagnostic::Severity;
 
-std::string counted(std::size_t count, const std::string& word) {
-  return std::to_string(count) + ' ' + word + (count == 1 ? "" : "s");
-}
-
-std::string seconds_text(std::chrono::nanoseconds time) {
-  return format_text("%.2f s", std::chrono::duration<double>(time).count());
-}
-
 /// "+0.3 ms", "-2.1 s".
 std::string offset_text(std::chrono::nanoseconds offset) {
   const double ms = std::chrono::duration<double, std::milli>(offset).count();
@@ -235,9 +227,7 @@ std::vector<std::string> node_variables(const JobSpec& spec, const CheckResult& 
     if (!by_user("GLOO_SOCKET_IFNAME")) names.push_back("GLOO_SOCKET_IFNAME=" + interface);
   }
   if (!host.devices.empty()) {
-    std::string devices;
-    for (const std::string& device : host.devices)
-      devices += (devices.empty() ? "" : ",") + device;
+    const std::string devices = join(host.devices, ",");
     names.push_back("CUDA_VISIBLE_DEVICES=" + devices);
   }
   for (const auto& variable : host.env)
@@ -252,7 +242,9 @@ std::string check_text(const JobSpec& spec, const CheckResult& result,
              "port", "clock", "files", "shm", "disk", "result"});
   for (std::size_t i = 0; i < result.nodes.size(); ++i) {
     const CheckedNode& node = result.nodes[i];
-    std::vector<TextTable::Cell> row = {spec.hosts[i].name, node.up ? seconds_text(node.took) : "-"};
+    std::vector<TextTable::Cell> row = {
+        spec.hosts[i].name,
+        node.up ? format_text("%.2f s", std::chrono::duration<double>(node.took).count()) : "-"};
     if (node.facts) {
       const rendezvous::NodeChecked& facts = *node.facts;
       const bool program = !facts.program.empty() || !facts.program_trouble.empty();

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <unordered_set>
 
+#include "base/format_text.h"
 #include "base/safe_text.h"
 
 namespace ddp::launcher {
@@ -233,9 +234,7 @@ std::optional<std::string> no_proxy_list(const EnvVars& vars, const std::vector<
                    [&](const char* name) { return find_env(vars, name); })) {
     return std::nullopt;
   }
-  std::string own;
-  for (const std::string& address : addresses)
-    own += (own.empty() ? "" : ",") + address;
+  const std::string own = join(addresses, ",");
   // Programs read different spellings, and a user may have set only one. Both get the values of either.
   const std::string* lower = find_env(vars, "no_proxy");
   const std::string* upper = find_env(vars, "NO_PROXY");

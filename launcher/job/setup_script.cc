@@ -29,7 +29,7 @@ bool passes_a_shell(std::string_view name) {
          !among(kOfTheShell, name) && !among(kOfThisShell, name);
 }
 
-std::string quoted(std::string_view value) {
+std::string shell_word(std::string_view value) {
   std::string text = "'";
   for (const char c : value)
     text += c == '\'' ? std::string("'\\''") : std::string(1, c);
@@ -37,7 +37,7 @@ std::string quoted(std::string_view value) {
 }
 
 void add_export(std::string& script, std::string_view name, std::string_view value) {
-  script += "export " + std::string(name) + '=' + quoted(value) + '\n';
+  script += "export " + std::string(name) + '=' + shell_word(value) + '\n';
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <string_view>
 #include <utility>
 
+#include "base/format_text.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -80,15 +82,6 @@ void add_no_proxy(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base) 
   add(vars, "NO_PROXY", *list);
 }
 
-std::string joined(const std::vector<std::string>& parts) {
-  std::string text;
-  for (const std::string& part : parts) {
-    if (!text.empty()) text += ',';
-    text += part;
-  }
-  return text;
-}
-
 }  // namespace
 
 WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base) {
@@ -102,7 +95,7 @@ WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base) {
   add_interface(made.vars, facts.interface, base);
   add_family(made.vars, facts, base);
   add_no_proxy(made.vars, facts, base);
-  if (!facts.devices.empty()) add(made.vars, "CUDA_VISIBLE_DEVICES", joined(facts.devices));
+  if (!facts.devices.empty()) add(made.vars, "CUDA_VISIBLE_DEVICES", join(facts.devices, ","));
   if (!find_env(base, "PYTHONUNBUFFERED")) add(made.vars, "PYTHONUNBUFFERED", "1");
   if (!find_env(base, "OMP_NUM_THREADS")) {
     made.omp_threads = std::max(facts.omp_threads, 1);

@@ -22,6 +22,7 @@
 #include "base/asio.h"
 #include "base/byte_stream.h"
 #include "base/exit_status.h"
+#include "base/format_text.h"
 #include "launcher/link_protocol/daemon_frame.h"
 #include "launcher/links/daemon_line.h"
 #include "remote/bootstrap/bootstrap.h"
@@ -328,8 +329,7 @@ void DaemonListener::await_signal() {
     if (number == SIGCHLD) return await_signal();
     const std::size_t left = sessions_.size();
     say(signal_name(number) + ": shutting down" +
-        (left == 0 ? std::string()
-                   : "; " + std::to_string(left) + (left == 1 ? " job keeps" : " jobs keep") + " running"));
+        (left == 0 ? std::string() : "; " + counted(left, "job keeps", "jobs keep") + " running"));
     acceptor_->stop();
     signals_.clear();
     loop_.stop();

@@ -137,10 +137,6 @@ std::string trouble_text(const Error& error) {
          "; the job continues; its output is shown, but not saved until this is fixed";
 }
 
-std::string bytes_text(std::uint64_t bytes) {
-  return std::to_string(bytes) + (bytes == 1 ? " byte" : " bytes");
-}
-
 }  // namespace
 
 Result<JobDir> JobDir::create(const JobSpec& spec) {
@@ -266,9 +262,10 @@ std::string JobDir::lost_text() {
   if (files.empty()) return {};
   std::string text = "; missing:";
   for (std::size_t i = 0; i < std::min(files.size(), kNamed); ++i)
-    text += (i == 0 ? " " : ", ") + bytes_text(files[i].second) + " of " + files[i].first;
+    text += (i == 0 ? " " : ", ") + counted(files[i].second, "byte") + " of " + files[i].first;
   if (files.size() > kNamed)
-    text += ", and " + bytes_text(others) + " of " + std::to_string(files.size() - kNamed) + " other files";
+    text +=
+        ", and " + counted(others, "byte") + " of " + std::to_string(files.size() - kNamed) + " other files";
   note_gaps(gaps);
   return text;
 }
@@ -277,8 +274,8 @@ std::string JobDir::lost_text() {
 void JobDir::note_gaps(const std::vector<FileGap>& gaps) {
   std::string text;
   for (const FileGap& gap : gaps)
-    text +=
-        gap.path + ": " + bytes_text(gap.bytes) + " missing at offset " + std::to_string(gap.offset) + '\n';
+    text += gap.path + ": " + counted(gap.bytes, "byte") + " missing at offset " +
+            std::to_string(gap.offset) + '\n';
   OutputFile note(path_ + "/gaps.txt", {});
   (void)note.write(text);  // the disk may lack room for this file too; the terminal shows the totals
 }

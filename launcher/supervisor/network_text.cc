@@ -1,22 +1,12 @@
 #include "launcher/supervisor/network_text.h"
 
-#include <algorithm>
 #include <cstddef>
 
+#include "base/format_text.h"
+
 namespace ddp::launcher {
-namespace {
 
-/// "a, b, c and 12 more".
-std::string names_text(const std::vector<std::string>& names) {
-  constexpr std::size_t kShown = 4;
-  std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i)
-    text += (i == 0 ? "" : ", ") + names[i];
-  if (names.size() > kShown) text += " and " + std::to_string(names.size() - kShown) + " more";
-  return text;
-}
-
-}  // namespace
+constexpr std::size_t kMostNames = 4;
 
 std::string network_text(const NetRoute& route,
                          const std::map<std::string, std::vector<std::string>>& interfaces) {
@@ -28,7 +18,7 @@ std::string network_text(const NetRoute& route,
   } else {
     for (const auto& [interface, nodes] : interfaces)
       list += (list.empty() ? "" : "; ") + (interface.empty() ? "unknown interface" : interface) + " on " +
-              names_text(nodes);
+              join_some(nodes, kMostNames);
   }
   return list.empty() ? text : text + " (" + list + ")";
 }
@@ -48,9 +38,9 @@ std::vector<std::string> infiniband_warnings(const std::vector<NodeInfiniband>& 
   std::vector<std::string> warnings;
   for (const auto& [trouble, names] : troubled)
     warnings.push_back("NCCL will use TCP sockets although InfiniBand exists: " + trouble + " (" +
-                       names_text(names) + ")");
+                       join_some(names, kMostNames) + ")");
   if (any && !without.empty())
-    warnings.push_back("no active InfiniBand port on " + names_text(without) +
+    warnings.push_back("no active InfiniBand port on " + join_some(without, kMostNames) +
                        ", but on the other nodes; NCCL needs it on all nodes: fix it, or set "
                        "NCCL_IB_DISABLE=1 on all nodes");
   return warnings;

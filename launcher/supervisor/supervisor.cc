@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "base/exit_status.h"
+#include "base/format_text.h"
 #include "launcher/supervisor/start_messages.h"
-#include "rendezvous/membership/membership_text.h"
 
 namespace ddp::launcher {
 namespace {
@@ -220,8 +220,8 @@ void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& messa
   if (message.attempt != node.spawned || (!waited && node.state != NodeState::kSpawned)) return;
   const bool in_attempt = !std::exchange(node.ending, false);
   if (message.left > 0) {
-    say("warning: " + rendezvous::counted(static_cast<int>(message.left), "process is", "processes are") +
-        " left on " + node.name + ": " + message.left_text);
+    say("warning: " + counted(message.left, "process is", "processes are") + " left on " + node.name + ": " +
+        message.left_text);
   }
   if (node.lost) node.predecessor.reset();  // the fate of its workers is known
   if (waited) return survivors_gone(index, message.left, now);

@@ -5,9 +5,9 @@
 #include <string_view>
 #include <utility>
 
+#include "base/format_text.h"
 #include "launcher/supervisor/start_messages.h"
 #include "launcher/supervisor/supervisor.h"
-#include "rendezvous/membership/membership_text.h"
 #include "rendezvous/membership/rank_plan.h"
 
 namespace ddp::launcher {
@@ -319,7 +319,7 @@ void Supervisor::carry_out(const rendezvous::BackOff& action, Time) {
   std::string words = (root != nullptr ? failure_line(*root) : action.reason) +
                       (some_alive ? "; the other ranks survive: restart " : "; restart ") +
                       std::to_string(action.restart) + " of " + std::to_string(spec_.max_restarts);
-  if (!some_alive || action.wait > Time(0)) words += " in " + rendezvous::format_duration(action.wait);
+  if (!some_alive || action.wait > Time(0)) words += " in " + format_duration(action.wait);
   say(std::move(words));
   for (const Failure& failure : end().failures)  // the summary at the end names root causes only
     if (failure.kind == Failure::Kind::kNode && &failure != root) say("also: " + failure_line(failure));

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/exit_status.h"
+#include "base/format_text.h"
 #include "launcher/supervisor/start_messages.h"
 #include "launcher/supervisor/supervisor.h"
 
@@ -126,8 +127,8 @@ void Supervisor::report_source() {
 void Supervisor::report_ready(Time now) {
   if (!source_) return;
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(now - revoked_at_);
-  notify("attempt " + std::to_string(attempt_) + ": " + std::to_string(world_.world_size) +
-         (world_.world_size == 1 ? " rank continues" : " ranks continue") + " from step " +
+  notify("attempt " + std::to_string(attempt_) + ": " +
+         counted(world_.world_size, "rank continues", "ranks continue") + " from step " +
          std::to_string(source_->step) + " (state of rank " + std::to_string(source_->rank) +
          "), recovered in " + std::to_string(took.count()) + " ms");
 }

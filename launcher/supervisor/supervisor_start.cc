@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/format_text.h"
 #include "launcher/supervisor/network_text.h"
 #include "launcher/supervisor/start_messages.h"
 #include "launcher/supervisor/supervisor.h"
@@ -27,8 +28,7 @@ std::string size_text(const rendezvous::World& world) {
   const bool equal = std::ranges::all_of(
       world.assignments, [first](const auto& ranks) { return ranks.local_world_size == first; });
   const int workers = equal ? first : world.world_size;
-  return std::to_string(nodes) + (nodes == 1 ? " node" : " nodes") + (equal ? " × " : ", ") +
-         std::to_string(workers) + (workers == 1 ? " worker" : " workers");
+  return counted(nodes, "node") + (equal ? " × " : ", ") + counted(workers, "worker");
 }
 
 }  // namespace
@@ -193,9 +193,8 @@ void Supervisor::probe_or_spawn(Time now) {
 void Supervisor::spawn_all(Time now) {
   state_ = State::kRunning;
   report_network();
-  detail("all nodes are ready; starting " + std::to_string(world_.world_size) +
-         (world_.world_size == 1 ? " worker" : " workers") + ", MASTER_ADDR=" + master_.chosen() +
-         " MASTER_PORT=" + std::to_string(store_port_));
+  detail("all nodes are ready; starting " + counted(world_.world_size, "worker") +
+         ", MASTER_ADDR=" + master_.chosen() + " MASTER_PORT=" + std::to_string(store_port_));
   failures_.begin_attempt(attempt_, now);
   deadline_.reset();
   source_ = source_of_state();
@@ -301,8 +300,7 @@ std::string Supervisor::awaited_text() const {
       some = names.front() + " and " + std::to_string(names.size() - 1) + " more";
     text += (text.empty() ? ": " : ", ") + some + " (" + step + ")";
   }
-  return std::to_string(count) + " of " + std::to_string(nodes_.size()) +
-         (nodes_.size() == 1 ? " node" : " nodes") + text;
+  return std::to_string(count) + " of " + counted(nodes_.size(), "node") + text;
 }
 
 /// Reports what a long start waits for: every second for a terminal, at growing intervals for a log.

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/format_text.h"
 #include "base/parse_text.h"
 #include "remote/hosts/host_key.h"
 #include "remote/hosts/host_range.h"
@@ -22,10 +23,6 @@ constexpr std::string_view kEnvPrefix = "env:";
 
 bool is_blank(char c) {
   return c == ' ' || c == '\t';
-}
-
-std::string quoted(std::string_view text) {
-  return '"' + std::string(text) + '"';
 }
 
 bool is_env_name(std::string_view name) {

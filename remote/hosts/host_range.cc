@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "base/format_text.h"
 #include "base/parse_text.h"
 
 namespace ddp::remote {
@@ -27,10 +28,6 @@ std::string padded(unsigned long long number, std::size_t width) {
   std::string digits = std::to_string(number);
   if (digits.size() < width) digits.insert(0, width - digits.size(), '0');
   return digits;
-}
-
-std::string quoted(std::string_view text) {
-  return '"' + std::string(text) + '"';
 }
 
 // A word split at one of its numbers.
@@ -240,10 +237,7 @@ std::string fold_ranges(const std::vector<std::string>& words) {
   std::vector<std::string> parts = folded_parts(words, true);
   if (std::vector<std::string> other = folded_parts(words, false); other.size() < parts.size())
     parts = std::move(other);
-  std::string text;
-  for (const std::string& part : parts)
-    text += (text.empty() ? "" : ",") + part;
-  return text;
+  return join(parts, ",");
 }
 
 Expansion expand_ids(std::string_view list) {

@@ -5,15 +5,12 @@
 #include <cstddef>
 #include <utility>
 
+#include "base/format_text.h"
 #include "base/parse_text.h"
 
 namespace ddp::remote {
 
 namespace {
-
-std::string quoted(std::string_view text) {
-  return '"' + std::string(text) + '"';
-}
 
 // Formats a character for a message: a visible one as it is, any other as a number.
 std::string shown(char c) {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/format_text.h"
 #include "remote/ssh/ssh_config_shape.h"
 
 namespace ddp::remote {
@@ -199,10 +200,7 @@ std::string HostKeys::order_algorithms(const std::string& algorithms) const {
   };
   std::vector<std::string> list = split(algorithms, ',');
   std::stable_partition(list.begin(), list.end(), is_known);
-  std::string text;
-  for (const std::string& algorithm : list)
-    text += (text.empty() ? "" : ",") + algorithm;
-  return text;
+  return join(list, ",");
 }
 
 }  // namespace ddp::remote

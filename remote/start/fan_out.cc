@@ -6,6 +6,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/format_text.h"
 #include "remote/shells/login_retry.h"
 
 namespace ddp::remote {
@@ -41,9 +42,7 @@ struct FanOut::Start {
   }
   static std::string intermediary_of(const Host& host, const char* shell) {
     if (host.wrapper.empty()) return shell != nullptr ? shell : "its shell";
-    std::string words;
-    for (const std::string& word : host.wrapper)
-      words += (words.empty() ? "" : " ") + word;
+    std::string words = join(host.wrapper, " ");
     if (words.size() > kLongestWrapper) words = words.substr(0, kLongestWrapper) + "...";
     return "the wrapper (" + words + ")" + (shell != nullptr ? std::string(" or ") + shell : std::string());
   }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "rendezvous/membership/membership_text.h"
+#include "base/format_text.h"
 
 namespace ddp::rendezvous {
 namespace {
@@ -90,7 +90,7 @@ bool Membership::admit(const Sender& from, const Joined& event) {
           " already; each node needs a --node-rank of its own";
   } else if (!present && present_ >= rules_.max_nodes + rules_.spares) {
     why = "the job has all nodes that it can use: " + std::to_string(rules_.max_nodes) + " and " +
-          counted(rules_.spares, "spare", "spares");
+          counted(rules_.spares, "spare");
   }
   if (why.empty()) return true;
   refuse(from, std::move(why));
@@ -274,9 +274,9 @@ void Membership::charge(HostNumber host, Time now) {
   while (node.faults.front() + rules_.fault_window < now)
     node.faults.pop_front();
   if (static_cast<int>(node.faults.size()) < rules_.host_faults) return;
-  notify(node.name + " failed " + counted(static_cast<int>(node.faults.size()), "time", "times") +
-         " within " + format_duration(rules_.fault_window) + "; it is excluded for " +
-         format_duration(rules_.cool_down) + " unless the job needs it");
+  notify(node.name + " failed " + counted(node.faults.size(), "time") + " within " +
+         format_duration(rules_.fault_window) + "; it is excluded for " + format_duration(rules_.cool_down) +
+         " unless the job needs it");
   node.faults.clear();
   node.excluded_until = now + rules_.cool_down;
 }
@@ -309,8 +309,8 @@ void Membership::take(const Sender& from, const NodeEnded& event, Time now) {
   if (Node* waiting = known(from); waiting != nullptr && waiting->participation == Participation::kWaiting) {
     waiting->participation = Participation::kEnded;  // the survivors that waited there have ended
     if (event.left == 0) return;
-    leftovers_ = counted(static_cast<int>(event.left), "process", "processes") + " of attempt " +
-                 std::to_string(from.attempt) + " could not be killed on " + waiting->name;
+    leftovers_ = counted(event.left, "process", "processes") + " of attempt " + std::to_string(from.attempt) +
+                 " could not be killed on " + waiting->name;
     if (state_ == State::kGathering || state_ == State::kBackingOff)
       end(Outcome::kLeftovers, leftovers_, leftovers_);
     return;
@@ -320,8 +320,8 @@ void Membership::take(const Sender& from, const NodeEnded& event, Time now) {
   node->participation = Participation::kEnded;
   --running_slots_;
   if (event.left > 0) {
-    leftovers_ = counted(static_cast<int>(event.left), "process", "processes") + " of attempt " +
-                 std::to_string(attempt_) + " could not be killed on " + node->name;
+    leftovers_ = counted(event.left, "process", "processes") + " of attempt " + std::to_string(attempt_) +
+                 " could not be killed on " + node->name;
   }
   if (running_slots_ == 0) attempt_over(now);
 }

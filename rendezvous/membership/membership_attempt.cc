@@ -3,21 +3,13 @@
 #include <set>
 #include <utility>
 
+#include "base/format_text.h"
 #include "rendezvous/membership/membership.h"
-#include "rendezvous/membership/membership_text.h"
 
 namespace ddp::rendezvous {
 namespace {
 
 constexpr std::size_t kMostNames = 8;
-
-std::string listed(const std::vector<std::string>& names) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), kMostNames); ++i)
-    text += (i == 0 ? "" : ", ") + names[i];
-  if (names.size() > kMostNames) text += " and " + std::to_string(names.size() - kMostNames) + " more";
-  return text;
-}
 
 }  // namespace
 
@@ -91,7 +83,7 @@ bool Membership::wait_for_leases(Time Node::*until, const std::string& which, Ti
     free = std::max(free, node.*until);
     if (node.*until > now) busy.push_back(node.name);
   }
-  if (!busy.empty()) wait_for("the end of the lease of " + listed(busy) + which, free);
+  if (!busy.empty()) wait_for("the end of the lease of " + join_some(busy, kMostNames) + which, free);
   return !busy.empty();
 }
 
@@ -112,7 +104,8 @@ void Membership::try_begin(Time now) {
   std::vector<std::string> suspects;
   for (const Node& node : nodes_)
     if (node.present && node.suspect) suspects.push_back(node.name);
-  if (!suspects.empty() && !out_of_time) return wait_for("a heartbeat of " + listed(suspects), {});
+  if (!suspects.empty() && !out_of_time)
+    return wait_for("a heartbeat of " + join_some(suspects, kMostNames), {});
   std::optional<SlotTable> slot_table = assign_slots(now);
   if (!slot_table && wait_for_leases(&Node::busy_until, may_run, now)) return;
   if (!slot_table) return wait_for("a node large enough for the empty slots", {});
@@ -154,10 +147,9 @@ void Membership::report_change(const World& world) {
     gone.push_back(nodes_[host].name);
   if (gone.empty() && gained.empty()) return;
   std::string text = "attempt " + std::to_string(attempt_) + ": " +
-                     counted(static_cast<int>(world.assignments.size()), "node", "nodes") + ", " +
-                     counted(world.world_size, "worker", "workers");
-  if (!gone.empty()) text += "; without " + listed(gone);
-  if (!gained.empty()) text += "; with " + listed(gained);
+                     counted(world.assignments.size(), "node") + ", " + counted(world.world_size, "worker");
+  if (!gone.empty()) text += "; without " + join_some(gone, kMostNames);
+  if (!gained.empty()) text += "; with " + join_some(gained, kMostNames);
   notify(std::move(text));
 }
 
@@ -172,10 +164,9 @@ void Membership::on_join_limit(Time now) {
   admission_window_ = now;
   try_begin(now);
   if (state_ != State::kGathering) return;
-  std::string text =
-      present_ < rules_.min_nodes
-          ? std::to_string(present_) + " of at least " + counted(rules_.min_nodes, "node", "nodes")
-          : counted(present_, "node", "nodes") + ", but none large enough for the empty slots";
+  std::string text = present_ < rules_.min_nodes
+                         ? std::to_string(present_) + " of at least " + counted(rules_.min_nodes, "node")
+                         : counted(present_, "node") + ", but none large enough for the empty slots";
   text += now >= join_limit_at_ ? " after " + format_duration(rules_.join_limit) + " (--start-timeout)" : "";
   if (const std::string names = missing(); !names.empty()) text += "; missing: " + names;
   end(attempt_ == 0 ? Outcome::kTooFew : Outcome::kNodeLost, std::move(text));
@@ -185,7 +176,7 @@ std::string Membership::missing() const {
   std::vector<std::string> names;
   for (const Node& node : nodes_)
     if (!node.present) names.push_back(node.name + " (" + node.absence + ")");
-  return listed(names);
+  return join_some(names, kMostNames);
 }
 
 // ---- during an attempt
@@ -242,7 +233,7 @@ void Membership::attempt_over(Time now) {
   no_progress_ = fruitful_ || now - began_ >= rules_.fruitful_after ? 0 : no_progress_ + 1;
   if (no_further) {
     return end(Outcome::kNoProgress, over.reason,
-               counted(no_progress_, "attempt", "attempts") + " in a row made no progress");
+               counted(no_progress_, "attempt") + " in a row made no progress");
   }
   if (!spend_restart(now)) return end(over.outcome, over.reason);
   const int doublings = std::clamp(no_progress_ - 1, 0, 20);

@@ -4,12 +4,10 @@
 #include <cstdint>
 #include <utility>
 
+#include "base/format_text.h"
+
 namespace ddp::rendezvous {
 namespace {
-
-std::string counted(int n, const char* one, const char* many) {
-  return std::to_string(n) + " " + (n == 1 ? one : many);
-}
 
 struct Share {
   int processes = 0;  // 0: this node cannot do what was requested
@@ -26,14 +24,12 @@ Share cut_to_slots(int count, std::string what, const NodeSlots& node, bool over
 Share by_gpus(const NodeSlots& node, bool oversubscribe) {
   const int gpus = node.devices ? *node.devices : node.gpus;
   if (gpus < 1) return {};
-  return cut_to_slots(
-      gpus, node.devices ? counted(gpus, "chosen device", "chosen devices") : counted(gpus, "GPU", "GPUs"),
-      node, oversubscribe);
+  return cut_to_slots(gpus, counted(gpus, node.devices ? "chosen device" : "GPU"), node, oversubscribe);
 }
 
 Share by_cpus(const NodeSlots& node, bool oversubscribe) {
   const int cpus = std::max(node.cpus, 1);
-  return cut_to_slots(cpus, counted(cpus, "CPU", "CPUs"), node, oversubscribe);
+  return cut_to_slots(cpus, counted(cpus, "CPU"), node, oversubscribe);
 }
 
 Share unset_share(const NodeSlots& node) {
@@ -61,24 +57,6 @@ Share share_of(const NodeSlots& node, const ProcsWanted& wanted) {
   return {};
 }
 
-std::string joined(const std::vector<std::string>& lines) {
-  std::string text;
-  for (const std::string& line : lines) {
-    if (!text.empty()) text += '\n';
-    text += line;
-  }
-  return text;
-}
-
-std::string comma_list(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) {
-    if (!text.empty()) text += ", ";
-    text += name;
-  }
-  return text;
-}
-
 }  // namespace
 
 Result<> check_slots(const std::vector<NodeSlots>& nodes, const ProcsWanted& wanted) {
@@ -97,7 +75,7 @@ Result<> check_slots(const std::vector<NodeSlots>& nodes, const ProcsWanted& wan
                        "; ask for fewer, raise slots in the hostfile, or add --oversubscribe");
     }
   }
-  if (!errors.empty()) return Error{ErrorCode::kUsage, joined(errors)};
+  if (!errors.empty()) return Error{ErrorCode::kUsage, join(errors, "\n")};
   return {};
 }
 
@@ -122,7 +100,7 @@ Result<RankPlan> plan_ranks(const std::vector<NodeSlots>& nodes, const ProcsWant
   }
   if (!without_gpu.empty()) {
     return Error{ErrorCode::kRefused,
-                 "--nproc-per-node gpu: no GPU visible on " + comma_list(without_gpu) +
+                 "--nproc-per-node gpu: no GPU visible on " + join(without_gpu, ", ") +
                      "; check nvidia-smi and CUDA_VISIBLE_DEVICES there, or give a number"};
   }
   if (world > kMaxWorldSize) {

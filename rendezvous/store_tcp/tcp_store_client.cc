@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/format_text.h"
 #include "rendezvous/store/tcp_store_codec.h"
 #include "rendezvous/store_tcp/tcp_store_connect.h"
 
@@ -65,15 +66,9 @@ std::string naming(const char* verb, const Keys& keys) {
   return out;
 }
 
-std::string seconds_text(milliseconds time) {
-  std::string text = std::to_string(time.count() / 1000);
-  if (time.count() % 1000 != 0) text += "." + std::to_string(time.count() % 1000 / 100);
-  return text + " s";
-}
-
 // Builds the text for a failed start from the error of the last try.
 Error unreachable(const std::string& peer, milliseconds timeout, const Error& last) {
-  std::string text = "no store at " + peer + " within " + seconds_text(timeout) + ": " + last.text;
+  std::string text = "no store at " + peer + " within " + format_duration(timeout) + ": " + last.text;
   if (last.code == ErrorCode::kLinkLost)
     text += "; it does not accept this host's address, or is another service";
   return Error{ErrorCode::kUnreachable, std::move(text), last.sys};

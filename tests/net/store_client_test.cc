@@ -155,7 +155,7 @@ TEST_CASE("connect waits for a server that is not up yet") {
     REQUIRE_FALSE(nobody.has_value());
     CHECK(nobody.error().code == ErrorCode::kUnreachable);
     CHECK(nobody.error().text ==
-          "no store at 127.0.0.1:" + std::to_string(port) + " within 0.0 s: connect: Connection refused");
+          "no store at 127.0.0.1:" + std::to_string(port) + " within 30 ms: connect: Connection refused");
   }
   StoreServer::Options options = StoreServer::loopback();
   options.port = port;
@@ -178,7 +178,7 @@ TEST_CASE("connect reports the reason of a failure") {
     const Result<TcpStoreClient> client = TcpStoreClient::connect("127.0.0.1", server.port(), 300ms);
     REQUIRE_FALSE(client.has_value());
     CHECK(client.error().code == ErrorCode::kUnreachable);
-    CHECK(client.error().text.starts_with("no store at " + at(server) + " within 0.3 s: connect: "));
+    CHECK(client.error().text.starts_with("no store at " + at(server) + " within 300 ms: connect: "));
     CHECK(client.error().text.ends_with("; it does not accept this host's address, or is another service"));
     CHECK(server.notes() == std::vector<std::string>{"refused 127.0.0.1"});  // once, for many attempts
     CHECK(server.stats().refused > 1);
@@ -206,7 +206,7 @@ TEST_CASE("a server that does not reply is given up") {
   const Result<TcpStoreClient> client = TcpStoreClient::connect("127.0.0.1", mute.port, 100ms);
   REQUIRE_FALSE(client.has_value());
   CHECK(client.error().text == "no store at 127.0.0.1:" + std::to_string(mute.port) +
-                                   " within 0.1 s: connect: no answer from the store at 127.0.0.1:" +
+                                   " within 100 ms: connect: no answer from the store at 127.0.0.1:" +
                                    std::to_string(mute.port) + " in time");
 }
 

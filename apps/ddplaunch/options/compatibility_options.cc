@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <string_view>
 
+#include "base/format_text.h"
+
 namespace ddp {
 
 namespace {
@@ -346,10 +348,7 @@ PetOptions read_pet_options(const launcher::EnvVars& env, const std::vector<std:
 }
 
 std::string pet_text(const PetOptions& options) {
-  std::string text;
-  for (const std::string& name : options.variables)
-    text += (text.empty() ? "" : ", ") + name;
-  return "options taken from the environment, as torchrun takes them: " + text;
+  return "options taken from the environment, as torchrun takes them: " + join(options.variables, ", ");
 }
 
 }  // namespace ddp

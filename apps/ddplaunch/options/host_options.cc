@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/format_text.h"
 #include "launcher/job/env_filter.h"
 #include "remote/hosts/diagnostic.h"
 #include "remote/hosts/host_filter.h"
@@ -28,14 +29,6 @@ constexpr int kElasticRestarts = 3;    ///< default of --max-restarts for a job 
 void fail_all(const remote::DiagnosticList& errors, Diagnostics& diagnostics) {
   for (const remote::Diagnostic& problem : errors.list)
     diagnostics.fail(to_text(problem));
-}
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (std::size_t i = 0; i < words.size() && i < kMaxNamed; ++i)
-    text += (i > 0 ? ", " : "") + words[i];
-  if (words.size() > kMaxNamed) text += " and " + std::to_string(words.size() - kMaxNamed) + " more";
-  return text;
 }
 
 std::string listed_at(const remote::Host& host) {
@@ -90,9 +83,7 @@ bool listed_hosts(JobOptions& options, const ProcessContext& context, Diagnostic
     hosts.emplace_back().name = "localhost";
     return true;
   }
-  std::string list;
-  for (const std::string& part : written.host)
-    list += (list.empty() ? "" : ", ") + part;
+  const std::string list = join(written.host, ", ");
   return take(remote::parse_host_list(list, "--host"), hosts, diagnostics);
 }
 
@@ -123,7 +114,7 @@ void read_launcher(JobOptions& options, Diagnostics& diagnostics) {
   }
   if (!others.empty()) {
     diagnostics.fail("--launcher local (or --standalone) starts on this machine only, not on " +
-                     joined(others) + "; omit it, or omit the hosts");
+                     join_some(others, kMaxNamed) + "; omit it, or omit the hosts");
   }
 }
 
@@ -284,11 +275,11 @@ void check_slots(const JobOptions& options, Diagnostics& diagnostics) {
                                 ? total_text(options.written) + ", " + number + " on each host,"
                                 : "--nproc-per-node " + number;
   if (!over_slots.empty()) {
-    diagnostics.fail(asked + " is more than the slots: " + joined(over_slots) +
+    diagnostics.fail(asked + " is more than the slots: " + join_some(over_slots, kMaxNamed) +
                      "; ask for fewer, raise slots= there, or add --oversubscribe");
   }
   if (!over_limit.empty()) {
-    diagnostics.fail(asked + " is more than max_slots: " + joined(over_limit) +
+    diagnostics.fail(asked + " is more than max_slots: " + join_some(over_limit, kMaxNamed) +
                      "; ask for fewer, or raise it there");
   }
 }

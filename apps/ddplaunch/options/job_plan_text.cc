@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/format_text.h"
 #include "remote/hosts/shell_command.h"
 
 namespace ddp {
@@ -50,14 +51,10 @@ std::string details(const remote::Host& host) {
   if (!host.jump.empty()) add("jump=" + host.jump);
   if (!host.chdir.empty()) add("chdir=" + host.chdir);
   if (!host.wrapper.empty()) {
-    std::string words;
-    for (const std::string& word : host.wrapper)
-      words += (words.empty() ? "" : " ") + word;
+    const std::string words = join(host.wrapper, " ");
     add("wrapper=\"" + words + '"');
   }
-  std::string devices;
-  for (const std::string& device : host.devices)
-    devices += (devices.empty() ? "" : ",") + device;
+  const std::string devices = join(host.devices, ",");
   if (!devices.empty()) add("gpus=" + devices);
   for (const auto& variable : host.env)
     add("env:" + variable.first);

@@ -153,7 +153,7 @@ std::string table_head(const BenchReport& report) {
   std::string text =
       format_text("# train %s bench %s, %d rank%s", std::string(version()).c_str(),
                   operation_name(report.operation), report.world, report.world == 1 ? "" : "s");
-  if (report.nodes > 0) text += format_text(" on %d node%s", report.nodes, report.nodes == 1 ? "" : "s");
+  if (report.nodes > 0) text += " on " + counted(report.nodes, "node");
   text += ", " + report.backend + ", in place\n";
   text +=
       "#\n#        size         count     type   redop    root     time   algbw   busbw  #wrong      p50     "

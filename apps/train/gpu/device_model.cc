@@ -11,6 +11,7 @@
 #include "apps/train/gpu/device_net.h"
 #include "apps/train/gpu/net_steps.h"
 #include "apps/train/kernels/gpu/bf16.h"
+#include "base/format_text.h"
 
 namespace ddp::train {
 
@@ -108,8 +109,8 @@ Result<> can_use_own_gpu(int local_rank) {
   const int gpus = count_gpus().value();
   const bool given_one = gpus == 1 && std::getenv("CUDA_VISIBLE_DEVICES") != nullptr;
   if (local_rank < gpus || given_one) return {};
-  return Error{ErrorCode::kUsage, "this node has " + std::to_string(gpus) + (gpus == 1 ? " GPU" : " GPUs") +
-                                      ", none for local rank " + std::to_string(local_rank)};
+  return Error{ErrorCode::kUsage, "this node has " + counted(gpus, "GPU") + ", none for local rank " +
+                                      std::to_string(local_rank)};
 }
 
 template <class T>

@@ -66,9 +66,8 @@ OrderedJson finding_json(const HealthReport& report, const HealthDiagnostic& dia
 }  // namespace
 
 std::string health_text(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics) {
-  std::string text = "# train " + std::string(version()) + " health, " + std::to_string(report.ranks.size()) +
-                     (report.ranks.size() == 1 ? " rank" : " ranks");
-  if (report.nodes > 0) text += format_text(" on %d node%s", report.nodes, report.nodes == 1 ? "" : "s");
+  std::string text = "# train " + std::string(version()) + " health, " + counted(report.ranks.size(), "rank");
+  if (report.nodes > 0) text += " on " + counted(report.nodes, "node");
   text += ", " + report.backend + "\n#\n#  rank  products  GFLOP/s  memory (MiB)  result    host, device\n";
   for (std::size_t i = 0; i < report.ranks.size(); ++i) {
     const HealthFigures& f = report.ranks[i];

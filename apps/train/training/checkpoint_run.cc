@@ -15,6 +15,7 @@
 #include "apps/train/checkpoint/output_path.h"
 #include "apps/train/collectives/shared_outcome.h"
 #include "apps/train/kernels/cpu/weight_update.h"
+#include "base/format_text.h"
 
 namespace ddp::train {
 
@@ -178,9 +179,8 @@ Result<> CheckpointRun<T>::take(const Checkpoint& checkpoint) {
   if (state.running.size() != running) {
     return Error{ErrorCode::kUsage, checkpoint.path + "/state.json: has " +
                                         std::to_string(state.running.size()) + " running_statistics; " +
-                                        std::to_string(state.world_size) +
-                                        (state.world_size == 1 ? " rank" : " ranks") +
-                                        " of this model have " + std::to_string(running)};
+                                        counted(state.world_size, "rank") + " of this model have " +
+                                        std::to_string(running)};
   }
   import_model<T>(checkpoint.model, trainer_.model());
   return {};
@@ -260,9 +260,8 @@ Result<> CheckpointRun<T>::resume(const std::function<void(const std::string&)>&
   written_step_ = state->position.step;
   if (world_->rank() == 0) {
     say("resuming from " + found.path + ": step " + std::to_string(state->position.step) + ", epoch " +
-        std::to_string(trainer_.position().epoch + 1) + ", " + std::to_string(state->world_size) +
-        (state->world_size == 1 ? " rank" : " ranks") + " then, " + std::to_string(world_->world_size()) +
-        " now");
+        std::to_string(trainer_.position().epoch + 1) + ", " + counted(state->world_size, "rank") +
+        " then, " + std::to_string(world_->world_size()) + " now");
   }
   return {};
 }

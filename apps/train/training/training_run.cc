@@ -187,8 +187,8 @@ class TypedTrainingRun final : public TrainingRun {
     // The last step's record may be missing: another rank 0 may have died before writing it.
     if (marks_.last.total > before) progress_.step(marks_.last);
     const int ranks = world_->world_size();
-    progress_.say("attempt " + std::to_string(attempt_) + ": " + std::to_string(ranks) +
-                  (ranks == 1 ? " rank continues" : " ranks continue") + " from step " +
+    progress_.say("attempt " + std::to_string(attempt_) + ": " +
+                  counted(ranks, "rank continues", "ranks continue") + " from step " +
                   std::to_string(trainer_.position().step) + " (state of rank " + std::to_string(from) + ")");
     return checkpoints_.prepare_again();
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "apps/train/data/image_size.h"
+#include "base/format_text.h"
 
 namespace ddp::train {
 
@@ -105,8 +106,8 @@ Result<> NodeData::complete(Communicator& world, const WorkerEnvironment& enviro
     return is_here() ? Result<>() : load_from("synthetic");
   }
   const int root = static_cast<int>(std::ranges::find(*all, 1u) - all->begin());
-  line_ = "data " + usual_ + " of rank " + std::to_string(root) + ", sent to " + std::to_string(lacking) +
-          (lacking == 1 ? " rank without it" : " ranks without it");
+  line_ = "data " + usual_ + " of rank " + std::to_string(root) + ", sent to " +
+          counted(lacking, "rank without it", "ranks without it");
   const bool lacks = !is_here();
   auto done = receive(world, root);
   if (done && lacks && reads_first(environment)) offer();

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "apps/train/options/equal_options.h"
+#include "base/format_text.h"
 #include "base/safe_text.h"
 
 namespace ddp::train {
@@ -28,7 +29,7 @@ std::string first_obstacle(std::span<const RankAbility> ranks, std::string RankA
     }
   }
   if (more == 0) return text;
-  return text + "; and " + std::to_string(more) + (more == 1 ? " more rank" : " more ranks");
+  return text + "; and " + counted(more, "more rank");
 }
 
 std::string version_of(const RankAbility& ability) {

@@ -8,6 +8,7 @@
 #include "apps/train/collectives/cpu/peer_hello.h"
 #include "apps/train/collectives/cpu/tcp_communicator.h"
 #include "apps/train/collectives/cpu/tcp_socket.h"
+#include "base/format_text.h"
 
 namespace ddp::train {
 
@@ -34,11 +35,6 @@ PeerHello hello_of(const PeerConfig& config, int rank) {
           config.scalar_bytes};
 }
 
-std::string seconds_text(std::chrono::milliseconds time) {
-  const auto ms = time.count();
-  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
-}
-
 /// A rank that this one connects to.
 struct ConnectingPeer {
   int rank = 0;
@@ -53,7 +49,7 @@ Result<ConnectingPeer> reach(const PeerConfig& config, int whom, PeerDirectory& 
   if (!address && address.error().code == ErrorCode::kTimeout) {
     return Error{ErrorCode::kTimeout, me + " cannot find " + rank_text(config, whom) +
                                           ": it has not published its address within " +
-                                          seconds_text(config.start_timeout) + "; check that it started"};
+                                          format_duration(config.start_timeout) + "; check that it started"};
   }
   if (!address) return within(me + " cannot look up " + rank_text(config, whom), address.error());
   auto fd = connect_to(*address, deadline, config.interrupt);
@@ -111,7 +107,7 @@ Result<> check_answer(const PeerConfig& config, const ConnectingPeer& reached, D
 
 Error missing_error(const PeerConfig& config, const std::vector<ConnectingPeer>& reached,
                     const std::vector<int>& missing, const ListeningSocket& listener) {
-  const std::string within_time = " within " + seconds_text(config.start_timeout);
+  const std::string within_time = " within " + format_duration(config.start_timeout);
   const std::string me = rank_text(config, config.rank);
   if (!missing.empty()) {
     return {ErrorCode::kTimeout, me + " cannot find " + rank_text(config, missing.front()) +

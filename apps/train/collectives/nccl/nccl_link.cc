@@ -14,6 +14,7 @@
 #include "apps/train/collectives/interrupt.h"
 #include "apps/train/collectives/nccl/nccl_id.h"
 #include "apps/train/gpu/cuda_runtime.h"
+#include "base/format_text.h"
 
 namespace ddp::train {
 
@@ -23,11 +24,6 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 std::atomic<bool> g_stuck = false;
-
-std::string seconds_text(milliseconds time) {
-  return time.count() % 1'000 == 0 ? std::to_string(time.count() / 1'000) + " s"
-                                   : std::to_string(time.count()) + " ms";
-}
 
 /// The pauses of one wait, with its deadline and interrupt.
 class WaitPauses {
@@ -44,7 +40,7 @@ class WaitPauses {
     if (::poll(&revoked, 1, wait_ms) > 0) return Error{ErrorCode::kCancelled, "revoked"};
     if (Clock::now() < deadline_) return {};
     return Error{ErrorCode::kTimeout,
-                 "the other ranks did not join the operation within " + seconds_text(timeout_)};
+                 "the other ranks did not join the operation within " + format_duration(timeout_)};
   }
 
  private:
@@ -306,9 +302,10 @@ Error NcclLink::failed_call(ncclComm_t comm, ncclResult_t result, std::string_vi
 Error NcclLink::fail(ErrorCode code, const std::string& reason, std::string_view operation) {
   if (failed_) return *failed_;
   const bool ended = end_all(true);
-  const std::string text = "rank " + std::to_string(config_.rank) + " over NCCL: " + reason +
-                           (ended ? "" : "; NCCL did not abort within " + seconds_text(config_.end_timeout)) +
-                           " during " + std::string(operation);
+  const std::string text =
+      "rank " + std::to_string(config_.rank) + " over NCCL: " + reason +
+      (ended ? "" : "; NCCL did not abort within " + format_duration(config_.end_timeout)) + " during " +
+      std::string(operation);
   failed_ = Error{code, text};
   return *failed_;
 }

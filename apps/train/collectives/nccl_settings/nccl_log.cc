@@ -115,10 +115,6 @@ class LogReader {
   std::map<std::string, std::vector<std::string>, std::less<>> devices_;
 };
 
-std::string seconds_text(double seconds) {
-  return format_text("%.2f", seconds);
-}
-
 bool uses_network(const NcclLog& log) {
   return log.transports.empty() || std::ranges::find(log.transports, "NET") != log.transports.end();
 }
@@ -147,23 +143,20 @@ std::string nccl_line(const NcclLog& log) {
       transport_text += (&device == &log.devices.front() ? " " : "+") + device;
   }
   if (!transport_text.empty()) line += " over " + transport_text;
-  if (log.channels > 0)
-    line += ", " + std::to_string(log.channels) + (log.channels == 1 ? " channel" : " channels");
+  if (log.channels > 0) line += ", " + counted(log.channels, "channel");
   if (log.seconds < 0) return line;
   std::string phases;
   for (const auto& [name, took] : log.phases) {
     if (took >= log.seconds / 10 && took > 0)
-      phases += (phases.empty() ? "" : ", ") + name + " " + seconds_text(took);
+      phases += (phases.empty() ? "" : ", ") + name + " " + format_text("%.2f", took);
   }
-  return line + ", started in " + seconds_text(log.seconds) + " s" +
+  return line + ", started in " + format_text("%.2f", log.seconds) + " s" +
          (phases.empty() ? "" : " (" + phases + ")");
 }
 
 std::string sockets_warning(const NcclLog& log, const std::vector<std::string>& infiniband) {
   if (log.network != "Socket" || !uses_network(log) || infiniband.empty()) return "";
-  std::string ports;
-  for (const std::string& port : infiniband)
-    ports += (ports.empty() ? "" : ", ") + port;
+  const std::string ports = join(infiniband, ", ");
   return "NCCL uses sockets although InfiniBand is up on this node (" + ports +
          "); check that libibverbs is installed and /dev/infiniband is readable (in a container: passed in, "
          "memlock "

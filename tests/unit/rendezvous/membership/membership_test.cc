@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/membership/membership_text.h"
+#include "base/format_text.h"
 #include "tests/support/catch.h"
 
 namespace ddp::rendezvous {
