@@ -1,10 +1,10 @@
 #include "apps/ddplaunch_listen/listen_options.h"
 
-#include <charconv>
 #include <string_view>
 
 #include "apps/ddplaunchd/daemon_options.h"
 #include "apps/options/option_scanner.h"
+#include "base/parse_text.h"
 #include "base/safe_text.h"
 #include "launcher/link_protocol/daemon_frame.h"
 
@@ -25,9 +25,10 @@ ReadValue endpoint_into(ListenOptions& options) {
     if (colon != std::string::npos && address.empty())
       return ": the address before the colon is missing; for all interfaces give only the port";
     const std::string_view digits = std::string_view(text).substr(colon == std::string::npos ? 0 : colon + 1);
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), options.port);
-    if (error != std::errc() || end != digits.data() + digits.size())
+    const auto port = parse_number<std::uint16_t>(digits);
+    if (!port)
       return ": \"" + std::string(digits) + "\" is not a port; give a number up to 65535 (0: any free port)";
+    options.port = *port;
     options.address = std::move(address);
     return "";
   };

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/format_text.h"
+#include "base/parse_text.h"
 
 namespace ddp {
 
@@ -71,10 +72,7 @@ std::optional<std::chrono::milliseconds> parse_duration(std::string_view text) {
 }
 
 std::optional<std::uint64_t> parse_size(std::string_view text) {
-  std::string lower(text);
-  for (char& c : lower)
-    c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  const auto value = scaled(lower, kSizes);
+  const auto value = scaled(lower_case(text), kSizes);
   if (!value || *value > kMostBytes) return std::nullopt;
   return static_cast<std::uint64_t>(*value);
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -26,6 +25,7 @@
 #include <unistd.h>
 
 #include "base/list_directory.h"
+#include "base/parse_text.h"
 
 namespace ddp::launcher {
 namespace facts {
@@ -40,21 +40,6 @@ std::string first_line_of(const std::string& path) {
   return line;
 }
 
-std::optional<std::int64_t> number_of(std::string_view text) {
-  std::int64_t value = 0;
-  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failed != std::errc() || end == text.data()) return std::nullopt;
-  return value;
-}
-
-std::vector<std::string> split_words(const std::string& line) {
-  std::istringstream stream(line);
-  std::vector<std::string> words;
-  for (std::string word; stream >> word;)
-    words.push_back(word);
-  return words;
-}
-
 struct CgroupMount {
   std::string root;  // the cgroup of the hierarchy that is mounted
   std::string point;
@@ -67,13 +52,13 @@ std::vector<CgroupMount> cgroup_mounts(const std::string& proc) {
   std::vector<CgroupMount> mounts;
   std::ifstream file(proc + "/self/mountinfo");
   for (std::string line; std::getline(file, line);) {
-    const std::vector<std::string> words = split_words(line);
+    const std::vector<std::string_view> words = split_at_blanks(line);
     const auto dash = std::find(words.begin(), words.end(), "-");
     if (words.size() < 6 || words.end() - dash < 4) continue;
-    const std::string& type = dash[1];
-    if (type == "cgroup2") mounts.push_back({words[3], words[4], true});
-    if (type == "cgroup" && ("," + dash[3] + ",").find(",cpu,") != std::string::npos) {
-      mounts.push_back({words[3], words[4], false});
+    const std::string_view type = dash[1];
+    if (type == "cgroup2") mounts.push_back({std::string(words[3]), std::string(words[4]), true});
+    if (type == "cgroup" && ("," + std::string(dash[3]) + ",").find(",cpu,") != std::string::npos) {
+      mounts.push_back({std::string(words[3]), std::string(words[4]), false});
     }
   }
   return mounts;
@@ -98,13 +83,14 @@ std::optional<std::uint32_t> quota_in(const std::string& directory, bool v2) {
   std::optional<std::int64_t> quota;
   std::optional<std::int64_t> period;
   if (v2) {
-    const std::vector<std::string> words = split_words(first_line_of(directory + "/cpu.max"));
+    const std::string line = first_line_of(directory + "/cpu.max");
+    const std::vector<std::string_view> words = split_at_blanks(line);
     if (words.size() < 2) return std::nullopt;
-    quota = number_of(words[0]);  // "max" is not a number
-    period = number_of(words[1]);
+    quota = leading_number<std::int64_t>(words[0]);  // "max" is not a number
+    period = leading_number<std::int64_t>(words[1]);
   } else {
-    quota = number_of(first_line_of(directory + "/cpu.cfs_quota_us"));  // -1: no limit
-    period = number_of(first_line_of(directory + "/cpu.cfs_period_us"));
+    quota = leading_number<std::int64_t>(first_line_of(directory + "/cpu.cfs_quota_us"));  // -1: no limit
+    period = leading_number<std::int64_t>(first_line_of(directory + "/cpu.cfs_period_us"));
   }
   if (!quota || !period || *quota <= 0 || *period <= 0) return std::nullopt;
   return static_cast<std::uint32_t>(std::min<std::int64_t>((*quota + *period - 1) / *period, 1 << 20));
@@ -112,8 +98,8 @@ std::optional<std::uint32_t> quota_in(const std::string& directory, bool v2) {
 
 bool is_numbered_device(const std::string& name) {
   constexpr std::string_view kStart = "nvidia";
-  if (!name.starts_with(kStart) || name.size() == kStart.size()) return false;
-  return std::all_of(name.begin() + kStart.size(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (!name.starts_with(kStart)) return false;
+  return is_digits(std::string_view(name).substr(kStart.size()));
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
 #include "launcher/agent_core/gpu_facts.h"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <utility>
+
+#include "base/parse_text.h"
 
 namespace ddp::launcher {
 namespace {
@@ -31,15 +32,8 @@ std::vector<std::string_view> cut(std::string_view text, char separator) {
   return parts;
 }
 
-std::optional<std::uint64_t> number(std::string_view text) {
-  std::uint64_t value = 0;
-  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failed != std::errc() || end != text.data() + text.size() || text.empty()) return std::nullopt;
-  return value;
-}
-
 void add_process(GpuFacts& facts, std::size_t gpu, std::string_view pid, std::uint64_t memory) {
-  const auto value = number(pid);
+  const auto value = parse_number<std::uint64_t>(pid);
   if (!value || gpu >= facts.gpus.size() || facts.processes.size() >= kMostProcesses) return;
   facts.processes.push_back({gpu, static_cast<std::uint32_t>(*value), memory});
 }
@@ -53,10 +47,14 @@ GpuFacts read_nvml_lines(std::string_view text) {
     if (words[0] == "version" && words.size() >= 3) {
       facts.versions.emplace_back(words[1], words[2]);
     } else if (words[0] == "gpu" && words.size() >= 4 && facts.gpus.size() < kMostGpus) {
-      facts.gpus.push_back(
-          {std::string(words[1]), number(words[2]).value_or(0), number(words[3]).value_or(0), 0, {}});
+      facts.gpus.push_back({std::string(words[1]),
+                            parse_number<std::uint64_t>(words[2]).value_or(0),
+                            parse_number<std::uint64_t>(words[3]).value_or(0),
+                            0,
+                            {}});
     } else if (words[0] == "process" && words.size() >= 4) {
-      if (const auto gpu = number(words[1])) add_process(facts, *gpu, words[2], number(words[3]).value_or(0));
+      if (const auto gpu = parse_number<std::uint64_t>(words[1]))
+        add_process(facts, *gpu, words[2], parse_number<std::uint64_t>(words[3]).value_or(0));
     } else if (words[0] == "trouble" && words.size() >= 2) {
       facts.trouble = words[1];
     }
@@ -69,11 +67,12 @@ GpuFacts read_smi(std::string_view gpus, std::string_view processes) {
   std::vector<std::string> uuids;
   for (const std::string_view line : cut(gpus, '\n')) {
     const std::vector<std::string_view> words = cut(line, ',');
-    if (words.size() < 6 || !number(words[0]) || facts.gpus.size() >= kMostGpus) continue;
+    if (words.size() < 6 || !parse_number<std::uint64_t>(words[0]) || facts.gpus.size() >= kMostGpus)
+      continue;
     if (facts.gpus.empty()) facts.versions.emplace_back("driver", words[5]);
     facts.gpus.push_back({std::string(words[2]),
-                          number(words[3]).value_or(0) * kMiB,
-                          number(words[4]).value_or(0) * kMiB,
+                          parse_number<std::uint64_t>(words[3]).value_or(0) * kMiB,
+                          parse_number<std::uint64_t>(words[4]).value_or(0) * kMiB,
                           0,
                           {}});
     uuids.emplace_back(words[1]);
@@ -82,7 +81,8 @@ GpuFacts read_smi(std::string_view gpus, std::string_view processes) {
     const std::vector<std::string_view> words = cut(line, ',');
     if (words.size() < 3) continue;
     for (std::size_t i = 0; i < uuids.size(); ++i) {
-      if (uuids[i] == words[0]) add_process(facts, i, words[1], number(words[2]).value_or(0) * kMiB);
+      if (uuids[i] == words[0])
+        add_process(facts, i, words[1], parse_number<std::uint64_t>(words[2]).value_or(0) * kMiB);
     }
   }
   return facts;

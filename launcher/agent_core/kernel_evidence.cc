@@ -1,25 +1,17 @@
 #include "launcher/agent_core/kernel_evidence.h"
 
 #include <algorithm>
-#include <charconv>
-#include <system_error>
+
+#include "base/parse_text.h"
 
 namespace ddp::launcher {
 namespace {
-
-/// The number at the beginning of `text`.
-std::optional<std::uint64_t> leading_number(std::string_view text) {
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end == text.data()) return std::nullopt;
-  return number;
-}
 
 /// The number directly after the first occurrence of `words`.
 std::optional<std::uint64_t> number_after(std::string_view text, std::string_view words) {
   const std::size_t at = text.find(words);
   if (at == std::string_view::npos) return std::nullopt;
-  return leading_number(text.substr(at + words.size()));
+  return leading_number<std::uint64_t>(text.substr(at + words.size()));
 }
 
 }  // namespace
@@ -33,7 +25,7 @@ std::optional<KernelLine> parse_kernel_line(std::string_view record) {
     if (comma == std::string_view::npos) return std::nullopt;
     head.remove_prefix(comma + 1);
   }
-  const auto time = leading_number(head);
+  const auto time = leading_number<std::uint64_t>(head);
   if (!time) return std::nullopt;
   std::string_view text = record.substr(semicolon + 1);
   return KernelLine{*time, std::string(text.substr(0, text.find('\n')))};
@@ -73,7 +65,7 @@ std::optional<std::uint64_t> parse_oom_kills(std::string_view text) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
     const std::string_view line = text.substr(at, end - at);
     at = end + 1;
-    if (line.starts_with(kName)) return leading_number(line.substr(kName.size()));
+    if (line.starts_with(kName)) return leading_number<std::uint64_t>(line.substr(kName.size()));
   }
   return std::nullopt;
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/format_text.h"
+#include "base/parse_text.h"
 #include "launcher/check/check_network.h"
 #include "remote/hosts/host_range.h"
 
@@ -53,11 +54,6 @@ const char* begin_of(TextTable::Colour colour) {
 }
 
 /// The number of columns on a terminal: counts bytes that begin a character.
-std::size_t width_of(const std::string& text) {
-  return static_cast<std::size_t>(std::count_if(
-      text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
-}
-
 std::string TextTable::text(bool colours) const {
   std::vector<std::size_t> widths;
   std::vector<bool> used;
@@ -66,7 +62,7 @@ std::string TextTable::text(bool colours) const {
     widths.resize(std::max(widths.size(), row.size()));
     used.resize(widths.size());
     for (std::size_t i = 0; i < row.size(); ++i) {
-      widths[i] = std::max(widths[i], width_of(row[i].text));
+      widths[i] = std::max(widths[i], count_characters(row[i].text));
       if (r > 0 && !row[i].text.empty()) used[i] = true;
     }
   }
@@ -84,7 +80,7 @@ std::string TextTable::text(bool colours) const {
         text += blanks + (coloured ? begin_of(cell.colour) : "") + cell.text + (coloured ? "\x1b[0m" : "");
         blanks.clear();
       }
-      blanks += std::string(widths[i] - width_of(cell.text), ' ');
+      blanks += std::string(widths[i] - count_characters(cell.text), ' ');
     }
     text += '\n';
   }

@@ -8,6 +8,8 @@
 #include <charconv>
 #include <cstring>
 
+#include "base/parse_text.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -124,18 +126,6 @@ bool to_number(std::string_view text, T& value, int base) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-std::vector<std::string_view> split(std::string_view text) {
-  std::vector<std::string_view> words;
-  for (;;) {
-    const auto from = text.find_first_not_of(" \t\n");
-    if (from == std::string_view::npos) return words;
-    text.remove_prefix(from);
-    const auto size = std::min(text.find_first_of(" \t\n"), text.size());
-    words.push_back(text.substr(0, size));
-    text.remove_prefix(size);
-  }
-}
-
 /// Converts "0100007F:1F90": 32-bit words in this machine's byte order, and the port in plain hexadecimal.
 std::optional<std::string> address_text(std::string_view text) {
   const auto colon = text.find(':');
@@ -165,7 +155,7 @@ std::optional<std::string> address_text(std::string_view text) {
 }  // namespace
 
 void parse_syscall(std::string_view text, ThreadSnapshot& snapshot) {
-  const auto words = split(text);
+  const auto words = split_at_blanks(text);
   long number = 0;
   if (words.size() < 2 || !to_number(words[0], number, 10) || number < 0) return;
   snapshot.call = number;
@@ -206,7 +196,7 @@ std::string wait_text(const ThreadSnapshot& snapshot, const std::string& target)
 void parse_tcp_table(std::string_view text, std::map<std::uint64_t, TcpSocket>& sockets) {
   while (!text.empty()) {
     const std::size_t end = std::min(text.find('\n'), text.size());
-    const auto words = split(text.substr(0, end));
+    const auto words = split_at_blanks(text.substr(0, end));
     text.remove_prefix(std::min(end + 1, text.size()));
     // Columns: sl local rem st queues timer retransmits uid timeout inode …
     TcpSocket socket;

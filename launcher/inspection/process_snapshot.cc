@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string_view>
 
+#include "base/parse_text.h"
 #include "base/unique_fd.h"
 #include "launcher/hang/wait_state.h"
 
@@ -53,10 +53,8 @@ std::vector<std::uint64_t> numbers_in(const std::string& directory, std::size_t 
   const std::unique_ptr<DIR, int (*)(DIR*)> open(::opendir(directory.c_str()), ::closedir);
   if (!open) return numbers;
   while (const dirent* entry = ::readdir(open.get())) {
-    std::uint64_t number = 0;
-    const char* end = entry->d_name + std::strlen(entry->d_name);
-    const auto [stop, error] = std::from_chars(entry->d_name, end, number);
-    if (error == std::errc() && stop == end && numbers.size() < limit) numbers.push_back(number);
+    const auto number = parse_number<std::uint64_t>(entry->d_name);
+    if (number && numbers.size() < limit) numbers.push_back(*number);
   }
   std::sort(numbers.begin(), numbers.end());
   return numbers;

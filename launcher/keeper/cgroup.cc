@@ -23,6 +23,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/parse_text.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -109,11 +111,6 @@ std::optional<std::string_view> below(std::string_view group, std::string_view r
   group.remove_prefix(root.size());
   if (!group.empty() && !group.starts_with('/')) return std::nullopt;
   return group;
-}
-
-bool is_number(std::string_view text) {
-  return !text.empty() &&
-         std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
 }
 
 // Some versions of linux/magic.h lack these constants.
@@ -285,7 +282,7 @@ bool is_cgroup_name(std::string_view name) {
   name.remove_prefix(kPrefix.size());
   for (int numbers = 0; numbers < 2; ++numbers) {
     const std::size_t dot = name.rfind('.');
-    if (dot == std::string_view::npos || !is_number(name.substr(dot + 1))) return false;
+    if (dot == std::string_view::npos || !is_digits(name.substr(dot + 1))) return false;
     name = name.substr(0, dot);
   }
   return !name.empty() && name.find('/') == std::string_view::npos;

@@ -16,6 +16,7 @@
 #include <span>
 #include <utility>
 
+#include "base/parse_text.h"
 #include "launcher/keeper/process_table.h"
 
 namespace ddp::launcher {
@@ -34,10 +35,8 @@ constexpr int kUnmarked = -2;
 int mark_in(std::string_view environment, std::string_view mark) {
   const auto rank = entry_value(environment, "LOCAL_RANK");
   if (!rank || !has_entry(environment, mark)) return kUnmarked;
-  int number = 0;
-  const auto [end, error] = std::from_chars(rank->data(), rank->data() + rank->size(), number);
-  const bool whole = error == std::errc() && end == rank->data() + rank->size();
-  return whole && number >= 0 ? number : kNoNumber;
+  const int number = parse_number<int>(*rank).value_or(kNoNumber);
+  return number >= 0 ? number : kNoNumber;
 }
 
 std::string_view read_environment(pid_t pid, std::span<char> buffer) {

@@ -12,6 +12,7 @@
 #include <csignal>
 #include <memory>
 
+#include "base/parse_text.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {
@@ -123,10 +124,7 @@ void visit_processes(const std::function<void(ProcessInfo&&)>& visit) {
   if (!directory) return;
   std::vector<pid_t> pids;
   while (const dirent* entry = readdir(directory.get())) {
-    const std::string_view name = entry->d_name;
-    pid_t pid = 0;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (error == std::errc() && end == name.data() + name.size()) pids.push_back(pid);
+    if (const auto pid = parse_number<pid_t>(entry->d_name)) pids.push_back(*pid);
   }
   // Read the youngest first: of a program that keeps forking and exiting, only the youngest processes are
   // still alive.

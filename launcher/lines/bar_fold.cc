@@ -4,6 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "base/parse_text.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -26,11 +28,6 @@ std::size_t run_length(std::string_view text, Kind kind) {
 }
 
 // Counts characters, since bars pad by characters.
-std::size_t width_of(std::string_view text) {
-  return static_cast<std::size_t>(std::count_if(
-      text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
-}
-
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
@@ -123,8 +120,8 @@ std::size_t frame_length(std::string_view previous, std::string_view row) {
   std::size_t frame = match_frame(before, row);
   if (frame == 0) return 0;
   // A shorter frame is padded to the width of the previous one.
-  const std::size_t shown = width_of(row.substr(0, frame));
-  const std::size_t full = width_of(before);
+  const std::size_t shown = count_characters(row.substr(0, frame));
+  const std::size_t full = count_characters(before);
   for (std::size_t pad = full > shown ? full - shown : 0; pad > 0 && frame < row.size() && row[frame] == ' ';
        --pad)
     ++frame;

@@ -1,9 +1,9 @@
 #include "launcher/link_protocol/join_line.h"
 
 #include <array>
-#include <charconv>
 #include <utility>
 
+#include "base/parse_text.h"
 #include "base/safe_text.h"
 
 namespace ddp::launcher {
@@ -35,11 +35,8 @@ std::string_view take_word(std::string_view& rest) {
 }
 
 std::optional<int> number(std::string_view word) {
-  int value = 0;
-  const auto [end, failed] = std::from_chars(word.data(), word.data() + word.size(), value);
-  if (word.empty() || failed != std::errc() || end != word.data() + word.size() || value < 0)
-    return std::nullopt;
-  return value;
+  const auto value = parse_number<int>(word);
+  return value && *value >= 0 ? value : std::nullopt;
 }
 
 }  // namespace

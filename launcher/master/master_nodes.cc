@@ -12,6 +12,7 @@ namespace {
 /// Output pieces from this size are written to the rank's file from the memory into which they were read.
 /// Smaller pieces are copied, since each would keep a whole block.
 constexpr std::size_t kWorthKeeping = 16u << 10;
+
 }  // namespace
 
 void Master::note_start_steps() {

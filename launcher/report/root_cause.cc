@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <map>
 #include <string>
 #include <string_view>
-#include <system_error>
+
+#include "base/parse_text.h"
 
 namespace ddp::launcher {
 namespace {
@@ -299,8 +299,7 @@ std::string xid_meaning(const std::string& line) {
   const std::size_t xid = line.find("Xid");
   const std::size_t colon = xid == std::string::npos ? xid : line.find("): ", xid);
   if (colon == std::string::npos) return {};
-  int number = 0;
-  std::from_chars(line.data() + colon + 3, line.data() + line.size(), number);
+  const auto number = leading_number<int>(std::string_view(line).substr(colon + 3));
   for (const XidRow& row : kXids) {
     if (row.number == number) return row.meaning;
   }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -10,6 +9,8 @@
 #include <tuple>
 
 #include <arpa/inet.h>  // inet_pton and inet_ntop: text to bytes, no socket
+
+#include "base/parse_text.h"
 
 namespace ddp::launcher {
 namespace {
@@ -279,14 +280,12 @@ Result<Wanted> parse_wanted(std::string_view text) {
   const std::size_t slash = text.find('/');
   if (slash == std::string_view::npos) return Wanted{std::string(text), std::nullopt};
   const auto address = parse_address(text.substr(0, slash));
-  unsigned prefix = 0;
-  const std::string_view digits = text.substr(slash + 1);
-  const auto [end, failed] = std::from_chars(digits.data(), digits.data() + digits.size(), prefix);
-  if (!address || failed != std::errc() || end != digits.data() + digits.size() || prefix > address->bits()) {
+  const auto prefix = parse_number<unsigned>(text.substr(slash + 1));
+  if (!address || !prefix || *prefix > address->bits()) {
     return Error{ErrorCode::kUsage, "--network " + std::string(text) +
                                         ": neither a network such as 10.1.0.0/16 nor an interface name"};
   }
-  return Wanted{std::string(text), network_of(*address, prefix)};
+  return Wanted{std::string(text), network_of(*address, *prefix)};
 }
 
 Result<NetChoice> wanted_choice(const std::vector<NodeAddresses>& nodes, const Wanted& wanted,

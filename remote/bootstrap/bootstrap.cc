@@ -4,6 +4,7 @@
 #include <charconv>
 #include <utility>
 
+#include "base/parse_text.h"
 #include "base/safe_text.h"
 
 namespace ddp::remote {
@@ -169,9 +170,7 @@ void Bootstrap::read_need(std::string_view words) {
       need_.machine = printable(word);
       continue;
     }
-    int code = 0;
-    std::from_chars(word.data(), word.data() + word.size(), code);
-    need_.attempts.push_back(code);
+    need_.attempts.push_back(leading_number<int>(word).value_or(0));
   }
   state_ = State::kNeed;
 }

@@ -1,7 +1,6 @@
 #include "remote/hosts/host_entry.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -23,12 +22,6 @@ constexpr std::string_view kEnvPrefix = "env:";
 
 bool is_blank(char c) {
   return c == ' ' || c == '\t';
-}
-
-bool is_env_name(std::string_view name) {
-  return !name.empty() && std::isdigit(static_cast<unsigned char>(name.front())) == 0 &&
-         std::all_of(name.begin(), name.end(),
-                     [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
 }
 
 // Reads one entry. Each step reports its errors and continues.
@@ -305,7 +298,7 @@ void EntryReader::apply_wrapper(const std::string& value, std::size_t offset) {
 }
 
 void EntryReader::apply_env(std::string_view name, std::size_t key_offset, std::string value) {
-  if (!is_env_name(name)) {
+  if (!is_variable_name(name)) {
     fail(key_offset + kEnvPrefix.size(), quoted(name) + " is not the name of an environment variable");
     return;
   }

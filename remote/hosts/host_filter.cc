@@ -1,7 +1,6 @@
 #include "remote/hosts/host_filter.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cstddef>
 #include <map>
 #include <optional>
@@ -18,13 +17,6 @@
 namespace ddp::remote {
 
 namespace {
-
-std::string folded(std::string_view name) {
-  std::string text(name);
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
 
 /// The selection of one host by one option.
 struct Selection {
@@ -44,7 +36,7 @@ class FilterReader {
   FilterReader(const std::vector<Host>& hosts, std::string option)
       : hosts_(hosts), option_(std::move(option)) {
     for (std::size_t i = 0; i < hosts.size(); ++i)
-      index_.emplace(folded(hosts[i].name), i);
+      index_.emplace(lower_case(hosts[i].name), i);
   }
 
   void read(std::string_view text);
@@ -119,7 +111,7 @@ std::optional<std::vector<int>> FilterReader::read_slots(std::string_view text, 
 }
 
 void FilterReader::select(const std::string& name, std::size_t offset, const std::vector<int>* slots) {
-  const auto found = index_.find(folded(name));
+  const auto found = index_.find(lower_case(name));
   if (found == index_.end()) {
     std::vector<std::string_view> names;
     for (const Host& host : hosts_)

@@ -1,5 +1,7 @@
 #include "remote/hosts/host_range.h"
 
+#include <arpa/inet.h>  // inet_pton: text to bytes, no socket
+
 #include <algorithm>
 #include <cctype>
 #include <unordered_map>
@@ -15,10 +17,6 @@ namespace {
 
 constexpr unsigned long long kMaxRangeNumber = 999'999'999'999'999'999ULL;
 constexpr std::size_t kMaxIds = 65'535;
-
-bool is_digits(std::string_view text) {
-  return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
 
 Expansion failed(std::size_t offset, std::string message) {
   return {{}, RangeError{offset, std::move(message)}};
@@ -188,24 +186,10 @@ Expansion expand_id(std::string_view item) {
 }
 
 // Returns the number of 16-bit groups in a piece without "::", or -1 if the piece is malformed.
-int count_groups(std::string_view text, bool ipv4_allowed) {
-  if (text.empty()) return 0;
-  int groups = 0;
-  while (true) {
-    const std::size_t colon = std::min(text.find(':'), text.size());
-    const std::string_view group = text.substr(0, colon);
-    const bool last = colon == text.size();
-    if (last && ipv4_allowed && group.find('.') != std::string_view::npos) {
-      return is_ipv4(group) ? groups + 2 : -1;
-    }
-    if (group.empty() || group.size() > 4 ||
-        !std::all_of(group.begin(), group.end(), [](unsigned char c) { return std::isxdigit(c) != 0; })) {
-      return -1;
-    }
-    ++groups;
-    if (last) return groups;
-    text.remove_prefix(colon + 1);
-  }
+bool parses(int family, std::string_view text) {
+  in6_addr bytes;  // large enough for both families
+  return text.find('\0') == std::string_view::npos &&
+         ::inet_pton(family, std::string(text).c_str(), &bytes) == 1;
 }
 
 }  // namespace
@@ -261,14 +245,7 @@ Expansion expand_ids(std::string_view list) {
 }
 
 bool is_ipv4(std::string_view text) {
-  int parts = 0;
-  while (true) {
-    const std::size_t dot = std::min(text.find('.'), text.size());
-    if (dot > 3 || !whole_number(text.substr(0, dot), 255)) return false;
-    ++parts;
-    if (dot == text.size()) return parts == 4;
-    text.remove_prefix(dot + 1);
-  }
+  return parses(AF_INET, text);
 }
 
 bool is_ipv6(std::string_view text) {
@@ -278,12 +255,7 @@ bool is_ipv6(std::string_view text) {
       return false;
     text = text.substr(0, zone);
   }
-  const std::size_t gap = text.find("::");
-  if (gap == std::string_view::npos) return count_groups(text, true) == 8;
-  const std::string_view tail = text.substr(gap + 2);
-  const int before = count_groups(text.substr(0, gap), false);
-  const int after = count_groups(tail, true);
-  return before >= 0 && after >= 0 && before + after <= 7;
+  return parses(AF_INET6, text);
 }
 
 }  // namespace ddp::remote

@@ -1,11 +1,11 @@
 #include "remote/hosts/hostfile.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cstddef>
 #include <unordered_map>
 #include <utility>
 
+#include "base/parse_text.h"
 #include "base/safe_text.h"
 #include "remote/hosts/host_entry.h"
 #include "remote/hosts/host_range.h"
@@ -18,18 +18,7 @@ constexpr std::size_t kMaxLine = 16 * 1024;
 
 // Columns count characters, as editors show them: continuation bytes of a UTF-8 character are not counted.
 int column_of(std::string_view line, std::size_t offset) {
-  const auto begin = line.begin();
-  const auto end = begin + static_cast<std::ptrdiff_t>(std::min(offset, line.size()));
-  return 1 + static_cast<int>(std::count_if(
-                 begin, end, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
-}
-
-// Host names are compared without regard to case.
-std::string folded(std::string_view name) {
-  std::string text(name);
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
+  return 1 + static_cast<int>(count_characters(line.substr(0, offset)));
 }
 
 // Collects the entries and their errors.
@@ -71,7 +60,7 @@ std::string HostList::add(std::string_view text, int line, std::size_t begin, st
   SourceLocation first;
   std::size_t count = 0;
   for (Host& host : entry.hosts) {
-    const auto [known, is_new] = seen_.emplace(folded(host.name), location);
+    const auto [known, is_new] = seen_.emplace(lower_case(host.name), location);
     if (!is_new) {
       if (count++ == 0) {
         twice = &host.name;

@@ -1,7 +1,6 @@
 #include "remote/hosts/scheduler_hosts.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cstddef>
 #include <iterator>
 #include <optional>
@@ -20,14 +19,6 @@ constexpr char kBlanks[] = " \t\r\n";
 
 DiagnosticList diagnostic(const std::string& file, int line, std::string message) {
   return DiagnosticList{{{SourceLocation{file, line, 0}, std::move(message)}}};
-}
-
-/// Host names are compared without regard to case.
-std::string folded(std::string_view name) {
-  std::string text(name);
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
 }
 
 /// A word and its line number.
@@ -66,7 +57,7 @@ class Counter {
                           '"' + std::string(word.text.substr(0, 80)) + "\" is not the name of a host");
       return false;
     }
-    const auto [known, is_new] = index_.emplace(folded(host.names[0]), hosts_.size());
+    const auto [known, is_new] = index_.emplace(lower_case(host.names[0]), hosts_.size());
     if (is_new) {
       if (hosts_.size() >= kMaxHosts) {
         wrong_ = diagnostic(file_, word.line, "more than " + std::to_string(kMaxHosts) + " hosts");
@@ -202,7 +193,7 @@ Validated<std::vector<Host>> slurm_hosts(const SlurmVariables& variables) {
   std::unordered_set<std::string> seen;
   std::vector<Host> hosts;
   for (std::size_t i = 0; i < names->size(); ++i) {
-    if (!seen.insert(folded((*names)[i])).second)
+    if (!seen.insert(lower_case((*names)[i])).second)
       return diagnostic(list, 0, "host " + (*names)[i] + " is named twice");
     Host& host = hosts.emplace_back();
     host.name = (*names)[i];

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/format_text.h"
+#include "base/parse_text.h"
 #include "remote/ssh/ssh_config_shape.h"
 
 namespace ddp::remote {

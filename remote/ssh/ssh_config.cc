@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <utility>
+
+#include "base/parse_text.h"
 
 namespace ddp::remote {
 namespace {
@@ -36,10 +37,7 @@ std::vector<std::string> all(const Lines& lines, std::string_view key) {
 
 /// Returns a number of seconds or bits; "none" and unreadable values give 0.
 int number(const Lines& lines, std::string_view key) {
-  const std::string text = first(lines, key);
-  int value = 0;
-  const auto [after, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc{} && after == text.data() + text.size() && value > 0 ? value : 0;
+  return std::max(parse_number<int>(first(lines, key)).value_or(0), 0);
 }
 
 std::string unless_none(std::string text) {
@@ -107,12 +105,10 @@ Result<SshConfig> parse_ssh_config(std::string_view output) {
     return Error{ErrorCode::kSystem, "the output of ssh -G has no hostname line", 0};
   config.user = first(lines, "user");
   const std::string port = first(lines, "port");
-  const char* end = port.data() + port.size();
   if (!port.empty()) {
-    const auto [after, error] = std::from_chars(port.data(), end, config.port);
-    if (error != std::errc{} || after != end || config.port == 0) {
+    config.port = parse_number<std::uint16_t>(port).value_or(0);
+    if (config.port == 0)
       return Error{ErrorCode::kSystem, "the output of ssh -G has a wrong port: " + port, 0};
-    }
   }
   config.identity_files = all(lines, "identityfile");
   config.certificate_files = all(lines, "certificatefile");

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstddef>
 
+#include "base/parse_text.h"
+
 namespace ddp::remote {
 namespace {
 
@@ -44,14 +46,6 @@ bool keeps_tokens(const std::string& keyword) {
 }
 
 }  // namespace
-
-std::string lower_case(std::string_view text) {
-  std::string lower(text);
-  for (char& c : lower) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return lower;
-}
 
 bool matches_ssh_pattern(std::string_view pattern, std::string_view text) {
   // The usual two-pointer match: after a *, a mismatch returns to one byte behind the last try.

@@ -30,6 +30,4 @@ class SshConfigShape {
 bool matches_ssh_pattern(std::string_view pattern, std::string_view text);
 bool matches_ssh_patterns(const std::vector<std::string>& patterns, std::string_view text);
 
-std::string lower_case(std::string_view text);
-
 }  // namespace ddp::remote

@@ -14,6 +14,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/parse_text.h"
 #include "base/unique_fd.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "remote/shells/child_channel.h"

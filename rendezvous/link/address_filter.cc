@@ -3,9 +3,10 @@
 #include <netinet/in.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <string>
+
+#include "base/parse_text.h"
 
 namespace ddp::rendezvous {
 namespace {
@@ -64,9 +65,9 @@ Result<> AddressFilter::allow_network(std::string_view text) {
   const unsigned width = address.is_v4() ? 32 : 128;
   unsigned prefix = width;
   if (slash != std::string_view::npos) {
-    const std::string_view digits = text.substr(slash + 1);
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), prefix);
-    if (error != std::errc() || end != digits.data() + digits.size() || prefix > width) return wrong();
+    const auto given = parse_number<unsigned>(text.substr(slash + 1));
+    if (!given || *given > width) return wrong();
+    prefix = *given;
   }
   const asio::ip::address plain = without_mapping(address);
   if (plain != address && prefix < 96) {

@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <limits>
 #include <optional>
 #include <utility>
+
+#include "base/parse_text.h"
 
 namespace ddp::rendezvous {
 namespace {
@@ -127,8 +128,7 @@ Result<std::int64_t> KeyStore::number_under(std::string_view key) const {
   std::string_view text = entry->second;
   text.remove_prefix(std::min(text.find_first_not_of(" \t\n\v\f\r"), text.size()));
   if (text.starts_with('+')) text.remove_prefix(1);
-  std::int64_t value = 0;
-  if (std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc()) return value;
+  if (const auto value = leading_number<std::int64_t>(text)) return *value;
   return Error{ErrorCode::kProtocol,
                "cannot add to " + printable_key(key) + ": its value is not a 64-bit number"};
 }

@@ -20,11 +20,6 @@
 namespace ddp {
 namespace {
 
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
-}
-
 std::string upper(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::toupper(c); });
   return text;
@@ -33,7 +28,7 @@ std::string upper(std::string text) {
 /// Reads a truth value of YAML 1.1, as Python's yaml does. A quoted value is a string.
 std::optional<bool> truth(const YAML::Node& node) {
   if (!node.IsScalar() || node.Tag() == "!") return std::nullopt;
-  const std::string text = lower(node.Scalar());
+  const std::string text = lower_case(node.Scalar());
   if (text == "true" || text == "yes" || text == "on") return true;
   if (text == "false" || text == "no" || text == "off") return false;
   return std::nullopt;
@@ -44,7 +39,7 @@ std::string spelled(const YAML::Node& node, Spelling spelling) {
   if (const auto value = truth(node)) text = *value ? "True" : "False";
   if (spelling == Spelling::kUpper) return upper(text);
   // Only yes and no become lower case; other words such as SHARDED_STATE_DICT stay.
-  return spelling == Spelling::kLower && truth(node) ? lower(text) : text;
+  return spelling == Spelling::kLower && truth(node) ? lower_case(text) : text;
 }
 
 bool is_name_part(const std::string& key) {
@@ -126,7 +121,7 @@ bool AccelerateReader::is_on(const char* key) {
   const YAML::Node node = given(key);
   if (!node.IsDefined()) return false;
   if (const auto value = truth(node)) return *value;
-  const std::string text = node.IsScalar() ? lower(node.Scalar()) : "?";
+  const std::string text = node.IsScalar() ? lower_case(node.Scalar()) : "?";
   if (text == "true" || text == "1") return true;
   if (text != "false" && text != "no" && text != "0" && !text.empty())
     fail(node, std::string(key) + " must be true or false");
@@ -231,7 +226,7 @@ void AccelerateReader::read_output_paths() {
 
 void AccelerateReader::read_precision() {
   YAML::Node node = given("mixed_precision");
-  std::string precision = node.IsDefined() ? lower(node.Scalar()) : "no";
+  std::string precision = node.IsDefined() ? lower_case(node.Scalar()) : "no";
   if (!node.IsDefined() && is_on("fp16")) precision = "fp16";
   if (truth(node) == false) precision = "no";
   if (precision != "no" && precision != "fp16" && precision != "bf16" && precision != "fp8")
@@ -326,13 +321,13 @@ void AccelerateReader::read_deepspeed() {
           std::find_if(keys.begin(), keys.end(), [&](const EnvKey& row) { return row.key == key; });
       if (found != keys.end() && entry.second.IsScalar()) {
         const std::string text = spelled(entry.second, Spelling::kPython);
-        set(found->variable, found->spelling == Spelling::kLower ? lower(text) : text);
+        set(found->variable, found->spelling == Spelling::kLower ? lower_case(text) : text);
       }
     }
   }
   if (given("mixed_precision").IsDefined())
     fields += (fields.empty() ? "" : ",") + std::string("mixed_precision");
-  set("ACCELERATE_CONFIG_DS_FIELDS", lower(fields));
+  set("ACCELERATE_CONFIG_DS_FIELDS", lower_case(fields));
 }
 
 void AccelerateReader::read(const YAML::Node& root) {

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/format_text.h"
+#include "base/parse_text.h"
 
 namespace ddp {
 
@@ -297,11 +298,6 @@ std::string variable_of(std::string_view option) {
   return name;
 }
 
-// Accepts the usual spellings that Python's int() reads. torchrun takes any number but zero for yes.
-bool is_number(std::string_view text) {
-  return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
-
 }  // namespace
 
 std::span<const CompatibilityOption> compatibility_options() {
@@ -333,7 +329,7 @@ PetOptions read_pet_options(const launcher::EnvVars& env, const std::vector<std:
     if (value == nullptr || value->empty() || is_given(option.name) || is_given(option.ours)) continue;
     if (!option.is_flag) {
       options.words.push_back(std::string(option.name) + '=' + *value);
-    } else if (!is_number(*value)) {
+    } else if (!is_digits(*value)) {
       diagnostics.fail(variable + '=' + *value + ": give 1 for " + std::string(option.name) +
                        ", or 0; torchrun expects a number as well");
       continue;

@@ -1,7 +1,6 @@
 #include "apps/ddplaunch/options/job_options.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <cstddef>
 #include <string>
@@ -10,18 +9,12 @@
 #include <vector>
 
 #include "apps/ddplaunch/options/option_readers.h"
+#include "base/parse_text.h"
 #include "launcher/job/env_filter.h"
 
 namespace ddp {
 
 namespace {
-
-// Returns whether programs can set this name. An option does not set names like BASH_FUNC_x%%.
-bool is_name(std::string_view name) {
-  return !name.empty() && std::isdigit(static_cast<unsigned char>(name.front())) == 0 &&
-         std::all_of(name.begin(), name.end(),
-                     [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
-}
 
 // Reads NAME=VALUE lines. Blank lines and lines that begin with '#' are skipped. The value is all text behind
 // the '=', as in DeepSpeed and docker: no quotes, no expansion. Only names go into messages.
@@ -45,7 +38,7 @@ void read_env_text(std::string_view text, const std::string& file, launcher::Env
       diagnostics.fail(location + "this file is not read by a shell; write NAME=VALUE without export");
     } else if (equals == std::string_view::npos) {
       diagnostics.fail(location + "expected NAME=VALUE");
-    } else if (!is_name(name)) {
+    } else if (!is_variable_name(name)) {
       diagnostics.fail(location + "the text before '=' is not the name of an environment variable");
     } else if (line.find('\0') != std::string_view::npos) {
       diagnostics.fail(location + "the value of " + std::string(name) + " has a zero byte");
@@ -103,7 +96,7 @@ void read_env_options(JobOptions& options, const ProcessContext& context, Diagno
     fail_lines(given.error().text, diagnostics);
   } else {
     for (const auto& [name, value] : *given) {
-      if (is_name(name)) {
+      if (is_variable_name(name)) {
         launcher::set_env(vars, name, value);
       } else {
         diagnostics.fail("--env: \"" + name + "\" is not the name of an environment variable");

@@ -1,6 +1,5 @@
 #include "apps/train/training/rejoin.h"
 
-#include <charconv>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -14,6 +13,7 @@
 #include "apps/train/training/training_run.h"
 #include "apps/train/world/node_data.h"
 #include "apps/train/world/world.h"
+#include "base/parse_text.h"
 #include "rendezvous/worker_client/worker_link_client.h"
 
 namespace ddp::train {
@@ -134,11 +134,8 @@ Result<WorkerEnvironment> ordered(WorkerEnvironment before, const rendezvous::At
   const std::string host = order.store.substr(0, colon);
   const bool in_brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
   std::uint16_t port = 0;
-  if (colon != std::string::npos) {
-    const char* end = order.store.data() + order.store.size();
-    const auto read = std::from_chars(order.store.data() + colon + 1, end, port);
-    if (read.ec != std::errc() || read.ptr != end) port = 0;
-  }
+  if (colon != std::string::npos)
+    port = parse_number<std::uint16_t>(std::string_view(order.store).substr(colon + 1)).value_or(0);
   if ((host.empty() || port == 0) && order.world > 1) {
     return Error{ErrorCode::kProtocol,
                  "the launcher ordered an attempt with the store \"" + order.store + "\""};

@@ -1,8 +1,9 @@
 #include "apps/train/world/worker_environment.h"
 
-#include <charconv>
 #include <limits>
 #include <string_view>
+
+#include "base/parse_text.h"
 
 namespace ddp::train {
 
@@ -17,14 +18,12 @@ Result<std::int64_t> number(const Getter& get, const char* name, std::int64_t le
                                         " is not set; start train with ddplaunch (or torchrun), or " +
                                         "without RANK and WORLD_SIZE for a single process"};
   }
-  const std::string_view text = value;
-  std::int64_t result = 0;
-  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), result);
-  if (failed != std::errc() || end != text.data() + text.size() || result < least || result > most) {
+  const auto result = parse_number<std::int64_t>(value);
+  if (!result || *result < least || *result > most) {
     return Error{ErrorCode::kUsage, std::string(name) + "=\"" + value + "\" is not a number from " +
                                         std::to_string(least) + " to " + std::to_string(most)};
   }
-  return result;
+  return *result;
 }
 
 Result<std::int64_t> number_or(const Getter& get, const char* name, std::int64_t least, std::int64_t most,

@@ -1,12 +1,12 @@
 #include "apps/train/collectives/nccl_settings/nccl_log.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <map>
 #include <optional>
 
 #include "base/format_text.h"
+#include "base/parse_text.h"
 
 namespace ddp::train {
 
@@ -20,14 +20,6 @@ std::optional<std::string_view> after(std::string_view line, std::string_view ma
 }
 std::string_view until(std::string_view text, std::string_view ends) {
   return text.substr(0, text.find_first_of(ends));
-}
-
-template <class T>
-std::optional<T> number_at(std::string_view text) {
-  T value{};
-  const auto read = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (read.ec != std::errc()) return std::nullopt;
-  return value;
 }
 
 /// Returns the device names of "[0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>" or
@@ -51,7 +43,7 @@ std::vector<std::string> device_names(std::string_view list, bool address) {
 void read_timings(std::string_view text, NcclLog& log) {
   const auto total = after(text, " total ");
   if (!total) return;
-  const auto seconds = number_at<double>(*total);
+  const auto seconds = leading_number<double>(*total);
   if (!seconds) return;
   log.seconds = *seconds;
   log.phases.clear();
@@ -62,7 +54,7 @@ void read_timings(std::string_view text, NcclLog& log) {
     rest.remove_prefix(std::min(rest.size(), phase.size() + 2));
     const auto space = phase.rfind(' ');
     if (space == std::string_view::npos) continue;
-    if (const auto took = number_at<double>(phase.substr(space + 1)))
+    if (const auto took = leading_number<double>(phase.substr(space + 1)))
       log.phases.emplace_back(phase.substr(0, space), *took);
   }
 }
@@ -102,7 +94,7 @@ class LogReader {
     if (const auto list = after(text, "NET/Socket : Using ")) devices_["Socket"] = device_names(*list, true);
     if (const auto list = after(text, "NET/IB : Using ")) devices_["IB"] = device_names(*list, false);
     if (text.find(" coll channels") != std::string_view::npos)
-      log_.channels = number_at<int>(text).value_or(0);
+      log_.channels = leading_number<int>(text).value_or(0);
     // Example: "Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0".
     if (text.starts_with("Channel ")) {
       if (const auto transport_text = after(text, " via "))
