@@ -174,20 +174,11 @@ std::string complete(const OptionTable& table, BenchOptions& options) {
 }  // namespace
 
 std::vector<OptionGroup> bench_option_groups() {
-  BenchOptions options;
-  OptionTable table(kBenchUsage, true);
-  declare_options(table, options);
-  return table.groups();
+  return option_groups<BenchOptions>(declare_options);
 }
 
 ParsedCommand<BenchOptions> parse_bench_options(int argc, const char* const* argv) {
-  BenchOptions options;
-  OptionTable table(kBenchUsage, true);
-  declare_options(table, options);
-  const auto ended =
-      read_command_line("train bench", table, argc, argv, [&] { return complete(table, options); });
-  if (ended) return {std::nullopt, *ended};
-  return {options, 0};
+  return parse_command<BenchOptions>("train bench", kBenchUsage, declare_options, complete, argc, argv);
 }
 
 EqualOptions equal_options(BenchOptions options) {

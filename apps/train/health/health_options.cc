@@ -90,19 +90,11 @@ void declare_options(OptionTable& table, HealthOptions& options) {
 }  // namespace
 
 std::vector<OptionGroup> health_option_groups() {
-  HealthOptions options;
-  OptionTable table(kHealthUsage, true);
-  declare_options(table, options);
-  return table.groups();
+  return option_groups<HealthOptions>(declare_options);
 }
 
 ParsedCommand<HealthOptions> parse_health_options(int argc, const char* const* argv) {
-  HealthOptions options;
-  OptionTable table(kHealthUsage, true);
-  declare_options(table, options);
-  const auto ended = read_command_line("train health", table, argc, argv, [] { return std::string(); });
-  if (ended) return {std::nullopt, *ended};
-  return {options, 0};
+  return parse_command<HealthOptions>("train health", kHealthUsage, declare_options, nullptr, argc, argv);
 }
 
 EqualOptions equal_options(HealthOptions options) {

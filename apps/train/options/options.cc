@@ -332,10 +332,7 @@ void declare_options(OptionTable& table, TrainOptions& options) {
 }
 
 std::vector<OptionGroup> train_option_groups() {
-  TrainOptions options;
-  OptionTable table(kUsage, true);
-  declare_options(table, options);
-  return table.groups();
+  return option_groups<TrainOptions>(declare_options);
 }
 
 ParsedCommand<TrainOptions> parse_options(int argc, const char* const* argv) {
@@ -343,12 +340,7 @@ ParsedCommand<TrainOptions> parse_options(int argc, const char* const* argv) {
     const std::string advice = moved(argv[i]);
     if (!advice.empty()) return {std::nullopt, refuse("train", {advice})};
   }
-  TrainOptions options;
-  OptionTable table(kUsage, true);
-  declare_options(table, options);
-  const auto ended = read_command_line("train", table, argc, argv, [] { return std::string(); });
-  if (ended) return {std::nullopt, *ended};
-  return {options, 0};
+  return parse_command<TrainOptions>("train", kUsage, declare_options, nullptr, argc, argv);
 }
 
 }  // namespace ddp::train
