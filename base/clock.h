@@ -19,6 +19,10 @@ inline std::chrono::nanoseconds steady_now() {
   return read_clock(CLOCK_MONOTONIC);
 }
 
+inline double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 /// Returns the time of CLOCK_BOOTTIME, which counts suspended time, too.
 inline std::chrono::nanoseconds boot_now() {
   return read_clock(CLOCK_BOOTTIME);

@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 
 /// The time from TERM to KILL; shorter than a master waits for an agent to leave.
 constexpr std::chrono::seconds kGrace{2};
-constexpr std::chrono::milliseconds kKillTime{50};
+constexpr std::chrono::milliseconds kSetupKillTime{50};
 /// The first descriptor for the shell: the dump, followed by the prelude and the scripts.
 constexpr int kFirstFd = 3;
 constexpr std::size_t kLastBytes = std::size_t{1} << 20;
@@ -203,7 +203,7 @@ Awaitable<> NodeSetup::listen() {
 
 void NodeSetup::stop() {
   stopped_ = true;
-  if (starting_) kill_own_tree({}, kKillTime);  // a disk may block it
+  if (starting_) kill_own_tree({}, kSetupKillTime);  // a disk may block it
   if (!running_) return;
   const std::shared_ptr<Running> running = running_;
   if (!running->child.running()) {
@@ -215,7 +215,7 @@ void NodeSetup::stop() {
   running->timer.expires_after(kGrace);
   running->timer.async_wait([running](const error_code& cancelled) {
     if (cancelled || !running->child.running()) return;
-    kill_own_tree({}, kKillTime);
+    kill_own_tree({}, kSetupKillTime);
     (void)running->child.send_group_signal(SIGKILL);
   });
 }

@@ -2,38 +2,22 @@
 #include <chrono>
 #include <utility>
 
-#include <nlohmann/json.hpp>
-
 #include "base/safe_text.h"
 #include "launcher/check/check_network.h"
 #include "launcher/check/check_text.h"
-#include "launcher/report/exit_code.h"
+#include "launcher/report/json_values.h"
 
 namespace ddp::launcher {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;  // keeps keys in the order of docs/users/check.md
-
 constexpr int kFormat = 1;
-
-OrderedJson text_or_null(const std::string& text) {
-  return text.empty() ? OrderedJson() : OrderedJson(text);
-}
 
 OrderedJson limit_or_null(std::uint64_t limit) {
   return limit == ~std::uint64_t{0} ? OrderedJson() : OrderedJson(limit);
 }
 
-double seconds(std::chrono::nanoseconds time) {
-  return static_cast<double>(std::chrono::duration_cast<std::chrono::microseconds>(time).count()) / 1e6;
-}
-
 OrderedJson error_json(const Error& error) {
-  const char* kind = "Internal";
-  for (const ExitCodeRow& row : exit_code_table()) {
-    if (row.error == error.code) kind = row.kind;
-  }
-  return {{"kind", kind}, {"text", error.text}};
+  return {{"kind", error_kind(error)}, {"text", error.text}};
 }
 
 OrderedJson diagnostics_json(const JobSpec& spec, const std::vector<CheckDiagnostic>& diagnostics) {
@@ -119,7 +103,7 @@ OrderedJson node_json(const JobSpec& spec, const CheckResult& result, std::size_
   const CheckedNode& node = result.nodes[index];
   OrderedJson json = {{"host", spec.hosts[index].name},
                       {"error", node.error ? error_json(*node.error) : OrderedJson()},
-                      {"answer_seconds", node.up ? OrderedJson(seconds(node.took)) : OrderedJson()}};
+                      {"answer_seconds", node.up ? OrderedJson(in_seconds(node.took)) : OrderedJson()}};
   if (!node.up) return json;
   json["hostname"] = node.hello.hostname;
   json["connected"] = text_or_null(node.connected);
@@ -128,7 +112,7 @@ OrderedJson node_json(const JobSpec& spec, const CheckResult& result, std::size_
   json["interface"] = text_or_null(chosen_interface(result, index));
   json["address"] = text_or_null(chosen_address(result, index));
   json["interfaces"] = interfaces_json(node.hello);
-  json["clock_ahead_seconds"] = node.wall_ahead ? OrderedJson(seconds(*node.wall_ahead)) : OrderedJson();
+  json["clock_ahead_seconds"] = node.wall_ahead ? OrderedJson(in_seconds(*node.wall_ahead)) : OrderedJson();
   const bool tried = node.reach != CheckedNode::Reach::kNotTried;
   json["reaches_node_0"] = tried ? OrderedJson(node.reach == CheckedNode::Reach::kReached) : OrderedJson();
   if (node.facts) json.update(facts_json(*node.facts));

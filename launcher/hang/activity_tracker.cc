@@ -15,7 +15,7 @@ constexpr milliseconds kLargestBurst{100};
 constexpr std::size_t kPacemakers = 16;
 constexpr std::chrono::seconds kLongestBetweenWholes{60};
 /// A sample that is later than two periods plus this was not delayed by load.
-constexpr std::chrono::seconds kOverslept{1};
+constexpr std::chrono::seconds kSampleDelayed{1};
 
 }  // namespace
 
@@ -36,7 +36,7 @@ void ActivityTracker::record_activity(Time now) {
 
 void ActivityTracker::begin_sample(Time now) {
   const auto expected = period(std::chrono::duration_cast<milliseconds>(timeout_));
-  if (now - last_sample_ > 2 * expected + kOverslept) record_activity(now);
+  if (now - last_sample_ > 2 * expected + kSampleDelayed) record_activity(now);
   last_sample_ = now;
 }
 

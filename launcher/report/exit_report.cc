@@ -21,10 +21,6 @@ constexpr std::size_t kGroupsShown = 16;
 constexpr std::size_t kAttemptsShown = 8;   ///< earlier attempts that are all listed
 constexpr std::size_t kAttemptsAtEnds = 3;  ///< of more attempts: the first and the last ones that are listed
 
-bool is_worker(const Failure& failure) {
-  return failure.of_worker();
-}
-
 /// True if the worker had failed, but our signal arrived before its exit. Only its exception shows the
 /// failure.
 bool cut_short(const Failure& failure) {
@@ -145,7 +141,7 @@ std::string facts_text(const Failure& root) {
 
 std::string root_text(const Failure& root) {
   std::string text;
-  if (is_worker(root)) {
+  if (root.of_worker()) {
     text = "  root cause: rank " + std::to_string(root.rank) + " (local rank " +
            std::to_string(root.local_rank) + ") on " + root.host +
            (root.pid > 0 ? ", pid " + std::to_string(root.pid) : "") + ": ";
@@ -195,10 +191,10 @@ std::vector<FailureGroup> folded(const std::vector<const Failure*>& failures, bo
     // Uses the type only: messages contain addresses and ranks, which would separate equal failures.
     if (exception && !exception->type.empty()) what += " (" + printable(exception->type) + ")";
     auto group = std::find_if(groups.begin(), groups.end(), [&](const FailureGroup& known) {
-      return known.what == what && known.workers == is_worker(*failure);
+      return known.what == what && known.workers == failure->of_worker();
     });
     if (group == groups.end()) {
-      groups.push_back({is_worker(*failure), what, 0, {}, {}});
+      groups.push_back({failure->of_worker(), what, 0, {}, {}});
       group = groups.end() - 1;
     }
     ++group->count;
@@ -370,7 +366,7 @@ std::string job_line(const JobEnd& end) {
 std::string failure_line(const Failure& failure, bool cause) {
   const std::string what = standalone(first_line(what_happened(failure, cause)));
   if (failure.kind == Failure::Kind::kHung) return what;
-  if (!is_worker(failure)) return "node " + failure.host + ": " + what;
+  if (!failure.of_worker()) return "node " + failure.host + ": " + what;
   return "rank " + std::to_string(failure.rank) + " on " + failure.host + " " + what;
 }
 

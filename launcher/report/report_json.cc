@@ -3,33 +3,20 @@
 #include <algorithm>
 #include <cstdio>
 
-#include <nlohmann/json.hpp>
-
 #include "base/exit_status.h"
 #include "base/format_text.h"
 #include "base/safe_text.h"
+#include "launcher/report/json_values.h"
 #include "launcher/report/root_cause.h"
 #include "launcher/report/start_failures.h"
 
 namespace ddp::launcher {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;  // keys have the order of docs/users/report.md
-using std::chrono::duration_cast;
-using std::chrono::microseconds;
-
 constexpr int kFormat = 1;
 /// Number of failures reported with their last lines. All of them would make the report of a large job too
 /// long to read.
 constexpr std::size_t kTails = 16;
-
-double seconds(std::chrono::nanoseconds time) {
-  return static_cast<double>(duration_cast<microseconds>(time).count()) / 1e6;
-}
-
-OrderedJson text_or_null(const std::string& text) {
-  return text.empty() ? OrderedJson() : OrderedJson(text);
-}
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
@@ -42,11 +29,7 @@ std::vector<std::string> lines_of(const std::string& text) {
 }
 
 OrderedJson error_json(const Error& error) {
-  const char* kind = "Internal";
-  for (const ExitCodeRow& row : exit_code_table()) {
-    if (row.error == error.code) kind = row.kind;
-  }
-  return {{"kind", kind},
+  return {{"kind", error_kind(error)},
           {"errno", error.sys == 0 ? OrderedJson() : OrderedJson(error.sys)},
           {"text", error.text}};
 }
@@ -92,7 +75,7 @@ class ReportWriter {
     report["why"] = text_or_null(exit_.why);
     report["started"] = utc_text(wall(facts_.began));
     report["ended"] = utc_text(facts_.ended_at);
-    report["duration_s"] = seconds(facts_.ended - facts_.began);
+    report["duration_s"] = in_seconds(facts_.ended - facts_.began);
     report["job"] = {{"id", facts_.job_id},
                      {"directory", text_or_null(facts_.job_dir)},
                      {"nodes", facts_.nodes},
@@ -145,9 +128,9 @@ class ReportWriter {
     json["attempt"] = failure.attempt;
     json["start_attempt"] = ran ? OrderedJson(failure.start_attempt) : OrderedJson();
     json["time"] = failure.when.count() == 0 ? OrderedJson() : OrderedJson(utc_text(wall(failure.when)));
-    json["since_start_s"] = seconds(failure.at);
-    json["margin_s"] = seconds(failure.at_error);
-    json["ran_s"] = failure.ran ? OrderedJson(seconds(*failure.ran)) : OrderedJson();
+    json["since_start_s"] = in_seconds(failure.at);
+    json["margin_s"] = in_seconds(failure.at_error);
+    json["ran_s"] = failure.ran ? OrderedJson(in_seconds(*failure.ran)) : OrderedJson();
     json["error"] = ran ? OrderedJson() : error_json(failure.error);
     json["out_of_memory"] = text_or_null(evidence.oom);
     json["xid"] = lines_of(evidence.xid);

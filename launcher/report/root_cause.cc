@@ -46,10 +46,6 @@ constexpr std::array<std::string_view, 21> kEchoes{
     " lost rank ",  // the bundled trainer
 };
 
-bool is_worker(const Failure& failure) {
-  return failure.of_worker();
-}
-
 bool has_echo(std::string_view text) {
   return std::any_of(kEchoes.begin(), kEchoes.end(),
                      [&](std::string_view words) { return text.find(words) != std::string_view::npos; });
@@ -238,7 +234,7 @@ std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures)
     if (failure.stopped_by_us) continue;
     const auto latest = failure.at + failure.at_error;
     surely_over = std::min(surely_over.value_or(latest), latest);
-    if (!is_worker(failure)) continue;
+    if (!failure.of_worker()) continue;
     const auto first = first_on.try_emplace(failure.host, failure.at).first;
     first->second = std::min(first->second, failure.at);
   }
@@ -246,7 +242,7 @@ std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures)
   for (std::size_t i = 0; i < failures.size(); ++i) {
     const Failure& failure = failures[i];
     if (failure.stopped_by_us || failure.at - failure.at_error - kNoticed > *surely_over) continue;
-    if (is_worker(failure) && failure.at > first_on[failure.host]) continue;
+    if (failure.of_worker() && failure.at > first_on[failure.host]) continue;
     if (!best || better(failure, failures[*best])) best = i;
   }
   if (!best) return best;

@@ -33,11 +33,11 @@ UniqueFd tcp_socket(const Endpoint& endpoint) {
   return fd;
 }
 
-UniqueFd duplicate(int fd) {
+}  // namespace
+
+UniqueFd SshSession::duplicate(int fd) {
   return UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
 }
-
-}  // namespace
 
 SshSession::SshSession(asio::io_context& io, asio::io_context& agent_io, SshTarget target,
                        SshSessionEvents events)

@@ -69,6 +69,7 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
   enum class Step { kConnect, kGreet, kLogin, kAgent, kOpen, kExecute, kRun, kDone };
   enum class StepResult { kNext, kAgain, kStop };  ///< next step; wait; the session is done or lent
 
+  static UniqueFd duplicate(int fd);
   void connect_next();
   void await_connected();
   void on_connected(const error_code& error);

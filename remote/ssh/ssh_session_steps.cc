@@ -18,10 +18,6 @@ namespace {
 /// administrator allows.
 constexpr int kSendBuffer = 256 << 10;
 
-UniqueFd duplicate(int fd) {
-  return UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
-}
-
 /// An empty result leaves the reason in errno.
 UniqueFd connect_to_agent(const std::string& path) {
   sockaddr_un address{};

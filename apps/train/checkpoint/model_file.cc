@@ -55,7 +55,7 @@ std::string layer_of(const std::string& name) {
 }
 
 /// Suffix of the path while the file is being written.
-constexpr const char* kUnfinished = ".tmp";
+constexpr const char* kUnfinishedSuffix = ".tmp";
 
 template <class T>
 constexpr TensorType kType = std::is_same_v<T, float> ? TensorType::kF32 : TensorType::kF64;
@@ -106,7 +106,7 @@ ModelState<T>::ModelState(const Model<T>& model, std::span<const T> parameters, 
 template <class T>
 Result<> export_model(const std::string& path, Model<T>& model) {
   const ModelState<T> state(model, model.parameters(), model.running_statistics(), model.batches());
-  const std::string unfinished = path + kUnfinished;
+  const std::string unfinished = path + kUnfinishedSuffix;
   auto written = write_safetensors(unfinished, state.tensors(),
                                    {{"format", "pt"}, {"model", std::string(model.name())}});
   if (!written) return written.error();
@@ -123,7 +123,7 @@ Result<> check_export_path(const std::string& path) {
   const auto status = std::filesystem::status(path, ignored);
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     return Error{ErrorCode::kUsage, "--export " + path + ": exists and is not a regular file"};
-  return check_output_path("--export", path + kUnfinished);
+  return check_output_path("--export", path + kUnfinishedSuffix);
 }
 
 template <class T>

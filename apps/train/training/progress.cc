@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/train/training/run_output.h"
+#include "base/clock.h"
 #include "base/format_text.h"
 
 namespace ddp::train {
@@ -18,10 +19,6 @@ constexpr int kBarCells = 20;
 /// Returns " loss MEAN"; empty if no step counts.
 std::string loss_text(double sum, int steps) {
   return steps == 0 ? "" : format_text(" loss %.4g", sum / steps);
-}
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 }  // namespace

@@ -24,6 +24,7 @@
 #include "apps/train/training/progress.h"
 #include "apps/train/training/run_output.h"
 #include "apps/train/training/training_state.h"
+#include "base/clock.h"
 #include "base/format_text.h"
 
 namespace ddp::train {
@@ -31,10 +32,6 @@ namespace ddp::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 std::string hash_text(std::uint64_t hash) {
   return format_text("%016" PRIx64, hash);

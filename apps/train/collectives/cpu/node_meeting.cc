@@ -22,8 +22,6 @@ namespace ddp::train {
 
 namespace {
 
-constexpr std::chrono::seconds kHelloTimeout{2};
-
 std::string rank_text(const NodeConfig& config, int local_rank) {
   return "rank " + std::to_string(config.ranks[static_cast<std::size_t>(local_rank)]);
 }

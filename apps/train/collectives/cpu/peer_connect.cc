@@ -14,9 +14,6 @@ namespace ddp::train {
 
 namespace {
 
-/// A stray connection that sends nothing may block the listener this long.
-constexpr std::chrono::seconds kHelloTimeout{2};
-
 int name_of(const PeerConfig& config, int rank) {
   return config.names.empty() ? rank : config.names[static_cast<std::size_t>(rank)];
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -21,6 +22,9 @@ struct PeerHello {
 
   friend bool operator==(const PeerHello&, const PeerHello&) = default;
 };
+
+/// A stray connection that sends nothing may block a listener this long.
+inline constexpr std::chrono::seconds kHelloTimeout{2};
 
 /// Returns the 64-bit FNV-1a hash.
 std::uint64_t job_number(std::string_view job_id);
