@@ -16,6 +16,7 @@
 #include "base/asio.h"
 #include "base/build_identity.h"
 #include "base/child_process.h"
+#include "base/file_bytes.h"
 #include "base/find_program.h"
 #include "launcher/agent/agent.h"
 #include "remote/bootstrap/bootstrap.h"
@@ -43,14 +44,7 @@ constexpr rlim_t kFewestFiles = 40;  ///< those of the agent, the keeper, and on
 bool write_hello(int fd) {
   const std::string line =
       remote::hello_line({static_cast<int>(rendezvous::kProtocolVersion), std::string(version())});
-  std::string_view rest = line;
-  while (!rest.empty()) {
-    const ssize_t count = ::write(fd, rest.data(), rest.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return false;
-    rest.remove_prefix(static_cast<std::size_t>(count));
-  }
-  return true;
+  return write_bytes(fd, line, "the hello").has_value();
 }
 
 /// Returns a condition that would end the agent without a message or with an exception, found before anything

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/file_bytes.h"
 #include "launcher/keeper/cgroup.h"
 
 namespace ddp::launcher {
@@ -28,26 +29,16 @@ constexpr std::size_t kMaxLine = 512;
 constexpr std::chrono::seconds kReadTime{2};
 constexpr std::uint64_t kXidAge = 60'000'000;  ///< µs before the end of the attempt
 
-/// Reads at most `limit` bytes; empty if unreadable. Only for files that never block.
-std::string read_start(const std::string& path, std::size_t limit) {
-  // Another user may have put a fifo at this path.
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-  std::string text;
-  std::array<char, 4096> buffer;
-  while (file && text.size() < limit) {
-    const ssize_t count = ::read(file.get(), buffer.data(), std::min(buffer.size(), limit - text.size()));
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) break;
-    text.append(buffer.data(), static_cast<std::size_t>(count));
-  }
-  return text;
+/// Another user may have put a fifo at the path.
+std::string read_small(const std::string& path, std::size_t limit) {
+  return read_start(path, limit, O_NONBLOCK | O_NOCTTY);
 }
 
 /// The file that counts OOM kills of `pid`'s memory cgroup: version 1 if it has the controller, else version
 /// 2. A v2 group without the controller is counted in the nearest ancestor that has it.
 std::string memory_events_of(pid_t pid) {
-  const std::string groups = read_start("/proc/" + std::to_string(pid) + "/cgroup", kMaxSmallFile);
-  const std::string mounts = read_start("/proc/self/mountinfo", kMaxSmallFile);
+  const std::string groups = read_small("/proc/" + std::to_string(pid) + "/cgroup", kMaxSmallFile);
+  const std::string mounts = read_small("/proc/self/mountinfo", kMaxSmallFile);
   if (std::string v1 = find_cgroup(mounts, groups, "memory"); !v1.empty()) return v1 + "/memory.oom_control";
   std::string group = find_cgroup(mounts, groups, "");
   while (!group.empty()) {
@@ -92,13 +83,13 @@ void EvidenceCollector::find_memory_group() {
 }
 
 EvidenceCollector::OomCounter EvidenceCollector::OomCounter::read(std::string file) {
-  const auto start = file.empty() ? std::nullopt : parse_oom_kills(read_start(file, kMaxSmallFile));
+  const auto start = file.empty() ? std::nullopt : parse_oom_kills(read_small(file, kMaxSmallFile));
   if (!start) return {};
   return {std::move(file), *start};
 }
 
 std::uint64_t EvidenceCollector::OomCounter::now() const {
-  const auto value = file.empty() ? std::nullopt : parse_oom_kills(read_start(file, kMaxSmallFile));
+  const auto value = file.empty() ? std::nullopt : parse_oom_kills(read_small(file, kMaxSmallFile));
   return std::max(value.value_or(start), start);
 }
 
@@ -154,7 +145,7 @@ Awaitable<std::map<std::uint32_t, std::string>> EvidenceCollector::read_error_fi
   std::function<Result<Texts>()> read = [paths = std::move(paths)]() -> Result<Texts> {
     Texts texts;
     for (const auto& [rank, path] : paths)
-      texts[rank] = read_start(path, kMaxErrorFile);
+      texts[rank] = read_small(path, kMaxErrorFile);
     return texts;
   };
   auto texts = co_await disk_.run(std::move(read), Clock::now() + kReadTime);

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "base/file_bytes.h"
 #include "base/list_directory.h"
 
 namespace ddp::launcher {
@@ -28,13 +29,6 @@ std::vector<fs::path> entries(const fs::path& directory) {
   std::vector<fs::path> found = list_directory(directory);
   std::sort(found.begin(), found.end());
   return found;
-}
-
-std::string first_line(const fs::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
 }
 
 bool is_active(const fs::path& port) {

@@ -21,6 +21,7 @@
 
 #include "base/child_process.h"
 #include "base/clock.h"
+#include "base/file_bytes.h"
 #include "base/find_program.h"
 #include "base/list_directory.h"
 #include "launcher/agent/check_interpreter.h"
@@ -41,13 +42,6 @@ constexpr std::size_t kToolText = 256 * 1024;
 /// Processes that are named per GPU; the others are counted.
 constexpr std::size_t kNamedHolders = 3;
 constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
-
-std::string first_line_of(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
 
 std::uint64_t soft_limit(decltype(RLIMIT_NOFILE) which) {
   rlimit limit{};
@@ -309,7 +303,7 @@ std::string os_name(const std::string& path) {
 
 std::string process_text(std::uint32_t pid, const std::string& proc, const std::string& passwd) {
   const std::string number = std::to_string(pid);
-  const std::string name = first_line_of(proc + "/" + number + "/comm");
+  const std::string name = first_line(proc + "/" + number + "/comm");
   if (name.empty()) return "process " + number + " (of another container, or hidden)";
   std::string user;
   std::ifstream status(proc + "/" + number + "/status");
@@ -334,7 +328,7 @@ std::vector<std::string> infiniband_adapters(const std::string& root) {
   std::vector<std::string> active;
   for (const fs::path& adapter : list_directory(root + "/sys/class/infiniband")) {
     for (const fs::path& port : list_directory(adapter / "ports")) {
-      if (first_line_of(port / "state").find("ACTIVE") == std::string::npos) continue;
+      if (first_line(port / "state").find("ACTIVE") == std::string::npos) continue;
       active.push_back(adapter.filename());
       break;
     }

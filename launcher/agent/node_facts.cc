@@ -24,6 +24,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include "base/file_bytes.h"
 #include "base/list_directory.h"
 #include "base/parse_text.h"
 
@@ -32,13 +33,6 @@ namespace facts {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string first_line_of(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
 
 struct CgroupMount {
   std::string root;  // the cgroup of the hierarchy that is mounted
@@ -83,14 +77,14 @@ std::optional<std::uint32_t> quota_in(const std::string& directory, bool v2) {
   std::optional<std::int64_t> quota;
   std::optional<std::int64_t> period;
   if (v2) {
-    const std::string line = first_line_of(directory + "/cpu.max");
+    const std::string line = first_line(directory + "/cpu.max");
     const std::vector<std::string_view> words = split_at_blanks(line);
     if (words.size() < 2) return std::nullopt;
     quota = leading_number<std::int64_t>(words[0]);  // "max" is not a number
     period = leading_number<std::int64_t>(words[1]);
   } else {
-    quota = leading_number<std::int64_t>(first_line_of(directory + "/cpu.cfs_quota_us"));  // -1: no limit
-    period = leading_number<std::int64_t>(first_line_of(directory + "/cpu.cfs_period_us"));
+    quota = leading_number<std::int64_t>(first_line(directory + "/cpu.cfs_quota_us"));  // -1: no limit
+    period = leading_number<std::int64_t>(first_line(directory + "/cpu.cfs_period_us"));
   }
   if (!quota || !period || *quota <= 0 || *period <= 0) return std::nullopt;
   return static_cast<std::uint32_t>(std::min<std::int64_t>((*quota + *period - 1) / *period, 1 << 20));
@@ -142,8 +136,8 @@ std::vector<int> affinity_cpus() {
 std::uint32_t physical_cores(const std::vector<int>& cpus, const std::string& root) {
   std::set<std::string> cores;
   for (const int cpu : cpus) {
-    const std::string siblings = first_line_of(root + "/sys/devices/system/cpu/cpu" + std::to_string(cpu) +
-                                               "/topology/thread_siblings_list");
+    const std::string siblings = first_line(root + "/sys/devices/system/cpu/cpu" + std::to_string(cpu) +
+                                            "/topology/thread_siblings_list");
     if (siblings.empty()) return 0;
     cores.insert(siblings);
   }

@@ -13,6 +13,7 @@
 #include <set>
 #include <string_view>
 
+#include "base/file_bytes.h"
 #include "base/parse_text.h"
 #include "base/unique_fd.h"
 #include "launcher/hang/wait_state.h"
@@ -26,21 +27,6 @@ constexpr std::size_t kDescriptors = 4096;
 constexpr std::size_t kTcpTable = 1u << 20;
 constexpr std::size_t kKernelStacks = 16;
 constexpr std::size_t kSocketsNamed = 16;
-
-/// Sets errno when nothing could be read.
-std::string read_file(const std::string& path, std::size_t limit) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  std::string text;
-  if (!fd) return text;
-  std::array<char, 16384> chunk;
-  while (text.size() < limit) {
-    const ssize_t count = ::read(fd.get(), chunk.data(), std::min(chunk.size(), limit - text.size()));
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) break;
-    text.append(chunk.data(), static_cast<std::size_t>(count));
-  }
-  return text;
-}
 
 std::string read_link(const std::string& path) {
   std::array<char, 512> target;
@@ -70,12 +56,12 @@ Thread sample_thread(pid_t pid, pid_t tid) {
   const std::string base = "/proc/" + std::to_string(pid) + "/task/" + std::to_string(tid) + "/";
   Thread thread;
   thread.tid = tid;
-  if (const auto info = parse_stat(read_file(base + "stat", 4096))) {
+  if (const auto info = parse_stat(read_start(base + "stat", 4096))) {
     thread.comm = info->comm;
     thread.snapshot.state = info->state;
   }
-  thread.snapshot.wchan = read_file(base + "wchan", 256);
-  parse_syscall(read_file(base + "syscall", 256), thread.snapshot);
+  thread.snapshot.wchan = read_start(base + "wchan", 256);
+  parse_syscall(read_start(base + "syscall", 256), thread.snapshot);
   return thread;
 }
 
@@ -88,8 +74,8 @@ struct Sockets {
 Sockets read_sockets(pid_t pid) {
   Sockets sockets;
   const std::string base = "/proc/" + std::to_string(pid);
-  parse_tcp_table(read_file(base + "/net/tcp", kTcpTable), sockets.table);
-  parse_tcp_table(read_file(base + "/net/tcp6", kTcpTable), sockets.table);
+  parse_tcp_table(read_start(base + "/net/tcp", kTcpTable), sockets.table);
+  parse_tcp_table(read_start(base + "/net/tcp6", kTcpTable), sockets.table);
   for (const std::uint64_t fd : numbers_in(base + "/fd", kDescriptors)) {
     const auto inode = socket_inode(read_link(base + "/fd/" + std::to_string(fd)));
     const auto known = inode ? sockets.table.find(*inode) : sockets.table.end();
@@ -149,7 +135,7 @@ std::string threads_text(pid_t pid, const std::vector<Thread>& threads, const So
     if (refused != 0 || stacks++ >= kKernelStacks) continue;
     errno = 0;
     const std::string stack =
-        read_file("/proc/" + std::to_string(pid) + "/task/" + std::to_string(group.first) + "/stack", 4096);
+        read_start("/proc/" + std::to_string(pid) + "/task/" + std::to_string(group.first) + "/stack", 4096);
     if (stack.empty() && errno != 0) refused = errno;
     for (std::string_view rest = stack; !rest.empty();) {
       const std::size_t end = std::min(rest.find('\n'), rest.size());

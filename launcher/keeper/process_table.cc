@@ -12,6 +12,7 @@
 #include <csignal>
 #include <memory>
 
+#include "base/file_bytes.h"
 #include "base/parse_text.h"
 #include "base/unique_fd.h"
 
@@ -19,18 +20,7 @@ namespace ddp::launcher {
 namespace {
 
 std::string read_proc(pid_t pid, const char* name, std::size_t limit) {
-  const std::string path = "/proc/" + std::to_string(pid) + "/" + name;
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  std::string text;
-  if (!fd) return text;
-  char chunk[4096];
-  while (text.size() < limit) {
-    const ssize_t size = read(fd.get(), chunk, sizeof chunk);
-    if (size < 0 && errno == EINTR) continue;
-    if (size <= 0) break;
-    text.append(chunk, static_cast<std::size_t>(size));
-  }
-  return text;
+  return read_start("/proc/" + std::to_string(pid) + "/" + name, limit);
 }
 
 /// Takes the next word from `text` as a number.

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/file_bytes.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {
@@ -24,16 +25,6 @@ Result<> make_directories(const std::string& path) {
     const std::string directory = path.substr(0, slash);
     if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST && errno != EISDIR)
       return system_error(errno, "make " + directory);
-  }
-  return {};
-}
-
-Result<> write_whole(int fd, std::string_view bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t count = ::write(fd, bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return system_error(errno, "write " + path);
-    bytes.remove_prefix(static_cast<std::size_t>(count));
   }
   return {};
 }
@@ -90,8 +81,8 @@ Result<std::string> write_new_token(std::string path) {
   std::string beside = path + ".XXXXXX";
   const UniqueFd file(::mkostemp(beside.data(), O_CLOEXEC));  // mode 0600
   if (!file) return system_error(errno, "write " + path);
-  Result<> written = write_whole(file.get(), token->secret.reveal(), path);
-  if (written) written = write_whole(file.get(), "\n", path);
+  Result<> written = write_bytes(file.get(), token->secret.reveal(), path);
+  if (written) written = write_bytes(file.get(), "\n", path);
   if (written && ::fsync(file.get()) != 0) written = system_error(errno, "write " + path);
   // link() replaces no file, unlike rename().
   if (written && ::link(beside.c_str(), path.c_str()) != 0) {

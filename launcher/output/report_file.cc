@@ -7,23 +7,11 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "base/file_bytes.h"
 #include "base/trusted_path.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {
-namespace {
-
-Result<> write_all(int fd, std::string_view text, const std::string& path) {
-  while (!text.empty()) {
-    const ssize_t count = ::write(fd, text.data(), text.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return system_error(errno, "write " + path);
-    text.remove_prefix(static_cast<std::size_t>(count));
-  }
-  return {};
-}
-
-}  // namespace
 
 Result<> write_report(const std::string& path, std::string_view text) {
   // A rename would replace a link instead of its target.
@@ -34,7 +22,7 @@ Result<> write_report(const std::string& path, std::string_view text) {
   if (::stat(path.c_str(), &found) == 0 && !S_ISREG(found.st_mode)) {
     const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
     if (!file) return system_error(errno, "open " + path);
-    return write_all(file.get(), text, path);
+    return write_bytes(file.get(), text, path);
   }
   const std::string beside = target + ".part" + std::to_string(::getpid());
   // In a directory that others may write to, such as /tmp, another user may have created this file or a link.
@@ -45,7 +33,7 @@ Result<> write_report(const std::string& path, std::string_view text) {
     file.reset(::open(beside.c_str(), kNew, 0666));
   }
   if (!file) return system_error(errno, "create " + beside);
-  Result<> written = write_all(file.get(), text, beside);
+  Result<> written = write_bytes(file.get(), text, beside);
   // Some disks report only here that they are full.
   if (::close(file.release()) != 0 && written) written = system_error(errno, "write " + beside);
   if (written && ::rename(beside.c_str(), target.c_str()) != 0) {

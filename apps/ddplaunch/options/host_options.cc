@@ -201,11 +201,12 @@ void fill_slots(long long total, const std::string& what, JobSpec& spec, Diagnos
     ++used;
   }
   if (!without.empty()) {
-    diagnostics.fail(what + " fills the slots of the hosts, but these have no slots=: " + joined(without) +
-                     "; give each host slots=, or none");
+    diagnostics.fail(what + " fills the slots of the hosts, but these have no slots=: " +
+                     join_some(without, kMaxNamed) + "; give each host slots=, or none");
   } else if (rest > 0) {
-    diagnostics.fail(what + " is more than the " + std::to_string(total - rest) + " slots of the hosts: " +
-                     joined(full) + "; ask for fewer, raise slots= there, or add --oversubscribe");
+    diagnostics.fail(what + " is more than the " + std::to_string(total - rest) +
+                     " slots of the hosts: " + join_some(full, kMaxNamed) +
+                     "; ask for fewer, raise slots= there, or add --oversubscribe");
   }
   spec.max_nodes = used;
 }

@@ -2,22 +2,13 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 
+#include "base/file_bytes.h"
 #include "base/list_directory.h"
 
 namespace ddp::train {
 
-namespace {
-
-std::string first_line(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
-}  // namespace
+namespace {}  // namespace
 
 std::vector<std::string> active_infiniband(const std::string& root) {
   std::vector<std::string> ports;
