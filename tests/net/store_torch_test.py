@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 """Runs an interpreter's real PyTorch against our store, and our client against PyTorch's own store.
 
-store_torch_test.py SERVER CLIENT PYTHON: SERVER and CLIENT are our store_server_main and store_client_main. PYTHON is a path,
-or the name of an environment variable that holds one ("$DDP_TEST_TORCH_PYTHON"). Exit code 77: not found.
+store_torch_test.py server SERVER PYTHON: PyTorch's clients against SERVER, our store_server_main.
+store_torch_test.py client CLIENT PYTHON: CLIENT, our store_client_main, against PyTorch's own store.
+
+PYTHON is a path, or the name of an environment variable that holds one ("$DDP_TEST_TORCH_PYTHON"). Exit code 77: it is not
+there, or its PyTorch is missing or too old.
 """
 import os
 import pathlib
@@ -73,7 +76,11 @@ def gloo(python, port, ranks):
         children.append(subprocess.Popen([python, HERE / "store_torch_gloo.py"], env=environment))
     try:
         deadline = time.monotonic() + LIMIT_S
-        return max(child.wait(max(0.1, deadline - time.monotonic())) for child in children)
+        codes = [child.wait(max(0.1, deadline - time.monotonic())) for child in children]
+        if not any(codes):
+            return 0
+        print(f"{python}: the ranks ended with {codes}")  # a negative code is a signal
+        return 1
     except subprocess.TimeoutExpired:
         print(f"{python}: {ranks} ranks did not meet within {LIMIT_S} s")
         return 1
@@ -84,14 +91,11 @@ def gloo(python, port, ranks):
 
 
 def main():
-    server, client, python = sys.argv[1], sys.argv[2], interpreter(sys.argv[3])
-    status = with_server(server, lambda port: conformance(python, port))
-    if status == 0:
-        status = with_server(server, lambda port: gloo(python, port, RANKS))
-    if status == 0:
-        status = subprocess.run([python, HERE / "store_torch_server.py", client], timeout=LIMIT_S).returncode
-        status = 0 if status == SKIPPED else status
-    return status
+    side, program, python = sys.argv[1], sys.argv[2], interpreter(sys.argv[3])
+    if side == "client":
+        return subprocess.run([python, HERE / "store_torch_server.py", program], timeout=LIMIT_S).returncode
+    status = with_server(program, lambda port: conformance(python, port))
+    return status or with_server(program, lambda port: gloo(python, port, RANKS))
 
 
 sys.exit(main())
