@@ -148,14 +148,12 @@ class DenyList(SshEnvTest):
         # The worker is /usr/bin/env, since a shell would set some of these variables itself. Values such as RANK=0 do not
         # make this launcher a node of a larger job.
         self.cluster()
-        mine = dict(self.env)
-        for name in self.DENIED:
-            if name not in ("HOME", "LD_PRELOAD", "LD_AUDIT", "SSH_AUTH_SOCK", "TMPDIR", "PWD"):
-                mine[name] = "only-here-" + name
-        mine["LD_PRELOAD"] = mine["LD_AUDIT"] = ""
+        mine = dict(self.env, **{name: "only-here-" + name for name in self.DENIED})
+        for name in ("HOME", "TMPDIR", "XDG_CONFIG_HOME"):  # must exist
+            mine[name] = str(self.dir / f"only-here-{name}")
+            os.mkdir(mine[name])
         free = {"WANDB_API_KEY": "k", "HF_HOME": "/x", "NCCL_DEBUG": "only-here-not", "CUDA_HOME": "/c", "ENVIRONMENT": "e",
-                "TERRAFORM": "ok" if False else "t", "OMP_PLACES": "cores", "WORLD": "w", "RANKING": "r", "LISTENER": "l"}
-        free.pop("TERRAFORM")  # matches TERM* of the list
+                "TERRAFORM": "t", "OMP_PLACES": "cores", "WORLD": "w", "RANKING": "r", "LISTENER": "l"}
         mine.update(free)
         done = self.run_job(*self.ssh, "/usr/bin/env", "-0", env=mine)
         self.assert_code(done, 0)
