@@ -86,6 +86,16 @@ struct Linked {
   }
 };
 
+/// Runs the loop until bytes of `talk` were sent and no further byte is accepted.
+void run_until_blocked(GuardedPort& world, const Talk& talk) {
+  REQUIRE(world.run_until([&] { return talk.sent > 0; }));
+  for (std::size_t before = 0; before != talk.sent;) {
+    before = talk.sent;
+    world.loop.restart();
+    world.loop.run_for(200ms);
+  }
+}
+
 /// Fails like a socket that the remote machine resets.
 class BrokenStream final : public ByteStream {
  public:
@@ -121,13 +131,8 @@ TEST_CASE("a channel whose owner does not read blocks the remote side and loses 
   const std::string up = some_text(60'000'000, 3);
   Talk node;
   run_task(link.world, Talk::say(&node, link.node.get(), up));
-  std::size_t before = 0;
-  do {  // until no byte moves
-    before = node.sent;
-    link.world.loop.restart();
-    link.world.loop.run_for(200ms);
-  } while (node.sent != before);
-  CHECK(node.sent < up.size());
+  run_until_blocked(link.world, node);
+  REQUIRE(node.sent < up.size());
   Talk master;
   run_task(link.world, Talk::hear(&master, link.master.get(), up.size()));
   REQUIRE(link.world.run_until([&] { return master.heard.size() >= up.size(); }));
@@ -220,14 +225,11 @@ TEST_CASE("bytes written before the channel was destroyed are sent, then the rem
 
 TEST_CASE("a remote side that reads nothing delays the end of a channel by at most two seconds") {
   Linked link;
+  const std::string down = some_text(60'000'000, 5);
   Talk master;
-  run_task(link.world, Talk::say(&master, link.master.get(), some_text(60'000'000, 5)));
-  std::size_t before = 0;
-  do {
-    before = master.sent;
-    link.world.loop.restart();
-    link.world.loop.run_for(200ms);
-  } while (master.sent != before);
+  run_task(link.world, Talk::say(&master, link.master.get(), down));
+  run_until_blocked(link.world, master);
+  REQUIRE(master.sent < down.size());
   const std::weak_ptr<launcher::SecureLine> line = link.channel->line();
   error_code ignored;
   link.channel->link().close(ignored);  // ends the writer
