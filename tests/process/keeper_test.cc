@@ -57,6 +57,15 @@ Node start_ready(const std::string& agent_mode, const std::string& lease_ms, con
   return node;
 }
 
+/// Long enough for an agent that a busy machine does not run for a while: it renews every 20 ms.
+const std::string kLeaseMs = "1500";
+constexpr std::chrono::milliseconds kLongerThanLease{2000};
+
+bool is_stopped(pid_t pid) {
+  const auto process = read_process(pid);
+  return process && process->state == 'T';
+}
+
 std::string ended(std::size_t count) {
   return "; killed " + std::to_string(count) + (count == 1 ? " leftover process\n" : " leftover processes\n");
 }
@@ -92,10 +101,11 @@ TEST_CASE("a keeper that could not kill a process reports it by its exit code, f
     REQUIRE(read_bytes(node.liveness.read_end.get(), 1) == "r");
     if (killed) {
       pid_t agent = -1;
-      while (agent < 0) {  // the worker is older than the agent
+      REQUIRE(wait_until([&] {  // the worker is older than the agent
         for (const ProcessInfo& info : live_processes_of(node.mark))
           if (info.parent == node.keeper.pid() && info.comm == "process_host") agent = info.pid;
-      }
+        return agent > 0;
+      }));
       REQUIRE(kill(agent, SIGKILL) == 0);
     } else {
       REQUIRE(write(node.input.write_end.get(), "x", 1) == 1);
@@ -140,15 +150,14 @@ TEST_CASE("the whole tree of an agent killed during a fork storm is killed") {
 }
 
 TEST_CASE("an agent that is frozen past its lease is killed with its whole tree") {
-  Node node = start_ready("serve", "300", "family", 5);
-  // Wait longer than the lease: the agent renews it.
-  CHECK(!wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(900)));
+  Node node = start_ready("serve", kLeaseMs, "family", 5);
+  CHECK(!wait_readable(node.keeper.pidfd(), kLongerThanLease));  // the agent renews it
   const auto stopped_at = std::chrono::steady_clock::now();
   REQUIRE(kill(node.agent, SIGSTOP) == 0);
   CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
-  const auto took = std::chrono::steady_clock::now() - stopped_at;
-  CHECK(took > std::chrono::milliseconds(250));
-  CHECK(took < std::chrono::seconds(5));
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - stopped_at;
+  CHECK(took.count() > 0.5);  // less than the lease: the last renewal was before the stop
+  CHECK(took.count() < 7);
   CHECK(node.all_gone());
   CHECK(node.said() == "ddplaunchd keeper: the agent's lease expired" + ended(6));
 }
@@ -173,18 +182,17 @@ TEST_CASE("the agent stops its workers and exits after the kill of its keeper") 
 TEST_CASE("the kill of the keeper wakes even a frozen agent, which stops its workers and exits") {
   Node node = start_ready("serve", "0", "family", 5);
   REQUIRE(kill(node.agent, SIGSTOP) == 0);
-  while (read_process(node.agent)->state != 'T')
-    wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(1));
+  REQUIRE(wait_until([&] { return is_stopped(node.agent); }));
   REQUIRE(kill(node.keeper.pid(), SIGKILL) == 0);
   CHECK(wait_end(node.keeper) == ExitStatus::signaled(SIGKILL));
   CHECK(node.all_gone());
 }
 
 TEST_CASE("a frozen keeper that continues does not take its own pause for a silent agent") {
-  Node node = start_ready("serve", "900", "stubborn", 1);
+  Node node = start_ready("serve", kLeaseMs, "stubborn", 1);
   REQUIRE(node.keeper.send_signal(SIGSTOP).has_value());
-  CHECK(!wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(1500)));
-  CHECK(read_process(node.keeper.pid())->state != 'T');
+  CHECK(!wait_readable(node.keeper.pidfd(), kLongerThanLease));
+  CHECK(!is_stopped(node.keeper.pid()));
   REQUIRE(node.keeper.send_signal(SIGTERM).has_value());
   CHECK(wait_end(node.keeper) == ExitStatus::exited(5));
   CHECK(node.all_gone());
@@ -202,7 +210,7 @@ TEST_CASE("a frozen keeper kills the tree when its agent is killed") {
 }
 
 TEST_CASE("a lease ends also while keeper and agent are frozen") {
-  Node node = start_ready("serve", "900", "family", 5);
+  Node node = start_ready("serve", kLeaseMs, "family", 5);
   // The timers repeat: the keeper continues each time.
   for (int stop = 0; stop < 3; ++stop) {
     CHECK(!wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(300)));
@@ -228,8 +236,7 @@ TEST_CASE("a stop signal to the keeper reaches the agent as the same signal") {
 TEST_CASE("a stop signal to the keeper also reaches a frozen agent") {
   Node node = start_ready("serve", "0", "family", 5);
   REQUIRE(kill(node.agent, SIGSTOP) == 0);
-  while (read_process(node.agent)->state != 'T')
-    wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(1));
+  REQUIRE(wait_until([&] { return is_stopped(node.agent); }));
   REQUIRE(node.keeper.send_signal(SIGTERM).has_value());
   CHECK(wait_end(node.keeper) == ExitStatus::exited(5));
   CHECK(node.all_gone());

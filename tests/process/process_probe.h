@@ -10,6 +10,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/child_process.h"
@@ -42,6 +43,17 @@ inline Pipe make_pipe() {
 inline bool wait_readable(int fd, std::chrono::milliseconds limit = kPatience) {
   pollfd entry{fd, POLLIN, 0};
   return poll(&entry, 1, static_cast<int>(limit.count())) == 1;
+}
+
+/// Polls an event of another process that no descriptor announces. Returns false after kPatience.
+template <class Condition>
+bool wait_until(Condition condition) {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
 }
 
 /// Reads exactly `count` bytes, or fewer at the end of the stream or after kPatience.
