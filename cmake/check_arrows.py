@@ -124,7 +124,7 @@ CORE_CALLS = re.compile(r"\b(\w+_clock\s*::\s*now(?=\s*\()|(?:secure_)?getenv(?=
 NO_CODE = re.compile(
     r'//[^\n]*|/\*[\s\S]*?\*/|R"(\w*)\([\s\S]*?\)\1"|"(?:[^"\\\n]|\\.)*"|(?<![0-9a-fA-F])\'(?:[^\'\\\n]|\\.)+\'')
 # Incrementing a directory_iterator throws when a disk fails or a process of /proc has ended.
-LISTED_BY = "base/list_directory.h"
+LISTED_BY = "base/files.h"
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
 SOURCES = {".h", ".cc", ".cu", ".cuh"}
 UNKNOWN_SOURCES = {".c", ".c++", ".cpp", ".cppm", ".cxx", ".h++", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".ipp", ".tcc"}

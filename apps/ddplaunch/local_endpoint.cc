@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "base/asio.h"
+#include "base/files.h"
 #include "base/host_name.h"
-#include "base/list_directory.h"
 #include "base/safe_text.h"
 #include "launcher/hang/wait_state.h"
 

@@ -16,7 +16,7 @@
 #include "base/asio.h"
 #include "base/build_identity.h"
 #include "base/child_process.h"
-#include "base/file_bytes.h"
+#include "base/files.h"
 #include "base/find_program.h"
 #include "launcher/agent/agent.h"
 #include "remote/bootstrap/bootstrap.h"

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/file_bytes.h"
+#include "base/files.h"
 #include "launcher/keeper/cgroup.h"
 
 namespace ddp::launcher {

@@ -13,8 +13,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "base/file_bytes.h"
-#include "base/list_directory.h"
+#include "base/files.h"
 
 namespace ddp::launcher {
 namespace {

@@ -21,9 +21,8 @@
 
 #include "base/child_process.h"
 #include "base/clock.h"
-#include "base/file_bytes.h"
+#include "base/files.h"
 #include "base/find_program.h"
-#include "base/list_directory.h"
 #include "launcher/agent/check_interpreter.h"
 #include "launcher/agent/node_job.h"
 #include "launcher/agent_core/gpu_facts.h"

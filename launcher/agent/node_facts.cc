@@ -24,8 +24,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include "base/file_bytes.h"
-#include "base/list_directory.h"
+#include "base/files.h"
 #include "base/parse_text.h"
 
 namespace ddp::launcher {

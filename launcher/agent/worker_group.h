@@ -11,8 +11,8 @@
 #include "base/child_process.h"
 #include "base/result.h"
 #include "base/spawn_pool.h"
-#include "base/task_group.h"
 #include "launcher/agent/worker_pipes.h"
+#include "launcher/inspection/task_group.h"
 #include "launcher/keeper/process_tree.h"
 
 namespace ddp::launcher {

@@ -20,7 +20,7 @@
 #include <variant>
 #include <vector>
 
-#include "base/list_directory.h"
+#include "base/files.h"
 #include "base/unique_fd.h"
 #include "rendezvous/worker/worker_session.h"
 

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "base/task_group.h"
 #include "launcher/hang/activity_tracker.h"
 #include "launcher/inspection/process_inspection.h"
+#include "launcher/inspection/task_group.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "base/task_group.h"
+#include "launcher/inspection/task_group.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {

@@ -13,7 +13,7 @@
 #include <set>
 #include <string_view>
 
-#include "base/file_bytes.h"
+#include "base/files.h"
 #include "base/parse_text.h"
 #include "base/unique_fd.h"
 #include "launcher/hang/wait_state.h"

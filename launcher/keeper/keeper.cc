@@ -26,7 +26,7 @@
 
 #include "base/clock.h"
 #include "base/exit_status.h"
-#include "base/list_directory.h"
+#include "base/files.h"
 #include "base/result.h"
 #include "launcher/keeper/cgroup.h"
 #include "launcher/keeper/process_tree.h"

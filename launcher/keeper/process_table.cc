@@ -12,7 +12,7 @@
 #include <csignal>
 #include <memory>
 
-#include "base/file_bytes.h"
+#include "base/files.h"
 #include "base/parse_text.h"
 #include "base/unique_fd.h"
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "base/file_bytes.h"
+#include "base/files.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {

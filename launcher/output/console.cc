@@ -16,7 +16,7 @@
 #include <string>
 #include <utility>
 
-#include "base/list_directory.h"
+#include "base/files.h"
 
 namespace ddp::launcher {
 namespace {

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 
-#include "base/file_bytes.h"
+#include "base/files.h"
 #include "base/trusted_path.h"
 #include "base/unique_fd.h"
 

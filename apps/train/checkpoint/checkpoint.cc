@@ -17,8 +17,8 @@
 
 #include "apps/train/data/checksum.h"
 #include "apps/train/schedule/sampler.h"
+#include "base/files.h"
 #include "base/format_text.h"
-#include "base/list_directory.h"
 
 namespace ddp::train {
 

@@ -18,7 +18,7 @@
 
 #include "apps/train/checkpoint/model_file.h"
 #include "apps/train/checkpoint/output_path.h"
-#include "base/list_directory.h"
+#include "base/files.h"
 #include "base/unique_fd.h"
 
 namespace ddp::train {

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/list_directory.h"
+#include "base/files.h"
 #include "base/unique_fd.h"
 #include "rendezvous/flight_recorder/desync_analysis.h"
 

@@ -13,7 +13,7 @@
 #include "apps/train/health/health_device.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "apps/train/kernels/cpu/kernel_table.h"
-#include "base/list_directory.h"
+#include "base/files.h"
 
 namespace ddp::train {
 

@@ -1,4 +1,4 @@
-#include "base/list_directory.h"
+#include "base/files.h"
 
 #include <dirent.h>
 #include <dlfcn.h>

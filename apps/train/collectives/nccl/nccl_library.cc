@@ -9,8 +9,8 @@
 #include <system_error>
 
 #include "apps/train/collectives/nccl/nccl_id.h"
+#include "base/files.h"
 #include "base/find_program.h"
-#include "base/list_directory.h"
 #include "base/safe_text.h"
 
 namespace ddp::train {

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "base/file_bytes.h"
-#include "base/list_directory.h"
+#include "base/files.h"
 
 namespace ddp::train {
 

@@ -1,4 +1,4 @@
-#include "base/file_bytes.h"
+#include "base/files.h"
 
 #include <fcntl.h>
 #include <unistd.h>
