@@ -183,6 +183,7 @@ JobDir::StreamFiles& JobDir::output(const OutputKey& key) {
   if (key.attempt > attempt_) {
     close_all();
     attempt_ = key.attempt;
+    pack_attempts();
   }
   StreamFiles& output = outputs_[key];
   output.files.emplace_back(file(key.attempt, key.rank, key.stream),
@@ -194,6 +195,21 @@ JobDir::StreamFiles& JobDir::output(const OutputKey& key) {
                               limits_);
   }
   return output;
+}
+
+/// Packs the attempts between the first and the last ones, if they wrote little.
+void JobDir::pack_attempts() {
+  for (; limits_.part_size == 0 && next_packed_ + kLastAttemptsKept <= attempt_; ++next_packed_) {
+    const auto first = outputs_.lower_bound({next_packed_, 0, 0, 0});
+    const auto last = outputs_.lower_bound({next_packed_ + 1, 0, 0, 0});
+    const bool whole = std::all_of(first, last, [](const auto& output) {
+      return std::none_of(output.second.files.begin(), output.second.files.end(),
+                          [](const OutputFile& file) { return file.has_gaps(); });
+    });
+    if (!whole) continue;
+    outputs_.erase(first, last);
+    pack_short_attempt(path_, next_packed_);
+  }
 }
 
 /// Closing all files is cheap and rare. Each is opened again for its next bytes.

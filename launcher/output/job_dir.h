@@ -14,6 +14,7 @@
 #include "base/unique_fd.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/output/output_file.h"
+#include "launcher/output/short_attempts.h"
 
 namespace ddp::launcher {
 
@@ -33,10 +34,11 @@ inline constexpr std::uint8_t kHangText = 4;
 inline constexpr std::uint8_t kJobLog = 5;
 
 /// The job's directory on the master: raw bytes of each rank and stream, `attempt_0/rank_00003.stderr`, and
-/// their copies under --log-dir (docs/users/output.md). A file is created with its first byte. Deletes only
-/// parts beyond the user's limit and the oldest content of a long ddplaunch.log. If the disk accepts nothing,
-/// only the files lose bytes. This is reported once, and the missing bytes are reported when there is room
-/// again. Writes block; only the thread of JobWriter calls this class, except for create() and file().
+/// their copies under --log-dir (docs/users/output.md). A file is created with its first byte. Of many
+/// attempts the short ones are packed (short_attempts.h). Deletes only parts beyond the user's limit and the
+/// oldest content of a long ddplaunch.log. If the disk accepts nothing, only the files lose bytes. This is
+/// reported once, and the missing bytes are reported when there is room again. Writes block; only the thread
+/// of JobWriter calls this class, except for create() and file().
 class JobDir {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -65,6 +67,7 @@ class JobDir {
   };
   StreamFiles& output(const OutputKey& key);
   void close_all();
+  void pack_attempts();
   std::string lost_text();
   void note_gaps(const std::vector<FileGap>& gaps);
 
@@ -75,7 +78,8 @@ class JobDir {
   StreamChoice copied_;
   OutputFile::Limits limits_;
   std::map<OutputKey, StreamFiles> outputs_;
-  std::uint32_t attempt_ = 0;  ///< the latest; files of earlier attempts are closed
+  std::uint32_t attempt_ = 0;                       ///< the latest; files of earlier attempts are closed
+  std::uint32_t next_packed_ = kFirstAttemptsKept;  ///< attempts before it are packed, or stay
   std::size_t open_ = 0;
   std::size_t max_open_ = 0;
   bool failing_ = false;  ///< trouble was reported, its end not yet

@@ -562,3 +562,62 @@ TEST_CASE("the job's log is bounded to the current and the previous half") {
   CHECK(fs::file_size(path.string() + ".1") == 64u << 20);
   CHECK_FALSE(fs::exists(path.string() + ".2"));
 }
+
+TEST_CASE("of many attempts the short ones between the first and the last are packed into one file") {
+  const Directory directory;
+  JobSpec spec = spec_in(directory);
+  const fs::path job = directory.path / "job";
+  const std::string large(70'000, 'x');
+  {
+    auto files = JobDir::create(spec);
+    REQUIRE(files.has_value());
+    for (std::uint32_t attempt = 0; attempt <= 30; ++attempt) {
+      if (attempt == 6) continue;  // it wrote nothing
+      (void)files->write({attempt, 0, 0, 1}, attempt == 4 ? large : "out " + std::to_string(attempt), kStart);
+      (void)files->write({attempt, 1, 1, 2}, "error\n", kStart);
+      if (attempt == 5) (void)files->write({attempt, 0, 0, kJsonLines}, "{}\n", kStart);
+      if (attempt == 7) files->lose({attempt, 1, 1, 2}, 3);
+    }
+    CHECK(files->finish() == "warning: the job's files are incomplete; missing: 3 bytes of " +
+                                 (job / "attempt_7/rank_00001.stderr").string());
+  }
+  // Of 31 attempts the first 3 and the last 20 stay, so 3 to 10 are packed, but 4 is large, 5 has
+  // lines.jsonl, and bytes of 7 are missing.
+  for (std::uint32_t attempt = 0; attempt <= 30; ++attempt) {
+    const bool gone = attempt == 3 || attempt == 6 || (attempt >= 8 && attempt <= 10);
+    INFO(attempt);
+    CHECK(fs::exists(job / ("attempt_" + std::to_string(attempt))) == !gone);
+  }
+  std::string packed;
+  for (const int attempt : {3, 8, 9, 10}) {
+    const std::string number = std::to_string(attempt);
+    packed += "==> attempt_" + number + "/rank_00000.stdout, " + std::to_string(4 + number.size()) +
+              " bytes <==\nout " + number + "\n==> attempt_" + number +
+              "/rank_00001.stderr, 6 bytes <==\nerror\n";
+  }
+  CHECK(content(job / "short_attempts.txt") == packed);
+  CHECK(content(job / "attempt_4/rank_00000.stdout") == large);
+}
+
+TEST_CASE("with parts of a limited size no attempt is packed") {
+  const Directory directory;
+  JobSpec spec = spec_in(directory);
+  spec.output.log_max_size = 1'000;
+  auto files = JobDir::create(spec);
+  REQUIRE(files.has_value());
+  for (std::uint32_t attempt = 0; attempt <= 30; ++attempt)
+    (void)files->write({attempt, 0, 0, 1}, "out\n", kStart);
+  CHECK(content(directory.path / "job/attempt_5/rank_00000.stdout") == "out\n");
+  CHECK_FALSE(fs::exists(directory.path / "job/short_attempts.txt"));
+}
+
+TEST_CASE("an attempt that cannot be packed as a whole stays as it is") {
+  const Directory directory;
+  auto files = JobDir::create(spec_in(directory));
+  REQUIRE(files.has_value());
+  const fs::path job = directory.path / "job";
+  fs::create_directory(job / "short_attempts.txt");  // nothing can be appended
+  for (std::uint32_t attempt = 0; attempt <= 24; ++attempt)
+    (void)files->write({attempt, 0, 0, 1}, "out\n", kStart);
+  CHECK(content(job / "attempt_3/rank_00000.stdout") == "out\n");
+}
