@@ -175,6 +175,7 @@ void AccelerateReader::read_environment() {
     diagnostics_.fail(file_ + ": distributed_type is missing; is it a file of accelerate config?");
     return;
   }
+  if (!type.IsScalar()) return fail(type, "distributed_type must be one word");
   type_ = type.Scalar();
   constexpr std::array<std::string_view, 13> kTypes = {
       "NO",        "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU",   "MULTI_SDAA",  "MULTI_MUSA",
@@ -217,7 +218,9 @@ void AccelerateReader::read_output_paths() {
   if (const YAML::Node same = given("same_network"); same.IsDefined() && truth(same) == false)
     note("same_network: false has no effect: nodes join over the connection that starts them");
   const YAML::Node ids = given("gpu_ids");
-  if (!ids.IsDefined() || ids.Scalar() == "all") return;
+  if (!ids.IsDefined()) return;
+  if (!ids.IsScalar()) return fail(ids, "gpu_ids must be one word, such as 0,1");
+  if (ids.Scalar() == "all") return;
   remote::Expansion list = remote::expand_ids(ids.Scalar());
   if (list.error) return fail(ids, "gpu_ids: " + list.error->message);
   config_.devices = std::move(list.words);
@@ -226,6 +229,8 @@ void AccelerateReader::read_output_paths() {
 
 void AccelerateReader::read_precision() {
   YAML::Node node = given("mixed_precision");
+  if (node.IsDefined() && !node.IsScalar())
+    return fail(node, "mixed_precision must be one word; accelerate supports no, fp16, bf16 and fp8");
   std::string precision = node.IsDefined() ? lower_case(node.Scalar()) : "no";
   if (!node.IsDefined() && is_on("fp16")) precision = "fp16";
   if (truth(node) == false) precision = "no";

@@ -1,6 +1,7 @@
 #include "apps/ddplaunch/options/accelerate_config.h"
 
 #include <string>
+#include <utility>
 
 #include "tests/support/catch.h"
 #include "tests/unit/apps/ddplaunch/options/fake_process_context.h"
@@ -202,19 +203,43 @@ TEST_CASE("An unsupported or wrong entry is reported with its line and column") 
         Texts{"ddplaunch: f.yaml:4:1: a second document begins here (after ---); a file of accelerate config "
               "has only one"});
   CHECK(errors_of("---\ndistributed_type: NO\n...\n---\n") == Texts{});
-  CHECK(errors_of("distributed_type: MULTI_GPU\nnum_processes: many\nmixed_precision: int4\ngpu_ids: '0,0'\n")
-            .size() == 3);
+  CHECK(errors_of(
+            "distributed_type: MULTI_GPU\nnum_processes: many\nmixed_precision: int4\ngpu_ids: '0,0'\n") ==
+        Texts{"ddplaunch: f.yaml:2:16: num_processes must be a whole number",
+              "ddplaunch: f.yaml:4:10: gpu_ids: 0 is given twice",
+              "ddplaunch: f.yaml:3:18: mixed_precision int4: accelerate supports no, fp16, bf16 and fp8"});
   CHECK(errors_of("num_processes: 4\n") ==
         Texts{"ddplaunch: f.yaml: distributed_type is missing; is it a file of accelerate config?"});
-  CHECK(errors_of("a: [1\nb: 2\n").front().starts_with("ddplaunch: f.yaml:2:"));
-  CHECK(errors_of("a: [1\nb: 2\n").front().find("it cannot be read as YAML: ") != std::string::npos);
-  for (const char* text :
-       {"", "- a\n", "word", "1: 2\n? [x]\n: y\n", "distributed_type: [NO]\n",
-        "distributed_type: NO\nfsdp_config: 3\nnum_machines: {}\n", "distributed_type: {a: b}\n",
-        "distributed_type: NO\nmixed_precision: [a]\ngpu_ids: [0, 1]\nrdzv_backend: {}\n"}) {
+}
+
+TEST_CASE("A file of another shape is reported, not guessed at") {
+  const std::string no_keys = "ddplaunch: f.yaml: it holds no keys; is it a file of accelerate config?";
+  const std::pair<const char*, Texts> cases[] = {
+      {"", {no_keys}},
+      {"- a\n", {no_keys}},
+      {"word", {no_keys}},
+      {"1: 2\n? [x]\n: y\n",
+       {"ddplaunch: f.yaml:1:1: \"1\" is not a known key of accelerate; remove it",
+        "ddplaunch: f.yaml:2:3: \"\" is not a known key of accelerate; remove it",
+        "ddplaunch: f.yaml: distributed_type is missing; is it a file of accelerate config?"}},
+      {"distributed_type: [NO]\n", {"ddplaunch: f.yaml:1:19: distributed_type must be one word"}},
+      {"distributed_type: {a: b}\n", {"ddplaunch: f.yaml:1:19: distributed_type must be one word"}},
+      {"distributed_type: NO\nfsdp_config: 3\nnum_machines: {}\n",
+       {"ddplaunch: f.yaml:3:15: num_machines must be a whole number",
+        "ddplaunch: f.yaml:2:14: fsdp_config must have keys below it"}},
+      {"distributed_type: NO\nmixed_precision: [a]\ngpu_ids: [0, 1]\nrdzv_backend: {}\n",
+       {"ddplaunch: f.yaml:3:10: gpu_ids must be one word, such as 0,1",
+        "ddplaunch: f.yaml:2:18: mixed_precision must be one word; accelerate supports no, fp16, bf16 and "
+        "fp8"}},
+  };
+  for (const auto& [text, errors] : cases) {
     INFO(text);
-    CHECK_FALSE(errors_of(text).empty());
+    CHECK(errors_of(text) == errors);
   }
+  const Texts unreadable = errors_of("a: [1\nb: 2\n");  // the reason is the YAML library's text
+  REQUIRE(unreadable.size() == 1);
+  CHECK(unreadable[0].starts_with("ddplaunch: f.yaml:2:"));
+  CHECK(unreadable[0].find(": it cannot be read as YAML: ") != std::string::npos);
 }
 
 TEST_CASE("The command line and PET_ variables override --accelerate-config") {
