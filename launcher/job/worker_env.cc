@@ -46,6 +46,13 @@ void add_other_launchers(EnvVars& vars, const WorkerFacts& facts) {
   add(vars, "LOCAL_SIZE", facts.local_world_size);
 }
 
+// Sets the variables that override a value of the user.
+void add_facts(EnvVars& vars, const WorkerFacts& facts) {
+  add_torchelastic(vars, facts);
+  add_other_launchers(vars, facts);
+  add(vars, "DDPLAUNCH_JOB_ID", facts.job_id);
+}
+
 // A dead peer must become an error in the surviving ranks, or they hang in the collective. torch < 2.2 reads
 // the name without the prefix; later versions warn about it only when the other is missing. A user's own
 // value, under either name, is used for both.
@@ -86,9 +93,7 @@ void add_no_proxy(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base) 
 
 WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base) {
   WorkerEnv made;
-  add_torchelastic(made.vars, facts);
-  add_other_launchers(made.vars, facts);
-  add(made.vars, "DDPLAUNCH_JOB_ID", facts.job_id);
+  add_facts(made.vars, facts);
   if (!facts.control.empty()) add(made.vars, "DDPLAUNCH_CONTROL", facts.control);
   if (!facts.collectives.empty()) add(made.vars, "DDPLAUNCH_COLLECTIVES", facts.collectives);
   add_nccl_error_handling(made.vars, base);
@@ -102,6 +107,14 @@ WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base) {
     add(made.vars, "OMP_NUM_THREADS", *made.omp_threads);
   }
   return made;
+}
+
+bool is_worker_fact(std::string_view name) {
+  WorkerFacts any;
+  any.error_file = "any";
+  EnvVars facts;
+  add_facts(facts, any);
+  return find_env(facts, name) != nullptr;
 }
 
 int omp_threads_for(int cores, int local_world_size) {

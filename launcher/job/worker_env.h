@@ -44,6 +44,10 @@ struct WorkerEnv {
 /// *_SOCKET_IFNAME, NCCL_SOCKET_FAMILY, proxies, *NCCL_ASYNC_ERROR_HANDLING.
 WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base);
 
+/// Returns whether every worker gets this variable from ddplaunch, so that a value of the user is lost: RANK,
+/// MASTER_ADDR and the like.
+bool is_worker_fact(std::string_view name);
+
 /// Returns the threads per worker: usable physical cores (NodeFacts::cores) divided by the node's workers, at
 /// least 1.
 int omp_threads_for(int cores, int local_world_size);

@@ -11,10 +11,21 @@
 #include "apps/ddplaunch/options/option_readers.h"
 #include "base/parse_text.h"
 #include "launcher/job/env_filter.h"
+#include "launcher/job/worker_env.h"
 
 namespace ddp {
 
 namespace {
+
+// Says that the user's value of a variable is lost. `where` names the source of the value.
+void note_lost_value(const std::string& where, std::string_view name, Diagnostics& diagnostics) {
+  if (!launcher::is_worker_fact(name)) return;
+  const std::string_view instead = name == "MASTER_ADDR"   ? "; choose it with --network"
+                                   : name == "MASTER_PORT" ? "; choose it with --master-port"
+                                                           : "";
+  diagnostics.note("warning: " + where + std::string(name) +
+                   " has no effect: ddplaunch sets this variable for each worker" + std::string(instead));
+}
 
 // Reads NAME=VALUE lines. Blank lines and lines that begin with '#' are skipped. The value is all text behind
 // the '=', as in DeepSpeed and docker: no quotes, no expansion. Only names go into messages.
@@ -44,6 +55,7 @@ void read_env_text(std::string_view text, const std::string& file, launcher::Env
       diagnostics.fail(location + "the value of " + std::string(name) + " has a zero byte");
     } else {
       launcher::set_env(vars, name, line.substr(equals + 1));
+      note_lost_value(location, name, diagnostics);
     }
   }
 }
@@ -98,6 +110,7 @@ void read_env_options(JobOptions& options, const ProcessContext& context, Diagno
     for (const auto& [name, value] : *given) {
       if (is_variable_name(name)) {
         launcher::set_env(vars, name, value);
+        note_lost_value("--env ", name, diagnostics);
       } else {
         diagnostics.fail("--env: \"" + name + "\" is not the name of an environment variable");
       }

@@ -81,6 +81,13 @@ TEST_CASE("the environment of every rank of an uneven world is complete") {
   }
 }
 
+TEST_CASE("a worker fact overrides the user's value, other variables do not") {
+  for (const char* name : {"RANK", "MASTER_PORT", "NODE_RANK", "TORCHELASTIC_ERROR_FILE", "DDPLAUNCH_JOB_ID"})
+    CHECK(is_worker_fact(name));
+  for (const char* name : {"OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "PATH", ""})
+    CHECK_FALSE(is_worker_fact(name));
+}
+
 TEST_CASE("variables of the user are kept") {
   const EnvVars base{{"OMP_NUM_THREADS", "7"},
                      {"PYTHONUNBUFFERED", ""},

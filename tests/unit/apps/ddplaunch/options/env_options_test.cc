@@ -62,6 +62,21 @@ TEST_CASE("--env overrides --env-file") {
               "ddplaunch: --env-file nowhere: No such file or directory"});
 }
 
+TEST_CASE("A variable that ddplaunch sets for each worker has no effect, with a warning") {
+  FakeContext world;
+  world.files["file"] = "A=1\n  WORLD_SIZE=8\n";
+  CHECK(world.job({"--env-file", "file", "--env", "RANK=7", "--env", "MASTER_ADDR=10.0.0.1", "--env",
+                   "MASTER_PORT=1234", "--env", "OMP_NUM_THREADS=2", "w"})
+            .notes ==
+        Texts{"ddplaunch: warning: file:2:3: WORLD_SIZE has no effect: ddplaunch sets this variable for each "
+              "worker",
+              "ddplaunch: warning: --env RANK has no effect: ddplaunch sets this variable for each worker",
+              "ddplaunch: warning: --env MASTER_ADDR has no effect: ddplaunch sets this variable for each "
+              "worker; choose it with --network",
+              "ddplaunch: warning: --env MASTER_PORT has no effect: ddplaunch sets this variable for each "
+              "worker; choose it with --master-port"});
+}
+
 TEST_CASE("An env file may have a byte order mark, CR LF line ends, or UTF-16") {
   FakeContext world;
   world.files["dos"] = "\xEF\xBB\xBF# comment\r\nA=1\r\nB=2\r\n";
