@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "base/safe_text.h"
 #include "remote/hosts/host_entry.h"
 #include "remote/hosts/host_range.h"
+#include "remote/hosts/host_spec.h"
 
 namespace ddp::remote {
 
@@ -19,6 +21,13 @@ constexpr std::size_t kMaxLine = 16 * 1024;
 // Columns count characters, as editors show them: continuation bytes of a UTF-8 character are not counted.
 int column_of(std::string_view line, std::size_t offset) {
   return 1 + static_cast<int>(count_characters(line.substr(0, offset)));
+}
+
+// Returns whether the entry says nothing but the host's name and its slots.
+bool has_only_slots(const Host& host) {
+  return !host.max_slots && host.user.empty() && host.port == 0 && host.address.empty() &&
+         host.identity.empty() && host.jump.empty() && host.chdir.empty() && host.devices.empty() &&
+         host.env.empty() && host.wrapper.empty() && host.setup.empty();
 }
 
 // Collects the entries and their errors.
@@ -36,13 +45,20 @@ class HostList {
   Validated<std::vector<Host>> finish(std::string nothing_found);
 
  private:
+  struct Known {
+    SourceLocation location;
+    std::size_t index;
+    bool adds_up;  ///< a line of a hostfile for one host, with slots at most
+  };
+
+  bool add_slots(const Known& known, const Host& again);
   void report_twice(const SourceLocation& location, const std::string& name, const SourceLocation& first,
                     std::size_t more);
 
   std::string file_;
   std::vector<Host> hosts_;
   std::vector<Diagnostic> errors_;
-  std::unordered_map<std::string, SourceLocation> seen_;
+  std::unordered_map<std::string, Known> seen_;
 };
 
 std::string HostList::add(std::string_view text, int line, std::size_t begin, std::size_t size) {
@@ -59,12 +75,16 @@ std::string HostList::add(std::string_view text, int line, std::size_t begin, st
   const std::string* twice = nullptr;
   SourceLocation first;
   std::size_t count = 0;
-  for (Host& host : entry.hosts) {
-    const auto [known, is_new] = seen_.emplace(lower_case(host.name), location);
+  const bool adds_up = line > 0 && entry.hosts.size() == 1 && has_only_slots(entry.hosts.front());
+  for (std::size_t i = 0; i < entry.hosts.size(); ++i) {
+    Host& host = entry.hosts[i];
+    const auto [known, is_new] =
+        seen_.emplace(lower_case(host.name), Known{location, hosts_.size() + i, adds_up});
     if (!is_new) {
+      if (adds_up && add_slots(known->second, host)) return entry.open_key;
       if (count++ == 0) {
         twice = &host.name;
-        first = known->second;
+        first = known->second.location;
       }
       continue;
     }
@@ -76,6 +96,17 @@ std::string HostList::add(std::string_view text, int line, std::size_t begin, st
   }
   std::move(entry.hosts.begin(), entry.hosts.end(), std::back_inserter(hosts_));
   return entry.open_key;
+}
+
+// Adds the slots of a host's further line, as Open MPI does: a line without slots is one slot. Returns false
+// if the two lines cannot be added.
+bool HostList::add_slots(const Known& known, const Host& again) {
+  if (!known.adds_up || known.index >= hosts_.size()) return false;
+  std::optional<int>& slots = hosts_[known.index].slots;
+  const int sum = slots.value_or(1) + again.slots.value_or(1);
+  if (sum > kMaxSlots) return false;
+  slots = sum;
+  return true;
 }
 
 void HostList::report_twice(const SourceLocation& location, const std::string& name,

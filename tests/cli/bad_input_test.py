@@ -71,7 +71,7 @@ class WrongOptions(LaunchTest):
                             'hosts:2:9: slots=4x: "4x" is not a number of slots (a whole number from 1 to 65535)')
 
     def test_duplicate_host(self):
-        self.assert_refused(self.run_job(*self.hosts("a slots=2\nb\na slots=1\n"), "true"),
+        self.assert_refused(self.run_job(*self.hosts("a slots=2\nb\na slots=1 port=22\n"), "true"),
                             "hosts:3:1: host a is listed twice (first on line 1); give each host one entry with all of its "
                             "slots")
 

@@ -240,8 +240,17 @@ TEST_CASE("Columns count characters, not bytes") {
         Texts{"hosts:1:18: slots=0: \"0\" is not a number of slots (a whole number from 1 to 65535)"});
 }
 
+TEST_CASE("Repeated lines of a host add up as in Open MPI") {
+  CHECK(brief(hosts_of("node1 slots=2\nnode2 slots=4\nnode1 slots=2\n")) == "node1:4 node2:4");
+  CHECK(brief(hosts_of("node1\nnode1\nnode2\nnode1\n")) == "node1:3 node2");
+  CHECK(brief(hosts_of("node1\nnode1 slots=2\n")) == "node1:3");
+  // ssh and the resolver ignore the case of letters.
+  CHECK(brief(hosts_of("GPU01\ngpu01")) == "GPU01:2");
+  CHECK(hosts_of("node1\n\nnode1\n").front().location.line == 1);
+}
+
 TEST_CASE("A duplicate host is an error that names the first location") {
-  CHECK(errors_of("gpu01 slots=4\n\ngpu01 slots=4\n") ==
+  CHECK(errors_of("gpu01 slots=4\n\ngpu01 slots=4 port=22\n") ==
         Texts{"hosts:3:1: host gpu01 is listed twice (first on line 1); give each host one entry with all of "
               "its slots"});
   CHECK(errors_of("gpu[01-16]\ngpu[08-10]\n") == Texts{"hosts:2:1: host gpu08 and 2 more of this range are "
@@ -250,8 +259,9 @@ TEST_CASE("A duplicate host is an error that names the first location") {
   CHECK(errors_of("gpu[1,1]") ==
         Texts{"hosts:1:1: host gpu1 is listed twice (first on line 1); give each host one "
               "entry with all of its slots"});
-  // ssh and the resolver ignore the case of letters.
-  CHECK(errors_of("GPU01\ngpu01").size() == 1);
+  CHECK(errors_of("gpu[01-16] slots=8\ngpu08 slots=8\n").size() == 1);
+  CHECK(errors_of("gpu01 gpus=0\ngpu01\n").size() == 1);
+  CHECK(errors_of("gpu01 slots=65535\ngpu01\n").size() == 1);
   CHECK(errors_of("me@gpu01\nyou@gpu01").size() == 1);
 }
 

@@ -40,7 +40,7 @@ TEST_CASE("slots=4x, a host twice, an unknown key") {
   CHECK(world.errors({"--hostfile", "hosts", "w"}) ==
         Texts{"ddplaunch: hosts:2:9: slots=4x: \"4x\" is not a number of slots (a whole number from 1 to "
               "65535)"});
-  world.files["hosts"] = "a slots=2\nb\na slots=1\n";
+  world.files["hosts"] = "a slots=2\nb\na slots=1 port=22\n";
   CHECK(world.errors({"--hostfile", "hosts", "w"}) ==
         Texts{"ddplaunch: hosts:3:1: host a is listed twice (first on line 1); give each host one entry with "
               "all of its "
