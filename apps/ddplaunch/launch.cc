@@ -37,7 +37,12 @@ int fail(const launcher::JobSpec& spec, const Error& error) {
   const std::string json = launcher::report_json(end, report, facts);
   std::atomic<std::size_t> done = 0;
   std::vector<std::string> paths;
-  if (!spec.report_path.empty()) paths.push_back(spec.report_path);
+  if (spec.report_path == launcher::kReportToStdout) {
+    std::fputs(json.c_str(), stdout);
+    std::fflush(stdout);
+  } else if (!spec.report_path.empty()) {
+    paths.push_back(spec.report_path);
+  }
   const auto warnings = launcher::write_reports(json, paths, done);
   for (const std::string& warning : warnings)
     std::fprintf(stderr, "ddplaunch: %s\n", warning.c_str());

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -58,6 +59,9 @@ struct PerNode {
   bool in_slurm = false;  ///< one srun has started all nodes, with one environment
 };
 
+/// As the report's path: the report goes to stdout, behind the workers' output.
+inline constexpr std::string_view kReportToStdout = "-";
+
 /// One validated job: everything that the user asked for, and nothing discovered later. The options
 /// (apps/ddplaunch) create it; all of launcher/ reads it.
 struct JobSpec {
@@ -107,7 +111,7 @@ struct JobSpec {
   int max_restarts = 0;                              ///< of the whole job, for any node or rank
   std::chrono::milliseconds restart_backoff{1'000};  ///< before the first restart; doubles to 60 s
   std::chrono::milliseconds hang_timeout{0};         ///< 0: no hang detection
-  std::string report_path;                           ///< --report, absolute; empty: none
+  std::string report_path;                           ///< --report, absolute or kReportToStdout; empty: none
   std::string job_dir;                               ///< absolute
   OutputOptions output;
   bool quiet = false;    ///< print errors only

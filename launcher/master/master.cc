@@ -315,9 +315,14 @@ ExitReport Master::show_report() {
 /// Completes the files with their last bytes and the report, as far as the disk accepts them.
 void Master::settle_files(const ExitReport& report) {
   std::vector<std::string> paths{spec_.job_dir + "/report.json"};
-  if (!spec_.report_path.empty()) paths.push_back(spec_.report_path);
+  const std::string json = report_json(supervisor_.end(), report, facts());
+  if (spec_.report_path == kReportToStdout) {
+    console_.write(1, json);
+  } else if (!spec_.report_path.empty()) {
+    paths.push_back(spec_.report_path);
+  }
   const auto done = std::make_shared<std::atomic<std::size_t>>(0);
-  const JobWriter::LastTask write = [json = report_json(supervisor_.end(), report, facts()), paths, done] {
+  const JobWriter::LastTask write = [json, paths, done] {
     return write_reports(json, paths, *done);
   };
   auto warnings = files_->settle(write, kLastText);

@@ -67,6 +67,11 @@ class Hosts(LaunchTest):
         self.assert_code(done, 0)
         self.assertEqual(sorted(done.out.splitlines()), ["0", "1", "2"])
 
+    def test_a_hostfile_from_standard_input_leaves_none_for_the_workers(self):
+        done = self.run_job("--hostfile", "-", "--label", "", "sh", "-c", "echo $RANK; cat", stdin="localhost slots=2\n")
+        self.assert_code(done, 0)
+        self.assertEqual(sorted(done.out.splitlines()), ["0", "1"])
+
     def test_hosts_from_an_environment_without_a_scheduler(self):
         for name in list(self.env):
             if name.startswith(("SLURM_", "PBS_", "LSB_")):

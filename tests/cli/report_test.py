@@ -98,6 +98,18 @@ class OneNode(Reported):
         self.assertEqual(report["job"]["world_size"], 2)
         self.assertGreater(report["duration_s"], 0)
 
+    def test_report_to_stdout_follows_the_output(self):
+        done = self.run_job("--report", "-", "--label", "", "sh", "-c", "echo up; exit 3", cwd=self.dir)
+        self.assert_code(done, 3)
+        self.assertEqual(done.out, "up\n" + (self.job_dir / "report.json").read_text())
+        self.assertEqual(json.loads(done.out.removeprefix("up\n"))["exit_code"], 3)
+        self.assertFalse((self.dir / "-").exists())
+
+    def test_report_to_stdout_of_a_job_that_does_not_start(self):
+        done = self.run_job("--job-dir", "/proc/none", "--report", "-", "true")
+        self.assert_code(done, 2)
+        self.assertEqual(json.loads(done.out)["exit_code"], 2)
+
     def test_exit_3(self):
         done, report = self.run_reported("--nproc-per-node", 4, "sh", "-c",
                                          'if [ $RANK = 2 ]; then for i in 1 2 3; do echo line $i >&2; done; exit 3; fi; sleep 60')

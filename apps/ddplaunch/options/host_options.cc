@@ -49,6 +49,12 @@ bool take(remote::Validated<std::vector<remote::Host>> checked, std::vector<remo
 
 bool read_hostfile(const std::string& path, const ProcessContext& context, std::vector<remote::Host>& hosts,
                    Diagnostics& diagnostics) {
+  if (path == "-") {
+    auto text = context.read_stdin();
+    if (text) return take(remote::parse_hostfile(*text, "standard input"), hosts, diagnostics);
+    diagnostics.fail("--hostfile -: " + text.error().text);
+    return false;
+  }
   auto text = context.read_file(path);
   if (!text) {
     diagnostics.fail(
@@ -120,6 +126,7 @@ void read_launcher(JobOptions& options, Diagnostics& diagnostics) {
 
 /// Returns the option or file that lists the hosts, for messages.
 std::string list_name(const WrittenValues& written) {
+  if (written.hostfile == "-") return "standard input";
   return !written.hostfile.empty() ? written.hostfile : written.host.empty() ? "--hosts-from" : "--host";
 }
 

@@ -37,7 +37,7 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
   table.value({.names = "--hostfile",
                .value = "FILE",
                .help = "nodes, one per line: gpu[01-16] slots=8 (docs/users/hostfile.md)",
-               .details = "Files of DeepSpeed and MPI are read as they are.",
+               .details = "Files of DeepSpeed and MPI are read as they are. `-` is standard input.",
                .completion = Completion::kHostfile},
               text_into(written.hostfile));
   table.list(
@@ -345,8 +345,8 @@ void add_failure(OptionTable& table, JobSpec& spec, WrittenValues& written) {
   table.value({.names = "--report",
                .value = "FILE",
                .help = "file for the report of the job's end, as JSON (docs/users/report.md)",
-               .details = "The directory must exist. The job's directory always has the report as "
-                          "`report.json`."},
+               .details = "`-` is standard output, behind the workers' output. The directory must exist. The "
+                          "job's directory always has the report as `report.json`."},
               text_into(written.report));
 }
 

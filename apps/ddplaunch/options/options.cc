@@ -119,10 +119,14 @@ void read_worker(JobOptions& options, const ProcessContext& context, Diagnostics
     diagnostics.fail(
         "the current directory is unknown (was it deleted?); change to another one, or give --chdir /DIR");
   }
-  const bool hosts_in_stdin = options.written.hosts_from == "-";
-  spec.stdin_to_rank0 = options.written.stdin_to_rank0.value_or(context.stdin_has_data && !hosts_in_stdin);
-  if (hosts_in_stdin && spec.stdin_to_rank0)
-    diagnostics.fail("--stdin 0 cannot be used with --hosts-from -, which reads standard input");
+  const char* const hosts_option = options.written.hostfile == "-"     ? "--hostfile"
+                                   : options.written.hosts_from == "-" ? "--hosts-from"
+                                                                       : nullptr;
+  spec.stdin_to_rank0 = options.written.stdin_to_rank0.value_or(context.stdin_has_data && hosts_option == nullptr);
+  if (hosts_option != nullptr && spec.stdin_to_rank0) {
+    diagnostics.fail("--stdin 0 cannot be used with " + std::string(hosts_option) +
+                     " -, which reads standard input");
+  }
 }
 
 void read_failure(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
@@ -131,6 +135,10 @@ void read_failure(JobOptions& options, const ProcessContext& context, Diagnostic
   if (options.given("--stop-grace")) spec.failure_grace = spec.stop_grace;
   const std::string& report = options.written.report;
   if (report.empty()) return;
+  if (report == "-") {
+    spec.report_path = launcher::kReportToStdout;
+    return;
+  }
   spec.report_path = absolute_path(report, context.cwd);
   if (const auto writable = context.can_write(spec.report_path); !writable)
     diagnostics.fail("--report " + report + " cannot be written: " + writable.error().text);

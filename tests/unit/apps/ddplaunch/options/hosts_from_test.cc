@@ -42,6 +42,22 @@ TEST_CASE("GPU counts that only one node reported are called a guess") {
               "--gpus-per-node in the job sets it for all nodes"});
 }
 
+TEST_CASE("A hostfile from standard input, which rank 0 then cannot have") {
+  FakeContext world;
+  world.stdin_has_data = true;
+  world.standard_input = "a slots=2\nb\n";
+  CHECK(hosts_of(world, {"--hostfile", "-", "w"}) == "a:2 b");
+  CHECK_FALSE(world.spec({"--hostfile", "-", "w"}).stdin_to_rank0);
+  CHECK(world.errors({"--hostfile", "-", "--stdin", "0", "w"}) ==
+        Texts{"ddplaunch: --stdin 0 cannot be used with --hostfile -, which reads standard input"});
+  CHECK(world.errors({"--hostfile", "-", "--nnodes", "3", "w"}) ==
+        Texts{"ddplaunch: --nnodes 3: there are only 2 hosts in standard input"});
+  world.standard_input = "a slots=x\n";
+  CHECK(world.errors({"--hostfile", "-", "w"}) ==
+        Texts{"ddplaunch: standard input:1:9: slots=x: \"x\" is not a number of slots (a whole number from 1 "
+              "to 65535)"});
+}
+
 TEST_CASE("Hosts from other schedulers' variables") {
   FakeContext world;
   CHECK(world.errors({"--hosts-from", "env", "w"}) ==

@@ -364,6 +364,7 @@ TEST_CASE("Options about restarts, hangs and the report") {
   CHECK(spec.hang_timeout == milliseconds(600'000));
   CHECK(spec.report_path == "/var/out/end.json");
   CHECK(world.spec({"--report", "end.json", "w"}).report_path == "/data/run/end.json");
+  CHECK(world.spec({"--report", "-", "w"}).report_path == "-");
   CHECK(world.spec({"--hang-timeout", "0", "--restart-backoff", "0", "w"}).hang_timeout == milliseconds(0));
   for (const char* bad : {"-1", "some", "1.5", "1000001", "3x"}) {
     CHECK(world.errors({"--max-restarts", bad, "w"}) ==
