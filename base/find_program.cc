@@ -104,10 +104,11 @@ Result<std::string> find_program(std::string_view name, std::optional<std::strin
     from = end + 1;
   }
   if (found_but) return *found_but;
-  return Error{
-      ErrorCode::kExec,
-      one_line("cannot find program '" + std::string(name) + "' in PATH (" + std::string(directories) + ")"),
-      ENOENT};
+  const bool is_here = ::access(below(cwd, name).c_str(), F_OK) == 0;
+  const std::string where =
+      is_here ? "; for the file here write ./" + std::string(name) : " (" + std::string(directories) + ")";
+  return Error{ErrorCode::kExec, one_line("cannot find program '" + std::string(name) + "' in PATH" + where),
+               ENOENT};
 }
 
 Result<std::string> own_directory() {

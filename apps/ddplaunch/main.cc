@@ -29,11 +29,13 @@ int refuse(const ddp::BadUsage& usage) {
   return kExitUsage;
 }
 
+void show_notes(const std::vector<std::string>& notes) {
+  for (const std::string& note : notes)
+    std::fprintf(stderr, "%s\n", note.c_str());
+}
+
 int run(const ddp::RunJob& job, ddp::GivenToken token) {
-  if (!job.spec.quiet) {
-    for (const std::string& note : job.notes)
-      std::fprintf(stderr, "%s\n", note.c_str());
-  }
+  if (!job.spec.quiet) show_notes(job.notes);
   if (job.spec.per_node) return ddp::run_per_node(job.spec, std::move(token));
   return job.verb == ddp::Verb::kRun ? ddp::launch(job.spec, token) : ddp::check(job, token);
 }
@@ -46,7 +48,10 @@ int main(int argc, char** argv) {
   ddp::GivenToken token = ddp::rendezvous::take_token_from_environment();
   const std::vector<std::string> args(argv + 1, argv + argc);
   const ddp::ParsedOptions parsed = ddp::parse_options(args, ddp::read_process_context());
-  if (const auto* text = std::get_if<ddp::PrintText>(&parsed)) return print(*text);
+  if (const auto* text = std::get_if<ddp::PrintText>(&parsed)) {
+    show_notes(text->notes);
+    return print(*text);
+  }
   if (const auto* usage = std::get_if<ddp::BadUsage>(&parsed)) return refuse(*usage);
   return run(std::get<ddp::RunJob>(parsed), std::move(token));
 }

@@ -252,7 +252,7 @@ std::string why_stopped(int signal) {
     case SIGINT:
       return "stopped by Ctrl-C (SIGINT)";
     case SIGHUP:
-      return "stopped because its terminal closed (SIGHUP)";
+      return "stopped by SIGHUP (sent when a terminal closes)";
     default:
       return "stopped by " + signal_name(signal);
   }

@@ -112,8 +112,13 @@ class WrongOptions(LaunchTest):
         done = self.run_job("--env", "OMP_NUM_THREADS=1", script, "--nproc-per-node", 2)
         self.assert_code(done, 0)
         self.assertEqual(done.out, "[localhost:0] ['--nproc-per-node', '2']\n")
-        self.assertEqual(done.err, f"ddplaunch: --nproc-per-node goes to {script}: all words behind the script belong to it; put options of "
+        self.assertEqual(done.err, f"ddplaunch: --nproc-per-node goes to {script}: all words behind the worker belong to it; put options of "
                          f"ddplaunch before {script}\n")
+
+    def test_a_note_under_dry_run(self):
+        done = self.run_job("--dry-run", "--tag-output", "true")
+        self.assert_code(done, 0)
+        self.assertRegex(done.err, "^ddplaunch: --tag-output has no effect: ")
 
     def test_the_total_of_all_hosts(self):
         done = self.run_job("-n", 3, "sh", "-c", "echo $RANK of $WORLD_SIZE")

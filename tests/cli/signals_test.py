@@ -108,7 +108,7 @@ class Signals(LaunchTest):
         self.check_polite(signal.SIGTERM, 143, "stopped by SIGTERM", "--nproc-per-node", 2)
 
     def test_hangup_is_a_graceful_stop(self):
-        self.check_polite(signal.SIGHUP, 129, "stopped because its terminal closed (SIGHUP)", "--nproc-per-node", 2)
+        self.check_polite(signal.SIGHUP, 129, "stopped by SIGHUP (sent when a terminal closes)", "--nproc-per-node", 2)
 
     def test_first_interrupt_is_a_graceful_stop_over_ssh(self):
         self.check_polite(signal.SIGINT, 130, "stopped by Ctrl-C (SIGINT)", *self.cluster(2))

@@ -59,7 +59,7 @@ constexpr std::array kCompatibilityOptions = {
     CompatibilityOption{"--log-line-prefix-template", kValue, SupportStatus::kRefused, "",
                         "use --label '[{host}:{rank}] '"},
     CompatibilityOption{"--print-completion", kValue, SupportStatus::kRefused, "",
-                        "--help lists all options"},
+                        "the completion of bash, zsh and fish is in configs/completion"},
 
     // DeepSpeed and mpirun.
     CompatibilityOption{"--num-nodes", kValue, SupportStatus::kRenamed, "", "--nnodes"},

@@ -74,7 +74,8 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
                        "(docs/users/elastic.md)",
                .details = "Fewer than N hosts are an error. With `MIN:MAX` the job uses up to MAX nodes; "
                           "when some are lost, it continues with as few as MIN."},
-              parsed_into(written.nnodes, read_node_counts, ": give a number of nodes, or MIN:MAX"));
+              parsed_into(written.nnodes, read_node_counts,
+                          ": give a number of nodes, or MIN:MAX with MIN at most MAX"));
   table.value({.names = "--spares",
                .value = "K",
                .default_text = "0",

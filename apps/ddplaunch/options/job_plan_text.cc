@@ -106,7 +106,10 @@ std::string nodes_text(const JobSpec& spec) {
   } else {
     text += "? is counted by the node at the start: " +
             std::string(spec.nproc.kind == ProcsPerNode::Kind::kCpu ? "its CPUs" : "its GPUs") +
-            (spec.nproc.kind == ProcsPerNode::Kind::kUnset ? ", else one worker" : "") + '\n';
+            (spec.nproc.kind == ProcsPerNode::Kind::kUnset  ? ", else one worker"
+             : spec.nproc.kind == ProcsPerNode::Kind::kAuto ? ", else its CPUs"
+                                                            : "") +
+            '\n';
   }
   if (used < spec.hosts.size()) text += "unused hosts: " + std::to_string(spec.hosts.size() - used) + '\n';
   return text;

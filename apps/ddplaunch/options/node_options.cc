@@ -97,6 +97,8 @@ bool NodeOptionReader::others_chosen() {
     diagnostics_.note("--rdzv-endpoint has no effect with " + chosen +
                       ": nodes join over the connection that starts them");
   }
+  if (written_.node_rank && !is_other_node() && chosen != "--launcher")
+    diagnostics_.note("--node-rank 0 has no effect with " + chosen + ": one ddplaunch starts all nodes");
   if (written_.insecure) diagnostics_.note("--insecure has no effect with " + chosen);
   return true;
 }
@@ -225,6 +227,8 @@ void NodeOptionReader::alone() {
                       " needs --nnodes N, the number of nodes with their own ddplaunch; if one ddplaunch "
                       "starts all nodes, --network chooses the address");
   }
+  if (nodes() == 1 && names_other_master())
+    diagnostics_.note("--master-addr has no effect with a single node");
   if (written_.rdzv_endpoint) diagnostics_.note("--rdzv-endpoint has no effect with a single node");
 }
 
@@ -261,7 +265,8 @@ bool NodeOptionReader::read_port(PerNode& given) {
   }
   const auto port = whole_number(text, kMaxPort);
   if (!port || *port == 0) {
-    diagnostics_.fail(name + " " + text +
+    const bool by_endpoint = written_.rdzv_endpoint && !options_.given("--master-port");
+    diagnostics_.fail((by_endpoint ? "--rdzv-endpoint " + written_.rdzv_endpoint->text : name + " " + text) +
                       ": give a port from 1 to 65535, the same on all nodes, because they connect to it");
     return false;
   }

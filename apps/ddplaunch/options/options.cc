@@ -56,27 +56,27 @@ Verb read_verb(std::vector<std::string>& args) {
   return verb;
 }
 
-/// Notes ddplaunch's own options behind a script, because the user may have meant them for ddplaunch. `--`
-/// before or behind the script shows that they are meant for the script.
-void note_script_options(const JobOptions& options, const CommandLine& line, Diagnostics& diagnostics) {
+/// Options that a worker hardly has itself.
+constexpr std::string_view kOnlyOurs[] = {"--nproc-per-node", "--nnodes",       "--hostfile",
+                                          "--max-restarts",   "--rdzv-backend", "--rdzv-endpoint"};
+
+/// Notes ddplaunch's own options behind the worker, because the user may have meant them for ddplaunch. `--`
+/// before or behind the worker shows that they are meant for it.
+void note_worker_options(const CommandLine& line, Diagnostics& diagnostics) {
   const std::vector<std::string>& words = line.worker;
-  const auto script = options.written.module
-                          ? words.begin()
-                          : std::find_if(words.begin(), words.end(),
-                                         [](const std::string& word) { return word.ends_with(".py"); });
-  if (line.separated || script == words.end()) return;
+  if (line.separated) return;
   std::string found;
   int count = 0;
-  for (auto word = script + 1; word != words.end() && *word != "--"; ++word) {
+  for (auto word = words.begin() + 1; word != words.end() && *word != "--"; ++word) {
     std::string name = word->substr(0, word->find('='));
     std::replace(name.begin(), name.end(), '_', '-');
     const bool given = std::find(line.given.begin(), line.given.end(), name) != line.given.end();
-    if (!name.starts_with("--") || given || !options.table.knows(name)) continue;
+    if (given || std::find(std::begin(kOnlyOurs), std::end(kOnlyOurs), name) == std::end(kOnlyOurs)) continue;
     found += (count++ > 0 ? ", " : "") + name;
   }
   if (count == 0) return;
-  diagnostics.note(found + (count == 1 ? " goes to " : " go to ") + *script +
-                   ": all words behind the script belong to it; put options of ddplaunch before " +
+  diagnostics.note(found + (count == 1 ? " goes to " : " go to ") + words.front() +
+                   ": all words behind the worker belong to it; put options of ddplaunch before " +
                    words.front());
 }
 
@@ -92,7 +92,7 @@ void read_command(JobOptions& options, const CommandLine& line, Diagnostics& dia
     return;
   }
   options.job.worker_given = true;
-  note_script_options(options, line, diagnostics);
+  note_worker_options(line, diagnostics);
   command.argv = line.worker;
   const std::string& first = line.worker.front();
   if (first.empty()) return diagnostics.fail("the worker's name is empty");
@@ -231,8 +231,8 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   RunJob& job = options.job;
   job.verb = read_verb(args);
   const CommandLine line = read_with_environment(args, context, options, diagnostics);
-  if (options.written.help) return PrintText{options.table.help()};
-  if (options.written.version) return PrintText{"ddplaunch " + std::string(version()) + '\n'};
+  if (options.written.help) return PrintText{options.table.help(), {}};
+  if (options.written.version) return PrintText{"ddplaunch " + std::string(version()) + '\n', {}};
 
   const std::size_t errors_before = diagnostics.errors.size();
   read_node_options(options, context, diagnostics);
@@ -250,7 +250,7 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   read_job(options, context, diagnostics);
   check_verb_options(options, diagnostics);
   if (!diagnostics.errors.empty()) return BadUsage{diagnostics.all_errors()};
-  if (options.written.dry_run) return PrintText{job_plan_text(job.spec)};
+  if (options.written.dry_run) return PrintText{job_plan_text(job.spec), std::move(diagnostics.notes)};
   job.notes = std::move(diagnostics.notes);
   return std::move(job);
 }

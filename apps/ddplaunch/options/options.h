@@ -49,6 +49,7 @@ struct RunJob {
 /// --help, --version, --dry-run: text for stdout, then exit 0.
 struct PrintText {
   std::string text;
+  std::vector<std::string> notes;  ///< for stderr, before the text
 };
 
 /// All errors in the options and the files they name, for stderr, then exit 2. Each begins with "ddplaunch:

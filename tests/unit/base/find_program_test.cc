@@ -71,6 +71,9 @@ TEST_CASE("a missing program is an error that names the searched places") {
   CHECK(missing.error().code == ErrorCode::kExec);
   CHECK(missing.error().sys == ENOENT);
   CHECK(missing.error().text == "cannot find program 'no-such-tool' in PATH (/usr/bin:/bin)");
+  const auto here = find_program("hosts", "/usr/bin:/bin", "/etc");
+  REQUIRE_FALSE(here.has_value());
+  CHECK(here.error().text == "cannot find program 'hosts' in PATH; for the file here write ./hosts");
   CHECK(find_program("", "/bin").error().text == "cannot execute '': the program has no name");
 
   auto plain = find_program("tool", tree.at("/data"));

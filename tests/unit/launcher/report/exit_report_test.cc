@@ -254,7 +254,8 @@ TEST_CASE("the user's signal decides, regardless of the workers") {
   end.stop_signal = SIGTERM;
   CHECK(make_exit_report(end).text == "ddplaunch: exit 143: stopped by SIGTERM\n");
   end.stop_signal = SIGHUP;
-  CHECK(make_exit_report(end).text == "ddplaunch: exit 129: stopped because its terminal closed (SIGHUP)\n");
+  CHECK(make_exit_report(end).text ==
+        "ddplaunch: exit 129: stopped by SIGHUP (sent when a terminal closes)\n");
 }
 
 TEST_CASE("a successful end prints nothing, and the master's own failures have their code") {

@@ -237,7 +237,7 @@ TEST_CASE("An unknown option is an error") {
   CHECK(world.errors({"--zebra=1", "--nnodes", "none", "w"}) ==
         Texts{"ddplaunch: unknown option --zebra; ddplaunch --help lists all options; the worker's options "
               "follow the worker",
-              "ddplaunch: --nnodes none: give a number of nodes, or MIN:MAX"});
+              "ddplaunch: --nnodes none: give a number of nodes, or MIN:MAX with MIN at most MAX"});
   CHECK(world.errors({"-Q", "w"}).size() == 1);
 }
 

@@ -36,6 +36,8 @@ TEST_CASE("The plan shows a question mark for a value that only the node knows")
   CHECK(text.find("0     a     2      2        0-1\n"
                   "1     b     any    ?        ?\n"
                   "? is counted by the node at the start: its GPUs, else one worker\n") != std::string::npos);
+  const std::string any = FakeContext().text({"--nproc-per-node", "auto", "--dry-run", "train"});
+  CHECK(any.find("? is counted by the node at the start: its GPUs, else its CPUs\n") != std::string::npos);
   const std::string cpu = FakeContext().text({"--nproc-per-node", "cpu", "--dry-run", "train"});
   CHECK(cpu.find("on this machine\n") != std::string::npos);
   CHECK(cpu.find("? is counted by the node at the start: its CPUs\n") != std::string::npos);

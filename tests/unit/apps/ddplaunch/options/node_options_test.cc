@@ -93,9 +93,17 @@ TEST_CASE("--rdzv-endpoint names a host and a port") {
         Texts{"ddplaunch: --rdzv-endpoint a:b: give HOST:PORT of node 0"});
   CHECK(FakeContext().job({"--nnodes=1", "--rdzv-endpoint=localhost:0", "w"}).notes ==
         Texts{"ddplaunch: --rdzv-endpoint has no effect with a single node"});
-  CHECK(FakeContext().errors({"--nnodes=2", "--rdzv-endpoint=gpu00:0", "w"}).front() ==
-        "ddplaunch: --master-port 0: give a port from 1 to 65535, the same on all nodes, because they "
-        "connect to it");
+  CHECK(
+      FakeContext().errors({"--nnodes=2", "--rdzv-endpoint=gpu00:0", "w"}).front() ==
+      "ddplaunch: --rdzv-endpoint gpu00:0: give a port from 1 to 65535, the same on all nodes, because they "
+      "connect to it");
+}
+
+TEST_CASE("Options of per-node mode that have no effect are noted") {
+  CHECK(FakeContext().job({"--nnodes=1", "--node-rank=0", "--master-addr=gpu00", "w"}).notes ==
+        Texts{"ddplaunch: --master-addr has no effect with a single node"});
+  CHECK(FakeContext().job({"--host=a,b", "--node-rank=0", "w"}).notes ==
+        Texts{"ddplaunch: --node-rank 0 has no effect with --host: one ddplaunch starts all nodes"});
 }
 
 TEST_CASE("A rank of a pod that is no number is an error") {

@@ -78,22 +78,22 @@ TEST_CASE("All arguments after the worker reach the worker byte for byte") {
   CHECK(world.spec({"-", "x"}).command.argv == Texts{"-", "x"});
 }
 
-TEST_CASE("A note says that options of ddplaunch behind a script belong to the script") {
+TEST_CASE("A note says that options of ddplaunch behind the worker belong to the worker") {
   FakeContext world;
   auto notes = [&](const Texts& args) { return world.job(args).notes; };
   CHECK(notes({"hello.py", "--nproc-per-node", "2"}) ==
-        Texts{"ddplaunch: --nproc-per-node goes to hello.py: all words behind the script belong to it; put "
+        Texts{"ddplaunch: --nproc-per-node goes to hello.py: all words behind the worker belong to it; put "
               "options of ddplaunch before hello.py"});
   CHECK(notes({"python", "hello.py", "--lr", "1", "--nproc_per_node=2", "--nnodes", "2"}) ==
-        Texts{"ddplaunch: --nproc-per-node, --nnodes go to hello.py: all words behind the script belong to "
+        Texts{"ddplaunch: --nproc-per-node, --nnodes go to python: all words behind the worker belong to "
               "it; put options of ddplaunch before python"});
   CHECK(notes({"-m", "pkg.train", "--nnodes=2"}).size() == 1);
-  // Not ddplaunch's, given to both, meant for the script, or for a program that is no script.
-  CHECK(notes({"hello.py", "--epochs", "2", "-n", "2"}).empty());
-  CHECK(notes({"--log-dir", "a", "hello.py", "--log-dir", "b"}).empty());
-  CHECK(notes({"--", "hello.py", "--log-dir", "b"}).empty());
-  CHECK(notes({"hello.py", "--", "--log-dir", "b"}).empty());
-  CHECK(notes({"./prog", "--nnodes", "2"}).empty());
+  CHECK(notes({"./prog", "--hostfile", "h"}).size() == 1);
+  // Options that programs have, too; given to both; meant for the worker.
+  CHECK(notes({"hello.py", "--epochs", "2", "-n", "2", "--help", "--network", "resnet50"}).empty());
+  CHECK(notes({"--max-restarts", "1", "hello.py", "--max-restarts", "2"}).empty());
+  CHECK(notes({"--", "hello.py", "--nnodes", "2"}).empty());
+  CHECK(notes({"hello.py", "--", "--nnodes", "2"}).empty());
 }
 
 TEST_CASE("Dashes equal underscores, and = equals a blank") {
@@ -187,11 +187,11 @@ TEST_CASE("Sizes") {
   CHECK(world.spec({"--fence", "off", "w"}).fence == FenceMode::kOff);
   CHECK(world.errors({"--fence", "5s", "w"}) == Texts{"ddplaunch: unknown --fence \"5s\" (rank0, all, off)"});
   CHECK(world.errors({"--nnodes", "4:1", "w"}) ==
-        Texts{"ddplaunch: --nnodes 4:1: give a number of nodes, or MIN:MAX"});
+        Texts{"ddplaunch: --nnodes 4:1: give a number of nodes, or MIN:MAX with MIN at most MAX"});
   CHECK(world.errors({"--nnodes", "two", "w"}) ==
-        Texts{"ddplaunch: --nnodes two: give a number of nodes, or MIN:MAX"});
+        Texts{"ddplaunch: --nnodes two: give a number of nodes, or MIN:MAX with MIN at most MAX"});
   CHECK(world.errors({"--nnodes", "0", "w"}) ==
-        Texts{"ddplaunch: --nnodes 0: give a number of nodes, or MIN:MAX"});
+        Texts{"ddplaunch: --nnodes 0: give a number of nodes, or MIN:MAX with MIN at most MAX"});
   CHECK(world.errors({"--host", "a,b", "--nnodes", "3", "w"}) ==
         Texts{"ddplaunch: --nnodes 3: there are only 2 hosts in --host"});
   CHECK(world.errors({"--nnodes", "2", "w"}) ==
