@@ -1,6 +1,7 @@
 #include "base/spawn_pool.h"
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 namespace ddp {
@@ -12,8 +13,12 @@ constexpr std::size_t kMany = 6;
 }  // namespace
 
 SpawnPool::SpawnPool(unsigned threads) {
-  for (unsigned i = 0; i < threads; ++i)
-    threads_.emplace_back([this] { work(); });
+  try {
+    for (unsigned i = 0; i < threads; ++i)
+      threads_.emplace_back([this] { work(); });
+  } catch (const std::system_error&) {
+    // The limit of processes is reached. The threads that run do the work, or the caller's thread.
+  }
 }
 
 SpawnPool::~SpawnPool() {

@@ -22,8 +22,8 @@ class SpawnPool {
   /// One result for each spec, in order.
   using SpawnDone = std::function<void(std::vector<Result<ChildProcess>>)>;
 
-  /// Starts `threads` threads. With 0, the caller's thread starts all children and waits for them (sanitizers
-  /// do not support fork beside threads).
+  /// Starts `threads` threads, or as many as the limit of processes allows. With 0, the caller's thread
+  /// starts all children and waits for them (sanitizers do not support fork beside threads).
   explicit SpawnPool(unsigned threads);
   /// Waits until children that are being started have started.
   ~SpawnPool();

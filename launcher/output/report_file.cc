@@ -13,7 +13,7 @@
 
 namespace ddp::launcher {
 
-Result<> write_report(const std::string& path, std::string_view text) {
+Result<> write_report(const std::string& path, std::string_view text, mode_t mode) {
   // A rename would replace a link instead of its target.
   const auto followed = follow_trusted_links(path);
   if (!followed) return followed.error();
@@ -27,10 +27,10 @@ Result<> write_report(const std::string& path, std::string_view text) {
   const std::string beside = target + ".part" + std::to_string(::getpid());
   // In a directory that others may write to, such as /tmp, another user may have created this file or a link.
   constexpr int kNew = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-  UniqueFd file(::open(beside.c_str(), kNew, 0666));
+  UniqueFd file(::open(beside.c_str(), kNew, mode));
   if (!file && errno == EEXIST) {  // left by a killed run with the same pid, or created by another user
     ::unlink(beside.c_str());
-    file.reset(::open(beside.c_str(), kNew, 0666));
+    file.reset(::open(beside.c_str(), kNew, mode));
   }
   if (!file) return system_error(errno, "create " + beside);
   Result<> written = write_bytes(file.get(), text, beside);
@@ -47,7 +47,8 @@ std::vector<std::string> write_reports(std::string_view text, const std::vector<
                                        std::atomic<std::size_t>& done) {
   std::vector<std::string> warnings;
   for (const std::string& path : paths) {
-    if (const auto written = write_report(path, text); !written)
+    // The first is in the job's directory, whose files only its user may read.
+    if (const auto written = write_report(path, text, &path == &paths.front() ? 0600 : 0666); !written)
       warnings.push_back("warning: the report was not written: " + written.error().text);
     ++done;
   }

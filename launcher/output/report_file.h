@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstddef>
 #include <string>
@@ -13,10 +15,12 @@ namespace ddp::launcher {
 /// Replaces the file with `text` by a rename, so that readers see the old or the whole new content. Writes
 /// directly to a target that is no regular file (a terminal, a pipe with a reader). Does not follow another
 /// user's link (base/trusted_path.h). Blocking. After an error kSystem the old file is still there.
-Result<> write_report(const std::string& path, std::string_view text);
+/// `mode` is that of a new file, without the bits of the umask.
+Result<> write_report(const std::string& path, std::string_view text, mode_t mode = 0666);
 
-/// Writes `text`, the report of a job's end, to each of `paths` in turn. Blocking; `done` counts the finished
-/// paths, for other threads. Returns messages for the user, usually none.
+/// Writes `text`, the report of a job's end, to each of `paths` in turn; only the user may read the first
+/// one. Blocking; `done` counts the finished paths, for other threads. Returns messages for the user, usually
+/// none.
 std::vector<std::string> write_reports(std::string_view text, const std::vector<std::string>& paths,
                                        std::atomic<std::size_t>& done);
 

@@ -234,13 +234,13 @@ void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& messa
     inform(index, rendezvous::WorkersGone{});
 }
 
-/// Where each node gets the signal itself, a node that reports it before the master gets its own is no
-/// failure. Workers that were stopped for it are none either.
+/// A signal may be sent to all processes of a job, in any order. A node that reports it before the master
+/// gets its own is no failure. Workers that were stopped for it are none either.
 bool Supervisor::only_stopped_by(int signal) const {
   return std::all_of(end().failures.begin(), end().failures.end(), [&](const Failure& failure) {
     const bool reported = failure.kind == Failure::Kind::kNode &&
                           failure.error.code == ErrorCode::kLinkLost && failure.error.sys == signal;
-    return spec_.launcher == LauncherKind::kJoin && (reported || failure.stopped_by_us);
+    return reported || failure.stopped_by_us;
   });
 }
 

@@ -31,9 +31,13 @@ std::string machine_of(const rendezvous::Hello& hello) {
 
 /// Time for a lost node to end its workers when the job has ended while no attempt was running.
 constexpr std::chrono::seconds kLastWait{5};
-/// A scheduler sends SIGTERM to the nodes of a job one after the other. After a node has reported its own,
-/// the master waits for its own this long before it counts the node as lost.
+/// A signal may reach the processes of a job one after the other. After a node has reported its own, the
+/// master waits for its own this long before it counts the node as lost.
 constexpr std::chrono::seconds kSignalSpread{2};
+
+bool is_stop_signal(int number) {
+  return number == SIGTERM || number == SIGINT || number == SIGHUP;
+}
 
 std::string within(milliseconds limit) {
   return " within " + limit_text(limit) + " (--start-timeout)";
@@ -376,8 +380,8 @@ void Supervisor::leave_when_quiet(Time now) {
   });
   if (!quiet) return;
   const Failure* root = failures_.root_cause();
-  if (root != nullptr && end().stop_signal == 0 && only_stopped_by(SIGTERM) &&
-      now < root->when + kSignalSpread) {
+  if (root != nullptr && end().stop_signal == 0 && is_stop_signal(root->error.sys) &&
+      only_stopped_by(root->error.sys) && now < root->when + kSignalSpread) {
     deadline_ = root->when + kSignalSpread;
     return;
   }

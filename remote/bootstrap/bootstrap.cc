@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <csignal>
 #include <utility>
 
+#include "base/exit_status.h"
 #include "base/parse_text.h"
 #include "base/safe_text.h"
 
@@ -227,8 +229,8 @@ Error Bootstrap::ended(std::optional<int> status) const {
     return {ErrorCode::kUnreachable,
             host_ + ": the connection closed before " + agent_ + " answered" + last_lines()};
   }
-  std::string how = *status > 128 ? "was killed by signal " + std::to_string(*status - 128)
-                                  : "ended with exit status " + std::to_string(*status);
+  std::string how = "ended with exit status " + std::to_string(*status);
+  if (*status > 128 && *status < 128 + NSIG) how += " (128 + " + signal_name(*status - 128) + ")";
   if (!spoken_ && printed_) {
     return {ErrorCode::kUnreachable,
             host_ + ": " + intermediary_ +

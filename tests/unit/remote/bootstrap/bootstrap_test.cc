@@ -160,7 +160,8 @@ TEST_CASE("ends before the greeting are reported") {
   CHECK(boot.ended(0).text ==
         "gpu01: /opt/ddp/ddplaunchd ended with exit status 0 before its greeting; it wrote nothing");
   CHECK(boot.ended(137).text ==
-        "gpu01: /opt/ddp/ddplaunchd was killed by signal 9 before its greeting; it wrote nothing");
+        "gpu01: /opt/ddp/ddplaunchd ended with exit status 137 (128 + SIGKILL) before its greeting; it wrote "
+        "nothing");
   CHECK(boot.ended(std::nullopt).code == ErrorCode::kUnreachable);
   CHECK(boot.ended(std::nullopt).text ==
         "gpu01: the connection closed before /opt/ddp/ddplaunchd answered; it wrote nothing");
@@ -185,8 +186,9 @@ TEST_CASE("a failure before the lookup of the agent is not blamed on the agent")
     CHECK(boot.ended(1).text ==
           "gpu01: the wrapper (docker exec -i train) ended with exit status 1 before the search for "
           "ddplaunchd began; its last lines:\n  Error: No such container: train");
-    CHECK(boot.ended(137).text.starts_with(
-        "gpu01: the wrapper (docker exec -i train) was killed by signal 9 before the search"));
+    CHECK(
+        boot.ended(137).text.starts_with("gpu01: the wrapper (docker exec -i train) ended with exit status "
+                                         "137 (128 + SIGKILL) before the search"));
     CHECK(boot.timed_out().text ==
           "gpu01: no greeting of /opt/ddp/ddplaunchd before the start limit; is the wrapper (docker exec -i "
           "train) waiting for something?; its last lines:\n  Error: No such container: train");
