@@ -65,6 +65,12 @@ int run(int argc, char** argv) {
   const std::string problem = error_of(options, *environment);
   if (!problem.empty()) return fail(problem, kUsageExit);
   if (options.rejoin) {
+    if (environment->rank == 0 && environment->max_restarts == 0) {
+      std::fputs(
+          "train: the first lost rank will end the job, although --on-peer-loss rejoin is given: "
+          "--max-restarts is 0; give ddplaunch --max-restarts N\n",
+          stderr);
+    }
     const auto trained = run_rejoining(options, *environment);
     return trained ? 0 : fail(trained.error().text);
   }

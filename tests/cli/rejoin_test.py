@@ -33,6 +33,14 @@ class LostRanks(RejoinTest):
         self.assertIn("rank 3 on 127.0.0.3 killed by SIGKILL; the other ranks survive: restart 1 of 3\n", done.err)
         self.assertRegex(done.err, r"attempt 1: 4 ranks continue from step \d+ \(state of rank [0-2]\), recovered in \d+ ms\n")
 
+    def test_without_restarts_the_first_loss_will_end_the_job(self):
+        warning = ("train: the first lost rank will end the job, although --on-peer-loss rejoin is given: --max-restarts is 0; "
+                   "give ddplaunch --max-restarts N")
+        for restarts, lines in ((0, 1), (1, 0)):
+            done = self.finish(self.here("--max-restarts", restarts, *self.training(epochs=1), nproc=2))
+            self.assert_code(done, 0)
+            self.assertEqual(done.err.count(warning), lines, done.err)
+
     def test_rank_0_is_replaced(self):
         process, first = self.begun("--max-restarts", 1)
         kill(first[0].pid)

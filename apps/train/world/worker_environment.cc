@@ -54,12 +54,15 @@ Result<WorkerEnvironment> read_worker_environment(const Getter& get) {
   const auto attempt =
       number_or(get, "TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::uint32_t>::max(), 0);
   if (!attempt) return attempt.error();
+  const auto restarts = number_or(get, "TORCHELASTIC_MAX_RESTARTS", 0, std::numeric_limits<int>::max(), -1);
+  if (!restarts) return restarts.error();
   result.rank = static_cast<int>(*rank);
   result.world_size = static_cast<int>(*world);
   result.local_rank = static_cast<int>(*local_rank);
   result.local_world_size = static_cast<int>(*local_world);
   result.node = static_cast<int>(*node);
   result.attempt = static_cast<std::uint32_t>(*attempt);
+  result.max_restarts = *restarts;
   if (const char* run_id = get("TORCHELASTIC_RUN_ID")) result.run_id = run_id;
   if (result.world_size == 1) return result;
 

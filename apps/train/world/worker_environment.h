@@ -19,7 +19,8 @@ struct WorkerEnvironment {
   std::string master_addr;        ///< set when world_size > 1
   std::uint16_t master_port = 0;  ///< port of the store
   std::string run_id;
-  std::uint32_t attempt = 0;  ///< TORCHELASTIC_RESTART_COUNT
+  std::uint32_t attempt = 0;       ///< TORCHELASTIC_RESTART_COUNT
+  std::int64_t max_restarts = -1;  ///< TORCHELASTIC_MAX_RESTARTS; -1: unknown
   /// True: the launcher serves the store at MASTER_ADDR:MASTER_PORT. False: rank 0 must serve it.
   bool agent_store = false;
   std::string control;      ///< DDPLAUNCH_CONTROL: reports of lost peers come from here; empty: none

@@ -25,6 +25,7 @@ const std::map<std::string, std::string> kFull{{"RANK", "3"},
                                                {"MASTER_PORT", "29500"},
                                                {"TORCHELASTIC_RUN_ID", "job-1"},
                                                {"TORCHELASTIC_RESTART_COUNT", "2"},
+                                               {"TORCHELASTIC_MAX_RESTARTS", "3"},
                                                {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
 
 std::string problem(std::map<std::string, std::string> change) {
@@ -49,6 +50,7 @@ TEST_CASE("the launcher's environment is read completely") {
   CHECK(environment->master_port == 29500);
   CHECK(environment->run_id == "job-1");
   CHECK(environment->attempt == 2);
+  CHECK(environment->max_restarts == 3);
   CHECK(environment->agent_store);
 }
 
@@ -56,6 +58,7 @@ TEST_CASE("without a launcher the world is one process") {
   const auto environment = read({{"MASTER_PORT", "nonsense"}});
   REQUIRE(environment.has_value());
   CHECK(environment->world_size == 1);
+  CHECK(environment->max_restarts == -1);
   CHECK(environment->rank == 0);
 }
 
@@ -64,6 +67,8 @@ TEST_CASE("a wrong value in the environment is an error that names the variable"
   CHECK(problem({{"RANK", "1x"}}) == "RANK=\"1x\" is not a number from 0 to 3");
   CHECK(problem({{"WORLD_SIZE", ""}}) == "WORLD_SIZE=\"\" is not a number from 1 to 1000000");
   CHECK(problem({{"MASTER_PORT", "70000"}}) == "MASTER_PORT=\"70000\" is not a number from 1 to 65535");
+  CHECK(
+      problem({{"TORCHELASTIC_MAX_RESTARTS", "-1"}}).starts_with("TORCHELASTIC_MAX_RESTARTS=\"-1\" is not"));
   CHECK(problem({{"MASTER_ADDR", "unset"}}) == "MASTER_ADDR is not set, but WORLD_SIZE is 4");
   CHECK(problem({{"RANK", "unset"}}) ==
         "RANK is not set; start train with ddplaunch (or torchrun), or without RANK and WORLD_SIZE for a "
