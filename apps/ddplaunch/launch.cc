@@ -36,14 +36,14 @@ int fail(const launcher::JobSpec& spec, const Error& error) {
   std::fputs(report.text.c_str(), stderr);  // before the files: the disk of the report may hang
   const std::string json = launcher::report_json(end, report, facts);
   std::atomic<std::size_t> done = 0;
-  std::vector<std::string> paths;
+  std::vector<launcher::ReportFile> files;
   if (spec.report_path == launcher::kReportToStdout) {
     std::fputs(json.c_str(), stdout);
     std::fflush(stdout);
   } else if (!spec.report_path.empty()) {
-    paths.push_back(spec.report_path);
+    files.push_back({spec.report_path});
   }
-  const auto warnings = launcher::write_reports(json, paths, done);
+  const auto warnings = launcher::write_reports(json, files, done);
   for (const std::string& warning : warnings)
     std::fprintf(stderr, "ddplaunch: %s\n", warning.c_str());
   // Scripts read the last line, so it is repeated after the warnings.

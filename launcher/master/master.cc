@@ -314,23 +314,21 @@ ExitReport Master::show_report() {
 
 /// Completes the files with their last bytes and the report, as far as the disk accepts them.
 void Master::settle_files(const ExitReport& report) {
-  std::vector<std::string> paths{spec_.job_dir + "/report.json"};
+  std::vector<ReportFile> files{{spec_.job_dir + "/report.json", 0600}};
   const std::string json = report_json(supervisor_.end(), report, facts());
   if (spec_.report_path == kReportToStdout) {
     console_.write(1, json);
   } else if (!spec_.report_path.empty()) {
-    paths.push_back(spec_.report_path);
+    files.push_back({spec_.report_path});
   }
   const auto done = std::make_shared<std::atomic<std::size_t>>(0);
-  const JobWriter::LastTask write = [json, paths, done] {
-    return write_reports(json, paths, *done);
-  };
+  const JobWriter::LastTask write = [json, files, done] { return write_reports(json, files, *done); };
   auto warnings = files_->settle(write, kLastText);
   if (warnings && warnings->empty()) return;
   // Scripts read the last line of stderr.
   const std::string last_line = report.text.substr(report.text.rfind('\n', report.text.size() - 2) + 1);
   // The disk of the first path may also still receive the job's output.
-  const auto disk = [&] { return *done == 1 && paths.size() == 2 ? paths[1] : spec_.job_dir; };
+  const auto disk = [&] { return *done == 1 && files.size() == 2 ? files[1].path : spec_.job_dir; };
   if (!warnings) {
     say("waiting for the disk of " + disk() + " (Ctrl-C: exit without waiting)");
     end_at_signals_with(report.exit_code, last_line);
@@ -338,8 +336,8 @@ void Master::settle_files(const ExitReport& report) {
   }
   if (!warnings) {
     std::string missing;
-    for (std::size_t i = *done; i < paths.size(); ++i)
-      missing += (i == 0 ? "report.json" : paths[i]) + ", ";
+    for (std::size_t i = *done; i < files.size(); ++i)
+      missing += (i == 0 ? "report.json" : files[i].path) + ", ";
     warnings = {"warning: the disk of " + disk() + " accepts no data for " +
                 std::to_string(kDeadDisk.count()) + " s; not written: " + missing +
                 std::to_string(files_->backlog()) + " bytes of output"};

@@ -43,12 +43,11 @@ Result<> write_report(const std::string& path, std::string_view text, mode_t mod
   return written;
 }
 
-std::vector<std::string> write_reports(std::string_view text, const std::vector<std::string>& paths,
+std::vector<std::string> write_reports(std::string_view text, const std::vector<ReportFile>& files,
                                        std::atomic<std::size_t>& done) {
   std::vector<std::string> warnings;
-  for (const std::string& path : paths) {
-    // The first is in the job's directory, whose files only its user may read.
-    if (const auto written = write_report(path, text, &path == &paths.front() ? 0600 : 0666); !written)
+  for (const auto& [path, mode] : files) {
+    if (const auto written = write_report(path, text, mode); !written)
       warnings.push_back("warning: the report was not written: " + written.error().text);
     ++done;
   }

@@ -18,10 +18,13 @@ namespace ddp::launcher {
 /// `mode` is that of a new file, without the bits of the umask.
 Result<> write_report(const std::string& path, std::string_view text, mode_t mode = 0666);
 
-/// Writes `text`, the report of a job's end, to each of `paths` in turn; only the user may read the first
-/// one. Blocking; `done` counts the finished paths, for other threads. Returns messages for the user, usually
-/// none.
-std::vector<std::string> write_reports(std::string_view text, const std::vector<std::string>& paths,
+struct ReportFile {
+  std::string path;
+  mode_t mode = 0666;  ///< of a new file
+};
+/// Writes `text`, the report of a job's end, to each of `files` in turn. Blocking; `done` counts the finished
+/// files, for other threads. Returns messages for the user, usually none.
+std::vector<std::string> write_reports(std::string_view text, const std::vector<ReportFile>& files,
                                        std::atomic<std::size_t>& done);
 
 }  // namespace ddp::launcher

@@ -122,7 +122,8 @@ void read_worker(JobOptions& options, const ProcessContext& context, Diagnostics
   const char* const hosts_option = options.written.hostfile == "-"     ? "--hostfile"
                                    : options.written.hosts_from == "-" ? "--hosts-from"
                                                                        : nullptr;
-  spec.stdin_to_rank0 = options.written.stdin_to_rank0.value_or(context.stdin_has_data && hosts_option == nullptr);
+  spec.stdin_to_rank0 =
+      options.written.stdin_to_rank0.value_or(context.stdin_has_data && hosts_option == nullptr);
   if (hosts_option != nullptr && spec.stdin_to_rank0) {
     diagnostics.fail("--stdin 0 cannot be used with " + std::string(hosts_option) +
                      " -, which reads standard input");

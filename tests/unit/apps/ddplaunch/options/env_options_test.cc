@@ -65,8 +65,9 @@ TEST_CASE("--env overrides --env-file") {
 TEST_CASE("A variable that ddplaunch sets for each worker has no effect, with a warning") {
   FakeContext world;
   world.files["file"] = "A=1\n  WORLD_SIZE=8\n";
-  CHECK(world.job({"--env-file", "file", "--env", "RANK=7", "--env", "MASTER_ADDR=10.0.0.1", "--env",
-                   "MASTER_PORT=1234", "--env", "OMP_NUM_THREADS=2", "w"})
+  CHECK(world
+            .job({"--env-file", "file", "--env", "RANK=7", "--env", "MASTER_ADDR=10.0.0.1", "--env",
+                  "MASTER_PORT=1234", "--env", "OMP_NUM_THREADS=2", "w"})
             .notes ==
         Texts{"ddplaunch: warning: file:2:3: WORLD_SIZE has no effect: ddplaunch sets this variable for each "
               "worker",
