@@ -23,8 +23,8 @@ def write_line(text):
     print(f"{text} #{next(numbers)}", flush=True)
 
 def work(attempt, rank, world, origin):
+    sys.stderr.write(f"err {attempt} {rank}\n")  # before stdout's line, since the test may kill this rank as soon as it has read that
     write_line(f"{kind} attempt {attempt} rank {rank}/{world} from {origin} pid {os.getpid()}")
-    sys.stderr.write(f"err {attempt} {rank}\n")
 
 if kind == "silent":
     work(born, os.environ["RANK"], os.environ["WORLD_SIZE"], "env")

@@ -146,12 +146,17 @@ class LostRanks(unittest.TestCase):
         with socket.socket(socket.AF_UNIX) as one:
             one.bind("\0ddp-train-" + mark)
             one.set_inheritable(True)
-            holder = subprocess.Popen(["sleep", "60"], env={**os.environ, "DDP_TEST_MARK": mark}, close_fds=False)
+            holder = subprocess.Popen(["cat"], env={**os.environ, "DDP_TEST_MARK": mark}, close_fds=False,
+                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
+            # The kernel shows the environment of a process only some time after exec has closed Popen's error pipe.
+            holder.stdin.write(b"runs\n")
+            holder.stdin.flush()
+            self.assertEqual(holder.stdout.readline(), b"runs\n")
             self.assertEqual(self.sockets_of(mark), ["@ddp-train-" + mark])
         finally:
             holder.kill()
-            holder.wait()
+            holder.communicate()
 
     @staticmethod
     def sockets_of(mark):
