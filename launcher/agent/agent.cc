@@ -22,6 +22,9 @@ namespace {
 constexpr std::chrono::seconds kHeartbeat{1};
 /// The time to send the last bytes to a master that may not read any more.
 constexpr std::chrono::seconds kFlushTime{2};
+/// Until the job says otherwise.
+constexpr std::chrono::seconds kPatience{15};
+constexpr std::chrono::seconds kLinkGrace{5};
 constexpr char kKeeperDied[] = "the keeper of its agent was killed";
 
 }  // namespace
@@ -31,16 +34,17 @@ Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperL
       options_(std::move(options)),
       keeper_(keeper),
       link_(loop.get_executor(), std::move(stream)),
+      core_({options_.own.has_value(), kKillBound, kPatience, kLinkGrace}, boot_now()),
+      core_timer_(loop),
       store_(loop.get_executor(),
              [this](std::string words) { link_.send(rendezvous::Notice{std::move(words)}); }),
+      revoke_tasks_(loop.get_executor()),
       setup_(loop.get_executor()),
       disk_(loop.get_executor(), 1),
+      preparing_(loop.get_executor()),
       tree_(loop.get_executor(), keeper),
       evidence_(loop.get_executor(), disk_),
-      lease_(patience_, boot_now()),
       tick_(loop),
-      attempt_over_(loop, Clock::time_point::max()),
-      revoke_step_(loop),
       keeper_fd_(loop),
       signals_(loop, SIGTERM, SIGINT, SIGHUP) {}
 
@@ -74,7 +78,7 @@ int Agent::run() {
   spawn(loop_.get_executor(), link_.write_all());
   spawn(loop_.get_executor(), serve());
   loop_.run();  // returns when go_down has ended every task
-  return exit_code_;
+  return core_.exit_code();
 }
 
 // ---- the link
@@ -97,9 +101,9 @@ Awaitable<> Agent::serve() {
   }
   // sshd closes our stdin when its child, the keeper, has ended; the master still receives our messages.
   if (keeper_.is_keeper_alive()) {
-    lose_master(why);
+    feed(node::LinkLost{why});
   } else {
-    resign(kKeeperDied);
+    feed(node::MustLeave{kKeeperDied});
   }
 }
 
@@ -107,42 +111,63 @@ void Agent::refuse(const Error& error) {
   link_.send(rendezvous::Refused{static_cast<std::uint8_t>(error.code), error.sys, error.text});
 }
 
+// ---- the core
+
+/// Carries out what the core decides. Events that happen meanwhile add to the end.
+void Agent::feed(const node::Event& event) {
+  const bool nested = !actions_.empty();
+  for (node::Action& action : core_.step(event, boot_now()))
+    actions_.push_back(std::move(action));
+  if (nested) return;
+  for (; !actions_.empty(); actions_.pop_front())
+    std::visit([this](const auto& action) { perform(action); }, actions_.front());
+  arm_timer();
+}
+
+void Agent::arm_timer() {
+  const auto due = core_.deadline();
+  if (!due) {
+    core_timer_.cancel();
+    return;
+  }
+  core_timer_.expires_after(*due - boot_now());
+  core_timer_.async_wait([this](const error_code& error) {
+    if (!error) feed(node::Tick{});
+  });
+}
+
+void Agent::perform(const node::OpenStore& action) {
+  auto opened = store_.open(action.order);
+  if (!opened) return refuse(opened.error());
+  link_.send(*opened);
+}
+
+void Agent::perform(const node::SetLease& action) {
+  keeper_.set_lease(std::chrono::ceil<std::chrono::milliseconds>(action.left));
+}
+
+void Agent::perform(const node::RenewKeeper&) {
+  keeper_.renew();
+}
+
+// ---- the master's messages
+
 void Agent::handle(const rendezvous::JobStart& job_start) {
   const rendezvous::JobStart message = options_.own ? lay_over(job_start, *options_.own) : job_start;
   credit_.start(message.credit);
   begin_preparing(message);
-  link_grace_ = std::chrono::milliseconds(message.link_grace_ms);
-  lease_ = rendezvous::NodeLease(patience_, boot_now());
   hang_timeout_ = std::chrono::milliseconds(message.hang_timeout_ms);
-  spawn(loop_.get_executor(), prepare(message));
+  preparing_.start(prepare(message));
 }
 
 void Agent::accept(const rendezvous::JobStart& message, Result<NodeJob> job, bool predecessor_gone) {
   if (!job) return refuse(job.error());
   job_ = std::move(*job);
-  accepted_at_ = boot_now();
-  // If this node freezes, its workers must not train on while the job continues elsewhere. On the master's
-  // own machine, a freeze stops the master, too.
-  local_ = message.local;
-  leased_ = !local_;
   rendezvous::JobAccepted accepted{job_->program(), active_infiniband("")};
   accepted.no_infiniband = infiniband_trouble(accepted.infiniband, job_->env(), message.explicit_env, "");
   accepted.predecessor_gone = predecessor_gone;
+  feed(node::JobAccepted{message.local});
   link_.send(accepted);
-}
-
-void Agent::handle(const rendezvous::OpenStore& message) {
-  if (leaving_) return;
-  // Workers that are being ended need no store; workers that wait for the next attempt do.
-  if (attempt_running_ && !waiting_ && !workers_->stopping()) {
-    return refuse({ErrorCode::kProtocol,
-                   "the master asked for the store of attempt " + std::to_string(message.attempt) +
-                       " while attempt " + std::to_string(attempt_) + " runs here",
-                   0});
-  }
-  auto opened = store_.open(message);
-  if (!opened) return refuse(opened.error());
-  link_.send(*opened);
 }
 
 void Agent::handle(const rendezvous::Probe& message) {
@@ -158,20 +183,12 @@ Awaitable<> Agent::probe(rendezvous::Probe request) {
 }
 
 void Agent::handle(const rendezvous::Signal& message) {
-  if (workers_ && attempt_running_) workers_->signal_leaders(message.number);
-}
-
-void Agent::handle(const rendezvous::Leave& message) {
-  if (std::exchange(leaving_, true)) return;
-  if (options_.own) exit_code_ = message.code;
-  last_message_ = one_line(message.text);  // with --insecure, the master may be anyone
-  spawn(loop_.get_executor(), go_down());
+  if (core_.running() && workers_) workers_->signal_leaders(message.number);
 }
 
 void Agent::handle(const rendezvous::Ping& message) {
   link_.send(rendezvous::Pong{message.sequence, clock_ns()});
-  lease_.pinged(boot_now());
-  if (leased_) renew_lease();
+  feed(node::Pinged{});
 }
 
 void Agent::handle(const rendezvous::Credit& message) {
@@ -179,69 +196,49 @@ void Agent::handle(const rendezvous::Credit& message) {
   if (workers_) workers_->resume_output();
 }
 
-void Agent::handle(const rendezvous::MasterAsleep&) {
-  lease_.master_asleep();
-  renew_lease();
+void Agent::handle(const rendezvous::MasterAsleep& message) {
+  feed(message);
   link_.send(rendezvous::Pong{rendezvous::kAsleep, clock_ns()});
 }
 
 void Agent::handle(const rendezvous::Stdin& message) {
-  if (message.data.empty()) stdin_ended_ = true;
-  stdin_pending_ += message.data;
-  if (!std::exchange(stdin_busy_, true)) spawn(loop_.get_executor(), feed_stdin());
+  if (message.data.empty()) stdin_.ended = true;
+  stdin_.pending += message.data;
+  if (!std::exchange(stdin_.busy, true)) spawn(loop_.get_executor(), feed_stdin());
 }
 
 Awaitable<> Agent::feed_stdin() {
-  while (!stdin_pending_.empty() && attempt_running_ && !leaving_attempt_ && !waiting_) {
-    std::string bytes = std::exchange(stdin_pending_, {});
+  while (!stdin_.pending.empty() && core_.takes_stdin()) {
+    std::string bytes = std::exchange(stdin_.pending, {});
     const auto size = static_cast<std::uint32_t>(bytes.size());
     co_await workers_->write_stdin(std::move(bytes));
     link_.send(rendezvous::StdinTaken{size});
   }
-  if (stdin_ended_ && stdin_pending_.empty() && attempt_running_) co_await workers_->write_stdin({});
-  stdin_busy_ = false;
+  if (stdin_.ended && stdin_.pending.empty() && core_.running()) co_await workers_->write_stdin({});
+  stdin_.busy = false;
 }
 
 // ---- the end
 
-void Agent::lose_master(std::string_view why) {
+void Agent::perform(const node::CloseLink&) {
   link_.close();
   // No output is sent any more, but the pipes are drained, so that no worker hangs in a write.
   credit_.lift();
   if (workers_) workers_->resume_output();
-  if (std::exchange(leaving_, true)) return;
-  exit_code_ = exit_code_of(Error{ErrorCode::kLinkLost, std::string(why), 0});
-  spawn(loop_.get_executor(), go_down());
 }
 
-/// Leaves while the master still listens: reports the reason, and then the ends of the workers.
-void Agent::resign(std::string why, int signal) {
-  if (std::exchange(leaving_, true)) return;
-  const Error error{ErrorCode::kLinkLost, std::move(why), signal};
-  refuse(error);
-  last_message_ = error.text;
-  exit_code_ = exit_code_of(error);
-  if (options_.own && signal != 0) {  // the ddplaunch of this node ends as any program that was stopped
-    last_message_ = "stopped by " + signal_name(signal) + "; the job has lost this node";
-    exit_code_ = exit_code_of(Error{ErrorCode::kCancelled, "", signal});
-  }
+void Agent::perform(const node::StopPreparing&) {
+  disk_.stop();
+  setup_.stop();
+  tools_.stop();
+}
+
+void Agent::perform(const node::Quit&) {
   spawn(loop_.get_executor(), go_down());
 }
 
 Awaitable<> Agent::go_down() {
-  disk_.stop();
-  setup_.stop();
-  tools_.stop();
-  waiting_ = false;
-  if (attempt_running_) {
-    if (worker_link_)
-      worker_link_->stop({"the agent exits", static_cast<std::uint32_t>(link_grace_.count())});
-    workers_->resume_output();
-    workers_->stop(link_grace_);
-    revoke_step_.cancel();
-  }
-  while (attempt_running_ || preparing_)
-    co_await attempt_over_.async_wait(kUseTuple);
+  co_await preparing_.all_ends();
   worker_link_.reset();
   down_ = true;
   tick_.expires_after(kFlushTime);  // the heartbeat sees `down_` and closes a link that does not drain
@@ -254,31 +251,15 @@ Awaitable<> Agent::go_down() {
   signals_.cancel(ignored);
 }
 
-/// The keeper kills the remaining workers when lease and grace have passed, whether this agent runs or not.
-void Agent::renew_lease() {
-  if (!leased_) return keeper_.renew();
-  if (lease_.asleep()) return keeper_.set_lease(std::chrono::milliseconds(0));
-  const auto left = lease_.ends_at() + link_grace_ - boot_now();
-  keeper_.set_lease(
-      std::max(std::chrono::ceil<std::chrono::milliseconds>(left), std::chrono::milliseconds(1)));
-}
-
-/// `late`: this process could not run for a while, so the silence may be its own fault.
-bool Agent::master_lost(bool late) const {
-  if (lease_.asleep()) return false;
-  if (attempt_running_ && leased_) return lease_.over(boot_now());
-  return !late && Clock::now() - link_.last_heard() > patience_;
-}
-
 Awaitable<> Agent::heartbeat() {
-  while (!down_) {
-    renew_lease();
+  for (bool late = false; !down_;) {
+    feed(node::HeartbeatDue{late, Clock::now() - link_.last_heard()});
     // Orphans of workers would stay zombies otherwise. A worker that is being started is not a known child.
-    if (attempt_running_ && !workers_->starting()) reap_adopted(children());
+    if (core_.running() && workers_ && !workers_->starting()) reap_adopted(children());
     tick_.expires_after(kHeartbeat);
     const Clock::time_point due = tick_.expiry();
     co_await tick_.async_wait(kUseTuple);
-    if (master_lost(Clock::now() > due + kHeartbeat)) lose_master("the master was silent for too long");
+    late = Clock::now() > due + kHeartbeat;
   }
   while (!link_.closed()) {
     const auto [error] = co_await tick_.async_wait(kUseTuple);
@@ -288,12 +269,12 @@ Awaitable<> Agent::heartbeat() {
 
 Awaitable<> Agent::watch_keeper() {
   const error_code error = co_await until_readable(keeper_fd_);
-  if (!error) resign(kKeeperDied);
+  if (!error) feed(node::MustLeave{kKeeperDied});
 }
 
 Awaitable<> Agent::watch_signals() {
   const auto [error, number] = co_await signals_.async_wait(kUseTuple);
-  if (!error) resign("its agent was stopped by " + signal_name(number), number);
+  if (!error) feed(node::MustLeave{"its agent was stopped by " + signal_name(number), number});
 }
 
 }  // namespace ddp::launcher

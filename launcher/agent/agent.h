@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -20,21 +21,22 @@
 #include "launcher/agent/node_store.h"
 #include "launcher/agent/worker_group.h"
 #include "launcher/agent/worker_link.h"
-#include "launcher/agent_core/worker_processes.h"
+#include "launcher/agent_core/agent_core.h"
 #include "launcher/inspection/hang_monitor.h"
+#include "launcher/inspection/task_group.h"
 #include "launcher/inspection/tool_run.h"
 #include "launcher/job/join_job.h"
 #include "launcher/job/output_credit.h"
 #include "launcher/keeper/attempt_tree.h"
 #include "launcher/keeper/keeper.h"
 #include "rendezvous/link/connection.h"
-#include "rendezvous/membership/node_lease.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 
 /// The process on a node that owns its workers for one job. It serves the master over the control link and
-/// ends with that link. One loop thread; call only the constructor and run().
+/// ends with that link. AgentCore decides; this class reads, starts, kills and waits. One loop thread; call
+/// only the constructor and run().
 class Agent final : public WorkerEvents, public WorkerLinkEvents {
  public:
   struct Options {
@@ -55,7 +57,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   /// job of its own.
   int run();
   /// The master's text about the job's end from Leave; else why this agent had to leave, if known.
-  const std::string& last_message() const { return last_message_; }
+  const std::string& last_message() const { return core_.last_message(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -65,40 +67,67 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   Awaitable<> heartbeat();
   Awaitable<> watch_keeper();
   Awaitable<> watch_signals();
-  Awaitable<> finish_attempt();
-  Awaitable<> leave_attempt(rendezvous::Revoke order);
-  Awaitable<> probe(rendezvous::Probe request);
-  Awaitable<> check(rendezvous::NodeCheck request);
-  Awaitable<> feed_stdin();
   Awaitable<> go_down();
-  Awaitable<> prepare(rendezvous::JobStart message);
-  Awaitable<bool> predecessor_gone(std::string job_id, std::vector<std::uint32_t> pids);
-  Awaitable<Result<NodeJob>> make_job(rendezvous::JobStart message);
-  Awaitable<Result<EnvVars>> make_environment(rendezvous::JobStart job, bool quiet);
 
+  // ---- the core: its events, and its actions
+  void feed(const node::Event& event);
+  void arm_timer();
+  void perform(const node::Send& action) { link_.send(action.message); }
+  void perform(const node::OpenStore& action);
+  void perform(const node::PrepareAttempt& action);
+  void perform(const node::StartWorkers& action);
+  void perform(const node::OrderAttempt& action);
+  void perform(const node::OrderLeave& action);
+  void perform(const node::TerminateWorker& action) { workers_->terminate(action.local); }
+  void perform(const node::KillWorker& action) { workers_->kill(action.local); }
+  void perform(const node::KillLeftovers& action);
+  void perform(const node::ReadOutput& action);
+  void perform(const node::ReportLosses& action);
+  void perform(const node::StopWorkers& action);
+  void perform(const node::CleanUp& action);
+  void perform(const node::SetLease& action);
+  void perform(const node::RenewKeeper& action);
+  void perform(const node::CloseLink& action);
+  void perform(const node::StopPreparing& action);
+  void perform(const node::Quit& action);
+
+  // ---- messages of the master; the core takes the others
   void handle(const rendezvous::JobStart& message);
-  void handle(const rendezvous::OpenStore& message);
   void handle(const rendezvous::Probe& message);
   void handle(const rendezvous::Spawn& message);
-  void handle(const rendezvous::Stop& message);
-  void handle(const rendezvous::Revoke& message);
   void handle(const rendezvous::Signal& message);
-  void handle(const rendezvous::Leave& message);
   void handle(const rendezvous::Ping& message);
   void handle(const rendezvous::Credit& message);
   void handle(const rendezvous::MasterAsleep& message);
   void handle(const rendezvous::Stdin& message);
   void handle(const rendezvous::Inspect& message);
   void handle(const rendezvous::NodeCheck& message);
+  void handle(const rendezvous::OpenStore& message) { feed(message); }
+  void handle(const rendezvous::Revoke& message) { feed(message); }
+  void handle(const rendezvous::Stop& message) { feed(message); }
+  void handle(const rendezvous::Leave& message) { feed(message); }
   template <class M>
   void handle(const M&) {}  ///< ignores messages of the other direction
 
+  // ---- before the workers
+  Awaitable<> probe(rendezvous::Probe request);
+  Awaitable<> check(rendezvous::NodeCheck request);
+  Awaitable<> prepare(rendezvous::JobStart message);
+  Awaitable<bool> predecessor_gone(std::string job_id, std::vector<std::uint32_t> pids);
+  Awaitable<Result<NodeJob>> make_job(rendezvous::JobStart message);
+  Awaitable<Result<EnvVars>> make_environment(rendezvous::JobStart job, bool quiet);
+  void begin_preparing(const rendezvous::JobStart& job);
+  void accept(const rendezvous::JobStart& message, Result<NodeJob> job, bool predecessor_gone);
+  void refuse(const Error& error);
+
+  // ---- workers
   void worker_started(std::uint32_t local, pid_t pid) override;
   void worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& status) override;
   void worker_not_started(std::uint32_t local, const Error& error) override;
   void all_started() override;
-  /// Returns 0 while workers wait for an attempt, so that their output is sent as part of the next one.
-  std::size_t output_room(std::uint8_t stream) const override { return waiting_ ? 0 : credit_.room(stream); }
+  std::size_t output_room(std::uint8_t stream) const override {
+    return core_.holds_output() ? 0 : credit_.room(stream);
+  }
   std::span<char> output_space(std::size_t size) override { return link_.output_space(size); }
   Move move_output(std::uint32_t local, std::uint8_t stream, int pipe, std::size_t size) override;
   void worker_output(std::uint32_t local, std::uint8_t stream, std::span<const char> bytes) override;
@@ -111,74 +140,55 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   void worker_unlinked(std::uint32_t local) override;
   void worker_misbehaved(std::uint32_t local, std::string words) override;
 
-  bool begin_attempt(const rendezvous::Spawn& message);
-  bool give_up_next(std::uint32_t attempt);
+  std::uint32_t rank_of(std::uint32_t local) const { return core_.attempt().first_rank + local; }
   std::vector<std::string> expect_workers(std::uint32_t count);
   void keep_error_files(std::vector<std::string> files);
   Awaitable<> remove_files(std::vector<std::string> files);
-  void report_survivors();
-  void order_attempt(const rendezvous::Spawn& spawn, std::uint32_t local);
-  void ask_to_leave(const rendezvous::Revoke& order);
-  void kill_the_late(const rendezvous::Revoke& order);
-  void kill_worker(std::uint32_t local, std::string why);
-  void worker_gone(std::uint32_t local);
-  void notify_survivors();
+  Awaitable<> watch_workers();
+  Awaitable<> kill_leftovers(std::vector<std::uint32_t> locals);
+  Awaitable<> read_output();
+  Awaitable<> report_losses();
+  Awaitable<> clean_up();
+  Awaitable<> collect_evidence();
+  Awaitable<> stop_monitoring();
+  Awaitable<> feed_stdin();
   void report_collectives();
   void monitor_hangs(std::vector<WorkerSpec>& workers);
   std::vector<pid_t> children() const;
-  void begin_preparing(const rendezvous::JobStart& job);
-  void accept(const rendezvous::JobStart& message, Result<NodeJob> job, bool predecessor_gone);
-  void refuse(const Error& error);
-  void renew_lease();
-  bool master_lost(bool late) const;
-  void lose_master(std::string_view why);
-  void resign(std::string why, int signal = 0);
 
   asio::io_context& loop_;
   Options options_;
   KeeperLink& keeper_;
   rendezvous::Connection link_;
+  AgentCore core_;
+  std::deque<node::Action> actions_;  ///< decided, but not carried out
+  asio::steady_timer core_timer_;     ///< for the core's deadline
   std::optional<NodeJob> job_;
   NodeStore store_;
   std::unique_ptr<WorkerGroup> workers_;
+  std::vector<WorkerSpec> prepared_;         ///< the workers that StartWorkers starts
   std::unique_ptr<WorkerLink> worker_link_;  ///< null: it could not be made
-  WorkerProcesses processes_;
-  std::uint32_t first_rank_ = 0;  ///< first rank of this node in the attempt
-  std::uint32_t ranks_ = 0;
-  bool leaving_attempt_ = false;                 ///< a revoke is being carried out
-  bool waiting_ = false;                         ///< a revoke is done: the survivors have no attempt
-  std::optional<rendezvous::Spawn> next_spawn_;  ///< came while the last workers were being ended
+  TaskGroup revoke_tasks_;                   ///< tasks that use the workers and are no part of their end
   NodeSetup setup_;
-  BlockingCalls disk_;      ///< reads the job's paths on this node's disks
-  ToolStop tools_;          ///< of the running check
-  bool preparing_ = false;  ///< disk checks, --setup or a check are running
+  BlockingCalls disk_;   ///< reads the job's paths on this node's disks
+  ToolStop tools_;       ///< of the running check
+  TaskGroup preparing_;  ///< disk checks, --setup or a check
   AttemptTree tree_;
   std::unique_ptr<HangMonitor> hang_monitor_;  ///< of the attempt; null: hangs are not monitored
   std::chrono::milliseconds hang_timeout_{0};
   EvidenceCollector evidence_;
   FlightRecorderBoard collectives_;
   std::vector<std::string> error_files_;  ///< of the attempt's workers; most never exist
-  std::uint32_t attempt_ = 0;
   OutputCredit credit_;
-  std::string stdin_pending_;
-  bool stdin_ended_ = false;
-  bool stdin_busy_ = false;
-  bool leaving_ = false;  ///< the end was ordered or is forced; nothing new starts
-  bool attempt_running_ = false;
+  struct {
+    std::string pending;
+    bool ended = false;  ///< the end of file is among what is pending
+    bool busy = false;   ///< feed_stdin runs
+  } stdin_;
   bool down_ = false;  ///< all workers have ended; only the last messages remain
-  std::chrono::milliseconds patience_{15'000};
-  std::chrono::milliseconds link_grace_{5'000};
-  rendezvous::NodeLease lease_;  ///< of the workers; by CLOCK_BOOTTIME
-  rendezvous::NodeLease::Time accepted_at_{0};
-  bool local_ = false;   ///< on the master's machine
-  bool leased_ = false;  ///< the keeper enforces the lease on the workers
   asio::steady_timer tick_;
-  asio::steady_timer attempt_over_;  ///< cancelled when the attempt, --setup or a check has ended
-  asio::steady_timer revoke_step_;   ///< expires at a revoke's deadline; cancelled at each answer
   asio::posix::stream_descriptor keeper_fd_;
   asio::signal_set signals_;
-  int exit_code_ = 0;
-  std::string last_message_;
 };
 
 }  // namespace ddp::launcher

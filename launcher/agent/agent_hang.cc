@@ -12,7 +12,7 @@ void Agent::monitor_hangs(std::vector<WorkerSpec>& workers) {
   if (hang_timeout_.count() == 0 || workers.empty()) return;
   HangMonitor::SendMessage send = [this](const rendezvous::Message& message) { link_.send(message); };
   HangMonitor::IsOutputPaused held = [this] { return credit_.room(1) == 0 || credit_.room(2) == 0; };
-  hang_monitor_ = std::make_unique<HangMonitor>(loop_.get_executor(), attempt_, hang_timeout_,
+  hang_monitor_ = std::make_unique<HangMonitor>(loop_.get_executor(), core_.attempt().attempt, hang_timeout_,
                                                 std::move(send), std::move(held));
   hang_monitor_->start(workers.front().env);
   for (WorkerSpec& worker : workers)
@@ -28,8 +28,15 @@ std::vector<pid_t> Agent::children() const {
   return pids;
 }
 
+/// Its tools must not count as leftovers of the workers.
+Awaitable<> Agent::stop_monitoring() {
+  if (!hang_monitor_) co_return;
+  hang_monitor_->stop();
+  co_await hang_monitor_->idle();
+}
+
 void Agent::handle(const rendezvous::Inspect& message) {
-  if (hang_monitor_ && attempt_running_) hang_monitor_->inspect(message);
+  if (hang_monitor_ && core_.running()) hang_monitor_->inspect(message);
 }
 
 }  // namespace ddp::launcher

@@ -23,8 +23,9 @@ constexpr std::chrono::milliseconds kEndPause{5};
 /// Gives the keeper a lease: the preparation of a job whose master is gone must end even if it hangs on a
 /// disk or in --setup.
 void Agent::begin_preparing(const rendezvous::JobStart& job) {
-  patience_ = std::chrono::milliseconds(job.master_timeout_ms);
-  if (!job.local) keeper_.set_lease(std::max(patience_, kSlowDisk));
+  const std::chrono::milliseconds patience(job.master_timeout_ms);
+  feed(node::JobReceived{patience, std::chrono::milliseconds(job.link_grace_ms)});
+  if (!job.local) keeper_.set_lease(std::max(patience, kSlowDisk));
   keeper_.set_job_mark(job.job_id);
   tree_.set_job(job.job_id);
 }
@@ -66,7 +67,7 @@ Awaitable<bool> Agent::predecessor_gone(std::string job_id, std::vector<std::uin
   const auto ended = [](std::uint32_t pid) { return has_pid_ended(static_cast<pid_t>(pid)); };
   // Wait for these first: while agent or keeper is alive, they may start more processes.
   while (!std::all_of(pids.begin(), pids.end(), ended)) {
-    if (leaving_ || Clock::now() >= give_up) co_return false;
+    if (core_.leaving() || Clock::now() >= give_up) co_return false;
     pause.expires_after(kEndPause);
     co_await pause.async_wait(kUseTuple);
   }
@@ -74,7 +75,7 @@ Awaitable<bool> Agent::predecessor_gone(std::string job_id, std::vector<std::uin
   scope.job_id = std::move(job_id);
   TreeKill kill(std::move(scope), kKillBound, std::vector<KnownProcess>{});  // none of our own children
   while (!kill.step()) {
-    if (leaving_) co_return false;
+    if (core_.leaving()) co_return false;
     pause.expires_after(kEndPause);
     co_await pause.async_wait(kUseTuple);
   }
@@ -82,33 +83,29 @@ Awaitable<bool> Agent::predecessor_gone(std::string job_id, std::vector<std::uin
 }
 
 Awaitable<> Agent::prepare(rendezvous::JobStart message) {
-  preparing_ = true;
   const bool gone = co_await predecessor_gone(message.job_id, message.predecessor);
-  if (!leaving_) {
+  if (!core_.leaving()) {
     auto job = co_await make_job(message);
-    if (!leaving_) accept(message, std::move(job), gone);
+    if (!core_.leaving()) accept(message, std::move(job), gone);
   }
-  preparing_ = false;
-  attempt_over_.cancel();
 }
 
 void Agent::handle(const rendezvous::NodeCheck& message) {
   // A check runs commands of the master; this node may run only what its own user gave.
-  if (options_.own) return resign("its master asked for a check, which a node that joins by itself refuses");
+  if (options_.own)
+    return feed(node::MustLeave{"its master asked for a check, which a node that joins by itself refuses"});
   begin_preparing(message.job);
-  if (!std::exchange(preparing_, true)) spawn(loop_.get_executor(), check(message));
+  if (!preparing_.running()) preparing_.start(check(message));
 }
 
 Awaitable<> Agent::check(rendezvous::NodeCheck request) {
   auto env = co_await make_environment(request.job, true);
-  if (!leaving_) {
+  if (!core_.leaving()) {
     EnvVars merged = merge_env(split_env(environ), request.job.env, request.job.explicit_env);
     const rendezvous::NodeChecked checked = co_await check_node(
         std::move(request), std::move(env), std::move(merged), options_.directory, &tools_);
-    if (!leaving_) link_.send(checked);
+    if (!core_.leaving()) link_.send(checked);
   }
-  preparing_ = false;
-  attempt_over_.cancel();
 }
 
 }  // namespace ddp::launcher

@@ -1,4 +1,4 @@
-// The part of the Agent that handles worker events: start, end and output.
+// The part of the Agent that handles events of workers: start, end, messages and output.
 #include <utility>
 
 #include "launcher/agent/agent.h"
@@ -7,22 +7,14 @@
 namespace ddp::launcher {
 
 void Agent::worker_started(std::uint32_t local, pid_t pid) {
-  WorkerProcess process;
-  process.pid = pid;
-  process.start_attempt = attempt_;
-  process.started_ns = clock_ns();
-  processes_.started(local, process);
-  link_.send(rendezvous::WorkerStarted{attempt_, first_rank_ + local, static_cast<std::uint32_t>(pid),
-                                       process.started_ns, attempt_});
+  feed(node::WorkerStarted{local, static_cast<std::uint32_t>(pid), clock_ns()});
   if (worker_link_) worker_link_->started(local);
   evidence_.worker_started(pid);
-  if (hang_monitor_) hang_monitor_->worker_started(first_rank_ + local, pid);
+  if (hang_monitor_) hang_monitor_->worker_started(rank_of(local), pid);
 }
 
 void Agent::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& status) {
   rendezvous::WorkerExited exited;
-  exited.attempt = attempt_;
-  exited.rank = first_rank_ + local;
   exited.pid = static_cast<std::uint32_t>(pid);
   exited.clock_ns = clock_ns();
   switch (status.kind) {
@@ -37,38 +29,63 @@ void Agent::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& stat
       break;
   }
   exited.core = status.core_dumped;
-  const std::string* killed = processes_.killed(local);
-  exited.by_revoke = killed != nullptr;
   exited.after_stop = workers_->ended_after_stop(local);
-  if (killed != nullptr) exited.text = *killed;
-  link_.send(exited);
-  if (!exited.by_revoke) evidence_.worker_ended(exited.rank, pid, status);
-  if (hang_monitor_) hang_monitor_->worker_ended(exited.rank);
-  worker_gone(local);
+  if (core_.processes().killed(local) == nullptr) evidence_.worker_ended(rank_of(local), pid, status);
+  if (hang_monitor_) hang_monitor_->worker_ended(rank_of(local));
+  if (worker_link_) worker_link_->forget(local);
+  feed(node::WorkerExited{local, std::move(exited)});
 }
 
 void Agent::worker_not_started(std::uint32_t local, const Error& error) {
   rendezvous::WorkerExited exited;
-  exited.attempt = attempt_;
-  exited.rank = first_rank_ + local;
   exited.code = static_cast<std::uint8_t>(exec_exit_code(error.sys));
   exited.sys = error.sys;
   exited.clock_ns = clock_ns();
   exited.text = error.text;
-  link_.send(exited);
+  feed(node::WorkerExited{local, std::move(exited)});
 }
 
-/// Sends reports about all workers of the node, which may have waited for the last start.
 void Agent::all_started() {
-  revoke_step_.cancel();
-  if (waiting_) return;
-  if (processes_.take_greeted_change()) link_.send(rendezvous::WorkersGreeted{attempt_});
-  if (processes_.take_ready_change()) link_.send(rendezvous::WorkersReady{attempt_});
+  feed(node::WorkersStarted{});
 }
+
+// ---- messages from workers
+
+void Agent::worker_greeted(std::uint32_t local, const rendezvous::WorkerHello& hello) {
+  feed(node::WorkerGreeted{local, hello.rejoin && !hello.sharded});
+}
+
+void Agent::worker_ready(std::uint32_t local) {
+  feed(node::WorkerReady{local});
+}
+
+void Agent::worker_unlinked(std::uint32_t local) {
+  if (hang_monitor_) hang_monitor_->worker_steps_no_more(rank_of(local));
+  feed(node::WorkerUnlinked{local});
+}
+
+void Agent::worker_stepped(std::uint32_t local, const rendezvous::WorkerStep& step) {
+  if (hang_monitor_) hang_monitor_->worker_stepped(rank_of(local), step.step, step.phase);
+}
+
+void Agent::worker_in_trouble(std::uint32_t local, const rendezvous::WorkerTrouble& trouble) {
+  feed(node::WorkerTroubled{local, trouble});
+}
+
+void Agent::worker_revoked(std::uint32_t local, const rendezvous::WorkerRevoked& answer) {
+  feed(node::WorkerLeft{local, answer});
+}
+
+void Agent::worker_misbehaved(std::uint32_t local, std::string words) {
+  link_.send(rendezvous::Notice{"rank " + std::to_string(rank_of(local)) + ": " + std::move(words)});
+}
+
+// ---- output
 
 OutputSink::Move Agent::move_output(std::uint32_t local, std::uint8_t stream, int pipe, std::size_t size) {
   using Splice = rendezvous::Connection::Splice;
-  switch (link_.splice_output({attempt_, first_rank_ + local, stream, clock_ns(), {}}, pipe, size)) {
+  switch (
+      link_.splice_output({core_.attempt().attempt, rank_of(local), stream, clock_ns(), {}}, pipe, size)) {
     case Splice::kCopy:
       return Move::kRead;
     case Splice::kLater:
@@ -84,8 +101,8 @@ OutputSink::Move Agent::move_output(std::uint32_t local, std::uint8_t stream, in
 void Agent::worker_output(std::uint32_t local, std::uint8_t stream, std::span<const char> bytes) {
   credit_.spend(stream, bytes.size());
   if (hang_monitor_) hang_monitor_->worker_wrote();
-  link_.send_output(
-      {attempt_, first_rank_ + local, stream, clock_ns(), std::string_view(bytes.data(), bytes.size())});
+  link_.send_output({core_.attempt().attempt, rank_of(local), stream, clock_ns(),
+                     std::string_view(bytes.data(), bytes.size())});
 }
 
 }  // namespace ddp::launcher

@@ -17,7 +17,7 @@ struct WorkerProcess {
   pid_t pid = 0;
   std::uint32_t start_attempt = 0;    ///< attempt in which it was started
   std::uint64_t started_ns = 0;       ///< the node's CLOCK_MONOTONIC
-  bool can_rejoin = false;            ///< it has announced that it supports rejoining
+  bool can_rejoin = false;            ///< it has announced that it supports rejoining, and is connected
   bool ready = false;                 ///< it takes part in the current attempt
   bool answered = false;              ///< it has left the current attempt
   std::optional<std::uint64_t> held;  ///< with `answered`: the step of the state that it holds
@@ -41,6 +41,7 @@ class WorkerProcesses {
 
   bool is_alive(std::uint32_t local) const { return processes_.count(local) != 0; }
   bool none() const { return processes_.empty(); }
+  bool can_rejoin(std::uint32_t local) const { return processes_.at(local).can_rejoin; }  ///< of a live one
   const Map& all() const { return processes_; }
   /// Why a revoke killed the worker; null if none did.
   const std::string* killed(std::uint32_t local) const;

@@ -40,8 +40,8 @@ MEMBERS = {
 SAME_MEANING = {
     # the check of hosts is a small supervisor: its events and orders are those of a job, with fewer fields
     "Disconnect", "FromNode", "NodeFailed", "NodeUp", "Tick", "ToNode",
-    # the orders of a master in the form that a node's core takes (rendezvous/membership/member.h)
-    "Leave", "LinkLost", "MasterAsleep", "Run", "Stop", "WorkersGone",
+    # messages in the form that a node's core takes or gives (launcher/agent_core/agent_events.h)
+    "Action", "Actions", "Event", "JobAccepted", "LinkLost", "OpenStore", "WorkerExited", "WorkerReady", "WorkerStarted",
     # a layer's weights on the host and on the GPU
     "Layer", "Weights1", "Weights2", "Totals",
 }

@@ -19,9 +19,9 @@ import time
 
 # Sources of each room, and the programs that test it.
 ROOMS = {
-    "membership": (["rendezvous/membership/*.cc"], ["unit_membership", "unit_ranks", "sim_membership"]),
+    "membership": (["rendezvous/membership/*.cc"], ["unit_membership", "unit_ranks", "sim_survivors"]),
     "supervisor": (["launcher/supervisor/*.cc"], ["unit_supervisor", "unit_cores", "sim_survivors"]),
-    "agent_core": (["launcher/agent_core/*.cc"], ["unit_cores", "unit_node_facts", "unit_check"]),
+    "agent_core": (["launcher/agent_core/*.cc"], ["unit_cores", "unit_node_facts", "unit_check", "sim_survivors"]),
     "root_cause": (["launcher/report/*.cc"], ["unit_report", "unit_supervisor"]),
     "store": (["rendezvous/store/*.cc"], ["unit_store"]),
     "keeper": (["launcher/keeper/cgroup.cc", "launcher/keeper/process_*.cc", "launcher/keeper/mark_search.cc"], ["unit_cgroup"]),

@@ -1,4 +1,4 @@
-// The nodes of the simulation: their agents, which follow launcher/agent/agent.cc and agent_rejoin.cc, and
+// The nodes of the simulation: the drivers of their agents' cores, as launcher/agent/agent.cc is one, and
 // their keepers.
 #include <algorithm>
 #include <csignal>
@@ -10,13 +10,15 @@ namespace ddp::sim {
 
 using namespace std::chrono_literals;
 using namespace rendezvous;
+namespace node = launcher::node;
 
 namespace {
 
 constexpr Time kTcpPatience = 20s;
 constexpr Time kLinkGrace = 5s;
+constexpr Time kKillBound = 5s;
 constexpr Time kKeeperKills = 4s;
-constexpr std::uint32_t kAgentPids = 1'000'000;  ///< PIDs below are the workers'
+constexpr std::uint32_t kAgentPids = 1'000'000'000;  ///< PIDs below are the workers'
 
 std::uint32_t agent_pid(std::uint32_t agent) {
   return kAgentPids + agent * 2;  // the next PID is the keeper's
@@ -28,27 +30,27 @@ std::uint32_t agent_pid(std::uint32_t agent) {
 
 void SurvivorsWorld::start_agent(std::size_t host, std::uint32_t incarnation) {
   const auto id = static_cast<std::uint32_t>(agents_.size());
-  SimAgent& agent = agents_.emplace_back();
-  agent.id = id;
-  agent.host = host;
-  agent.incarnation = incarnation;
-  agent.lease = NodeLease(setup_.spec.master_timeout, now_);
+  launcher::AgentCore core({false, kKillBound, setup_.spec.master_timeout, kLinkGrace},
+                           hosts_[host].local(now_));
+  SimAgent& agent = agents_.emplace_back(id, host, incarnation, std::move(core));
+  hosts_[host].agents.push_back(id);
+  agent.heard = now_;
   Hello hello;
   hello.hostname = hello.machine_id = "m" + std::to_string(host);
   hello.pid = agent_pid(id);
   hello.keeper = hello.pid + 1;
   hello.pid_namespace = 1;
   hello.cpus = 4;
-  hello.interfaces = {{"lo", "127.0.0.1", 8, true, true},
-                      {"eth0", "10.0.0.1" + std::to_string(host), 24, true, false}};
+  hello.interfaces = {
+      {"lo", "127.0.0.1", 8, true, true},
+      {"eth0", "10.0." + std::to_string(host / 250) + "." + std::to_string(host % 250 + 1), 16, true, false}};
   to_master(agent, hello);
   heartbeat(id);
 }
 
 /// Computes when a message arrives: in order, after the end of a cut. Returns false if the connection breaks
 /// before.
-bool SurvivorsWorld::delayed(const SimAgent& agent, Time& last, Time& at) {
-  const Time cut = hosts_[agent.host].cut;
+bool SurvivorsWorld::delayed(Time cut, Time& last, Time& at) {
   if (cut > now_ + kTcpPatience) return false;
   last = at = std::max(last, std::max(now_, cut) + some(100us, chance(5) ? 300ms : 3ms));
   return true;
@@ -57,14 +59,16 @@ bool SurvivorsWorld::delayed(const SimAgent& agent, Time& last, Time& at) {
 void SurvivorsWorld::to_node(SimAgent& agent, Message message) {
   Time at;
   const std::uint32_t id = agent.id;
-  if (!delayed(agent, agent.to_node, at)) {
+  if (!delayed(hosts_[agent.host].cut_to, agent.to_node, at)) {
     return after(kTcpPatience,
                  [this, id] { at_master([this, id] { link_ended(id, false, false, "timed out"); }); });
   }
   after(at - now_, [this, id, message = std::move(message)] {
     when_awake(id, [this, id, message] {
       SimAgent& there = agents_[id];
-      if (there.alive && there.node_open) take(there, message);
+      if (!there.alive || !there.node_open) return;
+      there.heard = now_;
+      take(there, message);
     });
   });
 }
@@ -73,10 +77,10 @@ void SurvivorsWorld::to_master(SimAgent& agent, Message message) {
   if (!agent.alive || !agent.node_open) return;
   Time at;
   const std::uint32_t id = agent.id;
-  if (!delayed(agent, agent.to_master, at)) {
+  if (!delayed(hosts_[agent.host].cut_from, agent.to_master, at)) {
     return after(kTcpPatience, [this, id] {
       when_awake(id, [this, id] {
-        if (std::exchange(agents_[id].node_open, false)) go_down(agents_[id]);
+        if (agents_[id].node_open) feed(agents_[id], node::LinkLost{"timed out"});
       });
     });
   }
@@ -85,45 +89,78 @@ void SurvivorsWorld::to_master(SimAgent& agent, Message message) {
   });
 }
 
-/// A frozen agent handles all its messages in order when it wakes.
-void SurvivorsWorld::when_awake(std::uint32_t id, Act act) {
-  const Time frozen = agents_[id].frozen;
-  if (frozen <= now_) return act();
-  after(frozen - now_, [this, id, act = std::move(act)] { when_awake(id, act); });
+/// Returns the first moment at which the clock of the agent's machine shows `local`, or a little later.
+Time SurvivorsWorld::global(const SimAgent& agent, Time local) const {
+  const SimHost& host = hosts_[agent.host];
+  const Time since = local - host.offset;
+  Time guess = since - Time(since.count() / 1'000'000 * host.ppm);
+  while (host.local(guess) < local)
+    guess += std::max(Time(1), local - host.local(guess));
+  return guess;
 }
+
+/// A frozen agent, or one on a suspended machine, handles all its events in order when it wakes.
+void SurvivorsWorld::when_awake(std::uint32_t id, Act act) {
+  const SimHost& host = hosts_[agents_[id].host];
+  const Time until = std::max(agents_[id].frozen, host.paused);
+  if (until <= now_) return act();
+  after_on(agents_[id].host, until - now_, [this, id, act = std::move(act)] { when_awake(id, act); });
+}
+
+// ---- the driver
 
 void SurvivorsWorld::take(SimAgent& agent, const Message& message) {
   if (const auto* start = std::get_if<JobStart>(&message)) {
-    agent.leased = true;
-    agent.accepted = now_;
-    keeper_checks_lease(agent.id);
+    feed(agent, node::JobReceived{std::chrono::milliseconds(start->master_timeout_ms), kLinkGrace});
+    feed(agent, node::JobAccepted{false});
     to_master(agent, JobAccepted{"/bin/train", {}, "", predecessor_gone(start->predecessor)});
-  } else if (const auto* open = std::get_if<OpenStore>(&message)) {
-    open_store(agent, *open);
   } else if (const auto* probe = std::get_if<Probe>(&message)) {
     to_master(agent, ProbeResult{probe->attempt, probe->addresses.front(), "", ""});
-  } else if (const auto* order = std::get_if<Spawn>(&message)) {
-    spawn(agent, *order);
-  } else if (const auto* revoke_order = std::get_if<Revoke>(&message)) {
-    if (give_up_next(agent, revoke_order->attempt)) return;
-    if (agent.running && !agent.waiting && revoke_order->attempt == agent.attempt && !agent.leaving &&
-        !agent.ending && !agent.stopping && !std::exchange(agent.leaving_attempt, true))
-      revoke(agent, *revoke_order);
-  } else if (const auto* end = std::get_if<Stop>(&message)) {
-    if (give_up_next(agent, end->attempt)) return;
-    if (agent.running && end->attempt == agent.attempt) {
-      for (auto& [local, process] : agent.processes) {
-        process.session.stop({end->reason, end->grace_ms});
-        flush(agent, local);
-      }
-      stop(agent, std::chrono::milliseconds(end->grace_ms));
-    }
   } else if (const auto* ping = std::get_if<Ping>(&message)) {
-    agent.lease.pinged(now_);
     to_master(agent, Pong{ping->sequence, 0});
-  } else if (std::holds_alternative<Leave>(message)) {
-    go_down(agent);
+    feed(agent, node::Pinged{});
+  } else if (const auto* open = std::get_if<OpenStore>(&message)) {
+    feed(agent, *open);
+  } else if (const auto* spawn = std::get_if<Spawn>(&message)) {
+    feed(agent, *spawn);
+  } else if (const auto* revoke = std::get_if<Revoke>(&message)) {
+    feed(agent, *revoke);
+  } else if (const auto* stop = std::get_if<Stop>(&message)) {
+    feed(agent, *stop);
+  } else if (const auto* leave = std::get_if<Leave>(&message)) {
+    feed(agent, *leave);
   }
+}
+
+void SurvivorsWorld::feed(SimAgent& agent, const node::Event& event) {
+  if (!agent.alive) return;
+  const SimHost& host = hosts_[agent.host];
+  const std::uint32_t id = agent.id;
+  for (const node::Action& action : agent.core.step(event, host.local(now_)))
+    std::visit([this, &agent](const auto& one) { perform(agent, one); }, action);
+  const auto due = agent.core.deadline();
+  if (!due || !agent.alive) return;
+  const Time at = std::max(global(agent, *due), now_);
+  if (agent.tick_at && *agent.tick_at <= at) return;
+  agent.tick_at = at;
+  after_on(agent.host, at - now_, [this, id] {
+    when_awake(id, [this, id] {
+      agents_[id].tick_at.reset();
+      feed(agents_[id], node::Tick{});
+    });
+  });
+}
+
+void SurvivorsWorld::feed_later(std::uint32_t id, Time wait, node::Event event) {
+  after_on(agents_[id].host, wait, [this, id, event = std::move(event)] {
+    when_awake(id, [this, id, event] { feed(agents_[id], event); });
+  });
+}
+
+void SurvivorsWorld::perform(SimAgent& agent, const node::Send& action) {
+  to_master(agent, action.message);
+  if (std::holds_alternative<AttemptRevoked>(action.message))
+    kill_one_of(SimulatedFault::kKilledWaiting, agent.id);
 }
 
 /// Agent and keeper end together in this simulation.
@@ -135,113 +172,92 @@ bool SurvivorsWorld::predecessor_gone(const std::vector<std::uint32_t>& pids) co
   return !pids.empty() && !any_alive;
 }
 
-void SurvivorsWorld::open_store(SimAgent& agent, const OpenStore& message) {
-  if (agent.leaving || (agent.running && !agent.waiting && !agent.stopping)) return;
+void SurvivorsWorld::perform(SimAgent& agent, const node::OpenStore& action) {
   if (std::exchange(hosts_[agent.host].store_refused, false)) {
     return to_master(agent, Refused{static_cast<std::uint8_t>(ErrorCode::kRefused), 0, "no port is free"});
   }
-  after(some(0s, 5ms), [this, id = agent.id, attempt = message.attempt] {
+  after(some(0s, 5ms), [this, id = agent.id, attempt = action.order.attempt] {
     when_awake(id, [this, id, attempt] { to_master(agents_[id], StoreOpened{attempt, 29500}); });
   });
 }
 
-// ---- an attempt begins
+// ---- workers start
 
-bool SurvivorsWorld::give_up_next(SimAgent& agent, std::uint32_t attempt) {
-  if (!agent.next_spawn || agent.next_spawn->attempt != attempt) return false;
-  agent.next_spawn.reset();
-  to_master(agent, AttemptEnded{attempt, 0, {}});
-  return true;
+void SurvivorsWorld::perform(SimAgent& agent, const node::PrepareAttempt& action) {
+  agent.prepared = action.spawn;
+  for (std::uint32_t local = 0; local < action.spawn.local_world_size; ++local)
+    if (agent.processes.count(local) == 0) agent.processes[local] = {};
+  feed(agent, node::AttemptPrepared{});
 }
 
-void SurvivorsWorld::spawn(SimAgent& agent, const Spawn& message) {
-  if (agent.leaving) return;
-  const bool some_alive = agent.waiting && !agent.processes.empty();
-  if (agent.running && !some_alive) {
-    agent.next_spawn = message;
-    return;
-  }
-  agent.lease.proven(agent.accepted);
-  agent.attempt = message.attempt;
-  agent.first_rank = message.first_rank;
-  agent.local_world = message.local_world_size;
-  agent.waiting = agent.greeted_reported = agent.ready_reported = agent.stopping = false;
-  agent.running = true;
-  for (auto& [local, process] : agent.processes) {
-    process.ready = false;
-    if (setup_.bug != SurvivorsBug::kOldAnswerBelieved) process.answer.reset();
-    to_master(agent, WorkerStarted{agent.attempt, agent.first_rank + local, process.worker + 1, 0, 0});
-  }
-  for (std::uint32_t local = 0; local < message.local_world_size; ++local) {
-    if (agent.processes.count(local) == 0) start_worker(agent, local);
-    AttemptOrder order{message.attempt,
-                       message.first_rank + local,
-                       message.world_size,
-                       local,
-                       message.local_world_size,
-                       message.node_rank,
-                       message.nodes,
-                       message.master_addr + ":" + std::to_string(message.master_port),
-                       message.agent_store,
-                       {}};
-    if (message.from >= 0) order.from = static_cast<std::uint32_t>(message.from);
-    agent.processes.at(local).session.begin(order);
-    flush(agent, local);
-  }
+void SurvivorsWorld::perform(SimAgent& agent, const node::OrderAttempt& action) {
+  agent.processes.at(action.local).session.begin(action.order);
+  if (agent.core.processes().is_alive(action.local)) flush(agent, action.local);
+}
+
+void SurvivorsWorld::perform(SimAgent& agent, const node::StartWorkers&) {
+  for (std::uint32_t local = 0; local < agent.prepared->local_world_size; ++local)
+    if (!agent.core.processes().is_alive(local)) start_worker(agent, local);
+  agent.starting = true;
+  after_on(agent.host, chance(90) ? Time(0) : some(0s, 2s), [this, id = agent.id] {
+    when_awake(id, [this, id] {
+      agents_[id].starting = false;
+      feed(agents_[id], node::WorkersStarted{});
+      check_ended(agents_[id]);
+    });
+  });
+}
+
+void SurvivorsWorld::check_ended(SimAgent& agent) {
+  if (agent.processes.empty() && !agent.starting)
+    feed_later(agent.id, some(0ms, 100ms), node::WorkersEnded{});
 }
 
 void SurvivorsWorld::start_worker(SimAgent& agent, std::uint32_t local) {
-  for (const SimWorker& other : workers_)
-    if (other.alive && agents_[other.agent].host == agent.host && other.agent != agent.id)
-      fail("workers are started on " + supervisor_.name(agent.host) + ", where others still live");
+  for (const std::uint32_t other : hosts_[agent.host].agents)
+    for (const auto& [rank, process] : agents_[other].processes)
+      if (other != agent.id && workers_[process.worker].alive)
+        fail("workers are started on " + supervisor_.name(agent.host) + ", where others still live");
   const auto id = static_cast<std::uint32_t>(workers_.size());
   SimWorker& worker = workers_.emplace_back();
   worker.id = id;
   worker.agent = agent.id;
   worker.local = local;
-  agent.processes[local] = {};
-  agent.processes[local].worker = id;
-  to_master(agent, WorkerStarted{agent.attempt, agent.first_rank + local, id + 1, 0, agent.attempt});
-  after(some(10ms, 400ms), [this, id] {
+  agent.processes.at(local).worker = id;
+  feed(agent, node::WorkerStarted{local, id + 1, 0});
+  after_on(worker, some(10ms, 400ms), [this, id] {
     SimWorker& started = workers_[id];
     if (!started.alive || started.frozen) return;
-    say(started, WorkerHello{kWorkerProtocol, id + 1, true, false});
-    after(some(0ms, 3s), [this, id] {  // the worker loads its data
+    say(started, WorkerHello{kWorkerProtocol, id + 1, setup_.workers_rejoin, false});
+    after_on(started, some(0ms, 3s), [this, id] {  // the worker loads its data
       if (workers_[id].alive && !workers_[id].frozen) next_attempt(workers_[id]);
     });
   });
 }
 
 void SurvivorsWorld::flush(SimAgent& agent, std::uint32_t local) {
-  SimAgent::WorkerProcessState& process = agent.processes.at(local);
+  SimAgent::Process& process = agent.processes.at(local);
   std::string bytes = process.session.take_output();
   if (bytes.empty()) return;
-  after(kSimLineTime, [this, id = process.worker, bytes = std::move(bytes)] { hear(workers_[id], bytes); });
+  after_on(agent.host, kSimLineTime,
+           [this, id = process.worker, bytes = std::move(bytes)] { hear(workers_[id], bytes); });
 }
-
-// ---- messages of workers
 
 void SurvivorsWorld::worker_says(std::uint32_t id, std::uint32_t local, std::uint32_t worker,
                                  const std::string& line) {
   SimAgent& agent = agents_[id];
   const auto found = agent.processes.find(local);
   if (!agent.alive || found == agent.processes.end() || found->second.worker != worker) return;
-  SimAgent::WorkerProcessState& process = found->second;
-  for (const WorkerEvent& event : process.session.receive(line)) {
+  for (const WorkerEvent& event : found->second.session.receive(line)) {
     if (const auto* hello = std::get_if<WorkerHello>(&event)) {
-      process.can_rejoin = hello->rejoin && !hello->sharded;
-      report_greeted(agent);
-    } else if (std::holds_alternative<WorkerReady>(event)) {
-      process.ready = true;
-      report_ready(agent);
+      feed(agent, node::WorkerGreeted{local, hello->rejoin && !hello->sharded});
+    } else if (std::holds_alternative<rendezvous::WorkerReady>(event)) {
+      feed(agent, node::WorkerReady{local});
     } else if (const auto* trouble = std::get_if<WorkerTrouble>(&event)) {
-      if (trouble->attempt == agent.attempt && !agent.waiting)
-        to_master(agent,
-                  WorkerInTrouble{agent.attempt, agent.first_rank + local, trouble->error, trouble->peers});
+      feed(agent, node::WorkerTroubled{local, *trouble});
     } else if (const auto* answer = std::get_if<WorkerRevoked>(&event)) {
-      if (answer->attempt != agent.attempt) continue;
-      process.answer = *answer;
-      revoke_goes_on(id, agent.turn);
+      found->second.last_answer = *answer;
+      feed(agent, node::WorkerLeft{local, *answer});
     } else if (const auto* misbehaved = std::get_if<WorkerMisbehaved>(&event)) {
       if (setup_.bug == SurvivorsBug::kNone) fail("a worker " + misbehaved->words);
     }
@@ -249,91 +265,56 @@ void SurvivorsWorld::worker_says(std::uint32_t id, std::uint32_t local, std::uin
   if (agent.processes.count(local) != 0) flush(agent, local);
 }
 
-void SurvivorsWorld::report_greeted(SimAgent& agent) {
-  const bool all = std::all_of(agent.processes.begin(), agent.processes.end(),
-                               [](const auto& entry) { return entry.second.can_rejoin; });
-  if (!all || agent.processes.empty() || agent.waiting || std::exchange(agent.greeted_reported, true)) return;
-  to_master(agent, WorkersGreeted{agent.attempt});
-}
+// ---- workers leave an attempt, or end
 
-void SurvivorsWorld::report_ready(SimAgent& agent) {
-  const bool all = std::all_of(agent.processes.begin(), agent.processes.end(),
-                               [](const auto& entry) { return entry.second.ready; });
-  if (!all || agent.processes.empty() || agent.waiting || std::exchange(agent.ready_reported, true)) return;
-  to_master(agent, WorkersReady{agent.attempt});
-}
-
-// ---- an attempt ends
-
-void SurvivorsWorld::revoke(SimAgent& agent, const Revoke& message) {
-  const std::uint64_t turn = ++agent.turn;
-  for (auto& [local, process] : agent.processes) {
-    const std::uint32_t rank = agent.first_rank + local;
-    const bool hangs = std::find(message.kill.begin(), message.kill.end(), rank) != message.kill.end();
-    if (hangs || !process.can_rejoin) {
-      process.killed = "";
-      after(some(100us, 20ms),
-            [this, id = process.worker] { die(workers_[id], SimDeath::By::kUs, 0, SIGKILL); });
-      continue;
-    }
-    process.session.revoke({agent.attempt, message.reason, message.deadline_ms});
-    flush(agent, local);
-  }
+void SurvivorsWorld::perform(SimAgent& agent, const node::OrderLeave& action) {
+  SimAgent::Process& process = agent.processes.at(action.local);
+  process.session.revoke(action.order);
+  flush(agent, action.local);
   kill_one_of(SimulatedFault::kKilledOnRevoke, agent.id);
-  after(std::chrono::milliseconds(message.deadline_ms),
-        [this, id = agent.id, turn] { when_awake(id, [this, id, turn] { kill_late(id, turn); }); });
-  revoke_goes_on(agent.id, turn);
+  if (setup_.bug == SurvivorsBug::kOldAnswerBelieved && process.last_answer)
+    feed_later(agent.id, Time(0),
+               node::WorkerLeft{action.local, {action.order.attempt, process.last_answer->step}});
 }
 
-void SurvivorsWorld::kill_late(std::uint32_t id, std::uint64_t turn) {
-  SimAgent& agent = agents_[id];
-  if (!agent.alive || !agent.leaving_attempt || agent.turn != turn) return;
+void SurvivorsWorld::end_soon(std::uint32_t worker, Time wait, int signal) {
+  after_on(workers_[worker], wait,
+           [this, worker, signal] { die(workers_[worker], SimDeath::By::kUs, 0, signal); });
+}
+
+void SurvivorsWorld::perform(SimAgent& agent, const node::TerminateWorker& action) {
+  const SimWorker& worker = workers_[agent.processes.at(action.local).worker];
+  if (!worker.frozen) end_soon(worker.id, some(100us, 20ms), SIGTERM);
+}
+
+void SurvivorsWorld::perform(SimAgent& agent, const node::KillWorker& action) {
+  end_soon(agent.processes.at(action.local).worker, some(100us, 20ms), SIGKILL);
+}
+
+void SurvivorsWorld::perform(SimAgent& agent, const node::KillLeftovers& action) {
+  for (const std::uint32_t local : action.locals) {
+    const auto found = agent.processes.find(local);
+    if (found != agent.processes.end()) end_soon(found->second.worker, Time(0), SIGKILL);
+  }
+  feed_later(agent.id, some(1ms, 50ms), node::LeftoversKilled{});
+}
+
+void SurvivorsWorld::perform(SimAgent& agent, const node::ReadOutput&) {
+  feed_later(agent.id, some(1ms, 200ms), node::OutputRead{});
+}
+
+void SurvivorsWorld::perform(SimAgent& agent, const node::ReportLosses&) {
+  feed_later(agent.id, some(0ms, 100ms), node::LossesReported{});
+}
+
+void SurvivorsWorld::perform(SimAgent& agent, const node::StopWorkers& action) {
+  const Time grace = std::chrono::milliseconds(action.order.grace_ms);
   for (auto& [local, process] : agent.processes) {
-    if (process.answer || process.killed) continue;
-    process.killed = "did not leave the attempt in time and was killed";
-    after(some(100us, 20ms),
-          [this, worker = process.worker] { die(workers_[worker], SimDeath::By::kUs, 0, SIGKILL); });
-  }
-}
-
-/// Waits until all workers have answered or are dead, lets the exits settle, and then reports to the master.
-void SurvivorsWorld::revoke_goes_on(std::uint32_t id, std::uint64_t turn) {
-  SimAgent& agent = agents_[id];
-  if (!agent.leaving_attempt || agent.turn != turn) return;
-  for (const auto& [local, process] : agent.processes)
-    if (!process.answer || process.killed) return;
-  after(some(1ms, 300ms), [this, id, turn] {
-    when_awake(id, [this, id, turn] {
-      SimAgent& there = agents_[id];
-      if (!there.alive || there.turn != turn || !std::exchange(there.leaving_attempt, false)) return;
-      if (there.stopping || there.leaving || there.processes.empty()) return check_ended(there);
-      there.waiting = true;
-      notify_survivors(there);
-      kill_one_of(SimulatedFault::kKilledWaiting, id);
-    });
-  });
-}
-
-void SurvivorsWorld::notify_survivors(SimAgent& agent) {
-  if (agent.processes.empty()) return;
-  AttemptRevoked revoked{agent.attempt, {}};
-  for (const auto& [local, process] : agent.processes) {
-    const bool holds = process.answer && process.answer->step;
-    revoked.survivors.push_back({local, holds, holds ? *process.answer->step : 0});
-  }
-  to_master(agent, revoked);
-}
-
-void SurvivorsWorld::stop(SimAgent& agent, Time grace) {
-  agent.stopping = true;
-  agent.waiting = false;
-  for (const auto& [local, process] : agent.processes) {
+    process.session.stop(action.order);
+    flush(agent, local);
     const bool asked = chance(80) && !workers_[process.worker].frozen;
-    after(asked ? some(0s, grace) : grace, [this, id = process.worker, asked] {
-      die(workers_[id], SimDeath::By::kUs, 0, asked ? SIGTERM : SIGKILL);
-    });
+    end_soon(process.worker, asked ? some(0s, grace) : grace, asked ? SIGTERM : SIGKILL);
   }
-  check_ended(agent);
 }
 
 void SurvivorsWorld::reap(std::uint32_t id, std::uint32_t local, std::uint32_t worker) {
@@ -341,61 +322,42 @@ void SurvivorsWorld::reap(std::uint32_t id, std::uint32_t local, std::uint32_t w
   const auto found = agent.processes.find(local);
   if (!agent.alive || found == agent.processes.end() || found->second.worker != worker) return;
   SimDeath& death = workers_[worker].death;
-  death.rank = agent.first_rank + local;
-  death.attempt = agent.attempt;
+  death.rank = agent.core.attempt().first_rank + local;
+  death.attempt = agent.core.attempt().attempt;
   deaths_.push_back(death);
-  WorkerExited exited;
-  exited.attempt = agent.attempt;
-  exited.rank = death.rank;
+  rendezvous::WorkerExited exited;
   exited.pid = worker + 1;
   exited.code = static_cast<std::uint8_t>(death.code);
   exited.signal = static_cast<std::uint8_t>(death.signal);
-  exited.by_revoke = found->second.killed.has_value();
   exited.after_stop = death.by == SimDeath::By::kUs;
-  exited.text = found->second.killed.value_or("");
-  to_master(agent, exited);
   agent.processes.erase(found);
-  if (agent.waiting)
-    notify_survivors(agent);
-  else
-    report_ready(agent);
-  revoke_goes_on(id, agent.turn);
+  feed(agent, node::WorkerExited{local, exited});
   check_ended(agent);
 }
 
-void SurvivorsWorld::check_ended(SimAgent& agent) {
-  if (!agent.alive || !agent.running || !agent.processes.empty() || agent.leaving_attempt) return;
-  if (std::exchange(agent.ending, true)) return;
-  after(some(1ms, 200ms), [this, id = agent.id, attempt = agent.attempt] {
-    when_awake(id, [this, id, attempt] { ended(id, attempt); });
-  });
-}
-
-void SurvivorsWorld::ended(std::uint32_t id, std::uint32_t attempt) {
-  SimAgent& agent = agents_[id];
-  if (!agent.alive) return;
-  to_master(agent, AttemptEnded{attempt, 0, ""});
-  agent.running = agent.waiting = agent.ending = agent.stopping = false;
-  if (agent.leaving) return quit(agent);
-  if (!agent.next_spawn) return;
-  const Spawn next = *std::exchange(agent.next_spawn, std::nullopt);
-  spawn(agent, next);
+void SurvivorsWorld::perform(SimAgent& agent, const node::CleanUp&) {
+  feed_later(agent.id, some(1ms, 100ms), node::AttemptCleaned{0, {}});
 }
 
 // ---- the end of an agent
 
-void SurvivorsWorld::go_down(SimAgent& agent) {
-  if (!agent.alive || std::exchange(agent.leaving, true)) return;
-  agent.waiting = false;
-  if (!agent.running) return quit(agent);
-  stop(agent, kLinkGrace);
+void SurvivorsWorld::perform(SimAgent& agent, const node::CloseLink&) {
+  if (!std::exchange(agent.node_open, false)) return;
+  Time at;
+  if (delayed(hosts_[agent.host].cut_from, agent.to_master, at))
+    after(at - now_,
+          [this, id = agent.id] { at_master([this, id] { link_ended(id, false, false, "closed"); }); });
+}
+
+void SurvivorsWorld::perform(SimAgent& agent, const node::Quit&) {
+  quit(agent);
 }
 
 /// Ends with one of ddplaunch's exit codes, which show that none of its workers lives.
 void SurvivorsWorld::quit(SimAgent& agent) {
   const Time sent = agent.to_master;
   agent.alive = agent.node_open = false;
-  const Time cut = hosts_[agent.host].cut;
+  const Time cut = std::max(hosts_[agent.host].cut_from, hosts_[agent.host].cut_to);
   after(std::max(std::max(sent, cut), now_) - now_ + 1ms,
         [this, id = agent.id] { at_master([this, id] { link_ended(id, true, true, "its agent ended"); }); });
 }
@@ -403,23 +365,31 @@ void SurvivorsWorld::quit(SimAgent& agent) {
 void SurvivorsWorld::heartbeat(std::uint32_t id) {
   SimAgent& agent = agents_[id];
   if (!agent.alive) return;
-  if (agent.running && !agent.leaving && agent.leased && agent.lease.over(now_)) {
-    agent.node_open = false;
-    Time at;
-    if (delayed(agent, agent.to_master, at))
-      after(at - now_, [this, id] { at_master([this, id] { link_ended(id, false, false, "closed"); }); });
-    return go_down(agent);
-  }
-  after(1s, [this, id] { when_awake(id, [this, id] { heartbeat(id); }); });
+  feed(agent, node::HeartbeatDue{false, now_ - agent.heard});
+  after_on(agent.host, 1s, [this, id] { when_awake(id, [this, id] { heartbeat(id); }); });
 }
 
-/// Kills the workers when the lease and the grace are over, in any state of the agent.
+void SurvivorsWorld::perform(SimAgent& agent, const node::SetLease& action) {
+  agent.killed_at.reset();
+  if (action.left == Time(0)) return;
+  agent.killed_at = hosts_[agent.host].local(now_) + action.left;
+  if (!std::exchange(agent.keeper_watches, true)) keeper_checks_lease(agent.id);
+}
+
+/// Kills the workers when the lease and the grace are over, in any state of the agent. On a machine that was
+/// suspended past the end of the lease, the keeper runs before anything else.
 void SurvivorsWorld::keeper_checks_lease(std::uint32_t id) {
-  const SimAgent& agent = agents_[id];
+  SimAgent& agent = agents_[id];
   if (!agent.alive) return;
-  const Time due = agent.lease.ends_at() + kLinkGrace;
-  if (now_ >= due) return after(some(0s, kKeeperKills), [this, id] { keeper_cleans(id); });
-  after(due - now_, [this, id] { keeper_checks_lease(id); });
+  const SimHost& host = hosts_[agent.host];
+  if (host.paused > now_) return;  // check_resumed continues
+  if (agent.killed_at && host.local(now_) >= *agent.killed_at)
+    return after_on(agent.host, some(0s, kKeeperKills), [this, id] { keeper_cleans(id); });
+  if (!agent.killed_at) {
+    agent.keeper_watches = false;
+    return;
+  }
+  after(global(agent, *agent.killed_at) - now_, [this, id] { keeper_checks_lease(id); });
 }
 
 void SurvivorsWorld::keeper_cleans(std::uint32_t id) {
@@ -429,6 +399,24 @@ void SurvivorsWorld::keeper_cleans(std::uint32_t id) {
     die(workers_[process.worker], SimDeath::By::kUs, 0, SIGKILL);
   agent.processes.clear();
   quit(agent);
+}
+
+/// The machine resumes. Workers whose lease has passed end before they run; the others must still be allowed.
+void SurvivorsWorld::check_resumed(std::size_t host) {
+  if (hosts_[host].paused > now_) return;
+  for (const std::uint32_t id : hosts_[host].agents) {
+    SimAgent& agent = agents_[id];
+    if (!agent.alive || !agent.keeper_watches) continue;
+    if (agent.killed_at && hosts_[host].local(now_) >= *agent.killed_at) {
+      keeper_cleans(id);
+      continue;
+    }
+    keeper_checks_lease(id);
+    for (const auto& [local, process] : agent.processes)
+      if (!attempts_.empty() && fences(workers_[process.worker], attempts_.rbegin()->first))
+        fail("a worker of attempt " + std::to_string(workers_[process.worker].present->attempt) +
+             " runs after a suspension, although a later attempt has begun");
+  }
 }
 
 }  // namespace ddp::sim

@@ -14,6 +14,8 @@ namespace job = launcher::job;
 namespace {
 
 constexpr Time kCutAtMost = 40s;
+/// A longer suspension of a machine lets collectives of the other ranks time out.
+constexpr Time kPauseAtMost = 12s;
 
 }  // namespace
 
@@ -56,6 +58,9 @@ bool SurvivorsWorld::befall_worker(SimulatedFault kind) {
   if (kind == SimulatedFault::kWorkerKilled) {
     happened(kind, host, now_);
     die(*worker, SimDeath::By::kFault, 0, SIGKILL);
+  } else if (kind == SimulatedFault::kWorkerFails) {
+    happened(kind, host, now_);
+    die(*worker, SimDeath::By::kFault, 7, 0);
   } else if (kind == SimulatedFault::kWorkerFrozen) {
     happened(kind, host, now_);
     worker->frozen = true;
@@ -106,50 +111,69 @@ void SurvivorsWorld::kill_one_of(SimulatedFault armed, std::uint32_t id) {
 
 bool SurvivorsWorld::befall_node(SimulatedFault kind) {
   SimAgent* agent = some_agent();
-  if (agent == nullptr) return false;
-  SimHost& host = hosts_[agent->host];
-  const Time until = now_ + some(200ms, chance(40) ? kCutAtMost : 5s);
-  const std::uint32_t id = agent->id;
+  return agent != nullptr && befall_node(*agent, kind, now_ + some(200ms, chance(40) ? kCutAtMost : 5s));
+}
+
+bool SurvivorsWorld::befall_node(SimAgent& agent, SimulatedFault kind, Time until) {
+  SimHost& host = hosts_[agent.host];
+  const std::uint32_t id = agent.id;
+  const bool suspended = host.paused > now_;
   if (kind == SimulatedFault::kAgentKilled) {
+    if (suspended) return false;
     // The keeper keeps the link open until it has cleaned up, or the link closes at once.
     if (chance(50))
       after(1ms, [this, id] { at_master([this, id] { link_ended(id, false, false, "closed"); }); });
-    agent->node_open = false;
+    agent.node_open = false;
     after(some(0s, 4s), [this, id] { keeper_cleans(id); });
   } else if (kind == SimulatedFault::kKeepersKilled) {  // the workers die by their death signal
-    for (const auto& [local, process] : agent->processes)
+    if (suspended) return false;
+    for (const auto& [local, process] : agent.processes)
       die(workers_[process.worker], SimDeath::By::kFault, 0, SIGKILL);
-    agent->alive = agent->node_open = false;
+    agent.alive = agent.node_open = false;
     after(1ms, [this, id] { at_master([this, id] { link_ended(id, false, false, "closed"); }); });
   } else if (kind == SimulatedFault::kAgentStopped) {
-    if (agent->leaving) return false;
-    to_master(*agent, Refused{static_cast<std::uint8_t>(ErrorCode::kLinkLost), SIGTERM,
-                              "its agent was stopped by SIGTERM"});
-    go_down(*agent);
+    if (agent.core.leaving() || suspended) return false;
+    feed(agent, launcher::node::MustLeave{"its agent was stopped by SIGTERM", SIGTERM});
   } else if (kind == SimulatedFault::kAgentFrozen) {
-    agent->frozen = std::max(until, agent->frozen);
+    agent.frozen = std::max(until, agent.frozen);
   } else if (kind == SimulatedFault::kHostLost) {
-    host.down = host.cut = std::max(until, host.cut);
+    host.down = host.cut_to = host.cut_from = std::max({until, host.cut_to, host.cut_from});
     for (SimAgent& one : agents_) {
-      if (one.host != agent->host || !one.alive) continue;
+      if (one.host != agent.host || !one.alive) continue;
       for (const auto& [local, process] : one.processes)
         die(workers_[process.worker], SimDeath::By::kFault, 0, SIGKILL);
       one.alive = one.node_open = false;
     }
-  } else if (kind == SimulatedFault::kCut) {
-    host.cut = std::max(until, host.cut);
+  } else if (kind == SimulatedFault::kMachinePaused) {
+    if (suspended) return false;
+    host.paused = until;
+    host.cut_to = std::max(until, host.cut_to);
+    host.cut_from = std::max(until, host.cut_from);
+    // The other ranks wait for those of this machine, and not for ever.
+    const bool too_long = until - now_ > kPauseAtMost;
+    for (const auto& [local, process] : agent.processes) {
+      const SimWorker& worker = workers_[process.worker];
+      if (!too_long || !worker.alive || !worker.present) continue;
+      attempts_[worker.present->attempt].torn = true;
+      look_for_stall(worker.present->attempt);
+    }
+    queue_.push_back({until, 0, [this, machine = agent.host] { check_resumed(machine); }, {}}), sift();
+  } else if (kind == SimulatedFault::kCut || kind == SimulatedFault::kCutToNode ||
+             kind == SimulatedFault::kCutFromNode) {
+    if (kind != SimulatedFault::kCutFromNode) host.cut_to = std::max(until, host.cut_to);
+    if (kind != SimulatedFault::kCutToNode) host.cut_from = std::max(until, host.cut_from);
   } else if (kind == SimulatedFault::kLinkReset) {
-    agent->node_open = false;
+    agent.node_open = false;
     after(1ms, [this, id] { at_master([this, id] { link_ended(id, false, false, "reset by peer"); }); });
-    when_awake(id, [this, id] { go_down(agents_[id]); });
+    when_awake(id, [this, id] { feed(agents_[id], launcher::node::LinkLost{"reset by peer"}); });
   } else if (kind == SimulatedFault::kStoreRefused) {
     host.store_refused = true;
-    happened(kind, agent->host, now_ + 3600s);
+    happened(kind, agent.host, now_ + 3600s);
     return true;
   } else {
     return false;
   }
-  happened(kind, agent->host, until);
+  happened(kind, agent.host, until);
   return true;
 }
 
@@ -180,7 +204,7 @@ void SurvivorsWorld::stale() {
                                     : supervisor_.attempt() + 1 + static_cast<std::uint32_t>(random_() % 3);
   WorkerExited exited;
   exited.attempt = attempt;
-  exited.rank = agent->first_rank;
+  exited.rank = agent->core.attempt().first_rank;
   exited.signal = SIGSEGV;
   const Message messages[] = {AttemptRevoked{attempt, {{0, true, 1'000'000}}},
                               AttemptEnded{attempt, 1, "x"},
@@ -232,6 +256,23 @@ SurvivorsSetup random_survivors_setup(std::uint64_t seed) {
   setup.epochs = setup.mishaps * setup.between / 2 / (steps * setup.step_time) + 2;
   setup.user_may_stop = pick(0, 9) == 0;
   if (pick(0, 3) == 0) spec.fence = launcher::FenceMode::kAll;
+  return setup;
+}
+
+SurvivorsSetup random_short_setup(std::uint64_t seed) {
+  SurvivorsSetup setup = random_survivors_setup(seed);
+  std::mt19937_64 random(seed * 2 + 1'000'001);
+  const auto pick = [&](int from, int to) {
+    return from + static_cast<int>(random() % static_cast<std::uint64_t>(to - from + 1));
+  };
+  setup.spec.max_restarts = pick(0, 4);
+  setup.spec.fence = pick(0, 2) == 0 ? launcher::FenceMode::kRank0 : launcher::FenceMode::kAll;
+  setup.workers_rejoin = pick(0, 2) == 0;
+  setup.mishaps = pick(0, 8);
+  setup.between = std::chrono::seconds(pick(2, 15));
+  setup.epochs = pick(2, 30);
+  setup.user_may_stop = pick(0, 3) == 0;
+  setup.step_time = std::chrono::milliseconds(pick(500, 3000));
   return setup;
 }
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/membership/node_lease.h"
+#include "launcher/agent_core/agent_core.h"
 #include "rendezvous/membership/slot_table.h"
 #include "rendezvous/protocol/message.h"
 #include "rendezvous/worker/worker_session.h"
@@ -23,42 +23,45 @@ using Time = std::chrono::nanoseconds;
 inline constexpr Time kSimLineTime = std::chrono::microseconds(200);
 
 struct SimHost {
-  Time cut{0};   ///< end of a cut from the master
-  Time down{0};  ///< end of the machine's downtime
+  Time offset{0};        ///< what its clock shows at the beginning
+  std::int64_t ppm = 0;  ///< by how much its clock is fast
+  Time cut_to{0};        ///< end of a cut in the direction from the master
+  Time cut_from{0};      ///< end of a cut in the direction to the master
+  Time down{0};          ///< end of the machine's downtime
+  Time paused{0};        ///< end of a suspension of the whole machine
   std::uint32_t incarnation = 1;
   bool being_started = false;
-  bool store_refused = false;  ///< the next store cannot be opened
+  bool store_refused = false;         ///< the next store cannot be opened
+  std::vector<std::uint32_t> agents;  ///< in the order of their starts
+
+  Time local(Time at) const { return offset + at + Time(at.count() / 1'000'000 * ppm); }
 };
 
-/// An agent's state, as launcher/agent/agent.h keeps it.
+/// An agent: the core that ships, and what its shell and its keeper would know.
 struct SimAgent {
-  struct WorkerProcessState {
+  struct Process {
     std::uint32_t worker = 0;
-    bool can_rejoin = false;
-    bool ready = false;
-    std::optional<rendezvous::WorkerRevoked> answer;
-    std::optional<std::string> killed;
     rendezvous::WorkerSession session;
+    std::optional<rendezvous::WorkerRevoked> last_answer;
   };
+  SimAgent(std::uint32_t number, std::size_t machine, std::uint32_t link, launcher::AgentCore decisions)
+      : id(number), host(machine), incarnation(link), core(std::move(decisions)) {}
   std::uint32_t id = 0;
   std::size_t host = 0;
   std::uint32_t incarnation = 1;
-  rendezvous::NodeLease lease{Time(0), Time(0)};
+  launcher::AgentCore core;
+  std::map<std::uint32_t, Process> processes;
+  std::optional<rendezvous::Spawn> prepared;
+  bool starting = false;
+  std::optional<Time> killed_at;  ///< by the keeper, on the node's clock; unset: never
+  bool keeper_watches = false;
+  std::optional<Time> tick_at;
   bool alive = true;
   bool node_open = true, master_open = true;  ///< the two ends of the link
   bool gone_reported = false;
   bool ping_owed = false;
-  Time frozen{0}, to_node{0}, to_master{0};
   bool greeted = false;  ///< its hello arrived
-  bool leased = false;
-  std::map<std::uint32_t, WorkerProcessState> processes;
-  std::uint32_t attempt = 0, first_rank = 0, local_world = 0;
-  bool greeted_reported = false, ready_reported = false, leaving_attempt = false, waiting = false,
-       running = false;
-  bool leaving = false, stopping = false, ending = false;
-  std::optional<rendezvous::Spawn> next_spawn;
-  std::uint64_t turn = 0;  ///< counts revokes
-  Time accepted{0};
+  Time frozen{0}, to_node{0}, to_master{0}, heard{0};
   // The master driver's knowledge of the agent.
   std::optional<rendezvous::Spawn> spawned;  ///< the last one
   bool answered = true;                      ///< by AttemptEnded or AttemptRevoked
@@ -117,6 +120,13 @@ struct SimRound {
   TrainingState result;
 };
 
+/// What each rank of a completed round learns.
+struct SimOutcome {
+  bool failed = false;
+  std::string why;
+  TrainingState result;
+};
+
 struct SimAttempt {
   std::uint32_t number = 0;
   std::uint32_t world = 0;
@@ -125,6 +135,7 @@ struct SimAttempt {
   std::map<int, SimRound> rounds;
   std::map<std::uint32_t, std::uint32_t> ranks;  ///< worker by rank, as they join
   bool torn = false;                             ///< a rank has left it: most rounds cannot complete
+  int losses = 0;                                ///< ranks whose end others could see
   std::map<std::uint32_t, std::uint64_t> ended;  ///< hash by rank, of the ranks that completed the training
 };
 

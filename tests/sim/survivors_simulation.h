@@ -11,9 +11,10 @@
 
 namespace ddp::sim {
 
-/// The faults of a job whose workers survive failures.
+/// The faults of a job.
 enum class SimulatedFault : std::uint8_t {
   kWorkerKilled,
+  kWorkerFails,     ///< it exits with an error
   kWorkerFrozen,    ///< it never answers
   kWorkerSlow,      ///< leaves the attempt late, perhaps after the deadline
   kKilledOnRevoke,  ///< a worker, while the workers answer the next revoke
@@ -23,8 +24,11 @@ enum class SimulatedFault : std::uint8_t {
   kKeepersKilled,   ///< agent and keeper: no process reports it
   kAgentStopped,    ///< by a SIGTERM: it ends its workers and reports it
   kAgentFrozen,
-  kHostLost,  ///< without notice
-  kCut,       ///< between master and node, in both directions
+  kHostLost,       ///< without notice
+  kMachinePaused,  ///< the whole machine is suspended; its clock goes on
+  kCut,            ///< between master and node, in both directions
+  kCutToNode,
+  kCutFromNode,
   kLinkReset,
   kPeersCut,      ///< two workers cannot reach each other
   kStoreRefused,  ///< the next store cannot be opened
@@ -32,10 +36,10 @@ enum class SimulatedFault : std::uint8_t {
   kMasterAsleep,
   kUserStops,
 };
-constexpr int kMishaps = 18;
+constexpr int kMishaps = 22;
 
-/// An injected bug, to test that the simulation finds it. The Supervisor stays correct; agents, workers and
-/// the driver have the bug.
+/// An injected bug, to test that the simulation finds it. Supervisor and AgentCore stay correct; their
+/// drivers, their rules or the workers have the bug.
 enum class SurvivorsBug : std::uint8_t {
   kNone,
   kFromLowest,         ///< the state comes from the lowest live rank, not from the most advanced one
@@ -46,21 +50,37 @@ enum class SurvivorsBug : std::uint8_t {
   kLeaseForgotten,     ///< workers of a lost node count as dead
   kPredecessorUnseen,  ///< an agent reports, without a check, that nothing is left of its predecessor
   kFenceOff,           ///< no attempt waits for a rank 0 that is cut off
+  kPingsUnasked,       ///< a node is pinged although it has not answered the last Ping
+  kLateBelieved,       ///< a message of an earlier link or attempt counts for the current one
+  kWorldDiffers,       ///< the last node of an attempt receives another world
+  kOneNodeLess,        ///< attempts begin with one node fewer than MIN
+  kFreeRestarts,       ///< the budget is not the user's
+  kNoTicks,            ///< the master receives no ticks
+};
+
+struct PlannedFault {
+  SimulatedFault kind;
+  std::size_t host = 0;
+  std::chrono::nanoseconds at{}, lasts{};
 };
 
 struct SurvivorsSetup {
   launcher::JobSpec spec;
+  bool workers_rejoin = true;  ///< false: all processes restart after a failure
   std::uint64_t samples = 64;
   int batch_size = 4;
   std::int64_t epochs = 10;
   std::chrono::nanoseconds step_time{};  ///< time per step of a rank, on average
+  std::vector<PlannedFault> planned = {};
   int mishaps = 0;
   std::chrono::nanoseconds between{};  ///< longest time between two faults
   bool user_may_stop = false;
   SurvivorsBug bug = SurvivorsBug::kNone;
 };
-/// Returns a small job of random shape with random faults.
+/// Returns a small job of random shape with many random faults, whose workers survive.
 SurvivorsSetup random_survivors_setup(std::uint64_t seed);
+/// Returns a short job of random shape and random rules, some of which end it early.
+SurvivorsSetup random_short_setup(std::uint64_t seed);
 
 struct SurvivorsReport {
   std::optional<std::string> broken;  ///< broken invariant, with its time
@@ -77,7 +97,8 @@ struct SurvivorsReport {
   std::string log;  ///< user messages, for a run under inspection
 };
 
-/// Runs the real Supervisor with simulated agents and workers that train, in virtual time. The same seed
+/// Runs the real Supervisor and the real AgentCore of each node with simulated workers that train, in virtual
+/// time. The same seed
 /// gives the same run. Invariants are checked at each step; the run stops at the first violation.
 SurvivorsReport simulate_survivors(const SurvivorsSetup& setup, std::uint64_t seed);
 

@@ -26,10 +26,10 @@ bool in_collectives(const SimWorker& worker) {
 }  // namespace
 
 void SurvivorsWorld::say(SimWorker& worker, const WorkerMessage& word) {
-  after(kSimLineTime,
-        [this, agent = worker.agent, local = worker.local, id = worker.id, line = encode_line(word)] {
-          when_awake(agent, [this, agent, local, id, line] { worker_says(agent, local, id, line); });
-        });
+  after_on(worker, kSimLineTime,
+           [this, agent = worker.agent, local = worker.local, id = worker.id, line = encode_line(word)] {
+             when_awake(agent, [this, agent, local, id, line] { worker_says(agent, local, id, line); });
+           });
 }
 
 /// Emulates the thread of the client.
@@ -84,7 +84,7 @@ void SurvivorsWorld::next_attempt(SimWorker& worker) {
   worker.doing = Activity::kJoining;
   worker.round = 0;
   enter(worker);
-  after(kJoinTimeout, [this, id = worker.id, turn = worker.turn] {
+  after_on(worker, kJoinTimeout, [this, id = worker.id, turn = worker.turn] {
     if (workers_[id].turn == turn) trouble(workers_[id], "not all ranks joined in time", {});
   });
 }
@@ -103,7 +103,7 @@ void SurvivorsWorld::enter(SimWorker& worker) {
   if (round.entered.size() == attempt.world && !round.complete && (!attempt.torn || chance(30)))
     complete(round, number);
   if (!attempt.torn || round.complete) return;
-  after(some(1ms, kCommTimeout), [this, id = worker.id, turn = worker.turn] {
+  after_on(worker, some(1ms, kCommTimeout), [this, id = worker.id, turn = worker.turn] {
     if (workers_[id].turn == turn) trouble(workers_[id], "a collective timed out", {});
   });
 }
@@ -129,7 +129,7 @@ void SurvivorsWorld::complete(SimRound& round, std::uint32_t number) {
     // Workers on a node that was given up, or whose agent must leave, may complete their current step, and no
     // further one.
     const SimAgent& agent = agents_[worker.agent];
-    if (here && latest_round_.value_or(0) > number && agent.master_open && !agent.leaving)
+    if (here && latest_round_.value_or(0) > number && agent.master_open && !agent.core.leaving())
       return fail("attempt " + std::to_string(number) + " goes on although attempt " +
                   std::to_string(*latest_round_) + " does");
   }
@@ -137,12 +137,13 @@ void SurvivorsWorld::complete(SimRound& round, std::uint32_t number) {
   const bool fine = doing == Activity::kSharing ? share(round, attempt) : one_step(round, attempt);
   if (!fine && !round.failed) return;
   attempt.rounds.erase(attempt.rounds.begin(), attempt.rounds.lower_bound(round.number - 2));
+  const auto outcome = std::make_shared<const SimOutcome>(SimOutcome{round.failed, round.why, round.result});
   for (const auto& [rank, entered] : round.entered) {
     SimWorker& worker = workers_[entered.worker];
     if (!worker.alive || !worker.in_round || worker.present->attempt != number) continue;
-    after(some(50us, chance(10) ? 2s : 20ms), [this, id = worker.id, turn = worker.turn, round] {
+    after_on(worker, some(50us, chance(10) ? 2s : 20ms), [this, id = worker.id, turn = worker.turn, outcome] {
       if (workers_[id].turn == turn && workers_[id].alive && !workers_[id].frozen)
-        round_done(workers_[id], round);
+        round_done(workers_[id], *outcome);
     });
   }
 }
@@ -196,11 +197,11 @@ bool SurvivorsWorld::one_step(SimRound& round, SimAttempt& attempt) {
   return true;
 }
 
-void SurvivorsWorld::round_done(SimWorker& worker, const SimRound& round) {
+void SurvivorsWorld::round_done(SimWorker& worker, const SimOutcome& outcome) {
   worker.in_round = false;
   ++worker.turn;
   const std::uint32_t rank = worker.present->rank;
-  if (round.failed) return trouble(worker, round.why, {});
+  if (outcome.failed) return trouble(worker, outcome.why, {});
   switch (worker.doing) {
     case Activity::kJoining:
       worker.doing = Activity::kSharing;
@@ -208,11 +209,11 @@ void SurvivorsWorld::round_done(SimWorker& worker, const SimRound& round) {
       enter(worker);
       return kill_one_of(SimulatedFault::kKilledSharing, worker.agent);
     case Activity::kSharing:
-      worker.state = round.result;
+      worker.state = outcome.result;
       say(worker, WorkerReady{worker.present->attempt});
       return go_on(worker);
     case Activity::kTraining:
-      worker.state = round.result;
+      worker.state = outcome.result;
       if (rank == 0 && (worker.state->position.step % kCheckpointEvery == 0 ||
                         worker.state->position.epoch >= setup_.epochs))
         checkpoint_ = *worker.state;
@@ -233,7 +234,7 @@ void SurvivorsWorld::go_on(SimWorker& worker) {
   const bool done = worker.state->position.epoch >= setup_.epochs;
   worker.doing = done ? Activity::kEnding : Activity::kTraining;
   const Time wait = done ? some(0s, 5ms) : some(setup_.step_time / 2, setup_.step_time * 3 / 2);
-  after(wait, [this, id = worker.id, turn = ++worker.turn] {
+  after_on(worker, wait, [this, id = worker.id, turn = ++worker.turn] {
     SimWorker& later = workers_[id];
     if (later.turn != turn || !later.alive || later.frozen) return;
     ++later.round;
@@ -250,9 +251,8 @@ void SurvivorsWorld::trouble(SimWorker& worker, const std::string& why, std::vec
   worker.in_round = false;
   const std::uint32_t attempt = worker.present->attempt;
   say(worker, WorkerTrouble{attempt, why, std::move(peers)});
-  attempts_[attempt].torn = true;
-  look_for_stall(attempt);
-  after(kOrderTime, [this, id = worker.id, turn = ++worker.turn] {
+  if (!std::exchange(attempts_[attempt].torn, true)) look_for_stall(attempt);
+  after_on(worker, kOrderTime, [this, id = worker.id, turn = ++worker.turn] {
     if (workers_[id].turn == turn && !workers_[id].frozen) die(workers_[id], SimDeath::By::kItself, 1, 0);
   });
 }
@@ -263,7 +263,7 @@ void SurvivorsWorld::look_for_stall(std::uint32_t number) {
   if (found == attempts_.end()) return;
   for (const auto& [rank, id] : found->second.ranks) {
     if (!workers_[id].alive || !workers_[id].in_round || workers_[id].present->attempt != number) continue;
-    after(some(kCommTimeout / 2, kCommTimeout), [this, id = id, turn = workers_[id].turn] {
+    after_on(workers_[id], some(kCommTimeout / 2, kCommTimeout), [this, id = id, turn = workers_[id].turn] {
       if (workers_[id].turn == turn) trouble(workers_[id], "a collective timed out", {});
     });
   }
@@ -275,7 +275,7 @@ void SurvivorsWorld::release(SimWorker& worker) {
   worker.doing = Activity::kLeavingAttempt;
   worker.in_round = false;
   const Time wait = std::exchange(worker.slow, false) ? some(2s, 9s) : some(1ms, 150ms);
-  after(wait, [this, id = worker.id, turn = ++worker.turn, half] {
+  after_on(worker, wait, [this, id = worker.id, turn = ++worker.turn, half] {
     SimWorker& later = workers_[id];
     if (later.turn != turn || !later.alive || later.frozen) return;
     if (half && setup_.bug == SurvivorsBug::kHalfStepKept) {
@@ -294,12 +294,13 @@ void SurvivorsWorld::leave_attempt(SimWorker& worker, bool seen) {
   const std::uint32_t number = worker.present->attempt;
   const auto found = attempts_.find(number);
   if (found == attempts_.end()) return;
-  found->second.torn = true;
-  look_for_stall(number);
-  if (!seen) return;
+  if (!std::exchange(found->second.torn, true)) look_for_stall(number);
+  // After a few losses every other rank knows.
+  constexpr int kNoticed = 8;
+  if (!seen || ++found->second.losses > kNoticed) return;
   for (const auto& [rank, id] : found->second.ranks) {
     if (id == worker.id || !workers_[id].alive) continue;
-    after(some(100us, 300ms), [this, id = id, number, lost = worker.present->rank] {
+    after_on(workers_[id], some(100us, 300ms), [this, id = id, number, lost = worker.present->rank] {
       SimWorker& other = workers_[id];
       if (other.present && other.present->attempt == number)
         trouble(other, "rank " + std::to_string(lost) + " closed the connection", {lost});
@@ -314,7 +315,7 @@ void SurvivorsWorld::die(SimWorker& worker, SimDeath::By by, int code, int signa
   ++worker.turn;
   worker.in_round = false;
   worker.death = {by, agents_[worker.agent].host, 0, 0, code, signal};
-  after(some(100us, 20ms), [this, agent = worker.agent, local = worker.local, id = worker.id] {
+  after_on(worker, some(100us, 20ms), [this, agent = worker.agent, local = worker.local, id = worker.id] {
     when_awake(agent, [this, agent, local, id] { reap(agent, local, id); });
   });
 }

@@ -22,19 +22,34 @@ constexpr Time kEndTime = 5s;
 
 }  // namespace
 
+namespace {
+
+launcher::JobSpec with_bug(launcher::JobSpec spec, SurvivorsBug bug) {
+  if (bug == SurvivorsBug::kFenceOff) spec.fence = launcher::FenceMode::kOff;
+  if (bug == SurvivorsBug::kOneNodeLess) spec.min_nodes = std::max(1, spec.min_nodes - 1);
+  if (bug == SurvivorsBug::kFreeRestarts) spec.max_restarts += 1;
+  return spec;
+}
+
+}  // namespace
+
 SurvivorsWorld::SurvivorsWorld(const SurvivorsSetup& setup, std::uint64_t seed)
     : setup_(setup),
       random_(seed),
-      supervisor_(setup_.spec),
+      spec_(with_bug(setup_.spec, setup_.bug)),
+      supervisor_(spec_),
       history_(setup.samples, setup.batch_size, static_cast<std::int64_t>(seed)) {
+  constexpr std::int64_t kDrift = 200;  // parts per million
   hosts_.resize(setup_.spec.hosts.size());
+  for (SimHost& host : hosts_) {
+    host.offset = some(0s, 1000s);
+    host.ppm = static_cast<std::int64_t>(random_() % (2 * kDrift + 1)) - kDrift;
+  }
   mishaps_left_ = setup_.mishaps;
 }
 
 SurvivorsReport simulate_survivors(const SurvivorsSetup& setup, std::uint64_t seed) {
-  SurvivorsSetup with_bug = setup;
-  if (setup.bug == SurvivorsBug::kFenceOff) with_bug.spec.fence = launcher::FenceMode::kOff;
-  return SurvivorsWorld(with_bug, seed).run();
+  return SurvivorsWorld(setup, seed).run();
 }
 
 SurvivorsReport SurvivorsWorld::run() {
@@ -45,6 +60,13 @@ SurvivorsReport SurvivorsWorld::run() {
     after(some(100ms, 2s), [this, host] { start_agent(host, 1); });
   after(1s, [this] { ping(); });
   after(some(0s, 2 * setup_.between), [this] { next_mishap(); });
+  for (const PlannedFault& fault : setup_.planned) {
+    after(fault.at, [this, fault] {
+      SimAgent* agent = link_of(fault.host);
+      if (agent != nullptr && befall_node(*agent, fault.kind, now_ + fault.lasts))
+        ++report_.mishaps[fault.kind];
+    });
+  }
   std::optional<Time> finished;
   while (!queue_.empty() && !report_.broken) {
     std::pop_heap(queue_.begin(), queue_.end(), later);
@@ -55,7 +77,11 @@ SurvivorsReport SurvivorsWorld::run() {
     if (finished && now_ > *finished + kAtTheEnd) break;
     if (now_ > limit) fail("the job does not end" + what_workers_do());
     ++report_.events;
-    event.act();
+    const bool suspended = event.host && hosts_[*event.host].paused > now_;
+    if (suspended)
+      after_on(*event.host, hosts_[*event.host].paused - now_, event.act);
+    else
+      event.act();
   }
   report_.time = finished.value_or(now_);
   if (!report_.broken) check_end();
@@ -76,9 +102,8 @@ std::string SurvivorsWorld::what_workers_do() const {
   for (const SimAgent& agent : agents_) {
     if (!agent.alive && !agent.master_open) continue;
     text += "; " + supervisor_.name(agent.host) + (agent.alive ? " is there" : " is gone") +
-            (agent.running ? " with attempt " : " after attempt ") + std::to_string(agent.attempt) +
-            (agent.leaving_attempt ? ", leaving" : "") + (agent.waiting ? ", waiting" : "") +
-            (agent.ending ? ", ending" : "") + (agent.leaving ? ", leaving" : "") +
+            " with attempt " + std::to_string(agent.core.attempt().attempt) + " in state " +
+            std::to_string(static_cast<int>(agent.core.state())) +
             (agent.node_open ? "" : ", its link closed") + (agent.master_open ? "" : ", given up") +
             (agent.answered ? ", answered" : "");
   }
@@ -109,7 +134,7 @@ void SurvivorsWorld::feed(const job::Event& event) {
 
 void SurvivorsWorld::arm_tick() {
   const auto due = supervisor_.deadline();
-  if (!due || (tick_at_ && *tick_at_ <= *due)) return;
+  if (setup_.bug == SurvivorsBug::kNoTicks || !due || (tick_at_ && *tick_at_ <= *due)) return;
   const Time at = std::max(*due, now_ + 1us);
   tick_at_ = at;
   after(at - now_, [this, at] {
@@ -125,16 +150,17 @@ void SurvivorsWorld::ping() {
   for (std::size_t host = 0; host < hosts_.size(); ++host) {
     SimAgent* agent = link_of(host);
     if (agent == nullptr || !agent->greeted || asleep_until_ > now_) continue;
-    if (!std::exchange(agent->ping_owed, true)) to_node(*agent, Ping{1});
+    if (!std::exchange(agent->ping_owed, true) || setup_.bug == SurvivorsBug::kPingsUnasked)
+      to_node(*agent, Ping{1});
   }
   after(1s, [this] { ping(); });
 }
 
 /// Returns the open link to a host.
 SimAgent* SurvivorsWorld::link_of(std::size_t host) {
-  for (auto agent = agents_.rbegin(); agent != agents_.rend(); ++agent)
-    if (agent->host == host) return agent->master_open ? &*agent : nullptr;
-  return nullptr;
+  if (hosts_[host].agents.empty()) return nullptr;
+  SimAgent& latest = agents_[hosts_[host].agents.back()];
+  return latest.master_open ? &latest : nullptr;
 }
 
 void SurvivorsWorld::carry_out(job::Actions actions) {
@@ -181,6 +207,7 @@ void SurvivorsWorld::check_spawn(std::size_t host, SimAgent& agent, Spawn& spawn
          " before it has answered for attempt " + std::to_string(agent.spawned->attempt));
   if (attempts_.count(spawn.attempt) == 0) {
     check_fence(spawn.attempt);
+    check_nodes(spawn);
     SimAttempt& attempt = attempts_[spawn.attempt];
     attempt.number = spawn.attempt;
     attempt.world = spawn.world_size;
@@ -213,21 +240,35 @@ void SurvivorsWorld::check_spawn(std::size_t host, SimAgent& agent, Spawn& spawn
     spawn.from = static_cast<std::int32_t>(*attempt.from);
   agent.spawned = spawn;
   agent.answered = false;
+  if (setup_.bug == SurvivorsBug::kWorldDiffers && spawn.nodes > 1 && spawn.node_rank + 1 == spawn.nodes)
+    ++spawn.world_size;
+}
+
+void SurvivorsWorld::check_nodes(const Spawn& spawn) {
+  const launcher::JobSpec& spec = setup_.spec;
+  const auto nodes = static_cast<int>(spawn.nodes);
+  if (nodes < spec.min_nodes || nodes > spec.max_nodes)
+    fail("attempt " + std::to_string(spawn.attempt) + " begins with " + std::to_string(nodes) + " nodes");
 }
 
 /// Checks that no rank that may still write a checkpoint of an earlier attempt lives when another attempt
 /// begins.
 void SurvivorsWorld::check_fence(std::uint32_t attempt) {
-  const bool all = setup_.spec.fence == launcher::FenceMode::kAll;
   for (const SimWorker& worker : workers_) {
-    const bool release =
-        worker.doing == SimWorker::Activity::kIdle || worker.doing == SimWorker::Activity::kLoading;
-    if (!worker.alive || !worker.present || release || worker.present->attempt >= attempt) continue;
-    if (worker.present->rank == 0 || all)
-      fail("attempt " + std::to_string(attempt) + " begins while rank " +
-           std::to_string(worker.present->rank) + " of attempt " + std::to_string(worker.present->attempt) +
-           " is on " + supervisor_.name(agents_[worker.agent].host));
+    // What a suspended machine does is checked when it resumes.
+    if (!fences(worker, attempt) || hosts_[agents_[worker.agent].host].paused > now_) continue;
+    fail("attempt " + std::to_string(attempt) + " begins while rank " + std::to_string(worker.present->rank) +
+         " of attempt " + std::to_string(worker.present->attempt) + " is on " +
+         supervisor_.name(agents_[worker.agent].host));
   }
+}
+
+/// Whether the worker must not be in an earlier attempt when this one has begun.
+bool SurvivorsWorld::fences(const SimWorker& worker, std::uint32_t attempt) const {
+  const bool released =
+      worker.doing == SimWorker::Activity::kIdle || worker.doing == SimWorker::Activity::kLoading;
+  if (!worker.alive || !worker.present || released || worker.present->attempt >= attempt) return false;
+  return worker.present->rank == 0 || setup_.spec.fence == launcher::FenceMode::kAll;
 }
 
 void SurvivorsWorld::carry_out(const job::Disconnect& drop) {
@@ -238,10 +279,10 @@ void SurvivorsWorld::carry_out(const job::Disconnect& drop) {
   if (setup_.bug == SurvivorsBug::kLeaseForgotten && agent->greeted)
     after(1ms, [this, id = agent->id] { link_ended(id, true, true, "dropped"); });
   Time at;
-  if (!delayed(*agent, agent->to_node, at)) return;
+  if (!delayed(hosts_[drop.node].cut_to, agent->to_node, at)) return;
   after(at - now_, [this, id = agent->id] {
     when_awake(id, [this, id] {
-      if (std::exchange(agents_[id].node_open, false)) go_down(agents_[id]);
+      if (agents_[id].node_open) feed(agents_[id], launcher::node::LinkLost{"closed"});
     });
   });
 }
@@ -255,7 +296,8 @@ void SurvivorsWorld::recall(std::size_t host) {
     at_master([this, host, incarnation] {
       const SimHost& there = hosts_[host];
       if (there.incarnation != incarnation || supervisor_.finished()) return;
-      const bool reached = there.being_started && there.cut <= now_ && there.down <= now_;
+      const bool reached = there.being_started && there.cut_to <= now_ && there.cut_from <= now_ &&
+                           there.down <= now_ && there.paused <= now_;
       if (reached) return start_agent(host, incarnation);
       feed(job::NodeFailed{host, Error{ErrorCode::kUnreachable, "no route to host", 0}});
     });
@@ -264,6 +306,18 @@ void SurvivorsWorld::recall(std::size_t host) {
 
 void SurvivorsWorld::from_node(std::uint32_t id, const Message& message, Time happened) {
   SimAgent& agent = agents_[id];
+  if (setup_.bug == SurvivorsBug::kLateBelieved && agent.greeted) {
+    const std::uint32_t current = hosts_[agent.host].incarnation;
+    if (auto ended = std::get_if<AttemptEnded>(&message))
+      return feed(job::FromNode{agent.host,
+                                AttemptEnded{supervisor_.attempt(), ended->left, ended->left_text}, happened,
+                                100us, current});
+    if (auto exited = std::get_if<WorkerExited>(&message)) {
+      WorkerExited believed = *exited;
+      believed.attempt = supervisor_.attempt();
+      return feed(job::FromNode{agent.host, believed, happened, 100us, current});
+    }
+  }
   if (!agent.master_open) return;
   if (const auto* hello = std::get_if<Hello>(&message)) {
     agent.greeted = true;
@@ -319,11 +373,13 @@ void SurvivorsWorld::heard_by_user(const std::string& text) {
   const std::string mark = " restart ";
   if (text.starts_with("the job grows from ")) ++growths_;
   const auto at = text.rfind(mark);
-  if (at == std::string::npos || text.find(" of 1000", at) == std::string::npos) return;
+  if (at == std::string::npos || text.find(" of ", at) == std::string::npos) return;
   const int reported = std::atoi(text.c_str() + at + mark.size());
   if (reported != ++report_.restarts)
     fail("restart " + std::to_string(reported) + " is reported, but it is number " +
          std::to_string(report_.restarts));
+  if (report_.restarts > setup_.spec.max_restarts)
+    fail("restart " + std::to_string(report_.restarts) + " of " + std::to_string(setup_.spec.max_restarts));
 }
 
 void SurvivorsWorld::check_end() {

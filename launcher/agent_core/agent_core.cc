@@ -1,0 +1,421 @@
+#include "launcher/agent_core/agent_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/exit_status.h"
+#include "base/safe_text.h"
+#include "launcher/report/exit_code.h"
+
+namespace ddp::launcher {
+
+using namespace std::chrono_literals;
+
+node::Actions AgentCore::step(const node::Event& event, Time now) {
+  now_ = now;
+  // An order that arrives after the end of the lease is too late, so check the lease first.
+  if (!leaving_ && running() && is_leased() && lease_.over(now_))
+    lose_master("the master was silent for too long");
+  std::visit([this](const auto& e) { on(e); }, event);
+  return std::exchange(actions_, {});
+}
+
+std::optional<AgentCore::Time> AgentCore::deadline() const {
+  switch (state_) {
+    case State::kAwaitingStart:
+    case State::kAwaitingAnswers:
+    case State::kAwaitingDeaths:
+      return due_;
+    case State::kNone:
+    case State::kStarting:
+    case State::kRunning:
+    case State::kKillingHung:
+    case State::kKillingLate:
+    case State::kReadingOutput:
+    case State::kReportingLosses:
+    case State::kSuspended:
+    case State::kStopping:
+    case State::kCleaning:
+      break;
+  }
+  return {};
+}
+
+bool AgentCore::takes_stdin() const {
+  return state_ == State::kStarting || state_ == State::kRunning || state_ == State::kStopping ||
+         state_ == State::kCleaning;
+}
+
+void AgentCore::refuse(const Error& error) {
+  send(rendezvous::Refused{static_cast<std::uint8_t>(error.code), error.sys, error.text});
+}
+
+// ---- the job, and the lease
+
+void AgentCore::on(const node::JobReceived& event) {
+  settings_.patience = event.patience;
+  settings_.link_grace = event.link_grace;
+  lease_ = rendezvous::NodeLease(settings_.patience, now_);
+}
+
+/// If this node freezes, its workers must not train on while the job continues elsewhere. On the master's own
+/// machine a freeze stops the master, too; there, a lease is needed only if an attempt may follow.
+void AgentCore::on(const node::JobAccepted& event) {
+  accepted_at_ = now_;
+  local_ = event.local;
+}
+
+void AgentCore::on(const node::Pinged&) {
+  lease_.pinged(now_);
+  if (is_leased()) renew_lease();
+}
+
+void AgentCore::on(const rendezvous::MasterAsleep&) {
+  lease_.master_asleep();
+  renew_lease();
+}
+
+/// The keeper kills the remaining workers when lease and grace have passed.
+void AgentCore::renew_lease() {
+  if (!is_leased()) return act(node::RenewKeeper{});
+  if (lease_.asleep()) return act(node::SetLease{Time(0)});
+  act(node::SetLease{std::max<Time>(lease_.ends_at() + settings_.link_grace - now_, 1ms)});
+}
+
+void AgentCore::on(const node::HeartbeatDue& event) {
+  const bool lost = running() && is_leased()
+                        ? lease_.over(now_)
+                        : !event.late && !lease_.asleep() && event.silence > settings_.patience;
+  if (lost) lose_master("the master was silent for too long");
+  renew_lease();
+}
+
+// ---- an attempt begins
+
+void AgentCore::on(const rendezvous::OpenStore& order) {
+  if (leaving_) return;
+  // Workers that are being ended need no store; survivors without an attempt do.
+  if (running() && !holds_output() && state_ != State::kStopping && state_ != State::kCleaning) {
+    return refuse({ErrorCode::kProtocol,
+                   "the master asked for the store of attempt " + std::to_string(order.attempt) +
+                       " while attempt " + std::to_string(spawn_.attempt) + " runs here",
+                   0});
+  }
+  act(node::OpenStore{order});
+}
+
+void AgentCore::on(const rendezvous::Spawn& order) {
+  if (!accepted_at_ || leaving_) return;
+  if (running() && !has_survivors()) {
+    next_ = order;
+    return;
+  }
+  spawn_ = order;
+  lease_.proven(*accepted_at_);  // a slow disk may have delayed our answer to a Ping
+  // Renew before the first worker starts: if the agent freezes right after that, the keeper must know the
+  // lease.
+  renew_lease();
+  processes_.begin_attempt();
+  state_ = State::kStarting;
+  act(node::PrepareAttempt{order});
+}
+
+void AgentCore::on(const node::AttemptImpossible& event) {
+  refuse(event.error);
+  state_ = State::kNone;
+  if (!processes_.none()) stop_workers(event.error.text, 0ms);
+}
+
+void AgentCore::on(const node::AttemptPrepared&) {
+  for (const auto& [local, process] : processes_.all()) {
+    send(rendezvous::WorkerStarted{spawn_.attempt, spawn_.first_rank + local,
+                                   static_cast<std::uint32_t>(process.pid), process.started_ns,
+                                   process.start_attempt});
+  }
+  const bool six = spawn_.master_addr.find(':') != std::string::npos;
+  rendezvous::AttemptOrder order;
+  order.attempt = spawn_.attempt;
+  order.world = spawn_.world_size;
+  order.local_world = spawn_.local_world_size;
+  order.node_rank = spawn_.node_rank;
+  order.nodes = spawn_.nodes;
+  order.store =
+      (six ? "[" + spawn_.master_addr + "]" : spawn_.master_addr) + ":" + std::to_string(spawn_.master_port);
+  order.agent_store = spawn_.agent_store;
+  if (spawn_.from >= 0) order.from = static_cast<std::uint32_t>(spawn_.from);
+  for (std::uint32_t local = 0; local < spawn_.local_world_size; ++local) {
+    order.local_rank = local;
+    order.rank = spawn_.first_rank + local;
+    act(node::OrderAttempt{local, order});
+  }
+  act(node::StartWorkers{});
+}
+
+void AgentCore::on(const node::WorkersStarted&) {
+  if (state_ == State::kStarting) {
+    state_ = State::kRunning;
+    report_changes();
+  } else if (state_ == State::kAwaitingStart) {
+    kill_hung();
+  }
+}
+
+// ---- workers
+
+void AgentCore::on(const node::WorkerStarted& event) {
+  WorkerProcess process;
+  process.pid = static_cast<pid_t>(event.pid);
+  process.start_attempt = spawn_.attempt;
+  process.started_ns = event.clock_ns;
+  processes_.started(event.local, process);
+  send(rendezvous::WorkerStarted{spawn_.attempt, spawn_.first_rank + event.local, event.pid, event.clock_ns,
+                                 spawn_.attempt});
+}
+
+void AgentCore::on(const node::WorkerExited& event) {
+  rendezvous::WorkerExited exited = event.exit;
+  exited.attempt = spawn_.attempt;
+  exited.rank = spawn_.first_rank + event.local;
+  const std::string* killed = processes_.killed(event.local);
+  exited.by_revoke = killed != nullptr;
+  if (killed != nullptr) exited.text = *killed;
+  const bool never_ran = exited.pid == 0;
+  send(std::move(exited));
+  if (never_ran) return;
+  processes_.ended(event.local);
+  if (state_ == State::kSuspended) notify_survivors();
+  check_answers();
+  check_deaths();
+  report_changes();
+}
+
+/// Reports facts about all workers of the node, once in an attempt.
+void AgentCore::report_changes() {
+  if (state_ != State::kRunning) return;
+  if (processes_.take_greeted_change()) send(rendezvous::WorkersGreeted{spawn_.attempt});
+  if (processes_.take_ready_change()) send(rendezvous::WorkersReady{spawn_.attempt});
+}
+
+void AgentCore::on(const node::WorkerGreeted& event) {
+  processes_.greeted(event.local, event.can_rejoin);
+  report_changes();
+}
+
+void AgentCore::on(const node::WorkerReady& event) {
+  processes_.ready(event.local);
+  report_changes();
+}
+
+void AgentCore::on(const node::WorkerTroubled& event) {
+  constexpr std::size_t kTroubleBytes = 1'000;
+  if (event.trouble.attempt != spawn_.attempt || holds_output()) return;
+  send(rendezvous::WorkerInTrouble{spawn_.attempt, spawn_.first_rank + event.local,
+                                   event.trouble.error.substr(0, kTroubleBytes), event.trouble.peers});
+}
+
+void AgentCore::on(const node::WorkerLeft& event) {
+  if (event.answer.attempt != spawn_.attempt) return;
+  processes_.answered(event.local, event.answer.step);
+  check_answers();
+}
+
+void AgentCore::on(const node::WorkerUnlinked& event) {
+  processes_.greeted(event.local, false);
+}
+
+// ---- a revoke
+
+/// True: the attempt still waited here for the previous workers to end, and is over before it began.
+bool AgentCore::give_up_next(std::uint32_t attempt) {
+  if (!next_ || next_->attempt != attempt) return false;
+  next_.reset();
+  send(rendezvous::AttemptEnded{attempt, 0, {}});
+  return true;
+}
+
+void AgentCore::on(const rendezvous::Revoke& order) {
+  if (give_up_next(order.attempt)) return;
+  const bool runs = state_ == State::kStarting || state_ == State::kRunning;
+  if (!runs || leaving_ || order.attempt != spawn_.attempt) return;
+  // If no worker is alive, AttemptEnded follows as soon as their output is read: do not wait for its reader.
+  if (state_ == State::kRunning && processes_.none()) return stop_workers(order.reason, 0ms);
+  revoke_ = order;
+  due_ = now_ + std::chrono::milliseconds(order.deadline_ms);
+  if (state_ == State::kRunning) return kill_hung();
+  state_ = State::kAwaitingStart;
+}
+
+void AgentCore::on(const node::Tick&) {
+  if (state_ == State::kAwaitingStart && now_ >= due_)
+    return stop_workers(revoke_.reason, 0ms);  // a disk hangs
+  check_answers();
+  check_deaths();
+}
+
+void AgentCore::kill_hung() {
+  for (const std::uint32_t rank : revoke_.kill)
+    if (processes_.is_alive(rank - spawn_.first_rank))
+      kill_worker(rank - spawn_.first_rank, "hung and was killed");
+  std::vector<std::uint32_t> gone;
+  for (std::uint32_t local = 0; local < spawn_.local_world_size; ++local)
+    if (!processes_.is_alive(local) || processes_.killed(local) != nullptr) gone.push_back(local);
+  if (gone.empty()) return ask_to_leave();
+  state_ = State::kKillingHung;
+  act(node::KillLeftovers{std::move(gone)});
+}
+
+void AgentCore::on(const node::LeftoversKilled&) {
+  if (state_ == State::kKillingHung) return ask_to_leave();
+  if (state_ != State::kKillingLate) return;
+  state_ = State::kAwaitingDeaths;
+  due_ = now_ + settings_.kill_bound;
+  check_deaths();
+}
+
+void AgentCore::ask_to_leave() {
+  for (const std::uint32_t local : processes_.unanswered()) {
+    if (processes_.can_rejoin(local)) {
+      act(node::OrderLeave{local, {spawn_.attempt, revoke_.reason, revoke_.deadline_ms}});
+      continue;
+    }
+    // The worker has just started, or its part is done and it may end freely: SIGTERM suffices for a while.
+    processes_.kill(local, "");
+    act(node::TerminateWorker{local});
+  }
+  state_ = State::kAwaitingAnswers;
+  check_answers();
+}
+
+void AgentCore::check_answers() {
+  if (state_ != State::kAwaitingAnswers) return;
+  const std::vector<std::uint32_t> late = processes_.unanswered();
+  if (late.empty() && processes_.dying().empty()) {
+    state_ = State::kReadingOutput;
+    return act(node::ReadOutput{});
+  }
+  if (now_ < due_) return;
+  const std::uint32_t ms = revoke_.deadline_ms;
+  for (const std::uint32_t local : late)
+    kill_worker(local, "did not leave attempt " + std::to_string(spawn_.attempt) + " within " +
+                           (ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms") +
+                           " and was killed");
+  state_ = State::kKillingLate;
+  act(node::KillLeftovers{processes_.dying()});
+}
+
+void AgentCore::check_deaths() {
+  if (state_ != State::kAwaitingDeaths) return;
+  if (processes_.dying().empty()) {
+    state_ = State::kReadingOutput;
+    return act(node::ReadOutput{});
+  }
+  if (now_ < due_) return;
+  // Not even SIGKILL ends it; only the sweep at the attempt's end would name it.
+  send(rendezvous::Notice{"a worker does not end after SIGKILL; stopping all workers of this node"});
+  stop_workers(revoke_.reason, 0ms);
+}
+
+void AgentCore::on(const node::OutputRead&) {
+  if (state_ != State::kReadingOutput) return;
+  if (processes_.none()) {
+    state_ = State::kStopping;
+    return;
+  }
+  state_ = State::kReportingLosses;
+  act(node::ReportLosses{});
+}
+
+void AgentCore::on(const node::LossesReported&) {
+  if (state_ != State::kReportingLosses) return;
+  state_ = State::kSuspended;
+  notify_survivors();
+}
+
+/// Also when a survivor has died meanwhile. If none is left, AttemptEnded follows.
+void AgentCore::notify_survivors() {
+  if (!processes_.none()) send(rendezvous::AttemptRevoked{spawn_.attempt, processes_.survivors()});
+}
+
+void AgentCore::kill_worker(std::uint32_t local, std::string why) {
+  processes_.kill(local, std::move(why));
+  act(node::KillWorker{local});
+}
+
+// ---- an attempt ends
+
+void AgentCore::on(const rendezvous::Stop& order) {
+  if (give_up_next(order.attempt)) return;
+  if (running() && state_ != State::kCleaning && order.attempt == spawn_.attempt)
+    stop_workers(order.reason, std::chrono::milliseconds(order.grace_ms));
+}
+
+void AgentCore::stop_workers(std::string reason, std::chrono::milliseconds grace) {
+  state_ = State::kStopping;
+  act(node::StopWorkers{{std::move(reason), static_cast<std::uint32_t>(grace.count())}});
+}
+
+void AgentCore::on(const node::WorkersEnded&) {
+  state_ = State::kCleaning;
+  act(node::CleanUp{});
+}
+
+void AgentCore::on(const node::AttemptCleaned& event) {
+  send(rendezvous::AttemptEnded{spawn_.attempt, event.left, event.text});
+  state_ = State::kNone;
+  const std::optional<rendezvous::Spawn> next = std::exchange(next_, std::nullopt);
+  if (leaving_) return act(node::Quit{});
+  if (!next) return;
+  // The next attempt must not run beside them.
+  if (event.left > 0)
+    return resign("processes of the previous attempt could not be killed: " + event.text, 0);
+  on(*next);
+}
+
+// ---- the agent's end
+
+void AgentCore::on(const rendezvous::Leave& order) {
+  if (leaving_) return;
+  if (settings_.joined_by_itself) exit_code_ = order.code;
+  last_message_ = one_line(order.text);  // with --insecure, the master may be anyone
+  leave();
+}
+
+void AgentCore::on(const node::LinkLost& event) {
+  lose_master(event.why);
+}
+
+void AgentCore::lose_master(std::string why) {
+  act(node::CloseLink{});
+  if (leaving_) return;
+  exit_code_ = exit_code_of(Error{ErrorCode::kLinkLost, std::move(why), 0});
+  leave();
+}
+
+void AgentCore::on(const node::MustLeave& event) {
+  resign(event.why, event.signal);
+}
+
+/// Leaves while the master still listens: reports the reason, and then the ends of the workers.
+void AgentCore::resign(std::string why, int signal) {
+  if (leaving_) return;
+  const Error error{ErrorCode::kLinkLost, std::move(why), signal};
+  refuse(error);
+  last_message_ = error.text;
+  exit_code_ = exit_code_of(error);
+  if (settings_.joined_by_itself && signal != 0) {  // the ddplaunch of this node ends as any stopped program
+    last_message_ = "stopped by " + signal_name(signal) + "; the job has lost this node";
+    exit_code_ = exit_code_of(Error{ErrorCode::kCancelled, "", signal});
+  }
+  leave();
+}
+
+void AgentCore::leave() {
+  leaving_ = true;
+  act(node::StopPreparing{});
+  if (!running()) return act(node::Quit{});
+  if (state_ != State::kCleaning)
+    stop_workers("the agent exits",
+                 std::chrono::duration_cast<std::chrono::milliseconds>(settings_.link_grace));
+}
+
+}  // namespace ddp::launcher

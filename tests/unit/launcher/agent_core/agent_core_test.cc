@@ -1,0 +1,402 @@
+#include "launcher/agent_core/agent_core.h"
+
+#include <csignal>
+
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+using State = AgentCore::State;
+using Time = AgentCore::Time;
+
+/// A node whose workers are 0 and 1 with ranks 4 and 5, at times that the test sets.
+class Driven {
+ public:
+  explicit Driven(bool joined_by_itself = false) : core({joined_by_itself, 5s, 15s, 5s}, 0s) {
+    feed(node::JobReceived{15s, 5s});
+    feed(node::JobAccepted{false});
+    actions.clear();
+  }
+  void feed(const node::Event& event) {
+    for (node::Action& action : core.step(event, now))
+      actions.push_back(std::move(action));
+  }
+  void spawn(std::uint32_t attempt) {
+    rendezvous::Spawn spawn;
+    spawn.attempt = attempt;
+    spawn.first_rank = 4;
+    spawn.local_world_size = 2;
+    spawn.world_size = 6;
+    spawn.master_addr = "fe80::1";
+    spawn.master_port = 29500;
+    feed(spawn);
+  }
+  /// Begins an attempt and starts the workers that are not alive.
+  void run(std::uint32_t attempt, bool rejoin = true) {
+    spawn(attempt);
+    feed(node::AttemptPrepared{});
+    for (std::uint32_t local = 0; local < 2; ++local) {
+      if (core.processes().is_alive(local)) continue;
+      feed(node::WorkerStarted{local, 100 * (attempt + 1) + local, 1});
+      feed(node::WorkerGreeted{local, rejoin});
+    }
+    feed(node::WorkersStarted{});
+    actions.clear();
+  }
+  void exit(std::uint32_t local, std::uint8_t code) {
+    rendezvous::WorkerExited exited;
+    exited.pid = 7;
+    exited.code = code;
+    feed(node::WorkerExited{local, exited});
+  }
+  void revoke(std::uint32_t attempt, std::vector<std::uint32_t> kill = {}) {
+    feed(rendezvous::Revoke{attempt, 5'000, "rank 0 is lost", std::move(kill)});
+  }
+  /// All workers end, and the attempt is cleaned up.
+  void end_all(std::uint32_t left = 0) {
+    for (std::uint32_t local = 0; local < 2; ++local)
+      if (core.processes().is_alive(local)) exit(local, 0);
+    feed(node::WorkersEnded{});
+    feed(node::AttemptCleaned{left, left == 0 ? "" : "daemon (7)"});
+  }
+  template <class M>
+  std::vector<M> sent() const {
+    std::vector<M> found;
+    for (const node::Action& action : actions)
+      if (const auto* send = std::get_if<node::Send>(&action))
+        if (const auto* message = std::get_if<M>(&send->message)) found.push_back(*message);
+    return found;
+  }
+  template <class A>
+  std::vector<A> did() const {
+    std::vector<A> found;
+    for (const node::Action& action : actions)
+      if (const auto* one = std::get_if<A>(&action)) found.push_back(*one);
+    return found;
+  }
+
+  AgentCore core;
+  Time now{0};
+  node::Actions actions;
+};
+
+TEST_CASE("agent core: an attempt from its order to AttemptEnded") {
+  Driven node;
+  node.spawn(0);
+  REQUIRE(node.did<node::PrepareAttempt>().size() == 1);
+  CHECK(node.core.state() == State::kStarting);
+  node.feed(node::AttemptPrepared{});
+  const auto orders = node.did<node::OrderAttempt>();
+  REQUIRE(orders.size() == 2);
+  CHECK(orders[1].order.rank == 5);
+  CHECK(orders[1].order.store == "[fe80::1]:29500");
+  CHECK_FALSE(orders[1].order.from.has_value());
+  for (std::uint32_t local = 0; local < 2; ++local) {
+    node.feed(node::WorkerStarted{local, 100 + local, 1});
+    node.feed(node::WorkerGreeted{local, true});
+    node.feed(node::WorkerReady{local});
+  }
+  CHECK(node.sent<rendezvous::WorkersGreeted>().empty());  // others may still be started
+  node.feed(node::WorkersStarted{});
+  CHECK(node.sent<rendezvous::WorkersGreeted>().size() == 1);
+  CHECK(node.sent<rendezvous::WorkersReady>().size() == 1);
+  node.exit(0, 3);
+  REQUIRE(node.sent<rendezvous::WorkerExited>().size() == 1);
+  CHECK(node.sent<rendezvous::WorkerExited>()[0].rank == 4);
+  CHECK(node.sent<rendezvous::AttemptEnded>().empty());
+  node.end_all();
+  CHECK(node.sent<rendezvous::AttemptEnded>().size() == 1);
+  CHECK_FALSE(node.core.running());
+}
+
+TEST_CASE("agent core: nothing runs before the job is accepted, and nothing new while the agent leaves") {
+  AgentCore fresh({false, 5s, 15s, 5s}, 0s);
+  CHECK(fresh.step(rendezvous::Spawn{}, 0s).empty());
+  Driven node;
+  node.feed(rendezvous::Leave{0, "done\nand more"});
+  CHECK(node.did<node::Quit>().size() == 1);
+  CHECK(node.core.last_message() == R"(done\nand more)");
+  node.actions.clear();
+  node.spawn(0);
+  node.feed(rendezvous::OpenStore{});
+  node.feed(rendezvous::Leave{7, "again"});
+  CHECK(node.actions.empty());
+  CHECK(node.core.exit_code() == 0);
+}
+
+TEST_CASE("agent core: an order for the next attempt waits for the last workers of this one") {
+  Driven node;
+  node.run(0);
+  node.feed(rendezvous::Stop{0, 1'000, "a rank failed"});
+  CHECK(node.did<node::StopWorkers>().size() == 1);
+  node.spawn(1);
+  CHECK(node.did<node::PrepareAttempt>().empty());
+  SECTION("and begins when they have ended") {
+    node.end_all();
+    REQUIRE(node.did<node::PrepareAttempt>().size() == 1);
+    CHECK(node.did<node::PrepareAttempt>()[0].spawn.attempt == 1);
+  }
+  SECTION("and is answered at once when it is stopped before") {
+    node.feed(rendezvous::Stop{1, 1'000, "another rank failed"});
+    REQUIRE(node.sent<rendezvous::AttemptEnded>().size() == 1);
+    CHECK(node.sent<rendezvous::AttemptEnded>()[0].attempt == 1);
+    node.end_all();
+    CHECK(node.did<node::PrepareAttempt>().empty());
+  }
+  SECTION("and never begins beside a process that could not be killed") {
+    node.end_all(1);
+    CHECK(node.did<node::PrepareAttempt>().empty());
+    CHECK(node.core.leaving());
+    CHECK(node.core.last_message() == "processes of the previous attempt could not be killed: daemon (7)");
+    CHECK(node.did<node::Quit>().size() == 1);
+  }
+}
+
+TEST_CASE("agent core: a process that is left is no loss if no attempt follows") {
+  Driven node;
+  node.run(0);
+  node.end_all(1);
+  CHECK_FALSE(node.core.leaving());
+  CHECK(node.sent<rendezvous::AttemptEnded>()[0].left == 1);
+}
+
+TEST_CASE("agent core: an attempt that cannot be prepared is refused, and survivors end") {
+  Driven node;
+  node.spawn(0);
+  node.feed(node::AttemptImpossible{Error{ErrorCode::kSystem, "2 workers need 102 open files", 0}});
+  REQUIRE(node.sent<rendezvous::Refused>().size() == 1);
+  CHECK(node.core.state() == State::kNone);
+  node.run(1);
+  node.revoke(1);
+  node.feed(node::WorkerLeft{0, {1, 10}});
+  node.feed(node::WorkerLeft{1, {1, 10}});
+  node.feed(node::OutputRead{});
+  node.feed(node::LossesReported{});
+  REQUIRE(node.core.has_survivors());
+  node.spawn(2);
+  node.actions.clear();
+  node.feed(node::AttemptImpossible{Error{ErrorCode::kSystem, "no", 0}});
+  REQUIRE(node.did<node::StopWorkers>().size() == 1);
+  CHECK(node.did<node::StopWorkers>()[0].order.grace_ms == 0);
+}
+
+TEST_CASE("agent core: a revoke kills the hung, asks the others, and reports the survivors") {
+  Driven node;
+  node.run(0);
+  node.revoke(0, {5});
+  REQUIRE(node.did<node::KillWorker>().size() == 1);
+  CHECK(node.did<node::KillWorker>()[0].local == 1);
+  CHECK(node.did<node::OrderLeave>().empty());  // first no survivor may hear from an ended worker
+  node.exit(1, 0);
+  CHECK(node.sent<rendezvous::WorkerExited>()[0].by_revoke);
+  CHECK(node.sent<rendezvous::WorkerExited>()[0].text == "hung and was killed");
+  node.feed(node::LeftoversKilled{});
+  REQUIRE(node.did<node::OrderLeave>().size() == 1);
+  node.feed(node::WorkerLeft{0, {7, 10}});  // of another attempt
+  CHECK(node.did<node::ReadOutput>().empty());
+  node.feed(node::WorkerLeft{0, {0, 10}});
+  CHECK(node.did<node::ReadOutput>().size() == 1);
+  CHECK_FALSE(node.core.holds_output());
+  node.feed(node::OutputRead{});
+  CHECK(node.core.holds_output());
+  node.feed(node::LossesReported{});
+  REQUIRE(node.sent<rendezvous::AttemptRevoked>().size() == 1);
+  const auto survivors = node.sent<rendezvous::AttemptRevoked>()[0].survivors;
+  REQUIRE(survivors.size() == 1);
+  CHECK(survivors[0].step == 10);
+  SECTION("the survivor is started in the next attempt under its old number") {
+    node.actions.clear();
+    node.spawn(1);
+    node.feed(node::AttemptPrepared{});
+    REQUIRE(node.sent<rendezvous::WorkerStarted>().size() == 1);
+    CHECK(node.sent<rendezvous::WorkerStarted>()[0].start_attempt == 0);
+    CHECK(node.did<node::OrderAttempt>().size() == 2);
+  }
+  SECTION("a survivor that dies meanwhile leaves none, and AttemptEnded follows") {
+    node.exit(0, 1);
+    CHECK(node.sent<rendezvous::AttemptRevoked>().size() == 1);
+    node.spawn(1);  // it waits
+    node.feed(node::WorkersEnded{});
+    node.feed(node::AttemptCleaned{0, ""});
+    CHECK(node.sent<rendezvous::AttemptEnded>().size() == 1);
+    CHECK(node.core.attempt().attempt == 1);
+  }
+}
+
+TEST_CASE("agent core: workers that leave too late are killed") {
+  Driven node;
+  node.run(0);
+  node.revoke(0);
+  CHECK(node.core.deadline() == Time(5s));
+  node.feed(node::WorkerLeft{0, {0, 10}});
+  node.now = 4999ms;
+  node.feed(node::Tick{});
+  CHECK(node.did<node::KillWorker>().empty());
+  node.now = 5s;
+  node.feed(node::Tick{});
+  REQUIRE(node.did<node::KillWorker>().size() == 1);
+  CHECK(*node.core.processes().killed(1) == "did not leave attempt 0 within 5 s and was killed");
+  node.feed(node::LeftoversKilled{});
+  CHECK(node.core.state() == State::kAwaitingDeaths);
+  SECTION("and the survivors continue when they are dead") {
+    node.exit(1, 0);
+    CHECK(node.did<node::ReadOutput>().size() == 1);
+  }
+  SECTION("and all workers end if one cannot be killed") {
+    node.now = 9999ms;
+    node.feed(node::Tick{});
+    CHECK(node.did<node::StopWorkers>().empty());
+    node.now = 10s;
+    node.feed(node::Tick{});
+    CHECK(node.did<node::StopWorkers>().size() == 1);
+    CHECK(node.sent<rendezvous::Notice>().size() == 1);
+  }
+}
+
+TEST_CASE("agent core: a worker that cannot rejoin is terminated") {
+  Driven node;
+  node.run(0);
+  node.feed(node::WorkerUnlinked{1});
+  node.revoke(0);
+  REQUIRE(node.did<node::TerminateWorker>().size() == 1);
+  CHECK(node.did<node::TerminateWorker>()[0].local == 1);
+  CHECK(node.did<node::OrderLeave>().size() == 1);
+}
+
+TEST_CASE("agent core: a revoke waits until the workers are started, but not beyond its deadline") {
+  Driven node;
+  node.spawn(0);
+  node.feed(node::AttemptPrepared{});
+  node.feed(node::WorkerStarted{0, 100, 1});
+  node.revoke(0);
+  CHECK(node.core.state() == State::kAwaitingStart);
+  SECTION("then it kills what is left of workers that never started") {
+    node.feed(node::WorkersStarted{});
+    REQUIRE(node.did<node::KillLeftovers>().size() == 1);
+    CHECK(node.did<node::KillLeftovers>()[0].locals == std::vector<std::uint32_t>{1});
+  }
+  SECTION("a disk that hangs costs the node's workers") {
+    node.now = 5s;
+    node.feed(node::Tick{});
+    CHECK(node.did<node::StopWorkers>().size() == 1);
+  }
+}
+
+TEST_CASE("agent core: late and repeated orders have no effect") {
+  Driven node;
+  node.run(3);
+  node.revoke(2);
+  node.feed(rendezvous::Stop{2, 0, "old"});
+  CHECK(node.actions.empty());
+  node.revoke(3);
+  node.actions.clear();
+  node.revoke(3);
+  CHECK(node.actions.empty());
+  node.feed(rendezvous::Stop{3, 0, "now"});
+  CHECK(node.core.state() == State::kStopping);
+  node.actions.clear();
+  node.feed(node::LeftoversKilled{});
+  node.feed(node::OutputRead{});
+  node.feed(node::LossesReported{});
+  node.revoke(3);
+  CHECK(node.actions.empty());
+  node.end_all();
+  node.actions.clear();
+  node.feed(rendezvous::Stop{3, 0, "again"});
+  CHECK(node.actions.empty());
+}
+
+TEST_CASE("agent core: a revoke of an attempt whose workers have all ended does not wait for a reader") {
+  Driven node;
+  node.run(0);
+  node.exit(0, 1);
+  node.exit(1, 1);
+  node.revoke(0);
+  REQUIRE(node.did<node::StopWorkers>().size() == 1);
+  CHECK(node.did<node::StopWorkers>()[0].order.grace_ms == 0);
+}
+
+TEST_CASE("agent core: a store is opened unless workers run that need another") {
+  Driven node;
+  node.run(0);
+  node.feed(rendezvous::OpenStore{});
+  CHECK(node.did<node::OpenStore>().empty());
+  REQUIRE(node.sent<rendezvous::Refused>().size() == 1);
+  node.feed(rendezvous::Stop{0, 0, "a rank failed"});
+  node.feed(rendezvous::OpenStore{});
+  CHECK(node.did<node::OpenStore>().size() == 1);
+}
+
+TEST_CASE("agent core: an order after the end of the lease is too late") {
+  Driven node;
+  node.run(0);
+  node.now = 14999ms;
+  node.feed(node::HeartbeatDue{true, 15s});
+  CHECK_FALSE(node.core.leaving());
+  REQUIRE(node.did<node::SetLease>().size() == 1);
+  CHECK(node.did<node::SetLease>()[0].left == Time(5001ms));
+  node.now = 15s;
+  node.actions.clear();
+  node.feed(node::Pinged{});
+  CHECK(node.core.leaving());
+  CHECK(node.core.exit_code() == 113);
+  CHECK(node.did<node::CloseLink>().size() == 1);
+  REQUIRE(node.did<node::StopWorkers>().size() == 1);
+  CHECK(node.did<node::StopWorkers>()[0].order.grace_ms == 5000);
+  node.end_all();
+  CHECK(node.did<node::Quit>().size() == 1);
+}
+
+TEST_CASE("agent core: a suspended master costs no worker until it wakes") {
+  Driven node;
+  node.run(0);
+  node.feed(rendezvous::MasterAsleep{});
+  REQUIRE(node.did<node::SetLease>().size() == 1);
+  CHECK(node.did<node::SetLease>()[0].left == Time(0));
+  node.now = 3600s;
+  node.feed(node::HeartbeatDue{false, 3600s});
+  CHECK_FALSE(node.core.leaving());
+  node.feed(node::Pinged{});
+  node.now = 3615s;
+  node.feed(node::HeartbeatDue{false, 0s});
+  CHECK(node.core.leaving());
+}
+
+TEST_CASE("agent core: on the master's machine workers have a lease only if an attempt may follow") {
+  for (const std::uint32_t restarts : {0U, 3U}) {
+    Driven node;
+    node.feed(node::JobAccepted{true});
+    rendezvous::Spawn spawn;
+    spawn.max_restarts = restarts;
+    node.feed(spawn);
+    CHECK(node.did<node::RenewKeeper>().size() == (restarts == 0 ? 1 : 0));
+    CHECK(node.did<node::SetLease>().size() == (restarts == 0 ? 0 : 1));
+    node.now = 20s;
+    node.feed(node::HeartbeatDue{true, 20s});  // this process could not run: its own fault
+    CHECK(node.core.leaving() == (restarts != 0));
+    node.feed(node::HeartbeatDue{false, 20s});
+    CHECK(node.core.leaving());
+  }
+}
+
+TEST_CASE("agent core: a node that must leave reports why, and ends its workers") {
+  for (const bool alone : {false, true}) {
+    Driven node(alone);
+    node.run(0);
+    node.feed(node::MustLeave{"its agent was stopped by SIGTERM", SIGTERM});
+    REQUIRE(node.sent<rendezvous::Refused>().size() == 1);
+    CHECK(node.did<node::CloseLink>().empty());
+    CHECK(node.core.exit_code() == (alone ? 143 : 113));
+    CHECK(node.core.last_message() ==
+          (alone ? "stopped by SIGTERM; the job has lost this node" : "its agent was stopped by SIGTERM"));
+    node.feed(node::MustLeave{"the keeper of its agent was killed"});
+    CHECK(node.sent<rendezvous::Refused>().size() == 1);
+    node.end_all();
+    CHECK(node.did<node::Quit>().size() == 1);
+  }
+}
+
+}  // namespace
+}  // namespace ddp::launcher
