@@ -56,7 +56,7 @@ apps/options                        io    base
 apps/ddplaunch/options              io    apps/options base launcher/job launcher/lines launcher/link_protocol remote/hosts
 apps/ddplaunch                      io    base apps/ddplaunch/options launcher/* remote/* rendezvous/link rendezvous/membership
                                           rendezvous/protocol rendezvous/secure
-apps/ddplaunchd                     io    apps/options base launcher/agent launcher/keeper remote/bootstrap rendezvous/protocol rendezvous/secure
+apps/ddplaunchd                     io    apps/options base launcher/agent launcher/keeper launcher/link_protocol remote/bootstrap rendezvous/protocol rendezvous/secure
 apps/ddplaunch_listen               io    apps/ddplaunchd apps/options base launcher/link_protocol launcher/links
 apps/ddplaunch_nvml                 io    -
 

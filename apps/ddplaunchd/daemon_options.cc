@@ -1,5 +1,9 @@
 #include "apps/ddplaunchd/daemon_options.h"
 
+#include <string>
+
+#include "launcher/link_protocol/daemon_frame.h"
+
 namespace ddp {
 
 std::vector<OptionGroup> daemon_option_groups() {
@@ -8,7 +12,7 @@ std::vector<OptionGroup> daemon_option_groups() {
   daemon.options = {
       {.names = "--listen",
        .value = "[[ADDRESS:]PORT]",
-       .default_text = "port 29499 of all interfaces",
+       .default_text = "port " + std::to_string(launcher::kDaemonPort) + " of all interfaces",
        .help = "wait for masters that have the token (docs/users/daemon.md)",
        .details = "An IPv6 address stands in brackets. Port `0` is any free port. Log lines go to standard "
                   "error."},

@@ -48,11 +48,6 @@ std::string bound_text(double bound) {
   return format_text("%.16g", bound);
 }
 
-std::string duration_text(std::chrono::milliseconds time) {
-  const auto ms = time.count();
-  return ms % 1000 == 0 ? std::to_string(ms / 1000) + 's' : std::to_string(ms) + "ms";
-}
-
 std::string size_text(std::uint64_t size) {
   std::string unit;
   for (const char larger : {'K', 'M', 'G'}) {
@@ -64,6 +59,11 @@ std::string size_text(std::uint64_t size) {
 }
 
 }  // namespace
+
+std::string duration_text(std::chrono::milliseconds time) {
+  const auto ms = time.count();
+  return ms % 1000 == 0 ? std::to_string(ms / 1000) + 's' : std::to_string(ms) + "ms";
+}
 
 std::optional<std::chrono::milliseconds> parse_duration(std::string_view text) {
   const auto value = scaled(text, kTimes);

@@ -67,6 +67,8 @@ bool parse_number(std::string_view text, double& field);
 std::string number_advice(double low, double high, bool whole, std::optional<double> number = {});
 /// Returns the shortest text that has this value.
 std::string number_text(double value);
+/// Returns a time as an option takes it: "15s", "1500ms".
+std::string duration_text(std::chrono::milliseconds time);
 
 /// A number from `low` to `high`.
 template <class T>

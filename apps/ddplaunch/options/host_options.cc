@@ -24,7 +24,6 @@ using launcher::LauncherKind;
 using launcher::ProcsPerNode;
 
 constexpr std::size_t kMaxNamed = 10;  ///< hosts named in one message
-constexpr int kElasticRestarts = 3;    ///< default of --max-restarts for a job that can lose a node
 
 void fail_all(const remote::DiagnosticList& errors, Diagnostics& diagnostics) {
   for (const remote::Diagnostic& problem : errors.list)

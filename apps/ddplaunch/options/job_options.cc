@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "launcher/link_protocol/daemon_frame.h"
 #include "remote/hosts/host_range.h"
 
 namespace ddp {
@@ -78,7 +79,6 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
                           ": give a number of nodes, or MIN:MAX with MIN at most MAX"));
   table.value({.names = "--spares",
                .value = "K",
-               .default_text = "0",
                .help = "keep K more hosts ready to replace lost hosts",
                .details = "[elastic.md](elastic.md) explains them."},
               number_into(spec.spares, 0, remote::kMaxHosts));
@@ -148,7 +148,7 @@ void add_meeting(OptionTable& table, JobSpec& spec, WrittenValues& written, cons
               path_into(spec.token_file, cwd));
   table.value({.names = "--daemon-port",
                .value = "PORT",
-               .default_text = "29499",
+               .default_text = std::to_string(launcher::kDaemonPort),
                .help = "port of the daemons, for hosts without port=",
                .details = "With `--launcher daemon`."},
               number_into(spec.daemon_port, 1, kMaxPort));
@@ -188,10 +188,7 @@ void add_ssh(OptionTable& table, JobSpec& spec, WrittenValues& written, const st
               .help = "do not copy ddplaunchd to nodes that lack this build",
               .details = "Such a node is an error then ([nodes.md](nodes.md))."},
              written.no_push);
-  table.value({.names = "--start-timeout",
-               .value = "TIME",
-               .default_text = "120s",
-               .help = "time limit until all nodes are ready"},
+  table.value({.names = "--start-timeout", .value = "TIME", .help = "time limit until all nodes are ready"},
               time_into(spec.start_timeout, milliseconds(1)));
 }
 
@@ -206,7 +203,8 @@ void add_network(OptionTable& table, JobSpec& spec, WrittenValues& written) {
                       text_into(spec.network)));
   table.value({.names = "--master-port",
                .value = "PORT",
-               .default_text = "any free port; with --node-rank 29500, under srun from job and step",
+               .default_text = "any free port; with --node-rank " + std::to_string(launcher::PerNode::kPort) +
+                               ", under srun from job and step",
                .help = "port of the store on node 0; with --node-rank the port that nodes connect to",
                .details = "The workers see the store's port as MASTER_PORT. `0` is any free port."},
               number_into(written.master_port, 0, kMaxPort));
@@ -293,25 +291,23 @@ void add_failure(OptionTable& table, JobSpec& spec, WrittenValues& written) {
   table.value(
       {.names = "--max-restarts",
        .value = "N",
-       .default_text = "0; with --spares or MIN:MAX 3",
+       .default_text = std::to_string(spec.max_restarts) + "; with --spares or MIN:MAX " +
+                       std::to_string(kElasticRestarts),
        .help = "restart all workers after a failure, up to N times per job",
        .details = "N counts for the whole job, whichever node or rank failed. Each start is an attempt."},
       number_into(spec.max_restarts, 0, kMostRestarts));
   table.value({.names = "--restart-backoff",
                .value = "TIME",
-               .default_text = "1s",
                .help = "wait before the first restart; doubles each time, up to 60s",
                .details = "Only attempts that ran for less than a minute double it."},
               time_into(spec.restart_backoff, milliseconds(0)));
   table.choice<bool>(
       {.names = "--scale-up",
-       .default_text = "next",
        .help = "add a node that joins a running job at the next restart, or at once by a restart",
        .details = "[elastic.md](elastic.md) explains it."},
       spec.scale_up_now, {{"next", false}, {"now", true}});
   table.choice<FenceMode>(
       {.names = "--fence",
-       .default_text = "rank0",
        .help =
            "before survivors continue, wait until the workers of an unreachable node are dead: only for the "
            "node of rank 0, for any node, or never",
@@ -327,19 +323,18 @@ void add_failure(OptionTable& table, JobSpec& spec, WrittenValues& written) {
               time_into(spec.hang_timeout, kShortestHang, true));
   table.value({.names = "--stop-grace",
                .value = "TIME",
-               .default_text = "25s after your signal, 15s after a failure",
+               .default_text = duration_text(spec.stop_grace) + " after your signal, " +
+                               duration_text(spec.failure_grace) + " after a failure",
                .help = "time from SIGTERM to SIGKILL",
                .details = "A given time applies to both cases."},
               time_into(spec.stop_grace, milliseconds(0)));
   table.value({.names = "--node-timeout",
                .value = "TIME",
-               .default_text = "15s",
                .help = "a node that is silent for this time counts as lost",
                .details = "At least `2s`."},
               time_into(spec.node_timeout, kShortestHeartbeatLimit));
   table.value({.names = "--master-timeout",
                .value = "TIME",
-               .default_text = "15s",
                .help = "nodes stop their workers when this program is silent for this time",
                .details = "At least `2s`."},
               time_into(spec.master_timeout, kShortestHeartbeatLimit));
@@ -406,7 +401,7 @@ void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std:
 
 }  // namespace
 
-JobOptions::JobOptions(const std::string& cwd) : table(kUsage) {
+JobOptions::JobOptions(const std::string& cwd) : table(kUsage, true) {
   JobSpec& spec = job.spec;
   add_hosts(table, spec, written);
   table.group("Start", "",

@@ -15,6 +15,8 @@
 
 namespace ddp {
 
+inline constexpr int kElasticRestarts = 3;  ///< default of --max-restarts for a job that can lose a node
+
 /// Values of options that files, a scheduler's variables or other options complete before they go into the
 /// job. A scheduler's variables fill those that are not given.
 struct WrittenValues {
