@@ -73,7 +73,19 @@ function __ddplaunch_hosts
     set -l file (string replace -r '^~' $HOME -- (__ddplaunch_given --hostfile)[-1])
     set -l before (__ddplaunch_earlier_items @)
     test -n "$file"; or return
-    sed 's/#.*//; s/^[^[:space:]]*@//; s/[[:space:]:].*//; /[^A-Za-z0-9._-]/d; /^$/d' -- $file 2>/dev/null | string replace -r '^' "$before"
+    # gpu[01-03] is three hosts.
+    awk '{ sub(/#.*/, ""); name = $1; sub(/^[^@]*@/, "", name); sub(/:.*/, "", name)
+      items = "-"; before = name; after = ""
+      if (match(name, /\[[0-9,-]+\]/)) {
+        items = substr(name, RSTART + 1, RLENGTH - 2); before = substr(name, 1, RSTART - 1); after = substr(name, RSTART + RLENGTH)
+      }
+      if (before after !~ /^[A-Za-z0-9._-]+$/) next
+      if (items == "-") { print name; next }
+      count = split(items, list, ",")
+      for (i = 1; i <= count; i++) {
+        ends = split(list[i], range, "-")
+        for (n = range[1] + 0; n <= range[ends] + 0 && n < range[1] + 1000; n++) printf "%s%0" length(range[1]) "d%s\n", before, n, after
+      } }' $file 2>/dev/null | string replace -r '^' "$before"
 end
 
 complete -c ddplaunch -n __ddplaunch_is_first -a check -d 'test all hosts'

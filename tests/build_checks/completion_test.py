@@ -190,8 +190,9 @@ class Completion(unittest.TestCase):
         self.exactly("ddplaunch --show-ranks ")
 
     def test_hosts_of_the_hostfile(self):
-        self.exactly("ddplaunch --hostfile my_hosts --include ", "gpu01", "gpu02", "login")
-        self.exactly("ddplaunch --hostfile=my_hosts --exclude gpu01@", "gpu01", "gpu02", "login")
+        hosts = ("gpu01", "gpu02", "login", "gpu03", "gpu04")
+        self.exactly("ddplaunch --hostfile my_hosts --include ", *hosts)
+        self.exactly("ddplaunch --hostfile=my_hosts --exclude gpu01@", *hosts)
         self.assertFalse(pathlib.Path(self.folder, "executed").exists())
 
     def test_the_text_before_a_completed_word_stays(self):
