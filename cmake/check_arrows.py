@@ -44,7 +44,7 @@ launcher/link_protocol              core  base
 launcher/keeper                     io    base
 launcher/inspection                 io    base launcher/hang launcher/keeper rendezvous/protocol
 launcher/agent                      io    base launcher/agent_core launcher/inspection launcher/job launcher/keeper launcher/report
-                                          rendezvous/flight_recorder rendezvous/link rendezvous/membership rendezvous/protocol
+                                          rendezvous/flight_recorder rendezvous/link rendezvous/protocol
                                           rendezvous/store rendezvous/store_tcp rendezvous/worker
 launcher/output                     io    base launcher/job launcher/lines remote/hosts rendezvous/protocol
 launcher/master                     io    base launcher/check launcher/job launcher/keeper launcher/lines launcher/output

@@ -170,13 +170,12 @@ _ddplaunch_table() {
     'train bench -C' | 'train bench --report-cputime') source='any' words='0' ;;
     'train bench -R' | 'train bench --local-register') source='any' ;;
     'train health options')
-      words='--memory --health-memory --device --threads --inject-fault --health-plant --comm --comm-timeout --json -h --help
-        --version'
+      words='--memory --device --threads --inject-fault --comm --comm-timeout --json -h --help --version'
       ;;
-    'train health --memory' | 'train health --health-memory') source='any' ;;
+    'train health --memory') source='any' ;;
     'train health --device') source='any' words='auto cpu gpu' ;;
     'train health --threads') source='any' ;;
-    'train health --inject-fault' | 'train health --health-plant') source='any' ;;
+    'train health --inject-fault') source='any' ;;
     'train health --comm') source='any' words='auto tcp shm' ;;
     'train health --comm-timeout') source='any' ;;
     'train health --json') source='file' ;;

@@ -128,7 +128,7 @@ function __ddplaunch_takes_value
                 --agg-iters -N --run-cycles -a --average -G --cudagraph -p --parallel-init -z --blocking -y --stream-null -C \
                 --report-cputime -R --local-register
         case 'train health'
-            set names --memory --health-memory --device --threads --inject-fault --health-plant --comm --comm-timeout --json
+            set names --memory --device --threads --inject-fault --comm --comm-timeout --json
     end
     contains -- $argv[2] $names
 end
@@ -288,10 +288,10 @@ complete -c ddplaunch -n '__ddplaunch_is train bench' -s C -l report-cputime -r 
 complete -c ddplaunch -n '__ddplaunch_is train bench' -s R -l local-register -r -f -d 'accepted, without effect'
 complete -c ddplaunch -n '__ddplaunch_is train bench' -s h -l help -d 'print this text'
 complete -c ddplaunch -n '__ddplaunch_is train bench' -l version -d 'print the version'
-complete -c ddplaunch -n '__ddplaunch_is train health' -l memory -l health-memory -r -f -d 'MiB of memory that each rank tests'
+complete -c ddplaunch -n '__ddplaunch_is train health' -l memory -r -f -d 'MiB of memory that each rank tests'
 complete -c ddplaunch -n '__ddplaunch_is train health' -l device -r -f -a 'auto cpu gpu' -d 'auto: the GPU of LOCAL_RANK if it exists, else the CPU'
 complete -c ddplaunch -n '__ddplaunch_is train health' -l threads -r -f -d 'threads of a rank on a CPU'
-complete -c ddplaunch -n '__ddplaunch_is train health' -l inject-fault -l health-plant -r -f -d 'fault injection: this rank\'s test finds a wrong value'
+complete -c ddplaunch -n '__ddplaunch_is train health' -l inject-fault -r -f -d 'fault injection: this rank\'s test finds a wrong value'
 complete -c ddplaunch -n '__ddplaunch_is train health' -l comm -r -f -a 'auto tcp shm' -d 'auto: shared memory inside a node, TCP between nodes'
 complete -c ddplaunch -n '__ddplaunch_is train health' -l comm-timeout -r -f -d 'give up when a peer moves no byte for this long'
 complete -c ddplaunch -n '__ddplaunch_is train health' -l json -r -F -d 'file for the result, written by rank 0'

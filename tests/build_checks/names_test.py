@@ -23,7 +23,6 @@ PRIVATE_TYPES = frozenset("""
 PRIVATE_PREFIXES = ("tell_", "mind_", "hurry_")
 # identifier, option or file: reason
 ALLOWED = {
-    "--health-plant": "the earlier name of --inject-fault (CHANGELOG.md)",
     "lock_guard": "of the standard library",
     "executor_work_guard": "of Asio",
 }

@@ -110,8 +110,8 @@ Result<Safetensors> read_checked(const std::string& path, std::uint32_t crc,
   auto file = Safetensors::read(path, check);
   if (!file) return file;
   if (file->crc32() != crc) {
-    return wrong(path, "is damaged, or another checkpoint's: its CRC-32 is " + crc32_text(file->crc32()) +
-                           " and state.json says " + crc32_text(crc));
+    return wrong(path, "is damaged or does not belong to this checkpoint: its CRC-32 is " +
+                           crc32_text(file->crc32()) + ", state.json has " + crc32_text(crc));
   }
   if (const std::string name = file->first_not_finite(); !name.empty())
     return wrong(path, "tensor " + name + " has a number that is not finite");
@@ -284,6 +284,7 @@ Result<std::string> find_checkpoint(const std::string& path) {
   const auto names = list_checkpoints(path);
   if (!names) return names.error();
   if (!names->empty()) return path + "/" + names->back();
+  if (!std::filesystem::exists(path, ignored)) return system_error(ENOENT, path);
   if (is_checkpoint(path)) return path;
   return wrong(path, "is not a checkpoint and contains none (step-…)");
 }

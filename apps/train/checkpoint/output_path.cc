@@ -35,9 +35,12 @@ Result<> check_output_path(const std::string& option, const std::string& path) {
     ::unlink(path.c_str());
     return {};
   }
-  if (errno == ENOENT)
-    return Error{ErrorCode::kUsage, what + ": there is no directory " + directory_of(path), ENOENT};
-  return system_error(errno, what);
+  if (errno != ENOENT) return system_error(errno, what);
+  const std::string directory = directory_of(path);
+  const bool there = ::stat(directory.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+  return Error{ErrorCode::kUsage,
+               what + (there ? ": no file can be created in " : ": there is no directory ") + directory,
+               ENOENT};
 }
 
 }  // namespace ddp::train

@@ -40,7 +40,7 @@ void declare_tests(OptionTable& table, HealthOptions& options) {
   table.value({.names = "TIME", .help = "duration of the matrix products", .equal = true},
               time_into(options.time, kLeastTime));
   table.value(
-      {.names = "--memory,--health-memory",
+      {.names = "--memory",
        .value = "MB",
        .default_text = "256; on a GPU 98 % of the free memory",
        .help = "MiB of memory that each rank tests",
@@ -60,7 +60,7 @@ void declare_tests(OptionTable& table, HealthOptions& options) {
                .default_text = "its part of the cores",
                .help = "threads of a rank on a CPU"},
               number_into(options.threads, 1, 1'024));
-  table.value({.names = "--inject-fault,--health-plant",
+  table.value({.names = "--inject-fault",
                .value = "RANK:TEST",
                .help = "fault injection: this rank's test finds a wrong value",
                .details = "TEST is `gemm`, `memory` or `sum`."},

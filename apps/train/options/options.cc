@@ -335,12 +335,36 @@ std::vector<OptionGroup> train_option_groups() {
   return option_groups<TrainOptions>(declare_options);
 }
 
+namespace {
+
+/// Refuses options that would have no effect, because the user expects one.
+std::string ineffective_option(const OptionTable& table, TrainOptions& options) {
+  struct Need {
+    const char* option;
+    bool met;
+    const char* reason;
+  };
+  const bool adamw = options.optimizer.kind == OptimizerKind::kAdamw;
+  const bool mlp = options.model == ModelKind::kMlp;
+  for (const Need& need :
+       {Need{"--checkpoint-every", !options.checkpoint_dir.empty(), "--checkpoint-dir"},
+        Need{"--checkpoint-keep", !options.checkpoint_dir.empty(), "--checkpoint-dir"},
+        Need{"--beta1", adamw, "--optimizer adamw"}, Need{"--beta2", adamw, "--optimizer adamw"},
+        Need{"--momentum", !adamw, "--optimizer sgd"}, Need{"--mlp-width", mlp, "--model mlp"},
+        Need{"--mlp-depth", mlp, "--model mlp"}})
+    if (!need.met && table.given(need.option))
+      return std::string(need.option) + " has no effect without " + need.reason;
+  return "";
+}
+
+}  // namespace
+
 ParsedCommand<TrainOptions> parse_options(int argc, const char* const* argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string advice = moved(argv[i]);
     if (!advice.empty()) return {std::nullopt, refuse("train", {advice})};
   }
-  return parse_command<TrainOptions>("train", kUsage, declare_options, nullptr, argc, argv);
+  return parse_command<TrainOptions>("train", kUsage, declare_options, ineffective_option, argc, argv);
 }
 
 }  // namespace ddp::train

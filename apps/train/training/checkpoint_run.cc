@@ -163,8 +163,8 @@ Result<> CheckpointRun<T>::find(Checkpoint& found, const CheckpointState& mine) 
   if (damaged.empty()) return {};
   Error last = damaged.front().second;
   if (paths.size() > 1) {
-    last.text +=
-        "; none of the " + std::to_string(paths.size()) + " checkpoints in " + directory + " is good";
+    last.text += "; none of the " + std::to_string(paths.size()) + " checkpoints in " + directory +
+                 " is good; to start over, give another --checkpoint-dir";
   } else if (const auto names = list_checkpoints(directory); !choose && names && names->size() > 1) {
     last.text += "; --checkpoint-dir " + directory + " --resume auto resumes from the last good checkpoint";
   }
@@ -313,8 +313,11 @@ template <class T>
 Result<> CheckpointRun<T>::make_directory() {
   std::error_code failed;
   std::filesystem::create_directories(options_.checkpoint_dir, failed);
-  if (!check_output_path("", options_.checkpoint_dir + "/.tmp-try"))
-    return Error{ErrorCode::kUsage, "cannot write into --checkpoint-dir " + options_.checkpoint_dir};
+  if (const auto can = check_output_path("", options_.checkpoint_dir + "/.tmp-try"); !can) {
+    const int why = failed ? failed.value() : can.error().sys;
+    return Error{ErrorCode::kUsage, system_error(why, "--checkpoint-dir " + options_.checkpoint_dir).text,
+                 why};
+  }
   const auto names = list_checkpoints(options_.checkpoint_dir);
   if (!names) return names.error();
   const std::uint64_t begin = trainer_.position().step;

@@ -249,10 +249,10 @@ class Checkpoints(unittest.TestCase):
 
     def test_a_training_whose_last_step_is_dropped_is_no_success(self):
         # The weights are good, but they are not on the disk.
-        arguments = (*SMALL, "--max-steps", 3, "--inject-nan", "1:3", "--export", self.folder / "out", "--checkpoint-every", 2)
+        arguments = (*SMALL, "--max-steps", 3, "--inject-nan", "1:3", "--export", self.folder / "out")
         self.good(2, *arguments)
         text = "train: the training is complete but its last checkpoint was not written: step 3 was dropped\n"
-        ends = run(2, *map(str, (*arguments, "--checkpoint-dir", self.folder / "saved")))
+        ends = run(2, *map(str, (*arguments, "--checkpoint-every", 2, "--checkpoint-dir", self.folder / "saved")))
         self.assertEqual([(code, errors) for code, _, errors in ends],
                          [(1, "train: checkpoint step-00000003 not written: the step was dropped\n" + text), (1, text)])
         self.assertEqual(self.names(self.folder / "saved"), ["step-00000002"])
@@ -395,7 +395,7 @@ class Checkpoints(unittest.TestCase):
         self.assertEqual(refusal("--init-from", foreign),
                          f"train: {foreign}: not a safetensors file: its header would be longer than the file\n")
         self.assertEqual(refusal("--init-from", none), f"train: open {none}: No such file or directory\n")
-        self.assertEqual(refusal("--checkpoint-dir", cut), f"train: cannot write into --checkpoint-dir {cut}\n")
+        self.assertEqual(refusal("--checkpoint-dir", cut), f"train: --checkpoint-dir {cut}: Not a directory\n")
         self.assertEqual(refusal("--metrics-file", "/nonexistent/m"),
                          "train: create /nonexistent/m: No such file or directory\n")
         optimizer = last / "optimizer.safetensors"
@@ -418,7 +418,7 @@ class Checkpoints(unittest.TestCase):
         def flip_the_seed():
             path = last / "state.json"
             path.write_text(path.read_text().replace('"seed": 0,', '"seed": 1,'))
-        reported = r"is damaged, or another checkpoint's: its CRC-32 is [0-9a-f]{8} and state.json says [0-9a-f]{8}"
+        reported = r"is damaged or does not belong to this checkpoint: its CRC-32 is [0-9a-f]{8}, state.json has [0-9a-f]{8}"
         for damage, name, text in (
                 (lambda: flip_a_bit(last / "model.safetensors"), "model.safetensors", reported),
                 (lambda: flip_a_bit(last / "optimizer.safetensors"), "optimizer.safetensors", reported),
@@ -450,8 +450,8 @@ class Checkpoints(unittest.TestCase):
         flip_a_bit(saved / "step-00000008" / "model.safetensors")
         for code, lines, errors in run(2, *map(str, (*SMALL, "--checkpoint-dir", saved, "--resume", "auto"))):
             self.assertEqual((code, lines), (1, []))
-            self.assertRegex(errors, rf"^train: {saved}/step-00000008/model.safetensors: is damaged, .*; none of the 2 checkpoints in "
-                                     rf"{saved} is good\n$")
+            self.assertRegex(errors, rf"^train: {saved}/step-00000008/model.safetensors: is damaged .*; none of the 2 checkpoints in "
+                                     rf"{saved} is good; to start over, give another --checkpoint-dir\n$")
         # Without a usable checkpoint no directory was renamed.
         self.assertEqual(self.names(saved), ["step-00000004", "step-00000008"])
 
@@ -472,7 +472,7 @@ class Checkpoints(unittest.TestCase):
             path.unlink()
         (code, lines, errors), = run(1, *map(str, (*arguments, "--resume", "auto")))
         self.assertEqual((code, lines, errors), (1, [], f"train: open {saved}/step-00000008/state.json: No such file or directory; none "
-                                                        f"of the 2 checkpoints in {saved} is good\n"))
+                                                        f"of the 2 checkpoints in {saved} is good; to start over, give another --checkpoint-dir\n"))
 
     def test_training_continues_from_the_last_good_checkpoint(self):
         saved = self.folder / "saved"

@@ -256,9 +256,11 @@ class Comparison(unittest.TestCase):
         theirs, their_state = self.torch_run(**task)
         options = {"--batch-size": task["batch"], "--accumulate": task["accumulate"], "--epochs": task["epochs"],
                    "--limit": task["limit"], "--max-steps": task["steps"], "--optimizer": task["optimizer"], "--lr": task["lr"],
-                   "--momentum": task["momentum"], "--weight-decay": task["weight_decay"], "--clip-value": task["clip_value"],
+                   "--weight-decay": task["weight_decay"], "--clip-value": task["clip_value"],
                    "--clip-norm": task["clip_norm"], "--zero": int(task["zero"]), "--sync-every-inter": task["sync_every"],
                    "--warmup-steps": task["warmup"], "--lr-schedule": "cosine" if task["warmup"] else "constant"}
+        if task["optimizer"] == "sgd":
+            options |= {"--momentum": task["momentum"]}
         if task["mlp"]:
             options |= {"--model": "mlp", "--mlp-width": task["mlp"][0], "--mlp-depth": task["mlp"][1]}
         ours, _, our_state = self.train_run(world, "--dtype", "float64", "--init-from", init,

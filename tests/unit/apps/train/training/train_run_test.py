@@ -400,12 +400,15 @@ class OptionErrors(unittest.TestCase):
                 (("--zero", "1", "--sync-every-inter", "2"), "--zero 1 cannot be combined with --sync-every-inter: nodes with "
                                                              "different weights cannot share one optimizer state"),
                 (("--sync-bn", "--model", "mlp"), "--sync-bn: --model mlp has no batch normalization"),
-                (("--checkpoint-every", "3", "--sync-every-inter", "2"), "--checkpoint-every must be a multiple of "
+                (("--checkpoint-every", "3", "--checkpoint-dir", "c", "--sync-every-inter", "2"), "--checkpoint-every must be a multiple of "
                  "--sync-every-inter: between two averages the nodes differ"),
                 (("--inject-nan", "1:1"), "--inject-nan names rank 1 of 1"),
-                (("--beta1", "1"), "--beta1 and --beta2 must be below 1: AdamW divides by 1 - beta"),
-                (("--beta2", "1"), "--beta1 and --beta2 must be below 1: AdamW divides by 1 - beta"),
+                (("--optimizer", "adamw", "--beta1", "1"), "--beta1 and --beta2 must be below 1: AdamW divides by 1 - beta"),
+                (("--optimizer", "adamw", "--beta2", "1"), "--beta1 and --beta2 must be below 1: AdamW divides by 1 - beta"),
                 (("--resume", "auto"), "--resume auto requires --checkpoint-dir"),
+                (("--checkpoint-every", "3"), "--checkpoint-every has no effect without --checkpoint-dir"),
+                (("--optimizer", "adamw", "--momentum", "0.5"), "--momentum has no effect without --optimizer sgd"),
+                (("--mlp-depth", "3"), "--mlp-depth has no effect without --model mlp"),
                 (("--comm", "tcp", "--sync-every-inter", "2"), "--sync-every-inter needs shared memory inside the nodes; remove "
                                                                "--comm tcp")):
             # Options are checked before any work: train does not even search for the data, which is missing.
