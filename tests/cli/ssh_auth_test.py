@@ -6,7 +6,6 @@ import getpass
 import os
 import pathlib
 import pwd
-import random
 import re
 import shutil
 import socket
@@ -17,22 +16,11 @@ import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import BIN, LaunchTest, Nodes, main, wait_until
+from tests.support.ports import free_port
 
 USER = getpass.getuser()
 ASKS_NOTHING = ('; ddplaunch never prompts; run "{} true" in a terminal to see whether ssh asks for a passphrase (then run ssh-add '
                 "first), a password, or a host key; its last lines:")
-
-
-def free_port():
-    """Returns a port below the range that the kernel gives to outgoing connections, so that it stays free for a moment."""
-    for port in random.sample(range(12000, 32000), 200):
-        with socket.socket() as one:
-            try:
-                one.bind(("127.0.0.2", port))
-                return port
-            except OSError:
-                continue
-    raise RuntimeError("no free port")
 
 
 class Classwide:
