@@ -48,7 +48,8 @@ struct SocketBio {
       count = ::recv(transport.fd, out, static_cast<std::size_t>(size), MSG_DONTWAIT);
     } while (count < 0 && errno == EINTR);
     if (count > 0 && transport.keep_first && transport.first.size() < kFirstBytes)
-      transport.first.append(out, std::min(static_cast<std::size_t>(count), kFirstBytes));
+      transport.first.append(out,
+                             std::min(static_cast<std::size_t>(count), kFirstBytes - transport.first.size()));
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
       BIO_set_retry_read(bio);
     else if (count < 0)
@@ -188,6 +189,16 @@ bool SecureStream::proven() const {
          (end_ == TlsRole::kClient || handshake_->key_asked);
 }
 
+/// Returns a printable quotation of the first bytes. OpenSSL may have read no more than the header of a
+/// record, so the rest of what has arrived is read here.
+std::string SecureStream::quote_first_bytes() {
+  char rest[kFirstBytes];
+  const std::size_t room = kFirstBytes - transport_.first.size();
+  const ssize_t count = room > 0 ? ::recv(transport_.fd, rest, room, MSG_DONTWAIT) : 0;
+  if (count > 0) transport_.first.append(rest, static_cast<std::size_t>(count));
+  return printable_start(transport_.first);
+}
+
 HandshakeEnd SecureStream::handshake_failure() {
   using Kind = HandshakeEnd::Kind;
   const unsigned long code = ERR_peek_error();
@@ -201,7 +212,7 @@ HandshakeEnd SecureStream::handshake_failure() {
   if (closed_) return {Kind::kCancelled, 0, {}, error};
   if (reason > kAlertReasons && reason < kAlertReasons + 256)
     return {Kind::kAlert, static_cast<std::uint8_t>(reason - kAlertReasons), detail, error};
-  if (!record_came) return {Kind::kForeign, 0, printable_start(transport_.first), error};
+  if (!record_came) return {Kind::kForeign, 0, quote_first_bytes(), error};
   if (handshake_->key_asked && reason == SSL_R_BINDER_DOES_NOT_VERIFY)
     return {Kind::kKeyDiffers, 0, detail, error};
   if (ended || error != tls_error()) return {Kind::kClosed, 0, {}, error};

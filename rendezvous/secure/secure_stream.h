@@ -91,6 +91,7 @@ class SecureStream final : public ByteStream {
   Awaitable<error_code> wait_for(Want want);
   bool turn_is_over();
   error_code failure();
+  std::string quote_first_bytes();
   HandshakeEnd handshake_failure();
   bool proven() const;
   friend struct SocketBio;

@@ -14,10 +14,11 @@ import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.elastic_worker import LIMIT_S, MODULES, STORE, ElasticTest, interpreters
+from tests.support import pytorch
+from tests.support.elastic_worker import LIMIT_S, MODULES, STORE, ElasticTest
 from tests.support.launch import SOURCE, LaunchTest, Nodes, live_processes_with, main
 
-PYTHONS = interpreters()
+PYTHONS = pytorch.interpreters()
 EXAMPLE = re.search(r"```python\n(.*?)```", (SOURCE / "docs/users/elastic_python.md").read_text(), re.S).group(1)
 
 # $WAIT names a rank, and the place in attempt 1 at which that rank stops for good.
@@ -252,7 +253,7 @@ class ElasticModule(ElasticTest):
     def test_without_ddplaunch_the_function_is_called_once(self):
         done = subprocess.run([self.python, "-W", "ignore", self.path, "3"], capture_output=True, text=True, timeout=LIMIT_S,
                               env=dict(os.environ, PYTHONPATH=str(MODULES), RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
-                                       MASTER_PORT="0", USE_LIBUV="0", GLOO_SOCKET_IFNAME="lo"))
+                                       MASTER_PORT="0", GLOO_SOCKET_IFNAME="lo", **pytorch.environment(self.python)))
         self.assertEqual((done.returncode, done.stdout.splitlines()[-1]), (0, "returned"), done.stderr)
 
 
@@ -277,9 +278,10 @@ class ElasticJob(LaunchTest):
 
     def launch(self, *args, script=EXAMPLE, python=None):
         path = self.script("train.py", script, mode=0o644)
+        python = python or PYTHONS[0]
         return self.start("--max-restarts", 5, *args, "--restart-backoff", "50ms", "--label", "", "--env",
-                          f"PYTHONPATH={MODULES}", "--env", "OMP_NUM_THREADS=1", "--env", "USE_LIBUV=0",
-                          "--env", "PYTHONWARNINGS=ignore", "--python", python or PYTHONS[0], path, self.steps)
+                          f"PYTHONPATH={MODULES}", "--env", "OMP_NUM_THREADS=1", "--env", "PYTHONWARNINGS=ignore",
+                          "--python", python, path, self.steps, env=dict(self.env, **pytorch.environment(python)))
 
     def read_until(self, process, wanted):
         """Reads lines until `wanted` matches one, and returns the match."""

@@ -12,7 +12,6 @@ import os
 import pathlib
 import re
 import socket
-import subprocess
 import sys
 import textwrap
 import threading
@@ -21,6 +20,7 @@ import unittest
 import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support import pytorch
 from tests.support.elastic_worker import MODULES, STORE, ElasticTest, ForkedProcess
 from tests.support.launch import SKIP, SOURCE, main
 
@@ -603,19 +603,19 @@ class ElasticUnits(unittest.TestCase):
 
 def run_in(python):
     """Runs this program in an interpreter that has PyTorch."""
-    if not python or subprocess.run([python, "-c", "import torch.distributed as d; assert d.is_available()"],
-                                    capture_output=True).returncode != 0:
+    if not python or not pytorch.has_torch(python):
         print(f"skipped: no PyTorch in {python or '$DDP_TEST_TORCH_PYTHON'}")
         raise SystemExit(SKIP)
+    os.environ.update(pytorch.environment(python))
     os.execv(python, [python, "-W", "ignore", __file__, "--here", *sys.argv[1:]])
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--other"]:
         del sys.argv[1]
-        run_in(os.environ.get("DDP_TEST_TORCH_PYTHON"))
+        run_in(os.environ.get(pytorch.NAMED))
     if sys.argv[1:2] != ["--here"]:
-        run_in("/usr/bin/python3")
+        run_in(pytorch.SYSTEM)
     del sys.argv[1]
     sys.path.insert(0, str(MODULES))
     import torch.distributed

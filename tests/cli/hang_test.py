@@ -5,14 +5,14 @@ import pathlib
 import re
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support import pytorch
 from tests.support.launch import LaunchTest, Nodes, main, wait_until
+from tests.support.ports import free_port
 
 HUNG = 117
 SEEMS = "ddplaunch: the job seems to hang; inspecting the workers (at most 15 s)\n"
@@ -48,11 +48,6 @@ import os, sys, torch.distributed as dist
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[1]}", rank=int(os.environ["RANK"]),
                         world_size=int(os.environ["WORLD_SIZE"]))
 """
-
-
-def has_torch():
-    return subprocess.run(["/usr/bin/python3", "-c", "import torch.distributed as d; assert d.is_available()"],
-                          capture_output=True).returncode == 0
 
 
 class HangTest(LaunchTest):
@@ -187,21 +182,19 @@ class OneMachine(HangTest):
         self.assert_code(done, 130)
         self.assertLess(done.seconds, 5)
 
-    @unittest.skipUnless(has_torch(), "no torch here")
+    @unittest.skipUnless(pytorch.has_torch(), "no torch here")
     def test_torch_with_a_rank_that_never_joins(self):
         done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "4s", "/usr/bin/python3",
-                            self.script("train.py", TORCH), env=dict(self.env, PATH=self.path_without_debuggers()))
+                            self.script("train.py", TORCH), env=dict(self.env, PATH=self.path_without_debuggers(), **pytorch.environment()))
         self.assert_code(done, HUNG)
         self.assertIn("rank 1 on localhost: sleeping in nanosleep\n", done.err)
         self.assertIn("rank 0 on localhost: sleeping in futex\n", done.err)
 
-    @unittest.skipUnless(has_torch() and shutil.which("gdb"), "no torch or no gdb here")
+    @unittest.skipUnless(pytorch.has_torch() and shutil.which("gdb"), "no torch or no gdb here")
     def test_a_store_without_a_server_gets_a_hint(self):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "4s", "/usr/bin/python3",
-                            self.script("train.py", SECOND_STORE), port)
+                            self.script("train.py", SECOND_STORE), port, env=dict(self.env, **pytorch.environment()))
         self.assert_code(done, HUNG)
         self.skip_unless_gdb_may_attach()
         if "ranks 0,1 on localhost: sleeping in nanosleep\n" in done.err:

@@ -12,10 +12,11 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support import pytorch
 from tests.support.launch import LaunchTest, Nodes, main
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
-TORCH_PYTHON = "/usr/bin/python3"
+TORCH_PYTHON = pytorch.SYSTEM
 
 # Ranks above 0 are connected to rank 0. A rank that sees a peer exit ends in the way that $1 says, without output.
 SILENT_PEERS = """import os, select, socket, sys
@@ -221,9 +222,7 @@ class OneNode(Reported):
         self.assertEqual(cause["stderr_tail"][-1], "ValueError: boom")
 
     def need_torch(self):
-        probe = subprocess.run([TORCH_PYTHON, "-c", "import torch.distributed.elastic.multiprocessing.errors"],
-                               capture_output=True, check=False)
-        if probe.returncode != 0:
+        if not pytorch.has_torch(TORCH_PYTHON):
             self.skipTest(f"{TORCH_PYTHON} has no torch (apt-get install python3-torch)")
 
     def test_peers_that_end_before_the_cause_are_not_blamed(self):
@@ -236,7 +235,8 @@ class OneNode(Reported):
                              "    while True: dist.all_reduce(x)\n"
                              "try: main()\n"
                              "except ValueError: dist.destroy_process_group(); time.sleep(30)\n")
-        done, report = self.run_reported("--nproc-per-node", 3, "--python", TORCH_PYTHON, script)
+        done, report = self.run_reported("--nproc-per-node", 3, "--python", TORCH_PYTHON, script,
+                                         env=dict(self.env, **pytorch.environment(TORCH_PYTHON)))
         self.assert_code(done, 1)
         cause = report["root_cause"]
         self.assertEqual((cause["rank"], cause["exception"]["message"], cause["stopped_by_ddplaunch"]), (1, "boom", True))

@@ -9,6 +9,7 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support import pytorch
 from tests.support.launch import LaunchTest, Nodes, main, wait_until
 from tests.support.ports import free_port
 
@@ -35,11 +36,6 @@ if attempt == 0 and rank == 2:
     sys.exit(9)
 dist.barrier()  # in attempt 0 rank 2 never comes
 """
-
-
-def has_torch():
-    return subprocess.run(["/usr/bin/python3", "-c", "import torch.distributed as d; assert d.is_available()"],
-                          capture_output=True).returncode == 0
 
 
 def failing(test):
@@ -142,8 +138,9 @@ class RestartsOverSsh(LaunchTest):
         for attempt in range(3):
             self.assertEqual(done.out.count(f"attempt {attempt} of 2"), 4)
 
-    @unittest.skipUnless(has_torch(), "no torch for /usr/bin/python3")
+    @unittest.skipUnless(pytorch.has_torch(), "no torch for /usr/bin/python3")
     def test_torch_connects_to_the_new_store_after_a_restart(self):
+        self.env.update(pytorch.environment())
         script = self.script("job.py", TORCH)
         done = self.over_ssh("--nproc-per-node", 2, "--max-restarts", 1, "--restart-backoff", "50ms", "--label", "none",
                              "--python", "/usr/bin/python3", script)

@@ -4,13 +4,12 @@
 The tests run with the distribution's torch (/usr/bin/python3; 1.13 on Debian 12 has the older numbering of the store's
 protocol). If DDP_TEST_TORCH_PYTHON names another interpreter with torch, they also run with that one."""
 
-import os
 import pathlib
-import subprocess
 import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support import pytorch
 from tests.support.launch import LaunchTest, Nodes, main
 
 DDP_SCRIPT = """
@@ -46,56 +45,46 @@ print("met", flush=True)
 """
 
 
-def interpreters():
-    found = []
-    for python in ("/usr/bin/python3", os.environ.get("DDP_TEST_TORCH_PYTHON")):
-        if python and subprocess.run([python, "-c", "import torch.distributed as d; assert d.is_available()"],
-                                     capture_output=True).returncode == 0:
-            found.append(python)
-    return found
-
-
-PYTHONS = interpreters()
+PYTHONS = pytorch.interpreters()
 
 
 @unittest.skipUnless(PYTHONS, "no interpreter here has torch")
 class TorchUnderDdplaunch(LaunchTest):
-    def cluster(self):
+    def setUp(self):
+        super().setUp()
         nodes = Nodes(self, 2)
-        self.env["USE_LIBUV"] = "0"  # Debian 13's torch is built without libuv, but asks for it by default
-        return ["--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, "--nproc-per-node", 2, "--label", ""]
+        self.cluster_options = ["--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, "--nproc-per-node", 2, "--label", ""]
+
+    def run_torch(self, python, *args):
+        return self.run_job(*self.cluster_options, "--python", python, *args, timeout=180, env=dict(self.env, **pytorch.environment(python)))
 
     def test_unmodified_ddp_script_on_two_nodes(self):
-        cluster = self.cluster()
         script = self.script("ddp.py", DDP_SCRIPT, mode=0o644)
         for python in PYTHONS:
             with self.subTest(python=python):
-                done = self.run_job(*cluster, "--python", python, script, timeout=180)
+                done = self.run_torch(python, script)
                 self.assert_code(done, 0)
                 self.assertEqual(sorted(done.out.splitlines()), [f"rank {r} of 4 sum 10" for r in range(4)])
 
     def test_store_served_by_rank_0(self):
-        cluster = self.cluster()
         script = self.script("ddp.py", DDP_SCRIPT, mode=0o644)
         for python in PYTHONS:
             with self.subTest(python=python):
-                done = self.run_job(*cluster, "--store", "worker", "--python", python, script, timeout=180)
+                done = self.run_torch(python, "--store", "worker", script)
                 self.assert_code(done, 0)
                 self.assertEqual(sorted(done.out.splitlines()), [f"rank {r} of 4 sum 10" for r in range(4)])
 
     def test_a_second_tcp_group_needs_the_store_of_a_worker(self):
         # TORCHELASTIC_USE_AGENT_STORE=True makes clients of all ranks, even on a port without a server (docs/users/store.md).
-        cluster = self.cluster()
         script = self.script("second.py", SECOND_GROUP, mode=0o644)
-        done = self.run_job(*cluster, "--store", "worker", "--python", PYTHONS[0], script, timeout=180)
+        done = self.run_torch(PYTHONS[0], "--store", "worker", script)
         self.assert_code(done, 0)
         self.assertEqual(done.out.splitlines(), ["met"] * 4)
 
     def test_an_exception_is_the_root_cause(self):
-        cluster = self.cluster()
         script = self.script("fails.py", DDP_SCRIPT.replace("dist.barrier()", "if rank == 3: raise ValueError('bad batch')"),
                              mode=0o644)
-        done = self.run_job(*cluster, "--python", PYTHONS[0], script, timeout=180)
+        done = self.run_torch(PYTHONS[0], script)
         self.assert_code(done, 1)
         self.assertIn("ValueError: bad batch", done.err)
         self.assertEqual(done.err.splitlines()[-1], "ddplaunch: exit 1: rank 3 on 127.0.0.3 exited 1")

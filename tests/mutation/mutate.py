@@ -3,6 +3,9 @@
 
 The work is done in a copy of the committed tree, build/mutate/tree, with a build of its own beside it. A mutant is killed if a
 test of the room fails or does not end. A mutant that does not compile is not counted. The same seed makes the same mutants.
+
+Each outcome is a line of build/mutate/results.jsonl. A run that was interrupted continues: it takes from this file what it has
+tried on the same commit. Remove the file to try all again.
 """
 import argparse
 import io
@@ -24,13 +27,20 @@ ROOMS = {
     "agent_core": (["launcher/agent_core/*.cc"], ["unit_cores", "unit_node_facts", "unit_check", "sim_survivors"]),
     "root_cause": (["launcher/report/*.cc"], ["unit_report", "unit_supervisor"]),
     "store": (["rendezvous/store/*.cc"], ["unit_store"]),
-    "keeper": (["launcher/keeper/cgroup.cc", "launcher/keeper/process_*.cc", "launcher/keeper/mark_search.cc"], ["unit_cgroup"]),
+    "keeper": (["launcher/keeper/cgroup.cc", "launcher/keeper/process_*.cc", "launcher/keeper/mark_search.cc"],
+               ["unit_cgroup", "process_process_tree_test", "process_cgroup_test", "process_stuck_process_test",
+                "process_keeper_test", "process_worker_group_test"]),
     "lines": (["launcher/lines/*.cc"], ["unit_cores", "unit_terminal", "unit_line_cores"]),
     "output": (["launcher/output/*.cc"], ["unit_job_files", "unit_console"]),
     "hang": (["launcher/hang/*.cc"], ["unit_hang", "unit_supervisor"]),
     "schedule": (["apps/train/schedule/*.cc"], ["unit_train", "unit_train_engine"]),
     "checkpoint": (["apps/train/checkpoint/*.cc"], ["unit_train_engine"]),
 }
+# A mutant of a program that kills processes may kill any process that it sees. It sees only its own PID namespace. The shell is the
+# namespace's first process, which reaps orphans as an init does. The namespace ends with the time limit, too.
+ISOLATED = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--pid", "--fork", "--mount-proc", "--kill-child",
+            "sh", "-c", '"$@"; exit $?', "-"]
+SKIPPED = 77
 BUILD_LIMIT_S = 600
 # A mutant may make a program loop: it gets this many times the time of the unchanged program, and so much memory.
 PATIENCE = 5
@@ -96,35 +106,63 @@ class Copy:
         return subprocess.run(["cmake", "--build", self.build, "-j", str(self.jobs), "--target", *targets],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=BUILD_LIMIT_S)
 
-    def passes(self, target, limit_s):
-        """Returns whether a test program passes within the time."""
+    def end_of(self, target, limit_s):
+        """Returns the exit code of a test program, or None if it does not end within the time."""
+        isolated = ISOLATED if target.startswith("process_") else []
         try:
-            ran = subprocess.run([self.build / "tests" / target], cwd=self.build, stdin=subprocess.DEVNULL,
+            ran = subprocess.run([*isolated, self.build / "tests" / target], cwd=self.build, stdin=subprocess.DEVNULL,
                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=limit_s,
                                  env={**os.environ, "DDP_SIM_SEEDS": "300"},
                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)))
         except subprocess.TimeoutExpired:
-            return False
-        return ran.returncode == 0
+            return None
+        return ran.returncode
 
 
-def run(copy, chosen, limits, out):
-    """Builds and tests each mutant, and counts the outcomes. `limits` has the seconds of each test program."""
+class Results:
+    """The file of outcomes: one JSON object in each line."""
+
+    def __init__(self, path, commit):
+        self.path, self.commit, self.known = path, commit, {}
+        lines = path.read_text().split("\n") if path.exists() else [""]
+        if lines.pop():  # a run was killed while it wrote this line
+            path.write_text("".join(line + "\n" for line in lines))
+        for one in map(json.loads, lines):
+            if one["commit"] == commit:
+                self.known[self.key(one)] = one
+
+    @staticmethod
+    def key(one):
+        return one["room"], one["file"], one["line"], one["after"]
+
+    def add(self, one):
+        self.known[self.key(one)] = one
+        with open(self.path, "a") as file:
+            file.write(json.dumps({"commit": self.commit, **one}) + "\n")
+
+
+def run(copy, room, chosen, ends, results):
+    """Builds and tests each mutant that has no outcome yet, and counts the outcomes. `ends` has the limit in seconds and the exit code
+    of each unchanged test program."""
     counts = {"killed": 0, "survived": 0, "not compiled": 0}
     for path, number, line in chosen:
+        known = results.known.get((room, path, number, line.strip()))
+        if known:
+            counts[known["outcome"]] += 1
+            continue
         file = copy.tree / path
         text = file.read_text()
         lines = text.split("\n")
         before, lines[number - 1] = lines[number - 1], line
         file.write_text("\n".join(lines))
         try:
-            built = copy.compile(limits)
-            finder = built.returncode == 0 and next((one for one in limits if not copy.passes(one, limits[one])), None)
+            built = copy.compile(ends)
+            finder = built.returncode == 0 and next((one for one, (limit, code) in ends.items() if copy.end_of(one, limit) != code), None)
         finally:
             file.write_text(text)
         outcome = "not compiled" if built.returncode != 0 else "killed" if finder else "survived"
         counts[outcome] += 1
-        out.append({"file": path, "line": number, "before": before.strip(), "after": line.strip(), "outcome": outcome, "by": finder or None})
+        results.add({"room": room, "file": path, "line": number, "before": before.strip(), "after": line.strip(), "outcome": outcome, "by": finder or None})
         if outcome == "survived":
             print(f"survived: {path}:{number}\n  - {before.strip()}\n  + {line.strip()}", flush=True)
     return counts
@@ -139,27 +177,28 @@ def main():
     options = parser.parse_args()
     root = pathlib.Path(__file__).resolve().parents[2]
     copy = Copy(root, options.jobs)
-    results = {}
+    commit = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    results = Results(root / "build/mutate/results.jsonl", commit)
     for room in options.rooms or ROOMS:
         globs, targets = ROOMS[room]
         clean = copy.compile(targets)
         if clean.returncode != 0:
             sys.exit("./dev mutate: the unchanged tree does not compile:\n" + clean.stdout.decode(errors="replace")[-3000:])
-        limits = {}
+        ends = {}
         for target in targets:
             began = time.monotonic()
-            if not copy.passes(target, BUILD_LIMIT_S):
+            code = copy.end_of(target, BUILD_LIMIT_S)
+            if code not in (0, SKIPPED):
                 sys.exit(f"./dev mutate: {target} fails without a mutant")
-            limits[target] = 5 + PATIENCE * (time.monotonic() - began)
+            ends[target] = (5 + PATIENCE * (time.monotonic() - began), code)
         files = sorted({file.relative_to(copy.tree).as_posix() for glob in globs for file in copy.tree.glob(glob)})
         possible = [(file, *one) for file in files for one in mutations((copy.tree / file).read_text())]
         chosen = random.Random(options.seed).sample(possible, min(options.count, len(possible)))
-        results[room], began = [], time.monotonic()
-        counts = run(copy, chosen, limits, results[room])
+        began = time.monotonic()
+        counts = run(copy, room, chosen, ends, results)
         tried = counts["killed"] + counts["survived"]
         print(f"{room}: {counts['killed']} of {tried} mutants killed ({100 * counts['killed'] // max(1, tried)} %), "
               f"{counts['not compiled']} not compiled, {len(possible)} possible, {time.monotonic() - began:.0f} s", flush=True)
-    (root / "build/mutate/results.json").write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

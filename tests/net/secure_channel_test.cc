@@ -1,6 +1,8 @@
 // A guarded link behind the channel interface of the master.
 #include "launcher/links/secure_channel.h"
 
+#include <filesystem>
+
 #include "tests/net/secure_link_world.h"
 
 namespace ddp::test {
@@ -96,6 +98,18 @@ void run_until_blocked(GuardedPort& world, const Talk& talk) {
   }
 }
 
+/// Returns the number of open local sockets of this process.
+std::size_t local_sockets() {
+  std::size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    int domain = 0;
+    socklen_t size = sizeof domain;
+    const int fd = std::stoi(entry.path().filename().string());
+    if (::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX) ++count;
+  }
+  return count;
+}
+
 /// Fails like a socket that the remote machine resets.
 class BrokenStream final : public ByteStream {
  public:
@@ -162,7 +176,14 @@ TEST_CASE("the remote side's end closes the channel after its last bytes") {
 }
 
 TEST_CASE("a channel with a stream of its own needs no local socket") {
+  const std::size_t before = local_sockets();
+  {
+    Linked other;
+    CHECK(local_sockets() == before + 2);  // the pair between the channel and its owner
+  }
+  REQUIRE(local_sockets() == before);
   Linked link(true);
+  CHECK(local_sockets() == before);
   const std::string up = some_text(kMany, 1);
   const std::string down = some_text(kMany - 7, 2);
   Talk node;
@@ -175,6 +196,7 @@ TEST_CASE("a channel with a stream of its own needs no local socket") {
       [&] { return master.heard.size() >= up.size() && node.heard.size() >= down.size(); }));
   CHECK(master.heard == up);
   CHECK(node.heard == down);
+  CHECK(local_sockets() == before);
   link.node->close();
   link.await_end();
   REQUIRE(link.world.run_until([&] { return link.end && master.end; }));

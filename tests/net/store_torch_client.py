@@ -5,23 +5,24 @@ Works with torch 1.13 and later, and uses the operations of that version. Exit c
 """
 import datetime
 import os
+import pathlib
 import sys
 
-try:
-    import torch
-    import torch.distributed as dist
-except ImportError as error:
-    print(f"skipped: {sys.executable} has no torch: {error}")
-    sys.exit(77)
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support import pytorch
+
+torch, dist = pytorch.import_or_skip()
 
 HOST, PORT = sys.argv[1], int(sys.argv[2])
+OPTIONS = pytorch.store_options(dist)
 PROCESSES = 4
 ADDS = 100
 checks = 0
 
 
 def connect(seconds=20):
-    return dist.TCPStore(HOST, PORT, None, False, datetime.timedelta(seconds=seconds), wait_for_workers=False)
+    return dist.TCPStore(HOST, PORT, None, False, datetime.timedelta(seconds=seconds), wait_for_workers=False,
+                         **OPTIONS)
 
 
 def expect(what, got, wanted):
@@ -195,7 +196,7 @@ def processes(store):
 
 def world(size=3):
     """Opens a store as init_process_group does: it counts itself under torch's own key and waits for no other rank."""
-    stores = [dist.TCPStore(HOST, PORT, size, False, milliseconds(20000)) for _ in range(size)]
+    stores = [dist.TCPStore(HOST, PORT, size, False, milliseconds(20000), **OPTIONS) for _ in range(size)]
     stores[0].set("of world", "1")
     expect("store with a world size", stores[-1].get("of world"), b"1")
 

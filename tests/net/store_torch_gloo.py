@@ -2,14 +2,13 @@
 """An unmodified program: one rank of a gloo group from the environment. Exit code 77: torch is not installed."""
 import datetime
 import os
+import pathlib
 import sys
 
-try:
-    import torch
-    import torch.distributed as dist
-except ImportError as error:
-    print(f"skipped: {sys.executable} has no torch: {error}")
-    sys.exit(77)
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support import pytorch
+
+torch, dist = pytorch.import_or_skip()
 
 dist.init_process_group("gloo", init_method="env://", timeout=datetime.timedelta(seconds=60))
 rank, size = dist.get_rank(), dist.get_world_size()

@@ -202,8 +202,7 @@ TEST_CASE("a process that left tree, session and environment is killed through i
             TreeScope scope;
             scope.cgroup = std::make_shared<Cgroup>(std::move(*theirs));
             TreeKill kill(scope, kKillBound);
-            while (!kill.step())
-              kill.wait(kKillBound);
+            if (!step_to_end(kill, kKillBound)) return 3;
             return kill.left().empty() && kill.found() == 2 ? 0 : 2;
           }) == 0);
     finish(worker, group);

@@ -56,6 +56,23 @@ bool wait_until(Condition condition) {
   return true;
 }
 
+/// Steps a kill until it reports its end, with `meanwhile` after each wait. Returns false after kPatience.
+template <class Kill, class Meanwhile>
+bool step_to_end(Kill& kill, std::chrono::milliseconds wait, Meanwhile meanwhile) {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!kill.step()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    kill.wait(wait);
+    meanwhile();
+  }
+  return true;
+}
+
+template <class Kill>
+bool step_to_end(Kill& kill, std::chrono::milliseconds wait) {
+  return step_to_end(kill, wait, [] {});
+}
+
 /// Reads exactly `count` bytes, or fewer at the end of the stream or after kPatience.
 inline std::string read_bytes(int fd, std::size_t count) {
   std::string text;

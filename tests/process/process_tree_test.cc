@@ -132,8 +132,7 @@ TEST_CASE("a child is identified by its pidfd: another process with its reused P
   only.push_back({other.process.pid(), std::move(of_before)});  // as if the kernel had reused the number
   only.push_back({chosen.process.pid(), UniqueFd(fcntl(chosen.process.pidfd(), F_DUPFD_CLOEXEC, 0))});
   TreeKill kill({}, kKillBound, std::move(only));
-  while (!kill.step())
-    kill.wait(kKillBound);
+  REQUIRE(step_to_end(kill, kKillBound));
   CHECK(kill.found() == 4);  // without the family's daemon, which is a child of this process
   CHECK(kill.left().empty());
   CHECK(wait_end(chosen.process) == ExitStatus::signaled(SIGKILL));
@@ -147,8 +146,7 @@ TEST_CASE("a fork storm is killed completely") {
   // Act in the middle of the storm, when there is a crowd.
   REQUIRE(read_bytes(worker.liveness.read_end.get(), 40).size() == 40);
   TreeKill kill({}, kKillBound);
-  while (!kill.step())
-    kill.wait(kKillBound);
+  REQUIRE(step_to_end(kill, kKillBound));
   CHECK(kill.left().empty());
   CHECK(kill.found() >= 40);
   CHECK(reaches_end(worker.liveness.read_end.get()));
@@ -175,10 +173,7 @@ TEST_CASE("a program that forks and exits all the time is caught") {
   REQUIRE(read_bytes(worker.liveness.read_end.get(), 1) == "r");
   const auto began = std::chrono::steady_clock::now();
   TreeKill kill({}, kKillBound);
-  while (!kill.step()) {
-    kill.wait(kKillBound);
-    reap_adopted(std::vector<pid_t>{worker.process.pid()});
-  }
+  REQUIRE(step_to_end(kill, kKillBound, [&] { reap_adopted(std::vector<pid_t>{worker.process.pid()}); }));
   CHECK(kill.left().empty());
   const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - began;
   WARN("caught after " << took.count() << " ms");

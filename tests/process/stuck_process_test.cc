@@ -68,10 +68,10 @@ TEST_CASE("a process that blocks readers of its environment delays no kill of th
     if (read_bytes(ours.liveness.read_end.get(), 5).size() != 5) _exit(2);
     TreeKill kill({job.substr(job.find('=') + 1), {}}, kKillBound);
     Clock::duration tree_gone{};
-    while (!kill.step()) {
-      kill.wait(std::chrono::milliseconds(5));
-      if (tree_gone == Clock::duration{} && ours.process.peek()) tree_gone = Clock::now() - began;
-    }
+    if (!step_to_end(kill, std::chrono::milliseconds(5), [&] {
+          if (tree_gone == Clock::duration{} && ours.process.peek()) tree_gone = Clock::now() - began;
+        }))
+      _exit(6);
     if (tree_gone == Clock::duration{} || tree_gone > kLimit) _exit(3);
     if (!kill.left().empty()) _exit(4);
     _exit(kill.found() == 6 ? 0 : 5);

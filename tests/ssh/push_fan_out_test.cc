@@ -38,8 +38,8 @@ class BundleDirectory {
     REQUIRE(::symlink("/proc/self/exe", (std::string(directory_) + "/ddplaunchd").c_str()) == 0);
   }
   ~BundleDirectory() {
-    ::unlink((std::string(directory_) + "/ddplaunchd").c_str());
-    ::rmdir(directory_);
+    std::error_code ignored;
+    std::filesystem::remove_all(directory_, ignored);
   }
   BundleDirectory(const BundleDirectory&) = delete;
   BundleDirectory& operator=(const BundleDirectory&) = delete;

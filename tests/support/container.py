@@ -39,6 +39,7 @@ class Container:
         self.dir = test.dir / f"container of {name}"
         self.root = self.dir / "root"
         self.root.mkdir(parents=True)
+        self.init = None
         # The mount namespace is private, so no mount of the container is visible outside.
         self.process = subprocess.Popen(
             ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", SETUP, "-", self.root],
@@ -54,8 +55,11 @@ class Container:
             f"import container\ncontainer.client({str(self.dir)!r}, sys.argv[1], sys.argv[2:])\n")
 
     def stop(self):
-        with contextlib.suppress(ProcessLookupError):  # a test may have killed it
-            os.kill(self.init, signal.SIGKILL)
+        if self.init is not None:
+            with contextlib.suppress(ProcessLookupError):  # a test may have killed it
+                os.kill(self.init, signal.SIGKILL)
+        else:
+            self.process.kill()
         self.process.wait()
         self.process.stdout.close()
         self.process.stderr.close()

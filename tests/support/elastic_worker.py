@@ -13,20 +13,12 @@ import threading
 import time
 import traceback
 
+from tests.support import pytorch
 from tests.support.launch import BIN, LaunchTest
 
 MODULES = BIN.parent / "share/ddplaunch/python"
 STORE = BIN.parent / "tests/store_server_main"
 LIMIT_S = 120
-
-
-def interpreters():
-    found = []
-    for python in ("/usr/bin/python3", os.environ.get("DDP_TEST_TORCH_PYTHON")):
-        if python and subprocess.run([python, "-c", "import torch.distributed as d; assert d.is_available()"],
-                                     capture_output=True).returncode == 0:
-            found.append(python)
-    return found
 
 
 class Worker:
@@ -37,9 +29,11 @@ class Worker:
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(path))
         self.listener.listen()
+        # Without `python` a fork of this interpreter runs the script. Its environment is this one.
+        needed = pytorch.environment(python) if python else {}
         self.process = test.spawn([python, "-W", "ignore", *map(str, args)], dict(
             os.environ, PYTHONPATH=str(MODULES), DDPLAUNCH_CONTROL=f"unix:{path}", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1",
-            USE_LIBUV="0", **environment))
+            **needed, **environment))
         test.workers.append(self)
         self.link, self.pending, self.words = None, b"", []
 

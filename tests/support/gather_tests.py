@@ -3,7 +3,8 @@
 
 usage: gather_tests.py BUILD_DIR release [asan-ubsan] [tsan] [fuzz]
 
-Writes BUILD_DIR/all-tests/CTestTestfile.cmake. Tests of the release build keep their names. Tests of another build get its
+Writes BUILD_DIR/all-tests/CTestTestfile.cmake. Each entry appends its wall and CPU time to entries.tsv there, which is emptied
+here (measured_entry.py). Tests of the release build keep their names. Tests of another build get its
 name as a prefix ("tsan.ssh_shell") and as a label. From the tsan build only tests with the label "threads" are taken, since a
 test without threads gives ThreadSanitizer nothing to find.
 """
@@ -51,6 +52,7 @@ def can_fix_layout():
 
 
 def wrapped(preset, test, labels):
+    """Returns the command of a test with what its build needs around it."""
     command = test["command"]
     # Results of a CPU are expected, and NVIDIA's driver needs the same addresses as AddressSanitizer. An emulated GPU is not hidden.
     if preset == "asan-ubsan" or (preset == "release" and "gpu" not in labels and not test["name"].startswith("emulated_")):
@@ -59,11 +61,16 @@ def wrapped(preset, test, labels):
     return ["setarch", "-R", *command] if preset == "tsan" and can_fix_layout() else command
 
 
+def measured(figures, name, command):
+    program = pathlib.Path(__file__).with_name("measured_entry.py").resolve()
+    return [sys.executable, "-I", "-S", str(program), str(figures), name, *command]
+
+
 def slots(labels, properties):
     return 1 if WAITS in labels else 2 * int(properties.get("PROCESSORS", 1))
 
 
-def entry(preset, test):
+def entry(preset, test, figures):
     """Returns the add_test and set_tests_properties lines of one test, or "" when this build does not run it."""
     properties = {p["name"]: p["value"] for p in test.get("properties", [])}
     labels = listed(properties.get("LABELS", []))
@@ -75,8 +82,8 @@ def entry(preset, test):
     properties["LABELS"] = labels + [p for p in [preset] if p != "release" and p not in labels]
     properties["TIMEOUT"] = float(properties.get("TIMEOUT", 120)) * SLOWER[preset]
     properties["PROCESSORS"] = slots(labels, properties)
-    lines = [f"add_test({quoted(prefix + test['name'])} " +
-             " ".join(quoted(word) for word in wrapped(preset, test, labels)) + ")"]
+    command = measured(figures, prefix + test["name"], wrapped(preset, test, labels))
+    lines = [f"add_test({quoted(prefix + test['name'])} {' '.join(map(quoted, command))})"]
     for name, value in properties.items():
         values = [str(v) for v in listed(value)]
         if name in NAMES_TESTS or name in NAMES_SHARED:
@@ -91,7 +98,9 @@ def main():
     build = pathlib.Path(sys.argv[1]).resolve()
     target = build / "all-tests"
     target.mkdir(parents=True, exist_ok=True)
-    text = "".join(entry(preset, test) for preset in sys.argv[2:] for test in tests_of(build / preset))
+    figures = target / "entries.tsv"
+    figures.write_text("")
+    text = "".join(entry(preset, test, figures) for preset in sys.argv[2:] for test in tests_of(build / preset))
     partial = target / "CTestTestfile.cmake.part"
     partial.write_text(text)
     os.replace(partial, target / "CTestTestfile.cmake")

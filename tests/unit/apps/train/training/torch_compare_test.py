@@ -15,6 +15,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[5]))
+from tests.support import pytorch
 from tests.support.ports import free_port
 
 try:
@@ -22,12 +23,12 @@ try:
     import torch.distributed as dist
     from torch.distributed.optim import ZeroRedundancyOptimizer
 except ImportError:  # another interpreter that has torch runs this file again
-    for python in (os.environ.get("DDP_TEST_TORCH_PYTHON"), "/usr/bin/python3"):
-        if python and subprocess.run([python, "-c", "import torch.distributed as d; assert d.is_available()"],
-                                     capture_output=True, check=False).returncode == 0:
-            os.execv(python, [python, *sys.argv])
+    for python in reversed(pytorch.interpreters()):
+        os.execv(python, [python, *sys.argv])
     print("skipped: no torch; Debian's package is python3-torch")
     sys.exit(77)
+if pytorch.lacks_libuv(dist):
+    os.environ.update(pytorch.WITHOUT_LIBUV)
 
 TRAIN = ""
 CLASSES, SIDE = 10, 28

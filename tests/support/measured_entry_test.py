@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Tests measured_entry.py: it changes nothing about an entry of ctest, and its figures are right."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM = pathlib.Path(__file__).with_name("measured_entry.py")
+BURN = "import time\nwhile time.process_time() < 0.3: pass\n"
+
+
+class MeasuredEntry(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="ddp-measured-")
+        self.addCleanup(folder.cleanup)
+        self.file = pathlib.Path(folder.name) / "entries.tsv"
+
+    def start(self, *command, **popen):
+        return subprocess.Popen([sys.executable, "-I", "-S", PROGRAM, self.file, "an entry", *command], text=True, **popen)
+
+    def run_entry(self, *command):
+        process = self.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def figures(self):
+        """Returns the columns of the only line, as numbers after the name."""
+        [line] = self.file.read_text().splitlines()
+        name, *numbers = line.split("\t")
+        return name, *map(float, numbers)
+
+    def test_output_and_exit_code_are_the_commands(self):
+        self.assertEqual(self.run_entry("sh", "-c", "echo out; echo err >&2; exit 77"), (77, "out\n", "err\n"))
+        name, wall, _, code = self.figures()
+        self.assertEqual((name, code), ("an entry", 77))
+        self.assertLess(wall, 30)
+
+    def test_a_signal_that_ends_the_command_ends_the_entry(self):
+        self.assertEqual(self.run_entry("sh", "-c", "kill -SEGV $$")[0], -signal.SIGSEGV)
+        self.assertEqual(self.figures()[3], -signal.SIGSEGV)
+
+    def test_a_signal_to_the_entry_reaches_the_command(self):
+        process = self.start("sh", "-c", "trap 'exit 5' TERM; echo ready; while :; do sleep 0.05; done", stdout=subprocess.PIPE)
+        self.addCleanup(process.stdout.close)
+        self.assertEqual(process.stdout.readline(), "ready\n")
+        process.terminate()
+        self.assertEqual(process.wait(60), 5)
+
+    def test_cpu_time_of_a_daemon_counts(self):
+        # The daemon's parent ends at once. The command waits until the daemon has ended and was reaped.
+        daemon = f"import os\nif pid := os.fork(): print(pid, flush=True); os._exit(0)\nos.setsid()\n{BURN}"
+        command = 'pid=$("$0" -c "$1"); while kill -0 $pid 2>/dev/null; do sleep 0.01; done'
+        self.assertEqual(self.run_entry("sh", "-c", command, sys.executable, daemon)[0], 0)
+        self.assertGreater(self.figures()[2], 0.25)
+
+    def test_a_process_that_goes_on_does_not_delay_the_end(self):
+        code, out, _ = self.run_entry("sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!")
+        os.kill(int(out), signal.SIGKILL)
+        self.assertEqual(code, 0)
+        self.assertLess(self.figures()[1], 30)
+
+    def test_a_missing_program(self):
+        code, _, err = self.run_entry("/nonexistent/program")
+        self.assertEqual((code, err), (1, "measured_entry: /nonexistent/program: No such file or directory\n"))
+
+    def test_the_slowest_entries(self):
+        self.file.write_text("".join(f"entry{i}\t{i}.04\t{i / 2}\t0\n" for i in range(100)))
+        done = subprocess.run([sys.executable, PROGRAM, "--slowest", self.file], capture_output=True, text=True, check=True)
+        lines = done.stdout.splitlines()
+        self.assertEqual((len(lines), lines[:2]), (11, ["  wall s    CPU s  entry", "    99.0     49.5  entry99"]))
+
+
+if __name__ == "__main__":
+    unittest.main()
