@@ -28,7 +28,7 @@ class EmulatedNccl(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         # Ranks passes these variables to its processes.
-        for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_SPOIL", "FAKE_NCCL_REGISTER", "FAKE_NCCL_WINDOWS"):
+        for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_SPOIL", "FAKE_NCCL_REGISTER", "FAKE_NCCL_WINDOWS", "FAKE_CUDA_GRAPH_END"):
             self.addCleanup(os.environ.pop, name, None)
         for name, value in (("DDPLAUNCH_NCCL_LIBRARY", LIBRARY), ("FAKE_CUDA_GPUS", "1"), ("FAKE_NCCL_VERSION", "22809"),
                             ("FAKE_NCCL_DIR", folder.name)):
@@ -121,14 +121,16 @@ class EmulatedNccl(unittest.TestCase):
 
     def test_a_peer_is_lost_in_a_captured_all_reduce(self):
         # Over sockets NCCL reports the loss. Inside a node only the deadline ends the wait. Neither NCCL nor the fake ends a
-        # communicator while a graph holds its sums, so the graphs are destroyed before. A batch of 32 synthetic images has
-        # more bytes than the run time can stage without waiting for the stream.
+        # communicator while a graph holds its sums. The graph in flight ends by the abort only, so the abort begins before the graph
+        # is destroyed. A batch of 32 synthetic images has more bytes than the run time can stage without waiting for the stream.
+        small = ("--batch-size", "2")
         large = ("--batch-size", "32", "--model", "mlp", "--mlp-width", "16", "--mlp-depth", "1")
-        for way, why, shape in (("net", "ncclRemoteError: remote process exited or there was a network error", ("--batch-size", "2")),
-                                ("p2p", "the other ranks did not join the operation within 3 s", ("--batch-size", "2")),
-                                ("p2p", "the other ranks did not join the operation within 3 s", large)):
-            os.environ["FAKE_NCCL_TRANSPORT"] = way
-            with self.subTest(way=way, shape=shape), train_run_test.Ranks(
+        reported = "ncclRemoteError: remote process exited or there was a network error"
+        late = "the other ranks did not join the operation within 3 s"
+        for way, why, shape, graph_end in (("net", reported, small, "defers"), ("net", reported, small, "waits"),
+                                           ("p2p", late, small, "defers"), ("p2p", late, large, "waits")):
+            os.environ |= {"FAKE_NCCL_TRANSPORT": way, "FAKE_CUDA_GRAPH_END": graph_end}
+            with self.subTest(way=way, shape=shape, graph_end=graph_end), train_run_test.Ranks(
                     2, "--data", "synthetic", "--limit", "1000000", *shape, *NCCL, "--device", "gpu",
                     "--comm-timeout", "3s", nodes=1) as ranks:
                 while not ranks.processes[0].stdout.readline().startswith("epoch 1/1 step 50"):

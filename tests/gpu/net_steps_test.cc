@@ -45,12 +45,12 @@ class TwoEqualRanks final : public DeviceAllReducer {
       if (*complete) return {};
     }
   }
-  void on_end(std::function<void()> callback) override { ends.push_back(std::move(callback)); }
+  void on_end(GraphOwner owner) override { owners.push_back(std::move(owner)); }
 
   bool lost = false;
   int enqueued = 0;
   std::size_t bytes_launched = 0;
-  std::vector<std::function<void()>> ends;
+  std::vector<GraphOwner> owners;
 };
 
 /// One rank's model on the GPU, and the model and optimizer that its trainer keeps on the host.
@@ -285,8 +285,11 @@ TEST_CASE("a step with a lost all-reduce is undone, and another world continues 
   CHECK(outcome.error().text == "a rank is lost during all-reduce");
   const int graphs = fake_cuda_graphs();
   CHECK(graphs > 0);
-  for (const auto& end : all_reducer.ends)
-    end();
+  for (const GraphOwner& owner : all_reducer.owners) {
+    owner.abandon_capture();  // there is none
+    CHECK(owner.is_idle());
+    owner.drop();
+  }
   CHECK(fake_cuda_graphs() < graphs);
   REQUIRE(lost.steps->drop().has_value());
   CHECK(lost.steps->in_flight() == 0);
@@ -308,6 +311,9 @@ TEST_CASE("the end of a communicator that outlives the model finds no graph") {
     train_epoch(rank, images(), 4, 1000);
   }
   CHECK(fake_cuda_graphs() == 0);
-  for (const auto& end : all_reducer.ends)
-    end();  // must not access the destroyed model
+  for (const GraphOwner& owner : all_reducer.owners) {  // must not access the destroyed model
+    owner.abandon_capture();
+    CHECK(owner.is_idle());
+    owner.drop();
+  }
 }

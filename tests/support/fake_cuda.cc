@@ -6,6 +6,9 @@
 //   FAKE_CUDA_FAIL=N     the N-th call (from 1) that can fail does
 //   FAKE_CUDA_MIB=N      memory of the GPU (80)
 //   FAKE_CUDA_ROOM=FILE  processes with the same file share the GPU and its memory
+//   FAKE_CUDA_GRAPH_END=waits  the destruction of a graph that is in flight waits until its work is done;
+//   otherwise the
+//                        graph's resources are released when its work is done. CUDA promises neither
 
 #include "tests/support/fake_cuda.h"
 
@@ -109,9 +112,14 @@ struct CUgraph_st {
   std::vector<Work> work;
   std::vector<std::shared_ptr<void>> held;
 };
+/// What a graph's launches in flight hold.
+struct GraphResources {
+  std::vector<std::shared_ptr<void>> held;
+};
 struct CUgraphExec_st {
   std::vector<Work> work;
-  std::vector<std::shared_ptr<void>> held;
+  std::shared_ptr<GraphResources> resources;
+  cudaStream_t launched_in = nullptr;
 };
 struct CUstream_st {
   std::deque<Work> waiting;
@@ -305,7 +313,13 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   stream->capture = std::make_unique<CUgraph_st>();
   return cudaSuccess;
 }
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  *status = stream->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  *graph = nullptr;
+  if (!stream->capture) return t_last_error = cudaErrorIllegalState;
   *graph = stream->capture.release();
   return answer();
 }
@@ -316,11 +330,17 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   *exec = nullptr;
   if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
-  *exec = new CUgraphExec_st{graph->work, graph->held};
+  *exec = new CUgraphExec_st{graph->work, std::make_shared<GraphResources>(GraphResources{graph->held})};
   ++g_graphs;
   return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  const char* const end = std::getenv("FAKE_CUDA_GRAPH_END");
+  if (end != nullptr && std::strcmp(end, "waits") == 0) {
+    while (exec->resources.use_count() > 1) {
+      if (!exec->launched_in->move_on()) std::this_thread::yield();
+    }
+  }
   delete exec;
   --g_graphs;
   return cudaSuccess;
@@ -328,6 +348,8 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   for (const Work& work : exec->work)
     stream->add(work);
+  exec->launched_in = stream;
+  stream->add_done([resources = exec->resources] {});
   return answer();
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {

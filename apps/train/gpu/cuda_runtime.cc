@@ -28,6 +28,11 @@ std::string driver_error() {
 
 std::atomic<bool> g_given_up = false;
 
+bool is_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
+}
+
 }  // namespace
 
 Result<> cuda_check(cudaError_t answer, const char* call, std::source_location where) {
@@ -108,6 +113,7 @@ Result<> begin_capture(cudaStream_t stream) {
 }
 
 Result<CudaGraph> end_capture(cudaStream_t stream, const Result<>& enqueued) {
+  if (!enqueued && !is_captured(stream)) return enqueued.error();  // the capture was abandoned
   cudaGraph_t graph = nullptr;
   const Result<> ended = cuda_check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
   const std::unique_ptr<CUgraph_st, EndGraph> keeper(graph);
@@ -117,6 +123,13 @@ Result<CudaGraph> end_capture(cudaStream_t stream, const Result<>& enqueued) {
   if (auto done = cuda_check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate"); !done)
     return done.error();
   return CudaGraph(exec);
+}
+
+void abandon_capture(cudaStream_t stream) {
+  if (!is_captured(stream)) return;
+  const Error abandoned{ErrorCode::kCancelled, "abandoned"};
+  (void)end_capture(stream, abandoned);
+  (void)cudaGetLastError();  // clears an error of the end; else the next launch would seem refused
 }
 
 }  // namespace ddp::train

@@ -64,7 +64,9 @@ using CudaStream = std::unique_ptr<CUstream_st, EndStream>;
 
 struct EndGraph {
   void operator()(cudaGraph_t graph) const { (void)cudaGraphDestroy(graph); }
-  void operator()(cudaGraphExec_t graph) const { (void)cudaGraphExecDestroy(graph); }
+  void operator()(cudaGraphExec_t graph) const {
+    if (!gpus_are_given_up()) (void)cudaGraphExecDestroy(graph);
+  }
 };
 /// An executable graph.
 using CudaGraph = std::unique_ptr<CUgraphExec_st, EndGraph>;
@@ -87,6 +89,9 @@ Result<> begin_capture(cudaStream_t stream);
 /// Second half of capture_graph(). `enqueued`: the result of enqueue(). The stream leaves the capture in any
 /// case.
 Result<CudaGraph> end_capture(cudaStream_t stream, const Result<>& enqueued);
+/// Ends the stream's capture, if there is one, and drops what it captured. The enqueue() of that capture must
+/// fail.
+void abandon_capture(cudaStream_t stream);
 
 template <class Enqueue>
 Result<CudaGraph> capture_graph(cudaStream_t stream, const Enqueue& enqueue) {

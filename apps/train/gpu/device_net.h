@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 
+#include "apps/train/collectives/device_all_reducer.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/kernels/cpu/softmax_loss.h"
 #include "apps/train/kernels/gpu/training_memory.h"
@@ -60,7 +61,7 @@ class DeviceNet {
   static Result<std::unique_ptr<DeviceNet>> make(Program program);
 
   /// Frees nothing while the GPU is at work: freeing could wait forever for an all-reduce whose ranks are
-  /// gone. Such a process is about to end.
+  /// gone. Such a process is about to end. The owner of the graphs drops them if they become idle later.
   ~DeviceNet();
   DeviceNet(const DeviceNet&) = delete;
   DeviceNet& operator=(const DeviceNet&) = delete;
@@ -69,9 +70,10 @@ class DeviceNet {
   void use_graphs(bool use) { use_graphs_ = use; }
 
   /// Drops the captured graphs; required when hyperparameters or memory change.
-  void forget_graphs() { graphs_->clear(); }
-  /// Returns forget_graphs() as a callback that may run at any time, even after the net's destruction.
-  std::function<void()> forgetter();
+  void forget_graphs() { captures_->graphs.clear(); }
+  /// Returns the owner of the captured graphs. Its calls are valid at any time, even after the net's
+  /// destruction.
+  GraphOwner graph_owner() const;
 
   /// Computes later gradients in `memory` of gradient_bytes(). Null: in the net's own memory again.
   void place_gradients(std::byte* memory);
@@ -113,12 +115,18 @@ class DeviceNet {
   /// Returns true if all launched work is done and the GPU has not failed.
   bool is_idle() const;
 
-  cudaStream_t stream() const { return stream_.get(); }
+  cudaStream_t stream() const { return captures_->stream.get(); }
 
  private:
   explicit DeviceNet(Program program) : program_(std::move(program)) {}
   enum class DeviceWork : int { kForward, kBackward, kEvaluate, kStep, kHeldStep };
-  using Graphs = std::map<std::pair<DeviceWork, int>, CudaGraph>;
+  /// The stream and the graphs captured from it, shared with the end of the all-reduces in them. Their
+  /// destruction frees nothing while the stream is at work.
+  struct Captures {
+    ~Captures();
+    CudaStream stream;
+    std::map<std::pair<DeviceWork, int>, CudaGraph> graphs;
+  };
   /// Runs enqueue(runner) → Result<> at once.
   template <class Enqueue>
   Result<> launch(const Enqueue& enqueue);
@@ -131,10 +139,9 @@ class DeviceNet {
 
   Program program_;
   DeviceBytes bytes_;
-  CudaStream stream_;
   bool use_graphs_ = true;
   T* own_gradients_ = nullptr;
-  std::shared_ptr<Graphs> graphs_ = std::make_shared<Graphs>();
+  std::shared_ptr<Captures> captures_ = std::make_shared<Captures>();
 };
 
 /// The models of conv_net.h and mlp.h, in the same layout. Activations and the weights that kernels read are

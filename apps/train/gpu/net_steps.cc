@@ -69,7 +69,7 @@ Result<> NetSteps<T>::attach(const DeviceStepSettings& settings) {
                                                              cudaStream_t stream) {
     return all_reducer->enqueue(numbers, count, kDeviceType<T>, stream);
   };
-  all_reducer_->on_end(net_.forgetter());
+  all_reducer_->on_end(net_.graph_owner());
   if (const auto memory = all_reducer_->share_memory(net_.gradient_bytes()); !memory.empty())
     net_.place_gradients(memory.data());
   return {};
