@@ -28,7 +28,8 @@ class EmulatedNccl(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         # Ranks passes these variables to its processes.
-        for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_SPOIL", "FAKE_NCCL_REGISTER", "FAKE_NCCL_WINDOWS", "FAKE_CUDA_GRAPH_END"):
+        for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_SPOIL", "FAKE_NCCL_REGISTER", "FAKE_NCCL_WINDOWS", "FAKE_CUDA_GRAPH_END",
+                     "FAKE_NCCL_FAIL_CAPTURED"):
             self.addCleanup(os.environ.pop, name, None)
         for name, value in (("DDPLAUNCH_NCCL_LIBRARY", LIBRARY), ("FAKE_CUDA_GPUS", "1"), ("FAKE_NCCL_VERSION", "22809"),
                             ("FAKE_NCCL_DIR", folder.name)):
@@ -139,6 +140,14 @@ class EmulatedNccl(unittest.TestCase):
                 _, errors = ranks.processes[0].communicate(timeout=60)
                 self.assertEqual(ranks.processes[0].returncode, 1)
                 self.assertRegex(errors, rf"^train: rank 0 over NCCL: {why} during all-reduce of step \d+\n$")
+
+    def test_an_all_reduce_fails_during_its_capture(self):
+        # The unfinished graph holds the communicator, so the capture is ended before the abort. The second step is captured while the
+        # first is in flight, so the report names the first.
+        os.environ["FAKE_NCCL_FAIL_CAPTURED"] = "1"
+        for rank, (code, _, errors) in enumerate(run(2, *FEW, *NCCL, "--device", "gpu")):
+            self.assertEqual((code, errors), (1, f"train: rank {rank} over NCCL: ncclSystemError: an injected error during all-reduce of "
+                                                 "step 1\n"))
 
     def test_the_flight_recorder_has_the_all_reduces_of_replayed_graphs(self):
         with tempfile.TemporaryDirectory() as folder:
