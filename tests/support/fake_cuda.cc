@@ -221,6 +221,10 @@ cudaError_t cudaMemset(void* memory, int value, size_t size) {
   std::memset(memory, value, size);
   return answer();
 }
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t size, cudaStream_t stream) {
+  stream->add_done([=] { std::memset(memory, value, size); });
+  return answer();
+}
 cudaError_t cudaDeviceSynchronize() {
   return answer();
 }

@@ -3,6 +3,9 @@
 #include <atomic>
 #include <string>
 #include <string_view>
+#include <thread>
+
+#include "base/format_text.h"
 
 namespace ddp::train {
 
@@ -50,6 +53,27 @@ Result<bool> cuda_is_done(cudaError_t answer, const char* call, std::source_loca
   }
   const auto checked = cuda_check(answer, call, where);
   return checked ? Result<bool>(true) : checked.error();
+}
+
+Result<> wait_for_stream(cudaStream_t stream, std::chrono::milliseconds timeout, const char* work) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begun = Clock::now();
+  for (;;) {
+    const auto done = cuda_is_done(cudaStreamQuery(stream), "cudaStreamQuery");
+    if (!done) return done.error();
+    if (*done) return {};
+    const auto waited = Clock::now() - begun;
+    if (waited >= timeout) {
+      return Error{ErrorCode::kTimeout,
+                   "the GPU did not finish " + std::string(work) + " within " + format_duration(timeout)};
+    }
+    constexpr std::chrono::milliseconds kPause{1};
+    if (waited < kPause) {  // most work takes less than a pause
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kPause);
+    }
+  }
 }
 
 Result<int> count_gpus() {

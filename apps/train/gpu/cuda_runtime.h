@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <source_location>
@@ -21,6 +22,10 @@ Result<> cuda_check(cudaError_t answer, const char* call,
 /// Converts the answer of a query (cudaStreamQuery, cudaEventQuery): true if the queried work is done.
 Result<bool> cuda_is_done(cudaError_t answer, const char* call,
                           std::source_location where = std::source_location::current());
+
+/// Waits until all work of the stream is done. Fails with kTimeout after `timeout`; the run time's own waits
+/// have no deadline. `work` names the work in the error.
+Result<> wait_for_stream(cudaStream_t stream, std::chrono::milliseconds timeout, const char* work);
 
 /// Returns the number of GPUs that the runtime sees, at least one. The error is "no NVIDIA driver
 /// is installed", "the NVIDIA driver is too old: …", or quotes cudaGetDeviceCount: "cudaGetDeviceCount:

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -112,6 +113,10 @@ class DeviceNet {
   Result<kernels::BatchScore> score();
   Result<kernels::device::StepState> state();
   Result<> wait();
+  /// The same with a deadline (kTimeout), for work that may never end.
+  Result<> wait(std::chrono::milliseconds timeout) {
+    return wait_for_stream(stream(), timeout, "the steps in flight");
+  }
   /// Returns true if all launched work is done and the GPU has not failed.
   bool is_idle() const;
 

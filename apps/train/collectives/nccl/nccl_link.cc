@@ -333,7 +333,14 @@ bool NcclLink::end_all(bool abort) {
   return ended;
 }
 
-/// Drops the graphs of all owners that become idle before the deadline. Returns false if one did not.
+/// Returns true if the link's own stream is idle.
+bool NcclLink::is_idle() {
+  const auto done = device_->is_idle(device_->stream());
+  return !done || *done;  // a GPU that has failed runs nothing
+}
+
+/// Drops the graphs of all owners that become idle before the deadline. Returns false if one did not, or if
+/// other work is left: then memory that the work uses must not be freed.
 bool NcclLink::drop_graphs(Clock::time_point deadline) {
   for (;;) {
     std::erase_if(owners_, [](const GraphOwner& owner) {
@@ -341,7 +348,7 @@ bool NcclLink::drop_graphs(Clock::time_point deadline) {
       owner.drop();
       return true;
     });
-    if (owners_.empty()) return true;
+    if (owners_.empty() && is_idle()) return true;
     if (Clock::now() >= deadline) return false;
     std::this_thread::sleep_for(milliseconds(1));
   }

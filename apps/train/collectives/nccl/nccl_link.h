@@ -85,6 +85,7 @@ class NcclLink {
   Error fail(ErrorCode code, const std::string& reason, std::string_view operation);
   Error failed_call(ncclComm_t comm, ncclResult_t result, std::string_view operation);
   bool end_all(bool abort);
+  bool is_idle();
   bool drop_graphs(std::chrono::steady_clock::time_point deadline);
   std::shared_ptr<CommunicatorEndings> begin_endings(bool abort);
 

@@ -18,7 +18,8 @@ class NcclMemory {
  public:
   NcclMemory(std::shared_ptr<const NcclLibrary> library, std::shared_ptr<NcclDevice> device)
       : library_(std::move(library)), device_(std::move(device)) {}
-  /// Waits for the device, then frees all memory. The communicators must have ended.
+  /// Frees all memory. The communicators and all work that uses the memory must have ended: unlike cudaFree,
+  /// ncclMemFree does not wait for that work.
   ~NcclMemory();
   NcclMemory(const NcclMemory&) = delete;
   NcclMemory& operator=(const NcclMemory&) = delete;

@@ -54,7 +54,6 @@ class MemoryDevice final : public NcclDevice {
     return {};
   }
   Result<bool> is_idle(void* stream) override { return static_cast<FakeStream*>(stream)->pending == 0; }
-  Result<> finish() override { return {}; }
 
  private:
   FakeStream stream_;
