@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -123,6 +124,7 @@ struct CUgraphExec_st {
 };
 struct CUstream_st {
   std::deque<Work> waiting;
+  int exchanges = 0;  ///< unfinished work that waits for other ranks, graphs not counted
   std::unique_ptr<CUgraph_st> capture;
 
   void add(Work work) {
@@ -384,8 +386,17 @@ cudaError_t fake_cuda_call(cudaStream_t stream, std::function<void()> work) {
 }
 
 void fake_cuda_enqueue(cudaStream_t stream, std::function<bool()> work, std::shared_ptr<void> held) {
-  if (stream->capture) stream->capture->held.push_back(std::move(held));
-  stream->add(std::move(work));
+  if (stream->capture) {
+    stream->capture->held.push_back(std::move(held));
+    stream->add(std::move(work));
+    return;
+  }
+  ++stream->exchanges;
+  stream->add([stream, work = std::move(work)] {
+    if (!work()) return false;
+    --stream->exchanges;
+    return true;
+  });
 }
 
 int fake_cuda_graphs() {
@@ -397,18 +408,32 @@ int fake_cuda_graphs() {
 namespace ddp::train::kernels::device {
 
 template <class Body>
+bool g_is_loaded = false;
+
+template <class Body>
+cudaError_t load_on_device() {
+  g_is_loaded<Body> = true;
+  return answer();
+}
+
+template <class Body>
 cudaError_t launch_on_device(const typename Body::Args& args, cudaStream_t stream) {
   if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
+  if (!std::exchange(g_is_loaded<Body>, true) && stream->exchanges != 0) {
+    std::fputs("fake CUDA: a kernel is loaded while an exchange with other ranks runs\n", stderr);
+    return cudaErrorLaunchFailure;
+  }
   stream->add_done([args] { run_on_host<Body>(args, {true, 7}); });
   return cudaGetLastError();  // as launch.cuh does
 }
 
 namespace {
 
-/// Takes the address of each launch of a program, so that the linker finds it.
+/// Takes the address of each load and launch of a program, so that the linker finds them.
 struct EveryLaunch {
   template <class Body>
   void run(const typename Body::Args&) const {
+    [[maybe_unused]] static auto* volatile keep_load = &load_on_device<Body>;
     [[maybe_unused]] static auto* volatile keep = &launch_on_device<Body>;
   }
 };

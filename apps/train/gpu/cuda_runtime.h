@@ -105,20 +105,27 @@ Result<CudaGraph> capture_graph(cudaStream_t stream, const Enqueue& enqueue) {
   return end_capture(stream, enqueued);
 }
 
-/// Launches the kernels of a program on a stream. If a launch is refused, its error is kept and the later
-/// launches are skipped.
+/// Launches the kernels of a program on a stream, or only loads them. If a kernel is refused, its error is
+/// kept and the later kernels are skipped.
 class DeviceRunner {
  public:
-  explicit DeviceRunner(cudaStream_t stream) : stream_(stream) {}
+  enum class Mode { kLaunch, kLoad };
+
+  explicit DeviceRunner(cudaStream_t stream, Mode mode = Mode::kLaunch) : stream_(stream), mode_(mode) {}
 
   template <class Body>
   void run(const typename Body::Args& args) const {
-    if (answer_ == cudaSuccess) answer_ = kernels::device::launch_on_device<Body>(args, stream_);
+    if (answer_ != cudaSuccess) return;
+    answer_ = mode_ == Mode::kLoad ? kernels::device::load_on_device<Body>()
+                                   : kernels::device::launch_on_device<Body>(args, stream_);
   }
-  Result<> outcome() const { return cuda_check(answer_, "a kernel's launch"); }
+  Result<> outcome() const {
+    return cuda_check(answer_, mode_ == Mode::kLoad ? "a kernel's load" : "a kernel's launch");
+  }
 
  private:
   cudaStream_t stream_;
+  Mode mode_;
   mutable cudaError_t answer_ = cudaSuccess;
 };
 

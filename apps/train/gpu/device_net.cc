@@ -116,6 +116,17 @@ void DeviceNet<T>::place_gradients(std::byte* memory) {
 }
 
 template <class T>
+Result<> DeviceNet<T>::load() {
+  const DeviceRunner loader(stream(), DeviceRunner::Mode::kLoad);
+  loader.run<device::Gather<T>>({});
+  program_.forward(loader, 1, true);
+  program_.backward(loader, 1);
+  program_.update(loader, {}, T(1));
+  program_.round_weights(loader);
+  return loader.outcome();
+}
+
+template <class T>
 template <class Enqueue>
 Result<> DeviceNet<T>::launch(const Enqueue& enqueue) {
   const DeviceRunner runner(stream());

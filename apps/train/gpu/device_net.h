@@ -70,6 +70,10 @@ class DeviceNet {
   /// False: launches each kernel by itself, for comparison.
   void use_graphs(bool use) { use_graphs_ = use; }
 
+  /// Loads all kernels of the steps. CUDA loads a kernel at its first launch otherwise, and may then wait for
+  /// running work: for an all-reduce whose peer waits for this rank.
+  Result<> load();
+
   /// Drops the captured graphs; required when hyperparameters or memory change.
   void forget_graphs() { captures_->graphs.clear(); }
   /// Returns the owner of the captured graphs. Its calls are valid at any time, even after the net's

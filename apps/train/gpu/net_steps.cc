@@ -53,6 +53,7 @@ NetSteps<T>::~NetSteps() {
 
 template <class T>
 Result<> NetSteps<T>::attach(const DeviceStepSettings& settings) {
+  if (auto loaded = net_.load(); !loaded) return loaded;
   net_.forget_graphs();
   all_reducer_ = settings.all_reducer;
   drop_timeout_ = settings.drop_timeout;
