@@ -236,12 +236,16 @@ class Bench(unittest.TestCase):
                 self.assertEqual([(row["bytes"], row["wrong"]) for row in result["rows"]], [(12, 0), (1200, 3), (120000, 0)])
 
     def test_windows_are_created_by_all_ranks_and_released(self):
-        os.environ["FAKE_NCCL_WINDOWS"] = "1"
-        for code, _, errors in run(3, *FEW, *NCCL, "--device", "gpu"):
+        os.environ |= {"FAKE_NCCL_WINDOWS": "1", "FAKE_CUDA_GPUS": "3"}
+        own = ("--comm", "nccl", "--device", "gpu")
+        for code, _, errors in run(3, *FEW, *own, "--share-gpu"):
+            self.assertEqual((code, errors), (0, ""))
+        self.assertFalse(pathlib.Path(os.environ["FAKE_NCCL_DIR"], "windows").exists(), "none on a shared GPU")
+        for code, _, errors in run(3, *FEW, *own):
             self.assertEqual((code, errors), (0, ""))
         self.assertEqual(pathlib.Path(os.environ["FAKE_NCCL_DIR"], "windows").read_text(), "www")
         os.environ["FAKE_NCCL_WINDOWS"] = "2"
-        for rank, (code, _, errors) in enumerate(run(2, *FEW, *NCCL, "--device", "gpu")):
+        for rank, (code, _, errors) in enumerate(run(2, *FEW, *own)):
             self.assertEqual(code, 1)
             self.assertRegex(errors, rf"^train: rank {rank} over NCCL: ncclSystemError: .* during start of a window")
 

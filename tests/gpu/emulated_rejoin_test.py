@@ -73,6 +73,16 @@ class EmulatedRejoin(unittest.TestCase):
                 self.check_samples(230, world=3)
                 self.forget_samples()
 
+    def test_a_rejoin_leaks_no_memory_to_nccl(self):
+        # An abort leaves windows, so none is made. The fake reports memory that is freed with a window, and the job checks stderr.
+        os.environ |= {"FAKE_NCCL_WINDOWS": "1", "FAKE_CUDA_GPUS": "3"}
+        task = tuple(option for option in TASK if option != "--share-gpu")
+        with Job(3, *task) as job:
+            job.start().reach(20)
+            job.lose(1)
+            job.are_ready()
+            job.finish()
+
     def test_ranks_are_killed_repeatedly_at_any_moment(self):
         expected = weights(self.whole(3, *TASK))
         for seed in range(3):

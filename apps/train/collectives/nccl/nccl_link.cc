@@ -247,7 +247,7 @@ std::span<std::byte> NcclLink::share_memory(ncclComm_t comm, std::size_t bytes) 
   // Some NCCL transports ask all ranks for the address of registered memory. So all ranks register it, or
   // none.
   if (!all_agree(comm, block.has_value())) return {};
-  if (nccl.register_window != nullptr && nccl.deregister_window != nullptr) {
+  if (config_.windows && nccl.register_window != nullptr && nccl.deregister_window != nullptr) {
     // Symmetric: this memory of all ranks in one address space, so that small sums need one round. If the
     // ranks' GPUs cannot reach each other's memory, NCCL makes no window and reports no error.
     constexpr int kSymmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC

@@ -26,6 +26,7 @@ struct NcclLinkConfig {
   std::chrono::milliseconds step_timeout{60'000};
   std::chrono::milliseconds end_timeout{5'000};  ///< for NCCL to abort or to free its memory
   int interrupt = -1;                            ///< ends every wait when it is readable; not owned
+  bool windows = true;                           ///< share_memory() may make symmetric windows
 };
 
 /// One rank's NCCL communicators, and every wait for them. They do not block, so that a lost peer, a deadline

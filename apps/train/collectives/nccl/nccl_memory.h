@@ -41,7 +41,8 @@ class NcclMemory {
     void* handle;
     bool is_window;
   };
-  /// Returns what must be deregistered before the communicator is destroyed. An abort deregisters by itself.
+  /// Returns what must be deregistered before the communicator is destroyed. An abort ends registrations of
+  /// ncclCommRegister by itself, but not windows: NCCL keeps the memory of a window until the process ends.
   std::vector<Registration> take_registrations(ncclComm_t comm);
 
  private:
