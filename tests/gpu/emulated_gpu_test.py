@@ -185,8 +185,13 @@ class EmulatedTrain(unittest.TestCase):
     def test_a_gpu_that_fails_ends_the_training(self):
         done = self.train("--device", "gpu", FAKE_CUDA_FAIL="100")
         self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr.splitlines()[-1], r"^train: the GPU failed: \w+\.(cc|h):\d+: (cuda\w+|a kernel's launch): "
-                                                       r"cudaErrorLaunchFailure \(unspecified launch failure\)$")
+        self.assertRegex(done.stderr.splitlines()[-1], r"^train: cuda_runtime\.h:\d+: a kernel's launch: cudaErrorLaunchFailure "
+                                                       r"\(unspecified launch failure\) of step 2$")
+
+    def test_a_kernel_that_cannot_be_loaded_ends_the_training(self):
+        done = self.train("--device", "gpu", FAKE_CUDA_FAIL="20")
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, r"^train: cuda_runtime\.h:\d+: a kernel's load: cudaErrorLaunchFailure \(unspecified launch failure\)$")
 
     def test_a_gpu_without_memory_is_reported_before_the_training(self):
         done = self.train("--device", "gpu", FAKE_CUDA_FAIL="2")

@@ -28,7 +28,8 @@ class EmulatedNccl(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         # Ranks passes these variables to its processes.
-        for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_SPOIL", "FAKE_NCCL_REGISTER", "FAKE_NCCL_WINDOWS"):
+        for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_SPOIL", "FAKE_NCCL_REGISTER", "FAKE_NCCL_WINDOWS", "FAKE_CUDA_GRAPH_END",
+                     "FAKE_NCCL_FAIL_CAPTURED"):
             self.addCleanup(os.environ.pop, name, None)
         for name, value in (("DDPLAUNCH_NCCL_LIBRARY", LIBRARY), ("FAKE_CUDA_GPUS", "1"), ("FAKE_NCCL_VERSION", "22809"),
                             ("FAKE_NCCL_DIR", folder.name)):
@@ -121,14 +122,16 @@ class EmulatedNccl(unittest.TestCase):
 
     def test_a_peer_is_lost_in_a_captured_all_reduce(self):
         # Over sockets NCCL reports the loss. Inside a node only the deadline ends the wait. Neither NCCL nor the fake ends a
-        # communicator while a graph holds its sums, so the graphs are destroyed before. A batch of 32 synthetic images has
-        # more bytes than the run time can stage without waiting for the stream.
+        # communicator while a graph holds its sums. The graph in flight ends by the abort only, so the abort begins before the graph
+        # is destroyed. A batch of 32 synthetic images has more bytes than the run time can stage without waiting for the stream.
+        small = ("--batch-size", "2")
         large = ("--batch-size", "32", "--model", "mlp", "--mlp-width", "16", "--mlp-depth", "1")
-        for way, why, shape in (("net", "ncclRemoteError: remote process exited or there was a network error", ("--batch-size", "2")),
-                                ("p2p", "the other ranks did not join the operation within 3 s", ("--batch-size", "2")),
-                                ("p2p", "the other ranks did not join the operation within 3 s", large)):
-            os.environ["FAKE_NCCL_TRANSPORT"] = way
-            with self.subTest(way=way, shape=shape), train_run_test.Ranks(
+        reported = "ncclRemoteError: remote process exited or there was a network error"
+        late = "the other ranks did not join the operation within 3 s"
+        for way, why, shape, graph_end in (("net", reported, small, "defers"), ("net", reported, small, "waits"),
+                                           ("p2p", late, small, "defers"), ("p2p", late, large, "waits")):
+            os.environ |= {"FAKE_NCCL_TRANSPORT": way, "FAKE_CUDA_GRAPH_END": graph_end}
+            with self.subTest(way=way, shape=shape, graph_end=graph_end), train_run_test.Ranks(
                     2, "--data", "synthetic", "--limit", "1000000", *shape, *NCCL, "--device", "gpu",
                     "--comm-timeout", "3s", nodes=1) as ranks:
                 while not ranks.processes[0].stdout.readline().startswith("epoch 1/1 step 50"):
@@ -137,6 +140,14 @@ class EmulatedNccl(unittest.TestCase):
                 _, errors = ranks.processes[0].communicate(timeout=60)
                 self.assertEqual(ranks.processes[0].returncode, 1)
                 self.assertRegex(errors, rf"^train: rank 0 over NCCL: {why} during all-reduce of step \d+\n$")
+
+    def test_an_all_reduce_fails_during_its_capture(self):
+        # The unfinished graph holds the communicator, so the capture is ended before the abort. The second step is captured while the
+        # first is in flight, so the report names the first.
+        os.environ["FAKE_NCCL_FAIL_CAPTURED"] = "1"
+        for rank, (code, _, errors) in enumerate(run(2, *FEW, *NCCL, "--device", "gpu")):
+            self.assertEqual((code, errors), (1, f"train: rank {rank} over NCCL: ncclSystemError: an injected error during all-reduce of "
+                                                 "step 1\n"))
 
     def test_the_flight_recorder_has_the_all_reduces_of_replayed_graphs(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -225,12 +236,16 @@ class Bench(unittest.TestCase):
                 self.assertEqual([(row["bytes"], row["wrong"]) for row in result["rows"]], [(12, 0), (1200, 3), (120000, 0)])
 
     def test_windows_are_created_by_all_ranks_and_released(self):
-        os.environ["FAKE_NCCL_WINDOWS"] = "1"
-        for code, _, errors in run(3, *FEW, *NCCL, "--device", "gpu"):
+        os.environ |= {"FAKE_NCCL_WINDOWS": "1", "FAKE_CUDA_GPUS": "3"}
+        own = ("--comm", "nccl", "--device", "gpu")
+        for code, _, errors in run(3, *FEW, *own, "--share-gpu"):
+            self.assertEqual((code, errors), (0, ""))
+        self.assertFalse(pathlib.Path(os.environ["FAKE_NCCL_DIR"], "windows").exists(), "none on a shared GPU")
+        for code, _, errors in run(3, *FEW, *own):
             self.assertEqual((code, errors), (0, ""))
         self.assertEqual(pathlib.Path(os.environ["FAKE_NCCL_DIR"], "windows").read_text(), "www")
         os.environ["FAKE_NCCL_WINDOWS"] = "2"
-        for rank, (code, _, errors) in enumerate(run(2, *FEW, *NCCL, "--device", "gpu")):
+        for rank, (code, _, errors) in enumerate(run(2, *FEW, *own)):
             self.assertEqual(code, 1)
             self.assertRegex(errors, rf"^train: rank {rank} over NCCL: ncclSystemError: .* during start of a window")
 

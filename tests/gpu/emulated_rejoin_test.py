@@ -34,7 +34,7 @@ class EmulatedRejoin(unittest.TestCase):
         rooms = tempfile.TemporaryDirectory()
         self.addCleanup(rooms.cleanup)
         os.environ |= {"DDPLAUNCH_NCCL_LIBRARY": LIBRARY, "FAKE_CUDA_GPUS": "1", "FAKE_NCCL_DIR": rooms.name}
-        for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_WINDOWS"):
+        for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_WINDOWS", "FAKE_CUDA_GRAPH_END"):
             os.environ.pop(name, None)
 
     def forget_samples(self):
@@ -60,7 +60,8 @@ class EmulatedRejoin(unittest.TestCase):
         self.assertEqual(len(set(expected.values())), 3)
         # Over sockets NCCL reports a death. Inside a node NCCL reports nothing, and only the revoke ends the wait.
         for way, victim, dtype in (("net", 2, "bfloat16"), ("p2p", 1, "bfloat16"), ("p2p", 0, "float64"), ("net", 0, "float32")):
-            os.environ |= {"FAKE_NCCL_TRANSPORT": way, "FAKE_NCCL_WINDOWS": "1" if way == "p2p" else "0"}
+            os.environ |= {"FAKE_NCCL_TRANSPORT": way, "FAKE_NCCL_WINDOWS": "1" if way == "p2p" else "0",
+                           "FAKE_CUDA_GRAPH_END": "waits" if victim == 0 else "defers"}
             with self.subTest(way=way, victim=victim), Job(3, *TASK, "--dtype", dtype, "--sample-log", self.log) as job:
                 job.start().reach(random.randrange(3, 120))
                 pids = {worker.rank: worker.process.pid for worker in job.workers if worker.rank != victim}
@@ -71,6 +72,16 @@ class EmulatedRejoin(unittest.TestCase):
                 self.assertEqual(weights(lines), expected[dtype])
                 self.check_samples(230, world=3)
                 self.forget_samples()
+
+    def test_a_rejoin_leaks_no_memory_to_nccl(self):
+        # An abort leaves windows, so none is made. The fake reports memory that is freed with a window, and the job checks stderr.
+        os.environ |= {"FAKE_NCCL_WINDOWS": "1", "FAKE_CUDA_GPUS": "3"}
+        task = tuple(option for option in TASK if option != "--share-gpu")
+        with Job(3, *task) as job:
+            job.start().reach(20)
+            job.lose(1)
+            job.are_ready()
+            job.finish()
 
     def test_ranks_are_killed_repeatedly_at_any_moment(self):
         expected = weights(self.whole(3, *TASK))

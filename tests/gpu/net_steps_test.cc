@@ -28,6 +28,8 @@ class TwoEqualRanks final : public DeviceAllReducer {
   Result<> enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) override {
     REQUIRE(type == DeviceType::kFloat64);
     ++enqueued;
+    fake_cuda_enqueue(
+        static_cast<cudaStream_t>(stream), [this] { return !hangs; }, nullptr);
     return cuda_check(fake_cuda_call(static_cast<cudaStream_t>(stream),
                                      [this, numbers, count] {
                                        auto* const values = static_cast<double*>(numbers);
@@ -45,12 +47,13 @@ class TwoEqualRanks final : public DeviceAllReducer {
       if (*complete) return {};
     }
   }
-  void on_end(std::function<void()> callback) override { ends.push_back(std::move(callback)); }
+  void on_end(GraphOwner owner) override { owners.push_back(std::move(owner)); }
 
   bool lost = false;
+  bool hangs = false;  ///< the stream stands still in the all-reduce
   int enqueued = 0;
   std::size_t bytes_launched = 0;
-  std::vector<std::function<void()>> ends;
+  std::vector<GraphOwner> owners;
 };
 
 /// One rank's model on the GPU, and the model and optimizer that its trainer keeps on the host.
@@ -285,8 +288,11 @@ TEST_CASE("a step with a lost all-reduce is undone, and another world continues 
   CHECK(outcome.error().text == "a rank is lost during all-reduce");
   const int graphs = fake_cuda_graphs();
   CHECK(graphs > 0);
-  for (const auto& end : all_reducer.ends)
-    end();
+  for (const GraphOwner& owner : all_reducer.owners) {
+    owner.abandon_capture();  // there is none
+    CHECK(owner.is_idle());
+    owner.drop();
+  }
   CHECK(fake_cuda_graphs() < graphs);
   REQUIRE(lost.steps->drop().has_value());
   CHECK(lost.steps->in_flight() == 0);
@@ -300,6 +306,29 @@ TEST_CASE("a step with a lost all-reduce is undone, and another world continues 
   CHECK(same_bits(lost.weights(), kept.weights()));
 }
 
+TEST_CASE("a step whose all-reduce never ends is dropped until a deadline") {
+  TestRank rank;
+  TwoEqualRanks all_reducer;
+  DeviceStepSettings settings = settings_of(rank, &all_reducer, true);
+  settings.drop_timeout = std::chrono::milliseconds(30);
+  begin(rank, settings);
+  train_epoch(rank, images(), 1, 1000);
+  const auto order = backwards();
+  REQUIRE(rank.steps->set_order(order).has_value());
+  DeviceStep<double> step;
+  step.lr = kRate;
+  step.size = kBatch;
+  all_reducer.hangs = all_reducer.lost = true;
+  REQUIRE(rank.steps->launch(step).has_value());
+  REQUIRE(rank.steps->finish().has_error());
+  const auto dropped = rank.steps->drop();
+  REQUIRE(dropped.has_error());
+  CHECK(dropped.error().code == ErrorCode::kTimeout);
+  CHECK(dropped.error().text == "the GPU did not finish the steps in flight within 30 ms");
+  all_reducer.hangs = false;  // so that the test frees all memory
+  REQUIRE(rank.steps->drop().has_value());
+}
+
 TEST_CASE("the end of a communicator that outlives the model finds no graph") {
   TwoEqualRanks all_reducer;
   {
@@ -308,6 +337,9 @@ TEST_CASE("the end of a communicator that outlives the model finds no graph") {
     train_epoch(rank, images(), 4, 1000);
   }
   CHECK(fake_cuda_graphs() == 0);
-  for (const auto& end : all_reducer.ends)
-    end();  // must not access the destroyed model
+  for (const GraphOwner& owner : all_reducer.owners) {  // must not access the destroyed model
+    owner.abandon_capture();
+    CHECK(owner.is_idle());
+    owner.drop();
+  }
 }

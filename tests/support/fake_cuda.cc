@@ -6,6 +6,9 @@
 //   FAKE_CUDA_FAIL=N     the N-th call (from 1) that can fail does
 //   FAKE_CUDA_MIB=N      memory of the GPU (80)
 //   FAKE_CUDA_ROOM=FILE  processes with the same file share the GPU and its memory
+//   FAKE_CUDA_GRAPH_END=waits  the destruction of a graph that is in flight waits until its work is done;
+//   otherwise the
+//                        graph's resources are released when its work is done. CUDA promises neither
 
 #include "tests/support/fake_cuda.h"
 
@@ -14,6 +17,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -109,12 +113,18 @@ struct CUgraph_st {
   std::vector<Work> work;
   std::vector<std::shared_ptr<void>> held;
 };
+/// What a graph's launches in flight hold.
+struct GraphResources {
+  std::vector<std::shared_ptr<void>> held;
+};
 struct CUgraphExec_st {
   std::vector<Work> work;
-  std::vector<std::shared_ptr<void>> held;
+  std::shared_ptr<GraphResources> resources;
+  cudaStream_t launched_in = nullptr;
 };
 struct CUstream_st {
   std::deque<Work> waiting;
+  int exchanges = 0;  ///< unfinished work that waits for other ranks, graphs not counted
   std::unique_ptr<CUgraph_st> capture;
 
   void add(Work work) {
@@ -213,6 +223,10 @@ cudaError_t cudaMemset(void* memory, int value, size_t size) {
   std::memset(memory, value, size);
   return answer();
 }
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t size, cudaStream_t stream) {
+  stream->add_done([=] { std::memset(memory, value, size); });
+  return answer();
+}
 cudaError_t cudaDeviceSynchronize() {
   return answer();
 }
@@ -305,7 +319,13 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   stream->capture = std::make_unique<CUgraph_st>();
   return cudaSuccess;
 }
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  *status = stream->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  *graph = nullptr;
+  if (!stream->capture) return t_last_error = cudaErrorIllegalState;
   *graph = stream->capture.release();
   return answer();
 }
@@ -316,11 +336,17 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   *exec = nullptr;
   if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
-  *exec = new CUgraphExec_st{graph->work, graph->held};
+  *exec = new CUgraphExec_st{graph->work, std::make_shared<GraphResources>(GraphResources{graph->held})};
   ++g_graphs;
   return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  const char* const end = std::getenv("FAKE_CUDA_GRAPH_END");
+  if (end != nullptr && std::strcmp(end, "waits") == 0) {
+    while (exec->resources.use_count() > 1) {
+      if (!exec->launched_in->move_on()) std::this_thread::yield();
+    }
+  }
   delete exec;
   --g_graphs;
   return cudaSuccess;
@@ -328,6 +354,8 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   for (const Work& work : exec->work)
     stream->add(work);
+  exec->launched_in = stream;
+  stream->add_done([resources = exec->resources] {});
   return answer();
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
@@ -358,8 +386,17 @@ cudaError_t fake_cuda_call(cudaStream_t stream, std::function<void()> work) {
 }
 
 void fake_cuda_enqueue(cudaStream_t stream, std::function<bool()> work, std::shared_ptr<void> held) {
-  if (stream->capture) stream->capture->held.push_back(std::move(held));
-  stream->add(std::move(work));
+  if (stream->capture) {
+    stream->capture->held.push_back(std::move(held));
+    stream->add(std::move(work));
+    return;
+  }
+  ++stream->exchanges;
+  stream->add([stream, work = std::move(work)] {
+    if (!work()) return false;
+    --stream->exchanges;
+    return true;
+  });
 }
 
 int fake_cuda_graphs() {
@@ -371,18 +408,32 @@ int fake_cuda_graphs() {
 namespace ddp::train::kernels::device {
 
 template <class Body>
+bool g_is_loaded = false;
+
+template <class Body>
+cudaError_t load_on_device() {
+  g_is_loaded<Body> = true;
+  return answer();
+}
+
+template <class Body>
 cudaError_t launch_on_device(const typename Body::Args& args, cudaStream_t stream) {
   if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
+  if (!std::exchange(g_is_loaded<Body>, true) && stream->exchanges != 0) {
+    std::fputs("fake CUDA: a kernel is loaded while an exchange with other ranks runs\n", stderr);
+    return cudaErrorLaunchFailure;
+  }
   stream->add_done([args] { run_on_host<Body>(args, {true, 7}); });
   return cudaGetLastError();  // as launch.cuh does
 }
 
 namespace {
 
-/// Takes the address of each launch of a program, so that the linker finds it.
+/// Takes the address of each load and launch of a program, so that the linker finds them.
 struct EveryLaunch {
   template <class Body>
   void run(const typename Body::Args&) const {
+    [[maybe_unused]] static auto* volatile keep_load = &load_on_device<Body>;
     [[maybe_unused]] static auto* volatile keep = &launch_on_device<Body>;
   }
 };

@@ -8,6 +8,8 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -38,6 +40,7 @@ struct Operation {
   std::size_t count = 0;
   int type = 0, root = 0;
   std::map<int, Part> parts;
+  bool is_done = false;
 };
 
 struct Group {
@@ -118,6 +121,7 @@ void split(Operation& operation) {
 }
 
 void carry_out(Operation& operation) {
+  operation.is_done = true;
   if (operation.kind == "split") {
     split(operation);
     return;
@@ -139,7 +143,7 @@ int enter(Comm* comm, const char* kind, std::size_t count, int type, int root, c
   const std::lock_guard lock(g_mutex);
   Group& group = *comm->group;
   const std::size_t number = comm->next++;
-  if (group.operations.size() <= number) group.operations.push_back({kind, count, type, root, {}});
+  if (group.operations.size() <= number) group.operations.push_back({kind, count, type, root, {}, false});
   Operation& operation = group.operations[number];
   if (operation.kind != kind || operation.count != count || operation.type != type) return kInvalidUsage;
   operation.parts[comm->rank] = part;
@@ -151,8 +155,10 @@ int enter(Comm* comm, const char* kind, std::size_t count, int type, int root, c
 }
 
 void end(Comm* comm) {
-  for (int graphs = g_settings.graphs; graphs > 0; graphs = g_settings.graphs)
-    g_settings.graphs.wait(graphs);
+  // Polled: this library and the program that loads it have separate lists of waiters, so that a notification
+  // may get lost.
+  while (g_settings.graphs > 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   delete comm;  // deleted, so that a sanitizer finds a later use
 }
 
@@ -217,6 +223,12 @@ int ncclCommAbort(Comm* comm) {
   {
     const std::lock_guard lock(g_mutex);
     comm->group->aborted = true;
+    // The streams of the aborted rank go on.
+    for (Operation& operation : comm->group->operations) {
+      const auto mine = operation.parts.find(comm->rank);
+      if (operation.is_done || mine == operation.parts.end() || mine->second.stream == nullptr) continue;
+      --std::exchange(mine->second.stream, nullptr)->pending;
+    }
   }
   {
     const std::lock_guard lock(g_mutex);

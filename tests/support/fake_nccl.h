@@ -19,9 +19,8 @@ struct FakeNcclSettings {
   std::atomic<bool> all_reduces_hang = false;  ///< no all-reduce completes
   std::atomic<int> remote_error = 0;  ///< error at ranks whose peer has aborted; 0: none, as over NVLink
   std::atomic<int> abort_hangs =
-      0;  ///< calls of ncclCommAbort do not return until 0 again; its setter notifies
-  std::atomic<int> graphs =
-      0;  ///< graphs that hold a communicator: none ends before it is 0; code that lowers it notifies
+      0;                        ///< calls of ncclCommAbort do not return until 0 again; its setter notifies
+  std::atomic<int> graphs = 0;  ///< graphs that hold a communicator: none ends before it is 0
   std::atomic<bool> registers = true;  ///< false: no memory can be registered
   std::atomic<int> blocks = 0;         ///< allocated blocks of memory
   std::atomic<int> registrations = 0;  ///< active registrations

@@ -7,6 +7,8 @@
 //   FAKE_NCCL_TRANSPORT=p2p  a lost peer stays unnoticed, as inside a node; else an error, as over sockets
 //   FAKE_NCCL_SPOIL=N        the last element of each sum of N bytes is wrong
 //   FAKE_NCCL_REGISTER=0     no memory can be registered
+//   FAKE_NCCL_FAIL_CAPTURED=N  the N-th operation (from 1) that is captured fails, after the graph has got a
+//   part of it
 //
 // stderr reports memory and registrations that a program leaves behind or releases in the wrong order.
 #include <cuda_runtime_api.h>
@@ -113,6 +115,11 @@ int put_into(Comm* comm, cudaStream_t stream, FakeNcclExchange exchange) {
   ++comm->state->graphs;
   const std::shared_ptr<void> held(nullptr, [state = comm->state](void*) { --state->graphs; });
   ddp::fake_cuda_enqueue(stream, std::move(exchange), held);
+  static const int fail_at = number_of("FAKE_NCCL_FAIL_CAPTURED", 0);
+  static int captured = 0;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  (void)cudaStreamIsCapturing(stream, &status);
+  if (status != cudaStreamCaptureStatusNone && ++captured == fail_at) return kSystemError;
   return kSuccess;
 }
 
@@ -189,12 +196,10 @@ FakeNcclExchange::Read copying(int from, void* receive) {
 
 void end(Comm* comm, bool at_once) {
   FakeNcclState& state = *comm->state;
-  for (const std::set<void*>* blocks : {&comm->registered, &comm->windows}) {
-    if (!at_once && !blocks->empty())
-      Memory::problem("a communicator is destroyed that has memory registered");
-    for (void* block : *blocks)  // an abort cleans up
-      g_memory.count(block, -1);
-  }
+  if (!at_once && !(comm->registered.empty() && comm->windows.empty()))
+    Memory::problem("a communicator is destroyed that has memory registered");
+  for (void* block : comm->registered)  // NCCL ends these by itself, but not windows
+    g_memory.count(block, -1);
   state.ended = at_once;
   if (at_once) state.slot.leave();
   while (state.graphs != 0)

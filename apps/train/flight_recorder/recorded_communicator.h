@@ -47,7 +47,7 @@ class RecordedDeviceAllReducer final : public DeviceAllReducer {
   Result<> enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) override;
   void launched(std::size_t bytes, DeviceType type) override;
   Result<> wait(const IsDone& done, std::string_view operation) override;
-  void on_end(std::function<void()> callback) override { under_.on_end(std::move(callback)); }
+  void on_end(GraphOwner owner) override { under_.on_end(std::move(owner)); }
   std::span<std::byte> share_memory(std::size_t bytes) override { return under_.share_memory(bytes); }
 
  private:

@@ -3,6 +3,9 @@
 #include <atomic>
 #include <string>
 #include <string_view>
+#include <thread>
+
+#include "base/format_text.h"
 
 namespace ddp::train {
 
@@ -28,6 +31,11 @@ std::string driver_error() {
 
 std::atomic<bool> g_given_up = false;
 
+bool is_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
+}
+
 }  // namespace
 
 Result<> cuda_check(cudaError_t answer, const char* call, std::source_location where) {
@@ -45,6 +53,27 @@ Result<bool> cuda_is_done(cudaError_t answer, const char* call, std::source_loca
   }
   const auto checked = cuda_check(answer, call, where);
   return checked ? Result<bool>(true) : checked.error();
+}
+
+Result<> wait_for_stream(cudaStream_t stream, std::chrono::milliseconds timeout, const char* work) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begun = Clock::now();
+  for (;;) {
+    const auto done = cuda_is_done(cudaStreamQuery(stream), "cudaStreamQuery");
+    if (!done) return done.error();
+    if (*done) return {};
+    const auto waited = Clock::now() - begun;
+    if (waited >= timeout) {
+      return Error{ErrorCode::kTimeout,
+                   "the GPU did not finish " + std::string(work) + " within " + format_duration(timeout)};
+    }
+    constexpr std::chrono::milliseconds kPause{1};
+    if (waited < kPause) {  // most work takes less than a pause
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kPause);
+    }
+  }
 }
 
 Result<int> count_gpus() {
@@ -108,6 +137,7 @@ Result<> begin_capture(cudaStream_t stream) {
 }
 
 Result<CudaGraph> end_capture(cudaStream_t stream, const Result<>& enqueued) {
+  if (!enqueued && !is_captured(stream)) return enqueued.error();  // the capture was abandoned
   cudaGraph_t graph = nullptr;
   const Result<> ended = cuda_check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
   const std::unique_ptr<CUgraph_st, EndGraph> keeper(graph);
@@ -117,6 +147,13 @@ Result<CudaGraph> end_capture(cudaStream_t stream, const Result<>& enqueued) {
   if (auto done = cuda_check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate"); !done)
     return done.error();
   return CudaGraph(exec);
+}
+
+void abandon_capture(cudaStream_t stream) {
+  if (!is_captured(stream)) return;
+  const Error abandoned{ErrorCode::kCancelled, "abandoned"};
+  (void)end_capture(stream, abandoned);
+  (void)cudaGetLastError();  // clears an error of the end; else the next launch would seem refused
 }
 
 }  // namespace ddp::train

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <source_location>
@@ -21,6 +22,10 @@ Result<> cuda_check(cudaError_t answer, const char* call,
 /// Converts the answer of a query (cudaStreamQuery, cudaEventQuery): true if the queried work is done.
 Result<bool> cuda_is_done(cudaError_t answer, const char* call,
                           std::source_location where = std::source_location::current());
+
+/// Waits until all work of the stream is done. Fails with kTimeout after `timeout`; the run time's own waits
+/// have no deadline. `work` names the work in the error.
+Result<> wait_for_stream(cudaStream_t stream, std::chrono::milliseconds timeout, const char* work);
 
 /// Returns the number of GPUs that the runtime sees, at least one. The error is "no NVIDIA driver
 /// is installed", "the NVIDIA driver is too old: …", or quotes cudaGetDeviceCount: "cudaGetDeviceCount:
@@ -64,7 +69,9 @@ using CudaStream = std::unique_ptr<CUstream_st, EndStream>;
 
 struct EndGraph {
   void operator()(cudaGraph_t graph) const { (void)cudaGraphDestroy(graph); }
-  void operator()(cudaGraphExec_t graph) const { (void)cudaGraphExecDestroy(graph); }
+  void operator()(cudaGraphExec_t graph) const {
+    if (!gpus_are_given_up()) (void)cudaGraphExecDestroy(graph);
+  }
 };
 /// An executable graph.
 using CudaGraph = std::unique_ptr<CUgraphExec_st, EndGraph>;
@@ -87,6 +94,9 @@ Result<> begin_capture(cudaStream_t stream);
 /// Second half of capture_graph(). `enqueued`: the result of enqueue(). The stream leaves the capture in any
 /// case.
 Result<CudaGraph> end_capture(cudaStream_t stream, const Result<>& enqueued);
+/// Ends the stream's capture, if there is one, and drops what it captured. The enqueue() of that capture must
+/// fail.
+void abandon_capture(cudaStream_t stream);
 
 template <class Enqueue>
 Result<CudaGraph> capture_graph(cudaStream_t stream, const Enqueue& enqueue) {
@@ -95,20 +105,27 @@ Result<CudaGraph> capture_graph(cudaStream_t stream, const Enqueue& enqueue) {
   return end_capture(stream, enqueued);
 }
 
-/// Launches the kernels of a program on a stream. If a launch is refused, its error is kept and the later
-/// launches are skipped.
+/// Launches the kernels of a program on a stream, or only loads them. If a kernel is refused, its error is
+/// kept and the later kernels are skipped.
 class DeviceRunner {
  public:
-  explicit DeviceRunner(cudaStream_t stream) : stream_(stream) {}
+  enum class Mode { kLaunch, kLoad };
+
+  explicit DeviceRunner(cudaStream_t stream, Mode mode = Mode::kLaunch) : stream_(stream), mode_(mode) {}
 
   template <class Body>
   void run(const typename Body::Args& args) const {
-    if (answer_ == cudaSuccess) answer_ = kernels::device::launch_on_device<Body>(args, stream_);
+    if (answer_ != cudaSuccess) return;
+    answer_ = mode_ == Mode::kLoad ? kernels::device::load_on_device<Body>()
+                                   : kernels::device::launch_on_device<Body>(args, stream_);
   }
-  Result<> outcome() const { return cuda_check(answer_, "a kernel's launch"); }
+  Result<> outcome() const {
+    return cuda_check(answer_, mode_ == Mode::kLoad ? "a kernel's load" : "a kernel's launch");
+  }
 
  private:
   cudaStream_t stream_;
+  Mode mode_;
   mutable cudaError_t answer_ = cudaSuccess;
 };
 

@@ -21,7 +21,7 @@ auto DeviceNet<T>::make(Program program) -> Result<std::unique_ptr<DeviceNet>> {
   net->bytes_ = std::move(*bytes);
   auto stream = make_cuda_stream();
   if (!stream) return stream.error();
-  net->stream_ = std::move(*stream);
+  net->captures_->stream = std::move(*stream);
   net->program_.lay_out(net->bytes_.get());
   net->own_gradients_ = net->memory().gradients;
   return net;
@@ -29,21 +29,34 @@ auto DeviceNet<T>::make(Program program) -> Result<std::unique_ptr<DeviceNet>> {
 
 template <class T>
 bool DeviceNet<T>::is_idle() const {
-  const auto done = cuda_is_done(cudaStreamQuery(stream_.get()), "cudaStreamQuery");
+  const auto done = cuda_is_done(cudaStreamQuery(stream()), "cudaStreamQuery");
   return done && *done;
 }
 
 template <class T>
+DeviceNet<T>::Captures::~Captures() {
+  if (stream == nullptr) return;
+  const auto done = cuda_is_done(cudaStreamQuery(stream.get()), "cudaStreamQuery");
+  if (done && *done) return;
+  for (auto& [work, graph] : graphs)
+    (void)graph.release();
+  (void)stream.release();
+}
+
+template <class T>
 DeviceNet<T>::~DeviceNet() {
-  if (stream_ == nullptr || is_idle()) return;
-  (void)bytes_.release();
-  (void)stream_.release();
+  if (stream() == nullptr) return;
+  if (is_idle()) {
+    forget_graphs();
+  } else {
+    (void)bytes_.release();
+  }
 }
 
 template <class T>
 Result<> DeviceNet<T>::copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
   if (bytes == 0) return {};
-  return cuda_check(cudaMemcpyAsync(to, from, bytes, kind, stream_.get()), "cudaMemcpyAsync");
+  return cuda_check(cudaMemcpyAsync(to, from, bytes, kind, stream()), "cudaMemcpyAsync");
 }
 
 template <class T>
@@ -84,10 +97,16 @@ Result<> DeviceNet<T>::put_batch(const T* images, std::span<const std::uint8_t> 
 }
 
 template <class T>
-std::function<void()> DeviceNet<T>::forgetter() {
-  return [graphs = std::weak_ptr<Graphs>(graphs_)] {
-    if (const auto there = graphs.lock()) there->clear();
+GraphOwner DeviceNet<T>::graph_owner() const {
+  const auto captures = captures_;
+  GraphOwner owner;
+  owner.abandon_capture = [captures] { abandon_capture(captures->stream.get()); };
+  owner.is_idle = [captures] {
+    const auto done = cuda_is_done(cudaStreamQuery(captures->stream.get()), "cudaStreamQuery");
+    return !done || *done;  // a GPU that has failed runs nothing
   };
+  owner.drop = [captures] { captures->graphs.clear(); };
+  return owner;
 }
 
 template <class T>
@@ -97,9 +116,20 @@ void DeviceNet<T>::place_gradients(std::byte* memory) {
 }
 
 template <class T>
+Result<> DeviceNet<T>::load() {
+  const DeviceRunner loader(stream(), DeviceRunner::Mode::kLoad);
+  loader.run<device::Gather<T>>({});
+  program_.forward(loader, 1, true);
+  program_.backward(loader, 1);
+  program_.update(loader, {}, T(1));
+  program_.round_weights(loader);
+  return loader.outcome();
+}
+
+template <class T>
 template <class Enqueue>
 Result<> DeviceNet<T>::launch(const Enqueue& enqueue) {
-  const DeviceRunner runner(stream_.get());
+  const DeviceRunner runner(stream());
   const Result<> enqueued = enqueue(runner);
   return enqueued ? runner.outcome() : enqueued;
 }
@@ -107,17 +137,17 @@ Result<> DeviceNet<T>::launch(const Enqueue& enqueue) {
 template <class T>
 template <class Enqueue>
 Result<> DeviceNet<T>::run(DeviceWork work, int batch, const Enqueue& enqueue) {
-  const auto [place, is_new] = graphs_->try_emplace({work, batch});
+  const auto [place, is_new] = captures_->graphs.try_emplace({work, batch});
   // The first run is not captured: it loads the kernels and makes an all-reduce's connections, which a
   // capture would have to allow.
   if (!use_graphs_ || is_new) return launch(enqueue);
   CudaGraph& graph = place->second;
   if (!graph) {
-    auto captured = capture_graph(stream_.get(), [&] { return launch(enqueue); });
+    auto captured = capture_graph(stream(), [&] { return launch(enqueue); });
     if (!captured) return captured.error();
     graph = std::move(*captured);
   }
-  return cuda_check(cudaGraphLaunch(graph.get(), stream_.get()), "cudaGraphLaunch");
+  return cuda_check(cudaGraphLaunch(graph.get(), stream()), "cudaGraphLaunch");
 }
 
 template <class T>
@@ -163,7 +193,7 @@ Result<> DeviceNet<T>::enqueue_step(const DeviceRunner& runner, int batch,
     if (auto done = copy(m.gradients, &nan, sizeof nan, cudaMemcpyHostToDevice); !done) return done;
   }
   if (hyperparameters.all_reduce) {
-    auto done = hyperparameters.all_reduce(m.gradients, static_cast<std::size_t>(m.count) + 1, stream_.get());
+    auto done = hyperparameters.all_reduce(m.gradients, static_cast<std::size_t>(m.count) + 1, stream());
     if (!done) return done;
   }
   program_.update(runner, hyperparameters.update, T(1) / static_cast<T>(hyperparameters.ranks));
@@ -180,7 +210,7 @@ Result<> DeviceNet<T>::step(int batch, const device::StepInput& input, const Hyp
   };
   const DeviceWork work = held != nullptr ? DeviceWork::kHeldStep : DeviceWork::kStep;
   if (!hyperparameters.as_graph) {
-    graphs_->try_emplace({work, batch});  // counts as the first run of this graph
+    captures_->graphs.try_emplace({work, batch});  // counts as the first run of this graph
     return launch(enqueue);
   }
   return run(work, batch, enqueue);
@@ -206,7 +236,7 @@ Result<device::StepState> DeviceNet<T>::state() {
 
 template <class T>
 Result<> DeviceNet<T>::wait() {
-  return cuda_check(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
+  return cuda_check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
 }
 
 namespace {

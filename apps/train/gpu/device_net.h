@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -7,6 +8,7 @@
 #include <memory>
 #include <span>
 
+#include "apps/train/collectives/device_all_reducer.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/kernels/cpu/softmax_loss.h"
 #include "apps/train/kernels/gpu/training_memory.h"
@@ -60,7 +62,7 @@ class DeviceNet {
   static Result<std::unique_ptr<DeviceNet>> make(Program program);
 
   /// Frees nothing while the GPU is at work: freeing could wait forever for an all-reduce whose ranks are
-  /// gone. Such a process is about to end.
+  /// gone. Such a process is about to end. The owner of the graphs drops them if they become idle later.
   ~DeviceNet();
   DeviceNet(const DeviceNet&) = delete;
   DeviceNet& operator=(const DeviceNet&) = delete;
@@ -68,10 +70,15 @@ class DeviceNet {
   /// False: launches each kernel by itself, for comparison.
   void use_graphs(bool use) { use_graphs_ = use; }
 
+  /// Loads all kernels of the steps. CUDA loads a kernel at its first launch otherwise, and may then wait for
+  /// running work: for an all-reduce whose peer waits for this rank.
+  Result<> load();
+
   /// Drops the captured graphs; required when hyperparameters or memory change.
-  void forget_graphs() { graphs_->clear(); }
-  /// Returns forget_graphs() as a callback that may run at any time, even after the net's destruction.
-  std::function<void()> forgetter();
+  void forget_graphs() { captures_->graphs.clear(); }
+  /// Returns the owner of the captured graphs. Its calls are valid at any time, even after the net's
+  /// destruction.
+  GraphOwner graph_owner() const;
 
   /// Computes later gradients in `memory` of gradient_bytes(). Null: in the net's own memory again.
   void place_gradients(std::byte* memory);
@@ -110,15 +117,25 @@ class DeviceNet {
   Result<kernels::BatchScore> score();
   Result<kernels::device::StepState> state();
   Result<> wait();
+  /// The same with a deadline (kTimeout), for work that may never end.
+  Result<> wait(std::chrono::milliseconds timeout) {
+    return wait_for_stream(stream(), timeout, "the steps in flight");
+  }
   /// Returns true if all launched work is done and the GPU has not failed.
   bool is_idle() const;
 
-  cudaStream_t stream() const { return stream_.get(); }
+  cudaStream_t stream() const { return captures_->stream.get(); }
 
  private:
   explicit DeviceNet(Program program) : program_(std::move(program)) {}
   enum class DeviceWork : int { kForward, kBackward, kEvaluate, kStep, kHeldStep };
-  using Graphs = std::map<std::pair<DeviceWork, int>, CudaGraph>;
+  /// The stream and the graphs captured from it, shared with the end of the all-reduces in them. Their
+  /// destruction frees nothing while the stream is at work.
+  struct Captures {
+    ~Captures();
+    CudaStream stream;
+    std::map<std::pair<DeviceWork, int>, CudaGraph> graphs;
+  };
   /// Runs enqueue(runner) → Result<> at once.
   template <class Enqueue>
   Result<> launch(const Enqueue& enqueue);
@@ -131,10 +148,9 @@ class DeviceNet {
 
   Program program_;
   DeviceBytes bytes_;
-  CudaStream stream_;
   bool use_graphs_ = true;
   T* own_gradients_ = nullptr;
-  std::shared_ptr<Graphs> graphs_ = std::make_shared<Graphs>();
+  std::shared_ptr<Captures> captures_ = std::make_shared<Captures>();
 };
 
 /// The models of conv_net.h and mlp.h, in the same layout. Activations and the weights that kernels read are

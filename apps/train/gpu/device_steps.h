@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -15,10 +16,11 @@ namespace ddp::train {
 /// Settings of the steps from attach() to detach().
 struct DeviceStepSettings {
   OptimizerSettings optimizer{};
-  double clip_value = 0, clip_norm = 0;     ///< 0: off
-  DeviceAllReducer* all_reducer = nullptr;  ///< null: this rank is alone
-  int ranks = 1;                            ///< summed over by all_reducer
-  bool undo = false;                        ///< drop() must restore the state before the step in flight
+  double clip_value = 0, clip_norm = 0;           ///< 0: off
+  DeviceAllReducer* all_reducer = nullptr;        ///< null: this rank is alone
+  int ranks = 1;                                  ///< summed over by all_reducer
+  bool undo = false;                              ///< drop() must restore the state before the step in flight
+  std::chrono::milliseconds drop_timeout{5'000};  ///< for drop() to wait for the GPU
 };
 
 /// The input of one step.
@@ -72,7 +74,7 @@ class DeviceSteps {
   /// Waits for the oldest step in flight.
   virtual Result<DeviceOutcome> finish() = 0;
   /// Drops the steps in flight: their ranks are gone, and their all-reduces are lost. If undo was set, the
-  /// state becomes that after the last finished step.
+  /// state becomes that after the last finished step. Fails with kTimeout if the GPU stays at work.
   virtual Result<> drop() = 0;
 };
 

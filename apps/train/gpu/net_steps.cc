@@ -53,8 +53,10 @@ NetSteps<T>::~NetSteps() {
 
 template <class T>
 Result<> NetSteps<T>::attach(const DeviceStepSettings& settings) {
+  if (auto loaded = net_.load(); !loaded) return loaded;
   net_.forget_graphs();
   all_reducer_ = settings.all_reducer;
+  drop_timeout_ = settings.drop_timeout;
   hyperparameters_ = {};
   hyperparameters_.update = update_settings(settings);
   hyperparameters_.ranks = settings.ranks;
@@ -69,7 +71,7 @@ Result<> NetSteps<T>::attach(const DeviceStepSettings& settings) {
                                                              cudaStream_t stream) {
     return all_reducer->enqueue(numbers, count, kDeviceType<T>, stream);
   };
-  all_reducer_->on_end(net_.forgetter());
+  all_reducer_->on_end(net_.graph_owner());
   if (const auto memory = all_reducer_->share_memory(net_.gradient_bytes()); !memory.empty())
     net_.place_gradients(memory.data());
   return {};
@@ -210,11 +212,14 @@ template <class T>
 Result<> NetSteps<T>::drop() {
   const bool half = in_flight() != 0;
   finished_ = launched_;
+  // A revoke or a lost peer may be unnoticed until now. This wait notices it, and so aborts the all-reduces.
+  const auto is_idle = [this]() -> Result<bool> { return net_.is_idle(); };
+  if (all_reducer_ != nullptr && !net_.is_idle()) (void)all_reducer_->wait(is_idle, "all-reduce");
   // An aborted all-reduce lets the stream continue; its result is undefined.
-  if (auto done = net_.wait(); !done) return done;
+  if (auto done = net_.wait(drop_timeout_); !done) return done;
   if (!half || hyperparameters_.kept == nullptr) return {};
   if (auto done = net_.take_back(hyperparameters_.kept); !done) return done;
-  return net_.wait();
+  return net_.wait(drop_timeout_);
 }
 
 template class NetSteps<float>;

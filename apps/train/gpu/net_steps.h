@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <memory>
 
@@ -53,6 +54,7 @@ class NetSteps final : public DeviceSteps<T> {
   std::size_t launched_ = 0, finished_ = 0;
   DeviceAllReducer* all_reducer_ = nullptr;
   typename DeviceNet<T>::Hyperparameters hyperparameters_;
+  std::chrono::milliseconds drop_timeout_{0};
   DeviceBytes kept_;  ///< learned state before the step in flight; only with undo
   DeviceBytes images_, order_;
   std::size_t hold_size_ = 0;  ///< images of the data set that hold() saw

@@ -179,6 +179,7 @@ NcclWorldConfig nccl_config(const WorkerEnvironment& environment, const WorldOpt
   config.step_timeout = options.step_timeout;
   config.interrupt = options.interrupt;
   config.share_gpu = options.share_gpu;
+  config.rejoins = options.rejoins;
   config.with_nodes = options.with_nodes;
   config.remark = options.remark;
   return config;
@@ -256,6 +257,7 @@ WorldOptions world_options(const TrainOptions& options) {
   world.scalar_bytes = options.dtype == Dtype::kFloat64 ? 8 : 4;
   world.step_timeout = options.comm_timeout;
   world.share_gpu = options.share_gpu;
+  world.rejoins = options.rejoin;
   world.with_nodes = options.sync_every_inter > 1;
   return world;
 }

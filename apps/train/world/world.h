@@ -42,6 +42,7 @@ struct WorldOptions {
   std::chrono::milliseconds start_timeout{120'000};
   std::chrono::milliseconds step_timeout{60'000};
   bool share_gpu = false;   ///< with kNccl
+  bool rejoins = false;     ///< communicators are aborted and replaced in this process; the same on all ranks
   bool with_nodes = false;  ///< requests World::node and World::between
   int reference_rank = 0;   ///< the rank whose options count if ranks differ
   int interrupt = -1;       ///< descriptor that ends every wait when it is readable; not owned

@@ -1,5 +1,6 @@
 #include "apps/train/collectives/nccl/nccl_device.h"
 
+#include <chrono>
 #include <string>
 
 #include "apps/train/gpu/cuda_runtime.h"
@@ -39,8 +40,8 @@ class CudaDevice final : public NcclDevice {
   }
   void release(std::byte* data) override { (void)cudaFree(data); }
   Result<> zero(std::byte* data, std::size_t bytes) override {
-    if (auto done = cuda_check(cudaMemset(data, 0, bytes), "cudaMemset"); !done) return done;
-    return finish();  // streams do not wait for a cudaMemset that has begun
+    const auto begun = cuda_check(cudaMemsetAsync(data, 0, bytes, stream_), "cudaMemsetAsync");
+    return begun ? wait_for_stream(stream_, kCopyTimeout, "the zeros of new memory") : begun;
   }
 
   Result<> to_device(std::byte* device, const std::byte* host, std::size_t bytes) override {
@@ -53,14 +54,15 @@ class CudaDevice final : public NcclDevice {
                                "cudaMemcpyAsync");
         !done)
       return done;
-    return cuda_check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    return wait_for_stream(stream_, kCopyTimeout, "a copy");
   }
   Result<bool> is_idle(void* stream) override {
     return cuda_is_done(cudaStreamQuery(static_cast<cudaStream_t>(stream)), "cudaStreamQuery");
   }
-  Result<> finish() override { return cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
 
  private:
+  /// Long enough for a full GPU memory over a slow bus.
+  static constexpr std::chrono::seconds kCopyTimeout{60};
   int gpu_;
   std::string name_;
   cudaStream_t stream_ = nullptr;

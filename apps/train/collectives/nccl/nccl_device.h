@@ -22,15 +22,14 @@ class NcclDevice {
   virtual void* stream() = 0;
   virtual Result<std::byte*> allocate(std::size_t bytes) = 0;
   virtual void release(std::byte* data) = 0;
+  /// Requires an idle stream. The memory is zero on return.
   virtual Result<> zero(std::byte* data, std::size_t bytes) = 0;
   /// Copies in the stream's order. The host's memory may be reused on return.
   virtual Result<> to_device(std::byte* device, const std::byte* host, std::size_t bytes) = 0;
-  /// Requires an idle stream. The copy is complete on return.
+  /// Requires an idle stream. The copy is complete on return. kTimeout: the GPU does not finish the copy.
   virtual Result<> to_host(std::byte* host, const std::byte* device, std::size_t bytes) = 0;
   /// Returns true if all work in `stream` is done. Never blocks. Errors of the work appear here.
   virtual Result<bool> is_idle(void* stream) = 0;
-  /// Waits for all work of the device, in any stream.
-  virtual Result<> finish() = 0;
 };
 
 /// Returns the GPU of a rank, out of `gpus`: that of its local rank, or the only one that

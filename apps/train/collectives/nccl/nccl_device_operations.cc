@@ -90,8 +90,8 @@ Result<> NcclDeviceAllReducer::wait(const IsDone& done, std::string_view operati
   return link_->wait(comm_, operation, done);
 }
 
-void NcclDeviceAllReducer::on_end(std::function<void()> callback) {
-  link_->on_end(std::move(callback));
+void NcclDeviceAllReducer::on_end(GraphOwner owner) {
+  link_->on_end(std::move(owner));
 }
 
 std::span<std::byte> NcclDeviceAllReducer::share_memory(std::size_t bytes) {

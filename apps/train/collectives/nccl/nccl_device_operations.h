@@ -49,7 +49,7 @@ class NcclDeviceAllReducer final : public DeviceAllReducer {
 
   Result<> enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) override;
   Result<> wait(const IsDone& done, std::string_view operation) override;
-  void on_end(std::function<void()> callback) override;
+  void on_end(GraphOwner owner) override;
   std::span<std::byte> share_memory(std::size_t bytes) override;
 
  private:

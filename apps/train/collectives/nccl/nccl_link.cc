@@ -66,14 +66,6 @@ ErrorCode code_of(ncclResult_t result) {
   }
 }
 
-/// Counts the threads that end communicators, for the thread that waits for them. It outlives both if NCCL
-/// hangs.
-struct CommunicatorEndings {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::size_t left = 0;
-};
-
 bool is_done(ncclResult_t result) {
   return result != ncclInProgress;
 }
@@ -92,6 +84,14 @@ void keep_for_ever(std::shared_ptr<void> used) {
 struct NcclLink::Slots {
   std::deque<ncclComm_t> comms;
   std::deque<void*> windows;
+};
+
+/// Counts the threads that end communicators, for the thread that waits for them. It outlives both if NCCL
+/// hangs.
+struct NcclLink::CommunicatorEndings {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::size_t left = 0;
 };
 
 bool nccl_is_stuck() {
@@ -247,7 +247,7 @@ std::span<std::byte> NcclLink::share_memory(ncclComm_t comm, std::size_t bytes) 
   // Some NCCL transports ask all ranks for the address of registered memory. So all ranks register it, or
   // none.
   if (!all_agree(comm, block.has_value())) return {};
-  if (nccl.register_window != nullptr && nccl.deregister_window != nullptr) {
+  if (config_.windows && nccl.register_window != nullptr && nccl.deregister_window != nullptr) {
     // Symmetric: this memory of all ranks in one address space, so that small sums need one round. If the
     // ranks' GPUs cannot reach each other's memory, NCCL makes no window and reports no error.
     constexpr int kSymmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC
@@ -301,18 +301,61 @@ Error NcclLink::failed_call(ncclComm_t comm, ncclResult_t result, std::string_vi
 
 Error NcclLink::fail(ErrorCode code, const std::string& reason, std::string_view operation) {
   if (failed_) return *failed_;
-  const bool ended = end_all(true);
-  const std::string text =
-      "rank " + std::to_string(config_.rank) + " over NCCL: " + reason +
-      (ended ? "" : "; NCCL did not abort within " + format_duration(config_.end_timeout)) + " during " +
-      std::string(operation);
-  failed_ = Error{code, text};
+  const std::string text = "rank " + std::to_string(config_.rank) + " over NCCL: " + reason;
+  const std::string during = " during " + std::string(operation);
+  failed_ = Error{code, text + during};  // before the end, so that nothing begins meanwhile
+  if (!end_all(true))
+    failed_->text = text + "; NCCL did not abort within " + format_duration(config_.end_timeout) + during;
   return *failed_;
 }
 
+/// NCCL frees a communicator when the last graph that holds it has been destroyed. A graph in flight may not
+/// end before the abort has stopped NCCL's kernels, and CUDA may wait for a graph that it destroys. So
+/// an abort begins first, and the graphs follow when they are idle. An orderly end has no work in flight.
 bool NcclLink::end_all(bool abort) {
-  for (const auto& callback : std::exchange(on_end_, {}))
-    callback();
+  for (const GraphOwner& owner : owners_)
+    owner.abandon_capture();
+  // Work that does not end needs the abort.
+  if (!abort) abort = !drop_graphs(Clock::now() + config_.end_timeout);
+  const Clock::time_point deadline = Clock::now() + config_.end_timeout;
+  const auto endings = begin_endings(abort);
+  const bool dropped = drop_graphs(deadline);
+  std::unique_lock lock(endings->mutex);
+  const bool ended =
+      endings->changed.wait_until(lock, deadline, [&] { return endings->left == 0; }) && dropped;
+  if (ended) {
+    slots_->comms.clear();
+  } else {
+    stuck_ = true;
+    g_stuck = true;
+    give_up_gpus();
+  }
+  return ended;
+}
+
+/// Returns true if the link's own stream is idle.
+bool NcclLink::is_idle() {
+  const auto done = device_->is_idle(device_->stream());
+  return !done || *done;  // a GPU that has failed runs nothing
+}
+
+/// Drops the graphs of all owners that become idle before the deadline. Returns false if one did not, or if
+/// other work is left: then memory that the work uses must not be freed.
+bool NcclLink::drop_graphs(Clock::time_point deadline) {
+  for (;;) {
+    std::erase_if(owners_, [](const GraphOwner& owner) {
+      if (!owner.is_idle()) return false;
+      owner.drop();
+      return true;
+    });
+    if (owners_.empty() && is_idle()) return true;
+    if (Clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
+/// Begins to end each communicator, on a thread of its own.
+std::shared_ptr<NcclLink::CommunicatorEndings> NcclLink::begin_endings(bool abort) {
   const auto endings = std::make_shared<CommunicatorEndings>();
   std::vector<ncclComm_t> comms;
   for (const ncclComm_t comm : slots_->comms) {
@@ -342,16 +385,7 @@ bool NcclLink::end_all(bool abort) {
       endings->changed.notify_all();
     }).detach();
   }
-  std::unique_lock lock(endings->mutex);
-  const bool ended = endings->changed.wait_for(lock, config_.end_timeout, [&] { return endings->left == 0; });
-  if (ended) {
-    slots_->comms.clear();
-  } else {
-    stuck_ = true;
-    g_stuck = true;
-    give_up_gpus();
-  }
-  return ended;
+  return endings;
 }
 
 }  // namespace ddp::train

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/train/collectives/device_all_reducer.h"
 #include "apps/train/collectives/nccl/nccl_device.h"
 #include "apps/train/collectives/nccl/nccl_library.h"
 #include "apps/train/collectives/nccl/nccl_memory.h"
@@ -25,12 +26,13 @@ struct NcclLinkConfig {
   std::chrono::milliseconds step_timeout{60'000};
   std::chrono::milliseconds end_timeout{5'000};  ///< for NCCL to abort or to free its memory
   int interrupt = -1;                            ///< ends every wait when it is readable; not owned
+  bool windows = true;                           ///< share_memory() may make symmetric windows
 };
 
 /// One rank's NCCL communicators, and every wait for them. They do not block, so that a lost peer, a deadline
 /// or a revocation ends any wait. One failure ends them all, so they are aborted together, each on its own
 /// thread: NCCL's abort may hang, and one may wait for another. An abort that takes longer than `end_timeout`
-/// is abandoned with its thread and memory. nccl_is_stuck() then returns true.
+/// is abandoned with its thread and memory, and the GPUs are given up. nccl_is_stuck() then returns true.
 ///
 /// One thread. Errors as in Communicator, and kUsage, kSystem and kInternal if NCCL reports them.
 class NcclLink {
@@ -59,8 +61,8 @@ class NcclLink {
   /// Passes on the device's answer. A failure ends the link like any other.
   Result<> checked(const Result<>& answer, std::string_view operation);
 
-  /// `callback` is called once, before the communicators end in any way.
-  void on_end(std::function<void()> callback) { on_end_.push_back(std::move(callback)); }
+  /// Graphs that hold operations of the communicators, as in DeviceAllReducer.
+  void on_end(GraphOwner owner) { owners_.push_back(std::move(owner)); }
 
   /// Returns device memory of at least `bytes` bytes, for one operation. The next call may move it.
   Result<std::byte*> staging(std::size_t bytes);
@@ -73,6 +75,7 @@ class NcclLink {
 
  private:
   struct Slots;
+  struct CommunicatorEndings;
 
   bool all_agree(ncclComm_t comm, bool mine);
 
@@ -83,6 +86,9 @@ class NcclLink {
   Error fail(ErrorCode code, const std::string& reason, std::string_view operation);
   Error failed_call(ncclComm_t comm, ncclResult_t result, std::string_view operation);
   bool end_all(bool abort);
+  bool is_idle();
+  bool drop_graphs(std::chrono::steady_clock::time_point deadline);
+  std::shared_ptr<CommunicatorEndings> begin_endings(bool abort);
 
   std::shared_ptr<const NcclLibrary> library_;
   std::shared_ptr<NcclDevice> device_;
@@ -92,7 +98,7 @@ class NcclLink {
   std::size_t staged_ = 0;
   std::vector<std::byte*> own_;  ///< allocated by the device
   std::shared_ptr<NcclMemory> memory_;
-  std::vector<std::function<void()>> on_end_;
+  std::vector<GraphOwner> owners_;
   bool stuck_ = false;
   std::optional<Error> failed_;
 };

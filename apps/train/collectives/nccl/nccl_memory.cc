@@ -5,9 +5,6 @@
 namespace ddp::train {
 
 NcclMemory::~NcclMemory() {
-  if (blocks_.empty()) return;
-  // Unlike cudaFree, ncclMemFree does not wait for running work that uses the memory.
-  (void)device_->finish();
   for (void* block : blocks_)
     (void)(*library_)->release(block);
 }

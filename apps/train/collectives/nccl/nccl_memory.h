@@ -18,7 +18,8 @@ class NcclMemory {
  public:
   NcclMemory(std::shared_ptr<const NcclLibrary> library, std::shared_ptr<NcclDevice> device)
       : library_(std::move(library)), device_(std::move(device)) {}
-  /// Waits for the device, then frees all memory. The communicators must have ended.
+  /// Frees all memory. The communicators and all work that uses the memory must have ended: unlike cudaFree,
+  /// ncclMemFree does not wait for that work.
   ~NcclMemory();
   NcclMemory(const NcclMemory&) = delete;
   NcclMemory& operator=(const NcclMemory&) = delete;
@@ -40,7 +41,8 @@ class NcclMemory {
     void* handle;
     bool is_window;
   };
-  /// Returns what must be deregistered before the communicator is destroyed. An abort deregisters by itself.
+  /// Returns what must be deregistered before the communicator is destroyed. An abort ends registrations of
+  /// ncclCommRegister by itself, but not windows: NCCL keeps the memory of a window until the process ends.
   std::vector<Registration> take_registrations(ncclComm_t comm);
 
  private:

@@ -178,6 +178,8 @@ Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library,
   limits.start_timeout = std::max(config.start_timeout, config.step_timeout);
   limits.step_timeout = config.step_timeout;
   limits.interrupt = config.interrupt;
+  // An abort leaks windows, so no later attempt shall make new ones. Ranks on one GPU gain nothing by them.
+  limits.windows = !config.rejoins && !config.share_gpu;
   const int version = library->version();
   const auto link = std::make_shared<NcclLink>(std::move(library), std::move(device), limits);
   const auto comm = link->open(directory, "world", config.rank, config.world_size);

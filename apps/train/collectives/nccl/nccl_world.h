@@ -25,6 +25,7 @@ struct NcclWorldConfig {
   std::chrono::milliseconds step_timeout{60'000};
   int interrupt = -1;
   bool share_gpu = false;   ///< several ranks on one GPU
+  bool rejoins = false;     ///< communicators are aborted and replaced in this process; the same on all ranks
   std::string remark;       ///< rank 0 prints it before NcclWorld::line
   bool with_nodes = false;  ///< sets NcclWorld::node and ::between; needs local_rank and node
 };

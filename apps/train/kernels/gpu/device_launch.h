@@ -9,4 +9,9 @@ namespace ddp::train::kernels::device {
 template <class Body>
 cudaError_t launch_on_device(const typename Body::Args& args, cudaStream_t stream);
 
+/// Loads a body's machine code, which its first launch would do otherwise. Loading may wait for all running
+/// work of the GPU.
+template <class Body>
+cudaError_t load_on_device();
+
 }  // namespace ddp::train::kernels::device

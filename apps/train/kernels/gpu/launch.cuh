@@ -90,8 +90,15 @@ cudaError_t launch_on_device(const typename Body::Args& args, cudaStream_t strea
   return cudaGetLastError();
 }
 
+template <class Body>
+cudaError_t load_on_device() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, run_body<Body>);
+}
+
 }  // namespace ddp::train::kernels::device
 
-/// Instantiates the launch of a body.
-#define DDP_LAUNCH(...) \
+/// Instantiates the load and the launch of a body.
+#define DDP_LAUNCH(...)                               \
+  template cudaError_t load_on_device<__VA_ARGS__>(); \
   template cudaError_t launch_on_device<__VA_ARGS__>(const typename __VA_ARGS__::Args&, cudaStream_t)

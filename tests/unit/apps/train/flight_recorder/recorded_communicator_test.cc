@@ -48,7 +48,7 @@ class FakeReducer final : public DeviceAllReducer {
   Result<> wait(const IsDone&, std::string_view) override {
     return good ? Result<>() : Error{ErrorCode::kTimeout, "too late during all-reduce"};
   }
-  void on_end(std::function<void()>) override {}
+  void on_end(GraphOwner) override {}
 
   bool good = true;
 };

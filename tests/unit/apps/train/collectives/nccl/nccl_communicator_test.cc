@@ -20,6 +20,7 @@
 #include "apps/train/collectives/nccl/nccl_link.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
 #include "apps/train/data/random.h"
+#include "apps/train/gpu/cuda_runtime.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_nccl.h"
 #include "tests/unit/apps/train/collectives/gather_check.h"
@@ -53,7 +54,6 @@ class MemoryDevice final : public NcclDevice {
     return {};
   }
   Result<bool> is_idle(void* stream) override { return static_cast<FakeStream*>(stream)->pending == 0; }
-  Result<> finish() override { return {}; }
 
  private:
   FakeStream stream_;
@@ -75,6 +75,7 @@ FakeNcclSettings& fresh_settings() {
   settings->init_fails = settings->remote_error = settings->abort_hangs = 0;
   settings->registers = true;
   settings->errors = 0;
+  settings->graphs = 0;
   settings->aborted = settings->destroyed = settings->ids = 0;
   return *settings;
 }
@@ -184,12 +185,42 @@ TEST_CASE("device memory is summed in place") {
   CHECK(said == std::vector<std::string>{"", ""});
 }
 
-TEST_CASE("an owner of captured all-reduces is notified once, before the communicators end") {
+namespace {
+
+/// An owner of graphs that writes down each call and how many communicators had begun to end before it. The
+/// graphs become idle at the second query. A communicator does not end while a graph holds it.
+GraphOwner recording_owner(FakeNcclSettings& settings, std::vector<std::string>& calls,
+                           bool ever_idle = true) {
+  settings.graphs = 1;
+  const auto record = [&settings, &calls](const std::string& call) {
+    const int begun = settings.aborted + settings.destroyed;
+    if (calls.empty() || calls.back() != call + " " + std::to_string(begun))
+      calls.push_back(call + " " + std::to_string(begun));
+  };
+  GraphOwner owner;
+  owner.abandon_capture = [record] { record("abandon"); };
+  owner.is_idle = [&settings, record, ever_idle, asked = 0]() mutable {
+    // An abort begins on another thread.
+    if (!ever_idle || (settings.all_reduces_hang && settings.aborted == 0)) return false;
+    if (++asked < 2) return false;
+    record("idle");
+    return true;
+  };
+  owner.drop = [&settings, record] {
+    record("drop");
+    settings.graphs = 0;
+  };
+  return owner;
+}
+
+}  // namespace
+
+TEST_CASE("an abort begins before graphs are dropped, which become idle by it; an orderly end follows them") {
   FakeNcclSettings& settings = fresh_settings();
-  settings.all_reduces_hang = true;
   for (const bool fails : {false, true}) {
     settings.aborted = settings.destroyed = 0;
-    int calls = 0, ended_before = -1;
+    settings.all_reduces_hang = fails;
+    std::vector<std::string> calls;
     {
       MemoryDirectory directory;
       NcclLinkConfig limits;
@@ -197,18 +228,39 @@ TEST_CASE("an owner of captured all-reduces is notified once, before the communi
       NcclLink link(fake_library(), std::make_shared<MemoryDevice>(), limits);
       const auto comm = link.open(directory, "world", 0, 1);
       REQUIRE(comm.has_value());
-      link.on_end([&] {
-        ++calls;
-        ended_before = settings.aborted + settings.destroyed;
-      });
-      const auto never = []() -> Result<bool> { return false; };
-      if (fails) CHECK(link.wait(*comm, "all-reduce", never).has_error());
-      CHECK(calls == (fails ? 1 : 0));
+      NcclDeviceAllReducer sums(std::shared_ptr<NcclLink>(&link, [](NcclLink*) {}), *comm);
+      sums.on_end(recording_owner(settings, calls));
+      if (fails) {
+        const auto done = sums.wait([]() -> Result<bool> { return false; }, "all-reduce");
+        REQUIRE(done.has_error());
+        CHECK(done.error().text ==
+              "rank 0 over NCCL: the other ranks did not join the operation within 20 ms during all-reduce");
+        CHECK(calls == std::vector<std::string>{"abandon 0", "idle 1", "drop 1"});
+      }
     }
-    CHECK(calls == 1);
-    CHECK(ended_before == 0);
-    CHECK(settings.aborted + settings.destroyed == 1);
+    if (!fails) CHECK(calls == std::vector<std::string>{"abandon 0", "idle 0", "drop 0"});
+    CHECK(calls.size() == 3);
+    CHECK(settings.aborted == (fails ? 1 : 0));
+    CHECK(settings.destroyed == (fails ? 0 : 1));
   }
+  CHECK_FALSE(nccl_is_stuck());
+}
+
+TEST_CASE("an end without a failure aborts if the graphs do not become idle by themselves") {
+  FakeNcclSettings& settings = fresh_settings();
+  settings.all_reduces_hang = true;
+  std::vector<std::string> calls;
+  {
+    MemoryDirectory directory;
+    NcclLinkConfig limits;
+    limits.end_timeout = 500ms;
+    NcclLink link(fake_library(), std::make_shared<MemoryDevice>(), limits);
+    REQUIRE(link.open(directory, "world", 0, 1).has_value());
+    link.on_end(recording_owner(settings, calls));
+  }
+  CHECK(calls == std::vector<std::string>{"abandon 0", "idle 1", "drop 1"});
+  CHECK(settings.destroyed == 0);
+  CHECK_FALSE(nccl_is_stuck());
 }
 
 TEST_CASE("operations inside and between nodes of unequal size are right") {
@@ -304,40 +356,6 @@ TEST_CASE("memory from NCCL is zeroed, registered, and freed in the right order"
   CHECK(settings.errors == 0);
   CHECK(settings.registrations == 0);
   CHECK(settings.blocks == 0);
-}
-
-TEST_CASE("owners of captured graphs are notified before the communicators end") {
-  FakeNcclSettings& settings = fresh_settings();
-  settings.remote_error = 6;
-  for (const bool fails : {false, true}) {
-    MemoryDirectory directory;
-    int calls = 0;
-    {
-      NcclLinkConfig limits;
-      limits.step_timeout = 20ms;
-      NcclLink link(fake_library(), std::make_shared<MemoryDevice>(), limits);
-      const auto comm = link.open(directory, "world", 0, 1);
-      REQUIRE(comm.has_value());
-      NcclDeviceAllReducer sums(std::shared_ptr<NcclLink>(&link, [](NcclLink*) {}), *comm);
-      settings.graphs = 1;  // no communicator ends while a graph exists
-      sums.on_end([&] {
-        ++calls;
-        settings.graphs = 0;
-        settings.graphs.notify_all();
-      });
-      if (fails) {
-        const auto done = sums.wait([]() -> Result<bool> { return false; }, "all-reduce");
-        REQUIRE(done.has_error());
-        CHECK(done.error().text ==
-              "rank 0 over NCCL: the other ranks did not join the operation within 20 ms during all-reduce");
-        CHECK(calls == 1);
-      }
-    }
-    CHECK(calls == 1);
-  }
-  CHECK(settings.destroyed == 1);
-  CHECK(settings.aborted == 1);
-  CHECK_FALSE(nccl_is_stuck());
 }
 
 TEST_CASE("communicators are destroyed at the end, and every attempt has new IDs") {
@@ -538,7 +556,32 @@ TEST_CASE("the GPU of a rank") {
         "--share-gpu");
 }
 
-// The last test: nccl_is_stuck() stays true afterwards.
+// The last tests: nccl_is_stuck() stays true afterwards.
+TEST_CASE("graphs that never become idle are not dropped, and the GPUs are given up") {
+  FakeNcclSettings& settings = fresh_settings();
+  settings.all_reduces_hang = true;
+  std::vector<std::string> calls;
+  MemoryDirectory directory;
+  {
+    NcclLinkConfig limits;
+    limits.step_timeout = 20ms;
+    limits.end_timeout = 50ms;
+    NcclLink link(fake_library(), std::make_shared<MemoryDevice>(), limits);
+    const auto comm = link.open(directory, "world", 0, 1);
+    REQUIRE(comm.has_value());
+    link.on_end(recording_owner(settings, calls, false));
+    const auto done = link.wait(*comm, "all-reduce", []() -> Result<bool> { return false; });
+    REQUIRE(done.has_error());
+    CHECK(done.error().text ==
+          "rank 0 over NCCL: the other ranks did not join the operation within 20 ms; NCCL did not abort "
+          "within 50 ms during all-reduce");
+  }
+  CHECK(calls == std::vector<std::string>{"abandon 0"});
+  CHECK(gpus_are_given_up());
+  CHECK(nccl_is_stuck());
+  settings.graphs = 0;
+}
+
 TEST_CASE("an abort that hangs is abandoned after its deadline") {
   FakeNcclSettings& settings = fresh_settings();
   settings.all_reduces_hang = true;
