@@ -70,7 +70,7 @@ void Supervisor::conclude_hang(Time now) {
   if (const std::string hint = hang_.hint(); !hint.empty()) text += "\nhint: " + hint;
   failures_.job_hung(Error{ErrorCode::kHung, std::move(text), 0}, now);
   // The report has these lines only for the attempt that ends the job.
-  if (membership_.restarts() < spec_.max_restarts) {
+  if (membership_.restart_left()) {
     for (const std::string& line : hang_.lines())
       say(line);
     if (const std::string early = early_exits_text(end(), end().failures.back()); !early.empty()) say(early);

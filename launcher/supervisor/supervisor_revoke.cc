@@ -141,7 +141,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerInTrouble& me
   detail(words);
   if (!message.peers.empty()) failures_.lost_peers(static_cast<int>(message.rank));
   // Without a restart budget the ranks end by themselves, each with its own error.
-  if (membership_.restarts() >= spec_.max_restarts) return;
+  if (!membership_.restart_left()) return;
   survivors_.in_trouble(words, now);
   if (state_ == State::kRunning) arm_running();
 }

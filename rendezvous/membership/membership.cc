@@ -12,8 +12,6 @@ using std::chrono::seconds;
 
 /// If a Tick is late by more than this, this machine slept, and the others were not silent.
 constexpr seconds kOverslept{1};
-/// Maximum number of host numbers in a job.
-constexpr std::size_t kMaxHosts = 100'000;
 
 }  // namespace
 
@@ -79,11 +77,11 @@ bool Membership::admit(const Sender& from, const Joined& event) {
     why = "it belongs to job " + std::string(from.job) + ", not to " + rules_.job;
   } else if (state_ == State::kEnded || user_stop_) {
     why = "the job is over";
-  } else if (from.host >= kMaxHosts || from.host > nodes_.size() || (node == nullptr && !rules_.open)) {
+  } else if (node == nullptr) {
     why = "it is not a host of this job";
   } else if (event.slots < 1) {
     why = "it has no slots";
-  } else if (node != nullptr && from.incarnation <= node->incarnation) {
+  } else if (from.incarnation <= node->incarnation) {
     why = present ? "a later agent of its host has joined" : "it was given up as lost; a new agent must join";
   } else if (present && !node->suspect && !event.name.empty() && event.name != node->name) {
     why = "node " + std::to_string(from.host) + " is " + node->name +
@@ -102,10 +100,6 @@ void Membership::take(const Sender& from, const Joined& event, Time now) {
   if (event.gone_incarnation != 0 && from.job == rules_.job && from.host < nodes_.size())
     workers_gone(from.host, event.gone_incarnation, now);
   if (!admitted) return try_begin(now);
-  if (from.host == nodes_.size()) {
-    nodes_.emplace_back();
-    nodes_.back().name = event.name.empty() ? "node " + std::to_string(from.host) : event.name;
-  }
   if (nodes_[from.host].present) {
     lose(from.host, "its agent was restarted", false, now);
     if (state_ == State::kEnded) return refuse(from, "the job is over");
@@ -183,7 +177,7 @@ void Membership::recall_later(Node& node, Time now) {
 /// Before the first attempt: when MIN nodes cannot be reached, waits only `debounce`, so that other hosts can
 /// report their failures. Does not wait if every host has answered.
 void Membership::fail_early(Time now) {
-  if (attempt_ > 0 || rules_.open || present_ + coming_ >= rules_.min_nodes) return;
+  if (attempt_ > 0 || present_ + coming_ >= rules_.min_nodes) return;
   phase_end_ = std::min(*phase_end_, now + rules_.debounce);
   if (coming_ == 0) on_join_limit(now);
 }

@@ -48,6 +48,7 @@ class Membership {
   std::uint32_t incarnation(HostNumber host) const { return nodes_[host].incarnation; }
   int present() const { return present_; }
   int restarts() const { return restarts_; }  ///< charged to the budget, over the whole job
+  bool restart_left() const { return restarts_ < rules_.max_restarts; }
 
  private:
   /// Part of a node in the attempt. kWaiting: it has left the attempt, and its workers survive.
@@ -107,10 +108,7 @@ class Membership {
   void fail_early(Time now);
   void stop(StopCause cause, Outcome outcome, std::string reason, bool non_retryable, Time now);
   void attempt_over(Time now);
-  bool spend_restart(Time now);
-  bool budget_left(Time now);
   bool another_follows(StopCause cause, bool non_retryable, Time now);
-  bool comes_no_further(Time now) const;
   bool some_wait() const;
   void gather(Time now);
   void try_begin(Time now);
@@ -143,7 +141,6 @@ class Membership {
   std::optional<std::string> user_stop_;  ///< reason, as text
   std::string leftovers_;
   AttemptEnd attempt_end_;
-  std::deque<Time> restart_times_;
   Time began_{0};
   Time join_limit_at_{0};
   Time awake_since_{0};

@@ -58,16 +58,13 @@ void Membership::wait_for(std::string what, std::optional<Time> until) {
 
 /// Returns whether the present nodes suffice to begin; their slots may still turn out not to fit.
 bool Membership::nodes_are_ready(Time now) {
-  const int wanted = rules_.max_nodes + rules_.spares;
   if (present_ < rules_.min_nodes) {
     wait_for("nodes: " + std::to_string(present_) + " of at least " + std::to_string(rules_.min_nodes), {});
     admission_window_.reset();
     return false;
   }
   // The first attempt defines the slots, so nodes that are still starting get the admission window.
-  const bool complete =
-      (coming_ == 0 && !rules_.open) || present_ >= (rules_.open ? rules_.max_nodes : wanted);
-  if (attempt_ > 0 || complete) return true;
+  if (attempt_ > 0 || coming_ == 0 || present_ >= rules_.max_nodes + rules_.spares) return true;
   if (!admission_window_) admission_window_ = now + rules_.admission_window;
   if (now >= *admission_window_) return true;
   wait_for("more nodes", admission_window_);
@@ -210,7 +207,7 @@ void Membership::stop(StopCause cause, Outcome outcome, std::string reason, bool
 bool Membership::another_follows(StopCause cause, bool non_retryable, Time now) {
   if (cause == StopCause::kUser || user_stop_) return false;
   if (cause == StopCause::kScaleUp) return true;
-  return !non_retryable && leftovers_.empty() && !comes_no_further(now) && budget_left(now);
+  return !non_retryable && leftovers_.empty() && restart_left();
 }
 
 // ---- after an attempt
@@ -229,13 +226,9 @@ void Membership::attempt_over(Time now) {
     return gather(now);
   }
   if (over.non_retryable) return end(over.outcome, over.reason, "another attempt would fail the same way");
-  const bool no_further = comes_no_further(now);
+  if (!restart_left()) return end(over.outcome, over.reason);
+  ++restarts_;
   no_progress_ = fruitful_ || now - began_ >= rules_.fruitful_after ? 0 : no_progress_ + 1;
-  if (no_further) {
-    return end(Outcome::kNoProgress, over.reason,
-               counted(no_progress_, "attempt") + " in a row made no progress");
-  }
-  if (!spend_restart(now)) return end(over.outcome, over.reason);
   const int doublings = std::clamp(no_progress_ - 1, 0, 20);
   Time wait = std::min(rules_.backoff * (1 << doublings), std::max(rules_.backoff, rules_.max_backoff));
   // Survivors of an attempt with progress hold the training state, and waiting would not help.
@@ -243,33 +236,12 @@ void Membership::attempt_over(Time now) {
   ++attempt_;
   state_ = State::kBackingOff;
   phase_end_ = now + wait;
-  actions_.emplace_back(BackOff{over.reason, static_cast<int>(restart_times_.size()), wait});
-}
-
-/// Returns whether the end of this attempt reaches the limit of attempts in a row without progress.
-bool Membership::comes_no_further(Time now) const {
-  if (rules_.no_progress_limit == 0 || fruitful_ || now - began_ >= rules_.fruitful_after) return false;
-  return no_progress_ + 1 >= rules_.no_progress_limit;
+  actions_.emplace_back(BackOff{over.reason, restarts_, wait});
 }
 
 bool Membership::some_wait() const {
   return std::any_of(nodes_.begin(), nodes_.end(),
                      [](const Node& node) { return node.participation == Participation::kWaiting; });
-}
-
-bool Membership::budget_left(Time now) {
-  if (rules_.restart_window > Time(0)) {
-    while (!restart_times_.empty() && restart_times_.front() + rules_.restart_window < now)
-      restart_times_.pop_front();
-  }
-  return static_cast<int>(restart_times_.size()) < rules_.max_restarts;
-}
-
-bool Membership::spend_restart(Time now) {
-  if (!budget_left(now)) return false;
-  restart_times_.push_back(now);
-  ++restarts_;
-  return true;
 }
 
 void Membership::end(Outcome outcome, std::string reason, std::string no_restart) {

@@ -25,7 +25,6 @@ struct MembershipRules {
   using Duration = std::chrono::nanoseconds;
   std::string job;                 ///< id
   std::vector<std::string> hosts;  ///< expected at the start, in order; the index is the host number
-  bool open = false;               ///< other hosts may join, too; their numbers follow
   int min_nodes = 1;
   int max_nodes = 1;  ///< if equal to min_nodes, the shape of the world is fixed
   int spares = 0;
@@ -40,10 +39,8 @@ struct MembershipRules {
   Fence fence = Fence::kRank0;
   Duration stop_time = std::chrono::seconds(25);  ///< from StopAttempt to NodeEnded of every node
   int max_restarts = 0;
-  Duration restart_window{0};  ///< max_restarts applies to this window; 0: to the whole job
   Duration backoff = std::chrono::seconds(1);
   Duration max_backoff = std::chrono::seconds(60);
-  int no_progress_limit = 0;                           ///< attempts in a row without progress; 0: no limit
   Duration fruitful_after = std::chrono::seconds(60);  ///< an attempt that ran this long made progress
   int host_faults = 3;  ///< this many within fault_window exclude the host; 0: never
   Duration fault_window = std::chrono::hours(1);
@@ -112,8 +109,7 @@ enum class Outcome : std::uint8_t {
   kDone,
   kFailed,  ///< a worker failed, or the attempt as a whole
   kNodeLost,
-  kTooFew,  ///< too few nodes within the join limit
-  kNoProgress,
+  kTooFew,     ///< too few nodes within the join limit
   kLeftovers,  ///< processes of an attempt could not be killed; no attempt may run beside them
   kUser,
 };

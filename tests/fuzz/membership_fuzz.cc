@@ -42,11 +42,8 @@ MembershipRules rules_from(FuzzBytes& bytes) {
   rules.max_nodes = 1 + bytes.below(hosts);
   rules.min_nodes = 1 + bytes.below(rules.max_nodes);
   const int flags = bytes.below(256);
-  rules.open = (flags & 1) != 0;
   rules.recall = (flags & 2) != 0;
   rules.scale_up_now = (flags & 4) != 0;
-  rules.no_progress_limit = (flags & 8) != 0 ? 2 : 0;
-  rules.restart_window = (flags & 16) != 0 ? 30s : 0s;
   rules.spares = bytes.below(3);
   rules.max_restarts = bytes.below(5);
   rules.host_faults = bytes.below(4);
@@ -82,7 +79,7 @@ class InvariantChecker {
     }
     require(ended_ == (membership.state() == Membership::State::kEnded));
     require(membership.deadline().has_value() != ended_);
-    if (rules_.restart_window == 0s) require(membership.restarts() <= rules_.max_restarts);
+    require(membership.restarts() <= rules_.max_restarts);
     require(attempts_ <= 1 + static_cast<std::uint32_t>(membership.restarts()) + growths_);
     require(membership.present() >= 0 && membership.present() <= rules_.max_nodes + rules_.spares);
   }

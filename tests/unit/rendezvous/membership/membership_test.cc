@@ -44,8 +44,6 @@ std::string outcome_name(Outcome outcome) {
       return "node-lost";
     case Outcome::kTooFew:
       return "too-few";
-    case Outcome::kNoProgress:
-      return "no-progress";
     case Outcome::kLeftovers:
       return "leftovers";
     case Outcome::kUser:
@@ -163,14 +161,14 @@ class Scenario {
         {"join-limit", &rules.join_limit},     {"last-call", &rules.admission_window},
         {"settle", &rules.debounce},           {"suspect", &rules.suspect_after},
         {"node-timeout", &rules.node_timeout}, {"lease", &rules.lease},
-        {"stop-time", &rules.stop_time},       {"window", &rules.restart_window},
-        {"backoff", &rules.backoff},           {"fruitful", &rules.fruitful_after},
-        {"fault-window", &rules.fault_window}, {"cool-down", &rules.cool_down},
-        {"recall-every", &rules.recall_every}};
-    std::map<std::string, int*> numbers{
-        {"min", &rules.min_nodes},      {"max", &rules.max_nodes},
-        {"spares", &rules.spares},      {"restarts", &rules.max_restarts},
-        {"faults", &rules.host_faults}, {"no_progress", &rules.no_progress_limit}};
+        {"stop-time", &rules.stop_time},       {"backoff", &rules.backoff},
+        {"fruitful", &rules.fruitful_after},   {"fault-window", &rules.fault_window},
+        {"cool-down", &rules.cool_down},       {"recall-every", &rules.recall_every}};
+    std::map<std::string, int*> numbers{{"min", &rules.min_nodes},
+                                        {"max", &rules.max_nodes},
+                                        {"spares", &rules.spares},
+                                        {"restarts", &rules.max_restarts},
+                                        {"faults", &rules.host_faults}};
     for (std::size_t i = 1; i < words.size(); ++i) {
       const auto equals = words[i].find('=');
       const std::string key = words[i].substr(0, equals);
@@ -180,8 +178,6 @@ class Scenario {
         rules.hosts = names_ = split_words(value, ',');
       else if (key == "recall")
         rules.recall = true;
-      else if (key == "open")
-        rules.open = true;
       else if (key == "fence")
         rules.fence = value == "all" ? Fence::kAll : value == "off" ? Fence::kOff : Fence::kRank0;
       else if (key == "scale-up-now")
