@@ -27,8 +27,12 @@ class LocalJob(LaunchTest):
         self.assert_code(done, 0)
         self.assertEqual((done.out, done.err), ("", ""))
 
-    def test_chosen_thread_count_is_reported_once(self):
+    def test_chosen_thread_count_is_reported_once_to_python(self):
         done = self.run_job("--nproc-per-node", 2, "sh", "-c", "echo $OMP_NUM_THREADS")
+        self.assert_code(done, 0)
+        self.assertEqual(done.err, "")
+        self.assertRegex(done.out, r"^\[localhost:[01]\] \d+\n")
+        done = self.run_job("--nproc-per-node", 2, sys.executable, "-c", "import os; print(os.environ['OMP_NUM_THREADS'])")
         self.assert_code(done, 0)
         self.assertRegex(done.err, r"^ddplaunch: localhost: OMP_NUM_THREADS is set to \d+ for each worker")
         self.assertEqual(done.err.count("OMP_NUM_THREADS"), 1)
