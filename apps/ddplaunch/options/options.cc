@@ -154,6 +154,10 @@ void read_job(JobOptions& options, const ProcessContext& context, Diagnostics& d
   const std::string name = spec.job_id + (again ? "." + context.new_job_id : "");
   if (!spec.output.log_dir.empty()) spec.output.log_dir += '/' + name;
   if (options.given("--job-dir")) return;
+  const std::string* temporary = launcher::find_env(context.env, "TMPDIR");
+  spec.fallback_job_dir = absolute_path(
+      "ddplaunch-" + std::to_string(context.user_id) + "/jobs/" + name,
+      temporary != nullptr && temporary->starts_with('/') ? absolute_path(*temporary, "/") : "/tmp");
   const std::string* state = launcher::find_env(context.env, "XDG_STATE_HOME");
   const std::string* home = launcher::find_env(context.env, "HOME");
   std::string base;
@@ -166,8 +170,11 @@ void read_job(JobOptions& options, const ProcessContext& context, Diagnostics& d
   } else if (options.job.verb != Verb::kRun || joins) {
     return;  // these write no files
   } else {
-    return diagnostics.fail(
-        "HOME is not set, so the directory for the job's files is unknown; give --job-dir DIR");
+    const bool unset = home == nullptr || home->empty();
+    diagnostics.note(std::string(unset ? "HOME is not set" : "HOME is not an absolute path") +
+                     "; the job's files are in " + spec.fallback_job_dir);
+    spec.job_dir = spec.fallback_job_dir;
+    return;
   }
   spec.job_dir = absolute_path("ddplaunch/jobs/" + name, base);
 }

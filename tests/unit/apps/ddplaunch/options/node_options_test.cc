@@ -300,5 +300,5 @@ TEST_CASE("A node that joins keeps no files, so it needs no home directory") {
   FakeContext world;
   world.env = {{"PATH", "/usr/bin"}};
   CHECK(node_text(world, kNode1) == "1 of 2 at gpu00:29500, job default");
-  CHECK(world.errors({"--nnodes", "2", "--node-rank", "0", "--master-addr", "gpu00", "w"}).size() == 1);
+  CHECK(world.job({"--nnodes", "2", "--node-rank", "0", "--master-addr", "gpu00", "w"}).notes.size() == 1);
 }

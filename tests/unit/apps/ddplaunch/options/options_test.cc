@@ -407,10 +407,18 @@ TEST_CASE("Directories") {
         "/data/run/logs/run7");
   world.env.clear();
   CHECK(world.spec({"check", "w"}).job_dir.empty());  // check writes no files
-  CHECK(
-      world.errors({"w"}) ==
-      Texts{
-          "ddplaunch: HOME is not set, so the directory for the job's files is unknown; give --job-dir DIR"});
+  CHECK(world.spec({"--job-dir", "/x", "w"}).fallback_job_dir.empty());
+  world.user_id = 1000;
+  const std::string name = "/ddplaunch-1000/jobs/20261121-034500-ab12cd";
+  const auto notes = [&world] { return world.job({"w"}).notes; };
+  CHECK(notes() == Texts{"ddplaunch: HOME is not set; the job's files are in /tmp" + name});
+  CHECK(world.spec({"w"}).job_dir == "/tmp" + name);
+  world.env = {{"HOME", "ann"}, {"TMPDIR", "/scratch/"}};
+  CHECK(notes() == Texts{"ddplaunch: HOME is not an absolute path; the job's files are in /scratch" + name});
+  world.env[0].second = "/home/ann";
+  CHECK(notes().empty());
+  CHECK(world.spec({"w"}).fallback_job_dir == "/scratch" + name);
+  world.env.clear();
   CHECK(world.errors({"--job-dir", "/x", "--job-id", "a/b", "w"}) ==
         Texts{"ddplaunch: --job-id a/b: give 1 to 64 letters, digits, '.', '_' and '-', starting with a "
               "letter or digit"});
