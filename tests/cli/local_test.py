@@ -219,6 +219,20 @@ class LocalJob(LaunchTest):
         self.assert_code(done, 0)
         self.assertEqual(done.out, "[localhost:0] hello\n[localhost:0] world\n")
 
+    def test_a_loop_over_a_file_keeps_the_lines_that_rank_0_does_not_read(self):
+        listed = self.dir / "list"
+        def loop(*worker):
+            line = f'while read x; do "$0" --label none --job-id job$x "$@" $x; done <{listed}'
+            return subprocess.run(["sh", "-c", line, DDPLAUNCH, *worker], env=self.env, capture_output=True, text=True, timeout=60)
+        # Short enough for the end of file to reach the worker, and longer than all buffers on the way.
+        for rest in ("", "x" * 99 + "\n"):
+            listed.write_text("1\n2\n3\n" + rest * 5000)
+            done = loop("sh", "-c", '[ $1 != 3 ] || head -c 500000 >/dev/null; echo job $1', "sh")
+            self.assertEqual((done.stdout, done.stderr), ("job 1\njob 2\njob 3\n", ""))
+        listed.write_text("1\na\n2\nb\n3\nc\n")
+        done = loop("sh", "-c", 'read y; echo $1 $y', "sh")
+        self.assertEqual((done.stdout, done.stderr), ("1 a\n2 b\n3 c\n", ""))
+
     def test_closed_stdout_does_not_end_the_job(self):
         process = self.start("sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.05; done")
         process.stdout.readline()
