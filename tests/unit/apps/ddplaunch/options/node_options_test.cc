@@ -61,7 +61,8 @@ TEST_CASE("With --node-rank one ddplaunch runs on each node") {
   CHECK(node_text(FakeContext(), {"--nnodes", "2", "--master-addr", "gpu00", "w"}) ==
         "? of 2 at gpu00:29500, job default");
   const auto spec = FakeContext().spec(kNode1);
-  CHECK(spec.hosts[0].name == "localhost");
+  CHECK(spec.hosts[0].name == "head");
+  CHECK(is_localhost(spec.hosts[0]));
   CHECK(spec.hosts[1].name == "node1");
   CHECK(!spec.push);
   CHECK(spec.job_dir == "/home/ann/.local/state/ddplaunch/jobs/20261121-034500-ab12cd");
