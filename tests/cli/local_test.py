@@ -4,6 +4,7 @@
 import os
 import pathlib
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -213,6 +214,14 @@ class LocalJob(LaunchTest):
         process.communicate()
         mark = f"DDPLAUNCH_JOB_ID={self.job}\0"
         self.assertTrue(wait_until(lambda: not live_processes_with(mark)), live_processes_with(mark))
+
+    def test_too_little_memory_is_an_error_with_advice(self):
+        limits = (resource.RLIMIT_AS, (30_000 << 10, 30_000 << 10))
+        done = subprocess.run([DDPLAUNCH, "--job-dir", self.job_dir, "true"], env=self.env, capture_output=True, text=True,
+                              stdin=subprocess.DEVNULL, preexec_fn=lambda: resource.setrlimit(*limits))
+        self.assertEqual(done.returncode, 116, done.stderr)
+        self.assertRegex(done.stderr.splitlines()[-1], "^ddplaunch: exit 116: the system refused a thread or memory: "
+                                                       ".*; check ulimit -u and ulimit -v$")
 
     def test_stdin_goes_to_rank_0_only(self):
         done = self.run_job("--nproc-per-node", 2, "--stdin", "0", "sh", "-c", "cat", stdin="hello\nworld\n")
