@@ -94,7 +94,8 @@ bool NodeOptionReader::others_chosen() {
                       ": one ddplaunch starts all nodes; --network chooses the address");
   }
   if (written_.rdzv_endpoint) {
-    diagnostics_.note("--rdzv-endpoint has no effect with " + chosen +
+    const bool renamed = chosen == "--launcher" && written_.standalone;
+    diagnostics_.note("--rdzv-endpoint has no effect with " + (renamed ? "--standalone" : chosen) +
                       ": nodes join over the connection that starts them");
   }
   if (written_.node_rank && !is_other_node() && chosen != "--launcher")

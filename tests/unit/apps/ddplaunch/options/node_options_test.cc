@@ -92,6 +92,10 @@ TEST_CASE("--rdzv-endpoint names a host and a port") {
   CHECK_FALSE(ddp::read_endpoint("fd00::1")->port);
   CHECK(FakeContext().errors({"--rdzv-endpoint", "a:b", "w"}) ==
         Texts{"ddplaunch: --rdzv-endpoint a:b: give HOST:PORT of node 0"});
+  CHECK(
+      FakeContext().job({"--standalone", "--rdzv-endpoint=localhost:0", "w"}).notes ==
+      Texts{"ddplaunch: --rdzv-endpoint has no effect with --standalone: nodes join over the connection that "
+            "starts them"});
   CHECK(FakeContext().job({"--nnodes=1", "--rdzv-endpoint=localhost:0", "w"}).notes ==
         Texts{"ddplaunch: --rdzv-endpoint has no effect with a single node"});
   CHECK(
