@@ -129,7 +129,11 @@ Result<SpawnedProcess> give_birth(ChildPlan& plan, int cgroup) {
   }
   const pid_t pid =
       clone(enter_child, stack + sizeof stack, CLONE_VM | CLONE_VFORK | CLONE_PIDFD | SIGCHLD, &plan, &pidfd);
-  if (pid < 0) return system_error(errno, "clone");
+  if (pid < 0) {
+    Error error = system_error(errno, "clone");
+    if (error.sys == EAGAIN) error.text += "; the limit of processes is reached (ulimit -u)";
+    return error;
+  }
   return SpawnedProcess{pid, UniqueFd(pidfd)};
 }
 

@@ -105,8 +105,10 @@ Result<std::string> find_program(std::string_view name, std::optional<std::strin
   }
   if (found_but) return *found_but;
   const bool is_here = ::access(below(cwd, name).c_str(), F_OK) == 0;
-  const std::string where =
+  std::string where =
       is_here ? "; for the file here write ./" + std::string(name) : " (" + std::string(directories) + ")";
+  // Debian has no python.
+  if (name == "python" && !is_here && find_program("python3", path, cwd)) where += "; python3 is there";
   return Error{ErrorCode::kExec, one_line("cannot find program '" + std::string(name) + "' in PATH" + where),
                ENOENT};
 }

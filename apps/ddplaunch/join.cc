@@ -24,6 +24,7 @@
 #include "base/exit_status.h"
 #include "base/find_program.h"
 #include "base/readable.h"
+#include "base/safe_text.h"
 #include "launcher/agent/agent.h"
 #include "launcher/agent/node_facts.h"
 #include "launcher/job/join_job.h"
@@ -238,6 +239,13 @@ int run_per_node(const JobSpec& spec, GivenToken given) {
   auto port = take_control_port(*spec.per_node);
   if (!port) return end_with(port.error());
   if (*port) {
+    const std::string& address = spec.per_node->master_addr;
+    if (!spec.quiet && !resolves(address)) {
+      std::fprintf(stderr,
+                   "ddplaunch: warning: --master-addr %s does not resolve on this machine; the other nodes "
+                   "must be able to reach it\n",
+                   one_line(address).c_str());
+    }
     JoinListener join_listener{std::move(**port), std::move(*token)};
     return launch(spec, given, &join_listener);
   }

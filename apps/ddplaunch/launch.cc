@@ -54,7 +54,8 @@ int fail(const launcher::JobSpec& spec, const Error& error) {
 
 }  // namespace
 
-int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinListener* join_listener) {
+int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListener* join_listener) {
+  launcher::JobSpec spec = wanted;
   take_signals();
   if (const auto room = make_room_for_nodes(spec); !room) return fail(spec, room.error());
   auto agent = choose_agent(spec);
@@ -65,6 +66,9 @@ int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinListener*
   options.bundle = agent->bundle;
   auto job_dir = launcher::JobDir::create(spec);
   if (!job_dir) return fail(spec, job_dir.error());
+  spec.job_dir = job_dir->path();
+  if (!job_dir->note().empty() && !spec.quiet)
+    std::fprintf(stderr, "ddplaunch: %s\n", job_dir->note().c_str());
   if (!job_dir->warning().empty()) std::fprintf(stderr, "ddplaunch: %s\n", job_dir->warning().c_str());
 
   asio::io_context loop(1);

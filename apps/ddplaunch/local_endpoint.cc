@@ -129,6 +129,15 @@ bool is_own_address(const std::string& host) {
   return false;
 }
 
+bool resolves(const std::string& host) {
+  addrinfo wanted{};
+  wanted.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(host.c_str(), nullptr, &wanted, &found) != 0) return false;
+  ::freeaddrinfo(found);
+  return true;
+}
+
 std::optional<PortHolder> find_port_holder(const std::string& address, std::uint16_t port) {
   std::map<std::uint64_t, launcher::TcpSocket> sockets;
   for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"})

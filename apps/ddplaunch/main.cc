@@ -7,8 +7,8 @@
 
 #include "apps/ddplaunch/commands.h"
 #include "apps/ddplaunch/options/options.h"
+#include "apps/ddplaunch/start_up.h"
 #include "base/standard_descriptors.h"
-#include "launcher/report/exit_code.h"
 #include "rendezvous/secure/link_token.h"
 
 namespace {
@@ -18,9 +18,7 @@ constexpr int kExitUsage = 2;
 int print(const ddp::PrintText& print) {
   const ddp::Result<> printed = ddp::print_result(print.text);
   if (printed) return 0;
-  const int code = ddp::launcher::exit_code_of(printed.error());
-  std::fprintf(stderr, "ddplaunch: exit %d: %s\n", code, printed.error().text.c_str());
-  return code;
+  return ddp::report_exit(printed.error());
 }
 
 int refuse(const ddp::BadUsage& usage) {
@@ -40,9 +38,7 @@ int run(const ddp::RunJob& job, ddp::GivenToken token) {
   return job.verb == ddp::Verb::kRun ? ddp::launch(job.spec, token) : ddp::check(job, token);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   ddp::fill_standard_descriptors();
   // Take the token before the environment is copied or a child is started.
   ddp::GivenToken token = ddp::rendezvous::take_token_from_environment();
@@ -54,4 +50,10 @@ int main(int argc, char** argv) {
   }
   if (const auto* usage = std::get_if<ddp::BadUsage>(&parsed)) return refuse(*usage);
   return run(std::get<ddp::RunJob>(parsed), std::move(token));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return ddp::report_refusals([=] { return run(argc, argv); });
 }

@@ -1,7 +1,10 @@
 #include "apps/ddplaunch/start_up.h"
 
 #include <csignal>
+#include <cstdio>
+#include <new>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "base/build_identity.h"
@@ -11,6 +14,7 @@
 #include "launcher/job/job_spec.h"
 #include "launcher/links/daemon_shell.h"
 #include "launcher/links/daemon_token.h"
+#include "launcher/report/exit_code.h"
 #include "remote/shells/command_shell.h"
 #include "remote/shells/local_shell.h"
 #include "remote/shells/srun_shell.h"
@@ -18,6 +22,27 @@
 #include "rendezvous/protocol/message.h"
 
 namespace ddp {
+
+int report_exit(const Error& error) {
+  const int code = launcher::exit_code_of(error);
+  std::fprintf(stderr, "ddplaunch: exit %d: %s\n", code, error.text.c_str());
+  return code;
+}
+
+int report_refusals(const std::function<int()>& body) {
+  const auto refused = [](const char* why) {
+    return report_exit({ErrorCode::kSystem, std::string("the system refused a thread or memory: ") + why +
+                                                "; check ulimit -u and ulimit -v"});
+  };
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return refused("Cannot allocate memory");
+  } catch (const std::system_error& error) {
+    return refused(error.what());
+  }
+}
+
 void take_signals() {
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGXFSZ, SIG_IGN);

@@ -18,6 +18,13 @@ namespace ddp {
 /// token is needed.
 using GivenToken = Result<rendezvous::LinkToken>;
 
+/// Prints the last line of a program that ends with this error, and returns its exit code.
+int report_exit(const Error& error);
+
+/// Returns the result of `body`. Threads and memory are needed everywhere, so their refusal is an exception;
+/// it is reported here and gives exit code 116.
+int report_refusals(const std::function<int()>& body);
+
 /// Overrides inherited settings: children are waited for, signals arrive, and a full disk or pipe is an error
 /// that does not kill the process.
 void take_signals();

@@ -22,14 +22,19 @@ WrittenOption OptionScanner::take_apart(const std::string& word) const {
   const std::size_t equals = is_long ? word.find('=') : std::string::npos;
   written.text = word.substr(0, equals);
   if (equals != std::string::npos) written.value = word.substr(equals + 1);
-  if (!is_long && word.size() > 2 && std::isdigit(static_cast<unsigned char>(word[2])) != 0 &&
-      table_.takes_value(word.substr(0, 2))) {
-    written.text = word.substr(0, 2);
-    written.value = word.substr(2);
+  const std::size_t digit = is_long ? std::string::npos : word.find_first_of("0123456789");  // -n2, -np2
+  if (digit != std::string::npos && digit >= 2 && takes_value(word.substr(0, digit))) {
+    written.text = word.substr(0, digit);
+    written.value = word.substr(digit);
   }
   written.name = written.text;
   if (is_long) std::replace(written.name.begin(), written.name.end(), '_', '-');
   return written;
+}
+
+bool OptionScanner::takes_value(const std::string& name) const {
+  if (table_.knows(name)) return table_.takes_value(name);
+  return is_other(name) && other_takes_value(name);
 }
 
 bool OptionScanner::scan() {

@@ -63,6 +63,7 @@ class OptionScanner {
   bool read_unknown(const WrittenOption& written);
   bool is_option(const std::string& word) const;
   WrittenOption take_apart(const std::string& word) const;
+  bool takes_value(const std::string& name) const;
   std::string_view suggestion(const WrittenOption& written) const;
 
   std::string program_;

@@ -105,6 +105,9 @@ OptionField directory_into(std::string& field) {
 OptionField time_into(std::chrono::milliseconds& field, std::chrono::milliseconds least, bool zero_is_off) {
   const auto read = [=, &field](const std::string& text) -> std::string {
     const auto time = parse_duration(text);
+    if (!time && scaled(text, kTimes))
+      return " is too long; at most " +
+             duration_text(std::chrono::milliseconds(static_cast<std::int64_t>(kMostMilliseconds)));
     if (!time) return ": give a time like 500ms, 15s, 2m or 1h";
     if (*time < least && !(zero_is_off && text == "0"))
       return " is too short; at least " + std::to_string(least.count()) + "ms";

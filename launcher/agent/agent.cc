@@ -211,8 +211,10 @@ Awaitable<> Agent::feed_stdin() {
   while (!stdin_.pending.empty() && core_.takes_stdin()) {
     std::string bytes = std::exchange(stdin_.pending, {});
     const auto size = static_cast<std::uint32_t>(bytes.size());
+    stdin_.given += size;
     co_await workers_->write_stdin(std::move(bytes));
-    link_.send(rendezvous::StdinTaken{size});
+    const rendezvous::StdinTaken taken{size, false, 0};
+    link_.send(taken);
   }
   if (stdin_.ended && stdin_.pending.empty() && core_.running()) co_await workers_->write_stdin({});
   stdin_.busy = false;

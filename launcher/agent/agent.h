@@ -182,8 +182,10 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   OutputCredit credit_;
   struct {
     std::string pending;
-    bool ended = false;  ///< the end of file is among what is pending
-    bool busy = false;   ///< feed_stdin runs
+    std::uint64_t given = 0;  ///< bytes that left `pending` for a worker
+    std::uint64_t start = 0;  ///< `given` when the present rank 0 was started
+    bool ended = false;       ///< the end of file is among what is pending
+    bool busy = false;        ///< feed_stdin runs
   } stdin_;
   bool down_ = false;  ///< all workers have ended; only the last messages remain
   asio::steady_timer tick_;

@@ -110,6 +110,8 @@ void Agent::perform(const node::OrderAttempt& action) {
 
 void Agent::perform(const node::StartWorkers&) {
   const bool first = core_.processes().none();
+  if (std::any_of(prepared_.begin(), prepared_.end(), [](const WorkerSpec& s) { return s.wants_stdin; }))
+    stdin_.start = stdin_.given;
   workers_->start(std::exchange(prepared_, {}));
   workers_->resume_output();
   if (first) spawn(loop_.get_executor(), watch_workers());

@@ -33,6 +33,8 @@ void Agent::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& stat
   if (core_.processes().killed(local) == nullptr) evidence_.worker_ended(rank_of(local), pid, status);
   if (hang_monitor_) hang_monitor_->worker_ended(rank_of(local));
   if (worker_link_) worker_link_->forget(local);
+  if (const auto read = workers_->stdin_read(local))
+    link_.send(rendezvous::StdinTaken{0, true, stdin_.start + *read});
   feed(node::WorkerExited{local, std::move(exited)});
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/find_program.h"
 #include "base/safe_text.h"
+#include "launcher/agent/omp_use.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/job/worker_env.h"
 
@@ -107,6 +108,9 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
   auto program = find_program(wanted, path ? std::optional<std::string_view>(*path) : std::nullopt, job.cwd_);
   if (!program) return program.error();
   job.program_ = std::move(*program);
+  const auto kind = static_cast<WorkerCommand::Kind>(start.command_kind);
+  job.uses_omp_threads_ = kind == WorkerCommand::Kind::kPython || kind == WorkerCommand::Kind::kModule ||
+                          uses_omp_threads(job.program_);
   if (auto fits = check_exec_size(job.env_, job.argv_); !fits) return fits.error();
   return job;
 }
@@ -143,7 +147,7 @@ Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int co
     WorkerEnv own = worker_env(facts, env_);
     for (const auto& [name, value] : own.vars)
       set_env(env, name, value);
-    workers.omp_threads = own.omp_threads;
+    if (uses_omp_threads_) workers.omp_threads = own.omp_threads;
     if (auto fits = check_exec_size(env, argv_); !fits) return fits.error();
     WorkerSpec spec;
     spec.rank = local;

@@ -31,7 +31,7 @@ class NodeJob {
   struct Workers {
     std::vector<WorkerSpec> specs;
     std::vector<std::string> error_files;
-    std::optional<int> omp_threads;  ///< set if ddplaunch chose OMP_NUM_THREADS
+    std::optional<int> omp_threads;  ///< set if ddplaunch chose OMP_NUM_THREADS and the program may use it
   };
   Result<Workers> workers(const rendezvous::Spawn& spawn, int cores, const std::string& error_prefix,
                           const std::vector<std::string>& controls = {},
@@ -51,6 +51,7 @@ class NodeJob {
   EnvVars env_;
   std::vector<std::string> devices_;
   bool stdin_to_rank0_ = false;
+  bool uses_omp_threads_ = false;  ///< the program is Python or uses OpenMP
 };
 
 }  // namespace ddp::launcher

@@ -1,6 +1,7 @@
 #include "launcher/agent/worker_group.h"
 
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <cerrno>
 #include <csignal>
 #include <map>
+#include <string_view>
 #include <utility>
 
 #include "base/readable.h"
@@ -47,6 +49,9 @@ struct WorkerGroup::Worker {
   ChildProcess child;
   asio::posix::stream_descriptor end;  ///< a copy of the pidfd for the loop
   asio::posix::stream_descriptor input;
+  bool has_input = false;           ///< its stdin is a pipe
+  std::uint64_t input_written = 0;  ///< bytes that the pipe took
+  UniqueFd input_rest;      ///< the pipe's other end, which shows what is unread after `input` was closed
   bool terminated = false;  ///< we sent SIGTERM before its end began
   bool ended = false;
   bool settled = false;  ///< ended, and its output was read
@@ -156,6 +161,7 @@ void WorkerGroup::watch(Launch launch, ChildProcess child) {
     events_.worker_not_started(launch.rank, system_error(failed.value(), "a descriptor to watch the worker"));
     return;
   }
+  worker->has_input = static_cast<bool>(launch.in.second);
   if (launch.in.second) worker->input.assign(launch.in.second.release());
   Worker* raw = worker.get();
   workers_.push_back(std::move(worker));
@@ -391,16 +397,40 @@ Awaitable<> WorkerGroup::write_stdin(std::string bytes) {
     co_await tasks_.one_end();
   for (const auto& worker : workers_) {
     if (!worker->input.is_open()) continue;
-    error_code ignored;
     if (bytes.empty()) {
-      worker->input.close(ignored);
+      close_input(*worker);
       co_return;
     }
-    asio::posix::stream_descriptor& input = worker->input;
-    const auto [error, count] = co_await asio::async_write(input, asio::buffer(bytes), kUseTuple);
-    if (error) input.close(ignored);  // the worker stopped reading, which is no error
+    Worker* const reader = worker.get();
+    for (std::string_view rest = bytes; !rest.empty();) {
+      const auto [error, count] = co_await reader->input.async_write_some(asio::buffer(rest), kUseTuple);
+      if (error) {  // the worker stopped reading, which is no error
+        if (reader->input.is_open()) close_input(*reader);
+        break;
+      }
+      reader->input_written += count;
+      rest.remove_prefix(count);
+    }
     co_return;
   }
+}
+
+/// The pipe's content can be counted through either end. The worker sees end of file when no writer is left.
+void WorkerGroup::close_input(Worker& worker) {
+  const std::string link = "/proc/self/fd/" + std::to_string(worker.input.native_handle());
+  worker.input_rest.reset(::open(link.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  error_code ignored;
+  worker.input.close(ignored);
+}
+
+std::optional<std::uint64_t> WorkerGroup::stdin_read(std::uint32_t rank) const {
+  Worker* worker = find(rank);
+  if (worker == nullptr || !worker->has_input) return std::nullopt;
+  const int pipe = worker->input.is_open() ? worker->input.native_handle() : worker->input_rest.get();
+  int unread = 0;
+  if (::ioctl(pipe, FIONREAD, &unread) != 0 || unread < 0) return std::nullopt;
+  return worker->input_written -
+         std::min<std::uint64_t>(worker->input_written, static_cast<unsigned>(unread));
 }
 
 Awaitable<> WorkerGroup::ended() {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -83,6 +84,8 @@ class WorkerGroup {
   void resume_output();  ///< call when there is output room again
   /// Writes to the stdin of the worker that has one; returns when the pipe took it. Empty: end of file.
   Awaitable<> write_stdin(std::string bytes);
+  /// For a worker that has just ended: how many bytes it read of its stdin. Nothing if its stdin was no pipe.
+  std::optional<std::uint64_t> stdin_read(std::uint32_t rank) const;
 
   /// Waits until every leader is reaped and its pipes are read to their end. Does not wait for grandchildren
   /// that hold a pipe open: after a leader's end, its pipes are read until they are quiet. The caller then
@@ -107,6 +110,7 @@ class WorkerGroup {
                                                     Clock::time_point until) const;
   Worker* find(std::uint32_t rank) const;
   void take_away_ended(std::uint32_t rank);
+  static void close_input(Worker& worker);
 
   asio::any_io_executor executor_;
   WorkerEvents& events_;

@@ -101,6 +101,7 @@ JobSpec deep_job(const JobSpec& spec, DeepTest test, const std::string& job_dir,
   if (test == DeepTest::kCollectives && !min_busbw.empty())
     job.command.argv.insert(job.command.argv.end(), {"--min-busbw", min_busbw});
   job.job_dir = job_dir;
+  job.fallback_job_dir.clear();
   job.report_path.clear();
   job.hosts.resize(hosts_used(spec));
   if (spec.spares > 0)

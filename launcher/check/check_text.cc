@@ -13,6 +13,7 @@
 #include "base/format_text.h"
 #include "base/parse_text.h"
 #include "launcher/check/check_network.h"
+#include "launcher/report/start_failures.h"
 #include "remote/hosts/host_range.h"
 
 namespace ddp::launcher {
@@ -146,19 +147,45 @@ TextTable::Cell outcome(const CheckedNode& node, std::size_t index,
   return {"ok", Colour::kGood};
 }
 
+/// A line below the table: problems that differ only in what identifies the host.
+struct DiagnosticLine {
+  Severity level;
+  std::string item;
+  StartGroup group;  ///< hosts: empty for the job as a whole
+};
+
+std::vector<DiagnosticLine> diagnostic_lines(const JobSpec& spec,
+                                             const std::vector<CheckDiagnostic>& diagnostics) {
+  std::vector<DiagnosticLine> lines;
+  for (const CheckDiagnostic& diagnostic : diagnostics) {
+    const std::string reason = diagnostic.text + (diagnostic.advice.empty() ? "" : "; " + diagnostic.advice);
+    const auto joins = [&](DiagnosticLine& line) {
+      // Figures of hosts that answered stay; only why a host could not be asked is shortened.
+      const bool unasked = diagnostic.item == "reach" || diagnostic.item == "agent";
+      return unasked && diagnostic.nodes.size() == 1 && !line.group.hosts.empty() &&
+             line.level == diagnostic.level && line.item == diagnostic.item &&
+             join_group(line.group, spec.hosts[diagnostic.nodes.front()].name, reason);
+    };
+    if (std::any_of(lines.begin(), lines.end(), joins)) continue;
+    DiagnosticLine line{diagnostic.level, diagnostic.item, make_group("", reason)};
+    line.group.hosts.clear();
+    for (const std::size_t i : diagnostic.nodes)
+      line.group.hosts.push_back(spec.hosts[i].name);
+    lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
 std::string diagnostics_text(const JobSpec& spec, const std::vector<CheckDiagnostic>& diagnostics,
                              bool colours) {
   std::string text;
-  for (const CheckDiagnostic& diagnostic : diagnostics) {
-    const bool error = diagnostic.level == Severity::kError;
-    std::vector<std::string> names;
-    for (const std::size_t i : diagnostic.nodes)
-      names.push_back(spec.hosts[i].name);
+  for (const DiagnosticLine& line : diagnostic_lines(spec, diagnostics)) {
+    const bool error = line.level == Severity::kError;
     text += colours ? (error ? "\x1b[31m" : "\x1b[33m") : "";
     text += error ? "error" : "warning";
     text += colours ? "\x1b[0m: " : ": ";
-    if (!names.empty()) text += remote::fold_ranges(names) + ": ";
-    text += diagnostic.text + (diagnostic.advice.empty() ? "" : "; " + diagnostic.advice) + '\n';
+    if (!line.group.hosts.empty()) text += group_hosts_text(line.group) + ": ";
+    text += reason_text(line.group) + '\n';
   }
   return text;
 }

@@ -113,6 +113,7 @@ struct JobSpec {
   std::chrono::milliseconds hang_timeout{0};         ///< 0: no hang detection
   std::string report_path;                           ///< --report, absolute or kReportToStdout; empty: none
   std::string job_dir;                               ///< absolute
+  std::string fallback_job_dir;  ///< used when the user cannot write to job_dir; empty: --job-dir was given
   OutputOptions output;
   bool quiet = false;    ///< print errors only
   bool verbose = false;  ///< print each step

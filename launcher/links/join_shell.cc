@@ -249,7 +249,7 @@ Awaitable<Result<std::unique_ptr<remote::Channel>>> JoinShell::open(remote::Host
     cancelled = state.cancelled() != asio::cancellation_type::none;
   }
   if (cancelled || shared->stopped) co_return Error{ErrorCode::kCancelled, host.name + ": cancelled", 0};
-  std::string text = host.name + ": no ddplaunch of node " + std::to_string(*rank) + " has joined at " +
+  std::string text = "no ddplaunch of node " + std::to_string(*rank) + " has joined at " +
                      shared->options.where +
                      "; start it there with the MASTER_ADDR and MASTER_PORT of this node";
   if (!shared->last_refusal.empty()) text += ". Last refused node: " + shared->last_refusal;

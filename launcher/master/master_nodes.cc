@@ -64,7 +64,7 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
   if (const auto* notice = std::get_if<rendezvous::Notice>(&message)) {
     take_notice(node, *notice);
   } else if (const auto* stdin_taken = std::get_if<rendezvous::StdinTaken>(&message)) {
-    if (supervisor_.runs(node.index, 0)) stdin_.taken(stdin_taken->bytes);
+    if (supervisor_.runs(node.index, 0)) stdin_.taken(*stdin_taken);
   } else if (const auto* hello = std::get_if<rendezvous::Hello>(&message)) {
     step(job::NodeUp{node.index, *hello, node.channel().address(), node.incarnation});
   } else {

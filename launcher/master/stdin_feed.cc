@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/blocking_calls.h"
@@ -32,16 +33,20 @@ bool in_background() {
 
 /// Returns a pipe with the data of a blocking descriptor, because a file on a network disk may block its
 /// reader for minutes. The thread owns both descriptors. It ends with the input or with the pipe's reader,
-/// and is never joined. `failed` gets the errno of its read.
-Result<UniqueFd> read_by_thread(UniqueFd in, std::shared_ptr<std::atomic<int>> failed) {
+/// and is never joined. `failed` gets the errno of its read. A file is read from `offset`, and its own
+/// offset, which the shell shares, does not move.
+Result<UniqueFd> read_by_thread(UniqueFd in, std::optional<off_t> offset,
+                                std::shared_ptr<std::atomic<int>> failed) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "a pipe for standard input");
   UniqueFd ours(ends[0]), theirs(ends[1]);
-  auto pump = [in = std::move(in), out = std::move(theirs), failed = std::move(failed)] {
+  auto pump = [in = std::move(in), offset, out = std::move(theirs), failed = std::move(failed)]() mutable {
     std::array<char, 16384> buffer;
     for (;;) {
-      const ssize_t count = ::read(in.get(), buffer.data(), buffer.size());
+      const ssize_t count = offset ? ::pread(in.get(), buffer.data(), buffer.size(), *offset)
+                                   : ::read(in.get(), buffer.data(), buffer.size());
       if (count < 0 && errno == EINTR) continue;
+      if (offset) *offset += std::max<ssize_t>(count, 0);
       if (count < 0) *failed = errno;
       if (count <= 0) return;
       for (ssize_t sent = 0; sent < count;) {
@@ -72,7 +77,9 @@ Awaitable<> StdinFeed::run(rendezvous::Connection& link, std::function<void(cons
   if (!own) own.reset(::fcntl(0, F_DUPFD_CLOEXEC, 3));  // a socket, or another user's terminal
   const auto failed = std::make_shared<std::atomic<int>>(0);
   if (!waits) {
-    auto pipe = read_by_thread(std::move(own), failed);
+    const off_t offset = S_ISREG(kind.st_mode) ? ::lseek(0, 0, SEEK_CUR) : -1;
+    if (offset >= 0) start_ = offset;
+    auto pipe = read_by_thread(std::move(own), start_, failed);
     if (!pipe) *failed = pipe.error().sys;
     if (pipe) own = std::move(*pipe);
   }
@@ -99,17 +106,27 @@ Awaitable<> StdinFeed::run(rendezvous::Connection& link, std::function<void(cons
       warn("warning: " + system_error(*failed, "standard input").text + "; rank 0 gets end of file");
     const auto size = static_cast<std::size_t>(std::max<ssize_t>(count, 0));
     window_ -= size;
+    sent_ += size;
     link.send(rendezvous::Stdin{{buffer.data(), size}});
   }
 }
 
-void StdinFeed::taken(std::uint32_t bytes) {
-  window_ = std::min(window_ + bytes, kWindow);  // a node cannot have taken more than it was sent
+void StdinFeed::taken(const rendezvous::StdinTaken& taken) {
+  if (taken.ended) read_ = taken.read;
+  window_ = std::min(window_ + taken.bytes, kWindow);  // a node cannot have taken more than it was sent
   room_.cancel();
+}
+
+/// Without a report of its node, rank 0 may have read all that was sent.
+void StdinFeed::leave_file() {
+  if (start_)
+    (void)::lseek(0, *start_ + static_cast<off_t>(std::min(read_.value_or(sent_), sent_)), SEEK_SET);
+  start_.reset();
 }
 
 void StdinFeed::stop() {
   stopped_ = true;
+  leave_file();
   error_code ignored;
   stdin_.cancel(ignored);
   room_.cancel();

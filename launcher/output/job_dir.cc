@@ -71,7 +71,9 @@ Result<> make_directory(const std::string& path, const std::filesystem::path& na
     return Error{ErrorCode::kUsage, one_line(what + ' ' + path + why) + "; choose another with " + advice};
   };
   if (const std::string file = file_in_the_way(directory); !file.empty()) {
-    return refused(": " + file + " is not a directory");
+    Error failure = refused(": " + file + " is not a directory");
+    failure.sys = ENOTDIR;
+    return failure;
   }
   for (const auto& parent : {directory.parent_path(), named.parent_path()}) {
     if (const std::string why = distrust_parent(parent); !why.empty()) return refused(": " + why);
@@ -90,6 +92,41 @@ Result<> make_directory(const std::string& path, const std::filesystem::path& na
     return failure;
   }
   return {};
+}
+
+/// Returns "/home is read-only", with the nearest existing directory; empty: another directory is no remedy,
+/// or is not safe.
+std::string unusable_text(const std::string& path, int reason) {
+  std::error_code error;
+  std::filesystem::path there = std::filesystem::path(path).parent_path();
+  while (there.has_relative_path() && !std::filesystem::exists(there, error))
+    there = there.parent_path();
+  const std::string name = one_line(there.string());
+  switch (reason) {
+    case EROFS:
+      return name + " is read-only";
+    case EACCES:
+    case EPERM:
+      return "no permission to write in " + name;
+    case ENOENT:  // below /proc
+      return "no directory can be created in " + name;
+    case ENOTDIR:
+      return name + " is not a directory";
+    default:
+      return "";
+  }
+}
+
+/// Creates /tmp/ddplaunch-UID/jobs/NAME. Anybody may create files in /tmp, so the user's directory there must
+/// belong to this user, also if that is root.
+Result<> make_fallback(const std::string& path) {
+  const auto own = std::filesystem::path(path).parent_path().parent_path();
+  for (const auto& directory : {own, own / "jobs"}) {
+    if (auto made = make_directory(directory, directory, "the directory for the job's files", "--job-dir");
+        !made)
+      return made;
+  }
+  return make_directory(path, path, "the job directory", "--job-dir");
 }
 
 /// "pid 4711", or "pid 4711 on gpu01" if the holder runs on another host of a network disk.
@@ -143,8 +180,13 @@ Result<JobDir> JobDir::create(const JobSpec& spec) {
   const OutputOptions& options = spec.output;
   JobDir job;
   job.path_ = spec.job_dir;
-  if (auto made = make_directory(job.path_, job.path_, "the job directory", "--job-dir"); !made)
-    return made.error();
+  if (auto made = make_directory(job.path_, job.path_, "the job directory", "--job-dir"); !made) {
+    const std::string why = unusable_text(job.path_, made.error().sys);
+    if (spec.fallback_job_dir.empty() || why.empty()) return made.error();
+    job.path_ = spec.fallback_job_dir;
+    if (made = make_fallback(job.path_); !made) return within(why, made.error());
+    job.note_ = why + "; the job's files are in " + job.path_;
+  }
   auto claim = claim_directory(job.path_, "the job directory", "--job-dir", job.warning_);
   if (!claim) return claim.error();
   job.claims_.push_back(std::move(*claim));

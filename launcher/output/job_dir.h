@@ -44,6 +44,7 @@ class JobDir {
   using Time = std::chrono::steady_clock::time_point;
 
   /// Creates the directories (0700) and their parents, and claims them for this run until the process ends.
+  /// Uses spec.fallback_job_dir, if there is one, when this user cannot create spec.job_dir.
   /// Errors: kSystem. kUsage if another run uses or has used a directory, or if others could read or move an
   /// existing directory or a parent (base/trusted_path.h).
   static Result<JobDir> create(const JobSpec& spec);
@@ -57,6 +58,8 @@ class JobDir {
 
   std::string file(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream) const;
   const std::string& path() const { return path_; }
+  /// Returns why the job's files are in spec.fallback_job_dir, for the user; empty: they are not.
+  const std::string& note() const { return note_; }
   /// Returns why a directory could not be claimed, for the user; empty: all are.
   const std::string& warning() const { return warning_; }
 
@@ -73,6 +76,7 @@ class JobDir {
 
   std::string path_;
   std::vector<UniqueFd> claims_;  ///< locked files; the lock ends with the process, even with a crash
+  std::string note_;
   std::string warning_;
   std::string log_dir_;  ///< includes the run's name; empty: no copies
   StreamChoice copied_;

@@ -322,6 +322,8 @@ ExitReport make_exit_report(const JobEnd& end) {
       if (failure.kind == Failure::Kind::kNode && failure.error.sys != end.stop_signal)
         report.text += "  node " + failure.host + ": " + what_happened(failure, false) + "\n";
     }
+    // The user may have stopped the job because the others waited for these ranks.
+    if (!end.early.empty()) report.text += "  note: " + early_ranks(end.early) + " exited 0 before that\n";
   } else if (const Failure* cause = cause_of(end)) {
     report.exit_code = code_of(*cause);
     report.why = failure_line(*cause);

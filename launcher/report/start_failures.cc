@@ -52,51 +52,61 @@ std::string common_word(const std::string& a, const std::string& b) {
   return a.substr(0, head) + "…" + a.substr(a.size() - tail);
 }
 
-/// Adds the failure to the group if its reason differs only in words that identify the host.
-bool joins(StartGroup& group, const Failure& failure) {
-  const std::vector<std::string> words = split(failure.error.text);
+}  // namespace
+
+StartGroup make_group(const std::string& host, const std::string& text) {
+  return {{host}, split(text)};
+}
+
+bool join_group(StartGroup& group, const std::string& host, const std::string& text) {
+  const std::vector<std::string> words = split(text);
   if (words.size() != group.words.size()) return false;
   std::vector<std::string> common = group.words;
   for (std::size_t i = 0; i < words.size(); ++i) {
     if (words[i] == common[i]) continue;
     const bool elided = common[i].find("…") != std::string::npos;
-    if (!identifies_host(words[i], failure.host) ||
-        !(elided || identifies_host(common[i], group.hosts.front())))
+    if (!identifies_host(words[i], host) || !(elided || identifies_host(common[i], group.hosts.front())))
       return false;
     common[i] = common_word(common[i], words[i]);
   }
   group.words = std::move(common);
-  group.hosts.push_back(failure.host);
+  group.hosts.push_back(host);
   return true;
 }
-
-}  // namespace
 
 bool is_start_failure(const Failure& failure) {
   return failure.kind == Failure::Kind::kNode && failure.error.code != ErrorCode::kLinkLost;
 }
 
 std::vector<StartGroup> start_groups(const JobEnd& end, const Failure& cause) {
-  std::vector<StartGroup> groups{{{cause.host}, split(cause.error.text)}};
+  std::vector<StartGroup> groups{make_group(cause.host, cause.error.text)};
   for (const Failure& failure : end.failures) {
     if (&failure == &cause || !is_start_failure(failure)) continue;
-    const auto same =
-        std::find_if(groups.begin(), groups.end(), [&](StartGroup& group) { return joins(group, failure); });
-    if (same == groups.end()) groups.push_back({{failure.host}, split(failure.error.text)});
+    const auto same = std::find_if(groups.begin(), groups.end(), [&](StartGroup& group) {
+      return join_group(group, failure.host, failure.error.text);
+    });
+    if (same == groups.end()) groups.push_back(make_group(failure.host, failure.error.text));
   }
   return groups;
 }
 
-std::string start_text(StartGroup group) {
+std::string group_hosts_text(StartGroup group) {
   std::sort(group.hosts.begin(), group.hosts.end(), [](const std::string& a, const std::string& b) {
     return a.size() != b.size() ? a.size() < b.size() : a < b;
   });
   std::string text = remote::fold_ranges(group.hosts);
-  if (text.size() > kHostsText) text = host_list({group.hosts.begin(), group.hosts.end()});
-  text = (group.hosts.size() == 1 ? "node " : "nodes ") + text + ":";
+  return text.size() > kHostsText ? host_list({group.hosts.begin(), group.hosts.end()}) : text;
+}
+
+std::string reason_text(const StartGroup& group) {
+  std::string text;
   for (const std::string& word : group.words)
-    text += ' ' + word;
+    text += (text.empty() ? "" : " ") + word;
   return text;
+}
+
+std::string start_text(const StartGroup& group) {
+  return (group.hosts.size() == 1 ? "node " : "nodes ") + group_hosts_text(group) + ": " + reason_text(group);
 }
 
 }  // namespace ddp::launcher

@@ -17,10 +17,23 @@ struct StartGroup {
   std::vector<std::string> words;  ///< of the reason; "…" is in the place of what differs
 };
 
+/// Starts a group with the reason `text` of one host.
+StartGroup make_group(const std::string& host, const std::string& text);
+
+/// Adds the host to the group if `text` differs from the group's reason only in words that identify the host.
+/// Returns whether it does.
+bool join_group(StartGroup& group, const std::string& host, const std::string& text);
+
+/// Returns the group's hosts in ranges, or the first of very many.
+std::string group_hosts_text(StartGroup group);
+
+/// Returns the group's reason.
+std::string reason_text(const StartGroup& group);
+
 /// Returns the start failures with equal reasons together, that of `cause` first.
 std::vector<StartGroup> start_groups(const JobEnd& end, const Failure& cause);
 
 /// Returns "node gpu07: " or "nodes gpu[01-12]: ", and the reason.
-std::string start_text(StartGroup group);
+std::string start_text(const StartGroup& group);
 
 }  // namespace ddp::launcher

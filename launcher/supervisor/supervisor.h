@@ -6,7 +6,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -189,6 +188,7 @@ class Supervisor {
   void lose(std::size_t node, Error error, Time now);
   void take_loss(std::size_t node, const Error& error, Time now);
   bool can_see_predecessor(std::size_t node) const;
+  std::string name_of_joined(std::size_t node) const;
   void take_as_failed(std::size_t node, Error error, Time now);
   void report_missing(bool at_start, Time now);
 
@@ -251,7 +251,6 @@ class Supervisor {
 
   const JobSpec& spec_;
   std::vector<Node> nodes_;
-  std::unordered_set<std::string> names_;  ///< of nodes that joined by themselves
   rendezvous::Membership membership_;
   std::deque<MembershipUpdate> updates_;
   State state_ = State::kConnecting;

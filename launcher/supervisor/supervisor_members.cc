@@ -58,15 +58,25 @@ void Supervisor::on(const job::NodeUp& event, Time now) {
   node.lost = node.reason_reported = node.ending = false;
   node.survivors.clear();  // survivors belong to an earlier incarnation
   node.trouble.reset();
-  // A node that joined by itself keeps its own name, unless another node has that name.
-  if (spec_.launcher == LauncherKind::kJoin && names_.insert(event.hello.hostname).second)
-    node.name = event.hello.hostname;
+  if (spec_.launcher == LauncherKind::kJoin) node.name = name_of_joined(event.node);
   if (state_ == State::kLeaving) return send_away(event.node);
   detail(node.name + ": agent on " + node.hello.hostname + ", " + std::to_string(node.hello.cpus) +
          " CPUs, " + std::to_string(node.hello.gpus) + " GPUs");
   rendezvous::JobStart start = job_start(spec_, spec_.hosts[event.node], nodes_.size());
   if (can_see_predecessor(event.node)) start.predecessor = node.predecessor->pids;
   send(event.node, std::move(start));
+}
+
+/// A node that joined by itself has its host's name, unless another node that is present has that name. Node
+/// 0 has its name before it is present, and a lost node's name is free for its host's return.
+std::string Supervisor::name_of_joined(std::size_t index) const {
+  const std::string& own = nodes_[index].hello.hostname;
+  for (std::size_t other = 0; other < nodes_.size(); ++other) {
+    const Node& node = nodes_[other];
+    const bool present = node.state != NodeState::kConnecting && node.state != NodeState::kGone && !node.lost;
+    if (other != index && node.name == own && (other == 0 || present)) return spec_.hosts[index].name;
+  }
+  return own.empty() ? spec_.hosts[index].name : own;
 }
 
 /// True when the current agent can find out whether workers of the lost incarnation live.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/format_text.h"
+#include "launcher/report/start_failures.h"
 #include "launcher/supervisor/network_text.h"
 #include "launcher/supervisor/start_messages.h"
 #include "launcher/supervisor/supervisor.h"
@@ -65,6 +66,7 @@ void Supervisor::carry_out(const rendezvous::Begin& action, Time now) {
 void Supervisor::report_start() {
   failures_.name_job("job " + spec_.job_id + ": " + size_text(world_), spec_.job_dir);
   if (!spec_.quiet) actions_.emplace_back(job::PrintLine{job_line(end()), true});
+  std::vector<StartGroup> missing;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     const Node& node = nodes_[i];
     if (const rendezvous::RankAssignment* ranks = assignment(i)) {
@@ -74,11 +76,17 @@ void Supervisor::report_start() {
              (last == ranks->first_rank ? "" : " to " + std::to_string(last)) + " (" + node.slots_reason +
              ")");
     } else if (node.trouble) {
-      say("warning: the job starts without " + node.name + ": " + node.trouble->error.text);
+      const auto joins = [&node](StartGroup& group) {
+        return join_group(group, node.name, node.trouble->error.text);
+      };
+      if (std::none_of(missing.begin(), missing.end(), joins))
+        missing.push_back(make_group(node.name, node.trouble->error.text));
     } else {
       notify(node.name + (node.state == NodeState::kAccepted ? " is a spare" : " has not joined yet"));
     }
   }
+  for (const StartGroup& group : missing)
+    say("warning: the job starts without " + group_hosts_text(group) + ": " + reason_text(group));
 }
 
 /// Returns false when there is none; the job is then over.

@@ -77,7 +77,7 @@ std::string refusal_line(LinkRefusal refusal, const RefusedPeer& peer, const Lis
   const std::string detail = peer.detail.empty() ? "" : ": " + peer.detail;
   switch (refusal) {
     case LinkRefusal::kTokenDiffers:
-      return "refused " + peer.peer + (peer.claim.empty() ? "" : " (" + peer.claim + ")") +
+      return "refused " + peer.peer + (peer.place.empty() ? "" : " (" + peer.place + ")") +
              ": its token differs from ours (" +
              (here.token_origin.empty() ? "a derived key" : here.token_origin) +
              (here.token_check.empty() ? "" : ", check " + here.token_check) + ")";

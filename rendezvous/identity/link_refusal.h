@@ -40,6 +40,7 @@ struct RefusedPeer {
   std::string peer;
   std::string claim;
   std::string detail;
+  std::string place{};  ///< "node gpu02, job job1", as it claims; empty: no claim
 };
 struct ListenSide {
   std::string where;         ///< "the control port 29400"

@@ -60,13 +60,16 @@ struct Stdin {
   }
 };
 
-/// The stdin of rank 0 took `bytes`; the master may send as many again.
+/// The stdin of rank 0 took `bytes`; the master may send as many again. When rank 0 has ended, `read` is how
+/// many bytes of all that were sent to this node a rank 0 has read.
 struct StdinTaken {
   static constexpr std::uint8_t kType = 0x0C;
   std::uint32_t bytes = 0;
+  bool ended = false;
+  std::uint64_t read = 0;
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.bytes);
+    c(m.bytes), c(m.ended), c(m.read);
   }
 };
 

@@ -14,6 +14,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/format_text.h"
 #include "base/trusted_path.h"
 #include "base/unique_fd.h"
 
@@ -106,9 +107,9 @@ constexpr int kOpenToken = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
 Result<LinkToken> make_token(std::string_view text, std::string origin) {
   text = trimmed(text);
   if (text.size() < LinkToken::kMinSize) {
-    return refused(std::move(origin),
-                   "holds " + std::to_string(text.size()) + " characters; a token needs at least " +
-                       std::to_string(LinkToken::kMinSize) + " (openssl rand -hex 32 makes one)");
+    return refused(std::move(origin), "holds " + counted(text.size(), "character") +
+                                          "; a token needs at least " + std::to_string(LinkToken::kMinSize) +
+                                          " (openssl rand -hex 32 makes one)");
   }
   if (text.size() > LinkToken::kMaxSize)
     return refused(std::move(origin), "holds more than 4096 characters; a token has at most 4096");

@@ -238,7 +238,9 @@ void SecureAcceptor::refuse(Guest& guest, LinkRefusal why, std::string detail) {
   const std::string claim = guest.claim ? std::string(role_name(guest.claim->role)) + " " +
                                               guest.claim->node + " of job " + guest.claim->job
                                         : "";
-  const RefusedPeer peer{guest.peer.to_string(), claim, std::move(detail)};
+  const RefusedPeer peer{
+      guest.peer.to_string(), claim, std::move(detail),
+      guest.claim ? "node " + guest.claim->node + ", job " + guest.claim->job : std::string()};
   // Only a ddplaunch hello with a wrong proof counts as failed. Slow or closed connections and other
   // protocols do not.
   const bool failed = guest.stream && (why == LinkRefusal::kTokenDiffers || why == LinkRefusal::kOtherTls);

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests wrong input: the user gets one clear error with the exact text and the documented exit code, and no worker starts."""
 
+import os
 import pathlib
 import re
 import socket
@@ -50,12 +51,27 @@ class WrongOptions(LaunchTest):
             self.assert_code(done, 2)
             self.assertRegex(done.err.splitlines()[-1], rf"^ddplaunch: exit 2: the (job|log) directory /proc/none.*: (No such file or "
                              rf"directory|Permission denied); choose another with {option}$")
-        for place, why in (("/proc", "No such file or directory"), ("/dev/null", "/dev/null is not a directory")):
-            done = subprocess.run([DDPLAUNCH, "--job-id", self.job, "true"], capture_output=True, text=True,
-                                  env=dict(self.env, XDG_STATE_HOME=place), stdin=subprocess.DEVNULL)
-            self.assertEqual(done.returncode, 2)
-            self.assertRegex(done.stderr.splitlines()[-1], rf"^ddplaunch: exit 2: the job directory {place}/ddplaunch/jobs/{self.job}"
-                                                           rf"\.[0-9a-f-]+: {why}; choose another with --job-dir$")
+
+    def test_an_unusable_state_directory_is_replaced(self):
+        temporary = f"{self.dir}/ddplaunch-{os.geteuid()}"
+        for place, why in (("/proc", "no directory can be created in /proc"), ("/dev/null", "/dev/null is not a directory")):
+            done = self.run_in_state(place, "sh", "-c", "echo here")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            note = re.fullmatch(rf"ddplaunch: {why}; the job's files are in ({temporary}/jobs/{self.job}\.[0-9a-f-]+)\n", done.stderr)
+            self.assertIsNotNone(note, done.stderr)
+            self.assertEqual(pathlib.Path(note[1], "attempt_0/rank_00000.stdout").read_text(), "here\n")
+            self.assertEqual([os.stat(path).st_mode & 0o777 for path in (temporary, f"{temporary}/jobs", note[1])], [0o700] * 3)
+        # A directory that another user could have prepared is not used.
+        os.rename(temporary, f"{self.dir}/elsewhere")
+        os.symlink(f"{self.dir}/elsewhere", temporary)
+        done = self.run_in_state("/dev/null", "true")
+        self.assertEqual((done.returncode, done.stderr),
+                         (2, "ddplaunch: exit 2: /dev/null is not a directory: the directory for the job's files "
+                             f"{temporary} is a symbolic link; choose another with --job-dir\n"))
+
+    def run_in_state(self, place, *worker):
+        return subprocess.run([DDPLAUNCH, "--job-id", self.job, *worker], capture_output=True, text=True,
+                              env=dict(self.env, XDG_STATE_HOME=place, TMPDIR=str(self.dir)), stdin=subprocess.DEVNULL)
 
     def test_no_hostfile(self):
         self.assert_refused(self.run_job("--hostfile", "nowhere", "true"),

@@ -4,6 +4,7 @@
 import os
 import pathlib
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -27,8 +28,12 @@ class LocalJob(LaunchTest):
         self.assert_code(done, 0)
         self.assertEqual((done.out, done.err), ("", ""))
 
-    def test_chosen_thread_count_is_reported_once(self):
+    def test_chosen_thread_count_is_reported_once_to_python(self):
         done = self.run_job("--nproc-per-node", 2, "sh", "-c", "echo $OMP_NUM_THREADS")
+        self.assert_code(done, 0)
+        self.assertEqual(done.err, "")
+        self.assertRegex(done.out, r"^\[localhost:[01]\] \d+\n")
+        done = self.run_job("--nproc-per-node", 2, sys.executable, "-c", "import os; print(os.environ['OMP_NUM_THREADS'])")
         self.assert_code(done, 0)
         self.assertRegex(done.err, r"^ddplaunch: localhost: OMP_NUM_THREADS is set to \d+ for each worker")
         self.assertEqual(done.err.count("OMP_NUM_THREADS"), 1)
@@ -210,10 +215,32 @@ class LocalJob(LaunchTest):
         mark = f"DDPLAUNCH_JOB_ID={self.job}\0"
         self.assertTrue(wait_until(lambda: not live_processes_with(mark)), live_processes_with(mark))
 
+    def test_too_little_memory_is_an_error_with_advice(self):
+        limits = (resource.RLIMIT_AS, (30_000 << 10, 30_000 << 10))
+        done = subprocess.run([DDPLAUNCH, "--job-dir", self.job_dir, "true"], env=self.env, capture_output=True, text=True,
+                              stdin=subprocess.DEVNULL, preexec_fn=lambda: resource.setrlimit(*limits))
+        self.assertEqual(done.returncode, 116, done.stderr)
+        self.assertRegex(done.stderr.splitlines()[-1], "^ddplaunch: exit 116: the system refused a thread or memory: "
+                                                       ".*; check ulimit -u and ulimit -v$")
+
     def test_stdin_goes_to_rank_0_only(self):
         done = self.run_job("--nproc-per-node", 2, "--stdin", "0", "sh", "-c", "cat", stdin="hello\nworld\n")
         self.assert_code(done, 0)
         self.assertEqual(done.out, "[localhost:0] hello\n[localhost:0] world\n")
+
+    def test_a_loop_over_a_file_keeps_the_lines_that_rank_0_does_not_read(self):
+        listed = self.dir / "list"
+        def loop(*worker):
+            line = f'while read x; do "$0" --label none --job-id job$x "$@" $x; done <{listed}'
+            return subprocess.run(["sh", "-c", line, DDPLAUNCH, *worker], env=self.env, capture_output=True, text=True, timeout=60)
+        # Short enough for the end of file to reach the worker, and longer than all buffers on the way.
+        for rest in ("", "x" * 99 + "\n"):
+            listed.write_text("1\n2\n3\n" + rest * 5000)
+            done = loop("sh", "-c", '[ $1 != 3 ] || head -c 500000 >/dev/null; echo job $1', "sh")
+            self.assertEqual((done.stdout, done.stderr), ("job 1\njob 2\njob 3\n", ""))
+        listed.write_text("1\na\n2\nb\n3\nc\n")
+        done = loop("sh", "-c", 'read y; echo $1 $y', "sh")
+        self.assertEqual((done.stdout, done.stderr), ("1 a\n2 b\n3 c\n", ""))
 
     def test_closed_stdout_does_not_end_the_job(self):
         process = self.start("sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.05; done")

@@ -74,6 +74,15 @@ class OtherUsers(LaunchTest):
         process.stdout.readline()
         return process
 
+    def test_too_few_processes_are_an_error_with_advice(self):
+        home = self.homes[VICTIM]
+        done = subprocess.run(["prlimit", "--nproc=1", *self.as_user(VICTIM), self.dir / "bin/ddplaunch", "true"],
+                              env={**self.env, "HOME": str(home), "XDG_STATE_HOME": str(home / "state")}, cwd=home,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 116, done.stderr)
+        self.assertEqual(done.stderr, "ddplaunch: exit 116: the system refused a thread or memory: Resource temporarily unavailable; "
+                                      "check ulimit -u and ulimit -v\n")
+
     def test_a_node_refuses_the_master_of_another_user(self):
         master = self.launch(MALLORY, *self.node_options(0), "--start-timeout", "15s", "true")
         self.assertTrue(wait_until(self.listens))

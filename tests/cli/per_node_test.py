@@ -176,6 +176,22 @@ class PerNode(LaunchTest):
         self.assert_code(done, 112)
         self.assertRegex(done.err, "cannot resolve no-such-host.invalid: .*; check the name, or give all nodes another --master-addr\n")
 
+    def test_a_master_address_that_does_not_resolve_is_reported_at_once(self):
+        done = self.ends(self.node(0, "--start-timeout", "1s", "true", address="no-such-host.invalid",
+                                   env={"DDPLAUNCH_TOKEN": TOKEN}))[0]
+        self.assert_code(done, 112)
+        self.assertEqual(done.err.splitlines()[0], "ddplaunch: warning: --master-addr no-such-host.invalid does not resolve on this "
+                                                   "machine; the other nodes must be able to reach it")
+        self.assertIn(f"ddplaunch: exit 112: node node1: no ddplaunch of node 1 has joined at no-such-host.invalid:{self.port}; ", done.err)
+
+    def test_all_nodes_have_the_same_names_in_any_order(self):
+        command = ["--nproc-per-node", 1, "true"]
+        late = self.node(1, *command)
+        first = self.node(0, "--report", self.dir / "report", *command)
+        self.assert_codes(self.ends(first, late), 0, 0)
+        report = json.loads((self.dir / "report").read_text())
+        self.assertEqual(report["job"]["nodes"], [socket.gethostname(), "node1"])
+
     def slurm_task(self, job, step, rank, nodes=("localhost", "n1")):
         """Returns the variables of one task of `srun -N 2 --ntasks-per-node=1` in a job of more nodes."""
         return {"SLURM_JOB_ID": str(job), "SLURM_JOB_NODELIST": f"first,{','.join(nodes)}", "SLURM_STEP_ID": str(step),

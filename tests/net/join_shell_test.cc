@@ -195,7 +195,7 @@ TEST_CASE("a node that does not join is reported at the deadline, with the refus
   REQUIRE(!opening.outcome->has_value());
   CHECK(opening.outcome->error().code == ErrorCode::kTimeout);
   CHECK(opening.outcome->error().text ==
-        "node1: no ddplaunch of node 1 has joined at 127.0.0.1:1; start it there with the MASTER_ADDR "
+        "no ddplaunch of node 1 has joined at 127.0.0.1:1; start it there with the MASTER_ADDR "
         "and MASTER_PORT of this node. Last refused node: " +
             job.notes[0]);
 }

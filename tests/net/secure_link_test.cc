@@ -208,7 +208,7 @@ TEST_CASE("another token is named on both sides") {
             "token: the same DDPLAUNCH_TOKEN, or the same --token-file");
   REQUIRE(port.run_until([&] { return !port.notes.empty(); }));
   CHECK(port.notes[0] ==
-        "refused 127.0.0.1 (agent gpu02 of job job1): its token differs from ours (DDPLAUNCH_TOKEN, check " +
+        "refused 127.0.0.1 (node gpu02, job job1): its token differs from ours (DDPLAUNCH_TOKEN, check " +
             token_check(Secret{std::string_view(kToken)}) + ")");
   CHECK(port.joined.empty());
   CHECK(port.acceptor->stats().waiting == 0);

@@ -17,6 +17,9 @@ namespace ddp {
 
 namespace {
 
+/// A file that is no text, such as a program, has an error in each line.
+constexpr std::size_t kMostLineErrors = 5;
+
 // Says that the user's value of a variable is lost. `where` names the source of the value.
 void note_lost_value(const std::string& where, std::string_view name, Diagnostics& diagnostics) {
   if (!launcher::is_worker_fact(name)) return;
@@ -34,7 +37,10 @@ void read_env_text(std::string_view text, const std::string& file, launcher::Env
   if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
   if (text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF"))
     return diagnostics.fail(file + ":1:1: this is UTF-16 text; save the file as UTF-8 or plain ASCII");
+  const std::size_t errors_before = diagnostics.errors.size();
   for (int number = 1; !text.empty(); ++number) {
+    if (diagnostics.errors.size() >= errors_before + kMostLineErrors)
+      return diagnostics.fail(file + ": the rest is not read; is this a file of NAME=VALUE lines?");
     const std::size_t end = std::min(text.find('\n'), text.size());
     std::string_view line = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
@@ -115,7 +121,9 @@ void read_env_options(JobOptions& options, const ProcessContext& context, Diagno
         diagnostics.fail("--env: \"" + name + "\" is not the name of an environment variable");
       }
     }
-    for (const std::string& name : launcher::node_bound_names(*given)) {
+    const bool several = hosts_used(spec) > 1;
+    for (const std::string& name :
+         several ? launcher::node_bound_names(*given) : std::vector<std::string>()) {
       diagnostics.note("--env " + name +
                        " goes to all nodes alike, though its value usually belongs to one machine");
     }

@@ -32,6 +32,7 @@ struct WrittenValues {
   std::string master_addr;
   std::optional<RendezvousEndpoint> rdzv_endpoint;
   std::optional<std::uint16_t> master_port;
+  bool standalone = false;  ///< --launcher local was written as --standalone
   bool insecure = false;
   bool no_push = false;
   bool module = false;

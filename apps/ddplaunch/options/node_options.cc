@@ -94,7 +94,8 @@ bool NodeOptionReader::others_chosen() {
                       ": one ddplaunch starts all nodes; --network chooses the address");
   }
   if (written_.rdzv_endpoint) {
-    diagnostics_.note("--rdzv-endpoint has no effect with " + chosen +
+    const bool renamed = chosen == "--launcher" && written_.standalone;
+    diagnostics_.note("--rdzv-endpoint has no effect with " + (renamed ? "--standalone" : chosen) +
                       ": nodes join over the connection that starts them");
   }
   if (written_.node_rank && !is_other_node() && chosen != "--launcher")
@@ -344,7 +345,10 @@ void read_node_options(JobOptions& options, const ProcessContext& context, Diagn
   options.written.master_port.reset();  // the store takes its own port
   spec.launcher = launcher::LauncherKind::kJoin;
   spec.hosts.resize(static_cast<std::size_t>(given->nodes));
-  spec.hosts[0].name = "localhost";  // the host of node 0
+  // The agent of node 0 is a child of this process. The name does not depend on the order in which nodes
+  // join.
+  spec.hosts[0].name = context.host_name.empty() ? "localhost" : context.host_name;
+  spec.hosts[0].address = "localhost";
   for (std::size_t i = 1; i < spec.hosts.size(); ++i)
     spec.hosts[i].name = launcher::join_host_name(static_cast<int>(i));
   spec.per_node = std::move(*given);

@@ -10,6 +10,7 @@
 #include "apps/ddplaunch/options/job_options.h"
 #include "apps/ddplaunch/options/job_plan_text.h"
 #include "base/build_identity.h"
+#include "base/parse_text.h"
 #include "launcher/job/env_filter.h"
 
 namespace ddp {
@@ -54,6 +55,18 @@ Verb read_verb(std::vector<std::string>& args) {
                                               : Verb::kRun;
   if (verb != Verb::kRun) args.erase(args.begin());
   return verb;
+}
+
+/// Notes a first word that is nearly a verb, since it runs as a worker's program.
+void note_verb(const std::vector<std::string>& args, Diagnostics& diagnostics) {
+  const std::string& word = args.front();
+  const std::string_view meant = word == "help"                      ? "--help"
+                                 : edit_distance(word, "check") == 1 ? "check"
+                                 : edit_distance(word, "hosts") == 1 ? "hosts"
+                                                                     : "";
+  if (!meant.empty())
+    diagnostics.note("\"" + word + "\" runs as a program; did you mean ddplaunch " + std::string(meant) +
+                     '?');
 }
 
 /// Options that a worker hardly has itself.
@@ -154,6 +167,10 @@ void read_job(JobOptions& options, const ProcessContext& context, Diagnostics& d
   const std::string name = spec.job_id + (again ? "." + context.new_job_id : "");
   if (!spec.output.log_dir.empty()) spec.output.log_dir += '/' + name;
   if (options.given("--job-dir")) return;
+  const std::string* temporary = launcher::find_env(context.env, "TMPDIR");
+  spec.fallback_job_dir = absolute_path(
+      "ddplaunch-" + std::to_string(context.user_id) + "/jobs/" + name,
+      temporary != nullptr && temporary->starts_with('/') ? absolute_path(*temporary, "/") : "/tmp");
   const std::string* state = launcher::find_env(context.env, "XDG_STATE_HOME");
   const std::string* home = launcher::find_env(context.env, "HOME");
   std::string base;
@@ -166,8 +183,11 @@ void read_job(JobOptions& options, const ProcessContext& context, Diagnostics& d
   } else if (options.job.verb != Verb::kRun || joins) {
     return;  // these write no files
   } else {
-    return diagnostics.fail(
-        "HOME is not set, so the directory for the job's files is unknown; give --job-dir DIR");
+    const bool unset = home == nullptr || home->empty();
+    diagnostics.note(std::string(unset ? "HOME is not set" : "HOME is not an absolute path") +
+                     "; the job's files are in " + spec.fallback_job_dir);
+    spec.job_dir = spec.fallback_job_dir;
+    return;
   }
   spec.job_dir = absolute_path("ddplaunch/jobs/" + name, base);
 }
@@ -231,7 +251,10 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   JobOptions options(context.cwd);
   RunJob& job = options.job;
   job.verb = read_verb(args);
+  note_verb(arguments, diagnostics);
   const CommandLine line = read_with_environment(args, context, options, diagnostics);
+  options.written.standalone =
+      std::find(line.given.begin(), line.given.end(), "--standalone") != line.given.end();
   if (options.written.help) return PrintText{options.table.help(), {}};
   if (options.written.version) return PrintText{"ddplaunch " + std::string(version()) + '\n', {}};
 

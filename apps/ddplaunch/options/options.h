@@ -17,6 +17,8 @@ struct ProcessContext {
   std::vector<std::pair<std::string, std::string>> env;  ///< the launcher's own
   std::string cwd;                                       ///< absolute; empty: unknown
   std::string new_job_id;                                ///< used if --job-id is not given
+  std::string host_name;                                 ///< empty: unknown
+  unsigned user_id = 0;                                  ///< the effective one
   bool stdin_has_data = false;  ///< a pipe or a file: rank 0 gets it unless --stdin says otherwise
   /// Returns the whole content. Errors: kSystem, with errno and "PATH: reason".
   std::function<Result<std::string>(const std::string& path)> read_file;

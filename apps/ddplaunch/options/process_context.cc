@@ -13,6 +13,7 @@
 
 #include "apps/ddplaunch/options/options.h"
 #include "base/format_text.h"
+#include "base/host_name.h"
 #include "base/trusted_path.h"
 #include "base/unique_fd.h"
 #include "launcher/job/env_filter.h"
@@ -95,6 +96,8 @@ ProcessContext read_process_context() {
   result.env = launcher::split_env(entries);
   result.cwd = current_directory();
   result.new_job_id = new_job_id();
+  result.host_name = host_name();
+  result.user_id = ::geteuid();
   result.stdin_has_data = is_pipe_or_file(STDIN_FILENO);
   result.read_file = read_file;
   result.read_stdin = read_stdin;

@@ -74,6 +74,12 @@ TEST_CASE("a missing program is an error that names the searched places") {
   const auto here = find_program("hosts", "/usr/bin:/bin", "/etc");
   REQUIRE_FALSE(here.has_value());
   CHECK(here.error().text == "cannot find program 'hosts' in PATH; for the file here write ./hosts");
+  const std::string with_python3 = tree.at("/bin");
+  std::filesystem::copy_file(tree.at("/bin/tool"), tree.at("/bin/python3"));
+  CHECK(find_program("python", with_python3).error().text ==
+        "cannot find program 'python' in PATH (" + with_python3 + "); python3 is there");
+  CHECK(find_program("python", "/nonexistent").error().text ==
+        "cannot find program 'python' in PATH (/nonexistent)");
   CHECK(find_program("", "/bin").error().text == "cannot execute '': the program has no name");
 
   auto plain = find_program("tool", tree.at("/data"));

@@ -45,6 +45,7 @@ TEST_CASE("Readers refuse what their fields cannot have") {
   CHECK(time == milliseconds(2000));
   CHECK(time_into(time, milliseconds(1000))("10ms") == " is too short; at least 1000ms");
   CHECK(time_into(time, milliseconds(1000))("0") == " is too short; at least 1000ms");
+  CHECK(time_into(time, milliseconds(1000))("1001h") == " is too long; at most 3600000s");
   CHECK(time_into(time, milliseconds(1000))("x") == ": give a time like 500ms, 15s, 2m or 1h");
   CHECK(time == milliseconds(2000));
   CHECK(time_into(time, milliseconds(1000), true)("0").empty());

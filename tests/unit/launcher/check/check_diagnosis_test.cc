@@ -340,6 +340,23 @@ TEST_CASE("when only one of several hosts answers, no network is reported") {
   CHECK(check_json(made.spec, made.result, {}).find("\"network\": null") != std::string::npos);
 }
 
+TEST_CASE("hosts that could not be asked for the same reason are one line") {
+  Case made = healthy_nodes(3);
+  const std::string keys[] = {"SHA256:q1Ab", "SHA256:Zz9x", "SHA256:77mN"};
+  for (const std::size_t i : {0, 1, 2}) {
+    made.result.nodes[i] = {};
+    const std::string host = "gpu0" + std::to_string(i + 1);
+    made.result.nodes[i].error =
+        Error{ErrorCode::kUnreachable,
+              i < 2 ? "ssh: unknown host key " + keys[i] + " of " + host + "; accept it with ssh " + host
+                    : "ssh: connection refused on port 22"};
+  }
+  const std::string text = check_text(made.spec, made.result, diagnose_nodes(made.spec, made.result), false);
+  CHECK(text.substr(text.find("error: ")) ==
+        "error: gpu[01-02]: ssh: unknown host key SHA256:… of gpu…; accept it with ssh gpu…\n"
+        "error: gpu03: ssh: connection refused on port 22\n");
+}
+
 TEST_CASE("a check that the user interrupted is no success") {
   Case made = healthy_nodes(2);
   made.result.stop_signal = 2;

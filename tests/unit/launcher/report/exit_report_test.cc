@@ -256,6 +256,11 @@ TEST_CASE("the user's signal decides, regardless of the workers") {
   end.stop_signal = SIGHUP;
   CHECK(make_exit_report(end).text ==
         "ddplaunch: exit 129: stopped by SIGHUP (sent when a terminal closes)\n");
+  end.failures.clear();
+  end.stop_signal = SIGINT;
+  end.early = {{1, "gpu02", std::chrono::seconds(2), std::chrono::nanoseconds(0)}};
+  CHECK(make_exit_report(end).text ==
+        "  note: rank 1 on gpu02 exited 0 before that\nddplaunch: exit 130: stopped by Ctrl-C (SIGINT)\n");
 }
 
 TEST_CASE("a successful end prints nothing, and the master's own failures have their code") {

@@ -437,6 +437,34 @@ TEST_CASE("a terminal shows at the start where the job is, unless --quiet") {
   }
 }
 
+TEST_CASE("the names of nodes that join do not depend on their order, and outlive a loss") {
+  JobSpec spec;
+  spec.job_id = "j";
+  spec.launcher = LauncherKind::kJoin;
+  spec.min_nodes = 2;
+  spec.max_nodes = 3;
+  spec.hosts.resize(3);
+  spec.hosts[0].name = "vm";
+  spec.hosts[1].name = "node1";
+  spec.hosts[2].name = "node2";
+  const auto join = [](Supervisor& supervisor, std::size_t node, const std::string& host) {
+    rendezvous::Hello hello;
+    hello.hostname = host;
+    (void)supervisor.step(job::NodeUp{node, hello, ""}, 1000s);
+    return supervisor.name(node);
+  };
+  Supervisor one_host(spec);
+  (void)one_host.start(1000s);
+  CHECK(join(one_host, 1, "vm") == "node1");
+  CHECK(join(one_host, 0, "vm") == "vm");
+  CHECK(join(one_host, 2, "vm") == "node2");
+  Supervisor returned(spec);  // the host returns in another slot
+  (void)returned.start(1000s);
+  CHECK(join(returned, 2, "gpu02") == "gpu02");
+  (void)returned.step(job::NodeFailed{2, Error{ErrorCode::kLinkLost, "gone", 0}}, 1000s);
+  CHECK(join(returned, 1, "gpu02") == "gpu02");
+}
+
 TEST_CASE("the credit is divided among the running nodes, for any number of hosts") {
   JobSpec spec;
   spec.job_id = "j";

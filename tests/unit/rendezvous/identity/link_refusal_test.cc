@@ -48,8 +48,9 @@ TEST_CASE("the joining side reports who has which value, and the remedy") {
 
 TEST_CASE("the listening side reports peer, claim and error text") {
   const ListenSide here{"the control port 29400", "the file /run/token", "71b2d0"};
-  CHECK(refusal_line(LinkRefusal::kTokenDiffers, {"10.0.0.3", "agent gpu02 of job job1", ""}, here) ==
-        "refused 10.0.0.3 (agent gpu02 of job job1): its token differs from ours (the file /run/token, check "
+  CHECK(refusal_line(LinkRefusal::kTokenDiffers,
+                     {"10.0.0.3", "agent gpu02 of job job1", "", "node gpu02, job job1"}, here) ==
+        "refused 10.0.0.3 (node gpu02, job job1): its token differs from ours (the file /run/token, check "
         "71b2d0)");
   CHECK(refusal_line(LinkRefusal::kHttp,
                      {"10.0.0.9", "", printable_start("GET /metrics HTTP/1.1\r\nHost: x")}, here) ==

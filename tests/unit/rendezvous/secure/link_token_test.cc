@@ -38,6 +38,8 @@ TEST_CASE("a token has at least 32 characters and is one line") {
   CHECK(make_token(kGood, "X").has_value());
   CHECK(make_token(kGood.substr(1), "DDPLAUNCH_TOKEN").error().text ==
         "DDPLAUNCH_TOKEN holds 31 characters; a token needs at least 32 (openssl rand -hex 32 makes one)");
+  CHECK(make_token("x", "X").error().text ==
+        "X holds 1 character; a token needs at least 32 (openssl rand -hex 32 makes one)");
   CHECK(make_token(kGood.substr(1) + "  \n", "X").error().code == ErrorCode::kUsage);
   CHECK(make_token(kGood + "\n" + kGood, "X").error().text ==
         "X holds more than one line: a token is one line of text");

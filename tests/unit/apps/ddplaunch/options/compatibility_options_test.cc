@@ -209,8 +209,8 @@ TEST_CASE("Short options are explained by their meaning in other launchers") {
         Texts{"ddplaunch: -p is not an option of ddplaunch: srun's -p is the partition: give it to salloc or "
               "sbatch; ssh's -p is the port: use port= in the hostfile; --nproc-per-node is the number of "
               "workers on each node"});
-  for (const Texts& total : {Texts{"-n", "3"}, Texts{"-n3"}, Texts{"-np", "3"}, Texts{"--np", "3"},
-                             Texts{"--ntasks=3"}, Texts{"--num_processes", "3"}}) {
+  for (const Texts& total : {Texts{"-n", "3"}, Texts{"-n3"}, Texts{"-np", "3"}, Texts{"-np3"},
+                             Texts{"--np", "3"}, Texts{"--ntasks=3"}, Texts{"--num_processes", "3"}}) {
     Texts args = total;
     args.emplace_back("w");
     CHECK(world.spec(args).nproc.number == 3);

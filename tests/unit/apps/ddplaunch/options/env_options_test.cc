@@ -39,7 +39,8 @@ TEST_CASE("--env") {
   CHECK(world.errors({"--env", "NOT_SET", "--env", "=x", "--env", "a b=x", "w"}).size() == 2);
   CHECK(world.errors({"--env", "a b=x", "w"}) ==
         Texts{"ddplaunch: --env: \"a b\" is not the name of an environment variable"});
-  CHECK(world.job({"--env", "NCCL_SOCKET_IFNAME=eth0", "w"}).notes ==
+  CHECK(world.job({"--env", "CUDA_VISIBLE_DEVICES=1", "w"}).notes.empty());  // one node
+  CHECK(world.job({"--host", "a,b", "--env", "NCCL_SOCKET_IFNAME=eth0", "w"}).notes ==
         Texts{"ddplaunch: --env NCCL_SOCKET_IFNAME goes to all nodes alike, though its value usually belongs "
               "to one "
               "machine"});
@@ -60,6 +61,16 @@ TEST_CASE("--env overrides --env-file") {
               "ddplaunch: bad:2:1: expected NAME=VALUE",
               "ddplaunch: bad:3:1: the text before '=' is not the name of an environment variable",
               "ddplaunch: --env-file nowhere: No such file or directory"});
+}
+
+TEST_CASE("A file that is no text has a bounded number of errors") {
+  FakeContext world;
+  for (int line = 0; line < 100; ++line)
+    world.files["program"] += "\x7f\x01 line\n";
+  const Texts errors = world.errors({"--env-file", "program", "w"});
+  REQUIRE(errors.size() == 6);
+  CHECK(errors[4] == "ddplaunch: program:5:1: expected NAME=VALUE");
+  CHECK(errors[5] == "ddplaunch: program: the rest is not read; is this a file of NAME=VALUE lines?");
 }
 
 TEST_CASE("A variable that ddplaunch sets for each worker has no effect, with a warning") {

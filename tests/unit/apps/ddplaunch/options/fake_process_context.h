@@ -24,6 +24,7 @@ class FakeContext {
   Env env = {{"HOME", "/home/ann"}, {"PATH", "/usr/bin"}, {"DATA", "/data"}};
   std::string cwd = "/data/run";
   bool stdin_has_data = false;
+  unsigned user_id = 0;
   std::string standard_input;
 
   ParsedOptions parse(const Texts& args) const {
@@ -31,6 +32,8 @@ class FakeContext {
     context.env = env;
     context.cwd = cwd;
     context.new_job_id = "20261121-034500-ab12cd";
+    context.host_name = "head";
+    context.user_id = user_id;
     context.stdin_has_data = stdin_has_data;
     context.read_file = [this](const std::string& path) -> Result<std::string> {
       const auto found = files.find(path);

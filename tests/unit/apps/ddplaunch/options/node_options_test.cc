@@ -61,7 +61,8 @@ TEST_CASE("With --node-rank one ddplaunch runs on each node") {
   CHECK(node_text(FakeContext(), {"--nnodes", "2", "--master-addr", "gpu00", "w"}) ==
         "? of 2 at gpu00:29500, job default");
   const auto spec = FakeContext().spec(kNode1);
-  CHECK(spec.hosts[0].name == "localhost");
+  CHECK(spec.hosts[0].name == "head");
+  CHECK(is_localhost(spec.hosts[0]));
   CHECK(spec.hosts[1].name == "node1");
   CHECK(!spec.push);
   CHECK(spec.job_dir == "/home/ann/.local/state/ddplaunch/jobs/20261121-034500-ab12cd");
@@ -91,6 +92,10 @@ TEST_CASE("--rdzv-endpoint names a host and a port") {
   CHECK_FALSE(ddp::read_endpoint("fd00::1")->port);
   CHECK(FakeContext().errors({"--rdzv-endpoint", "a:b", "w"}) ==
         Texts{"ddplaunch: --rdzv-endpoint a:b: give HOST:PORT of node 0"});
+  CHECK(
+      FakeContext().job({"--standalone", "--rdzv-endpoint=localhost:0", "w"}).notes ==
+      Texts{"ddplaunch: --rdzv-endpoint has no effect with --standalone: nodes join over the connection that "
+            "starts them"});
   CHECK(FakeContext().job({"--nnodes=1", "--rdzv-endpoint=localhost:0", "w"}).notes ==
         Texts{"ddplaunch: --rdzv-endpoint has no effect with a single node"});
   CHECK(
@@ -300,5 +305,5 @@ TEST_CASE("A node that joins keeps no files, so it needs no home directory") {
   FakeContext world;
   world.env = {{"PATH", "/usr/bin"}};
   CHECK(node_text(world, kNode1) == "1 of 2 at gpu00:29500, job default");
-  CHECK(world.errors({"--nnodes", "2", "--node-rank", "0", "--master-addr", "gpu00", "w"}).size() == 1);
+  CHECK(world.job({"--nnodes", "2", "--node-rank", "0", "--master-addr", "gpu00", "w"}).notes.size() == 1);
 }

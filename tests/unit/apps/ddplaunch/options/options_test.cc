@@ -407,10 +407,18 @@ TEST_CASE("Directories") {
         "/data/run/logs/run7");
   world.env.clear();
   CHECK(world.spec({"check", "w"}).job_dir.empty());  // check writes no files
-  CHECK(
-      world.errors({"w"}) ==
-      Texts{
-          "ddplaunch: HOME is not set, so the directory for the job's files is unknown; give --job-dir DIR"});
+  CHECK(world.spec({"--job-dir", "/x", "w"}).fallback_job_dir.empty());
+  world.user_id = 1000;
+  const std::string name = "/ddplaunch-1000/jobs/20261121-034500-ab12cd";
+  const auto notes = [&world] { return world.job({"w"}).notes; };
+  CHECK(notes() == Texts{"ddplaunch: HOME is not set; the job's files are in /tmp" + name});
+  CHECK(world.spec({"w"}).job_dir == "/tmp" + name);
+  world.env = {{"HOME", "ann"}, {"TMPDIR", "/scratch/"}};
+  CHECK(notes() == Texts{"ddplaunch: HOME is not an absolute path; the job's files are in /scratch" + name});
+  world.env[0].second = "/home/ann";
+  CHECK(notes().empty());
+  CHECK(world.spec({"w"}).fallback_job_dir == "/scratch" + name);
+  world.env.clear();
   CHECK(world.errors({"--job-dir", "/x", "--job-id", "a/b", "w"}) ==
         Texts{"ddplaunch: --job-id a/b: give 1 to 64 letters, digits, '.', '_' and '-', starting with a "
               "letter or digit"});
@@ -418,6 +426,19 @@ TEST_CASE("Directories") {
   CHECK(world.errors({"--job-dir", "/x", "w"}) ==
         Texts{"ddplaunch: the current directory is unknown (was it deleted?); change to another one, or give "
               "--chdir /DIR"});
+}
+
+TEST_CASE("A first word that is nearly a verb gives a note") {
+  const FakeContext world;
+  CHECK(world.job({"help"}).notes ==
+        Texts{"ddplaunch: \"help\" runs as a program; did you mean ddplaunch --help?"});
+  CHECK(world.job({"checkk"}).notes ==
+        Texts{"ddplaunch: \"checkk\" runs as a program; did you mean ddplaunch check?"});
+  CHECK(world.job({"host"}).notes ==
+        Texts{"ddplaunch: \"host\" runs as a program; did you mean ddplaunch hosts?"});
+  CHECK(world.job({"train"}).notes.empty());
+  CHECK(world.job({"check"}).notes.empty());
+  CHECK(world.job({"--launcher", "local", "help"}).notes.empty());
 }
 
 TEST_CASE("All errors of a command line are reported at once") {

@@ -1,0 +1,82 @@
+#include "launcher/agent/omp_use.h"
+
+#include <elf.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+template <class T>
+std::string bytes_of(const T& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+
+/// The smallest ELF file that needs `library`.
+std::string elf_that_needs(const std::string& library) {
+  constexpr std::uint64_t kBase = 0x400000;
+  Elf64_Ehdr header{};
+  header.e_ident[EI_MAG0] = ELFMAG0;
+  header.e_ident[EI_MAG1] = ELFMAG1;
+  header.e_ident[EI_MAG2] = ELFMAG2;
+  header.e_ident[EI_MAG3] = ELFMAG3;
+  header.e_ident[EI_CLASS] = ELFCLASS64;
+  header.e_ident[EI_DATA] = ELFDATA2LSB;
+  header.e_phoff = sizeof header;
+  header.e_phnum = 2;
+  const std::uint64_t tables = sizeof header + 2 * sizeof(Elf64_Phdr);
+  const std::uint64_t strings = tables + 3 * sizeof(Elf64_Dyn);
+  Elf64_Phdr load{};
+  load.p_type = PT_LOAD;
+  load.p_vaddr = kBase;
+  load.p_filesz = strings + library.size() + 2;
+  Elf64_Phdr dynamic{};
+  dynamic.p_type = PT_DYNAMIC;
+  dynamic.p_offset = tables;
+  dynamic.p_filesz = 3 * sizeof(Elf64_Dyn);
+  Elf64_Dyn needed{};
+  needed.d_tag = DT_NEEDED;
+  needed.d_un.d_val = 1;
+  Elf64_Dyn table{};
+  table.d_tag = DT_STRTAB;
+  table.d_un.d_ptr = kBase + strings;
+  return bytes_of(header) + bytes_of(load) + bytes_of(dynamic) + bytes_of(needed) + bytes_of(table) +
+         bytes_of(Elf64_Dyn{}) + '\0' + library + '\0';
+}
+
+}  // namespace
+
+TEST_CASE("the thread count concerns Python and programs that need an OpenMP library") {
+  char name[] = "/tmp/ddplaunch-omp-XXXXXX";
+  REQUIRE(::mkdtemp(name) != nullptr);
+  const std::string program = std::string(name) + "/program";
+  const auto uses = [&](const std::string& content) {
+    std::ofstream(program, std::ios::trunc) << content;
+    return uses_omp_threads(program);
+  };
+  for (const char* library : {"libgomp.so.1", "libiomp5.so", "libomp.so.5"}) {
+    CAPTURE(library);
+    CHECK(uses(elf_that_needs(library)));
+  }
+  CHECK_FALSE(uses(elf_that_needs("libc.so.6")));
+  CHECK_FALSE(uses(elf_that_needs("libgomp")));
+  CHECK_FALSE(uses(elf_that_needs("libgomp.so.1").substr(0, 200)));
+  CHECK_FALSE(
+      uses("\x7f"
+           "ELF"));
+  CHECK(uses("#!/usr/bin/env python3\nprint()\n"));
+  CHECK(uses("#!/opt/venv/bin/python\n"));
+  CHECK_FALSE(uses("#!/bin/sh\npython3 x.py\n"));
+  CHECK_FALSE(uses(""));
+  CHECK_FALSE(uses_omp_threads("/bin/sh"));
+  CHECK_FALSE(uses_omp_threads(std::string(name) + "/missing"));
+  CHECK(uses_omp_threads("/usr/bin/python3"));
+  std::filesystem::remove_all(name);
+}
+
+}  // namespace ddp::launcher
