@@ -162,7 +162,7 @@ class Check(LaunchTest):
     def test_a_silent_host_blocks_no_other_host(self):
         with socket.create_server(("127.0.0.1", 0)) as silent:
             self.hostfile(f"127.0.0.2\nslow address=127.0.0.1 port={silent.getsockname()[1]}\n")
-            done, report = self.check_json("--start-timeout", "20s")
+            done, report = self.check_json("--start-timeout", "5s")
         self.assertIn(done.returncode, (111, 112), done)
         self.assertEqual(self.errors(report)[0][:2], ("reach", ["slow"]))
         self.assertIn("cpus", report["hosts"][0])

@@ -194,7 +194,7 @@ class LocalJob(LaunchTest):
     def test_stopped_master_does_not_stop_the_job(self):
         # Ctrl-Z stops the master for longer than the agents tolerate its silence. The worker's normal end proves that it
         # survived.
-        process = self.start("--master-timeout", "2s", "sh", "-c", "echo up; sleep 4; touch survived; echo bye",
+        process = self.start("--master-timeout", "2s", "sh", "-c", "echo up; sleep 3; touch survived; echo bye",
                              preexec_fn=os.setpgrp)  # as a shell with job control does, so this test can continue it
         self.assertTrue(process.stdout.readline())
         process.send_signal(signal.SIGTSTP)

@@ -19,6 +19,8 @@ import sys
 # Tests with this label run in the release build only (the demo, benchmarks).
 RELEASE_ONLY = "release-only"
 WAITS = "waits"
+# The first entry of a run, and the last one, which proves that the tests left nothing (leftovers.py).
+FIRST, LAST, FIXTURE = "nothing_before", "nothing_is_left", "machine"
 # The values of these properties are names of other tests, so they get the prefix too.
 NAMES_TESTS = {"DEPENDS"}
 NAMES_SHARED = {"FIXTURES_SETUP", "FIXTURES_REQUIRED", "FIXTURES_CLEANUP"}
@@ -83,15 +85,27 @@ def entry(preset, test, figures):
     properties["TIMEOUT"] = float(properties.get("TIMEOUT", 120)) * SLOWER[preset]
     properties["PROCESSORS"] = slots(labels, properties)
     command = measured(figures, prefix + test["name"], wrapped(preset, test, labels))
+    properties["FIXTURES_REQUIRED"] = listed(properties.get("FIXTURES_REQUIRED", [])) + [FIXTURE]
     lines = [f"add_test({quoted(prefix + test['name'])} {' '.join(map(quoted, command))})"]
     for name, value in properties.items():
         values = [str(v) for v in listed(value)]
         if name in NAMES_TESTS or name in NAMES_SHARED:
-            values = [prefix + v for v in values]
+            values = [v if v == FIXTURE else prefix + v for v in values]
         if isinstance(value, bool):
             values = ["TRUE" if value else "FALSE"]
         lines.append(f"set_tests_properties({quoted(prefix + test['name'])} PROPERTIES {name} {quoted(';'.join(values))})")
     return "\n".join(lines) + "\n"
+
+
+def machine_entries(build, target, figures):
+    """Returns the lines of the first and of the last entry. ctest adds them to each selection of tests."""
+    program = str(pathlib.Path(__file__).with_name("leftovers.py").resolve())
+    lines = []
+    for name, action, role in ((FIRST, "snapshot", "SETUP"), (LAST, "compare", "CLEANUP")):
+        command = measured(figures, name, [sys.executable, program, action, str(target / "before.json"), str(build)])
+        lines += [f"add_test({quoted(name)} {' '.join(map(quoted, command))})\n"
+                  f"set_tests_properties({quoted(name)} PROPERTIES FIXTURES_{role} {FIXTURE} SKIP_RETURN_CODE 77 TIMEOUT 120)\n"]
+    return "".join(lines)
 
 
 def main():
@@ -101,6 +115,7 @@ def main():
     figures = target / "entries.tsv"
     figures.write_text("")
     text = "".join(entry(preset, test, figures) for preset in sys.argv[2:] for test in tests_of(build / preset))
+    text += machine_entries(build, target, figures)
     partial = target / "CTestTestfile.cmake.part"
     partial.write_text(text)
     os.replace(partial, target / "CTestTestfile.cmake")

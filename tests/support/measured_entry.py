@@ -34,10 +34,10 @@ def run(command):
             signal.signal(number, forward)
     began = time.monotonic()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # a signal waits until `pid` is known
-    try:
-        pid = os.posix_spawnp(command[0], command, os.environ, setsigmask=before)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    pid = os.fork()
+    if pid == 0:
+        execute(command, before)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     ended = None
     while ended is None:
         child, status = os.wait()
@@ -48,6 +48,19 @@ def run(command):
     reap_adopted()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return wall, used.ru_utime + used.ru_stime, os.waitstatus_to_exitcode(ended)
+
+
+def execute(command, mask):
+    """Replaces this process by the command. It gets the signal dispositions that this process got; posix_spawn would make it ignore two
+    more of them."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"measured_entry: {command[0]}: {error.strerror}\n".encode())
+    os._exit(127)
 
 
 def reap_adopted():
@@ -81,10 +94,7 @@ def main():
             print("  wall s    CPU s  entry", *slowest(file), sep="\n")
         return
     file, name, *command = sys.argv[1:]
-    try:
-        wall, cpu, code = run(command)
-    except OSError as error:
-        sys.exit(f"measured_entry: {command[0]}: {error.strerror}")
+    wall, cpu, code = run(command)
     with open(file, "a") as figures:  # one write: other entries append at the same time
         figures.write(f"{name}\t{wall:.3f}\t{cpu:.3f}\t{code}\n")
     if code < 0:

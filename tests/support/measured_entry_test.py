@@ -50,6 +50,11 @@ class MeasuredEntry(unittest.TestCase):
         process.terminate()
         self.assertEqual(process.wait(60), 5)
 
+    def test_the_command_gets_the_signals_as_they_were(self):
+        shown = ("grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status")
+        plain = subprocess.run(shown, capture_output=True, text=True, check=True, restore_signals=True).stdout
+        self.assertEqual(self.run_entry(*shown), (0, plain, ""))
+
     def test_cpu_time_of_a_daemon_counts(self):
         # The daemon's parent ends at once. The command waits until the daemon has ended and was reaped.
         daemon = f"import os\nif pid := os.fork(): print(pid, flush=True); os._exit(0)\nos.setsid()\n{BURN}"
@@ -65,7 +70,7 @@ class MeasuredEntry(unittest.TestCase):
 
     def test_a_missing_program(self):
         code, _, err = self.run_entry("/nonexistent/program")
-        self.assertEqual((code, err), (1, "measured_entry: /nonexistent/program: No such file or directory\n"))
+        self.assertEqual((code, err), (127, "measured_entry: /nonexistent/program: No such file or directory\n"))
 
     def test_the_slowest_entries(self):
         self.file.write_text("".join(f"entry{i}\t{i}.04\t{i / 2}\t0\n" for i in range(100)))
