@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs one step of run.sh on a machine with a GPU: steps.sh NAME [ARGUMENTS]. Prints the figures as one line of JSON. Exit code: 0;
-# 1 failed; 77 skipped; the reason is the last line of standard error. run.sh sets DDP_GPU_LOADER.
+# 1 failed; 77 skipped; the reason is the last line of standard error. run.sh sets DDP_GPU_BIN, a folder of programs that start here.
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-read -ra loader <<<"${DDP_GPU_LOADER:-}"
-train=("${loader[@]}" "$here/bin/train")
-launch=("${loader[@]}" "$here/bin/ddplaunch" --agent "$here/bin/ddplaunchd" --label none)
+bin=${DDP_GPU_BIN:-$here/bin}
+train=("$bin/train")
+launch=("$bin/ddplaunch" --agent "$bin/ddplaunchd" --label none)
 
 work=$(mktemp -d) || exit 1
 pids=()
