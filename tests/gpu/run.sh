@@ -41,6 +41,7 @@ for program in "$here"/bin/*; do
     ln -s "$program" "$DDP_GPU_BIN/$name"
   else
     packed+="${packed:+ }$name"
+    # shellcheck disable=SC2016 # the script reads the variable
     printf '#!/bin/bash\nexec %q --library-path %q"${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" %q "$@"\n' \
       "$here/lib/ld-linux-x86-64.so.2" "$here/lib" "$program" >"$DDP_GPU_BIN/$name" && chmod +x "$DDP_GPU_BIN/$name" || exit 1
   fi
@@ -167,7 +168,7 @@ all_steps() {
 
   # --- NCCL, and the loss of ranks ------------------------------------------------------------------------------------
   known nccl 60 nccl
-  for ranks in 2 4; do known "bench-$ranks" 40 bench "$ranks"; done
+  for ranks in 2 4; do known "bench-$ranks" 90 bench "$ranks"; done  # 13 sizes, each timed twice
   known nccl-tests 40 nccl-tests 2
   for signal in KILL STOP; do
     known "lost-$signal" 40 lost "$signal"
@@ -196,7 +197,8 @@ all_steps() {
   done
   profiler=$(tool ncu)
   of gpu_check replay
-  late=skipped step ncu 60 "${profiler:-ncu}" --metrics gpu__time_duration.sum --launch-count 60 --csv --log-file "$here/ncu.csv" "${program[@]}"
+  # The clocks are a setting of the GPU, so they stay as they are.
+  late=skipped step ncu 60 "${profiler:-ncu}" --clock-control none --metrics gpu__time_duration.sum --launch-count 60 --csv --log-file "$here/ncu.csv" "${program[@]}"
 }
 
 listing=1

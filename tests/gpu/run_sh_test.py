@@ -116,6 +116,11 @@ class RunSh(Pack):
         _, _, steps = self.run_it("racecheck initcheck")
         self.assertEqual((steps["racecheck"]["state"], steps["initcheck"]["state"]), ("failed", "ok"))
 
+    def test_the_profiler_leaves_the_clocks_as_they_are(self):
+        self.program("ncu", 'echo "{\\"arguments\\":\\"$*\\"}"\n', "tools")
+        _, _, steps = self.run_it("ncu")
+        self.assertRegex(steps["ncu"]["figures"]["arguments"], r"^--clock-control none ")
+
     def test_the_nccl_library_of_pytorch_is_found(self):
         library = self.place / ".local/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
         library.parent.mkdir(parents=True)
