@@ -180,7 +180,8 @@ class Steps(Pack):
         self.assertEqual((steps["health"]["state"], steps["bench-2"]["state"]), ("failed", "skipped"))
 
     def test_two_ranks_must_give_the_same_weights_over_nccl_as_over_tcp(self):
-        self.program("train", 'case "$*" in *nccl*) way=a;; *) way=${OTHER:-a};; esac\n'
+        self.program("train", 'case "$*" in *"--device cpu --comm"*) echo "not on the GPU" >&2; exit 3;; esac\n'
+                              'case "$*" in *nccl*) way=a;; *) way=${OTHER:-a};; esac\n'
                               'echo "weights equal on $WORLD_SIZE ranks: $way"; echo "test accuracy 50.0 % (1/2)"\n')
         _, _, steps = self.run_it("nccl device-train")
         self.expect(steps["nccl"], "ok", "", {"nccl": "a", "tcp": "a"})
