@@ -20,15 +20,36 @@ first_of() {
   for path in "$@"; do [[ ! -e $path ]] || { echo "$path"; return; }; done
 }
 
-# The packed libraries are used only if the machine's are too old, since the driver's library belongs to the machine's.
-loader=()
-if ! "$here/bin/gpu_check" >"$work/out" 2>&1 && grep -q 'GLIBC\|not found' "$work/out"; then
-  loader=("$here/lib/ld-linux-x86-64.so.2" --library-path "$here/lib")
-fi
-# Stores the command line of a packed program in `program`.
-of() { program=(${loader[@]+"${loader[@]}"} "$here/bin/$1" "${@:2}"); }
+# starts PROGRAM: returns whether the machine's loader and libraries can start it. Its exit code does not count.
+starts() {
+  local code=0
+  timeout 10 "$1" --help >"$work/out" 2>&1 </dev/null || code=$?
+  ((code != 126 && code != 127)) && ! grep -q 'GLIBC\|cannot open shared object' "$work/out"
+}
 
-export DDP_GPU_LOADER="${loader[*]-}"
+# DDP_GPU_BIN has each packed program under its name: a link, or a script that starts it with the packed loader and libraries where
+# the machine's are too old or missing. Each program is tried by itself: the checks need the C library only, ddplaunch needs more.
+# The libraries of LD_LIBRARY_PATH stay behind the packed ones, because the driver's may be there.
+# The folder is beside this script, since programs may not be run from the folder for temporary files.
+DDP_GPU_BIN=$(mktemp -d "$here/bin.XXXXXX") || exit 1
+export DDP_GPU_BIN
+trap 'rm -rf "$work" "$DDP_GPU_BIN"' EXIT
+packed=''
+for program in "$here"/bin/*; do
+  name=${program##*/}
+  if [[ $name == all_reduce_perf ]] || starts "$program"; then
+    ln -s "$program" "$DDP_GPU_BIN/$name"
+  else
+    packed+="${packed:+ }$name"
+    # shellcheck disable=SC2016 # the script reads the variable
+    printf '#!/bin/bash\nexec %q --library-path %q"${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" %q "$@"\n' \
+      "$here/lib/ld-linux-x86-64.so.2" "$here/lib" "$program" >"$DDP_GPU_BIN/$name" && chmod +x "$DDP_GPU_BIN/$name" || exit 1
+  fi
+done
+[[ -z $packed ]] || echo "with the packed libraries: $packed"
+
+# Stores the command line of a packed program in `program`.
+of() { program=("$DDP_GPU_BIN/$1" "${@:2}"); }
 
 text() { printf '"%s"' "$(printf '%s' "$1" | tr '\n\t\r' '   ' | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g' | cut -c1-2000)"; }
 
@@ -147,7 +168,7 @@ all_steps() {
 
   # --- NCCL, and the loss of ranks ------------------------------------------------------------------------------------
   known nccl 60 nccl
-  for ranks in 2 4; do known "bench-$ranks" 40 bench "$ranks"; done
+  for ranks in 2 4; do known "bench-$ranks" 90 bench "$ranks"; done  # 13 sizes, each timed twice
   known nccl-tests 40 nccl-tests 2
   for signal in KILL STOP; do
     known "lost-$signal" 40 lost "$signal"
@@ -176,7 +197,8 @@ all_steps() {
   done
   profiler=$(tool ncu)
   of gpu_check replay
-  late=skipped step ncu 60 "${profiler:-ncu}" --metrics gpu__time_duration.sum --launch-count 60 --csv --log-file "$here/ncu.csv" "${program[@]}"
+  # The clocks are a setting of the GPU, so they stay as they are.
+  late=skipped step ncu 60 "${profiler:-ncu}" --clock-control none --metrics gpu__time_duration.sum --launch-count 60 --csv --log-file "$here/ncu.csv" "${program[@]}"
 }
 
 listing=1

@@ -40,7 +40,9 @@ class Pack(unittest.TestCase):
 
     def program(self, name, text, folder="bin"):
         path = self.place / folder / name
-        path.write_text("#!/bin/bash\n" + text, encoding="utf-8")
+        # run.sh calls each packed program with --help to see whether it starts.
+        starts = '[ "$1" != --help ] || exit 0\n' if folder == "bin" and "loading shared" not in text else ""
+        path.write_text("#!/bin/bash\n" + starts + text, encoding="utf-8")
         path.chmod(0o755)
 
     def run_it(self, only="", **environment):
@@ -69,6 +71,19 @@ class RunSh(Pack):
         self.expect(steps["replay"], "failed", 'exit code 3: it said "no" and \\ went')
         self.expect(steps["train"], "skipped", "no GPU")
         self.assertEqual((results["failed"], results["commit"], len(steps)), (1, "unknown", 4))
+
+    def test_the_packed_loader_is_chosen_for_each_program(self):
+        # The fake loader is a shell: it gets the options, then the program.
+        (self.place / "lib").mkdir()
+        self.program("ld-linux-x86-64.so.2", 'export LIBRARIES=$2\nshift 2\nexec bash "$@"\n', "lib")
+        self.program("gpu_check", 'echo "{\\"libraries\\":\\"$LIBRARIES\\"}"\n')
+        self.program("gpu_parity", '[ "$LIBRARIES" ] || { echo "gpu_parity: error while loading shared libraries: libfmt.so.9: cannot '
+                                   'open shared object file" >&2; exit 127; }\necho "{\\"libraries\\":\\"$LIBRARIES\\"}"\n')
+        for more, libraries in (({}, f"{self.place}/lib"), ({"LD_LIBRARY_PATH": "/driver"}, f"{self.place}/lib:/driver")):
+            done, _, steps = self.run_it("parity replay", **more)
+            self.assertEqual(done.stdout.splitlines()[0], "with the packed libraries: gpu_parity")
+            self.expect(steps["replay"], "ok", "", {"libraries": ""})
+            self.expect(steps["parity"], "ok", "", {"libraries": libraries})
 
     def test_the_run_is_skipped_when_all_steps_are_skipped(self):
         (self.place / "commit").write_text("abc1234\n", encoding="utf-8")
@@ -100,6 +115,11 @@ class RunSh(Pack):
         self.assertEqual(steps["memcheck"]["state"], "skipped")
         _, _, steps = self.run_it("racecheck initcheck")
         self.assertEqual((steps["racecheck"]["state"], steps["initcheck"]["state"]), ("failed", "ok"))
+
+    def test_the_profiler_leaves_the_clocks_as_they_are(self):
+        self.program("ncu", 'echo "{\\"arguments\\":\\"$*\\"}"\n', "tools")
+        _, _, steps = self.run_it("ncu")
+        self.assertRegex(steps["ncu"]["figures"]["arguments"], r"^--clock-control none ")
 
     def test_the_nccl_library_of_pytorch_is_found(self):
         library = self.place / ".local/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
@@ -160,7 +180,8 @@ class Steps(Pack):
         self.assertEqual((steps["health"]["state"], steps["bench-2"]["state"]), ("failed", "skipped"))
 
     def test_two_ranks_must_give_the_same_weights_over_nccl_as_over_tcp(self):
-        self.program("train", 'case "$*" in *nccl*) way=a;; *) way=${OTHER:-a};; esac\n'
+        self.program("train", 'case "$*" in *"--device cpu --comm"*) echo "not on the GPU" >&2; exit 3;; esac\n'
+                              'case "$*" in *nccl*) way=a;; *) way=${OTHER:-a};; esac\n'
                               'echo "weights equal on $WORLD_SIZE ranks: $way"; echo "test accuracy 50.0 % (1/2)"\n')
         _, _, steps = self.run_it("nccl device-train")
         self.expect(steps["nccl"], "ok", "", {"nccl": "a", "tcp": "a"})

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs one step of run.sh on a machine with a GPU: steps.sh NAME [ARGUMENTS]. Prints the figures as one line of JSON. Exit code: 0;
-# 1 failed; 77 skipped; the reason is the last line of standard error. run.sh sets DDP_GPU_LOADER.
+# 1 failed; 77 skipped; the reason is the last line of standard error. run.sh sets DDP_GPU_BIN, a folder of programs that start here.
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-read -ra loader <<<"${DDP_GPU_LOADER:-}"
-train=("${loader[@]}" "$here/bin/train")
-launch=("${loader[@]}" "$here/bin/ddplaunch" --agent "$here/bin/ddplaunchd" --label none)
+bin=${DDP_GPU_BIN:-$here/bin}
+train=("$bin/train")
+launch=("$bin/ddplaunch" --agent "$bin/ddplaunchd" --label none)
 
 work=$(mktemp -d) || exit 1
 pids=()
@@ -101,13 +101,14 @@ device_train() {
   cmp -s "$work/gpu" "$work/cpu" || fail "other accuracy on the GPU"
 }
 
-# The sum of two is the same in any order, so the weights must not depend on the transport.
+# The sum of two is the same in any order, and the GPU's update rounds like the CPU's. So the weights must not depend on the
+# transport: over NCCL the all-reduce is in the captured graph, over TCP the host adds and updates.
 equal_weights() {
   local nccl tcp
   share 2
-  ranks 2 "${few[@]}" --device cpu --comm nccl "${shared[@]}"
+  ranks 2 "${few[@]}" --device gpu --comm nccl "${shared[@]}"
   nccl=$(weights "$work/out.0")
-  ranks 2 "${few[@]}" --device cpu --comm tcp
+  ranks 2 "${few[@]}" --device gpu --comm tcp
   tcp=$(weights "$work/out.0")
   printf '{"nccl":%s,"tcp":%s}\n' "$(text "$nccl")" "$(text "$tcp")"
   [[ -n $nccl && $nccl == "$tcp" ]] || fail "other weights over NCCL than over TCP"
