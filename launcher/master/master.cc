@@ -21,6 +21,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kLastTasks{500};
+/// The time for `tee` to end at the Ctrl-C that this process got, too.
+constexpr milliseconds kTeeEnds{200};
 constexpr milliseconds kForEver = std::chrono::hours(24 * 365);
 /// Longest interval; short timeouts need more frequent pings.
 constexpr milliseconds kPingEvery{1'000};
@@ -63,6 +65,7 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
              start_options(spec, std::move(options)), *this),
       deadline_(loop),
       sleep_timer_(loop),
+      terminal_timer_(loop),
       signals_(loop),
       stdin_(loop.get_executor()) {
   add_signals(signals_, {SIGINT, SIGTERM, SIGHUP, SIGTSTP});
@@ -83,7 +86,7 @@ int Master::run() {
   output_.finish_all();
   const ExitReport report = show_report();
   console_.flush(2, kLastText);  // the cause is printed even if nobody reads stdout
-  if (console_.use_terminal()) console_.write(2, report.text);
+  if (!console_.uses_terminal() && console_.use_terminal()) console_.write(2, report.text);
   end_at_signals_with(report.exit_code, "");
   settle_files(report);
   const milliseconds patience = supervisor_.end().stop_signal != 0 ? milliseconds(kLastText) : kForEver;
@@ -111,6 +114,7 @@ void Master::end_tasks() {
   signals_.cancel(ignored);
   stdin_.stop();
   sleep_timer_.cancel();
+  terminal_timer_.cancel();
   deadline_.cancel();
   loop_.restart();
   loop_.run_for(kLastTasks);
@@ -200,7 +204,17 @@ Awaitable<> Master::watch_signals() {
       fall_asleep();
     else
       step(job::UserSignal{number});
+    if (number == SIGINT) repeat_on_terminal();
   }
+}
+
+/// Ctrl-C also ends `tee` behind stderr, and the answer to it is lost in the pipe. It is repeated on the
+/// terminal when `tee` has had time to end.
+void Master::repeat_on_terminal() {
+  terminal_timer_.expires_after(kTeeEnds);
+  terminal_timer_.async_wait([this](error_code cancelled) {
+    if (!cancelled && !console_.uses_terminal() && console_.use_terminal()) console_.write(2, last_said_);
+  });
 }
 
 /// Ctrl-Z stops the master, but not the job. The agents are notified, so that they tolerate the silence. The
@@ -247,7 +261,8 @@ void Master::warn_of_lost_output() {
 
 void Master::say(std::string_view text) {
   log_.said(text);
-  console_.write(2, "ddplaunch: " + std::string(text) + "\n");
+  last_said_ = "ddplaunch: " + std::string(text) + "\n";
+  console_.write(2, last_said_);
 }
 
 void Master::say_host(const NodeLink& node, std::string_view line) {

@@ -68,6 +68,7 @@ class Master final : private NodeEvents {
   void show_waiting(const job::Waiting& waiting);
   void note_start_steps();
   void feed_stdin();
+  void repeat_on_terminal();
   void arm_deadline();
   Result<> take_output(NodeLink& node, const rendezvous::Output& output);
   void take_notice(NodeLink& node, const rendezvous::Notice& notice);
@@ -100,6 +101,8 @@ class Master final : private NodeEvents {
   MasterLinks::Link stdin_ended_link_;  ///< a later rank 0's node, which got end of file
   asio::steady_timer deadline_;
   asio::steady_timer sleep_timer_;
+  asio::steady_timer terminal_timer_;
+  std::string last_said_;
   asio::signal_set signals_;
   StdinFeed stdin_;
   bool output_lost_ = false;

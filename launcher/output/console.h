@@ -55,10 +55,12 @@ class Console {
   bool flush(int stream, std::chrono::milliseconds limit);
   /// Returns the errno of the first failed write of `stream`, 0 if none: EPIPE when its reader has gone.
   int broken(int stream) const { return lane_of(stream).broken(stream); }
-  /// Call it when the job has ended. If nothing reads the pipe of stderr any more, ddplaunch's own lines for
-  /// stderr go to the user's terminal from now on, provided that this process is in its foreground. Returns
-  /// whether they do. The usual case is `2>&1 | tee log` after a Ctrl-C, which also ends tee.
+  /// Call it after a Ctrl-C and when the job has ended. If nothing reads the pipe of stderr any more,
+  /// ddplaunch's own lines for stderr go to the user's terminal from now on, provided that this process is in
+  /// its foreground. Returns whether they do. The usual case is `2>&1 | tee log` after a Ctrl-C, which also
+  /// ends tee.
   bool use_terminal();
+  bool uses_terminal() const { return static_cast<bool>(terminal_); }
   /// Waits until all is written, however long the readers take. May be called twice.
   void close();
   /// Ends without writing the rest; its thread may stay in a write forever.

@@ -291,9 +291,11 @@ class Signals(LaunchTest):
 
     LAST_WORDS = "ddplaunch: exit 130: stopped by Ctrl-C (SIGINT)"
 
-    def with_tee(self, end, *args):
+    STUBBORN = '#!/bin/sh\ntrap "" INT TERM\ntouch up.$RANK\nwhile :; do sleep 0.05; done\n'
+
+    def with_tee(self, end, *args, text=None):
         """Starts a job in a pipe to tee, with the shell text `end` behind it. Returns its terminal when the worker runs."""
-        worker = self.script("worker.sh", self.WORKER)
+        worker = self.script("worker.sh", text or self.WORKER)
         terminal = self.on_terminal('trap : INT\n{ echo $BASHPID > pid; exec "${RUN[@]}"; } 2>&1 | tee log' + end,
                                     *args, "--nproc-per-node", 1, worker)
         self.assertTrue(terminal.wait_for(lambda: self.up(1)), terminal.text())
@@ -310,6 +312,17 @@ class Signals(LaunchTest):
         self.assertNotIn("exit 130", (self.dir / "log").read_text())  # tee has not written them
         self.assertTrue(terminal.wait_for(self.ended))
         self.assertTrue((self.job_dir / "ddplaunch.log").read_text().endswith(self.LAST_WORDS + "\n"))
+        self.assert_nothing_left()
+
+    def test_after_ctrl_c_ended_tee_the_stop_is_announced_on_the_terminal(self):
+        terminal = self.with_tee("", "--stop-grace", "60s", text=self.STUBBORN)
+        terminal.type("\x03")
+        announced = "ddplaunch: stopping the workers; SIGKILL in 60 s (Ctrl-C again: now)"
+        self.assertTrue(terminal.wait_for(lambda: announced in terminal.text()), terminal.text())
+        terminal.type("\x03")
+        self.assertTrue(terminal.wait_for(lambda: self.LAST_WORDS in terminal.text()), terminal.text())
+        self.assertTrue(terminal.wait_for(self.ended))
+        self.assertEqual(terminal.text().count(self.LAST_WORDS), 1, terminal.text())
         self.assert_nothing_left()
 
     def test_a_running_tee_gets_the_last_words(self):
