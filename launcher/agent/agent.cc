@@ -187,8 +187,8 @@ void Agent::handle(const rendezvous::Signal& message) {
 }
 
 void Agent::handle(const rendezvous::Ping& message) {
+  feed(node::Pinged{});  // too late, it closes the link
   link_.send(rendezvous::Pong{message.sequence, clock_ns()});
-  feed(node::Pinged{});
 }
 
 void Agent::handle(const rendezvous::Credit& message) {

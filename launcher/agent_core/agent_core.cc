@@ -1,6 +1,7 @@
 #include "launcher/agent_core/agent_core.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "base/exit_status.h"
@@ -11,12 +12,36 @@ namespace ddp::launcher {
 
 using namespace std::chrono_literals;
 
+namespace {
+
+constexpr char kSilent[] = "the master was silent for too long";
+
+template <class E, class... Events>
+constexpr bool is_any_of = (std::is_same_v<std::remove_cvref_t<E>, Events> || ...);
+
+/// "ADDRESS:PORT", as workers get it.
+std::string endpoint_text(const std::string& address, std::uint16_t port) {
+  const bool is_ipv6 = address.find(':') != std::string::npos;
+  return (is_ipv6 ? "[" + address + "]" : address) + ":" + std::to_string(port);
+}
+
+std::string limit_text(std::uint32_t ms) {
+  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
+}
+
+}  // namespace
+
 node::Actions AgentCore::step(const node::Event& event, Time now) {
   now_ = now;
-  // An order that arrives after the end of the lease is too late, so check the lease first.
-  if (!leaving_ && running() && is_leased() && lease_.over(now_))
-    lose_master("the master was silent for too long");
-  std::visit([this](const auto& e) { on(e); }, event);
+  std::visit(
+      [this](const auto& e) {
+        // After the end of the lease it is too late for these. A Leave ends the workers in any case.
+        if constexpr (is_any_of<decltype(e), node::Pinged, rendezvous::OpenStore, rendezvous::Revoke,
+                                rendezvous::Stop>)
+          if (!leaving_ && running() && is_lease_over()) lose_master(kSilent);
+        on(e);
+      },
+      event);
   return std::exchange(actions_, {});
 }
 
@@ -86,7 +111,7 @@ void AgentCore::on(const node::HeartbeatDue& event) {
   const bool lost = running() && is_leased()
                         ? lease_.over(now_)
                         : !event.late && !lease_.asleep() && event.silence > settings_.patience;
-  if (lost) lose_master("the master was silent for too long");
+  if (lost) lose_master(kSilent);
   renew_lease();
 }
 
@@ -112,6 +137,7 @@ void AgentCore::on(const rendezvous::Spawn& order) {
   }
   spawn_ = order;
   lease_.proven(*accepted_at_);  // a slow disk may have delayed our answer to a Ping
+  if (is_lease_over()) return lose_master(kSilent);
   // Renew before the first worker starts: if the agent freezes right after that, the keeper must know the
   // lease.
   renew_lease();
@@ -132,15 +158,13 @@ void AgentCore::on(const node::AttemptPrepared&) {
                                    static_cast<std::uint32_t>(process.pid), process.started_ns,
                                    process.start_attempt});
   }
-  const bool six = spawn_.master_addr.find(':') != std::string::npos;
   rendezvous::AttemptOrder order;
   order.attempt = spawn_.attempt;
   order.world = spawn_.world_size;
   order.local_world = spawn_.local_world_size;
   order.node_rank = spawn_.node_rank;
   order.nodes = spawn_.nodes;
-  order.store =
-      (six ? "[" + spawn_.master_addr + "]" : spawn_.master_addr) + ":" + std::to_string(spawn_.master_port);
+  order.store = endpoint_text(spawn_.master_addr, spawn_.master_port);
   order.agent_store = spawn_.agent_store;
   if (spawn_.from >= 0) order.from = static_cast<std::uint32_t>(spawn_.from);
   for (std::uint32_t local = 0; local < spawn_.local_world_size; ++local) {
@@ -186,7 +210,8 @@ void AgentCore::on(const node::WorkerExited& event) {
   if (state_ == State::kSuspended) notify_survivors();
   check_answers();
   check_deaths();
-  report_changes();
+  if (state_ == State::kRunning && processes_.take_ready_change())
+    send(rendezvous::WorkersReady{spawn_.attempt});
 }
 
 /// Reports facts about all workers of the node, once in an attempt.
@@ -273,15 +298,15 @@ void AgentCore::on(const node::LeftoversKilled&) {
 }
 
 void AgentCore::ask_to_leave() {
+  // A worker that cannot rejoin has just started, or its part is done: SIGTERM suffices for a while. It comes
+  // first, so that no survivor still hears from such a worker when it leaves.
   for (const std::uint32_t local : processes_.unanswered()) {
-    if (processes_.can_rejoin(local)) {
-      act(node::OrderLeave{local, {spawn_.attempt, revoke_.reason, revoke_.deadline_ms}});
-      continue;
-    }
-    // The worker has just started, or its part is done and it may end freely: SIGTERM suffices for a while.
+    if (processes_.can_rejoin(local)) continue;
     processes_.kill(local, "");
     act(node::TerminateWorker{local});
   }
+  for (const std::uint32_t local : processes_.unanswered())
+    act(node::OrderLeave{local, {spawn_.attempt, revoke_.reason, revoke_.deadline_ms}});
   state_ = State::kAwaitingAnswers;
   check_answers();
 }
@@ -294,11 +319,9 @@ void AgentCore::check_answers() {
     return act(node::ReadOutput{});
   }
   if (now_ < due_) return;
-  const std::uint32_t ms = revoke_.deadline_ms;
   for (const std::uint32_t local : late)
     kill_worker(local, "did not leave attempt " + std::to_string(spawn_.attempt) + " within " +
-                           (ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms") +
-                           " and was killed");
+                           limit_text(revoke_.deadline_ms) + " and was killed");
   state_ = State::kKillingLate;
   act(node::KillLeftovers{processes_.dying()});
 }
@@ -362,6 +385,7 @@ void AgentCore::on(const node::WorkersEnded&) {
 void AgentCore::on(const node::AttemptCleaned& event) {
   send(rendezvous::AttemptEnded{spawn_.attempt, event.left, event.text});
   state_ = State::kNone;
+  processes_ = {};  // a worker that outlived SIGKILL reported no end
   const std::optional<rendezvous::Spawn> next = std::exchange(next_, std::nullopt);
   if (leaving_) return act(node::Quit{});
   if (!next) return;

@@ -10,9 +10,9 @@
 
 namespace ddp::launcher {
 
-/// The decisions of an agent (sans-IO): which orders of the master are valid, what the workers of an attempt
-/// are ordered, when they must end, and until when this node may run workers at all. Agent drives it, and
-/// tests/sim drives it in virtual time.
+/// The decisions of an agent (sans-IO). It decides which orders of the master are valid, and what the workers
+/// of an attempt are ordered. It decides when they must end, and until when this node may run workers at all.
+/// Agent drives it, and tests/sim drives it in virtual time.
 ///
 /// The driver's duties:
 /// 1. Pass orders and events in the order in which they happen. Carry out all actions of a step, in order,
@@ -113,6 +113,7 @@ class AgentCore {
   void send(rendezvous::Message message) { act(node::Send{std::move(message)}); }
   void refuse(const Error& error);
   bool is_leased() const { return accepted_at_ && (!local_ || spawn_.max_restarts > 0); }
+  bool is_lease_over() const { return is_leased() && lease_.over(now_); }
   void renew_lease();
   bool give_up_next(std::uint32_t attempt);
   void report_changes();

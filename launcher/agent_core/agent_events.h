@@ -24,7 +24,7 @@ struct JobReceived {
 struct Pinged {};  ///< the Pong is sent
 
 // ---- events: this node
-struct JobAccepted {  ///< the answer is sent; this node can run workers
+struct JobAccepted {  ///< this node can run workers; the answer to the master follows
   bool local;         ///< on the master's machine, which a suspension stops as well
 };
 struct AttemptPrepared {};  ///< answer to PrepareAttempt
@@ -91,7 +91,7 @@ using Event =
 struct Send {
   rendezvous::Message message;
 };
-struct OpenStore {  ///< and answer the master
+struct OpenStore {  ///< open the attempt's store, and answer the master
   rendezvous::OpenStore order;
 };
 struct PrepareAttempt {  ///< make all that the attempt's workers need; survivors keep what they have

@@ -162,6 +162,35 @@ TEST_CASE("agent core: a process that is left is no loss if no attempt follows")
   CHECK(node.sent<rendezvous::AttemptEnded>()[0].left == 1);
 }
 
+TEST_CASE("agent core: a worker that outlives SIGKILL is no survivor of its attempt") {
+  Driven node;
+  node.run(0);
+  node.feed(rendezvous::Stop{0, 0, "a rank failed"});
+  node.exit(0, 1);
+  node.feed(node::WorkersEnded{});  // worker 1 has reported no end
+  node.feed(node::AttemptCleaned{0, ""});
+  node.spawn(1);
+  CHECK(node.core.processes().none());
+  CHECK(node.core.state() == State::kStarting);
+}
+
+TEST_CASE("agent core: an agent that froze without workers starts none after its lease") {
+  Driven node;
+  node.now = 15s;
+  node.spawn(0);
+  CHECK(node.did<node::PrepareAttempt>().empty());
+  CHECK(node.did<node::Quit>().size() == 1);
+}
+
+TEST_CASE("agent core: the order to leave is obeyed after the lease, too") {
+  Driven node(true);
+  node.run(0);
+  node.now = 15s;
+  node.feed(rendezvous::Leave{7, "rank 0 exited 7"});
+  CHECK(node.core.exit_code() == 7);
+  CHECK(node.core.last_message() == "rank 0 exited 7");
+}
+
 TEST_CASE("agent core: an attempt that cannot be prepared is refused, and survivors end") {
   Driven node;
   node.spawn(0);
@@ -262,7 +291,9 @@ TEST_CASE("agent core: a worker that cannot rejoin is terminated") {
   node.revoke(0);
   REQUIRE(node.did<node::TerminateWorker>().size() == 1);
   CHECK(node.did<node::TerminateWorker>()[0].local == 1);
-  CHECK(node.did<node::OrderLeave>().size() == 1);
+  REQUIRE(node.did<node::OrderLeave>().size() == 1);
+  CHECK(
+      std::holds_alternative<node::OrderLeave>(node.actions.back()));  // no survivor hears from an ended one
 }
 
 TEST_CASE("agent core: a revoke waits until the workers are started, but not beyond its deadline") {
