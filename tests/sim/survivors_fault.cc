@@ -22,7 +22,7 @@ constexpr Time kPauseAtMost = 12s;
 void SurvivorsWorld::next_mishap() {
   if (mishaps_left_ == 0 || supervisor_.state() >= launcher::Supervisor::State::kLeaving) return;
   const auto kind = static_cast<SimulatedFault>(random_() % kMishaps);
-  if (kind != SimulatedFault::kUserStops || (setup_.user_may_stop && chance(15))) {
+  if (kind != SimulatedFault::kUserStops || (setup_.user_may_stop && chance(60))) {
     --mishaps_left_;
     happen(kind);
   }
