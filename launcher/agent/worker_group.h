@@ -60,7 +60,6 @@ class WorkerGroup {
   /// Workers that were not started yet are not started. Call again to shorten the grace.
   void stop(std::chrono::milliseconds grace);
   void signal_leaders(int number);
-  bool stopping() const { return stopping_; }
   /// For a worker that has ended: whether we had sent SIGTERM before its end began.
   bool ended_after_stop(std::uint32_t rank) const;
 
