@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -385,12 +386,18 @@ TEST_CASE("a rank that leaves in the middle of a gather ends it on all ranks of 
   int revoke[2];
   REQUIRE(::pipe(revoke) == 0);
   for (const auto& sizes : {std::vector<int>{4}, std::vector<int>{2, 2}}) {
+    std::promise<void> left;
+    const std::shared_future<void> has_left = left.get_future().share();
     const auto said = run_nodes(
         sizes,
         [&](Rank rank) -> std::string {
           if (auto done = rank.world->barrier(); !done) return done.error().text;
           if (rank.world->rank() == 3) (void)!::write(revoke[1], "x", 1);
-          return gather_is_right(*rank.world, 16'000'000, 0);
+          // Rank 3 cannot complete the gather without rank 2, and so is still in it when it is revoked.
+          if (rank.world->rank() == 2) has_left.wait();
+          const std::string text = gather_is_right(*rank.world, 16'000'000, 0);
+          if (rank.world->rank() == 3) left.set_value();
+          return text;
         },
         [&](NodeConfig& config) {
           config.interrupt = config.ranks[static_cast<std::size_t>(config.local_rank)] == 3 ? revoke[0] : -1;

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -152,19 +153,33 @@ TEST_CASE("broadcast from and gather to each root, all-gather in rank order, bar
 TEST_CASE("a rank that leaves in the middle of a gather ends it on all ranks") {
   int revoke[2];
   REQUIRE(::pipe(revoke) == 0);
+  std::promise<void> left;
+  const std::shared_future<void> has_left = left.get_future().share();
+  // A socket that is closed with unread bytes resets the connection, and with it the name of the lost rank.
+  std::vector<std::unique_ptr<Communicator>> open(4);
   const auto said = run_ranks(
       4,
       [&](std::unique_ptr<Communicator> ring) -> std::string {
         if (auto done = ring->barrier(); !done) return done.error().text;
         if (ring->rank() == 2) (void)!::write(revoke[1], "x", 1);
-        return gather_is_right(*ring, 16'000'000, 0);
+        // Rank 2 needs the bytes of rank 3, so that it is still in the gather when it is revoked.
+        if (ring->rank() == 3) has_left.wait();
+        std::string text = gather_is_right(*ring, 16'000'000, 0);
+        if (ring->rank() == 2) left.set_value();
+        // The buffers of the sockets may hold all that rank 1 sends; the next operation then tells it.
+        if (ring->rank() == 1 && text.empty()) {
+          if (auto done = ring->barrier(); !done) text = done.error().text;
+        }
+        const int rank = ring->rank();
+        open[rank] = std::move(ring);
+        return text;
       },
       [&](PeerConfig& config) { config.interrupt = config.rank == 2 ? revoke[0] : -1; });
   CHECK(said[2] == "rank 2 was revoked during gather");
-  for (const int rank : {0, 1, 3}) {
-    CHECK_THAT(said[rank], Catch::Matchers::StartsWith("rank " + std::to_string(rank) + " lost rank 2 (") &&
-                               Catch::Matchers::EndsWith(" during gather"));
-  }
+  for (const int rank : {0, 1, 3})
+    CHECK_THAT(said[rank], Catch::Matchers::StartsWith("rank " + std::to_string(rank) + " lost rank 2 ("));
+  for (const int rank : {0, 3})
+    CHECK_THAT(said[rank], Catch::Matchers::EndsWith(" during gather"));
   ::close(revoke[0]);
   ::close(revoke[1]);
 }
