@@ -396,6 +396,26 @@ class ElasticUnits(unittest.TestCase):
         with unittest.mock.patch.object(sockets, "_loops", loops):
             self.assertEqual(sockets._of_new_loops(), {2})
 
+    def test_no_write_fails_until_all_ranks_have_left_the_attempt(self):
+        listener = socket.create_server(("127.0.0.1", 0))
+        own = socket.create_connection(listener.getsockname())
+        peer = listener.accept()[0]
+        with listener, peer:
+            sockets = elastic._Sockets()
+            sockets.own[os.fstat(own.fileno()).st_ino] = None
+            for _ in range(3):  # until the main thread is back
+                sockets.shut()
+            self.assertEqual(own.recv(1), b"", "the thread that reads is woken")
+            own.sendall(b"here")
+            own.close()  # by Gloo, with the peer's next bytes unread
+            for _ in range(3):
+                peer.sendall(b"there")
+            self.assertEqual(peer.recv(9), b"here")
+            sockets.release()
+            with self.assertRaises(ConnectionError):
+                while True:  # the reset arrives at once, on the loopback interface
+                    peer.recv(9) or peer.sendall(b"there")
+
     def sync(self, *holders, **named):
         """Runs world.sync() of rank 0. Returns the world and the tensors that it sends."""
         sent, world = [], self.world(**named)

@@ -200,6 +200,7 @@ class _Sockets:
         self.depth = 0
         self.ranks = 1                      # ranks of the present attempt
         self.stores: set = set()            # addresses of the attempt's store
+        self.shut_down: Dict[int, socket.socket] = {}  # Gloo's connections that shut() has ended, open until release()
         self.answered: set = set()          # listening sockets that _answer() has served
 
     def expect(self, ranks: int, host: str, port: int) -> None:
@@ -213,6 +214,12 @@ class _Sockets:
         self.own.clear()
         self.answered.clear()
         self.stores = set()
+
+    def release(self) -> None:
+        """Closes the connections that shut() has ended. All ranks have left their attempt."""
+        for connection in self.shut_down.values():
+            connection.close()
+        self.shut_down.clear()
 
     @staticmethod
     def _open(listening: bool = False) -> Iterator[Tuple[int, socket.socket]]:
@@ -279,11 +286,17 @@ class _Sockets:
             c10d._new_process_group_helper = watched
 
     def shut(self) -> None:
+        """Ends Gloo's connections so that no write fails, here or in a rank that has not been notified yet. Gloo queues a
+        message whose write fails. When it then closes the connection, it forgets to wake the thread that waits for this
+        message. So only the incoming stream ends, and a copy keeps the connection open after Gloo has closed it."""
         new = self._of_new_loops()
         for inode, copy in self._open():
-            if inode in self.own or inode in new or self._leads_to_store(copy):
+            is_store = self._leads_to_store(copy)
+            if is_store or inode in self.own or inode in new:
                 with contextlib.suppress(OSError):
-                    copy.shutdown(socket.SHUT_RDWR)
+                    if not is_store and inode not in self.shut_down:
+                        self.shut_down[inode] = copy.dup()
+                    copy.shutdown(socket.SHUT_RDWR if is_store else socket.SHUT_RD)
         # A group that is being made may wait for a rank that published its address and then died or left the attempt before
         # it connected. No connection to shut down exists yet. The listening socket stays open: Gloo of PyTorch 2 ends the
         # process when accept() fails.
@@ -711,6 +724,7 @@ class _Rejoin:
         while True:
             abort = _Abort(self.sockets, progress, self.gloo)
             world = World(self.link, self.link.take(abort, progress.completed), progress, self.device)
+            self.sockets.release()
             if world.source is None and progress.is_used:
                 state.clear()  # no rank has a usable state, and this one is of no known step
                 progress.forget()
