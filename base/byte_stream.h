@@ -1,11 +1,8 @@
 #pragma once
 
-#include <sys/stat.h>
-
 #include <cstddef>
 #include <memory>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 
 #include "base/asio.h"
@@ -22,11 +19,6 @@ class ByteStream {
   virtual ~ByteStream() = default;
   virtual Awaitable<Transferred> read_some(asio::mutable_buffer buffer) = 0;
   virtual Awaitable<Transferred> write_some(asio::const_buffer buffer) = 0;
-  /// Returns the socket that write_some writes to, or -1 if there is none. The caller may write to it
-  /// directly while no write_some is in progress; that write may block.
-  virtual int socket() { return -1; }
-  /// Waits until the socket has enough room to make a write worthwhile.
-  virtual Awaitable<error_code> writable() = 0;
   /// Ends both directions; operations in progress complete with an error.
   virtual void close() = 0;
 };
@@ -42,15 +34,6 @@ class AsioStream final : public ByteStream {
   }
   Awaitable<Transferred> write_some(asio::const_buffer buffer) override {
     co_return co_await out_.async_write_some(buffer, kUseTuple);
-  }
-  int socket() override {
-    struct stat status {};
-    const int fd = out_.native_handle();
-    return ::fstat(fd, &status) == 0 && S_ISSOCK(status.st_mode) ? fd : -1;
-  }
-  Awaitable<error_code> writable() override {
-    const auto [error] = co_await out_.async_wait(std::remove_reference_t<Out>::wait_write, kUseTuple);
-    co_return error;
   }
   void close() override {
     error_code ignored;

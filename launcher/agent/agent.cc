@@ -68,9 +68,6 @@ int Agent::run() {
   hello.clock_ns = clock_ns();
   if (options_.own) hello.workers = options_.own->workers;
   link_.send(hello);
-  link_.on_ready([this] {
-    if (workers_) workers_->resume_output();
-  });
   // These tasks must wait before any event can end them: a link may close at its first read.
   spawn(loop_.get_executor(), heartbeat());
   spawn(loop_.get_executor(), watch_keeper());

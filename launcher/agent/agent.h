@@ -129,7 +129,6 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
     return core_.holds_output() ? 0 : credit_.room(stream);
   }
   std::span<char> output_space(std::size_t size) override { return link_.output_space(size); }
-  Move move_output(std::uint32_t local, std::uint8_t stream, int pipe, std::size_t size) override;
   void worker_output(std::uint32_t local, std::uint8_t stream, std::span<const char> bytes) override;
 
   void worker_greeted(std::uint32_t local, const rendezvous::WorkerHello& hello) override;

@@ -84,22 +84,6 @@ void Agent::worker_misbehaved(std::uint32_t local, std::string words) {
 
 // ---- output
 
-OutputSink::Move Agent::move_output(std::uint32_t local, std::uint8_t stream, int pipe, std::size_t size) {
-  using Splice = rendezvous::Connection::Splice;
-  switch (
-      link_.splice_output({core_.attempt().attempt, rank_of(local), stream, clock_ns(), {}}, pipe, size)) {
-    case Splice::kCopy:
-      return Move::kRead;
-    case Splice::kLater:
-      return Move::kLater;
-    case Splice::kMoved:
-      break;
-  }
-  credit_.spend(stream, size);
-  if (hang_monitor_) hang_monitor_->worker_wrote();
-  return Move::kMoved;
-}
-
 void Agent::worker_output(std::uint32_t local, std::uint8_t stream, std::span<const char> bytes) {
   credit_.spend(stream, bytes.size());
   if (hang_monitor_) hang_monitor_->worker_wrote();

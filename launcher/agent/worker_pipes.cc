@@ -75,8 +75,7 @@ struct WorkerPipes::Lane {
   OutputTurns turns;
   Clock::time_point last_read{};
   std::size_t open = 0;
-  bool later = false;  ///< the sink takes nothing until resume()
-  bool blind;          ///< no descriptor watches the pipes
+  bool blind;  ///< no descriptor watches the pipes
   bool running = false;
 };
 
@@ -138,7 +137,7 @@ void WorkerPipes::start(Lane& lane) {
 
 Awaitable<> WorkerPipes::read_lane(WorkerPipes* self, Lane* lane) {
   while (lane->open > 0) {
-    if (lane->later || self->sink_.output_room(lane->stream) == 0) {
+    if (self->sink_.output_room(lane->stream) == 0) {
       co_await lane->room.async_wait(kUseTuple);
       continue;
     }
@@ -196,29 +195,8 @@ bool WorkerPipes::find_ready(Lane& lane) {
 
 void WorkerPipes::read_round(Lane& lane) {
   for (const OutputTurns::Turn& turn : lane.turns.round(lane.ready, sink_.output_room(lane.stream))) {
-    Pipe& pipe = lane.pipes[turn.who];
-    const std::size_t moved = turn.bytes > OutputTurns::kLittle ? move_turn(lane, pipe, turn.bytes) : 0;
-    if (lane.later) {
-      lane.turns.cut_short(turn.who, turn.bytes - moved);
-      return;
-    }
-    read_turn(lane, pipe, turn.bytes - moved);
+    read_turn(lane, lane.pipes[turn.who], turn.bytes);
   }
-}
-
-/// Moves as much of the turn as the sink takes without a read. Small pieces are read instead, because many of
-/// them make one write.
-std::size_t WorkerPipes::move_turn(Lane& lane, Pipe& pipe, std::size_t bytes) {
-  std::size_t moved = 0;
-  while (bytes - moved > OutputTurns::kLittle) {
-    const std::size_t size = std::min(bytes - moved, rendezvous::kMaxOutputData);
-    const OutputSink::Move how = sink_.move_output(pipe.rank, lane.stream, pipe.fd.get(), size);
-    lane.later = how == OutputSink::Move::kLater;
-    if (how != OutputSink::Move::kMoved) break;
-    moved += size;
-  }
-  pipe.bytes += moved;
-  return moved;
 }
 
 void WorkerPipes::read_turn(Lane& lane, Pipe& pipe, std::size_t bytes) {
@@ -323,10 +301,8 @@ void WorkerPipes::read_present() {
 }
 
 void WorkerPipes::resume() {
-  for (const auto& lane : lanes_) {
-    lane->later = false;
+  for (const auto& lane : lanes_)
     lane->room.cancel();
-  }
 }
 
 Awaitable<> WorkerPipes::closed() {

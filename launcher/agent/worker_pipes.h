@@ -21,16 +21,6 @@ class OutputSink {
   virtual std::size_t output_room(std::uint8_t stream) const = 0;
   /// Memory for the next read, up to `size` bytes; valid until the next call of this function.
   virtual std::span<char> output_space(std::size_t size) = 0;
-  enum class Move {
-    kMoved,
-    kRead,   ///< impossible here: the bytes must be read
-    kLater,  ///< no pipe of the stream may be read until `resume`
-  };
-  /// Takes `size` bytes (kMaxOutputData at most) that wait in `pipe`, without a read by the caller.
-  virtual Move move_output(std::uint32_t rank, std::uint8_t stream, int pipe, std::size_t size) {
-    (void)rank, (void)stream, (void)pipe, (void)size;
-    return Move::kRead;
-  }
   /// `bytes`: the beginning of output_space's memory, just read; empty: the stream has ended.
   virtual void worker_output(std::uint32_t rank, std::uint8_t stream, std::span<const char> bytes) = 0;
 };
@@ -72,7 +62,6 @@ class WorkerPipes {
   static bool find_ready(Lane& lane);
   void read_round(Lane& lane);
   static std::size_t bytes_in(const Pipe& pipe);
-  std::size_t move_turn(Lane& lane, Pipe& pipe, std::size_t bytes);
   void read_turn(Lane& lane, Pipe& pipe, std::size_t bytes);
   void close_pipe(Lane& lane, Pipe& pipe);
   void start(Lane& lane);

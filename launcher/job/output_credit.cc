@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <utility>
 
 namespace ddp::launcher {
 
@@ -42,9 +41,7 @@ void OutputTurns::give_turns(std::span<const Ready> ready, bool loud, std::uint3
     if ((one.bytes > kLittle) != loud) continue;
     // The remaining room is too small to wake a worker.
     if (loud && room < kLeastRead && !turns_.empty()) return;
-    const bool goes_on = loud && cut_left_ > 0 && one.who == cut_who_;
-    const std::size_t most = goes_on ? std::exchange(cut_left_, 0) : kMost;
-    const std::size_t bytes = std::min({std::max<std::size_t>(one.bytes, 1), most, room});
+    const std::size_t bytes = std::min({std::max<std::size_t>(one.bytes, 1), kMost, room});
     turns_.push_back({one.who, bytes});
     room -= bytes;
     next = one.who + 1;

@@ -64,20 +64,12 @@ class OutputTurns {
   /// `ready` lists the pipes with something to read, ascending. The turns take at most `room` bytes together.
   /// A pipe without a turn comes earlier in the next round. The result is valid until the next call.
   std::span<const Turn> round(std::span<const Ready> ready, std::size_t room);
-  /// Reports that the round ended `left` bytes before the end of the turn of `who`, a loud rank. The next
-  /// round begins with these bytes.
-  void cut_short(std::uint32_t who, std::size_t left) {
-    next_loud_ = cut_who_ = who;
-    cut_left_ = left;
-  }
 
  private:
   void give_turns(std::span<const Ready> ready, bool loud, std::uint32_t& next, std::size_t& room);
 
   std::uint32_t next_quiet_ = 0;  ///< the first in the next round
   std::uint32_t next_loud_ = 0;
-  std::uint32_t cut_who_ = 0;
-  std::size_t cut_left_ = 0;  ///< rest of the turn of cut_who_; 0: no turn was cut
   std::vector<Turn> turns_;
 };
 

@@ -63,7 +63,6 @@ class SecureLine::Direct final : public ByteStream {
   Awaitable<Transferred> write_some(asio::const_buffer buffer) override {
     return line_->stream_->write_some(buffer);
   }
-  Awaitable<error_code> writable() override { return line_->stream_->writable(); }
   void close() override { line_->close(); }
 
  private:

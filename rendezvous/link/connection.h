@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -46,17 +45,6 @@ class Connection {
   /// Queues worker output behind all control messages. `output.data` is the beginning of the last
   /// output_space, or empty. The callers bound the queue (OutputQueue). A broken link takes nothing.
   void send_output(const Output& output);
-  enum class Splice {
-    kMoved,
-    kCopy,   ///< this link or system cannot splice: read the bytes into output_space
-    kLater,  ///< the link is busy: on_ready's callback says when to retry
-  };
-  /// Sends `size` bytes (kMaxOutputData at most) from `pipe` as one Output without reading them. `pipe` has
-  /// no other reader, and `output.data` is empty. Works only while nothing is queued: output that waits is
-  /// cheaper in its pipe.
-  Splice splice_output(const Output& output, int pipe, std::size_t size);
-  /// Sets a callback that write_all calls after kLater, when the link takes more or has ended.
-  void on_ready(std::function<void()> ready) { ready_ = std::move(ready); }
   /// Sends queued bytes until the stream ends or `close` is called; start it once.
   Awaitable<> write_all();
   /// Waits until all bytes queued so far were handed to the stream, or the stream ended.
@@ -69,19 +57,13 @@ class Connection {
 
  private:
   Awaitable<> write_whole(std::string_view bytes);
-  void notify_ready();
-  void queue_rest(std::string_view header, int pipe, std::size_t size);
 
   std::unique_ptr<ByteStream> stream_;
   FrameReader frames_;
-  int socket_;        ///< of stream_, if it takes pages of pipes; -1: none
-  std::string rest_;  ///< of a partly sent frame: sent before everything else
   std::string control_;
   OutputQueue output_;
   asio::steady_timer queued_;   ///< cancelled when there is something to write
   asio::steady_timer drained_;  ///< cancelled when the queues are empty
-  std::function<void()> ready_;
-  bool ready_awaited_ = false;
   bool writing_ = false;
   bool closed_ = false;  ///< by close()
   bool broken_ = false;  ///< a write failed

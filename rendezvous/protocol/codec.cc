@@ -168,15 +168,11 @@ void append_frame(const Message& message, std::string& out) {
 }
 
 void write_output_header(const Output& output, char* at) {
-  write_output_header(output, output.data.size(), at);
-}
-
-void write_output_header(const Output& output, std::size_t data_size, char* at) {
   const auto put = [&at](auto value) {
     for (std::size_t i = 0; i < sizeof value; ++i)
       *at++ = static_cast<char>(value >> (8 * i));
   };
-  const auto size = static_cast<std::uint32_t>(data_size);
+  const auto size = static_cast<std::uint32_t>(output.data.size());
   put(static_cast<std::uint32_t>(kOutputHeader - kFrameHeader + size));
   put(Output::kType);
   put(output.attempt), put(output.rank), put(output.stream), put(output.clock_ns), put(size);

@@ -25,8 +25,6 @@ void append_frame(const Message& message, std::string& out);
 /// Writes the kOutputHeader bytes that append_frame would write before `output.data`. The data must already
 /// follow them.
 void write_output_header(const Output& output, char* at);
-/// Writes the same header for `size` bytes of data at another place.
-void write_output_header(const Output& output, std::size_t size, char* at);
 
 /// Decodes one frame's payload (type and fields, without the length). string_view members of the result point
 /// into `payload`. Error: kProtocol (unknown type, truncated field, count over its limit, surplus bytes).

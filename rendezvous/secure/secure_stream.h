@@ -62,7 +62,6 @@ class SecureStream final : public ByteStream {
 
   Awaitable<Transferred> read_some(asio::mutable_buffer buffer) override;
   Awaitable<Transferred> write_some(asio::const_buffer buffer) override;
-  Awaitable<error_code> writable() override { co_return co_await wait_for(Want::kWrite); }
   /// Sends a goodbye if the socket takes it at once.
   void close() override;
 

@@ -50,7 +50,6 @@ struct Link {
     Awaitable<Transferred> write_some(asio::const_buffer buffer) override {
       co_return co_await socket_.async_write_some(buffer, kUseTuple);
     }
-    Awaitable<error_code> writable() override { co_return error_code(); }
     void close() override {
       error_code ignored;
       socket_.close(ignored);

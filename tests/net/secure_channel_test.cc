@@ -119,7 +119,6 @@ class BrokenStream final : public ByteStream {
   Awaitable<Transferred> write_some(asio::const_buffer) override {
     co_return Transferred{error_code(EPIPE, boost::system::system_category()), 0};
   }
-  Awaitable<error_code> writable() override { co_return error_code(); }
   void close() override {}
 };
 

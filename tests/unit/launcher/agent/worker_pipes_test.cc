@@ -51,22 +51,7 @@ class Collector final : public OutputSink {
     if (on_output) on_output(stream);
   }
 
-  /// Like a link that takes pages: takes `link_room` bytes, then none until the test adds room.
-  Move move_output(std::uint32_t rank, std::uint8_t stream, int pipe, std::size_t size) override {
-    if (!moves) return Move::kRead;
-    if (link_room < size) return Move::kLater;
-    link_room -= size;
-    ++moved;
-    std::string bytes(size, '\0');
-    REQUIRE(::read(pipe, bytes.data(), size) == static_cast<ssize_t>(size));
-    worker_output(rank, stream, bytes);
-    return Move::kMoved;
-  }
-
   using Key = std::pair<std::uint32_t, int>;
-  bool moves = false;
-  std::size_t link_room = 0;
-  int moved = 0;
   std::array<std::size_t, 2> room{kAll, kAll};
   std::map<Key, std::string> got;
   std::map<Key, int> ends;
@@ -202,47 +187,6 @@ TEST_CASE("bytes of many ranks arrive whole and in order") {
   writer.join();
   for (std::uint32_t rank = 0; rank < kRanks; ++rank)
     CHECK((bench.sink.got[{rank, 1}] == expected[rank]));
-  bench.finish();
-}
-
-TEST_CASE("a link that takes whole pages gets them in turns, and loses or reorders nothing where it stops") {
-  Bench bench;
-  bench.sink.moves = true;
-  constexpr std::uint32_t kRanks = 6;
-  std::array<std::string, kRanks> expected;
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-    bench.add(rank);
-    for (int i = 0; expected[rank].size() < 200'000; ++i)
-      expected[rank] += "rank " + std::to_string(rank) + " line " + std::to_string(i) + "\n";
-    put(bench.writers[{rank, 1}], expected[rank]);
-  }
-  const auto all = [&] {
-    if (bench.sink.link_room < (64u << 10)) {
-      bench.sink.link_room = 100'000;  // more than one piece, less than a pipe
-      bench.pipes.resume();
-    }
-    return std::all_of(bench.writers.begin(), bench.writers.end(), [&](const auto& writer) {
-      return writer.first.second == 2 ||
-             bench.sink.got[writer.first].size() == expected[writer.first.first].size();
-    });
-  };
-  CHECK(bench.run_until(all));
-  CHECK(bench.sink.moved >= 12);
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank)
-    CHECK((bench.sink.got[{rank, 1}] == expected[rank]));
-  bench.finish();
-}
-
-TEST_CASE("a stop does not wait for a blocked link") {
-  Bench bench;
-  bench.sink.moves = true;
-  bench.add(0);
-  put(bench.writers[{0, 1}], std::string(60'000, 'x'));
-  bench.pipes.shorten_wait();
-  bool drained = false;
-  asio::co_spawn(bench.loop, bench.pipes.drained(0), [&](const std::exception_ptr&) { drained = true; });
-  CHECK(bench.run_until([&] { return drained; }));
-  CHECK(bench.sink.got[{0, 1}].size() == 60'000);
   bench.finish();
 }
 

@@ -193,37 +193,6 @@ TEST_CASE("busy ranks share evenly, for any small amounts of returned credit") {
   CHECK(static_cast<double>(most->second) < 1.15 * static_cast<double>(least->second));
 }
 
-TEST_CASE("after a round that was cut short the next one starts where it ended") {
-  OutputTurns turns;
-  const std::vector<OutputTurns::Ready> ready{{0, 1u << 20}, {1, 1u << 20}, {2, 1u << 20}, {3, 1u << 20}};
-  for (const std::uint32_t first : {0u, 1u, 2u, 3u, 0u, 1u}) {
-    const auto round = turns.round(ready, 1u << 20);
-    REQUIRE(round.size() == 4);
-    CHECK(round[0].who == first);
-    turns.cut_short(round[1].who, round[1].bytes);  // only the first rank had its turn
-  }
-}
-
-TEST_CASE("turns cut short by a small link are shared evenly by ranks that never stop") {
-  OutputTurns turns;
-  const std::vector<OutputTurns::Ready> ready{{0, 1u << 20}, {1, 1u << 20}, {2, 1u << 20}};
-  constexpr std::size_t kLink = 100'000;
-  std::array<std::size_t, 3> got{};
-  for (int i = 0; i < 300; ++i) {
-    std::size_t link = kLink;
-    for (const OutputTurns::Turn& turn : turns.round(ready, 1u << 20)) {
-      const std::size_t taken = std::min(link, turn.bytes);
-      got[turn.who] += taken;
-      link -= taken;
-      if (taken == turn.bytes) continue;
-      turns.cut_short(turn.who, turn.bytes - taken);
-      break;
-    }
-  }
-  const auto [least, most] = std::minmax_element(got.begin(), got.end());
-  CHECK(*most - *least <= OutputTurns::kMost);
-}
-
 TEST_CASE("ranks that start and end keep the order of turns valid") {
   std::mt19937 random(11);
   OutputTurns turns;

@@ -1,7 +1,5 @@
 #include "rendezvous/link/connection.h"
 
-#include <fcntl.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -138,98 +136,6 @@ TEST_CASE("a remote side that closes ends the writer and its waiters, and nothin
   const auto space = link.agent->output_space(kData);
   link.queue(1);
   CHECK(link.agent->output_space(kData).data() == space.data());  // the memory does not grow
-  link.finish();
-}
-
-/// A worker's pipe that contains the bytes of one Output of `rank`.
-struct WorkerPipe {
-  explicit WorkerPipe(std::uint32_t rank) {
-    int ends[2];
-    REQUIRE(::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0);
-    read.reset(ends[0]);
-    write.reset(ends[1]);
-    const std::string bytes(kData, static_cast<char>('a' + rank % 26));
-    REQUIRE(::write(write.get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
-  }
-  UniqueFd read;
-  UniqueFd write;
-};
-
-/// Sends the Output of each rank from a pipe, each as soon as the link is ready.
-void splice_all(Link& link, std::uint32_t count, int& later) {
-  using Splice = Connection::Splice;
-  bool ready = true;
-  link.agent->on_ready([&ready] { ready = true; });
-  for (std::uint32_t rank = 0; rank < count;) {
-    REQUIRE(link.run_until([&] { return ready; }));
-    WorkerPipe pipe(rank);
-    for (; rank < count; pipe = WorkerPipe(rank)) {
-      const Splice how = link.agent->splice_output({0, rank, 1, 7, {}}, pipe.read.get(), kData);
-      ready = how != Splice::kLater;
-      if (!ready) break;
-      REQUIRE(how == Splice::kMoved);
-      int left = 0;
-      CHECK((::ioctl(pipe.read.get(), FIONREAD, &left) == 0 && left == 0));
-      ++rank;
-    }
-    if (!ready) ++later;
-  }
-  link.agent->on_ready({});
-}
-
-TEST_CASE("output goes from a pipe into the link without a read, when the link is ready") {
-  Link link;
-  link.agent->send(Pong{1, 2});
-  link.start_reading();
-  REQUIRE(link.run_until([&] { return link.got.size() == 1; }));
-  int later = 0;
-  splice_all(link, kFrames, later);
-  CHECK(later > 0);
-  REQUIRE(link.run_until([&] { return link.got.size() == kFrames + 1; }));
-  for (std::uint32_t rank = 0; rank < kFrames; ++rank)
-    CHECK(link.got[rank + 1] == "R" + std::to_string(rank));
-  link.finish();
-}
-
-TEST_CASE("the rest of a partly written frame follows before all other frames") {
-  Link link;
-  const int small = 1;  // the kernel's minimum
-  REQUIRE(::setsockopt(link.near.native_handle(), SOL_SOCKET, SO_SNDBUF, &small, sizeof small) == 0);
-  link.agent->send(Pong{1, 2});
-  link.start_reading();
-  REQUIRE(link.run_until([&] { return link.got.size() == 1; }));
-  WorkerPipe pipe(3);
-  REQUIRE(link.agent->splice_output({0, 3, 1, 7, {}}, pipe.read.get(), kData) == Connection::Splice::kMoved);
-  link.agent->send(Notice{"behind", false});
-  CHECK(link.agent->splice_output({0, 3, 1, 7, {}}, pipe.read.get(), 1) == Connection::Splice::kLater);
-  link.queue(4);
-  REQUIRE(link.run_until([&] { return link.got.size() == 4; }));
-  CHECK(link.got == std::vector<std::string>{"Pong", "R3", "Notice", "R4"});
-  link.finish();
-}
-
-TEST_CASE("a waiter for a link that ends is notified") {
-  Link link;
-  int later = 0;
-  bool reported = false;
-  link.agent->send(Pong{1, 2});
-  REQUIRE(link.run_until([&] {
-    link.loop.poll();
-    return true;
-  }));
-  link.agent->on_ready([&reported] { reported = true; });
-  for (std::uint32_t rank = 0; later == 0 && rank < kFrames; ++rank) {
-    WorkerPipe pipe(rank);
-    if (link.agent->splice_output({0, rank, 1, 7, {}}, pipe.read.get(), kData) == Connection::Splice::kLater)
-      ++later;
-  }
-  REQUIRE(later == 1);
-  link.loop.poll();
-  CHECK_FALSE(reported);  // the peer does not read
-  link.agent->close();
-  CHECK(link.run_until([&] { return reported && link.writer_done; }));
-  WorkerPipe pipe(0);
-  CHECK(link.agent->splice_output({0, 0, 1, 7, {}}, pipe.read.get(), kData) == Connection::Splice::kCopy);
   link.finish();
 }
 
