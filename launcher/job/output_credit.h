@@ -12,7 +12,7 @@ namespace ddp::launcher {
 /// Returns how many output bytes of each stream each of `nodes` nodes may have in transit. More makes larger
 /// pieces, but all of it may fill the master's memory when the output is not read.
 constexpr std::uint32_t credit_window(std::size_t nodes) {
-  constexpr std::size_t kAll = 16u << 20;
+  constexpr std::size_t kAll = 8u << 20;
   return static_cast<std::uint32_t>(
       std::clamp<std::size_t>(kAll / (2 * std::max<std::size_t>(nodes, 1)), 64u << 10, 1u << 20));
 }
