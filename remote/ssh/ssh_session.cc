@@ -203,7 +203,16 @@ void SshSession::on_connect_timeout() {
 
 // ---- waiting
 
+void SshSession::report_step() {
+  const char* step = "starting ddplaunchd";
+  if (step_ == Step::kGreet) step = heard_server_ ? "SSH key exchange" : "SSH greeting";
+  if (step_ == Step::kLogin) step = "SSH login";
+  if (step_ == Step::kAgent) step = "SSH login through the ssh-agent";
+  if (std::exchange(reported_, step) != step && events_.waiting) events_.waiting(step);
+}
+
 void SshSession::wait() {
+  report_step();
   const bool running = step_ == Step::kRun;
   if (!running || pump_->interest().packets) wait_for_tcp();
   if (running) wait_for_local();
