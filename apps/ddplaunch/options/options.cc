@@ -253,6 +253,7 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   job.verb = read_verb(args);
   note_verb(arguments, diagnostics);
   const CommandLine line = read_with_environment(args, context, options, diagnostics);
+  options.read_all = line.read_all;
   options.written.standalone =
       std::find(line.given.begin(), line.given.end(), "--standalone") != line.given.end();
   if (options.written.help) return PrintText{options.table.help(), {}};
