@@ -251,8 +251,11 @@ TEST_CASE("Repeated lines of a host add up as in Open MPI") {
 
 TEST_CASE("A duplicate host is an error that names the first location") {
   CHECK(errors_of("gpu01 slots=4\n\ngpu01 slots=4 port=22\n") ==
-        Texts{"hosts:3:1: host gpu01 is listed twice (first on line 1); give each host one entry with all of "
-              "its slots"});
+        Texts{"hosts:3:1: host gpu01 is listed twice (first on line 1); lines with port= do not add up; give "
+              "each host one entry with all of its slots"});
+  CHECK(errors_of("gpu01 slots=2 max_slots=4\ngpu01 slots=2 max_slots=4\n") ==
+        Texts{"hosts:2:1: host gpu01 is listed twice (first on line 1); lines with max_slots= do not add up; "
+              "give each host one entry with all of its slots"});
   CHECK(errors_of("gpu[01-16]\ngpu[08-10]\n") == Texts{"hosts:2:1: host gpu08 and 2 more of this range are "
                                                        "listed twice (first on line 1); give each host one "
                                                        "entry with all of its slots"});
