@@ -67,6 +67,8 @@ void note_verb(const std::vector<std::string>& args, Diagnostics& diagnostics) {
   if (!meant.empty())
     diagnostics.note("\"" + word + "\" runs as a program; did you mean ddplaunch " + std::string(meant) +
                      '?');
+  if ((word == "run" || word == "launch") && args.size() > 1)  // torchx run, accelerate launch
+    diagnostics.note("\"" + word + "\" runs as a program; omit it to run " + args[1]);
 }
 
 /// Options that a worker hardly has itself.
