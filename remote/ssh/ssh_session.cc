@@ -173,7 +173,8 @@ std::string SshSession::late_text(const std::string& limit) const {
              "; check that the host is up and that no firewall drops the port";
     case Step::kGreet:
       if (!heard_server_) {
-        return where + endpoint().text + " accepted the connection, but no SSH server answered" + limit;
+        return where + endpoint().text + " accepted the connection, but no SSH server answered" + limit +
+               "; check the port, and whether sshd there hangs";
       }
       return where + "the key exchange with " + endpoint().text + " did not finish" + limit;
     case Step::kLogin:

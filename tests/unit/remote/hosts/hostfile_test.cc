@@ -223,6 +223,11 @@ TEST_CASE("Quotes") {
 }
 
 TEST_CASE("Unexpected characters are errors") {
+  CHECK(
+      errors_of("gpu01 slots=2,gpu02") ==
+      Texts{
+          "hosts:1:13: slots=2,gpu02: \"2,gpu02\" is not a number of slots (a whole number from 1 to 65535); "
+          "write one host per line"});
   CHECK(errors_of("gpu$1") == Texts{"hosts:1:4: '$' is not allowed in a host name"});
   CHECK(errors_of("-oProxyCommand=x") == Texts{"hosts:1:1: a host name cannot begin with '-'"});
   CHECK(errors_of("gpu01\xC2\xA0slots=8") == Texts{"hosts:1:6: byte 0xc2 is not allowed in a host name"});
