@@ -172,10 +172,10 @@ Error CheckRun::too_late(std::size_t node) const {
   const std::string limit = limit_text(answer_time());
   if (stage_[node] == Stage::kConnecting)
     return Error{ErrorCode::kTimeout, "no agent answered within " + limit};
-  const bool setup = !spec_.setup.empty() || !spec_.hosts[node].setup.empty();
-  return Error{ErrorCode::kTimeout, "its agent answered, but did not finish its check within " + limit +
-                                        (setup ? ", including --setup; --verbose shows the output of --setup"
-                                               : "; check whether a network disk of this host is reachable")};
+  return Error{ErrorCode::kTimeout,
+               "its agent answered, but did not finish its check within " + limit +
+                   (has_setup(node) ? ", including --setup; --verbose shows the output of --setup"
+                                    : "; check whether a network disk of this host is reachable")};
 }
 
 std::string CheckRun::awaited_text() const {
@@ -183,7 +183,7 @@ std::string CheckRun::awaited_text() const {
   for (std::size_t i = 0; i < stage_.size(); ++i) {
     std::string step;
     if (stage_[i] == Stage::kConnecting) step = start_steps_[i];
-    if (stage_[i] == Stage::kAsked) step = "checking it";
+    if (stage_[i] == Stage::kAsked) step = has_setup(i) ? "running --setup" : "checking it";
     if (usable(i) && state_ == State::kOpeningStore && i == 0) step = "opening the store";
     if (usable(i) && state_ == State::kProbing && result_.nodes[i].reach == CheckedNode::Reach::kNotTried)
       step = "trying to reach the store on " + spec_.hosts[0].name;

@@ -133,6 +133,7 @@ class CheckRun {
   void note_route();
   void leave_all(Time now);
   void finish_if_gone();
+  bool has_setup(std::size_t node) const { return !spec_.setup.empty() || !spec_.hosts[node].setup.empty(); }
   bool usable(std::size_t node) const { return stage_[node] == Stage::kAnswered; }
 
   const JobSpec& spec_;

@@ -235,6 +235,8 @@ TEST_CASE("a check says which hosts it waits for") {
   CHECK(job.run->awaited_text() == "3 of 3 nodes: n1 (SSH greeting), n[0,2] (connecting)");
   for (const std::size_t node : {0, 1, 2})
     job.up(node);
+  job.spec.hosts[1].setup = "module load cuda";
+  CHECK(job.run->awaited_text() == "3 of 3 nodes: n[0,2] (checking it), n1 (running --setup)");
   job.checked(1);
   CHECK(job.run->awaited_text() == "2 of 3 nodes: n[0,2] (checking it)");
   job.checked(0);
