@@ -114,7 +114,7 @@ struct Joining {
   const launcher::JoinGoal& goal;
   const rendezvous::Resolve& resolve;
   std::shared_ptr<const rendezvous::SecureContext> context;
-  Result<JoinedLink> outcome = Error{ErrorCode::kLinkLost, "the keeper of this node was killed", 0};
+  Result<JoinedLink> outcome = Error{ErrorCode::kLinkLost, "the ddplaunch of this node was killed", 0};
   std::optional<Error> stopped = std::nullopt;  ///< set by a signal, which takes precedence over `outcome`
 
   static Awaitable<> join(Joining* self) {

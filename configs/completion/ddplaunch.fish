@@ -111,8 +111,8 @@ function __ddplaunch_takes_value
                 --event-log-handler --role --num-nodes --num-gpus --num-accelerators -i -e --enable-each-rank-log --log-level \
                 --min-elastic-nodes --max-elastic-nodes --config-file --num-machines --main-process-port --num-processes \
                 --machine-rank --main-process-ip --main-training-function --deepspeed-hostfile --mpirun-hostfile \
-                --deepspeed-inclusion-filter --deepspeed-exclusion-filter -np --np -ppn --npernode --ntasks-per-node --nodes \
-                --nodelist --wdir --machinefile -machinefile -hostfile --hosts -hosts --wd -wd -wdir
+                --deepspeed-inclusion-filter --deepspeed-exclusion-filter -np --np -ppn -host -npernode --npernode \
+                --ntasks-per-node --nodes --nodelist --wdir --machinefile -machinefile -hostfile --hosts -hosts --wd -wd -wdir
         case 'ddplaunchd'
             set names --token-file --fits --verify
         case 'train'

@@ -25,7 +25,6 @@ constexpr std::chrono::seconds kFlushTime{2};
 /// Until the job says otherwise.
 constexpr std::chrono::seconds kPatience{15};
 constexpr std::chrono::seconds kLinkGrace{5};
-constexpr char kKeeperDied[] = "the keeper of its agent was killed";
 
 }  // namespace
 
@@ -100,7 +99,7 @@ Awaitable<> Agent::serve() {
   if (keeper_.is_keeper_alive()) {
     feed(node::LinkLost{why});
   } else {
-    feed(node::MustLeave{kKeeperDied});
+    feed(node::MustLeave{keeper_died()});
   }
 }
 
@@ -268,7 +267,12 @@ Awaitable<> Agent::heartbeat() {
 
 Awaitable<> Agent::watch_keeper() {
   const error_code error = co_await until_readable(keeper_fd_);
-  if (!error) feed(node::MustLeave{kKeeperDied});
+  if (!error) feed(node::MustLeave{keeper_died()});
+}
+
+/// The keeper of a node that joined by itself is the ddplaunch that the user started there.
+std::string Agent::keeper_died() const {
+  return options_.own ? "its ddplaunch was killed" : "the keeper of its agent was killed";
 }
 
 Awaitable<> Agent::watch_signals() {

@@ -66,6 +66,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   Awaitable<> serve();
   Awaitable<> heartbeat();
   Awaitable<> watch_keeper();
+  std::string keeper_died() const;
   Awaitable<> watch_signals();
   Awaitable<> go_down();
 

@@ -46,12 +46,18 @@ std::optional<Json> record_of(const std::string& output) {
   return std::nullopt;
 }
 
-std::string last_line(const std::string& text) {
-  const std::size_t end = text.find_last_not_of(" \n");
-  if (end == std::string::npos) return "";
-  const std::size_t begin = text.rfind('\n', end);
-  return text.substr(begin == std::string::npos ? 0 : begin + 1,
-                     end - (begin == std::string::npos ? std::size_t(-1) : begin));
+/// Returns ddplaunch's last line on stderr, and the last one of a worker behind it.
+std::string last_lines(const std::string& text) {
+  std::string own;
+  std::string worker;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string line = text.substr(begin, end - begin);
+    begin = end + 1;
+    if (line.empty() || line.starts_with(' ')) continue;  // a report is indented
+    (line.starts_with("ddplaunch: ") ? own : worker) = line;
+  }
+  return own + (own.empty() || worker.empty() ? "" : "; ") + worker;
 }
 
 std::string advice_of(const std::string& item) {
@@ -124,7 +130,7 @@ std::vector<CheckDiagnostic> deep_diagnostics(const CheckResult& result, const D
   std::vector<CheckDiagnostic> diagnostics;
   const std::optional<Json> record = record_of(run.output);
   if (!record) {
-    const std::string why = last_line(run.errors);
+    const std::string why = last_lines(run.errors);
     diagnostics.push_back({Severity::kError,
                            item_of(run.test),
                            {},
@@ -142,7 +148,7 @@ std::vector<CheckDiagnostic> deep_diagnostics(const CheckResult& result, const D
                   [](const CheckDiagnostic& diagnostic) { return diagnostic.level == Severity::kError; });
   if (passed || fields) return diagnostics;
   const std::string fault = record->value("fault", "");
-  const std::string last = last_line(run.errors);
+  const std::string last = last_lines(run.errors);
   diagnostics.push_back(
       {Severity::kError,
        item_of(run.test),

@@ -1,6 +1,7 @@
 #include "launcher/check/check_run.h"
 
 #include <algorithm>
+#include <map>
 #include <tuple>
 #include <utility>
 
@@ -25,6 +26,7 @@ CheckRun::CheckRun(const JobSpec& spec, CheckScope scope) : spec_(spec), scope_(
   const std::size_t count = hosts_used(spec);
   result_.nodes.resize(count);
   stage_.assign(count, Stage::kConnecting);
+  start_steps_.assign(count, "connecting");
 }
 
 milliseconds CheckRun::answer_time() const {
@@ -118,6 +120,7 @@ void CheckRun::on_probed(std::size_t index, const rendezvous::ProbeResult& probe
 
 void CheckRun::on(const UserInterrupt& event, Time now) {
   if (result_.stop_signal != 0) deadline_ = now;  // a second signal means: do not wait for the nodes to leave
+  if (result_.stop_signal == 0) result_.awaited = awaited_text();
   result_.stop_signal = event.number;
   for (std::size_t i = 0; i < stage_.size(); ++i) {
     if (stage_[i] == Stage::kConnecting) give_up(i, Error{ErrorCode::kCancelled, "stopped by the user"});
@@ -169,10 +172,24 @@ Error CheckRun::too_late(std::size_t node) const {
   const std::string limit = limit_text(answer_time());
   if (stage_[node] == Stage::kConnecting)
     return Error{ErrorCode::kTimeout, "no agent answered within " + limit};
-  const bool setup = !spec_.setup.empty() || !spec_.hosts[node].setup.empty();
-  return Error{ErrorCode::kTimeout, "its agent answered, but did not finish its check within " + limit +
-                                        (setup ? ", including --setup; --verbose shows the output of --setup"
-                                               : "; check whether a network disk of this host is reachable")};
+  return Error{ErrorCode::kTimeout,
+               "its agent answered, but did not finish its check within " + limit +
+                   (has_setup(node) ? ", including --setup; --verbose shows the output of --setup"
+                                    : "; check whether a network disk of this host is reachable")};
+}
+
+std::string CheckRun::awaited_text() const {
+  std::map<std::string, std::vector<std::string>> by_step;
+  for (std::size_t i = 0; i < stage_.size(); ++i) {
+    std::string step;
+    if (stage_[i] == Stage::kConnecting) step = start_steps_[i];
+    if (stage_[i] == Stage::kAsked) step = has_setup(i) ? "running --setup" : "checking it";
+    if (usable(i) && state_ == State::kOpeningStore && i == 0) step = "opening the store";
+    if (usable(i) && state_ == State::kProbing && result_.nodes[i].reach == CheckedNode::Reach::kNotTried)
+      step = "trying to reach the store on " + spec_.hosts[0].name;
+    if (!step.empty()) by_step[step].push_back(spec_.hosts[i].name);
+  }
+  return launcher::awaited_text(by_step, stage_.size());
 }
 
 void CheckRun::give_up(std::size_t node, Error error) {

@@ -37,6 +37,7 @@ struct CheckedNode {
 struct CheckResult {
   std::vector<CheckedNode> nodes;  ///< in the order of the job's hosts
   int stop_signal = 0;             ///< the signal by which the user ended the check early
+  std::string awaited;             ///< with stop_signal: what the check waited for
   /// `networked` holds the nodes that are up, in order; `network` is unset if there are none.
   std::vector<std::size_t> networked;
   std::optional<Result<NetChoice>> network;
@@ -104,6 +105,10 @@ class CheckRun {
   std::optional<Time> deadline() const { return deadline_; }
   /// How long after start() hosts may answer. The rest of --start-timeout is for the network between them.
   std::chrono::milliseconds answer_time() const;
+  /// Sets the step of a host whose agent is being started.
+  void set_start_step(std::size_t node, const char* step) { start_steps_[node] = step; }
+  /// Returns the hosts that the check waits for, as start_messages.h does. Empty: none.
+  std::string awaited_text() const;
   std::size_t node_count() const { return result_.nodes.size(); }
   CheckResult take_result() { return std::move(result_); }
 
@@ -128,13 +133,15 @@ class CheckRun {
   void note_route();
   void leave_all(Time now);
   void finish_if_gone();
+  bool has_setup(std::size_t node) const { return !spec_.setup.empty() || !spec_.hosts[node].setup.empty(); }
   bool usable(std::size_t node) const { return stage_[node] == Stage::kAnswered; }
 
   const JobSpec& spec_;
   const CheckScope scope_;
   CheckResult result_;
   std::vector<Stage> stage_;
-  std::vector<std::size_t> probing_;  ///< nodes by their index in MasterAddress
+  std::vector<const char*> start_steps_;  ///< of kConnecting
+  std::vector<std::size_t> probing_;      ///< nodes by their index in MasterAddress
   MasterAddress master_;
   std::string store_token_;
   State state_ = State::kAsking;

@@ -334,7 +334,9 @@ std::string check_last_line(int exit_code, const CheckResult& result, const JobS
                             const std::vector<CheckDiagnostic>& diagnostics) {
   if (exit_code == 0) return {};
   const std::string begin = "exit " + std::to_string(exit_code) + ": ";
-  if (result.stop_signal != 0) return begin + "stopped by the user";
+  if (result.stop_signal != 0)
+    return begin + "stopped by the user" +
+           (result.awaited.empty() ? "" : " while waiting for " + result.awaited);
   std::vector<std::string> failed;
   for (std::size_t i = 0; i < result.nodes.size(); ++i) {
     if (result.nodes[i].error) failed.push_back(spec.hosts[i].name);

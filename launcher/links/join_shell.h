@@ -39,6 +39,9 @@ class JoinShell final : public remote::RemoteShell {
   /// Errors: kTimeout at the deadline, kCancelled.
   Awaitable<Result<std::unique_ptr<remote::Channel>>> open(remote::Host host, std::vector<std::string> argv,
                                                            remote::Deadline deadline) override;
+  const char* step(const std::string& host, bool opened) const override {
+    return opened ? RemoteShell::step(host, opened) : "has not joined";
+  }
   const char* intermediary() const override { return "the ddplaunch of that node"; }
 
  private:

@@ -1,5 +1,6 @@
 #include "launcher/master/check_master.h"
 
+#include <algorithm>
 #include <csignal>
 #include <string>
 #include <utility>
@@ -14,6 +15,10 @@ using std::chrono::nanoseconds;
 
 constexpr std::chrono::milliseconds kLastTasks{500};
 constexpr std::chrono::seconds kPingEvery{1};
+/// When a long check first says what it waits for. Each further time comes after twice the time, up to a
+/// minute.
+constexpr std::chrono::seconds kFirstReport{3};
+constexpr std::chrono::seconds kRareReport{60};
 
 }  // namespace
 
@@ -26,6 +31,7 @@ CheckMaster::CheckMaster(asio::io_context& loop, const JobSpec& spec, CheckRun::
       run_(spec, scope),
       nodes_(loop, spec.hosts, run_.node_count(), remote, local, std::move(options), *this),
       deadline_(loop),
+      waiting_timer_(loop),
       signals_(loop) {
   add_signals(signals_, {SIGINT, SIGTERM, SIGHUP});
 }
@@ -36,6 +42,7 @@ CheckResult CheckMaster::run() {
   carry_out(run_.start(steady_now()));
   nodes_.start_all(run_.answer_time());
   spawn(loop_.get_executor(), watch_signals());
+  if (!spec_.quiet) spawn(loop_.get_executor(), report_waiting());
   nodes_.ping_every(kPingEvery);
   loop_.run();  // until the check has finished; carry_out stops it
   CheckResult result = run_.take_result();
@@ -63,6 +70,7 @@ void CheckMaster::end_tasks() {
   error_code ignored;
   signals_.cancel(ignored);
   deadline_.cancel();
+  waiting_timer_.cancel();
   loop_.restart();
   loop_.run_for(kLastTasks);
 }
@@ -130,10 +138,27 @@ Result<> CheckMaster::take(NodeLink& node, const rendezvous::Message& message) {
   return {};
 }
 
+void CheckMaster::note_start_steps() {
+  for (const remote::FanOut::PendingHost& host : nodes_.starting())
+    run_.set_start_step(host.host, host.step);
+}
+
+Awaitable<> CheckMaster::report_waiting() {
+  for (auto pause = kFirstReport;; pause = std::min(2 * pause, kRareReport)) {
+    waiting_timer_.expires_after(pause);
+    const auto [error] = co_await waiting_timer_.async_wait(kUseTuple);
+    if (error) co_return;
+    note_start_steps();
+    if (const std::string text = run_.awaited_text(); !text.empty())
+      show_lines_("ddplaunch: waiting for " + text + "\n");
+  }
+}
+
 Awaitable<> CheckMaster::watch_signals() {
   for (;;) {
     const auto [error, number] = co_await signals_.async_wait(kUseTuple);
     if (error) co_return;
+    note_start_steps();
     step(CheckRun::UserInterrupt{number});
   }
 }

@@ -39,6 +39,8 @@ class CheckMaster final : private NodeEvents {
   void agent_errors(const std::string& lines) override;
   void link_gone(NodeLink& node, NodeLink::LinkEnd end) override;
   Awaitable<> watch_signals();
+  Awaitable<> report_waiting();
+  void note_start_steps();
   void step(const CheckRun::Event& event);
   void carry_out(CheckRun::Actions actions);
   void arm_deadline();
@@ -51,6 +53,7 @@ class CheckMaster final : private NodeEvents {
   CheckRun run_;
   MasterLinks nodes_;
   asio::steady_timer deadline_;
+  asio::steady_timer waiting_timer_;
   asio::signal_set signals_;
 };
 

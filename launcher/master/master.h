@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -105,6 +106,7 @@ class Master final : private NodeEvents {
   std::string last_said_;
   asio::signal_set signals_;
   StdinFeed stdin_;
+  std::set<std::string> kept_notes_;  ///< remote::kKeptElsewhere lines that were shown
   bool output_lost_ = false;
 };
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/safe_text.h"
 #include "launcher/job/output_credit.h"
 #include "launcher/master/master.h"
 
@@ -27,13 +28,27 @@ void Master::start_failed(std::size_t node, Error why) {
 void Master::agent_started(NodeLink& node, const remote::StartedAgent& agent) {
   for (const std::string& line : agent.noise)
     say_host(node, line);
-  if (!agent.errors.empty()) console_.add(2, node.error_lines(agent.errors));
+  if (!agent.errors.empty()) agent_errors(node.error_lines(agent.errors));
   if (agent.pushed > 0 && spec_.verbose)
     say(supervisor_.name(node.index) + ": copied ddplaunchd, " + std::to_string(agent.pushed) + " bytes");
 }
 
+/// Shows labelled lines. Where agents are kept is said once for each reason.
 void Master::agent_errors(const std::string& lines) {
-  console_.add(2, lines);
+  std::string others;
+  for (std::size_t at = 0; at < lines.size();) {
+    const std::size_t end = std::min(lines.find('\n', at), lines.size());
+    const std::string line = lines.substr(at, end - at);
+    at = end + 1;
+    const std::size_t kept = line.find(": " + std::string(remote::kKeptElsewhere));
+    if (kept == std::string::npos)
+      others += line + '\n';
+    else if (kept_notes_.insert(line.substr(kept)).second)
+      say(replace_unsafe(line));
+    else
+      log_.step(replace_unsafe(line));
+  }
+  if (!others.empty()) console_.add(2, others);
 }
 
 /// Any received byte counts as a heartbeat. Most change nothing.

@@ -334,6 +334,8 @@ ExitReport make_exit_report(const JobEnd& end) {
       report.text += start_failures_text(groups);
     } else {
       report.text += root_text(*cause);
+      if (!cause->of_worker() || cause->kind == Failure::Kind::kExec)  // the root cause has the details
+        report.why = report.why.substr(0, report.why.find("; "));
     }
     if (const std::string early = early_exits_text(end, *cause); !early.empty())
       report.text += "  note: " + early + "\n";
@@ -382,15 +384,18 @@ std::string early_ranks(const std::vector<EarlyExit>& exits) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + rank_set(ranks) + " on " + host_list(hosts);
 }
 
+std::vector<EarlyExit> exits_before(const JobEnd& end, const Failure& failure) {
+  std::vector<EarlyExit> exits = end.early;
+  std::erase_if(exits, [&failure](const EarlyExit& exit) {
+    return exit.at + exit.at_error >= failure.at - failure.at_error;
+  });
+  return exits;
+}
+
 std::string early_exits_text(const JobEnd& end, const Failure& failure) {
-  std::vector<EarlyExit> exits;
-  auto first = failure.at;
-  for (const EarlyExit& exit : end.early) {
-    if (exit.at + exit.at_error >= failure.at - failure.at_error) continue;
-    exits.push_back(exit);
-    first = std::min(first, exit.at);
-  }
+  const std::vector<EarlyExit> exits = exits_before(end, failure);
   if (exits.empty()) return {};
+  const auto first = std::ranges::min(exits, {}, &EarlyExit::at).at;
   return early_ranks(exits) + " exited 0, " + (exits.size() == 1 ? "" : "the first ") +
          duration(failure.at - first) + " earlier";
 }

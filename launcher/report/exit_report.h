@@ -38,6 +38,9 @@ std::string failure_line(const Failure& failure, bool cause = true);
 /// Returns the ranks as "rank 1 on gpu02" or "ranks 0-2 on gpu01 and gpu02".
 std::string early_ranks(const std::vector<EarlyExit>& exits);
 
+/// Returns the workers that exited 0 for certain before `failure`.
+std::vector<EarlyExit> exits_before(const JobEnd& end, const Failure& failure);
+
 /// Returns which ranks exited 0 for certain before `failure`: "rank 1 on gpu02 exited 0, 2.3 s earlier".
 /// Empty: none.
 std::string early_exits_text(const JobEnd& end, const Failure& failure);

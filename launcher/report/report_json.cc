@@ -89,6 +89,13 @@ class ReportWriter {
     for (const Failure& failure : end_.failures) {
       if (&failure != cause_) report["other_failures"].push_back(failure_json(failure, false));
     }
+    report["exited_early"] = OrderedJson::array();
+    for (const EarlyExit& exit : early_exits()) {
+      report["exited_early"].push_back({{"rank", exit.rank},
+                                        {"host", exit.host},
+                                        {"since_start_s", in_seconds(exit.at)},
+                                        {"margin_s", in_seconds(exit.at_error)}});
+    }
     report["earlier_attempts"] = OrderedJson::array();
     for (const Failure& failure : end_.earlier)
       report["earlier_attempts"].push_back(failure_json(failure, true));
@@ -101,6 +108,12 @@ class ReportWriter {
     if (exit_.exit_code == 0) return "success";
     const bool started = cause_ == nullptr ? !end_.master : !is_start_failure(*cause_) || cause_->attempt > 0;
     return started ? "failed" : "not_started";
+  }
+
+  /// Returns the workers that exited 0 before what ended the job; none if all workers ended this way.
+  std::vector<EarlyExit> early_exits() const {
+    if (cause_ != nullptr) return exits_before(end_, *cause_);
+    return end_.stop_signal == 0 ? std::vector<EarlyExit>() : end_.early;
   }
 
   std::chrono::system_clock::time_point wall(std::chrono::nanoseconds when) const {

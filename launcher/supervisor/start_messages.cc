@@ -4,13 +4,17 @@
 #include <chrono>
 #include <cstdint>
 
+#include "base/format_text.h"
 #include "launcher/job/output_credit.h"
+#include "remote/hosts/host_range.h"
 
 namespace ddp::launcher {
 namespace {
 
 /// Time from TERM to KILL on a node that has lost the master.
 constexpr std::chrono::milliseconds kLinkGrace{5'000};
+/// Longest list of awaited nodes, in bytes.
+constexpr std::size_t kNamesShown = 60;
 
 }  // namespace
 
@@ -22,6 +26,19 @@ std::string limit_text(std::chrono::milliseconds limit) {
   const auto tenths = limit.count() / 100;
   if (tenths < 10) return std::to_string(limit.count()) + " ms";
   return std::to_string(tenths / 10) + (tenths % 10 == 0 ? "" : "." + std::to_string(tenths % 10)) + " s";
+}
+
+std::string awaited_text(const std::map<std::string, std::vector<std::string>>& awaited, std::size_t nodes) {
+  std::size_t count = 0;
+  std::string text;
+  for (const auto& [step, names] : awaited) {
+    std::string some = remote::fold_ranges(names);
+    if (some.size() > kNamesShown)
+      some = names.front() + " and " + std::to_string(names.size() - 1) + " more";
+    text += (text.empty() ? ": " : ", ") + some + " (" + step + ")";
+    count += names.size();
+  }
+  return count == 0 ? text : std::to_string(count) + " of " + counted(nodes, "node") + text;
 }
 
 rendezvous::ProcsWanted procs_wanted(const JobSpec& spec) {

@@ -3,7 +3,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "launcher/job/job_spec.h"
 #include "remote/hosts/host.h"
@@ -18,6 +20,10 @@ std::uint32_t to_ms(std::chrono::milliseconds value);
 
 /// Returns an expired limit as text for people: "90 s", "1.5 s", "300 ms".
 std::string limit_text(std::chrono::milliseconds limit);
+
+/// Returns the nodes that hold up a start, each with its step: "2 of 64 nodes: gpu07 (connecting), gpu09
+/// (running --setup)". Empty: none. `awaited` holds the names by step.
+std::string awaited_text(const std::map<std::string, std::vector<std::string>>& awaited, std::size_t nodes);
 
 /// Converts --nproc-per-node for the rank plan.
 rendezvous::ProcsWanted procs_wanted(const JobSpec& spec);

@@ -19,8 +19,6 @@ namespace {
 using std::chrono::seconds;
 
 constexpr seconds kProbeTime{5};
-/// Longest list of awaited nodes, in bytes.
-constexpr std::size_t kNamesShown = 60;
 
 /// "2 nodes × 8 workers", or "2 nodes, 12 workers" if the nodes differ.
 std::string size_text(const rendezvous::World& world) {
@@ -287,28 +285,16 @@ void Supervisor::on_start_deadline(Time now) {
   inform(rendezvous::AttemptFailed{late.text, true});
 }
 
-/// Returns the nodes that hold up the start, each with its step: "2 of 64 nodes: gpu07 (connecting), gpu09
-/// (running --setup)". Empty: the start is over.
+/// Returns the nodes that hold up the start. Empty: the start is over.
 std::string Supervisor::awaited_text() const {
   if (attempt_ > 0 || (state_ != State::kConnecting && !starting())) return {};
   std::map<std::string, std::vector<std::string>> by_step;
-  std::size_t count = 0;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     const Node& node = nodes_[i];
     const std::string step = node.state == NodeState::kConnecting ? node.start_step : missing_step(i);
-    if (step.empty()) continue;
-    by_step[step].push_back(node.name);
-    ++count;
+    if (!step.empty()) by_step[step].push_back(node.name);
   }
-  if (count == 0) return {};
-  std::string text;
-  for (const auto& [step, names] : by_step) {
-    std::string some = remote::fold_ranges(names);
-    if (some.size() > kNamesShown)
-      some = names.front() + " and " + std::to_string(names.size() - 1) + " more";
-    text += (text.empty() ? ": " : ", ") + some + " (" + step + ")";
-  }
-  return std::to_string(count) + " of " + counted(nodes_.size(), "node") + text;
+  return launcher::awaited_text(by_step, nodes_.size());
 }
 
 /// Reports what a long start waits for: every second for a terminal, at growing intervals for a log.

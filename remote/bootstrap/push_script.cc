@@ -143,7 +143,7 @@ for d; do
   if [ -z "$got" ]; then got=$t; take_all; fi
   keep || continue
   bare "${got%/*}"
-  [ -z "$why" ] || echo "ddplaunchd: it is kept in $d; not in ${why#; }" >&2
+  [ -z "$why" ] || echo "ddplaunchd is kept in $d; not in ${why#; }" >&2
   (sweep "$@") >/dev/null 2>&1
   trap - EXIT HUP INT PIPE TERM
   start "$k/$m"

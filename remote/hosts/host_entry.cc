@@ -95,7 +95,10 @@ bool EntryReader::first_time(Key key, std::string_view name, std::size_t offset)
 std::optional<int> EntryReader::slot_count(const std::string& value, std::size_t offset,
                                            std::string_view key) {
   const std::optional<int> slots = parse_slots(value);
-  if (!slots) fail(offset, std::string(key) + "=" + value + ": " + bad_slots(value));
+  const bool list = value.find(',') != std::string::npos;
+  if (!slots)
+    fail(offset, std::string(key) + "=" + value + ": " + bad_slots(value) +
+                     (list ? "; write one host per line" : ""));
   return slots;
 }
 

@@ -23,11 +23,19 @@ int column_of(std::string_view line, std::size_t offset) {
   return 1 + static_cast<int>(count_characters(line.substr(0, offset)));
 }
 
-// Returns whether the entry says nothing but the host's name and its slots.
-bool has_only_slots(const Host& host) {
-  return !host.max_slots && host.user.empty() && host.port == 0 && host.address.empty() &&
-         host.identity.empty() && host.jump.empty() && host.chdir.empty() && host.devices.empty() &&
-         host.env.empty() && host.wrapper.empty() && host.setup.empty();
+// Returns a key of the entry besides the host's slots; empty: it has none.
+std::string other_key(const Host& host) {
+  if (host.max_slots) return "max_slots=";
+  if (!host.user.empty()) return "user=";
+  if (host.port != 0) return "port=";
+  if (!host.address.empty()) return "address=";
+  if (!host.identity.empty()) return "identity=";
+  if (!host.jump.empty()) return "jump=";
+  if (!host.chdir.empty()) return "chdir=";
+  if (!host.devices.empty()) return "gpus=";
+  if (!host.env.empty()) return "env:";
+  if (!host.wrapper.empty()) return "wrapper=";
+  return host.setup.empty() ? "" : "setup=";
 }
 
 // Collects the entries and their errors.
@@ -48,12 +56,12 @@ class HostList {
   struct Known {
     SourceLocation location;
     std::size_t index;
-    bool adds_up;  ///< a line of a hostfile for one host, with slots at most
+    bool alone;         ///< a line of a hostfile for one host
+    std::string other;  ///< other_key of that line
   };
 
   bool add_slots(const Known& known, const Host& again);
-  void report_twice(const SourceLocation& location, const std::string& name, const SourceLocation& first,
-                    std::size_t more);
+  void report_twice(const SourceLocation& location, const Host& again, const Known& first, std::size_t more);
 
   std::string file_;
   std::vector<Host> hosts_;
@@ -72,26 +80,27 @@ std::string HostList::add(std::string_view text, int line, std::size_t begin, st
     fail(location.line, location.column, "more than " + std::to_string(kMaxHosts) + " hosts");
     return entry.open_key;
   }
-  const std::string* twice = nullptr;
-  SourceLocation first;
+  const Host* twice = nullptr;
+  const Known* first = nullptr;
   std::size_t count = 0;
-  const bool adds_up = line > 0 && entry.hosts.size() == 1 && has_only_slots(entry.hosts.front());
+  const bool alone = line > 0 && entry.hosts.size() == 1;
+  const std::string other = other_key(entry.hosts.front());
   for (std::size_t i = 0; i < entry.hosts.size(); ++i) {
     Host& host = entry.hosts[i];
     const auto [known, is_new] =
-        seen_.emplace(lower_case(host.name), Known{location, hosts_.size() + i, adds_up});
+        seen_.emplace(lower_case(host.name), Known{location, hosts_.size() + i, alone, other});
     if (!is_new) {
-      if (adds_up && add_slots(known->second, host)) return entry.open_key;
+      if (alone && other.empty() && add_slots(known->second, host)) return entry.open_key;
       if (count++ == 0) {
-        twice = &host.name;
-        first = known->second.location;
+        twice = &host;
+        first = &known->second;
       }
       continue;
     }
     host.location = location;
   }
   if (count > 0) {
-    report_twice(location, *twice, first, count - 1);
+    report_twice(location, *twice, *first, count - 1);
     return entry.open_key;
   }
   std::move(entry.hosts.begin(), entry.hosts.end(), std::back_inserter(hosts_));
@@ -101,7 +110,7 @@ std::string HostList::add(std::string_view text, int line, std::size_t begin, st
 // Adds the slots of a host's further line, as Open MPI does: a line without slots is one slot. Returns false
 // if the two lines cannot be added.
 bool HostList::add_slots(const Known& known, const Host& again) {
-  if (!known.adds_up || known.index >= hosts_.size()) return false;
+  if (!known.alone || !known.other.empty() || known.index >= hosts_.size()) return false;
   std::optional<int>& slots = hosts_[known.index].slots;
   const int sum = slots.value_or(1) + again.slots.value_or(1);
   if (sum > kMaxSlots) return false;
@@ -109,13 +118,15 @@ bool HostList::add_slots(const Known& known, const Host& again) {
   return true;
 }
 
-void HostList::report_twice(const SourceLocation& location, const std::string& name,
-                            const SourceLocation& first, std::size_t more) {
-  std::string text = "host " + name;
+void HostList::report_twice(const SourceLocation& location, const Host& again, const Known& first,
+                            std::size_t more) {
+  std::string text = "host " + again.name;
   if (more > 0) text += " and " + std::to_string(more) + " more of this range";
   text += more > 0 ? " are listed twice" : " is listed twice";
-  text += first.line > 0 ? " (first on line " + std::to_string(first.line) + ")"
-                         : " (first at column " + std::to_string(first.column) + ")";
+  text += first.location.line > 0 ? " (first on line " + std::to_string(first.location.line) + ")"
+                                  : " (first at column " + std::to_string(first.location.column) + ")";
+  const std::string key = first.other.empty() ? other_key(again) : first.other;
+  if (location.line > 0 && !key.empty()) text += "; lines with " + key + " do not add up";
   fail(location.line, location.column, text + "; give each host one entry with all of its slots");
 }
 

@@ -29,6 +29,11 @@ class CommandShell final : public RemoteShell {
   Awaitable<Result<std::unique_ptr<Channel>>> open(Host host, std::vector<std::string> argv,
                                                    Deadline deadline) override;
 
+  /// open() does not wait for the login.
+  const char* step(const std::string& /*host*/, bool /*opened*/) const override {
+    return "SSH login, or starting ddplaunchd";
+  }
+
   /// Known parts of a host's configuration. All may be empty.
   struct Route {
     std::string proxy;       ///< any text that identifies the jump host or proxy, whose concurrent logins are

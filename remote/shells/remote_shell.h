@@ -62,6 +62,12 @@ class RemoteShell {
   virtual Awaitable<Result<std::unique_ptr<Channel>>> open(Host host, std::vector<std::string> argv,
                                                            Deadline deadline) = 0;
 
+  /// Returns what the start on this host waits for: "connecting", "SSH greeting". `opened`: open() has
+  /// returned. Loop thread only.
+  virtual const char* step(const std::string& /*host*/, bool opened) const {
+    return opened ? "starting ddplaunchd" : "connecting";
+  }
+
   /// The layers between an open channel and the command, as text; null: none.
   virtual const char* intermediary() const { return "the login shell there"; }
 };

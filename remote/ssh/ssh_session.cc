@@ -173,7 +173,8 @@ std::string SshSession::late_text(const std::string& limit) const {
              "; check that the host is up and that no firewall drops the port";
     case Step::kGreet:
       if (!heard_server_) {
-        return where + endpoint().text + " accepted the connection, but no SSH server answered" + limit;
+        return where + endpoint().text + " accepted the connection, but no SSH server answered" + limit +
+               "; check the port, and whether sshd there hangs";
       }
       return where + "the key exchange with " + endpoint().text + " did not finish" + limit;
     case Step::kLogin:
@@ -203,7 +204,16 @@ void SshSession::on_connect_timeout() {
 
 // ---- waiting
 
+void SshSession::report_step() {
+  const char* step = "starting ddplaunchd";
+  if (step_ == Step::kGreet) step = heard_server_ ? "SSH key exchange" : "SSH greeting";
+  if (step_ == Step::kLogin) step = "SSH login";
+  if (step_ == Step::kAgent) step = "SSH login through the ssh-agent";
+  if (std::exchange(reported_, step) != step && events_.waiting) events_.waiting(step);
+}
+
 void SshSession::wait() {
+  report_step();
   const bool running = step_ == Step::kRun;
   if (!running || pump_->interest().packets) wait_for_tcp();
   if (running) wait_for_local();

@@ -42,6 +42,7 @@ struct SshFailure {
 class SshSession : public std::enable_shared_from_this<SshSession> {
  public:
   struct SshSessionEvents {
+    std::function<void(const char*)> waiting;  ///< with each new step: "SSH greeting"
     std::function<void()> logged_in;
     std::function<void(SshOpened)> opened;
     std::function<void(SshFailure)> failed;
@@ -92,6 +93,7 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
   void on_agent(int answer);  // back on the thread of `io`
 
   void wait();
+  void report_step();
   void wait_for_tcp();
   void wait_for_local();
   void on_ready(const error_code& error);
@@ -112,6 +114,7 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
   SshTarget target_;
   SshSessionEvents events_;
   Step step_ = Step::kConnect;
+  const char* reported_ = nullptr;  ///< last argument of the event `waiting`
 
   std::size_t endpoint_ = 0;
   asio::posix::stream_descriptor tcp_;

@@ -280,6 +280,7 @@ SshSession::StepResult SshSession::lend_to_agent() {
     return StepResult::kNext;
   agent.release();
   step_ = Step::kAgent;
+  report_step();
   agent_wait_ = std::make_unique<asio::posix::stream_descriptor>(agent_io_, tcp.release());
   asio::post(agent_io_, [self = shared_from_this()] { self->ask_agent(); });
   return StepResult::kStop;

@@ -175,7 +175,8 @@ SshShell::SshShell(asio::any_io_executor loop, SshShellOptions options)
       window_(loop, options_.window),
       disk_(loop, 1),
       files_(std::make_shared<Files>()),
-      random_(std::random_device{}()) {}
+      random_(std::random_device{}()),
+      steps_(std::make_shared<Steps>()) {}
 
 SshShell::~SshShell() = default;
 
@@ -254,11 +255,17 @@ void SshShell::warn_of_keys(const Host& host, const SshTarget& target) {
   }
 }
 
+const char* SshShell::step(const std::string& host, bool opened) const {
+  const auto known = steps_->find(host);
+  return known == steps_->end() ? RemoteShell::step(host, opened) : known->second;
+}
+
 Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vector<std::string> argv,
                                                            Deadline deadline) {
   co_await asio::this_coro::throw_if_cancelled(false);
   auto line = shell_quote(argv);
   if (!line) co_return within(host.name, line.error());
+  (*steps_)[host.name] = "SSH configuration";
   auto config = co_await configs_->find(host, deadline);
   if (!config) co_return config.error();
 
@@ -296,6 +303,7 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
     co_return co_await through_openssh(std::move(host), std::move(argv), deadline, std::move(reason),
                                        std::move(route));
   }
+  (*steps_)[host.name] = "looking up its name";
   auto endpoints = co_await resolver_.resolve(target.config.host_name, target.config.port,
                                               address_family(target.config), deadline);
   if (!endpoints) co_return within(host.name, endpoints.error());
@@ -305,11 +313,13 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
   std::optional<Error> closed;  ///< error of a server that closed before its greeting
   LoginRetry retry;
   for (;;) {
+    (*steps_)[host.name] = "its turn to log in";
     // The first address stands for the host: a name with several addresses is one server to its own limits.
     auto slot = co_await window_.acquire(target.endpoints.front().text, host.name, deadline);
     if (!slot) co_return slot.error();
     last = std::make_shared<Attempt>(loop_);
     last->slot.emplace(std::move(*slot));
+    (*steps_)[host.name] = "connecting";
     co_await attempt(last, target);
     if (last->opened) {
       co_return std::unique_ptr<Channel>(std::make_unique<SshChannel>(host.name, loop_, last, threads_));
@@ -344,6 +354,7 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::through_openssh(Host host,
                                                                       std::vector<std::string> argv,
                                                                       Deadline deadline, std::string reason,
                                                                       CommandShell::Route route) {
+  (*steps_)[host.name] = openssh_.step(host.name, false);
   if (reported_.insert(reason).second && options_.notice) {
     options_.notice(host.name + ": connecting through the program " + options_.ssh_program + ", because of " +
                     reason + " (reported once; other hosts may have the same reason)");
@@ -356,6 +367,9 @@ Awaitable<void> SshShell::attempt(std::shared_ptr<Attempt> attempt, SshTarget ta
   // The events are called on an I/O thread; the state that they set belongs to the loop.
   SshSession::SshSessionEvents events;
   const asio::any_io_executor loop = loop_;
+  events.waiting = [loop, steps = steps_, label = target.label](const char* step) {
+    asio::post(loop, [steps, label, step] { (*steps)[label] = step; });
+  };
   events.logged_in = [loop, attempt] { asio::post(loop, [attempt] { attempt->slot.reset(); }); };
   events.opened = [loop, attempt](SshOpened opened) {
     asio::post(loop, [attempt, opened = std::move(opened)]() mutable {

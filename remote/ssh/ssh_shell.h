@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <set>
@@ -45,6 +46,8 @@ class SshShell final : public RemoteShell {
   Awaitable<Result<std::unique_ptr<Channel>>> open(Host host, std::vector<std::string> argv,
                                                    Deadline deadline) override;
 
+  const char* step(const std::string& host, bool opened) const override;
+
   /// Returns the number of `ssh -G` runs.
   int configuration_questions() const { return configs_->questions(); }
 
@@ -73,6 +76,8 @@ class SshShell final : public RemoteShell {
   std::shared_ptr<SshThreads> threads_;
   std::set<std::string> reported_;
   std::mt19937 random_;
+  using Steps = std::map<std::string, const char*>;  ///< by host name
+  std::shared_ptr<Steps> steps_;                     ///< without entry: RemoteShell::step
 };
 
 }  // namespace ddp::remote

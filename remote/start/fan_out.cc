@@ -181,8 +181,10 @@ std::vector<FanOut::PendingHost> FanOut::waiting() const {
   std::vector<PendingHost> list;
   for (const auto& start : starts_) {
     if (!start) continue;
-    const char* step = start->set ? "copying ddplaunchd" : "starting ddplaunchd";
-    list.push_back({start->index, start->channel ? step : "connecting"});
+    const RemoteShell& shell = start->over_ssh ? remote_ : local_;
+    const char* step =
+        start->set ? "copying ddplaunchd" : shell.step(start->host.name, start->channel != nullptr);
+    list.push_back({start->index, step});
   }
   return list;
 }

@@ -27,6 +27,10 @@ struct StartedAgent {
   std::size_t pushed = 0;         ///< bytes of ddplaunchd (and train) sent to the host; 0: it had them
 };
 
+/// How a line begins that a host prints on stderr if it keeps the agent elsewhere than in the cache of the
+/// account.
+inline constexpr std::string_view kKeptElsewhere = "ddplaunchd is kept in ";
+
 struct FanOutOptions {
   std::vector<std::string> argv;        ///< the agent's command line; argv[0] is its path on the nodes
   bool ssh_localhost = false;           ///< localhost entries go over the remote shell too
@@ -47,7 +51,7 @@ class FanOut {
 
   struct PendingHost {
     std::size_t host = 0;
-    const char* step = "";  ///< "connecting", "starting ddplaunchd", "copying ddplaunchd"
+    const char* step = "";  ///< RemoteShell::step, or "copying ddplaunchd"
   };
 
   FanOut(asio::any_io_executor loop, RemoteShell& remote, RemoteShell& local, FanOutOptions options);

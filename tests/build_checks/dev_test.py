@@ -40,6 +40,14 @@ class Dev(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr),
                          (1, './dev: build: unknown preset "fast"; the presets are release dev asan-ubsan tsan fuzz\n'))
 
+    def test_build_makes_every_program(self):
+        lists = [path.read_text() for path in sorted((ROOT / "apps").rglob("CMakeLists.txt"))]
+        programs = re.search(r"add_custom_target\(programs DEPENDS (.*)\)", "\n".join(lists)).group(1).split()
+        made = re.findall(r"(?m)^ *add_executable\(([\w-]+)", "\n".join(lists))
+        self.assertIn("ddplaunch", made)
+        self.assertEqual(sorted(made), sorted(programs))
+        self.assertIn("\nbuild_programs() { build release programs check_arrows; }\n", (ROOT / "dev").read_text())
+
     def test_fuzz_time(self):
         done = dev("fuzz", "long")
         self.assertEqual((done.returncode, done.stderr), (1, './dev: fuzz: "long" is not a number of seconds\n'))

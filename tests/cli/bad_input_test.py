@@ -88,8 +88,8 @@ class WrongOptions(LaunchTest):
 
     def test_duplicate_host(self):
         self.assert_refused(self.run_job(*self.hosts("a slots=2\nb\na slots=1 port=22\n"), "true"),
-                            "hosts:3:1: host a is listed twice (first on line 1); give each host one entry with all of its "
-                            "slots")
+                            "hosts:3:1: host a is listed twice (first on line 1); lines with port= do not add up; give each "
+                            "host one entry with all of its slots")
 
     def test_unknown_key(self):
         self.assert_refused(self.run_job(*self.hosts("a slot=2\n"), "true"),

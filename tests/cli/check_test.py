@@ -178,11 +178,13 @@ class Check(LaunchTest):
             status = pathlib.Path("/proc", str(process.pid), "status").read_text()
             ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
             self.assertEqual((ignored >> signal.SIGHUP - 1 & 1, ignored >> signal.SIGINT - 1 & 1), (1, 0), "nohup keeps SIGHUP ignored")
+            waiting = "waiting for 1 of 2 nodes: slow (SSH greeting)"
+            self.assertEqual(process.stderr.readline(), f"ddplaunch: {waiting}\n")
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=60)
             connection.close()
         self.assertEqual(process.returncode, 130, err)
-        self.assertEqual(err.splitlines()[-1], "ddplaunch: exit 130: stopped by the user")
+        self.assertEqual(err.splitlines()[-1], f"ddplaunch: exit 130: stopped by the user while {waiting}")
         self.assertIn("127.0.0.2", out)
         self.assert_no_agent()
 
@@ -316,7 +318,8 @@ class Check(LaunchTest):
         self.assertEqual(done.returncode, 115, done)
         [(item, hosts, text)] = self.errors(report)
         self.assertEqual((item, hosts), ("health", []))
-        self.assertRegex(text, r"^train health gave no result and ended with exit code \d+: ")
+        self.assertRegex(text, r"^train health gave no result and ended with exit code \d+: ddplaunch: exit 2: rank [01] on \S+ exited 2; "
+                         "train health: unknown option --no-such-option; ")
 
     def test_collectives(self):
         self.give_trainer()

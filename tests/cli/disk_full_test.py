@@ -4,13 +4,14 @@ the problem.
 
 The tests need a small tmpfs, so root and a kernel that lets it mount; they are skipped otherwise."""
 
+import os
 import pathlib
 import re
 import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import LaunchTest, main, wait_until
+from tests.support.launch import DDPLAUNCH, LaunchTest, main, wait_until
 
 # Prints 2 MB, waits for the file "go", and prints a word each 50 ms until the file "stop" exists.
 WORKER = """#!/usr/bin/env python3
@@ -121,6 +122,16 @@ class DiskFull(LaunchTest):
         self.assertEqual(done.returncode, 116, done.stderr)
         self.assertIn(f"the job directory {self.job_dir}: Read-only file system; choose another with --job-dir",
                       done.stderr)
+
+    def test_a_read_only_state_directory_is_replaced(self):
+        self.mount("remount,ro")
+        env = dict(self.env, XDG_STATE_HOME=str(self.disk), TMPDIR=str(self.dir))
+        done = subprocess.run([DDPLAUNCH, "--job-id", self.job, "sh", "-c", "echo here"], stdin=subprocess.DEVNULL, env=env,
+                              capture_output=True, text=True, cwd=self.dir, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        [made] = (self.dir / f"ddplaunch-{os.geteuid()}/jobs").iterdir()
+        self.assertEqual(done.stderr, f"ddplaunch: {self.disk} is read-only; the job's files are in {made}\n")
+        self.assertEqual((made / "attempt_0/rank_00000.stdout").read_text(), "here\n")
 
     def run_plain(self, job_dir):
         return subprocess.run(self.command("--job-dir", job_dir, "echo", "x"), stdin=subprocess.DEVNULL, env=self.env,

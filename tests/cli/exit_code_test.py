@@ -116,7 +116,7 @@ class ExitCodes(LaunchTest):
     def try_lost(self, *args):
         # $PPID is the agent. Its keeper kills what the agent leaves.
         last = "$((WORLD_SIZE - 1))"
-        self.ends(113, "nodes? [^ ]+: the agent was killed by SIGKILL; killed ", *args, "sh", "-c",
+        self.ends(113, "nodes? [^ ]+: the agent was killed by SIGKILL$", *args, "sh", "-c",
                   f"if [ $RANK = {last} ]; then kill -KILL $PPID; fi; sleep 60")
 
     def try_agent_missing(self, *args):

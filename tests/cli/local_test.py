@@ -350,18 +350,27 @@ class LocalJob(LaunchTest):
         self.assert_code(done, 111)
         self.assertEqual(done.out, "")
 
+    def test_the_threads_of_python_workers_are_noted_once(self):
+        self.env.pop("OMP_NUM_THREADS", None)
+        done = self.run_job("--nproc-per-node", 2, "--max-restarts", 1, "--restart-backoff", "1ms", sys.executable, "-c",
+                            "import os, sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')")
+        self.assert_code(done, 0)
+        self.assertEqual(done.err.count("OMP_NUM_THREADS"), 1, done.err)
+        done = self.run_job("--nproc-per-node", 2, "true")
+        self.assertEqual((done.code, done.err), (0, ""))
+
     def test_a_long_start_names_what_it_waits_for(self):
         with socket.socket() as silent:
             silent.bind(("127.0.0.1", 0))
             silent.listen()
             hosts = self.script("hosts", f"box address=127.0.0.1 port={silent.getsockname()[1]}\n")
             process = self.start("--hostfile", hosts, "true")
-            self.assertEqual(process.stderr.readline(), "ddplaunch: waiting for 1 of 1 node: box (connecting)\n")
+            self.assertEqual(process.stderr.readline(), "ddplaunch: waiting for 1 of 1 node: box (SSH greeting)\n")
             process.send_signal(signal.SIGINT)
             done = self.finish(process)
         self.assert_code(done, 130)
         self.assertEqual(done.err, f"  job {self.job}: files in {self.job_dir}\nddplaunch: exit 130: stopped by Ctrl-C (SIGINT) while "
-                                   "waiting for 1 of 1 node: box (connecting)\n")
+                                   "waiting for 1 of 1 node: box (SSH greeting)\n")
 
     def test_many_workers(self):
         done = self.run_job("--nproc-per-node", 300, "--oversubscribe", "sh", "-c", "echo $RANK", timeout=120)

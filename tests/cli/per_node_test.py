@@ -362,6 +362,15 @@ class PerNode(LaunchTest):
         outcomes = self.ends(*nodes)
         self.assert_codes(outcomes, 113, 113, 113)
 
+    def test_a_killed_ddplaunch_of_a_node_is_named(self):
+        wait = ["sh", "-c", "touch here.$RANK; sleep 60"]
+        nodes = [self.node(rank, *wait) for rank in range(2)]
+        self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
+        nodes[1].kill()
+        outcomes = self.ends(*nodes)
+        self.assert_codes(outcomes, 113, -signal.SIGKILL)
+        self.assertEqual(outcomes[0].err.splitlines()[-1], "ddplaunch: exit 113: node node1: its ddplaunch was killed")
+
     def test_a_killed_master_ends_all_nodes(self):
         wait = ["sh", "-c", "touch here.$RANK; sleep 60"]
         nodes = [self.node(rank, *wait) for rank in range(2)]
@@ -420,6 +429,17 @@ class PerNode(LaunchTest):
             self.assert_codes(outcomes, code)
             self.assertEqual(outcomes[0].err.splitlines()[-1],
                              f"ddplaunch: exit {code}: stopped by {number.name} while it waited for node 0 at 127.0.0.1 port {self.port}")
+
+    def test_ctrl_c_at_the_master_names_a_node_that_has_not_joined(self):
+        master = self.node(0, "true", options=["-v"])
+        while ": agent on " not in (line := master.stderr.readline()):
+            self.assertTrue(line, "the master has ended")
+        master.send_signal(signal.SIGINT)
+        outcomes = self.ends(master)
+        self.assert_codes(outcomes, 130)
+        # The agent of this node may still be checking the job.
+        self.assertRegex(outcomes[0].err.splitlines()[-1], r"^ddplaunch: exit 130: stopped by Ctrl-C \(SIGINT\) while waiting for "
+                                                           r"[12] of 2 nodes: .*\bnode1 \(has not joined\)$")
 
     def test_a_restarted_node_joins_again(self):
         script = self.script("worker.sh", """#!/bin/sh

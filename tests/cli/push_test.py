@@ -292,9 +292,9 @@ NO_TMP = "export TMPDIR=/proc/none\n"
 class CacheDirectories(Push):
     """Nodes with their own /var/tmp and /dev/shm. `mounts` is executed before the sshd starts."""
 
-    def sealed(self, mounts="", home=None):
+    def sealed(self, mounts="", home=None, count=1):
         mounts = "mount -t tmpfs -o size=64m none /var/tmp && mount -t tmpfs -o size=64m none /dev/shm && " + mounts
-        nodes = self.nodes(1, within=["unshare", "-m", "sh", "-c", mounts + 'exec "$@"', "-"])
+        nodes = self.nodes(count, within=["unshare", "-m", "sh", "-c", mounts + 'exec "$@"', "-"])
         self.bashrc.write_text(NO_TMP + (f"export XDG_CACHE_HOME={home}\n" if home else ""))
         return nodes
 
@@ -302,12 +302,12 @@ class CacheDirectories(Push):
         """Runs twice: the second run finds the agent in `where`, without a message."""
         outcome = self.on(nodes, "-v", "sh", "-c", "readlink /proc/$PPID/exe")
         self.assertEqual(outcome.out.strip(), f"{where}/agent-{self.key}/ddplaunchd", repr(outcome))
-        self.assertIn(f"ddplaunchd: it is kept in {where}; not in {said}\n", outcome.err)
+        self.assertIn(f"ddplaunch: 127.0.0.2: ddplaunchd is kept in {where}; not in {said}\n", outcome.err)
         self.assertEqual(self.pushes(outcome), 1)
         self.assertEqual([path for path in self.dir.glob("*/ddplaunch/*") if "here" not in path.parts], [])
         again = self.on(nodes, "-v", "sh", "-c", "readlink /proc/$PPID/exe")
         self.assertEqual(again.out.strip(), f"{where}/agent-{self.key}/ddplaunchd", repr(again))
-        self.assertNotIn("ddplaunchd: it is kept", again.err)
+        self.assertNotIn("ddplaunchd is kept", again.err)
         self.assertEqual(self.pushes(again), 0)
 
     def test_home_mounted_noexec(self):
@@ -327,6 +327,13 @@ class CacheDirectories(Push):
         self.lands(nodes, "/var/tmp/ddplaunch-0", f"{full}/ddplaunch: No space left on device; "
                    f"{locked}/.cache/ddplaunch: Read-only file system")
 
+    def test_two_nodes_with_one_reason_get_one_line(self):
+        locked = self.dir / "locked"
+        locked.mkdir()
+        outcome = self.on(self.sealed(f"mount -t tmpfs -o ro none {locked} && ", locked, count=2), "true")
+        self.assert_code(outcome, 0)
+        self.assertEqual(outcome.err.count("ddplaunchd is kept in "), 1, outcome.err)
+
     def test_a_world_writable_cache_directory(self):
         spare = self.dir / "spare"
         (spare / "ddplaunch").mkdir(parents=True)
@@ -344,7 +351,7 @@ class CacheDirectories(Push):
         self.cache.chmod(0o700)
         outcome = self.on(nodes, "sh", "-c", "readlink /proc/$PPID/exe")
         self.assertEqual(outcome.out.strip(), f"/var/tmp/ddplaunch-0/agent-{self.key}/ddplaunchd", repr(outcome))
-        self.assertIn(f"ddplaunchd: it is kept in /var/tmp/ddplaunch-0; not in {self.cache}: agent-{self.key}/ddplaunchd is a "
+        self.assertIn(f"ddplaunchd is kept in /var/tmp/ddplaunch-0; not in {self.cache}: agent-{self.key}/ddplaunchd is a "
                       "directory\n", outcome.err)
 
     def check_installed_agent(self, cache_is_ours):

@@ -111,6 +111,17 @@ class OneNode(Reported):
         self.assert_code(done, 2)
         self.assertEqual(json.loads(done.out)["exit_code"], 2)
 
+    def test_a_rank_that_exits_0_early_is_listed(self):
+        # Rank 0 fails when rank 1 has ended, and 0.1 s later than that.
+        done, report = self.run_reported("--nproc-per-node", 2, "sh", "-c",
+                                         'if [ $RANK = 1 ]; then echo $$ >pid; exit 0; fi\n'
+                                         'until [ -s pid ] && ! grep -qs "^State:.[RSDT]" /proc/$(cat pid)/status; do sleep 0.05; done; sleep 0.1; exit 3')
+        self.assert_code(done, 3)
+        [early] = report["exited_early"]
+        self.assertEqual((early["rank"], early["host"]), (1, "localhost"))
+        self.assertLess(early["since_start_s"] + early["margin_s"], report["root_cause"]["since_start_s"])
+        self.assertRegex(done.err, r"\n  note: rank 1 on localhost exited 0, [\d.]+ m?s earlier\n")
+
     def test_exit_3(self):
         done, report = self.run_reported("--nproc-per-node", 4, "sh", "-c",
                                          'if [ $RANK = 2 ]; then for i in 1 2 3; do echo line $i >&2; done; exit 3; fi; sleep 60')

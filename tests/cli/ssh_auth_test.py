@@ -615,7 +615,7 @@ class Routes(AuthTest):
             config = self.config("ConnectTimeout 3")
             done = self.launch(config, f"127.0.0.9 port={port}")
             self.assert_reported(done, f"127.0.0.9: 127.0.0.9:{port} accepted the connection, but no SSH server answered within the 3 s "
-                             "of ConnectTimeout")
+                             "of ConnectTimeout; check the port, and whether sshd there hangs")
 
     def test_other_users(self):
         if os.geteuid() != 0:

@@ -271,10 +271,12 @@ TEST_CASE("a host name that cannot be resolved") {
 TEST_CASE("a port that accepts connections and sends nothing is given up at the deadline") {
   const Listener silent;
   const auto before = std::chrono::steady_clock::now();
-  CHECK(failure(at_port("127.0.0.1", silent.port), nodes().file("ssh_config"), ErrorCode::kTimeout,
-                std::chrono::milliseconds(400)) ==
-        "127.0.0.1: 127.0.0.1:" + std::to_string(silent.port) +
-            " accepted the connection, but no SSH server answered before the start limit");
+  CHECK(
+      failure(at_port("127.0.0.1", silent.port), nodes().file("ssh_config"), ErrorCode::kTimeout,
+              std::chrono::milliseconds(400)) ==
+      "127.0.0.1: 127.0.0.1:" + std::to_string(silent.port) +
+          " accepted the connection, but no SSH server answered before the start limit; check the port, and "
+          "whether sshd there hangs");
   CHECK(std::chrono::steady_clock::now() - before < std::chrono::seconds(3));
 }
 

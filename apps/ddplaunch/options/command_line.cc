@@ -80,6 +80,7 @@ CommandLine read_command_line(const std::vector<std::string>& args, OptionTable&
     if (line.separated) scanner.skip();
     line.worker.assign(args.begin() + static_cast<std::ptrdiff_t>(scanner.next()), args.end());
   }
+  line.read_all = scanner.errors().empty();
   line.given = scanner.given();
   for (const std::string& error : scanner.errors())
     diagnostics.fail(error);

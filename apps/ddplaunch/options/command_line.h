@@ -12,6 +12,7 @@ namespace ddp {
 struct CommandLine {
   std::vector<std::string> worker;  ///< the first positional and all words behind it, byte for byte
   bool separated = false;           ///< "--" stands before the worker
+  bool read_all = true;             ///< false: an option is unknown or lacks its value
   bool scanned_all = true;          ///< false: an unknown option hid the start of the worker
   std::vector<std::string> given;   ///< names of the options as written, dashes only; both names of a renamed
                                     ///< one

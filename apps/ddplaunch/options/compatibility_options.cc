@@ -170,6 +170,8 @@ constexpr std::array kCompatibilityOptions = {
                         "workers on each node, here --nproc-per-node"},
     CompatibilityOption{"-H", kValue, SupportStatus::kRefused, "", "use --hostfile FILE or --host LIST"},
     CompatibilityOption{"-ppn", kValue, SupportStatus::kRenamed, "", "--nproc-per-node"},
+    CompatibilityOption{"-host", kValue, SupportStatus::kRenamed, "", "--host"},
+    CompatibilityOption{"-npernode", kValue, SupportStatus::kRenamed, "", "--nproc-per-node"},
     CompatibilityOption{"--npernode", kValue, SupportStatus::kRenamed, "", "--nproc-per-node"},
     CompatibilityOption{"--ntasks-per-node", kValue, SupportStatus::kRenamed, "", "--nproc-per-node"},
     CompatibilityOption{"--nodes", kValue, SupportStatus::kRenamed, "", "--nnodes"},

@@ -312,6 +312,7 @@ void read_host_options(JobOptions& options, const ProcessContext& context, Diagn
     if (home != nullptr && host.identity.starts_with("~/")) host.identity = *home + host.identity.substr(1);
   }
   if (!known) spec.hosts.clear();
+  if (!options.read_all) return;  // the misspelled option may be the one that names hosts or counts
   read_launcher(options, diagnostics);
   read_nnodes(options, known, diagnostics);
   share_total(options, diagnostics);

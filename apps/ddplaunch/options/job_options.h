@@ -62,6 +62,7 @@ struct JobOptions {
   WrittenValues written;
   AccelerateConfig config;  ///< of --accelerate-config
   OptionTable table;
+  bool read_all = true;  ///< false: the command line has an unknown option, or one without its value
 };
 
 /// Applies what the surrounding scheduler says about hosts if no option names any. In a Slurm job the hosts

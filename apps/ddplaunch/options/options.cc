@@ -67,6 +67,8 @@ void note_verb(const std::vector<std::string>& args, Diagnostics& diagnostics) {
   if (!meant.empty())
     diagnostics.note("\"" + word + "\" runs as a program; did you mean ddplaunch " + std::string(meant) +
                      '?');
+  if ((word == "run" || word == "launch") && args.size() > 1)  // torchx run, accelerate launch
+    diagnostics.note("\"" + word + "\" runs as a program; omit it to run " + args[1]);
 }
 
 /// Options that a worker hardly has itself.
@@ -253,6 +255,7 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   job.verb = read_verb(args);
   note_verb(arguments, diagnostics);
   const CommandLine line = read_with_environment(args, context, options, diagnostics);
+  options.read_all = line.read_all;
   options.written.standalone =
       std::find(line.given.begin(), line.given.end(), "--standalone") != line.given.end();
   if (options.written.help) return PrintText{options.table.help(), {}};

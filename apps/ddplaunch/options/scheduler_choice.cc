@@ -36,6 +36,12 @@ void heed_scheduler(JobOptions& options, const ProcessContext& context, Diagnost
         "--launcher slurm needs a Slurm job, but SLURM_JOB_ID or SLURM_JOB_NODELIST is not set; run salloc "
         "-N 2 ddplaunch …, or use a script for sbatch");
   }
+  const std::string* mpi = launcher::find_env(context.env, "OMPI_COMM_WORLD_SIZE");
+  if (mpi != nullptr && *mpi != "1") {
+    diagnostics.note("warning: mpirun has started " + *mpi +
+                     " of this program, and each starts a job of its own: omit mpirun, or give each its "
+                     "--node-rank and --master-addr (docs/users/per_node.md)");
+  }
   const bool none_listed = !options.lists_hosts();
   const bool of_job =
       none_listed && (!chosen || chosen == LauncherKind::kSlurm || chosen == LauncherKind::kSsh);

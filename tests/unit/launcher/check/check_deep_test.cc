@@ -45,14 +45,21 @@ TEST_CASE("A diagnostic of a rank is reported for its host") {
 TEST_CASE("A passed test has no diagnostics, a test that reported nothing or failed otherwise has one") {
   CHECK(deep_diagnostics(two_nodes(), health("", true, 0)).empty());
   CHECK(deep_diagnostics(two_nodes(), health("", true, 137)).front().text ==
-        "train health ended with exit code 137: ddplaunch: exit 1: rank 2 failed");
+        "train health ended with exit code 137: ddplaunch: exit 1: rank 2 failed; "
+        "train: rank 1 …");
   DeepRun silent = health("", true, 127);
   silent.output = "{\"some\":\"json\"}\n{\n";
   CHECK_FALSE(deep_has_result(silent));
   const auto found = deep_diagnostics(two_nodes(), silent);
   REQUIRE(found.size() == 1);
   CHECK(found[0].text ==
-        "train health gave no result and ended with exit code 127: ddplaunch: exit 1: rank 2 failed");
+        "train health gave no result and ended with exit code 127: ddplaunch: exit 1: rank 2 failed; "
+        "train: rank 1 …");
+  silent.errors =
+      "train: NCCL failed\nddplaunch: the job failed\n  root cause: x\n    | train: NCCL failed\nddplaunch: "
+      "exit 1: x\n";
+  CHECK(deep_diagnostics(two_nodes(), silent)[0].text ==
+        "train health gave no result and ended with exit code 127: ddplaunch: exit 1: x; train: NCCL failed");
 }
 
 TEST_CASE("The table of a test is what the trainer printed beside its record") {

@@ -292,6 +292,8 @@ TEST_CASE("the last line gives the reason of the exit code") {
   CHECK(line() == "exit 111: 2 hosts of 3 could not be checked: gpu[02-03]");
   made.result.stop_signal = 15;
   CHECK(line() == "exit 143: stopped by the user");
+  made.result.awaited = "1 of 3 nodes: gpu03 (SSH greeting)";
+  CHECK(line() == "exit 143: stopped by the user while waiting for 1 of 3 nodes: gpu03 (SSH greeting)");
 }
 
 TEST_CASE("the table omits empty columns, and has colors only on request") {

@@ -229,6 +229,27 @@ TEST_CASE("a port that cannot be opened") {
   CHECK(job.run->take_result().nodes[0].reach_text == "port 29500 is in use");
 }
 
+TEST_CASE("a check says which hosts it waits for") {
+  CheckedJob job(3);
+  job.run->set_start_step(1, "SSH greeting");
+  CHECK(job.run->awaited_text() == "3 of 3 nodes: n1 (SSH greeting), n[0,2] (connecting)");
+  for (const std::size_t node : {0, 1, 2})
+    job.up(node);
+  job.spec.hosts[1].setup = "module load cuda";
+  CHECK(job.run->awaited_text() == "3 of 3 nodes: n[0,2] (checking it), n1 (running --setup)");
+  job.checked(1);
+  CHECK(job.run->awaited_text() == "2 of 3 nodes: n[0,2] (checking it)");
+  job.checked(0);
+  job.checked(2);
+  CHECK(job.run->awaited_text() == "1 of 3 nodes: n0 (opening the store)");
+  job.opened();
+  job.probed(2, "10.0.0.1");
+  CHECK(job.run->awaited_text() == "1 of 3 nodes: n1 (trying to reach the store on n0)");
+  job.step(CheckRun::UserInterrupt{SIGINT});
+  CHECK(job.run->awaited_text().empty());
+  CHECK(job.run->take_result().awaited == "1 of 3 nodes: n1 (trying to reach the store on n0)");
+}
+
 TEST_CASE("a second interrupt drops all links") {
   CheckedJob job(2);
   job.up(0);

@@ -147,6 +147,13 @@ TEST_CASE("the report covers a signal, a program that cannot be executed, and a 
         "  consequences:\n"
         "    rank 1 on gpu01: stopped by ddplaunch, SIGTERM\n"
         "ddplaunch: exit 113: node gpu09: its control link closed\n");
+  lost.failures[0].error.text = "no heartbeat for 4.6 s; the machine, its network, or the agent hangs";
+  CHECK(make_exit_report(lost).text ==
+        "ddplaunch: the job failed after 61.0 s\n"
+        "  root cause: node gpu09: no heartbeat for 4.6 s; the machine, its network, or the agent hangs\n"
+        "  consequences:\n"
+        "    rank 1 on gpu01: stopped by ddplaunch, SIGTERM\n"
+        "ddplaunch: exit 113: node gpu09: no heartbeat for 4.6 s\n");
 }
 
 TEST_CASE("nodes that did not get ready are listed one by one, equal reasons together") {

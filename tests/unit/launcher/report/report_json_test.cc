@@ -85,6 +85,18 @@ struct Directory {
 
 }  // namespace
 
+TEST_CASE("the report lists ranks that exited 0 before the cause or the user's stop") {
+  JobEnd end;
+  end.early = {{2, "gpu01", 8700ms, 150us}, {3, "gpu02", 11s, 0us}};
+  CHECK(made(end)["exited_early"].empty());  // a success
+  end.stop_signal = SIGINT;
+  CHECK(made(end)["exited_early"].size() == 2);
+  end.stop_signal = 0;
+  end.failures = {crashed()};  // in the same moment as the exit of rank 3
+  CHECK(made(end)["exited_early"] == Json::parse(R"([{"rank": 2, "host": "gpu01", "since_start_s": 8.7,
+                                                      "margin_s": 0.00015}])"));
+}
+
 TEST_CASE("the report of a failed job") {
   JobEnd end;
   end.failures = {crashed()};

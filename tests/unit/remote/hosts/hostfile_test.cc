@@ -223,6 +223,11 @@ TEST_CASE("Quotes") {
 }
 
 TEST_CASE("Unexpected characters are errors") {
+  CHECK(
+      errors_of("gpu01 slots=2,gpu02") ==
+      Texts{
+          "hosts:1:13: slots=2,gpu02: \"2,gpu02\" is not a number of slots (a whole number from 1 to 65535); "
+          "write one host per line"});
   CHECK(errors_of("gpu$1") == Texts{"hosts:1:4: '$' is not allowed in a host name"});
   CHECK(errors_of("-oProxyCommand=x") == Texts{"hosts:1:1: a host name cannot begin with '-'"});
   CHECK(errors_of("gpu01\xC2\xA0slots=8") == Texts{"hosts:1:6: byte 0xc2 is not allowed in a host name"});
@@ -251,8 +256,11 @@ TEST_CASE("Repeated lines of a host add up as in Open MPI") {
 
 TEST_CASE("A duplicate host is an error that names the first location") {
   CHECK(errors_of("gpu01 slots=4\n\ngpu01 slots=4 port=22\n") ==
-        Texts{"hosts:3:1: host gpu01 is listed twice (first on line 1); give each host one entry with all of "
-              "its slots"});
+        Texts{"hosts:3:1: host gpu01 is listed twice (first on line 1); lines with port= do not add up; give "
+              "each host one entry with all of its slots"});
+  CHECK(errors_of("gpu01 slots=2 max_slots=4\ngpu01 slots=2 max_slots=4\n") ==
+        Texts{"hosts:2:1: host gpu01 is listed twice (first on line 1); lines with max_slots= do not add up; "
+              "give each host one entry with all of its slots"});
   CHECK(errors_of("gpu[01-16]\ngpu[08-10]\n") == Texts{"hosts:2:1: host gpu08 and 2 more of this range are "
                                                        "listed twice (first on line 1); give each host one "
                                                        "entry with all of its slots"});

@@ -217,6 +217,18 @@ TEST_CASE("Short options are explained by their meaning in other launchers") {
   }
 }
 
+TEST_CASE("An unknown option has no follow-up errors about hosts") {
+  const Texts misspelled = {"ddplaunch: unknown option --hostfle; did you mean --hostfile?"};
+  CHECK(FakeContext().errors({"--hostfle", "hosts", "--nnodes", "2", "w"}) == misspelled);
+  CHECK(FakeContext().errors({"--hostfle", "hosts", "--launcher", "daemon", "w"}) == misspelled);
+}
+
+TEST_CASE("-host and -npernode are accepted as in Open MPI") {
+  const JobSpec spec = FakeContext().job({"-host", "a,b", "-npernode", "2", "w"}).spec;
+  CHECK(spec.hosts.size() == 2);
+  CHECK(spec.nproc.number == 2);
+}
+
 TEST_CASE("An unknown option is an error") {
   FakeContext world;
   CHECK(world.errors({"--nproc-per-nod", "4", "train"}) ==

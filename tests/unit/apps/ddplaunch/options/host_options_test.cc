@@ -42,9 +42,8 @@ TEST_CASE("slots=4x, a host twice, an unknown key") {
               "65535)"});
   world.files["hosts"] = "a slots=2\nb\na slots=1 port=22\n";
   CHECK(world.errors({"--hostfile", "hosts", "w"}) ==
-        Texts{"ddplaunch: hosts:3:1: host a is listed twice (first on line 1); give each host one entry with "
-              "all of its "
-              "slots"});
+        Texts{"ddplaunch: hosts:3:1: host a is listed twice (first on line 1); lines with port= do not add "
+              "up; give each host one entry with all of its slots"});
   world.files["hosts"] = "a slot=2\n";
   CHECK(world.errors({"--hostfile", "hosts", "w"}) ==
         Texts{"ddplaunch: hosts:1:3: unknown key slot; did you mean slots?"});

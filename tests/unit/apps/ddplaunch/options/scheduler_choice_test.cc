@@ -111,3 +111,15 @@ TEST_CASE("Without a Slurm job --launcher slurm is an error") {
             .starts_with("ddplaunch: --launcher slurm needs a Slurm job, but SLURM_JOB_ID or "
                          "SLURM_JOB_NODELIST is not set; "));
 }
+
+TEST_CASE("mpirun in front of ddplaunch gives a warning") {
+  FakeContext world;
+  world.env.emplace_back("OMPI_COMM_WORLD_SIZE", "1");
+  CHECK(world.job({"w"}).notes.empty());
+  world.env.back().second = "2";
+  CHECK(
+      world.job({"w"}).notes ==
+      Texts{
+          "ddplaunch: warning: mpirun has started 2 of this program, and each starts a job of its own: omit "
+          "mpirun, or give each its --node-rank and --master-addr (docs/users/per_node.md)"});
+}
