@@ -102,7 +102,8 @@ class CheckRun {
   Actions step(const Event& event, Time now);
   bool finished() const { return state_ == State::kFinished; }
   std::optional<Time> deadline() const { return deadline_; }
-  /// How long after start() hosts may answer. The rest of --start-timeout is for the network between them.
+  /// The time after start() in which hosts may answer. The rest of --start-timeout is for the network between
+  /// them.
   std::chrono::milliseconds answer_time() const;
   std::size_t node_count() const { return result_.nodes.size(); }
   CheckResult take_result() { return std::move(result_); }
