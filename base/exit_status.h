@@ -6,7 +6,7 @@
 
 namespace ddp {
 
-/// How a process ended: a value made once from the result of waitid, never a raw status word.
+/// The end of a process: a value made once from the result of waitid, never a raw status word.
 struct ExitStatus {
   enum class Kind {
     kExited,    ///< number = exit code

@@ -45,6 +45,11 @@ std::string join(const std::vector<std::string>& words, std::string_view between
   return text;
 }
 
+std::string join_alternatives(const std::vector<std::string>& words) {
+  if (words.size() < 2) return join(words, "");
+  return join({words.begin(), words.end() - 1}, ", ") + " or " + words.back();
+}
+
 std::string join_some(const std::vector<std::string>& words, std::size_t most) {
   const auto end = words.begin() + static_cast<std::ptrdiff_t>(std::min(words.size(), most));
   const std::string text = join({words.begin(), end}, ", ");

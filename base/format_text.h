@@ -28,6 +28,9 @@ std::string quoted(std::string_view text);
 /// Returns the words with `between` between every two of them.
 std::string join(const std::vector<std::string>& words, std::string_view between);
 
+/// Returns "a, b or c".
+std::string join_alternatives(const std::vector<std::string>& words);
+
 /// "a, b and 3 more": at most `most` words are named.
 std::string join_some(const std::vector<std::string>& words, std::size_t most);
 

@@ -57,7 +57,7 @@ apps/ddplaunch/options              io    apps/options base launcher/job launche
 apps/ddplaunch                      io    base apps/ddplaunch/options launcher/* remote/* rendezvous/link rendezvous/membership
                                           rendezvous/protocol rendezvous/secure
 apps/ddplaunchd                     io    apps/options base launcher/agent launcher/keeper launcher/link_protocol remote/bootstrap rendezvous/protocol rendezvous/secure
-apps/ddplaunch_listen               io    apps/ddplaunchd apps/options base launcher/link_protocol launcher/links
+apps/ddplaunch_listen               io    apps/ddplaunchd base launcher/links
 apps/ddplaunch_nvml                 io    -
 
 apps/train/kernels/cpu              core  -

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "apps/ddplaunch_listen/listen_options.h"
 #include "apps/ddplaunchd/daemon_options.h"
 #include "base/child_process.h"
 #include "base/find_program.h"
@@ -37,7 +36,7 @@ std::string endpoint_text(const std::string& address, std::uint16_t port) {
   return (address.find(':') == std::string::npos ? address : "[" + address + "]") + ":" + number;
 }
 
-ddp::Result<ddp::rendezvous::TcpListener> open_port(const ddp::ListenOptions& options) {
+ddp::Result<ddp::rendezvous::TcpListener> open_port(const ddp::DaemonOptions& options) {
   using namespace ddp::rendezvous;
   auto listener = options.address.empty() ? listen_tcp(ListenScope::kAllInterfaces, options.port)
                                           : listen_tcp_at(options.address, options.port);
@@ -59,12 +58,9 @@ int main(int argc, char** argv) {
   ddp::fill_standard_descriptors();
   const auto given = ddp::rendezvous::take_token_from_environment();
   ::signal(SIGPIPE, SIG_IGN);
-  const auto options = ddp::read_listen_options({argv + 1, argv + argc});
-  if (!options) {
-    std::fputs(ddp::kDaemonUsage, stderr);
-    return fail(options.error());
-  }
-  if (options->new_token) return make_token(options->new_token_path);
+  const auto options = ddp::read_daemon_options({argv + 1, argv + argc});
+  if (!options) return fail(options.error());
+  if (options->command == ddp::DaemonCommand::kNewToken) return make_token(options->new_token_path);
   ddp::raise_nofile();
   auto token = ddp::launcher::find_daemon_token(options->token_file, given);
   if (!token) return fail(token.error());

@@ -1,28 +1,25 @@
 #pragma once
 
-#include <string_view>
+#include <string>
+#include <vector>
 
 #include "launcher/keeper/keeper.h"
 
 namespace ddp {
 
-/// Returns whether the first word of a command line is for the listener program: --listen, --new-token,
-/// --token-file, with or without a value behind "=".
-bool is_for_listener(std::string_view word);
-
 /// Executes `ddplaunch-listen`, which lies beside this program: a static program that is sent to nodes has no
 /// TLS. Returns the exit code if the program cannot be executed.
 int run_listener(char** argv);
 
-/// `ddplaunchd --fits PROTOCOL VERSION KEY…` answers whether this is the agent that a master wants. Exit code
-/// 0: one of the keys begins with this build's id ("BUILD" or "BUILD.BUILD-OF-TRAIN"). The key is printed,
-/// because any program may exit with 0. remote::kSameVersion: only protocol and version are the same. 1:
-/// neither.
-int answer_fits(int count, const char* const* words);
+/// Answers `ddplaunchd --fits PROTOCOL VERSION [KEY…]`: whether this is the agent that a master wants. Exit
+/// code 0: one of the keys begins with this build's id ("BUILD" or "BUILD.BUILD-OF-TRAIN"). The key is
+/// printed, because any program may exit with 0. remote::kSameVersion: only protocol and version are the
+/// same. 1: neither.
+int answer_fits(const std::vector<std::string>& words);
 
 /// `ddplaunchd --verify SHA256 FILE`, for nodes without sha256sum. Returns exit code 0 if the file has that
 /// sum.
-int verify_file(const char* sum, const char* path);
+int verify_file(const std::string& sum, const std::string& path);
 
 /// Marks this pushed agent as in use, for the cleanup of the caches (remote/bootstrap/push_script.cc).
 void mark_as_used(const char* directory);

@@ -18,23 +18,22 @@
 
 namespace ddp {
 
-int answer_fits(int count, const char* const* words) {
-  if (count < 2) return 1;
+int answer_fits(const std::vector<std::string>& words) {
   if (words[0] != std::to_string(rendezvous::kProtocolVersion) || words[1] != version()) return 1;
   const auto own = read_elf_identity("/proc/self/exe");
   // The last lines of stderr are shown as the reason why the agent cannot start there.
   if (!own) std::fputs("ddplaunchd: /proc of this PID namespace is not mounted\n", stderr);
-  for (int i = 2; own && i < count; ++i) {
+  for (std::size_t i = 2; own && i < words.size(); ++i) {
     const std::string_view key(words[i]);
     if (key.substr(0, key.find('.')) != own->build_id) continue;
-    std::printf("%s\n", words[i]);
+    std::printf("%s\n", words[i].c_str());
     return 0;
   }
   return remote::kSameVersion;
 }
 
-int verify_file(const char* sum, const char* path) {
-  const UniqueFd file(::open(path, O_RDONLY | O_CLOEXEC));
+int verify_file(const std::string& sum, const std::string& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file) return 1;
   Sha256 hash;
   std::array<char, 64 * 1024> buffer;

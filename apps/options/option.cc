@@ -47,6 +47,13 @@ std::string option_text(const Option& option) {
 
 }  // namespace
 
+std::size_t Option::least_values() const {
+  std::size_t count = 0;
+  for (std::size_t at = 0; at < value.size(); at = std::min(value.find(' ', at), value.size() - 1) + 1)
+    if (value[at] != '[') ++count;
+  return count;
+}
+
 std::vector<std::string> split_names(const std::string& names) {
   std::vector<std::string> parts;
   for (std::size_t at = 0; at <= names.size();) {

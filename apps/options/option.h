@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -8,7 +9,7 @@
 
 namespace ddp {
 
-/// What a shell offers while the value of an option is typed.
+/// The kind of values that a shell offers for an option.
 /// kHost: a host of the --hostfile on the line. Placeholders FILE and DIR need no kind.
 enum class Completion : std::uint8_t {
   kNothing,
@@ -26,7 +27,7 @@ enum class Completion : std::uint8_t {
 struct Option {
   std::string names;  ///< "-t,--tee"
   /// Placeholder of the value: "TIME". "a|b" lists words, which shells complete. "[FILE]" may be omitted.
-  /// Empty: a flag.
+  /// Words between blanks are several values: "SHA256 FILE". Empty: a flag.
   std::string value = "";
   std::string default_text = "";  ///< "15s"; empty: there is none, or `help` names it
   std::string help = "";          ///< one line of --help, without a full stop
@@ -38,6 +39,11 @@ struct Option {
   bool repeats = false;                 ///< may be given several times; OptionTable::list sets it
 
   bool takes_value() const { return !value.empty(); }
+  bool may_omit_value() const { return value.starts_with('['); }
+  /// The number of values that the option needs.
+  std::size_t least_values() const;
+  /// Returns whether all words behind the option, up to the next option, are its values.
+  bool takes_all_words() const { return value.ends_with("…]"); }
 };
 
 /// Options with one title, in the order of --help.

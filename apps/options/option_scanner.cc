@@ -84,7 +84,8 @@ void OptionScanner::read_ours(WrittenOption written) {
     words_.push_back(written.name);
     return;
   }
-  const bool optional = option.value.starts_with('[');
+  if (option.least_values() > 1) return read_several(option, std::move(written));
+  const bool optional = option.may_omit_value();
   const bool omitted = !written.value && (next_ == args_.size() || args_[next_].starts_with('-'));
   if (optional && omitted) return words_.push_back(written.name);
   if (!take_value(written)) return;
@@ -92,6 +93,19 @@ void OptionScanner::read_ours(WrittenOption written) {
   if (optional) return words_.push_back(written.name + '=' + *written.value);
   words_.push_back(written.name);
   words_.push_back(std::move(*written.value));
+}
+
+void OptionScanner::read_several(const Option& option, WrittenOption written) {
+  std::vector<std::string> values;
+  if (written.value) values.push_back(std::move(*written.value));
+  while (next_ < args_.size() && (option.takes_all_words() || values.size() < option.least_values()) &&
+         !is_option(args_[next_]))
+    values.push_back(args_[next_++]);
+  if (values.size() < option.least_values())
+    return fail(written.text + " needs " + std::to_string(option.least_values()) +
+                " values: " + written.text + " " + option.value);
+  words_.push_back(written.name);
+  words_.insert(words_.end(), values.begin(), values.end());
 }
 
 std::string_view OptionScanner::suggestion(const WrittenOption& written) const {

@@ -60,6 +60,7 @@ class OptionScanner {
  private:
   bool read_option(const std::string& word);
   void read_ours(WrittenOption written);
+  void read_several(const Option& option, WrittenOption written);
   bool read_unknown(const WrittenOption& written);
   bool is_option(const std::string& word) const;
   WrittenOption take_apart(const std::string& word) const;

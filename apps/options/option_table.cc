@@ -61,9 +61,11 @@ struct OptionTable::Impl {
 
   // CLI11 converts no value, since it gives some texts ("{}") a meaning of their own.
   void add(Option option, ReadValue read, bool takes_all = false) {
-    const bool optional = option.value.starts_with('[');
+    const int least = option.may_omit_value() ? 0 : std::max(1, static_cast<int>(option.least_values()));
     CLI::Option* added = app.add_option(option.names);
-    added->allow_extra_args(false)->expected(optional ? 0 : 1, 1);
+    added->allow_extra_args(option.takes_all_words());
+    added->expected(least,
+                    option.takes_all_words() ? CLI::detail::expected_max_vector_size : std::max(1, least));
     added->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     readers.push_back({added, std::move(read), takes_all});
     remember(std::move(option));
@@ -107,6 +109,10 @@ void OptionTable::list(Option option, ReadValue read) {
   ReadValue whole = with_name(option, std::move(read));
   option.repeats = true;
   impl_->add(std::move(option), std::move(whole), true);
+}
+
+void OptionTable::values(Option option, std::vector<std::string>& field) {
+  impl_->add(std::move(option), texts_into(field), true);
 }
 
 void OptionTable::choose(Option option, std::vector<std::string> words, std::function<void(std::size_t)> set,

@@ -35,6 +35,8 @@ class OptionTable {
   void value(Option option, OptionField field);
   /// If the option is given several times, `read` gets all values in their order.
   void list(Option option, ReadValue read);
+  /// An option with several values, all of which go into `field`.
+  void values(Option option, std::vector<std::string>& field);
   /// A value that is one of `words`, which become the placeholder unless `option` has one.
   template <class T>
   void choice(Option option, T& field, std::vector<std::pair<std::string, T>> words);
@@ -48,7 +50,7 @@ class OptionTable {
   std::vector<std::string_view> names() const;
   std::size_t positionals() const;
 
-  /// Reads `words`, whose options are known, each followed by its value as a separate word if it takes one.
+  /// Reads `words`, whose options are known, each followed by its values as separate words if it takes any.
   /// The value of an option that may omit it stands behind '='. Returns all errors of values, in the order of
   /// the declarations. Call it once.
   std::vector<std::string> fill(const std::vector<std::string>& words);
@@ -72,17 +74,14 @@ class OptionTable {
 
 template <class T>
 void OptionTable::choice(Option option, T& field, std::vector<std::pair<std::string, T>> words) {
-  std::vector<std::string> names;
-  for (const auto& word : words)
-    names.push_back(word.first);
   const auto chosen = [&field, words] {
     const auto found =
         std::find_if(words.begin(), words.end(), [&](const auto& w) { return w.second == field; });
     return static_cast<std::size_t>(found - words.begin());
   };
   choose(
-      std::move(option), std::move(names),
-      [&field, words](std::size_t which) { field = words[which].second; }, chosen);
+      std::move(option), words_of(words), [&field, words](std::size_t which) { field = words[which].second; },
+      chosen);
 }
 
 }  // namespace ddp

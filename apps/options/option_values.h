@@ -26,6 +26,15 @@ struct OptionField {
   std::string operator()(const std::string& value) const { return read(value); }
 };
 
+/// Returns the words of a list of words and their values.
+template <class T>
+std::vector<std::string> words_of(const std::vector<std::pair<std::string, T>>& list) {
+  std::vector<std::string> words;
+  for (const auto& [word, value] : list)
+    words.push_back(word);
+  return words;
+}
+
 /// Reads "500ms", "15s", "2m", "2min", "1h" or a number of seconds, also with decimals: "1.5s". Up to 1000
 /// hours.
 std::optional<std::chrono::milliseconds> parse_duration(std::string_view text);

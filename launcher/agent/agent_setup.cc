@@ -13,7 +13,7 @@ extern char** environ;
 namespace ddp::launcher {
 namespace {
 
-/// How long a slow network disk may delay the checks of a job.
+/// The longest time that a slow network disk may delay the checks of a job.
 constexpr std::chrono::milliseconds kSlowDisk{60'000};
 /// The time between two checks for processes that are ending.
 constexpr std::chrono::milliseconds kEndPause{5};
@@ -58,8 +58,8 @@ Awaitable<Result<NodeJob>> Agent::make_job(rendezvous::JobStart message) {
   co_return job;
 }
 
-/// Whether the agent that ran this job here before has left no process. Ends what it left: processes with the
-/// job's mark that are not below a live keeper.
+/// Returns whether the agent that ran this job here before has left no process. Ends what it left: processes
+/// with the job's mark that are not below a live keeper.
 Awaitable<bool> Agent::predecessor_gone(std::string job_id, std::vector<std::uint32_t> pids) {
   if (pids.empty()) co_return false;
   asio::steady_timer pause(loop_);

@@ -67,7 +67,7 @@ bool library_there(const EnvVars& env, const std::string& root) {
   return content.find(kLibrary) != std::string::npos;
 }
 
-/// Why this process cannot use the InfiniBand devices; empty if it can.
+/// Returns why this process cannot use the InfiniBand devices; empty if it can.
 std::string device_trouble(const std::string& root) {
   for (const fs::path& device : entries(root + kDevices)) {
     if (!device.filename().string().starts_with("uverbs")) continue;

@@ -14,9 +14,9 @@ namespace ddp::launcher {
 /// Ethernet (RoCE) are omitted, because many of them are plain network cards.
 std::vector<std::string> active_infiniband(const std::string& root);
 
-/// Why NCCL, with a worker's `env`, would use TCP sockets instead of `adapters` (active_infiniband), as text.
-/// Empty: no obstacle is known. `asked` are the variables that the user set explicitly for this job; these
-/// are intended.
+/// Returns why NCCL, with a worker's `env`, would use TCP sockets instead of `adapters` (active_infiniband),
+/// as text. Empty: no obstacle is known. `asked` are the variables that the user set explicitly for this job;
+/// these are intended.
 std::string infiniband_trouble(const std::vector<std::string>& adapters, const EnvVars& env,
                                const EnvVars& asked, const std::string& root);
 

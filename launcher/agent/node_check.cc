@@ -67,7 +67,7 @@ void add_disk(std::vector<NodeDisk>& disks, const std::string& path) {
 
 // ---- the job's own needs, with the errors that a job would report
 
-/// Whether the program cannot be searched for while its directory is missing.
+/// Returns whether the program cannot be searched for while its directory is missing.
 bool needs_directory(const rendezvous::JobStart& job) {
   switch (static_cast<WorkerCommand::Kind>(job.command_kind)) {
     case WorkerCommand::Kind::kProgram: {
@@ -167,8 +167,8 @@ struct ModuleAnswer {
   bool doubt = false;   ///< the module may exist
 };
 
-/// Whether the job's Python finds the module of -m. Asks only for the first part, because finding the others
-/// would import it. A slow answer leaves the module in doubt.
+/// Returns whether the job's Python finds the module of -m. Asks only for the first part, because finding the
+/// others would import it. A slow answer leaves the module in doubt.
 Awaitable<ModuleAnswer> ask_python(std::string python, std::string module, std::string cwd, Tools tools) {
   const std::string top = module.substr(0, module.find('.'));
   std::vector<std::string> argv(4, python);

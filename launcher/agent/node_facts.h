@@ -32,8 +32,8 @@ Result<NodeFacts> gather_node_facts();
 /// other path, "" for the real one.
 namespace facts {
 
-/// How many whole CPUs the cgroup's quota allows, rounded up; 0: no quota. Uses cpu.max of v2 or
-/// cpu.cfs_quota_us of v1, the tightest of the own group and its ancestors.
+/// Returns the number of whole CPUs that the cgroup's quota allows, rounded up; 0: no quota. Uses cpu.max of
+/// v2 or cpu.cfs_quota_us of v1, the tightest of the own group and its ancestors.
 std::uint32_t cpu_quota(const std::string& proc, const std::string& root);
 /// Numbers of the CPUs in this process's affinity mask.
 std::vector<int> affinity_cpus();

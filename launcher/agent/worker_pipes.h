@@ -16,8 +16,8 @@ namespace ddp::launcher {
 class OutputSink {
  public:
   virtual ~OutputSink() = default;
-  /// How many bytes of stream 1 (stdout) or 2 (stderr) may be read now. While it is 0, no pipe of that stream
-  /// is read, until `resume`.
+  /// Returns the number of bytes of stream 1 (stdout) or 2 (stderr) that may be read now. While it is 0, no
+  /// pipe of that stream is read, until `resume`.
   virtual std::size_t output_room(std::uint8_t stream) const = 0;
   /// Memory for the next read, up to `size` bytes; valid until the next call of this function.
   virtual std::span<char> output_space(std::size_t size) = 0;

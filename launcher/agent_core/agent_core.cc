@@ -298,8 +298,8 @@ void AgentCore::on(const node::LeftoversKilled&) {
 }
 
 void AgentCore::ask_to_leave() {
-  // A worker that cannot rejoin has just started, or its part is done: SIGTERM suffices for a while. It comes
-  // first, so that no survivor still hears from such a worker when it leaves.
+  // A worker that cannot rejoin has just started, or has finished its part, so SIGTERM suffices at first. The
+  // signal comes first, so that no survivor still hears from such a worker when it leaves.
   for (const std::uint32_t local : processes_.unanswered()) {
     if (processes_.can_rejoin(local)) continue;
     processes_.kill(local, "");

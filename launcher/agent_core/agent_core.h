@@ -64,7 +64,7 @@ class AgentCore {
   bool holds_output() const { return state_ == State::kReportingLosses || state_ == State::kSuspended; }
   /// Workers have survived their attempt and wait for the next one.
   bool has_survivors() const { return state_ == State::kSuspended && !processes_.none(); }
-  /// Whether a worker may be given the master's stdin.
+  /// Returns whether a worker may be given the master's stdin.
   bool takes_stdin() const;
   bool leaving() const { return leaving_; }
   /// The current attempt, or the last one.

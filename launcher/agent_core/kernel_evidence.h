@@ -27,7 +27,7 @@ std::optional<OomVictim> parse_oom_victim(std::string_view text);
 /// Recognizes "NVRM: Xid (PCI:0000:65:00): 79, …", an error that the NVIDIA driver reports.
 bool is_xid_line(std::string_view text);
 
-/// Whether an Xid line names the process: "…, pid=4242, name=python3, …", also with quotes.
+/// Returns whether an Xid line names the process: "…, pid=4242, name=python3, …", also with quotes.
 bool xid_names(std::string_view text, std::int64_t pid);
 
 /// The counter in memory.events (cgroup v2) or memory.oom_control (v1) of the group's processes that the OOM

@@ -43,7 +43,7 @@ class WorkerProcesses {
   bool none() const { return processes_.empty(); }
   bool can_rejoin(std::uint32_t local) const { return processes_.at(local).can_rejoin; }  ///< of a live one
   const Map& all() const { return processes_; }
-  /// Why a revoke killed the worker; null if none did.
+  /// Returns why a revoke killed the worker; null if none did.
   const std::string* killed(std::uint32_t local) const;
 
   /// True once per attempt: when all live workers can rejoin (greeted), or take part (ready).

@@ -16,7 +16,7 @@ enum class DeepTest : std::uint8_t {
   kCollectives,  ///< --collectives: train bench allreduce
 };
 
-/// How the job of a test ended.
+/// The end of the job of a test.
 struct DeepRun {
   DeepTest test = DeepTest::kHealth;
   int exit_code = 0;
@@ -37,7 +37,7 @@ std::vector<CheckDiagnostic> deep_diagnostics(const CheckResult& result, const D
 /// Returns the table that the trainer printed, without its record.
 std::string deep_table(const DeepRun& run);
 
-/// Whether the trainer ran to its end, with any result.
+/// Returns whether the trainer ran to its end, with any result.
 bool deep_has_result(const DeepRun& run);
 
 /// Appends `more`, and keeps errors before warnings.

@@ -12,9 +12,9 @@
 
 namespace ddp::launcher {
 
-/// Whether NCCL_SOCKET_IFNAME=`value` lets NCCL find an interface on a node that has `interfaces`. The value
-/// is a list of prefixes, or of whole names after a leading "=". A leading "^" (or "^=") excludes them
-/// instead. https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+/// Returns whether NCCL_SOCKET_IFNAME=`value` lets NCCL find an interface on a node that has `interfaces`.
+/// The value is a list of prefixes, or of whole names after a leading "=". A leading "^" (or "^=") excludes
+/// them instead. https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
 bool nccl_finds(const std::vector<rendezvous::Interface>& interfaces, std::string_view value);
 
 /// The names in GLOO_SOCKET_IFNAME=`value`, a list of whole names, that the node lacks: "eth1, ib0".
@@ -26,10 +26,11 @@ std::vector<CheckDiagnostic> network_diagnostics(const JobSpec& spec, const Chec
 /// Splits a text from its advice, which follows the first ';' as in the agent's refusals.
 std::pair<std::string, std::string> advice_apart(const std::string& text);
 
-/// Whether only one of several hosts could be asked; the network between them is then unknown.
+/// Returns whether only one of several hosts could be asked; the network between them is then unknown.
 bool one_of_several(const CheckResult& result);
 
-/// Why the job would use its network, as text; empty: no network was found. `result.network` must hold one.
+/// Returns why the job would use its network, as text; empty: no network was found. `result.network` must
+/// hold one.
 std::string network_reason(const CheckResult& result);
 
 }  // namespace ddp::launcher

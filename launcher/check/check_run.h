@@ -103,7 +103,8 @@ class CheckRun {
   Actions step(const Event& event, Time now);
   bool finished() const { return state_ == State::kFinished; }
   std::optional<Time> deadline() const { return deadline_; }
-  /// How long after start() hosts may answer. The rest of --start-timeout is for the network between them.
+  /// The time after start() in which hosts may answer. The rest of --start-timeout is for the network between
+  /// them.
   std::chrono::milliseconds answer_time() const;
   /// Sets the step of a host whose agent is being started.
   void set_start_step(std::size_t node, const char* step) { start_steps_[node] = step; }

@@ -9,7 +9,7 @@ namespace {
 
 /// The longest expected time of a message from a node to the master.
 constexpr std::chrono::milliseconds kTravel{1000};
-/// Shorter than kTravel, since messages that arrived while the master was stopped would be overlooked
+/// A limit shorter than kTravel, since messages that arrived while the master was stopped would be overlooked
 /// otherwise.
 constexpr std::chrono::milliseconds kOverslept{800};
 

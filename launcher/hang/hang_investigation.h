@@ -38,7 +38,7 @@ class HangInvestigation {
   /// Starts the inspection. Returns the nodes with live workers; the caller sends each of them an Inspect.
   std::vector<std::size_t> begin(Time now);
   void answer(std::size_t node, const rendezvous::Inspection& inspection);
-  /// Whether every asked node has answered completely or is lost.
+  /// Returns whether every asked node has answered completely or is lost.
   bool complete() const { return asked_.empty(); }
 
   /// "the job hung: no worker printed anything or used CPU time for 60 s", then one line for each group of

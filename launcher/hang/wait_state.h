@@ -20,7 +20,7 @@ struct ThreadSnapshot {
 /// Parses /proc/PID/syscall into `snapshot`: "running", "-1 SP PC", or number and arguments.
 void parse_syscall(std::string_view text, ThreadSnapshot& snapshot);
 
-/// Whether the thread's system call waits for the descriptor in `argument`.
+/// Returns whether the thread's system call waits for the descriptor in `argument`.
 bool waits_for_descriptor(const ThreadSnapshot& snapshot);
 
 /// Describes in a few words what the thread does, equal for ranks that do the same: "running", "sleeping in

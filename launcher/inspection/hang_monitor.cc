@@ -89,7 +89,8 @@ void HangMonitor::sample() {
   report_changes();
 }
 
-/// Whether the workers were active since the last sample, including processes that were unknown until then.
+/// Returns whether the workers were active since the last sample, including processes that were unknown until
+/// then.
 bool HangMonitor::sees_work() {
   if (output_paused_()) return true;
   return !all_step() && (sample_some() || sample_known() || sample_trees());

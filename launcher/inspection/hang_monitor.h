@@ -24,7 +24,7 @@ namespace ddp::launcher {
 class HangMonitor {
  public:
   using SendMessage = std::function<void(const rendezvous::Message&)>;
-  /// Whether the agent holds back output of the workers; it then causes their silence itself.
+  /// Returns whether the agent holds back output of the workers; it then causes their silence itself.
   using IsOutputPaused = std::function<bool()>;
 
   HangMonitor(asio::any_io_executor executor, std::uint32_t attempt, std::chrono::milliseconds timeout,

@@ -15,7 +15,8 @@ namespace ddp::launcher {
 /// An environment as data, in order: names without '=', values of any bytes but NUL. Each name occurs once.
 using EnvVars = std::vector<std::pair<std::string, std::string>>;
 
-/// Why a variable of one machine is not valid on another one (docs/users/environment.md has the table).
+/// The reason why a variable of one machine is not valid on another one (docs/users/environment.md has the
+/// table).
 enum class EnvClass {
   kFree,      ///< forwarded
   kSession,   ///< identity, terminal, login session, temporary directories: each node's own

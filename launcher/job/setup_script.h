@@ -26,7 +26,7 @@ std::string setup_prelude(const EnvVars& forwarded, const EnvVars& explicit_vars
 /// gets a mark for the profile, for the prelude and for each successful script, then the environment.
 std::string setup_command(std::size_t scripts, int first_fd);
 
-/// How the shell of setup_command ended.
+/// The end of the shell of setup_command.
 struct SetupEnd {
   bool success = false;    ///< exit code 0
   std::string how;         ///< "exited 3", "was killed by SIGKILL"

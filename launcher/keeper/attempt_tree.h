@@ -24,7 +24,7 @@ class AttemptTree {
   /// Makes the control group of the workers; call before they start. A missing group is no failure, because
   /// the process tree is walked in any case.
   const TreeScope& begin(std::uint32_t attempt);
-  /// How the attempt will be ended, as text: the control group's path, or why the attempt has none.
+  /// Returns how the attempt will be ended, as text: the control group's path, or why the attempt has none.
   const std::string& how() const { return how_; }
   /// The directory of the attempt's control group; empty if the attempt has none.
   std::string cgroup() const { return scope_.cgroup ? scope_.cgroup->path() : std::string(); }

@@ -25,7 +25,7 @@ std::string find_cgroup(std::string_view mountinfo, std::string_view self_cgroup
 /// The name of the group of one attempt, "ddplaunch.JOB.ATTEMPT.UNIQUE". Characters of the job id that could
 /// have a meaning in a path become '_'. A long job id is cut.
 std::string cgroup_name(std::string_view job_id, std::uint32_t attempt, std::uint64_t unique);
-/// Whether `name` has the form that cgroup_name produces.
+/// Returns whether `name` has the form that cgroup_name produces.
 bool is_cgroup_name(std::string_view name);
 
 /// The directories of this process's own control groups; empty where none is visible.

@@ -55,7 +55,7 @@ struct KeeperPacket {
 constexpr std::size_t kHeadSize = offsetof(KeeperPacket, text);
 
 constexpr std::chrono::milliseconds kRemoveTime{200};
-/// How long a keeper stays stopped.
+/// The longest time that a keeper stays stopped.
 constexpr std::chrono::milliseconds kStopTime{500};
 
 /// Writes to stderr. Never blocks, because the reader may have stopped reading.

@@ -36,8 +36,8 @@ class KeeperLink {
   bool is_keeper_alive() const;
   pid_t keeper() const { return keeper_; }
 
-  /// How long the agent may be silent after it renewed the watchdog before the keeper kills it with its whole
-  /// tree. 0 (the default) means for ever. The call also renews the watchdog.
+  /// The time that the agent may be silent after it renewed the watchdog before the keeper kills it with its
+  /// whole tree. 0 (the default) means for ever. The call also renews the watchdog.
   void set_lease(std::chrono::milliseconds lease);
   /// Renews the watchdog.
   void renew();

@@ -69,7 +69,7 @@ std::optional<ProcessStat> parse_stat(std::string_view text) {
   info.comm = text.substr(open + 1, close - open - 1);
   info.state = text[close + 2];
   std::string_view rest = text.substr(close + 3);
-  // Needed of fields 4 (ppid) to 52 (exit_code): 14 to 17 (utime, stime, cutime, cstime), 22, 52.
+  // Fields 4 (ppid) to 52 (exit_code). Only 14 to 17 (utime, stime, cutime, cstime), 22 and 52 are kept.
   for (int field = 4; field <= 52; ++field) {
     std::int64_t value = 0;
     std::uint64_t wide = 0;

@@ -50,13 +50,13 @@ std::optional<ProcessStat> parse_stat(std::string_view text);
 /// Unset if there is no such process. Blocks while the process is inside exec.
 std::optional<ProcessStat> read_stat(pid_t pid);
 
-/// Whether the process of a pidfd has ended.
+/// Returns whether the process of a pidfd has ended.
 bool has_ended(int pidfd);
 /// The same by number; false if another process has the number meanwhile. Zombies count as ended.
 bool has_pid_ended(pid_t pid);
 
-/// Whether `environment` (NAME=value entries, each ended by NUL, as in /proc/PID/environ) has exactly this
-/// entry. Allocates nothing.
+/// Returns whether `environment` (NAME=value entries, each ended by NUL, as in /proc/PID/environ) has exactly
+/// this entry. Allocates nothing.
 bool has_entry(std::string_view environment, std::string_view entry);
 /// The value of `name` in `environment`; unset if it has no such entry.
 std::optional<std::string_view> entry_value(std::string_view environment, std::string_view name);

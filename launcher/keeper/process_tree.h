@@ -133,7 +133,7 @@ inline constexpr std::chrono::milliseconds kKillBound{5000};
 std::vector<LeftProcess> kill_own_tree(const TreeScope& scope = {},
                                        std::chrono::milliseconds bound = kKillBound);
 
-/// Whether this process has descendants. Orphans are re-parented to a subreaper, so no child means no
+/// Returns whether this process has descendants. Orphans are re-parented to a subreaper, so no child means no
 /// descendant, and a pass over /proc is saved. A zombie child counts: reap first.
 bool has_children();
 

@@ -26,7 +26,7 @@ std::string number_bytes(std::uint16_t number) {
   return {static_cast<char>(number & 0xff), static_cast<char>(number >> 8)};
 }
 
-/// Whether a frame of this kind may have this size.
+/// Returns whether a frame of this kind may have this size.
 bool fits(DaemonFrame kind, std::size_t size) {
   if (is_stream(kind)) return size > 0 && size <= kMaxDaemonPayload;
   if (is_number(kind)) return size == kNumberSize;
@@ -66,7 +66,7 @@ void DaemonFrameReader::fail(std::string why) {
   failure_ = std::move(why);
 }
 
-/// Whether the peer may send a frame of this kind now.
+/// Returns whether the peer may send a frame of this kind now.
 bool DaemonFrameReader::allowed() const {
   switch (kind_) {
     case DaemonFrame::kInput:

@@ -42,7 +42,7 @@ std::optional<JoinAnswer> JoinTable::unfit(const JoinRequest& request) const {
   return std::nullopt;
 }
 
-/// Whether the holder keeps its slot against `peer`.
+/// Returns whether the holder keeps its slot against `peer`.
 bool JoinTable::holds(const JoinSlot& slot, const JoiningPeer& peer, Time now) const {
   if (!slot.live) return false;
   // A waiting node has no heartbeats. The next process of its own machine takes its slot.

@@ -89,8 +89,8 @@ Result<std::string> write_new_token(std::string path) {
     written = errno != EEXIST ? system_error(errno, "write " + path)
                               : Error{ErrorCode::kUsage,
                                       path +
-                                          " exists and was not changed; remove it first if no node may "
-                                          "use it any more",
+                                          " exists already and was not changed; remove it first if no "
+                                          "node uses its token",
                                       EEXIST};
   }
   ::unlink(beside.c_str());

@@ -28,7 +28,7 @@ class SecureLine : public std::enable_shared_from_this<SecureLine> {
   /// For an owner that needs no socket: call instead of carry().
   std::unique_ptr<ByteStream> direct();
 
-  /// Whether the end of the remote stream was passed on.
+  /// Returns whether the end of the remote stream was passed on.
   bool ended() const { return ended_; }
   /// The reason, unless the stream ended cleanly.
   const std::optional<Error>& broken() const { return broken_; }

@@ -29,7 +29,7 @@ class NodeEvents {
   virtual void heard(const NodeLink&) {}
   /// Completed lines of the agent's stderr, as NodeLink::error_lines returns them.
   virtual void agent_errors(const std::string& lines) = 0;
-  /// The agent knows of the master's coming stop.
+  /// The agent knows that the master will stop.
   virtual void agent_asleep() {}
   /// The link broke. link_gone follows, with a better reason.
   virtual void link_broken(const NodeLink&, const Error&) {}

@@ -83,7 +83,7 @@ struct EarlyExit {
   std::chrono::nanoseconds at_error{0};
 };
 
-/// How a job ended, from the master's view.
+/// The end of a job, from the master's view.
 struct JobEnd {
   std::vector<Failure> failures;    ///< of the last attempt, in any order
   std::vector<EarlyExit> early;     ///< of the last attempt, in any order

@@ -97,7 +97,7 @@ class Bootstrap {
   /// The host's output before the hello line, to show as the host's own.
   std::deque<std::string> noise() const { return noise_.lines(); }
 
-  /// Why feed() failed. kAgentMismatch: the hello line is damaged, or too much text came before it.
+  /// Returns why feed() failed. kAgentMismatch: the hello line is damaged, or too much text came before it.
   /// kAgentMissing: the host cannot take the agent.
   Error failure() const;
   /// The error for a stdout that ended before the hello line. `status` is as a shell has it (128+n for

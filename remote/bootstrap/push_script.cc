@@ -31,7 +31,7 @@ constexpr std::string_view kNeed =
 constexpr std::string_view kGivenLookup =
     "n() { echo \"ddplaunchd-fail $*\"; exit 1; }; "
     "[ -e \"$0\" ] || n \"no ddplaunchd at $0\"; "
-    "[ -d \"$0\" ] && n \"$0 is a directory, no ddplaunchd\"; "
+    "[ -d \"$0\" ] && n \"$0 is a directory, not the program ddplaunchd\"; "
     "[ -x \"$0\" ] || n \"$0 may not be executed there\"; "
     "echo \"ddplaunchd-runs $0\"; exec \"$0\" \"$@\"";
 

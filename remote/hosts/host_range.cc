@@ -202,10 +202,10 @@ Expansion expand_ranges(std::string_view word, std::size_t limit) {
     for (std::string& head : result.words)
       head += word.substr(at, open - at);
     if (open == word.size()) break;
-    if (word[open] == ']') return failed(open, "] without [");
+    if (word[open] == ']') return failed(open, "\"]\" has no \"[\"");
     const std::size_t close = word.find_first_of("[]", open + 1);
-    if (close == std::string_view::npos) return failed(open, "[ without ]");
-    if (word[close] == '[') return failed(close, "[ inside a range");
+    if (close == std::string_view::npos) return failed(open, "\"[\" has no \"]\"");
+    if (word[close] == '[') return failed(close, "\"[\" inside a range");
     Expansion inside = expand_bracket(word.substr(open + 1, close - open - 1), limit);
     if (inside.error) return failed(open + 1 + inside.error->offset, std::move(inside.error->message));
     if (result.words.size() > limit / inside.words.size()) {

@@ -13,7 +13,7 @@
 
 namespace ddp::remote {
 
-/// How a remote command ended. `status` is unset if the connection broke before the remote side reported it.
+/// The end of a remote command. `status` is unset if the connection broke before the remote side reported it.
 struct ChannelEnd {
   std::optional<int> status;    ///< exit status, 128+n for a signal
   std::optional<Error> broken;  ///< why the connection ended, if it ended before the command

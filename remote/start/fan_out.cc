@@ -224,7 +224,7 @@ Awaitable<Result<StartedAgent>> FanOut::try_once(std::shared_ptr<Start> start) {
     if (opened.error().sys == ENOENT) co_return start->boot.ended(127);
     Error error = opened.error();
     error.code = ErrorCode::kAgentMissing;  // 126 is for workers
-    error.text += "; it is the expected ddplaunchd";
+    error.text += "; name the program ddplaunchd with --agent PATH";
     co_return error;
   }
   if (!opened && opened.error().code == ErrorCode::kExec) {

@@ -186,7 +186,7 @@ DesyncVerdict verdict_on(const std::string& name, const OperationProgress& progr
           false};
 }
 
-/// How many of the ranks that a group waits for wait in other groups themselves: all, some or none.
+/// The share of the ranks that a group waits for which wait in other groups themselves: all, some or none.
 enum class MissingRanks { kWaitElsewhere, kSomeElsewhere, kNoneElsewhere };
 
 /// The reason why a group makes no progress.

@@ -9,8 +9,8 @@
 
 namespace ddp::rendezvous {
 
-/// Why a TCP link was refused. The listening end reports it to the joining end by a TLS alert, or, where
-/// there is no alert for it, by closing.
+/// The reason why a TCP link was refused. The listening end reports it to the joining end by a TLS alert, or,
+/// where there is no alert for it, by closing.
 enum class LinkRefusal : std::uint8_t {
   kTokenDiffers,  ///< the key fits the identity but not the token
   kOtherJob,      ///< the identity names a job that does not run here

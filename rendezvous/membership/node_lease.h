@@ -6,8 +6,8 @@
 
 namespace ddp::rendezvous {
 
-/// How long a node may run workers, by its own clock (sans-IO, on the agent; docs/developers/states.md,
-/// "Leases").
+/// Counts how long a node may run workers, by its own clock (sans-IO, on the agent;
+/// docs/developers/states.md, "Leases").
 ///
 /// The master sends a Ping only after the Pong to the previous Ping has arrived. So a Ping proves that the
 /// master received that Pong, and the lease runs from the moment when the Pong was sent. However long the

@@ -8,8 +8,8 @@
 
 namespace ddp::rendezvous {
 
-/// How --nproc-per-node was given. kAuto: the GPUs, or the CPUs on a node without GPUs (as torchrun). kUnset:
-/// see plan_ranks.
+/// The form in which --nproc-per-node was given. kAuto: the GPUs, or the CPUs on a node without GPUs (as
+/// torchrun). kUnset: see plan_ranks.
 enum class ProcsRule { kUnset, kNumber, kAuto, kGpu, kCpu };
 
 struct ProcsWanted {

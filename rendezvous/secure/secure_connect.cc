@@ -194,7 +194,9 @@ Awaitable<Result<std::unique_ptr<ByteStream>>> secure_join(std::shared_ptr<const
     const auto wait = pause / 2 + std::chrono::milliseconds(random() % (pause.count() / 2 + 1));
     if (Clock::now() + wait >= deadline) {
       outcome.error.code = ErrorCode::kTimeout;
-      co_return within("no master answered in time", std::move(outcome.error));
+      outcome.error = within("no master answered in time", std::move(outcome.error));
+      outcome.error.text += "; check that ddplaunch runs on node 0 and that this port is open there";
+      co_return std::move(outcome.error);
     }
     timer.expires_after(wait);
     co_await timer.async_wait(kUseTuple);

@@ -14,7 +14,7 @@
 
 namespace ddp::rendezvous {
 
-/// How a handshake ended.
+/// The end of a handshake.
 struct HandshakeEnd {
   enum class Kind : std::uint8_t {
     kDone,

@@ -15,8 +15,8 @@
 // a u8 opcode, then arguments; a string is a u64 length and its bytes.
 namespace ddp::rendezvous {
 
-/// How a connection numbers its requests. Its first bytes distinguish the new dialect from the old ones. The
-/// two old ones are distinguished by the first request whose number means something else in the other.
+/// The numbering of requests on a connection. Its first bytes distinguish the new dialect from the old ones.
+/// The two old ones are distinguished by the first request whose number means something else in the other.
 enum class StoreDialect : std::uint8_t {
   kUnknown,  ///< nothing decisive has arrived
   kOld,      ///< no VALIDATE, SET is 0: torch ≤ 2.1, exact version unknown

@@ -18,7 +18,7 @@ constexpr std::size_t kPhaseBytes = 256;
 constexpr std::size_t kPeers = 128;
 constexpr std::string_view kCutMark = "…";
 
-/// Ordered, so that the key that names the message comes first for readers.
+/// The keys are ordered, so that the key that names the message comes first for readers.
 using OrderedJson = nlohmann::ordered_json;
 
 std::string dumped(const OrderedJson& json) {

@@ -21,7 +21,8 @@ inline constexpr std::size_t kWorkerLineBytes = 4096;
 inline constexpr int kWorkerProtocol = 1;
 /// Number of "failed" messages of one worker in one attempt that count; later ones are ignored.
 inline constexpr unsigned kMostTroubles = 10;
-/// How long a worker that lost a peer waits for the order that follows. Then it ends with its own exit code.
+/// The time that a worker that lost a peer waits for the order that follows. Then it ends with its own exit
+/// code.
 inline constexpr std::chrono::seconds kOrderTime{10};
 
 // ---- worker to agent

@@ -84,7 +84,7 @@ def bash_with_package(folder):
     """The package finds the file by its name when the command is completed first."""
     place = pathlib.Path(folder, "share/bash-completion/completions")
     place.mkdir(parents=True)
-    for name in ("ddplaunch", "ddplaunchd"):
+    for name in ("ddplaunch", "ddplaunchd", "train"):
         shutil.copy(FILES / "ddplaunch.bash", place / name)
     return Terminal(["bash", "--noprofile", "--rcfile", ".zshrc", "-i"], f"{BASH}\nsource {PACKAGE}", folder)
 
@@ -123,6 +123,7 @@ class Completion(unittest.TestCase):
         cls.folder = cls.enterClassContext(tempfile.TemporaryDirectory()) if hasattr(cls, "enterClassContext") else tempfile.mkdtemp()
         root = pathlib.Path(cls.folder)
         (root / "my_hosts").write_text(HOSTS, encoding="utf-8")
+        (root / "my other nodes").write_text("gpu01 slots=2\ngpu02 slots=1\n", encoding="utf-8")
         (root / "script.py").touch()
         (root / "my_data").mkdir()
         for job in ("run7", "run8", "$(touch${IFS}executed)"):
@@ -176,7 +177,9 @@ class Completion(unittest.TestCase):
         self.check("ddplaunch --machinefile my_h", "my_hosts")
         self.check("ddplaunch --hostfile=my_h", "my_hosts")
         self.exactly("ddplaunch --log-dir my_", "my_data")
-        self.check("ddplaunchd --token-file my_", "my_hosts")
+        self.check("ddplaunchd --token-file my_h", "my_hosts")
+        self.check("ddplaunchd --token_file my_h", "my_hosts")
+        self.exactly("ddplaunch --log_dir my_", "my_data")
         self.exactly("ddplaunch --max-restarts ")
 
     def test_jobs(self):
@@ -188,11 +191,31 @@ class Completion(unittest.TestCase):
         self.exactly("ddplaunch --nproc_per_node=3 --show-ranks ", "0", "1", "2")
         self.exactly("ddplaunch --nproc-per-node 3 --show-ranks 0,", "0,0", "0,1", "0,2")
         self.exactly("ddplaunch --show-ranks ")
+        self.exactly("ddplaunch --nproc-per-node gpu --show-ranks ")
+
+    def test_ranks_of_all_nodes(self):
+        self.exactly("ddplaunch --nnodes 2 --nproc-per-node 2 --show-ranks ", "0", "1", "2", "3")
+        self.exactly("ddplaunch --nodes=1:3 --num_gpus 1 --show-ranks ", "0", "1", "2")
+        for option in ("-n", "-np", "--num_processes"):
+            self.exactly(f"ddplaunch {option} 2 --show-ranks ", "0", "1")
+        self.exactly("ddplaunch --host gpu01:2,gpu[02-03]:1 --show-ranks ", "0", "1", "2", "3")
+        self.exactly("ddplaunch --host gpu01:2,gpu[02-03]:1 --nnodes 2 --show-ranks ", "0", "1", "2")
+        self.exactly("ddplaunch --host a,b --nproc-per-node 2 --show-ranks ", "0", "1", "2", "3")
+        self.exactly("ddplaunch --hostfile my_hosts --show-ranks ", *map(str, range(8 + 4 + 1 + 2)))
+        self.exactly("ddplaunch --hostfile 'my other nodes' --show-ranks ", "0", "1", "2")
 
     def test_hosts_of_the_hostfile(self):
         hosts = ("gpu01", "gpu02", "login", "gpu03", "gpu04")
         self.exactly("ddplaunch --hostfile my_hosts --include ", *hosts)
         self.exactly("ddplaunch --hostfile=my_hosts --exclude gpu01@", *hosts)
+        self.exactly("ddplaunch --machinefile my_hosts --include ", *hosts)
+        for name in ("'my other nodes'", '"my other nodes"', "my\\ other\\ nodes"):
+            self.exactly(f"ddplaunch --hostfile {name} --include ", "gpu01", "gpu02")
+
+    def test_hosts_of_the_command_line(self):
+        self.exactly("ddplaunch --host gpu01:8,gpu[02-03]:8 --include ", "gpu01", "gpu02", "gpu03")
+        self.exactly("ddplaunch --host=gpu01 --host alice@gpu02:4 --include ", "gpu01", "gpu02")
+        self.exactly("ddplaunch --hosts gpu01,gpu02 --exclude ", "gpu01", "gpu02")
         self.assertFalse(pathlib.Path(self.folder, "executed").exists())
 
     def test_the_text_before_a_completed_word_stays(self):
@@ -225,6 +248,17 @@ class Completion(unittest.TestCase):
         self.check("ddplaunch train bench ", "allreduce", "pairs")
         self.check("ddplaunch train bench allreduce --", "--minbytes", absent=["--epochs", "--launcher"])
         self.check("ddplaunch check train health --m", "--memory")
+        if KIND != "fish":  # which offers no options behind "--"
+            self.check("ddplaunch -- train --mod", "--model")
+
+    def test_the_trainer_alone(self):
+        for program in ("train", "/opt/ddplaunch/train"):
+            self.check(f"{program} --", "--data", "--model", "--version", absent=["--launcher", "--minbytes"])
+            self.exactly(f"{program} --model ", "convnet", "mlp")
+            self.check(f"{program} ", "bench", "health")
+            self.check(f"{program} bench ", "allreduce", "pairs")
+            self.check(f"{program} bench allreduce --", "--minbytes", absent=["--epochs", "--launcher"])
+            self.check(f"{program} health --m", "--memory")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,12 @@ class Generated(unittest.TestCase):
                 present = (option_pages.ROOT / path).read_text(encoding="utf-8")
                 self.assertEqual(list(difflib.unified_diff(present.split("\n"), text.split("\n"), n=0)), [], f"{path} is stale: run ./dev docs")
 
+    def test_the_synopsis_of_ddplaunchd_names_all_options(self):
+        synopsis = (MAN / "ddplaunchd.1").read_text(encoding="utf-8").partition(".SH SYNOPSIS")[2].partition(".SH DESCRIPTION")[0]
+        for group in option_pages.read_options(PROGRAM)["commands"]["ddplaunchd"]:
+            for each in group["options"]:
+                self.assertIn(each["names"][-1], synopsis.replace("\\-", "-"))
+
     def test_manual_pages_have_no_warnings(self):
         lints = [command for command in (["mandoc", "-T", "lint", "-W", "warning"], ["groff", "-ww", "-man", "-T", "utf8", "-z"])
                  if shutil.which(command[0])]

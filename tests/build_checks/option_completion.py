@@ -7,6 +7,48 @@ import textwrap
 
 # Placeholders that say what a value is, unless the table of options says more.
 SOURCES = {"FILE": "file", "DIR": "directory"}
+# Options of ddplaunch from which the shells derive hosts and ranks, by the names of their variables.
+INPUTS = {"hostfile": "--hostfile", "hosts": "--host", "nproc": "--nproc-per-node", "nnodes": "--nnodes", "ntasks": "--ntasks"}
+
+# A program of awk that reads a hostfile, or a line of --host. It prints the hosts (what=names), or the ranks of the job (what=ranks).
+# A host without slots has one rank. The text stands in single quotes in all three shells.
+NODES = r"""
+function host(name, slots,    items, before, after, count, list, i, ends, range, n) {
+  sub(/^[^@]*@/, "", name)
+  if (match(name, /:[0-9]+$/)) slots = substr(name, RSTART + 1)
+  sub(/:.*/, "", name)
+  items = "-"; before = name; after = ""
+  if (match(name, /\[[0-9,-]+\]/)) {
+    items = substr(name, RSTART + 1, RLENGTH - 2); before = substr(name, 1, RSTART - 1); after = substr(name, RSTART + RLENGTH)
+  }
+  if (before after !~ /^[A-Za-z0-9._-]+$/) return
+  count = split(items, list, ",")
+  for (i = 1; i <= (items == "-" ? 1 : count); i++) {
+    ends = split(list[i], range, "-")
+    if (items == "-") ends = range[1] = 1
+    for (n = range[1] + 0; n <= range[ends] + 0 && n < range[1] + 1000; n++) {
+      slots_of[++hosts] = slots == "" ? 1 : slots
+      if (what == "names") print items == "-" ? name : sprintf("%s%0" length(range[1]) "d%s", before, n, after)
+    }
+  }
+}
+{ sub(/#.*/, ""); slots = match($0, /[ ]slots=[0-9]+/) ? substr($0, RSTART + 7, RLENGTH - 7) : ""
+  item = ""; inside = 0
+  for (at = 1; at <= length($1); at++) {
+    char = substr($1, at, 1)
+    inside = char == "[" || inside && char != "]"
+    if (char == "," && !inside) { host(item, slots); item = "" } else item = item char
+  }
+  host(item, slots) }
+END {
+  if (what != "ranks" || nproc != "" && nproc !~ /^[1-9][0-9]*$/) exit
+  sub(/.*:/, "", nnodes)
+  nodes = nnodes > 0 && (!hosts || nnodes + 0 < hosts) ? nnodes : hosts
+  for (n = 1; n <= nodes && nproc == "" && hosts; n++) ranks += slots_of[n]
+  if (nproc != "") ranks = nproc * (nodes ? nodes : 1)
+  if (ntasks ~ /^[1-9][0-9]*$/) ranks = ntasks
+  for (n = 0; n < ranks && n < 65536; n++) print n
+}"""
 
 
 def value_of(option):
@@ -42,6 +84,13 @@ def other_names_of(command, option, others):
     return [name for name, target in others.items() if command == "ddplaunch" and target in option["names"]]
 
 
+def inputs(groups, others):
+    """Yields (variable, names) of the options in INPUTS."""
+    for variable, name in INPUTS.items():
+        option = next(option for option in named(groups) if name in option["names"])
+        yield variable, option["names"] + other_names_of("ddplaunch", option, others)
+
+
 def other_names_without_option(command, others):
     return [name for name, target in others.items() if command == "ddplaunch" and not target]
 
@@ -69,7 +118,7 @@ def bash_case(command, names, facts):
 
 
 def bash_table(commands, others):
-    lines = ["_ddplaunch_table() {", "  source='' words='' optional='' repeats=''", '  case "$1 $2" in']
+    lines = ["_ddplaunch_table() {", "  source='' words='' optional='' repeats='' input=''", '  case "$1 $2" in']
     for command, groups in commands.items():
         names = [name for option in named(groups) for name in option["names"]]
         lines.append(f"    {quoted(command + ' options')})")
@@ -89,11 +138,18 @@ def bash_table(commands, others):
                     facts.append("optional=yes")
             if option["repeats"]:
                 facts.append("repeats=yes")
+            for variable, name in INPUTS.items():
+                if command == "ddplaunch" and name in option["names"]:
+                    facts.append(f"input={variable}")
             if facts:
                 lines += bash_case(command, option["names"] + other_names_of(command, option, others), facts)
         if names := other_names_without_option(command, others):
             lines += bash_case(command, names, ["source='any'"])
     return [*lines, "  esac", "}"]
+
+
+def nodes_program(commands, others):
+    return ["awk -v what=\"$1\" -v nproc=\"$nproc\" -v nnodes=\"$nnodes\" -v ntasks=\"$ntasks\" '" + NODES.lstrip("\n") + "' 2>/dev/null"]
 
 
 # --- zsh ------------------------------------------------------------------------------------------------------------
@@ -136,7 +192,8 @@ def zsh_table(commands, others):
         lines += ["        " + spec for option in named(groups) for spec in zsh_specs(command, option, others)]
         lines += ["        " + quoted(f"!{name}=:value: ") for name in other_names_without_option(command, others)]
         lines += ["      ) ;;"]
-    return [*lines, "  esac", "}"]
+    lines += ["  esac", "}", "_ddplaunch_inputs=("]
+    return [*lines, *(f"  {variable} {quoted(' '.join(names))}" for variable, names in inputs(commands["ddplaunch"], others)), ")"]
 
 
 # --- fish -----------------------------------------------------------------------------------------------------------
@@ -145,9 +202,22 @@ FISH_CALLS = {"program": "(__fish_complete_command)", "job_id": "(__ddplaunch_jo
               "host": "(__ddplaunch_hosts)", "directory": "(__fish_complete_directories)"}
 
 
-def fish_line(command, option):
-    parts = ["complete", "-c", "ddplaunchd" if command == "ddplaunchd" else "ddplaunch", "-n", quoted(f"__ddplaunch_is {command}")]
-    for name in option["names"]:
+def fish_programs(command):
+    """A command of train belongs to two programs: to ddplaunch, and to train itself."""
+    return "-c " + {"ddplaunch": "ddplaunch", "ddplaunchd": "ddplaunchd"}.get(command, "ddplaunch -c train")
+
+
+def fish_lines(command, option):
+    """fish offers no value of an option that is written with underscores, so such a name has a line of its own."""
+    yield fish_line(command, option, option["names"], "")
+    other = [name.replace("-", "_").replace("__", "--", 1) for name in option["names"] if name.startswith("--") and "-" in name[2:]]
+    if option["value"] and other:
+        yield fish_line(command, option, other, "; and __ddplaunch_has_underscore")
+
+
+def fish_line(command, option, names, condition):
+    parts = ["complete", fish_programs(command), "-n", quoted(f"__ddplaunch_is {command}{condition}")]
+    for name in names:
         parts += ["-l", name[2:]] if name.startswith("--") else ["-s", name[1:]]
     if option["value"]:
         source, words = value_of(option)
@@ -170,9 +240,22 @@ def fish_table(commands, others):
     for command, groups in commands.items():
         positional = positional_words(groups)
         if positional:
-            lines.append(f"complete -c ddplaunch -n {quoted(f'__ddplaunch_is {command}')} -f -a {quoted(' '.join(positional))}")
-        lines += [fish_line(command, option) for option in named(groups)]
+            lines.append(f"complete {fish_programs(command)} -n {quoted(f'__ddplaunch_is {command}')} -f -a {quoted(' '.join(positional))}")
+        lines += [line for option in named(groups) for line in fish_lines(command, option)]
     return lines
 
 
-PARTS = {("ddplaunch.bash", "options"): bash_table, ("_ddplaunch", "options"): zsh_table, ("ddplaunch.fish", "options"): fish_table}
+def fish_inputs(commands, others):
+    lines = ["function __ddplaunch_names_of", '    switch "$argv[1]"']
+    for variable, names in inputs(commands["ddplaunch"], others):
+        lines += [f"        case {variable}", "            string split ' ' -- " + quoted(" ".join(names))]
+    return [*lines, "    end", "end"]
+
+
+def fish_nodes(commands, others):
+    return ["    awk -v what=$argv[1] -v nproc=\"$nproc\" -v nnodes=\"$nnodes\" -v ntasks=\"$ntasks\" '" + NODES.lstrip("\n") + "' 2>/dev/null"]
+
+
+PARTS = {("ddplaunch.bash", "options"): bash_table, ("_ddplaunch", "options"): zsh_table, ("ddplaunch.fish", "options"): fish_table,
+         ("ddplaunch.bash", "nodes"): nodes_program, ("_ddplaunch", "nodes"): nodes_program, ("ddplaunch.fish", "nodes"): fish_nodes,
+         ("ddplaunch.fish", "inputs"): fish_inputs}

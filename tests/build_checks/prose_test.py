@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that README.md, CONTRIBUTING.md and the pages of docs/ are short and plain: length of a page, length of its sentences, private words.
+"""Checks that README.md, CONTRIBUTING.md, CHANGELOG.md and the pages of docs/ are short and plain: length of a page, length of its
+sentences, private words. Also checks private words and the openings of comments in the sources.
 
 usage: prose_test.py [unittest options]
        prose_test.py --figures [PAGE…]    prints lines, sentences, median and 90th percentile of words for each page
@@ -40,12 +41,17 @@ LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 ITEM = re.compile(r"^ *(?:[-*]|\d+\.) +")
 LEAD = re.compile(r"^\*\*[^*]+[.:]\*\*:? *")
 ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|cf|vs)\.")
+# A comment that opens so has no subject: "Whether it runs" for "Returns whether it runs".
+OPENING = re.compile(r"^ *//[/!]*<? +(?:Why|Whether|How|What|Of|Who|Whose|Whom|Those)\b", re.M)
+ROFF_FONTS = re.compile(r"\\f[BIRP]")
+ROFF_CHARACTERS = {"\\-": "-", "\\(aq": "'", "\\(ga": "`", "\\(ti": "~", "\\(ha": "^", "\\e": "\\", "\\&": ""}
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')*]*\s+")
 
 
 def pages(root):
-    """README.md, CONTRIBUTING.md and all pages of docs/, by their paths from the root."""
-    paths = [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md"))]
+    """README.md, CONTRIBUTING.md, CHANGELOG.md and all pages of docs/, by their paths from the root."""
+    paths = [*(root / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *sorted((root / "docs").rglob("*.md")),
+             *sorted((root / "docs").rglob("*.1"))]
     return [path.relative_to(root).as_posix() for path in paths if path.exists()]
 
 
@@ -66,6 +72,35 @@ def blocks(text):
             close()
         current.append(ITEM.sub("", line).strip())
     return [block for block in found if not block.startswith("`-")]
+
+
+def markdown_of(roff):
+    """The paragraphs of a manual page as Markdown. A literal with blanks is a code span; tags of lists are left out."""
+    paragraphs, current, skipped, is_tag = [], [], False, False
+    for line in roff.splitlines():
+        request, _, rest = line.partition(" ") if line.startswith(".") else ("", "", line)
+        if request in (".nf", ".fi"):
+            skipped = request == ".nf"
+        if skipped or request == '.\\"':
+            continue
+        if is_tag:
+            is_tag = False
+        elif request in ("", ".B", ".I", ".BR", ".BI", ".RB", ".RI", ".IR"):
+            words = re.findall(r'"[^"]*"|\S+', rest)
+            current.append(rest if request == "" else rest.replace('"', "") if len(request) == 2 else "".join(words).replace('"', ""))
+        else:
+            paragraphs.append(" ".join(current))
+            current = []
+            is_tag = request == ".TP"
+    text = ROFF_FONTS.sub("", "\n\n".join([*paragraphs, " ".join(current)]))
+    for escaped, character in ROFF_CHARACTERS.items():
+        text = text.replace(escaped, character)
+    return text
+
+
+def read_page(path):
+    text = path.read_text(encoding="utf-8")
+    return markdown_of(text) if path.suffix == ".1" else text
 
 
 def sentence_lengths(text):
@@ -110,10 +145,10 @@ class Prose(unittest.TestCase):
     maxDiff = None
 
     def texts(self):
-        return {page: (ROOT / page).read_text(encoding="utf-8") for page in pages(ROOT)}
+        return {page: read_page(ROOT / page) for page in pages(ROOT)}
 
     def test_no_page_is_too_long(self):
-        found = {page: lines for page, text in self.texts().items() if (lines := len(text.splitlines())) > MOST_LINES}
+        found = {page: lines for page, text in self.texts().items() if not page.endswith(".1") and (lines := len(text.splitlines())) > MOST_LINES}
         self.assertEqual(found, {}, f"more than {MOST_LINES} lines: which part is a page of its own?")
 
     def test_sentences_are_short(self):
@@ -124,12 +159,17 @@ class Prose(unittest.TestCase):
         found = {page: words for page, text in self.texts().items() if (words := private_words(text))}
         self.assertEqual(found, {}, "write the usual term instead (docs/developers/architecture.md, \"Terms\")")
 
+    def test_comments_are_sentences_with_a_subject(self):
+        found = {path: openings for path, text in self.sources().items() if (openings := OPENING.findall(text))}
+        self.assertEqual(found, {}, 'begin with a subject or a verb: "Returns whether …", "The time that …"')
 
-    def test_no_private_words_in_sources(self):
+    def sources(self):
         paths = [path for folder in SOURCES for path in (ROOT / folder).rglob("*") if path.suffix in {".h", ".cc", ".cu", ".cuh"}]
         self.assertGreater(len(paths), 500)
-        found = {str(path.relative_to(ROOT)): words for path in paths
-                 if (words := private_words_of_source(path.read_text(encoding="utf-8")))}
+        return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
+
+    def test_no_private_words_in_sources(self):
+        found = {path: words for path, text in self.sources().items() if (words := private_words_of_source(text))}
         self.assertEqual(found, {}, "write the usual term instead (docs/developers/architecture.md, \"Terms\")")
 
 
@@ -142,7 +182,7 @@ class Rules(unittest.TestCase):
             (root / "docs/users").mkdir(parents=True)
             for name in ("README.md", "CHANGELOG.md", "docs/README.md", "docs/users/README.md", "docs/users/x.1"):
                 (root / name).touch()
-            self.assertEqual(pages(root), ["README.md", "docs/README.md", "docs/users/README.md"])
+            self.assertEqual(pages(root), ["README.md", "CHANGELOG.md", "docs/README.md", "docs/users/README.md", "docs/users/x.1"])
 
     def test_a_page_of_long_sentences_is_found(self):
         self.assertFalse(is_too_long("The agent stops its workers. " * 9))
@@ -157,6 +197,16 @@ class Rules(unittest.TestCase):
         self.assertEqual(sentence_lengths("- `--option N`: is not a sentence at all.\n\n**Lead in.** Three words count.\n"), [3])
         self.assertEqual(sentence_lengths("```sh\nnot this one here.\n```\nBut this one here.\n"), [4])
 
+    def test_the_text_of_a_manual_page_is_found(self):
+        page = ('.TH X 1\n.\\" A comment.\n.SH NAME\n.B ddplaunch \\-\\-stdio\nstarts one\n.IR WORKER ,\nand waits.\n.PP\nThe\n'
+                '.RB ( "ddplaunch check" )\nends.\n.nf\nsome code here.\n.fi\n.TP\n\\fB\\-\\-x\\fR \\fIFILE\\fR\nThe file\\(aqs name.\n')
+        self.assertEqual([line for line in markdown_of(page).splitlines() if line.strip()],
+                         ["ddplaunch --stdio starts one WORKER, and waits.", "The (ddplaunch check) ends.", "The file's name."])
+
+    def test_openings_of_comments_are_found(self):
+        self.assertEqual(OPENING.findall("/// Whether it runs.\n  // What is left.\nint x;  // whether\n/// Returns whether. Who\n///< Of one.\n"),
+                         ["/// Whether", "  // What", "///< Of"])
+
     def test_private_words_are_found(self):
         self.assertEqual(private_words("The living\nLET GO of it; ranks live\non. He is told why."), ["let go", "live on", "the living", "told"])
         self.assertEqual(private_words("| in a table | the memory killer |"), ["memory killer"])
@@ -169,7 +219,7 @@ class Rules(unittest.TestCase):
 def print_figures(names):
     print("| page | lines | sentences | median | 90th percentile |\n|---|---|---|---|---|")
     for page in names or pages(ROOT):
-        text = (ROOT / page).read_text(encoding="utf-8")
+        text = read_page(ROOT / page)
         print(f"| {page} | {len(text.splitlines())} | " + " | ".join(map(str, figures(text))) + " |")
 
 

@@ -295,9 +295,9 @@ class Check(LaunchTest):
         self.give_trainer()
         done, report = self.check_json("--deep", *self.SHORT)
         self.assertEqual((done.returncode, self.errors(report)), (0, []), done)
-        for fault, words in (("memory", r"rank 1, CPU: 1 wrong words in 8 MiB of memory, .*"),
-                             ("gemm", r"rank 1, CPU: of \d+ equal matrix products 1 were wrong and 1 differed from the first"),
-                             ("sum", r"rank 1, CPU: 1 wrong elements in the sum over all ranks")):
+        for fault, words in (("memory", r"rank 1, CPU: 1 wrong word in 8 MiB of memory, .*"),
+                             ("gemm", r"rank 1, CPU: \d+ equal matrix products: 1 wrong, 1 different from the first"),
+                             ("sum", r"rank 1, CPU: 1 wrong element in the sum over all ranks")):
             done, report = self.check_json("--deep", *self.SHORT, "--inject-fault", f"1:{fault}")
             self.assertEqual((done.returncode, report["exit_code"]), (115, 115), done)
             [(item, hosts, text)] = self.errors(report)

@@ -207,7 +207,7 @@ class Refusals(DaemonTest):
         self.assertEqual(os.stat(made).st_mode & 0o7777, 0o600)
         again = subprocess.run([DDPLAUNCHD, "--new-token"], capture_output=True, text=True, env=self.env)
         self.assertEqual(again.returncode, 2)
-        self.assertIn("exists and was not changed", again.stderr)
+        self.assertIn("exists already and was not changed; remove it first if no node uses its token", again.stderr)
         self.nodes(1, token="")
         self.assert_code(self.run_job(*self.daemon[:-2], "true"), 0)
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs the shell blocks of README.md, docs/users and docs/developers as a reader would, on emulated nodes.
+"""Runs the shell blocks of README.md, docs/users and docs/developers as a reader would, on emulated nodes. The examples of the
+--help texts run, too.
 
 Each code block names its language. `sh` runs as a script of bash with -eu. In `console` each line `HOST$ COMMAND` runs, on all
 hosts at the same time. Blocks of a page run in order in one directory, which has a hostfile `hosts` and a `train.py`. A comment
@@ -44,6 +45,7 @@ HOSTS = "gpu01 slots=8\ngpu02 slots=8\n"
 HOSTS_OF = {
     "docs/users/daemon.md": "gpu01 slots=8 address=127.0.0.2 port={port}\ngpu02 slots=8 address=127.0.0.3 port={port}\n",
     "docs/users/elastic.md": "".join(f"gpu{number:02} slots=8\n" for number in range(1, 10)),
+    "--help": "gpu01 slots=2\ngpu02 slots=2\n",
     "docs/users/exit_codes.md": "gpu01 slots=4\ngpu02 slots=4\n",
     "docs/users/hang.md": "gpu01 slots=2\ngpu02 slots=2\n",
     "docs/users/report.md": "gpu01 slots=4\ngpu02 slots=4\n",
@@ -104,6 +106,21 @@ def pages():
     found = [SOURCE / "README.md", *sorted(SOURCE.glob("docs/*.md")), *sorted(SOURCE.glob("docs/users/*.md")),
              *sorted(SOURCE.glob("docs/developers/*.md"))]
     return {path.relative_to(SOURCE).as_posix(): path.read_text(encoding="utf-8") for path in found}
+
+
+# Examples of --help that do not run here, and why.
+HELP_NOT_RUN = {"ddplaunchd --listen 10.1.0.5:29499": "it runs until it is stopped; docs/users/daemon.md runs it in the background"}
+
+
+def help_page():
+    """The examples of all --help texts, as a page."""
+    text = ""
+    for command in (["ddplaunch"], ["ddplaunchd"], ["train"], ["train", "bench"], ["train", "health"]):
+        printed = subprocess.run([BIN / command[0], *command[1:], "--help"], check=True, text=True, stdout=subprocess.PIPE).stdout
+        for example in re.findall(r"^  Example: (.*)$", printed, re.M):
+            text += f"<!-- not run: {HELP_NOT_RUN[example]} -->\n" if example in HELP_NOT_RUN else ""
+            text += f"```sh\n{example}\n```\n"
+    return text
 
 
 class Block:
@@ -367,8 +384,10 @@ class Examples(unittest.TestCase):
         self.addCleanup(shutil.rmtree, directory, ignore_errors=True)
         (directory / "bashrc").touch()
         cluster = Cluster(directory, Nodes(self, NODES, NODES_BASHRC=str(directory / "bashrc")), free_port())
+        texts = {**pages(), "--help": help_page()}
+        self.assertGreater(len(blocks_of(texts["--help"])[0]), 8)
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
-            done = list(pool.map(Page.run, [Page(cluster, name, text) for name, text in pages().items()]))
+            done = list(pool.map(Page.run, [Page(cluster, name, text) for name, text in texts.items()]))
         not_run = [line for page in done for line in page.not_run]
         print("", *not_run, f"{sum(page.ran for page in done)} blocks ran, {len(not_run)} did not (see above)", sep="\n", file=sys.stderr)
         self.assertEqual([failure for page in done for failure in page.failures], [], "\n\n".join(f for page in done for f in page.failures))

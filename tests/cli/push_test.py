@@ -256,15 +256,16 @@ class Refusals(Push):
         self.assertFalse(self.cache.exists())
         advice = "; install the same version there or name it with --agent PATH"
         for path, why in (("/etc/passwd", "/etc/passwd may not be executed there"),
-                          ("/etc", "/etc is a directory, no ddplaunchd")):
+                          ("/etc", "/etc is a directory, not the program ddplaunchd")):
             self.assert_refused(self.on(nodes, "--agent", path, "true"), 114, f"node 127.0.0.2: {why}{advice}")
         foreign = self.dir / "foreign"  # a program of another kind of machine
         foreign.write_bytes(b"\x7fELF" + bytes(60))
         foreign.chmod(0o755)
         outcome = self.on(nodes, "--agent", foreign, "true")
         self.assert_refused(outcome, 114, f"node 127.0.0.2: {foreign} ")
-        local = self.run_job("--agent", "/etc/passwd", "true")
-        self.assert_refused(local, 114, "/etc/passwd is not an executable file (chmod +x?); it is the expected ddplaunchd")
+        for path, why in (("/etc/passwd", "/etc/passwd is not an executable file (chmod +x?)"), ("/etc", "/etc is a directory")):
+            local = self.run_job("--agent", path, "true")
+            self.assert_refused(local, 114, f"cannot execute '{path}': {why}; name the program ddplaunchd with --agent PATH")
 
     def test_a_machine_of_another_kind(self):
         nodes = self.nodes(1)

@@ -39,7 +39,7 @@ class Health(unittest.TestCase):
         self.assertIn("ecc_uncorrected", rank)
 
     def test_injected_faults_are_found(self):
-        for fault, words in (("gemm", "equal matrix products 1 were wrong"), ("memory", "1 wrong words in 64 MiB")):
+        for fault, words in (("gemm", "equal matrix products: 1 wrong"), ("memory", "1 wrong word in 64 MiB")):
             done, record = run("--inject-fault", f"0:{fault}")
             self.assertEqual(done.returncode, 1, done)
             self.assertFalse(record["passed"])

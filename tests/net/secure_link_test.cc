@@ -279,7 +279,10 @@ TEST_CASE("a node waits for a master that starts later") {
   REQUIRE(port.run_until([&] { return never.has_value(); }));
   CHECK(never->error().code == ErrorCode::kTimeout);
   const std::string where = "127.0.0.1:" + std::to_string(silent.port);
-  CHECK(never->error().text == "no master answered in time: no answer at " + where + ": Connection refused");
+  CHECK(never->error().text ==
+        "no master answered in time: no answer at " + where +
+            ": Connection refused; check that ddplaunch runs on node 0 and that this port is "
+            "open there");
 }
 
 }  // namespace

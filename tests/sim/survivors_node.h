@@ -120,7 +120,7 @@ struct SimRound {
   TrainingState result;
 };
 
-/// What each rank of a completed round learns.
+/// The values that each rank of a completed round learns.
 struct SimOutcome {
   bool failed = false;
   std::string why;

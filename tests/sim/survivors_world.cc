@@ -255,7 +255,7 @@ void SurvivorsWorld::check_nodes(const Spawn& spawn) {
 /// begins.
 void SurvivorsWorld::check_fence(std::uint32_t attempt) {
   for (const SimWorker& worker : workers_) {
-    // What a suspended machine does is checked when it resumes.
+    // A suspended machine is checked when it resumes.
     if (!fences(worker, attempt) || hosts_[agents_[worker.agent].host].paused > now_) continue;
     fail("attempt " + std::to_string(attempt) + " begins while rank " + std::to_string(worker.present->rank) +
          " of attempt " + std::to_string(worker.present->attempt) + " is on " +
@@ -263,7 +263,7 @@ void SurvivorsWorld::check_fence(std::uint32_t attempt) {
   }
 }
 
-/// Whether the worker must not be in an earlier attempt when this one has begun.
+/// Returns whether the worker must not be in an earlier attempt when this one has begun.
 bool SurvivorsWorld::fences(const SimWorker& worker, std::uint32_t attempt) const {
   const bool released =
       worker.doing == SimWorker::Activity::kIdle || worker.doing == SimWorker::Activity::kLoading;

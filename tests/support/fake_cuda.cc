@@ -113,7 +113,7 @@ struct CUgraph_st {
   std::vector<Work> work;
   std::vector<std::shared_ptr<void>> held;
 };
-/// What a graph's launches in flight hold.
+/// The resources that a graph's launches in flight hold.
 struct GraphResources {
   std::vector<std::shared_ptr<void>> held;
 };

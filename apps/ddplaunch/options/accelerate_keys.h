@@ -5,7 +5,8 @@
 
 namespace ddp {
 
-/// How a value becomes text: as Python's str() prints it ("True"), in lower case, or in upper case.
+/// The way in which a value becomes text: as Python's str() prints it ("True"), in lower case, or in upper
+/// case.
 enum class Spelling { kPython, kLower, kUpper };
 
 /// A key of deepspeed_config, and the variable that Accelerate's launcher sets from it.

@@ -10,7 +10,7 @@
 
 namespace ddp {
 
-/// How ddplaunch treats an option that is not (yet) its own.
+/// States how ddplaunch treats an option that is not (yet) its own.
 enum class SupportStatus {
   kLater,    ///< of a later release: refused, unless its value describes the present behavior
   kRenamed,  ///< another launcher's name of ddplaunch's option `text`

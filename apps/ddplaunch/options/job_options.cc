@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "base/format_text.h"
 #include "launcher/link_protocol/daemon_frame.h"
 #include "remote/hosts/host_range.h"
 
@@ -12,6 +13,7 @@ namespace {
 using launcher::FenceMode;
 using launcher::JobSpec;
 using launcher::LauncherKind;
+using launcher::StoreMode;
 using std::chrono::milliseconds;
 
 constexpr char kUsage[] =
@@ -84,12 +86,13 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
               number_into(spec.spares, 0, remote::kMaxHosts));
   table.value(
       {.names = "--nproc-per-node",
-       .value = "N|auto|gpu|cpu",
+       .value = "N|" + join(words_of(procs_words()), "|"),
        .default_text = "its slots; without slots its GPUs; without GPUs 1",
        .help = "workers on each node",
        .details = "`auto` is the number of GPUs, or of CPUs without GPUs; `gpu` and `cpu` count these. "
                   "More workers than the slots of a host are an error."},
-      parsed_into(spec.nproc, read_procs, ": give a whole number from 1 to 65535, or auto, gpu or cpu"));
+      parsed_into(spec.nproc, read_procs,
+                  ": give a whole number from 1 to 65535, or " + join_alternatives(words_of(procs_words()))));
   table.value(
       {.names = "-n,--ntasks",
        .value = "TOTAL",
@@ -215,13 +218,11 @@ void add_network(OptionTable& table, JobSpec& spec, WrittenValues& written) {
                .details = "A `--master-port` must lie in it."},
               parsed_into(spec.port_range, read_port_range,
                           ": give two ports from 1 to 65535, lower one first: 20000-20100"));
-  table.value({.names = "--store",
-               .value = "agent|worker",
-               .default_text = "agent",
-               .help = "process that serves MASTER_PORT: node 0's agent or rank 0 itself "
-                       "(docs/users/environment.md)",
-               .details = "`worker` is for programs that open a second tcp:// group."},
-              store_into(spec.store));
+  table.choice<StoreMode>({.names = "--store",
+                           .help = "process that serves MASTER_PORT: node 0's agent or rank 0 itself "
+                                   "(docs/users/environment.md)",
+                           .details = "`worker` is for programs that open a second tcp:// group."},
+                          spec.store, {{"agent", StoreMode::kAgent}, {"worker", StoreMode::kWorker}});
   table.list({.names = "--store-allow",
               .value = "CIDR",
               .help = "additional address or network that may connect to the store, besides the job's nodes; "

@@ -37,11 +37,17 @@ bool each_word(std::string_view list, Take take) {
 
 }  // namespace
 
+const std::vector<std::pair<std::string, launcher::ProcsPerNode::Kind>>& procs_words() {
+  using Kind = launcher::ProcsPerNode::Kind;
+  static const std::vector<std::pair<std::string, Kind>> words{
+      {"auto", Kind::kAuto}, {"gpu", Kind::kGpu}, {"cpu", Kind::kCpu}};
+  return words;
+}
+
 std::optional<launcher::ProcsPerNode> read_procs(std::string_view text) {
   using Kind = launcher::ProcsPerNode::Kind;
-  if (text == "auto") return launcher::ProcsPerNode{Kind::kAuto, 0};
-  if (text == "gpu") return launcher::ProcsPerNode{Kind::kGpu, 0};
-  if (text == "cpu") return launcher::ProcsPerNode{Kind::kCpu, 0};
+  for (const auto& [word, kind] : procs_words())
+    if (text == word) return launcher::ProcsPerNode{kind, 0};
   const auto number = whole_number(text, 65'535);
   if (!number || *number == 0) return std::nullopt;
   return launcher::ProcsPerNode{Kind::kNumber, static_cast<int>(*number)};
@@ -191,15 +197,6 @@ ReadValue command_into(std::vector<std::string>& field) {
     if (!words) return ": " + words.error().text;
     if (words->empty()) return ": it names no program";
     field = std::move(*words);
-    return "";
-  };
-}
-
-ReadValue store_into(launcher::StoreMode& field) {
-  return [&field](const std::string& text) -> std::string {
-    if (text == "shared") return " is not in this release yet, only agent and worker are";
-    if (text != "agent" && text != "worker") return ": choose agent or worker";
-    field = text == "agent" ? launcher::StoreMode::kAgent : launcher::StoreMode::kWorker;
     return "";
   };
 }

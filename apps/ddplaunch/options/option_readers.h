@@ -30,7 +30,9 @@ struct RendezvousEndpoint {
 
 /// These functions turn texts of options into values, and return nullopt for an invalid text.
 
-/// Reads N, auto, gpu or cpu. N is from 1 to 65535.
+/// Words of --nproc-per-node, which stand for a number.
+const std::vector<std::pair<std::string, launcher::ProcsPerNode::Kind>>& procs_words();
+/// Reads N or one of procs_words(). N is from 1 to 65535.
 std::optional<launcher::ProcsPerNode> read_procs(std::string_view text);
 std::optional<NodeCounts> read_node_counts(std::string_view text);
 std::optional<RendezvousEndpoint> read_endpoint(std::string_view text);
@@ -61,7 +63,6 @@ ReadValue path_into(std::string& field, std::string base);
 ReadValue program_into(std::string& field, std::string base);
 /// The words of a command, quoted as in sh; at least one.
 ReadValue command_into(std::vector<std::string>& field);
-ReadValue store_into(launcher::StoreMode& field);
 /// SIZE[:PARTS] of --log-max-size.
 ReadValue log_limit_into(launcher::OutputOptions& output);
 

@@ -6,6 +6,7 @@
 
 #include "apps/options/option_table.h"
 #include "apps/train/bench/bench_operation.h"
+#include "base/format_text.h"
 
 namespace ddp::train {
 
@@ -17,16 +18,19 @@ constexpr std::size_t kDefaultStep = 1u << 20;  // as in nccl-tests for -f 1
 constexpr double kLeastFactor = 1.01;
 constexpr double kMostSizes = 10'000;
 constexpr double kMostRuns = 10'000'000;
-constexpr const char* kOperations = "allreduce, allgather, reducescatter, broadcast or pairs";
 constexpr const char* kBenchUsage =
     "usage: train bench OPERATION [OPTION…]\n"
     "Measures the communication between ranks, with the options and the output table of nccl-tests.\n";
 
 std::optional<BenchOperation> find_operation(std::string_view word) {
-  for (const auto kind : {BenchOperation::kAllReduce, BenchOperation::kAllGather,
-                          BenchOperation::kReduceScatter, BenchOperation::kBroadcast, BenchOperation::kPairs})
-    if (word == operation_name(kind)) return kind;
+  for (const auto& [name, kind] : bench_operations())
+    if (word == name) return kind;
   return std::nullopt;
+}
+
+/// Returns "allreduce, … or pairs".
+std::string operations_text() {
+  return join_alternatives(words_of(bench_operations()));
 }
 
 /// Options of nccl-tests with only one possible value here. A value that changes nothing is accepted; others
@@ -127,12 +131,12 @@ void declare_runs(OptionTable& table, BenchOptions& options) {
 
 void declare_options(OptionTable& table, BenchOptions& options) {
   table.group("Operation", "", "train bench allreduce -b 1M -e 1G -f 4");
-  table.value(
-      {.names = "OPERATION",
-       .help = "allreduce, allgather, reducescatter, broadcast, or pairs: every rank with every other, "
-               "in rounds of disjoint pairs, bandwidth at -e and latency",
-       .words = {"allreduce", "allgather", "reducescatter", "broadcast", "pairs"}},
-      parsed_into(options.operation, find_operation, ": give " + std::string(kOperations)));
+  table.value({.names = "OPERATION",
+               .help = operations_text() +
+                       "; pairs: every rank with every other, in rounds of disjoint pairs, bandwidth at "
+                       "-e and latency",
+               .words = words_of(bench_operations())},
+              parsed_into(options.operation, find_operation, ": give " + operations_text()));
   declare_sizes(table, options);
   declare_runs(table, options);
   table.group("Communication");
@@ -144,7 +148,7 @@ void declare_options(OptionTable& table, BenchOptions& options) {
 
 /// Derives sizes that were not given from the given ones. Returns the contradiction as text; empty: none.
 std::string complete(const OptionTable& table, BenchOptions& options) {
-  if (!table.given("OPERATION")) return "name an operation: " + std::string(kOperations);
+  if (!table.given("OPERATION")) return "name an operation: " + operations_text();
   const bool pairs = options.operation == BenchOperation::kPairs;
   const bool least = table.given("-b"), most = table.given("-e");
   if (!most) {

@@ -98,19 +98,20 @@ OrderedJson pairs_json(const BenchReport& report) {
 
 }  // namespace
 
+const std::vector<std::pair<std::string, BenchOperation>>& bench_operations() {
+  using enum BenchOperation;
+  static const std::vector<std::pair<std::string, BenchOperation>> operations{
+      {"allreduce", kAllReduce},
+      {"allgather", kAllGather},
+      {"reducescatter", kReduceScatter},
+      {"broadcast", kBroadcast},
+      {"pairs", kPairs}};
+  return operations;
+}
+
 const char* operation_name(BenchOperation operation) {
-  switch (operation) {
-    case BenchOperation::kAllReduce:
-      return "allreduce";
-    case BenchOperation::kAllGather:
-      return "allgather";
-    case BenchOperation::kReduceScatter:
-      return "reducescatter";
-    case BenchOperation::kBroadcast:
-      return "broadcast";
-    case BenchOperation::kPairs:
-      return "pairs";
-  }
+  for (const auto& [name, kind] : bench_operations())
+    if (kind == operation) return name.c_str();
   return "?";
 }
 
@@ -216,8 +217,8 @@ std::string pairs_text(const BenchReport& report) {
 std::string verdict(const BenchReport& report) {
   for (const BenchRow& row : report.rows) {
     if (row.wrong > 0)
-      return format_text("%" PRId64 " wrong elements at %zu bytes: memory or network of a node is faulty",
-                         row.wrong, row.bytes);
+      return counted(row.wrong, "wrong element") + " at " + std::to_string(row.bytes) +
+             " bytes: memory or network of a node is faulty";
   }
   if (report.min_busbw <= 0) return "";
   if (!report.pairs.empty()) {

@@ -10,6 +10,7 @@ namespace ddp::train {
 
 /// kPairs: every two ranks exchange messages.
 enum class BenchOperation : std::uint8_t { kAllReduce, kAllGather, kReduceScatter, kBroadcast, kPairs };
+const std::vector<std::pair<std::string, BenchOperation>>& bench_operations();
 const char* operation_name(BenchOperation operation);
 
 /// Bytes on the busiest link per byte of the message, as nccl-tests defines "bus bandwidth".

@@ -141,7 +141,7 @@ void CheckpointWriter<T>::serve() {
   }
 }
 
-/// A state that no training can continue from must not replace one that it can.
+/// A state from which no training can continue must not replace a good one.
 template <class T>
 Result<> check_finite(std::initializer_list<std::span<const T>> vectors) {
   if (std::ranges::all_of(vectors, all_finite<T>)) return {};

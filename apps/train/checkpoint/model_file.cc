@@ -139,7 +139,7 @@ Result<> check_model(const Safetensors& file, const Model<T>& model) {
   for (const TensorInfo& tensor : expected) {
     const auto found = file.tensors().find(tensor.name);
     if (found == file.tensors().end())
-      return wrong(tensor.name, " is missing; check that the file belongs to a " + name_of_model);
+      return wrong(tensor.name, " is missing; check that the file is of --model " + name_of_model);
     if (found->second.shape != tensor.shape) {
       return wrong(tensor.name, " is " + shape_text(found->second.shape) + "; the " + name_of_model +
                                     " takes " + shape_text(tensor.shape));

@@ -84,8 +84,9 @@ Result<CudaEvent> make_cuda_event();
 /// Returns a stream that waits for no other stream.
 Result<CudaStream> make_cuda_stream();
 
-/// Captures as a graph what `enqueue()` (→ Result<>) puts into the stream; none of it runs during the
-/// capture. Until the capture ends, calls that wait and calls that other streams see are not allowed.
+/// Captures the operations that `enqueue()` (→ Result<>) puts into the stream as a graph; none of them runs
+/// during the capture. Until the capture ends, calls that wait and calls that other streams see are not
+/// allowed.
 template <class Enqueue>
 Result<CudaGraph> capture_graph(cudaStream_t stream, const Enqueue& enqueue);
 

@@ -13,7 +13,7 @@ namespace ddp::train {
 void declare_help(OptionTable& table) {
   table.group("Help");
   table.flag({.names = "-h,--help", .help = "print this text"});
-  table.flag({.names = "--version", .help = "print the version"});
+  table.flag({.names = "-V,--version", .help = "print the version"});
 }
 
 int refuse(const std::string& command, const std::vector<std::string>& errors) {

@@ -34,8 +34,6 @@ std::string contradiction(const TrainOptions& options, int world_size) {
     return "--sync-bn cannot be combined with --sync-every-inter: SyncBN needs all ranks in every step";
   if (options.sync_bn && options.model == ModelKind::kMlp)
     return "--sync-bn: --model mlp has no batch normalization";
-  if (options.optimizer.beta1 >= 1 || options.optimizer.beta2 >= 1)
-    return "--beta1 and --beta2 must be below 1: AdamW divides by 1 - beta";
   if (options.checkpoint_every % static_cast<std::uint64_t>(options.sync_every_inter) != 0) {
     return "--checkpoint-every must be a multiple of --sync-every-inter: between two averages the nodes "
            "differ";

@@ -3,6 +3,8 @@
 #include <charconv>
 #include <string_view>
 
+#include "apps/train/kernels/cpu/kernel_table.h"
+
 namespace ddp::train {
 
 namespace {
@@ -23,6 +25,16 @@ std::optional<InjectedNan> parse_injected_nan(std::string_view text) {
   const auto step = std::from_chars(rank.ptr + 1, end, inject.step);
   if (step.ec != std::errc() || step.ptr != end || inject.step == 0) return std::nullopt;
   return inject;
+}
+
+/// A number below 1, since AdamW divides by 1 - beta.
+OptionField beta_into(double& field) {
+  const auto is_beta = [](std::string_view text) {
+    double number = 0;
+    return parse_number(text, number) && number >= 0 && number < 1;
+  };
+  OptionField any = number_into(field, 0, 1);
+  return {checked(is_beta, ": give a number of at least 0 and below 1", any.read), any.text};
 }
 
 void declare_evaluator(OptionTable& table, TrainOptions& options) {
@@ -105,11 +117,12 @@ void declare_task(OptionTable& table, TrainOptions& options) {
                .value = "N",
                .help = "threads per rank; their number does not change the result by a bit"},
               number_into(options.threads, 1, 1'024));
-  table.value({.names = "--kernels",
-               .value = "generic|x86_64_v2|x86_64_v3|x86_64_v4",
-               .default_text = "the best of the processor",
-               .help = "instruction set"},
-              text_into(options.kernels));
+  std::vector<std::pair<std::string, std::string>> kernel_words;
+  for (const char* name : kernels::kKernelNames)
+    kernel_words.emplace_back(name, name);
+  table.choice<std::string>(
+      {.names = "--kernels", .default_text = "the best of the processor", .help = "instruction set"},
+      options.kernels, kernel_words);
 }
 
 void declare_hyperparameters(OptionTable& table, TrainOptions& options) {
@@ -135,10 +148,10 @@ void declare_hyperparameters(OptionTable& table, TrainOptions& options) {
               number_into(options.optimizer.momentum, 0, 1));
   table.value(
       {.names = "--beta1", .value = "B", .help = "AdamW's average of gradients, below 1", .equal = true},
-      number_into(options.optimizer.beta1, 0, 1));
+      beta_into(options.optimizer.beta1));
   table.value(
       {.names = "--beta2", .value = "B", .help = "AdamW's average of squares, below 1", .equal = true},
-      number_into(options.optimizer.beta2, 0, 1));
+      beta_into(options.optimizer.beta2));
   table.value({.names = "--weight-decay",
                .value = "D",
                .help = "weight decay; torch's default for AdamW is 0.01",

@@ -383,7 +383,8 @@ Result<> CheckpointRun<T>::write() {
   CheckpointContent<T> content;
   content.state = current_state();
   const auto running = trainer_.model().running_statistics();
-  // Whether this rank dropped the step (nodes may differ in that), then its running statistics.
+  // The text states whether this rank dropped the step, in which nodes may differ, and has its running
+  // statistics.
   std::vector<std::uint64_t> mine{trainer_.dropped_in_a_row() != 0};
   std::transform(running.begin(), running.end(), std::back_inserter(mine),
                  [](T value) { return std::bit_cast<std::uint64_t>(static_cast<double>(value)); });

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <cinttypes>
 #include <nlohmann/json.hpp>
 
@@ -40,7 +41,11 @@ void Progress::attach(int rank, int world_size) {
 
 Result<> Progress::open() {
   if (!speaks_ || metrics_path_.empty() || metrics_.is_open()) return {};
-  return metrics_.open(metrics_path_);
+  auto opened = metrics_.open("--metrics-file", metrics_path_);
+  if (opened || opened.error().sys != ENOENT) return opened;
+  Error error = opened.error();
+  error.text += "; give a file in a directory that exists on the node of rank 0";
+  return error;
 }
 
 std::string Progress::step_record(const StepReport& report) const {

@@ -71,12 +71,12 @@ int exit_code_after_printing(int code) {
   return kNotPrinted;
 }
 
-Result<> LineFile::open(const std::string& path) {
-  path_ = path;
+Result<> LineFile::open(const std::string& option, const std::string& path) {
+  name_ = option + ' ' + path;
   // Opening a pipe without a reader must not block, but writing to a slow reader may.
   const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC;
   file_ = UniqueFd(::open(path.c_str(), flags | O_NONBLOCK, 0666));
-  if (!file_ || ::fcntl(file_.get(), F_SETFL, O_APPEND) != 0) return system_error(errno, "create " + path);
+  if (!file_ || ::fcntl(file_.get(), F_SETFL, O_APPEND) != 0) return system_error(errno, name_);
   return {};
 }
 
@@ -93,7 +93,7 @@ void LineFile::append(const std::string& line) {
   }
   if (done == line.size()) return;
   std::fprintf(stderr, "train: %s; training continues without this file\n",
-               system_error(errno, "write " + path_).text.c_str());
+               system_error(errno, name_).text.c_str());
   // A half line would pass for a broken file. Truncating fails only if the file is no longer under our
   // control.
   if (done > 0 && before >= 0) (void)!::ftruncate(file_.get(), before);

@@ -21,13 +21,14 @@ int exit_code_after_printing(int code);
 /// later lines are dropped.
 class LineFile {
  public:
-  Result<> open(const std::string& path);
+  /// `option` gave the path, and is named in messages.
+  Result<> open(const std::string& option, const std::string& path);
   bool is_open() const { return static_cast<bool>(file_); }
   /// Appends `line`, which includes its line end; does nothing if no file is open.
   void append(const std::string& line);
 
  private:
-  std::string path_;
+  std::string name_;  ///< "--metrics-file FILE"
   UniqueFd file_;
 };
 

@@ -73,13 +73,10 @@ Result<> Trainer<T>::open_sample_log() {
   if (options_.sample_log.empty()) return {};
   std::string name = "/rank-" + std::to_string(communicators_.world->rank());
   if (communicators_.attempt > 0) name += ".attempt-" + std::to_string(communicators_.attempt);
-  auto opened = sample_log_.open(options_.sample_log + name);
-  if (opened) return {};
-  const int why = opened.error().sys;
-  return why == ENOENT || why == ENOTDIR
-             ? Error{ErrorCode::kUsage,
-                     "cannot write into --sample-log " + options_.sample_log + "; is it a directory?"}
-             : within("--sample-log", opened.error());
+  auto opened = sample_log_.open("--sample-log", options_.sample_log + name);
+  if (opened || (opened.error().sys != ENOENT && opened.error().sys != ENOTDIR)) return opened;
+  return Error{ErrorCode::kUsage, "--sample-log " + options_.sample_log +
+                                      ": not a directory; create it on the node of each rank"};
 }
 
 template <class T>

@@ -150,7 +150,12 @@ class TypedTrainingRun final : public TrainingRun {
     model_->initialise(static_cast<std::uint64_t>(options_.seed));
     if (!options_.init_from.empty()) {
       const auto read = [this]() -> Result<> {  // the other ranks get the weights by broadcast
-        return speaks_ ? import_model<T>(options_.init_from, *model_) : Result<>();
+        if (!speaks_) return {};
+        auto imported = import_model<T>(options_.init_from, *model_);
+        if (imported || imported.error().sys == 0) return imported;
+        return Error{ErrorCode::kUsage,
+                     system_error(imported.error().sys, "--init-from " + options_.init_from).text +
+                         "; give a safetensors file on the node of rank 0"};
       };
       auto done = share_outcome(*world_, read, options_.comm_timeout / 4, interrupt_);
       if (!done) return done;

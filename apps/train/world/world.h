@@ -61,7 +61,7 @@ Result<std::unique_ptr<Communicator>> join_pair(const WorkerEnvironment& environ
 /// The same for a training's options.
 Result<> can_join(const WorkerEnvironment& environment, const TrainOptions& options);
 
-/// How a rank joins the world of a training.
+/// The settings with which a rank joins the world of a training.
 struct TrainingJoin {
   int interrupt = -1;
   int reference_rank = 0;                ///< the rank whose options and choice count if ranks differ

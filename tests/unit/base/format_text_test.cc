@@ -37,5 +37,8 @@ TEST_CASE("words are joined, and many are cut short") {
   CHECK(join(words, ", ") == "a, , c");
   CHECK(join_some(words, 3) == "a, , c");
   CHECK(join_some({"a", "b", "c"}, 1) == "a and 2 more");
+  CHECK(join_alternatives({"a", "b", "c"}) == "a, b or c");
+  CHECK(join_alternatives({"a", "b"}) == "a or b");
+  CHECK(join_alternatives({"a"}) == "a");
   CHECK(quoted("a b") == "\"a b\"");
 }

@@ -11,7 +11,7 @@
 
 namespace {
 
-/// How many entries a directory has before reading it fails with EIO; negative: all.
+/// The number of entries that a directory has before reading it fails with EIO; negative: all.
 int entries_left = -1;
 
 template <class Entry>

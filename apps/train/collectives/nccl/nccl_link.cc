@@ -110,7 +110,7 @@ NcclLink::~NcclLink() {
   // After a revocation, some ranks are gone, and NCCL's orderly end would wait for them.
   if (!stuck_) (void)end_all(failed_.has_value() || is_revoked(config_.interrupt));
   if (stuck_) {
-    // Freeing memory means to wait for the device, possibly forever.
+    // Freeing memory waits for the device, possibly forever.
     keep_for_ever(device_);
     keep_for_ever(slots_);
     keep_for_ever(memory_);

@@ -14,7 +14,7 @@ struct NcclLog {
   std::string network;               ///< "IB", "Socket", or a plugin's name
   std::vector<std::string> devices;  ///< of that network: "mlx5_0:1/IB"; "eth0"
   std::string bootstrap;             ///< the interface over which the ranks first met
-  /// How ranks reach each other, once connected: "P2P", "SHM", "NET".
+  /// The transport between connected ranks: "P2P", "SHM", "NET".
   std::vector<std::string> transports;
   int channels = 0;
   double seconds = -1;                                 ///< of the start; negative: not known

@@ -86,31 +86,27 @@ class HealthEvaluator {
     if (!f.trouble.empty()) add(true, rank, "device", f.trouble);
     if (f.wrong_products > 0 || f.other_products > 0) {
       add(true, rank, "gemm",
-          format_text("of %" PRIu64 " equal matrix products %" PRIu64 " were wrong and %" PRIu64
-                      " differed from the first",
-                      f.products, f.wrong_products, f.other_products));
+          counted(f.products, "equal matrix product") + ": " + std::to_string(f.wrong_products) + " wrong, " +
+              std::to_string(f.other_products) + " different from the first");
     }
     if (f.wrong_words > 0) {
       add(true, rank, "memory",
-          format_text("%" PRIu64 " wrong words in %" PRIu64 " MiB of memory, the first at offset 0x%" PRIx64
-                      ", wrong bits 0x%016" PRIx64,
-                      f.wrong_words, f.memory >> 20, f.first_wrong, f.wrong_bits));
+          counted(f.wrong_words, "wrong word") + format_text(" in %" PRIu64
+                                                             " MiB of memory, the first at offset 0x%" PRIx64
+                                                             ", wrong bits 0x%016" PRIx64,
+                                                             f.memory >> 20, f.first_wrong, f.wrong_bits));
     }
     if (f.wrong_sums > 0)
-      add(true, rank, "sum",
-          format_text("%" PRIu64 " wrong elements in the sum over all ranks", f.wrong_sums));
-    if (f.ecc_uncorrected > 0)
-      add(true, rank, "ecc",
-          format_text("%" PRIu64 " ECC errors that could not be corrected", f.ecc_uncorrected));
+      add(true, rank, "sum", counted(f.wrong_sums, "wrong element") + " in the sum over all ranks");
+    if (f.ecc_uncorrected > 0) add(true, rank, "ecc", counted(f.ecc_uncorrected, "uncorrectable ECC error"));
     if (f.xids > 0)
       add(true, rank, "xid",
-          format_text("the driver reported %" PRIu64 " Xid errors, the last is Xid %" PRIu64, f.xids,
-                      f.last_xid));
-    if (f.ecc_corrected > 0)
-      add(false, rank, "ecc", format_text("%" PRIu64 " ECC errors, corrected", f.ecc_corrected));
+          "the driver reported " + counted(f.xids, "Xid error") + ", the last is Xid " +
+              std::to_string(f.last_xid));
+    if (f.ecc_corrected > 0) add(false, rank, "ecc", counted(f.ecc_corrected, "corrected ECC error"));
     if (f.throttled > 0)
       add(false, rank, "throttle",
-          format_text("the machine's cores were throttled by heat %" PRIu64 " times", f.throttled));
+          "the machine's cores were throttled by heat " + counted(f.throttled, "time"));
     if (const std::string why = throttle_text(f.throttle_reasons); !why.empty()) {
       add(false, rank, "throttle",
           format_text("clocks were throttled by %s, down to %" PRIu64 " of %" PRIu64 " MHz at %" PRIu64

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -120,6 +121,9 @@ struct KernelTable {
   void (*gemm)(const GemmShape&, const T* a, const T* b, T* c, T* scratch);
 };
 
+/// The names of all kernels, plainest first. A build or a processor may lack some.
+inline constexpr std::array kKernelNames{"generic", "x86_64_v2", "x86_64_v3", "x86_64_v4"};
+
 /// Returns the best kernels that this processor runs.
 template <class T>
 const KernelTable<T>& best_kernels();
@@ -128,8 +132,8 @@ const KernelTable<T>& best_kernels();
 template <class T>
 std::vector<const KernelTable<T>*> all_kernels();
 
-/// Returns the named kernels ("generic", "x86_64_v3", …); null if this processor does not run them. Empty:
-/// the best.
+/// Returns the kernels with this name of kKernelNames; null if this processor does not run them. Empty: the
+/// best.
 template <class T>
 const KernelTable<T>* find_kernels(std::string_view name);
 

@@ -581,7 +581,7 @@ TEST_CASE("of many attempts the short ones between the first and the last are pa
     CHECK(files->finish() == "warning: the job's files are incomplete; missing: 3 bytes of " +
                                  (job / "attempt_7/rank_00001.stderr").string());
   }
-  // Of 31 attempts the first 3 and the last 20 stay, so 3 to 10 are packed, but 4 is large, 5 has
+  // The first 3 and the last 20 of 31 attempts stay, so 3 to 10 are packed. But 4 is large, 5 has
   // lines.jsonl, and bytes of 7 are missing.
   for (std::uint32_t attempt = 0; attempt <= 30; ++attempt) {
     const bool gone = attempt == 3 || attempt == 6 || (attempt >= 8 && attempt <= 10);

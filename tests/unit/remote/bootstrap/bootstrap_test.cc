@@ -212,10 +212,11 @@ TEST_CASE("a started agent is named by its own path, and its end is reported as 
 
 TEST_CASE("a given agent that cannot run is reported in the host's words") {
   Bootstrap boot("gpu01", "/etc", Bootstrap::Lookup::kGiven);
-  CHECK(boot.feed("ddplaunchd-fail /etc is a directory, no ddplaunchd\n") == State::kFailed);
+  CHECK(boot.feed("ddplaunchd-fail /etc is a directory, not the program ddplaunchd\n") == State::kFailed);
   CHECK(boot.failure().code == ErrorCode::kAgentMissing);
   CHECK(boot.failure().text ==
-        "gpu01: /etc is a directory, no ddplaunchd; install the same version there or name it with --agent "
+        "gpu01: /etc is a directory, not the program ddplaunchd; install the same version there or name it "
+        "with --agent "
         "PATH");
 }
 

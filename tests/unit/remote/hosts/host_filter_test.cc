@@ -108,7 +108,7 @@ TEST_CASE("A malformed filter is an error") {
         Texts{"--include, column 7: a host is missing; the form is gpu01:0,2@gpu02"});
   CHECK(refused("gpu01:", "") == Texts{"--include, column 7: empty entry in a list of devices"});
   CHECK(refused("gpu01:3-1", "") == Texts{"--include, column 7: range 3-1 is reversed; write 1-3"});
-  CHECK(refused("gpu[01", "") == Texts{"--include, column 4: [ without ]"});
+  CHECK(refused("gpu[01", "") == Texts{"--include, column 4: \"[\" has no \"]\""});
   CHECK(
       refused("gpu01,gpu02", "") ==
       Texts{

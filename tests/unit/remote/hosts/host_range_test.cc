@@ -39,9 +39,9 @@ TEST_CASE("A wrong range is an error that names text and reason") {
   CHECK(error_of(expand_ranges("gpu[16-01]")) == "4: range 16-01 is reversed; write 01-16");
   CHECK(error_of(expand_ranges("gpu[1,9-2]")) == "6: range 9-2 is reversed; write 2-9");
   CHECK(error_of(expand_ranges("gpu[]")) == "4: empty brackets; write a range like [01-16]");
-  CHECK(error_of(expand_ranges("gpu[1-")) == "3: [ without ]");
-  CHECK(error_of(expand_ranges("gpu1]")) == "4: ] without [");
-  CHECK(error_of(expand_ranges("gpu[1[2]]")) == "5: [ inside a range");
+  CHECK(error_of(expand_ranges("gpu[1-")) == "3: \"[\" has no \"]\"");
+  CHECK(error_of(expand_ranges("gpu1]")) == "4: \"]\" has no \"[\"");
+  CHECK(error_of(expand_ranges("gpu[1[2]]")) == "5: \"[\" inside a range");
   CHECK(error_of(expand_ranges("gpu[1,,2]")) == "6: \"\" is not a number or a range like 01-16");
   CHECK(error_of(expand_ranges("gpu[a-b]")) == "4: \"a-b\" is not a number or a range like 01-16");
   CHECK(error_of(expand_ranges("gpu[1-2-3]")) == "4: \"1-2-3\" is not a number or a range like 01-16");

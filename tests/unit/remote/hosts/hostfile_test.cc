@@ -287,7 +287,7 @@ TEST_CASE("All errors of a file are reported at once, in its order") {
               "hosts:4:3: unknown key what; known keys: slots, port, user, address, identity, chdir, gpus, "
               "max_slots, jump, wrapper, setup, "
               "env:NAME",
-              "hosts:6:1: [ without ]"});
+              "hosts:6:1: \"[\" has no \"]\""});
 }
 
 TEST_CASE("Errors of a file that is no hostfile are not listed line by line") {

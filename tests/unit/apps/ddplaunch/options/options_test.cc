@@ -295,12 +295,10 @@ TEST_CASE("Wrong values of the start options are errors") {
               "ddplaunch: --network 10.1.0.0: give a network like 10.1.0.0/16, or the name of an interface",
               "ddplaunch: --master-port http: give a whole number from 0 to 65535",
               "ddplaunch: --port-range 200-100: give two ports from 1 to 65535, lower one first: 20000-20100",
-              "ddplaunch: --store redis: choose agent or worker",
+              "ddplaunch: unknown --store \"redis\" (agent, worker)",
               "ddplaunch: --ssh-config nowhere: No such file or directory"});
   CHECK(FakeContext().errors({"--ssh-command", " ", "w"}) ==
         Texts{"ddplaunch: --ssh-command  : it names no program"});
-  CHECK(FakeContext().errors({"--store", "shared", "--host", "a", "--launcher", "daemon", "w"}) ==
-        Texts{"ddplaunch: --store shared is not in this release yet, only agent and worker are"});
   CHECK(FakeContext().errors({"--launcher", "ssh", "w"}) ==
         Texts{"ddplaunch: --launcher ssh (or pdsh) needs hosts: --hostfile FILE or --host LIST"});
   CHECK(FakeContext().errors({"--launcher", "pdsh", "w"}) ==

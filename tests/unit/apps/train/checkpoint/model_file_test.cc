@@ -122,7 +122,7 @@ TEST_CASE("a file of another model is refused with the first tensor that differs
   const std::string path = folder / "mlp.safetensors";
   REQUIRE(export_model<float>(path, mlp).has_value());
   CHECK(import_model<float>(path, conv).error().text ==
-        path + ": tensor layer1.0.weight is missing; check that the file belongs to a convnet");
+        path + ": tensor layer1.0.weight is missing; check that the file is of --model convnet");
   CHECK(import_model<float>(path, wider).error().text ==
         path + ": tensor 0.weight is [8, 784]; the mlp takes [9, 784]");
 }

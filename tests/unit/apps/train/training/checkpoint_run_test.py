@@ -394,10 +394,11 @@ class Checkpoints(unittest.TestCase):
         self.assertRegex(refusal("--init-from", cut), rf"^train: {cut}: tensor \S+ lies outside the file; is the file truncated\?\n$")
         self.assertEqual(refusal("--init-from", foreign),
                          f"train: {foreign}: not a safetensors file: its header would be longer than the file\n")
-        self.assertEqual(refusal("--init-from", none), f"train: open {none}: No such file or directory\n")
+        self.assertEqual(refusal("--init-from", none), f"train: --init-from {none}: No such file or directory; give a safetensors file on the node of rank 0\n")
         self.assertEqual(refusal("--checkpoint-dir", cut), f"train: --checkpoint-dir {cut}: Not a directory\n")
         self.assertEqual(refusal("--metrics-file", "/nonexistent/m"),
-                         "train: create /nonexistent/m: No such file or directory\n")
+                         "train: --metrics-file /nonexistent/m: No such file or directory; give a file in a directory that "
+                         "exists on the node of rank 0\n")
         optimizer = last / "optimizer.safetensors"
         optimizer.write_bytes(optimizer.read_bytes()[:-4])
         self.assertRegex(refusal("--resume", saved), rf"^train: {optimizer}: tensor \S+ lies outside the file; is the file truncated\?\n$")

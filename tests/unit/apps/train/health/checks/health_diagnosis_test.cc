@@ -55,11 +55,10 @@ TEST_CASE("A rank with wrong values is named with all of them in one line") {
   report.ranks[1].wrong_bits = 16;
   report.ranks[2].wrong_sums = 7;
   const auto diagnostics = diagnose_health(report);
-  CHECK(
-      failure_lines(report, diagnostics) ==
-      Lines{"rank 1 on gpu02, CPU: of 100 equal matrix products 2 were wrong and 3 differed from the first; "
-            "1 wrong words in 1 MiB of memory, the first at offset 0x1000, wrong bits 0x0000000000000010",
-            "rank 2 on gpu03, CPU: 7 wrong elements in the sum over all ranks"});
+  CHECK(failure_lines(report, diagnostics) ==
+        Lines{"rank 1 on gpu02, CPU: 100 equal matrix products: 2 wrong, 3 different from the first; "
+              "1 wrong word in 1 MiB of memory, the first at offset 0x1000, wrong bits 0x0000000000000010",
+              "rank 2 on gpu03, CPU: 7 wrong elements in the sum over all ranks"});
   CHECK_FALSE(has_failed(diagnostics, 0));
   CHECK(has_failed(diagnostics, 1));
   CHECK(health_json(report, diagnostics).find("\"passed\":false") != std::string::npos);
@@ -106,8 +105,8 @@ TEST_CASE("Errors that NVML counts are reported") {
   one.most_clock = 1980;
   one.temperature = 91;
   CHECK(diagnostic_lines(report) ==
-        Lines{"error 0 ecc: 1 ECC errors that could not be corrected",
-              "error 0 xid: the driver reported 1 Xid errors, the last is Xid 79",
+        Lines{"error 0 ecc: 1 uncorrectable ECC error",
+              "error 0 xid: the driver reported 1 Xid error, the last is Xid 79",
               "warning 0 throttle: clocks were throttled by heat, down to 900 of 1980 MHz at 91 degrees"});
 }
 

@@ -470,6 +470,17 @@ TEST_CASE("AdamW with the cosine schedule equals torch's results") {
   CHECK(rates == 21);
 }
 
+TEST_CASE("The kernels of this processor have names of --kernels, in the same order") {
+  std::size_t before = 0;
+  for (const auto* table : all_kernels<float>()) {
+    const auto found = std::find(kKernelNames.begin(), kKernelNames.end(), std::string_view(table->name));
+    REQUIRE(found != kKernelNames.end());
+    const auto at = static_cast<std::size_t>(found - kKernelNames.begin()) + 1;
+    CHECK(at > before);
+    before = at;
+  }
+}
+
 TEMPLATE_TEST_CASE("mean, test for nan, clipping", "", float, double) {
   using T = TestType;
   const T nan = std::numeric_limits<T>::quiet_NaN(), infinity = std::numeric_limits<T>::infinity();
