@@ -20,14 +20,14 @@ _ddplaunch_table() {
       ;;
     'ddplaunch --hostfile' | 'ddplaunch --deepspeed-hostfile' | 'ddplaunch --mpirun-hostfile' | 'ddplaunch --machinefile' | \
       'ddplaunch -machinefile' | 'ddplaunch -hostfile') source='file' input=hostfile ;;
-    'ddplaunch --host' | 'ddplaunch --nodelist' | 'ddplaunch --hosts' | 'ddplaunch -hosts') source='any' repeats=yes input=hosts ;;
+    'ddplaunch --host' | 'ddplaunch -host' | 'ddplaunch --nodelist' | 'ddplaunch --hosts' | 'ddplaunch -hosts') source='any' repeats=yes input=hosts ;;
     'ddplaunch --hosts-from') source='file' words='slurm env -' ;;
     'ddplaunch --include' | 'ddplaunch -i' | 'ddplaunch --deepspeed-inclusion-filter') source='host' ;;
     'ddplaunch --exclude' | 'ddplaunch -e' | 'ddplaunch --deepspeed-exclusion-filter') source='host' ;;
     'ddplaunch --nnodes' | 'ddplaunch --num-nodes' | 'ddplaunch --num-machines' | 'ddplaunch --nodes') source='any' input=nnodes ;;
     'ddplaunch --spares') source='any' ;;
     'ddplaunch --nproc-per-node' | 'ddplaunch --num-gpus' | 'ddplaunch --num-accelerators' | 'ddplaunch -ppn' | \
-      'ddplaunch --npernode' | 'ddplaunch --ntasks-per-node') source='any' words='auto gpu cpu' input=nproc ;;
+      'ddplaunch -npernode' | 'ddplaunch --npernode' | 'ddplaunch --ntasks-per-node') source='any' words='auto gpu cpu' input=nproc ;;
     'ddplaunch -n' | 'ddplaunch --ntasks' | 'ddplaunch --num-processes' | 'ddplaunch -np' | 'ddplaunch --np') source='any' input=ntasks ;;
     'ddplaunch --launcher') source='any' words='ssh slurm daemon local' ;;
     'ddplaunch --node-rank' | 'ddplaunch --machine-rank') source='any' ;;

@@ -56,9 +56,9 @@ function __ddplaunch_names_of
         case hostfile
             string split ' ' -- '--hostfile --deepspeed-hostfile --mpirun-hostfile --machinefile -machinefile -hostfile'
         case hosts
-            string split ' ' -- '--host --nodelist --hosts -hosts'
+            string split ' ' -- '--host -host --nodelist --hosts -hosts'
         case nproc
-            string split ' ' -- '--nproc-per-node --num-gpus --num-accelerators -ppn --npernode --ntasks-per-node'
+            string split ' ' -- '--nproc-per-node --num-gpus --num-accelerators -ppn -npernode --npernode --ntasks-per-node'
         case nnodes
             string split ' ' -- '--nnodes --num-nodes --num-machines --nodes'
         case ntasks
