@@ -64,7 +64,8 @@ std::optional<std::size_t> NodeTable::running_participant(std::size_t index, std
 std::optional<int> NodeTable::ran(std::size_t index, std::uint32_t attempt, std::uint32_t rank) const {
   const Node& node = nodes_[index];
   if (attempt == attempt_ && runs(index, rank)) return static_cast<int>(rank) - assignment(index)->first_rank;
-  if (!node.has_workers() || attempt != node.spawned || !is_within(node.ran, rank)) return {};
+  const bool may_live = node.has_workers() || node.state == State::kEnded;
+  if (!may_live || attempt != node.spawned || !is_within(node.ran, rank)) return {};
   return static_cast<int>(rank) - node.ran.first_rank;
 }
 
@@ -82,10 +83,17 @@ void NodeTable::came_up(const job::NodeUp& event, Time now) {
 void NodeTable::spawned(std::size_t participant) {
   Node& node = nodes_[node_of(participant)];
   node.state = State::kSpawned;
-  node.spawned = attempt_;
-  node.ran = world_.assignments[participant];
+  node.spawned_before = std::exchange(node.spawned, attempt_);
+  node.ran_before = std::exchange(node.ran, world_.assignments[participant]);
   node.worker_pids.resize(static_cast<std::size_t>(node.ran.local_world_size));
   node.ending = false;
+}
+
+void NodeTable::refused(std::size_t index) {
+  Node& node = nodes_[index];
+  node.state = State::kEnded;
+  node.spawned = node.spawned_before;
+  node.ran = node.ran_before;
 }
 
 void NodeTable::worker_started(std::size_t index, std::uint32_t rank, std::uint32_t pid) {

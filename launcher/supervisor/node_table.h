@@ -58,6 +58,8 @@ class NodeTable {
     Time up_at{0};                           ///< when it said hello
     std::uint32_t spawned = 0;               ///< the last attempt that its workers joined
     rendezvous::RankAssignment ran;          ///< its ranks in that attempt
+    std::uint32_t spawned_before = 0;        ///< the attempt that they joined before it
+    rendezvous::RankAssignment ran_before;
     std::vector<std::uint32_t> worker_pids;  ///< by local rank, of the last start; 0: unknown
     std::optional<Predecessor> predecessor;  ///< a lost incarnation whose workers may live
     std::optional<Trouble> trouble;          ///< why it is absent
@@ -94,8 +96,8 @@ class NodeTable {
   /// a node that is lost, or whose agent only ends the workers of an earlier attempt. Worker messages of such
   /// nodes are ignored.
   std::optional<std::size_t> running_participant(std::size_t node, std::uint32_t attempt) const;
-  /// Returns the local rank of `rank` in the last attempt that the node spawned. Workers of that attempt may
-  /// still live while the next one begins.
+  /// Returns the local rank of `rank` in the last attempt that the node's workers joined. They may still live
+  /// while the next one begins.
   std::optional<int> ran(std::size_t node, std::uint32_t attempt, std::uint32_t rank) const;
 
   // ---- changes of a node
@@ -103,6 +105,8 @@ class NodeTable {
   void came_up(const job::NodeUp& event, Time now);
   /// The participant got the order to start its workers.
   void spawned(std::size_t participant);
+  /// The node has refused that order: only survivors of the attempt before it live, and they are being ended.
+  void refused(std::size_t node);
   /// The node runs `rank` in this process.
   void worker_started(std::size_t node, std::uint32_t rank, std::uint32_t pid);
   /// The node is lost. Its processes may still run.

@@ -120,8 +120,9 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::Refused& me
   if (error.code == ErrorCode::kLinkLost) return lose(from.node, std::move(error), now);
   if (state_ == State::kStarting && node.participant) return fail_start(from.node, std::move(error), now);
   if (!nodes_.running_participant(from.node, nodes_.attempt())) return;
-  // The agent could not start any worker, so none runs and no further message follows.
-  node.state = NodeState::kEnded;
+  // The agent could not start any worker. It ends survivors by itself, and no message about the attempt
+  // follows.
+  nodes_.refused(from.node);
   take_as_failed(from.node, error, now);
   inform(rendezvous::NodeRefused{std::move(error.text)}, from.node);
 }

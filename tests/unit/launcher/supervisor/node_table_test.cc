@@ -103,7 +103,21 @@ TEST_CASE("node table: late output of the last attempt keeps its local rank") {
   CHECK_FALSE(table.ran(0, 0, 1));
   CHECK_FALSE(table.ran(0, 0, 5));
   table[0].state = State::kEnded;
+  CHECK(table.ran(0, 0, 3) == 1);
+  table[0].state = State::kGone;
   CHECK_FALSE(table.ran(0, 0, 3));
+}
+
+TEST_CASE("node table: survivors of a node that refuses an attempt end with the ranks that they had") {
+  NodeTable table = spawned_table();
+  table.begin_attempt(1, {{{0, 0, 0, 3}}, 3});
+  table.spawned(0);
+  CHECK_FALSE(table.ran(0, 0, 3));
+  table.refused(0);
+  CHECK(table[0].state == State::kEnded);
+  CHECK(table.ran(0, 0, 3) == 1);
+  CHECK(table.ran(0, 1, 2) == 2);  // the master knows the assignment
+  CHECK_FALSE(table.ran(0, 0, 0));
 }
 
 TEST_CASE("node table: a lost node's processes are looked for on the same machine only") {
