@@ -140,6 +140,20 @@ TEST_CASE("hang investigation: the rank that alone is behind has hung") {
   CHECK(hang.hung() == std::vector<std::uint32_t>{1});
 }
 
+TEST_CASE("hang investigation: answers to a cancelled inspection do not count in the next one") {
+  HangInvestigation hang = quiet_job();
+  hang.begin({}, 162s);
+  hang.answer(0, at_step(0, 8));
+  hang.answer(0, at_step(1, 7));
+  CHECK(hang.cancel());
+  hang.rank_ended(1, 170s);
+  CHECK(hang.begin({2}, 240s) == Nodes{0});  // node 1 has no live rank any more
+  hang.answer(0, last());
+  CHECK(hang.complete(240s));
+  hang.conclude("f");
+  CHECK(hang.hung().empty());
+}
+
 TEST_CASE("hang investigation: when several ranks are behind, none is known to have hung") {
   HangInvestigation hang = quiet_job();
   hang.begin({}, 162s);
