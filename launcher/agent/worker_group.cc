@@ -219,20 +219,8 @@ void WorkerGroup::take_away_ended(std::uint32_t rank) {
   workers_.erase(old);
 }
 
-bool WorkerGroup::is_alive(std::uint32_t rank) const {
-  const Worker* worker = find(rank);
-  return worker != nullptr && !worker->ended;
-}
-
 bool WorkerGroup::any_alive() const {
   return std::any_of(workers_.begin(), workers_.end(), [](const auto& worker) { return !worker->ended; });
-}
-
-std::vector<std::uint32_t> WorkerGroup::ended_ranks() const {
-  std::vector<std::uint32_t> ranks;
-  for (const auto& worker : workers_)
-    if (worker->ended) ranks.push_back(worker->rank);
-  return ranks;
 }
 
 bool WorkerGroup::ended_after_stop(std::uint32_t rank) const {

@@ -63,10 +63,7 @@ class WorkerGroup {
   /// For a worker that has ended: whether we had sent SIGTERM before its end began.
   bool ended_after_stop(std::uint32_t rank) const;
 
-  /// Returns whether the worker's leader is running.
-  bool is_alive(std::uint32_t rank) const;
   bool any_alive() const;
-  std::vector<std::uint32_t> ended_ranks() const;  ///< ended workers that were not replaced
   /// Sends TERM to one worker's leader and group.
   void terminate(std::uint32_t rank);
   /// Sends KILL to one worker's group.

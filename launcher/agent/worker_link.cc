@@ -330,10 +330,4 @@ void WorkerLink::stop(const rendezvous::StopOrder& order) {
   }
 }
 
-bool WorkerLink::can_rejoin(std::uint32_t local_rank) const {
-  const auto found = workers_.find(local_rank);
-  return found != workers_.end() && found->second->connection.is_open() &&
-         found->second->session.can_rejoin();
-}
-
 }  // namespace ddp::launcher

@@ -62,9 +62,6 @@ class WorkerLink {
   /// Sent to all workers that have sent a hello, and to others when they do.
   void stop(const rendezvous::StopOrder& order);
 
-  /// The worker is connected, and its hello says that it can leave an attempt.
-  bool can_rejoin(std::uint32_t local_rank) const;
-
  private:
   struct Worker;
   asio::any_io_executor executor_;

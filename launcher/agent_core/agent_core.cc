@@ -135,7 +135,7 @@ void AgentCore::on(const rendezvous::Spawn& order) {
     next_ = order;
     return;
   }
-  spawn_ = order;
+  previous_ = std::exchange(spawn_, order);
   lease_.proven(*accepted_at_);  // a slow disk may have delayed our answer to a Ping
   if (is_lease_over()) return lose_master(kSilent);
   // Renew before the first worker starts: if the agent freezes right after that, the keeper must know the
@@ -149,7 +149,9 @@ void AgentCore::on(const rendezvous::Spawn& order) {
 void AgentCore::on(const node::AttemptImpossible& event) {
   refuse(event.error);
   state_ = State::kNone;
-  if (!processes_.none()) stop_workers(event.error.text, 0ms);
+  if (processes_.none()) return;
+  spawn_ = previous_;  // survivors end as workers of the attempt that they were in
+  stop_workers(event.error.text, 0ms);
 }
 
 void AgentCore::on(const node::AttemptPrepared&) {

@@ -135,6 +135,7 @@ class AgentCore {
   bool local_ = false;
   State state_ = State::kNone;
   rendezvous::Spawn spawn_;
+  rendezvous::Spawn previous_;             ///< the attempt before it
   std::optional<rendezvous::Spawn> next_;  ///< came while the workers of the last attempt end
   rendezvous::Revoke revoke_;              ///< the one that is carried out
   Time due_{0};                            ///< of the revoke's present state

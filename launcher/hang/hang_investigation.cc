@@ -20,16 +20,13 @@ HangInvestigation::HangInvestigation(std::chrono::milliseconds timeout, std::vec
   if (timeout.count() > 0) detector_ = HangDetector(timeout, counts(nodes_), now);
 }
 
-void HangInvestigation::rank_ended(std::size_t node, std::uint32_t rank, Time now) {
-  if (ended_.insert(rank).second) detector_.rank_ended(node, now);
-}
-
 void HangInvestigation::node_gone(std::size_t node, Time now) {
   detector_.node_gone(node, now);
   asked_.erase(node);
 }
 
-std::vector<std::size_t> HangInvestigation::begin(Time now) {
+std::vector<std::size_t> HangInvestigation::begin(const std::set<std::uint32_t>& ended, Time now) {
+  inspect_due_ = now + kInspectTime + kInspectSlack;
   quiet_for_ = now - detector_.last_activity();
   report_ = HangReport();
   asked_.clear();
@@ -38,7 +35,7 @@ std::vector<std::size_t> HangInvestigation::begin(Time now) {
     asked_.insert(i);
     for (std::uint32_t local = 0; local < nodes_[i].ranks; ++local) {
       const std::uint32_t rank = nodes_[i].first_rank + local;
-      if (ended_.count(rank) == 0) report_.expect(rank, nodes_[i].host);
+      if (ended.count(rank) == 0) report_.expect(rank, nodes_[i].host);
     }
   }
   return {asked_.begin(), asked_.end()};
@@ -54,8 +51,18 @@ void HangInvestigation::answer(std::size_t node, const rendezvous::Inspection& i
   }
 }
 
-std::string HangInvestigation::text() const {
-  return "the job hung: " + report_.text(quiet_for_);
+bool HangInvestigation::cancel() {
+  return std::exchange(inspect_due_, std::nullopt).has_value();
+}
+
+std::string HangInvestigation::conclude(const std::string& files) {
+  inspect_due_.reset();
+  hung_ = report_.behind();
+  if (hung_.size() > 1) hung_.clear();
+  std::string text =
+      "the job hung: " + report_.text(quiet_for_) + "\nstacks and state of each rank: " + files;
+  if (const std::string hint = report_.hint(); !hint.empty()) text += "\nhint: " + hint;
+  return text;
 }
 
 }  // namespace ddp::launcher

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -24,38 +25,53 @@ class HangInvestigation {
     std::uint32_t ranks = 0;
   };
 
+  /// Time for the nodes to inspect their workers; py-spy and gdb take seconds each.
+  static constexpr std::chrono::seconds kInspectTime{14};
+  /// Additional time for the answers to arrive.
+  static constexpr std::chrono::seconds kInspectSlack{1};
+
   HangInvestigation() = default;  ///< never finds a hang
   HangInvestigation(std::chrono::milliseconds timeout, std::vector<NodeShare> nodes, Time now);
 
   void quiet(std::size_t node, Time since) { detector_.quiet(node, since); }
   void alive(std::size_t node) { detector_.alive(node); }
-  void rank_ended(std::size_t node, std::uint32_t rank, Time now);
+  /// A rank of the node has ended: call it once for each.
+  void rank_ended(std::size_t node, Time now) { detector_.rank_ended(node, now); }
   void node_gone(std::size_t node, Time now);
 
-  std::optional<Time> deadline() const { return detector_.deadline(); }
+  /// When to call `hangs`; during an inspection, when it is over without the missing answers.
+  std::optional<Time> deadline() const { return inspect_due_ ? inspect_due_ : detector_.deadline(); }
   bool hangs(Time now) { return detector_.hangs(now); }
 
-  /// Starts the inspection. Returns the nodes with live workers; the caller sends each of them an Inspect.
-  std::vector<std::size_t> begin(Time now);
+  /// Starts the inspection. Returns the nodes with live workers; the caller sends each of them an Inspect
+  /// with kInspectTime. `ended`: ranks that have ended.
+  std::vector<std::size_t> begin(const std::set<std::uint32_t>& ended, Time now);
+  bool inspecting() const { return inspect_due_.has_value(); }
   void answer(std::size_t node, const rendezvous::Inspection& inspection);
-  /// Returns whether every asked node has answered completely or is lost.
-  bool complete() const { return asked_.empty(); }
-
-  /// "the job hung: no worker printed anything or used CPU time for 60 s", then one line for each group of
-  /// ranks that do the same.
-  std::string text() const;
+  /// Returns whether the inspection is over: every asked node has answered completely or is lost, or its time is up.
+  bool complete(Time now) const { return inspecting() && (asked_.empty() || now >= *inspect_due_); }
+  /// The job makes progress again. Returns false if no inspection runs.
+  bool cancel();
+  /// Ends the inspection: the job has hung. Returns "the job hung: no worker printed anything or used CPU
+  /// time for 60 s", then one line for each group of ranks that do the same, the place of the stacks
+  /// (`files`), and a hint if there is one.
+  std::string conclude(const std::string& files);
+  /// Returns the lines about groups of ranks alone.
   std::vector<std::string> lines() const { return report_.lines(); }
-  std::string hint() const { return report_.hint(); }
-  /// Ranks that have completed fewer steps than others, among the ranks that report steps.
-  std::vector<std::uint32_t> behind() const { return report_.behind(); }
+  /// Returns the rank that must be killed, since it alone is behind the others in steps; empty: none, or the
+  /// job has not hung. When several ranks are behind, some may only wait for another of them: for the rank
+  /// through which their node hears of the others. Ranks that answer a revoke survive; the others are killed
+  /// at its deadline.
+  const std::vector<std::uint32_t>& hung() const { return hung_; }
 
  private:
   std::vector<NodeShare> nodes_;
   HangDetector detector_;
   HangReport report_;
-  std::set<std::uint32_t> ended_;  ///< ranks
-  std::set<std::size_t> asked_;    ///< nodes whose answer is not complete
+  std::optional<Time> inspect_due_;  ///< set while the nodes inspect their workers
+  std::set<std::size_t> asked_;      ///< nodes whose answer is not complete
   Time quiet_for_{0};
+  std::vector<std::uint32_t> hung_;
 };
 
 }  // namespace ddp::launcher

@@ -59,9 +59,9 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
           loop.get_executor(), [this] { give_all_credit(); }, spec.output.console),
       output_(
           *files_, console_, spec.output, [this](std::uint32_t rank) { return source_of(rank); },
-          [this] { return static_cast<std::uint32_t>(supervisor_.world().world_size); }),
+          [this] { return static_cast<std::uint32_t>(supervisor_.nodes().world().world_size); }),
       supervisor_(spec),
-      nodes_(loop, spec.hosts, supervisor_.node_count(), remote, local,
+      nodes_(loop, spec.hosts, supervisor_.nodes().size(), remote, local,
              start_options(spec, std::move(options)), *this),
       deadline_(loop),
       sleep_timer_(loop),
@@ -137,7 +137,7 @@ void Master::carry_out(job::Actions actions) {
       else
         nodes_.cancel_starts();  // only at the end of the job, when all starts are obsolete
     } else if (const auto* again = std::get_if<job::Recall>(&action)) {
-      nodes_.start_again(again->node, supervisor_.name(again->node), spec_.start_timeout);
+      nodes_.start_again(again->node, supervisor_.nodes()[again->node].name, spec_.start_timeout);
     } else if (auto* words = std::get_if<job::PrintLine>(&action)) {
       const bool watched = !words->terminal_only || console_.is_terminal(2);
       watched ? say(words->text) : log_.step(words->text);
@@ -157,7 +157,7 @@ void Master::carry_out(job::Actions actions) {
 /// Feeds the launcher's stdin to the node of the first rank 0, for the whole job. A later rank 0 on another
 /// node gets end of file.
 void Master::feed_stdin() {
-  const MasterLinks::Link link = nodes_[supervisor_.node_of_rank(0)];
+  const MasterLinks::Link link = nodes_[supervisor_.nodes().node_of_rank(0)];
   if (link == stdin_link_ || link == stdin_ended_link_) return;
   if (stdin_link_) {
     stdin_ended_link_ = link;
@@ -266,16 +266,16 @@ void Master::say(std::string_view text) {
 }
 
 void Master::say_host(const NodeLink& node, std::string_view line) {
-  const std::string text = supervisor_.name(node.index) + ": " + std::string(line);
+  const std::string text = supervisor_.nodes()[node.index].name + ": " + std::string(line);
   log_.step(text);
   console_.write(2, text + "\n");
 }
 
 LineSource Master::source_of(std::uint32_t rank) const {
-  const std::size_t index = supervisor_.node_of_rank(rank);
-  const rendezvous::RankAssignment& ranks = *supervisor_.assignment(index);
+  const std::size_t index = supervisor_.nodes().node_of_rank(rank);
+  const rendezvous::RankAssignment& ranks = *supervisor_.nodes().assignment(index);
   LineSource source;
-  source.host = supervisor_.name(index);
+  source.host = supervisor_.nodes()[index].name;
   source.rank = static_cast<int>(rank);
   source.local_rank = source.rank - ranks.first_rank;
   source.node_rank = ranks.node_rank;
@@ -287,12 +287,12 @@ JobFacts Master::facts() const {
   facts.version = version();
   facts.job_id = spec_.job_id;
   facts.job_dir = spec_.job_dir;
-  for (const rendezvous::RankAssignment& assignment : supervisor_.world().assignments)
-    facts.nodes.push_back(supervisor_.name(assignment.host));
+  for (const rendezvous::RankAssignment& assignment : supervisor_.nodes().world().assignments)
+    facts.nodes.push_back(supervisor_.nodes()[assignment.host].name);
   for (std::size_t i = 0; facts.nodes.empty() && i < nodes_.size(); ++i)
-    facts.nodes.push_back(supervisor_.name(i));
-  facts.world_size = supervisor_.world().world_size;
-  facts.attempts = static_cast<int>(supervisor_.attempt()) + 1;
+    facts.nodes.push_back(supervisor_.nodes()[i].name);
+  facts.world_size = supervisor_.nodes().world().world_size;
+  facts.attempts = static_cast<int>(supervisor_.nodes().attempt()) + 1;
   facts.began = began_;
   facts.ended = steady_now();
   facts.ended_at = std::chrono::system_clock::now();
@@ -310,7 +310,7 @@ void Master::keep_last_output(std::optional<std::size_t> node) {
   std::vector<LastOutput> all;
   for (const Failure& failure : supervisor_.end().failures) {
     const auto rank = static_cast<std::uint32_t>(failure.rank);
-    if (!failure.of_worker() || (node && !supervisor_.runs(*node, rank))) continue;
+    if (!failure.of_worker() || (node && !supervisor_.nodes().runs(*node, rank))) continue;
     all.push_back({failure.rank, output_.last_stderr(failure.attempt, rank),
                    output_.stderr_file(failure.attempt, rank)});
   }

@@ -30,7 +30,8 @@ void Master::agent_started(NodeLink& node, const remote::StartedAgent& agent) {
     say_host(node, line);
   if (!agent.errors.empty()) agent_errors(node.error_lines(agent.errors));
   if (agent.pushed > 0 && spec_.verbose)
-    say(supervisor_.name(node.index) + ": copied ddplaunchd, " + std::to_string(agent.pushed) + " bytes");
+    say(supervisor_.nodes()[node.index].name + ": copied ddplaunchd, " + std::to_string(agent.pushed) +
+        " bytes");
 }
 
 /// Shows labelled lines. Where agents are kept is said once for each reason.
@@ -79,11 +80,11 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
   if (const auto* notice = std::get_if<rendezvous::Notice>(&message)) {
     take_notice(node, *notice);
   } else if (const auto* stdin_taken = std::get_if<rendezvous::StdinTaken>(&message)) {
-    if (supervisor_.runs(node.index, 0)) stdin_.taken(*stdin_taken);
+    if (supervisor_.nodes().runs(node.index, 0)) stdin_.taken(*stdin_taken);
   } else if (const auto* hello = std::get_if<rendezvous::Hello>(&message)) {
     step(job::NodeUp{node.index, *hello, node.channel().address(), node.incarnation});
   } else {
-    log_.from_node(supervisor_.name(node.index), message);
+    log_.from_node(supervisor_.nodes()[node.index].name, message);
     const auto* exited = std::get_if<rendezvous::WorkerExited>(&message);
     if (exited != nullptr && (exited->code != 0 || exited->signal != 0)) output_.flush();
     if (std::holds_alternative<rendezvous::AttemptEnded>(message) ||
@@ -95,10 +96,10 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
 }
 
 Result<> Master::take_output(NodeLink& node, const rendezvous::Output& output) {
-  const std::optional<int> its_own = supervisor_.ran(node.index, output.attempt, output.rank);
-  if (!its_own && output.attempt == supervisor_.attempt())
+  const std::optional<int> its_own = supervisor_.nodes().ran(node.index, output.attempt, output.rank);
+  if (!its_own && output.attempt == supervisor_.nodes().attempt())
     return Error{ErrorCode::kProtocol, "it sent output of a rank that it does not run", 0};
-  if (its_own && output.attempt != supervisor_.attempt()) {  // late output of an earlier attempt
+  if (its_own && output.attempt != supervisor_.nodes().attempt()) {  // late output of an earlier attempt
     files_->append({output.attempt, output.rank, *its_own, output.stream}, output.data);
   } else if (its_own) {
     output_.take(output.attempt, output.rank, output.stream, output.data,
@@ -111,9 +112,11 @@ Result<> Master::take_output(NodeLink& node, const rendezvous::Output& output) {
 void Master::take_notice(NodeLink& node, const rendezvous::Notice& notice) {
   const NodeLimits::NoticeDecision shown = node.limits.notice();
   if (shown == NodeLimits::NoticeDecision::kNo) return;
-  std::string words = supervisor_.name(node.index) + ": " + notice.text.substr(0, NodeLimits::kNoticeBytes);
+  std::string words =
+      supervisor_.nodes()[node.index].name + ": " + notice.text.substr(0, NodeLimits::kNoticeBytes);
   if (shown == NodeLimits::NoticeDecision::kLast)
-    words = "warning: " + supervisor_.name(node.index) + " sent too many notices; the rest is dropped";
+    words =
+        "warning: " + supervisor_.nodes()[node.index].name + " sent too many notices; the rest is dropped";
   const bool wanted = notice.detail ? spec_.verbose : !spec_.quiet;
   wanted ? say(words) : log_.step(words);
 }

@@ -27,6 +27,11 @@ constexpr seconds kKeeperKills{5};
 constexpr milliseconds kListenerOpens{100};
 /// The back-off doubles up to this value, unless the user sets a longer first one.
 constexpr seconds kMaxBackoff{60};
+/// Time for a lost node to end its workers when the job has ended while no attempt was running.
+constexpr seconds kLastWait{5};
+/// A signal may reach the processes of a job one after the other. After a node has reported its own, the
+/// master waits for its own this long before it counts the node as lost.
+constexpr seconds kSignalSpread{2};
 
 rendezvous::Fence fence_of(FenceMode mode) {
   switch (mode) {
@@ -67,251 +72,261 @@ rendezvous::MembershipRules rules_of(const JobSpec& spec) {
   return rules;
 }
 
-}  // namespace
-
-Supervisor::Supervisor(const JobSpec& spec) : spec_(spec), membership_(rules_of(spec)) {
-  nodes_.resize(hosts_used(spec));
-  for (std::size_t i = 0; i < nodes_.size(); ++i)
-    nodes_[i].name = spec.hosts[i].name;
-}
-
-job::Actions Supervisor::start(Time now) {
-  failures_.begin_attempt(0, now);
-  failures_.name_job("job " + spec_.job_id, spec_.job_dir);
-  started_at_ = now;
-  waiting_check_ = now + kLongStart;
-  waiting_due_ = kLongStart;
-  start_limit_ = now + spec_.start_timeout + kReportTime;
-  inform(rendezvous::Tick{});
-  follow_membership(now);
-  return std::exchange(actions_, {});
-}
-
-job::Actions Supervisor::step(const job::Event& event, Time now) {
-  if (state_ != State::kFinished) {
-    std::visit([&](const auto& e) { on(e, now); }, event);
-    follow_membership(now);
-    report_waiting(now);
-  }
-  return std::exchange(actions_, {});
-}
-
-std::optional<Supervisor::Time> Supervisor::deadline() const {
-  std::optional<Time> first = deadline_;
-  if (state_ == State::kFinished) return first;
-  for (const auto& due : {membership_.deadline(), waiting_check_})
-    if (due) first = first ? std::min(*first, *due) : *due;
-  return first;
-}
-
-const rendezvous::RankAssignment* Supervisor::assignment(std::size_t node) const {
-  return nodes_[node].participant ? &world_.assignments[*nodes_[node].participant] : nullptr;
-}
-
-std::size_t Supervisor::node_of_rank(std::uint32_t rank) const {
-  const auto after = std::upper_bound(world_.assignments.begin(), world_.assignments.end(), rank,
-                                      [](std::uint32_t r, const rendezvous::RankAssignment& assignment) {
-                                        return r < static_cast<std::uint32_t>(assignment.first_rank);
-                                      });
-  return std::prev(after)->host;
-}
-
-bool Supervisor::runs(std::size_t node, std::uint32_t rank) const {
-  const rendezvous::RankAssignment* ranks = assignment(node);
-  if (ranks == nullptr) return false;
-  const auto first = static_cast<std::uint32_t>(ranks->first_rank);
-  return rank >= first && rank - first < static_cast<std::uint32_t>(ranks->local_world_size);
-}
-
-std::optional<std::size_t> Supervisor::running_participant(std::size_t index, std::uint32_t attempt) const {
-  const Node& node = nodes_[index];
-  const bool runs_it = attempt == attempt_ && node.state == NodeState::kSpawned && !node.lost && !node.ending;
-  return runs_it ? node.participant : std::nullopt;
-}
-
-std::optional<int> Supervisor::ran(std::size_t index, std::uint32_t attempt, std::uint32_t rank) const {
-  const Node& node = nodes_[index];
-  if (attempt == attempt_ && runs(index, rank)) return static_cast<int>(rank) - assignment(index)->first_rank;
-  const bool has_run = node.state == NodeState::kSpawned || node.state == NodeState::kWaiting;
-  const auto local = static_cast<std::int64_t>(rank) - node.ran.first_rank;
-  if (!has_run || attempt != node.spawned || local < 0 || local >= node.ran.local_world_size) return {};
-  return static_cast<int>(local);
-}
-
-// ---- running
-
-void Supervisor::on(const job::FromNode& event, Time now) {
-  if (event.incarnation != nodes_[event.node].incarnation) return;
-  current_ = &event;
-  std::visit([&](const auto& message) { handle(event.node, message, now); }, event.message);
-  current_ = nullptr;
-}
-
-void Supervisor::handle(std::size_t index, const rendezvous::WorkerStarted& message, Time) {
-  if (message.attempt != attempt_ || !runs(index, message.rank)) return;
-  failures_.worker_started(static_cast<int>(message.rank), current_->happened, message.start_attempt);
-  Node& node = nodes_[index];
-  const auto local = message.rank - static_cast<std::uint32_t>(assignment(index)->first_rank);
-  if (local < node.worker_pids.size()) node.worker_pids[local] = message.pid;
-}
-
-void Supervisor::handle(std::size_t index, const rendezvous::WorkerEvidence& message, Time) {
-  if (message.attempt == attempt_ && runs(index, message.rank)) failures_.evidence(message);
-}
-
-void Supervisor::handle(std::size_t index, const rendezvous::WorkerCollectives& message, Time) {
-  if (message.attempt == attempt_ && runs(index, message.rank))
-    failures_.collectives(message, world_.world_size);
-}
-
-void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& message, Time now) {
-  if (nodes_[index].state == NodeState::kWaiting) return report_lost_survivor(index, message);
-  // An agent that has to leave kills its workers. These ends are no failures of the workers.
-  const auto participant = running_participant(index, message.attempt);
-  if (!participant) return;
-  if (!runs(index, message.rank)) {
-    actions_.push_back(job::Disconnect{index});
-    lose(index, Error{ErrorCode::kProtocol, "it reported a rank that it does not run", 0}, now);
-    nodes_[index].state = NodeState::kGone;
-    nodes_[index].reason_reported = true;
-    return;
-  }
-  if (!exited_.insert(message.rank).second) return;  // reported before
-  hang_.rank_ended(*participant, message.rank, now);
-  if (state_ == State::kInspecting && message.code == 0 && message.signal == 0) {
-    say("the job continues: rank " + std::to_string(message.rank) + " exited 0");
-    state_ = State::kRunning;
-  }
-  const int rank = static_cast<int>(message.rank);
-  const FailureLog::WorkerIdentity worker{nodes_[index].name, rank, rank - assignment(index)->first_rank};
-  if (message.code == 0 && message.signal == 0) {
-    failures_.worker_ended_well(worker, current_->happened, current_->error);
-    if (end().early.size() == 1) early_exit_notice_ = now + kEarlyExitNotice;
-  }
-  if (state_ == State::kRunning) arm_running();
-  if (message.code == 0 && message.signal == 0) return;
-  if (message.by_revoke) {  // no failure of the worker
-    if (!message.text.empty())
-      say("rank " + std::to_string(message.rank) + " on " + nodes_[index].name + ' ' + message.text);
-    return;
-  }
-  failures_.worker_failed(worker, message, current_->happened, current_->error);
-  if (!running()) return;
-  stop_reason_ = "rank " + std::to_string(message.rank) + " failed";
-  // A program that cannot be executed in attempt 0 fails again when retried. In later attempts it ran
-  // elsewhere before.
-  inform(index, rendezvous::WorkerFailed{stop_reason_, message.pid == 0 && attempt_ == 0});
-}
-
-/// Some ranks may wait forever for one that has left the training early. Reported once.
-void Supervisor::report_early_exits(Time now) {
-  if (!early_exit_notice_ || now < *early_exit_notice_) return;
-  early_exit_notice_.reset();
-  const std::vector<EarlyExit>& early = end().early;
-  if (exited_.size() >= static_cast<std::size_t>(world_.world_size)) return;
-  notify(std::to_string(early.size()) + " of " + std::to_string(world_.world_size) + " ranks " +
-         (early.size() == 1 ? "has" : "have") + " exited with 0 (" + early_ranks(early) +
-         "); the others still run");
-}
-
-void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& message, Time now) {
-  Node& node = nodes_[index];
-  const bool waited = node.state == NodeState::kWaiting;
-  if (message.attempt != node.spawned || (!waited && node.state != NodeState::kSpawned)) return;
-  const bool in_attempt = !std::exchange(node.ending, false);
-  if (message.left > 0) {
-    say("warning: " + counted(message.left, "process is", "processes are") + " left on " + node.name + ": " +
-        message.left_text);
-  }
-  if (node.lost) node.predecessor.reset();  // the fate of its workers is known
-  if (waited) return survivors_gone(index, message.left, now);
-  node.state = NodeState::kEnded;
-  if (!node.lost && !in_attempt) return;
-  if (running() && node.participant && survivors_.ended(*node.participant)) arm_running();
-  if (!node.lost)
-    inform(index, rendezvous::NodeEnded{message.left});
-  else if (message.left == 0)
-    inform(index, rendezvous::WorkersGone{});
-}
-
 /// A signal may be sent to all processes of a job, in any order. A node that reports it before the master
 /// gets its own is no failure. Workers that were stopped for it are none either.
-bool Supervisor::only_stopped_by(int signal) const {
-  return std::all_of(end().failures.begin(), end().failures.end(), [&](const Failure& failure) {
+bool only_stopped_by(int signal, const JobEnd& end) {
+  return std::all_of(end.failures.begin(), end.failures.end(), [signal](const Failure& failure) {
     const bool reported = failure.kind == Failure::Kind::kNode &&
                           failure.error.code == ErrorCode::kLinkLost && failure.error.sys == signal;
     return reported || failure.stopped_by_us;
   });
 }
 
+bool is_stop_signal(int number) {
+  return number == SIGTERM || number == SIGINT || number == SIGHUP;
+}
+
+/// Says that the user's signal stops the workers, and when they are killed.
+std::string stopping_text(int signal, milliseconds grace) {
+  const bool key = signal == SIGINT;
+  return (key ? "" : signal_name(signal) + ": ") + "stopping the workers; SIGKILL in " + limit_text(grace) +
+         (key ? " (Ctrl-C again: now)" : " (again: now)");
+}
+
+}  // namespace
+
+Supervisor::Supervisor(const JobSpec& spec)
+    : spec_(spec), nodes_(spec), membership_(rules_of(spec)), out_(spec.quiet) {}
+
+job::Actions Supervisor::start(Time now) {
+  failures_.begin_attempt(0, now);
+  failures_.name_job("job " + spec_.job_id, spec_.job_dir);
+  start_notice_.begin(now);
+  start_limit_ = now + spec_.start_timeout + kReportTime;
+  return step(job::Tick{}, now);
+}
+
+job::Actions Supervisor::step(const job::Event& event, Time now) {
+  if (state_ == State::kFinished) return {};
+  std::visit([&](const auto& e) { on(e, now); }, event);
+  while (!updates_.empty()) {
+    const MembershipUpdate update = std::move(updates_.front());
+    updates_.pop_front();
+    const rendezvous::Sender from{spec_.job_id, update.attempt,
+                                  static_cast<rendezvous::HostNumber>(update.node), update.incarnation};
+    joining_.reset();
+    if (std::holds_alternative<rendezvous::Joined>(update.event)) joining_ = update.node;
+    for (const rendezvous::MemberAction& action : membership_.step(from, update.event, now))
+      std::visit([&](const auto& what) { carry_out(what, now); }, action);
+  }
+  if (state_ == State::kBackingOff && membership_.state() == rendezvous::Membership::State::kGathering)
+    state_ = State::kConnecting;
+  leave_when_quiet(now);
+  if (state_ == State::kLeaving && nodes_.all_gone()) {
+    state_ = State::kFinished;
+    deadline_.reset();
+  }
+  const bool first_start =
+      nodes_.attempt() == 0 && (state_ == State::kConnecting || state_ == State::kStarting);
+  if (!first_start) {
+    if (auto removal = start_notice_.end()) out_.add(*removal);
+  } else if (start_notice_.is_due(now)) {
+    // In per-node mode the listener itself reports the nodes that it waits for.
+    const bool is_reported = spec_.launcher == LauncherKind::kJoin && state_ == State::kConnecting;
+    if (auto notice = start_notice_.show(spec_.quiet || is_reported ? "" : awaited(), now))
+      out_.add(std::move(*notice));
+  }
+  return out_.take();
+}
+
+std::optional<Supervisor::Time> Supervisor::deadline() const {
+  if (state_ == State::kFinished) return {};
+  std::optional<Time> first;
+  const auto consider = [&first](std::optional<Time> due) {
+    if (due && (!first || *due < *first)) first = due;
+  };
+  consider(deadline_);
+  consider(membership_.deadline());
+  consider(start_notice_.deadline());
+  if (state_ != State::kRunning || ended_) return first;
+  consider(hang_.deadline());
+  if (hang_.inspecting()) return first;
+  consider(survivors_.deadline());
+  consider(exits_.deadline());
+  return first;
+}
+
+// ---- running
+
+void Supervisor::on(const job::FromNode& event, Time now) {
+  if (event.incarnation != nodes_[event.node].incarnation) return;
+  std::visit([&](const auto& message) { handle(event, message, now); }, event.message);
+}
+
+void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerStarted& message, Time) {
+  if (message.attempt != nodes_.attempt() || !nodes_.runs(from.node, message.rank)) return;
+  failures_.worker_started(static_cast<int>(message.rank), from.happened, message.start_attempt);
+  nodes_.worker_started(from.node, message.rank, message.pid);
+}
+
+void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerEvidence& message, Time) {
+  if (message.attempt == nodes_.attempt() && nodes_.runs(from.node, message.rank))
+    failures_.evidence(message);
+}
+
+void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerCollectives& message, Time) {
+  if (message.attempt == nodes_.attempt() && nodes_.runs(from.node, message.rank))
+    failures_.collectives(message, nodes_.world().world_size);
+}
+
+void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerExited& message, Time now) {
+  NodeTable::Node& node = nodes_[from.node];
+  const bool ended_well = message.code == 0 && message.signal == 0;
+  const std::string rank_text = "rank " + std::to_string(message.rank);
+  const std::string where = rank_text + " on " + node.name + ' ';
+  if (node.state == NodeState::kWaiting) {
+    // The loss costs no restart: a new worker replaces the survivor in the attempt that is about to begin.
+    if (message.attempt != node.spawned || ended_well) return;
+    const ExitStatus end = message.signal != 0 ? ExitStatus::signaled(message.signal, message.core)
+                                               : ExitStatus::exited(message.code);
+    return out_.say(where + end.text() + " while it waited for the next attempt");
+  }
+  // An agent that has to leave kills its workers. These ends are no failures of the workers.
+  const auto participant = nodes_.running_participant(from.node, message.attempt);
+  if (!participant) return;
+  if (!nodes_.runs(from.node, message.rank)) {
+    out_.disconnect(from.node);
+    lose(from.node, Error{ErrorCode::kProtocol, "it reported a rank that it does not run", 0}, now);
+    node.state = NodeState::kGone;
+    node.reason_reported = true;
+    return;
+  }
+  if (!exits_.add(message.rank)) return;
+  hang_.rank_ended(*participant, now);
+  const int rank = static_cast<int>(message.rank);
+  const FailureLog::WorkerIdentity worker{node.name, rank, rank - nodes_.assignment(from.node)->first_rank};
+  if (ended_well) {
+    if (state_ == State::kRunning && hang_.cancel())
+      out_.say("the job continues: " + rank_text + " exited 0");
+    failures_.worker_ended_well(worker, from.happened, from.error);
+    return exits_.left_early(end().early, now);
+  }
+  if (message.by_revoke) {  // no failure of the worker
+    if (!message.text.empty()) out_.say(where + message.text);
+    return;
+  }
+  failures_.worker_failed(worker, message, from.happened, from.error);
+  if (state_ != State::kRunning) return;
+  stop_reason_ = rank_text + " failed";
+  // A program that cannot be executed in attempt 0 fails again when retried. In later attempts it ran
+  // elsewhere before.
+  inform(rendezvous::WorkerFailed{stop_reason_, message.pid == 0 && nodes_.attempt() == 0}, from.node);
+}
+
+void Supervisor::handle(const job::FromNode& from, const rendezvous::AttemptEnded& message, Time now) {
+  NodeTable::Node& node = nodes_[from.node];
+  const bool waited = node.state == NodeState::kWaiting;
+  if (message.attempt != node.spawned || !node.has_workers()) return;
+  const bool in_attempt = !std::exchange(node.ending, false);
+  if (message.left > 0) {
+    out_.say("warning: " + counted(message.left, "process is", "processes are") + " left on " + node.name +
+             ": " + message.left_text);
+  }
+  if (node.lost) node.predecessor.reset();  // the fate of its workers is known
+  if (waited) return survivors_gone(from.node, message.left, now);
+  node.state = NodeState::kEnded;
+  if (!node.lost && !in_attempt) return;
+  if (state_ == State::kRunning && node.participant) survivors_.ended(*node.participant);
+  if (!node.lost)
+    inform(rendezvous::NodeEnded{message.left}, from.node);
+  else if (message.left == 0)
+    inform(rendezvous::WorkersGone{}, from.node);
+}
+
 void Supervisor::on(const job::UserSignal& event, Time now) {
   if (event.number == SIGUSR1 || event.number == SIGUSR2) {
-    for (std::size_t i = 0; i < nodes_.size(); ++i) {
-      if (nodes_[i].state == NodeState::kSpawned || nodes_[i].state == NodeState::kWaiting)
-        send(i, rendezvous::Signal{static_cast<std::uint8_t>(event.number)});
-    }
+    for (std::size_t i = 0; i < nodes_.size(); ++i)
+      if (nodes_[i].has_workers()) out_.send(i, rendezvous::Signal{static_cast<std::uint8_t>(event.number)});
     return;
   }
   if (event.number == SIGTERM && std::exchange(slurm_ends_, false)) return;
   // A signal during the cleanup of a failure shortens the stop, but the failure stays the cause.
-  const bool one_stop = !growing_ && only_stopped_by(event.number);
-  const bool failed = !growing_ && !one_stop;
-  if (!failed && end().stop_signal == 0) failures_.stopped_by_user(event.number, awaited_text());
-  if (ended_ && state_ < State::kLeaving) return shorten_stop(now);
+  const bool one_stop = !growing_ && only_stopped_by(event.number, end());
+  if ((growing_ || one_stop) && end().stop_signal == 0) failures_.stopped_by_user(event.number, awaited());
+  if (ended_ && state_ < State::kLeaving) {  // only lost nodes and survivors still end their workers
+    for (std::size_t i = 0; i < nodes_.size(); ++i)
+      if (nodes_[i].ending) out_.send(i, rendezvous::Stop{nodes_[i].spawned, 0, "killed by the user"});
+    deadline_ = now + kStopSlack;
+    return;
+  }
   const bool polite = (growing_ || revoking_ || one_stop) && !std::exchange(user_wants_end_, true);
   user_wants_end_ = true;
+  const std::string stopped = "stopped by " + signal_name(event.number);
   if (state_ == State::kStopping)
-    stop_all(polite ? spec_.stop_grace : milliseconds(0),
+    stop_all(false, polite ? spec_.stop_grace : milliseconds(0),
              polite ? "stopped by the user" : "killed by the user", now);
-  if (running()) say_stopping(event.number);
-  if (running() || starting()) stop_reason_ = "stopped by " + signal_name(event.number);
-  inform(rendezvous::UserStop{"stopped by " + signal_name(event.number)});
+  if (state_ == State::kRunning) out_.say(stopping_text(event.number, spec_.stop_grace));
+  if (state_ == State::kRunning || state_ == State::kStarting) stop_reason_ = stopped;
+  inform(rendezvous::UserStop{stopped});
 }
 
 // ---- end
 
-void Supervisor::say_stopping(int signal) {
-  const bool key = signal == SIGINT;
-  say((key ? "" : signal_name(signal) + ": ") + "stopping the workers; SIGKILL in " +
-      limit_text(spec_.stop_grace) + (key ? " (Ctrl-C again: now)" : " (again: now)"));
+void Supervisor::carry_out(const rendezvous::EndJob& action, Time now) {
+  if (growing_) failures_.forget_attempt();
+  const bool too_few = action.outcome == rendezvous::Outcome::kTooFew ||
+                       (action.outcome == rendezvous::Outcome::kNodeLost && end().failures.empty());
+  if (too_few) {
+    const bool at_start = action.outcome == rendezvous::Outcome::kTooFew;
+    for (auto& [host, error] : missing_nodes(spec_, nodes_, at_start, now >= start_limit_))
+      failures_.node_failed(host, std::move(error), now);
+    if (end().failures.empty())
+      failures_.master_failed(Error{at_start ? ErrorCode::kTimeout : ErrorCode::kLinkLost, action.reason, 0});
+  } else if (!action.no_restart.empty()) {
+    const Failure* root = failures_.root_cause();
+    const bool not_executed = root != nullptr && root->kind == Failure::Kind::kExec;
+    out_.say("not restarted, although --max-restarts allows it: " +
+             (not_executed ? "the program could not be executed on " + root->host : action.no_restart));
+  }
+  ended_ = true;
+  if (!deadline_) deadline_ = now + kLastWait;
+  const milliseconds grace = user_wants_end_ ? spec_.stop_grace : spec_.failure_grace;
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    if (nodes_[i].state != NodeState::kWaiting || nodes_[i].lost) continue;
+    if (user_wants_end_ && deadline_ != now + grace + kLastWait)
+      out_.say(stopping_text(end().stop_signal == 0 ? SIGINT : end().stop_signal, grace));
+    end_survivors(i, grace, action.reason);
+    deadline_ = now + grace + kLastWait;
+  }
 }
 
-/// A failure's report follows when all workers have ended. Says at once why they are stopped.
-void Supervisor::report_stop(milliseconds grace) {
-  const Failure* root = failures_.root_cause();
-  const bool others =
-      std::any_of(world_.assignments.begin(), world_.assignments.end(), [&](const auto& ranks) {
-        const Node& node = nodes_[ranks.host];
-        if (node.state != NodeState::kSpawned || node.lost || node.ending) return false;
-        const auto first = exited_.lower_bound(static_cast<std::uint32_t>(ranks.first_rank));
-        const auto last =
-            exited_.lower_bound(static_cast<std::uint32_t>(ranks.first_rank + ranks.local_world_size));
-        return std::distance(first, last) < ranks.local_world_size;
-      });
-  if (root == nullptr || !others) return;
-  notify(failure_line(*root) + "; stopping the " +
-         (root->kind == Failure::Kind::kHung ? "workers" : "others") +
-         (grace > milliseconds(0) ? " (SIGKILL in " + limit_text(grace) + "; Ctrl-C: now)" : ""));
-}
-
-/// Nodes that never spawned have no workers to stop.
-void Supervisor::stop_all(milliseconds grace, const std::string& reason, Time now) {
+/// Stops the attempt's workers. `revoke`: workers that can leave the attempt survive, and the others are
+/// killed after `grace`.
+void Supervisor::stop_all(bool revoke, milliseconds grace, const std::string& reason, Time now) {
   state_ = State::kStopping;
-  detail("stopping all workers: " + reason);
+  out_.detail((revoke ? "revoking attempt " + std::to_string(nodes_.attempt()) : "stopping all workers") +
+              ": " + reason);
   failures_.stop_ordered(now, grace);
-  deadline_ = failures_.kill_due() + kStopSlack;
-  for (const rendezvous::RankAssignment& assignment : world_.assignments) {
-    Node& node = nodes_[assignment.host];
-    if (node.state == NodeState::kSpawned && !node.ending) {
-      send(assignment.host, rendezvous::Stop{attempt_, to_ms(grace), reason});
-    } else if (node.ending) {  // its workers are of an earlier attempt; it does not know this one
-      inform(assignment.host, rendezvous::NodeEnded{});
-    } else if (node.state == NodeState::kAccepted) {
+  deadline_ = (revoke ? now + grace : failures_.kill_due()) + kStopSlack;
+  for (const rendezvous::RankAssignment& assignment : nodes_.world().assignments) {
+    NodeTable::Node& node = nodes_[assignment.host];
+    if (node.ending) {  // its workers are of an earlier attempt; it does not know this one
+      inform(rendezvous::NodeEnded{}, assignment.host);
+    } else if (node.state == NodeState::kSpawned && revoke) {
+      rendezvous::Revoke order{nodes_.attempt(), to_ms(grace), reason, {}};
+      for (const std::uint32_t rank : hang_.hung())
+        if (nodes_.runs(assignment.host, rank)) order.kill.push_back(rank);
+      out_.send(assignment.host, std::move(order));
+    } else if (node.state == NodeState::kSpawned) {
+      out_.send(assignment.host, rendezvous::Stop{nodes_.attempt(), to_ms(grace), reason});
+    } else if (node.state == NodeState::kAccepted) {  // it never spawned
       node.state = NodeState::kEnded;
-      inform(assignment.host, rendezvous::NodeEnded{});
+      inform(rendezvous::NodeEnded{}, assignment.host);
+    } else if (node.state == NodeState::kWaiting && revoke) {
+      inform(rendezvous::NodeWaits{}, assignment.host);
     } else if (node.state == NodeState::kWaiting) {
       end_survivors(assignment.host, grace, reason);
-      inform(assignment.host, rendezvous::NodeEnded{});
+      inform(rendezvous::NodeEnded{}, assignment.host);
     }
   }
 }
@@ -319,7 +334,7 @@ void Supervisor::stop_all(milliseconds grace, const std::string& reason, Time no
 void Supervisor::on_stop_deadline(Time now) {
   deadline_.reset();
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    Node& node = nodes_[i];
+    NodeTable::Node& node = nodes_[i];
     if (node.state != NodeState::kSpawned) continue;
     if (!node.lost) {
       lose(i,
@@ -328,11 +343,24 @@ void Supervisor::on_stop_deadline(Time now) {
            now);
     }
     node.state = NodeState::kGone;
-    actions_.push_back(job::Disconnect{i});
+    out_.disconnect(i);
   }
 }
 
-void Supervisor::leave_all(Time now) {
+/// Ends the job when the Membership has ended it. A lost node may still have to end its workers, and its
+/// reason may be on the way. The master waits for both.
+void Supervisor::leave_when_quiet(Time now) {
+  if (!ended_ || state_ >= State::kLeaving) return;  // called after every event
+  const bool quiet = std::none_of(nodes_.begin(), nodes_.end(), [](const NodeTable::Node& node) {
+    return (node.lost || node.ending) && node.state == NodeState::kSpawned;
+  });
+  if (!quiet) return;
+  const Failure* root = failures_.root_cause();
+  if (root != nullptr && end().stop_signal == 0 && is_stop_signal(root->error.sys) &&
+      only_stopped_by(root->error.sys, end()) && now < root->when + kSignalSpread) {
+    deadline_ = root->when + kSignalSpread;
+    return;
+  }
   state_ = State::kLeaving;
   // The Membership has ended and detects silent nodes no more, so this deadline bounds their silence.
   deadline_ = now + std::min<milliseconds>(kLeaveTime, spec_.node_timeout + kSilenceSlack);
@@ -340,75 +368,103 @@ void Supervisor::leave_all(Time now) {
   ExitReport report = make_exit_report(end());
   goodbye_ = {report.exit_code, std::move(report.why)};
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    Node& node = nodes_[i];
-    switch (node.state) {
-      case NodeState::kConnecting:
-        actions_.push_back(job::Disconnect{i});
-        node.state = NodeState::kGone;
-        break;
-      case NodeState::kUp:
-      case NodeState::kAccepted:
-      case NodeState::kSpawned:
-      case NodeState::kWaiting:
-      case NodeState::kEnded:
-        send_away(i);
-        break;
-      case NodeState::kLeaving:
-      case NodeState::kGone:
-        break;
+    if (nodes_[i].state == NodeState::kConnecting) {
+      out_.disconnect(i);
+      nodes_[i].state = NodeState::kGone;
+    } else if (nodes_[i].state < NodeState::kLeaving) {
+      send_away(i, goodbye_);
     }
   }
-  finish_if_gone();
-}
-
-void Supervisor::finish_if_gone() {
-  if (state_ != State::kLeaving) return;
-  while (left_ < nodes_.size() && nodes_[left_].state == NodeState::kGone)
-    ++left_;
-  if (left_ < nodes_.size()) return;
-  state_ = State::kFinished;
-  deadline_.reset();
 }
 
 void Supervisor::on(const job::Tick&, Time now) {
   inform(rendezvous::Tick{});
   give_up_slow_joins(now);
+  if (state_ == State::kRunning && !ended_) return check_attempt(now);
   if (!deadline_ || now < *deadline_) return;
   // The job has ended, but a lost node or survivors still have to end their workers.
   if (ended_ && state_ < State::kLeaving) return on_stop_deadline(now);
   switch (state_) {
-    case State::kFinished:
-      deadline_.reset();
-      break;
-    case State::kOpeningStore:
-    case State::kProbing:
+    case State::kStarting:
       on_start_deadline(now);
       break;
     case State::kConnecting:
     case State::kBackingOff:
+    case State::kRunning:
     case State::kStopping:
       on_stop_deadline(now);
       break;
     case State::kLeaving:
-      for (std::size_t i = 0; i < nodes_.size(); ++i) {
-        if (std::exchange(nodes_[i].state, NodeState::kGone) != NodeState::kGone)
-          actions_.push_back(job::Disconnect{i});
-      }
-      finish_if_gone();
+      for (std::size_t i = 0; i < nodes_.size(); ++i)
+        if (std::exchange(nodes_[i].state, NodeState::kGone) != NodeState::kGone) out_.disconnect(i);
       break;
-    case State::kRunning:
-      report_early_exits(now);
-      check_survivors(now);
-      if (state_ == State::kRunning) check_for_hang(now);
-      break;
-    case State::kInspecting:
-      conclude_hang(now);
+    case State::kFinished:
       break;
   }
 }
 
-void Supervisor::send(std::size_t node, rendezvous::Message message) {
-  actions_.push_back(job::ToNode{node, std::move(message)});
+/// Looks for what ends a running attempt whose workers live: ranks that cannot reach each other or do not all
+/// become ready, and a hang.
+void Supervisor::check_attempt(Time now) {
+  if (hang_.inspecting()) {
+    if (!hang_.complete(now)) return;
+    fail_attempt(
+        hang_.conclude(spec_.job_dir + "/attempt_" + std::to_string(nodes_.attempt()) + "/hang_rank_*.txt"),
+        "the job hung", now);
+    if (!membership_.restart_left()) return;
+    // The report has these lines only for the attempt that ends the job.
+    for (const std::string& line : hang_.lines())
+      out_.say(line);
+    const std::string early = early_exits_text(end(), end().failures.back());
+    if (!early.empty()) out_.say(early);
+    return;
+  }
+  if (const std::string notice = exits_.take_notice(end().early, nodes_.world().world_size, now);
+      !notice.empty())
+    out_.notify(notice);
+  if (auto why = survivors_.verdict(now)) {
+    std::string missed;
+    for (const std::size_t participant : survivors_.unready())
+      missed += (missed.empty() ? "; not ready: ranks of " : ", ") + nodes_.participant(participant).name;
+    return fail_attempt(*why + missed, *why + missed, now);
+  }
+  if (!hang_.hangs(now)) return;
+  out_.say("the job seems to hang; inspecting the workers (at most " +
+           std::to_string((HangInvestigation::kInspectTime + HangInvestigation::kInspectSlack).count()) +
+           " s)");
+  for (const std::size_t participant : hang_.begin(exits_.ranks(), now))
+    out_.send(nodes_.node_of(participant),
+              rendezvous::Inspect{nodes_.attempt(), to_ms(HangInvestigation::kInspectTime)});
+}
+
+void Supervisor::fail_attempt(std::string error, std::string reason, Time now) {
+  failures_.job_hung(Error{ErrorCode::kHung, std::move(error), 0}, now);
+  stop_reason_ = std::move(reason);
+  inform(rendezvous::AttemptFailed{stop_reason_});
+}
+
+// ---- hangs (docs/users/hang.md)
+
+void Supervisor::handle(const job::FromNode& from, const rendezvous::Quiet& message, Time now) {
+  const auto participant = nodes_.running_participant(from.node, message.attempt);
+  if (!participant) return;
+  // Use the later bound of the clock error, to avoid a false positive.
+  if (message.quiet) return hang_.quiet(*participant, std::min(now, from.happened + from.error));
+  hang_.alive(*participant);
+  if (state_ == State::kRunning && hang_.cancel())
+    out_.say("the job continues: " + nodes_[from.node].name + " makes progress again");
+}
+
+void Supervisor::handle(const job::FromNode& from, const rendezvous::Inspection& message, Time now) {
+  const auto participant = nodes_[from.node].participant;
+  if (message.attempt != nodes_.attempt() || state_ != State::kRunning || !hang_.inspecting() || !participant)
+    return;
+  if (!message.last) {
+    if (!nodes_.runs(from.node, message.rank)) return;
+    if (!message.text.empty()) out_.add(job::Dump{nodes_.attempt(), message.rank, message.text});
+  }
+  hang_.answer(*participant, message);
+  check_attempt(now);
 }
 
 }  // namespace ddp::launcher

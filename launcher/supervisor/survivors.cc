@@ -3,12 +3,21 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/format_text.h"
+
 namespace ddp::launcher {
 
-void Survivors::begin(std::size_t parts, std::chrono::milliseconds limit, Time now) {
+void Survivors::wait(std::size_t node, std::vector<rendezvous::Survivor> survivors, std::uint32_t workers) {
+  std::erase_if(survivors, [workers](const auto& survivor) { return survivor.local_rank >= workers; });
+  waiting_[node] = std::move(survivors);
+}
+
+void Survivors::begin(const rendezvous::World& world, std::chrono::milliseconds limit, Time now) {
+  find_source(world);
+  waiting_.clear();
   silent_.clear();
   unready_.clear();
-  for (std::size_t participant = 0; participant < parts; ++participant) {
+  for (std::size_t participant = 0; participant < world.assignments.size(); ++participant) {
     silent_.insert(silent_.end(), participant);
     unready_.insert(unready_.end(), participant);
   }
@@ -21,11 +30,11 @@ void Survivors::begin(std::size_t parts, std::chrono::milliseconds limit, Time n
   if (can_survive_) ready_due_ = now + limit;
 }
 
-void Survivors::greeted(std::size_t participant) {
+bool Survivors::greeted(std::size_t participant) {
   silent_.erase(participant);
-  if (!silent_.empty()) return;
-  can_survive_ = true;
+  if (!silent_.empty()) return false;
   trouble_due_ = reported_at_ ? std::optional(*reported_at_ + kTroubleTime) : std::nullopt;
+  return !std::exchange(can_survive_, true);
 }
 
 bool Survivors::ready(std::size_t participant) {
@@ -57,17 +66,32 @@ std::optional<std::string> Survivors::verdict(Time now) const {
          " s (--start-timeout)";
 }
 
-std::optional<Survivors::StateSource> Survivors::source(
-    const rendezvous::World& world, const std::vector<std::vector<rendezvous::Survivor>>& waiting) {
-  std::optional<StateSource> best;
-  for (std::size_t participant = 0; participant < world.assignments.size(); ++participant) {
-    for (const rendezvous::Survivor& survivor : waiting[participant]) {
-      if (!survivor.holds_state || (best && survivor.step <= best->step)) continue;
-      const auto first = static_cast<std::uint32_t>(world.assignments[participant].first_rank);
-      best = StateSource{first + survivor.local_rank, survivor.step};
+void Survivors::find_source(const rendezvous::World& world) {
+  source_.reset();
+  for (const rendezvous::RankAssignment& ranks : world.assignments) {
+    const auto waiting = waiting_.find(ranks.host);
+    if (waiting == waiting_.end()) continue;
+    for (const rendezvous::Survivor& survivor : waiting->second) {
+      if (!survivor.holds_state || (source_ && survivor.step <= source_->step)) continue;
+      source_ = {static_cast<std::uint32_t>(ranks.first_rank) + survivor.local_rank, survivor.step};
     }
   }
-  return best;
+}
+
+std::string Survivors::lost_state_text(std::uint32_t attempt) const {
+  if (attempt == 0 || !can_survive_ || source_) return {};
+  return "attempt " + std::to_string(attempt) +
+         ": no surviving rank holds the training's state; training starts from the last checkpoint, or from "
+         "step 0";
+}
+
+std::string Survivors::ready_text(std::uint32_t attempt, int world_size, Time now) const {
+  if (!source_) return {};
+  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(now - revoked_at_);
+  return "attempt " + std::to_string(attempt) + ": " +
+         counted(world_size, "rank continues", "ranks continue") + " from step " +
+         std::to_string(source_->step) + " (state of rank " + std::to_string(source_->rank) +
+         "), recovered in " + std::to_string(took.count()) + " ms";
 }
 
 }  // namespace ddp::launcher

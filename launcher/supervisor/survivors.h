@@ -28,10 +28,35 @@ class Survivors {
   /// Trouble reports per rank and attempt that count, even if its agent passes on more.
   static constexpr unsigned kMostTroubles = 10;
 
-  /// The workers of an attempt are started, or informed of it. `limit` is the time for all workers that can
-  /// survive to become ready.
-  void begin(std::size_t parts, std::chrono::milliseconds limit, Time now);
-  void greeted(std::size_t participant);
+  /// The rank whose worker holds the state from which an attempt continues.
+  struct StateSource {
+    std::uint32_t rank = 0;
+    std::uint64_t step = 0;
+  };
+
+  // ---- between two attempts
+  /// The workers of the attempt are asked to leave it.
+  void revoked(Time now) { revoked_at_ = now; }
+  /// These workers of `node`, which has `workers` local ranks, have left the attempt and wait for the next.
+  /// Replaces what was known of the node.
+  void wait(std::size_t node, std::vector<rendezvous::Survivor> survivors, std::uint32_t workers);
+  /// No worker of the node waits any more.
+  void forget(std::size_t node) { waiting_.erase(node); }
+
+  // ---- an attempt
+  /// The workers of an attempt are started, or informed of it. None waits any more. `limit` is the time for
+  /// all workers that can survive to become ready.
+  void begin(const rendezvous::World& world, std::chrono::milliseconds limit, Time now);
+  /// The lowest rank of the attempt whose worker holds the state of the most steps. Unset: no survivor holds
+  /// any state.
+  const std::optional<StateSource>& source() const { return source_; }
+  /// Says that the training's state is lost, because the failure message announced survivors; empty: it is
+  /// not. `attempt`: the one that has begun.
+  std::string lost_state_text(std::uint32_t attempt) const;
+  /// Says that all ranks are ready and continue from the source's state; empty: there is no source.
+  std::string ready_text(std::uint32_t attempt, int world_size, Time now) const;
+  /// Returns true if this shows that the workers of this job can survive.
+  bool greeted(std::size_t participant);
   /// Returns true for the last participant that was awaited.
   bool ready(std::size_t participant);
   /// No worker runs on the participant any more, so it is not awaited.
@@ -50,16 +75,9 @@ class Survivors {
   /// Returns why the attempt must be given up now, if it must. Call it at the deadline.
   std::optional<std::string> verdict(Time now) const;
 
-  /// The lowest rank of `world` whose worker holds the state of the most steps. `waiting` has the survivors
-  /// of each participant. Unset: no survivor holds any state.
-  struct StateSource {
-    std::uint32_t rank = 0;
-    std::uint64_t step = 0;
-  };
-  static std::optional<StateSource> source(const rendezvous::World& world,
-                                           const std::vector<std::vector<rendezvous::Survivor>>& waiting);
-
  private:
+  void find_source(const rendezvous::World& world);
+
   bool can_survive_ = false;
   std::set<std::size_t> silent_;   ///< participants whose workers have not all greeted
   std::set<std::size_t> unready_;  ///< participants whose workers are not all ready
@@ -67,8 +85,11 @@ class Survivors {
   std::chrono::milliseconds limit_{0};
   std::optional<Time> reported_at_;  ///< of the first report; unused until the workers can survive
   std::optional<Time> trouble_due_;
-  std::string trouble_;                         ///< the first report
-  std::map<std::uint32_t, unsigned> troubles_;  ///< number of reports by rank
+  std::string trouble_;                                               ///< the first report
+  std::map<std::uint32_t, unsigned> troubles_;                        ///< number of reports by rank
+  std::map<std::size_t, std::vector<rendezvous::Survivor>> waiting_;  ///< by node: have no attempt
+  std::optional<StateSource> source_;                                 ///< of the attempt
+  Time revoked_at_{0};                                                ///< when the last attempt was revoked
 };
 
 }  // namespace ddp::launcher

@@ -27,8 +27,8 @@ struct StartedAgent {
   std::size_t pushed = 0;         ///< bytes of ddplaunchd (and train) sent to the host; 0: it had them
 };
 
-/// How a line begins that a host prints on stderr if it keeps the agent elsewhere than in the cache of the
-/// account.
+/// The beginning of the line that a host prints on stderr if it keeps the agent elsewhere than in the cache
+/// of the account.
 inline constexpr std::string_view kKeptElsewhere = "ddplaunchd is kept in ";
 
 struct FanOutOptions {

@@ -165,7 +165,7 @@ class FuzzedJob {
     if (!nodes_[index].up) return;
     WorkerExited exited;
     exited.attempt = nodes_[index].attempt;
-    const RankAssignment* assignment = supervisor_.assignment(index);
+    const RankAssignment* assignment = supervisor_.nodes().assignment(index);
     exited.rank =
         assignment == nullptr ? bytes_.below(6) : static_cast<std::uint32_t>(assignment->first_rank);
     exited.pid = 1;
@@ -177,7 +177,7 @@ class FuzzedJob {
   void unusual_word(std::size_t index) {
     if (!nodes_[index].up) return;
     const std::uint32_t attempt =
-        supervisor_.attempt() + (bytes_.below(8) == 0 ? 1U : 0U) - (bytes_.below(8) == 0);
+        supervisor_.nodes().attempt() + (bytes_.below(8) == 0 ? 1U : 0U) - (bytes_.below(8) == 0);
     const std::uint32_t rank = bytes_.below(7);
     Inspection inspection;
     inspection.attempt = attempt;

@@ -217,7 +217,7 @@ void SurvivorsWorld::start_worker(SimAgent& agent, std::uint32_t local) {
   for (const std::uint32_t other : hosts_[agent.host].agents)
     for (const auto& [rank, process] : agents_[other].processes)
       if (other != agent.id && workers_[process.worker].alive)
-        fail("workers are started on " + supervisor_.name(agent.host) + ", where others still live");
+        fail("workers are started on " + supervisor_.nodes()[agent.host].name + ", where others still live");
   const auto id = static_cast<std::uint32_t>(workers_.size());
   SimWorker& worker = workers_.emplace_back();
   worker.id = id;

@@ -199,9 +199,9 @@ void SurvivorsWorld::stale() {
   const SimAgent* agent = some_agent();
   if (agent == nullptr || !agent->greeted || !agent->master_open || asleep_until_ > now_) return;
   const bool other_incarnation = chance(40);
-  const std::uint32_t attempt = other_incarnation
-                                    ? supervisor_.attempt()
-                                    : supervisor_.attempt() + 1 + static_cast<std::uint32_t>(random_() % 3);
+  const std::uint32_t attempt =
+      other_incarnation ? supervisor_.nodes().attempt()
+                        : supervisor_.nodes().attempt() + 1 + static_cast<std::uint32_t>(random_() % 3);
   WorkerExited exited;
   exited.attempt = attempt;
   exited.rank = agent->core.attempt().first_rank;

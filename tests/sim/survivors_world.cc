@@ -56,7 +56,7 @@ SurvivorsReport SurvivorsWorld::run() {
   const Time limit = setup_.mishaps * (setup_.between + 180s) + setup_.epochs * 400s + 7200s;
   carry_out(supervisor_.start(now_));
   arm_tick();
-  for (std::size_t host = 0; host < supervisor_.node_count(); ++host)
+  for (std::size_t host = 0; host < supervisor_.nodes().size(); ++host)
     after(some(100ms, 2s), [this, host] { start_agent(host, 1); });
   after(1s, [this] { ping(); });
   after(some(0s, 2 * setup_.between), [this] { next_mishap(); });
@@ -94,14 +94,14 @@ std::string SurvivorsWorld::what_workers_do() const {
   std::string text;
   for (const SimWorker& worker : workers_) {
     if (!worker.alive) continue;
-    text += "; a worker of " + supervisor_.name(agents_[worker.agent].host) +
+    text += "; a worker of " + supervisor_.nodes()[agents_[worker.agent].host].name +
             (worker.frozen ? " is frozen" : " does ") + std::to_string(static_cast<int>(worker.doing)) +
             (worker.in_round ? " in round " : " after round ") + std::to_string(worker.round);
     if (worker.present) text += " of attempt " + std::to_string(worker.present->attempt);
   }
   for (const SimAgent& agent : agents_) {
     if (!agent.alive && !agent.master_open) continue;
-    text += "; " + supervisor_.name(agent.host) + (agent.alive ? " is there" : " is gone") +
+    text += "; " + supervisor_.nodes()[agent.host].name + (agent.alive ? " is there" : " is gone") +
             " with attempt " + std::to_string(agent.core.attempt().attempt) + " in state " +
             std::to_string(static_cast<int>(agent.core.state())) +
             (agent.node_open ? "" : ", its link closed") + (agent.master_open ? "" : ", given up") +
@@ -203,7 +203,7 @@ void SurvivorsWorld::carry_out(const job::ToNode& send) {
 /// the lowest of the most advanced ranks.
 void SurvivorsWorld::check_spawn(std::size_t host, SimAgent& agent, Spawn& spawn) {
   if (!agent.answered)
-    fail(supervisor_.name(host) + " is ordered to spawn attempt " + std::to_string(spawn.attempt) +
+    fail(supervisor_.nodes()[host].name + " is ordered to spawn attempt " + std::to_string(spawn.attempt) +
          " before it has answered for attempt " + std::to_string(agent.spawned->attempt));
   if (attempts_.count(spawn.attempt) == 0) {
     check_fence(spawn.attempt);
@@ -213,7 +213,7 @@ void SurvivorsWorld::check_spawn(std::size_t host, SimAgent& agent, Spawn& spawn
     attempt.world = spawn.world_size;
     std::optional<std::uint64_t> best;
     std::optional<std::uint32_t> lowest;
-    for (const RankAssignment& assignment : supervisor_.world().assignments) {
+    for (const RankAssignment& assignment : supervisor_.nodes().world().assignments) {
       const SimAgent* link = link_of(assignment.host);
       if (link == nullptr) continue;
       for (const Survivor& survivor : link->survivors) {
@@ -259,7 +259,7 @@ void SurvivorsWorld::check_fence(std::uint32_t attempt) {
     if (!fences(worker, attempt) || hosts_[agents_[worker.agent].host].paused > now_) continue;
     fail("attempt " + std::to_string(attempt) + " begins while rank " + std::to_string(worker.present->rank) +
          " of attempt " + std::to_string(worker.present->attempt) + " is on " +
-         supervisor_.name(agents_[worker.agent].host));
+         supervisor_.nodes()[agents_[worker.agent].host].name);
   }
 }
 
@@ -310,11 +310,11 @@ void SurvivorsWorld::from_node(std::uint32_t id, const Message& message, Time ha
     const std::uint32_t current = hosts_[agent.host].incarnation;
     if (auto ended = std::get_if<AttemptEnded>(&message))
       return feed(job::FromNode{agent.host,
-                                AttemptEnded{supervisor_.attempt(), ended->left, ended->left_text}, happened,
-                                100us, current});
+                                AttemptEnded{supervisor_.nodes().attempt(), ended->left, ended->left_text},
+                                happened, 100us, current});
     if (auto exited = std::get_if<WorkerExited>(&message)) {
       WorkerExited believed = *exited;
-      believed.attempt = supervisor_.attempt();
+      believed.attempt = supervisor_.nodes().attempt();
       return feed(job::FromNode{agent.host, believed, happened, 100us, current});
     }
   }
@@ -416,14 +416,14 @@ bool SurvivorsWorld::is_true(const launcher::Failure& failure) const {
   constexpr Time kLater = 180s;
   const auto lately = [&](const SimFault& mishap) {
     const bool here =
-        failure.kind != Kind::kNode || !mishap.host || supervisor_.name(*mishap.host) == failure.host;
+        failure.kind != Kind::kNode || !mishap.host || supervisor_.nodes()[*mishap.host].name == failure.host;
     return here && mishap.from <= failure.when && failure.when <= mishap.until + kLater;
   };
   const bool befallen = std::any_of(mishaps_.begin(), mishaps_.end(), lately);
   if (!failure.of_worker()) return befallen;
   return befallen && std::any_of(deaths_.begin(), deaths_.end(), [&](const SimDeath& death) {
            return death.attempt == failure.attempt && static_cast<int>(death.rank) == failure.rank &&
-                  supervisor_.name(death.host) == failure.host && death.by != SimDeath::By::kUs &&
+                  supervisor_.nodes()[death.host].name == failure.host && death.by != SimDeath::By::kUs &&
                   death.code == failure.status && death.signal == failure.signal;
          });
 }

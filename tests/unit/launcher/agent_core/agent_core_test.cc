@@ -23,10 +23,10 @@ class Driven {
     for (node::Action& action : core.step(event, now))
       actions.push_back(std::move(action));
   }
-  void spawn(std::uint32_t attempt) {
+  void spawn(std::uint32_t attempt, std::uint32_t first_rank = 4) {
     rendezvous::Spawn spawn;
     spawn.attempt = attempt;
-    spawn.first_rank = 4;
+    spawn.first_rank = first_rank;
     spawn.local_world_size = 2;
     spawn.world_size = 6;
     spawn.master_addr = "fe80::1";
@@ -204,11 +204,17 @@ TEST_CASE("agent core: an attempt that cannot be prepared is refused, and surviv
   node.feed(node::OutputRead{});
   node.feed(node::LossesReported{});
   REQUIRE(node.core.has_survivors());
-  node.spawn(2);
+  node.spawn(2, 0);
   node.actions.clear();
   node.feed(node::AttemptImpossible{Error{ErrorCode::kSystem, "no", 0}});
   REQUIRE(node.did<node::StopWorkers>().size() == 1);
   CHECK(node.did<node::StopWorkers>()[0].order.grace_ms == 0);
+  node.end_all();  // they end with their ranks in the attempt that they were in
+  REQUIRE(node.sent<rendezvous::WorkerExited>().size() == 2);
+  CHECK(node.sent<rendezvous::WorkerExited>()[0].attempt == 1);
+  CHECK(node.sent<rendezvous::WorkerExited>()[0].rank == 4);
+  REQUIRE(node.sent<rendezvous::AttemptEnded>().size() == 1);
+  CHECK(node.sent<rendezvous::AttemptEnded>()[0].attempt == 1);
 }
 
 TEST_CASE("agent core: a revoke kills the hung, asks the others, and reports the survivors") {

@@ -41,14 +41,10 @@ std::string state_name(Supervisor::State state) {
       return "connecting";
     case Supervisor::State::kBackingOff:
       return "backing-off";
-    case Supervisor::State::kOpeningStore:
-      return "opening-store";
-    case Supervisor::State::kProbing:
-      return "probing";
+    case Supervisor::State::kStarting:
+      return "starting";
     case Supervisor::State::kRunning:
       return "running";
-    case Supervisor::State::kInspecting:
-      return "inspecting";
     case Supervisor::State::kStopping:
       return "stopping";
     case Supervisor::State::kLeaving:
@@ -451,7 +447,7 @@ TEST_CASE("the names of nodes that join do not depend on their order, and outliv
     rendezvous::Hello hello;
     hello.hostname = host;
     (void)supervisor.step(job::NodeUp{node, hello, ""}, 1000s);
-    return supervisor.name(node);
+    return supervisor.nodes()[node].name;
   };
   Supervisor one_host(spec);
   (void)one_host.start(1000s);
@@ -482,8 +478,8 @@ TEST_CASE("the credit is divided among the running nodes, for any number of host
     if (start != nullptr) credit = start->credit;
   }
   // The master gives credit back in pieces that depend on the same number of nodes.
-  CHECK(credit == credit_window(supervisor.node_count()));
-  CHECK(credit > credit_piece(supervisor.node_count()));
+  CHECK(credit == credit_window(supervisor.nodes().size()));
+  CHECK(credit > credit_piece(supervisor.nodes().size()));
 }
 
 TEST_CASE("the allowed addresses of the store fit into one message, for any number of nodes") {
@@ -513,7 +509,7 @@ TEST_CASE("the allowed addresses of the store fit into one message, for any numb
       if (open != nullptr) guests = open->allow;
     }
   }
-  CHECK(supervisor.state() == Supervisor::State::kOpeningStore);
+  CHECK(supervisor.state() == Supervisor::State::kStarting);
   CHECK(guests.size() <= rendezvous::kMaxListElements);
   CHECK(guests.size() >= 10'000);
   CHECK(std::binary_search(guests.begin(), guests.end(), "10.0.39.250"));

@@ -7,27 +7,38 @@ namespace {
 
 using namespace std::chrono_literals;
 
+/// A world of `nodes` nodes with two ranks each. Participant i is node 10 - i.
+rendezvous::World world_of(int nodes) {
+  rendezvous::World world;
+  for (int i = 0; i < nodes; ++i)
+    world.assignments.push_back({static_cast<rendezvous::HostNumber>(10 - i), i, 2 * i, 2});
+  world.world_size = 2 * nodes;
+  return world;
+}
+
 TEST_CASE("workers can survive once all workers of an attempt have reported it") {
   Survivors survivors;
-  survivors.begin(2, 120s, 0s);
-  survivors.greeted(0);
+  survivors.begin(world_of(2), 120s, 0s);
+  CHECK_FALSE(survivors.greeted(0));
   CHECK_FALSE(survivors.can_survive());
-  survivors.begin(2, 120s, 10s);  // the next attempt starts from scratch
-  survivors.greeted(1);
+  survivors.begin(world_of(2), 120s, 10s);  // the next attempt starts from scratch
+  CHECK_FALSE(survivors.greeted(1));
+  CHECK_FALSE(survivors.greeted(1));  // reported again
   CHECK_FALSE(survivors.can_survive());
-  survivors.greeted(0);
+  CHECK(survivors.greeted(0));
   CHECK(survivors.can_survive());
-  survivors.begin(2, 120s, 20s);
+  CHECK_FALSE(survivors.greeted(0));  // it is known
+  survivors.begin(world_of(2), 120s, 20s);
   CHECK(survivors.can_survive());  // for all later attempts
 }
 
 TEST_CASE("all workers must be ready in time when workers survive") {
   Survivors survivors;
-  survivors.begin(2, 30s, 0s);
+  survivors.begin(world_of(2), 30s, 0s);
   CHECK_FALSE(survivors.deadline());  // it is unknown whether the workers will ever greet
   survivors.greeted(0);
   survivors.greeted(1);
-  survivors.begin(2, 30s, 100s);
+  survivors.begin(world_of(2), 30s, 100s);
   REQUIRE(survivors.deadline());
   CHECK(*survivors.deadline() == 130s);
   CHECK_FALSE(survivors.ready(1));
@@ -41,7 +52,7 @@ TEST_CASE("all workers must be ready in time when workers survive") {
 
 TEST_CASE("a failure report without a death ends the attempt, with the first report as reason") {
   Survivors survivors;
-  survivors.begin(1, 30s, 0s);
+  survivors.begin(world_of(1), 30s, 0s);
   survivors.in_trouble("rank 0: lost rank 1", 5s);
   CHECK_FALSE(survivors.verdict(1h));  // as far as known these workers cannot survive, and end by themselves
   survivors.greeted(0);                // the greeting shows that they can
@@ -51,31 +62,95 @@ TEST_CASE("a failure report without a death ends the attempt, with the first rep
   CHECK(*survivors.deadline() == 5s + Survivors::kTroubleTime);
   CHECK_FALSE(survivors.verdict(6s));
   CHECK(*survivors.verdict(7s) == "rank 0: lost rank 1");
-  survivors.begin(1, 30s, 8s);
+  survivors.begin(world_of(1), 30s, 8s);
   CHECK_FALSE(survivors.verdict(9s));
 }
 
 TEST_CASE("the failure reports of each rank in an attempt are limited") {
   Survivors survivors;
-  survivors.begin(1, 30s, 0s);
+  survivors.begin(world_of(1), 30s, 0s);
   for (unsigned i = 0; i < Survivors::kMostTroubles; ++i)
     CHECK(survivors.heeds(3));
   CHECK_FALSE(survivors.heeds(3));
   CHECK(survivors.heeds(4));
-  survivors.begin(1, 30s, 1s);
+  survivors.begin(world_of(1), 30s, 1s);
   CHECK(survivors.heeds(3));
 }
 
+TEST_CASE("the deadline is the earlier one of both limits") {
+  Survivors survivors;
+  survivors.begin(world_of(1), 30s, 0s);
+  survivors.greeted(0);
+  survivors.begin(world_of(1), 30s, 0s);
+  survivors.in_trouble("rank 0: lost rank 1", 29s);
+  CHECK(*survivors.deadline() == 30s);
+  survivors.begin(world_of(1), 30s, 0s);
+  survivors.in_trouble("rank 0: lost rank 1", 5s);
+  CHECK(*survivors.deadline() == 5s + Survivors::kTroubleTime);
+}
+
 TEST_CASE("the state comes from the lowest rank with the most steps") {
-  rendezvous::World world;
-  world.assignments = {{7, 0, 0, 2}, {3, 1, 2, 2}};
-  world.world_size = 4;
-  CHECK_FALSE(Survivors::source(world, {{}, {}}));
-  CHECK_FALSE(Survivors::source(world, {{{0, false, 99}}, {}}));
-  const auto source = Survivors::source(world, {{{0, true, 4}, {1, false, 9}}, {{0, true, 5}, {1, true, 5}}});
-  REQUIRE(source);
-  CHECK(source->rank == 2);
-  CHECK(source->step == 5);
+  Survivors survivors;
+  survivors.begin(world_of(2), 30s, 0s);
+  CHECK_FALSE(survivors.source());
+  survivors.wait(10, {{0, false, 99}}, 2);  // it has no state
+  survivors.begin(world_of(2), 30s, 0s);
+  CHECK_FALSE(survivors.source());
+  survivors.wait(10, {{0, true, 4}, {1, false, 9}}, 2);
+  survivors.wait(9, {{0, true, 5}, {1, true, 5}}, 2);
+  CHECK_FALSE(survivors.source());  // known when the attempt begins
+  survivors.begin(world_of(2), 30s, 0s);
+  REQUIRE(survivors.source());
+  CHECK(survivors.source()->rank == 2);
+  CHECK(survivors.source()->step == 5);
+  survivors.begin(world_of(2), 30s, 0s);  // all survivors have joined the last attempt
+  CHECK_FALSE(survivors.source());
+}
+
+TEST_CASE("only survivors that still wait, on nodes of the attempt, can be the source") {
+  Survivors survivors;
+  survivors.wait(9, {{0, true, 8}}, 2);
+  survivors.begin(world_of(1), 30s, 0s);  // node 9 has no part in it
+  CHECK_FALSE(survivors.source());
+  survivors.wait(9, {{0, true, 8}}, 2);
+  survivors.wait(10, {{1, true, 7}}, 2);
+  survivors.forget(9);
+  survivors.begin(world_of(2), 30s, 0s);
+  REQUIRE(survivors.source());
+  CHECK(survivors.source()->rank == 1);
+  survivors.wait(10, {{0, true, 7}, {1, true, 9}}, 2);
+  survivors.wait(10, {{0, true, 7}}, 2);  // the other one has died
+  survivors.begin(world_of(1), 30s, 0s);
+  CHECK(survivors.source()->step == 7);
+}
+
+TEST_CASE("a survivor with a local rank that its node did not run is ignored") {
+  Survivors survivors;
+  survivors.wait(10, {{1, true, 3}, {2, true, 9}}, 2);
+  survivors.begin(world_of(1), 30s, 0s);
+  REQUIRE(survivors.source());
+  CHECK(survivors.source()->rank == 1);
+}
+
+TEST_CASE("the user hears whether an attempt continues from a state") {
+  Survivors survivors;
+  survivors.begin(world_of(1), 30s, 0s);
+  CHECK(survivors.lost_state_text(0).empty());
+  CHECK(survivors.lost_state_text(1).empty());  // no survivors were announced
+  CHECK(survivors.ready_text(1, 2, 9s).empty());
+  survivors.greeted(0);
+  CHECK(survivors.lost_state_text(0).empty());  // the first attempt has no earlier state
+  CHECK(survivors.lost_state_text(1) ==
+        "attempt 1: no surviving rank holds the training's state; training starts from the last checkpoint, "
+        "or from step 0");
+  survivors.revoked(20s);
+  survivors.wait(10, {{1, true, 7}}, 2);
+  survivors.begin(world_of(1), 30s, 21s);
+  CHECK(survivors.lost_state_text(2).empty());
+  CHECK(survivors.ready_text(2, 4, 22500ms) ==
+        "attempt 2: 4 ranks continue from step 7 (state of rank 1), recovered in 2500 ms");
+  CHECK(survivors.ready_text(2, 1, 21s) ==
+        "attempt 2: 1 rank continues from step 7 (state of rank 1), recovered in 1000 ms");
 }
 
 }  // namespace
