@@ -25,7 +25,7 @@ class AttemptExits {
   /// Returns false if the rank's end is known already.
   bool add(std::uint32_t rank) { return ranks_.insert(rank).second; }
   const std::set<std::uint32_t>& ranks() const { return ranks_; }
-  /// Whether each of `count` ranks from `first` has ended.
+  /// Returns whether each of `count` ranks from `first` has ended.
   bool have_all(std::uint32_t first, std::uint32_t count) const {
     const auto ended = std::distance(ranks_.lower_bound(first), ranks_.lower_bound(first + count));
     return ended == static_cast<std::ptrdiff_t>(count);

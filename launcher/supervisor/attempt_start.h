@@ -27,7 +27,7 @@ class AttemptStart {
     std::size_t participant = 0;
     rendezvous::Probe message;
   };
-  /// What an answer leads to.
+  /// The consequence of an answer.
   struct Step {
     std::string detail;                 ///< for --verbose; empty: nothing
     std::vector<ProbeOrder> probes;     ///< to be sent

@@ -15,9 +15,9 @@
 
 namespace ddp::launcher {
 
-/// What the master knows of each node of a job, and which ranks the nodes run in the attempt (sans-IO). The
-/// Supervisor decides when a node changes its state. A node is its host's index in the job's list, and a
-/// participant is a node's index among those of the attempt.
+/// The master's knowledge of each node of a job, and of the ranks that the nodes run in the attempt
+/// (sans-IO). The Supervisor decides when a node changes its state. A node is its host's index in the job's
+/// list, and a participant is a node's index among those of the attempt.
 class NodeTable {
  public:
   using Time = job::Time;
