@@ -195,7 +195,8 @@ Awaitable<Result<std::unique_ptr<ByteStream>>> secure_join(std::shared_ptr<const
     if (Clock::now() + wait >= deadline) {
       outcome.error.code = ErrorCode::kTimeout;
       outcome.error = within("no master answered in time", std::move(outcome.error));
-      outcome.error.text += "; check that ddplaunch runs on node 0 and that this port is open there";
+      if (endpoints)
+        outcome.error.text += "; check that ddplaunch runs on node 0 and that this port is open there";
       co_return std::move(outcome.error);
     }
     timer.expires_after(wait);
