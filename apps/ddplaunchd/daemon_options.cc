@@ -65,7 +65,7 @@ void declare_options(OptionTable& table, DaemonOptions& options) {
   table.value({.names = "--new-token",
                .value = "[FILE]",
                .default_text = "~/.config/ddplaunch/token",
-               .help = "write a new token there, for you alone, and print the file's name",
+               .help = "write a new token into FILE, readable by you only, and print its name",
                .details = "The token is random. The file must not exist yet."},
               text_into(options.new_token_path));
   table.group("Agent");

@@ -183,7 +183,7 @@ std::string CheckRun::awaited_text() const {
   for (std::size_t i = 0; i < stage_.size(); ++i) {
     std::string step;
     if (stage_[i] == Stage::kConnecting) step = start_steps_[i];
-    if (stage_[i] == Stage::kAsked) step = has_setup(i) ? "running --setup" : "checking it";
+    if (stage_[i] == Stage::kAsked) step = has_setup(i) ? "running --setup" : "running its check";
     if (usable(i) && state_ == State::kOpeningStore && i == 0) step = "opening the store";
     if (usable(i) && state_ == State::kProbing && result_.nodes[i].reach == CheckedNode::Reach::kNotTried)
       step = "trying to reach the store on " + spec_.hosts[0].name;

@@ -41,10 +41,12 @@ void Master::agent_errors(const std::string& lines) {
     const std::size_t end = std::min(lines.find('\n', at), lines.size());
     const std::string line = lines.substr(at, end - at);
     at = end + 1;
-    const std::size_t kept = line.find(": " + std::string(remote::kKeptElsewhere));
-    if (kept == std::string::npos)
+    // Directly behind the label; elsewhere the words are any text of the node.
+    const std::size_t label = std::min(line.find(": "), line.size());
+    const std::string text = line.substr(label);
+    if (!text.starts_with(": " + std::string(remote::kKeptElsewhere)))
       others += line + '\n';
-    else if (kept_notes_.insert(line.substr(kept)).second)
+    else if (kept_notes_.insert(text).second)
       say(replace_unsafe(line));
     else
       log_.step(replace_unsafe(line));

@@ -160,7 +160,7 @@ class InSlurm(LaunchTest):
         self.allocation = ["srun", "--quiet", "--nodes=2", "--ntasks=4"]
         done = self.run_job("--dry-run", "true")
         self.assertEqual(done.code, 2, done)
-        self.assertIn("srun has started 4 of this program, but one ddplaunch starts all nodes", done.err)
+        self.assertIn("srun has started 4 copies of this program, but one ddplaunch starts all nodes", done.err)
 
     def test_srun_starts_one_ddplaunch_per_node(self):
         self.env.pop("MASTER_ADDR", None)

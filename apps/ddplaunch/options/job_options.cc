@@ -184,7 +184,7 @@ void add_ssh(OptionTable& table, JobSpec& spec, WrittenValues& written, const st
                .value = "PATH",
                .default_text = "the path beside this program",
                .help = "path of ddplaunchd on the nodes; none is copied",
-               .details = "A name without `/` is searched in PATH there.",
+               .details = "A name without `/` is looked up in PATH on the node.",
                .completion = Completion::kFile},
               program_into(spec.agent_path, cwd));
   table.flag({.names = "--no-push",

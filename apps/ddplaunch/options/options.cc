@@ -68,7 +68,7 @@ void note_verb(const std::vector<std::string>& args, Diagnostics& diagnostics) {
     diagnostics.note("\"" + word + "\" runs as a program; did you mean ddplaunch " + std::string(meant) +
                      '?');
   if ((word == "run" || word == "launch") && args.size() > 1)  // torchx run, accelerate launch
-    diagnostics.note("\"" + word + "\" runs as a program; omit it to run " + args[1]);
+    diagnostics.note("\"" + word + "\" is no verb of ddplaunch and runs as a program; omit it");
 }
 
 /// Options that a worker hardly has itself.

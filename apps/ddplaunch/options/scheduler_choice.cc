@@ -14,7 +14,7 @@ constexpr char kAlone[] = "; --launcher local runs on this machine only";
 
 /// Returns why several tasks of a step cannot each be a ddplaunch with these options.
 std::string tasks_text(const SlurmStep& step, std::optional<LauncherKind> chosen) {
-  std::string text = "srun has started " + std::to_string(step.tasks) + " of this program, but ";
+  std::string text = "srun has started " + std::to_string(step.tasks) + " copies of this program, but ";
   if (step.one_per_node() && !chosen)
     return text +
            "LOCAL_RANK is set, as in a worker of another launcher; unset it to run one ddplaunch per node";
@@ -38,9 +38,10 @@ void heed_scheduler(JobOptions& options, const ProcessContext& context, Diagnost
   }
   const std::string* mpi = launcher::find_env(context.env, "OMPI_COMM_WORLD_SIZE");
   if (mpi != nullptr && *mpi != "1") {
-    diagnostics.note("warning: mpirun has started " + *mpi +
-                     " of this program, and each starts a job of its own: omit mpirun, or give each its "
-                     "--node-rank and --master-addr (docs/users/per_node.md)");
+    diagnostics.note(
+        "warning: mpirun has started " + *mpi +
+        " copies of this program, and each starts a job of its own: omit mpirun, or give each its "
+        "--node-rank and --master-addr (docs/users/per_node.md)");
   }
   const bool none_listed = !options.lists_hosts();
   const bool of_job =

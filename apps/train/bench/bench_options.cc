@@ -132,9 +132,8 @@ void declare_runs(OptionTable& table, BenchOptions& options) {
 void declare_options(OptionTable& table, BenchOptions& options) {
   table.group("Operation", "", "train bench allreduce -b 1M -e 1G -f 4");
   table.value({.names = "OPERATION",
-               .help = operations_text() +
-                       "; pairs: every rank with every other, in rounds of disjoint pairs, bandwidth at "
-                       "-e and latency",
+               .help = "the collective to measure: " + operations_text(),
+               .details = "`pairs` sends between every two ranks, in rounds of disjoint pairs.",
                .words = words_of(bench_operations())},
               parsed_into(options.operation, find_operation, ": give " + operations_text()));
   declare_sizes(table, options);

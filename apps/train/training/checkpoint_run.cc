@@ -383,8 +383,8 @@ Result<> CheckpointRun<T>::write() {
   CheckpointContent<T> content;
   content.state = current_state();
   const auto running = trainer_.model().running_statistics();
-  // The text states whether this rank dropped the step, in which nodes may differ, and has its running
-  // statistics.
+  // The first number says whether this rank dropped the step, since nodes may differ. The running statistics
+  // follow, as bits.
   std::vector<std::uint64_t> mine{trainer_.dropped_in_a_row() != 0};
   std::transform(running.begin(), running.end(), std::back_inserter(mine),
                  [](T value) { return std::bit_cast<std::uint64_t>(static_cast<double>(value)); });

@@ -236,9 +236,9 @@ TEST_CASE("a check says which hosts it waits for") {
   for (const std::size_t node : {0, 1, 2})
     job.up(node);
   job.spec.hosts[1].setup = "module load cuda";
-  CHECK(job.run->awaited_text() == "3 of 3 nodes: n[0,2] (checking it), n1 (running --setup)");
+  CHECK(job.run->awaited_text() == "3 of 3 nodes: n1 (running --setup), n[0,2] (running its check)");
   job.checked(1);
-  CHECK(job.run->awaited_text() == "2 of 3 nodes: n[0,2] (checking it)");
+  CHECK(job.run->awaited_text() == "2 of 3 nodes: n[0,2] (running its check)");
   job.checked(0);
   job.checked(2);
   CHECK(job.run->awaited_text() == "1 of 3 nodes: n0 (opening the store)");

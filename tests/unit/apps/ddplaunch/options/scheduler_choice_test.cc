@@ -48,7 +48,8 @@ TEST_CASE("Several ddplaunch processes of one node are an error") {
   FakeContext world = in_slurm();
   world.env.insert(world.env.end(), {{"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NUM_TASKS", "16"}});
   const std::string error =
-      "ddplaunch: srun has started 16 of this program, but one ddplaunch starts all nodes: omit srun, or use "
+      "ddplaunch: srun has started 16 copies of this program, but one ddplaunch starts all nodes: omit srun, "
+      "or use "
       "srun --ntasks-per-node=1 for one ddplaunch per node; --launcher local runs on this machine only";
   for (const char* master : {"", "n00"}) {
     world.env.emplace_back("MASTER_ADDR", master);
@@ -65,14 +66,17 @@ TEST_CASE("One ddplaunch per node is an error if an option or a variable contrad
   FakeContext world = in_slurm();
   world.env.insert(world.env.end(), {{"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NUM_TASKS", "2"}});
   CHECK(world.errors({"--launcher", "slurm", "w"}).front() ==
-        "ddplaunch: srun has started 2 of this program, but with --launcher slurm one ddplaunch starts all "
+        "ddplaunch: srun has started 2 copies of this program, but with --launcher slurm one ddplaunch "
+        "starts all "
         "nodes: omit srun or --launcher slurm; --launcher local runs on this machine only");
   CHECK(world.errors({"--launcher", "ssh", "w"}).front() ==
-        "ddplaunch: srun has started 2 of this program, but with --launcher ssh one ddplaunch starts all "
+        "ddplaunch: srun has started 2 copies of this program, but with --launcher ssh one ddplaunch starts "
+        "all "
         "nodes: omit srun or --launcher ssh; --launcher local runs on this machine only");
   world.env.emplace_back("LOCAL_RANK", "0");
   CHECK(world.errors({"w"}).front() ==
-        "ddplaunch: srun has started 2 of this program, but LOCAL_RANK is set, as in a worker of another "
+        "ddplaunch: srun has started 2 copies of this program, but LOCAL_RANK is set, as in a worker of "
+        "another "
         "launcher; unset it to run one ddplaunch per node; --launcher local runs on this machine only");
 }
 
@@ -117,9 +121,8 @@ TEST_CASE("mpirun in front of ddplaunch gives a warning") {
   world.env.emplace_back("OMPI_COMM_WORLD_SIZE", "1");
   CHECK(world.job({"w"}).notes.empty());
   world.env.back().second = "2";
-  CHECK(
-      world.job({"w"}).notes ==
-      Texts{
-          "ddplaunch: warning: mpirun has started 2 of this program, and each starts a job of its own: omit "
-          "mpirun, or give each its --node-rank and --master-addr (docs/users/per_node.md)"});
+  CHECK(world.job({"w"}).notes ==
+        Texts{"ddplaunch: warning: mpirun has started 2 copies of this program, and each starts a job of its "
+              "own: omit "
+              "mpirun, or give each its --node-rank and --master-addr (docs/users/per_node.md)"});
 }
