@@ -61,6 +61,9 @@ int main(int argc, char** argv) {
   const auto options = ddp::read_daemon_options({argv + 1, argv + argc});
   if (!options) return fail(options.error());
   if (options->command == ddp::DaemonCommand::kNewToken) return make_token(options->new_token_path);
+  if (options->command != ddp::DaemonCommand::kListen)
+    return fail(
+        {ddp::ErrorCode::kUsage, "ddplaunch-listen serves only --listen and --new-token; run ddplaunchd"});
   ddp::raise_nofile();
   auto token = ddp::launcher::find_daemon_token(options->token_file, given);
   if (!token) return fail(token.error());

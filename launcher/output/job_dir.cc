@@ -171,7 +171,7 @@ std::string trouble_text(const Error& error) {
   const bool full = error.sys == ENOSPC || error.sys == EDQUOT || error.sys == EFBIG;
   return std::string("warning: ") + (full ? "no space left for" : "cannot write") +
          " the job's files: " + error.text +
-         "; the job continues; its output is shown, but not saved until this is fixed";
+         "; the job continues; its output is not saved until this is fixed";
 }
 
 }  // namespace

@@ -192,6 +192,13 @@ class Refusals(DaemonTest):
         self.assertIn(f"its token differs from ours (the token file {self.token}, check ", daemon.log())
         self.assertNotIn("serves it", daemon.log())
 
+    def test_the_listening_program_does_nothing_else(self):
+        for words in ([], ["--help"], ["--version"], ["--fits", "1", "2"]):
+            done = subprocess.run([BIN / "ddplaunch-listen", *words], capture_output=True, text=True, timeout=20)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), words)
+            self.assertTrue(done.stderr.startswith("ddplaunchd: "), done.stderr)
+        self.assertEqual(done.stderr, "ddplaunchd: ddplaunch-listen serves only --listen and --new-token; run ddplaunchd\n")
+
     def test_no_token(self):
         self.nodes(1)
         done = self.run_job(*self.daemon[:-2], "true")

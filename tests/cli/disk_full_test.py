@@ -78,7 +78,7 @@ class DiskFull(LaunchTest):
         errors = self.errors.read_text()
         self.assertEqual(errors.count("No space left on device"), 1, errors)
         self.assertIn(f"ddplaunch: warning: no space left for the job's files: {file}: No space left on device; the job continues; "
-                      f"its output is shown, but not saved until this is fixed\n", errors)
+                      f"its output is not saved until this is fixed\n", errors)
         again = re.search(r"ddplaunch: the job's files are written again; missing: (\d+) bytes of (\S+)\n", errors)
         self.assertIsNotNone(again, errors)
         self.assertEqual(again[2], str(file))

@@ -360,9 +360,8 @@ TEST_CASE("a full disk is reported once, and the missing bytes when there is spa
   FileLimit limit(10);
   const auto words = job->write(one, "9abc", kStart);
   REQUIRE(words.size() == 1);
-  CHECK(words[0] ==
-        "warning: no space left for the job's files: " + file +
-            ": File too large; the job continues; its output is shown, but not saved until this is fixed");
+  CHECK(words[0] == "warning: no space left for the job's files: " + file +
+                        ": File too large; the job continues; its output is not saved until this is fixed");
   CHECK(job->write(two, "0123456789abc", kStart + milliseconds(100)).empty());
   limit.lift();
   // One successful write does not end the warning.
