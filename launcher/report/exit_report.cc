@@ -358,7 +358,7 @@ ExitReport make_exit_report(const JobEnd& end) {
   }
   // Unless a line above names a file there.
   if (!end.job_dir.empty() && report.text.find(end.job_dir) == std::string::npos)
-    report.text += "  " + job_line(end) + "\n";
+    report.text += (report.text.empty() ? "ddplaunch: " : "  ") + job_line(end) + "\n";
   report.text += "ddplaunch: exit " + std::to_string(report.exit_code) + ": " + report.why + "\n";
   return report;
 }

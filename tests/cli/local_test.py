@@ -369,7 +369,7 @@ class LocalJob(LaunchTest):
             process.send_signal(signal.SIGINT)
             done = self.finish(process)
         self.assert_code(done, 130)
-        self.assertEqual(done.err, f"  job {self.job}: files in {self.job_dir}\nddplaunch: exit 130: stopped by Ctrl-C (SIGINT) while "
+        self.assertEqual(done.err, f"ddplaunch: job {self.job}: files in {self.job_dir}\nddplaunch: exit 130: stopped by Ctrl-C (SIGINT) while "
                                    "waiting for 1 of 1 node: box (SSH greeting)\n")
 
     def test_many_workers(self):

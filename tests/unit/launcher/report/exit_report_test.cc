@@ -240,7 +240,7 @@ TEST_CASE("the report of any end but a success says where the job's files are, o
   CHECK(make_exit_report(end).text.empty());
   end.stop_signal = SIGINT;
   CHECK(make_exit_report(end).text ==
-        "  job run7: 2 nodes × 8 workers, files in /jobs/run7\n"
+        "ddplaunch: job run7: 2 nodes × 8 workers, files in /jobs/run7\n"
         "ddplaunch: exit 130: stopped by Ctrl-C (SIGINT)\n");
   end.stop_signal = 0;
   end.failures = {exited(0, "a", 5, 100)};
