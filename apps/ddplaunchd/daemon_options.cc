@@ -38,6 +38,8 @@ ReadValue endpoint_into(DaemonOptions& options) {
       return ": the address before the colon is missing; for all interfaces give only the port";
     const std::string_view digits = std::string_view(text).substr(colon == std::string::npos ? 0 : colon + 1);
     const auto port = parse_number<std::uint16_t>(digits);
+    if (!port && colon == std::string::npos && text.find('.') != std::string::npos)
+      return ": give the port, too: " + text + ':' + std::to_string(launcher::kDaemonPort);
     if (!port)
       return ": \"" + std::string(digits) + "\" is not a port; give a number up to 65535 (0: any free port)";
     options.port = *port;

@@ -20,14 +20,19 @@ int serve_one_job() {
   return ddp::launcher::run_keeper(options, ddp::run_stdio_agent);
 }
 
+int print(const std::string& text) {
+  const auto printed = ddp::print_result(text);
+  if (printed) return 0;
+  std::fprintf(stderr, "ddplaunchd: %s\n", printed.error().text.c_str());
+  return 110;
+}
+
 int run(const ddp::DaemonOptions& options, char** argv) {
   switch (options.command) {
     case ddp::DaemonCommand::kHelp:
-      std::fputs(ddp::daemon_help().c_str(), stdout);
-      return 0;
+      return print(ddp::daemon_help());
     case ddp::DaemonCommand::kVersion:
-      std::printf("ddplaunchd %s\n", std::string(ddp::version()).c_str());
-      return 0;
+      return print("ddplaunchd " + std::string(ddp::version()) + '\n');
     case ddp::DaemonCommand::kListen:
     case ddp::DaemonCommand::kNewToken:
       return ddp::run_listener(argv);

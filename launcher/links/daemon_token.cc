@@ -63,9 +63,9 @@ Result<rendezvous::LinkToken> find_daemon_token(const std::string& file,
   auto token = rendezvous::read_token_file(*path);
   if (token || token.error().sys != ENOENT) return token;
   return Error{ErrorCode::kUsage, "there is no token: " + *path +
-                                      " does not exist. \"ddplaunchd --new-token\" writes one; the same file "
-                                      "belongs on all nodes and here (scp -p), or --token-file FILE names "
-                                      "another"};
+                                      " does not exist. \"ddplaunchd --new-token\" writes one; copy it to "
+                                      "all nodes and to the machine of ddplaunch (scp -p), or name another "
+                                      "file with --token-file FILE"};
 }
 
 Result<std::string> write_new_token(std::string path) {

@@ -82,7 +82,7 @@ std::string refusal_line(LinkRefusal refusal, const RefusedPeer& peer, const Lis
              (here.token_origin.empty() ? "a derived key" : here.token_origin) +
              (here.token_check.empty() ? "" : ", check " + here.token_check) + ")";
     case LinkRefusal::kOtherJob:
-      return who + " connected to " + here.where + ", which belongs to another job; refused" + detail;
+      return who + " connected to " + here.where + ", where another job runs; refused" + detail;
     case LinkRefusal::kOtherRole:
       return who + " has the wrong role for " + here.where + "; refused" + detail;
     case LinkRefusal::kOtherVersion:

@@ -199,6 +199,13 @@ class Refusals(DaemonTest):
             self.assertTrue(done.stderr.startswith("ddplaunchd: "), done.stderr)
         self.assertEqual(done.stderr, "ddplaunchd: ddplaunch-listen serves only --listen and --new-token; run ddplaunchd\n")
 
+    def test_help_that_cannot_be_written(self):
+        for option in ("--help", "-V"):
+            with open("/dev/full", "w") as full:
+                done = subprocess.run([DDPLAUNCHD, option], stdout=full, stderr=subprocess.PIPE, text=True, timeout=20)
+            self.assertEqual((done.returncode, done.stderr),
+                             (110, "ddplaunchd: cannot write the result to standard output: No space left on device\n"))
+
     def test_no_token(self):
         self.nodes(1)
         done = self.run_job(*self.daemon[:-2], "true")

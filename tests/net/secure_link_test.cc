@@ -228,9 +228,8 @@ TEST_CASE("another job or role is named on both sides") {
         "nodes, a daemon expects masters. Check the address and the port");
   REQUIRE(port.run_until([&] { return port.notes.size() == 2; }));
   CHECK(port.notes[0] ==
-        "127.0.0.1, which claims to be agent gpu02 of job job2, connected to the control port, which belongs "
-        "to "
-        "another job; refused");
+        "127.0.0.1, which claims to be agent gpu02 of job job2, connected to the control port, where another "
+        "job runs; refused");
   CHECK(port.notes[1] ==
         "127.0.0.1, which claims to be master gpu02 of job job1, has the wrong role for the control port; "
         "refused");

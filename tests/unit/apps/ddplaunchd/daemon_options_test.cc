@@ -51,6 +51,7 @@ TEST_CASE("a wrong option of the daemon is named in an error") {
         "--listen http: \"http\" is not a port; give a number up to 65535 (0: any free port)");
   CHECK(flaw({"--listen", "10.0.0.5:70000"}) ==
         "--listen 10.0.0.5:70000: \"70000\" is not a port; give a number up to 65535 (0: any free port)");
+  CHECK(flaw({"--listen", "10.0.0.5"}) == "--listen 10.0.0.5: give the port, too: 10.0.0.5:29499");
   CHECK(flaw({"--listen", "fd00::5:4000"}) ==
         "--listen fd00::5:4000: write an IPv6 address in brackets: [fd00::5]:29499");
   CHECK(flaw({"--listen", ":4000"}) ==
