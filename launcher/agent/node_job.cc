@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -106,7 +107,17 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
   if (wanted.empty()) return Error{ErrorCode::kProtocol, "the job names no program"};
   const std::string* path = find_env(job.env_, "PATH");
   auto program = find_program(wanted, path ? std::optional<std::string_view>(*path) : std::nullopt, job.cwd_);
-  if (!program) return program.error();
+  if (!program) {
+    // `ddplaunch 4 train.py`: habits of other launchers put words before the script.
+    Error error = program.error();
+    const auto is_script = [](const std::string& word) { return word.ends_with(".py"); };
+    const auto script = std::find_if(start.argv.begin(), start.argv.end(), is_script);
+    const bool is_program =
+        static_cast<WorkerCommand::Kind>(start.command_kind) == WorkerCommand::Kind::kProgram;
+    if (is_program && error.sys == ENOENT && script != start.argv.end())
+      error.text += "; to run " + *script + " omit the words before it";
+    return error;
+  }
   job.program_ = std::move(*program);
   const auto kind = static_cast<WorkerCommand::Kind>(start.command_kind);
   job.uses_omp_threads_ = kind == WorkerCommand::Kind::kPython || kind == WorkerCommand::Kind::kModule ||
