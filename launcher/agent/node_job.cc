@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -108,14 +107,13 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
   const std::string* path = find_env(job.env_, "PATH");
   auto program = find_program(wanted, path ? std::optional<std::string_view>(*path) : std::nullopt, job.cwd_);
   if (!program) {
-    // `ddplaunch 4 train.py`: habits of other launchers put words before the script.
+    // `ddplaunch 4 train.py`: a habit of other launchers. Behind more words the script belongs to the
+    // program.
     Error error = program.error();
-    const auto is_script = [](const std::string& word) { return word.ends_with(".py"); };
-    const auto script = std::find_if(start.argv.begin(), start.argv.end(), is_script);
     const bool is_program =
         static_cast<WorkerCommand::Kind>(start.command_kind) == WorkerCommand::Kind::kProgram;
-    if (is_program && error.sys == ENOENT && script != start.argv.end())
-      error.text += "; to run " + *script + " omit the words before it";
+    if (is_program && error.sys == ENOENT && start.argv.size() > 1 && start.argv[1].ends_with(".py"))
+      error.text += "; to run " + start.argv[1] + " omit the word before it";
     return error;
   }
   job.program_ = std::move(*program);

@@ -108,9 +108,10 @@ class LocalJob(LaunchTest):
         done = self.run_job("--nproc-per-node", 2, "no-such-program-here")
         self.assert_code(done, 127)
         self.assertIn("no-such-program-here", done.err)
-        self.assertNotIn("omit the words", done.err)
+        done = self.run_job("--nproc-per-node", 1, "no-such-program-here", "run", "train.py")
+        self.assertNotIn("omit the word", done.err)
         done = self.run_job("--nproc-per-node", 1, "no-such-program-here", "train.py", "--lr", "1")
-        self.assertRegex(done.err, r"cannot find program 'no-such-program-here' in PATH \(.*\); to run train\.py omit the words before it\n")
+        self.assertRegex(done.err, r"cannot find program 'no-such-program-here' in PATH \(.*\); to run train\.py omit the word before it\n")
         self.assertIn("localhost", done.err)
 
     def test_program_that_may_not_run(self):
