@@ -59,10 +59,6 @@ bool may_be(int first, int ranks) {
   return first >= 0 && ranks >= 0 && first <= kMostRanks && ranks <= kMostRanks;
 }
 
-std::string json_text(std::string_view text) {
-  return nlohmann::json(std::string(text)).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
-}
-
 template <class T>
 bool take(const nlohmann::json& line, const char* key, T& value) {
   const auto found = line.find(key);
@@ -187,22 +183,28 @@ std::optional<FlightRecorderDump> read_collectives(const FlightRecorderMemory& m
 }
 
 std::string dump_text(const FlightRecorderDump& dump) {
-  std::string text = "{\"schema\":" + json_text(kLogSchema) + ",\"rank\":" + std::to_string(dump.rank) +
-                     ",\"world_size\":" + std::to_string(dump.world_size) +
-                     ",\"attempt\":" + std::to_string(dump.attempt) +
-                     ",\"reason\":" + json_text(dump.reason) + ",\"groups\":[";
+  using Json = nlohmann::ordered_json;
+  const auto line = [](const Json& object) {
+    return object.dump(-1, ' ', true, Json::error_handler_t::replace) + '\n';
+  };
+  Json groups = Json::array();
+  for (const RecordedGroup& group : dump.groups)
+    groups.push_back({{"name", group.name}, {"first", group.first}, {"ranks", group.ranks}});
+  std::string text = line({{"schema", kLogSchema},
+                           {"rank", dump.rank},
+                           {"world_size", dump.world_size},
+                           {"attempt", dump.attempt},
+                           {"reason", dump.reason},
+                           {"groups", groups}});
   for (const RecordedGroup& group : dump.groups) {
-    text += (&group == &dump.groups.front() ? "{\"name\":" : ",{\"name\":") + json_text(group.name) +
-            ",\"first\":" + std::to_string(group.first) + ",\"ranks\":" + std::to_string(group.ranks) + "}";
-  }
-  text += "]}\n";
-  for (const RecordedGroup& group : dump.groups) {
-    const std::string name = json_text(group.name);
     for (const RecordedCollective& entry : group.entries) {
-      text += "{\"group\":" + name + ",\"sequence\":" + std::to_string(entry.sequence) +
-              ",\"kind\":" + json_text(entry.kind) + ",\"bytes\":" + std::to_string(entry.bytes) +
-              ",\"type\":" + json_text(entry.type) + ",\"started\":" + std::to_string(entry.started) +
-              ",\"finished\":" + std::to_string(entry.finished) + "}\n";
+      text += line({{"group", group.name},
+                    {"sequence", entry.sequence},
+                    {"kind", entry.kind},
+                    {"bytes", entry.bytes},
+                    {"type", entry.type},
+                    {"started", entry.started},
+                    {"finished", entry.finished}});
     }
   }
   return text;

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cinttypes>
 #include <cmath>
 #include <cstdio>
+#include <string>
+
+#include <nlohmann/json.hpp>
 
 namespace ddp::train {
 
@@ -73,17 +75,22 @@ Result<> StepProfile::write_trace(const std::string& path, int rank) const {
   const auto micros = [](Clock::duration time) {
     return std::chrono::duration<double, std::micro>(time).count();
   };
-  std::fprintf(
-      file,
-      "{\"traceEvents\":[\n{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank "
-      "%d\"}}",
-      rank, rank);
+  using Json = nlohmann::ordered_json;
+  const auto write = [file](const char* before, const Json& event) {
+    std::fprintf(file, "%s%s", before, event.dump().c_str());
+  };
+  write("{\"traceEvents\":[\n", {{"ph", "M"},
+                                 {"name", "process_name"},
+                                 {"pid", rank},
+                                 {"args", {{"name", "rank " + std::to_string(rank)}}}});
   for (const Event& event : events_) {
-    std::fprintf(file,
-                 ",\n{\"ph\":\"X\",\"name\":\"%s\",\"pid\":%d,\"tid\":0,\"ts\":%.1f,\"dur\":%.1f,\"args\":{"
-                 "\"step\":%" PRIu64 "}}",
-                 kPhaseNames[static_cast<std::size_t>(event.phase)].data(), rank,
-                 base + micros(event.begin - started_), micros(event.end - event.begin), event.step);
+    write(",\n", {{"ph", "X"},
+                  {"name", kPhaseNames[static_cast<std::size_t>(event.phase)]},
+                  {"pid", rank},
+                  {"tid", 0},
+                  {"ts", base + micros(event.begin - started_)},
+                  {"dur", micros(event.end - event.begin)},
+                  {"args", {{"step", event.step}}}});
   }
   std::fprintf(file, "\n]}\n");
   const bool failed = std::ferror(file) != 0;
