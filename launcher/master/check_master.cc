@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "launcher/master/user_signals.h"
+#include "launcher/supervisor/start_report.h"
 
 namespace ddp::launcher {
 namespace {
@@ -15,10 +16,6 @@ using std::chrono::nanoseconds;
 
 constexpr std::chrono::milliseconds kLastTasks{500};
 constexpr std::chrono::seconds kPingEvery{1};
-/// When a long check first says what it waits for. Each further time comes after twice the time, up to a
-/// minute.
-constexpr std::chrono::seconds kFirstReport{3};
-constexpr std::chrono::seconds kRareReport{60};
 
 }  // namespace
 
@@ -144,13 +141,15 @@ void CheckMaster::note_start_steps() {
 }
 
 Awaitable<> CheckMaster::report_waiting() {
-  for (auto pause = kFirstReport;; pause = std::min(2 * pause, kRareReport)) {
-    waiting_timer_.expires_after(pause);
+  StartNotice notice;
+  notice.begin(steady_now());
+  for (;;) {
+    waiting_timer_.expires_at(std::chrono::steady_clock::time_point(*notice.deadline()));
     const auto [error] = co_await waiting_timer_.async_wait(kUseTuple);
     if (error) co_return;
     note_start_steps();
-    if (const std::string text = run_.awaited_text(); !text.empty())
-      show_lines_("ddplaunch: waiting for " + text + "\n");
+    const auto waiting = notice.show(run_.awaited_text(), steady_now());
+    if (waiting && waiting->due) show_lines_("ddplaunch: " + waiting->text + "\n");
   }
 }
 
