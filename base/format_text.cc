@@ -1,9 +1,11 @@
 #include "base/format_text.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
+#include <utility>
 
 namespace ddp {
 
@@ -30,6 +32,59 @@ std::string format_duration(std::chrono::nanoseconds time) {
   const std::int64_t tenths = (ms + 50) / 100;
   const std::string whole = std::to_string(tenths / 10);
   return (tenths % 10 == 0 ? whole : whole + "." + std::to_string(tenths % 10)) + " s";
+}
+
+std::string format_elapsed(std::chrono::nanoseconds time) {
+  if (time < std::chrono::seconds(1)) return std::to_string(time / std::chrono::milliseconds(1)) + " ms";
+  if (time < std::chrono::minutes(2))
+    return format_text("%.1f s", std::chrono::duration<double>(time).count());
+  const auto minutes = time / std::chrono::minutes(1);
+  if (minutes < 120) return std::to_string(minutes) + " min";
+  return std::to_string(minutes / 60) + " h " + std::to_string(minutes % 60) + " min";
+}
+
+std::string format_bytes(std::uint64_t bytes) {
+  if (bytes == std::numeric_limits<std::uint64_t>::max()) return "unlimited";
+  constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  std::size_t unit = 0;
+  auto value = static_cast<double>(bytes);
+  for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit)
+    value /= 1024;
+  return format_text(unit == 0 || value >= 100 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
+}
+
+std::string format_endpoint(const std::string& address, unsigned port) {
+  const bool is_ipv6 = address.find(':') != std::string::npos;
+  return (is_ipv6 ? "[" + address + "]" : address) + ":" + std::to_string(port);
+}
+
+std::string format_number_set(std::vector<int> numbers, std::size_t most) {
+  std::sort(numbers.begin(), numbers.end());
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
+  std::vector<std::string> runs;
+  for (std::size_t i = 0; i < numbers.size();) {
+    std::size_t last = i;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1)
+      ++last;
+    if (runs.size() == most) {
+      runs.emplace_back("…");
+      break;
+    }
+    runs.push_back(std::to_string(numbers[i]));
+    if (last > i) runs.back() += '-' + std::to_string(numbers[last]);
+    i = last + 1;
+  }
+  return join(runs, ",");
+}
+
+std::string format_ranks(std::vector<int> ranks) {
+  const std::string word = ranks.size() == 1 ? "rank " : "ranks ";
+  return word + format_number_set(std::move(ranks), 8);
+}
+
+std::string format_number_range(int first, int count) {
+  const std::string low = std::to_string(first);
+  return count == 1 ? low : low + '-' + std::to_string(first + count - 1);
 }
 
 std::string quoted(std::string_view text) {

@@ -1,4 +1,5 @@
 #include "apps/ddplaunch/commands.h"
+#include "base/format_text.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -153,7 +154,7 @@ Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, cons
     silence.async_wait([&spec](const error_code& cancelled) {
       if (cancelled) return;
       std::fprintf(stderr, "ddplaunch: waiting for node 0 at %s (--start-timeout %s)\n",
-                   master_position(*spec.per_node).c_str(), launcher::limit_text(spec.start_timeout).c_str());
+                   master_position(*spec.per_node).c_str(), format_duration(spec.start_timeout).c_str());
     });
   }
   Joining joining{loop, spec, goal, resolve, std::move(*context)};

@@ -8,6 +8,7 @@
 
 #include "apps/ddplaunch/local_endpoint.h"
 #include "base/build_identity.h"
+#include "base/format_text.h"
 #include "launcher/links/daemon_token.h"
 #include "launcher/links/join_shell.h"
 #include "rendezvous/protocol/message.h"
@@ -38,11 +39,6 @@ Error no_token(const PerNode& node) {
           "ddplaunch:   export DDPLAUNCH_TOKEN=…   or --token-file FILE, readable only by you\n"
           "ddplaunch: (on a private network --insecure works without a token)",
       0};
-}
-
-std::string where_of(const PerNode& node) {
-  const bool v6 = node.master_addr.find(':') != std::string::npos;
-  return (v6 ? "[" + node.master_addr + "]" : node.master_addr) + ":" + std::to_string(node.port);
 }
 
 /// Listens as narrowly as MASTER_ADDR allows. Other nodes may know this machine by an address that none of
@@ -103,7 +99,7 @@ Result<std::unique_ptr<remote::RemoteShell>> make_join_shell(asio::io_context& l
   options.terms.protocol = static_cast<int>(rendezvous::kProtocolVersion);
   options.terms.version = std::string(version());
   options.terms.job_id = spec.job_id;
-  options.where = where_of(*spec.per_node);
+  options.where = format_endpoint(spec.per_node->master_addr, spec.per_node->port);
   if (!spec.quiet) options.on_note = std::move(notify);
   auto shell = launcher::JoinShell::make(loop.get_executor(), std::move(options));
   if (!shell) return shell.error();

@@ -12,6 +12,7 @@
 #include "apps/ddplaunchd/daemon_options.h"
 #include "base/child_process.h"
 #include "base/find_program.h"
+#include "base/format_text.h"
 #include "base/standard_descriptors.h"
 #include "launcher/links/daemon_listener.h"
 #include "launcher/links/daemon_token.h"
@@ -31,9 +32,7 @@ int make_token(const std::string& path) {
 }
 
 std::string endpoint_text(const std::string& address, std::uint16_t port) {
-  const std::string number = std::to_string(port);
-  if (address.empty()) return "port " + number;
-  return (address.find(':') == std::string::npos ? address : "[" + address + "]") + ":" + number;
+  return address.empty() ? "port " + std::to_string(port) : ddp::format_endpoint(address, port);
 }
 
 ddp::Result<ddp::rendezvous::TcpListener> open_port(const ddp::DaemonOptions& options) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/exit_status.h"
+#include "base/format_text.h"
 #include "base/safe_text.h"
 #include "launcher/report/exit_code.h"
 
@@ -18,16 +19,6 @@ constexpr char kSilent[] = "the master was silent for too long";
 
 template <class E, class... Events>
 constexpr bool is_any_of = (std::is_same_v<std::remove_cvref_t<E>, Events> || ...);
-
-/// "ADDRESS:PORT", as workers get it.
-std::string endpoint_text(const std::string& address, std::uint16_t port) {
-  const bool is_ipv6 = address.find(':') != std::string::npos;
-  return (is_ipv6 ? "[" + address + "]" : address) + ":" + std::to_string(port);
-}
-
-std::string limit_text(std::uint32_t ms) {
-  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
-}
 
 }  // namespace
 
@@ -166,7 +157,7 @@ void AgentCore::on(const node::AttemptPrepared&) {
   order.local_world = spawn_.local_world_size;
   order.node_rank = spawn_.node_rank;
   order.nodes = spawn_.nodes;
-  order.store = endpoint_text(spawn_.master_addr, spawn_.master_port);
+  order.store = format_endpoint(spawn_.master_addr, spawn_.master_port);
   order.agent_store = spawn_.agent_store;
   if (spawn_.from >= 0) order.from = static_cast<std::uint32_t>(spawn_.from);
   for (std::uint32_t local = 0; local < spawn_.local_world_size; ++local) {
@@ -323,7 +314,8 @@ void AgentCore::check_answers() {
   if (now_ < due_) return;
   for (const std::uint32_t local : late)
     kill_worker(local, "did not leave attempt " + std::to_string(spawn_.attempt) + " within " +
-                           limit_text(revoke_.deadline_ms) + " and was killed");
+                           format_duration(std::chrono::milliseconds(revoke_.deadline_ms)) +
+                           " and was killed");
   state_ = State::kKillingLate;
   act(node::KillLeftovers{processes_.dying()});
 }

@@ -172,7 +172,7 @@ void NodeEvaluator::diagnose_limits(std::size_t i, const NodeChecked& facts) {
   if (!facts.infiniband.empty() && facts.memlock < kSmallMemlock) {
     collector_.warn(
         "limits", i,
-        "workers may lock only " + bytes_text(facts.memlock) + " (ulimit -l), which " +
+        "workers may lock only " + format_bytes(facts.memlock) + " (ulimit -l), which " +
             "InfiniBand needs for its buffers",
         "set memlock to unlimited in /etc/security/limits.conf there, or in the service that starts sshd");
   }
@@ -183,19 +183,19 @@ void NodeEvaluator::diagnose_memory(std::size_t i, const NodeChecked& facts) {
   if (facts.shm_size == 0) {
     collector_.warn("shm", i, "/dev/shm is missing; data loaders and NCCL need it for shared memory", more);
   } else if (facts.shm_free < kMiB) {
-    collector_.error("shm", i, "/dev/shm is full (" + bytes_text(facts.shm_size) + ")",
+    collector_.error("shm", i, "/dev/shm is full (" + format_bytes(facts.shm_size) + ")",
                      "remove the files there that dead jobs left");
   } else if (facts.shm_size < kSmallShm) {
-    collector_.warn("shm", i, "/dev/shm has only " + bytes_text(facts.shm_size), more);
+    collector_.warn("shm", i, "/dev/shm has only " + format_bytes(facts.shm_size), more);
   } else if (facts.shm_free < kSmallShm) {
-    collector_.warn("shm", i, "/dev/shm has only " + bytes_text(facts.shm_free) + " free",
+    collector_.warn("shm", i, "/dev/shm has only " + format_bytes(facts.shm_free) + " free",
                     "remove the files there that dead jobs left");
   }
   for (const rendezvous::NodeDisk& disk : facts.disks) {
     if (!disk.trouble.empty()) {
       collector_.warn("disk", i, disk.path + ": " + disk.trouble, "");
     } else if (disk.free < kSmallDisk) {
-      collector_.warn("disk", i, disk.path + " has only " + bytes_text(disk.free) + " free",
+      collector_.warn("disk", i, disk.path + " has only " + format_bytes(disk.free) + " free",
                       "free space there");
     } else if (!disk.writable && disk.path != facts.directory) {
       collector_.warn("disk", i, disk.path + " cannot be written to", "set TMPDIR to a writable directory");
@@ -275,7 +275,7 @@ void NodeEvaluator::diagnose_gpus_of(std::size_t i, const NodeChecked& facts) {
     if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), std::to_string(k)) == wanted.end())
       continue;
     const std::string name = "GPU " + std::to_string(k);
-    const std::string room = bytes_text(gpu.memory_free) + " of " + bytes_text(gpu.memory) + " are free";
+    const std::string room = format_bytes(gpu.memory_free) + " of " + format_bytes(gpu.memory) + " are free";
     if (gpu.processes > 0) {
       collector_.warn("gpu_memory", i, name + " is in use by " + gpu.holders + "; " + room,
                       "end that process, or exclude the GPU with --exclude");
@@ -334,16 +334,6 @@ int check_exit_code(const CheckResult& result, const std::vector<CheckDiagnostic
   const bool broken = std::any_of(diagnostics.begin(), diagnostics.end(),
                                   [](const CheckDiagnostic& f) { return f.level == Severity::kError; });
   return broken ? exit_code_of(Error{ErrorCode::kRefused, "", 0}) : 0;
-}
-
-std::string bytes_text(std::uint64_t bytes) {
-  if (bytes == ~std::uint64_t{0}) return "unlimited";
-  constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-  std::size_t unit = 0;
-  auto value = static_cast<double>(bytes);
-  for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit)
-    value /= 1024;
-  return format_text(unit == 0 || value >= 100 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
 }
 
 }  // namespace ddp::launcher

@@ -31,6 +31,5 @@ std::vector<CheckDiagnostic> diagnose_nodes(const JobSpec& spec, const CheckResu
 int check_exit_code(const CheckResult& result, const std::vector<CheckDiagnostic>& diagnostics);
 
 /// Bytes for people: "12.1 GiB", "512 KiB".
-std::string bytes_text(std::uint64_t bytes);
 
 }  // namespace ddp::launcher

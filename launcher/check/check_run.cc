@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/format_text.h"
 #include "launcher/supervisor/start_messages.h"
 
 namespace ddp::launcher {
@@ -169,7 +170,7 @@ void CheckRun::answered(std::size_t node, Time now) {
 }
 
 Error CheckRun::too_late(std::size_t node) const {
-  const std::string limit = limit_text(answer_time());
+  const std::string limit = format_duration(answer_time());
   if (stage_[node] == Stage::kConnecting)
     return Error{ErrorCode::kTimeout, "no agent answered within " + limit};
   return Error{ErrorCode::kTimeout,

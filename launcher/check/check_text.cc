@@ -109,7 +109,7 @@ std::string gpu_memory_text(const rendezvous::NodeChecked& facts) {
   std::uint64_t least = ~std::uint64_t{0};
   for (const rendezvous::NodeGpu& gpu : facts.gpus)
     least = std::min(least, gpu.memory_free);
-  return bytes_text(least);
+  return format_bytes(least);
 }
 
 std::string disk_text(const rendezvous::NodeChecked& facts) {
@@ -118,7 +118,7 @@ std::string disk_text(const rendezvous::NodeChecked& facts) {
   for (const rendezvous::NodeDisk& disk : facts.disks) {
     if (disk.size > 0) least = std::min(least, disk.free);
   }
-  return least == ~std::uint64_t{0} ? "?" : bytes_text(least);
+  return least == ~std::uint64_t{0} ? "?" : format_bytes(least);
 }
 
 TextTable::Cell verdict(const std::string& trouble) {
@@ -188,12 +188,6 @@ std::string diagnostics_text(const JobSpec& spec, const std::vector<CheckDiagnos
     text += reason_text(line.group) + '\n';
   }
   return text;
-}
-
-std::string ranks_text(const rendezvous::NodeRanks& ranks) {
-  const std::string first = std::to_string(ranks.first_rank);
-  if (ranks.local_world_size == 1) return first;
-  return first + '-' + std::to_string(ranks.first_rank + ranks.local_world_size - 1);
 }
 
 /// The node's index among the nodes for which the network was chosen.
@@ -283,7 +277,7 @@ std::string check_text(const JobSpec& spec, const CheckResult& result,
                               node.reach == CheckedNode::Reach::kFailed ? Colour::kBad : Colour::kNone},
                              node.wall_ahead ? offset_text(*node.wall_ahead) : "?",
                              std::to_string(facts.nofile),
-                             bytes_text(facts.shm_free),
+                             format_bytes(facts.shm_free),
                              disk_text(facts)});
     } else {
       row.resize(14);
@@ -312,7 +306,7 @@ std::string hosts_text(const JobSpec& spec, const CheckResult& result,
     const auto& slots = spec.hosts[i].slots;
     table.add({spare ? "spare" : std::to_string(i), spec.hosts[i].name,
                spare              ? "-"
-               : ranks != nullptr ? ranks_text(*ranks)
+               : ranks != nullptr ? format_number_range(ranks->first_rank, ranks->local_world_size)
                                   : "?",
                spare              ? "-"
                : ranks != nullptr ? std::to_string(ranks->local_world_size) + " (" + ranks->reason + ")"

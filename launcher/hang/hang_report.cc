@@ -4,32 +4,14 @@
 #include <limits>
 #include <utility>
 
+#include "base/format_text.h"
 #include "launcher/report/exit_report.h"
-#include "launcher/report/short_lists.h"
+#include "launcher/report/host_list.h"
 
 namespace ddp::launcher {
 namespace {
 
 constexpr std::size_t kLines = 8;
-constexpr std::size_t kHosts = 3;
-
-std::string seconds_text(std::chrono::nanoseconds time) {
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
-  if (ms >= 10'000 || ms % 1000 < 100) return std::to_string(ms / 1000) + " s";
-  return std::to_string(ms / 1000) + "." + std::to_string(ms % 1000 / 100) + " s";
-}
-
-std::string hosts_text(const std::vector<std::string>& hosts) {
-  std::string text;
-  const std::size_t named = hosts.size() > kHosts + 1 ? kHosts : hosts.size();
-  for (std::size_t i = 0; i < named; ++i) {
-    if (i > 0) text += i + 1 == hosts.size() ? " and " : ", ";
-    text += hosts[i];
-  }
-  if (named < hosts.size()) text += " and " + std::to_string(hosts.size() - named) + " more hosts";
-  return text;
-}
-
 }  // namespace
 
 void HangReport::add(std::uint32_t rank, const std::string& host, const std::string& state) {
@@ -62,8 +44,7 @@ void HangReport::add_stacks(std::uint32_t rank, const std::string& text) {
 
 std::string HangReport::hint() const {
   if (store_clients_.empty()) return {};
-  return (store_clients_.size() == 1 ? "rank " : "ranks ") + rank_set(store_clients_) +
-         (store_clients_.size() == 1 ? " is" : " are") +
+  return format_ranks(store_clients_) + (store_clients_.size() == 1 ? " is" : " are") +
          " still connecting to a store. If its port is not MASTER_PORT, no process serves it "
          "while "
          "TORCHELASTIC_USE_AGENT_STORE is True: try --store worker (docs/users/store.md)";
@@ -78,8 +59,7 @@ std::vector<std::string> HangReport::lines() const {
       lines.push_back(std::to_string(ranks_left) + " more ranks in other states");
       break;
     }
-    lines.push_back((group.ranks.size() == 1 ? "rank " : "ranks ") + rank_set(group.ranks) + " on " +
-                    hosts_text(group.hosts) + ": " + group.state);
+    lines.push_back(format_ranks(group.ranks) + " on " + host_list(group.hosts) + ": " + group.state);
     ranks_left -= group.ranks.size();
   }
   return lines;
@@ -105,8 +85,7 @@ std::string HangReport::behind_text() const {
     least = std::min(least, step);
     most = std::max(most, step);
   }
-  return std::string(": ") + (ranks.size() == 1 ? "rank " : "ranks ") +
-         rank_set({ranks.begin(), ranks.end()}) + (ranks.size() == 1 ? " is" : " are") +
+  return ": " + format_ranks({ranks.begin(), ranks.end()}) + (ranks.size() == 1 ? " is" : " are") +
          " behind: the last reported step is " + std::to_string(least) + ", that of other ranks is " +
          std::to_string(most);
 }
@@ -114,7 +93,7 @@ std::string HangReport::behind_text() const {
 std::string HangReport::text(std::chrono::nanoseconds quiet) const {
   std::string text = steps_.empty() ? "no worker printed anything or used CPU time for "
                                     : "no worker reported a step or printed anything for ";
-  text += seconds_text(quiet) + behind_text();
+  text += format_elapsed(quiet) + behind_text();
   for (const std::string& line : lines())
     text += "\n" + line;
   return text;

@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cstring>
 
+#include "base/format_text.h"
 #include "base/parse_text.h"
 
 namespace ddp::launcher {
@@ -147,9 +148,8 @@ std::optional<std::string> address_text(std::string_view text) {
     inet_ntop(AF_INET, bytes.data() + 12, name, sizeof name);
   } else {
     inet_ntop(AF_INET6, bytes.data(), name, sizeof name);
-    return "[" + std::string(name) + "]:" + std::to_string(port);
   }
-  return std::string(name) + ":" + std::to_string(port);
+  return format_endpoint(name, port);
 }
 
 }  // namespace

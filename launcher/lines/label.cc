@@ -138,17 +138,4 @@ bool colours_wanted(bool is_terminal, const char* no_color, const char* term) {
   return is_terminal && !forbidden && term != nullptr && std::string_view(term) != "dumb" && *term != '\0';
 }
 
-std::string rank_set_text(const std::vector<int>& ascending) {
-  std::string text;
-  for (std::size_t i = 0; i < ascending.size();) {
-    std::size_t last = i;
-    while (last + 1 < ascending.size() && ascending[last + 1] == ascending[last] + 1)
-      ++last;
-    text += (i == 0 ? "" : ",") + std::to_string(ascending[i]);
-    if (last > i) text += '-' + std::to_string(ascending[last]);
-    i = last + 1;
-  }
-  return text;
-}
-
 }  // namespace ddp::launcher

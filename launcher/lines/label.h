@@ -64,7 +64,4 @@ int label_colour(int node_rank);
 /// True if labels are colored. `no_color` and `term` are the variables NO_COLOR and TERM; nullptr: unset.
 bool colours_wanted(bool is_terminal, const char* no_color, const char* term);
 
-/// Returns ascending numbers as "0-3,7,9-10".
-std::string rank_set_text(const std::vector<int>& ascending);
-
 }  // namespace ddp::launcher

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/format_text.h"
 #include "base/unique_fd.h"
 #include "launcher/link_protocol/daemon_frame.h"
 #include "launcher/links/daemon_line.h"
@@ -328,8 +329,7 @@ Awaitable<Result<std::unique_ptr<remote::Channel>>> DaemonShell::open(remote::Ho
   if (!found) co_return within(host.name, found.error());
   auto connect_target = std::make_shared<ConnectTarget>();
   connect_target->endpoints = std::move(*found);
-  connect_target->where =
-      (target.find(':') == std::string::npos ? target : "[" + target + "]") + ":" + std::to_string(port);
+  connect_target->where = format_endpoint(target, port);
   connect_target->as = std::move(*as);
   connect_target->deadline = deadline;
 

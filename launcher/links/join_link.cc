@@ -6,6 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/format_text.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -16,11 +18,6 @@ constexpr std::chrono::seconds kAnswerTime{10};
 /// The time until a master misses the process that this one replaces; it relies on heartbeats.
 constexpr std::chrono::seconds kReplaceTime{6};
 constexpr std::chrono::milliseconds kPause{500};
-
-std::string where_of(const JoinGoal& goal) {
-  const std::string host = goal.host.find(':') == std::string::npos ? goal.host : "[" + goal.host + "]";
-  return host + ":" + std::to_string(goal.port);
-}
 
 /// One link, and the master's answer. `again`: no answer arrived, so the caller may try again.
 struct JoinReply {
@@ -48,7 +45,7 @@ Awaitable<JoinReply> ask(std::shared_ptr<const rendezvous::SecureContext> contex
   if (!line) {
     reply.again = unsaid || limit.late() || line.error().code == ErrorCode::kLinkLost;
     reply.error = Error{limit.late() ? ErrorCode::kTimeout : line.error().code,
-                        where_of(goal) + " accepted the link but assigned no slot: " +
+                        format_endpoint(goal.host, goal.port) + " accepted the link but assigned no slot: " +
                             (limit.late() ? std::string("it did not answer in time") : line.error().text),
                         0};
     co_return reply;
@@ -57,7 +54,7 @@ Awaitable<JoinReply> ask(std::shared_ptr<const rendezvous::SecureContext> contex
   if (answer)
     reply.answer = std::move(*answer);
   else
-    reply.error = within(where_of(goal), answer.error());
+    reply.error = within(format_endpoint(goal.host, goal.port), answer.error());
   co_return reply;
 }
 
@@ -81,9 +78,11 @@ Awaitable<Result<JoinedLink>> join_master(std::shared_ptr<const rendezvous::Secu
       link.job_id = std::move(reply.answer.job_id);
       co_return link;
     }
-    Error error = reply.error ? *reply.error
-                              : Error{code_of(reply.answer.refusal),
-                                      where_of(goal) + " refused this node: " + reply.answer.text, 0};
+    Error error =
+        reply.error
+            ? *reply.error
+            : Error{code_of(reply.answer.refusal),
+                    format_endpoint(goal.host, goal.port) + " refused this node: " + reply.answer.text, 0};
     bool again = reply.again;
     const bool occupied =
         reply.answer.refusal == JoinRefusal::kTaken || reply.answer.refusal == JoinRefusal::kFull;

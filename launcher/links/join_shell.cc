@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/format_text.h"
 #include "base/safe_text.h"
 #include "launcher/links/join_link.h"
 #include "launcher/links/secure_channel.h"
@@ -114,15 +115,11 @@ Result<> JoinShell::ListenerState::start() {
 
 /// Notifies the user once of the nodes that a slow start awaits.
 void JoinShell::ListenerState::report_awaited_nodes() {
-  std::string names;
-  std::size_t count = 0;
-  for (std::size_t i = 1; i < slots.size(); ++i) {
-    if (slots[i].awaited_by.empty()) continue;
-    if (++count <= kMostNamed) names += (count > 1 ? ", " : "") + std::to_string(i);
-  }
-  if (count == 0) return;
-  if (count > kMostNamed) names += " and " + std::to_string(count - kMostNamed) + " more";
-  note("waiting at " + options.where + " for the ddplaunch of node " + names);
+  std::vector<int> nodes;
+  for (std::size_t i = 1; i < slots.size(); ++i)
+    if (!slots[i].awaited_by.empty()) nodes.push_back(static_cast<int>(i));
+  if (nodes.empty()) return;
+  note("waiting at " + options.where + " for the ddplaunch of node " + format_number_set(nodes, kMostNamed));
 }
 
 void JoinShell::ListenerState::stop() {

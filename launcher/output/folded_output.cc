@@ -5,17 +5,9 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/format_text.h"
 
 namespace ddp::launcher {
-namespace {
-
-std::string set_text(std::vector<int> numbers) {
-  std::sort(numbers.begin(), numbers.end());
-  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
-  return rank_set_text(numbers);
-}
-
-}  // namespace
 
 FoldedOutput::FoldedOutput(const asio::any_io_executor& loop, std::string label, Emit emit)
     : template_(std::move(label)),
@@ -79,9 +71,9 @@ Label FoldedOutput::group_label(const LineFold::Line& line) const {
     local_ranks.push_back(known.local_rank);
     node_ranks.push_back(known.node_rank);
   }
-  group.ranks = rank_set_text(line.ranks);
-  group.local_ranks = set_text(std::move(local_ranks));
-  group.node_ranks = set_text(std::move(node_ranks));
+  group.ranks = format_number_set(line.ranks);
+  group.local_ranks = format_number_set(std::move(local_ranks));
+  group.node_ranks = format_number_set(std::move(node_ranks));
   group.stream = line.stream == 1 ? "stdout" : "stderr";
   return Label(template_, group);
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "launcher/report/short_lists.h"
+#include "launcher/report/host_list.h"
 #include "remote/hosts/host_range.h"
 
 namespace ddp::launcher {

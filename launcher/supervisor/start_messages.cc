@@ -22,19 +22,12 @@ std::uint32_t to_ms(std::chrono::milliseconds value) {
   return static_cast<std::uint32_t>(value.count());
 }
 
-std::string limit_text(std::chrono::milliseconds limit) {
-  const auto tenths = limit.count() / 100;
-  if (tenths < 10) return std::to_string(limit.count()) + " ms";
-  return std::to_string(tenths / 10) + (tenths % 10 == 0 ? "" : "." + std::to_string(tenths % 10)) + " s";
-}
-
 std::string awaited_text(const std::map<std::string, std::vector<std::string>>& awaited, std::size_t nodes) {
   std::size_t count = 0;
   std::string text;
   for (const auto& [step, names] : awaited) {
     std::string some = remote::fold_ranges(names);
-    if (some.size() > kNamesShown)
-      some = names.front() + " and " + std::to_string(names.size() - 1) + " more";
+    if (some.size() > kNamesShown) some = join_some(names, 1);
     text += (text.empty() ? ": " : ", ") + some + " (" + step + ")";
     count += names.size();
   }

@@ -18,9 +18,6 @@ namespace ddp::launcher {
 /// Returns the time as protocol messages carry it.
 std::uint32_t to_ms(std::chrono::milliseconds value);
 
-/// Returns an expired limit as text for people: "90 s", "1.5 s", "300 ms".
-std::string limit_text(std::chrono::milliseconds limit);
-
 /// Returns the nodes that hold up a start, each with its step: "2 of 64 nodes: gpu07 (connecting), gpu09
 /// (running --setup)". Empty: none. `awaited` holds the names by step.
 std::string awaited_text(const std::map<std::string, std::vector<std::string>>& awaited, std::size_t nodes);

@@ -58,7 +58,7 @@ std::string awaited_text(const JobSpec& spec, const NodeTable& nodes, const Atte
 
 Error late_error(const JobSpec& spec, const std::string& step) {
   return Error{ErrorCode::kTimeout, "it was still " + step + " when the start limit of " +
-                                        limit_text(spec.start_timeout) + " ran out (--start-timeout)"};
+                                        format_duration(spec.start_timeout) + " ran out (--start-timeout)"};
 }
 
 std::vector<std::pair<std::string, Error>> missing_nodes(const JobSpec& spec, const NodeTable& nodes,
@@ -72,7 +72,8 @@ std::vector<std::pair<std::string, Error>> missing_nodes(const JobSpec& spec, co
         node.trouble ? node.trouble->error : late_error(spec, missing_step(spec, nodes, nullptr, i));
     if (!at_start) {
       error.code = ErrorCode::kLinkLost;
-      error.text += "; no node replaced it within " + limit_text(spec.start_timeout) + " (--start-timeout)";
+      error.text +=
+          "; no node replaced it within " + format_duration(spec.start_timeout) + " (--start-timeout)";
     }
     missed.push_back(
         {node.trouble ? node.trouble->at : NodeTable::Time::max(), {node.name, std::move(error)}});

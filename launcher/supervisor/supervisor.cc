@@ -89,8 +89,8 @@ bool is_stop_signal(int number) {
 /// Says that the user's signal stops the workers, and when they are killed.
 std::string stopping_text(int signal, milliseconds grace) {
   const bool key = signal == SIGINT;
-  return (key ? "" : signal_name(signal) + ": ") + "stopping the workers; SIGKILL in " + limit_text(grace) +
-         (key ? " (Ctrl-C again: now)" : " (again: now)");
+  return (key ? "" : signal_name(signal) + ": ") + "stopping the workers; SIGKILL in " +
+         format_duration(grace) + (key ? " (Ctrl-C again: now)" : " (again: now)");
 }
 
 }  // namespace

@@ -191,7 +191,7 @@ void Supervisor::give_up_slow_joins(Time now) {
     NodeTable::Node& node = nodes_[i];
     if (node.state != NodeState::kUp || now - node.up_at < spec_.start_timeout) continue;
     const Error late{ErrorCode::kTimeout, "it was still " + missing_step(spec_, nodes_, nullptr, i) + ' ' +
-                                              limit_text(spec_.start_timeout) +
+                                              format_duration(spec_.start_timeout) +
                                               " after its hello (--start-timeout)"};
     out_.say(node.name + " is given up: " + late.text);
     node.state = NodeState::kGone;
@@ -279,7 +279,7 @@ void Supervisor::carry_out(const rendezvous::StopAttempt& action, Time now) {
   if (action.cause == rendezvous::StopCause::kFailure && root != nullptr && others) {
     out_.notify(failure_line(*root) + "; stopping the " +
                 (root->kind == Failure::Kind::kHung ? "workers" : "others") +
-                (grace > milliseconds(0) ? " (SIGKILL in " + limit_text(grace) + "; Ctrl-C: now)" : ""));
+                (grace > milliseconds(0) ? " (SIGKILL in " + format_duration(grace) + "; Ctrl-C: now)" : ""));
   }
   stop_all(false, grace, reason, now);
 }

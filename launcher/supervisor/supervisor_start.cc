@@ -145,8 +145,8 @@ void Supervisor::on_start_deadline(Time now) {
     const std::string step = missing_step(spec_, nodes_, &start_, assignment.host);
     if (!step.empty()) take_as_failed(assignment.host, late_error(spec_, step), now);
   }
-  const Error late{ErrorCode::kTimeout,
-                   "the job did not start within " + limit_text(spec_.start_timeout) + " (--start-timeout)"};
+  const Error late{ErrorCode::kTimeout, "the job did not start within " +
+                                            format_duration(spec_.start_timeout) + " (--start-timeout)"};
   if (end().failures.empty()) failures_.master_failed(late);
   inform(rendezvous::AttemptFailed{late.text, true});
 }

@@ -8,6 +8,8 @@
 #include <functional>
 #include <utility>
 
+#include "base/format_text.h"
+
 namespace ddp::remote {
 namespace {
 
@@ -34,8 +36,7 @@ Resolution look_up(const std::string& name, std::uint16_t port, int family, int 
     std::array<char, NI_MAXHOST> host{};
     ::getnameinfo(one->ai_addr, one->ai_addrlen, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST);
     endpoint.host = host.data();
-    endpoint.text = one->ai_family == AF_INET6 ? "[" + endpoint.host + "]" : endpoint.host;
-    endpoint.text += ":" + std::to_string(port);
+    endpoint.text = format_endpoint(endpoint.host, port);
     found.endpoints.push_back(std::move(endpoint));
   }
   ::freeaddrinfo(list);

@@ -16,35 +16,8 @@ namespace ddp::rendezvous {
 
 namespace {
 
-std::string size_text(std::uint64_t bytes) {
-  if (bytes < 1'000) return std::to_string(bytes) + (bytes == 1 ? " byte" : " bytes");
-  return bytes < 1'000'000 ? format_text("%.0f KB", static_cast<double>(bytes) / 1e3)
-                           : format_text("%.1f MB", static_cast<double>(bytes) / 1e6);
-}
-
-/// "rank 3", "ranks 0-2", "ranks 0, 2 and 5"; a long list is cut after the first runs.
 std::string ranks_text(const std::set<int>& ranks) {
-  constexpr std::size_t kRuns = 8;
-  std::vector<std::string> words;
-  std::size_t named = 0;
-  for (auto at = ranks.begin(); at != ranks.end() && words.size() < kRuns;) {
-    const int first = *at;
-    int last = first;
-    for (++at; at != ranks.end() && *at == last + 1; ++at)
-      last = *at;
-    named += static_cast<std::size_t>(last - first) + 1;
-    if (last > first + 1) {
-      words.push_back(std::to_string(first) + "-" + std::to_string(last));
-    } else {
-      words.push_back(std::to_string(first));
-      if (last != first) words.push_back(std::to_string(last));
-    }
-  }
-  if (named < ranks.size()) words.push_back(std::to_string(ranks.size() - named) + " more");
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < words.size(); ++i)
-    text += (i == 0 ? "" : i + 1 == words.size() ? " and " : ", ") + words[i];
-  return text;
+  return format_ranks({ranks.begin(), ranks.end()});
 }
 
 const char* wait_text(const std::set<int>& ranks) {
@@ -63,7 +36,7 @@ std::string location_text(const std::string& group) {
 /// "all-reduce 517 (116 KB)"; a barrier has no size.
 std::string collective_text(const RecordedCollective& entry) {
   const std::string text = entry.kind + " " + std::to_string(entry.sequence);
-  return entry.kind == "barrier" ? text : text + " (" + size_text(entry.bytes) + ")";
+  return entry.kind == "barrier" ? text : text + " (" + format_bytes(entry.bytes) + ")";
 }
 
 using OperationKey = std::tuple<std::string, std::uint64_t, std::string>;
@@ -73,7 +46,7 @@ OperationKey operation_key(const RecordedCollective& entry) {
 /// Describes `entry` with the least detail that distinguishes it from `other`.
 std::string called_text(const RecordedCollective& entry, const RecordedCollective& other,
                         const std::string& location) {
-  const bool alike = entry.kind == other.kind && size_text(entry.bytes) == size_text(other.bytes);
+  const bool alike = entry.kind == other.kind && format_bytes(entry.bytes) == format_bytes(other.bytes);
   if (alike && entry.bytes != other.bytes)
     return entry.kind + " " + std::to_string(entry.sequence) + " (" + std::to_string(entry.bytes) +
            " bytes)" + location;

@@ -12,6 +12,7 @@
 #include <random>
 #include <utility>
 
+#include "base/format_text.h"
 #include "base/readable.h"
 #include "base/unique_fd.h"
 #include "rendezvous/secure/secure_stream.h"
@@ -178,8 +179,7 @@ Awaitable<Result<std::unique_ptr<ByteStream>>> secure_join(std::shared_ptr<const
                                                            Clock::time_point deadline) {
   std::minstd_rand random(std::random_device{}());
   asio::steady_timer timer(co_await asio::this_coro::executor);
-  const std::string where =
-      (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(port);
+  const std::string where = format_endpoint(host, port);
   std::chrono::milliseconds pause = kFirstPause;
   for (;;) {
     auto endpoints = co_await resolve(host, port, deadline);

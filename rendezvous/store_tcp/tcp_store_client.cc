@@ -82,8 +82,7 @@ TcpStoreClient::TcpStoreClient(UniqueFd fd, std::string peer, Duration timeout, 
 Result<TcpStoreClient> TcpStoreClient::connect(const std::string& host, std::uint16_t port, Duration timeout,
                                                int interrupt) {
   const Deadline deadline = after(timeout);
-  const std::string peer = host.find(':') == std::string::npos ? host + ":" + std::to_string(port)
-                                                               : "[" + host + "]:" + std::to_string(port);
+  const std::string peer = format_endpoint(host, port);
   for (Duration pause = kFirstRetry;; pause = std::min(pause * 2, kLastRetry)) {
     Result<UniqueFd> fd = connect_tcp_once(host, port, deadline, interrupt);
     Error last;

@@ -45,7 +45,7 @@ if rank == 0:
     exec(play.get("fail", "sys.exit(7)"))
 time.sleep(1000)
 """
-MISSED = "  collectives: rank 3 has not started all-reduce 2 (116 KB) that ranks 0-2 wait in\n"
+MISSED = "  collectives: rank 3 has not started all-reduce 2 (113 KiB) that ranks 0-2 wait in\n"
 
 
 class Collectives(LaunchTest):
@@ -67,7 +67,7 @@ class Collectives(LaunchTest):
         self.assert_code(done, 7)
         self.assertIn(MISSED, done.err)
         self.assertEqual(self.report()["root_cause"]["waited_for"],
-                         "rank 3 has not started all-reduce 2 (116 KB) that ranks 0-2 wait in")
+                         "rank 3 has not started all-reduce 2 (113 KiB) that ranks 0-2 wait in")
 
     def test_nodes_are_compared(self):
         done = self.play(3, args=self.on_nodes())
@@ -77,9 +77,9 @@ class Collectives(LaunchTest):
     def test_each_attempt_is_analyzed_separately(self):
         done = self.play(3, 2, args=("--nproc-per-node", 4, "--max-restarts", 1, "--restart-backoff", "10ms"))
         self.assert_code(done, 7)
-        self.assertIn("  collectives: rank 2 has not started all-reduce 2 (116 KB) that ranks 0, 1 and 3 wait in\n", done.err)
+        self.assertIn("  collectives: rank 2 has not started all-reduce 2 (113 KiB) that ranks 0-1,3 wait in\n", done.err)
         self.assertEqual([failure["waited_for"] for failure in self.report()["earlier_attempts"]],
-                         ["rank 3 has not started all-reduce 2 (116 KB) that ranks 0-2 wait in"])
+                         ["rank 3 has not started all-reduce 2 (113 KiB) that ranks 0-2 wait in"])
 
     def test_no_rank_is_named_when_all_ranks_wait(self):
         done = self.play(None)
@@ -90,7 +90,7 @@ class Collectives(LaunchTest):
     def test_text_of_a_worker_does_not_control_the_terminal(self):
         done = self.play(3, name="\x1b[31mred\n")
         self.assert_code(done, 7)
-        self.assertRegex(done.err, r"\n  collectives: rank 3 has not started all-reduce 2 \(116 KB\) of \?\[31mred\? that ranks 0-2 wait in\n")
+        self.assertRegex(done.err, r"\n  collectives: rank 3 has not started all-reduce 2 \(113 KiB\) of \?\[31mred\? that ranks 0-2 wait in\n")
         self.assertNotIn("\x1b", done.err)
 
     def test_corrupted_memory_of_a_worker_is_ignored(self):
@@ -123,7 +123,7 @@ class Collectives(LaunchTest):
     def test_ranks_that_ended_are_reported_as_ended(self):
         done = self.play(3, ended=[2, 3], args=self.on_nodes())
         self.assert_code(done, 7)
-        self.assertIn("  collectives: ranks 2 and 3 have ended; ranks 0 and 1 wait in all-reduce 2 (116 KB)\n", done.err)
+        self.assertIn("  collectives: ranks 2-3 have ended; ranks 0-1 wait in all-reduce 2 (113 KiB)\n", done.err)
 
     def test_a_hanging_training_names_its_ranks(self):
         process = self.start("--hang-timeout", "2s", "--nproc-per-node", 3, "train", "--device", "cpu", "--data", "synthetic", "--epochs", 1000,
@@ -136,7 +136,7 @@ class Collectives(LaunchTest):
         done = self.finish(process)
         self.assert_code(done, 117)
         # The moment of the stop is random. The report says that all ranks wait if a job that hung has no missing rank.
-        self.assertRegex(done.err, r"\n  collectives: (rank 1 has not (started|finished)|all ranks wait in) all-reduce \d+ \(116 KB\)")
+        self.assertRegex(done.err, r"\n  collectives: (rank 1 has not (started|finished)|all ranks wait in) all-reduce \d+ \(113 KiB\)")
 
     def steps(self):
         metrics = self.dir / "metrics"

@@ -93,7 +93,7 @@ class OneMachine(HangTest):
     def test_a_hang_before_any_output(self):
         done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "2s", "sleep", 1000,
                             env=dict(self.env, PATH=self.path_without_debuggers()))
-        self.assert_hung(done, "ranks 0,1 on localhost: sleeping in nanosleep")
+        self.assert_hung(done, "ranks 0-1 on localhost: sleeping in nanosleep")
         self.assertGreaterEqual(self.seconds_said(done), 2)
         self.assertLess(done.seconds, 20)
         for rank in (0, 1):
@@ -164,7 +164,7 @@ class OneMachine(HangTest):
                             "10ms", "--label", "none", script, env=dict(self.env, PATH=self.path_without_debuggers()))
         self.assert_code(done, 0)
         self.assertEqual(done.out, "fine\nfine\n")
-        self.assertIn("ddplaunch: ranks 0,1 on localhost: sleeping in nanosleep\n", done.err)
+        self.assertIn("ddplaunch: ranks 0-1 on localhost: sleeping in nanosleep\n", done.err)
         self.assertRegex(done.err, NOTHING + r"; restart 1 of 1 in ")
         self.assertIn("sleeping in nanosleep", self.hang_text(1))
 
@@ -197,7 +197,7 @@ class OneMachine(HangTest):
                             self.script("train.py", SECOND_STORE), port, env=dict(self.env, **pytorch.environment()))
         self.assert_code(done, HUNG)
         self.skip_unless_gdb_may_attach()
-        if "ranks 0,1 on localhost: sleeping in nanosleep\n" in done.err:
+        if "ranks 0-1 on localhost: sleeping in nanosleep\n" in done.err:
             self.skipTest("both ranks were sampled while they waited for their next connection attempt")
         self.assertRegex(done.err, r"    hint: rank(s 0,1 are| [01] is) still connecting to a store\. If its port is not "
                                    r"MASTER_PORT, no process serves it while TORCHELASTIC_USE_AGENT_STORE is True: "
@@ -238,7 +238,7 @@ class OverSsh(HangTest):
                             self.script("worker.sh", UNUSUAL_ONE))
         first, second = self.nodes.hosts[:2]
         self.assert_hung(done, f"rank 1 on {first}: sleeping in poll",
-                         f"ranks 0,2,3 on {first} and {second}: sleeping in nanosleep")
+                         f"ranks 0,2-3 on {first} and {second}: sleeping in nanosleep")
         self.assertGreaterEqual(self.seconds_said(done), 3)
         for rank in range(4):
             self.assertRegex(self.hang_text(rank), rf"^rank {rank}, pid \d+: ")
@@ -252,7 +252,7 @@ class OverSsh(HangTest):
         done = self.run_job(*self.options, "--nproc-per-node", 1, "--hang-timeout", "1s", "sleep", 1000,
                             env=dict(self.env, PATH=f"{tools}:{self.env['PATH']}"))
         first, second = self.nodes.hosts[:2]
-        self.assert_hung(done, f"ranks 0,1 on {first} and {second}: sleeping in nanosleep")
+        self.assert_hung(done, f"ranks 0-1 on {first} and {second}: sleeping in nanosleep")
         self.assertGreater(done.seconds, 7)
         self.assertNotIn("makes progress again", done.err)
 

@@ -140,7 +140,7 @@ class OneNode(Reported):
                                    r"its start$")
         self.assertEqual(block[2:], ["  the last lines of its stderr:", "    | line 1", "    | line 2", "    | line 3",
                                      f"  all of its stderr: {cause['stderr_file']}", "  consequences:",
-                                     "    ranks 0,1,3 on localhost: stopped by ddplaunch, SIGTERM",
+                                     "    ranks 0-1,3 on localhost: stopped by ddplaunch, SIGTERM",
                                      "ddplaunch: exit 3: rank 2 on localhost exited 3"])
 
     def test_segmentation_fault(self):

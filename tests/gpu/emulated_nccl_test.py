@@ -162,7 +162,7 @@ class EmulatedNccl(unittest.TestCase):
             self.assertGreater(len(gradients), 50, "one all-reduce per step")
             self.assertEqual([one["finished"] != 0 for one in gradients[:50]], [True] * 50)
             reported = subprocess.run([train_run_test.TRAIN, "--read-flight-recorder", folder], text=True, capture_output=True)
-            self.assertRegex(reported.stdout, r"^rank 1 left no record; rank 0 waits in all-reduce \d+ \(116 KB\)\n$")
+            self.assertRegex(reported.stdout, r"^rank 1 left no record; rank 0 waits in all-reduce \d+ \(113 KiB\)\n$")
 
     def test_a_rank_without_its_own_gpu_gets_a_hint_about_share_gpu(self):
         with train_run_test.Ranks(2, *FEW, "--comm", "nccl", nodes=1) as ranks:

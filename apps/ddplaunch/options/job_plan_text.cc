@@ -36,12 +36,6 @@ std::optional<int> workers_on(const remote::Host& host, const JobSpec& spec) {
   return std::nullopt;
 }
 
-std::string ranks_text(std::optional<int> first, std::optional<int> count) {
-  if (!first || !count) return "?";
-  const std::string low = std::to_string(*first);
-  return *count == 1 ? low : low + '-' + std::to_string(*first + *count - 1);
-}
-
 std::string details(const remote::Host& host) {
   std::string text;
   auto add = [&](const std::string& word) { text += (text.empty() ? "" : " ") + word; };
@@ -96,7 +90,8 @@ std::string nodes_text(const JobSpec& spec) {
       continue;
     }
     rows.push_back({std::to_string(i), host.name, host.slots ? std::to_string(*host.slots) : "any",
-                    count ? std::to_string(*count) : "?", ranks_text(next, count), details(host)});
+                    count ? std::to_string(*count) : "?",
+                    next && count ? format_number_range(*next, *count) : "?", details(host)});
     next = next && count ? std::optional(*next + *count) : std::nullopt;
   }
   std::string text = table_text(rows);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "apps/train/data/checksum.h"
+#include "base/format_text.h"
 #include "base/host_name.h"
 
 namespace ddp::train {
@@ -24,18 +25,13 @@ Result<std::vector<std::string>> gather_hosts(Communicator& world) {
   return hosts;
 }
 
-/// Names the ranks whose value is not `right`, up to kMostNamed: "rank 2 (gpu02), rank 3 (gpu02)".
+/// Names the ranks whose value is not `right`, at most 8: "rank 2 (gpu02), rank 3 (gpu02)".
 std::string differing_ranks(const std::vector<std::uint64_t>& values, std::uint64_t right,
                             const std::vector<std::string>& hosts) {
-  constexpr std::ptrdiff_t kMostNamed = 8;
-  std::string text;
-  const std::ptrdiff_t all = std::ssize(values) - std::ranges::count(values, right);
-  std::ptrdiff_t named = 0;
-  for (std::size_t rank = 0; rank < values.size() && named < kMostNamed; ++rank) {
-    if (values[rank] == right) continue;
-    text += (named++ == 0 ? "rank " : ", rank ") + std::to_string(rank) + " (" + hosts[rank] + ")";
-  }
-  return all > named ? text + " and " + std::to_string(all - named) + " more" : text;
+  std::vector<std::string> differing;
+  for (std::size_t rank = 0; rank < values.size(); ++rank)
+    if (values[rank] != right) differing.push_back("rank " + std::to_string(rank) + " (" + hosts[rank] + ")");
+  return join_some(differing, 8);
 }
 
 }  // namespace

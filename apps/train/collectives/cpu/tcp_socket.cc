@@ -12,6 +12,8 @@
 #include <memory>
 #include <vector>
 
+#include "base/format_text.h"
+
 namespace ddp::train {
 
 namespace {
@@ -97,8 +99,7 @@ Result<ListeningSocket> listen_at(const std::string& host) {
   }
   const int port = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
                                                      : reinterpret_cast<sockaddr_in&>(bound).sin_port);
-  const std::string shown = host.find(':') == std::string::npos ? host : "[" + host + "]";
-  return ListeningSocket{std::move(*fd), shown + ":" + std::to_string(port)};
+  return ListeningSocket{std::move(*fd), format_endpoint(host, port)};
 }
 
 Result<UniqueFd> connect_to(const std::string& address, Deadline deadline, int interrupt) {

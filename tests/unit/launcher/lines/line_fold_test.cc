@@ -4,7 +4,7 @@
 #include <random>
 #include <string>
 
-#include "launcher/lines/label.h"
+#include "base/format_text.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::launcher;
@@ -20,7 +20,8 @@ struct Bench {
   LineFold fold;
   Texts out;
   LineFold::Sink sink = [this](const LineFold::Line& line) {
-    out.push_back((line.stream == 2 ? "!" : "") + rank_set_text(line.ranks) + ' ' + std::string(line.text));
+    out.push_back((line.stream == 2 ? "!" : "") + ddp::format_number_set(line.ranks) + ' ' +
+                  std::string(line.text));
   };
   void add(int rank, const std::string& text, int ms, std::uint8_t stream = 1) {
     fold.add(rank, stream, text, "", milliseconds(ms), sink);

@@ -227,7 +227,7 @@ TEST_CASE("a rank that exited 0 before the failure is named") {
   CHECK(make_exit_report(end).text.find("  note: rank 1 on b exited 0, 2.3 s earlier\n") !=
         std::string::npos);
   end.early.push_back({0, "a", std::chrono::seconds(1), std::chrono::nanoseconds(0)});
-  CHECK(make_exit_report(end).text.find("  note: ranks 0,1 on a and b exited 0, the first 3.3 s earlier\n") !=
+  CHECK(make_exit_report(end).text.find("  note: ranks 0-1 on a and b exited 0, the first 3.3 s earlier\n") !=
         std::string::npos);
   end.early.clear();
   CHECK(make_exit_report(end).text.find("note:") == std::string::npos);
@@ -290,7 +290,7 @@ TEST_CASE("a job that only our own stop ended is never a success") {
   CHECK(report.exit_code == 110);
   CHECK(report.text ==
         "ddplaunch: the job was stopped without a cause\n"
-        "    ranks 0,1 on a: stopped by ddplaunch, SIGKILL\n"
+        "    ranks 0-1 on a: stopped by ddplaunch, SIGKILL\n"
         "ddplaunch: exit 110: internal error: stopped without a known cause (please report)\n");
 }
 
@@ -426,7 +426,7 @@ TEST_CASE("consequences name the type of their exception") {
   end.failures[1].evidence.exception = WorkerException{"RuntimeError", "peer 10.0.0.1:7 closed", "", "", {}};
   end.failures[2].evidence.exception = WorkerException{"RuntimeError", "peer 10.0.0.2:8 closed", "", "", {}};
   CHECK(make_exit_report(end).text.find("  consequences:\n"
-                                        "    ranks 1,2 on a and b: exited 1 (RuntimeError)\n"
+                                        "    ranks 1-2 on a and b: exited 1 (RuntimeError)\n"
                                         "    rank 3 on b: exited 1\n") != std::string::npos);
 }
 
@@ -542,7 +542,7 @@ TEST_CASE("one restart, one rank and one node are named in the singular") {
   end.failures.push_back(signaled(2, "b", SIGTERM, 10'001, true));
   end.failures.push_back(node_lost("d", 10'002));
   CHECK(says("the job failed 10.0 s into attempt 2, after 2 restarts\n"));
-  CHECK(says("    ranks 1,2 on b: "));
+  CHECK(says("    ranks 1-2 on b: "));
   CHECK(says("    nodes c and d: "));
 }
 

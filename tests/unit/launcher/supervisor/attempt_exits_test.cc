@@ -44,7 +44,7 @@ TEST_CASE("attempt exits: ranks that left early are named once, a minute after t
   CHECK(*exits.deadline() == 70s);
   CHECK(exits.take_notice(kTwo, 8, 70s - 1ns).empty());
   CHECK(exits.take_notice(kTwo, 8, 70s) ==
-        "2 of 8 ranks have exited with 0 (ranks 3,4 on gpu01); the others still run");
+        "2 of 8 ranks have exited with 0 (ranks 3-4 on gpu01); the others still run");
   CHECK_FALSE(exits.deadline());
   CHECK(exits.take_notice(kTwo, 8, 2h).empty());
 }

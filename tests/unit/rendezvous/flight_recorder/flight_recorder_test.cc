@@ -128,26 +128,26 @@ TEST_CASE("other text is no dump") {
 TEST_CASE("a rank that has not started the operation of the others is named") {
   CHECK(analyze_desync(
             {rank_log(0, 516, true), rank_log(1, 516, true), rank_log(2, 516, true), rank_log(3, 516, false)})
-            .text == "rank 3 has not started all-reduce 517 (116 KB) that ranks 0-2 wait in");
+            .text == "rank 3 has not started all-reduce 517 (113 KiB) that ranks 0-2 wait in");
   CHECK(analyze_desync(
             {rank_log(0, 3, true), rank_log(1, 3, false), rank_log(2, 3, true), rank_log(3, 3, false)})
-            .text == "ranks 1 and 3 have not started all-reduce 4 (116 KB) that ranks 0 and 2 wait in");
+            .text == "ranks 1,3 have not started all-reduce 4 (113 KiB) that ranks 0,2 wait in");
   CHECK(analyze_desync(
             {rank_log(0, 3, true), rank_log(1, 2, false), rank_log(2, 3, true), rank_log(3, 3, false)})
-            .text == "rank 1 has not started all-reduce 3 (116 KB) that ranks 0, 2 and 3 have finished");
+            .text == "rank 1 has not started all-reduce 3 (113 KiB) that ranks 0,2-3 have finished");
 }
 
 TEST_CASE("a rank without a log is named when no other rank is behind") {
   CHECK(analyze_desync({rank_log(0, 5, true), rank_log(1, 5, true), rank_log(3, 5, true)}).text ==
-        "rank 2 left no record; ranks 0, 1 and 3 wait in all-reduce 6 (116 KB)");
+        "rank 2 left no record; ranks 0-1,3 wait in all-reduce 6 (113 KiB)");
   CHECK(analyze_desync({rank_log(0, 5, true), rank_log(1, 5, false)}).text ==
-        "rank 1 has not started all-reduce 6 (116 KB) that rank 0 waits in");
+        "rank 1 has not started all-reduce 6 (113 KiB) that rank 0 waits in");
 }
 
 TEST_CASE("a rank stuck in an operation that others have finished is named") {
   CHECK(analyze_desync(
             {rank_log(0, 8, false), rank_log(1, 7, true), rank_log(2, 8, true), rank_log(3, 8, false)})
-            .text == "rank 1 has not finished all-reduce 8 (116 KB) that ranks 0, 2 and 3 have finished");
+            .text == "rank 1 has not finished all-reduce 8 (113 KiB) that ranks 0,2-3 have finished");
 }
 
 TEST_CASE("when all ranks wait in one operation, their connection is named") {
@@ -156,7 +156,7 @@ TEST_CASE("when all ranks wait in one operation, their connection is named") {
     dumps.push_back(rank_log(rank, 5, true));
   CHECK(
       analyze_desync(dumps).text ==
-      "all ranks wait in all-reduce 6 (116 KB): the network between them fails, or one rank is stuck in it");
+      "all ranks wait in all-reduce 6 (113 KiB): the network between them fails, or one rank is stuck in it");
 }
 
 TEST_CASE("a rank that called another operation, size or type is named first") {
@@ -168,14 +168,14 @@ TEST_CASE("a rank that called another operation, size or type is named first") {
   };
   const auto reduce = [&](int rank) { return with(rank, "all-reduce", 4'000'000, "float"); };
   CHECK(analyze_desync({reduce(0), with(1, "broadcast", 12, "bytes"), reduce(2)}).text ==
-        "rank 1 called broadcast 2 (12 bytes) where ranks 0 and 2 called all-reduce 2 (4.0 MB)");
+        "rank 1 called broadcast 2 (12 B) where ranks 0,2 called all-reduce 2 (3.8 MiB)");
   CHECK(analyze_desync({with(0, "all-reduce", 1, "float"), reduce(1), reduce(2)}).text ==
-        "rank 0 called all-reduce 2 (1 byte) where ranks 1 and 2 called all-reduce 2 (4.0 MB)");
+        "rank 0 called all-reduce 2 (1 B) where ranks 1-2 called all-reduce 2 (3.8 MiB)");
   CHECK(analyze_desync({reduce(0), reduce(1), with(2, "all-reduce", 4'000'000, "double")}).text ==
-        "rank 2 called all-reduce 2 (4.0 MB) of double where ranks 0 and 1 called all-reduce 2 (4.0 MB) of "
+        "rank 2 called all-reduce 2 (3.8 MiB) of double where ranks 0-1 called all-reduce 2 (3.8 MiB) of "
         "float");
   CHECK(analyze_desync({reduce(0), with(1, "barrier", 0, "bytes")}).text ==
-        "rank 1 called barrier 2 where rank 0 called all-reduce 2 (4.0 MB)");
+        "rank 1 called barrier 2 where rank 0 called all-reduce 2 (3.8 MiB)");
 }
 
 TEST_CASE("only the newest attempt is analyzed, and finished operations are not reported") {
@@ -183,7 +183,7 @@ TEST_CASE("only the newest attempt is analyzed, and finished operations are not 
   auto one = rank_log(0, 4, true), two = rank_log(1, 4, false);
   one.attempt = two.attempt = 1;
   CHECK(analyze_desync({old, one, two}).text ==
-        "rank 1 has not started all-reduce 5 (116 KB) that rank 0 waits in");
+        "rank 1 has not started all-reduce 5 (113 KiB) that rank 0 waits in");
   CHECK(analyze_desync({rank_log(0, 4, false), rank_log(1, 4, false)}).text.empty());
   CHECK(analyze_desync({}).text.empty());
 }
@@ -194,7 +194,7 @@ TEST_CASE("the first one of several operations in progress counts") {
     ahead.log->start("all-reduce", 2'000, "float", i);
   behind.log->start("all-reduce", 2'000, "float", 1);
   CHECK(analyze_desync({ahead.dump(), behind.dump()}).text ==
-        "rank 1 has not started all-reduce 2 (2 KB) that rank 0 waits in");
+        "rank 1 has not started all-reduce 2 (2.0 KiB) that rank 0 waits in");
 }
 
 namespace {
@@ -219,17 +219,18 @@ TEST_CASE("the blocked group with a rank that waits nowhere counts before other 
   // Rank 1 is not in the sum of its node; rank 0 waits there, and all of node 1 wait in the next operation.
   CHECK(analyze_desync({of_two_nodes(0, "node 0"), of_two_nodes(1, ""), of_two_nodes(2, "between"),
                         of_two_nodes(3, "between")})
-            .text == "rank 1 has not started all-reduce 3 (116 KB) of node 0 that rank 0 waits in");
+            .text == "rank 1 has not started all-reduce 3 (113 KiB) of node 0 that rank 0 waits in");
   CHECK(analyze_desync({of_two_nodes(0, "node 0"), of_two_nodes(2, "between"), of_two_nodes(3, "between")})
-            .text == "rank 1 left no record; rank 0 waits in all-reduce 3 (116 KB) of node 0");
+            .text == "rank 1 left no record; rank 0 waits in all-reduce 3 (113 KiB) of node 0");
   CHECK(analyze_desync({of_two_nodes(0, "between"), of_two_nodes(1, "between"), of_two_nodes(2, "between"),
                         of_two_nodes(3, "")})
-            .text == "rank 3 has not started all-reduce 3 (116 KB) between the nodes that ranks 0-2 wait in");
+            .text ==
+        "rank 3 has not started all-reduce 3 (113 KiB) between the nodes that ranks 0-2 wait in");
   // Nodes do not wait for each other's ranks.
   CHECK(analyze_desync(
             {of_two_nodes(0, "node 0"), of_two_nodes(1, "node 0"), of_two_nodes(2, ""), of_two_nodes(3, "")})
             .text ==
-        "all ranks wait in all-reduce 3 (116 KB) of node 0: the network between them fails, or one rank is "
+        "all ranks wait in all-reduce 3 (113 KiB) of node 0: the network between them fails, or one rank is "
         "stuck in it");
 }
 
@@ -302,17 +303,16 @@ TEST_CASE("a verdict lists the ranks that it names") {
 
 TEST_CASE("a rank that has ended needs no log") {
   CHECK(analyze_desync({rank_log(0, 5, true), rank_log(1, 5, true), rank_log(3, 5, true)}, {2}).text ==
-        "rank 2 has ended; ranks 0, 1 and 3 wait in all-reduce 6 (116 KB)");
+        "rank 2 has ended; ranks 0-1,3 wait in all-reduce 6 (113 KiB)");
   const DesyncVerdict both = analyze_desync({rank_log(0, 5, true)}, {2, 3});
-  CHECK(both.text ==
-        "rank 1 left no record, ranks 2 and 3 have ended; rank 0 waits in all-reduce 6 (116 KB)");
+  CHECK(both.text == "rank 1 left no record, ranks 2-3 have ended; rank 0 waits in all-reduce 6 (113 KiB)");
   CHECK(both.named == std::set<int>{1});
   CHECK(analyze_desync({rank_log(0, 5, false)}, {1, 2, 3}).text.empty());
 }
 
 TEST_CASE("a missing rank of a node's group is one of its own ranks") {
   CHECK(analyze_desync({of_two_nodes(0, "node 0"), of_two_nodes(2, "")}).text ==
-        "rank 1 left no record; rank 0 waits in all-reduce 3 (116 KB) of node 0");
+        "rank 1 left no record; rank 0 waits in all-reduce 3 (113 KiB) of node 0");
 }
 
 TEST_CASE("different calls of many ranks are named by the first rank, with exact sizes") {
@@ -338,15 +338,15 @@ TEST_CASE("no text of a verdict controls a terminal") {
   auto one = rank_log(0, 1, true, 2), two = rank_log(1, 1, false, 2);
   one.groups[0].name = two.groups[0].name = "\x1b[31mred\n";
   CHECK(analyze_desync({one, two}).text ==
-        "rank 1 has not started all-reduce 2 (116 KB) of ?[31mred? that rank 0 waits in");
+        "rank 1 has not started all-reduce 2 (113 KiB) of ?[31mred? that rank 0 waits in");
 }
 
 TEST_CASE("only the first ones of many ranks are named") {
   std::vector<FlightRecorderDump> dumps;
   for (int rank = 0; rank < 10'000; ++rank)
     dumps.push_back(rank_log(rank, 1, rank % 2 == 0, 10'000));
-  CHECK(
-      analyze_desync(dumps).text ==
-      "ranks 1, 3, 5, 7, 9, 11, 13, 15 and 4992 more have not started all-reduce 2 (116 KB) that ranks 0, 2, "
-      "4, 6, 8, 10, 12, 14 and 4992 more wait in");
+  CHECK(analyze_desync(dumps).text ==
+        "ranks 1,3,5,7,9,11,13,15,… have not started all-reduce 2 (113 KiB) that ranks 0,2,4,6,8,10,12,14,… "
+        "wait "
+        "in");
 }
