@@ -98,7 +98,7 @@ def run(world, state, fault):
         registered[2] = scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     world.sync(*registered)
     print("begin", world.attempt, "from", world.completed, flush=True)
-    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    ddp = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters="unused" in WITH)
     source = batches(world, world.completed)
     parts = 3 if "accumulation" in WITH else 1
     for step in range(world.completed, STEPS):
@@ -253,6 +253,20 @@ class ElasticSteps(ElasticTest):
 
     def test_accumulation(self):
         self.assert_recovers("part-1 4", "accumulation", 4)
+
+    def test_three_ranks_whose_buckets_stay(self):
+        # The sum of two numbers is the same in either order, but that of three is not.
+        self.path = self.script("script.py", SCRIPT + CALL, mode=0o644)
+        self.environment = {"WITH": "accumulation unused"}
+        team = self.team(self.steps, 3, FAULT="part-1 4", REFERENCE="1", **self.environment)
+        team[1].process.wait(120)
+        self.assertEqual(self.revoke(0, [team[0], team[2]]), [4, 4])
+        team[1] = self.worker(self.steps, **self.environment)
+        self.begin(1, team, source=0)
+        ends = [worker.end() for worker in team]
+        for code, out, err in ends:
+            self.assertEqual(code, 0, err)
+            self.assertEqual(self.value(out, "end"), self.value(ends[0][1], "undisturbed"))
 
     def test_all_together(self):
         self.assert_recovers("part-2 5", "scaler workers dropout accumulation batchnorm", 5)
