@@ -28,7 +28,7 @@
 #include "launcher/job/join_job.h"
 #include "launcher/job/output_credit.h"
 #include "launcher/keeper/attempt_tree.h"
-#include "launcher/keeper/keeper.h"
+#include "launcher/keeper/keeper_link.h"
 #include "rendezvous/link/connection.h"
 #include "rendezvous/protocol/message.h"
 
