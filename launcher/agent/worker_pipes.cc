@@ -254,11 +254,8 @@ Awaitable<> WorkerPipes::drained(std::uint32_t number) {
     rank->quiet.expires_after(kQuiet);
     co_await rank->quiet.async_wait(kUseTuple);
     if (rank->incarnation != incarnation) break;  // the pipes belong to another process now
-    const bool still = bytes_read(*rank) == before;
-    if (still && shortened_) read_rest(*rank);
-    if (!open(*rank)) break;
-    const bool empty = still && bytes_waiting(*rank) == 0;
-    if (empty || (Clock::now() >= patience && bytes_read(*rank) >= owed)) give_up(number);
+    const bool quiet = bytes_read(*rank) == before && (shortened_ || bytes_waiting(*rank) == 0);
+    if (quiet || (Clock::now() >= patience && bytes_read(*rank) >= owed)) finish(number);
   }
 }
 
@@ -275,29 +272,17 @@ std::uint64_t WorkerPipes::bytes_waiting(const Rank& rank) const {
   return sum;
 }
 
-/// Reads the pipes of an ended leader up to their capacity, even without output room.
-void WorkerPipes::read_rest(const Rank& rank) {
-  for (const auto& lane : lanes_) {
-    Pipe& pipe = lane->pipes[rank.index];
-    if (pipe.fd) read_turn(*lane, pipe, pipe.capacity);
-  }
-}
-
-void WorkerPipes::give_up(std::uint32_t number) {
-  Rank* rank = find(number);
-  if (rank == nullptr) return;
-  for (const auto& lane : lanes_)
-    close_pipe(*lane, lane->pipes[rank->index]);
-}
-
 void WorkerPipes::finish(std::uint32_t number) {
-  if (const Rank* rank = find(number)) read_rest(*rank);
-  give_up(number);
+  read_present(number);
+  if (const Rank* rank = find(number))
+    for (const auto& lane : lanes_)
+      close_pipe(*lane, lane->pipes[rank->index]);
 }
 
-void WorkerPipes::read_present() {
-  for (const auto& rank : ranks_)
-    read_rest(*rank);
+void WorkerPipes::read_present(std::optional<std::uint32_t> number) {
+  for (const auto& lane : lanes_)
+    for (Pipe& pipe : lane->pipes)
+      if (!number || pipe.rank == *number) read_turn(*lane, pipe, pipe.capacity);
 }
 
 void WorkerPipes::resume() {

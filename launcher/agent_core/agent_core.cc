@@ -246,10 +246,6 @@ void AgentCore::on(const node::WorkerLeft& event) {
   check_answers();
 }
 
-void AgentCore::on(const node::WorkerUnlinked& event) {
-  processes_.greeted(event.local, false);
-}
-
 // ---- a revoke
 
 /// True: the attempt still waited here for the previous workers to end, and is over before it began.

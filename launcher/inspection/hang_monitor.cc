@@ -38,27 +38,33 @@ std::string value_of(const std::vector<std::string>& env, std::string_view name)
 
 }  // namespace
 
-HangMonitor::HangMonitor(asio::any_io_executor executor, std::uint32_t attempt, milliseconds timeout,
-                         SendMessage send, IsOutputPaused is_output_paused)
+HangMonitor::HangMonitor(asio::any_io_executor executor, SendMessage send, IsOutputPaused is_output_paused)
     : executor_(executor),
-      attempt_(attempt),
-      timeout_(timeout),
       send_(std::move(send)),
       output_paused_(std::move(is_output_paused)),
-      tracker_(timeout, steady_now()),
+      tracker_(timeout_, steady_now()),
       timer_(executor),
       tasks_(executor) {}
 
 HangMonitor::~HangMonitor() = default;
 
-void HangMonitor::start(const std::vector<std::string>& env) {
+bool HangMonitor::begin(std::uint32_t attempt, const std::vector<std::string>& env) {
+  leaders_.clear();
+  steps_.clear();
+  known_.clear();
+  if (timeout_.count() == 0) return false;
+  stopped_ = false;
+  attempt_ = attempt;
+  tracker_ = ActivityTracker(timeout_, steady_now());
   worker_path_ = value_of(env, "PATH");
   ras_address_ = value_of(env, "NCCL_RAS_ADDR");
+  resume_at_ = nanoseconds(0);
   tasks_.start(watch_workers(this));
+  return true;
 }
 
 void HangMonitor::worker_wrote() {
-  tracker_.record_activity(steady_now());
+  if (!stopped_) tracker_.record_activity(steady_now());
 }
 
 void HangMonitor::worker_ended(std::uint32_t rank) {
