@@ -194,7 +194,7 @@ void Keeper::reap() {
 void Keeper::kill_tree(const std::string& why) {
   for (std::size_t i = 0; i + 1 < cgroups_.size(); ++i)
     cgroups_[i]->kill();
-  TreeKill kill({job_id_, {}, cgroups_.empty() ? nullptr : cgroups_.back()}, options_.kill_bound);
+  TreeKill kill({job_id_, cgroups_.empty() ? nullptr : cgroups_.back()}, options_.kill_bound);
   while (!kill.step()) {
     kill.wait(std::chrono::milliseconds(20));
     reap();  // orphans are re-parented to the keeper; reaping frees their numbers

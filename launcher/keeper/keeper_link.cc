@@ -11,36 +11,9 @@
 
 namespace ddp::launcher {
 
-KeeperLink::KeeperLink(UniqueFd socket, pid_t keeper) : socket_(std::move(socket)), keeper_(keeper) {}
-
 bool KeeperLink::is_keeper_alive() const {
   pollfd entry{socket_.get(), POLLIN, 0};
   return getppid() == keeper_ && poll(&entry, 1, 0) != 1;
-}
-
-void KeeperLink::set_lease(std::chrono::milliseconds lease) {
-  lease_ = lease;
-  renew();
-}
-
-void KeeperLink::renew() {
-  send(KeeperPacket::kRenew, {});
-}
-
-void KeeperLink::set_job_mark(std::string_view job_id) {
-  send(KeeperPacket::kJobMark, job_id);
-}
-
-void KeeperLink::set_cgroup(std::string_view path) {
-  send(KeeperPacket::kCgroup, path);
-}
-
-void KeeperLink::drop_cgroup(std::string_view path) {
-  send(KeeperPacket::kCgroupGone, path);
-}
-
-void KeeperLink::set_directory(std::string_view path) {
-  send(KeeperPacket::kDirectory, path);
 }
 
 /// A full socket means that the keeper is stopped. On waking it reads the queued packets, which suffice as

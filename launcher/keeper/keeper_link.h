@@ -32,7 +32,7 @@ inline constexpr std::size_t kKeeperPacketHead = offsetof(KeeperPacket, text);
 /// reports the keeper's end.
 class KeeperLink {
  public:
-  KeeperLink(UniqueFd socket, pid_t keeper);
+  KeeperLink(UniqueFd socket, pid_t keeper) : socket_(std::move(socket)), keeper_(keeper) {}
 
   /// Becomes readable when the keeper has died; nothing is ever read from it. The agent must then end its
   /// tree itself (kill_own_tree) and exit, because no other process cleans up after it. The keeper's death
@@ -43,22 +43,25 @@ class KeeperLink {
 
   /// The time that the agent may be silent after it renewed the watchdog before the keeper kills it with its
   /// whole tree. 0 (the default) means for ever. The call also renews the watchdog.
-  void set_lease(std::chrono::milliseconds lease);
+  void set_lease(std::chrono::milliseconds lease) {
+    lease_ = lease;
+    renew();
+  }
   /// Renews the watchdog.
-  void renew();
+  void renew() { send(KeeperPacket::kRenew, {}); }
 
   /// The job whose mark the keeper may search for outside the tree (TreeScope::job_id), at most 4096 bytes.
-  void set_job_mark(std::string_view job_id);
+  void set_job_mark(std::string_view job_id) { send(KeeperPacket::kJobMark, job_id); }
 
   /// Reports the control group of an attempt (Cgroup::path); call before any process runs in it. The keeper
   /// kills the group with the tree, and removes it if the agent could not. `drop_cgroup`: the group was
   /// removed.
-  void set_cgroup(std::string_view path);
-  void drop_cgroup(std::string_view path);
+  void set_cgroup(std::string_view path) { send(KeeperPacket::kCgroup, path); }
+  void drop_cgroup(std::string_view path) { send(KeeperPacket::kCgroupGone, path); }
 
   /// Reports a directory that holds only files (the workers' sockets). The keeper removes it if the agent
   /// could not.
-  void set_directory(std::string_view path);
+  void set_directory(std::string_view path) { send(KeeperPacket::kDirectory, path); }
 
  private:
   void send(int kind, std::string_view text);

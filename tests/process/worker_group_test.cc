@@ -86,7 +86,7 @@ class Ranks {
   RecordedEvents events;
   const std::string job = unique_mark("x").substr(2);
   WorkerStdin input{loop.get_executor(), [](const auto&) {}, [] { return true; }};
-  WorkerGroup group{loop.get_executor(), events, input, TreeScope{job, {}}};
+  WorkerGroup group{loop.get_executor(), events, input, TreeScope{job}};
 };
 
 /// Measures the longest time for which the loop ran nothing else.
