@@ -64,15 +64,15 @@ class WorkerPipes {
   void read_turn(Lane& lane, Pipe& pipe, std::size_t bytes);
   void close_pipe(Lane& lane, Pipe& pipe);
   void start(Lane& lane);
-  Rank* find(std::uint32_t rank) const;
-  bool open(const Rank& rank) const;
-  std::uint64_t bytes_read(const Rank& rank) const;
-  std::uint64_t bytes_waiting(const Rank& rank) const;
+  std::optional<std::size_t> find(std::uint32_t rank) const;
+  bool open(std::size_t at) const;
+  std::uint64_t bytes_read(std::size_t at) const;
+  std::uint64_t bytes_waiting(std::size_t at) const;
 
   asio::any_io_executor executor_;
   OutputSink& sink_;
   std::array<std::unique_ptr<Lane>, 2> lanes_;  ///< one for each stream: neither waits for the other
-  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<std::unique_ptr<Rank>> ranks_;    ///< with the indices of their pipes in each lane
   bool shortened_ = false;
   asio::steady_timer lane_done_;  ///< cancelled when a lane has ended
 };
