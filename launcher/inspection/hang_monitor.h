@@ -60,7 +60,7 @@ class HangMonitor {
   bool sees_work();
   void report(rendezvous::Inspection inspection);
   bool sample_some();
-  bool sample_known();
+  bool sample_processes(const std::vector<pid_t>& pids, bool whole);
   bool sample_trees();
 
   asio::any_io_executor executor_;
