@@ -25,10 +25,6 @@ constexpr std::chrono::seconds kLinkGrace{5};
 /// The longest time that a slow network disk may delay the checks of a job.
 constexpr std::chrono::milliseconds kSlowDisk{60'000};
 
-std::uint64_t clock_ns() {
-  return static_cast<std::uint64_t>(steady_now().count());
-}
-
 }  // namespace
 
 Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperLink& keeper, Options options)
@@ -51,15 +47,8 @@ Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperL
 
 int Agent::run() {
   keeper_fd_.assign(::fcntl(keeper_.watch_fd(), F_DUPFD_CLOEXEC, 0));
-  rendezvous::Hello hello;
-  hello.hostname = options_.facts.hostname;
-  hello.machine_id = options_.facts.machine_id;
-  hello.pid = options_.facts.pid;
+  rendezvous::Hello hello = options_.facts.hello;
   hello.keeper = static_cast<std::uint32_t>(keeper_.keeper());
-  hello.pid_namespace = options_.facts.pid_namespace;
-  hello.cpus = options_.facts.cpus;
-  hello.gpus = options_.facts.gpus;
-  hello.interfaces = options_.facts.interfaces;
   hello.clock_ns = clock_ns();
   if (options_.own) hello.workers = options_.own->workers;
   link_.send(hello);

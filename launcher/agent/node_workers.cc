@@ -8,7 +8,6 @@
 #include <string>
 #include <utility>
 
-#include "base/clock.h"
 #include "base/secret.h"
 #include "launcher/keeper/process_tree.h"
 #include "launcher/report/exit_code.h"
@@ -41,10 +40,6 @@ Result<> room_for_workers(std::size_t workers) {
                    std::to_string(needed) + " open files on this node, but the hard limit is " +
                    std::to_string(files.rlim_cur) + "; raise it (ulimit -n " + std::to_string(needed) +
                    ", nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)"};
-}
-
-std::uint64_t clock_ns() {
-  return static_cast<std::uint64_t>(steady_now().count());
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "base/asio.h"
 #include "base/blocking_calls.h"
+#include "base/clock.h"
 #include "launcher/agent/evidence.h"
 #include "launcher/agent/flight_recorder_board.h"
 #include "launcher/agent/node_job.h"
@@ -24,6 +25,11 @@
 #include "rendezvous/link/connection.h"
 
 namespace ddp::launcher {
+
+/// Returns the node's CLOCK_MONOTONIC, as messages have it.
+inline std::uint64_t clock_ns() {
+  return static_cast<std::uint64_t>(steady_now().count());
+}
 
 /// The workers of this node, and what they need: sockets, control group, stdin, hang monitor, evidence. It
 /// carries out the actions of an AgentCore that concern them, and turns what they do into its events. Loop

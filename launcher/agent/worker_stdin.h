@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/asio.h"
 #include "base/unique_fd.h"
@@ -16,11 +17,11 @@ namespace ddp::launcher {
 /// the owner keeps the object alive until the loop has ended.
 class WorkerStdin {
  public:
-  using Send = std::function<void(const rendezvous::StdinTaken&)>;
+  using SendTaken = std::function<void(const rendezvous::StdinTaken&)>;
   using MayWrite = std::function<bool()>;
 
   /// While `may_write` returns false, bytes wait: a worker may be started to read them.
-  WorkerStdin(asio::any_io_executor executor, Send send, MayWrite may_write)
+  WorkerStdin(asio::any_io_executor executor, SendTaken send, MayWrite may_write)
       : executor_(executor), pipe_(executor), send_(std::move(send)), may_write_(std::move(may_write)) {}
 
   /// Appends bytes from the master; none: the end of the stream.
@@ -46,7 +47,7 @@ class WorkerStdin {
   std::uint64_t given_ = 0;  ///< bytes that left `pending_`
   bool over_ = false;        ///< the end of the stream is among what is pending
   bool busy_ = false;        ///< feed() runs
-  Send send_;
+  SendTaken send_;
   MayWrite may_write_;
 };
 
