@@ -80,9 +80,9 @@ Awaitable<Result<Endpoints>> look_up(remote::Resolver* resolver, std::string hos
 Result<std::uint32_t> own_workers(const JobSpec& spec, const launcher::NodeFacts& facts) {
   if (spec.nproc.kind == launcher::ProcsPerNode::Kind::kUnset) return std::uint32_t{0};
   rendezvous::NodeSlots slots;
-  slots.name = facts.hostname;
-  slots.gpus = static_cast<int>(facts.gpus);
-  slots.cpus = static_cast<int>(facts.cpus);
+  slots.name = facts.hello.hostname;
+  slots.gpus = static_cast<int>(facts.hello.gpus);
+  slots.cpus = static_cast<int>(facts.hello.cpus);
   const auto plan = rendezvous::plan_ranks({slots}, launcher::procs_wanted(spec));
   if (!plan) return plan.error();
   return static_cast<std::uint32_t>(plan->world_size);
@@ -220,7 +220,7 @@ int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::
   const auto workers = own_workers(spec, options.facts);
   if (!workers) return end_with(workers.error());
   options.own->workers = *workers;
-  const auto goal = goal_of(spec, token, options.facts.hostname);
+  const auto goal = goal_of(spec, token, options.facts.hello.hostname);
   if (!goal) return end_with(goal.error());
 
   auto link = join_master(loop, spec, *goal, keeper, stop);

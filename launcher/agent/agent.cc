@@ -11,10 +11,7 @@
 #include "base/readable.h"
 #include "base/safe_text.h"
 #include "launcher/agent/infiniband.h"
-#include "launcher/agent/node_store.h"
-#include "launcher/job/job_spec.h"
 #include "launcher/keeper/process_tree.h"
-#include "launcher/report/exit_code.h"
 
 namespace ddp::launcher {
 namespace {
@@ -25,6 +22,8 @@ constexpr std::chrono::seconds kFlushTime{2};
 /// Until the job says otherwise.
 constexpr std::chrono::seconds kPatience{15};
 constexpr std::chrono::seconds kLinkGrace{5};
+/// The longest time that a slow network disk may delay the checks of a job.
+constexpr std::chrono::milliseconds kSlowDisk{60'000};
 
 }  // namespace
 
@@ -37,33 +36,19 @@ Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperL
       core_timer_(loop),
       store_(loop.get_executor(),
              [this](std::string words) { link_.send(rendezvous::Notice{std::move(words)}); }),
-      revoke_tasks_(loop.get_executor()),
-      setup_(loop.get_executor()),
       disk_(loop.get_executor(), 1),
-      preparing_(loop.get_executor()),
-      tree_(loop.get_executor(), keeper),
-      evidence_(loop.get_executor(), disk_),
+      preparation_(loop.get_executor(), disk_, options_.directory,
+                   [this](const rendezvous::Notice& notice) { link_.send(notice); }),
+      workers_(loop.get_executor(), core_, link_, keeper, disk_, static_cast<int>(options_.facts.cores),
+               [this](const node::Event& event) { feed(event); }),
       tick_(loop),
       keeper_fd_(loop),
       signals_(loop, SIGTERM, SIGINT, SIGHUP) {}
 
-Agent::~Agent() = default;
-
-std::uint64_t Agent::clock_ns() {
-  return static_cast<std::uint64_t>(steady_now().count());
-}
-
 int Agent::run() {
   keeper_fd_.assign(::fcntl(keeper_.watch_fd(), F_DUPFD_CLOEXEC, 0));
-  rendezvous::Hello hello;
-  hello.hostname = options_.facts.hostname;
-  hello.machine_id = options_.facts.machine_id;
-  hello.pid = options_.facts.pid;
+  rendezvous::Hello hello = options_.facts.hello;
   hello.keeper = static_cast<std::uint32_t>(keeper_.keeper());
-  hello.pid_namespace = options_.facts.pid_namespace;
-  hello.cpus = options_.facts.cpus;
-  hello.gpus = options_.facts.gpus;
-  hello.interfaces = options_.facts.interfaces;
   hello.clock_ns = clock_ns();
   if (options_.own) hello.workers = options_.own->workers;
   link_.send(hello);
@@ -138,30 +123,48 @@ void Agent::perform(const node::OpenStore& action) {
   link_.send(*opened);
 }
 
-void Agent::perform(const node::SetLease& action) {
-  keeper_.set_lease(std::chrono::ceil<std::chrono::milliseconds>(action.left));
+void Agent::perform(const node::StartWorkers& action) {
+  store_.workers_start();
+  workers_.perform(action);
 }
 
-void Agent::perform(const node::RenewKeeper&) {
-  keeper_.renew();
+void Agent::perform(const node::SetLease& action) {
+  keeper_.set_lease(std::chrono::ceil<std::chrono::milliseconds>(action.left));
 }
 
 // ---- the master's messages
 
 void Agent::handle(const rendezvous::JobStart& job_start) {
   const rendezvous::JobStart message = options_.own ? lay_over(job_start, *options_.own) : job_start;
-  credit_.start(message.credit);
   begin_preparing(message);
-  hang_timeout_ = std::chrono::milliseconds(message.hang_timeout_ms);
-  preparing_.start(prepare(message));
+  preparation_.prepare(message, [this, message](Result<NodeJob> job, bool predecessor_gone) {
+    if (!job) return refuse(job.error());
+    accept(message, std::move(*job), predecessor_gone);
+  });
 }
 
-void Agent::accept(const rendezvous::JobStart& message, Result<NodeJob> job, bool predecessor_gone) {
-  if (!job) return refuse(job.error());
-  job_ = std::move(*job);
-  rendezvous::JobAccepted accepted{job_->program(), active_infiniband("")};
-  accepted.no_infiniband = infiniband_trouble(accepted.infiniband, job_->env(), message.explicit_env, "");
+void Agent::handle(const rendezvous::NodeCheck& message) {
+  // A check runs commands of the master; this node may run only what its own user gave.
+  if (options_.own)
+    return feed(node::MustLeave{"its master asked for a check, which a node that joins by itself refuses"});
+  begin_preparing(message.job);
+  preparation_.check(message, [this](const rendezvous::NodeChecked& checked) { link_.send(checked); });
+}
+
+/// Gives the keeper a lease: the preparation of a job whose master is gone must end even if it hangs on a
+/// disk or in --setup.
+void Agent::begin_preparing(const rendezvous::JobStart& job) {
+  const std::chrono::milliseconds patience(job.master_timeout_ms);
+  feed(node::JobReceived{patience, std::chrono::milliseconds(job.link_grace_ms)});
+  if (!job.local) keeper_.set_lease(std::max(patience, kSlowDisk));
+  keeper_.set_job_mark(job.job_id);
+}
+
+void Agent::accept(const rendezvous::JobStart& message, NodeJob job, bool predecessor_gone) {
+  rendezvous::JobAccepted accepted{job.program(), active_infiniband("")};
+  accepted.no_infiniband = infiniband_trouble(accepted.infiniband, job.env(), message.explicit_env, "");
   accepted.predecessor_gone = predecessor_gone;
+  workers_.set_job(std::move(job), message);
   feed(node::JobAccepted{message.local});
   link_.send(accepted);
 }
@@ -178,8 +181,9 @@ Awaitable<> Agent::probe(rendezvous::Probe request) {
                                      std::move(route.local)});
 }
 
-void Agent::handle(const rendezvous::Signal& message) {
-  if (core_.running() && workers_) workers_->signal_leaders(message.number);
+void Agent::handle(const rendezvous::Spawn& message) {
+  workers_.drop_ended();
+  feed(message);
 }
 
 void Agent::handle(const rendezvous::Ping& message) {
@@ -187,57 +191,21 @@ void Agent::handle(const rendezvous::Ping& message) {
   link_.send(rendezvous::Pong{message.sequence, clock_ns()});
 }
 
-void Agent::handle(const rendezvous::Credit& message) {
-  credit_.give(message.stream, message.bytes);
-  if (workers_) workers_->resume_output();
-}
-
 void Agent::handle(const rendezvous::MasterAsleep& message) {
   feed(message);
   link_.send(rendezvous::Pong{rendezvous::kAsleep, clock_ns()});
-}
-
-void Agent::handle(const rendezvous::Stdin& message) {
-  if (message.data.empty()) stdin_.ended = true;
-  stdin_.pending += message.data;
-  if (!std::exchange(stdin_.busy, true)) spawn(loop_.get_executor(), feed_stdin());
-}
-
-Awaitable<> Agent::feed_stdin() {
-  while (!stdin_.pending.empty() && core_.takes_stdin()) {
-    std::string bytes = std::exchange(stdin_.pending, {});
-    const auto size = static_cast<std::uint32_t>(bytes.size());
-    stdin_.given += size;
-    co_await workers_->write_stdin(std::move(bytes));
-    const rendezvous::StdinTaken taken{size, false, 0};
-    link_.send(taken);
-  }
-  if (stdin_.ended && stdin_.pending.empty() && core_.running()) co_await workers_->write_stdin({});
-  stdin_.busy = false;
 }
 
 // ---- the end
 
 void Agent::perform(const node::CloseLink&) {
   link_.close();
-  // No output is sent any more, but the pipes are drained, so that no worker hangs in a write.
-  credit_.lift();
-  if (workers_) workers_->resume_output();
-}
-
-void Agent::perform(const node::StopPreparing&) {
-  disk_.stop();
-  setup_.stop();
-  tools_.stop();
-}
-
-void Agent::perform(const node::Quit&) {
-  spawn(loop_.get_executor(), go_down());
+  workers_.lift_credit();
 }
 
 Awaitable<> Agent::go_down() {
-  co_await preparing_.all_ends();
-  worker_link_.reset();
+  co_await preparation_.all_ends();
+  workers_.remove_sockets();
   down_ = true;
   tick_.expires_after(kFlushTime);  // the heartbeat sees `down_` and closes a link that does not drain
   co_await link_.flushed();
@@ -252,8 +220,7 @@ Awaitable<> Agent::go_down() {
 Awaitable<> Agent::heartbeat() {
   for (bool late = false; !down_;) {
     feed(node::HeartbeatDue{late, Clock::now() - link_.last_heard()});
-    // Orphans of workers would stay zombies otherwise. A worker that is being started is not a known child.
-    if (core_.running() && workers_ && !workers_->starting()) reap_adopted(children());
+    workers_.reap_orphans();
     tick_.expires_after(kHeartbeat);
     const Clock::time_point due = tick_.expiry();
     co_await tick_.async_wait(kUseTuple);

@@ -27,6 +27,8 @@ constexpr std::size_t kMaxVictims = 64;
 constexpr std::size_t kMaxLine = 512;
 /// Evidence on a slower disk is ignored.
 constexpr std::chrono::seconds kReadTime{2};
+/// The time for a disk to remove small files.
+constexpr std::chrono::milliseconds kRemoveTime{200};
 constexpr std::uint64_t kXidAge = 60'000'000;  ///< µs before the end of the attempt
 
 /// Another user may have put a fifo at the path.
@@ -56,9 +58,17 @@ std::uint64_t kernel_now_us() {
 }  // namespace
 
 void EvidenceCollector::begin(std::uint32_t attempt, std::uint32_t first_rank,
-                              std::vector<std::string> error_files) {
+                              std::vector<std::string> error_files, const WorkerProcesses& processes) {
   attempt_ = attempt;
   first_rank_ = first_rank;
+  std::vector<std::string> read;
+  for (std::size_t local = 0; local < error_files_.size(); ++local) {
+    if (!processes.is_alive(static_cast<std::uint32_t>(local)))
+      read.push_back(error_files_[local]);
+    else if (local < error_files.size())
+      error_files[local] = error_files_[local];
+  }
+  if (!read.empty()) spawn(executor_, remove(this, std::move(read)));
   error_files_ = std::move(error_files);
   ends_.clear();
   only_terminated_ = true;
@@ -70,6 +80,17 @@ void EvidenceCollector::begin(std::uint32_t attempt, std::uint32_t first_rank,
   // Many machines let only root read the log, and containers often have none.
   kernel_log_.reset(::open("/dev/kmsg", O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (kernel_log_ && ::lseek(kernel_log_.get(), 0, SEEK_END) < 0) kernel_log_.reset();
+  for (const auto& [local, process] : processes.all())
+    worker_started(process.pid);
+}
+
+Awaitable<> EvidenceCollector::remove(EvidenceCollector* self, std::vector<std::string> files) {
+  std::function<Result<>()> remove = [files = std::move(files)] {
+    for (const std::string& file : files)
+      ::unlink(file.c_str());
+    return Result<>();
+  };
+  (void)co_await self->disk_.run(std::move(remove), Clock::now() + kRemoveTime);
 }
 
 void EvidenceCollector::worker_started(pid_t pid) {

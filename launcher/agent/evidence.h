@@ -16,6 +16,7 @@
 #include "base/exit_status.h"
 #include "base/unique_fd.h"
 #include "launcher/agent_core/kernel_evidence.h"
+#include "launcher/agent_core/worker_processes.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
@@ -29,22 +30,26 @@ class EvidenceCollector {
   using Clock = std::chrono::steady_clock;
   using SendEvidence = std::function<void(const rendezvous::WorkerEvidence&)>;
 
-  /// `disk` reads the error files, which may lie on a hanging disk.
+  /// `disk` reads and removes the error files, which may lie on a hanging disk.
   EvidenceCollector(asio::any_io_executor executor, BlockingCalls& disk)
       : executor_(std::move(executor)), disk_(disk) {}
 
   /// Call before the workers of an attempt start: later kernel messages may concern them. `error_files` are
-  /// the workers' files, in the order of ranks from `first_rank`; they may not exist.
-  void begin(std::uint32_t attempt, std::uint32_t first_rank, std::vector<std::string> error_files);
+  /// the workers' files, in the order of ranks from `first_rank`; they may not exist. A survivor among
+  /// `processes` keeps the file that it has, the other files of the previous attempt are removed.
+  void begin(std::uint32_t attempt, std::uint32_t first_rank, std::vector<std::string> error_files,
+             const WorkerProcesses& processes);
   void worker_started(pid_t pid);  ///< reads the memory cgroup soon after the first; all share it
   void worker_ended(std::uint32_t rank, pid_t pid, const ExitStatus& status);
   /// SIGKILLs after `time` come from the agent.
   void kills_from(Clock::time_point time);
   bool any() const { return !ends_.empty(); }  ///< some worker of the attempt exited abnormally
 
-  /// Call after the end of all workers, before their error files are removed. Calls `send` for each abnormal
-  /// exit with evidence. Reads in slices, so that other handlers of the loop run in between.
+  /// Call after the end of workers. Calls `send` for each abnormal exit with evidence. Reads in slices, so
+  /// that other handlers of the loop run in between.
   Awaitable<> collect(SendEvidence send);
+  /// Call after the end of the attempt. Waits only briefly, because the disk may hang.
+  Awaitable<> remove_files() { return remove(this, std::exchange(error_files_, {})); }
 
  private:
   struct AbnormalExit {
@@ -68,6 +73,7 @@ class EvidenceCollector {
   std::string oom_in_log(pid_t pid) const;
   std::string xids_of(const AbnormalExit& end) const;
   Awaitable<std::map<std::uint32_t, std::string>> read_error_files();
+  static Awaitable<> remove(EvidenceCollector* self, std::vector<std::string> files);
   void report_oom(std::vector<rendezvous::WorkerEvidence>& evidence) const;
 
   asio::any_io_executor executor_;

@@ -31,8 +31,20 @@ std::vector<fs::path> entries(const fs::path& directory) {
 }
 
 bool is_active(const fs::path& port) {
-  return first_line(port / "state").find("ACTIVE") != std::string::npos &&
-         first_line(port / "link_layer") == "InfiniBand";
+  return first_line(port / "state").find("ACTIVE") != std::string::npos;
+}
+
+bool is_active_infiniband(const fs::path& port) {
+  return is_active(port) && first_line(port / "link_layer") == "InfiniBand";
+}
+
+std::vector<std::string> adapters_with(bool (*fits)(const fs::path& port), const std::string& root) {
+  std::vector<std::string> found;
+  for (const fs::path& adapter : entries(root + kClass)) {
+    const std::vector<fs::path> ports = entries(adapter / "ports");
+    if (std::any_of(ports.begin(), ports.end(), fits)) found.push_back(adapter.filename());
+  }
+  return found;
 }
 
 /// Parses the list like NCCL: "^" excludes, "=" compares whole names instead of prefixes, ":1" is a port.
@@ -80,12 +92,11 @@ std::string device_trouble(const std::string& root) {
 }  // namespace
 
 std::vector<std::string> active_infiniband(const std::string& root) {
-  std::vector<std::string> found;
-  for (const fs::path& adapter : entries(root + kClass)) {
-    const std::vector<fs::path> ports = entries(adapter / "ports");
-    if (std::any_of(ports.begin(), ports.end(), is_active)) found.push_back(adapter.filename());
-  }
-  return found;
+  return adapters_with(is_active_infiniband, root);
+}
+
+std::vector<std::string> active_rdma(const std::string& root) {
+  return adapters_with(is_active, root);
 }
 
 std::string infiniband_trouble(const std::vector<std::string>& adapters, const EnvVars& env,

@@ -13,6 +13,8 @@ namespace ddp::launcher {
 /// Returns adapters with an active port whose link layer is InfiniBand: "mlx5_0", sorted. Adapters on
 /// Ethernet (RoCE) are omitted, because many of them are plain network cards.
 std::vector<std::string> active_infiniband(const std::string& root);
+/// Returns them together with active adapters on Ethernet.
+std::vector<std::string> active_rdma(const std::string& root);
 
 /// Returns why NCCL, with a worker's `env`, would use TCP sockets instead of `adapters` (active_infiniband),
 /// as text. Empty: no obstacle is known. `asked` are the variables that the user set explicitly for this job;

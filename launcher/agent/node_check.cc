@@ -24,6 +24,7 @@
 #include "base/files.h"
 #include "base/find_program.h"
 #include "launcher/agent/check_interpreter.h"
+#include "launcher/agent/infiniband.h"
 #include "launcher/agent/node_job.h"
 #include "launcher/agent_core/gpu_facts.h"
 #include "launcher/inspection/tool_run.h"
@@ -323,19 +324,6 @@ std::string process_text(std::uint32_t pid, const std::string& proc, const std::
   return name + ' ' + number + (user.empty() ? "" : " (" + user + ')');
 }
 
-std::vector<std::string> infiniband_adapters(const std::string& root) {
-  std::vector<std::string> active;
-  for (const fs::path& adapter : list_directory(root + "/sys/class/infiniband")) {
-    for (const fs::path& port : list_directory(adapter / "ports")) {
-      if (first_line(port / "state").find("ACTIVE") == std::string::npos) continue;
-      active.push_back(adapter.filename());
-      break;
-    }
-  }
-  std::sort(active.begin(), active.end());
-  return active;
-}
-
 }  // namespace facts
 
 Awaitable<NodeChecked> check_node(rendezvous::NodeCheck request, Result<EnvVars> job_env, EnvVars merged,
@@ -353,7 +341,7 @@ Awaitable<NodeChecked> check_node(rendezvous::NodeCheck request, Result<EnvVars>
   checked.nofile = children_nofile() == RLIM_INFINITY ? kNoLimit : children_nofile();
   checked.memlock = soft_limit(RLIMIT_MEMLOCK);
   checked.processes = soft_limit(RLIMIT_NPROC);
-  checked.infiniband = facts::infiniband_adapters("");
+  checked.infiniband = active_rdma("");
   std::vector<NodeDisk> shm;
   add_disk(shm, "/dev/shm");
   checked.shm_size = shm[0].size;

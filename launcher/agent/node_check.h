@@ -28,8 +28,6 @@ rendezvous::Pairs python_versions(const std::string& prefix, const std::string& 
 std::string os_name(const std::string& path);
 /// "python 4711 (alice)", as far as `proc` shows it; `passwd` is the account file.
 std::string process_text(std::uint32_t pid, const std::string& proc, const std::string& passwd);
-/// InfiniBand and RoCE adapters with an active port, below `root` + /sys/class/infiniband.
-std::vector<std::string> infiniband_adapters(const std::string& root);
 
 }  // namespace facts
 }  // namespace ddp::launcher

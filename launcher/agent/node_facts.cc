@@ -26,6 +26,7 @@
 
 #include "base/files.h"
 #include "base/parse_text.h"
+#include "launcher/keeper/cgroup.h"
 
 namespace ddp::launcher {
 namespace facts {
@@ -33,43 +34,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct CgroupMount {
-  std::string root;  // the cgroup of the hierarchy that is mounted
-  std::string point;
-  bool v2 = false;
-};
-
-// The mounts that may hold the cpu controller, from mountinfo, since their paths differ: /sys/fs/cgroup on
-// v2, /sys/fs/cgroup/cpu or cpu,cpuacct on v1. A hybrid's /sys/fs/cgroup/unified has no cpu controller.
-std::vector<CgroupMount> cgroup_mounts(const std::string& proc) {
-  std::vector<CgroupMount> mounts;
-  std::ifstream file(proc + "/self/mountinfo");
-  for (std::string line; std::getline(file, line);) {
-    const std::vector<std::string_view> words = split_at_blanks(line);
-    const auto dash = std::find(words.begin(), words.end(), "-");
-    if (words.size() < 6 || words.end() - dash < 4) continue;
-    const std::string_view type = dash[1];
-    if (type == "cgroup2") mounts.push_back({std::string(words[3]), std::string(words[4]), true});
-    if (type == "cgroup" && ("," + std::string(dash[3]) + ",").find(",cpu,") != std::string::npos) {
-      mounts.push_back({std::string(words[3]), std::string(words[4]), false});
-    }
-  }
-  return mounts;
-}
-
-// This process's cgroup in a hierarchy: "0::/path" on v2, "3:cpu,cpuacct:/path" on v1.
-std::string own_cgroup(const std::string& proc, bool v2) {
-  std::ifstream file(proc + "/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    const std::size_t first = line.find(':');
-    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const bool fits = v2 ? controllers.empty() : ("," + controllers + ",").find(",cpu,") != std::string::npos;
-    if (fits) return line.substr(second + 1);
-  }
-  return "/";
-}
+constexpr std::size_t kMaxSmallFile = 256u << 10;
 
 // The CPUs that one cgroup allows, rounded up; unset: it has no limit.
 std::optional<std::uint32_t> quota_in(const std::string& directory, bool v2) {
@@ -98,17 +63,14 @@ bool is_numbered_device(const std::string& name) {
 }  // namespace
 
 std::uint32_t cpu_quota(const std::string& proc, const std::string& root) {
+  const std::string mounts = read_start(proc + "/self/mountinfo", kMaxSmallFile, 0);
+  const std::string groups = read_start(proc + "/self/cgroup", kMaxSmallFile, 0);
   std::uint32_t tightest = 0;
-  for (const CgroupMount& mount : cgroup_mounts(proc)) {
-    std::string group = own_cgroup(proc, mount.v2);
-    // Inside a container, the mount shows the container's own cgroup as its root.
-    if (mount.root != "/" && group.starts_with(mount.root)) group.erase(0, mount.root.size());
-    if (group == "/" || group.find("/..") != std::string::npos) group.clear();
-    for (;;) {
-      const auto quota = quota_in(root + mount.point + group, mount.v2);
+  for (const bool v2 : {true, false}) {
+    std::string group = find_cgroup(mounts, groups, v2 ? "" : "cpu");
+    for (; !group.empty(); group.erase(group.rfind('/'))) {
+      const auto quota = quota_in(root + group, v2);
       if (quota && (tightest == 0 || *quota < tightest)) tightest = *quota;
-      if (group.empty()) break;
-      group.erase(std::min(group.rfind('/'), group.size()));
     }
   }
   return tightest;
@@ -222,29 +184,27 @@ Result<std::string> machine_id() {
 
 Result<NodeFacts> gather_node_facts() {
   NodeFacts made;
+  rendezvous::Hello& hello = made.hello;
   auto machine = machine_id();
   if (!machine) return machine.error();
-  made.machine_id = std::move(*machine);
+  hello.machine_id = std::move(*machine);
   auto interfaces = list_interfaces();
   if (!interfaces) return interfaces.error();
-  made.interfaces = std::move(*interfaces);
+  hello.interfaces = std::move(*interfaces);
 
   utsname system{};
-  if (uname(&system) == 0) {
-    made.hostname = system.nodename;
-    made.system = std::string(system.sysname) + " " + system.release + " " + system.machine;
-  }
-  made.pid = static_cast<std::uint32_t>(getpid());
+  if (uname(&system) == 0) hello.hostname = system.nodename;
+  hello.pid = static_cast<std::uint32_t>(getpid());
   struct stat pids {};
-  if (stat("/proc/self/ns/pid", &pids) == 0) made.pid_namespace = pids.st_ino;
+  if (stat("/proc/self/ns/pid", &pids) == 0) hello.pid_namespace = pids.st_ino;
 
   const std::vector<int> cpus = facts::affinity_cpus();
   const std::uint32_t quota = facts::cpu_quota("/proc", "");
-  made.cpus = std::max<std::uint32_t>(static_cast<std::uint32_t>(cpus.size()), 1);
-  if (quota > 0) made.cpus = std::min(made.cpus, quota);
+  hello.cpus = std::max<std::uint32_t>(static_cast<std::uint32_t>(cpus.size()), 1);
+  if (quota > 0) hello.cpus = std::min(hello.cpus, quota);
   const std::uint32_t cores = facts::physical_cores(cpus, "");
-  made.cores = cores > 0 ? std::min(cores, made.cpus) : made.cpus;
-  made.gpus = facts::gpu_count(getenv("CUDA_VISIBLE_DEVICES"), "/proc", "/dev");
+  made.cores = cores > 0 ? std::min(cores, hello.cpus) : hello.cpus;
+  hello.gpus = facts::gpu_count(getenv("CUDA_VISIBLE_DEVICES"), "/proc", "/dev");
   return made;
 }
 

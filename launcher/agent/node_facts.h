@@ -9,18 +9,10 @@
 
 namespace ddp::launcher {
 
-/// The data about its node that an agent sends in its hello.
+/// The data about its node that an agent needs.
 struct NodeFacts {
-  std::string hostname;
-  std::string machine_id;           ///< boot id + network namespace; equal on nodes that share a loopback
-  std::string system;               ///< "Linux 6.1.0-18-amd64 x86_64"
-  std::uint32_t pid = 0;            ///< of this process
-  std::uint64_t pid_namespace = 0;  ///< inode of it; 0: unknown
-  std::uint32_t cpus = 1;           ///< usable logical CPUs: affinity, limited by the cgroup's quota; >= 1
-  std::uint32_t cores = 1;          ///< physical cores among them; >= 1, <= cpus; for OMP_NUM_THREADS
-  std::uint32_t gpus = 0;  ///< length of CUDA_VISIBLE_DEVICES if set, else the number from the driver
-  /// One entry per address, so an interface may occur twice. Link-local addresses are included.
-  std::vector<rendezvous::Interface> interfaces;
+  rendezvous::Hello hello;  ///< without what only the agent knows: keeper, clock and workers
+  std::uint32_t cores = 1;  ///< physical cores among hello.cpus; >= 1, <= hello.cpus; for OMP_NUM_THREADS
 };
 
 /// Reads the facts of this machine: files of /proc and /sys, the affinity mask, getifaddrs. Resolves no name.

@@ -80,8 +80,9 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
   job.env_ = std::move(env);
   if (auto there = directories_exist(job.env_); !there) return there.error();
 
+  const auto kind = static_cast<WorkerCommand::Kind>(start.command_kind);
   std::string wanted;
-  switch (static_cast<WorkerCommand::Kind>(start.command_kind)) {
+  switch (kind) {
     case WorkerCommand::Kind::kProgram:
       if (!start.argv.empty()) wanted = start.argv.front();
       job.argv_ = start.argv;
@@ -90,7 +91,7 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
     case WorkerCommand::Kind::kModule:
       wanted = start.python.empty() ? "python3" : start.python;
       job.argv_ = {wanted, "-u"};
-      if (static_cast<WorkerCommand::Kind>(start.command_kind) == WorkerCommand::Kind::kModule) {
+      if (kind == WorkerCommand::Kind::kModule) {
         job.argv_.emplace_back("-m");
       } else if (!start.argv.empty()) {
         if (auto there = script_exists(start.argv.front(), job.cwd_); !there) return there.error();
@@ -110,14 +111,12 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
     // `ddplaunch 4 train.py`: a habit of other launchers. Behind more words the script belongs to the
     // program.
     Error error = program.error();
-    const bool is_program =
-        static_cast<WorkerCommand::Kind>(start.command_kind) == WorkerCommand::Kind::kProgram;
-    if (is_program && error.sys == ENOENT && start.argv.size() > 1 && start.argv[1].ends_with(".py"))
+    if (kind == WorkerCommand::Kind::kProgram && error.sys == ENOENT && start.argv.size() > 1 &&
+        start.argv[1].ends_with(".py"))
       error.text += "; to run " + start.argv[1] + " omit the word before it";
     return error;
   }
   job.program_ = std::move(*program);
-  const auto kind = static_cast<WorkerCommand::Kind>(start.command_kind);
   job.uses_omp_threads_ = kind == WorkerCommand::Kind::kPython || kind == WorkerCommand::Kind::kModule ||
                           uses_omp_threads(job.program_);
   if (auto fits = check_exec_size(job.env_, job.argv_); !fits) return fits.error();

@@ -34,8 +34,7 @@ class NodeJob {
     std::optional<int> omp_threads;  ///< set if ddplaunch chose OMP_NUM_THREADS and the program may use it
   };
   Result<Workers> workers(const rendezvous::Spawn& spawn, int cores, const std::string& error_prefix,
-                          const std::vector<std::string>& controls = {},
-                          const std::string& collectives = {}) const;
+                          const std::vector<std::string>& controls, const std::string& collectives) const;
 
   const std::string& program() const { return program_; }
   /// The environment of every worker, without the variables of its rank.

@@ -1,7 +1,6 @@
 #include "launcher/agent/worker_group.h"
 
 #include <fcntl.h>
-#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -9,7 +8,6 @@
 #include <cerrno>
 #include <csignal>
 #include <map>
-#include <string_view>
 #include <utility>
 
 #include "base/readable.h"
@@ -44,22 +42,21 @@ Result<std::pair<UniqueFd, UniqueFd>> make_pipe() {
 }  // namespace
 
 struct WorkerGroup::Worker {
-  explicit Worker(asio::any_io_executor executor) : end(executor), input(executor) {}
+  explicit Worker(asio::any_io_executor executor) : end(executor) {}
   std::uint32_t rank = 0;
   ChildProcess child;
   asio::posix::stream_descriptor end;  ///< a copy of the pidfd for the loop
-  asio::posix::stream_descriptor input;
-  bool has_input = false;           ///< its stdin is a pipe
-  std::uint64_t input_written = 0;  ///< bytes that the pipe took
-  UniqueFd input_rest;      ///< the pipe's other end, which shows what is unread after `input` was closed
-  bool terminated = false;  ///< we sent SIGTERM before its end began
+  bool has_input = false;              ///< its stdin is a pipe
+  bool terminated = false;             ///< we sent SIGTERM before its end began
   bool ended = false;
   bool settled = false;  ///< ended, and its output was read
 };
 
-WorkerGroup::WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, TreeScope tree)
+WorkerGroup::WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, WorkerStdin& input,
+                         TreeScope tree)
     : executor_(executor),
       events_(events),
+      input_(input),
       tree_(std::move(tree)),
       pipes_(executor, events),
       kill_at_(executor, Clock::time_point::max()),
@@ -162,7 +159,7 @@ void WorkerGroup::watch(Launch launch, ChildProcess child) {
     return;
   }
   worker->has_input = static_cast<bool>(launch.in.second);
-  if (launch.in.second) worker->input.assign(launch.in.second.release());
+  if (worker->has_input) input_.attach(std::move(launch.in.second));
   Worker* raw = worker.get();
   workers_.push_back(std::move(worker));
   events_.worker_started(launch.rank, raw->child.pid());
@@ -173,16 +170,16 @@ void WorkerGroup::watch(Launch launch, ChildProcess child) {
 }
 
 bool WorkerGroup::all_ended() const {
-  return !starting_ && !any_alive();
+  return !starting_ &&
+         std::all_of(workers_.begin(), workers_.end(), [](const auto& worker) { return worker->ended; });
 }
 
 Awaitable<> WorkerGroup::watch_end(WorkerGroup* group, Worker* worker) {
   const error_code given_up = co_await until_readable(worker->end);
   worker->ended = true;
-  error_code ignored;
   if (given_up) {  // it survived SIGKILL; the sweep of the tree will name it
-    group->pipes_.give_up(worker->rank);
-    worker->input.close(ignored);  // a write to it would block for ever
+    group->pipes_.finish(worker->rank);
+    if (worker->has_input) group->input_.detach();  // a write to it would block for ever
     worker->settled = true;
     co_return;
   }
@@ -196,8 +193,8 @@ Awaitable<> WorkerGroup::watch_end(WorkerGroup* group, Worker* worker) {
     co_await pause.async_wait(kUseTuple);
     status = worker->child.peek();
   }
+  if (worker->has_input) group->input_.detach();
   group->events_.worker_exited(worker->rank, worker->child.pid(), status.value_or(ExitStatus{}));
-  worker->input.close(ignored);
   co_await group->pipes_.drained(worker->rank);
   worker->settled = true;
 }
@@ -217,10 +214,6 @@ void WorkerGroup::take_away_ended(std::uint32_t rank) {
   (void)(*old)->child.try_wait();
   replaced_.push_back(std::move(*old));
   workers_.erase(old);
-}
-
-bool WorkerGroup::any_alive() const {
-  return std::any_of(workers_.begin(), workers_.end(), [](const auto& worker) { return !worker->ended; });
 }
 
 bool WorkerGroup::ended_after_stop(std::uint32_t rank) const {
@@ -307,9 +300,7 @@ Awaitable<> WorkerGroup::settled(std::chrono::milliseconds limit) {
   while (!all_settled()) {
     pause.expires_after(kSettlePause);
     co_await pause.async_wait(kUseTuple);
-    if (Clock::now() < until) continue;
-    for (const auto& worker : workers_)
-      if (worker->ended && !worker->settled) pipes_.give_up(worker->rank);
+    if (Clock::now() >= until) drop_ended();
   }
   pipes_.read_present();
 }
@@ -378,47 +369,6 @@ std::vector<pid_t> WorkerGroup::pids() const {
 
 void WorkerGroup::resume_output() {
   pipes_.resume();
-}
-
-Awaitable<> WorkerGroup::write_stdin(std::string bytes) {
-  while (starting_)
-    co_await tasks_.one_end();
-  for (const auto& worker : workers_) {
-    if (!worker->input.is_open()) continue;
-    if (bytes.empty()) {
-      close_input(*worker);
-      co_return;
-    }
-    Worker* const reader = worker.get();
-    for (std::string_view rest = bytes; !rest.empty();) {
-      const auto [error, count] = co_await reader->input.async_write_some(asio::buffer(rest), kUseTuple);
-      if (error) {  // the worker stopped reading, which is no error
-        if (reader->input.is_open()) close_input(*reader);
-        break;
-      }
-      reader->input_written += count;
-      rest.remove_prefix(count);
-    }
-    co_return;
-  }
-}
-
-/// The pipe's content can be counted through either end. The worker sees end of file when no writer is left.
-void WorkerGroup::close_input(Worker& worker) {
-  const std::string link = "/proc/self/fd/" + std::to_string(worker.input.native_handle());
-  worker.input_rest.reset(::open(link.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  error_code ignored;
-  worker.input.close(ignored);
-}
-
-std::optional<std::uint64_t> WorkerGroup::stdin_read(std::uint32_t rank) const {
-  Worker* worker = find(rank);
-  if (worker == nullptr || !worker->has_input) return std::nullopt;
-  const int pipe = worker->input.is_open() ? worker->input.native_handle() : worker->input_rest.get();
-  int unread = 0;
-  if (::ioctl(pipe, FIONREAD, &unread) != 0 || unread < 0) return std::nullopt;
-  return worker->input_written -
-         std::min<std::uint64_t>(worker->input_written, static_cast<unsigned>(unread));
 }
 
 Awaitable<> WorkerGroup::ended() {

@@ -13,6 +13,7 @@
 #include "base/result.h"
 #include "base/spawn_pool.h"
 #include "launcher/agent/worker_pipes.h"
+#include "launcher/agent/worker_stdin.h"
 #include "launcher/inspection/task_group.h"
 #include "launcher/keeper/process_tree.h"
 
@@ -46,8 +47,8 @@ class WorkerGroup {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `tree`: the processes that a kill reaches.
-  WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, TreeScope tree);
+  /// `input` is for the worker that wants it. `tree`: the processes that a kill reaches.
+  WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, WorkerStdin& input, TreeScope tree);
   ~WorkerGroup();
 
   /// Begins to start all workers; the loop continues while the kernel reads their programs. A worker that
@@ -63,7 +64,6 @@ class WorkerGroup {
   /// For a worker that has ended: whether we had sent SIGTERM before its end began.
   bool ended_after_stop(std::uint32_t rank) const;
 
-  bool any_alive() const;
   /// Sends TERM to one worker's leader and group.
   void terminate(std::uint32_t rank);
   /// Sends KILL to one worker's group.
@@ -78,10 +78,6 @@ class WorkerGroup {
   /// Like `settled` for workers that have just ended, but at once, even if a process holds their pipes open.
   void drop_ended();
   void resume_output();  ///< call when there is output room again
-  /// Writes to the stdin of the worker that has one; returns when the pipe took it. Empty: end of file.
-  Awaitable<> write_stdin(std::string bytes);
-  /// For a worker that has just ended: how many bytes it read of its stdin. Nothing if its stdin was no pipe.
-  std::optional<std::uint64_t> stdin_read(std::uint32_t rank) const;
 
   /// Waits until every leader is reaped and its pipes are read to their end. Does not wait for grandchildren
   /// that hold a pipe open: after a leader's end, its pipes are read until they are quiet. The caller then
@@ -106,10 +102,10 @@ class WorkerGroup {
                                                     Clock::time_point until) const;
   Worker* find(std::uint32_t rank) const;
   void take_away_ended(std::uint32_t rank);
-  static void close_input(Worker& worker);
 
   asio::any_io_executor executor_;
   WorkerEvents& events_;
+  WorkerStdin& input_;
   TreeScope tree_;
   std::unique_ptr<SpawnPool> pool_;  ///< outlives the workers: their death signal is bound to its threads
   std::vector<std::unique_ptr<Worker>> workers_;

@@ -291,30 +291,32 @@ Result<std::string> WorkerLink::expect(std::uint32_t local_rank) {
   return "unix:" + path;
 }
 
-void WorkerLink::started(std::uint32_t local_rank) {
+std::shared_ptr<WorkerLink::Worker> WorkerLink::find(std::uint32_t local_rank) const {
   const auto found = workers_.find(local_rank);
-  if (found != workers_.end()) found->second->await_connection();
+  return found == workers_.end() ? nullptr : found->second;
+}
+
+void WorkerLink::started(std::uint32_t local_rank) {
+  if (const auto worker = find(local_rank)) worker->await_connection();
 }
 
 void WorkerLink::forget(std::uint32_t local_rank) {
-  const auto found = workers_.find(local_rank);
-  if (found == workers_.end()) return;
-  found->second->forget();
-  workers_.erase(found);
+  const auto worker = find(local_rank);
+  if (!worker) return;
+  worker->forget();
+  workers_.erase(local_rank);
 }
 
 void WorkerLink::begin(std::uint32_t local_rank, rendezvous::AttemptOrder order) {
-  const auto found = workers_.find(local_rank);
-  if (found == workers_.end()) return;
-  const std::shared_ptr<Worker> worker = found->second;
+  const auto worker = find(local_rank);
+  if (!worker) return;
   worker->session.begin(std::move(order));
   worker->send();
 }
 
 void WorkerLink::revoke(std::uint32_t local_rank, rendezvous::RevokeOrder order) {
-  const auto found = workers_.find(local_rank);
-  if (found == workers_.end()) return;
-  const std::shared_ptr<Worker> worker = found->second;
+  const auto worker = find(local_rank);
+  if (!worker) return;
   worker->session.revoke(std::move(order));
   worker->send();
 }

@@ -64,6 +64,8 @@ class WorkerLink {
 
  private:
   struct Worker;
+  std::shared_ptr<Worker> find(std::uint32_t local_rank) const;
+
   asio::any_io_executor executor_;
   WorkerLinkEvents& events_;
   std::string directory_;

@@ -80,14 +80,11 @@ struct WorkerPipes::Lane {
 };
 
 struct WorkerPipes::Rank {
-  Rank(const asio::any_io_executor& executor, std::uint32_t number, std::size_t at)
-      : rank(number), index(at), quiet(executor) {}
-  std::uint32_t rank;
-  std::size_t index;  ///< of its pipe in each lane
   asio::steady_timer quiet;
   std::uint64_t incarnation = 0;  ///< counts the processes that had the pipes
 };
 
+/// 0 for a closed pipe.
 std::size_t WorkerPipes::bytes_in(const Pipe& pipe) {
   int waiting = 0;
   return ::ioctl(pipe.fd.get(), FIONREAD, &waiting) == 0 ? static_cast<std::size_t>(waiting) : 0;
@@ -103,12 +100,11 @@ WorkerPipes::WorkerPipes(asio::any_io_executor executor, OutputSink& sink)
 WorkerPipes::~WorkerPipes() = default;
 
 void WorkerPipes::add(std::uint32_t rank, UniqueFd out, UniqueFd err) {
-  Rank* before = find(rank);
-  const std::size_t at = before != nullptr ? before->index : lanes_[0]->pipes.size();
-  if (before == nullptr)
-    ranks_.push_back(std::make_unique<Rank>(executor_, rank, at));
+  const std::size_t at = find(rank).value_or(ranks_.size());
+  if (at == ranks_.size())
+    ranks_.push_back(std::make_unique<Rank>(Rank{asio::steady_timer(executor_)}));
   else
-    ++before->incarnation;
+    ++ranks_[at]->incarnation;
   for (const auto& lane : lanes_) {
     UniqueFd& fd = lane->stream == 1 ? out : err;
     set_nonblocking(fd.get());
@@ -223,81 +219,62 @@ void WorkerPipes::close_pipe(Lane& lane, Pipe& pipe) {
   ::epoll_ctl(lane.poll.get(), EPOLL_CTL_DEL, pipe.fd.get(), nullptr);
   pipe.fd.reset();
   sink_.worker_output(pipe.rank, lane.stream, {});
-  if (Rank* rank = find(pipe.rank); rank != nullptr && !open(*rank)) rank->quiet.cancel();
+  const auto at = static_cast<std::size_t>(&pipe - lane.pipes.data());
+  if (!open(at)) ranks_[at]->quiet.cancel();
   if (--lane.open > 0) return;
   error_code ignored;
   lane.watch.cancel(ignored);
   lane.room.cancel();
 }
 
-WorkerPipes::Rank* WorkerPipes::find(std::uint32_t rank) const {
-  for (const auto& one : ranks_) {
-    if (one->rank == rank) return one.get();
+std::optional<std::size_t> WorkerPipes::find(std::uint32_t rank) const {
+  for (std::size_t at = 0; at < ranks_.size(); ++at) {
+    if (lanes_[0]->pipes[at].rank == rank) return at;
   }
-  return nullptr;
+  return {};
 }
 
-bool WorkerPipes::open(const Rank& rank) const {
-  return std::any_of(lanes_.begin(), lanes_.end(),
-                     [&](const auto& lane) { return bool(lane->pipes[rank.index].fd); });
+bool WorkerPipes::open(std::size_t at) const {
+  return lanes_[0]->pipes[at].fd || lanes_[1]->pipes[at].fd;
 }
 
 Awaitable<> WorkerPipes::drained(std::uint32_t number) {
-  Rank* rank = find(number);
-  if (rank == nullptr) co_return;
+  const auto at = find(number);
+  if (!at) co_return;
+  Rank& rank = *ranks_[*at];
   // Read all that the leader wrote, even if its children go on writing.
-  const std::uint64_t owed = bytes_read(*rank) + bytes_waiting(*rank);
+  const std::uint64_t owed = bytes_read(*at) + bytes_waiting(*at);
   const auto patience = Clock::now() + kChatter;
-  const std::uint64_t incarnation = rank->incarnation;
-  while (open(*rank)) {
-    const std::uint64_t before = bytes_read(*rank);
-    rank->quiet.expires_after(kQuiet);
-    co_await rank->quiet.async_wait(kUseTuple);
-    if (rank->incarnation != incarnation) break;  // the pipes belong to another process now
-    const bool still = bytes_read(*rank) == before;
-    if (still && shortened_) read_rest(*rank);
-    if (!open(*rank)) break;
-    const bool empty = still && bytes_waiting(*rank) == 0;
-    if (empty || (Clock::now() >= patience && bytes_read(*rank) >= owed)) give_up(number);
+  const std::uint64_t incarnation = rank.incarnation;
+  while (open(*at)) {
+    const std::uint64_t before = bytes_read(*at);
+    rank.quiet.expires_after(kQuiet);
+    co_await rank.quiet.async_wait(kUseTuple);
+    if (rank.incarnation != incarnation) break;  // the pipes belong to another process now
+    const bool quiet = bytes_read(*at) == before && (shortened_ || bytes_waiting(*at) == 0);
+    if (quiet || (Clock::now() >= patience && bytes_read(*at) >= owed)) finish(number);
   }
 }
 
-std::uint64_t WorkerPipes::bytes_read(const Rank& rank) const {
-  return lanes_[0]->pipes[rank.index].bytes + lanes_[1]->pipes[rank.index].bytes;
+std::uint64_t WorkerPipes::bytes_read(std::size_t at) const {
+  return lanes_[0]->pipes[at].bytes + lanes_[1]->pipes[at].bytes;
 }
 
-std::uint64_t WorkerPipes::bytes_waiting(const Rank& rank) const {
-  std::uint64_t sum = 0;
-  for (const auto& lane : lanes_) {
-    const Pipe& pipe = lane->pipes[rank.index];
-    if (pipe.fd) sum += bytes_in(pipe);
-  }
-  return sum;
-}
-
-/// Reads the pipes of an ended leader up to their capacity, even without output room.
-void WorkerPipes::read_rest(const Rank& rank) {
-  for (const auto& lane : lanes_) {
-    Pipe& pipe = lane->pipes[rank.index];
-    if (pipe.fd) read_turn(*lane, pipe, pipe.capacity);
-  }
-}
-
-void WorkerPipes::give_up(std::uint32_t number) {
-  Rank* rank = find(number);
-  if (rank == nullptr) return;
-  for (const auto& lane : lanes_)
-    close_pipe(*lane, lane->pipes[rank->index]);
+std::uint64_t WorkerPipes::bytes_waiting(std::size_t at) const {
+  return bytes_in(lanes_[0]->pipes[at]) + bytes_in(lanes_[1]->pipes[at]);
 }
 
 void WorkerPipes::finish(std::uint32_t number) {
-  if (const Rank* rank = find(number)) read_rest(*rank);
-  give_up(number);
+  read_present(number);
+  for (const auto& lane : lanes_)
+    for (Pipe& pipe : lane->pipes)
+      if (pipe.rank == number) close_pipe(*lane, pipe);
 }
 
-void WorkerPipes::read_present() {
-  for (const auto& rank : ranks_)
-    read_rest(*rank);
+void WorkerPipes::read_present(std::optional<std::uint32_t> number) {
+  for (const auto& lane : lanes_)
+    for (Pipe& pipe : lane->pipes)
+      if (!number || pipe.rank == *number) read_turn(*lane, pipe, pipe.capacity);
 }
 
 void WorkerPipes::resume() {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -37,14 +38,12 @@ class WorkerPipes {
   /// rank's previous pipes must be drained.
   void add(std::uint32_t rank, UniqueFd out, UniqueFd err);
   /// Call after the end of the rank's leader. Waits until its pipes are read to their end, or until all that
-  /// the leader wrote is read while a grandchild holds them. Then closes them.
+  /// the leader wrote is read while a grandchild holds them. Then finishes them.
   Awaitable<> drained(std::uint32_t rank);
-  /// Closes the pipes of a rank whose leader cannot be ended.
-  void give_up(std::uint32_t rank);
-  /// Like give_up, after reading what the pipes hold now.
+  /// Reads what the pipes of the rank hold now, up to their capacity, even without output room. Closes them.
   void finish(std::uint32_t rank);
-  /// Reads what all pipes hold now, up to their capacity, even without output room.
-  void read_present();
+  /// Reads as `finish` does, without closing; all ranks if `rank` is unset.
+  void read_present(std::optional<std::uint32_t> rank = {});
   void resume();  ///< call when there is output room again
   /// Call when the attempt is being stopped. Pipes of ended leaders are then read up to their capacity, even
   /// without output room, so that a stalled reader cannot delay the stop.
@@ -65,16 +64,15 @@ class WorkerPipes {
   void read_turn(Lane& lane, Pipe& pipe, std::size_t bytes);
   void close_pipe(Lane& lane, Pipe& pipe);
   void start(Lane& lane);
-  Rank* find(std::uint32_t rank) const;
-  bool open(const Rank& rank) const;
-  std::uint64_t bytes_read(const Rank& rank) const;
-  std::uint64_t bytes_waiting(const Rank& rank) const;
-  void read_rest(const Rank& rank);
+  std::optional<std::size_t> find(std::uint32_t rank) const;
+  bool open(std::size_t at) const;
+  std::uint64_t bytes_read(std::size_t at) const;
+  std::uint64_t bytes_waiting(std::size_t at) const;
 
   asio::any_io_executor executor_;
   OutputSink& sink_;
   std::array<std::unique_ptr<Lane>, 2> lanes_;  ///< one for each stream: neither waits for the other
-  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<std::unique_ptr<Rank>> ranks_;    ///< with the indices of their pipes in each lane
   bool shortened_ = false;
   asio::steady_timer lane_done_;  ///< cancelled when a lane has ended
 };

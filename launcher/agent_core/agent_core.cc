@@ -37,24 +37,9 @@ node::Actions AgentCore::step(const node::Event& event, Time now) {
 }
 
 std::optional<AgentCore::Time> AgentCore::deadline() const {
-  switch (state_) {
-    case State::kAwaitingStart:
-    case State::kAwaitingAnswers:
-    case State::kAwaitingDeaths:
-      return due_;
-    case State::kNone:
-    case State::kStarting:
-    case State::kRunning:
-    case State::kKillingHung:
-    case State::kKillingLate:
-    case State::kReadingOutput:
-    case State::kReportingLosses:
-    case State::kSuspended:
-    case State::kStopping:
-    case State::kCleaning:
-      break;
-  }
-  return {};
+  const bool waits = state_ == State::kAwaitingStart || state_ == State::kAwaitingAnswers ||
+                     state_ == State::kAwaitingDeaths;
+  return waits ? std::optional(due_) : std::nullopt;
 }
 
 bool AgentCore::takes_stdin() const {
@@ -235,10 +220,6 @@ void AgentCore::on(const node::WorkerLeft& event) {
   if (event.answer.attempt != spawn_.attempt) return;
   processes_.answered(event.local, event.answer.step);
   check_answers();
-}
-
-void AgentCore::on(const node::WorkerUnlinked& event) {
-  processes_.greeted(event.local, false);
 }
 
 // ---- a revoke

@@ -95,7 +95,6 @@ class AgentCore {
   void on(const node::WorkerReady& event);
   void on(const node::WorkerTroubled& event);
   void on(const node::WorkerLeft& event);
-  void on(const node::WorkerUnlinked& event);
   void on(const node::LeftoversKilled& event);
   void on(const node::OutputRead& event);
   void on(const node::LossesReported& event);

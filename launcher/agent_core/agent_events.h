@@ -43,7 +43,7 @@ struct WorkerExited {
 struct WorkersStarted {};  ///< StartWorkers is complete
 struct WorkerGreeted {
   std::uint32_t local;
-  bool can_rejoin;
+  bool can_rejoin;  ///< false also once its connection has ended
 };
 struct WorkerReady {
   std::uint32_t local;
@@ -55,9 +55,6 @@ struct WorkerTroubled {
 struct WorkerLeft {  ///< the worker's answer to OrderLeave
   std::uint32_t local;
   rendezvous::WorkerRevoked answer;
-};
-struct WorkerUnlinked {  ///< the worker's connection has ended
-  std::uint32_t local;
 };
 struct LeftoversKilled {};  ///< answer to KillLeftovers
 struct OutputRead {};       ///< answer to ReadOutput
@@ -84,8 +81,8 @@ using Event =
     std::variant<JobReceived, Pinged, rendezvous::MasterAsleep, rendezvous::OpenStore, rendezvous::Spawn,
                  rendezvous::Revoke, rendezvous::Stop, rendezvous::Leave, JobAccepted, AttemptPrepared,
                  AttemptImpossible, WorkerStarted, WorkerExited, WorkersStarted, WorkerGreeted, WorkerReady,
-                 WorkerTroubled, WorkerLeft, WorkerUnlinked, LeftoversKilled, OutputRead, LossesReported,
-                 WorkersEnded, AttemptCleaned, LinkLost, MustLeave, HeartbeatDue, Tick>;
+                 WorkerTroubled, WorkerLeft, LeftoversKilled, OutputRead, LossesReported, WorkersEnded,
+                 AttemptCleaned, LinkLost, MustLeave, HeartbeatDue, Tick>;
 
 // ---- actions
 struct Send {

@@ -38,27 +38,33 @@ std::string value_of(const std::vector<std::string>& env, std::string_view name)
 
 }  // namespace
 
-HangMonitor::HangMonitor(asio::any_io_executor executor, std::uint32_t attempt, milliseconds timeout,
-                         SendMessage send, IsOutputPaused is_output_paused)
+HangMonitor::HangMonitor(asio::any_io_executor executor, SendMessage send, IsOutputPaused is_output_paused)
     : executor_(executor),
-      attempt_(attempt),
-      timeout_(timeout),
       send_(std::move(send)),
       output_paused_(std::move(is_output_paused)),
-      tracker_(timeout, steady_now()),
+      tracker_(timeout_, steady_now()),
       timer_(executor),
       tasks_(executor) {}
 
 HangMonitor::~HangMonitor() = default;
 
-void HangMonitor::start(const std::vector<std::string>& env) {
+bool HangMonitor::begin(std::uint32_t attempt, const std::vector<std::string>& env) {
+  leaders_.clear();
+  steps_.clear();
+  known_.clear();
+  if (timeout_.count() == 0) return false;
+  stopped_ = false;
+  attempt_ = attempt;
+  tracker_ = ActivityTracker(timeout_, steady_now());
   worker_path_ = value_of(env, "PATH");
   ras_address_ = value_of(env, "NCCL_RAS_ADDR");
+  resume_at_ = nanoseconds(0);
   tasks_.start(watch_workers(this));
+  return true;
 }
 
 void HangMonitor::worker_wrote() {
-  tracker_.record_activity(steady_now());
+  if (!stopped_) tracker_.record_activity(steady_now());
 }
 
 void HangMonitor::worker_ended(std::uint32_t rank) {
@@ -84,7 +90,8 @@ void HangMonitor::sample() {
   tracker_.begin_sample(steady_now());
   if (output_paused_())
     tracker_.record_activity(steady_now());
-  else if (!all_step() && !sample_some() && !sample_known() && tracker_.whole_due(steady_now()))
+  else if (!all_step() && !sample_some() && !sample_processes(known_, false) &&
+           tracker_.whole_due(steady_now()))
     sample_trees();
   report_changes();
 }
@@ -93,7 +100,7 @@ void HangMonitor::sample() {
 /// then.
 bool HangMonitor::sees_work() {
   if (output_paused_()) return true;
-  return !all_step() && (sample_some() || sample_known() || sample_trees());
+  return !all_step() && (sample_some() || sample_processes(known_, false) || sample_trees());
 }
 
 void HangMonitor::report_changes() {
@@ -104,36 +111,31 @@ void HangMonitor::report_changes() {
 
 /// Reads a few files, which suffices while the job works.
 bool HangMonitor::sample_some() {
-  std::vector<ProcessTime> times;
-  const auto add = [&times](pid_t pid) {
-    if (const auto info = read_stat(pid)) times.push_back(process_time(*info));
-  };
-  for (const pid_t pid : tracker_.pacemakers())
-    add(pid);
+  std::vector<pid_t> pids = tracker_.pacemakers();
   for (const auto& [rank, pid] : leaders_)
-    add(pid);
-  return tracker_.add_sample(times, false, steady_now());
+    pids.push_back(pid);
+  return sample_processes(pids, false);
 }
 
-bool HangMonitor::sample_known() {
+bool HangMonitor::sample_processes(const std::vector<pid_t>& pids, bool whole) {
   std::vector<ProcessTime> times;
-  for (const pid_t pid : known_) {
+  for (const pid_t pid : pids) {
     if (const auto info = read_stat(pid)) times.push_back(process_time(*info));
   }
-  return tracker_.add_sample(times, false, steady_now());
+  return tracker_.add_sample(times, whole, steady_now());
 }
 
 bool HangMonitor::sample_trees() {
   const ProcessForest forest;
-  std::vector<ProcessTime> times;
+  std::vector<pid_t> all;
   known_.clear();
   for (const auto& [rank, leader] : leaders_) {
     for (const ProcessInfo& info : forest.tree(leader)) {
-      if (const auto stat = read_stat(info.pid)) times.push_back(process_time(*stat));
+      all.push_back(info.pid);
       if (info.pid != leader) known_.push_back(info.pid);
     }
   }
-  return tracker_.add_sample(times, true, steady_now());
+  return sample_processes(all, true);
 }
 
 void HangMonitor::inspect(const rendezvous::Inspect& request) {

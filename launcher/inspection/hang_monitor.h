@@ -18,21 +18,23 @@
 
 namespace ddp::launcher {
 
-/// The agent's part in hang detection, for one attempt. Samples the workers' activity, notifies the master
-/// when it changes (Quiet), and inspects the workers on request (Inspect). Costs nothing between samples.
-/// Loop thread; the owner keeps the object alive until `idle` has returned.
+/// The agent's part in hang detection, for one attempt after another. Samples the workers' activity, notifies
+/// the master when it changes (Quiet), and inspects the workers on request (Inspect). Costs nothing between
+/// samples. Loop thread; the owner keeps the object alive until `idle` has returned.
 class HangMonitor {
  public:
   using SendMessage = std::function<void(const rendezvous::Message&)>;
   /// Returns whether the agent holds back output of the workers; it then causes their silence itself.
   using IsOutputPaused = std::function<bool()>;
 
-  HangMonitor(asio::any_io_executor executor, std::uint32_t attempt, std::chrono::milliseconds timeout,
-              SendMessage send, IsOutputPaused is_output_paused);
+  HangMonitor(asio::any_io_executor executor, SendMessage send, IsOutputPaused is_output_paused);
   ~HangMonitor();
 
-  /// `env`: the workers' environment, for PATH and NCCL_RAS_ADDR.
-  void start(const std::vector<std::string>& env);
+  /// The time without activity after which workers hang; 0 (the default): attempts are not monitored.
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+  /// Call before the workers of an attempt start, when `idle`. `env`: their environment, for PATH and
+  /// NCCL_RAS_ADDR. Returns whether the attempt is monitored.
+  bool begin(std::uint32_t attempt, const std::vector<std::string>& env);
   void worker_started(std::uint32_t rank, pid_t pid) { leaders_[rank] = pid; }
   void worker_ended(std::uint32_t rank);
   /// Records that the rank reports its steps (docs/developers/worker_protocol.md). If all ranks of the node
@@ -42,7 +44,7 @@ class HangMonitor {
   /// The rank's steps are unknown from here on: it is sampled like any other process.
   void worker_steps_no_more(std::uint32_t rank) { steps_.erase(rank); }
   void inspect(const rendezvous::Inspect& request);
-  /// Call when the attempt is being stopped: ends all sampling and sending.
+  /// Call when the attempt is being stopped: ends all sampling and sending, until the next attempt.
   void stop();
   /// Waits until no task of this object runs.
   Awaitable<> idle();
@@ -58,12 +60,12 @@ class HangMonitor {
   bool sees_work();
   void report(rendezvous::Inspection inspection);
   bool sample_some();
-  bool sample_known();
+  bool sample_processes(const std::vector<pid_t>& pids, bool whole);
   bool sample_trees();
 
   asio::any_io_executor executor_;
-  std::uint32_t attempt_;
-  std::chrono::milliseconds timeout_;
+  std::uint32_t attempt_ = 0;
+  std::chrono::milliseconds timeout_{0};
   SendMessage send_;
   IsOutputPaused output_paused_;
   ActivityTracker tracker_;
@@ -80,7 +82,7 @@ class HangMonitor {
   std::chrono::nanoseconds resume_at_{0};  ///< no samples before: debuggers disturb the workers
   asio::steady_timer timer_;
   TaskGroup tasks_;
-  bool stopped_ = false;
+  bool stopped_ = true;
 };
 
 }  // namespace ddp::launcher

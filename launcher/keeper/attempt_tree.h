@@ -7,7 +7,7 @@
 
 #include "base/asio.h"
 #include "launcher/keeper/cgroup.h"
-#include "launcher/keeper/keeper.h"
+#include "launcher/keeper/keeper_link.h"
 #include "launcher/keeper/process_tree.h"
 
 namespace ddp::launcher {
@@ -26,8 +26,6 @@ class AttemptTree {
   const TreeScope& begin(std::uint32_t attempt);
   /// Returns how the attempt will be ended, as text: the control group's path, or why the attempt has none.
   const std::string& how() const { return how_; }
-  /// The directory of the attempt's control group; empty if the attempt has none.
-  std::string cgroup() const { return scope_.cgroup ? scope_.cgroup->path() : std::string(); }
 
   /// Ends and reaps what the workers left (daemons, loaders in sessions of their own), then removes the
   /// group. Call after the last worker was reaped. Returns what could not be ended within kKillBound, without

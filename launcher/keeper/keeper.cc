@@ -9,14 +9,11 @@
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <csignal>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -29,34 +26,13 @@
 #include "base/files.h"
 #include "base/result.h"
 #include "launcher/keeper/cgroup.h"
+#include "launcher/keeper/continue_timers.h"
 #include "launcher/keeper/process_tree.h"
 
 namespace ddp::launcher {
 namespace {
 
-enum MessageKind : int { kRenew = 1, kJobMark = 2, kCgroup = 3, kCgroupGone = 4, kDirectory = 5 };
-
-/// Room for a job id, and for the path of a control group.
-constexpr std::size_t kMaxText = 4096;
-
-bool readable(int fd) {
-  pollfd entry{fd, POLLIN, 0};
-  return poll(&entry, 1, 0) == 1;
-}
-
-/// One packet of the agent; `text` is sent only as far as it is used. Both ends are the same program, so the
-/// struct's layout is the protocol.
-struct KeeperPacket {
-  int kind = 0;
-  std::int64_t sent_ns = 0;   ///< CLOCK_BOOTTIME of sending; the keeper has the same clock
-  std::int64_t lease_ms = 0;  ///< kRenew
-  char text[kMaxText];        ///< all other kinds
-};
-constexpr std::size_t kHeadSize = offsetof(KeeperPacket, text);
-
 constexpr std::chrono::milliseconds kRemoveTime{200};
-/// The longest time that a keeper stays stopped.
-constexpr std::chrono::milliseconds kStopTime{500};
 
 /// Writes to stderr. Never blocks, because the reader may have stopped reading.
 void say(const std::string& text) {
@@ -66,50 +42,6 @@ void say(const std::string& text) {
     [[maybe_unused]] const ssize_t written = write(2, line.data(), std::min<std::size_t>(line.size(), 4096));
   }
 }
-
-/// Continues a stopped keeper, which would guard no worker and hold its SSH session open. A periodic timer of
-/// the kernel sends SIGCONT; a running keeper only handles the signal. A SIGSTOP that arrives between the
-/// expiry of a timer and the handler discards the signal, and that timer stays silent: hence the second one.
-class ContinueTimers {
- public:
-  /// Call before the fork: the keeper is the parent, and a child inherits no timers.
-  ContinueTimers() {
-    struct sigaction handler = {};
-    handler.sa_handler = [](int) {};  // a timer of an ignored signal would not repeat
-    handler.sa_flags = SA_RESTART;
-    sigaction(SIGCONT, &handler, nullptr);
-    sigevent event{};
-    event.sigev_notify = SIGEV_SIGNAL;
-    event.sigev_signo = SIGCONT;
-    for (auto& timer : timers_) {
-      timer.emplace();
-      if (timer_create(CLOCK_MONOTONIC, &event, &*timer) != 0) timer.reset();
-    }
-    renew();
-  }
-
-  /// Before the process ends: a leak checker attaches to it then, and SIGCONT would discard its SIGSTOP.
-  ~ContinueTimers() {
-    for (const auto& timer : timers_)
-      if (timer) timer_delete(*timer);
-  }
-  ContinueTimers(const ContinueTimers&) = delete;
-  ContinueTimers& operator=(const ContinueTimers&) = delete;
-
-  /// Starts both timers anew. While the keeper runs, only the first one expires.
-  void renew() {
-    std::chrono::nanoseconds first{0};
-    for (const auto& timer : timers_) {
-      first += kStopTime;
-      const timespec later{first / std::chrono::seconds(1), (first % std::chrono::seconds(1)).count()};
-      const itimerspec periodic{later, later};
-      if (timer) timer_settime(*timer, 0, &periodic, nullptr);
-    }
-  }
-
- private:
-  std::array<std::optional<timer_t>, 2> timers_;
-};
 
 class Keeper {
  public:
@@ -191,28 +123,28 @@ void Keeper::read_agent() {
       socket_.reset();
       return;
     }
-    if (static_cast<std::size_t>(size) < kHeadSize) continue;
-    take(packet, std::string(packet.text, static_cast<std::size_t>(size) - kHeadSize));
+    if (static_cast<std::size_t>(size) < kKeeperPacketHead) continue;
+    take(packet, std::string(packet.text, static_cast<std::size_t>(size) - kKeeperPacketHead));
   }
 }
 
 void Keeper::take(const KeeperPacket& packet, std::string text) {
   switch (packet.kind) {
-    case kRenew:
+    case KeeperPacket::kRenew:
       set_lease_end(packet.lease_ms > 0 ? packet.sent_ns + packet.lease_ms * 1'000'000 : 0);
       break;
-    case kJobMark:
+    case KeeperPacket::kJobMark:
       job_id_ = std::move(text);
       break;
-    case kCgroup:
+    case KeeperPacket::kCgroup:
       // The lock keeps other agents from taking the group for stale when this agent has died.
       if (auto group = Cgroup::open(std::move(text)); group)
         cgroups_.push_back(std::make_shared<Cgroup>(std::move(*group)));
       break;
-    case kCgroupGone:
+    case KeeperPacket::kCgroupGone:
       std::erase_if(cgroups_, [&text](const auto& group) { return group->path() == text; });
       break;
-    case kDirectory:
+    case KeeperPacket::kDirectory:
       directory_ = std::move(text);
       break;
   }
@@ -262,7 +194,7 @@ void Keeper::reap() {
 void Keeper::kill_tree(const std::string& why) {
   for (std::size_t i = 0; i + 1 < cgroups_.size(); ++i)
     cgroups_[i]->kill();
-  TreeKill kill({job_id_, {}, cgroups_.empty() ? nullptr : cgroups_.back()}, options_.kill_bound);
+  TreeKill kill({job_id_, cgroups_.empty() ? nullptr : cgroups_.back()}, options_.kill_bound);
   while (!kill.step()) {
     kill.wait(std::chrono::milliseconds(20));
     reap();  // orphans are re-parented to the keeper; reaping frees their numbers
@@ -388,57 +320,6 @@ int be_agent(UniqueFd socket, pid_t keeper, const std::function<int(KeeperLink&)
 }
 
 }  // namespace
-
-KeeperLink::KeeperLink(UniqueFd socket, pid_t keeper) : socket_(std::move(socket)), keeper_(keeper) {}
-
-bool KeeperLink::is_keeper_alive() const {
-  return getppid() == keeper_ && !readable(socket_.get());
-}
-
-void KeeperLink::set_lease(std::chrono::milliseconds lease) {
-  lease_ = lease;
-  renew();
-}
-
-void KeeperLink::renew() {
-  send(kRenew, {});
-}
-
-void KeeperLink::set_job_mark(std::string_view job_id) {
-  send(kJobMark, job_id);
-}
-
-void KeeperLink::set_cgroup(std::string_view path) {
-  send(kCgroup, path);
-}
-
-void KeeperLink::drop_cgroup(std::string_view path) {
-  send(kCgroupGone, path);
-}
-
-void KeeperLink::set_directory(std::string_view path) {
-  send(kDirectory, path);
-}
-
-/// A full socket means that the keeper is stopped. On waking it reads the queued packets, which suffice as
-/// renewals.
-void KeeperLink::send(int kind, std::string_view text) {
-  while (!unsent_.empty() && send_now(unsent_.front().first, unsent_.front().second))
-    unsent_.pop_front();
-  const bool sent = unsent_.empty() && send_now(kind, text);
-  if (!sent && kind != kRenew) unsent_.emplace_back(kind, text);
-}
-
-bool KeeperLink::send_now(int kind, std::string_view text) {
-  KeeperPacket packet;
-  packet.kind = kind;
-  packet.sent_ns = boot_now().count();
-  packet.lease_ms = lease_.count();
-  text = text.substr(0, kMaxText);
-  std::copy(text.begin(), text.end(), packet.text);
-  return ::send(socket_.get(), &packet, kHeadSize + text.size(), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0 ||
-         errno != EAGAIN;
-}
 
 int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&)>& agent_main) {
   // An inherited SIG_IGN would discard the exit statuses.

@@ -1,16 +1,11 @@
 #pragma once
 
-#include <sys/types.h>
-
 #include <chrono>
-#include <deque>
 #include <functional>
 #include <optional>
-#include <string>
 #include <string_view>
-#include <utility>
 
-#include "base/unique_fd.h"
+#include "launcher/keeper/keeper_link.h"
 
 namespace ddp::launcher {
 
@@ -22,49 +17,6 @@ inline constexpr int kExitAgentLost = 113;
 inline constexpr int kExitProcessesLeft = 120;
 /// The prefix of each line of a keeper on stderr. The first line says how the agent ended.
 inline constexpr std::string_view kKeeperSays = "ddplaunchd keeper: ";
-
-/// The agent's end of the socket to its keeper. One thread. No call blocks or reports failure; watch_fd()
-/// reports the keeper's end.
-class KeeperLink {
- public:
-  KeeperLink(UniqueFd socket, pid_t keeper);
-
-  /// Becomes readable when the keeper has died; nothing is ever read from it. The agent must then end its
-  /// tree itself (kill_own_tree) and exit, because no other process cleans up after it. The keeper's death
-  /// wakes a stopped agent (SIGCONT).
-  int watch_fd() const { return socket_.get(); }
-  bool is_keeper_alive() const;
-  pid_t keeper() const { return keeper_; }
-
-  /// The time that the agent may be silent after it renewed the watchdog before the keeper kills it with its
-  /// whole tree. 0 (the default) means for ever. The call also renews the watchdog.
-  void set_lease(std::chrono::milliseconds lease);
-  /// Renews the watchdog.
-  void renew();
-
-  /// The job whose mark the keeper may search for outside the tree (TreeScope::job_id), at most 4096 bytes.
-  void set_job_mark(std::string_view job_id);
-
-  /// Reports the control group of an attempt (Cgroup::path); call before any process runs in it. The keeper
-  /// kills the group with the tree, and removes it if the agent could not. `drop_cgroup`: the group was
-  /// removed.
-  void set_cgroup(std::string_view path);
-  void drop_cgroup(std::string_view path);
-
-  /// Reports a directory that holds only files (the workers' sockets). The keeper removes it if the agent
-  /// could not.
-  void set_directory(std::string_view path);
-
- private:
-  void send(int kind, std::string_view text);
-  bool send_now(int kind, std::string_view text);
-
-  UniqueFd socket_;
-  pid_t keeper_;
-  std::chrono::milliseconds lease_{0};
-  /// Kind and text of messages that a slow keeper has not taken. Renewals may be lost, these may not.
-  std::deque<std::pair<int, std::string>> unsent_;
-};
 
 struct KeeperOptions {
   std::chrono::milliseconds kill_bound{

@@ -155,10 +155,7 @@ bool TreeKill::ended_meanwhile(const ProcessInfo& info) {
 }
 
 bool TreeKill::kept(const ProcessInfo& info) const {
-  const auto has = [&info](const std::vector<pid_t>& pids) {
-    return std::find(pids.begin(), pids.end(), info.pid) != pids.end();
-  };
-  return has(scope_.keep) || (chosen_ && info.parent == getpid() && !members_.contains(info.pid)) ||
+  return (chosen_ && info.parent == getpid() && !members_.contains(info.pid)) ||
          (search_ && info.pid == search_->reader());
 }
 

@@ -31,8 +31,7 @@ struct MarkedProcess;
 /// them. Never reached: this process and its ancestors, processes below another keeper (another node of the
 /// job on this machine, another job), and processes of another effective uid outside our tree.
 struct TreeScope {
-  std::string job_id;       ///< empty: descendants only
-  std::vector<pid_t> keep;  ///< children to leave alone with their descendants; not in the control group
+  std::string job_id;                ///< empty: descendants only
   std::shared_ptr<Cgroup> cgroup{};  ///< of the attempt; empty: it has none
 };
 

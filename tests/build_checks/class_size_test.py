@@ -8,7 +8,6 @@ from names_test import HEAD, ROOT, code_of
 
 ROOMS = ("apps", "base", "launcher", "remote", "rendezvous")
 MOST_MEMBERS, MOST_FUNCTIONS = 30, 60
-KNOWN = {"Agent": (29, 86)}  # still too large; must not grow
 NO_MEMBER = re.compile(r"(?:using|friend|typedef|enum|class|struct|union|static_assert|static)\b|$")
 
 
@@ -62,7 +61,7 @@ class ClassSizeTest(unittest.TestCase):
     def test_no_class_is_too_large(self):  # plain data, such as the options of a command, may have any number of members
         large = {name: (members, functions) for name, members, functions, _ in all_classes()
                  if functions > MOST_FUNCTIONS or (members > MOST_MEMBERS and functions > 0)}
-        self.assertEqual(large, KNOWN, f"a class has at most {MOST_MEMBERS} data members and {MOST_FUNCTIONS} functions: split it")
+        self.assertEqual(large, {}, f"a class has at most {MOST_MEMBERS} data members and {MOST_FUNCTIONS} functions: split it")
 
     def test_members_and_functions_are_distinguished(self):
         code = """class A : public B { public: A() : a_{1}, b_(2) {} explicit A(int x = f(1)); bool operator==(const A&) const = default;

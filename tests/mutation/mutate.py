@@ -28,7 +28,7 @@ ROOMS = {
     "root_cause": (["launcher/report/*.cc"], ["unit_report", "unit_supervisor"]),
     "store": (["rendezvous/store/*.cc"], ["unit_store"]),
     "keeper": (["launcher/keeper/cgroup.cc", "launcher/keeper/process_*.cc", "launcher/keeper/mark_search.cc"],
-               ["unit_cgroup", "process_process_tree_test", "process_cgroup_test", "process_stuck_process_test",
+               ["unit_keeper", "process_process_tree_test", "process_cgroup_test", "process_stuck_process_test",
                 "process_keeper_test", "process_worker_group_test"]),
     "lines": (["launcher/lines/*.cc"], ["unit_cores", "unit_terminal", "unit_line_cores"]),
     "output": (["launcher/output/*.cc"], ["unit_job_files", "unit_console"]),

@@ -182,17 +182,6 @@ TEST_CASE("a program that forks and exits all the time is caught") {
   reap_adopted({});
 }
 
-TEST_CASE("a kill spares the processes that it must keep") {
-  Worker kept = start("rest");
-  Worker other = start("stubborn");
-  REQUIRE(read_bytes(kept.liveness.read_end.get(), 1) == "r");
-  REQUIRE(read_bytes(other.liveness.read_end.get(), 1) == "r");
-  CHECK(kill_own_tree({"", {kept.process.pid()}}).empty());
-  CHECK(wait_end(other.process) == ExitStatus::signaled(SIGKILL));
-  CHECK(!kept.process.peek().has_value());
-  CHECK(read_process(kept.process.pid())->state == 'S');  // not even stopped
-}
-
 TEST_CASE("a stepwise kill never blocks for long and has the same result") {
   Worker worker = start("family");
   REQUIRE(read_bytes(worker.liveness.read_end.get(), 5) == "rrrrr");
@@ -231,7 +220,7 @@ TEST_CASE("workers outside the tree are found by the job's mark, and no other pr
   REQUIRE(read_bytes(shell.liveness.read_end.get(), 1) == "r");
   CHECK(in_another_process([&] { return kill_own_tree({}).empty() ? 0 : 1; }) == 0);
   CHECK(!ours.process.peek().has_value());  // without an id only the own tree is searched
-  CHECK(in_another_process([&] { return kill_own_tree({id, {}}).empty() ? 0 : 1; }) == 0);
+  CHECK(in_another_process([&] { return kill_own_tree({id}).empty() ? 0 : 1; }) == 0);
   CHECK(reaches_end(ours.liveness.read_end.get()));
   reap_adopted(std::vector<pid_t>{ours.process.pid(), longer.process.pid(), shell.process.pid()});
   CHECK(wait_end(ours.process) == ExitStatus::signaled(SIGKILL));
@@ -251,7 +240,7 @@ TEST_CASE("marked processes below another keeper belong to that keeper") {
   REQUIRE(node.has_value());
   liveness.write_end.reset();
   REQUIRE(read_bytes(liveness.read_end.get(), 2).size() == 2);
-  CHECK(in_another_process([&] { return kill_own_tree({id, {}}).empty() ? 0 : 1; }) == 0);
+  CHECK(in_another_process([&] { return kill_own_tree({id}).empty() ? 0 : 1; }) == 0);
   CHECK(live_processes_of(job).size() == 1);
   REQUIRE(node->send_signal(SIGTERM).has_value());
   CHECK(wait_end(*node).text() == "exited 5");

@@ -34,7 +34,9 @@ class RecordedEvents final : public WorkerEvents {
 TEST_CASE("a worker terminated from outside is not attributed to our stop, even if seen dead after it") {
   asio::io_context loop;
   RecordedEvents events;
-  WorkerGroup group(loop.get_executor(), events, {});
+  WorkerStdin input(
+      loop.get_executor(), [](const auto&) {}, [] { return true; });
+  WorkerGroup group(loop.get_executor(), events, input, {});
   std::vector<WorkerSpec> specs(3);
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
     specs[rank].rank = rank;

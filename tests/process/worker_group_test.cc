@@ -85,7 +85,8 @@ class Ranks {
   asio::io_context loop{1};
   RecordedEvents events;
   const std::string job = unique_mark("x").substr(2);
-  WorkerGroup group{loop.get_executor(), events, TreeScope{job, {}}};
+  WorkerStdin input{loop.get_executor(), [](const auto&) {}, [] { return true; }};
+  WorkerGroup group{loop.get_executor(), events, input, TreeScope{job}};
 };
 
 /// Measures the longest time for which the loop ran nothing else.

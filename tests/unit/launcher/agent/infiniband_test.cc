@@ -60,6 +60,7 @@ TEST_CASE("adapters with an active InfiniBand port") {
   machine.write("sys/class/infiniband/mlx5_2/ports/2/state", "4: ACTIVE\n");
   machine.write("sys/class/infiniband/mlx5_2/ports/2/link_layer", "InfiniBand\n");
   CHECK(active_infiniband(machine.root()) == Texts{"mlx5_0", "mlx5_1", "mlx5_2"});
+  CHECK(active_rdma(machine.root()) == Texts{"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_bond"});
   CHECK(trouble(machine, {}).empty());
 }
 

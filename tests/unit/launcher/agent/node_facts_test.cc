@@ -70,6 +70,14 @@ TEST_CASE("the quota of cgroup v1 counts beside a v2 mount without the controlle
   CHECK(root.quota() == 0);
 }
 
+TEST_CASE("a group outside of what the mounts show has no known quota") {
+  FakeRoot root;
+  root.file("/proc/self/mountinfo", kV2Mount);
+  root.file("/proc/self/cgroup", "0::/../other\n");
+  root.file("/sys/fs/cgroup/cpu.max", "100000 100000\n");
+  CHECK(root.quota() == 0);
+}
+
 TEST_CASE("inside a container the mount shows the process' own group as its top") {
   FakeRoot root;
   root.file("/proc/self/mountinfo", "33 23 0:29 /docker/abc /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu\n");
@@ -122,18 +130,17 @@ TEST_CASE("GPUs are counted by CUDA_VISIBLE_DEVICES, else by the driver, else by
 TEST_CASE("the facts of this machine are plausible") {
   const auto made = gather_node_facts();
   REQUIRE(made.has_value());
-  CHECK_FALSE(made->hostname.empty());
-  CHECK(made->system.rfind("Linux ", 0) == 0);
-  CHECK(made->pid == static_cast<std::uint32_t>(getpid()));
-  CHECK(made->cpus >= 1);
-  CHECK(made->cpus <= facts::affinity_cpus().size());
+  CHECK_FALSE(made->hello.hostname.empty());
+  CHECK(made->hello.pid == static_cast<std::uint32_t>(getpid()));
+  CHECK(made->hello.cpus >= 1);
+  CHECK(made->hello.cpus <= facts::affinity_cpus().size());
   CHECK(made->cores >= 1);
-  CHECK(made->cores <= made->cpus);
-  CHECK(made->machine_id.size() > 37);
-  CHECK(gather_node_facts()->machine_id == made->machine_id);
-  const auto loopback = std::find_if(made->interfaces.begin(), made->interfaces.end(),
+  CHECK(made->cores <= made->hello.cpus);
+  CHECK(made->hello.machine_id.size() > 37);
+  CHECK(gather_node_facts()->hello.machine_id == made->hello.machine_id);
+  const auto loopback = std::find_if(made->hello.interfaces.begin(), made->hello.interfaces.end(),
                                      [](const auto& interface) { return interface.address == "127.0.0.1"; });
-  REQUIRE(loopback != made->interfaces.end());
+  REQUIRE(loopback != made->hello.interfaces.end());
   CHECK(loopback->name == "lo");
   CHECK(loopback->prefix_length == 8);
   CHECK(loopback->up);

@@ -293,7 +293,7 @@ TEST_CASE("agent core: workers that leave too late are killed") {
 TEST_CASE("agent core: a worker that cannot rejoin is terminated") {
   Driven node;
   node.run(0);
-  node.feed(node::WorkerUnlinked{1});
+  node.feed(node::WorkerGreeted{1, false});
   node.revoke(0);
   REQUIRE(node.did<node::TerminateWorker>().size() == 1);
   CHECK(node.did<node::TerminateWorker>()[0].local == 1);

@@ -1,0 +1,106 @@
+#include "launcher/agent/job_preparation.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "launcher/agent/node_check.h"
+#include "launcher/keeper/process_tree.h"
+
+extern char** environ;
+
+namespace ddp::launcher {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// The time between two checks for processes that are ending.
+constexpr std::chrono::milliseconds kEndPause{5};
+
+}  // namespace
+
+void JobPreparation::stop() {
+  disk_.stop();
+  setup_.stop();
+  tools_.stop();
+}
+
+/// The workers' initial environment. `quiet`: the output of --setup is only a detail.
+Awaitable<Result<EnvVars>> JobPreparation::make_environment(rendezvous::JobStart order, bool quiet) {
+  EnvVars node_env = split_env(environ);
+  EnvVars merged = merge_env(node_env, order.env, order.explicit_env);
+  if (order.setup.empty()) co_return merged;
+  std::function<Result<std::string>()> look = [chdir = order.chdir] { return NodeJob::directory(chdir); };
+  auto cwd = co_await disk_.run(std::move(look), Clock::time_point::max());
+  if (!cwd) co_return cwd.error();
+  if (auto fits = check_exec_size(merged, {}); !fits) co_return fits.error();
+  SetupOutput::LineHandler handle_line = [this, quiet](const std::string& line) {
+    send_notice_({"setup: " + line, quiet});
+  };
+  auto env = co_await setup_.run(std::move(order), std::move(node_env), std::move(merged), std::move(*cwd),
+                                 std::move(handle_line));
+  co_return env;
+}
+
+Awaitable<Result<NodeJob>> JobPreparation::make_job(rendezvous::JobStart order) {
+  auto env = co_await make_environment(order, false);
+  if (!env) co_return env.error();
+  spawn(executor_, setup_.listen());
+  std::function<Result<NodeJob>()> look = [order, env = std::move(*env), agent = directory_] {
+    return NodeJob::prepare(order, env, agent);
+  };
+  auto job = co_await disk_.run(std::move(look), Clock::time_point::max());
+  co_return job;
+}
+
+/// Returns whether the agent that ran this job here before has left no process. Ends what it left: processes
+/// with the job's mark that are not below a live keeper.
+Awaitable<bool> JobPreparation::predecessor_gone(std::string job_id, std::vector<std::uint32_t> pids) {
+  if (pids.empty()) co_return false;
+  asio::steady_timer pause(executor_);
+  const auto give_up = Clock::now() + kKillBound;
+  const auto ended = [](std::uint32_t pid) { return has_pid_ended(static_cast<pid_t>(pid)); };
+  // Wait for these first: while agent or keeper is alive, they may start more processes.
+  while (!std::all_of(pids.begin(), pids.end(), ended)) {
+    if (tools_.stopped || Clock::now() >= give_up) co_return false;
+    pause.expires_after(kEndPause);
+    co_await pause.async_wait(kUseTuple);
+  }
+  TreeScope scope;
+  scope.job_id = std::move(job_id);
+  TreeKill kill(std::move(scope), kKillBound, std::vector<KnownProcess>{});  // none of our own children
+  while (!kill.step()) {
+    if (tools_.stopped) co_return false;
+    pause.expires_after(kEndPause);
+    co_await pause.async_wait(kUseTuple);
+  }
+  co_return kill.complete() && kill.left().empty();
+}
+
+void JobPreparation::prepare(rendezvous::JobStart order, Prepared done) {
+  tasks_.start(run(std::move(order), std::move(done)));
+}
+
+Awaitable<> JobPreparation::run(rendezvous::JobStart order, Prepared done) {
+  const bool gone = co_await predecessor_gone(order.job_id, order.predecessor);
+  if (tools_.stopped) co_return;
+  auto job = co_await make_job(std::move(order));
+  if (!tools_.stopped) done(std::move(job), gone);
+}
+
+void JobPreparation::check(rendezvous::NodeCheck request, Checked done) {
+  if (!tasks_.running()) tasks_.start(run_check(std::move(request), std::move(done)));
+}
+
+Awaitable<> JobPreparation::run_check(rendezvous::NodeCheck request, Checked done) {
+  auto env = co_await make_environment(request.job, true);
+  if (tools_.stopped) co_return;
+  EnvVars merged = merge_env(split_env(environ), request.job.env, request.job.explicit_env);
+  const rendezvous::NodeChecked checked =
+      co_await check_node(std::move(request), std::move(env), std::move(merged), directory_, &tools_);
+  if (!tools_.stopped) done(checked);
+}
+
+}  // namespace ddp::launcher

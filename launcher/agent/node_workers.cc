@@ -1,0 +1,325 @@
+#include "launcher/agent/node_workers.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "base/secret.h"
+#include "launcher/keeper/process_tree.h"
+#include "launcher/report/exit_code.h"
+
+namespace ddp::launcher {
+namespace {
+
+/// The time to reap ended workers and read their output, even if their children hold the pipes.
+constexpr std::chrono::milliseconds kSettleTime{1'000};
+
+/// The prefix of the files to which `@record` writes exceptions. The name cannot be guessed, and a file
+/// exists only if a worker wrote one, so a killed agent leaves no file behind.
+std::string make_error_prefix() {
+  const char* base = std::getenv("TMPDIR");
+  const auto random = random_text(8);
+  if (!random) return {};
+  return std::string(base != nullptr && *base != '\0' ? base : "/tmp") + "/ddplaunch-" + *random + "-rank_";
+}
+
+/// Returns kSystem with the numbers if this process may not open enough descriptors for that many workers.
+Result<> room_for_workers(std::size_t workers) {
+  constexpr std::size_t kOwn = 28;
+  constexpr std::size_t kEach = 5;
+  constexpr std::size_t kStarting = 64;  // workers that start at a time have one more each
+  const std::size_t needed = kOwn + kEach * workers + std::min(workers, kStarting);
+  struct rlimit files {};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= needed) return {};
+  return Error{ErrorCode::kSystem,
+               std::to_string(workers) + (workers == 1 ? " worker needs " : " workers need ") +
+                   std::to_string(needed) + " open files on this node, but the hard limit is " +
+                   std::to_string(files.rlim_cur) + "; raise it (ulimit -n " + std::to_string(needed) +
+                   ", nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)"};
+}
+
+}  // namespace
+
+NodeWorkers::NodeWorkers(asio::any_io_executor executor, const AgentCore& core, rendezvous::Connection& link,
+                         KeeperLink& keeper, BlockingCalls& disk, int cores, Feed feed)
+    : executor_(executor),
+      core_(core),
+      link_(link),
+      keeper_(keeper),
+      cores_(cores),
+      feed_(std::move(feed)),
+      stdin_(
+          executor, [this](const rendezvous::StdinTaken& taken) { link_.send(taken); },
+          [this] { return core_.takes_stdin() && group_ && !group_->starting(); }),
+      revoke_tasks_(executor),
+      tree_(executor, keeper),
+      hang_monitor_(
+          executor, [this](const rendezvous::Message& message) { link_.send(message); },
+          [this] { return credit_.room(1) == 0 || credit_.room(2) == 0; }),
+      evidence_(executor, disk) {}
+
+void NodeWorkers::set_job(NodeJob job, const rendezvous::JobStart& order) {
+  job_ = std::move(job);
+  credit_.start(order.credit);
+  tree_.set_job(order.job_id);
+  hang_monitor_.set_timeout(std::chrono::milliseconds(order.hang_timeout_ms));
+}
+
+// ---- the master's messages
+
+void NodeWorkers::handle(const rendezvous::Signal& message) {
+  if (core_.running() && group_) group_->signal_leaders(message.number);
+}
+
+void NodeWorkers::handle(const rendezvous::Credit& message) {
+  credit_.give(message.stream, message.bytes);
+  if (group_) group_->resume_output();
+}
+
+void NodeWorkers::handle(const rendezvous::Inspect& message) {
+  if (core_.running()) hang_monitor_.inspect(message);
+}
+
+void NodeWorkers::lift_credit() {
+  credit_.lift();
+  if (group_) group_->resume_output();
+}
+
+/// A worker that is being started is not a known child.
+void NodeWorkers::reap_orphans() {
+  if (!core_.running() || !group_ || group_->starting()) return;
+  std::vector<pid_t> others_reap = group_->pids();
+  const std::vector<pid_t> tools = hang_monitor_.pids();
+  others_reap.insert(others_reap.end(), tools.begin(), tools.end());
+  reap_adopted(others_reap);
+}
+
+// ---- an attempt begins
+
+void NodeWorkers::drop_ended() {
+  if (core_.has_survivors()) group_->drop_ended();
+}
+
+void NodeWorkers::perform(const node::PrepareAttempt& action) {
+  const rendezvous::Spawn& spawn = action.spawn;
+  const WorkerProcesses& survivors = core_.processes();
+  if (auto board = collectives_.make_room(spawn.local_world_size); !board)
+    link_.send(rendezvous::Notice{"desync analysis is not available: " + board.error().text, true});
+  auto workers = job_->workers(spawn, cores_, make_error_prefix(), expect_workers(spawn.local_world_size),
+                               collectives_.path());
+  const Result<> room = room_for_workers(spawn.local_world_size);
+  if (!workers || !room) return feed_(node::AttemptImpossible{workers ? room.error() : workers.error()});
+  if (workers->omp_threads && spawn.node_rank == 0 && spawn.attempt == 0) {
+    link_.send(
+        rendezvous::Notice{"OMP_NUM_THREADS is set to " + std::to_string(*workers->omp_threads) +
+                           " for each worker (its share of the node's cores); export it to choose another"});
+  }
+  evidence_.begin(spawn.attempt, spawn.first_rank, std::move(workers->error_files), survivors);
+  if (survivors.none()) {
+    group_ = std::make_unique<WorkerGroup>(executor_, *this, stdin_, tree_.begin(spawn.attempt));
+    link_.send(rendezvous::Notice{tree_.how(), true});
+  }
+  prepared_ = std::move(workers->specs);
+  if (!prepared_.empty() && hang_monitor_.begin(spawn.attempt, prepared_.front().env)) {
+    for (WorkerSpec& worker : prepared_)
+      worker.tracer = ::getpid();  // gdb and py-spy will be our children
+  }
+  for (const auto& [local, process] : survivors.all())
+    hang_monitor_.worker_started(rank_of(local), process.pid);
+  std::erase_if(prepared_, [&](const WorkerSpec& spec) { return survivors.is_alive(spec.rank); });
+  feed_(node::AttemptPrepared{});
+}
+
+/// Makes sockets for the workers that will be started; survivors keep theirs.
+std::vector<std::string> NodeWorkers::expect_workers(std::uint32_t count) {
+  std::vector<std::string> controls(count);
+  if (!worker_link_) {
+    worker_link_ = std::make_unique<WorkerLink>(executor_, *this);
+    const char* base = std::getenv("TMPDIR");
+    if (auto made = worker_link_->open(base != nullptr ? base : ""); !made) {
+      link_.send(rendezvous::Notice{"the workers get no DDPLAUNCH_CONTROL: " + made.error().text, true});
+      worker_link_.reset();
+      return {};
+    }
+    keeper_.set_directory(worker_link_->directory());
+  }
+  for (std::uint32_t local = 0; local < count; ++local) {
+    if (core_.processes().is_alive(local)) continue;
+    if (auto control = worker_link_->expect(local)) controls[local] = std::move(*control);
+  }
+  return controls;
+}
+
+void NodeWorkers::perform(const node::OrderAttempt& action) {
+  if (worker_link_) worker_link_->begin(action.local, action.order);
+}
+
+void NodeWorkers::perform(const node::StartWorkers&) {
+  const bool first = core_.processes().none();
+  group_->start(std::exchange(prepared_, {}));
+  group_->resume_output();
+  if (first) spawn(executor_, watch_workers());
+}
+
+// ---- a revoke
+
+Awaitable<> NodeWorkers::kill_leftovers(std::vector<std::uint32_t> locals) {
+  co_await group_->kill_leftovers(std::move(locals), kSettleTime);
+  feed_(node::LeftoversKilled{});
+}
+
+Awaitable<> NodeWorkers::read_output() {
+  co_await group_->settled(kSettleTime);
+  hang_monitor_.stop();  // its tools must not count as leftovers of the workers
+  co_await hang_monitor_.idle();
+  feed_(node::OutputRead{});
+}
+
+Awaitable<> NodeWorkers::report_losses() {
+  report_collectives();
+  co_await collect_evidence();
+  co_await link_.flushed();  // output first: the attempt's files are complete then
+  feed_(node::LossesReported{});
+}
+
+// ---- an attempt ends
+
+void NodeWorkers::perform(const node::StopWorkers& action) {
+  const std::chrono::milliseconds grace(action.order.grace_ms);
+  hang_monitor_.stop();
+  if (worker_link_) worker_link_->stop(action.order);
+  group_->resume_output();  // output from here on is part of the workers' last attempt
+  group_->stop(grace);
+  evidence_.kills_from(WorkerGroup::Clock::now() + grace);
+}
+
+Awaitable<> NodeWorkers::watch_workers() {
+  co_await group_->ended();
+  feed_(node::WorkersEnded{});
+}
+
+/// Processes that the workers left behind (daemons, loaders in their own sessions) end with the attempt.
+Awaitable<> NodeWorkers::clean_up() {
+  co_await revoke_tasks_.all_ends();
+  hang_monitor_.stop();  // its tools must not count as leftovers of the workers
+  co_await hang_monitor_.idle();
+  const std::vector<LeftProcess> left = co_await tree_.end();
+  if (evidence_.any()) report_collectives();
+  co_await collect_evidence();
+  co_await evidence_.remove_files();
+  co_await link_.flushed();  // output first: the master takes AttemptEnded as the last message
+  node::AttemptCleaned cleaned{static_cast<std::uint32_t>(left.size()), {}};
+  for (const LeftProcess& process : left)
+    cleaned.text += (cleaned.text.empty() ? "" : ", ") + process.text();
+  feed_(cleaned);
+}
+
+Awaitable<> NodeWorkers::collect_evidence() {
+  EvidenceCollector::SendEvidence send = [this](const rendezvous::WorkerEvidence& found) {
+    link_.send(found);
+  };
+  co_await evidence_.collect(std::move(send));
+}
+
+/// Reports the collectives of a failed attempt. The master compares them and names the rank for which the
+/// others waited.
+void NodeWorkers::report_collectives() {
+  const rendezvous::Spawn& attempt = core_.attempt();
+  for (std::uint32_t local = 0; local < attempt.local_world_size; ++local) {
+    std::string log = collectives_.text(local, rank_of(local), attempt.attempt);
+    if (!log.empty())
+      link_.send(rendezvous::WorkerCollectives{attempt.attempt, rank_of(local), std::move(log)});
+  }
+}
+
+// ---- events of workers
+
+void NodeWorkers::worker_started(std::uint32_t local, pid_t pid) {
+  feed_(node::WorkerStarted{local, static_cast<std::uint32_t>(pid), clock_ns()});
+  if (worker_link_) worker_link_->started(local);
+  evidence_.worker_started(pid);
+  hang_monitor_.worker_started(rank_of(local), pid);
+}
+
+void NodeWorkers::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& status) {
+  rendezvous::WorkerExited exited;
+  exited.pid = static_cast<std::uint32_t>(pid);
+  exited.clock_ns = clock_ns();
+  switch (status.kind) {
+    case ExitStatus::Kind::kExited:
+      exited.code = static_cast<std::uint8_t>(status.number);
+      break;
+    case ExitStatus::Kind::kSignaled:
+      exited.signal = static_cast<std::uint8_t>(status.number);
+      break;
+    case ExitStatus::Kind::kUnknown:
+      exited.code = 255;
+      break;
+  }
+  exited.core = status.core_dumped;
+  exited.after_stop = group_->ended_after_stop(local);
+  if (core_.processes().killed(local) == nullptr) evidence_.worker_ended(rank_of(local), pid, status);
+  hang_monitor_.worker_ended(rank_of(local));
+  if (worker_link_) worker_link_->forget(local);
+  feed_(node::WorkerExited{local, std::move(exited)});
+}
+
+void NodeWorkers::worker_not_started(std::uint32_t local, const Error& error) {
+  rendezvous::WorkerExited exited;
+  exited.code = static_cast<std::uint8_t>(exec_exit_code(error.sys));
+  exited.sys = error.sys;
+  exited.clock_ns = clock_ns();
+  exited.text = error.text;
+  feed_(node::WorkerExited{local, std::move(exited)});
+}
+
+void NodeWorkers::all_started() {
+  feed_(node::WorkersStarted{});
+  stdin_.resume();
+}
+
+// ---- messages from workers
+
+void NodeWorkers::worker_greeted(std::uint32_t local, const rendezvous::WorkerHello& hello) {
+  feed_(node::WorkerGreeted{local, hello.rejoin && !hello.sharded});
+}
+
+void NodeWorkers::worker_unlinked(std::uint32_t local) {
+  hang_monitor_.worker_steps_no_more(rank_of(local));
+  feed_(node::WorkerGreeted{local, false});
+}
+
+void NodeWorkers::worker_stepped(std::uint32_t local, const rendezvous::WorkerStep& step) {
+  hang_monitor_.worker_stepped(rank_of(local), step.step, step.phase);
+}
+
+void NodeWorkers::worker_in_trouble(std::uint32_t local, const rendezvous::WorkerTrouble& trouble) {
+  feed_(node::WorkerTroubled{local, trouble});
+}
+
+void NodeWorkers::worker_revoked(std::uint32_t local, const rendezvous::WorkerRevoked& answer) {
+  feed_(node::WorkerLeft{local, answer});
+}
+
+void NodeWorkers::worker_misbehaved(std::uint32_t local, std::string words) {
+  link_.send(rendezvous::Notice{"rank " + std::to_string(rank_of(local)) + ": " + std::move(words)});
+}
+
+// ---- output
+
+std::size_t NodeWorkers::output_room(std::uint8_t stream) const {
+  return core_.holds_output() ? 0 : credit_.room(stream);
+}
+
+void NodeWorkers::worker_output(std::uint32_t local, std::uint8_t stream, std::span<const char> bytes) {
+  credit_.spend(stream, bytes.size());
+  hang_monitor_.worker_wrote();
+  link_.send_output({core_.attempt().attempt, rank_of(local), stream, clock_ns(),
+                     std::string_view(bytes.data(), bytes.size())});
+}
+
+}  // namespace ddp::launcher

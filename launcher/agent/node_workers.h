@@ -1,0 +1,122 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/asio.h"
+#include "base/blocking_calls.h"
+#include "base/clock.h"
+#include "launcher/agent/evidence.h"
+#include "launcher/agent/flight_recorder_board.h"
+#include "launcher/agent/node_job.h"
+#include "launcher/agent/worker_group.h"
+#include "launcher/agent/worker_link.h"
+#include "launcher/agent/worker_stdin.h"
+#include "launcher/agent_core/agent_core.h"
+#include "launcher/inspection/hang_monitor.h"
+#include "launcher/inspection/task_group.h"
+#include "launcher/job/output_credit.h"
+#include "launcher/keeper/attempt_tree.h"
+#include "rendezvous/link/connection.h"
+
+namespace ddp::launcher {
+
+/// Returns the node's CLOCK_MONOTONIC, as messages have it.
+inline std::uint64_t clock_ns() {
+  return static_cast<std::uint64_t>(steady_now().count());
+}
+
+/// The workers of this node, and what they need: sockets, control group, stdin, hang monitor, evidence. It
+/// carries out the actions of an AgentCore that concern them, and turns what they do into its events. Loop
+/// thread; the owner keeps the object alive until the loop has ended.
+class NodeWorkers final : public WorkerEvents, public WorkerLinkEvents {
+ public:
+  using Feed = std::function<void(const node::Event&)>;
+
+  /// All references outlive the object. `cores`: physical ones of this node. `feed` passes an event to `core`
+  /// and carries out what it decides.
+  NodeWorkers(asio::any_io_executor executor, const AgentCore& core, rendezvous::Connection& link,
+              KeeperLink& keeper, BlockingCalls& disk, int cores, Feed feed);
+
+  /// Call before the first action, with the order from which `job` was made.
+  void set_job(NodeJob job, const rendezvous::JobStart& order);
+
+  void perform(const node::PrepareAttempt& action);
+  void perform(const node::StartWorkers& action);
+  void perform(const node::OrderAttempt& action);
+  void perform(const node::OrderLeave& action) { worker_link_->revoke(action.local, action.order); }
+  void perform(const node::TerminateWorker& action) { group_->terminate(action.local); }
+  void perform(const node::KillWorker& action) { group_->kill(action.local); }
+  void perform(const node::KillLeftovers& action) { revoke_tasks_.start(kill_leftovers(action.locals)); }
+  void perform(const node::ReadOutput&) { revoke_tasks_.start(read_output()); }
+  void perform(const node::ReportLosses&) { revoke_tasks_.start(report_losses()); }
+  void perform(const node::StopWorkers& action);
+  void perform(const node::CleanUp&) { spawn(executor_, clean_up()); }
+
+  void handle(const rendezvous::Signal& message);
+  void handle(const rendezvous::Credit& message);
+  void handle(const rendezvous::Stdin& message) { stdin_.add(message.data); }
+  void handle(const rendezvous::Inspect& message);
+
+  /// Call before the core gets a Spawn: the output of ended workers belongs to the previous attempt.
+  void drop_ended();
+  /// Call when the link is closed. No output is sent any more, but the pipes are drained, so that no worker
+  /// hangs in a write.
+  void lift_credit();
+  /// Orphans of workers would stay zombies otherwise.
+  void reap_orphans();
+  /// Call when the last worker has ended.
+  void remove_sockets() { worker_link_.reset(); }
+
+ private:
+  void worker_started(std::uint32_t local, pid_t pid) override;
+  void worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& status) override;
+  void worker_not_started(std::uint32_t local, const Error& error) override;
+  void all_started() override;
+  std::size_t output_room(std::uint8_t stream) const override;
+  std::span<char> output_space(std::size_t size) override { return link_.output_space(size); }
+  void worker_output(std::uint32_t local, std::uint8_t stream, std::span<const char> bytes) override;
+
+  void worker_greeted(std::uint32_t local, const rendezvous::WorkerHello& hello) override;
+  void worker_stepped(std::uint32_t local, const rendezvous::WorkerStep& step) override;
+  void worker_in_trouble(std::uint32_t local, const rendezvous::WorkerTrouble& trouble) override;
+  void worker_revoked(std::uint32_t local, const rendezvous::WorkerRevoked& answer) override;
+  void worker_ready(std::uint32_t local) override { feed_(node::WorkerReady{local}); }
+  void worker_unlinked(std::uint32_t local) override;
+  void worker_misbehaved(std::uint32_t local, std::string words) override;
+
+  std::uint32_t rank_of(std::uint32_t local) const { return core_.attempt().first_rank + local; }
+  std::vector<std::string> expect_workers(std::uint32_t count);
+  Awaitable<> watch_workers();
+  Awaitable<> kill_leftovers(std::vector<std::uint32_t> locals);
+  Awaitable<> read_output();
+  Awaitable<> report_losses();
+  Awaitable<> clean_up();
+  Awaitable<> collect_evidence();
+  void report_collectives();
+
+  asio::any_io_executor executor_;
+  const AgentCore& core_;
+  rendezvous::Connection& link_;
+  KeeperLink& keeper_;
+  int cores_;
+  Feed feed_;
+  std::optional<NodeJob> job_;
+  OutputCredit credit_;
+  WorkerStdin stdin_;
+  std::unique_ptr<WorkerGroup> group_;       ///< null before the first attempt
+  std::vector<WorkerSpec> prepared_;         ///< the workers that StartWorkers starts
+  std::unique_ptr<WorkerLink> worker_link_;  ///< null: it could not be made
+  TaskGroup revoke_tasks_;                   ///< tasks that use the workers and are no part of their end
+  AttemptTree tree_;
+  HangMonitor hang_monitor_;
+  EvidenceCollector evidence_;
+  FlightRecorderBoard collectives_;
+};
+
+}  // namespace ddp::launcher

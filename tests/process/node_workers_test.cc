@@ -1,0 +1,239 @@
+// The workers of a node, driven by a core: real processes, and a link whose other end is the test.
+#include "launcher/agent/node_workers.h"
+
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <deque>
+#include <map>
+
+#include "base/byte_stream.h"
+#include "base/clock.h"
+#include "launcher/job/job_spec.h"
+#include "tests/process/process_probe.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace process_test;
+using namespace std::chrono_literals;
+using rendezvous::Message;
+using Socket = asio::local::stream_protocol::socket;
+
+/// The node of an agent, and its master.
+class NodeBench {
+ public:
+  explicit NodeBench(const std::string& script, std::uint32_t credit = 1u << 20) {
+    REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
+    int ends[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+    near_.assign(asio::local::stream_protocol(), ends[0]);
+    far_.assign(asio::local::stream_protocol(), ends[1]);
+    spawn(loop.get_executor(), link.write_all());
+    spawn(loop.get_executor(), read_all(this));
+    rendezvous::JobStart order;
+    order.job_id = unique_mark("x").substr(2);
+    order.command_kind = static_cast<std::uint8_t>(WorkerCommand::Kind::kProgram);
+    order.argv = {"sh", "-c", script};
+    order.env = {{"PATH", "/usr/bin:/bin"}};
+    order.stdin_to_rank0 = true;
+    order.credit = credit;
+    auto job = NodeJob::prepare(order, order.env, "/");
+    REQUIRE(job.has_value());
+    workers.set_job(std::move(*job), order);
+    feed(node::JobReceived{60s, 1s});
+    feed(node::JobAccepted{true});
+  }
+  ~NodeBench() {
+    feed(rendezvous::Leave{});
+    run_until([this] { return quit; });
+    link.close();
+    error_code ignored;
+    far_.close(ignored);
+    loop.run_for(1s);
+  }
+
+  void start(std::uint32_t attempt, std::uint32_t ranks) {
+    rendezvous::Spawn order;
+    order.attempt = attempt;
+    order.nodes = 1;
+    order.local_world_size = order.world_size = ranks;
+    order.max_restarts = 1;
+    order.master_addr = "127.0.0.1";
+    order.master_port = 1;
+    workers.drop_ended();
+    feed(order);
+  }
+  void stop(std::uint32_t attempt, std::uint32_t grace_ms) {
+    rendezvous::Stop order;
+    order.attempt = attempt;
+    order.grace_ms = grace_ms;
+    feed(order);
+  }
+  void run_until(const std::function<bool()>& happened) {
+    for (const auto until = std::chrono::steady_clock::now() + kPatience;
+         !happened() && std::chrono::steady_clock::now() < until;)
+      loop.run_one_for(10ms);
+    REQUIRE(happened());
+  }
+  /// Returns the messages of one kind that the master has got.
+  template <class M>
+  std::vector<M> got() const {
+    std::vector<M> found;
+    for (const Message& message : messages)
+      if (const auto* one = std::get_if<M>(&message)) found.push_back(*one);
+    return found;
+  }
+  void run_until_ended(std::uint32_t attempt) {
+    run_until([&] {
+      const auto ends = got<rendezvous::AttemptEnded>();
+      return !ends.empty() && ends.back().attempt == attempt;
+    });
+  }
+
+  asio::io_context loop{1};
+  std::vector<Message> messages;                                ///< of the node, without Output
+  std::map<std::pair<std::uint32_t, int>, std::string> output;  ///< by rank and stream
+  std::size_t bytes_at_end = 0;  ///< all output that came before the last AttemptEnded
+  bool quit = false;
+
+ private:
+  void feed(const node::Event& event) {
+    const bool nested = !actions_.empty();
+    for (node::Action& action : core_.step(event, boot_now()))
+      actions_.push_back(std::move(action));
+    if (nested) return;
+    for (; !actions_.empty(); actions_.pop_front())
+      std::visit([this](const auto& action) { perform(action); }, actions_.front());
+  }
+  template <class A>
+  void perform(const A& action) {
+    if constexpr (requires { workers.perform(action); }) workers.perform(action);
+    if constexpr (std::is_same_v<A, node::Send>) link.send(action.message);
+    if constexpr (std::is_same_v<A, node::Quit>) quit = true;
+  }
+  static Awaitable<> read_all(NodeBench* self) {
+    while (co_await self->master_.read_more()) {
+      for (auto message = self->master_.next(); message && *message; message = self->master_.next()) {
+        const auto* output = std::get_if<rendezvous::Output>(&**message);
+        if (output == nullptr) {
+          self->messages.push_back(**message);
+          if (!std::holds_alternative<rendezvous::AttemptEnded>(**message)) continue;
+          self->bytes_at_end = 0;
+          for (const auto& [from, bytes] : self->output)
+            self->bytes_at_end += bytes.size();
+        } else {
+          self->output[{output->rank, output->stream}] += output->data;
+        }
+      }
+    }
+  }
+  UniqueFd make_keeper() {
+    int ends[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
+    keeper_end_.reset(ends[0]);
+    return UniqueFd(ends[1]);
+  }
+
+  Socket near_{loop};
+  Socket far_{loop};
+  UniqueFd keeper_end_;
+  KeeperLink keeper_{make_keeper(), ::getppid()};
+  BlockingCalls disk_{loop.get_executor(), 1};
+  AgentCore core_{{}, boot_now()};
+  std::deque<node::Action> actions_;
+  rendezvous::Connection master_{loop.get_executor(), stream_over(far_)};
+
+ public:
+  rendezvous::Connection link{loop.get_executor(), stream_over(near_)};
+  NodeWorkers workers{
+      loop.get_executor(), core_, link, keeper_, disk_, 4, [this](const node::Event& event) { feed(event); }};
+};
+
+}  // namespace
+
+TEST_CASE("an attempt's workers report start, output and end, and AttemptEnded comes last") {
+  NodeBench bench("echo out; echo err >&2; exit $LOCAL_RANK");
+  bench.start(0, 3);
+  bench.run_until_ended(0);
+  CHECK(bench.got<rendezvous::WorkerStarted>().size() == 3);
+  for (const rendezvous::WorkerExited& end : bench.got<rendezvous::WorkerExited>())
+    CHECK(end.code == end.rank);
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    CHECK(bench.output[{rank, 1}] == "out\n");
+    CHECK(bench.output[{rank, 2}] == "err\n");
+  }
+  CHECK(bench.bytes_at_end == 3 * 8);
+  CHECK(bench.got<rendezvous::AttemptEnded>().back().left == 0);
+  CHECK(std::holds_alternative<rendezvous::AttemptEnded>(bench.messages.back()));
+}
+
+TEST_CASE("output waits for credit, but not beyond a stop") {
+  NodeBench bench("echo first; exec 1>&-; kill -STOP $$", 0);
+  bench.start(0, 1);
+  bench.run_until([&] { return bench.got<rendezvous::WorkerStarted>().size() == 1; });
+  const auto pid = static_cast<pid_t>(bench.got<rendezvous::WorkerStarted>().front().pid);
+  bench.run_until([&] { return read_process(pid)->state == 'T'; });
+  CHECK(bench.output.empty());
+  bench.stop(0, 10'000);
+  bench.run_until_ended(0);
+  CHECK(bench.output[{0, 1}] == "first\n");
+  CHECK(bench.got<rendezvous::WorkerExited>().back().after_stop);
+}
+
+TEST_CASE("credit lets the output of a running worker through") {
+  NodeBench bench("echo first; exec sleep 60", 0);
+  bench.start(0, 1);
+  bench.run_until([&] { return bench.got<rendezvous::WorkerStarted>().size() == 1; });
+  CHECK(bench.output.empty());
+  bench.workers.handle(rendezvous::Credit{1, 1u << 20});
+  bench.run_until([&] { return bench.output[{0, 1}] == "first\n"; });
+  bench.stop(0, 0);
+  bench.run_until_ended(0);
+}
+
+TEST_CASE("a restarted rank 0 reads on where the former one stopped; other ranks read nothing") {
+  NodeBench bench("read line; echo \"$line\"; [ $LOCAL_RANK = 1 ] || exec sleep 60");
+  bench.workers.handle(rendezvous::Stdin{"one\ntwo\n"});
+  bench.start(0, 2);
+  bench.run_until([&] { return bench.output[{0, 1}] == "one\n" && bench.output[{1, 1}] == "\n"; });
+  bench.stop(0, 0);
+  bench.run_until_ended(0);
+  const auto taken = bench.got<rendezvous::StdinTaken>();
+  REQUIRE(taken.size() == 2);
+  CHECK(taken[0].bytes == 8);
+  CHECK(taken[1].ended);
+  CHECK(taken[1].read == 4);
+  bench.workers.handle(rendezvous::Stdin{"two\n"});
+  bench.start(1, 2);
+  bench.run_until([&] { return bench.output[{0, 1}] == "one\ntwo\n"; });
+  bench.stop(1, 0);
+  bench.run_until_ended(1);
+}
+
+TEST_CASE("a signal goes to the leaders, and the processes that workers leave end with the attempt") {
+  NodeBench bench("trap 'setsid sleep 60 & echo $!; exit 5' USR1; echo ready; while :; do sleep 0.01; done");
+  bench.start(0, 1);
+  bench.run_until([&] { return bench.output[{0, 1}] == "ready\n"; });
+  bench.workers.handle(rendezvous::Signal{SIGUSR1});
+  bench.run_until_ended(0);
+  CHECK(bench.got<rendezvous::WorkerExited>().back().code == 5);
+  const pid_t left = std::stoi(bench.output[{0, 1}].substr(6));
+  CHECK_FALSE(read_process(left).has_value());
+}
+
+TEST_CASE("an attempt for which there are too few descriptors is refused, and nothing starts") {
+  NodeBench bench("exit 0");
+  rlimit usual{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &usual) == 0);
+  const rlimit few{16, usual.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &few) == 0);
+  bench.start(0, 1);
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &usual) == 0);
+  bench.run_until([&] { return !bench.got<rendezvous::Refused>().empty(); });
+  CHECK(bench.got<rendezvous::Refused>().back().text.starts_with("1 worker needs "));
+  CHECK(bench.got<rendezvous::WorkerStarted>().empty());
+}
+
+}  // namespace ddp::launcher
