@@ -10,6 +10,7 @@
 #include "base/format_text.h"
 #include "base/safe_text.h"
 #include "launcher/report/root_cause.h"
+#include "launcher/report/run_summary.h"
 #include "launcher/report/short_lists.h"
 #include "launcher/report/start_failures.h"
 
@@ -62,21 +63,6 @@ int code_of(const Failure& cause) {
       return exit_code_of(cause.error);
   }
   return kInternalExit;
-}
-
-std::string seconds(std::chrono::nanoseconds time) {
-  return format_text("%.1f s", std::chrono::duration<double>(time).count());
-}
-
-/// Returns a duration with a suitable precision: "42 ms", "12.3 s", "3 h 25 min".
-std::string duration(std::chrono::nanoseconds time) {
-  using std::chrono::milliseconds;
-  if (time < std::chrono::seconds(1))
-    return std::to_string(std::chrono::duration_cast<milliseconds>(time).count()) + " ms";
-  if (time < std::chrono::minutes(2)) return seconds(time);
-  const auto minutes = std::chrono::duration_cast<std::chrono::minutes>(time).count();
-  if (minutes < 120) return std::to_string(minutes) + " min";
-  return std::to_string(minutes / 60) + " h " + std::to_string(minutes % 60) + " min";
 }
 
 /// Keeps a worker's output from controlling the terminal that shows the report. Colors and ASCII control
@@ -152,7 +138,7 @@ std::string root_text(const Failure& root) {
   }
   const std::string since =
       root.start_attempt < root.attempt ? " in attempt " + std::to_string(root.start_attempt) : std::string();
-  const std::string ran = root.ran ? ", " + duration(*root.ran) + " after its start" + since : "";
+  const std::string ran = root.ran ? ", " + elapsed_text(*root.ran) + " after its start" + since : "";
   text += indented(what_happened(root, true) + ran, "    ") + facts_text(root);
   if (!root.waited_for.empty()) text += "  collectives: " + root.waited_for + "\n";
   if (!root.last_stderr.empty()) {
@@ -260,9 +246,9 @@ std::string why_stopped(int signal) {
 
 std::string headline(const Failure& cause) {
   if (is_start_failure(cause) && cause.attempt == 0)
-    return "ddplaunch: the job did not start: failed after " + duration(cause.at) + "\n";
-  if (cause.attempt == 0) return "ddplaunch: the job failed after " + duration(cause.at) + "\n";
-  return "ddplaunch: the job failed " + duration(cause.at) + " into attempt " +
+    return "ddplaunch: the job did not start: failed after " + elapsed_text(cause.at) + "\n";
+  if (cause.attempt == 0) return "ddplaunch: the job failed after " + elapsed_text(cause.at) + "\n";
+  return "ddplaunch: the job failed " + elapsed_text(cause.at) + " into attempt " +
          std::to_string(cause.attempt) + ", after " + std::to_string(cause.attempt) +
          (cause.attempt == 1 ? " restart\n" : " restarts\n");
 }
@@ -295,7 +281,7 @@ std::string earlier_text(const std::vector<Failure>& earlier) {
       text += "    attempts " + std::to_string(earlier[kAttemptsAtEnds].attempt) + " to " +
               std::to_string(earlier[i - 1].attempt) + ": in report.json\n";
     }
-    text += "    attempt " + std::to_string(earlier[i].attempt) + ", after " + duration(earlier[i].at) +
+    text += "    attempt " + std::to_string(earlier[i].attempt) + ", after " + elapsed_text(earlier[i].at) +
             ": " + failure_line(earlier[i]) + "\n";
   }
   return many ? text + causes_text(earlier) : text;
@@ -397,7 +383,7 @@ std::string early_exits_text(const JobEnd& end, const Failure& failure) {
   if (exits.empty()) return {};
   const auto first = std::ranges::min(exits, {}, &EarlyExit::at).at;
   return early_ranks(exits) + " exited 0, " + (exits.size() == 1 ? "" : "the first ") +
-         duration(failure.at - first) + " earlier";
+         elapsed_text(failure.at - first) + " earlier";
 }
 
 }  // namespace ddp::launcher
