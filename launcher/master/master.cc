@@ -13,6 +13,7 @@
 #include "launcher/output/report_file.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/report_json.h"
+#include "launcher/report/run_summary.h"
 
 namespace ddp::launcher {
 namespace {
@@ -147,6 +148,8 @@ void Master::carry_out(job::Actions actions) {
       spec_.verbose ? say(step_done->text) : log_.step(step_done->text);
     } else if (auto* dump = std::get_if<job::Dump>(&action)) {
       files_->append({dump->attempt, dump->rank, 0, kHangText}, dump->text);
+    } else if (const auto* event = std::get_if<JournalEvent>(&action)) {
+      record(*event);
     }
   }
   if (supervisor_.state() == Supervisor::State::kRunning && spec_.stdin_to_rank0) feed_stdin();
@@ -265,6 +268,10 @@ void Master::say(std::string_view text) {
   console_.write(2, last_said_);
 }
 
+void Master::record(const JournalEvent& event) {
+  files_->append({0, 0, 0, kJournal}, journal_line(event, ++journal_id_, std::chrono::system_clock::now()));
+}
+
 void Master::say_host(const NodeLink& node, std::string_view line) {
   const std::string text = supervisor_.nodes()[node.index].name + ": " + std::string(line);
   log_.step(text);
@@ -322,6 +329,10 @@ void Master::keep_last_output(std::optional<std::size_t> node) {
 ExitReport Master::show_report() {
   keep_last_output({});
   ExitReport report = make_exit_report(supervisor_.end());
+  const RunSummary summary{steady_now() - began_, static_cast<int>(supervisor_.nodes().attempt()),
+                           output_bytes_};
+  if (!spec_.quiet) report.text = text_with_summary(report, supervisor_.end(), summary, spec_.verbose);
+  record({.kind = JournalEvent::Kind::kJobEnded, .reason = report.why, .exit_code = report.exit_code});
   log_.ended(report.text);
   console_.write(2, report.text);
   return report;
@@ -340,8 +351,9 @@ void Master::settle_files(const ExitReport& report) {
   const JobWriter::LastTask write = [json, files, done] { return write_reports(json, files, *done); };
   auto warnings = files_->settle(write, kLastText);
   if (warnings && warnings->empty()) return;
-  // Scripts read the last line of stderr.
-  const std::string last_line = report.text.substr(report.text.rfind('\n', report.text.size() - 2) + 1);
+  // Scripts read the last line of stderr after a failure.
+  const std::string last_line =
+      report.exit_code == 0 ? "" : report.text.substr(report.text.rfind('\n', report.text.size() - 2) + 1);
   // The disk of the first path may also still receive the job's output.
   const auto disk = [&] { return *done == 1 && files.size() == 2 ? files[1].path : spec_.job_dir; };
   if (!warnings) {

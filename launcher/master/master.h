@@ -83,6 +83,7 @@ class Master final : private NodeEvents {
   void stop_until_continued();
   void end_tasks();
   void say(std::string_view text);
+  void record(const JournalEvent& event);
   void say_host(const NodeLink& node, std::string_view line);
   JobFacts facts() const;
   void keep_last_output(std::optional<std::size_t> node);
@@ -104,10 +105,12 @@ class Master final : private NodeEvents {
   asio::steady_timer sleep_timer_;
   asio::steady_timer terminal_timer_;
   std::string last_said_;
+  std::uint64_t journal_id_ = 0;  ///< of the last event in the journal
   asio::signal_set signals_;
   StdinFeed stdin_;
   std::set<std::string> kept_notes_;  ///< remote::kKeptElsewhere lines that were shown
   bool output_lost_ = false;
+  std::uint64_t output_bytes_ = 0;  ///< that the workers wrote
 };
 
 }  // namespace ddp::launcher

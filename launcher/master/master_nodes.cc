@@ -101,6 +101,7 @@ Result<> Master::take_output(NodeLink& node, const rendezvous::Output& output) {
   const std::optional<int> its_own = supervisor_.nodes().ran(node.index, output.attempt, output.rank);
   if (!its_own && output.attempt == supervisor_.nodes().attempt())
     return Error{ErrorCode::kProtocol, "it sent output of a rank that it does not run", 0};
+  output_bytes_ += output.data.size();
   if (its_own && output.attempt != supervisor_.nodes().attempt()) {  // late output of an earlier attempt
     files_->append({output.attempt, output.rank, *its_own, output.stream}, output.data);
   } else if (its_own) {

@@ -31,6 +31,8 @@ constexpr rlim_t kFewFiles = 16;
 constexpr std::chrono::seconds kSettled{2};
 /// Limits of ddplaunch.log and of ddplaunch.log.1, its older half.
 constexpr OutputFile::Limits kLogLimits{64u << 20, 2, true};
+/// The same of events.jsonl.
+constexpr OutputFile::Limits kJournalLimits{16u << 20, 2, true};
 /// Number of files in a message that are named; the rest are counted.
 constexpr std::size_t kNamed = 4;
 
@@ -214,6 +216,7 @@ Result<JobDir> JobDir::create(const JobSpec& spec) {
 
 std::string JobDir::file(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream) const {
   if (stream == kJobLog) return path_ + "/ddplaunch.log";
+  if (stream == kJournal) return path_ + "/events.jsonl";
   if (stream == kJsonLines) return path_ + format_text("/attempt_%u/lines.jsonl", attempt);
   if (stream == kHangText) return path_ + format_text("/attempt_%u/hang_rank_%05u.txt", attempt, rank);
   return path_ + format_text("/attempt_%u/rank_%05u.%s", attempt, rank, stream == 1 ? "stdout" : "stderr");
@@ -228,8 +231,9 @@ JobDir::StreamFiles& JobDir::output(const OutputKey& key) {
     pack_attempts();
   }
   StreamFiles& output = outputs_[key];
-  output.files.emplace_back(file(key.attempt, key.rank, key.stream),
-                            key.stream == kJobLog ? kLogLimits : limits_);
+  output.files.emplace_back(file(key.attempt, key.rank, key.stream), key.stream == kJobLog    ? kLogLimits
+                                                                     : key.stream == kJournal ? kJournalLimits
+                                                                                              : limits_);
   if (!log_dir_.empty() && key.stream <= 2 && copied_.has(key.local_rank, key.stream)) {
     output.files.emplace_back(log_dir_ + "/attempt_" + std::to_string(key.attempt) + '/' +
                                   std::to_string(key.rank) +

@@ -32,6 +32,8 @@ inline constexpr std::uint8_t kJsonLines = 3;
 inline constexpr std::uint8_t kHangText = 4;
 /// ddplaunch.log: actions and messages of ddplaunch in the whole job. Its key has attempt 0 and rank 0.
 inline constexpr std::uint8_t kJobLog = 5;
+/// events.jsonl: the changes of the job's state (docs/users/journal.md). Its key is like that of kJobLog.
+inline constexpr std::uint8_t kJournal = 6;
 
 /// The job's directory on the master: raw bytes of each rank and stream, `attempt_0/rank_00003.stderr`, and
 /// their copies under --log-dir (docs/users/output.md). A file is created with its first byte. Of many

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "launcher/report/journal.h"
 #include "rendezvous/protocol/message.h"
 
 /// Events and actions of the Supervisor, as plain data. A node is its host's index in the job's list.
@@ -84,7 +85,7 @@ struct Dump {  ///< state of a hanging rank, for its file in the job directory
   std::uint32_t rank = 0;
   std::string text;
 };
-using Action = std::variant<ToNode, Disconnect, Recall, PrintLine, Waiting, Detail, Dump>;
+using Action = std::variant<ToNode, Disconnect, Recall, PrintLine, Waiting, Detail, Dump, JournalEvent>;
 using Actions = std::vector<Action>;
 
 }  // namespace ddp::launcher::job

@@ -13,6 +13,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using Journal = JournalEvent::Kind;
 
 /// Time beyond the grace in which an agent kills, reaps and drains. After it the node counts as lost.
 constexpr seconds kStopSlack{10};
@@ -99,6 +100,7 @@ Supervisor::Supervisor(const JobSpec& spec)
     : spec_(spec), nodes_(spec), membership_(rules_of(spec)), out_(spec.quiet) {}
 
 job::Actions Supervisor::start(Time now) {
+  record({.kind = Journal::kJobStarted, .job = spec_.job_id});
   failures_.begin_attempt(0, now);
   failures_.name_job("job " + spec_.job_id, spec_.job_dir);
   start_notice_.begin(now);
@@ -152,8 +154,14 @@ std::optional<Supervisor::Time> Supervisor::deadline() const {
   consider(hang_.deadline());
   if (hang_.inspecting()) return first;
   consider(survivors_.deadline());
-  consider(exits_.deadline());
+  consider(ranks_.deadline());
   return first;
+}
+
+void Supervisor::record(JournalEvent event, std::optional<std::size_t> node) {
+  if (node) event.node = nodes_[*node].name;
+  if (!event.attempt && nodes_.world().world_size > 0) event.attempt = nodes_.attempt();
+  out_.add(std::move(event));
 }
 
 // ---- running
@@ -167,6 +175,7 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerStart
   if (message.attempt != nodes_.attempt() || !nodes_.runs(from.node, message.rank)) return;
   failures_.worker_started(static_cast<int>(message.rank), from.happened, message.start_attempt);
   nodes_.worker_started(from.node, message.rank, message.pid);
+  if (ranks_.start(message.rank, nodes_.world().world_size)) record({.kind = Journal::kAttemptRunning});
 }
 
 void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerEvidence& message, Time) {
@@ -184,12 +193,19 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerExite
   const bool ended_well = message.code == 0 && message.signal == 0;
   const std::string rank_text = "rank " + std::to_string(message.rank);
   const std::string where = rank_text + " on " + node.name + ' ';
+  const ExitStatus end_status = message.signal != 0 ? ExitStatus::signaled(message.signal, message.core)
+                                                    : ExitStatus::exited(message.code);
+  JournalEvent ended{.kind = Journal::kRankExited,
+                     .reason = message.pid == 0 ? message.text : end_status.text(),
+                     .rank = message.rank,
+                     .attempt = message.attempt,
+                     .signal = message.signal};
+  if (message.signal == 0 && message.pid != 0) ended.exit_code = message.code;
   if (node.state == NodeState::kWaiting) {
     // The loss costs no restart: a new worker replaces the survivor in the attempt that is about to begin.
     if (message.attempt != node.spawned || ended_well) return;
-    const ExitStatus end = message.signal != 0 ? ExitStatus::signaled(message.signal, message.core)
-                                               : ExitStatus::exited(message.code);
-    return out_.say(where + end.text() + " while it waited for the next attempt");
+    record(std::move(ended), from.node);
+    return out_.say(where + end_status.text() + " while it waited for the next attempt");
   }
   // An agent that has to leave kills its workers. These ends are no failures of the workers.
   const auto participant = nodes_.running_participant(from.node, message.attempt);
@@ -201,15 +217,18 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerExite
     node.reason_reported = true;
     return;
   }
-  if (!exits_.add(message.rank)) return;
+  if (!ranks_.add(message.rank)) return;
+  record(std::move(ended), from.node);
   hang_.rank_ended(*participant, now);
   const int rank = static_cast<int>(message.rank);
   const FailureLog::WorkerIdentity worker{node.name, rank, rank - nodes_.assignment(from.node)->first_rank};
   if (ended_well) {
-    if (state_ == State::kRunning && hang_.cancel())
+    if (state_ == State::kRunning && hang_.cancel()) {
+      record({.kind = Journal::kHangOver, .reason = rank_text + " exited 0"});
       out_.say("the job continues: " + rank_text + " exited 0");
+    }
     failures_.worker_ended_well(worker, from.happened, from.error);
-    return exits_.left_early(end().early, now);
+    return ranks_.left_early(end().early, now);
   }
   if (message.by_revoke) {  // no failure of the worker
     if (!message.text.empty()) out_.say(where + message.text);
@@ -244,6 +263,7 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::AttemptEnde
 }
 
 void Supervisor::on(const job::UserSignal& event, Time now) {
+  record({.kind = Journal::kSignal, .signal = event.number});
   if (event.number == SIGUSR1 || event.number == SIGUSR2) {
     for (std::size_t i = 0; i < nodes_.size(); ++i)
       if (nodes_[i].has_workers()) out_.send(i, rendezvous::Signal{static_cast<std::uint8_t>(event.number)});
@@ -288,6 +308,11 @@ void Supervisor::carry_out(const rendezvous::EndJob& action, Time now) {
     out_.say("not restarted, although --max-restarts allows it: " +
              (not_executed ? "the program could not be executed on " + root->host : action.no_restart));
   }
+  if (state_ != State::kConnecting && state_ != State::kBackingOff) {
+    const Failure* cause = failures_.root_cause();
+    record(
+        {.kind = Journal::kAttemptEnded, .reason = cause != nullptr ? failure_line(*cause) : action.reason});
+  }
   ended_ = true;
   if (!deadline_) deadline_ = now + kLastWait;
   const milliseconds grace = user_wants_end_ ? spec_.stop_grace : spec_.failure_grace;
@@ -304,6 +329,7 @@ void Supervisor::carry_out(const rendezvous::EndJob& action, Time now) {
 /// killed after `grace`.
 void Supervisor::stop_all(bool revoke, milliseconds grace, const std::string& reason, Time now) {
   state_ = State::kStopping;
+  record({.kind = Journal::kAttemptStopping, .reason = reason});
   out_.detail((revoke ? "revoking attempt " + std::to_string(nodes_.attempt()) : "stopping all workers") +
               ": " + reason);
   failures_.stop_ordered(now, grace);
@@ -419,7 +445,7 @@ void Supervisor::check_attempt(Time now) {
     if (!early.empty()) out_.say(early);
     return;
   }
-  if (const std::string notice = exits_.take_notice(end().early, nodes_.world().world_size, now);
+  if (const std::string notice = ranks_.take_notice(end().early, nodes_.world().world_size, now);
       !notice.empty())
     out_.notify(notice);
   if (auto why = survivors_.verdict(now)) {
@@ -429,10 +455,11 @@ void Supervisor::check_attempt(Time now) {
     return fail_attempt(*why + missed, *why + missed, now);
   }
   if (!hang_.hangs(now)) return;
+  record({.kind = Journal::kHangFound, .reason = "no worker prints or uses the CPU"});
   out_.say("the job seems to hang; inspecting the workers (at most " +
            std::to_string((HangInvestigation::kInspectTime + HangInvestigation::kInspectSlack).count()) +
            " s)");
-  for (const std::size_t participant : hang_.begin(exits_.ranks(), now))
+  for (const std::size_t participant : hang_.begin(ranks_.ranks(), now))
     out_.send(nodes_.node_of(participant),
               rendezvous::Inspect{nodes_.attempt(), to_ms(HangInvestigation::kInspectTime)});
 }
@@ -451,8 +478,10 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::Quiet& mess
   // Use the later bound of the clock error, to avoid a false positive.
   if (message.quiet) return hang_.quiet(*participant, std::min(now, from.happened + from.error));
   hang_.alive(*participant);
-  if (state_ == State::kRunning && hang_.cancel())
-    out_.say("the job continues: " + nodes_[from.node].name + " makes progress again");
+  if (state_ != State::kRunning || !hang_.cancel()) return;
+  const std::string reason = nodes_[from.node].name + " makes progress again";
+  record({.kind = Journal::kHangOver, .reason = reason});
+  out_.say("the job continues: " + reason);
 }
 
 void Supervisor::handle(const job::FromNode& from, const rendezvous::Inspection& message, Time now) {

@@ -14,7 +14,7 @@
 #include "launcher/job/job_spec.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/failure_log.h"
-#include "launcher/supervisor/attempt_exits.h"
+#include "launcher/supervisor/attempt_ranks.h"
 #include "launcher/supervisor/attempt_start.h"
 #include "launcher/supervisor/job_events.h"
 #include "launcher/supervisor/node_table.h"
@@ -118,6 +118,8 @@ class Supervisor {
   void carry_out(const rendezvous::BackOff& action, Time now);
   void carry_out(const rendezvous::EndJob& action, Time now);
 
+  /// Adds a change of state to the journal, with its node and the attempt.
+  void record(JournalEvent event, std::optional<std::size_t> node = {});
   /// Informs the Membership of an event of a node, or of one that concerns no single node.
   void inform(rendezvous::MemberEvent event, std::optional<std::size_t> node = {});
   void absent(std::size_t node, Error error, Time now);
@@ -145,7 +147,7 @@ class Supervisor {
   std::optional<std::size_t> joining_;  ///< the node whose join the Membership handles
   StartNotice start_notice_;
   AttemptStart start_;      ///< of the attempt
-  AttemptExits exits_;      ///< of the attempt
+  AttemptRanks ranks_;      ///< of the attempt
   HangInvestigation hang_;  ///< of the attempt, by participant
   Survivors survivors_;
   FailureLog failures_;

@@ -70,6 +70,7 @@ void Supervisor::absent(std::size_t index, Error error, Time now) {
   if (nodes_.attempt() > 0 || state_ == State::kStarting || state_ == State::kRunning ||
       state_ == State::kStopping)
     out_.detail(nodes_[index].name + " is absent: " + error.text);
+  record({.kind = JournalEvent::Kind::kNodeAbsent, .reason = error.text}, index);
   inform(rendezvous::Absent{std::move(error.text)}, index);
 }
 
@@ -92,6 +93,7 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::JobAccepted
     joined.gone_incarnation = node.predecessor->incarnation;
     node.predecessor.reset();
   }
+  record({.kind = JournalEvent::Kind::kNodeJoined}, from.node);
   inform(std::move(joined), from.node);
 }
 
@@ -138,6 +140,7 @@ void Supervisor::on(const job::LinkEnded& event, Time now) {
 /// Applies the loss of a node to the attempt, and informs the user and the Membership. The end of the node's
 /// workers, or of its link, follows later.
 void Supervisor::lose(std::size_t index, Error error, Time now) {
+  record({.kind = JournalEvent::Kind::kNodeLost, .reason = error.text}, index);
   nodes_.lose(index, error, now);
   const NodeTable::Node& node = nodes_[index];
   // The agent of the first participant serves the store.
@@ -250,6 +253,8 @@ void Supervisor::carry_out(const rendezvous::BackOff& action, Time) {
                       std::to_string(action.restart) + " of " + std::to_string(spec_.max_restarts);
   if (!some_alive || action.wait > Time(0)) words += " in " + format_duration(action.wait);
   out_.say(std::move(words));
+  record({.kind = JournalEvent::Kind::kAttemptEnded,
+          .reason = root != nullptr ? failure_line(*root) : action.reason});
   for (const Failure& failure : end().failures)  // the summary at the end names root causes only
     if (failure.kind == Failure::Kind::kNode && &failure != root) out_.say("also: " + failure_line(failure));
   failures_.end_attempt();
@@ -273,7 +278,7 @@ void Supervisor::carry_out(const rendezvous::StopAttempt& action, Time now) {
   const Failure* root = failures_.root_cause();
   const bool others = std::ranges::any_of(nodes_.world().assignments, [this](const auto& ranks) {
     return nodes_.running_participant(ranks.host, nodes_.attempt()) &&
-           !exits_.have_all(static_cast<std::uint32_t>(ranks.first_rank),
+           !ranks_.have_all(static_cast<std::uint32_t>(ranks.first_rank),
                             static_cast<std::uint32_t>(ranks.local_world_size));
   });
   if (action.cause == rendezvous::StopCause::kFailure && root != nullptr && others) {

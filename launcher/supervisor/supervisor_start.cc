@@ -37,15 +37,43 @@ void report_first_start(const NodeTable& nodes, Outbox& out) {
     out.say("warning: the job starts without " + group_hosts_text(group) + ": " + reason_text(group));
 }
 
+JournalEvent attempt_started(const NodeTable& nodes) {
+  JournalEvent event{.kind = JournalEvent::Kind::kAttemptStarted};
+  for (const rendezvous::RankAssignment& ranks : nodes.world().assignments)
+    event.nodes.push_back({nodes[ranks.host].name, ranks.first_rank, ranks.local_world_size});
+  return event;
+}
+
+/// Returns the host that had the place of `assignment` in the world before, and has left it; else nothing.
+std::optional<std::size_t> replaced_host(const rendezvous::World& before, const rendezvous::World& world,
+                                         std::size_t participant) {
+  if (before.assignments.size() != world.assignments.size()) return {};
+  const auto runs = [](const rendezvous::World& hosts, std::size_t host) {
+    return std::ranges::any_of(hosts.assignments, [host](const auto& ranks) { return ranks.host == host; });
+  };
+  const std::size_t last = before.assignments[participant].host;
+  const bool replaced = !runs(before, world.assignments[participant].host) && !runs(world, last);
+  return replaced ? std::optional(last) : std::nullopt;
+}
+
 }  // namespace
 
 void Supervisor::carry_out(const rendezvous::Begin& action, Time now) {
   const std::uint32_t attempt = action.attempt;
+  if (growing_) record({.kind = JournalEvent::Kind::kAttemptEnded, .reason = "a node joined"});
+  const rendezvous::World before = nodes_.world();
   nodes_.begin_attempt(attempt, action.world);
+  record(attempt_started(nodes_));
+  for (std::size_t i = 0; i < action.world.assignments.size(); ++i) {
+    const auto replaced = replaced_host(before, action.world, i);
+    if (!replaced) continue;
+    record({.kind = JournalEvent::Kind::kNodeReplaced, .reason = "in the place of " + nodes_[*replaced].name},
+           nodes_.node_of(i));
+  }
   stop_reason_.clear();
   growing_ = revoking_ = false;
   hang_ = {};
-  exits_ = {};
+  ranks_ = {};
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     if (nodes_[i].state == NodeState::kWaiting && !nodes_[i].participant && !nodes_[i].lost)
       end_survivors(i, spec_.failure_grace, "its node is not in attempt " + std::to_string(attempt));

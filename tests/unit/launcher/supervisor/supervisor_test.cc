@@ -126,13 +126,14 @@ class Scenario {
     actions_.clear();
     add(event);
   }
-  void add(const job::Event& event) {
-    for (job::Action& action : supervisor_->step(event, now_))
-      actions_.push_back(std::move(action));
-    // Lines for --verbose, and the job's line at the start, decide nothing.
+  void add(const job::Event& event) { check_later(supervisor_->step(event, now_)); }
+  void check_later(job::Actions actions) {
+    std::move(actions.begin(), actions.end(), std::back_inserter(actions_));
+    // Lines for --verbose, the job's line at the start, and the journal decide nothing.
     std::erase_if(actions_, [](const auto& action) {
       const auto* line = std::get_if<job::PrintLine>(&action);
-      return std::holds_alternative<job::Detail>(action) || (line != nullptr && line->terminal_only);
+      return std::holds_alternative<job::Detail>(action) || std::holds_alternative<JournalEvent>(action) ||
+             (line != nullptr && line->terminal_only);
     });
     next_ = 0;
   }
@@ -373,7 +374,8 @@ class Scenario {
     }
     spec_.job_id = "j";
     supervisor_ = std::make_unique<Supervisor>(spec_);
-    actions_ = supervisor_->start(now_);
+    actions_.clear();
+    check_later(supervisor_->start(now_));
     next_ = 0;
   }
 

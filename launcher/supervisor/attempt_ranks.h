@@ -14,14 +14,18 @@
 
 namespace ddp::launcher {
 
-/// The ranks of one attempt that have ended (sans-IO), and when to say that some of them left the others
-/// behind: those may wait forever for a rank that has left the training early.
-class AttemptExits {
+/// The ranks of one attempt that have started and ended (sans-IO), and when to say that some of them left the
+/// others behind: those may wait forever for a rank that has left the training early.
+class AttemptRanks {
  public:
   using Time = job::Time;
   /// Time from the first exit with 0 to the notice that other ranks still run.
   static constexpr std::chrono::seconds kNoticeTime{60};
 
+  /// A rank runs. Returns true once: when all ranks of the world have started.
+  bool start(std::uint32_t rank, int world_size) {
+    return started_.insert(rank).second && started_.size() == static_cast<std::size_t>(world_size);
+  }
   /// Returns false if the rank's end is known already.
   bool add(std::uint32_t rank) { return ranks_.insert(rank).second; }
   const std::set<std::uint32_t>& ranks() const { return ranks_; }
@@ -47,7 +51,8 @@ class AttemptExits {
   }
 
  private:
-  std::set<std::uint32_t> ranks_;
+  std::set<std::uint32_t> started_;
+  std::set<std::uint32_t> ranks_;  ///< that have ended
   std::optional<Time> notice_at_;
 };
 

@@ -1,4 +1,4 @@
-#include "launcher/supervisor/attempt_exits.h"
+#include "launcher/supervisor/attempt_ranks.h"
 
 #include "tests/support/catch.h"
 
@@ -11,7 +11,7 @@ const std::vector<EarlyExit> kOne{{3, "gpu01", 5s, 0s}};
 const std::vector<EarlyExit> kTwo{{3, "gpu01", 5s, 0s}, {4, "gpu01", 6s, 0s}};
 
 TEST_CASE("attempt exits: each rank ends once") {
-  AttemptExits exits;
+  AttemptRanks exits;
   CHECK(exits.add(3));
   CHECK_FALSE(exits.add(3));
   CHECK(exits.add(2));
@@ -19,7 +19,7 @@ TEST_CASE("attempt exits: each rank ends once") {
 }
 
 TEST_CASE("attempt exits: a node's ranks have all ended only if each of them has") {
-  AttemptExits exits;
+  AttemptRanks exits;
   CHECK_FALSE(exits.have_all(2, 2));
   exits.add(1);
   exits.add(2);
@@ -33,7 +33,7 @@ TEST_CASE("attempt exits: a node's ranks have all ended only if each of them has
 }
 
 TEST_CASE("attempt exits: ranks that left early are named once, a minute after the first one") {
-  AttemptExits exits;
+  AttemptRanks exits;
   CHECK_FALSE(exits.deadline());
   CHECK(exits.take_notice({}, 8, 1h).empty());
   exits.add(3);
@@ -50,7 +50,7 @@ TEST_CASE("attempt exits: ranks that left early are named once, a minute after t
 }
 
 TEST_CASE("attempt exits: one rank that left early is named in the singular") {
-  AttemptExits exits;
+  AttemptRanks exits;
   exits.add(3);
   exits.left_early(kOne, 0s);
   CHECK(exits.take_notice(kOne, 2, 60s) ==
@@ -58,7 +58,7 @@ TEST_CASE("attempt exits: one rank that left early is named in the singular") {
 }
 
 TEST_CASE("attempt exits: nothing is said if no rank runs any more") {
-  AttemptExits exits;
+  AttemptRanks exits;
   exits.add(3);
   exits.left_early(kOne, 0s);
   exits.add(4);  // failed
@@ -67,7 +67,7 @@ TEST_CASE("attempt exits: nothing is said if no rank runs any more") {
 }
 
 TEST_CASE("attempt exits: an exit with 0 after the attempt's stop is not early") {
-  AttemptExits exits;
+  AttemptRanks exits;
   exits.add(3);
   exits.left_early({}, 0s);
   CHECK_FALSE(exits.deadline());

@@ -1,0 +1,56 @@
+#include "launcher/report/journal.h"
+
+#include <chrono>
+#include <csignal>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+using Kind = JournalEvent::Kind;
+
+std::string line_of(const JournalEvent& event) {
+  constexpr std::chrono::system_clock::time_point kTime{std::chrono::milliseconds(1'795'230'119'042)};
+  return journal_line(event, 7, kTime);
+}
+
+TEST_CASE("an event is one line with every common key") {
+  CHECK(line_of({.kind = Kind::kNodeJoined, .node = "gpu01"}) ==
+        "{\"id\":7,\"time\":\"2026-11-21T03:01:59.042Z\",\"event\":\"node_joined\",\"attempt\":null,"
+        "\"node\":\"gpu01\",\"rank\":null,\"reason\":null}\n");
+}
+
+TEST_CASE("the end of a rank has its exit code or its signal") {
+  const std::string exited =
+      line_of({.kind = Kind::kRankExited, .reason = "exited 3", .rank = 5, .attempt = 1, .exit_code = 3});
+  CHECK(exited.ends_with(
+      "\"attempt\":1,\"node\":null,\"rank\":5,\"reason\":\"exited 3\",\"exit_code\":3,\"signal\":null}\n"));
+  const std::string killed = line_of({.kind = Kind::kRankExited, .rank = 5, .signal = SIGSEGV});
+  CHECK(killed.ends_with("\"exit_code\":null,\"signal\":\"SIGSEGV\"}\n"));
+}
+
+TEST_CASE("the first event has the format and the job") {
+  CHECK(line_of({.kind = Kind::kJobStarted, .job = "run7"})
+            .ends_with("\"reason\":null,\"format\":1,\"job\":\"run7\"}\n"));
+}
+
+TEST_CASE("an attempt has its nodes and ranks") {
+  CHECK(line_of({.kind = Kind::kAttemptStarted, .attempt = 2, .nodes = {{"gpu01", 0, 8}, {"gpu02", 8, 4}}})
+            .ends_with("\"nodes\":[{\"node\":\"gpu01\",\"first_rank\":0,\"ranks\":8},"
+                       "{\"node\":\"gpu02\",\"first_rank\":8,\"ranks\":4}]}\n"));
+}
+
+TEST_CASE("a long reason with any bytes is one valid line") {
+  const std::string line =
+      line_of({.kind = Kind::kNodeAbsent, .reason = "\xff\n\x1b" + std::string(5000, 'x')});
+  const auto event = nlohmann::json::parse(line);
+  CHECK(line.find('\n') == line.size() - 1);
+  CHECK(event["reason"].get<std::string>().size() < 1010);
+}
+
+}  // namespace
+}  // namespace ddp::launcher
