@@ -121,6 +121,11 @@ Result<std::string> own_directory() {
   return std::string(text.substr(0, text.rfind('/')));
 }
 
+std::string companion_program(const std::string& directory, const std::string& name) {
+  const std::string installed = directory.substr(0, directory.rfind('/')) + "/libexec/ddplaunch/" + name;
+  return ::access(installed.c_str(), F_OK) == 0 ? installed : directory + "/" + name;
+}
+
 Error exec_error(int err, const std::string& path, const std::string& cwd) {
   Error error = system_error(err, "execute " + path, ErrorCode::kExec);
   const bool relative = path.empty() || path.front() != '/';

@@ -16,9 +16,14 @@ namespace ddp {
 Result<std::string> find_program(std::string_view name, std::optional<std::string_view> path,
                                  std::string_view cwd = {});
 
-/// Returns the directory of the running program, absolute and without a trailing slash; companion programs
-/// are in the same directory. Error: kSystem (no /proc).
+/// Returns the directory of the running program, absolute and without a trailing slash. Error: kSystem (no
+/// /proc).
 Result<std::string> own_directory();
+
+/// Returns the path of one of ddplaunch's programs that is not on PATH, such as `train`. An installation has
+/// it in ../libexec/ddplaunch of `directory`, the build tree and the cache of a node in `directory` itself.
+/// The file need not exist.
+std::string companion_program(const std::string& directory, const std::string& name);
 
 /// Explains why execve(path) failed with `err` in working directory `cwd` (empty: that of this process). For
 /// example, "No such file" for an existing script means that its interpreter is missing. The files are

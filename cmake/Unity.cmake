@@ -1,9 +1,7 @@
 # The presets of the tests compile several files as one (CMAKE_UNITY_BUILD). That halves the time of a full build, since most of it
-# goes into Asio's templates, once for each file. The files of this list are exceptions. resolver.cc refers to code that a
-# static program with a neighbor of it must not contain. The tests define names in an unnamed namespace that a neighbor also
-# defines.
+# goes into Asio's templates, once for each file. The files of this list are exceptions: they define names in an unnamed
+# namespace that a neighbor also defines.
 set(DDP_ALONE
-  remote/start/resolver.cc
   tests/net/store_server_test.cc
   tests/unit/apps/train/checkpoint/model_file_test.cc)
 

@@ -59,6 +59,7 @@ apps/ddplaunch                      io    base apps/ddplaunch/options launcher/*
 apps/ddplaunchd                     io    apps/options base launcher/agent launcher/keeper launcher/link_protocol remote/bootstrap rendezvous/protocol rendezvous/secure
 apps/ddplaunch_listen               io    apps/ddplaunchd base launcher/links
 apps/ddplaunch_nvml                 io    -
+apps/static_program                 io    -
 
 apps/train/kernels/cpu              core  -
 apps/train/kernels/gpu              core  apps/train/data

@@ -2,14 +2,12 @@
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
-#include <netdb.h>
 #include <netinet/in.h>
-#include <pwd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -24,28 +22,13 @@
 #include "base/host_name.h"
 #include "base/safe_text.h"
 #include "launcher/hang/wait_state.h"
+#include "remote/start/name_service.h"
 
 namespace ddp {
 
 namespace {
 
-bool same_host(const sockaddr* a, const sockaddr* b) {
-  if (a == nullptr || b == nullptr || a->sa_family != b->sa_family) return false;
-  if (a->sa_family == AF_INET) {
-    return reinterpret_cast<const sockaddr_in*>(a)->sin_addr.s_addr ==
-           reinterpret_cast<const sockaddr_in*>(b)->sin_addr.s_addr;
-  }
-  return a->sa_family == AF_INET6 &&
-         std::memcmp(&reinterpret_cast<const sockaddr_in6*>(a)->sin6_addr,
-                     &reinterpret_cast<const sockaddr_in6*>(b)->sin6_addr, sizeof(in6_addr)) == 0;
-}
-
-bool is_loopback(const sockaddr* address) {
-  if (address->sa_family == AF_INET)
-    return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
-  return address->sa_family == AF_INET6 &&
-         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
-}
+constexpr std::chrono::seconds kNameTime{10};
 
 namespace fs = std::filesystem;
 
@@ -92,11 +75,37 @@ void find_process(std::uint64_t inode, PortHolder& holder) {
 
 std::string user_text(uid_t uid) {
   const std::string number = "uid " + std::to_string(uid);
-  std::array<char, 4096> buffer;
-  passwd entry{};
-  passwd* found = nullptr;
-  if (::getpwuid_r(uid, &entry, buffer.data(), buffer.size(), &found) != 0 || found == nullptr) return number;
-  return "user " + std::string(found->pw_name) + " (" + number + ")";
+  const auto user = remote::find_user(uid);
+  return user ? "user " + one_line(user->name) + " (" + number + ")" : number;
+}
+
+std::vector<asio::ip::address> interface_addresses() {
+  std::vector<asio::ip::address> addresses;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return addresses;
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> interfaces(list, ::freeifaddrs);
+  for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr) continue;
+    if (one->ifa_addr->sa_family == AF_INET) {
+      addresses.emplace_back(
+          asio::ip::address_v4(ntohl(reinterpret_cast<const sockaddr_in*>(one->ifa_addr)->sin_addr.s_addr)));
+    } else if (one->ifa_addr->sa_family == AF_INET6) {
+      asio::ip::address_v6::bytes_type bytes;
+      std::memcpy(bytes.data(), &reinterpret_cast<const sockaddr_in6*>(one->ifa_addr)->sin6_addr,
+                  bytes.size());
+      addresses.emplace_back(asio::ip::address_v6(bytes));
+    }
+  }
+  return addresses;
+}
+
+/// Returns the addresses of `host` without scopes; empty if it cannot be resolved.
+std::vector<asio::ip::address> addresses_of(const std::string& host) {
+  auto found = remote::find_addresses(host, AF_UNSPEC, std::chrono::steady_clock::now() + kNameTime);
+  if (!found) return {};
+  for (asio::ip::address& address : *found)
+    if (address.is_v6()) address = asio::ip::address_v6(address.to_v6().to_bytes());
+  return std::move(*found);
 }
 
 }  // namespace
@@ -112,30 +121,15 @@ bool is_loopback_address(const std::string& host) {
 bool is_own_address(const std::string& host) {
   const std::string name = host_name();
   if (is_loopback_address(host) || (!name.empty() && host == name)) return true;
-  addrinfo wanted{};
-  wanted.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), nullptr, &wanted, &found) != 0) return false;
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> addresses(found, ::freeaddrinfo);
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return false;
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> interfaces(list, ::freeifaddrs);
-  for (const addrinfo* address = found; address != nullptr; address = address->ai_next) {
-    if (is_loopback(address->ai_addr)) return true;
-    for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
-      if (same_host(address->ai_addr, one->ifa_addr)) return true;
-    }
-  }
-  return false;
+  const std::vector<asio::ip::address> own = interface_addresses();
+  const std::vector<asio::ip::address> addresses = addresses_of(host);
+  return std::any_of(addresses.begin(), addresses.end(), [&own](const asio::ip::address& address) {
+    return address.is_loopback() || std::find(own.begin(), own.end(), address) != own.end();
+  });
 }
 
 bool resolves(const std::string& host) {
-  addrinfo wanted{};
-  wanted.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), nullptr, &wanted, &found) != 0) return false;
-  ::freeaddrinfo(found);
-  return true;
+  return !addresses_of(host).empty();
 }
 
 std::optional<PortHolder> find_port_holder(const std::string& address, std::uint16_t port) {

@@ -1,4 +1,4 @@
-// ddplaunch-listen: runs `ddplaunchd --listen` and `--new-token`. ddplaunchd executes this program beside it,
+// ddplaunch-listen: runs `ddplaunchd --listen` and `--new-token`. ddplaunchd executes this program,
 // because the agent itself is static and has no TLS.
 #include <sys/stat.h>
 
@@ -68,9 +68,11 @@ int main(int argc, char** argv) {
   if (!token) return fail(token.error());
   const auto directory = ddp::own_directory();
   if (!directory) return fail(directory.error());
+  // An installation has this program in libexec/ddplaunch, and the agent in bin.
+  const bool installed = directory->ends_with("/libexec/ddplaunch");
+  const std::string agent = *directory + (installed ? "/../../bin/ddplaunchd" : "/ddplaunchd");
   auto listener = open_port(*options);
   if (!listener) return fail(listener.error());
   const std::string where = endpoint_text(options->address, listener->port);
-  return ddp::launcher::run_daemon_listener(
-      {std::move(*listener), where, std::move(*token), *directory + "/ddplaunchd"});
+  return ddp::launcher::run_daemon_listener({std::move(*listener), where, std::move(*token), agent});
 }

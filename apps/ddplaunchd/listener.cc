@@ -17,12 +17,10 @@ int run_listener(char** argv) {
     std::fprintf(stderr, "ddplaunchd: %s\n", directory.error().text.c_str());
     return 110;
   }
-  const std::string program = *directory + "/ddplaunch-listen";
+  const std::string program = companion_program(*directory, "ddplaunch-listen");
   ::execv(program.c_str(), argv);
-  std::fprintf(
-      stderr,
-      "ddplaunchd: cannot execute %s: %s; --listen and --new-token need this program beside ddplaunchd\n",
-      program.c_str(), std::strerror(errno));
+  std::fprintf(stderr, "ddplaunchd: cannot execute %s: %s; --listen and --new-token need this program\n",
+               program.c_str(), std::strerror(errno));
   return 110;
 }
 

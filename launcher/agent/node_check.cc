@@ -226,10 +226,10 @@ Awaitable<GpuFacts> ask_smi(std::string smi, Tools tools) {
   co_return facts;
 }
 
-/// Asks ddplaunch-nvml if it is installed beside the agent, else nvidia-smi, which comes with the driver.
+/// Asks ddplaunch-nvml if it is installed here, else nvidia-smi, which comes with the driver.
 Awaitable<GpuFacts> ask_driver(std::string agent_dir, Tools tools) {
   GpuFacts facts;
-  const std::string helper = agent_dir + "/ddplaunch-nvml";
+  const std::string helper = companion_program(agent_dir, "ddplaunch-nvml");
   std::optional<std::string_view> search;
   if (const std::string* path = find_env(tools.env, "PATH")) search = *path;
   const auto smi = find_program("nvidia-smi", search, "/");

@@ -99,7 +99,7 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
       job.argv_.insert(job.argv_.end(), start.argv.begin(), start.argv.end());
       break;
     case WorkerCommand::Kind::kTrain:
-      wanted = agent_dir + "/train";
+      wanted = companion_program(agent_dir, "train");
       job.argv_ = {"train"};
       job.argv_.insert(job.argv_.end(), start.argv.begin(), start.argv.end());
       break;

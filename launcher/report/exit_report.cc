@@ -11,7 +11,6 @@
 #include "base/safe_text.h"
 #include "launcher/report/host_list.h"
 #include "launcher/report/root_cause.h"
-#include "launcher/report/run_summary.h"
 #include "launcher/report/start_failures.h"
 
 namespace ddp::launcher {

@@ -172,6 +172,12 @@ std::string with_length(const std::string& script) {
   return std::to_string(script.size()) + "\n" + script;
 }
 
+/// Tests if `train` belongs to the agent at the path in `variable`, as companion_program() finds it.
+std::string has_train(const std::string& variable) {
+  const std::string directory = "${" + variable.substr(1) + "%/*}";
+  return "[ -x \"" + directory + "/../libexec/ddplaunch/train\" ] || [ -x \"" + directory + "/train\" ]";
+}
+
 }  // namespace
 
 std::vector<std::string> first_lookup(const AgentWanted& wanted, bool anew) {
@@ -181,7 +187,7 @@ std::vector<std::string> first_lookup(const AgentWanted& wanted, bool anew) {
     keys += " " + key;
   std::string script = replaced(kFirstLookup, "@KEYS@", keys).append(kNeed);
   script = replaced(script, "@FITS@", fits_text(wanted));
-  script = replaced(script, "@TRAIN@", wanted.train ? "[ -x \"${a%/*}/train\" ] && " : "");
+  script = replaced(script, "@TRAIN@", wanted.train ? "{ " + has_train("$a") + "; } && " : "");
   return {"sh", "-c", script, wanted.path};
 }
 
@@ -209,7 +215,7 @@ std::string push_script(const AgentWanted& wanted, std::string_view key, const s
                        "\" fits=\"" + fits_text(wanted) + "\" anew=" + (anew ? "1" : "") + "\n";
   script += "take_all() {" + takes + " }\nverify_all() {" + checks + " }\n";
   if (wanted.train) {
-    script += "beside() { [ -x \"${1%/*}/train\" ]; }\n";
+    script += "beside() { " + has_train("$1") + "; }\n";
     script += "runs() { \"$t-train\" --version </dev/null 2>&1 >/dev/null; }\n";
   } else {
     script += "beside() { :; }\nruns() { :; }\n";

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <glob.h>
-#include <pwd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -58,19 +57,12 @@ constexpr std::size_t kMost = std::size_t{16} << 20;
 
 }  // namespace
 
-LocalUser local_user() {
-  LocalUser user;
-  std::array<char, 4096> buffer;
-  passwd entry{};
-  passwd* found = nullptr;
-  if (::getpwuid_r(::getuid(), &entry, buffer.data(), buffer.size(), &found) == 0 && found != nullptr) {
-    user.name = found->pw_name;
-    user.home = found->pw_dir;  // ssh also uses the database, not HOME
-  } else {
-    user.name = std::to_string(::getuid());
+const User& local_user() {
+  static const User user = [] {
+    if (auto found = find_user(::getuid())) return *found;  // ssh also uses the database, not HOME
     const char* home = std::getenv("HOME");
-    user.home = home != nullptr ? home : "/";
-  }
+    return User{std::to_string(::getuid()), home != nullptr ? home : "/"};
+  }();
   return user;
 }
 
@@ -104,7 +96,7 @@ void SshConfigSource::read_file(const std::string& path, int depth) {
   const auto text = read_regular_file(path);
   if (!text) return;
   // A relative Include is resolved by the kind of file (user or system), not by the folder of the file.
-  const std::string home = local_user().home;
+  const std::string& home = local_user().home;
   const std::string folder = path.rfind("/etc/ssh/", 0) == 0 ? "/etc/ssh/" : home + "/.ssh/";
   for (std::string name : shape_.add(*text)) {
     if (name.rfind("~/", 0) == 0) name = home + name.substr(1);
@@ -195,7 +187,7 @@ Awaitable<Result<SshConfig>> SshConfigSource::run(Host host) {
 
 /// Returns OpenSSH's defaults, unless the user named a file.
 Result<SshConfig> SshConfigSource::without_program() const {
-  const LocalUser user = local_user();
+  const User& user = local_user();
   SshConfig config = default_ssh_config({}, user.name);
   if (file_ == "none") return config;
   if (!file_.empty()) {

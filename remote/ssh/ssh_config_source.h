@@ -11,6 +11,7 @@
 #include "remote/hosts/host.h"
 #include "remote/ssh/ssh_config.h"
 #include "remote/ssh/ssh_config_shape.h"
+#include "remote/start/name_service.h"
 
 namespace ddp::remote {
 
@@ -52,12 +53,9 @@ class SshConfigSource : public std::enable_shared_from_this<SshConfigSource> {
   asio::steady_timer slot_free_;  ///< never expires; cancelled when a query has ended
 };
 
-/// Home directory and name of the user who runs this program (user database, else HOME).
-struct LocalUser {
-  std::string name;
-  std::string home;
-};
-LocalUser local_user();
+/// Returns the user who runs this program (user database, else HOME). The first call may wait for the name
+/// service. Thread-safe.
+const User& local_user();
 
 /// Returns the content of a file with keys or hosts, at most 16 MiB. Returns nullopt if the file is missing,
 /// may not be read, or is a directory, a device or a pipe: these could give endless bytes or none. Blocking.

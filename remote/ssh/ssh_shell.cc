@@ -73,7 +73,7 @@ std::string needs_openssh(SshTarget& target, const std::string& certificate) {
 /// The data read from disk, once for all hosts. It is used on the disk's thread only: a home directory on a
 /// network disk may block its reader for minutes.
 struct SshShell::Files {
-  LocalUser user = local_user();
+  const User user = local_user();
   SshKeys keys;
 
   /// A target with the data from disk.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/build_identity.h"
+#include "base/find_program.h"
 #include "base/sha256.h"
 #include "base/unique_fd.h"
 
@@ -46,7 +47,7 @@ AgentBundle::AgentBundle(BundleRequest request) : libexec_(request.bin_dir + "/.
   wanted_.hello = request.hello;
   wanted_.train = request.train;
   const std::string own = own_machine();
-  add_program(own, wanted_.path, request.bin_dir + "/train");
+  add_program(own, wanted_.path, companion_program(request.bin_dir, "train"));
   for (const std::string machine : {"x86_64", "aarch64"}) {
     if (machine != own)
       add_program(machine, libexec_ + "ddplaunchd-" + machine, libexec_ + "train-" + machine);

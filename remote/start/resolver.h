@@ -21,9 +21,8 @@ struct Endpoint {
   std::string text;  ///< with the port: "10.0.0.1:22", "[fe80::1%eth0]:22"
 };
 
-/// Turns names into addresses without blocking the loop. getaddrinfo runs on up to 16 threads, which the
-/// program never joins, since a silent name server can block a thread for half a minute. Loop thread only. It
-/// is destroyed before the loop.
+/// Turns names into addresses without blocking the loop. Up to 16 threads ask the name service
+/// (name_service.h) and are never joined. Loop thread only. It is destroyed before the loop.
 class Resolver {
  public:
   /// `advice` ends the message about a name that cannot be resolved: what the user can do besides checking

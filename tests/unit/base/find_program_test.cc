@@ -36,6 +36,19 @@ std::string found(std::string_view name, std::optional<std::string_view> path, s
   return result ? *result : "error: " + result.error().text;
 }
 
+TEST_CASE("a companion program is in libexec of an installation, else in the directory itself") {
+  std::string root = "/tmp/ddp_companion_XXXXXX";
+  REQUIRE(mkdtemp(root.data()) != nullptr);
+  const std::string bin = root + "/bin";
+  CHECK(companion_program(bin, "train") == bin + "/train");
+  std::filesystem::create_directories(root + "/libexec/ddplaunch");
+  CHECK(companion_program(bin, "train") == bin + "/train");
+  std::ofstream(root + "/libexec/ddplaunch/train") << "#!/bin/sh\n";
+  CHECK(companion_program(bin, "train") == root + "/libexec/ddplaunch/train");
+  CHECK(companion_program(bin, "ddplaunch-listen") == bin + "/ddplaunch-listen");
+  std::filesystem::remove_all(root);
+}
+
 }  // namespace
 
 TEST_CASE("a program is searched as execvp does") {

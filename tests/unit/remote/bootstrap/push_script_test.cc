@@ -55,12 +55,12 @@ TEST_CASE("the script is sent with its length, its files and their checksums") {
   const std::size_t newline = text.find('\n');
   CHECK(std::to_string(text.size() - newline - 1) == text.substr(0, newline));
   const std::string script = text.substr(newline + 1);
-  CHECK(
-      script.starts_with("key=aa11.cc33 total=3000 names=\"train ddplaunchd\" fits=\"7 0.1.0 aa11 bb22\" "
-                         "anew=\n"
-                         "take_all() { take 0 train 1000 f00d; take 1 ddplaunchd 2000 beef; }\n"
-                         "verify_all() { verify train f00d; verify ddplaunchd beef; }\n"
-                         "beside() { [ -x \"${1%/*}/train\" ]; }\n"));
+  CHECK(script.starts_with(
+      "key=aa11.cc33 total=3000 names=\"train ddplaunchd\" fits=\"7 0.1.0 aa11 bb22\" "
+      "anew=\n"
+      "take_all() { take 0 train 1000 f00d; take 1 ddplaunchd 2000 beef; }\n"
+      "verify_all() { verify train f00d; verify ddplaunchd beef; }\n"
+      "beside() { [ -x \"${1%/*}/../libexec/ddplaunch/train\" ] || [ -x \"${1%/*}/train\" ]; }\n"));
 }
 
 TEST_CASE("a terminal that echoes the script does not imitate the agent's messages") {

@@ -1,0 +1,25 @@
+# The programs are static, so that they run on any distribution (docs/decisions/0026-static-programs.md). DDP_STATIC says whether
+# ddplaunch is: the distribution has all static libraries that it links. The agent links none of them and is static anyway. A
+# sanitizer's run time cannot be static.
+set(DDP_STATIC OFF)
+if(NOT DDP_SANITIZE)
+  set(missing_archives "")
+  foreach(name ssh ssl crypto yaml-cpp z)
+    find_library(DDP_ARCHIVE_${name} lib${name}.a)
+    mark_as_advanced(DDP_ARCHIVE_${name})
+    if(NOT DDP_ARCHIVE_${name})
+      string(APPEND missing_archives " lib${name}.a")
+    endif()
+  endforeach()
+  if(missing_archives STREQUAL "")
+    set(DDP_STATIC ON)
+  else()
+    message(STATUS "ddplaunch and ddplaunch-listen are linked dynamically and fit only this distribution, since it lacks${missing_archives}")
+  endif()
+endif()
+
+# ddp_static_program(NAME): links a program without any shared library, and without the parts of glibc that load some.
+function(ddp_static_program name)
+  target_sources(${name} PRIVATE ${PROJECT_SOURCE_DIR}/apps/static_program/no_shared_libraries.cc)
+  target_link_options(${name} PRIVATE -static)
+endfunction()
