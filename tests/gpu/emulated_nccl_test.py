@@ -93,7 +93,11 @@ class EmulatedNccl(unittest.TestCase):
         for dtype in ("float32", "float64"):
             for more in ((), ("--model", "mlp", "--mlp-width", "600"), ("--clip-norm", "1")):
                 with self.subTest(dtype=dtype, more=more):
-                    self.good(2, *NCCL, "--device", "gpu", "--dtype", dtype, *more)
+                    gpu = (*NCCL, "--device", "gpu", "--dtype", dtype, *more)
+                    _, expected = self.good(2, *gpu)
+                    for cap in ("0", "0.05") if dtype == "float32" else ():  # 0: a bucket for each tensor
+                        _, bits = self.good(2, *gpu, "--bucket-cap-mb", cap, "--first-bucket-mb", "0")
+                        self.assertEqual(bits, expected, cap)
 
     def losses(self, world, *arguments, nodes=1):
         """Returns rank 0's record of each step, and the test's last line."""
@@ -108,7 +112,9 @@ class EmulatedNccl(unittest.TestCase):
     def test_steps_on_the_gpu_learn_like_steps_on_the_host(self):
         for world, nodes, more in ((2, 1, ("--clip-norm", "1")), (2, 1, ("--optimizer", "adamw", "--weight-decay", "0.1", "--clip-value", "0.01")),
                                    (3, 1, ("--inject-nan", "1:4")), (4, 2, ("--sync-every-inter", "3")),
-                                   (2, 1, ("--lr-schedule", "cosine", "--warmup-steps", "3"))):
+                                   (2, 1, ("--lr-schedule", "cosine", "--warmup-steps", "3")),
+                                   (2, 1, ("--accumulate", "2", "--clip-norm", "1")), (2, 1, ("--zero", "1", "--clip-norm", "1")),
+                                   (3, 1, ("--bucket-cap-mb", "0.01", "--first-bucket-mb", "0.001", "--inject-nan", "0:3"))):
             with self.subTest(more=more):
                 comm = "shm" if nodes > 1 else "tcp"
                 there, last = self.losses(world, *NCCL, "--device", "gpu", *more, nodes=nodes)

@@ -33,7 +33,7 @@ class EmulatedPack(unittest.TestCase):
 
     def steps(self, *only, **environment):
         settings = {"DDP_GPU_ONLY": " ".join(only), "DDPLAUNCH_NCCL_LIBRARY": str(LIBRARY), "FAKE_CUDA_GPUS": "1",
-                    "FAKE_CUDA_MIB": "1024", "DDP_GPU_IMAGES": "400",
+                    "FAKE_CUDA_MIB": "1024", "DDP_GPU_IMAGES": "400", "DDP_GPU_SMOKE_SECONDS": "400",
                     "FAKE_NCCL_VERSION": "22809", "FAKE_NCCL_DIR": str(self.place / "nccl"), "XDG_STATE_HOME": str(self.place)}
         done = subprocess.run([self.place / "run.sh"], env={**os.environ, **settings, **environment}, capture_output=True, text=True,
                               timeout=280, check=False)
@@ -62,8 +62,9 @@ class EmulatedPack(unittest.TestCase):
         self.assertIn(figures["nodes"]["way"], ("SSH", "two launchers"))
 
     def test_a_killed_rank(self):
-        figures = self.good("lost-KILL", "rejoin-KILL")
-        self.assertRegex(figures["lost-KILL"]["said"], "^train: rank 0 over NCCL: .* during ")
+        figures = self.good("lost-first", "lost-KILL", "lost-first-eager", "rejoin-KILL")
+        for name in ("lost-first", "lost-KILL", "lost-first-eager"):
+            self.assertRegex(figures[name]["said"], "^train: rank 0 over NCCL: .* during ")
         self.assertRegex(figures["rejoin-KILL"]["launcher"], r"attempt 1: 3 ranks continue from step \d+")
         self.assertTrue(0 < figures["rejoin-KILL"]["first_new_step_ms"] < 20_000, figures)
 
@@ -73,7 +74,7 @@ class EmulatedPack(unittest.TestCase):
         self.assertGreater(figures["rejoin-STOP"]["first_new_step_ms"], 4000)
 
     def test_without_a_gpu_all_steps_are_skipped(self):
-        only = ("parity", "replay", "train", "device-train", "health", "costs", "speed", "nccl", "bench-2", "lost-KILL", "rejoin-KILL",
+        only = ("parity", "replay", "train", "device-train", "health", "costs", "speed", "nccl", "bench-2", "lost-first", "lost-KILL", "rejoin-KILL",
                 "nodes", "images-100-float32-1")
         for name, step in self.steps(*only, FAKE_CUDA_GPUS="0").items():
             self.assertEqual(step["state"], "skipped", step)

@@ -28,6 +28,7 @@ class TwoEqualRanks final : public DeviceAllReducer {
   Result<> enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) override {
     REQUIRE(type == DeviceType::kFloat64);
     ++enqueued;
+    stream_of_sums = stream;
     fake_cuda_enqueue(
         static_cast<cudaStream_t>(stream), [this] { return !hangs; }, nullptr);
     return cuda_check(fake_cuda_call(static_cast<cudaStream_t>(stream),
@@ -52,6 +53,7 @@ class TwoEqualRanks final : public DeviceAllReducer {
   bool lost = false;
   bool hangs = false;  ///< the stream stands still in the all-reduce
   int enqueued = 0;
+  void* stream_of_sums = nullptr;
   std::size_t bytes_launched = 0;
   std::vector<GraphOwner> owners;
 };
@@ -166,6 +168,39 @@ DeviceStepSettings settings_of(TestRank&, DeviceAllReducer* all_reducer = nullpt
   return settings;
 }
 
+/// Returns, for each node of a graph, which nodes must be done before it.
+std::vector<std::vector<bool>> ancestors(const std::vector<FakeCudaNode>& graph) {
+  std::vector<std::vector<bool>> before(graph.size(), std::vector<bool>(graph.size()));
+  for (std::size_t i = 0; i < graph.size(); ++i) {
+    for (const std::size_t other : graph[i].after) {
+      before[i][other] = true;
+      for (std::size_t j = 0; j < other; ++j)
+        before[i][j] = before[i][j] || before[other][j];
+    }
+  }
+  return before;
+}
+
+/// Checks the graph of a ConvNet's step. The order of its launches: those of forward and backward, among
+/// which the sums were enqueued, and two of the update.
+void check_order_of_sums(std::size_t buckets) {
+  const auto graph = fake_cuda_last_graph();
+  const auto before = ancestors(graph);
+  const std::size_t update = graph.size() - 2;
+  std::size_t sums = 0, beside = 0;
+  for (std::size_t i = 0; i < update; ++i) {
+    CHECK(before[update][i]);  // no gradient is missing
+    if (!graph[i].is_exchange) continue;
+    ++sums;
+    CHECK(i > 0);
+    CHECK(before[i][i - 1]);  // the launch, or the sum, before it
+    for (std::size_t later = i + 1; later < update; ++later)
+      beside += before[later][i] ? 0 : 1;
+  }
+  CHECK(sums == buckets);
+  CHECK((beside != 0) == (buckets > 1));  // one bucket is complete when backward ends
+}
+
 void begin(TestRank& rank, const DeviceStepSettings& settings) {
   REQUIRE(rank.steps->attach(settings).has_value());
   REQUIRE(rank.steps->take(rank.optimizer).has_value());
@@ -237,6 +272,30 @@ TEST_CASE("two equal ranks train like one, and each launched all-reduce is repor
   CHECK(all_reducer.bytes_launched == 12 * (ConvNet<double>::kParameters + 1) * sizeof(double));
   // For each batch size, one step runs directly and one is captured. All other steps are replays.
   CHECK(all_reducer.enqueued == 4);
+}
+
+TEST_CASE("the size of the buckets changes no bit, and the sums run beside the backward pass") {
+  TestRank whole;
+  TwoEqualRanks reducer;
+  begin(whole, settings_of(whole, &reducer));
+  for (int epoch = 0; epoch < 4; ++epoch)
+    train_epoch(whole, images(), 4, 1000);
+  const auto weights = whole.weights();
+  for (const std::size_t cap :
+       {std::size_t{1}, std::size_t{4'000}, std::size_t{100'000}, std::size_t{25} << 20}) {
+    TestRank rank;
+    TwoEqualRanks sums;
+    DeviceStepSettings settings = settings_of(rank, &sums);
+    settings.buckets = plan_buckets(rank.model.parameter_tensors(), 1, sizeof(double), cap, cap);
+    begin(rank, settings);
+    for (int epoch = 0; epoch < 4; ++epoch)  // graphs run in two orders
+      train_epoch(rank, images(), 4, 1000);
+    CHECK(same_bits(rank.weights(), weights));
+    CHECK(sums.enqueued == 4 * static_cast<int>(settings.buckets.size()));
+    CHECK(sums.bytes_launched == reducer.bytes_launched);
+    CHECK(sums.stream_of_sums != rank.net->stream());
+    check_order_of_sums(settings.buckets.size());
+  }
 }
 
 TEST_CASE("a step with a NaN changes nothing on any rank") {

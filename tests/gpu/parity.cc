@@ -243,8 +243,10 @@ void check_conv_net(int batch, CheckLog& log) {
       [](const auto& runner, const auto& m, int n, bool training) {
         run_conv_net_forward(runner, m, n, training);
       },
-      [](const auto& runner, const auto& m, int n) { run_conv_net_backward(runner, m, n); }, batch,
-      kImageBorder, log);
+      [](const auto& runner, const auto& m, int n) {
+        run_conv_net_backward(runner, m, n, [](std::size_t) {});
+      },
+      batch, kImageBorder, log);
 }
 
 template <class T, class S = T>
@@ -258,7 +260,8 @@ void check_mlp(int batch, CheckLog& log) {
       [](const auto& runner, const auto& m, int n, bool training) {
         run_mlp_forward(runner, m, n, training);
       },
-      [](const auto& runner, const auto& m, int n) { run_mlp_backward(runner, m, n); }, batch, 0, log);
+      [](const auto& runner, const auto& m, int n) { run_mlp_backward(runner, m, n, [](std::size_t) {}); },
+      batch, 0, log);
 }
 
 template <class T, class S = T>

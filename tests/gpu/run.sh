@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # Runs the checks of `./dev gpu` on a machine with a GPU. An early failure makes later results meaningless, so the order matters.
-# Needs only bash and coreutils, no network and no root. Takes at most eight minutes. Writes results.json beside itself: each step
-# is ok, failed or skipped, with the reason and its figures. Exit code: 0; 1 a step failed; 77 all steps were skipped; 2
-# DDP_GPU_ONLY names an unknown step; 128 and the signal's number after a signal. results.json then has the results up to that
-# moment.
+# Needs only bash and coreutils, no network and no root. Takes at most eight minutes. The first steps are a smoke test of at most
+# 90 seconds. Writes results.json and results.txt beside itself after each step: each step is ok, failed or skipped, with the reason
+# and its figures. Exit code: 0; 1 a step failed; 77 all steps were skipped; 2 DDP_GPU_ONLY names an unknown step; 128 and the
+# signal's number after a signal. The files then have the results up to that moment.
 #
-# DDP_GPU_SECONDS=N: a limit other than 480. DDP_GPU_ONLY='lost-KILL nccl': only these steps. DDPLAUNCH_NCCL_LIBRARY=PATH and
-# DDP_NCCL_TESTS=PATH: a libnccl.so.2 and an all_reduce_perf. DDP_GPU_IMAGES=N: images of a compared training, other than 4000.
+# DDP_GPU_ONLY='lost-KILL nccl': only these steps; smoke: those of the smoke test. DDP_GPU_SECONDS=N and DDP_GPU_SMOKE_SECONDS=N:
+# limits other than 480 and 90. DDPLAUNCH_NCCL_LIBRARY=PATH and DDP_NCCL_TESTS=PATH: a libnccl.so.2 and an all_reduce_perf.
+# DDP_GPU_IMAGES=N: images of a compared training, other than 4000.
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 results=$here/results.json
+table=$here/results.txt
 budget=${DDP_GPU_SECONDS:-480}
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
@@ -55,10 +57,10 @@ text() { printf '"%s"' "$(printf '%s' "$1" | tr '\n\t\r' '   ' | tr -d '\000-\03
 
 commit=$(cat "$here/commit" 2>/dev/null || echo unknown)
 # Returns whether to run this step. While the steps are listed, none runs, and `names` collects all of them.
-listing='' names=''
+listing='' names='' group=''
 wanted() {
   [[ -z $listing ]] || { names+=" $1"; return 1; }
-  [[ -z ${DDP_GPU_ONLY:-} || " $DDP_GPU_ONLY " == *" $1 "* ]]
+  [[ -z ${DDP_GPU_ONLY:-} || " $DDP_GPU_ONLY " == *" $1 "* || -n $group && " $DDP_GPU_ONLY " == *" $group "* ]]
 }
 steps='' ok=0 failed=0 skipped=0
 # note NAME STATE REASON [FIGURES AS JSON]: records the result of a wanted step.
@@ -66,9 +68,15 @@ note() {
   steps+="${steps:+,}"$'\n'"{\"step\":$(text "$1"),\"state\":\"$2\",\"reason\":$(text "$3"),\"seconds\":$((SECONDS - began)),\"figures\":${4:-null}}"
   case $2 in ok) ok=$((ok + 1)) ;; failed) failed=$((failed + 1)) ;; skipped) skipped=$((skipped + 1)) ;; esac
   printf '%-22s %-8s %s\n' "$1" "$2" "$3"
-  printf '{"version":2,"commit":%s,"seconds":%d,"ok":%d,"failed":%d,"skipped":%d,"steps":[%s\n]}\n' \
-    "$(text "$commit")" "$SECONDS" "$ok" "$failed" "$skipped" "$steps" >"$results.part" && mv "$results.part" "$results" ||
-    { echo "run.sh: $results cannot be written" >&2; exit 1; }
+  # The text has one line for each step, and one for each row of its figures.
+  local figures=${4:-}
+  figures=${figures//'},{'/$'},\n      {'}
+  if ! printf '{"version":2,"commit":%s,"seconds":%d,"ok":%d,"failed":%d,"skipped":%d,"steps":[%s\n]}\n' \
+    "$(text "$commit")" "$SECONDS" "$ok" "$failed" "$skipped" "$steps" >"$results.part" || ! mv "$results.part" "$results" ||
+    ! printf '%-22s %-8s %4d s  %s\n%s' "$1" "$2" $((SECONDS - began)) "$3" "${figures:+    $figures$'\n'}" >>"$table"; then
+    echo "run.sh: $results and $table cannot be written" >&2
+    exit 1
+  fi
 }
 last_line() { grep -v '^[[:space:]]*$' "$1" | tail -n 1; }
 
@@ -78,15 +86,17 @@ step() {
   shift 2
   wanted "$name" || return 0
   began=$SECONDS
-  if ((SECONDS >= budget)); then
-    note "$name" skipped "the $budget seconds are over"
+  local end=$budget of_what="$budget seconds"
+  [[ $group != smoke ]] || ((smoke_end > end)) || { end=$smoke_end of_what="$smoke_seconds seconds of the smoke test"; }
+  if ((SECONDS >= end)); then
+    note "$name" skipped "the $of_what are over"
     return
   fi
   if ! command -v "$1" >/dev/null; then
     note "$name" skipped "$(basename "$1") is not here"
     return
   fi
-  ((limit <= budget - SECONDS)) || limit=$((budget - SECONDS))
+  ((limit <= end - SECONDS)) || limit=$((end - SECONDS))
   # The command runs in the background, because a trap waits for a foreground command.
   timeout -k 5 "$limit" "$@" >"$work/out" 2>"$work/err" </dev/null &
   current=$name child=$!
@@ -126,13 +136,13 @@ tool() {
 
 # --- the machine ------------------------------------------------------------------------------------------------------
 machine() {
-  timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm --format=csv,noheader >"$work/gpus" || return
+  timeout 10 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm --format=csv,noheader >"$work/gpus" || return
   printf '{"gpus":%s,"kernel":%s,"nccl":%s}\n' "$(text "$(cat "$work/gpus")")" "$(text "$(uname -sr)")" "$(text "${nccl:-of the system}")"
 }
 # NCCL's library is the one that is named or that the system's loader finds, else that of a PyTorch.
 nccl=${DDPLAUNCH_NCCL_LIBRARY:-}
 if [[ -z $nccl ]] && ! ldconfig -p 2>/dev/null | grep -q 'libnccl\.so\.2 '; then
-  nccl=$(first_of "$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null)/lib/libnccl.so.2" \
+  nccl=$(first_of "$(timeout 10 python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null)/lib/libnccl.so.2" \
     {/usr/local,/usr,/opt/*,"$HOME"/.local,"$HOME"/*,/venv,/opt/venv}/lib/python3*/{site,dist}-packages/nvidia/nccl/lib/libnccl.so.2)
 fi
 [[ -z $nccl ]] || export DDPLAUNCH_NCCL_LIBRARY=$nccl
@@ -141,6 +151,10 @@ fi
 known() { step "$1" "$2" "$BASH" "$here/steps.sh" "${@:3}"; }
 
 all_steps() {
+  # --- the smoke test: what a first run on a new machine would break --------------------------------------------------
+  smoke_seconds=${DDP_GPU_SMOKE_SECONDS:-90}
+  smoke_end=$((SECONDS + smoke_seconds))
+  group=smoke
   if wanted machine; then
     began=$SECONDS
     if ! command -v nvidia-smi >/dev/null; then
@@ -152,13 +166,20 @@ all_steps() {
     fi
   fi
 
+  of gpu_check replay
+  step replay 60 "${program[@]}"
+  known nccl 60 nccl
+  # CUDA loads a kernel at its first launch or, if it is told so, all at the start. Neither may wait for a lost peer.
+  known lost-first 40 lost KILL first
+  known lost-KILL 40 lost KILL
+  CUDA_MODULE_LOADING=EAGER known lost-first-eager 40 lost KILL first
+  group=
+
   # --- the kernels ----------------------------------------------------------------------------------------------------
   of gpu_parity parity
   step parity 120 "${program[@]}"
-  for check in replay train; do
-    of gpu_check "$check"
-    step "$check" 60 "${program[@]}"
-  done
+  of gpu_check train
+  step train 60 "${program[@]}"
   known device-train 60 device-train
   known health 60 health
   of gpu_costs costs
@@ -167,13 +188,10 @@ all_steps() {
   step speed 30 "${program[@]}"
 
   # --- NCCL, and the loss of ranks ------------------------------------------------------------------------------------
-  known nccl 60 nccl
   for ranks in 2 4; do known "bench-$ranks" 90 bench "$ranks"; done  # 13 sizes, each timed twice
   known nccl-tests 40 nccl-tests 2
-  for signal in KILL STOP; do
-    known "lost-$signal" 40 lost "$signal"
-    known "rejoin-$signal" 60 rejoin "$signal"
-  done
+  known lost-STOP 40 lost STOP
+  for signal in KILL STOP; do known "rejoin-$signal" 60 rejoin "$signal"; done
   known nodes 60 nodes
 
   # --- images per second: the sides take turns ------------------------------------------------------------------------
@@ -196,19 +214,17 @@ all_steps() {
     late=skipped step "$check" 60 "${sanitizer:-compute-sanitizer}" --tool "$check" --error-exitcode 9 --print-limit 3 "${program[@]}"
   done
   profiler=$(tool ncu)
-  of gpu_check replay
-  # The clocks are a setting of the GPU, so they stay as they are.
-  late=skipped step ncu 60 "${profiler:-ncu}" --clock-control none --metrics gpu__time_duration.sum --launch-count 60 --csv --log-file "$here/ncu.csv" "${program[@]}"
+  for batch in 100 4096; do late=skipped known "ncu-$batch" 60 profile "${profiler:-ncu}" "$batch"; done
 }
 
 listing=1
 all_steps
 listing=''
 for name in ${DDP_GPU_ONLY:-}; do
-  [[ "$names " == *" $name "* ]] || { echo "run.sh: DDP_GPU_ONLY names no step \"$name\"; the steps are$names" >&2; exit 2; }
+  [[ "$names smoke " == *" $name "* ]] || { echo "run.sh: DDP_GPU_ONLY names no step \"$name\"; the steps are$names, and smoke has the first ones" >&2; exit 2; }
 done
-rm -f "$results"
-touch "$results" || { echo "run.sh: $results cannot be written" >&2; exit 1; }
+rm -f "$results" "$table"
+touch "$results" "$table" || { echo "run.sh: $results and $table cannot be written" >&2; exit 1; }
 trap 'ended INT 2' INT
 trap 'ended TERM 15' TERM
 trap 'ended HUP 1' HUP

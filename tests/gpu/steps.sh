@@ -181,11 +181,16 @@ nccl_tests() {
 # --- the loss of ranks ------------------------------------------------------------------------------------------------
 long=("${data[@]}" --limit 3000 --batch-size 10 --epochs 100000 --log-interval 1 --device gpu --comm nccl --comm-timeout 5s)
 
-# lost SIGNAL: measures what the other of two ranks reports, and when. NCCL reports no stopped rank, so our deadline must.
+first_step_begun() { [[ -s $work/samples/rank-1 ]]; }
+# lost SIGNAL [first]: measures what the other of two ranks reports, and when. NCCL reports no stopped rank, so our deadline must.
+# The signal comes after 20 steps or, with `first`, when the rank begins its first step.
 lost() {
   share 2
-  start 2 "${long[@]}" "${shared[@]}" --metrics-file "$work/metrics"
-  if ! waited steps_made 20; then
+  mkdir "$work/samples" || fail "no folder could be made"
+  start 2 "${long[@]}" "${shared[@]}" --metrics-file "$work/metrics" --sample-log "$work/samples"
+  local until=(steps_made 20)
+  [[ -z ${2:-} ]] || until=(first_step_begun)
+  if ! waited "${until[@]}"; then
     local code=0
     wait "${pids[0]}" || code=$?
     done_by "$code" "$work/err.0"
@@ -239,6 +244,31 @@ rejoin() {
   pids=()
   printf '{"signal":"%s","first_new_step_ms":%d,"step_ms":%s,"launcher":%s,"nccl":%s}\n' "$1" $((at - hit)) "$before" "$(text "$said")" \
     "$(text "$(grep -h '^NCCL' "$work/out" | tail -n 1)")"
+}
+
+# profile NCU BATCH: measures the kernels of a few replayed steps. The clocks are a setting of the GPU, so they stay as they are.
+profile() {
+  command -v "$1" >/dev/null || skip "$(basename "$1") is not here"
+  local code=0 kernels
+  # The first step is not a graph.
+  "$1" --clock-control none --metrics gpu__time_duration.sum --launch-skip 20 --launch-count 60 --csv --log-file "$work/ncu" \
+    "${train[@]}" "${data[@]}" --device gpu --batch-size "$2" --limit $((8 * $2)) --max-steps 6 >"$work/out" 2>"$work/err" || code=$?
+  ! grep -q ERR_NVGPUCTRPERM "$work/ncu" "$work/err" "$work/out" || skip "the driver lets this user read no counters (ERR_NVGPUCTRPERM)"
+  done_by "$code" "$work/err"
+  kernels=$(awk -F '","' '
+    $1 == "\"ID" { for (i = 1; i <= NF; i++) { name = $i; gsub(/"/, "", name); column[name] = i } next }
+    column["Kernel Name"] && NF >= column["Metric Value"] {
+      value = $column["Metric Value"]; gsub(/[",]/, "", value)
+      unit = substr($column["Metric Unit"], 1, 1)
+      kernel = $column["Kernel Name"]; gsub(/["\\]|void |ddp::train::kernels::device::/, "", kernel)
+      if (!(kernel in launches)) order[++count] = kernel
+      launches[kernel]++
+      us[kernel] += value * (unit == "n" ? 0.001 : unit == "m" ? 1000 : 1)
+    }
+    END { for (i = 1; i <= count; i++) printf "%s{\"name\":\"%s\",\"launches\":%d,\"us\":%.2f}", (i > 1 ? "," : ""),
+      substr(order[i], 1, 100), launches[order[i]], us[order[i]] / launches[order[i]] }' "$work/ncu")
+  [[ -n $kernels ]] || fail "ncu listed no kernel: $(last_line "$work/ncu")"
+  printf '{"batch":%d,"kernels":[%s]}\n' "$2" "$kernels"
 }
 
 # Emulates two nodes: over SSH if this machine can run an sshd for the test, else as two launchers that meet.
@@ -301,5 +331,6 @@ case $name in
   rejoin) needs=nccl && rejoin "$@" ;;
   nodes) needs=nccl && nodes ;;
   torch) peer "$@" ;;
+  profile) profile "$@" ;;
   *) fail "steps.sh: no step \"$name\"" ;;
 esac

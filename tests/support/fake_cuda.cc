@@ -6,6 +6,8 @@
 //   FAKE_CUDA_FAIL=N     the N-th call (from 1) that can fail does
 //   FAKE_CUDA_MIB=N      memory of the GPU (80)
 //   FAKE_CUDA_ROOM=FILE  processes with the same file share the GPU and its memory
+// The branches of a graph are as independent as on a GPU: launches alternate between the order in which the
+// operations were captured and an order in which later operations run first where they may.
 //   FAKE_CUDA_GRAPH_END=waits  the destruction of a graph that is in flight waits until its work is done;
 //   otherwise the
 //                        graph's resources are released when its work is done. CUDA promises neither
@@ -16,6 +18,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -44,6 +47,8 @@ namespace {
 using Work = std::function<bool()>;
 
 int g_graphs = 0;
+int g_exchanges = 0;  ///< unfinished work that waits for other ranks, graphs not counted
+std::vector<ddp::FakeCudaNode> g_last_graph;
 thread_local cudaError_t t_last_error = cudaSuccess;
 
 int number_of(const char* name, int otherwise) {
@@ -109,27 +114,38 @@ cudaError_t answer() {
 
 }  // namespace
 
+struct GraphNode : ddp::FakeCudaNode {
+  Work work;
+};
 struct CUgraph_st {
-  std::vector<Work> work;
+  std::vector<GraphNode> nodes;
   std::vector<std::shared_ptr<void>> held;
+};
+/// A capture in progress.
+struct FakeCapture {
+  cudaStream_t origin;
+  std::vector<cudaStream_t> streams;  ///< the origin and those that joined
+  CUgraph_st graph;
 };
 /// The resources that a graph's launches in flight hold.
 struct GraphResources {
   std::vector<std::shared_ptr<void>> held;
 };
 struct CUgraphExec_st {
-  std::vector<Work> work;
+  std::vector<GraphNode> nodes;
   std::shared_ptr<GraphResources> resources;
+  int launches = 0;
   cudaStream_t launched_in = nullptr;
 };
 struct CUstream_st {
   std::deque<Work> waiting;
-  int exchanges = 0;  ///< unfinished work that waits for other ranks, graphs not counted
-  std::unique_ptr<CUgraph_st> capture;
+  std::shared_ptr<FakeCapture> capture;
+  std::vector<std::size_t> last;  ///< nodes of the capture that the next one follows
 
-  void add(Work work) {
+  void add(Work work, bool is_exchange = false) {
     if (capture) {
-      capture->work.push_back(std::move(work));
+      capture->graph.nodes.push_back({{is_exchange, last}, std::move(work)});
+      last = {capture->graph.nodes.size() - 1};
     } else {
       waiting.push_back(std::move(work));
     }
@@ -149,10 +165,12 @@ struct CUstream_st {
     return true;
   }
 };
-/// A position in a stream's work.
+/// A position in a stream's work, or in a capture.
 struct CUevent_st {
   cudaStream_t stream = nullptr;
-  bool passed = true;
+  std::shared_ptr<bool> passed = std::make_shared<bool>(true);
+  std::shared_ptr<FakeCapture> capture;
+  std::vector<std::size_t> last;
 };
 
 namespace {
@@ -175,6 +193,64 @@ void drain(cudaStream_t stream) {
     if (!stream->move_on()) std::this_thread::yield();
   }
 }
+
+/// Returns whether the work before the event is done. The stream runs that work, and nothing behind it.
+bool has_passed(cudaStream_t stream, const bool& passed) {
+  while (!passed) {
+    if (!stream->move_on()) return false;
+  }
+  return true;
+}
+
+/// Returns true if the origin's next operation would follow every operation of the capture.
+bool all_are_joined(const FakeCapture& capture) {
+  std::vector<bool> before(capture.graph.nodes.size());
+  for (const std::size_t last : capture.origin->last)
+    before[last] = true;
+  for (std::size_t i = before.size(); i-- > 0;) {
+    if (!before[i]) return false;
+    for (const std::size_t other : capture.graph.nodes[i].after)
+      before[other] = true;
+  }
+  return true;
+}
+
+/// One launch of a graph.
+class GraphRun {
+ public:
+  GraphRun(const CUgraphExec_st& graph)
+      : nodes_(graph.nodes),
+        done_(graph.nodes.size()),
+        late_first_(graph.launches % 2 != 0),
+        resources_(graph.resources) {}
+
+  /// Runs what can run. Returns whether all is done.
+  bool operator()() {
+    bool moved = true;
+    while (moved && left_ != 0) {
+      moved = false;
+      for (std::size_t i = 0; !moved && i < nodes_.size(); ++i)
+        moved = run(late_first_ ? nodes_.size() - 1 - i : i);
+    }
+    return left_ == 0;
+  }
+
+ private:
+  bool run(std::size_t i) {
+    if (done_[i] || !std::ranges::all_of(nodes_[i].after, [this](std::size_t other) { return done_[other]; }))
+      return false;
+    if (!nodes_[i].work()) return false;
+    done_[i] = true;
+    --left_;
+    return true;
+  }
+
+  std::vector<GraphNode> nodes_;
+  std::vector<bool> done_;
+  std::size_t left_ = nodes_.size();
+  bool late_first_;
+  std::shared_ptr<GraphResources> resources_;
+};
 
 }  // namespace
 
@@ -236,6 +312,14 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   *stream = new CUstream_st;
   return cudaSuccess;
 }
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   delete stream;
   return cudaSuccess;
@@ -296,16 +380,31 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   event->stream = stream;
-  event->passed = false;
-  stream->add_done([event] { event->passed = true; });
+  event->capture = stream->capture;
+  event->last = stream->last;
+  if (stream->capture) return answer();
+  event->passed = std::make_shared<bool>(false);
+  stream->add_done([passed = event->passed] { *passed = true; });
   return answer();
 }
-/// The stream runs the work before the event, and nothing behind it.
-cudaError_t cudaEventQuery(cudaEvent_t event) {
-  while (!event->passed) {
-    if (!event->stream->move_on()) return t_last_error = cudaErrorNotReady;
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  if (!event->capture) {
+    stream->add([from = event->stream, passed = event->passed] { return has_passed(from, *passed); });
+    return answer();
   }
+  // An event of an earlier capture, and a stream that belongs to another one, are errors.
+  if (event->capture != event->stream->capture) return t_last_error = cudaErrorLaunchFailure;
+  if (stream->capture && stream->capture != event->capture) return t_last_error = cudaErrorLaunchFailure;
+  if (!stream->capture) {
+    stream->capture = event->capture;
+    stream->capture->streams.push_back(stream);
+  }
+  stream->last.insert(stream->last.end(), event->last.begin(), event->last.end());
   return answer();
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (event->capture) return t_last_error = cudaErrorLaunchFailure;
+  return has_passed(event->stream, *event->passed) ? answer() : t_last_error = cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   cudaError_t state;
@@ -316,7 +415,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
-  stream->capture = std::make_unique<CUgraph_st>();
+  stream->capture = std::make_shared<FakeCapture>(FakeCapture{stream, {stream}, {}});
   return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
@@ -325,8 +424,19 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   *graph = nullptr;
-  if (!stream->capture) return t_last_error = cudaErrorIllegalState;
-  *graph = stream->capture.release();
+  if (!stream->capture || stream->capture->origin != stream) return t_last_error = cudaErrorIllegalState;
+  const auto capture = stream->capture;
+  const bool joined = all_are_joined(*capture);
+  for (const cudaStream_t one : capture->streams) {
+    one->capture.reset();
+    one->last.clear();
+  }
+  if (!joined) {
+    capture->graph = {};  // an event may still name the capture
+    return t_last_error = cudaErrorStreamCaptureUnjoined;
+  }
+  g_last_graph.assign(capture->graph.nodes.begin(), capture->graph.nodes.end());
+  *graph = new CUgraph_st(std::move(capture->graph));
   return answer();
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
@@ -336,7 +446,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   *exec = nullptr;
   if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
-  *exec = new CUgraphExec_st{graph->work, std::make_shared<GraphResources>(GraphResources{graph->held})};
+  *exec = new CUgraphExec_st{graph->nodes, std::make_shared<GraphResources>(GraphResources{graph->held})};
   ++g_graphs;
   return cudaSuccess;
 }
@@ -352,10 +462,9 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
-  for (const Work& work : exec->work)
-    stream->add(work);
+  stream->add(GraphRun(*exec));
+  ++exec->launches;
   exec->launched_in = stream;
-  stream->add_done([resources = exec->resources] {});
   return answer();
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
@@ -387,20 +496,24 @@ cudaError_t fake_cuda_call(cudaStream_t stream, std::function<void()> work) {
 
 void fake_cuda_enqueue(cudaStream_t stream, std::function<bool()> work, std::shared_ptr<void> held) {
   if (stream->capture) {
-    stream->capture->held.push_back(std::move(held));
-    stream->add(std::move(work));
+    stream->capture->graph.held.push_back(std::move(held));
+    stream->add(std::move(work), true);
     return;
   }
-  ++stream->exchanges;
-  stream->add([stream, work = std::move(work)] {
+  ++g_exchanges;
+  stream->add([work = std::move(work)] {
     if (!work()) return false;
-    --stream->exchanges;
+    --g_exchanges;
     return true;
   });
 }
 
 int fake_cuda_graphs() {
   return g_graphs;
+}
+
+std::vector<FakeCudaNode> fake_cuda_last_graph() {
+  return g_last_graph;
 }
 
 }  // namespace ddp
@@ -419,7 +532,7 @@ cudaError_t load_on_device() {
 template <class Body>
 cudaError_t launch_on_device(const typename Body::Args& args, cudaStream_t stream) {
   if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
-  if (!std::exchange(g_is_loaded<Body>, true) && stream->exchanges != 0) {
+  if (!std::exchange(g_is_loaded<Body>, true) && g_exchanges != 0) {
     std::fputs("fake CUDA: a kernel is loaded while an exchange with other ranks runs\n", stderr);
     return cudaErrorLaunchFailure;
   }
@@ -441,9 +554,9 @@ struct EveryLaunch {
 template <class T, class S>
 [[maybe_unused]] void every_launch(const ConvNetMemory<T, S>& conv_net, const MlpMemory<T, S>& mlp) {
   run_conv_net_forward(EveryLaunch{}, conv_net, 1, true);
-  run_conv_net_backward(EveryLaunch{}, conv_net, 1);
+  run_conv_net_backward(EveryLaunch{}, conv_net, 1, {});
   run_mlp_forward(EveryLaunch{}, mlp, 1, true);
-  run_mlp_backward(EveryLaunch{}, mlp, 1);
+  run_mlp_backward(EveryLaunch{}, mlp, 1, {});
   run_update(EveryLaunch{}, conv_net.training, {}, T(1));
   run_round_weights(EveryLaunch{}, conv_net.training);
   EveryLaunch{}.run<Gather<T>>({});

@@ -2,8 +2,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <functional>
 #include <memory>
+#include <vector>
 
 namespace ddp {
 
@@ -19,5 +21,13 @@ void fake_cuda_enqueue(cudaStream_t stream, std::function<bool()> work, std::sha
 
 /// Returns the number of launchable graphs that exist.
 int fake_cuda_graphs();
+
+/// One operation of a captured graph.
+struct FakeCudaNode {
+  bool is_exchange = false;        ///< from fake_cuda_enqueue()
+  std::vector<std::size_t> after;  ///< earlier nodes that must be done before it
+};
+/// Returns the graph that was captured last, in the order of the calls.
+std::vector<FakeCudaNode> fake_cuda_last_graph();
 
 }  // namespace ddp

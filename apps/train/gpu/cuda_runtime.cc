@@ -122,13 +122,20 @@ Result<CudaEvent> make_cuda_event() {
   return CudaEvent(event);
 }
 
-Result<CudaStream> make_cuda_stream() {
+Result<CudaStream> make_cuda_stream(StreamPriority priority) {
+  int least = 0, greatest = 0;
+  const auto answer = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+  if (auto done = cuda_check(answer, "cudaDeviceGetStreamPriorityRange"); !done) return done.error();
   cudaStream_t stream = nullptr;
-  if (auto done =
-          cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-      !done)
-    return done.error();
+  const int wanted = priority == StreamPriority::kHighest ? greatest : least;
+  const auto made = cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, wanted);
+  if (auto done = cuda_check(made, "cudaStreamCreateWithPriority"); !done) return done.error();
   return CudaStream(stream);
+}
+
+Result<> order_streams(cudaStream_t from, cudaStream_t to, cudaEvent_t mark) {
+  if (auto done = cuda_check(cudaEventRecord(mark, from), "cudaEventRecord"); !done) return done;
+  return cuda_check(cudaStreamWaitEvent(to, mark, 0), "cudaStreamWaitEvent");
 }
 
 Result<> begin_capture(cudaStream_t stream) {

@@ -81,8 +81,12 @@ Result<DeviceBytes> make_device_bytes(std::size_t size);
 Result<PinnedBytes> make_pinned_bytes(std::size_t size);
 /// Returns an event that records no time.
 Result<CudaEvent> make_cuda_event();
+enum class StreamPriority { kNormal, kHighest };
 /// Returns a stream that waits for no other stream.
-Result<CudaStream> make_cuda_stream();
+Result<CudaStream> make_cuda_stream(StreamPriority priority = StreamPriority::kNormal);
+/// Makes later work of `to` wait for all present work of `from`. `mark` is used for this call only. If `from`
+/// is under capture, `to` joins the capture; it must be joined to the capture's stream before the end.
+Result<> order_streams(cudaStream_t from, cudaStream_t to, cudaEvent_t mark);
 
 /// Captures the operations that `enqueue()` (→ Result<>) puts into the stream as a graph; none of them runs
 /// during the capture. Until the capture ends, calls that wait and calls that other streams see are not

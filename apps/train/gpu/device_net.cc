@@ -22,6 +22,13 @@ auto DeviceNet<T>::make(Program program) -> Result<std::unique_ptr<DeviceNet>> {
   auto stream = make_cuda_stream();
   if (!stream) return stream.error();
   net->captures_->stream = std::move(*stream);
+  // A sum begins at once, not behind the blocks of a large product.
+  auto sums = make_cuda_stream(StreamPriority::kHighest);
+  if (!sums) return sums.error();
+  net->captures_->sums = std::move(*sums);
+  auto mark = make_cuda_event();
+  if (!mark) return mark.error();
+  net->captures_->mark = std::move(*mark);
   net->program_.lay_out(net->bytes_.get());
   net->own_gradients_ = net->memory().gradients;
   return net;
@@ -29,23 +36,30 @@ auto DeviceNet<T>::make(Program program) -> Result<std::unique_ptr<DeviceNet>> {
 
 template <class T>
 bool DeviceNet<T>::is_idle() const {
-  const auto done = cuda_is_done(cudaStreamQuery(stream()), "cudaStreamQuery");
+  const auto done = captures_->is_idle();
   return done && *done;
 }
 
 template <class T>
-DeviceNet<T>::Captures::~Captures() {
-  if (stream == nullptr) return;
+Result<bool> DeviceNet<T>::Captures::is_idle() const {
   const auto done = cuda_is_done(cudaStreamQuery(stream.get()), "cudaStreamQuery");
+  return done && *done ? cuda_is_done(cudaStreamQuery(sums.get()), "cudaStreamQuery") : done;
+}
+
+template <class T>
+DeviceNet<T>::Captures::~Captures() {
+  if (mark == nullptr) return;
+  const auto done = is_idle();
   if (done && *done) return;
   for (auto& [work, graph] : graphs)
     (void)graph.release();
   (void)stream.release();
+  (void)sums.release();
 }
 
 template <class T>
 DeviceNet<T>::~DeviceNet() {
-  if (stream() == nullptr) return;
+  if (captures_->mark == nullptr) return;
   if (is_idle()) {
     forget_graphs();
   } else {
@@ -102,7 +116,7 @@ GraphOwner DeviceNet<T>::graph_owner() const {
   GraphOwner owner;
   owner.abandon_capture = [captures] { abandon_capture(captures->stream.get()); };
   owner.is_idle = [captures] {
-    const auto done = cuda_is_done(cudaStreamQuery(captures->stream.get()), "cudaStreamQuery");
+    const auto done = captures->is_idle();
     return !done || *done;  // a GPU that has failed runs nothing
   };
   owner.drop = [captures] { captures->graphs.clear(); };
@@ -120,7 +134,7 @@ Result<> DeviceNet<T>::load() {
   const DeviceRunner loader(stream(), DeviceRunner::Mode::kLoad);
   loader.run<device::Gather<T>>({});
   program_.forward(loader, 1, true);
-  program_.backward(loader, 1);
+  program_.backward(loader, 1, [](std::size_t) {});
   program_.update(loader, {}, T(1));
   program_.round_weights(loader);
   return loader.outcome();
@@ -161,7 +175,7 @@ Result<> DeviceNet<T>::forward(int batch) {
 template <class T>
 Result<> DeviceNet<T>::backward(int batch) {
   return run(DeviceWork::kBackward, batch, [&](const DeviceRunner& runner) -> Result<> {
-    program_.backward(runner, batch);
+    program_.backward(runner, batch, [](std::size_t) {});
     return {};
   });
 }
@@ -172,6 +186,35 @@ Result<> DeviceNet<T>::evaluate(int batch) {
     program_.forward(runner, batch, false);
     return {};
   });
+}
+
+/// Puts the sum of a bucket behind the present work of the net's stream, beside its later work.
+template <class T>
+Result<> DeviceNet<T>::enqueue_sum(const GradientBucket& bucket, const DeviceAllReduce& all_reduce) {
+  const cudaStream_t sums = captures_->sums.get();
+  if (auto done = order_streams(stream(), sums, captures_->mark.get()); !done) return done;
+  return all_reduce(memory().gradients + bucket.begin, bucket.end - bucket.begin, sums);
+}
+
+template <class T>
+Result<> DeviceNet<T>::enqueue_backward(const DeviceRunner& runner, int batch,
+                                        const Hyperparameters& hyperparameters) {
+  const auto& buckets = hyperparameters.buckets;
+  Result<> enqueued;
+  std::size_t next = 0;
+  program_.backward(runner, batch, [&](std::size_t begin) {
+    if (enqueued && hyperparameters.inject_nan) {
+      const T nan = std::numeric_limits<T>::quiet_NaN();
+      enqueued = copy(memory().gradients + begin, &nan, sizeof nan, cudaMemcpyHostToDevice);
+    }
+    if (!hyperparameters.all_reduce) return;
+    for (; enqueued && next < buckets.size() && buckets[next].begin >= begin; ++next)
+      enqueued = enqueue_sum(buckets[next], hyperparameters.all_reduce);
+  });
+  if (next == 0) return enqueued;
+  // Also after an error: whoever waits for the net's stream then waits for the sums that are under way.
+  const Result<> joined = order_streams(captures_->sums.get(), stream(), captures_->mark.get());
+  return enqueued ? joined : enqueued;
 }
 
 template <class T>
@@ -187,15 +230,7 @@ Result<> DeviceNet<T>::enqueue_step(const DeviceRunner& runner, int batch,
         {batch, program_.image_border, held->images, held->labels, held->order, m.state, m.images, m.labels});
   }
   program_.forward(runner, batch, true);
-  program_.backward(runner, batch);
-  if (hyperparameters.inject_nan) {
-    const T nan = std::numeric_limits<T>::quiet_NaN();
-    if (auto done = copy(m.gradients, &nan, sizeof nan, cudaMemcpyHostToDevice); !done) return done;
-  }
-  if (hyperparameters.all_reduce) {
-    auto done = hyperparameters.all_reduce(m.gradients, static_cast<std::size_t>(m.count) + 1, stream());
-    if (!done) return done;
-  }
+  if (auto done = enqueue_backward(runner, batch, hyperparameters); !done) return done;
   program_.update(runner, hyperparameters.update, T(1) / static_cast<T>(hyperparameters.ranks));
   return {};
 }
@@ -258,8 +293,9 @@ typename DeviceNet<T>::Program program_of(const LayOut& lay_out, int image_borde
   program.forward = [memory, forward](const DeviceRunner& runner, int batch, bool training) {
     forward(runner, *memory, batch, training);
   };
-  program.backward = [memory, backward](const DeviceRunner& runner, int batch) {
-    backward(runner, *memory, batch);
+  program.backward = [memory, backward](const DeviceRunner& runner, int batch,
+                                        const device::OnReady& on_ready) {
+    backward(runner, *memory, batch, on_ready);
   };
   program.update = [memory](const DeviceRunner& runner, const device::UpdateSettings& settings, T share) {
     device::run_update(runner, memory->training, settings, share);

@@ -7,11 +7,14 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "apps/train/collectives/device_all_reducer.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/kernels/cpu/softmax_loss.h"
 #include "apps/train/kernels/gpu/training_memory.h"
+#include "apps/train/schedule/gradient_buckets.h"
 #include "base/result.h"
 
 namespace ddp::train {
@@ -22,8 +25,9 @@ namespace ddp::train {
 using DeviceAllReduce = std::function<Result<>(void* numbers, std::size_t count, cudaStream_t stream)>;
 
 /// One model in the memory of one GPU, with its training steps. All work goes into one stream in the order of
-/// the calls. A call waits for the stream only if its comment says so. Work that repeats with the same batch
-/// size is captured once and then replayed as a graph.
+/// the calls. Only the all-reduces have a stream of their own, which the first one waits for. A call waits
+/// for the stream only if its comment says so. Work that repeats with the same batch size is captured once
+/// and then replayed as a graph.
 template <class T>
 class DeviceNet {
  public:
@@ -34,7 +38,7 @@ class DeviceNet {
     std::function<void(std::byte*)> lay_out;
     std::function<Memory&()> memory;
     std::function<void(const DeviceRunner&, int batch, bool training)> forward;
-    std::function<void(const DeviceRunner&, int batch)> backward;
+    std::function<void(const DeviceRunner&, int batch, const kernels::device::OnReady&)> backward;
     std::function<void(const DeviceRunner&, const kernels::device::UpdateSettings&, T share)> update;
     /// Rounds the parameters to the kernels' copy of the weights, after others wrote the parameters. Does
     /// nothing if the kernels read the parameters themselves.
@@ -46,6 +50,9 @@ class DeviceNet {
     kernels::device::UpdateSettings update{};
     int ranks = 1;
     DeviceAllReduce all_reduce;  ///< empty: this rank is alone
+    /// Parts of the gradients, in the order in which backward completes them. Each is summed while backward
+    /// computes the next ones.
+    std::vector<GradientBucket> buckets;
     /// Buffer of learnt_bytes() that receives the learned state before the step. Null: no copy is made.
     std::byte* kept = nullptr;
     bool as_graph = true;     ///< false: single launches; the same on all ranks, as NCCL requires
@@ -133,7 +140,10 @@ class DeviceNet {
   /// destruction frees nothing while the stream is at work.
   struct Captures {
     ~Captures();
+    Result<bool> is_idle() const;
     CudaStream stream;
+    CudaStream sums;  ///< for the all-reduces
+    CudaEvent mark;
     std::map<std::pair<DeviceWork, int>, CudaGraph> graphs;
   };
   /// Runs enqueue(runner) → Result<> at once.
@@ -144,6 +154,8 @@ class DeviceNet {
   Result<> run(DeviceWork work, int batch, const Enqueue& enqueue);
   Result<> enqueue_step(const DeviceRunner& runner, int batch, const Hyperparameters& hyperparameters,
                         const ResidentImages* held);
+  Result<> enqueue_backward(const DeviceRunner& runner, int batch, const Hyperparameters& hyperparameters);
+  Result<> enqueue_sum(const GradientBucket& bucket, const DeviceAllReduce& all_reduce);
   Result<> copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
 
   Program program_;

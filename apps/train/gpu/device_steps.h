@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <span>
 #include <stdexcept>
+#include <vector>
 
 #include "apps/train/collectives/device_all_reducer.h"
 #include "apps/train/data/dataset.h"
 #include "apps/train/model/optimizer.h"
+#include "apps/train/schedule/gradient_buckets.h"
 #include "base/result.h"
 
 namespace ddp::train {
@@ -18,6 +20,7 @@ struct DeviceStepSettings {
   OptimizerSettings optimizer{};
   double clip_value = 0, clip_norm = 0;           ///< 0: off
   DeviceAllReducer* all_reducer = nullptr;        ///< null: this rank is alone
+  std::vector<GradientBucket> buckets;            ///< of plan_buckets(); empty: one of all gradients
   int ranks = 1;                                  ///< summed over by all_reducer
   bool undo = false;                              ///< drop() must restore the state before the step in flight
   std::chrono::milliseconds drop_timeout{5'000};  ///< for drop() to wait for the GPU

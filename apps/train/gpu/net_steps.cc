@@ -67,6 +67,8 @@ Result<> NetSteps<T>::attach(const DeviceStepSettings& settings) {
   }
   hyperparameters_.kept = settings.undo ? kept_.get() : nullptr;
   if (all_reducer_ == nullptr) return {};
+  hyperparameters_.buckets = settings.buckets;
+  if (hyperparameters_.buckets.empty()) hyperparameters_.buckets = {{0, net_.gradient_bytes() / sizeof(T)}};
   hyperparameters_.all_reduce = [all_reducer = all_reducer_](void* numbers, std::size_t count,
                                                              cudaStream_t stream) {
     return all_reducer->enqueue(numbers, count, kDeviceType<T>, stream);
@@ -180,7 +182,8 @@ Result<> NetSteps<T>::launch(const DeviceStep<T>& step) {
   if (!held) {
     if (auto done = send_batch(step); !done) return done;
   }
-  if (all_reducer_ != nullptr) all_reducer_->launched(net_.gradient_bytes(), kDeviceType<T>);
+  for (const GradientBucket& bucket : hyperparameters_.buckets)
+    all_reducer_->launched((bucket.end - bucket.begin) * sizeof(T), kDeviceType<T>);
   auto done = net_.step(static_cast<int>(step.size), mine.input, hyperparameters_, held ? &held_ : nullptr);
   if (!done) return done;
   const auto copied = cudaMemcpyAsync(&mine.state, net_.memory().state, sizeof mine.state,
@@ -196,7 +199,10 @@ template <class T>
 Result<> NetSteps<T>::wait_for(cudaEvent_t event) {
   if (all_reducer_ == nullptr) return cuda_check(cudaEventSynchronize(event), "cudaEventSynchronize");
   const auto is_done = [event] { return cuda_is_done(cudaEventQuery(event), "cudaEventQuery"); };
-  return all_reducer_->wait(is_done, "all-reduce");
+  Result<> waited;
+  for (std::size_t i = 0; waited && i < hyperparameters_.buckets.size(); ++i)
+    waited = all_reducer_->wait(is_done, "all-reduce");
+  return waited;
 }
 
 template <class T>

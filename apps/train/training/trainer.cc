@@ -331,6 +331,7 @@ auto Trainer<T>::begin_device_epoch(std::vector<std::uint32_t> order)
     settings.clip_norm = options_.clip_norm;
     settings.ranks = sum_group().world_size();
     settings.all_reducer = settings.ranks == 1 ? nullptr : sum_group().device_all_reducer();
+    settings.buckets = sync_->buckets();
     settings.undo = options_.rejoin;
     if (auto done = device.attach(settings); !done) return done.error();
     attached_to_device_ = true;

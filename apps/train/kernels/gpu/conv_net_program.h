@@ -32,12 +32,14 @@ void run_conv_net_forward(const Runner& runner, const ConvNetMemory<T, S>& m, in
 
 /// Computes the gradients.
 template <class T, class S, class Runner>
-void run_conv_net_backward(const Runner& runner, const ConvNetMemory<T, S>& m, int batch) {
+void run_conv_net_backward(const Runner& runner, const ConvNetMemory<T, S>& m, int batch,
+                           const OnReady& on_ready) {
   const WeightMemory<T, S>& t = m.training;
   const auto& block1 = m.block1;
   const auto& block2 = m.block2;
   runner.template run<HeadGradient<T, S>>({batch, kConvNetFeatures, m.features, m.logit_gradient,
                                            t.gradients + kConvNetFcWeight, t.gradients + kConvNetFcBias});
+  on_ready(static_cast<std::size_t>(block2.gamma));  // Head has computed those of the normalization
   T* const inner = m.gradient2 + (2 * 18 + 2) * 32;
   runner.template run<PoolGradient<T, 14, 32, S>>(
       {batch, block2.pooled_gradient(m.features_gradient), inner, 18 * 18 * 32, 18 * 32});
@@ -55,6 +57,7 @@ void run_conv_net_backward(const Runner& runner, const ConvNetMemory<T, S>& m, i
   runner.template run<SumParts<T>>(
       {{{m.weight_parts1, t.gradients + block1.weight, Weights1::kSize, Weights1::groups(batch)},
         {m.weight_parts2, t.gradients + block2.weight, Weights2::kSize, Weights2::groups(batch)}}});
+  on_ready(0);
 }
 
 }  // namespace ddp::train::kernels::device

@@ -75,7 +75,7 @@ void run_mlp_forward(const Runner& runner, const MlpMemory<T, S>& m, int batch, 
 }
 
 template <class T, class S, class Runner>
-void run_mlp_backward(const Runner& runner, const MlpMemory<T, S>& m, int batch) {
+void run_mlp_backward(const Runner& runner, const MlpMemory<T, S>& m, int batch, const OnReady& on_ready) {
   const WeightMemory<T, S>& t = m.training;
   T *gradient = m.gradient, *next = m.next_gradient;
   for (std::size_t i = m.layers.size(); i-- > 0;) {
@@ -85,6 +85,7 @@ void run_mlp_backward(const Runner& runner, const MlpMemory<T, S>& m, int batch)
                                            input, layer.inputs, 1, t.gradients + layer.weight, layer.inputs,
                                            GemmEnd::kPlain, nullptr, nullptr});
       runner.template run<ColumnSums<T>>({batch, layer.outputs, gradient, t.gradients + layer.bias});
+      on_ready(layer.weight);
     };
     if (i == 0) {
       weight_gradient(t.images);

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <type_traits>
 
 #include "apps/train/data/image_size.h"
@@ -10,6 +11,9 @@
 #include "apps/train/kernels/gpu/score_body.h"
 
 namespace ddp::train::kernels::device {
+
+/// Backward calls it when the launches so far compute all gradients from element `begin` on.
+using OnReady = std::function<void(std::size_t begin)>;
 
 /// Memory for a step of any model: a batch, the flat vectors, the score and the update's state. It begins
 /// with zeros.
