@@ -1,5 +1,5 @@
-// The nodes of the simulation: the drivers of their agents' cores, as launcher/agent/agent.cc is one, and
-// their keepers.
+// The nodes of the simulation: the drivers of their agents' cores, as Agent with NodeWorkers is one, and their
+// keepers.
 #include <algorithm>
 #include <csignal>
 #include <utility>
