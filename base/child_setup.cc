@@ -1,15 +1,78 @@
 #include "base/child_setup.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
+#include <cstddef>
+#include <cstring>
+
+#include "base/unique_fd.h"
 
 namespace ddp {
 namespace {
+
+/// The kernel's entry of a directory, which readdir() would copy into allocated memory.
+struct Entry {
+  ino64_t inode;
+  off64_t offset;
+  unsigned short size;
+  unsigned char type;
+  char name[1];
+};
+
+/// Returns the number in a name of /proc/self/fd, or -1 for "." and "..".
+long number_of(const char* name) {
+  long number = 0;
+  for (; *name != 0; ++name) {
+    if (*name < '0' || *name > '9') return -1;
+    number = number * 10 + (*name - '0');
+  }
+  return number;
+}
+
+/// Applies `flags` as close_range(2) does, by the list of open descriptors.
+void visit_descriptors(unsigned first, unsigned last, unsigned flags) {
+  const int list = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (list < 0) return;
+  alignas(Entry) char buffer[4096];
+  long size;
+  while ((size = syscall(SYS_getdents64, list, buffer, sizeof buffer)) > 0) {
+    for (long at = 0; at < size;) {
+      const char* const entry = buffer + at;
+      const long fd = number_of(entry + offsetof(Entry, name));
+      unsigned short length;
+      std::memcpy(&length, entry + offsetof(Entry, size), sizeof length);
+      at += length;
+      if (fd < 0 || fd == list || fd < static_cast<long>(first) || fd > static_cast<long>(last)) continue;
+      if (flags == 0) {
+        close(static_cast<int>(fd));
+      } else {
+        fcntl(static_cast<int>(fd), F_SETFD, FD_CLOEXEC);
+      }
+    }
+  }
+  close(list);
+}
+
+void apply(unsigned first, unsigned last, unsigned flags) {
+  if (first > last || syscall(SYS_close_range, first, last, flags) == 0) return;
+  visit_descriptors(first, last, flags);
+}
+
+std::string failed(const char* name) {
+  const std::string reason = std::strerror(errno);
+  utsname names{};
+  uname(&names);
+  return std::string("Linux ") + names.release + " lacks or refuses " + name + " (" + reason + ")";
+}
 
 [[noreturn]] void give_up(ChildPlan& plan, ChildStep step, int err) {
   plan.failure.step = step;
@@ -49,9 +112,8 @@ bool is_target(const ChildPlan& plan, int fd) {
 }
 
 void move_descriptors(ChildPlan& plan) {
-  // Closes all unnamed descriptors at exec, even those opened without the flag. Kernels before 5.11 lack the
-  // call; there only O_CLOEXEC at opening protects.
-  syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC);
+  // Closes all unnamed descriptors at exec, even those opened without the flag.
+  close_descriptors_at_exec(3);
   int above = 3;
   for (std::size_t i = 0; i < plan.move_count; ++i) {
     if (plan.moves[i].to >= above) above = plan.moves[i].to + 1;
@@ -79,6 +141,25 @@ void enter_cgroup(const ChildPlan& plan) {
 }
 
 }  // namespace
+
+void close_descriptors(unsigned first, unsigned last) {
+  apply(first, last, 0);
+}
+
+void close_descriptors_at_exec(unsigned first) {
+  apply(first, ~0U, CLOSE_RANGE_CLOEXEC);
+}
+
+std::string missing_kernel_call() {
+  const UniqueFd self(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0U)));
+  if (!self) return failed("pidfd_open");
+  if (syscall(SYS_pidfd_send_signal, self.get(), 0, nullptr, 0U) != 0) return failed("pidfd_send_signal");
+  siginfo_t info{};
+  // This process is no child of its own, so ECHILD means that the kernel knows the call.
+  if (waitid(P_PIDFD, static_cast<id_t>(self.get()), &info, WEXITED | WNOHANG) != 0 && errno != ECHILD)
+    return failed("waitid(P_PIDFD)");
+  return {};
+}
 
 void run_child(ChildPlan& plan) {
   default_signals();

@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <cstddef>
+#include <string>
 
 namespace ddp {
 
@@ -42,5 +43,18 @@ struct ChildPlan {
 /// Runs in the new process, with all signals blocked. Sets the process up and executes the program, or stores
 /// the failure and exits. Uses only async-signal-safe system calls (no allocation, no lock, no stdio).
 [[noreturn]] void run_child(ChildPlan& plan);
+
+/// Closes the descriptors from `first` to `last`, also where close_range(2) is missing (before Linux 5.9).
+/// Async-signal-safe.
+void close_descriptors(unsigned first, unsigned last);
+
+/// Sets close-on-exec for the descriptors from `first` on, also where the kernel lacks the call (before Linux
+/// 5.11). Async-signal-safe.
+void close_descriptors_at_exec(unsigned first);
+
+/// Returns text about the first call without which no child can be watched and signalled safely (Linux 5.4
+/// has them all): "Linux 4.19.0 lacks or refuses pidfd_open (Function not implemented)". Empty: none is
+/// missing.
+std::string missing_kernel_call();
 
 }  // namespace ddp

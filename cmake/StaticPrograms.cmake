@@ -21,5 +21,5 @@ endif()
 # ddp_static_program(NAME): links a program without any shared library, and without the parts of glibc that load some.
 function(ddp_static_program name)
   target_sources(${name} PRIVATE ${PROJECT_SOURCE_DIR}/apps/static_program/no_shared_libraries.cc)
-  target_link_options(${name} PRIVATE -static)
+  target_link_options(${name} PRIVATE -static LINKER:--gc-sections)
 endfunction()

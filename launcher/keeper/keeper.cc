@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/child_setup.h"
 #include "base/clock.h"
 #include "base/exit_status.h"
 #include "base/files.h"
@@ -225,7 +226,7 @@ bool Keeper::remove_traces() {
 void Keeper::remove_directory() {
   const pid_t child = fork();
   if (child == 0) {
-    syscall(SYS_close_range, 0U, ~0U, 0U);  // no peer must wait for the end of file of our descriptors
+    close_descriptors(0, ~0U);  // no peer must wait for the end of file of our descriptors
     for (const auto& entry : list_directory(directory_))
       ::unlink(entry.c_str());
     ::rmdir(directory_.c_str());
@@ -277,8 +278,8 @@ void leave_the_agents_things(int keep) {
   const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
   dup2(null.get(), 0);
   dup2(null.get(), 1);
-  if (keep > 3) syscall(SYS_close_range, 3U, static_cast<unsigned>(keep - 1), 0U);
-  syscall(SYS_close_range, static_cast<unsigned>(keep + 1), ~0U, 0U);
+  if (keep > 3) close_descriptors(3, static_cast<unsigned>(keep - 1));
+  close_descriptors(static_cast<unsigned>(keep + 1), ~0U);
 }
 
 void become_keeper() {

@@ -16,6 +16,7 @@
 #include <span>
 #include <utility>
 
+#include "base/child_setup.h"
 #include "base/parse_text.h"
 #include "launcher/keeper/process_table.h"
 
@@ -101,7 +102,7 @@ ssize_t receive_answer(int socket, int& answer, UniqueFd& pidfd) {
   prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
   if (getppid() != parent) _exit(0);
   dup2(answers, 0);
-  syscall(SYS_close_range, 1U, ~0U, 0U);
+  close_descriptors(1, ~0U);
   for (const pid_t pid : pids) {
     // Open the pidfd first, so that the environment belongs to the pidfd's process.
     const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0U));

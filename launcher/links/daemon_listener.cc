@@ -1,7 +1,6 @@
 #include "launcher/links/daemon_listener.h"
 
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,6 +20,7 @@
 
 #include "base/asio.h"
 #include "base/byte_stream.h"
+#include "base/child_setup.h"
 #include "base/exit_status.h"
 #include "base/format_text.h"
 #include "launcher/link_protocol/daemon_frame.h"
@@ -224,14 +224,6 @@ void say(const std::string& line) {
   (void)!::write(STDERR_FILENO, text.data(), text.size());
 }
 
-void close_from(unsigned first, unsigned last) {
-  if (first > last || ::close_range(first, last, 0) == 0) return;
-  rlimit files{};  // Linux before 5.9
-  ::getrlimit(RLIMIT_NOFILE, &files);
-  for (unsigned fd = first; fd <= last && fd < files.rlim_cur; ++fd)
-    ::close(static_cast<int>(fd));
-}
-
 /// Runs in the forked child, inside the listener's loop, which never runs again here. All descriptors of the
 /// loop are closed, so that none of its events reaches this process, and no object is destroyed. A session of
 /// its own keeps the signals of the terminal and of the listener's group away.
@@ -243,8 +235,8 @@ void close_from(unsigned first, unsigned last) {
   ::setsid();
   ::prctl(PR_SET_NAME, "ddp-session");
   const auto link = static_cast<unsigned>(stream->native_socket());
-  close_from(STDERR_FILENO + 1, link - 1);
-  close_from(link + 1, ~0U);
+  close_descriptors(STDERR_FILENO + 1, link - 1);
+  close_descriptors(link + 1, ~0U);
   asio::io_context loop(1);
   stream->move_to(loop.get_executor());
   DaemonSessionOptions options;

@@ -2,7 +2,9 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/random.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -123,7 +125,10 @@ std::vector<std::uint16_t> candidates(const std::vector<PortRange>& ranges) {
     for (unsigned port = range.first; port <= range.last; ++port)
       all.push_back(static_cast<std::uint16_t>(port));
   }
-  std::shuffle(all.begin(), all.end(), std::mt19937(std::random_device{}()));
+  // Not std::random_device: train contains this code, and must run on an older glibc (checkpoint_writer.cc).
+  std::uint32_t seed = 0;
+  if (::getrandom(&seed, sizeof seed, 0) < 0) seed = static_cast<std::uint32_t>(::getpid());
+  std::shuffle(all.begin(), all.end(), std::mt19937(seed));
   if (all.size() > kMaxTries) all.resize(kMaxTries);
   return all;
 }

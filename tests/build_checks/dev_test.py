@@ -21,7 +21,7 @@ class Dev(unittest.TestCase):
             done = dev("help", cwd=elsewhere)
         self.assertEqual(done.returncode, 0)
         commands = re.search(r"^  (setup \|.*)\)$", (ROOT / "dev").read_text(), re.M).group(1).split(" | ")
-        self.assertEqual(sorted(commands), ["bench", "build", "check", "clients", "demo", "docs", "format", "fuzz", "gpu", "mutate", "setup", "test"])
+        self.assertEqual(sorted(commands), ["bench", "build", "check", "clients", "demo", "docs", "format", "fuzz", "gpu", "mutate", "package", "setup", "test"])
         for command in commands:
             self.assertRegex(done.stdout, rf"(?m)^  {command}\b")
 
@@ -33,7 +33,7 @@ class Dev(unittest.TestCase):
     def test_unknown_group(self):
         done = dev("setup", "everything")
         self.assertEqual((done.returncode, done.stderr),
-                         (1, './dev: setup: unknown group "everything"; the groups are build demo test check all\n'))
+                         (1, './dev: setup: unknown group "everything"; the groups are build demo test check package all\n'))
 
     def test_unknown_preset(self):
         done = dev("build", "fast")

@@ -9,7 +9,7 @@
 #include "apps/ddplaunch/options/diagnostics.h"
 #include "apps/ddplaunch/options/job_options.h"
 #include "apps/ddplaunch/options/job_plan_text.h"
-#include "base/build_identity.h"
+#include "apps/ddplaunch/options/version_text.h"
 #include "base/parse_text.h"
 #include "launcher/job/env_filter.h"
 
@@ -259,7 +259,7 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   options.written.standalone =
       std::find(line.given.begin(), line.given.end(), "--standalone") != line.given.end();
   if (options.written.help) return PrintText{options.table.help(), {}};
-  if (options.written.version) return PrintText{"ddplaunch " + std::string(version()) + '\n', {}};
+  if (options.written.version) return PrintText{version_text(), {}};
 
   const std::size_t errors_before = diagnostics.errors.size();
   read_node_options(options, context, diagnostics);

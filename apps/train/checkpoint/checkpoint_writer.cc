@@ -1,6 +1,7 @@
 #include "apps/train/checkpoint/checkpoint_writer.h"
 
 #include <fcntl.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,7 +10,6 @@
 #include <filesystem>
 #include <future>
 #include <initializer_list>
-#include <random>
 #include <span>
 #include <string_view>
 #include <system_error>
@@ -80,8 +80,10 @@ template <class T>
 CheckpointWriter<T>::CheckpointWriter(Config config, const Model<T>& model,
                                       std::function<void(const std::string&)> say)
     : config_(std::move(config)), model_(model), say_(std::move(say)) {
-  std::random_device random;
-  nonce_ = std::to_string(std::uint64_t{random()} << 32 | random());
+  // Not std::random_device: libstdc++ built on a new glibc would need arc4random (2.36) on each node.
+  std::uint64_t nonce = 0;
+  if (::getrandom(&nonce, sizeof nonce, 0) < 0) nonce = static_cast<std::uint64_t>(::getpid());
+  nonce_ = std::to_string(nonce);
   std::error_code ignored;
   std::vector<fs::path> stale;  // unfinished files of an ended training
   for (const fs::path& path : list_directory(config_.directory))

@@ -1,0 +1,17 @@
+#include "apps/ddplaunch/options/version_text.h"
+
+#include "base/build_identity.h"
+
+namespace ddp {
+
+std::string version_text() {
+  return "ddplaunch " + std::string(version()) +
+         "\n"
+         "commit:    " DDP_COMMIT
+         "\n"
+         "compiler:  " DDP_COMPILER
+         "\n"
+         "libraries: " DDP_LIBRARIES "\n";
+}
+
+}  // namespace ddp

@@ -1,0 +1,40 @@
+# The installed tree, which is the same in each package (docs/decisions/0026-packages.md). It can be moved: programs find each other by
+# relative paths. `train` is in libexec, since its name is too common for PATH.
+install(TARGETS ddplaunch ddplaunchd RUNTIME DESTINATION bin)
+install(TARGETS ddplaunch-listen ddplaunch-nvml train RUNTIME DESTINATION libexec/ddplaunch)
+install(FILES docs/man/ddplaunch.1 docs/man/ddplaunchd.1 DESTINATION share/man/man1)
+install(FILES docs/man/train.1 DESTINATION share/man/man1 RENAME ddplaunch-train.1)
+# Shells find a command's completion by the name of the file.
+foreach(command ddplaunch ddplaunchd)
+  install(FILES configs/completion/ddplaunch.bash DESTINATION share/bash-completion/completions RENAME ${command})
+  install(FILES configs/completion/ddplaunch.fish DESTINATION share/fish/vendor_completions.d RENAME ${command}.fish)
+endforeach()
+install(FILES configs/completion/_ddplaunch DESTINATION share/zsh/site-functions)
+install(FILES configs/ddplaunchd.service DESTINATION lib/systemd/user)
+install(FILES README.md CHANGELOG.md LICENSE docs/third_party.md DESTINATION share/doc/ddplaunch)
+install(DIRECTORY docs/users DESTINATION share/doc/ddplaunch FILES_MATCHING PATTERN "*.md")
+# The distribution's statement for each linked library, and the texts of the licences to which they refer.
+foreach(package libssh-dev libssl-dev libyaml-cpp-dev zlib1g-dev libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev
+    libboost1.81-dev libboost-dev libc6-dev libstdc++-12-dev libstdc++-13-dev libstdc++-14-dev)
+  install(FILES /usr/share/doc/${package}/copyright DESTINATION share/doc/ddplaunch/licenses RENAME ${package} OPTIONAL)
+endforeach()
+foreach(licence LGPL-2.1 GPL-3 Apache-2.0)
+  install(FILES /usr/share/common-licenses/${licence} DESTINATION share/doc/ddplaunch/licenses OPTIONAL)
+endforeach()
+
+# The .deb is made by CPack. Its parts of Debian's policy are in no other package (cmake/package.py).
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_CONTACT "The ddplaunch developers <ddplaunch@example.org>")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "multi-node launcher for distributed training")
+set(CPACK_PACKAGE_DESCRIPTION "ddplaunch starts a distributed training job on many Linux machines over SSH.
+ Workers get the environment that PyTorch, NCCL and Gloo expect. When one rank
+ fails, the whole job stops, and the report names host, rank and cause.")
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION science)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "openssh-client")
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_THREADS 0)
+set(CPACK_PRE_BUILD_SCRIPTS ${PROJECT_SOURCE_DIR}/cmake/DebianFiles.cmake)
+include(CPack)

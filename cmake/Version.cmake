@@ -1,0 +1,31 @@
+# What `ddplaunch --version` prints beside the version. The commit is that of the last configuration, and a new commit configures again.
+# DDP_COMMIT names it where the sources are no git repository, as in a release's archive.
+set(DDP_COMMIT "" CACHE STRING "Commit of the sources, if they are no git repository")
+set(commit "${DDP_COMMIT}")
+if(commit STREQUAL "")
+  find_package(Git QUIET)
+  if(GIT_FOUND)
+    execute_process(COMMAND ${GIT_EXECUTABLE} describe --always --dirty --abbrev=12 --exclude=* WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
+      OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  endif()
+  if(EXISTS ${PROJECT_SOURCE_DIR}/.git/logs/HEAD)
+    set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/.git/logs/HEAD)
+  endif()
+endif()
+if(commit STREQUAL "")
+  set(commit "unknown")
+endif()
+
+set(libssh_version "")
+file(STRINGS ${LIBSSH_INCLUDE_DIR}/libssh/libssh_version.h lines REGEX "define LIBSSH_VERSION_(MAJOR|MINOR|MICRO)")
+foreach(line ${lines})
+  string(REGEX REPLACE ".*[ \t]([0-9]+).*" "\\1" number "${line}")
+  list(APPEND libssh_version ${number})
+endforeach()
+list(JOIN libssh_version "." libssh_version)
+set(linked "static")
+if(NOT DDP_STATIC)
+  set(linked "shared")
+endif()
+set_source_files_properties(${PROJECT_SOURCE_DIR}/apps/ddplaunch/options/version_text.cc DIRECTORY ${PROJECT_SOURCE_DIR}/apps/ddplaunch PROPERTIES COMPILE_DEFINITIONS
+  "DDP_COMMIT=\"${commit}\";DDP_COMPILER=\"${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}, ${CMAKE_SYSTEM_PROCESSOR}\";DDP_LIBRARIES=\"${linked}: libssh ${libssh_version}, OpenSSL ${OPENSSL_VERSION}, yaml-cpp ${yaml-cpp_VERSION}, zlib ${ZLIB_VERSION_STRING}\\nheaders:   Boost ${Boost_VERSION_STRING}, spdlog ${spdlog_VERSION}, CLI11 ${CLI11_VERSION}, nlohmann-json ${nlohmann_json_VERSION}\"")

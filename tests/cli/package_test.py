@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Makes the packages of this build, installs each one, and runs jobs with it. DDP_BUILD_DIR is the build.
+
+The tarball goes into a directory with a blank in its name, the wheel into a venv, the .deb into a directory (dpkg-deb -x)."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import unittest
+import zipfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from launch import BIN, SOURCE, LaunchTest, Nodes, main  # noqa: E402
+
+BUILD = pathlib.Path(os.environ.get("DDP_BUILD_DIR", BIN.parent))
+UNSHARE = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
+TREE = {"bin/ddplaunch", "bin/ddplaunchd", "libexec/ddplaunch/train", "libexec/ddplaunch/ddplaunch-listen",
+        "libexec/ddplaunch/ddplaunch-nvml", "lib/systemd/user/ddplaunchd.service", "share/ddplaunch/python/ddplaunch/elastic.py",
+        "share/bash-completion/completions/ddplaunch", "share/doc/ddplaunch/third_party.md"}
+
+
+def make_packages(out):
+    made = subprocess.run([sys.executable, "-B", SOURCE / "cmake/package.py", BUILD, out], text=True, capture_output=True,
+                          env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}, check=False)
+    if made.returncode != 0:
+        raise RuntimeError(made.stdout + made.stderr)
+    return {path.suffix: path for path in map(pathlib.Path, made.stdout.split())}
+
+
+def can_unshare():
+    return subprocess.run([*UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False).returncode == 0
+
+
+class Package(LaunchTest):
+    @classmethod
+    def setUpClass(cls):
+        cls.place = pathlib.Path(tempfile.mkdtemp(prefix="ddplaunch-package-"))
+        cls.addClassCleanup(shutil.rmtree, cls.place, ignore_errors=True)
+        cls.packages = make_packages(cls.place / "packages")
+
+    def command(self, *args):
+        return [str(self.prefix / "bin/ddplaunch"), "--job-id", self.job, "--job-dir", str(self.job_dir), *map(str, args)]
+
+    def assert_runs(self, prefix, *trainer_options):
+        """Runs what a new user runs: the version, a job of two ranks, and the trainer."""
+        self.prefix = prefix
+        for name in TREE:
+            self.assertTrue((prefix / name).exists() or "python" in name, f"{prefix} has no {name}")
+        self.assertFalse((prefix / "bin/train").exists())
+        version = subprocess.run([prefix / "bin/ddplaunch", "--version"], capture_output=True, text=True, check=True).stdout
+        self.assertRegex(version, r"^ddplaunch \d+\.\d+\.\d+\ncommit: .*\ncompiler: .*\nlibraries: static: libssh ")
+        done = self.run_job("--nproc-per-node", 2, "sh", "-c", "echo $RANK of $WORLD_SIZE")
+        self.assert_code(done, 0)
+        self.assertEqual(sorted(done.out.splitlines()), ["[localhost:0] 0 of 2", "[localhost:1] 1 of 2"])
+        done = self.run_job("--nproc-per-node", 2, "train", *trainer_options, timeout=300)
+        self.assert_code(done, 0)
+        self.assertIn("test accuracy", done.out)
+
+    def test_tarball_in_a_directory_with_a_blank(self):
+        target = self.dir / "my programs"
+        with tarfile.open(self.packages[".gz"]) as tar:
+            tops = {name.partition("/")[0] for name in tar.getnames()}
+            tar.extractall(target)
+        self.assertEqual(len(tops), 1)
+        self.assert_runs(target / tops.pop())  # the command of the README, without any option
+
+    def test_deb(self):
+        if ".deb" not in self.packages:
+            self.skipTest("dpkg-shlibdeps is not installed")
+        subprocess.run(["dpkg-deb", "-x", self.packages[".deb"], self.dir / "root"], check=True)
+        self.assert_runs(self.dir / "root/usr", "--limit", 2000)
+        fields = subprocess.run(["dpkg-deb", "-f", self.packages[".deb"]], capture_output=True, text=True, check=True).stdout
+        self.assertRegex(fields, r"(?m)^Depends: libc6 \(>= 2\.\d+\), libgcc-s1 \(>= \S+\)$")
+        if not shutil.which("lintian"):
+            self.skipTest("lintian is not installed")
+        done = subprocess.run(["lintian", "--allow-root", "--tag-display-limit", "0", self.packages[".deb"]],
+                              capture_output=True, text=True, check=False)
+        self.assertEqual([line for line in done.stdout.splitlines() if line.startswith("E:")], [])
+
+    def test_wheel_in_a_venv(self):
+        wheel = self.packages[".whl"]
+        self.assertLessEqual(wheel.stat().st_size, 15_000_000)
+        venv = self.dir / "venv"
+        made = subprocess.run([sys.executable, "-m", "venv", venv], capture_output=True, text=True, check=False)
+        if made.returncode != 0:
+            self.skipTest("this Python makes no venv")
+        subprocess.run([venv / "bin/pip", "install", "-q", "--no-index", "--disable-pip-version-check", wheel], check=True)
+        self.assert_runs(venv, "--limit", 2000)
+        python = venv / "bin/python"
+        done = subprocess.run([python, "-m", "ddplaunch", "--version"], capture_output=True, text=True, check=True)
+        self.assertTrue(done.stdout.startswith("ddplaunch "))
+        spec = "import importlib.util; print(importlib.util.find_spec('ddplaunch.elastic').origin)"
+        done = subprocess.run([python, "-c", spec], capture_output=True, text=True, check=True, cwd="/")
+        self.assertTrue(done.stdout.startswith(str(venv)), done.stdout)
+
+    def test_tag_of_the_wheel_covers_all_symbols(self):
+        wheel = self.packages[".whl"]
+        allowed = int(re.search(r"manylinux_2_(\d+)_", wheel.name).group(1))
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(self.dir)
+        programs = [p for p in self.dir.rglob("*") if p.is_file() and p.read_bytes()[:4] == b"\x7fELF"]
+        self.assertEqual(len(programs), 5)
+        needed = set()
+        for program in programs:
+            text = subprocess.run(["readelf", "-V", program], capture_output=True, text=True, check=True).stdout
+            needed.update(int(minor) for minor in re.findall(r"Name: GLIBC_2\.(\d+)", text))
+            libraries = subprocess.run(["readelf", "-d", program], capture_output=True, text=True, check=True).stdout
+            self.assertNotIn("libstdc++", libraries, program)
+        self.assertLessEqual(max(needed), allowed)
+
+    def test_same_build_gives_the_same_bytes(self):
+        again = make_packages(self.dir / "again")
+        self.assertEqual(again.keys(), self.packages.keys())
+        for kind, path in again.items():
+            self.assertEqual(path.read_bytes(), self.packages[kind].read_bytes(), kind)
+
+    @unittest.skipUnless(can_unshare(), "mounting in a namespace of our own is not allowed here")
+    def test_agent_and_train_are_pushed_from_the_installed_tree(self):
+        """The tree is mounted at a path that does not exist on the nodes."""
+        with tarfile.open(self.packages[".gz"]) as tar:
+            tar.extractall(self.dir / "kit")
+        kit, = (self.dir / "kit").iterdir()
+        here = self.dir / "here"
+        here.mkdir()
+        nodes = Nodes(self, 2, NODES_BASHRC=str(self.script("bashrc", "")))
+        self.prefix = here
+        binds = 'mount --bind "$0" "$1" && shift && exec "$@"'
+        plain = self.command
+        self.command = lambda *args: [*UNSHARE, "sh", "-c", binds, str(kit), str(here), *plain(*args)]
+        done = self.run_job("-v", "--ssh-config", nodes.ssh_config, "--hostfile", nodes.hostfile, "--nproc-per-node", 1, "--chdir", "/",
+                            "train", "--limit", 2000, "--device", "cpu", timeout=120)
+        self.assert_code(done, 0)
+        self.assertIn("copied ddplaunchd", done.err)
+        self.assertIn("test accuracy", done.out)
+
+
+if __name__ == "__main__":
+    main()
