@@ -2,6 +2,7 @@
 """Checks the sample files of configs/ and .github/: they can be read, their command lines are valid, and the commands and files
 that they name exist."""
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -16,6 +17,7 @@ from tests.support.launch import DDPLAUNCH, SOURCE, LaunchTest, main
 CONFIGS = SOURCE / "configs"
 WORKFLOWS = sorted((SOURCE / ".github/workflows").glob("*.yml"))
 HAS_YAML = importlib.util.find_spec("yaml") is not None
+HAS_JSONSCHEMA = importlib.util.find_spec("jsonschema") is not None
 
 
 def documents(path):
@@ -28,6 +30,18 @@ class Samples(LaunchTest):
         done = subprocess.run([DDPLAUNCH, "--dry-run", *args], cwd=SOURCE, env={**self.env, **env}, text=True, capture_output=True, timeout=60)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
+
+    def test_job_files(self):
+        files = sorted((CONFIGS / "jobs").glob("*.yaml"))
+        self.assertGreaterEqual(len(files), 3)
+        for path in files:
+            with self.subTest(path.name):
+                self.assertIn(f"{path}:", self.plan("--job-file", str(path)))
+                schema = re.search(r"\$schema=(\S+)", path.read_text())[1]
+                schema = json.loads((path.parent / schema).read_text())
+                if HAS_YAML and HAS_JSONSCHEMA:
+                    import jsonschema
+                    jsonschema.validate(documents(path)[0], schema)
 
     def test_hostfiles(self):
         for path in sorted(CONFIGS.glob("hostfile.*")):
