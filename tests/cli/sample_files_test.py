@@ -127,6 +127,13 @@ class Samples(LaunchTest):
         self.assertLessEqual({"test", "build", "package"}, set(found))
         self.assertEqual({command: files for command, files in found.items() if command not in commands}, {})
 
+    def test_folders_of_dev_that_files_name_exist(self):
+        dev = (SOURCE / "dev").read_text()
+        for path in [*WORKFLOWS, *(CONFIGS / "docker").iterdir()]:
+            for folder in re.findall(r"\bbuild/\w+", path.read_text()):
+                if folder != "build/release":
+                    self.assertRegex(dev, rf"{folder}\b", path.name)
+
     def test_files_that_samples_name_exist(self):
         named = 0
         for path in [path for path in CONFIGS.rglob("*") if path.is_file() and path.parent.name != "completion"]:
