@@ -52,6 +52,14 @@ std::string distrust_directory(const std::string& path) {
   return (found.st_mode & S_IWOTH) != 0 ? "is writable by everybody" : "";
 }
 
+std::string distrust_file(int fd) {
+  struct stat found {};
+  if (::fstat(fd, &found) != 0) return std::strerror(errno);
+  if (!S_ISREG(found.st_mode)) return "is not a regular file";
+  if (!is_ours_or_root(found.st_uid)) return owner_text(found.st_uid);
+  return (found.st_mode & S_IWOTH) != 0 ? "is writable by everybody" : "";
+}
+
 std::string distrust_parent(std::string path) {
   struct stat found {};
   while (::lstat(path.c_str(), &found) != 0) {

@@ -7,12 +7,17 @@
 namespace ddp {
 
 /// Guards against other users of the machine who own an output directory, move it, or redirect the output by
-/// a symbolic link. Users who share a group with write access to a directory are trusted. A user namespace
-/// shows files of unknown users, often root, as files of uid 65534; they count as root's.
+/// a symbolic link, and against files that they wrote. Users who share a group with write access to a
+/// directory are trusted. A user namespace shows files of unknown users, often root, as files of uid 65534;
+/// they count as root's.
 
 /// Returns why an existing directory is unsafe for output: it is a link, belongs to another user, or is
 /// writable by everybody. Empty: it is safe.
 std::string distrust_directory(const std::string& path);
+
+/// Returns why the text of an open file may be another user's: the file belongs neither to this user nor to
+/// root, or is writable by everybody. Empty: it is safe.
+std::string distrust_file(int fd);
 
 /// Returns why no directory may be created at or below `path`; empty: it may. The owner of the nearest
 /// existing directory at or above `path` could move its contents. The owner must be root, this user, or share

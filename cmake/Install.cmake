@@ -1,4 +1,4 @@
-# The installed tree, which is the same in each package (docs/decisions/0026-packages.md). It can be moved: programs find each other by
+# The installed tree, which is the same in each package (docs/decisions/0027-packages.md). It can be moved: programs find each other by
 # relative paths. `train` is in libexec, since its name is too common for PATH.
 install(TARGETS ddplaunch ddplaunchd RUNTIME DESTINATION bin)
 install(TARGETS ddplaunch-listen ddplaunch-nvml train RUNTIME DESTINATION libexec/ddplaunch)

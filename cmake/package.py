@@ -3,7 +3,7 @@
 
 usage: package.py BUILD_DIR OUT_DIR        prints the path of each package
 The same build gives the same bytes: entries are sorted and belong to root, and their time is SOURCE_DATE_EPOCH (default: the time of
-the last commit). docs/decisions/0026-packages.md has the reasons.
+the last commit). docs/decisions/0027-packages.md has the reasons.
 """
 import base64
 import gzip

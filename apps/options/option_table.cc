@@ -173,6 +173,13 @@ std::vector<std::string> OptionTable::fill(const std::vector<std::string>& words
   return errors;
 }
 
+std::string OptionTable::read_value(std::string_view name, const std::string& value) {
+  const CLI::Option* option = impl_->app.get_option(std::string(name));
+  const auto found = std::find_if(impl_->readers.begin(), impl_->readers.end(),
+                                  [&](const Impl::ValueReader& reader) { return reader.option == option; });
+  return found->read(value);
+}
+
 bool OptionTable::given(std::string_view name) const {
   return impl_->app.count(std::string(name)) > 0;
 }

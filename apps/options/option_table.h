@@ -54,6 +54,8 @@ class OptionTable {
   /// The value of an option that may omit it stands behind '='. Returns all errors of values, in the order of
   /// the declarations. Call it once.
   std::vector<std::string> fill(const std::vector<std::string>& words);
+  /// Reads one value into its field, as fill() does. Returns the error, or an empty text.
+  std::string read_value(std::string_view name, const std::string& value);
   /// Returns whether fill() has seen the option, by any of its names.
   bool given(std::string_view name) const;
 

@@ -15,8 +15,8 @@ _ddplaunch_table() {
         --store-allow -m --module --no-python --python --env --env-file --chdir --wrapper --setup --stdin --max-restarts
         --restart-backoff --scale-up --fence --hang-timeout --stop-grace --node-timeout --master-timeout --report --label
         --show-ranks --local-ranks-filter --bars --fold --console --log-dir -t --tee -r --redirects --log-max-size --jsonl --quiet
-        -v --verbose --job-id --accelerate-config --job-dir --dry-run --json --deep --collectives --min-busbw -V --version -h
-        --help'
+        -v --verbose --job-id --job-file --accelerate-config --job-dir --dry-run --json --deep --collectives --min-busbw -V
+        --version -h --help'
       ;;
     'ddplaunch --hostfile' | 'ddplaunch --deepspeed-hostfile' | 'ddplaunch --mpirun-hostfile' | 'ddplaunch --machinefile' | \
       'ddplaunch -machinefile' | 'ddplaunch -hostfile') source='file' input=hostfile ;;
@@ -70,6 +70,7 @@ _ddplaunch_table() {
     'ddplaunch -r' | 'ddplaunch --redirects') source='any' ;;
     'ddplaunch --log-max-size') source='any' ;;
     'ddplaunch --job-id' | 'ddplaunch --rdzv-id') source='job_id' ;;
+    'ddplaunch --job-file') source='file' ;;
     'ddplaunch --accelerate-config' | 'ddplaunch --config-file') source='file' ;;
     'ddplaunch --job-dir') source='directory' ;;
     'ddplaunch --min-busbw') source='any' ;;
@@ -297,7 +298,7 @@ _ddplaunch() {
   local source words optional repeats input
   COMPREPLY=()
   i=1
-  [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(check|hosts) ]] && i=2
+  [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(check|hosts|run) ]] && i=2
   [[ $command == train && $last -gt 1 && ${line[1]} == @(bench|health) ]] && command+=" ${line[1]}" i=2
   while ((i < last)); do
     word=${line[i++]} name=''
@@ -347,7 +348,7 @@ _ddplaunch() {
     case $command in
       ddplaunch)
         source=file words="train $(compgen -c -- "$current" | sort -u)"
-        ((last > 1)) || words+=' check hosts'
+        ((last > 1)) || words+=' check hosts run'
         ;;
       train) [[ ${line[last - 1]##*/} != train ]] || words+=' bench health' ;;
     esac

@@ -5,7 +5,7 @@ function __ddplaunch_command
     set -l line (commandline -opc)
     set -l command (string replace -r '.*/' '' -- $line[1])
     set -l i 2
-    test $command = ddplaunch; and contains -- "$line[2]" check hosts; and set i 3
+    test $command = ddplaunch; and contains -- "$line[2]" check hosts run; and set i 3
     test $command = train; and contains -- "$line[2]" bench health; and set command "train $line[2]" && set i 3
     while test $i -le (count $line)
         set -l word $line[$i]
@@ -155,6 +155,7 @@ end
 
 complete -c ddplaunch -n __ddplaunch_is_first -a check -d 'test all hosts'
 complete -c ddplaunch -n __ddplaunch_is_first -a hosts -d 'print ranks and addresses'
+complete -c ddplaunch -n __ddplaunch_is_first -a run -d 'start a job file'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -a train -d 'the bundled trainer'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -a '(__fish_complete_command)'
 complete -c ddplaunch -c train -n __ddplaunch_is_first_of_train -a bench -d 'measure the network'
@@ -171,8 +172,8 @@ function __ddplaunch_takes_value
                 --start-timeout --network --master-port --port-range --store --store-allow --python --env --env-file --chdir \
                 --wrapper --setup --stdin --max-restarts --restart-backoff --scale-up --fence --hang-timeout --stop-grace \
                 --node-timeout --master-timeout --report --label --show-ranks --local-ranks-filter --bars --console --log-dir -t \
-                --tee -r --redirects --log-max-size --job-id --accelerate-config --job-dir --min-busbw --on-peer-loss --rdzv-id \
-                --shutdown-timeout --rdzv-backend --rdzv-conf --monitor-interval --start-method --signals-to-handle \
+                --tee -r --redirects --log-max-size --job-id --job-file --accelerate-config --job-dir --min-busbw --on-peer-loss \
+                --rdzv-id --shutdown-timeout --rdzv-backend --rdzv-conf --monitor-interval --start-method --signals-to-handle \
                 --event-log-handler --role --num-nodes --num-gpus --num-accelerators -i -e --enable-each-rank-log --log-level \
                 --min-elastic-nodes --max-elastic-nodes --config-file --num-machines --main-process-port --num-processes \
                 --machine-rank --main-process-ip --main-training-function --deepspeed-hostfile --mpirun-hostfile \
@@ -284,6 +285,8 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l quiet -d 'print only the 
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -s v -l verbose -d 'report each step'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l job-id -r -f -a '(__ddplaunch_jobs)' -d 'name of the job'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l job_id -r -f -a '(__ddplaunch_jobs)' -d 'name of the job'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l job-file -r -F -d 'read options and worker from a YAML file; ddplaunch run FILE is the same'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l job_file -r -F -d 'read options and worker from a YAML file; ddplaunch run FILE is the same'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l accelerate-config -r -F -d 'read size, hosts and variables from a file of `accelerate config`'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l accelerate_config -r -F -d 'read size, hosts and variables from a file of `accelerate config`'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l job-dir -r -f -a '(__fish_complete_directories)' -d 'directory for the files of the job'

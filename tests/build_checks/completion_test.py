@@ -231,7 +231,9 @@ class Completion(unittest.TestCase):
         self.check("ddplaunch --hosts-from sl", "slurm")
 
     def test_the_worker(self):
-        self.check("ddplaunch ", "check", "hosts", "train", "script.py")
+        self.check("ddplaunch ", "check", "hosts", "run", "train", "script.py")
+        self.check("ddplaunch run s", "script.py")
+        self.check("ddplaunch run --job-i", "--job-id")
         self.check("ddplaunch --quiet ", "train", "script.py", absent=["check", "hosts"])
         self.check("ddplaunch -- s", "script.py")
         self.check("ddplaunch check tr", "train")

@@ -13,6 +13,7 @@ import unittest
 sys.dont_write_bytecode = True
 import option_completion
 import option_pages
+import option_schema
 
 PROGRAM = pathlib.Path(sys.argv.pop())
 MAN = option_pages.ROOT / "docs/man"
@@ -79,6 +80,14 @@ class Rules(unittest.TestCase):
                                             details="`x'y` is *one*: see [Labels](output.md#labels), [store.md](store.md). …")),
             [".TP", "\\fB\\-t\\fR, \\fB\\-\\-tee\\fR \\fIN|M\\fR", "Streams for \\fB\\-\\-log\\-dir\\fR (default: \\fB0\\fR).",
              "\\fBx\\(aqy\\fR is \\fIone\\fR: see \"Labels\" in docs/users/output.md, docs/users/store.md. \\[u2026]"])
+
+    def test_schema(self):
+        for expected, given in (
+                ({"type": "boolean"}, option("--a")),
+                ({"enum": ["rank0", "off", False]}, option("--a", "rank0|off")),
+                ({"type": ["string", "number"]}, option("--a", "N|MIN:MAX")),
+                ({"anyOf": [{"type": ["string", "number"]}, option_schema.WORDS]}, option("--a", "LIST", repeats=True))):
+            self.assertEqual(option_schema.property_of(given), {"description": "help", **expected})
 
     def test_values(self):
         for expected, given in (

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the descriptions of options into documents, manual pages and shell completions (./dev docs).
+"""Writes the descriptions of options into documents, manual pages, shell completions and JSON schemas (./dev docs).
 
 usage: option_pages.py PRINT_OPTIONS
 
@@ -14,6 +14,7 @@ import sys
 import textwrap
 
 import option_completion
+import option_schema
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILES = ("docs/users/options.md", "docs/users/daemon.md", "docs/users/train_options.md",
@@ -190,7 +191,7 @@ def fresh_files(printed):
         missing -= set(names)
     if missing:
         raise ValueError("no page has a part for " + ", ".join(sorted(missing)))
-    return texts
+    return {**texts, **option_schema.schemas(printed)}
 
 
 def read_options(program):
@@ -199,7 +200,7 @@ def read_options(program):
 
 def main():
     for path, text in fresh_files(read_options(sys.argv[1])).items():
-        if text != (ROOT / path).read_text(encoding="utf-8"):
+        if not (ROOT / path).exists() or text != (ROOT / path).read_text(encoding="utf-8"):
             (ROOT / path).write_text(text, encoding="utf-8")
             print(f"wrote {path}")
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "apps/ddplaunch/options/compatibility_options.h"
+#include "apps/ddplaunch/options/option_file.h"
 #include "apps/ddplaunch/options/options.h"
 #include "apps/ddplaunchd/daemon_options.h"
 #include "apps/options/option.h"
@@ -70,6 +71,17 @@ Json command_json(const std::vector<ddp::OptionGroup>& groups) {
   return list;
 }
 
+/// Returns the names of the options that a file of this kind may have, as the file has them.
+Json file_names(ddp::OptionFileKind kind) {
+  Json names = Json::array();
+  for (const ddp::OptionGroup& group : ddp::ddplaunch_option_groups()) {
+    for (const ddp::Option& option : group.options) {
+      if (belongs_in_file(option, group.title, kind)) names.push_back(ddp::name_in_file(option));
+    }
+  }
+  return names;
+}
+
 }  // namespace
 
 int main() {
@@ -78,5 +90,9 @@ int main() {
                          {"train", command_json(ddp::train::train_option_groups())},
                          {"train bench", command_json(ddp::train::bench_option_groups())},
                          {"train health", command_json(ddp::train::health_option_groups())}};
-  std::printf("%s\n", Json{{"commands", commands}, {"other_names", other_names()}}.dump(1).c_str());
+  const Json printed = {{"commands", commands},
+                        {"other_names", other_names()},
+                        {"job_file", file_names(ddp::OptionFileKind::kJob)},
+                        {"settings", file_names(ddp::OptionFileKind::kSettings)}};
+  std::printf("%s\n", printed.dump(1).c_str());
 }

@@ -2,6 +2,7 @@
 """Checks the sample files of configs/ and .github/: they can be read, their command lines are valid, and the commands and files
 that they name exist."""
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -16,6 +17,7 @@ from tests.support.launch import DDPLAUNCH, SOURCE, LaunchTest, main
 CONFIGS = SOURCE / "configs"
 WORKFLOWS = sorted((SOURCE / ".github/workflows").glob("*.yml"))
 HAS_YAML = importlib.util.find_spec("yaml") is not None
+HAS_JSONSCHEMA = importlib.util.find_spec("jsonschema") is not None
 
 
 def documents(path):
@@ -28,6 +30,18 @@ class Samples(LaunchTest):
         done = subprocess.run([DDPLAUNCH, "--dry-run", *args], cwd=SOURCE, env={**self.env, **env}, text=True, capture_output=True, timeout=60)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
+
+    def test_job_files(self):
+        files = sorted((CONFIGS / "jobs").glob("*.yaml"))
+        self.assertGreaterEqual(len(files), 3)
+        for path in files:
+            with self.subTest(path.name):
+                self.assertIn(f"{path}:", self.plan("--job-file", str(path)))
+                schema = re.search(r"\$schema=(\S+)", path.read_text())[1]
+                schema = json.loads((path.parent / schema).read_text())
+                if HAS_YAML and HAS_JSONSCHEMA:
+                    import jsonschema
+                    jsonschema.validate(documents(path)[0], schema)
 
     def test_hostfiles(self):
         for path in sorted(CONFIGS.glob("hostfile.*")):
@@ -87,7 +101,7 @@ class Samples(LaunchTest):
 
     @unittest.skipUnless(HAS_YAML, "python3-yaml is not installed")
     def test_workflows_and_issue_forms_can_be_read(self):
-        self.assertEqual([path.stem for path in WORKFLOWS], ["ci"])
+        self.assertEqual([path.stem for path in WORKFLOWS], ["ci", "release"])
         for path in WORKFLOWS:
             jobs = documents(path)[0]["jobs"]
             for name, job in jobs.items():
@@ -110,8 +124,15 @@ class Samples(LaunchTest):
         for path in [*WORKFLOWS, *(CONFIGS / "docker").iterdir()]:
             for command in re.findall(r"(?:run:|RUN) \./dev (\w+)", path.read_text()):
                 found.setdefault(command, []).append(path.name)
-        self.assertLessEqual({"test", "build"}, set(found))
+        self.assertLessEqual({"test", "build", "package"}, set(found))
         self.assertEqual({command: files for command, files in found.items() if command not in commands}, {})
+
+    def test_folders_of_dev_that_files_name_exist(self):
+        dev = (SOURCE / "dev").read_text()
+        for path in [*WORKFLOWS, *(CONFIGS / "docker").iterdir()]:
+            for folder in re.findall(r"\bbuild/\w+", path.read_text()):
+                if folder != "build/release":
+                    self.assertRegex(dev, rf"{folder}\b", path.name)
 
     def test_files_that_samples_name_exist(self):
         named = 0

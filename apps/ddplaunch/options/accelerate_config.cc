@@ -1,18 +1,15 @@
 #include "apps/ddplaunch/options/accelerate_config.h"
 
-#include <yaml-cpp/yaml.h>
-
 #include <algorithm>
 #include <array>
 #include <cctype>
 #include <cstddef>
-#include <exception>
-#include <map>
 #include <optional>
 #include <span>
 #include <utility>
 
 #include "apps/ddplaunch/options/accelerate_keys.h"
+#include "apps/ddplaunch/options/yaml_document.h"
 #include "base/parse_text.h"
 #include "remote/hosts/diagnostic.h"
 #include "remote/hosts/host_range.h"
@@ -25,21 +22,12 @@ std::string upper(std::string text) {
   return text;
 }
 
-/// Reads a truth value of YAML 1.1, as Python's yaml does. A quoted value is a string.
-std::optional<bool> truth(const YAML::Node& node) {
-  if (!node.IsScalar() || node.Tag() == "!") return std::nullopt;
-  const std::string text = lower_case(node.Scalar());
-  if (text == "true" || text == "yes" || text == "on") return true;
-  if (text == "false" || text == "no" || text == "off") return false;
-  return std::nullopt;
-}
-
 std::string spelled(const YAML::Node& node, Spelling spelling) {
   std::string text = node.Scalar();
-  if (const auto value = truth(node)) text = *value ? "True" : "False";
+  if (const auto value = yaml_truth(node)) text = *value ? "True" : "False";
   if (spelling == Spelling::kUpper) return upper(text);
   // Only yes and no become lower case; other words such as SHARDED_STATE_DICT stay.
-  return spelling == Spelling::kLower && truth(node) ? lower_case(text) : text;
+  return spelling == Spelling::kLower && yaml_truth(node) ? lower_case(text) : text;
 }
 
 bool is_name_part(const std::string& key) {
@@ -53,22 +41,13 @@ class AccelerateReader {
       : file_(file), config_(config), diagnostics_(diagnostics) {}
 
   void read(const YAML::Node& root);
-  void refuse_second(const YAML::Node& document) {
-    fail(document, "a second document begins here (after ---); a file of accelerate config has only one");
-  }
 
  private:
   using Pair = YAML::const_iterator::value_type;
 
   void fail(const YAML::Node& node, const std::string& text) { diagnostics_.fail(location(node) + text); }
   void note(const std::string& text) { diagnostics_.note(file_ + ": " + text); }
-  std::string location(const YAML::Node& node) const {
-    const YAML::Mark mark = node.Mark();
-    return file_ +
-           (mark.is_null() ? ""
-                           : ':' + std::to_string(mark.line + 1) + ':' + std::to_string(mark.column + 1)) +
-           ": ";
-  }
+  std::string location(const YAML::Node& node) const { return yaml_location(file_, node); }
   YAML::Node given(const char* key) const {  ///< undefined if it is missing or empty
     const YAML::Node& root = root_;          // the const operator adds nothing
     const YAML::Node node = root[key];
@@ -87,7 +66,6 @@ class AccelerateReader {
   std::optional<long long> number(const char* key);
 
   void check_keys();
-  void check_twice(const YAML::Node& map);
   void check_zeros(const YAML::Node& node, int levels);
   void read_environment();
   void read_size();
@@ -120,7 +98,7 @@ std::optional<long long> AccelerateReader::number(const char* key) {
 bool AccelerateReader::is_on(const char* key) {
   const YAML::Node node = given(key);
   if (!node.IsDefined()) return false;
-  if (const auto value = truth(node)) return *value;
+  if (const auto value = yaml_truth(node)) return *value;
   const std::string text = node.IsScalar() ? lower_case(node.Scalar()) : "?";
   if (text == "true" || text == "1") return true;
   if (text != "false" && text != "no" && text != "0" && !text.empty())
@@ -148,21 +126,6 @@ void AccelerateReader::check_keys() {
     const std::string_view near = nearest_word(key, known);
     fail(entry.first, "\"" + key + "\" is not a known key of accelerate" +
                           (near.empty() ? "; remove it" : "; did you mean " + std::string(near) + "?"));
-  }
-}
-
-/// YAML forbids duplicate keys, and readers differ in the value that they take.
-void AccelerateReader::check_twice(const YAML::Node& map) {
-  std::map<std::string, int> lines;
-  for (const Pair& entry : map) {
-    if (!entry.first.IsScalar()) continue;
-    const int line = entry.first.Mark().line + 1;
-    const auto [first, is_new] = lines.emplace(entry.first.Scalar(), line);
-    if (!is_new) {
-      fail(entry.first,
-           first->first + " is given twice (first on line " + std::to_string(first->second) + ')');
-    }
-    if (&map == &root_ && entry.second.IsMap()) check_twice(entry.second);
   }
 }
 
@@ -215,7 +178,7 @@ void AccelerateReader::read_output_paths() {
     note("machine_rank has no effect: one ddplaunch starts all nodes, ranked as the hosts are listed");
   if (const YAML::Node backend = given("rdzv_backend"); backend.IsDefined() && backend.Scalar() != "static")
     note("rdzv_backend " + backend.Scalar() + " has no effect: ddplaunch has one rendezvous of its own");
-  if (const YAML::Node same = given("same_network"); same.IsDefined() && truth(same) == false)
+  if (const YAML::Node same = given("same_network"); same.IsDefined() && yaml_truth(same) == false)
     note("same_network: false has no effect: nodes join over the connection that starts them");
   const YAML::Node ids = given("gpu_ids");
   if (!ids.IsDefined()) return;
@@ -233,7 +196,7 @@ void AccelerateReader::read_precision() {
     return fail(node, "mixed_precision must be one word; accelerate supports no, fp16, bf16 and fp8");
   std::string precision = node.IsDefined() ? lower_case(node.Scalar()) : "no";
   if (!node.IsDefined() && is_on("fp16")) precision = "fp16";
-  if (truth(node) == false) precision = "no";
+  if (yaml_truth(node) == false) precision = "no";
   if (precision != "no" && precision != "fp16" && precision != "bf16" && precision != "fp8")
     return fail(node, "mixed_precision " + precision + ": accelerate supports no, fp16, bf16 and fp8");
   set("ACCELERATE_MIXED_PRECISION", precision);
@@ -342,7 +305,10 @@ void AccelerateReader::read(const YAML::Node& root) {
   }
   root_ = root;
   check_keys();
-  check_twice(root_);
+  for (const Pair& entry : root_) {
+    if (entry.second.IsMap()) refuse_duplicate_keys(file_, entry.second, diagnostics_);
+  }
+  refuse_duplicate_keys(file_, root_, diagnostics_);
   check_zeros(root_, 3);
   read_environment();
   read_size();
@@ -363,22 +329,8 @@ void AccelerateReader::read(const YAML::Node& root) {
 AccelerateConfig read_accelerate_config(const std::string& text, const std::string& file,
                                         Diagnostics& diagnostics) {
   AccelerateConfig config;
-  try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
-    const YAML::Node none;
-    AccelerateReader reader(file, config, diagnostics);
-    reader.read(documents.empty() ? none : documents.front());
-    for (std::size_t i = 1; i < documents.size(); ++i) {
-      if (!documents[i].IsNull()) return reader.refuse_second(documents[i]), config;
-    }
-  } catch (const YAML::Exception& error) {
-    diagnostics.fail(file +
-                     (error.mark.is_null() ? ""
-                                           : ':' + std::to_string(error.mark.line + 1) + ':' +
-                                                 std::to_string(error.mark.column + 1)) +
-                     ": it cannot be read as YAML: " + error.msg);
-    return {};
-  }
+  const auto root = read_yaml(text, file, "a file of accelerate config has only one", diagnostics);
+  if (root) AccelerateReader(file, config, diagnostics).read(*root);
   return config;
 }
 

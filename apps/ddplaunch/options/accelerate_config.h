@@ -19,7 +19,7 @@ struct AccelerateProcesses {
 /// The content of a file of `accelerate config`, as ddplaunch's options (docs/users/migrating.md has the
 /// table of keys).
 struct AccelerateConfig {
-  std::vector<std::string> words;  ///< options that precede those of the command line: "--nnodes=2"
+  std::vector<std::string> words;  ///< options: "--nnodes=2"
   launcher::EnvVars env;           ///< variables that Accelerate's own launcher would set
   std::optional<AccelerateProcesses> processes;
   std::vector<std::string> devices;  ///< gpu_ids, for every host without its own devices
@@ -30,9 +30,5 @@ struct AccelerateConfig {
 /// effect, or refused. Any other key is an error with its place, as in Accelerate.
 AccelerateConfig read_accelerate_config(const std::string& text, const std::string& file,
                                         Diagnostics& diagnostics);
-
-/// Returns the config's words without those that the options `given` on the command line replace or exclude.
-std::vector<std::string> accelerate_arguments(const AccelerateConfig& config,
-                                              const std::vector<std::string>& given);
 
 }  // namespace ddp

@@ -70,7 +70,7 @@ void CommandLineScanner::add_names(std::vector<std::string_view>& names) const {
 
 }  // namespace
 
-CommandLine read_command_line(const std::vector<std::string>& args, OptionTable& table,
+CommandLine scan_command_line(const std::vector<std::string>& args, const OptionTable& table,
                               Diagnostics& diagnostics) {
   CommandLineScanner scanner(args, table, diagnostics);
   CommandLine line;
@@ -81,10 +81,9 @@ CommandLine read_command_line(const std::vector<std::string>& args, OptionTable&
     line.worker.assign(args.begin() + static_cast<std::ptrdiff_t>(scanner.next()), args.end());
   }
   line.read_all = scanner.errors().empty();
+  line.words = scanner.words();
   line.given = scanner.given();
   for (const std::string& error : scanner.errors())
-    diagnostics.fail(error);
-  for (const std::string& error : table.fill(scanner.words()))
     diagnostics.fail(error);
   return line;
 }

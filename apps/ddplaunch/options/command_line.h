@@ -8,9 +8,11 @@
 
 namespace ddp {
 
-/// The split arguments; the options are in the fields of the table.
+/// The split arguments.
 struct CommandLine {
+  std::vector<std::string> words;   ///< the options, for OptionTable::fill
   std::vector<std::string> worker;  ///< the first positional and all words behind it, byte for byte
+  std::string worker_origin = "";   ///< the place in a job file that names the worker
   bool separated = false;           ///< "--" stands before the worker
   bool read_all = true;             ///< false: an option is unknown or lacks its value
   bool scanned_all = true;          ///< false: an unknown option hid the start of the worker
@@ -19,8 +21,8 @@ struct CommandLine {
 };
 
 /// Finds the options before the worker: `--opt value`, `--opt=value`, '_' for '-', `--` ends them. Unknown
-/// options, missing and wrong values, and the options of compatibility_options.h go to `diagnostics`.
-CommandLine read_command_line(const std::vector<std::string>& args, OptionTable& table,
+/// options, missing values, and the options of compatibility_options.h go to `diagnostics`.
+CommandLine scan_command_line(const std::vector<std::string>& args, const OptionTable& table,
                               Diagnostics& diagnostics);
 
 }  // namespace ddp

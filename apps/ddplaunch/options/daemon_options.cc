@@ -24,14 +24,14 @@ void check_hosts(const launcher::JobSpec& spec, Diagnostics& diagnostics) {
 void check_daemon_options(JobOptions& options, Diagnostics& diagnostics) {
   launcher::JobSpec& spec = options.job.spec;
   if (spec.launcher != launcher::LauncherKind::kDaemon) {
-    if (options.given("--daemon-port"))
+    if (options.given_for_job("--daemon-port"))
       diagnostics.fail(
           "--daemon-port is for --launcher daemon, which reaches nodes where ddplaunchd --listen runs");
     return;
   }
   spec.push = false;  // only over SSH
   for (const char* name : {"--ssh-command", "--ssh-config", "--accept-new-host-keys"}) {
-    if (options.given(name))
+    if (options.given_for_job(name))
       diagnostics.fail(std::string("--launcher daemon reaches the nodes without SSH, so ") + name +
                        " has no effect");
   }

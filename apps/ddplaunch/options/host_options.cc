@@ -108,7 +108,7 @@ void read_launcher(JobOptions& options, Diagnostics& diagnostics) {
     diagnostics.fail("--launcher daemon needs hosts: --hostfile FILE or --host LIST");
   if (chosen == LauncherKind::kSsh && alone)
     diagnostics.fail("--launcher ssh (or pdsh) needs hosts: --hostfile FILE or --host LIST");
-  if (chosen == LauncherKind::kSlurm && options.given("--ssh-command"))
+  if (chosen == LauncherKind::kSlurm && options.given_for_job("--ssh-command"))
     diagnostics.fail("--ssh-command cannot be used with --launcher slurm, which starts the nodes with srun");
   if (chosen != LauncherKind::kLocal) return;
   if (spec.ssh_localhost)

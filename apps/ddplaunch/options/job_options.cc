@@ -18,6 +18,7 @@ using std::chrono::milliseconds;
 
 constexpr char kUsage[] =
     "usage: ddplaunch [options] WORKER [arguments of the worker]\n"
+    "       ddplaunch run JOB.yaml [options]\n"
     "       ddplaunch check [options] [WORKER [arguments of the worker]]\n"
     "       ddplaunch hosts [options]\n"
     "\n"
@@ -358,6 +359,13 @@ void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std:
        .completion = Completion::kJobId},
       checked(is_job_id, ": give 1 to 64 letters, digits, '.', '_' and '-', starting with a letter or digit",
               text_into(job.spec.job_id)));
+  table.value(
+      {.names = "--job-file",
+       .value = "FILE",
+       .help = "read options and worker from a YAML file; ddplaunch run FILE is the same "
+               "(docs/users/config.md)",
+       .details = "Options of the command line take precedence over the file, and so does its worker."},
+      text_into(written.job_file));
   table.value({.names = "--accelerate-config",
                .value = "FILE",
                .help = "read size, hosts and variables from a file of `accelerate config` "

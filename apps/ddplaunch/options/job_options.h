@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -7,8 +8,10 @@
 #include <vector>
 
 #include "apps/ddplaunch/options/accelerate_config.h"
+#include "apps/ddplaunch/options/command_line.h"
 #include "apps/ddplaunch/options/diagnostics.h"
 #include "apps/ddplaunch/options/option_readers.h"
+#include "apps/ddplaunch/options/option_sources.h"
 #include "apps/ddplaunch/options/options.h"
 #include "apps/options/option_table.h"
 #include "remote/hosts/host.h"
@@ -43,6 +46,7 @@ struct WrittenValues {
   std::optional<bool> stdin_to_rank0;
   std::string report;
   std::string accelerate_config;
+  std::string job_file;
   bool dry_run = false;
   bool version = false;
   bool help = false;
@@ -55,6 +59,12 @@ struct JobOptions {
   explicit JobOptions(const std::string& cwd);
 
   bool given(std::string_view name) const { return table.given(name); }
+  /// As given(), without the user's settings, which hold for jobs of all kinds. An option that has no effect
+  /// on a job is an error only if it is given for this job.
+  bool given_for_job(std::string_view name) const {
+    return std::any_of(sources.begin(), sources.end(),
+                       [&](const GivenOption& option) { return option.name == name && !option.in_settings; });
+  }
   /// Returns whether an option or a scheduler lists the hosts.
   bool lists_hosts() const { return given("--hostfile") || given("--host") || !written.hosts_from.empty(); }
 
@@ -62,8 +72,14 @@ struct JobOptions {
   WrittenValues written;
   AccelerateConfig config;  ///< of --accelerate-config
   OptionTable table;
+  OptionSource sources;  ///< the options that count, with their origins
   bool read_all = true;  ///< false: the command line has an unknown option, or one without its value
 };
+
+/// Reads all sources of options (choose_options), and fills the table with those that count. The worker is
+/// that of the command line, else that of the job file.
+CommandLine read_sources(const std::vector<std::string>& args, const ProcessContext& context,
+                         JobOptions& options, Diagnostics& diagnostics);
 
 /// Applies what the surrounding scheduler says about hosts if no option names any. In a Slurm job the hosts
 /// are the nodes of the job, started with srun. A step of one task runs on its own node, unless a person

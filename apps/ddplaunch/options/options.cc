@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "apps/ddplaunch/options/accelerate_config.h"
 #include "apps/ddplaunch/options/command_line.h"
-#include "apps/ddplaunch/options/compatibility_options.h"
 #include "apps/ddplaunch/options/diagnostics.h"
 #include "apps/ddplaunch/options/job_options.h"
 #include "apps/ddplaunch/options/job_plan_text.h"
@@ -67,8 +65,8 @@ void note_verb(const std::vector<std::string>& args, Diagnostics& diagnostics) {
   if (!meant.empty())
     diagnostics.note("\"" + word + "\" runs as a program; did you mean ddplaunch " + std::string(meant) +
                      '?');
-  if ((word == "run" || word == "launch") && args.size() > 1)  // torchx run, accelerate launch
-    diagnostics.note("\"" + word + "\" is no verb of ddplaunch and runs as a program; omit it");
+  if (word == "launch" && args.size() > 1)  // accelerate launch
+    diagnostics.note("\"launch\" is no verb of ddplaunch and runs as a program; omit it");
 }
 
 /// Options that a worker hardly has itself.
@@ -103,7 +101,9 @@ void read_command(JobOptions& options, const CommandLine& line, Diagnostics& dia
   }
   if (line.worker.empty()) {
     // After an unknown option the worker is indistinguishable from the option's value.
-    if (line.scanned_all && options.job.verb == Verb::kRun) diagnostics.fail(kNoWorker);
+    if (line.scanned_all && options.job.verb == Verb::kRun)
+      diagnostics.fail(written.job_file.empty() ? kNoWorker
+                                                : "no worker given; the job file has none either");
     return;
   }
   options.job.worker_given = true;
@@ -214,29 +214,41 @@ void check_verb_options(const JobOptions& options, Diagnostics& diagnostics) {
         "--min-busbw is only for ddplaunch check --collectives; to measure in a job use train bench");
 }
 
-/// Reads the command line, and the values from torchrun's variables and Accelerate's file behind it.
-CommandLine read_with_environment(const std::vector<std::string>& args, const ProcessContext& context,
-                                  JobOptions& options, Diagnostics& diagnostics) {
-  Diagnostics ignored;
-  JobOptions own(context.cwd);
-  const std::vector<std::string> given = read_command_line(args, own.table, ignored).given;
-  const bool alone = own.written.launcher == launcher::LauncherKind::kLocal;
-  const PetOptions pet = read_pet_options(context.env, given, alone, diagnostics);
-  if (const std::string& path = own.written.accelerate_config; !path.empty()) {
-    if (auto text = context.read_file(path)) {
-      options.config = read_accelerate_config(*text, path, diagnostics);
-    } else {
-      diagnostics.fail("--accelerate-config " + text.error().text);
-    }
+/// `ddplaunch run FILE …` is `ddplaunch --job-file FILE …`; options may stand before FILE, too.
+/// Returns false if there is no FILE.
+bool read_run(std::vector<std::string>& args, const OptionTable& table, Diagnostics& diagnostics) {
+  if (args.empty() || args.front() != "run") return true;
+  args.erase(args.begin());
+  Diagnostics ignored;  // of the first scan; the second one reports its errors
+  const CommandLine line = scan_command_line(args, table, ignored);
+  const auto asks = [&](const char* name) {
+    return std::find(line.words.begin(), line.words.end(), name) != line.words.end();
+  };
+  const bool asks_text = asks("-h") || asks("--help") || asks("-V") || asks("--version");
+  if (!line.scanned_all || (line.worker.empty() && asks_text)) return true;
+  const std::string file = line.worker.empty() ? "" : line.worker.front();
+  if (file.empty()) {
+    diagnostics.fail("run needs a job file: ddplaunch run JOB.yaml");
+  } else if (file == "train" || file.ends_with(".py")) {
+    diagnostics.fail("run expects a job file, in YAML; to start " + file + " omit run");
+  } else {
+    args.erase(args.end() - static_cast<std::ptrdiff_t>(line.worker.size()));
+    args.insert(args.begin(), "--job-file=" + file);
+    return true;
   }
-  if (!pet.words.empty()) {
-    diagnostics.note(pet_text(pet));
-    diagnostics.advice.push_back(pet_text(pet));
+  return false;
+}
+
+/// Says where the options of the errors are given, if this is in a file.
+void add_origins(const OptionSource& sources, Diagnostics& diagnostics) {
+  for (const GivenOption& option : sources) {
+    const auto names_it = [&](const std::string& error) {
+      const std::size_t at = error.find(option.name);
+      return at != std::string::npos && error.substr(at + option.name.size(), 1).find_first_of(" ,;:)") == 0;
+    };
+    if (option.in_file && std::any_of(diagnostics.errors.begin(), diagnostics.errors.end(), names_it))
+      diagnostics.advice.push_back(option.origin + ": " + option.name + " is given here");
   }
-  std::vector<std::string> words = accelerate_arguments(options.config, given);
-  words.insert(words.end(), pet.words.begin(), pet.words.end());
-  words.insert(words.end(), args.begin(), args.end());
-  return read_command_line(words, options.table, diagnostics);
 }
 
 }  // namespace
@@ -254,7 +266,8 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   RunJob& job = options.job;
   job.verb = read_verb(args);
   note_verb(arguments, diagnostics);
-  const CommandLine line = read_with_environment(args, context, options, diagnostics);
+  if (!read_run(args, options.table, diagnostics)) return BadUsage{diagnostics.errors};
+  const CommandLine line = read_sources(args, context, options, diagnostics);
   options.read_all = line.read_all;
   options.written.standalone =
       std::find(line.given.begin(), line.given.end(), "--standalone") != line.given.end();
@@ -276,8 +289,12 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   check_output_options(options, diagnostics);
   read_job(options, context, diagnostics);
   check_verb_options(options, diagnostics);
+  add_origins(options.sources, diagnostics);
   if (!diagnostics.errors.empty()) return BadUsage{diagnostics.all_errors()};
-  if (options.written.dry_run) return PrintText{job_plan_text(job.spec), std::move(diagnostics.notes)};
+  if (options.written.dry_run)
+    return PrintText{
+        job_plan_text(job.spec) + origins_text(options.sources, options.table, line.worker_origin),
+        std::move(diagnostics.notes)};
   job.notes = std::move(diagnostics.notes);
   return std::move(job);
 }

@@ -22,6 +22,9 @@ struct ProcessContext {
   bool stdin_has_data = false;  ///< a pipe or a file: rank 0 gets it unless --stdin says otherwise
   /// Returns the whole content. Errors: kSystem, with errno and "PATH: reason".
   std::function<Result<std::string>(const std::string& path)> read_file;
+  /// As read_file, for a file that only this user and root can write. Errors: also EPERM, with "PATH: reason"
+  /// if another user could have written it.
+  std::function<Result<std::string>(const std::string& path)> read_own_file;
   /// Returns all of standard input. Errors: as for read_file.
   std::function<Result<std::string>()> read_stdin;
   /// Returns whether a file could be created or overwritten at `path`, absolute; changes nothing. Errors:

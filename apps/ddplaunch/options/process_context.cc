@@ -43,6 +43,18 @@ Result<std::string> read_file(const std::string& path) {
   return read_all(file.get(), path);
 }
 
+Result<std::string> read_own_file(const std::string& path) {
+  const auto target = follow_trusted_links(path);
+  if (!target) return target.error();
+  if (const std::string reason = distrust_parent(target->substr(0, target->rfind('/'))); !reason.empty())
+    return Error{ErrorCode::kSystem, path + ": " + reason, EPERM};
+  const UniqueFd file(::open(target->c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW | O_NONBLOCK));
+  if (!file) return system_error(errno, path);
+  if (const std::string reason = distrust_file(file.get()); !reason.empty())
+    return Error{ErrorCode::kSystem, path + ": it " + reason, EPERM};
+  return read_all(file.get(), path);
+}
+
 Result<std::string> read_stdin() {
   return read_all(STDIN_FILENO, "standard input");
 }
@@ -100,6 +112,7 @@ ProcessContext read_process_context() {
   result.user_id = ::geteuid();
   result.stdin_has_data = is_pipe_or_file(STDIN_FILENO);
   result.read_file = read_file;
+  result.read_own_file = read_own_file;
   result.read_stdin = read_stdin;
   result.can_write = can_write;
   return result;

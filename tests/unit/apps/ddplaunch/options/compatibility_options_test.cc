@@ -13,7 +13,7 @@ using ddp::CompatibilityOption;
 using ddp::Diagnostics;
 using ddp::find_compatibility_option;
 using ddp::JobOptions;
-using ddp::read_command_line;
+using ddp::scan_command_line;
 using ddp::SupportStatus;
 using ddp::launcher::LauncherKind;
 using ddp::launcher::ProcsPerNode;
@@ -26,7 +26,9 @@ namespace {
 Diagnostics diagnostics_of(const Texts& args) {
   JobOptions options("/");
   Diagnostics diagnostics;
-  read_command_line(args, options.table, diagnostics);
+  const auto line = scan_command_line(args, options.table, diagnostics);
+  for (const std::string& error : options.table.fill(line.words))
+    diagnostics.fail(error);
   return diagnostics;
 }
 

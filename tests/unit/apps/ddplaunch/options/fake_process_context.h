@@ -41,6 +41,12 @@ class FakeContext {
       if (found->second == "unreadable") return system_error(EACCES, path);
       return found->second;
     };
+    context.read_own_file = [this](const std::string& path) -> Result<std::string> {
+      const auto found = files.find(path);
+      if (found == files.end()) return system_error(ENOENT, path);
+      if (found->second == "untrusted") return Error{ErrorCode::kSystem, path + ": it is another's", EPERM};
+      return found->second;
+    };
     context.read_stdin = [this] { return Result<std::string>(standard_input); };
     context.can_write = [this](const std::string& path) -> Result<> {
       const std::string directory = path.substr(0, path.rfind('/'));

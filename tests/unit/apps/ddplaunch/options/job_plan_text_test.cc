@@ -28,7 +28,14 @@ TEST_CASE("--dry-run prints the plan, and no value of the environment") {
         "unused hosts: 1\n"
         "\n"
         "set for the workers: SECRET\n"
-        "forwarded from here: PATH DATA WANDB_API_KEY\n");
+        "forwarded from here: PATH DATA WANDB_API_KEY\n"
+        "\n"
+        "options, and where they are given\n"
+        "  --hostfile hosts  command line\n"
+        "  --nnodes 2        command line\n"
+        "  --job-id run7     command line\n"
+        "  --env SECRET      command line\n"
+        "all others have their defaults\n");
 }
 
 TEST_CASE("The plan shows a question mark for a value that only the node knows") {
