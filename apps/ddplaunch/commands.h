@@ -13,11 +13,13 @@ namespace ddp {
 
 /// Runs a validated job in the foreground: shells, master, exit code (docs/users/exit_codes.md). `token` is
 /// from DDPLAUNCH_TOKEN, for daemons. `join_listener` is where nodes join in per-node mode; else null.
-int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinListener* join_listener = nullptr);
+/// `registration`: where other processes find the job; null: they do not.
+int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinListener* join_listener = nullptr,
+           const launcher::JobRegistration* registration = nullptr);
 
 /// Per-node mode: this process is node 0 and the job's master, or joins node 0 as another node. Returns the
 /// job's exit code on all nodes. Call it before any thread starts.
-int run_per_node(const launcher::JobSpec& spec, GivenToken given);
+int run_per_node(const RunJob& job, GivenToken given);
 
 /// `ddplaunch check` and `ddplaunch hosts`: queries all hosts, prints their answers to stdout, and returns
 /// the exit code (docs/users/check.md). It starts no worker and leaves no file.

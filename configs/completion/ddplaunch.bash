@@ -15,8 +15,8 @@ _ddplaunch_table() {
         --store-allow -m --module --no-python --python --env --env-file --chdir --wrapper --setup --stdin --max-restarts
         --restart-backoff --scale-up --fence --hang-timeout --stop-grace --node-timeout --master-timeout --report --label
         --show-ranks --local-ranks-filter --bars --fold --console --log-dir -t --tee -r --redirects --log-max-size --jsonl --quiet
-        -v --verbose --job-id --accelerate-config --job-dir --dry-run --json --deep --collectives --min-busbw -V --version -h
-        --help'
+        -v --verbose --job-id --accelerate-config --job-dir --keep-jobs --dry-run --json --deep --collectives --min-busbw -V
+        --version -h --help'
       ;;
     'ddplaunch --hostfile' | 'ddplaunch --deepspeed-hostfile' | 'ddplaunch --mpirun-hostfile' | 'ddplaunch --machinefile' | \
       'ddplaunch -machinefile' | 'ddplaunch -hostfile') source='file' input=hostfile ;;
@@ -72,11 +72,29 @@ _ddplaunch_table() {
     'ddplaunch --job-id' | 'ddplaunch --rdzv-id') source='job_id' ;;
     'ddplaunch --accelerate-config' | 'ddplaunch --config-file') source='file' ;;
     'ddplaunch --job-dir') source='directory' ;;
+    'ddplaunch --keep-jobs') source='any' ;;
     'ddplaunch --min-busbw') source='any' ;;
     'ddplaunch --on-peer-loss' | 'ddplaunch --rdzv-backend' | 'ddplaunch --rdzv-conf' | 'ddplaunch --monitor-interval' | \
       'ddplaunch --start-method' | 'ddplaunch --signals-to-handle' | 'ddplaunch --event-log-handler' | 'ddplaunch --role' | \
       'ddplaunch --log-level' | 'ddplaunch --min-elastic-nodes' | 'ddplaunch --max-elastic-nodes' | \
       'ddplaunch --main-training-function') source='any' ;;
+    'ddplaunch ps options')
+      words='-a --all --json -h --help'
+      ;;
+    'ddplaunch status options')
+      words='-w --watch --json -h --help'
+      ;;
+    'ddplaunch logs options')
+      words='-f --follow --rank --failed --grep --json -h --help'
+      ;;
+    'ddplaunch logs --rank') source='any' ;;
+    'ddplaunch logs --grep') source='any' ;;
+    'ddplaunch stop options')
+      words='--now --json -h --help'
+      ;;
+    'ddplaunch wait options')
+      words='--json -h --help'
+      ;;
     'ddplaunchd options')
       words='--listen --token-file --new-token --stdio --fits --verify -V --version -h --help'
       ;;
@@ -249,7 +267,7 @@ _ddplaunch_value() {
       ;;
     directory) compopt -o dirnames ;;
     program) words+=" $(compgen -c -- "$value" | sort -u)" ;;
-    job_id) words+=" $(ls -- "${XDG_STATE_HOME:-$HOME/.local/state}/ddplaunch/jobs" 2>/dev/null | grep -x '[A-Za-z0-9._-]*')" ;;
+    job_id) words+=" $(ls -- "${XDG_STATE_HOME:-$HOME/.local/state}/ddplaunch/jobs" 2>/dev/null | grep -x '[A-Za-z0-9._-]*' | grep -v '\.job$')" ;;
     rank)
       compopt -o nospace
       words+=" $(_ddplaunch_nodes ranks)"
@@ -298,6 +316,7 @@ _ddplaunch() {
   COMPREPLY=()
   i=1
   [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(check|hosts) ]] && i=2
+  [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(ps|status|logs|stop|wait) ]] && command+=" ${line[1]}" i=2
   [[ $command == train && $last -gt 1 && ${line[1]} == @(bench|health) ]] && command+=" ${line[1]}" i=2
   while ((i < last)); do
     word=${line[i++]} name=''
@@ -347,8 +366,10 @@ _ddplaunch() {
     case $command in
       ddplaunch)
         source=file words="train $(compgen -c -- "$current" | sort -u)"
-        ((last > 1)) || words+=' check hosts'
+        ((last > 1)) || words+=' check hosts ps status logs stop wait'
         ;;
+      'ddplaunch ps') ;;
+      ddplaunch\ *) source=job_id ;;
       train) [[ ${line[last - 1]##*/} != train ]] || words+=' bench health' ;;
     esac
     _ddplaunch_value '' "$current"

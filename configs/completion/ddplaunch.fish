@@ -1,11 +1,12 @@
 # Completion of ddplaunch, ddplaunchd and train for fish (docs/users/options.md, "Completion").
 
-# Prints the command that the words at the cursor belong to: ddplaunch, ddplaunchd, train, "train bench", "train health", or "worker".
+# Prints the command that the words at the cursor belong to: ddplaunch, "ddplaunch ps", ddplaunchd, train, "train bench", or "worker".
 function __ddplaunch_command
     set -l line (commandline -opc)
     set -l command (string replace -r '.*/' '' -- $line[1])
     set -l i 2
     test $command = ddplaunch; and contains -- "$line[2]" check hosts; and set i 3
+    test $command = ddplaunch; and contains -- "$line[2]" ps status logs stop wait; and set command "ddplaunch $line[2]" && set i 3
     test $command = train; and contains -- "$line[2]" bench health; and set command "train $line[2]" && set i 3
     while test $i -le (count $line)
         set -l word $line[$i]
@@ -155,6 +156,14 @@ end
 
 complete -c ddplaunch -n __ddplaunch_is_first -a check -d 'test all hosts'
 complete -c ddplaunch -n __ddplaunch_is_first -a hosts -d 'print ranks and addresses'
+complete -c ddplaunch -n __ddplaunch_is_first -a ps -d 'list jobs'
+complete -c ddplaunch -n __ddplaunch_is_first -a status -d 'show a job'
+complete -c ddplaunch -n __ddplaunch_is_first -a logs -d 'print the output of a job'
+complete -c ddplaunch -n __ddplaunch_is_first -a stop -d 'stop a job'
+complete -c ddplaunch -n __ddplaunch_is_first -a wait -d 'wait for the end of a job'
+for verb in status logs stop wait
+    complete -c ddplaunch -n "__ddplaunch_is ddplaunch $verb" -f -a '(__ddplaunch_jobs)'
+end
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -a train -d 'the bundled trainer'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -a '(__fish_complete_command)'
 complete -c ddplaunch -c train -n __ddplaunch_is_first_of_train -a bench -d 'measure the network'
@@ -171,13 +180,23 @@ function __ddplaunch_takes_value
                 --start-timeout --network --master-port --port-range --store --store-allow --python --env --env-file --chdir \
                 --wrapper --setup --stdin --max-restarts --restart-backoff --scale-up --fence --hang-timeout --stop-grace \
                 --node-timeout --master-timeout --report --label --show-ranks --local-ranks-filter --bars --console --log-dir -t \
-                --tee -r --redirects --log-max-size --job-id --accelerate-config --job-dir --min-busbw --on-peer-loss --rdzv-id \
-                --shutdown-timeout --rdzv-backend --rdzv-conf --monitor-interval --start-method --signals-to-handle \
+                --tee -r --redirects --log-max-size --job-id --accelerate-config --job-dir --keep-jobs --min-busbw --on-peer-loss \
+                --rdzv-id --shutdown-timeout --rdzv-backend --rdzv-conf --monitor-interval --start-method --signals-to-handle \
                 --event-log-handler --role --num-nodes --num-gpus --num-accelerators -i -e --enable-each-rank-log --log-level \
                 --min-elastic-nodes --max-elastic-nodes --config-file --num-machines --main-process-port --num-processes \
                 --machine-rank --main-process-ip --main-training-function --deepspeed-hostfile --mpirun-hostfile \
                 --deepspeed-inclusion-filter --deepspeed-exclusion-filter -np --np -ppn -host -npernode --npernode \
                 --ntasks-per-node --nodes --nodelist --wdir --machinefile -machinefile -hostfile --hosts -hosts --wd -wd -wdir
+        case 'ddplaunch ps'
+            set names
+        case 'ddplaunch status'
+            set names
+        case 'ddplaunch logs'
+            set names --rank --grep
+        case 'ddplaunch stop'
+            set names
+        case 'ddplaunch wait'
+            set names
         case 'ddplaunchd'
             set names --token-file --fits --verify
         case 'train'
@@ -288,6 +307,8 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l accelerate-config -r -F -
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l accelerate_config -r -F -d 'read size, hosts and variables from a file of `accelerate config`'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l job-dir -r -f -a '(__fish_complete_directories)' -d 'directory for the files of the job'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l job_dir -r -f -a '(__fish_complete_directories)' -d 'directory for the files of the job'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l keep-jobs -r -f -d 'keep the files of the newest N jobs; 0 keeps all'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l keep_jobs -r -f -d 'keep the files of the newest N jobs; 0 keeps all'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l dry-run -d 'print hosts, ranks and command, and start nothing'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l json -d 'with check and hosts: print JSON instead of a table'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l deep -d 'with check: also test all devices and the links between them'
@@ -296,6 +317,23 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l min-busbw -r -f -d 'with 
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l min_busbw -r -f -d 'with --collectives: report an error below this bus bandwidth'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -s V -l version -d 'print the version'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch ps' -s a -l all -d 'also list jobs that have ended'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch ps' -l json -d 'print JSON'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch ps' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch status' -s w -l watch -d 'print each change until the job has ended'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch status' -l json -d 'print JSON'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch status' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -s f -l follow -d 'go on until the job has ended'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l rank -r -f -d 'only this rank'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l failed -d 'only ranks that failed'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l grep -r -f -d 'only lines that match'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l json -d 'print JSON'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch stop' -l now -d 'kill the workers at once, without a grace period'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch stop' -l json -d 'print JSON'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch stop' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch wait' -l json -d 'print JSON'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch wait' -s h -l help -d 'print this text'
 complete -c ddplaunchd -n '__ddplaunch_is ddplaunchd' -l listen -f -d 'wait for masters that have the token'
 complete -c ddplaunchd -n '__ddplaunch_is ddplaunchd' -l token-file -r -F -d 'file with the token'
 complete -c ddplaunchd -n '__ddplaunch_is ddplaunchd; and __ddplaunch_has_underscore' -l token_file -r -F -d 'file with the token'

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/ddplaunch/operate/operate_options.h"
 #include "apps/ddplaunch/options/compatibility_options.h"
 #include "apps/ddplaunch/options/options.h"
 #include "apps/ddplaunchd/daemon_options.h"
@@ -73,10 +74,12 @@ Json command_json(const std::vector<ddp::OptionGroup>& groups) {
 }  // namespace
 
 int main() {
-  const Json commands = {{"ddplaunch", command_json(ddp::ddplaunch_option_groups())},
-                         {"ddplaunchd", command_json(ddp::daemon_option_groups())},
-                         {"train", command_json(ddp::train::train_option_groups())},
-                         {"train bench", command_json(ddp::train::bench_option_groups())},
-                         {"train health", command_json(ddp::train::health_option_groups())}};
+  Json commands = {{"ddplaunch", command_json(ddp::ddplaunch_option_groups())}};
+  for (const auto& [name, groups] : ddp::operate_option_groups())
+    commands[name] = command_json(groups);
+  commands["ddplaunchd"] = command_json(ddp::daemon_option_groups());
+  commands["train"] = command_json(ddp::train::train_option_groups());
+  commands["train bench"] = command_json(ddp::train::bench_option_groups());
+  commands["train health"] = command_json(ddp::train::health_option_groups());
   std::printf("%s\n", Json{{"commands", commands}, {"other_names", other_names()}}.dump(1).c_str());
 }
