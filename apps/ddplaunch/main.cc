@@ -37,7 +37,8 @@ int run(const ddp::RunJob& job, ddp::GivenToken token) {
   if (!job.spec.quiet) show_notes(job.notes);
   if (job.spec.per_node) return ddp::run_per_node(job, std::move(token));
   if (job.verb != ddp::Verb::kRun) return ddp::check(job, token);
-  return ddp::launch(job.spec, token, nullptr, &job.registration);
+  const auto launch = [&] { return ddp::launch(job.spec, token, nullptr, &job.registration); };
+  return job.detach ? ddp::run_detached(job, launch) : launch();
 }
 
 int run(int argc, char** argv) {

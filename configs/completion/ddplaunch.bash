@@ -15,8 +15,8 @@ _ddplaunch_table() {
         --store-allow -m --module --no-python --python --env --env-file --chdir --wrapper --setup --stdin --max-restarts
         --restart-backoff --scale-up --fence --hang-timeout --stop-grace --node-timeout --master-timeout --report --label
         --show-ranks --local-ranks-filter --bars --fold --console --log-dir -t --tee -r --redirects --log-max-size --jsonl --quiet
-        -v --verbose --job-id --accelerate-config --job-dir --keep-jobs --dry-run --json --deep --collectives --min-busbw -V
-        --version -h --help'
+        -v --verbose --job-id --accelerate-config --job-dir --detach --keep-jobs --dry-run --json --deep --collectives --min-busbw
+        -V --version -h --help'
       ;;
     'ddplaunch --hostfile' | 'ddplaunch --deepspeed-hostfile' | 'ddplaunch --mpirun-hostfile' | 'ddplaunch --machinefile' | \
       'ddplaunch -machinefile' | 'ddplaunch -hostfile') source='file' input=hostfile ;;

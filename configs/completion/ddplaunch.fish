@@ -307,6 +307,7 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l accelerate-config -r -F -
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l accelerate_config -r -F -d 'read size, hosts and variables from a file of `accelerate config`'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l job-dir -r -f -a '(__fish_complete_directories)' -d 'directory for the files of the job'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l job_dir -r -f -a '(__fish_complete_directories)' -d 'directory for the files of the job'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l detach -d 'return when all ranks run, and print the job\'s id'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l keep-jobs -r -f -d 'keep the files of the newest N jobs; 0 keeps all'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l keep_jobs -r -f -d 'keep the files of the newest N jobs; 0 keeps all'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l dry-run -d 'print hosts, ranks and command, and start nothing'

@@ -314,6 +314,41 @@ class ControlSocket(VerbTest):
         self.assertIn("ddplaunch ps cannot show this job: ", done.err)
 
 
+class Detached(VerbTest):
+
+    def detach(self, *words):
+        return self.verb("--detach", "--job-id", self.job, *words, cwd=self.dir, stdin=subprocess.DEVNULL)
+
+    def test_a_detached_job_survives_the_end_of_its_terminal(self):
+        done = self.detach("--nproc-per-node", 2, "sh", "-c", "echo here; exec sleep 1000")
+        self.addCleanup(self.verb, "stop", "--now", self.job)
+        self.assertEqual((done.code, done.out), (0, f"{self.job}\n"))
+        self.assertEqual(done.err, f"ddplaunch: job {self.job} runs; ddplaunch logs -f {self.job} shows its output\n")
+        pid = self.listed()[self.job]["pid"]
+        self.assertEqual(os.getsid(pid), pid)
+        os.kill(pid, signal.SIGHUP)
+        self.assertTrue(wait_until(lambda: self.verb("logs").out.count("here") == 2))
+        self.assertEqual(self.status(self.job)["state"], "running")
+        self.assertEqual(self.verb("stop").code, 0)
+        self.assertEqual(self.verb("wait").code, 143)
+
+    def test_a_start_that_fails_has_its_message_and_exit_code(self):
+        done = self.detach("/no/such/program")
+        self.assertEqual((done.code, done.out), (127, ""))
+        self.assertIn("ddplaunch: exit 127: ", done.err)
+
+    def test_an_earlier_run_in_the_directory_is_not_this_one(self):
+        words = ("--job-dir", self.dir / "files", "true")
+        self.assertEqual(self.detach(*words).code, 0)
+        self.assertEqual(self.verb("wait").code, 0)
+        done = self.detach(*words)
+        self.assertEqual((done.code, done.out), (2, ""))
+
+    def test_options_that_need_a_terminal_are_refused(self):
+        for words in (("--stdin", "0"), ("--report", "-")):
+            self.assertEqual(self.detach(*words, "true").code, 2)
+
+
 class KeptJobs(VerbTest):
 
     def test_the_newest_jobs_are_kept_and_a_running_one_always(self):

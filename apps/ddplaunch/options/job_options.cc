@@ -378,6 +378,10 @@ void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std:
            "link, another user's directory, and one that everybody may write to ([all "
            "rules](security.md#directories-and-the-report))."},
       path_into(job.spec.job_dir, cwd));
+  table.flag({.names = "--detach",
+              .help = "return when all ranks run, and print the job's id",
+              .details = "The job survives a logout ([operate.md](operate.md#detached-jobs))."},
+             job.detach);
   table.value({.names = "--keep-jobs",
                .value = "N",
                .help = "keep the files of the newest N jobs; 0 keeps all",

@@ -214,6 +214,26 @@ void check_verb_options(const JobOptions& options, Diagnostics& diagnostics) {
         "--min-busbw is only for ddplaunch check --collectives; to measure in a job use train bench");
 }
 
+/// A detached job has no terminal. A forwarded SSH agent ends with the login.
+void check_detach(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
+  if (!options.job.detach) return;
+  JobSpec& spec = options.job.spec;
+  if (options.job.verb != Verb::kRun) diagnostics.fail("--detach is only for a job");
+  if (spec.per_node) diagnostics.fail("--detach cannot be used with one ddplaunch on each node; use nohup");
+  if (options.written.stdin_to_rank0.value_or(false))
+    diagnostics.fail("--stdin 0 cannot be used with --detach, which leaves standard input");
+  if (spec.report_path == launcher::kReportToStdout)
+    diagnostics.fail("--report - cannot be used with --detach; name a file");
+  spec.stdin_to_rank0 = false;
+  const bool forwarded = launcher::find_env(context.env, "SSH_CONNECTION") != nullptr &&
+                         launcher::find_env(context.env, "SSH_AUTH_SOCK") != nullptr;
+  if (forwarded && spec.launcher == launcher::LauncherKind::kSsh) {
+    diagnostics.note(
+        "--detach: keys of a forwarded SSH agent are gone after a logout; a host that is lost then cannot be "
+        "reached again");
+  }
+}
+
 /// Reads the command line, and the values from torchrun's variables and Accelerate's file behind it.
 CommandLine read_with_environment(const std::vector<std::string>& args, const ProcessContext& context,
                                   JobOptions& options, Diagnostics& diagnostics) {
@@ -276,6 +296,7 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   check_output_options(options, diagnostics);
   read_job(options, context, diagnostics);
   check_verb_options(options, diagnostics);
+  check_detach(options, context, diagnostics);
   if (!diagnostics.errors.empty()) return BadUsage{diagnostics.all_errors()};
   if (options.written.dry_run) return PrintText{job_plan_text(job.spec), std::move(diagnostics.notes)};
   job.notes = std::move(diagnostics.notes);

@@ -47,6 +47,7 @@ struct RunJob {
   bool deep = false;          ///< kCheck: also tests the devices and the links between them
   bool collectives = false;   ///< kCheck: also measures an all-reduce over all ranks
   launcher::JobRegistration registration = {};
+  bool detach = false;    ///< kRun: return when all ranks run
   std::string min_busbw;  ///< required GB/s of the all-reduce; empty: none
 };
 
