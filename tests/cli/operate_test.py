@@ -65,6 +65,12 @@ class Journal(LaunchTest):
         self.assertIn("No such file", next(e["reason"] for e in events if e["event"] == "node_absent"))
         self.assertEqual((events[-1]["event"], events[-1]["exit_code"]), ("job_ended", 127))
 
+    def test_a_hang_is_recorded(self):
+        self.assert_code(self.run_job("--hang-timeout", "1s", "sleep", 1000), 117)
+        names = [event["event"] for event in self.events()]
+        self.assertLess(names.index("hang_found"), names.index("attempt_stopping"))
+        self.assertNotIn("hang_over", names)
+
     def test_a_lost_node_and_its_replacement_are_recorded(self):
         done = self.run_job("--launcher", "local", "--host", "127.0.0.1,127.0.0.2,127.0.0.3", "--nnodes", 2, "--spares", 1,
                             "--nproc-per-node", 1, "--max-restarts", 1, "--restart-backoff", "0", "sh", "-c",
