@@ -47,14 +47,16 @@ launcher/agent                      io    base launcher/agent_core launcher/insp
                                           rendezvous/flight_recorder rendezvous/link rendezvous/protocol
                                           rendezvous/store rendezvous/store_tcp rendezvous/worker
 launcher/output                     io    base launcher/job launcher/lines remote/hosts rendezvous/protocol
-launcher/master                     io    base launcher/check launcher/job launcher/keeper launcher/lines launcher/output
+launcher/control                    io    base
+launcher/master                     io    base launcher/check launcher/control launcher/job launcher/keeper launcher/lines launcher/output
                                           launcher/report launcher/supervisor remote/start rendezvous/link rendezvous/protocol
 launcher/links                      io    base launcher/link_protocol remote/bootstrap remote/shells remote/start rendezvous/identity
                                           rendezvous/link rendezvous/secure
 
 apps/options                        io    base
-apps/ddplaunch/options              io    apps/options base launcher/job launcher/lines launcher/link_protocol remote/hosts
-apps/ddplaunch                      io    base apps/ddplaunch/options launcher/* remote/* rendezvous/link rendezvous/membership
+apps/ddplaunch/options              io    apps/options base launcher/control launcher/job launcher/lines launcher/link_protocol remote/hosts
+apps/ddplaunch/operate              io    apps/ddplaunch/options apps/options base launcher/control launcher/report
+apps/ddplaunch                      io    base apps/ddplaunch/operate apps/ddplaunch/options launcher/* remote/* rendezvous/link rendezvous/membership
                                           rendezvous/protocol rendezvous/secure
 apps/ddplaunchd                     io    apps/options base launcher/agent launcher/keeper launcher/link_protocol remote/bootstrap rendezvous/protocol rendezvous/secure
 apps/ddplaunch_listen               io    apps/ddplaunchd base launcher/links
@@ -95,7 +97,8 @@ apps/train                          io    base apps/train/*
 # header                 rooms that include it; a library without a room is for tests, or is not used
 LIBRARIES = """
 boost/asio               base
-boost/                   base remote/hosts
+boost/beast              launcher/control
+boost/                   base launcher/control remote/hosts
 asio.hpp
 asio/
 catch2/
@@ -107,7 +110,7 @@ libssh/                  remote/ssh
 openssl/                 remote/ssh rendezvous/secure
 yaml-cpp/                apps/ddplaunch/options
 CLI/                     apps/options
-nlohmann/                launcher/check launcher/report rendezvous/flight_recorder rendezvous/worker apps/train/bench apps/train/checkpoint
+nlohmann/                apps/ddplaunch/operate launcher/check launcher/control launcher/report rendezvous/flight_recorder rendezvous/worker apps/train/bench apps/train/checkpoint
                          apps/train/health apps/train/training
 nccl.h                   apps/train/collectives/nccl
 """

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "apps/ddplaunch/join_listener.h"
@@ -13,11 +14,18 @@ namespace ddp {
 
 /// Runs a validated job in the foreground: shells, master, exit code (docs/users/exit_codes.md). `token` is
 /// from DDPLAUNCH_TOKEN, for daemons. `join_listener` is where nodes join in per-node mode; else null.
-int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinListener* join_listener = nullptr);
+/// `registration`: where other processes find the job; null: they do not.
+int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinListener* join_listener = nullptr,
+           const launcher::JobRegistration* registration = nullptr);
+
+/// `--detach`: calls `run` in a process without the terminal, which outlives a logout. Returns 0 and prints
+/// the job's id when all ranks run, or returns the exit code of a job that ended before. The new process
+/// returns the result of `run`. Call it before any thread starts.
+int run_detached(const RunJob& job, const std::function<int()>& run);
 
 /// Per-node mode: this process is node 0 and the job's master, or joins node 0 as another node. Returns the
 /// job's exit code on all nodes. Call it before any thread starts.
-int run_per_node(const launcher::JobSpec& spec, GivenToken given);
+int run_per_node(const RunJob& job, GivenToken given);
 
 /// `ddplaunch check` and `ddplaunch hosts`: queries all hosts, prints their answers to stdout, and returns
 /// the exit code (docs/users/check.md). It starts no worker and leaves no file.

@@ -234,7 +234,8 @@ int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::
 
 }  // namespace
 
-int run_per_node(const JobSpec& spec, GivenToken given) {
+int run_per_node(const RunJob& job, GivenToken given) {
+  const JobSpec& spec = job.spec;
   auto token = find_link_token(spec, given);
   if (!token) return end_with(token.error());
   auto port = take_control_port(*spec.per_node);
@@ -248,7 +249,7 @@ int run_per_node(const JobSpec& spec, GivenToken given) {
                    one_line(address).c_str());
     }
     JoinListener join_listener{std::move(**port), std::move(*token)};
-    return launch(spec, given, &join_listener);
+    return launch(spec, given, &join_listener, &job.registration);
   }
   launcher::KeeperOptions options;
   options.forget_secrets = [&] {

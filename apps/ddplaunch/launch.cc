@@ -1,5 +1,7 @@
 #include "apps/ddplaunch/commands.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -11,6 +13,9 @@
 #include "apps/ddplaunch/start_up.h"
 #include "base/asio.h"
 #include "base/build_identity.h"
+#include "base/host_name.h"
+#include "launcher/control/control_socket.h"
+#include "launcher/control/job_registry.h"
 #include "launcher/master/master.h"
 #include "launcher/output/job_dir.h"
 #include "launcher/output/report_file.h"
@@ -52,9 +57,34 @@ int fail(const launcher::JobSpec& spec, const Error& error) {
   return report.exit_code;
 }
 
+/// Opens the job's control socket and registers the job. A job that cannot be found still runs.
+Result<> make_findable(const launcher::JobSpec& spec, const launcher::JobRegistration& registration,
+                       launcher::Master::Options& options) {
+  options.first_task = [registration] { launcher::prune_jobs(registration); };
+  launcher::JobEntry entry;
+  entry.name = registration.name;
+  entry.job = spec.job_id;
+  entry.directory = spec.job_dir;
+  entry.host = host_name();
+  entry.pid = ::getpid();
+  for (const std::string& word : spec.command.argv)
+    entry.command += (entry.command.empty() ? "" : " ") + word;
+  entry.started = launcher::utc_text(std::chrono::system_clock::now());
+  // A short name: the path of a socket has at most 107 bytes.
+  auto control = launcher::ControlSocket::bind(registration.name.substr(registration.name.rfind('.') + 1));
+  if (control) {
+    entry.socket = control->path();
+    options.control.emplace(std::move(*control));
+  }
+  if (const auto registered = register_job(registration, entry); !registered) return registered;
+  if (!control) return control.error();
+  return {};
+}
+
 }  // namespace
 
-int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListener* join_listener) {
+int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListener* join_listener,
+           const launcher::JobRegistration* registration) {
   launcher::JobSpec spec = wanted;
   take_signals();
   if (const auto room = make_room_for_nodes(spec); !room) return fail(spec, room.error());
@@ -80,6 +110,10 @@ int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListene
                           ? make_join_shell(loop, spec, std::move(*join_listener), notify)
                           : make_remote_shell(loop, spec, token, notify);
   if (!remote) return fail(spec, remote.error());
+  if (registration != nullptr) {
+    if (const auto made = make_findable(spec, *registration, options); !made && spec.verbose)
+      std::fprintf(stderr, "ddplaunch: ddplaunch ps cannot show this job: %s\n", made.error().text.c_str());
+  }
   remote::LocalShell local(loop.get_executor());
   launcher::Master master(loop, spec, std::move(options), **remote, local, std::move(*job_dir));
   running_master = &master;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/ddplaunch/commands.h"
+#include "apps/ddplaunch/operate/operate.h"
 #include "apps/ddplaunch/options/options.h"
 #include "apps/ddplaunch/start_up.h"
 #include "base/standard_descriptors.h"
@@ -34,8 +35,10 @@ void show_notes(const std::vector<std::string>& notes) {
 
 int run(const ddp::RunJob& job, ddp::GivenToken token) {
   if (!job.spec.quiet) show_notes(job.notes);
-  if (job.spec.per_node) return ddp::run_per_node(job.spec, std::move(token));
-  return job.verb == ddp::Verb::kRun ? ddp::launch(job.spec, token) : ddp::check(job, token);
+  if (job.spec.per_node) return ddp::run_per_node(job, std::move(token));
+  if (job.verb != ddp::Verb::kRun) return ddp::check(job, token);
+  const auto launch = [&] { return ddp::launch(job.spec, token, nullptr, &job.registration); };
+  return job.detach ? ddp::run_detached(job, launch) : launch();
 }
 
 int run(int argc, char** argv) {
@@ -43,7 +46,9 @@ int run(int argc, char** argv) {
   // Take the token before the environment is copied or a child is started.
   ddp::GivenToken token = ddp::rendezvous::take_token_from_environment();
   const std::vector<std::string> args(argv + 1, argv + argc);
-  const ddp::ParsedOptions parsed = ddp::parse_options(args, ddp::read_process_context());
+  const ddp::ProcessContext context = ddp::read_process_context();
+  if (const auto verb = ddp::find_operate_verb(args)) return ddp::operate(*verb, args, context);
+  const ddp::ParsedOptions parsed = ddp::parse_options(args, context);
   if (const auto* text = std::get_if<ddp::PrintText>(&parsed)) {
     show_notes(text->notes);
     return print(*text);

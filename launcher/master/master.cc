@@ -35,7 +35,7 @@ constexpr seconds kDeadDisk{10};
 /// Time for the agents to confirm that they know of the master's stop.
 constexpr milliseconds kAsleepTime{500};
 
-remote::FanOutOptions start_options(const JobSpec& spec, Master::Options options) {
+remote::FanOutOptions start_options(const JobSpec& spec, Master::Options& options) {
   remote::FanOutOptions start;
   start.argv = {std::move(options.agent_path), "--stdio"};
   start.ssh_localhost = spec.ssh_localhost;
@@ -54,7 +54,7 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
       began_(steady_now()),
       files_(JobWriter::start(
           loop.get_executor(), std::move(job_dir), [this](const std::string& words) { say(words); },
-          [this] { give_all_credit(); })),
+          [this] { give_all_credit(); }, std::move(options.first_task))),
       log_(*files_, spec),
       console_(
           loop.get_executor(), [this] { give_all_credit(); }, spec.output.console),
@@ -62,8 +62,8 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
           *files_, console_, spec.output, [this](std::uint32_t rank) { return source_of(rank); },
           [this] { return static_cast<std::uint32_t>(supervisor_.nodes().world().world_size); }),
       supervisor_(spec),
-      nodes_(loop, spec.hosts, supervisor_.nodes().size(), remote, local,
-             start_options(spec, std::move(options)), *this),
+      nodes_(loop, spec.hosts, supervisor_.nodes().size(), remote, local, start_options(spec, options),
+             *this),
       deadline_(loop),
       sleep_timer_(loop),
       terminal_timer_(loop),
@@ -72,6 +72,11 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
   add_signals(signals_, {SIGINT, SIGTERM, SIGHUP, SIGTSTP});
   signals_.add(SIGUSR1);
   signals_.add(SIGUSR2);
+  if (options.control) {
+    control_.emplace(loop, std::move(*options.control),
+                     ControlHandlers{[this] { return status(); }, [this](bool now) { stop(now); }},
+                     ::geteuid());
+  }
 }
 
 Master::~Master() = default;
@@ -109,6 +114,7 @@ int Master::run() {
 
 /// Makes every task end. Tasks that wait for a dead connection are not awaited.
 void Master::end_tasks() {
+  if (control_) control_->close();
   nodes_.close();
   output_.rest();
   error_code ignored;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/asio.h"
+#include "launcher/control/control_server.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/master/master_links.h"
 #include "launcher/master/stdin_feed.h"
@@ -32,6 +33,8 @@ class Master final : private NodeEvents {
     std::string agent_path;                       ///< path of ddplaunchd on the nodes
     remote::AgentHello expected;                  ///< what the agents' hello must say
     std::shared_ptr<remote::AgentBundle> bundle;  ///< copied to nodes without an agent
+    std::optional<ControlSocket> control;         ///< where other processes ask about the job
+    JobWriter::FirstTask first_task;              ///< called on the thread of the job's files
   };
 
   /// All references outlive the master.
@@ -64,6 +67,8 @@ class Master final : private NodeEvents {
   void before_pings() override;
   Awaitable<> watch_signals();
 
+  std::string status() const;
+  void stop(bool now);
   void step(const job::Event& event);
   void carry_out(job::Actions actions);
   void show_waiting(const job::Waiting& waiting);
@@ -108,6 +113,7 @@ class Master final : private NodeEvents {
   std::uint64_t journal_id_ = 0;  ///< of the last event in the journal
   asio::signal_set signals_;
   StdinFeed stdin_;
+  std::optional<ControlServer> control_;
   std::set<std::string> kept_notes_;  ///< remote::kKeptElsewhere lines that were shown
   bool output_lost_ = false;
   std::uint64_t output_bytes_ = 0;  ///< that the workers wrote

@@ -20,10 +20,13 @@ JobWriter::JobWriter(asio::any_io_executor loop, JobDir dir, std::function<void(
 
 std::shared_ptr<JobWriter> JobWriter::start(asio::any_io_executor loop, JobDir dir,
                                             std::function<void(const std::string&)> say,
-                                            std::function<void()> drained) {
+                                            std::function<void()> drained, FirstTask first) {
   std::shared_ptr<JobWriter> writer(
       new JobWriter(std::move(loop), std::move(dir), std::move(say), std::move(drained)));
-  writer->writer_ = std::thread([writer] { writer->write_loop(); });
+  writer->writer_ = std::thread([writer, first = std::move(first)] {
+    if (first) first();
+    writer->write_loop();
+  });
   return writer;
 }
 

@@ -27,10 +27,12 @@ namespace ddp::launcher {
 class JobWriter : public std::enable_shared_from_this<JobWriter> {
  public:
   /// `say` gets messages for the user, such as that the disk is full. `drained` is called when a full backlog
-  /// has fallen below kLow. The owner must call close().
+  /// has fallen below kLow. `first` (may be empty) runs on the thread before its first write. The owner must
+  /// call close().
+  using FirstTask = std::function<void()>;
   static std::shared_ptr<JobWriter> start(asio::any_io_executor loop, JobDir dir,
                                           std::function<void(const std::string&)> say,
-                                          std::function<void()> drained);
+                                          std::function<void()> drained, FirstTask first = {});
   JobWriter(const JobWriter&) = delete;
   JobWriter& operator=(const JobWriter&) = delete;
 

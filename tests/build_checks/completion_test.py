@@ -157,6 +157,7 @@ class Completion(unittest.TestCase):
         self.check("ddplaunch --nproc_per_node 2 --ho", "--host", "--hostfile", "--hosts-from")
         self.check("ddplaunch -", "--hostfile", "-m", "-t", "--tee", "--version", absent=["--epochs", "--listen"])
         self.check("ddplaunch check --hostfile my_hosts --de", "--deep")
+        self.check("ddplaunch logs --f", "--follow", "--failed", absent=["--fence"])
         self.check("ddplaunch --num_gpus 2 --rdzv-backend c10d --la", "--label", absent=["--epochs"])
         self.check("ddplaunchd --", "--listen", "--token-file", absent=["--hostfile"])
 
@@ -184,6 +185,7 @@ class Completion(unittest.TestCase):
 
     def test_jobs(self):
         self.check("ddplaunch --job-id ", "run7", "run8")
+        self.check("ddplaunch stop ", "run7", "run8", absent=["train"])
         self.assertFalse(pathlib.Path(self.folder, "executed").exists())
 
     def test_ranks(self):
@@ -231,7 +233,7 @@ class Completion(unittest.TestCase):
         self.check("ddplaunch --hosts-from sl", "slurm")
 
     def test_the_worker(self):
-        self.check("ddplaunch ", "check", "hosts", "run", "train", "script.py")
+        self.check("ddplaunch ", "check", "hosts", "ps", "run", "wait", "train", "script.py")
         self.check("ddplaunch run s", "script.py")
         self.check("ddplaunch run --job-i", "--job-id")
         self.check("ddplaunch --quiet ", "train", "script.py", absent=["check", "hosts"])

@@ -204,7 +204,7 @@ FISH_CALLS = {"program": "(__fish_complete_command)", "job_id": "(__ddplaunch_jo
 
 def fish_programs(command):
     """A command of train belongs to two programs: to ddplaunch, and to train itself."""
-    return "-c " + {"ddplaunch": "ddplaunch", "ddplaunchd": "ddplaunchd"}.get(command, "ddplaunch -c train")
+    return "-c " + (command.split()[0] if command.startswith("ddplaunch") else "ddplaunch -c train")
 
 
 def fish_lines(command, option):

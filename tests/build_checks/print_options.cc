@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/ddplaunch/operate/operate_options.h"
 #include "apps/ddplaunch/options/compatibility_options.h"
 #include "apps/ddplaunch/options/option_file.h"
 #include "apps/ddplaunch/options/options.h"
@@ -85,11 +86,13 @@ Json file_names(ddp::OptionFileKind kind) {
 }  // namespace
 
 int main() {
-  const Json commands = {{"ddplaunch", command_json(ddp::ddplaunch_option_groups())},
-                         {"ddplaunchd", command_json(ddp::daemon_option_groups())},
-                         {"train", command_json(ddp::train::train_option_groups())},
-                         {"train bench", command_json(ddp::train::bench_option_groups())},
-                         {"train health", command_json(ddp::train::health_option_groups())}};
+  Json commands = {{"ddplaunch", command_json(ddp::ddplaunch_option_groups())}};
+  for (const auto& [name, groups] : ddp::operate_option_groups())
+    commands[name] = command_json(groups);
+  commands["ddplaunchd"] = command_json(ddp::daemon_option_groups());
+  commands["train"] = command_json(ddp::train::train_option_groups());
+  commands["train bench"] = command_json(ddp::train::bench_option_groups());
+  commands["train health"] = command_json(ddp::train::health_option_groups());
   const Json printed = {{"commands", commands},
                         {"other_names", other_names()},
                         {"job_file", file_names(ddp::OptionFileKind::kJob)},

@@ -129,7 +129,7 @@ class DiskFull(LaunchTest):
         done = subprocess.run([DDPLAUNCH, "--job-id", self.job, "sh", "-c", "echo here"], stdin=subprocess.DEVNULL, env=env,
                               capture_output=True, text=True, cwd=self.dir, timeout=60)
         self.assertEqual(done.returncode, 0, done.stderr)
-        [made] = (self.dir / f"ddplaunch-{os.geteuid()}/jobs").iterdir()
+        [made] = (path for path in (self.dir / f"ddplaunch-{os.geteuid()}/jobs").iterdir() if path.is_dir())
         self.assertEqual(done.stderr, f"ddplaunch: {self.disk} is read-only; the job's files are in {made}\n")
         self.assertEqual((made / "attempt_0/rank_00000.stdout").read_text(), "here\n")
 

@@ -325,7 +325,7 @@ class Page:
 
     def jobs(self):
         folder = self.home / ".local/state/ddplaunch/jobs"
-        return [path.name for path in folder.iterdir()] if folder.exists() else []
+        return [path.name for path in folder.iterdir() if path.is_dir()] if folder.exists() else []
 
 
 class Rules(unittest.TestCase):

@@ -339,7 +339,7 @@ class LocalJob(LaunchTest):
                                   text=True, env=self.env, cwd=self.dir, stdin=subprocess.DEVNULL)
             self.assertEqual(done.returncode, 0, done.stderr)
         for name in ("state/ddplaunch/jobs", "logs"):
-            runs = sorted((self.dir / name).iterdir())
+            runs = sorted(path for path in (self.dir / name).iterdir() if path.is_dir())
             self.assertEqual(len(runs), 2)
             for run in runs:
                 self.assertRegex(run.name, rf"^{self.job}\.\d{{8}}-\d{{6}}-[0-9a-f]{{6}}$")

@@ -1,15 +1,20 @@
 #!/usr/bin/env python3
-"""Tests what shows the state of a job from outside: its journal, and the summary at the end."""
+"""Tests what shows a job from outside: its journal, the summary at its end, and the verbs about jobs."""
 
 import json
+import os
 import pathlib
 import resource
+import shutil
 import signal
+import socket
+import subprocess
 import sys
+import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import LaunchTest, main, wait_until
+from tests.support.launch import DDPLAUNCH, LaunchTest, Outcome, live_processes_with, main, wait_until
 
 # Rank 1 fails in attempt 0. The others wait to be stopped.
 FAILS_ONCE = '[ "$TORCHELASTIC_RESTART_COUNT" -ge 1 ] && exit 0; [ "$RANK" = 1 ] && exit 7; exec sleep 1000'
@@ -60,6 +65,12 @@ class Journal(LaunchTest):
         self.assertIn("No such file", next(e["reason"] for e in events if e["event"] == "node_absent"))
         self.assertEqual((events[-1]["event"], events[-1]["exit_code"]), ("job_ended", 127))
 
+    def test_a_hang_is_recorded(self):
+        self.assert_code(self.run_job("--hang-timeout", "1s", "sleep", 1000), 117)
+        names = [event["event"] for event in self.events()]
+        self.assertLess(names.index("hang_found"), names.index("attempt_stopping"))
+        self.assertNotIn("hang_over", names)
+
     def test_a_lost_node_and_its_replacement_are_recorded(self):
         done = self.run_job("--launcher", "local", "--host", "127.0.0.1,127.0.0.2,127.0.0.3", "--nnodes", 2, "--spares", 1,
                             "--nproc-per-node", 1, "--max-restarts", 1, "--restart-backoff", "0", "sh", "-c",
@@ -101,6 +112,263 @@ class Summary(LaunchTest):
         self.assertRegex(done.err, r"ddplaunch: succeeded after .*, 1 restart, 0 B of output\n$")
         done = self.run_job("--quiet", *options, "sh", "-c", FAILS_ONCE)
         self.assertNotIn("succeeded after", done.err)
+
+
+class VerbTest(LaunchTest):
+    """Jobs in the default directory of the test's own state."""
+
+    def setUp(self):
+        super().setUp()
+        self.env["TMPDIR"] = str(self.dir)
+        self.jobs = self.dir / "state/ddplaunch/jobs"
+
+    def verb(self, *args, **options):
+        options.setdefault("env", self.env)
+        began = time.monotonic()
+        done = subprocess.run([DDPLAUNCH, *map(str, args)], capture_output=True, text=True, timeout=60, **options)
+        return Outcome(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+
+    def started_job(self, *worker, job=None, options=()):
+        process = subprocess.Popen([DDPLAUNCH, "--job-id", job or self.job, *map(str, options), *worker], env=self.env, cwd=self.dir, text=True,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(lambda: (process.poll() is None and process.kill(), process.communicate()))
+        self.assertTrue(wait_until(lambda: self.status(job or self.job).get("state") == "running"))
+        return process
+
+    def status(self, job):
+        done = self.verb("status", "--json", job)
+        return json.loads(done.out) if done.code == 0 else {}
+
+    def listed(self, *options):
+        return {entry["job"]: entry for entry in json.loads(self.verb("ps", "--json", *options).out)}
+
+    def short_job(self, *worker, job="short"):
+        return self.verb("--job-id", job, "--label", "none", *worker, cwd=self.dir, stdin=subprocess.DEVNULL)
+
+
+class Verbs(VerbTest):
+
+    def test_without_jobs(self):
+        self.assertEqual(self.verb("ps").out.splitlines(), ["JOB  STATE  STARTED  COMMAND"])
+        for verb in ("status", "logs", "stop", "wait"):
+            done = self.verb(verb)
+            self.assertEqual((done.code, done.out, done.err), (2, "", "ddplaunch: there is no job of yours on this machine\n"))
+
+    def test_a_running_job_is_listed_shown_stopped_and_then_ended(self):
+        process = self.started_job("sleep", "1000", options=["--nproc-per-node", 2])
+        self.assertEqual(self.listed()[self.job]["state"], "running")
+        status = self.status(self.job)
+        self.assertEqual((status["job"], status["world_size"], status["attempt"]), (self.job, 2, 0))
+        self.assertEqual(status["nodes"], [{"node": "localhost", "state": "running", "first_rank": 0, "ranks": 2}])
+        text = self.verb("status").out
+        self.assertRegex(text, rf"^job {self.job}: running, started .* ago, 2 ranks\n  files in {self.jobs}/")
+        self.assertRegex(text, r"(?m)^  localhost +ranks 0-1 +running$")
+        socket_path = next((self.dir / "runtime/ddplaunch").glob("*.sock"))
+        self.assertEqual((socket_path.stat().st_mode & 0o777, socket_path.parent.stat().st_mode & 0o777), (0o600, 0o700))
+        waiting = subprocess.Popen([DDPLAUNCH, "wait"], env=self.env, stdout=subprocess.PIPE, text=True)
+        watching = subprocess.Popen([DDPLAUNCH, "status", "--watch"], env=self.env, stdout=subprocess.PIPE, text=True)
+        self.assertIn("running", watching.stdout.readline())
+        done = self.verb("stop", self.job[:-1])
+        self.assertEqual((done.code, done.out), (0, f"job {self.job}: exited 143: stopped by SIGTERM\n"))
+        self.assertEqual(process.wait(20), 143)
+        self.assertEqual((waiting.communicate(timeout=20)[0], waiting.returncode), (done.out, 143))
+        self.assertRegex(watching.communicate(timeout=20)[0], rf"job {self.job}: exited 143: stopped by SIGTERM\n  files in [^\n]*\n$")
+        self.assertFalse(socket_path.exists())
+        self.assertNotIn(self.job, self.listed())
+        self.assertEqual(self.listed("--all")[self.job]["exit_code"], 143)
+        self.assertEqual(self.verb("stop").code, 0)
+        self.assertIn("exited 143", self.verb("status").out)
+
+    def test_stop_now_leaves_no_grace(self):
+        process = self.started_job("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done", options=["--stop-grace", "500s"])
+        done = self.verb("stop", "--now")
+        self.assert_code(done, 0)
+        self.assertEqual(process.wait(20), 143)
+
+    def test_a_common_prefix_names_both_jobs(self):
+        for job in ("runs-one", "runs-two"):
+            self.assert_code(self.short_job("true", job=job), 0)
+        done = self.verb("wait", "runs")
+        self.assertEqual((done.code, done.err), (2, "ddplaunch: runs begins several jobs: runs-one, runs-two\n"))
+        self.assertEqual(self.verb("wait", "runs-o").out, "job runs-one: exited 0\n")
+        self.assertEqual(self.verb("wait").out, "job runs-two: exited 0\n")
+        self.assertEqual(self.verb("wait", "other").code, 2)
+
+    def test_wait_has_the_exit_code_of_an_ended_job(self):
+        self.assert_code(self.short_job("sh", "-c", "exit 7"), 7)
+        done = self.verb("wait")
+        self.assertEqual((done.code, done.out), (7, "job short: exited 7: rank 0 on localhost exited 7\n"))
+
+    def test_a_killed_master_is_a_crashed_job(self):
+        process = self.started_job("sleep", "1000")
+        process.kill()
+        process.wait()
+        self.assertTrue(wait_until(lambda: self.listed().get(self.job, {}).get("state") == "crashed"))
+        for verb in ("wait", "stop"):
+            done = self.verb(verb)
+            self.assertEqual((done.code, done.err), (113, f"ddplaunch: the ddplaunch of job {self.job} was killed before the end of the job\n"))
+        self.assertIn("crashed", self.verb("status").out)
+        self.assertTrue(wait_until(lambda: not self.processes_of_job(), 30))
+
+    def processes_of_job(self):
+        return live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")
+
+    def test_a_job_of_another_machine_is_named(self):
+        self.assert_code(self.short_job("true"), 0)
+        entry = next(self.jobs.glob("*.job"))
+        job = json.loads(entry.read_text())
+        (pathlib.Path(job["directory"]) / "report.json").unlink()
+        entry.write_text(json.dumps(job | {"host": "login2", "pid": 77}))
+        self.assertEqual(self.listed()["short"]["state"], "elsewhere")
+        done = self.verb("stop")
+        self.assertEqual((done.code, done.err), (2, "ddplaunch: job short runs on login2 (pid 77); run there: ddplaunch stop short\n"))
+
+    def test_a_program_with_the_name_of_a_verb(self):
+        self.script("ps", "#!/bin/sh\necho program\n")
+        for words in (("--", "./ps"), ("./ps",)):
+            self.assertEqual(self.short_job(*words).out, "program\n")
+
+    def test_help_and_wrong_options(self):
+        self.assertIn("usage: ddplaunch logs [options] [JOB]", self.verb("logs", "--help").out)
+        done = self.verb("ps", "--follow")
+        self.assertEqual(done.code, 2)
+        self.assertIn("--follow", done.err)
+
+
+class Logs(VerbTest):
+
+    def test_the_output_of_an_ended_job(self):
+        job = self.verb("--job-id", "short", "--nproc-per-node", 2, "sh", "-c", 'echo "out $RANK"; echo "err $RANK" >&2; exit $RANK', cwd=self.dir,
+                        stdin=subprocess.DEVNULL)
+        self.assert_code(job, 1)
+        self.assertEqual(self.verb("logs").out, "[0] err 0\n[0] out 0\n[1] err 1\n[1] out 1\n")
+        self.assertEqual(self.verb("logs", "--rank", 1).out, "[1] err 1\n[1] out 1\n")
+        self.assertEqual(self.verb("logs", "--grep", "^out").out, "[0] out 0\n[1] out 1\n")
+        self.assertEqual(self.verb("logs", "--failed", "--grep", "out").out, "[1] out 1\n")
+        lines = [json.loads(line) for line in self.verb("logs", "--json", "--rank", 0).out.splitlines()]
+        self.assertEqual(lines[1], {"attempt": 0, "rank": 0, "stream": "stdout", "line": "out 0"})
+        self.assertEqual(self.verb("logs", "--grep", "(").code, 2)
+
+    def test_follow_prints_until_the_end_and_a_stopped_viewer_costs_nothing(self):
+        go = self.dir / "go"
+        process = self.started_job("sh", "-c", f"echo first; while [ ! -e {go} ]; do sleep 0.05; done; seq 200000")
+        viewers = [subprocess.Popen([DDPLAUNCH, "logs", "-f"], env=self.env, stdout=subprocess.PIPE) for _ in range(2)]
+        self.assertEqual(viewers[0].stdout.readline(), b"[0] first\n")
+        viewers[1].send_signal(signal.SIGSTOP)
+        go.touch()
+        process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0)
+        self.assertEqual(len(viewers[0].communicate(timeout=60)[0].splitlines()), 200000)
+        viewers[1].send_signal(signal.SIGCONT)
+        self.assertEqual(len(viewers[1].communicate(timeout=60)[0].splitlines()), 200001)
+
+
+class ControlSocket(VerbTest):
+
+    def ask(self, request):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(20)
+            client.connect(str(next((self.dir / "runtime/ddplaunch").glob("*.sock"))))
+            client.sendall(request)
+            reply = b""
+            while part := client.recv(65536):
+                reply += part
+            return reply
+
+    def test_wrong_requests_are_refused_and_the_job_goes_on(self):
+        process = self.started_job("sleep", "1000")
+        self.assertIn(b" 404 ", self.ask(b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n").splitlines()[0])
+        self.assertIn(b" 405 ", self.ask(b"GET /v1/stop HTTP/1.1\r\nHost: x\r\n\r\n").splitlines()[0])
+        for wrong in (b"\0" * 100, b"GET / HTTP/9.9\r\n\r\n", b"GET /" + b"x" * 100_000, b"POST /v1/stop HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n"):
+            try:
+                self.assertEqual(self.ask(wrong), b"")
+            except (BrokenPipeError, ConnectionResetError):
+                pass
+        self.assertEqual(self.status(self.job)["state"], "running")
+        self.assertIsNone(process.poll())
+
+    def test_a_silent_client_does_not_hold_others(self):
+        self.started_job("sleep", "1000")
+        path = str(next((self.dir / "runtime/ddplaunch").glob("*.sock")))
+        silent = []
+        for _ in range(20):
+            silent.append(socket.socket(socket.AF_UNIX))
+            self.addCleanup(silent[-1].close)
+            silent[-1].connect(path)
+        self.assertTrue(wait_until(lambda: self.status(self.job).get("state") == "running", 30))
+
+    def test_another_user_is_refused_by_uid(self):
+        python = shutil.which("python3", path="/usr/bin:/bin")
+        if os.geteuid() != 0 or not python:
+            self.skipTest("only root can become another user, who needs a Python of the system")
+        self.started_job("sleep", "1000")
+        path = next((self.dir / "runtime/ddplaunch").glob("*.sock"))
+        for place in (self.dir, self.dir / "runtime", path.parent):
+            place.chmod(0o755)
+        path.chmod(0o666)
+        code = f"import socket; c = socket.socket(socket.AF_UNIX); c.connect({str(path)!r}); c.sendall(b'GET /v1/status HTTP/1.1\\r\\n\\r\\n'); print(c.recv(9))"
+        done = subprocess.run([python, "-c", code], user=65534, group=65534, capture_output=True, text=True, timeout=30, cwd="/")
+        self.assertTrue(done.stdout == "b''\n" or "ConnectionReset" in done.stderr or "BrokenPipe" in done.stderr, done)
+        self.assertEqual(self.status(self.job)["state"], "running")
+
+    def test_a_job_runs_where_nothing_can_be_written_for_the_list(self):
+        blocked = self.dir / "blocked"
+        blocked.write_text("a file")
+        env = self.env | {"XDG_STATE_HOME": str(blocked), "TMPDIR": str(blocked), "XDG_RUNTIME_DIR": str(blocked)}
+        done = self.verb("--job-dir", self.dir / "files", "--verbose", "--label", "none", "echo", "hello", env=env, cwd=self.dir, stdin=subprocess.DEVNULL)
+        self.assertEqual((done.code, done.out), (0, "hello\n"))
+        self.assertIn("ddplaunch ps cannot show this job: ", done.err)
+
+
+class Detached(VerbTest):
+
+    def detach(self, *words):
+        return self.verb("--detach", "--job-id", self.job, *words, cwd=self.dir, stdin=subprocess.DEVNULL)
+
+    def test_a_detached_job_survives_the_end_of_its_terminal(self):
+        done = self.detach("--nproc-per-node", 2, "sh", "-c", "echo here; exec sleep 1000")
+        self.addCleanup(self.verb, "stop", "--now", self.job)
+        self.assertEqual((done.code, done.out), (0, f"{self.job}\n"))
+        self.assertEqual(done.err, f"ddplaunch: job {self.job} runs; ddplaunch logs -f {self.job} shows its output\n")
+        pid = self.listed()[self.job]["pid"]
+        self.assertEqual(os.getsid(pid), pid)
+        os.kill(pid, signal.SIGHUP)
+        self.assertTrue(wait_until(lambda: self.verb("logs").out.count("here") == 2))
+        self.assertEqual(self.status(self.job)["state"], "running")
+        self.assertEqual(self.verb("stop").code, 0)
+        self.assertEqual(self.verb("wait").code, 143)
+
+    def test_a_start_that_fails_has_its_message_and_exit_code(self):
+        done = self.detach("/no/such/program")
+        self.assertEqual((done.code, done.out), (127, ""))
+        self.assertIn("ddplaunch: exit 127: ", done.err)
+
+    def test_an_earlier_run_in_the_directory_is_not_this_one(self):
+        words = ("--job-dir", self.dir / "files", "true")
+        self.assertEqual(self.detach(*words).code, 0)
+        self.assertEqual(self.verb("wait").code, 0)
+        done = self.detach(*words)
+        self.assertEqual((done.code, done.out), (2, ""))
+
+    def test_options_that_need_a_terminal_are_refused(self):
+        for words in (("--stdin", "0"), ("--report", "-")):
+            self.assertEqual(self.detach(*words, "true").code, 2)
+
+
+class KeptJobs(VerbTest):
+
+    def test_the_newest_jobs_are_kept_and_a_running_one_always(self):
+        process = self.started_job("sleep", "1000", options=["--keep-jobs", 0])
+        for number in range(4):
+            self.assert_code(self.short_job("true", job=f"old{number}"), 0)
+        other = self.jobs / "not-a-job"
+        other.mkdir()
+        self.assert_code(self.verb("--keep-jobs", 2, "--job-id", "last", "true", cwd=self.dir, stdin=subprocess.DEVNULL), 0)
+        kept = {path.name.partition(".")[0] for path in self.jobs.iterdir() if path.is_dir()}
+        self.assertEqual(kept & {"old0", "old1", "old2"}, set())
+        self.assertLessEqual({self.job, "last", "not-a-job"}, kept)
+        self.assertEqual(set(self.listed("--all")) & {"old0", "old1", "old2"}, set())
+        self.assertIsNone(process.poll())
 
 
 if __name__ == "__main__":

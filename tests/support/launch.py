@@ -68,6 +68,8 @@ class LaunchTest(unittest.TestCase):
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("DDPLAUNCH_", "PET_"))}
         self.env["XDG_STATE_HOME"] = str(self.dir / "state")
         self.env["XDG_CONFIG_HOME"] = str(self.dir / "config")
+        (self.dir / "runtime").mkdir(mode=0o700)
+        self.env["XDG_RUNTIME_DIR"] = str(self.dir / "runtime")
         self.job_dir = self.dir / "job0"
         self.runs = 0
 

@@ -18,8 +18,6 @@ constexpr bool kFlag = false;
 constexpr std::array kCompatibilityOptions = {
     // ddplaunch's own, in a later release: refused, except for a value that describes the present behavior.
     CompatibilityOption{"--on-peer-loss", kValue, SupportStatus::kLater, "", ""},
-    CompatibilityOption{"--detach", kFlag, SupportStatus::kLater, "",
-                        "nohup ddplaunch … & keeps a job alive after logout"},
     CompatibilityOption{"--dashboard", kFlag, SupportStatus::kLater, "", ""},
 
     // torchrun and torch.distributed.launch.

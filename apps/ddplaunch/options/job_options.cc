@@ -21,11 +21,13 @@ constexpr char kUsage[] =
     "       ddplaunch run JOB.yaml [options]\n"
     "       ddplaunch check [options] [WORKER [arguments of the worker]]\n"
     "       ddplaunch hosts [options]\n"
+    "       ddplaunch ps|status|logs|stop|wait [options] [JOB]\n"
     "\n"
     "Starts WORKER on every node of a cluster, or of this machine when no hosts are given.\n"
     "WORKER is train (the bundled trainer), a .py file (run as python3 -u FILE), or any program.\n"
     "check tests every host for problems that would break the job, hosts prints the ranks and addresses of\n"
-    "the job; both start no worker (docs/users/check.md).\n"
+    "the job; both start no worker (docs/users/check.md). ps, status, logs, stop and wait show, follow and\n"
+    "end jobs that run; each has a --help of its own (docs/users/operate.md).\n"
     "All arguments after WORKER belong to it. Options may be written with _ for -.\n"
     "Times are 500ms, 15s, 2m, 1h, or a number of seconds; sizes are 500K, 64M, 2G, or bytes.\n";
 
@@ -384,6 +386,16 @@ void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std:
            "link, another user's directory, and one that everybody may write to ([all "
            "rules](security.md#directories-and-the-report))."},
       path_into(job.spec.job_dir, cwd));
+  table.flag({.names = "--detach",
+              .help = "return when all ranks run, and print the job's id",
+              .details = "The job survives a logout ([operate.md](operate.md#detached-jobs))."},
+             job.detach);
+  table.value({.names = "--keep-jobs",
+               .value = "N",
+               .help = "keep the files of the newest N jobs; 0 keeps all",
+               .details = "Older ones in the default directory are deleted when a job starts "
+                          "([operate.md](operate.md#kept-jobs))."},
+              number_into(job.registration.keep, 0, kMostRestarts));
   table.flag({.names = "--dry-run",
               .help = "print hosts, ranks and command, and start nothing",
               .details = "It also prints the names of the environment's variables."},

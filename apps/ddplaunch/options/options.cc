@@ -160,38 +160,38 @@ void read_failure(JobOptions& options, const ProcessContext& context, Diagnostic
     diagnostics.fail("--report " + report + " cannot be written: " + writable.error().text);
 }
 
+/// Returns the directory for the state of programs; empty: HOME is not set.
+std::string state_directory(const ProcessContext& context) {
+  const std::string* state = launcher::find_env(context.env, "XDG_STATE_HOME");
+  // The XDG specification: a relative path is invalid and must be ignored.
+  if (state != nullptr && state->starts_with('/')) return *state;
+  const std::string* home = launcher::find_env(context.env, "HOME");
+  return home != nullptr && home->starts_with('/') ? absolute_path(".local/state", *home) : "";
+}
+
 void read_job(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
   JobSpec& spec = options.job.spec;
   const bool named = options.given("--job-id");
   if (!named) spec.job_id = context.new_job_id;
   // A script or a scheduler may use the same id again, and each run needs its own files.
-  const bool again = named && !options.given("--job-dir");
-  const std::string name = spec.job_id + (again ? "." + context.new_job_id : "");
+  const std::string run = spec.job_id + (named ? "." + context.new_job_id : "");
+  options.job.registration.directories = jobs_directories(context);
+  options.job.registration.name = run;
+  const std::string name = options.given("--job-dir") ? spec.job_id : run;
   if (!spec.output.log_dir.empty()) spec.output.log_dir += '/' + name;
   if (options.given("--job-dir")) return;
-  const std::string* temporary = launcher::find_env(context.env, "TMPDIR");
-  spec.fallback_job_dir = absolute_path(
-      "ddplaunch-" + std::to_string(context.user_id) + "/jobs/" + name,
-      temporary != nullptr && temporary->starts_with('/') ? absolute_path(*temporary, "/") : "/tmp");
-  const std::string* state = launcher::find_env(context.env, "XDG_STATE_HOME");
-  const std::string* home = launcher::find_env(context.env, "HOME");
-  std::string base;
+  const std::vector<std::string>& directories = options.job.registration.directories;
+  spec.fallback_job_dir = directories.back() + '/' + name;
   const bool joins = spec.per_node && spec.per_node->rank.value_or(0) != 0;
-  // The XDG specification: a relative path is invalid and must be ignored.
-  if (state != nullptr && state->starts_with('/')) {
-    base = *state;
-  } else if (home != nullptr && home->starts_with('/')) {
-    base = absolute_path(".local/state", *home);
-  } else if (options.job.verb != Verb::kRun || joins) {
-    return;  // these write no files
-  } else {
+  if (directories.size() > 1) {
+    spec.job_dir = directories.front() + '/' + name;
+  } else if (options.job.verb == Verb::kRun && !joins) {  // the others write no files
+    const std::string* home = launcher::find_env(context.env, "HOME");
     const bool unset = home == nullptr || home->empty();
     diagnostics.note(std::string(unset ? "HOME is not set" : "HOME is not an absolute path") +
                      "; the job's files are in " + spec.fallback_job_dir);
     spec.job_dir = spec.fallback_job_dir;
-    return;
   }
-  spec.job_dir = absolute_path("ddplaunch/jobs/" + name, base);
 }
 
 void check_verb_options(const JobOptions& options, Diagnostics& diagnostics) {
@@ -212,6 +212,26 @@ void check_verb_options(const JobOptions& options, Diagnostics& diagnostics) {
   if (options.given("--min-busbw") && !job.collectives)
     diagnostics.fail(
         "--min-busbw is only for ddplaunch check --collectives; to measure in a job use train bench");
+}
+
+/// A detached job has no terminal. A forwarded SSH agent ends with the login.
+void check_detach(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
+  if (!options.job.detach) return;
+  JobSpec& spec = options.job.spec;
+  if (options.job.verb != Verb::kRun) diagnostics.fail("--detach is only for a job");
+  if (spec.per_node) diagnostics.fail("--detach cannot be used with one ddplaunch on each node; use nohup");
+  if (options.written.stdin_to_rank0.value_or(false))
+    diagnostics.fail("--stdin 0 cannot be used with --detach, which leaves standard input");
+  if (spec.report_path == launcher::kReportToStdout)
+    diagnostics.fail("--report - cannot be used with --detach; name a file");
+  spec.stdin_to_rank0 = false;
+  const bool forwarded = launcher::find_env(context.env, "SSH_CONNECTION") != nullptr &&
+                         launcher::find_env(context.env, "SSH_AUTH_SOCK") != nullptr;
+  if (forwarded && spec.launcher == launcher::LauncherKind::kSsh) {
+    diagnostics.note(
+        "--detach: keys of a forwarded SSH agent are gone after a logout; a host that is lost then cannot be "
+        "reached again");
+  }
 }
 
 /// `ddplaunch run FILE …` is `ddplaunch --job-file FILE …`; options may stand before FILE, too.
@@ -290,6 +310,7 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   read_job(options, context, diagnostics);
   check_verb_options(options, diagnostics);
   add_origins(options.sources, diagnostics);
+  check_detach(options, context, diagnostics);
   if (!diagnostics.errors.empty()) return BadUsage{diagnostics.all_errors()};
   if (options.written.dry_run)
     return PrintText{
@@ -297,6 +318,17 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
         std::move(diagnostics.notes)};
   job.notes = std::move(diagnostics.notes);
   return std::move(job);
+}
+
+std::vector<std::string> jobs_directories(const ProcessContext& context) {
+  std::vector<std::string> directories;
+  if (const std::string state = state_directory(context); !state.empty())
+    directories.push_back(absolute_path("ddplaunch/jobs", state));
+  const std::string* temporary = launcher::find_env(context.env, "TMPDIR");
+  directories.push_back(absolute_path(
+      "ddplaunch-" + std::to_string(context.user_id) + "/jobs",
+      temporary != nullptr && temporary->starts_with('/') ? absolute_path(*temporary, "/") : "/tmp"));
+  return directories;
 }
 
 std::vector<OptionGroup> ddplaunch_option_groups() {

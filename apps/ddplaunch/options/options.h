@@ -8,6 +8,7 @@
 
 #include "apps/options/option.h"
 #include "base/result.h"
+#include "launcher/control/job_registry.h"
 #include "launcher/job/job_spec.h"
 
 namespace ddp {
@@ -48,7 +49,9 @@ struct RunJob {
   bool worker_given = false;  ///< always true with kRun
   bool deep = false;          ///< kCheck: also tests the devices and the links between them
   bool collectives = false;   ///< kCheck: also measures an all-reduce over all ranks
-  std::string min_busbw;      ///< required GB/s of the all-reduce; empty: none
+  launcher::JobRegistration registration = {};
+  bool detach = false;    ///< kRun: return when all ranks run
+  std::string min_busbw;  ///< required GB/s of the all-reduce; empty: none
 };
 
 /// --help, --version, --dry-run: text for stdout, then exit 0.
@@ -68,6 +71,9 @@ using ParsedOptions = std::variant<RunJob, PrintText, BadUsage>;
 /// Parses `args`, the arguments without the program's name. It reads the files that options name, starts no
 /// process, and changes nothing.
 ParsedOptions parse_options(const std::vector<std::string>& args, const ProcessContext& context);
+
+/// Returns the directories in which the jobs of this user are registered, the preferred one first.
+std::vector<std::string> jobs_directories(const ProcessContext& context);
 
 /// Returns the description of all options, for the documents.
 std::vector<OptionGroup> ddplaunch_option_groups();

@@ -1,0 +1,216 @@
+#include "apps/ddplaunch/operate/job_logs.h"
+
+#include <fcntl.h>
+#include <regex.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string_view>
+#include <thread>
+
+#include "base/child_process.h"
+#include "base/files.h"
+#include "base/parse_text.h"
+#include "base/safe_text.h"
+#include "base/unique_fd.h"
+
+namespace ddp {
+namespace {
+
+namespace fs = std::filesystem;
+using OrderedJson = nlohmann::ordered_json;
+
+/// A disk may be that of another machine, which announces no changes.
+constexpr std::chrono::milliseconds kLookEvery{200};
+constexpr std::size_t kOneRead = 256u << 10;
+/// A longer line is printed in parts.
+constexpr std::size_t kLongLine = 1u << 20;
+constexpr std::size_t kJournalBytes = 32u << 20;
+
+/// Place of a file: attempt, rank, stream ("stderr" < "stdout"), part.
+struct LogKey {
+  std::uint32_t attempt = 0;
+  std::uint32_t rank = 0;
+  std::string stream;
+  std::uint32_t part = 0;
+  auto operator<=>(const LogKey&) const = default;
+};
+
+struct LogFile {
+  UniqueFd fd;
+  std::string rest;  ///< the beginning of a line
+};
+
+/// Reads "rank_00003.stdout.1".
+std::optional<LogKey> key_of(std::uint32_t attempt, std::string_view name) {
+  if (!name.starts_with("rank_")) return {};
+  name.remove_prefix(5);
+  const std::size_t dot = name.find('.');
+  if (dot == std::string_view::npos) return {};
+  const auto rank = parse_number<std::uint32_t>(name.substr(0, dot));
+  name.remove_prefix(dot + 1);
+  const std::size_t end = std::min(name.find('.'), name.size());
+  LogKey key{attempt, rank.value_or(0), std::string(name.substr(0, end)), 0};
+  if (!rank || (key.stream != "stdout" && key.stream != "stderr")) return {};
+  if (end < name.size()) {
+    const auto part = parse_number<std::uint32_t>(name.substr(end + 1));
+    if (!part) return {};
+    key.part = *part;
+  }
+  return key;
+}
+
+/// Returns the ranks of each attempt that did not exit with 0.
+std::set<std::pair<std::uint32_t, std::uint32_t>> failed_ranks(const std::string& directory) {
+  std::set<std::pair<std::uint32_t, std::uint32_t>> failed;
+  for (const char* name : {"/events.jsonl.1", "/events.jsonl"}) {
+    const std::string text = read_start(directory + name, kJournalBytes, O_NONBLOCK);
+    for (std::size_t at = 0; at < text.size();) {
+      const std::size_t end = std::min(text.find('\n', at), text.size());
+      const OrderedJson event =
+          OrderedJson::parse(text.begin() + static_cast<std::ptrdiff_t>(at),
+                             text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
+      at = end + 1;
+      if (!event.is_object() || event.value("event", "") != "rank_exited") continue;
+      if (event["exit_code"] == 0 || !event["rank"].is_number() || !event["attempt"].is_number()) continue;
+      failed.emplace(event["attempt"].get<std::uint32_t>(), event["rank"].get<std::uint32_t>());
+    }
+  }
+  return failed;
+}
+
+/// A POSIX regular expression. Its matching has no recursion, so a long line cannot exhaust the stack.
+class LinePattern {
+ public:
+  LinePattern() = default;
+  LinePattern(const LinePattern&) = delete;
+  LinePattern& operator=(const LinePattern&) = delete;
+  ~LinePattern() {
+    if (set_) ::regfree(&compiled_);
+  }
+  Result<> set(const std::string& text) {
+    const int failed = ::regcomp(&compiled_, text.c_str(), REG_EXTENDED | REG_NOSUB);
+    set_ = failed == 0;
+    if (set_) return {};
+    char why[200];
+    ::regerror(failed, &compiled_, why, sizeof why);
+    return Error{ErrorCode::kUsage, "--grep " + text + ": " + why};
+  }
+  bool matches(std::string_view line) const {
+    regmatch_t part{0, static_cast<regoff_t>(line.size())};
+    return !set_ || ::regexec(&compiled_, line.data(), 0, &part, REG_STARTEND) == 0;
+  }
+
+ private:
+  regex_t compiled_{};
+  bool set_ = false;
+};
+
+class LogPrinter {
+ public:
+  LogPrinter(const OperateOptions& options, const launcher::JobEntry& job) : options_(options), job_(job) {}
+
+  Result<> print_all() {
+    if (!options_.grep.empty()) {
+      if (auto compiled = pattern_.set(options_.grep); !compiled) return compiled;
+    }
+    for (;;) {
+      // The state comes first: what was written before the end is printed then.
+      const bool runs = launcher::state_of(job_).kind == launcher::RunState::Kind::kRunning;
+      if (auto found = find_files(); !found) return found;
+      for (auto& [key, file] : files_) {
+        if (const auto read = print_new(key, file); !read) return read;
+      }
+      if (std::fflush(stdout) != 0) return system_error(errno, "standard output");
+      if (!options_.follow || !runs) break;
+      std::this_thread::sleep_for(kLookEvery);
+    }
+    for (auto& [key, file] : files_)
+      if (!file.rest.empty()) print_line(key, file.rest);
+    if (std::fflush(stdout) != 0) return system_error(errno, "standard output");
+    return {};
+  }
+
+ private:
+  bool selects(const LogKey& key) const {
+    if (options_.rank && key.rank != *options_.rank) return false;
+    return !options_.failed || failed_.contains({key.attempt, key.rank});
+  }
+
+  Result<> find_files() {
+    if (options_.failed) failed_ = failed_ranks(job_.directory);
+    for (const fs::path& directory : list_directory(job_.directory)) {
+      const std::string name = directory.filename().string();
+      if (!name.starts_with("attempt_")) continue;
+      const auto attempt = parse_number<std::uint32_t>(std::string_view(name).substr(8));
+      if (!attempt) continue;
+      for (const fs::path& path : list_directory(directory)) {
+        const auto key = key_of(*attempt, path.filename().string());
+        if (!key || !selects(*key) || files_.contains(*key)) continue;
+        UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+        if (!fd && errno != ENOENT) return system_error(errno, path.string());
+        if (fd) files_[*key].fd = std::move(fd);
+      }
+    }
+    return {};
+  }
+
+  Result<> print_new(const LogKey& key, LogFile& file) {
+    std::string bytes(kOneRead, '\0');
+    for (;;) {
+      const ssize_t count = ::read(file.fd.get(), bytes.data(), bytes.size());
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) return system_error(errno, job_.directory);
+      if (count == 0) return {};
+      file.rest.append(bytes, 0, static_cast<std::size_t>(count));
+      std::size_t at = 0;
+      for (std::size_t end = 0; (end = file.rest.find('\n', at)) != std::string::npos; at = end + 1)
+        print_line(key, std::string_view(file.rest).substr(at, end - at));
+      file.rest.erase(0, at);
+      if (file.rest.size() < kLongLine) continue;
+      print_line(key, file.rest);
+      file.rest.clear();
+    }
+  }
+
+  void print_line(const LogKey& key, std::string_view line) {
+    if (!pattern_.matches(line)) return;
+    if (options_.json) {
+      const OrderedJson json{
+          {"attempt", key.attempt}, {"rank", key.rank}, {"stream", key.stream}, {"line", line}};
+      std::printf("%s\n", json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace).c_str());
+      return;
+    }
+    std::printf("[%u] ", key.rank);
+    const std::string safe = terminal_ ? replace_unsafe(std::string(line)) : std::string();
+    if (terminal_) line = safe;
+    std::fwrite(line.data(), 1, line.size(), stdout);
+    std::fputc('\n', stdout);
+  }
+
+  const OperateOptions& options_;
+  const launcher::JobEntry& job_;
+  const bool terminal_ = ::isatty(STDOUT_FILENO) == 1;
+  LinePattern pattern_;
+  std::set<std::pair<std::uint32_t, std::uint32_t>> failed_;
+  std::map<LogKey, LogFile> files_;
+};
+
+}  // namespace
+
+Result<> print_logs(const OperateOptions& options, const launcher::JobEntry& job) {
+  std::error_code ignored;
+  if (!fs::is_directory(job.directory, ignored))
+    return Error{ErrorCode::kUsage, "the files of job " + job.job + " are not here: " + job.directory};
+  raise_nofile();  // one descriptor for each file
+  return LogPrinter(options, job).print_all();
+}
+
+}  // namespace ddp

@@ -1,0 +1,13 @@
+#pragma once
+
+#include "apps/ddplaunch/operate/operate_options.h"
+#include "base/result.h"
+#include "launcher/control/job_registry.h"
+
+namespace ddp {
+
+/// Prints the workers' output from the files of the job, each line with its rank; with --follow until the job
+/// has ended. It only reads files, so a viewer that is stopped costs the job nothing. Blocks.
+Result<> print_logs(const OperateOptions& options, const launcher::JobEntry& job);
+
+}  // namespace ddp

@@ -1,0 +1,249 @@
+#include "apps/ddplaunch/operate/operate.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <thread>
+
+#include "apps/ddplaunch/operate/job_logs.h"
+#include "apps/options/option_scanner.h"
+#include "base/format_text.h"
+#include "base/host_name.h"
+#include "base/safe_text.h"
+#include "launcher/control/control_client.h"
+#include "launcher/control/job_registry.h"
+#include "launcher/report/exit_code.h"
+
+namespace ddp {
+namespace {
+
+using launcher::JobEntry;
+using launcher::RunState;
+using OrderedJson = nlohmann::ordered_json;
+using Kind = RunState::Kind;
+
+constexpr std::chrono::seconds kAnswerTime{5};
+constexpr std::chrono::milliseconds kWatchEvery{500};
+constexpr std::size_t kCommandWidth = 40;
+
+int fail(const Error& error) {
+  const int code = launcher::exit_code_of(error);
+  std::fprintf(stderr, "ddplaunch: %s\n", one_line(error.text).c_str());
+  return code;
+}
+
+void print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+std::string dump(const OrderedJson& json) {
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
+}
+
+std::string state_text(const JobEntry& job, const RunState& state) {
+  if (state.kind == Kind::kEnded) return "exited " + std::to_string(*state.exit_code);
+  if (state.kind == Kind::kElsewhere) return "on " + job.host;
+  return state_name(state.kind);
+}
+
+OrderedJson job_json(const JobEntry& job, const RunState& state) {
+  return {{"job", job.job},
+          {"run", job.name},
+          {"state", state_name(state.kind)},
+          {"exit_code", state.exit_code ? OrderedJson(*state.exit_code) : OrderedJson()},
+          {"started", job.started},
+          {"host", job.host},
+          {"pid", job.pid},
+          {"directory", job.directory},
+          {"command", job.command}};
+}
+
+/// Returns the lines with each column as wide as its longest cell.
+std::string table_text(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths(rows.front().size());
+  for (const auto& row : rows)
+    for (std::size_t i = 0; i < row.size(); ++i)
+      widths[i] = std::max(widths[i], row[i].size());
+  std::string text;
+  for (const auto& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      text += row[i];
+      if (i + 1 < row.size()) text.append(widths[i] - row[i].size() + 2, ' ');
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+int list_jobs(const OperateOptions& options, const std::vector<JobEntry>& jobs) {
+  std::vector<std::vector<std::string>> rows{{"JOB", "STATE", "STARTED", "COMMAND"}};
+  OrderedJson list = OrderedJson::array();
+  for (const JobEntry& job : jobs) {
+    const RunState state = state_of(job);
+    if (!options.all && (state.kind == Kind::kEnded || state.kind == Kind::kDeleted)) continue;
+    list.push_back(job_json(job, state));
+    rows.push_back({one_line(job.job), one_line(state_text(job, state)), one_line(job.started),
+                    one_line(job.command.substr(0, kCommandWidth))});
+  }
+  print(options.json ? list.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + '\n'
+                     : table_text(rows));
+  return 0;
+}
+
+/// Returns why no process here can act on the job; empty: one can.
+std::string out_of_reach(const JobEntry& job, const RunState& state, OperateVerb verb) {
+  if (state.kind == Kind::kElsewhere) {
+    return "job " + job.job + " runs on " + job.host + " (pid " + std::to_string(job.pid) +
+           "); run there: ddplaunch " + verb_name(verb) + ' ' + job.job;
+  }
+  if (state.kind == Kind::kCrashed)
+    return "the ddplaunch of job " + job.job + " was killed before the end of the job";
+  if (state.kind == Kind::kDeleted) return "the files of job " + job.job + " were deleted: " + job.directory;
+  return "";
+}
+
+std::string status_text(const OrderedJson& status) {
+  std::string text =
+      "job " + status.value("job", "") + ": " + status.value("state", "") + ", started " +
+      format_elapsed(std::chrono::seconds(static_cast<std::int64_t>(status.value("age_s", 0.0)))) + " ago";
+  if (status["world_size"].is_number()) text += ", " + counted(status["world_size"].get<int>(), "rank");
+  if (status.value("max_restarts", 0) > 0) {
+    text += ", restart " + std::to_string(status.value("attempt", 0)) + " of " +
+            std::to_string(status.value("max_restarts", 0));
+  }
+  text += "\n  files in " + status.value("directory", "") + '\n';
+  std::vector<std::vector<std::string>> rows;
+  for (const OrderedJson& node : status["nodes"]) {
+    const int ranks = node.value("ranks", 0);
+    std::string range = "-";
+    if (ranks > 0) {
+      const int first = node.value("first_rank", 0);
+      range = ranks == 1 ? "rank " + std::to_string(first)
+                         : "ranks " + std::to_string(first) + '-' + std::to_string(first + ranks - 1);
+    }
+    rows.push_back({"  " + node.value("node", ""), range, node.value("state", "")});
+  }
+  return rows.empty() ? text : text + table_text(rows);
+}
+
+/// Prints the state once. Returns the text without what changes with the time alone.
+Result<std::string> show_status(const OperateOptions& options, const JobEntry& job, const std::string& last) {
+  const RunState state = state_of(job);
+  if (state.kind != Kind::kRunning) {
+    const OrderedJson json = job_json(job, state);
+    std::string text = "job " + job.job + ": " + state_text(job, state) +
+                       (state.why.empty() ? "" : ": " + state.why) + "\n  files in " + job.directory + '\n';
+    if (options.json) text = dump(json);
+    if (text != last) print(text);
+    return text;
+  }
+  const auto answer = launcher::ask_job(job.socket, "GET", "/v1/status", kAnswerTime);
+  if (!answer) return within("job " + job.job, answer.error());
+  OrderedJson status = OrderedJson::parse(*answer, nullptr, false);
+  if (!status.is_object() || !status.contains("nodes") || !status.contains("world_size"))
+    return Error{ErrorCode::kProtocol, "job " + job.job + ": its ddplaunch gave no status"};
+  OrderedJson key = status;
+  key.erase("age_s");
+  key.erase("output_bytes");
+  if (key.dump() != last) print(options.json ? dump(status) : status_text(status));
+  return key.dump();
+}
+
+int status(const OperateOptions& options, const JobEntry& job) {
+  std::string last;
+  for (;;) {
+    auto shown = show_status(options, job, last);
+    if (!shown && state_of(job).kind == Kind::kRunning) return fail(shown.error());
+    if (shown) last = std::move(*shown);
+    if (!options.watch || state_of(job).kind != Kind::kRunning) {
+      if (options.watch) (void)show_status(options, job, last);
+      return 0;
+    }
+    std::this_thread::sleep_for(kWatchEvery);
+  }
+}
+
+/// Prints how the job ended, and returns `wait`'s exit code.
+int report_end(const OperateOptions& options, const JobEntry& job, OperateVerb verb) {
+  const RunState state = state_of(job);
+  if (state.kind != Kind::kEnded) {
+    const std::string why = out_of_reach(job, state, verb);
+    return fail({ErrorCode::kLinkLost, why.empty() ? "job " + job.job + " still runs" : why});
+  }
+  if (options.json)
+    print(dump(job_json(job, state)));
+  else
+    print("job " + job.job + ": " + state_text(job, state) + (state.why.empty() ? "" : ": " + state.why) +
+          '\n');
+  return *state.exit_code;
+}
+
+int wait(const OperateOptions& options, const JobEntry& job) {
+  const RunState state = state_of(job);
+  if (state.kind == Kind::kElsewhere)
+    return fail({ErrorCode::kUsage, out_of_reach(job, state, OperateVerb::kWait)});
+  if (state.kind == Kind::kRunning) {
+    if (const auto waited = wait_for_end(job); !waited) return fail(waited.error());
+  }
+  return report_end(options, job, OperateVerb::kWait);
+}
+
+int stop(const OperateOptions& options, const JobEntry& job) {
+  const RunState state = state_of(job);
+  if (state.kind == Kind::kElsewhere)
+    return fail({ErrorCode::kUsage, out_of_reach(job, state, OperateVerb::kStop)});
+  if (state.kind == Kind::kRunning) {
+    const auto asked =
+        launcher::ask_job(job.socket, "POST", options.now ? "/v1/stop?now" : "/v1/stop", kAnswerTime);
+    // The job may have ended meanwhile.
+    if (!asked && state_of(job).kind == Kind::kRunning) {
+      Error error = within("job " + job.job, asked.error());
+      error.text += "; kill -TERM " + std::to_string(job.pid) + " stops it, too";
+      return fail(error);
+    }
+    if (const auto waited = wait_for_end(job); !waited) return fail(waited.error());
+  }
+  const int code = report_end(options, job, OperateVerb::kStop);
+  return state_of(job).kind == Kind::kEnded ? 0 : code;
+}
+
+}  // namespace
+
+int operate(OperateVerb verb, const std::vector<std::string>& args, const ProcessContext& context) {
+  OperateOptions options(verb);
+  const std::vector<std::string> words(args.begin() + 1, args.end());
+  const auto errors = parse_arguments(std::string("ddplaunch ") + verb_name(verb), words, options.table);
+  if (options.help) {
+    print(options.table.help());
+    return 0;
+  }
+  for (const std::string& error : errors)
+    std::fprintf(stderr, "%s\n", error.c_str());
+  if (!errors.empty()) return launcher::exit_code_of(Error{ErrorCode::kUsage, "", 0});
+  const std::vector<JobEntry> jobs = launcher::read_jobs(jobs_directories(context));
+  if (verb == OperateVerb::kPs) return list_jobs(options, jobs);
+  const auto job = find_job(jobs, options.job);
+  if (!job) return fail(job.error());
+  switch (verb) {
+    case OperateVerb::kPs:
+      break;
+    case OperateVerb::kStatus:
+      return status(options, *job);
+    case OperateVerb::kLogs: {
+      const auto printed = print_logs(options, *job);
+      return printed ? 0 : fail(printed.error());
+    }
+    case OperateVerb::kStop:
+      return stop(options, *job);
+    case OperateVerb::kWait:
+      return wait(options, *job);
+  }
+  return 0;
+}
+
+}  // namespace ddp

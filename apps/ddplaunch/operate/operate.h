@@ -1,0 +1,16 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/ddplaunch/operate/operate_options.h"
+#include "apps/ddplaunch/options/options.h"
+
+namespace ddp {
+
+/// Carries out a verb about jobs that run or ran (docs/users/operate.md), and returns the exit code. `args`
+/// are all arguments of the program.
+int operate(OperateVerb verb, const std::vector<std::string>& args, const ProcessContext& context);
+
+}  // namespace ddp

@@ -1,0 +1,93 @@
+#include "apps/ddplaunch/operate/operate_options.h"
+
+#include <array>
+#include <limits>
+
+namespace ddp {
+namespace {
+
+struct VerbRow {
+  OperateVerb verb;
+  const char* name;
+  const char* usage;
+};
+constexpr std::array<VerbRow, 5> kVerbs{{
+    {OperateVerb::kPs, "ps",
+     "usage: ddplaunch ps [options]\n\nLists your jobs on this machine: those that run, and those whose "
+     "ddplaunch was killed.\n"},
+    {OperateVerb::kStatus, "status",
+     "usage: ddplaunch status [options] [JOB]\n\nShows the state of a job, its nodes and its ranks.\n"},
+    {OperateVerb::kLogs, "logs",
+     "usage: ddplaunch logs [options] [JOB]\n\nPrints what the workers of a job wrote, while it runs and "
+     "after its end.\n"},
+    {OperateVerb::kStop, "stop",
+     "usage: ddplaunch stop [options] [JOB]\n\nStops a job as SIGTERM does, and returns when it has "
+     "ended.\n"},
+    {OperateVerb::kWait, "wait",
+     "usage: ddplaunch wait [options] [JOB]\n\nWaits for the end of a job, and exits with its exit code.\n"},
+}};
+
+const VerbRow& row_of(OperateVerb verb) {
+  return kVerbs.at(static_cast<std::size_t>(verb));
+}
+
+constexpr char kJobText[] =
+    "\nJOB is an id or its beginning; without it the newest job is meant (docs/users/operate.md).\n";
+
+std::string usage_of(OperateVerb verb) {
+  return std::string(row_of(verb).usage) + (verb == OperateVerb::kPs ? "" : kJobText);
+}
+
+void add_log_options(OperateOptions& options) {
+  options.table.flag({.names = "-f,--follow", .help = "go on until the job has ended"}, options.follow);
+  options.table.value({.names = "--rank", .value = "R", .help = "only this rank"},
+                      number_into(options.rank, 0, std::numeric_limits<std::uint32_t>::max()));
+  options.table.flag({.names = "--failed",
+                      .help = "only ranks that failed",
+                      .details = "These are the ranks that exited with another code than 0, or that a signal "
+                                 "ended. ddplaunch may have stopped them."},
+                     options.failed);
+  options.table.value({.names = "--grep",
+                       .value = "REGEX",
+                       .help = "only lines that match",
+                       .details = "The regular expression is extended, as in `grep -E`."},
+                      text_into(options.grep));
+}
+
+}  // namespace
+
+std::optional<OperateVerb> find_operate_verb(const std::vector<std::string>& args) {
+  for (const VerbRow& row : kVerbs)
+    if (!args.empty() && args.front() == row.name) return row.verb;
+  return {};
+}
+
+const char* verb_name(OperateVerb verb) {
+  return row_of(verb).name;
+}
+
+OperateOptions::OperateOptions(OperateVerb verb) : table(usage_of(verb), true) {
+  table.group("Options");
+  if (verb != OperateVerb::kPs) {
+    table.value({.names = "JOB", .help = "id of the job, or its beginning", .completion = Completion::kJobId},
+                text_into(job));
+  }
+  if (verb == OperateVerb::kPs)
+    table.flag({.names = "-a,--all", .help = "also list jobs that have ended"}, all);
+  if (verb == OperateVerb::kStatus)
+    table.flag({.names = "-w,--watch", .help = "print each change until the job has ended"}, watch);
+  if (verb == OperateVerb::kLogs) add_log_options(*this);
+  if (verb == OperateVerb::kStop)
+    table.flag({.names = "--now", .help = "kill the workers at once, without a grace period"}, now);
+  table.flag({.names = "--json", .help = "print JSON"}, json);
+  table.flag({.names = "-h,--help", .help = "print this text"}, help);
+}
+
+std::vector<std::pair<std::string, std::vector<OptionGroup>>> operate_option_groups() {
+  std::vector<std::pair<std::string, std::vector<OptionGroup>>> all;
+  for (const VerbRow& row : kVerbs)
+    all.emplace_back(std::string("ddplaunch ") + row.name, OperateOptions(row.verb).table.groups());
+  return all;
+}
+
+}  // namespace ddp

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apps/options/option_table.h"
+
+namespace ddp {
+
+enum class OperateVerb : std::uint8_t { kPs, kStatus, kLogs, kStop, kWait };
+
+/// Returns the verb that is the first argument. A worker of that name runs with `ddplaunch -- ps`.
+std::optional<OperateVerb> find_operate_verb(const std::vector<std::string>& args);
+const char* verb_name(OperateVerb verb);
+
+/// The options of one verb.
+struct OperateOptions {
+  explicit OperateOptions(OperateVerb verb);
+
+  std::string job;  ///< the beginning of an id; empty: the newest job
+  bool all = false;
+  bool watch = false;
+  bool follow = false;
+  std::optional<std::uint32_t> rank;
+  bool failed = false;
+  std::string grep;
+  bool now = false;
+  bool json = false;
+  bool help = false;
+  OptionTable table;
+};
+
+/// Returns the name and the options of each verb, for the documents: "ddplaunch ps".
+std::vector<std::pair<std::string, std::vector<OptionGroup>>> operate_option_groups();
+
+}  // namespace ddp

@@ -1,0 +1,90 @@
+#include "launcher/control/control_socket.h"
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <string_view>
+#include <utility>
+
+#include "base/trusted_path.h"
+
+namespace ddp::launcher {
+namespace {
+
+/// Directory of the sockets in that of the user below TMPDIR.
+constexpr std::string_view kRunDirectory = "run";
+
+constexpr int kMostTries = 5;
+
+std::string absolute_variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value == '/' ? value : "";
+}
+
+Result<> make_private(const std::string& directory) {
+  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
+    return system_error(errno, "make " + directory);
+  if (const std::string why = distrust_directory(directory); !why.empty())
+    return Error{ErrorCode::kUsage, directory + ' ' + why};
+  return {};
+}
+
+/// Returns the directory of the sockets, which exists.
+Result<std::string> socket_directory() {
+  std::string directory = absolute_variable("XDG_RUNTIME_DIR");
+  if (!directory.empty() && ::access(directory.c_str(), W_OK | X_OK) == 0) {
+    directory += "/ddplaunch";
+  } else {
+    directory = absolute_variable("TMPDIR");
+    directory = (directory.empty() ? "/tmp" : directory) + "/ddplaunch-" + std::to_string(::geteuid());
+    if (const auto made = make_private(directory); !made) return made.error();
+    directory += '/' + std::string(kRunDirectory);
+  }
+  if (const auto made = make_private(directory); !made) return made.error();
+  return directory;
+}
+
+}  // namespace
+
+Result<ControlSocket> ControlSocket::bind(const std::string& name) {
+  const auto directory = socket_directory();
+  if (!directory) return directory.error();
+  const std::string path = *directory + '/' + name + ".sock";
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) return system_error(ENAMETOOLONG, path);
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) return system_error(errno, "socket");
+  ::unlink(path.c_str());  // the names of runs are unique, so nobody listens there
+  const auto* const name_of_socket = reinterpret_cast<const sockaddr*>(&address);
+  for (int tries = 1; ::bind(fd.get(), name_of_socket, sizeof address) != 0; ++tries) {
+    if (errno != ENOENT || tries == kMostTries) return system_error(errno, path);
+    // Another job that ended has removed the empty directory.
+    if (const auto again = socket_directory(); !again) return again.error();
+  }
+  ControlSocket socket(std::move(fd), path);
+  // Nobody can connect before listen.
+  if (::chmod(path.c_str(), 0600) != 0) return system_error(errno, path);
+  if (::listen(socket.fd_.get(), 16) != 0) return system_error(errno, path);
+  return socket;
+}
+
+ControlSocket::ControlSocket(ControlSocket&& other) noexcept
+    : fd_(std::move(other.fd_)), path_(std::exchange(other.path_, {})) {}
+
+ControlSocket::~ControlSocket() {
+  if (path_.empty()) return;
+  ::unlink(path_.c_str());
+  const std::filesystem::path directory = std::filesystem::path(path_).parent_path();
+  if (::rmdir(directory.c_str()) == 0 && directory.filename() == kRunDirectory)
+    ::rmdir(directory.parent_path().c_str());
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,159 @@
+#include "launcher/control/job_registry.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "base/files.h"
+#include "base/host_name.h"
+#include "base/trusted_path.h"
+#include "base/unique_fd.h"
+
+namespace ddp::launcher {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+constexpr std::string_view kSuffix = ".job";
+/// Limits of files that this program reads. A report of many failures is longer than any entry.
+constexpr std::size_t kEntryBytes = 64u << 10;
+constexpr std::size_t kReportBytes = 16u << 20;
+
+std::string text_of(const OrderedJson& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+std::optional<JobEntry> read_entry(const fs::path& file) {
+  const OrderedJson json =
+      OrderedJson::parse(read_start(file.string(), kEntryBytes, O_NOFOLLOW), nullptr, false);
+  if (!json.is_object()) return {};
+  JobEntry job{
+      file.stem().string(),    text_of(json, "job"),     text_of(json, "directory"), text_of(json, "host"), 0,
+      text_of(json, "socket"), text_of(json, "command"), text_of(json, "started"),   file.string()};
+  if (const auto pid = json.find("pid"); pid != json.end() && pid->is_number_integer())
+    job.pid = pid->get<std::int64_t>();
+  if (job.job.empty() || !job.directory.starts_with('/')) return {};
+  return job;
+}
+
+UniqueFd open_lock(const std::string& directory) {
+  return UniqueFd(::open((directory + "/run.lock").c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+}
+
+Result<> write_entry(const std::string& directory, const JobEntry& entry) {
+  std::error_code failed;
+  fs::create_directories(fs::path(directory).parent_path(), failed);
+  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
+    return system_error(errno, "make " + directory);
+  if (const std::string why = distrust_directory(directory); !why.empty())
+    return Error{ErrorCode::kUsage, directory + ' ' + why};
+  const std::string path = directory + '/' + entry.name + std::string(kSuffix);
+  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!file) return system_error(errno, path);
+  const OrderedJson json{
+      {"job", entry.job},       {"directory", entry.directory}, {"host", entry.host},      {"pid", entry.pid},
+      {"socket", entry.socket}, {"command", entry.command},     {"started", entry.started}};
+  auto written =
+      write_bytes(file.get(), json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + '\n', path);
+  if (!written) ::unlink(path.c_str());
+  return written;
+}
+
+}  // namespace
+
+Result<> register_job(const JobRegistration& where, const JobEntry& entry) {
+  Result<> written = Error{ErrorCode::kUsage, "no directory for the list of jobs"};
+  for (const std::string& directory : where.directories) {
+    written = write_entry(directory, entry);
+    if (written) break;
+  }
+  return written;
+}
+
+std::vector<JobEntry> read_jobs(const std::vector<std::string>& directories) {
+  std::vector<JobEntry> jobs;
+  for (const std::string& directory : directories) {
+    if (!distrust_directory(directory).empty()) continue;
+    for (const fs::path& file : list_directory(directory)) {
+      if (file.extension() != kSuffix) continue;
+      if (auto job = read_entry(file)) jobs.push_back(std::move(*job));
+    }
+  }
+  std::ranges::sort(jobs, {}, [](const JobEntry& job) { return std::pair(job.started, job.name); });
+  return jobs;
+}
+
+Result<JobEntry> find_job(const std::vector<JobEntry>& jobs, std::string_view id) {
+  if (jobs.empty()) return Error{ErrorCode::kUsage, "there is no job of yours on this machine"};
+  if (id.empty()) return jobs.back();
+  const JobEntry* found = nullptr;
+  std::set<std::string> ids;
+  for (const JobEntry& job : jobs) {
+    const bool exact = job.job == id || job.name == id;
+    if (!exact && !job.job.starts_with(id) && !job.name.starts_with(id)) continue;
+    if (exact) ids = {job.job};
+    const bool after_exact = !exact && found != nullptr && (found->job == id || found->name == id);
+    if (after_exact) continue;
+    ids.insert(job.job);
+    found = &job;
+  }
+  if (found == nullptr)
+    return Error{ErrorCode::kUsage,
+                 "no job begins with " + std::string(id) + "; ddplaunch ps --all lists all"};
+  if (ids.size() == 1) return *found;
+  std::string names;
+  for (const std::string& name : ids)
+    names += (names.empty() ? "" : ", ") + name;
+  return Error{ErrorCode::kUsage, std::string(id) + " begins several jobs: " + names};
+}
+
+RunState state_of(const JobEntry& job) {
+  using Kind = RunState::Kind;
+  const std::string path = job.directory + "/report.json";
+  const OrderedJson report = OrderedJson::parse(read_start(path, kReportBytes, O_NONBLOCK), nullptr, false);
+  if (report.is_object() && report.contains("exit_code") && report["exit_code"].is_number_integer())
+    return {Kind::kEnded, report["exit_code"].get<int>(), text_of(report, "why")};
+  std::error_code ignored;
+  if (job.host != host_name()) return {Kind::kElsewhere};
+  if (!fs::is_directory(job.directory, ignored)) return {Kind::kDeleted};
+  const UniqueFd lock = open_lock(job.directory);
+  if (lock && ::flock(lock.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) return {Kind::kRunning};
+  return {Kind::kCrashed};
+}
+
+const char* state_name(RunState::Kind kind) {
+  switch (kind) {
+    case RunState::Kind::kRunning:
+      return "running";
+    case RunState::Kind::kEnded:
+      return "ended";
+    case RunState::Kind::kCrashed:
+      return "crashed";
+    case RunState::Kind::kElsewhere:
+      return "elsewhere";
+    case RunState::Kind::kDeleted:
+      return "deleted";
+  }
+  return "";
+}
+
+Result<> wait_for_end(const JobEntry& job) {
+  const UniqueFd lock = open_lock(job.directory);
+  if (!lock) return system_error(errno, job.directory + "/run.lock");
+  while (::flock(lock.get(), LOCK_SH) != 0) {
+    if (errno != EINTR) return system_error(errno, "lock " + job.directory + "/run.lock");
+  }
+  return {};
+}
+
+}  // namespace ddp::launcher

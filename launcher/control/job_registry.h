@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+
+namespace ddp::launcher {
+
+/// Where a run is registered, so that other processes of this user find it (docs/users/operate.md).
+struct JobRegistration {
+  std::vector<std::string> directories;  ///< the first that can be written gets the entry
+  std::string name;                      ///< of the entry; no other run has it
+  std::size_t keep = 100;                ///< --keep-jobs; 0: all
+};
+
+/// A registered run: the file NAME.job beside the directories of the jobs. All functions block on the disk.
+struct JobEntry {
+  std::string name;
+  std::string job;
+  std::string directory;  ///< of the job's files
+  std::string host;       ///< where its ddplaunch runs
+  std::int64_t pid = 0;
+  std::string socket;     ///< its control socket; empty: none
+  std::string command;    ///< for people
+  std::string started;    ///< RFC 3339, UTC
+  std::string file = {};  ///< the entry's own path; set by read_jobs
+};
+
+/// Writes the entry into the first directory that can be written, which is created if needed.
+Result<> register_job(const JobRegistration& where, const JobEntry& entry);
+
+/// Returns the registered runs, the oldest first. Skips files that are no entries.
+std::vector<JobEntry> read_jobs(const std::vector<std::string>& directories);
+
+/// Returns the newest run, or if `id` is not empty the run whose job or name begins with it. An exact match
+/// precedes; of several runs of one job the newest counts. kUsage: there is none, or jobs of several ids
+/// match.
+Result<JobEntry> find_job(const std::vector<JobEntry>& jobs, std::string_view id);
+
+struct RunState {
+  enum class Kind : std::uint8_t {
+    kRunning,
+    kEnded,      ///< its report exists
+    kCrashed,    ///< its ddplaunch ended without a report
+    kElsewhere,  ///< it has no report, and another host knows more
+    kDeleted,    ///< the directory of its files is gone
+  };
+  Kind kind = Kind::kCrashed;
+  std::optional<int> exit_code = {};  ///< kEnded
+  std::string why = {};               ///< kEnded: the report's reason; empty after success
+};
+RunState state_of(const JobEntry& job);
+const char* state_name(RunState::Kind kind);
+
+/// Waits until the job's ddplaunch on this host has ended. kSystem: the disk has no locks.
+Result<> wait_for_end(const JobEntry& job);
+
+/// Deletes the files of ended jobs of this user in the default directories, until at most `keep` jobs are
+/// left there, none is older than 30 days and all together have at most 16 GiB. The newest 10 of them stay.
+/// Sizes are measured once an hour. Entries of jobs with a directory elsewhere are deleted without that
+/// directory. Never touches a running job, nor a directory that is no job's. Gives up after 5 s; the next job
+/// continues.
+void prune_jobs(const JobRegistration& kept);
+
+}  // namespace ddp::launcher

@@ -1,0 +1,86 @@
+// The part of the Master that answers the control socket.
+#include <csignal>
+#include <utility>
+
+#include "base/clock.h"
+#include "launcher/master/master.h"
+#include "launcher/report/job_status.h"
+
+namespace ddp::launcher {
+namespace {
+
+const char* name_of(Supervisor::State state) {
+  switch (state) {
+    case Supervisor::State::kConnecting:
+      return "connecting";
+    case Supervisor::State::kBackingOff:
+      return "waiting to restart";
+    case Supervisor::State::kStarting:
+      return "starting";
+    case Supervisor::State::kRunning:
+      return "running";
+    case Supervisor::State::kStopping:
+      return "stopping";
+    case Supervisor::State::kLeaving:
+    case Supervisor::State::kFinished:
+      return "ending";
+  }
+  return "";
+}
+
+const char* name_of(const NodeTable::Node& node) {
+  if (node.lost) return "lost";
+  switch (node.state) {
+    case NodeTable::State::kConnecting:
+      return node.start_step;
+    case NodeTable::State::kUp:
+      return "preparing";
+    case NodeTable::State::kAccepted:
+      return "ready";
+    case NodeTable::State::kSpawned:
+      return "running";
+    case NodeTable::State::kWaiting:
+      return "waiting";
+    case NodeTable::State::kEnded:
+      return "ended";
+    case NodeTable::State::kLeaving:
+      return "leaving";
+    case NodeTable::State::kGone:
+      return "gone";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string Master::status() const {
+  const NodeTable& nodes = supervisor_.nodes();
+  JobStatus status;
+  status.job = spec_.job_id;
+  status.state = name_of(supervisor_.state());
+  status.age = steady_now() - began_;
+  status.world_size = nodes.world().world_size;
+  status.attempt = nodes.attempt();
+  status.max_restarts = spec_.max_restarts;
+  status.output_bytes = output_bytes_;
+  status.directory = spec_.job_dir;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    JobStatus::NodeStatus& node = status.nodes.emplace_back();
+    node.name = nodes[i].name;
+    node.state = name_of(nodes[i]);
+    if (const rendezvous::RankAssignment* ranks = nodes.assignment(i)) {
+      node.first_rank = ranks->first_rank;
+      node.ranks = ranks->local_world_size;
+    }
+  }
+  return status_json(status);
+}
+
+/// The same as the user's SIGTERM, and with `now` a second one.
+void Master::stop(bool now) {
+  note_start_steps();
+  step(job::UserSignal{SIGTERM});
+  if (now) step(job::UserSignal{SIGTERM});
+}
+
+}  // namespace ddp::launcher

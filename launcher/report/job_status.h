@@ -1,0 +1,32 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ddp::launcher {
+
+/// A snapshot of a running job (docs/users/operate.md).
+struct JobStatus {
+  struct NodeStatus {
+    std::string name;
+    std::string state;  ///< "connecting", "running", …
+    int first_rank = 0;
+    int ranks = 0;  ///< 0: it runs none in this attempt
+  };
+  std::string job;
+  std::string state;
+  std::chrono::nanoseconds age{0};  ///< since the start of ddplaunch
+  int world_size = 0;               ///< 0: not yet known
+  std::uint32_t attempt = 0;
+  int max_restarts = 0;
+  std::uint64_t output_bytes = 0;  ///< that the workers wrote
+  std::string directory;
+  std::vector<NodeStatus> nodes;
+};
+
+/// Returns the status as one line of JSON.
+std::string status_json(const JobStatus& status);
+
+}  // namespace ddp::launcher

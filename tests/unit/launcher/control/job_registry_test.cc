@@ -1,0 +1,127 @@
+#include "launcher/control/job_registry.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/host_name.h"
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A directory of jobs, removed by the destructor.
+class JobsDirectory {
+ public:
+  JobsDirectory() {
+    std::string path = (fs::temp_directory_path() / "ddplaunch-jobs-XXXXXX").string();
+    REQUIRE(::mkdtemp(path.data()) != nullptr);
+    path_ = path;
+  }
+  ~JobsDirectory() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  JobsDirectory(const JobsDirectory&) = delete;
+  JobsDirectory& operator=(const JobsDirectory&) = delete;
+  const std::string& path() const { return path_; }
+
+  JobEntry add(const std::string& job, const std::string& name, const std::string& started,
+               const std::string& host = host_name()) const {
+    JobEntry entry;
+    entry.name = name;
+    entry.job = job;
+    entry.directory = path_ + '/' + name;
+    entry.host = host;
+    entry.pid = 4711;
+    entry.started = started;
+    fs::create_directory(entry.directory);
+    std::ofstream(entry.directory + "/run.lock") << "4711\n";
+    REQUIRE(register_job({{path_}, name}, entry).has_value());
+    return entry;
+  }
+  void end(const JobEntry& entry, int code) const {
+    std::ofstream(entry.directory + "/report.json") << "{\"exit_code\":" << code << ",\"why\":null}";
+  }
+
+ private:
+  std::string path_;
+};
+
+std::string found(const std::vector<JobEntry>& jobs, std::string_view id) {
+  const auto job = find_job(jobs, id);
+  return job ? job->name : job.error().text;
+}
+
+TEST_CASE("a job is found by the beginning of its id, and the newest one without an id") {
+  const JobsDirectory directory;
+  directory.add("run7", "run7.1", "2026-01-02");
+  directory.add("run7", "run7.2", "2026-01-03");
+  directory.add("run70", "run70.1", "2026-01-04");
+  directory.add("other", "other.1", "2026-01-01");
+  const auto jobs = read_jobs({directory.path()});
+  REQUIRE(jobs.size() == 4);
+  CHECK(jobs.front().name == "other.1");
+  CHECK(found(jobs, "") == "run70.1");
+  CHECK(found(jobs, "run7") == "run7.2");  // exact, and the newest of its runs
+  CHECK(found(jobs, "run7.1") == "run7.1");
+  CHECK(found(jobs, "run70") == "run70.1");
+  CHECK(found(jobs, "ot") == "other.1");
+  CHECK(found(jobs, "ru") == "ru begins several jobs: run7, run70");
+  CHECK(found(jobs, "x") == "no job begins with x; ddplaunch ps --all lists all");
+  CHECK(found({}, "") == "there is no job of yours on this machine");
+}
+
+TEST_CASE("files that are no entries are skipped") {
+  const JobsDirectory directory;
+  std::ofstream(directory.path() + "/broken.job") << "{\"job\":";
+  std::ofstream(directory.path() + "/relative.job") << R"({"job":"a","directory":"b"})";
+  std::ofstream(directory.path() + "/number.job") << R"({"job":7,"directory":"/b"})";
+  CHECK(read_jobs({directory.path(), directory.path() + "/missing"}).empty());
+}
+
+TEST_CASE("an entry is written once, into the first directory that takes it") {
+  const JobsDirectory directory;
+  const std::string file = directory.path() + "/file";
+  std::ofstream{file};
+  JobEntry entry;
+  entry.name = entry.job = "run7";
+  entry.directory = "/jobs/run7";
+  CHECK(register_job({{file + "/jobs", directory.path() + "/jobs"}, "run7"}, entry).has_value());
+  CHECK(read_jobs({directory.path() + "/jobs"}).size() == 1);
+  CHECK(register_job({{directory.path() + "/jobs"}, "run7"}, entry).has_error());
+}
+
+TEST_CASE("pruning keeps the newest jobs, what may run elsewhere, and what is no job's") {
+  const JobsDirectory directory;
+  for (int number = 0; number < 6; ++number) {
+    const std::string name = "run" + std::to_string(number);
+    const JobEntry entry = directory.add(name, name, name, number == 0 ? "login2" : host_name());
+    if (number != 0) directory.end(entry, 0);
+    timespec times[2] = {{1'700'000'000 + number, 0}, {1'700'000'000 + number, 0}};
+    for (const char* file : {"/run.lock", "/report.json", ".job"})
+      ::utimensat(AT_FDCWD, (entry.directory + file).c_str(), times, 0);
+  }
+  fs::create_directory(directory.path() + "/notes");
+  prune_jobs({{directory.path()}, "", 3});
+  std::set<std::string> left;
+  for (const auto& job : read_jobs({directory.path()}))
+    left.insert(job.name);
+  CHECK(left == std::set<std::string>{"run0", "run3", "run4", "run5"});
+  CHECK(fs::exists(directory.path() + "/run0"));
+  CHECK_FALSE(fs::exists(directory.path() + "/run1"));
+  CHECK(fs::exists(directory.path() + "/notes"));
+  prune_jobs({{directory.path()}, "", 0});
+  CHECK(read_jobs({directory.path()}).size() == 4);
+}
+
+}  // namespace
+}  // namespace ddp::launcher
