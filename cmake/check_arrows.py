@@ -87,7 +87,7 @@ apps/train/training                 io    base apps/train/checkpoint apps/train/
                                           apps/train/gpu apps/train/kernels/cpu apps/train/model apps/train/options
                                           apps/train/schedule apps/train/world rendezvous/worker rendezvous/worker_client
 apps/train/bench                    io    apps/options base apps/train/checkpoint apps/train/collectives apps/train/collectives/nccl
-                                          apps/train/kernels/cpu apps/train/options apps/train/training apps/train/world
+                                          apps/train/gpu apps/train/kernels/cpu apps/train/options apps/train/training apps/train/world
 apps/train/health/checks            core  apps/train/bench apps/train/data apps/train/kernels/gpu base
 apps/train/health                   io    apps/options base apps/train/checkpoint apps/train/collectives apps/train/data apps/train/gpu
                                           apps/train/health/checks apps/train/kernels/cpu apps/train/kernels/gpu apps/train/options

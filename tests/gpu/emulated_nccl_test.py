@@ -48,7 +48,7 @@ class EmulatedNccl(unittest.TestCase):
     def test_two_ranks_get_the_same_bits_as_over_tcp(self):
         for dtype in ("float32", "float64"):
             results, over_nccl = self.good(2, *NCCL, "--dtype", dtype)
-            self.assertEqual(results[0][1][0], "NCCL 2.28.9")
+            self.assertEqual(results[0][1][0], f"NCCL 2.28.9 ({LIBRARY})")
             _, over_tcp = self.good(2, "--comm", "tcp", "--dtype", dtype)
             self.assertEqual(over_nccl, over_tcp, dtype)
 
@@ -62,7 +62,7 @@ class EmulatedNccl(unittest.TestCase):
             return results[0][1]
 
         lines = first_line(FAKE_CUDA_GPUS="2")
-        self.assertEqual(lines[:2], ["NCCL 2.28.9", f"device gpu, NCCL 2.28.9 ({LIBRARY})"])
+        self.assertEqual(lines[:2], [f"NCCL 2.28.9 ({LIBRARY})", "device gpu, nccl"])
         self.assertRegex(first_line(FAKE_CUDA_GPUS="1")[0],
                          r"^device cpu, tcp \(rank 1 on \S+: this node has 1 GPU, none for local rank 1\)$")
         self.assertRegex(first_line(FAKE_CUDA_GPUS="2", FAKE_NCCL_VERSION="21804")[0],
@@ -211,10 +211,12 @@ class Bench(unittest.TestCase):
                 results = self.bench(operation, *NCCL, *self.SIZES)
                 self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 3)
                 lines = results[0][1].splitlines()
-                self.assertEqual(lines[0], "# NCCL 2.28.9")
-                self.assertRegex(lines[1], rf"^# train .* bench {operation}, 3 ranks, nccl, in place$")
+                self.assertEqual(lines[0], f"# NCCL 2.28.9 ({LIBRARY})")
+                self.assertRegex(lines[1], rf"^# train .* bench {operation}, 3 ranks, nccl, buffers registered, in place$")
                 rows = [bench_run_test.ROW.fullmatch(line) for line in lines if not line.startswith("#")]
                 self.assertEqual([int(row[1]) for row in rows], [12, 1200, 120000])
+                part = 12 if operation in ("allgather", "reducescatter") else 4  # nccl-tests counts the elements of one rank
+                self.assertEqual([int(row[2]) for row in rows], [12 // part, 1200 // part, 120000 // part])
                 self.assertEqual([row[8] for row in rows], ["0", "0", "0"])
                 self.assertIn("# Out of bounds values : 0 OK", lines)
 
@@ -258,8 +260,9 @@ class Bench(unittest.TestCase):
     def test_memory_that_cannot_be_registered_is_no_failure(self):
         os.environ["FAKE_NCCL_REGISTER"] = "0"
         said = "train: sums are copied through NCCL's buffers: ncclCommRegister: ncclSystemError: an injected error\n"
-        for code, _, errors in self.bench("allreduce", *NCCL, *self.SIZES):
-            self.assertEqual((code, errors), (0, said))
+        results = self.bench("allreduce", *NCCL, *self.SIZES)
+        self.assertEqual([(code, errors) for code, _, errors in results], [(0, said)] * 3)
+        self.assertIn(", nccl, buffers not registered, in place\n", results[0][1])
         for code, _, errors in run(2, *FEW, *NCCL, "--device", "gpu"):
             self.assertEqual((code, errors), (0, said))
 

@@ -53,7 +53,7 @@ class EmulatedRejoin(unittest.TestCase):
             lines = job.finish()
         self.assertEqual(weights(lines), expected)
         chosen = [line for lines_of_rank in lines for line in lines_of_rank if line.startswith("device ")]
-        self.assertEqual(chosen, [f"device gpu, NCCL 2.28.9 ({LIBRARY})"])
+        self.assertEqual(chosen, ["device gpu, nccl"])
 
     def test_a_replaced_rank_changes_no_bit_of_the_training(self):
         expected = {dtype: weights(self.whole(3, *TASK, "--dtype", dtype)) for dtype in ("float32", "float64", "bfloat16")}

@@ -43,7 +43,7 @@ class SharedGpu(unittest.TestCase):
         # The sum of two numbers has only one order.
         for dtype in ("float32", "float64"):
             results, over_nccl = self.good(2, *FEW, *SHARED, "--dtype", dtype)
-            self.assertRegex(results[0][1][0], r"^NCCL 2\.\d+\.\d+ over Socket \S+, 1 channel, started in \d+\.\d\d s")
+            self.assertRegex(results[0][1][0], r"^NCCL 2\.\d+\.\d+ \(/\S+\) over Socket \S+, 1 channel, started in \d+\.\d\d s")
             _, over_tcp = self.good(2, *FEW, "--comm", "tcp", "--dtype", dtype)
             self.assertEqual(over_nccl, over_tcp, dtype)
 

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <vector>
 
+#include "apps/train/collectives/single_communicator.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/gpu/device_epoch.h"
 #include "apps/train/kernels/cpu/weight_update.h"
@@ -23,24 +24,28 @@ constexpr double kRate = 0.05;
 
 /// An all-reduce over two equal ranks, which doubles the numbers. If `lost` is set, it writes wrong numbers
 /// and wait() fails.
-class TwoEqualRanks final : public DeviceAllReducer {
+class TwoEqualRanks final : public SingleCommunicator {
  public:
-  Result<> enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) override {
-    REQUIRE(type == DeviceType::kFloat64);
+  int world_size() const override { return 2; }
+  bool has_device_operations() const override { return true; }
+  Result<> enqueue_on_device(const DeviceOperation& operation, void* stream) override {
+    REQUIRE((operation.kind == DeviceOperation::Kind::kAllReduce && operation.type == DeviceType::kFloat64));
     ++enqueued;
     stream_of_sums = stream;
     fake_cuda_enqueue(
         static_cast<cudaStream_t>(stream), [this] { return !hangs; }, nullptr);
     return cuda_check(fake_cuda_call(static_cast<cudaStream_t>(stream),
-                                     [this, numbers, count] {
-                                       auto* const values = static_cast<double*>(numbers);
-                                       for (std::size_t i = 0; i < count; ++i)
+                                     [this, operation] {
+                                       auto* const values = static_cast<double*>(operation.data);
+                                       for (std::size_t i = 0; i < operation.count; ++i)
                                          values[i] = lost ? 7e30 : values[i] + values[i];
                                      }),
                       "fake_cuda_call");
   }
-  void launched(std::size_t bytes, DeviceType) override { bytes_launched += bytes; }
-  Result<> wait(const IsDone& done, std::string_view operation) override {
+  void launched(const DeviceOperation& operation) override {
+    bytes_launched += operation.count * sizeof(double);
+  }
+  Result<> wait_for_device(const IsDeviceDone& done, std::string_view operation) override {
     if (lost) return Error{ErrorCode::kLinkLost, "a rank is lost during " + std::string(operation)};
     for (;;) {
       const auto complete = done();
@@ -160,10 +165,9 @@ bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
 }
 
-DeviceStepSettings settings_of(TestRank&, DeviceAllReducer* all_reducer = nullptr, bool undo = false) {
+DeviceStepSettings settings_of(TestRank&, Communicator* ranks = nullptr, bool undo = false) {
   DeviceStepSettings settings;
-  settings.all_reducer = all_reducer;
-  settings.ranks = all_reducer == nullptr ? 1 : 2;
+  settings.ranks = ranks;
   settings.undo = undo;
   return settings;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "apps/train/world/host_memory.h"
 
@@ -22,15 +23,24 @@ double sum_of(int world, std::size_t index) {
   return sum;
 }
 
+DeviceOperation::Kind device_kind(BenchOperation kind) {
+  using Kind = DeviceOperation::Kind;
+  return kind == BenchOperation::kAllGather       ? Kind::kAllGather
+         : kind == BenchOperation::kReduceScatter ? Kind::kReduceScatter
+         : kind == BenchOperation::kBroadcast     ? Kind::kBroadcast
+                                                  : Kind::kAllReduce;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<BenchMemory>> BenchMemory::make(Communicator& communicator, std::size_t bytes) {
   std::unique_ptr<BenchMemory> memory(new BenchMemory(communicator));
   const std::size_t count = bytes / sizeof(float);
-  if (memory->device_ != nullptr) {
-    const auto values = memory->device_->make_buffer(count);
-    if (!values) return values.error();
-    memory->values_ = *values;
+  if (communicator.has_device_operations()) {
+    auto device = DeviceBuffer::make(communicator, bytes);
+    if (!device) return device.error();
+    memory->device_ = std::move(*device);
+    memory->values_ = std::span(reinterpret_cast<float*>(memory->device_->memory().bytes.data()), count);
   } else if (const auto shared = communicator.share_memory(bytes); !shared.empty()) {
     memory->values_ = std::span(reinterpret_cast<float*>(shared.data()), count);
   } else {
@@ -45,6 +55,19 @@ Result<std::unique_ptr<BenchMemory>> BenchMemory::make(Communicator& communicato
   return memory;
 }
 
+std::string BenchMemory::registration() const {
+  if (device_ == nullptr) return "";
+  switch (device_->memory().registration) {
+    case DeviceMemory::RegistrationKind::kWindow:
+      return "symmetric windows";
+    case DeviceMemory::RegistrationKind::kRegistered:
+      return "registered";
+    case DeviceMemory::RegistrationKind::kNone:
+      break;
+  }
+  return "not registered";
+}
+
 MeasuredOperation::MeasuredOperation(BenchOperation kind, BenchMemory& memory, std::size_t bytes)
     : kind_(kind),
       memory_(memory),
@@ -55,38 +78,21 @@ MeasuredOperation::MeasuredOperation(BenchOperation kind, BenchMemory& memory, s
   if (kind == BenchOperation::kAllGather || kind == BenchOperation::kReduceScatter)
     count_ = count_ / world * world;
   buffer_ = memory.values().first(count_);
+  if (memory.device() != nullptr)
+    memory.device()->choose({device_kind(kind), buffer_.data(), count_, DeviceType::kFloat32, 0});
 }
 
 Result<> MeasuredOperation::fill() {
-  DeviceOperations* const device = memory_.device();
+  DeviceBuffer* const device = memory_.device();
   std::vector<float> copy(device != nullptr ? buffer_.size() : 0);
   const std::span<float> values = device != nullptr ? std::span(copy) : buffer_;
   for (std::size_t i = 0; i < values.size(); ++i)
     values[i] = value_of(rank_, i);
-  return device != nullptr ? device->put(buffer_, copy) : Result<>();
+  return device != nullptr ? device->put(std::as_bytes(values)) : Result<>();
 }
 
-Result<> MeasuredOperation::start() {
-  return memory_.device() != nullptr ? start_on_device(*memory_.device()) : run_on_host();
-}
-
-Result<> MeasuredOperation::start_on_device(DeviceOperations& device) {
-  switch (kind_) {
-    case BenchOperation::kAllReduce:
-      return device.all_reduce_sum(buffer_);
-    case BenchOperation::kAllGather:
-      return device.all_gather_parts(buffer_);
-    case BenchOperation::kReduceScatter:
-      return device.reduce_scatter_sum(buffer_);
-    case BenchOperation::kBroadcast:
-      return device.broadcast(buffer_, 0);
-    case BenchOperation::kPairs:
-      break;
-  }
-  return {};
-}
-
-Result<> MeasuredOperation::run_on_host() {
+Result<> MeasuredOperation::run() {
+  if (memory_.device() != nullptr) return memory_.device()->run();
   Communicator& communicator = memory_.communicator();
   const auto bytes = std::as_writable_bytes(buffer_);
   switch (kind_) {
@@ -102,10 +108,6 @@ Result<> MeasuredOperation::run_on_host() {
       break;
   }
   return {};
-}
-
-Result<> MeasuredOperation::wait() {
-  return memory_.device() != nullptr ? memory_.device()->wait(operation_name(kind_)) : Result<>();
 }
 
 bool MeasuredOperation::is_result(std::size_t place) const {
@@ -130,10 +132,10 @@ double MeasuredOperation::expected(std::size_t place) const {
 }
 
 Result<std::uint64_t> MeasuredOperation::wrong() {
-  DeviceOperations* const device = memory_.device();
+  DeviceBuffer* const device = memory_.device();
   std::vector<float> copy(device != nullptr ? buffer_.size() : 0);
   if (device != nullptr) {
-    if (auto done = device->get(copy, buffer_); !done) return done.error();
+    if (auto done = device->get(std::as_writable_bytes(std::span(copy))); !done) return done.error();
   }
   const std::span<const float> values = device != nullptr ? std::span<const float>(copy) : buffer_;
   std::uint64_t wrong = 0;

@@ -4,11 +4,12 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "apps/train/bench/bench_report.h"
 #include "apps/train/collectives/communicator.h"
-#include "apps/train/collectives/device_operations.h"
+#include "apps/train/gpu/device_buffer.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "base/result.h"
 
@@ -24,15 +25,16 @@ class BenchMemory {
 
   Communicator& communicator() const { return communicator_; }
   /// Null: the buffer is in host memory.
-  DeviceOperations* device() const { return device_; }
+  DeviceBuffer* device() const { return device_.get(); }
   std::span<float> values() const { return values_; }
+  /// Returns "symmetric windows", "registered" or "not registered"; empty for host memory.
+  std::string registration() const;
 
  private:
-  explicit BenchMemory(Communicator& communicator)
-      : communicator_(communicator), device_(communicator.device_operations()) {}
+  explicit BenchMemory(Communicator& communicator) : communicator_(communicator) {}
 
   Communicator& communicator_;
-  DeviceOperations* device_;
+  std::unique_ptr<DeviceBuffer> device_;
   AlignedBuffer<float> own_;
   std::span<float> values_;
 };
@@ -45,19 +47,15 @@ class MeasuredOperation {
 
   std::size_t count() const { return count_; }
   Result<> fill();
-  /// On the host, the operation is complete when this returns; on a GPU, it is then in the stream.
-  Result<> start();
-  /// Waits for all operations that were started.
-  Result<> wait();
+  Result<> run();
+  /// Carries out the operation `count` times without a pause of the GPU; only in GPU memory.
+  Result<> replay(int count) { return memory_.device()->replay(count); }
   /// Returns the number of wrong elements after fill() and one operation.
   Result<std::uint64_t> wrong();
 
  private:
   double expected(std::size_t place) const;
   bool is_result(std::size_t place) const;
-  Result<> start_on_device(DeviceOperations& device);
-  Result<> run_on_host();
-
   BenchOperation kind_;
   BenchMemory& memory_;
   int rank_;

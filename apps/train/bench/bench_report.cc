@@ -155,7 +155,8 @@ std::string table_head(const BenchReport& report) {
       format_text("# train %s bench %s, %d rank%s", std::string(version()).c_str(),
                   operation_name(report.operation), report.world, report.world == 1 ? "" : "s");
   if (report.nodes > 0) text += " on " + counted(report.nodes, "node");
-  text += ", " + report.backend + ", in place\n";
+  text +=
+      ", " + report.backend + (report.buffers.empty() ? "" : ", buffers " + report.buffers) + ", in place\n";
   text +=
       "#\n#        size         count     type   redop    root     time   algbw   busbw  #wrong      p50     "
       " p99\n";
@@ -245,6 +246,7 @@ std::string report_json(const BenchReport& report) {
                  {"operation", operation_name(report.operation)},
                  {"nodes", report.nodes},
                  {"backend", report.backend},
+                 {"buffers", report.buffers.empty() ? OrderedJson() : OrderedJson(report.buffers)},
                  {pairs ? "pairs" : "rows", pairs ? pairs_json(report) : rows_json(report)},
                  {"min_busbw_gbps", report.min_busbw},
                  {"passed", fault.empty()},

@@ -19,7 +19,7 @@ double bus_factor(BenchOperation operation, int world);
 /// One message size, over all ranks.
 struct BenchRow {
   std::size_t bytes = 0;
-  std::size_t count = 0;  ///< elements of float32
+  std::size_t count = 0;  ///< elements of float32; for allgather and reducescatter those of one rank
   double mean_us = 0;     ///< mean of the ranks' means
   double p50_us = 0;      ///< slowest rank, each operation timed alone
   double p99_us = 0;
@@ -42,6 +42,7 @@ struct BenchReport {
   int world = 1;
   int nodes = 0;        ///< 0: unknown
   std::string backend;  ///< as CommWorld::backend
+  std::string buffers;  ///< how NCCL reaches the GPU's memory; empty: host memory
   std::vector<BenchRow> rows;
   std::vector<PairResult> pairs;
   std::size_t pair_bytes = 0;

@@ -68,52 +68,49 @@ std::uint64_t nanoseconds(double microseconds) {
   return static_cast<std::uint64_t>(microseconds * 1e3);
 }
 
-/// Runs `count` operations back to back without a pause of the GPU, as nccl-tests does. A deadline counts
-/// from the start of a wait, so one wait may not cover all operations.
-Result<> run_through(MeasuredOperation& operation, int count) {
-  constexpr int kMost = 256;
-  std::size_t in_flight = 0;
-  for (int i = 0; i < count; ++i) {
-    if (auto done = operation.start(); !done) return done;
-    in_flight += operation.count() * sizeof(float);
-    if (in_flight < kMaxInFlight && (i + 1) % kMost != 0) continue;
-    if (auto done = operation.wait(); !done) return done;
-    in_flight = 0;
-  }
-  return operation.wait();
-}
-
-Result<double> time_through(MeasuredOperation& operation, int count) {
+/// Measures operations that follow each other without a pause of the GPU. A deadline counts from the start of
+/// a wait, so one graph may not have all operations.
+Result<double> mean_in_graphs(MeasuredOperation& operation, int count) {
+  constexpr std::size_t kMost = 256;
+  const std::size_t bytes = operation.count() * sizeof(float);
+  const int most = static_cast<int>(std::clamp<std::size_t>(kMaxInFlight / bytes, 1, kMost));
+  const int graphs = (count + most - 1) / most, each = (count + graphs - 1) / graphs;
+  if (auto done = operation.replay(each); !done) return done.error();  // captures the graph
   const auto begin = Clock::now();
-  if (auto done = run_through(operation, count); !done) return done.error();
-  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / count;
+  for (int i = 0; i < graphs; ++i) {
+    if (auto done = operation.replay(each); !done) return done.error();
+  }
+  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / (graphs * each);
 }
 
 /// Measures after a barrier.
 Result<Times> measure(MeasuredOperation& operation, const BenchOptions& options, bool on_device) {
-  const auto each = [&]() -> Result<> {
-    if (auto done = operation.start(); !done) return done;
-    return operation.wait();
-  };
-  if (!on_device) return measure_each(each, options.warmup, options.iterations);
-  if (auto done = run_through(operation, options.warmup); !done) return done.error();
-  const auto mean = time_through(operation, options.iterations);
+  const auto each = [&] { return on_device ? operation.replay(1) : operation.run(); };
+  auto times = measure_each(each, std::max(options.warmup, on_device ? 1 : 0), options.iterations);
+  if (!times || !on_device) return times;
+  const auto mean = mean_in_graphs(operation, options.iterations);
   if (!mean) return mean.error();
-  auto times = measure_each(each, 0, options.iterations);
-  if (times) times->mean = *mean;
+  times->mean = *mean;
   return times;
+}
+
+/// Returns into how many parts the ranks divide a message. nccl-tests' "count" is that of one part.
+std::size_t parts_of(BenchOperation operation, int world) {
+  const bool in_parts =
+      operation == BenchOperation::kAllGather || operation == BenchOperation::kReduceScatter;
+  return in_parts ? static_cast<std::size_t>(world) : 1;
 }
 
 Result<BenchRow> measure_row(const BenchOptions& options, BenchMemory& memory, std::size_t bytes) {
   Communicator& communicator = memory.communicator();
   MeasuredOperation operation(options.operation, memory, bytes);
   BenchRow row;
-  row.count = operation.count();
-  row.bytes = row.count * sizeof(float);
+  row.count = operation.count() / parts_of(options.operation, communicator.world_size());
+  row.bytes = operation.count() * sizeof(float);
   std::uint64_t wrong = 0;
   if (auto done = operation.fill(); !done) return done.error();
+  if (auto done = operation.run(); !done) return done.error();
   if (options.check != 0) {
-    if (auto done = operation.start(); !done) return done.error();
     const auto found = operation.wrong();
     if (!found) return found.error();
     wrong = *found;
@@ -133,12 +130,6 @@ Result<BenchRow> measure_row(const BenchOptions& options, BenchMemory& memory, s
     if (options.check != 0) row.wrong += static_cast<std::int64_t>((*all)[i + 3]);
   }
   return row;
-}
-
-std::size_t least_size(BenchOperation operation, int world) {
-  const bool in_parts =
-      operation == BenchOperation::kAllGather || operation == BenchOperation::kReduceScatter;
-  return sizeof(float) * (in_parts ? static_cast<std::size_t>(world) : 1);
 }
 
 /// Bytes that a rank's buffer needs for the largest message.
@@ -216,10 +207,11 @@ Result<> measure_all(const BenchOptions& options, const WorkerEnvironment& envir
     if (speaks) print_out("%s", pairs_text(report).c_str());
     return {};
   }
-  if (speaks) print_out("%s", table_head(report).c_str());
-  const auto sizes = message_sizes(options, least_size(options.operation, report.world));
+  const auto sizes = message_sizes(options, sizeof(float) * parts_of(options.operation, report.world));
   const auto memory = BenchMemory::make(*world.communicator, most_bytes(options, sizes));
   if (!memory) return memory.error();
+  report.buffers = (*memory)->registration();
+  if (speaks) print_out("%s", table_head(report).c_str());
   for (const std::size_t bytes : sizes) {
     auto row = measure_row(options, **memory, bytes);
     if (!row) return row.error();
@@ -233,9 +225,10 @@ Result<> measure_all(const BenchOptions& options, const WorkerEnvironment& envir
 /// Returns why this host or its GPU has no room for the largest message of its ranks; empty: there is room. A
 /// GPU's ranks need the room on the host as well, for the copy that is filled and compared.
 std::string lacking_room(const BenchOptions& options, const WorkerEnvironment& environment) {
-  const auto sizes = options.operation == BenchOperation::kPairs
-                         ? std::vector<std::size_t>{options.max_bytes}
-                         : message_sizes(options, least_size(options.operation, environment.world_size));
+  const auto sizes =
+      options.operation == BenchOperation::kPairs
+          ? std::vector<std::size_t>{options.max_bytes}
+          : message_sizes(options, sizeof(float) * parts_of(options.operation, environment.world_size));
   const std::size_t each = most_bytes(options, sizes);
   const std::string what = operation_name(options.operation) + std::string(": messages of ") +
                            std::to_string(sizes.back()) + " bytes need ";

@@ -6,8 +6,10 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "apps/train/collectives/device_operation.h"
 #include "base/result.h"
 
 namespace ddp::train {
@@ -16,9 +18,6 @@ namespace ddp::train {
 /// a node, TCP between nodes. kShm: the same, but an environment that does not say so is an error. kTcp: TCP
 /// only. kNccl: NVIDIA's library, over GPUs.
 enum class CommKind : std::uint8_t { kAuto, kTcp, kShm, kNccl };
-
-class DeviceOperations;
-class DeviceAllReducer;
 
 /// The collectives that data-parallel training needs. All ranks call the same operations in the same order
 /// with the same sizes. An operation returns when this rank's part is complete. Results are bit-equal on all
@@ -76,10 +75,6 @@ class Communicator {
   /// none. All ranks call it with the same size, before their first sum. Errors appear in the next operation.
   virtual std::span<std::byte> share_memory(std::size_t) { return {}; }
 
-  /// Operations of the same ranks on GPU memory, owned by this. Null: only the host's memory can be summed.
-  virtual DeviceAllReducer* device_all_reducer() { return nullptr; }
-  virtual DeviceOperations* device_operations() { return nullptr; }
-
   /// Starts an all-reduce that may run while the caller computes. `values` belong to the all-reduce until
   /// wait(). Waits come in the order of the starts. All must be done before any other operation.
   virtual Result<Handle> start_all_reduce(std::span<float> values) { return started(all_reduce_sum(values)); }
@@ -89,6 +84,30 @@ class Communicator {
   virtual Result<> wait(Handle) { return {}; }
   /// Advances the started all-reduces as far as possible without blocking.
   virtual Result<> progress() { return {}; }
+
+  // Operations on GPU memory. They are part of the work of a stream, mostly inside a captured graph that is
+  // launched again and again. So enqueuing, launching and waiting are three calls. A stream is a
+  // cudaStream_t, passed as void* so that code in between needs no CUDA.
+
+  /// False: only the host's memory can be used.
+  virtual bool has_device_operations() const { return false; }
+  /// Puts the operation into `stream`, and returns when it is enqueued. The stream may be under capture. NCCL
+  /// then works on another thread, so the capture's mode must be relaxed.
+  virtual Result<> enqueue_on_device(const DeviceOperation&, void* /*stream*/) {
+    return Error{ErrorCode::kInternal, "this transport has no operations on GPU memory"};
+  }
+  /// Records that an operation begins, by itself or in a graph; for the flight recorder.
+  virtual void launched(const DeviceOperation&) {}
+  /// Waits until done() returns true, while it watches the deadline, the revocation and the network's own
+  /// errors. The runtime's own waits would wait forever for a rank that is missing. Call it once for each
+  /// launched() operation, in launch order.
+  virtual Result<> wait_for_device(const IsDeviceDone&, std::string_view /*operation*/) { return {}; }
+  /// Sets the owner of graphs that hold operations. When the network ends in any way (its end, an error), the
+  /// graphs are dropped once they are idle. They stay if they do not become idle: the GPUs are given up then.
+  virtual void on_end(GraphOwner) {}
+  /// Returns GPU memory for faster operations, valid as long as this object; empty: there is none. All ranks
+  /// call it with the same size, before their first operation.
+  virtual DeviceMemory share_device_memory(std::size_t) { return {}; }
 
  protected:
   /// Returns how many bytes of each rank are gathered at once, so that no rank needs room for all twice.
@@ -124,19 +143,5 @@ inline Error of(Error error, const std::string& what) {
   error.text += " of " + what;
   return error;
 }
-
-/// A world of one rank: every operation completes at once.
-class SingleCommunicator final : public Communicator {
- public:
-  int rank() const override { return 0; }
-  int world_size() const override { return 1; }
-  Result<> all_reduce_sum(std::span<float>) override { return {}; }
-  Result<> all_reduce_sum(std::span<double>) override { return {}; }
-  Result<> broadcast(std::span<std::byte>, int) override { return {}; }
-  Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override {
-    return std::vector<std::uint64_t>(mine.begin(), mine.end());
-  }
-  Result<> barrier() override { return {}; }
-};
 
 }  // namespace ddp::train

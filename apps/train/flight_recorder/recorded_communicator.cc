@@ -20,58 +20,30 @@ std::string_view type_text(DeviceType type) {
 
 }  // namespace
 
-std::uint64_t RecordedOperations::begin(CollectiveKind kind, std::size_t bytes, std::string_view type) {
-  return file_->has_failed() ? 0
-                             : log_.start(kind_text(kind), bytes, type, read_clock(CLOCK_REALTIME).count());
-}
-
-void RecordedOperations::finish(std::uint64_t sequence) {
-  log_.finish(sequence, read_clock(CLOCK_REALTIME).count());
-}
-
-template <class T>
-Result<T> RecordedOperations::end(std::uint64_t sequence, Result<T> result) {
-  if (result) {
-    finish(sequence);
-  } else {
-    fail(result.error());
-  }
-  return result;
-}
-
-Result<> RecordedDeviceAllReducer::enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) {
-  auto done = under_.enqueue(numbers, count, type, stream);
-  if (!done) operations_.fail(done.error());
-  return done;
-}
-
-void RecordedDeviceAllReducer::launched(std::size_t bytes, DeviceType type) {
-  launched_.push_back(operations_.begin(CollectiveKind::kAllReduce, bytes, type_text(type)));
-  under_.launched(bytes, type);
-}
-
-Result<> RecordedDeviceAllReducer::wait(const IsDone& done, std::string_view operation) {
-  std::uint64_t sequence = 0;
-  if (!launched_.empty()) {
-    sequence = launched_.front();
-    launched_.pop_front();
-  }
-  return operations_.end(sequence, under_.wait(done, operation));
-}
-
 RecordedCommunicator::RecordedCommunicator(std::unique_ptr<Communicator> under,
                                            std::shared_ptr<FlightRecorderFile> file, const std::string& group,
                                            int first, int ranks)
-    : under_(std::move(under)), operations_(std::move(file), group, first, ranks) {
-  if (DeviceAllReducer* const reducer = under_->device_all_reducer(); reducer != nullptr)
-    device_all_reducer_.emplace(*reducer, operations_);
+    : under_(std::move(under)), file_(std::move(file)), log_(file_->open_group(group, first, ranks)) {}
+
+std::uint64_t RecordedCommunicator::begin(std::string_view kind, std::size_t bytes, std::string_view type) {
+  return file_->has_failed() ? 0 : log_.start(kind, bytes, type, read_clock(CLOCK_REALTIME).count());
+}
+
+template <class T>
+Result<T> RecordedCommunicator::end(std::uint64_t sequence, Result<T> result) {
+  if (result) {
+    log_.finish(sequence, read_clock(CLOCK_REALTIME).count());
+  } else {
+    file_->fail(result.error());
+  }
+  return result;
 }
 
 template <class Operation>
 auto RecordedCommunicator::logged(CollectiveKind kind, std::size_t bytes, std::string_view type,
                                   const Operation& operation) {
-  const auto sequence = operations_.begin(kind, bytes, type);
-  return operations_.end(sequence, operation());
+  const auto sequence = begin(kind_text(kind), bytes, type);
+  return end(sequence, operation());
 }
 
 Result<> RecordedCommunicator::all_reduce_sum(std::span<float> values) {
@@ -120,9 +92,9 @@ Result<> RecordedCommunicator::gather(std::span<const std::byte> mine, std::span
 
 template <class T>
 Result<Communicator::Handle> RecordedCommunicator::begun(std::span<T> values, std::string_view type) {
-  const auto sequence = operations_.begin(CollectiveKind::kAllReduce, values.size_bytes(), type);
+  const auto sequence = begin(kind_text(CollectiveKind::kAllReduce), values.size_bytes(), type);
   auto handle = under_->start_all_reduce(values);
-  if (!handle) return operations_.end(sequence, std::move(handle));
+  if (!handle) return end(sequence, std::move(handle));
   started_.emplace_back(*handle, sequence);
   return handle;
 }
@@ -141,13 +113,34 @@ Result<> RecordedCommunicator::wait(Handle handle) {
     sequence = started_.front().second;
     started_.pop_front();
   }
-  return operations_.end(sequence, under_->wait(handle));
+  return end(sequence, under_->wait(handle));
 }
 
 Result<> RecordedCommunicator::progress() {
   auto moved = under_->progress();
-  if (!moved) operations_.fail(moved.error());
+  if (!moved) file_->fail(moved.error());
   return moved;
+}
+
+Result<> RecordedCommunicator::enqueue_on_device(const DeviceOperation& operation, void* stream) {
+  auto done = under_->enqueue_on_device(operation, stream);
+  if (!done) file_->fail(done.error());
+  return done;
+}
+
+void RecordedCommunicator::launched(const DeviceOperation& operation) {
+  launched_.push_back(
+      begin(kind_text(operation.kind), operation.count * size_of(operation.type), type_text(operation.type)));
+  under_->launched(operation);
+}
+
+Result<> RecordedCommunicator::wait_for_device(const IsDeviceDone& done, std::string_view operation) {
+  std::uint64_t sequence = 0;
+  if (!launched_.empty()) {
+    sequence = launched_.front();
+    launched_.pop_front();
+  }
+  return end(sequence, under_->wait_for_device(done, operation));
 }
 
 }  // namespace ddp::train

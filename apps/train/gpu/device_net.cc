@@ -19,16 +19,9 @@ auto DeviceNet<T>::make(Program program) -> Result<std::unique_ptr<DeviceNet>> {
   auto bytes = make_device_bytes(net->program_.bytes);
   if (!bytes) return bytes.error();
   net->bytes_ = std::move(*bytes);
-  auto stream = make_cuda_stream();
-  if (!stream) return stream.error();
-  net->captures_->stream = std::move(*stream);
-  // A sum begins at once, not behind the blocks of a large product.
-  auto sums = make_cuda_stream(StreamPriority::kHighest);
-  if (!sums) return sums.error();
-  net->captures_->sums = std::move(*sums);
-  auto mark = make_cuda_event();
-  if (!mark) return mark.error();
-  net->captures_->mark = std::move(*mark);
+  auto streams = GraphStreams::make();
+  if (!streams) return streams.error();
+  net->streams_ = std::move(*streams);
   net->program_.lay_out(net->bytes_.get());
   net->own_gradients_ = net->memory().gradients;
   return net;
@@ -36,30 +29,13 @@ auto DeviceNet<T>::make(Program program) -> Result<std::unique_ptr<DeviceNet>> {
 
 template <class T>
 bool DeviceNet<T>::is_idle() const {
-  const auto done = captures_->is_idle();
+  const auto done = streams_->is_idle();
   return done && *done;
 }
 
 template <class T>
-Result<bool> DeviceNet<T>::Captures::is_idle() const {
-  const auto done = cuda_is_done(cudaStreamQuery(stream.get()), "cudaStreamQuery");
-  return done && *done ? cuda_is_done(cudaStreamQuery(sums.get()), "cudaStreamQuery") : done;
-}
-
-template <class T>
-DeviceNet<T>::Captures::~Captures() {
-  if (mark == nullptr) return;
-  const auto done = is_idle();
-  if (done && *done) return;
-  for (auto& [work, graph] : graphs)
-    (void)graph.release();
-  (void)stream.release();
-  (void)sums.release();
-}
-
-template <class T>
 DeviceNet<T>::~DeviceNet() {
-  if (captures_->mark == nullptr) return;
+  if (streams_ == nullptr) return;
   if (is_idle()) {
     forget_graphs();
   } else {
@@ -111,19 +87,6 @@ Result<> DeviceNet<T>::put_batch(const T* images, std::span<const std::uint8_t> 
 }
 
 template <class T>
-GraphOwner DeviceNet<T>::graph_owner() const {
-  const auto captures = captures_;
-  GraphOwner owner;
-  owner.abandon_capture = [captures] { abandon_capture(captures->stream.get()); };
-  owner.is_idle = [captures] {
-    const auto done = captures->is_idle();
-    return !done || *done;  // a GPU that has failed runs nothing
-  };
-  owner.drop = [captures] { captures->graphs.clear(); };
-  return owner;
-}
-
-template <class T>
 void DeviceNet<T>::place_gradients(std::byte* memory) {
   forget_graphs();
   program_.memory().gradients = memory == nullptr ? own_gradients_ : reinterpret_cast<T*>(memory);
@@ -151,7 +114,7 @@ Result<> DeviceNet<T>::launch(const Enqueue& enqueue) {
 template <class T>
 template <class Enqueue>
 Result<> DeviceNet<T>::run(DeviceWork work, int batch, const Enqueue& enqueue) {
-  const auto [place, is_new] = captures_->graphs.try_emplace({work, batch});
+  const auto [place, is_new] = streams_->graphs.try_emplace({static_cast<int>(work), batch});
   // The first run is not captured: it loads the kernels and makes an all-reduce's connections, which a
   // capture would have to allow.
   if (!use_graphs_ || is_new) return launch(enqueue);
@@ -191,8 +154,8 @@ Result<> DeviceNet<T>::evaluate(int batch) {
 /// Puts the sum of a bucket behind the present work of the net's stream, beside its later work.
 template <class T>
 Result<> DeviceNet<T>::enqueue_sum(const GradientBucket& bucket, const DeviceAllReduce& all_reduce) {
-  const cudaStream_t sums = captures_->sums.get();
-  if (auto done = order_streams(stream(), sums, captures_->mark.get()); !done) return done;
+  const cudaStream_t sums = streams_->between_ranks.get();
+  if (auto done = order_streams(stream(), sums, streams_->mark.get()); !done) return done;
   return all_reduce(memory().gradients + bucket.begin, bucket.end - bucket.begin, sums);
 }
 
@@ -213,7 +176,7 @@ Result<> DeviceNet<T>::enqueue_backward(const DeviceRunner& runner, int batch,
   });
   if (next == 0) return enqueued;
   // Also after an error: whoever waits for the net's stream then waits for the sums that are under way.
-  const Result<> joined = order_streams(captures_->sums.get(), stream(), captures_->mark.get());
+  const Result<> joined = order_streams(streams_->between_ranks.get(), stream(), streams_->mark.get());
   return enqueued ? joined : enqueued;
 }
 
@@ -245,7 +208,7 @@ Result<> DeviceNet<T>::step(int batch, const device::StepInput& input, const Hyp
   };
   const DeviceWork work = held != nullptr ? DeviceWork::kHeldStep : DeviceWork::kStep;
   if (!hyperparameters.as_graph) {
-    captures_->graphs.try_emplace({work, batch});  // counts as the first run of this graph
+    streams_->graphs.try_emplace({static_cast<int>(work), batch});  // counts as the first run of this graph
     return launch(enqueue);
   }
   return run(work, batch, enqueue);

@@ -4,14 +4,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include "apps/train/collectives/device_all_reducer.h"
+#include "apps/train/collectives/device_operation.h"
 #include "apps/train/gpu/cuda_runtime.h"
+#include "apps/train/gpu/graph_streams.h"
 #include "apps/train/kernels/cpu/softmax_loss.h"
 #include "apps/train/kernels/gpu/training_memory.h"
 #include "apps/train/schedule/gradient_buckets.h"
@@ -82,10 +82,9 @@ class DeviceNet {
   Result<> load();
 
   /// Drops the captured graphs; required when hyperparameters or memory change.
-  void forget_graphs() { captures_->graphs.clear(); }
-  /// Returns the owner of the captured graphs. Its calls are valid at any time, even after the net's
-  /// destruction.
-  GraphOwner graph_owner() const;
+  void forget_graphs() { streams_->graphs.clear(); }
+  /// Returns the owner of the captured graphs, for the end of the all-reduces in them.
+  GraphOwner graph_owner() const { return train::graph_owner(streams_); }
 
   /// Computes later gradients in `memory` of gradient_bytes(). Null: in the net's own memory again.
   void place_gradients(std::byte* memory);
@@ -131,21 +130,11 @@ class DeviceNet {
   /// Returns true if all launched work is done and the GPU has not failed.
   bool is_idle() const;
 
-  cudaStream_t stream() const { return captures_->stream.get(); }
+  cudaStream_t stream() const { return streams_->stream.get(); }
 
  private:
   explicit DeviceNet(Program program) : program_(std::move(program)) {}
   enum class DeviceWork : int { kForward, kBackward, kEvaluate, kStep, kHeldStep };
-  /// The stream and the graphs captured from it, shared with the end of the all-reduces in them. Their
-  /// destruction frees nothing while the stream is at work.
-  struct Captures {
-    ~Captures();
-    Result<bool> is_idle() const;
-    CudaStream stream;
-    CudaStream sums;  ///< for the all-reduces
-    CudaEvent mark;
-    std::map<std::pair<DeviceWork, int>, CudaGraph> graphs;
-  };
   /// Runs enqueue(runner) → Result<> at once.
   template <class Enqueue>
   Result<> launch(const Enqueue& enqueue);
@@ -162,7 +151,7 @@ class DeviceNet {
   DeviceBytes bytes_;
   bool use_graphs_ = true;
   T* own_gradients_ = nullptr;
-  std::shared_ptr<Captures> captures_ = std::make_shared<Captures>();
+  std::shared_ptr<GraphStreams> streams_;
 };
 
 /// The models of conv_net.h and mlp.h, in the same layout. Activations and the weights that kernels read are

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "apps/train/collectives/device_all_reducer.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/data/dataset.h"
 #include "apps/train/model/optimizer.h"
 #include "apps/train/schedule/gradient_buckets.h"
@@ -19,9 +19,8 @@ namespace ddp::train {
 struct DeviceStepSettings {
   OptimizerSettings optimizer{};
   double clip_value = 0, clip_norm = 0;           ///< 0: off
-  DeviceAllReducer* all_reducer = nullptr;        ///< null: this rank is alone
+  Communicator* ranks = nullptr;                  ///< sums the gradients; null: this rank is alone
   std::vector<GradientBucket> buckets;            ///< of plan_buckets(); empty: one of all gradients
-  int ranks = 1;                                  ///< summed over by all_reducer
   bool undo = false;                              ///< drop() must restore the state before the step in flight
   std::chrono::milliseconds drop_timeout{5'000};  ///< for drop() to wait for the GPU
 };
@@ -48,7 +47,7 @@ struct DeviceOutcome {
 /// Steps that a rank's GPU makes by itself, each as one graph: batch, forward, backward, all-reduce, update.
 /// Weights, optimizer and running statistics stay in GPU memory between steps; the host's copies are stale
 /// until give(). Several steps may be launched before the outcome of the first is waited for. One thread.
-/// Errors come from DeviceAllReducer, else from the GPU (kSystem).
+/// Errors come from the Communicator, else from the GPU (kSystem).
 template <class T>
 class DeviceSteps {
  public:
@@ -58,7 +57,7 @@ class DeviceSteps {
 
   /// Call before the first step and after each detach().
   virtual Result<> attach(const DeviceStepSettings& settings) = 0;
-  /// Stops the use of the all-reducer. Steps in flight must be finished or dropped before.
+  /// Stops the use of the communicator. Steps in flight must be finished or dropped before.
   virtual void detach() = 0;
 
   /// Keeps the training images in GPU memory. Returns false if the data set draws them or the GPU has no

@@ -12,7 +12,10 @@ namespace ddp::train {
 namespace {
 
 template <class T>
-constexpr DeviceType kDeviceType = std::is_same_v<T, double> ? DeviceType::kFloat64 : DeviceType::kFloat32;
+DeviceOperation all_reduce(void* numbers, std::size_t count) {
+  constexpr auto kType = std::is_same_v<T, double> ? DeviceType::kFloat64 : DeviceType::kFloat32;
+  return {DeviceOperation::Kind::kAllReduce, numbers, count, kType};
+}
 
 kernels::device::UpdateSettings update_settings(const DeviceStepSettings& settings) {
   const OptimizerSettings& optimizer = settings.optimizer;
@@ -55,27 +58,26 @@ template <class T>
 Result<> NetSteps<T>::attach(const DeviceStepSettings& settings) {
   if (auto loaded = net_.load(); !loaded) return loaded;
   net_.forget_graphs();
-  all_reducer_ = settings.all_reducer;
+  ranks_ = settings.ranks;
   drop_timeout_ = settings.drop_timeout;
   hyperparameters_ = {};
   hyperparameters_.update = update_settings(settings);
-  hyperparameters_.ranks = settings.ranks;
+  hyperparameters_.ranks = ranks_ == nullptr ? 1 : ranks_->world_size();
   if (settings.undo && kept_ == nullptr) {
     auto kept = make_device_bytes(net_.memory().learnt_bytes());
     if (!kept) return kept.error();
     kept_ = std::move(*kept);
   }
   hyperparameters_.kept = settings.undo ? kept_.get() : nullptr;
-  if (all_reducer_ == nullptr) return {};
+  if (ranks_ == nullptr) return {};
   hyperparameters_.buckets = settings.buckets;
   if (hyperparameters_.buckets.empty()) hyperparameters_.buckets = {{0, net_.gradient_bytes() / sizeof(T)}};
-  hyperparameters_.all_reduce = [all_reducer = all_reducer_](void* numbers, std::size_t count,
-                                                             cudaStream_t stream) {
-    return all_reducer->enqueue(numbers, count, kDeviceType<T>, stream);
+  hyperparameters_.all_reduce = [ranks = ranks_](void* numbers, std::size_t count, cudaStream_t stream) {
+    return ranks->enqueue_on_device(all_reduce<T>(numbers, count), stream);
   };
-  all_reducer_->on_end(net_.graph_owner());
-  if (const auto memory = all_reducer_->share_memory(net_.gradient_bytes()); !memory.empty())
-    net_.place_gradients(memory.data());
+  ranks_->on_end(net_.graph_owner());
+  if (const auto memory = ranks_->share_device_memory(net_.gradient_bytes()); !memory.bytes.empty())
+    net_.place_gradients(memory.bytes.data());
   return {};
 }
 
@@ -83,7 +85,7 @@ template <class T>
 void NetSteps<T>::detach() {
   net_.place_gradients(nullptr);  // also forgets the graphs
   hyperparameters_ = {};
-  all_reducer_ = nullptr;
+  ranks_ = nullptr;
 }
 
 template <class T>
@@ -183,7 +185,7 @@ Result<> NetSteps<T>::launch(const DeviceStep<T>& step) {
     if (auto done = send_batch(step); !done) return done;
   }
   for (const GradientBucket& bucket : hyperparameters_.buckets)
-    all_reducer_->launched((bucket.end - bucket.begin) * sizeof(T), kDeviceType<T>);
+    ranks_->launched(all_reduce<T>(nullptr, bucket.end - bucket.begin));
   auto done = net_.step(static_cast<int>(step.size), mine.input, hyperparameters_, held ? &held_ : nullptr);
   if (!done) return done;
   const auto copied = cudaMemcpyAsync(&mine.state, net_.memory().state, sizeof mine.state,
@@ -197,11 +199,11 @@ Result<> NetSteps<T>::launch(const DeviceStep<T>& step) {
 
 template <class T>
 Result<> NetSteps<T>::wait_for(cudaEvent_t event) {
-  if (all_reducer_ == nullptr) return cuda_check(cudaEventSynchronize(event), "cudaEventSynchronize");
+  if (ranks_ == nullptr) return cuda_check(cudaEventSynchronize(event), "cudaEventSynchronize");
   const auto is_done = [event] { return cuda_is_done(cudaEventQuery(event), "cudaEventQuery"); };
   Result<> waited;
   for (std::size_t i = 0; waited && i < hyperparameters_.buckets.size(); ++i)
-    waited = all_reducer_->wait(is_done, "all-reduce");
+    waited = ranks_->wait_for_device(is_done, "all-reduce");
   return waited;
 }
 
@@ -220,7 +222,7 @@ Result<> NetSteps<T>::drop() {
   finished_ = launched_;
   // A revoke or a lost peer may be unnoticed until now. This wait notices it, and so aborts the all-reduces.
   const auto is_idle = [this]() -> Result<bool> { return net_.is_idle(); };
-  if (all_reducer_ != nullptr && !net_.is_idle()) (void)all_reducer_->wait(is_idle, "all-reduce");
+  if (ranks_ != nullptr && !net_.is_idle()) (void)ranks_->wait_for_device(is_idle, "all-reduce");
   // An aborted all-reduce lets the stream continue; its result is undefined.
   if (auto done = net_.wait(drop_timeout_); !done) return done;
   if (!half || hyperparameters_.kept == nullptr) return {};

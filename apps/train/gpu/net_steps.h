@@ -52,7 +52,7 @@ class NetSteps final : public DeviceSteps<T> {
   PinnedBytes batches_;  ///< kMaxInFlight batches; null if the GPU holds the images
   std::array<CudaEvent, DeviceSteps<T>::kMaxInFlight> events_;
   std::size_t launched_ = 0, finished_ = 0;
-  DeviceAllReducer* all_reducer_ = nullptr;
+  Communicator* ranks_ = nullptr;
   typename DeviceNet<T>::Hyperparameters hyperparameters_;
   std::chrono::milliseconds drop_timeout_{0};
   DeviceBytes kept_;  ///< learned state before the step in flight; only with undo

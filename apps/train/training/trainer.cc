@@ -312,7 +312,7 @@ Result<bool> Trainer<T>::train_batches(const OnStep& on_step) {
 template <class T>
 bool Trainer<T>::has_device_steps() const {
   if (model_.device_steps() == nullptr || options_.zero || options_.accumulate != 1) return false;
-  return sum_group().world_size() == 1 || sum_group().device_all_reducer() != nullptr;
+  return sum_group().world_size() == 1 || sum_group().has_device_operations();
 }
 
 template <class T>
@@ -329,8 +329,7 @@ auto Trainer<T>::begin_device_epoch(std::vector<std::uint32_t> order)
     settings.optimizer = options_.optimizer;
     settings.clip_value = options_.clip_value;
     settings.clip_norm = options_.clip_norm;
-    settings.ranks = sum_group().world_size();
-    settings.all_reducer = settings.ranks == 1 ? nullptr : sum_group().device_all_reducer();
+    settings.ranks = sum_group().world_size() == 1 ? nullptr : &sum_group();
     settings.buckets = sync_->buckets();
     settings.undo = options_.rejoin;
     if (auto done = device.attach(settings); !done) return done.error();

@@ -9,6 +9,7 @@
 #include "apps/train/collectives/cpu/node_links.h"
 #include "apps/train/collectives/cpu/peer_connect.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
+#include "apps/train/collectives/single_communicator.h"
 #include "apps/train/flight_recorder/recorded_communicator.h"
 #include "apps/train/gpu/device_model.h"
 #include "apps/train/options/equal_options.h"
@@ -359,10 +360,8 @@ Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOp
     }
   }
   world.choice = {options.device, options.comm, ""};
-  std::string nccl;
   if (leaves_choice(options)) {
     const RankAbility ability = find_ability(environment, options);
-    nccl = ability.nccl;
     auto choice = alone ? choose_run(options, {&ability, 1})
                         : agree_on_choice(choice_ranks(environment, wanted), *world.directory, options,
                                           ability, join.choice);
@@ -376,7 +375,7 @@ Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOp
     if (auto joined = join_over(environment, wanted, world); !joined) return joined.error();
   }
   if (environment.rank == 0 && join.reference_rank == 0 && leaves_choice(options) && !join.choice)
-    world.choice_line = choice_line(world.choice, wanted.comm == CommKind::kNccl ? nccl : world.backend);
+    world.choice_line = choice_line(world.choice, world.backend);
   if (environment.world_size > 1 && !(environment.collectives.empty() && options.flight_recorder.empty()))
     keep_log(environment, options.flight_recorder, world);
   return world;

@@ -8,13 +8,21 @@
 
 namespace ddp::train {
 
-NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclLink> link, ncclComm* comm, int rank, int world_size)
-    : link_(std::move(link)),
-      comm_(comm),
-      rank_(rank),
-      world_size_(world_size),
-      device_all_reducer_(link_, comm),
-      operations_(link_, comm, rank, world_size) {}
+namespace {
+
+ncclDataType_t nccl_type(DeviceType type) {
+  switch (type) {
+    case DeviceType::kFloat32:
+      return ncclFloat32;
+    case DeviceType::kFloat64:
+      return ncclFloat64;
+    case DeviceType::kBfloat16:
+      return ncclBfloat16;
+  }
+  return ncclFloat32;
+}
+
+}  // namespace
 
 template <class Enqueue>
 Result<> NcclCommunicator::staged(std::string_view operation, std::span<std::byte> host, BufferRange up,
@@ -85,6 +93,40 @@ Result<> NcclCommunicator::barrier() {
     return nccl.all_reduce(device, device, 1, ncclFloat32, ncclSum, comm_, stream);
   };
   return staged("barrier", one, {0, sizeof one}, {}, enqueue);
+}
+
+Result<> NcclCommunicator::enqueue_on_device(const DeviceOperation& operation, void* stream_of_caller) {
+  void* const data = operation.data;
+  const std::size_t count = operation.count, part = count / static_cast<std::size_t>(world_size_);
+  auto* const own =
+      static_cast<std::byte*>(data) + static_cast<std::size_t>(rank_) * part * size_of(operation.type);
+  const ncclDataType_t type = nccl_type(operation.type);
+  auto* const stream = static_cast<cudaStream_t>(stream_of_caller);
+  return link_->call(comm_, kind_text(operation.kind), [&](const NcclFunctions& nccl) {
+    switch (operation.kind) {
+      case DeviceOperation::Kind::kAllReduce:
+        return nccl.all_reduce(data, data, count, type, ncclSum, comm_, stream);
+      case DeviceOperation::Kind::kBroadcast:
+        return nccl.broadcast(data, data, count, type, operation.root, comm_, stream);
+      case DeviceOperation::Kind::kReduceScatter:
+        return nccl.reduce_scatter(data, own, part, type, ncclSum, comm_, stream);
+      case DeviceOperation::Kind::kAllGather:
+        return nccl.all_gather(own, data, part, type, comm_, stream);
+    }
+    return ncclInvalidArgument;
+  });
+}
+
+Result<> NcclCommunicator::wait_for_device(const IsDeviceDone& done, std::string_view operation) {
+  return link_->wait(comm_, operation, done);
+}
+
+void NcclCommunicator::on_end(GraphOwner owner) {
+  link_->on_end(std::move(owner));
+}
+
+DeviceMemory NcclCommunicator::share_device_memory(std::size_t bytes) {
+  return link_->share_memory(comm_, bytes);
 }
 
 NcclBetween::NcclBetween(int node, int nodes, std::shared_ptr<Communicator> lane,

@@ -5,20 +5,25 @@
 #include <functional>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 #include "apps/train/collectives/communicator.h"
-#include "apps/train/collectives/nccl/nccl_device_operations.h"
+
+struct ncclComm;
 
 namespace ddp::train {
 
+class NcclLink;
+
 /// Ranks over NCCL. Host values go through a buffer and a stream of the device, at the cost of two copies.
-/// The DeviceAllReducer sums values in device memory in place.
+/// Values in device memory stay there.
 ///
 /// Sums are bit-equal on all ranks, since NCCL computes each element's sum once. A reduce-scatter is an
 /// all-reduce, since NCCL's own may add in another order.
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(std::shared_ptr<NcclLink> link, ncclComm* comm, int rank, int world_size);
+  NcclCommunicator(std::shared_ptr<NcclLink> link, ncclComm* comm, int rank, int world_size)
+      : link_(std::move(link)), comm_(comm), rank_(rank), world_size_(world_size) {}
 
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
@@ -29,8 +34,11 @@ class NcclCommunicator final : public Communicator {
   Result<> barrier() override;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
 
-  DeviceAllReducer* device_all_reducer() override { return &device_all_reducer_; }
-  DeviceOperations* device_operations() override { return &operations_; }
+  bool has_device_operations() const override { return true; }
+  Result<> enqueue_on_device(const DeviceOperation& operation, void* stream) override;
+  Result<> wait_for_device(const IsDeviceDone& done, std::string_view operation) override;
+  void on_end(GraphOwner owner) override;
+  DeviceMemory share_device_memory(std::size_t bytes) override;
 
  private:
   /// Bytes of the host's buffer that go to the device before, or come back after.
@@ -47,8 +55,6 @@ class NcclCommunicator final : public Communicator {
   ncclComm* comm_;
   int rank_;
   int world_size_;
-  NcclDeviceAllReducer device_all_reducer_;
-  NcclDeviceOperations operations_;
 };
 
 /// A communicator with nodes as ranks. The first rank of each node has a lane to the others and passes

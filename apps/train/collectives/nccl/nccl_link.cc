@@ -117,8 +117,6 @@ NcclLink::~NcclLink() {
     return;
   }
   if (staging_ != nullptr) device_->release(staging_);
-  for (std::byte* data : own_)
-    device_->release(data);
 }
 
 Result<std::vector<ncclUniqueId>> NcclLink::meet(PeerDirectory& directory, const std::string& group, int rank,
@@ -240,7 +238,7 @@ Result<std::byte*> NcclLink::staging(std::size_t bytes) {
   return staging_;
 }
 
-std::span<std::byte> NcclLink::share_memory(ncclComm_t comm, std::size_t bytes) {
+DeviceMemory NcclLink::share_memory(ncclComm_t comm, std::size_t bytes) {
   if (failed_ || !memory_->is_possible()) return {};
   const NcclFunctions& nccl = *library_->operator->();
   const auto block = memory_->allocate(comm, bytes);
@@ -256,11 +254,11 @@ std::span<std::byte> NcclLink::share_memory(ncclComm_t comm, std::size_t bytes) 
     if (!settle(comm, begun, "start of a window", config_.start_timeout)) return {};
     if (window != nullptr) {
       memory_->keep_window(comm, window);
-      return block->first(bytes);
+      return {block->first(bytes), DeviceMemory::RegistrationKind::kWindow};
     }
   }
   const bool registered = memory_->register_alone(comm, *block);
-  if (all_agree(comm, registered)) return block->first(bytes);
+  if (all_agree(comm, registered)) return {block->first(bytes), DeviceMemory::RegistrationKind::kRegistered};
   if (registered && !failed_) memory_->take_back(comm);
   return {};
 }
@@ -281,16 +279,6 @@ bool NcclLink::all_agree(ncclComm_t comm, bool mine) {
   if (!call(comm, "start", enqueue) || !wait(comm, "start", is_idle)) return false;
   return checked(device_->to_host(reinterpret_cast<std::byte*>(&against), *room, sizeof against), "start") &&
          against == 0.0F;
-}
-
-Result<std::span<std::byte>> NcclLink::memory(ncclComm_t comm, std::size_t bytes) {
-  if (failed_) return *failed_;
-  if (const auto shared = share_memory(comm, bytes); !shared.empty()) return shared;
-  auto data = device_->allocate(bytes);
-  if (!data) return fail(data.error().code, data.error().text, "start");
-  own_.push_back(*data);
-  if (auto zeroed = checked(device_->zero(*data, bytes), "start"); !zeroed) return zeroed.error();
-  return std::span(*data, bytes);
 }
 
 Error NcclLink::failed_call(ncclComm_t comm, ncclResult_t result, std::string_view operation) {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/collectives/device_all_reducer.h"
+#include "apps/train/collectives/device_operation.h"
 #include "apps/train/collectives/nccl/nccl_device.h"
 #include "apps/train/collectives/nccl/nccl_library.h"
 #include "apps/train/collectives/nccl/nccl_memory.h"
@@ -61,16 +61,14 @@ class NcclLink {
   /// Passes on the device's answer. A failure ends the link like any other.
   Result<> checked(const Result<>& answer, std::string_view operation);
 
-  /// Graphs that hold operations of the communicators, as in DeviceAllReducer.
+  /// Graphs that hold operations of the communicators, as in Communicator.
   void on_end(GraphOwner owner) { owners_.push_back(std::move(owner)); }
 
   /// Returns device memory of at least `bytes` bytes, for one operation. The next call may move it.
   Result<std::byte*> staging(std::size_t bytes);
   /// Returns memory that is zeroed and registered with the communicator, valid as long as the link. Empty:
   /// there is none (nccl_memory.h).
-  std::span<std::byte> share_memory(ncclComm_t comm, std::size_t bytes);
-  /// Returns the same, or plain device memory.
-  Result<std::span<std::byte>> memory(ncclComm_t comm, std::size_t bytes);
+  DeviceMemory share_memory(ncclComm_t comm, std::size_t bytes);
   NcclDevice& device() { return *device_; }
 
  private:
@@ -96,7 +94,6 @@ class NcclLink {
   std::shared_ptr<Slots> slots_;  ///< NCCL writes to them while it works
   std::byte* staging_ = nullptr;
   std::size_t staged_ = 0;
-  std::vector<std::byte*> own_;  ///< allocated by the device
   std::shared_ptr<NcclMemory> memory_;
   std::vector<GraphOwner> owners_;
   bool stuck_ = false;

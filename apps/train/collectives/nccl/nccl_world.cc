@@ -20,6 +20,7 @@
 #include "apps/train/collectives/nccl/nccl_network.h"
 #include "apps/train/collectives/nccl_settings/nccl_environment.h"
 #include "apps/train/collectives/nccl_settings/nccl_log.h"
+#include "apps/train/collectives/single_communicator.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "base/unique_fd.h"
 
@@ -181,6 +182,7 @@ Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library,
   // An abort leaks windows, so no later attempt shall make new ones. Ranks on one GPU gain nothing by them.
   limits.windows = !config.rejoins && !config.share_gpu;
   const int version = library->version();
+  const std::string path = library->path();
   const auto link = std::make_shared<NcclLink>(std::move(library), std::move(device), limits);
   const auto comm = link->open(directory, "world", config.rank, config.world_size);
   if (!comm) return comm.error();
@@ -188,6 +190,7 @@ Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library,
   world.communicator = std::make_unique<NcclCommunicator>(link, *comm, config.rank, config.world_size);
   NcclLog log = read_nccl_log(captured_text());
   if (log.version.empty()) log.version = nccl_version_text(version);
+  log.version += " (" + path + ")";
   world.line = nccl_line(log);
   if (!sockets_are_wanted(variable)) world.warning = sockets_warning(log, active_infiniband());
   if (config.with_nodes) {

@@ -35,7 +35,7 @@ struct NcclWorld {
   std::unique_ptr<Communicator> node;  ///< null if not requested
   std::unique_ptr<Communicator> between;
   int node_count = 0;   ///< 0: not known
-  std::string line;     ///< "NCCL 2.28.9 over Socket eth0, 2 channels, …": for people
+  std::string line;     ///< "NCCL 2.28.9 (/usr/lib/…/libnccl.so.2) over Socket eth0, …": for people
   std::string warning;  ///< about the network that NCCL chose; empty: none
 };
 

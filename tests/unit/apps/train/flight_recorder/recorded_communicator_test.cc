@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "apps/train/collectives/single_communicator.h"
 #include "base/unique_fd.h"
 
 #include "tests/support/catch.h"
@@ -41,54 +42,41 @@ class SealedMemory {
   UniqueFd file_;
 };
 
-/// Sums that are complete while `good` is true.
-class FakeReducer final : public DeviceAllReducer {
+/// Its operations on the GPU are complete while `good` is true.
+class FakeRanks final : public SingleCommunicator {
  public:
-  Result<> enqueue(void*, std::size_t, DeviceType, void*) override { return {}; }
-  Result<> wait(const IsDone&, std::string_view) override {
-    return good ? Result<>() : Error{ErrorCode::kTimeout, "too late during all-reduce"};
-  }
-  void on_end(GraphOwner) override {}
-
-  bool good = true;
-};
-
-class FakeRanks final : public Communicator {
- public:
-  explicit FakeRanks(FakeReducer& sums) : sums_(sums) {}
+  explicit FakeRanks(const bool& good) : good_(good) {}
   int rank() const override { return 1; }
   int world_size() const override { return 2; }
-  Result<> all_reduce_sum(std::span<float>) override { return {}; }
-  Result<> all_reduce_sum(std::span<double>) override { return {}; }
-  Result<> broadcast(std::span<std::byte>, int) override { return {}; }
-  Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t>) override {
-    return std::vector<std::uint64_t>(2);
+  bool has_device_operations() const override { return true; }
+  Result<> enqueue_on_device(const DeviceOperation&, void*) override { return {}; }
+  Result<> wait_for_device(const IsDeviceDone&, std::string_view) override {
+    return good_ ? Result<>() : Error{ErrorCode::kTimeout, "too late during all-reduce"};
   }
-  Result<> barrier() override { return {}; }
-  DeviceAllReducer* device_all_reducer() override { return &sums_; }
 
  private:
-  FakeReducer& sums_;
+  const bool& good_;
 };
 
 }  // namespace
 
 TEST_CASE("all-reduces on the GPU are recorded from launch to completion") {
   const std::string folder = make_folder();
-  FakeReducer sums;
+  bool good = true;
   {
     const auto file =
         std::make_shared<FlightRecorderFile>(FlightRecorderFile::LogLocation{"", 0, folder}, 1, 2, 0);
-    RecordedCommunicator logged(std::make_unique<FakeRanks>(sums), file, "world", 0, 2);
-    RecordedCommunicator node(std::make_unique<FakeRanks>(sums), file, "node 0", 0, 2);
+    RecordedCommunicator logged(std::make_unique<FakeRanks>(good), file, "world", 0, 2);
+    RecordedCommunicator node(std::make_unique<FakeRanks>(good), file, "node 0", 0, 2);
     CHECK(node.barrier().has_value());
-    DeviceAllReducer& device = *logged.device_all_reducer();
-    CHECK(device.enqueue(nullptr, 10, DeviceType::kFloat32, nullptr).has_value());  // into a graph, once
+    REQUIRE(logged.has_device_operations());
+    const DeviceOperation sum{DeviceOperation::Kind::kAllReduce, nullptr, 10, DeviceType::kFloat32};
+    CHECK(logged.enqueue_on_device(sum, nullptr).has_value());  // into a graph, once
     for (int step = 0; step < 3; ++step)
-      device.launched(40, DeviceType::kFloat32);
-    CHECK(device.wait({}, "all-reduce").has_value());
-    sums.good = false;
-    CHECK(device.wait({}, "all-reduce").has_error());
+      logged.launched(sum);
+    CHECK(logged.wait_for_device({}, "all-reduce").has_value());
+    good = false;
+    CHECK(logged.wait_for_device({}, "all-reduce").has_error());
     CHECK(logged.barrier().has_value());  // after the failure, operations are not recorded
   }
   std::ifstream written(folder + "/rank-1.jsonl");
@@ -110,13 +98,13 @@ TEST_CASE("all-reduces on the GPU are recorded from launch to completion") {
 TEST_CASE("the launcher reads a rank's operations from the memory that it provided") {
   const SealedMemory given(3);
   const std::string path = given.path();
-  FakeReducer sums;
+  bool good = true;
   {
     const auto file =
         std::make_shared<FlightRecorderFile>(FlightRecorderFile::LogLocation{path, 2, ""}, 1, 2, 5);
-    RecordedCommunicator logged(std::make_unique<FakeRanks>(sums), file, "world", 0, 2);
+    RecordedCommunicator logged(std::make_unique<FakeRanks>(good), file, "world", 0, 2);
     CHECK(logged.barrier().has_value());
-    logged.device_all_reducer()->launched(40, DeviceType::kBfloat16);
+    logged.launched({DeviceOperation::Kind::kBroadcast, nullptr, 20, DeviceType::kBfloat16});
   }
   auto memory = std::make_unique<rendezvous::FlightRecorderMemory>();
   std::ifstream written(path);
@@ -128,7 +116,8 @@ TEST_CASE("the launcher reads a rank's operations from the memory that it provid
   REQUIRE(dump->groups.size() == 1);
   REQUIRE(dump->groups[0].entries.size() == 2);
   CHECK((dump->groups[0].entries[0].kind == "barrier" && dump->groups[0].entries[0].finished != 0));
-  CHECK((dump->groups[0].entries[1].type == "bfloat16" && dump->groups[0].entries[1].finished == 0));
+  const auto& last = dump->groups[0].entries[1];
+  CHECK((last.kind == "broadcast" && last.bytes == 40 && last.type == "bfloat16" && last.finished == 0));
 }
 
 TEST_CASE("a rank without valid recorder memory of an agent continues without it") {
@@ -137,12 +126,12 @@ TEST_CASE("a rank without valid recorder memory of an agent continues without it
   std::ofstream(other) << "his";
   std::filesystem::resize_file(other, rendezvous::FlightRecorderMemory::kStride);
   const SealedMemory given(1);
-  FakeReducer sums;
+  bool good = true;
   for (const auto& [memory, local] :
        {std::pair<std::string, int>{folder + "/none", 0}, {folder, 0}, {other, 0}, {given.path(), 1}}) {
     const auto file =
         std::make_shared<FlightRecorderFile>(FlightRecorderFile::LogLocation{memory, local, folder}, 1, 2, 0);
-    RecordedCommunicator logged(std::make_unique<FakeRanks>(sums), file, "world", 0, 2);
+    RecordedCommunicator logged(std::make_unique<FakeRanks>(good), file, "world", 0, 2);
     CHECK(logged.barrier().has_value());
     file->fail({ErrorCode::kTimeout, "too late"});
     std::ifstream written(folder + "/rank-1.jsonl");

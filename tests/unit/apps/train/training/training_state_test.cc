@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/collectives/communicator.h"
+#include "apps/train/collectives/single_communicator.h"
 #include "apps/train/model/conv_net.h"
 #include "apps/train/model/thread_pool.h"
 #include "tests/support/catch.h"

@@ -175,11 +175,13 @@ TEST_CASE("device memory is summed in place") {
   const auto said = run_ranks(2, [](NcclWorld& joined) -> std::string {
     MemoryDevice device;  // its stream
     std::vector<double> values(100, joined.communicator->rank() + 1.0);
-    DeviceAllReducer& sums = *joined.communicator->device_all_reducer();
-    auto put = sums.enqueue(values.data(), values.size(), DeviceType::kFloat64, device.stream());
+    Communicator& all = *joined.communicator;
+    auto put = all.enqueue_on_device(
+        {DeviceOperation::Kind::kAllReduce, values.data(), values.size(), DeviceType::kFloat64},
+        device.stream());
     if (!put) return put.error().text;
     const auto is_idle = [&] { return device.is_idle(device.stream()); };
-    if (auto done = sums.wait(is_idle, "step 4"); !done) return done.error().text;
+    if (auto done = all.wait_for_device(is_idle, "step 4"); !done) return done.error().text;
     return values[99] == 3.0 ? "" : "wrong";
   });
   CHECK(said == std::vector<std::string>{"", ""});
@@ -228,10 +230,10 @@ TEST_CASE("an abort begins before graphs are dropped, which become idle by it; a
       NcclLink link(fake_library(), std::make_shared<MemoryDevice>(), limits);
       const auto comm = link.open(directory, "world", 0, 1);
       REQUIRE(comm.has_value());
-      NcclDeviceAllReducer sums(std::shared_ptr<NcclLink>(&link, [](NcclLink*) {}), *comm);
+      NcclCommunicator sums(std::shared_ptr<NcclLink>(&link, [](NcclLink*) {}), *comm, 0, 1);
       sums.on_end(recording_owner(settings, calls));
       if (fails) {
-        const auto done = sums.wait([]() -> Result<bool> { return false; }, "all-reduce");
+        const auto done = sums.wait_for_device([]() -> Result<bool> { return false; }, "all-reduce");
         REQUIRE(done.has_error());
         CHECK(done.error().text ==
               "rank 0 over NCCL: the other ranks did not join the operation within 20 ms during all-reduce");
@@ -301,15 +303,16 @@ TEST_CASE("operations on the GPU's memory are right") {
   const int world = 3;
   const auto said = run_ranks(world, [](NcclWorld& joined) -> std::string {
     Communicator& all = *joined.communicator;
-    DeviceOperations& device = *all.device_operations();
+    MemoryDevice device;  // its stream
     const std::size_t size = 12, part = size / world;
-    const auto buffer = device.make_buffer(size);
-    if (!buffer) return buffer.error().text;
-    const auto mine = values_of<float>(all.rank(), size);
-    std::vector<float> got(size);
-    const auto after = [&](const std::function<Result<>()>& operation) {
-      return device.put(*buffer, mine) && operation() && device.wait("test") && device.get(got, *buffer);
+    std::vector<float> got;
+    const auto after = [&](DeviceOperation::Kind kind, int root = 0) {
+      got = values_of<float>(all.rank(), size);
+      const auto is_idle = [&] { return device.is_idle(device.stream()); };
+      return all.enqueue_on_device({kind, got.data(), size, DeviceType::kFloat32, root}, device.stream()) &&
+             all.wait_for_device(is_idle, "test");
     };
+    using Kind = DeviceOperation::Kind;
     std::vector<float> sums(size), gathered(size);
     for (std::size_t i = 0; i < size; ++i) {
       for (int rank = 0; rank < world; ++rank)
@@ -317,14 +320,12 @@ TEST_CASE("operations on the GPU's memory are right") {
       gathered[i] = values_of<float>(static_cast<int>(i / part), size)[i];
     }
     const std::size_t own = part * static_cast<std::size_t>(all.rank());
-    if (!after([&] { return device.all_reduce_sum(*buffer); }) || got != sums) return "all-reduce";
-    if (!after([&] { return device.broadcast(*buffer, 1); }) || got != values_of<float>(1, size))
-      return "broadcast";
-    if (!after([&] { return device.all_gather_parts(*buffer); }) || got != gathered) return "all-gather";
-    if (!after([&] { return device.reduce_scatter_sum(*buffer); }) ||
-        !std::equal(got.begin() + static_cast<std::ptrdiff_t>(own),
-                    got.begin() + static_cast<std::ptrdiff_t>(own + part),
-                    sums.begin() + static_cast<std::ptrdiff_t>(own)))
+    if (!after(Kind::kAllReduce) || got != sums) return "all-reduce";
+    if (!after(Kind::kBroadcast, 1) || got != values_of<float>(1, size)) return "broadcast";
+    if (!after(Kind::kAllGather) || got != gathered) return "all-gather";
+    if (!after(Kind::kReduceScatter) || !std::equal(got.begin() + static_cast<std::ptrdiff_t>(own),
+                                                    got.begin() + static_cast<std::ptrdiff_t>(own + part),
+                                                    sums.begin() + static_cast<std::ptrdiff_t>(own)))
       return "reduce-scatter";
     return "";
   });
@@ -336,7 +337,7 @@ TEST_CASE("memory from NCCL is zeroed, registered, and freed in the right order"
   FakeNcclSettings& settings = fresh_settings();
   bool hangs = false;
   const auto share = [&](NcclWorld& joined) -> std::string {
-    const auto memory = joined.communicator->device_all_reducer()->share_memory(1'000);
+    const auto memory = joined.communicator->share_device_memory(1'000).bytes;
     if (memory.size() != 1'000) return "none";
     for (const std::byte byte : memory) {
       if (byte != std::byte{0}) return "not zeroed";
