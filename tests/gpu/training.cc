@@ -89,6 +89,7 @@ Result<std::vector<T>> trained(int steps, bool graphs, std::vector<double>* loss
     auto sum = twice<T>(ConvNet<T>::kParameters + 1, sums);
     if (!sum) return sum.error();
     hyperparameters.all_reduce = *sum;
+    hyperparameters.buckets = {{0, ConvNet<T>::kParameters + 1}};
     hyperparameters.ranks = 2;
   }
   for (int step = 0; step < steps; ++step) {

@@ -50,8 +50,8 @@ class DeviceNet {
     kernels::device::UpdateSettings update{};
     int ranks = 1;
     DeviceAllReduce all_reduce;  ///< empty: this rank is alone
-    /// Parts of the gradients, in the order in which backward completes them. Each is summed while backward
-    /// computes the next ones.
+    /// All parts of the gradients for all_reduce, in the order in which backward completes them. Each is
+    /// summed while backward computes the next ones.
     std::vector<GradientBucket> buckets;
     /// Buffer of learnt_bytes() that receives the learned state before the step. Null: no copy is made.
     std::byte* kept = nullptr;
