@@ -15,8 +15,8 @@ _ddplaunch_table() {
         --store-allow -m --module --no-python --python --env --env-file --chdir --wrapper --setup --stdin --max-restarts
         --restart-backoff --scale-up --fence --hang-timeout --stop-grace --node-timeout --master-timeout --report --label
         --show-ranks --local-ranks-filter --bars --fold --console --log-dir -t --tee -r --redirects --log-max-size --jsonl --quiet
-        -v --verbose --job-id --job-file --accelerate-config --job-dir --dry-run --json --deep --collectives --min-busbw -V
-        --version -h --help'
+        -v --verbose --job-id --job-file --accelerate-config --job-dir --detach --keep-jobs --dry-run --json --deep --collectives
+        --min-busbw -V --version -h --help'
       ;;
     'ddplaunch --hostfile' | 'ddplaunch --deepspeed-hostfile' | 'ddplaunch --mpirun-hostfile' | 'ddplaunch --machinefile' | \
       'ddplaunch -machinefile' | 'ddplaunch -hostfile') source='file' input=hostfile ;;
@@ -73,11 +73,29 @@ _ddplaunch_table() {
     'ddplaunch --job-file') source='file' ;;
     'ddplaunch --accelerate-config' | 'ddplaunch --config-file') source='file' ;;
     'ddplaunch --job-dir') source='directory' ;;
+    'ddplaunch --keep-jobs') source='any' ;;
     'ddplaunch --min-busbw') source='any' ;;
     'ddplaunch --on-peer-loss' | 'ddplaunch --rdzv-backend' | 'ddplaunch --rdzv-conf' | 'ddplaunch --monitor-interval' | \
       'ddplaunch --start-method' | 'ddplaunch --signals-to-handle' | 'ddplaunch --event-log-handler' | 'ddplaunch --role' | \
       'ddplaunch --log-level' | 'ddplaunch --min-elastic-nodes' | 'ddplaunch --max-elastic-nodes' | \
       'ddplaunch --main-training-function') source='any' ;;
+    'ddplaunch ps options')
+      words='-a --all --json -h --help'
+      ;;
+    'ddplaunch status options')
+      words='-w --watch --json -h --help'
+      ;;
+    'ddplaunch logs options')
+      words='-f --follow --rank --failed --grep --json -h --help'
+      ;;
+    'ddplaunch logs --rank') source='any' ;;
+    'ddplaunch logs --grep') source='any' ;;
+    'ddplaunch stop options')
+      words='--now --json -h --help'
+      ;;
+    'ddplaunch wait options')
+      words='--json -h --help'
+      ;;
     'ddplaunchd options')
       words='--listen --token-file --new-token --stdio --fits --verify -V --version -h --help'
       ;;

@@ -172,13 +172,24 @@ function __ddplaunch_takes_value
                 --start-timeout --network --master-port --port-range --store --store-allow --python --env --env-file --chdir \
                 --wrapper --setup --stdin --max-restarts --restart-backoff --scale-up --fence --hang-timeout --stop-grace \
                 --node-timeout --master-timeout --report --label --show-ranks --local-ranks-filter --bars --console --log-dir -t \
-                --tee -r --redirects --log-max-size --job-id --job-file --accelerate-config --job-dir --min-busbw --on-peer-loss \
-                --rdzv-id --shutdown-timeout --rdzv-backend --rdzv-conf --monitor-interval --start-method --signals-to-handle \
-                --event-log-handler --role --num-nodes --num-gpus --num-accelerators -i -e --enable-each-rank-log --log-level \
-                --min-elastic-nodes --max-elastic-nodes --config-file --num-machines --main-process-port --num-processes \
-                --machine-rank --main-process-ip --main-training-function --deepspeed-hostfile --mpirun-hostfile \
-                --deepspeed-inclusion-filter --deepspeed-exclusion-filter -np --np -ppn -host -npernode --npernode \
-                --ntasks-per-node --nodes --nodelist --wdir --machinefile -machinefile -hostfile --hosts -hosts --wd -wd -wdir
+                --tee -r --redirects --log-max-size --job-id --job-file --accelerate-config --job-dir --keep-jobs --min-busbw \
+                --on-peer-loss --rdzv-id --shutdown-timeout --rdzv-backend --rdzv-conf --monitor-interval --start-method \
+                --signals-to-handle --event-log-handler --role --num-nodes --num-gpus --num-accelerators -i -e \
+                --enable-each-rank-log --log-level --min-elastic-nodes --max-elastic-nodes --config-file --num-machines \
+                --main-process-port --num-processes --machine-rank --main-process-ip --main-training-function --deepspeed-hostfile \
+                --mpirun-hostfile --deepspeed-inclusion-filter --deepspeed-exclusion-filter -np --np -ppn -host -npernode \
+                --npernode --ntasks-per-node --nodes --nodelist --wdir --machinefile -machinefile -hostfile --hosts -hosts --wd \
+                -wd -wdir
+        case 'ddplaunch ps'
+            set names
+        case 'ddplaunch status'
+            set names
+        case 'ddplaunch logs'
+            set names --rank --grep
+        case 'ddplaunch stop'
+            set names
+        case 'ddplaunch wait'
+            set names
         case 'ddplaunchd'
             set names --token-file --fits --verify
         case 'train'
@@ -291,6 +302,9 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l accelerate-config -r -F -
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l accelerate_config -r -F -d 'read size, hosts and variables from a file of `accelerate config`'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l job-dir -r -f -a '(__fish_complete_directories)' -d 'directory for the files of the job'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l job_dir -r -f -a '(__fish_complete_directories)' -d 'directory for the files of the job'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l detach -d 'return when all ranks run, and print the job\'s id'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l keep-jobs -r -f -d 'keep the files of the newest N jobs; 0 keeps all'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l keep_jobs -r -f -d 'keep the files of the newest N jobs; 0 keeps all'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l dry-run -d 'print hosts, ranks and command, and start nothing'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l json -d 'with check and hosts: print JSON instead of a table'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l deep -d 'with check: also test all devices and the links between them'
@@ -299,6 +313,23 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l min-busbw -r -f -d 'with 
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l min_busbw -r -f -d 'with --collectives: report an error below this bus bandwidth'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -s V -l version -d 'print the version'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch ps' -s a -l all -d 'also list jobs that have ended'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch ps' -l json -d 'print JSON'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch ps' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch status' -s w -l watch -d 'print each change until the job has ended'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch status' -l json -d 'print JSON'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch status' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -s f -l follow -d 'go on until the job has ended'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l rank -r -f -d 'only this rank'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l failed -d 'only ranks that failed'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l grep -r -f -d 'only lines that match'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l json -d 'print JSON'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch stop' -l now -d 'kill the workers at once, without a grace period'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch stop' -l json -d 'print JSON'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch stop' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch wait' -l json -d 'print JSON'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch wait' -s h -l help -d 'print this text'
 complete -c ddplaunchd -n '__ddplaunch_is ddplaunchd' -l listen -f -d 'wait for masters that have the token'
 complete -c ddplaunchd -n '__ddplaunch_is ddplaunchd' -l token-file -r -F -d 'file with the token'
 complete -c ddplaunchd -n '__ddplaunch_is ddplaunchd; and __ddplaunch_has_underscore' -l token_file -r -F -d 'file with the token'
