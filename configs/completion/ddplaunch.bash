@@ -268,7 +268,7 @@ _ddplaunch_value() {
       ;;
     directory) compopt -o dirnames ;;
     program) words+=" $(compgen -c -- "$value" | sort -u)" ;;
-    job_id) words+=" $(ls -- "${XDG_STATE_HOME:-$HOME/.local/state}/ddplaunch/jobs" 2>/dev/null | grep -x '[A-Za-z0-9._-]*')" ;;
+    job_id) words+=" $(ls -- "${XDG_STATE_HOME:-$HOME/.local/state}/ddplaunch/jobs" 2>/dev/null | grep -x '[A-Za-z0-9._-]*' | grep -v '\.job$')" ;;
     rank)
       compopt -o nospace
       words+=" $(_ddplaunch_nodes ranks)"
@@ -317,6 +317,7 @@ _ddplaunch() {
   COMPREPLY=()
   i=1
   [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(check|hosts|run) ]] && i=2
+  [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(ps|status|logs|stop|wait) ]] && command+=" ${line[1]}" i=2
   [[ $command == train && $last -gt 1 && ${line[1]} == @(bench|health) ]] && command+=" ${line[1]}" i=2
   while ((i < last)); do
     word=${line[i++]} name=''
@@ -366,8 +367,10 @@ _ddplaunch() {
     case $command in
       ddplaunch)
         source=file words="train $(compgen -c -- "$current" | sort -u)"
-        ((last > 1)) || words+=' check hosts run'
+        ((last > 1)) || words+=' check hosts ps run status logs stop wait'
         ;;
+      'ddplaunch ps') ;;
+      ddplaunch\ *) source=job_id ;;
       train) [[ ${line[last - 1]##*/} != train ]] || words+=' bench health' ;;
     esac
     _ddplaunch_value '' "$current"

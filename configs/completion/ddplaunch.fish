@@ -1,11 +1,12 @@
 # Completion of ddplaunch, ddplaunchd and train for fish (docs/users/options.md, "Completion").
 
-# Prints the command that the words at the cursor belong to: ddplaunch, ddplaunchd, train, "train bench", "train health", or "worker".
+# Prints the command that the words at the cursor belong to: ddplaunch, "ddplaunch ps", ddplaunchd, train, "train bench", or "worker".
 function __ddplaunch_command
     set -l line (commandline -opc)
     set -l command (string replace -r '.*/' '' -- $line[1])
     set -l i 2
     test $command = ddplaunch; and contains -- "$line[2]" check hosts run; and set i 3
+    test $command = ddplaunch; and contains -- "$line[2]" ps status logs stop wait; and set command "ddplaunch $line[2]" && set i 3
     test $command = train; and contains -- "$line[2]" bench health; and set command "train $line[2]" && set i 3
     while test $i -le (count $line)
         set -l word $line[$i]
@@ -156,6 +157,14 @@ end
 complete -c ddplaunch -n __ddplaunch_is_first -a check -d 'test all hosts'
 complete -c ddplaunch -n __ddplaunch_is_first -a hosts -d 'print ranks and addresses'
 complete -c ddplaunch -n __ddplaunch_is_first -a run -d 'start a job file'
+complete -c ddplaunch -n __ddplaunch_is_first -a ps -d 'list jobs'
+complete -c ddplaunch -n __ddplaunch_is_first -a status -d 'show a job'
+complete -c ddplaunch -n __ddplaunch_is_first -a logs -d 'print the output of a job'
+complete -c ddplaunch -n __ddplaunch_is_first -a stop -d 'stop a job'
+complete -c ddplaunch -n __ddplaunch_is_first -a wait -d 'wait for the end of a job'
+for verb in status logs stop wait
+    complete -c ddplaunch -n "__ddplaunch_is ddplaunch $verb" -f -a '(__ddplaunch_jobs)'
+end
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -a train -d 'the bundled trainer'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -a '(__fish_complete_command)'
 complete -c ddplaunch -c train -n __ddplaunch_is_first_of_train -a bench -d 'measure the network'

@@ -89,7 +89,7 @@ SUBSTITUTIONS = (
     (None, r"-b 1M -e 1G", "-b 1K -e 16K"),
     (None, r"(?m)check --deep --hostfile hosts( train health.*)?$", "check --deep --hostfile hosts --nproc-per-node 1 train health 100ms --memory 16"),
     (None, r"--min-busbw 9\b", "--min-busbw 0.000001"),
-    (None, r"--hang-timeout 10m", "--hang-timeout 5s"),
+    (None, r"--hang-timeout 1m", "--hang-timeout 5s"),
     # The daemons of all nodes are on this machine.
     ("docs/users/daemon.md", r"ddplaunchd --listen\b", "ddplaunchd --listen {address}:{port}"),
 )
