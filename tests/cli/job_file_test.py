@@ -3,11 +3,13 @@
 import json
 import os
 import pathlib
+import shutil
+import subprocess
 import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import SOURCE, LaunchTest, main
+from tests.support.launch import DDPLAUNCH, SOURCE, LaunchTest, main
 
 SCHEMAS = SOURCE / "configs/schema"
 
@@ -60,6 +62,16 @@ class JobFile(LaunchTest):
         self.assert_code(done, 0)
         self.assertEqual(done.out, "hello\n")
         self.assertEqual(done.err.splitlines()[0], f"ddplaunch: settings ignored: {self.settings}: it is writable by everybody")
+
+    @unittest.skipUnless(os.geteuid() == 0 and shutil.which("setpriv"), "needs root and setpriv, to run as another user")
+    def test_a_directory_that_cannot_be_searched_has_no_settings(self):
+        self.settings.write_text("nproc-per-node: 3\n")
+        self.dir.chmod(0o755)
+        self.settings.parent.chmod(0o700)
+        done = subprocess.run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--", DDPLAUNCH, "--dry-run", "true"],
+                              env=self.env, capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertTrue(done.stdout.endswith("all options have their defaults\n"), done.stdout)
 
     @unittest.skipUnless(os.geteuid() == 0, "only root can give files to another user")
     def test_settings_of_another_user_are_ignored(self):

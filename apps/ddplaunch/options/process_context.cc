@@ -44,6 +44,9 @@ Result<std::string> read_file(const std::string& path) {
 }
 
 Result<std::string> read_own_file(const std::string& path) {
+  struct stat found {};
+  // A user who may not search a directory, such as another user's home below su, has no file there.
+  if (::lstat(path.c_str(), &found) != 0) return system_error(errno == EACCES ? ENOENT : errno, path);
   const auto target = follow_trusted_links(path);
   if (!target) return target.error();
   if (const std::string reason = distrust_parent(target->substr(0, target->rfind('/'))); !reason.empty())
