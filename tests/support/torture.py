@@ -31,6 +31,7 @@ GRACE = 1.0  # --stop-grace
 PATIENCE = 2.0  # --node-timeout and --master-timeout
 TICK = 1.0  # silence is checked once a second
 SLACK = float(os.environ.get("DDP_TORTURE_SLACK", "1"))  # added to the grace in the bound that a job must keep
+SIGNAL_PATIENCE = 2.0  # of a master whose node was stopped by a signal: the master may get the same one (docs/developers/states.md)
 FIRST_PATIENCE = 15.0  # of an agent that does not know the master's timeout yet
 START_LIMIT = 6.0  # --start-timeout
 KINDS = ("plain", "stubborn", "slow", "plain+child+session", "stubborn+session+pipes", "stubborn+daemon",
@@ -317,6 +318,8 @@ def expect_survivor(case, victim):
 def follow_node(job, case, victim, codes, hit_at, stopping, reported):
     """Handles a signal to the agent, the keeper or the sshd session of a node."""
     borne = PATIENCE + TICK if case.signal == "STOP" else 0.0
+    if case.signal in ("TERM", "INT") and case.victim != "sshd":
+        borne = max(0.0, SIGNAL_PATIENCE - GRACE)
     if case.phase == "start":
         codes.update(NOT_STARTED)
         if case.signal == "STOP":  # without a job both the agent and the start have longer timeouts
