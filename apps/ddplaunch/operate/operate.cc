@@ -121,11 +121,8 @@ std::string status_text(const OrderedJson& status) {
   for (const OrderedJson& node : status["nodes"]) {
     const int ranks = node.value("ranks", 0);
     std::string range = "-";
-    if (ranks > 0) {
-      const int first = node.value("first_rank", 0);
-      range = ranks == 1 ? "rank " + std::to_string(first)
-                         : "ranks " + std::to_string(first) + '-' + std::to_string(first + ranks - 1);
-    }
+    if (ranks > 0)
+      range = (ranks == 1 ? "rank " : "ranks ") + format_number_range(node.value("first_rank", 0), ranks);
     rows.push_back({"  " + node.value("node", ""), range, node.value("state", "")});
   }
   return rows.empty() ? text : text + table_text(rows);
