@@ -4,13 +4,10 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
 #include <iterator>
-#include <system_error>
 
 #include "apps/train/collectives/nccl/nccl_id.h"
-#include "base/files.h"
-#include "base/find_program.h"
+#include "apps/train/gpu/library_files.h"
 #include "base/safe_text.h"
 
 namespace ddp::train {
@@ -64,40 +61,7 @@ const char* result_name(ncclResult_t result) {
 }  // namespace
 
 std::vector<std::string> nccl_files(const std::function<const char*(const char*)>& get) {
-  namespace fs = std::filesystem;
-  std::error_code ignored;
-  std::vector<std::string> found;
-  const auto add = [&](const fs::path& path) {
-    if (fs::exists(path, ignored) && std::ranges::find(found, path.string()) == found.end())
-      found.push_back(path.string());
-  };
-  const auto value = [&get](const char* name) {
-    const char* text = get(name);
-    return std::string(text != nullptr ? text : "");
-  };
-  for (const std::string& toolkit :
-       {value("CUDA_HOME"), value("CUDA_PATH"), std::string("/usr/local/cuda")}) {
-    if (!toolkit.empty()) add(fs::path(toolkit) / "lib64" / kUsualName);
-  }
-  std::vector<fs::path> prefixes{value("VIRTUAL_ENV"), value("CONDA_PREFIX")};
-  if (const auto python = find_program("python3", value("PATH"))) {
-    prefixes.push_back(fs::path(*python).parent_path().parent_path());
-    const fs::path real = fs::canonical(*python, ignored);  // empty if it fails
-    if (!real.empty()) {
-      prefixes.push_back(real.parent_path().parent_path());
-      prefixes.push_back(prefixes.back() / "local");  // Debian: /usr/local/lib/python3.11/dist-packages
-    }
-  }
-  if (!value("HOME").empty()) prefixes.push_back(fs::path(value("HOME")) / ".local");
-  for (const fs::path& prefix : prefixes) {
-    if (prefix.empty()) continue;
-    for (const fs::path& python : list_directory(prefix / "lib")) {
-      if (!python.filename().string().starts_with("python3")) continue;
-      for (const char* packages : {"site-packages", "dist-packages"})
-        add(python / packages / "nvidia/nccl/lib" / kUsualName);
-    }
-  }
-  return found;
+  return library_files(kUsualName, {"nvidia/nccl/lib"}, get);
 }
 
 Result<std::shared_ptr<const NcclLibrary>> NcclLibrary::open(const std::string& file) {

@@ -80,9 +80,7 @@ class NcclLibrary {
   std::string path_;
 };
 
-/// Returns the libnccl.so.2 files that exist outside the loader's paths: in the CUDA toolkit (CUDA_HOME,
-/// CUDA_PATH, /usr/local/cuda), then in the Python wheel nvidia.nccl of VIRTUAL_ENV, CONDA_PREFIX, of the
-/// python3 in PATH, and in HOME/.local. `get` is std::getenv outside tests.
+/// Returns the libnccl.so.2 files outside the loader's paths (library_files()); the wheel is nvidia.nccl.
 std::vector<std::string> nccl_files(const std::function<const char*(const char*)>& get);
 
 }  // namespace ddp::train

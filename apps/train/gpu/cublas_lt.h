@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cublasLt.h>
+
+#include <compare>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "apps/train/gpu/cuda_runtime.h"
+#include "base/result.h"
+
+namespace ddp::train {
+
+/// cuBLASLt's functions as `train` calls them.
+struct CublasLtFunctions {
+  decltype(&::cublasLtGetVersion) get_version = nullptr;
+  decltype(&::cublasLtGetStatusName) status_name = nullptr;
+  decltype(&::cublasLtCreate) create = nullptr;
+  decltype(&::cublasLtDestroy) destroy = nullptr;
+  decltype(&::cublasLtMatmulDescCreate) make_product = nullptr;
+  decltype(&::cublasLtMatmulDescDestroy) end_product = nullptr;
+  decltype(&::cublasLtMatmulDescSetAttribute) set_product = nullptr;
+  decltype(&::cublasLtMatrixLayoutCreate) make_layout = nullptr;
+  decltype(&::cublasLtMatrixLayoutDestroy) end_layout = nullptr;
+  decltype(&::cublasLtMatmulPreferenceCreate) make_preference = nullptr;
+  decltype(&::cublasLtMatmulPreferenceDestroy) end_preference = nullptr;
+  decltype(&::cublasLtMatmulPreferenceSetAttribute) set_preference = nullptr;
+  decltype(&::cublasLtMatmulAlgoGetHeuristic) choose = nullptr;
+  decltype(&::cublasLtMatmul) multiply = nullptr;
+};
+
+/// libcublasLt of the CUDA release that this program was built with, loaded on demand and never unloaded.
+class CublasLtLibrary {
+ public:
+  /// `file`: its path; empty: as the system's loader finds it, else the first of library_files(). Errors
+  /// (kUsage) say what is missing.
+  static Result<std::shared_ptr<const CublasLtLibrary>> open(const std::string& file);
+
+  const CublasLtFunctions* operator->() const { return &functions_; }
+  const std::string& path() const { return path_; }
+  /// Returns "cuBLASLt 13.0.2 (/usr/local/cuda/lib64/libcublasLt.so.13)".
+  std::string name() const;
+  Result<> check(cublasStatus_t status, const char* call) const;
+
+ private:
+  Result<> resolve(void* handle);
+
+  CublasLtFunctions functions_;
+  std::size_t version_ = 0;
+  std::string path_;
+};
+
+/// c[row][column] = sum over depth of a[row][depth] * b[depth][column], as Gemm computes it (gemm_body.h).
+/// In each factor one of the two strides is 1.
+struct ProductShape {
+  enum class Number { kFloat, kBf16 };
+  int rows, columns, depth;
+  std::ptrdiff_t a_row, a_depth;
+  std::ptrdiff_t b_depth, b_column;
+  std::ptrdiff_t c_row;
+  Number factors = Number::kFloat;  ///< how a and b are stored; sums are float
+  Number result = Number::kFloat;
+  bool tf32 = false;  ///< float factors may be rounded to 10 bits of fraction for the tensor cores
+
+  auto operator<=>(const ProductShape&) const = default;
+};
+
+/// A rank's products on its current GPU.
+class CublasLtProducts {
+ public:
+  static constexpr std::size_t kWorkspace = std::size_t{32} << 20;
+
+  static Result<std::unique_ptr<CublasLtProducts>> make(std::shared_ptr<const CublasLtLibrary> library);
+  ~CublasLtProducts();
+  CublasLtProducts(const CublasLtProducts&) = delete;
+  CublasLtProducts& operator=(const CublasLtProducts&) = delete;
+
+  const CublasLtLibrary& library() const { return *library_; }
+  /// Chooses the shape's algorithm, once. It must precede a capture.
+  Result<> prepare(const ProductShape& shape);
+  /// Puts c = a * b into the stream. Products share the workspace, so all of them belong to one stream.
+  Result<> enqueue(const ProductShape& shape, const void* a, const void* b, void* c, cudaStream_t stream);
+
+ private:
+  struct Plan;
+
+  CublasLtProducts(std::shared_ptr<const CublasLtLibrary> library, DeviceBytes workspace);
+
+  std::shared_ptr<const CublasLtLibrary> library_;
+  DeviceBytes workspace_;
+  cublasLtHandle_t handle_ = nullptr;
+  std::map<ProductShape, std::unique_ptr<Plan>> plans_;
+};
+
+}  // namespace ddp::train

@@ -1,0 +1,168 @@
+// A cuBLASLt that multiplies on the host, at once and in the order of the depth. Handles of its interface are
+// pointers to the structures here. FAKE_WITHOUT_PRODUCT leaves one function out.
+#include "tests/support/fake_cublas_lt.h"
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+struct Product {
+  cublasComputeType_t compute;
+  cublasOperation_t first = CUBLAS_OP_N, second = CUBLAS_OP_N;
+};
+struct Layout {
+  cudaDataType_t type;
+  std::uint64_t rows, columns;
+  std::int64_t leading;
+};
+struct Preference {
+  std::size_t workspace = 0;
+};
+
+FakeCublasLt state;
+
+template <class To, class Handle>
+To* as(Handle handle) {
+  return reinterpret_cast<To*>(handle);
+}
+
+/// Returns the element in `row` and `column` of a matrix stored by columns.
+float element(const void* data, const Layout& layout, std::uint64_t row, std::uint64_t column) {
+  const std::uint64_t at = row + column * static_cast<std::uint64_t>(layout.leading);
+  if (layout.type == CUDA_R_32F) return static_cast<const float*>(data)[at];
+  return std::bit_cast<float>(std::uint32_t{static_cast<const std::uint16_t*>(data)[at]} << 16);
+}
+
+}  // namespace
+
+extern "C" {
+
+FakeCublasLt* fakeCublasLt() {
+  return &state;
+}
+
+std::size_t cublasLtGetVersion() {
+  return state.version;
+}
+
+const char* cublasLtGetStatusName(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_EXECUTION_FAILED ? "CUBLAS_STATUS_EXECUTION_FAILED" : "another status";
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  *handle = as<cublasLtContext>(&state);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t) {
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* product, cublasComputeType_t compute,
+                                        cudaDataType_t) {
+  *product = as<cublasLtMatmulDescOpaque_t>(new Product{compute});
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t product) {
+  delete as<Product>(product);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t product,
+                                              cublasLtMatmulDescAttributes_t attribute, const void* value,
+                                              std::size_t size) {
+  auto& to =
+      attribute == CUBLASLT_MATMUL_DESC_TRANSA ? as<Product>(product)->first : as<Product>(product)->second;
+  if (size != sizeof to) return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(&to, value, size);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type,
+                                          std::uint64_t rows, std::uint64_t columns, std::int64_t leading) {
+  *layout = as<cublasLtMatrixLayoutOpaque_t>(new Layout{type, rows, columns, leading});
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+  delete as<Layout>(layout);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+  *preference = as<cublasLtMatmulPreferenceOpaque_t>(new Preference);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+  delete as<Preference>(preference);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t, const void* value,
+                                                    std::size_t) {
+  std::memcpy(&as<Preference>(preference)->workspace, value, sizeof(std::size_t));
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                              cublasLtMatrixLayout_t, cublasLtMatmulPreference_t preference,
+                                              int, cublasLtMatmulHeuristicResult_t* found, int* count) {
+  ++state.choices;
+  state.workspace = as<Preference>(preference)->workspace;
+  found[0].state = CUBLAS_STATUS_SUCCESS;
+  *count = state.knows_shapes ? 1 : 0;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+#ifndef FAKE_WITHOUT_PRODUCT
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t of, const void* alpha, const void* a,
+                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
+                              const void*, const void*, cublasLtMatrixLayout_t, void* d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algorithm,
+                              void* workspace, std::size_t workspace_size, cudaStream_t) {
+  if (state.product_status != CUBLAS_STATUS_SUCCESS) return state.product_status;
+  const Product& product = *as<Product>(of);
+  const Layout &first = *as<Layout>(a_layout), &second = *as<Layout>(b_layout), &to = *as<Layout>(d_layout);
+  const bool turn_first = product.first == CUBLAS_OP_T, turn_second = product.second == CUBLAS_OP_T;
+  const std::uint64_t depth = turn_first ? first.rows : first.columns;
+  const auto fits = [](const Layout& layout, bool turned, std::uint64_t rows, std::uint64_t columns) {
+    return (turned ? layout.columns : layout.rows) == rows &&
+           (turned ? layout.rows : layout.columns) == columns &&
+           layout.leading >= static_cast<std::int64_t>(layout.rows);
+  };
+  if (!fits(first, turn_first, to.rows, depth) || !fits(second, turn_second, depth, to.columns) ||
+      !fits(to, false, to.rows, to.columns) || first.type != second.type || algorithm == nullptr ||
+      workspace == nullptr || workspace_size < state.workspace)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  state.compute = product.compute;
+  state.first = first.type;
+  state.second = second.type;
+  state.result = to.type;
+  for (std::uint64_t column = 0; column < to.columns; ++column) {
+    for (std::uint64_t row = 0; row < to.rows; ++row) {
+      float sum = 0;
+      for (std::uint64_t k = 0; k < depth; ++k) {
+        sum += (turn_first ? element(a, first, k, row) : element(a, first, row, k)) *
+               (turn_second ? element(b, second, column, k) : element(b, second, k, column));
+      }
+      sum *= *static_cast<const float*>(alpha);
+      const std::uint64_t at = row + column * static_cast<std::uint64_t>(to.leading);
+      if (to.type == CUDA_R_32F) {
+        static_cast<float*>(d)[at] = sum;
+      } else {
+        static_cast<std::uint16_t*>(d)[at] =
+            static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(sum) >> 16);
+      }
+    }
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+#endif
+
+}  // extern "C"

@@ -1,0 +1,141 @@
+// The products over a fake cuBLASLt, compared with the GPU's own kernel on the host.
+
+#include "apps/train/gpu/cublas_lt.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "apps/train/kernels/gpu/bf16.h"
+#include "tests/support/catch.h"
+#include "tests/support/fake_cublas_lt.h"
+#include "tests/unit/apps/train/gpu/device_models.h"
+#include "tests/unit/apps/train/gpu/device_test_support.h"
+
+using namespace ddp;
+using namespace ddp::train;
+using namespace ddp::train::kernels;
+using namespace ddp::train::kernels::device;
+
+namespace {
+
+/// Returns the fake's state, as it is at the beginning.
+FakeCublasLt& fake() {
+  void* const handle = ::dlopen(DDP_FAKE_CUBLAS_LT, RTLD_NOW | RTLD_LOCAL);
+  REQUIRE(handle != nullptr);
+  auto* const get = reinterpret_cast<FakeCublasLt* (*)()>(::dlsym(handle, "fakeCublasLt"));
+  *get() = {};
+  return *get();
+}
+
+std::unique_ptr<CublasLtProducts> products() {
+  auto library = CublasLtLibrary::open(DDP_FAKE_CUBLAS_LT);
+  REQUIRE(library.has_value());
+  auto made = CublasLtProducts::make(*library);
+  REQUIRE(made.has_value());
+  return std::move(*made);
+}
+
+constexpr int kBatch = 5, kInputs = 7, kOutputs = 3;
+constexpr ProductShape kForward{kBatch, kOutputs, kInputs, kInputs, 1, 1, kInputs, kOutputs};
+constexpr ProductShape kDataGradient{kBatch, kInputs, kOutputs, kOutputs, 1, kInputs, 1, kInputs};
+constexpr ProductShape kWeightGradient{kOutputs, kInputs, kBatch, 1, kOutputs, kInputs, 1, kInputs};
+
+std::size_t size_of(const ProductShape& shape) {
+  return static_cast<std::size_t>(shape.rows * shape.columns);
+}
+
+template <class S>
+std::vector<float> own_product(const ProductShape& s, const S* a, const S* b) {
+  std::vector<float> c(size_of(s));
+  run_on_host<Gemm<float, S, S>>({s.rows, s.columns, s.depth, a, s.a_row, s.a_depth, b, s.b_depth, s.b_column,
+                                  c.data(), s.c_row, GemmEnd::kPlain, nullptr, nullptr},
+                                 HostOrder{});
+  return c;
+}
+
+}  // namespace
+
+TEST_CASE("cuBLASLt multiplies as the own kernel does: forward, data gradient, weight gradient") {
+  FakeCublasLt& lt = fake();
+  const auto all = products();
+  const auto a = noise<float>(64, 1), b = noise<float>(64, 2);
+  for (const ProductShape& shape : {kForward, kDataGradient, kWeightGradient}) {
+    std::vector<float> c(size_of(shape), -1);
+    REQUIRE(all->enqueue(shape, a.data(), b.data(), c.data(), nullptr).has_value());
+    CHECK(difference(c, own_product(shape, a.data(), b.data())) < 1e-6);
+  }
+  CHECK(lt.compute == CUBLAS_COMPUTE_32F);
+  CHECK(lt.workspace == CublasLtProducts::kWorkspace);
+}
+
+TEST_CASE("each shape's algorithm is chosen once, before its first product if asked") {
+  FakeCublasLt& lt = fake();
+  const auto all = products();
+  const auto a = noise<float>(64, 1);
+  std::vector<float> c(64);
+  REQUIRE(all->prepare(kForward).has_value());
+  CHECK(lt.choices == 1);
+  for (int i = 0; i < 3; ++i)
+    REQUIRE(all->enqueue(kForward, a.data(), a.data(), c.data(), nullptr).has_value());
+  CHECK(lt.choices == 1);
+  REQUIRE(all->prepare(kDataGradient).has_value());
+  CHECK(lt.choices == 2);
+}
+
+TEST_CASE("bf16 factors and TF32 reach cuBLASLt as such") {
+  FakeCublasLt& lt = fake();
+  const auto all = products();
+  const auto wide = noise<float>(64, 1);
+  ProductShape shape = kWeightGradient;
+  std::vector<float> c(size_of(shape));
+  shape.tf32 = true;
+  REQUIRE(all->enqueue(shape, wide.data(), wide.data(), c.data(), nullptr).has_value());
+  CHECK(lt.compute == CUBLAS_COMPUTE_32F_FAST_TF32);
+  CHECK(lt.first == CUDA_R_32F);
+
+  shape.tf32 = false;
+  shape.factors = ProductShape::Number::kBf16;
+  const std::vector<Bf16> factors(wide.data(), wide.data() + 64);
+  REQUIRE(all->enqueue(shape, factors.data(), factors.data(), c.data(), nullptr).has_value());
+  CHECK(lt.compute == CUBLAS_COMPUTE_32F);
+  CHECK(lt.first == CUDA_R_16BF);
+  CHECK(lt.second == CUDA_R_16BF);
+  CHECK(lt.result == CUDA_R_32F);
+  CHECK(difference(c, own_product(shape, factors.data(), factors.data())) < 1e-6);
+}
+
+TEST_CASE("a failed product and a shape without an algorithm are errors") {
+  FakeCublasLt& lt = fake();
+  const auto all = products();
+  float number = 0;
+  lt.product_status = CUBLAS_STATUS_EXECUTION_FAILED;
+  const auto failed = all->enqueue({1, 1, 1, 1, 1, 1, 1, 1}, &number, &number, &number, nullptr);
+  REQUIRE_FALSE(failed.has_value());
+  CHECK(failed.error().text == "cublasLtMatmul: CUBLAS_STATUS_EXECUTION_FAILED");
+  lt.knows_shapes = false;
+  const auto unknown = all->prepare(kForward);
+  REQUIRE_FALSE(unknown.has_value());
+  CHECK(unknown.error().text == "cublasLtMatmulAlgoGetHeuristic: no algorithm for this shape");
+}
+
+TEST_CASE("a cuBLASLt that is missing, too old, or incomplete is refused in one line") {
+  const auto error = [](const char* file) {
+    const auto opened = CublasLtLibrary::open(file);
+    REQUIRE_FALSE(opened.has_value());
+    CHECK(opened.error().code == ErrorCode::kUsage);
+    CHECK(opened.error().text.find('\n') == std::string::npos);
+    return opened.error().text;
+  };
+  CHECK(error("/nowhere/libcublasLt.so").starts_with("cuBLASLt cannot be loaded: /nowhere/libcublasLt.so"));
+  CHECK(error(DDP_PARTIAL_CUBLAS_LT).ends_with(" lacks cublasLtMatmul; check that the file is complete"));
+  CHECK(error("libc.so.6").ends_with("is not cuBLASLt: cublasLtGetVersion is missing"));
+  fake().version = 11'11'03;
+  CHECK(
+      error(DDP_FAKE_CUBLAS_LT)
+          .starts_with("cuBLASLt cannot be loaded: cuBLASLt 11.11.3 (" DDP_FAKE_CUBLAS_LT ") is too old; "));
+  fake();
+}
