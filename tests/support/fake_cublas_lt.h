@@ -2,7 +2,7 @@
 
 #include <cublasLt.h>
 
-/// What the fake cuBLASLt (fake_cublas_lt.cc) was asked for last, and what it does next. Its function
+/// The last request to the fake cuBLASLt (fake_cublas_lt.cc), and its next answers. Its function
 /// fakeCublasLt() returns it.
 struct FakeCublasLt {
   cublasComputeType_t compute = CUBLAS_COMPUTE_64F;

@@ -97,16 +97,16 @@ Result<> CublasLtLibrary::check(cublasStatus_t status, const char* call) const {
 
 /// Matrices of cuBLASLt are stored by columns, and a matrix stored by rows is its own transpose stored by
 /// columns. The product is therefore computed as its transpose: b's is the first factor, a's the second.
-struct CublasLtProducts::Plan {
+struct CublasLtProducts::PlannedProduct {
   std::shared_ptr<const CublasLtLibrary> library;
   cublasLtMatmulDesc_t product = nullptr;
   cublasLtMatrixLayout_t first = nullptr, second = nullptr, result = nullptr;
   cublasLtMatmulAlgo_t algorithm{};
 
-  explicit Plan(std::shared_ptr<const CublasLtLibrary> of) : library(std::move(of)) {}
-  Plan(const Plan&) = delete;
-  Plan& operator=(const Plan&) = delete;
-  ~Plan() {
+  explicit PlannedProduct(std::shared_ptr<const CublasLtLibrary> of) : library(std::move(of)) {}
+  PlannedProduct(const PlannedProduct&) = delete;
+  PlannedProduct& operator=(const PlannedProduct&) = delete;
+  ~PlannedProduct() {
     for (const auto layout : {first, second, result}) {
       if (layout != nullptr) (void)(*library)->end_layout(layout);
     }
@@ -194,7 +194,7 @@ Result<std::unique_ptr<CublasLtProducts>> CublasLtProducts::make(
 
 Result<> CublasLtProducts::prepare(const ProductShape& shape) {
   if (plans_.contains(shape)) return {};
-  auto plan = std::make_unique<Plan>(library_);
+  auto plan = std::make_unique<PlannedProduct>(library_);
   if (auto done = plan->describe(shape); !done) return done;
   if (auto done = plan->choose(handle_); !done) return done;
   plans_.emplace(shape, std::move(plan));
@@ -204,7 +204,7 @@ Result<> CublasLtProducts::prepare(const ProductShape& shape) {
 Result<> CublasLtProducts::enqueue(const ProductShape& shape, const void* a, const void* b, void* c,
                                    cudaStream_t stream) {
   if (auto done = prepare(shape); !done) return done;
-  const Plan& plan = *plans_.at(shape);
+  const PlannedProduct& plan = *plans_.at(shape);
   const float one = 1, zero = 0;
   return library_->check(
       (*library_)->multiply(handle_, plan.product, &one, b, plan.first, a, plan.second, &zero, c, plan.result,

@@ -84,14 +84,14 @@ class CublasLtProducts {
   Result<> enqueue(const ProductShape& shape, const void* a, const void* b, void* c, cudaStream_t stream);
 
  private:
-  struct Plan;
+  struct PlannedProduct;
 
   CublasLtProducts(std::shared_ptr<const CublasLtLibrary> library, DeviceBytes workspace);
 
   std::shared_ptr<const CublasLtLibrary> library_;
   DeviceBytes workspace_;
   cublasLtHandle_t handle_ = nullptr;
-  std::map<ProductShape, std::unique_ptr<Plan>> plans_;
+  std::map<ProductShape, std::unique_ptr<PlannedProduct>> plans_;
 };
 
 }  // namespace ddp::train
