@@ -139,3 +139,13 @@ TEST_CASE("a cuBLASLt that is missing, too old, or incomplete is refused in one 
           .starts_with("cuBLASLt cannot be loaded: cuBLASLt 11.11.3 (" DDP_FAKE_CUBLAS_LT ") is too old; "));
   fake();
 }
+
+TEST_CASE("a cuBLASLt of this machine is complete") {
+  const auto library = CublasLtLibrary::open("");
+  if (!library) {
+    SUCCEED(library.error().text);  // this machine has none
+    return;
+  }
+  CHECK(library.value()->path().find("libcublasLt.so") != std::string::npos);
+  CHECK(library.value()->name().starts_with("cuBLASLt " + std::to_string(CUBLAS_VER_MAJOR) + "."));
+}
