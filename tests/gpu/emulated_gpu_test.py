@@ -37,7 +37,7 @@ class EmulatedGpu(unittest.TestCase):
         launches = collections.Counter(figure["name"].split(" batch ")[0] + " " + figure["name"].split(" ")[4]
                                        for figure in found["figures"] if " batch 5 " in figure["name"])
         expected = {}
-        for model, step, evaluation in (("convnet", 13, 4), ("mlp", 14, 4)):
+        for model, step, evaluation in (("convnet", 14, 4), ("mlp", 14, 4)):
             for kind, rounding in (("float32", 0), ("float64", 0), ("bfloat16", 1)):
                 expected |= {f"{model} {kind} sgd": step, f"{model} {kind} adamw": step,
                              f"{model} {kind} evaluation": evaluation + rounding}

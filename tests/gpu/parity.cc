@@ -196,7 +196,7 @@ Bytes beginning(const auto& lay_out, std::vector<ArenaPart>& parts, int batch, i
   fill(t.second, t.count, 3, 0, 0.01);
   fill(t.running, t.running_count, 4, 0.5, 1.5);
   run_round_weights(HostRunner{}, t);
-  t.state->lr = 0.01;
+  t.step.present().input.lr = 0.01;
   t.state->steps = 3;
   return Bytes(begin, begin + counting.size());
 }

@@ -22,7 +22,11 @@ auto DeviceNet<T>::make(Program program) -> Result<std::unique_ptr<DeviceNet>> {
   auto streams = GraphStreams::make();
   if (!streams) return streams.error();
   net->streams_ = std::move(*streams);
+  auto slots = make_pinned_bytes(sizeof(device::StepSlot) * device::StepSlots::kCount);
+  if (!slots) return slots.error();
+  net->slots_ = std::move(*slots);
   net->program_.lay_out(net->bytes_.get());
+  net->program_.memory().step.slots = reinterpret_cast<device::StepSlot*>(net->slots_.get());
   net->own_gradients_ = net->memory().gradients;
   return net;
 }
@@ -40,6 +44,7 @@ DeviceNet<T>::~DeviceNet() {
     forget_graphs();
   } else {
     (void)bytes_.release();
+    (void)slots_.release();
   }
 }
 
@@ -106,8 +111,9 @@ Result<> DeviceNet<T>::load() {
 template <class T>
 template <class Enqueue>
 Result<> DeviceNet<T>::launch(const Enqueue& enqueue) {
-  const DeviceRunner runner(stream());
+  const DeviceRunner runner(stream(), streams_->beside.get(), streams_->mark.get());
   const Result<> enqueued = enqueue(runner);
+  runner.join_branch();
   return enqueued ? runner.outcome() : enqueued;
 }
 
@@ -151,18 +157,11 @@ Result<> DeviceNet<T>::evaluate(int batch) {
   });
 }
 
-/// Puts the sum of a bucket behind the present work of the net's stream, beside its later work.
-template <class T>
-Result<> DeviceNet<T>::enqueue_sum(const GradientBucket& bucket, const DeviceAllReduce& all_reduce) {
-  const cudaStream_t sums = streams_->between_ranks.get();
-  if (auto done = order_streams(stream(), sums, streams_->mark.get()); !done) return done;
-  return all_reduce(memory().gradients + bucket.begin, bucket.end - bucket.begin, sums);
-}
-
 template <class T>
 Result<> DeviceNet<T>::enqueue_backward(const DeviceRunner& runner, int batch,
                                         const Hyperparameters& hyperparameters) {
   const auto& buckets = hyperparameters.buckets;
+  const cudaStream_t sums = streams_->between_ranks.get();
   Result<> enqueued;
   std::size_t next = 0;
   program_.backward(runner, batch, [&](std::size_t begin) {
@@ -171,12 +170,16 @@ Result<> DeviceNet<T>::enqueue_backward(const DeviceRunner& runner, int batch,
       enqueued = copy(memory().gradients + begin, &nan, sizeof nan, cudaMemcpyHostToDevice);
     }
     if (!hyperparameters.all_reduce) return;
-    for (; enqueued && next < buckets.size() && buckets[next].begin >= begin; ++next)
-      enqueued = enqueue_sum(buckets[next], hyperparameters.all_reduce);
+    for (; enqueued && next < buckets.size() && buckets[next].begin >= begin; ++next) {
+      enqueued = runner.precede(sums);  // the sum runs beside the later launches
+      if (!enqueued) return;
+      const auto [first, end] = buckets[next];
+      enqueued = hyperparameters.all_reduce(memory().gradients + first, end - first, sums);
+    }
   });
   if (next == 0) return enqueued;
   // Also after an error: whoever waits for the net's stream then waits for the sums that are under way.
-  const Result<> joined = order_streams(streams_->between_ranks.get(), stream(), streams_->mark.get());
+  const Result<> joined = order_streams(sums, stream(), streams_->mark.get());
   return enqueued ? joined : enqueued;
 }
 
@@ -190,7 +193,7 @@ Result<> DeviceNet<T>::enqueue_step(const DeviceRunner& runner, int batch,
   }
   if (held != nullptr) {
     runner.run<device::Gather<T>>(
-        {batch, program_.image_border, held->images, held->labels, held->order, m.state, m.images, m.labels});
+        {batch, program_.image_border, held->images, held->labels, held->order, m.step, m.images, m.labels});
   }
   program_.forward(runner, batch, true);
   if (auto done = enqueue_backward(runner, batch, hyperparameters); !done) return done;
@@ -201,17 +204,20 @@ Result<> DeviceNet<T>::enqueue_step(const DeviceRunner& runner, int batch,
 template <class T>
 Result<> DeviceNet<T>::step(int batch, const device::StepInput& input, const Hyperparameters& hyperparameters,
                             const ResidentImages* held) {
-  device::StepInput* const to = memory().state;
-  if (auto done = copy(to, &input, sizeof input, cudaMemcpyHostToDevice); !done) return done;
+  memory().step.slots[launched_ % device::StepSlots::kCount].input = input;
   const auto enqueue = [&](const DeviceRunner& runner) {
     return enqueue_step(runner, batch, hyperparameters, held);
   };
   const DeviceWork work = held != nullptr ? DeviceWork::kHeldStep : DeviceWork::kStep;
-  if (!hyperparameters.as_graph) {
+  Result<> done;
+  if (hyperparameters.as_graph) {
+    done = run(work, batch, enqueue);
+  } else {
     streams_->graphs.try_emplace({static_cast<int>(work), batch});  // counts as the first run of this graph
-    return launch(enqueue);
+    done = launch(enqueue);
   }
-  return run(work, batch, enqueue);
+  if (done) ++launched_;
+  return done;
 }
 
 template <class T>

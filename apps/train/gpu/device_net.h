@@ -25,7 +25,8 @@ namespace ddp::train {
 using DeviceAllReduce = std::function<Result<>(void* numbers, std::size_t count, cudaStream_t stream)>;
 
 /// One model in the memory of one GPU, with its training steps. All work goes into one stream in the order of
-/// the calls. Only the all-reduces have a stream of their own, which the first one waits for. A call waits
+/// the calls. Only a branch of the backward pass and the all-reduces have streams of their own, which the
+/// first one waits for. A call waits
 /// for the stream only if its comment says so. Work that repeats with the same batch size is captured once
 /// and then replayed as a graph.
 template <class T>
@@ -116,9 +117,13 @@ class DeviceNet {
   Result<> evaluate(int batch);
   /// Makes a whole step as one graph: forward, backward, all-reduce, finite check, clipping, update. The
   /// batch is the one that was put or, with `held`, the one that `input` selects. The learning rate and all
-  /// decisions of the step are in GPU memory. `input` must not change until the step is done.
+  /// decisions of the step are in memory. At most StepSlots::kCount steps may be in flight.
   Result<> step(int batch, const kernels::device::StepInput& input, const Hyperparameters& hyperparameters,
                 const ResidentImages* held = nullptr);
+  /// Returns the outcome of a step, by its number from 0, after an event behind the step.
+  const kernels::device::StepOutcome& outcome(std::uint64_t step) const {
+    return memory().step.slots[step % kernels::device::StepSlots::kCount].outcome;
+  }
   /// Return the results of the last forward, evaluate or step. Both wait.
   Result<kernels::BatchScore> score();
   Result<kernels::device::StepState> state();
@@ -144,11 +149,12 @@ class DeviceNet {
   Result<> enqueue_step(const DeviceRunner& runner, int batch, const Hyperparameters& hyperparameters,
                         const ResidentImages* held);
   Result<> enqueue_backward(const DeviceRunner& runner, int batch, const Hyperparameters& hyperparameters);
-  Result<> enqueue_sum(const GradientBucket& bucket, const DeviceAllReduce& all_reduce);
   Result<> copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
 
   Program program_;
   DeviceBytes bytes_;
+  PinnedBytes slots_;           ///< of StepSlots; kernels use the same addresses
+  std::uint64_t launched_ = 0;  ///< steps, as StepSlots::turn
   bool use_graphs_ = true;
   T* own_gradients_ = nullptr;
   std::shared_ptr<GraphStreams> streams_;

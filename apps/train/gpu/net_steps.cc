@@ -34,9 +34,7 @@ kernels::device::UpdateSettings update_settings(const DeviceStepSettings& settin
 template <class T>
 auto NetSteps<T>::make(DeviceNet<T>& net, Model<T>& model) -> Result<std::unique_ptr<NetSteps>> {
   std::unique_ptr<NetSteps> steps(new NetSteps(net, model));
-  auto slots = make_pinned_bytes(sizeof(StepSlot) * DeviceSteps<T>::kMaxInFlight);
-  if (!slots) return slots.error();
-  steps->slots_ = std::move(*slots);
+  static_assert(DeviceSteps<T>::kMaxInFlight == kernels::device::StepSlots::kCount);
   for (CudaEvent& event : steps->events_) {
     auto made = make_cuda_event();
     if (!made) return made.error();
@@ -48,7 +46,6 @@ auto NetSteps<T>::make(DeviceNet<T>& net, Model<T>& model) -> Result<std::unique
 template <class T>
 NetSteps<T>::~NetSteps() {
   if (net_.is_idle()) return;
-  (void)slots_.release();
   (void)batches_.release();
   for (DeviceBytes* bytes : {&kept_, &images_, &order_})
     (void)bytes->release();
@@ -176,8 +173,6 @@ Result<> NetSteps<T>::send_batch(const DeviceStep<T>& step) {
 
 template <class T>
 Result<> NetSteps<T>::launch(const DeviceStep<T>& step) {
-  StepSlot& mine = slot(launched_);
-  mine.input = {step.lr, step.first};
   hyperparameters_.as_graph = step.as_graph;
   hyperparameters_.inject_nan = step.inject_nan;
   const bool held = step.images == nullptr;
@@ -186,11 +181,9 @@ Result<> NetSteps<T>::launch(const DeviceStep<T>& step) {
   }
   for (const GradientBucket& bucket : hyperparameters_.buckets)
     ranks_->launched(all_reduce<T>(nullptr, bucket.end - bucket.begin));
-  auto done = net_.step(static_cast<int>(step.size), mine.input, hyperparameters_, held ? &held_ : nullptr);
+  auto done = net_.step(static_cast<int>(step.size), {step.lr, step.first}, hyperparameters_,
+                        held ? &held_ : nullptr);
   if (!done) return done;
-  const auto copied = cudaMemcpyAsync(&mine.state, net_.memory().state, sizeof mine.state,
-                                      cudaMemcpyDeviceToHost, net_.stream());
-  if (done = cuda_check(copied, "cudaMemcpyAsync"); !done) return done;
   done = cuda_check(cudaEventRecord(event(launched_), net_.stream()), "cudaEventRecord");
   if (!done) return done;
   ++launched_;
@@ -210,10 +203,8 @@ Result<> NetSteps<T>::wait_for(cudaEvent_t event) {
 template <class T>
 Result<DeviceOutcome> NetSteps<T>::finish() {
   if (auto done = wait_for(event(finished_)); !done) return done.error();
-  const kernels::device::StepState& state = slot(finished_).state;
-  ++finished_;
-  const bool finite = state.skip == 0;
-  return DeviceOutcome{state.loss, finite, finite ? state.norm : 0};
+  const kernels::device::StepOutcome& outcome = net_.outcome(finished_++);
+  return DeviceOutcome{outcome.loss, outcome.skip == 0, outcome.norm};
 }
 
 template <class T>

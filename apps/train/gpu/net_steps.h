@@ -32,23 +32,13 @@ class NetSteps final : public DeviceSteps<T> {
   Result<> drop() override;
 
  private:
-  /// The host's input and output of one step, in pinned memory; one slot for each step in flight.
-  struct StepSlot {
-    kernels::device::StepInput input;
-    kernels::device::StepState state;
-  };
-
   NetSteps(DeviceNet<T>& net, Model<T>& model) : net_(net), model_(model) {}
-  StepSlot& slot(std::size_t step) {
-    return reinterpret_cast<StepSlot*>(slots_.get())[step % DeviceSteps<T>::kMaxInFlight];
-  }
   cudaEvent_t event(std::size_t step) const { return events_[step % DeviceSteps<T>::kMaxInFlight].get(); }
   Result<> wait_for(cudaEvent_t event);
   Result<> send_batch(const DeviceStep<T>& step);
 
   DeviceNet<T>& net_;
   Model<T>& model_;
-  PinnedBytes slots_;
   PinnedBytes batches_;  ///< kMaxInFlight batches; null if the GPU holds the images
   std::array<CudaEvent, DeviceSteps<T>::kMaxInFlight> events_;
   std::size_t launched_ = 0, finished_ = 0;

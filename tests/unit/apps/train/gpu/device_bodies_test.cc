@@ -172,9 +172,7 @@ void check_weight_gradient(int batch) {
     auto parts = unwritten<T>(static_cast<std::size_t>(Body::groups(batch)) * Body::kSize);
     run_on_host<Body>({batch, padded.data(), {inner, image, row}, parts.data()}, order);
     auto sum = unwritten<T>(Body::kSize);
-    T nothing[1] = {};
-    run_on_host<SumParts<T>>(
-        {{{parts.data(), sum.data(), Body::kSize, Body::groups(batch)}, {nothing, nothing, 0, 0}}}, order);
+    run_on_host<SumParts<T>>({parts.data(), sum.data(), Body::kSize, Body::groups(batch)}, order);
     return sum;
   });
   const auto& cpu = best_kernels<T>();
