@@ -183,7 +183,7 @@ class EmulatedTrain(unittest.TestCase):
                          (2, "train: --sync-bn cannot be combined with --device gpu: the GPU normalizes by its own rank's batch\n"))
 
     def test_a_gpu_that_fails_ends_the_training(self):
-        done = self.train("--device", "gpu", FAKE_CUDA_FAIL="100")
+        done = self.train("--device", "gpu", FAKE_CUDA_FAIL="114")
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stderr.splitlines()[-1], r"^train: cuda_runtime\.h:\d+: a kernel's launch: cudaErrorLaunchFailure "
                                                        r"\(unspecified launch failure\) of step 2$")

@@ -562,7 +562,8 @@ struct EveryLaunch {
 
 template <class T, class S>
 [[maybe_unused]] void every_launch(const ConvNetMemory<T, S>& conv_net, const MlpMemory<T, S>& mlp) {
-  run_conv_net_forward(EveryLaunch{}, conv_net, 1, true);
+  for (const int batch : {1, 1000})
+    run_conv_net_forward(EveryLaunch{}, conv_net, batch, true);
   run_conv_net_backward(EveryLaunch{}, conv_net, 1, {});
   run_mlp_forward(EveryLaunch{}, mlp, 1, true);
   run_mlp_backward(EveryLaunch{}, mlp, 1, {});

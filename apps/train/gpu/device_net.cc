@@ -101,7 +101,8 @@ template <class T>
 Result<> DeviceNet<T>::load() {
   const DeviceRunner loader(stream(), DeviceRunner::Mode::kLoad);
   loader.run<device::Gather<T>>({});
-  program_.forward(loader, 1, true);
+  for (const int batch : {1, program_.max_batch})  // small batches have kernels of their own
+    program_.forward(loader, batch, true);
   program_.backward(loader, 1, [](std::size_t) {});
   program_.update(loader, {}, T(1));
   program_.round_weights(loader);
