@@ -570,6 +570,7 @@ template <class T, class S>
   run_update(EveryLaunch{}, conv_net.training, {}, T(1));
   run_round_weights(EveryLaunch{}, conv_net.training);
   EveryLaunch{}.run<Gather<T>>({});
+  EveryLaunch{}.run<AddVector<T>>({});
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "apps/train/data/image_size.h"
 #include "apps/train/gpu/cuda_runtime.h"
@@ -47,7 +48,7 @@ template <class T>
 NetSteps<T>::~NetSteps() {
   if (net_.is_idle()) return;
   (void)batches_.release();
-  for (DeviceBytes* bytes : {&kept_, &images_, &order_})
+  for (DeviceBytes* bytes : {&sent_, &kept_, &earlier_, &images_, &order_})
     (void)bytes->release();
 }
 
@@ -65,6 +66,15 @@ Result<> NetSteps<T>::attach(const DeviceStepSettings& settings) {
     if (!kept) return kept.error();
     kept_ = std::move(*kept);
   }
+  max_batches_ = static_cast<std::size_t>(settings.batches);
+  if (max_batches_ > 1 && earlier_ == nullptr) {
+    auto earlier = make_device_bytes(net_.gradient_bytes());
+    if (!earlier) return earlier.error();
+    earlier_ = std::move(*earlier);
+  }
+  hyperparameters_.batch = settings.batch;
+  hyperparameters_.earlier = earlier_.get();
+  hyperparameters_.sent = sent_.get();
   hyperparameters_.kept = settings.undo ? kept_.get() : nullptr;
   if (ranks_ == nullptr) return {};
   hyperparameters_.buckets = settings.buckets;
@@ -156,29 +166,30 @@ Result<> NetSteps<T>::give(Optimizer<T>& optimizer) {
 /// Uses pinned memory: a copy from other memory waits for the stream, and so for an all-reduce that may never
 /// end.
 template <class T>
-Result<> NetSteps<T>::send_batch(const DeviceStep<T>& step) {
-  const std::size_t most = net_.batch_bytes();
+Result<> NetSteps<T>::send(const T* images, std::span<const std::uint8_t> labels) {
   if (batches_ == nullptr) {
-    auto batches = make_pinned_bytes(most * DeviceSteps<T>::kMaxInFlight);
+    const std::size_t step_bytes = net_.batch_bytes() * max_batches_;
+    auto batches = make_pinned_bytes(step_bytes * DeviceSteps<T>::kMaxInFlight);
     if (!batches) return batches.error();
+    auto sent = make_device_bytes(step_bytes);
+    if (!sent) return sent.error();
     batches_ = std::move(*batches);
+    sent_ = std::move(*sent);
+    hyperparameters_.sent = sent_.get();
   }
-  std::byte* const mine = batches_.get() + most * (launched_ % DeviceSteps<T>::kMaxInFlight);
-  const std::size_t bytes = net_.image_bytes() * step.labels.size();
-  std::memcpy(mine, step.images, bytes);
-  std::memcpy(mine + bytes, step.labels.data(), step.labels.size());
-  return net_.put_batch(reinterpret_cast<const T*>(mine),
-                        {reinterpret_cast<const std::uint8_t*>(mine + bytes), step.labels.size()});
+  const std::size_t step = launched_ % DeviceSteps<T>::kMaxInFlight;
+  const auto from = net_.address_in(batches_.get(), step * max_batches_ + sent_count_);
+  std::memcpy(from.images, images, net_.image_bytes() * labels.size());
+  std::memcpy(from.labels, labels.data(), labels.size());
+  return net_.put_batch(from.images, {from.labels, labels.size()},
+                        net_.address_in(sent_.get(), sent_count_++));
 }
 
 template <class T>
-Result<> NetSteps<T>::launch(const DeviceStep<T>& step) {
+Result<> NetSteps<T>::launch(const DeviceStep& step) {
   hyperparameters_.as_graph = step.as_graph;
   hyperparameters_.inject_nan = step.inject_nan;
-  const bool held = step.images == nullptr;
-  if (!held) {
-    if (auto done = send_batch(step); !done) return done;
-  }
+  const bool held = std::exchange(sent_count_, 0) == 0;
   for (const GradientBucket& bucket : hyperparameters_.buckets)
     ranks_->launched(all_reduce<T>(nullptr, bucket.end - bucket.begin));
   auto done = net_.step(static_cast<int>(step.size), {step.lr, step.first}, hyperparameters_,

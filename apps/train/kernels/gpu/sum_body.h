@@ -39,6 +39,26 @@ struct SumParts {
   }
 };
 
+/// Adds a vector to another one; one thread per element.
+template <class T>
+struct AddVector {
+  struct Args {
+    int size;
+    T* to;
+    const T* from;
+  };
+  static constexpr int kThreads = 128;
+  using Shared = NoMemory;
+  using Local = NoMemory;
+
+  static DDP_HD int blocks(const Args& args) { return divide_up(args.size, kThreads); }
+  static DDP_HD int phases(const Args&) { return 1; }
+  static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
+    const int i = at.block * kThreads + at.thread;
+    if (i < args.size) args.to[i] += args.from[i];
+  }
+};
+
 /// Sums the rows of a matrix [rows][columns]: the gradient of a bias. A block has 32 columns; eight threads
 /// share a column, each with every eighth row.
 template <class T>
