@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Runs whole trainings over an emulated GPU and NCCL: `train` linked with tests/support/fake_cuda.cc, and the library of
-tests/support/fake_nccl_processes.cc.
+tests/support/fake_nccl.cc.
 
 usage: emulated_nccl_test.py PATH_OF_EMULATED_TRAIN PATH_OF_LIBRARY [unittest options]
 """

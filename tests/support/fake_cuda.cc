@@ -517,6 +517,10 @@ void fake_cuda_enqueue(cudaStream_t stream, std::function<bool()> work, std::sha
   });
 }
 
+bool fake_cuda_is_capturing(cudaStream_t stream) {
+  return stream->capture != nullptr;
+}
+
 int fake_cuda_graphs() {
   return g_graphs;
 }
