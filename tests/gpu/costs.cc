@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 using Small = kernels::device::SumParts<float>;
 
 constexpr std::size_t kCopied = std::size_t{256} << 20;  // larger than any GPU's cache
-constexpr int kLaunches = 14;                            ///< as many as in a step of the ConvNet
+constexpr int kLaunches = 14;                            ///< about as many as in a step of the ConvNet
 
 /// Returns the mean seconds of a call of `enqueue`. `times` calls run between two waits for the stream, after
 /// some calls that warm up.
@@ -52,7 +52,7 @@ Result<> measure_launches(cudaStream_t stream, CheckLog& log) {
   auto memory = make_device_bytes(2 * sizeof(float));
   if (!memory) return memory.error();
   auto* const numbers = reinterpret_cast<float*>(memory->get());
-  const Small::Args args{{{numbers, numbers + 1, 1, 1}, {numbers, numbers, 0, 0}}};
+  const Small::Args args{numbers, numbers + 1, 1, 1};
   const auto launches = [&](int count) {
     const DeviceRunner runner(stream);
     for (int i = 0; i < count; ++i)

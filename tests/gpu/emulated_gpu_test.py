@@ -37,7 +37,7 @@ class EmulatedGpu(unittest.TestCase):
         launches = collections.Counter(figure["name"].split(" batch ")[0] + " " + figure["name"].split(" ")[4]
                                        for figure in found["figures"] if " batch 5 " in figure["name"])
         expected = {}
-        for model, step, evaluation in (("convnet", 13, 4), ("mlp", 14, 4)):
+        for model, step, evaluation in (("convnet", 14, 4), ("mlp", 14, 4)):
             for kind, rounding in (("float32", 0), ("float64", 0), ("bfloat16", 1)):
                 expected |= {f"{model} {kind} sgd": step, f"{model} {kind} adamw": step,
                              f"{model} {kind} evaluation": evaluation + rounding}
@@ -183,7 +183,7 @@ class EmulatedTrain(unittest.TestCase):
                          (2, "train: --sync-bn cannot be combined with --device gpu: the GPU normalizes by its own rank's batch\n"))
 
     def test_a_gpu_that_fails_ends_the_training(self):
-        done = self.train("--device", "gpu", FAKE_CUDA_FAIL="100")
+        done = self.train("--device", "gpu", FAKE_CUDA_FAIL="114")
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stderr.splitlines()[-1], r"^train: cuda_runtime\.h:\d+: a kernel's launch: cudaErrorLaunchFailure "
                                                        r"\(unspecified launch failure\) of step 2$")

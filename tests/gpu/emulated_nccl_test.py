@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Runs whole trainings over an emulated GPU and NCCL: `train` linked with tests/support/fake_cuda.cc, and the library of
-tests/support/fake_nccl_processes.cc.
+tests/support/fake_nccl.cc.
 
 usage: emulated_nccl_test.py PATH_OF_EMULATED_TRAIN PATH_OF_LIBRARY [unittest options]
 """
@@ -114,6 +114,10 @@ class EmulatedNccl(unittest.TestCase):
                                    (3, 1, ("--inject-nan", "1:4")), (4, 2, ("--sync-every-inter", "3")),
                                    (2, 1, ("--lr-schedule", "cosine", "--warmup-steps", "3")),
                                    (2, 1, ("--accumulate", "2", "--clip-norm", "1")), (2, 1, ("--zero", "1", "--clip-norm", "1")),
+                                   (2, 1, ("--accumulate", "3", "--bucket-cap-mb", "0.05", "--first-bucket-mb", "0.01", "--inject-nan", "1:2")),
+                                   (2, 1, ("--accumulate", "65", "--batch-size", "2")),  # more than a graph contains
+                                   (2, 1, ("--zero", "1", "--accumulate", "3", "--first-bucket-mb", "0")),
+                                   (4, 2, ("--sync-every-inter", "2", "--accumulate", "2", "--clip-norm", "0.5")),
                                    (3, 1, ("--bucket-cap-mb", "0.01", "--first-bucket-mb", "0.001", "--inject-nan", "0:3"))):
             with self.subTest(more=more):
                 comm = "shm" if nodes > 1 else "tcp"
@@ -125,6 +129,14 @@ class EmulatedNccl(unittest.TestCase):
                     for one, other in zip(mine[1:3], theirs[1:3]):
                         if one is not None or other is not None:
                             self.assertTrue(one == other or abs(one - other) < 1e-7, (mine, theirs))
+
+    def test_what_a_gpu_cannot_do_is_refused_before_anything_starts(self):
+        for options, why in ((("--zero", "1", "--sync-every-inter", "2"), "--zero 1 cannot be combined with --sync-every-inter: "),
+                             (("--zero", "1", "--on-peer-loss", "rejoin"), "--on-peer-loss rejoin cannot be combined with --zero 1: "),
+                             (("--sync-bn",), "--sync-bn cannot be combined with --device gpu: ")):
+            for code, lines, errors in run(2, *FEW, *NCCL, "--device", "gpu", *options):
+                self.assertEqual((code, lines), (2, []))
+                self.assertTrue(errors.startswith("train: " + why), errors)
 
     def test_a_peer_is_lost_in_a_captured_all_reduce(self):
         # Over sockets NCCL reports the loss. Inside a node only the deadline ends the wait. Neither NCCL nor the fake ends a

@@ -95,6 +95,19 @@ Dataset images() {
   return synthetic_data(kImages).training;
 }
 
+/// Returns the images of `all`, generated on demand.
+Dataset drawn_images(const Dataset& all) {
+  Dataset drawn = all;
+  drawn.draw = [&all](std::size_t number, std::uint8_t* image) {
+    std::copy_n(all.images.data() + number * kImagePixels, kImagePixels, image);
+    return all.labels[number];
+  };
+  drawn.drawn = kImages;
+  drawn.images = {};
+  drawn.labels = {};
+  return drawn;
+}
+
 std::vector<std::uint32_t> backwards() {
   std::vector<std::uint32_t> order(kImages);
   std::iota(order.rbegin(), order.rend(), 0u);
@@ -104,16 +117,17 @@ std::vector<std::uint32_t> backwards() {
 /// Trains one epoch with at most `most` steps in flight, and returns the loss of each step. The step
 /// `nan_step` gets a NaN.
 std::vector<double> train_epoch(TestRank& rank, const Dataset& data, std::size_t most,
-                                std::uint64_t until_read, std::uint64_t nan_step = 1000) {
-  auto epoch =
-      DeviceEpoch<double>::begin(*rank.steps, data, backwards(), kBatch, rank.model.image_border(), most);
+                                std::uint64_t until_read, std::uint64_t nan_step = 1000,
+                                std::size_t batches = 1) {
+  auto epoch = DeviceEpoch<double>::begin(*rank.steps, data, backwards(), kBatch, batches,
+                                          rank.model.image_border(), most);
   REQUIRE(epoch.has_value());
   std::vector<double> losses;
   std::size_t images = 0;
   while ((*epoch)->steps_left() != 0) {
     const std::uint64_t step = losses.size();
     const auto plan = [&](std::uint64_t ahead, std::span<const std::uint32_t> samples) {
-      CHECK(samples.front() == kImages - 1 - (step + ahead) * kBatch);
+      CHECK(samples.front() == kImages - 1 - (step + ahead) * kBatch * batches);
       const bool injected = step + ahead == nan_step;
       return DeviceEpoch<double>::Plan{kRate / static_cast<double>(1 + step + ahead), !injected, injected};
     };
@@ -129,16 +143,26 @@ std::vector<double> train_epoch(TestRank& rank, const Dataset& data, std::size_t
   return losses;
 }
 
-/// Trains the same epoch on the CPU, and returns the loss of each step.
-std::vector<double> train_on_host(TestRank& rank, const Dataset& data, double clip_norm = 0) {
+/// Trains the same epoch on the CPU as the trainer does, and returns the loss of each step.
+std::vector<double> train_on_host(TestRank& rank, const Dataset& data, double clip_norm = 0,
+                                  std::size_t batches = 1) {
   const auto order = backwards();
   std::vector<double> losses;
   AlignedBuffer<double> batch(kBatch * kPaddedPixels);
   std::vector<std::uint8_t> labels(kBatch);
-  for (std::size_t first = 0; first < kImages; first += kBatch) {
-    const auto samples = std::span(order).subspan(first, std::min(kBatch, kImages - first));
-    fill_batch<double>(data, samples, kImageBorder, batch.data(), std::span(labels).first(samples.size()));
-    rank.model.forward_backward(batch.data(), std::span(labels).first(samples.size()));
+  for (std::size_t first = 0; first < kImages; first += kBatch * batches) {
+    const auto step = std::span(order).subspan(first, std::min(kBatch * batches, kImages - first));
+    std::vector<double> sum(ConvNet<double>::kParameters + 1);
+    double count = 0;
+    for (auto rest = step; !rest.empty(); rest = rest.subspan(std::min(kBatch, rest.size()))) {
+      const auto samples = rest.first(std::min(kBatch, rest.size()));
+      fill_batch<double>(data, samples, kImageBorder, batch.data(), std::span(labels).first(samples.size()));
+      rank.model.forward_backward(batch.data(), std::span(labels).first(samples.size()));
+      kernels::add<double>(sum, rank.model.gradients_and_loss());
+      ++count;
+    }
+    std::ranges::copy(sum, rank.model.gradients_and_loss().begin());
+    kernels::average<double>(rank.model.gradients_and_loss(), 1 / count);
     losses.push_back(rank.model.gradients_and_loss().back());
     if (clip_norm > 0) {
       const double norm = std::sqrt(kernels::squared_norm<double>(rank.model.gradients()));
@@ -185,8 +209,7 @@ std::vector<std::vector<bool>> ancestors(const std::vector<FakeCudaNode>& graph)
   return before;
 }
 
-/// Checks the graph of a ConvNet's step. The order of its launches: those of forward and backward, among
-/// which the sums were enqueued, and two of the update.
+/// Checks the graph of a ConvNet's step; its last two launches are those of the update.
 void check_order_of_sums(std::size_t buckets) {
   const auto graph = fake_cuda_last_graph();
   const auto before = ancestors(graph);
@@ -196,8 +219,8 @@ void check_order_of_sums(std::size_t buckets) {
     CHECK(before[update][i]);  // no gradient is missing
     if (!graph[i].is_exchange) continue;
     ++sums;
-    CHECK(i > 0);
-    CHECK(before[i][i - 1]);  // the launch, or the sum, before it
+    for (std::size_t other = 0; other < i; ++other)
+      CHECK(before[i][other]);  // the launches that compute the bucket, and the sums before it
     for (std::size_t later = i + 1; later < update; ++later)
       beside += before[later][i] ? 0 : 1;
   }
@@ -244,15 +267,7 @@ TEST_CASE("the bits do not depend on the steps in flight or on the place of the 
   begin(first, settings_of(first));
   const auto losses = train_epoch(first, images(), 1, 1);
   const auto weights = first.weights();
-  Dataset drawn = images();  // the same images, generated on demand
-  const Dataset in_memory = images();
-  drawn.draw = [&](std::size_t number, std::uint8_t* image) {
-    std::copy_n(in_memory.images.data() + number * kImagePixels, kImagePixels, image);
-    return in_memory.labels[number];
-  };
-  drawn.drawn = kImages;
-  drawn.images = {};
-  drawn.labels = {};
+  const Dataset in_memory = images(), drawn = drawn_images(in_memory);
   for (const std::size_t most : {1, 2, 4}) {
     for (const std::uint64_t until_read : {1, 3, 1000}) {
       for (const Dataset* data : {&in_memory, static_cast<const Dataset*>(&drawn)}) {
@@ -292,7 +307,7 @@ TEST_CASE("the size of the buckets changes no bit, and the sums run beside the b
     DeviceStepSettings settings = settings_of(rank, &sums);
     settings.buckets = plan_buckets(rank.model.parameter_tensors(), 1, sizeof(double), cap, cap);
     begin(rank, settings);
-    for (int epoch = 0; epoch < 4; ++epoch)  // graphs run in two orders
+    for (int epoch = 0; epoch < 4; ++epoch)  // graphs run in several orders
       train_epoch(rank, images(), 4, 1000);
     CHECK(same_bits(rank.weights(), weights));
     CHECK(sums.enqueued == 4 * static_cast<int>(settings.buckets.size()));
@@ -300,6 +315,61 @@ TEST_CASE("the size of the buckets changes no bit, and the sums run beside the b
     CHECK(sums.stream_of_sums != rank.net->stream());
     check_order_of_sums(settings.buckets.size());
   }
+}
+
+TEST_CASE("several batches make one step, with the sums of the ranks in the last one") {
+  TestRank cpu;
+  std::vector<double> expected;
+  for (const bool from_host : {false, true}) {
+    for (const std::size_t cap : {std::size_t{0}, std::size_t{1}, std::size_t{100'000}}) {  // 0: one rank
+      TestRank rank;
+      TwoEqualRanks sums;
+      DeviceStepSettings settings = settings_of(rank, cap == 0 ? nullptr : &sums);
+      settings.batch = kBatch;
+      settings.batches = 3;
+      if (cap != 0)
+        settings.buckets = plan_buckets(rank.model.parameter_tensors(), 1, sizeof(double), cap, cap);
+      begin(rank, settings);
+      const Dataset held = images(), drawn = drawn_images(held);
+      const Dataset& data = from_host ? drawn : held;
+      for (int epoch = 0; epoch < 6; ++epoch) {  // an epoch is a step of three batches and one of one
+        const auto losses = train_epoch(rank, data, 4, 1000, 1000, 3);
+        if (!from_host && cap == 0) CHECK(largest_difference(losses, train_on_host(cpu, held, 0, 3)) < 1e-9);
+        CHECK(losses.size() == 2);
+      }
+      const auto weights = rank.weights();
+      if (expected.empty()) {
+        CHECK(largest_difference(std::vector(weights.begin(), weights.begin() + ConvNet<double>::kParameters),
+                                 {cpu.model.parameters().begin(), cpu.model.parameters().end()}) < 1e-9);
+        const auto running = cpu.model.running_statistics();
+        CHECK(largest_difference({weights.end() - static_cast<std::ptrdiff_t>(running.size()), weights.end()},
+                                 {running.begin(), running.end()}) < 1e-9);
+        expected = weights;
+      }
+      CHECK(same_bits(weights, expected));
+      CHECK(sums.enqueued == 4 * static_cast<int>(settings.buckets.size()));
+    }
+  }
+}
+
+TEST_CASE("weight gradients are computed beside the data gradient, with the bits of single launches") {
+  TestRank graphs, single;
+  single.net->use_graphs(false);
+  begin(graphs, settings_of(graphs));
+  begin(single, settings_of(single));
+  // In each launch of the graph another operation runs first (fake_cuda.cc): all of them are the first once.
+  constexpr int kEpochs = 8;
+  for (int epoch = 0; epoch < kEpochs; ++epoch)
+    CHECK(train_epoch(graphs, images(), 4, 1000) == train_epoch(single, images(), 4, 1000));
+  CHECK(same_bits(graphs.weights(), single.weights()));
+  const auto graph = fake_cuda_last_graph();
+  CHECK(graph.size() <= 3 * kEpochs - 2);  // three steps of an epoch have the same size; one was not a graph
+  const auto before = ancestors(graph);
+  std::size_t beside = 0;
+  for (std::size_t i = 0; i < graph.size(); ++i)
+    for (std::size_t j = 0; j < i; ++j)
+      beside += before[i][j] ? 0 : 1;
+  CHECK(beside == 5 + 4 + 4);  // the linear layer's, the second convolution's and their sum
 }
 
 TEST_CASE("a step with a NaN changes nothing on any rank") {
@@ -314,7 +384,7 @@ TEST_CASE("a step with a NaN changes nothing on any rank") {
     REQUIRE(rank->steps->take(rank->optimizer).has_value());
   const auto order = backwards();
   REQUIRE(with.steps->set_order(order).has_value());
-  DeviceStep<double> step;
+  DeviceStep step;
   step.lr = kRate;
   step.size = kBatch;
   step.as_graph = false;
@@ -341,7 +411,7 @@ TEST_CASE("a step with a lost all-reduce is undone, and another world continues 
 
   const auto order = backwards();
   REQUIRE(lost.steps->set_order(order).has_value());
-  DeviceStep<double> step;
+  DeviceStep step;
   step.lr = kRate;
   step.size = kBatch;
   REQUIRE(lost.steps->launch(step).has_value());
@@ -378,7 +448,7 @@ TEST_CASE("a step whose all-reduce never ends is dropped until a deadline") {
   train_epoch(rank, images(), 1, 1000);
   const auto order = backwards();
   REQUIRE(rank.steps->set_order(order).has_value());
-  DeviceStep<double> step;
+  DeviceStep step;
   step.lr = kRate;
   step.size = kBatch;
   all_reducer.hangs = all_reducer.lost = true;

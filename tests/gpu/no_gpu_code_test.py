@@ -21,8 +21,8 @@ class NoGpuCode(unittest.TestCase):
         self.assertEqual(self.refused("bench", "allreduce", "--comm", "nccl"), words.replace("train:", "train bench:"))
 
     def test_no_gpu_is_tested(self):
-        self.assertEqual(self.refused("health", "--device", "gpu"), "train health: --device gpu: this build has no CUDA support and "
-                                                                    "tests only CPUs\n")
+        self.assertEqual(self.refused("health", "--device", "gpu"), "train health: --device gpu: this build has no GPU code: CMake "
+                                                                    "found no CUDA compiler, or -DDDP_CUDA=OFF was set\n")
 
     def test_device_gpu_is_refused(self):
         self.assertEqual(self.refused("--device", "gpu"), "train: --device gpu: this build has no GPU code: CMake found no CUDA "

@@ -71,7 +71,7 @@ Result<DeviceAllReduce> twice(std::size_t count, DeviceBytes& memory) {
       const auto answer = cudaMemcpyAsync(to, own, size * sizeof(T), cudaMemcpyDeviceToDevice, stream);
       if (auto done = cuda_check(answer, "cudaMemcpyAsync"); !done) return done;
     }
-    const typename Sum::Args args{{{both, own, static_cast<int>(size), 2}, {both, own, 0, 0}}};
+    const typename Sum::Args args{both, own, static_cast<int>(size), 2};
     return cuda_check(kernels::device::launch_on_device<Sum>(args, stream), "the sum's launch");
   });
 }
@@ -195,6 +195,7 @@ void measure(const std::string& name, int batch, int steps, CheckLog& log) {
   typename DeviceNet<T>::Hyperparameters hyperparameters;
   hyperparameters.update = sgd();
   const CheckBatch<T> data(batch, kImageBorder, 1);
+  // More steps are in flight than there are slots for their input. All have the same.
   const auto some = [&](int count, bool with_data) -> Result<> {
     for (int step = 0; step < count; ++step) {
       if (with_data) {

@@ -6,8 +6,9 @@
 //   FAKE_CUDA_FAIL=N     the N-th call (from 1) that can fail does
 //   FAKE_CUDA_MIB=N      memory of the GPU (80)
 //   FAKE_CUDA_ROOM=FILE  processes with the same file share the GPU and its memory
-// The branches of a graph are as independent as on a GPU: launches alternate between the order in which the
-// operations were captured and an order in which later operations run first where they may.
+// The branches of a graph are as independent as on a GPU. Each launch runs another operation as early as its
+// dependencies allow, and all others as late, so that a missing dependency shows after as many launches as
+// the graph has operations.
 //   FAKE_CUDA_GRAPH_END=waits  the destruction of a graph that is in flight waits until its work is done;
 //   otherwise the
 //                        graph's resources are released when its work is done. CUDA promises neither
@@ -219,18 +220,26 @@ bool all_are_joined(const FakeCapture& capture) {
 class GraphRun {
  public:
   GraphRun(const CUgraphExec_st& graph)
-      : nodes_(graph.nodes),
-        done_(graph.nodes.size()),
-        late_first_(graph.launches % 2 != 0),
-        resources_(graph.resources) {}
+      : nodes_(graph.nodes), done_(graph.nodes.size()), resources_(graph.resources) {
+    std::vector<bool> early(nodes_.size());
+    if (!nodes_.empty()) early[static_cast<std::size_t>(graph.launches) % nodes_.size()] = true;
+    for (std::size_t i = nodes_.size(); i-- > 0;) {
+      for (const std::size_t other : nodes_[i].after)
+        early[other] = early[other] || early[i];
+    }
+    for (std::size_t i = 0; i < nodes_.size(); ++i)
+      if (early[i]) order_.push_back(i);
+    for (std::size_t i = nodes_.size(); i-- > 0;)
+      if (!early[i]) order_.push_back(i);
+  }
 
   /// Runs what can run. Returns whether all is done.
   bool operator()() {
     bool moved = true;
     while (moved && left_ != 0) {
       moved = false;
-      for (std::size_t i = 0; !moved && i < nodes_.size(); ++i)
-        moved = run(late_first_ ? nodes_.size() - 1 - i : i);
+      for (std::size_t i = 0; !moved && i < order_.size(); ++i)
+        moved = run(order_[i]);
     }
     return left_ == 0;
   }
@@ -247,8 +256,8 @@ class GraphRun {
 
   std::vector<GraphNode> nodes_;
   std::vector<bool> done_;
+  std::vector<std::size_t> order_;  ///< of preference
   std::size_t left_ = nodes_.size();
-  bool late_first_;
   std::shared_ptr<GraphResources> resources_;
 };
 
@@ -508,6 +517,10 @@ void fake_cuda_enqueue(cudaStream_t stream, std::function<bool()> work, std::sha
   });
 }
 
+bool fake_cuda_is_capturing(cudaStream_t stream) {
+  return stream->capture != nullptr;
+}
+
 int fake_cuda_graphs() {
   return g_graphs;
 }
@@ -553,13 +566,15 @@ struct EveryLaunch {
 
 template <class T, class S>
 [[maybe_unused]] void every_launch(const ConvNetMemory<T, S>& conv_net, const MlpMemory<T, S>& mlp) {
-  run_conv_net_forward(EveryLaunch{}, conv_net, 1, true);
+  for (const int batch : {1, 1000})
+    run_conv_net_forward(EveryLaunch{}, conv_net, batch, true);
   run_conv_net_backward(EveryLaunch{}, conv_net, 1, {});
   run_mlp_forward(EveryLaunch{}, mlp, 1, true);
   run_mlp_backward(EveryLaunch{}, mlp, 1, {});
   run_update(EveryLaunch{}, conv_net.training, {}, T(1));
   run_round_weights(EveryLaunch{}, conv_net.training);
   EveryLaunch{}.run<Gather<T>>({});
+  EveryLaunch{}.run<AddVector<T>>({});
 }
 
 }  // namespace

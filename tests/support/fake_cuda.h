@@ -9,7 +9,8 @@
 
 namespace ddp {
 
-// The interface of the fake CUDA runtime (fake_cuda.cc) for the fake NCCL and for tests.
+// The interface of the fake CUDA runtime (fake_cuda.cc) for the fake NCCL and for tests. A test of NCCL alone
+// defines fake_cuda_enqueue() and fake_cuda_is_capturing() for streams of its own.
 
 /// Puts work into a stream, or into the graph that it captures.
 cudaError_t fake_cuda_call(cudaStream_t stream, std::function<void()> work);
@@ -18,6 +19,9 @@ cudaError_t fake_cuda_call(cudaStream_t stream, std::function<void()> work);
 /// still meanwhile. Each launch of a graph begins with a copy of `work`. A graph keeps `held` for its
 /// lifetime, as with cudaGraphRetainUserObject. `held` is released at once outside a capture.
 void fake_cuda_enqueue(cudaStream_t stream, std::function<bool()> work, std::shared_ptr<void> held);
+
+/// Returns whether the stream is under capture.
+bool fake_cuda_is_capturing(cudaStream_t stream);
 
 /// Returns the number of launchable graphs that exist.
 int fake_cuda_graphs();

@@ -1,174 +1,228 @@
-// Emulates NCCL's library. Every communicator is non-blocking. An operation completes when the last rank has
-// called it, and that rank's thread computes the result for all ranks.
-#include "tests/support/fake_nccl.h"
+// Emulates NCCL for ranks that are processes of one machine or threads of one process. The program that loads
+// this library has the streams (fake_cuda.h). Every communicator is non-blocking. Operations are work of
+// their stream, or of the graph that it captures. A graph holds its communicator, which ends no sooner than
+// the graph, as in NCCL.
+//
+//   FAKE_NCCL_DIR            a folder for its files
+//   FAKE_NCCL_VERSION=N      the version that it reports
+//   FAKE_NCCL_TRANSPORT=p2p  a lost peer stays unnoticed, as inside a node; else an error, as over sockets
+//   FAKE_NCCL_SPOIL=N        the last element of each sum of N bytes is wrong
+//   FAKE_NCCL_REGISTER=0     no memory can be registered
+//   FAKE_NCCL_FAIL_CAPTURED=N  the N-th operation (from 1) that is captured fails, after the graph has got a
+//   part of it
+//
+// stderr reports memory and registrations that a program leaves behind or releases in the wrong order.
+#include <fcntl.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
-#include <memory>
 #include <mutex>
-#include <string>
+#include <new>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "fake_cuda.h"
+#include "fake_nccl.h"
+#include "fake_nccl_room.h"
+
 namespace {
 
-constexpr int kSuccess = 0, kInvalidUsage = 5, kInProgress = 7;
-constexpr int kUint8 = 1, kFloat32 = 7, kFloat64 = 8;
+using ddp::FakeNcclExchange;
+using ddp::FakeNcclState;
+
+constexpr int kSuccess = 0, kSystemError = 2, kInvalidArgument = 4, kInvalidUsage = 5, kInProgress = 7;
+constexpr int kUint64 = 5, kFloat32 = 7, kFloat64 = 8, kBfloat16 = 9;
 
 struct UniqueId {
   char internal[128];
 };
 
-std::mutex g_mutex;
-ddp::FakeNcclSettings g_settings;
+int number_of(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::atoi(text) : otherwise;
+}
 
-struct Comm;
-
-/// One rank's contribution to an operation.
-struct Part {
-  const void* send = nullptr;
-  void* receive = nullptr;
-  ddp::FakeStream* stream = nullptr;
-  Comm** child = nullptr;
-  int color = 0, key = 0;
+struct Settings : ddp::FakeNcclSettings {
+  Settings() {
+    version = number_of("FAKE_NCCL_VERSION", version);
+    registers = number_of("FAKE_NCCL_REGISTER", 1) != 0;
+    const char* const transport = std::getenv("FAKE_NCCL_TRANSPORT");
+    if (transport != nullptr && std::strcmp(transport, "p2p") == 0) remote_error = 0;
+  }
 };
-
-struct Operation {
-  std::string kind;
-  std::size_t count = 0;
-  int type = 0, root = 0;
-  std::map<int, Part> parts;
-  bool is_done = false;
-};
-
-struct Group {
-  explicit Group(int ranks) : size(ranks) {}
-  int size;
-  int arrived = 0;
-  bool aborted = false;
-  std::vector<Operation> operations;
-};
+Settings g_settings;
 
 struct Comm {
-  std::shared_ptr<Group> group;
-  int rank = 0;
-  std::size_t next = 0;  // index into the group's operations
-  bool splitting = false;
-  std::vector<void*> registered;
+  std::shared_ptr<FakeNcclState> state;
+  std::unique_ptr<FakeNcclExchange> job;  ///< a split or a window in progress
+  std::set<void*> registered;
+  std::set<void*> windows;
 };
 
-std::map<std::string, std::shared_ptr<Group>> g_groups;
-std::map<void*, int> g_blocks;  ///< number of registrations by block
+/// Memory of ncclMemAlloc, and its registrations with communicators. Several threads use it, because threads
+/// end communicators.
+class Memory {
+ public:
+  ~Memory() {
+    if (!blocks_.empty()) std::fprintf(stderr, "fake NCCL: %zu blocks of memory are left\n", blocks_.size());
+  }
 
-/// Call it with the mutex held.
-void unregister(Comm* comm, void* block) {
-  --g_settings.registrations;
-  --g_blocks.at(block);
-  std::erase(comm->registered, block);
-}
+  void* allocate(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    void* const block = ::operator new(bytes, std::align_val_t(4096));
+    std::memset(block, 0xff, bytes);
+    blocks_[block] = 0;
+    ++g_settings.blocks;
+    return block;
+  }
+  int release(void* block) {
+    const std::lock_guard lock(mutex_);
+    const auto found = blocks_.find(block);
+    if (found == blocks_.end()) return problem("memory is given back that it never gave");
+    if (found->second != 0) return problem("memory is given back that is registered");
+    blocks_.erase(found);
+    --g_settings.blocks;
+    ::operator delete(block, std::align_val_t(4096));
+    return kSuccess;
+  }
+  void count(void* block, int change) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = blocks_.find(block); found != blocks_.end()) found->second += change;
+    g_settings.registrations += change;
+  }
+  static int problem(const char* text) {
+    ++g_settings.errors;
+    std::fprintf(stderr, "fake NCCL: %s\n", text);
+    return kInvalidUsage;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<void*, int> blocks_;  ///< number of registrations by block
+};
+Memory g_memory;
 
 std::size_t size_of(int type) {
-  return type == kFloat64 ? 8 : type == kFloat32 ? 4 : 1;
+  return type == kFloat64 || type == kUint64 ? 8 : type == kFloat32 ? 4 : type == kBfloat16 ? 2 : 1;
 }
 
-template <class T>
-void sum(Operation& operation) {
-  for (std::size_t i = 0; i < operation.count; ++i) {
-    T total = 0;
-    for (auto& [rank, part] : operation.parts)
-      total += static_cast<const T*>(part.send)[i];
-    for (auto& [rank, part] : operation.parts)
-      static_cast<T*>(part.receive)[i] = total;
+std::shared_ptr<FakeNcclState> enter(const std::string& name, int size, int rank) {
+  if (size > ddp::kFakeNcclMostRanks) return nullptr;
+  const char* folder = std::getenv("FAKE_NCCL_DIR");
+  const std::string path = std::string(folder != nullptr ? folder : "") + "/" + name;
+  auto state = std::make_shared<FakeNcclState>(name, path, rank, size);
+  return state->slot.room() != nullptr ? state : nullptr;
+}
+
+/// The parameters that must be equal on all ranks.
+std::uint64_t call_of(char kind, std::size_t bytes, int type, int root = 0) {
+  return static_cast<std::uint64_t>(bytes) << 24 | static_cast<std::uint64_t>(type) << 16 |
+         static_cast<std::uint64_t>(root) << 8 | static_cast<std::uint64_t>(kind);
+}
+
+int put_into(Comm* comm, cudaStream_t stream, FakeNcclExchange exchange) {
+  if (comm->state->ended) return kInvalidArgument;
+  ++comm->state->graphs;
+  const std::shared_ptr<void> held(nullptr, [state = comm->state](void*) { --state->graphs; });
+  ddp::fake_cuda_enqueue(stream, std::move(exchange), held);
+  static const int fail_at = number_of("FAKE_NCCL_FAIL_CAPTURED", 0);
+  static std::atomic<int> captured = 0;
+  if (ddp::fake_cuda_is_capturing(stream) && ++captured == fail_at) return kSystemError;
+  return kSuccess;
+}
+
+bool is_to_be_spoilt(std::size_t bytes) {
+  static const int spoilt = number_of("FAKE_NCCL_SPOIL", 0);
+  return bytes != 0 && bytes == static_cast<std::size_t>(spoilt);
+}
+
+/// A bfloat16 is the upper half of a float.
+struct Bfloat16 {
+  std::uint16_t bits;
+
+  operator float() const {
+    const std::uint32_t whole = static_cast<std::uint32_t>(bits) << 16;
+    float value;
+    std::memcpy(&value, &whole, sizeof value);
+    return value;
   }
+  static Bfloat16 of(float value) {
+    std::uint32_t whole;
+    std::memcpy(&whole, &value, sizeof whole);
+    return {static_cast<std::uint16_t>((whole + 0x7fff + (whole >> 16 & 1)) >> 16)};  // rounds to nearest
+  }
+};
+template <class T>
+T plus(T a, T b) {
+  return a + b;
+}
+Bfloat16 plus(Bfloat16 a, Bfloat16 b) {
+  return Bfloat16::of(float(a) + float(b));
 }
 
+/// Adds each rank's piece to the sum, which only has the elements [first, end) of all.
 template <class T>
-void sum_parts(Operation& operation) {
-  for (auto& [to, target] : operation.parts) {
-    std::vector<T> totals(operation.count);
-    for (std::size_t i = 0; i < operation.count; ++i) {
-      for (auto& [from, source] : operation.parts)
-        totals[i] += static_cast<const T*>(source.send)[static_cast<std::size_t>(to) * operation.count + i];
+FakeNcclExchange::Read adding(void* receive, std::size_t first, std::size_t end) {
+  return [=](int rank, std::size_t offset, const char* data, std::size_t bytes) {
+    T* const sum = static_cast<T*>(receive);
+    for (std::size_t i = 0; i < bytes / sizeof(T); ++i) {
+      const std::size_t at = offset / sizeof(T) + i;
+      if (at < first || at >= end) continue;
+      T value;
+      std::memcpy(&value, data + i * sizeof(T), sizeof(T));
+      sum[at - first] = rank == 0 ? value : plus(sum[at - first], value);
     }
-    // The output may overlap the rank's own input: no other rank reads that part.
-    std::memcpy(target.receive, totals.data(), totals.size() * sizeof(T));
-  }
+  };
 }
 
-void gather(Operation& operation) {
-  const std::size_t bytes = operation.count * size_of(operation.type);
-  for (auto& [from, source] : operation.parts) {
-    for (auto& [to, target] : operation.parts)
-      std::memmove(static_cast<char*>(target.receive) + static_cast<std::size_t>(from) * bytes, source.send,
-                   bytes);
-  }
+FakeNcclExchange::Read adding(int type, void* receive, std::size_t first, std::size_t end) {
+  if (type == kFloat64) return adding<double>(receive, first, end);
+  if (type == kBfloat16) return adding<Bfloat16>(receive, first, end);
+  return adding<float>(receive, first, end);
 }
 
-void split(Operation& operation) {
-  std::map<int, std::map<std::pair<int, int>, Comm**>> colors;
-  for (auto& [rank, part] : operation.parts) {
-    if (part.color >= 0) colors[part.color][{part.key, rank}] = part.child;
-  }
-  for (auto& [color, members] : colors) {
-    auto group = std::make_shared<Group>(static_cast<int>(members.size()));
-    group->arrived = group->size;
-    int rank = 0;
-    for (auto& [order, child] : members)
-      *child = new Comm{group, rank++, 0, false, {}};
-  }
+/// Runs a reduction of which this rank gets the elements [first, end).
+int reduce(char kind, const void* send, void* receive, std::size_t count, std::size_t first, std::size_t end,
+           int type, Comm* comm, cudaStream_t stream) {
+  if (type != kFloat64 && type != kFloat32 && type != kBfloat16) return kInvalidArgument;
+  const std::size_t bytes = count * size_of(type);
+  const std::size_t wanted = (end - first) * size_of(type);
+  return put_into(comm, stream,
+                  FakeNcclExchange(comm->state, call_of(kind, bytes, type), send, bytes,
+                                   adding(type, receive, first, end), [=] {
+                                     if (is_to_be_spoilt(bytes))
+                                       static_cast<char*>(receive)[wanted - 1] ^= 0x10;
+                                   }));
 }
 
-void carry_out(Operation& operation) {
-  operation.is_done = true;
-  if (operation.kind == "split") {
-    split(operation);
-    return;
-  }
-  if (operation.kind == "reduce" && operation.type == kFloat64) sum<double>(operation);
-  if (operation.kind == "reduce" && operation.type == kFloat32) sum<float>(operation);
-  if (operation.kind == "scatter" && operation.type == kFloat32) sum_parts<float>(operation);
-  if (operation.kind == "gather") gather(operation);
-  if (operation.kind == "broadcast") {
-    const void* source = operation.parts.at(operation.root).send;
-    for (auto& [rank, part] : operation.parts)
-      std::memmove(part.receive, source, operation.count * size_of(operation.type));
-  }
-  for (auto& [rank, part] : operation.parts)
-    --part.stream->pending;
+/// Copies the bytes of one rank.
+FakeNcclExchange::Read copying(int from, void* receive) {
+  return [=](int rank, std::size_t offset, const char* data, std::size_t bytes) {
+    if (rank == from) std::memcpy(static_cast<char*>(receive) + offset, data, bytes);
+  };
 }
 
-int enter(Comm* comm, const char* kind, std::size_t count, int type, int root, const Part& part) {
-  const std::lock_guard lock(g_mutex);
-  Group& group = *comm->group;
-  const std::size_t number = comm->next++;
-  if (group.operations.size() <= number) group.operations.push_back({kind, count, type, root, {}, false});
-  Operation& operation = group.operations[number];
-  if (operation.kind != kind || operation.count != count || operation.type != type) return kInvalidUsage;
-  operation.parts[comm->rank] = part;
-  if (part.stream != nullptr) ++part.stream->pending;
-  const bool hangs = g_settings.all_reduces_hang && operation.kind == "reduce";
-  if (operation.parts.size() == static_cast<std::size_t>(group.size) && !group.aborted && !hangs)
-    carry_out(operation);
-  return kInProgress;
-}
-
-void end(Comm* comm) {
-  // Polled: this library and the program that loads it have separate lists of waiters, so that a notification
-  // may get lost.
-  while (g_settings.graphs > 0)
+void end(Comm* comm, bool at_once) {
+  FakeNcclState& state = *comm->state;
+  if (!at_once && !(comm->registered.empty() && comm->windows.empty()))
+    Memory::problem("a communicator is destroyed that has memory registered");
+  for (void* block : comm->registered)  // NCCL ends these by itself, but not windows
+    g_memory.count(block, -1);
+  state.ended = at_once;
+  if (at_once) state.slot.leave();
+  while (state.graphs != 0 || g_settings.graphs > 0)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  delete comm;  // deleted, so that a sanitizer finds a later use
-}
-
-int init(Comm** comm, int ranks, const UniqueId& id, int rank) {
-  const std::lock_guard lock(g_mutex);
-  auto& group = g_groups[id.internal];
-  if (!group) group = std::make_shared<Group>(ranks);
-  ++group->arrived;
-  *comm = new Comm{group, rank, 0, false, {}};
-  return kInProgress;
+  state.ended = true;
+  state.slot.leave();
+  delete comm;
 }
 
 }  // namespace
@@ -184,11 +238,13 @@ int ncclGetVersion(int* version) {
   return kSuccess;
 }
 int ncclGetUniqueId(UniqueId* id) {
-  std::memset(id, 0, sizeof *id);
-  static std::atomic<int> made = 0;  // never reset, so that no id repeats across test cases
+  static std::atomic<int> made = 0;
   ++g_settings.ids;
-  const std::string text = "id " + std::to_string(++made);
-  std::memcpy(id->internal, text.data(), text.size());
+  const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
+  std::memset(id, 0, sizeof *id);
+  const std::string name =
+      "fake-nccl-" + std::to_string(::getpid()) + "-" + std::to_string(now) + "-" + std::to_string(++made);
+  std::memcpy(id->internal, name.data(), name.size());
   return kSuccess;
 }
 const char* ncclGetErrorString(int result) {
@@ -197,110 +253,141 @@ const char* ncclGetErrorString(int result) {
 const char* ncclGetLastError(void*) {
   return "";
 }
-int ncclCommInitRankConfig(Comm** comm, int ranks, UniqueId id, int rank, void*) {
-  g_settings.ids_of_last_init = 1;
-  return init(comm, ranks, id, rank);
-}
 int ncclCommInitRankScalable(Comm** comm, int ranks, int rank, int ids, UniqueId* id, void*) {
+  *comm = nullptr;
   g_settings.ids_of_last_init = ids;
-  return init(comm, ranks, id[0], rank);
+  auto state = enter(id[0].internal, ranks, rank);
+  if (!state) return kSystemError;
+  *comm = new Comm{std::move(state), nullptr, {}, {}};
+  return kInProgress;
+}
+int ncclCommInitRankConfig(Comm** comm, int ranks, UniqueId id, int rank, void* config) {
+  return ncclCommInitRankScalable(comm, ranks, rank, 1, &id, config);
 }
 int ncclCommGetAsyncError(Comm* comm, int* error) {
-  const std::lock_guard lock(g_mutex);
-  const Group& group = *comm->group;
-  *error = kSuccess;
-  if (group.arrived < group.size || g_settings.init_hangs) *error = kInProgress;
-  if (g_settings.init_fails != 0) *error = g_settings.init_fails;
-  if (comm->splitting) {
-    const Operation& operation = group.operations[comm->next - 1];
-    if (operation.parts.size() < static_cast<std::size_t>(group.size)) *error = kInProgress;
+  *error = g_settings.init_fails != 0 ? g_settings.init_fails : comm->state->error;
+  if (*error != kSuccess) return kSuccess;
+  if (!comm->state->slot.all_here() || g_settings.init_hangs) *error = kInProgress;
+  if (comm->job) {
+    if (!(*comm->job)()) {
+      *error = comm->state->error != kSuccess ? comm->state->error.load() : kInProgress;
+    } else {
+      comm->job.reset();
+    }
   }
-  if (group.aborted && g_settings.remote_error != 0) *error = g_settings.remote_error;
   return kSuccess;
 }
 int ncclCommAbort(Comm* comm) {
   ++g_settings.aborted;
-  {
-    const std::lock_guard lock(g_mutex);
-    comm->group->aborted = true;
-    // The streams of the aborted rank go on.
-    for (Operation& operation : comm->group->operations) {
-      const auto mine = operation.parts.find(comm->rank);
-      if (operation.is_done || mine == operation.parts.end() || mine->second.stream == nullptr) continue;
-      --std::exchange(mine->second.stream, nullptr)->pending;
-    }
-  }
-  {
-    const std::lock_guard lock(g_mutex);
-    while (!comm->registered.empty())
-      unregister(comm, comm->registered.back());
-  }
   for (int hangs = g_settings.abort_hangs; hangs > 0; hangs = g_settings.abort_hangs)
     g_settings.abort_hangs.wait(hangs);
-  end(comm);
+  end(comm, true);
   return kSuccess;
 }
 int ncclCommDestroy(Comm* comm) {
   ++g_settings.destroyed;
-  if (!comm->registered.empty()) ++g_settings.errors;
-  end(comm);
+  end(comm, false);
   return kSuccess;
 }
 int ncclCommSplit(Comm* comm, int color, int key, Comm** child, void*) {
   *child = nullptr;
-  comm->splitting = true;
-  Part part;
-  part.child = child;
-  part.color = color;
-  part.key = key;
-  return enter(comm, "split", 0, 0, 0, part);
+  struct Parts {
+    int mine[2];
+    std::map<std::pair<int, int>, int> members;
+  };
+  const auto parts = std::make_shared<Parts>(Parts{{color, key}, {}});
+  const std::shared_ptr<FakeNcclState> state = comm->state;
+  const std::string name = state->name + "-" + std::to_string(++state->parts) + "-" + std::to_string(color);
+  comm->job = std::make_unique<FakeNcclExchange>(
+      state, call_of('p', 0, 0), parts->mine, sizeof parts->mine,
+      [parts](int rank, std::size_t, const char* data, std::size_t) {
+        int theirs[2];
+        std::memcpy(theirs, data, sizeof theirs);
+        if (theirs[0] == parts->mine[0]) parts->members[{theirs[1], rank}] = rank;
+      },
+      [parts, state = state.get(), name, child] {
+        if (parts->mine[0] < 0) return;
+        const auto place =
+            std::distance(parts->members.begin(), parts->members.find({parts->mine[1], state->slot.rank()}));
+        auto part = enter(name, static_cast<int>(parts->members.size()), static_cast<int>(place));
+        if (part) *child = new Comm{std::move(part), nullptr, {}, {}};
+      });
+  return kInProgress;
 }
-int ncclMemAlloc(void** data, std::size_t bytes) {
-  const std::lock_guard lock(g_mutex);
-  *data = ::operator new(bytes);
-  std::memset(*data, 0xff, bytes);
-  g_blocks[*data] = 0;
-  ++g_settings.blocks;
+int ncclMemAlloc(void** memory, std::size_t bytes) {
+  *memory = g_memory.allocate(bytes);
   return kSuccess;
 }
-int ncclMemFree(void* data) {
-  const std::lock_guard lock(g_mutex);
-  if (g_blocks.at(data) != 0) ++g_settings.errors;
-  g_blocks.erase(data);
-  --g_settings.blocks;
-  ::operator delete(data);
-  return kSuccess;
+int ncclMemFree(void* memory) {
+  return g_memory.release(memory);
 }
-int ncclCommRegister(Comm* comm, void* data, std::size_t, void** handle) {
+int ncclCommRegister(Comm* comm, void* memory, std::size_t, void** handle) {
   *handle = nullptr;
-  if (!g_settings.registers) return kInvalidUsage;
-  const std::lock_guard lock(g_mutex);
-  comm->registered.push_back(data);
-  ++g_blocks.at(data);
-  ++g_settings.registrations;
-  *handle = data;
+  if (!g_settings.registers) return kSystemError;
+  g_memory.count(memory, 1);
+  comm->registered.insert(memory);
+  *handle = memory;
   return kSuccess;
 }
 int ncclCommDeregister(Comm* comm, void* handle) {
-  const std::lock_guard lock(g_mutex);
-  unregister(comm, handle);
+  if (comm->registered.erase(handle) == 0) return Memory::problem("a registration ends that never began");
+  g_memory.count(handle, -1);
+  return kSuccess;
+}
+int ncclCommWindowRegister(Comm* comm, void* memory, std::size_t bytes, void** window, int flags) {
+  *window = nullptr;
+  const int windows = number_of("FAKE_NCCL_WINDOWS", 0);
+  if (windows == 0) return kSuccess;
+  if (windows == 2) return kSystemError;
+  if (flags != 1 || reinterpret_cast<std::uintptr_t>(memory) % 4096 != 0 || bytes % 4096 != 0)
+    return Memory::problem("a window that is not symmetric, or not on a border");
+  static const char nothing = 0;
+  comm->job = std::make_unique<FakeNcclExchange>(
+      comm->state, call_of('w', bytes, flags), &nothing, 0, [](int, std::size_t, const char*, std::size_t) {},
+      [comm, memory, window] {
+        g_memory.count(memory, 1);
+        comm->windows.insert(memory);
+        *window = memory;
+        const std::string path = std::string(std::getenv("FAKE_NCCL_DIR")) + "/windows";
+        const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+        (void)!::write(file, "w", 1);
+        ::close(file);
+      });
+  return kInProgress;
+}
+int ncclCommWindowDeregister(Comm* comm, void* window) {
+  if (comm->windows.erase(window) == 0) return Memory::problem("a window ends that was never made");
+  g_memory.count(window, -1);
   return kSuccess;
 }
 int ncclAllReduce(const void* send, void* receive, std::size_t count, int type, int, Comm* comm,
-                  ddp::FakeStream* stream) {
-  return enter(comm, "reduce", count, type, 0, {send, receive, stream});
-}
-int ncclBroadcast(const void* send, void* receive, std::size_t count, int type, int root, Comm* comm,
-                  ddp::FakeStream* stream) {
-  return enter(comm, "broadcast", count, type, root, {send, receive, stream});
+                  cudaStream_t stream) {
+  return reduce('r', send, receive, count, 0, count, type, comm, stream);
 }
 int ncclReduceScatter(const void* send, void* receive, std::size_t each, int type, int, Comm* comm,
-                      ddp::FakeStream* stream) {
-  return enter(comm, "scatter", each, type, 0, {send, receive, stream});
+                      cudaStream_t stream) {
+  const std::size_t first = each * static_cast<std::size_t>(comm->state->slot.rank());
+  const std::size_t count = each * static_cast<std::size_t>(comm->state->slot.size());
+  return reduce('x', send, receive, count, first, first + each, type, comm, stream);
+}
+int ncclBroadcast(const void* send, void* receive, std::size_t count, int type, int root, Comm* comm,
+                  cudaStream_t stream) {
+  const std::size_t bytes = count * size_of(type);
+  // Only the root has data to send.
+  const void* const mine = comm->state->slot.rank() == root ? send : receive;
+  return put_into(
+      comm, stream,
+      FakeNcclExchange(comm->state, call_of('b', bytes, type, root), mine, bytes, copying(root, receive)));
 }
 int ncclAllGather(const void* send, void* receive, std::size_t count, int type, Comm* comm,
-                  ddp::FakeStream* stream) {
-  return enter(comm, "gather", count, type, 0, {send, receive, stream});
+                  cudaStream_t stream) {
+  const std::size_t each = count * size_of(type);
+  return put_into(comm, stream,
+                  FakeNcclExchange(comm->state, call_of('g', each, type), send, each,
+                                   [=](int rank, std::size_t offset, const char* data, std::size_t bytes) {
+                                     const std::size_t place = static_cast<std::size_t>(rank) * each + offset;
+                                     std::memcpy(static_cast<char*>(receive) + place, data, bytes);
+                                   }));
 }
 
 }  // extern "C"

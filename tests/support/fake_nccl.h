@@ -4,27 +4,20 @@
 
 namespace ddp {
 
-/// The interface of the fake NCCL (fake_nccl.cc) for tests. Its ranks are threads of one process on plain
-/// memory.
-
-/// A device stream, as the number of its pending operations.
-struct FakeStream {
-  std::atomic<int> pending = 0;
-};
-
+/// The interface of the fake NCCL (fake_nccl.cc) for tests whose ranks are threads of the test.
 struct FakeNcclSettings {
   std::atomic<int> version = 22809;
   std::atomic<bool> init_hangs = false;        ///< no communicator becomes ready
   std::atomic<int> init_fails = 0;             ///< later result of an init; 0: success
-  std::atomic<bool> all_reduces_hang = false;  ///< no all-reduce completes
-  std::atomic<int> remote_error = 0;  ///< error at ranks whose peer has aborted; 0: none, as over NVLink
+  std::atomic<bool> all_reduces_hang = false;  ///< no all-reduce that has not begun completes
+  std::atomic<int> remote_error = 6;  ///< error at ranks whose peer has aborted; 0: none, as over NVLink
   std::atomic<int> abort_hangs =
       0;                        ///< calls of ncclCommAbort do not return until 0 again; its setter notifies
   std::atomic<int> graphs = 0;  ///< graphs that hold a communicator: none ends before it is 0
   std::atomic<bool> registers = true;  ///< false: no memory can be registered
   std::atomic<int> blocks = 0;         ///< allocated blocks of memory
   std::atomic<int> registrations = 0;  ///< active registrations
-  std::atomic<int> errors = 0;         ///< frees of memory or communicators with active registrations
+  std::atomic<int> errors = 0;         ///< releases in the wrong order
   std::atomic<int> aborted = 0;        ///< number of calls, as below
   std::atomic<int> destroyed = 0;
   std::atomic<int> ids = 0;

@@ -13,11 +13,13 @@
 #include <memory>
 #include <string>
 
-// The shared memory in which the ranks of fake_nccl_processes.cc meet and exchange data.
+#include "fake_nccl.h"
+
+// The shared memory in which the ranks of fake_nccl.cc meet and exchange data.
 
 namespace ddp {
 
-constexpr int kFakeNcclMostRanks = 16;
+constexpr int kFakeNcclMostRanks = 160;
 constexpr std::size_t kFakeNcclSlot = 1 << 20;
 
 /// A file that all ranks of a communicator map. It is sparse.
@@ -84,7 +86,7 @@ class FakeNcclSlot {
 
 /// The state that one rank's communicator shares with its pending operations.
 struct FakeNcclState {
-  static constexpr int kInvalidUsage = 5, kRemoteError = 6;
+  static constexpr int kInvalidUsage = 5;
 
   FakeNcclState(std::string its_name, const std::string& path, int rank, int size)
       : name(std::move(its_name)), slot(path, rank, size) {}
@@ -120,6 +122,7 @@ class FakeNcclExchange {
   bool operator()() {
     while (!state_->ended && state_->error == 0) {
       FakeNcclRoom& room = *state_->slot.room();
+      if (phase_ == Phase::kPost && offset_ == 0 && is_hanging()) return false;
       if (phase_ == Phase::kPost) post(room);
       if (phase_ == Phase::kRead) {
         if (!all_are_at(room.posted)) return false;
@@ -139,6 +142,19 @@ class FakeNcclExchange {
   enum class Phase { kPost, kRead, kLeave };
 
   int rank() const { return state_->slot.rank(); }
+
+  bool is_hanging() {
+    if ((call_ & 0xff) != 'r' || !fake_nccl_settings()->all_reduces_hang) return false;
+    for (int other = 0; other < state_->slot.size(); ++other)
+      notice_loss(other);
+    return true;
+  }
+
+  /// NCCL notices a lost peer over sockets, but not over transports inside a node.
+  void notice_loss(int rank) {
+    const int error = fake_nccl_settings()->remote_error;
+    if (error != 0 && state_->slot.is_lost(rank)) state_->error = error;
+  }
 
   void post(FakeNcclRoom& room) {
     round_ = ++state_->rounds;
@@ -163,14 +179,10 @@ class FakeNcclExchange {
   }
 
   bool all_are_at(const std::atomic<std::uint64_t>* rounds) {
-    // NCCL notices a lost peer over sockets, but not over transports inside a node.
-    static const char* const transport = std::getenv("FAKE_NCCL_TRANSPORT");
-    static const bool hears = transport == nullptr || std::strcmp(transport, "p2p") != 0;
     for (int rank = 0; rank < state_->slot.size(); ++rank) {
       if (rounds[rank] >= round_) continue;
-      // The peer may have done its part before it was lost.
-      if (hears && state_->slot.is_lost(rank) && rounds[rank] < round_)
-        state_->error = FakeNcclState::kRemoteError;
+      if (state_->slot.is_lost(rank) && rounds[rank] < round_)  // it may have done its part before
+        notice_loss(rank);
       return false;
     }
     return true;

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "apps/train/world/host_memory.h"
+#include "base/format_text.h"
 
 namespace ddp::train {
 
@@ -47,7 +47,7 @@ Result<std::unique_ptr<BenchMemory>> BenchMemory::make(Communicator& communicato
     try {
       memory->own_ = AlignedBuffer<float>(count);
     } catch (const std::bad_alloc&) {  // a limit of the process, or other processes were faster
-      return Error{ErrorCode::kSystem, "this process cannot allocate " + room_text(bytes) +
+      return Error{ErrorCode::kSystem, "this process cannot allocate " + format_bytes(bytes) +
                                            " of memory for the messages; write a smaller -b or -e"};
     }
     memory->values_ = memory->own_.span();

@@ -21,6 +21,7 @@
 #include "apps/train/training/run_output.h"
 #include "apps/train/world/host_memory.h"
 #include "apps/train/world/world.h"
+#include "base/format_text.h"
 
 namespace ddp::train {
 
@@ -239,7 +240,7 @@ std::string lacking_room(const BenchOptions& options, const WorkerEnvironment& e
   const auto gpu = nccl_gpu_memory(environment.local_rank, environment.local_world_size, options.share_gpu);
   if (!gpu) return gpu.error().text;
   if (gpu->bytes >= each) return "";
-  return what + room_text(each) + " of " + gpu->name + ", which has " + room_text(gpu->bytes) +
+  return what + format_bytes(each) + " of " + gpu->name + ", which has " + format_bytes(gpu->bytes) +
          " for a rank" + instead;
 }
 

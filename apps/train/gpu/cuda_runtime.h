@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <memory>
 #include <source_location>
+#include <utility>
 
 #include "apps/train/kernels/gpu/device_launch.h"
 #include "base/result.h"
@@ -110,28 +111,55 @@ Result<CudaGraph> capture_graph(cudaStream_t stream, const Enqueue& enqueue) {
   return end_capture(stream, enqueued);
 }
 
-/// Launches the kernels of a program on a stream, or only loads them. If a kernel is refused, its error is
-/// kept and the later kernels are skipped.
+/// Launches the kernels of a program on a stream, or only loads them. After the first error the later kernels
+/// are skipped.
 class DeviceRunner {
  public:
   enum class Mode { kLaunch, kLoad };
 
   explicit DeviceRunner(cudaStream_t stream, Mode mode = Mode::kLaunch) : stream_(stream), mode_(mode) {}
+  /// `beside`: the stream of run_beside(). `mark`: for order_streams().
+  DeviceRunner(cudaStream_t stream, cudaStream_t beside, cudaEvent_t mark)
+      : stream_(stream), mode_(Mode::kLaunch), beside_(beside), mark_(mark) {}
 
   template <class Body>
   void run(const typename Body::Args& args) const {
-    if (answer_ != cudaSuccess) return;
-    answer_ = mode_ == Mode::kLoad ? kernels::device::load_on_device<Body>()
-                                   : kernels::device::launch_on_device<Body>(args, stream_);
+    if (!outcome_) return;
+    outcome_ = mode_ == Mode::kLoad
+                   ? cuda_check(kernels::device::load_on_device<Body>(), "a kernel's load")
+                   : cuda_check(kernels::device::launch_on_device<Body>(args, stream_), "a kernel's launch");
   }
-  Result<> outcome() const {
-    return cuda_check(answer_, mode_ == Mode::kLoad ? "a kernel's load" : "a kernel's launch");
+  /// Launches the kernels of launches(runner) on the second stream, if there is one.
+  template <class Launches>
+  void run_beside(const Launches& launches) const {
+    if (beside_ != nullptr && outcome_) outcome_ = order_streams(stream_, beside_, mark_);
+    has_branch_ = beside_ != nullptr;
+    if (has_branch_) std::swap(stream_, beside_);
+    launches(*this);
+    if (has_branch_) std::swap(stream_, beside_);
   }
+  /// Makes later work of the first stream wait for that of run_beside(), also after an error.
+  void join_branch() const {
+    if (!std::exchange(has_branch_, false)) return;
+    const Result<> joined = order_streams(beside_, stream_, mark_);
+    if (outcome_) outcome_ = joined;
+  }
+  /// Makes later work of `other` wait for all launches so far.
+  Result<> precede(cudaStream_t other) const {
+    if (has_branch_) {
+      if (auto done = order_streams(beside_, other, mark_); !done) return done;
+    }
+    return order_streams(stream_, other, mark_);
+  }
+  Result<> outcome() const { return outcome_; }
 
  private:
-  cudaStream_t stream_;
+  mutable cudaStream_t stream_;
   Mode mode_;
-  mutable cudaError_t answer_ = cudaSuccess;
+  mutable cudaStream_t beside_ = nullptr;
+  cudaEvent_t mark_ = nullptr;
+  mutable bool has_branch_ = false;  ///< the first stream has not joined the second
+  mutable Result<> outcome_;
 };
 
 }  // namespace ddp::train

@@ -7,9 +7,9 @@ namespace ddp::train {
 
 template <class T>
 auto DeviceEpoch<T>::begin(DeviceSteps<T>& device, const Dataset& data, std::vector<std::uint32_t> order,
-                           std::size_t batch_size, int border, std::size_t most)
+                           std::size_t batch_size, std::size_t batches, int border, std::size_t most)
     -> Result<std::unique_ptr<DeviceEpoch>> {
-  std::unique_ptr<DeviceEpoch> epoch(new DeviceEpoch(device, std::move(order), batch_size, most));
+  std::unique_ptr<DeviceEpoch> epoch(new DeviceEpoch(device, std::move(order), batch_size, batches, most));
   const auto held = device.hold(data);
   if (!held) return held.error();
   if (*held) {
@@ -22,8 +22,8 @@ auto DeviceEpoch<T>::begin(DeviceSteps<T>& device, const Dataset& data, std::vec
 
 template <class T>
 std::span<const std::uint32_t> DeviceEpoch<T>::samples(std::size_t step) const {
-  const std::size_t first = step * batch_size_;
-  return std::span(order_).subspan(first, std::min(batch_size_, order_.size() - first));
+  const std::size_t first = step * step_size_;
+  return std::span(order_).subspan(first, std::min(step_size_, order_.size() - first));
 }
 
 template <class T>
@@ -35,16 +35,16 @@ Result<> DeviceEpoch<T>::launch_ahead(std::uint64_t until_read, const MakePlan& 
   for (; launched_ < may_launch_ && launched_ - finished_ < most_; ++launched_) {
     const std::span<const std::uint32_t> mine = samples(launched_);
     const Plan planned = plan(launched_ - finished_, mine);
-    DeviceStep<T> step;
+    DeviceStep step;
     step.lr = planned.lr;
     step.as_graph = planned.as_graph;
     step.inject_nan = planned.inject_nan;
-    step.first = launched_ * batch_size_;
+    step.first = launched_ * step_size_;
     step.size = mine.size();
-    if (loader_) {
+    for (std::size_t sent = 0; loader_ && sent < mine.size();) {
       const auto& batch = loader_->next();
-      step.images = batch.images.data();
-      step.labels = batch.labels;
+      if (auto done = device_.send(batch.images.data(), batch.labels); !done) return done;
+      sent += batch.samples.size();
     }
     if (auto done = device_.launch(step); !done) return done;
   }

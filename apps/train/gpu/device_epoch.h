@@ -28,10 +28,11 @@ class DeviceEpoch {
   /// Returns the plan of a step. `ahead`: the number of unfinished steps before that step.
   using MakePlan = std::function<Plan(std::uint64_t ahead, std::span<const std::uint32_t> samples)>;
 
-  /// `device` and `data` must outlive the epoch. `most`: limit of steps in flight, at most kMaxInFlight.
+  /// `device` and `data` must outlive the epoch. `batches`: per step. `most`: limit of steps in flight, at
+  /// most kMaxInFlight.
   static Result<std::unique_ptr<DeviceEpoch>> begin(DeviceSteps<T>& device, const Dataset& data,
                                                     std::vector<std::uint32_t> order, std::size_t batch_size,
-                                                    int border, std::size_t most);
+                                                    std::size_t batches, int border, std::size_t most);
 
   std::size_t steps_left() const { return steps() - finished_; }
   bool is_idle() const { return launched_ == finished_; }
@@ -42,17 +43,24 @@ class DeviceEpoch {
   Result<DeviceOutcome> finish();
   /// Returns the number of this rank's images in the last finished step.
   std::size_t images() const { return samples(finished_ - 1).size(); }
+  /// Returns the number of batches in that step.
+  int batches() const { return static_cast<int>((images() + batch_size_ - 1) / batch_size_); }
 
  private:
   DeviceEpoch(DeviceSteps<T>& device, std::vector<std::uint32_t> order, std::size_t batch_size,
-              std::size_t most)
-      : device_(device), order_(std::move(order)), batch_size_(batch_size), most_(most) {}
-  std::size_t steps() const { return (order_.size() + batch_size_ - 1) / batch_size_; }
+              std::size_t batches, std::size_t most)
+      : device_(device),
+        order_(std::move(order)),
+        batch_size_(batch_size),
+        step_size_(batch_size * batches),
+        most_(most) {}
+  std::size_t steps() const { return (order_.size() + step_size_ - 1) / step_size_; }
   std::span<const std::uint32_t> samples(std::size_t step) const;
 
   DeviceSteps<T>& device_;
   std::vector<std::uint32_t> order_;
   std::size_t batch_size_;
+  std::size_t step_size_;  ///< samples
   std::size_t most_;
   std::unique_ptr<BatchLoader<T>> loader_;  ///< null if the GPU holds the images
   std::size_t launched_ = 0, finished_ = 0;

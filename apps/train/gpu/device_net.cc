@@ -1,5 +1,6 @@
 #include "apps/train/gpu/device_net.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -22,7 +23,11 @@ auto DeviceNet<T>::make(Program program) -> Result<std::unique_ptr<DeviceNet>> {
   auto streams = GraphStreams::make();
   if (!streams) return streams.error();
   net->streams_ = std::move(*streams);
+  auto slots = make_pinned_bytes(sizeof(device::StepSlot) * device::StepSlots::kCount);
+  if (!slots) return slots.error();
+  net->slots_ = std::move(*slots);
   net->program_.lay_out(net->bytes_.get());
+  net->program_.memory().step.slots = reinterpret_cast<device::StepSlot*>(net->slots_.get());
   net->own_gradients_ = net->memory().gradients;
   return net;
 }
@@ -40,6 +45,7 @@ DeviceNet<T>::~DeviceNet() {
     forget_graphs();
   } else {
     (void)bytes_.release();
+    (void)slots_.release();
   }
 }
 
@@ -80,10 +86,11 @@ Result<> DeviceNet<T>::take_back(const std::byte* kept) {
 }
 
 template <class T>
-Result<> DeviceNet<T>::put_batch(const T* images, std::span<const std::uint8_t> labels) {
+Result<> DeviceNet<T>::put_batch(const T* images, std::span<const std::uint8_t> labels,
+                                 const BatchAddress& to) {
   const std::size_t bytes = labels.size() * image_bytes();
-  if (auto done = copy(memory().images, images, bytes, cudaMemcpyHostToDevice); !done) return done;
-  return copy(memory().labels, labels.data(), labels.size(), cudaMemcpyHostToDevice);
+  if (auto done = copy(to.images, images, bytes, cudaMemcpyHostToDevice); !done) return done;
+  return copy(to.labels, labels.data(), labels.size(), cudaMemcpyHostToDevice);
 }
 
 template <class T>
@@ -96,7 +103,9 @@ template <class T>
 Result<> DeviceNet<T>::load() {
   const DeviceRunner loader(stream(), DeviceRunner::Mode::kLoad);
   loader.run<device::Gather<T>>({});
-  program_.forward(loader, 1, true);
+  loader.run<device::AddVector<T>>({});
+  for (const int batch : {1, program_.max_batch})  // small batches have kernels of their own
+    program_.forward(loader, batch, true);
   program_.backward(loader, 1, [](std::size_t) {});
   program_.update(loader, {}, T(1));
   program_.round_weights(loader);
@@ -106,8 +115,9 @@ Result<> DeviceNet<T>::load() {
 template <class T>
 template <class Enqueue>
 Result<> DeviceNet<T>::launch(const Enqueue& enqueue) {
-  const DeviceRunner runner(stream());
+  const DeviceRunner runner(stream(), streams_->beside.get(), streams_->mark.get());
   const Result<> enqueued = enqueue(runner);
+  runner.join_branch();
   return enqueued ? runner.outcome() : enqueued;
 }
 
@@ -151,18 +161,26 @@ Result<> DeviceNet<T>::evaluate(int batch) {
   });
 }
 
-/// Puts the sum of a bucket behind the present work of the net's stream, beside its later work.
+/// Enqueues the backward pass of a batch that is not the step's last one, and adds up the gradients.
 template <class T>
-Result<> DeviceNet<T>::enqueue_sum(const GradientBucket& bucket, const DeviceAllReduce& all_reduce) {
-  const cudaStream_t sums = streams_->between_ranks.get();
-  if (auto done = order_streams(stream(), sums, streams_->mark.get()); !done) return done;
-  return all_reduce(memory().gradients + bucket.begin, bucket.end - bucket.begin, sums);
+Result<> DeviceNet<T>::enqueue_earlier_batch(const DeviceRunner& runner, int batch, bool is_first,
+                                             std::byte* earlier) {
+  program_.backward(runner, batch, [](std::size_t) {});
+  if (is_first) return copy(earlier, memory().gradients, gradient_bytes(), cudaMemcpyDeviceToDevice);
+  runner.run<device::AddVector<T>>({memory().count + 1, reinterpret_cast<T*>(earlier), memory().gradients});
+  return {};
 }
 
 template <class T>
 Result<> DeviceNet<T>::enqueue_backward(const DeviceRunner& runner, int batch,
-                                        const Hyperparameters& hyperparameters) {
+                                        const Hyperparameters& hyperparameters, bool adds_earlier) {
   const auto& buckets = hyperparameters.buckets;
+  const cudaStream_t sums = streams_->between_ranks.get();
+  const auto add_earlier = [&](const DeviceRunner& to, const GradientBucket& range) {
+    if (!adds_earlier) return;
+    to.run<device::AddVector<T>>({static_cast<int>(range.end - range.begin), memory().gradients + range.begin,
+                                  reinterpret_cast<T*>(hyperparameters.earlier) + range.begin});
+  };
   Result<> enqueued;
   std::size_t next = 0;
   program_.backward(runner, batch, [&](std::size_t begin) {
@@ -171,47 +189,73 @@ Result<> DeviceNet<T>::enqueue_backward(const DeviceRunner& runner, int batch,
       enqueued = copy(memory().gradients + begin, &nan, sizeof nan, cudaMemcpyHostToDevice);
     }
     if (!hyperparameters.all_reduce) return;
-    for (; enqueued && next < buckets.size() && buckets[next].begin >= begin; ++next)
-      enqueued = enqueue_sum(buckets[next], hyperparameters.all_reduce);
+    for (; enqueued && next < buckets.size() && buckets[next].begin >= begin; ++next) {
+      enqueued = runner.precede(sums);  // the sum runs beside the later launches
+      if (!enqueued) return;
+      const auto [first, end] = buckets[next];
+      const DeviceRunner own(sums);
+      add_earlier(own, buckets[next]);
+      enqueued = own.outcome();
+      if (enqueued) enqueued = hyperparameters.all_reduce(memory().gradients + first, end - first, sums);
+    }
   });
+  if (!hyperparameters.all_reduce) add_earlier(runner, {0, static_cast<std::size_t>(memory().count) + 1});
   if (next == 0) return enqueued;
   // Also after an error: whoever waits for the net's stream then waits for the sums that are under way.
-  const Result<> joined = order_streams(streams_->between_ranks.get(), stream(), streams_->mark.get());
+  const Result<> joined = order_streams(sums, stream(), streams_->mark.get());
   return enqueued ? joined : enqueued;
 }
 
 template <class T>
-Result<> DeviceNet<T>::enqueue_step(const DeviceRunner& runner, int batch,
+Result<> DeviceNet<T>::enqueue_step(const DeviceRunner& runner, int samples,
                                     const Hyperparameters& hyperparameters, const ResidentImages* held) {
-  const Memory& m = memory();
+  Memory& m = program_.memory();
   if (hyperparameters.kept != nullptr) {
     if (auto done = copy(hyperparameters.kept, m.learnt(), m.learnt_bytes(), cudaMemcpyDeviceToDevice); !done)
       return done;
   }
-  if (held != nullptr) {
-    runner.run<device::Gather<T>>(
-        {batch, program_.image_border, held->images, held->labels, held->order, m.state, m.images, m.labels});
+  const int most = hyperparameters.batch == 0 ? samples : hyperparameters.batch;
+  const int batches = device::divide_up(samples, most);
+  for (int i = 0; i < batches; ++i) {
+    const int batch = std::min(most, samples - i * most);
+    const Memory whole = m;  // launches copy the addresses
+    // A batch continues the statistics of the one before it. A dropped step keeps none of them.
+    if (i > 0) m.running = m.next_running;
+    if (held != nullptr) {
+      runner.run<device::Gather<T>>({batch, program_.image_border, held->images, held->labels,
+                                     held->order + i * most, m.step, m.images, m.labels});
+    } else if (hyperparameters.sent != nullptr) {
+      const BatchAddress sent = address_in(hyperparameters.sent, static_cast<std::size_t>(i));
+      m.images = sent.images;
+      m.labels = sent.labels;
+    }
+    program_.forward(runner, batch, true);
+    const auto done = i + 1 < batches ? enqueue_earlier_batch(runner, batch, i == 0, hyperparameters.earlier)
+                                      : enqueue_backward(runner, batch, hyperparameters, batches > 1);
+    m = whole;
+    if (!done) return done;
   }
-  program_.forward(runner, batch, true);
-  if (auto done = enqueue_backward(runner, batch, hyperparameters); !done) return done;
-  program_.update(runner, hyperparameters.update, T(1) / static_cast<T>(hyperparameters.ranks));
+  program_.update(runner, hyperparameters.update, T(1) / static_cast<T>(hyperparameters.ranks * batches));
   return {};
 }
 
 template <class T>
-Result<> DeviceNet<T>::step(int batch, const device::StepInput& input, const Hyperparameters& hyperparameters,
-                            const ResidentImages* held) {
-  device::StepInput* const to = memory().state;
-  if (auto done = copy(to, &input, sizeof input, cudaMemcpyHostToDevice); !done) return done;
+Result<> DeviceNet<T>::step(int samples, const device::StepInput& input,
+                            const Hyperparameters& hyperparameters, const ResidentImages* held) {
+  memory().step.slots[launched_ % device::StepSlots::kCount].input = input;
   const auto enqueue = [&](const DeviceRunner& runner) {
-    return enqueue_step(runner, batch, hyperparameters, held);
+    return enqueue_step(runner, samples, hyperparameters, held);
   };
   const DeviceWork work = held != nullptr ? DeviceWork::kHeldStep : DeviceWork::kStep;
-  if (!hyperparameters.as_graph) {
-    streams_->graphs.try_emplace({static_cast<int>(work), batch});  // counts as the first run of this graph
-    return launch(enqueue);
+  Result<> done;
+  if (hyperparameters.as_graph) {
+    done = run(work, samples, enqueue);
+  } else {
+    streams_->graphs.try_emplace({static_cast<int>(work), samples});  // counts as the first run of this graph
+    done = launch(enqueue);
   }
-  return run(work, batch, enqueue);
+  if (done) ++launched_;
+  return done;
 }
 
 template <class T>

@@ -25,7 +25,8 @@ namespace ddp::train {
 using DeviceAllReduce = std::function<Result<>(void* numbers, std::size_t count, cudaStream_t stream)>;
 
 /// One model in the memory of one GPU, with its training steps. All work goes into one stream in the order of
-/// the calls. Only the all-reduces have a stream of their own, which the first one waits for. A call waits
+/// the calls. Only a branch of the backward pass and the all-reduces have streams of their own, which the
+/// first one waits for. A call waits
 /// for the stream only if its comment says so. Work that repeats with the same batch size is captured once
 /// and then replayed as a graph.
 template <class T>
@@ -53,6 +54,12 @@ class DeviceNet {
     /// All parts of the gradients for all_reduce, in the order in which backward completes them. Each is
     /// summed while backward computes the next ones.
     std::vector<GradientBucket> buckets;
+    /// Samples of a batch. A step of more samples has several batches. Their gradients are added in
+    /// `earlier`, a buffer of gradient_bytes(), and reduced once. 0: a step is one batch.
+    int batch = 0;
+    std::byte* earlier = nullptr;
+    /// The batches of a step in GPU memory (address_in()). Null: the one that was put.
+    std::byte* sent = nullptr;
     /// Buffer of learnt_bytes() that receives the learned state before the step. Null: no copy is made.
     std::byte* kept = nullptr;
     bool as_graph = true;     ///< false: single launches; the same on all ranks, as NCCL requires
@@ -95,15 +102,31 @@ class DeviceNet {
   Result<> put(T* to, std::span<const T> from);
   Result<> get(std::span<T> to, const T* from);
   Result<> put_parameters(std::span<const T> from);
-  Result<> put_batch(const T* images, std::span<const std::uint8_t> labels);
+  Result<> put_batch(const T* images, std::span<const std::uint8_t> labels) {
+    return put_batch(images, labels, {memory().images, memory().labels});
+  }
+  /// The address of a batch.
+  struct BatchAddress {
+    T* images;
+    std::uint8_t* labels;
+  };
+  Result<> put_batch(const T* images, std::span<const std::uint8_t> labels, const BatchAddress& to);
+  /// Returns the address of a batch in a buffer of batches, each of batch_bytes().
+  BatchAddress address_in(std::byte* batches, std::size_t number) const {
+    std::byte* const begin = batches + number * batch_bytes();
+    return {reinterpret_cast<T*>(begin),
+            reinterpret_cast<std::uint8_t*>(begin +
+                                            static_cast<std::size_t>(program_.max_batch) * image_bytes())};
+  }
   const Memory& memory() const { return program_.memory(); }
   std::size_t image_bytes() const {
     const std::size_t side = static_cast<std::size_t>(kImageSide + 2 * program_.image_border);
     return side * side * sizeof(T);
   }
-  /// Returns the bytes of the largest batch, labels included.
+  /// Returns the bytes of the largest batch, labels included, as a multiple of a number's.
   std::size_t batch_bytes() const {
-    return static_cast<std::size_t>(program_.max_batch) * (image_bytes() + 1);
+    const std::size_t labels = (static_cast<std::size_t>(program_.max_batch) + sizeof(T) - 1) / sizeof(T);
+    return static_cast<std::size_t>(program_.max_batch) * image_bytes() + labels * sizeof(T);
   }
 
   /// Restores the learned state from the copy that the last step with Hyperparameters::kept made.
@@ -115,10 +138,14 @@ class DeviceNet {
   /// Computes the score only, with the running statistics.
   Result<> evaluate(int batch);
   /// Makes a whole step as one graph: forward, backward, all-reduce, finite check, clipping, update. The
-  /// batch is the one that was put or, with `held`, the one that `input` selects. The learning rate and all
-  /// decisions of the step are in GPU memory. `input` must not change until the step is done.
-  Result<> step(int batch, const kernels::device::StepInput& input, const Hyperparameters& hyperparameters,
+  /// batches are those that were sent or put or, with `held`, those that `input` selects. The learning rate
+  /// and all decisions of the step are in memory. At most StepSlots::kCount steps may be in flight.
+  Result<> step(int samples, const kernels::device::StepInput& input, const Hyperparameters& hyperparameters,
                 const ResidentImages* held = nullptr);
+  /// Returns the outcome of a step, by its number from 0, after an event behind the step.
+  const kernels::device::StepOutcome& outcome(std::uint64_t step) const {
+    return memory().step.slots[step % kernels::device::StepSlots::kCount].outcome;
+  }
   /// Return the results of the last forward, evaluate or step. Both wait.
   Result<kernels::BatchScore> score();
   Result<kernels::device::StepState> state();
@@ -141,14 +168,17 @@ class DeviceNet {
   /// Runs `enqueue` as launch() does, or as the graph of (work, batch).
   template <class Enqueue>
   Result<> run(DeviceWork work, int batch, const Enqueue& enqueue);
-  Result<> enqueue_step(const DeviceRunner& runner, int batch, const Hyperparameters& hyperparameters,
+  Result<> enqueue_step(const DeviceRunner& runner, int samples, const Hyperparameters& hyperparameters,
                         const ResidentImages* held);
-  Result<> enqueue_backward(const DeviceRunner& runner, int batch, const Hyperparameters& hyperparameters);
-  Result<> enqueue_sum(const GradientBucket& bucket, const DeviceAllReduce& all_reduce);
+  Result<> enqueue_earlier_batch(const DeviceRunner& runner, int batch, bool is_first, std::byte* earlier);
+  Result<> enqueue_backward(const DeviceRunner& runner, int batch, const Hyperparameters& hyperparameters,
+                            bool adds_earlier);
   Result<> copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
 
   Program program_;
   DeviceBytes bytes_;
+  PinnedBytes slots_;           ///< of StepSlots; kernels use the same addresses
+  std::uint64_t launched_ = 0;  ///< steps, as StepSlots::turn
   bool use_graphs_ = true;
   T* own_gradients_ = nullptr;
   std::shared_ptr<GraphStreams> streams_;

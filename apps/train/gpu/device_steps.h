@@ -18,21 +18,20 @@ namespace ddp::train {
 /// Settings of the steps from attach() to detach().
 struct DeviceStepSettings {
   OptimizerSettings optimizer{};
-  double clip_value = 0, clip_norm = 0;           ///< 0: off
-  Communicator* ranks = nullptr;                  ///< sums the gradients; null: this rank is alone
-  std::vector<GradientBucket> buckets;            ///< of plan_buckets(); empty: one of all gradients
-  bool undo = false;                              ///< drop() must restore the state before the step in flight
+  double clip_value = 0, clip_norm = 0;  ///< 0: off
+  Communicator* ranks = nullptr;         ///< sums the gradients; null: this rank is alone
+  std::vector<GradientBucket> buckets;   ///< of plan_buckets(); empty: one of all gradients
+  int batch = 0;      ///< samples of a batch; a step may have several. 0: a step is one batch
+  int batches = 1;    ///< limit of batches per step
+  bool undo = false;  ///< drop() must restore the state before the step in flight
   std::chrono::milliseconds drop_timeout{5'000};  ///< for drop() to wait for the GPU
 };
 
 /// The input of one step.
-template <class T>
 struct DeviceStep {
   double lr = 0;
-  std::size_t first = 0;      ///< position of its first sample in the order (set_order())
-  std::size_t size = 0;       ///< samples
-  const T* images = nullptr;  ///< null: the GPU holds the images; else the batch, as in Model::forward
-  std::span<const std::uint8_t> labels{};
+  std::size_t first = 0;    ///< position of its first sample in the order (set_order())
+  std::size_t size = 0;     ///< samples
   bool as_graph = true;     ///< false: single launches; the same on all ranks
   bool inject_nan = false;  ///< into this rank's gradient; requires as_graph false
 };
@@ -52,6 +51,8 @@ template <class T>
 class DeviceSteps {
  public:
   static constexpr std::size_t kMaxInFlight = 4;
+  /// Limit of batches per step: a graph contains the launches of all.
+  static constexpr int kMaxBatches = 64;
 
   virtual ~DeviceSteps() = default;
 
@@ -71,8 +72,10 @@ class DeviceSteps {
   virtual Result<> give(Optimizer<T>& optimizer) = 0;
 
   virtual std::size_t in_flight() const = 0;
+  /// Sends the next batch of the next step, as in Model::forward, if the GPU does not hold the images.
+  virtual Result<> send(const T* images, std::span<const std::uint8_t> labels) = 0;
   /// Requires fewer than kMaxInFlight steps in flight, and none if undo is set.
-  virtual Result<> launch(const DeviceStep<T>& step) = 0;
+  virtual Result<> launch(const DeviceStep& step) = 0;
   /// Waits for the oldest step in flight.
   virtual Result<DeviceOutcome> finish() = 0;
   /// Drops the steps in flight: their ranks are gone, and their all-reduces are lost. If undo was set, the

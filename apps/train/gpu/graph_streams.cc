@@ -6,12 +6,15 @@ Result<std::shared_ptr<GraphStreams>> GraphStreams::make() {
   auto streams = std::make_shared<GraphStreams>();
   auto stream = make_cuda_stream();
   if (!stream) return stream.error();
+  auto beside = make_cuda_stream();
+  if (!beside) return beside.error();
   // An operation between ranks begins at once, not behind the blocks of a large product.
   auto between_ranks = make_cuda_stream(StreamPriority::kHighest);
   if (!between_ranks) return between_ranks.error();
   auto mark = make_cuda_event();
   if (!mark) return mark.error();
   streams->stream = std::move(*stream);
+  streams->beside = std::move(*beside);
   streams->between_ranks = std::move(*between_ranks);
   streams->mark = std::move(*mark);
   return streams;
@@ -24,12 +27,16 @@ GraphStreams::~GraphStreams() {
   for (auto& [key, graph] : graphs)
     (void)graph.release();
   (void)stream.release();
+  (void)beside.release();
   (void)between_ranks.release();
 }
 
 Result<bool> GraphStreams::is_idle() const {
-  const auto done = cuda_is_done(cudaStreamQuery(stream.get()), "cudaStreamQuery");
-  return done && *done ? cuda_is_done(cudaStreamQuery(between_ranks.get()), "cudaStreamQuery") : done;
+  Result<bool> done = true;
+  for (const CudaStream* one : {&stream, &beside, &between_ranks}) {
+    if (done && *done) done = cuda_is_done(cudaStreamQuery(one->get()), "cudaStreamQuery");
+  }
+  return done;
 }
 
 GraphOwner graph_owner(const std::shared_ptr<GraphStreams>& streams) {

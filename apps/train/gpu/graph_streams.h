@@ -10,9 +10,10 @@
 
 namespace ddp::train {
 
-/// A stream, one beside it for operations between ranks, and the graphs captured from them. They are shared
-/// with the end of the operations in the graphs. Their destruction frees nothing while a stream is at work:
-/// freeing could wait forever for an operation whose ranks are gone. Such a process is about to end.
+/// A stream, one for a branch of its work, one for operations between ranks, and the graphs captured from
+/// them. They are shared with the end of the operations in the graphs. Their destruction frees nothing while
+/// a stream is at work: freeing could wait forever for an operation whose ranks are gone. Such a process is
+/// about to end.
 struct GraphStreams {
   static Result<std::shared_ptr<GraphStreams>> make();
   ~GraphStreams();
@@ -20,6 +21,7 @@ struct GraphStreams {
   Result<bool> is_idle() const;
 
   CudaStream stream;
+  CudaStream beside;
   CudaStream between_ranks;
   CudaEvent mark;  ///< for order_streams()
   std::map<std::pair<int, int>, CudaGraph> graphs;

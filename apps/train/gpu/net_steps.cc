@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "apps/train/data/image_size.h"
 #include "apps/train/gpu/cuda_runtime.h"
@@ -34,9 +35,7 @@ kernels::device::UpdateSettings update_settings(const DeviceStepSettings& settin
 template <class T>
 auto NetSteps<T>::make(DeviceNet<T>& net, Model<T>& model) -> Result<std::unique_ptr<NetSteps>> {
   std::unique_ptr<NetSteps> steps(new NetSteps(net, model));
-  auto slots = make_pinned_bytes(sizeof(StepSlot) * DeviceSteps<T>::kMaxInFlight);
-  if (!slots) return slots.error();
-  steps->slots_ = std::move(*slots);
+  static_assert(DeviceSteps<T>::kMaxInFlight == kernels::device::StepSlots::kCount);
   for (CudaEvent& event : steps->events_) {
     auto made = make_cuda_event();
     if (!made) return made.error();
@@ -48,9 +47,8 @@ auto NetSteps<T>::make(DeviceNet<T>& net, Model<T>& model) -> Result<std::unique
 template <class T>
 NetSteps<T>::~NetSteps() {
   if (net_.is_idle()) return;
-  (void)slots_.release();
   (void)batches_.release();
-  for (DeviceBytes* bytes : {&kept_, &images_, &order_})
+  for (DeviceBytes* bytes : {&sent_, &kept_, &earlier_, &images_, &order_})
     (void)bytes->release();
 }
 
@@ -68,6 +66,15 @@ Result<> NetSteps<T>::attach(const DeviceStepSettings& settings) {
     if (!kept) return kept.error();
     kept_ = std::move(*kept);
   }
+  max_batches_ = static_cast<std::size_t>(settings.batches);
+  if (max_batches_ > 1 && earlier_ == nullptr) {
+    auto earlier = make_device_bytes(net_.gradient_bytes());
+    if (!earlier) return earlier.error();
+    earlier_ = std::move(*earlier);
+  }
+  hyperparameters_.batch = settings.batch;
+  hyperparameters_.earlier = earlier_.get();
+  hyperparameters_.sent = sent_.get();
   hyperparameters_.kept = settings.undo ? kept_.get() : nullptr;
   if (ranks_ == nullptr) return {};
   hyperparameters_.buckets = settings.buckets;
@@ -159,38 +166,35 @@ Result<> NetSteps<T>::give(Optimizer<T>& optimizer) {
 /// Uses pinned memory: a copy from other memory waits for the stream, and so for an all-reduce that may never
 /// end.
 template <class T>
-Result<> NetSteps<T>::send_batch(const DeviceStep<T>& step) {
-  const std::size_t most = net_.batch_bytes();
+Result<> NetSteps<T>::send(const T* images, std::span<const std::uint8_t> labels) {
   if (batches_ == nullptr) {
-    auto batches = make_pinned_bytes(most * DeviceSteps<T>::kMaxInFlight);
+    const std::size_t step_bytes = net_.batch_bytes() * max_batches_;
+    auto batches = make_pinned_bytes(step_bytes * DeviceSteps<T>::kMaxInFlight);
     if (!batches) return batches.error();
+    auto sent = make_device_bytes(step_bytes);
+    if (!sent) return sent.error();
     batches_ = std::move(*batches);
+    sent_ = std::move(*sent);
+    hyperparameters_.sent = sent_.get();
   }
-  std::byte* const mine = batches_.get() + most * (launched_ % DeviceSteps<T>::kMaxInFlight);
-  const std::size_t bytes = net_.image_bytes() * step.labels.size();
-  std::memcpy(mine, step.images, bytes);
-  std::memcpy(mine + bytes, step.labels.data(), step.labels.size());
-  return net_.put_batch(reinterpret_cast<const T*>(mine),
-                        {reinterpret_cast<const std::uint8_t*>(mine + bytes), step.labels.size()});
+  const std::size_t step = launched_ % DeviceSteps<T>::kMaxInFlight;
+  const auto from = net_.address_in(batches_.get(), step * max_batches_ + sent_count_);
+  std::memcpy(from.images, images, net_.image_bytes() * labels.size());
+  std::memcpy(from.labels, labels.data(), labels.size());
+  return net_.put_batch(from.images, {from.labels, labels.size()},
+                        net_.address_in(sent_.get(), sent_count_++));
 }
 
 template <class T>
-Result<> NetSteps<T>::launch(const DeviceStep<T>& step) {
-  StepSlot& mine = slot(launched_);
-  mine.input = {step.lr, step.first};
+Result<> NetSteps<T>::launch(const DeviceStep& step) {
   hyperparameters_.as_graph = step.as_graph;
   hyperparameters_.inject_nan = step.inject_nan;
-  const bool held = step.images == nullptr;
-  if (!held) {
-    if (auto done = send_batch(step); !done) return done;
-  }
+  const bool held = std::exchange(sent_count_, 0) == 0;
   for (const GradientBucket& bucket : hyperparameters_.buckets)
     ranks_->launched(all_reduce<T>(nullptr, bucket.end - bucket.begin));
-  auto done = net_.step(static_cast<int>(step.size), mine.input, hyperparameters_, held ? &held_ : nullptr);
+  auto done = net_.step(static_cast<int>(step.size), {step.lr, step.first}, hyperparameters_,
+                        held ? &held_ : nullptr);
   if (!done) return done;
-  const auto copied = cudaMemcpyAsync(&mine.state, net_.memory().state, sizeof mine.state,
-                                      cudaMemcpyDeviceToHost, net_.stream());
-  if (done = cuda_check(copied, "cudaMemcpyAsync"); !done) return done;
   done = cuda_check(cudaEventRecord(event(launched_), net_.stream()), "cudaEventRecord");
   if (!done) return done;
   ++launched_;
@@ -210,10 +214,8 @@ Result<> NetSteps<T>::wait_for(cudaEvent_t event) {
 template <class T>
 Result<DeviceOutcome> NetSteps<T>::finish() {
   if (auto done = wait_for(event(finished_)); !done) return done.error();
-  const kernels::device::StepState& state = slot(finished_).state;
-  ++finished_;
-  const bool finite = state.skip == 0;
-  return DeviceOutcome{state.loss, finite, finite ? state.norm : 0};
+  const kernels::device::StepOutcome& outcome = net_.outcome(finished_++);
+  return DeviceOutcome{outcome.loss, outcome.skip == 0, outcome.norm};
 }
 
 template <class T>

@@ -27,35 +27,29 @@ class NetSteps final : public DeviceSteps<T> {
   Result<> take(Optimizer<T>& optimizer) override;
   Result<> give(Optimizer<T>& optimizer) override;
   std::size_t in_flight() const override { return launched_ - finished_; }
-  Result<> launch(const DeviceStep<T>& step) override;
+  Result<> send(const T* images, std::span<const std::uint8_t> labels) override;
+  Result<> launch(const DeviceStep& step) override;
   Result<DeviceOutcome> finish() override;
   Result<> drop() override;
 
  private:
-  /// The host's input and output of one step, in pinned memory; one slot for each step in flight.
-  struct StepSlot {
-    kernels::device::StepInput input;
-    kernels::device::StepState state;
-  };
-
   NetSteps(DeviceNet<T>& net, Model<T>& model) : net_(net), model_(model) {}
-  StepSlot& slot(std::size_t step) {
-    return reinterpret_cast<StepSlot*>(slots_.get())[step % DeviceSteps<T>::kMaxInFlight];
-  }
   cudaEvent_t event(std::size_t step) const { return events_[step % DeviceSteps<T>::kMaxInFlight].get(); }
   Result<> wait_for(cudaEvent_t event);
-  Result<> send_batch(const DeviceStep<T>& step);
 
   DeviceNet<T>& net_;
   Model<T>& model_;
-  PinnedBytes slots_;
-  PinnedBytes batches_;  ///< kMaxInFlight batches; null if the GPU holds the images
+  PinnedBytes batches_;         ///< of kMaxInFlight steps; null if the GPU holds the images
+  DeviceBytes sent_;            ///< the batches of one step, likewise
+  std::size_t sent_count_ = 0;  ///< batches of the next step
+  std::size_t max_batches_ = 1;
   std::array<CudaEvent, DeviceSteps<T>::kMaxInFlight> events_;
   std::size_t launched_ = 0, finished_ = 0;
   Communicator* ranks_ = nullptr;
   typename DeviceNet<T>::Hyperparameters hyperparameters_;
   std::chrono::milliseconds drop_timeout_{0};
-  DeviceBytes kept_;  ///< learned state before the step in flight; only with undo
+  DeviceBytes kept_;     ///< learned state before the step in flight; only with undo
+  DeviceBytes earlier_;  ///< sum of the gradients of a step's earlier batches
   DeviceBytes images_, order_;
   std::size_t hold_size_ = 0;  ///< images of the data set that hold() saw
   typename DeviceNet<T>::ResidentImages held_;

@@ -43,8 +43,6 @@ class HealthDevice {
 };
 
 std::unique_ptr<HealthDevice> open_health_cpu();
-/// Returns whether this build and this machine have a GPU; kUsage with the reason.
-Result<> can_test_gpu();
 /// Opens GPU number `local_rank` modulo the number of GPUs.
 Result<std::unique_ptr<HealthDevice>> open_health_gpu(int local_rank);
 

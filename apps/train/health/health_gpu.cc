@@ -283,12 +283,6 @@ class Gpu final : public HealthDevice {
 
 }  // namespace
 
-Result<> can_test_gpu() {
-  const auto gpus = count_gpus();
-  if (!gpus) return Error{ErrorCode::kUsage, "no usable NVIDIA GPU: " + gpus.error().text};
-  return {};
-}
-
 Result<std::unique_ptr<HealthDevice>> open_health_gpu(int local_rank) {
   const auto gpus = count_gpus();
   if (!gpus) return gpus.error();
@@ -301,14 +295,12 @@ Result<std::unique_ptr<HealthDevice>> open_health_gpu(int local_rank) {
 
 #else
 
+#include "apps/train/gpu/device_model.h"
+
 namespace ddp::train {
 
-Result<> can_test_gpu() {
-  return Error{ErrorCode::kUsage, "this build has no CUDA support and tests only CPUs"};
-}
-
 Result<std::unique_ptr<HealthDevice>> open_health_gpu(int) {
-  return can_test_gpu().error();
+  return can_use_gpu().error();
 }
 
 }  // namespace ddp::train

@@ -13,6 +13,7 @@
 
 #include "apps/train/checkpoint/output_path.h"
 #include "apps/train/collectives/shared_outcome.h"
+#include "apps/train/gpu/device_model.h"
 #include "apps/train/health/checks/health_diagnosis.h"
 #include "apps/train/health/health_device.h"
 #include "apps/train/health/health_network.h"
@@ -36,7 +37,7 @@ int end_with(const std::string& text) {
 
 bool uses_gpu(const HealthOptions& options) {
   return options.device == HealthDeviceKind::kGpu ||
-         (options.device == HealthDeviceKind::kAuto && can_test_gpu());
+         (options.device == HealthDeviceKind::kAuto && can_use_gpu());
 }
 
 /// Returns an error that is visible before anything starts; empty: none.
@@ -47,7 +48,7 @@ std::string contradiction(const HealthOptions& options, const WorkerEnvironment&
            std::to_string(environment.world_size);
   }
   if (options.device == HealthDeviceKind::kGpu) {
-    if (const auto can = can_test_gpu(); !can) return "--device gpu: " + can.error().text;
+    if (const auto can = can_use_gpu(); !can) return "--device gpu: " + can.error().text;
   }
   if (const auto possible = can_join(environment, world); !possible) return possible.error().text;
   if (uses_gpu(options) || options.memory_mb == 0) return "";

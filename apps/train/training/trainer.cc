@@ -311,7 +311,8 @@ Result<bool> Trainer<T>::train_batches(const OnStep& on_step) {
 
 template <class T>
 bool Trainer<T>::has_device_steps() const {
-  if (model_.device_steps() == nullptr || options_.zero || options_.accumulate != 1) return false;
+  if (model_.device_steps() == nullptr || options_.zero) return false;
+  if (options_.accumulate > DeviceSteps<T>::kMaxBatches) return false;
   return sum_group().world_size() == 1 || sum_group().has_device_operations();
 }
 
@@ -331,6 +332,8 @@ auto Trainer<T>::begin_device_epoch(std::vector<std::uint32_t> order)
     settings.clip_norm = options_.clip_norm;
     settings.ranks = sum_group().world_size() == 1 ? nullptr : &sum_group();
     settings.buckets = sync_->buckets();
+    settings.batch = options_.batch_size;
+    settings.batches = options_.accumulate;
     settings.undo = options_.rejoin;
     if (auto done = device.attach(settings); !done) return done.error();
     attached_to_device_ = true;
@@ -338,7 +341,8 @@ auto Trainer<T>::begin_device_epoch(std::vector<std::uint32_t> order)
   // With one step in flight, a lost step can be undone, and a step can be measured by itself.
   const bool alone = options_.rejoin || !options_.profile.empty();
   return DeviceEpoch<T>::begin(device, data_.training, std::move(order),
-                               static_cast<std::size_t>(options_.batch_size), model_.image_border(),
+                               static_cast<std::size_t>(options_.batch_size),
+                               static_cast<std::size_t>(options_.accumulate), model_.image_border(),
                                alone ? 1 : DeviceSteps<T>::kMaxInFlight);
 }
 
@@ -369,7 +373,9 @@ Result<StepReport> Trainer<T>::device_step(DeviceEpoch<T>& epoch) {
   }
   const auto plan = [this](std::uint64_t ahead, std::span<const std::uint32_t> samples) {
     const std::uint64_t step = position_.step + ahead + 1;
-    log_samples(samples, step);
+    const std::size_t most = static_cast<std::size_t>(options_.batch_size);
+    for (auto rest = samples; !rest.empty(); rest = rest.subspan(std::min(most, rest.size())))
+      log_samples(rest.first(std::min(most, rest.size())), step);
     const bool injected = options_.inject_nan && options_.inject_nan->step == step;  // on any rank
     return typename DeviceEpoch<T>::Plan{learning_rate(ahead), !injected, injects_nan(step)};
   };
@@ -383,7 +389,7 @@ Result<StepReport> Trainer<T>::device_step(DeviceEpoch<T>& epoch) {
   report.norm = outcome->norm;
   report.dropped = !outcome->finite;
   report.images = epoch.images();
-  count_step(outcome->finite, 1);
+  count_step(outcome->finite, epoch.batches());
   return report;
 }
 

@@ -1,7 +1,6 @@
 #include "apps/train/world/host_memory.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -65,13 +64,8 @@ std::string lacking_memory(std::size_t each, int ranks) {
   const auto count = static_cast<std::size_t>(std::max(ranks, 1));
   const auto left = available_memory();
   if (!left || *left / count >= each) return "";
-  return room_text(each) + " of memory for each rank, and host " + host_name() + " has " + room_text(*left) +
-         " left for its " + (count == 1 ? "rank" : std::to_string(count) + " ranks");
-}
-
-std::string room_text(std::size_t bytes) {
-  const bool few = bytes < std::size_t{1} << 30;
-  return format_text("%.1f %s", static_cast<double>(bytes) / (few ? 0x1p20 : 0x1p30), few ? "MiB" : "GiB");
+  return format_bytes(each) + " of memory for each rank, and host " + host_name() + " has " +
+         format_bytes(*left) + " left for its " + (count == 1 ? "rank" : std::to_string(count) + " ranks");
 }
 
 }  // namespace ddp::train

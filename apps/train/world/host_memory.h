@@ -13,12 +13,9 @@ namespace ddp::train {
 std::optional<std::size_t> available_memory(const std::filesystem::path& proc = "/proc",
                                             const std::filesystem::path& groups = "/sys/fs/cgroup");
 
-/// Returns why `ranks` of this host cannot take `each` bytes each: "1024.0 GiB of memory for each rank, and
+/// Returns why `ranks` of this host cannot take `each` bytes each: "1.0 TiB of memory for each rank, and
 /// host gpu01 has 21.9 GiB left for its 2 ranks". Empty if they can, or if the memory is unknown. Less than
 /// one rank counts as one.
 std::string lacking_memory(std::size_t each, int ranks);
-
-/// Returns "1.5 GiB" or "26.7 MiB".
-std::string room_text(std::size_t bytes);
 
 }  // namespace ddp::train

@@ -101,6 +101,22 @@ struct BodyPair {
   }
 };
 
+/// Runs launches(runner) beside the runner's later launches, behind its earlier ones. A runner without
+/// branches runs all launches in the order of the calls.
+template <class Runner, class Launches>
+void run_beside(const Runner& runner, const Launches& launches) {
+  if constexpr (requires { runner.run_beside(launches); }) {
+    runner.run_beside(launches);
+  } else {
+    launches(runner);
+  }
+}
+/// Puts later launches behind those of run_beside().
+template <class Runner>
+void join_branch(const Runner& runner) {
+  if constexpr (requires { runner.join_branch(); }) runner.join_branch();
+}
+
 /// N neighbors that move together: one load of 16 bytes on a GPU.
 template <class T, int N>
 struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack {

@@ -21,7 +21,11 @@ inline constexpr int kConvNetFcBias = 29'024;
 /// Bodies, parameter offsets and memory of one block. Its input is stored as From.
 template <class T, class S, int Side, int In, int Out, class From>
 struct DeviceConvBlock {
-  using Forward = Convolution<T, Side, In, Out, false, From, S, S>;
+  template <int Split>
+  using SplitForward = Convolution<T, Side, In, Out, false, From, S, S, Split>;
+  using Forward = SplitForward<1>;
+  /// Two blocks for each processor of a large GPU. If there are fewer, their channels are split.
+  static constexpr int kFewBlocks = 264;
   using Moments = Norm<T, Out, Forward::kThreads>;
   using GradientSums = NormGradientSums<T, Out, 256>;
   static constexpr int kPixels = Side * Side;
@@ -53,11 +57,20 @@ struct DeviceConvBlock {
   template <class Runner>
   void forward(const Runner& runner, const WeightMemory<T, S>& m, int batch, const From* padded,
                bool training) const {
+    if (batch * Forward::kBands < kFewBlocks) {
+      run_forward<SplitForward<2>>(runner, m, batch, padded, training);
+    } else {
+      run_forward<Forward>(runner, m, batch, padded, training);
+    }
+  }
+  template <class Body, class Runner>
+  void run_forward(const Runner& runner, const WeightMemory<T, S>& m, int batch, const From* padded,
+                   bool training) const {
     const S* w = m.weights + weight;
     const T* p = m.parameters;
     const T *old_mean = m.running + running, *old_variance = old_mean + Out;
     T* const next_mean = m.next_running + running;
-    runner.template run<WithLast<Forward, Moments>>(
+    runner.template run<WithLast<Body, Moments>>(
         {{batch, padded, w, w + Forward::kWeights, convolved, training ? mean_parts : nullptr, square_parts},
          {training ? batch * Forward::kBands : 0,
           Forward::kPixels,

@@ -30,23 +30,31 @@ void run_conv_net_forward(const Runner& runner, const ConvNetMemory<T, S>& m, in
        m.head_ticket});
 }
 
-/// Computes the gradients.
+/// Computes the gradients. Only the way from the head to the first convolution's weights is one launch after
+/// the other; the gradients of the linear layer and of the second convolution's weights are computed beside
+/// it.
 template <class T, class S, class Runner>
 void run_conv_net_backward(const Runner& runner, const ConvNetMemory<T, S>& m, int batch,
                            const OnReady& on_ready) {
   const WeightMemory<T, S>& t = m.training;
   const auto& block1 = m.block1;
   const auto& block2 = m.block2;
-  runner.template run<HeadGradient<T, S>>({batch, kConvNetFeatures, m.features, m.logit_gradient,
-                                           t.gradients + kConvNetFcWeight, t.gradients + kConvNetFcBias});
+  run_beside(runner, [&](const auto& beside) {
+    beside.template run<HeadGradient<T, S>>({batch, kConvNetFeatures, m.features, m.logit_gradient,
+                                             t.gradients + kConvNetFcWeight, t.gradients + kConvNetFcBias});
+  });
   on_ready(static_cast<std::size_t>(block2.gamma));  // Head has computed those of the normalization
   T* const inner = m.gradient2 + (2 * 18 + 2) * 32;
   runner.template run<PoolGradient<T, 14, 32, S>>(
       {batch, block2.pooled_gradient(m.features_gradient), inner, 18 * 18 * 32, 18 * 32});
+  run_beside(runner, [&](const auto& beside) {
+    using Weights2 = typename ConvNetMemory<T, S>::Weights2;
+    beside.template run<Weights2>({batch, m.hidden, {inner, 18 * 18 * 32, 18 * 32}, m.weight_parts2});
+    beside.template run<SumParts<T>>(
+        {m.weight_parts2, t.gradients + block2.weight, Weights2::kSize, Weights2::groups(batch)});
+  });
   runner.template run<Convolution<T, 14, 32, 16, true, T, S, T>>(
       {batch, m.gradient2, t.weights + block2.weight, nullptr, m.hidden_gradient, nullptr, nullptr});
-  using Weights2 = typename ConvNetMemory<T, S>::Weights2;
-  runner.template run<Weights2>({batch, m.hidden, {inner, 18 * 18 * 32, 18 * 32}, m.weight_parts2});
   runner.template run<WithLast<PoolSums<T, 28, 16, S>, typename ConvNetMemory<T, S>::Block1::GradientSums>>(
       {{batch, block1.convolved, block1.scale, block1.shift, m.hidden_gradient, block1.sums, block1.products},
        block1.gradient_sums(t, batch),
@@ -55,8 +63,8 @@ void run_conv_net_backward(const Runner& runner, const ConvNetMemory<T, S>& m, i
   runner.template run<Weights1>(
       {batch, t.images, block1.pooled_gradient(m.hidden_gradient), m.weight_parts1});
   runner.template run<SumParts<T>>(
-      {{{m.weight_parts1, t.gradients + block1.weight, Weights1::kSize, Weights1::groups(batch)},
-        {m.weight_parts2, t.gradients + block2.weight, Weights2::kSize, Weights2::groups(batch)}}});
+      {m.weight_parts1, t.gradients + block1.weight, Weights1::kSize, Weights1::groups(batch)});
+  join_branch(runner);
   on_ready(0);
 }
 

@@ -23,5 +23,7 @@ DDP_LAUNCH(ColumnSums<float>);
 DDP_LAUNCH(ColumnSums<double>);
 DDP_LAUNCH(SumParts<float>);
 DDP_LAUNCH(SumParts<double>);
+DDP_LAUNCH(AddVector<float>);
+DDP_LAUNCH(AddVector<double>);
 
 }  // namespace ddp::train::kernels::device

@@ -4,46 +4,58 @@
 
 namespace ddp::train::kernels::device {
 
-/// Adds the parts of two gradients, each in the order of its parts; one thread per element.
+/// Adds the parts of a gradient in their order; one thread per element.
 template <class T>
 struct SumParts {
-  struct SummedRange {
+  struct Args {
     const T* parts;  ///< [count][size]
     T* to;
     int size;
     int count;
-  };
-  struct Args {
-    SummedRange ranges[2];
   };
   static constexpr int kThreads = 128;
   static constexpr int kAtOnce = 16;
   using Shared = NoMemory;
   using Local = NoMemory;
 
-  static DDP_HD int blocks(const Args& args) {
-    return divide_up(args.ranges[0].size + args.ranges[1].size, kThreads);
-  }
+  static DDP_HD int blocks(const Args& args) { return divide_up(args.size, kThreads); }
   static DDP_HD int phases(const Args&) { return 1; }
   static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
-    int i = at.block * kThreads + at.thread;
-    const bool second = i >= args.ranges[0].size;
-    const SummedRange& range = second ? args.ranges[1] : args.ranges[0];
-    if (second) i -= args.ranges[0].size;
-    if (i >= range.size) return;
+    const int i = at.block * kThreads + at.thread;
+    if (i >= args.size) return;
     T sum = T(0);
-    for (int begin = 0; begin < range.count; begin += kAtOnce) {
+    for (int begin = 0; begin < args.count; begin += kAtOnce) {
       T parts[kAtOnce];  // all loads start before the first addition
       DDP_UNROLL
       for (int k = 0; k < kAtOnce; ++k) {
         const std::ptrdiff_t part = begin + k;
-        parts[k] = part < range.count ? range.parts[part * range.size + i] : T(0);
+        parts[k] = part < args.count ? args.parts[part * args.size + i] : T(0);
       }
       DDP_UNROLL
       for (int k = 0; k < kAtOnce; ++k)
-        if (begin + k < range.count) sum += parts[k];
+        if (begin + k < args.count) sum += parts[k];
     }
-    range.to[i] = sum;
+    args.to[i] = sum;
+  }
+};
+
+/// Adds a vector to another one; one thread per element.
+template <class T>
+struct AddVector {
+  struct Args {
+    int size;
+    T* to;
+    const T* from;
+  };
+  static constexpr int kThreads = 128;
+  using Shared = NoMemory;
+  using Local = NoMemory;
+
+  static DDP_HD int blocks(const Args& args) { return divide_up(args.size, kThreads); }
+  static DDP_HD int phases(const Args&) { return 1; }
+  static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
+    const int i = at.block * kThreads + at.thread;
+    if (i < args.size) args.to[i] += args.from[i];
   }
 };
 

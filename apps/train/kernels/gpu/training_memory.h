@@ -36,6 +36,7 @@ struct TrainingMemory {
   double* squares = nullptr;
   int* infinite = nullptr;
   unsigned* update_ticket = nullptr;
+  StepSlots step{};  ///< whoever runs programs on a GPU places the slots in host memory
 
   TrainingMemory() = default;
   TrainingMemory(Arena& arena, int parameter_count, int running, int max_batch, int image_size)
@@ -54,7 +55,8 @@ struct TrainingMemory {
         score(arena.take<DeviceScore>(1)),
         squares(arena.take<double>(GradientCheck<T>::blocks({parameter_count, {}, {}, {}, {}, {}}))),
         infinite(arena.take<int>(GradientCheck<T>::blocks({parameter_count, {}, {}, {}, {}, {}}))),
-        update_ticket(arena.take<unsigned>(1)) {}
+        update_ticket(arena.take<unsigned>(1)),
+        step{arena.take<StepSlot>(StepSlots::kCount), arena.take<unsigned>(1)} {}
 
   std::byte* learnt() const { return reinterpret_cast<std::byte*>(parameters); }
   std::size_t learnt_bytes() const {
@@ -94,7 +96,8 @@ void run_update(const Runner& runner, const TrainingMemory<T>& m, S* weights, co
                                               m.squares, m.infinite};
   runner.template run<WithLast<GradientCheck<T>, StepDecision<T>>>(
       {check,
-       {GradientCheck<T>::blocks(check), m.squares, m.infinite, settings, m.gradients + m.count, m.state},
+       {GradientCheck<T>::blocks(check), m.squares, m.infinite, settings, m.gradients + m.count, m.state,
+        m.step},
        m.update_ticket});
   runner.template run<Update<T, S>>({m.count, m.parameters, m.gradients, m.first, m.second, m.running_count,
                                      m.running, m.next_running, settings, m.state, weights});

@@ -13,15 +13,38 @@ struct StepInput {
   std::uint64_t first;  ///< position of the batch in the order of the samples
 };
 
-/// The input, and the decisions that a step makes on the device; a captured graph holds neither. The state
-/// stays in device memory for the whole training.
-struct StepState : StepInput {
+/// Outcome of a step, read by the host.
+struct StepOutcome {
+  double loss;  ///< mean over the ranks
+  double norm;  ///< gradient norm before clipping; only with clip_norm
+  int skip;     ///< the gradient was not finite; nothing was changed
+};
+
+/// Input and outcome of one step, in host memory that kernels access. The host writes the input before it
+/// launches the step, and reads the outcome after an event behind the step. CUDA orders both, so kernels need
+/// no fence of the system. A kernel reads a slot once: each read crosses the bus.
+struct alignas(64) StepSlot {
+  StepInput input;
+  StepOutcome outcome;
+};
+
+/// One slot for each step in flight.
+struct StepSlots {
+  static constexpr unsigned kCount = 4;
+  StepSlot* slots;
+  unsigned* turn;  ///< in GPU memory: steps made so far; a captured graph does not contain it
+
+  DDP_HD StepSlot& present() const { return slots[*turn % kCount]; }
+};
+
+/// The decisions that a step makes on the device; a captured graph does not contain them. The state stays in
+/// device memory for the whole training.
+struct StepState {
+  double lr;
   std::int64_t steps;  ///< updates made so far
   int skip;            ///< the last gradient was not finite; nothing was changed
   int dropped;         ///< steps skipped so far
-  double norm;         ///< gradient norm before clipping; only with clip_norm
   double factor;       ///< factor of the gradient: below 1 if it is clipped, else 1
-  double loss;         ///< mean over the ranks
   // AdamW's values for this step.
   double rate, keep, root_correction;
 };
@@ -105,6 +128,7 @@ struct StepDecision {
     UpdateSettings settings;
     const T* loss;  ///< follows the gradients
     StepState* state;
+    StepSlots step;
   };
   static constexpr int kThreads = 256;
   static constexpr int kRounds = halvings(kThreads);
@@ -138,7 +162,11 @@ struct StepDecision {
  private:
   static DDP_HD void finish(double squares, bool infinite, const Args& args) {
     StepState& state = *args.state;
-    state.loss = static_cast<double>(*args.loss);
+    const UpdateSettings& settings = args.settings;
+    StepSlot& slot = args.step.present();
+    ++*args.step.turn;
+    const double norm = !infinite && settings.clip_norm > 0 ? std::sqrt(squares) : 0;
+    slot.outcome = {static_cast<double>(*args.loss), norm, infinite ? 1 : 0};
     state.skip = infinite ? 1 : 0;
     state.factor = 1;
     if (infinite) {
@@ -146,7 +174,7 @@ struct StepDecision {
       return;
     }
     ++state.steps;
-    const UpdateSettings& settings = args.settings;
+    state.lr = slot.input.lr;
     if (settings.adamw) {
       const double count = static_cast<double>(state.steps);
       state.root_correction = std::sqrt(1 - std::pow(settings.beta2, count));
@@ -154,8 +182,7 @@ struct StepDecision {
       state.keep = 1 - state.lr * settings.decay;
     }
     if (!(settings.clip_norm > 0)) return;
-    state.norm = std::sqrt(squares);
-    const double factor = settings.clip_norm / (state.norm + 1e-6);  // as torch.nn.utils.clip_grad_norm_
+    const double factor = settings.clip_norm / (norm + 1e-6);  // as torch.nn.utils.clip_grad_norm_
     if (factor < 1) state.factor = factor;
   }
 };

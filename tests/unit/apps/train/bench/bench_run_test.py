@@ -203,12 +203,12 @@ class OptionErrors(unittest.TestCase):
             code, text = self.refused(*arguments, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2", GROUP_RANK="0",
                                       MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
             self.assertEqual(code, 2, text)
-            each = "1024.0" if arguments[1] == "allreduce" else "2048.0"
-            self.assertRegex(text, rf"^train bench: {arguments[1]}: messages of 1099511627776 bytes need {each} GiB of memory for "
+            each = "1.0" if arguments[1] == "allreduce" else "2.0"
+            self.assertRegex(text, rf"^train bench: {arguments[1]}: messages of 1099511627776 bytes need {each} TiB of memory for "
                                    r"each rank, and host \S+ has [\d.]+ [GM]iB left for its 2 ranks; write a smaller -b or -e\n$")
         code, text = self.refused("health", "--device", "cpu", "--memory", "16777216")
         self.assertEqual(code, 2, text)
-        self.assertRegex(text, r"^train health: --memory 16777216: 16384.0 GiB of memory for each rank, and host \S+ has ")
+        self.assertRegex(text, r"^train health: --memory 16777216: 16.0 TiB of memory for each rank, and host \S+ has ")
         code, text = self.refused("bench", "allreduce", "-e", "1024G", "-i", "4")
         self.assertEqual((code, text), (2, "train bench: -i: from 8 to 1099511627776 bytes in steps of 4 are more than 10000 sizes; use a "
                                            "larger -i, or -f 2\n"))
@@ -221,7 +221,7 @@ class OptionErrors(unittest.TestCase):
         if "Sanitizer" in done.stderr:
             self.skipTest("a sanitizer needs more than such a limit leaves")
         self.assertEqual((done.returncode, done.stderr),
-                         (1, "train: this process cannot allocate 512.0 MiB of memory for the messages; write a smaller -b or -e\n"))
+                         (1, "train: this process cannot allocate 512 MiB of memory for the messages; write a smaller -b or -e\n"))
 
     def test_the_path_of_the_result_is_checked_first(self):
         for code, out, err in run((2,), "bench", "allreduce", "-e", "8", "--json", "/nonexistent/a"):

@@ -92,7 +92,7 @@ double loss_after_training() {
     std::ranges::copy(batch.images, t.images);
     std::ranges::copy(batch.labels, t.labels);
     device.forward_backward(kTrainingBatch, {});
-    t.state->lr = 0.01;
+    t.step.present().input.lr = 0.01;
     run_update(HostRunner{}, t, {false, 0.9, 0.9, 0.999, 1e-8, 0, 0, 0}, 1.0f);
     if (step >= 40) last += t.score->loss_sum / kTrainingBatch / 10;
   }
@@ -284,7 +284,7 @@ TEST_CASE("the bf16 forward pass reads the rounded weights of updates and run_ro
   for (const bool adamw : {false, true}) {
     const std::vector<float> old(t.parameters, t.parameters + kConvNetParameters);
     device.forward_backward(kBatch, {});
-    t.state->lr = 0.01;
+    t.step.present().input.lr = 0.01;
     run_update(HostRunner{}, t, {adamw, 0.9, 0.9, 0.999, 1e-8, 0.01, 0, 0}, 1.0f);
     CHECK_FALSE(same_bits(std::span<const float>(t.parameters, kConvNetParameters), old));
     CHECK(follow());
@@ -334,7 +334,7 @@ TEST_CASE("an MLP in bf16 has the same bits in every order, gradients near float
     device.forward_backward(kBatch, {});
     plain.forward_backward(kBatch, {});
     if (step == 0) first = t.score->loss_sum;
-    t.state->lr = plain.training.state->lr = 0.01;
+    t.step.present().input.lr = plain.training.step.present().input.lr = 0.01;
     run_update(HostRunner{}, t, {false, 0.9, 0.9, 0.999, 1e-8, 0, 0, 0}, 1.0f);
     run_update(HostRunner{}, plain.training, {false, 0.9, 0.9, 0.999, 1e-8, 0, 0, 0}, 1.0f);
   }

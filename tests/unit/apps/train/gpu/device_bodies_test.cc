@@ -133,15 +133,21 @@ void check_convolution() {
   const auto weight = noise<T>(shape.weight_size(), 2), bias = noise<T>(Out, 3);
   const std::size_t outputs = static_cast<std::size_t>(kBatch) * shape.output_size();
   const std::size_t moments = static_cast<std::size_t>(kBatch) * Body::kBands * Out;
-  const auto got = in_every_order([&](const HostOrder& order) {
+  const auto convolve = [&]<class Any>(const HostOrder& order) {
     auto all = unwritten<T>(outputs + 2 * moments);
     AlignedBuffer<T> output(outputs);
-    run_on_host<Body>({kBatch, padded.data(), weight.data(), bias.data(), output.data(), all.data() + outputs,
-                       all.data() + outputs + moments},
-                      order);
+    run_on_host<Any>({kBatch, padded.data(), weight.data(), bias.data(), output.data(), all.data() + outputs,
+                      all.data() + outputs + moments},
+                     order);
     std::copy_n(output.data(), outputs, all.data());
     return all;
-  });
+  };
+  const auto got =
+      in_every_order([&](const HostOrder& order) { return convolve.template operator()<Body>(order); });
+  using Split = Convolution<T, Side, In, Out, false, T, T, T, 2>;
+  CHECK(same_bits(
+      in_every_order([&](const HostOrder& order) { return convolve.template operator()<Split>(order); }),
+      got));
   const auto& cpu = best_kernels<T>();
   std::vector<T> expected(outputs), mean(moments), squares(moments);
   for (int n = 0; n < kBatch; ++n) {
@@ -172,9 +178,7 @@ void check_weight_gradient(int batch) {
     auto parts = unwritten<T>(static_cast<std::size_t>(Body::groups(batch)) * Body::kSize);
     run_on_host<Body>({batch, padded.data(), {inner, image, row}, parts.data()}, order);
     auto sum = unwritten<T>(Body::kSize);
-    T nothing[1] = {};
-    run_on_host<SumParts<T>>(
-        {{{parts.data(), sum.data(), Body::kSize, Body::groups(batch)}, {nothing, nothing, 0, 0}}}, order);
+    run_on_host<SumParts<T>>({parts.data(), sum.data(), Body::kSize, Body::groups(batch)}, order);
     return sum;
   });
   const auto& cpu = best_kernels<T>();

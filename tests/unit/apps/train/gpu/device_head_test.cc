@@ -63,7 +63,7 @@ struct UpdateCase {
 
   /// Returns the bodies' parameters, first and second vector after one step.
   std::vector<T> step(const UpdateSettings& settings, T share, const HostOrder& order) {
-    device.state->lr = 0.01;
+    device.step.present().input.lr = 0.01;
     run_update(HostRunner{order}, device, settings, share);
     std::vector<T> all(device.parameters, device.parameters + count);
     all.insert(all.end(), device.first, device.first + count);

@@ -79,7 +79,7 @@ void check_training(Model<T>& model, auto& device, const AlignedBuffer<T>& image
     CHECK(difference(std::span(t.next_running, model.running_statistics().size()),
                      model.running_statistics()) <= grown * tolerance);
     update.step(model);
-    t.state->lr = 0.01;
+    t.step.present().input.lr = 0.01;
     run_update(HostRunner{}, t, update.settings, T(1));
     // AdamW's first step is the sign of the gradient, which is noise where the gradient is noise.
     if (adamw) std::ranges::copy(model.parameters(), t.parameters);

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -22,6 +24,7 @@
 #include "apps/train/data/random.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "tests/support/catch.h"
+#include "tests/support/fake_cuda.h"
 #include "tests/support/fake_nccl.h"
 #include "tests/unit/apps/train/collectives/gather_check.h"
 #include "tests/unit/apps/train/collectives/memory_directory.h"
@@ -31,6 +34,28 @@
 using namespace ddp;
 using namespace ddp::train;
 using namespace std::chrono_literals;
+
+namespace {
+
+/// Work that waits for other ranks, in order. It moves on when it is queried.
+struct WorkStream {
+  std::deque<std::function<bool()>> waiting;
+
+  bool is_idle() {
+    while (!waiting.empty() && waiting.front()())
+      waiting.pop_front();
+    return waiting.empty();
+  }
+};
+
+}  // namespace
+
+void ddp::fake_cuda_enqueue(cudaStream_t stream, std::function<bool()> work, std::shared_ptr<void>) {
+  reinterpret_cast<WorkStream*>(stream)->waiting.push_back(std::move(work));
+}
+bool ddp::fake_cuda_is_capturing(cudaStream_t) {
+  return false;
+}
 
 namespace {
 
@@ -53,10 +78,10 @@ class MemoryDevice final : public NcclDevice {
     std::memcpy(host, device, bytes);
     return {};
   }
-  Result<bool> is_idle(void* stream) override { return static_cast<FakeStream*>(stream)->pending == 0; }
+  Result<bool> is_idle(void* stream) override { return static_cast<WorkStream*>(stream)->is_idle(); }
 
  private:
-  FakeStream stream_;
+  WorkStream stream_;
 };
 
 std::shared_ptr<const NcclLibrary> fake_library() {
@@ -64,8 +89,20 @@ std::shared_ptr<const NcclLibrary> fake_library() {
   return *library;
 }
 
+/// The folder in which the fake NCCL's ranks meet.
+struct RoomFolder {
+  RoomFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "fake-nccl-XXXXXX").string();
+    path = ::mkdtemp(name.data());
+    ::setenv("FAKE_NCCL_DIR", path.c_str(), 1);
+  }
+  ~RoomFolder() { std::filesystem::remove_all(path); }
+  std::filesystem::path path;
+};
+
 /// Resets and returns the settings of the library that fake_library() loaded.
 FakeNcclSettings& fresh_settings() {
+  static const RoomFolder folder;
   (void)fake_library();
   static void* const handle = ::dlopen(DDP_FAKE_NCCL, RTLD_NOW | RTLD_NOLOAD);
   using Getter = FakeNcclSettings* (*)();
@@ -595,9 +632,7 @@ TEST_CASE("an abort that hangs is abandoned after its deadline") {
     const auto comm = link.open(directory, "world", 0, 1);
     REQUIRE(comm.has_value());
     settings.abort_hangs = 1;
-    FakeStream stream;
-    stream.pending = 1;
-    const auto done = link.wait(*comm, "all-reduce", [&]() -> Result<bool> { return stream.pending == 0; });
+    const auto done = link.wait(*comm, "all-reduce", []() -> Result<bool> { return false; });
     REQUIRE(done.has_error());
     CHECK(done.error().text ==
           "rank 0 over NCCL: the other ranks did not join the operation within 20 ms; NCCL did not abort "
