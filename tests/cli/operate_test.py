@@ -250,6 +250,19 @@ class Logs(VerbTest):
         self.assertEqual(lines[1], {"attempt": 0, "rank": 0, "stream": "stdout", "line": "out 0"})
         self.assertEqual(self.verb("logs", "--grep", "(").code, 2)
 
+    def test_since_skips_what_was_written_before(self):
+        self.assert_code(self.short_job("--nproc-per-node", "2", "sh", "-c", 'printf "one\ntwo\nthree\n"; echo err >&2'), 0)
+        attempt = next(path for path in self.jobs.iterdir() if path.is_dir()) / "attempt_0"
+        hour = (time.time() - 3600) * 1000
+        # At that time, rank 0 was in the middle of its second line.
+        (attempt / "times.txt").write_text(f"{hour:.0f} rank_00000.stdout 5\n{hour + 1.8e6:.0f} rank_00000.stdout 99\ncut here")
+        os.utime(attempt / "rank_00001.stdout", (1e9, 1e9))
+        self.assertEqual(self.verb("logs", "--since", "59m").out, "[0] err\n[0] two\n[0] three\n[1] err\n")
+        self.assertEqual(self.verb("logs", "--since", "2h").out.count("one"), 1)
+        self.assertEqual(self.verb("logs", "--since", "2001-01-01T00:00:00Z").out.count("one"), 2)
+        self.assertEqual(self.verb("logs", "--since", "2999-01-01T00:00:00Z").out, "")
+        self.assertEqual(self.verb("logs", "--since", "yesterday").code, 2)
+
     def test_follow_prints_until_the_end_and_a_stopped_viewer_costs_nothing(self):
         go = self.dir / "go"
         process = self.started_job("sh", "-c", f"echo first; while [ ! -e {go} ]; do sleep 0.05; done; seq 200000")

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <regex.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 #include <string_view>
 #include <thread>
 
@@ -65,6 +67,35 @@ std::optional<LogKey> key_of(std::uint32_t attempt, std::string_view name) {
     key.part = *part;
   }
   return key;
+}
+
+/// The precision of the times in times.txt, and how far the clock of a disk may be behind.
+constexpr std::chrono::milliseconds kTimeMargin{10'000};
+constexpr std::size_t kTimesBytes = 32u << 20;
+
+/// Returns the size of each file of an attempt at `since`, by its name. A file that it does not have was
+/// smaller than any size that is known.
+std::map<std::string, std::uint64_t> sizes_at(const fs::path& attempt, std::chrono::milliseconds since) {
+  std::map<std::string, std::uint64_t> sizes;
+  for (const char* name : {"times.txt.1", "times.txt"}) {
+    std::istringstream lines(read_start((attempt / name).string(), kTimesBytes, O_NONBLOCK));
+    std::int64_t time = 0;
+    std::string file;
+    std::uint64_t size = 0;
+    while (lines >> time >> file >> size)
+      if (std::chrono::milliseconds(time) <= since) sizes[file] = size;
+  }
+  return sizes;
+}
+
+/// Goes to the beginning of the line that has the byte at `offset`.
+void seek_line(int fd, std::uint64_t offset) {
+  std::string before(std::min<std::uint64_t>(offset, kLongLine), '\0');
+  const auto begin = static_cast<off_t>(offset - before.size());
+  const ssize_t count = ::pread(fd, before.data(), before.size(), begin);
+  before.resize(static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+  const std::size_t end = before.rfind('\n');
+  ::lseek(fd, begin + static_cast<off_t>(end == std::string::npos ? 0 : end + 1), SEEK_SET);
 }
 
 /// Returns the ranks of each attempt that did not exit with 0.
@@ -151,15 +182,32 @@ class LogPrinter {
       if (!name.starts_with("attempt_")) continue;
       const auto attempt = parse_number<std::uint32_t>(std::string_view(name).substr(8));
       if (!attempt) continue;
+      const bool first = !looked_ && options_.since.has_value();
+      const auto sizes =
+          first ? sizes_at(directory, *options_.since) : std::map<std::string, std::uint64_t>();
       for (const fs::path& path : list_directory(directory)) {
         const auto key = key_of(*attempt, path.filename().string());
         if (!key || !selects(*key) || files_.contains(*key)) continue;
         UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
         if (!fd && errno != ENOENT) return system_error(errno, path.string());
+        if (fd && first) skip_old(fd.get(), path.filename().string(), sizes);
         if (fd) files_[*key].fd = std::move(fd);
       }
     }
+    looked_ = true;
     return {};
+  }
+
+  /// Goes to the first line that may have been written after --since.
+  void skip_old(int fd, const std::string& name, const std::map<std::string, std::uint64_t>& sizes) const {
+    struct stat status {};
+    const bool known = ::fstat(fd, &status) == 0;
+    const std::chrono::seconds changed(status.st_mtim.tv_sec);
+    const auto size = sizes.find(name);
+    if (known && changed + kTimeMargin < *options_.since)
+      ::lseek(fd, 0, SEEK_END);
+    else if (size != sizes.end())
+      seek_line(fd, size->second);
   }
 
   Result<> print_new(const LogKey& key, LogFile& file) {
@@ -197,6 +245,7 @@ class LogPrinter {
 
   const OperateOptions& options_;
   const launcher::JobEntry& job_;
+  bool looked_ = false;  ///< the files that exist at the start are known
   const bool terminal_ = ::isatty(STDOUT_FILENO) == 1;
   LinePattern pattern_;
   std::set<std::pair<std::uint32_t, std::uint32_t>> failed_;

@@ -42,6 +42,18 @@ void add_log_options(OperateOptions& options) {
   options.table.flag({.names = "-f,--follow", .help = "go on until the job has ended"}, options.follow);
   options.table.value({.names = "--rank", .value = "R", .help = "only this rank"},
                       number_into(options.rank, 0, std::numeric_limits<std::uint32_t>::max()));
+  options.table.value(
+      {.names = "--since",
+       .value = "T",
+       .help = "only lines that were written since T",
+       .details = "T is a time before now, such as `10m`, or a moment, such as "
+                  "`2026-11-21T03:14:39Z`. Lines of the 10 s before T may be shown, too."},
+      [&options](const std::string& text) -> std::string {
+        using std::chrono::milliseconds;
+        const auto now = std::chrono::system_clock::now().time_since_epoch();
+        options.since = parse_moment(text, std::chrono::duration_cast<milliseconds>(now));
+        return options.since ? "" : ": give a time like 10m, or a moment like 2026-11-21T03:14:39Z";
+      });
   options.table.flag({.names = "--failed",
                       .help = "only ranks that failed",
                       .details = "These are the ranks that exited with another code than 0, or that a signal "

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -27,6 +28,7 @@ struct OperateOptions {
   std::optional<std::uint32_t> rank;
   bool failed = false;
   std::string grep;
+  std::optional<std::chrono::milliseconds> since;  ///< since 1970
   bool now = false;
   bool json = false;
   bool help = false;
