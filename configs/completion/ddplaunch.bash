@@ -86,14 +86,18 @@ _ddplaunch_table() {
       words='-w --watch --json -h --help'
       ;;
     'ddplaunch logs options')
-      words='-f --follow --rank --failed --grep --json -h --help'
+      words='-f --follow --rank --since --failed --grep --json -h --help'
       ;;
     'ddplaunch logs --rank') source='any' ;;
+    'ddplaunch logs --since') source='any' ;;
     'ddplaunch logs --grep') source='any' ;;
     'ddplaunch stop options')
       words='--now --json -h --help'
       ;;
     'ddplaunch wait options')
+      words='--json -h --help'
+      ;;
+    'ddplaunch clean options')
       words='--json -h --help'
       ;;
     'ddplaunchd options')
@@ -317,7 +321,7 @@ _ddplaunch() {
   COMPREPLY=()
   i=1
   [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(check|hosts|run) ]] && i=2
-  [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(ps|status|logs|stop|wait) ]] && command+=" ${line[1]}" i=2
+  [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(ps|status|logs|stop|wait|clean) ]] && command+=" ${line[1]}" i=2
   [[ $command == train && $last -gt 1 && ${line[1]} == @(bench|health) ]] && command+=" ${line[1]}" i=2
   while ((i < last)); do
     word=${line[i++]} name=''
@@ -367,7 +371,7 @@ _ddplaunch() {
     case $command in
       ddplaunch)
         source=file words="train $(compgen -c -- "$current" | sort -u)"
-        ((last > 1)) || words+=' check hosts ps run status logs stop wait'
+        ((last > 1)) || words+=' check hosts ps run status logs stop wait clean'
         ;;
       'ddplaunch ps') ;;
       ddplaunch\ *) source=job_id ;;

@@ -6,7 +6,7 @@ function __ddplaunch_command
     set -l command (string replace -r '.*/' '' -- $line[1])
     set -l i 2
     test $command = ddplaunch; and contains -- "$line[2]" check hosts run; and set i 3
-    test $command = ddplaunch; and contains -- "$line[2]" ps status logs stop wait; and set command "ddplaunch $line[2]" && set i 3
+    test $command = ddplaunch; and contains -- "$line[2]" ps status logs stop wait clean; and set command "ddplaunch $line[2]" && set i 3
     test $command = train; and contains -- "$line[2]" bench health; and set command "train $line[2]" && set i 3
     while test $i -le (count $line)
         set -l word $line[$i]
@@ -162,7 +162,8 @@ complete -c ddplaunch -n __ddplaunch_is_first -a status -d 'show a job'
 complete -c ddplaunch -n __ddplaunch_is_first -a logs -d 'print the output of a job'
 complete -c ddplaunch -n __ddplaunch_is_first -a stop -d 'stop a job'
 complete -c ddplaunch -n __ddplaunch_is_first -a wait -d 'wait for the end of a job'
-for verb in status logs stop wait
+complete -c ddplaunch -n __ddplaunch_is_first -a clean -d 'end what is left of a job'
+for verb in status logs stop wait clean
     complete -c ddplaunch -n "__ddplaunch_is ddplaunch $verb" -f -a '(__ddplaunch_jobs)'
 end
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -a train -d 'the bundled trainer'
@@ -194,10 +195,12 @@ function __ddplaunch_takes_value
         case 'ddplaunch status'
             set names
         case 'ddplaunch logs'
-            set names --rank --grep
+            set names --rank --since --grep
         case 'ddplaunch stop'
             set names
         case 'ddplaunch wait'
+            set names
+        case 'ddplaunch clean'
             set names
         case 'ddplaunchd'
             set names --token-file --fits --verify
@@ -330,6 +333,7 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch status' -l json -d 'print JSO
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch status' -s h -l help -d 'print this text'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -s f -l follow -d 'go on until the job has ended'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l rank -r -f -d 'only this rank'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l since -r -f -d 'only lines that were written since T'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l failed -d 'only ranks that failed'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l grep -r -f -d 'only lines that match'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l json -d 'print JSON'
@@ -339,6 +343,8 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch stop' -l json -d 'print JSON'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch stop' -s h -l help -d 'print this text'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch wait' -l json -d 'print JSON'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch wait' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch clean' -l json -d 'print JSON'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch clean' -s h -l help -d 'print this text'
 complete -c ddplaunchd -n '__ddplaunch_is ddplaunchd' -l listen -f -d 'wait for masters that have the token'
 complete -c ddplaunchd -n '__ddplaunch_is ddplaunchd' -l token-file -r -F -d 'file with the token'
 complete -c ddplaunchd -n '__ddplaunch_is ddplaunchd; and __ddplaunch_has_underscore' -l token_file -r -F -d 'file with the token'

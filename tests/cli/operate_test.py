@@ -14,7 +14,7 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import DDPLAUNCH, LaunchTest, Outcome, live_processes_with, main, wait_until
+from tests.support.launch import DDPLAUNCH, LaunchTest, Outcome, is_running, live_processes_with, main, wait_until
 
 # Rank 1 fails in attempt 0. The others wait to be stopped.
 FAILS_ONCE = '[ "$TORCHELASTIC_RESTART_COUNT" -ge 1 ] && exit 0; [ "$RANK" = 1 ] && exit 7; exec sleep 1000'
@@ -234,6 +234,79 @@ class Verbs(VerbTest):
         done = self.verb("ps", "--follow")
         self.assertEqual(done.code, 2)
         self.assertIn("--follow", done.err)
+
+
+class Clean(VerbTest):
+    """Ends what a job left whose ddplaunch was killed. Each host of a test is this machine."""
+
+    def crashed_job(self, *worker, options=()):
+        process = self.started_job(*worker, options=options)
+        process.kill()
+        process.wait()
+        self.assertTrue(wait_until(lambda: self.listed().get(self.job, {}).get("state") == "crashed"))
+
+    def processes_of_job(self):
+        return [pid for pid, _ in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")]
+
+    def agent_and_keeper(self):
+        """Returns the parent of the worker, and that one's parent."""
+        def parent(pid):
+            return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        marked = self.processes_of_job()
+        agent = next(parent(pid) for pid in marked if parent(pid) not in marked)
+        return agent, parent(agent)
+
+    def test_nothing_is_left_after_the_agents_have_ended(self):
+        self.crashed_job("sleep", "1000", options=["--launcher", "local", "--host", "127.0.0.1,127.0.0.2", "--nproc-per-node", 1])
+        self.assertTrue(wait_until(lambda: not self.processes_of_job(), 30))
+        done = self.verb("clean", "--json", self.job[:-1])
+        self.assert_code(done, 0)
+        hosts = [{"host": f"127.0.0.{i}", "found": 0, "left": [], "error": None} for i in (1, 2)]
+        self.assertEqual(json.loads(done.out), {"job": self.job, "hosts": hosts})
+
+    def test_processes_without_agent_and_keeper_are_ended(self):
+        process = self.started_job("sh", "-c", "setsid sleep 1000 & echo here; exec sleep 1000")
+        self.assertTrue(wait_until(lambda: "here" in self.verb("logs").out))
+        agent, keeper = self.agent_and_keeper()
+        for pid in (process.pid, keeper, agent):
+            os.kill(pid, signal.SIGSTOP)
+        for pid in (keeper, agent, process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+        # The worker dies of its death signal; its child in a session of its own lives.
+        self.assertTrue(wait_until(lambda: len(self.processes_of_job()) == 1))
+        done = self.verb("clean")
+        self.assertEqual((done.code, done.out), (0, "localhost: 1 process found, 0 left\n"))
+        self.assertEqual(self.processes_of_job(), [])
+
+    def test_a_stopped_agent_is_ended_with_its_workers(self):
+        process = self.started_job("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
+        agent, keeper = self.agent_and_keeper()
+        os.kill(agent, signal.SIGSTOP)
+        process.kill()
+        process.wait()
+        done = self.verb("clean")
+        self.assert_code(done, 0)
+        self.assertRegex(done.out, r"^localhost: [0-9]+ process(es)? found, 0 left\n$")
+        self.assertEqual(self.processes_of_job(), [])
+        self.assertTrue(wait_until(lambda: not is_running(agent) and not is_running(keeper)))
+
+    def test_a_running_job_is_refused(self):
+        process = self.started_job("sleep", "1000")
+        done = self.verb("clean")
+        self.assertEqual((done.code, done.err), (2, f"ddplaunch: job {self.job} runs; ddplaunch stop {self.job} stops it\n"))
+        self.assertIsNone(process.poll())
+        self.assertEqual(len(self.processes_of_job()), 1)
+
+    def test_hosts_that_have_changed_are_not_guessed(self):
+        hosts = self.dir / "hosts"
+        hosts.write_text("127.0.0.1\n")
+        self.crashed_job("sleep", "1000", options=["--launcher", "local", "--hostfile", hosts, "--nproc-per-node", 1])
+        hosts.write_text("127.0.0.2\n")
+        done = self.verb("clean")
+        self.assertEqual((done.code, done.err),
+                         (2, f"ddplaunch: the hosts of job {self.job} are not known: its options now name other hosts than at its start\n"))
+        self.assertTrue(wait_until(lambda: not self.processes_of_job(), 30))
 
 
 class Logs(VerbTest):

@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <thread>
+#include <utility>
+#include <variant>
 
 #include "apps/ddplaunch/operate/job_logs.h"
 #include "apps/options/option_scanner.h"
@@ -209,9 +211,45 @@ int stop(const OperateOptions& options, const JobEntry& job) {
   return state_of(job).kind == Kind::kEnded ? 0 : code;
 }
 
+/// Returns the options of a job as its ddplaunch read them.
+Result<RunJob> options_of(const JobEntry& job, ProcessContext context) {
+  const auto cannot = [&job](const std::string& why) {
+    return Error{ErrorCode::kUsage, "the hosts of job " + job.job + " are not known: " + why};
+  };
+  if (job.hosts.empty()) return cannot("its command line was not recorded");
+  context.cwd = job.cwd;
+  context.new_job_id = job.name;
+  ParsedOptions parsed = parse_options(job.arguments, context);
+  if (const auto* usage = std::get_if<BadUsage>(&parsed)) return cannot(usage->errors.front());
+  auto* const options = std::get_if<RunJob>(&parsed);
+  if (options == nullptr) return cannot("its command line starts no job");
+  std::vector<std::string> hosts;
+  for (const remote::Host& host : options->spec.hosts)
+    hosts.push_back(host.name);
+  if (hosts != job.hosts) return cannot("its options now name other hosts than at its start");
+  options->spec.job_id = job.job;
+  return std::move(*options);
+}
+
+int clean(const OperateOptions& options, const JobEntry& job, const std::vector<JobEntry>& jobs,
+          const ProcessContext& context, const CleanHosts& clean_hosts) {
+  for (const JobEntry& other : jobs) {  // the processes of a job are known by its id
+    const Kind kind = state_of(other).kind;
+    if (other.job != job.job || (kind != Kind::kRunning && kind != Kind::kElsewhere)) continue;
+    return fail({ErrorCode::kUsage, "job " + job.job + " runs" +
+                                        (kind == Kind::kElsewhere ? " on " + other.host : "") +
+                                        "; ddplaunch stop " + job.job + " stops it"});
+  }
+  auto run = options_of(job, context);
+  if (!run) return fail(run.error());
+  run->json = options.json;
+  return clean_hosts(*run);
+}
+
 }  // namespace
 
-int operate(OperateVerb verb, const std::vector<std::string>& args, const ProcessContext& context) {
+int operate(OperateVerb verb, const std::vector<std::string>& args, const ProcessContext& context,
+            const CleanHosts& clean_hosts) {
   OperateOptions options(verb);
   const std::vector<std::string> words(args.begin() + 1, args.end());
   const auto errors = parse_arguments(std::string("ddplaunch ") + verb_name(verb), words, options.table);
@@ -239,6 +277,8 @@ int operate(OperateVerb verb, const std::vector<std::string>& args, const Proces
       return stop(options, *job);
     case OperateVerb::kWait:
       return wait(options, *job);
+    case OperateVerb::kClean:
+      return clean(options, *job, jobs, context, clean_hosts);
   }
   return 0;
 }

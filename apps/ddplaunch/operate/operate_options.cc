@@ -11,7 +11,7 @@ struct VerbRow {
   const char* name;
   const char* usage;
 };
-constexpr std::array<VerbRow, 5> kVerbs{{
+constexpr std::array<VerbRow, 6> kVerbs{{
     {OperateVerb::kPs, "ps",
      "usage: ddplaunch ps [options]\n\nLists your jobs on this machine: those that run, and those whose "
      "ddplaunch was killed.\n"},
@@ -25,6 +25,9 @@ constexpr std::array<VerbRow, 5> kVerbs{{
      "ended.\n"},
     {OperateVerb::kWait, "wait",
      "usage: ddplaunch wait [options] [JOB]\n\nWaits for the end of a job, and exits with its exit code.\n"},
+    {OperateVerb::kClean, "clean",
+     "usage: ddplaunch clean [options] [JOB]\n\nEnds what is left of a job on its hosts, whose ddplaunch was "
+     "killed.\n"},
 }};
 
 const VerbRow& row_of(OperateVerb verb) {

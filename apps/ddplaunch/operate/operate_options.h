@@ -11,7 +11,7 @@
 
 namespace ddp {
 
-enum class OperateVerb : std::uint8_t { kPs, kStatus, kLogs, kStop, kWait };
+enum class OperateVerb : std::uint8_t { kPs, kStatus, kLogs, kStop, kWait, kClean };
 
 /// Returns the verb that is the first argument. A worker of that name runs with `ddplaunch -- ps`.
 std::optional<OperateVerb> find_operate_verb(const std::vector<std::string>& args);
