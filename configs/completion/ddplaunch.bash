@@ -100,6 +100,15 @@ _ddplaunch_table() {
     'ddplaunch clean options')
       words='--json -h --help'
       ;;
+    'ddplaunch exec options')
+      words='--rank --timeout --json -h --help'
+      ;;
+    'ddplaunch exec --rank') source='any' ;;
+    'ddplaunch exec --timeout') source='any' ;;
+    'ddplaunch stacks options')
+      words='--rank --json -h --help'
+      ;;
+    'ddplaunch stacks --rank') source='any' ;;
     'ddplaunchd options')
       words='--listen --token-file --new-token --stdio --fits --verify -V --version -h --help'
       ;;
@@ -321,7 +330,7 @@ _ddplaunch() {
   COMPREPLY=()
   i=1
   [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(check|hosts|run) ]] && i=2
-  [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(ps|status|logs|stop|wait|clean) ]] && command+=" ${line[1]}" i=2
+  [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(ps|status|logs|stop|wait|clean|exec|stacks) ]] && command+=" ${line[1]}" i=2
   [[ $command == train && $last -gt 1 && ${line[1]} == @(bench|health) ]] && command+=" ${line[1]}" i=2
   while ((i < last)); do
     word=${line[i++]} name=''
@@ -371,7 +380,7 @@ _ddplaunch() {
     case $command in
       ddplaunch)
         source=file words="train $(compgen -c -- "$current" | sort -u)"
-        ((last > 1)) || words+=' check hosts ps run status logs stop wait clean'
+        ((last > 1)) || words+=' check hosts ps run status logs stop wait clean exec stacks'
         ;;
       'ddplaunch ps') ;;
       ddplaunch\ *) source=job_id ;;

@@ -136,6 +136,13 @@ class VerbTest(LaunchTest):
         self.assertTrue(wait_until(lambda: self.status(job or self.job).get("state") == "running"))
         return process
 
+    def running_job(self, *worker, **options):
+        """A job whose ranks all run."""
+        process = self.started_job(*worker, **options)
+        journal = pathlib.Path(self.status(self.job)["directory"]) / "events.jsonl"
+        self.assertTrue(wait_until(lambda: journal.exists() and '"attempt_running"' in journal.read_text()))
+        return process
+
     def status(self, job):
         done = self.verb("status", "--json", job)
         return json.loads(done.out) if done.code == 0 else {}
@@ -309,6 +316,82 @@ class Clean(VerbTest):
         self.assertTrue(wait_until(lambda: not self.processes_of_job(), 30))
 
 
+class Exec(VerbTest):
+
+    def test_a_command_runs_in_the_environment_and_directory_of_the_worker(self):
+        self.running_job("sh", "-c", "exec sleep 1000", options=["--nproc-per-node", 2, "--env", "COLOUR=blue"])
+        done = self.verb("exec", "--rank", 1, self.job[:-1], "--", "sh", "-c", 'echo "$RANK $LOCAL_RANK $COLOUR $0 $(pwd -P)"; echo err >&2; exit 7', "a b",
+                         cwd="/")
+        self.assertEqual((done.code, done.out, done.err), (7, f"1 1 blue a b {self.dir.resolve()}\nerr\n", ""))
+        self.assertEqual(self.verb("exec", "--", "sh", "-c", "kill -9 $$").code, 137)
+        self.assertEqual(self.verb("exec", "--", "/no/such/program").code, 127)
+        answer = json.loads(self.verb("exec", "--json", "--", "echo", "x").out)
+        self.assertEqual(answer, {"ranks": [{"rank": 0, "node": "localhost", "text": "x\n"}], "exit_code": 0, "troubles": []})
+
+    def test_output_and_time_of_a_command_are_bounded(self):
+        self.running_job("sleep", "1000")
+        done = self.verb("exec", "--", "sh", "-c", "yes | head -c 3000000; exit 3")
+        self.assertEqual((done.code, len(done.out) // 10000), (3, 104))
+        done = self.verb("exec", "--timeout", "500ms", "--", "sleep", "1000")
+        self.assertEqual((done.code, done.out), (115, ""))
+        self.assertIn("localhost: it did not end in time and was killed", done.err)
+        self.assertEqual(len(live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")), 1)
+
+    def test_a_command_ends_with_its_caller_and_with_the_job(self):
+        process = self.running_job("sleep", "1000")
+        for end in (lambda caller: caller.kill(), lambda caller: self.verb("stop")):
+            caller = subprocess.Popen([DDPLAUNCH, "exec", "--", "sh", "-c", "setsid sleep 999 & exec sleep 998"], env=self.env,
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.addCleanup(lambda c=caller: (c.poll() is None and c.kill(), c.communicate()))
+
+            def commands():
+                return [line for _, line in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0") if line == "sleep 998 "]
+            self.assertTrue(wait_until(commands))
+            self.assertIsNone(process.poll())
+            end(caller)
+            self.assertTrue(wait_until(lambda: not commands()))
+            caller.wait(20)
+        self.assertEqual(process.wait(20), 143)
+        self.assertIn("the attempt has ended", caller.stderr.read())
+        self.assert_nothing_left()
+
+    def test_what_cannot_be_asked(self):
+        self.assertEqual(self.verb("exec").code, 2)
+        process = self.running_job("sleep", "1000")
+        done = self.verb("exec", self.job)
+        self.assertEqual((done.code, done.err), (2, "ddplaunch: exec needs a command: ddplaunch exec --rank 0 -- nvidia-smi\n"))
+        done = self.verb("exec", "--rank", 5, "--", "true")
+        self.assertEqual((done.code, done.err), (115, f"ddplaunch: rank 5 does not run\nddplaunch: job {self.job} gave no complete answer\n"))
+        self.assertEqual(self.verb("exec", "--timeout", "2h", "--", "true").code, 2)
+        self.verb("stop")
+        process.wait()
+        done = self.verb("exec", "--", "true")
+        self.assertEqual((done.code, done.err), (2, f"ddplaunch: job {self.job} has ended: exited 143\n"))
+
+
+class Stacks(VerbTest):
+
+    def test_the_state_of_each_worker_is_shown_and_the_job_goes_on(self):
+        process = self.running_job("sleep", "1000", options=["--nproc-per-node", 2])
+        done = self.verb("stacks")
+        self.assert_code(done, 0)
+        for rank in (0, 1):
+            self.assertRegex(done.out, rf"(?m)^\[localhost\] rank {rank}, pid [0-9]+: .*sleep")
+        only = self.verb("stacks", "--rank", 1).out
+        self.assertIn("rank 1, pid", only)
+        self.assertNotIn("rank 0, pid", only)
+        answer = json.loads(self.verb("stacks", "--json").out)
+        self.assertEqual([(entry["rank"], entry["node"]) for entry in answer["ranks"]], [(0, "localhost"), (1, "localhost")])
+        self.assertIsNone(process.poll())
+        self.assertEqual(self.status(self.job)["state"], "running")
+
+    def test_all_nodes_answer(self):
+        self.running_job("sleep", "1000", options=["--launcher", "local", "--host", "127.0.0.1,127.0.0.2", "--nproc-per-node", 1])
+        out = self.verb("stacks").out
+        self.assertIn("[127.0.0.1] rank 0, pid", out)
+        self.assertIn("[127.0.0.2] rank 1, pid", out)
+
+
 class Logs(VerbTest):
 
     def test_the_output_of_an_ended_job(self):
@@ -371,6 +454,10 @@ class ControlSocket(VerbTest):
                 self.assertEqual(self.ask(wrong), b"")
             except (BrokenPipeError, ConnectionResetError):
                 pass
+        for body in (b"", b"x", b"[]", b'{"argv": []}', b'{"argv": ["a\\u0000b"]}', b'{"argv": ["true"], "rank": -1}', b'{"argv": ["true"], "more": 1}'):
+            reply = self.ask(b"POST /v1/exec HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            self.assertIn(b" 400 ", reply.splitlines()[0], body)
+        self.assertIn(b" 405 ", self.ask(b"GET /v1/exec HTTP/1.1\r\nHost: x\r\n\r\n").splitlines()[0])
         self.assertEqual(self.status(self.job)["state"], "running")
         self.assertIsNone(process.poll())
 

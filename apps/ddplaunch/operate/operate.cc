@@ -12,6 +12,7 @@
 #include <variant>
 
 #include "apps/ddplaunch/operate/job_logs.h"
+#include "apps/ddplaunch/operate/worker_verbs.h"
 #include "apps/options/option_scanner.h"
 #include "base/format_text.h"
 #include "base/host_name.h"
@@ -211,6 +212,16 @@ int stop(const OperateOptions& options, const JobEntry& job) {
   return state_of(job).kind == Kind::kEnded ? 0 : code;
 }
 
+int ask_running(OperateVerb verb, const OperateOptions& options, const JobEntry& job) {
+  const RunState state = state_of(job);
+  std::string why = out_of_reach(job, state, verb);
+  if (state.kind == Kind::kEnded) why = "job " + job.job + " has ended: " + state_text(job, state);
+  if (!why.empty())
+    return fail({state.kind == Kind::kCrashed ? ErrorCode::kLinkLost : ErrorCode::kUsage, why});
+  const auto code = ask_workers(verb, options, job);
+  return code ? *code : fail(code.error());
+}
+
 /// Returns the options of a job as its ddplaunch read them.
 Result<RunJob> options_of(const JobEntry& job, ProcessContext context) {
   const auto cannot = [&job](const std::string& why) {
@@ -251,7 +262,12 @@ int clean(const OperateOptions& options, const JobEntry& job, const std::vector<
 int operate(OperateVerb verb, const std::vector<std::string>& args, const ProcessContext& context,
             const CleanHosts& clean_hosts) {
   OperateOptions options(verb);
-  const std::vector<std::string> words(args.begin() + 1, args.end());
+  std::vector<std::string> words(args.begin() + 1, args.end());
+  if (const auto mark = std::find(words.begin(), words.end(), "--");
+      verb == OperateVerb::kExec && mark != words.end()) {
+    options.command.assign(mark + 1, words.end());
+    words.erase(mark, words.end());
+  }
   const auto errors = parse_arguments(std::string("ddplaunch ") + verb_name(verb), words, options.table);
   if (options.help) {
     print(options.table.help());
@@ -277,6 +293,9 @@ int operate(OperateVerb verb, const std::vector<std::string>& args, const Proces
       return stop(options, *job);
     case OperateVerb::kWait:
       return wait(options, *job);
+    case OperateVerb::kExec:
+    case OperateVerb::kStacks:
+      return ask_running(verb, options, *job);
     case OperateVerb::kClean:
       return clean(options, *job, jobs, context, clean_hosts);
   }

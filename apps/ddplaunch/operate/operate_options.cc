@@ -11,7 +11,7 @@ struct VerbRow {
   const char* name;
   const char* usage;
 };
-constexpr std::array<VerbRow, 6> kVerbs{{
+constexpr std::array<VerbRow, 8> kVerbs{{
     {OperateVerb::kPs, "ps",
      "usage: ddplaunch ps [options]\n\nLists your jobs on this machine: those that run, and those whose "
      "ddplaunch was killed.\n"},
@@ -28,6 +28,13 @@ constexpr std::array<VerbRow, 6> kVerbs{{
     {OperateVerb::kClean, "clean",
      "usage: ddplaunch clean [options] [JOB]\n\nEnds what is left of a job on its hosts, whose ddplaunch was "
      "killed.\n"},
+    {OperateVerb::kExec, "exec",
+     "usage: ddplaunch exec [options] [JOB] -- COMMAND [ARG…]\n\nRuns a command in the environment and the "
+     "directory of a worker, on its node.\n"},
+    {OperateVerb::kStacks, "stacks",
+     "usage: ddplaunch stacks [options] [JOB]\n\nPrints what each worker does now: its state, and the stacks "
+     "of "
+     "its threads.\n"},
 }};
 
 const VerbRow& row_of(OperateVerb verb) {
@@ -92,6 +99,17 @@ OperateOptions::OperateOptions(OperateVerb verb) : table(usage_of(verb), true) {
   if (verb == OperateVerb::kStatus)
     table.flag({.names = "-w,--watch", .help = "print each change until the job has ended"}, watch);
   if (verb == OperateVerb::kLogs) add_log_options(*this);
+  if (verb == OperateVerb::kExec || verb == OperateVerb::kStacks) {
+    const char* const help = verb == OperateVerb::kExec ? "the worker; without it rank 0" : "only this rank";
+    table.value({.names = "--rank", .value = "R", .help = help},
+                number_into(rank, 0, std::numeric_limits<std::uint32_t>::max()));
+  }
+  if (verb == OperateVerb::kExec) {
+    table.value(
+        {.names = "--timeout", .value = "TIME", .help = "end the command after this time, at most 1h"},
+        checked([](std::string_view text) { return parse_duration(text) <= std::chrono::hours(1); },
+                ": give a time of at most 1h", time_into(timeout, std::chrono::milliseconds(1))));
+  }
   if (verb == OperateVerb::kStop)
     table.flag({.names = "--now", .help = "kill the workers at once, without a grace period"}, now);
   table.flag({.names = "--json", .help = "print JSON"}, json);

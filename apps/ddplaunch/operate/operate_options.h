@@ -11,7 +11,7 @@
 
 namespace ddp {
 
-enum class OperateVerb : std::uint8_t { kPs, kStatus, kLogs, kStop, kWait, kClean };
+enum class OperateVerb : std::uint8_t { kPs, kStatus, kLogs, kStop, kWait, kClean, kExec, kStacks };
 
 /// Returns the verb that is the first argument. A worker of that name runs with `ddplaunch -- ps`.
 std::optional<OperateVerb> find_operate_verb(const std::vector<std::string>& args);
@@ -30,6 +30,8 @@ struct OperateOptions {
   std::string grep;
   std::optional<std::chrono::milliseconds> since;  ///< since 1970
   bool now = false;
+  std::vector<std::string> command;           ///< of kExec
+  std::chrono::milliseconds timeout{60'000};  ///< of kExec
   bool json = false;
   bool help = false;
   OptionTable table;
