@@ -109,6 +109,11 @@ _ddplaunch_table() {
       words='--rank --json -h --help'
       ;;
     'ddplaunch stacks --rank') source='any' ;;
+    'ddplaunch attach options')
+      words='--rank --grep --json -h --help'
+      ;;
+    'ddplaunch attach --rank') source='any' ;;
+    'ddplaunch attach --grep') source='any' ;;
     'ddplaunchd options')
       words='--listen --token-file --new-token --stdio --fits --verify -V --version -h --help'
       ;;
@@ -330,7 +335,7 @@ _ddplaunch() {
   COMPREPLY=()
   i=1
   [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(check|hosts|run) ]] && i=2
-  [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(ps|status|logs|stop|wait|clean|exec|stacks) ]] && command+=" ${line[1]}" i=2
+  [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(ps|status|logs|stop|wait|clean|exec|stacks|attach) ]] && command+=" ${line[1]}" i=2
   [[ $command == train && $last -gt 1 && ${line[1]} == @(bench|health) ]] && command+=" ${line[1]}" i=2
   while ((i < last)); do
     word=${line[i++]} name=''
@@ -380,7 +385,7 @@ _ddplaunch() {
     case $command in
       ddplaunch)
         source=file words="train $(compgen -c -- "$current" | sort -u)"
-        ((last > 1)) || words+=' check hosts ps run status logs stop wait clean exec stacks'
+        ((last > 1)) || words+=' check hosts ps run status logs stop wait clean exec stacks attach'
         ;;
       'ddplaunch ps') ;;
       ddplaunch\ *) source=job_id ;;

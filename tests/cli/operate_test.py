@@ -14,6 +14,7 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.terminal import Terminal, needs
 from tests.support.launch import DDPLAUNCH, LaunchTest, Outcome, is_running, live_processes_with, main, wait_until
 
 # Rank 1 fails in attempt 0. The others wait to be stopped.
@@ -431,6 +432,37 @@ class Logs(VerbTest):
         self.assertEqual(len(viewers[0].communicate(timeout=60)[0].splitlines()), 200000)
         viewers[1].send_signal(signal.SIGCONT)
         self.assertEqual(len(viewers[1].communicate(timeout=60)[0].splitlines()), 200001)
+
+
+class Attach(VerbTest):
+
+    def test_it_shows_what_comes_and_ends_with_the_code_of_the_job(self):
+        go = self.dir / "go"
+        process = self.started_job("sh", "-c", f'echo "$TORCHELASTIC_RESTART_COUNT"; while [ ! -e {go} ]; do sleep 0.05; done; echo new; '
+                                   '[ "$TORCHELASTIC_RESTART_COUNT" = 1 ] && exit 4; exit 3', options=["--max-restarts", 1, "--restart-backoff", "0"])
+        self.assertTrue(wait_until(lambda: self.verb("logs").out == "[0] 0\n"))
+        viewer = subprocess.Popen([DDPLAUNCH, "attach", self.job[:-1]], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.assertEqual(viewer.stderr.readline(), f"ddplaunch: output of job {self.job} from now on; Ctrl-C leaves the job alone\n")
+        go.touch()
+        process.communicate(timeout=60)
+        out, err = viewer.communicate(timeout=60)
+        self.assertEqual((viewer.returncode, process.returncode), (4, 4))
+        self.assertEqual(out, f"[0] new\n[0] 1\n[0] new\njob {self.job}: exited 4: rank 0 on localhost exited 4\n")
+        self.assertRegex(err, r"(?m)^ddplaunch: attempt 0: rank exited, localhost, rank 0: exited 3$")
+        self.assertRegex(err, r"(?m)^ddplaunch: attempt 1 running$")
+        self.assertRegex(err, r"(?m)^ddplaunch: job ended: rank 0 on localhost exited 4$")
+        self.assertEqual(self.verb("attach").code, 4)
+
+    def test_ctrl_c_on_a_terminal_leaves_the_job(self):
+        process = self.started_job("sh", "-c", "while :; do echo tick; sleep 0.05; done")
+        needs()
+        terminal = Terminal(self, [DDPLAUNCH, "attach"], columns=250, env=self.env)
+        self.assertTrue(terminal.until(lambda: "[0] tick" in "\n".join(terminal.rows())))
+        terminal.type(b"\x03")
+        self.assertEqual(terminal.wait(), 130)
+        self.assertIn(f"ddplaunch: job {self.job} goes on; ddplaunch stop {self.job} stops it", "\n".join(terminal.rows()))
+        self.assertIsNone(process.poll())
+        self.assertEqual(self.status(self.job)["state"], "running")
 
 
 class ControlSocket(VerbTest):

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -17,6 +18,7 @@
 #include <string_view>
 #include <thread>
 
+#include "apps/ddplaunch/operate/journal_tail.h"
 #include "base/child_process.h"
 #include "base/files.h"
 #include "base/parse_text.h"
@@ -35,6 +37,8 @@ constexpr std::size_t kOneRead = 256u << 10;
 /// A longer line is printed in parts.
 constexpr std::size_t kLongLine = 1u << 20;
 constexpr std::size_t kJournalBytes = 32u << 20;
+
+volatile sig_atomic_t interrupted = 0;
 
 /// Place of a file: attempt, rank, stream ("stderr" < "stdout"), part.
 struct LogKey {
@@ -146,7 +150,8 @@ class LinePattern {
 
 class LogPrinter {
  public:
-  LogPrinter(const OperateOptions& options, const launcher::JobEntry& job) : options_(options), job_(job) {}
+  LogPrinter(const OperateOptions& options, const launcher::JobEntry& job)
+      : options_(options), job_(job), journal_(job.directory) {}
 
   Result<> print_all() {
     if (!options_.grep.empty()) {
@@ -160,7 +165,8 @@ class LogPrinter {
         if (const auto read = print_new(key, file); !read) return read;
       }
       if (std::fflush(stdout) != 0) return system_error(errno, "standard output");
-      if (!options_.follow || !runs) break;
+      if (options_.attach) print_events();
+      if (!options_.follow || !runs || interrupted != 0) break;
       std::this_thread::sleep_for(kLookEvery);
     }
     for (auto& [key, file] : files_)
@@ -173,6 +179,16 @@ class LogPrinter {
   bool selects(const LogKey& key) const {
     if (options_.rank && key.rank != *options_.rank) return false;
     return !options_.failed || failed_.contains({key.attempt, key.rank});
+  }
+
+  void print_events() {
+    for (const std::string& line : journal_.new_lines()) {
+      const std::string text = event_text(line);
+      if (options_.json && !text.empty())
+        std::printf("%s\n", line.c_str());
+      else if (!text.empty())
+        std::fprintf(stderr, "ddplaunch: %s\n", text.c_str());
+    }
   }
 
   Result<> find_files() {
@@ -190,6 +206,7 @@ class LogPrinter {
         if (!key || !selects(*key) || files_.contains(*key)) continue;
         UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
         if (!fd && errno != ENOENT) return system_error(errno, path.string());
+        if (fd && !looked_ && options_.attach) ::lseek(fd.get(), 0, SEEK_END);
         if (fd && first) skip_old(fd.get(), path.filename().string(), sizes);
         if (fd) files_[*key].fd = std::move(fd);
       }
@@ -213,6 +230,7 @@ class LogPrinter {
   Result<> print_new(const LogKey& key, LogFile& file) {
     std::string bytes(kOneRead, '\0');
     for (;;) {
+      if (interrupted != 0) return {};
       const ssize_t count = ::read(file.fd.get(), bytes.data(), bytes.size());
       if (count < 0 && errno == EINTR) continue;
       if (count < 0) return system_error(errno, job_.directory);
@@ -245,6 +263,7 @@ class LogPrinter {
 
   const OperateOptions& options_;
   const launcher::JobEntry& job_;
+  JournalTail journal_;
   bool looked_ = false;  ///< the files that exist at the start are known
   const bool terminal_ = ::isatty(STDOUT_FILENO) == 1;
   LinePattern pattern_;
@@ -254,12 +273,20 @@ class LogPrinter {
 
 }  // namespace
 
-Result<> print_logs(const OperateOptions& options, const launcher::JobEntry& job) {
+Result<bool> print_logs(const OperateOptions& options, const launcher::JobEntry& job) {
   std::error_code ignored;
   if (!fs::is_directory(job.directory, ignored))
     return Error{ErrorCode::kUsage, "the files of job " + job.job + " are not here: " + job.directory};
   raise_nofile();  // one descriptor for each file
-  return LogPrinter(options, job).print_all();
+  if (options.attach) {
+    struct sigaction action {};  // without SA_RESTART: Ctrl-C also ends a write to a terminal that is stopped
+    action.sa_handler = [](int) { interrupted = 1; };
+    ::sigaction(SIGINT, &action, nullptr);
+  }
+  const auto printed = LogPrinter(options, job).print_all();
+  if (interrupted != 0) return false;
+  if (!printed) return printed.error();
+  return true;
 }
 
 }  // namespace ddp

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -212,6 +213,24 @@ int stop(const OperateOptions& options, const JobEntry& job) {
   return state_of(job).kind == Kind::kEnded ? 0 : code;
 }
 
+int attach(const OperateOptions& options, const JobEntry& job) {
+  const RunState state = state_of(job);
+  if (state.kind == Kind::kElsewhere)
+    return fail({ErrorCode::kUsage, out_of_reach(job, state, OperateVerb::kAttach)});
+  if (state.kind == Kind::kRunning) {
+    std::fprintf(stderr, "ddplaunch: output of job %s from now on; Ctrl-C leaves the job alone\n",
+                 job.job.c_str());
+    const auto ended = print_logs(options, job);
+    if (!ended) return fail(ended.error());
+    if (!*ended) {
+      std::fprintf(stderr, "ddplaunch: job %s goes on; ddplaunch stop %s stops it\n", job.job.c_str(),
+                   job.job.c_str());
+      return 128 + SIGINT;
+    }
+  }
+  return report_end(options, job, OperateVerb::kAttach);
+}
+
 int ask_running(OperateVerb verb, const OperateOptions& options, const JobEntry& job) {
   const RunState state = state_of(job);
   std::string why = out_of_reach(job, state, verb);
@@ -293,6 +312,8 @@ int operate(OperateVerb verb, const std::vector<std::string>& args, const Proces
       return stop(options, *job);
     case OperateVerb::kWait:
       return wait(options, *job);
+    case OperateVerb::kAttach:
+      return attach(options, *job);
     case OperateVerb::kExec:
     case OperateVerb::kStacks:
       return ask_running(verb, options, *job);

@@ -11,7 +11,7 @@ struct VerbRow {
   const char* name;
   const char* usage;
 };
-constexpr std::array<VerbRow, 8> kVerbs{{
+constexpr std::array<VerbRow, 9> kVerbs{{
     {OperateVerb::kPs, "ps",
      "usage: ddplaunch ps [options]\n\nLists your jobs on this machine: those that run, and those whose "
      "ddplaunch was killed.\n"},
@@ -33,8 +33,10 @@ constexpr std::array<VerbRow, 8> kVerbs{{
      "directory of a worker, on its node.\n"},
     {OperateVerb::kStacks, "stacks",
      "usage: ddplaunch stacks [options] [JOB]\n\nPrints what each worker does now: its state, and the stacks "
-     "of "
-     "its threads.\n"},
+     "of its threads.\n"},
+    {OperateVerb::kAttach, "attach",
+     "usage: ddplaunch attach [options] [JOB]\n\nShows the output of a running job from now on and the "
+     "changes of its state, and exits with its exit code. Ctrl-C leaves the job alone.\n"},
 }};
 
 const VerbRow& row_of(OperateVerb verb) {
@@ -48,10 +50,7 @@ std::string usage_of(OperateVerb verb) {
   return std::string(row_of(verb).usage) + (verb == OperateVerb::kPs ? "" : kJobText);
 }
 
-void add_log_options(OperateOptions& options) {
-  options.table.flag({.names = "-f,--follow", .help = "go on until the job has ended"}, options.follow);
-  options.table.value({.names = "--rank", .value = "R", .help = "only this rank"},
-                      number_into(options.rank, 0, std::numeric_limits<std::uint32_t>::max()));
+void add_selection(OperateOptions& options) {
   options.table.value(
       {.names = "--since",
        .value = "T",
@@ -69,6 +68,14 @@ void add_log_options(OperateOptions& options) {
                       .details = "These are the ranks that exited with another code than 0, or that a signal "
                                  "ended. ddplaunch may have stopped them."},
                      options.failed);
+}
+
+void add_log_options(OperateOptions& options) {
+  if (!options.attach)
+    options.table.flag({.names = "-f,--follow", .help = "go on until the job has ended"}, options.follow);
+  options.table.value({.names = "--rank", .value = "R", .help = "only this rank"},
+                      number_into(options.rank, 0, std::numeric_limits<std::uint32_t>::max()));
+  if (!options.attach) add_selection(options);
   options.table.value({.names = "--grep",
                        .value = "REGEX",
                        .help = "only lines that match",
@@ -88,7 +95,8 @@ const char* verb_name(OperateVerb verb) {
   return row_of(verb).name;
 }
 
-OperateOptions::OperateOptions(OperateVerb verb) : table(usage_of(verb), true) {
+OperateOptions::OperateOptions(OperateVerb verb)
+    : follow(verb == OperateVerb::kAttach), attach(follow), table(usage_of(verb), true) {
   table.group("Options");
   if (verb != OperateVerb::kPs) {
     table.value({.names = "JOB", .help = "id of the job, or its beginning", .completion = Completion::kJobId},
@@ -98,7 +106,7 @@ OperateOptions::OperateOptions(OperateVerb verb) : table(usage_of(verb), true) {
     table.flag({.names = "-a,--all", .help = "also list jobs that have ended"}, all);
   if (verb == OperateVerb::kStatus)
     table.flag({.names = "-w,--watch", .help = "print each change until the job has ended"}, watch);
-  if (verb == OperateVerb::kLogs) add_log_options(*this);
+  if (verb == OperateVerb::kLogs || attach) add_log_options(*this);
   if (verb == OperateVerb::kExec || verb == OperateVerb::kStacks) {
     const char* const help = verb == OperateVerb::kExec ? "the worker; without it rank 0" : "only this rank";
     table.value({.names = "--rank", .value = "R", .help = help},

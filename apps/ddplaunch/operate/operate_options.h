@@ -11,7 +11,7 @@
 
 namespace ddp {
 
-enum class OperateVerb : std::uint8_t { kPs, kStatus, kLogs, kStop, kWait, kClean, kExec, kStacks };
+enum class OperateVerb : std::uint8_t { kPs, kStatus, kLogs, kStop, kWait, kClean, kExec, kStacks, kAttach };
 
 /// Returns the verb that is the first argument. A worker of that name runs with `ddplaunch -- ps`.
 std::optional<OperateVerb> find_operate_verb(const std::vector<std::string>& args);
@@ -25,6 +25,7 @@ struct OperateOptions {
   bool all = false;
   bool watch = false;
   bool follow = false;
+  bool attach = false;  ///< kAttach: from now on, with the changes of the job's state
   std::optional<std::uint32_t> rank;
   bool failed = false;
   std::string grep;
