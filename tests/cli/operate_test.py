@@ -4,6 +4,7 @@
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import signal
@@ -543,6 +544,24 @@ class Detached(VerbTest):
         self.assertEqual(self.status(self.job)["state"], "running")
         self.assertEqual(self.verb("stop").code, 0)
         self.assertEqual(self.verb("wait").code, 143)
+
+    def test_a_logout_that_would_end_the_job_is_announced(self):
+        tools = self.dir / "tools"
+        tools.mkdir()
+        self.env |= {"PATH": f"{tools}:{os.environ['PATH']}", "USER": "alice"}
+        said = []
+        for kills, excluded, lingers in (("false", "root", "false"), ("true", "alice", "false"), ("true", "root", "false"), ("true", "root", "true")):
+            fake = tools / "busctl"
+            fake.write_text(f'#!/bin/sh\ncase "$*" in\n*KillUserProcesses*) echo "b {kills}"; echo "as 1 \\"{excluded}\\"" ;;\n'
+                            f'*/user/_{os.geteuid()}*Linger) echo "b {lingers}" ;;\n'
+                            '--user*StartTransientUnit*.scope*PIDs*) echo "no bus for $8"; exit 1 ;;\n*) exit 2 ;;\nesac\n')
+            fake.chmod(0o755)
+            done = self.detach("true")
+            self.assert_code(done, 0)
+            said.append(re.sub(r"ddplaunch: job \S+ runs; .*\n", "", done.err))
+        ends = "ddplaunch: warning: logind ends this job at the logout (KillUserProcesses=yes); "
+        self.assertEqual(said[:3], ["", "", f"{ends}run loginctl enable-linger before the job\n"])
+        self.assertRegex(said[3], rf"^{re.escape(ends)}systemd made no scope for it: no bus for ddplaunch-[^/ ]+\.scope\\nit exited 1\n$")
 
     def test_a_start_that_fails_has_its_message_and_exit_code(self):
         done = self.detach("/no/such/program")
