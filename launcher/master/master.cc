@@ -68,15 +68,12 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
       sleep_timer_(loop),
       terminal_timer_(loop),
       signals_(loop),
-      stdin_(loop.get_executor()) {
+      stdin_(loop.get_executor()),
+      queries_(loop, supervisor_.nodes(), nodes_) {
   add_signals(signals_, {SIGINT, SIGTERM, SIGHUP, SIGTSTP});
   signals_.add(SIGUSR1);
   signals_.add(SIGUSR2);
-  if (options.control) {
-    control_.emplace(loop, std::move(*options.control),
-                     ControlHandlers{[this] { return status(); }, [this](bool now) { stop(now); }},
-                     ::geteuid());
-  }
+  if (options.control) control_.emplace(loop, std::move(*options.control), control_handlers(), ::geteuid());
 }
 
 Master::~Master() = default;
@@ -114,6 +111,7 @@ int Master::run() {
 
 /// Makes every task end. Tasks that wait for a dead connection are not awaited.
 void Master::end_tasks() {
+  queries_.end();
   if (control_) control_->close();
   nodes_.close();
   output_.rest();

@@ -177,6 +177,7 @@ void read_job(JobOptions& options, const ProcessContext& context, Diagnostics& d
   const std::string run = spec.job_id + (named ? "." + context.new_job_id : "");
   options.job.registration.directories = jobs_directories(context);
   options.job.registration.name = run;
+  options.job.registration.cwd = context.cwd;
   const std::string name = options.given("--job-dir") ? spec.job_id : run;
   if (!spec.output.log_dir.empty()) spec.output.log_dir += '/' + name;
   if (options.given("--job-dir")) return;
@@ -317,6 +318,7 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
         job_plan_text(job.spec) + origins_text(options.sources, options.table, line.worker_origin),
         std::move(diagnostics.notes)};
   job.notes = std::move(diagnostics.notes);
+  job.registration.arguments = arguments;
   return std::move(job);
 }
 
