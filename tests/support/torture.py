@@ -90,7 +90,7 @@ class Job:
         self.reader = os.open(self.dir / "all", os.O_RDONLY | os.O_NONBLOCK)
         self.world = NODES * case.per_node
         env = {k: v for k, v in os.environ.items() if not k.startswith(("DDPLAUNCH_", "PET_"))}
-        env.update(XDG_STATE_HOME=str(self.dir), OMP_NUM_THREADS="1")
+        env.update(XDG_STATE_HOME=str(self.dir), XDG_RUNTIME_DIR=str(self.dir), OMP_NUM_THREADS="1")
         argv = [DDPLAUNCH, "--job-id", f"{lane.name}-{case.number}", "--job-dir", self.dir / "files",
                 "--hostfile", lane.nodes.hostfile, "--ssh-config", lane.nodes.ssh_config, "--nproc-per-node",
                 case.per_node, "--stop-grace", f"{GRACE:g}s", "--node-timeout", f"{PATIENCE:g}s",
