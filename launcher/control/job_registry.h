@@ -16,7 +16,7 @@ struct JobRegistration {
   std::vector<std::string> directories;     ///< the first that can be written gets the entry
   std::string name;                         ///< of the entry; no other run has it
   std::size_t keep = 100;                   ///< --keep-jobs; 0: all
-  std::vector<std::string> arguments = {};  ///< of ddplaunch
+  std::vector<std::string> arguments = {};  ///< the options about the hosts
   std::string cwd = {};
 };
 
@@ -31,7 +31,7 @@ struct JobEntry {
   std::string command;                      ///< for people
   std::string started;                      ///< RFC 3339, UTC
   std::string file = {};                    ///< the entry's own path; set by read_jobs
-  std::vector<std::string> arguments = {};  ///< of its ddplaunch; empty: they are too long
+  std::vector<std::string> arguments = {};  ///< the options about its hosts; empty also if they are too long
   std::string cwd = {};                     ///< of its ddplaunch
   std::vector<std::string> hosts = {};      ///< the names of its hosts; empty with `arguments`
 };

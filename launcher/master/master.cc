@@ -361,8 +361,8 @@ void Master::settle_files(const ExitReport& report) {
   // The disk of the first path may also still receive the job's output.
   const auto disk = [&] { return *done == 1 && files.size() == 2 ? files[1].path : spec_.job_dir; };
   if (!warnings) {
+    end_at_signals_with(report.exit_code, last_line);  // before the user reads that a signal is possible
     say("waiting for the disk of " + disk() + " (Ctrl-C: exit without waiting)");
-    end_at_signals_with(report.exit_code, last_line);
     warnings = files_->settle(write, kDeadDisk);
   }
   if (!warnings) {

@@ -249,7 +249,9 @@ Result<RunJob> options_of(const JobEntry& job, ProcessContext context) {
   if (job.hosts.empty()) return cannot("its command line was not recorded");
   context.cwd = job.cwd;
   context.new_job_id = job.name;
-  ParsedOptions parsed = parse_options(job.arguments, context);
+  std::vector<std::string> arguments = job.arguments;
+  arguments.emplace_back("true");  // the worker is not recorded
+  ParsedOptions parsed = parse_options(arguments, context);
   if (const auto* usage = std::get_if<BadUsage>(&parsed)) return cannot(usage->errors.front());
   auto* const options = std::get_if<RunJob>(&parsed);
   if (options == nullptr) return cannot("its command line starts no job");
