@@ -261,6 +261,7 @@ class Clean(VerbTest):
         """Returns the parent of the worker, and that one's parent."""
         def parent(pid):
             return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        self.assertTrue(wait_until(self.processes_of_job))  # a process has its environment after its exec
         marked = self.processes_of_job()
         agent = next(parent(pid) for pid in marked if parent(pid) not in marked)
         return agent, parent(agent)
@@ -279,6 +280,7 @@ class Clean(VerbTest):
         agent, keeper = self.agent_and_keeper()
         for pid in (process.pid, keeper, agent):
             os.kill(pid, signal.SIGSTOP)
+            self.assertTrue(wait_until(lambda pid=pid: pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"))
         for pid in (keeper, agent, process.pid):
             os.kill(pid, signal.SIGKILL)
         process.wait()

@@ -265,7 +265,7 @@ bool read_run(std::vector<std::string>& args, const OptionTable& table, Diagnost
 std::vector<std::string> host_arguments(const JobOptions& options) {
   OptionSource about_hosts;
   for (const OptionGroup& group : options.table.groups()) {
-    if (group.title != "Hosts") continue;
+    if (group.title != "Hosts" && group.title != "Start") continue;
     for (const GivenOption& given : options.sources) {
       const auto is_given = [&](const Option& option) { return &option == options.table.find(given.name); };
       if (std::any_of(group.options.begin(), group.options.end(), is_given)) about_hosts.push_back(given);
