@@ -275,7 +275,8 @@ class Clean(VerbTest):
         self.assertEqual(json.loads(done.out), {"job": self.job, "hosts": hosts})
 
     def test_processes_without_agent_and_keeper_are_ended(self):
-        process = self.started_job("sh", "-c", "setsid sleep 1000 & echo here; exec sleep 1000")
+        # During an exec a process has no environment that others can read.
+        process = self.started_job("sh", "-c", 'setsid sleep 1000 & until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done; echo here; exec sleep 1000')
         self.assertTrue(wait_until(lambda: "here" in self.verb("logs").out))
         agent, keeper = self.agent_and_keeper()
         for pid in (process.pid, keeper, agent):
