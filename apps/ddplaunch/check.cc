@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -19,6 +21,10 @@
 
 namespace ddp {
 namespace {
+
+/// An agent gives its workers 5 s, and processes that hang need more.
+constexpr std::chrono::milliseconds kCleanTime{60'000};
+constexpr int kExitLeft = 1;
 
 int fail(const Error& error) {
   const int code = launcher::exit_code_of(error);
@@ -46,7 +52,8 @@ std::string text_of(const RunJob& job, const launcher::CheckResult& result,
 }
 
 /// Queries all hosts. It leaves no trace for a job that runs afterwards.
-Result<launcher::CheckResult> ask_hosts(const RunJob& job, const GivenToken& token) {
+Result<launcher::CheckResult> ask_hosts(const RunJob& job, const GivenToken& token,
+                                        launcher::CheckRun::CheckScope scope) {
   take_signals();
   if (const auto room = make_room_for_nodes(job.spec); !room) return room.error();
   auto agent = choose_agent(job.spec);
@@ -62,16 +69,14 @@ Result<launcher::CheckResult> ask_hosts(const RunJob& job, const GivenToken& tok
   options.expected = agent->expected;
   options.bundle = agent->bundle;
   options.remote_is_here = job.spec.launcher == launcher::LauncherKind::kLocal;
-  const launcher::CheckRun::CheckScope scope{job.verb == Verb::kCheck, job.worker_given};
   launcher::CheckMaster master(loop, job.spec, scope, **remote, local, std::move(options), say);
-
   return master.run();
 }
 
 }  // namespace
 
 int check(const RunJob& job, const GivenToken& token) {
-  auto asked = ask_hosts(job, token);
+  auto asked = ask_hosts(job, token, {job.verb == Verb::kCheck, job.worker_given});
   if (!asked) return fail(asked.error());
   launcher::CheckResult& result = *asked;
   std::vector<launcher::CheckDiagnostic> diagnostics = diagnose_nodes(job.spec, result);
@@ -83,6 +88,26 @@ int check(const RunJob& job, const GivenToken& token) {
   if (const std::string last = check_last_line(code, result, job.spec, diagnostics); !last.empty())
     std::fprintf(stderr, "ddplaunch: %s\n", last.c_str());
   return printed || code != 0 ? code : fail(printed.error());
+}
+
+int clean(const RunJob& wanted, const GivenToken& token) {
+  RunJob job = wanted;
+  if (job.spec.per_node) {
+    return fail({ErrorCode::kUsage,
+                 "its nodes were started by themselves, so ddplaunch cannot reach them; there, agents end "
+                 "their workers without a master"});
+  }
+  job.spec.start_timeout = std::max(job.spec.start_timeout, kCleanTime);
+  auto asked = ask_hosts(job, token, {.clean = true});
+  if (!asked) return fail(asked.error());
+  const Result<> printed =
+      print_result(job.json ? clean_json(job.spec, *asked) : clean_text(job.spec, *asked));
+  if (!printed) return fail(printed.error());
+  const auto has_left = [](const launcher::CheckedNode& node) {
+    return node.facts && !node.facts->left.empty();
+  };
+  const int code = check_exit_code(*asked, {});
+  return code == 0 && std::any_of(asked->nodes.begin(), asked->nodes.end(), has_left) ? kExitLeft : code;
 }
 
 }  // namespace ddp

@@ -31,6 +31,10 @@ int run_per_node(const RunJob& job, GivenToken given);
 /// the exit code (docs/users/check.md). It starts no worker and leaves no file.
 int check(const RunJob& job, const GivenToken& token);
 
+/// `ddplaunch clean`: ends what is left of a job on its hosts, prints what was found there, and returns the
+/// exit code (docs/users/operate.md).
+int clean(const RunJob& job, const GivenToken& token);
+
 /// `ddplaunch check --deep` and `--collectives`: runs the bundled trainer on the hosts and adds its
 /// diagnostics. If the hosts could not run a job, it runs no test and says so on stderr. `result` records a
 /// signal of the user.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "apps/ddplaunch/commands.h"
+#include "apps/ddplaunch/logout.h"
 #include "base/child_process.h"
 #include "base/files.h"
 #include "base/unique_fd.h"
@@ -105,6 +106,11 @@ int run_detached(const RunJob& job, const std::function<int()>& run) {
   if (child == 0) {
     leave_terminal(write_end.get());
     write_end.reset();
+    // The end of a job's name is unique, and has no characters that systemd would refuse.
+    const std::string& name = job.registration.name;
+    const std::string warning = survive_logout("ddplaunch-" + name.substr(name.rfind('.') + 1));
+    if (!warning.empty() && !job.spec.quiet)
+      std::fprintf(stderr, "ddplaunch: warning: %s\n", warning.c_str());
     return run();
   }
   write_end.reset();

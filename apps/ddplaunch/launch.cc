@@ -69,6 +69,10 @@ Result<> make_findable(const launcher::JobSpec& spec, const launcher::JobRegistr
   entry.pid = ::getpid();
   for (const std::string& word : spec.command.argv)
     entry.command += (entry.command.empty() ? "" : " ") + word;
+  entry.arguments = registration.arguments;
+  entry.cwd = registration.cwd;
+  for (const remote::Host& host : spec.hosts)
+    entry.hosts.push_back(host.name);
   entry.started = launcher::utc_text(std::chrono::system_clock::now());
   // A short name: the path of a socket has at most 107 bytes.
   auto control = launcher::ControlSocket::bind(registration.name.substr(registration.name.rfind('.') + 1));

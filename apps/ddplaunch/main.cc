@@ -47,7 +47,10 @@ int run(int argc, char** argv) {
   ddp::GivenToken token = ddp::rendezvous::take_token_from_environment();
   const std::vector<std::string> args(argv + 1, argv + argc);
   const ddp::ProcessContext context = ddp::read_process_context();
-  if (const auto verb = ddp::find_operate_verb(args)) return ddp::operate(*verb, args, context);
+  if (const auto verb = ddp::find_operate_verb(args)) {
+    const ddp::CleanHosts clean = [&token](const ddp::RunJob& job) { return ddp::clean(job, token); };
+    return ddp::operate(*verb, args, context, clean);
+  }
   const ddp::ParsedOptions parsed = ddp::parse_options(args, context);
   if (const auto* text = std::get_if<ddp::PrintText>(&parsed)) {
     show_notes(text->notes);

@@ -1,5 +1,6 @@
 #include "apps/options/option_values.h"
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <charconv>
@@ -69,6 +70,43 @@ std::optional<std::chrono::milliseconds> parse_duration(std::string_view text) {
   const auto value = scaled(text, kTimes);
   if (!value || *value > kMostMilliseconds) return std::nullopt;
   return std::chrono::milliseconds(static_cast<std::int64_t>(*value));
+}
+
+std::optional<std::chrono::milliseconds> parse_moment(std::string_view text, std::chrono::milliseconds now) {
+  using namespace std::chrono;
+  if (const auto before = parse_duration(text)) return now - *before;
+  constexpr std::string_view kForm = "dddd-dd-ddTdd:dd:dd";
+  if (text.size() <= kForm.size()) return std::nullopt;
+  for (std::size_t i = 0; i < kForm.size(); ++i) {
+    const bool fits = kForm[i] == 'd' ? is_digits(text.substr(i, 1))
+                                      : std::toupper(static_cast<unsigned char>(text[i])) == kForm[i];
+    if (!fits) return std::nullopt;
+  }
+  const auto number = [&text](std::size_t at, std::size_t size) {
+    return parse_number<int>(text.substr(at, size)).value_or(-1);
+  };
+  const year_month_day day{year(number(0, 4)), month(static_cast<unsigned>(number(5, 2))),
+                           std::chrono::day(static_cast<unsigned>(number(8, 2)))};
+  const int clock[] = {number(11, 2), number(14, 2), number(17, 2)};
+  if (!day.ok() || clock[0] > 23 || clock[1] > 59 || clock[2] > 60 || number(0, 4) < 1970)
+    return std::nullopt;
+  milliseconds time =
+      sys_days(day).time_since_epoch() + hours(clock[0]) + minutes(clock[1]) + seconds(clock[2]);
+  text.remove_prefix(kForm.size());
+  if (text.front() == '.') {
+    const std::size_t end = std::min(text.find_first_not_of("0123456789", 1), text.size());
+    if (end == 1) return std::nullopt;
+    std::string fraction(text.substr(1, std::min<std::size_t>(end - 1, 3)));
+    fraction.resize(3, '0');
+    time += milliseconds(parse_number<int>(fraction).value_or(0));
+    text.remove_prefix(end);
+  }
+  if (text == "Z" || text == "z") return time;
+  const bool offset = text.size() == 6 && (text[0] == '+' || text[0] == '-') && text[3] == ':' &&
+                      is_digits(text.substr(1, 2)) && is_digits(text.substr(4, 2));
+  if (!offset || number(1, 2) > 23 || number(4, 2) > 59) return std::nullopt;
+  const minutes ahead = hours(number(1, 2)) + minutes(number(4, 2));
+  return text[0] == '+' ? time - ahead : time + ahead;
 }
 
 std::optional<std::uint64_t> parse_size(std::string_view text) {

@@ -38,6 +38,9 @@ std::vector<std::string> words_of(const std::vector<std::pair<std::string, T>>& 
 /// Reads "500ms", "15s", "2m", "2min", "1h" or a number of seconds, also with decimals: "1.5s". Up to 1000
 /// hours.
 std::optional<std::chrono::milliseconds> parse_duration(std::string_view text);
+/// Reads a moment: "2026-11-21T03:14:39.962Z" or with an offset like "+01:00" (RFC 3339, from 1970 on), or a
+/// duration before `now`. Returns the time since 1970.
+std::optional<std::chrono::milliseconds> parse_moment(std::string_view text, std::chrono::milliseconds now);
 /// Reads bytes: 4096, 500K, 1.5M, 2G, also KiB, MiB, GiB and KB; all units are powers of 1024, their letters
 /// of either case. Up to 1 PiB.
 std::optional<std::uint64_t> parse_size(std::string_view text);

@@ -8,6 +8,7 @@
 #include "apps/train/bench/bench_run.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
 #include "apps/train/flight_recorder/flight_recorder_file.h"
+#include "apps/train/health/health_device.h"
 #include "apps/train/health/health_run.h"
 #include "apps/train/options/options.h"
 #include "apps/train/training/rejoin.h"
@@ -93,6 +94,11 @@ int run(int argc, char** argv) {
   return trained ? 0 : fail(trained.error().text);
 }
 
+/// A normal exit waits for NCCL's thread, and for the GPU.
+bool exit_may_hang() {
+  return ddp::train::nccl_is_stuck() || ddp::train::health_gpu_is_stuck();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -101,10 +107,10 @@ int main(int argc, char** argv) try {
   std::signal(SIGXFSZ, SIG_IGN);  // a write beyond a file's size limit must fail, not end the program,
   std::signal(SIGPIPE, SIG_IGN);  // and so must a write into a pipe without a reader
   const int exit_code = ddp::train::exit_code_after_printing(run(argc, argv));
-  if (ddp::train::nccl_is_stuck()) std::_Exit(exit_code);  // a normal exit would wait for NCCL's thread
+  if (exit_may_hang()) std::_Exit(exit_code);
   return exit_code;
 } catch (const std::exception& error) {
   const int exit_code = fail(error.what());
-  if (ddp::train::nccl_is_stuck()) std::_Exit(exit_code);
+  if (exit_may_hang()) std::_Exit(exit_code);
   return exit_code;
 }

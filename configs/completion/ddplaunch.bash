@@ -86,9 +86,10 @@ _ddplaunch_table() {
       words='-w --watch --json -h --help'
       ;;
     'ddplaunch logs options')
-      words='-f --follow --rank --failed --grep --json -h --help'
+      words='-f --follow --rank --since --failed --grep --json -h --help'
       ;;
     'ddplaunch logs --rank') source='any' ;;
+    'ddplaunch logs --since') source='any' ;;
     'ddplaunch logs --grep') source='any' ;;
     'ddplaunch stop options')
       words='--now --json -h --help'
@@ -96,6 +97,23 @@ _ddplaunch_table() {
     'ddplaunch wait options')
       words='--json -h --help'
       ;;
+    'ddplaunch clean options')
+      words='--json -h --help'
+      ;;
+    'ddplaunch exec options')
+      words='--rank --timeout --json -h --help'
+      ;;
+    'ddplaunch exec --rank') source='any' ;;
+    'ddplaunch exec --timeout') source='any' ;;
+    'ddplaunch stacks options')
+      words='--rank --json -h --help'
+      ;;
+    'ddplaunch stacks --rank') source='any' ;;
+    'ddplaunch attach options')
+      words='--rank --grep --json -h --help'
+      ;;
+    'ddplaunch attach --rank') source='any' ;;
+    'ddplaunch attach --grep') source='any' ;;
     'ddplaunchd options')
       words='--listen --token-file --new-token --stdio --fits --verify -V --version -h --help'
       ;;
@@ -317,7 +335,7 @@ _ddplaunch() {
   COMPREPLY=()
   i=1
   [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(check|hosts|run) ]] && i=2
-  [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(ps|status|logs|stop|wait) ]] && command+=" ${line[1]}" i=2
+  [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(ps|status|logs|stop|wait|clean|exec|stacks|attach) ]] && command+=" ${line[1]}" i=2
   [[ $command == train && $last -gt 1 && ${line[1]} == @(bench|health) ]] && command+=" ${line[1]}" i=2
   while ((i < last)); do
     word=${line[i++]} name=''
@@ -367,7 +385,7 @@ _ddplaunch() {
     case $command in
       ddplaunch)
         source=file words="train $(compgen -c -- "$current" | sort -u)"
-        ((last > 1)) || words+=' check hosts ps run status logs stop wait'
+        ((last > 1)) || words+=' check hosts ps run status logs stop wait clean exec stacks attach'
         ;;
       'ddplaunch ps') ;;
       ddplaunch\ *) source=job_id ;;

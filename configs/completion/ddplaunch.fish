@@ -6,7 +6,7 @@ function __ddplaunch_command
     set -l command (string replace -r '.*/' '' -- $line[1])
     set -l i 2
     test $command = ddplaunch; and contains -- "$line[2]" check hosts run; and set i 3
-    test $command = ddplaunch; and contains -- "$line[2]" ps status logs stop wait; and set command "ddplaunch $line[2]" && set i 3
+    test $command = ddplaunch; and contains -- "$line[2]" ps status logs stop wait clean exec stacks attach; and set command "ddplaunch $line[2]" && set i 3
     test $command = train; and contains -- "$line[2]" bench health; and set command "train $line[2]" && set i 3
     while test $i -le (count $line)
         set -l word $line[$i]
@@ -162,7 +162,11 @@ complete -c ddplaunch -n __ddplaunch_is_first -a status -d 'show a job'
 complete -c ddplaunch -n __ddplaunch_is_first -a logs -d 'print the output of a job'
 complete -c ddplaunch -n __ddplaunch_is_first -a stop -d 'stop a job'
 complete -c ddplaunch -n __ddplaunch_is_first -a wait -d 'wait for the end of a job'
-for verb in status logs stop wait
+complete -c ddplaunch -n __ddplaunch_is_first -a clean -d 'end what is left of a job'
+complete -c ddplaunch -n __ddplaunch_is_first -a exec -d 'run a command where a worker runs'
+complete -c ddplaunch -n __ddplaunch_is_first -a stacks -d 'show what each worker does'
+complete -c ddplaunch -n __ddplaunch_is_first -a attach -d 'show the output and the state of a job'
+for verb in status logs stop wait clean exec stacks attach
     complete -c ddplaunch -n "__ddplaunch_is ddplaunch $verb" -f -a '(__ddplaunch_jobs)'
 end
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -a train -d 'the bundled trainer'
@@ -194,11 +198,19 @@ function __ddplaunch_takes_value
         case 'ddplaunch status'
             set names
         case 'ddplaunch logs'
-            set names --rank --grep
+            set names --rank --since --grep
         case 'ddplaunch stop'
             set names
         case 'ddplaunch wait'
             set names
+        case 'ddplaunch clean'
+            set names
+        case 'ddplaunch exec'
+            set names --rank --timeout
+        case 'ddplaunch stacks'
+            set names --rank
+        case 'ddplaunch attach'
+            set names --rank --grep
         case 'ddplaunchd'
             set names --token-file --fits --verify
         case 'train'
@@ -330,6 +342,7 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch status' -l json -d 'print JSO
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch status' -s h -l help -d 'print this text'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -s f -l follow -d 'go on until the job has ended'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l rank -r -f -d 'only this rank'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l since -r -f -d 'only lines that were written since T'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l failed -d 'only ranks that failed'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l grep -r -f -d 'only lines that match'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l json -d 'print JSON'
@@ -339,6 +352,19 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch stop' -l json -d 'print JSON'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch stop' -s h -l help -d 'print this text'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch wait' -l json -d 'print JSON'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch wait' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch clean' -l json -d 'print JSON'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch clean' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch exec' -l rank -r -f -d 'the worker; without it rank 0'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch exec' -l timeout -r -f -d 'end the command after this time, at most 1h'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch exec' -l json -d 'print JSON'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch exec' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch stacks' -l rank -r -f -d 'only this rank'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch stacks' -l json -d 'print JSON'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch stacks' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch attach' -l rank -r -f -d 'only this rank'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch attach' -l grep -r -f -d 'only lines that match'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch attach' -l json -d 'print JSON'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch attach' -s h -l help -d 'print this text'
 complete -c ddplaunchd -n '__ddplaunch_is ddplaunchd' -l listen -f -d 'wait for masters that have the token'
 complete -c ddplaunchd -n '__ddplaunch_is ddplaunchd' -l token-file -r -F -d 'file with the token'
 complete -c ddplaunchd -n '__ddplaunch_is ddplaunchd; and __ddplaunch_has_underscore' -l token_file -r -F -d 'file with the token'

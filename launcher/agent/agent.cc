@@ -151,6 +151,13 @@ void Agent::handle(const rendezvous::NodeCheck& message) {
   preparation_.check(message, [this](const rendezvous::NodeChecked& checked) { link_.send(checked); });
 }
 
+void Agent::handle(const rendezvous::Query& message) {
+  if (!options_.own || message.argv.empty()) return workers_.handle(message);
+  rendezvous::QueryAnswer refused{message.request, 0, {}, true, 0, {}};
+  refused.trouble = "its node joined by itself and runs only the command of its own user";
+  link_.send(refused);
+}
+
 /// Gives the keeper a lease: the preparation of a job whose master is gone must end even if it hangs on a
 /// disk or in --setup.
 void Agent::begin_preparing(const rendezvous::JobStart& job) {

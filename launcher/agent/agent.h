@@ -87,6 +87,8 @@ class Agent {
   void handle(const rendezvous::Credit& message) { workers_.handle(message); }
   void handle(const rendezvous::Stdin& message) { workers_.handle(message); }
   void handle(const rendezvous::Inspect& message) { workers_.handle(message); }
+  void handle(const rendezvous::Query& message);
+  void handle(const rendezvous::CancelQuery& message) { workers_.handle(message); }
   template <class M>
   void handle(const M&) {}  ///< ignores messages of the other direction
 

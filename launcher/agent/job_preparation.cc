@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "launcher/agent/node_check.h"
+#include "launcher/keeper/job_sweep.h"
 #include "launcher/keeper/process_tree.h"
 
 extern char** environ;
@@ -68,15 +69,8 @@ Awaitable<bool> JobPreparation::predecessor_gone(std::string job_id, std::vector
     pause.expires_after(kEndPause);
     co_await pause.async_wait(kUseTuple);
   }
-  TreeScope scope;
-  scope.job_id = std::move(job_id);
-  TreeKill kill(std::move(scope), kKillBound, std::vector<KnownProcess>{});  // none of our own children
-  while (!kill.step()) {
-    if (tools_.stopped) co_return false;
-    pause.expires_after(kEndPause);
-    co_await pause.async_wait(kUseTuple);
-  }
-  co_return kill.complete() && kill.left().empty();
+  const SweptJob swept = co_await sweep_job(executor_, std::move(job_id), &tools_.stopped);
+  co_return swept.left.empty();
 }
 
 void JobPreparation::prepare(rendezvous::JobStart order, Prepared done) {
@@ -91,7 +85,18 @@ Awaitable<> JobPreparation::run(rendezvous::JobStart order, Prepared done) {
 }
 
 void JobPreparation::check(rendezvous::NodeCheck request, Checked done) {
-  if (!tasks_.running()) tasks_.start(run_check(std::move(request), std::move(done)));
+  if (tasks_.running()) return;
+  tasks_.start(request.clean ? run_clean(request.job.job_id, std::move(done))
+                             : run_check(std::move(request), std::move(done)));
+}
+
+Awaitable<> JobPreparation::run_clean(std::string job_id, Checked done) {
+  const std::size_t stopped = co_await stop_keepers(executor_, job_id, &tools_.stopped);
+  SweptJob swept = co_await sweep_job(executor_, std::move(job_id), &tools_.stopped);
+  rendezvous::NodeChecked checked;
+  checked.found = static_cast<std::uint32_t>(stopped + swept.found);
+  checked.left = std::move(swept.left);
+  if (!tools_.stopped) done(checked);
 }
 
 Awaitable<> JobPreparation::run_check(rendezvous::NodeCheck request, Checked done) {

@@ -60,6 +60,7 @@ NodeWorkers::NodeWorkers(asio::any_io_executor executor, const AgentCore& core, 
       hang_monitor_(
           executor, [this](const rendezvous::Message& message) { link_.send(message); },
           [this] { return credit_.room(1) == 0 || credit_.room(2) == 0; }),
+      queries_(executor, [this](const rendezvous::QueryAnswer& answer) { link_.send(answer); }),
       evidence_(executor, disk) {}
 
 void NodeWorkers::set_job(NodeJob job, const rendezvous::JobStart& order) {
@@ -84,6 +85,13 @@ void NodeWorkers::handle(const rendezvous::Inspect& message) {
   if (core_.running()) hang_monitor_.inspect(message);
 }
 
+void NodeWorkers::handle(const rendezvous::Query& message) {
+  NodeQueries::Leaders leaders;
+  for (const auto& [local, process] : core_.processes().all())
+    leaders[rank_of(local)] = process.pid;
+  queries_.start(message, std::move(leaders));
+}
+
 void NodeWorkers::lift_credit() {
   credit_.lift();
   if (group_) group_->resume_output();
@@ -94,7 +102,9 @@ void NodeWorkers::reap_orphans() {
   if (!core_.running() || !group_ || group_->starting()) return;
   std::vector<pid_t> others_reap = group_->pids();
   const std::vector<pid_t> tools = hang_monitor_.pids();
+  const std::vector<pid_t> queried = queries_.pids();
   others_reap.insert(others_reap.end(), tools.begin(), tools.end());
+  others_reap.insert(others_reap.end(), queried.begin(), queried.end());
   reap_adopted(others_reap);
 }
 
@@ -124,10 +134,10 @@ void NodeWorkers::perform(const node::PrepareAttempt& action) {
     link_.send(rendezvous::Notice{tree_.how(), true});
   }
   prepared_ = std::move(workers->specs);
-  if (!prepared_.empty() && hang_monitor_.begin(spawn.attempt, prepared_.front().env)) {
-    for (WorkerSpec& worker : prepared_)
-      worker.tracer = ::getpid();  // gdb and py-spy will be our children
-  }
+  queries_.begin(spawn.first_rank, prepared_, tree_.scope());
+  if (!prepared_.empty()) hang_monitor_.begin(spawn.attempt, prepared_.front().env);
+  for (WorkerSpec& worker : prepared_)
+    worker.tracer = ::getpid();  // gdb and py-spy will be our children
   for (const auto& [local, process] : survivors.all())
     hang_monitor_.worker_started(rank_of(local), process.pid);
   std::erase_if(prepared_, [&](const WorkerSpec& spec) { return survivors.is_alive(spec.rank); });
@@ -174,9 +184,16 @@ Awaitable<> NodeWorkers::kill_leftovers(std::vector<std::uint32_t> locals) {
 
 Awaitable<> NodeWorkers::read_output() {
   co_await group_->settled(kSettleTime);
-  hang_monitor_.stop();  // its tools must not count as leftovers of the workers
-  co_await hang_monitor_.idle();
+  co_await stop_tools();
   feed_(node::OutputRead{});
+}
+
+/// Tools must not count as leftovers of the workers.
+Awaitable<> NodeWorkers::stop_tools() {
+  hang_monitor_.stop();
+  queries_.stop();
+  co_await hang_monitor_.idle();
+  co_await queries_.idle();
 }
 
 Awaitable<> NodeWorkers::report_losses() {
@@ -191,6 +208,7 @@ Awaitable<> NodeWorkers::report_losses() {
 void NodeWorkers::perform(const node::StopWorkers& action) {
   const std::chrono::milliseconds grace(action.order.grace_ms);
   hang_monitor_.stop();
+  queries_.stop();
   if (worker_link_) worker_link_->stop(action.order);
   group_->resume_output();  // output from here on is part of the workers' last attempt
   group_->stop(grace);
@@ -205,8 +223,7 @@ Awaitable<> NodeWorkers::watch_workers() {
 /// Processes that the workers left behind (daemons, loaders in their own sessions) end with the attempt.
 Awaitable<> NodeWorkers::clean_up() {
   co_await revoke_tasks_.all_ends();
-  hang_monitor_.stop();  // its tools must not count as leftovers of the workers
-  co_await hang_monitor_.idle();
+  co_await stop_tools();
   const std::vector<LeftProcess> left = co_await tree_.end();
   if (evidence_.any()) report_collectives();
   co_await collect_evidence();

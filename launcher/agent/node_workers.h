@@ -14,6 +14,7 @@
 #include "launcher/agent/evidence.h"
 #include "launcher/agent/flight_recorder_board.h"
 #include "launcher/agent/node_job.h"
+#include "launcher/agent/node_queries.h"
 #include "launcher/agent/worker_group.h"
 #include "launcher/agent/worker_link.h"
 #include "launcher/agent/worker_stdin.h"
@@ -62,6 +63,8 @@ class NodeWorkers final : public WorkerEvents, public WorkerLinkEvents {
   void handle(const rendezvous::Credit& message);
   void handle(const rendezvous::Stdin& message) { stdin_.add(message.data); }
   void handle(const rendezvous::Inspect& message);
+  void handle(const rendezvous::Query& message);
+  void handle(const rendezvous::CancelQuery& message) { queries_.cancel(message.request); }
 
   /// Call before the core gets a Spawn: the output of ended workers belongs to the previous attempt.
   void drop_ended();
@@ -95,6 +98,7 @@ class NodeWorkers final : public WorkerEvents, public WorkerLinkEvents {
   Awaitable<> watch_workers();
   Awaitable<> kill_leftovers(std::vector<std::uint32_t> locals);
   Awaitable<> read_output();
+  Awaitable<> stop_tools();
   Awaitable<> report_losses();
   Awaitable<> clean_up();
   Awaitable<> collect_evidence();
@@ -115,6 +119,7 @@ class NodeWorkers final : public WorkerEvents, public WorkerLinkEvents {
   TaskGroup revoke_tasks_;                   ///< tasks that use the workers and are no part of their end
   AttemptTree tree_;
   HangMonitor hang_monitor_;
+  NodeQueries queries_;
   EvidenceCollector evidence_;
   FlightRecorderBoard collectives_;
 };

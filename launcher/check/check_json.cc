@@ -165,4 +165,17 @@ std::string hosts_json(const JobSpec& spec, const CheckResult& result,
                    {"hosts", std::move(nodes)}});
 }
 
+std::string clean_json(const JobSpec& spec, const CheckResult& result) {
+  OrderedJson hosts = OrderedJson::array();
+  for (std::size_t i = 0; i < result.nodes.size(); ++i) {
+    const CheckedNode& node = result.nodes[i];
+    hosts.push_back({{"host", spec.hosts[i].name},
+                     {"found", node.facts ? OrderedJson(node.facts->found) : OrderedJson()},
+                     {"left", node.facts ? OrderedJson(node.facts->left) : OrderedJson()},
+                     {"error", node.error ? error_json(*node.error) : OrderedJson()}});
+  }
+  const OrderedJson json{{"job", spec.job_id}, {"hosts", std::move(hosts)}};
+  return json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
+}
+
 }  // namespace ddp::launcher

@@ -57,6 +57,7 @@ void CheckRun::on(const NodeUp& event, Time now) {
   rendezvous::NodeCheck check;
   check.job = job_start(spec_, spec_.hosts[event.node], result_.nodes.size());
   check.has_program = scope_.has_program;
+  check.clean = scope_.clean;
   check.timeout_ms = to_ms(answer_time() / 2);
   actions_.push_back(ToNode{event.node, std::move(check)});
 }
@@ -214,6 +215,7 @@ void CheckRun::try_network(Time now) {
     return stage == Stage::kConnecting || stage == Stage::kAsked;
   };
   if (state_ != State::kAsking || std::any_of(stage_.begin(), stage_.end(), open_question)) return;
+  if (scope_.clean) return leave_all(now);
   std::vector<NodeNetwork> networks;
   std::vector<rendezvous::NodeSlots> slots;
   rendezvous::OpenStore open;

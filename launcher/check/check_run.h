@@ -94,6 +94,7 @@ class CheckRun {
   struct CheckScope {
     bool inspect = true;       ///< ask for NodeChecked, not only for the hello
     bool has_program = false;  ///< spec.command must be searched for
+    bool clean = false;        ///< end what is left of the job instead, and ask nothing else
   };
 
   /// `spec` must outlive this object. Only the hosts that a job would use are checked.

@@ -345,4 +345,22 @@ std::string check_last_line(int exit_code, const CheckResult& result, const JobS
   return begin + "a job would fail, " + counted(errors, "error") + " found";
 }
 
+std::string clean_text(const JobSpec& spec, const CheckResult& result) {
+  std::string text;
+  for (std::size_t i = 0; i < result.nodes.size(); ++i) {
+    const CheckedNode& node = result.nodes[i];
+    text += spec.hosts[i].name + ": ";
+    if (node.error || !node.facts) {
+      text += "not known: " + (node.error ? one_line(node.error->text) : std::string("it was not asked"));
+    } else {
+      text += counted(node.facts->found, "process", "processes") + " found, " +
+              std::to_string(node.facts->left.size()) + " left";
+      for (std::size_t k = 0; k < node.facts->left.size(); ++k)
+        text += (k == 0 ? ": " : ", ") + one_line(node.facts->left[k]);
+    }
+    text += '\n';
+  }
+  return text;
+}
+
 }  // namespace ddp::launcher

@@ -24,6 +24,10 @@ std::string hosts_text(const JobSpec& spec, const CheckResult& result,
 std::string hosts_json(const JobSpec& spec, const CheckResult& result,
                        const std::vector<CheckDiagnostic>& diagnostics);
 
+/// The output of `ddplaunch clean`: for each host how many processes were found, and what is left.
+std::string clean_text(const JobSpec& spec, const CheckResult& result);
+std::string clean_json(const JobSpec& spec, const CheckResult& result);
+
 /// The last line on stderr: "exit 115: a job would fail, 2 errors found". Empty for exit code 0.
 std::string check_last_line(int exit_code, const CheckResult& result, const JobSpec& spec,
                             const std::vector<CheckDiagnostic>& diagnostics);

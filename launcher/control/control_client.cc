@@ -15,7 +15,7 @@ using Local = asio::local::stream_protocol;
 
 struct Exchange {
   Local::socket socket;
-  http::request<http::empty_body> request;
+  http::request<http::string_body> request;
   Result<std::string> reply = Error{ErrorCode::kTimeout, "its ddplaunch does not answer"};
 
   static Awaitable<> run(Exchange* self, std::string path) {
@@ -43,11 +43,11 @@ struct Exchange {
 }  // namespace
 
 Result<std::string> ask_job(const std::string& socket, const std::string& method, const std::string& target,
-                            std::chrono::milliseconds limit) {
+                            std::chrono::milliseconds limit, std::string body) {
   if (socket.empty() || socket.size() > 107)
     return Error{ErrorCode::kUnreachable, "it has no control socket"};
   asio::io_context loop(1);
-  Exchange exchange{Local::socket(loop), {http::string_to_verb(method), target, 11}};
+  Exchange exchange{Local::socket(loop), {http::string_to_verb(method), target, 11, std::move(body)}};
   exchange.request.set(http::field::host, "ddplaunch");
   exchange.request.keep_alive(false);
   exchange.request.prepare_payload();

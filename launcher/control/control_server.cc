@@ -6,6 +6,7 @@
 #include <boost/beast/http.hpp>
 #include <chrono>
 #include <list>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,6 +16,7 @@ namespace ddp::launcher {
 namespace {
 
 namespace http = boost::beast::http;
+using OrderedJson = nlohmann::ordered_json;
 using Local = asio::local::stream_protocol;
 using Request = http::request<http::string_body>;
 using Reply = http::response<http::string_body>;
@@ -22,7 +24,8 @@ using Reply = http::response<http::string_body>;
 constexpr std::chrono::seconds kClientTime{5};
 constexpr std::chrono::milliseconds kAcceptPause{100};
 constexpr std::uint32_t kHeaderBytes = 8u << 10;
-constexpr std::uint64_t kBodyBytes = 4u << 10;
+constexpr std::uint64_t kBodyBytes = 64u << 10;
+constexpr std::uint64_t kMostTimeMs = 3'600'000;  // of a request about workers
 
 bool may_connect(Local::socket& client, uid_t uid) {
   ucred peer{};
@@ -31,7 +34,60 @@ bool may_connect(Local::socket& client, uid_t uid) {
   return peer.uid == uid || peer.uid == 0;
 }
 
+Reply make_reply(const Request& request, http::status status, std::string body) {
+  Reply made(status, request.version());
+  made.set(http::field::content_type, "application/json");
+  made.keep_alive(false);
+  made.body() = std::move(body);
+  made.prepare_payload();
+  return made;
+}
+
+std::string reply_json(const WorkerReply& reply) {
+  OrderedJson ranks = OrderedJson::array();
+  for (const WorkerReply::Text& text : reply.texts)
+    ranks.push_back({{"rank", text.rank}, {"node", text.node}, {"text", text.text}});
+  const OrderedJson json{
+      {"ranks", std::move(ranks)}, {"exit_code", reply.exit_code}, {"troubles", reply.troubles}};
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
+}
+
+/// A request that is answered later. The client and the owner of the job share it.
+struct WaitingClient {
+  explicit WaitingClient(const asio::any_io_executor& executor)
+      : changed(executor, std::chrono::steady_clock::time_point::max()) {}
+  asio::steady_timer changed;  ///< cancelled when one of these is set
+  std::optional<WorkerReply> reply;
+  bool gone = false;
+  char byte = 0;
+};
+
 }  // namespace
+
+std::optional<WorkerRequest> parse_worker_request(const std::string& body) {
+  const OrderedJson json = OrderedJson::parse(body.empty() ? "{}" : body, nullptr, false);
+  if (!json.is_object()) return std::nullopt;
+  WorkerRequest request;
+  for (const auto& [key, value] : json.items()) {
+    if (key == "argv" && value.is_array()) {
+      for (const OrderedJson& word : value) {
+        // A word with a NUL would be cut.
+        if (!word.is_string() || word.get_ref<const std::string&>().find('\0') != std::string::npos)
+          return std::nullopt;
+        request.argv.push_back(word.get<std::string>());
+      }
+    } else if (key == "rank" && value.is_number_unsigned() &&
+               value.get<std::uint64_t>() <= ~std::uint32_t{0}) {
+      request.rank = value.get<std::uint32_t>();
+    } else if (key == "timeout_ms" && value.is_number_unsigned() &&
+               value.get<std::uint64_t>() <= kMostTimeMs) {
+      request.timeout = std::chrono::milliseconds(value.get<std::uint64_t>());
+    } else {
+      return std::nullopt;
+    }
+  }
+  return request;
+}
 
 struct ControlServer::State {
   State(asio::io_context& loop, int fd, ControlHandlers served, uid_t served_uid)
@@ -45,6 +101,7 @@ struct ControlServer::State {
         : socket(std::move(connected)), deadline(socket.get_executor()) {}
     Local::socket socket;
     asio::steady_timer deadline;
+    bool done = false;
   };
   using Clients = std::list<Client>;
 
@@ -56,22 +113,60 @@ struct ControlServer::State {
   bool closed = false;
 
   Reply answer(const Request& request) const {
-    const auto reply = [&request](http::status status, std::string body) {
-      Reply made(status, request.version());
-      made.set(http::field::content_type, "application/json");
-      made.keep_alive(false);
-      made.body() = std::move(body);
-      made.prepare_payload();
-      return made;
-    };
     const std::string_view target(request.target().data(), request.target().size());
     const bool stop = target == "/v1/stop" || target == "/v1/stop?now";
-    if (!stop && target != "/v1/status") return reply(http::status::not_found, "{}\n");
+    if (!stop && target != "/v1/status") return make_reply(request, http::status::not_found, "{}\n");
     if (request.method() != (stop ? http::verb::post : http::verb::get))
-      return reply(http::status::method_not_allowed, "{}\n");
-    if (!stop) return reply(http::status::ok, handlers.status());
+      return make_reply(request, http::status::method_not_allowed, "{}\n");
+    if (!stop) return make_reply(request, http::status::ok, handlers.status());
     handlers.stop(target.ends_with("?now"));
-    return reply(http::status::accepted, "{}\n");
+    return make_reply(request, http::status::accepted, "{}\n");
+  }
+
+  static bool is_about_workers(const Request& request) {
+    return request.target() == "/v1/exec" || request.target() == "/v1/stacks";
+  }
+
+  /// Returns nothing if the client does not wait for the answer.
+  static Awaitable<std::optional<Reply>> ask_workers(std::shared_ptr<State> self, Clients::iterator client,
+                                                     Request request) {
+    if (request.method() != http::verb::post)
+      co_return make_reply(request, http::status::method_not_allowed, "{}\n");
+    const auto wanted = parse_worker_request(request.body());
+    if (!wanted || wanted->argv.empty() == (request.target() == "/v1/exec"))
+      co_return make_reply(request, http::status::bad_request, "{}\n");
+    client->deadline.expires_at(std::chrono::steady_clock::time_point::max());
+    const auto waiting = std::make_shared<WaitingClient>(self->acceptor.get_executor());
+    const ControlHandlers::WorkersAnswered done = [waiting](WorkerReply reply) {
+      waiting->reply = std::move(reply);
+      waiting->changed.cancel();
+    };
+    const std::uint32_t number = self->handlers.ask_workers(*wanted, done);
+    client->socket.async_read_some(asio::buffer(&waiting->byte, 1), [waiting](error_code, std::size_t) {
+      waiting->gone = true;
+      waiting->changed.cancel();
+    });
+    if (!waiting->reply) (void)co_await waiting->changed.async_wait(kUseTuple);
+    if (!waiting->reply) {
+      self->handlers.cancel(number);
+      co_return std::nullopt;
+    }
+    error_code ignored;
+    client->socket.cancel(ignored);
+    while (!waiting->gone)
+      (void)co_await waiting->changed.async_wait(kUseTuple);
+    client->deadline.expires_after(kClientTime);
+    co_return make_reply(request, http::status::ok, reply_json(*waiting->reply));
+  }
+
+  /// Ends the connection of a client that is late. Its deadline may change.
+  static void watch(std::shared_ptr<State> self, Clients::iterator client) {
+    client->deadline.async_wait([self, client](const error_code&) {
+      error_code ignored;
+      if (client->done) return;
+      if (client->deadline.expiry() > std::chrono::steady_clock::now()) return watch(self, client);
+      client->socket.close(ignored);
+    });
   }
 
   static Awaitable<> accept_all(std::shared_ptr<State> self) {
@@ -95,19 +190,21 @@ struct ControlServer::State {
 
   static Awaitable<> serve(std::shared_ptr<State> self, Clients::iterator client) {
     client->deadline.expires_after(kClientTime);
-    client->deadline.async_wait([self, client](const error_code& cancelled) {
-      error_code ignored;
-      if (!cancelled) client->socket.close(ignored);
-    });
+    watch(self, client);
     boost::beast::flat_buffer buffer(kHeaderBytes + kBodyBytes);
     http::request_parser<http::string_body> parser;
     parser.header_limit(kHeaderBytes);
     parser.body_limit(kBodyBytes);
     const auto [error, size] = co_await http::async_read(client->socket, buffer, parser, kUseTuple);
     if (!error && !self->closed) {
-      const Reply reply = self->answer(parser.get());
-      if (!self->closed) (void)co_await http::async_write(client->socket, reply, kUseTuple);
+      std::optional<Reply> reply;
+      if (is_about_workers(parser.get()))
+        reply = co_await ask_workers(self, client, parser.get());
+      else
+        reply = self->answer(parser.get());
+      if (reply && !self->closed) (void)co_await http::async_write(client->socket, *reply, kUseTuple);
     }
+    client->done = true;
     client->deadline.cancel();
     co_await asio::post(client->socket.get_executor(), asio::use_awaitable);  // after the timer's handler
     self->clients.erase(client);

@@ -2,24 +2,54 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "base/asio.h"
 #include "launcher/control/control_socket.h"
 
 namespace ddp::launcher {
 
+/// A question about running workers.
+struct WorkerRequest {
+  std::optional<std::uint32_t> rank;  ///< unset: all
+  std::vector<std::string> argv;      ///< a command to run as `rank` would; empty: stacks
+  std::chrono::milliseconds timeout{0};
+};
+struct WorkerReply {
+  struct Text {
+    std::uint32_t rank = 0;
+    std::string node;
+    std::string text;
+  };
+  std::vector<Text> texts;
+  int exit_code = 0;                  ///< of the command
+  std::vector<std::string> troubles;  ///< why texts are missing; empty: none is
+};
+
 /// The answers of the owner of a job to its control socket. Called on the loop thread; must not wait.
 struct ControlHandlers {
   std::function<std::string()> status;  ///< JSON
   std::function<void(bool now)> stop;   ///< `now`: without a grace period
+  /// Calls `done` once, now or later, unless the request is cancelled. Returns its number.
+  using WorkersAnswered = std::function<void(WorkerReply)>;
+  std::function<std::uint32_t(const WorkerRequest& request, WorkersAnswered done)> ask_workers;
+  std::function<void(std::uint32_t number)> cancel;  ///< nobody waits for the answer any more
 };
 
+/// Reads the body of a request about workers: {"rank": 3, "argv": ["ls"], "timeout_ms": 1000}, each key may
+/// be missing. Unset: it is none.
+std::optional<WorkerRequest> parse_worker_request(const std::string& body);
+
 /// Serves a job's control socket: HTTP/1.1, one request for each connection (docs/users/operate.md). A client
-/// that is slow, or that sends no request, only holds its own connection for a few seconds. At most
+/// that is slow, or that sends no request, only holds its own connection for a few seconds. A client that
+/// closes its connection cancels its request. At most
 /// kMostClients are served at once; further ones wait. Loop thread.
 class ControlServer {
  public:

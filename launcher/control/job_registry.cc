@@ -28,9 +28,22 @@ constexpr std::string_view kSuffix = ".job";
 constexpr std::size_t kEntryBytes = 64u << 10;
 constexpr std::size_t kReportBytes = 16u << 20;
 
+std::string dump(const OrderedJson& json) {
+  return json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
+}
+
 std::string text_of(const OrderedJson& json, const char* key) {
   const auto found = json.find(key);
   return found != json.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+std::vector<std::string> texts_of(const OrderedJson& json, const char* key) {
+  std::vector<std::string> texts;
+  const auto found = json.find(key);
+  if (found == json.end() || !found->is_array()) return texts;
+  for (const OrderedJson& text : *found)
+    if (text.is_string()) texts.push_back(text.get<std::string>());
+  return texts;
 }
 
 std::optional<JobEntry> read_entry(const fs::path& file) {
@@ -42,6 +55,9 @@ std::optional<JobEntry> read_entry(const fs::path& file) {
       text_of(json, "socket"), text_of(json, "command"), text_of(json, "started"),   file.string()};
   if (const auto pid = json.find("pid"); pid != json.end() && pid->is_number_integer())
     job.pid = pid->get<std::int64_t>();
+  job.arguments = texts_of(json, "arguments");
+  job.cwd = text_of(json, "cwd");
+  job.hosts = texts_of(json, "hosts");
   if (job.job.empty() || !job.directory.starts_with('/')) return {};
   return job;
 }
@@ -60,11 +76,15 @@ Result<> write_entry(const std::string& directory, const JobEntry& entry) {
   const std::string path = directory + '/' + entry.name + std::string(kSuffix);
   const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file) return system_error(errno, path);
-  const OrderedJson json{
-      {"job", entry.job},       {"directory", entry.directory}, {"host", entry.host},      {"pid", entry.pid},
-      {"socket", entry.socket}, {"command", entry.command},     {"started", entry.started}};
-  auto written =
-      write_bytes(file.get(), json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + '\n', path);
+  OrderedJson json{{"job", entry.job},        {"directory", entry.directory}, {"host", entry.host},
+                   {"pid", entry.pid},        {"socket", entry.socket},       {"command", entry.command},
+                   {"started", entry.started}};
+  const std::string brief = dump(json);
+  json["cwd"] = entry.cwd;
+  json["arguments"] = entry.arguments;
+  json["hosts"] = entry.hosts;
+  const std::string whole = dump(json);
+  auto written = write_bytes(file.get(), whole.size() <= kEntryBytes ? whole : brief, path);
   if (!written) ::unlink(path.c_str());
   return written;
 }

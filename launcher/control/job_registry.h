@@ -13,9 +13,11 @@ namespace ddp::launcher {
 
 /// Where a run is registered, so that other processes of this user find it (docs/users/operate.md).
 struct JobRegistration {
-  std::vector<std::string> directories;  ///< the first that can be written gets the entry
-  std::string name;                      ///< of the entry; no other run has it
-  std::size_t keep = 100;                ///< --keep-jobs; 0: all
+  std::vector<std::string> directories;     ///< the first that can be written gets the entry
+  std::string name;                         ///< of the entry; no other run has it
+  std::size_t keep = 100;                   ///< --keep-jobs; 0: all
+  std::vector<std::string> arguments = {};  ///< the options about the hosts
+  std::string cwd = {};
 };
 
 /// A registered run: the file NAME.job beside the directories of the jobs. All functions block on the disk.
@@ -25,10 +27,13 @@ struct JobEntry {
   std::string directory;  ///< of the job's files
   std::string host;       ///< where its ddplaunch runs
   std::int64_t pid = 0;
-  std::string socket;     ///< its control socket; empty: none
-  std::string command;    ///< for people
-  std::string started;    ///< RFC 3339, UTC
-  std::string file = {};  ///< the entry's own path; set by read_jobs
+  std::string socket;                       ///< its control socket; empty: none
+  std::string command;                      ///< for people
+  std::string started;                      ///< RFC 3339, UTC
+  std::string file = {};                    ///< the entry's own path; set by read_jobs
+  std::vector<std::string> arguments = {};  ///< the options about its hosts; empty also if they are too long
+  std::string cwd = {};                     ///< of its ddplaunch
+  std::vector<std::string> hosts = {};      ///< the names of its hosts; empty with `arguments`
 };
 
 /// Writes the entry into the first directory that can be written, which is created if needed.

@@ -48,11 +48,11 @@ HangMonitor::HangMonitor(asio::any_io_executor executor, SendMessage send, IsOut
 
 HangMonitor::~HangMonitor() = default;
 
-bool HangMonitor::begin(std::uint32_t attempt, const std::vector<std::string>& env) {
+void HangMonitor::begin(std::uint32_t attempt, const std::vector<std::string>& env) {
   leaders_.clear();
   steps_.clear();
   known_.clear();
-  if (timeout_.count() == 0) return false;
+  if (timeout_.count() == 0) return;
   stopped_ = false;
   attempt_ = attempt;
   tracker_ = ActivityTracker(timeout_, steady_now());
@@ -60,7 +60,6 @@ bool HangMonitor::begin(std::uint32_t attempt, const std::vector<std::string>& e
   ras_address_ = value_of(env, "NCCL_RAS_ADDR");
   resume_at_ = nanoseconds(0);
   tasks_.start(watch_workers(this));
-  return true;
 }
 
 void HangMonitor::worker_wrote() {

@@ -33,8 +33,8 @@ class HangMonitor {
   /// The time without activity after which workers hang; 0 (the default): attempts are not monitored.
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
   /// Call before the workers of an attempt start, when `idle`. `env`: their environment, for PATH and
-  /// NCCL_RAS_ADDR. Returns whether the attempt is monitored.
-  bool begin(std::uint32_t attempt, const std::vector<std::string>& env);
+  /// NCCL_RAS_ADDR.
+  void begin(std::uint32_t attempt, const std::vector<std::string>& env);
   void worker_started(std::uint32_t rank, pid_t pid) { leaders_[rank] = pid; }
   void worker_ended(std::uint32_t rank);
   /// Records that the rank reports its steps (docs/developers/worker_protocol.md). If all ranks of the node

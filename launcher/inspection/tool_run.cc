@@ -93,6 +93,7 @@ Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::
   run->timer.cancel();
   const auto status = run->child.try_wait();
   result.success = !late && status && status->success();
+  if (!late) result.status = status;
   if (late) {
     result.trouble = "it did not end in time and was killed";
   } else if (!result.success) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -13,9 +14,10 @@ namespace ddp::launcher {
 
 /// The output of a tool, and how it ended.
 struct ToolOutput {
-  std::string text;      ///< stdout and stderr together, cut at the limit
-  bool success = false;  ///< it exited 0
-  std::string trouble;   ///< why it failed, such as "it exited 1"; else empty
+  std::string text;                  ///< stdout and stderr together, cut at the limit
+  bool success = false;              ///< it exited 0
+  std::optional<ExitStatus> status;  ///< unset: it was not started, or did not end in time
+  std::string trouble;               ///< why it failed, such as "it exited 1"; else empty
 };
 
 /// Lets the owner end tools early: the running one, and those that would follow.

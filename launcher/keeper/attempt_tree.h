@@ -24,6 +24,7 @@ class AttemptTree {
   /// Makes the control group of the workers; call before they start. A missing group is no failure, because
   /// the process tree is walked in any case.
   const TreeScope& begin(std::uint32_t attempt);
+  const TreeScope& scope() const { return scope_; }
   /// Returns how the attempt will be ended, as text: the control group's path, or why the attempt has none.
   const std::string& how() const { return how_; }
 

@@ -68,15 +68,12 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
       sleep_timer_(loop),
       terminal_timer_(loop),
       signals_(loop),
-      stdin_(loop.get_executor()) {
+      stdin_(loop.get_executor()),
+      queries_(loop, supervisor_.nodes(), nodes_) {
   add_signals(signals_, {SIGINT, SIGTERM, SIGHUP, SIGTSTP});
   signals_.add(SIGUSR1);
   signals_.add(SIGUSR2);
-  if (options.control) {
-    control_.emplace(loop, std::move(*options.control),
-                     ControlHandlers{[this] { return status(); }, [this](bool now) { stop(now); }},
-                     ::geteuid());
-  }
+  if (options.control) control_.emplace(loop, std::move(*options.control), control_handlers(), ::geteuid());
 }
 
 Master::~Master() = default;
@@ -114,6 +111,7 @@ int Master::run() {
 
 /// Makes every task end. Tasks that wait for a dead connection are not awaited.
 void Master::end_tasks() {
+  queries_.end();
   if (control_) control_->close();
   nodes_.close();
   output_.rest();
@@ -363,8 +361,8 @@ void Master::settle_files(const ExitReport& report) {
   // The disk of the first path may also still receive the job's output.
   const auto disk = [&] { return *done == 1 && files.size() == 2 ? files[1].path : spec_.job_dir; };
   if (!warnings) {
+    end_at_signals_with(report.exit_code, last_line);  // before the user reads that a signal is possible
     say("waiting for the disk of " + disk() + " (Ctrl-C: exit without waiting)");
-    end_at_signals_with(report.exit_code, last_line);
     warnings = files_->settle(write, kDeadDisk);
   }
   if (!warnings) {

@@ -14,6 +14,7 @@
 #include "launcher/job/job_spec.h"
 #include "launcher/master/master_links.h"
 #include "launcher/master/stdin_feed.h"
+#include "launcher/master/worker_queries.h"
 #include "launcher/output/console.h"
 #include "launcher/output/job_dir.h"
 #include "launcher/output/job_log.h"
@@ -69,6 +70,7 @@ class Master final : private NodeEvents {
 
   std::string status() const;
   void stop(bool now);
+  ControlHandlers control_handlers();
   void step(const job::Event& event);
   void carry_out(job::Actions actions);
   void show_waiting(const job::Waiting& waiting);
@@ -113,6 +115,7 @@ class Master final : private NodeEvents {
   std::uint64_t journal_id_ = 0;  ///< of the last event in the journal
   asio::signal_set signals_;
   StdinFeed stdin_;
+  WorkerQueries queries_;
   std::optional<ControlServer> control_;
   std::set<std::string> kept_notes_;  ///< remote::kKeptElsewhere lines that were shown
   bool output_lost_ = false;

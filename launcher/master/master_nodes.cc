@@ -65,6 +65,7 @@ void Master::link_broken(const NodeLink& node, const Error& why) {
 }
 
 void Master::link_gone(NodeLink& node, NodeLink::LinkEnd end) {
+  queries_.node_gone(node.index);
   if (!node.greeted) return step(job::NodeFailed{node.index, std::move(end.why)});
   // Processes in a container may outlive the program that was run in it.
   const bool dead = end.workers_dead && spec_.hosts[node.index].wrapper.empty();
@@ -83,6 +84,8 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
     take_notice(node, *notice);
   } else if (const auto* stdin_taken = std::get_if<rendezvous::StdinTaken>(&message)) {
     if (supervisor_.nodes().runs(node.index, 0)) stdin_.taken(*stdin_taken);
+  } else if (const auto* answer = std::get_if<rendezvous::QueryAnswer>(&message)) {
+    queries_.take(node.index, *answer);
   } else if (const auto* hello = std::get_if<rendezvous::Hello>(&message)) {
     step(job::NodeUp{node.index, *hello, node.channel().address(), node.incarnation});
   } else {

@@ -76,6 +76,17 @@ std::string Master::status() const {
   return status_json(status);
 }
 
+ControlHandlers Master::control_handlers() {
+  ControlHandlers handlers;
+  handlers.status = [this] { return status(); };
+  handlers.stop = [this](bool now) { stop(now); };
+  handlers.ask_workers = [this](const WorkerRequest& request, ControlHandlers::WorkersAnswered done) {
+    return queries_.start(request, supervisor_.state() == Supervisor::State::kRunning, std::move(done));
+  };
+  handlers.cancel = [this](std::uint32_t number) { queries_.cancel(number); };
+  return handlers;
+}
+
 /// The same as the user's SIGTERM, and with `now` a second one.
 void Master::stop(bool now) {
   note_start_steps();

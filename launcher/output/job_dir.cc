@@ -15,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/format_text.h"
 #include "base/host_name.h"
 #include "base/safe_text.h"
@@ -33,6 +34,10 @@ constexpr std::chrono::seconds kSettled{2};
 constexpr OutputFile::Limits kLogLimits{64u << 20, 2, true};
 /// The same of events.jsonl.
 constexpr OutputFile::Limits kJournalLimits{16u << 20, 2, true};
+/// The same of times.txt.
+constexpr OutputFile::Limits kTimesLimits{16u << 20, 2, true};
+/// The precision of the times in times.txt.
+constexpr std::chrono::seconds kTimeEvery{10};
 /// Number of files in a message that are named; the rest are counted.
 constexpr std::size_t kNamed = 4;
 
@@ -217,6 +222,7 @@ Result<JobDir> JobDir::create(const JobSpec& spec) {
 std::string JobDir::file(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream) const {
   if (stream == kJobLog) return path_ + "/ddplaunch.log";
   if (stream == kJournal) return path_ + "/events.jsonl";
+  if (stream == kTimes) return path_ + format_text("/attempt_%u/times.txt", attempt);
   if (stream == kJsonLines) return path_ + format_text("/attempt_%u/lines.jsonl", attempt);
   if (stream == kHangText) return path_ + format_text("/attempt_%u/hang_rank_%05u.txt", attempt, rank);
   return path_ + format_text("/attempt_%u/rank_%05u.%s", attempt, rank, stream == 1 ? "stdout" : "stderr");
@@ -233,6 +239,7 @@ JobDir::StreamFiles& JobDir::output(const OutputKey& key) {
   StreamFiles& output = outputs_[key];
   output.files.emplace_back(file(key.attempt, key.rank, key.stream), key.stream == kJobLog    ? kLogLimits
                                                                      : key.stream == kJournal ? kJournalLimits
+                                                                     : key.stream == kTimes   ? kTimesLimits
                                                                                               : limits_);
   if (!log_dir_.empty() && key.stream <= 2 && copied_.has(key.local_rank, key.stream)) {
     output.files.emplace_back(log_dir_ + "/attempt_" + std::to_string(key.attempt) + '/' +
@@ -267,8 +274,23 @@ void JobDir::close_all() {
   open_ = 0;
 }
 
+/// Adds "MILLISECONDS FILE SIZE" to times.txt, if the last such line of this stream is old: until that time
+/// of day the file had that size.
+std::vector<std::string> JobDir::note_time(const OutputKey& key, Time now) {
+  if (key.stream > 2) return {};
+  StreamFiles& stream = output(key);
+  if (stream.timed && now - *stream.timed < kTimeEvery) return {};
+  if (!std::exchange(stream.timed, now)) return {};
+  const OutputFile& file = stream.files.front();
+  const auto wall = std::chrono::duration_cast<std::chrono::milliseconds>(read_clock(CLOCK_REALTIME));
+  return write({key.attempt, 0, 0, kTimes},
+               std::to_string(wall.count()) + ' ' + std::filesystem::path(file.part()).filename().string() +
+                   ' ' + std::to_string(file.size()) + '\n',
+               now);
+}
+
 std::vector<std::string> JobDir::write(const OutputKey& key, std::string_view bytes, Time now) {
-  std::vector<std::string> words;
+  std::vector<std::string> words = note_time(key, now);
   bool failed_now = false;
   for (OutputFile& file : output(key).files) {
     if (!file.is_open() && ++open_ > max_open_) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,6 +35,9 @@ inline constexpr std::uint8_t kHangText = 4;
 inline constexpr std::uint8_t kJobLog = 5;
 /// events.jsonl: the changes of the job's state (docs/users/journal.md). Its key is like that of kJobLog.
 inline constexpr std::uint8_t kJournal = 6;
+
+/// attempt_N/times.txt: when the streams had which size (JobDir::note_time). Its key has rank 0.
+inline constexpr std::uint8_t kTimes = 7;
 
 /// The job's directory on the master: raw bytes of each rank and stream, `attempt_0/rank_00003.stderr`, and
 /// their copies under --log-dir (docs/users/output.md). A file is created with its first byte. Of many
@@ -69,8 +73,10 @@ class JobDir {
   JobDir() = default;
   struct StreamFiles {
     std::vector<OutputFile> files;  ///< the file in the job's directory, and its copy
+    std::optional<Time> timed;      ///< of its last line in times.txt, or of its first bytes
   };
   StreamFiles& output(const OutputKey& key);
+  std::vector<std::string> note_time(const OutputKey& key, Time now);
   void close_all();
   void pack_attempts();
   std::string lost_text();

@@ -46,6 +46,9 @@ class OutputFile {
   bool is_open() const { return static_cast<bool>(fd_); }
   void close() { fd_.reset(); }
   const std::string& path() const { return path_; }
+  /// The part that the next bytes go into, and its size.
+  std::string part() const { return part_path(part_); }
+  std::uint64_t size() const { return size_; }
   bool has_gaps() const { return !gaps_.empty(); }
   /// Returns the gaps since the last call. A gap that continues is returned with its size so far.
   std::vector<FileGap> take_gaps() { return std::exchange(gaps_, {}); }

@@ -54,6 +54,7 @@ void clean_texts(rendezvous::Message& message) {
   if (auto* inspection = std::get_if<rendezvous::Inspection>(&message)) return clean_line(inspection->state);
   if (auto* refused = std::get_if<rendezvous::Refused>(&message)) return clean_lines(refused->text);
   if (std::holds_alternative<rendezvous::WorkerCollectives>(message)) return;
+  if (auto* answer = std::get_if<rendezvous::QueryAnswer>(&message)) return clean_line(answer->trouble);
   if (auto* evidence = std::get_if<rendezvous::WorkerEvidence>(&message)) {
     clean_line(evidence->oom);
     clean_text(evidence->xid);  // separate lines; the report labels each

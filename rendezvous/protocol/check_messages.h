@@ -59,24 +59,28 @@ struct NodeChecked {
   std::vector<std::string> infiniband;  ///< adapters with an active port: "mlx5_0"
   std::uint64_t clock_ns = 0;           ///< CLOCK_MONOTONIC of the node when sent
   std::uint64_t wall_ns = 0;            ///< CLOCK_REALTIME at the same moment, since 1970
+  std::uint32_t found = 0;              ///< with NodeCheck::clean: processes of the job that lived
+  std::vector<std::string> left;        ///< those that could not be ended, or why others may live
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.system), c(m.os), c(m.directory), c(m.directory_trouble), c(m.environment_trouble), c(m.program),
         c(m.program_trouble), c(m.gpus), c(m.gpus_trouble), c(m.versions), c(m.nofile), c(m.memlock),
         c(m.processes), c(m.shm_size), c(m.shm_free), c(m.disks), c(m.infiniband), c(m.clock_ns),
-        c(m.wall_ns);
+        c(m.wall_ns), c(m.found), c(m.left);
   }
 };
 
-/// Asks what would prevent a job on this node. Sent instead of JobStart; nothing is started.
+/// Asks what would prevent a job on this node, or ends what is left of one. Sent instead of JobStart; nothing
+/// is started.
 struct NodeCheck {
   static constexpr std::uint8_t kType = 0x4D;
   JobStart job;
   bool has_program = false;      ///< the job names a program to search for
   std::uint32_t timeout_ms = 0;  ///< per tool that is called
+  bool clean = false;            ///< end all processes of `job.job_id`, whose master has ended; check nothing
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.job), c(m.has_program), c(m.timeout_ms);
+    c(m.job), c(m.has_program), c(m.timeout_ms), c(m.clean);
   }
 };
 

@@ -216,6 +216,7 @@ std::string_view message_name(const Message& message) {
                                                                                      "WorkerInTrouble",
                                                                                      "AttemptRevoked",
                                                                                      "WorkerCollectives",
+                                                                                     "QueryAnswer",
                                                                                      "JobStart",
                                                                                      "OpenStore",
                                                                                      "Probe",
@@ -229,7 +230,9 @@ std::string_view message_name(const Message& message) {
                                                                                      "MasterAsleep",
                                                                                      "Stdin",
                                                                                      "Inspect",
-                                                                                     "NodeCheck"};
+                                                                                     "NodeCheck",
+                                                                                     "Query",
+                                                                                     "CancelQuery"};
   return kNames[message.index()];
 }
 

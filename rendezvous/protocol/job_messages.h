@@ -146,6 +146,29 @@ struct Inspect {
   }
 };
 
+/// Asks about running workers, for `ddplaunch stacks` and `ddplaunch exec`. It does not change the job.
+struct Query {
+  static constexpr std::uint8_t kType = 0x4F;
+  std::uint32_t request = 0;  ///< a number of the master
+  std::vector<std::uint32_t> ranks;
+  std::vector<std::string> argv;  ///< a command to run as the first of `ranks` would; empty: stacks of all
+  std::uint32_t timeout_ms = 0;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.request), c(m.ranks), c(m.argv), c(m.timeout_ms);
+  }
+};
+
+/// Nobody waits for the answer any more: ends what it runs.
+struct CancelQuery {
+  static constexpr std::uint8_t kType = 0x50;
+  std::uint32_t request = 0;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.request);
+  }
+};
+
 /// Orders the agent to clean up and exit. The result of the job is for a node that was started by itself: its
 /// own process then ends with the job's exit code.
 struct Leave {

@@ -17,10 +17,11 @@ namespace ddp::rendezvous {
 /// Both ends must have the same version: the launcher starts (or copies) the matching agent.
 inline constexpr std::uint32_t kProtocolVersion = 1;
 
-using Message = std::variant<Hello, JobAccepted, Refused, StoreOpened, ProbeResult, WorkerStarted,
-                             WorkerExited, Output, AttemptEnded, Pong, Notice, StdinTaken, WorkerEvidence,
-                             Quiet, Inspection, NodeChecked, WorkersGreeted, WorkersReady, WorkerInTrouble,
-                             AttemptRevoked, WorkerCollectives, JobStart, OpenStore, Probe, Spawn, Stop,
-                             Revoke, Signal, Leave, Ping, Credit, MasterAsleep, Stdin, Inspect, NodeCheck>;
+using Message =
+    std::variant<Hello, JobAccepted, Refused, StoreOpened, ProbeResult, WorkerStarted, WorkerExited, Output,
+                 AttemptEnded, Pong, Notice, StdinTaken, WorkerEvidence, Quiet, Inspection, NodeChecked,
+                 WorkersGreeted, WorkersReady, WorkerInTrouble, AttemptRevoked, WorkerCollectives,
+                 QueryAnswer, JobStart, OpenStore, Probe, Spawn, Stop, Revoke, Signal, Leave, Ping, Credit,
+                 MasterAsleep, Stdin, Inspect, NodeCheck, Query, CancelQuery>;
 
 }  // namespace ddp::rendezvous

@@ -130,6 +130,21 @@ struct Inspection {
   }
 };
 
+/// Answer to Query: pieces of text of a rank, then one answer with `last`.
+struct QueryAnswer {
+  static constexpr std::uint8_t kType = 0x16;
+  std::uint32_t request = 0;
+  std::uint32_t rank = 0;
+  std::string text;  ///< stacks, or what the command wrote
+  bool last = false;
+  std::int32_t code = 0;  ///< with `last`: exit code of the command, 128+n for a signal
+  std::string trouble;    ///< with `last`: why there is no answer; empty: there is one
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.request), c(m.rank), c(m.text), c(m.last), c(m.code), c(m.trouble);
+  }
+};
+
 // ---- workers that survive attempts (docs/developers/worker_protocol.md)
 
 /// All running workers of the node have announced that they can leave the attempt and join another.

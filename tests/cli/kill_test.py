@@ -50,7 +50,7 @@ class Job:
                 "--nproc-per-node", ranks, "--oversubscribe", "--stop-grace", f"{GRACE:g}s", *options, "--",
                 test.bin / "unruly_worker", self.dir, kinds, *worker]
         env = {k: v for k, v in os.environ.items() if not k.startswith(("DDPLAUNCH_", "PET_"))}
-        env.update(HOME=str(self.dir), XDG_STATE_HOME=str(self.dir), OMP_NUM_THREADS="1")
+        env.update(HOME=str(self.dir), XDG_STATE_HOME=str(self.dir), XDG_RUNTIME_DIR=str(self.dir), OMP_NUM_THREADS="1")
         self.process = subprocess.Popen([str(word) for word in argv], stdin=subprocess.DEVNULL,
                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env,
                                         cwd=self.dir)

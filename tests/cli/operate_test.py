@@ -4,6 +4,7 @@
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import signal
@@ -14,7 +15,8 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import DDPLAUNCH, LaunchTest, Outcome, live_processes_with, main, wait_until
+from tests.support.terminal import Terminal, needs
+from tests.support.launch import DDPLAUNCH, LaunchTest, Outcome, is_running, live_processes_with, main, wait_until
 
 # Rank 1 fails in attempt 0. The others wait to be stopped.
 FAILS_ONCE = '[ "$TORCHELASTIC_RESTART_COUNT" -ge 1 ] && exit 0; [ "$RANK" = 1 ] && exit 7; exec sleep 1000'
@@ -136,6 +138,13 @@ class VerbTest(LaunchTest):
         self.assertTrue(wait_until(lambda: self.status(job or self.job).get("state") == "running"))
         return process
 
+    def running_job(self, *worker, **options):
+        """A job whose ranks all run."""
+        process = self.started_job(*worker, **options)
+        journal = pathlib.Path(self.status(self.job)["directory"]) / "events.jsonl"
+        self.assertTrue(wait_until(lambda: journal.exists() and '"attempt_running"' in journal.read_text()))
+        return process
+
     def status(self, job):
         done = self.verb("status", "--json", job)
         return json.loads(done.out) if done.code == 0 else {}
@@ -236,6 +245,158 @@ class Verbs(VerbTest):
         self.assertIn("--follow", done.err)
 
 
+class Clean(VerbTest):
+    """Ends what a job left whose ddplaunch was killed. Each host of a test is this machine."""
+
+    def crashed_job(self, *worker, options=()):
+        process = self.started_job(*worker, options=options)
+        process.kill()
+        process.wait()
+        self.assertTrue(wait_until(lambda: self.listed().get(self.job, {}).get("state") == "crashed"))
+
+    def processes_of_job(self):
+        return [pid for pid, _ in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")]
+
+    def agent_and_keeper(self):
+        """Returns the parent of the worker, and that one's parent."""
+        def parent(pid):
+            return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        self.assertTrue(wait_until(self.processes_of_job))  # a process has its environment after its exec
+        marked = self.processes_of_job()
+        agent = next(parent(pid) for pid in marked if parent(pid) not in marked)
+        return agent, parent(agent)
+
+    def test_nothing_is_left_after_the_agents_have_ended(self):
+        self.crashed_job("sleep", "1000", options=["--launcher", "local", "--host", "127.0.0.1,127.0.0.2", "--nproc-per-node", 1])
+        self.assertTrue(wait_until(lambda: not self.processes_of_job(), 30))
+        done = self.verb("clean", "--json", self.job[:-1])
+        self.assert_code(done, 0)
+        hosts = [{"host": f"127.0.0.{i}", "found": 0, "left": [], "error": None} for i in (1, 2)]
+        self.assertEqual(json.loads(done.out), {"job": self.job, "hosts": hosts})
+
+    def test_processes_without_agent_and_keeper_are_ended(self):
+        # During an exec a process has no environment that others can read.
+        process = self.started_job("sh", "-c", 'setsid sleep 1000 & until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done; echo here; exec sleep 1000')
+        self.assertTrue(wait_until(lambda: "here" in self.verb("logs").out))
+        agent, keeper = self.agent_and_keeper()
+        for pid in (process.pid, keeper, agent):
+            os.kill(pid, signal.SIGSTOP)
+            self.assertTrue(wait_until(lambda pid=pid: pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"))
+        for pid in (keeper, agent, process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+        # The worker dies of its death signal; its child in a session of its own lives.
+        self.assertTrue(wait_until(lambda: len(self.processes_of_job()) == 1))
+        done = self.verb("clean")
+        self.assertEqual((done.code, done.out), (0, "localhost: 1 process found, 0 left\n"))
+        self.assertEqual(self.processes_of_job(), [])
+
+    def test_a_stopped_agent_is_ended_with_its_workers(self):
+        process = self.started_job("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
+        agent, keeper = self.agent_and_keeper()
+        os.kill(agent, signal.SIGSTOP)
+        process.kill()
+        process.wait()
+        done = self.verb("clean")
+        self.assert_code(done, 0)
+        self.assertRegex(done.out, r"^localhost: [0-9]+ process(es)? found, 0 left\n$")
+        self.assertEqual(self.processes_of_job(), [])
+        self.assertTrue(wait_until(lambda: not is_running(agent) and not is_running(keeper)))
+
+    def test_a_running_job_is_refused(self):
+        process = self.started_job("sleep", "1000")
+        done = self.verb("clean")
+        self.assertEqual((done.code, done.err), (2, f"ddplaunch: job {self.job} runs; ddplaunch stop {self.job} stops it\n"))
+        self.assertIsNone(process.poll())
+        self.assertEqual(len(self.processes_of_job()), 1)
+
+    def test_hosts_that_have_changed_are_not_guessed(self):
+        hosts = self.dir / "hosts"
+        hosts.write_text("127.0.0.1\n")
+        self.crashed_job("sleep", "1000", options=["--launcher", "local", "--hostfile", hosts, "--nproc-per-node", 1])
+        hosts.write_text("127.0.0.2\n")
+        done = self.verb("clean")
+        self.assertEqual((done.code, done.err),
+                         (2, f"ddplaunch: the hosts of job {self.job} are not known: its options now name other hosts than at its start\n"))
+        self.assertTrue(wait_until(lambda: not self.processes_of_job(), 30))
+
+
+class Exec(VerbTest):
+
+    def test_a_command_runs_in_the_environment_and_directory_of_the_worker(self):
+        self.running_job("sh", "-c", "exec sleep 1000", options=["--nproc-per-node", 2, "--env", "COLOUR=blue"])
+        done = self.verb("exec", "--rank", 1, self.job[:-1], "--", "sh", "-c", 'echo "$RANK $LOCAL_RANK $COLOUR $0 $(pwd -P)"; echo err >&2; exit 7', "a b",
+                         cwd="/")
+        self.assertEqual((done.code, done.out, done.err), (7, f"1 1 blue a b {self.dir.resolve()}\nerr\n", ""))
+        self.assertEqual(self.verb("exec", "--", "sh", "-c", "kill -9 $$").code, 137)
+        self.assertEqual(self.verb("exec", "--", "/no/such/program").code, 127)
+        answer = json.loads(self.verb("exec", "--json", "--", "echo", "x").out)
+        self.assertEqual(answer, {"ranks": [{"rank": 0, "node": "localhost", "text": "x\n"}], "exit_code": 0, "troubles": []})
+
+    def test_output_and_time_of_a_command_are_bounded(self):
+        self.running_job("sleep", "1000")
+        done = self.verb("exec", "--", "sh", "-c", "yes | head -c 3000000; exit 3")
+        self.assertEqual((done.code, len(done.out) // 10000), (3, 104))
+        done = self.verb("exec", "--timeout", "500ms", "--", "sleep", "1000")
+        self.assertEqual((done.code, done.out), (115, ""))
+        self.assertIn("localhost: it did not end in time and was killed", done.err)
+        self.assertEqual(len(live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")), 1)
+
+    def test_a_command_ends_with_its_caller_and_with_the_job(self):
+        process = self.running_job("sleep", "1000")
+        for end in (lambda caller: caller.kill(), lambda caller: self.verb("stop")):
+            caller = subprocess.Popen([DDPLAUNCH, "exec", "--", "sh", "-c", "setsid sleep 999 & exec sleep 998"], env=self.env,
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.addCleanup(lambda c=caller: (c.poll() is None and c.kill(), c.communicate()))
+
+            def commands():
+                return [line for _, line in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0") if line == "sleep 998 "]
+            self.assertTrue(wait_until(commands))
+            self.assertIsNone(process.poll())
+            end(caller)
+            self.assertTrue(wait_until(lambda: not commands()))
+            caller.wait(20)
+        self.assertEqual(process.wait(20), 143)
+        self.assertIn("the attempt has ended", caller.stderr.read())
+        self.assert_nothing_left()
+
+    def test_what_cannot_be_asked(self):
+        self.assertEqual(self.verb("exec").code, 2)
+        process = self.running_job("sleep", "1000")
+        done = self.verb("exec", self.job)
+        self.assertEqual((done.code, done.err), (2, "ddplaunch: exec needs a command: ddplaunch exec --rank 0 -- nvidia-smi\n"))
+        done = self.verb("exec", "--rank", 5, "--", "true")
+        self.assertEqual((done.code, done.err), (115, f"ddplaunch: rank 5 does not run\nddplaunch: job {self.job} gave no complete answer\n"))
+        self.assertEqual(self.verb("exec", "--timeout", "2h", "--", "true").code, 2)
+        self.verb("stop")
+        process.wait()
+        done = self.verb("exec", "--", "true")
+        self.assertEqual((done.code, done.err), (2, f"ddplaunch: job {self.job} has ended: exited 143\n"))
+
+
+class Stacks(VerbTest):
+
+    def test_the_state_of_each_worker_is_shown_and_the_job_goes_on(self):
+        process = self.running_job("sleep", "1000", options=["--nproc-per-node", 2])
+        done = self.verb("stacks")
+        self.assert_code(done, 0)
+        for rank in (0, 1):
+            self.assertRegex(done.out, rf"(?m)^\[localhost\] rank {rank}, pid [0-9]+: .*sleep")
+        only = self.verb("stacks", "--rank", 1).out
+        self.assertIn("rank 1, pid", only)
+        self.assertNotIn("rank 0, pid", only)
+        answer = json.loads(self.verb("stacks", "--json").out)
+        self.assertEqual([(entry["rank"], entry["node"]) for entry in answer["ranks"]], [(0, "localhost"), (1, "localhost")])
+        self.assertIsNone(process.poll())
+        self.assertEqual(self.status(self.job)["state"], "running")
+
+    def test_all_nodes_answer(self):
+        self.running_job("sleep", "1000", options=["--launcher", "local", "--host", "127.0.0.1,127.0.0.2", "--nproc-per-node", 1])
+        out = self.verb("stacks").out
+        self.assertIn("[127.0.0.1] rank 0, pid", out)
+        self.assertIn("[127.0.0.2] rank 1, pid", out)
+
+
 class Logs(VerbTest):
 
     def test_the_output_of_an_ended_job(self):
@@ -250,6 +411,19 @@ class Logs(VerbTest):
         self.assertEqual(lines[1], {"attempt": 0, "rank": 0, "stream": "stdout", "line": "out 0"})
         self.assertEqual(self.verb("logs", "--grep", "(").code, 2)
 
+    def test_since_skips_what_was_written_before(self):
+        self.assert_code(self.short_job("--nproc-per-node", "2", "sh", "-c", 'printf "one\ntwo\nthree\n"; echo err >&2'), 0)
+        attempt = next(path for path in self.jobs.iterdir() if path.is_dir()) / "attempt_0"
+        hour = (time.time() - 3600) * 1000
+        # At that time, rank 0 was in the middle of its second line.
+        (attempt / "times.txt").write_text(f"{hour:.0f} rank_00000.stdout 5\n{hour + 1.8e6:.0f} rank_00000.stdout 99\ncut here")
+        os.utime(attempt / "rank_00001.stdout", (1e9, 1e9))
+        self.assertEqual(self.verb("logs", "--since", "59m").out, "[0] err\n[0] two\n[0] three\n[1] err\n")
+        self.assertEqual(self.verb("logs", "--since", "2h").out.count("one"), 1)
+        self.assertEqual(self.verb("logs", "--since", "2001-01-01T00:00:00Z").out.count("one"), 2)
+        self.assertEqual(self.verb("logs", "--since", "2999-01-01T00:00:00Z").out, "")
+        self.assertEqual(self.verb("logs", "--since", "yesterday").code, 2)
+
     def test_follow_prints_until_the_end_and_a_stopped_viewer_costs_nothing(self):
         go = self.dir / "go"
         process = self.started_job("sh", "-c", f"echo first; while [ ! -e {go} ]; do sleep 0.05; done; seq 200000")
@@ -262,6 +436,37 @@ class Logs(VerbTest):
         self.assertEqual(len(viewers[0].communicate(timeout=60)[0].splitlines()), 200000)
         viewers[1].send_signal(signal.SIGCONT)
         self.assertEqual(len(viewers[1].communicate(timeout=60)[0].splitlines()), 200001)
+
+
+class Attach(VerbTest):
+
+    def test_it_shows_what_comes_and_ends_with_the_code_of_the_job(self):
+        go = self.dir / "go"
+        process = self.started_job("sh", "-c", f'echo "$TORCHELASTIC_RESTART_COUNT"; while [ ! -e {go} ]; do sleep 0.05; done; echo new; '
+                                   '[ "$TORCHELASTIC_RESTART_COUNT" = 1 ] && exit 4; exit 3', options=["--max-restarts", 1, "--restart-backoff", "0"])
+        self.assertTrue(wait_until(lambda: self.verb("logs").out == "[0] 0\n"))
+        viewer = subprocess.Popen([DDPLAUNCH, "attach", self.job[:-1]], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.assertEqual(viewer.stderr.readline(), f"ddplaunch: output of job {self.job} from now on; Ctrl-C leaves the job alone\n")
+        go.touch()
+        process.communicate(timeout=60)
+        out, err = viewer.communicate(timeout=60)
+        self.assertEqual((viewer.returncode, process.returncode), (4, 4))
+        self.assertEqual(out, f"[0] new\n[0] 1\n[0] new\njob {self.job}: exited 4: rank 0 on localhost exited 4\n")
+        self.assertRegex(err, r"(?m)^ddplaunch: attempt 0: rank exited, localhost, rank 0: exited 3$")
+        self.assertRegex(err, r"(?m)^ddplaunch: attempt 1 running$")
+        self.assertRegex(err, r"(?m)^ddplaunch: job ended: rank 0 on localhost exited 4$")
+        self.assertEqual(self.verb("attach").code, 4)
+
+    def test_ctrl_c_on_a_terminal_leaves_the_job(self):
+        process = self.started_job("sh", "-c", "while :; do echo tick; sleep 0.05; done")
+        needs()
+        terminal = Terminal(self, [DDPLAUNCH, "attach"], columns=250, env=self.env)
+        self.assertTrue(terminal.until(lambda: "[0] tick" in "\n".join(terminal.rows())))
+        terminal.type(b"\x03")
+        self.assertEqual(terminal.wait(), 130)
+        self.assertIn(f"ddplaunch: job {self.job} goes on; ddplaunch stop {self.job} stops it", "\n".join(terminal.rows()))
+        self.assertIsNone(process.poll())
+        self.assertEqual(self.status(self.job)["state"], "running")
 
 
 class ControlSocket(VerbTest):
@@ -285,6 +490,10 @@ class ControlSocket(VerbTest):
                 self.assertEqual(self.ask(wrong), b"")
             except (BrokenPipeError, ConnectionResetError):
                 pass
+        for body in (b"", b"x", b"[]", b'{"argv": []}', b'{"argv": ["a\\u0000b"]}', b'{"argv": ["true"], "rank": -1}', b'{"argv": ["true"], "more": 1}'):
+            reply = self.ask(b"POST /v1/exec HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            self.assertIn(b" 400 ", reply.splitlines()[0], body)
+        self.assertIn(b" 405 ", self.ask(b"GET /v1/exec HTTP/1.1\r\nHost: x\r\n\r\n").splitlines()[0])
         self.assertEqual(self.status(self.job)["state"], "running")
         self.assertIsNone(process.poll())
 
@@ -338,6 +547,24 @@ class Detached(VerbTest):
         self.assertEqual(self.status(self.job)["state"], "running")
         self.assertEqual(self.verb("stop").code, 0)
         self.assertEqual(self.verb("wait").code, 143)
+
+    def test_a_logout_that_would_end_the_job_is_announced(self):
+        tools = self.dir / "tools"
+        tools.mkdir()
+        self.env |= {"PATH": f"{tools}:{os.environ['PATH']}", "USER": "alice"}
+        said = []
+        for kills, excluded, lingers in (("false", "root", "false"), ("true", "alice", "false"), ("true", "root", "false"), ("true", "root", "true")):
+            fake = tools / "busctl"
+            fake.write_text(f'#!/bin/sh\ncase "$*" in\n*KillUserProcesses*) echo "b {kills}"; echo "as 1 \\"{excluded}\\"" ;;\n'
+                            f'*/user/_{os.geteuid()}*Linger) echo "b {lingers}" ;;\n'
+                            '--user*StartTransientUnit*.scope*PIDs*) echo "no bus for $8"; exit 1 ;;\n*) exit 2 ;;\nesac\n')
+            fake.chmod(0o755)
+            done = self.detach("true")
+            self.assert_code(done, 0)
+            said.append(re.sub(r"ddplaunch: job \S+ runs; .*\n", "", done.err))
+        ends = "ddplaunch: warning: logind ends this job at the logout (KillUserProcesses=yes); "
+        self.assertEqual(said[:3], ["", "", f"{ends}run loginctl enable-linger before the job\n"])
+        self.assertRegex(said[3], rf"^{re.escape(ends)}systemd made no scope for it: no bus for ddplaunch-[^/ ]+\.scope\\nit exited 1\n$")
 
     def test_a_start_that_fails_has_its_message_and_exit_code(self):
         done = self.detach("/no/such/program")

@@ -53,7 +53,8 @@ class OtherUsers(LaunchTest):
     def launch(self, uid, *args, **env):
         """Starts ddplaunch as that user, in the user's home."""
         home = self.homes[uid]
-        env = {**self.env, "HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "XDG_CONFIG_HOME": str(home / "config"), **env}
+        env = {**self.env, "HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "XDG_CONFIG_HOME": str(home / "config"),
+               "XDG_RUNTIME_DIR": str(home), **env}
         process = subprocess.Popen([*self.as_user(uid), self.dir / "bin/ddplaunch", "--job-id", self.job, *map(str, args)], env=env,
                                    cwd=home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.addCleanup(self.end, process)

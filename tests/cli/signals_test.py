@@ -264,7 +264,8 @@ class Signals(LaunchTest):
         self.assertTrue(terminal.wait_for(lambda: self.said("stopped")), terminal.text())
         self.assertEqual(self.said("stopped"), f"{128 + signal.SIGSTOP}\n", terminal.text())
         self.assertIn(f"ddplaunch: job {self.job}: 2 nodes × 1 worker, files in ", terminal.text())
-        self.assertIn("ddplaunch: suspended; the workers keep running (`fg` to resume)", terminal.text())
+        suspended = "ddplaunch: suspended; the workers keep running (`fg` to resume)"
+        self.assertTrue(terminal.wait_for(lambda: suspended in terminal.text()), terminal.text())
         end = time.monotonic() + 4.5  # more than both timeouts and a heartbeat
         terminal.wait_for(lambda: time.monotonic() > end, 10)
         (self.dir / "go").touch()  # the workers still run

@@ -35,6 +35,7 @@
 #include <vector>
 
 #include "apps/train/health/checks/health_pattern_body.h"
+#include "apps/train/health/checks/health_product_body.h"
 #include "apps/train/kernels/gpu/bf16.h"
 #include "apps/train/kernels/gpu/conv_net_program.h"
 #include "apps/train/kernels/gpu/device_launch.h"
@@ -588,6 +589,7 @@ void instantiate_launches(const ConvNetMemory<float>& a, const MlpMemory<float>&
   every_launch(e, f);
   EveryLaunch{}.run<WritePattern>({});
   EveryLaunch{}.run<ReadPattern>({});
+  EveryLaunch{}.run<CompareProduct>({});
 }
 
 }  // namespace ddp::train::kernels::device

@@ -7,11 +7,13 @@ usage: leftovers.py snapshot FILE BUILD_DIR    writes what is there before the t
 Found are: processes of jobs (by their mark, or a program of BUILD_DIR), ddp* and job-* in the directories for temporary files,
 abstract sockets and network namespaces whose names begin with ddp, control groups of jobs. `compare` is skipped (77) while another
 test run uses the machine, since nothing tells whose things these are."""
+import errno
 import fcntl
 import json
 import os
 import pathlib
 import re
+import socket
 import stat
 import sys
 import tempfile
@@ -61,6 +63,21 @@ def is_removed_later(path):
     return True
 
 
+def is_run_directory(path):
+    """Returns whether this is a user's directory of control sockets, to none of which a process listens. Sockets of killed jobs are
+    removed when the jobs are pruned, and the directory with the last one."""
+    if not re.fullmatch(r"ddplaunch-\d+", path.name) or not path.is_dir():
+        return False
+    return all(child == path / "run" or (child.parent.name == "run" and is_dead_socket(child)) for child in path.rglob("*"))
+
+
+def is_dead_socket(path):
+    if not stat.S_ISSOCK(path.lstat().st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == errno.ECONNREFUSED
+
+
 def directories(places):
     found = []
     for place in map(pathlib.Path, places):
@@ -68,7 +85,7 @@ def directories(places):
             continue
         for path in place.iterdir():
             try:
-                if re.match("ddp|job-", path.name) and not is_removed_later(path):
+                if re.match("ddp|job-", path.name) and not is_removed_later(path) and not is_run_directory(path):
                     found.append(f"file {path}")
             except OSError:  # it was just removed, or is not ours
                 continue

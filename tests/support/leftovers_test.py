@@ -54,6 +54,20 @@ class Leftovers(unittest.TestCase):
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie from here on
         self.assertEqual(self.ours(f"process {process.pid} "), [])
 
+    def test_sockets_of_killed_jobs_are_no_leftover(self):
+        place = tempfile.mkdtemp(prefix=NAME)
+        self.addCleanup(shutil.rmtree, place)
+        run = pathlib.Path(place, "ddplaunch-61234/run")
+        run.mkdir(parents=True)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{run}/job.sock")
+            self.assertEqual(leftovers.directories([place]), [])
+            listener.listen()
+            self.assertEqual(leftovers.directories([place]), [f"file {run.parent}"])
+        self.assertEqual(leftovers.directories([place]), [])
+        (run / "file").touch()
+        self.assertEqual(leftovers.directories([place]), [f"file {run.parent}"])
+
     def test_directories(self):
         for place in ("/tmp", "/dev/shm"):
             folder = tempfile.mkdtemp(prefix=f"{NAME}-", dir=place)

@@ -2,19 +2,23 @@
 
 #include <fcntl.h>
 #include <regex.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 #include <string_view>
 #include <thread>
 
+#include "apps/ddplaunch/operate/journal_tail.h"
 #include "base/child_process.h"
 #include "base/files.h"
 #include "base/parse_text.h"
@@ -33,6 +37,8 @@ constexpr std::size_t kOneRead = 256u << 10;
 /// A longer line is printed in parts.
 constexpr std::size_t kLongLine = 1u << 20;
 constexpr std::size_t kJournalBytes = 32u << 20;
+
+volatile sig_atomic_t interrupted = 0;
 
 /// Place of a file: attempt, rank, stream ("stderr" < "stdout"), part.
 struct LogKey {
@@ -65,6 +71,35 @@ std::optional<LogKey> key_of(std::uint32_t attempt, std::string_view name) {
     key.part = *part;
   }
   return key;
+}
+
+/// The precision of the times in times.txt, and how far the clock of a disk may be behind.
+constexpr std::chrono::milliseconds kTimeMargin{10'000};
+constexpr std::size_t kTimesBytes = 32u << 20;
+
+/// Returns the size of each file of an attempt at `since`, by its name. A file that it does not have was
+/// smaller than any size that is known.
+std::map<std::string, std::uint64_t> sizes_at(const fs::path& attempt, std::chrono::milliseconds since) {
+  std::map<std::string, std::uint64_t> sizes;
+  for (const char* name : {"times.txt.1", "times.txt"}) {
+    std::istringstream lines(read_start((attempt / name).string(), kTimesBytes, O_NONBLOCK));
+    std::int64_t time = 0;
+    std::string file;
+    std::uint64_t size = 0;
+    while (lines >> time >> file >> size)
+      if (std::chrono::milliseconds(time) <= since) sizes[file] = size;
+  }
+  return sizes;
+}
+
+/// Goes to the beginning of the line that has the byte at `offset`.
+void seek_line(int fd, std::uint64_t offset) {
+  std::string before(std::min<std::uint64_t>(offset, kLongLine), '\0');
+  const auto begin = static_cast<off_t>(offset - before.size());
+  const ssize_t count = ::pread(fd, before.data(), before.size(), begin);
+  before.resize(static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+  const std::size_t end = before.rfind('\n');
+  ::lseek(fd, begin + static_cast<off_t>(end == std::string::npos ? 0 : end + 1), SEEK_SET);
 }
 
 /// Returns the ranks of each attempt that did not exit with 0.
@@ -115,7 +150,8 @@ class LinePattern {
 
 class LogPrinter {
  public:
-  LogPrinter(const OperateOptions& options, const launcher::JobEntry& job) : options_(options), job_(job) {}
+  LogPrinter(const OperateOptions& options, const launcher::JobEntry& job)
+      : options_(options), job_(job), journal_(job.directory) {}
 
   Result<> print_all() {
     if (!options_.grep.empty()) {
@@ -129,7 +165,8 @@ class LogPrinter {
         if (const auto read = print_new(key, file); !read) return read;
       }
       if (std::fflush(stdout) != 0) return system_error(errno, "standard output");
-      if (!options_.follow || !runs) break;
+      if (options_.attach) print_events();
+      if (!options_.follow || !runs || interrupted != 0) break;
       std::this_thread::sleep_for(kLookEvery);
     }
     for (auto& [key, file] : files_)
@@ -144,6 +181,16 @@ class LogPrinter {
     return !options_.failed || failed_.contains({key.attempt, key.rank});
   }
 
+  void print_events() {
+    for (const std::string& line : journal_.new_lines()) {
+      const std::string text = event_text(line);
+      if (options_.json && !text.empty())
+        std::printf("%s\n", line.c_str());
+      else if (!text.empty())
+        std::fprintf(stderr, "ddplaunch: %s\n", text.c_str());
+    }
+  }
+
   Result<> find_files() {
     if (options_.failed) failed_ = failed_ranks(job_.directory);
     for (const fs::path& directory : list_directory(job_.directory)) {
@@ -151,20 +198,39 @@ class LogPrinter {
       if (!name.starts_with("attempt_")) continue;
       const auto attempt = parse_number<std::uint32_t>(std::string_view(name).substr(8));
       if (!attempt) continue;
+      const bool first = !looked_ && options_.since.has_value();
+      const auto sizes =
+          first ? sizes_at(directory, *options_.since) : std::map<std::string, std::uint64_t>();
       for (const fs::path& path : list_directory(directory)) {
         const auto key = key_of(*attempt, path.filename().string());
         if (!key || !selects(*key) || files_.contains(*key)) continue;
         UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
         if (!fd && errno != ENOENT) return system_error(errno, path.string());
+        if (fd && !looked_ && options_.attach) ::lseek(fd.get(), 0, SEEK_END);
+        if (fd && first) skip_old(fd.get(), path.filename().string(), sizes);
         if (fd) files_[*key].fd = std::move(fd);
       }
     }
+    looked_ = true;
     return {};
+  }
+
+  /// Goes to the first line that may have been written after --since.
+  void skip_old(int fd, const std::string& name, const std::map<std::string, std::uint64_t>& sizes) const {
+    struct stat status {};
+    const bool known = ::fstat(fd, &status) == 0;
+    const std::chrono::seconds changed(status.st_mtim.tv_sec);
+    const auto size = sizes.find(name);
+    if (known && changed + kTimeMargin < *options_.since)
+      ::lseek(fd, 0, SEEK_END);
+    else if (size != sizes.end())
+      seek_line(fd, size->second);
   }
 
   Result<> print_new(const LogKey& key, LogFile& file) {
     std::string bytes(kOneRead, '\0');
     for (;;) {
+      if (interrupted != 0) return {};
       const ssize_t count = ::read(file.fd.get(), bytes.data(), bytes.size());
       if (count < 0 && errno == EINTR) continue;
       if (count < 0) return system_error(errno, job_.directory);
@@ -197,6 +263,8 @@ class LogPrinter {
 
   const OperateOptions& options_;
   const launcher::JobEntry& job_;
+  JournalTail journal_;
+  bool looked_ = false;  ///< the files that exist at the start are known
   const bool terminal_ = ::isatty(STDOUT_FILENO) == 1;
   LinePattern pattern_;
   std::set<std::pair<std::uint32_t, std::uint32_t>> failed_;
@@ -205,12 +273,20 @@ class LogPrinter {
 
 }  // namespace
 
-Result<> print_logs(const OperateOptions& options, const launcher::JobEntry& job) {
+Result<bool> print_logs(const OperateOptions& options, const launcher::JobEntry& job) {
   std::error_code ignored;
   if (!fs::is_directory(job.directory, ignored))
     return Error{ErrorCode::kUsage, "the files of job " + job.job + " are not here: " + job.directory};
   raise_nofile();  // one descriptor for each file
-  return LogPrinter(options, job).print_all();
+  if (options.attach) {
+    struct sigaction action {};  // without SA_RESTART: Ctrl-C also ends a write to a terminal that is stopped
+    action.sa_handler = [](int) { interrupted = 1; };
+    ::sigaction(SIGINT, &action, nullptr);
+  }
+  const auto printed = LogPrinter(options, job).print_all();
+  if (interrupted != 0) return false;
+  if (!printed) return printed.error();
+  return true;
 }
 
 }  // namespace ddp

@@ -4,12 +4,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <thread>
+#include <utility>
+#include <variant>
 
 #include "apps/ddplaunch/operate/job_logs.h"
+#include "apps/ddplaunch/operate/worker_verbs.h"
 #include "apps/options/option_scanner.h"
 #include "base/format_text.h"
 #include "base/host_name.h"
@@ -209,11 +213,82 @@ int stop(const OperateOptions& options, const JobEntry& job) {
   return state_of(job).kind == Kind::kEnded ? 0 : code;
 }
 
+int attach(const OperateOptions& options, const JobEntry& job) {
+  const RunState state = state_of(job);
+  if (state.kind == Kind::kElsewhere)
+    return fail({ErrorCode::kUsage, out_of_reach(job, state, OperateVerb::kAttach)});
+  if (state.kind == Kind::kRunning) {
+    std::fprintf(stderr, "ddplaunch: output of job %s from now on; Ctrl-C leaves the job alone\n",
+                 job.job.c_str());
+    const auto ended = print_logs(options, job);
+    if (!ended) return fail(ended.error());
+    if (!*ended) {
+      std::fprintf(stderr, "ddplaunch: job %s goes on; ddplaunch stop %s stops it\n", job.job.c_str(),
+                   job.job.c_str());
+      return 128 + SIGINT;
+    }
+  }
+  return report_end(options, job, OperateVerb::kAttach);
+}
+
+int ask_running(OperateVerb verb, const OperateOptions& options, const JobEntry& job) {
+  const RunState state = state_of(job);
+  std::string why = out_of_reach(job, state, verb);
+  if (state.kind == Kind::kEnded) why = "job " + job.job + " has ended: " + state_text(job, state);
+  if (!why.empty())
+    return fail({state.kind == Kind::kCrashed ? ErrorCode::kLinkLost : ErrorCode::kUsage, why});
+  const auto code = ask_workers(verb, options, job);
+  return code ? *code : fail(code.error());
+}
+
+/// Returns the options of a job as its ddplaunch read them.
+Result<RunJob> options_of(const JobEntry& job, ProcessContext context) {
+  const auto cannot = [&job](const std::string& why) {
+    return Error{ErrorCode::kUsage, "the hosts of job " + job.job + " are not known: " + why};
+  };
+  if (job.hosts.empty()) return cannot("its command line was not recorded");
+  context.cwd = job.cwd;
+  context.new_job_id = job.name;
+  std::vector<std::string> arguments = job.arguments;
+  arguments.emplace_back("true");  // the worker is not recorded
+  ParsedOptions parsed = parse_options(arguments, context);
+  if (const auto* usage = std::get_if<BadUsage>(&parsed)) return cannot(usage->errors.front());
+  auto* const options = std::get_if<RunJob>(&parsed);
+  if (options == nullptr) return cannot("its command line starts no job");
+  std::vector<std::string> hosts;
+  for (const remote::Host& host : options->spec.hosts)
+    hosts.push_back(host.name);
+  if (hosts != job.hosts) return cannot("its options now name other hosts than at its start");
+  options->spec.job_id = job.job;
+  return std::move(*options);
+}
+
+int clean(const OperateOptions& options, const JobEntry& job, const std::vector<JobEntry>& jobs,
+          const ProcessContext& context, const CleanHosts& clean_hosts) {
+  for (const JobEntry& other : jobs) {  // the processes of a job are known by its id
+    const Kind kind = state_of(other).kind;
+    if (other.job != job.job || (kind != Kind::kRunning && kind != Kind::kElsewhere)) continue;
+    return fail({ErrorCode::kUsage, "job " + job.job + " runs" +
+                                        (kind == Kind::kElsewhere ? " on " + other.host : "") +
+                                        "; ddplaunch stop " + job.job + " stops it"});
+  }
+  auto run = options_of(job, context);
+  if (!run) return fail(run.error());
+  run->json = options.json;
+  return clean_hosts(*run);
+}
+
 }  // namespace
 
-int operate(OperateVerb verb, const std::vector<std::string>& args, const ProcessContext& context) {
+int operate(OperateVerb verb, const std::vector<std::string>& args, const ProcessContext& context,
+            const CleanHosts& clean_hosts) {
   OperateOptions options(verb);
-  const std::vector<std::string> words(args.begin() + 1, args.end());
+  std::vector<std::string> words(args.begin() + 1, args.end());
+  if (const auto mark = std::find(words.begin(), words.end(), "--");
+      verb == OperateVerb::kExec && mark != words.end()) {
+    options.command.assign(mark + 1, words.end());
+    words.erase(mark, words.end());
+  }
   const auto errors = parse_arguments(std::string("ddplaunch ") + verb_name(verb), words, options.table);
   if (options.help) {
     print(options.table.help());
@@ -239,6 +314,13 @@ int operate(OperateVerb verb, const std::vector<std::string>& args, const Proces
       return stop(options, *job);
     case OperateVerb::kWait:
       return wait(options, *job);
+    case OperateVerb::kAttach:
+      return attach(options, *job);
+    case OperateVerb::kExec:
+    case OperateVerb::kStacks:
+      return ask_running(verb, options, *job);
+    case OperateVerb::kClean:
+      return clean(options, *job, jobs, context, clean_hosts);
   }
   return 0;
 }

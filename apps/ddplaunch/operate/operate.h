@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,8 +10,12 @@
 
 namespace ddp {
 
+/// Ends what is left of a job on its hosts, prints it, and returns the exit code.
+using CleanHosts = std::function<int(const RunJob& job)>;
+
 /// Carries out a verb about jobs that run or ran (docs/users/operate.md), and returns the exit code. `args`
 /// are all arguments of the program.
-int operate(OperateVerb verb, const std::vector<std::string>& args, const ProcessContext& context);
+int operate(OperateVerb verb, const std::vector<std::string>& args, const ProcessContext& context,
+            const CleanHosts& clean_hosts);
 
 }  // namespace ddp

@@ -11,7 +11,7 @@ struct VerbRow {
   const char* name;
   const char* usage;
 };
-constexpr std::array<VerbRow, 5> kVerbs{{
+constexpr std::array<VerbRow, 9> kVerbs{{
     {OperateVerb::kPs, "ps",
      "usage: ddplaunch ps [options]\n\nLists your jobs on this machine: those that run, and those whose "
      "ddplaunch was killed.\n"},
@@ -25,6 +25,18 @@ constexpr std::array<VerbRow, 5> kVerbs{{
      "ended.\n"},
     {OperateVerb::kWait, "wait",
      "usage: ddplaunch wait [options] [JOB]\n\nWaits for the end of a job, and exits with its exit code.\n"},
+    {OperateVerb::kClean, "clean",
+     "usage: ddplaunch clean [options] [JOB]\n\nEnds what is left of a job on its hosts, whose ddplaunch was "
+     "killed.\n"},
+    {OperateVerb::kExec, "exec",
+     "usage: ddplaunch exec [options] [JOB] -- COMMAND [ARG…]\n\nRuns a command in the environment and the "
+     "directory of a worker, on its node.\n"},
+    {OperateVerb::kStacks, "stacks",
+     "usage: ddplaunch stacks [options] [JOB]\n\nPrints what each worker does now: its state, and the stacks "
+     "of its threads.\n"},
+    {OperateVerb::kAttach, "attach",
+     "usage: ddplaunch attach [options] [JOB]\n\nShows the output of a running job from now on and the "
+     "changes of its state, and exits with its exit code. Ctrl-C leaves the job alone.\n"},
 }};
 
 const VerbRow& row_of(OperateVerb verb) {
@@ -38,15 +50,32 @@ std::string usage_of(OperateVerb verb) {
   return std::string(row_of(verb).usage) + (verb == OperateVerb::kPs ? "" : kJobText);
 }
 
-void add_log_options(OperateOptions& options) {
-  options.table.flag({.names = "-f,--follow", .help = "go on until the job has ended"}, options.follow);
-  options.table.value({.names = "--rank", .value = "R", .help = "only this rank"},
-                      number_into(options.rank, 0, std::numeric_limits<std::uint32_t>::max()));
+void add_selection(OperateOptions& options) {
+  options.table.value(
+      {.names = "--since",
+       .value = "T",
+       .help = "only lines that were written since T",
+       .details = "T is a time before now, such as `10m`, or a moment, such as "
+                  "`2026-11-21T03:14:39Z`. Lines of the 10 s before T may be shown, too."},
+      [&options](const std::string& text) -> std::string {
+        using std::chrono::milliseconds;
+        const auto now = std::chrono::system_clock::now().time_since_epoch();
+        options.since = parse_moment(text, std::chrono::duration_cast<milliseconds>(now));
+        return options.since ? "" : ": give a time like 10m, or a moment like 2026-11-21T03:14:39Z";
+      });
   options.table.flag({.names = "--failed",
                       .help = "only ranks that failed",
                       .details = "These are the ranks that exited with another code than 0, or that a signal "
                                  "ended. ddplaunch may have stopped them."},
                      options.failed);
+}
+
+void add_log_options(OperateOptions& options) {
+  if (!options.attach)
+    options.table.flag({.names = "-f,--follow", .help = "go on until the job has ended"}, options.follow);
+  options.table.value({.names = "--rank", .value = "R", .help = "only this rank"},
+                      number_into(options.rank, 0, std::numeric_limits<std::uint32_t>::max()));
+  if (!options.attach) add_selection(options);
   options.table.value({.names = "--grep",
                        .value = "REGEX",
                        .help = "only lines that match",
@@ -66,7 +95,8 @@ const char* verb_name(OperateVerb verb) {
   return row_of(verb).name;
 }
 
-OperateOptions::OperateOptions(OperateVerb verb) : table(usage_of(verb), true) {
+OperateOptions::OperateOptions(OperateVerb verb)
+    : follow(verb == OperateVerb::kAttach), attach(follow), table(usage_of(verb), true) {
   table.group("Options");
   if (verb != OperateVerb::kPs) {
     table.value({.names = "JOB", .help = "id of the job, or its beginning", .completion = Completion::kJobId},
@@ -76,7 +106,18 @@ OperateOptions::OperateOptions(OperateVerb verb) : table(usage_of(verb), true) {
     table.flag({.names = "-a,--all", .help = "also list jobs that have ended"}, all);
   if (verb == OperateVerb::kStatus)
     table.flag({.names = "-w,--watch", .help = "print each change until the job has ended"}, watch);
-  if (verb == OperateVerb::kLogs) add_log_options(*this);
+  if (verb == OperateVerb::kLogs || attach) add_log_options(*this);
+  if (verb == OperateVerb::kExec || verb == OperateVerb::kStacks) {
+    const char* const help = verb == OperateVerb::kExec ? "the worker; without it rank 0" : "only this rank";
+    table.value({.names = "--rank", .value = "R", .help = help},
+                number_into(rank, 0, std::numeric_limits<std::uint32_t>::max()));
+  }
+  if (verb == OperateVerb::kExec) {
+    table.value(
+        {.names = "--timeout", .value = "TIME", .help = "end the command after this time, at most 1h"},
+        checked([](std::string_view text) { return parse_duration(text) <= std::chrono::hours(1); },
+                ": give a time of at most 1h", time_into(timeout, std::chrono::milliseconds(1))));
+  }
   if (verb == OperateVerb::kStop)
     table.flag({.names = "--now", .help = "kill the workers at once, without a grace period"}, now);
   table.flag({.names = "--json", .help = "print JSON"}, json);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,7 +11,7 @@
 
 namespace ddp {
 
-enum class OperateVerb : std::uint8_t { kPs, kStatus, kLogs, kStop, kWait };
+enum class OperateVerb : std::uint8_t { kPs, kStatus, kLogs, kStop, kWait, kClean, kExec, kStacks, kAttach };
 
 /// Returns the verb that is the first argument. A worker of that name runs with `ddplaunch -- ps`.
 std::optional<OperateVerb> find_operate_verb(const std::vector<std::string>& args);
@@ -24,10 +25,14 @@ struct OperateOptions {
   bool all = false;
   bool watch = false;
   bool follow = false;
+  bool attach = false;  ///< kAttach: from now on, with the changes of the job's state
   std::optional<std::uint32_t> rank;
   bool failed = false;
   std::string grep;
+  std::optional<std::chrono::milliseconds> since;  ///< since 1970
   bool now = false;
+  std::vector<std::string> command;           ///< of kExec
+  std::chrono::milliseconds timeout{60'000};  ///< of kExec
   bool json = false;
   bool help = false;
   OptionTable table;

@@ -177,6 +177,7 @@ void read_job(JobOptions& options, const ProcessContext& context, Diagnostics& d
   const std::string run = spec.job_id + (named ? "." + context.new_job_id : "");
   options.job.registration.directories = jobs_directories(context);
   options.job.registration.name = run;
+  options.job.registration.cwd = context.cwd;
   const std::string name = options.given("--job-dir") ? spec.job_id : run;
   if (!spec.output.log_dir.empty()) spec.output.log_dir += '/' + name;
   if (options.given("--job-dir")) return;
@@ -259,6 +260,20 @@ bool read_run(std::vector<std::string>& args, const OptionTable& table, Diagnost
   return false;
 }
 
+/// Returns the options that name the hosts and the way to them. Other options may hold secrets of the
+/// workers, such as the text of --setup, and these arguments are kept in a file.
+std::vector<std::string> host_arguments(const JobOptions& options) {
+  OptionSource about_hosts;
+  for (const OptionGroup& group : options.table.groups()) {
+    if (group.title != "Hosts" && group.title != "Start") continue;
+    for (const GivenOption& given : options.sources) {
+      const auto is_given = [&](const Option& option) { return &option == options.table.find(given.name); };
+      if (std::any_of(group.options.begin(), group.options.end(), is_given)) about_hosts.push_back(given);
+    }
+  }
+  return option_words(about_hosts, options.table);
+}
+
 /// Says where the options of the errors are given, if this is in a file.
 void add_origins(const OptionSource& sources, Diagnostics& diagnostics) {
   for (const GivenOption& option : sources) {
@@ -317,6 +332,7 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
         job_plan_text(job.spec) + origins_text(options.sources, options.table, line.worker_origin),
         std::move(diagnostics.notes)};
   job.notes = std::move(diagnostics.notes);
+  job.registration.arguments = host_arguments(options);
   return std::move(job);
 }
 

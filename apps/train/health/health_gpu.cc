@@ -21,7 +21,7 @@
 #include "apps/train/health/checks/health_pattern.h"
 #include "apps/train/health/checks/health_pattern_body.h"
 #include "apps/train/health/health_nvml.h"
-#include "apps/train/kernels/gpu/gemm_body.h"
+#include "apps/train/health/health_products.h"
 #include "base/host_name.h"
 #include "base/result.h"
 
@@ -30,7 +30,6 @@ namespace ddp::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Product = kernels::device::Gemm<float>;
 
 constexpr int kGpuGemmSize = 1024;
 
@@ -180,7 +179,6 @@ Result<PatternFaults> test_gpu_memory(cudaStream_t stream, std::size_t bytes, st
   return faults;
 }
 
-/// The host compares the products: the GPU must not judge its own values.
 class Gpu final : public HealthDevice {
  public:
   explicit Gpu(int number) : number_(number) {}
@@ -224,35 +222,16 @@ class Gpu final : public HealthDevice {
   Result<> multiply(const HealthTask& task, HealthFigures& figures) override {
     if (!begun_) return begun_;
     const HealthGemm gemm(kGpuGemmSize);
-    const std::size_t bytes = gemm.a().size_bytes();
-    auto memory = make_device_bytes(3 * bytes);
-    if (!memory) return memory.error();
-    auto* a = reinterpret_cast<float*>(memory->get());
-    float *b = a + gemm.a().size(), *c = b + gemm.a().size();
-    if (auto done = copy(a, gemm.a().data(), bytes, cudaMemcpyHostToDevice); !done) return done;
-    if (auto done = copy(b, gemm.b().data(), bytes, cudaMemcpyHostToDevice); !done) return done;
-    const int n = gemm.size();
-    const Product::Args args{n,       n,      n, a, n, 1, b, n, 1, c, n, kernels::device::GemmEnd::kPlain,
-                             nullptr, nullptr};
-    HealthProducts results(gemm);
-    std::vector<float> product(gemm.a().size());
-    double busy = 0;
-    for (const auto end = Clock::now() + task.time; results.products < 2 || Clock::now() < end;) {
-      const auto begin = Clock::now();
-      const DeviceRunner runner(stream_.get());
-      runner.run<Product>(args);
-      if (auto done = runner.outcome(); !done) return done;
-      if (auto done = wait(); !done) return done;
-      busy += std::chrono::duration<double>(Clock::now() - begin).count();
-      if (auto done = copy(product.data(), c, bytes, cudaMemcpyDeviceToHost); !done) return done;
-      if (task.inject_gemm && results.products == 1) product[7] += 1;
-      results.take(product);
-      nvml_.sample();
-    }
-    figures.products = results.products;
-    figures.wrong_products = results.wrong;
-    figures.other_products = results.other;
-    figures.gflops = static_cast<double>(results.products) * gemm.flops() / busy / 1e9;
+    GpuProducts products(gemm, stream_.get());
+    if (auto done = products.begin(); !done) return done;
+    const auto end = Clock::now() + task.time;
+    bool inject = task.inject_gemm;
+    do {
+      auto done =
+          products.run_batch(products.next_batch(), std::exchange(inject, false), [this] { nvml_.sample(); });
+      if (!done) return done;
+    } while (Clock::now() < end);
+    products.report(figures);
     return {};
   }
 
@@ -266,14 +245,6 @@ class Gpu final : public HealthDevice {
   }
 
  private:
-  Result<> wait() { return cuda_check(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize"); }
-  Result<> copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
-    if (auto done = cuda_check(cudaMemcpyAsync(to, from, bytes, kind, stream_.get()), "cudaMemcpyAsync");
-        !done)
-      return done;
-    return wait();
-  }
-
   int number_;
   Result<> begun_;  ///< outcome of begin() on the tests' thread
   cudaDeviceProp properties_{};
@@ -291,6 +262,10 @@ Result<std::unique_ptr<HealthDevice>> open_health_gpu(int local_rank) {
   return std::unique_ptr<HealthDevice>(std::move(gpu));
 }
 
+bool health_gpu_is_stuck() {
+  return gpus_are_given_up();
+}
+
 }  // namespace ddp::train
 
 #else
@@ -301,6 +276,10 @@ namespace ddp::train {
 
 Result<std::unique_ptr<HealthDevice>> open_health_gpu(int) {
   return can_use_gpu().error();
+}
+
+bool health_gpu_is_stuck() {
+  return false;
 }
 
 }  // namespace ddp::train

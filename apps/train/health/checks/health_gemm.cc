@@ -43,6 +43,32 @@ std::uint64_t HealthGemm::wrong(std::span<const float> product) const {
   return wrong;
 }
 
+std::vector<float> HealthGemm::lowest() const {
+  std::vector<float> lowest(exact_.size());
+  for (std::size_t i = 0; i < lowest.size(); ++i) {
+    lowest[i] = static_cast<float>(exact_[i] - bound_[i]);
+    if (exact_[i] - static_cast<double>(lowest[i]) > bound_[i])
+      lowest[i] = std::nextafter(lowest[i], std::numeric_limits<float>::infinity());
+  }
+  return lowest;
+}
+
+std::vector<float> HealthGemm::highest() const {
+  std::vector<float> highest(exact_.size());
+  for (std::size_t i = 0; i < highest.size(); ++i) {
+    highest[i] = static_cast<float>(exact_[i] + bound_[i]);
+    if (static_cast<double>(highest[i]) - exact_[i] > bound_[i])
+      highest[i] = std::nextafter(highest[i], -std::numeric_limits<float>::infinity());
+  }
+  return highest;
+}
+
+void HealthProducts::take_compared(bool is_other, bool is_wrong) {
+  ++products;
+  other += is_other;
+  wrong += is_wrong;
+}
+
 void HealthProducts::take(std::span<const float> product) {
   ++products;
   if (first_.empty()) {

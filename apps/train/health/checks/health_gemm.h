@@ -20,6 +20,9 @@ class HealthGemm {
 
   /// Returns how many elements lie further from the exact values than any order of float sums can bring them.
   std::uint64_t wrong(std::span<const float> product) const;
+  /// The smallest and the largest float of each element that wrong() accepts.
+  std::vector<float> lowest() const;
+  std::vector<float> highest() const;
 
  private:
   int size_;
@@ -33,6 +36,8 @@ class HealthProducts {
   explicit HealthProducts(const HealthGemm& gemm) : gemm_(gemm) {}
   /// Counts a product as `other` if its bits differ from the first one's, and as `wrong` beyond the bound.
   void take(std::span<const float> product);
+  /// Counts a product that the device itself has compared with the first one and with the bounds.
+  void take_compared(bool is_other, bool is_wrong);
 
   std::uint64_t products = 0;
   std::uint64_t wrong = 0;

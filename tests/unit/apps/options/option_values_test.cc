@@ -26,6 +26,23 @@ TEST_CASE("Durations") {
   }
 }
 
+TEST_CASE("Moments") {
+  const milliseconds now(1'000'000'000);
+  CHECK(parse_moment("10m", now) == now - milliseconds(600'000));
+  CHECK(parse_moment("1970-01-02T00:00:01Z", now) == milliseconds(86'401'000));
+  CHECK(parse_moment("1970-01-02T00:00:01.25Z", now) == milliseconds(86'401'250));
+  CHECK(parse_moment("1970-01-02t00:00:01.123456789z", now) == milliseconds(86'401'123));
+  CHECK(parse_moment("1970-01-02T01:30:00+01:30", now) == milliseconds(86'400'000));
+  CHECK(parse_moment("1970-01-02T00:00:00-00:30", now) == milliseconds(88'200'000));
+  CHECK(parse_moment("2026-11-21T03:14:39.962Z", now) == milliseconds(1'795'230'879'962));
+  for (const char* text : {"", "yesterday", "2026-11-21", "2026-11-21T03:14:39", "2026-02-30T00:00:00Z",
+                           "2026-11-21T24:00:00Z", "2026-11-21T03:14:39.Z", "2026-11-21T03:14:39+1:00",
+                           "2026-11-21T03:14:39Zx", "1969-01-01T00:00:00Z", "2026-11-21 03:14:39Z"}) {
+    CAPTURE(text);
+    CHECK_FALSE(parse_moment(text, now));
+  }
+}
+
 TEST_CASE("Sizes") {
   CHECK(parse_size("8") == 8);
   CHECK(parse_size("64K") == 64u << 10);

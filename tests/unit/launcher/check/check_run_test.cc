@@ -20,12 +20,13 @@ struct CheckedJob {
   std::string did;
   std::uint16_t asked_port = 0;
   bool two_networks = false;
+  bool cleans = false;
 
-  explicit CheckedJob(int nodes, bool inspect = true) {
+  explicit CheckedJob(int nodes, bool inspect = true, bool clean = false) {
     for (int i = 0; i < nodes; ++i)
       spec.hosts.emplace_back().name = "n" + std::to_string(i);
     spec.start_timeout = 40s;
-    run = std::make_unique<CheckRun>(spec, CheckRun::CheckScope{inspect, false});
+    run = std::make_unique<CheckRun>(spec, CheckRun::CheckScope{inspect, false, clean});
     note(run->start(now));
   }
 
@@ -35,6 +36,7 @@ struct CheckedJob {
       if (!did.empty()) did += ", ";
       if (const auto* message = std::get_if<CheckRun::ToNode>(&action)) {
         did += std::to_string(message->node) + ' ' + std::string(message_name(message->message));
+        if (const auto* check = std::get_if<rendezvous::NodeCheck>(&message->message)) cleans = check->clean;
         if (const auto* probe = std::get_if<rendezvous::Probe>(&message->message)) asked_port = probe->port;
       } else {
         did += std::to_string(std::get<CheckRun::Disconnect>(action).node) + " drop";
@@ -73,6 +75,19 @@ struct CheckedJob {
 };
 
 }  // namespace
+
+TEST_CASE("a host that is cleaned answers and leaves, and no network is tried") {
+  CheckedJob job(2, true, true);
+  job.up(0);
+  CHECK(job.cleans);
+  job.up(1);
+  job.checked(0);
+  job.checked(1);
+  CHECK(job.did == "0 Leave, 1 Leave");
+  job.gone(0);
+  job.gone(1);
+  CHECK(job.run->finished());
+}
 
 TEST_CASE("all hosts pass") {
   CheckedJob job(3);

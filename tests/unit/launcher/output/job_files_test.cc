@@ -12,8 +12,11 @@
 #include <iterator>
 #include <memory>
 #include <random>
+#include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/unique_fd.h"
 #include "launcher/output/job_dir.h"
@@ -619,4 +622,29 @@ TEST_CASE("an attempt that cannot be packed as a whole stays as it is") {
   for (std::uint32_t attempt = 0; attempt <= 24; ++attempt)
     (void)files->write({attempt, 0, 0, 1}, "out\n", kStart);
   CHECK(content(job / "attempt_3/rank_00000.stdout") == "out\n");
+}
+
+TEST_CASE("times.txt has the size of each stream every 10 s") {
+  const Directory directory;
+  auto job = JobDir::create(spec_in(directory));
+  REQUIRE(job.has_value());
+  const OutputKey key{0, 3, 0, 2};
+  const fs::path times = directory.path / "job/attempt_0/times.txt";
+  job->write(key, "one\n", kStart + seconds(1));
+  job->write(key, "two\n", kStart + seconds(10));
+  CHECK_FALSE(fs::exists(times));
+  job->write(key, "three\n", kStart + seconds(11));
+  job->write(key, "four\n", kStart + seconds(12));
+  job->write(key, "five\n", kStart + seconds(30));
+  job->write({0, 0, 0, kJournal}, "{}\n", kStart + seconds(60));
+  std::istringstream lines(content(times));
+  std::vector<std::pair<std::string, int>> sizes;
+  std::int64_t time = 0;
+  std::string name;
+  for (int size = 0; lines >> time >> name >> size;)
+    sizes.emplace_back(name, size);
+  CHECK(sizes ==
+        std::vector<std::pair<std::string, int>>{{"rank_00003.stderr", 8}, {"rank_00003.stderr", 19}});
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  CHECK(std::chrono::abs(now - milliseconds(time)) < seconds(60));
 }

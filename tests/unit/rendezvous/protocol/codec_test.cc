@@ -64,6 +64,20 @@ TEST_CASE("the worker count of a hello and the result of a job survive their enc
   CHECK(back.text == leave.text);
 }
 
+TEST_CASE("a question about workers and its answer survive their encoding") {
+  const Query query{7, {3, 5}, {"sh", "-c", std::string("\0x", 2)}, 1500};
+  const std::string question = payload_of(query);
+  const Query asked = std::get<Query>(decode_payload(question).value());
+  CHECK((asked.request == 7 && asked.timeout_ms == 1500));
+  CHECK((asked.ranks == query.ranks && asked.argv == query.argv));
+  const std::string cancel = payload_of(CancelQuery{7});
+  CHECK(std::get<CancelQuery>(decode_payload(cancel).value()).request == 7);
+  const std::string answer = payload_of(QueryAnswer{7, 3, "text\n", true, 137, "late"});
+  const QueryAnswer answered = std::get<QueryAnswer>(decode_payload(answer).value());
+  CHECK((answered.rank == 3 && answered.text == "text\n" && answered.last && answered.code == 137));
+  CHECK(answered.trouble == "late");
+}
+
 TEST_CASE("the messages of a check survive their encoding") {
   NodeCheck check;
   check.job = sample_job();

@@ -7,6 +7,7 @@
 
 #include "apps/train/health/checks/health_gemm.h"
 #include "apps/train/health/checks/health_pattern_body.h"
+#include "apps/train/health/checks/health_product_body.h"
 #include "apps/train/kernels/gpu/host_launch.h"
 #include "tests/support/catch.h"
 
@@ -154,6 +155,38 @@ TEST_CASE("Products are compared with the exact one and with the first") {
   wrong_from_the_first.take(product);
   wrong_from_the_first.take(product);
   CHECK((wrong_from_the_first.wrong == 2 && wrong_from_the_first.other == 0));
+}
+
+TEST_CASE("The bounds of a product are the last floats within its error") {
+  const HealthGemm gemm(24);
+  std::vector<float> lowest = gemm.lowest(), highest = gemm.highest();
+  CHECK(gemm.wrong(lowest) == 0);
+  CHECK(gemm.wrong(highest) == 0);
+  for (float& low : lowest)
+    low = std::nextafter(low, -1e9f);
+  for (float& high : highest)
+    high = std::nextafter(high, 1e9f);
+  CHECK(gemm.wrong(lowest) == lowest.size());
+  CHECK(gemm.wrong(highest) == highest.size());
+}
+
+TEST_CASE("The GPU's blocks compare a product with the first one and with its bounds, in any order") {
+  const int count = 2 * CompareProduct::kElements + 300;  // the last block is not full
+  const auto size = static_cast<std::size_t>(count);
+  const std::vector<float> first(size, 1.0f), lowest(size, 0.5f), highest(size, 1.5f);
+  std::vector<float> product = first;
+  product[3] = 1.25f;                                            // other
+  product[CompareProduct::kElements - 1] = 2.0f;                 // other and wrong
+  product[CompareProduct::kElements] = 0.25f;                    // the same, in the next block
+  product[2 * CompareProduct::kElements + 299] = std::nanf("");  // the same
+  for (const bool backward : {false, true}) {
+    std::vector<ProductFaults> found(3);
+    kernels::device::run_on_host<CompareProduct>(
+        {product.data(), first.data(), lowest.data(), highest.data(), count, found.data()}, {backward, 5});
+    CHECK((found[0].compared == CompareProduct::kElements && found[0].other == 2 && found[0].wrong == 1));
+    CHECK((found[1].compared == CompareProduct::kElements && found[1].other == 1 && found[1].wrong == 1));
+    CHECK((found[2].compared == 300 && found[2].other == 1 && found[2].wrong == 1));
+  }
 }
 
 TEST_CASE("Memory patterns find a bit that flips") {

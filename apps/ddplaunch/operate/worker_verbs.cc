@@ -1,0 +1,71 @@
+#include "apps/ddplaunch/operate/worker_verbs.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "base/safe_text.h"
+#include "launcher/control/control_client.h"
+
+namespace ddp {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+/// Time for py-spy and gdb on the nodes.
+constexpr std::chrono::seconds kStacksTime{30};
+/// The time for the answer to arrive. The job answers earlier than this even if a node does not.
+constexpr std::chrono::seconds kSlack{8};
+
+/// Prints the bytes; on a terminal, control characters become `?`.
+void print_text(const std::string& text) {
+  const std::string shown = ::isatty(STDOUT_FILENO) == 1 ? replace_unsafe(text) : text;
+  std::fwrite(shown.data(), 1, shown.size(), stdout);
+}
+
+bool is_reply(const OrderedJson& reply) {
+  return reply.is_object() && reply.contains("ranks") && reply["ranks"].is_array() &&
+         reply.contains("exit_code") && reply["exit_code"].is_number_integer() &&
+         reply.contains("troubles") && reply["troubles"].is_array();
+}
+
+}  // namespace
+
+Result<int> ask_workers(OperateVerb verb, const OperateOptions& options, const launcher::JobEntry& job) {
+  const bool exec = verb == OperateVerb::kExec;
+  if (exec && options.command.empty())
+    return Error{ErrorCode::kUsage, "exec needs a command: ddplaunch exec --rank 0 -- nvidia-smi"};
+  const std::chrono::milliseconds timeout = exec ? options.timeout : kStacksTime;
+  OrderedJson request{{"timeout_ms", timeout.count()}};
+  if (options.rank || exec) request["rank"] = options.rank.value_or(0);
+  if (exec) request["argv"] = options.command;
+  const auto answer =
+      launcher::ask_job(job.socket, "POST", exec ? "/v1/exec" : "/v1/stacks", timeout + kSlack,
+                        request.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
+  if (!answer) return within("job " + job.job, answer.error());
+  const OrderedJson reply = OrderedJson::parse(*answer, nullptr, false);
+  if (!is_reply(reply))
+    return Error{ErrorCode::kProtocol, "job " + job.job + ": its ddplaunch gave no answer"};
+  if (options.json) {
+    print_text(reply.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n');
+  } else {
+    for (const OrderedJson& rank : reply["ranks"]) {
+      if (!exec) std::printf("[%s] ", one_line(rank.value("node", "")).c_str());
+      print_text(rank.value("text", ""));
+    }
+  }
+  if (std::fflush(stdout) != 0) return system_error(errno, "standard output");
+  for (const OrderedJson& trouble : reply["troubles"])
+    if (trouble.is_string())
+      std::fprintf(stderr, "ddplaunch: %s\n", one_line(trouble.get<std::string>()).c_str());
+  if (!reply["troubles"].empty() && (exec || reply["ranks"].empty()))
+    return Error{ErrorCode::kRefused, "job " + job.job + " gave no complete answer"};
+  return reply["exit_code"].get<int>();
+}
+
+}  // namespace ddp

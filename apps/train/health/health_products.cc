@@ -1,0 +1,143 @@
+#include "apps/train/health/health_products.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "apps/train/kernels/gpu/gemm_body.h"
+
+namespace ddp::train {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Product = kernels::device::Gemm<float>;
+
+}  // namespace
+
+GpuProducts::GpuProducts(const HealthGemm& gemm, cudaStream_t stream)
+    : gemm_(gemm), stream_(stream), results_(gemm), product_(gemm.a().size()) {}
+
+Result<> GpuProducts::begin() {
+  const std::size_t bytes = gemm_.a().size_bytes();
+  auto memory = make_device_bytes(kMatrices * bytes);
+  if (!memory) return memory.error();
+  auto records = make_device_bytes(kMostProducts * blocks() * sizeof(ProductFaults));
+  if (!records) return records.error();
+  memory_ = std::move(*memory);
+  records_ = std::move(*records);
+  const std::vector<float> lowest = gemm_.lowest(), highest = gemm_.highest();
+  const std::pair<Matrix, const float*> given[] = {
+      {kA, gemm_.a().data()}, {kB, gemm_.b().data()}, {kLowest, lowest.data()}, {kHighest, highest.data()}};
+  for (const auto& [which, data] : given) {
+    if (auto done = copy(matrix(which), data, bytes, cudaMemcpyHostToDevice); !done) return done;
+  }
+  if (auto done = multiply(); !done) return done;
+  if (auto done = take_last(); !done) return done;
+  return copy(matrix(kFirst), product_.data(), bytes, cudaMemcpyHostToDevice);
+}
+
+Result<> GpuProducts::run_batch(std::size_t count, bool inject, const std::function<void()>& meanwhile) {
+  const auto begin = Clock::now();
+  const float changed = product_[7] + 1;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (auto done = multiply(); !done) return done;
+    if (i + 1 == count) break;
+    if (inject && i == 0) {
+      auto done = cuda_check(
+          cudaMemcpyAsync(matrix(kC) + 7, &changed, sizeof changed, cudaMemcpyHostToDevice, stream_),
+          "cudaMemcpyAsync");
+      if (!done) return done;
+    }
+    const DeviceRunner runner(stream_);
+    runner.run<CompareProduct>({matrix(kC), matrix(kFirst), matrix(kLowest), matrix(kHighest),
+                                static_cast<int>(product_.size()), record(i)});
+    if (auto done = runner.outcome(); !done) return done;
+  }
+  meanwhile();
+  if (auto done = wait(); !done) return done;
+  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  busy_ += seconds;
+  timed_ += count;
+  each_ = seconds / static_cast<double>(count);
+  if (auto done = take_compared(count - 1); !done) return done;
+  return take_last();
+}
+
+std::size_t GpuProducts::next_batch() const {
+  if (each_ == 0) return 2;
+  const double fit = std::chrono::duration<double>(kBatchTime).count() / each_;
+  return static_cast<std::size_t>(std::clamp(fit, 2.0, static_cast<double>(kMostProducts)));
+}
+
+void GpuProducts::report(HealthFigures& figures) const {
+  figures.products = results_.products;
+  figures.wrong_products = results_.wrong;
+  figures.other_products = results_.other;
+  figures.gflops = busy_ == 0 ? 0 : static_cast<double>(timed_) * gemm_.flops() / busy_ / 1e9;
+}
+
+float* GpuProducts::matrix(Matrix which) const {
+  return reinterpret_cast<float*>(memory_.get()) + which * gemm_.a().size();
+}
+
+std::size_t GpuProducts::blocks() const {
+  CompareProduct::Args args{};
+  args.count = static_cast<int>(product_.size());
+  return static_cast<std::size_t>(CompareProduct::blocks(args));
+}
+
+ProductFaults* GpuProducts::record(std::size_t product) const {
+  return reinterpret_cast<ProductFaults*>(records_.get()) + product * blocks();
+}
+
+Result<> GpuProducts::multiply() {
+  const int n = gemm_.size();
+  const DeviceRunner runner(stream_);
+  runner.run<Product>({n, n, n, matrix(kA), n, 1, matrix(kB), n, 1, matrix(kC), n,
+                       kernels::device::GemmEnd::kPlain, nullptr, nullptr});
+  return runner.outcome();
+}
+
+Result<> GpuProducts::take_last() {
+  if (auto done =
+          copy(product_.data(), matrix(kC), product_.size() * sizeof product_[0], cudaMemcpyDeviceToHost);
+      !done)
+    return done;
+  results_.take(product_);
+  return {};
+}
+
+Result<> GpuProducts::take_compared(std::size_t count) {
+  std::vector<ProductFaults> found(count * blocks());
+  if (auto done = copy(found.data(), record(0), found.size() * sizeof found[0], cudaMemcpyDeviceToHost);
+      !done)
+    return done;
+  for (std::size_t product = 0; product < count; ++product) {
+    ProductFaults faults;
+    for (std::size_t block = 0; block < blocks(); ++block)
+      faults.add(found[product * blocks() + block]);
+    if (faults.compared != product_.size())
+      return Error{ErrorCode::kSystem, "the GPU compared only " + std::to_string(faults.compared) +
+                                           " of the " + std::to_string(product_.size()) +
+                                           " elements of a product"};
+    results_.take_compared(faults.other > 0, faults.wrong > 0);
+  }
+  // A launch that does nothing must not leave records that pass for its own.
+  return cuda_check(cudaMemsetAsync(records_.get(), 0, found.size() * sizeof found[0], stream_),
+                    "cudaMemsetAsync");
+}
+
+Result<> GpuProducts::wait() {
+  auto done = wait_for_stream(stream_, kBatchLimit, "its matrix products");
+  if (!done && done.error().code == ErrorCode::kTimeout) give_up_gpus();
+  return done;
+}
+
+Result<> GpuProducts::copy(void* to, const void* from, std::size_t size, cudaMemcpyKind kind) {
+  // A copy waits for all earlier work, and without a deadline.
+  if (auto done = wait(); !done) return done;
+  return cuda_check(cudaMemcpyAsync(to, from, size, kind, stream_), "cudaMemcpyAsync");
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+#include "apps/train/gpu/cuda_runtime.h"
+#include "apps/train/health/checks/health_diagnosis.h"
+#include "apps/train/health/checks/health_gemm.h"
+#include "apps/train/health/checks/health_product_body.h"
+#include "base/result.h"
+
+namespace ddp::train {
+
+/// Equal products on a GPU, in batches. The GPU compares all products of a batch but the last. The host
+/// compares the first product of all, and the last one of each batch, since a GPU must not be its only judge.
+/// Calls block, but no longer than kBatchLimit; the GPUs are given up after a kTimeout.
+class GpuProducts {
+ public:
+  static constexpr std::size_t kMostProducts = 512;
+  static constexpr std::chrono::milliseconds kBatchTime{200};
+  static constexpr std::chrono::milliseconds kBatchLimit{60'000};
+
+  /// `gemm` and the stream must outlive this object.
+  GpuProducts(const HealthGemm& gemm, cudaStream_t stream);
+
+  /// Allocates memory, and takes the first product.
+  Result<> begin();
+  /// Makes `count` products (2 to kMostProducts). `inject`: an element of the first of them is changed.
+  /// `meanwhile` is called while the GPU works.
+  Result<> run_batch(std::size_t count, bool inject, const std::function<void()>& meanwhile);
+  /// Returns how many products make a batch that takes about kBatchTime.
+  std::size_t next_batch() const;
+  void report(HealthFigures& figures) const;
+
+ private:
+  enum Matrix : std::size_t { kA, kB, kC, kFirst, kLowest, kHighest, kMatrices };
+
+  float* matrix(Matrix which) const;
+  std::size_t blocks() const;
+  ProductFaults* record(std::size_t product) const;
+  Result<> multiply();
+  Result<> take_last();
+  Result<> take_compared(std::size_t count);
+  Result<> wait();
+  /// `size`: in bytes.
+  Result<> copy(void* to, const void* from, std::size_t size, cudaMemcpyKind kind);
+
+  const HealthGemm& gemm_;
+  cudaStream_t stream_;
+  HealthProducts results_;
+  std::vector<float> product_;
+  DeviceBytes memory_;          ///< [kMatrices]
+  DeviceBytes records_;         ///< ProductFaults[kMostProducts][blocks()]
+  double busy_ = 0, each_ = 0;  ///< seconds of all batches, and of one product of the last batch
+  std::size_t timed_ = 0;       ///< products of all batches
+};
+
+}  // namespace ddp::train

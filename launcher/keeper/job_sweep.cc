@@ -1,0 +1,120 @@
+#include "launcher/keeper/job_sweep.h"
+
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "launcher/keeper/mark_search.h"
+#include "launcher/keeper/process_tree.h"
+
+namespace ddp::launcher {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Table = std::map<pid_t, ProcessInfo>;
+
+constexpr std::chrono::milliseconds kLookPause{5};
+/// Between two searches for processes that a keeper is ending.
+constexpr std::chrono::milliseconds kSearchPause{100};
+/// An agent gives its workers 5 s after SIGTERM.
+constexpr std::chrono::seconds kTermTime{8};
+/// The time for the end of a killed keeper's agent.
+constexpr std::chrono::seconds kKillTime{3};
+
+Awaitable<> pause_for(asio::any_io_executor executor, std::chrono::milliseconds time) {
+  asio::steady_timer timer(executor, time);
+  co_await timer.async_wait(kUseTuple);
+}
+
+Table all_processes() {
+  Table table;
+  visit_processes([&table](ProcessInfo&& info) { table.emplace(info.pid, std::move(info)); });
+  return table;
+}
+
+/// Returns the keeper above a process, which is another one than ours; 0: there is none.
+pid_t keeper_of(pid_t pid, const Table& table) {
+  auto at = table.find(pid);
+  for (std::size_t i = 0; i <= table.size() && at != table.end(); ++i) {
+    if (at->second.comm == kKeeperName && at->first != ::getppid()) return at->first;
+    at = table.find(at->second.parent);
+  }
+  return 0;
+}
+
+/// Marked processes below keepers, by keeper. Their ends are not waited for.
+using Guarded = std::map<pid_t, std::set<pid_t>>;
+
+Awaitable<Guarded> find_guarded(asio::any_io_executor executor, std::string job_id) {
+  const Table table = all_processes();
+  std::vector<pid_t> suspects;
+  for (const auto& [pid, info] : table) {
+    if (info.uid == ::geteuid() && info.state != 'Z' && keeper_of(pid, table) != 0) suspects.push_back(pid);
+  }
+  MarkSearch search(job_id, std::move(suspects));
+  Guarded guarded;
+  for (bool over = false; !over;) {
+    for (const MarkedProcess& found : search.take_found())
+      guarded[keeper_of(found.pid, table)].insert(found.pid);
+    over = search.is_over();
+    if (!over) co_await pause_for(executor, kLookPause);
+  }
+  co_return guarded;
+}
+
+/// Signals a keeper that still has its number and its name.
+void signal_keeper(pid_t pid, int number) {
+  const UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
+  const auto info = read_process(pid);
+  if (pidfd && info && info->comm == kKeeperName && !has_ended(pidfd.get()))
+    (void)::syscall(SYS_pidfd_send_signal, pidfd.get(), number, nullptr, 0U);
+}
+
+}  // namespace
+
+Awaitable<std::size_t> stop_keepers(asio::any_io_executor executor, std::string job_id, const bool* stop) {
+  std::set<pid_t> found;
+  std::set<pid_t> terminated;
+  const auto kill_at = Clock::now() + kTermTime;
+  bool killed = false;
+  while (!*stop && Clock::now() < kill_at + kKillTime) {
+    const Guarded guarded = co_await find_guarded(executor, job_id);
+    if (guarded.empty()) break;
+    const bool kill_now = !killed && Clock::now() >= kill_at;
+    for (const auto& [keeper, marked] : guarded) {
+      found.insert(marked.begin(), marked.end());
+      if (terminated.insert(keeper).second) signal_keeper(keeper, SIGTERM);
+      if (kill_now) signal_keeper(keeper, SIGKILL);
+    }
+    killed = killed || kill_now;
+    co_await pause_for(executor, kSearchPause);
+  }
+  co_return found.size();
+}
+
+Awaitable<SweptJob> sweep_job(asio::any_io_executor executor, std::string job_id, const bool* stop) {
+  TreeScope scope;
+  scope.job_id = std::move(job_id);
+  TreeKill kill(std::move(scope), kKillBound, std::vector<KnownProcess>{});  // none of our own children
+  SweptJob swept;
+  while (!kill.step()) {
+    if (*stop) {
+      swept.left.emplace_back("the search was ended");
+      co_return swept;
+    }
+    co_await pause_for(executor, kLookPause);
+  }
+  swept.found = kill.found();
+  for (const LeftProcess& process : kill.left())
+    swept.left.push_back(process.text());
+  if (!kill.complete() && swept.left.empty()) swept.left.emplace_back("some processes could not be examined");
+  co_return swept;
+}
+
+}  // namespace ddp::launcher
