@@ -15,6 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.ports import free_port
 
 TRAIN = ""
+FAKE_CUBLAS_LT = os.environ.get("FAKE_CUBLAS_LT", "")
 SKIPPED = 77
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 SHORT = ("health", "100ms", "--memory", "64", "--device", "gpu", "--json", "/dev/stdout")
@@ -38,6 +39,8 @@ class Health(unittest.TestCase):
         self.assertGreater(rank["gflops"], 0)
         self.assertEqual(rank["memory_bytes"], 64 << 20)
         self.assertIn("ecc_uncorrected", rank)
+        self.assertRegex(rank["products_by"], r"^(cuBLASLt \d|own kernels \()")
+        self.assertIn(", products by " + rank["products_by"], done.stdout)
 
     def test_injected_faults_are_found(self):
         for fault, words in (("gemm", "equal matrix products: 1 wrong, 1 different from the first"), ("memory", "1 wrong word in 64 MiB")):
@@ -46,6 +49,20 @@ class Health(unittest.TestCase):
             self.assertFalse(record["passed"])
             self.assertIn(words, done.stderr)
             self.assertEqual([f["item"] for f in record["findings"] if f["level"] == "error"], [fault])
+
+
+@unittest.skipUnless(FAKE_CUBLAS_LT, "only with the fake cuBLASLt")
+class FakeCublasLt(unittest.TestCase):
+    def test_cublaslt_multiplies_where_it_is_loaded(self):
+        done, record = run(DDPLAUNCH_CUBLASLT_LIBRARY=FAKE_CUBLAS_LT)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertRegex(record["ranks"][0]["products_by"], r"^cuBLASLt \d+\.0\.3 \(" + FAKE_CUBLAS_LT + r"\)$")
+
+    def test_its_wrong_product_is_found(self):
+        done, record = run(DDPLAUNCH_CUBLASLT_LIBRARY=FAKE_CUBLAS_LT, FAKE_CUBLAS_LT_SPOIL="2")
+        self.assertEqual(done.returncode, 1, done)
+        self.assertRegex(done.stderr, r"^train: rank 0 on \S+, GPU 0 \(emulated GPU\): .*equal matrix products: 1 wrong, 1 different from the first\n$")
+        self.assertEqual([f["item"] for f in record["findings"] if f["level"] == "error"], ["gemm"])
 
 
 class SharedGpu(unittest.TestCase):

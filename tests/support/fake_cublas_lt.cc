@@ -1,10 +1,17 @@
-// A cuBLASLt that multiplies on the host, at once and in the order of the depth. Handles of its interface are
+// A cuBLASLt that multiplies on the host, in the order of the depth. Products are work of their stream, or of
+// the graph that it captures (fake_cuda.h); without a stream they run at once. Handles of its interface are
 // pointers to the structures here. FAKE_WITHOUT_PRODUCT leaves one function out.
+//   FAKE_CUBLAS_LT_SPOIL=N  the N-th product (from 1) has a wrong element
 #include "tests/support/fake_cublas_lt.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <vector>
+
+#include "tests/support/fake_cuda.h"
 
 namespace {
 
@@ -28,12 +35,60 @@ To* as(Handle handle) {
   return reinterpret_cast<To*>(handle);
 }
 
-/// Returns the element in `row` and `column` of a matrix stored by columns.
-float element(const void* data, const Layout& layout, std::uint64_t row, std::uint64_t column) {
-  const std::uint64_t at = row + column * static_cast<std::uint64_t>(layout.leading);
-  if (layout.type == CUDA_R_32F) return static_cast<const float*>(data)[at];
+float as_float(const void* data, cudaDataType_t type, std::size_t at) {
+  if (type == CUDA_R_32F) return static_cast<const float*>(data)[at];
   return std::bit_cast<float>(std::uint32_t{static_cast<const std::uint16_t*>(data)[at]} << 16);
 }
+
+/// Returns the elements of a matrix stored by columns, transposed if `turned`, without gaps.
+std::vector<float> elements(const void* data, const Layout& layout, bool turned) {
+  std::vector<float> all(layout.rows * layout.columns);
+  for (std::uint64_t column = 0; column < layout.columns; ++column) {
+    for (std::uint64_t row = 0; row < layout.rows; ++row) {
+      all[turned ? column + row * layout.columns : row + column * layout.rows] =
+          as_float(data, layout.type, row + column * static_cast<std::uint64_t>(layout.leading));
+    }
+  }
+  return all;
+}
+
+void write(void* data, const Layout& layout, std::size_t at, float value) {
+  if (layout.type == CUDA_R_32F) {
+    static_cast<float*>(data)[at] = value;
+  } else {
+    static_cast<std::uint16_t*>(data)[at] =
+        static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
+  }
+}
+
+/// A product in a stream. It holds copies, because a graph outlives the descriptions.
+struct Task {
+  Product product;
+  Layout first, second, to;
+  const void *a, *b;
+  void* d;
+
+  void operator()() const {
+    const std::vector<float> left = elements(a, first, product.first == CUBLAS_OP_T);
+    const std::vector<float> right = elements(b, second, product.second == CUBLAS_OP_T);
+    const std::uint64_t depth = left.size() / to.rows;
+    std::vector<float> sums(to.rows);
+    for (std::uint64_t column = 0; column < to.columns; ++column) {
+      std::ranges::fill(sums, 0.0f);
+      for (std::uint64_t k = 0; k < depth; ++k) {
+        const float factor = right[k + column * depth];
+        for (std::uint64_t row = 0; row < to.rows; ++row)
+          sums[row] += left[row + k * to.rows] * factor;
+      }
+      for (std::uint64_t row = 0; row < to.rows; ++row)
+        write(d, to, row + column * static_cast<std::uint64_t>(to.leading), sums[row]);
+    }
+    if (++state.made == state.spoil) {
+      const std::size_t last = to.rows - 1 + (to.columns - 1) * static_cast<std::uint64_t>(to.leading);
+      write(d, to, last, as_float(d, to.type, last) + state.spoiled_by);
+    }
+  }
+};
 
 }  // namespace
 
@@ -53,6 +108,7 @@ const char* cublasLtGetStatusName(cublasStatus_t status) {
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   *handle = as<cublasLtContext>(&state);
+  if (const char* const number = std::getenv("FAKE_CUBLAS_LT_SPOIL")) state.spoil = std::atoi(number);
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -125,7 +181,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t of, const v
                               cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
                               const void*, const void*, cublasLtMatrixLayout_t, void* d,
                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algorithm,
-                              void* workspace, std::size_t workspace_size, cudaStream_t) {
+                              void* workspace, std::size_t workspace_size, cudaStream_t stream) {
   if (state.product_status != CUBLAS_STATUS_SUCCESS) return state.product_status;
   const Product& product = *as<Product>(of);
   const Layout &first = *as<Layout>(a_layout), &second = *as<Layout>(b_layout), &to = *as<Layout>(d_layout);
@@ -140,27 +196,17 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t of, const v
       !fits(to, false, to.rows, to.columns) || first.type != second.type || algorithm == nullptr ||
       workspace == nullptr || workspace_size < state.workspace)
     return CUBLAS_STATUS_INVALID_VALUE;
+  if (*static_cast<const float*>(alpha) != 1) return CUBLAS_STATUS_INVALID_VALUE;
   state.compute = product.compute;
   state.first = first.type;
   state.second = second.type;
   state.result = to.type;
-  for (std::uint64_t column = 0; column < to.columns; ++column) {
-    for (std::uint64_t row = 0; row < to.rows; ++row) {
-      float sum = 0;
-      for (std::uint64_t k = 0; k < depth; ++k) {
-        sum += (turn_first ? element(a, first, k, row) : element(a, first, row, k)) *
-               (turn_second ? element(b, second, column, k) : element(b, second, k, column));
-      }
-      sum *= *static_cast<const float*>(alpha);
-      const std::uint64_t at = row + column * static_cast<std::uint64_t>(to.leading);
-      if (to.type == CUDA_R_32F) {
-        static_cast<float*>(d)[at] = sum;
-      } else {
-        static_cast<std::uint16_t*>(d)[at] =
-            static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(sum) >> 16);
-      }
-    }
-  }
+  ++state.requested;
+  const Task task{product, first, second, to, a, b, d};
+  if (stream != nullptr)
+    return ddp::fake_cuda_call(stream, task) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
+                                                            : CUBLAS_STATUS_EXECUTION_FAILED;
+  task();
   return CUBLAS_STATUS_SUCCESS;
 }
 #endif

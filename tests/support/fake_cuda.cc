@@ -48,6 +48,9 @@ namespace {
 /// Done when it returns true; until then the stream stands still.
 using Work = std::function<bool()>;
 
+// A real cuBLASLt on this machine must not get the fake's memory.
+[[maybe_unused]] const int g_no_real_library = ::setenv("DDPLAUNCH_CUBLASLT_LIBRARY", "/none", 0);
+
 int g_graphs = 0;
 int g_exchanges = 0;  ///< unfinished work that waits for other ranks, graphs not counted
 std::vector<ddp::FakeCudaNode> g_last_graph;

@@ -187,7 +187,7 @@ Result<std::unique_ptr<CublasLtProducts>> CublasLtProducts::make(
   auto workspace = make_device_bytes(kWorkspace);
   if (!workspace) return workspace.error();
   std::unique_ptr<CublasLtProducts> products(new CublasLtProducts(std::move(library), std::move(*workspace)));
-  const CublasLtLibrary& lt = products->library();
+  const CublasLtLibrary& lt = *products->library_;
   if (auto done = lt.check(lt->create(&products->handle_), "cublasLtCreate"); !done) return done.error();
   return products;
 }

@@ -2,13 +2,13 @@
 
 #include <cublasLt.h>
 
-#include <compare>
 #include <cstddef>
 #include <map>
 #include <memory>
 #include <string>
 
 #include "apps/train/gpu/cuda_runtime.h"
+#include "apps/train/gpu/matrix_products.h"
 #include "base/result.h"
 
 namespace ddp::train {
@@ -52,36 +52,19 @@ class CublasLtLibrary {
   std::string path_;
 };
 
-/// c[row][column] = sum over depth of a[row][depth] * b[depth][column], as Gemm computes it (gemm_body.h).
-/// In each factor one of the two strides is 1.
-struct ProductShape {
-  enum class Number { kFloat, kBf16 };
-  int rows, columns, depth;
-  std::ptrdiff_t a_row, a_depth;
-  std::ptrdiff_t b_depth, b_column;
-  std::ptrdiff_t c_row;
-  Number factors = Number::kFloat;  ///< how a and b are stored; sums are float
-  Number result = Number::kFloat;
-  bool tf32 = false;  ///< float factors may be rounded to 10 bits of fraction for the tensor cores
-
-  auto operator<=>(const ProductShape&) const = default;
-};
-
-/// A rank's products on its current GPU.
-class CublasLtProducts {
+class CublasLtProducts final : public MatrixProducts {
  public:
   static constexpr std::size_t kWorkspace = std::size_t{32} << 20;
 
   static Result<std::unique_ptr<CublasLtProducts>> make(std::shared_ptr<const CublasLtLibrary> library);
-  ~CublasLtProducts();
+  ~CublasLtProducts() override;
   CublasLtProducts(const CublasLtProducts&) = delete;
   CublasLtProducts& operator=(const CublasLtProducts&) = delete;
 
-  const CublasLtLibrary& library() const { return *library_; }
-  /// Chooses the shape's algorithm, once. It must precede a capture.
-  Result<> prepare(const ProductShape& shape);
-  /// Puts c = a * b into the stream. Products share the workspace, so all of them belong to one stream.
-  Result<> enqueue(const ProductShape& shape, const void* a, const void* b, void* c, cudaStream_t stream);
+  std::string name() const override { return library_->name(); }
+  Result<> prepare(const ProductShape& shape) override;
+  Result<> enqueue(const ProductShape& shape, const void* a, const void* b, void* c,
+                   cudaStream_t stream) override;
 
  private:
   struct PlannedProduct;

@@ -17,6 +17,7 @@
 
 #include "apps/train/data/checksum.h"
 #include "apps/train/gpu/cuda_runtime.h"
+#include "apps/train/gpu/matrix_products.h"
 #include "apps/train/health/checks/health_gemm.h"
 #include "apps/train/health/checks/health_pattern.h"
 #include "apps/train/health/checks/health_pattern_body.h"
@@ -222,7 +223,9 @@ class Gpu final : public HealthDevice {
   Result<> multiply(const HealthTask& task, HealthFigures& figures) override {
     if (!begun_) return begun_;
     const HealthGemm gemm(kGpuGemmSize);
-    GpuProducts products(gemm, stream_.get());
+    const auto library = open_matrix_products();
+    figures.products_by = library ? (*library)->name() : "own kernels (" + library.error().text + ")";
+    GpuProducts products(gemm, stream_.get(), library ? library->get() : nullptr);
     if (auto done = products.begin(); !done) return done;
     const auto end = Clock::now() + task.time;
     bool inject = task.inject_gemm;

@@ -15,8 +15,14 @@ using Product = kernels::device::Gemm<float>;
 
 }  // namespace
 
-GpuProducts::GpuProducts(const HealthGemm& gemm, cudaStream_t stream)
-    : gemm_(gemm), stream_(stream), results_(gemm), product_(gemm.a().size()) {}
+GpuProducts::GpuProducts(const HealthGemm& gemm, cudaStream_t stream, MatrixProducts* library,
+                         std::chrono::milliseconds limit)
+    : gemm_(gemm),
+      stream_(stream),
+      library_(library),
+      limit_(limit),
+      results_(gemm),
+      product_(gemm.a().size()) {}
 
 Result<> GpuProducts::begin() {
   const std::size_t bytes = gemm_.a().size_bytes();
@@ -93,6 +99,8 @@ ProductFaults* GpuProducts::record(std::size_t product) const {
 
 Result<> GpuProducts::multiply() {
   const int n = gemm_.size();
+  if (library_ != nullptr)
+    return library_->enqueue({n, n, n, n, 1, n, 1, n}, matrix(kA), matrix(kB), matrix(kC), stream_);
   const DeviceRunner runner(stream_);
   runner.run<Product>({n, n, n, matrix(kA), n, 1, matrix(kB), n, 1, matrix(kC), n,
                        kernels::device::GemmEnd::kPlain, nullptr, nullptr});
@@ -129,7 +137,7 @@ Result<> GpuProducts::take_compared(std::size_t count) {
 }
 
 Result<> GpuProducts::wait() {
-  auto done = wait_for_stream(stream_, kBatchLimit, "its matrix products");
+  auto done = wait_for_stream(stream_, limit_, "its matrix products");
   if (!done && done.error().code == ErrorCode::kTimeout) give_up_gpus();
   return done;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "apps/train/gpu/cuda_runtime.h"
+#include "apps/train/gpu/matrix_products.h"
 #include "apps/train/health/checks/health_diagnosis.h"
 #include "apps/train/health/checks/health_gemm.h"
 #include "apps/train/health/checks/health_product_body.h"
@@ -17,15 +18,18 @@ namespace ddp::train {
 
 /// Equal products on a GPU, in batches. The GPU compares all products of a batch but the last. The host
 /// compares the first product of all, and the last one of each batch, since a GPU must not be its only judge.
-/// Calls block, but no longer than kBatchLimit; the GPUs are given up after a kTimeout.
+/// Calls block, but no longer than `limit`; the GPUs are given up after a kTimeout.
 class GpuProducts {
  public:
-  static constexpr std::size_t kMostProducts = 512;
+  /// The largest batch. A product has two or three launches. A launch into a full queue, of about 1000, waits
+  /// for the GPU without a deadline.
+  static constexpr std::size_t kMostProducts = 256;
   static constexpr std::chrono::milliseconds kBatchTime{200};
   static constexpr std::chrono::milliseconds kBatchLimit{60'000};
 
-  /// `gemm` and the stream must outlive this object.
-  GpuProducts(const HealthGemm& gemm, cudaStream_t stream);
+  /// `library` makes the products; null: the own kernel does. The references must outlive this object.
+  GpuProducts(const HealthGemm& gemm, cudaStream_t stream, MatrixProducts* library,
+              std::chrono::milliseconds limit = kBatchLimit);
 
   /// Allocates memory, and takes the first product.
   Result<> begin();
@@ -51,6 +55,8 @@ class GpuProducts {
 
   const HealthGemm& gemm_;
   cudaStream_t stream_;
+  MatrixProducts* library_;
+  std::chrono::milliseconds limit_;
   HealthProducts results_;
   std::vector<float> product_;
   DeviceBytes memory_;          ///< [kMatrices]

@@ -33,7 +33,8 @@ OrderedJson rank_json(const HealthFigures& f, std::size_t rank) {
                    {"wrong_sums", f.wrong_sums},
                    {"throttled", f.throttled}};
   if (f.gpu) {
-    json.update({{"ecc_corrected", f.ecc_corrected},
+    json.update({{"products_by", f.products_by},
+                 {"ecc_corrected", f.ecc_corrected},
                  {"ecc_uncorrected", f.ecc_uncorrected},
                  {"throttle_reasons", f.throttle_reasons},
                  {"temperature", f.temperature},
@@ -78,6 +79,7 @@ std::string health_text(const HealthReport& report, const std::vector<HealthDiag
       text += format_text(", %" PRIu64 " of %" PRIu64 " MHz, %" PRIu64 " degrees", f.clock, f.most_clock,
                           f.temperature);
     }
+    if (!f.products_by.empty()) text += ", products by " + f.products_by;
     text += "\n";
   }
   for (const HealthDiagnostic& diagnostic : diagnostics) {

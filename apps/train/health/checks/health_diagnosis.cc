@@ -16,7 +16,7 @@ namespace ddp::train {
 namespace {
 
 constexpr double kSlow = 0.8;  ///< part of the median
-constexpr std::size_t kNameFields = 8, kTroubleFields = 24;
+constexpr std::size_t kNameFields = 8, kTroubleFields = 24, kLibraryFields = 24;
 
 void put_text(std::vector<std::uint64_t>& words, std::string_view text, std::size_t count) {
   const std::size_t begin = words.size();
@@ -174,6 +174,7 @@ std::vector<std::uint64_t> pack_figures(const HealthFigures& figures) {
   put_text(words, figures.host, kNameFields);
   put_text(words, figures.device, kNameFields);
   put_text(words, figures.trouble, kTroubleFields);
+  put_text(words, figures.products_by, kLibraryFields);
   words.resize(kHealthFields);
   return words;
 }
@@ -187,6 +188,7 @@ HealthFigures unpack_figures(const std::uint64_t* words) {
   figures.host = take_text(words, kNameFields);
   figures.device = take_text(words, kNameFields);
   figures.trouble = take_text(words, kTroubleFields);
+  figures.products_by = take_text(words, kLibraryFields);
   return figures;
 }
 

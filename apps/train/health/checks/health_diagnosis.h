@@ -30,6 +30,7 @@ struct HealthFigures {
   std::uint64_t throttled = 0;    ///< thermal events of this machine's cores during the test
   // The sum over all ranks
   std::uint64_t wrong_sums = 0;
+  std::string products_by;  ///< of a GPU: the library that multiplied, or the own kernels and the reason
   // A GPU, by NVML
   std::uint64_t ecc_corrected = 0, ecc_uncorrected = 0;  ///< during the test
   std::uint64_t throttle_reasons = 0;                    ///< NVML's bits, over all samples
@@ -56,7 +57,7 @@ struct HealthPair {
 /// Packs the figures into kHealthFields numbers for all_gather(); texts are cut.
 std::vector<std::uint64_t> pack_figures(const HealthFigures& figures);
 HealthFigures unpack_figures(const std::uint64_t* words);
-inline constexpr std::size_t kHealthFields = 60;
+inline constexpr std::size_t kHealthFields = 84;
 
 struct HealthReport {
   std::vector<HealthFigures> ranks;

@@ -2,8 +2,6 @@
 
 #include "apps/train/gpu/cublas_lt.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <span>
 #include <string>
@@ -22,13 +20,8 @@ using namespace ddp::train::kernels::device;
 
 namespace {
 
-/// Returns the fake's state, as it is at the beginning.
 FakeCublasLt& fake() {
-  void* const handle = ::dlopen(DDP_FAKE_CUBLAS_LT, RTLD_NOW | RTLD_LOCAL);
-  REQUIRE(handle != nullptr);
-  auto* const get = reinterpret_cast<FakeCublasLt* (*)()>(::dlsym(handle, "fakeCublasLt"));
-  *get() = {};
-  return *get();
+  return fresh_fake_cublas_lt(DDP_FAKE_CUBLAS_LT);
 }
 
 std::unique_ptr<CublasLtProducts> products() {

@@ -117,6 +117,7 @@ TEST_CASE("Health figures survive their encoding as numbers") {
   figures.gflops = 12.5;
   figures.last_xid = 79;
   figures.trouble = std::string(500, 'x');
+  figures.products_by = "cuBLASLt 13.0.2 (/lib/libcublasLt.so.13)";
   const auto words = pack_figures(figures);
   REQUIRE(words.size() == kHealthFields);
   const HealthFigures back = unpack_figures(words.data());
@@ -127,6 +128,7 @@ TEST_CASE("Health figures survive their encoding as numbers") {
   CHECK(back.products == 100);
   CHECK(back.last_xid == 79);
   CHECK(back.trouble == std::string(191, 'x'));
+  CHECK(back.products_by == figures.products_by);
 }
 
 TEST_CASE("Products are compared with the exact one and with the first") {
