@@ -123,12 +123,12 @@ _ddplaunch_table() {
     'ddplaunchd --fits') source='any' ;;
     'ddplaunchd --verify') source='any' ;;
     'train options')
-      words='--read-flight-recorder --data --limit --model --mlp-width --mlp-depth --device --dtype --epochs --max-steps
-        --batch-size --accumulate --seed --threads --kernels --optimizer --lr --lr-schedule --warmup-steps --momentum --beta1
-        --beta2 --weight-decay --clip-value --clip-norm --sync-bn --bucket-cap-mb --first-bucket-mb --zero --sync-every-inter
-        --comm --share-gpu --comm-timeout --on-peer-loss --init-from --export --checkpoint-dir --checkpoint-every
-        --checkpoint-keep --resume --log-interval --bar --metrics-file --profile --sample-log --flight-recorder --inject-nan -h
-        --help -V --version'
+      words='--read-flight-recorder --data --limit --model --mlp-width --mlp-depth --device --dtype --matmul-precision --epochs
+        --max-steps --batch-size --accumulate --seed --threads --kernels --optimizer --lr --lr-schedule --warmup-steps --momentum
+        --beta1 --beta2 --weight-decay --clip-value --clip-norm --sync-bn --bucket-cap-mb --first-bucket-mb --zero
+        --sync-every-inter --comm --share-gpu --comm-timeout --on-peer-loss --init-from --export --checkpoint-dir
+        --checkpoint-every --checkpoint-keep --resume --log-interval --bar --metrics-file --profile --sample-log --flight-recorder
+        --inject-nan -h --help -V --version'
       ;;
     'train --read-flight-recorder') source='directory' ;;
     'train --data') source='directory' words='synthetic auto' ;;
@@ -138,6 +138,7 @@ _ddplaunch_table() {
     'train --mlp-depth') source='any' ;;
     'train --device') source='any' words='auto cpu gpu' ;;
     'train --dtype') source='any' words='float32 float64 bfloat16' ;;
+    'train --matmul-precision') source='any' words='highest high' ;;
     'train --epochs') source='any' ;;
     'train --max-steps') source='any' ;;
     'train --batch-size') source='any' ;;

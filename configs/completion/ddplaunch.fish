@@ -214,12 +214,12 @@ function __ddplaunch_takes_value
         case 'ddplaunchd'
             set names --token-file --fits --verify
         case 'train'
-            set names --read-flight-recorder --data --limit --model --mlp-width --mlp-depth --device --dtype --epochs --max-steps \
-                --batch-size --accumulate --seed --threads --kernels --optimizer --lr --lr-schedule --warmup-steps --momentum \
-                --beta1 --beta2 --weight-decay --clip-value --clip-norm --bucket-cap-mb --first-bucket-mb --zero \
-                --sync-every-inter --comm --comm-timeout --on-peer-loss --init-from --export --checkpoint-dir --checkpoint-every \
-                --checkpoint-keep --resume --log-interval --bar --metrics-file --profile --sample-log --flight-recorder \
-                --inject-nan
+            set names --read-flight-recorder --data --limit --model --mlp-width --mlp-depth --device --dtype --matmul-precision \
+                --epochs --max-steps --batch-size --accumulate --seed --threads --kernels --optimizer --lr --lr-schedule \
+                --warmup-steps --momentum --beta1 --beta2 --weight-decay --clip-value --clip-norm --bucket-cap-mb \
+                --first-bucket-mb --zero --sync-every-inter --comm --comm-timeout --on-peer-loss --init-from --export \
+                --checkpoint-dir --checkpoint-every --checkpoint-keep --resume --log-interval --bar --metrics-file --profile \
+                --sample-log --flight-recorder --inject-nan
         case 'train bench'
             set names -b --minbytes -e --maxbytes -f --stepfactor -i --stepbytes -n --iters -w --warmup-iters -c --check \
                 --min-busbw --json --comm -T --comm-timeout --timeout -t --nthreads -g --ngpus -o --op -d --datatype -r --root -m \
@@ -386,6 +386,8 @@ complete -c ddplaunch -c train -n '__ddplaunch_is train' -l mlp-depth -r -f -d '
 complete -c ddplaunch -c train -n '__ddplaunch_is train; and __ddplaunch_has_underscore' -l mlp_depth -r -f -d 'number of the MLP\'s hidden layers'
 complete -c ddplaunch -c train -n '__ddplaunch_is train' -l device -r -f -a 'auto cpu gpu' -d 'where to compute; gpu: the GPU of LOCAL_RANK; auto: gpu if each rank has its own GPU and can load NCCL'
 complete -c ddplaunch -c train -n '__ddplaunch_is train' -l dtype -r -f -a 'float32 float64 bfloat16' -d 'type of weights and arithmetic; bfloat16 has float32 master weights, and needs a GPU'
+complete -c ddplaunch -c train -n '__ddplaunch_is train' -l matmul-precision -r -f -a 'highest high' -d 'of the MLP\'s float32 products on a GPU, as torch.set_float32_matmul_precision; high: TF32'
+complete -c ddplaunch -c train -n '__ddplaunch_is train; and __ddplaunch_has_underscore' -l matmul_precision -r -f -a 'highest high' -d 'of the MLP\'s float32 products on a GPU, as torch.set_float32_matmul_precision; high: TF32'
 complete -c ddplaunch -c train -n '__ddplaunch_is train' -l epochs -r -f -d 'passes over the training images'
 complete -c ddplaunch -c train -n '__ddplaunch_is train' -l max-steps -r -f -d 'end after step N (0: after the last epoch)'
 complete -c ddplaunch -c train -n '__ddplaunch_is train; and __ddplaunch_has_underscore' -l max_steps -r -f -d 'end after step N (0: after the last epoch)'

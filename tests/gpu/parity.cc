@@ -9,6 +9,7 @@
 #include <string>
 #include <type_traits>
 #include <typeinfo>
+#include <utility>
 #include <vector>
 
 #include "apps/train/gpu/cuda_runtime.h"
@@ -85,6 +86,29 @@ double apart(const std::byte* got, const std::byte* expected, std::size_t count)
   }
   return worst / largest;
 }
+
+/// Runs the last operation on a product as a kernel of its own, as after a library's product.
+template <class Runner>
+struct LikeLibrary {
+  const Runner& runner;
+
+  template <class Body>
+  void run(const typename Body::Args& args) const {
+    finish(args, static_cast<Body*>(nullptr));
+  }
+  template <class Args, class Body>
+  void finish(const Args& args, Body*) const {
+    runner.template run<Body>(args);
+  }
+  template <class Args, class S, class C>
+  void finish(Args args, Gemm<float, S, S, C>*) const {
+    const GemmEnd end = std::exchange(args.end, GemmEnd::kPlain);
+    runner.template run<Gemm<float, S, S, C>>(args);
+    if (end != GemmEnd::kPlain)
+      runner.template run<FinishProduct<float, S, C>>(
+          {args.rows, args.columns, args.c, end, args.bias, args.mask});
+  }
+};
 
 template <class T>
 class ParityChecker {
@@ -249,25 +273,32 @@ void check_conv_net(int batch, CheckLog& log) {
       batch, kImageBorder, log);
 }
 
-template <class T, class S = T>
-void check_mlp(int batch, CheckLog& log) {
+/// `like_library(runner)`: the runner of the products.
+template <class T, class S>
+void check_mlp(const std::string& name, const auto& like_library, int batch, CheckLog& log) {
   constexpr int kWidth = 70, kDepth = 2;
   constexpr int kCount =
       kImagePixels * kWidth + kWidth + kWidth * kWidth + kWidth + kWidth * kClasses + kClasses;
   check_model<T>(
-      "mlp " + type_name<S>(),
+      name + " " + type_name<S>(),
       [batch](Arena& arena) { return MlpMemory<T, S>(arena, kWidth, kDepth, kCount, batch); },
-      [](const auto& runner, const auto& m, int n, bool training) {
-        run_mlp_forward(runner, m, n, training);
+      [&](const auto& runner, const auto& m, int n, bool training) {
+        run_mlp_forward(like_library(runner), m, n, training);
       },
-      [](const auto& runner, const auto& m, int n) { run_mlp_backward(runner, m, n, [](std::size_t) {}); },
+      [&](const auto& runner, const auto& m, int n) {
+        run_mlp_backward(like_library(runner), m, n, [](std::size_t) {});
+      },
       batch, 0, log);
 }
 
 template <class T, class S = T>
 void check_models(int batch, CheckLog& log) {
   check_conv_net<T, S>(batch, log);
-  check_mlp<T, S>(batch, log);
+  check_mlp<T, S>(
+      "mlp", [](const auto& runner) -> const auto& { return runner; }, batch, log);
+  if constexpr (std::is_same_v<T, float>)
+    check_mlp<T, S>(
+        "mlp-library", []<class R>(const R& runner) { return LikeLibrary<R>{runner}; }, batch, log);
 }
 
 void check_parity(CheckLog& log) {

@@ -2,13 +2,17 @@
 // the graph that it captures (fake_cuda.h); without a stream they run at once. Handles of its interface are
 // pointers to the structures here. FAKE_WITHOUT_PRODUCT leaves one function out.
 //   FAKE_CUBLAS_LT_SPOIL=N  the N-th product (from 1) has a wrong element
+// As with CUDA, a product that has not run yet must not be captured, nor follow work that waits for other
+// ranks.
 #include "tests/support/fake_cublas_lt.h"
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "tests/support/fake_cuda.h"
@@ -18,6 +22,7 @@ namespace {
 struct Product {
   cublasComputeType_t compute;
   cublasOperation_t first = CUBLAS_OP_N, second = CUBLAS_OP_N;
+  bool is_loaded = false;
 };
 struct Layout {
   cudaDataType_t type;
@@ -26,6 +31,7 @@ struct Layout {
 };
 struct Preference {
   std::size_t workspace = 0;
+  std::uint32_t alignment = 256;  ///< of all matrices
 };
 
 FakeCublasLt state;
@@ -159,9 +165,14 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t prefer
 }
 
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t, const void* value,
-                                                    std::size_t) {
-  std::memcpy(&as<Preference>(preference)->workspace, value, sizeof(std::size_t));
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void* value, std::size_t size) {
+  Preference& to = *as<Preference>(preference);
+  if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) {
+    std::memcpy(&to.workspace, value, size);
+  } else {
+    std::memcpy(&to.alignment, value, size);
+  }
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -171,6 +182,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               int, cublasLtMatmulHeuristicResult_t* found, int* count) {
   ++state.choices;
   state.workspace = as<Preference>(preference)->workspace;
+  state.alignment = as<Preference>(preference)->alignment;
+  found[0].algo.data[0] = state.alignment;
   found[0].state = CUBLAS_STATUS_SUCCESS;
   *count = state.knows_shapes ? 1 : 0;
   return CUBLAS_STATUS_SUCCESS;
@@ -183,7 +196,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t of, const v
                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algorithm,
                               void* workspace, std::size_t workspace_size, cudaStream_t stream) {
   if (state.product_status != CUBLAS_STATUS_SUCCESS) return state.product_status;
-  const Product& product = *as<Product>(of);
+  Product& product = *as<Product>(of);
   const Layout &first = *as<Layout>(a_layout), &second = *as<Layout>(b_layout), &to = *as<Layout>(d_layout);
   const bool turn_first = product.first == CUBLAS_OP_T, turn_second = product.second == CUBLAS_OP_T;
   const std::uint64_t depth = turn_first ? first.rows : first.columns;
@@ -197,6 +210,17 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t of, const v
       workspace == nullptr || workspace_size < state.workspace)
     return CUBLAS_STATUS_INVALID_VALUE;
   if (*static_cast<const float*>(alpha) != 1) return CUBLAS_STATUS_INVALID_VALUE;
+  for (const void* const matrix : {a, b, static_cast<const void*>(d)}) {
+    if (reinterpret_cast<std::uintptr_t>(matrix) % algorithm->data[0] != 0)
+      return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  if (!std::exchange(product.is_loaded, true) && stream != nullptr &&
+      (ddp::fake_cuda_exchanges() || ddp::fake_cuda_is_capturing(stream))) {
+    std::fputs(
+        "fake cuBLASLt: a product is loaded in a capture, or while an exchange with other ranks runs\n",
+        stderr);
+    return CUBLAS_STATUS_EXECUTION_FAILED;
+  }
   state.compute = product.compute;
   state.first = first.type;
   state.second = second.type;

@@ -3,6 +3,7 @@
 #include <cublasLt.h>
 #include <dlfcn.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 
@@ -12,6 +13,7 @@ struct FakeCublasLt {
   cublasComputeType_t compute = CUBLAS_COMPUTE_64F;
   cudaDataType_t first = CUDA_R_8I, second = CUDA_R_8I, result = CUDA_R_8I;
   std::size_t workspace = 0;
+  std::uint32_t alignment = 0;
   int choices = 0;                                        ///< calls of the heuristic
   std::size_t version = CUBLAS_VER_MAJOR * 10000 + 3;     ///< the answer of cublasLtGetVersion
   cublasStatus_t product_status = CUBLAS_STATUS_SUCCESS;  ///< of the next products

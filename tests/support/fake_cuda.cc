@@ -501,6 +501,10 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 
 namespace ddp {
 
+bool fake_cuda_exchanges() {
+  return g_exchanges != 0;
+}
+
 cudaError_t fake_cuda_call(cudaStream_t stream, std::function<void()> work) {
   if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
   stream->add_done(std::move(work));
@@ -593,6 +597,9 @@ void instantiate_launches(const ConvNetMemory<float>& a, const MlpMemory<float>&
   EveryLaunch{}.run<WritePattern>({});
   EveryLaunch{}.run<ReadPattern>({});
   EveryLaunch{}.run<CompareProduct>({});
+  EveryLaunch{}.run<FinishProduct<float>>({});
+  EveryLaunch{}.run<FinishProduct<float, Bf16>>({});
+  EveryLaunch{}.run<FinishProduct<float, Bf16, Bf16>>({});
 }
 
 }  // namespace ddp::train::kernels::device

@@ -23,6 +23,9 @@ void fake_cuda_enqueue(cudaStream_t stream, std::function<bool()> work, std::sha
 /// Returns whether the stream is under capture.
 bool fake_cuda_is_capturing(cudaStream_t stream);
 
+/// Returns whether an exchange with other ranks waits or runs in a stream, graphs not counted.
+bool fake_cuda_exchanges();
+
 /// Returns the number of launchable graphs that exist.
 int fake_cuda_graphs();
 

@@ -133,6 +133,7 @@ struct CublasLtProducts::PlannedProduct {
     const auto lay_out = [&](cublasLtMatrixLayout_t& layout, ProductShape::Number number, bool as_stored,
                              int rows, int columns, std::ptrdiff_t leading) {
       if (!as_stored) std::swap(rows, columns);
+      leading = std::max<std::ptrdiff_t>(leading, rows);  // of a single column, both strides may be 1
       return lt.check(lt->make_layout(&layout, type(number), static_cast<std::uint64_t>(rows),
                                       static_cast<std::uint64_t>(columns), leading),
                       "cublasLtMatrixLayoutCreate");
@@ -148,7 +149,7 @@ struct CublasLtProducts::PlannedProduct {
     return lay_out(result, shape.result, true, shape.columns, shape.rows, shape.c_row);
   }
 
-  Result<> choose(cublasLtHandle_t handle) {
+  Result<> choose(cublasLtHandle_t handle, std::uint32_t alignment) {
     const CublasLtLibrary& lt = *library;
     cublasLtMatmulPreference_t preference = nullptr;
     if (auto done = lt.check(lt->make_preference(&preference), "cublasLtMatmulPreferenceCreate"); !done)
@@ -157,6 +158,14 @@ struct CublasLtProducts::PlannedProduct {
     auto done = lt.check(lt->set_preference(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                                             sizeof workspace),
                          "cublasLtMatmulPreferenceSetAttribute");
+    for (const auto matrix :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+      if (done) {
+        done = lt.check(lt->set_preference(preference, matrix, &alignment, sizeof alignment),
+                        "cublasLtMatmulPreferenceSetAttribute");
+      }
+    }
     cublasLtMatmulHeuristicResult_t found{};
     int count = 0;
     if (done) {
@@ -192,19 +201,22 @@ Result<std::unique_ptr<CublasLtProducts>> CublasLtProducts::make(
   return products;
 }
 
-Result<> CublasLtProducts::prepare(const ProductShape& shape) {
-  if (plans_.contains(shape)) return {};
+Result<const CublasLtProducts::PlannedProduct*> CublasLtProducts::plan(const PlanKey& key) {
+  if (const auto found = plans_.find(key); found != plans_.end()) return found->second.get();
   auto plan = std::make_unique<PlannedProduct>(library_);
-  if (auto done = plan->describe(shape); !done) return done;
-  if (auto done = plan->choose(handle_); !done) return done;
-  plans_.emplace(shape, std::move(plan));
-  return {};
+  if (auto done = plan->describe(key.shape); !done) return done.error();
+  if (auto done = plan->choose(handle_, key.alignment); !done) return done.error();
+  return plans_.emplace(key, std::move(plan)).first->second.get();
 }
 
 Result<> CublasLtProducts::enqueue(const ProductShape& shape, const void* a, const void* b, void* c,
                                    cudaStream_t stream) {
-  if (auto done = prepare(shape); !done) return done;
-  const PlannedProduct& plan = *plans_.at(shape);
+  constexpr std::uintptr_t kMostAlignment = 256;
+  const auto bits = reinterpret_cast<std::uintptr_t>(a) | reinterpret_cast<std::uintptr_t>(b) |
+                    reinterpret_cast<std::uintptr_t>(c) | kMostAlignment;
+  const auto planned = plan({shape, static_cast<std::uint32_t>(bits & ~(bits - 1))});
+  if (!planned) return planned.error();
+  const PlannedProduct& plan = **planned;
   const float one = 1, zero = 0;
   return library_->check(
       (*library_)->multiply(handle_, plan.product, &one, b, plan.first, a, plan.second, &zero, c, plan.result,

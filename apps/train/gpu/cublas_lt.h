@@ -2,7 +2,9 @@
 
 #include <cublasLt.h>
 
+#include <compare>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -62,19 +64,26 @@ class CublasLtProducts final : public MatrixProducts {
   CublasLtProducts& operator=(const CublasLtProducts&) = delete;
 
   std::string name() const override { return library_->name(); }
-  Result<> prepare(const ProductShape& shape) override;
   Result<> enqueue(const ProductShape& shape, const void* a, const void* b, void* c,
                    cudaStream_t stream) override;
 
  private:
   struct PlannedProduct;
+  /// Addresses are multiples of `alignment`, which decides which kernels can be used.
+  struct PlanKey {
+    ProductShape shape;
+    std::uint32_t alignment;
+    auto operator<=>(const PlanKey&) const = default;
+  };
 
   CublasLtProducts(std::shared_ptr<const CublasLtLibrary> library, DeviceBytes workspace);
 
   std::shared_ptr<const CublasLtLibrary> library_;
   DeviceBytes workspace_;
   cublasLtHandle_t handle_ = nullptr;
-  std::map<ProductShape, std::unique_ptr<PlannedProduct>> plans_;
+  Result<const PlannedProduct*> plan(const PlanKey& key);
+
+  std::map<PlanKey, std::unique_ptr<PlannedProduct>> plans_;
 };
 
 }  // namespace ddp::train

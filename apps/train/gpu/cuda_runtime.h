@@ -129,6 +129,12 @@ class DeviceRunner {
                    ? cuda_check(kernels::device::load_on_device<Body>(), "a kernel's load")
                    : cuda_check(kernels::device::launch_on_device<Body>(args, stream_), "a kernel's launch");
   }
+  /// Calls enqueue(stream) → Result<>, which puts a library's kernels into the stream. Skipped when kernels
+  /// are only loaded.
+  template <class Enqueue>
+  void call(const Enqueue& enqueue) const {
+    if (outcome_ && mode_ == Mode::kLaunch) outcome_ = enqueue(stream_);
+  }
   /// Launches the kernels of launches(runner) on the second stream, if there is one.
   template <class Launches>
   void run_beside(const Launches& launches) const {

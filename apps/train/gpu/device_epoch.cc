@@ -10,6 +10,10 @@ auto DeviceEpoch<T>::begin(DeviceSteps<T>& device, const Dataset& data, std::vec
                            std::size_t batch_size, std::size_t batches, int border, std::size_t most)
     -> Result<std::unique_ptr<DeviceEpoch>> {
   std::unique_ptr<DeviceEpoch> epoch(new DeviceEpoch(device, std::move(order), batch_size, batches, most));
+  const std::size_t samples = epoch->order_.size();
+  for (const std::size_t batch : {std::min(samples, batch_size), samples % batch_size}) {
+    if (auto done = batch == 0 ? Result<>() : device.prepare(batch); !done) return done.error();
+  }
   const auto held = device.hold(data);
   if (!held) return held.error();
   if (*held) {

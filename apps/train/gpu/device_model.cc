@@ -9,6 +9,7 @@
 
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/gpu/device_net.h"
+#include "apps/train/gpu/matrix_products.h"
 #include "apps/train/gpu/net_steps.h"
 #include "apps/train/kernels/gpu/bf16.h"
 #include "base/format_text.h"
@@ -28,8 +29,9 @@ template <class T>
 class DeviceModel final : public Model<T> {
  public:
   static Result<std::unique_ptr<Model<T>>> make(std::unique_ptr<Model<T>> host,
-                                                std::unique_ptr<DeviceNet<T>> net) {
+                                                std::unique_ptr<DeviceNet<T>> net, std::string products_by) {
     auto model = std::make_unique<DeviceModel>(std::move(host), std::move(net));
+    model->products_by_ = std::move(products_by);
     auto steps = NetSteps<T>::make(*model->net_, *model);
     if (!steps) return steps.error();
     model->steps_ = std::move(*steps);
@@ -46,6 +48,7 @@ class DeviceModel final : public Model<T> {
   const std::vector<TensorInfo>& running_tensors() const override { return host_->running_tensors(); }
   std::vector<std::string> counter_names() const override { return host_->counter_names(); }
   DeviceSteps<T>* device_steps() override { return steps_.get(); }
+  std::string products_by() const override { return products_by_; }
 
   kernels::BatchScore forward(const T* images, std::span<const std::uint8_t> labels) override {
     const int batch = put(images, labels);
@@ -86,14 +89,25 @@ class DeviceModel final : public Model<T> {
   std::unique_ptr<Model<T>> host_;
   std::unique_ptr<DeviceNet<T>> net_;
   std::unique_ptr<NetSteps<T>> steps_;
+  std::string products_by_;
 };
+
+/// Returns an Mlp's products on the current GPU, or null. `by`: as Model::products_by().
+template <class T>
+std::shared_ptr<MatrixProducts> products_for(const Model<T>& host, std::string& by) {
+  if (host.name() != "mlp" || !std::is_same_v<T, float>) return nullptr;
+  auto products = open_matrix_products();
+  by = products ? (*products)->name() : "own kernels (" + products.error().text + ")";
+  return products ? std::move(*products) : nullptr;
+}
 
 /// Returns the kernels' program for weights of type T, stored as S.
 template <class T, class S>
-typename DeviceNet<T>::Program program_of(const Model<T>& host, const DeviceModelShape& shape) {
-  return host.name() == "mlp" ? mlp_on_device<T, S>(shape.mlp_width, shape.mlp_depth,
-                                                    static_cast<int>(host.parameter_count()), shape.max_batch)
-                              : conv_net_on_device<T, S>(shape.max_batch);
+typename DeviceNet<T>::Program program_of(const Model<T>& host, const DeviceModelShape& shape,
+                                          std::shared_ptr<MatrixProducts> products) {
+  if (host.name() != "mlp") return conv_net_on_device<T, S>(shape.max_batch);
+  return mlp_on_device<T, S>(shape.mlp_width, shape.mlp_depth, static_cast<int>(host.parameter_count()),
+                             shape.max_batch, std::move(products), shape.tf32);
 }
 
 }  // namespace
@@ -120,13 +134,15 @@ Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> ho
   if (!gpus) return gpus.error();
   if (auto done = cuda_check(cudaSetDevice(local_rank() % *gpus), "cudaSetDevice"); !done)
     return done.error();
-  auto program = program_of<T, T>(*host, shape);
+  std::string products_by;
+  const auto products = products_for(*host, products_by);
+  auto program = program_of<T, T>(*host, shape, products);
   if constexpr (std::is_same_v<T, float>) {
-    if (shape.bf16) program = program_of<float, kernels::device::Bf16>(*host, shape);
+    if (shape.bf16) program = program_of<float, kernels::device::Bf16>(*host, shape, products);
   }
   auto net = DeviceNet<T>::make(std::move(program));
   if (!net) return within("--device gpu", net.error());
-  return DeviceModel<T>::make(std::move(host), std::move(*net));
+  return DeviceModel<T>::make(std::move(host), std::move(*net), std::move(products_by));
 }
 
 template Result<std::unique_ptr<Model<float>>> make_device_model(std::unique_ptr<Model<float>>,

@@ -23,6 +23,7 @@ struct DeviceModelShape {
   int mlp_width = 0, mlp_depth = 0;  ///< only for an Mlp
   int max_batch = 1;
   bool bf16 = false;  ///< stores activations and the weights that kernels read as bf16; T is float
+  bool tf32 = false;  ///< an Mlp's products may use TF32
 };
 
 /// Returns the model of `host` (a ConvNet or an Mlp), computed on GPU `local_rank` modulo the number of GPUs.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "apps/train/gpu/cuda_runtime.h"
+#include "apps/train/gpu/product_runner.h"
 #include "apps/train/kernels/gpu/bf16.h"
 #include "apps/train/kernels/gpu/conv_net_program.h"
 #include "apps/train/kernels/gpu/gather_body.h"
@@ -46,6 +47,7 @@ DeviceNet<T>::~DeviceNet() {
   } else {
     (void)bytes_.release();
     (void)slots_.release();
+    (void)new std::shared_ptr<MatrixProducts>(program_.products);  // it owns memory, too
   }
 }
 
@@ -110,6 +112,17 @@ Result<> DeviceNet<T>::load() {
   program_.update(loader, {}, T(1));
   program_.round_weights(loader);
   return loader.outcome();
+}
+
+template <class T>
+Result<> DeviceNet<T>::prepare(int batch) {
+  if (program_.products == nullptr || !prepared_.insert(batch).second) return {};
+  auto done = launch([&](const DeviceRunner& runner) -> Result<> {
+    program_.forward(runner, batch, true);
+    program_.backward(runner, batch, [](std::size_t) {});
+    return {};
+  });
+  return done ? wait() : done;
 }
 
 template <class T>
@@ -326,20 +339,28 @@ typename DeviceNet<T>::Program conv_net_on_device(int max_batch) {
 }
 
 template <class T, class S>
-typename DeviceNet<T>::Program mlp_on_device(int width, int depth, int parameters, int max_batch) {
-  return program_of<T>(
-      [=](device::Arena& arena) {
-        return device::MlpMemory<T, S>(arena, width, depth, parameters, max_batch);
+typename DeviceNet<T>::Program mlp_on_device(int width, int depth, int parameters, int max_batch,
+                                             std::shared_ptr<MatrixProducts> products, bool tf32) {
+  using Memory = device::MlpMemory<T, S>;
+  MatrixProducts* const multiplied_by = products.get();
+  auto program = program_of<T>(
+      [=](device::Arena& arena) { return Memory(arena, width, depth, parameters, max_batch); }, 0, max_batch,
+      [=](const DeviceRunner& runner, const Memory& memory, int batch, bool training) {
+        run_mlp_forward(ProductRunner(runner, multiplied_by, tf32), memory, batch, training);
       },
-      0, max_batch, device::run_mlp_forward<T, S, DeviceRunner>,
-      device::run_mlp_backward<T, S, DeviceRunner>);
+      [=](const DeviceRunner& runner, const Memory& memory, int batch, const device::OnReady& on_ready) {
+        run_mlp_backward(ProductRunner(runner, multiplied_by, tf32), memory, batch, on_ready);
+      });
+  program.products = std::move(products);
+  return program;
 }
 
 template class DeviceNet<float>;
 template class DeviceNet<double>;
-#define DDP_INSTANTIATE(T, S)                                            \
-  template typename DeviceNet<T>::Program conv_net_on_device<T, S>(int); \
-  template typename DeviceNet<T>::Program mlp_on_device<T, S>(int, int, int, int);
+#define DDP_INSTANTIATE(T, S)                                                     \
+  template typename DeviceNet<T>::Program conv_net_on_device<T, S>(int);          \
+  template typename DeviceNet<T>::Program mlp_on_device<T, S>(int, int, int, int, \
+                                                              std::shared_ptr<MatrixProducts>, bool);
 DDP_INSTANTIATE(float, float)
 DDP_INSTANTIATE(float, device::Bf16)
 DDP_INSTANTIATE(double, double)

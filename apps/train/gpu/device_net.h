@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "apps/train/collectives/device_operation.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/gpu/graph_streams.h"
+#include "apps/train/gpu/matrix_products.h"
 #include "apps/train/kernels/cpu/softmax_loss.h"
 #include "apps/train/kernels/gpu/training_memory.h"
 #include "apps/train/schedule/gradient_buckets.h"
@@ -46,6 +48,7 @@ class DeviceNet {
     std::function<void(const DeviceRunner&)> round_weights;
     int image_border = 0;
     int max_batch = 0;
+    std::shared_ptr<MatrixProducts> products;  ///< of forward and backward; null: own kernels
   };
   struct Hyperparameters {
     kernels::device::UpdateSettings update{};
@@ -87,6 +90,9 @@ class DeviceNet {
   /// Loads all kernels of the steps. CUDA loads a kernel at its first launch otherwise, and may then wait for
   /// running work: for an all-reduce whose peer waits for this rank.
   Result<> load();
+  /// The same for a library's kernels, which depend on the batch's size: makes a forward and a backward pass
+  /// that nobody uses, and waits for it. Does nothing the second time.
+  Result<> prepare(int batch);
 
   /// Drops the captured graphs; required when hyperparameters or memory change.
   void forget_graphs() { streams_->graphs.clear(); }
@@ -123,10 +129,11 @@ class DeviceNet {
     const std::size_t side = static_cast<std::size_t>(kImageSide + 2 * program_.image_border);
     return side * side * sizeof(T);
   }
-  /// Returns the bytes of the largest batch, labels included, as a multiple of a number's.
+  /// Returns the bytes of the largest batch, labels included, as a multiple of the alignment of GPU memory.
   std::size_t batch_bytes() const {
-    const std::size_t labels = (static_cast<std::size_t>(program_.max_batch) + sizeof(T) - 1) / sizeof(T);
-    return static_cast<std::size_t>(program_.max_batch) * image_bytes() + labels * sizeof(T);
+    constexpr std::size_t kAlignment = 256;
+    const std::size_t bytes = static_cast<std::size_t>(program_.max_batch) * (image_bytes() + 1);
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
 
   /// Restores the learned state from the copy that the last step with Hyperparameters::kept made.
@@ -180,6 +187,7 @@ class DeviceNet {
   PinnedBytes slots_;           ///< of StepSlots; kernels use the same addresses
   std::uint64_t launched_ = 0;  ///< steps, as StepSlots::turn
   bool use_graphs_ = true;
+  std::set<int> prepared_;  ///< sizes of batches
   T* own_gradients_ = nullptr;
   std::shared_ptr<GraphStreams> streams_;
 };
@@ -188,7 +196,10 @@ class DeviceNet {
 /// stored as S: T, or Bf16 for float.
 template <class T, class S = T>
 typename DeviceNet<T>::Program conv_net_on_device(int max_batch);
+/// `products` multiply float numbers if not null, and in TF32 if `tf32`.
 template <class T, class S = T>
-typename DeviceNet<T>::Program mlp_on_device(int width, int depth, int parameters, int max_batch);
+typename DeviceNet<T>::Program mlp_on_device(int width, int depth, int parameters, int max_batch,
+                                             std::shared_ptr<MatrixProducts> products = nullptr,
+                                             bool tf32 = false);
 
 }  // namespace ddp::train

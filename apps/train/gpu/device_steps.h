@@ -66,6 +66,9 @@ class DeviceSteps {
   virtual Result<bool> hold(const Dataset& data) = 0;
   /// Sets this rank's samples of the epoch, in order; for held images.
   virtual Result<> set_order(std::span<const std::uint32_t> order) = 0;
+  /// Must precede the first batch of a size: a library's kernels are chosen and loaded. No step may be in
+  /// flight, since CUDA may wait for it, and so for other ranks.
+  virtual Result<> prepare(std::size_t batch) = 0;
 
   /// Copy the model's weights and running statistics and the optimizer from the host to the GPU, and back.
   virtual Result<> take(Optimizer<T>& optimizer) = 0;

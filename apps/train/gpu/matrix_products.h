@@ -32,9 +32,9 @@ class MatrixProducts {
   virtual ~MatrixProducts() = default;
   /// Returns "cuBLASLt 13.0.2 (/usr/local/cuda/lib64/libcublasLt.so.13)".
   virtual std::string name() const = 0;
-  /// Chooses the shape's algorithm, once. It must precede a capture.
-  virtual Result<> prepare(const ProductShape& shape) = 0;
-  /// Puts c = a * b into the stream. Products share a workspace, so all of them belong to one stream.
+  /// Puts c = a * b into the stream. Products share a workspace, so all of them belong to one stream. The
+  /// first product of a shape chooses and loads its kernels, so it must not be under capture, nor behind
+  /// operations that wait for other ranks.
   virtual Result<> enqueue(const ProductShape& shape, const void* a, const void* b, void* c,
                            cudaStream_t stream) = 0;
 };

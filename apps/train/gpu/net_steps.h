@@ -24,6 +24,7 @@ class NetSteps final : public DeviceSteps<T> {
   void detach() override;
   Result<bool> hold(const Dataset& data) override;
   Result<> set_order(std::span<const std::uint32_t> order) override;
+  Result<> prepare(std::size_t batch) override { return net_.prepare(static_cast<int>(batch)); }
   Result<> take(Optimizer<T>& optimizer) override;
   Result<> give(Optimizer<T>& optimizer) override;
   std::size_t in_flight() const override { return launched_ - finished_; }

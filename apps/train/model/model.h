@@ -69,6 +69,9 @@ class Model {
   virtual kernels::BatchScore evaluate(const T* images, std::span<const std::uint8_t> labels) = 0;
   /// Returns what runs whole steps on a GPU; this model owns it. Null: only the host drives the steps.
   virtual DeviceSteps<T>* device_steps() { return nullptr; }
+  /// Returns "cuBLASLt 13.0.2 (/usr/…)" or "own kernels (reason)": what multiplies on a GPU, where there is a
+  /// choice; else nothing.
+  virtual std::string products_by() const { return ""; }
   /// Normalizes later batches by the statistics of all ranks together (SyncBN). Forward and backward call the
   /// function, in the same order on all ranks.
   virtual void share_statistics(GatherNumbers) {}

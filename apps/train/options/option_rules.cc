@@ -7,6 +7,11 @@
 
 namespace ddp::train {
 
+std::string gpu_option(const TrainOptions& options) {
+  if (options.dtype == Dtype::kBfloat16) return "--dtype bfloat16";
+  return options.matmul_precision == MatmulPrecision::kHigh ? "--matmul-precision high" : "";
+}
+
 std::string device_obstacle(const TrainOptions& options) {
   if (options.sync_bn)
     return "--sync-bn cannot be combined with --device gpu: the GPU normalizes by its own rank's batch";
@@ -46,12 +51,12 @@ std::string contradiction(const TrainOptions& options, int world_size) {
     return "--inject-nan names rank " + std::to_string(options.inject_nan->rank) + " of " +
            std::to_string(world_size);
   }
-  if (options.dtype == Dtype::kBfloat16 && options.device == DeviceKind::kCpu)
-    return "--dtype bfloat16 requires --device gpu";
-  if (options.dtype == Dtype::kBfloat16 && options.device == DeviceKind::kAuto) {
+  const std::string gpu_only = gpu_option(options);
+  if (!gpu_only.empty() && options.device == DeviceKind::kCpu) return gpu_only + " requires --device gpu";
+  if (!gpu_only.empty() && options.device == DeviceKind::kAuto) {
     const bool host_transport = options.comm == CommKind::kTcp || options.comm == CommKind::kShm;
     if (host_transport && world_size > 1)
-      return "--dtype bfloat16 requires a GPU; remove --comm, or give --device gpu";
+      return gpu_only + " requires a GPU; remove --comm, or give --device gpu";
     if (std::string obstacle = device_obstacle(options); !obstacle.empty()) return obstacle;
   }
   if (options.device == DeviceKind::kGpu) {

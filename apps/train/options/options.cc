@@ -97,6 +97,13 @@ void declare_task(OptionTable& table, TrainOptions& options) {
        .equal = true},
       options.dtype,
       {{"float32", Dtype::kFloat32}, {"float64", Dtype::kFloat64}, {"bfloat16", Dtype::kBfloat16}});
+  table.choice<MatmulPrecision>(
+      {.names = "--matmul-precision",
+       .help = "of the MLP's float32 products on a GPU, as torch.set_float32_matmul_precision; high: TF32",
+       .details = "Without cuBLASLt the own kernels compute in float32 with either ([GPUs and "
+                  "NCCL](train.md#gpus-and-nccl)).",
+       .equal = true},
+      options.matmul_precision, {{"highest", MatmulPrecision::kHighest}, {"high", MatmulPrecision::kHigh}});
   table.value({.names = "--epochs", .value = "N", .help = "passes over the training images", .equal = true},
               number_into(options.epochs, 1, 1e6));
   table.value({.names = "--max-steps",
@@ -364,7 +371,8 @@ std::string ineffective_option(const OptionTable& table, TrainOptions& options) 
         Need{"--checkpoint-keep", !options.checkpoint_dir.empty(), "--checkpoint-dir"},
         Need{"--beta1", adamw, "--optimizer adamw"}, Need{"--beta2", adamw, "--optimizer adamw"},
         Need{"--momentum", !adamw, "--optimizer sgd"}, Need{"--mlp-width", mlp, "--model mlp"},
-        Need{"--mlp-depth", mlp, "--model mlp"}})
+        Need{"--mlp-depth", mlp, "--model mlp"}, Need{"--matmul-precision", mlp, "--model mlp"},
+        Need{"--matmul-precision", options.dtype == Dtype::kFloat32, "--dtype float32"}})
     if (!need.met && table.given(need.option))
       return std::string(need.option) + " has no effect without " + need.reason;
   return "";

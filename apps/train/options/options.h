@@ -16,9 +16,11 @@
 
 namespace ddp::train {
 
-/// kBfloat16: a GPU stores activations and the weights for computing in bfloat16. Sums, gradients, optimizer
-/// and master weights are float32.
+/// kBfloat16: a GPU stores activations, their gradients and the weights for computing in bfloat16. Sums,
+/// gradients of weights, optimizer and master weights are float32.
 enum class Dtype : std::uint8_t { kFloat32, kFloat64, kBfloat16 };
+/// kHigh: a library's products of float32 matrices may use TF32.
+enum class MatmulPrecision : std::uint8_t { kHighest, kHigh };
 enum class ModelKind : std::uint8_t { kConvNet, kMlp };
 enum class DeviceKind : std::uint8_t { kCpu, kGpu, kAuto };
 enum class BarMode : std::uint8_t { kAuto, kAlways, kNever };
@@ -36,6 +38,7 @@ struct TrainOptions {
   int mlp_width = 512;
   int mlp_depth = 2;  ///< hidden layers
   Dtype dtype = Dtype::kFloat32;
+  MatmulPrecision matmul_precision = MatmulPrecision::kHighest;
   DeviceKind device = DeviceKind::kAuto;  ///< kAuto until the ranks have chosen (world/run_choice.h)
   int epochs = 1;
   std::uint64_t max_steps = 0;  ///< 0: all of the epochs
@@ -94,6 +97,9 @@ const std::vector<std::pair<std::string, CommKind>>& comm_words();
 /// Returns a contradiction between the options, or a need that this world or processor cannot meet; empty:
 /// none. It runs before anything starts.
 std::string contradiction(const TrainOptions& options, int world_size);
+
+/// Returns the option that requires a GPU: "--dtype bfloat16"; empty: none.
+std::string gpu_option(const TrainOptions& options);
 
 /// Returns why these options cannot run on a GPU: "--sync-bn cannot be combined with …"; empty: they can.
 std::string device_obstacle(const TrainOptions& options);

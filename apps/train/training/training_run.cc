@@ -61,9 +61,9 @@ std::unique_ptr<Model<T>> make_model(const TrainOptions& options, ThreadPool& th
     model = std::make_unique<ConvNet<T>>(batch, threads, table);
   }
   if (!on_gpu) return model;
-  auto there = make_device_model<T>(
-      std::move(model),
-      {options.mlp_width, options.mlp_depth, options.batch_size, options.dtype == Dtype::kBfloat16});
+  auto there = make_device_model<T>(std::move(model), {options.mlp_width, options.mlp_depth,
+                                                       options.batch_size, options.dtype == Dtype::kBfloat16,
+                                                       options.matmul_precision == MatmulPrecision::kHigh});
   if (!there) throw std::runtime_error(there.error().text);  // contradiction() has found a GPU
   return std::move(*there);
 }
@@ -147,6 +147,7 @@ class TypedTrainingRun final : public TrainingRun {
   }
 
   Result<> begin() {
+    if (!model_->products_by().empty()) progress_.say("matrix products by " + model_->products_by());
     model_->initialise(static_cast<std::uint64_t>(options_.seed));
     if (!options_.init_from.empty()) {
       const auto read = [this]() -> Result<> {  // the other ranks get the weights by broadcast

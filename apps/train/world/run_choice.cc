@@ -70,8 +70,9 @@ Result<RunChoice> choose_run(const TrainOptions& options, std::span<const RankAb
     if (choice.obstacle.empty()) choice.obstacle = first_obstacle(ranks, &RankAbility::gpu_obstacle);
     if (choice.obstacle.empty() && options.comm == CommKind::kAuto) choice.obstacle = nccl_obstacle(ranks);
     choice.device = choice.obstacle.empty() ? DeviceKind::kGpu : DeviceKind::kCpu;
-    if (choice.device == DeviceKind::kCpu && options.dtype == Dtype::kBfloat16)
-      return Error{ErrorCode::kUsage, "--dtype bfloat16 requires --device gpu: " + choice.obstacle};
+    const std::string gpu_only = gpu_option(options);
+    if (choice.device == DeviceKind::kCpu && !gpu_only.empty())
+      return Error{ErrorCode::kUsage, gpu_only + " requires --device gpu: " + choice.obstacle};
   }
   if (choice.device == DeviceKind::kGpu && options.comm == CommKind::kAuto && ranks.size() > 1) {
     choice.obstacle = nccl_obstacle(ranks);

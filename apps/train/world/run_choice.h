@@ -35,7 +35,7 @@ bool leaves_choice(const TrainOptions& options);
 /// Chooses for --device auto and --comm auto. GPUs and NCCL are used if every rank has its own GPU, all ranks
 /// load the same version of NCCL, and the other options can run on a GPU; else the CPU. --device gpu falls
 /// back from NCCL to TCP and shared memory. A world of one needs no NCCL. `ranks` holds all ranks in their
-/// order. Errors (kUsage): --dtype bfloat16 without a GPU.
+/// order. Errors (kUsage): gpu_option() without a GPU.
 Result<RunChoice> choose_run(const TrainOptions& options, std::span<const RankAbility> ranks);
 
 /// Texts of one line per field, for the store.

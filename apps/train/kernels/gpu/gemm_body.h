@@ -12,6 +12,17 @@ enum class GemmEnd : int {
   kMask,      ///< zero where the mask, of c's shape, is not above zero
 };
 
+/// Returns an element of a product after the last operation. `column` is its place in the bias, `at` in the
+/// mask.
+template <class T, class B>
+DDP_HD T finished(T value, GemmEnd end, const B* bias, std::ptrdiff_t column, const B* mask,
+                  std::ptrdiff_t at) {
+  if (end == GemmEnd::kBias || end == GemmEnd::kBiasRelu) value += static_cast<T>(bias[column]);
+  if (end == GemmEnd::kBiasRelu && !(value > T(0))) value = T(0) * value;
+  if (end == GemmEnd::kMask && !(static_cast<T>(mask[at]) > T(0))) value = T(0);
+  return value;
+}
+
 /// c[row][column] = sum over depth of a[row][depth] * b[depth][column], in the order of the depth. Strides
 /// allow either factor to be transposed (GemmShape in kernel_table.h). A block computes 64 x 64 elements, a
 /// thread 4 x 4. Kernels compute in T; the matrices are stored as A, B and C.
@@ -102,13 +113,37 @@ struct Gemm {
       for (int c = 0; c < kLanes; ++c) {
         if (row + r >= args.rows || column + c >= args.columns) continue;
         const std::ptrdiff_t to = (row + r) * args.c_row + column + c;
-        T value = local.sum[r][c];
-        if (args.end == GemmEnd::kBias || args.end == GemmEnd::kBiasRelu)
-          value += static_cast<T>(args.bias[column + c]);
-        if (args.end == GemmEnd::kBiasRelu && !(value > T(0))) value = T(0) * value;
-        if (args.end == GemmEnd::kMask && !(static_cast<T>(args.mask[to]) > T(0))) value = T(0);
-        args.c[to] = static_cast<C>(value);
+        args.c[to] =
+            static_cast<C>(finished(local.sum[r][c], args.end, args.bias, column + c, args.mask, to));
       }
+    }
+  }
+};
+
+/// The last operation on a product that a library has written to c, which has no gaps.
+template <class T, class B = T, class C = T>
+struct FinishProduct {
+  struct Args {
+    int rows, columns;
+    C* c;
+    GemmEnd end;
+    const B* bias;
+    const B* mask;
+  };
+  static constexpr int kThreads = 256;
+  static constexpr int kEach = 4;  ///< elements of a thread
+  using Shared = NoMemory;
+  using Local = NoMemory;
+
+  static DDP_HD int blocks(const Args& args) { return divide_up(args.rows * args.columns, kThreads * kEach); }
+  static DDP_HD int phases(const Args&) { return 1; }
+  static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
+    DDP_UNROLL
+    for (int k = 0; k < kEach; ++k) {
+      const int i = (at.block * kEach + k) * kThreads + at.thread;
+      if (i >= args.rows * args.columns) return;
+      args.c[i] = static_cast<C>(
+          finished(static_cast<T>(args.c[i]), args.end, args.bias, i % args.columns, args.mask, i));
     }
   }
 };

@@ -15,11 +15,13 @@ DDP_LAUNCH(WeightGradient<float, 28, 1, 16, 5, 7, PooledGradient<float, 28, 16, 
 DDP_LAUNCH(WeightGradient<float, 14, 16, 32, 1, 1, DenseGradient<float, 14, 32>, Bf16>);
 DDP_LAUNCH(Gemm<float>);
 DDP_LAUNCH(Gemm<double>);
-DDP_LAUNCH(Gemm<float, float, Bf16>);
-DDP_LAUNCH(Gemm<float, float, Bf16, Bf16>);
 DDP_LAUNCH(Gemm<float, Bf16, Bf16>);
 DDP_LAUNCH(Gemm<float, Bf16, Bf16, Bf16>);
+DDP_LAUNCH(FinishProduct<float>);
+DDP_LAUNCH(FinishProduct<float, Bf16>);
+DDP_LAUNCH(FinishProduct<float, Bf16, Bf16>);
 DDP_LAUNCH(ColumnSums<float>);
+DDP_LAUNCH(ColumnSums<float, Bf16>);
 DDP_LAUNCH(ColumnSums<double>);
 DDP_LAUNCH(SumParts<float>);
 DDP_LAUNCH(SumParts<double>);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <type_traits>
 #include <vector>
 
 #include "apps/train/kernels/gpu/gemm_body.h"
@@ -11,7 +12,8 @@
 namespace ddp::train::kernels::device {
 
 /// The multi-layer perceptron of mlp.h, with the same layout of its flat vectors. T and S as in
-/// conv_net_memory.h.
+/// conv_net_memory.h. All factors of products are stored as S. If S is not T, images and the logits' gradient
+/// are rounded first.
 template <class T, class S = T>
 struct MlpMemory {
   struct DeviceLayer {
@@ -21,8 +23,9 @@ struct MlpMemory {
   };
   WeightMemory<T, S> training;
   std::vector<DeviceLayer> layers;
-  T* logits;
-  T *gradient, *next_gradient;  ///< of a layer's outputs, and of its inputs
+  T *logits, *logits_gradient;
+  S* gradients[2];  ///< of a layer's outputs, and of its inputs, in turn
+  S *rounded_images = nullptr, *rounded_gradient = nullptr;  ///< only if S is not T
   unsigned* loss_ticket;
 
   MlpMemory(Arena& arena, int width, int depth, int parameters, int max_batch)
@@ -37,39 +40,55 @@ struct MlpMemory {
       layers.push_back(layer);
     }
     logits = arena.take<T>(batch * kClasses);
-    gradient = arena.take<T>(batch * std::max(width, kClasses));
-    next_gradient = arena.take<T>(batch * std::max(width, kClasses));
+    logits_gradient = arena.take<T>(batch * kClasses);
+    for (S*& gradient : gradients)
+      gradient = arena.take<S>(batch * width);
+    if constexpr (!std::is_same_v<S, T>) {
+      rounded_images = arena.take<S>(batch * kImagePixels);
+      rounded_gradient = arena.take<S>(batch * kClasses);
+    }
     loss_ticket = arena.take<unsigned>(1);
   }
-};
 
-/// Computes output = input · weightᵀ + bias of one layer. Inputs are stored as A, outputs as C.
-template <class T, class S, class A, class C, class Runner>
-void run_mlp_layer(const Runner& runner, const MlpMemory<T, S>& m,
-                   const typename MlpMemory<T, S>::DeviceLayer& layer, int batch, const A* input, C* output,
-                   GemmEnd end) {
-  const S* w = m.training.weights;
-  runner.template run<Gemm<T, A, S, C>>({batch, layer.outputs, layer.inputs, input, layer.inputs, 1,
-                                         w + layer.weight, 1, layer.inputs, output, layer.outputs, end,
-                                         w + layer.bias, nullptr});
-}
+  /// The first layer's inputs.
+  const S* inputs() const {
+    if constexpr (std::is_same_v<S, T>) {
+      return training.images;
+    } else {
+      return rounded_images;
+    }
+  }
+  const S* output_gradient() const {
+    if constexpr (std::is_same_v<S, T>) {
+      return logits_gradient;
+    } else {
+      return rounded_gradient;
+    }
+  }
+};
 
 template <class T, class S, class Runner>
 void run_mlp_forward(const Runner& runner, const MlpMemory<T, S>& m, int batch, bool training) {
   const WeightMemory<T, S>& t = m.training;
-  const auto run_from = [&](const auto& layer, const auto* input) {
+  if constexpr (!std::is_same_v<S, T>)
+    runner.template run<RoundNumbers<T, S>>({batch * kImagePixels, t.images, m.rounded_images});
+  const S* input = m.inputs();
+  for (const auto& layer : m.layers) {
+    const auto compute = [&]<class C>(C* output, GemmEnd end) {  // input · weightᵀ + bias
+      runner.template run<Gemm<T, S, S, C>>({batch, layer.outputs, layer.inputs, input, layer.inputs, 1,
+                                             t.weights + layer.weight, 1, layer.inputs, output, layer.outputs,
+                                             end, t.weights + layer.bias, nullptr});
+    };
     if (layer.output != nullptr) {
-      run_mlp_layer(runner, m, layer, batch, input, layer.output, GemmEnd::kBiasRelu);
+      compute(layer.output, GemmEnd::kBiasRelu);
     } else {
-      run_mlp_layer(runner, m, layer, batch, input, m.logits, GemmEnd::kBias);
+      compute(m.logits, GemmEnd::kBias);
     }
-  };
-  run_from(m.layers[0], t.images);
-  for (std::size_t i = 1; i < m.layers.size(); ++i)
-    run_from(m.layers[i], m.layers[i - 1].output);
+    input = layer.output;
+  }
   using Loss = SoftmaxLoss<T>;
   runner.template run<WithLast<Loss, ScoreTotals<T, Loss::kThreads>>>(
-      {{batch, m.logits, t.labels, training ? m.gradient : nullptr, t.scores},
+      {{batch, m.logits, t.labels, training ? m.logits_gradient : nullptr, t.scores},
        {batch, t.scores, training ? t.gradients + t.count : nullptr, t.score},
        m.loss_ticket});
 }
@@ -77,26 +96,23 @@ void run_mlp_forward(const Runner& runner, const MlpMemory<T, S>& m, int batch, 
 template <class T, class S, class Runner>
 void run_mlp_backward(const Runner& runner, const MlpMemory<T, S>& m, int batch, const OnReady& on_ready) {
   const WeightMemory<T, S>& t = m.training;
-  T *gradient = m.gradient, *next = m.next_gradient;
+  if constexpr (!std::is_same_v<S, T>)
+    runner.template run<RoundNumbers<T, S>>({batch * kClasses, m.logits_gradient, m.rounded_gradient});
+  const S* gradient = m.output_gradient();
   for (std::size_t i = m.layers.size(); i-- > 0;) {
     const auto& layer = m.layers[i];
-    const auto weight_gradient = [&]<class In>(const In* input) {
-      runner.template run<Gemm<T, T, In>>({layer.outputs, layer.inputs, batch, gradient, 1, layer.outputs,
-                                           input, layer.inputs, 1, t.gradients + layer.weight, layer.inputs,
-                                           GemmEnd::kPlain, nullptr, nullptr});
-      runner.template run<ColumnSums<T>>({batch, layer.outputs, gradient, t.gradients + layer.bias});
-      on_ready(layer.weight);
-    };
-    if (i == 0) {
-      weight_gradient(t.images);
-      return;
-    }
-    const S* input = m.layers[i - 1].output;
-    weight_gradient(input);
-    runner.template run<Gemm<T, T, S>>({batch, layer.inputs, layer.outputs, gradient, layer.outputs, 1,
-                                        t.weights + layer.weight, layer.inputs, 1, next, layer.inputs,
-                                        GemmEnd::kMask, nullptr, input});
-    std::swap(gradient, next);
+    const S* const input = i == 0 ? m.inputs() : m.layers[i - 1].output;
+    runner.template run<Gemm<T, S, S>>({layer.outputs, layer.inputs, batch, gradient, 1, layer.outputs, input,
+                                        layer.inputs, 1, t.gradients + layer.weight, layer.inputs,
+                                        GemmEnd::kPlain, nullptr, nullptr});
+    runner.template run<ColumnSums<T, S>>({batch, layer.outputs, gradient, t.gradients + layer.bias});
+    on_ready(layer.weight);
+    if (i == 0) return;
+    S* const next = m.gradients[i % 2];
+    runner.template run<Gemm<T, S, S, S>>({batch, layer.inputs, layer.outputs, gradient, layer.outputs, 1,
+                                           t.weights + layer.weight, layer.inputs, 1, next, layer.inputs,
+                                           GemmEnd::kMask, nullptr, input});
+    gradient = next;
   }
 }
 

@@ -9,6 +9,6 @@ namespace ddp::train::kernels::device {
 DDP_LAUNCH(Update<float>);
 DDP_LAUNCH(Update<double>);
 DDP_LAUNCH(Update<float, Bf16>);
-DDP_LAUNCH(RoundWeights<float, Bf16>);
+DDP_LAUNCH(RoundNumbers<float, Bf16>);
 
 }  // namespace ddp::train::kernels::device

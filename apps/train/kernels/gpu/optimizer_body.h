@@ -74,13 +74,14 @@ struct Update {
   }
 };
 
-/// Rounds parameters that Update did not write to the weights that kernels read; one thread per weight.
+/// Rounds numbers to those that kernels read: parameters that Update did not write, images, gradients. One
+/// thread per number.
 template <class T, class S>
-struct RoundWeights {
+struct RoundNumbers {
   struct Args {
     int count;
-    const T* parameters;
-    S* weights;
+    const T* from;
+    S* to;
   };
   static constexpr int kThreads = 128;
   using Shared = NoMemory;
@@ -90,7 +91,7 @@ struct RoundWeights {
   static DDP_HD int phases(const Args&) { return 1; }
   static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
     const int i = at.block * kThreads + at.thread;
-    if (i < args.count) args.weights[i] = static_cast<S>(args.parameters[i]);
+    if (i < args.count) args.to[i] = static_cast<S>(args.from[i]);
   }
 };
 

@@ -59,14 +59,14 @@ struct AddVector {
   }
 };
 
-/// Sums the rows of a matrix [rows][columns]: the gradient of a bias. A block has 32 columns; eight threads
-/// share a column, each with every eighth row.
-template <class T>
+/// Sums the rows of a matrix [rows][columns] that is stored as S: the gradient of a bias. A block has 32
+/// columns; eight threads share a column, each with every eighth row.
+template <class T, class S = T>
 struct ColumnSums {
   struct Args {
     int rows;
     int columns;
-    const T* from;
+    const S* from;
     T* to;
   };
   static constexpr int kColumns = 32;
@@ -86,7 +86,7 @@ struct ColumnSums {
     T sum = T(0);
     if (phase == 0) {
       for (int row = member; row < args.rows; row += kTeam)
-        sum += args.from[static_cast<std::ptrdiff_t>(row) * args.columns + column];
+        sum += static_cast<T>(args.from[static_cast<std::ptrdiff_t>(row) * args.columns + column]);
       shared.sums[member][lane] = sum;
     } else {
       for (int i = 0; i < kTeam; ++i)

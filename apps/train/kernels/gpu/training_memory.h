@@ -85,7 +85,7 @@ struct WeightMemory : TrainingMemory<T> {
 template <class T, class S, class Runner>
 void run_round_weights(const Runner& runner, const WeightMemory<T, S>& m) {
   if constexpr (!std::is_same_v<S, T>)
-    runner.template run<RoundWeights<T, S>>({m.count, m.parameters, m.weights});
+    runner.template run<RoundNumbers<T, S>>({m.count, m.parameters, m.weights});
 }
 
 /// Computes new parameters and `weights` from the reduced gradient; `share` as in GradientCheck.

@@ -65,18 +65,36 @@ TEST_CASE("cuBLASLt multiplies as the own kernel does: forward, data gradient, w
   CHECK(lt.workspace == CublasLtProducts::kWorkspace);
 }
 
-TEST_CASE("each shape's algorithm is chosen once, before its first product if asked") {
+TEST_CASE("each shape's algorithm is chosen once for an alignment, which the addresses give") {
   FakeCublasLt& lt = fake();
   const auto all = products();
-  const auto a = noise<float>(64, 1);
-  std::vector<float> c(64);
-  REQUIRE(all->prepare(kForward).has_value());
+  const auto a = noise<float>(256, 1);
+  AlignedBuffer<float> c(64);
+  const auto at = [&](std::size_t begin) {  // the buffers are aligned to a cache line
+    REQUIRE(all->enqueue(kForward, a.data() + begin, a.data(), c.data(), nullptr).has_value());
+    return lt.alignment;
+  };
+  CHECK(at(1) == 4);
+  CHECK(at(3) == 4);
   CHECK(lt.choices == 1);
-  for (int i = 0; i < 3; ++i)
-    REQUIRE(all->enqueue(kForward, a.data(), a.data(), c.data(), nullptr).has_value());
-  CHECK(lt.choices == 1);
-  REQUIRE(all->prepare(kDataGradient).has_value());
-  CHECK(lt.choices == 2);
+  CHECK(at(4) == 16);
+  CHECK(at(0) >= 64);
+  CHECK(lt.choices == 3);
+  REQUIRE(all->enqueue(kDataGradient, a.data(), a.data(), c.data(), nullptr).has_value());
+  CHECK(lt.choices == 4);
+}
+
+TEST_CASE("a matrix of one column or one row is a factor like any other") {
+  fake();
+  const auto all = products();
+  const auto a = noise<float>(64, 1), b = noise<float>(64, 2);
+  for (const ProductShape& shape :
+       {ProductShape{5, 3, 1, 1, 1, 1, 1, 3}, ProductShape{5, 1, 4, 4, 1, 1, 4, 1},
+        ProductShape{1, 4, 5, 1, 1, 4, 1, 4}, ProductShape{5, 4, 1, 1, 1, 4, 1, 4}}) {
+    std::vector<float> c(size_of(shape), -1);
+    REQUIRE(all->enqueue(shape, a.data(), b.data(), c.data(), nullptr).has_value());
+    CHECK(difference(c, own_product(shape, a.data(), b.data())) < 1e-6);
+  }
 }
 
 TEST_CASE("bf16 factors and TF32 reach cuBLASLt as such") {
@@ -110,7 +128,7 @@ TEST_CASE("a failed product and a shape without an algorithm are errors") {
   REQUIRE_FALSE(failed.has_value());
   CHECK(failed.error().text == "cublasLtMatmul: CUBLAS_STATUS_EXECUTION_FAILED");
   lt.knows_shapes = false;
-  const auto unknown = all->prepare(kForward);
+  const auto unknown = all->enqueue(kForward, &number, &number, &number, nullptr);
   REQUIRE_FALSE(unknown.has_value());
   CHECK(unknown.error().text == "cublasLtMatmulAlgoGetHeuristic: no algorithm for this shape");
 }

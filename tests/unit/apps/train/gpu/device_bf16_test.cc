@@ -229,9 +229,11 @@ TEST_CASE("kernels that read bf16 give the same bits as for equal floats") {
         order);
   });
   compare(10 * 60, [&]<class S>(const S* from, float* to, const HostOrder& order) {
-    run_on_host<Gemm<float, float, S>>(
-        {10, 60, 70, pooled.data(), 70, 1, from, 60, 1, to, 60, GemmEnd::kMask, nullptr, from + 10000},
-        order);
+    run_on_host<Gemm<float, S, S>>(
+        {10, 60, 70, from + 9000, 70, 1, from, 60, 1, to, 60, GemmEnd::kMask, nullptr, from + 10000}, order);
+  });
+  compare(60, [&]<class S>(const S* from, float* to, const HostOrder& order) {
+    run_on_host<ColumnSums<float, S>>({10, 60, from, to}, order);
   });
 }
 
