@@ -53,6 +53,19 @@ class Table(unittest.TestCase):
         self.assertIn("| PyTorch 2.6, CUDA graph, TF32 on | 100 | 500 (400-600) | 4.00 |", text)
         self.assertEqual(rows_of(text, "train, float32 | 4096"), ["| train, float32 | 4096 | not measured |  |"])
 
+    def test_an_mlp_stands_beside_the_same_numbers_of_pytorch(self):
+        def peer(rate):
+            return {"torch": "2.11", "rows": [{"way": "CUDA graph", "tf32": True, "bf16": bf16, "batch": 4096, "images_per_second": value}
+                                              for bf16, value in ((False, rate), (True, 2 * rate))]}
+        text = gpu_table.text_of(results(
+            step("mlp-bfloat16-1", {"images_per_second": 900, "products": "cuBLASLt 13.0.2 (/x)"}),
+            step("mlp-bfloat16-2", {"images_per_second": 1100, "products": "cuBLASLt 13.0.2 (/x)"}),
+            step("mlp-tf32-1", {"images_per_second": 300}), step("torch-mlp-1", peer(400)), step("torch-mlp-2", peer(600))))
+        for line in ("| train, bfloat16, cuBLASLt 13.0.2 (/x) | 1,000 (900-1,100) |  |",
+                     "| PyTorch 2.11, CUDA graph, bfloat16 | 1,000 (800-1,200) | 1.00 |", "| train, tf32, own kernels | 300 |  |",
+                     "| PyTorch 2.11, CUDA graph, tf32 | 500 (400-600) | 0.60 |", "| train, float32 | not measured |  |"):
+            self.assertIn(line, text)
+
     def test_a_failed_round_is_shown(self):
         text = gpu_table.text_of(results(step("images-100-float32-1", state="failed", reason="exit code 1: no room"),
                                          step("images-100-float32-2", {"images_per_second": 3000})))

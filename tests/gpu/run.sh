@@ -7,6 +7,7 @@
 #
 # DDP_GPU_ONLY='lost-KILL nccl': only these steps; smoke: those of the smoke test. DDP_GPU_SECONDS=N and DDP_GPU_SMOKE_SECONDS=N:
 # limits other than 480 and 90. DDPLAUNCH_NCCL_LIBRARY=PATH and DDP_NCCL_TESTS=PATH: a libnccl.so.2 and an all_reduce_perf.
+# DDPLAUNCH_CUBLASLT_LIBRARY=PATH: a libcublasLt.so.13; else train searches for it.
 # DDP_GPU_IMAGES=N: images of a compared training, other than 4000.
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -205,6 +206,8 @@ all_steps() {
       done
       known "torch-$batch-$turn" 45 torch "$batch" "$images" "$interval" "$times"
     done
+    for numbers in float32 tf32 bfloat16; do known "mlp-$numbers-$turn" 30 mlp "$numbers" 4096 57344 7 6; done
+    known "torch-mlp-$turn" 45 torch 4096 57344 7 10 mlp
   done
 
   # --- tools of the toolkit: they are slow, and skipped when their time is over ---------------------------------------

@@ -237,6 +237,18 @@ class Steps(Pack):
         self.expect(steps["images-100-float32-1"], "ok", "", {
             "batch": 100, "dtype": "float32", "images_per_second": 20, "least": 10, "most": 30.5, "intervals": 3})
 
+    def test_an_mlp_is_measured_with_the_library_that_multiplies(self):
+        self.program("train", 'for path; do :; done\necho "$*" | sed "s/ --metrics-file.*//" >>"$PLACE/options"\n'
+                              'echo "matrix products by cuBLASLt 13.0.2 (/x)"\n'
+                              'echo "{\\"kind\\":\\"interval\\",\\"epoch\\":2,\\"images_per_second\\":7}" >"$path"\n')
+        _, _, steps = self.run_it("mlp-float32-1 mlp-tf32-1 mlp-bfloat16-1")
+        for numbers, dtype, precision in (("float32", "float32", ""), ("tf32", "float32", " --matmul-precision high"), ("bfloat16", "bfloat16", "")):
+            self.expect(steps[f"mlp-{numbers}-1"], "ok", "", {"batch": 4096, "dtype": dtype, "images_per_second": 7, "least": 7, "most": 7,
+                                                              "intervals": 1, "products": "cuBLASLt 13.0.2 (/x)"})
+            options = (self.place / "options").read_text(encoding="utf-8").splitlines()
+            self.assertEqual(len([line for line in options if f"--dtype {dtype} " in line and
+                                  line.endswith("--model mlp --mlp-width 2048 --mlp-depth 7" + precision)]), 1, options)
+
     def test_a_killed_rank_must_be_reported(self):
         # CUDA's setting reaches the ranks of one step only.
         self.program("train", 'echo "${CUDA_MODULE_LOADING:-lazy}" >>"$PLACE/loading"; exit 2\n')

@@ -114,17 +114,26 @@ equal_weights() {
   [[ -n $nccl && $nccl == "$tcp" ]] || fail "other weights over NCCL than over TCP"
 }
 
-# images BATCH DTYPE IMAGES INTERVAL EPOCHS: measures a training without the tests between epochs. The first epoch warms up.
+# images BATCH DTYPE IMAGES INTERVAL EPOCHS [OPTIONS]: measures a training without the tests between epochs. The first epoch warms up.
 images() {
   "${train[@]}" "${data[@]}" --device gpu --batch-size "$1" --dtype "$2" --limit "$3" --log-interval "$4" --epochs "$5" \
-    --metrics-file "$work/metrics" >"$work/out" 2>"$work/err"
+    "${@:6}" --metrics-file "$work/metrics" >"$work/out" 2>"$work/err"
   done_by $? "$work/err"
   grep '"kind":"interval"' "$work/metrics" | grep -v '"epoch":1,' | sed 's/.*"images_per_second":\([0-9.]*\).*/\1/' | sort -n >"$work/rates"
-  local count
+  local count products
   count=$(wc -l <"$work/rates")
   ((count > 0)) || fail "no interval was measured"
-  printf '{"batch":%d,"dtype":"%s","images_per_second":%s,"least":%s,"most":%s,"intervals":%d}\n' "$1" "$2" \
-    "$(sed -n "$(((count + 1) / 2))p" "$work/rates")" "$(head -n 1 "$work/rates")" "$(tail -n 1 "$work/rates")" "$count"
+  products=$(sed -n 's/^matrix products by //p' "$work/out")
+  printf '{"batch":%d,"dtype":"%s","images_per_second":%s,"least":%s,"most":%s,"intervals":%d%s}\n' "$1" "$2" \
+    "$(sed -n "$(((count + 1) / 2))p" "$work/rates")" "$(head -n 1 "$work/rates")" "$(tail -n 1 "$work/rates")" "$count" \
+    "${products:+,\"products\":$(text "$products")}"
+}
+
+# mlp float32|tf32|bfloat16 BATCH IMAGES INTERVAL EPOCHS: the same for an MLP of 2048 x 7, with products of these numbers.
+mlp() {
+  local dtype=$1 precision=()
+  [[ $1 != tf32 ]] || { dtype=float32 precision=(--matmul-precision high); }
+  images "$2" "$dtype" "${@:3}" --model mlp --mlp-width 2048 --mlp-depth 7 "${precision[@]}"
 }
 
 # --- the device and NCCL ----------------------------------------------------------------------------------------------
@@ -324,6 +333,7 @@ case $name in
   device-train) device_train ;;
   nccl) needs=nccl && equal_weights ;;
   images) images "$@" ;;
+  mlp) mlp "$@" ;;
   health) health ;;
   bench) needs=nccl && bench "$@" ;;
   nccl-tests) nccl_tests "$@" ;;
