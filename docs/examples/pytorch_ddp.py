@@ -45,9 +45,10 @@ for epoch in range(first_epoch, args.epochs):
         loss = torch.nn.functional.mse_loss(model(batch.to(device)), target.to(device))
         loss.backward()
         optimizer.step()
-    dist.all_reduce(loss.detach())
+    mean_loss = loss.detach() / dist.get_world_size()  # has a name, so that no thread of PyTorch frees it while Python ends
+    dist.all_reduce(mean_loss)
     if dist.get_rank() == 0:
-        print(f"epoch {epoch + 1}/{args.epochs} loss {loss.item() / dist.get_world_size():.4f}", flush=True)
+        print(f"epoch {epoch + 1}/{args.epochs} loss {mean_loss.item():.4f}", flush=True)
         if args.checkpoint:
             state = {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
             torch.save(state, args.checkpoint + ".new")

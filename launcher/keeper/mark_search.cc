@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <charconv>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -28,6 +29,8 @@ constexpr std::chrono::milliseconds kStall{500};
 /// The time for a reader to die of its SIGKILL. A reader that the kernel holds longer is not waited for.
 constexpr std::chrono::milliseconds kDeathTime{20};
 constexpr std::size_t kMaxEnvironment = 4u << 20;
+/// How often a process is looked at again, each time after 1 ms, until its exec has given it an environment.
+constexpr int kExecLooks = 100;
 
 /// The reader answers for each process in turn: LOCAL_RANK, or one of these.
 constexpr int kNoNumber = -1;
@@ -40,20 +43,47 @@ int mark_in(std::string_view environment, std::string_view mark) {
   return number >= 0 ? number : kNoNumber;
 }
 
-std::string_view read_environment(pid_t pid, std::span<char> buffer) {
+/// Returns the first bytes of /proc/`pid`/`name`. Unset: it cannot be opened.
+std::optional<std::string_view> read_proc_file(pid_t pid, std::string_view name, std::span<char> buffer) {
   char path[32] = "/proc/";
   char* end = std::to_chars(path + 6, path + sizeof path, pid).ptr;
-  constexpr std::string_view kName = "/environ";
-  *std::copy(kName.begin(), kName.end(), end) = '\0';
+  *end++ = '/';
+  *std::copy(name.begin(), name.end(), end) = '\0';
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return std::nullopt;
   std::size_t size = 0;
-  while (fd >= 0 && size < buffer.size()) {
+  while (size < buffer.size()) {
     const ssize_t count = read(fd, buffer.data() + size, buffer.size() - size);
     if (count <= 0) break;
     size += static_cast<std::size_t>(count);
   }
-  if (fd >= 0) close(fd);
-  return {buffer.data(), size};
+  close(fd);
+  return std::string_view(buffer.data(), size);
+}
+
+/// Returns whether an environment that was read as empty really is. Otherwise the process was within an exec,
+/// where the old environment goes before the new one comes. A kernel thread has no memory, so no environment.
+bool has_no_environment(pid_t pid, std::span<char> buffer) {
+  std::string_view rest = read_proc_file(pid, "stat", buffer).value_or("");
+  rest.remove_prefix(std::min(rest.rfind(')'), rest.size()));
+  const auto word = [&rest](int count) {  // the word that stands so many behind the last one
+    for (; count > 0; --count)
+      rest.remove_prefix(std::min(rest.find(' ', 1), rest.size()));
+    return rest.substr(0, rest.find(' ', 1));
+  };
+  const std::string_view size = word(21);   // field 23 of proc(5): size of the memory
+  const std::string_view begin = word(27);  // field 50: begin of the environment; 0: not there yet
+  return size == " 0" || size.empty() || (begin != " 0" && begin == word(1));
+}
+
+std::string_view read_environment(pid_t pid, int pidfd, std::span<char> buffer) {
+  for (int look = 0;; ++look) {
+    const auto text = read_proc_file(pid, "environ", buffer);
+    if (!text || !text->empty() || look == kExecLooks || has_no_environment(pid, buffer))
+      return text.value_or("");
+    pollfd end{pidfd, POLLIN, 0};
+    poll(&end, 1, 1);
+  }
 }
 
 /// Sends the pidfd along if the process is marked. False: the receiver is gone.
@@ -106,7 +136,7 @@ ssize_t receive_answer(int socket, int& answer, UniqueFd& pidfd) {
   for (const pid_t pid : pids) {
     // Open the pidfd first, so that the environment belongs to the pidfd's process.
     const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0U));
-    int answer = pidfd >= 0 ? mark_in(read_environment(pid, buffer), mark) : kUnmarked;
+    int answer = pidfd >= 0 ? mark_in(read_environment(pid, pidfd, buffer), mark) : kUnmarked;
     if (answer != kUnmarked && has_ended(pidfd)) answer = kUnmarked;
     if (!send_answer(0, answer, pidfd)) _exit(0);
     if (pidfd >= 0) close(pidfd);

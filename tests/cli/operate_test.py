@@ -258,13 +258,14 @@ class Clean(VerbTest):
         return [pid for pid, _ in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")]
 
     def agent_and_keeper(self):
-        """Returns the parent of the worker, and that one's parent."""
-        def parent(pid):
-            return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        """Returns the processes above the worker: the keeper has its name, and the agent is its child."""
+        def keeper_and_child(pid):
+            stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+            parent = int(stat.rpartition(")")[2].split()[1])
+            comm = pathlib.Path(f"/proc/{parent}/comm").read_text().strip()
+            return (pid, parent) if comm == "ddp-keeper" else keeper_and_child(parent)
         self.assertTrue(wait_until(self.processes_of_job))  # a process has its environment after its exec
-        marked = self.processes_of_job()
-        agent = next(parent(pid) for pid in marked if parent(pid) not in marked)
-        return agent, parent(agent)
+        return keeper_and_child(self.processes_of_job()[0])
 
     def test_nothing_is_left_after_the_agents_have_ended(self):
         self.crashed_job("sleep", "1000", options=["--launcher", "local", "--host", "127.0.0.1,127.0.0.2", "--nproc-per-node", 1])
@@ -275,9 +276,10 @@ class Clean(VerbTest):
         self.assertEqual(json.loads(done.out), {"job": self.job, "hosts": hosts})
 
     def test_processes_without_agent_and_keeper_are_ended(self):
-        # During an exec a process has no environment that others can read.
         process = self.started_job("sh", "-c", 'setsid sleep 1000 & until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done; echo here; exec sleep 1000')
         self.assertTrue(wait_until(lambda: "here" in self.verb("logs").out))
+        # Within an exec a process has no environment that others can read.
+        self.assertTrue(wait_until(lambda: len(self.processes_of_job()) == 2))
         agent, keeper = self.agent_and_keeper()
         for pid in (process.pid, keeper, agent):
             os.kill(pid, signal.SIGSTOP)

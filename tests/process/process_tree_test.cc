@@ -6,6 +6,7 @@
 
 #include <functional>
 
+#include "launcher/keeper/mark_search.h"
 #include "tests/process/process_probe.h"
 
 namespace ddp::launcher {
@@ -226,6 +227,25 @@ TEST_CASE("workers outside the tree are found by the job's mark, and no other pr
   CHECK(wait_end(ours.process) == ExitStatus::signaled(SIGKILL));
   CHECK(!longer.process.peek().has_value());
   CHECK(!shell.process.peek().has_value());
+}
+
+TEST_CASE("a process that keeps executing programs is found by each search") {
+  const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
+  Worker restless = start("exec", {job, "LOCAL_RANK=2"});
+  REQUIRE(read_bytes(restless.liveness.read_end.get(), 1) == "r");
+  int found = 0;
+  constexpr int kSearches = 500;
+  for (int i = 0; i < kSearches; ++i) {
+    MarkSearch search(job.substr(job.find('=') + 1), {restless.process.pid()});
+    while (!search.is_over()) {
+      search.wait(std::chrono::milliseconds(100));
+      for (const MarkedProcess& process : search.take_found())
+        found += process.local_rank == 2;
+    }
+  }
+  CHECK(found == kSearches);
+  kill(restless.process.pid(), SIGKILL);
+  CHECK(wait_end(restless.process) == ExitStatus::signaled(SIGKILL));
 }
 
 TEST_CASE("marked processes below another keeper belong to that keeper") {

@@ -138,6 +138,15 @@ void ignore_polite_signals() {
   _exit(0);
 }
 
+/// Executes itself for ever. It is ready once.
+[[noreturn]] void exec_again(const char* mode) {
+  if (strcmp(mode, "exec") == 0) ready();
+  char name[] = "worker", again[] = "exec-again";
+  char* argv[] = {name, again, nullptr};
+  execve("/proc/self/exe", argv, environ);
+  _exit(1);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -147,6 +156,7 @@ int main(int argc, char** argv) {
     ignore_polite_signals();
     rest();
   }
+  if (strncmp(mode, "exec", 4) == 0) exec_again(mode);
   if (strcmp(mode, "family") == 0) family();
   if (strcmp(mode, "storm") == 0 && argc > 2) storm(atoi(argv[2]));
   if (strcmp(mode, "hop") == 0) hop();
