@@ -69,7 +69,14 @@ def measured(figures, name, command):
 
 
 def slots(labels, properties):
-    return 1 if WAITS in labels else 2 * int(properties.get("PROCESSORS", 1))
+    return 1 if WAITS in labels else 1 + int(properties.get("PROCESSORS", 1))
+
+
+def cost(preset, properties):
+    """Returns the order in which ctest starts the tests, the highest first. The tests that need more slots than others are put
+    first: they would find room only at the end, and each would run alone there."""
+    first = 1000 * (int(properties.get("PROCESSORS", 1)) - 1)
+    return first + float(properties.get("COST", 0)) * SLOWER[preset]
 
 
 def entry(preset, test, figures):
@@ -83,6 +90,7 @@ def entry(preset, test, figures):
     prefix = "" if preset == "release" else preset + "."
     properties["LABELS"] = labels + [p for p in [preset] if p != "release" and p not in labels]
     properties["TIMEOUT"] = float(properties.get("TIMEOUT", 120)) * SLOWER[preset]
+    properties["COST"] = cost(preset, properties)
     properties["PROCESSORS"] = slots(labels, properties)
     command = measured(figures, prefix + test["name"], wrapped(preset, test, labels))
     properties["FIXTURES_REQUIRED"] = listed(properties.get("FIXTURES_REQUIRED", [])) + [FIXTURE]
