@@ -2,6 +2,7 @@
 
 #include <sys/resource.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -29,6 +30,7 @@
 #include "launcher/agent_core/gpu_facts.h"
 #include "launcher/inspection/tool_run.h"
 #include "launcher/job/job_spec.h"
+#include "launcher/keeper/cgroup.h"
 
 namespace ddp::launcher {
 namespace {
@@ -64,6 +66,26 @@ void add_disk(std::vector<NodeDisk>& disks, const std::string& path) {
     disk.writable = ::access(path.c_str(), W_OK) == 0;
   }
   disks.push_back(std::move(disk));
+}
+
+// ---- what jobs use where it is there
+
+/// Returns why the kernel lacks a system call, which gets arguments that it refuses.
+std::string missing_call(long number) {
+  return ::syscall(number, -1L, 0L, -1L) == -1 && errno == ENOSYS ? "not in this kernel" : "";
+}
+
+rendezvous::Pairs check_features(const std::string& job_id, const std::string* path) {
+  rendezvous::Pairs features = {{"pidfd_open", missing_call(SYS_pidfd_open)},
+                                {"clone3", missing_call(SYS_clone3)},
+                                {"close_range", missing_call(SYS_close_range)}};
+  auto group = Cgroup::make(own_cgroups(), job_id, 0);
+  features.emplace_back("control groups", group ? "" : group.error().text);
+  if (group) group->remove(std::chrono::milliseconds(100));
+  const auto ssh =
+      find_program("ssh", path == nullptr ? std::nullopt : std::optional<std::string_view>(*path), "/");
+  features.emplace_back("ssh", ssh ? "" : ssh.error().text);
+  return features;
 }
 
 // ---- the job's own needs, with the errors that a job would report
@@ -341,6 +363,7 @@ Awaitable<NodeChecked> check_node(rendezvous::NodeCheck request, Result<EnvVars>
   checked.nofile = children_nofile() == RLIM_INFINITY ? kNoLimit : children_nofile();
   checked.memlock = soft_limit(RLIMIT_MEMLOCK);
   checked.processes = soft_limit(RLIMIT_NPROC);
+  checked.features = check_features(request.job.job_id, find_env(env, "PATH"));
   checked.infiniband = active_rdma("");
   std::vector<NodeDisk> shm;
   add_disk(shm, "/dev/shm");

@@ -85,6 +85,9 @@ OrderedJson facts_json(const rendezvous::NodeChecked& facts) {
   OrderedJson versions = OrderedJson::object();
   for (const auto& [name, value] : facts.versions)
     versions[name] = value;
+  OrderedJson features = OrderedJson::object();
+  for (const auto& [name, trouble] : facts.features)
+    features[name] = text_or_null(trouble);
   return {{"os", text_or_null(facts.os)},
           {"kernel", facts.system},
           {"directory", text_or_null(facts.directory)},
@@ -96,7 +99,8 @@ OrderedJson facts_json(const rendezvous::NodeChecked& facts) {
           {"memlock", limit_or_null(facts.memlock)},
           {"processes", limit_or_null(facts.processes)},
           {"shm", {{"size", facts.shm_size}, {"free", facts.shm_free}}},
-          {"disks", disks_json(facts)}};
+          {"disks", disks_json(facts)},
+          {"features", std::move(features)}};
 }
 
 OrderedJson node_json(const JobSpec& spec, const CheckResult& result, std::size_t index) {

@@ -201,6 +201,34 @@ std::string network_line(const CheckResult& result) {
   return "network: " + network_reason(result) + '\n';
 }
 
+std::string limit_text(std::uint64_t limit, const char* of) {
+  return limit == ~std::uint64_t{0} ? std::string("any number of ") + of : std::to_string(limit) + ' ' + of;
+}
+
+std::string list_text(const std::vector<std::string>& names) {
+  return names.empty() ? "none" : join(names, ", ");
+}
+
+/// Describes a machine that is checked alone: what jobs find there.
+std::string machine_text(const CheckedNode& node, const rendezvous::NodeChecked& facts) {
+  std::vector<std::string> features, versions, gpus;
+  for (const auto& [name, trouble] : facts.features)
+    features.push_back(name + (trouble.empty() ? "" : ": no (" + one_line(trouble) + ")"));
+  for (const auto& [name, version] : facts.versions)
+    versions.push_back(name + ' ' + version);
+  for (const rendezvous::NodeGpu& gpu : facts.gpus)
+    gpus.push_back(gpu.name + " (" + format_bytes(gpu.memory_free) + " of " + format_bytes(gpu.memory) +
+                   " free)");
+  if (gpus.empty() && node.hello.gpus > 0) gpus.push_back(std::to_string(node.hello.gpus));
+  std::string text = "kernel: " + facts.system + "\nused by jobs: " + list_text(features) +
+                     "\nGPUs: " + list_text(gpus) + "\nlibraries: " + list_text(versions) +
+                     "\nInfiniBand: " + list_text(facts.infiniband) +
+                     "\nlimits: " + limit_text(facts.nofile, "open files") + ", " +
+                     limit_text(facts.processes, "processes") + ", ";
+  text += facts.memlock == ~std::uint64_t{0} ? "any amount" : format_bytes(facts.memlock);
+  return text + " of locked memory\n";
+}
+
 }  // namespace
 
 std::string chosen_interface(const CheckResult& result, std::size_t node) {
@@ -285,8 +313,10 @@ std::string check_text(const JobSpec& spec, const CheckResult& result,
     row.push_back(outcome(node, i, diagnostics));
     table.add(std::move(row));
   }
-  std::string text = table.text(colours) + '\n' + network_line(result);
-  text += diagnostics_text(spec, diagnostics, colours);
+  std::string text = table.text(colours) + '\n';
+  if (result.nodes.size() == 1 && result.nodes[0].facts)
+    text += machine_text(result.nodes[0], *result.nodes[0].facts);
+  text += network_line(result) + diagnostics_text(spec, diagnostics, colours);
   if (diagnostics.empty() && result.stop_signal == 0) text += "no problems found\n";
   return text;
 }

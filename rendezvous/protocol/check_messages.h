@@ -56,6 +56,7 @@ struct NodeChecked {
   std::uint64_t shm_size = 0;   ///< /dev/shm in bytes; 0: there is none
   std::uint64_t shm_free = 0;
   std::vector<NodeDisk> disks;
+  Pairs features;  ///< what jobs use where it is there, and why it is not (empty: it is there)
   std::vector<std::string> infiniband;  ///< adapters with an active port: "mlx5_0"
   std::uint64_t clock_ns = 0;           ///< CLOCK_MONOTONIC of the node when sent
   std::uint64_t wall_ns = 0;            ///< CLOCK_REALTIME at the same moment, since 1970
@@ -65,8 +66,8 @@ struct NodeChecked {
   static void fields(M& m, C& c) {
     c(m.system), c(m.os), c(m.directory), c(m.directory_trouble), c(m.environment_trouble), c(m.program),
         c(m.program_trouble), c(m.gpus), c(m.gpus_trouble), c(m.versions), c(m.nofile), c(m.memlock),
-        c(m.processes), c(m.shm_size), c(m.shm_free), c(m.disks), c(m.infiniband), c(m.clock_ns),
-        c(m.wall_ns), c(m.found), c(m.left);
+        c(m.processes), c(m.shm_size), c(m.shm_free), c(m.disks), c(m.features), c(m.infiniband),
+        c(m.clock_ns), c(m.wall_ns), c(m.found), c(m.left);
   }
 };
 

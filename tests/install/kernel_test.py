@@ -72,13 +72,18 @@ class OldKernel(LaunchTest):
                 done = self.run_job("true", preexec_fn=without(name))
                 self.assertNotEqual(done.code, 0)
                 self.assertIn(f"lacks or refuses {name} (Function not implemented); ddplaunch needs Linux 5.4 or later", done.err)
-                check = self.run_check(name)
+                check = self.run_check(without(name))
                 self.assertIn(f"lacks or refuses {name}", check.err + check.out)
 
-    def run_check(self, name):
+    def test_check_names_the_missing_calls(self):
+        lines = [self.run_check(filtered).out for filtered in (None, without("close_range", "clone3"))]
+        self.assertIn("used by jobs: pidfd_open, clone3, close_range, ", lines[0])
+        self.assertIn("used by jobs: pidfd_open, clone3: no (not in this kernel), close_range: no (not in this kernel), ", lines[1])
+
+    def run_check(self, filtered):
         self.command = lambda *args: [DDPLAUNCH, "check", *map(str, args)]
         try:
-            return self.run_job(preexec_fn=without(name))
+            return self.run_job(preexec_fn=filtered)
         finally:
             del self.command
 

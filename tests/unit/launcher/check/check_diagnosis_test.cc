@@ -315,6 +315,30 @@ TEST_CASE("the table omits empty columns, and has colors only on request") {
   CHECK(check_text(made.spec, made.result, diagnostics, true).find("\x1b[32mok\x1b[0m") != std::string::npos);
 }
 
+TEST_CASE("a machine that is checked alone is described") {
+  Case made = healthy_nodes(1);
+  NodeChecked& facts = made.facts(0);
+  facts.system = "Linux 4.18 x86_64";
+  facts.features = {{"clone3", "not in this kernel"}, {"ssh", ""}};
+  facts.gpus.resize(1);
+  facts.gpus[0].memory_free = kGiB;
+  const std::string text = check_text(made.spec, made.result, {}, false);
+  CHECK(text.substr(text.find("kernel:")) ==
+        "kernel: Linux 4.18 x86_64\n"
+        "used by jobs: clone3: no (not in this kernel), ssh\n"
+        "GPUs: H100 (1.0 GiB of 80.0 GiB free)\n"
+        "libraries: NCCL 2.20.5, driver 550.54\n"
+        "InfiniBand: none\n"
+        "limits: 1024 open files, any number of processes, 8.0 MiB of locked memory\n"
+        "network: 10.0.0.0/8, which all nodes share\n"
+        "no problems found\n");
+  facts.gpus.clear();
+  facts.memlock = ~std::uint64_t{0};
+  const std::string other = check_text(made.spec, made.result, {}, false);
+  CHECK(other.find("GPUs: 2\n") != std::string::npos);
+  CHECK(other.find("any amount of locked memory\n") != std::string::npos);
+}
+
 TEST_CASE("the chosen network, its addresses, and the node that decided the choice") {
   Case made = healthy_nodes(3);
   NetRoute other{"fd55::1", "fd55::/64", {"eth0", "eth0", "eth0"}, {"fd55::1", "fd55::2", "fd55::3"}};
