@@ -84,7 +84,7 @@ rendezvous::Pairs check_features(const std::string& job_id, const std::string* p
   if (group) group->remove(std::chrono::milliseconds(100));
   const auto ssh =
       find_program("ssh", path == nullptr ? std::nullopt : std::optional<std::string_view>(*path), "/");
-  features.emplace_back("ssh", ssh ? "" : ssh.error().text);
+  features.emplace_back("ssh", ssh ? "" : "not in PATH");
   return features;
 }
 

@@ -29,8 +29,8 @@ constexpr std::chrono::milliseconds kStall{500};
 /// The time for a reader to die of its SIGKILL. A reader that the kernel holds longer is not waited for.
 constexpr std::chrono::milliseconds kDeathTime{20};
 constexpr std::size_t kMaxEnvironment = 4u << 20;
-/// How often a process is looked at again, each time after 1 ms, until its exec has given it an environment.
-constexpr int kExecLooks = 100;
+/// The number of times that a process is read again, 1 ms apart, until its exec has given it an environment.
+constexpr int kExecTries = 100;
 
 /// The reader answers for each process in turn: LOCAL_RANK, or one of these.
 constexpr int kNoNumber = -1;
@@ -77,9 +77,9 @@ bool has_no_environment(pid_t pid, std::span<char> buffer) {
 }
 
 std::string_view read_environment(pid_t pid, int pidfd, std::span<char> buffer) {
-  for (int look = 0;; ++look) {
+  for (int tries = 0;; ++tries) {
     const auto text = read_proc_file(pid, "environ", buffer);
-    if (!text || !text->empty() || look == kExecLooks || has_no_environment(pid, buffer))
+    if (!text || !text->empty() || tries == kExecTries || has_no_environment(pid, buffer))
       return text.value_or("");
     pollfd end{pidfd, POLLIN, 0};
     poll(&end, 1, 1);
