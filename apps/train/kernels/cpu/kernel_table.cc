@@ -1,24 +1,29 @@
 #include "apps/train/kernels/cpu/kernel_table.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 // CMakeLists.txt chooses the instruction sets of a build: DDP_KERNELS_….
 namespace ddp::train::kernels {
 
 #if defined(__x86_64__)
 namespace {
 
-/// Returns which of x86-64-v2, v3 and v4 the processor runs; 1: none. Tests features, since Clang 14 does not
-/// know the levels' names. The features of v3 that are not tested come with the others on every existing
-/// processor.
+/// Returns which of x86-64-v2, v3 and v4 processor and kernel run; 1: none. The features of a level that are
+/// not tested come with the others on every existing processor. Asks the processor, since
+/// __builtin_cpu_supports depends on a run-time library that not every compiler has.
 [[maybe_unused]] int x86_level() {
-  if (!__builtin_cpu_supports("sse4.2") || !__builtin_cpu_supports("popcnt")) return 1;
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("bmi2"))
-    return 2;
-  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-      !__builtin_cpu_supports("avx512cd") || !__builtin_cpu_supports("avx512dq") ||
-      !__builtin_cpu_supports("avx512vl")) {
-    return 3;
-  }
-  return 4;
+  const auto has = [](unsigned value, unsigned bits) { return (value & bits) == bits; };
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid(1, &a, &b, &c, &d) == 0 || !has(c, bit_SSE4_2 | bit_POPCNT)) return 1;
+  if (!has(c, bit_OSXSAVE | bit_FMA) || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return 2;
+  // The registers that the kernel saves: 0x6 are those of AVX, 0xe6 also those of AVX-512.
+  unsigned saved = 0;
+  __asm__("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
+  if (!has(saved, 0x6) || !has(b, bit_AVX2 | bit_BMI2)) return 2;
+  constexpr unsigned kAvx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512CD | bit_AVX512DQ | bit_AVX512VL;
+  return has(saved, 0xe6) && has(b, kAvx512) ? 4 : 3;
 }
 
 }  // namespace
