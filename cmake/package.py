@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Makes the packages of a release build: a tarball, a wheel and, where dpkg is, a .deb.
 
-usage: package.py BUILD_DIR OUT_DIR        prints the path of each package
+usage: package.py BUILD_DIR OUT_DIR [PORTABLE_BUILD_DIR]        prints the path of each package
+Programs of PORTABLE_BUILD_DIR (the preset "portable") replace those of the same name in tarball and wheel.
 The same build gives the same bytes: entries are sorted and belong to root, and their time is SOURCE_DATE_EPOCH (default: the time of
 the last commit). docs/decisions/0027-packages.md has the reasons.
 """
@@ -57,6 +58,14 @@ def oldest_glibc(tree):
     return newest
 
 
+def use_portable(tree, build):
+    for program in (build / "bin").iterdir():
+        target = tree / "libexec/ddplaunch" / program.name
+        run("strip", "-o", str(target), str(program))
+    licence, = build.parent.glob("zig/lib/python3*/site-packages/ziglang/lib/libcxx/LICENSE.TXT")
+    shutil.copy(licence, tree / "share/doc/ddplaunch/licenses/libc++")
+
+
 def write_tarball(tree, path, top, when):
     with open(path, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=when) as packed, \
             tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar:
@@ -110,7 +119,7 @@ def write_deb(build, out, work, when):
     return shutil.copy(found, out / found.name)
 
 
-def main(build, out):
+def main(build, out, portable=None):
     os.umask(0o022)
     build, out = pathlib.Path(build).resolve(), pathlib.Path(out).resolve()
     version, when = cache_value(build, "CMAKE_PROJECT_VERSION"), time_of_sources()
@@ -119,6 +128,8 @@ def main(build, out):
         work = pathlib.Path(folder)
         tree = work / "tree"
         run("cmake", "--install", str(build), "--prefix", str(tree), "--strip")
+        if portable:
+            use_portable(tree, pathlib.Path(portable).resolve())
         top = f"{NAME}-{version}-linux-{platform.machine()}"
         tarball = out / f"{top}.tar.gz"
         write_tarball(tree, tarball, top, when)
@@ -131,6 +142,6 @@ def main(build, out):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
     main(*sys.argv[1:])

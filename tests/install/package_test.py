@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Makes the packages of this build, installs each one, and runs jobs with it. DDP_BUILD_DIR is the build.
+"""Makes the packages of this build, installs each one, and runs jobs with it. DDP_BUILD_DIR is the build. If ./dev package has made
+the portable build, too, its programs are in the packages.
 
 The tarball goes into a directory with a blank in its name, the wheel into a venv, the .deb into a directory (dpkg-deb -x)."""
 
@@ -18,6 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from launch import BIN, SOURCE, LaunchTest, Nodes, main  # noqa: E402
 
 BUILD = pathlib.Path(os.environ.get("DDP_BUILD_DIR", BIN.parent))
+PORTABLE = [SOURCE / "build/portable"] if (SOURCE / "build/portable/bin/train").exists() else []
 UNSHARE = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
 TREE = {"bin/ddplaunch", "bin/ddplaunchd", "libexec/ddplaunch/train", "libexec/ddplaunch/ddplaunch-listen",
         "libexec/ddplaunch/ddplaunch-nvml", "lib/systemd/user/ddplaunchd.service", "share/ddplaunch/python/ddplaunch/elastic.py",
@@ -25,7 +27,7 @@ TREE = {"bin/ddplaunch", "bin/ddplaunchd", "libexec/ddplaunch/train", "libexec/d
 
 
 def make_packages(out):
-    made = subprocess.run([sys.executable, "-B", SOURCE / "cmake/package.py", BUILD, out], text=True, capture_output=True,
+    made = subprocess.run([sys.executable, "-B", SOURCE / "cmake/package.py", BUILD, out, *PORTABLE], text=True, capture_output=True,
                           env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}, check=False)
     if made.returncode != 0:
         raise RuntimeError(made.stdout + made.stderr)
@@ -112,6 +114,10 @@ class Package(LaunchTest):
             libraries = subprocess.run(["readelf", "-d", program], capture_output=True, text=True, check=True).stdout
             self.assertNotIn("libstdc++", libraries, program)
         self.assertLessEqual(max(needed), allowed)
+
+    @unittest.skipUnless(PORTABLE, "./dev package has not made the portable build, so train needs this system's glibc")
+    def test_wheel_is_for_glibc_2_28(self):
+        self.assertIn("manylinux_2_28_", self.packages[".whl"].name)
 
     def test_same_build_gives_the_same_bytes(self):
         again = make_packages(self.dir / "again")
