@@ -13,7 +13,7 @@ _ddplaunch_table() {
         --launcher --node-rank --master-addr --rdzv-endpoint --insecure --token-file --daemon-port --ssh-config --ssh-command
         --ssh-localhost --accept-new-host-keys --agent --no-push --start-timeout --network --master-port --port-range --store
         --store-allow -m --module --no-python --python --env --env-file --chdir --wrapper --setup --stdin --max-restarts
-        --restart-backoff --scale-up --fence --hang-timeout --stop-grace --node-timeout --master-timeout --report --label
+        --restart-backoff --scale-up --fence --hang-timeout --stop-grace --node-timeout --master-timeout --on --report --label
         --show-ranks --local-ranks-filter --bars --fold --console --log-dir -t --tee -r --redirects --log-max-size --jsonl --quiet
         -v --verbose --job-id --job-file --accelerate-config --job-dir --detach --keep-jobs --dry-run --json --deep --collectives
         --min-busbw -V --version -h --help'
@@ -59,6 +59,7 @@ _ddplaunch_table() {
     'ddplaunch --stop-grace' | 'ddplaunch --shutdown-timeout') source='any' ;;
     'ddplaunch --node-timeout') source='any' ;;
     'ddplaunch --master-timeout') source='any' ;;
+    'ddplaunch --on') source='any' repeats=yes ;;
     'ddplaunch --report') source='file' ;;
     'ddplaunch --label') source='any' ;;
     'ddplaunch --show-ranks') source='rank' ;;

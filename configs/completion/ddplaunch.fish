@@ -184,8 +184,8 @@ function __ddplaunch_takes_value
                 --node-rank --master-addr --rdzv-endpoint --token-file --daemon-port --ssh-config --ssh-command --agent \
                 --start-timeout --network --master-port --port-range --store --store-allow --python --env --env-file --chdir \
                 --wrapper --setup --stdin --max-restarts --restart-backoff --scale-up --fence --hang-timeout --stop-grace \
-                --node-timeout --master-timeout --report --label --show-ranks --local-ranks-filter --bars --console --log-dir -t \
-                --tee -r --redirects --log-max-size --job-id --job-file --accelerate-config --job-dir --keep-jobs --min-busbw \
+                --node-timeout --master-timeout --on --report --label --show-ranks --local-ranks-filter --bars --console --log-dir \
+                -t --tee -r --redirects --log-max-size --job-id --job-file --accelerate-config --job-dir --keep-jobs --min-busbw \
                 --on-peer-loss --rdzv-id --shutdown-timeout --rdzv-backend --rdzv-conf --monitor-interval --start-method \
                 --signals-to-handle --event-log-handler --role --num-nodes --num-gpus --num-accelerators -i -e \
                 --enable-each-rank-log --log-level --min-elastic-nodes --max-elastic-nodes --config-file --num-machines \
@@ -297,6 +297,7 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l node-timeout -r -f -d 'a 
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l node_timeout -r -f -d 'a node that is silent for this time counts as lost'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l master-timeout -r -f -d 'nodes stop their workers when this program is silent for this time'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l master_timeout -r -f -d 'nodes stop their workers when this program is silent for this time'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l on -r -f -d 'run a shell command here at an event of the job: start, failure, restart, node-lost, hang, end; may be repeated'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l report -r -F -d 'file for the report of the job\'s end, as JSON'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l label -r -f -d 'prefix of each line; also {local_rank} {node_rank} {stream} {time}; none for no label'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l show-ranks -r -f -a '(__ddplaunch_ranks)' -d 'show only these ranks: 0,8-15; the files have all'

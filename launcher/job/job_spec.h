@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -62,6 +63,13 @@ struct PerNode {
 /// As the report's path: the report goes to stdout, behind the workers' output.
 inline constexpr std::string_view kReportToStdout = "-";
 
+/// --on: a command of the user at an event of the job.
+struct Hook {
+  static constexpr std::array kEvents = {"start", "failure", "restart", "node-lost", "hang", "end"};
+  std::string event;    ///< one of kEvents
+  std::string command;  ///< for sh -c
+};
+
 /// One validated job: everything that the user asked for, and nothing discovered later. The options
 /// (apps/ddplaunch) create it; all of launcher/ reads it.
 struct JobSpec {
@@ -111,8 +119,9 @@ struct JobSpec {
   int max_restarts = 0;                              ///< of the whole job, for any node or rank
   std::chrono::milliseconds restart_backoff{1'000};  ///< before the first restart; doubles to 60 s
   std::chrono::milliseconds hang_timeout{0};         ///< 0: no hang detection
-  std::string report_path;                           ///< --report, absolute or kReportToStdout; empty: none
-  std::string job_dir;                               ///< absolute
+  std::vector<Hook> hooks;
+  std::string report_path;       ///< --report, absolute or kReportToStdout; empty: none
+  std::string job_dir;           ///< absolute
   std::string fallback_job_dir;  ///< used when the user cannot write to job_dir; empty: --job-dir was given
   OutputOptions output;
   bool quiet = false;    ///< print errors only

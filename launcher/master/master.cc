@@ -45,6 +45,19 @@ remote::FanOutOptions start_options(const JobSpec& spec, Master::Options& option
   return start;
 }
 
+std::vector<std::string> hook_env(const JobSpec& spec) {
+  std::vector<std::string> env{"DDPLAUNCH_JOB_ID=" + spec.job_id, "DDPLAUNCH_JOB_DIR=" + spec.job_dir};
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    if (!std::string_view(*entry).starts_with("DDPLAUNCH_JOB_")) env.emplace_back(*entry);
+  }
+  return env;
+}
+
+/// Scripts read the last line of stderr after a failure.
+std::string last_line(const ExitReport& report) {
+  return report.exit_code == 0 ? "" : report.text.substr(report.text.rfind('\n', report.text.size() - 2) + 1);
+}
+
 }  // namespace
 
 Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, remote::RemoteShell& remote,
@@ -69,7 +82,12 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
       terminal_timer_(loop),
       signals_(loop),
       stdin_(loop.get_executor()),
-      queries_(loop, supervisor_.nodes(), nodes_) {
+      queries_(loop, supervisor_.nodes(), nodes_),
+      hooks_(loop.get_executor(),
+             {spec.hooks, hook_env(spec), [this](const std::string& words) { say(words); },
+              [this](const std::string& text) {
+                files_->append({0, 0, 0, kHooks}, text);
+              }}) {
   add_signals(signals_, {SIGINT, SIGTERM, SIGHUP, SIGTSTP});
   signals_.add(SIGUSR1);
   signals_.add(SIGUSR2);
@@ -92,6 +110,7 @@ int Master::run() {
   if (!console_.uses_terminal() && console_.use_terminal()) console_.write(2, report.text);
   end_at_signals_with(report.exit_code, "");
   settle_files(report);
+  finish_hooks(report);
   const milliseconds patience = supervisor_.end().stop_signal != 0 ? milliseconds(kLastText) : kForEver;
   const bool shown = console_.flush(1, patience);
   if (!shown)
@@ -273,7 +292,9 @@ void Master::say(std::string_view text) {
 }
 
 void Master::record(const JournalEvent& event) {
-  files_->append({0, 0, 0, kJournal}, journal_line(event, ++journal_id_, std::chrono::system_clock::now()));
+  const std::string line = journal_line(event, ++journal_id_, std::chrono::system_clock::now());
+  files_->append({0, 0, 0, kJournal}, line);
+  hooks_.take(event, line);
 }
 
 void Master::say_host(const NodeLink& node, std::string_view line) {
@@ -355,13 +376,11 @@ void Master::settle_files(const ExitReport& report) {
   const JobWriter::LastTask write = [json, files, done] { return write_reports(json, files, *done); };
   auto warnings = files_->settle(write, kLastText);
   if (warnings && warnings->empty()) return;
-  // Scripts read the last line of stderr after a failure.
-  const std::string last_line =
-      report.exit_code == 0 ? "" : report.text.substr(report.text.rfind('\n', report.text.size() - 2) + 1);
   // The disk of the first path may also still receive the job's output.
   const auto disk = [&] { return *done == 1 && files.size() == 2 ? files[1].path : spec_.job_dir; };
   if (!warnings) {
-    end_at_signals_with(report.exit_code, last_line);  // before the user reads that a signal is possible
+    end_at_signals_with(report.exit_code,
+                        last_line(report));  // before the user reads that a signal is possible
     say("waiting for the disk of " + disk() + " (Ctrl-C: exit without waiting)");
     warnings = files_->settle(write, kDeadDisk);
   }
@@ -375,7 +394,18 @@ void Master::settle_files(const ExitReport& report) {
   }
   for (const std::string& warning : *warnings)
     say(warning);
-  console_.write(2, last_line);
+  console_.write(2, last_line(report));
+}
+
+/// Waits for the hooks that run, and for those of the end. Each has its time, and a signal ends the wait.
+void Master::finish_hooks(const ExitReport& report) {
+  hooks_.drop_waiting();
+  if (hooks_.idle()) return;
+  const std::string before = last_said_;
+  loop_.restart();
+  while (!hooks_.idle() && loop_.run_one() > 0) {
+  }
+  if (last_said_ != before) console_.write(2, last_line(report));
 }
 
 }  // namespace ddp::launcher

@@ -12,6 +12,7 @@
 #include "base/asio.h"
 #include "launcher/control/control_server.h"
 #include "launcher/job/job_spec.h"
+#include "launcher/master/hook_runner.h"
 #include "launcher/master/master_links.h"
 #include "launcher/master/stdin_feed.h"
 #include "launcher/master/worker_queries.h"
@@ -96,6 +97,7 @@ class Master final : private NodeEvents {
   void keep_last_output(std::optional<std::size_t> node);
   ExitReport show_report();
   void settle_files(const ExitReport& report);
+  void finish_hooks(const ExitReport& report);
 
   asio::io_context& loop_;
   const JobSpec& spec_;
@@ -116,6 +118,7 @@ class Master final : private NodeEvents {
   asio::signal_set signals_;
   StdinFeed stdin_;
   WorkerQueries queries_;
+  HookRunner hooks_;
   std::optional<ControlServer> control_;
   std::set<std::string> kept_notes_;  ///< remote::kKeptElsewhere lines that were shown
   bool output_lost_ = false;

@@ -222,6 +222,7 @@ Result<JobDir> JobDir::create(const JobSpec& spec) {
 std::string JobDir::file(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream) const {
   if (stream == kJobLog) return path_ + "/ddplaunch.log";
   if (stream == kJournal) return path_ + "/events.jsonl";
+  if (stream == kHooks) return path_ + "/hooks.log";
   if (stream == kTimes) return path_ + format_text("/attempt_%u/times.txt", attempt);
   if (stream == kJsonLines) return path_ + format_text("/attempt_%u/lines.jsonl", attempt);
   if (stream == kHangText) return path_ + format_text("/attempt_%u/hang_rank_%05u.txt", attempt, rank);
@@ -237,10 +238,11 @@ JobDir::StreamFiles& JobDir::output(const OutputKey& key) {
     pack_attempts();
   }
   StreamFiles& output = outputs_[key];
-  output.files.emplace_back(file(key.attempt, key.rank, key.stream), key.stream == kJobLog    ? kLogLimits
-                                                                     : key.stream == kJournal ? kJournalLimits
-                                                                     : key.stream == kTimes   ? kTimesLimits
-                                                                                              : limits_);
+  output.files.emplace_back(file(key.attempt, key.rank, key.stream),
+                            key.stream == kJobLog                            ? kLogLimits
+                            : key.stream == kJournal || key.stream == kHooks ? kJournalLimits
+                            : key.stream == kTimes                           ? kTimesLimits
+                                                                             : limits_);
   if (!log_dir_.empty() && key.stream <= 2 && copied_.has(key.local_rank, key.stream)) {
     output.files.emplace_back(log_dir_ + "/attempt_" + std::to_string(key.attempt) + '/' +
                                   std::to_string(key.rank) +

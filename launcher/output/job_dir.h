@@ -35,7 +35,8 @@ inline constexpr std::uint8_t kHangText = 4;
 inline constexpr std::uint8_t kJobLog = 5;
 /// events.jsonl: the changes of the job's state (docs/users/journal.md). Its key is like that of kJobLog.
 inline constexpr std::uint8_t kJournal = 6;
-
+/// hooks.log: what the commands of --on print. Its key is like that of kJobLog.
+inline constexpr std::uint8_t kHooks = 8;
 /// attempt_N/times.txt: when the streams had which size (JobDir::note_time). Its key has rank 0.
 inline constexpr std::uint8_t kTimes = 7;
 

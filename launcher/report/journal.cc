@@ -70,6 +70,7 @@ std::string journal_line(const JournalEvent& event, std::uint64_t id,
     line["exit_code"] = number_or_null(event.exit_code);
   if (event.kind == Kind::kSignal || event.kind == Kind::kRankExited)
     line["signal"] = event.signal == 0 ? OrderedJson() : OrderedJson(signal_name(event.signal));
+  if (event.kind == Kind::kAttemptStopping) line["failure"] = event.failure;
   if (event.kind == Kind::kAttemptStarted) {
     line["nodes"] = OrderedJson::array();
     for (const JournalEvent::AttemptNode& node : event.nodes)

@@ -40,6 +40,7 @@ struct JournalEvent {
   std::string job = {};               ///< kJobStarted: the job's id
   std::optional<int> exit_code = {};  ///< kJobEnded; kRankExited: unset if a signal ended it
   int signal = 0;                     ///< kSignal; kRankExited: the signal that ended it, or 0
+  bool failure = false;               ///< kAttemptStopping: neither the user's wish nor for a larger attempt
   std::vector<AttemptNode> nodes = {};  ///< kAttemptStarted: all, in the order of node ranks
 };
 

@@ -283,7 +283,7 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
   user_wants_end_ = true;
   const std::string stopped = "stopped by " + signal_name(event.number);
   if (state_ == State::kStopping)
-    stop_all(false, polite ? spec_.stop_grace : milliseconds(0),
+    stop_all(false, false, polite ? spec_.stop_grace : milliseconds(0),
              polite ? "stopped by the user" : "killed by the user", now);
   if (state_ == State::kRunning) out_.say(stopping_text(event.number, spec_.stop_grace));
   if (state_ == State::kRunning || state_ == State::kStarting) stop_reason_ = stopped;
@@ -325,11 +325,12 @@ void Supervisor::carry_out(const rendezvous::EndJob& action, Time now) {
   }
 }
 
-/// Stops the attempt's workers. `revoke`: workers that can leave the attempt survive, and the others are
-/// killed after `grace`.
-void Supervisor::stop_all(bool revoke, milliseconds grace, const std::string& reason, Time now) {
+/// Stops the attempt's workers. `failure`: see JournalEvent. `revoke`: workers that can leave the attempt
+/// survive, and the others are killed after `grace`.
+void Supervisor::stop_all(bool revoke, bool failure, milliseconds grace, const std::string& reason,
+                          Time now) {
   state_ = State::kStopping;
-  record({.kind = Journal::kAttemptStopping, .reason = reason});
+  record({.kind = Journal::kAttemptStopping, .reason = reason, .failure = failure});
   out_.detail((revoke ? "revoking attempt " + std::to_string(nodes_.attempt()) : "stopping all workers") +
               ": " + reason);
   failures_.stop_ordered(now, grace);

@@ -134,7 +134,8 @@ class Supervisor {
   void on_start_deadline(Time now);
   void check_attempt(Time now);
   void fail_attempt(std::string error, std::string reason, Time now);
-  void stop_all(bool revoke, std::chrono::milliseconds grace, const std::string& reason, Time now);
+  void stop_all(bool revoke, bool failure, std::chrono::milliseconds grace, const std::string& reason,
+                Time now);
   void end_survivors(std::size_t node, std::chrono::milliseconds grace, const std::string& reason);
   void survivors_gone(std::size_t node, std::uint32_t left, Time now);
   void on_stop_deadline(Time now);

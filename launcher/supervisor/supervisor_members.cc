@@ -267,12 +267,13 @@ void Supervisor::carry_out(const rendezvous::StopAttempt& action, Time now) {
   if (growing_) out_.notify(action.reason);
   const milliseconds grace =
       action.cause == rendezvous::StopCause::kUser ? spec_.stop_grace : spec_.failure_grace;
+  const bool failure = action.cause != rendezvous::StopCause::kUser && !growing_;
   const std::string ours = std::exchange(stop_reason_, {});
   const std::string& reason = ours.empty() ? action.reason : ours;
   if (action.another && survivors_.can_survive()) {
     revoking_ = true;
     survivors_.revoked(now);
-    return stop_all(true, Survivors::kRevokeTime, reason, now);
+    return stop_all(true, failure, Survivors::kRevokeTime, reason, now);
   }
   // A failure's report follows when all workers have ended. Says at once why they are stopped.
   const Failure* root = failures_.root_cause();
@@ -286,7 +287,7 @@ void Supervisor::carry_out(const rendezvous::StopAttempt& action, Time now) {
                 (root->kind == Failure::Kind::kHung ? "workers" : "others") +
                 (grace > milliseconds(0) ? " (SIGKILL in " + format_duration(grace) + "; Ctrl-C: now)" : ""));
   }
-  stop_all(false, grace, reason, now);
+  stop_all(false, failure, grace, reason, now);
 }
 
 }  // namespace ddp::launcher

@@ -376,6 +376,52 @@ class Exec(VerbTest):
         self.assertEqual((done.code, done.err), (2, f"ddplaunch: job {self.job} has ended: exited 143\n"))
 
 
+class Hooks(LaunchTest):
+    """Commands at events (--on). process_hook_runner_test has their limits."""
+
+    def hook_lines(self):
+        return (self.job_dir / "hooks.log").read_text().splitlines()
+
+    def test_each_event_reaches_its_hooks_and_the_end_finds_the_report(self):
+        hooks = [word for event in ("start", "failure", "restart") for word in ("--on", f"{event}=cat")]
+        done = self.run_job("--nproc-per-node", 2, "--max-restarts", 1, "--restart-backoff", "0", *hooks,
+                            "--on", "end=cat; ls $DDPLAUNCH_JOB_DIR/report.json", "sh", "-c", FAILS_ONCE)
+        self.assert_code(done, 0)
+        lines = self.hook_lines()
+        events = [json.loads(line) for line in lines if line.startswith("{")]
+        self.assertEqual({(e["event"], e["attempt"]) for e in events},
+                         {("attempt_running", 0), ("attempt_stopping", 0), ("attempt_started", 1), ("job_ended", None)})
+        self.assertTrue(next(e for e in events if e["event"] == "attempt_stopping")["failure"])
+        self.assertIn(f"{self.job_dir}/report.json", lines)
+
+    def test_a_stop_by_the_user_is_no_failure(self):
+        process = self.start("--on", "start=echo running", "--on", "failure=echo failed", "sleep", 1000)
+        self.assertTrue(wait_until(lambda: (self.job_dir / "hooks.log").exists()))
+        process.send_signal(signal.SIGTERM)
+        self.assert_code(self.finish(process), 143)
+        self.assertEqual(self.hook_lines(), ["# echo running", "running"])
+
+    def test_a_failed_hook_changes_no_exit_code_and_the_last_line_stays_last(self):
+        done = self.run_job("--on", "end=exit 3", "sh", "-c", "exit 4")
+        self.assert_code(done, 4)
+        self.assertEqual(done.err.splitlines()[-2:],
+                         ["ddplaunch: warning: --on end=exit 3 failed: it exited 3", "ddplaunch: exit 4: rank 0 on localhost exited 4"])
+
+    def test_a_signal_ends_the_wait_for_a_hook(self):
+        process = self.start("--on", "end=echo waiting >ready; exec sleep 1000", "true")
+        self.assertTrue(wait_until(lambda: (self.dir / "ready").exists()))
+        process.send_signal(signal.SIGINT)
+        process.wait(20)
+        self.assertTrue(wait_until(lambda: not live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")))
+        self.assert_code(self.finish(process), 0)
+
+    def test_wrong_hooks_are_refused(self):
+        for text in ("end", "end=", "crash=true"):
+            done = self.run_job("--on", text, "true")
+            self.assertEqual((done.code, done.err), (2, f"ddplaunch: --on {text}: give EVENT=COMMAND, and as EVENT start, failure, restart, "
+                                                        "node-lost, hang, end\n"))
+
+
 class Stacks(VerbTest):
 
     def test_the_state_of_each_worker_is_shown_and_the_job_goes_on(self):

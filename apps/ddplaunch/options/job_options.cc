@@ -342,6 +342,12 @@ void add_failure(OptionTable& table, JobSpec& spec, WrittenValues& written) {
                .help = "nodes stop their workers when this program is silent for this time",
                .details = "At least `2s`."},
               time_into(spec.master_timeout, kShortestHeartbeatLimit));
+  table.list({.names = "--on",
+              .value = "EVENT=COMMAND",
+              .help = "run a shell command here at an event of the job: start, failure, restart, node-lost, "
+                      "hang, end; may be repeated (docs/users/operate.md)",
+              .details = "The job does not wait for it. The event is a line of JSON on its standard input."},
+             hooks_into(spec.hooks));
   table.value({.names = "--report",
                .value = "FILE",
                .help = "file for the report of the job's end, as JSON (docs/users/report.md)",

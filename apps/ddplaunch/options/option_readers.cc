@@ -201,6 +201,22 @@ ReadValue command_into(std::vector<std::string>& field) {
   };
 }
 
+ReadValue hooks_into(std::vector<launcher::Hook>& field) {
+  return [&field](const std::string& text) -> std::string {
+    const std::size_t equals = std::min(text.find('='), text.size());
+    launcher::Hook hook{text.substr(0, equals), text.substr(std::min(equals + 1, text.size()))};
+    const bool known = std::ranges::count(launcher::Hook::kEvents, hook.event) > 0;
+    if (!known || hook.command.find_first_not_of(' ') == std::string::npos) {
+      std::string advice = ": give EVENT=COMMAND, and as EVENT ";
+      for (const char* event : launcher::Hook::kEvents)
+        advice += (event == launcher::Hook::kEvents[0] ? "" : ", ") + std::string(event);
+      return advice;
+    }
+    field.push_back(std::move(hook));
+    return "";
+  };
+}
+
 ReadValue log_limit_into(launcher::OutputOptions& output) {
   return [&output](const std::string& text) -> std::string {
     const std::size_t colon = std::min(text.find(':'), text.size());

@@ -63,6 +63,8 @@ ReadValue path_into(std::string& field, std::string base);
 ReadValue program_into(std::string& field, std::string base);
 /// The words of a command, quoted as in sh; at least one.
 ReadValue command_into(std::vector<std::string>& field);
+/// EVENT=COMMAND of --on, which adds one.
+ReadValue hooks_into(std::vector<launcher::Hook>& field);
 /// SIZE[:PARTS] of --log-max-size.
 ReadValue log_limit_into(launcher::OutputOptions& output);
 

@@ -33,6 +33,11 @@ TEST_CASE("the end of a rank has its exit code or its signal") {
   CHECK(killed.ends_with("\"exit_code\":null,\"signal\":\"SIGSEGV\"}\n"));
 }
 
+TEST_CASE("a stop says whether a failure is its cause") {
+  CHECK(line_of({.kind = Kind::kAttemptStopping, .reason = "x", .failure = true})
+            .ends_with("\"reason\":\"x\",\"failure\":true}\n"));
+}
+
 TEST_CASE("the first event has the format and the job") {
   CHECK(line_of({.kind = Kind::kJobStarted, .job = "run7"})
             .ends_with("\"reason\":null,\"format\":1,\"job\":\"run7\"}\n"));

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/asio.h"
+#include "launcher/inspection/tool_run.h"
+#include "launcher/job/job_spec.h"
+#include "launcher/report/journal.h"
+
+namespace ddp::launcher {
+
+/// Runs the user's commands at events of the job (--on). They run beside the job, which never waits for them:
+/// each has kTime and then dies with its process group, kMostRunning run at a time, and kMostWaiting wait.
+/// Loop thread.
+class HookRunner {
+ public:
+  static constexpr std::chrono::seconds kTime{30};
+  static constexpr std::size_t kMostRunning = 4;
+  static constexpr std::size_t kMostWaiting = 64;
+  static constexpr std::size_t kMostText = 64u << 10;  ///< of one command's output; the rest is dropped
+
+  struct Settings {
+    std::vector<Hook> hooks;
+    std::vector<std::string> env;                   ///< of the commands, as NAME=value
+    std::function<void(const std::string&)> say;    ///< gets warnings, one for each hook
+    std::function<void(const std::string&)> write;  ///< gets the commands' output, for the job's files
+    std::chrono::milliseconds time = kTime;         ///< of one command
+  };
+
+  HookRunner(asio::any_io_executor executor, Settings settings)
+      : executor_(std::move(executor)), settings_(std::move(settings)) {}
+
+  /// Starts the hooks of an event, or lets them wait for others. `line`: their standard input.
+  void take(const JournalEvent& event, const std::string& line);
+  /// Drops the hooks that wait, except those of the job's end.
+  void drop_waiting();
+  bool idle() const { return running_ == 0 && waiting_.empty(); }
+
+ private:
+  struct Call {
+    std::size_t hook;
+    std::string line;
+  };
+  void start_waiting();
+  Awaitable<> run(Call call);
+  void warn(std::size_t hook, const std::string& what);
+
+  asio::any_io_executor executor_;
+  Settings settings_;
+  std::deque<Call> waiting_;
+  std::size_t running_ = 0;
+  std::set<std::size_t> warned_;  ///< hooks that had a warning
+  std::set<pid_t> pids_;
+};
+
+/// Returns which of Hook::kEvents a change of the job's state is; empty: none.
+std::string_view hook_event(const JournalEvent& event);
+
+}  // namespace ddp::launcher
