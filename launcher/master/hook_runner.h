@@ -26,7 +26,7 @@ class HookRunner {
   static constexpr std::size_t kMostWaiting = 64;
   static constexpr std::size_t kMostText = 64u << 10;  ///< of one command's output; the rest is dropped
 
-  struct Settings {
+  struct HookSettings {
     std::vector<Hook> hooks;
     std::vector<std::string> env;                   ///< of the commands, as NAME=value
     std::function<void(const std::string&)> say;    ///< gets warnings, one for each hook
@@ -34,7 +34,7 @@ class HookRunner {
     std::chrono::milliseconds time = kTime;         ///< of one command
   };
 
-  HookRunner(asio::any_io_executor executor, Settings settings)
+  HookRunner(asio::any_io_executor executor, HookSettings settings)
       : executor_(std::move(executor)), settings_(std::move(settings)) {}
 
   /// Starts the hooks of an event, or lets them wait for others. `line`: their standard input.
@@ -53,7 +53,7 @@ class HookRunner {
   void warn(std::size_t hook, const std::string& what);
 
   asio::any_io_executor executor_;
-  Settings settings_;
+  HookSettings settings_;
   std::deque<Call> waiting_;
   std::size_t running_ = 0;
   std::set<std::size_t> warned_;  ///< hooks that had a warning
