@@ -22,6 +22,11 @@ std::vector<HostNumber> hosts_of(const World& world) {
 
 using Hosts = std::vector<HostNumber>;
 
+TEST_CASE("a failed comparison of structs shows their fields") {
+  CHECK(Catch::Detail::stringify(RankAssignment{1, 2, 3, 4}) == "{1, 2, 3, 4}");
+  CHECK(Catch::Detail::stringify(World{{{0, 1, 2, 3}}, 4}) == "{{ {0, 1, 2, 3} }, 4}");
+}
+
 TEST_CASE("slots: the first fill creates them in order, and ranks are prefix sums") {
   SlotTable slot_table(3);
   slot_table.fill({{0, 8}, {1, 4}, {2, 2}, {3, 8}});
