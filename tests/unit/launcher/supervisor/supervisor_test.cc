@@ -124,10 +124,14 @@ class Scenario {
 
   void give(const job::Event& event) {
     actions_.clear();
+    journal_.clear();
     add(event);
   }
   void add(const job::Event& event) { check_later(supervisor_->step(event, now_)); }
   void check_later(job::Actions actions) {
+    for (const auto& action : actions) {
+      if (const auto* event = std::get_if<JournalEvent>(&action)) journal_ += journal_line(*event, 0, {});
+    }
     std::move(actions.begin(), actions.end(), std::back_inserter(actions_));
     // Lines for --verbose, the job's line at the start, and the journal decide nothing.
     std::erase_if(actions_, [](const auto& action) {
@@ -140,6 +144,7 @@ class Scenario {
   /// Gives Ticks when they are due; nodes that are up are heard twice a second.
   void pass(job::Time time) {
     actions_.clear();
+    journal_.clear();
     const auto until = now_ + time;
     for (auto heard = now_ + 500ms; now_ < until;) {
       const auto due = supervisor_->deadline().value_or(until);
@@ -310,6 +315,8 @@ class Scenario {
       CHECK(state_name(supervisor_->state()) == words[1]);
     } else if (verb == "code") {
       CHECK(make_exit_report(supervisor_->end()).exit_code == static_cast<int>(number(1)));
+    } else if (verb == "journal") {  // text of a line that was recorded since the last input
+      CHECK(journal_.find(line.substr(line.find(' ') + 1)) != std::string::npos);
     } else if (verb == "says") {
       const std::string text = make_exit_report(supervisor_->end()).text;
       INFO(text);
@@ -392,6 +399,7 @@ class Scenario {
   std::unique_ptr<Supervisor> supervisor_;
   Supervisor::Time now_ = 1000s;
   job::Actions actions_;
+  std::string journal_;  ///< lines that the last input recorded
   std::size_t next_ = 0;
 };
 
