@@ -35,6 +35,7 @@ constexpr int kExecTries = 100;
 /// The reader answers for each process in turn: LOCAL_RANK, or one of these.
 constexpr int kNoNumber = -1;
 constexpr int kUnmarked = -2;
+constexpr int kUnread = -3;  ///< its exec did not come to an end
 
 int mark_in(std::string_view environment, std::string_view mark) {
   const auto rank = entry_value(environment, "LOCAL_RANK");
@@ -76,14 +77,15 @@ bool has_no_environment(pid_t pid, std::span<char> buffer) {
   return size == " 0" || size.empty() || (begin != " 0" && begin == word(1));
 }
 
-std::string_view read_environment(pid_t pid, int pidfd, std::span<char> buffer) {
-  for (int tries = 0;; ++tries) {
+/// Returns an empty text if there is none for us. Unset: the process was within an exec at each try.
+std::optional<std::string_view> read_environment(pid_t pid, int pidfd, std::span<char> buffer) {
+  for (int tries = 0; tries < kExecTries; ++tries) {
     const auto text = read_proc_file(pid, "environ", buffer);
-    if (!text || !text->empty() || tries == kExecTries || has_no_environment(pid, buffer))
-      return text.value_or("");
+    if (!text || !text->empty() || has_no_environment(pid, buffer)) return text.value_or("");
     pollfd end{pidfd, POLLIN, 0};
     poll(&end, 1, 1);
   }
+  return std::nullopt;
 }
 
 /// Sends the pidfd along if the process is marked. False: the receiver is gone.
@@ -93,7 +95,7 @@ bool send_answer(int socket, int answer, int pidfd) {
   msghdr message = {};
   message.msg_iov = &bytes;
   message.msg_iovlen = 1;
-  if (answer != kUnmarked) {
+  if (answer > kUnmarked) {
     message.msg_control = control;
     message.msg_controllen = sizeof control;
     cmsghdr* head = CMSG_FIRSTHDR(&message);
@@ -136,8 +138,12 @@ ssize_t receive_answer(int socket, int& answer, UniqueFd& pidfd) {
   for (const pid_t pid : pids) {
     // Open the pidfd first, so that the environment belongs to the pidfd's process.
     const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0U));
-    int answer = pidfd >= 0 ? mark_in(read_environment(pid, pidfd, buffer), mark) : kUnmarked;
-    if (answer != kUnmarked && has_ended(pidfd)) answer = kUnmarked;
+    int answer = kUnmarked;
+    if (pidfd >= 0) {
+      const auto environment = read_environment(pid, pidfd, buffer);
+      answer = environment ? mark_in(*environment, mark) : kUnread;
+      if (answer != kUnmarked && has_ended(pidfd)) answer = kUnmarked;
+    }
     if (!send_answer(0, answer, pidfd)) _exit(0);
     if (pidfd >= 0) close(pidfd);
   }
@@ -203,6 +209,7 @@ std::vector<MarkedProcess> MarkSearch::take_found() {
     ended = size == 0;  // the reader was killed
     if (ended) break;
     if (pidfd) found.push_back({pids_[next_], answer, std::move(pidfd)});
+    skipped_ = skipped_ || answer == kUnread;
     ++next_;
     stalled_at_ = Clock::now() + kStall;
   }

@@ -287,10 +287,12 @@ class Clean(VerbTest):
         for pid in (keeper, agent, process.pid):
             os.kill(pid, signal.SIGKILL)
         process.wait()
-        # The worker dies of its death signal; its child in a session of its own lives.
-        self.assertTrue(wait_until(lambda: len(self.processes_of_job()) == 1))
+        # The worker dies of its death signal. Its child in a session of its own lives, unless an agent of another job has just
+        # ended it: each agent removes the control groups that dead ones have left.
+        self.assertTrue(wait_until(lambda: len(self.processes_of_job()) <= 1))
         done = self.verb("clean")
-        self.assertEqual((done.code, done.out), (0, "localhost: 1 process found, 0 left\n"))
+        self.assertEqual(done.code, 0)
+        self.assertRegex(done.out, r"^localhost: (1 process|0 processes) found, 0 left\n$")
         self.assertEqual(self.processes_of_job(), [])
 
     def test_a_stopped_agent_is_ended_with_its_workers(self):

@@ -229,11 +229,12 @@ TEST_CASE("workers outside the tree are found by the job's mark, and no other pr
   CHECK(!shell.process.peek().has_value());
 }
 
-TEST_CASE("a process that keeps executing programs is found by each search") {
+TEST_CASE(
+    "a process that keeps executing programs is found by each search, or the search says that it skipped") {
   const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
   Worker restless = start("exec", {job, "LOCAL_RANK=2"});
   REQUIRE(read_bytes(restless.liveness.read_end.get(), 1) == "r");
-  int found = 0;
+  int found = 0, skipped = 0;
   constexpr int kSearches = 500;
   for (int i = 0; i < kSearches; ++i) {
     MarkSearch search(job.substr(job.find('=') + 1), {restless.process.pid()});
@@ -242,8 +243,10 @@ TEST_CASE("a process that keeps executing programs is found by each search") {
       for (const MarkedProcess& process : search.take_found())
         found += process.local_rank == 2;
     }
+    skipped += search.skipped();
   }
-  CHECK(found == kSearches);
+  CHECK(found + skipped == kSearches);
+  CHECK(found > kSearches / 2);
   kill(restless.process.pid(), SIGKILL);
   CHECK(wait_end(restless.process) == ExitStatus::signaled(SIGKILL));
 }
