@@ -306,7 +306,9 @@ class ElasticJob(LaunchTest):
             # The ranks come from each process's first environment; they do not change in this test.
             after = worker_pids(self.job)
             self.assertNotEqual(after.pop(victim), before.pop(victim))
-            self.assertEqual(after, before, "survivors keep their processes")
+            if after != before:
+                process.terminate()
+                self.fail(f"survivors keep their processes: {before} became {after}\n{process.stderr.read()}")
 
     def assert_ends_well(self, process, ranks):
         out = process.stdout.read()

@@ -450,8 +450,9 @@ class Stacks(VerbTest):
 class Logs(VerbTest):
 
     def test_the_output_of_an_ended_job(self):
-        job = self.verb("--job-id", "short", "--nproc-per-node", 2, "sh", "-c", 'echo "out $RANK"; echo "err $RANK" >&2; exit $RANK', cwd=self.dir,
-                        stdin=subprocess.DEVNULL)
+        # Rank 1 fails after rank 0 has ended. The failure would stop it.
+        worker = 'echo "out $RANK"; echo "err $RANK" >&2; [ "$RANK" = 0 ] && exec touch ended; until [ -e ended ]; do sleep 0.05; done; exit 1'
+        job = self.verb("--job-id", "short", "--nproc-per-node", 2, "sh", "-c", worker, cwd=self.dir, stdin=subprocess.DEVNULL)
         self.assert_code(job, 1)
         self.assertEqual(self.verb("logs").out, "[0] err 0\n[0] out 0\n[1] err 1\n[1] out 1\n")
         self.assertEqual(self.verb("logs", "--rank", 1).out, "[1] err 1\n[1] out 1\n")

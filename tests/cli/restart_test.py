@@ -26,14 +26,14 @@ exit "$2"
 """
 
 TORCH = """
-import os, sys, torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
 dist.init_process_group("gloo", init_method="env://")
 total = torch.ones(1)
 dist.all_reduce(total)
 print("attempt", attempt, "sum", int(total.item()), flush=True)
 if attempt == 0 and rank == 2:
-    sys.exit(9)
+    os._exit(9)  # sys.exit would close the connections long before the process ends, and the others could fail first
 dist.barrier()  # in attempt 0 rank 2 never comes
 """
 

@@ -63,7 +63,7 @@ class LaunchTest(unittest.TestCase):
 
     def setUp(self):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="ddplaunch-test-"))
-        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
+        self.addCleanup(self.remove_directory)
         self.job = f"t{os.getpid()}-{self.id().rpartition('.')[2].removeprefix('test_')}"[:60].rstrip('_')
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("DDPLAUNCH_", "PET_"))}
         self.env["XDG_STATE_HOME"] = str(self.dir / "state")
@@ -72,6 +72,15 @@ class LaunchTest(unittest.TestCase):
         self.env["XDG_RUNTIME_DIR"] = str(self.dir / "runtime")
         self.job_dir = self.dir / "job0"
         self.runs = 0
+
+    def remove_directory(self):
+        """Removes the directory. Processes of a job whose ddplaunch the test has killed may still write into it."""
+        wait_until(lambda: not live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0"), 20)
+
+        def is_removed():
+            shutil.rmtree(self.dir, ignore_errors=True)
+            return not self.dir.exists()
+        self.assertTrue(wait_until(is_removed), f"{self.dir} cannot be removed")
 
     def command(self, *args):
         return [DDPLAUNCH, "--job-id", self.job, "--job-dir", str(self.job_dir), *map(str, args)]
