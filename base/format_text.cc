@@ -3,11 +3,31 @@
 #include <algorithm>
 #include <array>
 #include <cstdarg>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <utility>
 
+#include "base/parse_text.h"
+
 namespace ddp {
+namespace {
+
+const char* begin_of(TextTable::Colour colour) {
+  switch (colour) {
+    case TextTable::Colour::kNone:
+      return "";
+    case TextTable::Colour::kGood:
+      return "\x1b[32m";
+    case TextTable::Colour::kDoubtful:
+      return "\x1b[33m";
+    case TextTable::Colour::kBad:
+      return "\x1b[31m";
+  }
+  return "";
+}
+
+}  // namespace
 
 std::string format_text(const char* format, ...) {
   std::string text;
@@ -109,6 +129,39 @@ std::string join_some(const std::vector<std::string>& words, std::size_t most) {
   const auto end = words.begin() + static_cast<std::ptrdiff_t>(std::min(words.size(), most));
   const std::string text = join({words.begin(), end}, ", ");
   return words.size() > most ? text + " and " + std::to_string(words.size() - most) + " more" : text;
+}
+
+void TextTable::omit_empty_columns() {
+  for (std::size_t i = rows_.empty() ? 0 : rows_[0].size(); i-- > 0;) {
+    const bool used =
+        std::any_of(rows_.begin() + 1, rows_.end(), [i](const auto& row) { return !row[i].text.empty(); });
+    for (auto& row : rows_)
+      if (!used) row.erase(row.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+std::string TextTable::text(bool colours) const {
+  std::vector<std::size_t> widths;  // columns of a terminal
+  for (const auto& row : rows_) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (std::size_t i = 0; i < row.size(); ++i)
+      widths[i] = std::max(widths[i], count_characters(row[i].text));
+  }
+  std::string text;
+  for (const auto& row : rows_) {
+    std::string blanks;  // before the next cell that has a text
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const Cell& cell = row[i];
+      if (!cell.text.empty()) {
+        const bool coloured = colours && cell.colour != Colour::kNone;
+        text += blanks + (coloured ? begin_of(cell.colour) : "") + cell.text + (coloured ? "\x1b[0m" : "");
+        blanks.clear();
+      }
+      blanks += std::string(widths[i] - count_characters(cell.text) + 2, ' ');
+    }
+    text += '\n';
+  }
+  return text;
 }
 
 }  // namespace ddp

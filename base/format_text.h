@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace ddp {
@@ -55,5 +56,29 @@ std::string join_alternatives(const std::vector<std::string>& words);
 
 /// Returns "a, b and 3 more": at most `most` words are named.
 std::string join_some(const std::vector<std::string>& words, std::size_t most);
+
+/// A table for people: each column is as wide as its widest cell, two blanks apart, without blanks at line
+/// ends.
+class TextTable {
+ public:
+  enum class Colour { kNone, kGood, kDoubtful, kBad };
+  struct Cell {
+    std::string text;
+    Colour colour = Colour::kNone;
+    Cell(std::string words = {}, Colour with = Colour::kNone) : text(std::move(words)), colour(with) {}
+    Cell(const char* words) : text(words) {}
+  };
+
+  /// The first row is the head.
+  void add(std::vector<Cell> row) { rows_.push_back(std::move(row)); }
+  bool empty() const { return rows_.empty(); }
+  /// Leaves out columns whose cells are empty in all rows but the head.
+  void omit_empty_columns();
+  /// One line per row. `colours`: for a terminal.
+  std::string text(bool colours = false) const;
+
+ private:
+  std::vector<std::vector<Cell>> rows_;
+};
 
 }  // namespace ddp

@@ -4,89 +4,17 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
-#include <cstdio>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/format_text.h"
-#include "base/parse_text.h"
 #include "launcher/check/check_network.h"
 #include "launcher/report/start_failures.h"
 #include "remote/hosts/host_range.h"
 
 namespace ddp::launcher {
 namespace {
-
-/// A table for people: each column is as wide as its widest cell, two blanks apart, without blanks at line
-/// ends.
-class TextTable {
- public:
-  enum class Colour { kNone, kGood, kDoubtful, kBad };
-  struct Cell {
-    std::string text;
-    Colour colour = Colour::kNone;
-    Cell(std::string words = {}, Colour with = Colour::kNone) : text(std::move(words)), colour(with) {}
-    Cell(const char* words) : text(words) {}
-  };
-
-  void add(std::vector<Cell> row) { rows_.push_back(std::move(row)); }
-  /// One line per row. Columns that are empty in all rows but the first, the head, are omitted. `colours`:
-  /// for a terminal.
-  std::string text(bool colours) const;
-
- private:
-  std::vector<std::vector<Cell>> rows_;
-};
-
-const char* begin_of(TextTable::Colour colour) {
-  switch (colour) {
-    case TextTable::Colour::kNone:
-      return "";
-    case TextTable::Colour::kGood:
-      return "\x1b[32m";
-    case TextTable::Colour::kDoubtful:
-      return "\x1b[33m";
-    case TextTable::Colour::kBad:
-      return "\x1b[31m";
-  }
-  return "";
-}
-
-/// The number of columns on a terminal: counts bytes that begin a character.
-std::string TextTable::text(bool colours) const {
-  std::vector<std::size_t> widths;
-  std::vector<bool> used;
-  for (std::size_t r = 0; r < rows_.size(); ++r) {
-    const auto& row = rows_[r];
-    widths.resize(std::max(widths.size(), row.size()));
-    used.resize(widths.size());
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      widths[i] = std::max(widths[i], count_characters(row[i].text));
-      if (r > 0 && !row[i].text.empty()) used[i] = true;
-    }
-  }
-  std::string text;
-  for (const auto& row : rows_) {
-    std::string blanks;  // before the next cell that has a text
-    bool first = true;
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      if (!used[i]) continue;
-      if (!first) blanks += "  ";
-      first = false;
-      const Cell& cell = row[i];
-      if (!cell.text.empty()) {
-        const bool coloured = colours && cell.colour != Colour::kNone;
-        text += blanks + (coloured ? begin_of(cell.colour) : "") + cell.text + (coloured ? "\x1b[0m" : "");
-        blanks.clear();
-      }
-      blanks += std::string(widths[i] - count_characters(cell.text), ' ');
-    }
-    text += '\n';
-  }
-  return text;
-}
 
 using Colour = TextTable::Colour;
 using Severity = CheckDiagnostic::Severity;
@@ -313,6 +241,7 @@ std::string check_text(const JobSpec& spec, const CheckResult& result,
     row.push_back(outcome(node, i, diagnostics));
     table.add(std::move(row));
   }
+  table.omit_empty_columns();
   std::string text = table.text(colours) + '\n';
   if (result.nodes.size() == 1 && result.nodes[0].facts)
     text += machine_text(result.nodes[0], *result.nodes[0].facts);
@@ -345,7 +274,8 @@ std::string hosts_text(const JobSpec& spec, const CheckResult& result,
                node.up ? std::to_string(node.hello.gpus) : "?", chosen_address(result, i),
                chosen_interface(result, i), variables});
   }
-  std::string text = table.text(false) + '\n';
+  table.omit_empty_columns();
+  std::string text = table.text() + '\n';
   if (result.plan && *result.plan) text += "world size " + std::to_string((*result.plan)->world_size) + '\n';
   if (!result.master_addr.empty()) text += "MASTER_ADDR " + result.master_addr + '\n';
   text += network_line(result);

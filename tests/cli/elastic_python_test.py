@@ -294,6 +294,9 @@ class ElasticJob(LaunchTest):
         self.fail(f"no {wanted!r} in:\n{''.join(lines)}{process.stderr.read()}")
 
     def kill_one_after_another(self, process, victims, ranks):
+        """Returns a message that must explain it for each survivor that did not keep its process. Gloo may forget to wake the rank
+        that sends to the victim (docs/users/elastic_python.md, Limits)."""
+        late = []
         self.read_until(process, rf"^attempt 0: {ranks} ranks, from step 0$")
         for attempt, victim in enumerate(victims, 1):
             last = int(self.read_until(process, r"^step (\d+) loss").group(1))
@@ -305,14 +308,17 @@ class ElasticJob(LaunchTest):
             self.assertLess(held, self.steps)
             # The ranks come from each process's first environment; they do not change in this test.
             after = worker_pids(self.job)
-            self.assertNotEqual(after.pop(victim), before.pop(victim))
-            if after != before:
-                process.terminate()
-                self.fail(f"survivors keep their processes: {before} became {after}\n{process.stderr.read()}")
+            self.assertNotEqual(after[victim], before[victim])
+            replaced = [rank for rank in range(ranks) if rank != victim and after[rank] != before[rank]]
+            self.assertIn(replaced, ([], [(victim + 1) % ranks]))
+            late += [f"rank {rank} on .* did not leave attempt {attempt - 1} within 5 s and was killed" for rank in replaced]
+        return late
 
-    def assert_ends_well(self, process, ranks):
+    def assert_ends_well(self, process, ranks, messages):
         out = process.stdout.read()
         err = process.stderr.read()
+        for message in messages:
+            self.assertRegex(err, message)
         self.assertEqual(process.wait(LIMIT_S), 0, err)
         process.stdout.close()
         process.stderr.close()
@@ -325,14 +331,12 @@ class ElasticJob(LaunchTest):
         for python in PYTHONS:
             with self.subTest(python=python):
                 process = self.launch("--nproc-per-node", 3, python=python)
-                self.kill_one_after_another(process, [2, 0, 1], 3)
-                self.assert_ends_well(process, 3)
+                self.assert_ends_well(process, 3, self.kill_one_after_another(process, [2, 0, 1], 3))
 
     def test_killed_workers_on_two_nodes(self):
         nodes = Nodes(self, 2)
         process = self.launch("--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, "--nproc-per-node", 2)
-        self.kill_one_after_another(process, [3, 0], 4)
-        self.assert_ends_well(process, 4)
+        self.assert_ends_well(process, 4, self.kill_one_after_another(process, [3, 0], 4))
 
     def test_an_exception_of_the_script_ends_the_job(self):
         script = EXAMPLE.replace("        world.step(step + 1)\n", "        world.step(step + 1)\n        if step >= 20 and "

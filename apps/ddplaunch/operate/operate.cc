@@ -67,35 +67,18 @@ OrderedJson job_json(const JobEntry& job, const RunState& state) {
           {"command", job.command}};
 }
 
-/// Returns the lines with each column as wide as its longest cell.
-std::string table_text(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<std::size_t> widths(rows.front().size());
-  for (const auto& row : rows)
-    for (std::size_t i = 0; i < row.size(); ++i)
-      widths[i] = std::max(widths[i], row[i].size());
-  std::string text;
-  for (const auto& row : rows) {
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      text += row[i];
-      if (i + 1 < row.size()) text.append(widths[i] - row[i].size() + 2, ' ');
-    }
-    text += '\n';
-  }
-  return text;
-}
-
 int list_jobs(const OperateOptions& options, const std::vector<JobEntry>& jobs) {
-  std::vector<std::vector<std::string>> rows{{"JOB", "STATE", "STARTED", "COMMAND"}};
+  TextTable table;
+  table.add({"JOB", "STATE", "STARTED", "COMMAND"});
   OrderedJson list = OrderedJson::array();
   for (const JobEntry& job : jobs) {
     const RunState state = state_of(job);
     if (!options.all && (state.kind == Kind::kEnded || state.kind == Kind::kDeleted)) continue;
     list.push_back(job_json(job, state));
-    rows.push_back({one_line(job.job), one_line(state_text(job, state)), one_line(job.started),
-                    one_line(job.command.substr(0, kCommandWidth))});
+    table.add({one_line(job.job), one_line(state_text(job, state)), one_line(job.started),
+               one_line(job.command.substr(0, kCommandWidth))});
   }
-  print(options.json ? list.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + '\n'
-                     : table_text(rows));
+  print(options.json ? list.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + '\n' : table.text());
   return 0;
 }
 
@@ -121,15 +104,15 @@ std::string status_text(const OrderedJson& status) {
             std::to_string(status.value("max_restarts", 0));
   }
   text += "\n  files in " + status.value("directory", "") + '\n';
-  std::vector<std::vector<std::string>> rows;
+  TextTable table;
   for (const OrderedJson& node : status["nodes"]) {
     const int ranks = node.value("ranks", 0);
     std::string range = "-";
     if (ranks > 0)
       range = (ranks == 1 ? "rank " : "ranks ") + format_number_range(node.value("first_rank", 0), ranks);
-    rows.push_back({"  " + node.value("node", ""), range, node.value("state", "")});
+    table.add({"  " + node.value("node", ""), range, node.value("state", "")});
   }
-  return rows.empty() ? text : text + table_text(rows);
+  return text + table.text();
 }
 
 /// Prints the state once. Returns the text without what changes with the time alone.

@@ -1,10 +1,8 @@
 #include "apps/ddplaunch/options/job_plan_text.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <optional>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -55,46 +53,26 @@ std::string details(const remote::Host& host) {
   return text;
 }
 
-using PlanRow = std::array<std::string, 6>;
-
-std::string table_text(const std::vector<PlanRow>& rows) {
-  std::array<std::size_t, std::tuple_size_v<PlanRow>> widths{};
-  for (const PlanRow& row : rows) {
-    for (std::size_t i = 0; i < row.size(); ++i)
-      widths[i] = std::max(widths[i], row[i].size());
-  }
-  std::string text;
-  for (const PlanRow& row : rows) {
-    std::string line;
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      if (i > 0) line += "  ";
-      line += row[i] + std::string(widths[i] - row[i].size(), ' ');
-    }
-    line.resize(line.find_last_not_of(' ') + 1);
-    text += line + '\n';
-  }
-  return text;
-}
-
 std::string nodes_text(const JobSpec& spec) {
   const std::size_t used = hosts_used(spec);
   const std::size_t nodes = used - std::min(used, static_cast<std::size_t>(spec.spares));
-  std::vector<PlanRow> rows = {{"node", "host", "slots", "workers", "ranks", "from the list of hosts"}};
+  TextTable table;
+  table.add({"node", "host", "slots", "workers", "ranks", "from the list of hosts"});
   std::optional<int> next = 0;
   for (std::size_t i = 0; i < used; ++i) {
     const remote::Host& host = spec.hosts[i];
     const std::optional<int> count = workers_on(host, spec);
     if (i >= nodes) {
-      rows.push_back(
+      table.add(
           {"spare", host.name, host.slots ? std::to_string(*host.slots) : "any", "-", "-", details(host)});
       continue;
     }
-    rows.push_back({std::to_string(i), host.name, host.slots ? std::to_string(*host.slots) : "any",
-                    count ? std::to_string(*count) : "?",
-                    next && count ? format_number_range(*next, *count) : "?", details(host)});
+    table.add({std::to_string(i), host.name, host.slots ? std::to_string(*host.slots) : "any",
+               count ? std::to_string(*count) : "?", next && count ? format_number_range(*next, *count) : "?",
+               details(host)});
     next = next && count ? std::optional(*next + *count) : std::nullopt;
   }
-  std::string text = table_text(rows);
+  std::string text = table.text();
   if (spec.min_nodes > 0) text += "at least " + std::to_string(spec.min_nodes) + " of these nodes\n";
   if (next) {
     text += "world size " + std::to_string(*next) + '\n';

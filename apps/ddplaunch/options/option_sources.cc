@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/safe_text.h"
+#include "base/format_text.h"
 
 namespace ddp {
 namespace {
@@ -81,20 +82,15 @@ std::string last_value(const OptionSource& options, std::string_view name) {
 }
 
 std::string origins_text(const OptionSource& options, const OptionTable& table, const std::string& worker) {
-  std::vector<std::pair<std::string, std::string>> rows;
+  TextTable rows;
   for (const GivenOption& option : options) {
+    if (option.name == "--dry-run") continue;
     const std::string value = table.takes_value(option.name) ? ' ' + shown_value(option) : "";
-    if (option.name != "--dry-run") rows.emplace_back(option.name + value, option.origin);
+    rows.add({"  " + option.name + value, option.origin});
   }
-  if (!worker.empty()) rows.emplace_back("worker", worker);
+  if (!worker.empty()) rows.add({"  worker", worker});
   if (rows.empty()) return "\nall options have their defaults\n";
-  std::size_t width = 0;
-  for (const auto& row : rows)
-    width = std::max(width, row.first.size());
-  std::string text = "\noptions, and where they are given\n";
-  for (const auto& [option, origin] : rows)
-    text += "  " + option + std::string(width - option.size() + 2, ' ') + origin + '\n';
-  return text + "all others have their defaults\n";
+  return "\noptions, and where they are given\n" + rows.text() + "all others have their defaults\n";
 }
 
 }  // namespace ddp
