@@ -89,8 +89,9 @@ int run(int argc, char** argv) {
   // A rank that could not read the data reports it together with the others, which cannot read it either.
   if (auto shared = data.share(*world->communicator, *environment); !shared) return fail(shared.error().text);
   if (environment->rank == 0 && !data.line().empty()) print_out("%s\n", data.line().c_str());
-  const auto trained = run_training(
-      options, {world->communicator.get(), world->node.get(), world->between.get()}, data.split());
+  const auto trained =
+      run_training(options, {world->communicator.get(), world->node.get(), world->between.get()},
+                   data.split(), environment->control);
   return trained ? 0 : fail(trained.error().text);
 }
 

@@ -17,6 +17,7 @@ namespace {
 
 /// The time to reap ended workers and read their output, even if their children hold the pipes.
 constexpr std::chrono::milliseconds kSettleTime{1'000};
+constexpr std::chrono::seconds kStepsEvery{1};
 
 /// The prefix of the files to which `@record` writes exceptions. The name cannot be guessed, and a file
 /// exists only if a worker wrote one, so a killed agent leaves no file behind.
@@ -60,6 +61,7 @@ NodeWorkers::NodeWorkers(asio::any_io_executor executor, const AgentCore& core, 
       hang_monitor_(
           executor, [this](const rendezvous::Message& message) { link_.send(message); },
           [this] { return credit_.room(1) == 0 || credit_.room(2) == 0; }),
+      steps_timer_(executor),
       queries_(executor, [this](const rendezvous::QueryAnswer& answer) { link_.send(answer); }),
       evidence_(executor, disk) {}
 
@@ -117,6 +119,8 @@ void NodeWorkers::drop_ended() {
 void NodeWorkers::perform(const node::PrepareAttempt& action) {
   const rendezvous::Spawn& spawn = action.spawn;
   const WorkerProcesses& survivors = core_.processes();
+  new_steps_.clear();  // they are of the previous attempt
+  steps_timer_.cancel();
   if (auto board = collectives_.make_room(spawn.local_world_size); !board)
     link_.send(rendezvous::Notice{"desync analysis is not available: " + board.error().text, true});
   auto workers = job_->workers(spawn, cores_, make_error_prefix(), expect_workers(spawn.local_world_size),
@@ -281,6 +285,7 @@ void NodeWorkers::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus
   exited.after_stop = group_->ended_after_stop(local);
   if (core_.processes().killed(local) == nullptr) evidence_.worker_ended(rank_of(local), pid, status);
   hang_monitor_.worker_ended(rank_of(local));
+  send_steps();
   if (worker_link_) worker_link_->forget(local);
   feed_(node::WorkerExited{local, std::move(exited)});
 }
@@ -312,6 +317,24 @@ void NodeWorkers::worker_unlinked(std::uint32_t local) {
 
 void NodeWorkers::worker_stepped(std::uint32_t local, const rendezvous::WorkerStep& step) {
   hang_monitor_.worker_stepped(rank_of(local), step.step, step.phase);
+  if (new_steps_.empty()) {
+    steps_timer_.expires_after(kStepsEvery);
+    steps_timer_.async_wait([this](const error_code& cancelled) {
+      if (!cancelled) send_steps();
+    });
+  }
+  new_steps_[rank_of(local)] = step.step;
+}
+
+void NodeWorkers::send_steps() {
+  if (new_steps_.empty()) return;
+  steps_timer_.cancel();
+  rendezvous::WorkerSteps message{core_.attempt().attempt, {}, {}};
+  for (const auto& [rank, step] : std::exchange(new_steps_, {})) {
+    message.ranks.push_back(rank);
+    message.steps.push_back(step);
+  }
+  link_.send(message);
 }
 
 void NodeWorkers::worker_in_trouble(std::uint32_t local, const rendezvous::WorkerTrouble& trouble) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -93,6 +94,7 @@ class NodeWorkers final : public WorkerEvents, public WorkerLinkEvents {
   void worker_unlinked(std::uint32_t local) override;
   void worker_misbehaved(std::uint32_t local, std::string words) override;
 
+  void send_steps();
   std::uint32_t rank_of(std::uint32_t local) const { return core_.attempt().first_rank + local; }
   std::vector<std::string> expect_workers(std::uint32_t count);
   Awaitable<> watch_workers();
@@ -119,6 +121,8 @@ class NodeWorkers final : public WorkerEvents, public WorkerLinkEvents {
   TaskGroup revoke_tasks_;                   ///< tasks that use the workers and are no part of their end
   AttemptTree tree_;
   HangMonitor hang_monitor_;
+  std::map<std::uint32_t, std::uint64_t> new_steps_;  ///< by rank: not yet sent to the master
+  asio::steady_timer steps_timer_;                    ///< runs while there are any
   NodeQueries queries_;
   EvidenceCollector evidence_;
   FlightRecorderBoard collectives_;

@@ -34,9 +34,10 @@ bool may_connect(Local::socket& client, uid_t uid) {
   return peer.uid == uid || peer.uid == 0;
 }
 
-Reply make_reply(const Request& request, http::status status, std::string body) {
+Reply make_reply(const Request& request, http::status status, std::string body,
+                 const char* type = "application/json") {
   Reply made(status, request.version());
-  made.set(http::field::content_type, "application/json");
+  made.set(http::field::content_type, type);
   made.keep_alive(false);
   made.body() = std::move(body);
   made.prepare_payload();
@@ -115,9 +116,13 @@ struct ControlServer::State {
   Reply answer(const Request& request) const {
     const std::string_view target(request.target().data(), request.target().size());
     const bool stop = target == "/v1/stop" || target == "/v1/stop?now";
-    if (!stop && target != "/v1/status") return make_reply(request, http::status::not_found, "{}\n");
+    const bool metrics = target == "/metrics";
+    if (!stop && !metrics && target != "/v1/status")
+      return make_reply(request, http::status::not_found, "{}\n");
     if (request.method() != (stop ? http::verb::post : http::verb::get))
       return make_reply(request, http::status::method_not_allowed, "{}\n");
+    if (metrics)
+      return make_reply(request, http::status::ok, handlers.metrics(), "text/plain; version=0.0.4");
     if (!stop) return make_reply(request, http::status::ok, handlers.status());
     handlers.stop(target.ends_with("?now"));
     return make_reply(request, http::status::accepted, "{}\n");

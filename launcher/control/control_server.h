@@ -35,8 +35,9 @@ struct WorkerReply {
 
 /// The answers of the owner of a job to its control socket. Called on the loop thread; must not wait.
 struct ControlHandlers {
-  std::function<std::string()> status;  ///< JSON
-  std::function<void(bool now)> stop;   ///< `now`: without a grace period
+  std::function<std::string()> status;   ///< JSON
+  std::function<std::string()> metrics;  ///< Prometheus text
+  std::function<void(bool now)> stop;    ///< `now`: without a grace period
   /// Calls `done` once, now or later, unless the request is cancelled. Returns its number.
   using WorkersAnswered = std::function<void(WorkerReply)>;
   std::function<std::uint32_t(const WorkerRequest& request, WorkersAnswered done)> ask_workers;

@@ -87,7 +87,8 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
              {spec.hooks, hook_env(spec), [this](const std::string& words) { say(words); },
               [this](const std::string& text) {
                 files_->append({0, 0, 0, kHooks}, text);
-              }}) {
+              }}),
+      progress_(began_, spec.hang_timeout) {
   add_signals(signals_, {SIGINT, SIGTERM, SIGHUP, SIGTSTP});
   signals_.add(SIGUSR1);
   signals_.add(SIGUSR2);
@@ -294,6 +295,7 @@ void Master::say(std::string_view text) {
 void Master::record(const JournalEvent& event) {
   const std::string line = journal_line(event, ++journal_id_, std::chrono::system_clock::now());
   files_->append({0, 0, 0, kJournal}, line);
+  progress_.take(event, steady_now());
   hooks_.take(event, line);
 }
 
@@ -355,7 +357,7 @@ ExitReport Master::show_report() {
   keep_last_output({});
   ExitReport report = make_exit_report(supervisor_.end());
   const RunSummary summary{steady_now() - began_, static_cast<int>(supervisor_.nodes().attempt()),
-                           output_bytes_};
+                           output_bytes_, progress_.figures(steady_now()).goodput()};
   if (!spec_.quiet) report.text = text_with_summary(report, supervisor_.end(), summary, spec_.verbose);
   record({.kind = JournalEvent::Kind::kJobEnded, .reason = report.why, .exit_code = report.exit_code});
   log_.ended(report.text);

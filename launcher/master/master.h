@@ -21,6 +21,8 @@
 #include "launcher/output/job_log.h"
 #include "launcher/output/job_writer.h"
 #include "launcher/output/merged_output.h"
+#include "launcher/report/job_progress.h"
+#include "launcher/report/job_status.h"
 #include "launcher/report/report_json.h"
 #include "launcher/supervisor/supervisor.h"
 
@@ -69,7 +71,7 @@ class Master final : private NodeEvents {
   void before_pings() override;
   Awaitable<> watch_signals();
 
-  std::string status() const;
+  JobStatus status() const;
   void stop(bool now);
   ControlHandlers control_handlers();
   void step(const job::Event& event);
@@ -80,6 +82,7 @@ class Master final : private NodeEvents {
   void repeat_on_terminal();
   void arm_deadline();
   Result<> take_output(NodeLink& node, const rendezvous::Output& output);
+  Result<> take_steps(const NodeLink& node, const rendezvous::WorkerSteps& message);
   void take_notice(NodeLink& node, const rendezvous::Notice& notice);
   LineSource source_of(std::uint32_t rank) const;
   static Supervisor::Time happened(const NodeLink& node, const rendezvous::Message& message);
@@ -123,6 +126,7 @@ class Master final : private NodeEvents {
   std::set<std::string> kept_notes_;  ///< remote::kKeptElsewhere lines that were shown
   bool output_lost_ = false;
   std::uint64_t output_bytes_ = 0;  ///< that the workers wrote
+  JobProgress progress_;
 };
 
 }  // namespace ddp::launcher

@@ -86,6 +86,8 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
     if (supervisor_.nodes().runs(node.index, 0)) stdin_.taken(*stdin_taken);
   } else if (const auto* answer = std::get_if<rendezvous::QueryAnswer>(&message)) {
     queries_.take(node.index, *answer);
+  } else if (const auto* steps = std::get_if<rendezvous::WorkerSteps>(&message)) {
+    return take_steps(node, *steps);
   } else if (const auto* hello = std::get_if<rendezvous::Hello>(&message)) {
     step(job::NodeUp{node.index, *hello, node.channel().address(), node.incarnation});
   } else {
@@ -112,6 +114,18 @@ Result<> Master::take_output(NodeLink& node, const rendezvous::Output& output) {
                  output.clock_ns == 0 ? steady_now() : node.to_ours(output.clock_ns),
                  output.data.size() >= kWorthKeeping ? node.connection().keep() : nullptr);
   }
+  return {};
+}
+
+/// Ignores late steps of an earlier attempt.
+Result<> Master::take_steps(const NodeLink& node, const rendezvous::WorkerSteps& message) {
+  if (message.attempt != supervisor_.nodes().attempt()) return {};
+  const bool good = message.ranks.size() == message.steps.size() &&
+                    std::all_of(message.ranks.begin(), message.ranks.end(), [&](std::uint32_t rank) {
+                      return supervisor_.nodes().runs(node.index, rank);
+                    });
+  if (!good) return Error{ErrorCode::kProtocol, "it sent steps of a rank that it does not run", 0};
+  progress_.take_steps(message.attempt, message.ranks, message.steps, steady_now());
   return {};
 }
 

@@ -1,9 +1,11 @@
 // The part of the Master that answers the control socket.
+#include <algorithm>
 #include <csignal>
 #include <utility>
 
 #include "base/clock.h"
 #include "launcher/master/master.h"
+#include "launcher/report/job_metrics.h"
 #include "launcher/report/job_status.h"
 
 namespace ddp::launcher {
@@ -53,7 +55,7 @@ const char* name_of(const NodeTable::Node& node) {
 
 }  // namespace
 
-std::string Master::status() const {
+JobStatus Master::status() const {
   const NodeTable& nodes = supervisor_.nodes();
   JobStatus status;
   status.job = spec_.job_id;
@@ -64,6 +66,7 @@ std::string Master::status() const {
   status.max_restarts = spec_.max_restarts;
   status.output_bytes = output_bytes_;
   status.directory = spec_.job_dir;
+  status.progress = progress_.figures(steady_now());
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     JobStatus::NodeStatus& node = status.nodes.emplace_back();
     node.name = nodes[i].name;
@@ -71,14 +74,19 @@ std::string Master::status() const {
     if (const rendezvous::RankAssignment* ranks = nodes.assignment(i)) {
       node.first_rank = ranks->first_rank;
       node.ranks = ranks->local_world_size;
+      for (int rank = node.first_rank; rank < node.first_rank + node.ranks; ++rank) {
+        const auto step = progress_.step_of(static_cast<std::uint32_t>(rank));
+        if (step) node.step = std::min(node.step.value_or(*step), *step);
+      }
     }
   }
-  return status_json(status);
+  return status;
 }
 
 ControlHandlers Master::control_handlers() {
   ControlHandlers handlers;
-  handlers.status = [this] { return status(); };
+  handlers.status = [this] { return status_json(status()); };
+  handlers.metrics = [this] { return metrics_text(status()); };
   handlers.stop = [this](bool now) { stop(now); };
   handlers.ask_workers = [this](const WorkerRequest& request, ControlHandlers::WorkersAnswered done) {
     return queries_.start(request, supervisor_.state() == Supervisor::State::kRunning, std::move(done));

@@ -1,8 +1,18 @@
 #include "launcher/report/job_status.h"
 
+#include <cmath>
+
 #include "launcher/report/json_values.h"
 
 namespace ddp::launcher {
+namespace {
+
+template <class T>
+OrderedJson or_null(const std::optional<T>& value) {
+  return value ? OrderedJson(*value) : OrderedJson();
+}
+
+}  // namespace
 
 std::string status_json(const JobStatus& status) {
   OrderedJson json{{"job", status.job},
@@ -13,13 +23,17 @@ std::string status_json(const JobStatus& status) {
                    {"max_restarts", status.max_restarts},
                    {"output_bytes", status.output_bytes},
                    {"directory", status.directory},
+                   {"step", or_null(status.progress.step)},
+                   {"step_s", or_null(status.progress.step_seconds)},
+                   {"goodput", std::round(status.progress.goodput() * 1000) / 1000},
                    {"nodes", OrderedJson::array()}};
   for (const JobStatus::NodeStatus& node : status.nodes) {
     const bool runs = node.ranks > 0;
     json["nodes"].push_back({{"node", node.name},
                              {"state", node.state},
                              {"first_rank", runs ? OrderedJson(node.first_rank) : OrderedJson()},
-                             {"ranks", node.ranks}});
+                             {"ranks", node.ranks},
+                             {"step", or_null(node.step)}});
   }
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
 }

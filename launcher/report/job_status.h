@@ -2,8 +2,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "launcher/report/job_progress.h"
 
 namespace ddp::launcher {
 
@@ -13,7 +16,8 @@ struct JobStatus {
     std::string name;
     std::string state;  ///< "connecting", "running", …
     int first_rank = 0;
-    int ranks = 0;  ///< 0: it runs none in this attempt
+    int ranks = 0;                      ///< 0: it runs none in this attempt
+    std::optional<std::uint64_t> step;  ///< completed by all its ranks that report steps
   };
   std::string job;
   std::string state;
@@ -23,6 +27,7 @@ struct JobStatus {
   int max_restarts = 0;
   std::uint64_t output_bytes = 0;  ///< that the workers wrote
   std::string directory;
+  JobProgress::Figures progress;
   std::vector<NodeStatus> nodes;
 };
 

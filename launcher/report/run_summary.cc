@@ -13,9 +13,11 @@ std::string text_with_summary(const ExitReport& report, const JobEnd& end, const
                               bool always) {
   const bool success = report.exit_code == 0;
   if (!always && summary.duration < kLongRun && !(success && summary.restarts > 0)) return report.text;
-  const std::string output = ", " + format_bytes(summary.output_bytes) + " of output\n";
+  const std::string output = ", " + format_text("goodput %.1f %%, ", 100 * summary.goodput) +
+                             format_bytes(summary.output_bytes) + " of output\n";
   if (success) {
-    return "ddplaunch: " + job_line(end) + "\nddplaunch: succeeded after " + format_elapsed(summary.duration) +
+    return "ddplaunch: " + job_line(end) + "\nddplaunch: succeeded after " +
+           format_elapsed(summary.duration) +
            (summary.restarts > 0 ? ", " + counted(summary.restarts, "restart") : "") + output;
   }
   const std::size_t last_line = report.text.rfind('\n', report.text.size() - 2) + 1;

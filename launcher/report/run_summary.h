@@ -13,6 +13,7 @@ struct RunSummary {
   std::chrono::nanoseconds duration{0};
   int restarts = 0;
   std::uint64_t output_bytes = 0;  ///< that the workers wrote
+  double goodput = 0;              ///< see JobProgress
 };
 
 /// Returns the text of the report, with a summary if the run lasted for a minute or `always`. After success,

@@ -217,6 +217,7 @@ std::string_view message_name(const Message& message) {
                                                                                      "AttemptRevoked",
                                                                                      "WorkerCollectives",
                                                                                      "QueryAnswer",
+                                                                                     "WorkerSteps",
                                                                                      "JobStart",
                                                                                      "OpenStore",
                                                                                      "Probe",

@@ -21,7 +21,7 @@ using Message =
     std::variant<Hello, JobAccepted, Refused, StoreOpened, ProbeResult, WorkerStarted, WorkerExited, Output,
                  AttemptEnded, Pong, Notice, StdinTaken, WorkerEvidence, Quiet, Inspection, NodeChecked,
                  WorkersGreeted, WorkersReady, WorkerInTrouble, AttemptRevoked, WorkerCollectives,
-                 QueryAnswer, JobStart, OpenStore, Probe, Spawn, Stop, Revoke, Signal, Leave, Ping, Credit,
-                 MasterAsleep, Stdin, Inspect, NodeCheck, Query, CancelQuery>;
+                 QueryAnswer, WorkerSteps, JobStart, OpenStore, Probe, Spawn, Stop, Revoke, Signal, Leave,
+                 Ping, Credit, MasterAsleep, Stdin, Inspect, NodeCheck, Query, CancelQuery>;
 
 }  // namespace ddp::rendezvous

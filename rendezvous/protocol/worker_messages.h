@@ -112,6 +112,19 @@ struct Quiet {
   }
 };
 
+/// Steps that workers of the node have completed (docs/developers/worker_protocol.md), as far as they have
+/// changed since the last such message. Sent once a second at most, and at the end of a worker.
+struct WorkerSteps {
+  static constexpr std::uint8_t kType = 0x17;
+  std::uint32_t attempt = 0;
+  std::vector<std::uint32_t> ranks;
+  std::vector<std::uint64_t> steps;  ///< of each of `ranks`
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.ranks), c(m.steps);
+  }
+};
+
 /// Answer to Inspect: for each running rank one with its state, possibly more with further text, then one
 /// with `last`.
 struct Inspection {

@@ -447,6 +447,55 @@ class Stacks(VerbTest):
         self.assertIn("[127.0.0.2] rank 1, pid", out)
 
 
+class Steps(VerbTest):
+    """Steps that workers report, and the figures about them. unit_report has the arithmetic."""
+
+    # Rank 1 is a step behind. In attempt 0 it fails on request.
+    WORKER = """
+import json, os, socket, time
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+link = socket.socket(socket.AF_UNIX)
+link.connect(os.environ["DDPLAUNCH_CONTROL"].removeprefix("unix:"))
+link.sendall(b'{"hello":1,"pid":1,"rejoin":false}\\n')
+link.sendall(json.dumps({"step": 100 * (attempt + 1) - rank}).encode() + b"\\n")
+while attempt == 1 or rank == 0 or not os.path.exists("fail"):
+    time.sleep(0.05)
+os._exit(3)
+"""
+
+    def metrics(self):
+        path = next((self.dir / "runtime/ddplaunch").glob("*.sock"))
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            head, _, body = b"".join(iter(lambda: client.recv(65536), b"")).decode().partition("\r\n\r\n")
+        self.assertTrue(head.startswith("HTTP/1.1 200 OK"), head)
+        self.assertIn("Content-Type: text/plain; version=0.0.4", head)
+        samples = [line.rpartition(" ") for line in body.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in samples}
+
+    def test_steps_and_goodput_of_a_restarted_job(self):
+        self.script("worker.py", self.WORKER)
+        nodes = ["--launcher", "local", "--host", "127.0.0.1,127.0.0.2", "--nproc-per-node", 1]
+        process = self.started_job(sys.executable, "-S", "worker.py", options=[*nodes, "--max-restarts", 1, "--restart-backoff", "0"])
+        self.assertTrue(wait_until(lambda: self.status(self.job)["step"] == 99))
+        status = self.status(self.job)
+        self.assertEqual([node["step"] for node in status["nodes"]], [100, 99])
+        self.assertRegex(self.verb("status").out, r", step 99, goodput [0-9.]+ %, restart 0 of 1\n(.*\n){2}  127\.0\.0\.2 +rank 1 +running +step 99\n")
+        metrics = self.metrics()
+        self.assertEqual((metrics["ddplaunch_step"], metrics['ddplaunch_step_lag{node="127.0.0.2"}']), (99, 1))
+        self.assertEqual(metrics['ddplaunch_failures_total{cause="rank"}'], 0)
+        (self.dir / "fail").touch()
+        self.assertTrue(wait_until(lambda: self.status(self.job)["step"] == 199))
+        metrics = self.metrics()
+        self.assertEqual((metrics['ddplaunch_failures_total{cause="rank"}'], metrics["ddplaunch_attempts_total"]), (1, 2))
+        spent = {phase: metrics[f'ddplaunch_time_seconds{{phase="{phase}"}}'] for phase in ("start", "train", "rework", "hang", "wait")}
+        self.assertTrue(all(spent[phase] > 0 for phase in ("start", "train", "rework", "wait")), spent)
+        self.assertEqual(spent["hang"], 0)
+        process.send_signal(signal.SIGINT)
+        self.assertRegex(process.communicate(timeout=30)[1], r"\n  ran for .*, goodput [0-9.]+ %, 0 B of output\n|exit 130")
+
+
 class Logs(VerbTest):
 
     def test_the_output_of_an_ended_job(self):

@@ -94,23 +94,33 @@ std::string out_of_reach(const JobEntry& job, const RunState& state, OperateVerb
   return "";
 }
 
-std::string status_text(const OrderedJson& status) {
+std::string seconds_per_step(double seconds) {
+  return seconds < 0.1 ? format_text("%.1f ms/step", 1000 * seconds) : format_text("%.2f s/step", seconds);
+}
+
+std::string status_text(OrderedJson status) {
   std::string text =
       "job " + status.value("job", "") + ": " + status.value("state", "") + ", started " +
       format_elapsed(std::chrono::seconds(static_cast<std::int64_t>(status.value("age_s", 0.0)))) + " ago";
   if (status["world_size"].is_number()) text += ", " + counted(status["world_size"].get<int>(), "rank");
+  if (status["step"].is_number()) text += ", step " + std::to_string(status["step"].get<std::uint64_t>());
+  if (status["step_s"].is_number()) text += ", " + seconds_per_step(status["step_s"].get<double>());
+  if (status["step"].is_number())
+    text += format_text(", goodput %.1f %%", 100 * status.value("goodput", 0.0));
   if (status.value("max_restarts", 0) > 0) {
     text += ", restart " + std::to_string(status.value("attempt", 0)) + " of " +
             std::to_string(status.value("max_restarts", 0));
   }
   text += "\n  files in " + status.value("directory", "") + '\n';
   TextTable table;
-  for (const OrderedJson& node : status["nodes"]) {
+  for (OrderedJson& node : status["nodes"]) {
     const int ranks = node.value("ranks", 0);
     std::string range = "-";
     if (ranks > 0)
       range = (ranks == 1 ? "rank " : "ranks ") + format_number_range(node.value("first_rank", 0), ranks);
-    table.add({"  " + node.value("node", ""), range, node.value("state", "")});
+    const OrderedJson& step = node["step"];
+    table.add({"  " + node.value("node", ""), range, node.value("state", ""),
+               step.is_number() ? "step " + std::to_string(step.get<std::uint64_t>()) : ""});
   }
   return text + table.text();
 }
@@ -132,8 +142,10 @@ Result<std::string> show_status(const OperateOptions& options, const JobEntry& j
   if (!status.is_object() || !status.contains("nodes") || !status.contains("world_size"))
     return Error{ErrorCode::kProtocol, "job " + job.job + ": its ddplaunch gave no status"};
   OrderedJson key = status;
-  key.erase("age_s");
-  key.erase("output_bytes");
+  for (const char* const moves : {"age_s", "output_bytes", "step", "step_s", "goodput"})
+    key.erase(moves);
+  for (OrderedJson& node : key["nodes"])
+    node.erase("step");
   if (key.dump() != last) print(options.json ? dump(status) : status_text(status));
   return key.dump();
 }

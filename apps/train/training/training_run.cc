@@ -26,6 +26,7 @@
 #include "apps/train/training/training_state.h"
 #include "base/clock.h"
 #include "base/format_text.h"
+#include "rendezvous/worker_client/worker_link_client.h"
 
 namespace ddp::train {
 
@@ -336,8 +337,16 @@ std::unique_ptr<TrainingRun> make_training_run(const TrainOptions& options, cons
   return std::make_unique<TypedTrainingRun<float>>(options, data, std::move(on_phase));
 }
 
-Result<> run_training(const TrainOptions& options, Communicators communicators, const DataSplit& data) {
-  return make_training_run(options, data, {})->go({communicators});
+Result<> run_training(const TrainOptions& options, Communicators communicators, const DataSplit& data,
+                      const std::string& control) {
+  std::unique_ptr<rendezvous::WorkerLinkClient> link;
+  if (!control.empty()) {
+    auto connected = rendezvous::WorkerLinkClient::connect(control, false, options.zero);
+    if (connected) link = std::move(*connected);
+  }
+  OnPhase on_phase;
+  if (link) on_phase = [&link](std::uint64_t step, const char* phase) { link->at(step, phase); };
+  return make_training_run(options, data, std::move(on_phase))->go({communicators});
 }
 
 }  // namespace ddp::train

@@ -43,7 +43,9 @@ class TrainingRun {
 std::unique_ptr<TrainingRun> make_training_run(const TrainOptions& options, const DataSplit& data,
                                                OnPhase on_phase);
 
-/// Runs a training of one attempt.
-Result<> run_training(const TrainOptions& options, Communicators communicators, const DataSplit& data);
+/// Runs a training of one attempt. Reports its steps at `control`, the value of DDPLAUNCH_CONTROL. It may be
+/// empty, and a link that cannot be made is no error.
+Result<> run_training(const TrainOptions& options, Communicators communicators, const DataSplit& data,
+                      const std::string& control);
 
 }  // namespace ddp::train

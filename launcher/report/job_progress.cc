@@ -1,0 +1,127 @@
+#include "launcher/report/job_progress.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace ddp::launcher {
+namespace {
+
+using Kind = JournalEvent::Kind;
+
+/// Durations of steps are measured over this time at least, and twice of it at most.
+constexpr std::chrono::seconds kMeasured{10};
+constexpr std::size_t kNoCause = JobProgress::kCauseNames.size() - 1;
+
+std::size_t at(JobProgress::Phase phase) {
+  return static_cast<std::size_t>(phase);
+}
+
+/// Returns the cause of a failure that the event may be; kNoCause: it is none.
+std::size_t cause_of(const JournalEvent& event) {
+  if (event.kind == Kind::kRankExited) return event.exit_code == 0 ? kNoCause : 0;
+  if (event.kind == Kind::kNodeLost) return 1;
+  return event.kind == Kind::kHangFound ? 2 : kNoCause;
+}
+
+}  // namespace
+
+double JobProgress::Figures::goodput() const {
+  const double all = std::accumulate(spent.begin(), spent.end(), Time{0}).count();
+  return all > 0 ? static_cast<double>(spent[at(Phase::kTrain)].count()) / all : 0;
+}
+
+void JobProgress::enter(Phase phase, Time now) {
+  sums_.spent[at(phase_)] += std::max(Time{0}, now - since_);
+  since_ = now;
+  phase_ = phase;
+}
+
+void JobProgress::take(const JournalEvent& event, Time now) {
+  if (cause_ == kNoCause) cause_ = cause_of(event);
+  switch (event.kind) {
+    case Kind::kNodeLost:
+      ++sums_.nodes_lost;
+      break;
+    case Kind::kAttemptStarted:
+      attempt_ = event.attempt.value_or(0);
+      steps_.clear();
+      marks_ = {};
+      cause_ = kNoCause;
+      enter(Phase::kStart, now);
+      break;
+    case Kind::kAttemptRunning:
+      enter(reached_ ? Phase::kRework : Phase::kTrain, now);
+      break;
+    case Kind::kHangFound: {
+      const Phase before = phase_;
+      enter(Phase::kHang, now);
+      const Time quiet = std::min(hang_timeout_, sums_.spent[at(before)]);
+      sums_.spent[at(before)] -= quiet;
+      sums_.spent[at(Phase::kHang)] += quiet;
+      break;
+    }
+    case Kind::kHangOver:
+      enter(Phase::kTrain, now);
+      break;
+    case Kind::kAttemptStopping:
+    case Kind::kAttemptEnded: {
+      const bool failed = event.kind == Kind::kAttemptStopping ? event.failure : cause_ != kNoCause;
+      if (failed && phase_ != Phase::kWait) ++sums_.failures[cause_];
+      enter(Phase::kWait, now);
+      break;
+    }
+    default:
+      break;
+  }
+}
+
+std::optional<std::uint64_t> JobProgress::lowest_step() const {
+  std::optional<std::uint64_t> lowest;
+  for (const auto& [rank, step] : steps_)
+    lowest = std::min(lowest.value_or(step), step);
+  return lowest;
+}
+
+void JobProgress::measure(std::uint64_t lowest, Time now) {
+  auto& [latest, older, oldest] = marks_;
+  if (latest && latest->step == lowest) return;
+  latest = Mark{lowest, now};
+  if (!older || now - older->time >= kMeasured) {
+    oldest = older;
+    older = latest;
+  }
+}
+
+void JobProgress::take_steps(std::uint32_t attempt, std::span<const std::uint32_t> ranks,
+                             std::span<const std::uint64_t> steps, Time now) {
+  if (attempt != attempt_) return;
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    steps_[ranks[i]] = steps[i];
+  const auto lowest = lowest_step();
+  if (!lowest) return;
+  measure(*lowest, now);
+  if (phase_ == Phase::kRework && *lowest > reached_.value_or(0)) enter(Phase::kTrain, now);
+  reached_ = std::max(reached_.value_or(0), *lowest);
+}
+
+std::optional<std::uint64_t> JobProgress::step_of(std::uint32_t rank) const {
+  const auto found = steps_.find(rank);
+  return found == steps_.end() ? std::nullopt : std::optional(found->second);
+}
+
+JobProgress::Figures JobProgress::figures(Time now) const {
+  Figures figures = sums_;
+  figures.spent[at(phase_)] += std::max(Time{0}, now - since_);
+  figures.step = lowest_step();
+  for (const auto& [rank, step] : steps_)
+    figures.last_step = std::max(figures.last_step.value_or(step), step);
+  const auto& [latest, older, oldest] = marks_;
+  const auto& from = oldest ? oldest : older;
+  if (latest && from && latest->step > from->step) {
+    figures.step_seconds = std::chrono::duration<double>(latest->time - from->time).count() /
+                           static_cast<double>(latest->step - from->step);
+  }
+  return figures;
+}
+
+}  // namespace ddp::launcher

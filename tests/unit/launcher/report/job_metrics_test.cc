@@ -1,0 +1,58 @@
+#include "launcher/report/job_metrics.h"
+
+#include <chrono>
+#include <string>
+
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+
+JobStatus running_job() {
+  JobStatus status;
+  status.job = "run\"7\\\n";
+  status.state = "running";
+  status.world_size = 4;
+  status.attempt = 1;
+  status.output_bytes = 18'446'744'073'709'551'615u;
+  status.nodes = {
+      {"gpu01", "running", 0, 2, 40}, {"gpu02", "running", 2, 2, 42}, {"gpu03", "lost", 0, 0, {}}};
+  status.progress.step = 40;
+  status.progress.last_step = 42;
+  status.progress.step_seconds = 0.25;
+  status.progress.spent = {1s, 1500ms, 0s, 0s, 2s};
+  status.progress.failures = {1, 0, 0, 0};
+  status.progress.nodes_lost = 1;
+  return status;
+}
+
+bool has_line(const std::string& text, const std::string& line) {
+  return text.find('\n' + line + '\n') != std::string::npos;
+}
+
+TEST_CASE("metrics of a job with steps") {
+  const std::string text = metrics_text(running_job());
+  CHECK(text.find("\nddplaunch_job_info{job=\"run\\\"7\\\\\\n\",version=\"") != std::string::npos);
+  CHECK(has_line(text, "ddplaunch_nodes{state=\"lost\"} 1"));
+  CHECK(has_line(text, "ddplaunch_nodes{state=\"running\"} 2"));
+  CHECK(has_line(text, "ddplaunch_attempts_total 2"));
+  CHECK(has_line(text, "ddplaunch_failures_total{cause=\"rank\"} 1"));
+  CHECK(has_line(text, "ddplaunch_time_seconds{phase=\"train\"} 1.5"));
+  CHECK(has_line(text, "ddplaunch_output_bytes_total 18446744073709551615"));
+  CHECK(has_line(text, "ddplaunch_step 40"));
+  CHECK(has_line(text, "ddplaunch_step_lag{node=\"gpu01\"} 2"));
+  CHECK(has_line(text, "ddplaunch_step_lag{node=\"gpu02\"} 0"));
+  CHECK(text.find("gpu03") == std::string::npos);
+  CHECK(has_line(text, "ddplaunch_step_duration_seconds 0.25"));
+}
+
+TEST_CASE("a job without steps has no metrics about them") {
+  JobStatus status = running_job();
+  status.progress.step.reset();
+  CHECK(metrics_text(status).find("ddplaunch_step") == std::string::npos);
+}
+
+}  // namespace
+}  // namespace ddp::launcher

@@ -1,0 +1,162 @@
+#include "launcher/report/job_progress.h"
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+using Kind = JournalEvent::Kind;
+using Phase = JobProgress::Phase;
+
+/// A job with ranks 0 and 1. Each call takes the time in seconds.
+struct Job {
+  JobProgress progress{0s, 30s};
+  std::uint32_t attempt = 0;
+
+  void event(int second, Kind kind, bool failure = false) {
+    progress.take({.kind = kind, .attempt = attempt, .failure = failure}, std::chrono::seconds(second));
+  }
+  void rank_exited(int second, int code) {
+    progress.take({.kind = Kind::kRankExited, .rank = 1, .attempt = attempt, .exit_code = code},
+                  std::chrono::seconds(second));
+  }
+  void run(int second, std::uint32_t number = 0) {
+    attempt = number;
+    event(second, Kind::kAttemptStarted);
+    event(second + 2, Kind::kAttemptRunning);
+  }
+  void steps(int second, std::uint64_t rank_0, std::uint64_t rank_1) {
+    const std::vector<std::uint32_t> ranks{0, 1};
+    const std::vector<std::uint64_t> steps{rank_0, rank_1};
+    progress.take_steps(attempt, ranks, steps, std::chrono::seconds(second));
+  }
+  JobProgress::Figures at(int second) const { return progress.figures(std::chrono::seconds(second)); }
+  int spent(Phase phase, int second) const {
+    return static_cast<int>(at(second).spent.at(static_cast<std::size_t>(phase)) / 1s);
+  }
+};
+
+TEST_CASE("time until all ranks run is no progress") {
+  Job job;
+  CHECK(job.at(0).goodput() == 0);
+  job.run(8);
+  CHECK(job.spent(Phase::kStart, 40) == 10);
+  CHECK(job.spent(Phase::kTrain, 40) == 30);
+  CHECK(job.at(40).goodput() == 0.75);
+}
+
+TEST_CASE("steps that an earlier attempt had completed are rework") {
+  Job job;
+  job.run(0);
+  job.steps(50, 100, 99);
+  job.event(60, Kind::kAttemptStopping, true);
+  job.event(61, Kind::kAttemptEnded);
+  job.run(70, 1);
+  job.steps(80, 99, 99);  // the most that all ranks had completed
+  CHECK(job.spent(Phase::kRework, 90) == 18);
+  job.steps(90, 101, 100);
+  CHECK(job.spent(Phase::kStart, 100) == 4);
+  CHECK(job.spent(Phase::kTrain, 100) == 58 + 10);
+  CHECK(job.spent(Phase::kRework, 100) == 18);
+  CHECK(job.spent(Phase::kWait, 100) == 10);
+}
+
+TEST_CASE("a restart of a job that reports no steps counts as progress") {
+  Job job;
+  job.run(0);
+  job.event(10, Kind::kAttemptEnded);
+  job.run(10, 1);
+  CHECK(job.spent(Phase::kTrain, 20) == 8 + 8);
+}
+
+TEST_CASE("the silence before a hang is found is part of it") {
+  Job job;
+  job.run(0);
+  job.event(42, Kind::kHangFound);
+  CHECK(job.spent(Phase::kTrain, 50) == 10);
+  CHECK(job.spent(Phase::kHang, 50) == 38);
+  job.event(50, Kind::kHangOver);
+  CHECK(job.spent(Phase::kTrain, 55) == 15);
+
+  Job early;
+  early.run(0);
+  early.event(12, Kind::kHangFound);  // the silence began before all ranks ran
+  CHECK(early.spent(Phase::kTrain, 12) == 0);
+  CHECK(early.spent(Phase::kHang, 12) == 10);
+}
+
+TEST_CASE("steps of all ranks, of the foremost and of each rank") {
+  Job job;
+  job.run(0);
+  CHECK_FALSE(job.at(5).step);
+  CHECK_FALSE(job.progress.step_of(0));
+  job.steps(10, 7, 5);
+  CHECK(job.at(10).step == 5);
+  CHECK(job.at(10).last_step == 7);
+  CHECK(job.progress.step_of(0) == 7);
+  job.attempt = 1;
+  job.steps(11, 9, 9);  // of an attempt that has not begun
+  CHECK(job.at(11).step == 5);
+  job.run(12, 1);
+  CHECK_FALSE(job.at(13).step);
+}
+
+TEST_CASE("the duration of a step is measured over the last ten to twenty seconds") {
+  Job job;
+  job.run(0);
+  job.steps(10, 100, 100);
+  CHECK_FALSE(job.at(10).step_seconds);
+  job.steps(12, 101, 101);
+  CHECK(job.at(12).step_seconds == 2.0);
+  job.steps(12, 103, 101);  // another rank is ahead
+  CHECK(job.at(13).step_seconds == 2.0);
+  for (int second = 13; second <= 60; ++second)  // twice a second
+    job.steps(second, 2u * static_cast<unsigned>(second) + 100, 2u * static_cast<unsigned>(second) + 100);
+  CHECK(job.at(60).step_seconds == 0.5);
+  CHECK(job.at(90).step_seconds == 0.5);  // what is not complete does not count
+}
+
+TEST_CASE("failures are counted by their first cause") {
+  const auto failures = [](const Job& job) {
+    const auto counts = job.at(99).failures;
+    return std::vector<int>(counts.begin(), counts.end());
+  };
+  Job job;
+  job.run(0);
+  job.rank_exited(5, 3);
+  job.event(5, Kind::kNodeLost);
+  job.event(6, Kind::kAttemptStopping, true);
+  job.event(6, Kind::kAttemptStopping, true);  // without grace
+  job.event(7, Kind::kAttemptEnded);
+  CHECK(failures(job) == std::vector{1, 0, 0, 0});
+  CHECK(job.at(99).nodes_lost == 1);
+  job.run(10, 1);
+  job.rank_exited(12, 0);
+  job.event(13, Kind::kNodeLost);
+  job.event(14, Kind::kAttemptStopping, true);
+  CHECK(failures(job) == std::vector{1, 1, 0, 0});
+  job.run(20, 2);
+  job.event(25, Kind::kHangFound);
+  job.event(26, Kind::kAttemptStopping, true);
+  CHECK(failures(job) == std::vector{1, 1, 1, 0});
+  job.run(30, 3);
+  job.rank_exited(33, 1);
+  job.event(34, Kind::kAttemptEnded);  // the only rank had failed, so nothing was stopped
+  CHECK(failures(job) == std::vector{2, 1, 1, 0});
+  job.run(40, 4);
+  job.event(44, Kind::kAttemptStopping, true);
+  CHECK(failures(job) == std::vector{2, 1, 1, 1});
+  job.run(50, 5);
+  job.event(54, Kind::kAttemptStopping, false);  // the user's wish
+  job.rank_exited(55, 143);
+  job.event(56, Kind::kAttemptEnded);
+  CHECK(failures(job) == std::vector{2, 1, 1, 1});
+}
+
+}  // namespace
+}  // namespace ddp::launcher
