@@ -97,8 +97,8 @@ apps/train                          io    base apps/train/*
 # header                 rooms that include it; a library without a room is for tests, or is not used
 LIBRARIES = """
 boost/asio               base
-boost/beast              launcher/control
-boost/                   base launcher/control remote/hosts
+boost/beast              apps/ddplaunch/operate launcher/control
+boost/                   apps/ddplaunch/operate base launcher/control remote/hosts
 asio.hpp
 asio/
 catch2/

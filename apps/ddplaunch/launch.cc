@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/ddplaunch/options/job_plan_text.h"
 #include "apps/ddplaunch/start_up.h"
 #include "base/asio.h"
 #include "base/build_identity.h"
@@ -67,8 +68,7 @@ Result<> make_findable(const launcher::JobSpec& spec, const launcher::JobRegistr
   entry.directory = spec.job_dir;
   entry.host = host_name();
   entry.pid = ::getpid();
-  for (const std::string& word : spec.command.argv)
-    entry.command += (entry.command.empty() ? "" : " ") + word;
+  entry.command = command_text(spec.command);
   entry.arguments = registration.arguments;
   entry.cwd = registration.cwd;
   for (const remote::Host& host : spec.hosts)

@@ -115,6 +115,15 @@ _ddplaunch_table() {
       ;;
     'ddplaunch attach --rank') source='any' ;;
     'ddplaunch attach --grep') source='any' ;;
+    'ddplaunch report options')
+      words='-o --output -h --help'
+      ;;
+    'ddplaunch report -o' | 'ddplaunch report --output') source='file' ;;
+    'ddplaunch dashboard options')
+      words='--listen --token-file -h --help'
+      ;;
+    'ddplaunch dashboard --listen') source='any' ;;
+    'ddplaunch dashboard --token-file') source='file' ;;
     'ddplaunchd options')
       words='--listen --token-file --new-token --stdio --fits --verify -V --version -h --help'
       ;;
@@ -337,7 +346,7 @@ _ddplaunch() {
   COMPREPLY=()
   i=1
   [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(check|hosts|run) ]] && i=2
-  [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(ps|status|logs|stop|wait|clean|exec|stacks|attach) ]] && command+=" ${line[1]}" i=2
+  [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(ps|status|logs|stop|wait|clean|exec|stacks|attach|report|dashboard) ]] && command+=" ${line[1]}" i=2
   [[ $command == train && $last -gt 1 && ${line[1]} == @(bench|health) ]] && command+=" ${line[1]}" i=2
   while ((i < last)); do
     word=${line[i++]} name=''
@@ -387,7 +396,7 @@ _ddplaunch() {
     case $command in
       ddplaunch)
         source=file words="train $(compgen -c -- "$current" | sort -u)"
-        ((last > 1)) || words+=' check hosts ps run status logs stop wait clean exec stacks attach'
+        ((last > 1)) || words+=' check hosts ps run status logs stop wait clean exec stacks attach report dashboard'
         ;;
       'ddplaunch ps') ;;
       ddplaunch\ *) source=job_id ;;

@@ -6,7 +6,7 @@ function __ddplaunch_command
     set -l command (string replace -r '.*/' '' -- $line[1])
     set -l i 2
     test $command = ddplaunch; and contains -- "$line[2]" check hosts run; and set i 3
-    test $command = ddplaunch; and contains -- "$line[2]" ps status logs stop wait clean exec stacks attach; and set command "ddplaunch $line[2]" && set i 3
+    test $command = ddplaunch; and contains -- "$line[2]" ps status logs stop wait clean exec stacks attach report dashboard; and set command "ddplaunch $line[2]" && set i 3
     test $command = train; and contains -- "$line[2]" bench health; and set command "train $line[2]" && set i 3
     while test $i -le (count $line)
         set -l word $line[$i]
@@ -166,7 +166,9 @@ complete -c ddplaunch -n __ddplaunch_is_first -a clean -d 'end what is left of a
 complete -c ddplaunch -n __ddplaunch_is_first -a exec -d 'run a command where a worker runs'
 complete -c ddplaunch -n __ddplaunch_is_first -a stacks -d 'show what each worker does'
 complete -c ddplaunch -n __ddplaunch_is_first -a attach -d 'show the output and the state of a job'
-for verb in status logs stop wait clean exec stacks attach
+complete -c ddplaunch -n __ddplaunch_is_first -a report -d 'write a page about a job'
+complete -c ddplaunch -n __ddplaunch_is_first -a dashboard -d 'serve a page about a job'
+for verb in status logs stop wait clean exec stacks attach report dashboard
     complete -c ddplaunch -n "__ddplaunch_is ddplaunch $verb" -f -a '(__ddplaunch_jobs)'
 end
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -a train -d 'the bundled trainer'
@@ -211,6 +213,10 @@ function __ddplaunch_takes_value
             set names --rank
         case 'ddplaunch attach'
             set names --rank --grep
+        case 'ddplaunch report'
+            set names -o --output
+        case 'ddplaunch dashboard'
+            set names --listen --token-file
         case 'ddplaunchd'
             set names --token-file --fits --verify
         case 'train'
@@ -366,6 +372,12 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch attach' -l rank -r -f -d 'onl
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch attach' -l grep -r -f -d 'only lines that match'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch attach' -l json -d 'print JSON'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch attach' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch report' -s o -l output -r -F -d 'the file; - is standard output'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch report' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch dashboard' -l listen -r -f -d 'where the page is served'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch dashboard' -l token-file -r -F -d 'read the token from this file'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch dashboard; and __ddplaunch_has_underscore' -l token_file -r -F -d 'read the token from this file'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch dashboard' -s h -l help -d 'print this text'
 complete -c ddplaunchd -n '__ddplaunch_is ddplaunchd' -l listen -f -d 'wait for masters that have the token'
 complete -c ddplaunchd -n '__ddplaunch_is ddplaunchd' -l token-file -r -F -d 'file with the token'
 complete -c ddplaunchd -n '__ddplaunch_is ddplaunchd; and __ddplaunch_has_underscore' -l token_file -r -F -d 'file with the token'

@@ -329,6 +329,7 @@ JobFacts Master::facts() const {
   facts.attempts = static_cast<int>(supervisor_.nodes().attempt()) + 1;
   facts.began = began_;
   facts.ended = steady_now();
+  facts.goodput = progress_.figures(facts.ended).goodput();
   facts.ended_at = std::chrono::system_clock::now();
   return facts;
 }

@@ -1,5 +1,4 @@
 // The part of the Master that answers the control socket.
-#include <algorithm>
 #include <csignal>
 #include <utility>
 
@@ -74,10 +73,8 @@ JobStatus Master::status() const {
     if (const rendezvous::RankAssignment* ranks = nodes.assignment(i)) {
       node.first_rank = ranks->first_rank;
       node.ranks = ranks->local_world_size;
-      for (int rank = node.first_rank; rank < node.first_rank + node.ranks; ++rank) {
-        const auto step = progress_.step_of(static_cast<std::uint32_t>(rank));
-        if (step) node.step = std::min(node.step.value_or(*step), *step);
-      }
+      for (int rank = node.first_rank; rank < node.first_rank + node.ranks; ++rank)
+        node.steps.push_back(progress_.step_of(static_cast<std::uint32_t>(rank)));
     }
   }
   return status;

@@ -49,7 +49,8 @@ void add_steps(MetricsText& text, const JobStatus& status) {
   text.sample(*progress.step);
   text.family("step_lag", "gauge", "Steps that a node's slowest rank is behind the foremost rank.");
   for (const JobStatus::NodeStatus& node : status.nodes)
-    if (node.step) text.sample(*progress.last_step - *node.step, label("node", node.name));
+    if (const auto step = node.lowest_step())
+      text.sample(*progress.last_step - *step, label("node", node.name));
   if (!progress.step_seconds) return;
   text.family("step_duration_seconds", "gauge", "Duration of a step, measured over 10 to 20 s.");
   text.sample(*progress.step_seconds);

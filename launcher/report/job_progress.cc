@@ -85,6 +85,7 @@ std::optional<std::uint64_t> JobProgress::lowest_step() const {
 void JobProgress::measure(std::uint64_t lowest, Time now) {
   auto& [latest, older, oldest] = marks_;
   if (latest && latest->step == lowest) return;
+  if (latest && lowest < latest->step) marks_ = {};  // a slower rank has reported for the first time
   latest = Mark{lowest, now};
   if (!older || now - older->time >= kMeasured) {
     oldest = older;

@@ -1,5 +1,6 @@
 #include "launcher/report/job_status.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "launcher/report/json_values.h"
@@ -13,6 +14,13 @@ OrderedJson or_null(const std::optional<T>& value) {
 }
 
 }  // namespace
+
+std::optional<std::uint64_t> JobStatus::NodeStatus::lowest_step() const {
+  std::optional<std::uint64_t> lowest;
+  for (const auto& step : steps)
+    if (step) lowest = std::min(lowest.value_or(*step), *step);
+  return lowest;
+}
 
 std::string status_json(const JobStatus& status) {
   OrderedJson json{{"job", status.job},
@@ -33,7 +41,10 @@ std::string status_json(const JobStatus& status) {
                              {"state", node.state},
                              {"first_rank", runs ? OrderedJson(node.first_rank) : OrderedJson()},
                              {"ranks", node.ranks},
-                             {"step", or_null(node.step)}});
+                             {"step", or_null(node.lowest_step())},
+                             {"steps", OrderedJson::array()}});
+    for (const auto& step : node.steps)
+      json["nodes"].back()["steps"].push_back(or_null(step));
   }
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
 }

@@ -1,6 +1,7 @@
 #include "launcher/report/report_json.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "base/exit_status.h"
@@ -76,6 +77,7 @@ class ReportWriter {
     report["started"] = utc_text(wall(facts_.began));
     report["ended"] = utc_text(facts_.ended_at);
     report["duration_s"] = in_seconds(facts_.ended - facts_.began);
+    report["goodput"] = std::round(facts_.goodput * 1000) / 1000;
     report["job"] = {{"id", facts_.job_id},
                      {"directory", text_or_null(facts_.job_dir)},
                      {"nodes", facts_.nodes},

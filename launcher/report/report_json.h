@@ -17,6 +17,7 @@ struct JobFacts {
   std::vector<std::string> nodes;  ///< in the order of node ranks
   int world_size = 0;              ///< 0: not yet known
   int attempts = 1;
+  double goodput = 0;                 ///< see JobProgress
   std::chrono::nanoseconds began{0};  ///< on the master's CLOCK_MONOTONIC, as Failure::when
   std::chrono::nanoseconds ended{0};
   std::chrono::system_clock::time_point ended_at;  ///< `ended` by the wall clock

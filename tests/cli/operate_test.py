@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests what shows a job from outside: its journal, the summary at its end, and the verbs about jobs."""
 
+import http.client
 import json
 import os
 import pathlib
@@ -112,7 +113,7 @@ class Summary(LaunchTest):
         self.assertRegex(done.err, rf"ddplaunch: job .* files in {self.job_dir}\nddplaunch: succeeded after .*, 6 B of output\n$")
         options = ["--nproc-per-node", 2, "--max-restarts", 1, "--restart-backoff", "0"]
         done = self.run_job(*options, "sh", "-c", FAILS_ONCE)
-        self.assertRegex(done.err, r"ddplaunch: succeeded after .*, 1 restart, 0 B of output\n$")
+        self.assertRegex(done.err, r"ddplaunch: succeeded after .*, 1 restart, goodput [0-9.]+ %, 0 B of output\n$")
         done = self.run_job("--quiet", *options, "sh", "-c", FAILS_ONCE)
         self.assertNotIn("succeeded after", done.err)
 
@@ -477,7 +478,7 @@ os._exit(3)
     def test_steps_and_goodput_of_a_restarted_job(self):
         self.script("worker.py", self.WORKER)
         nodes = ["--launcher", "local", "--host", "127.0.0.1,127.0.0.2", "--nproc-per-node", 1]
-        process = self.started_job(sys.executable, "-S", "worker.py", options=[*nodes, "--max-restarts", 1, "--restart-backoff", "0"])
+        process = self.started_job(sys.executable, "-S", "worker.py", options=[*nodes, "--verbose", "--max-restarts", 1, "--restart-backoff", "0"])
         self.assertTrue(wait_until(lambda: self.status(self.job)["step"] == 99))
         status = self.status(self.job)
         self.assertEqual([node["step"] for node in status["nodes"]], [100, 99])
@@ -493,7 +494,158 @@ os._exit(3)
         self.assertTrue(all(spent[phase] > 0 for phase in ("start", "train", "rework", "wait")), spent)
         self.assertEqual(spent["hang"], 0)
         process.send_signal(signal.SIGINT)
-        self.assertRegex(process.communicate(timeout=30)[1], r"\n  ran for .*, goodput [0-9.]+ %, 0 B of output\n|exit 130")
+        self.assertRegex(process.communicate(timeout=30)[1], r"\n  ran for .*, goodput [0-9.]+ %, 0 B of output\n")
+
+
+class Page(VerbTest):
+    """The page about a job, from a file and from a server."""
+
+    HOSTILE = "</script><img src=x onerror=alert(1)> \033]0;title\007 {{data}} \u2028"
+
+    def dashboard(self, *args):
+        """Returns the address of the page without its query, and the token."""
+        process = subprocess.Popen([DDPLAUNCH, "dashboard", *map(str, args)], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.addCleanup(lambda: (process.terminate(), process.communicate()))
+        line = process.stdout.readline()
+        self.assertRegex(line, r"^http://\S+:\d+/\?token=\w+\n$")
+        address, token = line.strip().split("?token=")
+        return process, address, token
+
+    @staticmethod
+    def request(address, target, method="GET", **headers):
+        """Returns the status and the body of a reply."""
+        host, port = address.removeprefix("http://").rstrip("/").rsplit(":", 1)
+        connection = http.client.HTTPConnection(host, int(port), timeout=20)
+        try:
+            connection.request(method, target, headers=headers)
+            reply = connection.getresponse()
+            return reply.status, reply.read().decode(errors="replace")
+        finally:
+            connection.close()
+
+    def dom(self, address):
+        """Returns the page as a browser has built it."""
+        browser = shutil.which("chromium")
+        if not browser:
+            self.skipTest("chromium is not installed")
+        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.dir}/browser", "--timeout=3000", "--dump-dom", address]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+
+    def failed_job(self):
+        text = self.HOSTILE.replace("\u2028", "")
+        worker = self.script("worker.sh", f"#!/bin/sh\n[ $RANK = 0 ] && exec sleep 1000\nprintf '%s\\n' '{text}' >&2\nexit 3\n")
+        self.assert_code(self.short_job("--nproc-per-node", "2", str(worker)), 3)
+
+    def test_a_report_is_one_inert_file(self):
+        self.failed_job()
+        file = self.dir / "report.html"
+        self.assert_code(self.verb("report", "-o", file), 0)
+        page = file.read_text()
+        self.assertEqual((page.count("<script"), page.count("</script"), page.count("<img")), (2, 2, 0))
+        self.assertNotRegex(page, r"(?i)(src|href)=.?(http|//)")
+        self.assertEqual(file.stat().st_mode & 0o777, 0o600)
+        self.assertEqual(self.verb("report", "-o", "-").out, page)
+        data = json.loads(re.search(r'<script type="application/json" id="data">(.*)</script>\n', page)[1])
+        self.assertEqual((data["state"]["exit_code"], data["state"]["why"]), (3, "rank 1 on localhost exited 3"))
+        self.assertEqual(data["events"][-1]["event"], "job_ended")
+        self.assertIn("</script><img src=x onerror=alert(1)>", data["output"]["0 1 stderr"])
+
+    def test_wrong_uses_of_report(self):
+        self.failed_job()
+        done = self.verb("report")
+        self.assertEqual((done.code, done.err), (2, "ddplaunch: report needs a file: ddplaunch report -o short.html short\n"))
+        done = self.verb("report", "-o", self.dir / "none/file")
+        self.assertEqual((done.code, done.err), (116, f"ddplaunch: -o {self.dir}/none/file: No such file or directory\n"))
+
+    def test_a_browser_shows_a_report(self):
+        self.failed_job()
+        file = self.dir / "report.html"
+        self.assert_code(self.verb("report", "-o", file), 0)
+        page = self.dom(f"file://{file}")
+        self.assertRegex(page, r'id="sentence" role="status">exited 3: rank 1 on localhost exited 3, goodput [0-9.]+ %</p>')
+        self.assertRegex(page, r'class="bad" title="rank 1: exited 3"')
+        self.assertRegex(page, r'class="quiet" title="rank 0: stopped by ddplaunch"')
+        shown = "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt; \ufffd]0;title\ufffd {{data}} \n</pre>"
+        self.assertEqual((page.count(shown), page.count("<img")), (1, 0))
+
+    def test_each_request_needs_the_token(self):
+        self.running_job("sleep", "1000")
+        _, address, token = self.dashboard()
+        for target in ("/", "/events", "/metrics", "/output?attempt=0&rank=0&stream=stdout", "/nothing"):
+            for query in ("", "token=", f"token={token[:-1]}", f"token={token}0", f"xtoken={token}"):
+                both = target + ("&" if "?" in target else "?") + query
+                self.assertEqual(self.request(address, both)[0], 401, both)
+        self.assertEqual(self.request(address, "/metrics", Authorization=f"Bearer {token}")[0], 200)
+        self.assertEqual(self.request(address, "/metrics", Authorization="Bearer wrong")[0], 401)
+        status, page = self.request(address, f"/?token={token}")
+        self.assertEqual((status, page.startswith("<!doctype html>")), (200, True))
+        self.assertEqual(self.request(address, f"/?token={token}", method="POST")[0], 405)
+
+    def test_no_path_leads_out_of_the_job(self):
+        self.running_job("sh", "-c", "echo hello; exec sleep 1000")
+        _, address, token = self.dashboard()
+        place = f"/output?token={token}&stream=stdout"
+        self.assertTrue(wait_until(lambda: self.request(address, f"{place}&attempt=0&rank=0") == (200, "hello\n")))
+        for wrong in ("attempt=0&rank=7", "attempt=0&rank=../0", "attempt=0/../0&rank=0", "attempt=-1&rank=0", "attempt=0", "rank=0",
+                      "attempt=0&rank=99999999999", "attempt=%30&rank=0"):
+            self.assertEqual(self.request(address, f"{place}&{wrong}")[0], 404, wrong)
+        wrong = f"/output?token={token}&attempt=0&rank=0&stream=stdout/../../report.json"
+        for target in (wrong, f"/../events.jsonl?token={token}", f"//etc/passwd?token={token}"):
+            self.assertEqual(self.request(address, target)[0], 404, target)
+
+    def test_events_come_while_the_job_runs_and_after_its_end(self):
+        process = self.running_job("sleep", "1000")
+        _, address, token = self.dashboard()
+        host, port = address.removeprefix("http://").rstrip("/").rsplit(":", 1)
+        with socket.create_connection((host, int(port)), timeout=20) as client, client.makefile("r") as lines:
+            client.sendall(f"GET /events?token={token} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+
+            def wait_for(kind, wanted):
+                for line in lines:
+                    if line == f"event: {kind}\n":
+                        data = json.loads(next(lines).removeprefix("data: "))
+                        if wanted(data):
+                            return data
+                return self.fail(f"no {kind}")
+            wait_for("restart", lambda data: data == {})
+            wait_for("journal", lambda data: data[0]["event"] == "job_started" and data[-1]["event"] == "attempt_running")
+            state = wait_for("state", lambda data: data["status"]["state"] == "running")
+            self.assertEqual((state["job"], state["command"]), (self.job, "sleep 1000"))
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=30)
+            wait_for("journal", lambda data: data[-1]["event"] == "job_ended")
+            state = wait_for("state", lambda data: data["exit_code"] is not None)
+            self.assertEqual((state["exit_code"], state["status"]), (143, None))
+        self.assertEqual(self.request(address, f"/metrics?token={token}"), (503, "The job does not run.\n"))
+
+    def test_bad_clients_hold_nobody(self):
+        self.running_job("sleep", "1000")
+        process, address, token = self.dashboard("--listen", "127.0.0.1:0")
+        place = (address.removeprefix("http://").rpartition(":")[0], int(address.rstrip("/").rpartition(":")[2]))
+        silent = [socket.create_connection(place) for _ in range(20)]
+        for client in silent:
+            self.addCleanup(client.close)
+        silent[0].sendall(b"\x16\x03\x01\0\0")
+        silent[1].sendall(b"GET /" + b"a" * 100_000)
+        silent[2].sendall(f"GET /events?token={token} HTTP/1.1\r\n\r\n".encode())
+        self.assertEqual(self.request(address, f"/metrics?token={token}")[0], 200)
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(20), 0)
+
+    def test_addresses_and_tokens(self):
+        self.running_job("sleep", "1000")
+        token = self.dir / "token"
+        token.write_text("abcdefghijklmnop0123\n")
+        _, address, given = self.dashboard("--token-file", token, "--listen", "127.0.0.3:0")
+        self.assertEqual((given, address.startswith("http://127.0.0.3:")), ("abcdefghijklmnop0123", True))
+        for text, why in (("80", "give ADDRESS:PORT"), ("127.0.0.1:x", "give ADDRESS:PORT"), ("::1:80", "give ADDRESS:PORT"), ("here:80", "not a numeric address")):
+            done = self.verb("dashboard", "--listen", text)
+            self.assertEqual(done.code, 2, done)
+            self.assertIn(why, done.err)
+        token.write_text("short\n")
+        self.assertIn("at least 16 letters and digits", self.verb("dashboard", "--token-file", token).err)
+        token.chmod(0o666)
+        self.assertEqual(self.verb("dashboard", "--token-file", token).code, 2)
 
 
 class Logs(VerbTest):

@@ -23,9 +23,9 @@ UniqueFd open_journal(const std::string& path) {
 
 }  // namespace
 
-JournalTail::JournalTail(const std::string& directory)
+JournalTail::JournalTail(const std::string& directory, bool from_begin)
     : path_(directory + "/events.jsonl"), fd_(open_journal(path_)) {
-  if (fd_) ::lseek(fd_.get(), 0, SEEK_END);
+  if (fd_ && !from_begin) ::lseek(fd_.get(), 0, SEEK_END);
 }
 
 bool JournalTail::was_replaced() const {

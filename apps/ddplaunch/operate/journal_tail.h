@@ -7,10 +7,11 @@
 
 namespace ddp {
 
-/// Reads the events that a job adds to its journal from now on (docs/users/journal.md). Blocks on the disk.
+/// Reads the events that a job adds to its journal (docs/users/journal.md): from now on, or `from_begin` of
+/// the present file. Blocks on the disk.
 class JournalTail {
  public:
-  explicit JournalTail(const std::string& directory);
+  explicit JournalTail(const std::string& directory, bool from_begin = false);
 
   /// Returns the lines since the last call, also when a full journal was replaced by a new one.
   std::vector<std::string> new_lines();

@@ -3,6 +3,8 @@
 #include <array>
 #include <limits>
 
+#include "base/parse_text.h"
+
 namespace ddp {
 namespace {
 
@@ -11,7 +13,7 @@ struct VerbRow {
   const char* name;
   const char* usage;
 };
-constexpr std::array<VerbRow, 9> kVerbs{{
+constexpr std::array<VerbRow, 11> kVerbs{{
     {OperateVerb::kPs, "ps",
      "usage: ddplaunch ps [options]\n\nLists your jobs on this machine: those that run, and those whose "
      "ddplaunch was killed.\n"},
@@ -37,6 +39,14 @@ constexpr std::array<VerbRow, 9> kVerbs{{
     {OperateVerb::kAttach, "attach",
      "usage: ddplaunch attach [options] [JOB]\n\nShows the output of a running job from now on and the "
      "changes of its state, and exits with its exit code. Ctrl-C leaves the job alone.\n"},
+    {OperateVerb::kReport, "report",
+     "usage: ddplaunch report -o FILE [JOB]\n\nWrites a page about a job into one file, for a browser: how "
+     "it "
+     "ended, its attempts and events, and the last output of failed ranks.\n"},
+    {OperateVerb::kDashboard, "dashboard",
+     "usage: ddplaunch dashboard [options] [JOB]\n\nServes a page that shows a job while it runs, and "
+     "metrics for "
+     "Prometheus. Ctrl-C ends the page, not the job.\n"},
 }};
 
 const VerbRow& row_of(OperateVerb verb) {
@@ -83,6 +93,38 @@ void add_log_options(OperateOptions& options) {
                       text_into(options.grep));
 }
 
+/// Reads ADDRESS:PORT; an IPv6 address is in brackets.
+std::string read_listen(OperateOptions& options, const std::string& text) {
+  const std::size_t colon = text.rfind(':');
+  std::string address = text.substr(0, colon == std::string::npos ? 0 : colon);
+  const auto port = parse_number<std::uint16_t>(std::string_view(text).substr(colon + 1));
+  if (address.size() > 2 && address.front() == '[' && address.back() == ']')
+    address = address.substr(1, address.size() - 2);
+  else if (address.find(':') != std::string::npos)
+    address.clear();
+  if (address.empty() || !port) return ": give ADDRESS:PORT, such as 127.0.0.1:8080 or [::1]:8080";
+  options.address = std::move(address);
+  options.port = *port;
+  return "";
+}
+
+void add_page_options(OperateOptions& options) {
+  options.table.value(
+      {.names = "--listen",
+       .value = "ADDRESS:PORT",
+       .help = "where the page is served",
+       .details =
+           "Without it, 127.0.0.1 and a free port. Data are not encrypted, so use another address only in a "
+           "network that you trust."},
+      [&options](const std::string& text) { return read_listen(options, text); });
+  options.table.value(
+      {.names = "--token-file",
+       .value = "FILE",
+       .help = "read the token from this file",
+       .details = "Only letters and digits, at least 16. Without it, each start makes a new one."},
+      text_into(options.token_file));
+}
+
 }  // namespace
 
 std::optional<OperateVerb> find_operate_verb(const std::vector<std::string>& args) {
@@ -120,7 +162,12 @@ OperateOptions::OperateOptions(OperateVerb verb)
   }
   if (verb == OperateVerb::kStop)
     table.flag({.names = "--now", .help = "kill the workers at once, without a grace period"}, now);
-  table.flag({.names = "--json", .help = "print JSON"}, json);
+  if (verb == OperateVerb::kReport)
+    table.value({.names = "-o,--output", .value = "FILE", .help = "the file; - is standard output"},
+                text_into(output));
+  if (verb == OperateVerb::kDashboard) add_page_options(*this);
+  if (verb != OperateVerb::kReport && verb != OperateVerb::kDashboard)
+    table.flag({.names = "--json", .help = "print JSON"}, json);
   table.flag({.names = "-h,--help", .help = "print this text"}, help);
 }
 

@@ -11,7 +11,19 @@
 
 namespace ddp {
 
-enum class OperateVerb : std::uint8_t { kPs, kStatus, kLogs, kStop, kWait, kClean, kExec, kStacks, kAttach };
+enum class OperateVerb : std::uint8_t {
+  kPs,
+  kStatus,
+  kLogs,
+  kStop,
+  kWait,
+  kClean,
+  kExec,
+  kStacks,
+  kAttach,
+  kReport,
+  kDashboard
+};
 
 /// Returns the verb that is the first argument. A worker of that name runs with `ddplaunch -- ps`.
 std::optional<OperateVerb> find_operate_verb(const std::vector<std::string>& args);
@@ -33,6 +45,10 @@ struct OperateOptions {
   bool now = false;
   std::vector<std::string> command;           ///< of kExec
   std::chrono::milliseconds timeout{60'000};  ///< of kExec
+  std::string output;                         ///< of kReport: a path, or "-"
+  std::string address = "127.0.0.1";          ///< of kDashboard
+  std::uint16_t port = 0;                     ///< of kDashboard; 0: any
+  std::string token_file;                     ///< of kDashboard; empty: a new token
   bool json = false;
   bool help = false;
   OptionTable table;

@@ -18,7 +18,7 @@ JobStatus running_job() {
   status.attempt = 1;
   status.output_bytes = 18'446'744'073'709'551'615u;
   status.nodes = {
-      {"gpu01", "running", 0, 2, 40}, {"gpu02", "running", 2, 2, 42}, {"gpu03", "lost", 0, 0, {}}};
+      {"gpu01", "running", 0, 2, {41, 40}}, {"gpu02", "running", 2, 2, {{}, 42}}, {"gpu03", "lost", 0, 0, {}}};
   status.progress.step = 40;
   status.progress.last_step = 42;
   status.progress.step_seconds = 0.25;

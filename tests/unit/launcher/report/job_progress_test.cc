@@ -121,6 +121,18 @@ TEST_CASE("the duration of a step is measured over the last ten to twenty second
   CHECK(job.at(90).step_seconds == 0.5);  // what is not complete does not count
 }
 
+TEST_CASE("a rank that reports late does not spoil the duration of a step") {
+  Job job;
+  job.run(0);
+  const std::vector<std::uint32_t> first{0};
+  const std::vector<std::uint64_t> ahead{110};
+  job.progress.take_steps(0, first, ahead, 9s);
+  job.steps(10, 111, 100);
+  CHECK_FALSE(job.at(10).step_seconds);
+  job.steps(14, 115, 102);
+  CHECK(job.at(14).step_seconds == 2.0);
+}
+
 TEST_CASE("failures are counted by their first cause") {
   const auto failures = [](const Job& job) {
     const auto counts = job.at(99).failures;

@@ -1,0 +1,122 @@
+#include "apps/ddplaunch/operate/page_data.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <tuple>
+
+#include "base/files.h"
+#include "base/format_text.h"
+#include "base/unique_fd.h"
+#include "launcher/control/control_client.h"
+
+namespace ddp {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+using launcher::RunState;
+
+constexpr std::chrono::seconds kStatusTime{1};
+constexpr std::size_t kReportJournalBytes = 32u << 20;
+constexpr std::size_t kReportBytes = 16u << 20;
+constexpr std::size_t kReportRanks = 32;  // in a report
+constexpr std::size_t kReportEvents = 20'000;
+
+std::string compact(const OrderedJson& json) {
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+}
+
+OrderedJson events_of(const launcher::JobEntry& job) {
+  OrderedJson events = OrderedJson::array();
+  for (const char* name : {"/events.jsonl.1", "/events.jsonl"}) {
+    std::istringstream lines(read_start(job.directory + name, kReportJournalBytes, O_NOFOLLOW | O_NONBLOCK));
+    for (std::string line; std::getline(lines, line) && events.size() < kReportEvents;) {
+      OrderedJson event = OrderedJson::parse(line, nullptr, false);
+      if (event.is_object() && event.contains("event")) events.push_back(std::move(event));
+    }
+  }
+  return events;
+}
+
+/// Returns attempt and rank of those whose output explains the end of the job.
+std::set<std::pair<std::uint32_t, std::uint32_t>> shown_ranks(const OrderedJson& events) {
+  std::set<std::pair<std::uint32_t, std::uint32_t>> ranks{{0, 0}};
+  for (const OrderedJson& event : events) {
+    if (event["event"] != "rank_exited" || event.value("exit_code", OrderedJson()) == 0) continue;
+    const OrderedJson attempt = event.value("attempt", OrderedJson());
+    const OrderedJson rank = event.value("rank", OrderedJson());
+    if (attempt.is_number_unsigned() && rank.is_number_unsigned() && ranks.size() < kReportRanks)
+      ranks.emplace(attempt.get<std::uint32_t>(), rank.get<std::uint32_t>());
+  }
+  return ranks;
+}
+
+}  // namespace
+
+std::string page_state(const launcher::JobEntry& job) {
+  const RunState state = launcher::state_of(job);
+  OrderedJson json{{"job", job.job},
+                   {"state", launcher::state_name(state.kind)},
+                   {"exit_code", state.exit_code ? OrderedJson(*state.exit_code) : OrderedJson()},
+                   {"why", state.why},
+                   {"started", job.started},
+                   {"directory", job.directory},
+                   {"command", job.command},
+                   {"goodput", OrderedJson()},
+                   {"status", OrderedJson()}};
+  if (state.kind == RunState::Kind::kRunning) {
+    const auto answer = launcher::ask_job(job.socket, "GET", "/v1/status", kStatusTime);
+    OrderedJson status = OrderedJson::parse(answer ? *answer : "", nullptr, false);
+    if (status.is_object() && status.contains("nodes")) json["status"] = std::move(status);
+  }
+  if (state.kind == RunState::Kind::kEnded) {
+    const OrderedJson report = OrderedJson::parse(
+        read_start(job.directory + "/report.json", kReportBytes, O_NOFOLLOW | O_NONBLOCK), nullptr, false);
+    if (report.is_object()) json["goodput"] = report.value("goodput", OrderedJson());
+  }
+  return compact(json);
+}
+
+Result<std::string> page_output(const launcher::JobEntry& job, const OutputStream& place) {
+  const std::string first = job.directory + "/attempt_" + std::to_string(place.attempt) +
+                            format_text("/rank_%05u.", place.rank) + (place.is_stderr ? "stderr" : "stdout");
+  // With --log-max-size the part with the highest number is the newest.
+  UniqueFd fd;
+  std::string path = first;
+  for (int part = 1;; ++part) {
+    UniqueFd next(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+    if (!next) break;
+    fd = std::move(next);
+    path = first + '.' + std::to_string(part);
+  }
+  struct stat status {};
+  if (!fd || ::fstat(fd.get(), &status) != 0) return system_error(errno, first);
+  const auto size = static_cast<std::size_t>(std::max<off_t>(status.st_size, 0));
+  std::string text(std::min(size, kPageOutputBytes), '\0');
+  const ssize_t count = ::pread(fd.get(), text.data(), text.size(), static_cast<off_t>(size - text.size()));
+  if (count < 0) return system_error(errno, first);
+  text.resize(static_cast<std::size_t>(count));
+  if (size > kPageOutputBytes) text.erase(0, text.find('\n') + 1);
+  return text;
+}
+
+std::string report_data(const launcher::JobEntry& job) {
+  const OrderedJson events = events_of(job);
+  OrderedJson output = OrderedJson::object();
+  for (const auto& [attempt, rank] : shown_ranks(events)) {
+    for (const bool is_stderr : {false, true}) {
+      if (auto text = page_output(job, {attempt, rank, is_stderr}))
+        output[format_text("%u %u %s", attempt, rank, is_stderr ? "stderr" : "stdout")] = std::move(*text);
+    }
+  }
+  return compact({{"state", OrderedJson::parse(page_state(job))}, {"events", events}, {"output", output}});
+}
+
+}  // namespace ddp

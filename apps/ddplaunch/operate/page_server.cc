@@ -1,0 +1,258 @@
+#include "apps/ddplaunch/operate/page_server.h"
+
+#include <algorithm>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http.hpp>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "apps/ddplaunch/operate/journal_tail.h"
+#include "apps/ddplaunch/operate/page_data.h"
+#include "apps/ddplaunch/operate/page_html.h"
+#include "base/parse_text.h"
+#include "launcher/control/control_client.h"
+
+namespace ddp {
+namespace {
+
+namespace http = boost::beast::http;
+using Tcp = asio::ip::tcp;
+using Stream = boost::beast::tcp_stream;
+using PageRequest = http::request<http::empty_body>;
+using PageReply = http::response<http::string_body>;
+
+constexpr std::chrono::seconds kRequestTime{10};
+/// A page that takes no data for this time is closed.
+constexpr std::chrono::seconds kStalledTime{30};
+constexpr std::chrono::seconds kRefreshEvery{1};
+constexpr std::chrono::seconds kMetricsTime{1};
+constexpr std::uint32_t kHeaderBytes = 8u << 10;
+constexpr std::size_t kEventsKept = 20'000;
+
+std::string_view target_of(const PageRequest& request) {
+  return {request.target().data(), request.target().size()};
+}
+
+std::string_view path_of(const PageRequest& request) {
+  const std::string_view target = target_of(request);
+  return target.substr(0, target.find('?'));
+}
+
+/// Returns the value of a key of the query, as it is written; empty: it is missing.
+std::string_view query_value(const PageRequest& request, std::string_view key) {
+  std::string_view rest = target_of(request);
+  rest.remove_prefix(std::min(rest.find('?'), rest.size()));
+  while (!rest.empty()) {
+    rest.remove_prefix(1);
+    const std::string_view part = rest.substr(0, rest.find('&'));
+    if (part.starts_with(key) && part.substr(key.size()).starts_with('=')) return part.substr(key.size() + 1);
+    rest.remove_prefix(part.size());
+  }
+  return {};
+}
+
+std::optional<OutputStream> place_of(const PageRequest& request) {
+  const auto attempt = parse_number<std::uint32_t>(query_value(request, "attempt"));
+  const auto rank = parse_number<std::uint32_t>(query_value(request, "rank"));
+  const std::string_view stream = query_value(request, "stream");
+  if (!attempt || !rank || (stream != "stdout" && stream != "stderr")) return {};
+  return OutputStream{*attempt, *rank, stream == "stderr"};
+}
+
+template <class Message>
+void set_common(Message& made, const char* type) {
+  made.set(http::field::content_type, type);
+  made.set(http::field::cache_control, "no-store");
+  made.set("X-Content-Type-Options", "nosniff");
+  made.set("Referrer-Policy", "no-referrer");  // the address has the token
+  made.keep_alive(false);
+}
+
+PageReply make_reply(const PageRequest& request, http::status status, std::string body,
+                     const char* type = "text/plain; charset=utf-8") {
+  PageReply made(status, request.version());
+  set_common(made, type);
+  made.body() = std::move(body);
+  made.prepare_payload();
+  return made;
+}
+
+}  // namespace
+
+struct PageServer::State {
+  State(launcher::JobEntry about, Secret needed)
+      : job(std::move(about)), token(std::move(needed)), acceptor(loop), journal(job.directory, true) {}
+
+  asio::io_context loop{1};
+  launcher::JobEntry job;
+  Secret token;
+  Tcp::acceptor acceptor;
+  JournalTail journal;
+  std::vector<std::string> events;  ///< lines of the journal
+  std::uint64_t dropped = 0;        ///< older events that are not in `events`
+  std::string job_state;            ///< JSON
+  std::chrono::steady_clock::time_point refreshed;
+  std::size_t clients = 0;
+
+  /// Reads what has changed, once a second at most.
+  void refresh() {
+    const auto now = std::chrono::steady_clock::now();
+    if (!job_state.empty() && now - refreshed < kRefreshEvery) return;
+    refreshed = now;
+    job_state = page_state(job);
+    for (std::string& line : journal.new_lines())
+      if (nlohmann::json::accept(line)) events.push_back(std::move(line));  // a full disk cuts lines
+    if (events.size() <= kEventsKept) return;
+    const std::size_t half = events.size() / 2;
+    events.erase(events.begin(), events.begin() + static_cast<std::ptrdiff_t>(half));
+    dropped += half;
+  }
+
+  bool is_allowed(const PageRequest& request) const {
+    const auto header = request[http::field::authorization];
+    std::string_view given(header.data(), header.size());
+    if (given.starts_with("Bearer "))
+      given.remove_prefix(7);
+    else
+      given = query_value(request, "token");
+    return Secret(given) == token;
+  }
+
+  PageReply page(const PageRequest& request) const {
+    const auto nonce = random_text(16);
+    if (!nonce) return make_reply(request, http::status::service_unavailable, nonce.error().text + '\n');
+    PageReply made = make_reply(request, http::status::ok, page_html("", *nonce), "text/html; charset=utf-8");
+    made.set("Content-Security-Policy",
+             "default-src 'none'; style-src 'unsafe-inline'; connect-src 'self'; script-src 'nonce-" +
+                 *nonce + "'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
+    return made;
+  }
+
+  PageReply answer(const PageRequest& request) const {
+    if (!is_allowed(request)) {
+      return make_reply(request, http::status::unauthorized,
+                        "The token is missing or wrong. Open the address that ddplaunch dashboard has "
+                        "printed.\n");
+    }
+    if (request.method() != http::verb::get)
+      return make_reply(request, http::status::method_not_allowed, "Only GET is served.\n");
+    if (path_of(request) == "/") return page(request);
+    if (path_of(request) == "/metrics") {
+      const auto text = launcher::ask_job(job.socket, "GET", "/metrics", kMetricsTime);
+      return text ? make_reply(request, http::status::ok, *text, "text/plain; version=0.0.4")
+                  : make_reply(request, http::status::service_unavailable, "The job does not run.\n");
+    }
+    const auto place = path_of(request) == "/output" ? place_of(request) : std::nullopt;
+    if (!place) return make_reply(request, http::status::not_found, "There is no such page.\n");
+    const auto text = page_output(job, *place);
+    return text ? make_reply(request, http::status::ok, *text)
+                : make_reply(request, http::status::not_found, "There is no such output.\n");
+  }
+
+  /// Sends server-sent events until the page is closed: "journal" with new events, "state" when it changes.
+  Awaitable<> feed(Stream& stream, const PageRequest& request) {
+    http::response<http::empty_body> head(http::status::ok, request.version());
+    set_common(head, "text/event-stream");
+    http::response_serializer<http::empty_body> serializer(head);
+    const auto [failed, size] = co_await http::async_write_header(stream, serializer, kUseTuple);
+    if (failed) co_return;
+    asio::steady_timer timer(loop);
+    std::string sent_state;
+    std::optional<std::uint64_t> next;  // the number of the next event; unset: all are new
+    for (;;) {
+      refresh();
+      std::string text;
+      if (!next || *next < dropped) {
+        text += "event: restart\ndata: {}\n\n";
+        next = dropped;
+      }
+      std::string lines;
+      for (; *next - dropped < events.size(); ++*next)
+        lines += (lines.empty() ? "" : ",") + events[*next - dropped];
+      if (!lines.empty()) text += "event: journal\ndata: [" + lines + "]\n\n";
+      if (job_state != sent_state) {
+        text += "event: state\ndata: " + job_state + "\n\n";
+        sent_state = job_state;
+      }
+      if (text.empty()) text = ":\n\n";  // shows that the page is still open
+      stream.expires_after(kStalledTime);
+      const auto [broken, count] = co_await asio::async_write(stream, asio::buffer(text), kUseTuple);
+      if (broken) co_return;
+      timer.expires_after(kRefreshEvery);
+      (void)co_await timer.async_wait(kUseTuple);
+    }
+  }
+
+  Awaitable<> serve(Tcp::socket socket) {
+    Stream stream(std::move(socket));
+    stream.expires_after(kRequestTime);
+    boost::beast::flat_buffer buffer(kHeaderBytes);
+    http::request_parser<http::empty_body> parser;
+    parser.header_limit(kHeaderBytes);
+    const auto [error, size] = co_await http::async_read(stream, buffer, parser, kUseTuple);
+    if (!error) {
+      const PageRequest& request = parser.get();
+      if (path_of(request) == "/events" && request.method() == http::verb::get && is_allowed(request)) {
+        co_await feed(stream, request);
+      } else {
+        const PageReply reply = answer(request);
+        (void)co_await http::async_write(stream, reply, kUseTuple);
+      }
+    }
+    error_code ignored;
+    stream.socket().shutdown(Tcp::socket::shutdown_send, ignored);
+    --clients;
+  }
+
+  Awaitable<> accept_all() {
+    for (;;) {
+      auto [error, socket] = co_await acceptor.async_accept(kUseTuple);
+      if (error || clients >= kMostClients) {
+        asio::steady_timer pause(loop, std::chrono::milliseconds(100));  // descriptors may be short
+        (void)co_await pause.async_wait(kUseTuple);
+        continue;
+      }
+      ++clients;
+      spawn(loop.get_executor(), serve(std::move(socket)));
+    }
+  }
+};
+
+PageServer::PageServer(std::unique_ptr<State> state) : state_(std::move(state)) {}
+PageServer::~PageServer() = default;
+
+Result<std::unique_ptr<PageServer>> PageServer::listen(const std::string& address, std::uint16_t port,
+                                                       launcher::JobEntry job, Secret token) {
+  auto state = std::make_unique<State>(std::move(job), std::move(token));
+  error_code failed;
+  const asio::ip::address parsed = asio::ip::make_address(address, failed);
+  if (failed) return Error{ErrorCode::kUsage, "--listen " + address + ": not a numeric address"};
+  const Tcp::endpoint endpoint(parsed, port);
+  state->acceptor.open(endpoint.protocol(), failed);
+  if (!failed) state->acceptor.set_option(Tcp::acceptor::reuse_address(true), failed);
+  if (!failed) state->acceptor.bind(endpoint, failed);
+  if (!failed) state->acceptor.listen(asio::socket_base::max_listen_connections, failed);
+  if (failed) return system_error(failed.value(), "--listen " + address + ' ' + std::to_string(port));
+  return std::unique_ptr<PageServer>(new PageServer(std::move(state)));
+}
+
+std::uint16_t PageServer::port() const {
+  error_code ignored;
+  return state_->acceptor.local_endpoint(ignored).port();
+}
+
+void PageServer::run() {
+  asio::signal_set signals(state_->loop, SIGINT, SIGTERM);
+  signals.async_wait([this](const error_code&, int) { state_->loop.stop(); });
+  spawn(state_->loop.get_executor(), state_->accept_all());
+  state_->loop.run();
+}
+
+}  // namespace ddp

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/asio.h"
+#include "base/result.h"
+#include "base/secret.h"
+#include "launcher/control/job_registry.h"
+
+namespace ddp {
+
+/// Serves the page about one job over HTTP/1.1 (docs/users/dashboard.md). Every request must have the token,
+/// as ?token=… or as a bearer token. It reads the files of the job and asks its ddplaunch once a second while
+/// a page is open, so that viewers cost the job nothing else. One thread.
+class PageServer {
+ public:
+  static constexpr std::size_t kMostClients = 64;  ///< further ones are closed
+
+  /// Listens at `address` (numeric) and `port` (0: any).
+  static Result<std::unique_ptr<PageServer>> listen(const std::string& address, std::uint16_t port,
+                                                    launcher::JobEntry job, Secret token);
+  ~PageServer();
+  PageServer(const PageServer&) = delete;
+  PageServer& operator=(const PageServer&) = delete;
+
+  std::uint16_t port() const;
+  /// Serves until SIGINT or SIGTERM.
+  void run();
+
+ private:
+  struct State;
+  explicit PageServer(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace ddp
