@@ -81,6 +81,14 @@ void add_family(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base) {
   if (six && !find_env(base, "NCCL_SOCKET_FAMILY")) add(vars, "NCCL_SOCKET_FAMILY", "AF_INET6");
 }
 
+// Telemetry of the worker names its job and rank (OpenTelemetry, Resource SDK). Job ids need no escapes.
+void add_telemetry(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base) {
+  const std::string* own = find_env(base, "OTEL_RESOURCE_ATTRIBUTES");
+  add(vars, "OTEL_RESOURCE_ATTRIBUTES",
+      (own && !own->empty() ? *own + ',' : "") + "ddplaunch.job.id=" + facts.job_id + ",ddplaunch.rank=" +
+          std::to_string(facts.rank) + ",ddplaunch.attempt=" + std::to_string(facts.restart_count));
+}
+
 // The connections of every framework go to rank 0's address.
 void add_no_proxy(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base) {
   const auto list = no_proxy_list(base, {"localhost", "127.0.0.1", facts.master_addr});
@@ -100,6 +108,7 @@ WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base) {
   add_interface(made.vars, facts.interface, base);
   add_family(made.vars, facts, base);
   add_no_proxy(made.vars, facts, base);
+  add_telemetry(made.vars, facts, base);
   if (!facts.devices.empty()) add(made.vars, "CUDA_VISIBLE_DEVICES", join(facts.devices, ","));
   if (!find_env(base, "PYTHONUNBUFFERED")) add(made.vars, "PYTHONUNBUFFERED", "1");
   if (!find_env(base, "OMP_NUM_THREADS")) {

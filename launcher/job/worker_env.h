@@ -41,7 +41,7 @@ struct WorkerEnv {
 
 /// Returns the variables of one worker: those of torchrun, DeepSpeed, NCCL and ddplaunch. `base` (merge_env's
 /// result) is used only for variables that keep the user's own value: OMP_NUM_THREADS, PYTHONUNBUFFERED,
-/// *_SOCKET_IFNAME, NCCL_SOCKET_FAMILY, proxies, *NCCL_ASYNC_ERROR_HANDLING.
+/// *_SOCKET_IFNAME, NCCL_SOCKET_FAMILY, proxies, *NCCL_ASYNC_ERROR_HANDLING, OTEL_RESOURCE_ATTRIBUTES.
 WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base);
 
 /// Returns whether every worker gets this variable from ddplaunch, so that a value of the user is lost: RANK,

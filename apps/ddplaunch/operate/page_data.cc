@@ -8,9 +8,10 @@
 #include <cerrno>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <sstream>
-#include <tuple>
+#include <utility>
 
 #include "base/files.h"
 #include "base/format_text.h"
@@ -45,16 +46,29 @@ OrderedJson events_of(const launcher::JobEntry& job) {
   return events;
 }
 
-/// Returns attempt and rank of those whose output explains the end of the job.
+std::optional<std::uint32_t> number_in(const OrderedJson& event, const char* key) {
+  const auto found = event.find(key);
+  if (found == event.end() || !found->is_number_unsigned()) return {};
+  return found->get<std::uint32_t>();
+}
+
+/// Returns attempt and rank of those whose output explains the end of the job: ranks that failed before their
+/// attempt was stopped, and rank 0 of the last attempt.
 std::set<std::pair<std::uint32_t, std::uint32_t>> shown_ranks(const OrderedJson& events) {
-  std::set<std::pair<std::uint32_t, std::uint32_t>> ranks{{0, 0}};
+  std::set<std::pair<std::uint32_t, std::uint32_t>> ranks;
+  std::set<std::uint32_t> stopped;
+  std::uint32_t last = 0;
   for (const OrderedJson& event : events) {
-    if (event["event"] != "rank_exited" || event.value("exit_code", OrderedJson()) == 0) continue;
-    const OrderedJson attempt = event.value("attempt", OrderedJson());
-    const OrderedJson rank = event.value("rank", OrderedJson());
-    if (attempt.is_number_unsigned() && rank.is_number_unsigned() && ranks.size() < kReportRanks)
-      ranks.emplace(attempt.get<std::uint32_t>(), rank.get<std::uint32_t>());
+    const auto attempt = number_in(event, "attempt");
+    const auto rank = number_in(event, "rank");
+    if (!attempt) continue;
+    last = std::max(last, *attempt);
+    if (event["event"] == "attempt_stopping") stopped.insert(*attempt);
+    const bool failed = event["event"] == "rank_exited" && number_in(event, "exit_code") != 0u;
+    if (failed && rank && !stopped.contains(*attempt) && ranks.size() + 1 < kReportRanks)
+      ranks.emplace(*attempt, *rank);
   }
+  ranks.emplace(last, 0u);
   return ranks;
 }
 

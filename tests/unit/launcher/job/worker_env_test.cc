@@ -73,6 +73,8 @@ TEST_CASE("the environment of every rank of an uneven world is complete") {
           {"PYTHONUNBUFFERED", "1"},
           {"NCCL_SOCKET_IFNAME", "=eth0"},
           {"GLOO_SOCKET_IFNAME", "eth0"},
+          {"OTEL_RESOURCE_ATTRIBUTES",
+           "ddplaunch.job.id=j-20260101-abcd,ddplaunch.rank=" + rank + ",ddplaunch.attempt=1"},
       };
       const WorkerEnv made = worker_env(unequal_world(node_rank, local_rank), {});
       CHECK(as_map(made.vars) == expected);
@@ -86,6 +88,13 @@ TEST_CASE("a worker fact overrides the user's value, other variables do not") {
     CHECK(is_worker_fact(name));
   for (const char* name : {"OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "PATH", ""})
     CHECK_FALSE(is_worker_fact(name));
+}
+
+TEST_CASE("attributes of telemetry are added to the user's") {
+  const WorkerEnv made =
+      worker_env(unequal_world(0, 1), {{"OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test"}});
+  CHECK(*find_env(made.vars, "OTEL_RESOURCE_ATTRIBUTES") ==
+        "deployment.environment=test,ddplaunch.job.id=j-20260101-abcd,ddplaunch.rank=1,ddplaunch.attempt=1");
 }
 
 TEST_CASE("variables of the user are kept") {
