@@ -14,14 +14,15 @@ namespace ddp {
 
 /// Runs a validated job in the foreground: shells, master, exit code (docs/users/exit_codes.md). `token` is
 /// from DDPLAUNCH_TOKEN, for daemons. `join_listener` is where nodes join in per-node mode; else null.
-/// `registration`: where other processes find the job; null: they do not.
+/// `registration`: where other processes find the job; null: they do not. `all_run` is called when all ranks
+/// run for the first time.
 int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinListener* join_listener = nullptr,
-           const launcher::JobRegistration* registration = nullptr);
+           const launcher::JobRegistration* registration = nullptr, std::function<void()> all_run = {});
 
 /// `--detach`: calls `run` in a process without the terminal, which outlives a logout. Returns 0 and prints
 /// the job's id when all ranks run, or returns the exit code of a job that ended before. The new process
-/// returns the result of `run`. Call it before any thread starts.
-int run_detached(const RunJob& job, const std::function<int()>& run);
+/// returns the result of `run`, and calls `all_run`. Call it before any thread starts.
+int run_detached(const RunJob& job, const std::function<int(std::function<void()> all_run)>& run);
 
 /// Per-node mode: this process is node 0 and the job's master, or joins node 0 as another node. Returns the
 /// job's exit code on all nodes. Call it before any thread starts.

@@ -18,34 +18,13 @@
 namespace ddp {
 namespace {
 
-constexpr int kLookEveryMs = 50;
-constexpr std::size_t kJournalBytes = 16u << 20;
+constexpr int kCheckEveryMs = 50;
 
 volatile sig_atomic_t job_process = 0;
 
 /// Ctrl-C during the start stops the start.
 void pass_on(int signal) {
   ::kill(static_cast<pid_t>(job_process), signal);
-}
-
-/// Returns the journals that the job may write. One that exists belongs to an earlier run.
-std::vector<std::string> new_journals(const launcher::JobSpec& spec) {
-  std::vector<std::string> journals;
-  for (const std::string& directory : {spec.job_dir, spec.fallback_job_dir}) {
-    std::string path = directory + "/events.jsonl";
-    if (!directory.empty() && ::access(path.c_str(), F_OK) != 0) journals.push_back(std::move(path));
-  }
-  return journals;
-}
-
-/// Returns whether all ranks have started. No text in a journal contains these quotes.
-bool all_run(const std::vector<std::string>& journals) {
-  for (const std::string& path : journals) {
-    if (read_start(path, kJournalBytes, O_NONBLOCK).find("\"event\":\"attempt_running\"") !=
-        std::string::npos)
-      return true;
-  }
-  return false;
 }
 
 /// Makes this process independent of the terminal and of the shell. Its messages go to `errors`.
@@ -67,20 +46,26 @@ bool copy_errors(int pipe) {
 }
 
 /// Shows the messages of the start, and returns when all ranks run or the job has ended.
-int follow_start(const RunJob& job, pid_t child, int errors, const std::vector<std::string>& journals) {
+/// `all_run` becomes readable when they do, and when the job has ended.
+int follow_start(const RunJob& job, pid_t child, int errors, int all_run) {
   job_process = child;
   for (const int number : {SIGINT, SIGTERM, SIGHUP})
     ::signal(number, pass_on);
-  pollfd readable{errors, POLLIN, 0};
+  pollfd readable[] = {{errors, POLLIN, 0}, {all_run, POLLIN, 0}};
   bool running = false;
   int status = 0;
   bool ended = false;
   while (!running && !ended) {
-    if (::poll(&readable, 1, kLookEveryMs) > 0 && !copy_errors(errors)) readable.fd = -1;
+    (void)::poll(readable, 2, kCheckEveryMs);
+    if (readable[0].revents != 0 && !copy_errors(errors)) readable[0].fd = -1;
+    if (readable[1].revents != 0) {
+      char byte = 0;
+      running = ::read(all_run, &byte, 1) == 1;
+      readable[1].fd = -1;
+    }
     ended = ::waitpid(child, &status, WNOHANG) == child;
-    running = all_run(journals);
   }
-  while (ended && readable.fd >= 0 && copy_errors(errors)) {
+  while (ended && readable[0].fd >= 0 && copy_errors(errors)) {
   }
   if (!running) return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   std::printf("%s\n", job.spec.job_id.c_str());
@@ -94,12 +79,15 @@ int follow_start(const RunJob& job, pid_t child, int errors, const std::vector<s
 
 }  // namespace
 
-int run_detached(const RunJob& job, const std::function<int()>& run) {
-  const std::vector<std::string> journals = new_journals(job.spec);
+int run_detached(const RunJob& job, const std::function<int(std::function<void()> all_run)>& run) {
   int ends[2];
+  int run_ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return report_exit(system_error(errno, "pipe"));
   const UniqueFd read_end(ends[0]);
   UniqueFd write_end(ends[1]);
+  if (::pipe2(run_ends, O_CLOEXEC) != 0) return report_exit(system_error(errno, "pipe"));
+  const UniqueFd run_read_end(run_ends[0]);
+  UniqueFd run_write_end(run_ends[1]);
   std::fflush(nullptr);
   const pid_t child = ::fork();
   if (child < 0) return report_exit(system_error(errno, "fork"));
@@ -111,10 +99,11 @@ int run_detached(const RunJob& job, const std::function<int()>& run) {
     const std::string warning = survive_logout("ddplaunch-" + name.substr(name.rfind('.') + 1));
     if (!warning.empty() && !job.spec.quiet)
       std::fprintf(stderr, "ddplaunch: warning: %s\n", warning.c_str());
-    return run();
+    return run([fd = run_write_end.get()] { (void)!::write(fd, "r", 1); });
   }
   write_end.reset();
-  return follow_start(job, child, read_end.get(), journals);
+  run_write_end.reset();
+  return follow_start(job, child, read_end.get(), run_read_end.get());
 }
 
 }  // namespace ddp

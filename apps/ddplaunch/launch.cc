@@ -88,7 +88,7 @@ Result<> make_findable(const launcher::JobSpec& spec, const launcher::JobRegistr
 }  // namespace
 
 int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListener* join_listener,
-           const launcher::JobRegistration* registration) {
+           const launcher::JobRegistration* registration, std::function<void()> all_run) {
   launcher::JobSpec spec = wanted;
   take_signals();
   if (const auto room = make_room_for_nodes(spec); !room) return fail(spec, room.error());
@@ -98,6 +98,7 @@ int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListene
   options.agent_path = agent->path;
   options.expected = agent->expected;
   options.bundle = agent->bundle;
+  options.all_run = std::move(all_run);
   auto job_dir = launcher::JobDir::create(spec);
   if (!job_dir) return fail(spec, job_dir.error());
   spec.job_dir = job_dir->path();

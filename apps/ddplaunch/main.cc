@@ -37,8 +37,10 @@ int run(const ddp::RunJob& job, ddp::GivenToken token) {
   if (!job.spec.quiet) show_notes(job.notes);
   if (job.spec.per_node) return ddp::run_per_node(job, std::move(token));
   if (job.verb != ddp::Verb::kRun) return ddp::check(job, token);
-  const auto launch = [&] { return ddp::launch(job.spec, token, nullptr, &job.registration); };
-  return job.detach ? ddp::run_detached(job, launch) : launch();
+  const auto launch = [&](std::function<void()> all_run) {
+    return ddp::launch(job.spec, token, nullptr, &job.registration, std::move(all_run));
+  };
+  return job.detach ? ddp::run_detached(job, launch) : launch({});
 }
 
 int run(int argc, char** argv) {

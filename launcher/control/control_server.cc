@@ -111,7 +111,20 @@ struct ControlServer::State {
   ControlHandlers handlers;
   uid_t uid;
   Clients clients;
+  std::size_t waiting = 0;  ///< clients whose request is about workers
   bool closed = false;
+
+  /// Counts a client that waits for workers. It holds no place of others.
+  struct WaitingSlot {
+    explicit WaitingSlot(State& state) : of(state) {
+      ++of.waiting;
+      of.client_left.cancel();
+    }
+    ~WaitingSlot() { --of.waiting; }
+    WaitingSlot(const WaitingSlot&) = delete;
+    WaitingSlot& operator=(const WaitingSlot&) = delete;
+    State& of;
+  };
 
   Reply answer(const Request& request) const {
     const std::string_view target(request.target().data(), request.target().size());
@@ -140,6 +153,9 @@ struct ControlServer::State {
     const auto wanted = parse_worker_request(request.body());
     if (!wanted || wanted->argv.empty() == (request.target() == "/v1/exec"))
       co_return make_reply(request, http::status::bad_request, "{}\n");
+    if (self->waiting >= kMostWaiting)
+      co_return make_reply(request, http::status::service_unavailable, "{}\n");
+    const WaitingSlot slot(*self);
     client->deadline.expires_at(std::chrono::steady_clock::time_point::max());
     const auto waiting = std::make_shared<WaitingClient>(self->acceptor.get_executor());
     const ControlHandlers::WorkersAnswered done = [waiting](WorkerReply reply) {
@@ -186,7 +202,7 @@ struct ControlServer::State {
       if (!may_connect(socket, self->uid)) continue;
       self->clients.emplace_front(std::move(socket));
       spawn(self->acceptor.get_executor(), serve(self, self->clients.begin()));
-      while (!self->closed && self->clients.size() >= kMostClients) {
+      while (!self->closed && self->clients.size() - self->waiting >= kMostClients) {
         self->client_left.expires_at(std::chrono::steady_clock::time_point::max());
         (void)co_await self->client_left.async_wait(kUseTuple);
       }

@@ -20,7 +20,7 @@ namespace ddp::launcher {
 struct WorkerRequest {
   std::optional<std::uint32_t> rank;  ///< unset: all
   std::vector<std::string> argv;      ///< a command to run as `rank` would; empty: stacks
-  std::chrono::milliseconds timeout{0};
+  std::chrono::milliseconds timeout{60'000};
 };
 struct WorkerReply {
   struct Text {
@@ -51,10 +51,12 @@ std::optional<WorkerRequest> parse_worker_request(const std::string& body);
 /// Serves a job's control socket: HTTP/1.1, one request for each connection (docs/users/operate.md). A client
 /// that is slow, or that sends no request, only holds its own connection for a few seconds. A client that
 /// closes its connection cancels its request. At most
-/// kMostClients are served at once; further ones wait. Loop thread.
+/// kMostClients are served at once, and further ones wait. Clients that wait for workers do not count. Loop
+/// thread.
 class ControlServer {
  public:
   static constexpr std::size_t kMostClients = 16;
+  static constexpr std::size_t kMostWaiting = 64;  ///< further requests about workers get 503
 
   /// Accepts clients of `uid` and of root.
   ControlServer(asio::io_context& loop, ControlSocket socket, ControlHandlers handlers, uid_t uid);

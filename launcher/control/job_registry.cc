@@ -2,14 +2,18 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "base/files.h"
@@ -24,6 +28,7 @@ using OrderedJson = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
 constexpr std::string_view kSuffix = ".job";
+constexpr std::chrono::milliseconds kCheckEvery{200};
 /// Limits of files that this program reads. A report of many failures is longer than any entry.
 constexpr std::size_t kEntryBytes = 64u << 10;
 constexpr std::size_t kReportBytes = 16u << 20;
@@ -48,7 +53,7 @@ std::vector<std::string> texts_of(const OrderedJson& json, const char* key) {
 
 std::optional<JobEntry> read_entry(const fs::path& file) {
   const OrderedJson json =
-      OrderedJson::parse(read_start(file.string(), kEntryBytes, O_NOFOLLOW), nullptr, false);
+      OrderedJson::parse(read_start(file.string(), kEntryBytes, O_NOFOLLOW | O_NONBLOCK), nullptr, false);
   if (!json.is_object()) return {};
   JobEntry job{
       file.stem().string(),    text_of(json, "job"),     text_of(json, "directory"), text_of(json, "host"), 0,
@@ -60,6 +65,17 @@ std::optional<JobEntry> read_entry(const fs::path& file) {
   job.hosts = texts_of(json, "hosts");
   if (job.job.empty() || !job.directory.starts_with('/')) return {};
   return job;
+}
+
+/// Returns whether a process listens at a Unix socket.
+bool is_listening(const std::string& path) {
+  sockaddr_un address{};
+  if (path.empty() || path.size() >= sizeof address.sun_path) return false;
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, path.size());
+  const UniqueFd client(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (::connect(client.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return true;
+  return errno == EAGAIN;  // so many clients that a listener is sure
 }
 
 UniqueFd open_lock(const std::string& directory) {
@@ -145,10 +161,10 @@ RunState state_of(const JobEntry& job) {
     return {Kind::kEnded, report["exit_code"].get<int>(), text_of(report, "why")};
   std::error_code ignored;
   if (job.host != host_name()) return {Kind::kElsewhere};
-  if (!fs::is_directory(job.directory, ignored)) return {Kind::kDeleted};
   const UniqueFd lock = open_lock(job.directory);
   if (lock && ::flock(lock.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) return {Kind::kRunning};
-  return {Kind::kCrashed};
+  if (!lock && is_listening(job.socket)) return {Kind::kRunning};  // somebody has deleted its directory
+  return {fs::is_directory(job.directory, ignored) ? Kind::kCrashed : Kind::kDeleted};
 }
 
 const char* state_name(RunState::Kind kind) {
@@ -169,6 +185,11 @@ const char* state_name(RunState::Kind kind) {
 
 Result<> wait_for_end(const JobEntry& job) {
   const UniqueFd lock = open_lock(job.directory);
+  if (!lock && errno == ENOENT) {  // somebody has deleted its directory
+    while (is_listening(job.socket))
+      std::this_thread::sleep_for(kCheckEvery);
+    return {};
+  }
   if (!lock) return system_error(errno, job.directory + "/run.lock");
   while (::flock(lock.get(), LOCK_SH) != 0) {
     if (errno != EINTR) return system_error(errno, "lock " + job.directory + "/run.lock");

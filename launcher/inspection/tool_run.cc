@@ -21,12 +21,18 @@ using Clock = std::chrono::steady_clock;
 /// The time from SIGKILL to the end of a process that the kernel does not block.
 constexpr std::chrono::seconds kKillTime{1};
 
+/// The time in which the last output is read after the end of a tool. A process that it has left in the
+/// background may hold the pipe for ever.
+constexpr std::chrono::milliseconds kRestTime{500};
+
 struct Running {
   asio::posix::stream_descriptor out;
   asio::posix::stream_descriptor end;
   asio::steady_timer timer;
+  asio::steady_timer rest;
   ChildProcess child;
   bool late = false;
+  bool done = false;  ///< all output is read
 };
 
 /// The handler may still run after the coroutine has continued, so it shares what it touches.
@@ -39,6 +45,18 @@ void kill_at(const std::shared_ptr<Running>& run, Clock::time_point when) {
     error_code ignored;
     run->out.cancel(ignored);  // do not wait for other holders of the pipe
     run->end.cancel(ignored);
+  });
+}
+
+/// Ends the reading some time after the end of the tool.
+void read_until_end(const std::shared_ptr<Running>& run) {
+  run->end.async_wait(asio::posix::stream_descriptor::wait_read, [run](const error_code& failed) {
+    if (failed || run->done) return;
+    run->rest.expires_after(kRestTime);
+    run->rest.async_wait([run](const error_code& cancelled) {
+      error_code ignored;
+      if (!cancelled) run->out.cancel(ignored);
+    });
   });
 }
 
@@ -71,10 +89,11 @@ Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::
   const auto run = std::make_shared<Running>(
       Running{asio::posix::stream_descriptor(executor, reader.release()),
               asio::posix::stream_descriptor(executor, ::fcntl(child->pidfd(), F_DUPFD_CLOEXEC, 0)),
-              asio::steady_timer(executor), std::move(*child)});
+              asio::steady_timer(executor), asio::steady_timer(executor), std::move(*child)});
   const pid_t pid = run->child.pid();
   pids->insert(pid);
   kill_at(run, deadline);
+  read_until_end(run);
   if (stop != nullptr) stop->kill = [run] { kill_at(run, Clock::now()); };
   std::array<char, 8192> chunk;
   for (bool open = true; open && !run->late;) {
@@ -83,6 +102,8 @@ Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::
     // Output beyond the limit is read, too, because a tool that blocks in a write would never end.
     if (open) result.text.append(chunk.data(), std::min(count, limit - std::min(limit, result.text.size())));
   }
+  run->done = true;
+  run->rest.cancel();
   if (!run->late) co_await until_readable(run->end);
   if (stop != nullptr) stop->kill = nullptr;
   const bool late = std::exchange(run->late, false);

@@ -23,16 +23,15 @@ UniqueFd file_of(const std::string& text) {
 
 }  // namespace
 
-std::string_view hook_event(const JournalEvent& event) {
+std::string_view hook_event(const JournalEvent& event, bool has_run) {
   using Kind = JournalEvent::Kind;
-  const bool first = event.attempt.value_or(0) == 0;
   switch (event.kind) {
     case Kind::kAttemptRunning:
-      return first ? "start" : "";
+      return has_run ? "" : "start";
     case Kind::kAttemptStopping:
       return event.failure ? "failure" : "";
     case Kind::kAttemptStarted:
-      return first ? "" : "restart";
+      return event.attempt.value_or(0) == 0 ? "" : "restart";
     case Kind::kNodeLost:
       return "node-lost";
     case Kind::kHangFound:
@@ -45,7 +44,8 @@ std::string_view hook_event(const JournalEvent& event) {
 }
 
 void HookRunner::take(const JournalEvent& event, const std::string& line) {
-  const std::string_view name = hook_event(event);
+  const std::string_view name = hook_event(event, has_run_);
+  has_run_ = has_run_ || event.kind == JournalEvent::Kind::kAttemptRunning;
   for (std::size_t i = 0; i < settings_.hooks.size(); ++i) {
     if (settings_.hooks[i].event != name) continue;
     if (waiting_.size() < kMostWaiting)
@@ -58,6 +58,12 @@ void HookRunner::take(const JournalEvent& event, const std::string& line) {
 
 void HookRunner::drop_waiting() {
   std::erase_if(waiting_, [this](const Call& call) { return settings_.hooks[call.hook].event != "end"; });
+}
+
+void HookRunner::stop() {
+  waiting_.clear();
+  for (ToolStop* running : stops_)
+    running->stop();
 }
 
 void HookRunner::start_waiting() {
@@ -76,9 +82,12 @@ Awaitable<> HookRunner::run(Call call) {
   spec.env = settings_.env;
   spec.in = input ? input.get() : kDevNull;
   const auto deadline = std::chrono::steady_clock::now() + settings_.time;
-  const ToolOutput output = co_await run_tool(std::move(spec), deadline, kMostText, &pids_);
+  ToolStop stop;
+  stops_.insert(&stop);
+  const ToolOutput output = co_await run_tool(std::move(spec), deadline, kMostText, &pids_, &stop);
+  stops_.erase(&stop);
   if (!output.text.empty()) settings_.write("# " + settings_.hooks[call.hook].command + "\n" + output.text);
-  if (!output.success) warn(call.hook, "failed: " + output.trouble);
+  if (!output.success && !stop.stopped) warn(call.hook, "failed: " + output.trouble);
   --running_;
   start_waiting();
 }

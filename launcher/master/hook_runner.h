@@ -41,6 +41,8 @@ class HookRunner {
   void take(const JournalEvent& event, const std::string& line);
   /// Drops the hooks that wait, except those of the job's end.
   void drop_waiting();
+  /// Kills the hooks that run, and drops those that wait.
+  void stop();
   bool idle() const { return running_ == 0 && waiting_.empty(); }
 
  private:
@@ -58,9 +60,12 @@ class HookRunner {
   std::size_t running_ = 0;
   std::set<std::size_t> warned_;  ///< hooks that had a warning
   std::set<pid_t> pids_;
+  std::set<ToolStop*> stops_;  ///< of the hooks that run
+  bool has_run_ = false;       ///< all ranks have run
 };
 
-/// Returns which of Hook::kEvents a change of the job's state is; empty: none.
-std::string_view hook_event(const JournalEvent& event);
+/// Returns which of Hook::kEvents a change of the job's state is; empty: none. `has_run`: all ranks have run
+/// before.
+std::string_view hook_event(const JournalEvent& event, bool has_run);
 
 }  // namespace ddp::launcher

@@ -88,7 +88,8 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
               [this](const std::string& text) {
                 files_->append({0, 0, 0, kHooks}, text);
               }}),
-      progress_(began_, spec.hang_timeout) {
+      progress_(began_, spec.hang_timeout),
+      all_run_(std::move(options.all_run)) {
   add_signals(signals_, {SIGINT, SIGTERM, SIGHUP, SIGTSTP});
   signals_.add(SIGUSR1);
   signals_.add(SIGUSR2);
@@ -296,6 +297,7 @@ void Master::record(const JournalEvent& event) {
   const std::string line = journal_line(event, ++journal_id_, std::chrono::system_clock::now());
   files_->append({0, 0, 0, kJournal}, line);
   progress_.take(event, steady_now());
+  if (event.kind == JournalEvent::Kind::kAttemptRunning && all_run_) std::exchange(all_run_, nullptr)();
   hooks_.take(event, line);
 }
 
@@ -406,8 +408,15 @@ void Master::finish_hooks(const ExitReport& report) {
   if (hooks_.idle()) return;
   const std::string before = last_said_;
   loop_.restart();
+  take_back_signals(signals_);  // a hook may have children that its own end does not end
+  signals_.async_wait([this](const error_code& cancelled, int) {
+    if (!cancelled) hooks_.stop();
+  });
   while (!hooks_.idle() && loop_.run_one() > 0) {
   }
+  signals_.cancel();
+  loop_.poll();
+  end_at_signals_with(report.exit_code, "");
   if (last_said_ != before) console_.write(2, last_line(report));
 }
 

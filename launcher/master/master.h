@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -39,6 +40,7 @@ class Master final : private NodeEvents {
     std::shared_ptr<remote::AgentBundle> bundle;  ///< copied to nodes without an agent
     std::optional<ControlSocket> control;         ///< where other processes ask about the job
     JobWriter::FirstTask first_task;              ///< called on the thread of the job's files
+    std::function<void()> all_run;                ///< called once, when all ranks run; empty: not wanted
   };
 
   /// All references outlive the master.
@@ -127,6 +129,7 @@ class Master final : private NodeEvents {
   bool output_lost_ = false;
   std::uint64_t output_bytes_ = 0;  ///< that the workers wrote
   JobProgress progress_;
+  std::function<void()> all_run_;
 };
 
 }  // namespace ddp::launcher

@@ -92,10 +92,12 @@ ControlHandlers Master::control_handlers() {
   return handlers;
 }
 
-/// The same as the user's SIGTERM, and with `now` a second one.
+/// The same as the user's SIGTERM, and with `now` a second one. A second request without `now` changes
+/// nothing.
 void Master::stop(bool now) {
   note_start_steps();
-  step(job::UserSignal{SIGTERM});
+  const bool stops = supervisor_.end().stop_signal != 0;
+  if (!stops) step(job::UserSignal{SIGTERM});
   if (now) step(job::UserSignal{SIGTERM});
 }
 

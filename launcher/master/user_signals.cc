@@ -24,6 +24,14 @@ void end_now(int) {
   ::_exit(settled_code);
 }
 
+sigset_t ending_signals() {
+  sigset_t ending;
+  ::sigemptyset(&ending);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP})
+    ::sigaddset(&ending, number);
+  return ending;
+}
+
 bool inherited_ignored(int number) {
   struct sigaction action {};
   return ::sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
@@ -60,11 +68,17 @@ void end_at_signals_with(int code, std::string_view last_line) {
   if (!inherited_ignored(SIGTSTP)) ::signal(SIGTSTP, SIG_DFL);
 }
 
+void take_back_signals(asio::signal_set& set) {
+  const sigset_t ending = ending_signals();
+  ::pthread_sigmask(SIG_BLOCK, &ending, nullptr);
+  error_code ignored;
+  set.clear(ignored);  // Asio installs its handler only for a signal that no set has
+  add_signals(set, {SIGINT, SIGTERM, SIGHUP});
+  ::pthread_sigmask(SIG_UNBLOCK, &ending, nullptr);
+}
+
 void keep_signals_waiting() {
-  sigset_t ending;
-  ::sigemptyset(&ending);
-  for (const int number : {SIGINT, SIGTERM, SIGHUP})
-    ::sigaddset(&ending, number);
+  const sigset_t ending = ending_signals();
   ::pthread_sigmask(SIG_BLOCK, &ending, nullptr);
 }
 

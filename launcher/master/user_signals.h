@@ -22,6 +22,9 @@ bool can_be_continued();
 /// line. Replaces the handlers of Asio, whose loop has ended.
 void end_at_signals_with(int code, std::string_view last_line);
 
+/// Makes `set` wait for SIGINT, SIGTERM and SIGHUP after end_at_signals_with, unless they were ignored.
+void take_back_signals(asio::signal_set& set);
+
 /// Blocks SIGINT, SIGTERM and SIGHUP for the remaining steps. Asio restores their default actions when it is
 /// destroyed, which would end the process with another code.
 void keep_signals_waiting();

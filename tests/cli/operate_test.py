@@ -170,7 +170,7 @@ class Verbs(VerbTest):
         self.assertEqual(self.listed()[self.job]["state"], "running")
         status = self.status(self.job)
         self.assertEqual((status["job"], status["world_size"], status["attempt"]), (self.job, 2, 0))
-        self.assertEqual(status["nodes"], [{"node": "localhost", "state": "running", "first_rank": 0, "ranks": 2}])
+        self.assertEqual(status["nodes"], [{"node": "localhost", "state": "running", "first_rank": 0, "ranks": 2, "step": None, "steps": [None, None]}])
         text = self.verb("status").out
         self.assertRegex(text, rf"^job {self.job}: running, started .* ago, 2 ranks\n  files in {self.jobs}/")
         self.assertRegex(text, r"(?m)^  localhost +ranks 0-1 +running$")
@@ -210,6 +210,37 @@ class Verbs(VerbTest):
         done = self.verb("wait")
         self.assertEqual((done.code, done.out), (7, "job short: exited 7: rank 0 on localhost exited 7\n"))
 
+    def test_a_second_stop_leaves_the_grace(self):
+        ready = self.dir / "ready"
+        process = self.started_job("sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.1; done", options=["--stop-grace", "500s"])
+        self.assertTrue(wait_until(ready.exists))
+        stops = [subprocess.Popen([DDPLAUNCH, "stop"], env=self.env, stdout=subprocess.DEVNULL) for _ in range(2)]
+        self.assertTrue(wait_until(lambda: self.status(self.job)["state"] == "stopping"))
+        self.assertRaises(subprocess.TimeoutExpired, process.wait, 1)
+        self.assert_code(self.verb("stop", "--now"), 0)
+        self.assertEqual([stop.wait(20) for stop in stops], [0, 0])
+
+    def test_a_job_whose_directory_was_deleted_still_runs(self):
+        process = self.running_job("sh", "-c", "while :; do echo x; sleep 0.1; done")
+        shutil.rmtree(self.status(self.job)["directory"])
+        self.assertEqual(self.listed()[self.job]["state"], "running")
+        self.assertEqual(self.verb("clean").code, 2)
+        self.assertEqual(self.verb("exec", "--", "echo", "here").out, "here\n")
+        self.verb("stop")
+        self.assertEqual(process.wait(20), 143)
+
+    def test_output_that_cannot_be_written(self):
+        self.assert_code(self.short_job("true"), 0)
+        for words in (["ps"], ["ps", "--json"], ["status"], ["wait"], ["report", "-o", "-"], ["logs", "--help"]):
+            with open("/dev/full", "w", encoding="utf-8") as full:
+                done = subprocess.run([DDPLAUNCH, *words], env=self.env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30)
+            self.assertEqual((done.returncode, done.stderr), (116, "ddplaunch: standard output: No space left on device\n"), words)
+
+    def test_a_pipe_among_the_jobs_holds_nobody(self):
+        self.assert_code(self.short_job("true"), 0)
+        os.mkfifo(self.jobs / "x.job")
+        self.assertEqual(list(self.listed("--all")), ["short"])
+
     def test_a_killed_master_is_a_crashed_job(self):
         process = self.started_job("sleep", "1000")
         process.kill()
@@ -217,7 +248,7 @@ class Verbs(VerbTest):
         self.assertTrue(wait_until(lambda: self.listed().get(self.job, {}).get("state") == "crashed"))
         for verb in ("wait", "stop"):
             done = self.verb(verb)
-            self.assertEqual((done.code, done.err), (113, f"ddplaunch: the ddplaunch of job {self.job} was killed before the end of the job\n"))
+            self.assertEqual((done.code, done.err), (113, f"ddplaunch: the ddplaunch of job {self.job} left no report: it was killed, or the disk was full\n"))
         self.assertIn("crashed", self.verb("status").out)
         self.assertTrue(wait_until(lambda: not self.processes_of_job(), 30))
 
@@ -231,8 +262,10 @@ class Verbs(VerbTest):
         (pathlib.Path(job["directory"]) / "report.json").unlink()
         entry.write_text(json.dumps(job | {"host": "login2", "pid": 77}))
         self.assertEqual(self.listed()["short"]["state"], "elsewhere")
-        done = self.verb("stop")
-        self.assertEqual((done.code, done.err), (2, "ddplaunch: job short runs on login2 (pid 77); run there: ddplaunch stop short\n"))
+        for words in ("stop", "logs -f", "status --watch"):
+            verb = words.split()[0]
+            done = self.verb(*words.split())
+            self.assertEqual((done.code, done.err), (2, f"ddplaunch: job short runs on login2 (pid 77); run there: ddplaunch {verb} short\n"))
 
     def test_a_program_with_the_name_of_a_verb(self):
         self.script("ps", "#!/bin/sh\necho program\n")
@@ -318,7 +351,9 @@ class Clean(VerbTest):
     def test_hosts_that_have_changed_are_not_guessed(self):
         hosts = self.dir / "hosts"
         hosts.write_text("127.0.0.1\n")
-        self.crashed_job("sleep", "1000", options=["--launcher", "local", "--hostfile", hosts, "--nproc-per-node", 1])
+        self.crashed_job("sleep", "1000", options=["--launcher", "local", "--hostfile", "hosts", "--nproc-per-node", 1])
+        self.assertTrue(wait_until(lambda: not self.processes_of_job(), 30))
+        self.assert_code(self.verb("clean", cwd="/"), 0)
         hosts.write_text("127.0.0.2\n")
         done = self.verb("clean")
         self.assertEqual((done.code, done.err),
@@ -338,10 +373,28 @@ class Exec(VerbTest):
         answer = json.loads(self.verb("exec", "--json", "--", "echo", "x").out)
         self.assertEqual(answer, {"ranks": [{"rank": 0, "node": "localhost", "text": "x\n"}], "exit_code": 0, "troubles": []})
 
+    def test_a_command_that_leaves_a_child_in_the_background(self):
+        self.running_job("sleep", "1000")
+        done = self.verb("exec", "--", "sh", "-c", "echo s; sleep 300 & exit 5")
+        self.assertEqual((done.code, done.out), (5, "s\n"))
+
+    def test_commands_that_run_hold_no_other_request(self):
+        self.running_job("sleep", "1000", options=["--launcher", "local", "--host", "127.0.0.1,127.0.0.2,127.0.0.3", "--nproc-per-node", 1])
+        callers = [subprocess.Popen([DDPLAUNCH, "exec", "--rank", str(rank % 3), "--", "sh", "-c", "touch $$; exec sleep 1000"], env=self.env, cwd=self.dir,
+                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for rank in range(24)]
+        for caller in callers:
+            self.addCleanup(lambda c=caller: (c.kill(), c.wait()))
+        self.assertTrue(wait_until(lambda: len(live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")) == 3 + 24, 30))
+        self.assertEqual(self.status(self.job)["state"], "running")
+        self.assert_code(self.verb("stop"), 0)
+
     def test_output_and_time_of_a_command_are_bounded(self):
         self.running_job("sleep", "1000")
         done = self.verb("exec", "--", "sh", "-c", "yes | head -c 3000000; exit 3")
         self.assertEqual((done.code, len(done.out) // 10000), (3, 104))
+        self.assertEqual(done.err, "ddplaunch: the output has more than 1 MiB, and the rest was dropped\n")
+        done = self.verb("exec", "--", "echo", "x" * 70000)
+        self.assertEqual((done.code, done.err), (2, "ddplaunch: exec: the command has more than 32.0 KiB; put it into a file that its node can read\n"))
         done = self.verb("exec", "--timeout", "500ms", "--", "sleep", "1000")
         self.assertEqual((done.code, done.out), (115, ""))
         self.assertIn("localhost: it did not end in time and was killed", done.err)
@@ -411,7 +464,7 @@ class Hooks(LaunchTest):
                          ["ddplaunch: warning: --on end=exit 3 failed: it exited 3", "ddplaunch: exit 4: rank 0 on localhost exited 4"])
 
     def test_a_signal_ends_the_wait_for_a_hook(self):
-        process = self.start("--on", "end=echo waiting >ready; exec sleep 1000", "true")
+        process = self.start("--on", "end=echo waiting >ready; sleep 1000; true", "true")
         self.assertTrue(wait_until(lambda: (self.dir / "ready").exists()))
         process.send_signal(signal.SIGINT)
         process.wait(20)
@@ -636,6 +689,7 @@ class Page(VerbTest):
         self.running_job("sleep", "1000")
         token = self.dir / "token"
         token.write_text("abcdefghijklmnop0123\n")
+        token.chmod(0o600)
         _, address, given = self.dashboard("--token-file", token, "--listen", "127.0.0.3:0")
         self.assertEqual((given, address.startswith("http://127.0.0.3:")), ("abcdefghijklmnop0123", True))
         for text, why in (("80", "give ADDRESS:PORT"), ("127.0.0.1:x", "give ADDRESS:PORT"), ("::1:80", "give ADDRESS:PORT"), ("here:80", "not a numeric address")):
@@ -644,8 +698,8 @@ class Page(VerbTest):
             self.assertIn(why, done.err)
         token.write_text("short\n")
         self.assertIn("at least 16 letters and digits", self.verb("dashboard", "--token-file", token).err)
-        token.chmod(0o666)
-        self.assertEqual(self.verb("dashboard", "--token-file", token).code, 2)
+        token.chmod(0o644)
+        self.assertIn("readable by you alone (chmod 600)", self.verb("dashboard", "--token-file", token).err)
 
 
 class Logs(VerbTest):
@@ -662,6 +716,20 @@ class Logs(VerbTest):
         lines = [json.loads(line) for line in self.verb("logs", "--json", "--rank", 0).out.splitlines()]
         self.assertEqual(lines[1], {"attempt": 0, "rank": 0, "stream": "stdout", "line": "out 0"})
         self.assertEqual(self.verb("logs", "--grep", "(").code, 2)
+
+    def test_short_attempts_are_shown_in_their_place(self):
+        worker = 'echo "out $TORCHELASTIC_RESTART_COUNT"; printf "==> attempt_1/rank_00000.stdout, 9 bytes <==\\nno end" >&2; exit 3'
+        self.assert_code(self.short_job("--max-restarts", "30", "--restart-backoff", "0", "sh", "-c", worker), 3)
+        self.assertTrue((next(self.jobs.glob("*/short_attempts.txt"))).exists())
+        lines = [f"[0] {line}\n" for attempt in range(31)
+                 for line in ("==> attempt_1/rank_00000.stdout, 9 bytes <==", "no end", f"out {attempt}")]
+        self.assertEqual(sorted(self.verb("logs").out.splitlines(True)), sorted(lines))
+        outputs = [json.loads(line) for line in self.verb("logs", "--json").out.splitlines()]
+        attempts = [entry["attempt"] for entry in outputs if entry["stream"] == "stdout"]
+        self.assertEqual(attempts, list(range(31)))
+        self.assertEqual(self.verb("logs", "--failed").out, self.verb("logs").out)
+        data = json.loads(re.search(r'id="data">(.*)</script>\n', self.verb("report", "-o", "-").out)[1])
+        self.assertEqual(data["output"]["7 0 stdout"], "out 7\n")
 
     def test_since_skips_what_was_written_before(self):
         self.assert_code(self.short_job("--nproc-per-node", "2", "sh", "-c", 'printf "one\ntwo\nthree\n"; echo err >&2'), 0)

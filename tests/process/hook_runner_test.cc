@@ -33,16 +33,16 @@ struct Case {
 }  // namespace
 
 TEST_CASE("events of the journal and their hooks") {
-  CHECK(hook_event({.kind = Kind::kAttemptRunning, .attempt = 0}) == "start");
-  CHECK(hook_event({.kind = Kind::kAttemptRunning, .attempt = 1}).empty());
-  CHECK(hook_event({.kind = Kind::kAttemptStarted, .attempt = 0}).empty());
-  CHECK(hook_event({.kind = Kind::kAttemptStarted, .attempt = 1}) == "restart");
-  CHECK(hook_event({.kind = Kind::kAttemptStopping, .failure = true}) == "failure");
-  CHECK(hook_event({.kind = Kind::kAttemptStopping}).empty());
-  CHECK(hook_event({.kind = Kind::kHangFound}) == "hang");
-  CHECK(hook_event(kLost) == "node-lost");
-  CHECK(hook_event(kEnded) == "end");
-  CHECK(hook_event({.kind = Kind::kJobStarted}).empty());
+  CHECK(hook_event({.kind = Kind::kAttemptRunning, .attempt = 1}, false) == "start");
+  CHECK(hook_event({.kind = Kind::kAttemptRunning, .attempt = 2}, true).empty());
+  CHECK(hook_event({.kind = Kind::kAttemptStarted, .attempt = 0}, false).empty());
+  CHECK(hook_event({.kind = Kind::kAttemptStarted, .attempt = 1}, false) == "restart");
+  CHECK(hook_event({.kind = Kind::kAttemptStopping, .failure = true}, false) == "failure");
+  CHECK(hook_event({.kind = Kind::kAttemptStopping}, false).empty());
+  CHECK(hook_event({.kind = Kind::kHangFound}, false) == "hang");
+  CHECK(hook_event(kLost, false) == "node-lost");
+  CHECK(hook_event(kEnded, false) == "end");
+  CHECK(hook_event({.kind = Kind::kJobStarted}, false).empty());
 }
 
 TEST_CASE("a hook gets its event, and its output is kept") {

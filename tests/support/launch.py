@@ -1,10 +1,12 @@
 """The base of the end-to-end tests: runs the built programs, finds what they leave behind, and emulates nodes with sshd."""
 
+import contextlib
 import os
 import pathlib
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -94,8 +96,17 @@ class LaunchTest(unittest.TestCase):
         popen.setdefault("stderr", subprocess.PIPE)
         process = subprocess.Popen(self.command(*args), stdout=subprocess.PIPE, text=True,
                                    errors="surrogateescape", **popen)
-        self.addCleanup(lambda: process.poll() is None and process.kill())
+        self.addCleanup(self.end_process, process)
         return process
+
+    def end_process(self, process):
+        """Ends what a failed test has left. Its messages may show why the test failed."""
+        if process.poll() is not None:
+            return
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired, ValueError):  # ValueError: the test has closed a pipe
+            _, err = process.communicate(timeout=5)
+            print(f"stderr of a job that was killed at the end of {self.id()}:\n{err}", file=sys.stderr)
 
     def finish(self, process, timeout=60, began=None):
         began = began or time.monotonic()

@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "apps/ddplaunch/operate/journal_tail.h"
+#include "apps/ddplaunch/operate/log_files.h"
 #include "base/child_process.h"
 #include "base/files.h"
 #include "base/parse_text.h"
@@ -40,38 +41,10 @@ constexpr std::size_t kJournalBytes = 32u << 20;
 
 volatile sig_atomic_t interrupted = 0;
 
-/// Place of a file: attempt, rank, stream ("stderr" < "stdout"), part.
-struct LogKey {
-  std::uint32_t attempt = 0;
-  std::uint32_t rank = 0;
-  std::string stream;
-  std::uint32_t part = 0;
-  auto operator<=>(const LogKey&) const = default;
-};
-
 struct LogFile {
-  UniqueFd fd;
-  std::string rest;  ///< the beginning of a line
+  UniqueFd fd;       ///< none: `rest` has all of it
+  std::string rest;  ///< what is not printed yet: the beginning of a line
 };
-
-/// Reads "rank_00003.stdout.1".
-std::optional<LogKey> key_of(std::uint32_t attempt, std::string_view name) {
-  if (!name.starts_with("rank_")) return {};
-  name.remove_prefix(5);
-  const std::size_t dot = name.find('.');
-  if (dot == std::string_view::npos) return {};
-  const auto rank = parse_number<std::uint32_t>(name.substr(0, dot));
-  name.remove_prefix(dot + 1);
-  const std::size_t end = std::min(name.find('.'), name.size());
-  LogKey key{attempt, rank.value_or(0), std::string(name.substr(0, end)), 0};
-  if (!rank || (key.stream != "stdout" && key.stream != "stderr")) return {};
-  if (end < name.size()) {
-    const auto part = parse_number<std::uint32_t>(name.substr(end + 1));
-    if (!part) return {};
-    key.part = *part;
-  }
-  return key;
-}
 
 /// The precision of the times in times.txt, and how far the clock of a disk may be behind.
 constexpr std::chrono::milliseconds kTimeMargin{10'000};
@@ -211,8 +184,18 @@ class LogPrinter {
         if (fd) files_[*key].fd = std::move(fd);
       }
     }
+    add_short_attempts();
     looked_ = true;
     return {};
+  }
+
+  /// The files of an attempt that were read before are known already.
+  void add_short_attempts() {
+    for (ShortLog& log : read_short_attempts(job_.directory, short_attempts_read_)) {
+      if (!selects(log.key) || files_.contains(log.key)) continue;
+      LogFile& file = files_[log.key];
+      if (looked_ || !options_.attach) file.rest = std::move(log.text);
+    }
   }
 
   /// Goes to the first line that may have been written after --since.
@@ -228,6 +211,10 @@ class LogPrinter {
   }
 
   Result<> print_new(const LogKey& key, LogFile& file) {
+    if (!file.fd) {
+      print_lines(key, file);
+      return {};
+    }
     std::string bytes(kOneRead, '\0');
     for (;;) {
       if (interrupted != 0) return {};
@@ -236,14 +223,19 @@ class LogPrinter {
       if (count < 0) return system_error(errno, job_.directory);
       if (count == 0) return {};
       file.rest.append(bytes, 0, static_cast<std::size_t>(count));
-      std::size_t at = 0;
-      for (std::size_t end = 0; (end = file.rest.find('\n', at)) != std::string::npos; at = end + 1)
-        print_line(key, std::string_view(file.rest).substr(at, end - at));
-      file.rest.erase(0, at);
+      print_lines(key, file);
       if (file.rest.size() < kLongLine) continue;
       print_line(key, file.rest);
       file.rest.clear();
     }
+  }
+
+  /// Prints all lines but an incomplete last one.
+  void print_lines(const LogKey& key, LogFile& file) {
+    std::size_t at = 0;
+    for (std::size_t end = 0; (end = file.rest.find('\n', at)) != std::string::npos; at = end + 1)
+      print_line(key, std::string_view(file.rest).substr(at, end - at));
+    file.rest.erase(0, at);
   }
 
   void print_line(const LogKey& key, std::string_view line) {
@@ -269,6 +261,7 @@ class LogPrinter {
   LinePattern pattern_;
   std::set<std::pair<std::uint32_t, std::uint32_t>> failed_;
   std::map<LogKey, LogFile> files_;
+  std::uint64_t short_attempts_read_ = 0;  ///< bytes
 };
 
 }  // namespace

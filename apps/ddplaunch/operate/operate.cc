@@ -1,6 +1,7 @@
 #include "apps/ddplaunch/operate/operate.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -99,7 +100,7 @@ std::string out_of_reach(const JobEntry& job, const RunState& state, OperateVerb
            "); run there: ddplaunch " + verb_name(verb) + ' ' + job.job;
   }
   if (state.kind == Kind::kCrashed)
-    return "the ddplaunch of job " + job.job + " was killed before the end of the job";
+    return "the ddplaunch of job " + job.job + " left no report: it was killed, or the disk was full";
   if (state.kind == Kind::kDeleted) return "the files of job " + job.job + " were deleted: " + job.directory;
   return "";
 }
@@ -163,6 +164,8 @@ Result<std::string> show_status(const OperateOptions& options, const JobEntry& j
 }
 
 int status(const OperateOptions& options, const JobEntry& job) {
+  if (options.watch && state_of(job).kind == Kind::kElsewhere)
+    return fail({ErrorCode::kUsage, out_of_reach(job, state_of(job), OperateVerb::kStatus)});
   std::string last;
   for (;;) {
     auto shown = show_status(options, job, last);
@@ -261,8 +264,11 @@ Result<std::string> page_token(const OperateOptions& options) {
   if (options.token_file.empty()) return random_text(16);
   const UniqueFd fd(::open(options.token_file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd) return system_error(errno, "--token-file " + options.token_file);
-  if (const std::string why = distrust_file(fd.get()); !why.empty())
-    return Error{ErrorCode::kUsage, "--token-file " + options.token_file + ": " + why};
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0 || (status.st_mode & 077) != 0 || !distrust_file(fd.get()).empty()) {
+    return Error{ErrorCode::kUsage, "--token-file " + options.token_file +
+                                        ": it must be yours, and readable by you alone (chmod 600)"};
+  }
   std::string token = first_line(options.token_file);
   const bool good = token.size() >= 16 && std::all_of(token.begin(), token.end(),
                                                       [](unsigned char c) { return std::isalnum(c) != 0; });
@@ -295,7 +301,11 @@ int ask_running(OperateVerb verb, const OperateOptions& options, const JobEntry&
   if (!why.empty())
     return fail({state.kind == Kind::kCrashed ? ErrorCode::kLinkLost : ErrorCode::kUsage, why});
   const auto code = ask_workers(verb, options, job);
-  return code ? *code : fail(code.error());
+  if (code) return *code;
+  // It may have been killed meanwhile.
+  if (state_of(job).kind == Kind::kCrashed)
+    return fail({ErrorCode::kLinkLost, out_of_reach(job, state_of(job), verb)});
+  return fail(code.error());
 }
 
 /// Returns the options of a job as its ddplaunch read them.
@@ -304,6 +314,8 @@ Result<RunJob> options_of(const JobEntry& job, ProcessContext context) {
     return Error{ErrorCode::kUsage, "the hosts of job " + job.job + " are not known: " + why};
   };
   if (job.hosts.empty()) return cannot("its command line was not recorded");
+  // Relative names of files are as in its directory.
+  if (::chdir(job.cwd.c_str()) != 0) return cannot(system_error(errno, job.cwd).text);
   context.cwd = job.cwd;
   context.new_job_id = job.name;
   std::vector<std::string> arguments = job.arguments;
@@ -335,10 +347,8 @@ int clean(const OperateOptions& options, const JobEntry& job, const std::vector<
   return clean_hosts(*run);
 }
 
-}  // namespace
-
-int operate(OperateVerb verb, const std::vector<std::string>& args, const ProcessContext& context,
-            const CleanHosts& clean_hosts) {
+int run_verb(OperateVerb verb, const std::vector<std::string>& args, const ProcessContext& context,
+             const CleanHosts& clean_hosts) {
   OperateOptions options(verb);
   std::vector<std::string> words(args.begin() + 1, args.end());
   if (const auto mark = std::find(words.begin(), words.end(), "--");
@@ -364,6 +374,8 @@ int operate(OperateVerb verb, const std::vector<std::string>& args, const Proces
     case OperateVerb::kStatus:
       return status(options, *job);
     case OperateVerb::kLogs: {
+      if (options.follow && state_of(*job).kind == Kind::kElsewhere)
+        return fail({ErrorCode::kUsage, out_of_reach(*job, state_of(*job), verb)});
       const auto printed = print_logs(options, *job);
       return printed ? 0 : fail(printed.error());
     }
@@ -384,6 +396,15 @@ int operate(OperateVerb verb, const std::vector<std::string>& args, const Proces
       return clean(options, *job, jobs, context, clean_hosts);
   }
   return 0;
+}
+
+}  // namespace
+
+int operate(OperateVerb verb, const std::vector<std::string>& args, const ProcessContext& context,
+            const CleanHosts& clean_hosts) {
+  const int code = run_verb(verb, args, context, clean_hosts);
+  const bool written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  return written || code != 0 ? code : fail(system_error(errno, "standard output"));
 }
 
 }  // namespace ddp

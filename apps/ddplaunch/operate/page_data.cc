@@ -13,6 +13,7 @@
 #include <sstream>
 #include <utility>
 
+#include "apps/ddplaunch/operate/log_files.h"
 #include "base/files.h"
 #include "base/format_text.h"
 #include "base/unique_fd.h"
@@ -110,8 +111,15 @@ Result<std::string> page_output(const launcher::JobEntry& job, const OutputStrea
     fd = std::move(next);
     path = first + '.' + std::to_string(part);
   }
+  if (!fd) {
+    std::uint64_t read = 0;
+    const LogKey key{place.attempt, place.rank, place.is_stderr ? "stderr" : "stdout", 0};
+    for (ShortLog& log : read_short_attempts(job.directory, read))
+      if (log.key == key) return std::move(log.text);
+    return Error{ErrorCode::kSystem, first + ": No such file or directory", ENOENT};
+  }
   struct stat status {};
-  if (!fd || ::fstat(fd.get(), &status) != 0) return system_error(errno, first);
+  if (::fstat(fd.get(), &status) != 0) return system_error(errno, first);
   const auto size = static_cast<std::size_t>(std::max<off_t>(status.st_size, 0));
   std::string text(std::min(size, kPageOutputBytes), '\0');
   const ssize_t count = ::pread(fd.get(), text.data(), text.size(), static_cast<off_t>(size - text.size()));

@@ -7,8 +7,10 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <utility>
 
+#include "base/format_text.h"
 #include "base/safe_text.h"
 #include "launcher/control/control_client.h"
 
@@ -19,6 +21,10 @@ using OrderedJson = nlohmann::ordered_json;
 
 /// Time for py-spy and gdb on the nodes.
 constexpr std::chrono::seconds kStacksTime{30};
+/// The end of an output that was cut (run_tool).
+constexpr std::string_view kCutText = "\n(cut here)\n";
+/// Bytes of a command. A request has at most 64 KiB, and JSON may escape some of them.
+constexpr std::size_t kMostArguments = 32u << 10;
 /// The time for the answer to arrive. The job answers earlier than this even if a node does not.
 constexpr std::chrono::seconds kSlack{8};
 
@@ -40,6 +46,12 @@ Result<int> ask_workers(OperateVerb verb, const OperateOptions& options, const l
   const bool exec = verb == OperateVerb::kExec;
   if (exec && options.command.empty())
     return Error{ErrorCode::kUsage, "exec needs a command: ddplaunch exec --rank 0 -- nvidia-smi"};
+  std::size_t bytes = 0;
+  for (const std::string& word : options.command)
+    bytes += word.size();
+  if (bytes > kMostArguments)
+    return Error{ErrorCode::kUsage, "exec: the command has more than " + format_bytes(kMostArguments) +
+                                        "; put it into a file that its node can read"};
   const std::chrono::milliseconds timeout = exec ? options.timeout : kStacksTime;
   OrderedJson request{{"timeout_ms", timeout.count()}};
   if (options.rank || exec) request["rank"] = options.rank.value_or(0);
@@ -57,6 +69,8 @@ Result<int> ask_workers(OperateVerb verb, const OperateOptions& options, const l
     for (const OrderedJson& rank : reply["ranks"]) {
       if (!exec) std::printf("[%s] ", one_line(rank.value("node", "")).c_str());
       print_text(rank.value("text", ""));
+      if (exec && rank.value("text", "").ends_with(kCutText))
+        std::fputs("ddplaunch: the output has more than 1 MiB, and the rest was dropped\n", stderr);
     }
   }
   if (std::fflush(stdout) != 0) return system_error(errno, "standard output");
