@@ -14,7 +14,7 @@ TEST_CASE("a request about workers has only keys that it may have") {
   for (const char* body : {"", "{}"}) {
     const auto none = parse_worker_request(body);
     REQUIRE(none.has_value());
-    CHECK((!none->rank && none->argv.empty() && none->timeout.count() == 0));
+    CHECK((!none->rank && none->argv.empty() && none->timeout == std::chrono::minutes(1)));
   }
   for (const char* body :
        {"x", "[]", "3", R"({"rank": "3"})", R"({"rank": -1})", R"({"rank": 4294967296})", R"({"rank": 1.5})",
