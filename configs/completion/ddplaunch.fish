@@ -489,7 +489,7 @@ complete -c ddplaunch -c train -n '__ddplaunch_is train bench; and __ddplaunch_h
 complete -c ddplaunch -c train -n '__ddplaunch_is train bench' -s N -l run-cycles -r -f -a '1' -d 'run the program again for another cycle'
 complete -c ddplaunch -c train -n '__ddplaunch_is train bench; and __ddplaunch_has_underscore' -l run_cycles -r -f -a '1' -d 'run the program again for another cycle'
 complete -c ddplaunch -c train -n '__ddplaunch_is train bench' -s a -l average -r -f -a '1' -d 'the time is the mean over the ranks'
-complete -c ddplaunch -c train -n '__ddplaunch_is train bench' -s G -l cudagraph -r -f -a '0' -d 'operations are put into a stream, not into a graph'
+complete -c ddplaunch -c train -n '__ddplaunch_is train bench' -s G -l cudagraph -r -f -a '0' -d 'over NCCL, operations are put into graphs without this option'
 complete -c ddplaunch -c train -n '__ddplaunch_is train bench' -s p -l parallel-init -r -f -d 'accepted, without effect'
 complete -c ddplaunch -c train -n '__ddplaunch_is train bench; and __ddplaunch_has_underscore' -l parallel_init -r -f -d 'accepted, without effect'
 complete -c ddplaunch -c train -n '__ddplaunch_is train bench' -s z -l blocking -r -f -d 'accepted, without effect'

@@ -49,7 +49,7 @@ constexpr FixedOption kFixed[] = {
     {"-m,--agg-iters", "1", "operations are not aggregated"},
     {"-N,--run-cycles", "1", "run the program again for another cycle"},
     {"-a,--average", "1", "the time is the mean over the ranks"},
-    {"-G,--cudagraph", "0", "operations are put into a stream, not into a graph"},
+    {"-G,--cudagraph", "0", "over NCCL, operations are put into graphs without this option"},
     {"-p,--parallel-init", "", ""},
     {"-z,--blocking", "", ""},
     {"-y,--stream-null", "", ""},
