@@ -881,6 +881,7 @@ class Detached(VerbTest):
             fake.chmod(0o755)
             done = self.detach("true")
             self.assert_code(done, 0)
+            self.assert_code(self.verb("wait"), 0)  # the job's ddplaunch may still write its report
             said.append(re.sub(r"ddplaunch: job \S+ runs; .*\n", "", done.err))
         ends = "ddplaunch: warning: logind ends this job at the logout (KillUserProcesses=yes); "
         self.assertEqual(said[:3], ["", "", f"{ends}run loginctl enable-linger before the job\n"])
