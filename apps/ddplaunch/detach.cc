@@ -7,12 +7,10 @@
 #include <csignal>
 #include <cstdio>
 #include <string>
-#include <vector>
 
 #include "apps/ddplaunch/commands.h"
 #include "apps/ddplaunch/logout.h"
 #include "base/child_process.h"
-#include "base/files.h"
 #include "base/unique_fd.h"
 
 namespace ddp {

@@ -79,6 +79,7 @@ void Master::all_taken(NodeLink& node) {
 
 Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
   if (const auto* output = std::get_if<rendezvous::Output>(&message)) return take_output(node, *output);
+  if (const auto* steps = std::get_if<rendezvous::WorkerSteps>(&message)) return take_steps(node, *steps);
   output_.pass_on();  // what workers wrote before an event is shown before the message about the event
   if (const auto* notice = std::get_if<rendezvous::Notice>(&message)) {
     take_notice(node, *notice);
@@ -86,8 +87,6 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
     if (supervisor_.nodes().runs(node.index, 0)) stdin_.taken(*stdin_taken);
   } else if (const auto* answer = std::get_if<rendezvous::QueryAnswer>(&message)) {
     queries_.take(node.index, *answer);
-  } else if (const auto* steps = std::get_if<rendezvous::WorkerSteps>(&message)) {
-    return take_steps(node, *steps);
   } else if (const auto* hello = std::get_if<rendezvous::Hello>(&message)) {
     step(job::NodeUp{node.index, *hello, node.channel().address(), node.incarnation});
   } else {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace ddp::launcher {
 namespace {
@@ -45,6 +46,7 @@ void JobProgress::take(const JournalEvent& event, Time now) {
     case Kind::kAttemptStarted:
       attempt_ = event.attempt.value_or(0);
       steps_.clear();
+      ranks_at_.clear();
       marks_ = {};
       cause_ = kNoCause;
       enter(Phase::kStart, now);
@@ -75,13 +77,6 @@ void JobProgress::take(const JournalEvent& event, Time now) {
   }
 }
 
-std::optional<std::uint64_t> JobProgress::lowest_step() const {
-  std::optional<std::uint64_t> lowest;
-  for (const auto& [rank, step] : steps_)
-    lowest = std::min(lowest.value_or(step), step);
-  return lowest;
-}
-
 void JobProgress::measure(std::uint64_t lowest, Time now) {
   auto& [latest, older, oldest] = marks_;
   if (latest && latest->step == lowest) return;
@@ -96,13 +91,19 @@ void JobProgress::measure(std::uint64_t lowest, Time now) {
 void JobProgress::take_steps(std::uint32_t attempt, std::span<const std::uint32_t> ranks,
                              std::span<const std::uint64_t> steps, Time now) {
   if (attempt != attempt_) return;
-  for (std::size_t i = 0; i < ranks.size(); ++i)
-    steps_[ranks[i]] = steps[i];
-  const auto lowest = lowest_step();
-  if (!lowest) return;
-  measure(*lowest, now);
-  if (phase_ == Phase::kRework && *lowest > reached_.value_or(0)) enter(Phase::kTrain, now);
-  reached_ = std::max(reached_.value_or(0), *lowest);
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const auto [rank, first] = steps_.try_emplace(ranks[i], steps[i]);
+    if (!first) {
+      const auto before = ranks_at_.find(std::exchange(rank->second, steps[i]));
+      if (--before->second == 0) ranks_at_.erase(before);
+    }
+    ++ranks_at_[steps[i]];
+  }
+  if (ranks_at_.empty()) return;
+  const std::uint64_t lowest = ranks_at_.begin()->first;
+  measure(lowest, now);
+  if (phase_ == Phase::kRework && lowest > reached_.value_or(0)) enter(Phase::kTrain, now);
+  reached_ = std::max(reached_.value_or(0), lowest);
 }
 
 std::optional<std::uint64_t> JobProgress::step_of(std::uint32_t rank) const {
@@ -113,9 +114,10 @@ std::optional<std::uint64_t> JobProgress::step_of(std::uint32_t rank) const {
 JobProgress::Figures JobProgress::figures(Time now) const {
   Figures figures = sums_;
   figures.spent[at(phase_)] += std::max(Time{0}, now - since_);
-  figures.step = lowest_step();
-  for (const auto& [rank, step] : steps_)
-    figures.last_step = std::max(figures.last_step.value_or(step), step);
+  if (!ranks_at_.empty()) {
+    figures.step = ranks_at_.begin()->first;
+    figures.last_step = ranks_at_.rbegin()->first;
+  }
   const auto& [latest, older, oldest] = marks_;
   const auto& from = oldest ? oldest : older;
   if (latest && from && latest->step > from->step) {

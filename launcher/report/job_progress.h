@@ -59,7 +59,6 @@ class JobProgress {
     Time time{0};
   };
   void enter(Phase phase, Time now);
-  std::optional<std::uint64_t> lowest_step() const;
   void measure(std::uint64_t lowest, Time now);
 
   Time hang_timeout_;
@@ -67,9 +66,11 @@ class JobProgress {
   Time since_;    ///< begin of the phase
   Figures sums_;  ///< all but the present phase and the steps
   std::uint32_t attempt_ = 0;
-  std::map<std::uint32_t, std::uint64_t> steps_;  ///< by rank, of this attempt
-  std::optional<std::uint64_t> reached_;          ///< the most steps that all ranks had completed
-  std::size_t cause_ = kCauseNames.size() - 1;    ///< of a failure of this attempt
+  std::map<std::uint32_t, std::uint64_t> steps_;   ///< by rank, of this attempt
+  std::map<std::uint64_t, std::size_t> ranks_at_;  ///< number of ranks by their step: a message of a node
+                                                   ///< must not cost a walk through all ranks
+  std::optional<std::uint64_t> reached_;           ///< the most steps that all ranks had completed
+  std::size_t cause_ = kCauseNames.size() - 1;     ///< of a failure of this attempt
   /// The latest step of all ranks, and two earlier ones: the duration is measured from the older.
   std::array<std::optional<Mark>, 3> marks_;
 };

@@ -239,7 +239,7 @@ Result<std::unique_ptr<PageServer>> PageServer::listen(const std::string& addres
   if (!failed) state->acceptor.set_option(Tcp::acceptor::reuse_address(true), failed);
   if (!failed) state->acceptor.bind(endpoint, failed);
   if (!failed) state->acceptor.listen(asio::socket_base::max_listen_connections, failed);
-  if (failed) return system_error(failed.value(), "--listen " + address + ' ' + std::to_string(port));
+  if (failed) return system_error(failed.value(), "--listen " + address + ':' + std::to_string(port));
   return std::unique_ptr<PageServer>(new PageServer(std::move(state)));
 }
 
