@@ -29,7 +29,7 @@ class EmulatedNccl(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         # Ranks passes these variables to its processes.
         for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_SPOIL", "FAKE_NCCL_REGISTER", "FAKE_NCCL_WINDOWS", "FAKE_CUDA_GRAPH_END",
-                     "FAKE_NCCL_FAIL_CAPTURED"):
+                     "FAKE_NCCL_FAIL_CAPTURED", "FAKE_NCCL_INIT", "CUDA_VISIBLE_DEVICES"):
             self.addCleanup(os.environ.pop, name, None)
         for name, value in (("DDPLAUNCH_NCCL_LIBRARY", LIBRARY), ("FAKE_CUDA_GPUS", "1"), ("FAKE_NCCL_VERSION", "22809"),
                             ("FAKE_NCCL_DIR", folder.name)):
@@ -64,9 +64,21 @@ class EmulatedNccl(unittest.TestCase):
         lines = first_line(FAKE_CUDA_GPUS="2")
         self.assertEqual(lines[:2], [f"NCCL 2.28.9 ({LIBRARY})", "device gpu, nccl"])
         self.assertRegex(first_line(FAKE_CUDA_GPUS="1")[0],
-                         r"^device cpu, tcp \(rank 1 on \S+: this node has 1 GPU, none for local rank 1\)$")
+                         r"^device cpu, tcp \(rank 1 on \S+: this process sees 1 GPU, none for local rank 1\)$")
         self.assertRegex(first_line(FAKE_CUDA_GPUS="2", FAKE_NCCL_VERSION="21804")[0],
                          rf"^device cpu, tcp \(rank 0 on \S+: {LIBRARY} is NCCL 2\.18\.4; 2\.19\.0 or newer is needed; and 1 more rank\)$")
+        os.environ["FAKE_CUDA_GPUS"] = "4"
+        self.assertRegex(first_line(CUDA_VISIBLE_DEVICES="3")[0], r"^device cpu, tcp \(rank 1 on \S+: its GPU is also that of rank 0\)$")
+        self.assertEqual(first_line(CUDA_VISIBLE_DEVICES="3,1")[1], "device gpu, nccl")
+        os.environ["CUDA_VISIBLE_DEVICES"] = "3"
+        for rank, (code, _, errors) in enumerate(run(2, *FEW, "--comm", "nccl", "--device", "gpu")):
+            self.assertEqual(code, 1)
+            self.assertRegex(errors, rf"^train: rank {rank} over NCCL: ncclInvalidUsage: .*; two ranks on one GPU need --share-gpu during start\n$")
+        for code, _, errors in run(2, *FEW, "--comm", "nccl", "--device", "auto"):
+            self.assertEqual(code, 1)
+            self.assertRegex(errors, r"^train: --comm nccl: rank 1 on \S+: its GPU is also that of rank 0; start one rank per GPU, or use --share-gpu\n$")
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+        os.environ["FAKE_CUDA_GPUS"] = "1"
         (code, lines, _), _ = run(2, *FEW, "--device", "gpu")
         self.assertEqual((code, lines[0].split(" (")[0]), (0, "device gpu, tcp"))
 
@@ -186,7 +198,7 @@ class EmulatedNccl(unittest.TestCase):
         with train_run_test.Ranks(2, *FEW, "--comm", "nccl", nodes=1) as ranks:
             out, errors = ranks.processes[1].communicate(timeout=60)
             self.assertEqual((ranks.processes[1].returncode, out, errors), (
-                2, "", "train: --comm nccl: there is no GPU for local rank 1: this process sees 1; start one rank per GPU, or use "
+                2, "", "train: --comm nccl: this process sees 1 GPU, none for local rank 1; start one rank per GPU, or use "
                        "--share-gpu\n"))
 
     def test_a_library_that_is_missing_or_too_old(self):
@@ -268,6 +280,22 @@ class Bench(unittest.TestCase):
         for rank, (code, _, errors) in enumerate(run(2, *FEW, *own)):
             self.assertEqual(code, 1)
             self.assertRegex(errors, rf"^train: rank {rank} over NCCL: ncclSystemError: .* during start of a window")
+
+    def test_the_memory_of_windows_is_not_freed_after_an_abort(self):
+        os.environ |= {"FAKE_NCCL_WINDOWS": "1", "FAKE_CUDA_GPUS": "2"}
+        with bench_run_test.Nodes((2,), "bench", "allreduce", "--comm", "nccl", "-b", "64K", "-e", "64K", "-n", "10000000") as nodes:
+            self.assertTrue(any("windows" in line for line in iter(nodes.processes[0].stdout.readline, "")))
+            nodes.processes[1].kill()
+            _, errors = nodes.processes[0].communicate(timeout=60)
+        self.assertRegex(errors, r"^train: rank 0 over NCCL: ncclRemoteError: .* during \S+\n$")
+
+    def test_nccl_that_cannot_start_is_named(self):
+        os.environ |= {"FAKE_NCCL_INIT": "2", "FAKE_CUDA_GPUS": "2"}
+        reason = "over NCCL: ncclSystemError: an injected error during start"
+        for rank, (code, _, errors) in enumerate(run(2, *FEW, "--device", "auto")):
+            self.assertEqual((code, errors), (1, f"train: rank {rank} {reason}; NCCL 2.28.9 ({LIBRARY}) was chosen, --device cpu trains without it\n"))
+        for rank, (code, _, errors) in enumerate(run(2, *FEW, "--comm", "nccl", "--device", "gpu")):
+            self.assertEqual((code, errors), (1, f"train: rank {rank} {reason}\n"))
 
     def test_memory_that_cannot_be_registered_is_no_failure(self):
         os.environ["FAKE_NCCL_REGISTER"] = "0"

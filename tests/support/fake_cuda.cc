@@ -2,7 +2,7 @@
 // code is tested without a GPU. Memory is the host's, and the host driver runs the kernels. A stream does
 // nothing until a caller waits for it or queries it, so that a result that is read too early is detected.
 // Memory of the GPU is initialized with bytes that make a nan.
-//   FAKE_CUDA_GPUS=0     no GPU
+//   FAKE_CUDA_GPUS=N     number of GPUs of each node (1), of which CUDA_VISIBLE_DEVICES can choose some
 //   FAKE_CUDA_FAIL=N     the N-th call (from 1) that can fail does
 //   FAKE_CUDA_MIB=N      memory of the GPU (80)
 //   FAKE_CUDA_ROOM=FILE  processes with the same file share the GPU and its memory
@@ -30,6 +30,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <sstream>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -59,6 +61,28 @@ thread_local cudaError_t t_last_error = cudaSuccess;
 int number_of(const char* name, int otherwise) {
   const char* text = std::getenv(name);
   return text != nullptr ? std::atoi(text) : otherwise;
+}
+
+thread_local int t_gpu = 0;
+
+/// Returns the node's numbers of the GPUs that this process sees.
+std::vector<std::string> visible_gpus() {
+  std::vector<std::string> gpus;
+  if (const char* const chosen = std::getenv("CUDA_VISIBLE_DEVICES")) {
+    std::istringstream list(chosen);
+    for (std::string gpu; std::getline(list, gpu, ',');)
+      gpus.push_back(gpu);
+  } else {
+    for (int gpu = 0; gpu < number_of("FAKE_CUDA_GPUS", 1); ++gpu)
+      gpus.push_back(std::to_string(gpu));
+  }
+  return number_of("FAKE_CUDA_GPUS", 1) > 0 ? gpus : std::vector<std::string>{};
+}
+
+/// Returns what fake_cuda_gpu() returns, for any GPU.
+std::string name_of_gpu(int gpu) {
+  const char* const node = std::getenv("GROUP_RANK");
+  return (node != nullptr ? node : "") + ("/" + visible_gpus().at(static_cast<std::size_t>(gpu)));
 }
 
 std::size_t all_memory() {
@@ -270,11 +294,12 @@ class GraphRun {
 extern "C" {
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = number_of("FAKE_CUDA_GPUS", 1);
+  *count = static_cast<int>(visible_gpus().size());
   if (std::getenv("FAKE_CUDA_DRIVER") != nullptr) return cudaErrorInsufficientDriver;
   return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
 }
-cudaError_t cudaSetDevice(int) {
+cudaError_t cudaSetDevice(int gpu) {
+  t_gpu = gpu;
   return answer();
 }
 const char* cudaGetErrorName(cudaError_t error) {
@@ -485,6 +510,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->totalGlobalMem = all_memory();
   properties->pciBusID = device;
   std::strcpy(properties->name, "emulated GPU");
+  std::snprintf(properties->uuid.bytes, sizeof properties->uuid.bytes, "%s", name_of_gpu(device).c_str());
   return cudaSuccess;
 }
 // FAKE_CUDA_DRIVER: the version of a driver that is too old; 0: there is no driver.
@@ -500,6 +526,10 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 }  // extern "C"
 
 namespace ddp {
+
+std::string fake_cuda_gpu() {
+  return name_of_gpu(t_gpu);
+}
 
 bool fake_cuda_exchanges() {
   return g_exchanges != 0;

@@ -5,12 +5,13 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace ddp {
 
 // The interface of the fake CUDA runtime (fake_cuda.cc) for the fake NCCL and for tests. A test of NCCL alone
-// defines fake_cuda_enqueue() and fake_cuda_is_capturing() for streams of its own.
+// defines fake_cuda_enqueue(), fake_cuda_is_capturing() and fake_cuda_gpu() for its own streams.
 
 /// Puts work into a stream, or into the graph that it captures.
 cudaError_t fake_cuda_call(cudaStream_t stream, std::function<void()> work);
@@ -22,6 +23,9 @@ void fake_cuda_enqueue(cudaStream_t stream, std::function<bool()> work, std::sha
 
 /// Returns whether the stream is under capture.
 bool fake_cuda_is_capturing(cudaStream_t stream);
+
+/// Returns a text that names the calling thread's GPU among those of all nodes.
+std::string fake_cuda_gpu();
 
 /// Returns whether an exchange with other ranks waits or runs in a stream, graphs not counted.
 bool fake_cuda_exchanges();

@@ -7,14 +7,19 @@
 //   FAKE_NCCL_VERSION=N      the version that it reports
 //   FAKE_NCCL_TRANSPORT=p2p  a lost peer stays unnoticed, as inside a node; else an error, as over sockets
 //   FAKE_NCCL_SPOIL=N        the last element of each sum of N bytes is wrong
+//   FAKE_NCCL_INIT=N         each start of a communicator ends with the result N
 //   FAKE_NCCL_REGISTER=0     no memory can be registered
 //   FAKE_NCCL_FAIL_CAPTURED=N  the N-th operation (from 1) that is captured fails, after the graph has got a
 //   part of it
+//
+// It refuses two ranks on one GPU, unless NCCL_HOSTID differs.
 //
 // stderr reports memory and registrations that a program leaves behind or releases in the wrong order.
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -41,6 +46,12 @@ using ddp::FakeNcclState;
 constexpr int kSuccess = 0, kSystemError = 2, kInvalidArgument = 4, kInvalidUsage = 5, kInProgress = 7;
 constexpr int kUint64 = 5, kFloat32 = 7, kFloat64 = 8, kBfloat16 = 9;
 
+/// Returns the GPU of the calling thread, with the identity of its host.
+std::string gpu_and_host() {
+  const char* const host = std::getenv("NCCL_HOSTID");
+  return (host != nullptr ? host : "") + ("/" + ddp::fake_cuda_gpu());
+}
+
 struct UniqueId {
   char internal[128];
 };
@@ -54,6 +65,7 @@ struct Settings : ddp::FakeNcclSettings {
   Settings() {
     version = number_of("FAKE_NCCL_VERSION", version);
     registers = number_of("FAKE_NCCL_REGISTER", 1) != 0;
+    init_fails = number_of("FAKE_NCCL_INIT", 0);
     const char* const transport = std::getenv("FAKE_NCCL_TRANSPORT");
     if (transport != nullptr && std::strcmp(transport, "p2p") == 0) remote_error = 0;
   }
@@ -72,7 +84,9 @@ struct Comm {
 class Memory {
  public:
   ~Memory() {
-    if (!blocks_.empty()) std::fprintf(stderr, "fake NCCL: %zu blocks of memory are left\n", blocks_.size());
+    // An aborted communicator leaves its windows.
+    const auto left = std::ranges::count_if(blocks_, [](const auto& block) { return block.second == 0; });
+    if (left != 0) std::fprintf(stderr, "fake NCCL: %td blocks of memory are left\n", left);
   }
 
   void* allocate(std::size_t bytes) {
@@ -259,6 +273,15 @@ int ncclCommInitRankScalable(Comm** comm, int ranks, int rank, int ids, UniqueId
   auto state = enter(id[0].internal, ranks, rank);
   if (!state) return kSystemError;
   *comm = new Comm{std::move(state), nullptr, {}, {}};
+  const auto gpus = std::make_shared<std::map<std::string, int>>();
+  const auto mine = std::make_shared<std::array<char, 128>>();
+  std::snprintf(mine->data(), mine->size(), "%s", gpu_and_host().c_str());
+  (*comm)->job = std::make_unique<FakeNcclExchange>(
+      (*comm)->state, call_of('i', 0, 0), mine->data(), mine->size(),
+      [gpus, mine](int, std::size_t, const char* data, std::size_t) { ++(*gpus)[data]; },
+      [gpus, state = (*comm)->state.get()] {
+        if (static_cast<int>(gpus->size()) < state->slot.size()) state->error = kInvalidUsage;
+      });
   return kInProgress;
 }
 int ncclCommInitRankConfig(Comm** comm, int ranks, UniqueId id, int rank, void* config) {
@@ -267,13 +290,12 @@ int ncclCommInitRankConfig(Comm** comm, int ranks, UniqueId id, int rank, void* 
 int ncclCommGetAsyncError(Comm* comm, int* error) {
   *error = g_settings.init_fails != 0 ? g_settings.init_fails : comm->state->error;
   if (*error != kSuccess) return kSuccess;
-  if (!comm->state->slot.all_here() || g_settings.init_hangs) *error = kInProgress;
-  if (comm->job) {
-    if (!(*comm->job)()) {
-      *error = comm->state->error != kSuccess ? comm->state->error.load() : kInProgress;
-    } else {
-      comm->job.reset();
-    }
+  if (!comm->state->slot.all_here() || g_settings.init_hangs) {
+    *error = kInProgress;
+  } else if (comm->job) {
+    const bool done = (*comm->job)();
+    if (done) comm->job.reset();
+    *error = done || comm->state->error != kSuccess ? comm->state->error.load() : kInProgress;
   }
   return kSuccess;
 }

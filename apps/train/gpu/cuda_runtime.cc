@@ -1,11 +1,15 @@
 #include "apps/train/gpu/cuda_runtime.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
 
 #include "base/format_text.h"
+#include "base/host_name.h"
 
 namespace ddp::train {
 
@@ -84,6 +88,30 @@ Result<int> count_gpus() {
   if (answer == cudaErrorInsufficientDriver) return Error{ErrorCode::kSystem, driver_error()};
   return Error{ErrorCode::kSystem,
                "cudaGetDeviceCount: " + text_of(answer == cudaSuccess ? cudaErrorNoDevice : answer)};
+}
+
+bool gpus_are_restricted() {
+  return std::getenv("CUDA_VISIBLE_DEVICES") != nullptr;
+}
+
+Result<int> choose_gpu(int gpus, int local_rank, bool restricted, bool shared) {
+  if (local_rank < gpus) return local_rank;
+  if (shared) return local_rank % gpus;
+  if (restricted && gpus == 1) return 0;
+  return Error{ErrorCode::kUsage, "this process sees " + counted(gpus, "GPU") + ", none for local rank " +
+                                      std::to_string(local_rank)};
+}
+
+std::string gpu_identity(const cudaDeviceProp& properties) {
+  const std::span<const char> uuid(properties.uuid.bytes);
+  if (std::ranges::all_of(uuid, [](char byte) { return byte == 0; })) {
+    return host_name() + " " + std::to_string(properties.pciDomainID) + ":" +
+           std::to_string(properties.pciBusID) + ":" + std::to_string(properties.pciDeviceID);
+  }
+  std::string text;
+  for (const char byte : uuid)
+    text += std::to_string(static_cast<unsigned char>(byte)) + ".";
+  return text;
 }
 
 void give_up_gpus() {

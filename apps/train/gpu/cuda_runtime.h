@@ -33,6 +33,18 @@ Result<> wait_for_stream(cudaStream_t stream, std::chrono::milliseconds timeout,
 /// cudaErrorNoDevice (no CUDA-capable device is detected)".
 Result<int> count_gpus();
 
+/// Returns whether CUDA_VISIBLE_DEVICES is set, so that ranks of a node may see different GPUs.
+bool gpus_are_restricted();
+
+/// Returns the GPU of a rank, out of `gpus`: that of its local rank, or the only one that
+/// CUDA_VISIBLE_DEVICES leaves (`restricted`). With `shared`, GPUs are dealt out in turn. Error (kUsage):
+/// "this process sees 2 GPUs, none for local rank 2".
+Result<int> choose_gpu(int gpus, int local_rank, bool restricted, bool shared);
+
+/// Returns a text that only this GPU has: its UUID in decimal if it has one, since ranks in containers have
+/// different host names on one host; else host and PCI address.
+std::string gpu_identity(const cudaDeviceProp& properties);
+
 // Owners of CUDA runtime resources. They drop the errors of releasing calls, since no caller could use them.
 
 /// Gives up all GPUs, because work on one of them may never end. Freeing memory would wait for that work, so

@@ -118,13 +118,14 @@ Result<> can_use_gpu() {
   return {};
 }
 
-Result<> can_use_own_gpu(int local_rank) {
-  if (auto can = can_use_gpu(); !can) return can;
-  const int gpus = count_gpus().value();
-  const bool given_one = gpus == 1 && std::getenv("CUDA_VISIBLE_DEVICES") != nullptr;
-  if (local_rank < gpus || given_one) return {};
-  return Error{ErrorCode::kUsage, "this node has " + counted(gpus, "GPU") + ", none for local rank " +
-                                      std::to_string(local_rank)};
+Result<std::string> own_gpu(int local_rank) {
+  if (auto can = can_use_gpu(); !can) return can.error();
+  const auto gpu = choose_gpu(count_gpus().value(), local_rank, gpus_are_restricted(), false);
+  if (!gpu) return gpu.error();
+  cudaDeviceProp properties{};
+  if (auto done = cuda_check(cudaGetDeviceProperties(&properties, *gpu), "cudaGetDeviceProperties"); !done)
+    return done.error();
+  return gpu_identity(properties);
 }
 
 template <class T>
@@ -161,8 +162,8 @@ Result<> can_use_gpu() {
                "this build has no GPU code: CMake found no CUDA compiler, or -DDDP_CUDA=OFF was set"};
 }
 
-Result<> can_use_own_gpu(int) {
-  return can_use_gpu();
+Result<std::string> own_gpu(int) {
+  return can_use_gpu().error();
 }
 
 template <class T>

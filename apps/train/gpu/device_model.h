@@ -12,9 +12,9 @@ namespace ddp::train {
 /// "this build has no GPU code …" or "no usable NVIDIA GPU: …" (count_gpus()). Fast, and touches no
 /// GPU memory.
 Result<> can_use_gpu();
-/// Succeeds if this machine also has a GPU for `local_rank` alone: one for each local rank, or the one that
-/// CUDA_VISIBLE_DEVICES leaves. Errors as above, or "this node has 2 GPUs, none for local rank 2".
-Result<> can_use_own_gpu(int local_rank);
+/// Returns the identity of the GPU of `local_rank`, which other ranks compare with theirs:
+/// CUDA_VISIBLE_DEVICES may give one GPU to several. Errors as above, or choose_gpu()'s.
+Result<std::string> own_gpu(int local_rank);
 
 /// The GPU kernels count parameters in int.
 inline constexpr std::size_t kMostGpuParameters = 2'000'000'000;

@@ -26,7 +26,9 @@ std::vector<std::string> library_files(const std::string& name, const std::vecto
        {value("CUDA_HOME"), value("CUDA_PATH"), std::string("/usr/local/cuda")}) {
     if (!toolkit.empty()) add(fs::path(toolkit) / "lib64" / name);
   }
-  std::vector<fs::path> prefixes{value("VIRTUAL_ENV"), value("CONDA_PREFIX")};
+  const fs::path conda = value("CONDA_PREFIX");
+  if (!conda.empty()) add(conda / "lib" / name);
+  std::vector<fs::path> prefixes{value("VIRTUAL_ENV"), conda};
   if (const auto python = find_program("python3", value("PATH"))) {
     prefixes.push_back(fs::path(*python).parent_path().parent_path());
     const fs::path real = fs::canonical(*python, ignored);  // empty if it fails

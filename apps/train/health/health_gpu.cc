@@ -23,7 +23,6 @@
 #include "apps/train/health/checks/health_pattern_body.h"
 #include "apps/train/health/health_nvml.h"
 #include "apps/train/health/health_products.h"
-#include "base/host_name.h"
 #include "base/result.h"
 
 namespace ddp::train {
@@ -199,13 +198,8 @@ class Gpu final : public HealthDevice {
   std::string name() const override {
     return "GPU " + std::to_string(number_) + " (" + properties_.name + ")";
   }
-  /// The GPU's UUID if it has one: ranks in containers have different host names on one host.
   std::uint64_t identity() const override {
-    std::string text(properties_.uuid.bytes, sizeof properties_.uuid.bytes);
-    if (text.find_first_not_of('\0') == std::string::npos) {
-      text = host_name() + " " + std::to_string(properties_.pciDomainID) + ":" +
-             std::to_string(properties_.pciBusID) + ":" + std::to_string(properties_.pciDeviceID);
-    }
+    const std::string text = gpu_identity(properties_);
     return std::max<std::uint64_t>(fnv_hash(std::as_bytes(std::span(text))), 1);
   }
   Result<std::size_t> testable_memory() override {

@@ -1,5 +1,6 @@
 #include "apps/train/world/agree_on_choice.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <string_view>
 #include <vector>
@@ -27,9 +28,13 @@ std::string rank_text(int rank) {
 
 Result<RunChoice> collect_and_choose(const ChoiceRanks& ranks, PeerDirectory& directory,
                                      const TrainOptions& options) {
+  using Clock = std::chrono::steady_clock;
+  using std::chrono::milliseconds;
   std::vector<RankAbility> all;
+  const Clock::time_point deadline = Clock::now() + ranks.timeout;
   for (int rank = 0; rank < ranks.world_size; ++rank) {
-    const auto text = directory.find(ability_key(rank), ranks.timeout);
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
+    const auto text = directory.find(ability_key(rank), std::max(left, milliseconds(1)));
     if (!text && text.error().code == ErrorCode::kTimeout) {
       return Error{ErrorCode::kTimeout, rank_text(ranks.rank) + ": " + rank_text(rank) +
                                             " has not reached the store in time; check that it started"};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 
 #include "apps/train/options/equal_options.h"
 #include "base/format_text.h"
@@ -11,9 +12,9 @@ namespace ddp::train {
 
 namespace {
 
-constexpr std::string RankAbility::*kFields[] = {&RankAbility::host, &RankAbility::gpu_obstacle,
-                                                 &RankAbility::nccl_obstacle, &RankAbility::nccl,
-                                                 &RankAbility::refusal};
+constexpr std::string RankAbility::*kFields[] = {&RankAbility::host,          &RankAbility::gpu_obstacle,
+                                                 &RankAbility::nccl_obstacle, &RankAbility::gpu,
+                                                 &RankAbility::nccl,          &RankAbility::refusal};
 
 /// Names the first rank with an obstacle, and how many more there are.
 std::string first_obstacle(std::span<const RankAbility> ranks, std::string RankAbility::*obstacle) {
@@ -36,9 +37,29 @@ std::string version_of(const RankAbility& ability) {
   return ability.nccl.substr(0, ability.nccl.find(" ("));
 }
 
+/// Names the first rank whose GPU an earlier rank has too.
+std::string shared_gpu(std::span<const RankAbility> ranks) {
+  std::map<std::string, std::size_t> owners;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank].gpu.empty()) continue;
+    const auto [owner, is_first] = owners.emplace(ranks[rank].gpu, rank);
+    if (is_first) continue;
+    return "rank " + std::to_string(rank) + " on " + ranks[rank].host + ": its GPU is also that of rank " +
+           std::to_string(owner->second);
+  }
+  return "";
+}
+
+/// Names the first rank without a GPU of its own.
+std::string gpu_obstacle(std::span<const RankAbility> ranks) {
+  const std::string text = first_obstacle(ranks, &RankAbility::gpu_obstacle);
+  return text.empty() ? shared_gpu(ranks) : text;
+}
+
 std::string nccl_obstacle(std::span<const RankAbility> ranks) {
   if (ranks.size() < 2) return "";
   if (std::string text = first_obstacle(ranks, &RankAbility::nccl_obstacle); !text.empty()) return text;
+  if (std::string text = shared_gpu(ranks); !text.empty()) return text;
   for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
     if (version_of(ranks[rank]) == version_of(ranks[0])) continue;
     return "rank " + std::to_string(rank) + " on " + ranks[rank].host + " has " + version_of(ranks[rank]) +
@@ -64,10 +85,13 @@ bool leaves_choice(const TrainOptions& options) {
 
 Result<RunChoice> choose_run(const TrainOptions& options, std::span<const RankAbility> ranks) {
   RunChoice choice{options.device, options.comm, ""};
+  if (const std::string text = shared_gpu(ranks); options.comm == CommKind::kNccl && !text.empty()) {
+    return Error{ErrorCode::kUsage, "--comm nccl: " + text + "; start one rank per GPU, or use --share-gpu"};
+  }
   const bool any_device = options.device == DeviceKind::kAuto;
   if (any_device) {
     choice.obstacle = cpu_reason(options, ranks.size());
-    if (choice.obstacle.empty()) choice.obstacle = first_obstacle(ranks, &RankAbility::gpu_obstacle);
+    if (choice.obstacle.empty()) choice.obstacle = gpu_obstacle(ranks);
     if (choice.obstacle.empty() && options.comm == CommKind::kAuto) choice.obstacle = nccl_obstacle(ranks);
     choice.device = choice.obstacle.empty() ? DeviceKind::kGpu : DeviceKind::kCpu;
     const std::string gpu_only = gpu_option(options);

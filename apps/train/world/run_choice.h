@@ -16,6 +16,7 @@ struct RankAbility {
   std::string host;
   std::string gpu_obstacle;   ///< why this rank has no GPU of its own; empty: it has one
   std::string nccl_obstacle;  ///< why this rank cannot load NCCL; empty: it can
+  std::string gpu;            ///< identity of its GPU; empty: none, or others may use it (--share-gpu)
   std::string nccl;           ///< "NCCL 2.28.9 (/usr/lib/x86_64-linux-gnu/libnccl.so.2)"; empty: not loaded
   std::string refusal;        ///< why this rank has left before the choice; empty: it takes part
 };
@@ -35,7 +36,7 @@ bool leaves_choice(const TrainOptions& options);
 /// Chooses for --device auto and --comm auto. GPUs and NCCL are used if every rank has its own GPU, all ranks
 /// load the same version of NCCL, and the other options can run on a GPU; else the CPU. --device gpu falls
 /// back from NCCL to TCP and shared memory. A world of one needs no NCCL. `ranks` holds all ranks in their
-/// order. Errors (kUsage): gpu_option() without a GPU.
+/// order. Errors (kUsage): gpu_option() without a GPU, --comm nccl with two ranks on one GPU.
 Result<RunChoice> choose_run(const TrainOptions& options, std::span<const RankAbility> ranks);
 
 /// Texts of one line per field, for the store.

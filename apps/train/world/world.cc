@@ -266,7 +266,9 @@ WorldOptions world_options(const TrainOptions& options) {
 RankAbility find_ability(const WorkerEnvironment& environment, const TrainOptions& options) {
   RankAbility ability;
   ability.host = host_name();
-  const auto gpu = options.share_gpu ? can_use_gpu() : can_use_own_gpu(environment.local_rank);
+  const auto own = options.share_gpu ? Result<std::string>("") : own_gpu(environment.local_rank);
+  if (own) ability.gpu = *own;
+  const auto gpu = own ? can_use_gpu() : own.error();
   if (!gpu) {
     ability.gpu_obstacle = ability.nccl_obstacle = gpu.error().text;
   } else if (environment.world_size > 1) {
@@ -360,8 +362,10 @@ Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOp
     }
   }
   world.choice = {options.device, options.comm, ""};
+  std::string nccl;
   if (leaves_choice(options)) {
     const RankAbility ability = find_ability(environment, options);
+    nccl = ability.nccl;
     auto choice = alone ? choose_run(options, {&ability, 1})
                         : agree_on_choice(choice_ranks(environment, wanted), *world.directory, options,
                                           ability, join.choice);
@@ -372,7 +376,12 @@ Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOp
   }
   if (auto possible = can_join(environment, wanted); !possible) return possible.error();
   if (!alone) {
-    if (auto joined = join_over(environment, wanted, world); !joined) return joined.error();
+    if (auto joined = join_over(environment, wanted, world); !joined) {
+      Error error = joined.error();
+      if (wanted.comm != options.comm)
+        error.text += "; " + nccl + " was chosen, --device cpu trains without it";
+      return error;
+    }
   }
   if (environment.rank == 0 && join.reference_rank == 0 && leaves_choice(options) && !join.choice)
     world.choice_line = choice_line(world.choice, world.backend);

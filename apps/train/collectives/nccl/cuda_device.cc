@@ -70,21 +70,6 @@ class CudaDevice final : public NcclDevice {
 
 }  // namespace
 
-Result<int> choose_gpu(int gpus, int local_rank, bool restricted, bool shared) {
-  if (local_rank < gpus) return local_rank;
-  if (shared) return local_rank % gpus;
-  if (restricted && gpus == 1) return 0;
-  return Error{ErrorCode::kUsage, "--comm nccl: there is no GPU for local rank " +
-                                      std::to_string(local_rank) + ": this process sees " +
-                                      std::to_string(gpus) + "; start one rank per GPU, or use --share-gpu"};
-}
-
-Result<int> find_gpu(int local_rank, bool restricted, bool shared) {
-  const auto gpus = count_gpus();
-  if (!gpus) return Error{ErrorCode::kUsage, "--comm nccl needs an NVIDIA GPU: " + gpus.error().text};
-  return choose_gpu(*gpus, local_rank, restricted, shared);
-}
-
 Result<std::unique_ptr<NcclDevice>> open_cuda_device(int gpu) {
   auto device = std::make_unique<CudaDevice>(gpu);
   if (auto opened = device->open(); !opened) return opened.error();

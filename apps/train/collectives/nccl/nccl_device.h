@@ -32,14 +32,6 @@ class NcclDevice {
   virtual Result<bool> is_idle(void* stream) = 0;
 };
 
-/// Returns the GPU of a rank, out of `gpus`: that of its local rank, or the only one that
-/// CUDA_VISIBLE_DEVICES leaves. With `shared`, GPUs are dealt out in turn. Errors (kUsage) say what is
-/// missing.
-Result<int> choose_gpu(int gpus, int local_rank, bool restricted, bool shared);
-
-/// Returns that GPU as this process sees it. `restricted`: CUDA_VISIBLE_DEVICES is set. Without a GPU or
-/// driver, the error is kUsage: "needs an NVIDIA GPU: cudaGetDeviceCount said …".
-Result<int> find_gpu(int local_rank, bool restricted, bool shared);
 Result<std::unique_ptr<NcclDevice>> open_cuda_device(int gpu);
 
 }  // namespace ddp::train

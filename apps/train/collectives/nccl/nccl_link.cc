@@ -253,7 +253,7 @@ DeviceMemory NcclLink::share_memory(ncclComm_t comm, std::size_t bytes) {
     const auto begun = nccl.register_window(comm, block->data(), block->size(), &window, kSymmetric);
     if (!settle(comm, begun, "start of a window", config_.start_timeout)) return {};
     if (window != nullptr) {
-      memory_->keep_window(comm, window);
+      memory_->keep_window(comm, *block, window);
       return {block->first(bytes), DeviceMemory::RegistrationKind::kWindow};
     }
   }
@@ -351,6 +351,7 @@ std::shared_ptr<NcclLink::CommunicatorEndings> NcclLink::begin_endings(bool abor
   }
   endings->left = comms.size();
   for (const ncclComm_t comm : comms) {
+    if (abort) memory_->leave_registrations(comm);
     auto registrations = memory_->take_registrations(comm);
     std::thread([endings, comm, abort, registrations = std::move(registrations), library = library_,
                  device = device_]() mutable {

@@ -31,7 +31,7 @@ bool NcclMemory::register_alone(ncclComm_t comm, std::span<std::byte> block) {
   void* handle = nullptr;
   const auto result = (*library_)->register_memory(comm, block.data(), block.size(), &handle);
   if (result == ncclSuccess) {
-    registrations_.push_back({comm, handle, false});
+    registrations_.push_back({comm, handle, false, block.data()});
     return true;
   }
   if (!std::exchange(said_, true)) {
@@ -54,6 +54,12 @@ std::vector<NcclMemory::Registration> NcclMemory::take_registrations(ncclComm_t 
     return one.comm == comm;
   });
   return taken;
+}
+
+void NcclMemory::leave_registrations(ncclComm_t comm) {
+  for (const Registration& one : take_registrations(comm)) {
+    if (one.is_window) std::erase(blocks_, one.block);
+  }
 }
 
 }  // namespace ddp::train

@@ -34,16 +34,21 @@ class NcclMemory {
   /// Undoes the last successful register_alone().
   void take_back(ncclComm_t comm);
   /// Keeps the registration of a window that all ranks have made.
-  void keep_window(ncclComm_t comm, void* window) { registrations_.push_back({comm, window, true}); }
+  void keep_window(ncclComm_t comm, std::span<std::byte> block, void* window) {
+    registrations_.push_back({comm, window, true, block.data()});
+  }
 
   struct Registration {
     ncclComm_t comm;
     void* handle;
     bool is_window;
+    void* block;
   };
-  /// Returns what must be deregistered before the communicator is destroyed. An abort ends registrations of
-  /// ncclCommRegister by itself, but not windows: NCCL keeps the memory of a window until the process ends.
+  /// Returns what must be deregistered before the communicator is destroyed.
   std::vector<Registration> take_registrations(ncclComm_t comm);
+  /// Forgets the registrations of a communicator that is aborted. NCCL ends those of ncclCommRegister itself,
+  /// but not windows, so their memory stays until the process ends.
+  void leave_registrations(ncclComm_t comm);
 
  private:
   std::shared_ptr<const NcclLibrary> library_;

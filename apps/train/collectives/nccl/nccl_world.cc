@@ -73,8 +73,13 @@ std::string captured_text() {
   return text;
 }
 
-bool is_restricted() {
-  return variable("CUDA_VISIBLE_DEVICES") != nullptr;
+Result<int> nccl_gpu(int local_rank, bool shared) {
+  const auto gpus = count_gpus();
+  if (!gpus) return Error{ErrorCode::kUsage, "--comm nccl needs an NVIDIA GPU: " + gpus.error().text};
+  const auto gpu = choose_gpu(*gpus, local_rank, gpus_are_restricted(), shared);
+  if (gpu) return gpu;
+  return Error{ErrorCode::kUsage,
+               "--comm nccl: " + gpu.error().text + "; start one rank per GPU, or use --share-gpu"};
 }
 
 /// Position of a rank among the nodes, which are numbered by their first ranks.
@@ -132,7 +137,7 @@ Result<> join_nodes(const std::shared_ptr<NcclLink>& link, ncclComm_t whole, con
 }  // namespace
 
 Result<std::string> load_nccl(const NcclWorldConfig& config) {
-  const auto gpu = find_gpu(config.local_rank, is_restricted(), config.share_gpu);
+  const auto gpu = nccl_gpu(config.local_rank, config.share_gpu);
   if (!gpu) return gpu.error();
   set_variables(config);
   const auto library = NcclLibrary::open();
@@ -140,7 +145,7 @@ Result<std::string> load_nccl(const NcclWorldConfig& config) {
 }
 
 Result<NcclGpuMemory> nccl_gpu_memory(int local_rank, int local_world_size, bool share_gpu) {
-  const auto gpu = find_gpu(local_rank, is_restricted(), share_gpu);
+  const auto gpu = nccl_gpu(local_rank, share_gpu);
   if (!gpu) return gpu.error();
   const auto gpus = count_gpus();
   if (!gpus) return gpus.error();
@@ -148,7 +153,7 @@ Result<NcclGpuMemory> nccl_gpu_memory(int local_rank, int local_world_size, bool
   if (auto done = cuda_check(cudaGetDeviceProperties(&properties, *gpu), "cudaGetDeviceProperties"); !done)
     return done.error();
   // Ranks that each see one GPU may see different GPUs.
-  const bool own = !share_gpu || (is_restricted() && *gpus == 1);
+  const bool own = !share_gpu || (gpus_are_restricted() && *gpus == 1);
   const int ranks = own ? 1 : (std::max(local_world_size, 1) + *gpus - 1) / *gpus;
   return NcclGpuMemory{"GPU " + std::to_string(*gpu) + " (" + properties.name + ")",
                        properties.totalGlobalMem / static_cast<std::size_t>(ranks)};
@@ -156,7 +161,7 @@ Result<NcclGpuMemory> nccl_gpu_memory(int local_rank, int local_world_size, bool
 
 Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory& directory) {
   if (auto loaded = load_nccl(config); !loaded) return loaded.error();
-  const auto gpu = find_gpu(config.local_rank, is_restricted(), config.share_gpu);
+  const auto gpu = nccl_gpu(config.local_rank, config.share_gpu);
   if (!gpu) return gpu.error();
   auto device = open_cuda_device(*gpu);
   if (!device) return within("rank " + std::to_string(config.rank), device.error());

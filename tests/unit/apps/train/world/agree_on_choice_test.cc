@@ -64,7 +64,7 @@ class BoardDirectory final : public PeerDirectory {
 };
 
 struct Part {
-  RankAbility ability{"host", "", "", "NCCL 2.28.9 (here)", ""};
+  RankAbility ability{"host", "", "", "", "NCCL 2.28.9 (here)", ""};
   std::optional<RunChoice> held = {};
   bool comes = true;
 };

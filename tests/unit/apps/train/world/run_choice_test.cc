@@ -12,13 +12,13 @@ namespace {
 const std::string kNccl = "NCCL 2.28.9 (/usr/lib/libnccl.so.2)";
 
 RankAbility with_gpu(const std::string& host = "a", const std::string& nccl = kNccl) {
-  return {host, "", "", nccl, ""};
+  return {host, "", "", "", nccl, ""};
 }
 RankAbility without_gpu(const std::string& host) {
-  return {host, "no NVIDIA driver is installed", "no NVIDIA driver is installed", "", ""};
+  return {host, "no NVIDIA driver is installed", "no NVIDIA driver is installed", "", "", ""};
 }
 RankAbility without_nccl(const std::string& host) {
-  return {host, "", "NCCL cannot be loaded: no such file", "", ""};
+  return {host, "", "NCCL cannot be loaded: no such file", "", "", ""};
 }
 
 TrainOptions options_with(DeviceKind device, CommKind comm = CommKind::kAuto) {
@@ -73,6 +73,22 @@ TEST_CASE("Ranks with different versions of NCCL do not use it") {
                {kGpu, kOverNccl, ""});
 }
 
+TEST_CASE("Ranks that have one and the same GPU do not use NCCL") {
+  std::vector<RankAbility> ranks{with_gpu("a"), with_gpu("a"), with_gpu("b"), with_gpu("a")};
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    ranks[rank].gpu = "UUID " + std::to_string(rank);
+  check_choice(options_with(kAnyDevice), ranks, {kGpu, kOverNccl, ""});
+  ranks[3].gpu = ranks[1].gpu;
+  const std::string obstacle = "rank 3 on a: its GPU is also that of rank 1";
+  check_choice(options_with(kAnyDevice), ranks, {kCpu, kAnyComm, obstacle});
+  CHECK(choose_run(options_with(kAnyDevice, kOverNccl), ranks).error().text ==
+        "--comm nccl: " + obstacle + "; start one rank per GPU, or use --share-gpu");
+  check_choice(options_with(kGpu), ranks, {kGpu, kAnyComm, obstacle});
+  for (RankAbility& rank : ranks)
+    rank.gpu = "";  // --share-gpu
+  check_choice(options_with(kAnyDevice), ranks, {kGpu, kOverNccl, ""});
+}
+
 TEST_CASE("--device gpu chooses NCCL, or falls back to the transports of the CPU") {
   check_choice(options_with(kGpu), {with_gpu(), with_gpu("b")}, {kGpu, kOverNccl, ""});
   check_choice(options_with(kGpu), {with_gpu()}, {kGpu, kAnyComm, ""});
@@ -111,12 +127,13 @@ TEST_CASE("Only auto leaves a choice") {
 }
 
 TEST_CASE("Abilities and choices survive the store") {
-  const RankAbility ability{"host", "", "a\nreason", "NCCL", "refused"};
+  const RankAbility ability{"host", "", "a\nreason", "GPU", "NCCL", "refused"};
   const RankAbility again = read_rank_ability(to_text(ability));
   CHECK(again.host == "host");
   CHECK(again.gpu_obstacle.empty());
   CHECK(again.nccl_obstacle.find('\n') == std::string::npos);
   CHECK(again.nccl_obstacle.starts_with("a"));
+  CHECK(again.gpu == "GPU");
   CHECK(again.nccl == "NCCL");
   CHECK(again.refusal == "refused");
   for (const DeviceKind device : {kCpu, kGpu}) {

@@ -69,7 +69,8 @@ TEST_CASE("NCCL is found in the toolkit, then in the wheels of Python, each file
   const std::string toolkit = all.add("cuda/lib64/libnccl.so.2"),
                     other = all.add("cuda-old/lib64/libnccl.so.2");
   const std::string venv = all.add(std::string("venv") + kWheel),
-                    conda = all.add(std::string("conda") + kWheel);
+                    conda = all.add(std::string("conda") + kWheel),
+                    package = all.add("conda/lib/libnccl.so.2");
   const std::string home = all.add(std::string("home/.local") + kWheel);
   all.add("venv/lib/other/site-packages/nvidia/nccl/lib/libnccl.so.2");  // no Python
   all.variables = {{"CUDA_HOME", all.path("cuda")},
@@ -77,7 +78,7 @@ TEST_CASE("NCCL is found in the toolkit, then in the wheels of Python, each file
                    {"VIRTUAL_ENV", all.path("venv")},
                    {"CONDA_PREFIX", all.path("conda")},
                    {"HOME", all.path("home")}};
-  CHECK(all.found() == std::vector<std::string>{toolkit, other, venv, conda, home});
+  CHECK(all.found() == std::vector<std::string>{toolkit, other, package, venv, conda, home});
   all.variables["CUDA_PATH"] = all.path("cuda");
   all.variables["CONDA_PREFIX"] = all.path("nowhere");
   CHECK(all.found() == std::vector<std::string>{toolkit, venv, home});
