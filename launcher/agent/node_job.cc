@@ -125,7 +125,7 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
 
 Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int cores,
                                           const std::string& error_prefix,
-                                          const std::vector<std::string>& controls,
+                                          const std::vector<WorkerSockets>& sockets,
                                           const std::string& collectives) const {
   Workers workers;
   WorkerFacts facts;
@@ -150,7 +150,7 @@ Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int co
       facts.error_file = error_prefix + std::to_string(facts.rank) + ".json";
       workers.error_files.push_back(facts.error_file);
     }
-    facts.control = local < controls.size() ? controls[local] : "";
+    facts.sockets = local < sockets.size() ? sockets[local] : WorkerSockets{};
     EnvVars env = env_;
     WorkerEnv own = worker_env(facts, env_);
     for (const auto& [name, value] : own.vars)

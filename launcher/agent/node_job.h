@@ -8,6 +8,7 @@
 #include "base/result.h"
 #include "launcher/agent/worker_group.h"
 #include "launcher/job/env_filter.h"
+#include "launcher/job/worker_env.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
@@ -26,15 +27,15 @@ class NodeJob {
   static Result<std::string> directory(const std::string& wanted);
 
   /// The workers of one attempt, by local rank. `cores` are the node's physical cores. `error_prefix` is the
-  /// prefix of the files to which `@record` writes. `controls`: DDPLAUNCH_CONTROL of each worker, possibly
-  /// fewer. `collectives`: DDPLAUNCH_COLLECTIVES of all, or empty.
+  /// prefix of the files to which `@record` writes. `sockets`: of each worker, possibly fewer.
+  /// `collectives`: DDPLAUNCH_COLLECTIVES of all, or empty.
   struct Workers {
     std::vector<WorkerSpec> specs;
     std::vector<std::string> error_files;
     std::optional<int> omp_threads;  ///< set if ddplaunch chose OMP_NUM_THREADS and the program may use it
   };
   Result<Workers> workers(const rendezvous::Spawn& spawn, int cores, const std::string& error_prefix,
-                          const std::vector<std::string>& controls, const std::string& collectives) const;
+                          const std::vector<WorkerSockets>& sockets, const std::string& collectives) const;
 
   const std::string& program() const { return program_; }
   /// The environment of every worker, without the variables of its rank.

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <string>
 #include <utility>
@@ -31,7 +33,7 @@ std::string make_error_prefix() {
 /// Returns kSystem with the numbers if this process may not open enough descriptors for that many workers.
 Result<> room_for_workers(std::size_t workers) {
   constexpr std::size_t kOwn = 28;
-  constexpr std::size_t kEach = 5;
+  constexpr std::size_t kEach = 6;
   constexpr std::size_t kStarting = 64;  // workers that start at a time have one more each
   const std::size_t needed = kOwn + kEach * workers + std::min(workers, kStarting);
   struct rlimit files {};
@@ -149,13 +151,14 @@ void NodeWorkers::perform(const node::PrepareAttempt& action) {
 }
 
 /// Makes sockets for the workers that will be started; survivors keep theirs.
-std::vector<std::string> NodeWorkers::expect_workers(std::uint32_t count) {
-  std::vector<std::string> controls(count);
+std::vector<WorkerSockets> NodeWorkers::expect_workers(std::uint32_t count) {
+  std::vector<WorkerSockets> sockets(count);
   if (!worker_link_) {
     worker_link_ = std::make_unique<WorkerLink>(executor_, *this);
     const char* base = std::getenv("TMPDIR");
     if (auto made = worker_link_->open(base != nullptr ? base : ""); !made) {
-      link_.send(rendezvous::Notice{"the workers get no DDPLAUNCH_CONTROL: " + made.error().text, true});
+      link_.send(rendezvous::Notice{
+          "the workers get no DDPLAUNCH_CONTROL and DDPLAUNCH_METRICS: " + made.error().text, true});
       worker_link_.reset();
       return {};
     }
@@ -163,9 +166,9 @@ std::vector<std::string> NodeWorkers::expect_workers(std::uint32_t count) {
   }
   for (std::uint32_t local = 0; local < count; ++local) {
     if (core_.processes().is_alive(local)) continue;
-    if (auto control = worker_link_->expect(local)) controls[local] = std::move(*control);
+    if (auto made = worker_link_->expect(local)) sockets[local] = std::move(*made);
   }
-  return controls;
+  return sockets;
 }
 
 void NodeWorkers::perform(const node::OrderAttempt& action) {
@@ -317,22 +320,30 @@ void NodeWorkers::worker_unlinked(std::uint32_t local) {
 
 void NodeWorkers::worker_stepped(std::uint32_t local, const rendezvous::WorkerStep& step) {
   hang_monitor_.worker_stepped(rank_of(local), step.step, step.phase);
+  worker_reported(local, step);
+}
+
+void NodeWorkers::worker_reported(std::uint32_t local, const rendezvous::WorkerStep& step) {
   if (new_steps_.empty()) {
     steps_timer_.expires_after(kStepsEvery);
     steps_timer_.async_wait([this](const error_code& cancelled) {
       if (!cancelled) send_steps();
     });
   }
-  new_steps_[rank_of(local)] = step.step;
+  rendezvous::WorkerStep& kept = new_steps_[rank_of(local)];
+  kept.step = step.step;
+  if (step.loss) kept.loss = step.loss;
 }
 
 void NodeWorkers::send_steps() {
   if (new_steps_.empty()) return;
   steps_timer_.cancel();
-  rendezvous::WorkerSteps message{core_.attempt().attempt, {}, {}};
-  for (const auto& [rank, step] : std::exchange(new_steps_, {})) {
+  rendezvous::WorkerSteps message{core_.attempt().attempt, {}, {}, {}};
+  for (const auto& [rank, report] : std::exchange(new_steps_, {})) {
     message.ranks.push_back(rank);
-    message.steps.push_back(step);
+    message.steps.push_back(report.step);
+    const float loss = report.loss ? static_cast<float>(*report.loss) : std::nanf("");
+    message.losses.push_back(std::bit_cast<std::uint32_t>(loss));
   }
   link_.send(message);
 }

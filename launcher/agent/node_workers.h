@@ -88,6 +88,7 @@ class NodeWorkers final : public WorkerEvents, public WorkerLinkEvents {
 
   void worker_greeted(std::uint32_t local, const rendezvous::WorkerHello& hello) override;
   void worker_stepped(std::uint32_t local, const rendezvous::WorkerStep& step) override;
+  void worker_reported(std::uint32_t local, const rendezvous::WorkerStep& step) override;
   void worker_in_trouble(std::uint32_t local, const rendezvous::WorkerTrouble& trouble) override;
   void worker_revoked(std::uint32_t local, const rendezvous::WorkerRevoked& answer) override;
   void worker_ready(std::uint32_t local) override { feed_(node::WorkerReady{local}); }
@@ -96,7 +97,7 @@ class NodeWorkers final : public WorkerEvents, public WorkerLinkEvents {
 
   void send_steps();
   std::uint32_t rank_of(std::uint32_t local) const { return core_.attempt().first_rank + local; }
-  std::vector<std::string> expect_workers(std::uint32_t count);
+  std::vector<WorkerSockets> expect_workers(std::uint32_t count);
   Awaitable<> watch_workers();
   Awaitable<> kill_leftovers(std::vector<std::uint32_t> locals);
   Awaitable<> read_output();
@@ -121,8 +122,8 @@ class NodeWorkers final : public WorkerEvents, public WorkerLinkEvents {
   TaskGroup revoke_tasks_;                   ///< tasks that use the workers and are no part of their end
   AttemptTree tree_;
   HangMonitor hang_monitor_;
-  std::map<std::uint32_t, std::uint64_t> new_steps_;  ///< by rank: not yet sent to the master
-  asio::steady_timer steps_timer_;                    ///< runs while there are any
+  std::map<std::uint32_t, rendezvous::WorkerStep> new_steps_;  ///< by rank: not yet sent to the master
+  asio::steady_timer steps_timer_;                             ///< runs while there are any
   NodeQueries queries_;
   EvidenceCollector evidence_;
   FlightRecorderBoard collectives_;

@@ -39,19 +39,21 @@ constexpr std::size_t kMaxPath = 99;
 constexpr int kBacklog = 8;
 constexpr auto kRest = std::chrono::milliseconds(100);
 constexpr std::size_t kReadBytes = 16 * 1024;
+constexpr int kReportsAtOnce = 64;
 /// Limit for bytes to a worker that does not read, in addition to the kernel's buffer.
 constexpr std::size_t kMaxQueued = 64 * 1024;
 
-Result<UniqueFd> listening_at(const std::string& path) {
+/// `type`: SOCK_STREAM, then the socket listens; or SOCK_DGRAM.
+Result<UniqueFd> socket_at(const std::string& path, int type) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof address.sun_path)
     return Error{ErrorCode::kInternal, "the path of a worker's socket is too long: " + path};
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  UniqueFd fd(::socket(AF_UNIX, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) return system_error(errno, "make a worker's socket");
   if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0 ||
-      ::listen(fd.get(), kBacklog) < 0)
+      (type == SOCK_STREAM && ::listen(fd.get(), kBacklog) < 0))
     return system_error(errno, "listen at " + path);
   return fd;
 }
@@ -91,18 +93,22 @@ struct WorkerLink::Worker : std::enable_shared_from_this<WorkerLink::Worker> {
         local_rank(rank),
         listener(owner.executor_),
         connection(owner.executor_),
+        metrics(owner.executor_),
         rest(owner.executor_) {}
 
   WorkerLink* link;
   std::uint32_t local_rank;
   stream_descriptor listener;
   stream_descriptor connection;
+  stream_descriptor metrics;
   asio::steady_timer rest;  ///< pauses the listener while there is no free descriptor
   rendezvous::WorkerSession session;
   std::string unsent;
   bool writable_awaited = false;
   bool stranger_reported = false;
+  bool broken_report = false;  ///< one was reported
 
+  static Result<> listen_at(stream_descriptor& descriptor, const std::string& path, int type);
   void await_connection();
   void accept_one();
   void await_descriptor();
@@ -110,12 +116,24 @@ struct WorkerLink::Worker : std::enable_shared_from_this<WorkerLink::Worker> {
   void await_messages();
   void read_some();
   void hear(const rendezvous::WorkerEvent& event);
+  void await_reports();
+  void read_reports();
   void send();
   void misbehaved(std::string words) { link->events_.worker_misbehaved(local_rank, std::move(words)); }
   void close_listener();
   void close_connection();
   void forget();
 };
+
+Result<> WorkerLink::Worker::listen_at(stream_descriptor& descriptor, const std::string& path, int type) {
+  auto fd = socket_at(path, type);
+  if (!fd) return fd.error();
+  error_code ec;
+  descriptor.assign(fd->get(), ec);
+  if (ec) return system_error(ec.value(), "watch " + path);
+  fd->release();
+  return {};
+}
 
 void WorkerLink::Worker::await_connection() {
   listener.async_wait(stream_descriptor::wait_read, [self = shared_from_this()](const error_code& ec) {
@@ -194,6 +212,28 @@ void WorkerLink::Worker::hear(const rendezvous::WorkerEvent& event) {
   }
 }
 
+void WorkerLink::Worker::await_reports() {
+  metrics.async_wait(stream_descriptor::wait_read, [self = shared_from_this()](const error_code& ec) {
+    if (!ec && self->link && self->metrics.is_open()) self->read_reports();
+  });
+}
+
+/// Reads all waiting datagrams, so that no sender blocks.
+void WorkerLink::Worker::read_reports() {
+  char bytes[rendezvous::kWorkerLineBytes];
+  for (int reads = 0; reads < kReportsAtOnce && link && metrics.is_open(); ++reads) {
+    const ssize_t got = ::recv(metrics.native_handle(), bytes, sizeof bytes, 0);
+    if (got < 0) break;
+    const auto step = rendezvous::decode_worker_report({bytes, static_cast<std::size_t>(got)});
+    if (step) {
+      link->events_.worker_reported(local_rank, *step);
+    } else if (!std::exchange(broken_report, true)) {
+      misbehaved("sent a report to DDPLAUNCH_METRICS that cannot be read: " + step.error().text);
+    }
+  }
+  if (link && metrics.is_open()) await_reports();
+}
+
 /// Sends what the socket takes at once, and the rest when the socket is writable again.
 void WorkerLink::Worker::send() {
   unsent += session.take_output();
@@ -237,6 +277,8 @@ void WorkerLink::Worker::close_connection() {
 void WorkerLink::Worker::forget() {
   link = nullptr;
   rest.cancel();
+  error_code ignored;
+  metrics.close(ignored);
   close_listener();
   close_connection();
 }
@@ -274,21 +316,18 @@ Result<> WorkerLink::open(const std::string& base) {
   return system_error(why, "make a directory for the workers' sockets in /tmp");
 }
 
-Result<std::string> WorkerLink::expect(std::uint32_t local_rank) {
+Result<WorkerSockets> WorkerLink::expect(std::uint32_t local_rank) {
   forget(local_rank);
   if (directory_.empty())
     return Error{ErrorCode::kInternal,
                  "internal error: the directory of the workers' sockets does not exist (please report)"};
-  const std::string path = directory_ + "/w" + std::to_string(local_rank) + "." + std::to_string(++serial_);
-  auto fd = listening_at(path);
-  if (!fd) return fd.error();
+  const std::string name = std::to_string(local_rank) + "." + std::to_string(++serial_);
+  const std::string control = directory_ + "/w" + name, metrics = directory_ + "/m" + name;
   const auto worker = std::make_shared<Worker>(*this, local_rank);
-  error_code ec;
-  worker->listener.assign(fd->get(), ec);
-  if (ec) return system_error(ec.value(), "watch " + path);
-  fd->release();
+  if (auto made = worker->listen_at(worker->listener, control, SOCK_STREAM); !made) return made.error();
+  if (auto made = worker->listen_at(worker->metrics, metrics, SOCK_DGRAM); !made) return made.error();
   workers_[local_rank] = worker;
-  return "unix:" + path;
+  return WorkerSockets{"unix:" + control, metrics};
 }
 
 std::shared_ptr<WorkerLink::Worker> WorkerLink::find(std::uint32_t local_rank) const {
@@ -297,7 +336,10 @@ std::shared_ptr<WorkerLink::Worker> WorkerLink::find(std::uint32_t local_rank) c
 }
 
 void WorkerLink::started(std::uint32_t local_rank) {
-  if (const auto worker = find(local_rank)) worker->await_connection();
+  const auto worker = find(local_rank);
+  if (!worker) return;
+  worker->await_connection();
+  worker->await_reports();
 }
 
 void WorkerLink::forget(std::uint32_t local_rank) {

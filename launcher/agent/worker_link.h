@@ -9,6 +9,7 @@
 #include "base/asio.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
+#include "launcher/job/worker_env.h"
 #include "rendezvous/worker/worker_protocol.h"
 
 namespace ddp::launcher {
@@ -19,6 +20,8 @@ class WorkerLinkEvents {
   virtual ~WorkerLinkEvents() = default;
   virtual void worker_greeted(std::uint32_t local_rank, const rendezvous::WorkerHello& hello) = 0;
   virtual void worker_stepped(std::uint32_t local_rank, const rendezvous::WorkerStep& step) = 0;
+  /// A report to DDPLAUNCH_METRICS.
+  virtual void worker_reported(std::uint32_t local_rank, const rendezvous::WorkerStep& step) = 0;
   virtual void worker_in_trouble(std::uint32_t local_rank, const rendezvous::WorkerTrouble& trouble) = 0;
   virtual void worker_revoked(std::uint32_t local_rank, const rendezvous::WorkerRevoked& answer) = 0;
   virtual void worker_ready(std::uint32_t local_rank) = 0;
@@ -29,7 +32,7 @@ class WorkerLinkEvents {
 };
 
 /// The agent's end of the worker protocol (docs/developers/worker_protocol.md): a private directory (0700)
-/// with one socket for each worker process. Only processes of our own uid may connect. A worker that never
+/// with two sockets for each worker process. Only processes of our own uid may connect. A worker that never
 /// connects is no error. No call waits: deadlines are the owner's task. Loop thread. An event may call any
 /// function except the destructor.
 ///
@@ -48,9 +51,9 @@ class WorkerLink {
   Result<> open(const std::string& base);
   const std::string& directory() const { return directory_; }
 
-  /// Call before a process is started as `local_rank`: returns its socket, as the value of DDPLAUNCH_CONTROL.
-  /// The previous process of this rank is forgotten.
-  Result<std::string> expect(std::uint32_t local_rank);
+  /// Call before a process is started as `local_rank`: returns its sockets. The previous process of this rank
+  /// is forgotten.
+  Result<WorkerSockets> expect(std::uint32_t local_rank);
   /// Call when the process was started: begins to listen for it.
   void started(std::uint32_t local_rank);
   /// Call when the process has ended or no longer matters.

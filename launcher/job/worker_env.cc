@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/format_text.h"
+#include "base/sha256.h"
 
 namespace ddp::launcher {
 namespace {
@@ -87,6 +88,11 @@ void add_telemetry(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base)
   add(vars, "OTEL_RESOURCE_ATTRIBUTES",
       (own && !own->empty() ? *own + ',' : "") + "ddplaunch.job.id=" + facts.job_id + ",ddplaunch.rank=" +
           std::to_string(facts.rank) + ",ddplaunch.attempt=" + std::to_string(facts.restart_count));
+  // Spans of all ranks belong to one trace (W3C Trace Context: version, trace id, parent id, sampled). Each
+  // node makes the same one.
+  if (find_env(base, "TRACEPARENT")) return;
+  const std::string ids = sha256_hex("trace of job " + facts.job_id);
+  add(vars, "TRACEPARENT", "00-" + ids.substr(0, 32) + "-" + ids.substr(32, 16) + "-01");
 }
 
 // The connections of every framework go to rank 0's address.
@@ -102,7 +108,8 @@ void add_no_proxy(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base) 
 WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base) {
   WorkerEnv made;
   add_facts(made.vars, facts);
-  if (!facts.control.empty()) add(made.vars, "DDPLAUNCH_CONTROL", facts.control);
+  if (!facts.sockets.control.empty()) add(made.vars, "DDPLAUNCH_CONTROL", facts.sockets.control);
+  if (!facts.sockets.metrics.empty()) add(made.vars, "DDPLAUNCH_METRICS", facts.sockets.metrics);
   if (!facts.collectives.empty()) add(made.vars, "DDPLAUNCH_COLLECTIVES", facts.collectives);
   add_nccl_error_handling(made.vars, base);
   add_interface(made.vars, facts.interface, base);

@@ -9,6 +9,12 @@
 
 namespace ddp::launcher {
 
+/// The sockets of one worker process (docs/developers/worker_protocol.md).
+struct WorkerSockets {
+  std::string control;  ///< value of DDPLAUNCH_CONTROL; empty: none could be made
+  std::string metrics;  ///< value of DDPLAUNCH_METRICS; empty as above
+};
+
 /// The inputs of one worker's variables, as plain data. The agent fills them from the master's start message.
 struct WorkerFacts {
   int rank = 0;
@@ -25,7 +31,7 @@ struct WorkerFacts {
   std::string job_id;
   int restart_count = 0;
   int max_restarts = 0;
-  std::string control = {};      ///< DDPLAUNCH_CONTROL (docs/developers/worker_protocol.md); empty: not set
+  WorkerSockets sockets = {};    ///< DDPLAUNCH_CONTROL and DDPLAUNCH_METRICS; empty: not set
   std::string collectives = {};  ///< DDPLAUNCH_COLLECTIVES (FlightRecorderBoard::path); empty: not set
   std::string error_file;        ///< file for PyTorch's `@record`; empty: not set
 
@@ -41,7 +47,8 @@ struct WorkerEnv {
 
 /// Returns the variables of one worker: those of torchrun, DeepSpeed, NCCL and ddplaunch. `base` (merge_env's
 /// result) is used only for variables that keep the user's own value: OMP_NUM_THREADS, PYTHONUNBUFFERED,
-/// *_SOCKET_IFNAME, NCCL_SOCKET_FAMILY, proxies, *NCCL_ASYNC_ERROR_HANDLING, OTEL_RESOURCE_ATTRIBUTES.
+/// *_SOCKET_IFNAME, NCCL_SOCKET_FAMILY, proxies, *NCCL_ASYNC_ERROR_HANDLING, OTEL_RESOURCE_ATTRIBUTES,
+/// TRACEPARENT.
 WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base);
 
 /// Returns whether every worker gets this variable from ddplaunch, so that a value of the user is lost: RANK,

@@ -91,6 +91,8 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
     step(job::NodeUp{node.index, *hello, node.channel().address(), node.incarnation});
   } else {
     log_.from_node(supervisor_.nodes()[node.index].name, message);
+    if (const auto* evidence = std::get_if<rendezvous::WorkerEvidence>(&message))
+      progress_.take_xids(supervisor_.nodes()[node.index].name, evidence->xid);
     const auto* exited = std::get_if<rendezvous::WorkerExited>(&message);
     if (exited != nullptr && (exited->code != 0 || exited->signal != 0)) output_.flush();
     if (std::holds_alternative<rendezvous::AttemptEnded>(message) ||
@@ -119,12 +121,12 @@ Result<> Master::take_output(NodeLink& node, const rendezvous::Output& output) {
 /// Ignores late steps of an earlier attempt.
 Result<> Master::take_steps(const NodeLink& node, const rendezvous::WorkerSteps& message) {
   if (message.attempt != supervisor_.nodes().attempt()) return {};
-  const bool good = message.ranks.size() == message.steps.size() &&
-                    std::all_of(message.ranks.begin(), message.ranks.end(), [&](std::uint32_t rank) {
-                      return supervisor_.nodes().runs(node.index, rank);
-                    });
+  const bool good =
+      message.ranks.size() == message.steps.size() && message.ranks.size() == message.losses.size() &&
+      std::all_of(message.ranks.begin(), message.ranks.end(),
+                  [&](std::uint32_t rank) { return supervisor_.nodes().runs(node.index, rank); });
   if (!good) return Error{ErrorCode::kProtocol, "it sent steps of a rank that it does not run", 0};
-  progress_.take_steps(message.attempt, message.ranks, message.steps, steady_now());
+  progress_.take_steps(message, steady_now());
   return {};
 }
 

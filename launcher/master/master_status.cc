@@ -70,11 +70,12 @@ JobStatus Master::status() const {
     JobStatus::NodeStatus& node = status.nodes.emplace_back();
     node.name = nodes[i].name;
     node.state = name_of(nodes[i]);
+    if (nodes_[i]->live()) node.silence = NodeLink::Clock::now() - nodes_[i]->connection().last_heard();
     if (const rendezvous::RankAssignment* ranks = nodes.assignment(i)) {
       node.first_rank = ranks->first_rank;
       node.ranks = ranks->local_world_size;
       for (int rank = node.first_rank; rank < node.first_rank + node.ranks; ++rank)
-        node.steps.push_back(progress_.step_of(static_cast<std::uint32_t>(rank)));
+        node.reports.push_back(progress_.report_of(static_cast<std::uint32_t>(rank)));
     }
   }
   return status;

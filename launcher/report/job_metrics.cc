@@ -29,18 +29,39 @@ class MetricsText {
     name_ = std::string("ddplaunch_") + name;
     text_ += "# HELP " + name_ + ' ' + help + "\n# TYPE " + name_ + ' ' + type + '\n';
   }
-  void sample(double value, const Labels& labels = {}) {
-    text_ += name_ + (labels.empty() ? "" : '{' + labels + '}') + format_text(" %.17g\n", value);
+  /// A sample whose name has a suffix, as those of a histogram have.
+  void part(const char* suffix, double value, const Labels& labels = {}) {
+    add(suffix, labels, format_text("%.17g", value));
   }
-  void sample(std::uint64_t value, const Labels& labels = {}) {
-    text_ += name_ + (labels.empty() ? "" : '{' + labels + '}') + ' ' + std::to_string(value) + '\n';
+  void part(const char* suffix, std::uint64_t value, const Labels& labels = {}) {
+    add(suffix, labels, std::to_string(value));
+  }
+  template <class Number>
+  void sample(Number value, const Labels& labels = {}) {
+    part("", value, labels);
   }
   std::string take() { return std::move(text_); }
 
  private:
+  void add(const char* suffix, const Labels& labels, const std::string& value) {
+    text_ += name_ + suffix + (labels.empty() ? "" : '{' + labels + '}') + ' ' + value + '\n';
+  }
+
   std::string text_;
   std::string name_;
 };
+
+void add_step_durations(MetricsText& text, const JobProgress::Figures& progress) {
+  text.family("step_duration_seconds", "histogram", "Durations of the steps of all ranks.");
+  std::uint64_t count = 0;
+  for (std::size_t i = 0; i < progress.step_durations.size(); ++i) {
+    count += progress.step_durations[i];
+    const bool last = i == JobProgress::kStepBounds.size();
+    text.part("_bucket", count, label("le", last ? "+Inf" : format_text("%g", JobProgress::kStepBounds[i])));
+  }
+  text.part("_sum", progress.step_duration_sum);
+  text.part("_count", count);
+}
 
 void add_steps(MetricsText& text, const JobStatus& status) {
   const JobProgress::Figures& progress = status.progress;
@@ -51,9 +72,27 @@ void add_steps(MetricsText& text, const JobStatus& status) {
   for (const JobStatus::NodeStatus& node : status.nodes)
     if (const auto step = node.lowest_step())
       text.sample(*progress.last_step - *step, label("node", node.name));
+  if (progress.loss) {
+    text.family("loss", "gauge", "Loss of the last step, of the lowest rank that reports one.");
+    text.sample(*progress.loss);
+  }
+  add_step_durations(text, progress);
   if (!progress.step_seconds) return;
-  text.family("step_duration_seconds", "gauge", "Duration of a step, measured over 10 to 20 s.");
+  text.family("last_step_seconds", "gauge", "Duration of a step, measured over the last 10 to 20 s.");
   text.sample(*progress.step_seconds);
+}
+
+void add_nodes(MetricsText& text, const JobStatus& status) {
+  text.family("heartbeat_delay_seconds", "gauge", "Time since the last message of a connected node.");
+  for (const JobStatus::NodeStatus& node : status.nodes)
+    if (node.silence)
+      text.sample(std::chrono::duration<double>(*node.silence).count(), label("node", node.name));
+  if (status.progress.xids.empty()) return;
+  text.family("xid_errors_total", "counter", "Xid errors of NVIDIA's driver, found after a failure.");
+  for (const auto& [node, numbers] : status.progress.xids)
+    for (const auto& [number, count] : numbers)
+      text.sample(static_cast<std::uint64_t>(count),
+                  label("node", node) + ',' + label("xid", std::to_string(number)));
 }
 
 }  // namespace
@@ -88,6 +127,7 @@ std::string metrics_text(const JobStatus& status) {
   }
   text.family("output_bytes_total", "counter", "Bytes that the workers wrote.");
   text.sample(status.output_bytes);
+  add_nodes(text, status);
   add_steps(text, status);
   return text.take();
 }

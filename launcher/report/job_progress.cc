@@ -1,8 +1,13 @@
 #include "launcher/report/job_progress.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <numeric>
+#include <sstream>
 #include <utility>
+
+#include "launcher/report/root_cause.h"
 
 namespace ddp::launcher {
 namespace {
@@ -11,6 +16,7 @@ using Kind = JournalEvent::Kind;
 
 /// Durations of steps are measured over this time at least, and twice of it at most.
 constexpr std::chrono::seconds kMeasured{10};
+constexpr std::size_t kMostXidLines = 10'000;
 constexpr std::size_t kNoCause = JobProgress::kCauseNames.size() - 1;
 
 std::size_t at(JobProgress::Phase phase) {
@@ -45,7 +51,7 @@ void JobProgress::take(const JournalEvent& event, Time now) {
       break;
     case Kind::kAttemptStarted:
       attempt_ = event.attempt.value_or(0);
-      steps_.clear();
+      reports_.clear();
       ranks_at_.clear();
       marks_ = {};
       cause_ = kNoCause;
@@ -77,10 +83,18 @@ void JobProgress::take(const JournalEvent& event, Time now) {
   }
 }
 
+void JobProgress::count_steps(std::uint64_t steps, Time together) {
+  const double seconds = std::chrono::duration<double>(together).count();
+  const auto bound = std::ranges::lower_bound(kStepBounds, seconds / static_cast<double>(steps));
+  sums_.step_durations[static_cast<std::size_t>(bound - kStepBounds.begin())] += steps;
+  sums_.step_duration_sum += seconds;
+}
+
 void JobProgress::measure(std::uint64_t lowest, Time now) {
   auto& [latest, older, oldest] = marks_;
   if (latest && latest->step == lowest) return;
   if (latest && lowest < latest->step) marks_ = {};  // a slower rank has reported for the first time
+  if (latest) count_steps(lowest - latest->step, now - latest->time);
   latest = Mark{lowest, now};
   if (!older || now - older->time >= kMeasured) {
     oldest = older;
@@ -88,16 +102,18 @@ void JobProgress::measure(std::uint64_t lowest, Time now) {
   }
 }
 
-void JobProgress::take_steps(std::uint32_t attempt, std::span<const std::uint32_t> ranks,
-                             std::span<const std::uint64_t> steps, Time now) {
-  if (attempt != attempt_) return;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    const auto [rank, first] = steps_.try_emplace(ranks[i], steps[i]);
+void JobProgress::take_steps(const rendezvous::WorkerSteps& message, Time now) {
+  if (message.attempt != attempt_) return;
+  for (std::size_t i = 0; i < message.ranks.size(); ++i) {
+    const std::uint64_t step = message.steps[i];
+    const auto [rank, first] = reports_.try_emplace(message.ranks[i], RankReport{step, {}});
     if (!first) {
-      const auto before = ranks_at_.find(std::exchange(rank->second, steps[i]));
+      const auto before = ranks_at_.find(std::exchange(rank->second.step, step));
       if (--before->second == 0) ranks_at_.erase(before);
     }
-    ++ranks_at_[steps[i]];
+    ++ranks_at_[step];
+    const float loss = std::bit_cast<float>(message.losses[i]);
+    if (std::isfinite(loss)) rank->second.loss = loss;
   }
   if (ranks_at_.empty()) return;
   const std::uint64_t lowest = ranks_at_.begin()->first;
@@ -106,9 +122,17 @@ void JobProgress::take_steps(std::uint32_t attempt, std::span<const std::uint32_
   reached_ = std::max(reached_.value_or(0), lowest);
 }
 
-std::optional<std::uint64_t> JobProgress::step_of(std::uint32_t rank) const {
-  const auto found = steps_.find(rank);
-  return found == steps_.end() ? std::nullopt : std::optional(found->second);
+void JobProgress::take_xids(const std::string& node, std::string_view lines) {
+  std::istringstream text{std::string(lines)};
+  for (std::string line; xid_lines_.size() < kMostXidLines && std::getline(text, line);) {
+    const int number = xid_number(line);
+    if (number != 0 && xid_lines_.insert(node + ' ' + line).second) ++sums_.xids[node][number];
+  }
+}
+
+std::optional<JobProgress::RankReport> JobProgress::report_of(std::uint32_t rank) const {
+  const auto found = reports_.find(rank);
+  return found == reports_.end() ? std::nullopt : std::optional(found->second);
 }
 
 JobProgress::Figures JobProgress::figures(Time now) const {
@@ -117,6 +141,9 @@ JobProgress::Figures JobProgress::figures(Time now) const {
   if (!ranks_at_.empty()) {
     figures.step = ranks_at_.begin()->first;
     figures.last_step = ranks_at_.rbegin()->first;
+    const auto with_loss =
+        std::ranges::find_if(reports_, [](const auto& entry) { return entry.second.loss.has_value(); });
+    if (with_loss != reports_.end()) figures.loss = with_loss->second.loss;
   }
   const auto& [latest, older, oldest] = marks_;
   const auto& from = oldest ? oldest : older;

@@ -6,9 +6,12 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <span>
+#include <set>
+#include <string>
+#include <string_view>
 
 #include "launcher/report/journal.h"
+#include "rendezvous/protocol/worker_messages.h"
 
 namespace ddp::launcher {
 
@@ -29,10 +32,20 @@ class JobProgress {
   /// Causes of a failed attempt.
   static constexpr std::array<const char*, 4> kCauseNames{"rank", "node", "hang", "other"};
 
+  /// Seconds.
+  static constexpr std::array<double, 12> kStepBounds{0.001, 0.003, 0.01, 0.03, 0.1, 0.3,
+                                                      1,     3,     10,   30,   100, 300};
+
   struct Figures {
     std::optional<std::uint64_t> step;       ///< completed by all ranks that report steps
     std::optional<std::uint64_t> last_step;  ///< completed by the foremost rank
     std::optional<double> step_seconds;      ///< duration of a recent step
+    std::optional<double> loss;              ///< of the lowest rank that reports one
+    /// Steps of all ranks by their duration: those of at most kStepBounds[i], the longest last. Not summed
+    /// up.
+    std::array<std::uint64_t, kStepBounds.size() + 1> step_durations{};
+    double step_duration_sum = 0;                    ///< seconds
+    std::map<std::string, std::map<int, int>> xids;  ///< number of Xid errors by node and number
     std::array<Time, kPhaseNames.size()> spent{};
     std::array<int, kCauseNames.size()> failures{};
     int nodes_lost = 0;
@@ -44,13 +57,18 @@ class JobProgress {
   JobProgress(Time began, Time hang_timeout) : hang_timeout_(hang_timeout), since_(began) {}
 
   void take(const JournalEvent& event, Time now);
-  /// `steps`: how many each of `ranks` has completed, of the same size. Ignored unless `attempt` is the
-  /// present one.
-  void take_steps(std::uint32_t attempt, std::span<const std::uint32_t> ranks,
-                  std::span<const std::uint64_t> steps, Time now);
+  /// Takes what workers reported; the lists of the message have the same size. Ignored unless its attempt is
+  /// the present one.
+  void take_steps(const rendezvous::WorkerSteps& message, Time now);
+  /// `lines`: WorkerEvidence::xid. A line counts once, though several ranks of the node may report it.
+  void take_xids(const std::string& node, std::string_view lines);
 
-  /// Unset: the rank has reported none in this attempt.
-  std::optional<std::uint64_t> step_of(std::uint32_t rank) const;
+  struct RankReport {
+    std::uint64_t step = 0;
+    std::optional<float> loss;  ///< the last one that was reported
+  };
+  /// Unset: the rank has reported no step in this attempt.
+  std::optional<RankReport> report_of(std::uint32_t rank) const;
   Figures figures(Time now) const;
 
  private:
@@ -60,17 +78,19 @@ class JobProgress {
   };
   void enter(Phase phase, Time now);
   void measure(std::uint64_t lowest, Time now);
+  void count_steps(std::uint64_t steps, Time together);
 
   Time hang_timeout_;
   Phase phase_ = Phase::kStart;
   Time since_;    ///< begin of the phase
   Figures sums_;  ///< all but the present phase and the steps
   std::uint32_t attempt_ = 0;
-  std::map<std::uint32_t, std::uint64_t> steps_;   ///< by rank, of this attempt
+  std::map<std::uint32_t, RankReport> reports_;    ///< by rank, of this attempt
   std::map<std::uint64_t, std::size_t> ranks_at_;  ///< number of ranks by their step: a message of a node
                                                    ///< must not cost a walk through all ranks
   std::optional<std::uint64_t> reached_;           ///< the most steps that all ranks had completed
   std::size_t cause_ = kCauseNames.size() - 1;     ///< of a failure of this attempt
+  std::set<std::string> xid_lines_;                ///< that were counted, with their nodes
   /// The latest step of all ranks, and two earlier ones: the duration is measured from the older.
   std::array<std::optional<Mark>, 3> marks_;
 };

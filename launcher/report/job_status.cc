@@ -17,8 +17,8 @@ OrderedJson or_null(const std::optional<T>& value) {
 
 std::optional<std::uint64_t> JobStatus::NodeStatus::lowest_step() const {
   std::optional<std::uint64_t> lowest;
-  for (const auto& step : steps)
-    if (step) lowest = std::min(lowest.value_or(*step), *step);
+  for (const auto& report : reports)
+    if (report) lowest = std::min(lowest.value_or(report->step), report->step);
   return lowest;
 }
 
@@ -33,6 +33,7 @@ std::string status_json(const JobStatus& status) {
                    {"directory", status.directory},
                    {"step", or_null(status.progress.step)},
                    {"step_s", or_null(status.progress.step_seconds)},
+                   {"loss", or_null(status.progress.loss)},
                    {"goodput", std::round(status.progress.goodput() * 1000) / 1000},
                    {"nodes", OrderedJson::array()}};
   for (const JobStatus::NodeStatus& node : status.nodes) {
@@ -42,9 +43,12 @@ std::string status_json(const JobStatus& status) {
                              {"first_rank", runs ? OrderedJson(node.first_rank) : OrderedJson()},
                              {"ranks", node.ranks},
                              {"step", or_null(node.lowest_step())},
-                             {"steps", OrderedJson::array()}});
-    for (const auto& step : node.steps)
-      json["nodes"].back()["steps"].push_back(or_null(step));
+                             {"steps", OrderedJson::array()},
+                             {"losses", OrderedJson::array()}});
+    for (const auto& report : node.reports) {
+      json["nodes"].back()["steps"].push_back(report ? OrderedJson(report->step) : OrderedJson());
+      json["nodes"].back()["losses"].push_back(report ? or_null(report->loss) : OrderedJson());
+    }
   }
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
 }

@@ -16,8 +16,11 @@ struct JobStatus {
     std::string name;
     std::string state;  ///< "connecting", "running", …
     int first_rank = 0;
-    int ranks = 0;                                    ///< 0: it runs none in this attempt
-    std::vector<std::optional<std::uint64_t>> steps;  ///< of each rank; unset: it reports none
+    int ranks = 0;  ///< 0: it runs none in this attempt
+    std::vector<std::optional<JobProgress::RankReport>>
+        reports;  ///< of each rank; unset: it reports no steps
+    std::optional<std::chrono::nanoseconds>
+        silence;  ///< time since its last message; unset: it is not connected
 
     /// Returns the step that all ranks of the node have completed that report steps.
     std::optional<std::uint64_t> lowest_step() const;

@@ -291,11 +291,15 @@ std::string signal_meaning(const Failure& failure) {
   }
 }
 
-std::string xid_meaning(const std::string& line) {
+int xid_number(std::string_view line) {
   const std::size_t xid = line.find("Xid");
   const std::size_t colon = xid == std::string::npos ? xid : line.find("): ", xid);
-  if (colon == std::string::npos) return {};
-  const auto number = leading_number<int>(std::string_view(line).substr(colon + 3));
+  if (colon == std::string::npos) return 0;
+  return leading_number<int>(line.substr(colon + 3)).value_or(0);
+}
+
+std::string xid_meaning(const std::string& line) {
+  const int number = xid_number(line);
   for (const XidRow& row : kXids) {
     if (row.number == number) return row.meaning;
   }

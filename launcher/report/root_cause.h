@@ -36,6 +36,8 @@ std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures)
 /// the name says enough.
 std::string signal_meaning(const Failure& failure);
 
+/// Returns the number of an Xid line of the NVIDIA driver; 0 for any other line.
+int xid_number(std::string_view line);
 /// Returns the meaning of an Xid line of the NVIDIA driver ("NVRM: Xid (PCI:0000:65:00): 79, …") for the
 /// user; empty: unknown error.
 std::string xid_meaning(const std::string& line);

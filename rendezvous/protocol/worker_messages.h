@@ -118,10 +118,11 @@ struct WorkerSteps {
   static constexpr std::uint8_t kType = 0x17;
   std::uint32_t attempt = 0;
   std::vector<std::uint32_t> ranks;
-  std::vector<std::uint64_t> steps;  ///< of each of `ranks`
+  std::vector<std::uint64_t> steps;   ///< of each of `ranks`
+  std::vector<std::uint32_t> losses;  ///< of each of `ranks`: the bits of a float; a nan: not reported
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.attempt), c(m.ranks), c(m.steps);
+    c(m.attempt), c(m.ranks), c(m.steps), c(m.losses);
   }
 };
 

@@ -1,6 +1,7 @@
 #include "rendezvous/worker/worker_protocol.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -77,6 +78,13 @@ class Keys {
     if (found == object_.end() || found->is_null()) return std::nullopt;
     return number_of(*found, key, Number{0}, std::numeric_limits<Number>::max());
   }
+  std::optional<double> real_or_none(const char* key) {
+    const auto found = object_.find(key);
+    if (found == object_.end() || found->is_null()) return std::nullopt;
+    if (found->is_number()) return found->get<double>();
+    fail(key, "is not a number");
+    return std::nullopt;
+  }
   bool flag(const char* key) {
     const Json* value = required(key);
     if (value && !value->is_boolean()) fail(key, "is neither true nor false");
@@ -152,6 +160,7 @@ Result<WorkerMessage> decode_step(Keys keys) {
   WorkerStep step;
   step.step = keys.number<std::uint64_t>("step");
   step.phase = keys.text_or_empty("in");
+  step.loss = keys.real_or_none("loss");
   return keys.result<WorkerMessage>(std::move(step));
 }
 
@@ -242,6 +251,7 @@ OrderedJson json_of(const WorkerHello& hello) {
 OrderedJson json_of(const WorkerStep& step) {
   OrderedJson object{{"step", step.step}};
   if (!step.phase.empty()) object["in"] = fitting(step.phase, kPhaseBytes);
+  if (step.loss && std::isfinite(*step.loss)) object["loss"] = *step.loss;
   return object;
 }
 OrderedJson json_of(const WorkerTrouble& trouble) {
@@ -292,6 +302,13 @@ std::string encode_line(const AgentMessage& word) {
 
 Result<WorkerMessage> decode_worker_line(std::string_view line) {
   return decode(line, kWorkerKinds);
+}
+
+Result<WorkerStep> decode_worker_report(std::string_view datagram) {
+  auto word = decode_worker_line(datagram);
+  if (!word) return word.error();
+  if (auto* step = std::get_if<WorkerStep>(&*word)) return std::move(*step);
+  return wrong("a line is not about a step");
 }
 
 Result<AgentMessage> decode_agent_line(std::string_view line) {

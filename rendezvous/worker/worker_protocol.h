@@ -35,10 +35,11 @@ struct WorkerHello {
   bool sharded = false;   ///< parts of its state exist nowhere else (ZeRO), so it cannot rejoin
   bool operator==(const WorkerHello&) const = default;
 };
-/// {"step":N,"in":"all-reduce"}: reports activity; N steps are complete. At most ten a second.
+/// {"step":N,"in":"all-reduce","loss":0.5}: reports activity; N steps are complete. At most ten a second.
 struct WorkerStep {
   std::uint64_t step = 0;
-  std::string phase = {};  ///< what the worker does, in a few words; empty: not reported
+  std::string phase = {};           ///< what the worker does, in a few words; empty: not reported
+  std::optional<double> loss = {};  ///< of the last step
   bool operator==(const WorkerStep&) const = default;
 };
 /// {"failed":A,"error":"…","peers":[3]}: only evidence; the worker then waits for the order that follows.
@@ -101,6 +102,8 @@ std::string encode_line(const AgentMessage& word);
 /// `line` has no line end. Error: kProtocol with the reason. The line is no JSON object, has none of the
 /// known first keys, or has a value of another type or out of range.
 Result<WorkerMessage> decode_worker_line(std::string_view line);
+/// Decodes a datagram to DDPLAUNCH_METRICS, which is a step's line with or without its end.
+Result<WorkerStep> decode_worker_report(std::string_view datagram);
 Result<AgentMessage> decode_agent_line(std::string_view line);
 
 /// Splits a stream of bytes into lines. After an error, add no more bytes.

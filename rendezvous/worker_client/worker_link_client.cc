@@ -67,8 +67,9 @@ struct WorkerLinkClient::Shared {
   UniqueFd interrupt;  ///< for a caller that waits for a peer
   std::thread thread;
 
-  // Written by at(). The two values may come from two concurrent calls; both count as activity.
+  // Written by at(). The values may come from concurrent calls; all count as activity.
   std::atomic<std::uint64_t> step{0};
+  std::atomic<double> loss{0};
   std::atomic<const char*> phase{nullptr};
   std::atomic<bool> step_untold{false};
 
@@ -159,8 +160,8 @@ void WorkerLinkClient::Shared::collect(bool at_once) {
   const bool due = at_once || !said.empty() || (unsent.empty() && now - step_reported >= kBetweenSteps);
   if (due && step_untold.exchange(false, std::memory_order_acq_rel)) {
     const char* doing = phase.load(std::memory_order_relaxed);
-    unsent +=
-        encode_line(WorkerMessage(WorkerStep{step.load(std::memory_order_relaxed), doing ? doing : ""}));
+    unsent += encode_line(WorkerMessage(WorkerStep{step.load(std::memory_order_relaxed), doing ? doing : "",
+                                                   loss.load(std::memory_order_relaxed)}));
     step_reported = now;
   }
   unsent += said;
@@ -311,8 +312,9 @@ void WorkerLinkClient::ready() {
   if (shared_->present) shared_->say(WorkerReady{shared_->present->attempt});
 }
 
-void WorkerLinkClient::at(std::uint64_t step, const char* phase) {
+void WorkerLinkClient::at(std::uint64_t step, const char* phase, double loss) {
   shared_->step.store(step, std::memory_order_relaxed);
+  shared_->loss.store(loss, std::memory_order_relaxed);
   shared_->phase.store(phase, std::memory_order_relaxed);
   // Only the first call since the thread last checked must wake it.
   if (!shared_->step_untold.exchange(true, std::memory_order_acq_rel)) raise_event(shared_->wake.get());

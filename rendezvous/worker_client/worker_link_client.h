@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -43,8 +44,8 @@ class WorkerLinkClient {
   Result<AttemptOrder> next_attempt();
   void ready();
   /// Reports progress: `step` steps are complete, and `phase` (a text that lives forever) is the present
-  /// activity. Each call counts as activity.
-  void at(std::uint64_t step, const char* phase);
+  /// activity. Each call counts as activity. `loss`: of the last step; not finite: not reported.
+  void at(std::uint64_t step, const char* phase, double loss = std::numeric_limits<double>::quiet_NaN());
   /// Reports that a call to other ranks failed, as evidence for the agent. `peers` are ranks of the present
   /// attempt.
   void failed(const std::string& error, const std::vector<std::uint32_t>& peers);

@@ -409,13 +409,13 @@ class LocalJob(LaunchTest):
         def limited(number):
             return self.run_job("--nproc-per-node", 40, "--oversubscribe", "sh", "-c", "touch ran",
                                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (number, number)))
-        done = limited(267)
+        done = limited(307)
         self.assert_code(done, 116)
         self.assertTrue(done.err.endswith(
-            "ddplaunch: exit 116: node localhost: 40 workers need 268 open files on this node, but the hard limit is 267; raise it "
-            "(ulimit -n 268, nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)\n"), done.err)
+            "ddplaunch: exit 116: node localhost: 40 workers need 308 open files on this node, but the hard limit is 307; raise it "
+            "(ulimit -n 308, nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)\n"), done.err)
         self.assertFalse((self.dir / "ran").exists(), "a worker was started")
-        self.assert_code(limited(268), 0)
+        self.assert_code(limited(308), 0)
 
     def test_more_hosts_than_the_hard_limit_of_open_files_allows(self):
         import resource

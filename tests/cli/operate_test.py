@@ -170,7 +170,7 @@ class Verbs(VerbTest):
         self.assertEqual(self.listed()[self.job]["state"], "running")
         status = self.status(self.job)
         self.assertEqual((status["job"], status["world_size"], status["attempt"]), (self.job, 2, 0))
-        self.assertEqual(status["nodes"], [{"node": "localhost", "state": "running", "first_rank": 0, "ranks": 2, "step": None, "steps": [None, None]}])
+        self.assertEqual(status["nodes"], [{"node": "localhost", "state": "running", "first_rank": 0, "ranks": 2, "step": None, "steps": [None, None], "losses": [None, None]}])
         text = self.verb("status").out
         self.assertRegex(text, rf"^job {self.job}: running, started .* ago, 2 ranks\n  files in {self.jobs}/")
         self.assertRegex(text, r"(?m)^  localhost +ranks 0-1 +running$")
@@ -277,6 +277,9 @@ class Verbs(VerbTest):
         done = self.verb("ps", "--follow")
         self.assertEqual(done.code, 2)
         self.assertIn("--follow", done.err)
+        done = self.verb("stop", "")  # not the newest job: a variable of a script may be empty
+        self.assertEqual(done.code, 2)
+        self.assertIn("give an id, or leave it out", done.err)
 
 
 class Clean(VerbTest):
@@ -550,6 +553,23 @@ os._exit(3)
         self.assertRegex(process.communicate(timeout=30)[1], r"\n  ran for .*, goodput [0-9.]+ %, 0 B of output\n")
 
 
+    def test_reports_of_a_program_that_does_not_speak_the_protocol(self):
+        text = (pathlib.Path(__file__).parents[2] / "docs/users/metrics.md").read_text()
+        example = re.search(r"```python\n(.*?)```", text, re.S)[1]
+        self.script("worker.py", example + "import time\nrank = int(os.environ['RANK'])\n"
+                    "report(7 + rank, 2.5 - rank)\nreport('no step', None)\ntime.sleep(1000)\n")
+        process = self.started_job(sys.executable, "-S", "worker.py", options=["--nproc-per-node", 2])
+        self.assertTrue(wait_until(lambda: self.status(self.job)["nodes"][0]["steps"] == [7, 8]))
+        status = self.status(self.job)
+        self.assertEqual((status["step"], status["loss"], status["nodes"][0]["losses"]), (7, 2.5, [2.5, 1.5]))
+        self.assertRegex(self.verb("status").out, r", step 7, loss 2\.5, goodput ")
+        metrics = self.metrics()
+        self.assertEqual((metrics["ddplaunch_loss"], metrics["ddplaunch_step_duration_seconds_count"]), (2.5, 0))
+        self.assertLess(metrics['ddplaunch_heartbeat_delay_seconds{node="localhost"}'], 60)
+        process.send_signal(signal.SIGINT)
+        self.assertRegex(process.communicate(timeout=30)[1], r"rank [01]: sent a report to DDPLAUNCH_METRICS that cannot be read: \"step\" is not a number\n")
+
+
 class Page(VerbTest):
     """The page about a job, from a file and from a server."""
 
@@ -603,6 +623,11 @@ class Page(VerbTest):
         self.assertEqual(data["events"][-1]["event"], "job_ended")
         self.assertIn("</script><img src=x onerror=alert(1)>", data["output"]["0 1 stderr"])
 
+    def test_a_page_for_all_addresses_names_this_host(self):
+        self.failed_job()
+        _, address, _ = self.dashboard("--listen", "0.0.0.0:0")
+        self.assertRegex(address, rf"^http://{re.escape(socket.gethostname())}:\d+/$")
+
     def test_wrong_uses_of_report(self):
         self.failed_job()
         done = self.verb("report")
@@ -620,6 +645,39 @@ class Page(VerbTest):
         self.assertRegex(page, r'class="quiet" title="rank 0: stopped by ddplaunch"')
         shown = "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt; \ufffd]0;title\ufffd {{data}} \n</pre>"
         self.assertEqual((page.count(shown), page.count("<img")), (1, 0))
+
+    def test_a_browser_plots_step_duration_and_loss(self):
+        self.script("worker.py", "import json, os, socket, time\nsocket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+                    "for step in range(1_000_000):\n"
+                    "    socket.sendto(json.dumps({'step': step, 'loss': 0.5}).encode(), os.environ['DDPLAUNCH_METRICS'])\n"
+                    "    time.sleep(0.05)\n")
+        self.running_job(sys.executable, "-S", "worker.py")
+        _, address, token = self.dashboard()
+        # A browser that prints its page cannot wait for events of a server, so it gets those of some seconds from the file.
+        events = []
+        host, port = address.removeprefix("http://").rstrip("/").rsplit(":", 1)
+        with socket.create_connection((host, int(port)), timeout=20) as client, client.makefile("r") as lines:
+            client.sendall(f"GET /events?token={token} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            for line in lines:
+                if line.startswith("event: "):
+                    events.append([line.split()[1], next(lines).removeprefix("data: ").strip()])
+                if [kind for kind, _ in events].count("state") == 5:
+                    break
+        played = """<script>
+            let seconds = 0;
+            Date.now = () => 1000 * seconds;
+            window.fetch = async () => ({ ok: false });
+            window.EventSource = class {
+              calls = {};
+              constructor() { setTimeout(() => { for (const [kind, data] of EVENTS) { ++seconds; this.calls[kind]?.({ data }); } }); }
+              addEventListener(kind, call) { this.calls[kind] = call; }
+            };</script>""".replace("EVENTS", json.dumps(events).replace("</", "<\\/"))
+        file = self.dir / "page.html"
+        file.write_text(self.request(address, f"/?token={token}")[1].replace("<head>", "<head>" + played))
+        page = self.dom(f"file://{file}")
+        self.assertRegex(page, r'<svg id="loss"[^>]*><polygon[^>]*></polygon><polyline points="[0-9., ]+"[^>]*></polyline><text[^>]*>at most 0\.5000; last 0\.5000<')
+        self.assertRegex(page, r'<svg id="speed"[^>]*><polygon[^>]*></polygon><polyline points="[0-9., ]+"[^>]*></polyline><text[^>]*>at most [0-9.]+ m?s/step; last ')
+        self.assertRegex(page, r'<button class="" title="rank 0: running, step \d+"[^>]* tabindex="0"')
 
     def test_each_request_needs_the_token(self):
         self.running_job("sleep", "1000")

@@ -52,6 +52,9 @@ class LinkRecord : public WorkerLinkEvents {
     steps.push_back(step.step);
     phase = step.phase;
   }
+  void worker_reported(std::uint32_t rank, const rendezvous::WorkerStep& step) override {
+    add(rank, "report " + std::to_string(step.step) + " " + std::to_string(step.loss.value_or(-1)));
+  }
   void worker_in_trouble(std::uint32_t rank, const rendezvous::WorkerTrouble& trouble) override {
     add(rank, "failed " + std::to_string(trouble.attempt) + " " + trouble.error);
   }
@@ -105,11 +108,14 @@ struct LinkFixture {
     INFO("until: " << what);
     until([&] { return record.has(what); });
   }
-  /// Returns the socket of a process that has been started.
+  std::string metrics;  ///< the socket for reports of the latest process
+  /// Returns the control socket of a process that has been started.
   Result<std::string> expect(std::uint32_t local_rank) {
-    auto control = link->expect(local_rank);
+    auto sockets = link->expect(local_rank);
     link->started(local_rank);
-    return control;
+    if (!sockets) return sockets.error();
+    metrics = sockets->metrics;
+    return sockets->control;
   }
   std::unique_ptr<WorkerLinkClient> worker(std::uint32_t local_rank = 0) {
     const auto control = expect(local_rank);
@@ -214,13 +220,47 @@ TEST_CASE("worker link: an attempt that was revoked before the worker took it") 
 
 TEST_CASE("worker link: a process is read once its start is known") {
   LinkFixture world;
-  const auto control = world.link->expect(0);
-  auto client = WorkerLinkClient::connect(*control, true, false);
+  const auto sockets = world.link->expect(0);
+  auto client = WorkerLinkClient::connect(sockets->control, true, false);
   REQUIRE(client.has_value());  // it does not wait for the agent
   world.loop.poll();
   CHECK_FALSE(world.record.has("0 hello rejoin"));
   world.link->started(0);
   world.until_said("0 hello rejoin");
+}
+
+/// Sends a datagram, as a program that does not speak the protocol does. Never blocks.
+void report(const std::string& metrics, const std::string& bytes) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, metrics.c_str(), sizeof address.sun_path - 1);
+  const UniqueFd fd(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  REQUIRE(::sendto(fd.get(), bytes.data(), bytes.size(), MSG_DONTWAIT,
+                   reinterpret_cast<const sockaddr*>(&address),
+                   sizeof address) == static_cast<ssize_t>(bytes.size()));
+}
+
+TEST_CASE("worker link: reports need no connection, and a broken one is reported once") {
+  LinkFixture world;
+  REQUIRE(world.expect(0).has_value());
+  const std::string first = world.metrics;
+  REQUIRE(world.expect(3).has_value());
+  report(first, "{\"step\":7,\"loss\":0.5}\n");
+  world.until_said("0 report 7 0.500000");
+  report(world.metrics, R"({"step":1,"loss":null})");
+  world.until_said("3 report 1 -1.000000");
+  CHECK(world.record.said.size() == 2);
+  CHECK(world.record.steps.empty());  // no activity for the detection of hangs
+
+  for (const char* broken :
+       {"", "step 8", R"({"step":8,"loss":"low"})", R"({"hello":1,"pid":1,"rejoin":true})"})
+    report(first, broken);
+  report(first, "again");
+  report(first, R"({"step":9})");
+  world.until_said("0 report 9 -1.000000");
+  CHECK(world.record.said[2] ==
+        "0 odd sent a report to DDPLAUNCH_METRICS that cannot be read: a line is not a JSON object");
+  CHECK(world.record.said.size() == 4);
 }
 
 TEST_CASE("worker link: an order waits for the hello, and may be sent from the hello's handler") {

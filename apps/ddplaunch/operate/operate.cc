@@ -1,11 +1,8 @@
 #include "apps/ddplaunch/operate/operate.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -17,18 +14,12 @@
 #include <variant>
 
 #include "apps/ddplaunch/operate/job_logs.h"
-#include "apps/ddplaunch/operate/page_data.h"
-#include "apps/ddplaunch/operate/page_html.h"
-#include "apps/ddplaunch/operate/page_server.h"
+#include "apps/ddplaunch/operate/page_verbs.h"
 #include "apps/ddplaunch/operate/worker_verbs.h"
 #include "apps/options/option_scanner.h"
 #include "base/files.h"
 #include "base/format_text.h"
-#include "base/host_name.h"
 #include "base/safe_text.h"
-#include "base/secret.h"
-#include "base/trusted_path.h"
-#include "base/unique_fd.h"
 #include "launcher/control/control_client.h"
 #include "launcher/control/job_registry.h"
 #include "launcher/report/exit_code.h"
@@ -116,6 +107,7 @@ std::string status_text(OrderedJson status) {
   if (status["world_size"].is_number()) text += ", " + counted(status["world_size"].get<int>(), "rank");
   if (status["step"].is_number()) text += ", step " + std::to_string(status["step"].get<std::uint64_t>());
   if (status["step_s"].is_number()) text += ", " + seconds_per_step(status["step_s"].get<double>());
+  if (status["loss"].is_number()) text += format_text(", loss %.4g", status["loss"].get<double>());
   if (status["step"].is_number())
     text += format_text(", goodput %.1f %%", 100 * status.value("goodput", 0.0));
   if (status.value("max_restarts", 0) > 0) {
@@ -153,11 +145,12 @@ Result<std::string> show_status(const OperateOptions& options, const JobEntry& j
   if (!status.is_object() || !status.contains("nodes") || !status.contains("world_size"))
     return Error{ErrorCode::kProtocol, "job " + job.job + ": its ddplaunch gave no status"};
   OrderedJson key = status;
-  for (const char* const moves : {"age_s", "output_bytes", "step", "step_s", "goodput"})
+  for (const char* const moves : {"age_s", "output_bytes", "step", "step_s", "loss", "goodput"})
     key.erase(moves);
   for (OrderedJson& node : key["nodes"]) {
     node.erase("step");
     node.erase("steps");
+    node.erase("losses");
   }
   if (key.dump() != last) print(options.json ? dump(status) : status_text(status));
   return key.dump();
@@ -241,57 +234,13 @@ int attach(const OperateOptions& options, const JobEntry& job) {
   return report_end(options, job, OperateVerb::kAttach);
 }
 
-int write_report(const OperateOptions& options, const JobEntry& job) {
-  if (options.output.empty())
-    return fail(
-        {ErrorCode::kUsage, "report needs a file: ddplaunch report -o " + job.job + ".html " + job.job});
+int show_page(OperateVerb verb, const OperateOptions& options, const JobEntry& job) {
   const RunState state = state_of(job);
-  if (state.kind == Kind::kDeleted)
-    return fail({ErrorCode::kUsage, out_of_reach(job, state, OperateVerb::kReport)});
-  const std::string page = page_html(report_data(job), "");
-  if (options.output == "-") {
-    print(page);
-    return 0;
-  }
-  const UniqueFd fd(::open(options.output.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  if (!fd) return fail(system_error(errno, "-o " + options.output));
-  const auto written = write_bytes(fd.get(), page, options.output);
-  return written ? 0 : fail(written.error());
-}
-
-/// Returns the token that requests for the page must have.
-Result<std::string> page_token(const OperateOptions& options) {
-  if (options.token_file.empty()) return random_text(16);
-  const UniqueFd fd(::open(options.token_file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd) return system_error(errno, "--token-file " + options.token_file);
-  struct stat status {};
-  if (::fstat(fd.get(), &status) != 0 || (status.st_mode & 077) != 0 || !distrust_file(fd.get()).empty()) {
-    return Error{ErrorCode::kUsage, "--token-file " + options.token_file +
-                                        ": it must be yours, and readable by you alone (chmod 600)"};
-  }
-  std::string token = first_line(options.token_file);
-  const bool good = token.size() >= 16 && std::all_of(token.begin(), token.end(),
-                                                      [](unsigned char c) { return std::isalnum(c) != 0; });
-  if (good) return token;
-  return Error{ErrorCode::kUsage,
-               "--token-file " + options.token_file +
-                   ": the first line must have at least 16 letters and digits, and nothing else"};
-}
-
-int dashboard(const OperateOptions& options, const JobEntry& job) {
-  const RunState state = state_of(job);
-  if (state.kind == Kind::kElsewhere || state.kind == Kind::kDeleted)
-    return fail({ErrorCode::kUsage, out_of_reach(job, state, OperateVerb::kDashboard)});
-  const auto token = page_token(options);
-  if (!token) return fail(token.error());
-  const auto server = PageServer::listen(options.address, options.port, job, Secret(*token));
-  if (!server) return fail(server.error());
-  const bool bracket = options.address.find(':') != std::string::npos;
-  print("http://" + (bracket ? '[' + options.address + ']' : options.address) + ':' +
-        std::to_string((*server)->port()) + "/?token=" + *token + '\n');
-  std::fprintf(stderr, "ddplaunch: the page of job %s; Ctrl-C ends the page, not the job\n", job.job.c_str());
-  (*server)->run();
-  return 0;
+  const bool served = verb == OperateVerb::kDashboard;
+  if (state.kind == Kind::kDeleted || (served && state.kind == Kind::kElsewhere))
+    return fail({ErrorCode::kUsage, out_of_reach(job, state, verb)});
+  const Result<> shown = served ? serve_page(options, job) : write_report(options, job);
+  return shown ? 0 : fail(shown.error());
 }
 
 int ask_running(OperateVerb verb, const OperateOptions& options, const JobEntry& job) {
@@ -386,9 +335,8 @@ int run_verb(OperateVerb verb, const std::vector<std::string>& args, const Proce
     case OperateVerb::kAttach:
       return attach(options, *job);
     case OperateVerb::kReport:
-      return write_report(options, *job);
     case OperateVerb::kDashboard:
-      return dashboard(options, *job);
+      return show_page(verb, options, *job);
     case OperateVerb::kExec:
     case OperateVerb::kStacks:
       return ask_running(verb, options, *job);

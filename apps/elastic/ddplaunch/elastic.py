@@ -27,6 +27,7 @@ import gc
 import hashlib
 import io
 import json
+import math
 import os
 import random
 import re
@@ -559,9 +560,9 @@ class World:
         """Why the whole job ends soon, or None while it runs. SIGTERM follows, so this is the time for a last checkpoint."""
         return self._link.stopping if self._link else None
 
-    def step(self, completed: int, phase: Optional[str] = None) -> None:
+    def step(self, completed: int, phase: Optional[str] = None, loss: Optional[float] = None) -> None:
         """Reports that the state of this process has `completed` steps; must be the last call of a step. `phase` says in a
-        few words what comes next. A step that is not reported counts as not made when the attempt ends. After the end of the
+        few words what comes next. `loss` is that of the step, for the dashboard. A step that is not reported counts as not made when the attempt ends. After the end of the
         attempt, either this call or the next call of an optimizer or of this function raises Revoked. A change that the
         script makes after this call by mistake may therefore still run."""
         if self.source is not None and not self._is_synced and self._progress.completed is not None:
@@ -572,7 +573,8 @@ class World:
         self._ready()
         if self._link:
             with self._link.changed:
-                self._link.report = {"step": self.completed, **({"in": phase[:64]} if phase else {})}
+                self._link.report = {"step": self.completed, **({"in": phase[:64]} if phase else {}),
+                                     **({"loss": float(loss)} if loss is not None and math.isfinite(loss) else {})}
             if self.revoked is not None and not (by_optimizer and is_counted):
                 raise Revoked(self.revoked)
 

@@ -86,8 +86,9 @@ class RejoiningRank {
     if (environment_.rank == 0 && !order.from && !data_.line().empty())
       print_out("%s\n", data_.line().c_str());
     if (!training_) {
-      training_ = make_training_run(options_, data_.split(),
-                                    [this](std::uint64_t step, const char* phase) { link_.at(step, phase); });
+      training_ = make_training_run(
+          options_, data_.split(),
+          [this](std::uint64_t step, const char* phase, double loss) { link_.at(step, phase, loss); });
     }
     TrainingAttempt attempt;
     attempt.communicators = {world_->communicator.get(), world_->node.get(), world_->between.get(),

@@ -29,8 +29,9 @@ struct Accuracy {
   double percent() const { return 100.0 * static_cast<double>(correct) / static_cast<double>(total); }
 };
 
-/// Receives the activity of this rank: the number of completed steps, and the present phase (a static
-/// string). It is called at every change and at every batch, so it must be cheap.
-using OnPhase = std::function<void(std::uint64_t step, const char* phase)>;
+/// Receives the activity of this rank: the number of completed steps, the present phase (a static string),
+/// and the loss of the last step, a nan before the first. It is called at every change and at every batch, so
+/// it must be cheap.
+using OnPhase = std::function<void(std::uint64_t step, const char* phase, double loss)>;
 
 }  // namespace ddp::train

@@ -193,7 +193,7 @@ Result<StepReport> Trainer<T>::train_step(BatchLoader<T>& loader, int micro_batc
   if (!reduced) return of(reduced.error(), "step " + std::to_string(number));
   if (auto done = update(*reduced, micro_batches, report.lr); !done)
     return of(done.error(), "step " + std::to_string(number));
-  report.loss = reduced->loss;
+  report.loss = loss_ = reduced->loss;
   report.norm = reduced->norm;
   report.dropped = !reduced->finite;
   return report;
@@ -385,7 +385,7 @@ Result<StepReport> Trainer<T>::device_step(DeviceEpoch<T>& epoch) {
   if (!outcome) return of(outcome.error(), name);
   StepReport report;
   report.lr = learning_rate();
-  report.loss = outcome->loss;
+  report.loss = loss_ = outcome->loss;
   report.norm = outcome->norm;
   report.dropped = !outcome->finite;
   report.images = epoch.images();

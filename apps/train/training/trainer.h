@@ -63,7 +63,7 @@ class Trainer {
   void set_phase_handler(OnPhase on_phase) { on_phase_ = std::move(on_phase); }
   /// Reports a phase that is not a part of a step; a step's phases are reported automatically.
   void report_phase(const char* phase) const {
-    if (on_phase_) on_phase_(position_.step, phase);
+    if (on_phase_) on_phase_(position_.step, phase, loss_);
   }
 
   /// Opens this rank's file of --sample-log: one for each attempt.
@@ -154,6 +154,7 @@ class Trainer {
   bool in_step_ = false;           ///< true: in a step whose update has not begun
   std::vector<T> kept_;            ///< values before a sum, which an error may leave half changed
   OnPhase on_phase_;
+  double loss_ = std::numeric_limits<double>::quiet_NaN();  ///< of the last step
   AlignedBuffer<T> test_images_;
   std::vector<std::uint8_t> test_labels_;
   LineFile sample_log_;

@@ -345,7 +345,8 @@ Result<> run_training(const TrainOptions& options, Communicators communicators, 
     if (connected) link = std::move(*connected);
   }
   OnPhase on_phase;
-  if (link) on_phase = [&link](std::uint64_t step, const char* phase) { link->at(step, phase); };
+  if (link)
+    on_phase = [&link](std::uint64_t step, const char* phase, double loss) { link->at(step, phase, loss); };
   return make_training_run(options, data, std::move(on_phase))->go({communicators});
 }
 

@@ -1,6 +1,8 @@
 #include "launcher/job/worker_env.h"
 
 #include <map>
+#include <regex>
+#include <string>
 
 #include "tests/support/catch.h"
 
@@ -75,6 +77,7 @@ TEST_CASE("the environment of every rank of an uneven world is complete") {
           {"GLOO_SOCKET_IFNAME", "eth0"},
           {"OTEL_RESOURCE_ATTRIBUTES",
            "ddplaunch.job.id=j-20260101-abcd,ddplaunch.rank=" + rank + ",ddplaunch.attempt=1"},
+          {"TRACEPARENT", "00-752abcf6c195c65694ce86527841e996-cc67eec951bec4f8-01"},
       };
       const WorkerEnv made = worker_env(unequal_world(node_rank, local_rank), {});
       CHECK(as_map(made.vars) == expected);
@@ -95,6 +98,16 @@ TEST_CASE("attributes of telemetry are added to the user's") {
       worker_env(unequal_world(0, 1), {{"OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test"}});
   CHECK(*find_env(made.vars, "OTEL_RESOURCE_ATTRIBUTES") ==
         "deployment.environment=test,ddplaunch.job.id=j-20260101-abcd,ddplaunch.rank=1,ddplaunch.attempt=1");
+}
+
+TEST_CASE("all ranks of a job belong to one trace, that of the user if there is one") {
+  const std::string made = *find_env(worker_env(unequal_world(0, 1), {}).vars, "TRACEPARENT");
+  CHECK(std::regex_match(made, std::regex("00-[0-9a-f]{32}-[0-9a-f]{16}-01")));
+  CHECK(*find_env(worker_env(unequal_world(1, 0), {}).vars, "TRACEPARENT") == made);
+  WorkerFacts other = unequal_world(0, 1);
+  other.job_id = "another";
+  CHECK(*find_env(worker_env(other, {}).vars, "TRACEPARENT") != made);
+  CHECK_FALSE(find_env(worker_env(other, {{"TRACEPARENT", made}}).vars, "TRACEPARENT"));
 }
 
 TEST_CASE("variables of the user are kept") {

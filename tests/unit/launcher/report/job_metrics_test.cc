@@ -17,14 +17,19 @@ JobStatus running_job() {
   status.world_size = 4;
   status.attempt = 1;
   status.output_bytes = 18'446'744'073'709'551'615u;
-  status.nodes = {
-      {"gpu01", "running", 0, 2, {41, 40}}, {"gpu02", "running", 2, 2, {{}, 42}}, {"gpu03", "lost", 0, 0, {}}};
+  status.nodes = {{"gpu01", "running", 0, 2, {{{41, 2.5F}}, {{40, {}}}}, 1500ms},
+                  {"gpu02", "running", 2, 2, {{}, {{42, {}}}}, 0ms},
+                  {"gpu03", "lost", 0, 0, {}, {}}};
   status.progress.step = 40;
   status.progress.last_step = 42;
   status.progress.step_seconds = 0.25;
   status.progress.spent = {1s, 1500ms, 0s, 0s, 2s};
   status.progress.failures = {1, 0, 0, 0};
   status.progress.nodes_lost = 1;
+  status.progress.loss = 2.5;
+  status.progress.step_durations = {0, 1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 2};
+  status.progress.step_duration_sum = 900.5;
+  status.progress.xids = {{"gpu03", {{79, 2}}}};
   return status;
 }
 
@@ -44,8 +49,18 @@ TEST_CASE("metrics of a job with steps") {
   CHECK(has_line(text, "ddplaunch_step 40"));
   CHECK(has_line(text, "ddplaunch_step_lag{node=\"gpu01\"} 2"));
   CHECK(has_line(text, "ddplaunch_step_lag{node=\"gpu02\"} 0"));
-  CHECK(text.find("gpu03") == std::string::npos);
-  CHECK(has_line(text, "ddplaunch_step_duration_seconds 0.25"));
+  CHECK(has_line(text, "ddplaunch_last_step_seconds 0.25"));
+  CHECK(has_line(text, "ddplaunch_loss 2.5"));
+  CHECK(has_line(text, "ddplaunch_heartbeat_delay_seconds{node=\"gpu01\"} 1.5"));
+  CHECK(has_line(text, "ddplaunch_heartbeat_delay_seconds{node=\"gpu02\"} 0"));
+  CHECK(has_line(text, "ddplaunch_xid_errors_total{node=\"gpu03\",xid=\"79\"} 2"));
+  CHECK(has_line(text, "ddplaunch_step_duration_seconds_bucket{le=\"0.001\"} 0"));
+  CHECK(has_line(text, "ddplaunch_step_duration_seconds_bucket{le=\"0.1\"} 5"));
+  CHECK(has_line(text, "ddplaunch_step_duration_seconds_bucket{le=\"300\"} 5"));
+  CHECK(has_line(text, "ddplaunch_step_duration_seconds_bucket{le=\"+Inf\"} 7"));
+  CHECK(has_line(text, "ddplaunch_step_duration_seconds_sum 900.5"));
+  CHECK(has_line(text, "ddplaunch_step_duration_seconds_count 7"));
+  CHECK(text.find("_seconds{node=\"gpu03\"}") == std::string::npos);
 }
 
 TEST_CASE("a job without steps has no metrics about them") {

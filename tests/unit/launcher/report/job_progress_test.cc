@@ -1,7 +1,11 @@
 #include "launcher/report/job_progress.h"
 
+#include <bit>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "tests/support/catch.h"
@@ -12,6 +16,8 @@ namespace {
 using namespace std::chrono_literals;
 using Kind = JournalEvent::Kind;
 using Phase = JobProgress::Phase;
+
+const std::uint32_t kNoLoss = std::bit_cast<std::uint32_t>(std::nanf(""));
 
 /// A job with ranks 0 and 1. Each call takes the time in seconds.
 struct Job {
@@ -31,9 +37,8 @@ struct Job {
     event(second + 2, Kind::kAttemptRunning);
   }
   void steps(int second, std::uint64_t rank_0, std::uint64_t rank_1) {
-    const std::vector<std::uint32_t> ranks{0, 1};
-    const std::vector<std::uint64_t> steps{rank_0, rank_1};
-    progress.take_steps(attempt, ranks, steps, std::chrono::seconds(second));
+    progress.take_steps({attempt, {0, 1}, {rank_0, rank_1}, {kNoLoss, kNoLoss}},
+                        std::chrono::seconds(second));
   }
   JobProgress::Figures at(int second) const { return progress.figures(std::chrono::seconds(second)); }
   int spent(Phase phase, int second) const {
@@ -94,11 +99,11 @@ TEST_CASE("steps of all ranks, of the foremost and of each rank") {
   Job job;
   job.run(0);
   CHECK_FALSE(job.at(5).step);
-  CHECK_FALSE(job.progress.step_of(0));
+  CHECK_FALSE(job.progress.report_of(0));
   job.steps(10, 7, 5);
   CHECK(job.at(10).step == 5);
   CHECK(job.at(10).last_step == 7);
-  CHECK(job.progress.step_of(0) == 7);
+  CHECK(job.progress.report_of(0)->step == 7);
   job.attempt = 1;
   job.steps(11, 9, 9);  // of an attempt that has not begun
   CHECK(job.at(11).step == 5);
@@ -124,13 +129,50 @@ TEST_CASE("the duration of a step is measured over the last ten to twenty second
 TEST_CASE("a rank that reports late does not spoil the duration of a step") {
   Job job;
   job.run(0);
-  const std::vector<std::uint32_t> first{0};
-  const std::vector<std::uint64_t> ahead{110};
-  job.progress.take_steps(0, first, ahead, 9s);
+  job.progress.take_steps({0, {0}, {110}, {kNoLoss}}, 9s);
   job.steps(10, 111, 100);
   CHECK_FALSE(job.at(10).step_seconds);
   job.steps(14, 115, 102);
   CHECK(job.at(14).step_seconds == 2.0);
+}
+
+TEST_CASE("each step of all ranks is counted by its duration") {
+  Job job;
+  job.run(0);
+  job.steps(10, 100, 100);
+  job.steps(12, 104, 102);  // two steps of 1 s
+  job.steps(32, 104, 103);  // one of 20 s
+  const auto figures = job.at(40);
+  std::vector<std::uint64_t> counts(figures.step_durations.begin(), figures.step_durations.end());
+  CHECK(counts == std::vector<std::uint64_t>{0, 0, 0, 0, 0, 0, 2, 0, 0, 1, 0, 0, 0});
+  CHECK(figures.step_duration_sum == 22);
+  job.run(50, 1);
+  job.steps(60, 1, 1);  // the first of an attempt
+  CHECK(job.at(60).step_duration_sum == 22);
+  job.steps(500, 2, 2);
+  CHECK(job.at(500).step_durations.back() == 1);
+}
+
+TEST_CASE("a loss that a rank has reported stays until the next") {
+  Job job;
+  job.run(0);
+  job.steps(1, 1, 1);
+  CHECK_FALSE(job.at(1).loss);
+  job.progress.take_steps({0, {1}, {2}, {std::bit_cast<std::uint32_t>(0.5F)}}, 2s);
+  CHECK(job.at(2).loss == 0.5);
+  job.steps(3, 3, 3);
+  CHECK(job.progress.report_of(1)->loss == 0.5F);
+  CHECK_FALSE(job.progress.report_of(0)->loss);
+}
+
+TEST_CASE("an Xid line counts once for a node") {
+  Job job;
+  const std::string lines = "NVRM: Xid (PCI:0000:65:00): 79, pid=1\nNVRM: Xid (PCI:0000:66:00): 79\nno error";
+  job.progress.take_xids("gpu07", lines);
+  job.progress.take_xids("gpu07", lines);  // of another rank
+  job.progress.take_xids("gpu08", "NVRM: Xid (PCI:0000:65:00): 31, pid=1");
+  using Counts = std::map<std::string, std::map<int, int>>;
+  CHECK(job.at(0).xids == Counts{{"gpu07", {{79, 2}}}, {"gpu08", {{31, 1}}}});
 }
 
 TEST_CASE("failures are counted by their first cause") {

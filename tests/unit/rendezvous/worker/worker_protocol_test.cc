@@ -1,5 +1,6 @@
 #include "rendezvous/worker/worker_protocol.h"
 
+#include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
@@ -59,6 +60,8 @@ TEST_CASE("worker protocol: every message survives its encoding") {
                  R"({"hello":1,"pid":4294967295,"rejoin":false,"sharded":true})");
   there_and_back(WorkerMessage(WorkerStep{7, "all-reduce"}), R"({"step":7,"in":"all-reduce"})");
   there_and_back(WorkerMessage(WorkerStep{kMost64, ""}), R"({"step":18446744073709551615})");
+  there_and_back(WorkerMessage(WorkerStep{8, "", -0.25}), R"({"step":8,"loss":-0.25})");
+  CHECK(encode_line(WorkerMessage(WorkerStep{8, "", std::nan("")})) == "{\"step\":8}\n");
   there_and_back(WorkerMessage(WorkerTrouble{2, "a \"b\"\n\x01 é", {3, kMost32}}),
                  R"({"failed":2,"error":"a \"b\"\n\u0001 é","peers":[3,4294967295]})");
   there_and_back(WorkerMessage(WorkerTrouble{0, "", {}}), R"({"failed":0,"error":"","peers":[]})");

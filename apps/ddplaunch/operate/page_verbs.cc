@@ -1,0 +1,80 @@
+#include "apps/ddplaunch/operate/page_verbs.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstdio>
+#include <string>
+
+#include "apps/ddplaunch/operate/page_data.h"
+#include "apps/ddplaunch/operate/page_html.h"
+#include "apps/ddplaunch/operate/page_server.h"
+#include "base/files.h"
+#include "base/host_name.h"
+#include "base/secret.h"
+#include "base/trusted_path.h"
+#include "base/unique_fd.h"
+
+namespace ddp {
+namespace {
+
+/// Returns the token that requests for the page must have.
+Result<std::string> page_token(const OperateOptions& options) {
+  if (options.token_file.empty()) return random_text(16);
+  const UniqueFd fd(::open(options.token_file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd) return system_error(errno, "--token-file " + options.token_file);
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0 || (status.st_mode & 077) != 0 || !distrust_file(fd.get()).empty()) {
+    return Error{ErrorCode::kUsage, "--token-file " + options.token_file +
+                                        ": it must be yours, and readable by you alone (chmod 600)"};
+  }
+  std::string token = first_line(options.token_file);
+  const bool good = token.size() >= 16 && std::all_of(token.begin(), token.end(),
+                                                      [](unsigned char c) { return std::isalnum(c) != 0; });
+  if (good) return token;
+  return Error{ErrorCode::kUsage,
+               "--token-file " + options.token_file +
+                   ": the first line must have at least 16 letters and digits, and nothing else"};
+}
+
+/// Returns the host of an address for a browser: the name of this host for an address that means all.
+std::string url_host(const std::string& address) {
+  if (address == "0.0.0.0" || address == "::") return host_name();
+  return address.find(':') == std::string::npos ? address : '[' + address + ']';
+}
+
+}  // namespace
+
+Result<> write_report(const OperateOptions& options, const launcher::JobEntry& job) {
+  if (options.output.empty()) {
+    return Error{ErrorCode::kUsage,
+                 "report needs a file: ddplaunch report -o " + job.job + ".html " + job.job};
+  }
+  const std::string page = page_html(report_data(job), "");
+  if (options.output == "-") {
+    std::fwrite(page.data(), 1, page.size(), stdout);
+    return {};
+  }
+  const UniqueFd fd(::open(options.output.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  if (!fd) return system_error(errno, "-o " + options.output);
+  return write_bytes(fd.get(), page, options.output);
+}
+
+Result<> serve_page(const OperateOptions& options, const launcher::JobEntry& job) {
+  const auto token = page_token(options);
+  if (!token) return token.error();
+  const auto server = PageServer::listen(options.address, options.port, job, Secret(*token));
+  if (!server) return server.error();
+  std::printf("http://%s:%d/?token=%s\n", url_host(options.address).c_str(), (*server)->port(),
+              token->c_str());
+  std::fflush(stdout);
+  std::fprintf(stderr, "ddplaunch: the page of job %s; Ctrl-C ends the page, not the job\n", job.job.c_str());
+  (*server)->run();
+  return {};
+}
+
+}  // namespace ddp
