@@ -20,6 +20,8 @@ namespace {
 /// The time to reap ended workers and read their output, even if their children hold the pipes.
 constexpr std::chrono::milliseconds kSettleTime{1'000};
 constexpr std::chrono::seconds kStepsEvery{1};
+/// The master gets so much of a phase, which is a short text.
+constexpr std::size_t kPhaseBytes = 64;
 
 /// The prefix of the files to which `@record` writes exceptions. The name cannot be guessed, and a file
 /// exists only if a worker wrote one, so a killed agent leaves no file behind.
@@ -332,17 +334,19 @@ void NodeWorkers::worker_reported(std::uint32_t local, const rendezvous::WorkerS
   }
   rendezvous::WorkerStep& kept = new_steps_[rank_of(local)];
   kept.step = step.step;
+  kept.phase = step.phase.substr(0, kPhaseBytes);
   if (step.loss) kept.loss = step.loss;
 }
 
 void NodeWorkers::send_steps() {
   if (new_steps_.empty()) return;
   steps_timer_.cancel();
-  rendezvous::WorkerSteps message{core_.attempt().attempt, {}, {}, {}};
+  rendezvous::WorkerSteps message{core_.attempt().attempt, {}, {}, {}, {}};
   for (const auto& [rank, report] : std::exchange(new_steps_, {})) {
     message.ranks.push_back(rank);
     message.steps.push_back(report.step);
     const float loss = report.loss ? static_cast<float>(*report.loss) : std::nanf("");
+    message.phases.push_back(report.phase);
     message.losses.push_back(std::bit_cast<std::uint32_t>(loss));
   }
   link_.send(message);

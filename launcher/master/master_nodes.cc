@@ -123,6 +123,7 @@ Result<> Master::take_steps(const NodeLink& node, const rendezvous::WorkerSteps&
   if (message.attempt != supervisor_.nodes().attempt()) return {};
   const bool good =
       message.ranks.size() == message.steps.size() && message.ranks.size() == message.losses.size() &&
+      message.ranks.size() == message.phases.size() &&
       std::all_of(message.ranks.begin(), message.ranks.end(),
                   [&](std::uint32_t rank) { return supervisor_.nodes().runs(node.index, rank); });
   if (!good) return Error{ErrorCode::kProtocol, "it sent steps of a rank that it does not run", 0};

@@ -106,7 +106,7 @@ void JobProgress::take_steps(const rendezvous::WorkerSteps& message, Time now) {
   if (message.attempt != attempt_) return;
   for (std::size_t i = 0; i < message.ranks.size(); ++i) {
     const std::uint64_t step = message.steps[i];
-    const auto [rank, first] = reports_.try_emplace(message.ranks[i], RankReport{step, {}});
+    const auto [rank, first] = reports_.try_emplace(message.ranks[i], RankReport{step, {}, {}});
     if (!first) {
       const auto before = ranks_at_.find(std::exchange(rank->second.step, step));
       if (--before->second == 0) ranks_at_.erase(before);
@@ -114,6 +114,7 @@ void JobProgress::take_steps(const rendezvous::WorkerSteps& message, Time now) {
     ++ranks_at_[step];
     const float loss = std::bit_cast<float>(message.losses[i]);
     if (std::isfinite(loss)) rank->second.loss = loss;
+    rank->second.phase = message.phases[i];
   }
   if (ranks_at_.empty()) return;
   const std::uint64_t lowest = ranks_at_.begin()->first;

@@ -66,6 +66,7 @@ class JobProgress {
   struct RankReport {
     std::uint64_t step = 0;
     std::optional<float> loss;  ///< the last one that was reported
+    std::string phase;          ///< what it does; empty: not reported
   };
   /// Unset: the rank has reported no step in this attempt.
   std::optional<RankReport> report_of(std::uint32_t rank) const;

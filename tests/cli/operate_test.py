@@ -170,7 +170,7 @@ class Verbs(VerbTest):
         self.assertEqual(self.listed()[self.job]["state"], "running")
         status = self.status(self.job)
         self.assertEqual((status["job"], status["world_size"], status["attempt"]), (self.job, 2, 0))
-        self.assertEqual(status["nodes"], [{"node": "localhost", "state": "running", "first_rank": 0, "ranks": 2, "step": None, "steps": [None, None], "losses": [None, None]}])
+        self.assertEqual(status["nodes"], [{"node": "localhost", "state": "running", "first_rank": 0, "ranks": 2, "step": None, "steps": [None, None], "losses": [None, None], "phases": ["", ""]}])
         text = self.verb("status").out
         self.assertRegex(text, rf"^job {self.job}: running, started .* ago, 2 ranks\n  files in {self.jobs}/")
         self.assertRegex(text, r"(?m)^  localhost +ranks 0-1 +running$")
@@ -675,8 +675,10 @@ class Page(VerbTest):
         file = self.dir / "page.html"
         file.write_text(self.request(address, f"/?token={token}")[1].replace("<head>", "<head>" + played))
         page = self.dom(f"file://{file}")
-        self.assertRegex(page, r'<svg id="loss"[^>]*><polygon[^>]*></polygon><polyline points="[0-9., ]+"[^>]*></polyline><text[^>]*>at most 0\.5000; last 0\.5000<')
-        self.assertRegex(page, r'<svg id="speed"[^>]*><polygon[^>]*></polygon><polyline points="[0-9., ]+"[^>]*></polyline><text[^>]*>at most [0-9.]+ m?s/step; last ')
+        self.assertRegex(page, r'<svg id="loss"[^>]*><polygon[^>]*></polygon><polyline points="[0-9., ]+"[^>]*></polyline></svg>')
+        self.assertIn("line: rank 0, now 0.5000; area: all ranks, now 0.5000 to 0.5000, at most 0.5000<", page)
+        self.assertRegex(page, r'<svg id="speed"[^>]*><polygon[^>]*></polygon><polyline points="[0-9., ]+"[^>]*></polyline></svg>')
+        self.assertRegex(page, r"line: rank 0, now [0-9.]+ m?s/step; area: ")
         self.assertRegex(page, r'<button class="" title="rank 0: running, step \d+"[^>]* tabindex="0"')
 
     def test_each_request_needs_the_token(self):

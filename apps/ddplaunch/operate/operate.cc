@@ -151,6 +151,7 @@ Result<std::string> show_status(const OperateOptions& options, const JobEntry& j
     node.erase("step");
     node.erase("steps");
     node.erase("losses");
+    node.erase("phases");
   }
   if (key.dump() != last) print(options.json ? dump(status) : status_text(status));
   return key.dump();

@@ -17,8 +17,8 @@ JobStatus running_job() {
   status.world_size = 4;
   status.attempt = 1;
   status.output_bytes = 18'446'744'073'709'551'615u;
-  status.nodes = {{"gpu01", "running", 0, 2, {{{41, 2.5F}}, {{40, {}}}}, 1500ms},
-                  {"gpu02", "running", 2, 2, {{}, {{42, {}}}}, 0ms},
+  status.nodes = {{"gpu01", "running", 0, 2, {{{41, 2.5F, ""}}, {{40, {}, ""}}}, 1500ms},
+                  {"gpu02", "running", 2, 2, {{}, {{42, {}, ""}}}, 0ms},
                   {"gpu03", "lost", 0, 0, {}, {}}};
   status.progress.step = 40;
   status.progress.last_step = 42;

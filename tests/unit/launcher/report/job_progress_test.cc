@@ -37,7 +37,7 @@ struct Job {
     event(second + 2, Kind::kAttemptRunning);
   }
   void steps(int second, std::uint64_t rank_0, std::uint64_t rank_1) {
-    progress.take_steps({attempt, {0, 1}, {rank_0, rank_1}, {kNoLoss, kNoLoss}},
+    progress.take_steps({attempt, {0, 1}, {rank_0, rank_1}, {kNoLoss, kNoLoss}, {"", ""}},
                         std::chrono::seconds(second));
   }
   JobProgress::Figures at(int second) const { return progress.figures(std::chrono::seconds(second)); }
@@ -129,7 +129,7 @@ TEST_CASE("the duration of a step is measured over the last ten to twenty second
 TEST_CASE("a rank that reports late does not spoil the duration of a step") {
   Job job;
   job.run(0);
-  job.progress.take_steps({0, {0}, {110}, {kNoLoss}}, 9s);
+  job.progress.take_steps({0, {0}, {110}, {kNoLoss}, {""}}, 9s);
   job.steps(10, 111, 100);
   CHECK_FALSE(job.at(10).step_seconds);
   job.steps(14, 115, 102);
@@ -158,8 +158,9 @@ TEST_CASE("a loss that a rank has reported stays until the next") {
   job.run(0);
   job.steps(1, 1, 1);
   CHECK_FALSE(job.at(1).loss);
-  job.progress.take_steps({0, {1}, {2}, {std::bit_cast<std::uint32_t>(0.5F)}}, 2s);
+  job.progress.take_steps({0, {1}, {2}, {std::bit_cast<std::uint32_t>(0.5F)}, {"backward"}}, 2s);
   CHECK(job.at(2).loss == 0.5);
+  CHECK(job.progress.report_of(1)->phase == "backward");
   job.steps(3, 3, 3);
   CHECK(job.progress.report_of(1)->loss == 0.5F);
   CHECK_FALSE(job.progress.report_of(0)->loss);
