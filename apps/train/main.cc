@@ -73,7 +73,9 @@ int run(int argc, char** argv) {
           stderr);
     }
     const auto trained = run_rejoining(options, *environment);
-    return trained ? 0 : fail(trained.error().text);
+    const bool usage =
+        environment->world_size == 1 && trained.has_error() && trained.error().code == ddp::ErrorCode::kUsage;
+    return trained ? 0 : fail(trained.error().text, usage ? kUsageExit : kFailed);
   }
   NodeData data(options.data, options.limit);
   const ddp::Result<> loaded = NodeData::reads_first(*environment) ? data.load() : ddp::Result<>();

@@ -335,7 +335,7 @@ void NodeWorkers::worker_reported(std::uint32_t local, const rendezvous::WorkerS
   rendezvous::WorkerStep& kept = new_steps_[rank_of(local)];
   kept.step = step.step;
   kept.phase = step.phase.substr(0, kPhaseBytes);
-  if (step.loss) kept.loss = step.loss;
+  kept.loss = step.loss;
 }
 
 void NodeWorkers::send_steps() {
@@ -345,9 +345,8 @@ void NodeWorkers::send_steps() {
   for (const auto& [rank, report] : std::exchange(new_steps_, {})) {
     message.ranks.push_back(rank);
     message.steps.push_back(report.step);
-    const float loss = report.loss ? static_cast<float>(*report.loss) : std::nanf("");
     message.phases.push_back(report.phase);
-    message.losses.push_back(std::bit_cast<std::uint32_t>(loss));
+    message.losses.push_back(std::bit_cast<std::uint64_t>(report.loss.value_or(std::nan(""))));
   }
   link_.send(message);
 }

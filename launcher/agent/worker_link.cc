@@ -218,7 +218,7 @@ void WorkerLink::Worker::await_reports() {
   });
 }
 
-/// Reads all waiting datagrams, so that no sender blocks.
+/// A sender may block until its datagram is read, so all that wait are read at once, within a limit.
 void WorkerLink::Worker::read_reports() {
   char bytes[rendezvous::kWorkerLineBytes];
   for (int reads = 0; reads < kReportsAtOnce && link && metrics.is_open(); ++reads) {
@@ -228,7 +228,8 @@ void WorkerLink::Worker::read_reports() {
     if (step) {
       link->events_.worker_reported(local_rank, *step);
     } else if (!std::exchange(broken_report, true)) {
-      misbehaved("sent a report to DDPLAUNCH_METRICS that cannot be read: " + step.error().text);
+      misbehaved("sent a report to DDPLAUNCH_METRICS that cannot be read: " + step.error().text +
+                 "; docs/users/metrics.md has an example");
     }
   }
   if (link && metrics.is_open()) await_reports();

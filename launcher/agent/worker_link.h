@@ -32,9 +32,9 @@ class WorkerLinkEvents {
 };
 
 /// The agent's end of the worker protocol (docs/developers/worker_protocol.md): a private directory (0700)
-/// with two sockets for each worker process. Only processes of our own uid may connect. A worker that never
-/// connects is no error. No call waits: deadlines are the owner's task. Loop thread. An event may call any
-/// function except the destructor.
+/// with two sockets for each worker process. Only processes of our own uid may connect, and no other user may
+/// enter the directory. A worker that never connects is no error. No call waits: deadlines are the owner's
+/// task. Loop thread. An event may call any function except the destructor.
 ///
 /// Messages of a process count from its hello to its end. Messages about another attempt, or out of turn,
 /// have no effect.

@@ -52,7 +52,7 @@ class MetricsText {
 };
 
 void add_step_durations(MetricsText& text, const JobProgress::Figures& progress) {
-  text.family("step_duration_seconds", "histogram", "Durations of the steps of all ranks.");
+  text.family("step_duration_seconds", "histogram", "Durations of steps, which end with the slowest rank.");
   std::uint64_t count = 0;
   for (std::size_t i = 0; i < progress.step_durations.size(); ++i) {
     count += progress.step_durations[i];
@@ -78,7 +78,8 @@ void add_steps(MetricsText& text, const JobStatus& status) {
   }
   add_step_durations(text, progress);
   if (!progress.step_seconds) return;
-  text.family("last_step_seconds", "gauge", "Duration of a step, measured over the last 10 to 20 s.");
+  text.family("last_step_seconds", "gauge",
+              "Duration of a step over the last 10 to 20 s, or of the present one if longer.");
   text.sample(*progress.step_seconds);
 }
 
@@ -104,11 +105,14 @@ std::string metrics_text(const JobStatus& status) {
   text.sample(std::uint64_t{1}, label("job", status.job) + ',' + label("version", version()));
   text.family("job_state", "gauge", "1 for the present state of the job.");
   text.sample(std::uint64_t{1}, label("state", status.state));
-  text.family("ranks", "gauge", "World size of the present attempt.");
-  text.sample(static_cast<std::uint64_t>(status.world_size));
-  std::map<std::string, std::uint64_t> nodes;
-  for (const JobStatus::NodeStatus& node : status.nodes)
+  std::map<std::string, std::uint64_t> nodes, ranks;
+  for (const JobStatus::NodeStatus& node : status.nodes) {
     ++nodes[node.state];
+    if (node.ranks > 0) ranks[node.state] += static_cast<std::uint64_t>(node.ranks);
+  }
+  text.family("ranks", "gauge", "Ranks of the present attempt, by the state of their nodes.");
+  for (const auto& [state, count] : ranks)
+    text.sample(count, label("state", state));
   text.family("nodes", "gauge", "Nodes in each state.");
   for (const auto& [state, count] : nodes)
     text.sample(count, label("state", state));

@@ -16,6 +16,7 @@ using Kind = JournalEvent::Kind;
 
 /// Durations of steps are measured over this time at least, and twice of it at most.
 constexpr std::chrono::seconds kMeasured{10};
+constexpr std::uint64_t kMostStepsAtOnce = 1'000'000'000;
 constexpr std::size_t kMostXidLines = 10'000;
 constexpr std::size_t kNoCause = JobProgress::kCauseNames.size() - 1;
 
@@ -51,6 +52,8 @@ void JobProgress::take(const JournalEvent& event, Time now) {
       break;
     case Kind::kAttemptStarted:
       attempt_ = event.attempt.value_or(0);
+      if (!ranks_at_.empty()) reached_ = std::max(reached_.value_or(0), ranks_at_.begin()->first);
+      xid_lines_.clear();
       reports_.clear();
       ranks_at_.clear();
       marks_ = {};
@@ -84,6 +87,7 @@ void JobProgress::take(const JournalEvent& event, Time now) {
 }
 
 void JobProgress::count_steps(std::uint64_t steps, Time together) {
+  if (steps > kMostStepsAtOnce) return;  // the numbers of the ranks cannot be right
   const double seconds = std::chrono::duration<double>(together).count();
   const auto bound = std::ranges::lower_bound(kStepBounds, seconds / static_cast<double>(steps));
   sums_.step_durations[static_cast<std::size_t>(bound - kStepBounds.begin())] += steps;
@@ -112,15 +116,14 @@ void JobProgress::take_steps(const rendezvous::WorkerSteps& message, Time now) {
       if (--before->second == 0) ranks_at_.erase(before);
     }
     ++ranks_at_[step];
-    const float loss = std::bit_cast<float>(message.losses[i]);
-    if (std::isfinite(loss)) rank->second.loss = loss;
+    const double loss = std::bit_cast<double>(message.losses[i]);
+    rank->second.loss = std::isfinite(loss) ? std::optional(loss) : std::nullopt;
     rank->second.phase = message.phases[i];
   }
   if (ranks_at_.empty()) return;
   const std::uint64_t lowest = ranks_at_.begin()->first;
   measure(lowest, now);
   if (phase_ == Phase::kRework && lowest > reached_.value_or(0)) enter(Phase::kTrain, now);
-  reached_ = std::max(reached_.value_or(0), lowest);
 }
 
 void JobProgress::take_xids(const std::string& node, std::string_view lines) {
@@ -151,6 +154,9 @@ JobProgress::Figures JobProgress::figures(Time now) const {
   if (latest && from && latest->step > from->step) {
     figures.step_seconds = std::chrono::duration<double>(latest->time - from->time).count() /
                            static_cast<double>(latest->step - from->step);
+    const Time waited = now - latest->time;  // for the end of the present step
+    if (waited > kMeasured)
+      figures.step_seconds = std::max(*figures.step_seconds, std::chrono::duration<double>(waited).count());
   }
   return figures;
 }

@@ -39,7 +39,7 @@ class JobProgress {
   struct Figures {
     std::optional<std::uint64_t> step;       ///< completed by all ranks that report steps
     std::optional<std::uint64_t> last_step;  ///< completed by the foremost rank
-    std::optional<double> step_seconds;      ///< duration of a recent step
+    std::optional<double> step_seconds;      ///< duration of a recent step, or of the present one if longer
     std::optional<double> loss;              ///< of the lowest rank that reports one
     /// Steps of all ranks by their duration: those of at most kStepBounds[i], the longest last. Not summed
     /// up.
@@ -60,13 +60,13 @@ class JobProgress {
   /// Takes what workers reported; the lists of the message have the same size. Ignored unless its attempt is
   /// the present one.
   void take_steps(const rendezvous::WorkerSteps& message, Time now);
-  /// `lines`: WorkerEvidence::xid. A line counts once, though several ranks of the node may report it.
+  /// `lines`: WorkerEvidence::xid. A line counts once in an attempt, though several ranks may report it.
   void take_xids(const std::string& node, std::string_view lines);
 
   struct RankReport {
     std::uint64_t step = 0;
-    std::optional<float> loss;  ///< the last one that was reported
-    std::string phase;          ///< what it does; empty: not reported
+    std::optional<double> loss;  ///< of the last report
+    std::string phase;           ///< what it does; empty: not reported
   };
   /// Unset: the rank has reported no step in this attempt.
   std::optional<RankReport> report_of(std::uint32_t rank) const;
@@ -89,9 +89,9 @@ class JobProgress {
   std::map<std::uint32_t, RankReport> reports_;    ///< by rank, of this attempt
   std::map<std::uint64_t, std::size_t> ranks_at_;  ///< number of ranks by their step: a message of a node
                                                    ///< must not cost a walk through all ranks
-  std::optional<std::uint64_t> reached_;           ///< the most steps that all ranks had completed
+  std::optional<std::uint64_t> reached_;           ///< the most steps of all ranks in earlier attempts
   std::size_t cause_ = kCauseNames.size() - 1;     ///< of a failure of this attempt
-  std::set<std::string> xid_lines_;                ///< that were counted, with their nodes
+  std::set<std::string> xid_lines_;                ///< that were counted in this attempt, with their nodes
   /// The latest step of all ranks, and two earlier ones: the duration is measured from the older.
   std::array<std::optional<Mark>, 3> marks_;
 };

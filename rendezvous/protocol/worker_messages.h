@@ -119,7 +119,7 @@ struct WorkerSteps {
   std::uint32_t attempt = 0;
   std::vector<std::uint32_t> ranks;
   std::vector<std::uint64_t> steps;   ///< of each of `ranks`
-  std::vector<std::uint32_t> losses;  ///< of each of `ranks`: the bits of a float; a nan: not reported
+  std::vector<std::uint64_t> losses;  ///< of each of `ranks`: the bits of a double; a nan: not reported
   std::vector<std::string> phases;    ///< of each of `ranks`: what it does now; empty: not reported
   template <class M, class C>
   static void fields(M& m, C& c) {

@@ -308,7 +308,7 @@ Result<WorkerStep> decode_worker_report(std::string_view datagram) {
   auto word = decode_worker_line(datagram);
   if (!word) return word.error();
   if (auto* step = std::get_if<WorkerStep>(&*word)) return std::move(*step);
-  return wrong("a line is not about a step");
+  return wrong("a line has no \"step\"");
 }
 
 Result<AgentMessage> decode_agent_line(std::string_view line) {

@@ -557,7 +557,7 @@ os._exit(3)
         text = (pathlib.Path(__file__).parents[2] / "docs/users/metrics.md").read_text()
         example = re.search(r"```python\n(.*?)```", text, re.S)[1]
         self.script("worker.py", example + "import time\nrank = int(os.environ['RANK'])\n"
-                    "report(7 + rank, 2.5 - rank)\nreport('no step', None)\ntime.sleep(1000)\n")
+                    "report(7 + rank, 2.5 - rank)\nreport('no step', 1)\ntime.sleep(1000)\n")
         process = self.started_job(sys.executable, "-S", "worker.py", options=["--nproc-per-node", 2])
         self.assertTrue(wait_until(lambda: self.status(self.job)["nodes"][0]["steps"] == [7, 8]))
         status = self.status(self.job)
@@ -567,7 +567,7 @@ os._exit(3)
         self.assertEqual((metrics["ddplaunch_loss"], metrics["ddplaunch_step_duration_seconds_count"]), (2.5, 0))
         self.assertLess(metrics['ddplaunch_heartbeat_delay_seconds{node="localhost"}'], 60)
         process.send_signal(signal.SIGINT)
-        self.assertRegex(process.communicate(timeout=30)[1], r"rank [01]: sent a report to DDPLAUNCH_METRICS that cannot be read: \"step\" is not a number\n")
+        self.assertRegex(process.communicate(timeout=30)[1], r"rank [01]: sent a report to DDPLAUNCH_METRICS that cannot be read: \"step\" is not a number; docs/users/metrics\.md has an example\n")
 
 
 class Page(VerbTest):
@@ -729,7 +729,7 @@ class Page(VerbTest):
             wait_for("journal", lambda data: data[-1]["event"] == "job_ended")
             state = wait_for("state", lambda data: data["exit_code"] is not None)
             self.assertEqual((state["exit_code"], state["status"]), (143, None))
-        self.assertEqual(self.request(address, f"/metrics?token={token}"), (503, "The job does not run.\n"))
+        self.assertEqual(self.request(address, f"/metrics?token={token}"), (503, "The job does not run, or does not answer.\n"))
 
     def test_bad_clients_hold_nobody(self):
         self.running_job("sleep", "1000")

@@ -65,6 +65,8 @@ class EmulatedNccl(unittest.TestCase):
         self.assertEqual(lines[:2], [f"NCCL 2.28.9 ({LIBRARY})", "device gpu, nccl"])
         self.assertRegex(first_line(FAKE_CUDA_GPUS="1")[0],
                          r"^device cpu, tcp \(rank 1 on \S+: this process sees 1 GPU, none for local rank 1\)$")
+        self.assertRegex(first_line(FAKE_CUDA_GPUS="2", FAKE_CUDA_CAPABILITY="7")[0],
+                         r"^device cpu, tcp \(rank 0 on \S+: emulated GPU has compute capability 7\.0; 7\.5 is needed; and 1 more rank\)$")
         self.assertRegex(first_line(FAKE_CUDA_GPUS="2", FAKE_NCCL_VERSION="21804")[0],
                          rf"^device cpu, tcp \(rank 0 on \S+: {LIBRARY} is NCCL 2\.18\.4; 2\.19\.0 or newer is needed; and 1 more rank\)$")
         os.environ["FAKE_CUDA_GPUS"] = "4"
@@ -73,7 +75,7 @@ class EmulatedNccl(unittest.TestCase):
         os.environ["CUDA_VISIBLE_DEVICES"] = "3"
         for rank, (code, _, errors) in enumerate(run(2, *FEW, "--comm", "nccl", "--device", "gpu")):
             self.assertEqual(code, 1)
-            self.assertRegex(errors, rf"^train: rank {rank} over NCCL: ncclInvalidUsage: .*; two ranks on one GPU need --share-gpu during start\n$")
+            self.assertRegex(errors, rf"^train: rank {rank} over NCCL: ncclInvalidUsage: .* during start of NCCL .*; two ranks on one GPU need --comm nccl --share-gpu\n$")
         for code, _, errors in run(2, *FEW, "--comm", "nccl", "--device", "auto"):
             self.assertEqual(code, 1)
             self.assertRegex(errors, r"^train: --comm nccl: rank 1 on \S+: its GPU is also that of rank 0; start one rank per GPU, or use --share-gpu\n$")
@@ -194,6 +196,14 @@ class EmulatedNccl(unittest.TestCase):
             reported = subprocess.run([train_run_test.TRAIN, "--read-flight-recorder", folder], text=True, capture_output=True)
             self.assertRegex(reported.stdout, r"^rank 1 left no record; rank 0 waits in all-reduce \d+ \(113 KiB\)\n$")
 
+    def test_nccl_that_cannot_start_is_named(self):
+        os.environ |= {"FAKE_NCCL_INIT": "2", "FAKE_CUDA_GPUS": "2"}
+        reason = f"over NCCL: ncclSystemError: an injected error during start of NCCL 2.28.9 ({LIBRARY})"
+        for rank, (code, _, errors) in enumerate(run(2, *FEW, "--device", "auto")):
+            self.assertEqual((code, errors), (1, f"train: rank {rank} {reason}; --device cpu trains without it\n"))
+        for rank, (code, _, errors) in enumerate(run(2, *FEW, "--comm", "nccl", "--device", "gpu")):
+            self.assertEqual((code, errors), (1, f"train: rank {rank} {reason}\n"))
+
     def test_a_rank_without_its_own_gpu_gets_a_hint_about_share_gpu(self):
         with train_run_test.Ranks(2, *FEW, "--comm", "nccl", nodes=1) as ranks:
             out, errors = ranks.processes[1].communicate(timeout=60)
@@ -288,14 +298,6 @@ class Bench(unittest.TestCase):
             nodes.processes[1].kill()
             _, errors = nodes.processes[0].communicate(timeout=60)
         self.assertRegex(errors, r"^train: rank 0 over NCCL: ncclRemoteError: .* during \S+\n$")
-
-    def test_nccl_that_cannot_start_is_named(self):
-        os.environ |= {"FAKE_NCCL_INIT": "2", "FAKE_CUDA_GPUS": "2"}
-        reason = "over NCCL: ncclSystemError: an injected error during start"
-        for rank, (code, _, errors) in enumerate(run(2, *FEW, "--device", "auto")):
-            self.assertEqual((code, errors), (1, f"train: rank {rank} {reason}; NCCL 2.28.9 ({LIBRARY}) was chosen, --device cpu trains without it\n"))
-        for rank, (code, _, errors) in enumerate(run(2, *FEW, "--comm", "nccl", "--device", "gpu")):
-            self.assertEqual((code, errors), (1, f"train: rank {rank} {reason}\n"))
 
     def test_memory_that_cannot_be_registered_is_no_failure(self):
         os.environ["FAKE_NCCL_REGISTER"] = "0"

@@ -55,6 +55,23 @@ class EmulatedRejoin(unittest.TestCase):
         chosen = [line for lines_of_rank in lines for line in lines_of_rank if line.startswith("device ")]
         self.assertEqual(chosen, ["device gpu, nccl"])
 
+    def test_a_process_that_joins_with_the_gpu_of_another_ends_alone(self):
+        task = TASK[:TASK.index("--device")]
+        os.environ["FAKE_CUDA_GPUS"] = "4"
+        self.addCleanup(os.environ.pop, "CUDA_VISIBLE_DEVICES", None)
+        with Job(3, *task) as job:
+            job.start().reach(20)
+            os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+            job.lose(1)
+            late = job.of(1)
+            job.until(lambda: late.process.poll() is not None, "the end of rank 1")
+            self.assertEqual(late.process.returncode, 1)
+            self.assertRegex(late.texts()[1], r"^train: rank 1 on \S+: its GPU is also that of rank 0, and the job uses NCCL; give it a GPU of its own\n$")
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+            job.lose(1)
+            job.are_ready()
+            job.finish()
+
     def test_a_replaced_rank_changes_no_bit_of_the_training(self):
         expected = {dtype: weights(self.whole(3, *TASK, "--dtype", dtype)) for dtype in ("float32", "float64", "bfloat16")}
         self.assertEqual(len(set(expected.values())), 3)

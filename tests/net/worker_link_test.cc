@@ -259,7 +259,8 @@ TEST_CASE("worker link: reports need no connection, and a broken one is reported
   report(first, R"({"step":9})");
   world.until_said("0 report 9 -1.000000");
   CHECK(world.record.said[2] ==
-        "0 odd sent a report to DDPLAUNCH_METRICS that cannot be read: a line is not a JSON object");
+        "0 odd sent a report to DDPLAUNCH_METRICS that cannot be read: a line is not a JSON object; "
+        "docs/users/metrics.md has an example");
   CHECK(world.record.said.size() == 4);
 }
 

@@ -3,6 +3,7 @@
 // nothing until a caller waits for it or queries it, so that a result that is read too early is detected.
 // Memory of the GPU is initialized with bytes that make a nan.
 //   FAKE_CUDA_GPUS=N     number of GPUs of each node (1), of which CUDA_VISIBLE_DEVICES can choose some
+//   FAKE_CUDA_CAPABILITY=N  compute capability N.0 (9)
 //   FAKE_CUDA_FAIL=N     the N-th call (from 1) that can fail does
 //   FAKE_CUDA_MIB=N      memory of the GPU (80)
 //   FAKE_CUDA_ROOM=FILE  processes with the same file share the GPU and its memory
@@ -509,6 +510,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {};
   properties->totalGlobalMem = all_memory();
   properties->pciBusID = device;
+  properties->major = number_of("FAKE_CUDA_CAPABILITY", 9);
   std::strcpy(properties->name, "emulated GPU");
   std::snprintf(properties->uuid.bytes, sizeof properties->uuid.bytes, "%s", name_of_gpu(device).c_str());
   return cudaSuccess;

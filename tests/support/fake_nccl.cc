@@ -12,7 +12,7 @@
 //   FAKE_NCCL_FAIL_CAPTURED=N  the N-th operation (from 1) that is captured fails, after the graph has got a
 //   part of it
 //
-// It refuses two ranks on one GPU, unless NCCL_HOSTID differs.
+// It refuses a rank whose GPU another rank has, unless NCCL_HOSTID differs.
 //
 // stderr reports memory and registrations that a program leaves behind or releases in the wrong order.
 #include <fcntl.h>
@@ -279,8 +279,8 @@ int ncclCommInitRankScalable(Comm** comm, int ranks, int rank, int ids, UniqueId
   (*comm)->job = std::make_unique<FakeNcclExchange>(
       (*comm)->state, call_of('i', 0, 0), mine->data(), mine->size(),
       [gpus, mine](int, std::size_t, const char* data, std::size_t) { ++(*gpus)[data]; },
-      [gpus, state = (*comm)->state.get()] {
-        if (static_cast<int>(gpus->size()) < state->slot.size()) state->error = kInvalidUsage;
+      [gpus, mine, state = (*comm)->state.get()] {
+        if ((*gpus)[mine->data()] > 1) state->error = kInvalidUsage;
       });
   return kInProgress;
 }

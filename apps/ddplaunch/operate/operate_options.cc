@@ -143,7 +143,7 @@ OperateOptions::OperateOptions(OperateVerb verb)
   if (verb != OperateVerb::kPs) {
     table.value({.names = "JOB", .help = "id of the job, or its beginning", .completion = Completion::kJobId},
                 checked([](std::string_view text) { return !text.empty(); },
-                        ": give an id, or leave it out", text_into(job)));
+                        "is empty; give an id, or leave it out", text_into(job)));
   }
   if (verb == OperateVerb::kPs)
     table.flag({.names = "-a,--all", .help = "also list jobs that have ended"}, all);

@@ -147,7 +147,8 @@ struct PageServer::State {
     if (path_of(request) == "/metrics") {
       const auto text = launcher::ask_job(job.socket, "GET", "/metrics", kMetricsTime);
       return text ? make_reply(request, http::status::ok, *text, "text/plain; version=0.0.4")
-                  : make_reply(request, http::status::service_unavailable, "The job does not run.\n");
+                  : make_reply(request, http::status::service_unavailable,
+                               "The job does not run, or does not answer.\n");
     }
     const auto place = path_of(request) == "/output" ? place_of(request) : std::nullopt;
     if (!place) return make_reply(request, http::status::not_found, "There is no such page.\n");

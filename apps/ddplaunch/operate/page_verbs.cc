@@ -71,7 +71,7 @@ Result<> serve_page(const OperateOptions& options, const launcher::JobEntry& job
   if (!server) return server.error();
   std::printf("http://%s:%d/?token=%s\n", url_host(options.address).c_str(), (*server)->port(),
               token->c_str());
-  std::fflush(stdout);
+  if (std::fflush(stdout) != 0) return system_error(errno, "standard output");
   std::fprintf(stderr, "ddplaunch: the page of job %s; Ctrl-C ends the page, not the job\n", job.job.c_str());
   (*server)->run();
   return {};

@@ -18,6 +18,9 @@ namespace ddp::train {
 
 namespace {
 
+/// The oldest GPUs for which cmake/Cuda.cmake compiles, times 10.
+constexpr int kLeastCapability = 75;
+
 /// Returns LOCAL_RANK, which every launcher sets for the workers of a node; 0 for a process that is not a
 /// rank.
 int local_rank() {
@@ -125,6 +128,11 @@ Result<std::string> own_gpu(int local_rank) {
   cudaDeviceProp properties{};
   if (auto done = cuda_check(cudaGetDeviceProperties(&properties, *gpu), "cudaGetDeviceProperties"); !done)
     return done.error();
+  if (10 * properties.major + properties.minor < kLeastCapability) {
+    return Error{ErrorCode::kUsage, std::string(properties.name) + " has compute capability " +
+                                        std::to_string(properties.major) + "." +
+                                        std::to_string(properties.minor) + "; 7.5 is needed"};
+  }
   return gpu_identity(properties);
 }
 

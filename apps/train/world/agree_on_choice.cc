@@ -11,30 +11,33 @@ namespace ddp::train {
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
 constexpr const char* kChoiceKey = "choice";
-/// The deciding rank may serve the store, so it leaves after an error only when the others have read it, or
-/// when one of them does not answer for so long.
-constexpr std::chrono::milliseconds kReadTime{2'000};
+/// A rank that serves the store stays for so long after an error.
+constexpr milliseconds kLeaveTime{2'000};
 
 std::string ability_key(int rank) {
   return "ability/" + std::to_string(rank);
 }
-std::string read_key(int rank) {
-  return "choice-read/" + std::to_string(rank);
+std::string left_key(int rank) {
+  return "left/" + std::to_string(rank);
 }
 std::string rank_text(int rank) {
   return "rank " + std::to_string(rank);
 }
 
+milliseconds time_until(Clock::time_point deadline) {
+  return std::max(std::chrono::duration_cast<milliseconds>(deadline - Clock::now()), milliseconds(1));
+}
+
 Result<RunChoice> collect_and_choose(const ChoiceRanks& ranks, PeerDirectory& directory,
                                      const TrainOptions& options) {
-  using Clock = std::chrono::steady_clock;
-  using std::chrono::milliseconds;
   std::vector<RankAbility> all;
   const Clock::time_point deadline = Clock::now() + ranks.timeout;
   for (int rank = 0; rank < ranks.world_size; ++rank) {
-    const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
-    const auto text = directory.find(ability_key(rank), std::max(left, milliseconds(1)));
+    const auto text = directory.find(ability_key(rank), time_until(deadline));
     if (!text && text.error().code == ErrorCode::kTimeout) {
       return Error{ErrorCode::kTimeout, rank_text(ranks.rank) + ": " + rank_text(rank) +
                                             " has not reached the store in time; check that it started"};
@@ -66,16 +69,37 @@ Result<RunChoice> agree_on_choice(const ChoiceRanks& ranks, PeerDirectory& direc
     const auto text = directory.find(kChoiceKey, 2 * ranks.timeout);
     if (!text) return named(text.error());
     auto choice = read_run_choice(*text);
-    if (!choice) (void)directory.share(read_key(ranks.rank), "");
+    if (!choice) leave_store(ranks, directory, false);
     return choice;
   }
   auto choice = decide(ranks, directory, options, held);
   if (auto shared = directory.share(kChoiceKey, choice ? to_text(*choice) : to_text(choice.error())); !shared)
     return named(shared.error());
-  for (int rank = 0; !choice && rank < ranks.world_size; ++rank) {
-    if (rank != ranks.rank && !directory.find(read_key(rank), kReadTime)) break;
-  }
+  if (!choice) leave_store(ranks, directory, true);  // it may serve the store
   return choice;
+}
+
+Result<> check_own_gpu(const ChoiceRanks& ranks, PeerDirectory& directory, const RankAbility& ability,
+                       std::pair<int, int> node) {
+  if (ability.gpu.empty()) return {};
+  for (int rank = node.first; rank < node.second; ++rank) {
+    if (rank == ranks.rank) continue;
+    const auto text = directory.find(ability_key(rank), ranks.timeout);
+    if (!text) return within(rank_text(ranks.rank), text.error());
+    if (read_rank_ability(*text).gpu != ability.gpu) continue;
+    return Error{ErrorCode::kUsage, rank_text(ranks.rank) + " on " + ability.host +
+                                        ": its GPU is also that of " + rank_text(rank) +
+                                        ", and the job uses NCCL; give it a GPU of its own"};
+  }
+  return {};
+}
+
+void leave_store(const ChoiceRanks& ranks, PeerDirectory& directory, bool waits) {
+  (void)directory.share(left_key(ranks.rank), "");
+  const Clock::time_point deadline = Clock::now() + kLeaveTime;
+  for (int rank = 0; waits && rank < ranks.world_size; ++rank) {
+    if (!directory.find(left_key(rank), time_until(deadline))) break;
+  }
 }
 
 void refuse_choice(const ChoiceRanks& ranks, PeerDirectory& directory, const std::string& reason) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "apps/train/collectives/peer_directory.h"
 #include "apps/train/options/options.h"
@@ -26,6 +27,15 @@ struct ChoiceRanks {
 Result<RunChoice> agree_on_choice(const ChoiceRanks& ranks, PeerDirectory& directory,
                                   const TrainOptions& options, const RankAbility& ability,
                                   const std::optional<RunChoice>& held);
+
+/// Returns kUsage if another rank of the node has the GPU of this rank. For a rank that joins a held choice
+/// of NCCL, which was made without it. `node`: its first rank, and the one after its last.
+Result<> check_own_gpu(const ChoiceRanks& ranks, PeerDirectory& directory, const RankAbility& ability,
+                       std::pair<int, int> node);
+
+/// Call after an error, before the process ends. With `waits`, which a rank that serves the store needs, it
+/// returns when all others have called it, too, or after 2 s: until then they may read the reason.
+void leave_store(const ChoiceRanks& ranks, PeerDirectory& directory, bool waits);
 
 /// Lets the deciding rank end at once with `reason`, because this rank leaves before the choice.
 void refuse_choice(const ChoiceRanks& ranks, PeerDirectory& directory, const std::string& reason);

@@ -183,6 +183,7 @@ NcclWorldConfig nccl_config(const WorkerEnvironment& environment, const WorldOpt
   config.rejoins = options.rejoins;
   config.with_nodes = options.with_nodes;
   config.remark = options.remark;
+  config.advice = options.advice;
   return config;
 }
 
@@ -362,10 +363,8 @@ Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOp
     }
   }
   world.choice = {options.device, options.comm, ""};
-  std::string nccl;
   if (leaves_choice(options)) {
     const RankAbility ability = find_ability(environment, options);
-    nccl = ability.nccl;
     auto choice = alone ? choose_run(options, {&ability, 1})
                         : agree_on_choice(choice_ranks(environment, wanted), *world.directory, options,
                                           ability, join.choice);
@@ -373,17 +372,25 @@ Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOp
     world.choice = std::move(*choice);
     if (alone && join.choice) world.choice.device = join.choice->device;
     wanted.comm = world.choice.comm;
+    const bool chose_nccl = wanted.comm != options.comm && wanted.comm == CommKind::kNccl;
+    if (chose_nccl && !join.choice) {
+      const int first = environment.rank - environment.local_rank;
+      const auto own = check_own_gpu(choice_ranks(environment, wanted), *world.directory, ability,
+                                     {first, first + environment.local_world_size});
+      if (!own) return own.error();
+      wanted.advice = "; --device cpu trains without it";
+    }
   }
   if (auto possible = can_join(environment, wanted); !possible) return possible.error();
   if (!alone) {
     if (auto joined = join_over(environment, wanted, world); !joined) {
-      Error error = joined.error();
-      if (wanted.comm != options.comm)
-        error.text += "; " + nccl + " was chosen, --device cpu trains without it";
-      return error;
+      if (!environment.agent_store)
+        leave_store(choice_ranks(environment, wanted), *world.directory, world.store != nullptr);
+      return joined.error();
     }
   }
-  if (environment.rank == 0 && join.reference_rank == 0 && leaves_choice(options) && !join.choice)
+  const bool is_new = join.choice ? join.choice->comm != world.choice.comm : join.reference_rank == 0;
+  if (environment.rank == 0 && leaves_choice(options) && is_new)
     world.choice_line = choice_line(world.choice, world.backend);
   if (environment.world_size > 1 && !(environment.collectives.empty() && options.flight_recorder.empty()))
     keep_log(environment, options.flight_recorder, world);

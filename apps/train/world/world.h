@@ -47,6 +47,7 @@ struct WorldOptions {
   int reference_rank = 0;   ///< the rank whose options count if ranks differ
   int interrupt = -1;       ///< descriptor that ends every wait when it is readable; not owned
   std::string remark;       ///< begins the line that rank 0 prints about NCCL
+  std::string advice;       ///< ends the text of an error of NCCL at its start
 };
 
 /// Returns kUsage if this environment or build cannot provide what the options request. It runs before

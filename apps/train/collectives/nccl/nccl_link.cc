@@ -250,12 +250,11 @@ DeviceMemory NcclLink::share_memory(ncclComm_t comm, std::size_t bytes) {
     // ranks' GPUs cannot reach each other's memory, NCCL makes no window and reports no error.
     constexpr int kSymmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC
     void*& window = slots_->windows.emplace_back(nullptr);
+    memory_->begin_window(comm, *block);
     const auto begun = nccl.register_window(comm, block->data(), block->size(), &window, kSymmetric);
     if (!settle(comm, begun, "start of a window", config_.start_timeout)) return {};
-    if (window != nullptr) {
-      memory_->keep_window(comm, *block, window);
-      return {block->first(bytes), DeviceMemory::RegistrationKind::kWindow};
-    }
+    memory_->end_window(window);
+    if (window != nullptr) return {block->first(bytes), DeviceMemory::RegistrationKind::kWindow};
   }
   const bool registered = memory_->register_alone(comm, *block);
   if (all_agree(comm, registered)) return {block->first(bytes), DeviceMemory::RegistrationKind::kRegistered};
@@ -282,15 +281,20 @@ bool NcclLink::all_agree(ncclComm_t comm, bool mine) {
 }
 
 Error NcclLink::failed_call(ncclComm_t comm, ncclResult_t result, std::string_view operation) {
-  std::string text = library_->text_of(result, comm);
-  if (result == ncclInvalidUsage && operation == "start") text += "; two ranks on one GPU need --share-gpu";
-  return fail(code_of(result), text, operation);
+  std::string advice;
+  if (operation == "start") {
+    advice = " of " + library_->name();
+    advice += result == ncclInvalidUsage ? "; two ranks on one GPU need --comm nccl --share-gpu"
+                                         : config_.start_advice;
+  }
+  return fail(code_of(result), library_->text_of(result, comm), operation, advice);
 }
 
-Error NcclLink::fail(ErrorCode code, const std::string& reason, std::string_view operation) {
+Error NcclLink::fail(ErrorCode code, const std::string& reason, std::string_view operation,
+                     const std::string& advice) {
   if (failed_) return *failed_;
   const std::string text = "rank " + std::to_string(config_.rank) + " over NCCL: " + reason;
-  const std::string during = " during " + std::string(operation);
+  const std::string during = " during " + std::string(operation) + advice;
   failed_ = Error{code, text + during};  // before the end, so that nothing begins meanwhile
   if (!end_all(true))
     failed_->text = text + "; NCCL did not abort within " + format_duration(config_.end_timeout) + during;

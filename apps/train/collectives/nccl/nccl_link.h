@@ -27,6 +27,7 @@ struct NcclLinkConfig {
   std::chrono::milliseconds end_timeout{5'000};  ///< for NCCL to abort or to free its memory
   int interrupt = -1;                            ///< ends every wait when it is readable; not owned
   bool windows = true;                           ///< share_memory() may make symmetric windows
+  std::string start_advice = {};                 ///< ends the text of an error of NCCL at its start
 };
 
 /// One rank's NCCL communicators, and every wait for them. They do not block, so that a lost peer, a deadline
@@ -81,7 +82,8 @@ class NcclLink {
                                          int size);
   Result<> settle(ncclComm_t comm, ncclResult_t result, std::string_view operation,
                   std::chrono::milliseconds timeout);
-  Error fail(ErrorCode code, const std::string& reason, std::string_view operation);
+  Error fail(ErrorCode code, const std::string& reason, std::string_view operation,
+             const std::string& advice = "");
   Error failed_call(ncclComm_t comm, ncclResult_t result, std::string_view operation);
   bool end_all(bool abort);
   bool is_idle();

@@ -57,9 +57,10 @@ std::vector<NcclMemory::Registration> NcclMemory::take_registrations(ncclComm_t 
 }
 
 void NcclMemory::leave_registrations(ncclComm_t comm) {
-  for (const Registration& one : take_registrations(comm)) {
-    if (one.is_window) std::erase(blocks_, one.block);
+  for (const Registration& one : registrations_) {
+    if (one.comm == comm && one.is_window) std::erase(blocks_, one.block);
   }
+  (void)take_registrations(comm);
 }
 
 }  // namespace ddp::train

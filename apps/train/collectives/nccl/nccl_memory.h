@@ -33,9 +33,13 @@ class NcclMemory {
   bool register_alone(ncclComm_t comm, std::span<std::byte> block);
   /// Undoes the last successful register_alone().
   void take_back(ncclComm_t comm);
-  /// Keeps the registration of a window that all ranks have made.
-  void keep_window(ncclComm_t comm, std::span<std::byte> block, void* window) {
-    registrations_.push_back({comm, window, true, block.data()});
+  /// Call before all ranks make a window, and after they have made it. Null: NCCL has made none.
+  void begin_window(ncclComm_t comm, std::span<std::byte> block) {
+    registrations_.push_back({comm, nullptr, true, block.data()});
+  }
+  void end_window(void* window) {
+    registrations_.back().handle = window;
+    if (window == nullptr) registrations_.pop_back();
   }
 
   struct Registration {

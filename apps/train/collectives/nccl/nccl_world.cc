@@ -184,6 +184,7 @@ Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library,
   limits.start_timeout = std::max(config.start_timeout, config.step_timeout);
   limits.step_timeout = config.step_timeout;
   limits.interrupt = config.interrupt;
+  limits.start_advice = config.advice;
   // An abort leaks windows, so no later attempt shall make new ones. Ranks on one GPU gain nothing by them.
   limits.windows = !config.rejoins && !config.share_gpu;
   const int version = library->version();

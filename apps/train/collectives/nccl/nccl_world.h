@@ -27,6 +27,7 @@ struct NcclWorldConfig {
   bool share_gpu = false;   ///< several ranks on one GPU
   bool rejoins = false;     ///< communicators are aborted and replaced in this process; the same on all ranks
   std::string remark;       ///< rank 0 prints it before NcclWorld::line
+  std::string advice;       ///< ends the text of an error of NCCL at its start
   bool with_nodes = false;  ///< sets NcclWorld::node and ::between; needs local_rank and node
 };
 

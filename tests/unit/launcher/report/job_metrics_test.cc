@@ -17,7 +17,7 @@ JobStatus running_job() {
   status.world_size = 4;
   status.attempt = 1;
   status.output_bytes = 18'446'744'073'709'551'615u;
-  status.nodes = {{"gpu01", "running", 0, 2, {{{41, 2.5F, ""}}, {{40, {}, ""}}}, 1500ms},
+  status.nodes = {{"gpu01", "running", 0, 2, {{{41, 2.5, ""}}, {{40, {}, ""}}}, 1500ms},
                   {"gpu02", "running", 2, 2, {{}, {{42, {}, ""}}}, 0ms},
                   {"gpu03", "lost", 0, 0, {}, {}}};
   status.progress.step = 40;
@@ -42,6 +42,8 @@ TEST_CASE("metrics of a job with steps") {
   CHECK(text.find("\nddplaunch_job_info{job=\"run\\\"7\\\\\\n\",version=\"") != std::string::npos);
   CHECK(has_line(text, "ddplaunch_nodes{state=\"lost\"} 1"));
   CHECK(has_line(text, "ddplaunch_nodes{state=\"running\"} 2"));
+  CHECK(has_line(text, "ddplaunch_ranks{state=\"running\"} 4"));
+  CHECK(text.find("ddplaunch_ranks{state=\"lost\"}") == std::string::npos);
   CHECK(has_line(text, "ddplaunch_attempts_total 2"));
   CHECK(has_line(text, "ddplaunch_failures_total{cause=\"rank\"} 1"));
   CHECK(has_line(text, "ddplaunch_time_seconds{phase=\"train\"} 1.5"));

@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 using Kind = JournalEvent::Kind;
 using Phase = JobProgress::Phase;
 
-const std::uint32_t kNoLoss = std::bit_cast<std::uint32_t>(std::nanf(""));
+const std::uint64_t kNoLoss = std::bit_cast<std::uint64_t>(std::nan(""));
 
 /// A job with ranks 0 and 1. Each call takes the time in seconds.
 struct Job {
@@ -123,7 +123,8 @@ TEST_CASE("the duration of a step is measured over the last ten to twenty second
   for (int second = 13; second <= 60; ++second)  // twice a second
     job.steps(second, 2u * static_cast<unsigned>(second) + 100, 2u * static_cast<unsigned>(second) + 100);
   CHECK(job.at(60).step_seconds == 0.5);
-  CHECK(job.at(90).step_seconds == 0.5);  // what is not complete does not count
+  CHECK(job.at(69).step_seconds == 0.5);
+  CHECK(job.at(90).step_seconds == 30);  // the present step is longer already
 }
 
 TEST_CASE("a rank that reports late does not spoil the duration of a step") {
@@ -151,29 +152,45 @@ TEST_CASE("each step of all ranks is counted by its duration") {
   CHECK(job.at(60).step_duration_sum == 22);
   job.steps(500, 2, 2);
   CHECK(job.at(500).step_durations.back() == 1);
+  job.steps(501, 5, ~std::uint64_t{0});
+  job.steps(502, ~std::uint64_t{0}, ~std::uint64_t{0});
+  CHECK(job.at(502).step_duration_sum == 463);  // three steps in a second; the rest are no steps
 }
 
-TEST_CASE("a loss that a rank has reported stays until the next") {
+TEST_CASE("a wrong step that was taken back makes no rework") {
+  Job job;
+  job.run(0);
+  job.steps(5, 1'000'000, 1'000'000);
+  job.steps(6, 3, 3);
+  job.run(10, 1);
+  job.steps(20, 3, 3);
+  job.steps(21, 4, 4);
+  CHECK(job.spent(Phase::kRework, 30) == 9);
+}
+
+TEST_CASE("the loss is that of the last report") {
   Job job;
   job.run(0);
   job.steps(1, 1, 1);
   CHECK_FALSE(job.at(1).loss);
-  job.progress.take_steps({0, {1}, {2}, {std::bit_cast<std::uint32_t>(0.5F)}, {"backward"}}, 2s);
-  CHECK(job.at(2).loss == 0.5);
+  job.progress.take_steps({0, {1}, {2}, {std::bit_cast<std::uint64_t>(1e99)}, {"backward"}}, 2s);
+  CHECK(job.at(2).loss == 1e99);
   CHECK(job.progress.report_of(1)->phase == "backward");
-  job.steps(3, 3, 3);
-  CHECK(job.progress.report_of(1)->loss == 0.5F);
   CHECK_FALSE(job.progress.report_of(0)->loss);
+  job.steps(3, 3, 3);  // it was not finite
+  CHECK_FALSE(job.at(3).loss);
 }
 
-TEST_CASE("an Xid line counts once for a node") {
+TEST_CASE("an Xid line counts once for a node and attempt") {
   Job job;
   const std::string lines = "NVRM: Xid (PCI:0000:65:00): 79, pid=1\nNVRM: Xid (PCI:0000:66:00): 79\nno error";
   job.progress.take_xids("gpu07", lines);
   job.progress.take_xids("gpu07", lines);  // of another rank
+  job.run(0, 1);
+  job.progress.take_xids("gpu07", "NVRM: Xid (PCI:0000:65:00): 79, pid=1");  // again
   job.progress.take_xids("gpu08", "NVRM: Xid (PCI:0000:65:00): 31, pid=1");
   using Counts = std::map<std::string, std::map<int, int>>;
-  CHECK(job.at(0).xids == Counts{{"gpu07", {{79, 2}}}, {"gpu08", {{31, 1}}}});
+  CHECK(job.at(0).xids == Counts{{"gpu07", {{79, 3}}}, {"gpu08", {{31, 1}}}});
 }
 
 TEST_CASE("failures are counted by their first cause") {

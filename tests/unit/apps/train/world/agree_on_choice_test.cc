@@ -1,5 +1,6 @@
 #include "apps/train/world/agree_on_choice.h"
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -115,6 +116,38 @@ TEST_CASE("A rank that does not come is named on all others") {
   parts[1].comes = false;
   const std::string text = "error: rank 0: rank 1 has not reached the store in time; check that it started";
   CHECK(results(parts, {}, 0, milliseconds(50)) == Texts{text, "", text});
+}
+
+TEST_CASE("A rank that serves the store leaves it last") {
+  Board board;
+  std::atomic<bool> read = false;
+  std::thread other([&] {
+    BoardDirectory directory(board);
+    std::this_thread::sleep_for(milliseconds(50));  // it reads slowly
+    read = true;
+    leave_store({1, 2}, directory, false);
+  });
+  BoardDirectory directory(board);
+  leave_store({0, 2}, directory, true);
+  CHECK(read);
+  other.join();
+}
+
+TEST_CASE("A rank that joins a choice of NCCL needs a GPU of its own") {
+  Board board;
+  BoardDirectory directory(board);
+  RankAbility ability = Part().ability;
+  for (int rank = 0; rank < 4; ++rank) {
+    ability.gpu = "GPU " + std::to_string(rank % 3);
+    REQUIRE(directory.share("ability/" + std::to_string(rank), to_text(ability)).has_value());
+  }
+  ability.gpu = "GPU 0";
+  CHECK(check_own_gpu({3, 4}, directory, ability, {2, 4}).has_value());  // another node has no such GPU
+  CHECK(check_own_gpu({3, 4}, directory, ability, {0, 4}).error().text ==
+        "rank 3 on host: its GPU is also that of rank 0, and the job uses NCCL; give it a GPU of its own");
+  CHECK(check_own_gpu({0, 4}, directory, ability, {0, 3}).has_value());
+  ability.gpu = "";  // --share-gpu
+  CHECK(check_own_gpu({3, 4}, directory, ability, {0, 4}).has_value());
 }
 
 TEST_CASE("A rank that refuses ends the wait of all others with its reason") {

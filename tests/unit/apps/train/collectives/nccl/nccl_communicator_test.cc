@@ -447,14 +447,16 @@ TEST_CASE("NCCL's error text of a failed start is passed on") {
   settings.init_fails = 6;
   const auto said = run_ranks(2, [](NcclWorld&) { return "joined"; });
   for (int rank = 0; rank < 2; ++rank) {
-    CHECK(said[static_cast<std::size_t>(rank)] ==
-          "rank " + std::to_string(rank) +
-              " over NCCL: ncclRemoteError: remote process exited or there was a network error during start");
+    CHECK(
+        said[static_cast<std::size_t>(rank)] ==
+        "rank " + std::to_string(rank) +
+            " over NCCL: ncclRemoteError: remote process exited or there was a network error during start of "
+            "NCCL 2.28.9 (" DDP_FAKE_NCCL ")");
   }
   settings.init_fails = 5;
   CHECK(run_ranks(1, [](NcclWorld&) { return "joined"; })[0] ==
-        "rank 0 over NCCL: ncclInvalidUsage: an injected error; two ranks on one GPU need --share-gpu "
-        "during start");
+        "rank 0 over NCCL: ncclInvalidUsage: an injected error during start of NCCL 2.28.9 (" DDP_FAKE_NCCL
+        "); two ranks on one GPU need --comm nccl --share-gpu");
 }
 
 TEST_CASE("an operation that does not complete ends at its deadline, and all later ones at once") {
@@ -586,7 +588,7 @@ TEST_CASE("the installed NCCL library, if any, refuses a rank without a GPU in i
   REQUIRE(comm.has_error());
   CHECK(comm.error().code == ErrorCode::kSystem);
   CHECK(comm.error().text.starts_with("rank 0 over NCCL: ncclUnhandledCudaError: "));
-  CHECK(comm.error().text.ends_with(" during start"));
+  CHECK(comm.error().text.ends_with(" during start of " + (*real)->name()));
   // The rank made and published an id before it searched for a GPU.
   CHECK(directory.find(nccl_root_key("world", 0), 1ms).has_value());
 }
