@@ -535,9 +535,7 @@ os._exit(3)
         self.script("worker.py", self.WORKER)
         nodes = ["--launcher", "local", "--host", "127.0.0.1,127.0.0.2", "--nproc-per-node", 1]
         process = self.started_job(sys.executable, "-S", "worker.py", options=[*nodes, "--verbose", "--max-restarts", 1, "--restart-backoff", "0"])
-        self.assertTrue(wait_until(lambda: self.status(self.job)["step"] == 99))
-        status = self.status(self.job)
-        self.assertEqual([node["step"] for node in status["nodes"]], [100, 99])
+        self.assertTrue(wait_until(lambda: [node["step"] for node in self.status(self.job)["nodes"]] == [100, 99]))
         self.assertRegex(self.verb("status").out, r", step 99, goodput [0-9.]+ %, restart 0 of 1\n(.*\n){2}  127\.0\.0\.2 +rank 1 +running +step 99\n")
         metrics = self.metrics()
         self.assertEqual((metrics["ddplaunch_step"], metrics['ddplaunch_step_lag{node="127.0.0.2"}']), (99, 1))
@@ -551,7 +549,6 @@ os._exit(3)
         self.assertEqual(spent["hang"], 0)
         process.send_signal(signal.SIGINT)
         self.assertRegex(process.communicate(timeout=30)[1], r"\n  ran for .*, goodput [0-9.]+ %, 0 B of output\n")
-
 
     def test_reports_of_a_program_that_does_not_speak_the_protocol(self):
         text = (pathlib.Path(__file__).parents[2] / "docs/users/metrics.md").read_text()
