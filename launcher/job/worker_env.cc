@@ -90,7 +90,7 @@ void add_telemetry(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base)
           std::to_string(facts.rank) + ",ddplaunch.attempt=" + std::to_string(facts.restart_count));
   // Spans of all ranks belong to one trace (W3C Trace Context: version, trace id, parent id, sampled). Each
   // node makes the same one.
-  if (find_env(base, "TRACEPARENT")) return;
+  if (const std::string* trace = find_env(base, "TRACEPARENT"); trace && !trace->empty()) return;
   const std::string ids = sha256_hex("trace of job " + facts.job_id);
   add(vars, "TRACEPARENT", "00-" + ids.substr(0, 32) + "-" + ids.substr(32, 16) + "-01");
 }

@@ -108,6 +108,7 @@ TEST_CASE("all ranks of a job belong to one trace, that of the user if there is 
   other.job_id = "another";
   CHECK(*find_env(worker_env(other, {}).vars, "TRACEPARENT") != made);
   CHECK_FALSE(find_env(worker_env(other, {{"TRACEPARENT", made}}).vars, "TRACEPARENT"));
+  CHECK(find_env(worker_env(other, {{"TRACEPARENT", ""}}).vars, "TRACEPARENT"));
 }
 
 TEST_CASE("variables of the user are kept") {
