@@ -76,10 +76,9 @@ _ddplaunch_table() {
     'ddplaunch --job-dir') source='directory' ;;
     'ddplaunch --keep-jobs') source='any' ;;
     'ddplaunch --min-busbw') source='any' ;;
-    'ddplaunch --on-peer-loss' | 'ddplaunch --rdzv-backend' | 'ddplaunch --rdzv-conf' | 'ddplaunch --monitor-interval' | \
-      'ddplaunch --start-method' | 'ddplaunch --signals-to-handle' | 'ddplaunch --event-log-handler' | 'ddplaunch --role' | \
-      'ddplaunch --log-level' | 'ddplaunch --min-elastic-nodes' | 'ddplaunch --max-elastic-nodes' | \
-      'ddplaunch --main-training-function') source='any' ;;
+    'ddplaunch --rdzv-backend' | 'ddplaunch --rdzv-conf' | 'ddplaunch --monitor-interval' | 'ddplaunch --start-method' | \
+      'ddplaunch --signals-to-handle' | 'ddplaunch --event-log-handler' | 'ddplaunch --role' | 'ddplaunch --log-level' | \
+      'ddplaunch --min-elastic-nodes' | 'ddplaunch --max-elastic-nodes' | 'ddplaunch --main-training-function') source='any' ;;
     'ddplaunch ps options')
       words='-a --all --json -h --help'
       ;;

@@ -188,13 +188,12 @@ function __ddplaunch_takes_value
                 --wrapper --setup --stdin --max-restarts --restart-backoff --scale-up --fence --hang-timeout --stop-grace \
                 --node-timeout --master-timeout --on --report --label --show-ranks --local-ranks-filter --bars --console --log-dir \
                 -t --tee -r --redirects --log-max-size --job-id --job-file --accelerate-config --job-dir --keep-jobs --min-busbw \
-                --on-peer-loss --rdzv-id --shutdown-timeout --rdzv-backend --rdzv-conf --monitor-interval --start-method \
-                --signals-to-handle --event-log-handler --role --num-nodes --num-gpus --num-accelerators -i -e \
-                --enable-each-rank-log --log-level --min-elastic-nodes --max-elastic-nodes --config-file --num-machines \
-                --main-process-port --num-processes --machine-rank --main-process-ip --main-training-function --deepspeed-hostfile \
-                --mpirun-hostfile --deepspeed-inclusion-filter --deepspeed-exclusion-filter -np --np -ppn -host -npernode \
-                --npernode --ntasks-per-node --nodes --nodelist --wdir --machinefile -machinefile -hostfile --hosts -hosts --wd \
-                -wd -wdir
+                --rdzv-id --shutdown-timeout --rdzv-backend --rdzv-conf --monitor-interval --start-method --signals-to-handle \
+                --event-log-handler --role --num-nodes --num-gpus --num-accelerators -i -e --enable-each-rank-log --log-level \
+                --min-elastic-nodes --max-elastic-nodes --config-file --num-machines --main-process-port --num-processes \
+                --machine-rank --main-process-ip --main-training-function --deepspeed-hostfile --mpirun-hostfile \
+                --deepspeed-inclusion-filter --deepspeed-exclusion-filter -np --np -ppn -host -npernode --npernode \
+                --ntasks-per-node --nodes --nodelist --wdir --machinefile -machinefile -hostfile --hosts -hosts --wd -wd -wdir
         case 'ddplaunch ps'
             set names
         case 'ddplaunch status'

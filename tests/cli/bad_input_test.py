@@ -141,8 +141,8 @@ class WrongOptions(LaunchTest):
         self.assert_code(done, 0)
         self.assertEqual(sorted(done.out.splitlines()), [f"[localhost:{rank}] {rank} of 3" for rank in range(3)])
 
-    def test_option_of_a_later_release(self):
-        self.assert_refused(self.run_job("--dashboard", "true"), "--dashboard is not in this release yet")
+    def test_options_of_another_place(self):
+        self.assert_refused(self.run_job("--dashboard", "true"), "--dashboard is not an option of ddplaunch: ddplaunch dashboard shows a job that runs")
 
 
 class WrongCluster(LaunchTest):

@@ -16,9 +16,11 @@ constexpr bool kValue = true;
 constexpr bool kFlag = false;
 
 constexpr std::array kCompatibilityOptions = {
-    // ddplaunch's own, in a later release: refused, except for a value that describes the present behavior.
-    CompatibilityOption{"--on-peer-loss", kValue, SupportStatus::kLater, "", ""},
-    CompatibilityOption{"--dashboard", kFlag, SupportStatus::kLater, "", ""},
+    // These are options of train and a verb of ddplaunch.
+    CompatibilityOption{"--on-peer-loss", kValue, SupportStatus::kRefused, "",
+                        "train has it, behind its name"},
+    CompatibilityOption{"--dashboard", kFlag, SupportStatus::kRefused, "",
+                        "ddplaunch dashboard shows a job that runs"},
 
     // torchrun and torch.distributed.launch.
     CompatibilityOption{"--use-env", kFlag, SupportStatus::kNoted, "",

@@ -162,10 +162,12 @@ TEST_CASE("A command line of torchrun runs unchanged") {
         Texts{"ddplaunch: --rdzv_backend has no effect: ddplaunch has one rendezvous of its own"});
 }
 
-TEST_CASE("An option of a later release is refused by name") {
-  CHECK(FakeContext().errors({"--dashboard", "--on-peer-loss=x", "w"}) ==
-        Texts{"ddplaunch: --dashboard is not in this release yet",
-              "ddplaunch: --on-peer-loss is not in this release yet"});
+TEST_CASE("An option of another place, or of a later release, is refused by name") {
+  CHECK(
+      FakeContext().errors({"--dashboard", "--on-peer-loss=x", "--elastic_training", "w"}) ==
+      Texts{"ddplaunch: --dashboard is not an option of ddplaunch: ddplaunch dashboard shows a job that runs",
+            "ddplaunch: --on-peer-loss is not an option of ddplaunch: train has it, behind its name",
+            "ddplaunch: --elastic_training is not in this release yet"});
 }
 
 TEST_CASE("torchrun's --master-addr of this machine is accepted and changes nothing") {
