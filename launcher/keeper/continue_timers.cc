@@ -26,11 +26,6 @@ ContinueTimers::ContinueTimers() {
   renew();
 }
 
-ContinueTimers::~ContinueTimers() {
-  for (const auto& timer : timers_)
-    if (timer) timer_delete(*timer);
-}
-
 void ContinueTimers::renew() {
   std::chrono::nanoseconds first{0};
   for (const auto& timer : timers_) {

@@ -14,8 +14,6 @@ class ContinueTimers {
  public:
   /// Call before the fork: the keeper is the parent, and a child inherits no timers.
   ContinueTimers();
-  /// Before the process ends: a leak checker attaches to it then, and SIGCONT would discard its SIGSTOP.
-  ~ContinueTimers();
   ContinueTimers(const ContinueTimers&) = delete;
   ContinueTimers& operator=(const ContinueTimers&) = delete;
 

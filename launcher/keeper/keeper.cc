@@ -359,7 +359,8 @@ int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&
   if (options.forget_secrets) options.forget_secrets();
   become_keeper();
   leave_the_agents_things(keepers.get());
-  return Keeper(options, agent, std::move(keepers), signals, continue_timers).run();
+  // The timers end with the process: a stop between the two would last, and hold the SSH session open.
+  ::_exit(Keeper(options, agent, std::move(keepers), signals, continue_timers).run());
 }
 
 }  // namespace ddp::launcher

@@ -34,8 +34,8 @@ struct KeeperOptions {
 /// subreaper and leads a session of its own. It alone holds stdin and stdout, and it has the caller's signal
 /// mask.
 ///
-/// The parent is the keeper, under the name "ddp-keeper". It holds only stderr and returns the exit code of
-/// the program when everything is over:
+/// The parent is the keeper, under the name "ddp-keeper". It holds only stderr. run_keeper does not return
+/// there: the process ends with the exit code of the program when everything is over:
 /// - The agent ended by itself: its exit code, after every process that it left behind was killed.
 /// - The agent was killed, or the lease ran out (measured with CLOCK_BOOTTIME, which counts suspended time):
 ///   the tree, a stopped agent included, is frozen and killed; kExitAgentLost. If the agent died of the

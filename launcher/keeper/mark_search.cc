@@ -31,6 +31,7 @@ constexpr std::chrono::milliseconds kDeathTime{20};
 constexpr std::size_t kMaxEnvironment = 4u << 20;
 /// The number of times that a process is read again, 1 ms apart, until its exec has given it an environment.
 constexpr int kExecTries = 100;
+constexpr int kEmptyTries = 2;
 
 /// The reader answers for each process in turn: LOCAL_RANK, or one of these.
 constexpr int kNoNumber = -1;
@@ -64,7 +65,9 @@ std::optional<std::string_view> read_proc_file(pid_t pid, std::string_view name,
 
 /// Returns whether an environment that was read as empty really is. Otherwise the process was within an exec,
 /// where the old environment goes before the new one comes. A kernel thread has no memory, so no environment.
-bool has_no_environment(pid_t pid, std::span<char> buffer) {
+/// `tries`: how often it was read as empty before. A new environment also ends where it begins while the
+/// kernel counts its variables, so one look does not tell.
+bool has_no_environment(pid_t pid, std::span<char> buffer, int tries) {
   std::string_view rest = read_proc_file(pid, "stat", buffer).value_or("");
   rest.remove_prefix(std::min(rest.rfind(')'), rest.size()));
   const auto word = [&rest](int count) {  // the word that stands so many behind the last one
@@ -74,14 +77,14 @@ bool has_no_environment(pid_t pid, std::span<char> buffer) {
   };
   const std::string_view size = word(21);   // field 23 of proc(5): size of the memory
   const std::string_view begin = word(27);  // field 50: begin of the environment; 0: not there yet
-  return size == " 0" || size.empty() || (begin != " 0" && begin == word(1));
+  return size == " 0" || size.empty() || (tries >= kEmptyTries && begin != " 0" && begin == word(1));
 }
 
 /// Returns an empty text if there is none for us. Unset: the process was within an exec at each try.
 std::optional<std::string_view> read_environment(pid_t pid, int pidfd, std::span<char> buffer) {
   for (int tries = 0; tries < kExecTries; ++tries) {
     const auto text = read_proc_file(pid, "environ", buffer);
-    if (!text || !text->empty() || has_no_environment(pid, buffer)) return text.value_or("");
+    if (!text || !text->empty() || has_no_environment(pid, buffer, tries)) return text.value_or("");
     pollfd end{pidfd, POLLIN, 0};
     poll(&end, 1, 1);
   }

@@ -35,8 +35,8 @@ class MarkSearch {
   /// The processes found since the last call.
   std::vector<MarkedProcess> take_found();
   bool is_over() const { return next_ == pids_.size(); }
-  /// True if some environments were not read: a process blocked its reader or was always within an exec, or no
-  /// reader could be made.
+  /// True if some environments were not read: a process blocked its reader or was always within an exec, or
+  /// no reader could be made.
   bool skipped() const { return skipped_; }
   /// Waits until take_found is worth calling again, at most `limit`.
   void wait(std::chrono::milliseconds limit) const;

@@ -260,7 +260,8 @@ class LocalJob(LaunchTest):
                          "".join(f"{i}\n" for i in range(1, 10)))
 
     def test_blocked_reader_of_stdout_blocks_neither_stderr_nor_the_end(self):
-        process = self.start("sh", "-c", "while :; do echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; done")
+        # The worker ignores the first signal: the second would end ddplaunch without the warning if the job had ended before.
+        process = self.start("sh", "-c", "trap '' INT TERM; while :; do echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; done")
         self.assertTrue(process.stdout.readline())
         # The test stops reading, so the pipe and all buffers before it fill up.
         file = self.job_dir / "attempt_0" / "rank_00000.stdout"
