@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 
@@ -14,6 +15,7 @@
 #include "apps/ddplaunch/operate/page_html.h"
 #include "apps/ddplaunch/operate/page_server.h"
 #include "base/files.h"
+#include "base/format_text.h"
 #include "base/host_name.h"
 #include "base/secret.h"
 #include "base/trusted_path.h"
@@ -41,10 +43,11 @@ Result<std::string> page_token(const OperateOptions& options) {
                    ": the first line must have at least 16 letters and digits, and nothing else"};
 }
 
-/// Returns the host of an address for a browser: the name of this host for an address that means all.
-std::string url_host(const std::string& address) {
-  if (address == "0.0.0.0" || address == "::") return host_name();
-  return address.find(':') == std::string::npos ? address : '[' + address + ']';
+/// Returns the address of the page for a browser. Where the server listens at all addresses, the name of this
+/// host stands for them.
+std::string page_url(const std::string& address, std::uint16_t port, const std::string& token) {
+  const bool is_any = address == "0.0.0.0" || address == "::";
+  return "http://" + format_endpoint(is_any ? host_name() : address, port) + "/?token=" + token;
 }
 
 }  // namespace
@@ -69,8 +72,7 @@ Result<> serve_page(const OperateOptions& options, const launcher::JobEntry& job
   if (!token) return token.error();
   const auto server = PageServer::listen(options.address, options.port, job, Secret(*token));
   if (!server) return server.error();
-  std::printf("http://%s:%d/?token=%s\n", url_host(options.address).c_str(), (*server)->port(),
-              token->c_str());
+  std::printf("%s\n", page_url(options.address, (*server)->port(), *token).c_str());
   if (std::fflush(stdout) != 0) return system_error(errno, "standard output");
   std::fprintf(stderr, "ddplaunch: the page of job %s; Ctrl-C ends the page, not the job\n", job.job.c_str());
   (*server)->run();

@@ -123,8 +123,7 @@ TEST_CASE("A rank that serves the store leaves it last") {
   std::atomic<bool> read = false;
   std::thread other([&] {
     BoardDirectory directory(board);
-    std::this_thread::sleep_for(milliseconds(50));  // it reads slowly
-    read = true;
+    read = directory.find("left/0", milliseconds(20'000)).has_value();  // rank 0 waits from here on
     leave_store({1, 2}, directory, false);
   });
   BoardDirectory directory(board);
