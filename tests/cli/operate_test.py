@@ -767,6 +767,7 @@ class Logs(VerbTest):
         job = self.verb("--job-id", "short", "--nproc-per-node", 2, "sh", "-c", worker, cwd=self.dir, stdin=subprocess.DEVNULL)
         self.assert_code(job, 1)
         self.assertEqual(self.verb("logs").out, "[0] err 0\n[0] out 0\n[1] err 1\n[1] out 1\n")
+        self.assertIn("has no output of rank 99 in /", self.verb("logs", "--rank", 99).err)
         self.assertEqual(self.verb("logs", "--rank", 1).out, "[1] err 1\n[1] out 1\n")
         self.assertEqual(self.verb("logs", "--grep", "^out").out, "[0] out 0\n[1] out 1\n")
         self.assertEqual(self.verb("logs", "--failed", "--grep", "out").out, "[1] out 1\n")

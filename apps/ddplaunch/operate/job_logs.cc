@@ -144,6 +144,9 @@ class LogPrinter {
     }
     for (auto& [key, file] : files_)
       if (!file.rest.empty()) print_line(key, file.rest);
+    if (options_.rank && files_.empty() && !options_.failed)
+      std::fprintf(stderr, "ddplaunch: job %s has no output of rank %u in %s\n", job_.job.c_str(),
+                   *options_.rank, job_.directory.c_str());
     if (std::fflush(stdout) != 0) return system_error(errno, "standard output");
     return {};
   }
