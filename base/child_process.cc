@@ -12,6 +12,8 @@
 #include <cerrno>
 #include <cstdint>
 #include <memory>
+#include <system_error>
+#include <thread>
 
 #include "base/child_setup.h"
 #include "base/find_program.h"
@@ -51,10 +53,52 @@ class AllSignalsBlocked {
   std::uint64_t before_ = 0;
 };
 
+std::optional<ExitStatus> wait_for(pid_t pid, int flags) {
+  siginfo_t info = {};
+  int rc;
+  do {
+    rc = waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | flags);
+  } while (rc != 0 && errno == EINTR);
+  if (rc != 0) return ExitStatus{};  // ECHILD: other code has reaped it
+  if (info.si_pid == 0) return std::nullopt;
+  return ExitStatus::from_siginfo(info);
+}
+
 struct SpawnedProcess {
   pid_t pid;
-  UniqueFd pidfd;
+  UniqueFd end{};  ///< ChildProcess::end_fd; empty until watch() where the kernel has no pidfds
+  std::thread watcher{};
 };
+
+/// Watches the end of a child where the kernel has no pidfds: a thread waits for it and writes to a pipe.
+/// Call it with all signals blocked, which the thread inherits.
+Result<> watch_by_thread(SpawnedProcess& child) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "pipe to watch a new process");
+  child.end.reset(ends[0]);
+  try {
+    child.watcher = std::thread([pid = child.pid, end = UniqueFd(ends[1])] {
+      siginfo_t info;
+      // The kernel keeps to this child, also when another thread reaps it and the number is used again.
+      while (waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT) != 0 && errno == EINTR) {
+      }
+      [[maybe_unused]] const ssize_t written = write(end.get(), "", 1);
+    });
+  } catch (const std::system_error& failed) {
+    return system_error(failed.code().value(), "a thread to watch a new process");
+  }
+  return {};
+}
+
+/// Sees to it that the end of a new child can be waited for. Kills the child on failure.
+Result<> watch(SpawnedProcess& child) {
+  if (has_pidfds()) return {};
+  auto watched = watch_by_thread(child);
+  if (watched) return watched;
+  kill(child.pid, SIGKILL);
+  (void)wait_for(child.pid, 0);
+  return watched;
+}
 
 #if DDP_SPAWN_BY_FORK
 
@@ -70,7 +114,8 @@ Result<SpawnedProcess> give_birth(ChildPlan& plan, int) {
   // End of file without data means that exec closed the pipe.
   while (read(read_end.get(), &plan.failure, sizeof plan.failure) < 0 && errno == EINTR) {
   }
-  return SpawnedProcess{pid, UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0U)))};
+  return SpawnedProcess{pid,
+                        UniqueFd(has_pidfds() ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0U)) : -1)};
 }
 
 #else
@@ -119,7 +164,8 @@ Result<SpawnedProcess> give_birth(ChildPlan& plan, int cgroup) {
   // CLONE_VFORK suspends this thread until the child has executed or ended, so the child may use this stack.
   alignas(64) char stack[32 * 1024];
   int pidfd = -1;
-  if (cgroup >= 0) {
+  const int flags = CLONE_VM | CLONE_VFORK | SIGCHLD | (has_pidfds() ? CLONE_PIDFD : 0);
+  if (cgroup >= 0 && has_pidfds()) {
     // A child that starts inside the group need not enter it.
     const int procs = std::exchange(plan.cgroup_procs, -1);
     const pid_t pid = clone_into_cgroup(plan, stack, sizeof stack, pidfd, cgroup);
@@ -127,8 +173,7 @@ Result<SpawnedProcess> give_birth(ChildPlan& plan, int cgroup) {
     // An old kernel, a container's filter or the group refused: use plain clone.
     plan.cgroup_procs = procs;
   }
-  const pid_t pid =
-      clone(enter_child, stack + sizeof stack, CLONE_VM | CLONE_VFORK | CLONE_PIDFD | SIGCHLD, &plan, &pidfd);
+  const pid_t pid = clone(enter_child, stack + sizeof stack, flags, &plan, &pidfd);
   if (pid < 0) {
     Error error = system_error(errno, "clone");
     if (error.sys == EAGAIN) error.text += "; the limit of processes is reached (ulimit -u)";
@@ -188,17 +233,6 @@ Error failure_of(const ChildSpec& spec, const ChildPlan& plan) {
   }
 }
 
-std::optional<ExitStatus> wait_for(int pidfd, int flags) {
-  siginfo_t info = {};
-  int rc;
-  do {
-    rc = waitid(P_PIDFD, static_cast<id_t>(pidfd), &info, WEXITED | flags);
-  } while (rc != 0 && errno == EINTR);
-  if (rc != 0) return ExitStatus{};  // ECHILD: other code has reaped it
-  if (info.si_pid == 0) return std::nullopt;
-  return ExitStatus::from_siginfo(info);
-}
-
 }  // namespace
 
 rlim_t raise_nofile() {
@@ -247,23 +281,28 @@ Result<ChildProcess> spawn(const ChildSpec& spec) {
 
   Result<SpawnedProcess> spawned = [&plan, &spec] {
     AllSignalsBlocked quiet;
-    return give_birth(plan, spec.cgroup);
+    auto process = give_birth(plan, spec.cgroup);
+    if (!process || plan.failure.step != ChildStep::kNone) return process;
+    if (auto done = watch(*process); !done) process = done.error();
+    return process;
   }();
   if (!spawned) return within("start " + spec.path, spawned.error());
   ChildProcess child;
   child.pid_ = spawned->pid;
-  child.pidfd_ = std::move(spawned->pidfd);
+  child.end_ = std::move(spawned->end);
+  child.watcher_ = std::move(spawned->watcher);
   child.leads_group_ = spec.new_session;
   if (plan.failure.step == ChildStep::kNone) return child;
   // The child has ended itself in give_up, so this wait is short.
-  child.status_ = wait_for(child.pidfd_.get(), 0);
+  child.status_ = wait_for(child.pid_, 0);
   return failure_of(spec, plan);
 }
 
 ChildProcess::ChildProcess(ChildProcess&& other) noexcept
     : pid_(std::exchange(other.pid_, -1)),
       leads_group_(other.leads_group_),
-      pidfd_(std::move(other.pidfd_)),
+      end_(std::move(other.end_)),
+      watcher_(std::move(other.watcher_)),
       status_(std::exchange(other.status_, std::nullopt)) {}
 
 ChildProcess& ChildProcess::operator=(ChildProcess&& other) noexcept {
@@ -271,7 +310,8 @@ ChildProcess& ChildProcess::operator=(ChildProcess&& other) noexcept {
   destroy();
   pid_ = std::exchange(other.pid_, -1);
   leads_group_ = other.leads_group_;
-  pidfd_ = std::move(other.pidfd_);
+  end_ = std::move(other.end_);
+  watcher_ = std::move(other.watcher_);
   status_ = std::exchange(other.status_, std::nullopt);
   return *this;
 }
@@ -288,7 +328,7 @@ void ChildProcess::destroy() {
   } else {
     (void)send_signal(SIGKILL);
   }
-  pollfd ended{pidfd_.get(), POLLIN, 0};
+  pollfd ended{end_.get(), POLLIN, 0};
   poll(&ended, 1, 1000);
   (void)try_wait();
   abandon();
@@ -296,17 +336,18 @@ void ChildProcess::destroy() {
 
 std::optional<ExitStatus> ChildProcess::peek() const {
   if (status_ || pid_ <= 0) return status_;
-  return wait_for(pidfd_.get(), WNOHANG | WNOWAIT);
+  return wait_for(pid_, WNOHANG | WNOWAIT);
 }
 
 std::optional<ExitStatus> ChildProcess::try_wait() {
-  if (!status_ && pid_ > 0) status_ = wait_for(pidfd_.get(), WNOHANG);
+  if (!status_ && pid_ > 0) status_ = wait_for(pid_, WNOHANG);
+  if (status_ && watcher_.joinable()) watcher_.join();  // the end of the child has ended it, too
   return status_;
 }
 
 Result<> ChildProcess::send_signal(int signal) const {
   if (!running()) return system_error(ESRCH, "signal a process that has ended");
-  if (syscall(SYS_pidfd_send_signal, pidfd_.get(), signal, nullptr, 0U) != 0) {
+  if (kill(pid_, signal) != 0) {
     return system_error(errno, "send " + signal_name(signal) + " to process " + std::to_string(pid_));
   }
   return {};
@@ -322,7 +363,8 @@ Result<> ChildProcess::send_group_signal(int signal) const {
 
 void ChildProcess::abandon() {
   pid_ = -1;
-  pidfd_.reset();
+  end_.reset();
+  if (watcher_.joinable()) watcher_.detach();
   status_.reset();
 }
 

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -53,10 +54,10 @@ struct ChildSpec {
   std::optional<sigset_t> signal_mask;  ///< signals that the child starts with blocked; unset: none
 };
 
-/// One child of this process. It owns the pid and the pidfd; the caller waits until the pidfd is readable,
-/// which means that the child has ended. The destructor kills the process group of a running child and reaps
-/// the child. Not thread-safe. No other code of the process may reap this pid (no waitpid(-1), no ignored
-/// SIGCHLD).
+/// One child of this process. It owns the pid; the caller waits until end_fd() is readable, which means that
+/// the child has ended. The number stays the child's until it is reaped here. The destructor kills the
+/// process group of a running child and reaps the child. Not thread-safe. No other code of the process may
+/// reap this pid (no waitpid(-1), no ignored SIGCHLD).
 class ChildProcess {
  public:
   ChildProcess() = default;  ///< empty
@@ -70,7 +71,8 @@ class ChildProcess {
   ~ChildProcess();
 
   pid_t pid() const { return pid_; }
-  int pidfd() const { return pidfd_.get(); }  ///< borrowed; readable once the child has ended
+  /// Borrowed; readable once the child has ended. A pidfd, or a pipe where the kernel has none.
+  int end_fd() const { return end_.get(); }
   explicit operator bool() const { return pid_ > 0; }
   bool running() const { return pid_ > 0 && !status_; }  ///< not yet reaped
 
@@ -97,7 +99,8 @@ class ChildProcess {
 
   pid_t pid_ = -1;
   bool leads_group_ = false;
-  UniqueFd pidfd_;
+  UniqueFd end_;
+  std::thread watcher_;  ///< writes to end_ where the kernel has no pidfds
   std::optional<ExitStatus> status_;
 };
 

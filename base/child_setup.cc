@@ -5,10 +5,9 @@
 #include <linux/close_range.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <sys/utsname.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
@@ -67,11 +66,9 @@ void apply(unsigned first, unsigned last, unsigned flags) {
   visit_descriptors(first, last, flags);
 }
 
-std::string failed(const char* name) {
-  const std::string reason = std::strerror(errno);
-  utsname names{};
-  uname(&names);
-  return std::string("Linux ") + names.release + " lacks or refuses " + name + " (" + reason + ")";
+bool try_pidfds() {
+  const UniqueFd self(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0U)));
+  return self && syscall(SYS_pidfd_send_signal, self.get(), 0, nullptr, 0U) == 0;
 }
 
 [[noreturn]] void give_up(ChildPlan& plan, ChildStep step, int err) {
@@ -150,15 +147,12 @@ void close_descriptors_at_exec(unsigned first) {
   apply(first, ~0U, CLOSE_RANGE_CLOEXEC);
 }
 
-std::string missing_kernel_call() {
-  const UniqueFd self(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0U)));
-  if (!self) return failed("pidfd_open");
-  if (syscall(SYS_pidfd_send_signal, self.get(), 0, nullptr, 0U) != 0) return failed("pidfd_send_signal");
-  siginfo_t info{};
-  // This process is no child of its own, so ECHILD means that the kernel knows the call.
-  if (waitid(P_PIDFD, static_cast<id_t>(self.get()), &info, WEXITED | WNOHANG) != 0 && errno != ECHILD)
-    return failed("waitid(P_PIDFD)");
-  return {};
+bool has_pidfds() {
+  // Threads that ask at the same time get the same answer.
+  static std::atomic<int> known{-1};
+  int answer = known.load(std::memory_order_relaxed);
+  if (answer < 0) known.store(answer = try_pidfds() ? 1 : 0, std::memory_order_relaxed);
+  return answer == 1;
 }
 
 void run_child(ChildPlan& plan) {

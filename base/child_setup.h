@@ -5,7 +5,6 @@
 
 #include <csignal>
 #include <cstddef>
-#include <string>
 
 namespace ddp {
 
@@ -52,9 +51,9 @@ void close_descriptors(unsigned first, unsigned last);
 /// 5.11). Async-signal-safe.
 void close_descriptors_at_exec(unsigned first);
 
-/// Returns text about the first call without which no child can be watched and signalled safely (Linux 5.4
-/// has them all): "Linux 4.19.0 lacks or refuses pidfd_open (Function not implemented)". Empty: none is
-/// missing.
-std::string missing_kernel_call();
+/// Returns whether the kernel has pidfds and lets this process use them: Linux 5.3 and later, unless a
+/// container's filter refuses them. Only a pidfd can be given to poll(): it is readable when the process
+/// ends.
+bool has_pidfds();
 
 }  // namespace ddp

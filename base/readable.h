@@ -19,9 +19,9 @@ inline bool is_writable(int fd) {
 }
 
 /// Waits until a read of `descriptor` would not block. Returns the error of a cancelled or closed descriptor.
-/// For callers that take readiness itself as the event, as with a pidfd. async_wait alone is unreliable: Asio
-/// (seen in 1.81) reuses the state of a closed descriptor for the next one opened. A queued event of the
-/// closed descriptor then completes the wait of the new one.
+/// For callers that take readiness itself as the event, as with ChildProcess::end_fd. async_wait alone is
+/// unreliable: Asio (seen in 1.81) reuses the state of a closed descriptor for the next one opened. A queued
+/// event of the closed descriptor then completes the wait of the new one.
 inline Awaitable<error_code> until_readable(asio::posix::stream_descriptor& descriptor) {
   for (;;) {
     const auto [error] = co_await descriptor.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);

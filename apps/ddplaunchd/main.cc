@@ -6,7 +6,6 @@
 #include "apps/ddplaunchd/commands.h"
 #include "apps/ddplaunchd/daemon_options.h"
 #include "base/build_identity.h"
-#include "base/child_setup.h"
 #include "base/standard_descriptors.h"
 #include "launcher/keeper/keeper.h"
 #include "rendezvous/secure/link_token.h"
@@ -14,12 +13,6 @@
 namespace {
 
 int serve_one_job() {
-  if (const std::string missing = ddp::missing_kernel_call(); !missing.empty()) {
-    std::fprintf(stderr,
-                 "ddplaunchd: %s; ddplaunch needs Linux 5.4 or later, and a container that allows it\n",
-                 missing.c_str());
-    return 110;
-  }
   // A profile of this node may have set the token. Setup scripts and tools must not see it.
   (void)ddp::rendezvous::take_token_from_environment();
   ddp::launcher::KeeperOptions options;

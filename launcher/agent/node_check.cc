@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "base/child_process.h"
+#include "base/child_setup.h"
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/find_program.h"
@@ -76,9 +77,11 @@ std::string missing_call(long number) {
 }
 
 rendezvous::Pairs check_features(const std::string& job_id, const std::string* path) {
-  rendezvous::Pairs features = {{"pidfd_open", missing_call(SYS_pidfd_open)},
-                                {"clone3", missing_call(SYS_clone3)},
-                                {"close_range", missing_call(SYS_close_range)}};
+  rendezvous::Pairs features = {
+      {"pidfds",
+       has_pidfds() ? "" : "not in this kernel, or refused: processes are watched by threads and by number"},
+      {"clone3", missing_call(SYS_clone3)},
+      {"close_range", missing_call(SYS_close_range)}};
   auto group = Cgroup::make(own_cgroups(), job_id, 0);
   features.emplace_back("control groups", group ? "" : group.error().text);
   if (group) group->remove(std::chrono::milliseconds(100));

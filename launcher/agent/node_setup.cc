@@ -157,7 +157,7 @@ Awaitable<Result<EnvVars>> NodeSetup::run(rendezvous::JobStart job, EnvVars node
   running_ = running;
   running->child = std::move(*child);
   running->out.assign(reader.release());
-  running->end.assign(::fcntl(running->child.pidfd(), F_DUPFD_CLOEXEC, 0));
+  running->end.assign(::fcntl(running->child.end_fd(), F_DUPFD_CLOEXEC, 0));
   if (stopped_) stop();
   asio::co_spawn(executor_, watch_end(running), asio::detached);  // ends with the shell
   std::array<char, 8192> chunk;

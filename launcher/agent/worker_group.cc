@@ -1,7 +1,6 @@
 #include "launcher/agent/worker_group.h"
 
 #include <fcntl.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include "base/spawn_off_loop.h"
 #include "launcher/keeper/cgroup.h"
 #include "launcher/keeper/mark_search.h"
+#include "launcher/keeper/process_fd.h"
 #include "launcher/keeper/process_table.h"
 
 namespace ddp::launcher {
@@ -45,7 +45,7 @@ struct WorkerGroup::Worker {
   explicit Worker(asio::any_io_executor executor) : end(executor) {}
   std::uint32_t rank = 0;
   ChildProcess child;
-  asio::posix::stream_descriptor end;  ///< a copy of the pidfd for the loop
+  asio::posix::stream_descriptor end;  ///< a copy of the child's end_fd for the loop
   bool has_input = false;              ///< its stdin is a pipe
   bool terminated = false;             ///< we sent SIGTERM before its end began
   bool ended = false;
@@ -153,7 +153,7 @@ void WorkerGroup::watch(Launch launch, ChildProcess child) {
   worker->rank = launch.rank;
   worker->child = std::move(child);
   error_code failed;
-  worker->end.assign(::fcntl(worker->child.pidfd(), F_DUPFD_CLOEXEC, 0), failed);
+  worker->end.assign(::fcntl(worker->child.end_fd(), F_DUPFD_CLOEXEC, 0), failed);
   if (failed) {  // it must not run unwatched; ~ChildProcess ends it
     events_.worker_not_started(launch.rank, system_error(failed.value(), "a descriptor to watch the worker"));
     return;
@@ -265,9 +265,7 @@ Awaitable<std::vector<KnownProcess>> WorkerGroup::find_orphans(std::vector<std::
   std::vector<KnownProcess> roots;
   std::vector<pid_t> unknown;
   // Only the loop reaps our children, so between two awaits a child keeps its number.
-  const auto add_child = [&roots](pid_t pid) {
-    roots.push_back({pid, UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0U)))});
-  };
+  const auto add_child = [&roots](pid_t pid) { roots.push_back({pid, open_process(pid)}); };
   for (const auto& worker : workers_) {
     sessions[worker->child.pid()] = chosen(worker->rank);
     if (chosen(worker->rank)) add_child(worker->child.pid());
@@ -284,7 +282,7 @@ Awaitable<std::vector<KnownProcess>> WorkerGroup::find_orphans(std::vector<std::
     pause.expires_after(kSettlePause);
     co_await pause.async_wait(kUseTuple);
     for (MarkedProcess& orphan : search.take_found())
-      if (chosen(orphan.local_rank)) roots.push_back({orphan.pid, std::move(orphan.pidfd)});
+      if (chosen(orphan.local_rank)) roots.push_back({orphan.pid, std::move(orphan.process)});
   }
   co_return roots;
 }

@@ -41,7 +41,7 @@ class WorkerEvents : public OutputSink {
 };
 
 /// The workers of this node, for one attempt or for several that some workers survive. Starts them, reads
-/// their pipes, notices their end by pidfd, stops them. Loop thread only. The owner keeps the group alive
+/// their pipes, notices their ends, stops them. Loop thread only. The owner keeps the group alive
 /// until `ended` has returned.
 class WorkerGroup {
  public:

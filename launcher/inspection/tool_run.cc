@@ -88,7 +88,7 @@ Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::
   }
   const auto run = std::make_shared<Running>(
       Running{asio::posix::stream_descriptor(executor, reader.release()),
-              asio::posix::stream_descriptor(executor, ::fcntl(child->pidfd(), F_DUPFD_CLOEXEC, 0)),
+              asio::posix::stream_descriptor(executor, ::fcntl(child->end_fd(), F_DUPFD_CLOEXEC, 0)),
               asio::steady_timer(executor), asio::steady_timer(executor), std::move(*child)});
   const pid_t pid = run->child.pid();
   pids->insert(pid);

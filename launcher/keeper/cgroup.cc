@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -24,6 +23,7 @@
 #include <vector>
 
 #include "base/parse_text.h"
+#include "launcher/keeper/process_fd.h"
 
 namespace ddp::launcher {
 namespace {
@@ -198,19 +198,19 @@ void remove_below(int directory, int depth = 0) {
   }
 }
 
-/// A process that is listed before and after its pidfd was opened is a member of the group. Its number was
+/// A process that is listed before and after it was opened is a member of the group. Its number was
 /// not reused in between.
 void kill_listed(int directory) {
   const std::vector<pid_t> before = pids_in(directory);
   for (std::size_t begin = 0; begin < before.size(); begin += kBatch) {
     const auto batch = std::span(before).subspan(begin, std::min(kBatch, before.size() - begin));
-    std::vector<UniqueFd> pidfds;
+    std::vector<UniqueFd> processes;
     for (const pid_t pid : batch)
-      pidfds.emplace_back(static_cast<int>(syscall(SYS_pidfd_open, pid, 0U)));
+      processes.push_back(open_process(pid));
     const std::vector<pid_t> after = pids_in(directory);
     for (std::size_t i = 0; i < batch.size(); ++i) {
-      if (pidfds[i] && std::binary_search(after.begin(), after.end(), batch[i]))
-        syscall(SYS_pidfd_send_signal, pidfds[i].get(), SIGKILL, nullptr, 0U);
+      if (processes[i] && std::binary_search(after.begin(), after.end(), batch[i]))
+        (void)signal_process(processes[i].get(), batch[i], SIGKILL);
     }
   }
 }

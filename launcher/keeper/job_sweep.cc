@@ -1,7 +1,6 @@
 #include "launcher/keeper/job_sweep.h"
 
 #include <signal.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "launcher/keeper/mark_search.h"
+#include "launcher/keeper/process_fd.h"
 #include "launcher/keeper/process_tree.h"
 
 namespace ddp::launcher {
@@ -70,10 +70,10 @@ Awaitable<Guarded> find_guarded(asio::any_io_executor executor, std::string job_
 
 /// Signals a keeper that still has its number and its name.
 void signal_keeper(pid_t pid, int number) {
-  const UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
+  const UniqueFd process = open_process(pid);
   const auto info = read_process(pid);
-  if (pidfd && info && info->comm == kKeeperName && !has_ended(pidfd.get()))
-    (void)::syscall(SYS_pidfd_send_signal, pidfd.get(), number, nullptr, 0U);
+  if (process && info && info->comm == kKeeperName && !has_ended(process.get()))
+    (void)signal_process(process.get(), pid, number);
 }
 
 }  // namespace

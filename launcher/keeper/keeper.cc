@@ -6,7 +6,6 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,12 +27,15 @@
 #include "base/result.h"
 #include "launcher/keeper/cgroup.h"
 #include "launcher/keeper/continue_timers.h"
+#include "launcher/keeper/process_fd.h"
 #include "launcher/keeper/process_tree.h"
 
 namespace ddp::launcher {
 namespace {
 
 constexpr std::chrono::milliseconds kRemoveTime{200};
+/// The time in ms between two looks at the parent where the kernel has no pidfds.
+constexpr int kLookPause = 1000;
 
 /// Writes to stderr. Never blocks, because the reader may have stopped reading.
 void say(const std::string& text) {
@@ -51,14 +53,14 @@ class Keeper {
       : options_(options),
         continue_timers_(continue_timers),
         agent_(agent),
-        agent_pidfd_(static_cast<int>(syscall(SYS_pidfd_open, agent, 0U))),
-        parent_pidfd_(static_cast<int>(syscall(SYS_pidfd_open, getppid(), 0U))),
+        agent_process_(open_process(agent)),
+        parent_process_(open_process(getppid())),
         socket_(std::move(socket)),
         signals_(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK)),
         lease_end_(timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK)) {}
 
   int run() {
-    if (!agent_pidfd_ || !signals_ || !lease_end_) {
+    if (!agent_process_ || !signals_ || !lease_end_) {
       say(system_error(errno, "prepare to watch the agent").text);
       return kill_all("the agent cannot be watched");
     }
@@ -66,10 +68,10 @@ class Keeper {
       pollfd events[] = {{signals_.get(), POLLIN, 0},
                          {socket_.get(), POLLIN, 0},
                          {lease_end_.get(), POLLIN, 0},
-                         {parent_pidfd_.get(), POLLIN, 0}};
-      poll(events, 4, -1);
+                         {has_pidfds() ? parent_process_.get() : -1, POLLIN, 0}};
+      poll(events, 4, has_pidfds() || !parent_process_ ? -1 : kLookPause);
       continue_timers_.renew();
-      if (events[3].revents != 0) parent_ended();
+      if (parent_process_ && has_ended(parent_process_.get())) parent_ended();
       read_agent();
       read_signals();
       reap();
@@ -83,6 +85,7 @@ class Keeper {
   void take(const KeeperPacket& packet, std::string text);
   void read_signals();
   void parent_ended();
+  void signal_agent(int number) { (void)signal_process(agent_process_.get(), agent_, number); }
   void reap();
   bool lease_over();
   void set_lease_end(std::int64_t at_ns);
@@ -98,8 +101,8 @@ class Keeper {
   KeeperOptions options_;
   ContinueTimers& continue_timers_;
   pid_t agent_;
-  UniqueFd agent_pidfd_;
-  UniqueFd parent_pidfd_;  ///< of the master, or of the SSH session; empty: outside of our PID namespace
+  UniqueFd agent_process_;
+  UniqueFd parent_process_;  ///< of the master, or of the SSH session; empty: outside of our PID namespace
   UniqueFd socket_;
   UniqueFd signals_;
   UniqueFd lease_end_;
@@ -168,17 +171,17 @@ void Keeper::read_signals() {
   while (read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
     if (info.ssi_signo == SIGCHLD || stop_passed_on_ != 0) continue;
     stop_passed_on_ = static_cast<int>(info.ssi_signo);
-    syscall(SYS_pidfd_send_signal, agent_pidfd_.get(), stop_passed_on_, nullptr, 0U);
+    signal_agent(stop_passed_on_);
     // A stopped agent would not receive the signal.
-    syscall(SYS_pidfd_send_signal, agent_pidfd_.get(), SIGCONT, nullptr, 0U);
+    signal_agent(SIGCONT);
   }
 }
 
 /// The other side of the agent's link has most likely ended, too. SIGCONT lets a stopped agent see that; a
 /// running agent decides for itself.
 void Keeper::parent_ended() {
-  parent_pidfd_.reset();
-  syscall(SYS_pidfd_send_signal, agent_pidfd_.get(), SIGCONT, nullptr, 0U);
+  parent_process_.reset();
+  signal_agent(SIGCONT);
 }
 
 void Keeper::reap() {
@@ -232,9 +235,8 @@ void Keeper::remove_directory() {
     ::rmdir(directory_.c_str());
     _exit(0);
   }
-  const UniqueFd ended(child < 0 ? -1 : static_cast<int>(syscall(SYS_pidfd_open, child, 0U)));
-  pollfd entry{ended.get(), POLLIN, 0};
-  if (ended) poll(&entry, 1, static_cast<int>(kRemoveTime.count()));
+  const UniqueFd remover = child < 0 ? UniqueFd() : open_process(child);
+  if (remover) wait_for_end(remover.get(), kRemoveTime);
   reap();
 }
 
@@ -263,7 +265,7 @@ int Keeper::after_agent() {
 /// Stops the agent first, because a running agent would report the workers that die as the cause of the
 /// failure.
 int Keeper::end_lease() {
-  syscall(SYS_pidfd_send_signal, agent_pidfd_.get(), SIGSTOP, nullptr, 0U);
+  signal_agent(SIGSTOP);
   return kill_all("the agent's lease expired");
 }
 
@@ -290,7 +292,7 @@ void become_keeper() {
   const UniqueFd score(open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
   if (score) [[maybe_unused]]
     const ssize_t written = write(score.get(), "-900", 4);
-  // The keeper needs a pidfd for each process of a tree that it kills.
+  // The keeper needs a descriptor for each process of a tree that it kills.
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
     limit.rlim_cur = limit.rlim_max;

@@ -19,6 +19,7 @@
 
 #include "base/child_setup.h"
 #include "base/parse_text.h"
+#include "launcher/keeper/process_fd.h"
 #include "launcher/keeper/process_table.h"
 
 namespace ddp::launcher {
@@ -81,20 +82,19 @@ bool has_no_environment(pid_t pid, std::span<char> buffer, int tries) {
 }
 
 /// Returns an empty text if there is none for us. Unset: the process was within an exec at each try.
-std::optional<std::string_view> read_environment(pid_t pid, int pidfd, std::span<char> buffer) {
+std::optional<std::string_view> read_environment(pid_t pid, int process, std::span<char> buffer) {
   for (int tries = 0; tries < kExecTries; ++tries) {
     const auto text = read_proc_file(pid, "environ", buffer);
     if (!text || !text->empty() || has_no_environment(pid, buffer, tries)) return text.value_or("");
-    pollfd end{pidfd, POLLIN, 0};
-    poll(&end, 1, 1);
+    wait_for_end(process, std::chrono::milliseconds(1));
   }
   return std::nullopt;
 }
 
-/// Sends the pidfd along if the process is marked. False: the receiver is gone.
-bool send_answer(int socket, int answer, int pidfd) {
+/// Sends the process along if it is marked. False: the receiver is gone.
+bool send_answer(int socket, int answer, int process) {
   iovec bytes{&answer, sizeof answer};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof pidfd)] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof process)] = {};
   msghdr message = {};
   message.msg_iov = &bytes;
   message.msg_iovlen = 1;
@@ -104,14 +104,14 @@ bool send_answer(int socket, int answer, int pidfd) {
     cmsghdr* head = CMSG_FIRSTHDR(&message);
     head->cmsg_level = SOL_SOCKET;
     head->cmsg_type = SCM_RIGHTS;
-    head->cmsg_len = CMSG_LEN(sizeof pidfd);
-    std::copy_n(reinterpret_cast<const char*>(&pidfd), sizeof pidfd, CMSG_DATA(head));
+    head->cmsg_len = CMSG_LEN(sizeof process);
+    std::copy_n(reinterpret_cast<const char*>(&process), sizeof process, CMSG_DATA(head));
   }
   return sendmsg(socket, &message, MSG_NOSIGNAL) == sizeof answer;
 }
 
-/// Receives one answer, and the pidfd that came with it. Returns what recvmsg returns.
-ssize_t receive_answer(int socket, int& answer, UniqueFd& pidfd) {
+/// Receives one answer, and the process that came with it. Returns what recvmsg returns.
+ssize_t receive_answer(int socket, int& answer, UniqueFd& process) {
   iovec bytes{&answer, sizeof answer};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message = {};
@@ -124,7 +124,7 @@ ssize_t receive_answer(int socket, int& answer, UniqueFd& pidfd) {
   if (head != nullptr) {
     int fd = -1;
     std::copy_n(CMSG_DATA(head), sizeof fd, reinterpret_cast<unsigned char*>(&fd));
-    pidfd.reset(fd);
+    process.reset(fd);
   }
   return size;
 }
@@ -139,16 +139,15 @@ ssize_t receive_answer(int socket, int& answer, UniqueFd& pidfd) {
   dup2(answers, 0);
   close_descriptors(1, ~0U);
   for (const pid_t pid : pids) {
-    // Open the pidfd first, so that the environment belongs to the pidfd's process.
-    const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0U));
+    // Open the process first, so that the environment is its own.
+    const UniqueFd process = open_process(pid);
     int answer = kUnmarked;
-    if (pidfd >= 0) {
-      const auto environment = read_environment(pid, pidfd, buffer);
+    if (process) {
+      const auto environment = read_environment(pid, process.get(), buffer);
       answer = environment ? mark_in(*environment, mark) : kUnread;
-      if (answer != kUnmarked && has_ended(pidfd)) answer = kUnmarked;
+      if (answer != kUnmarked && has_ended(process.get())) answer = kUnmarked;
     }
-    if (!send_answer(0, answer, pidfd)) _exit(0);
-    if (pidfd >= 0) close(pidfd);
+    if (!send_answer(0, answer, process.get())) _exit(0);
   }
   _exit(0);
 }
@@ -205,13 +204,13 @@ std::vector<MarkedProcess> MarkSearch::take_found() {
   bool ended = false;
   while (!is_over() && !ended) {
     int answer = kUnmarked;
-    UniqueFd pidfd;
-    const ssize_t size = receive_answer(answers_.get(), answer, pidfd);
+    UniqueFd process;
+    const ssize_t size = receive_answer(answers_.get(), answer, process);
     if (size < 0 && errno == EINTR) continue;
     if (size < 0) break;
     ended = size == 0;  // the reader was killed
     if (ended) break;
-    if (pidfd) found.push_back({pids_[next_], answer, std::move(pidfd)});
+    if (process) found.push_back({pids_[next_], answer, std::move(process)});
     skipped_ = skipped_ || answer == kUnread;
     ++next_;
     stalled_at_ = Clock::now() + kStall;

@@ -2,8 +2,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <poll.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +13,7 @@
 #include "base/files.h"
 #include "base/parse_text.h"
 #include "base/unique_fd.h"
+#include "launcher/keeper/process_fd.h"
 
 namespace ddp::launcher {
 namespace {
@@ -130,13 +129,8 @@ std::vector<ProcessInfo> list_processes() {
   return processes;
 }
 
-bool has_ended(int pidfd) {
-  pollfd entry{pidfd, POLLIN, 0};
-  return poll(&entry, 1, 0) == 1 && (entry.revents & POLLIN) != 0;
-}
-
 bool has_pid_ended(pid_t pid) {
-  const UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, pid, 0U)));
+  const UniqueFd process = open_process(pid);
   return process ? has_ended(process.get()) : errno == ESRCH;
 }
 

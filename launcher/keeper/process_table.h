@@ -50,9 +50,7 @@ std::optional<ProcessStat> parse_stat(std::string_view text);
 /// Unset if there is no such process. Blocks while the process is inside exec.
 std::optional<ProcessStat> read_stat(pid_t pid);
 
-/// Returns whether the process of a pidfd has ended.
-bool has_ended(int pidfd);
-/// The same by number; false if another process has the number meanwhile. Zombies count as ended.
+/// False if another process has the number meanwhile. Zombies count as ended.
 bool has_pid_ended(pid_t pid);
 
 /// Returns whether `environment` (NAME=value entries, each ended by NUL, as in /proc/PID/environ) has exactly

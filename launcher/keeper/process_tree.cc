@@ -3,7 +3,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 
 #include "launcher/keeper/cgroup.h"
 #include "launcher/keeper/mark_search.h"
+#include "launcher/keeper/process_fd.h"
 
 namespace ddp::launcher {
 namespace {
@@ -25,8 +25,8 @@ constexpr rlim_t kSpareDescriptors = 32;
 constexpr std::chrono::milliseconds kSearchPause{20};
 
 /// Empty: no such process, or no free descriptor (sets `crowded`).
-UniqueFd open_process(pid_t pid, bool& crowded) {
-  UniqueFd fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0U)));
+UniqueFd open_if_spare(pid_t pid, bool& crowded) {
+  UniqueFd fd = open_process(pid);
   rlimit limit{};
   if (!fd) {
     crowded = crowded || errno == EMFILE || errno == ENFILE;
@@ -79,9 +79,9 @@ TreeKill::TreeKill(TreeScope scope, std::chrono::milliseconds bound,
   if (!only) return;
   for (KnownProcess& child : *only) {
     const auto info = read_process(child.pid);
-    // Check the pidfd after the read, so that `info` belongs to the pidfd's process.
-    if (child.pidfd && info && info->parent == getpid() && !has_ended(child.pidfd.get()))
-      adopt(child.pid, std::move(child.pidfd), false);
+    // Check the end after the read, so that `info` belongs to this process.
+    if (child.process && info && info->parent == getpid() && !has_ended(child.process.get()))
+      adopt(child.pid, std::move(child.process), false);
   }
 }
 
@@ -115,7 +115,7 @@ bool TreeKill::step() {
     // Only a later pass proves that no process was forked in between.
     retry_later = !members_.empty();
     for (auto& [pid, member] : members_)
-      signal(member, SIGKILL);
+      signal(pid, member, SIGKILL);
   }
   drop_dead();
   const bool only_foreign =
@@ -132,15 +132,16 @@ bool TreeKill::step() {
 /// fork outruns it.
 std::size_t TreeKill::kill_cgroup() {
   if (!scope_.cgroup) return 0;
-  std::vector<std::pair<pid_t, UniqueFd>> opened;
+  std::vector<KnownProcess> opened;
   for (const pid_t pid : scope_.cgroup->pids()) {
-    if (!members_.contains(pid)) opened.emplace_back(pid, open_process(pid, crowded_));
+    if (!members_.contains(pid)) opened.push_back({pid, open_if_spare(pid, crowded_)});
   }
-  // A pid that is listed again after its pidfd was opened was not reused.
+  // A pid that is listed again after the process was opened was not reused.
   const std::vector<pid_t> listed = scope_.cgroup->pids();
-  for (auto& [pid, pidfd] : opened) {
-    if (!pidfd || has_ended(pidfd.get()) || !std::binary_search(listed.begin(), listed.end(), pid)) continue;
-    adopt(pid, std::move(pidfd), true);
+  for (auto& [pid, process] : opened) {
+    if (!process || has_ended(process.get()) || !std::binary_search(listed.begin(), listed.end(), pid))
+      continue;
+    adopt(pid, std::move(process), true);
   }
   if (!listed.empty()) scope_.cgroup->kill();
   return opened.size();
@@ -224,40 +225,40 @@ std::size_t TreeKill::take_marked(const Table& table) {
   return fresh;
 }
 
-/// True if the process has become a member. The order makes this safe: open the pidfd, read the process, then
+/// True if the process has become a member. The order makes this safe: open the process, read it, then
 /// check that its parent was still alive.
 bool TreeKill::take(pid_t pid) {
-  UniqueFd pidfd = open_process(pid, crowded_);
-  if (!pidfd || has_ended(pidfd.get())) return false;
+  UniqueFd process = open_if_spare(pid, crowded_);
+  if (!process || has_ended(process.get())) return false;
   const auto info = read_process(pid);
   if (!info) return false;
   if (info->parent != getpid()) {
     const auto parent = members_.find(info->parent);
-    if (parent == members_.end() || has_ended(parent->second.pidfd.get())) return false;
+    if (parent == members_.end() || has_ended(parent->second.process.get())) return false;
   }
-  if (has_ended(pidfd.get())) return false;
-  adopt(pid, std::move(pidfd), false);
+  if (has_ended(process.get())) return false;
+  adopt(pid, std::move(process), false);
   return true;
 }
 
 /// Adopts a process that carries the mark.
 bool TreeKill::adopt_found(MarkedProcess found, const Table& table) {
   const auto info = table.find(found.pid);
-  if (info == table.end() || !may_be_marked(info->second, table) || has_ended(found.pidfd.get()))
+  if (info == table.end() || !may_be_marked(info->second, table) || has_ended(found.process.get()))
     return false;
   search_again_ = true;
   phase_ = KillPhase::kFreeze;  // it may fork, too
   freeze_until_ = Clock::now() + kFreezeBound;
-  adopt(found.pid, std::move(found.pidfd), false);
+  adopt(found.pid, std::move(found.process), false);
   return true;
 }
 
-void TreeKill::adopt(pid_t pid, UniqueFd pidfd, bool grouped) {
+void TreeKill::adopt(pid_t pid, UniqueFd process, bool grouped) {
   TreeProcess& member = members_[pid];
   member.grouped = grouped;
-  member.pidfd = std::move(pidfd);
+  member.process = std::move(process);
   if (taken_.insert(pid).second) ++found_;
-  signal(member, phase_ == KillPhase::kFreeze ? SIGSTOP : SIGKILL);
+  signal(pid, member, phase_ == KillPhase::kFreeze ? SIGSTOP : SIGKILL);
 }
 
 bool TreeKill::all_stopped(const Table& table) const {
@@ -270,15 +271,14 @@ bool TreeKill::all_stopped(const Table& table) const {
   });
 }
 
-void TreeKill::signal(TreeProcess& member, int number) {
+void TreeKill::signal(pid_t pid, TreeProcess& member, int number) {
   if (member.err != 0) return;
-  if (syscall(SYS_pidfd_send_signal, member.pidfd.get(), number, nullptr, 0U) != 0 && errno != ESRCH &&
-      !member.grouped)
-    member.err = errno;
+  const int err = signal_process(member.process.get(), pid, number);
+  if (err != ESRCH && !member.grouped) member.err = err;
 }
 
 void TreeKill::drop_dead() {
-  std::erase_if(members_, [](const auto& entry) { return has_ended(entry.second.pidfd.get()); });
+  std::erase_if(members_, [](const auto& entry) { return has_ended(entry.second.process.get()); });
 }
 
 void TreeKill::wait(std::chrono::milliseconds limit) {
@@ -294,9 +294,7 @@ void TreeKill::wait(std::chrono::milliseconds limit) {
     return;
   }
   for (const auto& [pid, member] : members_) {
-    if (member.err != 0) continue;
-    pollfd ended{member.pidfd.get(), POLLIN, 0};
-    poll(&ended, 1, static_cast<int>(rest().count()));
+    if (member.err == 0) wait_for_end(member.process.get(), rest());
   }
 }
 
@@ -304,7 +302,7 @@ std::vector<LeftProcess> TreeKill::left() const {
   std::vector<LeftProcess> left;
   for (ProcessInfo& info : list_processes()) {
     const auto member = members_.find(info.pid);
-    const bool known = member != members_.end() && !has_ended(member->second.pidfd.get());
+    const bool known = member != members_.end() && !has_ended(member->second.process.get());
     // A process that always exited before it could be stopped has been re-parented to us.
     const bool escaped = info.parent == getpid() && info.state != 'Z' && !kept(info);
     if (!known && !escaped) continue;

@@ -35,10 +35,10 @@ struct TreeScope {
   std::shared_ptr<Cgroup> cgroup{};  ///< of the attempt; empty: it has none
 };
 
-/// A process, and the pidfd by which it is signaled, since its number may be reused.
+/// A process, and the descriptor that stays with it when its number is reused (open_process).
 struct KnownProcess {
   pid_t pid = 0;
-  UniqueFd pidfd;
+  UniqueFd process;
 };
 
 /// A process that a kill could not end. Zombies do not count: they hold nothing but a number.
@@ -55,9 +55,9 @@ struct LeftProcess {
 /// Ends a whole tree even while it forks: stops every process (SIGSTOP) until a pass finds nothing new, then
 /// kills all (SIGKILL), and repeats until nothing new is found. One order to the kernel first kills the
 /// control group. Marked processes elsewhere are searched for last, when all others have got their SIGKILL
-/// (MarkSearch); the same steps then apply to what was found. Each process is identified by a pidfd that was
-/// opened before its parent was read, so a reused number is never hit. The caller must be a subreaper, or
-/// orphans are out of reach. Reaps nothing: the owner of the children reaps them. One thread.
+/// (MarkSearch); the same steps then apply to what was found. Each process is identified by a descriptor that
+/// was opened before its parent was read (open_process), so a reused number is never hit. The caller must be
+/// a subreaper, or orphans are out of reach. Reaps nothing: the owner of the children reaps them. One thread.
 ///
 /// In an event loop: call step() until it returns true, with wait() or a timer of a few ms in between.
 class TreeKill {
@@ -87,7 +87,7 @@ class TreeKill {
 
  private:
   struct TreeProcess {
-    UniqueFd pidfd;
+    UniqueFd process;
     bool grouped = false;  ///< the control group's kill reaches it, even if we may not signal it
     int err = 0;
   };
@@ -101,11 +101,11 @@ class TreeKill {
   bool adopt_found(MarkedProcess found, const Table& table);
   bool search(const Table& table);
   bool may_be_marked(const ProcessInfo& info, const Table& table) const;
-  void adopt(pid_t pid, UniqueFd pidfd, bool grouped);
+  void adopt(pid_t pid, UniqueFd process, bool grouped);
   bool ended_meanwhile(const ProcessInfo& info);
   bool kept(const ProcessInfo& info) const;
   bool all_stopped(const Table& table) const;
-  static void signal(TreeProcess& member, int number);
+  static void signal(pid_t pid, TreeProcess& member, int number);
   void drop_dead();
 
   TreeScope scope_;
@@ -128,7 +128,7 @@ inline constexpr std::chrono::milliseconds kKillBound{5000};
 
 /// Kills in one blocking call; returns the processes that remain when all others are dead or `bound` is over.
 /// Typically takes 1 to 5 ms, longer for processes that hold much memory or a GPU. A loop that must not block
-/// passes a small bound and waits for their pidfds: all have got SIGKILL after the first milliseconds.
+/// passes a small bound and waits for their ends: all have got SIGKILL after the first milliseconds.
 std::vector<LeftProcess> kill_own_tree(const TreeScope& scope = {},
                                        std::chrono::milliseconds bound = kKillBound);
 

@@ -100,7 +100,7 @@ class Child : public std::enable_shared_from_this<Child> {
  public:
   Child(const asio::any_io_executor& loop, ChildProcess process, ChildCommand::Kind kind)
       : process_(std::move(process)),
-        pidfd_(loop, process_.pidfd()),
+        end_(loop, process_.end_fd()),
         kind_(kind),
         from_child_(loop),
         to_owner_(loop),
@@ -108,12 +108,12 @@ class Child : public std::enable_shared_from_this<Child> {
         ended_(loop, std::chrono::steady_clock::time_point::max()) {}
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
-  ~Child() { pidfd_.release(); }  // process_ owns the pidfd, and kills a process that still runs
+  ~Child() { end_.release(); }  // process_ owns the descriptor, and kills a process that still runs
 
   void watch() {
     auto self = shared_from_this();
-    pidfd_.async_wait(asio::posix::stream_descriptor::wait_read,
-                      [self](const error_code& error) { self->on_exit(error); });
+    end_.async_wait(asio::posix::stream_descriptor::wait_read,
+                    [self](const error_code& error) { self->on_exit(error); });
   }
 
   /// Relays stderr, so that its last lines can be reported as the reason of a failure.
@@ -154,7 +154,7 @@ class Child : public std::enable_shared_from_this<Child> {
     if (ending_ && process_.peek()) (void)process_.send_group_signal(SIGKILL);
     status_ = process_.try_wait();
     if (!status_) return watch();
-    pidfd_.release();
+    end_.release();
     patience_.cancel();
     // A process that outlives its parent (a shared connection of the ssh program) may hold stderr open. Take
     // the available bytes and do not wait for end of file.
@@ -209,7 +209,7 @@ class Child : public std::enable_shared_from_this<Child> {
   }
 
   ChildProcess process_;
-  asio::posix::stream_descriptor pidfd_;
+  asio::posix::stream_descriptor end_;  ///< process_.end_fd()
   const ChildCommand::Kind kind_;
   Socket from_child_;
   Socket to_owner_;

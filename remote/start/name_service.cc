@@ -79,7 +79,7 @@ Result<std::string> run_getent(const std::string& database, const std::string& k
   writer.reset();
   if (!child) return child.error();
   std::string text;
-  pollfd ended{child->pidfd(), POLLIN, 0};
+  pollfd ended{child->end_fd(), POLLIN, 0};
   if (!read_until(reader.get(), deadline, text) || ::poll(&ended, 1, milliseconds_until(deadline)) <= 0)
     return Error{ErrorCode::kTimeout, "the name service did not answer in time", 0};
   const auto status = child->try_wait();

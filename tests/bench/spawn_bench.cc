@@ -44,7 +44,7 @@ void by_spawn(int count, bool new_session) {
     children.push_back(std::move(*child));
   }
   for (ddp::ChildProcess& child : children) {
-    pollfd ended{child.pidfd(), POLLIN, 0};
+    pollfd ended{child.end_fd(), POLLIN, 0};
     poll(&ended, 1, -1);
     if (!child.try_wait()->success()) std::exit(1);
   }

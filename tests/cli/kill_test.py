@@ -22,6 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.census import (Victim, become_subreaper, below, kill_below, alive_below, named,
                                   reap_adopted)
 from tests.support.launch import BIN, main, wait_until
+from tests.support.old_kernel import IS_KNOWN
 
 UNRULY_WORKER = BIN.parent / "tests/unruly_worker"
 FAMILY = "stubborn+child+session+pipes+daemon+stopped+storm"
@@ -249,6 +250,13 @@ class Kill(unittest.TestCase):
         print(f"32 stubborn workers gone {took * 1e3:.0f} ms after the grace", file=sys.stderr)
         self.assertLess(took, 0.2 * SLACK)
         self.assert_all_gone(job, within=0.05)
+
+
+@unittest.skipUnless(IS_KNOWN, "the filter of system calls knows x86-64 and aarch64")
+class KillOnOldKernel(Kill):
+    """Tests without pidfds, clone3 and close_range."""
+
+    prefix = [sys.executable, pathlib.Path(__file__).resolve().parents[1] / "support/old_kernel.py"]
 
 
 @unittest.skipUnless(os.geteuid() == 0 and shutil.which("setpriv"), "needs root and setpriv, to run as another user")

@@ -175,13 +175,13 @@ TEST_CASE("without a free descriptor the start fails and leaves nothing behind")
   REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
   auto no_null = spawn(spec);
   spec.in = spec.out = spec.err = null.get();
-  auto no_pidfd = spawn(spec);
+  auto no_end = spawn(spec);
   REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
   REQUIRE(!no_null.has_value());
   CHECK(no_null.error().text == "start /bin/sh: open /dev/null: Too many open files");
-  REQUIRE(!no_pidfd.has_value());
-  CHECK(no_pidfd.error().sys == EMFILE);
-  CHECK(no_pidfd.error().code == ErrorCode::kSystem);
+  REQUIRE(!no_end.has_value());
+  CHECK(no_end.error().sys == EMFILE);
+  CHECK(no_end.error().code == ErrorCode::kSystem);
   for (const auto& info : launcher::list_processes())
     CHECK(info.parent != getpid());
 }
@@ -300,7 +300,7 @@ TEST_CASE("an ended child is seen before it is reaped, and its group can still b
   REQUIRE(child.has_value());
   liveness.write_end.reset();
   REQUIRE(read_bytes(liveness.read_end.get(), 1) == "r");
-  REQUIRE(wait_readable(child->pidfd()));
+  REQUIRE(wait_readable(child->end_fd()));
   CHECK(child->peek() == ExitStatus::exited(0));
   CHECK(child->running());
   CHECK(child->send_group_signal(SIGKILL).has_value());  // reaches the remaining processes
@@ -368,7 +368,7 @@ TEST_CASE("many threads may start children at the same time") {
           if (!child && child.error().sys == ENOENT) ++good;
           continue;
         }
-        if (!child || !wait_readable(child->pidfd())) continue;
+        if (!child || !wait_readable(child->end_fd())) continue;
         const auto end = child->try_wait();
         if (end && end->success()) ++good;
       }

@@ -151,7 +151,7 @@ TEST_CASE("the whole tree of an agent killed during a fork storm is killed") {
 
 TEST_CASE("an agent that is frozen past its lease is killed with its whole tree") {
   Node node = start_ready("serve", kLeaseMs, "family", 5);
-  CHECK(!wait_readable(node.keeper.pidfd(), kLongerThanLease));  // the agent renews it
+  CHECK(!wait_readable(node.keeper.end_fd(), kLongerThanLease));  // the agent renews it
   const auto stopped_at = std::chrono::steady_clock::now();
   REQUIRE(kill(node.agent, SIGSTOP) == 0);
   CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
@@ -165,7 +165,7 @@ TEST_CASE("an agent that is frozen past its lease is killed with its whole tree"
 TEST_CASE("a frozen agent without a lease is waited for") {
   Node node = start_ready("serve", "0", "stubborn", 1);
   REQUIRE(kill(node.agent, SIGSTOP) == 0);
-  CHECK(!wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(500)));
+  CHECK(!wait_readable(node.keeper.end_fd(), std::chrono::milliseconds(500)));
   REQUIRE(kill(node.agent, SIGCONT) == 0);
   REQUIRE(node.keeper.send_signal(SIGTERM).has_value());
   CHECK(wait_end(node.keeper) == ExitStatus::exited(5));
@@ -191,7 +191,7 @@ TEST_CASE("the kill of the keeper wakes even a frozen agent, which stops its wor
 TEST_CASE("a frozen keeper that continues does not take its own pause for a silent agent") {
   Node node = start_ready("serve", kLeaseMs, "stubborn", 1);
   REQUIRE(node.keeper.send_signal(SIGSTOP).has_value());
-  CHECK(!wait_readable(node.keeper.pidfd(), kLongerThanLease));
+  CHECK(!wait_readable(node.keeper.end_fd(), kLongerThanLease));
   CHECK(!is_stopped(node.keeper.pid()));
   REQUIRE(node.keeper.send_signal(SIGTERM).has_value());
   CHECK(wait_end(node.keeper) == ExitStatus::exited(5));
@@ -213,7 +213,7 @@ TEST_CASE("a lease ends also while keeper and agent are frozen") {
   Node node = start_ready("serve", kLeaseMs, "family", 5);
   // The timers repeat: the keeper continues each time.
   for (int stop = 0; stop < 3; ++stop) {
-    CHECK(!wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(300)));
+    CHECK(!wait_readable(node.keeper.end_fd(), std::chrono::milliseconds(300)));
     REQUIRE(node.keeper.send_signal(SIGSTOP).has_value());
   }
   REQUIRE(kill(node.agent, SIGSTOP) == 0);

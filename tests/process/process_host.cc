@@ -101,7 +101,7 @@ int agent(launcher::KeeperLink& link, char** argv) {
   link.set_lease(std::chrono::milliseconds(std::atoi(argv[3])));
   if (mode == "silent") {
     if (write(3, "a", 1) != 1) return 9;
-    pollfd ended{worker->pidfd(), POLLIN, 0};
+    pollfd ended{worker->end_fd(), POLLIN, 0};
     poll(&ended, 1, -1);
     std::printf("worker ended\n");
     std::fflush(stdout);

@@ -96,7 +96,7 @@ inline bool reaches_end(int fd) {
 }
 
 inline ExitStatus wait_end(ChildProcess& child) {
-  REQUIRE(wait_readable(child.pidfd()));
+  REQUIRE(wait_readable(child.end_fd()));
   const auto status = child.try_wait();
   REQUIRE(status.has_value());
   return *status;

@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "launcher/keeper/mark_search.h"
+#include "launcher/keeper/process_fd.h"
 #include "tests/process/process_probe.h"
 
 namespace ddp::launcher {
@@ -120,18 +121,18 @@ TEST_CASE("a tree with ignored TERM, other sessions, a daemon and a frozen proce
   CHECK(open_descriptors() == descriptors);
 }
 
-TEST_CASE("a child is identified by its pidfd: another process with its reused PID is left alone") {
+TEST_CASE("a child is identified by its descriptor: another process with its reused PID is left alone") {
   Worker before = start("rest");
   Worker chosen = start("family");
   Worker other = start("rest");
   REQUIRE(read_bytes(chosen.liveness.read_end.get(), 5) == "rrrrr");
   REQUIRE(read_bytes(other.liveness.read_end.get(), 1) == "r");
-  UniqueFd of_before(fcntl(before.process.pidfd(), F_DUPFD_CLOEXEC, 0));
+  UniqueFd of_before = open_process(before.process.pid());
   REQUIRE(before.process.send_signal(SIGKILL).has_value());
   CHECK(wait_end(before.process) == ExitStatus::signaled(SIGKILL));
   std::vector<KnownProcess> only;
   only.push_back({other.process.pid(), std::move(of_before)});  // as if the kernel had reused the number
-  only.push_back({chosen.process.pid(), UniqueFd(fcntl(chosen.process.pidfd(), F_DUPFD_CLOEXEC, 0))});
+  only.push_back({chosen.process.pid(), open_process(chosen.process.pid())});
   TreeKill kill({}, kKillBound, std::move(only));
   REQUIRE(step_to_end(kill, kKillBound));
   CHECK(kill.found() == 4);  // without the family's daemon, which is a child of this process
@@ -310,7 +311,7 @@ TEST_CASE("orphans are reaped, and children with an owner are not") {
   Worker owned = start("exit", {}, "4");
   Worker parent = start("orphan");
   REQUIRE(read_bytes(parent.liveness.read_end.get(), 1) == "r");
-  REQUIRE(wait_readable(owned.process.pidfd()));
+  REQUIRE(wait_readable(owned.process.end_fd()));
   CHECK(wait_end(parent.process).success());
   CHECK(kill_own_tree().empty());  // ends the orphan
   CHECK(reap_adopted(std::vector<pid_t>{owned.process.pid()}) == 1);
