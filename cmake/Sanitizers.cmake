@@ -1,19 +1,18 @@
 # Sanitizers for our own code only: link ddp_sanitizers PRIVATE. DDP_SANITIZE chooses them (see CMakePresets.json).
-# ddp_test_sanitizers is for the tests' own files, the largest part of a sanitized build. It omits the checks of every pointer for
-# null, alignment and size, which take up to a third of a file's compile time in Catch2's assertions. AddressSanitizer still finds
-# the use of a null pointer there.
-foreach(target ddp_sanitizers ddp_test_sanitizers)
-  add_library(${target} INTERFACE)
-  if(DDP_SANITIZE)
-    target_compile_options(${target} INTERFACE -fsanitize=${DDP_SANITIZE} -fno-omit-frame-pointer
-      -fno-sanitize-recover=all)
-    # GCC documents false positives of this warning under sanitizers.
-    target_compile_options(${target} INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
-    target_link_options(${target} INTERFACE -fsanitize=${DDP_SANITIZE})
-    # Enables index and iterator checks of the standard library, which change no layout.
-    target_compile_definitions(${target} INTERFACE _GLIBCXX_ASSERTIONS)
-  endif()
-endforeach()
+add_library(ddp_sanitizers INTERFACE)
+if(DDP_SANITIZE)
+  target_compile_options(ddp_sanitizers INTERFACE -fsanitize=${DDP_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  # GCC documents false positives of this warning under sanitizers.
+  target_compile_options(ddp_sanitizers INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+  target_link_options(ddp_sanitizers INTERFACE -fsanitize=${DDP_SANITIZE})
+  # Enables index and iterator checks of the standard library, which change no layout.
+  target_compile_definitions(ddp_sanitizers INTERFACE _GLIBCXX_ASSERTIONS)
+endif()
+# GCC takes a quarter of its time for the checks of every pointer for null, alignment and size. AddressSanitizer finds the use of a
+# null pointer without them, and the fuzzers, which clang compiles, check the alignment in every decoder.
+if(DDP_SANITIZE MATCHES undefined AND NOT DDP_FUZZ)
+  target_compile_options(ddp_sanitizers INTERFACE -fno-sanitize=null,alignment,object-size)
+endif()
 # Tests are a hundred programs with the same libraries, and sanitized ones contain all their debug information. lld links them in
 # less than half of GNU ld's time. The programs of a release are linked by the distribution's linker.
 find_program(DDP_LLD ld.lld)
@@ -24,9 +23,6 @@ if(DDP_LLD)
 endif()
 if(DDP_SANITIZE)
   target_link_libraries(ddp_sanitizers INTERFACE ddp_fast_link)
-endif()
-if(DDP_SANITIZE MATCHES undefined)
-  target_compile_options(ddp_test_sanitizers INTERFACE -fno-sanitize=null,alignment,object-size)
 endif()
 if(DDP_FUZZ)
   # All our code records coverage; only the fuzzers link libFuzzer's main (tests/fuzz).
