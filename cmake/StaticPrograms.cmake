@@ -18,6 +18,10 @@ if(NOT DDP_SANITIZE)
   endif()
 endif()
 
+# Each function has a section of its own, so that the linker leaves out those that a program does not call. This makes the packages
+# smaller (docs/decisions/0027-packages.md).
+add_compile_options("$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-ffunction-sections;-fdata-sections>")
+
 # ddp_static_program(NAME): links a program without any shared library, and without the parts of glibc that load some.
 function(ddp_static_program name)
   target_sources(${name} PRIVATE ${PROJECT_SOURCE_DIR}/apps/static_program/no_shared_libraries.cc)
