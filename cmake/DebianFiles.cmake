@@ -10,6 +10,10 @@ file(WRITE "${doc}/changelog"
   "ddplaunch (${CPACK_PACKAGE_VERSION}) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- ${CPACK_PACKAGE_CONTACT}  ${date}\n")
 file(WRITE "${root}/share/lintian/overrides/ddplaunch"
   "# The programs run on any distribution, so they hold their libraries.\nddplaunch: statically-linked-binary\nddplaunch: embedded-library\n")
+if(EXISTS "${root}/libexec/ddplaunch/ddplaunchd-aarch64")
+  file(APPEND "${root}/share/lintian/overrides/ddplaunch"
+    "# ddplaunch copies this agent to nodes of that architecture.\nddplaunch: binary-from-other-architecture\n")
+endif()
 file(GLOB pages "${root}/share/man/man1/*.1")
 foreach(file ${pages} "${doc}/changelog")
   execute_process(COMMAND gzip -9n "${file}" COMMAND_ERROR_IS_FATAL ANY)

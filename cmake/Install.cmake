@@ -2,6 +2,9 @@
 # relative paths. `train` is in libexec, since its name is too common for PATH.
 install(TARGETS ddplaunch ddplaunchd RUNTIME DESTINATION bin)
 install(TARGETS ddplaunch-listen ddplaunch-nvml train RUNTIME DESTINATION libexec/ddplaunch)
+# The agent for aarch64 nodes is of another build (the preset "aarch64"), so it is installed only on request.
+install(PROGRAMS build/aarch64/bin/ddplaunchd DESTINATION libexec/ddplaunch RENAME ddplaunchd-aarch64
+  COMPONENT aarch64 EXCLUDE_FROM_ALL)
 install(FILES docs/man/ddplaunch.1 docs/man/ddplaunchd.1 DESTINATION share/man/man1)
 install(FILES docs/man/train.1 DESTINATION share/man/man1 RENAME ddplaunch-train.1)
 # Shells find a command's completion by the name of the file.

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Makes the packages of a release build: a tarball, a wheel and, where dpkg is, a .deb.
 
-usage: package.py BUILD_DIR OUT_DIR [PORTABLE_BUILD_DIR]        prints the path of each package
-Programs of PORTABLE_BUILD_DIR (the preset "portable") replace those of the same name in tarball and wheel.
+Prints the path of each package. Programs of the preset "portable" replace those of the same name in tarball and wheel.
 The same build gives the same bytes: entries are sorted and belong to root, and their time is SOURCE_DATE_EPOCH (default: the time of
 the last commit). docs/decisions/0027-packages.md has the reasons.
 """
+import argparse
 import base64
 import gzip
 import hashlib
@@ -112,36 +112,48 @@ def write_wheel(tree, out, version, when):
     return path
 
 
-def write_deb(build, out, work, when):
+def write_deb(build, components, out, work, when):
     env = {**os.environ, "SOURCE_DATE_EPOCH": str(when)}
-    run("cpack", "--config", str(build / "CPackConfig.cmake"), "-G", "DEB", "-B", str(work), env=env)
+    projects = ";".join(f"{build};{NAME};{component};/" for component in ["ALL", *components])
+    run("cpack", "--config", str(build / "CPackConfig.cmake"), "-G", "DEB", "-B", str(work),
+        "-D", f"CPACK_INSTALL_CMAKE_PROJECTS={projects}", env=env)
     found, = work.glob("*.deb")
     return shutil.copy(found, out / found.name)
 
 
-def main(build, out, portable=None):
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=pathlib.Path, help="directory of the release build")
+    parser.add_argument("out", type=pathlib.Path, help="directory of the packages")
+    parser.add_argument("--portable", type=pathlib.Path, metavar="BUILD", help='directory of the preset "portable"')
+    parser.add_argument("--aarch64", action="store_true", help='add the agent of the preset "aarch64"')
+    return parser.parse_args()
+
+
+def main(given):
     os.umask(0o022)
-    build, out = pathlib.Path(build).resolve(), pathlib.Path(out).resolve()
+    build, out = given.build.resolve(), given.out.resolve()
+    components = ["aarch64"] if given.aarch64 else []
     version, when = cache_value(build, "CMAKE_PROJECT_VERSION"), time_of_sources()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
         tree = work / "tree"
         run("cmake", "--install", str(build), "--prefix", str(tree), "--strip")
-        if portable:
-            use_portable(tree, pathlib.Path(portable).resolve())
+        for component in components:
+            run("cmake", "--install", str(build), "--prefix", str(tree), "--component", component)
+        if given.portable:
+            use_portable(tree, given.portable.resolve())
         top = f"{NAME}-{version}-linux-{platform.machine()}"
         tarball = out / f"{top}.tar.gz"
         write_tarball(tree, tarball, top, when)
         print(tarball)
         print(write_wheel(tree, out, version, when))
         if shutil.which("dpkg-shlibdeps"):
-            print(write_deb(build, out, work / "deb", when))
+            print(write_deb(build, components, out, work / "deb", when))
         else:
             print("package.py: no .deb: dpkg-shlibdeps is not installed", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (3, 4):
-        sys.exit(__doc__)
-    main(*sys.argv[1:])
+    main(parse_arguments())

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes the packages of this build, installs each one, and runs jobs with it. DDP_BUILD_DIR is the build. If ./dev package has made
-the portable build, too, its programs are in the packages.
+"""Makes the packages of this build, installs each one, and runs jobs with it. DDP_BUILD_DIR is the build. The packages
+have the programs of the presets "portable" and "aarch64", too, if ./dev package has built them.
 
 The tarball goes into a directory with a blank in its name, the wheel into a venv, the .deb into a directory (dpkg-deb -x)."""
 
@@ -19,15 +19,18 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from launch import BIN, SOURCE, LaunchTest, Nodes, main  # noqa: E402
 
 BUILD = pathlib.Path(os.environ.get("DDP_BUILD_DIR", BIN.parent))
-PORTABLE = [SOURCE / "build/portable"] if (SOURCE / "build/portable/bin/train").exists() else []
+PORTABLE = ["--portable", SOURCE / "build/portable"] if (SOURCE / "build/portable/bin/train").exists() else []
+AARCH64 = ["--aarch64"] if (SOURCE / "build/aarch64/bin/ddplaunchd").exists() else []
 UNSHARE = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
 TREE = {"bin/ddplaunch", "bin/ddplaunchd", "libexec/ddplaunch/train", "libexec/ddplaunch/ddplaunch-listen",
         "libexec/ddplaunch/ddplaunch-nvml", "lib/systemd/user/ddplaunchd.service", "share/ddplaunch/python/ddplaunch/elastic.py",
         "share/bash-completion/completions/ddplaunch", "share/doc/ddplaunch/third_party.md"}
+if AARCH64:
+    TREE.add("libexec/ddplaunch/ddplaunchd-aarch64")
 
 
 def make_packages(out):
-    made = subprocess.run([sys.executable, "-B", SOURCE / "cmake/package.py", BUILD, out, *PORTABLE], text=True, capture_output=True,
+    made = subprocess.run([sys.executable, "-B", SOURCE / "cmake/package.py", BUILD, out, *PORTABLE, *AARCH64], text=True, capture_output=True,
                           env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}, check=False)
     if made.returncode != 0:
         raise RuntimeError(made.stdout + made.stderr)
@@ -106,7 +109,7 @@ class Package(LaunchTest):
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(self.dir)
         programs = [p for p in self.dir.rglob("*") if p.is_file() and p.read_bytes()[:4] == b"\x7fELF"]
-        self.assertEqual(len(programs), 5)
+        self.assertEqual(len(programs), 6 if AARCH64 else 5)
         needed = set()
         for program in programs:
             text = subprocess.run(["readelf", "-V", program], capture_output=True, text=True, check=True).stdout
