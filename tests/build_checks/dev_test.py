@@ -21,7 +21,7 @@ class Dev(unittest.TestCase):
             done = dev("help", cwd=elsewhere)
         self.assertEqual(done.returncode, 0)
         commands = re.search(r"^  (setup \|.*)\)$", (ROOT / "dev").read_text(), re.M).group(1).split(" | ")
-        self.assertEqual(sorted(commands), ["bench", "build", "check", "clients", "demo", "docs", "format", "fuzz", "gpu", "mutate", "package", "setup", "test"])
+        self.assertEqual(sorted(commands), ["bench", "build", "check", "clients", "demo", "docs", "format", "fuzz", "gpu", "mutate", "package", "platforms", "setup", "test"])
         for command in commands:
             self.assertRegex(done.stdout, rf"(?m)^  {command}\b")
 
@@ -47,6 +47,14 @@ class Dev(unittest.TestCase):
         self.assertIn("ddplaunch", made)
         self.assertEqual(sorted(made), sorted(programs))
         self.assertIn("\nbuild_programs() { build release programs check_arrows; }\n", (ROOT / "dev").read_text())
+
+    def test_unknown_platform(self):
+        done = dev("platforms", "lenny")
+        self.assertEqual((done.returncode, done.stderr),
+                         (1, './dev: platforms: unknown platform "lenny"; the platforms are bookworm trixie noble\n'))
+        done = dev("platforms", "--packages", "lenny")
+        self.assertEqual((done.returncode, done.stderr),
+                         (1, './dev: platforms: unknown system "lenny"; the systems are bullseye bookworm trixie busybox\n'))
 
     def test_fuzz_time(self):
         done = dev("fuzz", "long")
