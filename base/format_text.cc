@@ -107,7 +107,7 @@ std::string format_number_range(int first, int count) {
   return count == 1 ? low : low + '-' + std::to_string(first + count - 1);
 }
 
-std::string quoted(std::string_view text) {
+std::string quote(std::string_view text) {
   return '"' + std::string(text) + '"';
 }
 

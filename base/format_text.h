@@ -46,7 +46,7 @@ std::string counted(Count count, std::string_view one, std::string_view many = {
 }
 
 /// Returns the text in double quotes. Nothing is escaped.
-std::string quoted(std::string_view text);
+std::string quote(std::string_view text);
 
 /// Returns the words with `between` between every two of them.
 std::string join(const std::vector<std::string>& words, std::string_view between);

@@ -126,7 +126,7 @@ void EntryReader::read_attribute() {
   if (at_ >= text_.size() || text_[at_] != '=') {
     at_ = key_end;
     const bool number = whole_number(key, kMaxSlots).has_value();
-    fail(key_offset, "unexpected word " + quoted(key) +
+    fail(key_offset, "unexpected word " + quote(key) +
                          (number ? "; did you mean slots=" + std::string(key) + "?"
                                  : "; write pairs like slots=8 after the host"));
     return;
@@ -219,7 +219,7 @@ void EntryReader::apply(const HostKey& key, std::size_t key_offset, const std::s
       break;
     case Key::kUser:
       host_.user = value;
-      if (!is_user_name(value)) fail(offset, quoted(value) + " is not a user name");
+      if (!is_user_name(value)) fail(offset, quote(value) + " is not a user name");
       break;
     case Key::kJump:
       host_.jump = value;
@@ -250,7 +250,7 @@ void EntryReader::apply(const HostKey& key, std::size_t key_offset, const std::s
 void EntryReader::apply_port(const std::string& value, std::size_t offset) {
   const auto number = whole_number(value, 65'535);
   if (!number || *number == 0) {
-    fail(offset, "port=" + value + ": " + quoted(value) + " is not a port number from 1 to 65535");
+    fail(offset, "port=" + value + ": " + quote(value) + " is not a port number from 1 to 65535");
     return;
   }
   host_.port = static_cast<std::uint16_t>(*number);
@@ -274,7 +274,7 @@ void EntryReader::apply_address(const std::string& value, std::size_t offset) {
   }
   for (const std::string& word : expanded.words) {
     if (is_ipv6(word) || is_host_name(word)) continue;
-    fail(offset, quoted(word) + " is neither a host name nor an address");
+    fail(offset, quote(word) + " is neither a host name nor an address");
     return;
   }
   addresses_ = std::move(expanded.words);
@@ -292,7 +292,7 @@ void EntryReader::apply_gpus(const std::string& value, std::size_t offset) {
 void EntryReader::apply_wrapper(const std::string& value, std::size_t offset) {
   auto words = split_words(value);
   if (!words) {
-    fail(offset, "wrapper=" + quoted(value) + ": " + words.error().text);
+    fail(offset, "wrapper=" + quote(value) + ": " + words.error().text);
   } else if (words->empty()) {
     fail(offset, "wrapper= has no value");
   } else {
@@ -302,7 +302,7 @@ void EntryReader::apply_wrapper(const std::string& value, std::size_t offset) {
 
 void EntryReader::apply_env(std::string_view name, std::size_t key_offset, std::string value) {
   if (!is_variable_name(name)) {
-    fail(key_offset + kEnvPrefix.size(), quoted(name) + " is not the name of an environment variable");
+    fail(key_offset + kEnvPrefix.size(), quote(name) + " is not the name of an environment variable");
     return;
   }
   for (const auto& known : host_.env) {

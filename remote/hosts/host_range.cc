@@ -111,11 +111,11 @@ Expansion expand_item(std::string_view item, std::size_t limit) {
   const std::string_view low_text = item.substr(0, dash);
   const std::string_view high_text = dash == std::string_view::npos ? low_text : item.substr(dash + 1);
   if (!is_digits(low_text) || !is_digits(high_text)) {
-    return failed(0, quoted(item) + " is not a number or a range like 01-16");
+    return failed(0, quote(item) + " is not a number or a range like 01-16");
   }
   const auto low = whole_number(low_text, kMaxRangeNumber);
   const auto high = whole_number(high_text, kMaxRangeNumber);
-  if (!low || !high) return failed(0, "the numbers in " + quoted(item) + " are too large");
+  if (!low || !high) return failed(0, "the numbers in " + quote(item) + " are too large");
   if (*low > *high) {
     return failed(0, "range " + std::string(item) + " is reversed; write " + std::string(high_text) + "-" +
                          std::string(low_text));
@@ -172,7 +172,7 @@ Expansion expand_id(std::string_view item) {
   }
   if (is_digits(item)) {
     const auto number = whole_number(item, kMaxIds);
-    if (!number) return failed(0, quoted(item) + " is too large for a device number");
+    if (!number) return failed(0, quote(item) + " is too large for a device number");
     return {{std::to_string(*number)}, {}};
   }
   const bool named =
@@ -180,8 +180,7 @@ Expansion expand_id(std::string_view item) {
       std::all_of(item.begin(), item.end(), [](unsigned char c) {
         return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '/' || c == '.' || c == ':';
       });
-  if (!named)
-    return failed(0, quoted(item) + " is not a device number, a range like 0-3, or a device's UUID");
+  if (!named) return failed(0, quote(item) + " is not a device number, a range like 0-3, or a device's UUID");
   return {{std::string(item)}, {}};
 }
 

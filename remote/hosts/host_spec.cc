@@ -39,7 +39,7 @@ std::optional<RangeError> unusual_character(std::string_view name) {
     const char c = name[i];
     if (c == '[') in_range = true;
     if (c == ']') in_range = false;
-    if (c == '=') return RangeError{0, "the host's name is missing before " + quoted(name)};
+    if (c == '=') return RangeError{0, "the host's name is missing before " + quote(name)};
     // No launcher reads a,b as two hosts of one line.
     if (c == ',' && !in_range)
       return RangeError{
@@ -69,13 +69,13 @@ class WordReader {
 
 HostSpec WordReader::read(std::string_view word) {
   if (word.find("://") != std::string_view::npos) {
-    fail(0, quoted(word) + " is a URL; write user@host, and the port as port=2222 after it");
+    fail(0, quote(word) + " is a URL; write user@host, and the port as port=2222 after it");
     return std::move(result_);
   }
   if (const std::size_t sign = word.rfind('@'); sign != std::string_view::npos) {
     result_.user_given = true;
     result_.user = word.substr(0, sign);
-    if (!is_user_name(result_.user)) fail(0, quoted(result_.user) + " is not a user name");
+    if (!is_user_name(result_.user)) fail(0, quote(result_.user) + " is not a user name");
     base_ = sign + 1;
     word.remove_prefix(sign + 1);
   }
@@ -95,9 +95,9 @@ void WordReader::read_address(std::string_view word) {
   const std::string address(word.substr(1, close - 1));
   const std::string_view rest = word.substr(close + 1);
   if (!is_ipv6(address)) {
-    fail(1, quoted(address) + " is not an IPv6 address");
+    fail(1, quote(address) + " is not an IPv6 address");
   } else if (!rest.empty() && rest.front() != ':') {
-    fail(close + 1, "unexpected " + quoted(rest) + " after the address; write slots as [" + address + "]:8");
+    fail(close + 1, "unexpected " + quote(rest) + " after the address; write slots as [" + address + "]:8");
   } else {
     result_.names = {address};
     if (!rest.empty()) read_slots(rest.substr(1), close + 2);
@@ -107,7 +107,7 @@ void WordReader::read_address(std::string_view word) {
 void WordReader::read_names(std::string_view word) {
   const std::size_t colon = name_length(word);
   if (colon < word.size() && word.find(':', colon + 1) != std::string_view::npos) {
-    fail(0, quoted(word) + " is neither host:slots nor an IPv6 address; with slots write [::1]:8");
+    fail(0, quote(word) + " is neither host:slots nor an IPv6 address; with slots write [::1]:8");
     return;
   }
   const std::string_view name = word.substr(0, colon);
@@ -178,7 +178,7 @@ std::string jump_error(std::string_view value) {
     if (hop == "none")
       return "jump=" + std::string(value) + ": none cannot be combined with hosts; give jump hosts or none";
     if (!is_jump(hop)) {
-      return "jump=" + std::string(value) + ": " + quoted(hop) +
+      return "jump=" + std::string(value) + ": " + quote(hop) +
              " is not a jump host; write [user@]host[:port], separated by commas";
     }
     if (comma == std::string_view::npos) return {};
@@ -193,7 +193,7 @@ std::optional<int> parse_slots(std::string_view text) {
 }
 
 std::string bad_slots(std::string_view text) {
-  return quoted(text) + " is not a number of slots (a whole number from 1 to " + std::to_string(kMaxSlots) +
+  return quote(text) + " is not a number of slots (a whole number from 1 to " + std::to_string(kMaxSlots) +
          ")";
 }
 

@@ -40,7 +40,7 @@ TEST_CASE("words are joined, and many are cut short") {
   CHECK(join_alternatives({"a", "b", "c"}) == "a, b or c");
   CHECK(join_alternatives({"a", "b"}) == "a or b");
   CHECK(join_alternatives({"a"}) == "a");
-  CHECK(quoted("a b") == "\"a b\"");
+  CHECK(quote("a b") == "\"a b\"");
 }
 
 TEST_CASE("a measured time has three or four digits") {
