@@ -20,9 +20,10 @@ SUITES = {"bullseye": ("Debian", ["bullseye main"]), "bookworm": ("Debian", ["bo
           "noble": ("Ubuntu", ["noble main universe", "noble-updates main universe"])}
 SCRIPTS = pathlib.Path("/usr/share/debootstrap/scripts")
 UBUNTU_KEYS = "usr/share/keyrings/ubuntu-archive-keyring.gpg"
-# Mounts what the programs of the root $1 expect.
+# Mounts what the programs of the root $1 expect. The root is a mount, too, so that mounts in it can be changed as a whole.
 MOUNT = r"""
 set -e
+mount --rbind "$1" "$1"
 cd "$1"
 mount -t proc proc proc
 mount -t sysfs -o ro sysfs sys
@@ -36,13 +37,15 @@ ln -s pts/ptmx dev/ptmx; ln -s /proc/self/fd dev/fd; for name in 0:stdin 1:stdou
 for name in dev/shm tmp run; do mount -t tmpfs -o mode=1777 tmpfs $name; done
 chmod 755 run
 """
-# The shell is the first process, and reaps orphans as an init does.
+# The shell is the first process, and reaps orphans as an init does. Programs may make user namespaces, which chroot would forbid.
 ENTER = MOUNT + r"""
 [ -z "$2" ] || { mkdir -p ccache && mount --bind "$2" ccache; }
 [ -z "$3" ] || ip link set lo up
 shift 3
+pivot_root . .
+umount -l .
 set +e
-chroot . "$@"; exit $?
+"$@"; exit $?
 """
 ENVIRONMENT = ["env", "-i", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8",
                "DEBIAN_FRONTEND=noninteractive"]
