@@ -74,7 +74,7 @@ class Docs(unittest.TestCase):
         """`cli_kill` is a ctest entry; `test_…` behind it is a method of its file, "…" a case of its sources."""
         lists = "".join(path.read_text() for path in TESTS.rglob("CMakeLists.txt"))
         entries = dict(re.findall(r"^ *ddp_(?:cli_)?test\((\w+)([^)]*)\)", lists, re.M))
-        sources = {path.name: path.read_text() for path in TESTS.rglob("*_test.*")}
+        sources = {path.name: path.read_text() for pattern in ("*_test.py", "*_test.cc") for path in TESTS.rglob(pattern)}
         named = 0
         for line in (ROOT / "docs/users/security.md").read_text().splitlines():
             texts = ""
