@@ -18,7 +18,8 @@ def outcomes(junit):
             passed.append(name)
         elif status == "notrun" and (case.find("skipped") is not None and "SKIP_RETURN_CODE" in case.find("skipped").get("message", "")):
             lines = (case.findtext("system-out") or "").strip().splitlines() or ["no reason given"]
-            skipped[name] = next((line for line in lines if "skip" in line.lower()), lines[-1]).strip()
+            line = next((line for line in lines if "skipped" in line), lines[-1])
+            skipped[name] = re.sub(r"^.*?\bskipped:? ", "", line).strip("'\" ")
         else:
             failed.append(name)
     return passed, failed, skipped
