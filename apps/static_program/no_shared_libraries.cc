@@ -62,12 +62,16 @@ char* dlerror() {
   return text;
 }
 
-// iconv() loads its modules by these names of glibc.
+// iconv() and international host names load their modules by these names of glibc.
 void* __libc_dlopen_mode(const char*, int) {  // NOLINT(bugprone-reserved-identifier)
   return nullptr;
 }
 
 void* __libc_dlsym(void*, const char*) {  // NOLINT(bugprone-reserved-identifier)
+  return nullptr;
+}
+
+void* __libc_dlvsym(void*, const char*, const char*) {  // NOLINT(bugprone-reserved-identifier)
   return nullptr;
 }
 
