@@ -17,7 +17,7 @@ install(FILES configs/ddplaunchd.service DESTINATION lib/systemd/user)
 install(FILES README.md CHANGELOG.md LICENSE docs/third_party.md DESTINATION share/doc/ddplaunch)
 install(DIRECTORY docs/users DESTINATION share/doc/ddplaunch FILES_MATCHING PATTERN "*.md")
 # The distribution's statement for each linked library, and the texts of the licences to which they refer.
-foreach(package libssh-dev libssl-dev libyaml-cpp-dev zlib1g-dev libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev
+foreach(package libssh-dev libssl-dev libyaml-cpp-dev zlib1g-dev libzstd-dev libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev
     libboost1.81-dev libboost-dev libc6-dev libstdc++-12-dev libstdc++-13-dev libstdc++-14-dev)
   install(FILES /usr/share/doc/${package}/copyright DESTINATION share/doc/ddplaunch/licenses RENAME ${package} OPTIONAL)
 endforeach()
