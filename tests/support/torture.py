@@ -149,10 +149,11 @@ class Job:
         if what == "keeper":
             return self.hold(keeper, host)
         if what == "sshd":
+            # The lowest of sshd's processes holds the connection. Newer sshd also has a monitor above it.
             session = keeper
-            while session in table and table[session][0] != listener:
+            while session in table and not table[session][1].startswith("sshd"):
                 session = table[session][0]
-            return self.hold(session, host) if session in table else None
+            return self.hold(session, host) if session in table and session != listener else None
         agents = [pid for pid, (parent, name, state) in mine.items()
                   if parent == keeper and name == "ddplaunchd" and state != "Z"]
         if not agents:
