@@ -150,7 +150,11 @@ class Completion(unittest.TestCase):
 
     def exactly(self, line, *offered):
         with self.subTest(line):
-            self.assertEqual(self.offers(line), set(offered))
+            found = self.offers(line)
+            if KIND == "fish":  # since version 4 it also offers words that contain the typed letters
+                typed = re.split("[ =@,]", line)[-1]
+                found = {word for word in found if word.startswith(typed)}
+            self.assertEqual(found, set(offered))
 
     def test_options(self):
         self.exactly("ddplaunch --la", "--launcher", "--label")

@@ -18,7 +18,7 @@ from tests.support import pytorch
 from tests.support.elastic_worker import LIMIT_S, MODULES, STORE, ElasticTest
 from tests.support.launch import SOURCE, LaunchTest, Nodes, live_processes_with, main
 
-PYTHONS = pytorch.interpreters()
+PYTHONS = pytorch.joining_interpreters()
 EXAMPLE = re.search(r"```python\n(.*?)```", (SOURCE / "docs/users/elastic_python.md").read_text(), re.S).group(1)
 
 # $WAIT names a rank, and the place in attempt 1 at which that rank stops for good.
@@ -109,7 +109,7 @@ dist.rendezvous = recorded
 """
 
 
-@unittest.skipUnless(PYTHONS and STORE.exists(), "no interpreter here has torch, or the tests' store is not built")
+@unittest.skipUnless(PYTHONS and STORE.exists(), pytorch.why_not() or "the tests' store is not built")
 class ElasticModule(ElasticTest):
     python = PYTHONS[0] if PYTHONS else None
     text = SCRIPT
@@ -270,7 +270,7 @@ def worker_pids(job):
     return found
 
 
-@unittest.skipUnless(PYTHONS, "no interpreter here has torch")
+@unittest.skipUnless(PYTHONS, pytorch.why_not())
 class ElasticJob(LaunchTest):
     """Runs the document's example under ddplaunch."""
 

@@ -638,7 +638,7 @@ class ElasticUnits(unittest.TestCase):
 def run_in(python):
     """Runs this program in an interpreter that has PyTorch."""
     if not python or not pytorch.has_torch(python):
-        print(f"skipped: no PyTorch in {python or '$DDP_TEST_TORCH_PYTHON'}")
+        print(f"skipped: {pytorch.why_not(python) if python else 'DDP_TEST_TORCH_PYTHON is not set'}")
         raise SystemExit(SKIP)
     os.environ.update(pytorch.environment(python))
     os.execv(python, [python, "-W", "ignore", __file__, "--here", *sys.argv[1:]])

@@ -234,7 +234,7 @@ class OneNode(Reported):
 
     def need_torch(self):
         if not pytorch.has_torch(TORCH_PYTHON):
-            self.skipTest(f"{TORCH_PYTHON} has no torch (apt-get install python3-torch)")
+            self.skipTest(pytorch.why_not(TORCH_PYTHON))
 
     def test_peers_that_end_before_the_cause_are_not_blamed(self):
         # Rank 1 fails and closes its connections, but exits late. Its peers fail because of that, and exit first.

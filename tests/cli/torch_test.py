@@ -45,10 +45,10 @@ print("met", flush=True)
 """
 
 
-PYTHONS = pytorch.interpreters()
+PYTHONS = pytorch.joining_interpreters()
 
 
-@unittest.skipUnless(PYTHONS, "no interpreter here has torch")
+@unittest.skipUnless(PYTHONS, pytorch.why_not())
 class TorchUnderDdplaunch(LaunchTest):
     def setUp(self):
         super().setUp()

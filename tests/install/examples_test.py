@@ -35,9 +35,10 @@ class Examples(LaunchTest):
         reasons = []
         for python in PYTHONS:
             done = subprocess.run([python, "-c", statement], capture_output=True, text=True)
-            if done.returncode == 0:
+            reason = done.stderr.strip().splitlines()[-1] if done.returncode != 0 else None if "jax" in statement else pytorch.why_not(python)
+            if reason is None:
                 return python
-            reasons.append(f"{python}: {done.stderr.strip().splitlines()[-1]}")
+            reasons.append(f"{python}: {reason}")
         self.skipTest("; ".join(reasons))
 
     def run_example(self, name, *args, line=None):

@@ -1,7 +1,8 @@
 """PyTorch for tests: the interpreters that have it, and what a build without libuv needs.
 
 Since 2.4 PyTorch's store uses libuv unless USE_LIBUV=0 is set, and refuses to connect in a build without libuv (Debian 13's). A
-test adds environment(PYTHON) to the environment of its workers, so all other builds are tested as users run them.
+test adds environment(PYTHON) to the environment of its workers, so all other builds are tested as users run them. A test whose
+workers join the agent's store is skipped where has_torch() is False; why_not() is the reason.
 
 The module is not called torch, since a script in this folder would import it instead of PyTorch."""
 
@@ -54,8 +55,17 @@ def probe(python):
     return WITHOUT_LIBUV if done.stdout.split() == ["True"] else {}
 
 
+def why_not(python=SYSTEM):
+    """Returns why workers with this interpreter's PyTorch cannot join the agent's store, or None. Without libuv, PyTorch 2.6 makes a
+    client for libuv there whatever USE_LIBUV says, and fails. It joins the store of a worker."""
+    needs = probe(python)
+    if needs is None:
+        return f"{python} has no PyTorch"
+    return f"the PyTorch of {python} was built without libuv, so it cannot join the agent's store" if needs else None
+
+
 def has_torch(python=SYSTEM):
-    return probe(python) is not None
+    return why_not(python) is None
 
 
 def environment(python=SYSTEM):
@@ -64,7 +74,12 @@ def environment(python=SYSTEM):
 
 def interpreters():
     """Returns the distribution's interpreter and the named one, each if it has PyTorch."""
-    return [python for python in (SYSTEM, os.environ.get(NAMED)) if python and has_torch(python)]
+    return [python for python in (SYSTEM, os.environ.get(NAMED)) if python and probe(python) is not None]
+
+
+def joining_interpreters():
+    """Returns those whose PyTorch can join the agent's store."""
+    return [python for python in interpreters() if has_torch(python)]
 
 
 def import_or_skip():
