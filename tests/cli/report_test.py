@@ -367,7 +367,8 @@ class TwoNodes(Reported):
         self.assertEqual((cause["what"], cause["host"], cause["rank"], cause["pid"], cause["error"]["kind"]),
                          ("not_executed", "127.0.0.3", 1, None, "Exec"))
         self.assertIn("/no/such/interpreter", done.err)
-        self.assertEqual([(f["rank"], f["stopped_by_ddplaunch"]) for f in report["other_failures"]], [(0, True)])
+        # The other node may not have started its worker yet.
+        self.assertLessEqual({(f["rank"], f["stopped_by_ddplaunch"]) for f in report["other_failures"]}, {(0, True)})
 
     def test_unreachable_node(self):
         nodes = Nodes(self, 1)
