@@ -45,8 +45,8 @@ int no_login_name(char*, size_t) {
   return ENOENT;
 }
 
-// A thread's destructors belong to a library, or to the program where none is found. Glibc's own search refers
-// to its loader since 2.41.
+// A thread's destructors belong to a library, or to the program where none is found. Glibc's own search
+// refers to its loader since 2.41.
 void* no_library_with(unsigned long) __asm__("_dl_find_dso_for_object");
 void* no_library_with(unsigned long) {
   return nullptr;

@@ -251,7 +251,8 @@ TEST_CASE("a server that drops logins beyond MaxStartups is retried") {
     if (outcome.has_error()) WARN(outcome.error().text);
     CHECK(outcome.has_value());
   }
-  CHECK(output_of("grep -ci 'past maxstartups\\|drop connection' " + strict.file("sshd.log") + " || true") != "0");
+  CHECK(output_of("grep -ci 'past maxstartups\\|drop connection' " + strict.file("sshd.log") + " || true") !=
+        "0");
   start.outcomes.clear();
 }
 
