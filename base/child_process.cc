@@ -11,7 +11,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <future>
 #include <memory>
+#include <string_view>
 #include <system_error>
 #include <thread>
 
@@ -64,41 +66,62 @@ std::optional<ExitStatus> wait_for(pid_t pid, int flags) {
   return ExitStatus::from_siginfo(info);
 }
 
+/// The error of a call that makes a process or a thread.
+Error limit_error(int err, std::string_view what) {
+  Error error = system_error(err, std::string(what));
+  if (err == EAGAIN) error.text += "; the limit of processes is reached (ulimit -u)";
+  return error;
+}
+
 struct SpawnedProcess {
   pid_t pid;
-  UniqueFd end{};  ///< ChildProcess::end_fd; empty until watch() where the kernel has no pidfds
-  std::thread watcher{};
+  UniqueFd pidfd;  ///< empty where the kernel has none
 };
 
-/// Watches the end of a child where the kernel has no pidfds: a thread waits for it and writes to a pipe.
-/// Call it with all signals blocked, which the thread inherits.
-Result<> watch_by_thread(SpawnedProcess& child) {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "pipe to watch a new process");
-  child.end.reset(ends[0]);
-  try {
-    child.watcher = std::thread([pid = child.pid, end = UniqueFd(ends[1])] {
-      siginfo_t info;
-      // The kernel keeps to this child, also when another thread reaps it and the number is used again.
-      while (waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT) != 0 && errno == EINTR) {
-      }
-      [[maybe_unused]] const ssize_t written = write(end.get(), "", 1);
-    });
-  } catch (const std::system_error& failed) {
-    return system_error(failed.code().value(), "a thread to watch a new process");
-  }
-  return {};
-}
+/// Tells the end of a child where the kernel has no pidfds: a thread waits for it and writes to a pipe. The
+/// thread is made before the child, so that no child runs without it.
+class EndWatcher {
+ public:
+  EndWatcher() = default;
+  EndWatcher(const EndWatcher&) = delete;
+  EndWatcher& operator=(const EndWatcher&) = delete;
+  /// Ends the thread unless it watches a child.
+  ~EndWatcher() { watch(0); }
 
-/// Sees to it that the end of a new child can be waited for. Kills the child on failure.
-Result<> watch(SpawnedProcess& child) {
-  if (has_pidfds()) return {};
-  auto watched = watch_by_thread(child);
-  if (watched) return watched;
-  kill(child.pid, SIGKILL);
-  (void)wait_for(child.pid, 0);
-  return watched;
-}
+  /// Call it with all signals blocked, which the thread inherits.
+  Result<> prepare() {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "pipe to watch a new process");
+    read_end_.reset(ends[0]);
+    UniqueFd write_end(ends[1]);
+    try {
+      std::thread(wait_for_end, pid_.get_future(), std::move(write_end)).detach();
+    } catch (const std::system_error& failed) {
+      return limit_error(failed.code().value(), "a thread to watch a new process");
+    }
+    return {};
+  }
+
+  /// Returns what is readable once the child `pid` has ended.
+  UniqueFd watch(pid_t pid) {
+    if (read_end_) pid_.set_value(pid);
+    return std::move(read_end_);
+  }
+
+ private:
+  static void wait_for_end(std::future<pid_t> child, UniqueFd write_end) {
+    const pid_t pid = child.get();
+    siginfo_t info;
+    // Also ends when another thread has reaped the child.
+    while (pid > 0 && waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT) != 0 &&
+           errno == EINTR) {
+    }
+    [[maybe_unused]] const ssize_t written = write(write_end.get(), "", 1);
+  }
+
+  std::promise<pid_t> pid_;
+  UniqueFd read_end_;
+};
 
 #if DDP_SPAWN_BY_FORK
 
@@ -175,9 +198,7 @@ Result<SpawnedProcess> give_birth(ChildPlan& plan, int cgroup) {
   }
   const pid_t pid = clone(enter_child, stack + sizeof stack, flags, &plan, &pidfd);
   if (pid < 0) {
-    Error error = system_error(errno, "clone");
-    if (error.sys == EAGAIN) error.text += "; the limit of processes is reached (ulimit -u)";
-    return error;
+    return limit_error(errno, "clone");
   }
   return SpawnedProcess{pid, UniqueFd(pidfd)};
 }
@@ -279,18 +300,18 @@ Result<ChildProcess> spawn(const ChildSpec& spec) {
   sigemptyset(&plan.mask);
   if (spec.signal_mask) plan.mask = *spec.signal_mask;
 
-  Result<SpawnedProcess> spawned = [&plan, &spec] {
+  EndWatcher watcher;
+  Result<SpawnedProcess> spawned = [&]() -> Result<SpawnedProcess> {
     AllSignalsBlocked quiet;
-    auto process = give_birth(plan, spec.cgroup);
-    if (!process || plan.failure.step != ChildStep::kNone) return process;
-    if (auto done = watch(*process); !done) process = done.error();
-    return process;
+    if (!has_pidfds()) {
+      if (auto prepared = watcher.prepare(); !prepared) return prepared.error();
+    }
+    return give_birth(plan, spec.cgroup);
   }();
   if (!spawned) return within("start " + spec.path, spawned.error());
   ChildProcess child;
   child.pid_ = spawned->pid;
-  child.end_ = std::move(spawned->end);
-  child.watcher_ = std::move(spawned->watcher);
+  child.end_ = has_pidfds() ? std::move(spawned->pidfd) : watcher.watch(child.pid_);
   child.leads_group_ = spec.new_session;
   if (plan.failure.step == ChildStep::kNone) return child;
   // The child has ended itself in give_up, so this wait is short.
@@ -302,7 +323,6 @@ ChildProcess::ChildProcess(ChildProcess&& other) noexcept
     : pid_(std::exchange(other.pid_, -1)),
       leads_group_(other.leads_group_),
       end_(std::move(other.end_)),
-      watcher_(std::move(other.watcher_)),
       status_(std::exchange(other.status_, std::nullopt)) {}
 
 ChildProcess& ChildProcess::operator=(ChildProcess&& other) noexcept {
@@ -311,7 +331,6 @@ ChildProcess& ChildProcess::operator=(ChildProcess&& other) noexcept {
   pid_ = std::exchange(other.pid_, -1);
   leads_group_ = other.leads_group_;
   end_ = std::move(other.end_);
-  watcher_ = std::move(other.watcher_);
   status_ = std::exchange(other.status_, std::nullopt);
   return *this;
 }
@@ -341,7 +360,6 @@ std::optional<ExitStatus> ChildProcess::peek() const {
 
 std::optional<ExitStatus> ChildProcess::try_wait() {
   if (!status_ && pid_ > 0) status_ = wait_for(pid_, WNOHANG);
-  if (status_ && watcher_.joinable()) watcher_.join();  // the end of the child has ended it, too
   return status_;
 }
 
@@ -364,7 +382,6 @@ Result<> ChildProcess::send_group_signal(int signal) const {
 void ChildProcess::abandon() {
   pid_ = -1;
   end_.reset();
-  if (watcher_.joinable()) watcher_.detach();
   status_.reset();
 }
 

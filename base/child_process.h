@@ -6,7 +6,6 @@
 #include <csignal>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -100,7 +99,6 @@ class ChildProcess {
   pid_t pid_ = -1;
   bool leads_group_ = false;
   UniqueFd end_;
-  std::thread watcher_;  ///< writes to end_ where the kernel has no pidfds
   std::optional<ExitStatus> status_;
 };
 

@@ -22,7 +22,7 @@ if(NOT DDP_FUZZ)
   find_package(ZLIB REQUIRED)
   if(DDP_STATIC)
     # libcrypto.a may call these (StaticPrograms.cmake).
-    set_property(TARGET OpenSSL::Crypto APPEND PROPERTY INTERFACE_LINK_LIBRARIES ZLIB::ZLIB $<$<BOOL:${DDP_ARCHIVE_zstd}>:${DDP_ARCHIVE_zstd}>)
+    target_link_libraries(OpenSSL::Crypto INTERFACE ZLIB::ZLIB ${DDP_ARCHIVE_zstd})
   endif()
   find_package(spdlog REQUIRED)
   find_package(CLI11 REQUIRED)

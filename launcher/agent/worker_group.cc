@@ -282,7 +282,7 @@ Awaitable<std::vector<KnownProcess>> WorkerGroup::find_orphans(std::vector<std::
     pause.expires_after(kSettlePause);
     co_await pause.async_wait(kUseTuple);
     for (MarkedProcess& orphan : search.take_found())
-      if (chosen(orphan.local_rank)) roots.push_back({orphan.pid, std::move(orphan.process)});
+      if (chosen(orphan.local_rank)) roots.push_back({orphan.pid, std::move(orphan.fd)});
   }
   co_return roots;
 }

@@ -198,19 +198,19 @@ void remove_below(int directory, int depth = 0) {
   }
 }
 
-/// A process that is listed before and after it was opened is a member of the group. Its number was
-/// not reused in between.
+/// A process that is listed before and after its descriptor was opened is a member of the group. Its number
+/// was not reused in between.
 void kill_listed(int directory) {
   const std::vector<pid_t> before = pids_in(directory);
   for (std::size_t begin = 0; begin < before.size(); begin += kBatch) {
     const auto batch = std::span(before).subspan(begin, std::min(kBatch, before.size() - begin));
-    std::vector<UniqueFd> processes;
+    std::vector<UniqueFd> fds;
     for (const pid_t pid : batch)
-      processes.push_back(open_process(pid));
+      fds.push_back(open_process(pid));
     const std::vector<pid_t> after = pids_in(directory);
     for (std::size_t i = 0; i < batch.size(); ++i) {
-      if (processes[i] && std::binary_search(after.begin(), after.end(), batch[i]))
-        (void)signal_process(processes[i].get(), batch[i], SIGKILL);
+      if (fds[i] && std::binary_search(after.begin(), after.end(), batch[i]))
+        (void)signal_process(fds[i].get(), batch[i], SIGKILL);
     }
   }
 }

@@ -70,10 +70,10 @@ Awaitable<Guarded> find_guarded(asio::any_io_executor executor, std::string job_
 
 /// Signals a keeper that still has its number and its name.
 void signal_keeper(pid_t pid, int number) {
-  const UniqueFd process = open_process(pid);
+  const UniqueFd fd = open_process(pid);
   const auto info = read_process(pid);
-  if (process && info && info->comm == kKeeperName && !has_ended(process.get()))
-    (void)signal_process(process.get(), pid, number);
+  if (fd && info && info->comm == kKeeperName && !has_ended(fd.get()))
+    (void)signal_process(fd.get(), pid, number);
 }
 
 }  // namespace

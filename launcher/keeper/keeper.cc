@@ -53,14 +53,15 @@ class Keeper {
       : options_(options),
         continue_timers_(continue_timers),
         agent_(agent),
-        agent_process_(open_process(agent)),
-        parent_process_(open_process(getppid())),
+        agent_fd_(open_process(agent)),
+        parent_(getppid()),
+        parent_fd_(open_process(parent_)),
         socket_(std::move(socket)),
         signals_(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK)),
         lease_end_(timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK)) {}
 
   int run() {
-    if (!agent_process_ || !signals_ || !lease_end_) {
+    if (!agent_fd_ || !signals_ || !lease_end_) {
       say(system_error(errno, "prepare to watch the agent").text);
       return kill_all("the agent cannot be watched");
     }
@@ -68,10 +69,10 @@ class Keeper {
       pollfd events[] = {{signals_.get(), POLLIN, 0},
                          {socket_.get(), POLLIN, 0},
                          {lease_end_.get(), POLLIN, 0},
-                         {has_pidfds() ? parent_process_.get() : -1, POLLIN, 0}};
-      poll(events, 4, has_pidfds() || !parent_process_ ? -1 : kLookPause);
+                         {has_pidfds() ? parent_fd_.get() : -1, POLLIN, 0}};
+      poll(events, 4, has_pidfds() || parent_ == 0 ? -1 : kLookPause);
       continue_timers_.renew();
-      if (parent_process_ && has_ended(parent_process_.get())) parent_ended();
+      if (events[3].revents != 0 || (parent_ != 0 && getppid() != parent_)) parent_ended();
       read_agent();
       read_signals();
       reap();
@@ -85,7 +86,7 @@ class Keeper {
   void take(const KeeperPacket& packet, std::string text);
   void read_signals();
   void parent_ended();
-  void signal_agent(int number) { (void)signal_process(agent_process_.get(), agent_, number); }
+  void signal_agent(int number) { (void)signal_process(agent_fd_.get(), agent_, number); }
   void reap();
   bool lease_over();
   void set_lease_end(std::int64_t at_ns);
@@ -101,8 +102,9 @@ class Keeper {
   KeeperOptions options_;
   ContinueTimers& continue_timers_;
   pid_t agent_;
-  UniqueFd agent_process_;
-  UniqueFd parent_process_;  ///< of the master, or of the SSH session; empty: outside of our PID namespace
+  UniqueFd agent_fd_;
+  pid_t parent_;  ///< the master, or the SSH session; 0: outside of our PID namespace, or it has ended
+  UniqueFd parent_fd_;
   UniqueFd socket_;
   UniqueFd signals_;
   UniqueFd lease_end_;
@@ -180,7 +182,8 @@ void Keeper::read_signals() {
 /// The other side of the agent's link has most likely ended, too. SIGCONT lets a stopped agent see that; a
 /// running agent decides for itself.
 void Keeper::parent_ended() {
-  parent_process_.reset();
+  parent_ = 0;
+  parent_fd_.reset();
   signal_agent(SIGCONT);
 }
 

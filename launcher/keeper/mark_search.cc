@@ -82,19 +82,19 @@ bool has_no_environment(pid_t pid, std::span<char> buffer, int tries) {
 }
 
 /// Returns an empty text if there is none for us. Unset: the process was within an exec at each try.
-std::optional<std::string_view> read_environment(pid_t pid, int process, std::span<char> buffer) {
+std::optional<std::string_view> read_environment(pid_t pid, int fd, std::span<char> buffer) {
   for (int tries = 0; tries < kExecTries; ++tries) {
     const auto text = read_proc_file(pid, "environ", buffer);
     if (!text || !text->empty() || has_no_environment(pid, buffer, tries)) return text.value_or("");
-    wait_for_end(process, std::chrono::milliseconds(1));
+    wait_for_end(fd, std::chrono::milliseconds(1));
   }
   return std::nullopt;
 }
 
-/// Sends the process along if it is marked. False: the receiver is gone.
-bool send_answer(int socket, int answer, int process) {
+/// Sends the descriptor of a marked process along. False: the receiver is gone.
+bool send_answer(int socket, int answer, int fd) {
   iovec bytes{&answer, sizeof answer};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof process)] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
   msghdr message = {};
   message.msg_iov = &bytes;
   message.msg_iovlen = 1;
@@ -104,14 +104,14 @@ bool send_answer(int socket, int answer, int process) {
     cmsghdr* head = CMSG_FIRSTHDR(&message);
     head->cmsg_level = SOL_SOCKET;
     head->cmsg_type = SCM_RIGHTS;
-    head->cmsg_len = CMSG_LEN(sizeof process);
-    std::copy_n(reinterpret_cast<const char*>(&process), sizeof process, CMSG_DATA(head));
+    head->cmsg_len = CMSG_LEN(sizeof fd);
+    std::copy_n(reinterpret_cast<const char*>(&fd), sizeof fd, CMSG_DATA(head));
   }
   return sendmsg(socket, &message, MSG_NOSIGNAL) == sizeof answer;
 }
 
-/// Receives one answer, and the process that came with it. Returns what recvmsg returns.
-ssize_t receive_answer(int socket, int& answer, UniqueFd& process) {
+/// Receives one answer, and the descriptor that came with it. Returns what recvmsg returns.
+ssize_t receive_answer(int socket, int& answer, UniqueFd& fd) {
   iovec bytes{&answer, sizeof answer};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message = {};
@@ -122,9 +122,9 @@ ssize_t receive_answer(int socket, int& answer, UniqueFd& process) {
   const ssize_t size = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   const cmsghdr* head = size > 0 ? CMSG_FIRSTHDR(&message) : nullptr;
   if (head != nullptr) {
-    int fd = -1;
-    std::copy_n(CMSG_DATA(head), sizeof fd, reinterpret_cast<unsigned char*>(&fd));
-    process.reset(fd);
+    int received = -1;
+    std::copy_n(CMSG_DATA(head), sizeof received, reinterpret_cast<unsigned char*>(&received));
+    fd.reset(received);
   }
   return size;
 }
@@ -139,15 +139,15 @@ ssize_t receive_answer(int socket, int& answer, UniqueFd& process) {
   dup2(answers, 0);
   close_descriptors(1, ~0U);
   for (const pid_t pid : pids) {
-    // Open the process first, so that the environment is its own.
-    const UniqueFd process = open_process(pid);
+    // Open the descriptor first, so that the environment belongs to its process.
+    const UniqueFd fd = open_process(pid);
     int answer = kUnmarked;
-    if (process) {
-      const auto environment = read_environment(pid, process.get(), buffer);
+    if (fd) {
+      const auto environment = read_environment(pid, fd.get(), buffer);
       answer = environment ? mark_in(*environment, mark) : kUnread;
-      if (answer != kUnmarked && has_ended(process.get())) answer = kUnmarked;
+      if (answer != kUnmarked && has_ended(fd.get())) answer = kUnmarked;
     }
-    if (!send_answer(0, answer, process.get())) _exit(0);
+    if (!send_answer(0, answer, fd.get())) _exit(0);
   }
   _exit(0);
 }
@@ -204,13 +204,13 @@ std::vector<MarkedProcess> MarkSearch::take_found() {
   bool ended = false;
   while (!is_over() && !ended) {
     int answer = kUnmarked;
-    UniqueFd process;
-    const ssize_t size = receive_answer(answers_.get(), answer, process);
+    UniqueFd fd;
+    const ssize_t size = receive_answer(answers_.get(), answer, fd);
     if (size < 0 && errno == EINTR) continue;
     if (size < 0) break;
     ended = size == 0;  // the reader was killed
     if (ended) break;
-    if (process) found.push_back({pids_[next_], answer, std::move(process)});
+    if (fd) found.push_back({pids_[next_], answer, std::move(fd)});
     skipped_ = skipped_ || answer == kUnread;
     ++next_;
     stalled_at_ = Clock::now() + kStall;

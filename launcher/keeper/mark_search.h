@@ -16,7 +16,7 @@ namespace ddp::launcher {
 struct MarkedProcess {
   pid_t pid = 0;
   int local_rank = -1;  ///< LOCAL_RANK; -1: not a number
-  UniqueFd process;     ///< open_process; of the process whose environment was read
+  UniqueFd fd;          ///< open_process; of the process whose environment was read
 };
 
 /// Reads the environments of processes for the mark of a job. A child process reads them: the kernel blocks a

@@ -22,7 +22,11 @@ using Clock = std::chrono::steady_clock;
 /// Reads the state from `directory`, which is a /proc/PID, as in proc(5). 0: the process was reaped.
 char state_of(int directory) {
   const UniqueFd file(openat(directory, "status", O_RDONLY | O_CLOEXEC));
-  if (!file) return errno == ENOENT || errno == ESRCH ? '\0' : '?';
+  if (!file) {
+    // Without a free descriptor the state is not known, but whether the process is there.
+    struct stat unused {};
+    return fstatat(directory, "status", &unused, 0) != 0 && (errno == ENOENT || errno == ESRCH) ? '\0' : '?';
+  }
   char buffer[256];  // the state is the third line, behind a name of at most 64 bytes
   const ssize_t size = read(file.get(), buffer, sizeof buffer);
   if (size < 0) return errno == ESRCH ? '\0' : '?';
@@ -49,30 +53,30 @@ UniqueFd open_process(pid_t pid) {
   return directory;
 }
 
-bool has_ended(int process) {
+bool has_ended(int fd) {
   if (has_pidfds()) {
-    pollfd end{process, POLLIN, 0};
+    pollfd end{fd, POLLIN, 0};
     return poll(&end, 1, 0) == 1 && (end.revents & POLLIN) != 0;
   }
-  const char state = state_of(process);
+  const char state = state_of(fd);
   return state == '\0' ||
-         (std::string_view("ZX").find(state) != std::string_view::npos && !has_other_threads(process));
+         (std::string_view("ZX").find(state) != std::string_view::npos && !has_other_threads(fd));
 }
 
-void wait_for_end(int process, std::chrono::milliseconds limit) {
+void wait_for_end(int fd, std::chrono::milliseconds limit) {
   if (has_pidfds()) {
-    pollfd end{process, POLLIN, 0};
+    pollfd end{fd, POLLIN, 0};
     poll(&end, 1, static_cast<int>(limit.count()));
     return;
   }
   const auto until = Clock::now() + limit;
-  while (!has_ended(process) && Clock::now() < until)
+  while (!has_ended(fd) && Clock::now() < until)
     poll(nullptr, 0, 1);
 }
 
-int signal_process(int process, pid_t pid, int number) {
-  if (has_pidfds()) return syscall(SYS_pidfd_send_signal, process, number, nullptr, 0U) == 0 ? 0 : errno;
-  if (has_ended(process)) return ESRCH;
+int signal_process(int fd, pid_t pid, int number) {
+  if (has_pidfds()) return syscall(SYS_pidfd_send_signal, fd, number, nullptr, 0U) == 0 ? 0 : errno;
+  if (has_ended(fd)) return ESRCH;
   return kill(pid, number) == 0 ? 0 : errno;
 }
 

@@ -16,14 +16,14 @@ namespace ddp::launcher {
 /// Empty: errno says why (ESRCH: no such process; EMFILE).
 UniqueFd open_process(pid_t pid);
 
-bool has_ended(int process);
+bool has_ended(int fd);
 
 /// Waits until the process has ended, at most `limit`. Looks every millisecond where it has no pidfd.
-void wait_for_end(int process, std::chrono::milliseconds limit);
+void wait_for_end(int fd, std::chrono::milliseconds limit);
 
 /// Signals the process with the number `pid`; returns 0 or an errno (ESRCH: it has ended). Without a pidfd
 /// the process is looked at first: another one would be hit only if this one ended, was reaped and all
 /// numbers were used in the microseconds between the look and the signal.
-int signal_process(int process, pid_t pid, int number);
+int signal_process(int fd, pid_t pid, int number);
 
 }  // namespace ddp::launcher

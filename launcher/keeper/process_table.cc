@@ -130,8 +130,8 @@ std::vector<ProcessInfo> list_processes() {
 }
 
 bool has_pid_ended(pid_t pid) {
-  const UniqueFd process = open_process(pid);
-  return process ? has_ended(process.get()) : errno == ESRCH;
+  const UniqueFd fd = open_process(pid);
+  return fd ? has_ended(fd.get()) : errno == ESRCH;
 }
 
 bool has_entry(std::string_view environment, std::string_view entry) {

@@ -79,9 +79,9 @@ TreeKill::TreeKill(TreeScope scope, std::chrono::milliseconds bound,
   if (!only) return;
   for (KnownProcess& child : *only) {
     const auto info = read_process(child.pid);
-    // Check the end after the read, so that `info` belongs to this process.
-    if (child.process && info && info->parent == getpid() && !has_ended(child.process.get()))
-      adopt(child.pid, std::move(child.process), false);
+    // Check the end after the read, so that `info` belongs to the descriptor's process.
+    if (child.fd && info && info->parent == getpid() && !has_ended(child.fd.get()))
+      adopt(child.pid, std::move(child.fd), false);
   }
 }
 
@@ -136,12 +136,11 @@ std::size_t TreeKill::kill_cgroup() {
   for (const pid_t pid : scope_.cgroup->pids()) {
     if (!members_.contains(pid)) opened.push_back({pid, open_if_spare(pid, crowded_)});
   }
-  // A pid that is listed again after the process was opened was not reused.
+  // A pid that is listed again after its descriptor was opened was not reused.
   const std::vector<pid_t> listed = scope_.cgroup->pids();
-  for (auto& [pid, process] : opened) {
-    if (!process || has_ended(process.get()) || !std::binary_search(listed.begin(), listed.end(), pid))
-      continue;
-    adopt(pid, std::move(process), true);
+  for (auto& [pid, fd] : opened) {
+    if (!fd || has_ended(fd.get()) || !std::binary_search(listed.begin(), listed.end(), pid)) continue;
+    adopt(pid, std::move(fd), true);
   }
   if (!listed.empty()) scope_.cgroup->kill();
   return opened.size();
@@ -225,38 +224,37 @@ std::size_t TreeKill::take_marked(const Table& table) {
   return fresh;
 }
 
-/// True if the process has become a member. The order makes this safe: open the process, read it, then
-/// check that its parent was still alive.
+/// True if the process has become a member. The order makes this safe: open a descriptor, read the process,
+/// then check that its parent was still alive.
 bool TreeKill::take(pid_t pid) {
-  UniqueFd process = open_if_spare(pid, crowded_);
-  if (!process || has_ended(process.get())) return false;
+  UniqueFd fd = open_if_spare(pid, crowded_);
+  if (!fd || has_ended(fd.get())) return false;
   const auto info = read_process(pid);
   if (!info) return false;
   if (info->parent != getpid()) {
     const auto parent = members_.find(info->parent);
-    if (parent == members_.end() || has_ended(parent->second.process.get())) return false;
+    if (parent == members_.end() || has_ended(parent->second.fd.get())) return false;
   }
-  if (has_ended(process.get())) return false;
-  adopt(pid, std::move(process), false);
+  if (has_ended(fd.get())) return false;
+  adopt(pid, std::move(fd), false);
   return true;
 }
 
 /// Adopts a process that carries the mark.
 bool TreeKill::adopt_found(MarkedProcess found, const Table& table) {
   const auto info = table.find(found.pid);
-  if (info == table.end() || !may_be_marked(info->second, table) || has_ended(found.process.get()))
-    return false;
+  if (info == table.end() || !may_be_marked(info->second, table) || has_ended(found.fd.get())) return false;
   search_again_ = true;
   phase_ = KillPhase::kFreeze;  // it may fork, too
   freeze_until_ = Clock::now() + kFreezeBound;
-  adopt(found.pid, std::move(found.process), false);
+  adopt(found.pid, std::move(found.fd), false);
   return true;
 }
 
-void TreeKill::adopt(pid_t pid, UniqueFd process, bool grouped) {
+void TreeKill::adopt(pid_t pid, UniqueFd fd, bool grouped) {
   TreeProcess& member = members_[pid];
   member.grouped = grouped;
-  member.process = std::move(process);
+  member.fd = std::move(fd);
   if (taken_.insert(pid).second) ++found_;
   signal(pid, member, phase_ == KillPhase::kFreeze ? SIGSTOP : SIGKILL);
 }
@@ -273,12 +271,12 @@ bool TreeKill::all_stopped(const Table& table) const {
 
 void TreeKill::signal(pid_t pid, TreeProcess& member, int number) {
   if (member.err != 0) return;
-  const int err = signal_process(member.process.get(), pid, number);
+  const int err = signal_process(member.fd.get(), pid, number);
   if (err != ESRCH && !member.grouped) member.err = err;
 }
 
 void TreeKill::drop_dead() {
-  std::erase_if(members_, [](const auto& entry) { return has_ended(entry.second.process.get()); });
+  std::erase_if(members_, [](const auto& entry) { return has_ended(entry.second.fd.get()); });
 }
 
 void TreeKill::wait(std::chrono::milliseconds limit) {
@@ -294,7 +292,7 @@ void TreeKill::wait(std::chrono::milliseconds limit) {
     return;
   }
   for (const auto& [pid, member] : members_) {
-    if (member.err == 0) wait_for_end(member.process.get(), rest());
+    if (member.err == 0) wait_for_end(member.fd.get(), rest());
   }
 }
 
@@ -302,7 +300,7 @@ std::vector<LeftProcess> TreeKill::left() const {
   std::vector<LeftProcess> left;
   for (ProcessInfo& info : list_processes()) {
     const auto member = members_.find(info.pid);
-    const bool known = member != members_.end() && !has_ended(member->second.process.get());
+    const bool known = member != members_.end() && !has_ended(member->second.fd.get());
     // A process that always exited before it could be stopped has been re-parented to us.
     const bool escaped = info.parent == getpid() && info.state != 'Z' && !kept(info);
     if (!known && !escaped) continue;

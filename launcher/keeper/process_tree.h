@@ -38,7 +38,7 @@ struct TreeScope {
 /// A process, and the descriptor that stays with it when its number is reused (open_process).
 struct KnownProcess {
   pid_t pid = 0;
-  UniqueFd process;
+  UniqueFd fd;
 };
 
 /// A process that a kill could not end. Zombies do not count: they hold nothing but a number.
@@ -87,7 +87,7 @@ class TreeKill {
 
  private:
   struct TreeProcess {
-    UniqueFd process;
+    UniqueFd fd;
     bool grouped = false;  ///< the control group's kill reaches it, even if we may not signal it
     int err = 0;
   };
@@ -101,7 +101,7 @@ class TreeKill {
   bool adopt_found(MarkedProcess found, const Table& table);
   bool search(const Table& table);
   bool may_be_marked(const ProcessInfo& info, const Table& table) const;
-  void adopt(pid_t pid, UniqueFd process, bool grouped);
+  void adopt(pid_t pid, UniqueFd fd, bool grouped);
   bool ended_meanwhile(const ProcessInfo& info);
   bool kept(const ProcessInfo& info) const;
   bool all_stopped(const Table& table) const;

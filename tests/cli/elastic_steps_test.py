@@ -637,7 +637,7 @@ class ElasticUnits(unittest.TestCase):
 
 def run_in(python):
     """Runs this program in an interpreter that has PyTorch."""
-    if not python or not pytorch.has_torch(python):
+    if not python or not pytorch.can_join_store(python):
         print(f"skipped: {pytorch.why_not(python) if python else 'DDP_TEST_TORCH_PYTHON is not set'}")
         raise SystemExit(SKIP)
     os.environ.update(pytorch.environment(python))

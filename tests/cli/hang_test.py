@@ -182,7 +182,7 @@ class OneMachine(HangTest):
         self.assert_code(done, 130)
         self.assertLess(done.seconds, 5)
 
-    @unittest.skipUnless(pytorch.has_torch(), pytorch.why_not())
+    @unittest.skipUnless(pytorch.can_join_store(), pytorch.why_not())
     def test_torch_with_a_rank_that_never_joins(self):
         done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "3s", "/usr/bin/python3",
                             self.script("train.py", TORCH), env=dict(self.env, PATH=self.path_without_debuggers(), **pytorch.environment()))
@@ -190,7 +190,7 @@ class OneMachine(HangTest):
         self.assertIn("rank 1 on localhost: sleeping in nanosleep\n", done.err)
         self.assertIn("rank 0 on localhost: sleeping in futex\n", done.err)
 
-    @unittest.skipUnless(pytorch.has_torch() and shutil.which("gdb"), pytorch.why_not() or "no gdb here")
+    @unittest.skipUnless(pytorch.can_join_store() and shutil.which("gdb"), pytorch.why_not() or "no gdb here")
     def test_a_store_without_a_server_gets_a_hint(self):
         port = free_port()
         done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "3s", "/usr/bin/python3",

@@ -233,7 +233,7 @@ class OneNode(Reported):
         self.assertEqual(cause["stderr_tail"][-1], "ValueError: boom")
 
     def need_torch(self):
-        if not pytorch.has_torch(TORCH_PYTHON):
+        if not pytorch.can_join_store(TORCH_PYTHON):
             self.skipTest(pytorch.why_not(TORCH_PYTHON))
 
     def test_peers_that_end_before_the_cause_are_not_blamed(self):

@@ -138,7 +138,7 @@ class RestartsOverSsh(LaunchTest):
         for attempt in range(3):
             self.assertEqual(done.out.count(f"attempt {attempt} of 2"), 4)
 
-    @unittest.skipUnless(pytorch.has_torch(), pytorch.why_not())
+    @unittest.skipUnless(pytorch.can_join_store(), pytorch.why_not())
     def test_torch_connects_to_the_new_store_after_a_restart(self):
         self.env.update(pytorch.environment())
         script = self.script("job.py", TORCH)

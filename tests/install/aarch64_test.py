@@ -59,9 +59,12 @@ def find_trouble():
 
 
 TROUBLE = find_trouble()
-# QEMU 7 has pidfds but refuses CLONE_PIDFD, unlike each kernel. There the test emulates an older kernel, without pidfds.
-if not TROUBLE and "clone: Invalid argument" in first_job():
-    without(*CALLS)()  # for this process and its children: the whole test
+
+
+def setUpModule():
+    # QEMU 7 has pidfds but refuses CLONE_PIDFD, unlike each kernel. There the test emulates an older kernel, without pidfds.
+    if not TROUBLE and "clone: Invalid argument" in first_job():
+        without(*CALLS)()  # for this process and its children: the whole test
 
 
 @unittest.skipIf(TROUBLE, TROUBLE)

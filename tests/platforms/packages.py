@@ -168,6 +168,8 @@ def run_packages(names):
         say("there are no packages in build/packages; run: ./dev package")
         return 1
     roots = {name: path for name in names if (path := prepare(name, built))}
+    if not roots:
+        return 1
     write_keys(roots)
     spaces = ["--mount", "--mount-proc", "--pid", "--fork", "--kill-child", "--net", "--ipc"]
     return subprocess.run(["unshare", *spaces, sys.executable, "-B", __file__, *roots], stdin=subprocess.DEVNULL, check=False).returncode

@@ -70,12 +70,13 @@ def test(name):
     (tree / RESULTS).unlink(missing_ok=True)
     with root.log.open("w") as log:
         options = {"cwd": f"/{TREE}", "environment": environment, "cache": cache, "log": log}
-        update = "apt-get -qq update; apt-get -qq -y dist-upgrade; exec ./dev setup build demo test package"
+        update = "apt-get -qq update && apt-get -qq -y dist-upgrade && exec ./dev setup build demo test package"
         code = root.run(["sh", "-c", update], network=True, **options)
         if code == 0:
             code = root.run(["./dev", "test", "--quick", "--output-junit", f"/{TREE}/{RESULTS}"], network=False, **options)
     if not (tree / RESULTS).exists():
-        return [name, *versions(root), "-", "-", "-"], [f"{name}: setup or build failed:", *root.log.read_text(errors="replace").splitlines()[-30:]], 1
+        last_lines = root.log.read_text(errors="replace").splitlines()[-30:]
+        return [name, *versions(root), "-", "-", "-"], [f"{name}: setup or build failed:", *last_lines], 1
     passed, failed, skipped = outcomes((tree / RESULTS).read_text(errors="replace"))
     details = [f"{name}: failed: {entry}" for entry in failed] + [f"{name}: skipped: {entry}: {why}" for entry, why in skipped.items()]
     return [name, *versions(root), len(passed), len(failed), len(skipped)], details, code

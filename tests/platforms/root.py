@@ -97,7 +97,8 @@ class Root:
             shutil.rmtree(part, ignore_errors=True)
             part.parent.mkdir(parents=True, exist_ok=True)
             say(f"making {self.path} from {archive}; the log is {self.log}")
-            command = ["unshare", "--mount", "debootstrap", "--variant=minbase", "--include=ca-certificates", f"--components={','.join(lines[0].split()[1:])}"]
+            command = ["unshare", "--mount", "debootstrap", "--variant=minbase", "--include=ca-certificates"]
+            command += [f"--components={','.join(lines[0].split()[1:])}"]
             command += [f"--keyring={ubuntu_keys()}"] if distribution == "Ubuntu" else []
             # All releases of Ubuntu have the same script. A debootstrap that is older than a release lacks the link of its name.
             script = [SCRIPTS / "gutsy"] if distribution == "Ubuntu" else []

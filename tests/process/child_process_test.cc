@@ -58,7 +58,7 @@ Error failure_of(ChildSpec spec) {
   const std::size_t before = open_descriptors();
   auto child = spawn(spec);
   REQUIRE(!child.has_value());
-  CHECK(open_descriptors() == before);
+  CHECK(descriptors_come_to(before));
   return child.error();
 }
 
@@ -164,8 +164,9 @@ TEST_CASE("a descriptor that is not open is a system error") {
   CHECK(error.text == "pass descriptors to /bin/sh: Bad file descriptor");
 }
 
-TEST_CASE("without a free descriptor the start fails and leaves nothing behind") {
-  ChildSpec spec = shell("exit 0");
+TEST_CASE("without a free descriptor the start fails and runs nothing") {
+  const Directory files;
+  ChildSpec spec = shell("touch " + files.path() + "/ran");
   const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
   rlimit before{};
   REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
@@ -184,6 +185,7 @@ TEST_CASE("without a free descriptor the start fails and leaves nothing behind")
   CHECK(no_end.error().code == ErrorCode::kSystem);
   for (const auto& info : launcher::list_processes())
     CHECK(info.parent != getpid());
+  CHECK_FALSE(std::filesystem::exists(files.path() + "/ran"));
 }
 
 TEST_CASE("a child has the named descriptors and no other, not even leaked ones") {
@@ -377,7 +379,7 @@ TEST_CASE("many threads may start children at the same time") {
   for (std::thread& thread : threads)
     thread.join();
   CHECK(good == 80);
-  CHECK(open_descriptors() == before);
+  CHECK(descriptors_come_to(before));
 }
 
 }  // namespace ddp

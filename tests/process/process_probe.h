@@ -109,6 +109,17 @@ inline std::size_t open_descriptors() {
   return count;
 }
 
+/// Returns whether as many descriptors come to be open. Without pidfds a thread that watched a child closes its
+/// own after the child's end was seen.
+inline bool descriptors_come_to(std::size_t count) {
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (open_descriptors() != count) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
 inline std::string process_environment(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/environ", std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};

@@ -39,7 +39,7 @@ def main():
     if not IS_KNOWN:
         sys.exit(77)  # ctest shows a skip
     without(*CALLS)()
-    os.execv(sys.argv[1], sys.argv[1:])
+    os.execvp(sys.argv[1], sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Since 2.4 PyTorch's store uses libuv unless USE_LIBUV=0 is set, and refuses to connect in a build without libuv (Debian 13's). A
 test adds environment(PYTHON) to the environment of its workers, so all other builds are tested as users run them. A test whose
-workers join the agent's store is skipped where has_torch() is False; why_not() is the reason.
+workers join the agent's store is skipped where can_join_store() is False; why_not() is the reason.
 
 The module is not called torch, since a script in this folder would import it instead of PyTorch."""
 
@@ -64,7 +64,7 @@ def why_not(python=SYSTEM):
     return f"the PyTorch of {python} was built without libuv, so it cannot join the agent's store" if needs else None
 
 
-def has_torch(python=SYSTEM):
+def can_join_store(python=SYSTEM):
     return why_not(python) is None
 
 
@@ -79,7 +79,7 @@ def interpreters():
 
 def joining_interpreters():
     """Returns those whose PyTorch can join the agent's store."""
-    return [python for python in interpreters() if has_torch(python)]
+    return [python for python in interpreters() if can_join_store(python)]
 
 
 def import_or_skip():

@@ -45,7 +45,7 @@ class Builds(unittest.TestCase):
     def test_a_build_without_libuv_does_not_join_the_store_of_an_agent(self):
         for needs, joins in (({}, True), ({"USE_LIBUV": "0"}, False), (None, False)):
             with unittest.mock.patch.object(pytorch, "probe", return_value=needs):
-                self.assertEqual((pytorch.has_torch(), pytorch.why_not() is None), (joins, joins))
+                self.assertEqual((pytorch.can_join_store(), pytorch.why_not() is None), (joins, joins))
 
     def test_a_build_before_libuv_runs_as_it_is(self):
         self.assertEqual(self.needs(argument="wait_for_workers=True"), {})
@@ -57,7 +57,7 @@ class Builds(unittest.TestCase):
     def test_interpreters_without_torch_distributed(self):
         self.assertIsNone(self.needs(available=False))
         self.assertIsNone(pytorch.probe("/nonexistent/python3"))
-        self.assertFalse(pytorch.has_torch("/nonexistent/python3"))
+        self.assertFalse(pytorch.can_join_store("/nonexistent/python3"))
         self.assertEqual(pytorch.why_not("/nonexistent/python3"), "/nonexistent/python3 has no PyTorch")
         self.assertEqual(pytorch.environment("/nonexistent/python3"), {})
 
