@@ -88,17 +88,23 @@ class EndWatcher {
   /// Ends the thread unless it watches a child.
   ~EndWatcher() { watch(0); }
 
-  /// Call it with all signals blocked, which the thread inherits.
   Result<> prepare() {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "pipe to watch a new process");
     read_end_.reset(ends[0]);
     UniqueFd write_end(ends[1]);
+    // No handler of the program runs in the thread. sigfillset leaves libc's own signals, which setuid needs.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = 0;
     try {
       std::thread(wait_for_end, pid_.get_future(), std::move(write_end)).detach();
-    } catch (const std::system_error& failed) {
-      return limit_error(failed.code().value(), "a thread to watch a new process");
+    } catch (const std::system_error& error) {
+      failed = error.code().value();
     }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (failed != 0) return limit_error(failed, "a thread to watch a new process");
     return {};
   }
 
@@ -301,11 +307,10 @@ Result<ChildProcess> spawn(const ChildSpec& spec) {
   if (spec.signal_mask) plan.mask = *spec.signal_mask;
 
   EndWatcher watcher;
-  Result<SpawnedProcess> spawned = [&]() -> Result<SpawnedProcess> {
+  if (auto done = has_pidfds() ? Result<>() : watcher.prepare(); !done)
+    return within("start " + spec.path, done.error());
+  Result<SpawnedProcess> spawned = [&plan, &spec] {
     AllSignalsBlocked quiet;
-    if (!has_pidfds()) {
-      if (auto prepared = watcher.prepare(); !prepared) return prepared.error();
-    }
     return give_birth(plan, spec.cgroup);
   }();
   if (!spawned) return within("start " + spec.path, spawned.error());

@@ -8,6 +8,7 @@ import collections
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import sys
@@ -97,7 +98,6 @@ class RejoinTorture(RejoinTest):
         self.assertEqual(losses(self.metrics), self.undisturbed())
 
     def test_nodes_leave_and_return(self):
-        # A lost node is tried again after 5 s, twice. Even on a fast machine the training must last longer than that.
         self.epochs = 44
         process = self.on_nodes("--max-restarts", 20, "--scale-up", "now", *self.train(), nodes="1:2")
         for node in (1, 0):
@@ -105,6 +105,13 @@ class RejoinTorture(RejoinTest):
             self.wait_for_step(self.step() + 20, process)
             kill(next(worker for worker in self.workers().values() if worker.node == node).agent)
             self.assertEqual(self.wait_until_trained_on(attempt + 1, process)[0], 2)
+            # A lost node is tried again after 5 s. On a fast machine the training would end before that.
+            survivors = self.workers()
+            for pid in survivors:
+                os.kill(pid, signal.SIGSTOP)
+            self.wait_until_said(rf"{re.escape(self.nodes.hosts[node])} joined")
+            for pid in survivors:
+                os.kill(pid, signal.SIGCONT)
             self.assertEqual(self.wait_until_trained_on(attempt + 2, process)[0], 4)
         self.assert_trained(self.finish(process, 300), 4, self.epochs)
 
