@@ -247,6 +247,8 @@ class Partition(LaunchTest):
     def test_the_master_is_frozen_for_a_while(self):
         process = self.launch("--nnodes", "2:3", ends=9)
         self.running(process, 0, 3)
+        # A worker shows no environment for a moment within its exec.
+        self.assertTrue(wait_until(lambda: len(self.workers(0)) == 3), self.workers(0))
         before = sorted(self.workers(0))
         master = next(pid for pid, words in self.masters())
         self.freeze(master)

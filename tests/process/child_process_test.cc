@@ -58,7 +58,7 @@ Error failure_of(ChildSpec spec) {
   const std::size_t before = open_descriptors();
   auto child = spawn(spec);
   REQUIRE(!child.has_value());
-  CHECK(descriptors_come_to(before));
+  CHECK(descriptors_come_down_to(before));
   return child.error();
 }
 
@@ -337,7 +337,7 @@ TEST_CASE("destroying a running child kills its group and reaps it") {
     CHECK(reaches_end(liveness.read_end.get()));
     CHECK(!launcher::read_process(pid).has_value());
   }
-  CHECK(open_descriptors() == before);
+  CHECK(descriptors_come_down_to(before));
 }
 
 TEST_CASE("a child with a death signal ends with its parent") {
@@ -379,7 +379,7 @@ TEST_CASE("many threads may start children at the same time") {
   for (std::thread& thread : threads)
     thread.join();
   CHECK(good == 80);
-  CHECK(descriptors_come_to(before));
+  CHECK(descriptors_come_down_to(before));
 }
 
 }  // namespace ddp

@@ -82,7 +82,7 @@ TEST_CASE("an agent that exits passes its code on, and its remaining processes a
     CHECK(node.all_gone());
     CHECK(node.said().empty());
   }
-  CHECK(open_descriptors() == descriptors);
+  CHECK(descriptors_come_down_to(descriptors));
 }
 
 TEST_CASE("the whole tree of a killed agent is killed") {
