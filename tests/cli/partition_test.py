@@ -300,7 +300,7 @@ class Partition(LaunchTest):
         # The agent ends rank 0 9 s after the last message; the others notice the loss after 3 s.
         times = ("--node-timeout", "3s", "--master-timeout", "9s", "--nnodes", "2:3", "--max-restarts", 2)
         process = self.start(*times, *args, "train", "--device", "cpu", "--on-peer-loss", "rejoin", "--data", "synthetic",
-                             "--limit", 60000, "--batch-size", 20, "--epochs", 1, "--checkpoint-dir", shared, "--checkpoint-every", 20)
+                             "--limit", 60000, "--batch-size", 20, "--epochs", 100, "--checkpoint-dir", shared, "--checkpoint-every", 20)
         self.assertTrue(wait_until(lambda: len(list(shared.iterdir())) > 1, 30))
         rank0 = next(pid for pid in self.workers(0) if b"\0RANK=0\0" in pathlib.Path(f"/proc/{pid}/environ").read_bytes())
         self.cut("n1")

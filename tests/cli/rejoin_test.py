@@ -250,6 +250,12 @@ class LostNodes(RejoinTest):
         process, first = self.begun("--max-restarts", 3, "--scale-up", "now", nodes="1:2", epochs=48)
         kill(first[2].agent)
         self.assertEqual(self.wait_until_trained_on(1, process)[0], 2)
+        # A lost node is tried again after 5 s. On a fast machine the training would end before that.
+        for rank in (0, 1):
+            os.kill(first[rank].pid, signal.SIGSTOP)
+        self.wait_until_said(r"127\.0\.0\.3 joined")
+        for rank in (0, 1):
+            os.kill(first[rank].pid, signal.SIGCONT)
         self.assertEqual(self.wait_until_trained_on(2, process)[0], 4)
         second = self.wait_for_workers(4)
         self.assertEqual((second[first[0].pid], second[first[1].pid]), (first[0], first[1]))
