@@ -11,7 +11,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import BIN, is_running, main, wait_until
-from tests.support.rejoin import LIMIT, RejoinTest, kill, samples, socket_folder, step_records
+from tests.support.rejoin import LIMIT, RejoinTest, kill, samples, socket_folder, step_records, stopped
 
 
 class LostRanks(RejoinTest):
@@ -69,22 +69,18 @@ class LostRanks(RejoinTest):
         process = start("--max-restarts", 1, "sh", "-c", flood, *self.training())
         self.wait_for_step(30, process)
         first = self.by_rank(self.wait_for_workers(4))
-        # On a fast machine the training would end before the output is blocked.
-        for worker in first.values():
-            os.kill(worker.pid, signal.SIGSTOP)
         sizes = [0]
 
         def blocked():
             sizes.append(sum(path.stat().st_size for path in self.job_dir.glob("attempt_0/*.stdout")))
             time.sleep(0.3)
             return sizes[-1] > 0 and sizes[-1] == sizes[-2]
-        self.assertTrue(wait_until(blocked, 20), sizes)
-        kill(*(first[rank].pid for rank in killed))
-        survivors = [rank for rank in range(4) if rank not in killed]
-        for rank in survivors:
-            os.kill(first[rank].pid, signal.SIGCONT)
+        with stopped(*(worker.pid for worker in first.values())):
+            self.assertTrue(wait_until(blocked, 20), sizes)
+            kill(*(first[rank].pid for rank in killed))
         self.assertEqual(self.wait_until_trained_on(1, process)[0], 4)
         second = self.by_rank(self.wait_for_workers(4))
+        survivors = [rank for rank in range(4) if rank not in killed]
         self.assertEqual([second[rank] for rank in survivors], [first[rank] for rank in survivors])
         done = self.finish(process)
         self.assert_code(done, 0)
@@ -250,12 +246,8 @@ class LostNodes(RejoinTest):
         process, first = self.begun("--max-restarts", 3, "--scale-up", "now", nodes="1:2", epochs=48)
         kill(first[2].agent)
         self.assertEqual(self.wait_until_trained_on(1, process)[0], 2)
-        # A lost node is tried again after 5 s. On a fast machine the training would end before that.
-        for rank in (0, 1):
-            os.kill(first[rank].pid, signal.SIGSTOP)
-        self.wait_until_said(r"127\.0\.0\.3 joined")
-        for rank in (0, 1):
-            os.kill(first[rank].pid, signal.SIGCONT)
+        with stopped(first[0].pid, first[1].pid):
+            self.wait_until_said(r"127\.0\.0\.3 joined")  # it is tried again after 5 s
         self.assertEqual(self.wait_until_trained_on(2, process)[0], 4)
         second = self.wait_for_workers(4)
         self.assertEqual((second[first[0].pid], second[first[1].pid]), (first[0], first[1]))

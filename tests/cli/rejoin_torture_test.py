@@ -19,7 +19,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support import samples
 from tests.support.launch import main
-from tests.support.rejoin import BATCH, LIMIT, RejoinTest, kill, step_records
+from tests.support.rejoin import BATCH, LIMIT, RejoinTest, kill, step_records, stopped
 
 FAULTS = int(os.environ.get("DDP_REJOIN_FAULTS", "15"))
 SEED = os.environ.get("DDP_REJOIN_SEED") or str(random.SystemRandom().randrange(1_000_000))
@@ -105,13 +105,8 @@ class RejoinTorture(RejoinTest):
             self.wait_for_step(self.step() + 20, process)
             kill(next(worker for worker in self.workers().values() if worker.node == node).agent)
             self.assertEqual(self.wait_until_trained_on(attempt + 1, process)[0], 2)
-            # A lost node is tried again after 5 s. On a fast machine the training would end before that.
-            survivors = self.workers()
-            for pid in survivors:
-                os.kill(pid, signal.SIGSTOP)
-            self.wait_until_said(rf"{re.escape(self.nodes.hosts[node])} joined")
-            for pid in survivors:
-                os.kill(pid, signal.SIGCONT)
+            with stopped(*self.workers()):
+                self.wait_until_said(rf"{re.escape(self.nodes.hosts[node])} joined")  # it is tried again after 5 s
             self.assertEqual(self.wait_until_trained_on(attempt + 2, process)[0], 4)
         self.assert_trained(self.finish(process, 300), 4, self.epochs)
 

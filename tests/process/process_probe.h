@@ -112,12 +112,7 @@ inline std::size_t open_descriptors() {
 /// Returns whether no more descriptors than these come to be open. Without pidfds a thread that watched a
 /// child closes its own after the child's end was seen.
 inline bool descriptors_come_down_to(std::size_t count) {
-  const auto until = std::chrono::steady_clock::now() + kPatience;
-  while (open_descriptors() > count) {
-    if (std::chrono::steady_clock::now() > until) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
+  return wait_until([count] { return open_descriptors() <= count; });
 }
 
 inline std::string process_environment(pid_t pid) {

@@ -180,6 +180,17 @@ def problems_of_records(path, begins=()):
     return reported
 
 
+@contextlib.contextmanager
+def stopped(*pids):
+    """Stops a training while a test waits for another event. On a fast machine the training would end before that."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    yield
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # the test has killed it
+            os.kill(pid, signal.SIGCONT)
+
+
 def kill(*pids):
     """Kills all processes at one moment: all are stopped first, so that none runs between the first KILL and the last."""
     for pid in pids:
