@@ -36,6 +36,8 @@
 namespace ddp {
 namespace {
 
+/// Enough for 512 workers; the table takes 32 KiB.
+constexpr rlim_t kManyDescriptors = 4096;
 /// Set once by raise_nofile, before threads start.
 std::optional<rlim_t> nofile_before_raise;
 
@@ -265,11 +267,15 @@ Error failure_of(const ChildSpec& spec, const ChildPlan& plan) {
 rlim_t raise_nofile() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return RLIM_INFINITY;
-  if (limit.rlim_cur == limit.rlim_max) return limit.rlim_cur;
-  const rlim_t before = std::exchange(limit.rlim_cur, limit.rlim_max);
-  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return before;
-  nofile_before_raise = before;
-  return limit.rlim_cur;
+  const rlim_t before = limit.rlim_cur;
+  limit.rlim_cur = limit.rlim_max;
+  if (before != limit.rlim_max && setrlimit(RLIMIT_NOFILE, &limit) == 0) nofile_before_raise = before;
+  // The kernel's table of descriptors doubles as they are opened. With threads each step takes 10 ms, for the
+  // kernel waits until no CPU can read the old table. The table never shrinks.
+  const rlim_t allowed = nofile_before_raise ? limit.rlim_max : before;
+  const UniqueFd highest(
+      fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, static_cast<int>(std::min(allowed, kManyDescriptors) - 1)));
+  return allowed;
 }
 
 rlim_t children_nofile() {

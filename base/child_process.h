@@ -104,7 +104,8 @@ class ChildProcess {
 
 /// Raises the soft RLIMIT_NOFILE of this process to the hard one, for many pipes and links. Children started
 /// by `spawn` get the previous limit: programs that close every possible descriptor, or use select(), need a
-/// low one. Call it once, before threads start. Returns the new limit.
+/// low one. Call it once, before threads start: the first descriptors are then opened without a pause.
+/// Returns the new limit.
 rlim_t raise_nofile();
 
 /// Returns the soft RLIMIT_NOFILE that children get unless `nofile_soft` says otherwise.
