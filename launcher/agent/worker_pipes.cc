@@ -142,7 +142,9 @@ Awaitable<> WorkerPipes::read_lane(WorkerPipes* self, Lane* lane) {
       continue;
     }
     const auto now = Clock::now();
-    const bool busy = now - std::exchange(lane->last_read, now) < kBusy;
+    // An end of file is no output: the ends of many workers follow each other without a pause.
+    const bool output = std::ranges::any_of(lane->ready, [](const auto& pipe) { return pipe.bytes > 0; });
+    const bool busy = output && now - std::exchange(lane->last_read, now) < kBusy;
     self->read_round(*lane);
     if (lane->open > 0 && !lane->much && (busy || lane->blind)) {
       lane->pace.expires_at(now + (lane->blind ? kBlindPause : kGather));
