@@ -10,6 +10,8 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "base/clock.h"
@@ -30,6 +32,8 @@ constexpr std::uintmax_t kMostBytes = 16ull << 30;
 constexpr std::size_t kAlwaysKept = 10;
 constexpr std::chrono::seconds kPruneTime{5};
 constexpr std::chrono::hours kMeasureEvery{1};
+/// One part of the kept jobs may be left over from the last pruning, so that most starts read no old job.
+constexpr std::size_t kSlack = 8;
 
 /// A job in a directory of jobs: its entry, its files, or both.
 struct KeptJob {
@@ -106,9 +110,17 @@ void delete_job(const KeptJob& job) {
   ::unlink(job.entry->file.c_str());
 }
 
-/// Returns whether the sizes of all jobs are to be measured, at most once an hour: on a network disk this may
-/// take seconds.
-bool sizes_are_due(const std::string& directory, Time now) {
+/// Returns the number of jobs in the directory, without a look into their files.
+std::size_t count_jobs(const std::string& jobs_directory) {
+  std::set<std::string> names;
+  for (const fs::path& path : list_directory(jobs_directory))
+    names.insert(path.extension() == ".job" ? path.stem() : path.filename());
+  return names.size();
+}
+
+/// Returns whether ages and sizes of all jobs are to be found, at most once an hour: on a network disk this
+/// may take seconds.
+bool is_due(const std::string& directory, Time now) {
   const std::string mark = directory + "/.measured";
   if (now - time_of(mark) < kMeasureEvery) return false;
   ::unlink(mark.c_str());
@@ -124,7 +136,8 @@ void prune_jobs(const JobRegistration& kept) {
   const Time now = read_clock(CLOCK_REALTIME);
   for (const std::string& directory : kept.directories) {
     if (!distrust_directory(directory).empty()) continue;
-    const bool measure = sizes_are_due(directory, now);
+    const bool measure = is_due(directory, now);
+    if (!measure && count_jobs(directory) <= kept.keep + kept.keep / kSlack) continue;
     std::size_t number = 0;
     std::uintmax_t bytes = 0;
     for (const KeptJob& job : jobs_in(directory)) {
