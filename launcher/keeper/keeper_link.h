@@ -60,7 +60,7 @@ class KeeperLink {
   void drop_cgroup(std::string_view path) { send(KeeperPacket::kCgroupGone, path); }
 
   /// Reports a directory that holds only files (the workers' sockets). The keeper removes it if the agent
-  /// could not.
+  /// could not. Empty: it was removed.
   void set_directory(std::string_view path) { send(KeeperPacket::kDirectory, path); }
 
  private:

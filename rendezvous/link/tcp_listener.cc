@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <random>
 #include <string>
+#include <utility>
 
 namespace ddp::rendezvous {
 namespace {
@@ -128,8 +130,11 @@ std::vector<std::uint16_t> candidates(const std::vector<PortRange>& ranges) {
   // Not std::random_device: train contains this code, and must run on an older glibc (checkpoint_writer.cc).
   std::uint32_t seed = 0;
   if (::getrandom(&seed, sizeof seed, 0) < 0) seed = static_cast<std::uint32_t>(::getpid());
-  std::shuffle(all.begin(), all.end(), std::mt19937(seed));
-  if (all.size() > kMaxTries) all.resize(kMaxTries);
+  std::minstd_rand random(seed);
+  const std::size_t tries = std::min<std::size_t>(all.size(), kMaxTries);
+  for (std::size_t i = 0; i < tries; ++i)
+    std::swap(all[i], all[std::uniform_int_distribution<std::size_t>(i, all.size() - 1)(random)]);
+  all.resize(tries);
   return all;
 }
 
