@@ -364,6 +364,7 @@ Awaitable<NodeChecked> check_node(rendezvous::NodeCheck request, Result<EnvVars>
   if (const std::string prefix = python_prefix(checked, env); !prefix.empty())
     add_versions(checked, facts::python_versions(prefix, ""));
   checked.nofile = children_nofile() == RLIM_INFINITY ? kNoLimit : children_nofile();
+  checked.most_files = soft_limit(RLIMIT_NOFILE);  // the agent has raised its soft limit
   checked.memlock = soft_limit(RLIMIT_MEMLOCK);
   checked.processes = soft_limit(RLIMIT_NPROC);
   checked.features = check_features(request.job.job_id, find_env(env, "PATH"));

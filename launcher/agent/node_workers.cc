@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/secret.h"
+#include "launcher/job/worker_env.h"
 #include "launcher/keeper/process_tree.h"
 #include "launcher/report/exit_code.h"
 
@@ -34,10 +35,7 @@ std::string make_error_prefix() {
 
 /// Returns kSystem with the numbers if this process may not open enough descriptors for that many workers.
 Result<> room_for_workers(std::size_t workers) {
-  constexpr std::size_t kOwn = 28;
-  constexpr std::size_t kEach = 6;
-  constexpr std::size_t kStarting = 64;  // workers that start at a time have one more each
-  const std::size_t needed = kOwn + kEach * workers + std::min(workers, kStarting);
+  const std::size_t needed = agent_files(workers);
   struct rlimit files {};
   if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= needed) return {};
   return Error{ErrorCode::kSystem,

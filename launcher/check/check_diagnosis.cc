@@ -10,6 +10,7 @@
 #include "base/format_text.h"
 #include "base/parse_text.h"
 #include "launcher/check/check_network.h"
+#include "launcher/job/worker_env.h"
 #include "launcher/report/exit_code.h"
 #include "remote/hosts/host_range.h"
 
@@ -162,19 +163,27 @@ void NodeEvaluator::diagnose_limits(std::size_t i, const NodeChecked& facts) {
   } else if (facts.nofile < kUsualNofile) {
     collector_.warn("limits", i, nofile, raise);
   }
-  if (const auto count = workers(i);
-      count && facts.processes < kTasksPerWorker * static_cast<unsigned>(*count)) {
-    collector_.warn("limits", i,
-                    "the user may have only " + std::to_string(facts.processes) +
-                        (facts.processes == 1 ? " process" : " processes") + " and threads (ulimit -u)",
-                    "raise nproc in /etc/security/limits.conf there");
-  }
   if (!facts.infiniband.empty() && facts.memlock < kSmallMemlock) {
     collector_.warn(
         "limits", i,
         "workers may lock only " + format_bytes(facts.memlock) + " (ulimit -l), which " +
             "InfiniBand needs for its buffers",
         "set memlock to unlimited in /etc/security/limits.conf there, or in the service that starts sshd");
+  }
+  const auto count = workers(i);
+  if (!count) return;
+  const std::size_t files = agent_files(static_cast<std::size_t>(*count));
+  if (facts.most_files < files) {
+    collector_.error("limits", i,
+                     counted(*count, "worker needs ", "workers need ") + std::to_string(files) +
+                         " open files, but the hard limit is " + std::to_string(facts.most_files),
+                     raise);
+  }
+  if (facts.processes < kTasksPerWorker * static_cast<unsigned>(*count)) {
+    collector_.warn("limits", i,
+                    "the user may have only " + std::to_string(facts.processes) +
+                        (facts.processes == 1 ? " process" : " processes") + " and threads (ulimit -u)",
+                    "raise nproc in /etc/security/limits.conf there");
   }
 }
 

@@ -133,6 +133,13 @@ bool is_worker_fact(std::string_view name) {
   return find_env(facts, name) != nullptr;
 }
 
+std::size_t agent_files(std::size_t workers) {
+  constexpr std::size_t kOwn = 28;
+  constexpr std::size_t kEach = 6;
+  constexpr std::size_t kStarting = 64;  // workers that start at a time have one more each
+  return kOwn + kEach * workers + std::min(workers, kStarting);
+}
+
 int omp_threads_for(int cores, int local_world_size) {
   return std::max(cores / std::max(local_world_size, 1), 1);
 }

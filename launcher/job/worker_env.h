@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -54,6 +55,9 @@ WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base);
 /// Returns whether every worker gets this variable from ddplaunch, so that a value of the user is lost: RANK,
 /// MASTER_ADDR and the like.
 bool is_worker_fact(std::string_view name);
+
+/// Returns the number of open files that an agent needs for so many workers.
+std::size_t agent_files(std::size_t workers);
 
 /// Returns the threads per worker: usable physical cores (NodeFacts::cores) divided by the node's workers, at
 /// least 1.

@@ -48,12 +48,13 @@ struct NodeChecked {
   std::string program;              ///< resolved; empty: not searched, or see program_trouble
   std::string program_trouble;
   std::vector<NodeGpu> gpus;
-  std::string gpus_trouble;     ///< why `gpus` may be incomplete
-  Pairs versions;               ///< must be equal on all nodes: driver, CUDA, NCCL, torch, Python
-  std::uint64_t nofile = 0;     ///< soft limit of open files of the workers
-  std::uint64_t memlock = 0;    ///< bytes that workers may lock; all ones: no limit
-  std::uint64_t processes = 0;  ///< limit of the user's processes; all ones: none
-  std::uint64_t shm_size = 0;   ///< /dev/shm in bytes; 0: there is none
+  std::string gpus_trouble;      ///< why `gpus` may be incomplete
+  Pairs versions;                ///< must be equal on all nodes: driver, CUDA, NCCL, torch, Python
+  std::uint64_t nofile = 0;      ///< soft limit of open files of the workers
+  std::uint64_t most_files = 0;  ///< hard limit of open files; all ones: no limit
+  std::uint64_t memlock = 0;     ///< bytes that workers may lock; all ones: no limit
+  std::uint64_t processes = 0;   ///< limit of the user's processes; all ones: none
+  std::uint64_t shm_size = 0;    ///< /dev/shm in bytes; 0: there is none
   std::uint64_t shm_free = 0;
   std::vector<NodeDisk> disks;
   Pairs features;  ///< what jobs use where it is there, and why it is not (empty: it is there)
@@ -65,9 +66,9 @@ struct NodeChecked {
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.system), c(m.os), c(m.directory), c(m.directory_trouble), c(m.environment_trouble), c(m.program),
-        c(m.program_trouble), c(m.gpus), c(m.gpus_trouble), c(m.versions), c(m.nofile), c(m.memlock),
-        c(m.processes), c(m.shm_size), c(m.shm_free), c(m.disks), c(m.features), c(m.infiniband),
-        c(m.clock_ns), c(m.wall_ns), c(m.found), c(m.left);
+        c(m.program_trouble), c(m.gpus), c(m.gpus_trouble), c(m.versions), c(m.nofile), c(m.most_files),
+        c(m.memlock), c(m.processes), c(m.shm_size), c(m.shm_free), c(m.disks), c(m.features),
+        c(m.infiniband), c(m.clock_ns), c(m.wall_ns), c(m.found), c(m.left);
   }
 };
 

@@ -34,6 +34,7 @@ NodeChecked healthy() {
   facts.versions = {{"NCCL", "2.20.5"}, {"driver", "550.54"}};
   facts.gpus = {{"H100", 80 * kGiB, 80 * kGiB, 0, ""}, {"H100", 80 * kGiB, 80 * kGiB, 0, ""}};
   facts.nofile = 1024;
+  facts.most_files = 1048576;
   facts.memlock = 8 << 20;
   facts.processes = ~std::uint64_t{0};
   facts.shm_size = facts.shm_free = 64 * kGiB;
@@ -203,6 +204,9 @@ const std::vector<Row>& rows() {
        "warning limits 0: a worker may have only 256 files open (ulimit -n)\n"},
       {"too few files", [](Case& c) { c.facts(0).nofile = 64; },
        "error limits 0: a worker may have only 64 files open (ulimit -n), and needs about 76\n"},
+      {"too few files for the agent", [](Case& c) { c.facts(0).most_files = 41; },
+       "error limits 0: 2 workers need 42 open files, but the hard limit is 41\n"},
+      {"just enough files for the agent", [](Case& c) { c.facts(0).most_files = 42; }, ""},
       {"few processes", [](Case& c) { c.facts(0).processes = 100; },
        "warning limits 0: the user may have only 100 processes and threads (ulimit -u)\n"},
       {"locked memory counts with InfiniBand only", [](Case& c) { c.facts(0).infiniband = {"mlx5_0"}; },
