@@ -27,7 +27,9 @@ endforeach()
 
 # The .deb is made by CPack. Its parts of Debian's policy are in no other package (cmake/package.py).
 set(CPACK_GENERATOR DEB)
-set(CPACK_PACKAGE_CONTACT "The ddplaunch developers <ddplaunch@example.org>")
+set(DDP_PACKAGE_CONTACT "The ddplaunch developers <ddplaunch@example.org>" CACHE STRING
+    "Maintainer of the .deb, as NAME <ADDRESS>; a release names its own")
+set(CPACK_PACKAGE_CONTACT "${DDP_PACKAGE_CONTACT}")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "multi-node launcher for distributed training")
 set(CPACK_PACKAGE_DESCRIPTION "ddplaunch starts a distributed training job on many Linux machines over SSH.
  Workers get the environment that PyTorch, NCCL and Gloo expect. When one rank
