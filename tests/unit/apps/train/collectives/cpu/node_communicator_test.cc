@@ -192,7 +192,7 @@ TEST_CASE("sums over shared memory have the same bits as over TCP") {
            {std::pair<std::size_t, std::size_t>{0, most}, {1, most - 1}, {30'000, most - 30'001}, {5, 9}}) {
         std::vector<float> elsewhere = values_of(all.rank(), size);
         const std::span<float> values = place.subspan(at, size);
-        for (int again = 0; again < 3; ++again) {
+        for (int again = 0; again < 2; ++again) {
           std::ranges::copy(values_of(all.rank(), size), values.begin());
           if (again == 0) {
             if (auto done = all.all_reduce_sum(elsewhere); !done) return done.error().text;
@@ -235,8 +235,10 @@ TEST_CASE("broadcast, gather, all-gather, reduce-scatter and barrier over nodes"
         if (auto done = all.broadcast(data, root); !done) return done.error().text;
         if (data != std::vector<std::byte>(data.size(), std::byte(root))) return "wrong broadcast";
       }
-      for (const std::size_t size : {0, 1, 2'500'003}) {
-        for (int root = 0; root < all.world_size(); ++root) {
+      const int last = all.world_size() - 1;
+      for (int root = 0; root <= last; ++root) {
+        for (const std::size_t size : {0, 1, 2'500'003}) {
+          if (size > 1 && root != 0 && root != last) continue;  // large parts take long
           if (auto wrong = gather_is_right(all, size, root); !wrong.empty()) return wrong;
         }
       }
