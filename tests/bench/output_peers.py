@@ -33,7 +33,7 @@ class Peer:
         return self.argv + ([shlex.join(command)] if self.as_text else command)
 
 
-def can_join_store():
+def has_torch():
     code = "import importlib.util,sys; sys.exit(importlib.util.find_spec('torch') is None)"
     return subprocess.run(["/usr/bin/python3", "-c", code], check=False).returncode == 0
 
@@ -57,7 +57,7 @@ def local_peers(scratch, labelled):
     if shutil.which("mpirun.openmpi"):
         peers.append(Peer("mpirun", ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
                                      "-np", count, *(["--tag-output"] if labelled else [])]))
-    if can_join_store():
+    if has_torch():
         peers.append(Peer("torchrun" + (" --tee 3" if labelled else ""),
                           ["/usr/bin/python3", str(SOURCE / "tests/bench/torchrun_peer.py"), "--standalone", "--nnodes=1",
                            f"--nproc_per_node={count}", "--monitor_interval=0.1", "--log_dir", str(scratch / "torch"),
