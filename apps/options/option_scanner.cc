@@ -79,11 +79,7 @@ bool OptionScanner::take_value(WrittenOption& written) {
 
 void OptionScanner::read_ours(WrittenOption written) {
   const Option& option = *table_.find(written.name);
-  if (!option.takes_value()) {
-    if (written.value) return fail(written.text + " takes no value");
-    words_.push_back(written.name);
-    return;
-  }
+  if (!option.takes_value()) return read_flag(std::move(written));
   if (option.least_values() > 1) return read_several(option, std::move(written));
   const bool optional = option.may_omit_value();
   const bool omitted = !written.value && (next_ == args_.size() || args_[next_].starts_with('-'));
@@ -93,6 +89,17 @@ void OptionScanner::read_ours(WrittenOption written) {
   if (optional) return words_.push_back(written.name + '=' + *written.value);
   words_.push_back(written.name);
   words_.push_back(std::move(*written.value));
+}
+
+void OptionScanner::read_flag(WrittenOption written) {
+  const bool off = written.value == "false";
+  if (written.value && !off && *written.value != "true")
+    return fail(written.text + " takes no value, or =true or =false");
+  std::vector<std::string>& others = off ? words_ : off_;
+  if (std::find(others.begin(), others.end(), written.name) != others.end())
+    return fail(written.text + " is switched on and off");
+  (off ? off_ : words_).push_back(written.name);
+  if (off) given_.pop_back();
 }
 
 void OptionScanner::read_several(const Option& option, WrittenOption written) {

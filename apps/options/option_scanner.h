@@ -19,8 +19,8 @@ struct WrittenOption {
   std::optional<std::string> value;  ///< the text behind '='
 };
 
-/// Splits a command line at the options of a table: `--opt value`, `--opt=value`, '_' for '-', `-b8` for
-/// `-b 8`. It collects all errors: unknown options with the nearest name, and missing values.
+/// Splits a command line at the options of a table: `--opt value`, `--opt=value`, `--flag=false`, '_' for
+/// '-', `-b8` for `-b 8`. It collects all errors: unknown options with the nearest name, and missing values.
 class OptionScanner {
  public:
   /// `program` is the name in the messages: "train bench". All arguments must outlive the scanner.
@@ -38,6 +38,8 @@ class OptionScanner {
   const std::vector<std::string>& words() const { return words_; }  ///< input of OptionTable::fill
   /// Names of the options as written, dashes only.
   const std::vector<std::string>& given() const { return given_; }
+  /// Names of the flags that are given as FLAG=false.
+  const std::vector<std::string>& switched_off() const { return off_; }
   const std::vector<std::string>& errors() const { return errors_; }
 
  protected:
@@ -60,6 +62,7 @@ class OptionScanner {
  private:
   bool read_option(const std::string& word);
   void read_ours(WrittenOption written);
+  void read_flag(WrittenOption written);
   void read_several(const Option& option, WrittenOption written);
   bool read_unknown(const WrittenOption& written);
   bool is_option(const std::string& word) const;
@@ -71,6 +74,7 @@ class OptionScanner {
   const std::vector<std::string>& args_;
   const OptionTable& table_;
   std::size_t next_ = 0;
+  std::vector<std::string> off_;
   std::vector<std::string> errors_;
 };
 

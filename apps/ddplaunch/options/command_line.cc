@@ -82,6 +82,7 @@ CommandLine scan_command_line(const std::vector<std::string>& args, const Option
   }
   line.read_all = scanner.errors().empty();
   line.words = scanner.words();
+  line.off = scanner.switched_off();
   line.given = scanner.given();
   for (const std::string& error : scanner.errors())
     diagnostics.fail(error);

@@ -11,6 +11,7 @@ namespace ddp {
 /// The split arguments.
 struct CommandLine {
   std::vector<std::string> words;   ///< the options, for OptionTable::fill
+  std::vector<std::string> off;     ///< flags given as FLAG=false
   std::vector<std::string> worker;  ///< the first positional and all words behind it, byte for byte
   std::string worker_origin = "";   ///< the place in a job file that names the worker
   bool separated = false;           ///< "--" stands before the worker

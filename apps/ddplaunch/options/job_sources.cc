@@ -114,7 +114,9 @@ OptionSource read_accelerate_file(const std::string& path, const ProcessContext&
 CommandLine read_sources(const std::vector<std::string>& args, const ProcessContext& context,
                          JobOptions& options, Diagnostics& diagnostics) {
   CommandLine line = scan_command_line(args, options.table, diagnostics);
-  const OptionSource typed = option_source(line.words, options.table, kCommandLine);
+  OptionSource typed = option_source(line.words, options.table, kCommandLine);
+  for (const std::string& name : line.off)
+    typed.push_back({.name = name, .value = "", .origin = kCommandLine, .is_false = true});
   const OptionSource job = read_job_file(last_value(typed, "--job-file"), context, line, diagnostics);
   const OptionSource named = choose_options({typed, job}, options.table);
   const OptionSource variables = read_variables(context, named, line, options.table, diagnostics);
@@ -122,7 +124,7 @@ CommandLine read_sources(const std::vector<std::string>& args, const ProcessCont
       read_accelerate_file(last_value(named, "--accelerate-config"), context, options, diagnostics);
   const OptionSource settings =
       read_settings(context, choose_options({named, variables, accelerate}, options.table), diagnostics);
-  // From the sources themselves, since the earlier results lack the flags that a file switches off.
+  // From the sources themselves, since the earlier results lack the flags that are switched off.
   options.sources = choose_options({typed, job, variables, accelerate, settings}, options.table);
   for (const std::string& error : options.table.fill(option_words(options.sources, options.table)))
     diagnostics.fail(error);

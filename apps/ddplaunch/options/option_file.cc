@@ -90,10 +90,13 @@ void OptionFileReader::read_option(const ListedOption& known, const YAML::Node& 
       if (is_text(item, known.name, expected.c_str())) add(known, item, item.Scalar());
     }
   } else if (known.name == "env" && value.IsMap()) {
+    refuse_duplicate_keys(path_, value, diagnostics_);
     for (const auto& variable : value) {
       if (!is_text(variable.first, known.name, "names of variables")) continue;
       const std::string name = variable.first.Scalar();
-      if (variable.second.IsNull()) {
+      if (name.empty() || name.find('=') != std::string::npos) {
+        fail(variable.first, "env: \"" + name + "\" is no name of a variable");
+      } else if (variable.second.IsNull()) {
         fail(variable.first, "env " + name + " has no value; an empty one is ''");
       } else if (is_text(variable.second, "env " + name, "one value")) {
         add(known, variable.first, name + '=' + variable.second.Scalar());

@@ -6,8 +6,8 @@
 #include <iterator>
 #include <utility>
 
-#include "base/safe_text.h"
 #include "base/format_text.h"
+#include "base/safe_text.h"
 
 namespace ddp {
 namespace {

@@ -14,7 +14,7 @@ struct GivenOption {
   std::string value;         ///< empty for a flag
   std::string origin;        ///< "command line", "job.yaml:3:10", "PET_NNODES"
   bool in_file = false;      ///< `origin` is a place in a job file or in the user's settings
-  bool is_false = false;     ///< a flag that a file switches off
+  bool is_false = false;     ///< a flag that is switched off
   bool in_settings = false;  ///< `origin` is a place in the user's settings
 };
 

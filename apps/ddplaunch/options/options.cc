@@ -274,12 +274,26 @@ std::vector<std::string> host_arguments(const JobOptions& options) {
   return option_words(about_hosts, options.table);
 }
 
-/// Says where the options of the errors are given, if this is in a file.
+bool has_word(const std::string& text, const std::string& word) {
+  constexpr std::string_view kEnds = " ,;:)";
+  for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) {
+    const std::size_t end = at + word.size();
+    if ((at == 0 || text[at - 1] == ' ') && (end == text.size() || kEnds.find(text[end]) != kEnds.npos))
+      return true;
+  }
+  return false;
+}
+
+/// Says where the options of the errors are given, if this is in a file. Of an option with several values,
+/// those count that an error names.
 void add_origins(const OptionSource& sources, Diagnostics& diagnostics) {
   for (const GivenOption& option : sources) {
     const auto names_it = [&](const std::string& error) {
-      const std::size_t at = error.find(option.name);
-      return at != std::string::npos && error.substr(at + option.name.size(), 1).find_first_of(" ,;:)") == 0;
+      const auto names_value = [&](const GivenOption& other) {
+        return other.name == option.name && !other.value.empty() && has_word(error, other.value);
+      };
+      return has_word(error, option.name) &&
+             (names_value(option) || std::none_of(sources.begin(), sources.end(), names_value));
     };
     if (option.in_file && std::any_of(diagnostics.errors.begin(), diagnostics.errors.end(), names_it))
       diagnostics.advice.push_back(option.origin + ": " + option.name + " is given here");

@@ -103,9 +103,20 @@ TEST_CASE("All errors are reported") {
         Words{"unknown option --fas; did you mean --fast?", "--file-name needs a value: --file-name FILE",
               "--count 9: give a whole number from 1 to 8", "unknown --color \"green\" (red, blue)"});
   CHECK(errors_of({"--zebra=1"}) == Words{"unknown option --zebra; tool --help lists all options"});
-  CHECK(errors_of({"--fast=1"}) == Words{"--fast takes no value"});
+  CHECK(errors_of({"--fast=1"}) == Words{"--fast takes no value, or =true or =false"});
   CHECK(errors_of({"--count", "--fast"}) == Words{"--count needs a value: --count N"});
   CHECK(errors_of({"sum", "more"}) == Words{"unexpected word \"more\"; tool --help lists all options"});
+}
+
+TEST_CASE("A flag may be switched on or off with a value") {
+  Command on, off;
+  CHECK(on.parse({"--fast=true"}).empty());
+  CHECK(on.fields.fast);
+  CHECK(off.parse({"--fast=false"}).empty());
+  CHECK_FALSE(off.fields.fast);
+  CHECK_FALSE(off.table.given("--fast"));
+  CHECK(errors_of({"--fast", "--fast=false"}) == Words{"--fast is switched on and off"});
+  CHECK(errors_of({"--fast=false", "--fast"}) == Words{"--fast is switched on and off"});
 }
 
 TEST_CASE("Words behind -- are no options") {

@@ -132,6 +132,8 @@ TEST_CASE("The user's settings hold for all jobs") {
   CHECK(world.spec({"w"}).quiet);
   world.files["job.yaml"] = "quiet: false\n";
   CHECK_FALSE(world.spec({"--job-file", "job.yaml", "w"}).quiet);
+  CHECK_FALSE(world.spec({"--quiet=false", "w"}).quiet);
+  CHECK(world.spec({"--job-file", "job.yaml", "--quiet=true", "w"}).quiet);
   world.files["/cfg/ddplaunch/config.yaml"] = "untrusted";
   CHECK(world.job({"w"}).notes ==
         Texts{"ddplaunch: settings ignored: /cfg/ddplaunch/config.yaml: it is another's"});
@@ -160,6 +162,9 @@ TEST_CASE("A rule between options names the place of those in files") {
                                                    "ddplaunch: job.yaml:2:13: --port-range is given here",
                                                    "ddplaunch: job.yaml:3:14: --master-port is given here"});
   CHECK(world.errors({"run", "job.yaml", "--port-range", "20000-20100"}).size() == 2);
+  world.files["job.yaml"] = "worker: w\nenv: [A=1, B=2, C]\n";
+  CHECK(world.errors({"run", "job.yaml"}).back() == "ddplaunch: job.yaml:2:17: --env is given here");
+  CHECK(world.errors({"run", "job.yaml"}).size() == 2);
 }
 
 TEST_CASE("The plan shows where each option is given") {
