@@ -68,13 +68,6 @@ std::optional<ExitStatus> wait_for(pid_t pid, int flags) {
   return ExitStatus::from_siginfo(info);
 }
 
-/// The error of a call that makes a process or a thread.
-Error limit_error(int err, std::string_view what) {
-  Error error = system_error(err, std::string(what));
-  if (err == EAGAIN) error.text += "; the limit of processes is reached (ulimit -u)";
-  return error;
-}
-
 struct SpawnedProcess {
   pid_t pid;
   UniqueFd pidfd;  ///< empty where the kernel has none
@@ -264,6 +257,17 @@ Error failure_of(const ChildSpec& spec, const ChildPlan& plan) {
 
 }  // namespace
 
+Error limit_error(int err, std::string_view what) {
+  Error error = system_error(err, std::string(what));
+  if (err == EAGAIN) error.text += "; the limit of processes is reached (ulimit -u)";
+  if (err == EPERM)
+    error.text +=
+        "; a container's security profile refuses clone3: update the container engine, or start the "
+        "container "
+        "with --security-opt seccomp=unconfined";
+  return error;
+}
+
 rlim_t raise_nofile() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return RLIM_INFINITY;
@@ -319,6 +323,10 @@ Result<ChildProcess> spawn(const ChildSpec& spec) {
     AllSignalsBlocked quiet;
     return give_birth(plan, spec.cgroup);
   }();
+  if (!spawned && spawned.error().sys == EINVAL && has_pidfds()) {
+    forgo_pidfds();
+    return spawn(spec);
+  }
   if (!spawned) return within("start " + spec.path, spawned.error());
   ChildProcess child;
   child.pid_ = spawned->pid;

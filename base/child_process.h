@@ -102,6 +102,9 @@ class ChildProcess {
   std::optional<ExitStatus> status_;
 };
 
+/// Returns the error of a call that makes a process or a thread, with what to do about it.
+Error limit_error(int err, std::string_view what);
+
 /// Raises the soft RLIMIT_NOFILE of this process to the hard one, for many pipes and links. Children started
 /// by `spawn` get the previous limit: programs that close every possible descriptor, or use select(), need a
 /// low one. Call it once, before threads start: the first descriptors are then opened without a pause.

@@ -130,6 +130,9 @@ void move_descriptors(ChildPlan& plan) {
   }
 }
 
+/// 1: pidfds are used, 0: they are not, -1: not known yet. Threads may find the answer at the same time.
+std::atomic<int> pidfds{-1};
+
 // An error is ignored: the group is only a safety net below the other ones. Runs among the first steps, so
 // that nothing of the program escapes the group.
 void enter_cgroup(const ChildPlan& plan) {
@@ -148,14 +151,16 @@ void close_descriptors_at_exec(unsigned first) {
 }
 
 bool has_pidfds() {
-  // The answer never changes, so threads may ask at the same time.
-  static std::atomic<int> known{-1};
-  int answer = known.load(std::memory_order_relaxed);
+  int answer = pidfds.load(std::memory_order_relaxed);
   if (answer < 0) {
     answer = is_allowed(SYS_pidfd_open) && is_allowed(SYS_pidfd_send_signal) ? 1 : 0;
-    known.store(answer, std::memory_order_relaxed);
+    pidfds.store(answer, std::memory_order_relaxed);
   }
   return answer == 1;
+}
+
+void forgo_pidfds() {
+  pidfds.store(0, std::memory_order_relaxed);
 }
 
 void run_child(ChildPlan& plan) {

@@ -1,5 +1,6 @@
 #include "apps/ddplaunch/start_up.h"
 
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <new>
@@ -39,6 +40,7 @@ int report_refusals(const std::function<int()>& body) {
   } catch (const std::bad_alloc&) {
     return refused("Cannot allocate memory");
   } catch (const std::system_error& error) {
+    if (error.code().value() == EPERM) return report_exit(limit_error(EPERM, "make a thread"));
     return refused(error.what());
   }
 }

@@ -17,6 +17,8 @@
 #include <optional>
 #include <set>
 #include <string_view>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -71,9 +73,21 @@ void add_disk(std::vector<NodeDisk>& disks, const std::string& path) {
 
 // ---- what jobs use where it is there
 
-/// Returns why the kernel lacks a system call, which gets arguments that it refuses.
+/// Returns why a system call cannot be used. It gets arguments that the kernel refuses.
 std::string missing_call(long number) {
-  return ::syscall(number, -1L, 0L, -1L) == -1 && errno == ENOSYS ? "not in this kernel" : "";
+  if (::syscall(number, -1L, 0L, -1L) != -1 || (errno != ENOSYS && errno != EPERM)) return "";
+  return errno == ENOSYS ? "not in this kernel" : "refused by a security profile";
+}
+
+/// Libc needs no clone3 where the kernel has none, but where a profile answers "not permitted", it makes no
+/// thread.
+std::string thread_trouble() {
+  try {
+    std::thread([] {}).join();
+  } catch (const std::system_error& error) {
+    return limit_error(error.code().value(), "make a thread").text;
+  }
+  return "";
 }
 
 rendezvous::Pairs check_features(const std::string& job_id, const std::string* path) {
@@ -358,6 +372,7 @@ Awaitable<NodeChecked> check_node(rendezvous::NodeCheck request, Result<EnvVars>
   if (::uname(&system) == 0)
     checked.system = std::string(system.sysname) + " " + system.release + " " + system.machine;
   checked.os = facts::os_name("/etc/os-release");
+  checked.system_trouble = thread_trouble();
   check_job(request, job_env, agent_dir, checked);
 
   const EnvVars env = job_env ? std::move(*job_env) : std::move(merged);

@@ -136,7 +136,8 @@ void NodeEvaluator::diagnose_error(std::size_t i, const Error& error) {
 }
 
 void NodeEvaluator::diagnose_facts(std::size_t i, const NodeChecked& facts) {
-  const std::pair<const char*, const std::string&> troubles[] = {{"directory", facts.directory_trouble},
+  const std::pair<const char*, const std::string&> troubles[] = {{"system", facts.system_trouble},
+                                                                 {"directory", facts.directory_trouble},
                                                                  {"environment", facts.environment_trouble},
                                                                  {"program", facts.program_trouble}};
   for (const auto& [item, trouble] : troubles) {
@@ -175,8 +176,9 @@ void NodeEvaluator::diagnose_limits(std::size_t i, const NodeChecked& facts) {
   const std::size_t files = agent_files(static_cast<std::size_t>(*count));
   if (facts.most_files < files) {
     collector_.error("limits", i,
-                     counted(*count, "worker needs ", "workers need ") + std::to_string(files) +
-                         " open files, but the hard limit is " + std::to_string(facts.most_files),
+                     "the agent needs " + std::to_string(files) + " open files for " +
+                         counted(*count, "worker") + ", but the hard limit is " +
+                         std::to_string(facts.most_files),
                      raise);
   }
   if (facts.processes < kTasksPerWorker * static_cast<unsigned>(*count)) {

@@ -40,9 +40,10 @@ struct NodeDisk {
 /// Answer to NodeCheck. Empty trouble texts mean that there is no trouble.
 struct NodeChecked {
   static constexpr std::uint8_t kType = 0x10;
-  std::string system;     ///< kernel and machine: "Linux 6.1.0-18-amd64 x86_64"
-  std::string os;         ///< the name that the distribution gives itself
-  std::string directory;  ///< the workers' working directory
+  std::string system;          ///< kernel and machine: "Linux 6.1.0-18-amd64 x86_64"
+  std::string os;              ///< the name that the distribution gives itself
+  std::string system_trouble;  ///< why no thread can be made
+  std::string directory;       ///< the workers' working directory
   std::string directory_trouble;
   std::string environment_trouble;  ///< what the forwarded environment refers to and the node lacks
   std::string program;              ///< resolved; empty: not searched, or see program_trouble
@@ -65,10 +66,11 @@ struct NodeChecked {
   std::vector<std::string> left;        ///< those that could not be ended, or why others may live
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.system), c(m.os), c(m.directory), c(m.directory_trouble), c(m.environment_trouble), c(m.program),
-        c(m.program_trouble), c(m.gpus), c(m.gpus_trouble), c(m.versions), c(m.nofile), c(m.most_files),
-        c(m.memlock), c(m.processes), c(m.shm_size), c(m.shm_free), c(m.disks), c(m.features),
-        c(m.infiniband), c(m.clock_ns), c(m.wall_ns), c(m.found), c(m.left);
+    c(m.system), c(m.os), c(m.system_trouble), c(m.directory), c(m.directory_trouble),
+        c(m.environment_trouble), c(m.program), c(m.program_trouble), c(m.gpus), c(m.gpus_trouble),
+        c(m.versions), c(m.nofile), c(m.most_files), c(m.memlock), c(m.processes), c(m.shm_size),
+        c(m.shm_free), c(m.disks), c(m.features), c(m.infiniband), c(m.clock_ns), c(m.wall_ns), c(m.found),
+        c(m.left);
   }
 };
 

@@ -16,7 +16,6 @@ import unittest
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS / "support"), str(TESTS / "cli")]
 from launch import BIN, DDPLAUNCH, SOURCE, LaunchTest, main, wait_until  # noqa: E402
-from old_kernel import CALLS, without  # noqa: E402
 from push_test import Push, build_id, can_unshare, sum_of  # noqa: E402
 
 AGENT = SOURCE / "build/aarch64/bin/ddplaunchd"
@@ -38,17 +37,6 @@ def processes_with(text):
     return found
 
 
-def first_job():
-    """Returns what a job under the emulated agent writes to stderr."""
-    with tempfile.TemporaryDirectory(prefix="ddplaunch-aarch64-") as place:
-        agent = pathlib.Path(place, "agent")
-        agent.write_text(RUN_AGENT)
-        agent.chmod(0o755)
-        env = {**os.environ, "XDG_STATE_HOME": place, "XDG_CONFIG_HOME": place, "XDG_RUNTIME_DIR": place}
-        return subprocess.run([DDPLAUNCH, "--agent", agent, "true"], capture_output=True, text=True, stdin=subprocess.DEVNULL, env=env,
-                              cwd=place, timeout=60, check=False).stderr
-
-
 def find_trouble():
     """Returns why this machine cannot run the tests; empty: it can."""
     if not AGENT.exists():
@@ -59,12 +47,6 @@ def find_trouble():
 
 
 TROUBLE = find_trouble()
-
-
-def setUpModule():
-    # QEMU 7 has pidfds but refuses CLONE_PIDFD, unlike each kernel. There the test emulates an older kernel, without pidfds.
-    if not TROUBLE and "clone: Invalid argument" in first_job():
-        without(*CALLS)()  # for this process and its children: the whole test
 
 
 @unittest.skipIf(TROUBLE, TROUBLE)

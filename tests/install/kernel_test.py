@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Runs jobs as on an older kernel. kill_test.py and the tests of real processes run there, too."""
 
+import errno
 import os
 import pathlib
 import sys
@@ -50,6 +51,17 @@ class OldKernel(LaunchTest):
         no = "no (not in this kernel)"
         self.assertIn("used by jobs: pidfds: no (not in this kernel, or refused: processes are watched by threads and by number), "
                       f"clone3: {no}, close_range: {no}, ", lines[1])
+
+    def test_a_profile_that_forbids_threads_is_named(self):
+        """Old container engines answer EPERM to clone3, and libc makes threads without it only after ENOSYS."""
+        forbidden = without("clone3", error=errno.EPERM)
+        why = "make a thread: Operation not permitted; a container's security profile refuses clone3: update the container engine, "
+        done = self.run_job("true", preexec_fn=forbidden)
+        self.assert_code(done, 116)
+        self.assertIn(why, done.err)
+        done = self.run_check(forbidden)
+        self.assert_code(done, 115)
+        self.assertIn("error: localhost: " + why, done.out)
 
     def run_check(self, filtered):
         self.command = lambda *args: [DDPLAUNCH, "check", *map(str, args)]

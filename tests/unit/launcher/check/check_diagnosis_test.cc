@@ -205,7 +205,7 @@ const std::vector<Row>& rows() {
       {"too few files", [](Case& c) { c.facts(0).nofile = 64; },
        "error limits 0: a worker may have only 64 files open (ulimit -n), and needs about 76\n"},
       {"too few files for the agent", [](Case& c) { c.facts(0).most_files = 41; },
-       "error limits 0: 2 workers need 42 open files, but the hard limit is 41\n"},
+       "error limits 0: the agent needs 42 open files for 2 workers, but the hard limit is 41\n"},
       {"just enough files for the agent", [](Case& c) { c.facts(0).most_files = 42; }, ""},
       {"few processes", [](Case& c) { c.facts(0).processes = 100; },
        "warning limits 0: the user may have only 100 processes and threads (ulimit -u)\n"},
