@@ -293,6 +293,13 @@ void NodeWorkers::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus
   feed_(node::WorkerExited{local, std::move(exited)});
 }
 
+void NodeWorkers::remove_sockets() {
+  if (!worker_link_) return;
+  const std::string directory = worker_link_->directory();
+  worker_link_.reset();
+  if (::access(directory.c_str(), F_OK) != 0) keeper_.set_directory({});
+}
+
 void NodeWorkers::worker_not_started(std::uint32_t local, const Error& error) {
   rendezvous::WorkerExited exited;
   exited.code = static_cast<std::uint8_t>(exec_exit_code(error.sys));

@@ -75,10 +75,7 @@ class NodeWorkers final : public WorkerEvents, public WorkerLinkEvents {
   /// Orphans of workers would stay zombies otherwise.
   void reap_orphans();
   /// Call when the last worker has ended.
-  void remove_sockets() {
-    worker_link_.reset();
-    keeper_.set_directory({});
-  }
+  void remove_sockets();
 
  private:
   void worker_started(std::uint32_t local, pid_t pid) override;

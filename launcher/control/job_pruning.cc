@@ -31,7 +31,9 @@ constexpr std::chrono::hours kMostAge{30 * 24};
 constexpr std::uintmax_t kMostBytes = 16ull << 30;
 constexpr std::size_t kAlwaysKept = 10;
 constexpr std::chrono::seconds kPruneTime{5};
-constexpr std::chrono::hours kMeasureEvery{1};
+constexpr std::chrono::hours kLookEvery{1};
+/// A file whose time is that of the last look.
+constexpr const char* kMark = ".pruned";
 /// One part of the kept jobs may be left over from the last pruning, so that most starts read no old job.
 constexpr std::size_t kSlack = 8;
 
@@ -114,15 +116,15 @@ void delete_job(const KeptJob& job) {
 std::size_t count_jobs(const std::string& jobs_directory) {
   std::set<std::string> names;
   for (const fs::path& path : list_directory(jobs_directory))
-    names.insert(path.extension() == ".job" ? path.stem() : path.filename());
+    if (path.filename() != kMark) names.insert(path.extension() == ".job" ? path.stem() : path.filename());
   return names.size();
 }
 
 /// Returns whether ages and sizes of all jobs are to be found, at most once an hour: on a network disk this
 /// may take seconds.
 bool is_due(const std::string& directory, Time now) {
-  const std::string mark = directory + "/.measured";
-  if (now - time_of(mark) < kMeasureEvery) return false;
+  const std::string mark = directory + "/" + kMark;
+  if (now - time_of(mark) < kLookEvery) return false;
   ::unlink(mark.c_str());
   const UniqueFd made(::open(mark.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   return static_cast<bool>(made);
@@ -136,13 +138,13 @@ void prune_jobs(const JobRegistration& kept) {
   const Time now = read_clock(CLOCK_REALTIME);
   for (const std::string& directory : kept.directories) {
     if (!distrust_directory(directory).empty()) continue;
-    const bool measure = is_due(directory, now);
-    if (!measure && count_jobs(directory) <= kept.keep + kept.keep / kSlack) continue;
+    const bool due = is_due(directory, now);
+    if (!due && count_jobs(directory) <= kept.keep + kept.keep / kSlack) continue;
     std::size_t number = 0;
     std::uintmax_t bytes = 0;
     for (const KeptJob& job : jobs_in(directory)) {
       if (std::chrono::steady_clock::now() > deadline) return;
-      if (measure && !job.directory.empty()) bytes += size_of(job.directory);
+      if (due && !job.directory.empty()) bytes += size_of(job.directory);
       const bool old = now - job.ended > kMostAge || bytes > kMostBytes;
       if (++number > kept.keep || (old && number > kAlwaysKept)) delete_job(job);
     }

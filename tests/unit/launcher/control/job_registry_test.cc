@@ -123,5 +123,20 @@ TEST_CASE("pruning keeps the newest jobs, what may run elsewhere, and what is no
   CHECK(read_jobs({directory.path()}).size() == 4);
 }
 
+TEST_CASE("within an hour, jobs are deleted only when an eighth more than the limit are kept") {
+  const JobsDirectory directory;
+  const auto add_until = [&](int count) {
+    for (int number = static_cast<int>(read_jobs({directory.path()}).size()); number < count; ++number) {
+      const std::string name = "run" + std::to_string(number);
+      directory.end(directory.add(name, name, name, host_name()), 0);
+    }
+    prune_jobs({{directory.path()}, "", 8});
+    return read_jobs({directory.path()}).size();
+  };
+  CHECK(add_until(8) == 8);
+  CHECK(add_until(9) == 9);
+  CHECK(add_until(10) == 8);
+}
+
 }  // namespace
 }  // namespace ddp::launcher
