@@ -80,8 +80,11 @@ Result<std::string> run_getent(const std::string& database, const std::string& k
   if (!child) return child.error();
   std::string text;
   pollfd ended{child->end_fd(), POLLIN, 0};
-  if (!read_until(reader.get(), deadline, text) || ::poll(&ended, 1, milliseconds_until(deadline)) <= 0)
+  if (!read_until(reader.get(), deadline, text) ||
+      (text.size() < kMostAnswer && ::poll(&ended, 1, milliseconds_until(deadline)) <= 0))
     return Error{ErrorCode::kTimeout, "the name service did not answer in time", 0};
+  if (text.size() >= kMostAnswer)
+    return Error{ErrorCode::kSystem, "the answer of getent for " + key + " is longer than 1 MiB", 0};
   const auto status = child->try_wait();
   if (status && status->success()) return text;
   if (status && status->kind == ExitStatus::Kind::kExited && status->number == kNotFound)
