@@ -4,7 +4,7 @@ set(doc "${root}/share/doc/ddplaunch")
 file(REMOVE "${doc}/LICENSE" "${doc}/licenses/Apache-2.0" "${doc}/licenses/GPL-3" "${doc}/licenses/LGPL-2.1")
 file(WRITE "${doc}/copyright" "ddplaunch\n\nCopyright: the authors of ddplaunch\n\nLicense: Apache-2.0\n"
   " On Debian systems the text is in /usr/share/common-licenses/Apache-2.0.\n"
-  " third_party.md and licenses/ beside this file describe the linked libraries.\n")
+  " docs/third_party.md and licenses/ beside this file describe the linked libraries.\n")
 string(TIMESTAMP date "%a, %d %b %Y %H:%M:%S +0000" UTC)
 file(WRITE "${doc}/changelog"
   "ddplaunch (${CPACK_PACKAGE_VERSION}) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- ${CPACK_PACKAGE_CONTACT}  ${date}\n")

@@ -14,8 +14,11 @@ foreach(command ddplaunch ddplaunchd)
 endforeach()
 install(FILES configs/completion/_ddplaunch DESTINATION share/zsh/site-functions)
 install(FILES configs/ddplaunchd.service DESTINATION lib/systemd/user)
-install(FILES README.md CHANGELOG.md LICENSE docs/third_party.md DESTINATION share/doc/ddplaunch)
-install(DIRECTORY docs/users DESTINATION share/doc/ddplaunch FILES_MATCHING PATTERN "*.md")
+# As in the sources, so that the links between the pages work.
+install(FILES README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE DESTINATION share/doc/ddplaunch)
+install(DIRECTORY docs/users docs/developers docs/decisions docs/examples docs/man DESTINATION share/doc/ddplaunch/docs)
+install(FILES docs/README.md docs/third_party.md DESTINATION share/doc/ddplaunch/docs)
+install(DIRECTORY configs DESTINATION share/doc/ddplaunch PATTERN completion EXCLUDE)
 # The distribution's statement for each linked library, and the texts of the licences to which they refer.
 foreach(package libssh-dev libssl-dev libyaml-cpp-dev zlib1g-dev libzstd-dev libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev
     libboost1.81-dev libboost-dev libc6-dev libstdc++-12-dev libstdc++-13-dev libstdc++-14-dev)
@@ -27,13 +30,15 @@ endforeach()
 
 # The .deb is made by CPack. Its parts of Debian's policy are in no other package (cmake/package.py).
 set(CPACK_GENERATOR DEB)
-set(DDP_PACKAGE_CONTACT "The ddplaunch developers <ddplaunch@example.org>" CACHE STRING
-    "Maintainer of the .deb, as NAME <ADDRESS>; a release names its own")
-set(CPACK_PACKAGE_CONTACT "${DDP_PACKAGE_CONTACT}")
+# NAME <ADDRESS> of who publishes the package.
+set(CPACK_PACKAGE_CONTACT "$ENV{DDP_PACKAGE_CONTACT}")
+if(NOT CPACK_PACKAGE_CONTACT)
+  set(CPACK_PACKAGE_CONTACT "The ddplaunch developers <ddplaunch@example.org>")
+endif()
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "multi-node launcher for distributed training")
 set(CPACK_PACKAGE_DESCRIPTION "ddplaunch starts a distributed training job on many Linux machines over SSH.
- Workers get the environment that PyTorch, NCCL and Gloo expect. When one rank
- fails, the whole job stops, and the report names host, rank and cause.")
+Workers get the environment that PyTorch, NCCL and Gloo expect. When one rank
+fails, the whole job stops, and the report names host, rank and cause.")
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)

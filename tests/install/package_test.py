@@ -24,7 +24,7 @@ AARCH64 = ["--aarch64"] if (SOURCE / "build/aarch64/bin/ddplaunchd").exists() el
 UNSHARE = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
 TREE = {"bin/ddplaunch", "bin/ddplaunchd", "libexec/ddplaunch/train", "libexec/ddplaunch/ddplaunch-listen",
         "libexec/ddplaunch/ddplaunch-nvml", "lib/systemd/user/ddplaunchd.service", "share/ddplaunch/python/ddplaunch/elastic.py",
-        "share/bash-completion/completions/ddplaunch", "share/doc/ddplaunch/third_party.md"}
+        "share/bash-completion/completions/ddplaunch", "share/doc/ddplaunch/docs/third_party.md"}
 if AARCH64:
     TREE.add("libexec/ddplaunch/ddplaunchd-aarch64")
 
@@ -73,6 +73,17 @@ class Package(LaunchTest):
             tar.extractall(target)
         self.assertEqual(len(tops), 1)
         self.assert_runs(target / tops.pop())  # the command of the README, without any option
+
+    def test_the_links_of_the_installed_documents_lead_to_files(self):
+        with tarfile.open(self.packages[".gz"]) as tar:
+            tar.extractall(self.dir)
+        documents = next(self.dir.glob("*/share/doc/ddplaunch"))
+        links = 0
+        for page in documents.rglob("*.md"):
+            for link in re.findall(r"\]\(([^)#:\s]+)[)#]", re.sub(r"(?s)```.*?```", "", page.read_text())):
+                links += 1
+                self.assertTrue((page.parent / link).exists(), f"{page.name}: {link}")
+        self.assertGreater(links, 100)
 
     def test_deb(self):
         if ".deb" not in self.packages:
