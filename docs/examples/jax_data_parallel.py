@@ -20,7 +20,7 @@ jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(
     coordinator_address=f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT']) + 1}",
     num_processes=WORLD, process_id=RANK,
-    local_device_ids=int(os.environ["LOCAL_RANK"]) if "CUDA_VISIBLE_DEVICES" in os.environ else None)
+    local_device_ids=int(os.environ["LOCAL_RANK"]))  # one GPU for each process; a process on the CPU has one device
 mesh = Mesh(np.array(jax.devices()), ("data",))
 
 
