@@ -19,7 +19,6 @@ void Membership::gather(Time now) {
   state_ = State::kGathering;
   join_limit_at_ = now + rules_.join_limit;
   phase_end_ = join_limit_at_;
-  retry_at_.reset();
   waiting_for_.clear();
   try_begin(now);
 }
@@ -123,7 +122,6 @@ void Membership::begin(SlotTable slot_table, Time now) {
   for (Node& node : nodes_)
     if (attempt_ == 0 && !node.present && !node.coming) recall_later(node, now);
   phase_end_.reset();
-  retry_at_.reset();
   growth_at_.reset();
   fruitful_ = false;
   attempt_end_ = {};
