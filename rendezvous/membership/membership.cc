@@ -48,11 +48,15 @@ std::optional<Membership::Time> Membership::deadline() const {
 
 // ---- nodes that come and go
 
+/// Returns the sender's node, present or not, if it is a host of this job.
+Membership::Node* Membership::host_of(const Sender& from) {
+  return from.job == rules_.job && from.host < nodes_.size() ? &nodes_[from.host] : nullptr;
+}
+
 /// Returns the sender's node if its events count: right job, present, current incarnation.
 Membership::Node* Membership::known(const Sender& from) {
-  if (from.job != rules_.job || from.host >= nodes_.size()) return nullptr;
-  Node& node = nodes_[from.host];
-  return node.present && node.incarnation == from.incarnation ? &node : nullptr;
+  Node* node = host_of(from);
+  return node != nullptr && node->present && node->incarnation == from.incarnation ? node : nullptr;
 }
 
 /// Returns the sender's node if it also still runs its part of this attempt.
@@ -97,7 +101,7 @@ bool Membership::admit(const Sender& from, const Joined& event) {
 
 void Membership::take(const Sender& from, const Joined& event, Time now) {
   const bool admitted = admit(from, event);
-  if (event.gone_incarnation != 0 && from.job == rules_.job && from.host < nodes_.size())
+  if (event.gone_incarnation != 0 && host_of(from) != nullptr)
     workers_gone(from.host, event.gone_incarnation, now);
   if (!admitted) return try_begin(now);
   if (nodes_[from.host].present) {
@@ -141,12 +145,11 @@ void Membership::take(const Sender& from, const LinkLost& event, Time now) {
 }
 
 void Membership::take(const Sender& from, const Absent& event, Time now) {
-  if (from.job != rules_.job || from.host >= nodes_.size() || nodes_[from.host].present) return;
-  Node& node = nodes_[from.host];
-  if (!std::exchange(node.coming, false)) return;
+  Node* node = host_of(from);
+  if (node == nullptr || !std::exchange(node->coming, false)) return;
   --coming_;
-  node.absence = event.why;
-  recall_later(node, now);
+  node->absence = event.why;
+  recall_later(*node, now);
   if (state_ == State::kGathering) {
     fail_early(now);
     if (state_ == State::kGathering) try_begin(now);
@@ -154,7 +157,7 @@ void Membership::take(const Sender& from, const Absent& event, Time now) {
 }
 
 void Membership::take(const Sender& from, const WorkersGone&, Time now) {
-  if (from.job != rules_.job || from.host >= nodes_.size()) return;
+  if (host_of(from) == nullptr) return;
   workers_gone(from.host, from.incarnation, now);
   if (state_ == State::kGathering) try_begin(now);
 }

@@ -93,6 +93,7 @@ class Membership {
   void take(const Sender& from, const UserStop& event, Time now);
   void take(const Sender& from, const Tick& event, Time now);
 
+  Node* host_of(const Sender& from);
   Node* known(const Sender& from);
   Node* in_attempt(const Sender& from);
   bool admit(const Sender& from, const Joined& event);
