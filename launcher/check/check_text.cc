@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/format_text.h"
+#include "base/safe_text.h"
 #include "launcher/check/check_network.h"
 #include "launcher/report/start_failures.h"
 #include "remote/hosts/host_range.h"
