@@ -125,12 +125,14 @@ class Scenario {
   void give(const job::Event& event) {
     actions_.clear();
     journal_.clear();
+    details_.clear();
     add(event);
   }
   void add(const job::Event& event) { check_later(supervisor_->step(event, now_)); }
   void check_later(job::Actions actions) {
     for (const auto& action : actions) {
       if (const auto* event = std::get_if<JournalEvent>(&action)) journal_ += journal_line(*event, 0, {});
+      if (const auto* detail = std::get_if<job::Detail>(&action)) details_ += detail->text + '\n';
     }
     std::move(actions.begin(), actions.end(), std::back_inserter(actions_));
     // Lines for --verbose, the job's line at the start, and the journal decide nothing.
@@ -145,6 +147,7 @@ class Scenario {
   void pass(job::Time time) {
     actions_.clear();
     journal_.clear();
+    details_.clear();
     const auto until = now_ + time;
     for (auto heard = now_ + 500ms; now_ < until;) {
       const auto due = supervisor_->deadline().value_or(until);
@@ -317,6 +320,10 @@ class Scenario {
       CHECK(make_exit_report(supervisor_->end()).exit_code == static_cast<int>(number(1)));
     } else if (verb == "journal") {  // text of a line that was recorded since the last input
       CHECK(journal_.find(line.substr(line.find(' ') + 1)) != std::string::npos);
+    } else if (verb == "journal-not") {
+      CHECK(journal_.find(line.substr(line.find(' ') + 1)) == std::string::npos);
+    } else if (verb == "detail") {  // a line for --verbose since the last input
+      CHECK(details_.find(line.substr(line.find(' ') + 1)) != std::string::npos);
     } else if (verb == "says") {
       const std::string text = make_exit_report(supervisor_->end()).text;
       INFO(text);
@@ -358,6 +365,8 @@ class Scenario {
           gpus_.push_back(static_cast<std::uint32_t>(std::stoul(count)));
       } else if (key == "restarts") {
         spec_.max_restarts = std::stoi(value);
+      } else if (key == "backoff") {  // milliseconds
+        spec_.restart_backoff = std::chrono::milliseconds(std::stoi(value));
       } else if (key == "hang") {  // seconds
         spec_.hang_timeout = std::chrono::seconds(std::stoi(value));
         spec_.job_dir = "/jobs/j";
@@ -400,6 +409,7 @@ class Scenario {
   Supervisor::Time now_ = 1000s;
   job::Actions actions_;
   std::string journal_;  ///< lines that the last input recorded
+  std::string details_;  ///< lines for --verbose that the last input caused
   std::size_t next_ = 0;
 };
 
