@@ -174,6 +174,22 @@ TEST_CASE("loopback is never used towards other machines") {
   CHECK(choice->master_addrs() == Texts{"172.20.0.2"});
   CHECK(choice->routes[0].interfaces == Texts{"eth0", "eth0"});
   CHECK_FALSE(choice->one_machine);
+  const auto v6 = choose_network({node("localhost", "::1", {"eth0 172.20.0.2/16"}, "box1"),
+                                  node("localhost", "::1", {"eth0 172.20.0.3/16"}, "box2")},
+                                 "");
+  CHECK(v6->master_addrs() == Texts{"172.20.0.2"});
+}
+
+TEST_CASE("an error lists the addresses of 16 nodes and counts the others") {
+  std::vector<NodeNetwork> nodes;
+  for (int i = 0; i < 16; ++i)
+    nodes.push_back(node("n" + std::to_string(i), "", {"eth0 10.0.0.1/24"}));
+  const auto ends_with = [&](const std::string& last) {
+    return choose_network(nodes, "lo").error().text.ends_with(last);
+  };
+  CHECK(ends_with("\n  n15: eth0 10.0.0.1/24"));
+  nodes.push_back(nodes[0]);
+  CHECK(ends_with("\n  n15: eth0 10.0.0.1/24\n  and 1 more nodes"));
 }
 
 TEST_CASE("--network as CIDR or interface name") {
