@@ -47,13 +47,12 @@ bool MasterAddress::learn(std::size_t index, std::size_t first_reached) {
   const std::size_t before = chosen_;
   while (chosen_ < candidates_.size() && cut_off_[chosen_] > 0)
     ++chosen_;
-  return chosen_ != before || (!is_exhausted() && node.known[chosen_] == ProbeState::kNothing);
+  return !is_exhausted() && (chosen_ != before || node.known[chosen_] == ProbeState::kNothing);
 }
 
 /// Asks for the chosen candidate only, since the others matter only if it fails.
 std::vector<MasterAddress::AddressProbe> MasterAddress::ask_again() {
   std::vector<AddressProbe> probes;
-  if (is_exhausted()) return probes;
   for (std::size_t i = 1; i < nodes_.size(); ++i) {
     Node& node = nodes_[i];
     if (node.asked || node.known[chosen_] != ProbeState::kNothing) continue;
@@ -84,7 +83,7 @@ std::vector<std::size_t> MasterAddress::all_cut_off(const std::string& candidate
   const std::size_t index = index_of(candidate);
   std::vector<std::size_t> nodes;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    if (index < candidates_.size() && nodes_[i].known[index] == ProbeState::kNot) nodes.push_back(i);
+    if (nodes_[i].known[index] == ProbeState::kNot) nodes.push_back(i);
   }
   return nodes;
 }
