@@ -286,7 +286,6 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
     stop_all(false, false, polite ? spec_.stop_grace : milliseconds(0),
              polite ? "stopped by the user" : "killed by the user", now);
   if (state_ == State::kRunning) out_.say(stopping_text(event.number, spec_.stop_grace));
-  if (state_ == State::kRunning || state_ == State::kStarting) stop_reason_ = stopped;
   inform(rendezvous::UserStop{stopped});
 }
 
