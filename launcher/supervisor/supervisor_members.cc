@@ -211,8 +211,12 @@ void Supervisor::send_away(std::size_t index, rendezvous::Leave leave) {
 // ---- the Membership
 
 void Supervisor::inform(rendezvous::MemberEvent event, std::optional<std::size_t> node) {
-  updates_.push_back(
-      {std::move(event), node.value_or(0), node ? nodes_[*node].incarnation : 0, nodes_.attempt()});
+  MembershipUpdate update{.event = std::move(event), .attempt = nodes_.attempt()};
+  if (node) {
+    update.node = *node;
+    update.incarnation = nodes_[*node].incarnation;
+  }
+  updates_.push_back(std::move(update));
 }
 
 void Supervisor::carry_out(const rendezvous::Drop& action, Time now) {
