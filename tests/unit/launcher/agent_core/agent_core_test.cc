@@ -217,6 +217,26 @@ TEST_CASE("agent core: an attempt that cannot be prepared is refused, and surviv
   CHECK(node.sent<rendezvous::AttemptEnded>()[0].attempt == 1);
 }
 
+TEST_CASE("agent core: a worker's failure report counts while its attempt runs") {
+  Driven node;
+  node.run(1);
+  node.feed(node::WorkerTroubled{1, {0, "of an earlier attempt", {}}});
+  CHECK(node.sent<rendezvous::WorkerInTrouble>().empty());
+  node.feed(node::WorkerTroubled{1, {1, std::string(1'001, 'x'), {2}}});
+  REQUIRE(node.sent<rendezvous::WorkerInTrouble>().size() == 1);
+  const rendezvous::WorkerInTrouble trouble = node.sent<rendezvous::WorkerInTrouble>()[0];
+  CHECK(trouble.rank == 5);
+  CHECK(trouble.text == std::string(1'000, 'x'));
+  CHECK(trouble.peers == std::vector<std::uint32_t>{2});
+  node.revoke(1);
+  for (const std::uint32_t local : {0U, 1U})
+    node.feed(node::WorkerLeft{local, {1, 10}});
+  node.feed(node::OutputRead{});
+  REQUIRE(node.core.holds_output());
+  node.feed(node::WorkerTroubled{1, {1, "after it left", {}}});
+  CHECK(node.sent<rendezvous::WorkerInTrouble>().size() == 1);
+}
+
 TEST_CASE("agent core: a revoke kills the hung, asks the others, and reports the survivors") {
   Driven node;
   node.run(0);
@@ -411,7 +431,8 @@ TEST_CASE("agent core: on the master's machine workers have a lease only if an a
     CHECK(node.did<node::RenewKeeper>().size() == (restarts == 0 ? 1 : 0));
     CHECK(node.did<node::SetLease>().size() == (restarts == 0 ? 0 : 1));
     node.now = 20s;
-    node.feed(node::HeartbeatDue{true, 20s});  // this process could not run: its own fault
+    node.feed(node::HeartbeatDue{true, 20s});   // this process could not run: its own fault
+    node.feed(node::HeartbeatDue{false, 15s});  // the patience, not more
     CHECK(node.core.leaving() == (restarts != 0));
     node.feed(node::HeartbeatDue{false, 20s});
     CHECK(node.core.leaving());
