@@ -33,6 +33,30 @@ TEST_CASE("malformed lines are skipped") {
   CHECK(facts.processes.empty());
 }
 
+TEST_CASE("memory that is not known counts as 0, and a process needs a known GPU") {
+  const GpuFacts nvml = read_nvml_lines("gpu\tA\t?\t?\nprocess\t0\t7\t?\nprocess\t1\t8\t1\n");
+  REQUIRE(nvml.gpus.size() == 1);
+  CHECK(nvml.gpus[0].memory == 0);
+  CHECK(nvml.gpus[0].memory_free == 0);
+  REQUIRE(nvml.processes.size() == 1);
+  CHECK(nvml.processes[0].memory == 0);
+  const GpuFacts smi = read_smi("0, GPU-aa, A, [N/A], [N/A], 535\n", "");
+  REQUIRE(smi.gpus.size() == 1);
+  CHECK(smi.gpus[0].memory == 0);
+  CHECK(smi.gpus[0].memory_free == 0);
+}
+
+TEST_CASE("a broken driver's list of GPUs ends at 1024") {
+  std::string nvml;
+  std::string smi;
+  for (int i = 0; i < 1025; ++i) {
+    nvml += "gpu\tA\t1\t1\n";
+    smi += std::to_string(i) + ", GPU, A, 1, 1, 535\n";
+  }
+  CHECK(read_nvml_lines(nvml).gpus.size() == 1024);
+  CHECK(read_smi(smi, "").gpus.size() == 1024);
+}
+
 TEST_CASE("nvidia-smi's tables") {
   const GpuFacts facts = read_smi(
       "0, GPU-aa, NVIDIA A100-SXM4-40GB, 40960, 40000, 535.104.05\n"
