@@ -86,7 +86,7 @@ class Copy:
         self.jobs = jobs
         self.take(root)
         subprocess.run(["cmake", "-S", self.tree, "-B", self.build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug",
-                        "-DCMAKE_CXX_FLAGS_DEBUG=-O0"], stdout=subprocess.DEVNULL, check=True)
+                        "-DCMAKE_CXX_FLAGS_DEBUG=-O0 -D_GLIBCXX_ASSERTIONS"], stdout=subprocess.DEVNULL, check=True)
 
     def take(self, root):
         """Takes the committed files. A file that has not changed keeps its time, so that it is not compiled again."""
