@@ -149,6 +149,18 @@ TEST_CASE("a wait ends with the last of its keys") {
   CHECK(store.heard[2] == kAwake);
 }
 
+TEST_CASE("a second wait replaces the first") {
+  Store store;
+  store.wait(2, {"a", "b"});
+  store.wait(2, {"c", "d"});
+  store.set(1, "a", "");
+  store.set(1, "b", "");
+  CHECK(store.heard.empty());
+  store.set(1, "c", "");
+  store.set(1, "d", "");
+  CHECK(store.heard[2] == kAwake);
+}
+
 TEST_CASE("append and multi-set wake waiters too") {
   Store store;
   store.wait(2, {"log"});
@@ -222,6 +234,8 @@ TEST_CASE("queues are first in, first out, and one push wakes one waiter") {
     store.wait(3, {"q"});
     push("c");
     CHECK(store.heard == std::map<StoreConnectionId, std::string>{{2, kAwake}});
+    REQUIRE(store.keys.awaited(5).size() == 1);
+    CHECK(store.keys.awaited(5)[0].waiters == 1);
     CHECK(pop(2) == number(1) + text("c"));
     push("d");
     CHECK(store.heard[3] == kAwake);
@@ -283,6 +297,9 @@ TEST_CASE("replies are bounded in size") {
   store.set(1, "big", std::string(64 * 1024 * 1024, 'x'));
   CHECK(store.ask(1, RequestBytes(O::kMultiGet).list(Keys(9, "big"))).error().text ==
         "MULTI_GET: the reply would be over the store's limit of 536870912 bytes");
+  const std::string value(100, 'y');
+  store.set(1, "small", value);
+  CHECK(store.say(1, RequestBytes(O::kMultiGet).list({"small", "none"})) == text(value) + text(""));
 }
 
 TEST_CASE("awaited keys can be listed") {
