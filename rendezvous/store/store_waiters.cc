@@ -8,7 +8,6 @@
 namespace ddp::rendezvous {
 
 void StoreWaiters::add(StoreConnectionId id, std::vector<std::string> missing) {
-  drop(id);
   std::sort(missing.begin(), missing.end());
   missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
   for (const std::string& key : missing)

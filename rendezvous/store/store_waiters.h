@@ -39,8 +39,8 @@ using StoreKeyMap = std::unordered_map<std::string, T, StoreKeyHash, std::equal_
 /// as in PyTorch's store.
 class StoreWaiters {
  public:
-  /// `missing`: the keys that do not exist, at least one; duplicates count once. Replaces the connection's
-  /// wait.
+  /// `missing`: the keys that do not exist, at least one; duplicates count once. The connection must have
+  /// no wait: each request ends the one before (drop).
   void add(StoreConnectionId id, std::vector<std::string> missing);
   void drop(StoreConnectionId id);
 
