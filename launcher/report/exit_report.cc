@@ -202,6 +202,10 @@ std::string group_text(const FailureGroup& group) {
   return who + ": " + indented(group.what, "      ");
 }
 
+std::string more_kinds_text(std::size_t count) {
+  return "    and " + counted(count, "more kind of failure", "more kinds of failures") + "\n";
+}
+
 std::string consequences_text(const JobEnd& end, const Failure* root) {
   std::vector<const Failure*> others;
   for (std::size_t i = 0; i < end.failures.size(); ++i) {
@@ -214,7 +218,7 @@ std::string consequences_text(const JobEnd& end, const Failure* root) {
   for (std::size_t i = 0; i < std::min(groups.size(), kGroupsShown); ++i)
     text += "    " + group_text(groups[i]);
   if (groups.size() > kGroupsShown) {
-    text += "    and " + std::to_string(groups.size() - kGroupsShown) + " more kinds of failures\n";
+    text += more_kinds_text(groups.size() - kGroupsShown);
   }
   return text.empty() || root == nullptr ? text : "  consequences:\n" + text;
 }
@@ -228,8 +232,7 @@ std::string start_failures_text(const std::vector<StartGroup>& groups) {
   if (groups.size() > 1) text += "  other nodes:\n";
   for (std::size_t i = 1; i < groups.size() && i <= kGroupsShown; ++i)
     text += "    " + indented(start_text(groups[i]), "      ");
-  if (groups.size() > kGroupsShown + 1)
-    text += "    and " + std::to_string(groups.size() - 1 - kGroupsShown) + " more kinds of failures\n";
+  if (groups.size() > kGroupsShown + 1) text += more_kinds_text(groups.size() - 1 - kGroupsShown);
   return text;
 }
 

@@ -177,7 +177,25 @@ TEST_CASE("nodes that did not get ready are listed one by one, equal reasons tog
     failure.error.text = "reason " + std::to_string(i);
     end.failures.push_back(failure);
   }
-  CHECK(make_exit_report(end).text.find("    and 25 more kinds of failures\n") != std::string::npos);
+  const auto text_of_first = [&end](std::size_t failures) {
+    JobEnd first;
+    first.failures.assign(end.failures.begin(), end.failures.begin() + static_cast<std::ptrdiff_t>(failures));
+    return make_exit_report(first).text;
+  };
+  // The first three failures are the cause.
+  CHECK(text_of_first(3 + 41).find("    and 25 more kinds of failures\n") != std::string::npos);
+  CHECK(text_of_first(3 + 17).find("    and 1 more kind of failure\n") != std::string::npos);
+  CHECK(text_of_first(3 + 16).find("    and ") == std::string::npos);
+}
+
+TEST_CASE("sixteen kinds of consequences are shown, and more are counted") {
+  JobEnd end;
+  end.failures.push_back(exited(0, "gpu01", 1, 10));
+  for (int status = 2; status < 2 + 16; ++status)
+    end.failures.push_back(exited(status, "gpu01", status, 20));
+  CHECK(make_exit_report(end).text.find("    and ") == std::string::npos);
+  end.failures.push_back(exited(40, "gpu01", 40, 20));
+  CHECK(make_exit_report(end).text.find("    and 1 more kind of failure\n") != std::string::npos);
 }
 
 TEST_CASE(
@@ -208,6 +226,13 @@ TEST_CASE(
         "  other nodes:\n"
         "    node gpu02: ssh failed (exit status 1)\n"
         "ddplaunch: exit 111: node gpu01: ssh failed (exit status 255)\n");
+  // The common ends of two words do not overlap.
+  end.failures[0].host = "ab";
+  end.failures[0].error.text = "no line for ab";
+  end.failures[1].host = "aab";
+  end.failures[1].error.text = "no line for aab";
+  CHECK(make_exit_report(end).text.ends_with(": no line for a…b\n"));
+  end.failures[0].host = "gpu01";
   // Further lines of the cause are printed before the last line.
   end.failures.resize(1);
   end.failures[0].error.text = "the login shell ended; its last lines:\nno such module";
@@ -299,8 +324,10 @@ TEST_CASE("the master's root cause overrides the earliest failure") {
   end.failures = {exited(0, "a", 1, 10), exited(1, "b", 2, 20)};
   end.root = 1;
   CHECK(make_exit_report(end).exit_code == 2);
-  end.root = 99;  // no such failure: as if not given
-  CHECK(make_exit_report(end).exit_code == 1);
+  for (const std::size_t unknown : {2, 99}) {  // no such failure: as if not given
+    end.root = unknown;
+    CHECK(make_exit_report(end).exit_code == 1);
+  }
 }
 
 TEST_CASE("a job of 4096 ranks gets a short report") {
@@ -381,6 +408,15 @@ TEST_CASE("all facts about a cause are reported") {
         "    attempt 0, after 900 ms: rank 1 on gpu01 exited 7\n"
         "    attempt 1, after 900 ms: rank 1 on gpu01 exited 7\n"
         "ddplaunch: exit 137: rank 5 on gpu02 killed by SIGKILL, out of memory\n");
+}
+
+TEST_CASE("each line of the driver is a fact of its own") {
+  JobEnd end;
+  end.failures = {signaled(5, "gpu02", SIGKILL, 10)};
+  end.failures[0].evidence.xid = "first\nsecond\nthird";
+  CHECK(make_exit_report(end).text.find(
+            "    NVIDIA driver: first\n    NVIDIA driver: second\n    NVIDIA driver: third\n") !=
+        std::string::npos);
 }
 
 TEST_CASE("of many earlier attempts the first and the last three are listed, and the causes are counted") {
@@ -469,7 +505,7 @@ TEST_CASE("the duration of a worker has a suitable precision") {
 TEST_CASE("output of a worker does not control the terminal of the report") {
   JobEnd end;
   end.failures = {exited(0, "a", 1, 1)};
-  end.failures[0].last_stderr = {"\x1b[31mred\x1b[0m \x1b[2J\atab\there \xc3\xa4 \x1b",
+  end.failures[0].last_stderr = {"\x1b[31mr\x1b[2@ed\x1b[0m \x1b[2J\atab\there \xc3\xa4 \x1b",
                                  std::string("nul\0", 4)};
   CHECK(make_exit_report(end).text.find("    | red tab\there \xc3\xa4 \n    | nul\n") != std::string::npos);
   end.failures[0].last_stderr = {

@@ -34,5 +34,17 @@ TEST_CASE("only the first log of each rank counts, so that a node cannot fill me
   CHECK(log.root_cause()->waited_for.starts_with("rank 1 has not started"));
 }
 
+TEST_CASE("the later explanation of a lost node is not given to its ranks") {
+  FailureLog log;
+  log.begin_attempt(0, 0s);
+  log.node_failed("gpu01", Error{ErrorCode::kLinkLost, "its control link closed", 0}, 1s);
+  rendezvous::WorkerExited end;
+  end.code = 3;
+  log.worker_failed({"gpu01", 4, 0}, end, 2s, 0s);
+  log.explain_node("gpu01", Error{ErrorCode::kLinkLost, "its sshd was killed", 0});
+  REQUIRE(log.root_cause() != nullptr);
+  CHECK(log.root_cause()->error.text == "its sshd was killed");
+}
+
 }  // namespace
 }  // namespace ddp::launcher

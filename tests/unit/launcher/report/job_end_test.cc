@@ -28,6 +28,9 @@ TEST_CASE("the message may be a string, with an error code beside it") {
   CHECK(exception->type.empty());
   CHECK(exception->message == "x");
   CHECK(exception->unix_time == 1'700'000'000);
+  exception = parse_error_json(R"({"message": {"message": "x", "extraInfo": {"timestamp": 1700000000.9}}})");
+  REQUIRE(exception);
+  CHECK(exception->unix_time == 1'700'000'000);
 }
 
 TEST_CASE("a truncated text gives its complete parts") {

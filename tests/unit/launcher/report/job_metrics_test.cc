@@ -46,6 +46,7 @@ TEST_CASE("metrics of a job with steps") {
   CHECK(text.find("ddplaunch_ranks{state=\"lost\"}") == std::string::npos);
   CHECK(has_line(text, "ddplaunch_attempts_total 2"));
   CHECK(has_line(text, "ddplaunch_failures_total{cause=\"rank\"} 1"));
+  CHECK(has_line(text, "ddplaunch_nodes_lost_total 1"));
   CHECK(has_line(text, "ddplaunch_time_seconds{phase=\"train\"} 1.5"));
   CHECK(has_line(text, "ddplaunch_output_bytes_total 18446744073709551615"));
   CHECK(has_line(text, "ddplaunch_step 40"));

@@ -106,7 +106,7 @@ TEST_CASE("the report of a failed job") {
   stopped.signal = SIGTERM;
   stopped.stopped_by_us = true;
   end.failures.push_back(stopped);
-  end.earlier = {crashed()};
+  end.earlier = {stopped};  // the cause of an attempt has its last lines in any case
   end.add_evidence(
       5, 1,
       {1, 5, "killed for memory", "NVRM: Xid 1\nNVRM: Xid 2",
@@ -138,7 +138,9 @@ TEST_CASE("the report of a failed job") {
   CHECK(cause["stderr_tail"] == Json::parse("[\"good\", \"bad \xef\xbf\xbd\xef\xbf\xbd byte\"]"));
   CHECK(report["other_failures"].size() == 1);
   CHECK(report["other_failures"][0]["stopped_by_ddplaunch"] == true);
-  CHECK(report["earlier_attempts"].size() == 1);
+  CHECK(report["other_failures"][0]["stderr_tail"].empty());
+  REQUIRE(report["earlier_attempts"].size() == 1);
+  CHECK(report["earlier_attempts"][0]["stderr_tail"].size() == 2);
 }
 
 TEST_CASE("every end of a job has the same keys") {

@@ -187,6 +187,8 @@ TEST_CASE("the last exception decides") {
   Failure failure =
       says(exited(0, "a", 1, 0ms), {"warning: Broken pipe while uploading", "ValueError: boom"});
   CHECK(blame_of(failure) == Blame::kOwn);
+  CHECK(blame_of(says(failure, {"RuntimeError: Broken pipe", "my.BadException: boom"})) == Blame::kOwn);
+  CHECK(blame_of(says(failure, {"RuntimeError: Broken pipe", "bye"})) == Blame::kEcho);
   failure = says(failure, {"torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970,",
                            "ncclRemoteError: A call failed possibly due to a network error"});
   CHECK(blame_of(failure) == Blame::kEcho);
