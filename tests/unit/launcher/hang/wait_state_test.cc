@@ -30,6 +30,66 @@ TEST_CASE("the state of a thread is described in words") {
   CHECK(wait_text(snapshot('Z', "0"), "") == "ended");
 }
 
+TEST_CASE("each system call in which programs hang has a name, and its descriptor if it takes one") {
+  const struct {
+    long number;
+    std::string name;
+    bool descriptor;
+  } calls[] = {
+#ifdef SYS_poll
+      {SYS_poll, "poll", false},
+#endif
+#ifdef SYS_select
+      {SYS_select, "select", false},
+#endif
+#ifdef SYS_epoll_wait
+      {SYS_epoll_wait, "epoll_wait", false},
+#endif
+#ifdef SYS_accept
+      {SYS_accept, "accept", true},
+#endif
+#ifdef SYS_pause
+      {SYS_pause, "pause", false},
+#endif
+      {SYS_ppoll, "poll", false},
+      {SYS_pselect6, "select", false},
+      {SYS_epoll_pwait, "epoll_wait", false},
+      {SYS_accept4, "accept", true},
+      {SYS_futex, "futex", false},
+      {SYS_nanosleep, "nanosleep", false},
+      {SYS_clock_nanosleep, "nanosleep", false},
+      {SYS_wait4, "wait for a child", false},
+      {SYS_waitid, "wait for a child", false},
+      {SYS_rt_sigtimedwait, "sigwait", false},
+      {SYS_rt_sigsuspend, "sigsuspend", false},
+      {SYS_read, "read", true},
+      {SYS_readv, "read", true},
+      {SYS_pread64, "read", true},
+      {SYS_recvfrom, "recv", true},
+      {SYS_recvmsg, "recv", true},
+      {SYS_write, "write", true},
+      {SYS_writev, "write", true},
+      {SYS_sendto, "send", true},
+      {SYS_sendmsg, "send", true},
+      {SYS_connect, "connect", true},
+      {SYS_ioctl, "ioctl", true},
+      {SYS_flock, "flock", true},
+      {SYS_fcntl, "fcntl", true},
+      {SYS_fsync, "fsync", true},
+      {SYS_fdatasync, "fdatasync", true},
+      {SYS_openat, "open", false},
+      {SYS_semtimedop, "semop", false},
+      {SYS_msgrcv, "msgrcv", false},
+  };
+  for (const auto& call : calls) {
+    const ThreadSnapshot thread = snapshot('S', "unknown_function", in_call(call.number, "0x5"));
+    INFO(call.number << ": " << call.name);
+    CHECK(waits_for_descriptor(thread) == call.descriptor);
+    CHECK(wait_text(thread, "") == "sleeping in " + call.name);
+    CHECK(wait_text(thread, "a pipe") == "sleeping in " + call.name + (call.descriptor ? ", a pipe" : ""));
+  }
+}
+
 TEST_CASE("the kernel's function is named when the system call is unknown") {
   CHECK(wait_text(snapshot('S', "poll_schedule_timeout.constprop.0"), "") == "sleeping in poll");
   CHECK(wait_text(snapshot('S', "do_epoll_wait"), "") == "sleeping in epoll_wait");
@@ -55,6 +115,7 @@ TEST_CASE("malformed contents of /proc/PID/syscall are ignored") {
   CHECK_FALSE(waits_for_descriptor(snapshot('S', "", "")));
   CHECK(waits_for_descriptor(snapshot('S', "", in_call(SYS_read, "0x1f"))));
   CHECK(snapshot('S', "", in_call(SYS_read, "0x1f")).argument == 31);
+  CHECK(snapshot('S', "", std::to_string(SYS_read) + " 0x1f").argument == 31);  // cut off behind it
   CHECK_FALSE(waits_for_descriptor(snapshot('S', "", in_call(SYS_futex, "0x1f"))));
 }
 
@@ -87,6 +148,16 @@ TEST_CASE("sockets are named by their peer") {
   CHECK(descriptor_text("socket:[7]", sockets) == "a socket");
   CHECK(descriptor_text("pipe:[7]", sockets) == "a pipe");
   CHECK(descriptor_text("/dev/nvidia0", sockets) == "/dev/nvidia0");
+}
+
+TEST_CASE("rows of the socket table with a malformed address are ignored") {
+  std::map<std::uint64_t, TcpSocket> sockets;
+  parse_tcp_table(
+      "   0: 0100007F:733C 0200007F      01 00000000:00000000 00:00000000 00000000     0        0 100 1 0\n"
+      "   1: 0100007F      0200007F:733C 01 00000000:00000000 00:00000000 00000000     0        0 101 1 0\n"
+      "   2: 0100007F      0200007F      01 00000000:00000000 00:00000000 00000000     0        0 102 1 0\n",
+      sockets);
+  CHECK(sockets.empty());
 }
 
 }  // namespace
