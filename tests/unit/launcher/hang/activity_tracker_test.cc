@@ -233,6 +233,53 @@ TEST_CASE("a process with the reused PID of another is new") {
   CHECK(tracker.last_activity() == 3s);
 }
 
+TEST_CASE("a hundredth of a core is idle, and only a burst above it is activity") {
+  ActivityTracker tracker(60s, Time(0));
+  const auto sample = [&tracker](Time cpu, bool whole, Time now) {
+    const ProcessTime process{7, 1, cpu, false};
+    return tracker.add_sample({&process, 1}, whole, now);
+  };
+  CHECK(sample(1s, true, 1s));
+  const Time cpu = 1s + 100ms + 10ms - 1ns;  // the burst, and the share of a second
+  CHECK_FALSE(sample(cpu, false, 2s));
+  CHECK_FALSE(sample(cpu, true, 2s));  // the same time counts once
+  CHECK(sample(cpu + 1ns, true, 2s));
+}
+
+TEST_CASE("a process that a whole sample does not find is forgotten") {
+  ActivityTracker tracker(60s, Time(0));
+  const ProcessTime worker{1, 1, 1s, false};
+  const ProcessTime other{2, 1, 0s, false};
+  CHECK(tracker.add_sample({&worker, 1}, true, 1s));
+  CHECK_FALSE(tracker.add_sample({&worker, 1}, false, 2s));
+  CHECK_FALSE(tracker.add_sample({&other, 1}, true, 3s));
+  CHECK(tracker.add_sample({&worker, 1}, false, 4s));  // as a new process
+}
+
+TEST_CASE("the number of remembered processes is bounded") {
+  ActivityTracker tracker(60s, Time(0));
+  const ProcessTime worker{1, 1, 1s, false};
+  CHECK(tracker.add_sample({&worker, 1}, true, 1s));
+  std::vector<ProcessTime> others;
+  for (pid_t pid = 2; pid <= ActivityTracker::kMeters; ++pid)
+    others.push_back({pid, 1, 0s, false});
+  CHECK_FALSE(tracker.add_sample(others, false, 2s));
+  CHECK_FALSE(tracker.add_sample({&worker, 1}, false, 3s));
+  others.push_back({ActivityTracker::kMeters + 1, 1, 0s, false});
+  CHECK_FALSE(tracker.add_sample(others, false, 4s));
+  CHECK(tracker.add_sample({&worker, 1}, false, 5s));  // forgotten, so it is new
+}
+
+TEST_CASE("quiet is reported after half of the timeout, and its end at once") {
+  using QuietChange = ActivityTracker::QuietChange;
+  ActivityTracker tracker(60s, 10s);
+  CHECK_FALSE(tracker.settle(40s - 1ns));
+  CHECK(tracker.settle(40s) == QuietChange{true, 10s});
+  CHECK_FALSE(tracker.settle(45s));
+  tracker.record_activity(46s);
+  CHECK(tracker.settle(46s) == QuietChange{false, 0s});
+}
+
 TEST_CASE("after a sample that is far too late counting starts again") {
   ActivityTracker tracker(60s, Time(0));
   tracker.begin_sample(5s);
@@ -251,6 +298,17 @@ TEST_CASE("processes that were active are sampled first") {
   CHECK(tracker.pacemakers() == std::vector<pid_t>{8});
   CHECK_FALSE(tracker.add_sample(all, true, 10s));  // inactive, but still the best guess
   CHECK(tracker.pacemakers() == std::vector<pid_t>{8});
+}
+
+TEST_CASE("a check that comes far too late finds no hang, and counting starts again") {
+  HangDetector detector(8s, {1}, Time(0));
+  detector.quiet(0, Time(0));
+  const Time due = 8s + 1s + 1s;  // timeout, sampling period, travel
+  REQUIRE(detector.deadline() == due);
+  CHECK_FALSE(detector.hangs(due - 1ns));
+  CHECK(detector.hangs(due + 800ms));
+  CHECK_FALSE(detector.hangs(due + 800ms + 1ns));
+  CHECK(detector.deadline() == due + 800ms + 1ns + due);
 }
 
 TEST_CASE("without a timeout no hang is found") {

@@ -104,6 +104,16 @@ TEST_CASE("hang investigation: a lost node is not waited for") {
   CHECK(hang.complete(163s));
 }
 
+TEST_CASE("hang investigation: a node that was lost before is neither waited for nor asked") {
+  HangInvestigation hang = quiet_job();
+  hang.alive(1);
+  CHECK_FALSE(hang.deadline());
+  hang.node_gone(1, 163s);
+  REQUIRE(hang.deadline());
+  CHECK(*hang.deadline() > 163s + 60s);  // the loss is activity
+  CHECK(hang.begin({}, 230s) == Nodes{0});
+}
+
 TEST_CASE("hang investigation: ranks that have ended are not asked") {
   HangInvestigation hang = quiet_job();
   hang.rank_ended(1, 110s);  // rank 2, the only one of its node
