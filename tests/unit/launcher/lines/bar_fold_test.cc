@@ -19,6 +19,8 @@ TEST_CASE("the progress of a bar is parsed") {
   CHECK(progress_of(" 45%|####     | 45/100 [00:01<00:02]") == 45.0);
   CHECK(progress_of("Epoch 3: 12.5% done") == 12.5);
   CHECK(progress_of("12/48 [===>....] - loss: 0.1") == 25.0);
+  CHECK(progress_of("0/1") == 0.0);
+  CHECK(progress_of("1/1") == 100.0);
   CHECK(progress_of("\x1b[35m 50%\x1b[0m \x1b[36m-:--:--\x1b[0m") == 50.0);
   CHECK(progress_of("on 2024/11/21: 7 %") == std::nullopt);
   CHECK(progress_of("300% more, 9/0, a/b") == std::nullopt);

@@ -75,6 +75,18 @@ TEST_CASE("a finished bar leaves the board as a line after a pause") {
   CHECK(d.rows().empty());
 }
 
+TEST_CASE("a pause of exactly the quiet time is long enough") {
+  Driver d;
+  LiveBoard::Entry a = entry_of(0);
+  d.add(a, "\r100%\n");
+  std::array<std::string, 2> out;
+  d.board.tick(d.now, out);
+  d.board.tick(d.now + LiveBoard::kQuiet - std::chrono::nanoseconds(1), out);
+  CHECK(out[0].empty());
+  d.board.tick(d.now + LiveBoard::kQuiet, out);
+  CHECK(out[0] == "[0] 100%\n");
+}
+
 TEST_CASE("an unfinished line is shown once it is stable, not while it is being written") {
   Driver d;
   LiveBoard::Entry a = entry_of(0);

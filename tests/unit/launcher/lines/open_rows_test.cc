@@ -118,6 +118,7 @@ TEST_CASE("rich: rows are erased from below, lines are printed above, the cursor
   s.add("\x1b[?25lone 0%\ntwo 0%");
   CHECK(s.lines.empty());
   CHECK(s.open() == "one 0%\ntwo 0%");
+  CHECK(s.bar());  // in its first frame, too
   s.add("\r\x1b[2K\x1b[1A\x1b[2Kone 10%\ntwo 5%");
   CHECK(s.open() == "one 10%\ntwo 5%");
   s.add("\r\x1b[2K\x1b[1A\x1b[2Klog\none 10%\ntwo 5%");
@@ -239,6 +240,16 @@ TEST_CASE("a cleared screen loses nothing") {
   Screen s;
   s.add("text\x1b[H\x1b[2J\x1b[3Jmore\n");
   CHECK(s.finish() == "text\nmore\n");
+}
+
+TEST_CASE("the revision and the number of the line grow also at the end of a stream") {
+  Screen s;
+  s.add("1%\r2%\nend");
+  const auto revision = s.assembler.revision();
+  const auto line_feeds = s.assembler.line_feeds();
+  s.finish();
+  CHECK(s.assembler.revision() > revision);
+  CHECK(s.assembler.line_feeds() > line_feeds);
 }
 
 TEST_CASE("memory stays bounded") {
