@@ -57,6 +57,20 @@ Result<ChildProcess> start(char** words, int death_signal, const std::string& jo
   return child;
 }
 
+/// Starts a worker that nothing watches. spawn() makes a thread for that where there are no pidfds, and
+/// run_keeper must be called before threads start.
+bool start_unwatched(char** words, const char* job) {
+  const pid_t worker = fork();
+  if (worker == 0) {
+    setsid();
+    setenv("DDPLAUNCH_JOB_ID", job, 1);
+    setenv("LOCAL_RANK", "0", 1);
+    execv(words[0], words);
+    _exit(127);
+  }
+  return worker > 0;
+}
+
 int serve(launcher::KeeperLink& link, const launcher::TreeScope& scope, bool deaf) {
   sigset_t term;
   sigemptyset(&term);
@@ -124,9 +138,7 @@ int main(int argc, char** argv) {
     options.exit_code_if_left = launcher::kExitProcessesLeft;
     if (std::string_view(argv[2]) == "foreign") {
       options.kill_bound = std::chrono::milliseconds(500);
-      auto worker = start(argv + 5, 0, argv[4]);
-      if (!worker || setresuid(65534, 65534, 65534) != 0) return 9;
-      worker->abandon();
+      if (!start_unwatched(argv + 5, argv[4]) || setresuid(65534, 65534, 65534) != 0) return 9;
     }
     return launcher::run_keeper(options, [argv](launcher::KeeperLink& link) { return agent(link, argv); });
   }
