@@ -262,9 +262,8 @@ Error limit_error(int err, std::string_view what) {
   if (err == EAGAIN) error.text += "; the limit of processes is reached (ulimit -u)";
   if (err == EPERM)
     error.text +=
-        "; a container's security profile refuses clone3: update the container engine, or start the "
-        "container "
-        "with --security-opt seccomp=unconfined";
+        "; a container's security profile refuses it (clone3): update the container engine, or start the "
+        "container with --security-opt seccomp=unconfined";
   return error;
 }
 
@@ -323,10 +322,6 @@ Result<ChildProcess> spawn(const ChildSpec& spec) {
     AllSignalsBlocked quiet;
     return give_birth(plan, spec.cgroup);
   }();
-  if (!spawned && spawned.error().sys == EINVAL && has_pidfds()) {
-    forgo_pidfds();
-    return spawn(spec);
-  }
   if (!spawned) return within("start " + spec.path, spawned.error());
   ChildProcess child;
   child.pid_ = spawned->pid;

@@ -102,13 +102,14 @@ class ChildProcess {
   std::optional<ExitStatus> status_;
 };
 
-/// Returns the error of a call that makes a process or a thread, with what to do about it.
+/// Returns the error of a call that makes a process or a thread, with advice where a limit (EAGAIN) or a
+/// security profile (EPERM) refused it.
 Error limit_error(int err, std::string_view what);
 
 /// Raises the soft RLIMIT_NOFILE of this process to the hard one, for many pipes and links. Children started
 /// by `spawn` get the previous limit: programs that close every possible descriptor, or use select(), need a
-/// low one. Call it once, before threads start: the first descriptors are then opened without a pause.
-/// Returns the new limit.
+/// low one. Also makes room in the kernel's table for 4096 descriptors, which with threads takes a pause each
+/// time that it grows. Call it once, before threads start. Returns the new limit.
 rlim_t raise_nofile();
 
 /// Returns the soft RLIMIT_NOFILE that children get unless `nofile_soft` says otherwise.

@@ -3,8 +3,10 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -130,8 +132,28 @@ void move_descriptors(ChildPlan& plan) {
   }
 }
 
-/// 1: pidfds are used, 0: they are not, -1: not known yet. Threads may find the answer at the same time.
-std::atomic<int> pidfds{-1};
+#if defined(__aarch64__)
+int end_at_once(void*) {
+  return 0;
+}
+#endif
+
+/// Returns whether a child can be made with a pidfd. QEMU's user mode, which runs this architecture's agent
+/// elsewhere, has the other calls but not that (EINVAL).
+bool can_start_with_pidfd() {
+#if defined(__aarch64__)
+  alignas(64) char stack[16 * 1024];
+  int pidfd = -1;
+  // Without a signal at its end, so that the program's own waits do not see this child.
+  const pid_t child =
+      clone(end_at_once, stack + sizeof stack, CLONE_VM | CLONE_VFORK | CLONE_PIDFD, nullptr, &pidfd);
+  if (child < 0) return errno != EINVAL;
+  close(pidfd);
+  while (waitpid(child, nullptr, __WALL) < 0 && errno == EINTR) {
+  }
+#endif
+  return true;
+}
 
 // An error is ignored: the group is only a safety net below the other ones. Runs among the first steps, so
 // that nothing of the program escapes the group.
@@ -151,16 +173,15 @@ void close_descriptors_at_exec(unsigned first) {
 }
 
 bool has_pidfds() {
-  int answer = pidfds.load(std::memory_order_relaxed);
+  // The answer never changes, so threads may ask at the same time.
+  static std::atomic<int> known{-1};
+  int answer = known.load(std::memory_order_relaxed);
   if (answer < 0) {
-    answer = is_allowed(SYS_pidfd_open) && is_allowed(SYS_pidfd_send_signal) ? 1 : 0;
-    pidfds.store(answer, std::memory_order_relaxed);
+    answer =
+        is_allowed(SYS_pidfd_open) && is_allowed(SYS_pidfd_send_signal) && can_start_with_pidfd() ? 1 : 0;
+    known.store(answer, std::memory_order_relaxed);
   }
   return answer == 1;
-}
-
-void forgo_pidfds() {
-  pidfds.store(0, std::memory_order_relaxed);
 }
 
 void run_child(ChildPlan& plan) {

@@ -55,7 +55,5 @@ void close_descriptors_at_exec(unsigned first);
 /// container's filter refuses them. Only a pidfd can be given to poll(): it is readable when the process
 /// ends.
 bool has_pidfds();
-/// Makes has_pidfds false. QEMU's user mode has the other calls, but starts no child with a pidfd (EINVAL).
-void forgo_pidfds();
 
 }  // namespace ddp

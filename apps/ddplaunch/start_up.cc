@@ -40,7 +40,8 @@ int report_refusals(const std::function<int()>& body) {
   } catch (const std::bad_alloc&) {
     return refused("Cannot allocate memory");
   } catch (const std::system_error& error) {
-    if (error.code().value() == EPERM) return report_exit(limit_error(EPERM, "make a thread"));
+    if (error.code() == std::errc::operation_not_permitted)
+      return report_exit(limit_error(EPERM, "make a thread"));
     return refused(error.what());
   }
 }

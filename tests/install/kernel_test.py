@@ -55,7 +55,7 @@ class OldKernel(LaunchTest):
     def test_a_profile_that_forbids_threads_is_named(self):
         """Old container engines answer EPERM to clone3, and libc makes threads without it only after ENOSYS."""
         forbidden = without("clone3", error=errno.EPERM)
-        why = "make a thread: Operation not permitted; a container's security profile refuses clone3: update the container engine, "
+        why = "make a thread: Operation not permitted; a container's security profile refuses it (clone3): update the container engine, "
         done = self.run_job("true", preexec_fn=forbidden)
         self.assert_code(done, 116)
         self.assertIn(why, done.err)
