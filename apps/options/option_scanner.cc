@@ -94,12 +94,11 @@ void OptionScanner::read_ours(WrittenOption written) {
 void OptionScanner::read_flag(WrittenOption written) {
   const bool off = written.value == "false";
   if (written.value && !off && *written.value != "true")
-    return fail(written.text + " takes no value, or =true or =false");
+    return fail(written.text + '=' + *written.value + ": give true, false, or no value");
   std::vector<std::string>& others = off ? words_ : off_;
   if (std::find(others.begin(), others.end(), written.name) != others.end())
     return fail(written.text + " is switched on and off");
   (off ? off_ : words_).push_back(written.name);
-  if (off) given_.pop_back();
 }
 
 void OptionScanner::read_several(const Option& option, WrittenOption written) {

@@ -275,22 +275,24 @@ std::vector<std::string> host_arguments(const JobOptions& options) {
 }
 
 bool has_word(const std::string& text, const std::string& word) {
-  constexpr std::string_view kEnds = " ,;:)";
+  constexpr std::string_view kBegins = " (\"'", kEnds = " ,;:)\"'";
   for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) {
     const std::size_t end = at + word.size();
-    if ((at == 0 || text[at - 1] == ' ') && (end == text.size() || kEnds.find(text[end]) != kEnds.npos))
+    if ((at == 0 || kBegins.find(text[at - 1]) != kBegins.npos) &&
+        (end == text.size() || kEnds.find(text[end]) != kEnds.npos))
       return true;
   }
   return false;
 }
 
-/// Says where the options of the errors are given, if this is in a file. Of an option with several values,
-/// those count that an error names.
+/// Says where the options of the errors are given, if this is in a file. Of a repeated option, only the
+/// values that an error names are listed, or all if it names none.
 void add_origins(const OptionSource& sources, Diagnostics& diagnostics) {
   for (const GivenOption& option : sources) {
     const auto names_it = [&](const std::string& error) {
       const auto names_value = [&](const GivenOption& other) {
-        return other.name == option.name && !other.value.empty() && has_word(error, other.value);
+        const std::string value = other.value.substr(0, other.name == "--env" ? other.value.find('=') : -1);
+        return other.name == option.name && !value.empty() && has_word(error, value);
       };
       return has_word(error, option.name) &&
              (names_value(option) || std::none_of(sources.begin(), sources.end(), names_value));

@@ -103,7 +103,7 @@ TEST_CASE("All errors are reported") {
         Words{"unknown option --fas; did you mean --fast?", "--file-name needs a value: --file-name FILE",
               "--count 9: give a whole number from 1 to 8", "unknown --color \"green\" (red, blue)"});
   CHECK(errors_of({"--zebra=1"}) == Words{"unknown option --zebra; tool --help lists all options"});
-  CHECK(errors_of({"--fast=1"}) == Words{"--fast takes no value, or =true or =false"});
+  CHECK(errors_of({"--fast=1"}) == Words{"--fast=1: give true, false, or no value"});
   CHECK(errors_of({"--count", "--fast"}) == Words{"--count needs a value: --count N"});
   CHECK(errors_of({"sum", "more"}) == Words{"unexpected word \"more\"; tool --help lists all options"});
 }

@@ -264,7 +264,8 @@ TEST_CASE("A missing, empty or superfluous value is an error") {
   CHECK(world.errors({"--rdzv-id", "--", "w"}) == Texts{"ddplaunch: --rdzv-id needs a value"});
   CHECK(world.errors({"--num-nodes=", "w"}) == Texts{"ddplaunch: --num-nodes has an empty value"});
   CHECK(world.errors({"--hostfile=", "w"}) == Texts{"ddplaunch: --hostfile has an empty value"});
-  CHECK(world.errors({"--oversubscribe=1", "w"}) == Texts{"ddplaunch: --oversubscribe takes no value, or =true or =false"});
+  CHECK(world.errors({"--oversubscribe=1", "w"}) ==
+        Texts{"ddplaunch: --oversubscribe=1: give true, false, or no value"});
   CHECK(world.errors({"--standalone=1", "w"}) == Texts{"ddplaunch: --standalone takes no value"});
   CHECK(world.spec({"--label", "--> ", "w"}).output.label == "--> ");
   CHECK(world.spec({"--label=-x", "w"}).output.label == "-x");
