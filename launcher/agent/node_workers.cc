@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <cmath>
 #include <cstdlib>
 #include <string>
@@ -212,6 +213,14 @@ Awaitable<> NodeWorkers::report_losses() {
 
 // ---- an attempt ends
 
+void NodeWorkers::remove_sockets() {
+  if (!worker_link_) return;
+  const std::string directory = worker_link_->directory();
+  worker_link_.reset();
+  // The keeper removes a directory that this process could not remove.
+  if (::access(directory.c_str(), F_OK) != 0 && errno == ENOENT) keeper_.set_directory({});
+}
+
 void NodeWorkers::perform(const node::StopWorkers& action) {
   const std::chrono::milliseconds grace(action.order.grace_ms);
   hang_monitor_.stop();
@@ -291,13 +300,6 @@ void NodeWorkers::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus
   send_steps();
   if (worker_link_) worker_link_->forget(local);
   feed_(node::WorkerExited{local, std::move(exited)});
-}
-
-void NodeWorkers::remove_sockets() {
-  if (!worker_link_) return;
-  const std::string directory = worker_link_->directory();
-  worker_link_.reset();
-  if (::access(directory.c_str(), F_OK) != 0) keeper_.set_directory({});
 }
 
 void NodeWorkers::worker_not_started(std::uint32_t local, const Error& error) {

@@ -74,7 +74,7 @@ class NodeWorkers final : public WorkerEvents, public WorkerLinkEvents {
   void lift_credit();
   /// Orphans of workers would stay zombies otherwise.
   void reap_orphans();
-  /// Call when the last worker has ended.
+  /// Call when the last worker has ended. The keeper then has no sockets to remove.
   void remove_sockets();
 
  private:

@@ -142,9 +142,10 @@ Awaitable<> WorkerPipes::read_lane(WorkerPipes* self, Lane* lane) {
       continue;
     }
     const auto now = Clock::now();
-    // An end of file is no output: the ends of many workers follow each other without a pause.
+    // An end of file is no output: the pauses after the ends of many workers would add up.
     const bool output = std::ranges::any_of(lane->ready, [](const auto& pipe) { return pipe.bytes > 0; });
-    const bool busy = output && now - std::exchange(lane->last_read, now) < kBusy;
+    const bool busy = output && now - lane->last_read < kBusy;
+    if (output) lane->last_read = now;
     self->read_round(*lane);
     if (lane->open > 0 && !lane->much && (busy || lane->blind)) {
       lane->pace.expires_at(now + (lane->blind ? kBlindPause : kGather));

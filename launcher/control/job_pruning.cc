@@ -34,7 +34,7 @@ constexpr std::chrono::seconds kPruneTime{5};
 constexpr std::chrono::hours kLookEvery{1};
 /// A file whose time is that of the last look.
 constexpr const char* kMark = ".pruned";
-/// One part of the kept jobs may be left over from the last pruning, so that most starts read no old job.
+/// 1/kSlack more jobs than the limit may stay, so that most starts read no old job.
 constexpr std::size_t kSlack = 8;
 
 /// A job in a directory of jobs: its entry, its files, or both.
@@ -112,7 +112,11 @@ void delete_job(const KeptJob& job) {
   ::unlink(job.entry->file.c_str());
 }
 
-/// Returns the number of jobs in the directory, without a look into their files.
+std::string mark_of(const std::string& jobs_directory) {
+  return jobs_directory + "/" + kMark;
+}
+
+/// Returns at least the number of jobs in the directory, without a look into their files.
 std::size_t count_jobs(const std::string& jobs_directory) {
   std::set<std::string> names;
   for (const fs::path& path : list_directory(jobs_directory))
@@ -123,7 +127,7 @@ std::size_t count_jobs(const std::string& jobs_directory) {
 /// Returns whether ages and sizes of all jobs are to be found, at most once an hour: on a network disk this
 /// may take seconds.
 bool is_due(const std::string& directory, Time now) {
-  const std::string mark = directory + "/" + kMark;
+  const std::string mark = mark_of(directory);
   if (now - time_of(mark) < kLookEvery) return false;
   ::unlink(mark.c_str());
   const UniqueFd made(::open(mark.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
@@ -143,7 +147,10 @@ void prune_jobs(const JobRegistration& kept) {
     std::size_t number = 0;
     std::uintmax_t bytes = 0;
     for (const KeptJob& job : jobs_in(directory)) {
-      if (std::chrono::steady_clock::now() > deadline) return;
+      if (std::chrono::steady_clock::now() > deadline) {
+        ::unlink(mark_of(directory).c_str());  // the next job continues
+        return;
+      }
       if (due && !job.directory.empty()) bytes += size_of(job.directory);
       const bool old = now - job.ended > kMostAge || bytes > kMostBytes;
       if (++number > kept.keep || (old && number > kAlwaysKept)) delete_job(job);

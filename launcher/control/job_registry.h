@@ -67,9 +67,9 @@ Result<> wait_for_end(const JobEntry& job);
 
 /// Deletes the files of ended jobs of this user in the default directories, until at most `keep` jobs are
 /// left there, none is older than 30 days and all together have at most 16 GiB. The newest 10 of them stay.
-/// Looks once an hour, and when there are an eighth more jobs than `keep`. Entries of jobs with a directory
-/// elsewhere are deleted without that directory. Never touches a running job, nor a directory that is no
-/// job's. Gives up after 5 s; the next job continues.
+/// Looks once an hour, and when there are over an eighth more jobs than `keep`. Entries of jobs with a
+/// directory elsewhere are deleted without that directory. Never touches a running job, nor a directory that
+/// is no job's. Gives up after 5 s; the next job continues.
 void prune_jobs(const JobRegistration& kept);
 
 }  // namespace ddp::launcher

@@ -35,7 +35,8 @@ class MasterAddress {
   bool reaches(std::size_t node) const { return !nodes_[node].asked; }
   /// Returns the best candidate that may still work, or the last one when all are ruled out.
   const std::string& chosen() const;
-  /// Returns a node that does not reach `candidate`, one of those given to begin; 0: none is known.
+  /// Returns a node that does not reach `candidate`; 0: none is known. `candidate` must be one of those given
+  /// to begin, here and below.
   std::size_t cut_off(const std::string& candidate) const;
   /// Returns all nodes that do not reach `candidate`, ascending.
   std::vector<std::size_t> all_cut_off(const std::string& candidate) const;

@@ -37,10 +37,10 @@ int milliseconds_until(Clock::time_point deadline) {
   return static_cast<int>(std::clamp<long long>(left, 0, 3'600'000));
 }
 
-/// Reads until the end of the pipe. Returns false at the deadline.
+/// Reads until the end of the pipe, or more than kMostAnswer bytes. Returns false at the deadline.
 bool read_until(int pipe, Clock::time_point deadline, std::string& text) {
   std::array<char, 4096> chunk;
-  while (text.size() < kMostAnswer) {
+  while (text.size() <= kMostAnswer) {
     pollfd readable{pipe, POLLIN, 0};
     const int ready = ::poll(&readable, 1, milliseconds_until(deadline));
     if (ready == 0) return false;
@@ -80,11 +80,11 @@ Result<std::string> run_getent(const std::string& database, const std::string& k
   if (!child) return child.error();
   std::string text;
   pollfd ended{child->end_fd(), POLLIN, 0};
-  if (!read_until(reader.get(), deadline, text) ||
-      (text.size() < kMostAnswer && ::poll(&ended, 1, milliseconds_until(deadline)) <= 0))
-    return Error{ErrorCode::kTimeout, "the name service did not answer in time", 0};
-  if (text.size() >= kMostAnswer)
+  const bool read = read_until(reader.get(), deadline, text);
+  if (text.size() > kMostAnswer)
     return Error{ErrorCode::kSystem, "the answer of getent for " + key + " is longer than 1 MiB", 0};
+  if (!read || ::poll(&ended, 1, milliseconds_until(deadline)) <= 0)
+    return Error{ErrorCode::kTimeout, "the name service did not answer in time", 0};
   const auto status = child->try_wait();
   if (status && status->success()) return text;
   if (status && status->kind == ExitStatus::Kind::kExited && status->number == kNotFound)
