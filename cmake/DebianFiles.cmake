@@ -1,7 +1,7 @@
 # Run by CPack in the staged tree of the .deb: adds what Debian's policy wants beside the installed tree.
 set(root "${CPACK_TEMPORARY_INSTALL_DIRECTORY}${CPACK_PACKAGING_INSTALL_PREFIX}")
 set(doc "${root}/share/doc/ddplaunch")
-file(REMOVE "${doc}/LICENSE" "${doc}/licenses/Apache-2.0" "${doc}/licenses/GPL-3" "${doc}/licenses/LGPL-2.1")
+file(REMOVE "${doc}/licenses/Apache-2.0" "${doc}/licenses/GPL-3" "${doc}/licenses/LGPL-2.1")
 file(WRITE "${doc}/copyright" "ddplaunch\n\nCopyright: the authors of ddplaunch\n\nLicense: Apache-2.0\n"
   " On Debian systems the text is in /usr/share/common-licenses/Apache-2.0.\n"
   " docs/third_party.md and licenses/ beside this file describe the linked libraries.\n")

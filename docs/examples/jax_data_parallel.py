@@ -16,11 +16,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 STEPS = 30
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
+# One GPU for each process, of those that it sees. A process on the CPU has one device.
+VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+DEVICE = int(os.environ["LOCAL_RANK"]) % len(VISIBLE.split(",")) if VISIBLE else int(os.environ["LOCAL_RANK"])
+
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(
     coordinator_address=f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT']) + 1}",
     num_processes=WORLD, process_id=RANK,
-    local_device_ids=int(os.environ["LOCAL_RANK"]))  # one GPU for each process; a process on the CPU has one device
+    local_device_ids=DEVICE)
 mesh = Mesh(np.array(jax.devices()), ("data",))
 
 

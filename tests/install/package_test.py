@@ -74,10 +74,7 @@ class Package(LaunchTest):
         self.assertEqual(len(tops), 1)
         self.assert_runs(target / tops.pop())  # the command of the README, without any option
 
-    def test_the_links_of_the_installed_documents_lead_to_files(self):
-        with tarfile.open(self.packages[".gz"]) as tar:
-            tar.extractall(self.dir)
-        documents = next(self.dir.glob("*/share/doc/ddplaunch"))
+    def check_links(self, documents):
         links = 0
         for page in documents.rglob("*.md"):
             for link in re.findall(r"\]\(([^)#:\s]+)[)#]", re.sub(r"(?s)```.*?```", "", page.read_text())):
@@ -85,11 +82,17 @@ class Package(LaunchTest):
                 self.assertTrue((page.parent / link).exists(), f"{page.name}: {link}")
         self.assertGreater(links, 100)
 
+    def test_the_links_of_the_installed_documents_lead_to_files(self):
+        with tarfile.open(self.packages[".gz"]) as tar:
+            tar.extractall(self.dir)
+        self.check_links(next(self.dir.glob("*/share/doc/ddplaunch")))
+
     def test_deb(self):
         if ".deb" not in self.packages:
             self.skipTest("dpkg-shlibdeps is not installed")
         subprocess.run(["dpkg-deb", "-x", self.packages[".deb"], self.dir / "root"], check=True)
         self.assert_runs(self.dir / "root/usr", "--limit", 2000)
+        self.check_links(self.dir / "root/usr/share/doc/ddplaunch")
         fields = subprocess.run(["dpkg-deb", "-f", self.packages[".deb"]], capture_output=True, text=True, check=True).stdout
         self.assertRegex(fields, r"(?m)^Depends: libc6 \(>= 2\.\d+\), libgcc-s1 \(>= \S+\)$")
         if not shutil.which("lintian"):
