@@ -10,6 +10,7 @@
 //     "foreign": ends with code 3 when it reads a byte. The worker is the keeper's child and stays root's,
 //                while keeper and agent have given up root
 // Workers get descriptor 3; the agent writes 'a' to it when it is ready.
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -24,6 +25,7 @@
 #include <vector>
 
 #include "base/child_process.h"
+#include "base/child_setup.h"
 #include "launcher/keeper/cgroup.h"
 #include "launcher/keeper/keeper.h"
 #include "launcher/keeper/process_tree.h"
@@ -63,6 +65,11 @@ bool start_unwatched(char** words, const char* job) {
   const pid_t worker = fork();
   if (worker == 0) {
     setsid();
+    // The test reads the keeper's streams to their end, so this process must not hold them.
+    const int nothing = open("/dev/null", O_RDWR);
+    for (const int stream : {0, 1, 2})
+      dup2(nothing, stream);
+    close_descriptors(4, ~0U);
     setenv("DDPLAUNCH_JOB_ID", job, 1);
     setenv("LOCAL_RANK", "0", 1);
     execv(words[0], words);
