@@ -291,7 +291,8 @@ void add_origins(const OptionSource& sources, Diagnostics& diagnostics) {
   for (const GivenOption& option : sources) {
     const auto names_it = [&](const std::string& error) {
       const auto names_value = [&](const GivenOption& other) {
-        const std::string value = other.value.substr(0, other.name == "--env" ? other.value.find('=') : -1);
+        const std::string value =
+            other.value.substr(0, other.name == "--env" ? other.value.find('=') : std::string::npos);
         return other.name == option.name && !value.empty() && has_word(error, value);
       };
       return has_word(error, option.name) &&
