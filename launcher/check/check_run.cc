@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <map>
-#include <tuple>
 #include <utility>
 
 #include "base/format_text.h"
+#include "launcher/supervisor/attempt_start.h"
 #include "launcher/supervisor/start_messages.h"
 
 namespace ddp::launcher {
@@ -218,7 +218,6 @@ void CheckRun::try_network(Time now) {
   if (scope_.clean) return leave_all(now);
   std::vector<NodeNetwork> networks;
   std::vector<rendezvous::NodeSlots> slots;
-  rendezvous::OpenStore open;
   for (std::size_t i = 0; i < stage_.size(); ++i) {
     if (!usable(i)) continue;
     const CheckedNode& node = result_.nodes[i];
@@ -229,21 +228,14 @@ void CheckRun::try_network(Time now) {
                      static_cast<int>(node.hello.cpus)});
     networks.push_back({host.name, node.hello.machine_id, node.connected, node.hello.interfaces});
     result_.networked.push_back(i);
-    for (const rendezvous::Interface& interface : node.hello.interfaces)
-      open.allow.push_back(interface.address);
-    if (!node.connected.empty()) open.allow.push_back(node.connected);
   }
   if (slots.size() == stage_.size()) result_.plan = plan(std::move(slots));
   if (networks.empty()) return leave_all(now);
   result_.network = choose_network(networks, spec_.network);
   if (!*result_.network || !usable(0)) return leave_all(now);
 
+  rendezvous::OpenStore open = store_order(spec_, networks, **result_.network);
   open.mode = static_cast<std::uint8_t>(StoreMode::kAgent);  // a store must answer the other nodes
-  open.loopback_only = (*result_.network)->one_machine;
-  open.port = spec_.master_port;
-  if (spec_.port_range) std::tie(open.first_port, open.last_port) = *spec_.port_range;
-  std::sort(open.allow.begin(), open.allow.end());
-  open.allow.erase(std::unique(open.allow.begin(), open.allow.end()), open.allow.end());
   state_ = State::kOpeningStore;
   deadline_ = now + (spec_.start_timeout - answer_time());
   actions_.push_back(ToNode{0, std::move(open)});

@@ -14,7 +14,42 @@ namespace {
 
 constexpr std::chrono::seconds kProbeTime{5};
 
+/// Returns the addresses of all nodes. If `all` is false (thousands of nodes with many addresses each),
+/// returns only their reached addresses and their addresses on the routes to node 0.
+std::vector<std::string> store_guests(const JobSpec& spec, const std::vector<NodeNetwork>& nodes,
+                                      const NetChoice& network, bool all) {
+  std::vector<std::string> guests = spec.store_allow;
+  const std::size_t room = (rendezvous::kMaxListElements - guests.size()) / nodes.size();
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    if (!nodes[i].connected.empty()) guests.push_back(nodes[i].connected);
+    if (all) {
+      for (const rendezvous::Interface& interface : nodes[i].interfaces)
+        guests.push_back(interface.address);
+      continue;
+    }
+    for (std::size_t route = 0; route < network.routes.size() && route + 1 < room; ++route) {
+      const std::vector<std::string>& addresses = network.routes[route].addresses;
+      if (i < addresses.size() && !addresses[i].empty()) guests.push_back(addresses[i]);
+    }
+  }
+  std::sort(guests.begin(), guests.end());
+  guests.erase(std::unique(guests.begin(), guests.end()), guests.end());
+  return guests;
+}
+
 }  // namespace
+
+rendezvous::OpenStore store_order(const JobSpec& spec, const std::vector<NodeNetwork>& nodes,
+                                  const NetChoice& network) {
+  rendezvous::OpenStore open;
+  open.loopback_only = network.one_machine;
+  open.port = spec.master_port;
+  if (spec.port_range) std::tie(open.first_port, open.last_port) = *spec.port_range;
+  open.allow = store_guests(spec, nodes, network, true);
+  if (open.allow.size() > rendezvous::kMaxListElements)
+    open.allow = store_guests(spec, nodes, network, false);
+  return open;
+}
 
 Result<> AttemptStart::begin(std::uint32_t attempt, std::vector<NodeNetwork> nodes, std::string_view wanted) {
   phase_ = Phase::kOpeningStore;
@@ -28,37 +63,10 @@ Result<> AttemptStart::begin(std::uint32_t attempt, std::vector<NodeNetwork> nod
 }
 
 rendezvous::OpenStore AttemptStart::store_order(const JobSpec& spec) const {
-  rendezvous::OpenStore open;
+  rendezvous::OpenStore open = launcher::store_order(spec, nodes_, network_);
   open.attempt = attempt_;
   open.mode = static_cast<std::uint8_t>(spec.store);
-  open.loopback_only = network_.one_machine;
-  open.port = spec.master_port;
-  if (spec.port_range) std::tie(open.first_port, open.last_port) = *spec.port_range;
-  open.allow = store_guests(spec, true);
-  if (open.allow.size() > rendezvous::kMaxListElements) open.allow = store_guests(spec, false);
   return open;
-}
-
-/// Returns the addresses of all nodes. If `all` is false (thousands of nodes with many addresses each),
-/// returns only their reached addresses and their addresses on the routes to node 0.
-std::vector<std::string> AttemptStart::store_guests(const JobSpec& spec, bool all) const {
-  std::vector<std::string> guests = spec.store_allow;
-  const std::size_t room = (rendezvous::kMaxListElements - guests.size()) / nodes_.size();
-  for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    if (!nodes_[i].connected.empty()) guests.push_back(nodes_[i].connected);
-    if (all) {
-      for (const rendezvous::Interface& interface : nodes_[i].interfaces)
-        guests.push_back(interface.address);
-      continue;
-    }
-    for (std::size_t route = 0; route < network_.routes.size() && route + 1 < room; ++route) {
-      const std::vector<std::string>& addresses = network_.routes[route].addresses;
-      if (i < addresses.size() && !addresses[i].empty()) guests.push_back(addresses[i]);
-    }
-  }
-  std::sort(guests.begin(), guests.end());
-  guests.erase(std::unique(guests.begin(), guests.end()), guests.end());
-  return guests;
 }
 
 AttemptStart::Step AttemptStart::opened(std::size_t participant, const rendezvous::StoreOpened& message) {

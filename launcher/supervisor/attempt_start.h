@@ -16,6 +16,11 @@
 
 namespace ddp::launcher {
 
+/// Returns the order to open the store on nodes[0], which answers all `nodes` and --store-allow. The caller
+/// sets the attempt and the mode.
+rendezvous::OpenStore store_order(const JobSpec& spec, const std::vector<NodeNetwork>& nodes,
+                                  const NetChoice& network);
+
 /// The start of an attempt, up to the order to spawn (sans-IO): chooses the network, orders the store of
 /// participant 0, and lets the others probe its addresses. Nodes are participants of the attempt.
 ///
@@ -54,7 +59,6 @@ class AttemptStart {
  private:
   enum class Phase : std::uint8_t { kOpeningStore, kProbing, kReady };
 
-  std::vector<std::string> store_guests(const JobSpec& spec, bool all) const;
   std::vector<ProbeOrder> orders(const std::vector<MasterAddress::AddressProbe>& probes) const;
   Error no_route_error(std::size_t asked, const std::string& text) const;
   std::string interface_for(std::size_t participant) const;

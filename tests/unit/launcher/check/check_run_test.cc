@@ -19,6 +19,7 @@ struct CheckedJob {
   CheckRun::Time now{0};
   std::string did;
   std::uint16_t asked_port = 0;
+  std::vector<std::string> store_guests;
   bool two_networks = false;
   bool cleans = false;
 
@@ -37,6 +38,8 @@ struct CheckedJob {
       if (const auto* message = std::get_if<CheckRun::ToNode>(&action)) {
         did += std::to_string(message->node) + ' ' + std::string(message_name(message->message));
         if (const auto* check = std::get_if<rendezvous::NodeCheck>(&message->message)) cleans = check->clean;
+        if (const auto* open = std::get_if<rendezvous::OpenStore>(&message->message))
+          store_guests = open->allow;
         if (const auto* probe = std::get_if<rendezvous::Probe>(&message->message)) asked_port = probe->port;
       } else {
         did += std::to_string(std::get<CheckRun::Disconnect>(action).node) + " drop";
@@ -145,6 +148,17 @@ TEST_CASE("ddplaunch hosts asks a node for nothing beyond its hello") {
   CHECK(job.did.empty());
   job.up(1);
   CHECK(job.did == "0 OpenStore");
+}
+
+TEST_CASE("the store answers the nodes and --store-allow, as that of a job") {
+  CheckedJob job(2);
+  job.spec.store_allow = {"203.0.113.0/24"};
+  for (const std::size_t node : {0, 1})
+    job.up(node);
+  for (const std::size_t node : {0, 1})
+    job.checked(node);
+  CHECK(job.did == "0 OpenStore");
+  CHECK(job.store_guests == std::vector<std::string>{"10.0.0.1", "10.0.0.2", "203.0.113.0/24"});
 }
 
 TEST_CASE("a failing host ends nothing for the others") {
