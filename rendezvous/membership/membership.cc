@@ -266,7 +266,8 @@ void Membership::lose_unended(Time now) {
 /// Leaves out a host that fails repeatedly for a while, as long as the others suffice.
 void Membership::charge(HostNumber host, Time now) {
   Node& node = nodes_[host];
-  if (rules_.host_faults < 1 || nodes_.size() < 2) return;  // no host could take its place
+  if (rules_.host_faults < 1 || static_cast<int>(nodes_.size()) <= rules_.min_nodes)
+    return;  // none could take its place
   node.faults.push_back(now);
   while (node.faults.front() + rules_.fault_window < now)
     node.faults.pop_front();
