@@ -65,24 +65,19 @@ int Agent::run() {
 // ---- the link
 
 Awaitable<> Agent::serve() {
-  std::string why;
-  while (why.empty()) {
-    for (;;) {
-      auto message = link_.next();
-      if (!message) {
-        why = message.error().text;
-        break;
-      }
-      if (!*message) break;
+  for (;;) {
+    auto message = link_.next();
+    while (message && *message) {
       std::visit([this](const auto& m) { handle(m); }, **message);
+      message = link_.next();
     }
-    if (!why.empty()) break;
+    if (!message) break;
     const Result<> more = co_await link_.read_more();
-    if (!more) why = more.error().text;
+    if (!more) break;
   }
   // sshd closes our stdin when its child, the keeper, has ended; the master still receives our messages.
   if (keeper_.is_keeper_alive()) {
-    feed(node::LinkLost{why});
+    feed(node::LinkLost{});
   } else {
     feed(node::MustLeave{keeper_died()});
   }

@@ -15,8 +15,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr char kSilent[] = "the master was silent for too long";
-
 template <class E, class... Events>
 constexpr bool is_any_of = (std::is_same_v<std::remove_cvref_t<E>, Events> || ...);
 
@@ -29,7 +27,7 @@ node::Actions AgentCore::step(const node::Event& event, Time now) {
         // After the end of the lease it is too late for these. A Leave ends the workers in any case.
         if constexpr (is_any_of<decltype(e), node::Pinged, rendezvous::OpenStore, rendezvous::Revoke,
                                 rendezvous::Stop>)
-          if (!leaving_ && running() && is_lease_over()) lose_master(kSilent);
+          if (!leaving_ && running() && is_lease_over()) lose_master();
         on(e);
       },
       event);
@@ -87,7 +85,7 @@ void AgentCore::on(const node::HeartbeatDue& event) {
   const bool lost = running() && is_leased()
                         ? lease_.over(now_)
                         : !event.late && !lease_.asleep() && event.silence > settings_.patience;
-  if (lost) lose_master(kSilent);
+  if (lost) lose_master();
   renew_lease();
 }
 
@@ -113,7 +111,7 @@ void AgentCore::on(const rendezvous::Spawn& order) {
   }
   previous_ = std::exchange(spawn_, order);
   lease_.proven(*accepted_at_);  // a slow disk may have delayed our answer to a Ping
-  if (is_lease_over()) return lose_master(kSilent);
+  if (is_lease_over()) return lose_master();
   // Renew before the first worker starts: if the agent freezes right after that, the keeper must know the
   // lease.
   renew_lease();
@@ -379,14 +377,14 @@ void AgentCore::on(const rendezvous::Leave& order) {
   leave();
 }
 
-void AgentCore::on(const node::LinkLost& event) {
-  lose_master(event.why);
+void AgentCore::on(const node::LinkLost&) {
+  lose_master();
 }
 
-void AgentCore::lose_master(std::string why) {
+void AgentCore::lose_master() {
   act(node::CloseLink{});
   if (leaving_) return;
-  exit_code_ = exit_code_of(Error{ErrorCode::kLinkLost, std::move(why), 0});
+  exit_code_ = exit_code_of(Error{ErrorCode::kLinkLost, "", 0});
   leave();
 }
 

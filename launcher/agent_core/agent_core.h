@@ -100,7 +100,7 @@ class AgentCore {
   void on(const node::LossesReported& event);
   void on(const node::WorkersEnded& event);
   void on(const node::AttemptCleaned& event);
-  void on(const node::LinkLost& event);
+  void on(const node::LinkLost&);
   void on(const node::MustLeave& event);
   void on(const node::HeartbeatDue& event);
   void on(const node::Tick& event);
@@ -123,7 +123,7 @@ class AgentCore {
   void kill_worker(std::uint32_t local, std::string why);
   void notify_survivors();
   void stop_workers(std::string reason, std::chrono::milliseconds grace);
-  void lose_master(std::string why);
+  void lose_master();
   void resign(std::string why, int signal);
   void leave();
 

@@ -64,9 +64,7 @@ struct AttemptCleaned {     ///< answer to CleanUp
   std::uint32_t left;       ///< processes that could not be killed
   std::string text;         ///< their names
 };
-struct LinkLost {
-  std::string why;
-};
+struct LinkLost {};
 struct MustLeave {  ///< this node cannot serve the job any longer
   std::string why;
   int signal = 0;  ///< that stopped this agent; 0: none

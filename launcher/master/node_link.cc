@@ -112,6 +112,10 @@ Awaitable<NodeLink::LinkEnd> NodeLink::explain_end(Error error) {
              !keeper.empty()) {
     text = keeper;  // the cause itself; the other lines are on the terminal
     co_return end;
+  } else if (channel.status == kExitAgentLost) {
+    text =
+        "its agent heard nothing from this ddplaunch for --master-timeout, or lost the link, and ended its "
+        "workers";
   } else if (channel.status) {
     const int status = *channel.status;
     text = "its agent exited without a report (exit status " + std::to_string(status);

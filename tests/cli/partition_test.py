@@ -261,6 +261,17 @@ class Partition(LaunchTest):
         self.assert_code(done, 130)
         self.assertNotIn("was lost", done.err)
 
+    def test_the_master_is_frozen_for_too_long(self):
+        process = self.launch("--node-timeout", "3s", "--master-timeout", "3s")
+        self.running(process, 0, 3)
+        master = next(pid for pid, words in self.masters())
+        self.freeze(master)
+        self.assertTrue(wait_until(lambda: not self.workers(0), 30), self.workers(0))
+        os.kill(master, signal.SIGCONT)
+        done = self.finish(process)
+        self.assert_code(done, 113)
+        self.assertIn("its agent heard nothing from this ddplaunch for --master-timeout, or lost the link, and ended its workers", done.err)
+
     def masters(self):
         for entry in pathlib.Path("/proc").iterdir():
             try:

@@ -80,7 +80,7 @@ void SurvivorsWorld::to_master(SimAgent& agent, Message message) {
   if (!delayed(hosts_[agent.host].cut_from, agent.to_master, at)) {
     return after(kTcpPatience, [this, id] {
       when_awake(id, [this, id] {
-        if (agents_[id].node_open) feed(agents_[id], node::LinkLost{"timed out"});
+        if (agents_[id].node_open) feed(agents_[id], node::LinkLost{});
       });
     });
   }

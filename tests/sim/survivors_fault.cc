@@ -165,7 +165,7 @@ bool SurvivorsWorld::befall_node(SimAgent& agent, SimulatedFault kind, Time unti
   } else if (kind == SimulatedFault::kLinkReset) {
     agent.node_open = false;
     after(1ms, [this, id] { at_master([this, id] { link_ended(id, false, false, "reset by peer"); }); });
-    when_awake(id, [this, id] { feed(agents_[id], launcher::node::LinkLost{"reset by peer"}); });
+    when_awake(id, [this, id] { feed(agents_[id], launcher::node::LinkLost{}); });
   } else if (kind == SimulatedFault::kStoreRefused) {
     host.store_refused = true;
     happened(kind, agent.host, now_ + 3600s);

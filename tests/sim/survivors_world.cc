@@ -282,7 +282,7 @@ void SurvivorsWorld::carry_out(const job::Disconnect& drop) {
   if (!delayed(hosts_[drop.node].cut_to, agent->to_node, at)) return;
   after(at - now_, [this, id = agent->id] {
     when_awake(id, [this, id] {
-      if (agents_[id].node_open) feed(agents_[id], launcher::node::LinkLost{"closed"});
+      if (agents_[id].node_open) feed(agents_[id], launcher::node::LinkLost{});
     });
   });
 }
