@@ -359,8 +359,7 @@ void Master::keep_last_output(std::optional<std::size_t> node) {
 ExitReport Master::show_report() {
   keep_last_output({});
   ExitReport report = make_exit_report(supervisor_.end());
-  const RunSummary summary{steady_now() - began_, static_cast<int>(supervisor_.nodes().attempt()),
-                           output_bytes_, progress_.figures(steady_now()).goodput()};
+  const RunSummary summary{steady_now() - began_, output_bytes_, progress_.figures(steady_now()).goodput()};
   if (!spec_.quiet) report.text = text_with_summary(report, supervisor_.end(), summary, spec_.verbose);
   record({.kind = JournalEvent::Kind::kJobEnded, .reason = report.why, .exit_code = report.exit_code});
   log_.ended(report.text);

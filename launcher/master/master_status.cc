@@ -62,6 +62,7 @@ JobStatus Master::status() const {
   status.age = steady_now() - began_;
   status.world_size = nodes.world().world_size;
   status.attempt = nodes.attempt();
+  status.restarts = supervisor_.end().restarts;
   status.max_restarts = spec_.max_restarts;
   status.output_bytes = output_bytes_;
   status.directory = spec_.job_dir;

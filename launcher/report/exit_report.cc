@@ -247,13 +247,13 @@ std::string why_stopped(int signal) {
   }
 }
 
-std::string headline(const Failure& cause) {
+std::string headline(const Failure& cause, int restarts) {
   if (is_start_failure(cause) && cause.attempt == 0)
     return "ddplaunch: the job did not start: failed after " + format_elapsed(cause.at) + "\n";
   if (cause.attempt == 0) return "ddplaunch: the job failed after " + format_elapsed(cause.at) + "\n";
   return "ddplaunch: the job failed " + format_elapsed(cause.at) + " into attempt " +
-         std::to_string(cause.attempt) + ", after " + std::to_string(cause.attempt) +
-         (cause.attempt == 1 ? " restart\n" : " restarts\n");
+         std::to_string(cause.attempt) + (restarts > 0 ? ", after " + counted(restarts, "restart") : "") +
+         '\n';
 }
 
 /// Returns how often each cause ended an earlier attempt, the most frequent one first.
@@ -316,7 +316,7 @@ ExitReport make_exit_report(const JobEnd& end) {
   } else if (const Failure* cause = cause_of(end)) {
     report.exit_code = code_of(*cause);
     report.why = failure_line(*cause);
-    report.text = headline(*cause);
+    report.text = headline(*cause, end.restarts);
     if (is_start_failure(*cause)) {
       const std::vector<StartGroup> groups = start_groups(end, *cause);
       report.why = standalone(first_line(start_text(groups[0])));

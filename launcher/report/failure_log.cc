@@ -51,6 +51,7 @@ void FailureLog::begin_attempt(std::uint32_t attempt, Time now) {
 void FailureLog::end_attempt() {
   diagnose_collectives();
   if (const Failure* root = root_cause()) end_.earlier.push_back(*root);
+  ++end_.restarts;
   forget_attempt();
 }
 

@@ -31,8 +31,8 @@ class FailureLog {
 
   /// The attempt's workers start now. Failures of the start itself are timed from here too.
   void begin_attempt(std::uint32_t attempt, Time now);
-  /// Keeps the attempt's root cause among the earlier ones and drops its other failures. A new attempt
-  /// follows.
+  /// Keeps the attempt's root cause among the earlier ones and drops its other failures. The job
+  /// restarts.
   void end_attempt();
   /// Drops the attempt's failures, because it was stopped without a failure.
   void forget_attempt();

@@ -88,6 +88,7 @@ struct JobEnd {
   std::vector<Failure> failures;    ///< of the last attempt, in any order
   std::vector<EarlyExit> early;     ///< of the last attempt, in any order
   std::vector<Failure> earlier;     ///< root cause of each restarted attempt, in order
+  int restarts = 0;                 ///< after failures, so without those for a larger world
   std::optional<std::size_t> root;  ///< index into failures; unset: pick_root_cause decides
   int stop_signal = 0;              ///< user's SIGINT, SIGTERM or SIGHUP before any failure; 0: none
   std::string awaited;              ///< with stop_signal: what the start waited for; empty: it was over

@@ -28,6 +28,7 @@ std::string status_json(const JobStatus& status) {
                    {"age_s", in_seconds(status.age)},
                    {"world_size", status.world_size == 0 ? OrderedJson() : OrderedJson(status.world_size)},
                    {"attempt", status.attempt},
+                   {"restarts", status.restarts},
                    {"max_restarts", status.max_restarts},
                    {"output_bytes", status.output_bytes},
                    {"directory", status.directory},

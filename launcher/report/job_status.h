@@ -30,6 +30,7 @@ struct JobStatus {
   std::chrono::nanoseconds age{0};  ///< since the start of ddplaunch
   int world_size = 0;               ///< 0: not yet known
   std::uint32_t attempt = 0;
+  int restarts = 0;  ///< see JobEnd
   int max_restarts = 0;
   std::uint64_t output_bytes = 0;  ///< that the workers wrote
   std::string directory;

@@ -11,7 +11,6 @@ namespace ddp::launcher {
 /// Figures of a whole run.
 struct RunSummary {
   std::chrono::nanoseconds duration{0};
-  int restarts = 0;
   std::uint64_t output_bytes = 0;  ///< that the workers wrote
   double goodput = 0;              ///< see JobProgress
 };

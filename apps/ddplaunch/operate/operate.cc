@@ -111,7 +111,7 @@ std::string status_text(OrderedJson status) {
   if (status["step"].is_number())
     text += format_text(", goodput %.1f %%", 100 * status.value("goodput", 0.0));
   if (status.value("max_restarts", 0) > 0) {
-    text += ", restart " + std::to_string(status.value("attempt", 0)) + " of " +
+    text += ", restart " + std::to_string(status.value("restarts", 0)) + " of " +
             std::to_string(status.value("max_restarts", 0));
   }
   text += "\n  files in " + status.value("directory", "") + '\n';

@@ -393,6 +393,7 @@ TEST_CASE("all facts about a cause are reported") {
   Failure before = exited(1, "gpu01", 7, 900);
   end.earlier = {before, before};
   end.earlier[1].attempt = 1;
+  end.restarts = 2;
   CHECK(make_exit_report(end).exit_code == 137);
   CHECK(make_exit_report(end).text ==
         "ddplaunch: the job failed 12.3 s into attempt 2, after 2 restarts\n"
@@ -423,6 +424,7 @@ TEST_CASE("of many earlier attempts the first and the last three are listed, and
   JobEnd end;
   end.failures = {exited(0, "a", 3, 10)};
   end.failures[0].attempt = 1'500;
+  end.restarts = 1'500;
   for (std::uint32_t attempt = 0; attempt < 1'500; ++attempt) {
     Failure cause = exited(static_cast<int>(attempt % 3), attempt % 3 == 2 ? "b" : "a", 7, 900);
     if (attempt == 700) cause = signaled(1, "a", SIGSEGV, 900);
@@ -568,6 +570,7 @@ TEST_CASE("one restart, one rank and one node are named in the singular") {
   JobEnd end;
   end.failures = {exited(0, "a", 1, 10'000), signaled(1, "b", SIGTERM, 10'001, true), node_lost("c", 10'002)};
   end.failures[0].attempt = 1;
+  end.restarts = 1;
   const auto says = [&end](const std::string& words) {
     return make_exit_report(end).text.find(words) != std::string::npos;
   };
@@ -575,6 +578,9 @@ TEST_CASE("one restart, one rank and one node are named in the singular") {
   CHECK(says("    rank 1 on b: "));
   CHECK(says("    node c: "));
   end.failures[0].attempt = 2;
+  CHECK(says(
+      "the job failed 10.0 s into attempt 2, after 1 restart\n"));  // the other one made the world larger
+  end.restarts = 2;
   end.failures.push_back(signaled(2, "b", SIGTERM, 10'001, true));
   end.failures.push_back(node_lost("d", 10'002));
   CHECK(says("the job failed 10.0 s into attempt 2, after 2 restarts\n"));
