@@ -367,6 +367,7 @@ void Supervisor::on_stop_deadline(Time now) {
            Error{ErrorCode::kLinkLost,
                  "it did not stop its workers in time; check the node for leftover processes", 0},
            now);
+      node.reason_reported = true;  // the end of the link, which follows, is ours
     }
     node.state = NodeState::kGone;
     out_.disconnect(i);
