@@ -1,18 +1,21 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 
-#include "base/log.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/output/job_writer.h"
 #include "rendezvous/protocol/message.h"
 
+namespace spdlog {
+class logger;
+}
+
 namespace ddp::launcher {
 
 /// ddplaunch.log in the job's directory: timestamped messages and actions of ddplaunch, for a later analysis.
-/// It has all steps, even without --verbose, and nothing of the environment. Loop thread; one at a time in a
-/// process.
+/// It has all steps, even without --verbose, and nothing of the environment. Loop thread.
 class JobLog {
  public:
   /// Starts with one line about the job. `files` must outlive the log.
@@ -31,7 +34,7 @@ class JobLog {
   void ended(std::string_view report) const;
 
  private:
-  log::Logger job_{"job"};
+  std::unique_ptr<spdlog::logger> log_;
 };
 
 }  // namespace ddp::launcher
