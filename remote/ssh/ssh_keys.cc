@@ -90,18 +90,6 @@ SshKey::~SshKey() {
   ssh_key_free(key_);
 }
 
-std::string SshKey::fingerprint() const {
-  unsigned char* hash = nullptr;
-  std::size_t size = 0;
-  if (key_ == nullptr || ssh_get_publickey_hash(key_, SSH_PUBLICKEY_HASH_SHA256, &hash, &size) != 0)
-    return {};
-  char* text = ssh_get_fingerprint_hash(SSH_PUBLICKEY_HASH_SHA256, hash, size);
-  std::string shown = text != nullptr ? text : "";
-  ssh_string_free_char(text);
-  ssh_clean_pubkey_hash(&hash);
-  return shown;
-}
-
 std::shared_ptr<const SshKey> SshKeys::key(const std::string& path) {
   const auto [slot, is_new] = loaded_.try_emplace(path);
   if (!is_new) return slot->second;

@@ -36,7 +36,6 @@ class SshKey {
   Problem problem() const { return problem_; }
   std::string problem_text() const;        ///< "is encrypted", "cannot be read"; empty: usable
   unsigned mode() const { return mode_; }  ///< the file mode, for kOpen
-  std::string fingerprint() const;         ///< "SHA256:…"
 
  private:
   std::string path_;
