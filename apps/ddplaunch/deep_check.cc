@@ -12,6 +12,7 @@
 #include <string>
 #include <system_error>
 
+#include "base/format_text.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
 #include "launcher/check/check_deep.h"
@@ -105,8 +106,8 @@ void add_test(const RunJob& job, const GivenToken& token, DeepTest test, launche
               std::vector<launcher::CheckDiagnostic>& diagnostics) {
   const bool health = test == DeepTest::kHealth;
   if (!job.spec.quiet) {
-    std::fprintf(stderr, "ddplaunch: %s runs on %zu host%s\n", health ? "train health" : "train bench",
-                 result.nodes.size(), result.nodes.size() == 1 ? "" : "s");
+    std::fprintf(stderr, "ddplaunch: %s runs on %s\n", health ? "train health" : "train bench",
+                 counted(result.nodes.size(), "host").c_str());
   }
   const auto run = run_test(job, token, test);
   if (!run) {

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "base/format_text.h"
 #include "base/secret.h"
 #include "launcher/job/worker_env.h"
 #include "launcher/keeper/process_tree.h"
@@ -40,9 +41,9 @@ Result<> room_for_workers(std::size_t workers) {
   struct rlimit files {};
   if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= needed) return {};
   return Error{ErrorCode::kSystem,
-               std::to_string(workers) + (workers == 1 ? " worker needs " : " workers need ") +
-                   std::to_string(needed) + " open files on this node, but the hard limit is " +
-                   std::to_string(files.rlim_cur) + "; raise it (ulimit -n " + std::to_string(needed) +
+               counted(workers, "worker needs ", "workers need ") + std::to_string(needed) +
+                   " open files on this node, but the hard limit is " + std::to_string(files.rlim_cur) +
+                   "; raise it (ulimit -n " + std::to_string(needed) +
                    ", nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)"};
 }
 

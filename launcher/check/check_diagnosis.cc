@@ -183,8 +183,8 @@ void NodeEvaluator::diagnose_limits(std::size_t i, const NodeChecked& facts) {
   }
   if (facts.processes < kTasksPerWorker * static_cast<unsigned>(*count)) {
     collector_.warn("limits", i,
-                    "the user may have only " + std::to_string(facts.processes) +
-                        (facts.processes == 1 ? " process" : " processes") + " and threads (ulimit -u)",
+                    "the user may have only " + counted(facts.processes, "process", "processes") +
+                        " and threads (ulimit -u)",
                     "raise nproc in /etc/security/limits.conf there");
   }
 }

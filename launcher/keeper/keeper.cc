@@ -24,6 +24,7 @@
 #include "base/clock.h"
 #include "base/exit_status.h"
 #include "base/files.h"
+#include "base/format_text.h"
 #include "base/result.h"
 #include "launcher/keeper/cgroup.h"
 #include "launcher/keeper/continue_timers.h"
@@ -209,9 +210,7 @@ void Keeper::kill_tree(const std::string& why) {
   reap();
   const auto left = kill.left();
   const std::size_t ended = kill.found() - std::min(left.size(), kill.found());
-  if (!why.empty())
-    say(why + "; killed " + std::to_string(ended) +
-        (ended == 1 ? " leftover process" : " leftover processes"));
+  if (!why.empty()) say(why + "; killed " + counted(ended, "leftover process", "leftover processes"));
   for (const LeftProcess& process : left)
     say("could not kill process " + process.text());
   const bool groups_empty = remove_traces();

@@ -9,6 +9,7 @@
 
 #include "base/build_identity.h"
 #include "base/clock.h"
+#include "base/format_text.h"
 #include "launcher/master/user_signals.h"
 #include "launcher/output/report_file.h"
 #include "launcher/report/exit_report.h"
@@ -392,9 +393,8 @@ void Master::settle_files(const ExitReport& report) {
     std::string missing;
     for (std::size_t i = *done; i < files.size(); ++i)
       missing += (i == 0 ? "report.json" : files[i].path) + ", ";
-    warnings = {"warning: the disk of " + disk() + " accepts no data for " +
-                std::to_string(kDeadDisk.count()) + " s; not written: " + missing +
-                std::to_string(files_->backlog()) + " bytes of output"};
+    warnings = {"warning: the disk of " + disk() + " accepts no data for " + format_duration(kDeadDisk) +
+                "; not written: " + missing + std::to_string(files_->backlog()) + " bytes of output"};
   }
   for (const std::string& warning : *warnings)
     say(warning);

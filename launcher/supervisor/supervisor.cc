@@ -458,8 +458,7 @@ void Supervisor::check_attempt(Time now) {
   if (!hang_.hangs(now)) return;
   record({.kind = Journal::kHangFound, .reason = "no worker prints or uses the CPU"});
   out_.say("the job seems to hang; inspecting the workers (at most " +
-           std::to_string((HangInvestigation::kInspectTime + HangInvestigation::kInspectSlack).count()) +
-           " s)");
+           format_duration(HangInvestigation::kInspectTime + HangInvestigation::kInspectSlack) + ")");
   for (const std::size_t participant : hang_.begin(ranks_.ranks(), now))
     out_.send(nodes_.node_of(participant),
               rendezvous::Inspect{nodes_.attempt(), to_ms(HangInvestigation::kInspectTime)});

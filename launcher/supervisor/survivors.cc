@@ -62,8 +62,7 @@ std::optional<Survivors::Time> Survivors::deadline() const {
 std::optional<std::string> Survivors::verdict(Time now) const {
   if (trouble_due_ && now >= *trouble_due_) return trouble_;
   if (!ready_due_ || now < *ready_due_) return {};
-  return "not all ranks took part in the attempt within " + std::to_string(limit_.count() / 1000) +
-         " s (--start-timeout)";
+  return "not all ranks took part in the attempt within " + format_duration(limit_) + " (--start-timeout)";
 }
 
 void Survivors::find_source(const rendezvous::World& world) {

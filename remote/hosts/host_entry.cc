@@ -321,8 +321,8 @@ void EntryReader::finish() {
                                  " is less than slots=" + std::to_string(*host_.slots));
   }
   if (!names_.empty() && !addresses_.empty() && names_.size() != addresses_.size()) {
-    fail(address_offset_, std::to_string(names_.size()) + " hosts, but " + std::to_string(addresses_.size()) +
-                              (addresses_.size() == 1 ? " address" : " addresses"));
+    fail(address_offset_,
+         std::to_string(names_.size()) + " hosts, but " + counted(addresses_.size(), "address", "addresses"));
   }
   if (!entry_.diagnostics.empty()) return;
   if (!host_.slots && !host_.devices.empty()) host_.slots = static_cast<int>(host_.devices.size());

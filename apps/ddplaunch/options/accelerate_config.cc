@@ -10,6 +10,7 @@
 
 #include "apps/ddplaunch/options/accelerate_keys.h"
 #include "apps/ddplaunch/options/yaml_document.h"
+#include "base/format_text.h"
 #include "base/parse_text.h"
 #include "remote/hosts/diagnostic.h"
 #include "remote/hosts/host_range.h"
@@ -163,8 +164,7 @@ void AccelerateReader::read_size() {
   const YAML::Node node = given("num_processes");
   if (*total < 1) return fail(node, "num_processes must be at least 1");
   config_.processes = AccelerateProcesses{*total, location(node)};
-  taken_ += (taken_.empty() ? "" : ", ") + std::to_string(*total) + (*total == 1 ? " worker" : " workers") +
-            " in all (num_processes)";
+  taken_ += (taken_.empty() ? "" : ", ") + counted(*total, "worker") + " in all (num_processes)";
 }
 
 void AccelerateReader::read_output_paths() {

@@ -134,9 +134,8 @@ void check_spares(std::size_t nodes, JobSpec& spec, Diagnostics& diagnostics) {
   const auto spares = static_cast<std::size_t>(spec.spares);
   if (spares == 0 || spec.hosts.size() >= nodes + spares) return;
   diagnostics.fail(
-      "--spares " + std::to_string(spares) + ": with " + std::to_string(nodes) +
-      (nodes == 1 ? " node" : " nodes") + " there must be " + std::to_string(nodes + spares) +
-      " hosts, and there " +
+      "--spares " + std::to_string(spares) + ": with " + counted(nodes, "node") + " there must be " +
+      std::to_string(nodes + spares) + " hosts, and there " +
       (spec.hosts.size() == 1 ? "is only this one" : "are only " + std::to_string(spec.hosts.size())));
   spec.spares = 0;
 }
@@ -154,8 +153,8 @@ bool check_nnodes(const JobOptions& options, Diagnostics& diagnostics) {
         " needs hosts: --hostfile FILE or --host LIST names them; without, there is only this machine; or "
         "start one ddplaunch on each node, with --node-rank and --master-addr (docs/users/per_node.md)");
   } else {
-    diagnostics.fail(asked + ": there " + (count == 1 ? "is" : "are") + " only " + std::to_string(count) +
-                     (count == 1 ? " host" : " hosts") + " in " + list_name(options.written));
+    diagnostics.fail(asked + ": there " + (count == 1 ? "is" : "are") + " only " + counted(count, "host") +
+                     " in " + list_name(options.written));
   }
   return false;
 }
@@ -257,9 +256,9 @@ void give_devices(const AccelerateConfig& config, JobSpec& spec, Diagnostics& di
   }
   if (!used || spec.oversubscribe || spec.nproc.kind != ProcsPerNode::Kind::kNumber) return;
   if (spec.nproc.number <= static_cast<int>(count)) return;
-  diagnostics.fail(config.devices_place + "gpu_ids names " + std::to_string(count) +
-                   (count == 1 ? " device" : " devices") + ", but each machine gets " +
-                   std::to_string(spec.nproc.number) + " workers; name one for each, or add --oversubscribe");
+  diagnostics.fail(config.devices_place + "gpu_ids names " + counted(count, "device") +
+                   ", but each machine gets " + std::to_string(spec.nproc.number) +
+                   " workers; name one for each, or add --oversubscribe");
 }
 
 // Reports all hosts with too few slots in one message.
