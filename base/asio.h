@@ -20,6 +20,7 @@
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
+#include <chrono>
 #include <exception>
 #include <utility>
 
@@ -39,6 +40,24 @@ inline void spawn(const asio::any_io_executor& executor, Awaitable<> task) {
   asio::co_spawn(executor, std::move(task), [](const std::exception_ptr& broken) {
     if (broken) std::terminate();
   });
+}
+
+inline Awaitable<> pause_for(asio::any_io_executor executor, std::chrono::nanoseconds time) {
+  asio::steady_timer timer(executor, time);
+  co_await timer.async_wait(kUseTuple);
+}
+
+/// Waits until `over()` holds; each change of it cancels the wait on `changed`. Returns false if this task is
+/// cancelled first.
+template <class Condition>
+Awaitable<bool> wait_until(asio::steady_timer& changed, Condition over) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  while (!over()) {
+    co_await changed.async_wait(kUseTuple);
+    const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
+    if (state.cancelled() != asio::cancellation_type::none) co_return false;
+  }
+  co_return true;
 }
 
 }  // namespace ddp

@@ -60,14 +60,12 @@ Awaitable<Result<NodeJob>> JobPreparation::make_job(rendezvous::JobStart order) 
 /// with the job's mark that are not below a live keeper.
 Awaitable<bool> JobPreparation::predecessor_gone(std::string job_id, std::vector<std::uint32_t> pids) {
   if (pids.empty()) co_return false;
-  asio::steady_timer pause(executor_);
   const auto give_up = Clock::now() + kKillBound;
   const auto ended = [](std::uint32_t pid) { return has_pid_ended(static_cast<pid_t>(pid)); };
   // Wait for these first: while agent or keeper is alive, they may start more processes.
   while (!std::all_of(pids.begin(), pids.end(), ended)) {
     if (tools_.stopped || Clock::now() >= give_up) co_return false;
-    pause.expires_after(kEndPause);
-    co_await pause.async_wait(kUseTuple);
+    co_await pause_for(executor_, kEndPause);
   }
   const SweptJob swept = co_await sweep_job(executor_, std::move(job_id), &tools_.stopped);
   co_return swept.left.empty();

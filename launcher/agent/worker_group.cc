@@ -187,10 +187,8 @@ Awaitable<> WorkerGroup::watch_end(WorkerGroup* group, Worker* worker) {
   // signals.
   auto status = worker->child.peek();
   // A tracer (strace, gdb) is notified of the end before the parent.
-  asio::steady_timer pause(group->executor_);
   for (const auto until = Clock::now() + kTracerTime; !status && Clock::now() < until;) {
-    pause.expires_after(kTracerPause);
-    co_await pause.async_wait(kUseTuple);
+    co_await pause_for(group->executor_, kTracerPause);
     status = worker->child.peek();
   }
   if (worker->has_input) group->input_.detach();
@@ -247,10 +245,8 @@ Awaitable<> WorkerGroup::kill_leftovers(std::vector<std::uint32_t> ranks, std::c
   // Named variable: g++ 12 destroys a temporary twice if it lives across a co_await.
   std::vector<KnownProcess> orphans = co_await find_orphans(std::move(ranks), until);
   TreeKill tree(TreeScope{}, limit, std::move(orphans));
-  asio::steady_timer pause(executor_);
   while (!tree.step() && Clock::now() < until) {
-    pause.expires_after(kSettlePause);
-    co_await pause.async_wait(kUseTuple);
+    co_await pause_for(executor_, kSettlePause);
   }
 }
 
@@ -277,10 +273,8 @@ Awaitable<std::vector<KnownProcess>> WorkerGroup::find_orphans(std::vector<std::
     if (session != sessions.end() && session->second) add_child(process.pid);
   });
   MarkSearch search(tree_.job_id, std::move(unknown));
-  asio::steady_timer pause(executor_);
   while (!search.is_over() && Clock::now() < until) {
-    pause.expires_after(kSettlePause);
-    co_await pause.async_wait(kUseTuple);
+    co_await pause_for(executor_, kSettlePause);
     for (MarkedProcess& orphan : search.take_found())
       if (chosen(orphan.local_rank)) roots.push_back({orphan.pid, std::move(orphan.fd)});
   }
@@ -294,10 +288,8 @@ Awaitable<> WorkerGroup::settled(std::chrono::milliseconds limit) {
                        [](const auto& worker) { return !worker->ended || worker->settled; });
   };
   pipes_.shorten_wait();
-  asio::steady_timer pause(executor_);
   while (!all_settled()) {
-    pause.expires_after(kSettlePause);
-    co_await pause.async_wait(kUseTuple);
+    co_await pause_for(executor_, kSettlePause);
     if (Clock::now() >= until) drop_ended();
   }
   pipes_.read_present();

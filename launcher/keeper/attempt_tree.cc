@@ -40,13 +40,11 @@ bool AttemptTree::anything_left() const {
 
 Awaitable<std::vector<LeftProcess>> AttemptTree::end() {
   std::vector<LeftProcess> left;
-  asio::steady_timer pause(executor_);
   reap_adopted({});
   if (anything_left()) {
     TreeKill kill(scope_, kKillBound);
     while (!kill.step()) {
-      pause.expires_after(kPause);
-      co_await pause.async_wait(kUseTuple);
+      co_await pause_for(executor_, kPause);
     }
     left = kill.left();
     reap_adopted({});
@@ -54,8 +52,7 @@ Awaitable<std::vector<LeftProcess>> AttemptTree::end() {
   if (!scope_.cgroup) co_return left;
   bool removed = scope_.cgroup->remove();
   for (int tries = 0; !removed && left.empty() && tries < kRemoveTries; ++tries) {
-    pause.expires_after(kPause);
-    co_await pause.async_wait(kUseTuple);
+    co_await pause_for(executor_, kPause);
     removed = scope_.cgroup->remove();
   }
   // Otherwise the keeper removes the group.

@@ -27,11 +27,6 @@ constexpr std::chrono::seconds kTermTime{8};
 /// The time for the end of a killed keeper's agent.
 constexpr std::chrono::seconds kKillTime{3};
 
-Awaitable<> pause_for(asio::any_io_executor executor, std::chrono::milliseconds time) {
-  asio::steady_timer timer(executor, time);
-  co_await timer.async_wait(kUseTuple);
-}
-
 Table all_processes() {
   Table table;
   visit_processes([&table](ProcessInfo&& info) { table.emplace(info.pid, std::move(info)); });

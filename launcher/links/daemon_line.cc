@@ -42,15 +42,6 @@ Awaitable<bool> DaemonLine::carry(DaemonFrame kind, LocalSocket& socket) {
   }
 }
 
-Awaitable<error_code> write_all(LocalSocket& socket, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const auto [error, size] = co_await socket.async_write_some(asio::buffer(bytes), kUseTuple);
-    bytes.remove_prefix(size);
-    if (error) co_return error;
-  }
-  co_return error_code();
-}
-
 void end_both_directions(LocalSocket& socket) {
   error_code ignored;
   socket.shutdown(LocalSocket::shutdown_both, ignored);

@@ -40,9 +40,6 @@ class DaemonLine {
   error_code broken_;
 };
 
-/// Writes all of `bytes`; fails if the reader is gone.
-Awaitable<error_code> write_all(LocalSocket& socket, std::string_view bytes);
-
 /// Ends both directions. The other end can still read what was written; closing with unread bytes would turn
 /// its last read into an error.
 void end_both_directions(LocalSocket& socket);

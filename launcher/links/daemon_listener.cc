@@ -114,7 +114,8 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
       std::string_view bytes(buffer.data(), size);
       while (const auto piece = self->reader_.next(bytes)) {
         if (piece->kind == DaemonFrame::kInput) {
-          (void)co_await write_all(input, piece->bytes);  // an agent that stopped reading will end
+          (void)co_await asio::async_write(input, asio::buffer(piece->bytes),
+                                           kUseTuple);  // an agent that stopped reading will end
         } else {
           error_code ignored;
           input.shutdown(LocalSocket::shutdown_send, ignored);

@@ -16,6 +16,7 @@
 #include "base/unique_fd.h"
 #include "launcher/link_protocol/daemon_frame.h"
 #include "launcher/links/daemon_line.h"
+#include "remote/shells/socket_pair.h"
 #include "rendezvous/identity/link_identity.h"
 #include "rendezvous/identity/link_refusal.h"
 #include "rendezvous/secure/secure_stream_key.h"
@@ -27,7 +28,6 @@ using remote::Channel;
 using remote::ChannelEnd;
 
 constexpr std::chrono::seconds kFarewell{2};  ///< time for a node to see that the channel has closed
-constexpr int kSendBuffer = 256 << 10;        ///< as of a child's channel: fewer turns for much output
 constexpr std::size_t kQuiet = 512;           ///< buffer of an idle link: a heartbeat fits
 constexpr std::size_t kBusy = kDaemonFrameHead + kMaxDaemonPayload;
 
@@ -82,7 +82,7 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
         if (!piece->bytes.empty()) {
           LocalSocket& socket = piece->kind == DaemonFrame::kOutput ? self->link : self->errors;
           // If the owner stopped reading, the rest is still received until the agent has ended.
-          (void)co_await write_all(socket, piece->bytes);
+          (void)co_await asio::async_write(socket, asio::buffer(piece->bytes), kUseTuple);
         } else {
           self->heed(*piece);
         }
@@ -173,14 +173,8 @@ class DaemonChannel final : public Channel {
   Socket& errors() override { return errors_; }
 
   Awaitable<ChannelEnd> end() override {
-    co_await asio::this_coro::throw_if_cancelled(false);
-    while (!pump_->end()) {
-      co_await pump_->ended().async_wait(kUseTuple);
-      const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
-      if (state.cancelled() != asio::cancellation_type::none)
-        co_return ChannelEnd{std::nullopt, Error{ErrorCode::kCancelled, pump_->host() + ": cancelled", 0}};
-    }
-    co_return *pump_->end();
+    const bool over = co_await wait_until(pump_->ended(), [this] { return pump_->end().has_value(); });
+    co_return over ? *pump_->end() : remote::cancelled_end(pump_->host());
   }
 
  private:
@@ -192,17 +186,12 @@ class DaemonChannel final : public Channel {
 
 /// Makes both ends of a local socket.
 Result<> connect_ends(LocalSocket& ours, LocalSocket& theirs) {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
-    return system_error(errno, "socketpair");
-  UniqueFd one(ends[0]);
-  UniqueFd other(ends[1]);
-  for (const auto& [fd, socket] : {std::pair(&one, &ours), std::pair(&other, &theirs)}) {
-    ::setsockopt(fd->get(), SOL_SOCKET, SO_SNDBUF, &kSendBuffer, sizeof kSendBuffer);
-    error_code error;
-    socket->assign(asio::local::stream_protocol(), fd->get(), error);
-    if (error) return system_error(error.value(), "register a socket with the loop");
-    fd->release();
+  auto pair = remote::make_socket_pair(SOCK_NONBLOCK);
+  if (!pair) return pair.error();
+  for (const auto& [end, socket] : {std::pair(&pair->ours, &ours), std::pair(&pair->theirs, &theirs)}) {
+    auto made = remote::as_socket(socket->get_executor(), std::move(*end));
+    if (!made) return made.error();
+    *socket = std::move(*made);
   }
   return {};
 }
@@ -333,7 +322,6 @@ Awaitable<Result<std::unique_ptr<remote::Channel>>> DaemonShell::open(remote::Ho
   connect_target->as = std::move(*as);
   connect_target->deadline = deadline;
 
-  asio::steady_timer timer(loop_);
   std::minstd_rand random(std::random_device{}());
   const auto patient_until = std::min(deadline, Clock::now() + kRestartTime);
   std::chrono::milliseconds pause = kFirstPause;
@@ -348,8 +336,7 @@ Awaitable<Result<std::unique_ptr<remote::Channel>>> DaemonShell::open(remote::Ho
     const auto wait = pause / 2 + std::chrono::milliseconds(random() % (pause.count() / 2 + 1));
     if (!outcome.try_again || Clock::now() + wait >= patient_until)
       co_return daemon_error(host.name, port, std::move(outcome.error));
-    timer.expires_after(wait);
-    co_await timer.async_wait(kUseTuple);
+    co_await pause_for(loop_, wait);
     state = co_await asio::this_coro::cancellation_state;
     if (state.cancelled() != asio::cancellation_type::none) co_return cancelled(host.name);
     pause = std::min(2 * pause, kLongestPause);

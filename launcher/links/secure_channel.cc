@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/unique_fd.h"
+#include "remote/shells/socket_pair.h"
 
 namespace ddp::launcher {
 namespace {
@@ -21,29 +22,6 @@ constexpr std::size_t kBlock = 16u << 10;
 /// Limit of the kernel's memory for bytes that wait between this object and the owner.
 constexpr int kSocketMemory = 64 << 10;
 constexpr std::chrono::seconds kPatience{2};
-
-struct LocalPair {
-  UniqueFd ours;
-  UniqueFd theirs;
-};
-
-Result<LocalPair> make_local_pair() {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
-    return system_error(errno, "the local sockets of a link");
-  for (const int end : ends)
-    ::setsockopt(end, SOL_SOCKET, SO_SNDBUF, &kSocketMemory, sizeof kSocketMemory);
-  return LocalPair{UniqueFd(ends[0]), UniqueFd(ends[1])};
-}
-
-Result<Socket> watched(const asio::any_io_executor& loop, UniqueFd fd) {
-  Socket socket(loop);
-  error_code error;
-  socket.assign(asio::local::stream_protocol(), fd.get(), error);
-  if (error) return system_error(error.value(), "watch a link");
-  fd.release();
-  return socket;
-}
 
 }  // namespace
 
@@ -74,11 +52,11 @@ SecureLine::SecureLine(const asio::any_io_executor& loop, std::unique_ptr<ByteSt
 
 Result<Socket> SecureLine::carry() {
   const asio::any_io_executor loop = local_.get_executor();
-  auto pair = make_local_pair();
+  auto pair = remote::make_socket_pair(SOCK_NONBLOCK, kSocketMemory);
   if (!pair) return pair.error();
-  auto ours = watched(loop, std::move(pair->ours));
+  auto ours = remote::as_socket(loop, std::move(pair->ours));
   if (!ours) return ours.error();
-  auto theirs = watched(loop, std::move(pair->theirs));
+  auto theirs = remote::as_socket(loop, std::move(pair->theirs));
   if (!theirs) return theirs.error();
   local_ = std::move(*ours);
   spawn(loop, inbound(shared_from_this()));
@@ -202,19 +180,9 @@ std::unique_ptr<ByteStream> SecureChannel::stream() {
 }
 
 Awaitable<remote::ChannelEnd> SecureChannel::end() {
-  co_await asio::this_coro::throw_if_cancelled(false);
-  while (!line_->ended_) {
-    co_await line_->over_.async_wait(kUseTuple);
-    const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
-    if (state.cancelled() != asio::cancellation_type::none) {
-      remote::ChannelEnd cancelled;
-      cancelled.broken = Error{ErrorCode::kCancelled, "cancelled", 0};
-      co_return cancelled;
-    }
-  }
-  remote::ChannelEnd channel_end;
-  channel_end.broken = line_->broken_;
-  co_return channel_end;
+  const bool over = co_await wait_until(line_->over_, [this] { return line_->ended_; });
+  if (!over) co_return remote::ChannelEnd{std::nullopt, Error{ErrorCode::kCancelled, "cancelled", 0}};
+  co_return remote::ChannelEnd{std::nullopt, line_->broken_};
 }
 
 }  // namespace ddp::launcher

@@ -18,30 +18,14 @@
 #include "base/find_program.h"
 #include "base/unique_fd.h"
 #include "remote/bootstrap/bootstrap.h"
+#include "remote/shells/socket_pair.h"
 
 namespace ddp::remote {
 namespace {
 
 using Socket = Channel::Socket;
 
-/// A larger buffer needs fewer context switches between the two processes. The kernel grants as much as the
-/// administrator allows.
-constexpr int kSendBuffer = 256 << 10;
 constexpr std::chrono::seconds kPatience{2};
-
-struct SocketPair {
-  UniqueFd ours;
-  UniqueFd theirs;
-};
-
-Result<SocketPair> make_pair() {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
-    return system_error(errno, "socketpair");
-  for (const int end : ends)
-    ::setsockopt(end, SOL_SOCKET, SO_SNDBUF, &kSendBuffer, sizeof kSendBuffer);
-  return SocketPair{UniqueFd(ends[0]), UniqueFd(ends[1])};
-}
 
 std::vector<std::string> own_environment() {
   std::vector<std::string> env;
@@ -242,20 +226,13 @@ class ChildChannel final : public Channel {
   }
 
   Awaitable<ChannelEnd> end() override {
-    co_await asio::this_coro::throw_if_cancelled(false);
-    while (!child_->over()) {
-      co_await child_->ended().async_wait(kUseTuple);
-      const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
-      if (state.cancelled() != asio::cancellation_type::none) co_return cancelled();
-    }
+    const bool over = co_await wait_until(child_->ended(), [this] { return child_->over(); });
+    if (!over) co_return cancelled_end(command_.host);
     command_.held.reset();
     co_return end_state();
   }
 
  private:
-  ChannelEnd cancelled() const {
-    return ChannelEnd{std::nullopt, Error{ErrorCode::kCancelled, command_.host + ": cancelled", 0}};
-  }
   ChannelEnd end_state() const {
     const ExitStatus& status = child_->status();
     if (command_.kind == ChildCommand::Kind::kProgram) return ChannelEnd{status.exit_code(), std::nullopt};
@@ -284,21 +261,12 @@ class ChildChannel final : public Channel {
   bool greeted_ = false;
 };
 
-Result<Socket> as_socket(const asio::any_io_executor& loop, UniqueFd fd) {
-  Socket socket(loop);
-  error_code error;
-  socket.assign(asio::local::stream_protocol(), fd.get(), error);
-  if (error) return system_error(error.value(), "register a socket with the loop");
-  fd.release();
-  return socket;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Channel>> open_child(const asio::any_io_executor& loop, ChildCommand command) {
-  auto link = make_pair();
+  auto link = make_socket_pair(0);
   if (!link) return within(command.host, link.error());
-  auto errors = make_pair();
+  auto errors = make_socket_pair(0);
   if (!errors) return within(command.host, errors.error());
 
   auto process = run(command, link->theirs.get(), errors->theirs.get());
@@ -308,7 +276,7 @@ Result<std::unique_ptr<Channel>> open_child(const asio::any_io_executor& loop, C
   auto child = std::make_shared<Child>(loop, std::move(*process), command.kind);
   child->watch();
   if (command.kind == ChildCommand::Kind::kSshClient) {
-    auto relay = make_pair();
+    auto relay = make_socket_pair(0);
     if (!relay) {
       child->drop(false);
       return within(command.host, relay.error());

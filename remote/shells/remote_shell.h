@@ -20,6 +20,11 @@ struct ChannelEnd {
   bool closed_early = false;    ///< the server closed before its greeting: worth another try
 };
 
+/// The end of a wait for a channel of `host` that was cancelled.
+inline ChannelEnd cancelled_end(const std::string& host) {
+  return {std::nullopt, Error{ErrorCode::kCancelled, host + ": cancelled", 0}};
+}
+
 /// One command that runs on a host, as two byte streams. The caller owns it and uses it on the loop thread
 /// only. Every transport provides the same two local sockets, so that callers handle one kind of AsyncStream.
 /// A transport is a libssh session on an I/O thread, the ssh program, or a child process. The link needs only

@@ -17,12 +17,8 @@ Awaitable<bool> KerberosTicket::valid() {
     // ask() sets valid_ and ends, perhaps at once.
     asio::co_spawn(loop_, ask(self), asio::bind_cancellation_slot(stop_.slot(), asio::detached));
   }
-  while (!valid_) {
-    co_await known_.async_wait(kUseTuple);
-    const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
-    if (state.cancelled() != asio::cancellation_type::none) co_return false;
-  }
-  co_return *valid_;
+  const bool known = co_await wait_until(known_, [this] { return valid_.has_value(); });
+  co_return known&&* valid_;
 }
 
 Awaitable<void> KerberosTicket::ask(std::shared_ptr<KerberosTicket> self) {

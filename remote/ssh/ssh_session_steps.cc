@@ -9,14 +9,11 @@
 #include <string_view>
 #include <utility>
 
+#include "remote/shells/socket_pair.h"
 #include "remote/ssh/ssh_session.h"
 
 namespace ddp::remote {
 namespace {
-
-/// A larger buffer needs fewer context switches between the two threads. The kernel grants as much as the
-/// administrator allows.
-constexpr int kSendBuffer = 256 << 10;
 
 /// An empty result leaves the reason in errno.
 UniqueFd connect_to_agent(const std::string& path) {
@@ -223,24 +220,17 @@ SshSession::StepResult SshSession::execute() {
 }
 
 SshSession::StepResult SshSession::hand_over() {
-  int link[2];
-  int errors[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, link) != 0) {
-    return stop_with(system_error(errno, target_.label + ": socketpair"));
-  }
-  link_.assign(link[0]);
-  UniqueFd link_end(link[1]);
-  ::setsockopt(link[0], SOL_SOCKET, SO_SNDBUF, &kSendBuffer, sizeof kSendBuffer);
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, errors) != 0) {
-    return stop_with(system_error(errno, target_.label + ": socketpair"));
-  }
-  errors_.assign(errors[0]);
-  UniqueFd errors_end(errors[1]);
-  pump_->attach(link[0], errors[0]);
+  auto link = make_socket_pair(SOCK_NONBLOCK);
+  if (!link) return stop_with(within(target_.label, link.error()));
+  auto errors = make_socket_pair(SOCK_NONBLOCK);
+  if (!errors) return stop_with(within(target_.label, errors.error()));
+  link_.assign(link->ours.release());
+  errors_.assign(errors->ours.release());
+  pump_->attach(link_.native_handle(), errors_.native_handle());
   deadline_.cancel();
   watch_peer(tcp_.native_handle(), 0);
   step_ = Step::kRun;
-  events_.opened(SshOpened{std::move(link_end), std::move(errors_end), endpoint().host});
+  events_.opened(SshOpened{std::move(link->theirs), std::move(errors->theirs), endpoint().host});
   return StepResult::kNext;
 }
 

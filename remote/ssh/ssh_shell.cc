@@ -140,18 +140,9 @@ class SshShell::SshChannel final : public Channel {
   void greeted() override { greeted_ = true; }
 
   Awaitable<ChannelEnd> end() override {
-    co_await asio::this_coro::throw_if_cancelled(false);
     const std::shared_ptr<Attempt> attempt = attempt_;
-    while (!attempt->ended) {
-      co_await attempt->changed.async_wait(kUseTuple);
-      const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
-      if (state.cancelled() != asio::cancellation_type::none) {
-        ChannelEnd cancelled;
-        cancelled.broken = Error{ErrorCode::kCancelled, host_ + ": cancelled", 0};
-        co_return cancelled;
-      }
-    }
-    co_return *attempt->ended;
+    const bool over = co_await wait_until(attempt->changed, [&] { return attempt->ended.has_value(); });
+    co_return over ? *attempt->ended : cancelled_end(host_);
   }
 
  private:
