@@ -287,6 +287,13 @@ rlim_t children_nofile() {
   return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
 }
 
+std::vector<std::string> own_environment() {
+  std::vector<std::string> env;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry)
+    env.emplace_back(*entry);
+  return env;
+}
+
 Result<ChildProcess> spawn(const ChildSpec& spec) {
   UniqueFd dev_null;
   auto moves = plan_moves(spec, dev_null);

@@ -102,6 +102,9 @@ class ChildProcess {
   std::optional<ExitStatus> status_;
 };
 
+/// Returns this process's environment as NAME=value.
+std::vector<std::string> own_environment();
+
 /// Returns the error of a call that makes a process or a thread, with advice where a limit (EAGAIN) or a
 /// security profile (EPERM) refused it.
 Error limit_error(int err, std::string_view what);

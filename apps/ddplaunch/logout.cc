@@ -12,12 +12,11 @@
 #include <vector>
 
 #include "base/asio.h"
+#include "base/child_process.h"
 #include "base/files.h"
 #include "base/find_program.h"
 #include "base/safe_text.h"
 #include "launcher/inspection/tool_run.h"
-
-extern char** environ;
 
 namespace ddp {
 namespace {
@@ -51,8 +50,7 @@ ToolOutput ask_busctl(std::vector<std::string> words) {
   question.program.path = *program;
   question.program.argv = std::move(words);
   question.program.argv.insert(question.program.argv.begin(), "busctl");
-  for (char** entry = environ; *entry != nullptr; ++entry)
-    question.program.env.emplace_back(*entry);
+  question.program.env = own_environment();
   asio::io_context loop(1);
   spawn(loop.get_executor(), Question::run(&question));
   loop.run();

@@ -55,8 +55,7 @@ std::string interpreter_trouble(const std::string& program, const EnvVars& env, 
   if (!file.ends_with("/env") || end == std::string::npos) return {};
   const std::string wanted = env_program(without_blanks(words.substr(end)));
   if (wanted.empty()) return {};
-  const std::string* path = find_env(env, "PATH");
-  if (find_program(wanted, path ? std::optional<std::string_view>(*path) : std::nullopt, cwd)) return {};
+  if (find_program(wanted, path_in(env), cwd)) return {};
   std::string text =
       "execute " + program + ": its first line asks env for '" + wanted + "', which is not in PATH";
   if (wanted.ends_with('\r'))

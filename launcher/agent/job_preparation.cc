@@ -6,11 +6,10 @@
 #include <chrono>
 #include <utility>
 
+#include "base/child_process.h"
 #include "launcher/agent/node_check.h"
 #include "launcher/keeper/job_sweep.h"
 #include "launcher/keeper/process_tree.h"
-
-extern char** environ;
 
 namespace ddp::launcher {
 namespace {
@@ -30,7 +29,7 @@ void JobPreparation::stop() {
 
 /// The workers' initial environment. `quiet`: the output of --setup is only a detail.
 Awaitable<Result<EnvVars>> JobPreparation::make_environment(rendezvous::JobStart order, bool quiet) {
-  EnvVars node_env = split_env(environ);
+  EnvVars node_env = split_env(own_environment());
   EnvVars merged = merge_env(node_env, order.env, order.explicit_env);
   if (order.setup.empty()) co_return merged;
   std::function<Result<std::string>()> look = [chdir = order.chdir] { return NodeJob::directory(chdir); };
@@ -100,7 +99,7 @@ Awaitable<> JobPreparation::run_clean(std::string job_id, Checked done) {
 Awaitable<> JobPreparation::run_check(rendezvous::NodeCheck request, Checked done) {
   auto env = co_await make_environment(request.job, true);
   if (tools_.stopped) co_return;
-  EnvVars merged = merge_env(split_env(environ), request.job.env, request.job.explicit_env);
+  EnvVars merged = merge_env(split_env(own_environment()), request.job.env, request.job.explicit_env);
   const rendezvous::NodeChecked checked =
       co_await check_node(std::move(request), std::move(env), std::move(merged), directory_, &tools_);
   if (!tools_.stopped) done(checked);

@@ -90,7 +90,7 @@ std::string thread_trouble() {
   return "";
 }
 
-rendezvous::Pairs check_features(const std::string& job_id, const std::string* path) {
+rendezvous::Pairs check_features(const std::string& job_id, std::optional<std::string_view> path) {
   rendezvous::Pairs features = {
       {"pidfds",
        has_pidfds() ? "" : "not in this kernel, or refused: processes are watched by threads and by number"},
@@ -99,8 +99,7 @@ rendezvous::Pairs check_features(const std::string& job_id, const std::string* p
   auto group = Cgroup::make(own_cgroups(), job_id, 0);
   features.emplace_back("control groups", group ? "" : group.error().text);
   if (group) group->remove(std::chrono::milliseconds(100));
-  const auto ssh =
-      find_program("ssh", path == nullptr ? std::nullopt : std::optional<std::string_view>(*path), "/");
+  const auto ssh = find_program("ssh", path, "/");
   features.emplace_back("ssh", ssh ? "" : "not in PATH");
   return features;
 }
@@ -195,8 +194,7 @@ Awaitable<ToolOutput> ask(std::vector<std::string> argv, Tools tools, std::strin
   spec.path = argv.front();
   spec.argv = std::move(argv);
   spec.cwd = std::move(cwd);
-  for (const auto& [name, value] : tools.env)
-    spec.env.push_back(name + "=" + value);
+  spec.env = env_entries(tools.env);
   ToolOutput output = co_await run_tool(std::move(spec), tools.until, kToolText, &pids, tools.stop);
   co_return output;
 }
@@ -269,9 +267,7 @@ Awaitable<GpuFacts> ask_smi(std::string smi, Tools tools) {
 Awaitable<GpuFacts> ask_driver(std::string agent_dir, Tools tools) {
   GpuFacts facts;
   const std::string helper = companion_program(agent_dir, "ddplaunch-nvml");
-  std::optional<std::string_view> search;
-  if (const std::string* path = find_env(tools.env, "PATH")) search = *path;
-  const auto smi = find_program("nvidia-smi", search, "/");
+  const auto smi = find_program("nvidia-smi", path_in(tools.env), "/");
   if (::access(helper.c_str(), X_OK) == 0) {
     facts = co_await ask_nvml(helper, std::move(tools));
   } else if (smi) {
@@ -382,7 +378,7 @@ Awaitable<NodeChecked> check_node(rendezvous::NodeCheck request, Result<EnvVars>
   checked.most_files = soft_limit(RLIMIT_NOFILE);  // the agent has raised its soft limit
   checked.memlock = soft_limit(RLIMIT_MEMLOCK);
   checked.processes = soft_limit(RLIMIT_NPROC);
-  checked.features = check_features(request.job.job_id, find_env(env, "PATH"));
+  checked.features = check_features(request.job.job_id, path_in(env));
   checked.infiniband = active_rdma("");
   std::vector<NodeDisk> shm;
   add_disk(shm, "/dev/shm");

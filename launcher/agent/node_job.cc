@@ -37,14 +37,6 @@ Result<> script_exists(const std::string& script, const std::string& cwd) {
   return error;
 }
 
-std::vector<std::string> joined(const EnvVars& env) {
-  std::vector<std::string> entries;
-  entries.reserve(env.size());
-  for (const auto& [name, value] : env)
-    entries.push_back(name + "=" + value);
-  return entries;
-}
-
 }  // namespace
 
 Result<std::string> NodeJob::directory(const std::string& wanted) {
@@ -105,8 +97,7 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
       break;
   }
   if (wanted.empty()) return Error{ErrorCode::kProtocol, "the job names no program"};
-  const std::string* path = find_env(job.env_, "PATH");
-  auto program = find_program(wanted, path ? std::optional<std::string_view>(*path) : std::nullopt, job.cwd_);
+  auto program = find_program(wanted, path_in(job.env_), job.cwd_);
   if (!program) {
     // `ddplaunch 4 train.py`: a habit of other launchers. Behind more words the script belongs to the
     // program.
@@ -161,7 +152,7 @@ Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int co
     spec.rank = local;
     spec.path = program_;
     spec.argv = argv_;
-    spec.env = joined(env);
+    spec.env = env_entries(env);
     spec.cwd = cwd_;
     spec.wants_stdin = stdin_to_rank0_ && facts.rank == 0;
     workers.specs.push_back(std::move(spec));

@@ -89,14 +89,6 @@ Result<std::vector<UniqueFd>> memories_for(const rendezvous::JobStart& job) {
   return memories;
 }
 
-std::vector<std::string> entries(const EnvVars& env) {
-  std::vector<std::string> list;
-  list.reserve(env.size());
-  for (const auto& [name, value] : env)
-    list.push_back(name + "=" + value);
-  return list;
-}
-
 ChildSpec shell_for(const rendezvous::JobStart& job, const EnvVars& node_env,
                     const std::vector<UniqueFd>& memories) {
   ChildSpec spec;
@@ -105,7 +97,7 @@ ChildSpec shell_for(const rendezvous::JobStart& job, const EnvVars& node_env,
   spec.argv = {bash ? "bash" : "sh", "-l", "-c", setup_command(job.setup.size(), kFirstFd)};
   EnvVars start_env = merge_env(node_env, {}, {});
   set_env(start_env, "DDPLAUNCH_JOB_ID", job.job_id);  // the mark that identifies its leftovers
-  spec.env = entries(start_env);
+  spec.env = env_entries(start_env);
   for (std::size_t i = 0; i < memories.size(); ++i)
     spec.inherit.push_back({memories[i].get(), kFirstFd + static_cast<int>(i)});
   spec.death_signal = SIGKILL;

@@ -146,11 +146,12 @@ EnvVars split_env(std::span<const std::string> entries) {
   return vars;
 }
 
-EnvVars split_env(const char* const* entries) {
-  EnvVars vars;
-  for (; entries && *entries; ++entries)
-    add_once(vars, *entries);
-  return vars;
+std::vector<std::string> env_entries(const EnvVars& vars) {
+  std::vector<std::string> entries;
+  entries.reserve(vars.size());
+  for (const auto& [name, value] : vars)
+    entries.push_back(name + "=" + value);
+  return entries;
 }
 
 EnvVars forwarded_env(const EnvVars& own, bool local) {
@@ -225,6 +226,11 @@ const std::string* find_env(const EnvVars& vars, std::string_view name) {
     if (known == name) return &value;
   }
   return nullptr;
+}
+
+std::optional<std::string_view> path_in(const EnvVars& vars) {
+  const std::string* path = find_env(vars, "PATH");
+  return path != nullptr ? std::optional<std::string_view>(*path) : std::nullopt;
 }
 
 std::optional<std::string> no_proxy_list(const EnvVars& vars, const std::vector<std::string>& addresses) {

@@ -40,8 +40,8 @@ std::span<const DenyRow> deny_table();
 /// Converts "NAME=VALUE" strings, as in environ, to EnvVars. Ignores entries without '=' or with an empty
 /// name. The first entry of a repeated name counts, as in getenv.
 EnvVars split_env(std::span<const std::string> entries);
-/// Does the same for a null-terminated array such as environ.
-EnvVars split_env(const char* const* entries);
+/// Does the reverse.
+std::vector<std::string> env_entries(const EnvVars& vars);
 
 /// Returns what the master sends to a node: every kFree variable of its own environment. If the node is the
 /// master's own machine (`local`), it includes the device variables.
@@ -66,6 +66,9 @@ EnvVars merge_env(const EnvVars& node_env, const EnvVars& forwarded, const EnvVa
 void set_env(EnvVars& vars, std::string_view name, std::string_view value);
 /// Returns the value, or nullptr. The pointer is valid until `vars` changes.
 const std::string* find_env(const EnvVars& vars, std::string_view name);
+
+/// Returns the directories of PATH as find_program takes them.
+std::optional<std::string_view> path_in(const EnvVars& vars);
 
 /// Returns the list for no_proxy and NO_PROXY if `vars` has a proxy: the existing list plus `addresses`. It
 /// keeps gRPC and HTTP between the nodes off the proxy. Unset when there is no proxy.

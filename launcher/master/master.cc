@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/build_identity.h"
+#include "base/child_process.h"
 #include "base/clock.h"
 #include "base/format_text.h"
 #include "launcher/master/user_signals.h"
@@ -47,10 +48,9 @@ remote::FanOutOptions start_options(const JobSpec& spec, Master::Options& option
 }
 
 std::vector<std::string> hook_env(const JobSpec& spec) {
-  std::vector<std::string> env{"DDPLAUNCH_JOB_ID=" + spec.job_id, "DDPLAUNCH_JOB_DIR=" + spec.job_dir};
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    if (!std::string_view(*entry).starts_with("DDPLAUNCH_JOB_")) env.emplace_back(*entry);
-  }
+  std::vector<std::string> env = own_environment();
+  std::erase_if(env, [](const std::string& entry) { return entry.starts_with("DDPLAUNCH_JOB_"); });
+  env.insert(env.end(), {"DDPLAUNCH_JOB_ID=" + spec.job_id, "DDPLAUNCH_JOB_DIR=" + spec.job_dir});
   return env;
 }
 

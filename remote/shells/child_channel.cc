@@ -27,13 +27,6 @@ using Socket = Channel::Socket;
 
 constexpr std::chrono::seconds kPatience{2};
 
-std::vector<std::string> own_environment() {
-  std::vector<std::string> env;
-  for (char** entry = environ; *entry != nullptr; ++entry)
-    env.emplace_back(*entry);
-  return env;
-}
-
 Result<ChildProcess> run(const ChildCommand& command, int in_out, int errors) {
   const char* path = std::getenv("PATH");
   const auto directories = path != nullptr ? std::optional<std::string_view>(path) : std::nullopt;

@@ -18,8 +18,6 @@
 #include "base/child_process.h"
 #include "base/find_program.h"
 
-extern char** environ;
-
 namespace ddp::remote {
 namespace {
 
@@ -71,8 +69,7 @@ Result<std::string> run_getent(const std::string& database, const std::string& k
   ChildSpec spec;
   spec.path = *program;
   spec.argv = {"getent", database, key};
-  for (char** variable = environ; *variable != nullptr; ++variable)
-    spec.env.emplace_back(*variable);
+  spec.env = own_environment();
   spec.out = writer.get();
   spec.death_signal = SIGKILL;
   auto child = spawn(spec);

@@ -109,7 +109,7 @@ class Membership {
   void fail_early(Time now);
   void stop(StopCause cause, Outcome outcome, std::string reason, bool non_retryable, Time now);
   void attempt_over(Time now);
-  bool another_follows(StopCause cause, bool non_retryable, Time now);
+  bool another_follows(StopCause cause, bool non_retryable);
   bool some_wait() const;
   void gather(Time now);
   void try_begin(Time now);

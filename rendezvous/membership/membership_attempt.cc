@@ -196,13 +196,13 @@ void Membership::stop(StopCause cause, Outcome outcome, std::string reason, bool
   phase_end_ = now + rules_.stop_time;
   growth_at_.reset();
   attempt_end_ = {outcome, reason, non_retryable, cause};
-  const bool another = another_follows(cause, non_retryable, now);
+  const bool another = another_follows(cause, non_retryable);
   actions_.emplace_back(StopAttempt{attempt_, cause, std::move(reason), another});
   if (running_slots_ == 0) attempt_over(now);
 }
 
 /// Returns whether another attempt is expected. The user may still end the job, and nodes may be lost.
-bool Membership::another_follows(StopCause cause, bool non_retryable, Time now) {
+bool Membership::another_follows(StopCause cause, bool non_retryable) {
   if (cause == StopCause::kUser || user_stop_) return false;
   if (cause == StopCause::kScaleUp) return true;
   return !non_retryable && leftovers_.empty() && restart_left();
@@ -243,7 +243,7 @@ bool Membership::some_wait() const {
 }
 
 void Membership::end(Outcome outcome, std::string reason, std::string no_restart) {
-  if (rules_.max_restarts <= restarts_) no_restart.clear();  // the budget is spent, so no restart is refused
+  if (!restart_left()) no_restart.clear();  // the budget is spent, so no restart is refused
   state_ = State::kEnded;
   actions_.emplace_back(EndJob{outcome, std::move(reason), std::move(no_restart)});
 }

@@ -12,6 +12,7 @@
 #include <ctime>
 
 #include "apps/ddplaunch/options/options.h"
+#include "base/child_process.h"
 #include "base/format_text.h"
 #include "base/host_name.h"
 #include "base/trusted_path.h"
@@ -105,10 +106,7 @@ bool is_pipe_or_file(int fd) {
 
 ProcessContext read_process_context() {
   ProcessContext result;
-  std::vector<std::string> entries;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry)
-    entries.emplace_back(*entry);
-  result.env = launcher::split_env(entries);
+  result.env = launcher::split_env(own_environment());
   result.cwd = current_directory();
   result.new_job_id = new_job_id();
   result.host_name = host_name();
