@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests the environment as data: the bytes that reach workers of other machines, where none may be visible, and --setup."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -101,11 +102,11 @@ class EnvironmentAsData(SshEnvTest):
                                      "--env", "API_KEY", "sh", "-c", 'test -n "$API_KEY" && echo "up"; exec sleep 60')
                 ups = [process.stdout.readline(), process.stdout.readline()]
                 self.assertEqual(ups, ["up\n"] * 2)
-                lines = {p.parent.name: p.read_bytes() for p in readable(pathlib.Path("/proc").glob("[0-9]*/cmdline"))}
+                lines = {path.parent.name: line for path, line in contents(pathlib.Path("/proc").glob("[0-9]*/cmdline"))}
                 ours = str(process.pid)
                 self.assertEqual([line for pid, line in lines.items() if marker.encode() in line], [])
                 self.assertEqual([pid for pid, line in lines.items() if marker[::-1].encode() in line and pid != ours], [])
-                environments = [p.read_bytes() for p in readable(pathlib.Path("/proc").glob("[0-9]*/environ"))]
+                environments = [text for _, text in contents(pathlib.Path("/proc").glob("[0-9]*/environ"))]
                 self.assertGreaterEqual(sum(marker.encode() in text for text in environments), 2)  # proves that the search works
                 agents = [pid for pid, line in lines.items() if b"ddplaunchd\0--stdio" in line]
                 self.assertGreaterEqual(len(agents), 2)
@@ -115,19 +116,17 @@ class EnvironmentAsData(SshEnvTest):
                 self.assertNotIn(marker, done.err + done.out)
                 secrets_only = [secrets]
                 for place in (self.dir, temp, nodes.dir):
-                    found = [str(p) for p in readable(place.rglob("*")) if p.is_file() and p not in secrets_only and
-                             (marker.encode() in p.read_bytes() or marker[::-1].encode() in p.read_bytes())]
+                    found = [str(path) for path, text in contents(place.rglob("*")) if path not in secrets_only and
+                             (marker.encode() in text or marker[::-1].encode() in text)]
                     self.assertEqual(found, [])
 
 
-def readable(paths):
+def contents(paths):
+    """Yields each file that can be read, with its bytes. Processes and files may end meanwhile."""
     for path in paths:
-        try:
-            if not path.is_dir():
-                path.read_bytes()
-            yield path
-        except OSError:
-            continue
+        with contextlib.suppress(OSError):
+            if path.is_file():
+                yield path, path.read_bytes()
 
 
 class DenyList(SshEnvTest):
