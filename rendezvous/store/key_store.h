@@ -37,12 +37,9 @@ class KeyStore {
   /// Drops the connection's wait.
   void close(StoreConnectionId from, std::vector<StoreNotice>& notices);
 
-  std::size_t key_count() const { return values_.size(); }
   std::size_t bytes() const { return bytes_; }
-  /// Returns the number of connections with a pending WAIT or BARRIER.
-  std::size_t waiting() const { return waiters_.size(); }
-  /// Returns at most `limit` awaited keys, most waiters first.
-  std::vector<AwaitedKey> awaited(std::size_t limit) const { return waiters_.awaited(limit); }
+  /// Returns whether a connection has a pending WAIT or BARRIER.
+  bool has_waiters() const { return !waiters_.empty(); }
 
  private:
   using Notices = std::vector<StoreNotice>;

@@ -72,17 +72,4 @@ std::optional<std::string> StoreWaiters::take_grant(StoreConnectionId id) {
   return key;
 }
 
-std::vector<AwaitedKey> StoreWaiters::awaited(std::size_t limit) const {
-  std::vector<AwaitedKey> all;
-  all.reserve(by_key_.size());
-  for (const auto& [key, ids] : by_key_)
-    all.push_back({key, ids.size()});
-  const auto more = [](const AwaitedKey& a, const AwaitedKey& b) {
-    return a.waiters != b.waiters ? a.waiters > b.waiters : a.key < b.key;
-  };
-  std::sort(all.begin(), all.end(), more);
-  if (all.size() > limit) all.resize(limit);
-  return all;
-}
-
 }  // namespace ddp::rendezvous

@@ -20,12 +20,6 @@ struct StoreNotice {
   std::string bytes;
 };
 
-/// A key that connections wait for, for the report of a job that hangs.
-struct AwaitedKey {
-  std::string key;
-  std::size_t waiters = 0;
-};
-
 /// A map that finds keys by string_view, without a copy.
 struct StoreKeyHash {
   using is_transparent = void;
@@ -52,9 +46,7 @@ class StoreWaiters {
   /// Returns and forgets the queue for which the connection was woken and from which it has not popped.
   std::optional<std::string> take_grant(StoreConnectionId id);
 
-  std::size_t size() const { return waiters_.size(); }
-  /// Returns at most `limit` awaited keys, most waiters first.
-  std::vector<AwaitedKey> awaited(std::size_t limit) const;
+  bool empty() const { return waiters_.empty() && by_key_.empty(); }
 
  private:
   struct Waiter {

@@ -38,15 +38,6 @@ std::string request_of(StoreOp op, std::string_view key) {
   return out;
 }
 
-template <class Keys>
-std::string list_request(StoreOp op, const Keys& keys) {
-  std::string out = request_of(op);
-  put_u64(out, keys.size());
-  for (const auto& key : keys)
-    put_bytes(out, key);
-  return out;
-}
-
 std::int64_t number_at(const char* bytes) {
   std::uint64_t value = 0;
   for (int i = 0; i < 8; ++i)
@@ -56,14 +47,6 @@ std::int64_t number_at(const char* bytes) {
 
 std::string quoted_key(std::string_view key) {
   return "'" + std::string(key) + "'";
-}
-
-template <class Keys>
-std::string naming(const char* verb, const Keys& keys) {
-  if (keys.size() == 0) return std::string(verb) + " of no keys";
-  std::string out = std::string(verb) + " of " + quoted_key(*keys.begin());
-  if (keys.size() > 1) out += " and " + std::to_string(keys.size() - 1) + " more";
-  return out;
 }
 
 // Builds the text for a failed start from the error of the last try.
@@ -192,9 +175,11 @@ Result<TcpStoreClient::Bytes> TcpStoreClient::receive_bytes(Deadline deadline, s
   return value;
 }
 
-Result<> TcpStoreClient::wait_until(std::span<const std::string_view> keys, Deadline deadline,
-                                    std::string_view what) {
-  if (Result<> sent = send(list_request(StoreOp::kWait, keys), deadline, what); !sent) return sent;
+Result<> TcpStoreClient::wait_for(std::string_view key, Deadline deadline, std::string_view what) {
+  std::string request = request_of(StoreOp::kWait);
+  put_u64(request, 1);  // the number of keys
+  put_bytes(request, key);
+  if (Result<> sent = send(request, deadline, what); !sent) return sent;
   char reply = 0;
   Result<> got = receive(&reply, 1, deadline, what);
   if (got) {
@@ -234,8 +219,7 @@ Result<> TcpStoreClient::set(std::string_view key, std::string_view value) {
 Result<TcpStoreClient::Bytes> TcpStoreClient::get(std::string_view key, Duration timeout) {
   const Deadline deadline = after(timeout);
   const std::string what = "get of " + quoted_key(key);
-  const std::string_view keys[] = {key};
-  if (Result<> there = wait_until(keys, deadline, what); !there) return there.error();
+  if (Result<> there = wait_for(key, deadline, what); !there) return there.error();
   // The key exists: its bytes get their own time, or a short wait for a large value would lose the
   // connection.
   const Deadline reply_by = std::max(deadline, after(kCancelGrace));
@@ -247,75 +231,6 @@ Result<std::int64_t> TcpStoreClient::add(std::string_view key, std::int64_t amou
   std::string request = request_of(StoreOp::kAdd, key);
   put_u64(request, static_cast<std::uint64_t>(amount));
   return ask_number(request, after(timeout), "add to " + quoted_key(key));
-}
-
-Result<> TcpStoreClient::wait(std::span<const std::string> keys, Duration timeout) {
-  const std::vector<std::string_view> views(keys.begin(), keys.end());
-  return wait_until(views, after(timeout), naming("wait", keys));
-}
-
-Result<bool> TcpStoreClient::check(std::span<const std::string> keys, Duration timeout) {
-  char reply = 0;
-  const std::string what = naming("check", keys);
-  const std::string request = list_request(StoreOp::kCheck, keys);
-  if (Result<> done = roundtrip(request, &reply, 1, after(timeout), what); !done) return done.error();
-  return static_cast<std::uint8_t>(reply) == kCheckReady;
-}
-
-Result<TcpStoreClient::Bytes> TcpStoreClient::compare_set(std::string_view key, std::string_view expected,
-                                                          std::string_view desired, Duration timeout) {
-  const Deadline deadline = after(timeout);
-  const std::string what = "compare_set of " + quoted_key(key);
-  std::string request = request_of(StoreOp::kCompareSet, key);
-  put_bytes(request, expected);
-  put_bytes(request, desired);
-  if (Result<> sent = send(request, deadline, what); !sent) return sent.error();
-  return receive_bytes(deadline, what);
-}
-
-Result<bool> TcpStoreClient::delete_key(std::string_view key, Duration timeout) {
-  Result<std::int64_t> gone =
-      ask_number(request_of(StoreOp::kDeleteKey, key), after(timeout), "delete of " + quoted_key(key));
-  if (!gone) return gone.error();
-  return *gone > 0;
-}
-
-Result<std::int64_t> TcpStoreClient::num_keys(Duration timeout) {
-  return ask_number(request_of(StoreOp::kNumKeys), after(timeout), "number of keys");
-}
-
-Result<> TcpStoreClient::append(std::string_view key, std::string_view value) {
-  std::string request = request_of(StoreOp::kAppend, key);
-  put_bytes(request, value);
-  return send(request, after(timeout_), "append to " + quoted_key(key));
-}
-
-Result<std::vector<TcpStoreClient::Bytes>> TcpStoreClient::multi_get(std::span<const std::string> keys,
-                                                                     Duration timeout) {
-  const Deadline deadline = after(timeout);
-  const std::string what = naming("multi_get", keys);
-  const std::vector<std::string_view> views(keys.begin(), keys.end());
-  if (Result<> there = wait_until(views, deadline, what); !there) return there.error();
-  const Deadline reply_by = std::max(deadline, after(kCancelGrace));
-  if (Result<> sent = send(list_request(StoreOp::kMultiGet, keys), reply_by, what); !sent)
-    return sent.error();
-  std::vector<Bytes> values;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    Result<Bytes> value = receive_bytes(reply_by, what);
-    if (!value) return value.error();
-    values.push_back(std::move(*value));
-  }
-  return values;
-}
-
-Result<> TcpStoreClient::multi_set(std::span<const std::pair<std::string, std::string>> entries) {
-  std::string request = request_of(StoreOp::kMultiSet);
-  put_u64(request, entries.size());
-  for (const auto& [key, value] : entries) {
-    put_bytes(request, key);
-    put_bytes(request, value);
-  }
-  return send(request, after(timeout_), "multi_set of " + std::to_string(entries.size()) + " keys");
 }
 
 Result<std::string> TcpStoreClient::local_address() const {

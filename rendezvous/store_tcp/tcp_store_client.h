@@ -3,11 +3,8 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "base/result.h"
 #include "base/unique_fd.h"
@@ -18,10 +15,10 @@ namespace ddp::rendezvous {
 /// of node 0's agent and with one that PyTorch itself serves. One connection, one thread. Movable; the
 /// destructor closes.
 ///
-/// Every call has its own deadline. kTimeout from wait() and get() means that a key does not exist yet: the
-/// pending WAIT has been cancelled, and the client stays usable. After any other Error (and after kTimeout of
-/// the other calls, where the server owes a reply) each later call fails at once with kLinkLost. A signal
-/// never ends a call early. Errors name the operation, the key and the store's address.
+/// Every call has its own deadline. kTimeout from get() means that the key does not exist yet: the pending
+/// WAIT has been cancelled, and the client stays usable. After any other Error (and after kTimeout of the
+/// other calls, where the server owes a reply) each later call fails at once with kLinkLost. A signal never
+/// ends a call early. Errors name the operation, the key and the store's address.
 class TcpStoreClient {
  public:
   using Bytes = std::string;
@@ -40,28 +37,8 @@ class TcpStoreClient {
   Result<Bytes> get(std::string_view key, Duration timeout);
   /// Adds to the decimal text under `key` (missing = 0); returns the sum.
   Result<std::int64_t> add(std::string_view key, std::int64_t amount, Duration timeout);
-  /// Waits until all keys exist.
-  Result<> wait(std::span<const std::string> keys, Duration timeout);
-  Result<bool> check(std::span<const std::string> keys, Duration timeout);
-  /// Stores `desired` if the value is `expected`, or if the key is missing and `expected` is empty. Returns
-  /// the resulting value (`expected` itself when the key is missing and nothing was stored).
-  Result<Bytes> compare_set(std::string_view key, std::string_view expected, std::string_view desired,
-                            Duration timeout);
-  /// Returns true if the key existed.
-  Result<bool> delete_key(std::string_view key, Duration timeout);
-  Result<std::int64_t> num_keys(Duration timeout);
-
-  /// Appends to the value (missing = empty). Like set(), it has no reply.
-  Result<> append(std::string_view key, std::string_view value);
-  /// Waits for all keys, then reads them in the order of `keys`.
-  Result<std::vector<Bytes>> multi_get(std::span<const std::string> keys, Duration timeout);
-  /// Like set(), for several keys in one message.
-  Result<> multi_set(std::span<const std::pair<std::string, std::string>> entries);
-
   /// Returns the address of this end as the server sees it without NAT: "10.0.0.7".
   Result<std::string> local_address() const;
-  /// "host:port" as given to connect().
-  const std::string& peer() const { return peer_; }
 
  private:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -75,11 +52,11 @@ class TcpStoreClient {
                      std::string_view what);
   Result<std::int64_t> ask_number(std::string_view request, Deadline deadline, std::string_view what);
   Result<Bytes> receive_bytes(Deadline deadline, std::string_view what);
-  Result<> wait_until(std::span<const std::string_view> keys, Deadline deadline, std::string_view what);
+  Result<> wait_for(std::string_view key, Deadline deadline, std::string_view what);
   Result<> cancel_wait(std::string_view what);
 
   UniqueFd fd_;
-  std::string peer_;
+  std::string peer_;  // "host:port" as given to connect()
   Duration timeout_;  // of calls without one
   int interrupt_;
   std::optional<std::string> broken_;  // why the connection is unusable

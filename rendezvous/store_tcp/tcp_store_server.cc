@@ -6,8 +6,8 @@
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <map>
 #include <unordered_map>
+#include <utility>
 
 #include "rendezvous/link/accept_loop.h"
 
@@ -25,12 +25,6 @@ constexpr std::size_t kReadSize = 64 * 1024;
 // A peer with more bytes of untaken replies is not read. One reply may exceed this limit.
 constexpr std::size_t kMaxBacklog = 1024 * 1024;
 constexpr std::size_t kKeepCapacity = 64 * 1024;
-constexpr std::size_t kMaxRemembered = 4096;  // addresses whose arrivals are counted
-
-// A probe of the port also makes these requests. Any other request means that a worker has arrived.
-bool is_greeting(StoreOp op) {
-  return op == StoreOp::kValidate || op == StoreOp::kPing || op == StoreOp::kNumKeys;
-}
 
 bool asks_for(const std::string& token, const StoreRequest& request) {
   return !token.empty() && request.op == StoreOp::kCheck && request.keys.size() == 1 &&
@@ -50,14 +44,9 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
         read_buffer_(kReadSize, '\0') {}
 
   Result<> start(TcpListener listener);
-  void adopt(UniqueFd socket, std::string_view received);
   void stop();
 
   std::uint16_t port() const { return port_; }
-  void allow(const asio::ip::address& address) { acceptor_->allow(address); }
-  const KeyStore& store() const { return store_; }
-  TcpStoreStats stats() const;
-  const std::map<asio::ip::address, std::size_t>& arrived_from() const { return arrived_from_; }
 
  private:
   struct StoreConnection {
@@ -74,12 +63,9 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
     bool dirty = false;    // in dirty_
     bool reading = false;  // a read wait is pending
     bool writing = false;  // a write wait is pending
-    bool arrived = false;
   };
 
   void connected(UniqueFd socket, const asio::ip::address& peer);
-  StoreConnectionId admit(UniqueFd socket, asio::ip::address address);
-
   StoreConnection* find(StoreConnectionId id);
   void await_read(StoreConnectionId id, StoreConnection& connection);
   void await_silence(StoreConnectionId id, StoreConnection& connection);
@@ -89,7 +75,6 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
   void serve(StoreConnectionId id);
   enum class ServeResult : std::uint8_t { kNeedsBytes, kBacklogged, kGone };
   ServeResult serve_buffered(StoreConnectionId id, StoreConnection& connection);
-  void count_arrival(StoreConnection& connection);
   void break_off(StoreConnectionId id, StoreConnection& connection, const Error& error);
   void drop(StoreConnectionId id);
   void mark_dirty(StoreConnectionId id, StoreConnection& connection);
@@ -107,8 +92,6 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
   const std::size_t max_connections_ = options_.max_connections > 0 ? options_.max_connections
                                                                     : half_of_descriptors();
   StoreConnectionId last_id_ = 0;
-  std::size_t arrived_ = 0;
-  std::map<asio::ip::address, std::size_t> arrived_from_;
   // Buffers of one turn, kept to reuse their memory.
   std::string read_buffer_;
   StoreRequest request_;
@@ -139,40 +122,19 @@ void TcpStoreServer::Loop::stop() {
   dirty_.clear();
 }
 
-TcpStoreStats TcpStoreServer::Loop::stats() const {
-  return {connections_.size(),  arrived_,           store_.waiting(),
-          acceptor_->refused(), store_.key_count(), store_.bytes()};
-}
-
 void TcpStoreServer::Loop::connected(UniqueFd socket, const asio::ip::address& peer) {
   if (connections_.size() >= max_connections_) return;
-  const StoreConnectionId id = admit(std::move(socket), peer);
-  if (StoreConnection* connection = find(id)) await_read(id, *connection);
-}
-
-StoreConnectionId TcpStoreServer::Loop::admit(UniqueFd socket, asio::ip::address address) {
   const int on = 1;
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   // A node that vanished silently must not hold a connection forever.
   ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  auto connection = std::make_unique<StoreConnection>(executor_, std::move(address));
+  auto connection = std::make_unique<StoreConnection>(executor_, peer);
   error_code ec;
   connection->fd.assign(socket.get(), ec);
-  if (ec) return 0;
+  if (ec) return;
   socket.release();
-  connections_.emplace(++last_id_, std::move(connection));
-  return last_id_;
-}
-
-void TcpStoreServer::Loop::adopt(UniqueFd socket, std::string_view received) {
-  sockaddr_storage storage{};
-  socklen_t size = sizeof storage;
-  if (stopped_ || ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&storage), &size) < 0) return;
-  const StoreConnectionId id = admit(std::move(socket), address_of(storage));
-  StoreConnection* connection = find(id);
-  if (connection == nullptr) return;
-  connection->decoder.feed(received);
-  serve(id);
+  const auto added = connections_.emplace(++last_id_, std::move(connection)).first;
+  await_read(last_id_, *added->second);
 }
 
 TcpStoreServer::Loop::StoreConnection* TcpStoreServer::Loop::find(StoreConnectionId id) {
@@ -261,7 +223,6 @@ TcpStoreServer::Loop::ServeResult TcpStoreServer::Loop::serve_buffered(StoreConn
       connection.out.push_back(static_cast<char>(kCheckReady));
       mark_dirty(id, connection);
     } else if (next) {
-      if (!connection.arrived && !is_greeting(request_.op)) count_arrival(connection);
       done = store_.handle(id, request_, connection.out, notices_);
       deliver_notices();
       mark_dirty(id, connection);
@@ -272,17 +233,6 @@ TcpStoreServer::Loop::ServeResult TcpStoreServer::Loop::serve_buffered(StoreConn
     }
   }
   return ServeResult::kBacklogged;
-}
-
-void TcpStoreServer::Loop::count_arrival(StoreConnection& connection) {
-  connection.arrived = true;
-  ++arrived_;
-  const auto entry = arrived_from_.find(connection.address);
-  if (entry != arrived_from_.end()) {
-    ++entry->second;
-  } else if (arrived_from_.size() < kMaxRemembered) {
-    arrived_from_.emplace(connection.address, 1);
-  }
 }
 
 void TcpStoreServer::Loop::break_off(StoreConnectionId id, StoreConnection& connection, const Error& error) {
@@ -374,28 +324,8 @@ std::uint16_t TcpStoreServer::port() const {
   return loop_->port();
 }
 
-void TcpStoreServer::allow(const asio::ip::address& address) {
-  loop_->allow(address);
-}
-
-void TcpStoreServer::adopt(UniqueFd socket, std::string received) {
-  loop_->adopt(std::move(socket), received);
-}
-
 void TcpStoreServer::stop() {
   if (loop_) loop_->stop();
-}
-
-TcpStoreStats TcpStoreServer::stats() const {
-  return loop_->stats();
-}
-
-std::vector<std::pair<asio::ip::address, std::size_t>> TcpStoreServer::arrived_from() const {
-  return {loop_->arrived_from().begin(), loop_->arrived_from().end()};
-}
-
-std::vector<AwaitedKey> TcpStoreServer::awaited(std::size_t limit) const {
-  return loop_->store().awaited(limit);
 }
 
 }  // namespace ddp::rendezvous

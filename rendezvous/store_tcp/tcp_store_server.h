@@ -6,12 +6,9 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "base/asio.h"
 #include "base/result.h"
-#include "base/unique_fd.h"
 #include "rendezvous/link/address_filter.h"
 #include "rendezvous/link/tcp_listener.h"
 #include "rendezvous/store/key_store.h"
@@ -23,7 +20,7 @@ struct TcpStoreOptions {
   /// Unset: picked outside the ephemeral range, or inside `range`. 0: the kernel's choice, for tests.
   std::optional<std::uint16_t> port;
   std::optional<PortRange> range;
-  /// Addresses that may connect; empty: all. TcpStoreServer::allow() admits more later.
+  /// Addresses that may connect; empty: all.
   AddressFilter filter;
   /// A CHECK for this key alone finds it, although it is not stored: that proves the identity of the store.
   /// Empty: none.
@@ -36,16 +33,6 @@ struct TcpStoreOptions {
   std::function<void(const asio::ip::address&)> on_refused;
   /// A connection was closed because of its bytes: another protocol, over a limit, store full.
   std::function<void(const asio::ip::address&, const Error&)> on_broken;
-};
-
-/// State of the server at one moment, for the report of a job that does not start.
-struct TcpStoreStats {
-  std::size_t connections = 0;  ///< open; a client of torch ≤ 2.0 has two, one of them always silent
-  std::size_t arrived = 0;      ///< total connections that have used a key (a probe does not count)
-  std::size_t waiting = 0;      ///< with a pending WAIT or BARRIER
-  std::size_t refused = 0;      ///< total, by the filter
-  std::size_t keys = 0;
-  std::size_t bytes = 0;  ///< held by keys, values and queues
 };
 
 /// Serves the TCPStore protocol (docs/developers/store_protocol.md) on an executor's thread. All calls must
@@ -65,18 +52,8 @@ class TcpStoreServer {
   ~TcpStoreServer();
 
   std::uint16_t port() const;
-  /// Admits one more address, for example one from which a node has connected.
-  void allow(const asio::ip::address& address);
-  /// Serves a connection accepted elsewhere (--store shared), whose first bytes are `received`.
-  void adopt(UniqueFd socket, std::string received);
   /// Closes the port and all connections; no callback runs afterwards. Safe to call twice.
   void stop();
-
-  TcpStoreStats stats() const;
-  /// Returns the arrived connections (see TcpStoreStats) by address, for "no rank of node X has come".
-  std::vector<std::pair<asio::ip::address, std::size_t>> arrived_from() const;
-  /// Returns at most `limit` awaited keys, most waiters first.
-  std::vector<AwaitedKey> awaited(std::size_t limit) const;
 
  private:
   class Loop;

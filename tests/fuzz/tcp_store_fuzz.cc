@@ -58,9 +58,8 @@ Outcome alone(std::string_view bytes, std::size_t most, std::uint32_t seed) {
     require(!decoder.undecided());
   }
   require(store.bytes() <= kStoreBytes);
-  require(store.waiting() <= 1);
   store.close(1, notices);
-  require(store.waiting() == 0 && store.awaited(1).empty());
+  require(!store.has_waiters());
   return outcome;
 }
 
@@ -90,7 +89,7 @@ void together(std::string_view bytes) {
     require(notice.to < kConnections && notice.bytes.size() == 1);
   for (std::size_t at = 0; at < kConnections; ++at)
     store.close(at, notices);
-  require(store.waiting() == 0 && store.awaited(1).empty());
+  require(!store.has_waiters());
 }
 
 }  // namespace

@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/unique_fd.h"
+#include "tests/unit/rendezvous/store/store_bytes.h"
 
 namespace ddp::test {
 
@@ -22,6 +24,9 @@ class RawClient {
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     connected_ = ::connect(fd_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
   }
+
+  /// Takes over a connection that the test has accepted.
+  explicit RawClient(UniqueFd connection) : fd_(std::move(connection)), connected_(true) {}
 
   bool connected() const { return connected_; }
   bool say(const std::string& text) {
@@ -60,5 +65,12 @@ class RawClient {
   UniqueFd fd_;
   bool connected_ = false;
 };
+
+/// Returns whether the store at `port` holds exactly `count` keys.
+inline bool holds_keys(std::uint16_t port, int count) {
+  RawClient client(port);
+  client.say(greeting() + RequestBytes(rendezvous::StoreOp::kNumKeys).str());
+  return client.hear(8) == RequestBytes().number(count).str();
+}
 
 }  // namespace ddp::test

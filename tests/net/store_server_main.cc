@@ -1,5 +1,5 @@
-// A store for the tests with real clients. It prints "port N", serves on loopback until its standard input
-// ends, then prints its statistics. Exit 0; 1 when a client was disconnected for invalid data.
+// A store for the tests with real clients. It prints "port N" and serves on loopback until its standard input
+// ends. Exit 0; 1 when a client was disconnected for invalid data.
 #include <cstdio>
 
 #include "rendezvous/store_tcp/tcp_store_server.h"
@@ -22,12 +22,8 @@ int main() {
   std::fflush(stdout);
 
   ddp::asio::posix::stream_descriptor input(loop, 0);
-  input.async_wait(ddp::asio::posix::stream_descriptor::wait_read, [&](const ddp::error_code&) {
-    const ddp::rendezvous::TcpStoreStats stats = server->stats();
-    std::printf("arrived %zu waiting %zu keys %zu open %zu\n", stats.arrived, stats.waiting, stats.keys,
-                stats.connections);
-    server->stop();
-  });
+  input.async_wait(ddp::asio::posix::stream_descriptor::wait_read,
+                   [&](const ddp::error_code&) { server->stop(); });
   loop.run();
   input.release();
   return broken ? 1 : 0;

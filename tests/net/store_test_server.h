@@ -46,9 +46,6 @@ class StoreServer {
     asio::post(loop_, [&task] { task(); });
     return result.get();
   }
-  rendezvous::TcpStoreStats stats() {
-    return on_loop([this] { return server_->stats(); });
-  }
   rendezvous::TcpStoreServer& server() { return *server_; }  // on its thread only
   /// Returns the texts of the callbacks so far, read on the server's thread.
   std::vector<std::string> notes() {

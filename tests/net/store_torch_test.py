@@ -44,9 +44,7 @@ def with_server(server, run):
         status = run(port)
     finally:
         process.stdin.close()
-        seen = process.stdout.read().strip()
         code = process.wait(10)
-    print(f"store: {seen}")
     if code != 0:
         print(f"the server ended with {code}")
         return status or 1
