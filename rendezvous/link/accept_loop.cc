@@ -76,7 +76,6 @@ void AcceptLoop::accept_some(std::size_t index) {
 }
 
 void AcceptLoop::refuse(const asio::ip::address& address) {
-  ++refused_;
   if (refused_from_.size() >= kMaxRemembered || !refused_from_.insert(address).second) return;
   if (callbacks_.on_refused) callbacks_.on_refused(address);
 }

@@ -28,9 +28,6 @@ class AcceptLoop : public std::enable_shared_from_this<AcceptLoop> {
   static Result<std::shared_ptr<AcceptLoop>> start(asio::any_io_executor executor, TcpListener listener,
                                                    AddressFilter filter, Callbacks callbacks);
 
-  void allow(const asio::ip::address& address) { filter_.allow(address); }
-  /// Returns how many connections were refused in total.
-  std::size_t refused() const { return refused_; }
   /// Call it when the process has closed a descriptor: accepting resumes at once if it rests.
   void descriptor_freed();
   /// Leaves new connections in the kernel's queue until `go_on`.
@@ -56,7 +53,6 @@ class AcceptLoop : public std::enable_shared_from_this<AcceptLoop> {
   bool resting_ = false;
   bool paused_ = false;
   bool stopped_ = false;
-  std::size_t refused_ = 0;
   std::set<asio::ip::address> refused_from_;
 };
 

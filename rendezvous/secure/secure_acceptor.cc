@@ -91,21 +91,10 @@ Result<std::shared_ptr<SecureAcceptor>> SecureAcceptor::start(asio::any_io_execu
   accepted.on_connection = [weak = made->weak_from_this()](UniqueFd socket, const asio::ip::address& peer) {
     if (const auto self = weak.lock()) self->connected(std::move(socket), peer);
   };
-  accepted.on_refused = [weak = made->weak_from_this()](const asio::ip::address& peer) {
-    const auto self = weak.lock();
-    if (!self || !self->callbacks_.on_note) return;
-    self->callbacks_.on_note(peer.to_string() + " is not an address of the job; its connections to " +
-                             self->side_.where + " are closed unread");
-  };
-  auto accepts = AcceptLoop::start(std::move(executor), std::move(listener), std::move(made->options_.filter),
-                                   std::move(accepted));
+  auto accepts = AcceptLoop::start(std::move(executor), std::move(listener), {}, std::move(accepted));
   if (!accepts) return accepts.error();
   made->accepts_ = std::move(*accepts);
   return made;
-}
-
-SecureAcceptor::Stats SecureAcceptor::stats() const {
-  return {limiter_.waiting(), joined_, refused_ + accepts_->refused()};
 }
 
 void SecureAcceptor::stop() {
@@ -120,10 +109,8 @@ void SecureAcceptor::stop() {
 
 void SecureAcceptor::connected(UniqueFd socket, const asio::ip::address& peer) {
   auto guest = std::make_shared<Guest>(++last_id_, executor_, peer);
-  if (const auto why = limiter_.admit(guest->id, guest->key, Clock::now())) {
-    ++refused_;
+  if (const auto why = limiter_.admit(guest->id, guest->key, Clock::now()))
     return note(*why, guest->key, {peer.to_string(), {}, {}});
-  }
   const auto turn = limiter_.next_turn();
   if (turn && *turn <= Clock::now()) close_overdue();  // another connection was evicted for this one
   if (stopped_) return;
@@ -217,7 +204,6 @@ bool SecureAcceptor::begin_tls(Guest& guest) {
 void SecureAcceptor::finish(Guest& guest, const HandshakeEnd& end) {
   switch (end.kind) {
     case HandshakeEnd::Kind::kDone:
-      ++joined_;
       leave(guest);
       return callbacks_.on_joined(std::move(guest.stream), *guest.claim, guest.peer);
     case HandshakeEnd::Kind::kKeyDiffers:
@@ -245,11 +231,6 @@ void SecureAcceptor::refuse(Guest& guest, LinkRefusal why, std::string detail) {
   // protocols do not.
   const bool failed = guest.stream && (why == LinkRefusal::kTokenDiffers || why == LinkRefusal::kOtherTls);
   leave(guest);
-  if (why == LinkRefusal::kPlain && callbacks_.on_plain) {
-    UniqueFd socket(guest.socket.release());
-    if (callbacks_.on_plain(socket, guest.received)) return;
-    socket.reset();
-  }
   if (failed) limiter_.failed(guest.key, Clock::now());
   // OpenSSL has sent its own alert if it found the error.
   const auto alert = alert_of(why);
@@ -258,7 +239,6 @@ void SecureAcceptor::refuse(Guest& guest, LinkRefusal why, std::string detail) {
     (void)::send(guest.socket.native_handle(), record.data(), record.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   }
   guest.close();
-  ++refused_;
   note(why, guest.key, peer);
 }
 

@@ -19,9 +19,8 @@
 namespace ddp::rendezvous {
 
 struct SecureAcceptorOptions {
-  std::string where;     ///< for the log: "the control port 29400"
-  LinkToken token;       ///< shared with the peers that may join
-  AddressFilter filter;  ///< addresses whose connections are accepted; empty: all
+  std::string where;  ///< for the log: "the control port 29400"
+  LinkToken token;    ///< shared with the peers that may join
   AdmissionLimits limits;
   /// Refuses a peer before any key is made; `identity` is not proven yet. If it returns nothing, the peer may
   /// prove its identity.
@@ -33,9 +32,6 @@ struct SecureAcceptorCallbacks {
   std::function<void(std::unique_ptr<SecureStream>, const LinkIdentity&, const asio::ip::address&)> on_joined;
   /// Gets a line for the log, already limited in number. May be empty.
   std::function<void(const std::string& line)> on_note;
-  /// Gets bytes that are not TLS (`received`, read from the socket), for a port shared with the store.
-  /// Returns true if it took the socket. May be empty.
-  std::function<bool(UniqueFd& socket, const std::string& received)> on_plain;
 };
 
 /// Accepts TCP connections and returns each one whose peer has proved that it has the job's token. Before
@@ -45,21 +41,14 @@ struct SecureAcceptorCallbacks {
 /// the executor's thread; a callback may call stop().
 class SecureAcceptor : public std::enable_shared_from_this<SecureAcceptor> {
  public:
-  struct Stats {
-    std::size_t waiting = 0;  ///< unproven connections at present
-    std::size_t joined = 0;   ///< total
-    std::size_t refused = 0;  ///< total, for any reason
-  };
-
   static Result<std::shared_ptr<SecureAcceptor>> start(asio::any_io_executor executor,
                                                        std::shared_ptr<const SecureContext> context,
                                                        TcpListener listener, SecureAcceptorOptions options,
                                                        SecureAcceptorCallbacks callbacks);
 
-  void allow(const asio::ip::address& address) { accepts_->allow(address); }
   /// Call it when a joined link has ended, so that its descriptor is free.
   void descriptor_freed() { accepts_->descriptor_freed(); }
-  Stats stats() const;
+  std::size_t waiting() const { return limiter_.waiting(); }  ///< unproven connections
   /// Closes the port and all unproven connections; no callback runs afterwards. Safe to call twice.
   void stop();
 
@@ -93,8 +82,6 @@ class SecureAcceptor : public std::enable_shared_from_this<SecureAcceptor> {
   asio::steady_timer timer_;
   std::optional<AdmissionLimiter::Time> watched_;
   Id last_id_ = 0;
-  std::size_t joined_ = 0;
-  std::size_t refused_ = 0;
   bool stopped_ = false;
 };
 

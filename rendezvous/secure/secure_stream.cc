@@ -257,10 +257,8 @@ Awaitable<ByteStream::Transferred> SecureStream::read_some(asio::mutable_buffer 
         count += more;
       co_return Transferred{error_code(), count};
     }
-    if (SSL_get_error(ssl_.get(), result) == SSL_ERROR_ZERO_RETURN) {
-      goodbye_heard_ = true;
+    if (SSL_get_error(ssl_.get(), result) == SSL_ERROR_ZERO_RETURN)
       co_return Transferred{asio::error::eof, 0};
-    }
     const Want want = wanted(result);
     if (want == Want::kFailed) co_return Transferred{failure(), 0};
     if (transport_.received_at != 0) {

@@ -65,9 +65,6 @@ class SecureStream final : public ByteStream {
   /// Sends a goodbye if the socket takes it at once.
   void close() override;
 
-  /// Returns whether the far side sent a goodbye. Anybody can cause an end without one.
-  bool ended_cleanly() const { return goodbye_heard_; }
-
  private:
   struct FreeSsl {
     void operator()(ssl_st* ssl) const;
@@ -107,7 +104,6 @@ class SecureStream final : public ByteStream {
   bool ready_ = false;
   bool write_pending_ = false;  ///< OpenSSL holds a record that the socket did not take
   bool closed_ = false;
-  bool goodbye_heard_ = false;
 };
 
 }  // namespace ddp::rendezvous

@@ -35,8 +35,6 @@ struct GuardedPort {
   std::vector<std::unique_ptr<ByteStream>> joined;
   std::vector<rendezvous::LinkIdentity> identities;
   std::vector<std::string> notes;
-  std::vector<std::string> plain;  ///< connections passed to on_plain, if `take_plain`
-  bool take_plain = false;
 
   explicit GuardedPort(rendezvous::AdmissionLimits limits = {}) {
     guard(rendezvous::listen_tcp(rendezvous::ListenScope::kLoopback, 0).value(), limits);
@@ -60,12 +58,6 @@ struct GuardedPort {
       identities.push_back(who);
     };
     callbacks.on_note = [this](const std::string& line) { notes.push_back(line); };
-    callbacks.on_plain = [this](UniqueFd& socket, const std::string& received) {
-      if (!take_plain) return false;
-      plain.push_back(received);
-      socket.reset();
-      return true;
-    };
     acceptor = rendezvous::SecureAcceptor::start(loop.get_executor(), context, std::move(listener),
                                                  std::move(options), std::move(callbacks))
                    .value();
