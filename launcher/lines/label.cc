@@ -124,10 +124,6 @@ void Label::stamp(std::string_view time) {
     text_.replace(hole, kTimeWidth, time.substr(0, kTimeWidth));
 }
 
-std::string make_label(std::string_view label, const LineSource& source) {
-  return std::string(Label(label, source).text());
-}
-
 int label_colour(int node_rank) {
   return kColours[static_cast<std::size_t>(std::max(node_rank, 0)) % kColours.size()];
 }

@@ -56,9 +56,6 @@ class Label {
   std::vector<std::size_t> holes_;  ///< offsets of the time in text_
 };
 
-/// Returns the text of a label without {time}, for lines that are built once.
-std::string make_label(std::string_view label, const LineSource& source);
-
 /// Returns the color of a node's labels, an SGR parameter. Successive nodes differ.
 int label_colour(int node_rank);
 /// True if labels are colored. `no_color` and `term` are the variables NO_COLOR and TERM; nullptr: unset.

@@ -83,13 +83,6 @@ std::string TailLines::text(std::string_view indent) const {
   return text;
 }
 
-bool TailLines::contains(std::string_view words) const {
-  for (const std::string& line : lines()) {
-    if (line.find(words) != std::string::npos) return true;
-  }
-  return false;
-}
-
 Bootstrap::Bootstrap(std::string host, std::string agent, Lookup lookup, std::string intermediary)
     : host_(std::move(host)),
       agent_(std::move(agent)),

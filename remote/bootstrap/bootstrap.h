@@ -51,7 +51,6 @@ class TailLines {
   /// empty if there are no lines.
   std::string text(std::string_view indent = "  ") const;
   std::deque<std::string> lines() const;
-  bool contains(std::string_view words) const;
   bool empty() const { return lines_.empty() && open_.empty(); }
 
  private:

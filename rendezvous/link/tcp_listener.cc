@@ -186,12 +186,6 @@ Result<TcpListener> listen_tcp_picked(ListenScope scope, std::optional<PortRange
   return Error{last.code, "no free port in the range " + where + ": " + last.text, last.sys};
 }
 
-Result<std::uint16_t> pick_free_port(ListenScope scope, std::optional<PortRange> range) {
-  Result<TcpListener> listener = listen_tcp_picked(scope, range);
-  if (!listener) return listener.error();
-  return listener->port;
-}
-
 PortRange ephemeral_ports() {
   unsigned first = 32768;
   unsigned last = 60999;

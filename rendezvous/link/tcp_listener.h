@@ -39,10 +39,6 @@ Result<TcpListener> listen_tcp_at(const std::string& address, std::uint16_t port
 /// MASTER_PORT + 1 … + 3 without asking.
 Result<TcpListener> listen_tcp_picked(ListenScope scope, std::optional<PortRange> range);
 
-/// Returns a port as listen_tcp_picked() would choose, for another process to bind (--store worker). A third
-/// process may take the port first.
-Result<std::uint16_t> pick_free_port(ListenScope scope, std::optional<PortRange> range);
-
 /// Returns the ports for outgoing connections (net.ipv4.ip_local_port_range); 32768–60999 when unreadable.
 PortRange ephemeral_ports();
 /// Returns the unprivileged ports outside `ephemeral`; empty when it covers all of them.

@@ -43,9 +43,6 @@ class Membership {
 
   State state() const { return state_; }
   std::uint32_t attempt() const { return attempt_; }
-  const World& world() const { return world_; }  ///< of the attempt; empty before the first one
-  /// Returns the current incarnation of a host, which must have joined. Host and incarnation name a link.
-  std::uint32_t incarnation(HostNumber host) const { return nodes_[host].incarnation; }
   int present() const { return present_; }
   int restarts() const { return restarts_; }  ///< charged to the budget, over the whole job
   bool restart_left() const { return restarts_ < rules_.max_restarts; }

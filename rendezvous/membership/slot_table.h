@@ -48,8 +48,6 @@ class SlotTable {
   /// sizes.
   World world() const;
   int filled() const { return filled_; }
-  /// Returns the number of slots ever made. Empty slots are unused until a host takes them.
-  int count() const { return static_cast<int>(slots_.size()); }
 
  private:
   struct TableSlot {

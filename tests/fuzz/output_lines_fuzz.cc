@@ -88,6 +88,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::string row;
   require(append_row(bytes, step, row) <= step && text_width(row) <= step);
 
-  if (check_label_template(bytes)) (void)make_label(bytes, {"h", 1, 2, 3, "stdout"});
+  if (check_label_template(bytes)) (void)Label(bytes, LineSource{"h", 1, 2, 3, "stdout"});
   return 0;
 }

@@ -7,9 +7,9 @@ using namespace ddp::launcher;
 
 TEST_CASE("labels") {
   const LineSource source{"gpu02", 13, 5, 1, "stderr"};
-  CHECK(make_label("[{host}:{rank}] ", source) == "[gpu02:13] ");
-  CHECK(make_label("{{{node_rank}/{local_rank}}} {stream}|", source) == "{1/5} stderr|");
-  CHECK(make_label("", source) == "");
+  CHECK(Label("[{host}:{rank}] ", source).text() == "[gpu02:13] ");
+  CHECK(Label("{{{node_rank}/{local_rank}}} {stream}|", source).text() == "{1/5} stderr|");
+  CHECK(Label("", source).text() == "");
   CHECK(check_label_template("[{host}:{rank}] {local_rank} {node_rank} {stream} {time} {{}} é").has_value());
 }
 
