@@ -64,7 +64,7 @@ struct Sender {
 // ---- events of a node
 struct Joined {  ///< its agent said hello and can run `slots` workers; any attempt
   int slots = 1;
-  std::string name = {};  ///< required for unexpected hosts; also given where hosts choose their number
+  std::string name = {};  ///< set where hosts choose their number: it tells two hosts of one number apart
   std::uint32_t gone_incarnation =
       0;  ///< no worker of this earlier incarnation runs, for certain; 0: none is reported
 };
