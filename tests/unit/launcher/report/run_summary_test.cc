@@ -39,7 +39,7 @@ TEST_CASE("the last line of a failure stays the last one") {
         "ddplaunch: the job failed\n  root\n  ran for 5 min, goodput 50.0 %, 2.0 KiB of output\nddplaunch: "
         "exit 3: why\n");
   const ExitReport one_line{2, "ddplaunch: exit 2: why\n", "why"};
-  CHECK(text_with_summary(one_line, ended_job(), {5min, 0, 0, 0}, false) ==
+  CHECK(text_with_summary(one_line, ended_job(), {5min, 0, 0}, false) ==
         "  ran for 5 min, goodput 0.0 %, 0 B of output\nddplaunch: exit 2: why\n");
 }
 
