@@ -45,6 +45,15 @@ class Driven {
     feed(node::WorkersStarted{});
     actions.clear();
   }
+  /// Both workers leave the attempt and wait for the next one.
+  void suspend(std::uint32_t attempt) {
+    revoke(attempt);
+    for (std::uint32_t local = 0; local < 2; ++local)
+      feed(node::WorkerLeft{local, {attempt, 10}});
+    feed(node::OutputRead{});
+    feed(node::LossesReported{});
+    actions.clear();
+  }
   void exit(std::uint32_t local, std::uint8_t code) {
     rendezvous::WorkerExited exited;
     exited.pid = 7;
@@ -182,6 +191,28 @@ TEST_CASE("agent core: an agent that froze without workers starts none after its
   CHECK(node.did<node::Quit>().size() == 1);
 }
 
+TEST_CASE("agent core: survivors begin no attempt after their lease") {
+  Driven node;
+  node.run(0);
+  node.suspend(0);
+  node.now = 15s;
+  node.spawn(1);
+  CHECK(node.did<node::PrepareAttempt>().empty());
+  CHECK(node.did<node::CloseLink>().size() == 1);
+  CHECK(node.did<node::StopWorkers>().size() == 1);
+}
+
+TEST_CASE("agent core: an order to spawn proves that the master heard of the accepted job") {
+  Driven node;
+  node.now = 10s;
+  node.feed(node::JobAccepted{false});  // a slow disk
+  node.now = 24s;
+  node.spawn(0);
+  CHECK(node.core.state() == State::kStarting);
+  REQUIRE(node.did<node::SetLease>().size() == 1);
+  CHECK(node.did<node::SetLease>()[0].left == Time(6s));  // 15 s of lease and 5 s of grace since 10 s
+}
+
 TEST_CASE("agent core: the order to leave is obeyed after the lease, too") {
   Driven node(true);
   node.run(0);
@@ -278,6 +309,20 @@ TEST_CASE("agent core: a revoke kills the hung, asks the others, and reports the
     CHECK(node.sent<rendezvous::AttemptEnded>().size() == 1);
     CHECK(node.core.attempt().attempt == 1);
   }
+}
+
+TEST_CASE("agent core: a survivor's death is reported while others wait") {
+  Driven node;
+  node.run(0);
+  node.suspend(0);
+  node.exit(0, 1);
+  REQUIRE(node.sent<rendezvous::WorkerExited>().size() == 1);
+  CHECK_FALSE(node.sent<rendezvous::WorkerExited>()[0].by_revoke);
+  REQUIRE(node.sent<rendezvous::AttemptRevoked>().size() == 1);
+  const rendezvous::AttemptRevoked revoked = node.sent<rendezvous::AttemptRevoked>()[0];
+  CHECK(revoked.attempt == 0);
+  REQUIRE(revoked.survivors.size() == 1);
+  CHECK(revoked.survivors[0].local_rank == 1);
 }
 
 TEST_CASE("agent core: workers that leave too late are killed") {
@@ -403,6 +448,49 @@ TEST_CASE("agent core: an order after the end of the lease is too late") {
   REQUIRE(node.did<node::StopWorkers>().size() == 1);
   CHECK(node.did<node::StopWorkers>()[0].order.grace_ms == 5000);
   node.end_all();
+  CHECK(node.did<node::Quit>().size() == 1);
+}
+
+TEST_CASE("agent core: each order that a frozen agent finds after its lease ends the workers") {
+  const node::Event orders[] = {node::Pinged{}, rendezvous::OpenStore{},
+                                rendezvous::Revoke{0, 5'000, "rank 0 is lost", {}},
+                                rendezvous::Stop{0, 60'000, "rank 0 is lost"}};
+  for (const node::Event& order : orders) {
+    Driven node;
+    node.run(0);
+    node.now = 15s;
+    node.feed(order);
+    INFO("event " << order.index());
+    CHECK(node.core.leaving());
+    CHECK(node.did<node::CloseLink>().size() == 1);
+    REQUIRE_FALSE(node.did<node::StopWorkers>().empty());
+    CHECK(node.did<node::StopWorkers>()[0].order.grace_ms == 5'000);
+  }
+}
+
+TEST_CASE("agent core: workers end at the first heartbeat after their lease") {
+  Driven node;
+  node.run(0);
+  node.now = 14999ms;
+  node.feed(node::HeartbeatDue{false, 20s});  // the lease counts, not the silence
+  CHECK_FALSE(node.core.leaving());
+  node.now = 15s;
+  node.feed(node::HeartbeatDue{true, 0s});
+  CHECK(node.core.leaving());
+  CHECK(node.did<node::CloseLink>().size() == 1);
+  CHECK(node.did<node::StopWorkers>().size() == 1);
+}
+
+TEST_CASE("agent core: a node without workers is lost by silence, not by its lease") {
+  Driven node;
+  node.now = 20s;
+  node.feed(node::HeartbeatDue{false, 1s});
+  node.feed(node::Pinged{});
+  node.feed(rendezvous::OpenStore{});
+  node.feed(node::HeartbeatDue{true, 20s});
+  node.feed(node::HeartbeatDue{false, 15s});
+  CHECK_FALSE(node.core.leaving());
+  node.feed(node::HeartbeatDue{false, 15'001ms});
   CHECK(node.did<node::Quit>().size() == 1);
 }
 
