@@ -120,6 +120,67 @@ TEST_CASE("agent core: an attempt from its order to AttemptEnded") {
   CHECK_FALSE(node.core.running());
 }
 
+TEST_CASE("agent core: each worker is ordered its place in the attempt") {
+  Driven node;
+  rendezvous::Spawn spawn;
+  spawn.attempt = 3;
+  spawn.first_rank = 4;
+  spawn.local_world_size = 2;
+  spawn.world_size = 6;
+  spawn.node_rank = 2;
+  spawn.nodes = 5;
+  spawn.master_addr = "10.0.0.1";
+  spawn.master_port = 29500;
+  spawn.agent_store = false;
+  spawn.from = 1;
+  node.feed(spawn);
+  node.feed(node::AttemptPrepared{});
+  const auto orders = node.did<node::OrderAttempt>();
+  REQUIRE(orders.size() == 2);
+  for (std::uint32_t local = 0; local < 2; ++local) {
+    const rendezvous::AttemptOrder& order = orders[local].order;
+    CHECK(orders[local].local == local);
+    CHECK(order.attempt == 3);
+    CHECK(order.rank == 4 + local);
+    CHECK(order.local_rank == local);
+    CHECK(order.world == 6);
+    CHECK(order.local_world == 2);
+    CHECK(order.node_rank == 2);
+    CHECK(order.nodes == 5);
+    CHECK(order.store == "10.0.0.1:29500");
+    CHECK_FALSE(order.agent_store);
+    CHECK(order.from == 1U);
+  }
+}
+
+TEST_CASE("agent core: the master learns once that all workers are connected or take part") {
+  Driven node;
+  node.spawn(0);
+  node.feed(node::AttemptPrepared{});
+  for (const std::uint32_t local : {0U, 1U})
+    node.feed(node::WorkerStarted{local, 100 + local, 1});
+  node.feed(node::WorkersStarted{});
+  node.feed(node::WorkerGreeted{0, true});
+  CHECK(node.sent<rendezvous::WorkersGreeted>().empty());
+  node.feed(node::WorkerGreeted{1, true});
+  CHECK(node.sent<rendezvous::WorkersGreeted>().size() == 1);
+  node.feed(node::WorkerReady{0});
+  CHECK(node.sent<rendezvous::WorkersReady>().empty());
+  SECTION("when the last one takes part") {
+    node.feed(node::WorkerReady{1});
+    CHECK(node.sent<rendezvous::WorkersReady>().size() == 1);
+  }
+  SECTION("when the one that does not has ended") {
+    node.exit(1, 0);
+    CHECK(node.sent<rendezvous::WorkersReady>().size() == 1);
+  }
+  SECTION("but not when the attempt is being stopped") {
+    node.feed(rendezvous::Stop{0, 1'000, "a rank failed"});
+    node.exit(1, 0);
+    CHECK(node.sent<rendezvous::WorkersReady>().empty());
+  }
+}
+
 TEST_CASE("agent core: nothing runs before the job is accepted, and nothing new while the agent leaves") {
   AgentCore fresh({false, 5s, 15s, 5s}, 0s);
   CHECK(fresh.step(rendezvous::Spawn{}, 0s).empty());
@@ -309,6 +370,17 @@ TEST_CASE("agent core: a revoke kills the hung, asks the others, and reports the
     CHECK(node.sent<rendezvous::AttemptEnded>().size() == 1);
     CHECK(node.core.attempt().attempt == 1);
   }
+}
+
+TEST_CASE("agent core: a revoke first kills what ended workers left") {
+  Driven node;
+  node.run(0);
+  node.exit(0, 1);
+  node.revoke(0);
+  CHECK(node.did<node::KillWorker>().empty());
+  REQUIRE(node.did<node::KillLeftovers>().size() == 1);
+  CHECK(node.did<node::KillLeftovers>()[0].locals == std::vector<std::uint32_t>{0});
+  CHECK(node.did<node::OrderLeave>().empty());
 }
 
 TEST_CASE("agent core: a survivor's death is reported while others wait") {
