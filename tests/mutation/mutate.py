@@ -102,9 +102,9 @@ class Copy:
                 path.write_bytes(content)
                 path.chmod(one.mode)
 
-    def compile(self, targets):
+    def compile(self, targets, limit_s=None):
         return subprocess.run(["cmake", "--build", self.build, "-j", str(self.jobs), "--target", *targets],
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=BUILD_LIMIT_S)
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit_s)
 
     def end_of(self, target, limit_s):
         """Returns the exit code of a test program, or None if it does not end within the time."""
@@ -156,7 +156,7 @@ def run(copy, room, chosen, ends, results):
         before, lines[number - 1] = lines[number - 1], line
         file.write_text("\n".join(lines))
         try:
-            built = copy.compile(ends)
+            built = copy.compile(ends, BUILD_LIMIT_S)
             finder = built.returncode == 0 and next((one for one, (limit, code) in ends.items() if copy.end_of(one, limit) != code), None)
         finally:
             file.write_text(text)
