@@ -1,5 +1,5 @@
-// The nodes of the simulation: the drivers of their agents' cores, as Agent with NodeWorkers is one, and their
-// keepers.
+// The nodes of the simulation: the drivers of their agents' cores, as Agent with NodeWorkers is one, and
+// their keepers.
 #include <algorithm>
 #include <csignal>
 #include <utility>
@@ -18,10 +18,19 @@ constexpr Time kTcpPatience = 20s;
 constexpr Time kLinkGrace = 5s;
 constexpr Time kKillBound = 5s;
 constexpr Time kKeeperKills = 4s;
+constexpr Time kHeartbeat = 1s;
 constexpr std::uint32_t kAgentPids = 1'000'000'000;  ///< PIDs below are the workers'
 
 std::uint32_t agent_pid(std::uint32_t agent) {
   return kAgentPids + agent * 2;  // the next PID is the keeper's
+}
+
+/// Returns whether AgentCore must end workers whose lease is over when it handles this event. Other events
+/// may be handled before the next heartbeat.
+bool checks_lease(const node::Event& event) {
+  return std::holds_alternative<node::HeartbeatDue>(event) || std::holds_alternative<node::Pinged>(event) ||
+         std::holds_alternative<OpenStore>(event) || std::holds_alternative<Revoke>(event) ||
+         std::holds_alternative<Stop>(event);
 }
 
 }  // namespace
@@ -57,6 +66,10 @@ bool SurvivorsWorld::delayed(Time cut, Time& last, Time& at) {
 }
 
 void SurvivorsWorld::to_node(SimAgent& agent, Message message) {
+  if (std::holds_alternative<Spawn>(message) && armed_.erase(SimulatedFault::kFrozenOnSpawn) != 0) {
+    agent.frozen = std::max(agent.frozen, now_ + some(1s, 20s));
+    happened(SimulatedFault::kFrozenOnSpawn, agent.host, agent.frozen);
+  }
   Time at;
   const std::uint32_t id = agent.id;
   if (!delayed(hosts_[agent.host].cut_to, agent.to_node, at)) {
@@ -134,9 +147,15 @@ void SurvivorsWorld::take(SimAgent& agent, const Message& message) {
 
 void SurvivorsWorld::feed(SimAgent& agent, const node::Event& event) {
   if (!agent.alive) return;
-  const SimHost& host = hosts_[agent.host];
   const std::uint32_t id = agent.id;
-  for (const node::Action& action : agent.core.step(event, host.local(now_)))
+  const bool overdue = checks_lease(event) && agent.core.running() && is_lease_over(agent);
+  const Time local = hosts_[agent.host].local(now_);
+  const Time previous = std::exchange(agent.last_event, local);
+  const node::Actions actions =
+      agent.core.step(event, setup_.bug == SurvivorsBug::kClockBehind ? previous : local);
+  if (overdue && !agent.core.leaving())
+    fail(supervisor_.nodes()[agent.host].name + " does not stop its workers after the end of its lease");
+  for (const node::Action& action : actions)
     std::visit([this, &agent](const auto& one) { perform(agent, one); }, action);
   const auto due = agent.core.deadline();
   if (!due || !agent.alive) return;
@@ -149,6 +168,10 @@ void SurvivorsWorld::feed(SimAgent& agent, const node::Event& event) {
       feed(agents_[id], node::Tick{});
     });
   });
+}
+
+bool SurvivorsWorld::is_lease_over(const SimAgent& agent) const {
+  return agent.core.lease().over(hosts_[agent.host].local(now_));
 }
 
 void SurvivorsWorld::feed_later(std::uint32_t id, Time wait, node::Event event) {
@@ -184,6 +207,9 @@ void SurvivorsWorld::perform(SimAgent& agent, const node::OpenStore& action) {
 // ---- workers start
 
 void SurvivorsWorld::perform(SimAgent& agent, const node::PrepareAttempt& action) {
+  if (is_lease_over(agent))
+    fail(supervisor_.nodes()[agent.host].name + " begins attempt " + std::to_string(action.spawn.attempt) +
+         " after the end of its lease");
   agent.prepared = action.spawn;
   for (std::uint32_t local = 0; local < action.spawn.local_world_size; ++local)
     if (agent.processes.count(local) == 0) agent.processes[local] = {};
@@ -365,8 +391,8 @@ void SurvivorsWorld::quit(SimAgent& agent) {
 void SurvivorsWorld::heartbeat(std::uint32_t id) {
   SimAgent& agent = agents_[id];
   if (!agent.alive) return;
-  feed(agent, node::HeartbeatDue{false, now_ - agent.heard});
-  after_on(agent.host, 1s, [this, id] { when_awake(id, [this, id] { heartbeat(id); }); });
+  if (setup_.bug != SurvivorsBug::kNoHeartbeats) feed(agent, node::HeartbeatDue{false, now_ - agent.heard});
+  after_on(agent.host, kHeartbeat, [this, id] { when_awake(id, [this, id] { heartbeat(id); }); });
 }
 
 void SurvivorsWorld::perform(SimAgent& agent, const node::SetLease& action) {
@@ -383,8 +409,14 @@ void SurvivorsWorld::keeper_checks_lease(std::uint32_t id) {
   if (!agent.alive) return;
   const SimHost& host = hosts_[agent.host];
   if (host.paused > now_) return;  // check_resumed continues
-  if (agent.killed_at && host.local(now_) >= *agent.killed_at)
+  if (agent.killed_at && host.local(now_) >= *agent.killed_at) {
+    // An agent that is awake has had a heartbeat after the end of the lease.
+    const Time awake_since = std::max(agent.frozen, host.paused);
+    if (awake_since + kHeartbeat < now_ && agent.core.running() && !agent.core.leaving())
+      fail("the keeper on " + supervisor_.nodes()[agent.host].name +
+           " ends the workers of an agent that runs");
     return after_on(agent.host, some(0s, kKeeperKills), [this, id] { keeper_cleans(id); });
+  }
   if (!agent.killed_at) {
     agent.keeper_watches = false;
     return;

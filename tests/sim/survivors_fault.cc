@@ -76,7 +76,7 @@ bool SurvivorsWorld::befall_worker(SimulatedFault kind) {
     happened(kind, host, now_ + 600s);
     worker->slow = true;
   } else if (kind == SimulatedFault::kKilledOnRevoke || kind == SimulatedFault::kKilledWaiting ||
-             kind == SimulatedFault::kKilledSharing) {
+             kind == SimulatedFault::kKilledSharing || kind == SimulatedFault::kFrozenOnSpawn) {
     armed_.insert(kind);
   } else if (kind == SimulatedFault::kPeersCut) {
     const SimWorker* other = some_worker();

@@ -56,6 +56,7 @@ struct SimAgent {
   std::optional<Time> killed_at;  ///< by the keeper, on the node's clock; unset: never
   bool keeper_watches = false;
   std::optional<Time> tick_at;
+  Time last_event{0};  ///< on the node's clock
   bool alive = true;
   bool node_open = true, master_open = true;  ///< the two ends of the link
   bool gone_reported = false;

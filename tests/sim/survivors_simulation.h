@@ -24,6 +24,7 @@ enum class SimulatedFault : std::uint8_t {
   kKeepersKilled,   ///< agent and keeper: no process reports it
   kAgentStopped,    ///< by a SIGTERM: it ends its workers and reports it
   kAgentFrozen,
+  kFrozenOnSpawn,  ///< an agent, while the next order to spawn is on its way to it
   kHostLost,       ///< without notice
   kMachinePaused,  ///< the whole machine is suspended; its clock goes on
   kCut,            ///< between master and node, in both directions
@@ -36,7 +37,7 @@ enum class SimulatedFault : std::uint8_t {
   kMasterAsleep,
   kUserStops,
 };
-constexpr int kMishaps = 22;
+constexpr int kMishaps = 23;
 
 /// An injected bug, to test that the simulation finds it. Supervisor and AgentCore stay correct; their
 /// drivers, their rules or the workers have the bug.
@@ -56,6 +57,8 @@ enum class SurvivorsBug : std::uint8_t {
   kOneNodeLess,        ///< attempts begin with one node fewer than MIN
   kFreeRestarts,       ///< the budget is not the user's
   kNoTicks,            ///< the master receives no ticks
+  kNoHeartbeats,       ///< agents receive no HeartbeatDue
+  kClockBehind,        ///< an agent handles each event at the time of the previous one
 };
 
 struct PlannedFault {

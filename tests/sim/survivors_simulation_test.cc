@@ -254,7 +254,9 @@ TEST_CASE("survivors: it finds injected errors") {
       {SurvivorsBug::kWorldDiffers, "worlds differ"},
       {SurvivorsBug::kOneNodeLess, "one node fewer than MIN"},
       {SurvivorsBug::kFreeRestarts, "a restart too many"},
-      {SurvivorsBug::kNoTicks, "no ticks"}};
+      {SurvivorsBug::kNoTicks, "no ticks"},
+      {SurvivorsBug::kNoHeartbeats, "agents without heartbeats"},
+      {SurvivorsBug::kClockBehind, "clocks of agents behind"}};
   for (const auto& [bug, name] : bugs) {
     std::uint64_t seed = 1;
     std::optional<std::string> broken;

@@ -78,6 +78,7 @@ class SurvivorsWorld {
   void take(SimAgent& agent, const rendezvous::Message& message);
   bool predecessor_gone(const std::vector<std::uint32_t>& pids) const;
   void feed(SimAgent& agent, const launcher::node::Event& event);
+  bool is_lease_over(const SimAgent& agent) const;
   void feed_later(std::uint32_t agent, Time wait, launcher::node::Event event);
   void perform(SimAgent& agent, const launcher::node::Send& action);
   void perform(SimAgent& agent, const launcher::node::OpenStore& action);
