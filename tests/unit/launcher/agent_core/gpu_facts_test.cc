@@ -17,6 +17,7 @@ TEST_CASE("the lines of ddplaunch-nvml") {
       "something\tof a later release\n");
   REQUIRE(facts.gpus.size() == 2);
   CHECK(facts.gpus[0].name == "NVIDIA H100");
+  CHECK(facts.gpus[0].memory == 85'899'345'920);
   CHECK(facts.gpus[0].memory_free == 1024);
   REQUIRE(facts.processes.size() == 1);
   CHECK(facts.processes[0].pid == 4711);
@@ -63,6 +64,8 @@ TEST_CASE("nvidia-smi's tables") {
       "1, GPU-bb, NVIDIA A100-SXM4-40GB, 40960, 10, 535.104.05\n",
       "GPU-bb, 123, 39000\nGPU-bb, 124, [N/A]\nGPU-zz, 125, 1\n");
   REQUIRE(facts.gpus.size() == 2);
+  CHECK(facts.gpus[1].name == "NVIDIA A100-SXM4-40GB");
+  CHECK(facts.gpus[1].memory == 40'960 * kMiB);
   CHECK(facts.gpus[1].memory_free == 10 * kMiB);
   CHECK(facts.versions == rendezvous::Pairs{{"driver", "535.104.05"}});
   REQUIRE(facts.processes.size() == 2);
