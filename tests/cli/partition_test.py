@@ -126,6 +126,17 @@ class Partition(LaunchTest):
                 found.append(pid)
         return found
 
+    def workers_of_the_start(self):
+        """Returns the pids of the three workers of attempt 0. A worker shows no environment for a moment within its exec."""
+        found = []
+
+        def all_are_there():
+            found[:] = sorted(self.workers(0))
+            return len(found) == 3
+
+        self.assertTrue(wait_until(all_are_there), found)
+        return found
+
     def running(self, process, attempt, world):
         lines = []
         while len(lines) < world:
@@ -183,7 +194,7 @@ class Partition(LaunchTest):
     def test_a_short_partition_restarts_nothing(self):
         process = self.launch("--node-timeout", "15s", "--nnodes", "2:3", ends=0 + 9)
         self.running(process, 0, 3)
-        before = self.workers(0)
+        before = self.workers_of_the_start()
         self.cut("n2")
         time.sleep(4)  # longer than a suspicion takes, shorter than the timeout
         self.restore("n2")
@@ -193,7 +204,7 @@ class Partition(LaunchTest):
             if "responds again" in line:
                 break
         self.assertRegex("".join(reported), r"10\.76\.0\.2 has been silent for [34](\.\d)? s; it counts as lost after 15 s\n")
-        self.assertEqual(sorted(self.workers(0)), sorted(before))
+        self.assertEqual(sorted(self.workers(0)), before)
         process.send_signal(signal.SIGINT)
         self.assert_code(self.finish(process), 130)
 
@@ -208,7 +219,7 @@ class Partition(LaunchTest):
         self.assert_code(self.finish(process, timeout=90), 0)
 
     def frozen_agent(self, process, node):
-        for pid in self.workers(0):
+        for pid in self.workers_of_the_start():
             env = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
             if f"GROUP_RANK={node}\0".encode() in env:
                 agent = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -223,7 +234,7 @@ class Partition(LaunchTest):
     def test_an_agent_that_is_frozen_for_a_while(self):
         process = self.launch("--nnodes", "2:3", ends=9)
         self.running(process, 0, 3)
-        before = sorted(self.workers(0))
+        before = self.workers_of_the_start()
         agent = self.frozen_agent(process, 1)
         time.sleep(3)
         os.kill(agent, signal.SIGCONT)
@@ -247,9 +258,7 @@ class Partition(LaunchTest):
     def test_the_master_is_frozen_for_a_while(self):
         process = self.launch("--nnodes", "2:3", ends=9)
         self.running(process, 0, 3)
-        # A worker shows no environment for a moment within its exec.
-        self.assertTrue(wait_until(lambda: len(self.workers(0)) == 3), self.workers(0))
-        before = sorted(self.workers(0))
+        before = self.workers_of_the_start()
         master = next(pid for pid, words in self.masters())
         self.freeze(master)
         time.sleep(5)  # the freeze itself
@@ -313,7 +322,7 @@ class Partition(LaunchTest):
         process = self.start(*times, *args, "train", "--device", "cpu", "--on-peer-loss", "rejoin", "--data", "synthetic",
                              "--limit", 60000, "--batch-size", 20, "--epochs", 100, "--checkpoint-dir", shared, "--checkpoint-every", 20)
         self.assertTrue(wait_until(lambda: len(list(shared.iterdir())) > 1, 30))
-        rank0 = next(pid for pid in self.workers(0) if b"\0RANK=0\0" in pathlib.Path(f"/proc/{pid}/environ").read_bytes())
+        rank0 = next(pid for pid in self.workers_of_the_start() if b"\0RANK=0\0" in pathlib.Path(f"/proc/{pid}/environ").read_bytes())
         self.cut("n1")
         said = []
         for line in process.stderr:
