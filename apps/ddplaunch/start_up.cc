@@ -1,10 +1,16 @@
 #include "apps/ddplaunch/start_up.h"
 
+#include <unistd.h>
+
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <new>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -30,7 +36,34 @@ int report_exit(const Error& error) {
   return code;
 }
 
+namespace {
+
+std::atomic<bool> memory_refused = false;
+std::terminate_handler end_abnormally = std::abort;
+
+/// Reports memory that was refused where no caller catches it: in a thread, in a task, or in a function of
+/// the standard library that must not fail. The report needs no memory.
+[[noreturn]] void end_program() {
+  if (memory_refused) {
+    constexpr std::string_view kText =
+        "ddplaunch: exit 116: the system refused a thread or memory: Cannot allocate memory; check ulimit -u "
+        "and ulimit -v\n";
+    const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
+    (void)written;
+    ::_exit(116);
+  }
+  end_abnormally();
+  std::abort();
+}
+
+}  // namespace
+
 int report_refusals(const std::function<int()>& body) {
+  end_abnormally = std::set_terminate(end_program);
+  std::set_new_handler([] {
+    memory_refused = true;
+    throw std::bad_alloc();
+  });
   const auto refused = [](const char* why) {
     return report_exit({ErrorCode::kSystem, std::string("the system refused a thread or memory: ") + why +
                                                 "; check ulimit -u and ulimit -v"});

@@ -22,7 +22,7 @@ using GivenToken = Result<rendezvous::LinkToken>;
 int report_exit(const Error& error);
 
 /// Returns the result of `body`. Threads and memory are needed everywhere, so their refusal is an exception;
-/// it is reported here and gives exit code 116.
+/// it is reported here and gives exit code 116. So does refused memory that no caller can catch.
 int report_refusals(const std::function<int()>& body);
 
 /// Overrides inherited settings: children are waited for, signals arrive, and a full disk or pipe is an error

@@ -223,12 +223,18 @@ class LocalJob(LaunchTest):
     @unittest.skipIf(b"__asan_init" in pathlib.Path(DDPLAUNCH).read_bytes(),
                      "a sanitizer needs more address space than the test allows")
     def test_too_little_memory_is_an_error_with_advice(self):
-        limits = (resource.RLIMIT_AS, (30_000 << 10, 30_000 << 10))
-        done = subprocess.run([DDPLAUNCH, "--job-dir", self.job_dir, "true"], env=self.env, capture_output=True, text=True,
-                              stdin=subprocess.DEVNULL, preexec_fn=lambda: resource.setrlimit(*limits))
-        self.assertEqual(done.returncode, 116, done.stderr)
-        self.assertRegex(done.stderr.splitlines()[-1], "^ddplaunch: exit 116: the system refused a thread or memory: "
-                                                       ".*; check ulimit -u and ulimit -v$")
+        # Each limit refuses another allocation, some of them in threads.
+        refusals = 0
+        for kilobytes in range(20_000, 36_000, 250):
+            limits = (resource.RLIMIT_AS, (kilobytes << 10, kilobytes << 10))
+            done = subprocess.run([DDPLAUNCH, "--job-dir", self.dir / str(kilobytes), "true"], env=self.env, capture_output=True,
+                                  text=True, stdin=subprocess.DEVNULL, preexec_fn=lambda: resource.setrlimit(*limits))
+            if done.returncode != 0:
+                self.assertEqual(done.returncode, 116, (kilobytes, done.stderr))
+                self.assertRegex(done.stderr.splitlines()[-1], "^ddplaunch: exit 116: the system refused a thread or memory: "
+                                                               ".*; check ulimit -u and ulimit -v$")
+                refusals += 1
+        self.assertGreater(refusals, 10)
 
     def test_stdin_goes_to_rank_0_only(self):
         done = self.run_job("--nproc-per-node", 2, "--stdin", "0", "sh", "-c", "cat", stdin="hello\nworld\n")
