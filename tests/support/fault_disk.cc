@@ -47,6 +47,15 @@ void log_flush(int fd) {
   ::close(log);
 }
 
+int open_at(int at, const char* path, int flags, mode_t mode) {
+  const char* unreadable = ::getenv("DDP_UNREADABLE");
+  if (unreadable != nullptr && (flags & O_DIRECTORY) != 0 && std::string(path) == unreadable) {
+    errno = EIO;
+    return -1;
+  }
+  return next<int(int, const char*, int, ...)>("openat")(at, path, flags, mode);
+}
+
 }  // namespace
 
 extern "C" int fsync(int fd) {
@@ -72,12 +81,12 @@ extern "C" int openat(int at, const char* path, int flags, ...) {
   va_start(more, flags);
   const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(more, mode_t) : 0;
   va_end(more);
-  const char* unreadable = ::getenv("DDP_UNREADABLE");
-  if (unreadable != nullptr && (flags & O_DIRECTORY) != 0 && std::string(path) == unreadable) {
-    errno = EIO;
-    return -1;
-  }
-  return next<int(int, const char*, int, ...)>("openat")(at, path, flags, mode);
+  return open_at(at, path, flags, mode);
+}
+
+/// A compiler that hardens programs by default (Ubuntu's) makes this call of openat().
+extern "C" int __openat_2(int at, const char* path, int flags) {
+  return open_at(at, path, flags, 0);
 }
 
 extern "C" int renameat2(int from_fd, const char* from, int to_fd, const char* to,
