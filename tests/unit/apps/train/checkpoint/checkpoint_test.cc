@@ -41,11 +41,20 @@ TEST_CASE("a checkpoint's state survives its encoding as text bit for bit") {
   CHECK(read->model_crc32 == 0xfedcba98);
 }
 
+TEST_CASE("a state of a training whose optimizer has made no step is valid") {
+  CheckpointState state = example();
+  state.position = {1, 0, 0, 1, 0};
+  state.optimizer_steps = 0;
+  CHECK(parse_checkpoint_state("x", to_json(state)).has_value());
+}
+
 TEST_CASE("text that is no state is refused") {
   CHECK(parse_checkpoint_state("x", "").error().text == "x: is not a JSON object; is it truncated?");
   const std::string hint = " and this train reads format 2; use the version of train that wrote it";
   CHECK(parse_checkpoint_state("x", "{}").error().text == "x: is of format none" + hint);
   CHECK(parse_checkpoint_state("x", "{\"format\":1}").error().text == "x: is of format 1" + hint);
+  // A text without a CRC-32 of its own may be damaged; only another version's is refused for all ranks.
+  CHECK(parse_checkpoint_state("x", "{\"format\":1}").error().code != ddp::ErrorCode::kRefused);
   CHECK(parse_checkpoint_state("x", "{\"format\":2,\"step\":-1}").error().text ==
         "x: \"step\" is missing or has the wrong type");
   std::string text = to_json(example());

@@ -79,6 +79,40 @@ TEST_CASE("the newest checkpoints up to the one just written stay, and other fil
   CHECK(*find_checkpoint(folder.path()) == folder.path() + "/step-00000901");
 }
 
+TEST_CASE("a checkpoint is complete when the wait for it returns, and is read again") {
+  const Folder folder;
+  ThreadPool threads(1);
+  const Mlp<float> model(2, 1, 1, threads);
+  CheckpointWriter<float>::Config config;
+  config.directory = folder.path();
+  CheckpointWriter<float> writer(config, model, [](const std::string&) {});
+  CheckpointContent<float> content = content_of(model, 1);
+  CheckpointState& state = content.state;
+  state.dtype = "float32";
+  state.optimizer = "sgd";
+  state.world_size = state.batch_size = state.accumulate = 1;
+  state.samples = 10;
+  state.position.segment_step = 1;
+  writer.write(std::move(content));
+  REQUIRE(writer.wait().has_value());
+  const std::string path = folder.path() + "/step-00000001";
+  const auto read = read_checkpoint_state(path);
+  REQUIRE(read.has_value());
+  const auto any = [](const Safetensors&) { return ddp::Result<>(); };
+  CHECK(read_checkpoint(path, *read, any, any).has_value());
+}
+
+TEST_CASE("a state.json of more than 64 MiB is not read") {
+  const Folder folder;
+  folder.make("step-00000001", true);
+  const std::string path = folder.path() + "/step-00000001";
+  fs::resize_file(path + "/state.json", (64u << 20) + 1);  // a hole of the file
+  CHECK(read_checkpoint_state(path).error().text ==
+        path + "/state.json: is larger than 64 MiB: train did not write this file");
+  fs::resize_file(path + "/state.json", 64u << 20);
+  CHECK(read_checkpoint_state(path).error().text.starts_with(path + "/state.json: is of format none "));
+}
+
 TEST_CASE("a checkpoint that is written again exists at every moment") {
   const Folder folder;
   ThreadPool threads(1);

@@ -73,6 +73,16 @@ TEST_CASE("a model survives its file bit for bit") {
   CHECK(file->tensors().at("layer2.0.weight").shape == std::vector<std::int64_t>{32, 16, 5, 5});
 }
 
+TEST_CASE("a model of float survives its file bit for bit") {
+  const Folder folder;
+  ConvNet<float> written(1, one_thread), read(1, one_thread);
+  written.initialise(1);
+  read.initialise(2);
+  REQUIRE(export_model<float>(folder / "m.safetensors", written).has_value());
+  REQUIRE(import_model<float>(folder / "m.safetensors", read).has_value());
+  CHECK(std::ranges::equal(written.parameters(), read.parameters()));
+}
+
 TEST_CASE("the names in a file are in the order of PyTorch's state_dict") {
   const Folder folder;
   ConvNet<float> net(1, one_thread);
