@@ -102,6 +102,20 @@ TEST_CASE("a checkpoint is complete when the wait for it returns, and is read ag
   CHECK(read_checkpoint(path, *read, any, any).has_value());
 }
 
+TEST_CASE("checkpoints that follow each other at once are all written") {
+  const Folder folder;
+  ThreadPool threads(1);
+  const Mlp<float> model(2, 1, 1, threads);
+  CheckpointWriter<float>::Config config;
+  config.directory = folder.path();
+  config.keep = 9;
+  CheckpointWriter<float> writer(config, model, [](const std::string&) {});
+  for (std::uint64_t step = 1; step <= 5; ++step)
+    writer.write(content_of(model, step));
+  REQUIRE(writer.wait().has_value());
+  CHECK(list_checkpoints(folder.path())->size() == 5);
+}
+
 TEST_CASE("a state.json of more than 64 MiB is not read") {
   const Folder folder;
   folder.make("step-00000001", true);
