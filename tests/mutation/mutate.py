@@ -108,7 +108,7 @@ class Copy:
 
     def end_of(self, target, limit_s):
         """Returns the exit code of a test program, or None if it does not end within the time."""
-        isolated = ISOLATED if target.startswith("process_") else []
+        isolated = ISOLATED if target.startswith(("process_", "unit_keeper")) else []
         try:
             ran = subprocess.run([*isolated, self.build / "tests" / target], cwd=self.build, stdin=subprocess.DEVNULL,
                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=limit_s,
