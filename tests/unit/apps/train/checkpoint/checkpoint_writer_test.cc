@@ -52,6 +52,17 @@ CheckpointContent<float> content_of(const Model<float>& model, std::uint64_t ste
   return content;
 }
 
+/// A small model, and the writer of its checkpoints.
+struct Training {
+  explicit Training(const Folder& folder, int keep = 3)
+      : writer({folder.path(), keep}, model, [](const std::string&) {}) {}
+  void write(std::uint64_t step) { writer.write(content_of(model, step)); }
+
+  ThreadPool threads{1};
+  const Mlp<float> model{2, 1, 1, threads};
+  CheckpointWriter<float> writer;
+};
+
 }  // namespace
 
 TEST_CASE("the newest checkpoints up to the one just written stay, and other files are untouched") {
@@ -61,15 +72,10 @@ TEST_CASE("the newest checkpoints up to the one just written stay, and other fil
   folder.make("step-00000005", true);
   folder.make("step-00000900", true);  // another training's
   folder.make("step-00000901", true);
-  ThreadPool threads(1);
-  const Mlp<float> model(2, 1, 1, threads);
-  CheckpointWriter<float>::Config config;
-  config.directory = folder.path();
-  config.keep = 2;
-  CheckpointWriter<float> writer(config, model, [](const std::string&) {});
+  Training training(folder, 2);
   for (const std::uint64_t step : {6u, 7u}) {
-    writer.write(content_of(model, step));
-    CHECK(writer.wait().has_value());
+    training.write(step);
+    CHECK(training.writer.wait().has_value());
   }
   CHECK(*list_checkpoints(folder.path()) ==
         std::vector<std::string>{"step-00000006", "step-00000007", "step-00000900", "step-00000901"});
@@ -81,20 +87,16 @@ TEST_CASE("the newest checkpoints up to the one just written stay, and other fil
 
 TEST_CASE("a checkpoint is complete when the wait for it returns, and is read again") {
   const Folder folder;
-  ThreadPool threads(1);
-  const Mlp<float> model(2, 1, 1, threads);
-  CheckpointWriter<float>::Config config;
-  config.directory = folder.path();
-  CheckpointWriter<float> writer(config, model, [](const std::string&) {});
-  CheckpointContent<float> content = content_of(model, 1);
+  Training training(folder);
+  CheckpointContent<float> content = content_of(training.model, 1);
   CheckpointState& state = content.state;
   state.dtype = "float32";
   state.optimizer = "sgd";
   state.world_size = state.batch_size = state.accumulate = 1;
   state.samples = 10;
   state.position.segment_step = 1;
-  writer.write(std::move(content));
-  REQUIRE(writer.wait().has_value());
+  training.writer.write(std::move(content));
+  REQUIRE(training.writer.wait().has_value());
   const std::string path = folder.path() + "/step-00000001";
   const auto read = read_checkpoint_state(path);
   REQUIRE(read.has_value());
@@ -104,15 +106,10 @@ TEST_CASE("a checkpoint is complete when the wait for it returns, and is read ag
 
 TEST_CASE("checkpoints that follow each other at once are all written") {
   const Folder folder;
-  ThreadPool threads(1);
-  const Mlp<float> model(2, 1, 1, threads);
-  CheckpointWriter<float>::Config config;
-  config.directory = folder.path();
-  config.keep = 9;
-  CheckpointWriter<float> writer(config, model, [](const std::string&) {});
+  Training training(folder, 9);
   for (std::uint64_t step = 1; step <= 5; ++step)
-    writer.write(content_of(model, step));
-  REQUIRE(writer.wait().has_value());
+    training.write(step);
+  REQUIRE(training.writer.wait().has_value());
   CHECK(list_checkpoints(folder.path())->size() == 5);
 }
 
@@ -129,21 +126,17 @@ TEST_CASE("a state.json of more than 64 MiB is not read") {
 
 TEST_CASE("a checkpoint that is written again exists at every moment") {
   const Folder folder;
-  ThreadPool threads(1);
-  const Mlp<float> model(2, 1, 1, threads);
-  CheckpointWriter<float>::Config config;
-  config.directory = folder.path();
-  CheckpointWriter<float> writer(config, model, [](const std::string&) {});
-  writer.write(content_of(model, 3));
-  REQUIRE(writer.wait().has_value());
+  Training training(folder);
+  training.write(3);
+  REQUIRE(training.writer.wait().has_value());
   std::atomic<bool> ends = false, missed = false;
   std::thread watch([&] {
     while (!ends)
       missed = missed || !folder.holds("step-00000003/state.json");
   });
   for (int i = 0; i < 30; ++i) {
-    writer.write(content_of(model, 3));
-    CHECK(writer.wait().has_value());
+    training.write(3);
+    CHECK(training.writer.wait().has_value());
   }
   ends = true;
   watch.join();
@@ -166,13 +159,7 @@ TEST_CASE("unfinished checkpoints of an ended training are removed, and similar 
   std::ofstream(folder.path() + "/.tmp-19") << "notes";
   std::ofstream(folder.path() + "/.tmp-20-step-00000003") << "notes";
   fs::create_directory_symlink(folder.path() + "/.tmp-backup", folder.path() + "/.tmp-21-step-00000003");
-  ThreadPool threads(1);
-  const Mlp<float> model(2, 1, 1, threads);
-  CheckpointWriter<float>::Config config;
-  config.directory = folder.path();
-  {
-    const CheckpointWriter<float> writer(config, model, [](const std::string&) {});
-  }
+  (void)Training(folder);
   for (const std::string& name : left)
     CHECK_FALSE(folder.holds(name));
   for (const std::string& name : foreign)
