@@ -14,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 /// The smallest possible launch: one block copies one number.
-using Small = kernels::device::SumParts<float>;
+using Small = kernels::device::ColumnSums<float>;
 
 constexpr std::size_t kCopied = std::size_t{256} << 20;  // larger than any GPU's cache
 constexpr int kLaunches = 14;                            ///< about as many as in a step of the ConvNet
@@ -52,7 +52,7 @@ Result<> measure_launches(cudaStream_t stream, CheckLog& log) {
   auto memory = make_device_bytes(2 * sizeof(float));
   if (!memory) return memory.error();
   auto* const numbers = reinterpret_cast<float*>(memory->get());
-  const Small::Args args{numbers, numbers + 1, 1, 1};
+  const Small::Args args{1, 1, numbers, numbers + 1};
   const auto launches = [&](int count) {
     const DeviceRunner runner(stream);
     for (int i = 0; i < count; ++i)

@@ -261,9 +261,14 @@ std::string type_name() {
 }
 
 template <class T, class S = T>
-void check_conv_net(int batch, CheckLog& log) {
+void check_conv_net(int batch, CheckLog& log, bool tall = false) {
   check_model<T>(
-      "convnet " + type_name<S>(), [batch](Arena& arena) { return ConvNetMemory<T, S>(arena, batch); },
+      std::string(tall ? "convnet, tall bands, " : "convnet ") + type_name<S>(),
+      [batch, tall](Arena& arena) {
+        ConvNetMemory<T, S> memory(arena, batch);
+        memory.has_tall_bands = tall;
+        return memory;
+      },
       [](const auto& runner, const auto& m, int n, bool training) {
         run_conv_net_forward(runner, m, n, training);
       },
@@ -294,6 +299,7 @@ void check_mlp(const std::string& name, const auto& like_library, int batch, Che
 template <class T, class S = T>
 void check_models(int batch, CheckLog& log) {
   check_conv_net<T, S>(batch, log);
+  check_conv_net<T, S>(batch, log, true);
   check_mlp<T, S>(
       "mlp", [](const auto& runner) -> const auto& { return runner; }, batch, log);
   if constexpr (std::is_same_v<T, float>)
@@ -307,7 +313,7 @@ void check_parity(CheckLog& log) {
     check_models<double>(batch, log);
     check_models<float, Bf16>(batch, log);
   }
-  check_conv_net<float>(70, log);   // groups of two images in the second block's weight gradients
+  check_conv_net<float>(70, log);
   check_conv_net<float>(150, log);  // the second convolution's channels are not split; above, the first's
 }
 

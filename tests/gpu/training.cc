@@ -60,7 +60,7 @@ Result<std::unique_ptr<DeviceNet<T>>> fresh_net(int batch) {
 /// receives its buffer, which must outlive it.
 template <class T>
 Result<DeviceAllReduce> twice(std::size_t count, DeviceBytes& memory) {
-  using Sum = kernels::device::SumParts<T>;
+  using Sum = kernels::device::ColumnSums<T>;
   auto bytes = make_device_bytes(2 * count * sizeof(T));
   if (!bytes) return bytes.error();
   memory = std::move(*bytes);
@@ -71,7 +71,7 @@ Result<DeviceAllReduce> twice(std::size_t count, DeviceBytes& memory) {
       const auto answer = cudaMemcpyAsync(to, own, size * sizeof(T), cudaMemcpyDeviceToDevice, stream);
       if (auto done = cuda_check(answer, "cudaMemcpyAsync"); !done) return done;
     }
-    const typename Sum::Args args{both, own, static_cast<int>(size), 2};
+    const typename Sum::Args args{2, static_cast<int>(size), both, own};
     return cuda_check(kernels::device::launch_on_device<Sum>(args, stream), "the sum's launch");
   });
 }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 // A kernel's body is written once for two machines. The device driver (launch.cuh) runs it on a GPU. The host
 // driver (host_launch.h) runs it on a CPU, which tests it without a GPU. A body is a struct
@@ -122,6 +123,30 @@ template <class T, int N>
 struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack {
   T v[N];
 };
+
+/// Copies N neighbors into the block's memory, which has them in the next phase. A GPU since 8.0 copies
+/// numbers of the same type while the thread goes on. Both addresses are aligned to a Pack.
+template <int N, class T, class From>
+DDP_HD void load_ahead(T* to, const From* from) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  if constexpr (std::is_same_v<T, From>) {
+    const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    constexpr int kBytes = static_cast<int>(N * sizeof(T));
+    static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(place), "l"(from), "n"(kBytes) : "memory");
+    return;
+  }
+#endif
+  const Pack<From, N> read = *reinterpret_cast<const Pack<From, N>*>(from);
+  Pack<T, N> written;
+  DDP_UNROLL
+  for (int n = 0; n < N; ++n)
+    written.v[n] = static_cast<T>(read.v[n]);
+  *reinterpret_cast<Pack<T, N>*>(to) = written;
+}
+/// The count of numbers that load_ahead() copies best.
+template <class From>
+inline constexpr int kLoaded = 16 / static_cast<int>(sizeof(From));
 
 DDP_HD constexpr int divide_up(int count, int size) {
   return (count + size - 1) / size;

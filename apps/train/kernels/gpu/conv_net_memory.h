@@ -17,16 +17,18 @@ inline constexpr int kConvNetRunning = 96;
 inline constexpr int kConvNetFeatures = 7 * 7 * 32;
 inline constexpr int kConvNetFcWeight = 13'344;
 inline constexpr int kConvNetFcBias = 29'024;
+/// With batches from this size on, a block of a convolution has twice the rows: ten blocks for each processor
+/// of a large GPU remain.
+inline constexpr int kManyImages = 1320;
 
 /// Bodies, parameter offsets and memory of one block. Its input is stored as From.
 template <class T, class S, int Side, int In, int Out, class From>
 struct DeviceConvBlock {
-  template <int Split>
-  using SplitForward = Convolution<T, Side, In, Out, false, From, S, S, Split>;
-  using Forward = SplitForward<1>;
+  template <int Split, int Rows>
+  using ForwardIn = Convolution<T, Side, In, Out, false, From, S, S, Split, Rows>;
+  using Forward = ForwardIn<1, 7>;
   /// Two blocks for each processor of a large GPU. If there are fewer, their channels are split.
   static constexpr int kFewBlocks = 264;
-  using Moments = Norm<T, Out, Forward::kThreads>;
   using GradientSums = NormGradientSums<T, Out, 256>;
   static constexpr int kPixels = Side * Side;
 
@@ -53,12 +55,14 @@ struct DeviceConvBlock {
     backward_ticket = arena.take<unsigned>(1);
   }
 
-  /// Computes the convolution's output and its normalization.
+  /// Computes the convolution's output and its normalization. `tall`: with bands of twice the rows.
   template <class Runner>
   void forward(const Runner& runner, const WeightMemory<T, S>& m, int batch, const From* padded,
-               bool training) const {
-    if (batch * Forward::kBands < kFewBlocks) {
-      run_forward<SplitForward<2>>(runner, m, batch, padded, training);
+               bool training, bool tall) const {
+    if (tall) {
+      run_forward<ForwardIn<1, 14>>(runner, m, batch, padded, training);
+    } else if (batch * Forward::kBands < kFewBlocks) {
+      run_forward<ForwardIn<2, 7>>(runner, m, batch, padded, training);
     } else {
       run_forward<Forward>(runner, m, batch, padded, training);
     }
@@ -70,10 +74,10 @@ struct DeviceConvBlock {
     const T* p = m.parameters;
     const T *old_mean = m.running + running, *old_variance = old_mean + Out;
     T* const next_mean = m.next_running + running;
-    runner.template run<WithLast<Body, Moments>>(
+    runner.template run<WithLast<Body, Norm<T, Out, Body::kThreads>>>(
         {{batch, padded, w, w + Forward::kWeights, convolved, training ? mean_parts : nullptr, square_parts},
-         {training ? batch * Forward::kBands : 0,
-          Forward::kPixels,
+         {training ? batch * Body::kBands : 0,
+          Body::kPixels,
           mean_parts,
           square_parts,
           p + gamma,
@@ -116,6 +120,7 @@ struct ConvNetMemory {
   using Weights1 = WeightGradient<T, 28, 1, 16, 5, 7, PooledGradient<T, 28, 16, S>>;
   using Weights2 = WeightGradient<T, 14, 16, 32, 1, 1, DenseGradient<T, 14, 32>, S>;
 
+  bool has_tall_bands;
   WeightMemory<T, S> training;
   Block1 block1;
   Block2 block2;
@@ -129,7 +134,8 @@ struct ConvNetMemory {
   unsigned* head_ticket;
 
   ConvNetMemory(Arena& arena, int max_batch)
-      : training(arena, kConvNetParameters, kConvNetRunning, max_batch, kPaddedPixels) {
+      : has_tall_bands(max_batch >= kManyImages),
+        training(arena, kConvNetParameters, kConvNetRunning, max_batch, kPaddedPixels) {
     const std::size_t batch = static_cast<std::size_t>(max_batch);
     block1.weight = 0, block1.gamma = 416, block1.beta = 432, block1.running = 0;
     block2.weight = 448, block2.gamma = 13'280, block2.beta = 13'312, block2.running = 32;

@@ -16,10 +16,10 @@ void run_conv_net_forward(const Runner& runner, const ConvNetMemory<T, S>& m, in
   const WeightMemory<T, S>& t = m.training;
   const auto& block1 = m.block1;
   const auto& block2 = m.block2;
-  block1.forward(runner, t, batch, t.images, training);
+  block1.forward(runner, t, batch, t.images, training, m.has_tall_bands);
   runner.template run<Pool<T, 28, 16, S>>({batch, block1.convolved, block1.scale, block1.shift,
                                            m.hidden + (2 * 18 + 2) * 16, 18 * 18 * 16, 18 * 16});
-  block2.forward(runner, t, batch, m.hidden, training);
+  block2.forward(runner, t, batch, m.hidden, training, m.has_tall_bands);
   using Totals = BodyPair<typename ConvNetMemory<T, S>::Block2::GradientSums, ScoreTotals<T, 256>>;
   runner.template run<WithLast<Head<T, 14, 32, S>, Totals>>(
       {{batch, block2.convolved, block2.scale, block2.shift, t.weights + kConvNetFcWeight,
@@ -50,11 +50,18 @@ void run_conv_net_backward(const Runner& runner, const ConvNetMemory<T, S>& m, i
   run_beside(runner, [&](const auto& beside) {
     using Weights2 = typename ConvNetMemory<T, S>::Weights2;
     beside.template run<Weights2>({batch, m.hidden, {inner, 18 * 18 * 32, 18 * 32}, m.weight_parts2});
-    beside.template run<SumParts<T>>(
-        {m.weight_parts2, t.gradients + block2.weight, Weights2::kSize, Weights2::groups(batch)});
+    beside.template run<ColumnSums<T>>(
+        {Weights2::groups(batch), Weights2::kSize, m.weight_parts2, t.gradients + block2.weight});
   });
-  runner.template run<Convolution<T, 14, 32, 16, true, T, S, T>>(
-      {batch, m.gradient2, t.weights + block2.weight, nullptr, m.hidden_gradient, nullptr, nullptr});
+  const auto input_gradient = [&]<int Rows>(std::integral_constant<int, Rows>) {
+    runner.template run<Convolution<T, 14, 32, 16, true, T, S, T, 1, Rows>>(
+        {batch, m.gradient2, t.weights + block2.weight, nullptr, m.hidden_gradient, nullptr, nullptr});
+  };
+  if (m.has_tall_bands) {
+    input_gradient(std::integral_constant<int, 14>{});
+  } else {
+    input_gradient(std::integral_constant<int, 7>{});
+  }
   runner.template run<WithLast<PoolSums<T, 28, 16, S>, typename ConvNetMemory<T, S>::Block1::GradientSums>>(
       {{batch, block1.convolved, block1.scale, block1.shift, m.hidden_gradient, block1.sums, block1.products},
        block1.gradient_sums(t, batch),
@@ -62,8 +69,8 @@ void run_conv_net_backward(const Runner& runner, const ConvNetMemory<T, S>& m, i
   using Weights1 = typename ConvNetMemory<T, S>::Weights1;
   runner.template run<Weights1>(
       {batch, t.images, block1.pooled_gradient(m.hidden_gradient), m.weight_parts1});
-  runner.template run<SumParts<T>>(
-      {m.weight_parts1, t.gradients + block1.weight, Weights1::kSize, Weights1::groups(batch)});
+  runner.template run<ColumnSums<T>>(
+      {Weights1::groups(batch), Weights1::kSize, m.weight_parts1, t.gradients + block1.weight});
   join_branch(runner);
   on_ready(0);
 }

@@ -4,15 +4,17 @@
 
 namespace ddp::train::kernels::device {
 
-/// The 5 x 5 convolution of kernel_table.h, over the images of a batch. A block computes a band of seven rows
-/// of one image, with all output channels or one of `Split` groups of them. A thread computes seven
+/// The 5 x 5 convolution of kernel_table.h, over the images of a batch. A block computes a band of `Rows`
+/// rows of one image, with all output channels or one of `Split` groups of them. A thread computes seven
 /// neighboring pixels of some output channels. `Split` makes more blocks of fewer channels, and changes no
-/// bit. The block loads input channels sixteen at a time, and weights one row of the window at a time.
+/// bit. Bands of more rows load the weights less often, and merge the moments in another order. The block
+/// loads a chunk of the input channels at a time, and the next weights while it computes with the present
+/// ones.
 /// `Turned`: reads the weights of the opposite convolution [ky][kx][Out][In] turned; the result is the
 /// gradient toward that convolution's input. Kernels compute in T and store as From, Weight and To. The
 /// moments are those of the stored numbers.
 template <class T, int Side, int In, int Out, bool Turned = false, class From = T, class Weight = T,
-          class To = T, int Split = 1>
+          class To = T, int Split = 1, int Rows = 7>
 struct Convolution {
   struct Args {
     int batch;
@@ -25,49 +27,61 @@ struct Convolution {
   };
   static constexpr int kWindow = 5;
   static constexpr int kPadded = Side + kWindow - 1;
-  static constexpr int kRows = 7;
   static constexpr int kRun = 7;
-  static constexpr int kBands = Side / kRows;
-  static constexpr int kPixels = kRows * Side;  ///< of a band
-  static constexpr int kThreads = 112;
-  static constexpr int kPlaces = kPixels / kRun;
+  static constexpr int kBands = Side / Rows;
+  static constexpr int kPixels = Rows * Side;  ///< of a band
+  static constexpr int kThreads = 16 * Rows;
+  static constexpr int kOut = Out / Split;  ///< channels of a block
+  /// A gradient has few channels, so a block of many threads has whole images, two of them.
+  static constexpr int kImages = Turned && kBands == 1 ? 2 : 1;
+  static constexpr int kOwnPlaces = kPixels / kRun;  ///< of a band
+  static constexpr int kPlaces = kImages * kOwnPlaces;
   static constexpr int kTeam = kThreads / kPlaces;  ///< threads that share the same pixels
-  static constexpr int kOut = Out / Split;          ///< channels of a block
   static constexpr int kLanes = kOut / kTeam;       ///< channels of one thread
-  static constexpr int kChunk = In < 16 ? In : 16;
+  static constexpr int kMost = 64 / kImages / static_cast<int>(sizeof(T));  ///< a chunk of 64 bytes
+  static constexpr int kChunk = In < kMost ? In : kMost;  ///< input channels in the block's memory
   static constexpr int kChunks = In / kChunk;
+  /// Rows of the window whose weights are loaded at a time. There are so few for a single channel that all
+  /// are loaded at once.
+  static constexpr int kTaps = In == 1 ? kWindow : 1;
+  static constexpr int kSteps = kWindow / kTaps;
+  static constexpr int kBuffers = kSteps == 1 ? 1 : 2;
   // Longer than the row, so that neighboring rows do not begin in the same memory bank.
-  static constexpr int kStride = kPadded * kChunk + (kChunk == 1 ? 4 : 8);
-  static constexpr int kBand = (kRows + kWindow - 1) * kStride;
+  static constexpr int kStride = kPadded * kChunk + 4;
+  static constexpr int kBandRows = Rows + kWindow - 1;
+  static constexpr int kBand = kBandRows * kStride;
   static constexpr int kWeights = kWindow * kWindow * In * Out;
   /// Without this bound, a third fewer blocks run at a time: the compiler takes too many registers, for the
   /// last part and for loads of small numbers.
-  static constexpr int kMinBlocks = sizeof(T) == 4 ? 6 : 0;
-  static constexpr int kMain = kChunks * kWindow * 2;
-  static_assert(kPlaces * kTeam == kThreads && kTeam * kLanes * Split == Out && kChunks * kChunk == In);
+  static constexpr int kMinBlocks = sizeof(T) != 4 ? 0 : Rows == 14 ? 3 : 6;
+  static constexpr int kMain = kChunks * (1 + kSteps);
+  static_assert(kPlaces * kTeam == kThreads && kTeam * kLanes * Split == Out && kChunks * kChunk == In &&
+                kBands * Rows == Side && kSteps * kTaps == kWindow);
 
   struct Shared {
-    T band[kBand > kPlaces* kOut ? kBand : kPlaces* kOut];  // later the sums [kPlaces][kOut]
-    Pack<T, kLanes> weight[kWindow * kChunk * kTeam];
+    /// [kImages][kBand], later the sums [kPlaces][kOut]
+    alignas(16) T band[kImages * kBand > kPlaces* kOut ? kImages* kBand : kPlaces* kOut];
+    /// [kTaps][kWindow][kChunk][kOut]
+    Pack<T, kLanes> weight[kBuffers][kTaps * kWindow * kChunk * kTeam];
     T mean[kOut];
   };
   struct Local {
     T sum[kRun][kLanes];
   };
 
-  static DDP_HD int blocks(const Args& args) { return args.batch * kBands * Split; }
+  static DDP_HD int blocks(const Args& args) { return divide_up(args.batch, kImages) * kBands * Split; }
   static DDP_HD int phases(const Args& args) { return kMain + (args.mean ? 4 : 1); }
 
   static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local& local, const Args& args) {
     if (phase == 0) begin(at, local, args);
     if (phase < kMain) {
-      const int chunk = phase / (2 * kWindow), ky = phase / 2 % kWindow;
-      if (phase % 2 != 0) {
-        add_row(ky, at, shared, local);
-        return;
-      }
-      if (ky == 0) load_band(chunk, at, shared, args);
-      load_weights(chunk, ky, at, shared, args);
+      const int chunk = phase / (1 + kSteps), step = phase % (1 + kSteps);
+      if (step == 0) load_band(chunk, at, shared, args);
+      if (step < kSteps) load_weights(chunk, step, at, shared, args);
+      if (step == 0) return;
+      DDP_UNROLL
+      for (int tap = 0; tap < kTaps; ++tap)
+        add_row((step - 1) * kTaps + tap, at, shared, local);
     } else if (phase == kMain) {
       write(at, shared, local, args);
     } else {
@@ -79,7 +93,9 @@ struct Convolution {
   /// Returns the first channel of the thread among those of its block, and of the block among all.
   static DDP_HD int own_channel(ThreadIndex at) { return at.thread % kTeam * kLanes; }
   static DDP_HD int block_channel(ThreadIndex at) { return at.block % Split * kOut; }
-  static DDP_HD int band_of(ThreadIndex at) { return at.block / Split; }
+  /// Returns the band of the thread's pixels, of the block's first image, among all bands.
+  static DDP_HD int first_band(ThreadIndex at) { return at.block / Split * kImages; }
+  static DDP_HD int place_of(ThreadIndex at) { return at.thread / kTeam; }
 
   static DDP_HD void begin(ThreadIndex at, Local& local, const Args& args) {
     const int channel = block_channel(at) + own_channel(at);
@@ -94,34 +110,45 @@ struct Convolution {
 
   static DDP_HD void load_band(int chunk, ThreadIndex at, Shared& shared, const Args& args) {
     constexpr int kWide = kPadded * kChunk;
-    const int image = band_of(at) / kBands, top = band_of(at) % kBands * kRows;
-    const From* from = args.padded + (static_cast<std::ptrdiff_t>(image) * kPadded + top) * kPadded * In;
-    for (int i = at.thread; i < (kRows + kWindow - 1) * kWide; i += kThreads) {
-      const int pixel = i / kChunk, channel = i % kChunk;
-      shared.band[i / kWide * kStride + i % kWide] =
-          static_cast<T>(from[pixel * In + chunk * kChunk + channel]);
+    constexpr int kAtOnce = kChunk == 1 || kLoaded<From> < kChunk ? kLoaded<From> : kChunk;
+    constexpr int kPacks = kWide / kAtOnce;  ///< of a row
+    const int image = first_band(at) / kBands, top = first_band(at) % kBands * Rows;
+    const From* from =
+        args.padded + (static_cast<std::ptrdiff_t>(image) * kPadded + top) * kPadded * In + chunk * kChunk;
+    // If there are several images, their bands are whole images, which lie behind one another.
+    const int images = kImages == 1 || image + kImages <= args.batch ? kImages : args.batch - image;
+    for (int i = at.thread; i < images * kBandRows * kPacks; i += kThreads) {
+      const int row = i / kPacks, place = i % kPacks * kAtOnce;
+      load_ahead<kAtOnce>(shared.band + row * kStride + place,
+                          from + (row * kPadded + place / kChunk) * In + place % kChunk);
     }
   }
 
-  static DDP_HD void load_weights(int chunk, int ky, ThreadIndex at, Shared& shared, const Args& args) {
-    for (int i = at.thread; i < kWindow * kChunk * kOut; i += kThreads) {
+  static DDP_HD void load_weights(int chunk, int step, ThreadIndex at, Shared& shared, const Args& args) {
+    T* const to = reinterpret_cast<T*>(shared.weight[step % kBuffers]);
+    // Turned weights are read number by number.
+    constexpr int kAtOnce = Turned ? 1 : kLoaded<Weight> < kOut ? kLoaded<Weight> : kOut;
+    constexpr int kPacks = kOut / kAtOnce;
+    for (int i = at.thread; i < kTaps * kWindow * kChunk * kPacks; i += kThreads) {
       if constexpr (Turned) {  // in memory order, so that neighboring threads read neighboring numbers
-        const int in = i % kChunk, out = i / kChunk % kOut, kx = i / (kChunk * kOut);
-        const int place = (kWindow - 1 - ky) * kWindow + kWindow - 1 - kx;
-        shared.weight[(kx * kChunk + in) * kTeam + out / kLanes].v[out % kLanes] =
-            static_cast<T>(args.weight[(place * Out + block_channel(at) + out) * In + chunk * kChunk + in]);
+        const int in = i % kChunk, out = i / kChunk % kOut, tap = i / (kChunk * kOut);
+        const int place = kWindow * kWindow - 1 - (step * kTaps * kWindow + tap);
+        load_ahead<1>(to + (tap * kChunk + in) * kOut + out,
+                      args.weight + (place * Out + block_channel(at) + out) * In + chunk * kChunk + in);
       } else {
-        const int out = i % kOut, in = i / kOut % kChunk, kx = i / (kChunk * kOut);
-        shared.weight[(kx * kChunk + in) * kTeam + out / kLanes].v[out % kLanes] = static_cast<T>(
-            args.weight[((ky * kWindow + kx) * In + chunk * kChunk + in) * Out + block_channel(at) + out]);
+        const int out = i % kPacks * kAtOnce, in = i / kPacks % kChunk, tap = i / (kPacks * kChunk);
+        const int place = step * kTaps * kWindow + tap;
+        load_ahead<kAtOnce>(to + (tap * kChunk + in) * kOut + out,
+                            args.weight + (place * In + chunk * kChunk + in) * Out + block_channel(at) + out);
       }
     }
   }
 
   static DDP_HD void add_row(int ky, ThreadIndex at, const Shared& shared, Local& local) {
-    const int lane = at.thread % kTeam, place = at.thread / kTeam;
+    const int lane = at.thread % kTeam, image = place_of(at) / kOwnPlaces, place = place_of(at) % kOwnPlaces;
     const int y = place / (Side / kRun), x = place % (Side / kRun) * kRun;
-    const T* row = shared.band + (y + ky) * kStride + x * kChunk;
+    const T* row = shared.band + image * kBand + (y + ky) * kStride + x * kChunk;
+    const auto* weights = shared.weight[ky / kTaps % kBuffers] + ky % kTaps * kWindow * kChunk * kTeam;
     for (int channel = 0; channel < kChunk; ++channel) {
       T in[kRun + kWindow - 1];
       DDP_UNROLL
@@ -129,7 +156,7 @@ struct Convolution {
         in[k] = row[k * kChunk + channel];
       DDP_UNROLL
       for (int kx = 0; kx < kWindow; ++kx) {
-        const Pack<T, kLanes> weight = shared.weight[(kx * kChunk + channel) * kTeam + lane];
+        const Pack<T, kLanes> weight = weights[(kx * kChunk + channel) * kTeam + lane];
         DDP_UNROLL
         for (int p = 0; p < kRun; ++p) {
           DDP_UNROLL
@@ -141,8 +168,9 @@ struct Convolution {
   }
 
   static DDP_HD void write(ThreadIndex at, Shared& shared, Local& local, const Args& args) {
-    const int channel = own_channel(at), place = at.thread / kTeam;
-    const std::ptrdiff_t pixel = static_cast<std::ptrdiff_t>(band_of(at)) * kPixels + place * kRun;
+    const int channel = own_channel(at), place = place_of(at);
+    if (kImages > 1 && first_band(at) + place / kOwnPlaces >= args.batch) return;
+    const std::ptrdiff_t pixel = static_cast<std::ptrdiff_t>(first_band(at)) * kPixels + place * kRun;
     To* to = args.output + pixel * Out + block_channel(at) + channel;
     DDP_UNROLL
     for (int p = 0; p < kRun; ++p) {
@@ -167,7 +195,7 @@ struct Convolution {
   /// Step 1 computes the means, step 2 each thread's squares, step 3 the sums of the squares.
   static DDP_HD void moments(int step, ThreadIndex at, Shared& shared, const Local& local, const Args& args) {
     if (step == 2) {
-      const int channel = own_channel(at), place = at.thread / kTeam;
+      const int channel = own_channel(at), place = place_of(at);
       DDP_UNROLL
       for (int l = 0; l < kLanes; ++l) {
         const T mean = shared.mean[channel + l];
@@ -181,9 +209,11 @@ struct Convolution {
     }
     if (at.thread >= kOut) return;
     T sum = T(0);
+    DDP_UNROLL
     for (int place = 0; place < kPlaces; ++place)
       sum += shared.band[place * kOut + at.thread];
-    const std::ptrdiff_t to = static_cast<std::ptrdiff_t>(band_of(at)) * Out + block_channel(at) + at.thread;
+    const std::ptrdiff_t to =
+        static_cast<std::ptrdiff_t>(first_band(at)) * Out + block_channel(at) + at.thread;
     if (step == 1) {
       shared.mean[at.thread] = sum / T(kPixels);
       args.mean[to] = shared.mean[at.thread];

@@ -23,8 +23,6 @@ DDP_LAUNCH(FinishProduct<float, Bf16, Bf16>);
 DDP_LAUNCH(ColumnSums<float>);
 DDP_LAUNCH(ColumnSums<float, Bf16>);
 DDP_LAUNCH(ColumnSums<double>);
-DDP_LAUNCH(SumParts<float>);
-DDP_LAUNCH(SumParts<double>);
 DDP_LAUNCH(AddVector<float>);
 DDP_LAUNCH(AddVector<double>);
 

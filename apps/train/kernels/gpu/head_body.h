@@ -28,54 +28,76 @@ struct Head {
   };
   static constexpr int kInputs = Side * Side / 4 * Channels;
   static constexpr int kThreads = 256;
-  static constexpr int kRounds = halvings(kThreads);
+  static constexpr int kOwn = divide_up(kInputs, kThreads);  ///< features of a thread
+  static constexpr int kHelpers = 16;                        ///< threads that sum one logit
+  static constexpr int kMinBlocks = sizeof(T) == 4 ? 3 : 0;
   static_assert(kThreads % Channels == 0, "a thread stays with its channel");
   struct Shared {
     T sums[kClasses][kThreads];
+    T partial[kClasses][kHelpers];
     T logits[kClasses];
     T gradient[kClasses];
   };
-  using Local = NoMemory;
+  struct Local {
+    PoolWindow<T> window[kOwn];  ///< normalized again where they are used, which takes fewer registers
+  };
 
   static DDP_HD int blocks(const Args& args) { return args.batch; }
-  static DDP_HD int phases(const Args& args) { return args.features ? kRounds + 5 : kRounds + 3; }
+  static DDP_HD int phases(const Args& args) { return args.features ? 6 : 4; }
 
-  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local&, const Args& args) {
+  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local& local, const Args& args) {
     if (phase == 0) {
-      multiply(at, shared, args);
-    } else if (phase <= kRounds) {
-      DDP_UNROLL
-      for (int c = 0; c < kClasses; ++c)
-        halve(shared.sums[c], kThreads, phase - 1, at.thread);
-    } else if (phase == kRounds + 1) {
-      if (at.thread < kClasses)
-        shared.logits[at.thread] = static_cast<T>(args.bias[at.thread]) + shared.sums[at.thread][0];
-    } else if (phase == kRounds + 2) {
+      multiply(at, shared, local, args);
+    } else if (phase == 1) {
+      const int c = at.thread / kHelpers, helper = at.thread % kHelpers;
+      if (c < kClasses) shared.partial[c][helper] = sum_of<kThreads, kHelpers>(shared.sums[c] + helper);
+    } else if (phase == 2) {
+      const int c = at.thread;
+      if (c < kClasses)
+        shared.logits[c] = static_cast<T>(args.bias[c]) + sum_of<kHelpers, 1>(shared.partial[c]);
+    } else if (phase == 3) {
       if (at.thread != 0) return;
       score_image(shared.logits, args.labels[at.block], T(1) / static_cast<T>(args.batch), shared.gradient,
                   at.block, args.scores);
-    } else if (phase == kRounds + 3) {
-      spread(at, shared, args);
+    } else if (phase == 4) {
+      spread(at, shared, local, args);
     } else if (at.thread < Channels) {
       sum_channel(at, shared, args);
     }
   }
 
  private:
-  static DDP_HD PoolWindow<T> read(ThreadIndex at, int feature, const Args& args) {
-    const int channel = at.thread % Channels;
-    return PoolWindow<T>::template read<Side, Channels>(
-        args.images + static_cast<std::ptrdiff_t>(at.block) * kInputs * 4, feature / Channels, channel,
-        args.scale[channel], args.shift[channel]);
+  /// Sums every `Stride`-th of `Count` numbers.
+  template <int Count, int Stride>
+  static DDP_HD T sum_of(const T* numbers) {
+    T sum = T(0);
+    DDP_UNROLL
+    for (int i = 0; i < Count; i += Stride)
+      sum += numbers[i];
+    return sum;
   }
 
-  static DDP_HD void multiply(ThreadIndex at, Shared& shared, const Args& args) {
+  static DDP_HD void multiply(ThreadIndex at, Shared& shared, Local& local, const Args& args) {
+    const int channel = at.thread % Channels;
+    const S* image = args.images + static_cast<std::ptrdiff_t>(at.block) * kInputs * 4;
+    const T scale = args.scale[channel], shift = args.shift[channel];
+    DDP_UNROLL
+    for (int k = 0; k < kOwn; ++k) {  // all loads start before the first product
+      const int i = at.thread + k * kThreads;
+      if (i < kInputs)
+        local.window[k] =
+            PoolWindow<T>::template read<Side, Channels>(image, i / Channels, channel, scale, shift);
+    }
     T sum[kClasses];
     DDP_UNROLL
     for (int c = 0; c < kClasses; ++c)
       sum[c] = T(0);
-    for (int i = at.thread; i < kInputs; i += kThreads) {
-      const S stored = static_cast<S>(read(at, i, args).pooled());
+    DDP_UNROLL
+    for (int k = 0; k < kOwn; ++k) {
+      const int i = at.thread + k * kThreads;
+      if (i >= kInputs) break;
+      local.window[k].normalize(scale, shift);
+      const S stored = static_cast<S>(local.window[k].pooled());
       if (args.features) args.features[static_cast<std::ptrdiff_t>(at.block) * kInputs + i] = stored;
       const T feature = static_cast<T>(stored);
       DDP_UNROLL
@@ -87,17 +109,23 @@ struct Head {
       shared.sums[c][at.thread] = sum[c];
   }
 
-  static DDP_HD void spread(ThreadIndex at, Shared& shared, const Args& args) {
+  static DDP_HD void spread(ThreadIndex at, Shared& shared, const Local& local, const Args& args) {
     if (at.thread < kClasses)
       args.logit_gradient[at.block * kClasses + at.thread] = shared.gradient[at.thread];
+    const T scale = args.scale[at.thread % Channels], shift = args.shift[at.thread % Channels];
     T gradients = T(0), products = T(0);
-    for (int i = at.thread; i < kInputs; i += kThreads) {
+    DDP_UNROLL
+    for (int k = 0; k < kOwn; ++k) {
+      const int i = at.thread + k * kThreads;
+      if (i >= kInputs) break;
       T sum = T(0);
       DDP_UNROLL
       for (int c = 0; c < kClasses; ++c)
         sum += shared.gradient[c] * static_cast<T>(args.weight[c * kInputs + i]);
       args.features_gradient[static_cast<std::ptrdiff_t>(at.block) * kInputs + i] = sum;
-      read(at, i, args).add_share(sum, gradients, products);
+      PoolWindow<T> window = local.window[k];
+      window.normalize(scale, shift);
+      window.add_share(sum, gradients, products);
     }
     // Reuses the memory of the logits' sums.
     shared.sums[0][at.thread] = gradients;
@@ -116,7 +144,8 @@ struct Head {
 };
 
 /// The gradients of the linear layer's weights and bias. A block has 32 inputs; eight threads share an input,
-/// each with every eighth image. The bias is an input that is always 1.
+/// each with every eighth image. The block loads the logits' gradients of kChunk images at a time. The bias
+/// is an input that is always 1.
 template <class T, class S = T>
 struct HeadGradient {
   struct Args {
@@ -130,49 +159,70 @@ struct HeadGradient {
   static constexpr int kInputs = 32;
   static constexpr int kTeam = 8;
   static constexpr int kThreads = kInputs * kTeam;
+  static constexpr int kChunk = 128;
+  static constexpr int kOwn = kChunk / kTeam;  ///< images of a thread
   struct Shared {
+    T gradient[kChunk * kClasses];
     T sums[kTeam][kClasses][kInputs];
   };
-  using Local = NoMemory;
+  struct Local {
+    T feature[kOwn];
+    T sum[kClasses];
+  };
 
   static DDP_HD int blocks(const Args& args) { return divide_up(args.inputs + 1, kInputs); }
-  static DDP_HD int phases(const Args&) { return 2; }
+  static DDP_HD int phases(const Args& args) { return 2 * divide_up(args.batch, kChunk) + 1; }
 
-  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local&, const Args& args) {
+  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local& local, const Args& args) {
     const int lane = at.thread % kInputs, member = at.thread / kInputs;
-    const int input = at.block * kInputs + lane;
-    if (phase == 0) {
-      sum_images(input, lane, member, shared, args);
-    } else if (input <= args.inputs) {
-      for (int c = member; c < kClasses; c += kTeam) {
-        T sum = T(0);
-        for (int i = 0; i < kTeam; ++i)
-          sum += shared.sums[i][c][lane];
-        (input < args.inputs ? args.weight_gradient[c * args.inputs + input] : args.bias_gradient[c]) = sum;
-      }
+    const int input = at.block * kInputs + lane, first = phase / 2 * kChunk;
+    if (first >= args.batch) {
+      if (input <= args.inputs) write(input, lane, member, shared, args);
+    } else if (phase % 2 == 0) {
+      load(input, member, first, at, shared, local, args);
+    } else {
+      add(lane, member, args.batch - first <= kChunk, shared, local);
     }
   }
 
  private:
-  static DDP_HD void sum_images(int input, int lane, int member, Shared& shared, const Args& args) {
-    T sum[kClasses];
+  static DDP_HD void load(int input, int member, int first, ThreadIndex at, Shared& shared, Local& local,
+                          const Args& args) {
+    const std::ptrdiff_t count = args.batch - first;
+    DDP_UNROLL
+    for (int k = 0; k < kOwn; ++k) {
+      const std::ptrdiff_t n = member + k * kTeam;
+      local.feature[k] = n >= count ? T(0)
+                         : input < args.inputs
+                             ? static_cast<T>(args.features[(first + n) * args.inputs + input])
+                             : T(1);
+    }
+    for (int i = at.thread; i < kChunk * kClasses; i += kThreads)
+      shared.gradient[i] = i < count * kClasses ? args.logit_gradient[first * kClasses + i] : T(0);
     DDP_UNROLL
     for (int c = 0; c < kClasses; ++c)
-      sum[c] = T(0);
-    if (input <= args.inputs) {
-      for (int n = member; n < args.batch; n += kTeam) {
-        const T feature =
-            input < args.inputs
-                ? static_cast<T>(args.features[static_cast<std::ptrdiff_t>(n) * args.inputs + input])
-                : T(1);
-        DDP_UNROLL
-        for (int c = 0; c < kClasses; ++c)
-          sum[c] += args.logit_gradient[n * kClasses + c] * feature;
-      }
+      if (first == 0) local.sum[c] = T(0);
+  }
+
+  static DDP_HD void add(int lane, int member, bool is_last, Shared& shared, Local& local) {
+    DDP_UNROLL
+    for (int k = 0; k < kOwn; ++k) {
+      DDP_UNROLL
+      for (int c = 0; c < kClasses; ++c)
+        local.sum[c] += shared.gradient[(member + k * kTeam) * kClasses + c] * local.feature[k];
     }
     DDP_UNROLL
     for (int c = 0; c < kClasses; ++c)
-      shared.sums[member][c][lane] = sum[c];
+      if (is_last) shared.sums[member][c][lane] = local.sum[c];
+  }
+
+  static DDP_HD void write(int input, int lane, int member, const Shared& shared, const Args& args) {
+    for (int c = member; c < kClasses; c += kTeam) {
+      T sum = T(0);
+      for (int i = 0; i < kTeam; ++i)
+        sum += shared.sums[i][c][lane];
+      (input < args.inputs ? args.weight_gradient[c * args.inputs + input] : args.bias_gradient[c]) = sum;
+    }
   }
 };
 

@@ -5,6 +5,13 @@
 
 namespace ddp::train::kernels::device {
 
+__device__ __forceinline__ void end_phase() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");  // of load_ahead()
+#endif
+  __syncthreads();
+}
+
 template <class Body>
 __device__ __forceinline__ void run_phases(ThreadIndex at, typename Body::Shared& shared,
                                            const typename Body::Args& args) {
@@ -12,7 +19,7 @@ __device__ __forceinline__ void run_phases(ThreadIndex at, typename Body::Shared
   const int phases = Body::phases(args);
 #pragma unroll 1
   for (int phase = 0; phase < phases; ++phase) {
-    if (phase != 0) __syncthreads();
+    if (phase != 0) end_phase();
     Body::phase(phase, at, shared, local, args);
   }
 }

@@ -21,10 +21,13 @@ struct PoolWindow {
     PoolWindow read{{static_cast<T>(corner[0]), static_cast<T>(corner[Channels]),
                      static_cast<T>(corner[kRow]), static_cast<T>(corner[kRow + Channels])},
                     {}};
+    read.normalize(scale, shift);
+    return read;
+  }
+  DDP_HD void normalize(T scale, T shift) {
     DDP_UNROLL
     for (int k = 0; k < 4; ++k)
-      read.z[k] = read.x[k] * scale + shift;
-    return read;
+      z[k] = x[k] * scale + shift;
   }
 
   static DDP_HD T larger(T a, T b) { return b > a ? b : a; }
@@ -54,8 +57,40 @@ struct PoolWindow {
   }
 };
 
-/// Normalization, ReLU and the maximum of 2 x 2; one thread per result. Images of the result lie
-/// `image_stride` elements apart, rows `row_stride`; so the result may be the inner part of padded images.
+/// The windows of four neighboring channels, which move together.
+template <class T>
+struct PoolWindows {
+  static constexpr int kLanes = 4;
+  PoolWindow<T> lane[kLanes];
+
+  /// As PoolWindow::read(), for channels `channel` to `channel` + 3.
+  template <int Side, int Channels, class S>
+  static DDP_HD PoolWindows read(const S* image, int window, int channel, const T* scale, const T* shift) {
+    using Quad = Pack<S, kLanes>;
+    constexpr int kRow = Side * Channels;
+    const int y = window / (Side / 2), x = window % (Side / 2);
+    const S* corner = image + 2 * y * kRow + 2 * x * Channels + channel;
+    const Quad pixels[] = {*reinterpret_cast<const Quad*>(corner),
+                           *reinterpret_cast<const Quad*>(corner + Channels),
+                           *reinterpret_cast<const Quad*>(corner + kRow),
+                           *reinterpret_cast<const Quad*>(corner + kRow + Channels)};
+    const Pack<T, kLanes> scales = *reinterpret_cast<const Pack<T, kLanes>*>(scale + channel);
+    const Pack<T, kLanes> shifts = *reinterpret_cast<const Pack<T, kLanes>*>(shift + channel);
+    PoolWindows read;
+    DDP_UNROLL
+    for (int l = 0; l < kLanes; ++l) {
+      DDP_UNROLL
+      for (int k = 0; k < 4; ++k)
+        read.lane[l].x[k] = static_cast<T>(pixels[k].v[l]);
+      read.lane[l].normalize(scales.v[l], shifts.v[l]);
+    }
+    return read;
+  }
+};
+
+/// Normalization, ReLU and the maximum of 2 x 2; one thread per window and four channels. Images of the
+/// result lie `image_stride` elements apart, rows `row_stride`; so the result may be the inner part of padded
+/// images.
 template <class T, int Side, int Channels, class S = T>
 struct Pool {
   struct Args {
@@ -67,9 +102,11 @@ struct Pool {
     std::ptrdiff_t image_stride;
     int row_stride;
   };
+  using Windows = PoolWindows<T>;
   static constexpr int kThreads = 256;
   static constexpr int kHalf = Side / 2;
-  static constexpr int kSize = kHalf * kHalf * Channels;
+  static constexpr int kQuads = Channels / Windows::kLanes;
+  static constexpr int kSize = kHalf * kHalf * kQuads;  ///< threads of an image
   using Shared = NoMemory;
   using Local = NoMemory;
 
@@ -78,17 +115,23 @@ struct Pool {
   static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
     const int i = at.block * kThreads + at.thread;
     if (i >= args.batch * kSize) return;
-    const int image = i / kSize, window = i % kSize / Channels, channel = i % Channels;
-    const auto read = PoolWindow<T>::template read<Side, Channels>(
-        args.images + static_cast<std::ptrdiff_t>(image) * kSize * 4, window, channel, args.scale[channel],
-        args.shift[channel]);
-    args.pooled[image * args.image_stride + window / kHalf * args.row_stride + window % kHalf * Channels +
-                channel] = static_cast<S>(read.pooled());
+    const int image = i / kSize, window = i % kSize / kQuads, channel = i % kQuads * Windows::kLanes;
+    const auto read = Windows::template read<Side, Channels>(
+        args.images + static_cast<std::ptrdiff_t>(image) * kHalf * kHalf * Channels * 4, window, channel,
+        args.scale, args.shift);
+    Pack<S, Windows::kLanes> pooled;
+    DDP_UNROLL
+    for (int l = 0; l < Windows::kLanes; ++l)
+      pooled.v[l] = static_cast<S>(read.lane[l].pooled());
+    *reinterpret_cast<Pack<S, Windows::kLanes>*>(args.pooled + image * args.image_stride +
+                                                 window / kHalf * args.row_stride +
+                                                 window % kHalf * Channels + channel) = pooled;
   }
 };
 
 /// Two sums for each image and channel: the pooled gradient over windows whose maximum is above zero, and its
-/// products with the windows' winning pixels. One block per image.
+/// products with the windows' winning pixels. One block per image; a thread has four channels of every
+/// kTeam-th window.
 template <class T, int Side, int Channels, class S = T>
 struct PoolSums {
   struct Args {
@@ -100,39 +143,66 @@ struct PoolSums {
     T* gradients;              ///< [batch][Channels]
     T* products;
   };
+  using Windows = PoolWindows<T>;
+  using Quad = Pack<T, Windows::kLanes>;
   static constexpr int kThreads = 256;
-  static constexpr int kTeam = kThreads / Channels;  ///< threads for one channel
+  static constexpr int kQuads = Channels / Windows::kLanes;
+  static constexpr int kTeam = kThreads / kQuads;
   static constexpr int kWindows = Side * Side / 4;
+  static constexpr int kHelpers = kThreads / Channels;  ///< threads that add the team's sums of one channel
   struct Shared {
-    T gradients[kThreads];
-    T products[kThreads];
+    Quad gradients[kTeam][kQuads];
+    Quad products[kTeam][kQuads];
+    T gradient[kHelpers][Channels];
+    T product[kHelpers][Channels];
   };
   using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return args.batch; }
-  static DDP_HD int phases(const Args&) { return 2; }
+  static DDP_HD int phases(const Args&) { return 3; }
 
   static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local&, const Args& args) {
-    const int channel = at.thread % Channels;
-    T gradients = T(0), products = T(0);
+    const int channel = at.thread % Channels, helper = at.thread / Channels;
     if (phase == 0) {
-      const std::ptrdiff_t from = static_cast<std::ptrdiff_t>(at.block) * kWindows * Channels;
-      const T scale = args.scale[channel], shift = args.shift[channel];
-      for (int window = at.thread / Channels; window < kWindows; window += kTeam) {
-        const auto read = PoolWindow<T>::template read<Side, Channels>(args.images + from * 4, window,
-                                                                       channel, scale, shift);
-        read.add_share(args.pooled_gradient[from + window * Channels + channel], gradients, products);
-      }
-      shared.gradients[at.thread] = gradients;
-      shared.products[at.thread] = products;
-    } else if (at.thread < Channels) {
-      for (int i = channel; i < kThreads; i += Channels) {
-        gradients += shared.gradients[i];
-        products += shared.products[i];
-      }
-      args.gradients[at.block * Channels + channel] = gradients;
-      args.products[at.block * Channels + channel] = products;
+      add_windows(at, shared, args);
+    } else if (phase == 1) {
+      add<kTeam, kHelpers>(helper, reinterpret_cast<const T*>(shared.gradients) + channel,
+                           shared.gradient[helper][channel]);
+      add<kTeam, kHelpers>(helper, reinterpret_cast<const T*>(shared.products) + channel,
+                           shared.product[helper][channel]);
+    } else if (helper == 0) {
+      add<kHelpers, 1>(0, shared.gradient[0] + channel, args.gradients[at.block * Channels + channel]);
+      add<kHelpers, 1>(0, shared.product[0] + channel, args.products[at.block * Channels + channel]);
     }
+  }
+
+ private:
+  static DDP_HD void add_windows(ThreadIndex at, Shared& shared, const Args& args) {
+    const int quad = at.thread % kQuads, member = at.thread / kQuads;
+    const int channel = quad * Windows::kLanes;
+    const std::ptrdiff_t from = static_cast<std::ptrdiff_t>(at.block) * kWindows * Channels;
+    Quad gradients{}, products{};
+    for (int window = member; window < kWindows; window += kTeam) {
+      const auto read = Windows::template read<Side, Channels>(args.images + from * 4, window, channel,
+                                                               args.scale, args.shift);
+      const Quad pooled =
+          *reinterpret_cast<const Quad*>(args.pooled_gradient + from + window * Channels + channel);
+      DDP_UNROLL
+      for (int l = 0; l < Windows::kLanes; ++l)
+        read.lane[l].add_share(pooled.v[l], gradients.v[l], products.v[l]);
+    }
+    shared.gradients[member][quad] = gradients;
+    shared.products[member][quad] = products;
+  }
+
+  /// Adds every `Stride`-th of `Count` rows of Channels numbers.
+  template <int Count, int Stride>
+  static DDP_HD void add(int first, const T* from, T& to) {
+    T sum = T(0);
+    DDP_UNROLL
+    for (int row = 0; row < Count; row += Stride)
+      sum += from[(first + row) * Channels];
+    to = sum;
   }
 };
 

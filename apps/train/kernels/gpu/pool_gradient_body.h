@@ -17,43 +17,53 @@ struct PooledGradient {
     const T* slope;
     const T* pooled_gradient;
   };
+  using Windows = PoolWindows<T>;
+  using Quad = Pack<T, Windows::kLanes>;
   static constexpr int kHalf = Side / 2;
+  static constexpr int kQuads = Channels / Windows::kLanes;
   static constexpr int kSize = kHalf * kHalf * Channels;
 
-  /// Computes the gradients of the four pixels of a window, in row order.
-  static DDP_HD void window(int image, int window, int channel, const Args& args, T (&to)[4]) {
+  /// Computes the gradients of the four pixels of a window, in row order, for channels `channel` to
+  /// `channel` + 3.
+  static DDP_HD void compute(int image, int window, int channel, const Args& args, Quad (&to)[4]) {
+    const auto quad = [&](const T* from) { return *reinterpret_cast<const Quad*>(from + channel); };
     const std::ptrdiff_t from = static_cast<std::ptrdiff_t>(image) * kSize;
-    const auto read = PoolWindow<T>::template read<Side, Channels>(args.images + from * 4, window, channel,
-                                                                   args.scale[channel], args.shift[channel]);
-    T winner[4];
-    read.share(args.pooled_gradient[from + window * Channels + channel], winner);
-    const T gain = args.gain[channel], offset = args.offset[channel], slope = args.slope[channel];
+    const auto read = Windows::template read<Side, Channels>(args.images + from * 4, window, channel,
+                                                             args.scale, args.shift);
+    const Quad pooled = quad(args.pooled_gradient + from + window * Channels);
+    const Quad gain = quad(args.gain), offset = quad(args.offset), slope = quad(args.slope);
     DDP_UNROLL
-    for (int k = 0; k < 4; ++k)
-      to[k] = winner[k] * gain + (read.x[k] * slope + offset);
+    for (int l = 0; l < Windows::kLanes; ++l) {
+      T winner[4];
+      read.lane[l].share(pooled.v[l], winner);
+      DDP_UNROLL
+      for (int k = 0; k < 4; ++k)
+        to[k].v[l] = winner[k] * gain.v[l] + (read.lane[l].x[k] * slope.v[l] + offset.v[l]);
+    }
   }
+  static DDP_HD void put(const Quad& quad, T* to) { *reinterpret_cast<Quad*>(to) = quad; }
 
   /// Loads rows as DenseGradient does (weight_gradient_body.h). At an edge, a row of windows is computed
   /// although only one of its pixel rows is needed.
   template <int Rows, int Threads>
   static DDP_HD void load(int image, int y, int thread, T* to, const Args& args) {
     const int begin = y / 2, rows = (y + Rows - 1) / 2 - begin + 1;
-    for (int i = thread; i < rows * kHalf * Channels; i += Threads) {
-      const int place = i / Channels, channel = i % Channels;
-      T gradient[4];
-      window(image, begin * kHalf + place, channel, args, gradient);
+    for (int i = thread; i < rows * kHalf * kQuads; i += Threads) {
+      const int place = i / kQuads, channel = i % kQuads * Windows::kLanes;
+      Quad gradient[4];
+      compute(image, begin * kHalf + place, channel, args, gradient);
       const int upper = (begin + place / kHalf) * 2 - y;
       T* const corner = to + (upper * Side + place % kHalf * 2) * Channels + channel;
-      if (upper >= 0) corner[0] = gradient[0], corner[Channels] = gradient[1];
+      if (upper >= 0) put(gradient[0], corner), put(gradient[1], corner + Channels);
       if (upper + 1 < Rows) {
-        corner[Side * Channels] = gradient[2];
-        corner[(Side + 1) * Channels] = gradient[3];
+        put(gradient[2], corner + Side * Channels);
+        put(gradient[3], corner + (Side + 1) * Channels);
       }
     }
   }
 };
 
-/// Writes PooledGradient to memory; one thread per window and channel. Images of the result lie
+/// Writes PooledGradient to memory; one thread per window and four channels. Images of the result lie
 /// `image_stride` elements apart, rows `row_stride`.
 template <class T, int Side, int Channels, class S = T>
 struct PoolGradient {
@@ -66,23 +76,25 @@ struct PoolGradient {
     int row_stride;
   };
   static constexpr int kThreads = 256;
+  static constexpr int kSize = From::kHalf * From::kHalf * From::kQuads;  ///< threads of an image
   using Shared = NoMemory;
   using Local = NoMemory;
 
-  static DDP_HD int blocks(const Args& args) { return divide_up(args.batch * From::kSize, kThreads); }
+  static DDP_HD int blocks(const Args& args) { return divide_up(args.batch * kSize, kThreads); }
   static DDP_HD int phases(const Args&) { return 1; }
   static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
     const int i = at.block * kThreads + at.thread;
-    if (i >= args.batch * From::kSize) return;
-    const int image = i / From::kSize, window = i % From::kSize / Channels, channel = i % Channels;
-    T gradient[4];
-    From::window(image, window, channel, args.from, gradient);
+    if (i >= args.batch * kSize) return;
+    const int image = i / kSize, window = i % kSize / From::kQuads;
+    const int channel = i % From::kQuads * From::Windows::kLanes;
+    typename From::Quad gradient[4];
+    From::compute(image, window, channel, args.from, gradient);
     T* to = args.gradient + image * args.image_stride + window / From::kHalf * 2 * args.row_stride +
             window % From::kHalf * 2 * Channels + channel;
-    to[0] = gradient[0];
-    to[Channels] = gradient[1];
-    to[args.row_stride] = gradient[2];
-    to[args.row_stride + Channels] = gradient[3];
+    From::put(gradient[0], to);
+    From::put(gradient[1], to + Channels);
+    From::put(gradient[2], to + args.row_stride);
+    From::put(gradient[3], to + args.row_stride + Channels);
   }
 };
 

@@ -28,15 +28,20 @@ DDP_HD void score_image(const T* logits, int label, T share, T* gradient, int im
   for (int c = 1; c < kClasses; ++c) {
     if (logits[c] > logits[best]) best = c;
   }
+  T power[kClasses];
   T sum = T(0);
-  for (int c = 0; c < kClasses; ++c)
-    sum += std::exp(logits[c] - logits[best]);
+  DDP_UNROLL
+  for (int c = 0; c < kClasses; ++c) {
+    power[c] = std::exp(logits[c] - logits[best]);
+    sum += power[c];
+  }
   const T log_sum = std::log(sum);
   scores.loss[image] = static_cast<double>(log_sum - (logits[label] - logits[best]));
   scores.correct[image] = best == label ? 1 : 0;
   if (gradient == nullptr) return;
+  DDP_UNROLL
   for (int c = 0; c < kClasses; ++c) {
-    const T probability = std::exp(logits[c] - logits[best]) / sum;
+    const T probability = power[c] / sum;
     gradient[c] = (probability - (c == label ? T(1) : T(0))) * share;
   }
 }

@@ -4,41 +4,6 @@
 
 namespace ddp::train::kernels::device {
 
-/// Adds the parts of a gradient in their order; one thread per element.
-template <class T>
-struct SumParts {
-  struct Args {
-    const T* parts;  ///< [count][size]
-    T* to;
-    int size;
-    int count;
-  };
-  static constexpr int kThreads = 128;
-  static constexpr int kAtOnce = 16;
-  using Shared = NoMemory;
-  using Local = NoMemory;
-
-  static DDP_HD int blocks(const Args& args) { return divide_up(args.size, kThreads); }
-  static DDP_HD int phases(const Args&) { return 1; }
-  static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
-    const int i = at.block * kThreads + at.thread;
-    if (i >= args.size) return;
-    T sum = T(0);
-    for (int begin = 0; begin < args.count; begin += kAtOnce) {
-      T parts[kAtOnce];  // all loads start before the first addition
-      DDP_UNROLL
-      for (int k = 0; k < kAtOnce; ++k) {
-        const std::ptrdiff_t part = begin + k;
-        parts[k] = part < args.count ? args.parts[part * args.size + i] : T(0);
-      }
-      DDP_UNROLL
-      for (int k = 0; k < kAtOnce; ++k)
-        if (begin + k < args.count) sum += parts[k];
-    }
-    args.to[i] = sum;
-  }
-};
-
 /// Adds a vector to another one; one thread per element.
 template <class T>
 struct AddVector {
@@ -59,8 +24,8 @@ struct AddVector {
   }
 };
 
-/// Sums the rows of a matrix [rows][columns] that is stored as S: the gradient of a bias. A block has 32
-/// columns; eight threads share a column, each with every eighth row.
+/// Sums the rows of a matrix [rows][columns] that is stored as S: the parts of a gradient, or the gradient of
+/// a bias. A block has 32 columns; eight threads share a column, each with every eighth row.
 template <class T, class S = T>
 struct ColumnSums {
   struct Args {
@@ -72,6 +37,7 @@ struct ColumnSums {
   static constexpr int kColumns = 32;
   static constexpr int kTeam = 8;
   static constexpr int kThreads = kColumns * kTeam;
+  static constexpr int kAtOnce = 8;
   struct Shared {
     T sums[kTeam][kColumns];
   };
@@ -85,8 +51,17 @@ struct ColumnSums {
     if (column >= args.columns || (phase == 1 && member != 0)) return;
     T sum = T(0);
     if (phase == 0) {
-      for (int row = member; row < args.rows; row += kTeam)
-        sum += static_cast<T>(args.from[static_cast<std::ptrdiff_t>(row) * args.columns + column]);
+      for (int begin = member; begin < args.rows; begin += kTeam * kAtOnce) {
+        S some[kAtOnce];  // all loads start before the first addition
+        DDP_UNROLL
+        for (int k = 0; k < kAtOnce; ++k) {
+          const std::ptrdiff_t row = begin + k * kTeam;
+          some[k] = row < args.rows ? args.from[row * args.columns + column] : static_cast<S>(T(0));
+        }
+        DDP_UNROLL
+        for (int k = 0; k < kAtOnce; ++k)
+          sum += static_cast<T>(some[k]);
+      }
       shared.sums[member][lane] = sum;
     } else {
       for (int i = 0; i < kTeam; ++i)

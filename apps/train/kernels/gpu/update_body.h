@@ -136,13 +136,16 @@ struct StepDecision {
     double squares[kThreads];
     int infinite[kThreads];
   };
-  using Local = NoMemory;
+  struct Local {
+    double lr;  ///< read early, since it is in host memory; only of thread 0
+  };
 
   static DDP_HD int blocks(const Args&) { return 1; }
   static DDP_HD int phases(const Args&) { return kRounds + 2; }
 
-  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local&, const Args& args) {
+  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local& local, const Args& args) {
     if (phase == 0) {
+      if (at.thread == 0) local.lr = args.step.present().input.lr;
       double squares = 0;
       int infinite = 0;
       for (int i = at.thread; i < args.blocks; i += kThreads) {
@@ -155,12 +158,12 @@ struct StepDecision {
       halve(shared.squares, kThreads, phase - 1, at.thread);
       halve(shared.infinite, kThreads, phase - 1, at.thread);
     } else if (at.thread == 0) {
-      finish(shared.squares[0], shared.infinite[0] != 0, args);
+      finish(shared.squares[0], shared.infinite[0] != 0, local.lr, args);
     }
   }
 
  private:
-  static DDP_HD void finish(double squares, bool infinite, const Args& args) {
+  static DDP_HD void finish(double squares, bool infinite, double lr, const Args& args) {
     StepState& state = *args.state;
     const UpdateSettings& settings = args.settings;
     StepSlot& slot = args.step.present();
@@ -174,7 +177,7 @@ struct StepDecision {
       return;
     }
     ++state.steps;
-    state.lr = slot.input.lr;
+    state.lr = lr;
     if (settings.adamw) {
       const double count = static_cast<double>(state.steps);
       state.root_correction = std::sqrt(1 - std::pow(settings.beta2, count));

@@ -16,18 +16,17 @@ struct DenseGradient {
   /// Loads rows y to y + Rows - 1 of an image into the block's memory [Rows][Side][Channels], by all threads.
   template <int Rows, int Threads>
   static DDP_HD void load(int image, int y, int thread, T* to, const Args& args) {
+    constexpr int kAtOnce = kLoaded<T>, kPacks = Side * Channels / kAtOnce;  // of a row
     const T* from = args.gradient + image * args.image_stride + y * args.row_stride;
-    for (int i = thread; i < Rows * Side * Channels; i += Threads) {
-      const int row = i / (Side * Channels), rest = i % (Side * Channels);
-      to[i] = from[row * args.row_stride + rest];
-    }
+    for (int i = thread; i < Rows * kPacks; i += Threads)
+      load_ahead<kAtOnce>(to + i * kAtOnce, from + i / kPacks * args.row_stride + i % kPacks * kAtOnce);
   }
 };
 
-/// The gradients of a convolution's weights and bias, summed over a group of images; sum_body.h adds the
-/// groups. A block has a group and `WindowRows` rows of the window. A thread has one input channel, four
-/// output channels and the five positions of one row of the window. It takes every `Teams`-th row of each
-/// band of seven image rows.
+/// The gradients of a convolution's weights and bias, summed over a group of bands of seven image rows;
+/// sum_body.h adds the groups. A block has a group and `WindowRows` rows of the window. A thread has one
+/// input channel, four output channels and the five positions of one row of the window. It takes every
+/// `Teams`-th row of each band.
 template <class T, int Side, int In, int Out, int WindowRows, int Teams,
           class Gradient = DenseGradient<T, Side, Out>, class S = T>
 struct WeightGradient {
@@ -48,16 +47,17 @@ struct WeightGradient {
   static constexpr int kSplit = kWindow / WindowRows;  ///< blocks of one group
   static constexpr int kWeights = kWindow * kWindow * In * Out;
   static constexpr int kSize = kWeights + Out;
-  /// Enough blocks for every processor of a large GPU; each group costs SumParts one more number.
-  static constexpr int kMaxGroups = kSplit == 1 ? 128 : 64;
+  /// Enough blocks for every processor of a large GPU; each group costs ColumnSums one more number.
+  static constexpr int kMaxGroups = kSplit == 1 ? 528 : 211;
   static constexpr int kPart = WindowRows * kWindow * In * Out;  ///< weights of one block
   static constexpr int kGradient = kRows * Side * Out;
+  static constexpr int kMinBlocks = sizeof(T) != 4 ? 0 : kSplit == 1 ? 4 : 8;  ///< see launch.cuh
   static_assert(kSplit * WindowRows == kWindow && kThreads <= 1024);
   static_assert(Teams == 1 || Teams * (kPart + Out) <= kGradient,
                 "the teams' sums take the gradient's place");
 
   struct Shared {
-    T in[kInRows * kPadded * In];
+    alignas(16) T in[kInRows * kPadded * In];
     Pack<T, kLanes> gradient[kGradient / kLanes];
   };
   struct Local {
@@ -66,10 +66,10 @@ struct WeightGradient {
   };
 
   /// Depends on the batch alone, since it decides the order of sums.
-  static DDP_HD int images_per_group(int batch) { return divide_up(batch, kMaxGroups); }
-  static DDP_HD int groups(int batch) { return divide_up(batch, images_per_group(batch)); }
+  static DDP_HD int bands_per_group(int batch) { return divide_up(batch * kBands, kMaxGroups); }
+  static DDP_HD int groups(int batch) { return divide_up(batch * kBands, bands_per_group(batch)); }
   static DDP_HD int blocks(const Args& args) { return groups(args.batch) * kSplit; }
-  static DDP_HD int phases(const Args& args) { return 2 * kBands * images_per_group(args.batch) + 2; }
+  static DDP_HD int phases(const Args& args) { return 2 * bands_per_group(args.batch) + 2; }
 
   static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local& local, const Args& args) {
     const int group = at.block / kSplit, top = at.block % kSplit * WindowRows;
@@ -84,12 +84,13 @@ struct WeightGradient {
     }
     const int main = phases(args) - 2;
     if (phase < main) {
-      const int image = group * images_per_group(args.batch) + phase / (2 * kBands);
-      if (image >= args.batch) return;
+      const int band = group * bands_per_group(args.batch) + phase / 2;
+      if (band >= args.batch * kBands) return;
       if (phase % 2 == 0) {
-        load(image, phase / 2 % kBands, top, at, shared, args);
+        load(band / kBands, band % kBands, top, at, shared, args);
       } else {
         add_band(at, shared, local);
+        if (In > 1 && top == 0 && at.thread < Out / kLanes) add_bias(at, shared, local);
       }
     } else if (phase == main) {
       put(at, shared, local);
@@ -102,8 +103,8 @@ struct WeightGradient {
   static DDP_HD void load(int image, int band, int top, ThreadIndex at, Shared& shared, const Args& args) {
     const int y = band * kRows;
     const S* in = args.padded + (static_cast<std::ptrdiff_t>(image) * kPadded + y + top) * kPadded * In;
-    for (int i = at.thread; i < kInRows * kPadded * In; i += kThreads)
-      shared.in[i] = static_cast<T>(in[i]);
+    for (int i = at.thread * kLoaded<S>; i < kInRows * kPadded * In; i += kThreads * kLoaded<S>)
+      load_ahead<kLoaded<S>>(shared.in + i, in + i);
     Gradient::template load<kRows, kThreads>(image, y, at.thread, reinterpret_cast<T*>(shared.gradient),
                                              args.gradient);
   }
@@ -119,6 +120,7 @@ struct WeightGradient {
       DDP_UNROLL
       for (int k = 0; k + 1 < kWindow; ++k)
         taps[k + 1] = in[k * In];
+      DDP_UNROLL
       for (int x = 0; x < Side; ++x) {
         DDP_UNROLL
         for (int k = 0; k + 1 < kWindow; ++k)
@@ -130,9 +132,19 @@ struct WeightGradient {
           DDP_UNROLL
           for (int k = 0; k < kWindow; ++k)
             local.weight[k][l] += taps[k] * g.v[l];
-          if (sums_bias) local.bias[l] += g.v[l];
+          if (In == 1 && sums_bias) local.bias[l] += g.v[l];
         }
       }
+    }
+  }
+
+  static DDP_HD void add_bias(ThreadIndex at, const Shared& shared, Local& local) {
+    DDP_UNROLL
+    for (int i = 0; i < kRows * Side; ++i) {
+      const Pack<T, kLanes> g = shared.gradient[i * (Out / kLanes) + at.thread];
+      DDP_UNROLL
+      for (int l = 0; l < kLanes; ++l)
+        local.bias[l] += g.v[l];
     }
   }
 

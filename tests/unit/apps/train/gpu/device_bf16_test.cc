@@ -218,7 +218,7 @@ TEST_CASE("kernels that read bf16 give the same bits as for equal floats") {
   // The images are read as images with a border, whose pixels are not zero here: 18 x 18 x 16.
   using Dense = DenseGradient<float, 14, 32>;
   constexpr int kWeights = WeightGradient<float, 14, 16, 32, 1, 1>::kSize;
-  compare(kWeights, [&]<class S>(const S* from, float* to, const HostOrder& order) {
+  compare(2 * kWeights, [&]<class S>(const S* from, float* to, const HostOrder& order) {
     const auto gradient = noise<float>(14 * 14 * 32, 7);
     run_on_host<WeightGradient<float, 14, 16, 32, 1, 1, Dense, S>>(
         {1, from, {gradient.data(), 0, 14 * 32}, to}, order);

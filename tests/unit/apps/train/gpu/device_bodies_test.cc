@@ -124,30 +124,27 @@ std::vector<int> numbers_of(const HostOrder& order) {
   return numbers;
 }
 
-template <class T, int Side, int In, int Out>
-void check_convolution() {
-  using Body = Convolution<T, Side, In, Out>;
+/// Returns the output of a convolution and, behind it, the moments of its bands. They are checked against the
+/// CPU's.
+template <class T, int Side, int In, int Out, int Split, int Rows>
+std::vector<T> checked_convolution() {
+  using Body = Convolution<T, Side, In, Out, false, T, T, T, Split, Rows>;
+  INFO("side " << Side << ", channels in " << Split << " parts, bands of " << Rows << " rows");
   constexpr int kBatch = 3;
   const ConvShape shape{Side, Side, In, Out, 5};
   const auto padded = padded_noise<T>(kBatch, Side, In, 1);
   const auto weight = noise<T>(shape.weight_size(), 2), bias = noise<T>(Out, 3);
   const std::size_t outputs = static_cast<std::size_t>(kBatch) * shape.output_size();
   const std::size_t moments = static_cast<std::size_t>(kBatch) * Body::kBands * Out;
-  const auto convolve = [&]<class Any>(const HostOrder& order) {
+  const auto got = in_every_order([&](const HostOrder& order) {
     auto all = unwritten<T>(outputs + 2 * moments);
     AlignedBuffer<T> output(outputs);
-    run_on_host<Any>({kBatch, padded.data(), weight.data(), bias.data(), output.data(), all.data() + outputs,
-                      all.data() + outputs + moments},
-                     order);
+    run_on_host<Body>({kBatch, padded.data(), weight.data(), bias.data(), output.data(), all.data() + outputs,
+                       all.data() + outputs + moments},
+                      order);
     std::copy_n(output.data(), outputs, all.data());
     return all;
-  };
-  const auto got =
-      in_every_order([&](const HostOrder& order) { return convolve.template operator()<Body>(order); });
-  using Split = Convolution<T, Side, In, Out, false, T, T, T, 2>;
-  CHECK(same_bits(
-      in_every_order([&](const HostOrder& order) { return convolve.template operator()<Split>(order); }),
-      got));
+  });
   const auto& cpu = best_kernels<T>();
   std::vector<T> expected(outputs), mean(moments), squares(moments);
   for (int n = 0; n < kBatch; ++n) {
@@ -163,6 +160,14 @@ void check_convolution() {
   CHECK(difference(all.first(outputs), expected) < kDeviceTolerance<T>);
   CHECK(difference(all.subspan(outputs, moments), mean) < kDeviceTolerance<T>);
   CHECK(difference(all.subspan(outputs + moments), squares) < kDeviceTolerance<T>);
+  return {got.begin(), got.begin() + static_cast<std::ptrdiff_t>(outputs)};
+}
+
+template <class T, int Side, int In, int Out>
+void check_convolution() {
+  const auto output = checked_convolution<T, Side, In, Out, 1, 7>();
+  CHECK(same_bits(checked_convolution<T, Side, In, Out, 2, 7>(), output));
+  CHECK(difference(checked_convolution<T, Side, In, Out, 1, 14>(), output) < kDeviceTolerance<T>);
 }
 
 template <class T, int Side, int In, int Out, int WindowRows, int Teams>
@@ -178,7 +183,7 @@ void check_weight_gradient(int batch) {
     auto parts = unwritten<T>(static_cast<std::size_t>(Body::groups(batch)) * Body::kSize);
     run_on_host<Body>({batch, padded.data(), {inner, image, row}, parts.data()}, order);
     auto sum = unwritten<T>(Body::kSize);
-    run_on_host<SumParts<T>>({parts.data(), sum.data(), Body::kSize, Body::groups(batch)}, order);
+    run_on_host<ColumnSums<T>>({Body::groups(batch), Body::kSize, parts.data(), sum.data()}, order);
     return sum;
   });
   const auto& cpu = best_kernels<T>();
@@ -319,7 +324,7 @@ TEMPLATE_TEST_CASE("device convolution and its moments equal the CPU's", "", flo
 TEMPLATE_TEST_CASE("device convolution with rotated weights gives the gradient of the input", "", float,
                    double) {
   using T = TestType;
-  constexpr int kBatch = 2;
+  constexpr int kBatch = 3;
   const ConvShape shape{14, 14, 16, 32, 5}, turned_shape{14, 14, 32, 16, 5};
   const auto gradient = padded_noise<T>(kBatch, 14, 32, 1);
   const auto weight = noise<T>(shape.weight_size(), 2);
@@ -331,13 +336,17 @@ TEMPLATE_TEST_CASE("device convolution with rotated weights gives the gradient o
     cpu.convolve(turned_shape, gradient.data() + n * turned_shape.padded_size(), turned.data(), nullptr,
                  expected.data() + n * turned_shape.output_size());
   }
-  const auto got = in_every_order([&](const HostOrder& order) {
-    AlignedBuffer<T> output(expected.size());
-    run_on_host<Convolution<T, 14, 32, 16, true>>(
-        {kBatch, gradient.data(), weight.data(), nullptr, output.data(), nullptr, nullptr}, order);
-    return std::vector<T>(output.data(), output.data() + output.size());
-  });
-  CHECK(difference(got, expected) < kDeviceTolerance<T>);
+  const auto check = [&]<int Rows>(std::integral_constant<int, Rows>) {
+    const auto got = in_every_order([&](const HostOrder& order) {
+      AlignedBuffer<T> output(expected.size());
+      run_on_host<Convolution<T, 14, 32, 16, true, T, T, T, 1, Rows>>(
+          {kBatch, gradient.data(), weight.data(), nullptr, output.data(), nullptr, nullptr}, order);
+      return std::vector<T>(output.data(), output.data() + output.size());
+    });
+    CHECK(difference(got, expected) < kDeviceTolerance<T>);
+  };
+  check(std::integral_constant<int, 7>{});
+  check(std::integral_constant<int, 14>{});  // two images in a block; the last block has one
 }
 
 TEMPLATE_TEST_CASE("device weight gradients equal the CPU's for any grouping", "", float, double) {
@@ -345,8 +354,9 @@ TEMPLATE_TEST_CASE("device weight gradients equal the CPU's for any grouping", "
     check_weight_gradient<TestType, 28, 1, 16, 5, 7>(batch);
     check_weight_gradient<TestType, 14, 16, 32, 1, 1>(batch);
   }
-  check_weight_gradient<TestType, 28, 1, 16, 5, 7>(131);  // two images in a group, the last group has one
-  check_weight_gradient<TestType, 14, 16, 32, 1, 1>(67);
+  // Three bands in a group, and fewer in the last one.
+  check_weight_gradient<TestType, 28, 1, 16, 5, 7>(265);
+  check_weight_gradient<TestType, 14, 16, 32, 1, 1>(212);
 }
 
 TEMPLATE_TEST_CASE("device pooling and its gradients equal the CPU's", "", float, double) {
