@@ -54,7 +54,9 @@ class DeviceModel final : public Model<T> {
   std::string products_by() const override { return products_by_; }
 
   kernels::BatchScore forward(const T* images, std::span<const std::uint8_t> labels) override {
-    const int batch = put(images, labels);
+    const int batch = static_cast<int>(labels.size());
+    put_state();
+    must_work(net_->put_batch(images, labels));
     must_work(net_->forward(batch));
     // Backward needs nothing from the host, so the GPU starts it at once.
     must_work(net_->backward(batch));
@@ -72,7 +74,9 @@ class DeviceModel final : public Model<T> {
   }
 
   kernels::BatchScore evaluate(const T* images, std::span<const std::uint8_t> labels) override {
-    must_work(net_->evaluate(put(images, labels)));
+    if (!steps_->has_state()) put_state();
+    must_work(net_->put_batch(images, labels));
+    must_work(net_->evaluate(static_cast<int>(labels.size())));
     const auto score = net_->score();
     if (!score) must_work(score.error());
     return *score;
@@ -81,12 +85,10 @@ class DeviceModel final : public Model<T> {
  private:
   using Model<T>::running_;
 
-  /// Sends the batch and the values that the host may have changed. Returns the batch's size.
-  int put(const T* images, std::span<const std::uint8_t> labels) {
+  /// Sends what the host may have changed.
+  void put_state() {
     must_work(net_->put_parameters(this->parameters()));
     must_work(net_->put(net_->memory().running, running_.span()));
-    must_work(net_->put_batch(images, labels));
-    return static_cast<int>(labels.size());
   }
 
   std::unique_ptr<Model<T>> host_;

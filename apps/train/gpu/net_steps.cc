@@ -144,7 +144,9 @@ Result<> NetSteps<T>::take(Optimizer<T>& optimizer) {
   state.steps = optimizer.steps();
   const auto answer = cudaMemcpyAsync(m.state, &state, sizeof state, cudaMemcpyHostToDevice, net_.stream());
   if (auto done = cuda_check(answer, "cudaMemcpyAsync"); !done) return done;
-  return net_.wait();
+  const auto taken = net_.wait();
+  has_state_ = taken.has_value();
+  return taken;
 }
 
 template <class T>
@@ -160,6 +162,7 @@ Result<> NetSteps<T>::give(Optimizer<T>& optimizer) {
   const auto state = net_.state();
   if (!state) return state.error();
   optimizer.set_steps(state->steps);
+  has_state_ = false;
   return {};
 }
 

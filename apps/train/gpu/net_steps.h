@@ -27,6 +27,8 @@ class NetSteps final : public DeviceSteps<T> {
   Result<> prepare(std::size_t batch) override { return net_.prepare(static_cast<int>(batch)); }
   Result<> take(Optimizer<T>& optimizer) override;
   Result<> give(Optimizer<T>& optimizer) override;
+  /// The GPU has the state, and the host's is stale: from take() to give().
+  bool has_state() const { return has_state_; }
   std::size_t in_flight() const override { return launched_ - finished_; }
   Result<> send(const T* images, std::span<const std::uint8_t> labels) override;
   Result<> launch(const DeviceStep& step) override;
@@ -40,6 +42,7 @@ class NetSteps final : public DeviceSteps<T> {
 
   DeviceNet<T>& net_;
   Model<T>& model_;
+  bool has_state_ = false;
   PinnedBytes batches_;         ///< of kMaxInFlight steps; null if the GPU holds the images
   DeviceBytes sent_;            ///< the batches of one step, likewise
   std::size_t sent_count_ = 0;  ///< batches of the next step

@@ -46,9 +46,9 @@ Result<> Trainer<T>::average_nodes() {
 
 template <class T>
 Result<> Trainer<T>::average_running_statistics() {
-  fetch();
   const std::span<T> running = model_.running_statistics();
   if (running.empty()) return {};
+  fetch();
   if (auto done = average(*communicators_.world, running, 1); !done)
     return of(done.error(), "the running statistics after step " + std::to_string(position_.step));
   return {};
@@ -56,7 +56,6 @@ Result<> Trainer<T>::average_running_statistics() {
 
 template <class T>
 Result<Accuracy> Trainer<T>::evaluate() {
-  fetch();
   const std::size_t world = static_cast<std::size_t>(communicators_.world->world_size());
   const std::size_t rank = static_cast<std::size_t>(communicators_.world->rank());
   const std::size_t begin = data_.test.size() * rank / world;
