@@ -37,7 +37,7 @@ struct ColumnSums {
   static constexpr int kColumns = 32;
   static constexpr int kTeam = 8;
   static constexpr int kThreads = kColumns * kTeam;
-  static constexpr int kAtOnce = 8;
+  static constexpr int kAtOnce = 16;
   struct Shared {
     T sums[kTeam][kColumns];
   };

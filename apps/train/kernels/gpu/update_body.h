@@ -96,13 +96,19 @@ struct GradientCheck {
 
  private:
   static DDP_HD void begin(ThreadIndex at, Shared& shared, const Args& args) {
+    const int first = at.block * kItems * kThreads + at.thread;
+    T own[kItems];  // all loads start before the first result
+    DDP_UNROLL
+    for (int k = 0; k < kItems; ++k)
+      own[k] = first + k * kThreads <= args.count ? args.values[first + k * kThreads] : T(0);
+    const bool changes = args.share != T(1) || args.clip_value > 0;
+    const T limit = static_cast<T>(args.clip_value);
     double squares = 0;
     int infinite = 0;
-    const T limit = static_cast<T>(args.clip_value);
+    DDP_UNROLL
     for (int k = 0; k < kItems; ++k) {
-      const int i = (at.block * kItems + k) * kThreads + at.thread;
-      if (i > args.count) break;
-      T value = args.values[i] * args.share;
+      const int i = first + k * kThreads;
+      T value = own[k] * args.share;
       if (!(value * T(0) == T(0))) ++infinite;
       if (i < args.count) {
         if (args.clip_value > 0) {  // these comparisons keep a nan
@@ -111,7 +117,7 @@ struct GradientCheck {
         }
         squares += static_cast<double>(value) * static_cast<double>(value);
       }
-      args.values[i] = value;
+      if (changes && i <= args.count) args.values[i] = value;
     }
     shared.squares[at.thread] = squares;
     shared.infinite[at.thread] = infinite;
