@@ -1,6 +1,6 @@
-"""The GPU's part of docs/developers/performance.md, from what a machine with a GPU wrote (results.json of `./dev gpu`).
+"""The tables of docs/developers/measurements_gpu.md, from what a machine with a GPU wrote (results.json of `./dev gpu`).
 
-usage: gpu_table.py RESULTS.JSON|none [DOCUMENT]      (none: nothing was measured yet)
+usage: gpu_table.py RESULTS.JSON [DOCUMENT]
 
 Replaces what is between the two marks of the document; without one it prints the text. What is missing, was skipped or failed is named
 as such, with its reason; nothing is left out.
@@ -11,20 +11,6 @@ import statistics
 import sys
 
 BEGIN, END = "<!-- gpu table: begin -->", "<!-- gpu table: end -->"
-NO_MACHINE = "no GPU machine has been at hand"
-# Written only while nothing is measured.
-CLAIMS = ("Two ranks over NCCL end with the weights of two ranks over TCP, bit by bit.",
-          "A ConvNet step takes 120 to 150 us at batch 100, and an H200 trains 1.4 million images/s at batch 4096. These are estimates from a "
-          "reading of the compiled kernels; the goals are 90 us and 2.5 million.",
-          "At batch 100 the ConvNet's weight gradients are hidden behind its data gradient, 400 blocks instead of 200 shorten its second "
-          "convolution, and a step has no copy before or behind it. The estimate above is from before these three.",
-          "A training is 5 times as fast as eager PyTorch DDP, and 1.2 times as fast as PyTorch's CUDA graph.",
-          "`train bench` reaches 0.98 of nccl-tests' bus bandwidth from 16 MiB on.",
-          "The MLP's all-reduces are hidden behind its backward pass.",
-          "bfloat16 pays: 1.5 times the images/s of float32 on an MLP of 2048 x 7, by products of cuBLASLt on tensor cores.",
-          "`train health` multiplies with cuBLASLt, and keeps a GPU busy for at least 80 % of the time of its matrix products.",
-          "An MLP of 2048 x 7 in bfloat16 trains at 0.9 of PyTorch's autocast or better.",
-          "A killed rank costs at most 2 s until the first new step.")
 ROUNDS = 2  # of run.sh, of what is measured beside PyTorch
 BATCHES = (100, 4096)
 
@@ -110,7 +96,7 @@ def correctness(results):
         *([f"compute-sanitizer, {tool}", sanitizer(tool)] for tool in ("memcheck", "racecheck", "initcheck", "synccheck")),
         ["health: matrix products, memory, NVML", results.line("health", health_text)],
         ["weights of two ranks over NCCL against TCP", passed("nccl")],
-        ["two nodes that one machine plays, NCCL", results.line("nodes", lambda figures: f"ok, over {figures['way']}")]])]
+        ["two emulated nodes, NCCL", results.line("nodes", lambda figures: f"ok, over {figures['way']}")]])]
 
 
 def health_text(figures):
@@ -189,7 +175,8 @@ def kernels(results):
     rows = []
     for batch in BATCHES:
         found = results.figures(f"ncu-{batch}")
-        rows += [[batch, f"`{one['name']}`", one["launches"], number(one["us"], 2)] for figures in found for one in figures["kernels"]]
+        rows += [[batch, f"`{one['name'].removeprefix('run_body<').removesuffix('>(Args)')}`", one["launches"], number(one["us"], 2)]
+                 for figures in found for one in figures["kernels"]]
         if not found:
             rows.append([batch, results.missing(f"ncu-{batch}"), "", ""])
     return ["**Kernels of a ConvNet step**", "", "Seen by ncu, at the clocks that the GPU chose.", "",
@@ -205,7 +192,7 @@ def sums(results):
             rows.append([ranks, "", results.missing(f"bench-{ranks}"), "", "", ""])
         for row in found[0]["rows"] if found else []:
             peer = peers.get(row["bytes"]) if ranks == 2 else None
-            ratio = f"{row['busbw_gbps'] / peer['busbw_gbps']:.2f}" if peer and peer["busbw_gbps"] else ""
+            ratio = f"{peer['mean_us'] / row['mean_us']:.2f}" if peer else ""
             wrong = "not compared" if row["wrong"] is None else row["wrong"]
             rows.append([ranks, number(row["bytes"]), number(row["mean_us"], 1), wrong,
                          number(peer["mean_us"], 1) if peer else "", ratio])
@@ -213,7 +200,7 @@ def sums(results):
     return ["**All-reduce over NCCL**", "",
             "float32 in place. Where there are fewer GPUs than ranks these take turns on one: such times say nothing of NCCL's speed; the ratio "
             "to nccl-tests, which met in the same way over the same library, does.", "",
-            *table(["ranks", "bytes", "us", "wrong elements", "nccl-tests, us", "busbw over nccl-tests"], rows), *([note, ""] if note else [])]
+            *table(["ranks", "bytes", "us", "wrong elements", "nccl-tests, us", "busbw over nccl-tests'"], rows), *([note, ""] if note else [])]
 
 
 def losses(results):
@@ -230,9 +217,6 @@ def losses(results):
 
 
 def text_of(raw):
-    if raw is None:  # no tables without figures
-        claims = "\n".join(f"- {claim}" for claim in CLAIMS)
-        return f"`./dev gpu` makes the tables. Nothing has been measured: {NO_MACHINE}. These claims await one:\n\n{claims}\n"
     results = Results(raw)
     machine = results.line("machine", lambda figures: f"{figures['gpus']}; {figures['kernel']}")
     head = (f"`./dev gpu`, {number(raw['seconds'])} s: {raw['ok']} steps ok, {raw['failed']} failed, {raw['skipped']} skipped. "
@@ -259,8 +243,8 @@ def read_results(path):
 
 def main():
     if len(sys.argv) not in (2, 3):
-        raise SystemExit("usage: gpu_table.py RESULTS.JSON|none [DOCUMENT]")
-    raw = None if sys.argv[1] == "none" else read_results(sys.argv[1])
+        raise SystemExit("usage: gpu_table.py RESULTS.JSON [DOCUMENT]")
+    raw = read_results(sys.argv[1])
     try:
         text = text_of(raw)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
