@@ -219,7 +219,8 @@ class Gpu final : public HealthDevice {
     const HealthGemm gemm(kGpuGemmSize);
     const auto library = open_matrix_products();
     figures.products_by = library ? (*library)->name() : "own kernels (" + library.error().text + ")";
-    GpuProducts products(gemm, stream_.get(), library ? library->get() : nullptr);
+    const int copies = GpuProducts::copies_for(properties_.multiProcessorCount, kGpuGemmSize);
+    GpuProducts products(gemm, copies, stream_.get(), library ? library->get() : nullptr);
     if (auto done = products.begin(); !done) return done;
     const auto end = Clock::now() + task.time;
     bool inject = task.inject_gemm;

@@ -15,9 +15,10 @@ using Product = kernels::device::Gemm<float>;
 
 }  // namespace
 
-GpuProducts::GpuProducts(const HealthGemm& gemm, cudaStream_t stream, MatrixProducts* library,
+GpuProducts::GpuProducts(const HealthGemm& gemm, int copies, cudaStream_t stream, MatrixProducts* library,
                          std::chrono::milliseconds limit)
     : gemm_(gemm),
+      copies_(copies),
       stream_(stream),
       library_(library),
       limit_(limit),
@@ -26,7 +27,7 @@ GpuProducts::GpuProducts(const HealthGemm& gemm, cudaStream_t stream, MatrixProd
 
 Result<> GpuProducts::begin() {
   const std::size_t bytes = gemm_.a().size_bytes();
-  auto memory = make_device_bytes(kMatrices * bytes);
+  auto memory = make_device_bytes((kC + 2 * static_cast<std::size_t>(copies_)) * bytes);
   if (!memory) return memory.error();
   auto records = make_device_bytes(kMostProducts * blocks() * sizeof(ProductFaults));
   if (!records) return records.error();
@@ -34,21 +35,29 @@ Result<> GpuProducts::begin() {
   records_ = std::move(*records);
   const std::vector<float> lowest = gemm_.lowest(), highest = gemm_.highest();
   const std::pair<Matrix, const float*> given[] = {
-      {kA, gemm_.a().data()}, {kB, gemm_.b().data()}, {kLowest, lowest.data()}, {kHighest, highest.data()}};
+      {kB, gemm_.b().data()}, {kLowest, lowest.data()}, {kHighest, highest.data()}};
   for (const auto& [which, data] : given) {
     if (auto done = copy(matrix(which), data, bytes, cudaMemcpyHostToDevice); !done) return done;
   }
+  for (int i = 0; i < copies_; ++i) {
+    const std::size_t behind = static_cast<std::size_t>(i) * gemm_.a().size();
+    auto done = copy(first_factor() + behind, gemm_.a().data(), bytes, cudaMemcpyHostToDevice);
+    if (!done) return done;
+  }
   if (auto done = multiply(); !done) return done;
-  if (auto done = take_last(); !done) return done;
+  if (auto done = read_copy(); !done) return done;
+  results_.take(product_);
   return copy(matrix(kFirst), product_.data(), bytes, cudaMemcpyHostToDevice);
 }
 
 Result<> GpuProducts::run_batch(std::size_t count, bool inject, const std::function<void()>& meanwhile) {
   const auto begin = Clock::now();
   const float changed = product_[7] + 1;
+  // A launch that does nothing must not leave the records of an earlier batch.
+  const auto cleared = cudaMemsetAsync(records_.get(), 0, count * blocks() * sizeof(ProductFaults), stream_);
+  if (auto done = cuda_check(cleared, "cudaMemsetAsync"); !done) return done;
   for (std::size_t i = 0; i < count; ++i) {
     if (auto done = multiply(); !done) return done;
-    if (i + 1 == count) break;
     if (inject && i == 0) {
       auto done = cuda_check(
           cudaMemcpyAsync(matrix(kC) + 7, &changed, sizeof changed, cudaMemcpyHostToDevice, stream_),
@@ -57,6 +66,7 @@ Result<> GpuProducts::run_batch(std::size_t count, bool inject, const std::funct
     }
     const DeviceRunner runner(stream_);
     runner.run<CompareProduct>({matrix(kC), matrix(kFirst), matrix(kLowest), matrix(kHighest),
+                                copies_ * static_cast<int>(product_.size()),
                                 static_cast<int>(product_.size()), record(i)});
     if (auto done = runner.outcome(); !done) return done;
   }
@@ -66,8 +76,8 @@ Result<> GpuProducts::run_batch(std::size_t count, bool inject, const std::funct
   busy_ += seconds;
   timed_ += count;
   each_ = seconds / static_cast<double>(count);
-  if (auto done = take_compared(count - 1); !done) return done;
-  return take_last();
+  if (auto done = read_copy(); !done) return done;
+  return take_batch(count, results_.compare(product_));
 }
 
 std::size_t GpuProducts::next_batch() const {
@@ -80,16 +90,20 @@ void GpuProducts::report(HealthFigures& figures) const {
   figures.products = results_.products;
   figures.wrong_products = results_.wrong;
   figures.other_products = results_.other;
-  figures.gflops = busy_ == 0 ? 0 : static_cast<double>(timed_) * gemm_.flops() / busy_ / 1e9;
+  figures.gflops = busy_ == 0 ? 0 : static_cast<double>(timed_) * copies_ * gemm_.flops() / busy_ / 1e9;
 }
 
 float* GpuProducts::matrix(Matrix which) const {
   return reinterpret_cast<float*>(memory_.get()) + which * gemm_.a().size();
 }
 
+float* GpuProducts::first_factor() const {
+  return matrix(kC) + static_cast<std::size_t>(copies_) * gemm_.a().size();
+}
+
 std::size_t GpuProducts::blocks() const {
   CompareProduct::Args args{};
-  args.count = static_cast<int>(product_.size());
+  args.count = copies_ * static_cast<int>(product_.size());
   return static_cast<std::size_t>(CompareProduct::blocks(args));
 }
 
@@ -98,42 +112,39 @@ ProductFaults* GpuProducts::record(std::size_t product) const {
 }
 
 Result<> GpuProducts::multiply() {
-  const int n = gemm_.size();
+  const int n = gemm_.size(), rows = copies_ * n;
   if (library_ != nullptr)
-    return library_->enqueue({n, n, n, n, 1, n, 1, n}, matrix(kA), matrix(kB), matrix(kC), stream_);
+    return library_->enqueue({rows, n, n, n, 1, n, 1, n}, first_factor(), matrix(kB), matrix(kC), stream_);
   const DeviceRunner runner(stream_);
-  runner.run<Product>({n, n, n, matrix(kA), n, 1, matrix(kB), n, 1, matrix(kC), n,
+  runner.run<Product>({rows, n, n, first_factor(), n, 1, matrix(kB), n, 1, matrix(kC), n,
                        kernels::device::GemmEnd::kPlain, nullptr, nullptr});
   return runner.outcome();
 }
 
-Result<> GpuProducts::take_last() {
-  if (auto done =
-          copy(product_.data(), matrix(kC), product_.size() * sizeof product_[0], cudaMemcpyDeviceToHost);
-      !done)
-    return done;
-  results_.take(product_);
-  return {};
+Result<> GpuProducts::read_copy() {
+  const float* const from = matrix(kC) + copies_read_++ % static_cast<std::size_t>(copies_) * product_.size();
+  return copy(product_.data(), from, product_.size() * sizeof product_[0], cudaMemcpyDeviceToHost);
 }
 
-Result<> GpuProducts::take_compared(std::size_t count) {
+Result<> GpuProducts::take_batch(std::size_t count, HealthProducts::Verdict last) {
   std::vector<ProductFaults> found(count * blocks());
   if (auto done = copy(found.data(), record(0), found.size() * sizeof found[0], cudaMemcpyDeviceToHost);
       !done)
     return done;
+  const std::size_t elements = static_cast<std::size_t>(copies_) * product_.size();
   for (std::size_t product = 0; product < count; ++product) {
     ProductFaults faults;
     for (std::size_t block = 0; block < blocks(); ++block)
       faults.add(found[product * blocks() + block]);
-    if (faults.compared != product_.size())
+    if (faults.compared != elements)
       return Error{ErrorCode::kSystem, "the GPU compared only " + std::to_string(faults.compared) +
-                                           " of the " + std::to_string(product_.size()) +
-                                           " elements of a product"};
-    results_.take_compared(faults.other > 0, faults.wrong > 0);
+                                           " of the " + std::to_string(elements) + " elements of a product"};
+    HealthProducts::Verdict verdict{faults.other > 0, faults.wrong > 0};
+    if (product + 1 == count)
+      verdict = {verdict.is_other || last.is_other, verdict.is_wrong || last.is_wrong};
+    results_.take(verdict);
   }
-  // A launch that does nothing must not leave records that pass for its own.
-  return cuda_check(cudaMemsetAsync(records_.get(), 0, found.size() * sizeof found[0], stream_),
-                    "cudaMemsetAsync");
+  return {};
 }
 
 Result<> GpuProducts::wait() {

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <functional>
@@ -16,8 +17,9 @@
 
 namespace ddp::train {
 
-/// Equal products on a GPU, in batches. The GPU compares all products of a batch but the last. The host
-/// compares the first product of all, and the last one of each batch, since a GPU must not be its only judge.
+/// Equal products on a GPU, in batches. A product has several copies of the first factor's rows, so that it
+/// has work for all processors of the GPU. The GPU compares each product. The host compares a copy of the
+/// first product of all, and of the last one of each batch, since a GPU must not be its only judge.
 /// Calls block, but no longer than `limit`; the GPUs are given up after a kTimeout.
 class GpuProducts {
  public:
@@ -27,8 +29,14 @@ class GpuProducts {
   static constexpr std::chrono::milliseconds kBatchTime{200};
   static constexpr std::chrono::milliseconds kBatchLimit{60'000};
 
+  /// Returns how many copies give each of a GPU's processors about two blocks of 128 x 128 results.
+  static int copies_for(int processors, int size) {
+    const int blocks = size / 128 * (size / 128);
+    return std::max(2 * processors / std::max(blocks, 1), 1);
+  }
+
   /// `library` makes the products; null: the own kernel does. The references must outlive this object.
-  GpuProducts(const HealthGemm& gemm, cudaStream_t stream, MatrixProducts* library,
+  GpuProducts(const HealthGemm& gemm, int copies, cudaStream_t stream, MatrixProducts* library,
               std::chrono::milliseconds limit = kBatchLimit);
 
   /// Allocates memory, and takes the first product.
@@ -41,25 +49,31 @@ class GpuProducts {
   void report(HealthFigures& figures) const;
 
  private:
-  enum Matrix : std::size_t { kA, kB, kC, kFirst, kLowest, kHighest, kMatrices };
+  /// kC, and behind all the first factor, have as many copies as a product.
+  enum Matrix : std::size_t { kB, kFirst, kLowest, kHighest, kC };
 
   float* matrix(Matrix which) const;
+  float* first_factor() const;
   std::size_t blocks() const;
   ProductFaults* record(std::size_t product) const;
   Result<> multiply();
-  Result<> take_last();
-  Result<> take_compared(std::size_t count);
+  /// Reads a copy of the last product, another one each time.
+  Result<> read_copy();
+  /// Counts the products of a batch. `last`: the host's verdict about the last one.
+  Result<> take_batch(std::size_t count, HealthProducts::Verdict last);
   Result<> wait();
   /// `size`: in bytes.
   Result<> copy(void* to, const void* from, std::size_t size, cudaMemcpyKind kind);
 
   const HealthGemm& gemm_;
+  int copies_;
   cudaStream_t stream_;
   MatrixProducts* library_;
   std::chrono::milliseconds limit_;
   HealthProducts results_;
-  std::vector<float> product_;
-  DeviceBytes memory_;          ///< [kMatrices]
+  std::vector<float> product_;  ///< one copy
+  std::size_t copies_read_ = 0;
+  DeviceBytes memory_;
   DeviceBytes records_;         ///< ProductFaults[kMostProducts][blocks()]
   double busy_ = 0, each_ = 0;  ///< seconds of all batches, and of one product of the last batch
   std::size_t timed_ = 0;       ///< products of all batches

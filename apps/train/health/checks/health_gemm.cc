@@ -63,27 +63,24 @@ std::vector<float> HealthGemm::highest() const {
   return highest;
 }
 
-void HealthProducts::take_compared(bool is_other, bool is_wrong) {
+void HealthProducts::take(Verdict verdict) {
   ++products;
-  other += is_other;
-  wrong += is_wrong;
+  other += verdict.is_other;
+  wrong += verdict.is_wrong;
 }
 
-void HealthProducts::take(std::span<const float> product) {
-  ++products;
+HealthProducts::Verdict HealthProducts::compare(std::span<const float> product) {
   if (first_.empty()) {
     first_.assign(product.begin(), product.end());
     first_hash_ = fnv_hash(std::as_bytes(product));
     first_wrong_ = gemm_.wrong(product) > 0;
-    wrong += first_wrong_;
-    return;
+    return {false, first_wrong_};
   }
   // Products are compared bit by bit: a hash of as many bytes costs more than the product. The hash of the
   // first product shows whether the reference itself has changed since.
   const bool equal = std::memcmp(first_.data(), product.data(), product.size_bytes()) == 0;
   const bool kept = equal || fnv_hash(std::as_bytes(std::span(first_))) == first_hash_;
-  other += !equal || !kept;
-  wrong += equal ? first_wrong_ : gemm_.wrong(product) > 0;
+  return {!equal || !kept, equal ? first_wrong_ : gemm_.wrong(product) > 0};
 }
 
 }  // namespace ddp::train

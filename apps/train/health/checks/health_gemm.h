@@ -34,10 +34,15 @@ class HealthGemm {
 class HealthProducts {
  public:
   explicit HealthProducts(const HealthGemm& gemm) : gemm_(gemm) {}
-  /// Counts a product as `other` if its bits differ from the first one's, and as `wrong` beyond the bound.
-  void take(std::span<const float> product);
-  /// Counts a product that the device itself has compared with the first one and with the bounds.
-  void take_compared(bool is_other, bool is_wrong);
+  struct Verdict {
+    bool is_other = false;  ///< its bits differ from the first product's
+    bool is_wrong = false;  ///< it is beyond the bounds
+  };
+  /// Compares a product with the first one, which the first call keeps, and with the bounds.
+  Verdict compare(std::span<const float> product);
+  /// Counts a product.
+  void take(Verdict verdict);
+  void take(std::span<const float> product) { take(compare(product)); }
 
   std::uint64_t products = 0;
   std::uint64_t wrong = 0;

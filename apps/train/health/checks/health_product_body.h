@@ -25,14 +25,16 @@ struct ProductFaults {
   }
 };
 
-/// Compares a product with the first one and with the bounds of the exact product.
+/// Compares the copies of a product, which lie behind one another, with the first product and with the bounds
+/// of the exact one.
 struct CompareProduct {
   struct Args {
-    const float* product;
-    const float* first;
+    const float* product;  ///< [count]
+    const float* first;    ///< [size], as the next two
     const float* lowest;
     const float* highest;
-    int count;          ///< elements of each
+    int count;          ///< elements of all copies
+    int size;           ///< elements of a copy
     ProductFaults* to;  ///< [blocks]
   };
   static constexpr int kThreads = kHealthThreads;
@@ -64,12 +66,17 @@ struct CompareProduct {
   }
   static DDP_HD ProductFaults compare(kernels::device::ThreadIndex at, const Args& args) {
     ProductFaults found;
-    const int begin = at.block * kElements;
-    for (int i = at.thread; i < kElements && begin + i < args.count; i += kThreads) {
-      const float value = args.product[begin + i];
+    const int begin = at.block * kElements,
+              end = begin + kElements < args.count ? begin + kElements : args.count;
+    int in_copy = (begin + at.thread) % args.size;
+    for (int i = begin + at.thread; i < end; i += kThreads) {
+      const float value = args.product[i];
       ++found.compared;
-      found.other += bits(value) != bits(args.first[begin + i]);
-      found.wrong += !(value >= args.lowest[begin + i] && value <= args.highest[begin + i]);
+      found.other += bits(value) != bits(args.first[in_copy]);
+      found.wrong += !(value >= args.lowest[in_copy] && value <= args.highest[in_copy]);
+      in_copy += kThreads;
+      while (in_copy >= args.size)
+        in_copy -= args.size;
     }
     return found;
   }

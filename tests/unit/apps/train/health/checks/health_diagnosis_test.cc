@@ -172,22 +172,32 @@ TEST_CASE("The bounds of a product are the last floats within its error") {
   CHECK(gemm.wrong(highest) == highest.size());
 }
 
-TEST_CASE("The GPU's blocks compare a product with the first one and with its bounds, in any order") {
+TEST_CASE("The GPU's blocks compare a product's copies with the first one and its bounds, in any order") {
   const int count = 2 * CompareProduct::kElements + 300;  // the last block is not full
-  const auto size = static_cast<std::size_t>(count);
-  const std::vector<float> first(size, 1.0f), lowest(size, 0.5f), highest(size, 1.5f);
-  std::vector<float> product = first;
-  product[3] = 1.25f;                                            // other
-  product[CompareProduct::kElements - 1] = 2.0f;                 // other and wrong
-  product[CompareProduct::kElements] = 0.25f;                    // the same, in the next block
-  product[2 * CompareProduct::kElements + 299] = std::nanf("");  // the same
-  for (const bool backward : {false, true}) {
-    std::vector<ProductFaults> found(3);
-    kernels::device::run_on_host<CompareProduct>(
-        {product.data(), first.data(), lowest.data(), highest.data(), count, found.data()}, {backward, 5});
-    CHECK((found[0].compared == CompareProduct::kElements && found[0].other == 2 && found[0].wrong == 1));
-    CHECK((found[1].compared == CompareProduct::kElements && found[1].other == 1 && found[1].wrong == 1));
-    CHECK((found[2].compared == 300 && found[2].other == 1 && found[2].wrong == 1));
+  for (const int copies : {1, 4, 167}) {                  // of 16,684, 4,171 and 100 elements
+    INFO(copies << " copies");
+    const int size = kernels::device::divide_up(count, copies);
+    std::vector<float> first, lowest, highest, product;
+    for (int i = 0; i < size; ++i) {
+      first.push_back(static_cast<float>(i));
+      lowest.push_back(first.back() - 0.5f);
+      highest.push_back(first.back() + 0.5f);
+    }
+    for (int i = 0; i < count; ++i)
+      product.push_back(first[static_cast<std::size_t>(i % size)]);
+    product[3] += 0.25f;                                           // other
+    product[CompareProduct::kElements - 1] += 1.0f;                // other and wrong
+    product[CompareProduct::kElements] -= 1.0f;                    // the same, in the next block
+    product[2 * CompareProduct::kElements + 299] = std::nanf("");  // the same
+    for (const bool backward : {false, true}) {
+      std::vector<ProductFaults> found(3);
+      kernels::device::run_on_host<CompareProduct>(
+          {product.data(), first.data(), lowest.data(), highest.data(), count, size, found.data()},
+          {backward, 5});
+      CHECK((found[0].compared == CompareProduct::kElements && found[0].other == 2 && found[0].wrong == 1));
+      CHECK((found[1].compared == CompareProduct::kElements && found[1].other == 1 && found[1].wrong == 1));
+      CHECK((found[2].compared == 300 && found[2].other == 1 && found[2].wrong == 1));
+    }
   }
 }
 
