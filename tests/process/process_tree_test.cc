@@ -55,6 +55,7 @@ TEST_CASE("stat lines with unusual names are parsed") {
   CHECK(info->pid == 123);
   CHECK(info->comm == "a) R (b) S");
   CHECK(info->state == 'D');
+  CHECK(info->cpu == 5 + 6 + 7 + 8);
   CHECK(info->started == 987654);
   CHECK(info->end_signal == 0);
   const std::string rest = " 0 0 0 0 0 0 0 0 0 0 0 0 0 17 3 0 0 0 0 0 0 0 0 0 0 0 0 ";

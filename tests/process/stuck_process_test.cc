@@ -74,6 +74,7 @@ TEST_CASE("a process that blocks readers of its environment delays no kill of th
       _exit(6);
     if (tree_gone == Clock::duration{} || tree_gone > kLimit) _exit(3);
     if (!kill.left().empty()) _exit(4);
+    if (kill.complete()) _exit(7);
     _exit(kill.found() == 6 ? 0 : 5);
   }
   int status = 0;
@@ -107,6 +108,7 @@ TEST_CASE("a search continues behind the process that blocks its reader") {
       for (MarkedProcess& process : search.take_found())
         found.push_back(std::move(process));
     }
+    CHECK(search.skipped());
   }
   REQUIRE(found.size() == 2);
   CHECK(found[0].pid == marked[0].process.pid());
