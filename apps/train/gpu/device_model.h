@@ -29,8 +29,9 @@ struct DeviceModelShape {
 /// Returns the model of `host` (a ConvNet or an Mlp), computed on GPU `local_rank` modulo the number of GPUs.
 /// Parameters, gradients and running statistics stay on the host, as in every Model. Each step copies them to
 /// the GPU and back, so any sum and any update can be made. The model's device_steps() make whole steps on
-/// the GPU. A GPU call that fails later throws std::runtime_error. `host` gives names and sizes: it has at
-/// most kMostGpuParameters, and batch size 1 keeps it small.
+/// the GPU. While they have the state (from take() to give()), evaluate() uses theirs. A GPU call that fails
+/// later throws std::runtime_error. `host` gives names and sizes: it has at most kMostGpuParameters, and
+/// batch size 1 keeps it small.
 template <class T>
 Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> host,
                                                     const DeviceModelShape& shape);

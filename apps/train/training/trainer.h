@@ -40,7 +40,7 @@ struct Communicators {
 /// gradient. Errors of the communicator name the step in which they happened.
 ///
 /// If the model has device_steps() and the GPUs can run the all-reduce, whole steps run on the GPU. The
-/// host's weights, statistics and optimizer are then stale within an epoch, and are fetched on demand. A GPU
+/// host's weights, statistics and optimizer are then stale after a step, and are fetched on demand. A GPU
 /// that fails in such a fetch causes a std::runtime_error.
 template <class T>
 class Trainer {

@@ -47,7 +47,7 @@ Result<> Trainer<T>::average_nodes() {
 template <class T>
 Result<> Trainer<T>::average_running_statistics() {
   const std::span<T> running = model_.running_statistics();
-  if (running.empty()) return {};
+  if (running.empty() || communicators_.world->world_size() == 1) return {};
   fetch();
   if (auto done = average(*communicators_.world, running, 1); !done)
     return of(done.error(), "the running statistics after step " + std::to_string(position_.step));
