@@ -74,8 +74,13 @@ def spread(values):
     return number(values[0]) if len(values) == 1 else f"{number(statistics.median(values))} ({number(min(values))}-{number(max(values))})"
 
 
+def cell(value):
+    """A message of another program may contain line ends and the mark between two cells."""
+    return " ".join(str(value).split()).replace("|", "\\|")
+
+
 def table(head, rows):
-    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(map(str, row)) + " |" for row in rows), ""]
+    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(map(cell, row)) + " |" for row in rows), ""]
 
 
 def correctness(results):
@@ -156,10 +161,10 @@ def mlp(results):
 
 def costs(results):
     def row(name, words, digits=1):
-        def cell(figures):
+        def value(figures):
             values = {figure["name"]: figure["figure"] for figure in figures["figures"]}
             return number(values[name], digits) if name in values else "not measured"
-        return [words, results.line("costs", cell)]
+        return [words, results.line("costs", value)]
 
     speed = results.figures("speed")
     return ["**The device**", "", *table(["", ""], [
@@ -247,14 +252,14 @@ def main():
     raw = read_results(sys.argv[1])
     try:
         text = text_of(raw)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise SystemExit(f"gpu_table.py: {sys.argv[1]} has other figures than this table is made of: {error!r}") from error
     if len(sys.argv) < 3:
         print(text, end="")
         return
     document = pathlib.Path(sys.argv[2])
     try:
-        document.write_text(replaced(document.read_text(encoding="utf-8"), text), encoding="utf-8")
+        document.write_bytes(replaced(document.read_text(encoding="utf-8"), text).encode())  # a text without UTF-8 empties no document
     except (OSError, ValueError) as error:
         raise SystemExit(f"gpu_table.py: {document} cannot be written anew: {error}") from error
 

@@ -89,6 +89,10 @@ class Table(unittest.TestCase):
                      "| float32 batch 100: images/s | 123,457 |", "skipped. Machine: H100, 550.1, 81559 MiB, 1980 MHz; Linux 6.1; ddplaunch abc1234."):
             self.assertIn(line, text)
 
+    def test_a_message_stays_in_its_cell(self):
+        text = gpu_table.text_of(results(step("memcheck", state="failed", reason="a | b\nand c")))
+        self.assertEqual(rows_of(text, "memcheck"), ["| compute-sanitizer, memcheck | **failed**: a \\| b and c |"])
+
     def test_a_machine_without_nvidia_smi_is_reported_once(self):
         raw = results()
         raw["steps"] = [step("machine", state="skipped", reason="nvidia-smi is not here")]
@@ -108,6 +112,9 @@ class Table(unittest.TestCase):
                     (json.dumps({**good, "steps": [step("a", figures=[1])]}), not_ours + "the figures of step a are no object"),
                     (json.dumps(results(step("bench-2", {"lines": 1}))), f"gpu_table.py: {path} has other figures than this table is made of: "),
                     (json.dumps(results(step("health", {"ranks": []}))), f"gpu_table.py: {path} has other figures than this table is made of: "),
+                    (json.dumps(results(step("bench-2", {"rows": [{"bytes": 4, "mean_us": 0, "wrong": 0}]}),
+                                        step("nccl-tests", {"rows": [{"bytes": 4, "mean_us": 1}]}))),
+                     f"gpu_table.py: {path} has other figures than this table is made of: "),
                     (json.dumps(results(step("bench-2", {"rows": [{"bytes": "x", "mean_us": 1, "wrong": 0}]}))),
                      f"gpu_table.py: {path} has other figures than this table is made of: ")):
                 path.write_bytes(text.encode("latin-1"))
@@ -129,6 +136,9 @@ class Table(unittest.TestCase):
             self.assertTrue(text.startswith(f"before\n{gpu_table.BEGIN}\n\n`./dev gpu`, 300 s: 20 steps ok, 1 failed, 2 skipped."))
             self.assertTrue(text.endswith(f"\n{gpu_table.END}\nafter\n"))
             self.assertNotIn("old", text)
+            raw.write_text(json.dumps({**results(), "commit": "\ud800"}), encoding="utf-8")
+            self.assertNotEqual(subprocess.run([sys.executable, HERE / "gpu_table.py", raw, document], stderr=subprocess.DEVNULL, check=False).returncode, 0)
+            self.assertEqual(document.read_text(encoding="utf-8"), text)
             document.write_text("no marks\n", encoding="utf-8")
             self.assertNotEqual(subprocess.run([sys.executable, HERE / "gpu_table.py", raw, document], stderr=subprocess.DEVNULL, check=False).returncode, 0)
 
