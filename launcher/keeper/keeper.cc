@@ -124,10 +124,11 @@ void Keeper::read_agent() {
     const ssize_t size = recv(socket_.get(), &packet, sizeof packet, MSG_DONTWAIT);
     if (size < 0 && errno == EINTR) continue;
     if (size < 0 && errno == EAGAIN) return;
-    // End of file: the agent is about to end, which SIGCHLD reports, or it closed the socket and its last
-    // lease counts.
+    // End of file: the agent is about to end, which SIGCHLD reports. One that hangs at its end has no lease,
+    // and nobody would find it later.
     if (size <= 0) {
       socket_.reset();
+      if (lease_end_ns_ == 0) set_lease_end((boot_now() + options_.end_time).count());
       return;
     }
     if (static_cast<std::size_t>(size) < kKeeperPacketHead) continue;

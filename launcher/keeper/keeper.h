@@ -21,6 +21,8 @@ inline constexpr std::string_view kKeeperSays = "ddplaunchd keeper: ";
 struct KeeperOptions {
   std::chrono::milliseconds kill_bound{
       5000};  ///< how long a tree may take to die before the remaining processes are named
+  /// The time that an agent without a lease may take to end after it has closed its link.
+  std::chrono::milliseconds end_time{10'000};
   /// Exit code if processes remain after that; unset: the same code as without them.
   std::optional<int> exit_code_if_left = {};
   /// Runs in the keeper after the fork: wipes its copy of what only the agent needs (secrets). Must not

@@ -85,6 +85,15 @@ TEST_CASE("an agent that exits passes its code on, and its remaining processes a
   CHECK(descriptors_come_down_to(descriptors));
 }
 
+TEST_CASE("an agent that hangs at its end is killed with its processes") {
+  Node node = start("hang", "0", {"family"});
+  REQUIRE(read_bytes(node.liveness.read_end.get(), 5).size() == 5);
+  REQUIRE(write(node.input.write_end.get(), "x", 1) == 1);
+  CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
+  CHECK(node.all_gone());
+  CHECK(node.said() == "ddplaunchd keeper: the agent's lease expired" + ended(6));
+}
+
 TEST_CASE("the whole tree of a killed agent is killed") {
   Node node = start_ready("serve", "0", "family", 5);
   REQUIRE(kill(node.agent, SIGKILL) == 0);

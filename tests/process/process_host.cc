@@ -6,6 +6,7 @@
 //     "group": the same, with its worker in a control group, whose path goes to stdout
 //     "silent": does not renew, and writes to stdout when its worker, in a control group, has ended
 //     "exit": ends at once with code 3 and leaves its worker behind
+//     "hang": the same, but hangs at its end; the keeper waits 300 ms for it
 //     "deaf": serves, but SIGTERM ends it as it ends any program
 //     "foreign": ends with code 3 when it reads a byte. The worker is the keeper's child and stays root's,
 //                while keeper and agent have given up root
@@ -114,7 +115,13 @@ int agent(launcher::KeeperLink& link, char** argv) {
   }
   auto worker = start(argv + 5, 0, job, scope.cgroup.get());
   if (!worker) return 9;
-  if (mode == "exit") {
+  if (mode == "hang") {
+    std::atexit([] {
+      for (;;)
+        pause();
+    });
+  }
+  if (mode == "exit" || mode == "hang") {
     worker->abandon();
     // Wait until the worker is ready, so that the test knows what must be cleaned up.
     return read(0, &go, 1) == 1 ? 3 : 9;
@@ -143,6 +150,7 @@ int main(int argc, char** argv) {
   if (mode == "keeper" && argc > 6) {
     launcher::KeeperOptions options;
     options.exit_code_if_left = launcher::kExitProcessesLeft;
+    options.end_time = std::chrono::milliseconds(300);
     if (std::string_view(argv[2]) == "foreign") {
       options.kill_bound = std::chrono::milliseconds(500);
       if (!start_unwatched(argv + 5, argv[4]) || setresuid(65534, 65534, 65534) != 0) return 9;
