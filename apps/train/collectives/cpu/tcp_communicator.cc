@@ -180,7 +180,7 @@ Result<bool> TcpCommunicator::wait_for_peers() {
   if (sending.count != 0) has_shown_activity(sending.peer, unread);
   while (true) {
     pollfd slots[] = {{interrupt_, POLLIN, 0},
-                      {sending.count ? peers_.at(sending.peer).fd.get() : -1, POLLOUT, 0},
+                      {sending.count ? peers_.at(sending.peer).fd.get() : -1, POLLOUT | POLLRDHUP, 0},
                       {receiving.count ? peers_.at(receiving.peer).fd.get() : -1, POLLIN, 0}};
     const Deadline next_check = std::min(deadline, std::chrono::steady_clock::now() + slice);
     const int ready = ::poll(slots, std::size(slots), milliseconds_left(next_check));
@@ -195,6 +195,11 @@ Result<bool> TcpCommunicator::wait_for_peers() {
     if (ready == 0 && milliseconds_left(deadline) == 0) return false;
     if (ready <= 0) continue;
     if (slots[0].revents != 0) return fail(machine_.revoked());
+    // A peer that has failed takes no more data. If it also is to send, the end of its stream is read; a lost
+    // connection is reported by the next call.
+    const bool has_failed = (slots[1].revents & (POLLRDHUP | POLLERR | POLLHUP)) == POLLRDHUP;
+    if (has_failed && (receiving.count == 0 || receiving.peer != sending.peer))
+      return lost(sending.peer, connection_closed().text);
     return true;
   }
 }

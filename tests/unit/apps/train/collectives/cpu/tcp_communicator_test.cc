@@ -166,8 +166,9 @@ TEST_CASE("a rank that leaves in the middle of a gather ends it on all ranks") {
         if (ring->rank() == 3) has_left.wait();
         std::string text = gather_is_right(*ring, 16'000'000, 0);
         if (ring->rank() == 2) left.set_value();
-        // The buffers of the sockets may hold all that rank 1 sends; the next operation then tells it.
-        if (ring->rank() == 1 && text.empty()) {
+        // The buffers of the sockets may hold all that ranks 1 and 3 send (Linux 6.16 raised the limit to 32
+        // MiB); the next operation then tells them.
+        if (text.empty()) {
           if (auto done = ring->barrier(); !done) text = done.error().text;
         }
         const int rank = ring->rank();
@@ -178,8 +179,7 @@ TEST_CASE("a rank that leaves in the middle of a gather ends it on all ranks") {
   CHECK(said[2] == "rank 2 was revoked during gather");
   for (const int rank : {0, 1, 3})
     CHECK_THAT(said[rank], Catch::Matchers::StartsWith("rank " + std::to_string(rank) + " lost rank 2 ("));
-  for (const int rank : {0, 3})
-    CHECK_THAT(said[rank], Catch::Matchers::EndsWith(" during gather"));
+  CHECK_THAT(said[0], Catch::Matchers::EndsWith(" during gather"));  // the root needs all
   ::close(revoke[0]);
   ::close(revoke[1]);
 }
