@@ -152,6 +152,16 @@ DDP_HD constexpr int divide_up(int count, int size) {
   return (count + size - 1) / size;
 }
 
+/// Sums every `Stride`-th of `Count` numbers.
+template <int Count, int Stride, class T>
+DDP_HD T sum_every(const T* numbers) {
+  T sum = T(0);
+  DDP_UNROLL
+  for (int i = 0; i < Count; i += Stride)
+    sum += numbers[i];
+  return sum;
+}
+
 /// Returns the number of rounds in which halve() sums `width` (a power of two) numbers.
 DDP_HD constexpr int halvings(int width) {
   int rounds = 0;

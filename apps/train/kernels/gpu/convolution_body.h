@@ -22,7 +22,7 @@ struct Convolution {
     const Weight* weight;  ///< [ky][kx][In][Out]
     const Weight* bias;    ///< null: none
     To* output;            ///< [batch][Side][Side][Out]
-    T* mean;               ///< [batch * kBands][Out], of each band; null: not computed
+    T* mean;               ///< [batch * kBands][Out], of each band; null, as always if Turned: not computed
     T* squares;            ///< as mean: the sum of squared differences from the mean
   };
   static constexpr int kWindow = 5;

@@ -50,11 +50,11 @@ struct Head {
       multiply(at, shared, local, args);
     } else if (phase == 1) {
       const int c = at.thread / kHelpers, helper = at.thread % kHelpers;
-      if (c < kClasses) shared.partial[c][helper] = sum_of<kThreads, kHelpers>(shared.sums[c] + helper);
+      if (c < kClasses) shared.partial[c][helper] = sum_every<kThreads, kHelpers>(shared.sums[c] + helper);
     } else if (phase == 2) {
       const int c = at.thread;
       if (c < kClasses)
-        shared.logits[c] = static_cast<T>(args.bias[c]) + sum_of<kHelpers, 1>(shared.partial[c]);
+        shared.logits[c] = static_cast<T>(args.bias[c]) + sum_every<kHelpers, 1>(shared.partial[c]);
     } else if (phase == 3) {
       if (at.thread != 0) return;
       score_image(shared.logits, args.labels[at.block], T(1) / static_cast<T>(args.batch), shared.gradient,
@@ -67,16 +67,6 @@ struct Head {
   }
 
  private:
-  /// Sums every `Stride`-th of `Count` numbers.
-  template <int Count, int Stride>
-  static DDP_HD T sum_of(const T* numbers) {
-    T sum = T(0);
-    DDP_UNROLL
-    for (int i = 0; i < Count; i += Stride)
-      sum += numbers[i];
-    return sum;
-  }
-
   static DDP_HD void multiply(ThreadIndex at, Shared& shared, Local& local, const Args& args) {
     const int channel = at.thread % Channels;
     const S* image = args.images + static_cast<std::ptrdiff_t>(at.block) * kInputs * 4;

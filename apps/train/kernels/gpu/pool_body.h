@@ -166,13 +166,15 @@ struct PoolSums {
     if (phase == 0) {
       add_windows(at, shared, args);
     } else if (phase == 1) {
-      add<kTeam, kHelpers>(helper, reinterpret_cast<const T*>(shared.gradients) + channel,
-                           shared.gradient[helper][channel]);
-      add<kTeam, kHelpers>(helper, reinterpret_cast<const T*>(shared.products) + channel,
-                           shared.product[helper][channel]);
+      constexpr int kCount = kTeam * Channels, kStride = kHelpers * Channels;
+      const T* const gradients = reinterpret_cast<const T*>(shared.gradients) + at.thread;
+      const T* const products = reinterpret_cast<const T*>(shared.products) + at.thread;
+      shared.gradient[helper][channel] = sum_every<kCount, kStride>(gradients);
+      shared.product[helper][channel] = sum_every<kCount, kStride>(products);
     } else if (helper == 0) {
-      add<kHelpers, 1>(0, shared.gradient[0] + channel, args.gradients[at.block * Channels + channel]);
-      add<kHelpers, 1>(0, shared.product[0] + channel, args.products[at.block * Channels + channel]);
+      const int to = at.block * Channels + channel;
+      args.gradients[to] = sum_every<kHelpers * Channels, Channels>(shared.gradient[0] + channel);
+      args.products[to] = sum_every<kHelpers * Channels, Channels>(shared.product[0] + channel);
     }
   }
 
@@ -193,16 +195,6 @@ struct PoolSums {
     }
     shared.gradients[member][quad] = gradients;
     shared.products[member][quad] = products;
-  }
-
-  /// Adds every `Stride`-th of `Count` rows of Channels numbers.
-  template <int Count, int Stride>
-  static DDP_HD void add(int first, const T* from, T& to) {
-    T sum = T(0);
-    DDP_UNROLL
-    for (int row = 0; row < Count; row += Stride)
-      sum += from[(first + row) * Channels];
-    to = sum;
   }
 };
 
