@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/format_text.h"
 #include "base/parse_text.h"
 
 namespace ddp::rendezvous {
@@ -93,8 +94,7 @@ Result<> KeyStore::room_for(std::size_t more) const {
   constexpr std::size_t kMiB = 1024 * 1024;
   return Error{ErrorCode::kSystem,
                "the store is full: " + std::to_string(bytes_ / kMiB) + " of " +
-                   std::to_string(max_bytes_ / kMiB) + " MiB are used by " + std::to_string(values_.size()) +
-                   " keys",
+                   std::to_string(max_bytes_ / kMiB) + " MiB are used by " + counted(values_.size(), "key"),
                ENOMEM};
 }
 

@@ -232,7 +232,6 @@ Result<bool> StoreDecoder::parse_list(bool with_values) {
 
 void StoreDecoder::emit(StoreRequest& request) {
   request.op = layout_->op;
-  request.dialect = dialect_;
   request.number = number_;
   const std::string_view bytes(buffer_.data() + begin_, cursor_);
   const auto view = [bytes](const Span& span) { return bytes.substr(span.offset, span.size); };

@@ -69,7 +69,6 @@ inline constexpr std::size_t kMaxStoreRequest = kMaxStoreValue + 1024 * 1024;
 /// One request. The views point into the decoder and are valid until its next call.
 struct StoreRequest {
   StoreOp op = StoreOp::kValidate;
-  StoreDialect dialect = StoreDialect::kUnknown;
   std::vector<std::string_view> keys;    ///< one key, or all keys of a list
   std::vector<std::string_view> values;  ///< SET, APPEND, QUEUE_PUSH: one; COMPARE_SET: expected, desired;
                                          ///< MULTI_SET: one per key

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <map>
 #include <random>
 #include <string>
@@ -240,6 +241,15 @@ TEST_CASE("queues are first in, first out, and one push wakes one waiter") {
     push("d");
     CHECK(store.heard[3] == kAwake);
   }
+  SECTION("a waiter that waits again is the last") {
+    store.wait(2, {"q"});
+    store.wait(3, {"q"});
+    push("c");
+    CHECK(pop(2) == number(1) + text("c"));
+    store.wait(2, {"q"});
+    push("d");
+    CHECK(store.heard == std::map<StoreConnectionId, std::string>{{2, kAwake}, {3, kAwake}});
+  }
   SECTION("a waiter that closes or stops waiting leaves the value to the next") {
     store.wait(2, {"q"});
     store.wait(3, {"q"});
@@ -269,6 +279,10 @@ TEST_CASE("a barrier releases all with the last") {
   store.set(1, "b", "word");
   CHECK(store.ask(5, RequestBytes(O::kBarrier).text("b").number(3)).error().text ==
         "cannot add to 'b': its value is not a 64-bit number");
+  const std::string most = std::to_string(std::numeric_limits<std::int64_t>::max());
+  store.set(1, "b", most);
+  CHECK(arrive(6) == kAwake);
+  CHECK(store.get("b") == text(most));
 }
 
 TEST_CASE("memory is bounded and released") {
@@ -290,6 +304,14 @@ TEST_CASE("memory is bounded and released") {
   for (const char* key : {"k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "k9"})
     store.say(1, RequestBytes(O::kDeleteKey).text(key));
   CHECK(store.keys.bytes() == 0);
+
+  Store exact(KeyStore::kEntryCost + 3);
+  CHECK(exact.ask(1, RequestBytes(O::kSet).text("k").text("vv")).has_value());
+  Store larger(std::size_t{2} << 20);
+  larger.set(1, "k", std::string(std::size_t{1} << 20, 'v'));
+  CHECK(larger.ask(1, RequestBytes(O::kSet).text("l").text(std::string(std::size_t{1} << 20, 'v')))
+            .error()
+            .text == "the store is full: 1 of 2 MiB are used by 1 key");
 }
 
 TEST_CASE("replies are bounded in size") {

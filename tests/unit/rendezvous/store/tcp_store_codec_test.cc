@@ -181,6 +181,23 @@ TEST_CASE("a deletion of torch <= 2.0 is recognized by the silence after it") {
   CHECK(out.error == "not a TCPStore request: byte 0x09 where an operation number belongs");
 }
 
+TEST_CASE("a deletion that arrives in parts is decided by the silence after its last byte") {
+  StoreDecoder decoder;
+  Decoded out;
+  const std::string longest(kMaxStoreKey, 'k');
+  const std::string bytes = RequestBytes(8).text(longest);
+  feed(decoder, bytes.substr(0, 20));
+  drain(decoder, out);
+  CHECK_FALSE(decoder.undecided());
+  feed(decoder, bytes.substr(20));
+  drain(decoder, out);
+  CHECK(decoder.undecided());
+  decoder.settle();
+  drain(decoder, out);
+  CHECK(out.requests == std::vector<std::string>{"8[" + longest + ",||0]"});
+  CHECK(decoder.dialect() == StoreDialect::kOld20);
+}
+
 TEST_CASE("an append of torch 2.1 whose value comes late is no deletion") {
   StoreDecoder decoder;
   Decoded out;
@@ -192,6 +209,25 @@ TEST_CASE("an append of torch 2.1 whose value comes late is no deletion") {
   CHECK_FALSE(decoder.undecided());
   drain(decoder, out);
   CHECK(out.requests == std::vector<std::string>{"9[/log,|line,|0]"});
+}
+
+TEST_CASE("a value that arrives after settle() and before next() makes an append") {
+  StoreDecoder decoder;
+  Decoded out;
+  feed(decoder, RequestBytes(8).text("/log"));
+  drain(decoder, out);
+  decoder.settle();
+  feed(decoder, RequestBytes().text("line"));
+  drain(decoder, out);
+  CHECK(out.requests == std::vector<std::string>{"9[/log,|line,|0]"});
+}
+
+TEST_CASE("the first request of torch 2.1 may be one that no older version has") {
+  const Decoded decoded = decode(RequestBytes(7).text("/k"));
+  CHECK(decoded.requests == std::vector<std::string>{"8[/k,||0]"});
+  CHECK(decoded.dialect == StoreDialect::kOld21);
+  CHECK(decode(RequestBytes(7).text("/k").str() + RequestBytes(12).str()).error ==
+        "not a TCPStore request: byte 0x0c where an operation number belongs");
 }
 
 TEST_CASE("settle without a pending decision changes nothing") {
@@ -238,6 +274,7 @@ TEST_CASE("limits are checked before memory is allocated") {
   CHECK(error_of(RequestBytes(StoreOp::kWait).number(131073)) ==
         "WAIT: 131073 keys in one request are over the store's limit of 131072");
   CHECK(error_of(RequestBytes(StoreOp::kGet).number(65536)).empty());
+  CHECK(error_of(RequestBytes(StoreOp::kWait).number(131072)).empty());
   CHECK(error_of(RequestBytes(StoreOp::kSet).text("/k").number(268435456)).empty());
 
   // An announced value that was not sent takes no memory.
@@ -266,6 +303,18 @@ TEST_CASE("a list of keys is limited in total") {
   REQUIRE_FALSE(next.has_value());
   CHECK(next.error().text == "WAIT: the request is over the store's limit of 16777216 bytes");
   CHECK(fed == 256);
+
+  // The longest request: its number, the count, 255 keys of 64 KiB, and what is left.
+  const std::string last(kMaxStoreKeyList - 9 - 255 * (8 + kMaxStoreKey) - 8, 'k');
+  RequestBytes whole(StoreOp::kWait);
+  whole.number(256);
+  for (int i = 0; i < 255; ++i)
+    whole.text(std::string(kMaxStoreKey, 'k'));
+  StoreDecoder exact;
+  feed(exact, greeting() + whole.text(last).str());
+  CHECK(*exact.next(request));
+  CHECK(*exact.next(request));
+  CHECK(request.keys.size() == 256);
 }
 
 TEST_CASE("keys are shown as printable text") {
@@ -275,6 +324,7 @@ TEST_CASE("keys are shown as printable text") {
         "?"
         "?'");
   CHECK(printable_key(std::string(100, 'x')) == "'" + std::string(80, 'x') + "…'");
+  CHECK(printable_key(std::string(80, 'x')) == "'" + std::string(80, 'x') + "'");
 }
 
 }  // namespace
