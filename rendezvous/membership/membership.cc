@@ -118,7 +118,6 @@ void Membership::take(const Sender& from, const Joined& event, Time now) {
   node.participation = Participation::kNone;
   node.heard = now;
   node.recall_at.reset();
-  node.absence.clear();
   ++present_;
   if (state_ == State::kRunning) {
     notify(node.name + " joined" +
@@ -150,23 +149,21 @@ void Membership::take(const Sender& from, const Absent& event, Time now) {
   --coming_;
   node->absence = event.why;
   recall_later(*node, now);
-  if (state_ == State::kGathering) {
-    fail_early(now);
-    if (state_ == State::kGathering) try_begin(now);
-  }
+  if (state_ == State::kGathering) fail_early(now);
+  try_begin(now);
 }
 
 void Membership::take(const Sender& from, const WorkersGone&, Time now) {
   if (host_of(from) == nullptr) return;
   workers_gone(from.host, from.incarnation, now);
-  if (state_ == State::kGathering) try_begin(now);
+  try_begin(now);
 }
 
 void Membership::workers_gone(HostNumber host, std::uint32_t incarnation, Time now) {
   Node& node = nodes_[host];
   if (node.busy_incarnation != incarnation) return;
-  node.busy_until = std::max(now, node.busy_before);
-  node.fenced_until = std::min(node.fenced_until, node.busy_until);
+  node.busy_until = now;
+  node.fenced_until = std::min(node.fenced_until, now);
 }
 
 /// A host that failed before the first attempt is not recalled until that attempt has begun, since the user
@@ -202,8 +199,7 @@ void Membership::lose(HostNumber host, const std::string& why, bool workers_dead
   // sleep, and then the lease of the node had no end.
   const Time last_heard = node.heard < awake_since_ ? now : node.heard;
   if ((before == Participation::kRunning || before == Participation::kWaiting) && !workers_dead) {
-    node.busy_before = node.busy_until;
-    node.busy_until = std::max(node.busy_until, last_heard + rules_.lease);
+    node.busy_until = last_heard + rules_.lease;  // an earlier lease had ended before this attempt began
     node.busy_incarnation = node.incarnation;
     if (fences(host)) node.fenced_until = node.busy_until;
   }
@@ -218,7 +214,7 @@ void Membership::lose(HostNumber host, const std::string& why, bool workers_dead
     attempt_over(now);
   } else if (state_ == State::kGathering) {
     if (!rules_.recall_at_start) fail_early(now);
-    if (state_ == State::kGathering) try_begin(now);
+    try_begin(now);
   }
 }
 
@@ -255,7 +251,6 @@ void Membership::drop_silent(Time now) {
 
 /// Gives up nodes that did not stop their workers in time. Giving up the last one may begin a new attempt.
 void Membership::lose_unended(Time now) {
-  phase_end_.reset();
   std::vector<HostNumber> hosts;
   for (HostNumber host = 0; host < nodes_.size(); ++host)
     if (nodes_[host].participation == Participation::kRunning) hosts.push_back(host);

@@ -59,8 +59,7 @@ class Membership {
     bool suspect = false;
     Participation participation = Participation::kNone;
     Time heard{0};
-    Time busy_until{0};                  ///< workers of lost incarnations may run until then
-    Time busy_before{0};                 ///< the same for all but the last lost incarnation
+    Time busy_until{0};                  ///< workers of the last lost incarnation may run until then
     std::uint32_t busy_incarnation = 0;  ///< the last lost incarnation
     Time fenced_until{0};                ///< like busy_until, if the workers may write a checkpoint
     Time excluded_until{0};

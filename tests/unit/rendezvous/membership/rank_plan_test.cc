@@ -52,6 +52,7 @@ TEST_CASE("a host without slots has no limit") {
   REQUIRE(plan.has_value());
   CHECK(shape(*plan) == "8@0 8@8 = 16");
   CHECK(plan->nodes[0].reason == "--nproc-per-node 8");
+  CHECK(shape(*plan_ranks({node("a")}, number(1))) == "1@0 = 1");
 }
 
 TEST_CASE("without slots and --nproc-per-node the GPUs count, else one worker, as the plan notes") {
@@ -76,12 +77,15 @@ TEST_CASE("auto counts GPUs, or CPUs on a node without GPUs") {
   REQUIRE(plan.has_value());
   CHECK(shape(*plan) == "8@0 16@8 = 24");
   CHECK(plan->nodes[1].reason == "16 CPUs");
+  CHECK(plan_ranks({node("a", {}, 0, 1)}, rule(ProcsRule::kAuto))->nodes[0].reason == "1 CPU");
+  CHECK(shape(*plan_ranks({node("a", {}, 0, 0)}, rule(ProcsRule::kCpu))) == "1@0 = 1");
 }
 
 TEST_CASE("a node's own count is limited to its slots, unless --oversubscribe") {
   const std::vector<NodeSlots> nodes{node("a", 4, 8, 64)};
   CHECK(shape(*plan_ranks(nodes, rule(ProcsRule::kGpu))) == "4@0 = 4");
   CHECK(plan_ranks(nodes, rule(ProcsRule::kGpu))->nodes[0].reason == "slots=4 of 8 GPUs");
+  CHECK(plan_ranks({node("a", 8, 8)}, rule(ProcsRule::kGpu))->nodes[0].reason == "8 GPUs");
   CHECK(shape(*plan_ranks(nodes, rule(ProcsRule::kCpu))) == "4@0 = 4");
   CHECK(shape(*plan_ranks(nodes, rule(ProcsRule::kGpu, true))) == "8@0 = 8");
   CHECK(shape(*plan_ranks(nodes, rule(ProcsRule::kCpu, true))) == "64@0 = 64");
