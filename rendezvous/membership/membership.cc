@@ -206,8 +206,7 @@ void Membership::lose(HostNumber host, const std::string& why, bool workers_dead
   const bool held_store =
       !world_.assignments.empty() && world_.assignments[0].host == host && before == Participation::kEnded;
   if (before == Participation::kRunning) --running_slots_;
-  if (before == Participation::kRunning || before == Participation::kWaiting)
-    node.participation = Participation::kLost;
+  node.participation = Participation::kNone;
   if (state_ == State::kRunning && (before == Participation::kRunning || held_store)) {
     stop(StopCause::kFailure, Outcome::kNodeLost, "node " + node.name + " was lost: " + why, false, now);
   } else if (state_ == State::kStopping && running_slots_ == 0) {

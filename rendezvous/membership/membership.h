@@ -49,7 +49,7 @@ class Membership {
 
  private:
   /// Part of a node in the attempt. kWaiting: it has left the attempt, and its workers survive.
-  enum class Participation : std::uint8_t { kNone, kRunning, kWaiting, kEnded, kLost };
+  enum class Participation : std::uint8_t { kNone, kRunning, kWaiting, kEnded };
   struct Node {
     std::string name;
     std::uint32_t incarnation = 0;

@@ -78,6 +78,7 @@ TEST_CASE("auto counts GPUs, or CPUs on a node without GPUs") {
   CHECK(shape(*plan) == "8@0 16@8 = 24");
   CHECK(plan->nodes[1].reason == "16 CPUs");
   CHECK(plan_ranks({node("a", {}, 0, 1)}, rule(ProcsRule::kAuto))->nodes[0].reason == "1 CPU");
+  CHECK(plan_ranks({node("a", {}, 1, 64)}, rule(ProcsRule::kAuto))->nodes[0].reason == "1 GPU");
   CHECK(shape(*plan_ranks({node("a", {}, 0, 0)}, rule(ProcsRule::kCpu))) == "1@0 = 1");
 }
 
