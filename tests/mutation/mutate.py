@@ -2,10 +2,11 @@
 """Makes mutants of a room's sources, each with one changed line, and reports those that no test kills.
 
 The work is done in a copy of the committed tree, build/mutate/tree, with a build of its own beside it. A mutant is killed if a
-test of the room fails or does not end. A mutant that does not compile is not counted. The same seed makes the same mutants.
+test of the room fails or does not end. A mutant that does not compile within ten minutes is not counted. The same seed makes the
+same mutants.
 
 Each outcome is a line of build/mutate/results.jsonl. A run that was interrupted continues: it takes from this file what it has
-tried on the same commit. Remove the file to try all again.
+tried on the same commit. Remove the file to try all again. The room keeper needs root: its tests run in a PID namespace.
 """
 import argparse
 import fcntl
@@ -28,7 +29,7 @@ ROOMS = {
     "agent_core": (["launcher/agent_core/*.cc"], ["unit_cores", "unit_node_facts", "unit_check", "sim_survivors"]),
     "root_cause": (["launcher/report/*.cc"], ["unit_report", "unit_supervisor"]),
     "store": (["rendezvous/store/*.cc"], ["unit_store"]),
-    "keeper": (["launcher/keeper/cgroup.cc", "launcher/keeper/process_*.cc", "launcher/keeper/mark_search.cc"],
+    "keeper": (["launcher/keeper/*.cc"],
                ["unit_keeper", "process_process_tree_test", "process_cgroup_test", "process_stuck_process_test",
                 "process_keeper_test", "process_worker_group_test"]),
     "lines": (["launcher/lines/*.cc"], ["unit_cores", "unit_terminal", "unit_line_cores"]),
@@ -39,8 +40,7 @@ ROOMS = {
 }
 # A mutant of a program that kills processes may kill any process that it sees. It sees only its own PID namespace. The shell is the
 # namespace's first process, which reaps orphans as an init does. The namespace ends with the time limit, too.
-ISOLATED = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--pid", "--fork", "--mount-proc", "--kill-child",
-            "sh", "-c", '"$@"; exit $?', "-"]
+ISOLATED = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", '"$@"; exit $?', "-"]
 SMALLER_SIMULATION = ["~*ten thousand nodes*"]  # this case takes longer than all others, unoptimized
 SKIPPED = 77
 BUILD_LIMIT_S = 600
@@ -66,12 +66,12 @@ STATEMENT = re.compile(r"^\s+(?!return|co_return|using|const |auto |case |else|t
 def mutations(text):
     """Yields (line number, new line) for each mutant of the text, outside of comments and strings."""
     for number, line in enumerate(text.split("\n"), 1):
-        code = re.sub(r'"(\\.|[^"\\])*"', lambda match: '"' + "_" * (len(match[0]) - 2) + '"', line.split(" //")[0])
+        code = re.sub(r'"(\\.|[^"\\])*"', lambda match: '"' + "_" * (len(match[0]) - 2) + '"', line.split(" //")[0].rstrip())
         if not code.strip() or code.lstrip().startswith(("//", "#", "///", "static_assert", "template")):
             continue
         for pattern, replacement in REPLACEMENTS:
             for masked in re.finditer(pattern, code):
-                match = re.compile(pattern).match(line, masked.start())
+                match = re.compile(pattern).match(line, masked.start(), len(code))
                 if match and match.end() == masked.end():
                     changed = match.expand(replacement) if isinstance(replacement, str) else replacement(match)
                     yield number, line[:match.start()] + changed + line[match.end():]
@@ -108,6 +108,12 @@ class Copy:
         return subprocess.run(["cmake", "--build", self.build, "-j", str(self.jobs), "--target", *targets],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit_s)
 
+    def compiles(self, target):
+        try:
+            return self.compile([target], BUILD_LIMIT_S).returncode == 0
+        except subprocess.TimeoutExpired:
+            return False
+
     def end_of(self, target, limit_s):
         """Returns the exit code of a test program, or None if it does not end within the time."""
         isolated = ISOLATED if target.startswith(("process_", "unit_keeper")) else []
@@ -139,6 +145,8 @@ class Results:
         return one["room"], one["file"], one["line"], one["after"]
 
     def add(self, one):
+        if self.key(one) in self.known:
+            return
         self.known[self.key(one)] = one
         with open(self.path, "a") as file:
             file.write(json.dumps({"commit": self.commit, **one}) + "\n")
@@ -148,56 +156,79 @@ def outcome_of(copy, ends):
     """Returns the outcome of the mutant in the tree, and the program that killed it. A program is built when those before it have
     found nothing."""
     for target, (limit_s, code) in ends.items():
-        if copy.compile([target], BUILD_LIMIT_S).returncode != 0:
+        if not copy.compiles(target):
             return "not compiled", None
         if copy.end_of(target, limit_s) != code:
             return "killed", target
     return "survived", None
 
 
+def try_one(copy, room, path, number, line, ends):
+    """Builds and tests one mutant, and restores the file."""
+    file = copy.tree / path
+    text = file.read_text()
+    lines = text.split("\n")
+    before, lines[number - 1] = lines[number - 1], line
+    file.write_text("\n".join(lines))
+    try:
+        outcome, finder = outcome_of(copy, ends)
+    finally:
+        file.write_text(text)
+    return {"room": room, "file": path, "line": number, "before": before.strip(), "after": line.strip(), "outcome": outcome,
+            "by": finder}
+
+
 def run(copy, room, chosen, ends, results):
-    """Builds and tests each mutant that has no outcome yet, and counts the outcomes. `ends` has the limit in seconds and the exit code
-    of each unchanged test program."""
+    """Tries each mutant that has no outcome yet, prints all survivors, and counts the outcomes. `ends` has the limit in seconds and the
+    exit code of each unchanged test program."""
     counts = {"killed": 0, "survived": 0, "not compiled": 0}
     for path, number, line in chosen:
-        known = results.known.get((room, path, number, line.strip()))
-        if known:
-            counts[known["outcome"]] += 1
-            continue
-        file = copy.tree / path
-        text = file.read_text()
-        lines = text.split("\n")
-        before, lines[number - 1] = lines[number - 1], line
-        file.write_text("\n".join(lines))
-        try:
-            outcome, finder = outcome_of(copy, ends)
-        finally:
-            file.write_text(text)
-        counts[outcome] += 1
-        results.add({"room": room, "file": path, "line": number, "before": before.strip(), "after": line.strip(), "outcome": outcome, "by": finder})
-        if outcome == "survived":
-            print(f"survived: {path}:{number}\n  - {before.strip()}\n  + {line.strip()}", flush=True)
+        one = results.known.get((room, path, number, line.strip())) or try_one(copy, room, path, number, line, ends)
+        results.add(one)
+        counts[one["outcome"]] += 1
+        if one["outcome"] == "survived":
+            print(f"survived: {path}:{number}\n  - {one['before']}\n  + {one['after']}", flush=True)
     return counts
+
+
+def positive(text):
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def lock_of(folder):
+    """Returns a file whose lock ends with this process. Another run in the same folder would mix both runs' mutants."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = open(folder / "lock", "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"./dev mutate: another run uses {folder}; wait until it ends")
+    return lock
 
 
 def main():
     parser = argparse.ArgumentParser(prog="./dev mutate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rooms", nargs="*", metavar="ROOM", choices=[[], *ROOMS], help="of: " + ", ".join(ROOMS) + "; all by default")
-    parser.add_argument("--count", type=int, default=50, metavar="N", help="mutants of each room (50)")
+    parser.add_argument("rooms", nargs="*", metavar="ROOM", help="of: " + ", ".join(ROOMS) + "; all by default")
+    parser.add_argument("--count", type=positive, default=50, metavar="N", help="mutants of each room (50)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="which mutants are made (1)")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="compile jobs (2)")
+    parser.add_argument("--jobs", type=positive, default=2, metavar="N", help="compile jobs (all processors, as memory allows)")
     options = parser.parse_args()
+    rooms = options.rooms or list(ROOMS)
+    for room in rooms:
+        if room not in ROOMS:
+            parser.error(f"no such room: {room}; the rooms are {', '.join(ROOMS)}")
+    if "keeper" in rooms and subprocess.run([*ISOLATED, "true"]).returncode != 0:
+        sys.exit("./dev mutate: the room keeper needs a PID namespace, which unshare could not make; run as root")
     root = pathlib.Path(__file__).resolve().parents[2]
-    (root / "build/mutate").mkdir(parents=True, exist_ok=True)
-    lock = open(root / "build/mutate/lock", "w")  # held until this process ends
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        sys.exit(f"./dev mutate: another run uses {root / 'build/mutate'}; wait until it ends")
+    if subprocess.run(["git", "-C", root, "status", "--porcelain"], stdout=subprocess.PIPE, check=True).stdout:
+        print("./dev mutate: changes that are not committed are not tested", file=sys.stderr)
+    lock = lock_of(root / "build/mutate")
     copy = Copy(root, options.jobs)
     commit = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     results = Results(root / "build/mutate/results.jsonl", commit)
-    for room in options.rooms or ROOMS:
+    for room in rooms:
         globs, targets = ROOMS[room]
         clean = copy.compile(targets)
         if clean.returncode != 0:
@@ -207,7 +238,7 @@ def main():
             began = time.monotonic()
             code = copy.end_of(target, BUILD_LIMIT_S)
             if code not in (0, SKIPPED):
-                sys.exit(f"./dev mutate: {target} fails without a mutant")
+                sys.exit(f"./dev mutate: {target} fails without a mutant; run {copy.build / 'tests' / target}")
             ends[target] = (5 + PATIENCE * (time.monotonic() - began), code)
         files = sorted({file.relative_to(copy.tree).as_posix() for glob in globs for file in copy.tree.glob(glob)})
         possible = [(file, *one) for file in files for one in mutations((copy.tree / file).read_text())]
@@ -220,4 +251,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("./dev mutate: interrupted; the same command continues")
