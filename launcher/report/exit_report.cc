@@ -266,8 +266,7 @@ std::string causes_text(const std::vector<Failure>& earlier) {
   std::string text = "  causes of the " + std::to_string(earlier.size()) + " earlier attempts:\n";
   for (std::size_t i = 0; i < std::min(groups.size(), kGroupsShown); ++i)
     text += "    " + std::to_string(groups[i].count) + " × " + group_text(groups[i]);
-  if (groups.size() > kGroupsShown)
-    text += "    and " + std::to_string(groups.size() - kGroupsShown) + " more kinds of failures\n";
+  if (groups.size() > kGroupsShown) text += more_kinds_text(groups.size() - kGroupsShown);
   return text;
 }
 

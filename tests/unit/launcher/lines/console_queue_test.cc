@@ -106,6 +106,15 @@ TEST_CASE("notices of ddplaunch are bounded for any input of the nodes, and the 
   }
 }
 
+TEST_CASE("notices that were shown no longer count towards the limit") {
+  ConsoleQueue queue(false, 64u << 10);
+  const std::string words = std::string((1u << 20) - 1, 'x') + '\n';
+  for (int i = 0; i < 20; ++i) {
+    queue.push(2, true, words);
+    REQUIRE(drain(queue) == words);
+  }
+}
+
 TEST_CASE("a skipping queue keeps the latest lines and reports the number of missing ones") {
   ConsoleQueue queue(true, 16u << 10);
   for (int i = 0; i < 1000; ++i)

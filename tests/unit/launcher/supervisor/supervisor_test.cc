@@ -367,6 +367,8 @@ class Scenario {
         spec_.max_restarts = std::stoi(value);
       } else if (key == "backoff") {  // milliseconds
         spec_.restart_backoff = std::chrono::milliseconds(std::stoi(value));
+      } else if (key == "node-timeout") {  // seconds
+        spec_.node_timeout = std::chrono::seconds(std::stoi(value));
       } else if (key == "hang") {  // seconds
         spec_.hang_timeout = std::chrono::seconds(std::stoi(value));
         spec_.job_dir = "/jobs/j";

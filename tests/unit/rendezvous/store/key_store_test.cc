@@ -241,6 +241,14 @@ TEST_CASE("queues are first in, first out, and one push wakes one waiter") {
     push("d");
     CHECK(store.heard[3] == kAwake);
   }
+  SECTION("a woken waiter that comes too late wakes no other") {
+    store.wait(2, {"q"});
+    store.wait(3, {"q"});
+    push("c");
+    CHECK(pop(4) == number(1) + text("c"));
+    store.say(2, RequestBytes(O::kNumKeys));
+    CHECK(store.heard == std::map<StoreConnectionId, std::string>{{2, kAwake}});
+  }
   SECTION("a waiter that waits again is the last") {
     store.wait(2, {"q"});
     store.wait(3, {"q"});
