@@ -12,10 +12,8 @@ WorkerProcess* WorkerProcesses::find(std::uint32_t local) {
 
 void WorkerProcesses::begin_attempt() {
   greeted_reported_ = ready_reported_ = false;
-  for (auto& [local, process] : processes_) {
+  for (auto& [local, process] : processes_)
     process.ready = process.answered = false;
-    process.held.reset();
-  }
 }
 
 void WorkerProcesses::greeted(std::uint32_t local, bool can_rejoin) {

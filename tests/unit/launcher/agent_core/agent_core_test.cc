@@ -427,6 +427,58 @@ TEST_CASE("agent core: workers that leave too late are killed") {
   }
 }
 
+TEST_CASE("agent core: a revoke goes on at once when the killed workers are dead first") {
+  Driven node;
+  node.run(0);
+  SECTION("all hung") {
+    node.revoke(0, {4, 5});
+    node.exit(0, 0);
+    node.exit(1, 0);
+    CHECK(node.did<node::ReadOutput>().empty());
+  }
+  SECTION("one was late") {
+    node.revoke(0);
+    node.feed(node::WorkerLeft{0, {0, 10}});
+    node.now = 5s;
+    node.feed(node::Tick{});
+    node.exit(1, 0);
+    CHECK(node.did<node::ReadOutput>().empty());
+  }
+  node.feed(node::LeftoversKilled{});
+  CHECK(node.did<node::ReadOutput>().size() == 1);
+}
+
+TEST_CASE("agent core: standard input reaches the workers of a running attempt only") {
+  Driven node;
+  CHECK_FALSE(node.core.takes_stdin());
+  SECTION("from its start") {
+    node.spawn(0);
+    CHECK(node.core.takes_stdin());
+  }
+  SECTION("until the attempt is over") {
+    node.run(0);
+    CHECK(node.core.takes_stdin());
+    node.feed(rendezvous::Stop{0, 1000, "the end"});
+    REQUIRE(node.core.state() == State::kStopping);
+    CHECK(node.core.takes_stdin());
+    for (std::uint32_t local = 0; local < 2; ++local)
+      node.exit(local, 0);
+    node.feed(node::WorkersEnded{});
+    REQUIRE(node.core.state() == State::kCleaning);
+    CHECK(node.core.takes_stdin());
+    node.feed(node::AttemptCleaned{0, ""});
+    CHECK_FALSE(node.core.takes_stdin());
+  }
+  SECTION("not between two attempts") {
+    node.run(0);
+    node.revoke(0);
+    CHECK_FALSE(node.core.takes_stdin());
+    for (std::uint32_t local = 0; local < 2; ++local)
+      node.feed(node::WorkerLeft{local, {0, 10}});
+    CHECK_FALSE(node.core.takes_stdin());
+  }
+}
+
 TEST_CASE("agent core: a worker that cannot rejoin is terminated") {
   Driven node;
   node.run(0);
