@@ -49,6 +49,11 @@ TEST_CASE("a segment that was taken counts as waiting until it is done") {
   ConsoleQueue::Segment segment = queue.take();
   CHECK(queue.empty());
   CHECK(queue.waiting(2) == 4);
+  queue.push(1, false, "a\n");
+  queue.push(2, true, "b\n");
+  queue.clear();
+  CHECK(queue.waiting(1) == 0);
+  CHECK(queue.waiting(2) == 4);
   queue.done(segment);
   CHECK(queue.waiting(2) == 0);
 }

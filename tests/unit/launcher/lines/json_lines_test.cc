@@ -47,6 +47,7 @@ TEST_CASE("strings of JSON") {
   CHECK(json_of("a\"b\\c\td\re") == R"("a\"b\\c\td\re")");
   CHECK(json_of("\x1b[1m\0\x7f"s) == R"("\u001b[1m\u0000\u007f")");
   CHECK(json_of("é 漢 🚀") == "\"é 漢 🚀\"");
+  CHECK(json_of("\xc2\x80 \xdf\xbf") == "\"\xc2\x80 \xdf\xbf\"");  // the lowest and the highest of two bytes
 }
 
 TEST_CASE("bytes that are not UTF-8 can be recovered") {

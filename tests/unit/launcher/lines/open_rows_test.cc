@@ -182,6 +182,21 @@ TEST_CASE("a log line directly behind a bar is a line of its own") {
   CHECK(s.open() == " 40%|### | 4/10 [00:04<00:06, 1.00it/s]");
 }
 
+TEST_CASE("a log line behind a lower bar comes after the bars above it") {
+  Screen s;
+  s.add("\rA 1%]\n\rB 1%]\x1b[A\rA 2%]\n\rB 2%]log\n");
+  CHECK(s.lines == "A 2%]\nlog\n");
+  CHECK(s.open() == "B 2%]");
+}
+
+TEST_CASE("a hidden cursor moves to the start of a row above, and erases what is below") {
+  Screen s;
+  s.add("\x1b[?25la 0%\nb 0%\x1b[Fa 1%");
+  CHECK(s.open() == "a 1%\nb 0%");
+  s.add("\nb 1%\nc 1%\x1b[2A\r\x1b[Jx");
+  CHECK(s.open() == "x");
+}
+
 TEST_CASE("the end of a frame is found") {
   CHECK(frame_length("9%| 1/9 [x]", "10%|# 2/9 [x]error") == 13);
   CHECK(frame_length("100 of 200 files", "101 of 200 filesoops") == 16);
@@ -208,6 +223,13 @@ TEST_CASE("colors pass, other sequences do not") {
       "\x1b[1;31mred\x1b[0m\x1b]0;title\a \x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\ "
       "\x1b(B\x1b[?2004h\x1b=end\n");
   CHECK(s.lines == "\x1b[1;31mred\x1b[0m link end\n");
+  CHECK(Screen().add("\x1b[1m\x1b[38;5;1mtwo\n").lines == "\x1b[1m\x1b[38;5;1mtwo\n");
+  Screen many;
+  for (int i = 0; i < 1000; ++i)
+    many.add("\x1b[31m");
+  many.add("x\n");
+  CHECK(many.lines.size() <= 258);  // the oldest colors are dropped
+  CHECK(many.lines.ends_with("\x1b[31mx\n"));
   Screen bar;
   bar.add("\r\x1b[32m 5%\x1b[0m\r\x1b[0m\n");  // a color is no text: it does not replace the row
   CHECK(bar.finish() == "\x1b[32m 5%\x1b[0m\x1b[0m\n");
@@ -234,6 +256,12 @@ TEST_CASE("backspaces animate spinners") {
   CHECK(s.lines == "work\xc3\xa8\n");
   s.add("ends\b\n\b\bx\n");
   CHECK(s.lines == "work\xc3\xa8\nends\nx\n");
+  CHECK(Screen().add("ab\x1b[31mc\x1b[0m\b\bX\n").lines == "a\x1b[0mX\n");  // a color has no width
+}
+
+TEST_CASE("only the first column is the start of a row") {
+  CHECK(Screen().add("abc\x1b[1Gx\x1b[Gy\n").finish() == "y\n");
+  CHECK(Screen().add("abc\x1b[2Gx\n").lines == "abcx\n");
 }
 
 TEST_CASE("a cleared screen loses nothing") {
