@@ -45,7 +45,6 @@ void FailureLog::begin_attempt(std::uint32_t attempt, Time now) {
   collectives_.clear();
   ended_well_.clear();
   lost_peers_.clear();
-  end_.early.clear();
 }
 
 void FailureLog::end_attempt() {

@@ -79,7 +79,7 @@ void Supervisor::carry_out(const rendezvous::Begin& action, Time now) {
       end_survivors(i, spec_.failure_grace, "its node is not in attempt " + std::to_string(attempt));
   }
   // The previous attempt was stopped because the job grew, so its ends are no failures.
-  if (!end().failures.empty()) failures_.forget_attempt();
+  failures_.forget_attempt();
   failures_.begin_attempt(attempt, now);
   state_ = State::kStarting;
   if (attempt > 0) start_limit_ = now + spec_.start_timeout;

@@ -1,6 +1,8 @@
 #include "launcher/report/failure_log.h"
 
+#include <csignal>
 #include <string>
+#include <vector>
 
 #include "tests/support/catch.h"
 
@@ -9,16 +11,25 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// The log of `rank` of 2: it has finished one operation, and waits in the next one if `waits`.
-rendezvous::WorkerCollectives collectives_of(std::uint32_t rank, bool waits) {
+/// The log of `rank`: it has finished one operation, and waits in the next one if `waits`.
+rendezvous::WorkerCollectives collectives_of(std::uint32_t rank, bool waits, int world_size = 2) {
   std::string log = "{\"schema\":\"ddp-flight-recorder/1\",\"rank\":" + std::to_string(rank) +
-                    ",\"world_size\":2,\"attempt\":0,\"reason\":\"\"}\n"
+                    ",\"world_size\":" + std::to_string(world_size) +
+                    ",\"attempt\":0,\"reason\":\"\"}\n"
                     "{\"sequence\":1,\"kind\":\"barrier\",\"bytes\":0,\"type\":\"bytes\",\"started\":5,"
                     "\"finished\":6}\n";
   if (waits)
     log +=
         "{\"sequence\":2,\"kind\":\"barrier\",\"bytes\":0,\"type\":\"bytes\",\"started\":7,\"finished\":0}\n";
   return {0, rank, log};
+}
+
+rendezvous::WorkerExited exit_of(std::uint8_t code, std::uint8_t signal = 0) {
+  rendezvous::WorkerExited end;
+  end.pid = 4000;
+  end.code = code;
+  end.signal = signal;
+  return end;
 }
 
 TEST_CASE("only the first log of each rank counts, so that a node cannot fill memory") {
@@ -32,18 +43,98 @@ TEST_CASE("only the first log of each rank counts, so that a node cannot fill me
   REQUIRE(log.root_cause() != nullptr);
   INFO(log.root_cause()->waited_for);
   CHECK(log.root_cause()->waited_for.starts_with("rank 1 has not started"));
+  log.forget_attempt();
+  log.diagnose_collectives();  // without a failure there is no cause
+  CHECK(log.root_cause() == nullptr);
 }
 
 TEST_CASE("the later explanation of a lost node is not given to its ranks") {
   FailureLog log;
   log.begin_attempt(0, 0s);
   log.node_failed("gpu01", Error{ErrorCode::kLinkLost, "its control link closed", 0}, 1s);
-  rendezvous::WorkerExited end;
-  end.code = 3;
-  log.worker_failed({"gpu01", 4, 0}, end, 2s, 0s);
+  log.worker_failed({"gpu01", 4, 0}, exit_of(3), 2s, 0s);
   log.explain_node("gpu01", Error{ErrorCode::kLinkLost, "its sshd was killed", 0});
   REQUIRE(log.root_cause() != nullptr);
   CHECK(log.root_cause()->error.text == "its sshd was killed");
+}
+
+TEST_CASE("the logs of others explain a cause only if it gave up in an operation") {
+  for (const bool waits : {false, true}) {
+    FailureLog log;
+    log.begin_attempt(0, 0s);
+    log.worker_failed({"gpu01", 0, 0}, exit_of(3), 1s, 0s);
+    if (waits) log.collectives(collectives_of(0, true, 3), 3);
+    log.collectives(collectives_of(1, true, 3), 3);
+    log.collectives(collectives_of(2, false, 3), 3);
+    log.diagnose_collectives();
+    CHECK(log.root_cause()->waited_for ==
+          (waits ? "rank 2 has not started barrier 2 that ranks 0-1 wait in" : ""));
+  }
+}
+
+TEST_CASE("a failure has its own times, evidence and last output") {
+  FailureLog log;
+  log.begin_attempt(0, 1s);
+  log.worker_started(4, 2s, 0);
+  log.worker_started(5, 2s, 0);
+  log.lost_peers(5);
+  log.node_failed("gpu02", Error{ErrorCode::kLinkLost, "its control link closed", 0}, 5s);
+  log.worker_failed({"gpu01", 4, 0}, exit_of(3), 5s, 0s);
+  log.worker_failed({"gpu01", 5, 1}, exit_of(3), 1999ms, 2ms);  // perhaps before its start, by the clocks
+  log.evidence({0, 5, "oom of 5", "", ""});
+  log.evidence({0, 0, "oom of no failure", "", ""});
+  log.set_last_output(5, {"last of 5"}, "rank_00005.stderr");
+  log.set_last_output(0, {"last of no failure"}, "");
+  const std::vector<Failure>& failures = log.end().failures;
+  CHECK(failures[1].at == 4s);
+  CHECK(failures[1].when == 5s);
+  CHECK(failures[1].ran == 3s);
+  CHECK(failures[2].ran == 0s);
+  CHECK(failures[2].lost_peers);
+  CHECK(failures[2].evidence.oom == "oom of 5");
+  CHECK(failures[2].last_stderr == std::vector<std::string>{"last of 5"});
+  CHECK(failures[2].stderr_path == "rank_00005.stderr");
+  for (const Failure& other : {failures[0], failures[1]}) {
+    CHECK_FALSE(other.lost_peers);
+    CHECK(other.evidence.oom.empty());
+    CHECK(other.last_stderr.empty());
+  }
+}
+
+TEST_CASE("a stop ends a rank by SIGKILL once its grace may be over; other signals may have any sender") {
+  FailureLog log;
+  log.begin_attempt(0, 0s);
+  log.stop_ordered(10s, 5s);
+  log.worker_failed({"gpu01", 0, 0}, exit_of(0, SIGKILL), 14'999ms, 1ms);
+  log.worker_failed({"gpu01", 1, 1}, exit_of(0, SIGKILL), 14'998ms, 1ms);
+  CHECK(log.end().failures[0].stopped_by_us);
+  CHECK_FALSE(log.end().failures[1].stopped_by_us);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) {
+    rendezvous::WorkerExited end = exit_of(0, static_cast<std::uint8_t>(signal));
+    for (const bool after_stop : {false, true}) {
+      end.after_stop = after_stop;
+      log.worker_failed({"gpu01", 2, 2}, end, 11s, 0s);
+      CHECK(log.end().failures.back().stopped_by_us == after_stop);
+    }
+  }
+}
+
+TEST_CASE("the end of an attempt drops its failures and early exits") {
+  FailureLog log;
+  log.begin_attempt(0, 0s);
+  log.worker_ended_well({"gpu01", 0, 0}, 1s, 0s);
+  log.worker_failed({"gpu01", 1, 1}, exit_of(3), 2s, 0s);
+  REQUIRE(log.end().early.size() == 1);
+  SECTION("the job grew") {
+    log.forget_attempt();
+  }
+  SECTION("the job was restarted") {
+    log.end_attempt();
+    CHECK(log.end().restarts == 1);
+    CHECK(log.end().earlier.size() == 1);
+  }
+  CHECK(log.end().failures.empty());
+  CHECK(log.end().early.empty());
 }
 
 }  // namespace
