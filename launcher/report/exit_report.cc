@@ -52,7 +52,7 @@ std::string what_happened(const Failure& failure, bool cause) {
 int code_of(const Failure& cause) {
   switch (cause.kind) {
     case Failure::Kind::kExited:
-      return cause.status > 0 && cause.status < 256 ? cause.status : kInternalExit;
+      return cause.status;
     case Failure::Kind::kSignaled:
       return cut_short(cause) ? kExceptionExit : 128 + cause.signal;
     case Failure::Kind::kExec:
@@ -308,7 +308,7 @@ ExitReport make_exit_report(const JobEnd& end) {
     // same signal.
     for (const Failure& failure : end.failures) {
       if (failure.kind == Failure::Kind::kNode && failure.error.sys != end.stop_signal)
-        report.text += "  node " + failure.host + ": " + what_happened(failure, false) + "\n";
+        report.text += "  node " + failure.host + ": " + indented(failure.error.text, "    ");
     }
     // The user may have stopped the job because the others waited for these ranks.
     if (!end.early.empty()) report.text += "  note: " + early_ranks(end.early) + " exited 0 before that\n";

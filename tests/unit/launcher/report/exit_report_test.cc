@@ -185,6 +185,8 @@ TEST_CASE("nodes that did not get ready are listed one by one, equal reasons tog
   // The first three failures are the cause.
   CHECK(text_of_first(3 + 41).find("    and 25 more kinds of failures\n") != std::string::npos);
   CHECK(text_of_first(3 + 17).find("    and 1 more kind of failure\n") != std::string::npos);
+  CHECK(text_of_first(3 + 17).find(": reason 15\n") == std::string::npos);
+  CHECK(text_of_first(3 + 16).find(": reason 14\n") != std::string::npos);
   CHECK(text_of_first(3 + 16).find("    and ") == std::string::npos);
 }
 
@@ -232,6 +234,20 @@ TEST_CASE(
   end.failures[1].host = "aab";
   end.failures[1].error.text = "no line for aab";
   CHECK(make_exit_report(end).text.ends_with(": no line for a…b\n"));
+  // A word loses its whole number, and may have no common end.
+  const auto text_of_two = [&end](const std::string& first, const std::string& second) {
+    end.failures[0].host = first;
+    end.failures[0].error.text = "no line for " + first;
+    end.failures[1].host = second;
+    end.failures[1].error.text = "no line for " + second;
+    return make_exit_report(end).text;
+  };
+  CHECK(text_of_two("gpu011", "gpu021").ends_with(": nodes gpu[011,021]: no line for gpu…\n"));
+  CHECK(text_of_two("red", "blue").ends_with(": nodes red,blue: no line for …\n"));
+  // The first word counts.
+  end.failures[0].error.text = "ssh failed";
+  end.failures[1].error.text = "srun failed";
+  CHECK(make_exit_report(end).text.find("  other nodes:\n    node blue: srun failed\n") != std::string::npos);
   end.failures[0].host = "gpu01";
   // Further lines of the cause are printed before the last line.
   end.failures.resize(1);
@@ -293,6 +309,15 @@ TEST_CASE("the user's signal decides, regardless of the workers") {
   end.early = {{1, "gpu02", std::chrono::seconds(2), std::chrono::nanoseconds(0)}};
   CHECK(make_exit_report(end).text ==
         "  note: rank 1 on gpu02 exited 0 before that\nddplaunch: exit 130: stopped by Ctrl-C (SIGINT)\n");
+  end.early.clear();
+  end.failures = {node_lost("gpu03", 100), node_lost("gpu04", 100)};
+  end.failures[0].error.text = "its host key is not known\nAccept it with: ssh gpu03";
+  end.failures[1].error.sys = SIGINT;  // it got the signal, too
+  end.awaited = "gpu05 (connecting)";
+  CHECK(make_exit_report(end).text ==
+        "  node gpu03: its host key is not known\n"
+        "    Accept it with: ssh gpu03\n"
+        "ddplaunch: exit 130: stopped by Ctrl-C (SIGINT) while waiting for gpu05 (connecting)\n");
 }
 
 TEST_CASE("a successful end prints nothing, and the master's own failures have their code") {
@@ -361,6 +386,7 @@ TEST_CASE("every kind of error has one row, in the table and in docs/users/exit_
     CHECK((row.exit_code < 3 || row.exit_code == 126 || row.exit_code == 143 ||
            (row.exit_code >= 110 && row.exit_code <= 119)));
   }
+  CHECK(exit_code_of(Error{ErrorCode::kCancelled, "", SIGINT}) == 130);
   // Enumerators are consecutive: each one must have been seen.
   for (int code = 0; !kind_name(static_cast<ErrorCode>(code)).empty(); ++code) {
     CHECK(seen.count(static_cast<ErrorCode>(code)) == 1);
@@ -452,6 +478,8 @@ TEST_CASE("of many earlier attempts the first and the last three are listed, and
         "    2 × no rank has made progress for 60 s\n"
         "    1 × rank 1 on a: killed by SIGSEGV\n"
         "ddplaunch: exit 3: rank 0 on a exited 3\n");
+  end.earlier.resize(9);
+  CHECK(make_exit_report(end).text.find("    attempts 3 to 5: in report.json\n") != std::string::npos);
   end.earlier.resize(8);
   const std::string all = make_exit_report(end).text;
   CHECK(all.find("    attempt 4, after") != std::string::npos);
@@ -508,8 +536,9 @@ TEST_CASE("output of a worker does not control the terminal of the report") {
   JobEnd end;
   end.failures = {exited(0, "a", 1, 1)};
   end.failures[0].last_stderr = {"\x1b[31mr\x1b[2@ed\x1b[0m \x1b[2J\atab\there \xc3\xa4 \x1b",
-                                 std::string("nul\0", 4)};
-  CHECK(make_exit_report(end).text.find("    | red tab\there \xc3\xa4 \n    | nul\n") != std::string::npos);
+                                 std::string("nul\0", 4), "cut\x1b["};
+  CHECK(make_exit_report(end).text.find("    | red tab\there \xc3\xa4 \n    | nul\n    | cut\n") !=
+        std::string::npos);
   end.failures[0].last_stderr = {
       "\xc2\x9b"
       "2J \xe2\x80\xae"
@@ -536,6 +565,10 @@ TEST_CASE("a known pattern has a hint") {
       "RuntimeError: The client socket has timed out after 300s while trying to connect"};
   CHECK(make_exit_report(end).text.find("so clients find no server; run the job with --store worker\n") !=
         std::string::npos);
+  for (const char* line : {"insufficient shared memory (shm)", "No space left on device: '/dev/shm/x'"}) {
+    end.failures[0].last_stderr = {line};
+    CHECK(make_exit_report(end).text.find("  hint: /dev/shm is full;") != std::string::npos);
+  }
 }
 
 TEST_CASE("signals have an explanation where the name alone is unclear") {
@@ -547,6 +580,10 @@ TEST_CASE("signals have an explanation where the name alone is unclear") {
     failure.signal = signal;
     INFO(signal);
     CHECK_FALSE(signal_meaning(failure).empty());
+  }
+  for (const int xid : {13, 31, 32, 43, 45, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120}) {
+    INFO(xid);
+    CHECK_FALSE(xid_meaning("NVRM: Xid (PCI:0000:65:00): " + std::to_string(xid) + ", pid=1").empty());
   }
   CHECK(xid_meaning("NVRM: Xid (PCI:0000:65:00): 31, pid=1").find("MMU fault") != std::string::npos);
   CHECK(xid_meaning("NVRM: Xid (PCI:0000:65:00): 99999, pid=1").empty());
