@@ -28,6 +28,9 @@ TEST_CASE("the message may be a string, with an error code beside it") {
   CHECK(exception->type.empty());
   CHECK(exception->message == "x");
   CHECK(exception->unix_time == 1'700'000'000);
+  exception = parse_error_json(R"({"other": [{}], "message": "x"})");
+  REQUIRE(exception);
+  CHECK(exception->message == "x");
   exception = parse_error_json(R"({"message": {"message": "x", "extraInfo": {"timestamp": 1700000000.9}}})");
   REQUIRE(exception);
   CHECK(exception->unix_time == 1'700'000'000);
@@ -78,5 +81,5 @@ TEST_CASE("the innermost frame of a traceback is found") {
             "  File \"a.py\", line 1, in <module>\n    f()\n  File \"<string>\", line 2, in f\nE: x\n") ==
         "<string>:2 in f");
   CHECK(last_frame("  File \"a.py\", line 1, in g\n    f(x)\n      ^\nE: x") == "a.py:1 in g: f(x)");
-  CHECK(last_frame("  File \"a.py\", line 1") == "a.py:1");
+  CHECK(last_frame("File \"a.py\", line 1") == "a.py:1");
 }

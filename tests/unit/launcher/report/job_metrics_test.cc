@@ -3,6 +3,7 @@
 #include <chrono>
 #include <string>
 
+#include "base/build_identity.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {
@@ -39,7 +40,8 @@ bool has_line(const std::string& text, const std::string& line) {
 
 TEST_CASE("metrics of a job with steps") {
   const std::string text = metrics_text(running_job());
-  CHECK(text.find("\nddplaunch_job_info{job=\"run\\\"7\\\\\\n\",version=\"") != std::string::npos);
+  CHECK(has_line(text,
+                 "ddplaunch_job_info{job=\"run\\\"7\\\\\\n\",version=\"" + std::string(version()) + "\"} 1"));
   CHECK(has_line(text, "ddplaunch_nodes{state=\"lost\"} 1"));
   CHECK(has_line(text, "ddplaunch_nodes{state=\"running\"} 2"));
   CHECK(has_line(text, "ddplaunch_ranks{state=\"running\"} 4"));
@@ -47,6 +49,7 @@ TEST_CASE("metrics of a job with steps") {
   CHECK(has_line(text, "ddplaunch_attempts_total 2"));
   CHECK(has_line(text, "ddplaunch_failures_total{cause=\"rank\"} 1"));
   CHECK(has_line(text, "ddplaunch_nodes_lost_total 1"));
+  CHECK(has_line(text, "ddplaunch_time_seconds{phase=\"start\"} 1"));
   CHECK(has_line(text, "ddplaunch_time_seconds{phase=\"train\"} 1.5"));
   CHECK(has_line(text, "ddplaunch_output_bytes_total 18446744073709551615"));
   CHECK(has_line(text, "ddplaunch_step 40"));
@@ -64,6 +67,23 @@ TEST_CASE("metrics of a job with steps") {
   CHECK(has_line(text, "ddplaunch_step_duration_seconds_sum 900.5"));
   CHECK(has_line(text, "ddplaunch_step_duration_seconds_count 7"));
   CHECK(text.find("_seconds{node=\"gpu03\"}") == std::string::npos);
+}
+
+TEST_CASE("the status of a job is one line") {
+  JobStatus status = running_job();
+  CHECK(status_json(status) ==
+        R"({"job":"run\"7\\\n","state":"running","age_s":0.0,"world_size":4,"attempt":1,"restarts":0,)"
+        R"("max_restarts":0,"output_bytes":18446744073709551615,"directory":"","step":40,"step_s":0.25,)"
+        R"("loss":2.5,"goodput":0.333,"nodes":[)"
+        R"({"node":"gpu01","state":"running","first_rank":0,"ranks":2,"step":40,"steps":[41,40],)"
+        R"("losses":[2.5,null],"phases":["",""]},)"
+        R"({"node":"gpu02","state":"running","first_rank":2,"ranks":2,"step":42,"steps":[null,42],)"
+        R"("losses":[null,null],"phases":["",""]},)"
+        R"({"node":"gpu03","state":"lost","first_rank":null,"ranks":0,"step":null,"steps":[],)"
+        R"("losses":[],"phases":[]}]})"
+        "\n");
+  status.world_size = 0;  // not yet known
+  CHECK(status_json(status).find("\"world_size\":null,") != std::string::npos);
 }
 
 TEST_CASE("a job without steps has no metrics about them") {

@@ -120,8 +120,10 @@ TEST_CASE("the duration of a step is measured over the last ten to twenty second
   CHECK(job.at(12).step_seconds == 2.0);
   job.steps(12, 103, 101);  // another rank is ahead
   CHECK(job.at(13).step_seconds == 2.0);
-  for (int second = 13; second <= 60; ++second)  // twice a second
-    job.steps(second, 2u * static_cast<unsigned>(second) + 100, 2u * static_cast<unsigned>(second) + 100);
+  for (unsigned second = 13; second <= 60; ++second) {  // one and three steps a second in turn
+    const unsigned step = 100 + 2 * second + second % 2;
+    job.steps(static_cast<int>(second), step, step);
+  }
   CHECK(job.at(60).step_seconds == 0.5);
   CHECK(job.at(69).step_seconds == 0.5);
   CHECK(job.at(90).step_seconds == 30);  // the present step is longer already

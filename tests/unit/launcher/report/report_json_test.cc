@@ -169,7 +169,18 @@ TEST_CASE("every end of a job has the same keys") {
   CHECK(made(refused)["outcome"] == "not_started");
   CHECK(made(refused)["error"]["kind"] == "System");
   CHECK(made(refused)["error"]["errno"] == ENOSPC);
+  refused.master->sys = 0;
+  CHECK(made(refused)["error"]["errno"].is_null());
+  JobFacts no_attempt = facts();
+  no_attempt.world_size = 0;
+  CHECK(Json::parse(report_json(refused, make_exit_report(refused), no_attempt))["job"]["world_size"]
+            .is_null());
+  CHECK(made(failed)["outcome"] == "failed");
+  failed.failures[0].attempt = 0;
+  CHECK(made(failed)["outcome"] == "failed");
   CHECK(made(unreachable)["outcome"] == "not_started");
+  unreachable.failures[0].attempt = 1;
+  CHECK(made(unreachable)["outcome"] == "failed");
   CHECK(made(unreachable)["root_cause"]["rank"].is_null());
   CHECK(made(unreachable)["root_cause"]["error"]["kind"] == "Unreachable");
 }

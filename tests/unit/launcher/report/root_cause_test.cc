@@ -189,6 +189,7 @@ TEST_CASE("the last exception decides") {
   CHECK(blame_of(failure) == Blame::kOwn);
   CHECK(blame_of(says(failure, {"RuntimeError: Broken pipe", "my.BadException: boom"})) == Blame::kOwn);
   CHECK(blame_of(says(failure, {"RuntimeError: Broken pipe", "bye"})) == Blame::kEcho);
+  CHECK(blame_of(says(failure, {"my_mod.PeerError: Broken pipe", "the last Error: bye"})) == Blame::kEcho);
   failure = says(failure, {"torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970,",
                            "ncclRemoteError: A call failed possibly due to a network error"});
   CHECK(blame_of(failure) == Blame::kEcho);
