@@ -108,6 +108,10 @@ TEST_CASE("agent core: an attempt from its order to AttemptEnded") {
     node.feed(node::WorkerReady{local});
   }
   CHECK(node.sent<rendezvous::WorkersGreeted>().empty());  // others may still be started
+  const auto started = node.sent<rendezvous::WorkerStarted>();
+  REQUIRE(started.size() == 2);
+  CHECK(started[1].rank == 5);
+  CHECK(started[1].pid == 101);
   node.feed(node::WorkersStarted{});
   CHECK(node.sent<rendezvous::WorkersGreeted>().size() == 1);
   CHECK(node.sent<rendezvous::WorkersReady>().size() == 1);
@@ -314,11 +318,11 @@ TEST_CASE("agent core: a worker's failure report counts while its attempt runs")
   node.run(1);
   node.feed(node::WorkerTroubled{1, {0, "of an earlier attempt", {}}});
   CHECK(node.sent<rendezvous::WorkerInTrouble>().empty());
-  node.feed(node::WorkerTroubled{1, {1, std::string(1'001, 'x'), {2}}});
+  node.feed(node::WorkerTroubled{1, {1, 'a' + std::string(1'000, 'x'), {2}}});
   REQUIRE(node.sent<rendezvous::WorkerInTrouble>().size() == 1);
   const rendezvous::WorkerInTrouble trouble = node.sent<rendezvous::WorkerInTrouble>()[0];
   CHECK(trouble.rank == 5);
-  CHECK(trouble.text == std::string(1'000, 'x'));
+  CHECK(trouble.text == 'a' + std::string(999, 'x'));
   CHECK(trouble.peers == std::vector<std::uint32_t>{2});
   node.revoke(1);
   for (const std::uint32_t local : {0U, 1U})
@@ -359,6 +363,7 @@ TEST_CASE("agent core: a revoke kills the hung, asks the others, and reports the
     node.feed(node::AttemptPrepared{});
     REQUIRE(node.sent<rendezvous::WorkerStarted>().size() == 1);
     CHECK(node.sent<rendezvous::WorkerStarted>()[0].start_attempt == 0);
+    CHECK(node.sent<rendezvous::WorkerStarted>()[0].pid == 100);
     CHECK(node.did<node::OrderAttempt>().size() == 2);
   }
   SECTION("a survivor that dies meanwhile leaves none, and AttemptEnded follows") {
@@ -654,10 +659,13 @@ TEST_CASE("agent core: on the master's machine workers have a lease only if an a
 TEST_CASE("agent core: a node that must leave reports why, and ends its workers") {
   for (const bool alone : {false, true}) {
     Driven node(alone);
+    node.feed(node::JobReceived{15s, 2s});
     node.run(0);
     node.feed(node::MustLeave{"its agent was stopped by SIGTERM", SIGTERM});
     REQUIRE(node.sent<rendezvous::Refused>().size() == 1);
     CHECK(node.did<node::CloseLink>().empty());
+    REQUIRE(node.did<node::StopWorkers>().size() == 1);
+    CHECK(node.did<node::StopWorkers>()[0].order.grace_ms == 2'000);
     CHECK(node.core.exit_code() == (alone ? 143 : 113));
     CHECK(node.core.last_message() ==
           (alone ? "stopped by SIGTERM; the job has lost this node" : "its agent was stopped by SIGTERM"));

@@ -13,7 +13,7 @@ TEST_CASE("the lines of ddplaunch-nvml") {
       "gpu\tNVIDIA H100\t85899345920\t1024\n"
       "process\t0\t4711\t2048\n"
       "gpu\tNVIDIA H100\t85899345920\t85899345920\n"
-      "version\tdriver\t550.54\n"
+      "version\tdriver\t550.54 \r\n"
       "something\tof a later release\n");
   REQUIRE(facts.gpus.size() == 2);
   CHECK(facts.gpus[0].name == "NVIDIA H100");
@@ -29,7 +29,7 @@ TEST_CASE("the lines of ddplaunch-nvml") {
 }
 
 TEST_CASE("malformed lines are skipped") {
-  const GpuFacts facts = read_nvml_lines("gpu\tA\nprocess\t9\t1\t1\nprocess\tx\ty\tz\n\t\t\t\ngpu\n");
+  const GpuFacts facts = read_nvml_lines("gpu\tA\nprocess\t9\t1\t1\nprocess\tx\ty\tz\n\n\t\t\t\ngpu\n");
   CHECK(facts.gpus.empty());
   CHECK(facts.processes.empty());
 }
