@@ -74,9 +74,9 @@ class Keeper {
       poll(events, 4, has_pidfds() || parent_ == 0 ? -1 : kLookPause);
       continue_timers_.renew();
       if (events[3].revents != 0 || (parent_ != 0 && getppid() != parent_)) parent_ended();
-      read_agent();
       read_signals();
       reap();
+      read_agent();  // after reap(), so that all packets of an agent that has ended have arrived
       if (agent_end_) return after_agent();
       if (lease_over()) return end_lease();
     }
@@ -249,7 +249,6 @@ bool Keeper::anything_left() {
 }
 
 int Keeper::after_agent() {
-  read_agent();  // the agent's last packets may have arrived after the previous read
   const ExitStatus end = *agent_end_;
   if (end.kind == ExitStatus::Kind::kExited) {
     if (anything_left())
