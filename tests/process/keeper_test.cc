@@ -1,6 +1,9 @@
 #include "launcher/keeper/keeper.h"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
+
+#include <functional>
 
 #include "launcher/keeper/process_tree.h"
 #include "tests/process/process_probe.h"
@@ -24,8 +27,9 @@ struct Node {
   std::string said() { return read_all(errors.read_end.get()); }
 };
 
-Node start(const std::string& agent_mode, const std::string& lease_ms,
-           const std::vector<std::string>& worker) {
+/// `change` adjusts how the keeper is started.
+Node start(const std::string& agent_mode, const std::string& lease_ms, const std::vector<std::string>& worker,
+           const std::function<void(ChildSpec&)>& change = {}) {
   Node node{unique_mark("DDPTEST_NODE"), make_pipe(), make_pipe(), make_pipe(), make_pipe(), {}};
   ChildSpec spec;
   spec.path = DDP_PROCESS_HOST;
@@ -36,6 +40,7 @@ Node start(const std::string& agent_mode, const std::string& lease_ms,
   spec.out = node.output.write_end.get();
   spec.err = node.errors.write_end.get();
   spec.inherit = {{node.liveness.write_end.get(), 3}};
+  if (change) change(spec);
   auto keeper = spawn(spec);
   REQUIRE(keeper.has_value());
   node.keeper = std::move(*keeper);
@@ -45,15 +50,19 @@ Node start(const std::string& agent_mode, const std::string& lease_ms,
   return node;
 }
 
-/// Starts a node, and waits until its agent and all processes of its worker ("family": 5) are ready.
-Node start_ready(const std::string& agent_mode, const std::string& lease_ms, const std::string& worker,
-                 std::size_t count) {
-  Node node = start(agent_mode, lease_ms, {worker});
-  REQUIRE(read_bytes(node.liveness.read_end.get(), count + 1).size() == count + 1);
+void find_agent(Node& node) {
   for (const ProcessInfo& info : live_processes_of(node.mark)) {
     if (info.parent == node.keeper.pid()) node.agent = info.pid;
   }
   REQUIRE(node.agent > 0);
+}
+
+/// Starts a node, and waits until its agent and all processes of its worker ("family": 5) are ready.
+Node start_ready(const std::string& agent_mode, const std::string& lease_ms, const std::string& worker,
+                 std::size_t count, const std::function<void(ChildSpec&)>& change = {}) {
+  Node node = start(agent_mode, lease_ms, {worker}, change);
+  REQUIRE(read_bytes(node.liveness.read_end.get(), count + 1).size() == count + 1);
+  find_agent(node);
   return node;
 }
 
@@ -64,6 +73,17 @@ constexpr std::chrono::milliseconds kLongerThanLease{2000};
 bool is_stopped(pid_t pid) {
   const auto process = read_process(pid);
   return process && process->state == 'T';
+}
+
+/// Returns whether the process has taken this signal, which it blocks, and waits for another event.
+bool has_handled(pid_t pid, int number) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("ShdPnd:") && (std::stoull(line.substr(7), nullptr, 16) >> (number - 1) & 1) != 0)
+      return false;
+  }
+  const auto process = read_process(pid);  // read after the pending signals
+  return process && process->state == 'S';
 }
 
 std::string ended(std::size_t count) {
@@ -85,13 +105,35 @@ TEST_CASE("an agent that exits passes its code on, and its remaining processes a
   CHECK(descriptors_come_down_to(descriptors));
 }
 
-TEST_CASE("an agent that hangs at its end is killed with its processes") {
-  Node node = start("hang", "0", {"family"});
-  REQUIRE(read_bytes(node.liveness.read_end.get(), 5).size() == 5);
-  REQUIRE(write(node.input.write_end.get(), "x", 1) == 1);
-  CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
-  CHECK(node.all_gone());
-  CHECK(node.said() == "ddplaunchd keeper: the agent's lease expired" + ended(6));
+TEST_CASE("an agent that hangs at its end is killed with its processes, after its lease if it has one") {
+  for (const std::string lease_ms : {"0", "900"}) {
+    Node node = start("hang", lease_ms, {"family"});
+    REQUIRE(read_bytes(node.liveness.read_end.get(), 5).size() == 5);
+    const auto began = std::chrono::steady_clock::now();
+    REQUIRE(write(node.input.write_end.get(), "x", 1) == 1);
+    CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+    CHECK(took.count() >= (lease_ms == "0" ? 0.3 : 0.9));
+    CHECK(node.all_gone());
+    CHECK(node.said() == "ddplaunchd keeper: the agent's lease expired" + ended(6));
+  }
+}
+
+TEST_CASE("the directory that an agent has reported is removed, however the agent ends") {
+  for (const bool killed : {false, true}) {
+    std::string directory = "/tmp/ddp-keeper-XXXXXX";
+    REQUIRE(mkdtemp(directory.data()) != nullptr);
+    std::ofstream(directory + "/worker.sock").close();
+    Node node = start("report", "0", {"none"});
+    REQUIRE(write(node.input.write_end.get(), (directory + "\n").c_str(), directory.size() + 1) > 0);
+    REQUIRE(read_bytes(node.liveness.read_end.get(), 1) == "a");
+    find_agent(node);
+    if (killed) REQUIRE(kill(node.agent, SIGKILL) == 0);
+    node.input.write_end.reset();
+    CHECK(wait_end(node.keeper) == ExitStatus::exited(killed ? kExitAgentLost : 3));
+    CHECK(std::filesystem::remove_all(directory) == 0);
+    CHECK(node.all_gone());
+  }
 }
 
 TEST_CASE("the whole tree of a killed agent is killed") {
@@ -148,12 +190,8 @@ TEST_CASE("the whole tree of an agent killed during a fork storm is killed") {
   }
   Node node = start("serve", "0", worker);
   REQUIRE(read_bytes(node.liveness.read_end.get(), bytes).size() == bytes);
-  pid_t agent = -1;
-  for (const ProcessInfo& info : live_processes_of(node.mark)) {
-    if (info.parent == node.keeper.pid()) agent = info.pid;
-  }
-  REQUIRE(agent > 0);
-  REQUIRE(kill(agent, SIGKILL) == 0);
+  find_agent(node);
+  REQUIRE(kill(node.agent, SIGKILL) == 0);
   CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
   CHECK(node.all_gone());
 }
@@ -258,6 +296,57 @@ TEST_CASE("an agent that a forwarded signal kills: 128 + signal, and its tree is
     CHECK(wait_end(node.keeper) == ExitStatus::exited(128 + number));
     CHECK(node.all_gone());
   }
+}
+
+TEST_CASE("only the first stop signal is forwarded, and an agent killed after it is still lost") {
+  Node node = start_ready("note", "0", "family", 5);
+  REQUIRE(node.keeper.send_signal(SIGTERM).has_value());
+  CHECK(read_bytes(node.output.read_end.get(), 3) == std::to_string(SIGTERM) + "\n");
+  REQUIRE(node.keeper.send_signal(SIGINT).has_value());
+  for (const pid_t pid : {node.keeper.pid(), node.agent})
+    REQUIRE(wait_until([pid] { return has_handled(pid, SIGINT); }));
+  REQUIRE(kill(node.agent, SIGKILL) == 0);
+  CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
+  CHECK(node.all_gone());
+  CHECK(read_all(node.output.read_end.get()).empty());
+  CHECK(node.said() == "ddplaunchd keeper: the agent was killed by SIGKILL" + ended(5));
+}
+
+TEST_CASE("a hang-up that the keeper's caller ignored is not forwarded, and a later stop signal is") {
+  Node node = start_ready("note", "0", "rest", 1, [](ChildSpec& spec) {
+    spec.path = "/bin/sh";
+    spec.argv[0] = DDP_PROCESS_HOST;
+    spec.argv.insert(spec.argv.begin(), {"sh", "-c", "trap '' HUP; exec \"$0\" \"$@\""});
+  });
+  REQUIRE(node.keeper.send_signal(SIGHUP).has_value());
+  REQUIRE(node.keeper.send_signal(SIGTERM).has_value());
+  CHECK(read_bytes(node.output.read_end.get(), 3) == std::to_string(SIGTERM) + "\n");
+  REQUIRE(kill(node.agent, SIGKILL) == 0);
+  CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
+  CHECK(node.all_gone());
+}
+
+TEST_CASE("the signals that Slurm sends to every process of a step end neither keeper nor agent") {
+  Node node = start_ready("serve", "0", "stubborn", 1);
+  for (const int number : {SIGUSR1, SIGUSR2}) {
+    REQUIRE(node.keeper.send_signal(number).has_value());
+    REQUIRE(kill(node.agent, number) == 0);
+  }
+  REQUIRE(node.keeper.send_signal(SIGTERM).has_value());
+  CHECK(wait_end(node.keeper) == ExitStatus::exited(5));
+  CHECK(node.all_gone());
+}
+
+TEST_CASE("the keeper has a descriptor for each process of a large tree, its agent keeps the soft limit") {
+  Node node = start_ready("serve", "0", "rest", 1, [](ChildSpec& spec) { spec.nofile_soft = 64; });
+  rlimit keeper{}, agent{};
+  REQUIRE(prlimit(node.keeper.pid(), RLIMIT_NOFILE, nullptr, &keeper) == 0);
+  REQUIRE(prlimit(node.agent, RLIMIT_NOFILE, nullptr, &agent) == 0);
+  CHECK(agent.rlim_cur == 64);
+  CHECK(keeper.rlim_cur == keeper.rlim_max);
+  REQUIRE(node.keeper.send_signal(SIGTERM).has_value());
+  CHECK(wait_end(node.keeper) == ExitStatus::exited(5));
+  CHECK(node.all_gone());
 }
 
 TEST_CASE("the keeper has its own name, and holds no stdin, stdout or other descriptor of the agent") {

@@ -6,8 +6,13 @@
 //     "group": the same, with its worker in a control group, whose path goes to stdout
 //     "silent": does not renew, and writes to stdout when its worker, in a control group, has ended
 //     "exit": ends at once with code 3 and leaves its worker behind
-//     "hang": the same, but hangs at its end; the keeper waits 300 ms for it
+//     "hang": the same, but hangs at its end; the keeper waits for its lease, or 300 ms without one
 //     "deaf": serves, but SIGTERM ends it as it ends any program
+//     "note": serves, but writes the number of a stop signal to stdout and goes on
+//     "report": starts no worker. Reports the path of each line of stdin to the keeper, with an 'a' to
+//               descriptor 3, and ends with code 3: "+PATH" is a control group, "-PATH" a dropped one, and
+//               "/PATH" a directory
+//     "report-nobody": the same, but keeper and agent have given up root
 //     "foreign": ends with code 3 when it reads a byte. The worker is the keeper's child and stays root's,
 //                while keeper and agent have given up root
 // Workers get descriptor 3; the agent writes 'a' to it when it is ready.
@@ -19,6 +24,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -79,31 +85,50 @@ bool start_unwatched(char** words, const char* job) {
   return worker > 0;
 }
 
-int serve(launcher::KeeperLink& link, const launcher::TreeScope& scope, bool deaf) {
+int serve(launcher::KeeperLink& link, const launcher::TreeScope& scope, const std::string& mode) {
   sigset_t term;
   sigemptyset(&term);
   for (const int number : {SIGTERM, SIGINT, SIGHUP})
-    if (!deaf) sigaddset(&term, number);
+    if (mode != "deaf") sigaddset(&term, number);
   sigprocmask(SIG_BLOCK, &term, nullptr);
-  const UniqueFd signals(signalfd(-1, &term, SFD_CLOEXEC));
+  const UniqueFd signals(signalfd(-1, &term, SFD_CLOEXEC | SFD_NONBLOCK));
   if (write(3, "a", 1) != 1) return 9;
   for (;;) {
     link.renew();
     pollfd events[] = {{link.watch_fd(), POLLIN, 0}, {signals.get(), POLLIN, 0}};
     poll(events, 2, 20);
     if (events[0].revents == 0 && events[1].revents == 0) continue;
+    signalfd_siginfo info;
+    if (mode == "note" && read(signals.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+      std::printf("%u\n", info.ssi_signo);
+      std::fflush(stdout);
+      continue;
+    }
     if (!launcher::kill_own_tree(scope).empty()) return 6;
     if (scope.cgroup && !scope.cgroup->remove(std::chrono::seconds(5))) return 8;
     return events[0].revents != 0 ? 7 : 5;
   }
 }
 
+int report(launcher::KeeperLink& link) {
+  for (std::string line; std::getline(std::cin, line);) {
+    if (line[0] == '+') link.set_cgroup(line.substr(1));
+    if (line[0] == '-') link.drop_cgroup(line.substr(1));
+    if (line[0] == '/') link.set_directory(line);
+    if (write(3, "a", 1) != 1) return 9;
+  }
+  return 3;
+}
+
 int agent(launcher::KeeperLink& link, char** argv) {
+  alarm(60);  // an agent that a test forgets must not live forever
   const std::string mode = argv[2];
+  const std::chrono::milliseconds lease(std::atoi(argv[3]));
   const std::string job = argv[4];
   link.set_job_mark(job);
   char go;
   if (mode == "foreign") return read(0, &go, 1) == 1 ? 3 : 9;
+  if (mode.starts_with("report")) return report(link);
   launcher::TreeScope scope;
   if (mode == "group" || mode == "silent") {
     auto group = launcher::Cgroup::make(launcher::own_cgroups(), job, 0);
@@ -124,9 +149,11 @@ int agent(launcher::KeeperLink& link, char** argv) {
   if (mode == "exit" || mode == "hang") {
     worker->abandon();
     // Wait until the worker is ready, so that the test knows what must be cleaned up.
-    return read(0, &go, 1) == 1 ? 3 : 9;
+    if (read(0, &go, 1) != 1) return 9;
+    link.set_lease(lease);
+    return 3;
   }
-  link.set_lease(std::chrono::milliseconds(std::atoi(argv[3])));
+  link.set_lease(lease);
   if (mode == "silent") {
     if (write(3, "a", 1) != 1) return 9;
     pollfd ended{worker->end_fd(), POLLIN, 0};
@@ -135,7 +162,7 @@ int agent(launcher::KeeperLink& link, char** argv) {
     std::fflush(stdout);
     pause();
   }
-  return serve(link, scope, mode == "deaf");
+  return serve(link, scope, mode);
 }
 
 }  // namespace
@@ -151,10 +178,13 @@ int main(int argc, char** argv) {
     launcher::KeeperOptions options;
     options.exit_code_if_left = launcher::kExitProcessesLeft;
     options.end_time = std::chrono::milliseconds(300);
-    if (std::string_view(argv[2]) == "foreign") {
+    const std::string_view serve_mode = argv[2];
+    if (serve_mode == "foreign") {
       options.kill_bound = std::chrono::milliseconds(500);
-      if (!start_unwatched(argv + 5, argv[4]) || setresuid(65534, 65534, 65534) != 0) return 9;
+      if (!start_unwatched(argv + 5, argv[4])) return 9;
     }
+    if ((serve_mode == "foreign" || serve_mode == "report-nobody") && setresuid(65534, 65534, 65534) != 0)
+      return 9;
     return launcher::run_keeper(options, [argv](launcher::KeeperLink& link) { return agent(link, argv); });
   }
   return 2;
