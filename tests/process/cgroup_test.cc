@@ -14,6 +14,7 @@
 #include <memory>
 #include <utility>
 
+#include "launcher/keeper/keeper.h"
 #include "launcher/keeper/process_tree.h"
 #include "tests/process/process_probe.h"
 
@@ -376,6 +377,62 @@ TEST_CASE("a killed agent: the keeper kills and removes the group") {
     CHECK(read_all(node.errors.read_end.get()) ==
           "ddplaunchd keeper: the agent was killed by SIGKILL; killed " + std::to_string(count) +
               " leftover processes\n");
+  }
+}
+
+namespace {
+
+/// Runs a keeper whose agent reports the lines of `reports` and exits (process_host, "report").
+ExitStatus run_reporting_keeper(const std::string& agent_mode, const std::string& reports) {
+  Pipe input = make_pipe(), liveness = make_pipe();
+  ChildSpec spec;
+  spec.path = DDP_PROCESS_HOST;
+  spec.argv = {"host", "keeper", agent_mode, "0", unique_mark("x").substr(2), DDP_PROCESS_WORKER, "none"};
+  spec.in = input.read_end.get();
+  spec.inherit = {{liveness.write_end.get(), 3}};
+  auto keeper = spawn(spec);
+  REQUIRE(keeper.has_value());
+  REQUIRE(write(input.write_end.get(), reports.data(), reports.size()) > 0);
+  input.write_end.reset();
+  return wait_end(*keeper);
+}
+
+}  // namespace
+
+TEST_CASE("the keeper ends also the groups of earlier attempts, and none that its agent dropped") {
+  for (const Kind kind : kinds()) {
+    // The keeper knows these processes only by their groups. This process' locks keep other tests away.
+    Cgroup earlier = make(kind), dropped = make(kind), last = make(kind);
+    Worker in_earlier = start_in(earlier, "rest"), in_dropped = start_in(dropped, "rest"),
+           in_last = start_in(last, "rest");
+    for (Worker* worker : {&in_earlier, &in_dropped, &in_last})
+      REQUIRE(read_bytes(worker->liveness.read_end.get(), 1) == "r");
+    CHECK(run_reporting_keeper("report", "+" + earlier.path() + "\n+" + dropped.path() + "\n-" +
+                                             dropped.path() + "\n+" + last.path() + "\n") ==
+          ExitStatus::exited(3));
+    for (Worker* worker : {&in_earlier, &in_last})
+      CHECK(wait_end(worker->process) == ExitStatus::signaled(SIGKILL));
+    CHECK(!fs::exists(earlier.path()));
+    CHECK(!fs::exists(last.path()));
+    CHECK(!in_dropped.process.try_wait().has_value());
+    CHECK(dropped.pids().size() == 1);
+    dropped.kill();
+    finish(in_dropped, dropped);
+  }
+}
+
+TEST_CASE("the keeper's exit code shows a process that it could not end in an earlier attempt's group",
+          "[root]") {
+  if (geteuid() != 0) SKIP_TEST("only root can run as another user");
+  for (const Kind kind : kinds()) {
+    Cgroup earlier = make(kind), last = make(kind);
+    Worker worker = start_in(earlier, "rest");
+    REQUIRE(read_bytes(worker.liveness.read_end.get(), 1) == "r");
+    CHECK(run_reporting_keeper("report-nobody", "+" + earlier.path() + "\n+" + last.path() + "\n") ==
+          ExitStatus::exited(kExitProcessesLeft));
+    CHECK(last.remove());
+    earlier.kill();
+    finish(worker, earlier);
   }
 }
 
