@@ -280,4 +280,4 @@ if __name__ == "__main__":
     if missing:
         print(f"skipped: {PACKAGE if KIND == 'bash_package' else KIND} is not installed")
         sys.exit(77)
-    unittest.main()
+    unittest.main(verbosity=2)

@@ -105,4 +105,4 @@ if __name__ == "__main__":
     if first.returncode == 2 and ("no usable NVIDIA GPU" in first.stderr or "no GPU code" in first.stderr):
         print("skipped:", first.stderr.strip())
         sys.exit(SKIPPED)
-    unittest.main()
+    unittest.main(verbosity=2)

@@ -1,4 +1,5 @@
 #include <atomic>
+#include <iostream>
 
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
@@ -19,7 +20,9 @@ std::atomic<bool> skipped = false;
 
 void ddp::test::note_skip(const std::string& reason) {
   skipped = true;
-  WARN("skipped: " << reason);
+  // unittest's format, which skipped_cases.py reads
+  std::cout << Catch::getResultCapture().getCurrentTestName() << " ... skipped '" << reason << "'"
+            << std::endl;
 }
 
 int main(int argc, char** argv) {
