@@ -26,6 +26,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/fake_cuda.h"
 #include "tests/support/fake_nccl.h"
+#include "tests/support/skip.h"
 #include "tests/unit/apps/train/collectives/gather_check.h"
 #include "tests/unit/apps/train/collectives/memory_directory.h"
 
@@ -574,13 +575,11 @@ TEST_CASE("a library that is missing, too old or not NCCL is refused with its pa
   CHECK((**right)->split != nullptr);
 }
 
-TEST_CASE("the installed NCCL library, if any, refuses a rank without a GPU in its own words") {
+TEST_CASE("the installed NCCL library refuses a rank without a GPU in its own words", "[nccl_without_gpu]") {
   const auto real = NcclLibrary::open("");
+  if (!real) SKIP_TEST(real.error().text);
   int gpus = 0;
-  if (!real || (cudaGetDeviceCount(&gpus) == cudaSuccess && gpus > 0)) {
-    WARN("skipped: " << (real ? std::string("there is a GPU") : real.error().text));
-    return;
-  }
+  if (cudaGetDeviceCount(&gpus) == cudaSuccess && gpus > 0) SKIP_TEST("there is a GPU");
   CHECK((*real)->version() >= NcclLibrary::kOldest);
   MemoryDirectory directory;
   NcclLink link(*real, std::make_shared<MemoryDevice>(), {});
