@@ -41,20 +41,21 @@ def missing():
 
 class SlurmCluster:
     """A running Slurm. `preexec` runs in each daemon before its program (to enter a control group). `settings` are further
-    lines of slurm.conf. Ports: `port`, and one for each node from `port` + 200 on."""
+    lines of slurm.conf. `ports` are slurmctld's and one for each node, 16817 and the next ones if none are given."""
 
-    def __init__(self, scratch, nodes, preexec=None, port=16817, settings=""):
+    def __init__(self, scratch, nodes, preexec=None, ports=None, settings=""):
         self.dir = pathlib.Path(scratch) / "slurm"
         (self.dir / "ctld").mkdir(parents=True)
         self.conf = self.dir / "slurm.conf"
         self.env = dict(os.environ, PATH=PATH, SLURM_CONF=str(self.conf))
         host = socket.gethostname().split(".")[0]
         user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
-        lines = [SETTINGS.format(host=host, dir=self.dir, user=user, port=port), settings]
+        first, *others = ports or range(16817, 16818 + nodes)
+        lines = [SETTINGS.format(host=host, dir=self.dir, user=user, port=first), settings]
         names = [f"n{number:03}" for number in range(nodes)]
-        for number, name in enumerate(names):
+        for number, (name, port) in enumerate(zip(names, others)):
             lines.append(f"NodeName={name} NodeHostname={host} NodeAddr=127.0.{number // 250}.{number % 250 + 2} "
-                         f"Port={port + 200 + number} CPUs=4 RealMemory=100 State=UNKNOWN\n")
+                         f"Port={port} CPUs=4 RealMemory=100 State=UNKNOWN\n")
         lines.append("PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:16\n")
         self.conf.write_text("".join(lines))
         self.daemons = []

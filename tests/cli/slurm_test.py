@@ -6,7 +6,6 @@ import pathlib
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,25 +16,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
 import slurm_cluster
 from tests.support.launch import DDPLAUNCH, LaunchTest, live_processes_with, main, wait_until
+from tests.support.ports import free_port
 
 NODES = 3
 MISSING = next((name for name in (*slurm_cluster.PROGRAMS, "salloc", "sbatch", "scancel", "scontrol")
                 if not shutil.which(name, path=slurm_cluster.PATH)), None)
 PYTHON = "/usr/bin/python3" if pathlib.Path("/usr/bin/python3").exists() else sys.executable
-
-
-def free_ports():
-    """Returns the first port of a free block: slurmctld's, and from 200 above it one for each slurmd."""
-    for attempt in range(50):
-        first = 18000 + (os.getpid() * 17 + attempt * 307) % 10000
-        try:
-            for port in (first, *range(first + 200, first + 200 + NODES)):
-                with socket.socket() as probe:
-                    probe.bind(("", port))
-            return first
-        except OSError:
-            continue
-    raise unittest.SkipTest("no free block of ports")
 
 
 @unittest.skipIf(MISSING, f"no {MISSING} here (apt-get install slurm-wlm)")
@@ -45,7 +31,7 @@ class InSlurm(LaunchTest):
         cls.scratch = tempfile.mkdtemp(prefix="ddp-slurm-")
         cls.addClassCleanup(shutil.rmtree, cls.scratch, ignore_errors=True)
         try:
-            cls.slurm = slurm_cluster.SlurmCluster(cls.scratch, NODES, port=free_ports(),
+            cls.slurm = slurm_cluster.SlurmCluster(cls.scratch, NODES, ports=[free_port() for _ in range(1 + NODES)],
                                                    settings="KillWait=5\nSchedulerParameters=sched_interval=2\n")
         except RuntimeError as error:  # slurmd cannot run on this kernel or in this container
             raise unittest.SkipTest(str(error)) from None

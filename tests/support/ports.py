@@ -4,8 +4,8 @@ import pathlib
 import random
 import socket
 
-# The servers of `nodes` use 20000 to 31999, and Slurm's test daemons 18000 and more.
-FIRST, END = 10000, 18000
+# The servers of `nodes` use 20000 to 31999.
+FIRST, END = 10000, 20000
 
 _reserved = []  # keeps the names bound
 
