@@ -30,7 +30,7 @@ while [ "$(date +%s)" -lt $end ]; do :; done
 """
 PRINTS = """#!/bin/sh
 [ "$RANK" = 1 ] || exec sleep "$1"
-for i in $(seq "$1"); do echo "step $i" >&2; sleep 1; done
+for i in $(seq $((2 * $1))); do echo "step $i" >&2; sleep 0.5; done
 """
 TORCH = """
 import os, time, torch, torch.distributed as dist
@@ -208,7 +208,7 @@ class NoHang(HangTest):
     """Jobs that do not hang. Each lasts several times its timeout."""
 
     def check(self, text, *args):
-        done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "2s", self.script("worker.sh", text), 8, *args)
+        done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "1s", self.script("worker.sh", text), 4, *args)
         self.assert_code(done, 0)
         self.assertNotIn("hang", done.err)
 
