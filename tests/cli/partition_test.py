@@ -157,14 +157,14 @@ class Partition(LaunchTest):
         self.assertEqual([re.sub(" master.*", "", line.strip()) for line in lines],
                          ["attempt 1 rank 0/2 node 0/2", "attempt 1 rank 1/2 node 1/2"])
 
-    # The lease is master-timeout + 5 s for the agent to end its workers + 5 s for its keeper, after the last message.
-    TIMES = ("--node-timeout", "3s", "--master-timeout", "3s", "--nnodes", "2:3")
+    # The lease is master-timeout + stop-grace for the agent to end its workers + 5 s for its keeper, after the last message.
+    TIMES = ("--node-timeout", "3s", "--master-timeout", "3s", "--stop-grace", "1s", "--nnodes", "2:3")
 
     def test_a_node_that_is_cut_off(self):
         process = self.launch(*self.TIMES)
         self.running(process, 0, 3)
         self.cut("n2")
-        self.lost_and_replaced(process, 3 + 5 + 5 + 8)
+        self.lost_and_replaced(process, 3 + 1 + 5 + 8)
         done = self.finish(process)
         self.assert_code(done, 0)
         self.assertRegex(done.err, r"node 10\.76\.0\.2: no heartbeat for 3(\.\d)? s \(--node-timeout\)")
@@ -174,21 +174,21 @@ class Partition(LaunchTest):
         lines = self.running(process, 0, 3)
         self.assertIn("master 10.76.0.1\n", lines[0])
         self.cut("n1")
-        self.lost_and_replaced(process, 3 + 5 + 5 + 8)
+        self.lost_and_replaced(process, 3 + 1 + 5 + 8)
         self.assert_code(self.finish(process), 0)
 
     def test_the_master_does_not_hear_a_node(self):
         process = self.launch(*self.TIMES)
         self.running(process, 0, 3)
         self.deafen("n0", to="n3")
-        self.lost_and_replaced(process, 3 + 5 + 5 + 8)
+        self.lost_and_replaced(process, 3 + 1 + 5 + 8)
         self.assert_code(self.finish(process), 0)
 
     def test_a_node_does_not_hear_the_master(self):
         process = self.launch(*self.TIMES)
         self.running(process, 0, 3)
         self.deafen("n3", to="n0")
-        self.lost_and_replaced(process, 3 + 5 + 5 + 8)
+        self.lost_and_replaced(process, 3 + 1 + 5 + 8)
         self.assert_code(self.finish(process), 0)
 
     def test_a_short_partition_restarts_nothing(self):
@@ -212,7 +212,7 @@ class Partition(LaunchTest):
         process = self.launch(*self.TIMES, "--scale-up", "now", ends=2)
         self.running(process, 0, 3)
         self.cut("n2")
-        self.lost_and_replaced(process, 3 + 5 + 5 + 8)
+        self.lost_and_replaced(process, 3 + 1 + 5 + 8)
         self.restore("n2")
         lines = self.running(process, 2, 3)
         self.assertEqual(len(lines), 3)
@@ -246,7 +246,8 @@ class Partition(LaunchTest):
         self.assertNotIn("lost", done.err)
 
     def test_an_agent_that_stays_frozen(self):
-        process = self.launch(*self.TIMES)
+        # With a stop grace of 1 s attempt 1 begins before the host has a new agent.
+        process = self.launch("--node-timeout", "3s", "--master-timeout", "3s", "--nnodes", "2:3")
         self.running(process, 0, 3)
         self.frozen_agent(process, 1)
         began = time.monotonic()
