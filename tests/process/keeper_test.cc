@@ -51,10 +51,12 @@ Node start(const std::string& agent_mode, const std::string& lease_ms, const std
 }
 
 void find_agent(Node& node) {
-  for (const ProcessInfo& info : live_processes_of(node.mark)) {
-    if (info.parent == node.keeper.pid()) node.agent = info.pid;
-  }
-  REQUIRE(node.agent > 0);
+  REQUIRE(wait_until([&node] {  // the worker of a "foreign" agent may be ready before it
+    for (const ProcessInfo& info : live_processes_of(node.mark)) {
+      if (info.parent == node.keeper.pid() && info.comm == "process_host") node.agent = info.pid;
+    }
+    return node.agent > 0;
+  }));
 }
 
 /// Starts a node, and waits until its agent and all processes of its worker ("family": 5) are ready.
@@ -151,13 +153,8 @@ TEST_CASE("a keeper that could not kill a process reports it by its exit code, f
     Node node = start("foreign", "0", {"rest"});
     REQUIRE(read_bytes(node.liveness.read_end.get(), 1) == "r");
     if (killed) {
-      pid_t agent = -1;
-      REQUIRE(wait_until([&] {  // the worker is older than the agent
-        for (const ProcessInfo& info : live_processes_of(node.mark))
-          if (info.parent == node.keeper.pid() && info.comm == "process_host") agent = info.pid;
-        return agent > 0;
-      }));
-      REQUIRE(kill(agent, SIGKILL) == 0);
+      find_agent(node);
+      REQUIRE(kill(node.agent, SIGKILL) == 0);
     } else {
       REQUIRE(write(node.input.write_end.get(), "x", 1) == 1);
     }
