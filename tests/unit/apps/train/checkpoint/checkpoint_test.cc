@@ -85,8 +85,12 @@ TEST_CASE("numbers that no training can have written are refused") {
         "x: \"epoch\" is missing or has the wrong type");
   CHECK(refusal("\"world_size\": 4", "\"world_size\": 4294967299") ==
         "x: \"world_size\" is missing or has the wrong type");
-  CHECK(refusal("\"batch_size\": 10", "\"batch_size\": 2147483647") ==
-        never + "world_size, batch_size or accumulate of more than 1048576");
+  for (const std::string member : {"\"world_size\": 4", "\"batch_size\": 10", "\"accumulate\": 2"}) {
+    const std::string name = member.substr(0, member.find(' ') + 1);
+    CHECK(refusal(member, name + "1048577") ==
+          never + "world_size, batch_size or accumulate of more than 1048576");
+    CHECK(refusal(member, name + "1048576").find("of more than") == std::string::npos);
+  }
   CHECK(refusal("\"warmed_up\": 0.3333333333333333", "\"warmed_up\": 2") ==
         never + "warmed_up outside of 0 to 1");
   CHECK(refusal("\"training_labels_crc32\": 7", "\"training_labels_crc32\": 4294967296") ==

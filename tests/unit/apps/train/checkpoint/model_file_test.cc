@@ -181,13 +181,28 @@ TEST_CASE("no memory is allocated for tensors that the model does not need, alth
 
 TEST_CASE("weights that are not finite are refused as initial weights") {
   const Folder folder;
-  Mlp<float> mlp(8, 1, 1, one_thread);
-  mlp.parameters()[0] = std::numeric_limits<float>::quiet_NaN();
-  REQUIRE(export_model<float>(folder / "nan", mlp).has_value());
-  const auto done = import_model<float>(folder / "nan", mlp);
-  REQUIRE(!done);
-  CHECK(done.error().text.find((folder / "nan") + ": tensor ") == 0);
-  CHECK(done.error().text.find(" has a number that is not finite") != std::string::npos);
+  for (const bool last : {false, true}) {
+    Mlp<float> mlp(8, 1, 1, one_thread);
+    (last ? mlp.parameters().back() : mlp.parameters().front()) = std::numeric_limits<float>::quiet_NaN();
+    REQUIRE(export_model<float>(folder / "nan", mlp).has_value());
+    const auto done = import_model<float>(folder / "nan", mlp);
+    REQUIRE(!done);
+    CHECK(done.error().text.find((folder / "nan") + ": tensor ") == 0);
+    CHECK(done.error().text.find(" has a number that is not finite") != std::string::npos);
+  }
+}
+
+TEST_CASE("the place of an export is checked and stays as it was") {
+  const Folder folder;
+  CHECK(check_export_path(folder / "new").has_value());
+  CHECK(std::filesystem::is_empty(folder / ""));
+  std::ofstream(folder / "old") << "weights";
+  CHECK(check_export_path(folder / "old").has_value());
+  CHECK(std::filesystem::file_size(folder / "old") == 7);
+  CHECK(check_export_path(folder / "").error().text ==
+        "--export " + (folder / "") + ": exists and is not a regular file");
+  CHECK(check_export_path(folder / "none/new").error().text.find(": there is no directory ") !=
+        std::string::npos);
 }
 
 TEST_CASE("a header with false values is refused") {
