@@ -4,8 +4,9 @@
 usage: leftovers.py snapshot FILE BUILD_DIR    writes what is there before the tests
        leftovers.py compare FILE BUILD_DIR     fails if there is more now; things that end get 30 s
 
-Found are: processes of jobs (by their mark, or a program of BUILD_DIR), ddp* and job-* in the directories for temporary files,
-abstract sockets and network namespaces whose names begin with ddp, control groups of jobs. `compare` is skipped (77) while another
+Found are: processes of jobs (by their mark, or a program of BUILD_DIR), ddp* and job-* in the directories for temporary files, all
+in /dev/shm, abstract sockets and network namespaces whose names begin with ddp, control groups of jobs. measured_entry.py finds other
+processes and temporary files. `compare` is skipped (77) while another
 test run uses the machine, since nothing tells whose things these are."""
 import errno
 import fcntl
@@ -16,10 +17,10 @@ import re
 import socket
 import stat
 import sys
-import tempfile
 import time
 
-TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
+TEMPORARY = ("/tmp", "/var/tmp")
+SHARED = "/dev/shm"
 GROUPS = "/sys/fs/cgroup"
 PATIENCE_S = 30.0
 FRESH_S = 5.0
@@ -78,18 +79,20 @@ def is_dead_socket(path):
         return client.connect_ex(str(path)) == errno.ECONNREFUSED
 
 
-def directories(places):
+def files(place, names=""):
+    """Returns a line for each thing in the directory whose name matches `names`."""
     found = []
-    for place in map(pathlib.Path, places):
-        if not place.is_dir():
+    for path in pathlib.Path(place).iterdir() if os.path.isdir(place) else []:
+        try:
+            if re.match(names, path.name) and not is_removed_later(path) and not is_run_directory(path):
+                found.append(f"file {path}")
+        except OSError:  # it was just removed, or is not ours
             continue
-        for path in place.iterdir():
-            try:
-                if re.match("ddp|job-", path.name) and not is_removed_later(path) and not is_run_directory(path):
-                    found.append(f"file {path}")
-            except OSError:  # it was just removed, or is not ours
-                continue
     return found
+
+
+def directories(places):
+    return [line for place in places for line in files(place, "ddp|job-")]
 
 
 def sockets():
@@ -108,8 +111,7 @@ def control_groups():
 
 def look(build):
     """Returns a line for each thing that tests make."""
-    places = {*TEMPORARY, tempfile.gettempdir()}
-    return sorted([*processes(build), *directories(places), *sockets(), *namespaces(), *control_groups()])
+    return sorted([*processes(build), *directories(TEMPORARY), *files(SHARED), *sockets(), *namespaces(), *control_groups()])
 
 
 def new_things(before, now, patience_s):

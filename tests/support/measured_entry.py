@@ -1,26 +1,32 @@
 #!/usr/bin/env python3
-"""Runs one entry of ctest and appends its figures to a file.
+"""Runs one entry of ctest, appends its figures to a file, and checks that it leaves no process and no temporary file.
 
-usage: measured_entry.py FILE NAME COMMAND…   exits as the command does, also by its signal
+usage: measured_entry.py FILE NAME COMMAND…   exits as the command does, also by its signal; with 1 if it passed and left something
        measured_entry.py --slowest FILE       prints the ten entries that took longest
+
+The command's TMPDIR is a directory of its own. Processes below the command get a few seconds to end, then they are killed.
 
 A line of FILE has four columns: name, wall seconds, CPU seconds, exit code (negative: a signal). CPU time is that of all
 processes below the command, also of daemons: this process adopts and reaps them while the command runs. FILE is emptied by
 gather_tests.py."""
 import ctypes
+import itertools
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
 
 PR_SET_CHILD_SUBREAPER = 36
+PATIENCE_S = 10.0
+PASSED, SKIPPED = 0, 77
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 SHOWN = 10
 
 
 def run(command):
-    """Returns (wall seconds, CPU seconds, exit code)."""
+    """Returns (wall seconds, CPU seconds, exit code, lines about the processes that went on)."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     pid = 0
 
@@ -45,9 +51,9 @@ def run(command):
             ended = status
     pid = 0
     wall = time.monotonic() - began
-    reap_adopted()
+    left = [] if reap_adopted(PATIENCE_S) else kill_adopted()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return wall, used.ru_utime + used.ru_stime, os.waitstatus_to_exitcode(ended)
+    return wall, used.ru_utime + used.ru_stime, os.waitstatus_to_exitcode(ended), left
 
 
 def execute(command, mask):
@@ -63,12 +69,55 @@ def execute(command, mask):
     os._exit(127)
 
 
-def reap_adopted():
+def reap_adopted(patience_s):
+    """Returns whether all processes below this one have ended in time. The parent of each is this process, or below it."""
+    limit = time.monotonic() + patience_s
     try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while os.waitpid(-1, os.WNOHANG)[0] or time.monotonic() < limit:
+            time.sleep(0.005)
     except ChildProcessError:
-        pass
+        return True
+    return False
+
+
+def kill_adopted():
+    """Returns a line for each process below this one that goes on, and kills them."""
+    found = {}
+    limit = time.monotonic() + PATIENCE_S
+    while not reap_adopted(0.1) and time.monotonic() < limit:
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/stat") as stat, open(f"/proc/{pid}/cmdline") as words:
+                    if int(stat.read().rpartition(")")[2].split()[1]) == os.getpid():
+                        found.setdefault(pid, f"process {pid}: {words.read().replace(chr(0), ' ')[:200].strip()}")
+                        os.kill(int(pid), signal.SIGKILL)
+            except OSError:  # it has ended
+                continue
+    return list(found.values())
+
+
+def make_temporary_directory():
+    """Returns the entry's TMPDIR. Its path is short, since a socket's has at most 107 bytes. Other users may write there, as to /tmp."""
+    for number in itertools.count():
+        path = f"/tmp/e{os.getpid()}" + (f"-{number}" if number else "")
+        try:
+            os.mkdir(path)
+        except FileExistsError:  # of an entry that was killed
+            continue
+        os.chmod(path, 0o1777)
+        return path
+
+
+def remove_temporary_directory(path):
+    """Returns a line for each thing in the directory."""
+    if not os.listdir(path):
+        os.rmdir(path)
+        return []
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import leftovers
+    left = leftovers.files(path)
+    shutil.rmtree(path, ignore_errors=True)
+    return left
 
 
 def end_by(number):
@@ -94,7 +143,13 @@ def main():
             print("  wall s    CPU s  entry", *slowest(file), sep="\n")
         return
     file, name, *command = sys.argv[1:]
-    wall, cpu, code = run(command)
+    os.environ["TMPDIR"] = temporary = make_temporary_directory()
+    wall, cpu, code, left = run(command)
+    left += remove_temporary_directory(temporary)
+    if left:
+        print("left by this entry:", *left, sep="\n  ", flush=True)
+    if left and code in (PASSED, SKIPPED):
+        code = 1
     with open(file, "a") as figures:  # one write: other entries append at the same time
         figures.write(f"{name}\t{wall:.3f}\t{cpu:.3f}\t{code}\n")
     if code < 0:

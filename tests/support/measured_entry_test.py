@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Tests measured_entry.py: it changes nothing about an entry of ctest, and its figures are right."""
+"""Tests measured_entry.py: it changes nothing about an entry of ctest that leaves nothing, and its figures are right."""
 
-import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -62,11 +62,36 @@ class MeasuredEntry(unittest.TestCase):
         self.assertEqual(self.run_entry("sh", "-c", command, sys.executable, daemon)[0], 0)
         self.assertGreater(self.figures()[2], 0.25)
 
-    def test_a_process_that_goes_on_does_not_delay_the_end(self):
-        code, out, _ = self.run_entry("sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!")
-        os.kill(int(out), signal.SIGKILL)
+    def run_impatient(self, line):
+        """Returns exit code and output of a shell's line, whose processes get 0.3 s to end after it."""
+        entry = f"import sys; sys.path.append({str(PROGRAM.parent)!r}); import measured_entry as m; m.PATIENCE_S = 0.3; m.main()"
+        done = subprocess.run([sys.executable, "-I", "-S", "-c", entry, self.file, "an entry", "sh", "-c", line], capture_output=True, text=True,
+                              cwd=self.file.parent)
+        return done.returncode, done.stdout
+
+    def test_a_process_that_goes_on_fails_the_entry_and_is_killed(self):
+        code, out = self.run_impatient("setsid sh -c 'sleep 60 & echo >ready; wait' & echo $!; until [ -e ready ]; do sleep 0.01; done")
+        pid = int(out.splitlines()[0])
+        self.assertEqual(code, 1)
+        self.assertRegex(out, rf"left by this entry:\n  process {pid}: sh -c sleep 60 & echo >ready; wait\n  process \d+: sleep 60\n$")
+        for word in re.findall(r"process (\d+)", out):
+            self.assertFalse(pathlib.Path("/proc", word).exists())
+        self.assertEqual(self.run_impatient("sleep 60 & exit 77")[0], 1)
+        self.assertEqual(self.run_impatient("sleep 60 & exit 5")[0], 5)
+        self.assertEqual(self.run_impatient("sleep 60 & kill -SEGV $$")[0], -signal.SIGSEGV)
+
+    def test_a_process_that_ends_in_time_fails_nothing(self):
+        self.assertEqual(self.run_entry("sh", "-c", "sleep 0.3 & exit 0"), (0, "", ""))
+
+    def test_a_temporary_file_fails_the_entry_and_is_removed(self):
+        code, out = self.run_impatient("cd $(mktemp -d); pwd; touch file; stat -c %a $TMPDIR")
+        left, mode, *said = out.splitlines()
+        self.assertRegex(left, r"^/tmp/e\d+/[\w.]+$")
+        self.assertEqual((code, mode, said), (1, "1777", ["left by this entry:", f"  file {left}"]))
+        self.assertFalse(pathlib.Path(left).parent.exists())
+        code, out = self.run_impatient("d=$(mktemp -d); rmdir $d; dirname $d")
         self.assertEqual(code, 0)
-        self.assertLess(self.figures()[1], 30)
+        self.assertFalse(pathlib.Path(out.strip()).exists())
 
     def test_a_missing_program(self):
         code, _, err = self.run_entry("/nonexistent/program")

@@ -49,7 +49,7 @@ def report(cases):
     reasons = {}
     for entry, case, reason in cases:
         reasons.setdefault(reason, {}).setdefault(entry, []).append(case)
-    lines = [f"{len(cases)} cases skipped"]
+    lines = [f"{len(cases)} case{'s' * (len(cases) != 1)} skipped"]
     for reason, entries in sorted(reasons.items()):
         lines.append(f"  {reason}: " + ", ".join(f"{entry} ({'; '.join(names)})" if any(names) else entry for entry, names in entries.items()))
     return lines
