@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from report import glibc_in, table
+from report import glibc_in, not_run, table
 from root import ENVIRONMENT, HOME, MOUNT, SOURCE, Root, say
 
 # What is installed in each root. The .deb is for the distribution that made it, so only the root of this machine's release gets it.
@@ -54,7 +54,7 @@ def host_key(name, path):
 
 
 def prepare(name, built):
-    """Makes the root, with the packages in /packages. Returns its path, or None and says why."""
+    """Makes the root, with the packages in /packages. Returns its path, or None and why."""
     path = HOME / "packages" / name
     root = Root(name, "packages")
     if name == "busybox":
@@ -62,10 +62,10 @@ def prepare(name, built):
     else:
         reason = root.make() or (root.install(PACKAGES) and f"cannot install {' '.join(PACKAGES)}; see {root.log}")
     if reason:
-        return say(f"{name}: skipped: {reason}")
+        return None, reason
     shutil.rmtree(path / "packages", ignore_errors=True)
     shutil.copytree(built, path / "packages")
-    return path
+    return path, None
 
 
 def write_keys(roots):
@@ -139,8 +139,10 @@ def row_of(name, path, package, node, node_address):
     return [*row, len(processes)], failures
 
 
-def run_inside(names):
-    """Runs in the namespaces: starts the SSH servers, and prints the table. Each system's node is the one before it."""
+def run_inside(words):
+    """Runs in the namespaces: starts the SSH servers, and prints the table. Each system's node is the one before it. Words are names
+    of systems, and NAME=REASON of those that could not be made."""
+    names = [word for word in words if "=" not in word]
     roots = {name: HOME / "packages" / name for name in names}
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     for at, (name, path) in enumerate(roots.items()):
@@ -158,21 +160,32 @@ def run_inside(names):
             row, failed = row_of(name, roots[name], package, names[at - 1], address((at - 1) % len(names)))
             rows.append(row)
             failures += failed
-    print(*failures, *table(HEADER, rows), sep="\n")
+    missing = [not_run(*word.split("=", 1)) for word in words if "=" in word]
+    print(*failures, *table(HEADER, rows + missing), sep="\n")
     return 1 if failures or not rows else 0
 
 
-def run_packages(names):
+def are_built(folder):
+    return any(folder.glob("*.tar.gz"))
+
+
+def run_packages(names, named):
+    """Prints the table. `named`: a system that cannot be made is a failure."""
     built = SOURCE / "build/packages"
-    if not list(built.glob("*.tar.gz")):
+    if not are_built(built):
         say("there are no packages in build/packages; run: ./dev package")
         return 1
-    roots = {name: path for name in names if (path := prepare(name, built))}
+    prepared = {name: prepare(name, built) for name in names}
+    roots = {name: path for name, (path, reason) in prepared.items() if not reason}
+    missing = {name: reason for name, (_, reason) in prepared.items() if reason}
     if not roots:
+        print(*table(HEADER, [not_run(*item) for item in missing.items()]), sep="\n")
         return 1
     write_keys(roots)
     spaces = ["--mount", "--mount-proc", "--pid", "--fork", "--kill-child", "--net", "--ipc"]
-    return subprocess.run(["unshare", *spaces, sys.executable, "-B", __file__, *roots], stdin=subprocess.DEVNULL, check=False).returncode
+    words = [*roots, *(f"{name}={reason}" for name, reason in missing.items())]
+    code = subprocess.run(["unshare", *spaces, sys.executable, "-B", __file__, *words], stdin=subprocess.DEVNULL, check=False).returncode
+    return code or int(named and bool(missing))
 
 
 if __name__ == "__main__":

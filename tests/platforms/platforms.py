@@ -6,7 +6,7 @@ usage: platforms.py [NAME…]             bookworm, trixie and noble (Ubuntu 24.
 
 The roots are build/platforms/NAME. They are kept, and get the distribution's updates at the next run. The checkout's tracked files are
 copied into them. There is no network but loopback while the tests run. The roots have no CUDA, so the GPU code is not built there.
-Exit code 1: something failed, or nothing ran."""
+Exit code 1: something failed, nothing ran, or a NAME could not be made."""
 
 import os
 import pathlib
@@ -18,7 +18,7 @@ import sys
 sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[1] / "support")]
 import packages  # noqa: E402
 import skipped_cases  # noqa: E402
-from report import outcomes, table, upstream_version  # noqa: E402
+from report import not_run, outcomes, table, upstream_version  # noqa: E402
 from root import HOME, SOURCE, Root, say  # noqa: E402
 
 PLATFORMS = ["bookworm", "trixie", "noble"]
@@ -56,12 +56,11 @@ def versions(root):
 
 
 def test(name):
-    """Runs the quick tests in the root. Returns the row of the table, lines with details and the exit code; None if there is no root."""
+    """Runs the quick tests in the root. Returns the row of the table, lines with details and the exit code, None if there is no root."""
     root = Root(name)
     reason = root.make()
     if reason:
-        say(f"{name}: skipped: {reason}")
-        return None
+        return not_run(name, reason), [], None
     tree = root.path / TREE
     copy_sources(tree)
     cache = compiler_cache()
@@ -84,13 +83,14 @@ def test(name):
     return [name, *versions(root), len(passed), len(failed), len(skipped), len(cases)], details, code
 
 
-def run_tests(names):
-    results = [result for result in map(test, names) if result]
+def run_tests(names, named):
+    """Prints details and the table. `named`: a platform that cannot be made is a failure."""
+    results = [test(name) for name in names]
     for _, details, _ in results:
-        print(*details, sep="\n")
-    if results:
-        print(*table(["platform", *VERSIONS, "passed", "failed", "skipped", "cases skipped"], [row for row, _, _ in results]), sep="\n")
-    return 0 if results and not any(code for _, _, code in results) else 1
+        print("".join(f"{line}\n" for line in details), end="")
+    print(*table(["platform", *VERSIONS, "passed", "failed", "skipped", "cases skipped"], [row for row, _, _ in results]), sep="\n")
+    codes = [code for _, _, code in results if named or code is not None]
+    return 0 if codes and not any(code != 0 for code in codes) else 1
 
 
 def main(words):
@@ -107,7 +107,7 @@ def main(words):
     elif not shutil.which("debootstrap"):
         say("debootstrap is not installed; run: apt-get install debootstrap")
     else:
-        return run(words or known)
+        return run(words or known, bool(words))
     return 1
 
 

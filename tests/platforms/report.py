@@ -23,9 +23,15 @@ def outcomes(junit):
     return passed, failed, skipped
 
 
+def not_run(name, reason):
+    """Returns the row of a system that could not be made."""
+    return [name, f"not run: {reason}"]
+
+
 def table(header, rows):
-    """Returns the lines of a table with aligned columns."""
-    widths = [max(len(str(row[at])) for row in [header, *rows]) for at in range(len(header))]
+    """Returns the lines of a table with aligned columns. The text of a shorter row goes on over the columns that it lacks."""
+    full = [row for row in [header, *rows] if len(row) == len(header)]
+    widths = [max(len(str(row[at])) for row in (rows + [header] if at == 0 else full)) for at in range(len(header))]
     return ["  ".join(str(cell).ljust(width) for cell, width in zip(row, widths)).rstrip() for row in [header, *rows]]
 
 

@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
 """Tests what ./dev platforms reads in the output of ctest, apt and dpkg, and its table. Makes no root."""
 
+import contextlib
+import io
 import pathlib
 import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import packages  # noqa: E402
+import platforms  # noqa: E402
 import report  # noqa: E402
 import root  # noqa: E402
 
@@ -38,6 +43,30 @@ class Report(unittest.TestCase):
     def test_columns_are_aligned(self):
         self.assertEqual(report.table(["platform", "failed"], [["bookworm", 0], ["noble", 12]]),
                          ["platform  failed", "bookworm  0", "noble     12"])
+
+    def test_a_system_that_could_not_be_made_has_a_row(self):
+        self.assertEqual(report.table(["platform", "g++", "failed"], [["noble", 12, 0], report.not_run("bookworm", "cannot reach example.com")]),
+                         ["platform  g++  failed", "noble     12   0", "bookworm  not run: cannot reach example.com"])
+
+    def test_only_a_named_platform_that_is_not_run_fails(self):
+        def result(name):
+            return (["noble", *"-" * 10], ["a detail"], 0) if name == "noble" else (report.not_run(name, "no mirror"), [], None)
+        for names, named, code in ((["noble"], True, 0), (["noble", "trixie"], False, 0), (["noble", "trixie"], True, 1), (["trixie"], False, 1)):
+            with unittest.mock.patch.object(platforms, "test", result), contextlib.redirect_stdout(io.StringIO()) as said:
+                self.assertEqual(platforms.run_tests(names, named), code, names)
+            self.assertEqual("trixie    not run: no mirror\n" in said.getvalue(), "trixie" in names)
+
+    def test_only_a_named_system_that_is_not_run_fails(self):
+        def inside(command, **_):
+            self.assertEqual(command[-2:], ["trixie", "bookworm=no mirror"])
+            return subprocess.CompletedProcess(command, 0)
+
+        def prepared(name, _):
+            return (pathlib.Path("/"), None) if name == "trixie" else (None, "no mirror")
+        with unittest.mock.patch.multiple(packages, prepare=prepared, write_keys=lambda _: None, are_built=lambda _: True), \
+                unittest.mock.patch.object(subprocess, "run", inside):
+            self.assertEqual(packages.run_packages(["trixie", "bookworm"], False), 0)
+            self.assertEqual(packages.run_packages(["trixie", "bookworm"], True), 1)
 
     def test_mirror_of_this_machine(self):
         targets = "Other http://example.com/debian/\nDebian-Security http://example.org/debian-security/\nDebian http://example.org/debian/\n"
