@@ -274,7 +274,7 @@ class WrongCluster(LaunchTest):
 
     def test_silent_agent(self):
         nodes = Nodes(self, 1)
-        fake = self.script("silent", "#!/bin/sh\nsleep 60\n")
+        fake = self.script("silent", "#!/bin/sh\nexec cat >/dev/null\n")
         done = self.launch_on(nodes, "127.0.0.2\n", "--agent", fake, "--start-timeout", "2s")
         self.assert_code(done, 112)
         self.assertIn("127.0.0.2", done.err.splitlines()[-1])

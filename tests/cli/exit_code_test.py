@@ -104,11 +104,11 @@ class ExitCodes(LaunchTest):
             done = subprocess.run(["sh", "-c", start, BIN / "ddplaunchd"], input="", capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode, 110, repr(done))
             self.assertIn("ddplaunchd: " + words, done.stderr)
-        agent = self.fake_agent(self.real_hello() + r"\n", r"printf '\377\377\377\377\377\377'; exec sleep 30")
+        agent = self.fake_agent(self.real_hello() + r"\n", r"printf '\377\377\377\377\377\377'; exec cat >/dev/null")
         self.ends(110, "nodes? [^ ]+: ", *args, "--agent", agent, "true")
 
     def try_start_timeout(self, *args):
-        agent = self.script("mute_agent", "#!/bin/sh\nexec sleep 30\n")
+        agent = self.script("mute_agent", "#!/bin/sh\nexec cat >/dev/null\n")
         # Usually the node's limit ends first. On a busy machine the job's limit may have ended too.
         why = r"nodes? [^ ]+: (no greeting of \S+ before the start limit; |it was still waiting for the agent's hello when the start limit)"
         self.ends(112, why, *args, "--agent", agent, "--start-timeout", "1s", "true")
@@ -123,7 +123,7 @@ class ExitCodes(LaunchTest):
         self.ends(114, "nodes? [^ ]+: .*/no/such/ddplaunchd", *args, "--agent", "/no/such/ddplaunchd", "true")
 
     def try_agent_mismatch(self, *args):
-        agent = self.fake_agent(r"ddplaunchd-hello 9999 9.9.9\n", "exec sleep 30")
+        agent = self.fake_agent(r"ddplaunchd-hello 9999 9.9.9\n", "exec cat >/dev/null")
         self.ends(114, "nodes? [^ ]+: .*9.9.9", *args, "--agent", agent, "true")
 
     def try_hung(self, *args):
