@@ -11,7 +11,7 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import LaunchTest, live_processes_with, main, wait_until
+from tests.support.launch import LaunchTest, kill_all_in, live_processes_with, main, wait_until
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 
@@ -60,7 +60,7 @@ class TwoMachines(LaunchTest):
         sshd = subprocess.Popen(["ip", "netns", "exec", self.far, SSHD, "-D", "-e", "-f", config],
                                 stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         self.addCleanup(sshd.wait)
-        self.addCleanup(sshd.kill)
+        self.addCleanup(kill_all_in, self.far)
         for line in sshd.stderr:
             if "Server listening" in line:
                 break

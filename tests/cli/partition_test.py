@@ -13,7 +13,7 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import LaunchTest, Nodes, live_processes_with, main, wait_until
+from tests.support.launch import LaunchTest, Nodes, kill_all_in, live_processes_with, main, wait_until
 
 WAITING = """#!/bin/sh
 echo "attempt $TORCHELASTIC_RESTART_COUNT rank $RANK/$WORLD_SIZE node $GROUP_RANK/$GROUP_WORLD_SIZE master $MASTER_ADDR"
@@ -73,16 +73,7 @@ class Partition(LaunchTest):
                                    self.files.dir / f"sshd.log.{name}"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                   stderr=subprocess.DEVNULL, start_new_session=True)
         self.addCleanup(daemon.wait)
-        self.addCleanup(self.end_all_in, name)
-
-    def end_all_in(self, name):
-        """Kills the sshd and its sessions, which would wait for hours for a peer that was cut off."""
-        shown = subprocess.run(["ip", "netns", "pids", self.ns[name]], capture_output=True, text=True, check=False).stdout
-        for pid in shown.split():
-            try:
-                os.kill(int(pid), signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        self.addCleanup(kill_all_in, self.ns[name])
 
     def answers(self, name):
         return subprocess.run(["ip", "netns", "exec", self.ns["n0"], "ssh", "-F", self.files.ssh_config, self.address(name), "true"],
