@@ -31,8 +31,11 @@ def run(command):
     pid = 0
 
     def forward(number, _):
-        if pid:
-            os.kill(pid, number)
+        try:
+            if pid:
+                os.kill(pid, number)
+        except ProcessLookupError:  # `pid` has just been reaped
+            pass
 
     # A handler, unlike an ignored signal, is not inherited by the command. An ignored one (nohup) stays ignored.
     for number in FORWARDED:
