@@ -10,63 +10,26 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <future>
+#include <memory>
 #include <string>
+#include <utility>
 
-#include "base/unique_fd.h"
 #include "tests/support/catch.h"
+#include "tests/unit/launcher/output/output_fixtures.h"
 
 using namespace ddp;
 using namespace ddp::launcher;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-namespace {
-
-struct Pipe {
-  Pipe() {
-    ::signal(SIGPIPE, SIG_IGN);  // as in the program
-    int ends[2];
-    REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
-    reader.reset(ends[0]);
-    writer.reset(ends[1]);
-  }
-  UniqueFd reader;
-  UniqueFd writer;
-};
-
-struct Pty {
-  Pty() {
-    int ends[2];
-    const winsize size{24, 80, 0, 0};
-    REQUIRE(::openpty(&ends[0], &ends[1], nullptr, nullptr, &size) == 0);
-    reader.reset(ends[0]);
-    writer.reset(ends[1]);
-    ::setenv("TERM", "xterm", 1);
-  }
-  UniqueFd reader;
-  UniqueFd writer;
-};
-
-// Reads until `end` has arrived, 10 s at most.
-std::string read_until(const UniqueFd& fd, std::string_view end) {
-  std::string all;
-  while (all.find(end) == std::string::npos) {
-    pollfd ready{fd.get(), POLLIN, 0};
-    REQUIRE(::poll(&ready, 1, 10'000) == 1);
-    char buffer[65536];
-    const ssize_t count = ::read(fd.get(), buffer, sizeof buffer);
-    REQUIRE(count > 0);
-    all.append(buffer, static_cast<std::size_t>(count));
-  }
-  return all;
-}
-
-}  // namespace
+using test::OutputPipe;
+using test::Pty;
+using test::read_until;
 
 TEST_CASE("stderr does not wait for stdout") {
   asio::io_context loop;
-  Pipe out;
-  Pipe err;
+  OutputPipe out;
+  OutputPipe err;
   Console console(
       loop.get_executor(), [] {}, ConsolePolicy::kAuto, out.writer.get(), err.writer.get());
   console.add(1, std::string(1u << 20, 'x'));
@@ -80,7 +43,7 @@ TEST_CASE("stderr does not wait for stdout") {
 
 TEST_CASE("a full pipe holds output back, and reports free space") {
   asio::io_context loop;
-  Pipe out;
+  OutputPipe out;
   bool drained = false;
   Console console(
       loop.get_executor(), [&] { drained = true; }, ConsolePolicy::kAuto, out.writer.get(), out.writer.get());
@@ -109,7 +72,7 @@ TEST_CASE("a full pipe holds output back, and reports free space") {
 
 TEST_CASE("with drop, output is skipped for a pipe that is not read") {
   asio::io_context loop;
-  Pipe out;
+  OutputPipe out;
   Console console(
       loop.get_executor(), [] {}, ConsolePolicy::kDrop, out.writer.get(), out.writer.get());
   const std::string line = std::string(1023, 'x') + "\n";
@@ -130,8 +93,8 @@ TEST_CASE("with drop, output is skipped for a pipe that is not read") {
 
 TEST_CASE("a closed reader is detected, and nothing waits for it") {
   asio::io_context loop;
-  Pipe out;
-  Pipe err;
+  OutputPipe out;
+  OutputPipe err;
   Console console(
       loop.get_executor(), [] {}, ConsolePolicy::kAuto, out.writer.get(), err.writer.get());
   out.reader.reset();
@@ -166,7 +129,7 @@ TEST_CASE("rows are below the lines of a terminal, can be hidden, and end with i
 }
 
 TEST_CASE("the reader of a pipe is found") {
-  Pipe pipe;
+  OutputPipe pipe;
   CHECK(pipe_reader(pipe.writer.get()).empty());  // this process does not count
   CHECK(pipe_reader(::open("/dev/null", O_RDWR | O_CLOEXEC)).empty());
   const pid_t child = ::fork();
@@ -178,4 +141,61 @@ TEST_CASE("the reader of a pipe is found") {
   CHECK(reader.find("(pid " + std::to_string(child) + ")") != std::string::npos);
   ::kill(child, SIGKILL);
   CHECK(::waitpid(child, nullptr, 0) == child);
+  pipe.reader.reset();
+  const pid_t writer = ::fork();  // a process that has only the other end
+  if (writer == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  CHECK(pipe_reader(pipe.writer.get()).empty());
+  ::kill(writer, SIGKILL);
+  CHECK(::waitpid(writer, nullptr, 0) == writer);
+}
+
+TEST_CASE("ddplaunch's lines go to the terminal when the reader of stderr has gone") {
+  const winsize size{24, 80, 0, 0};
+  int master = -1;
+  const pid_t child = ::forkpty(&master, nullptr, nullptr, &size);
+  if (child == 0) {
+    asio::io_context loop;
+    OutputPipe out;
+    OutputPipe err;
+    Console console(
+        loop.get_executor(), [] {}, ConsolePolicy::kAuto, out.writer.get(), err.writer.get());
+    const bool early = console.use_terminal();
+    err.reader.reset();
+    const bool used = console.use_terminal() && console.uses_terminal();
+    console.write(2, "words\n");
+    ::_exit(early ? 1 : used ? 0 : 2);
+  }
+  REQUIRE(child > 0);
+  const UniqueFd terminal(master);
+  int status = -1;
+  CHECK(::waitpid(child, &status, 0) == child);
+  REQUIRE(status == 0);
+  CHECK(read_until(terminal, "\n") == "words\r\n");
+}
+
+TEST_CASE("an abandoned console writes nothing more, and its thread ends") {
+  asio::io_context loop;
+  const OutputPipe out;
+  // The thread destroys its callback at its end.
+  auto end = std::make_shared<std::promise<void>>();
+  const std::future<void> ended = end->get_future();
+  {
+    Console console(
+        loop.get_executor(), [end = std::move(end)] {}, ConsolePolicy::kAuto, out.writer.get(),
+        out.writer.get());
+    console.add(1, "line\n");
+    CHECK(console.flush(1, seconds(10)));  // the thread waits for more
+    CHECK(read_until(out.reader, "\n") == "line\n");
+    console.abandon();
+    std::string lines = "more\n";
+    console.hand_over(1, lines);
+    CHECK(lines.empty());
+    console.add(1, "more\n");
+    CHECK(console.flush(1, milliseconds(0)));
+  }
+  CHECK(ended.wait_for(seconds(10)) == std::future_status::ready);
+  CHECK(test::read_available(out.reader).empty());
 }

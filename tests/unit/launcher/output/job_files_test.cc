@@ -24,33 +24,17 @@
 #include "launcher/output/output_file.h"
 #include "tests/support/catch.h"
 #include "tests/support/skip.h"
+#include "tests/unit/launcher/output/output_fixtures.h"
 
 using namespace ddp;
 using namespace ddp::launcher;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using test::content;
+using test::Directory;
 namespace fs = std::filesystem;
 
 namespace {
-
-class Directory {
- public:
-  Directory() {
-    std::string name = (fs::temp_directory_path() / "ddp-files-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~Directory() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-  fs::path path;
-};
-
-std::string content(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 /// Limits the size of every file of this process: a full disk without root.
 class FileLimit {

@@ -1,0 +1,312 @@
+#include "launcher/output/merged_output.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "tests/support/catch.h"
+#include "tests/unit/launcher/output/output_fixtures.h"
+
+using namespace ddp;
+using namespace ddp::launcher;
+using std::chrono::seconds;
+
+namespace {
+
+/// Merges the output of four ranks, two per host, to two pipes or to one descriptor.
+struct MergeBench {
+  explicit MergeBench(const OutputOptions& options, int both = -1)
+      : console(
+            loop.get_executor(), [] {}, ConsolePolicy::kAuto, both < 0 ? out.writer.get() : both,
+            both < 0 ? err.writer.get() : both),
+        files(start_writer()),
+        output(
+            *files, console, options,
+            [this](std::uint32_t rank) {
+              const int node = static_cast<int>(rank) / per_node;
+              return LineSource{hosts[node], static_cast<int>(rank), static_cast<int>(rank) % per_node, node,
+                                ""};
+            },
+            [] { return 4u; }) {}
+  ~MergeBench() {
+    output.rest();
+    files->close(seconds(30));
+  }
+
+  std::shared_ptr<JobWriter> start_writer() {
+    JobSpec spec;
+    spec.job_dir = directory.path / "job";
+    auto job = JobDir::create(spec);
+    REQUIRE(job.has_value());
+    return JobWriter::start(
+        loop.get_executor(), std::move(*job), [](const std::string&) {}, [] {});
+  }
+  void take(std::uint32_t rank, std::uint8_t stream, std::string_view bytes, std::uint32_t attempt = 0) {
+    output.take(attempt, rank, stream, bytes, steady_now());
+  }
+  /// Returns what was shown on a stream since the last call.
+  std::string shown(int stream) {
+    output.pass_on();
+    CHECK(console.flush(stream, seconds(10)));
+    return test::read_available(stream == 1 ? out.reader : err.reader);
+  }
+
+  static constexpr const char* hosts[] = {"a", "b", "c", "d"};
+  int per_node = 2;
+  asio::io_context loop;
+  test::Directory directory;
+  test::OutputPipe out;
+  test::OutputPipe err;
+  Console console;
+  std::shared_ptr<JobWriter> files;
+  MergedOutput output;
+};
+
+OutputOptions labeled(const std::string& label = "{rank}|") {
+  OutputOptions options;
+  options.label = label;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("each line has the label of its rank, and stays on its stream") {
+  MergeBench bench(labeled("[{host}:{rank}:{local_rank}:{node_rank}:{stream}] "));
+  bench.take(1, 1, "one\ntw");
+  bench.take(2, 2, "error\n");
+  bench.take(1, 1, "o\n");
+  CHECK(bench.shown(1) == "[a:1:1:0:stdout] one\n[a:1:1:0:stdout] two\n");
+  CHECK(bench.shown(2) == "[b:2:0:1:stderr] error\n");
+  bench.take(3, 1, "no newline");
+  CHECK(bench.shown(1).empty());
+  bench.take(3, 1, "");
+  CHECK(bench.shown(1) == "[b:3:1:1:stdout] no newline\n");
+  CHECK(bench.shown(2).empty());
+}
+
+TEST_CASE("a label can be left out, and can have the time") {
+  OutputOptions plain;
+  plain.label_on = false;
+  MergeBench bench(plain);
+  bench.take(1, 1, "x\n");
+  CHECK(bench.shown(1) == "x\n");
+  MergeBench timed(labeled("{time}|"));
+  timed.take(1, 1, "x\n");
+  const std::string line = timed.shown(1);
+  CHECK(line.size() == kTimeWidth + 3);
+  CHECK(line.find_first_not_of("0123456789:.") == kTimeWidth);
+}
+
+TEST_CASE("both streams of one output keep their order") {
+  const test::OutputPipe both;
+  MergeBench bench(labeled(), both.writer.get());
+  for (const std::uint8_t stream : {1, 2, 1})
+    bench.take(0, stream, std::to_string(stream) + "\n");
+  bench.shown(1);
+  CHECK(test::read_available(both.reader) == "0|1\n0|2\n0|1\n");
+}
+
+TEST_CASE("labels of a terminal have the color of their node, except with NO_COLOR") {
+  const test::Pty terminal;
+  ::unsetenv("NO_COLOR");
+  {
+    MergeBench bench(labeled(), terminal.writer.get());
+    bench.take(0, 1, "x\n");
+    bench.take(2, 2, "y\n");
+    bench.output.pass_on();
+    CHECK(test::read_until(terminal.reader, "y\r\n") == "\x1b[36m0|\x1b[0mx\r\n\x1b[32m2|\x1b[0my\r\n");
+  }
+  ::setenv("NO_COLOR", "1", 1);
+  MergeBench bench(labeled(), terminal.writer.get());
+  bench.take(0, 1, "x\n");
+  bench.output.pass_on();
+  CHECK(test::read_until(terminal.reader, "x\r\n") == "0|x\r\n");
+  ::unsetenv("NO_COLOR");
+}
+
+TEST_CASE("only selected ranks are shown, and the files have all ranks") {
+  OutputOptions options = labeled();
+  options.show_ranks = {{1, 2}};
+  options.local_ranks_filter = {1};
+  MergeBench bench(options);
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    bench.take(rank, 1, "x\n");
+    bench.take(rank, 2, "y\n");
+  }
+  CHECK(bench.shown(1) == "1|x\n");
+  CHECK(bench.shown(2) == "1|y\n");
+  bench.files->close(seconds(30));
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    CHECK(test::content(bench.files->file(0, rank, 1)) == "x\n");
+    CHECK(test::content(bench.files->file(0, rank, 2)) == "y\n");
+  }
+}
+
+TEST_CASE("redirected streams are not shown, except those that --tee names") {
+  OutputOptions options = labeled();
+  options.redirects.by_local = {{0, 1}, {1, 3}};
+  options.tee.by_local = {{1, 2}};
+  MergeBench bench(options);
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    bench.take(rank, 1, "x\n");
+    bench.take(rank, 2, "y\n");
+  }
+  CHECK(bench.shown(1).empty());
+  CHECK(bench.shown(2) == "0|y\n1|y\n");
+}
+
+TEST_CASE("a selection of no rank is reported once in the job") {
+  const auto shown_of = [](const OutputOptions& options) {
+    MergeBench bench(options);
+    bench.take(0, 1, "x\n");
+    bench.take(0, 2, "y\n", 1);
+    return std::pair(bench.shown(1), bench.shown(2));
+  };
+  using Shown = std::pair<std::string, std::string>;
+  OutputOptions options = labeled();
+  options.show_ranks = {{4, 9}};
+  CHECK(
+      shown_of(options) ==
+      Shown{
+          "",
+          "ddplaunch: warning: no output is shown: --show-ranks and --local-ranks-filter select none of the "
+          "4 ranks; the files have their output\n"});
+  options.show_ranks = {{3, 9}};
+  CHECK(shown_of(options) == Shown{});
+  options = labeled();
+  options.redirects.others = 3;
+  CHECK(shown_of(options) == Shown{});
+}
+
+TEST_CASE("the last frame of a bar becomes a line of the first rank that is shown") {
+  const auto shown_of = [](const OutputOptions& options) {
+    MergeBench bench(options);
+    for (std::uint32_t rank = 0; rank < 4; ++rank) {
+      for (const std::uint8_t stream : {1, 2}) {
+        bench.take(rank, stream, "\r10%\r99%\n");
+        bench.take(rank, stream, "");
+      }
+    }
+    return bench.shown(1) + bench.shown(2);
+  };
+  OutputOptions options = labeled("{stream}{rank}|");
+  CHECK(shown_of(options) == "stdout0|99%\nstderr0|99%\n");
+  options.show_ranks = {{2, 3}};
+  CHECK(shown_of(options) == "stdout2|99%\nstderr2|99%\n");
+  options.redirects.by_local = {{0, 1}};  // stdout of rank 2 is not shown
+  CHECK(shown_of(options) == "stdout3|99%\nstderr2|99%\n");
+  options = labeled();
+  options.bars = Bars::kNode;
+  CHECK(shown_of(options) == "0|99%\n2|99%\n0|99%\n2|99%\n");
+  for (const Bars bars : {Bars::kAll, Bars::kOff}) {
+    options.bars = bars;
+    CHECK(shown_of(options) == "0|99%\n1|99%\n2|99%\n3|99%\n0|99%\n1|99%\n2|99%\n3|99%\n");
+  }
+}
+
+TEST_CASE("a new attempt finishes the open lines of the previous one") {
+  OutputOptions options = labeled();
+  options.bars = Bars::kNode;
+  MergeBench bench(options);
+  bench.take(0, 1, "half");
+  bench.take(1, 2, "first\nerror");
+  CHECK(bench.output.last_stderr(0, 1) == std::vector<std::string>{"first", "error"});
+  CHECK(bench.output.stderr_file(0, 1) == bench.files->file(0, 1, 2));
+  CHECK(bench.output.stderr_file(0, 0).empty());  // it wrote none
+  CHECK(bench.output.last_stderr(0, 3).empty());
+  bench.per_node = 1;
+  bench.take(1, 1, "\r10%\r99%\n", 1);  // another first rank of its node
+  bench.take(1, 1, "", 1);
+  CHECK(bench.shown(1) == "0|half\n1|99%\n");
+  CHECK(bench.shown(2) == "1|first\n1|error\n");
+  CHECK(bench.output.last_stderr(0, 1).empty());
+  CHECK(bench.output.last_stderr(1, 1).empty());
+  CHECK(bench.output.stderr_file(1, 1).empty());
+}
+
+TEST_CASE("finish_all shows the open lines of each stream of a lost node") {
+  MergeBench bench(labeled());
+  for (const std::uint8_t stream : {1, 2}) {
+    bench.take(2, stream, "half");
+    bench.take(3, stream, "other");
+  }
+  bench.output.finish_all();
+  CHECK(bench.shown(1) == "2|half\n3|other\n");
+  CHECK(bench.shown(2) == "2|half\n3|other\n");
+}
+
+TEST_CASE("a line of all shown ranks is folded without delay, another one when an event follows") {
+  OutputOptions options = labeled("[{host}:{rank}] ");
+  options.fold = true;
+  options.show_ranks = {{1, 3}};
+  MergeBench bench(options);
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    CHECK(bench.shown(1).empty());
+    bench.take(rank, 1, "x\n");
+  }
+  CHECK(bench.shown(1) == "[*:1-3] x\n");
+  bench.take(1, 1, "own\nhalf");
+  CHECK(bench.shown(1).empty());
+  bench.output.flush();
+  CHECK(bench.shown(1) == "[a:1] own\n");
+  bench.output.finish_all();
+  CHECK(bench.shown(1) == "[a:1] half\n");
+}
+
+TEST_CASE("--jsonl writes the lines of all ranks, shown or not") {
+  OutputOptions options;
+  options.jsonl = true;
+  options.show_ranks = {{0, 0}};
+  MergeBench bench(options);
+  bench.take(3, 2, "error\nhalf");
+  bench.output.finish_all();
+  bench.files->close(seconds(30));
+  const std::string lines = test::content(bench.directory.path / "job/attempt_0/lines.jsonl");
+  const std::string source = R"("host":"b","rank":3,"local_rank":1,"stream":"stderr","line":)";
+  CHECK_THAT(lines, Catch::Matchers::ContainsSubstring(source + "\"error\"}\n"));
+  CHECK_THAT(lines, Catch::Matchers::ContainsSubstring(source + "\"half\"}\n"));
+}
+
+TEST_CASE("a bar of a terminal is a row until its line is shown") {
+  const test::Pty terminal;
+  OutputOptions plain;
+  plain.label_on = false;
+  MergeBench bench(plain, terminal.writer.get());
+  bench.take(0, 1, "\r10%");
+  REQUIRE(bench.loop.run_one_for(seconds(10)) == 1);
+  test::read_until(terminal.reader, "10%\x1b[K");
+  bench.take(0, 1, "\ndone\n");
+  bench.output.pass_on();
+  bench.console.close();
+  const std::string rest = test::read_until(terminal.reader, "done\r\n");
+  const std::size_t line = rest.find("10%");
+  CHECK(line != std::string::npos);
+  CHECK(rest.find("10%", line + 1) == std::string::npos);
+}
+
+TEST_CASE("a bar that has ended becomes a line after a pause, on its stream") {
+  MergeBench bench(labeled());
+  bench.take(0, 1, "\r99%\n");
+  bench.take(0, 2, "\r98%\n");
+  std::string out;
+  while (out.empty()) {
+    REQUIRE(bench.loop.run_one_for(seconds(10)) == 1);
+    out = bench.shown(1);
+  }
+  CHECK(out == "0|99%\n");
+  CHECK(bench.shown(2) == "0|98%\n");
+}
+
+TEST_CASE("after rest() no timer runs") {
+  MergeBench bench(labeled());
+  bench.take(0, 1, "\r10%");
+  bench.output.rest();
+  bench.loop.run();
+  bench.loop.restart();
+  bench.take(0, 1, "\r20%");
+  CHECK(bench.loop.run_one_for(seconds(10)) == 0);
+  CHECK(bench.shown(1).empty());
+}

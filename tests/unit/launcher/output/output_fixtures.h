@@ -1,0 +1,90 @@
+#pragma once
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pty.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include "base/unique_fd.h"
+#include "tests/support/catch.h"
+
+/// The ends of a console, and a directory for a job's files.
+namespace ddp::test {
+
+struct OutputPipe {
+  OutputPipe() {
+    ::signal(SIGPIPE, SIG_IGN);  // as in the program
+    int ends[2];
+    REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+    reader.reset(ends[0]);
+    writer.reset(ends[1]);
+  }
+  UniqueFd reader;
+  UniqueFd writer;
+};
+
+struct Pty {
+  Pty() {
+    int ends[2];
+    const winsize size{24, 80, 0, 0};
+    REQUIRE(::openpty(&ends[0], &ends[1], nullptr, nullptr, &size) == 0);
+    reader.reset(ends[0]);
+    writer.reset(ends[1]);
+    ::setenv("TERM", "xterm", 1);
+  }
+  UniqueFd reader;
+  UniqueFd writer;
+};
+
+/// Reads until `end` has arrived, 10 s at most.
+inline std::string read_until(const UniqueFd& fd, std::string_view end) {
+  std::string all;
+  while (all.find(end) == std::string::npos) {
+    pollfd ready{fd.get(), POLLIN, 0};
+    REQUIRE(::poll(&ready, 1, 10'000) == 1);
+    char buffer[65536];
+    const ssize_t count = ::read(fd.get(), buffer, sizeof buffer);
+    REQUIRE(count > 0);
+    all.append(buffer, static_cast<std::size_t>(count));
+  }
+  return all;
+}
+
+/// Reads what has already arrived.
+inline std::string read_available(const UniqueFd& fd) {
+  std::string all(65536, '\0');
+  pollfd ready{fd.get(), POLLIN, 0};
+  const ssize_t count = ::poll(&ready, 1, 0) == 1 ? ::read(fd.get(), all.data(), all.size()) : 0;
+  all.resize(count > 0 ? static_cast<std::size_t>(count) : 0);
+  return all;
+}
+
+class Directory {
+ public:
+  Directory() {
+    std::string name = (std::filesystem::temp_directory_path() / "ddp-files-XXXXXX").string();
+    REQUIRE(::mkdtemp(name.data()) != nullptr);
+    path = name;
+  }
+  ~Directory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+  std::filesystem::path path;
+};
+
+inline std::string content(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+}  // namespace ddp::test
