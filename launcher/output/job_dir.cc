@@ -88,9 +88,9 @@ Result<> make_directory(const std::string& path, const std::filesystem::path& na
   if (directory.has_parent_path()) std::filesystem::create_directories(directory.parent_path(), error);
   // If a parent could not be created, its error is the reason.
   int reason = error ? error.value() : ::mkdir(path.c_str(), 0700) == 0 ? 0 : errno;
-  if (reason == EEXIST && std::filesystem::is_directory(directory, error)) {
+  if (reason == EEXIST) {
     if (const std::string why = distrust_directory(path); !why.empty()) return refused(' ' + why);
-    reason = 0;
+    if (std::filesystem::is_directory(directory, error)) reason = 0;
   }
   if (reason != 0) {
     Error failure = system_error(reason, what + ' ' + path,
