@@ -1,7 +1,10 @@
-// The job's directory on a real disk: output_file, job_dir, job_writer.
+// The job's directory on a real disk: output_file, job_dir, job_writer, job_log, short_attempts, report_file.
 #include <fcntl.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -18,10 +21,14 @@
 #include <utility>
 #include <vector>
 
+#include "base/build_identity.h"
 #include "base/unique_fd.h"
 #include "launcher/output/job_dir.h"
+#include "launcher/output/job_log.h"
 #include "launcher/output/job_writer.h"
 #include "launcher/output/output_file.h"
+#include "launcher/output/report_file.h"
+#include "launcher/output/short_attempts.h"
 #include "tests/support/catch.h"
 #include "tests/support/skip.h"
 #include "tests/unit/launcher/output/output_fixtures.h"
@@ -52,6 +59,19 @@ class FileLimit {
   rlimit before_{};
 };
 
+/// Runs `task` on a thread that sees one more mount. Returns false if this process may not mount.
+template <class Task>
+bool with_mount(const std::string& source, const std::string& target, const char* type, unsigned long flags,
+                const char* data, Task task) {
+  bool mounted = false;
+  std::thread([&] {
+    mounted = ::unshare(CLONE_NEWNS) == 0 && ::mount("", "/", "", MS_REC | MS_PRIVATE, nullptr) == 0 &&
+              ::mount(source.c_str(), target.c_str(), type, flags, data) == 0;
+    if (mounted) task();
+  }).join();
+  return mounted;
+}
+
 JobSpec spec_in(const Directory& directory) {
   JobSpec spec;
   spec.job_id = "run7";
@@ -61,7 +81,16 @@ JobSpec spec_in(const Directory& directory) {
 
 constexpr JobDir::Time kStart{};
 
+bool disk_has_locks = true;
+
 }  // namespace
+
+/// Replaces the system's function in this program.
+extern "C" int flock(int fd, int operation) noexcept {
+  if (disk_has_locks) return static_cast<int>(::syscall(SYS_flock, fd, operation));
+  errno = ENOLCK;
+  return -1;
+}
 
 TEST_CASE("a file and its directories are created with its first byte") {
   const Directory directory;
@@ -203,6 +232,8 @@ TEST_CASE("an existing directory is used only when it is writable by this user a
   fs::create_directory(directory.path / "target");
   fs::create_directory_symlink(directory.path / "target", spec.job_dir);
   CHECK(why() == name + " is a symbolic link; choose another with --job-dir");
+  fs::remove(directory.path / "target");  // the link points to nothing
+  CHECK(why() == name + " is a symbolic link; choose another with --job-dir");
   fs::remove(spec.job_dir);
   fs::create_directory(spec.job_dir);
   REQUIRE(::chmod(spec.job_dir.c_str(), 0777) == 0);
@@ -261,6 +292,15 @@ TEST_CASE("a directory that cannot be locked is used, with a warning") {
   CHECK(job->warning() == "warning: the job directory " + spec.job_dir +
                               " cannot be locked: Too many levels of symbolic links; nothing prevents a "
                               "second run from using it at the same time");
+  fs::remove(spec.job_dir + "/run.lock");
+  disk_has_locks = false;
+  const auto unlocked = JobDir::create(spec);
+  disk_has_locks = true;
+  REQUIRE(unlocked.has_value());
+  CHECK(unlocked->warning() ==
+        "warning: the job directory " + spec.job_dir +
+            " cannot be locked: No locks available; nothing prevents a second run from "
+            "using it at the same time");
 }
 
 TEST_CASE("a directory of another user is refused", "[root]") {
@@ -362,6 +402,20 @@ TEST_CASE("a full disk is reported once, and the missing bytes when there is spa
         file + ": 2 bytes missing at offset 10\n" + spec.job_dir +
             "/attempt_0/rank_00001.stderr: 3 bytes missing at offset 10\n");
   CHECK(job->finish().empty());
+}
+
+TEST_CASE("a disk without room is reported as full", "[root]") {
+  const Directory directory;
+  const bool mounted = with_mount("none", directory.path, "tmpfs", 0, "size=8k", [&directory] {
+    auto job = JobDir::create(spec_in(directory));  // its lock takes 4 KiB
+    REQUIRE(job.has_value());
+    const auto words = job->write({0, 0, 0, 1}, std::string(5000, 'x'), kStart);
+    CHECK(words ==
+          std::vector<std::string>{"warning: no space left for the job's files: " + job->file(0, 0, 1) +
+                                   ": No space left on device; the job continues; its output is not "
+                                   "saved until this is fixed"});
+  });
+  if (!mounted) SKIP_TEST("only root can mount");
 }
 
 TEST_CASE("missing bytes are reported at the end when the disk stayed full") {
@@ -549,17 +603,69 @@ TEST_CASE("the job's log is bounded to the current and the previous half") {
   CHECK_FALSE(fs::exists(path.string() + ".2"));
 }
 
+TEST_CASE("the job's log has messages, steps, workers and the report") {
+  const Directory directory;
+  JobSpec spec = spec_in(directory);
+  spec.command.argv = {"./train.py", "two words"};
+  auto job = JobDir::create(spec);
+  REQUIRE(job.has_value());
+  asio::io_context loop;
+  const auto writer = JobWriter::start(
+      loop.get_executor(), std::move(*job), [](const std::string&) {}, [] {});
+  const JobLog log(*writer, spec);
+  log.said("a message");
+  log.step("a step");
+  log.from_node("gpu01", rendezvous::Message());  // of no interest
+  rendezvous::WorkerStarted started;
+  started.attempt = 1;
+  started.rank = 3;
+  started.pid = 4711;
+  log.from_node("gpu01", started);
+  rendezvous::WorkerExited exited;
+  exited.attempt = 1;
+  exited.rank = 3;
+  exited.pid = 4711;
+  exited.code = 2;
+  log.from_node("gpu01", exited);
+  exited.code = 0;
+  exited.signal = SIGKILL;
+  log.from_node("gpu01", exited);
+  exited.pid = 0;
+  exited.text = "no such program";
+  log.from_node("gpu01", exited);
+  log.ended("one\n\ntwo");
+  writer->close(seconds(30));
+  std::istringstream lines(content(directory.path / "job/ddplaunch.log"));
+  std::string text;
+  constexpr std::size_t kTime = std::string_view("2026-11-21 07:18:13.250 ").size();
+  for (std::string line; std::getline(lines, line);)
+    text += line.substr(std::min(kTime, line.size())) + '\n';
+  CHECK(text == "info [job] ddplaunch " + std::string(version()) + ", pid " + std::to_string(::getpid()) +
+                    ", job run7, hosts 0, worker: ./train.py 'two words'\n"
+                    "info [job] a message\n"
+                    "debug [job] a step\n"
+                    "debug [job] gpu01: attempt 1: rank 3 started, pid 4711\n"
+                    "info [job] gpu01: attempt 1: rank 3, pid 4711 exited 2\n"
+                    "info [job] gpu01: attempt 1: rank 3, pid 4711 killed by SIGKILL\n"
+                    "info [job] gpu01: attempt 1: rank 3, pid 0 did not start: no such program\n"
+                    "info [job] one\ninfo [job] \ninfo [job] two\n");
+}
+
 TEST_CASE("of many attempts the short ones between the first and the last are packed into one file") {
   const Directory directory;
   JobSpec spec = spec_in(directory);
   const fs::path job = directory.path / "job";
-  const std::string large(70'000, 'x');
+  const std::string large((64u << 10) - 5, 'x');  // with "error\n" one byte too much
   {
     auto files = JobDir::create(spec);
     REQUIRE(files.has_value());
     for (std::uint32_t attempt = 0; attempt <= 30; ++attempt) {
       if (attempt == 6) continue;  // it wrote nothing
-      (void)files->write({attempt, 0, 0, 1}, attempt == 4 ? large : "out " + std::to_string(attempt), kStart);
+      (void)files->write({attempt, 0, 0, 1},
+                         attempt == 4   ? large
+                         : attempt == 3 ? large.substr(1)
+                                        : "out " + std::to_string(attempt),
+                         kStart);
       (void)files->write({attempt, 1, 1, 2}, "error\n", kStart);
       if (attempt == 5) (void)files->write({attempt, 0, 0, kJsonLines}, "{}\n", kStart);
       if (attempt == 7) files->lose({attempt, 1, 1, 2}, 3);
@@ -577,9 +683,9 @@ TEST_CASE("of many attempts the short ones between the first and the last are pa
   std::string packed;
   for (const int attempt : {3, 8, 9, 10}) {
     const std::string number = std::to_string(attempt);
-    packed += "==> attempt_" + number + "/rank_00000.stdout, " + std::to_string(4 + number.size()) +
-              " bytes <==\nout " + number + "\n==> attempt_" + number +
-              "/rank_00001.stderr, 6 bytes <==\nerror\n";
+    const std::string out = attempt == 3 ? large.substr(1) : "out " + number;
+    packed += "==> attempt_" + number + "/rank_00000.stdout, " + std::to_string(out.size()) + " bytes <==\n" +
+              out + "\n==> attempt_" + number + "/rank_00001.stderr, 6 bytes <==\nerror\n";
   }
   CHECK(content(job / "short_attempts.txt") == packed);
   CHECK(content(job / "attempt_4/rank_00000.stdout") == large);
@@ -606,6 +712,18 @@ TEST_CASE("an attempt that cannot be packed as a whole stays as it is") {
   for (std::uint32_t attempt = 0; attempt <= 24; ++attempt)
     (void)files->write({attempt, 0, 0, 1}, "out\n", kStart);
   CHECK(content(job / "attempt_3/rank_00000.stdout") == "out\n");
+  fs::remove(job / "short_attempts.txt");
+  std::ofstream(job / "short_attempts.txt") << "earlier\n";
+  {
+    const FileLimit limit(10);  // there is room for a part only
+    pack_short_attempt(job, 3);
+  }
+  CHECK(content(job / "short_attempts.txt") == "earlier\n");
+  CHECK(content(job / "attempt_3/rank_00000.stdout") == "out\n");
+  pack_short_attempt(job, 3);
+  CHECK(content(job / "short_attempts.txt") ==
+        "earlier\n==> attempt_3/rank_00000.stdout, 4 bytes <==\nout\n");
+  CHECK_FALSE(fs::exists(job / "attempt_3"));
 }
 
 TEST_CASE("times.txt has the size of each stream every 10 s") {
@@ -631,4 +749,77 @@ TEST_CASE("times.txt has the size of each stream every 10 s") {
         std::vector<std::pair<std::string, int>>{{"rank_00003.stderr", 8}, {"rank_00003.stderr", 19}});
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   CHECK(std::chrono::abs(now - milliseconds(time)) < seconds(60));
+}
+
+TEST_CASE("a report is replaced atomically") {
+  const Directory directory;
+  const auto path = directory.path / "report.json";
+  REQUIRE(write_report(path, "one").has_value());
+  REQUIRE(write_report(path, "two, longer").has_value());
+  CHECK(content(path) == "two, longer");
+  // A symbolic link is followed and stays a link.
+  const auto link = directory.path / "link";
+  fs::create_symlink(path, link);
+  REQUIRE(write_report(link, "three").has_value());
+  CHECK(fs::is_symlink(link));
+  CHECK(content(path) == "three");
+  CHECK(std::distance(fs::directory_iterator(directory.path), {}) == 2);  // nothing else left
+}
+
+TEST_CASE("a report that cannot be written is an error, and leaves nothing") {
+  const Directory directory;
+  const auto missing = write_report(directory.path / "no" / "report.json", "x");
+  REQUIRE_FALSE(missing.has_value());
+  CHECK(missing.error().text.ends_with(": No such file or directory"));
+  CHECK_FALSE(write_report(directory.path, "x").has_value());
+  CHECK(write_report("/dev/null", "x").has_value());
+  struct stat null {};
+  REQUIRE(::stat("/dev/null", &null) == 0);
+  CHECK(S_ISCHR(null.st_mode));
+  const auto full = write_report("/dev/full", "x");
+  REQUIRE_FALSE(full.has_value());
+  CHECK(full.error().sys == ENOSPC);
+  REQUIRE(::mkfifo((directory.path / "pipe").c_str(), 0600) == 0);
+  CHECK_FALSE(write_report(directory.path / "pipe", "x").has_value());  // without a reader it fails at once
+  CHECK(std::distance(fs::directory_iterator(directory.path), {}) == 1);
+  const std::string path = directory.path / "report.json";
+  REQUIRE(write_report(path, "old").has_value());
+  {
+    const FileLimit limit(10);
+    const auto cut = write_report(path, "0123456789abc");
+    REQUIRE_FALSE(cut.has_value());
+    CHECK(cut.error().text == "write " + path + ".part" + std::to_string(::getpid()) + ": File too large");
+  }
+  CHECK(content(path) == "old");
+  CHECK(std::distance(fs::directory_iterator(directory.path), {}) == 2);
+}
+
+TEST_CASE("a report that cannot be renamed is an error, and leaves the old one", "[root]") {
+  const Directory directory;
+  const std::string path = directory.path / "report.json";
+  REQUIRE(write_report(path, "old").has_value());
+  const bool mounted = with_mount(path, path, "", MS_BIND, "", [&] {
+    const auto written = write_report(path, "new");
+    REQUIRE(written.has_error());
+    CHECK(written.error().text == "rename " + path + ".part" + std::to_string(::getpid()) + " to " + path +
+                                      ": Device or resource busy");
+    CHECK(content(path) == "old");
+  });
+  CHECK(std::distance(fs::directory_iterator(directory.path), {}) == 1);
+  if (!mounted) SKIP_TEST("only root can mount");
+}
+
+TEST_CASE("each report that cannot be written is a warning, and the others are written") {
+  const Directory directory;
+  std::atomic<std::size_t> done = 0;
+  const std::string missing = directory.path / "no/report.json";
+  const auto warnings = write_reports("text", {{missing}, {directory.path / "report.json", 0600}}, done);
+  CHECK(warnings ==
+        std::vector<std::string>{"warning: the report was not written: create " + missing + ".part" +
+                                 std::to_string(::getpid()) + ": No such file or directory"});
+  CHECK(done == 2);
+  CHECK(content(directory.path / "report.json") == "text");
+  struct stat status {};
+  REQUIRE(::stat((directory.path / "report.json").c_str(), &status) == 0);
+  CHECK((status.st_mode & 0777) == 0600);
 }

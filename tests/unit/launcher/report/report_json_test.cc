@@ -1,18 +1,11 @@
 #include "launcher/report/report_json.h"
 
-#include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <csignal>
-#include <filesystem>
 #include <fstream>
-#include <sstream>
+#include <iterator>
 
 #include <nlohmann/json.hpp>
 
-#include "launcher/output/report_file.h"
 #include "tests/support/catch.h"
 
 using namespace ddp;
@@ -66,23 +59,6 @@ std::vector<std::string> keys_of(const Json& json) {
     keys.push_back(key);
   return keys;
 }
-
-std::string content(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-struct Directory {
-  Directory() {
-    char name[] = "/tmp/ddplaunch-report.XXXXXX";
-    REQUIRE(::mkdtemp(name) != nullptr);
-    path = name;
-  }
-  ~Directory() { std::filesystem::remove_all(path); }
-  std::filesystem::path path;
-};
 
 }  // namespace
 
@@ -223,37 +199,4 @@ TEST_CASE("times are in UTC") {
   CHECK(utc_text(std::chrono::system_clock::time_point(1'709'164'799'999ms)) == "2024-02-28T23:59:59.999Z");
   CHECK(utc_text(std::chrono::system_clock::time_point(1'709'164'800'000ms)) == "2024-02-29T00:00:00.000Z");
   CHECK(utc_text(std::chrono::system_clock::time_point(-1ms)) == "1969-12-31T23:59:59.999Z");
-}
-
-TEST_CASE("a report is replaced atomically") {
-  const Directory directory;
-  const auto path = directory.path / "report.json";
-  REQUIRE(write_report(path, "one").has_value());
-  REQUIRE(write_report(path, "two, longer").has_value());
-  CHECK(content(path) == "two, longer");
-  // A symbolic link is followed and stays a link.
-  const auto link = directory.path / "link";
-  std::filesystem::create_symlink(path, link);
-  REQUIRE(write_report(link, "three").has_value());
-  CHECK(std::filesystem::is_symlink(link));
-  CHECK(content(path) == "three");
-  CHECK(std::distance(std::filesystem::directory_iterator(directory.path), {}) == 2);  // nothing else left
-}
-
-TEST_CASE("a report that cannot be written is an error, and leaves nothing") {
-  const Directory directory;
-  const auto missing = write_report(directory.path / "no" / "report.json", "x");
-  REQUIRE_FALSE(missing.has_value());
-  CHECK(missing.error().text.ends_with(": No such file or directory"));
-  CHECK_FALSE(write_report(directory.path, "x").has_value());
-  CHECK(write_report("/dev/null", "x").has_value());
-  struct stat null {};
-  REQUIRE(::stat("/dev/null", &null) == 0);
-  CHECK(S_ISCHR(null.st_mode));
-  const auto full = write_report("/dev/full", "x");
-  REQUIRE_FALSE(full.has_value());
-  CHECK(full.error().sys == ENOSPC);
-  REQUIRE(::mkfifo((directory.path / "pipe").c_str(), 0600) == 0);
-  CHECK_FALSE(write_report(directory.path / "pipe", "x").has_value());  // without a reader it fails at once
-  CHECK(std::distance(std::filesystem::directory_iterator(directory.path), {}) == 1);
 }
