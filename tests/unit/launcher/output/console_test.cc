@@ -70,6 +70,33 @@ TEST_CASE("a full pipe holds output back, and reports free space") {
   CHECK(drained);
 }
 
+TEST_CASE("a pipe that another process made non-blocking still gets everything") {
+  asio::io_context loop;
+  OutputPipe out;
+  REQUIRE(::fcntl(out.writer.get(), F_SETFL, O_NONBLOCK) == 0);
+  Console console(
+      loop.get_executor(), [] {}, ConsolePolicy::kAuto, out.writer.get(), out.writer.get());
+  console.add(1, std::string(1u << 20, 'x'));
+  console.write(1, "end\n");
+  CHECK(read_until(out.reader, "end\n").size() == (1u << 20) + 4);
+  CHECK(console.broken(1) == 0);
+}
+
+TEST_CASE("rows need a terminal that can move its cursor") {
+  asio::io_context loop;
+  const OutputPipe out;
+  const Pty terminal;
+  for (const char* term : {"xterm", "dumb", ""}) {
+    ::setenv("TERM", term, 1);
+    const Console console(
+        loop.get_executor(), [] {}, ConsolePolicy::kAuto, out.writer.get(), terminal.writer.get());
+    CHECK_FALSE(console.is_terminal(1));
+    CHECK_FALSE(console.shows_rows(1));
+    CHECK(console.is_terminal(2));
+    CHECK(console.shows_rows(2) == (std::string(term) == "xterm"));
+  }
+}
+
 TEST_CASE("with drop, output is skipped for a pipe that is not read") {
   asio::io_context loop;
   OutputPipe out;
@@ -176,26 +203,25 @@ TEST_CASE("ddplaunch's lines go to the terminal when the reader of stderr has go
   CHECK(read_until(terminal, "\n") == "words\r\n");
 }
 
-TEST_CASE("an abandoned console writes nothing more, and its thread ends") {
+TEST_CASE("an abandoned lane writes nothing more, and its thread ends") {
   asio::io_context loop;
   const OutputPipe out;
+  const int fd = out.writer.get();
   // The thread destroys its callback at its end.
   auto end = std::make_shared<std::promise<void>>();
   const std::future<void> ended = end->get_future();
-  {
-    Console console(
-        loop.get_executor(), [end = std::move(end)] {}, ConsolePolicy::kAuto, out.writer.get(),
-        out.writer.get());
-    console.add(1, "line\n");
-    CHECK(console.flush(1, seconds(10)));  // the thread waits for more
-    CHECK(read_until(out.reader, "\n") == "line\n");
-    console.abandon();
-    std::string lines = "more\n";
-    console.hand_over(1, lines);
-    CHECK(lines.empty());
-    console.add(1, "more\n");
-    CHECK(console.flush(1, milliseconds(0)));
-  }
+  auto lane = ConsoleLane::start({{fd, fd}, false, false}, ConsolePolicy::kAuto, loop.get_executor(),
+                                 [end = std::move(end)] {});
+  lane->push(1, false, "line\n");
+  CHECK(lane->flush(1, seconds(10)));  // the thread waits for more
+  CHECK(read_until(out.reader, "\n") == "line\n");
+  lane->abandon();
+  std::string lines = "more\n";
+  lane->hand_over(1, lines);
+  CHECK(lines.empty());
+  lane->push(1, false, "more\n");
+  CHECK(lane->flush(1, milliseconds(0)));
+  lane.reset();
   CHECK(ended.wait_for(seconds(10)) == std::future_status::ready);
   CHECK(test::read_available(out.reader).empty());
 }

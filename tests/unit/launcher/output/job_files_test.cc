@@ -12,6 +12,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <iterator>
 #include <memory>
 #include <random>
@@ -63,13 +64,15 @@ class FileLimit {
 template <class Task>
 bool with_mount(const std::string& source, const std::string& target, const char* type, unsigned long flags,
                 const char* data, Task task) {
-  bool mounted = false;
-  std::thread([&] {
-    mounted = ::unshare(CLONE_NEWNS) == 0 && ::mount("", "/", "", MS_REC | MS_PRIVATE, nullptr) == 0 &&
-              ::mount(source.c_str(), target.c_str(), type, flags, data) == 0;
-    if (mounted) task();
-  }).join();
-  return mounted;
+  return std::async(std::launch::async,
+                    [&] {
+                      const bool mounted = ::unshare(CLONE_NEWNS) == 0 &&
+                                           ::mount("", "/", "", MS_REC | MS_PRIVATE, nullptr) == 0 &&
+                                           ::mount(source.c_str(), target.c_str(), type, flags, data) == 0;
+                      if (mounted) task();
+                      return mounted;
+                    })
+      .get();
 }
 
 JobSpec spec_in(const Directory& directory) {
