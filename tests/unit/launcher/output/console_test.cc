@@ -103,11 +103,15 @@ TEST_CASE("with drop, output is skipped for a pipe that is not read") {
   Console console(
       loop.get_executor(), [] {}, ConsolePolicy::kDrop, out.writer.get(), out.writer.get());
   const std::string line = std::string(1023, 'x') + "\n";
-  for (int i = 0; i < 20'000; ++i)
+  for (int i = 0; i < 10'000; ++i) {
     console.add(1, line);
+    std::string another = line;
+    console.hand_over(1, another);
+  }
   CHECK_FALSE(console.full());
   console.write(1, "end\n");
   const std::string all = read_until(out.reader, "end\n");
+  CHECK(all.size() < 2 * ConsoleQueue::kSkipAt);
   auto lines = std::count(all.begin(), all.end(), '\n') - 1;
   const std::string words = "ddplaunch: … ";
   for (std::size_t gap = all.find(words); gap != std::string::npos; gap = all.find(words, gap + 1)) {
@@ -191,9 +195,22 @@ TEST_CASE("ddplaunch's lines go to the terminal when the reader of stderr has go
         loop.get_executor(), [] {}, ConsolePolicy::kAuto, out.writer.get(), err.writer.get());
     const bool early = console.use_terminal();
     err.reader.reset();
+    // While another process group has the terminal, ddplaunch leaves it alone.
+    const pid_t other = ::fork();
+    if (other == 0) {
+      ::pause();
+      ::_exit(0);
+    }
+    ::signal(SIGTTOU, SIG_IGN);
+    ::setpgid(other, other);
+    ::tcsetpgrp(0, other);
+    const bool background = console.use_terminal() || console.uses_terminal();
+    ::tcsetpgrp(0, ::getpgrp());
+    ::kill(other, SIGKILL);
+    ::waitpid(other, nullptr, 0);
     const bool used = console.use_terminal() && console.uses_terminal();
     console.write(2, "words\n");
-    ::_exit(early ? 1 : used ? 0 : 2);
+    ::_exit(early ? 1 : background ? 2 : used ? 0 : 3);
   }
   REQUIRE(child > 0);
   const UniqueFd terminal(master);

@@ -616,6 +616,8 @@ TEST_CASE("the job's log has messages, steps, workers and the report") {
   const auto writer = JobWriter::start(
       loop.get_executor(), std::move(*job), [](const std::string&) {}, [] {});
   const JobLog log(*writer, spec);
+  spec.command = {WorkerCommand::Kind::kTrain, {"--epochs", "two\nlines"}, ""};
+  (void)JobLog(*writer, spec);
   log.said("a message");
   log.step("a step");
   log.from_node("gpu01", rendezvous::Message());  // of no interest
@@ -645,6 +647,9 @@ TEST_CASE("the job's log has messages, steps, workers and the report") {
     text += line.substr(std::min(kTime, line.size())) + '\n';
   CHECK(text == "info [job] ddplaunch " + std::string(version()) + ", pid " + std::to_string(::getpid()) +
                     ", job run7, hosts 0, worker: ./train.py 'two words'\n"
+                    "info [job] ddplaunch " +
+                    std::string(version()) + ", pid " + std::to_string(::getpid()) +
+                    ", job run7, hosts 0, worker: train --epochs (an argument of several lines)\n"
                     "info [job] a message\n"
                     "debug [job] a step\n"
                     "debug [job] gpu01: attempt 1: rank 3 started, pid 4711\n"
@@ -760,6 +765,10 @@ TEST_CASE("a report is replaced atomically") {
   REQUIRE(write_report(path, "one").has_value());
   REQUIRE(write_report(path, "two, longer").has_value());
   CHECK(content(path) == "two, longer");
+  std::ofstream(path.string() + ".part" + std::to_string(::getpid()))
+      << "of an earlier process with this pid";
+  REQUIRE(write_report(path, "two").has_value());
+  CHECK(content(path) == "two");
   // A symbolic link is followed and stays a link.
   const auto link = directory.path / "link";
   fs::create_symlink(path, link);

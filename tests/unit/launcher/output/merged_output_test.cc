@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -145,6 +146,15 @@ TEST_CASE("only selected ranks are shown, and the files have all ranks") {
   }
 }
 
+TEST_CASE("bytes in shared memory are shown and written") {
+  MergeBench bench(labeled());
+  const std::shared_ptr<char[]> memory(new char[2]{'x', '\n'});
+  bench.output.take(0, 1, 1, {memory.get(), 2}, steady_now(), memory);
+  CHECK(bench.shown(1) == "1|x\n");
+  bench.files->close(seconds(30));
+  CHECK(test::content(bench.files->file(0, 1, 1)) == "x\n");
+}
+
 TEST_CASE("redirected streams are not shown, except those that --tee names") {
   OutputOptions options = labeled();
   options.redirects.by_local = {{0, 1}, {1, 3}};
@@ -271,20 +281,23 @@ TEST_CASE("--jsonl writes the lines of all ranks, shown or not") {
 }
 
 TEST_CASE("a bar of a terminal is a row until its line is shown") {
-  const test::Pty terminal;
   OutputOptions plain;
   plain.label_on = false;
-  MergeBench bench(plain, terminal.writer.get());
-  bench.take(0, 1, "\r10%");
-  REQUIRE(bench.loop.run_one_for(seconds(10)) == 1);
-  test::read_until(terminal.reader, "10%\x1b[K");
-  bench.take(0, 1, "\ndone\n");
-  bench.output.pass_on();
-  bench.console.close();
-  const std::string rest = test::read_until(terminal.reader, "done\r\n");
-  const std::size_t line = rest.find("10%");
-  CHECK(line != std::string::npos);
-  CHECK(rest.find("10%", line + 1) == std::string::npos);
+  for (const bool lost : {false, true}) {
+    const test::Pty terminal;
+    MergeBench bench(plain, terminal.writer.get());
+    bench.take(0, 1, "\r10%");
+    REQUIRE(bench.loop.run_one_for(seconds(10)) == 1);
+    test::read_until(terminal.reader, "10%\x1b[K");
+    bench.take(0, 1, lost ? " " : "\ndone\n");
+    lost ? bench.output.finish_all() : bench.output.pass_on();
+    bench.console.write(1, "end\n");
+    bench.console.close();
+    const std::string rest = test::read_until(terminal.reader, "end\r\n");
+    const std::size_t line = rest.find("10%");
+    CHECK(line != std::string::npos);
+    CHECK(rest.find("10%", line + 1) == std::string::npos);
+  }
 }
 
 TEST_CASE("a bar that has ended becomes a line after a pause, on its stream") {
