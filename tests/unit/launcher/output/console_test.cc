@@ -104,6 +104,7 @@ TEST_CASE("with drop, output is skipped for a pipe that is not read") {
       loop.get_executor(), [] {}, ConsolePolicy::kDrop, out.writer.get(), out.writer.get());
   const std::string line = std::string(1023, 'x') + "\n";
   for (int i = 0; i < 10'000; ++i) {
+    if (i == 5'000) console.write(1, "kept\n");
     console.add(1, line);
     std::string another = line;
     console.hand_over(1, another);
@@ -112,7 +113,8 @@ TEST_CASE("with drop, output is skipped for a pipe that is not read") {
   console.write(1, "end\n");
   const std::string all = read_until(out.reader, "end\n");
   CHECK(all.size() < 2 * ConsoleQueue::kSkipAt);
-  auto lines = std::count(all.begin(), all.end(), '\n') - 1;
+  CHECK(all.find("\nkept\n") != std::string::npos);
+  auto lines = std::count(all.begin(), all.end(), '\n') - 2;
   const std::string words = "ddplaunch: … ";
   for (std::size_t gap = all.find(words); gap != std::string::npos; gap = all.find(words, gap + 1)) {
     std::string number = all.substr(gap + words.size(), 20);
