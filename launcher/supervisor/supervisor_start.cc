@@ -78,7 +78,7 @@ void Supervisor::carry_out(const rendezvous::Begin& action, Time now) {
     if (nodes_[i].state == NodeState::kWaiting && !nodes_[i].participant && !nodes_[i].lost)
       end_survivors(i, spec_.failure_grace, "its node is not in attempt " + std::to_string(attempt));
   }
-  // The previous attempt was stopped because the job grew, so its ends are no failures.
+  // If the previous attempt was stopped because the job grew, its ends are no failures.
   failures_.forget_attempt();
   failures_.begin_attempt(attempt, now);
   state_ = State::kStarting;
