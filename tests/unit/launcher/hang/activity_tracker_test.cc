@@ -256,6 +256,20 @@ TEST_CASE("a process that a whole sample does not find is forgotten") {
   CHECK(tracker.add_sample({&worker, 1}, false, 4s));  // as a new process
 }
 
+TEST_CASE("a whole sample is due after a quarter of the timeout, at most a minute") {
+  ActivityTracker tracker(60s, Time(0));
+  CHECK(tracker.whole_due(0s));
+  tracker.add_sample({}, false, 1s);
+  CHECK(tracker.whole_due(1s));
+  tracker.add_sample({}, true, 2s);
+  CHECK_FALSE(tracker.whole_due(17s - 1ns));
+  CHECK(tracker.whole_due(17s));
+  ActivityTracker patient(30min, Time(0));
+  patient.add_sample({}, true, 0s);
+  CHECK_FALSE(patient.whole_due(1min - 1ns));
+  CHECK(patient.whole_due(1min));
+}
+
 TEST_CASE("the number of remembered processes is bounded") {
   ActivityTracker tracker(60s, Time(0));
   const ProcessTime worker{1, 1, 1s, false};

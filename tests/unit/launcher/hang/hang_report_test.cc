@@ -67,9 +67,10 @@ TEST_CASE("the rank that is behind by its reported step is named, and killed fir
     report.add(rank, "gpu01", rank == 2 ? "at step 11: running" : "at step 12: sleeping in poll");
   CHECK(report.behind().empty());  // unknown
   for (std::uint32_t rank = 0; rank < 4; ++rank)
-    report.add_step(rank, 12);
+    report.add_step(rank, 0);
   CHECK(report.behind().empty());  // equal
-  report.add_step(2, 11);
+  for (std::uint32_t rank = 0; rank < 4; ++rank)
+    report.add_step(rank, rank == 2 ? 11 : 12);
   CHECK(report.behind() == std::vector<std::uint32_t>{2});
   CHECK(
       report.text(std::chrono::seconds(12)) ==

@@ -79,13 +79,16 @@ TEST_CASE("malformed contents of /proc/PID/syscall are ignored") {
   CHECK(snapshot('S', "", in_call(SYS_read, "0x1f")).argument == 31);
   CHECK(snapshot('S', "", std::to_string(SYS_read) + " 0x1f").argument == 31);  // cut off behind it
   CHECK_FALSE(waits_for_descriptor(snapshot('S', "", in_call(SYS_futex, "0x1f"))));
+#ifdef SYS_accept
+  CHECK(waits_for_descriptor(snapshot('S', "", in_call(SYS_accept, "0x3"))));
+#endif
 }
 
 TEST_CASE("sockets are named by their peer") {
   std::map<std::uint64_t, TcpSocket> sockets;
   parse_tcp_table(
       "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-      "   0: 0100007F:733C 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 100 1 0\n"
+      "   0: 0100007F:733C 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1001        0 100 1 0\n"
       "   1: 0100007F:B0E2 0200007F:733C 01 00000000:00000000 00:00000000 00000000     0        0 101 1 0\n"
       "   2: 0100007F:B0E4 0300000A:733C 02 00000001:00000000 01:00000064 00000002     0        0 102 2 0\n"
       "   3: 0100007F:B0E4 0300000A:733C 06 00000000:00000000 03:00000064 00000000     0        0 0 3 0\n"
@@ -103,6 +106,7 @@ TEST_CASE("sockets are named by their peer") {
   REQUIRE(sockets.size() == 5);
   CHECK(descriptor_text("socket:[100]", sockets) == "127.0.0.1:29500");  // listening: its own address
   CHECK(descriptor_text("socket:[101]", sockets) == "127.0.0.2:29500");
+  CHECK(sockets[100].uid == 1001);
   CHECK(sockets[102].state == kTcpConnecting);
   CHECK(descriptor_text("socket:[102]", sockets) == "10.0.0.3:29500");
   CHECK(descriptor_text("socket:[103]", sockets) == "[2001:db8::1]:80");
@@ -112,12 +116,15 @@ TEST_CASE("sockets are named by their peer") {
   CHECK(descriptor_text("/dev/nvidia0", sockets) == "/dev/nvidia0");
 }
 
-TEST_CASE("rows of the socket table with a malformed address are ignored") {
+TEST_CASE("malformed rows of the socket table are ignored") {
   std::map<std::uint64_t, TcpSocket> sockets;
   parse_tcp_table(
       "   0: 0100007F:733C 0200007F      01 00000000:00000000 00:00000000 00000000     0        0 100 1 0\n"
       "   1: 0100007F      0200007F:733C 01 00000000:00000000 00:00000000 00000000     0        0 101 1 0\n"
-      "   2: 0100007F      0200007F      01 00000000:00000000 00:00000000 00000000     0        0 102 1 0\n",
+      "   2: 0100007F      0200007F      01 00000000:00000000 00:00000000 00000000     0        0 102 1 0\n"
+      "   3: 0100007F:733C 0200007F:733C 0x 00000000:00000000 00:00000000 00000000     0        0 103 1 0\n"
+      "   4: 0100007F:733C 0200007F:733C 01 00000000:00000000 00:00000000 00000000    0x        0 104 1 0\n"
+      "   5: 0100007F:733C 0200007F:733C 01 00000000:00000000 00:00000000 00000000     0        0 0x9 1 0\n",
       sockets);
   CHECK(sockets.empty());
 }
