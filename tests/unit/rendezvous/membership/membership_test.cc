@@ -158,7 +158,7 @@ class Scenario {
     MembershipRules rules;
     rules.job = "job";
     std::map<std::string, MembershipRules::Duration*> times{
-        {"join-limit", &rules.join_limit},     {"last-call", &rules.admission_window},
+        {"join-limit", &rules.join_limit},     {"admission-window", &rules.admission_window},
         {"settle", &rules.debounce},           {"suspect", &rules.suspect_after},
         {"node-timeout", &rules.node_timeout}, {"lease", &rules.lease},
         {"stop-time", &rules.stop_time},       {"backoff", &rules.backoff},
