@@ -181,6 +181,21 @@ TEST_CASE("bytes that the disk refuses are counted, and the file continues when 
   CHECK(file.take_gaps().empty());
 }
 
+TEST_CASE("the rest of a line whose beginning was refused stays in the part") {
+  const Directory directory;
+  const std::string path = directory.path / "out";
+  OutputFile file(path, {10, 0});
+  CHECK(file.write("line\n").error.sys == 0);
+  {
+    const FileLimit limit(5);
+    CHECK(file.write("begin").error.sys == EFBIG);
+  }
+  CHECK(file.write(" and ends\n").error.sys == 0);
+  CHECK(file.write("next\n").error.sys == 0);
+  CHECK(content(path) == "line\n and ends\n");
+  CHECK(content(path + ".1") == "next\n");
+}
+
 TEST_CASE("a deleted file or directory is created again") {
   const Directory directory;
   const std::string path = directory.path / "job/attempt_0/out";
@@ -196,6 +211,11 @@ TEST_CASE("a deleted file or directory is created again") {
   CHECK(file.write("newer\n").vanished);
   CHECK(content(path) == "newer\n");
   CHECK_FALSE(file.write("more\n").vanished);
+  OutputFile parts(directory.path / "parts", {10, 0});
+  CHECK(parts.write("12345678\n").error.sys == 0);
+  fs::remove(directory.path / "parts");
+  CHECK(parts.write("abcdefg\n").vanished);
+  CHECK(content(directory.path / "parts") == "abcdefg\n");  // it fits, since the new file is empty
 }
 
 TEST_CASE("a job's directory is used once") {

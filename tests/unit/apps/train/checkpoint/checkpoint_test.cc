@@ -125,6 +125,7 @@ TEST_CASE("an unchanged division continues in its segment, another one starts a 
 TEST_CASE("names of checkpoints") {
   CHECK(checkpoint_name(1234) == "step-00001234");
   CHECK(checkpoint_step("step-00001234") == 1234u);
+  CHECK(checkpoint_step("step-1234567890") == 1234567890u);
   for (const char* other :
        {"step-1234", "step-+0001234", "step-00001234.old", "step-99999999999999999999", "x"})
     CHECK_FALSE(checkpoint_step(other).has_value());

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -55,11 +56,12 @@ CheckpointContent<float> content_of(const Model<float>& model, std::uint64_t ste
 /// A small model, and the writer of its checkpoints.
 struct Training {
   explicit Training(const Folder& folder, int keep = 3)
-      : writer({folder.path(), keep}, model, [](const std::string&) {}) {}
+      : writer({folder.path(), keep}, model, [this](const std::string& line) { said.push_back(line); }) {}
   void write(std::uint64_t step) { writer.write(content_of(model, step)); }
 
   ThreadPool threads{1};
   const Mlp<float> model{2, 1, 1, threads};
+  std::vector<std::string> said;  ///< read after a wait for the writer
   CheckpointWriter<float> writer;
 };
 
@@ -101,7 +103,17 @@ TEST_CASE("a checkpoint is complete when the wait for it returns, and is read ag
   const auto read = read_checkpoint_state(path);
   REQUIRE(read.has_value());
   const auto any = [](const Safetensors&) { return ddp::Result<>(); };
-  CHECK(read_checkpoint(path, *read, any, any).has_value());
+  const auto checkpoint = read_checkpoint(path, *read, any, any);
+  REQUIRE(checkpoint.has_value());
+  const Safetensors& file = checkpoint->optimizer;
+  const std::size_t size = training.model.parameter_count();
+  CHECK(check_optimizer(file, size, {"velocity"}).has_value());
+  CHECK(check_optimizer(file, size, {"moment"}).error().text == file.path() + ": has no tensor moment");
+  CHECK(check_optimizer(file, size + 1, {"velocity"}).error().text ==
+        file.path() + ": tensor velocity has " + std::to_string(size) + " numbers for " +
+            std::to_string(size + 1) + " parameters");
+  CHECK(check_optimizer(file, size, {}).error().text ==
+        file.path() + ": has a tensor velocity, which this optimizer does not have");
 }
 
 TEST_CASE("checkpoints that follow each other at once are all written") {
@@ -111,6 +123,32 @@ TEST_CASE("checkpoints that follow each other at once are all written") {
     training.write(step);
   REQUIRE(training.writer.wait().has_value());
   CHECK(list_checkpoints(folder.path())->size() == 5);
+}
+
+TEST_CASE("a row of failed checkpoints is reported once, and its end") {
+  const Folder folder;
+  Training training(folder);
+  const auto write = [&training](std::uint64_t step, float weight, float velocity) {
+    CheckpointContent<float> content = content_of(training.model, step);
+    content.parameters.span()[0] = weight;
+    content.optimizer[0].values.span()[0] = velocity;
+    training.writer.write(std::move(content));
+    return training.writer.wait().has_value();
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::string reason =
+      " not written: its weights or its optimizer's state are not finite; training continues, ";
+  CHECK_FALSE(write(1, nan, 0));
+  CHECK_FALSE(write(2, 0, nan));
+  CHECK(fs::is_empty(folder.path()));
+  CHECK(write(3, 0, 0));
+  CHECK(write(4, 0, 0));
+  CHECK_FALSE(write(5, nan, 0));
+  CHECK(training.said == std::vector<std::string>{
+                             "checkpoint step-00000001" + reason + "without a checkpoint so far",
+                             "checkpoint step-00000003 written: checkpoints work again",
+                             "checkpoint step-00000005" + reason + "the last good one is step-00000004",
+                         });
 }
 
 TEST_CASE("a state.json of more than 64 MiB is not read") {

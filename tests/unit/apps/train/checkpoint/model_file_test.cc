@@ -89,6 +89,7 @@ TEST_CASE("the names in a file are in the order of PyTorch's state_dict") {
   REQUIRE(export_model<float>(folder / "m", net).has_value());
   std::ifstream file(folder / "m", std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  CHECK((static_cast<unsigned char>(text.at(0)) % 8) == 0);  // the header's length: the numbers are aligned
   std::size_t last = 0;
   for (const char* name :
        {"layer1.0.weight", "layer1.0.bias", "layer1.1.weight", "layer1.1.bias", "layer1.1.running_mean",
@@ -226,6 +227,7 @@ TEST_CASE("a header with false values is refused") {
     return "{\"a\":{\"dtype\":\"F32\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}}";
   };
   CHECK(text_of(file_of(tensor("[1]", "[0,4]"), "1234")) == "");
+  CHECK(text_of(file_of(tensor("[0,4294967296]", "[0,0]"), "")) == "");
   CHECK(text_of(file_of(tensor("[2]", "[0,8]"), "1234")) ==
         path + ": tensor a lies outside the file; is the file truncated?");
   CHECK(text_of(file_of(tensor("[1]", "[4,0]"), "1234")) ==
@@ -236,6 +238,8 @@ TEST_CASE("a header with false values is refused") {
         path + ": tensor a is larger than the file");
   CHECK(text_of(file_of(tensor("[-1]", "[0,4]"), "1234")) ==
         path + ": tensor a has a shape that is not a list of numbers");
+  CHECK(text_of(file_of(tensor("1", "[0,4]"), "1234")) ==
+        path + ": tensor a has no valid shape and data_offsets");
   CHECK(text_of(file_of(tensor("[1]", "[0]"), "1234")) ==
         path + ": tensor a has no valid shape and data_offsets");
   CHECK(text_of(file_of("{\"a\":{\"dtype\":\"F32\"}}", "")) == path + ": tensor a is not a tensor");
