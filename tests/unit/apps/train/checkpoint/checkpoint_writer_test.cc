@@ -1,12 +1,16 @@
 #include "apps/train/checkpoint/checkpoint_writer.h"
 
 #include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
@@ -65,7 +69,18 @@ struct Training {
   CheckpointWriter<float> writer;
 };
 
+bool disk_can_exchange = true;
+
 }  // namespace
+
+/// Replaces the system's function in this program.
+extern "C" int renameat2(int from_directory, const char* from, int to_directory, const char* to,
+                         unsigned flags) noexcept {
+  if (disk_can_exchange)
+    return static_cast<int>(::syscall(SYS_renameat2, from_directory, from, to_directory, to, flags));
+  errno = EINVAL;
+  return -1;
+}
 
 TEST_CASE("the newest checkpoints up to the one just written stay, and other files are untouched") {
   const Folder folder;
@@ -180,6 +195,24 @@ TEST_CASE("a checkpoint that is written again exists at every moment") {
   watch.join();
   CHECK_FALSE(missed);
   CHECK(*list_checkpoints(folder.path()) == std::vector<std::string>{"step-00000003"});
+  CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
+}
+
+TEST_CASE("a checkpoint is replaced on a disk that cannot exchange names") {
+  const Folder folder;
+  Training training(folder);
+  disk_can_exchange = false;
+  std::vector<std::uint32_t> sums;
+  for (const float weight : {1.0f, 2.0f}) {
+    CheckpointContent<float> content = content_of(training.model, 3);
+    content.parameters.span()[0] = weight;
+    training.writer.write(std::move(content));
+    CHECK(training.writer.wait().has_value());
+    std::ifstream state(folder.path() + "/step-00000003/state.json");
+    sums.push_back(nlohmann::json::parse(state).at("model_crc32").get<std::uint32_t>());
+  }
+  disk_can_exchange = true;
+  CHECK(sums[0] != sums[1]);
   CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
 }
 
