@@ -35,7 +35,7 @@ bool same_file(int a, int b) {
       first.st_ino == second.st_ino)
     return true;
   // One terminal has two names: its own and /dev/tty. Both belong to the session or neither does.
-  const pid_t session = ::isatty(a) && ::isatty(b) ? ::tcgetsid(a) : -1;
+  const pid_t session = ::tcgetsid(a);
   return session > 0 && session == ::tcgetsid(b);
 }
 

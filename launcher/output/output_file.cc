@@ -24,8 +24,7 @@ constexpr std::size_t kMaxGaps = 1000;
 /// returns 0 when `may_be_none`, else one line that exceeds the room.
 std::size_t share_of_part(std::string_view bytes, std::uint64_t room, bool may_be_none) {
   if (bytes.size() <= room) return bytes.size();
-  const std::size_t last =
-      room == 0 ? std::string_view::npos : bytes.substr(0, static_cast<std::size_t>(room)).rfind('\n');
+  const std::size_t last = bytes.substr(0, static_cast<std::size_t>(room)).rfind('\n');
   if (last != std::string_view::npos) return last + 1;
   if (may_be_none) return 0;
   return std::min(bytes.find('\n'), bytes.size() - 1) + 1;

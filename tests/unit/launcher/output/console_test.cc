@@ -44,9 +44,9 @@ TEST_CASE("stderr does not wait for stdout") {
 TEST_CASE("a full pipe holds output back, and reports free space") {
   asio::io_context loop;
   OutputPipe out;
-  bool drained = false;
+  int drained = 0;
   Console console(
-      loop.get_executor(), [&] { drained = true; }, ConsolePolicy::kAuto, out.writer.get(), out.writer.get());
+      loop.get_executor(), [&] { ++drained; }, ConsolePolicy::kAuto, out.writer.get(), out.writer.get());
   std::size_t added = 0;
   const std::string line = std::string(1023, 'x') + "\n";
   const auto add = [&] {
@@ -67,7 +67,7 @@ TEST_CASE("a full pipe holds output back, and reports free space") {
   CHECK(read_until(out.reader, "end\n").size() == added + 4);
   CHECK(console.flush(1, seconds(10)));
   loop.run();
-  CHECK(drained);
+  CHECK(drained == 1);
 }
 
 TEST_CASE("a pipe that another process made non-blocking still gets everything") {
@@ -76,9 +76,12 @@ TEST_CASE("a pipe that another process made non-blocking still gets everything")
   REQUIRE(::fcntl(out.writer.get(), F_SETFL, O_NONBLOCK) == 0);
   Console console(
       loop.get_executor(), [] {}, ConsolePolicy::kAuto, out.writer.get(), out.writer.get());
+  std::string line = "\n";
+  console.hand_over(1, line);
+  CHECK(line.empty());
   console.add(1, std::string(1u << 20, 'x'));
   console.write(1, "end\n");
-  CHECK(read_until(out.reader, "end\n").size() == (1u << 20) + 4);
+  CHECK(read_until(out.reader, "end\n").size() == 1 + (1u << 20) + 4);
   CHECK(console.broken(1) == 0);
 }
 
@@ -122,6 +125,18 @@ TEST_CASE("with drop, output is skipped for a pipe that is not read") {
     lines += std::stol(number) - 1;
   }
   CHECK(lines == 20'000);
+}
+
+TEST_CASE("output is skipped for a terminal that is not read") {
+  asio::io_context loop;
+  Pty terminal;
+  Console console(
+      loop.get_executor(), [] {}, ConsolePolicy::kAuto, terminal.writer.get(), terminal.writer.get());
+  const std::string line = std::string(1023, 'x') + "\n";
+  for (std::size_t added = 0; added <= 2 * ConsoleQueue::kHigh; added += line.size())
+    console.add(1, line);
+  CHECK_FALSE(console.full());
+  terminal.reader.reset();  // its write fails, which ends the lane
 }
 
 TEST_CASE("a closed reader is detected, and nothing waits for it") {

@@ -150,6 +150,16 @@ TEST_CASE("a line longer than a part stays whole") {
   CHECK(content(path + ".2") == "next\n");
 }
 
+TEST_CASE("lines that fit exactly stay in the part") {
+  const Directory directory;
+  const std::string path = directory.path / "out";
+  OutputFile file(path, {10, 0});
+  CHECK(file.write("ab\ncdefghi").error.sys == 0);
+  CHECK(file.write("\nnext\n").error.sys == 0);
+  CHECK(content(path) == "ab\ncdefghi\n");
+  CHECK(content(path + ".1") == "next\n");
+}
+
 TEST_CASE("only the newest parts stay when a number is given") {
   const Directory directory;
   const std::string path = directory.path / "out";
@@ -211,6 +221,10 @@ TEST_CASE("a deleted file or directory is created again") {
   CHECK(file.write("newer\n").vanished);
   CHECK(content(path) == "newer\n");
   CHECK_FALSE(file.write("more\n").vanished);
+  fs::remove(path);
+  fs::create_symlink("none", path);  // so that it cannot be created again
+  CHECK(file.write("lost\n").vanished);
+  CHECK_FALSE(file.write("lost\n").vanished);  // already reported
   OutputFile parts(directory.path / "parts", {10, 0});
   CHECK(parts.write("12345678\n").error.sys == 0);
   fs::remove(directory.path / "parts");
@@ -224,6 +238,9 @@ TEST_CASE("a job's directory is used once") {
   auto job = JobDir::create(spec);
   REQUIRE(job.has_value());
   CHECK(job->warning().empty());
+  CHECK(job->note().empty());
+  CHECK(fs::status(spec.job_dir + "/run.lock").permissions() ==
+        (fs::perms::owner_read | fs::perms::owner_write));
   CHECK(job->write({0, 3, 1, 2}, "x\n", kStart).empty());
   CHECK(content(spec.job_dir + "/attempt_0/rank_00003.stderr") == "x\n");
   spec.job_dir = directory.path / "job/attempt_0/rank_00003.stderr/x";
@@ -240,6 +257,19 @@ TEST_CASE("a job's directory is used once") {
   CHECK(bad_logs.error().code == ErrorCode::kUsage);
   CHECK(bad_logs.error().text == "the log directory " + in_the_way + "/run7: " + in_the_way +
                                      " is not a directory; choose another with --log-dir");
+}
+
+TEST_CASE("the files go to the fallback when the job's directory cannot be created") {
+  const Directory directory;
+  JobSpec spec = spec_in(directory);
+  spec.job_dir = "/proc/none/job";
+  spec.fallback_job_dir = directory.path / "own/jobs/run7";
+  auto job = JobDir::create(spec);
+  REQUIRE(job.has_value());
+  CHECK(job->note() ==
+        "no directory can be created in /proc; the job's files are in " + spec.fallback_job_dir);
+  CHECK(job->write({0, 0, 0, 1}, "x\n", kStart).empty());
+  CHECK(content(spec.fallback_job_dir + "/attempt_0/rank_00000.stdout") == "x\n");
 }
 
 TEST_CASE("an existing directory is used only when it is writable by this user alone") {
@@ -725,9 +755,11 @@ TEST_CASE("with parts of a limited size no attempt is packed") {
   spec.output.log_max_size = 1'000;
   auto files = JobDir::create(spec);
   REQUIRE(files.has_value());
+  const std::string line = std::string(600, 'x') + '\n';
   for (std::uint32_t attempt = 0; attempt <= 30; ++attempt)
-    (void)files->write({attempt, 0, 0, 1}, "out\n", kStart);
-  CHECK(content(directory.path / "job/attempt_5/rank_00000.stdout") == "out\n");
+    (void)files->write({attempt, 0, 0, 1}, line + line, kStart);
+  CHECK(content(directory.path / "job/attempt_5/rank_00000.stdout") == line);
+  CHECK(content(directory.path / "job/attempt_5/rank_00000.stdout.1") == line);
   CHECK_FALSE(fs::exists(directory.path / "job/short_attempts.txt"));
 }
 

@@ -38,6 +38,7 @@ TEST_CASE("monotonic times are shown as times of day") {
 TEST_CASE("a wall clock with another fraction of a second than the monotonic one") {
   LineClock clock([] { return seconds(1'795'245'490) + milliseconds(700); });
   CHECK(clock.date_and_time(milliseconds(100)) == "2026-11-21T07:18:10.800Z");
+  CHECK(clock.time_of_day(milliseconds(100)).ends_with(".800"));
   CHECK(clock.date_and_time(milliseconds(299)) == "2026-11-21T07:18:10.999Z");
   CHECK(clock.date_and_time(milliseconds(300)) == "2026-11-21T07:18:11.000Z");
   CHECK(clock.date_and_time(milliseconds(0)) == "2026-11-21T07:18:10.700Z");
