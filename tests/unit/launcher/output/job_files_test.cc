@@ -446,11 +446,12 @@ TEST_CASE("a full disk is reported once, and the missing bytes when there is spa
   limit.lift();
   // One successful write does not end the warning.
   CHECK(job->write(one, "A", kStart + milliseconds(200)).empty());
-  const auto well = job->write(one, "B", kStart + seconds(3));
+  CHECK(job->write(one, "B", kStart + milliseconds(2099)).empty());
+  const auto well = job->write(one, "C", kStart + milliseconds(2100));
   REQUIRE(well.size() == 1);
   CHECK(well[0] == "the job's files are written again; missing: 2 bytes of " + file + ", 3 bytes of " +
                        spec.job_dir + "/attempt_0/rank_00001.stderr");
-  CHECK(content(file) == "123456789aAB");
+  CHECK(content(file) == "123456789aABC");
   CHECK(content(spec.job_dir + "/gaps.txt") ==
         file + ": 2 bytes missing at offset 10\n" + spec.job_dir +
             "/attempt_0/rank_00001.stderr: 3 bytes missing at offset 10\n");
@@ -640,20 +641,21 @@ TEST_CASE("a hanging disk costs bounded memory, and the dropped bytes are counte
   CHECK(said.empty());
 }
 
-TEST_CASE("the job's log is bounded to the current and the previous half") {
+TEST_CASE("the job's log and journal are bounded to the current and the previous half") {
   const Directory directory;
   auto job = JobDir::create(spec_in(directory));
   REQUIRE(job.has_value());
-  const fs::path path = job->file(0, 0, kJobLog);
   const std::string line = std::string((1u << 20) - 1, 'x') + '\n';
-  for (int i = 0; i < 200; ++i)
-    CHECK(job->write({0, 0, 0, kJobLog}, line, kStart).empty());
-  CHECK(job->write({0, 0, 0, kJobLog}, "the end\n", kStart).empty());
-  const std::string last = content(path);
-  CHECK(last.ends_with("x\nthe end\n"));
-  CHECK(last.size() <= 64u << 20);
-  CHECK(fs::file_size(path.string() + ".1") == 64u << 20);
-  CHECK_FALSE(fs::exists(path.string() + ".2"));
+  for (const auto& [stream, half] : {std::pair(kJobLog, 64u), std::pair(kJournal, 16u)}) {
+    const fs::path path = job->file(0, 0, stream);
+    for (unsigned i = 0; i < 3 * half + 8; ++i)
+      CHECK(job->write({0, 0, 0, stream}, line, kStart).empty());
+    CHECK(job->write({0, 0, 0, stream}, "the end\n", kStart).empty());
+    CHECK(content(path).ends_with("x\nthe end\n"));
+    CHECK(fs::file_size(path) == (8u << 20) + 8);
+    CHECK(fs::file_size(path.string() + ".1") == half << 20);
+    CHECK_FALSE(fs::exists(path.string() + ".2"));
+  }
 }
 
 TEST_CASE("the job's log has messages, steps, workers and the report") {

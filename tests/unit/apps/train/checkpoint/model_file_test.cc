@@ -1,6 +1,7 @@
 #include "apps/train/checkpoint/model_file.h"
 
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -69,6 +70,7 @@ TEST_CASE("a model survives its file bit for bit") {
   std::int64_t batches = 0;
   CHECK(file->copy<std::int64_t>("layer1.1.num_batches_tracked", 0, std::span(&batches, 1)));
   CHECK(batches == 7);
+  CHECK_FALSE(file->copy<std::int64_t>("none", 0, std::span(&batches, 1)));
   CHECK(file->tensors().at("layer1.1.num_batches_tracked").shape.empty());
   CHECK(file->tensors().at("layer2.0.weight").shape == std::vector<std::int64_t>{32, 16, 5, 5});
 }
@@ -100,7 +102,10 @@ TEST_CASE("a model of float survives its file bit for bit") {
 TEST_CASE("the names in a file are in the order of PyTorch's state_dict") {
   const Folder folder;
   ConvNet<float> net(1, one_thread);
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
   REQUIRE(export_model<float>(folder / "m", net).has_value());
+  CHECK(static_cast<mode_t>(std::filesystem::status(folder / "m").permissions()) == (0666 & ~mask));
   std::ifstream file(folder / "m", std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   CHECK((static_cast<unsigned char>(text.at(0)) % 8) == 0);  // the header's length: the numbers are aligned
