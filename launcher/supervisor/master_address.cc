@@ -9,7 +9,7 @@ std::vector<MasterAddress::AddressProbe> MasterAddress::begin(std::vector<std::s
   candidates_ = std::move(candidates);
   chosen_ = 0;
   asked_ = nodes - 1;
-  cut_off_.assign(candidates_.size(), 0);
+  cut_off_.assign(candidates_.size(), false);
   nodes_.assign(nodes, Node{});
   std::vector<AddressProbe> probes;
   for (std::size_t i = 0; i < nodes; ++i) {
@@ -41,11 +41,11 @@ bool MasterAddress::learn(std::size_t index, std::size_t first_reached) {
   --asked_;
   for (std::size_t i = node.first; i < std::min(node.last, first_reached); ++i) {
     node.known[i] = ProbeState::kNot;
-    ++cut_off_[i];
+    cut_off_[i] = true;
   }
   if (first_reached < node.last) node.known[first_reached] = ProbeState::kReached;
   const std::size_t before = chosen_;
-  while (chosen_ < candidates_.size() && cut_off_[chosen_] > 0)
+  while (chosen_ < candidates_.size() && cut_off_[chosen_])
     ++chosen_;
   return !is_exhausted() && (chosen_ != before || node.known[chosen_] == ProbeState::kNothing);
 }

@@ -55,9 +55,9 @@ class MasterAddress {
   std::vector<AddressProbe> ask_again();
 
   std::vector<std::string> candidates_;
-  std::vector<Node> nodes_;           ///< the first one is node 0, which is never asked
-  std::vector<std::size_t> cut_off_;  ///< by candidate: number of nodes that do not reach it
-  std::size_t asked_ = 0;             ///< number of nodes whose answer is pending
+  std::vector<Node> nodes_;    ///< the first one is node 0, which is never asked
+  std::vector<bool> cut_off_;  ///< by candidate: a node does not reach it
+  std::size_t asked_ = 0;      ///< number of nodes whose answer is pending
   std::size_t chosen_ = 0;
 };
 

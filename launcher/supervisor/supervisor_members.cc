@@ -168,9 +168,9 @@ void Supervisor::on(const job::NodeGone& event, Time now) {
   const bool known = event.workers_dead || event.workers_left;
   if (known && node.predecessor && node.predecessor->incarnation == event.incarnation)
     node.predecessor.reset();
-  if (event.incarnation != node.incarnation && node.incarnation != 0) return;
+  if (event.incarnation != node.incarnation) return;
   const NodeState before = node.state;
-  if (before == NodeState::kGone || (before == NodeState::kConnecting && node.incarnation != 0)) {
+  if (before == NodeState::kGone || before == NodeState::kConnecting) {
     // The loss is known already; the event adds the reason.
     if (node.lost && !node.reason_reported) failures_.explain_node(node.name, event.error);
     return;
@@ -180,8 +180,7 @@ void Supervisor::on(const job::NodeGone& event, Time now) {
   else if (node.lost && !node.reason_reported)
     failures_.explain_node(node.name, event.error);
   node.state = NodeState::kGone;
-  if (state_ != State::kLeaving && (before == NodeState::kUp || before == NodeState::kConnecting))
-    absent(event.node, event.error, now);
+  if (state_ != State::kLeaving && before == NodeState::kUp) absent(event.node, event.error, now);
 }
 
 /// Gives up nodes that came back but hang before they can take part.

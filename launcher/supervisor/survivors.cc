@@ -23,7 +23,6 @@ void Survivors::begin(const rendezvous::World& world, std::chrono::milliseconds 
   }
   trouble_due_.reset();
   reported_at_.reset();
-  trouble_.clear();
   troubles_.clear();
   limit_ = limit;
   ready_due_.reset();

@@ -66,6 +66,10 @@ TEST_CASE("a third address is taken when each of two is unreachable for a node")
   CHECK(master.is_exhausted());
   CHECK_FALSE(master.settled());
   CHECK(master.chosen() == "C");
+  (void)master.begin({"A", "B"}, 2);  // the next attempt
+  CHECK(master.reached(1, "A").empty());
+  CHECK(master.settled());
+  CHECK(master.chosen() == "A");
 }
 
 TEST_CASE("a single node needs no probe") {

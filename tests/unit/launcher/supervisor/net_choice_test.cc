@@ -114,6 +114,8 @@ TEST_CASE("IPv6 is used but never link-local; IPv4 comes first when both are sha
                                  "");
   CHECK(v6->master_addrs() == Texts{"fd00::1"});
   CHECK(v6->reason == "fd00::/64, shared by all 2 nodes, where their names resolve to: fd00::1");
+  CHECK(choose_network({node("a", "", {"eth0 fd80::1/64"}), node("b", "", {"eth0 fd80::2/64"})}, "")
+            ->master_addrs() == Texts{"fd80::1"});
   const auto both = choose_network({node("a", "", {"eth0 fd00::1/64", "eth0 10.0.0.1/24"}),
                                     node("b", "", {"eth0 fd00::2/64", "eth0 10.0.0.2/24"})},
                                    "");
@@ -211,6 +213,9 @@ TEST_CASE("--network as CIDR or interface name") {
         "the addresses of the nodes:\n"
         "  a: eth0 192.168.0.1/24, ib0 10.1.0.1/24\n"
         "  b: eth0 192.168.0.2/24, ib1 10.1.3.2/24");
+  CHECK(choose_network({nodes[0], node("b", "192.168.0.2", {"eth0 192.168.0.2/24", "ib0 fe80::2/64"})}, "ib0")
+            .error()
+            .text.find("--network ib0: no usable address on that interface on b\n") == 0);
   CHECK(choose_network(nodes, "10.9.0.0/16")
             .error()
             .text.find("--network 10.9.0.0/16: no usable address in it on a, b\n") == 0);
@@ -242,7 +247,11 @@ TEST_CASE("--network where machines have the same address") {
               "  c: docker0 172.17.0.3/16, eth0 10.0.0.3/24");
   }
   // If node 0 has another address in that network, that address is used.
-  CHECK(choose_network(nodes, "0.0.0.0/0")->master_addrs() == Texts{"10.0.0.1"});
+  for (const char* connected : {"10.0.0.1", "172.17.0.1"}) {
+    CHECK(choose_network({node("a", connected, {"docker0 172.17.0.1/16", "eth0 10.0.0.1/24"}), nodes[1]},
+                         "0.0.0.0/0")
+              ->master_addrs() == Texts{"10.0.0.1"});
+  }
 }
 
 TEST_CASE("--network on one machine") {

@@ -43,6 +43,16 @@ TEST_CASE("hang diagnostics are limited per attempt") {
   CHECK_FALSE(limits.admit(inspection).has_value());
 }
 
+TEST_CASE("reports of workers are limited by their number and their texts") {
+  NodeLimits limits;
+  rendezvous::WorkerExited exited;
+  exited.text.assign(NodeLimits::kWorkerUpdates - 128, 'x');
+  CHECK(limits.admit(exited).has_value());
+  CHECK(limits.admit(rendezvous::WorkerStarted{}).has_value());
+  CHECK(limits.admit(rendezvous::WorkerStarted{}).error().text ==
+        "it reported more starts and ends of workers than allowed");
+}
+
 TEST_CASE("a node that rejoins repeatedly has one limit of notices and starts") {
   NodeLimits limits;
   for (std::size_t i = 0; i < NodeLimits::kNotices; ++i)

@@ -43,5 +43,22 @@ TEST_CASE("a node that joins gets the job's timeouts and nothing of node 0's own
   CHECK(own.explicit_env == spec.explicit_env);
 }
 
+TEST_CASE("the number of workers is wanted as --nproc-per-node names it") {
+  using Kind = ProcsPerNode::Kind;
+  using Rule = rendezvous::ProcsRule;
+  for (const auto& [kind, rule] :
+       {std::pair(Kind::kUnset, Rule::kUnset), std::pair(Kind::kNumber, Rule::kNumber),
+        std::pair(Kind::kAuto, Rule::kAuto), std::pair(Kind::kGpu, Rule::kGpu),
+        std::pair(Kind::kCpu, Rule::kCpu)}) {
+    JobSpec spec;
+    spec.nproc = {kind, 3};
+    spec.oversubscribe = kind == Kind::kCpu;
+    const rendezvous::ProcsWanted wanted = procs_wanted(spec);
+    CHECK(wanted.rule == rule);
+    CHECK(wanted.number == 3);
+    CHECK(wanted.oversubscribe == (kind == Kind::kCpu));
+  }
+}
+
 }  // namespace
 }  // namespace ddp::launcher

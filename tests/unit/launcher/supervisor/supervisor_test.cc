@@ -535,6 +535,7 @@ TEST_CASE("the allowed addresses of the store fit into one message, for any numb
   CHECK(guests.size() <= rendezvous::kMaxListElements);
   CHECK(guests.size() >= 10'000);
   CHECK(std::binary_search(guests.begin(), guests.end(), "10.0.39.250"));
+  CHECK(std::binary_search(guests.begin(), guests.end(), "10.1.39.250"));  // on another route
 }
 
 TEST_CASE("the harness detects a failing scenario") {
