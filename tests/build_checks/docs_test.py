@@ -82,9 +82,9 @@ class Docs(unittest.TestCase):
                 with self.subTest(name or case):
                     if case:
                         if texts:
-                            self.assertIn(f'TEST_CASE("{case}"', texts)
+                            self.assertTrue(f'TEST_CASE("{case}"' in texts, "the entry's sources have no such case")
                     elif name.startswith("test_"):
-                        self.assertIn(f"def {name}(", texts)
+                        self.assertTrue(f"def {name}(" in texts, "the entry's file has no such method")
                     elif name.endswith("_fuzz"):
                         self.assertTrue((TESTS / f"fuzz/{name}.cc").exists())
                     else:

@@ -641,12 +641,13 @@ TEST_CASE("a hanging disk costs bounded memory, and the dropped bytes are counte
   CHECK(said.empty());
 }
 
-TEST_CASE("the job's log and journal are bounded to the current and the previous half") {
+TEST_CASE("the job's own files are bounded to the current and the previous half") {
   const Directory directory;
   auto job = JobDir::create(spec_in(directory));
   REQUIRE(job.has_value());
   const std::string line = std::string((1u << 20) - 1, 'x') + '\n';
-  for (const auto& [stream, half] : {std::pair(kJobLog, 64u), std::pair(kJournal, 16u)}) {
+  for (const auto& [stream, half] :
+       {std::pair(kJobLog, 64u), std::pair(kJournal, 16u), std::pair(kHooks, 16u)}) {
     const fs::path path = job->file(0, 0, stream);
     for (unsigned i = 0; i < 3 * half + 8; ++i)
       CHECK(job->write({0, 0, 0, stream}, line, kStart).empty());

@@ -43,6 +43,29 @@ TEST_CASE("a node that joins gets the job's timeouts and nothing of node 0's own
   CHECK(own.explicit_env == spec.explicit_env);
 }
 
+TEST_CASE("a node gets the job's settings, and those of its line in the hostfile behind them") {
+  JobSpec spec = spec_of_node_0();
+  spec.launcher = LauncherKind::kSsh;
+  remote::Host host;
+  host.name = "gpu01";
+  const rendezvous::JobStart plain = job_start(spec, host, 2);
+  CHECK_FALSE(plain.local);
+  CHECK(plain.chdir == "/here");
+  CHECK(plain.python == "/venv/bin/python");
+  CHECK(plain.env == spec.env);
+  CHECK(plain.setup == std::vector<std::string>{"module load cuda"});
+  CHECK(plain.devices.empty());
+  host.chdir = "/there";
+  host.env = {{"NCCL_DEBUG", "INFO"}};
+  host.setup = "source venv/bin/activate";
+  host.devices = {"2", "3"};
+  const rendezvous::JobStart own = job_start(spec, host, 2);
+  CHECK(own.chdir == "/there");
+  CHECK(own.explicit_env == decltype(own.explicit_env){{"WANDB_API_KEY", "secret"}, {"NCCL_DEBUG", "INFO"}});
+  CHECK(own.setup == std::vector<std::string>{"module load cuda", "source venv/bin/activate"});
+  CHECK(own.devices == host.devices);
+}
+
 TEST_CASE("the number of workers is wanted as --nproc-per-node names it") {
   using Kind = ProcsPerNode::Kind;
   using Rule = rendezvous::ProcsRule;

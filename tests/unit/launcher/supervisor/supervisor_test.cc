@@ -314,6 +314,13 @@ class Scenario {
       last.attempt = attempt_;
       last.last = true;
       give_message(number(1), last);
+    } else if (verb == "collectives") {  // node rank world-size: the rank waits in its first operation
+      const std::string log = "{\"schema\":\"ddp-flight-recorder/1\",\"rank\":" + words.at(2) +
+                              ",\"world_size\":" + words.at(3) + ",\"attempt\":" + std::to_string(attempt_) +
+                              ",\"reason\":\"\"}\n"
+                              "{\"sequence\":1,\"kind\":\"barrier\",\"bytes\":0,\"type\":\"bytes\","
+                              "\"started\":5,\"finished\":0}\n";
+      give_message(number(1), rendezvous::WorkerCollectives{attempt_, number(2), log});
     } else if (verb == "state") {
       CHECK(state_name(supervisor_->state()) == words[1]);
     } else if (verb == "code") {
