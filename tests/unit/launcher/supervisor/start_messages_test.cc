@@ -55,6 +55,11 @@ TEST_CASE("a node gets the job's settings, and those of its line in the hostfile
   CHECK(plain.env == spec.env);
   CHECK(plain.setup == std::vector<std::string>{"module load cuda"});
   CHECK(plain.devices.empty());
+  CHECK(plain.link_grace_ms == 5000);
+  spec.failure_grace = std::chrono::seconds(4);
+  CHECK(job_start(spec, host, 2).link_grace_ms == 4000);
+  spec.launcher = LauncherKind::kSlurm;
+  CHECK(job_start(spec, host, 2).link_grace_ms == to_ms(spec.stop_grace));
   host.chdir = "/there";
   host.env = {{"NCCL_DEBUG", "INFO"}};
   host.setup = "source venv/bin/activate";
