@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pty.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -176,6 +178,28 @@ TEST_CASE("rows are below the lines of a terminal, can be hidden, and end with i
   read_until(terminal.reader, "\x1b[2A\x1b[K\x1b[B\x1b[K\x1b[B\x1b[2A");
 }
 
+TEST_CASE("rows are erased as the terminal has rewrapped them, or not") {
+  ::unsetenv("TMUX");
+  ::unsetenv("XTERM_VERSION");
+  for (const auto& [term, rewraps] :
+       {std::pair("xterm", true), std::pair("linux-16color", false), std::pair("rxvt-unicode", false)}) {
+    CAPTURE(term);
+    asio::io_context loop;
+    const Pty terminal;
+    ::setenv("TERM", term, 1);
+    {
+      Console console(
+          loop.get_executor(), [] {}, ConsolePolicy::kAuto, terminal.writer.get(), terminal.writer.get());
+      console.show(1, {{std::string(30, 'x'), ""}});
+      read_until(terminal.reader, "x\x1b[K");
+      const winsize narrow{24, 16, 0, 0};
+      REQUIRE(::ioctl(terminal.writer.get(), TIOCSWINSZ, &narrow) == 0);
+    }
+    CHECK(test::read_available(terminal.reader) == (rewraps ? "\r\x1b[K\x1b[2A\x1b[K\x1b[B\x1b[K\x1b[B\x1b[2A"
+                                                            : "\r\x1b[K\x1b[1A\x1b[K\x1b[B\x1b[1A"));
+  }
+}
+
 TEST_CASE("the reader of a pipe is found") {
   OutputPipe pipe;
   CHECK(pipe_reader(pipe.writer.get()).empty());  // this process does not count
@@ -223,10 +247,17 @@ TEST_CASE("ddplaunch's lines go to the terminal when the reader of stderr has go
     ::tcsetpgrp(0, other);
     const bool background = console.use_terminal() || console.uses_terminal();
     ::tcsetpgrp(0, ::getpgrp());
+    const bool used = console.use_terminal() && console.uses_terminal();
+    // Meanwhile it has become a background process of a terminal with "stty tostop".
+    termios mode{};
+    ::tcgetattr(0, &mode);
+    mode.c_lflag |= TOSTOP;
+    ::tcsetattr(0, TCSANOW, &mode);
+    ::tcsetpgrp(0, other);
+    ::signal(SIGTTOU, SIG_DFL);
+    console.write(2, "words\n");
     ::kill(other, SIGKILL);
     ::waitpid(other, nullptr, 0);
-    const bool used = console.use_terminal() && console.uses_terminal();
-    console.write(2, "words\n");
     ::_exit(early ? 1 : background ? 2 : used ? 0 : 3);
   }
   REQUIRE(child > 0);
