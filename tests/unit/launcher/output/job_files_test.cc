@@ -818,8 +818,10 @@ TEST_CASE("times.txt has the size of each stream every 10 s") {
   job->write(key, "three\n", kStart + seconds(11));
   job->write(key, "four\n", kStart + seconds(12));
   job->write(key, "five\n", kStart + seconds(30));
-  for (const std::uint8_t of_the_job : {kJournal, kJsonLines})
-    job->write({0, 0, 0, of_the_job}, "{}\n", kStart + seconds(60));
+  for (const std::uint8_t of_the_job : {kJournal, kJsonLines}) {
+    for (const int second : {60, 80})
+      job->write({0, 0, 0, of_the_job}, "{}\n", kStart + seconds(second));
+  }
   std::istringstream lines(content(times));
   std::vector<std::pair<std::string, int>> sizes;
   std::int64_t time = 0;
