@@ -44,7 +44,7 @@ struct LinkEnded {  ///< the node sends nothing more; NodeGone follows with the 
   Error error;
   std::uint32_t incarnation = 1;
 };
-struct NodeGone {  ///< the link ended; expected after Leave, else the node is lost
+struct NodeGone {  ///< the link of a node that was up ended; expected after Leave, else the node is lost
   std::size_t node;
   Error error;
   bool workers_dead = false;  ///< it is certain that no worker of the node lives

@@ -56,7 +56,7 @@ class MasterAddress {
 
   std::vector<std::string> candidates_;
   std::vector<Node> nodes_;    ///< the first one is node 0, which is never asked
-  std::vector<bool> cut_off_;  ///< by candidate: a node does not reach it
+  std::vector<bool> cut_off_;  ///< by candidate: true if some node does not reach it
   std::size_t asked_ = 0;      ///< number of nodes whose answer is pending
   std::size_t chosen_ = 0;
 };

@@ -24,7 +24,8 @@ TEST_CASE("ranks in the same state share one line") {
   HangReport report;
   for (std::uint32_t rank = 0; rank < 64; ++rank)
     report.add(rank, "gpu0" + std::to_string(rank / 8), "sleeping in futex");
-  CHECK(report.lines() == Lines{"ranks 0-63 on gpu00, gpu01, gpu02, gpu03 and 4 more hosts: sleeping in futex"});
+  CHECK(report.lines() ==
+        Lines{"ranks 0-63 on gpu00, gpu01, gpu02, gpu03 and 4 more hosts: sleeping in futex"});
 }
 
 TEST_CASE("a rank without an answer is reported as such") {
@@ -68,7 +69,7 @@ TEST_CASE("the rank that is behind by its reported step is named, and killed fir
   CHECK(report.behind().empty());  // unknown
   for (std::uint32_t rank = 0; rank < 4; ++rank)
     report.add_step(rank, 0);
-  CHECK(report.behind().empty());  // equal
+  CHECK(report.behind().empty());  // equal, before the first step
   for (std::uint32_t rank = 0; rank < 4; ++rank)
     report.add_step(rank, rank == 2 ? 11 : 12);
   CHECK(report.behind() == std::vector<std::uint32_t>{2});

@@ -78,7 +78,7 @@ TEST_CASE("a pipe that another process made non-blocking still gets everything")
   REQUIRE(::fcntl(out.writer.get(), F_SETFL, O_NONBLOCK) == 0);
   Console console(
       loop.get_executor(), [] {}, ConsolePolicy::kAuto, out.writer.get(), out.writer.get());
-  std::string line = "\n";
+  std::string line = "\n";  // an idle pipe takes it at once, and it must not be queued as well
   console.hand_over(1, line);
   CHECK(line.empty());
   console.add(1, std::string(1u << 20, 'x'));

@@ -150,7 +150,7 @@ TEST_CASE("a line longer than a part stays whole") {
   CHECK(content(path + ".2") == "next\n");
 }
 
-TEST_CASE("lines that fit exactly stay in the part") {
+TEST_CASE("a part that is exactly full takes the end of its open line") {
   const Directory directory;
   const std::string path = directory.path / "out";
   OutputFile file(path, {10, 0});
@@ -235,15 +235,27 @@ TEST_CASE("a deleted file or directory is created again") {
   CHECK(file.write("newer\n").vanished);
   CHECK(content(path) == "newer\n");
   CHECK_FALSE(file.write("more\n").vanished);
+}
+
+TEST_CASE("a deleted file that cannot be created again is reported once") {
+  const Directory directory;
+  const std::string path = directory.path / "out";
+  OutputFile file(path, {});
+  CHECK_FALSE(file.write("gone\n").vanished);
   fs::remove(path);
   fs::create_symlink("none", path);  // so that it cannot be created again
   CHECK(file.write("lost\n").vanished);
-  CHECK_FALSE(file.write("lost\n").vanished);  // already reported
-  OutputFile parts(directory.path / "parts", {10, 0});
-  CHECK(parts.write("12345678\n").error.sys == 0);
-  fs::remove(directory.path / "parts");
-  CHECK(parts.write("abcdefg\n").vanished);
-  CHECK(content(directory.path / "parts") == "abcdefg\n");  // it fits, since the new file is empty
+  CHECK_FALSE(file.write("lost\n").vanished);
+}
+
+TEST_CASE("the part that replaces a deleted one is empty") {
+  const Directory directory;
+  const std::string path = directory.path / "out";
+  OutputFile file(path, {10, 0});
+  CHECK(file.write("12345678\n").error.sys == 0);
+  fs::remove(path);
+  CHECK(file.write("abcdefg\n").vanished);
+  CHECK(content(path) == "abcdefg\n");
 }
 
 TEST_CASE("a job's directory is used once") {
@@ -276,12 +288,11 @@ TEST_CASE("a job's directory is used once") {
 TEST_CASE("the files go to the fallback when the job's directory cannot be created") {
   const Directory directory;
   JobSpec spec = spec_in(directory);
-  spec.job_dir = "/proc/none/job";
+  spec.job_dir = "/dev/null/none/job";
   spec.fallback_job_dir = directory.path / "own/jobs/run7";
   auto job = JobDir::create(spec);
   REQUIRE(job.has_value());
-  CHECK(job->note() ==
-        "no directory can be created in /proc; the job's files are in " + spec.fallback_job_dir);
+  CHECK(job->note() == "/dev/null is not a directory; the job's files are in " + spec.fallback_job_dir);
   CHECK(job->write({0, 0, 0, 1}, "x\n", kStart).empty());
   CHECK(content(spec.fallback_job_dir + "/attempt_0/rank_00000.stdout") == "x\n");
 }
@@ -664,7 +675,7 @@ TEST_CASE("the job's own files are bounded to the current and the previous half"
   REQUIRE(job.has_value());
   const std::string line = std::string((1u << 20) - 1, 'x') + '\n';
   for (const auto& [stream, half] :
-       {std::pair(kJobLog, 64u), std::pair(kJournal, 16u), std::pair(kHooks, 16u)}) {
+       {std::pair(kJobLog, 64u), std::pair(kJournal, 16u), std::pair(kHooks, 16u), std::pair(kTimes, 16u)}) {
     const fs::path path = job->file(0, 0, stream);
     for (unsigned i = 0; i < 3 * half + 8; ++i)
       CHECK(job->write({0, 0, 0, stream}, line, kStart).empty());

@@ -66,7 +66,14 @@ TEST_CASE("a third address is taken when each of two is unreachable for a node")
   CHECK(master.is_exhausted());
   CHECK_FALSE(master.settled());
   CHECK(master.chosen() == "C");
-  (void)master.begin({"A", "B"}, 2);  // the next attempt
+}
+
+TEST_CASE("a new attempt starts over") {
+  MasterAddress master;
+  (void)master.begin({"A", "B"}, 2);
+  CHECK(master.reached(1, "B").empty());
+  CHECK(master.chosen() == "B");
+  (void)master.begin({"A", "B"}, 2);
   CHECK(master.reached(1, "A").empty());
   CHECK(master.settled());
   CHECK(master.chosen() == "A");

@@ -248,8 +248,9 @@ TEST_CASE("--network where machines have the same address") {
   }
   // If node 0 has another address in that network, that address is used.
   for (const char* connected : {"10.0.0.1", "172.17.0.1"}) {
-    CHECK(choose_network({node("a", connected, {"docker0 172.17.0.1/16", "eth0 10.0.0.1/24"}), nodes[1]},
-                         "0.0.0.0/0")
+    CHECK(choose_network(
+              {node("a", connected, {"docker0 172.17.0.1/16", "eth0 10.0.0.1/24"}), nodes[1], nodes[2]},
+              "0.0.0.0/0")
               ->master_addrs() == Texts{"10.0.0.1"});
   }
 }

@@ -43,7 +43,7 @@ TEST_CASE("a node that joins gets the job's timeouts and nothing of node 0's own
   CHECK(own.explicit_env == spec.explicit_env);
 }
 
-TEST_CASE("a node gets the job's settings, and those of its line in the hostfile behind them") {
+TEST_CASE("a node's line in the hostfile adds to the job's settings, and its chdir replaces the job's") {
   JobSpec spec = spec_of_node_0();
   spec.launcher = LauncherKind::kSsh;
   remote::Host host;
@@ -71,7 +71,7 @@ TEST_CASE("a node gets the job's settings, and those of its line in the hostfile
   CHECK(own.devices == host.devices);
 }
 
-TEST_CASE("the number of workers is wanted as --nproc-per-node names it") {
+TEST_CASE("procs_wanted has the rule, number and oversubscription of the options") {
   using Kind = ProcsPerNode::Kind;
   using Rule = rendezvous::ProcsRule;
   for (const auto& [kind, rule] :
