@@ -96,11 +96,11 @@ bool TreeKill::step() {
   Table table;
   visit_processes([&](ProcessInfo&& info) {
     // Take it at once if its parent is known: a process that keeps forking and exiting is gone after the
-    // pass.
+    // pass. A process that we may not stop goes on forking, so waiting for it to rest would be in vain.
     const bool ours = (info.parent == getpid() || members_.contains(info.parent)) && !kept(info);
     if (ours && info.state == 'Z') {
       if (ended_meanwhile(info)) ++fresh;
-    } else if (ours && !members_.contains(info.pid) && take(info.pid)) {
+    } else if (ours && !members_.contains(info.pid) && take(info.pid) && members_[info.pid].err == 0) {
       ++fresh;
     }
     table.emplace(info.pid, std::move(info));
@@ -179,7 +179,6 @@ std::size_t TreeKill::take_new(const Table& table) {
           if (table.at(pid).state != 'Z') ++fresh;
           continue;
         }
-        // A process that we may not stop goes on forking, so waiting for it to rest would be in vain.
         if (members_[pid].err == 0) ++fresh;
       }
       reached.push_back(pid);

@@ -2,9 +2,12 @@
 
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <functional>
+#include <iterator>
 
 #include "launcher/keeper/mark_search.h"
 #include "launcher/keeper/process_fd.h"
@@ -21,14 +24,13 @@ struct Worker {
   ChildProcess process;
 };
 
-Worker start(const std::string& mode, const std::vector<std::string>& env = {},
-             const std::string& number = "0") {
+Worker start_program(std::vector<std::string> argv, const std::vector<std::string>& env = {}) {
   // This process adopts orphans, as the agent does.
   REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
   Worker worker{make_pipe(), {}};
   ChildSpec spec;
-  spec.path = DDP_PROCESS_WORKER;
-  spec.argv = {"worker", mode, number};
+  spec.path = argv[0];
+  spec.argv = std::move(argv);
   spec.env = env;
   spec.inherit = {{worker.liveness.write_end.get(), 3}};
   auto child = spawn(spec);
@@ -36,6 +38,11 @@ Worker start(const std::string& mode, const std::vector<std::string>& env = {},
   worker.process = std::move(*child);
   worker.liveness.write_end.reset();
   return worker;
+}
+
+Worker start(const std::string& mode, const std::vector<std::string>& env = {},
+             const std::string& number = "0") {
+  return start_program({DDP_PROCESS_WORKER, mode, number}, env);
 }
 
 void reap_all(Worker& worker) {
@@ -59,10 +66,17 @@ TEST_CASE("stat lines with unusual names are parsed") {
   CHECK(info->started == 987654);
   CHECK(info->end_signal == 0);
   const std::string rest = " 0 0 0 0 0 0 0 0 0 0 0 0 0 17 3 0 0 0 0 0 0 0 0 0 0 0 0 ";
-  CHECK(parse_stat("1 (x) R" + tail.substr(0, tail.size() - 1) + rest + "143\n")->end_signal == 15);
+  const auto end_signal = [&](int code) {
+    return parse_stat("1 (x) R" + tail.substr(0, tail.size() - 1) + rest + std::to_string(code) + "\n")
+        ->end_signal;
+  };
+  CHECK(end_signal(143) == 15);
+  for (const int stop : {SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU})
+    CHECK(end_signal(stop) == 0);
   CHECK(parse_stat("1 (x\ny) S" + tail)->comm == "x\ny");
   CHECK(!parse_stat("").has_value());
   CHECK(!parse_stat("1 (x) S").has_value());
+  CHECK(!parse_stat("1 (x)").has_value());
   CHECK(!parse_stat("1 x S 1 1 1").has_value());
   CHECK(!parse_stat(")1(").has_value());
 }
@@ -84,7 +98,7 @@ TEST_CASE("a status file is parsed") {
 }
 
 TEST_CASE("a mark matches a whole environment entry only") {
-  const std::string environment("A=1\0JOB=12\0EMPTY=\0", 18);
+  const std::string environment("A=1\0JOB\0JOB=12\0EMPTY=\0", 22);
   CHECK(has_entry(environment, "JOB=12"));
   CHECK(!has_entry(environment, "JOB=1"));
   CHECK(!has_entry(environment, "OB=12"));
@@ -103,6 +117,33 @@ TEST_CASE("the table's entry of this process is right") {
   CHECK(self->comm == read_stat(getpid())->comm);
   CHECK(self->state == 'R');
   CHECK(!read_process(0x3fffff).has_value());
+  const auto all = list_processes();
+  CHECK(std::is_sorted(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.pid > b.pid; }));
+}
+
+TEST_CASE("a process whose first thread has ended lives as long as another thread") {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    std::thread([] { pause(); }).detach();
+    syscall(SYS_exit, 0);
+  }
+  REQUIRE(wait_until([pid] { return read_process(pid)->state == 'Z'; }));
+  const UniqueFd fd = open_process(pid);
+  CHECK_FALSE(has_ended(fd.get()));
+  CHECK_FALSE(has_pid_ended(pid));
+  MarkSearch search("any", {pid});  // the thread that has ended shows no environment
+  while (!search.is_over()) {
+    search.wait(std::chrono::milliseconds(100));
+    CHECK(search.take_found().empty());
+  }
+  CHECK_FALSE(search.skipped());
+  CHECK(signal_process(fd.get(), pid, SIGKILL) == 0);
+  wait_for_end(fd.get(), kPatience);
+  CHECK(has_ended(fd.get()));
+  CHECK(has_pid_ended(pid));
+  CHECK(reap_adopted({}) == 1);
+  CHECK(signal_process(fd.get(), pid, SIGKILL) == ESRCH);
+  CHECK(has_ended(fd.get()));
 }
 
 TEST_CASE("a tree with ignored TERM, other sessions, a daemon and a frozen process is killed completely") {
@@ -164,8 +205,15 @@ TEST_CASE("a tree with more processes than free descriptors is killed completely
   rlimit few = before;
   few.rlim_cur = 64;
   REQUIRE(setrlimit(RLIMIT_NOFILE, &few) == 0);
-  const auto left = kill_own_tree();
+  TreeKill kill({}, kKillBound);
+  CHECK_FALSE(kill.step());
+  const bool first_ended = wait_readable(worker.process.end_fd());  // the known ones are killed at once
+  const bool over = step_to_end(kill, kKillBound);
+  const auto left = kill.left();
   REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  CHECK(first_ended);
+  CHECK(over);
+  CHECK(kill.complete());
   CHECK(left.empty());
   CHECK(reaches_end(worker.liveness.read_end.get()));
   reap_all(worker);
@@ -185,17 +233,42 @@ TEST_CASE("a program that forks and exits all the time is caught") {
   reap_adopted({});
 }
 
-TEST_CASE("a stepwise kill never blocks for long and has the same result") {
+TEST_CASE("a stepwise kill finds all at once, and kills them when all rest") {
+  const std::string mark = unique_mark("DDPTEST_TREE");
+  Worker host = start_program({DDP_PROCESS_HOST, "parent", DDP_PROCESS_WORKER, "family"}, {mark});
+  REQUIRE(read_bytes(host.liveness.read_end.get(), 5) == "rrrrr");
+  const auto all_rest = [&mark] {
+    const auto live = live_processes_of(mark);
+    return live.size() == 6 &&
+           std::all_of(live.begin(), live.end(), [](const auto& one) { return one.state == 'T'; });
+  };
+  TreeKill kill({}, std::chrono::minutes(1));
+  CHECK_FALSE(kill.step());
+  CHECK(kill.found() == 6);
+  REQUIRE(wait_until(all_rest));
+  REQUIRE(host.process.send_signal(SIGCONT).has_value());
+  REQUIRE(wait_until([&] { return read_process(host.process.pid())->state != 'T'; }));
+  CHECK_FALSE(kill.step());
+  REQUIRE(host.process.send_signal(SIGSTOP).has_value());
+  REQUIRE(wait_until(all_rest));  // nothing was killed while one of them ran
+  CHECK_FALSE(kill.step());
+  CHECK(reaches_end(host.liveness.read_end.get()));
+  CHECK(step_to_end(kill, std::chrono::milliseconds(2)));
+  CHECK(kill.found() == 6);
+  CHECK(kill.left().empty());
+  CHECK(kill.complete());
+  reap_all(host);
+}
+
+TEST_CASE("a kill whose time is over has killed all that it found") {
   Worker worker = start("family");
   REQUIRE(read_bytes(worker.liveness.read_end.get(), 5) == "rrrrr");
-  TreeKill kill({}, kKillBound);
-  for (int steps = 0; !kill.step(); ++steps) {
-    REQUIRE(steps < 1000);
-    kill.wait(std::chrono::milliseconds(2));
-  }
+  TreeKill kill({}, std::chrono::milliseconds(0));
+  CHECK(kill.step());
+  CHECK_FALSE(kill.complete());
   CHECK(kill.found() == 5);
-  CHECK(kill.left().empty());
   CHECK(reaches_end(worker.liveness.read_end.get()));
+  CHECK(kill_own_tree().empty());  // waits for their ends
   reap_all(worker);
 }
 
@@ -229,6 +302,46 @@ TEST_CASE("workers outside the tree are found by the job's mark, and no other pr
   CHECK(wait_end(ours.process) == ExitStatus::signaled(SIGKILL));
   CHECK(!longer.process.peek().has_value());
   CHECK(!shell.process.peek().has_value());
+}
+
+TEST_CASE("a worker that starts while another one outside the tree is being stopped is found, too") {
+  const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
+  Worker first = start("rest", {job, "LOCAL_RANK=0"});
+  REQUIRE(read_bytes(first.liveness.read_end.get(), 1) == "r");
+  Pipe found = make_pipe(), go = make_pipe();
+  const pid_t killer = fork();
+  if (killer == 0) {
+    TreeKill kill({job.substr(job.find('=') + 1)}, kKillBound);
+    while (kill.found() == 0 && !kill.step())
+      kill.wait(std::chrono::milliseconds(1));
+    char byte = 'f';
+    if (write(found.write_end.get(), &byte, 1) != 1 || read(go.read_end.get(), &byte, 1) != 1) _exit(1);
+    _exit(step_to_end(kill, kKillBound) && kill.complete() && kill.found() == 2 ? 0 : 2);
+  }
+  CHECK(read_bytes(found.read_end.get(), 1) == "f");
+  // It is stopped, and killed later: it could fork.
+  CHECK(wait_until([&] { return read_process(first.process.pid())->state == 'T'; }));
+  Worker second = start("rest", {job, "LOCAL_RANK=1"});
+  REQUIRE(read_bytes(second.liveness.read_end.get(), 1) == "r");
+  REQUIRE(write(go.write_end.get(), "x", 1) == 1);
+  int status = 0;
+  REQUIRE(waitpid(killer, &status, 0) == killer);
+  CHECK(WEXITSTATUS(status) == 0);
+  for (Worker* worker : {&first, &second})
+    CHECK(wait_end(worker->process) == ExitStatus::signaled(SIGKILL));
+}
+
+TEST_CASE("the reader of a search holds no descriptor of its parent, and ends with the search") {
+  {
+    MarkSearch search("any", std::vector<pid_t>(5000, getpid()));  // it waits for room for its answers
+    const std::string proc = "/proc/" + std::to_string(search.reader());
+    REQUIRE(wait_until([&] { return read_process(search.reader())->state == 'S'; }));
+    CHECK(read_process(search.reader())->comm == "ddp-mark-search");
+    const std::filesystem::directory_iterator descriptors(proc + "/fd");
+    CHECK(std::distance(begin(descriptors), end(descriptors)) ==
+          2);  // its socket, and the process that it reads
+  }
+  CHECK(waitpid(-1, nullptr, WNOHANG | __WCLONE) == -1);
 }
 
 TEST_CASE(
@@ -272,6 +385,16 @@ TEST_CASE("marked processes below another keeper belong to that keeper") {
   CHECK(reaches_end(liveness.read_end.get()));
 }
 
+TEST_CASE("a marked process above the killing one is left alone") {
+  const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
+  const std::string id = job.substr(job.find('=') + 1);
+  Worker shell = start_program({"/bin/sh", "-c", "echo x | \"$@\"; exit $?", "sh", DDP_PROCESS_HOST, "keeper",
+                                "exit", "0", id, DDP_PROCESS_WORKER, "rest"},
+                               {job, "LOCAL_RANK=0"});
+  CHECK(wait_end(shell.process).text() == "exited 3");
+  CHECK(read_all(shell.liveness.read_end.get()).size() <= 1);
+}
+
 TEST_CASE("a process of another user is reported, not hidden", "[root]") {
   if (geteuid() != 0) SKIP_TEST("only root can start a process of another user");
   REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
@@ -282,14 +405,22 @@ TEST_CASE("a process of another user is reported, not hidden", "[root]") {
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     ChildSpec spec;
     spec.path = DDP_PROCESS_WORKER;
-    spec.argv = {"worker", "rest"};
+    spec.argv = {"worker", "family"};
     spec.inherit = {{liveness.write_end.get(), 3}};
     auto child = spawn(spec);
-    if (!child || read_bytes(liveness.read_end.get(), 1) != "r" || setresuid(65534, 65534, 65534) != 0)
+    if (!child || read_bytes(liveness.read_end.get(), 5).size() != 5 || setresuid(65534, 65534, 65534) != 0)
       return 1;
-    const auto left = kill_own_tree({}, std::chrono::milliseconds(500));
-    if (left.size() != 1 || left[0].pid != child->pid()) return 2;
-    const std::string text = left[0].text();
+    TreeKill kill({}, kKillBound);
+    // It is not waited for. A second pass shows what it has forked during the first.
+    if (kill.step() || !kill.step()) return 4;
+    std::vector<KnownProcess> only;
+    only.push_back({child->pid(), open_process(child->pid())});
+    TreeKill chosen({}, kKillBound, std::move(only));
+    if (chosen.step() || !chosen.step()) return 5;
+    if (kill.left().size() != 5 || kill.found() != 5 || chosen.left().size() != 4) return 2;
+    std::string text;
+    for (const LeftProcess& one : chosen.left())
+      if (one.pid == child->pid()) text = one.text();
     if (write(report_pipe.write_end.get(), text.data(), text.size()) < 0) return 3;
     child->abandon();
     return 0;
@@ -314,7 +445,10 @@ TEST_CASE("orphans are reaped, and children with an owner are not") {
   REQUIRE(read_bytes(parent.liveness.read_end.get(), 1) == "r");
   REQUIRE(wait_readable(owned.process.end_fd()));
   CHECK(wait_end(parent.process).success());
-  CHECK(kill_own_tree().empty());  // ends the orphan
+  TreeKill kill({}, kKillBound);
+  CHECK(step_to_end(kill, kKillBound));  // ends the orphan
+  CHECK(kill.complete());                // the owned zombie is not waited for
+  CHECK(kill.left().empty());
   CHECK(reap_adopted(std::vector<pid_t>{owned.process.pid()}) == 1);
   CHECK(owned.process.try_wait() == ExitStatus::exited(4));
 }
