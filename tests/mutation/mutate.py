@@ -30,8 +30,8 @@ ROOMS = {
     "root_cause": (["launcher/report/*.cc"], ["unit_report", "unit_supervisor"]),
     "store": (["rendezvous/store/*.cc"], ["unit_store"]),
     "keeper": (["launcher/keeper/*.cc"],
-               ["unit_keeper", "process_process_tree_test", "process_cgroup_test", "process_stuck_process_test",
-                "process_keeper_test", "process_worker_group_test"]),
+               ["unit_keeper", "process_process_tree_test", "process_process_tree_old_kernel", "process_cgroup_test",
+                "process_attempt_tree_test", "process_stuck_process_test", "process_keeper_test", "process_worker_group_test"]),
     "lines": (["launcher/lines/*.cc"], ["unit_cores", "unit_terminal", "unit_line_cores"]),
     "output": (["launcher/output/*.cc"], ["unit_job_files", "unit_console"]),
     "hang": (["launcher/hang/*.cc"], ["unit_hang", "unit_supervisor"]),
@@ -41,6 +41,7 @@ ROOMS = {
 # A mutant of a program that kills processes may kill any process that it sees. It sees only its own PID namespace. The shell is the
 # namespace's first process, which reaps orphans as an init does. The namespace ends with the time limit, too.
 ISOLATED = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", '"$@"; exit $?', "-"]
+OLD_KERNEL = ("_old_kernel", "_test")  # such a target runs the program of that name with the fallbacks of older kernels
 SMALLER_SIMULATION = ["~*ten thousand nodes*"]  # this case takes longer than all others, unoptimized
 SKIPPED = 77
 BUILD_LIMIT_S = 600
@@ -105,7 +106,8 @@ class Copy:
                 path.chmod(one.mode)
 
     def compile(self, targets, limit_s=None):
-        return subprocess.run(["cmake", "--build", self.build, "-j", str(self.jobs), "--target", *targets],
+        programs = [target.replace(*OLD_KERNEL) for target in targets]
+        return subprocess.run(["cmake", "--build", self.build, "-j", str(self.jobs), "--target", *programs],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit_s)
 
     def compiles(self, target):
@@ -118,8 +120,10 @@ class Copy:
         """Returns the exit code of a test program, or None if it does not end within the time."""
         isolated = ISOLATED if target.startswith(("process_", "unit_keeper")) else []
         smaller = SMALLER_SIMULATION if target.startswith("sim_") else []
+        older = [self.tree / "tests/support/old_kernel.py"] if target.endswith(OLD_KERNEL[0]) else []
+        program = self.build / "tests" / target.replace(*OLD_KERNEL)
         try:
-            ran = subprocess.run([*isolated, self.build / "tests" / target, *smaller], cwd=self.build, stdin=subprocess.DEVNULL,
+            ran = subprocess.run([*isolated, *older, program, *smaller], cwd=self.build, stdin=subprocess.DEVNULL,
                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=limit_s,
                                  env={**os.environ, "DDP_SIM_SEEDS": "100"},
                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)))

@@ -1,0 +1,130 @@
+#include "launcher/keeper/job_sweep.h"
+
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include <utility>
+
+#include "launcher/keeper/process_tree.h"
+#include "tests/process/process_probe.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace process_test;
+
+/// Runs `make(executor)` on a loop of its own, and returns its result.
+template <class Make>
+auto run(Make make) {
+  asio::io_context loop{1};
+  decltype(make(loop.get_executor())) task = make(loop.get_executor());
+  std::optional<typename decltype(task)::value_type> result;
+  asio::co_spawn(loop, std::move(task), [&result](const std::exception_ptr&, auto value) { result = value; });
+  loop.run_for(kPatience);
+  REQUIRE(result.has_value());
+  return *result;
+}
+
+SweptJob sweep(const std::string& job, bool stop = false) {
+  return run([&](asio::any_io_executor executor) { return sweep_job(std::move(executor), job, &stop); });
+}
+
+std::size_t stop_all(const std::string& job, bool stop = false) {
+  return run([&](asio::any_io_executor executor) { return stop_keepers(std::move(executor), job, &stop); });
+}
+
+struct Started {
+  Pipe liveness = make_pipe();
+  ChildProcess process;
+};
+
+Started start(std::vector<std::string> argv, std::vector<std::string> env, std::size_t ready) {
+  Started started;
+  ChildSpec spec;
+  spec.path = argv[0];
+  spec.argv = std::move(argv);
+  spec.env = std::move(env);
+  spec.inherit = {{started.liveness.write_end.get(), 3}};
+  auto child = spawn(spec);
+  REQUIRE(child.has_value());
+  started.process = std::move(*child);
+  started.liveness.write_end.reset();
+  REQUIRE(read_bytes(started.liveness.read_end.get(), ready).size() == ready);
+  return started;
+}
+
+/// Starts a keeper with an agent and a family of 5 marked processes.
+Started start_node(const std::string& job) {
+  return start({DDP_PROCESS_HOST, "keeper", "serve", "0", job, DDP_PROCESS_WORKER, "family"}, {}, 6);
+}
+
+std::string new_job() {
+  return unique_mark("x").substr(2);
+}
+
+}  // namespace
+
+TEST_CASE("a sweep ends the processes of the job wherever they are, except children of this process") {
+  REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
+  const std::string job = new_job();
+  const std::vector<std::string> mark{"DDPLAUNCH_JOB_ID=" + job, "LOCAL_RANK=0"};
+  Started child = start({DDP_PROCESS_WORKER, "rest"}, mark, 1);
+  CHECK(sweep(job).found == 0);
+  Started elsewhere = start({DDP_PROCESS_HOST, "parent", DDP_PROCESS_WORKER, "rest"}, mark, 1);
+  const pid_t sweeper = fork();
+  if (sweeper == 0) {
+    const SweptJob stopped = sweep(job, true);
+    if (stopped.found != 0 || stopped.left != std::vector<std::string>{"the search was ended"}) _exit(1);
+    const SweptJob swept = sweep(job);
+    _exit(swept.found == 3 && swept.left.empty() ? 0 : 2);
+  }
+  int status = 0;
+  REQUIRE(waitpid(sweeper, &status, 0) == sweeper);
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(wait_end(child.process) == ExitStatus::signaled(SIGKILL));
+  CHECK(wait_end(elsewhere.process) == ExitStatus::signaled(SIGKILL));
+  CHECK(reaches_end(elsewhere.liveness.read_end.get()));
+  reap_adopted({});
+}
+
+TEST_CASE("the keepers of a job end with all that they guard, and those of another job live") {
+  const std::string job = new_job(), other_job = new_job();
+  Started node = start_node(job), second = start_node(job), other = start_node(other_job);
+  CHECK(stop_all(job, true) == 0);
+  CHECK_FALSE(node.process.peek().has_value());
+  CHECK(stop_all(job) == 10);
+  for (Started* one : {&node, &second}) {
+    CHECK(wait_end(one->process) == ExitStatus::exited(5));
+    CHECK(reaches_end(one->liveness.read_end.get()));
+  }
+  CHECK(stop_all(job) == 0);
+  CHECK_FALSE(other.process.peek().has_value());
+  CHECK(stop_all(other_job) == 5);
+  CHECK(wait_end(other.process) == ExitStatus::exited(5));
+}
+
+TEST_CASE("an agent does not end its own keeper") {
+  const std::string job = new_job();
+  const pid_t keeper = fork();
+  if (keeper == 0) {
+    prctl(PR_SET_NAME, "ddp-keeper", 0, 0, 0);
+    const pid_t agent = fork();
+    if (agent == 0) {
+      prctl(PR_SET_NAME, "ddplaunchd", 0, 0, 0);
+      Started worker = start({DDP_PROCESS_WORKER, "rest"}, {"DDPLAUNCH_JOB_ID=" + job, "LOCAL_RANK=0"}, 1);
+      const bool none = stop_all(job) == 0;
+      kill(worker.process.pid(), SIGKILL);
+      wait_end(worker.process);
+      _exit(none ? 0 : 1);
+    }
+    int status = 0;
+    waitpid(agent, &status, 0);
+    _exit(WEXITSTATUS(status));
+  }
+  int status = 0;
+  REQUIRE(waitpid(keeper, &status, 0) == keeper);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+}
+
+}  // namespace ddp::launcher
