@@ -12,6 +12,7 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "launcher/keeper/keeper.h"
@@ -244,6 +245,29 @@ TEST_CASE("groups that a worker creates inside its own are removed with it") {
   }
 }
 
+TEST_CASE(
+    "a worker's groups count down to a depth of 16, and a deeper one keeps its group from being removed") {
+  for (const Kind kind : kinds()) {
+    Cgroup group = make(kind);
+    std::string last = group.path(), deeper = last;
+    for (int depth = 1; depth <= 17; ++depth) {
+      last = std::exchange(deeper, deeper + "/d");
+      REQUIRE(mkdir(deeper.c_str(), 0755) == 0);
+    }
+    const UniqueFd deeper_procs(open((deeper + "/cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC));
+    Worker worker = start(-1, deeper_procs.get(), "rest");
+    REQUIRE(read_bytes(worker.liveness.read_end.get(), 1) == "r");
+    CHECK(group.pids().empty());
+    std::ofstream(last + "/cgroup.procs") << worker.process.pid();
+    CHECK(group.pids() == std::vector<pid_t>{worker.process.pid()});
+    group.kill();
+    CHECK(wait_end(worker.process) == ExitStatus::signaled(SIGKILL));
+    CHECK_FALSE(group.remove());
+    CHECK(rmdir(deeper.c_str()) == 0);
+    finish(worker, group);
+  }
+}
+
 TEST_CASE("groups of dead agents are killed and removed, and no others") {
   for (const Kind kind : kinds()) {
     const CgroupDirs dirs = only(kind);
@@ -251,6 +275,7 @@ TEST_CASE("groups of dead agents are killed and removed, and no others") {
     const std::string stale = own + '/' + cgroup_name("dead", 0, 1);
     const std::string inhabited = own + '/' + cgroup_name("dead", 1, 1);
     const std::string foreign = own + "/ddplaunch." + std::to_string(getpid());
+    rmdir(foreign.c_str());  // a run that was killed has left it, in a PID namespace with the same numbers
     for (const std::string& path : {stale, stale + "/below", inhabited, foreign})
       REQUIRE(mkdir(path.c_str(), 0755) == 0);
     // Other jobs of this machine end groups of dead agents, too. The lock of a live one keeps them away.
@@ -279,13 +304,20 @@ TEST_CASE("groups of dead agents are killed and removed, and no others") {
   }
 }
 
-TEST_CASE("one agent may create two groups of the same name") {
+TEST_CASE("one agent may create four groups of the same name") {
   for (const Kind kind : kinds()) {
-    Cgroup one = make(kind);
-    Cgroup two = make(kind);
-    CHECK(one.path() != two.path());
-    CHECK(one.remove());
-    CHECK(two.remove());
+    std::vector<Cgroup> groups;
+    for (int i = 0; i < 4; ++i)
+      groups.push_back(make(kind));
+    std::set<std::string> paths;
+    for (const Cgroup& group : groups)
+      paths.insert(group.path());
+    CHECK(paths.size() == 4);
+    const auto fifth = Cgroup::make(only(kind), "test", 0);
+    REQUIRE_FALSE(fifth.has_value());
+    CHECK(fifth.error().text == "mkdir " + groups.back().path() + ": File exists");
+    for (Cgroup& group : groups)
+      CHECK(group.remove());
   }
 }
 

@@ -53,7 +53,8 @@ Node start(const std::string& agent_mode, const std::string& lease_ms, const std
 void find_agent(Node& node) {
   REQUIRE(wait_until([&node] {  // the worker of a "foreign" agent may be ready before it
     for (const ProcessInfo& info : live_processes_of(node.mark)) {
-      if (info.parent == node.keeper.pid() && info.comm == "process_host") node.agent = info.pid;
+      const auto parent = read_process(info.parent);
+      if (parent && parent->comm == "ddp-keeper" && info.comm == "process_host") node.agent = info.pid;
     }
     return node.agent > 0;
   }));
@@ -77,13 +78,19 @@ bool is_stopped(pid_t pid) {
   return process && process->state == 'T';
 }
 
-/// Returns whether the process has taken this signal, which it blocks, and waits for another event.
-bool has_handled(pid_t pid, int number) {
+/// Returns whether a signal is in a set of the process (proc(5): ShdPnd, SigBlk, SigCgt).
+bool has_signal(pid_t pid, const std::string& set, int number) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/status");
   for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("ShdPnd:") && (std::stoull(line.substr(7), nullptr, 16) >> (number - 1) & 1) != 0)
-      return false;
+    if (line.starts_with(set + ":"))
+      return (std::stoull(line.substr(set.size() + 1), nullptr, 16) >> (number - 1) & 1) != 0;
   }
+  return false;
+}
+
+/// Returns whether the process has taken this signal, which it blocks, and waits for another event.
+bool has_handled(pid_t pid, int number) {
+  if (has_signal(pid, "ShdPnd", number)) return false;
   const auto process = read_process(pid);  // read after the pending signals
   return process && process->state == 'S';
 }
@@ -267,6 +274,42 @@ TEST_CASE("a lease ends also while keeper and agent are frozen") {
   CHECK(node.said() == "ddplaunchd keeper: the agent's lease expired" + ended(6));
 }
 
+TEST_CASE("a keeper that gets no timer from the kernel notices every end in time") {
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_SIGPENDING, &before) == 0);
+  const rlimit none{0, before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_SIGPENDING, &none) == 0);
+  Node killed = start("serve", "60000", {"family"});
+  Node hanging = start("hang", "0", {"family"});
+  REQUIRE(setrlimit(RLIMIT_SIGPENDING, &before) == 0);
+  REQUIRE(read_bytes(killed.liveness.read_end.get(), 6).size() == 6);
+  REQUIRE(read_bytes(hanging.liveness.read_end.get(), 5).size() == 5);
+  find_agent(killed);
+  REQUIRE(kill(killed.agent, SIGKILL) == 0);
+  REQUIRE(write(hanging.input.write_end.get(), "x", 1) == 1);
+  for (Node* node : {&killed, &hanging}) {
+    CHECK(wait_end(node->keeper) == ExitStatus::exited(kExitAgentLost));
+    CHECK(node->all_gone());
+  }
+}
+
+TEST_CASE("the end of the keeper's parent wakes a frozen agent, once") {
+  Node node = start_ready("serve", "0", "stubborn", 1, [](ChildSpec& spec) {
+    spec.path = "/bin/sh";
+    spec.argv[0] = DDP_PROCESS_HOST;
+    spec.argv.insert(spec.argv.begin(), {"sh", "-c", "\"$0\" \"$@\"; exit $?"});
+  });
+  REQUIRE(kill(node.agent, SIGSTOP) == 0);
+  REQUIRE(wait_until([&] { return is_stopped(node.agent); }));
+  const pid_t keeper = read_process(node.agent)->parent;
+  REQUIRE(node.keeper.send_signal(SIGKILL).has_value());
+  CHECK(wait_end(node.keeper) == ExitStatus::signaled(SIGKILL));
+  CHECK(wait_until([&] { return !is_stopped(node.agent); }));
+  CHECK(wait_until([&] { return read_process(keeper)->state == 'S'; }));  // it does not look again
+  REQUIRE(kill(keeper, SIGTERM) == 0);
+  CHECK(wait_until([&] { return live_processes_of(node.mark).empty(); }));
+}
+
 TEST_CASE("a stop signal to the keeper reaches the agent as the same signal") {
   for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
     Node node = start_ready("serve", "0", "family", 5);
@@ -351,6 +394,9 @@ TEST_CASE("the keeper has its own name, and holds no stdin, stdout or other desc
   const std::string proc = "/proc/" + std::to_string(node.keeper.pid());
   CHECK(read_process(node.keeper.pid())->comm == "ddp-keeper");
   CHECK(read_process(node.agent)->comm == "process_host");
+  CHECK(has_signal(node.keeper.pid(), "SigCgt", SIGCONT));
+  for (const char* set : {"SigCgt", "SigBlk"})  // process_host itself blocks stop signals, not these
+    CHECK_FALSE((has_signal(node.agent, set, SIGCONT) || has_signal(node.agent, set, SIGCHLD)));
   struct stat ours {
   }, null{}, theirs{};
   REQUIRE(stat("/dev/null", &null) == 0);

@@ -128,6 +128,9 @@ TEST_CASE("unusual mounts are parsed") {
   CHECK(covered.v2().empty());
   const System at_root{"36 35 0:26 / / rw - cgroup2 none rw\n", "0::/us\n"};
   CHECK(at_root.v2() == "/us");
+  for (const char* relative :
+       {"36 35 0:26  /two rw - cgroup2 none rw", "36 35 0:26 / two rw - cgroup2 none rw"})
+    CHECK(System{relative, "0::/\n"}.v2().empty());
   for (const char* broken :
        {"\n", " ", "36 35 0:26 / /two rw - cgroup2", "36 35 0:26 / /two rw", "- cgroup2 none rw",
         "36 35 0:26 two three rw - cgroup2 none rw", "36 35 0:26 \\04 /\\4 - - -"}) {
