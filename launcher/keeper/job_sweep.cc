@@ -17,7 +17,6 @@ namespace ddp::launcher {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Table = std::map<pid_t, ProcessInfo>;
 
 constexpr std::chrono::milliseconds kLookPause{5};
 /// Between two searches for processes that a keeper is ending.
@@ -27,27 +26,24 @@ constexpr std::chrono::seconds kTermTime{8};
 /// The time for the end of a killed keeper's agent.
 constexpr std::chrono::seconds kKillTime{3};
 
-Table all_processes() {
-  Table table;
+ProcessMap all_processes() {
+  ProcessMap table;
   visit_processes([&table](ProcessInfo&& info) { table.emplace(info.pid, std::move(info)); });
   return table;
 }
 
 /// Returns the keeper above a process, which is another one than ours; 0: there is none.
-pid_t keeper_of(pid_t pid, const Table& table) {
-  auto at = table.find(pid);
-  for (std::size_t i = 0; i <= table.size() && at != table.end(); ++i) {
-    if (at->second.comm == kKeeperName && at->first != ::getppid()) return at->first;
-    at = table.find(at->second.parent);
-  }
-  return 0;
+pid_t keeper_of(pid_t pid, const ProcessMap& table) {
+  return find_upwards(table, pid, [](const ProcessInfo& info) {
+    return info.comm == kKeeperName && info.pid != ::getppid();
+  });
 }
 
 /// Marked processes below keepers, by keeper. Their ends are not waited for.
 using Guarded = std::map<pid_t, std::set<pid_t>>;
 
 Awaitable<Guarded> find_guarded(asio::any_io_executor executor, std::string job_id) {
-  const Table table = all_processes();
+  const ProcessMap table = all_processes();
   std::vector<pid_t> suspects;
   for (const auto& [pid, info] : table) {
     if (info.uid == ::geteuid() && info.state != 'Z' && keeper_of(pid, table) != 0) suspects.push_back(pid);

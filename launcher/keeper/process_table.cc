@@ -129,6 +129,16 @@ std::vector<ProcessInfo> list_processes() {
   return processes;
 }
 
+pid_t find_upwards(const ProcessMap& processes, pid_t pid,
+                   const std::function<bool(const ProcessInfo&)>& wanted) {
+  auto at = processes.find(pid);
+  for (std::size_t left = processes.size(); left > 0 && at != processes.end(); --left) {
+    if (wanted(at->second)) return at->first;
+    at = processes.find(at->second.parent);
+  }
+  return 0;
+}
+
 bool has_pid_ended(pid_t pid) {
   const UniqueFd fd = open_process(pid);
   return fd ? has_ended(fd.get()) : errno == ESRCH;

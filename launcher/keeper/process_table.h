@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -33,6 +34,14 @@ std::vector<ProcessInfo> list_processes();
 
 /// Calls `visit` for the same processes, each at the moment when it was read.
 void visit_processes(const std::function<void(ProcessInfo&&)>& visit);
+
+/// Processes by number.
+using ProcessMap = std::map<pid_t, ProcessInfo>;
+
+/// Returns the first process, from `pid` upwards to its ancestors, for which `wanted` holds; 0: none. The
+/// processes of a changing system may form a cycle.
+pid_t find_upwards(const ProcessMap& processes, pid_t pid,
+                   const std::function<bool(const ProcessInfo&)>& wanted);
 
 /// The fields of /proc/PID/stat that are needed.
 struct ProcessStat {

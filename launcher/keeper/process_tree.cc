@@ -38,27 +38,14 @@ UniqueFd open_if_spare(pid_t pid, bool& crowded) {
   return fd;
 }
 
-template <class Table>
-bool is_ancestor_of_us(pid_t pid, const Table& table) {
-  // The loop is bounded by the table's size, since a snapshot of a changing system may contain a cycle.
-  auto at = table.find(getpid());
-  for (std::size_t i = 0; i <= table.size() && at != table.end(); ++i) {
-    if (at->second.parent == pid) return true;
-    at = table.find(at->second.parent);
-  }
-  return false;
+bool is_ancestor_of_us(pid_t pid, const ProcessMap& table) {
+  return find_upwards(table, getpid(), [pid](const ProcessInfo& info) { return info.parent == pid; }) != 0;
 }
 
-template <class Table>
-bool below_another_keeper(const ProcessInfo& info, const Table& table) {
-  const ProcessInfo* at = &info;
-  for (std::size_t i = 0; i <= table.size(); ++i) {
-    if (at->comm == kKeeperName && at->pid != getpid()) return true;
-    const auto parent = table.find(at->parent);
-    if (parent == table.end()) return false;
-    at = &parent->second;
-  }
-  return false;
+bool is_below_another_keeper(pid_t pid, const ProcessMap& table) {
+  return find_upwards(table, pid, [](const ProcessInfo& info) {
+           return info.comm == kKeeperName && info.pid != getpid();
+         }) != 0;
 }
 
 }  // namespace
@@ -93,7 +80,7 @@ bool TreeKill::step() {
   crowded_ = false;
   drop_dead();
   std::size_t fresh = kill_cgroup();
-  Table table;
+  ProcessMap table;
   visit_processes([&](ProcessInfo&& info) {
     // Take it at once if its parent is known: a process that keeps forking and exiting is gone after the
     // pass. A process that we may not stop goes on forking, so waiting for it to rest would be in vain.
@@ -160,7 +147,7 @@ bool TreeKill::kept(const ProcessInfo& info) const {
 }
 
 /// Takes in every descendant, from the top down, and the marked processes with their descendants.
-std::size_t TreeKill::take_new(const Table& table) {
+std::size_t TreeKill::take_new(const ProcessMap& table) {
   std::multimap<pid_t, pid_t> children;
   for (const auto& [pid, info] : table)
     children.emplace(info.parent, pid);
@@ -188,7 +175,7 @@ std::size_t TreeKill::take_new(const Table& table) {
 }
 
 /// Returns true when no search is left to do: the last one found nothing.
-bool TreeKill::search(const Table& table) {
+bool TreeKill::search(const ProcessMap& table) {
   if (search_) return false;
   if (scope_.job_id.empty() || !std::exchange(search_again_, false)) return true;
   std::vector<ProcessInfo> suspects;
@@ -207,13 +194,14 @@ bool TreeKill::search(const Table& table) {
   return false;
 }
 
-bool TreeKill::may_be_marked(const ProcessInfo& info, const Table& table) const {
+bool TreeKill::may_be_marked(const ProcessInfo& info, const ProcessMap& table) const {
   return info.pid != getpid() && info.state != 'Z' && !members_.contains(info.pid) && !kept(info) &&
-         info.uid == geteuid() && !is_ancestor_of_us(info.pid, table) && !below_another_keeper(info, table);
+         info.uid == geteuid() && !is_ancestor_of_us(info.pid, table) &&
+         !is_below_another_keeper(info.pid, table);
 }
 
 /// Adopts what the running search has found so far.
-std::size_t TreeKill::take_marked(const Table& table) {
+std::size_t TreeKill::take_marked(const ProcessMap& table) {
   if (!search_) return 0;
   std::size_t fresh = 0;
   for (MarkedProcess& found : search_->take_found())
@@ -240,7 +228,7 @@ bool TreeKill::take(pid_t pid) {
 }
 
 /// Adopts a process that carries the mark.
-bool TreeKill::adopt_found(MarkedProcess found, const Table& table) {
+bool TreeKill::adopt_found(MarkedProcess found, const ProcessMap& table) {
   const auto info = table.find(found.pid);
   if (info == table.end() || !may_be_marked(info->second, table) || has_ended(found.fd.get())) return false;
   search_again_ = true;
@@ -258,7 +246,7 @@ void TreeKill::adopt(pid_t pid, UniqueFd fd, bool grouped) {
   signal(pid, member, phase_ == KillPhase::kFreeze ? SIGSTOP : SIGKILL);
 }
 
-bool TreeKill::all_stopped(const Table& table) const {
+bool TreeKill::all_stopped(const ProcessMap& table) const {
   return std::all_of(members_.begin(), members_.end(), [&table](const auto& entry) {
     const auto info = table.find(entry.first);
     if (entry.second.err != 0 || info == table.end()) return true;

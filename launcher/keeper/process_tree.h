@@ -92,19 +92,18 @@ class TreeKill {
     int err = 0;
   };
   enum class KillPhase { kFreeze, kKill, kDone };
-  using Table = std::map<pid_t, ProcessInfo>;
 
-  std::size_t take_new(const Table& table);
-  std::size_t take_marked(const Table& table);
+  std::size_t take_new(const ProcessMap& table);
+  std::size_t take_marked(const ProcessMap& table);
   std::size_t kill_cgroup();
   bool take(pid_t pid);
-  bool adopt_found(MarkedProcess found, const Table& table);
-  bool search(const Table& table);
-  bool may_be_marked(const ProcessInfo& info, const Table& table) const;
+  bool adopt_found(MarkedProcess found, const ProcessMap& table);
+  bool search(const ProcessMap& table);
+  bool may_be_marked(const ProcessInfo& info, const ProcessMap& table) const;
   void adopt(pid_t pid, UniqueFd fd, bool grouped);
   bool ended_meanwhile(const ProcessInfo& info);
   bool kept(const ProcessInfo& info) const;
-  bool all_stopped(const Table& table) const;
+  bool all_stopped(const ProcessMap& table) const;
   static void signal(pid_t pid, TreeProcess& member, int number);
   void drop_dead();
 

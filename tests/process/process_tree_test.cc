@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <functional>
 #include <iterator>
+#include <utility>
 
 #include "launcher/keeper/mark_search.h"
 #include "launcher/keeper/process_fd.h"
@@ -119,6 +120,23 @@ TEST_CASE("the table's entry of this process is right") {
   CHECK(!read_process(0x3fffff).has_value());
   const auto all = list_processes();
   CHECK(std::is_sorted(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.pid > b.pid; }));
+}
+
+TEST_CASE("a process is found upwards, and a cycle of parents ends the search") {
+  ProcessMap processes;
+  for (const auto& [pid, parent] : {std::pair(5, 4), std::pair(4, 3), std::pair(8, 9), std::pair(9, 8)}) {
+    processes[pid].pid = pid;
+    processes[pid].parent = parent;
+  }
+  const auto find = [&](pid_t from, pid_t parent) {
+    return find_upwards(processes, from, [=](const ProcessInfo& info) { return info.parent == parent; });
+  };
+  CHECK(find(5, 4) == 5);
+  CHECK(find(5, 3) == 4);
+  CHECK(find(5, 5) == 0);
+  CHECK(find(3, 3) == 0);
+  CHECK(find(8, 8) == 9);
+  CHECK(find(8, 3) == 0);
 }
 
 TEST_CASE("a process whose first thread has ended lives as long as another thread") {
