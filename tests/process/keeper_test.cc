@@ -2,6 +2,7 @@
 
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include <functional>
 
@@ -93,6 +94,15 @@ bool has_handled(pid_t pid, int number) {
   if (has_signal(pid, "ShdPnd", number)) return false;
   const auto process = read_process(pid);  // read after the pending signals
   return process && process->state == 'S';
+}
+
+/// The CPU time of the process so far.
+std::chrono::nanoseconds cpu_time(pid_t pid) {
+  clockid_t clock{};
+  timespec time{};
+  REQUIRE(clock_getcpuclockid(pid, &clock) == 0);
+  REQUIRE(clock_gettime(clock, &time) == 0);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
 std::string ended(std::size_t count) {
@@ -216,7 +226,9 @@ TEST_CASE("an agent that is frozen past its lease is killed with its whole tree"
 TEST_CASE("a frozen agent without a lease is waited for") {
   Node node = start_ready("serve", "0", "stubborn", 1);
   REQUIRE(kill(node.agent, SIGSTOP) == 0);
+  const auto before = cpu_time(node.keeper.pid());
   CHECK(!wait_readable(node.keeper.end_fd(), std::chrono::milliseconds(500)));
+  CHECK(cpu_time(node.keeper.pid()) - before < std::chrono::milliseconds(100));  // it does not wait busily
   REQUIRE(kill(node.agent, SIGCONT) == 0);
   REQUIRE(node.keeper.send_signal(SIGTERM).has_value());
   CHECK(wait_end(node.keeper) == ExitStatus::exited(5));
