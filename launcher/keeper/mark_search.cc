@@ -202,14 +202,13 @@ void MarkSearch::stop_reader() {
 std::vector<MarkedProcess> MarkSearch::take_found() {
   std::vector<MarkedProcess> found;
   bool ended = false;
-  while (!is_over() && !ended) {
+  while (!is_over()) {
     int answer = kUnmarked;
     UniqueFd fd;
     const ssize_t size = receive_answer(answers_.get(), answer, fd);
     if (size < 0 && errno == EINTR) continue;
-    if (size < 0) break;
     ended = size == 0;  // the reader was killed
-    if (ended) break;
+    if (size <= 0) break;
     if (fd) found.push_back({pids_[next_], answer, std::move(fd)});
     skipped_ = skipped_ || answer == kUnread;
     ++next_;

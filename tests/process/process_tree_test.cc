@@ -362,6 +362,28 @@ TEST_CASE("the reader of a search holds no descriptor of its parent, and ends wi
   CHECK(waitpid(-1, nullptr, WNOHANG | __WCLONE) == -1);
 }
 
+TEST_CASE("a search goes on with another reader when one was killed, and says that it skipped") {
+  const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
+  Worker marked = start("rest", {job, "LOCAL_RANK=2"});
+  REQUIRE(read_bytes(marked.liveness.read_end.get(), 1) == "r");
+  std::vector<pid_t> pids(5000, getpid());
+  pids.push_back(marked.process.pid());
+  MarkSearch search(job.substr(job.find('=') + 1), std::move(pids));
+  const pid_t reader = search.reader();
+  REQUIRE(wait_until([&] { return read_process(reader)->state == 'S'; }));  // waits for room for its answers
+  REQUIRE(kill(reader, SIGKILL) == 0);
+  std::vector<pid_t> found;
+  while (!search.is_over()) {
+    search.wait(std::chrono::milliseconds(100));
+    for (const MarkedProcess& process : search.take_found())
+      found.push_back(process.pid);
+  }
+  CHECK(found == std::vector<pid_t>{marked.process.pid()});
+  CHECK(search.skipped());
+  kill(marked.process.pid(), SIGKILL);
+  CHECK(wait_end(marked.process) == ExitStatus::signaled(SIGKILL));
+}
+
 TEST_CASE(
     "a process that keeps executing programs is found by each search, or the search says that it skipped") {
   const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
