@@ -119,7 +119,7 @@ TEST_CASE("without a control group the processes of an attempt are found by the 
     TreeBench bench;
     if (bench.tree.begin(0).cgroup) _exit(2);
     if (!bench.tree.how().starts_with(
-            "no control group for the workers; they are found by the process tree (/"))
+            "no control group for the workers; they are found by the process tree ("))
       _exit(3);
     ChildProcess worker = bench.start("orphan");
     if (read_bytes(bench.liveness.read_end.get(), 1) != "r" || !wait_end(worker).success()) _exit(4);
