@@ -69,6 +69,10 @@ class Terminal:
             pid, _ = os.waitpid(self.pid, os.WNOHANG)
             return pid != 0
         self.ended = bool(self.wait_for(over, seconds))
+        before = -1
+        while before != len(self.shown):  # what it wrote last
+            before = len(self.shown)
+            self.read(0.1)
         return self.ended
 
 
