@@ -60,8 +60,7 @@ bool stops(std::int64_t signal) {
 std::optional<ProcessStat> parse_stat(std::string_view text) {
   const std::size_t open = text.find('(');
   const std::size_t close = text.rfind(')');
-  if (open == std::string_view::npos || close == std::string_view::npos || close < open) return std::nullopt;
-  if (text.size() < close + 4) return std::nullopt;
+  if (close == std::string_view::npos || close < open || text.size() < close + 4) return std::nullopt;
   ProcessStat info;
   std::string_view head = text.substr(0, open);
   if (!take(head, info.pid)) return std::nullopt;

@@ -79,6 +79,8 @@ TEST_CASE("stat lines with unusual names are parsed") {
   CHECK(!parse_stat("1 (x) S").has_value());
   CHECK(!parse_stat("1 (x)").has_value());
   CHECK(!parse_stat("1 x S 1 1 1").has_value());
+  CHECK(!parse_stat("1 (x S" + tail).has_value());
+  CHECK(!parse_stat("1 x) S" + tail).has_value());
   CHECK(!parse_stat(")1(").has_value());
 }
 
