@@ -346,6 +346,7 @@ class Clean(VerbTest):
 
     def test_a_running_job_is_refused(self):
         process = self.started_job("sleep", "1000")
+        self.assertTrue(wait_until(self.processes_of_job))  # a process has its environment after its exec
         done = self.verb("clean")
         self.assertEqual((done.code, done.err), (2, f"ddplaunch: job {self.job} runs; ddplaunch stop {self.job} stops it\n"))
         self.assertIsNone(process.poll())
