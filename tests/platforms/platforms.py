@@ -8,6 +8,7 @@ The roots are build/platforms/NAME. They are kept, and get the distribution's up
 copied into them. There is no network but loopback while the tests run. The roots have no CUDA, so the GPU code is not built there.
 Exit code 1: something failed, nothing ran, or a NAME could not be made."""
 
+import filecmp
 import os
 import pathlib
 import re
@@ -30,15 +31,19 @@ VERSIONS = {"g++": r"g\+\+", "Boost": r"libboost[\d.]*-dev", "libssh": "libssh-d
 
 
 def copy_sources(tree):
-    """Makes the tracked files of this checkout those of `tree`, except for its build. Times are kept, so that a build continues."""
+    """Makes the tracked files of this checkout those of `tree`, except for its build. An unchanged file keeps its time, so that it is
+    not compiled again. A changed one gets the time of now: it may have changed while an earlier run compiled its old content."""
     names = subprocess.run(["git", "-C", SOURCE, "ls-files", "-z"], check=True, stdout=subprocess.PIPE, text=True).stdout.split("\0")
     names = {name for name in names if name and os.path.lexists(SOURCE / name)}
     for path in [path for path in tree.rglob("*") if not path.is_dir() and path.relative_to(tree).parts[0] != "build"]:
         if str(path.relative_to(tree)) not in names:
             path.unlink()
     for name in names:
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(SOURCE / name, tree / name, follow_symlinks=False)
+        source, copy = SOURCE / name, tree / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if not copy.exists() or not filecmp.cmp(source, copy, shallow=False):
+            shutil.copy(source, copy)
+        shutil.copymode(source, copy)
 
 
 def compiler_cache():
