@@ -62,6 +62,19 @@ Cgroup make(Kind kind, const std::string& job = "test") {
   return std::move(*group);
 }
 
+/// Makes a group and locks it, as an agent does. Other jobs of this machine remove a group that nobody holds,
+/// and may find this one before the lock.
+UniqueFd make_held(const std::string& path) {
+  UniqueFd directory;
+  const bool held = wait_until([&] {
+    mkdir(path.c_str(), 0755);
+    directory.reset(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    return directory && flock(directory.get(), LOCK_SH) == 0 && fs::exists(path);
+  });
+  REQUIRE(held);
+  return directory;
+}
+
 struct Worker {
   Pipe liveness;
   ChildProcess process;
@@ -272,34 +285,35 @@ TEST_CASE("groups of dead agents are killed and removed, and no others") {
   for (const Kind kind : kinds()) {
     const CgroupDirs dirs = only(kind);
     const std::string own = kind == Kind::kV2 ? dirs.v2 : dirs.freezer;
-    const std::string stale = own + '/' + cgroup_name("dead", 0, 1);
-    const std::string inhabited = own + '/' + cgroup_name("dead", 1, 1);
+    const auto unique = static_cast<std::uint64_t>(getpid());
+    const std::string stale = own + '/' + cgroup_name("dead", 0, unique);
+    const std::string inhabited = own + '/' + cgroup_name("dead", 1, unique);
     const std::string foreign = own + "/ddplaunch." + std::to_string(getpid());
     rmdir(foreign.c_str());  // a run that was killed has left it, in a PID namespace with the same numbers
-    for (const std::string& path : {stale, stale + "/below", inhabited, foreign})
-      REQUIRE(mkdir(path.c_str(), 0755) == 0);
-    // Other jobs of this machine end groups of dead agents, too. The lock of a live one keeps them away.
-    UniqueFd agent(open(inhabited.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    REQUIRE(flock(agent.get(), LOCK_SH) == 0);
+    REQUIRE(mkdir(foreign.c_str(), 0755) == 0);
+    UniqueFd agents[2] = {make_held(stale), make_held(inhabited)};
+    REQUIRE(mkdir((stale + "/below").c_str(), 0755) == 0);
     const UniqueFd procs(open((inhabited + "/cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC));
     Worker worker = start(-1, procs.get(), "rest");
     REQUIRE(read_bytes(worker.liveness.read_end.get(), 1) == "r");
-    agent.reset();
+    for (UniqueFd& agent : agents)
+      agent.reset();
     Cgroup alive = make(kind, "living");
     Cgroup other = make(kind, "other");
     CHECK(alive.path() != other.path());
-    CHECK(!fs::exists(stale));
+    // Another job may be about to remove what this one has passed over.
+    CHECK(wait_until([&] { return !fs::exists(stale); }));
     CHECK(fs::exists(foreign));
     CHECK(fs::exists(alive.path()));  // empty, but locked
     wait_end(worker.process);         // killed with its dead agent's group, which had no lock
     CHECK(alive.remove(kPatience));
     CHECK(alive.remove(kPatience));        // a second call: it does not exist
     { Cgroup next = make(kind, "next"); }  // left behind, empty
-    CHECK(!fs::exists(inhabited));
+    CHECK(wait_until([&] { return !fs::exists(inhabited); }));
     CHECK(rmdir(foreign.c_str()) == 0);
     CHECK(other.remove());
     Cgroup last = make(kind, "last");
-    CHECK(!fs::exists(own + '/' + cgroup_name("next", 0, static_cast<std::uint64_t>(getpid()))));
+    CHECK(wait_until([&] { return !fs::exists(own + '/' + cgroup_name("next", 0, unique)); }));
     CHECK(last.remove());
   }
 }
