@@ -33,7 +33,7 @@ class Dev(unittest.TestCase):
     def test_unknown_group(self):
         done = dev("setup", "everything")
         self.assertEqual((done.returncode, done.stderr),
-                         (1, './dev: setup: unknown group "everything"; the groups are build demo test check package all\n'))
+                         (1, './dev: setup: unknown group "everything"; the groups are build demo test fuzz check package all\n'))
 
     def test_unknown_preset(self):
         done = dev("build", "fast")

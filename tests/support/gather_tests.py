@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Gathers the tests of several build trees into one ctest tree, so that one ctest run gives one summary.
 
-usage: gather_tests.py BUILD_DIR release [asan-ubsan] [tsan] [fuzz]
+usage: gather_tests.py BUILD_DIR release [asan-ubsan] [tsan]
 
 Writes BUILD_DIR/all-tests/CTestTestfile.cmake. Each entry appends its wall and CPU time to entries.tsv there, which is emptied
 here (measured_entry.py). Tests of the release build keep their names. Tests of another build get its
@@ -25,7 +25,7 @@ FIRST, LAST, FIXTURE = "nothing_before", "nothing_is_left", "machine"
 NAMES_TESTS = {"DEPENDS"}
 NAMES_SHARED = {"FIXTURES_SETUP", "FIXTURES_REQUIRED", "FIXTURES_CLEANUP"}
 # Sanitized programs are two to fifteen times slower.
-SLOWER = {"release": 1, "asan-ubsan": 3, "tsan": 5, "fuzz": 1}
+SLOWER = {"release": 1, "asan-ubsan": 3, "tsan": 5}
 
 
 def quoted(value):
@@ -83,7 +83,7 @@ def entry(preset, test, figures):
     """Returns the add_test and set_tests_properties lines of one test, or "" when this build does not run it."""
     properties = {p["name"]: p["value"] for p in test.get("properties", [])}
     labels = listed(properties.get("LABELS", []))
-    if not wanted(preset, labels):
+    if not wanted(preset, labels) or properties.get("DISABLED"):
         return ""
     if "command" not in test:
         sys.exit(f"gather_tests: {preset}: the program of test {test['name']} was not built")

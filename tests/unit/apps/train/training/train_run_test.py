@@ -472,9 +472,9 @@ class OptionErrors(unittest.TestCase):
                         self.assertEqual(ranks.finish(timeout=20), [(1, [], f"train: {text}\n")])
 
     def test_options_that_must_be_equal_are_compared(self):
-        small = ("--data", "synthetic", "--max-steps", "1")
+        small = ("--data", "synthetic", "--limit", "500", "--max-steps", "1")
         for more, text in ((("--seed", "4"), "--seed is 4 on rank 1 and 0 on rank 0"),
-                           (("--limit", "50"), "the number of training images is 50 on rank 1 and 60000 on rank 0"),
+                           (("--limit", "50"), "the number of training images is 50 on rank 1 and 500 on rank 0"),
                            (("--export", "/tmp/w"), "--export is a path on rank 1 and not given on rank 0")):
             for code, lines, errors in run(3, *small, more={1: more}):
                 self.assertEqual((code, lines, errors), (1, [], f"train: {text}; give all ranks the same value\n"))
