@@ -22,9 +22,9 @@ class Inputs {
   Bytes next() {
     if (below(2) == 0) {
       last_.resize(below(1u << below(kMaxSizeBits + 1)));
-      const std::uint8_t* const alphabet = kAlphabets[below(3)];
+      const std::uint32_t kind = below(3);
       for (std::uint8_t& byte : last_)
-        byte = static_cast<std::uint8_t>(alphabet[0] + below(alphabet[1] + 1u));
+        byte = static_cast<std::uint8_t>(byte_of(kind));
     }
     for (std::uint32_t changes = below(4); changes > 0 && !last_.empty(); --changes)
       last_[below(static_cast<std::uint32_t>(last_.size()))] = static_cast<std::uint8_t>(below(256));
@@ -32,9 +32,11 @@ class Inputs {
   }
 
  private:
-  /// The first byte and the number of those that follow it: all bytes, small numbers, printable characters.
-  static constexpr std::uint8_t kAlphabets[3][2] = {{0, 255}, {0, 15}, {' ', '~' - ' '}};
-
+  std::uint32_t byte_of(std::uint32_t kind) {
+    if (kind == 0) return below(256);
+    if (kind == 1) return ' ' + below('~' - ' ' + 1);  // text
+    return below(4) == 0 ? below(64) : 0;  // sizes and kinds, which are small numbers of several bytes
+  }
   std::uint32_t below(std::uint32_t bound) { return static_cast<std::uint32_t>(random_()) % bound; }
 
   std::mt19937 random_{1};
