@@ -22,7 +22,13 @@ install(DIRECTORY configs DESTINATION share/doc/ddplaunch PATTERN completion EXC
 # The distribution's statement for each linked library, and the texts of the licences to which they refer.
 foreach(package libssh-dev libssl-dev libyaml-cpp-dev zlib1g-dev libzstd-dev libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev
     libboost1.81-dev libboost-dev libc6-dev libstdc++-12-dev libstdc++-13-dev libstdc++-14-dev)
-  install(FILES /usr/share/doc/${package}/copyright DESTINATION share/doc/ddplaunch/licenses RENAME ${package} OPTIONAL)
+  if(EXISTS /usr/share/doc/${package}/copyright)
+    # Without the names of the sources' files, which are nine tenths of Boost's statement. No package has these files.
+    file(READ /usr/share/doc/${package}/copyright statement)
+    string(REGEX REPLACE "\nFiles:[^\n]*(\n[ \t][^\n]*)*" "" statement "${statement}")
+    file(WRITE ${PROJECT_BINARY_DIR}/licenses/${package} "${statement}")
+    install(FILES ${PROJECT_BINARY_DIR}/licenses/${package} DESTINATION share/doc/ddplaunch/licenses)
+  endif()
 endforeach()
 foreach(licence LGPL-2.1 GPL-3 Apache-2.0)
   install(FILES /usr/share/common-licenses/${licence} DESTINATION share/doc/ddplaunch/licenses OPTIONAL)

@@ -122,7 +122,10 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
   }
 
   std::string reason(const error_code& error) const {
-    if (error != asio::error::eof) return error.message();
+    // Which of these comes depends on what was under way when the node closed the link.
+    const bool closed = error == asio::error::eof || error == asio::error::connection_reset ||
+                        error == asio::error::broken_pipe;
+    if (!closed) return error.message();
     return greeted_
                ? "the node closed it; check whether the daemon's session for this job was killed"
                : "the node closed it before an agent was started; the reason is in the daemon's log there "
