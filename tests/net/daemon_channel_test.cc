@@ -123,6 +123,19 @@ std::string trouble(const std::string& bytes, ErrorCode code) {
   return end.broken->text;
 }
 
+TEST_CASE("a link that the node resets has the same remedy as one that it closes") {
+  Link link;
+  link.send(daemon_greeting());
+  asio::write(link.channel->link(), asio::buffer("hello", 5));
+  link.turn();
+  link.node.close();  // with unread bytes, which makes it a reset
+  const remote::ChannelEnd& end = link.until_end();
+  REQUIRE(end.broken);
+  CHECK(end.broken->text ==
+        "gpu01: the link to the daemon at gpu01:29499 broke: the node closed it; check whether the daemon's "
+        "session for this job was killed");
+}
+
 TEST_CASE("a broken link is reported with the remedy") {
   CHECK(trouble("", ErrorCode::kLinkLost) ==
         "gpu01: the link to the daemon at gpu01:29499 broke: the node closed it before an agent was started; "
