@@ -118,7 +118,8 @@ constexpr long kCgroup2Magic = 0x63677270;
 constexpr long kCgroup1Magic = 0x27e0eb;
 /// Linux pids are below this number.
 constexpr std::uint64_t kPidLimit = std::uint64_t{1} << 22;
-constexpr int kNames = 4;
+/// A name is lost when the cleanup of another agent comes between the group and its lock.
+constexpr int kNames = 16;
 /// Deeper groups that workers make are ignored.
 constexpr int kMaxDepth = 16;
 constexpr std::size_t kBatch = 256;

@@ -228,4 +228,9 @@ void MarkSearch::wait(std::chrono::milliseconds limit) const {
     poll(&news, 1, static_cast<int>(std::clamp(rest, std::chrono::milliseconds(0), limit).count()));
 }
 
+bool is_search_reader(pid_t child) {
+  siginfo_t info = {};
+  return waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT | __WCLONE) == 0;
+}
+
 }  // namespace ddp::launcher

@@ -142,8 +142,8 @@ bool TreeKill::ended_meanwhile(const ProcessInfo& info) {
 }
 
 bool TreeKill::kept(const ProcessInfo& info) const {
-  return (chosen_ && info.parent == getpid() && !members_.contains(info.pid)) ||
-         (search_ && info.pid == search_->reader());
+  if (info.parent != getpid()) return false;
+  return (chosen_ && !members_.contains(info.pid)) || is_search_reader(info.pid);
 }
 
 /// Takes in every descendant, from the top down, and the marked processes with their descendants.

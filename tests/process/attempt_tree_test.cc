@@ -22,13 +22,17 @@ class TreeBench {
     REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
     tree.set_job("tree");
   }
-  std::vector<LeftProcess> end() {
+  /// Ends the attempt. Returns the processes that are left.
+  std::vector<std::string> end() {
     std::optional<std::vector<LeftProcess>> left;
     asio::co_spawn(loop, tree.end(), [&left](const std::exception_ptr&, auto value) { left = value; });
     loop.restart();
     loop.run_for(kPatience);
     REQUIRE(left.has_value());
-    return *left;
+    std::vector<std::string> texts;
+    for (const LeftProcess& process : *left)
+      texts.push_back(process.text());
+    return texts;
   }
   /// Returns the packets that the keeper has received, "KIND TEXT" each.
   std::vector<std::string> packets() {
@@ -89,7 +93,7 @@ TEST_CASE("the end of an attempt ends what its workers left, and removes its con
   REQUIRE(read_bytes(bench.liveness.read_end.get(), 2).size() == 2);
   REQUIRE(worker.send_signal(SIGKILL).has_value());
   CHECK(wait_end(worker) == ExitStatus::signaled(SIGKILL));
-  CHECK(bench.end().empty());
+  CHECK(bench.end() == std::vector<std::string>{});
   CHECK(reaches_end(bench.liveness.read_end.get()));
   CHECK_FALSE(has_children());
   CHECK_FALSE(fs::exists(path));
@@ -108,7 +112,7 @@ TEST_CASE("a control group that cannot be removed is left to the keeper") {
   std::string below = path;
   for (int depth = 1; depth <= 17; ++depth)  // one more than is removed
     REQUIRE(mkdir((below += "/d").c_str(), 0755) == 0);
-  CHECK(bench.end().empty());
+  CHECK(bench.end() == std::vector<std::string>{});
   CHECK(bench.packets() == std::vector<std::string>{text_of(KeeperPacket::kCgroup, path)});
   for (; below.size() >= path.size(); below.resize(below.size() - 2))
     CHECK(rmdir(below.c_str()) == 0);

@@ -361,7 +361,23 @@ TEST_CASE("the reader of a search holds no descriptor of its parent, and ends wi
     CHECK(std::distance(begin(descriptors), end(descriptors)) ==
           2);  // its socket, and the process that it reads
   }
-  CHECK(waitpid(-1, nullptr, WNOHANG | __WCLONE) == -1);
+  CHECK(wait_until([] { return waitpid(-1, nullptr, WNOHANG | __WCLONE) == -1; }));
+}
+
+TEST_CASE("a kill spares the reader of another search and does not report it as left") {
+  MarkSearch search("any", std::vector<pid_t>(5000, getpid()));
+  const pid_t reader = search.reader();
+  REQUIRE(wait_until([&] { return read_process(reader)->state == 'S'; }));  // waits for room for its answers
+  CHECK(is_search_reader(reader));
+  Worker worker = start("rest");
+  REQUIRE(read_bytes(worker.liveness.read_end.get(), 1) == "r");
+  CHECK_FALSE(is_search_reader(worker.process.pid()));
+  TreeKill kill({}, kKillBound);
+  CHECK(step_to_end(kill, kKillBound));
+  CHECK(kill.found() == 1);
+  CHECK(kill.left().empty());
+  CHECK(read_process(reader)->state == 'S');
+  CHECK(wait_end(worker.process) == ExitStatus::signaled(SIGKILL));
 }
 
 TEST_CASE("a search goes on with another reader when one was killed, and says that it skipped") {
