@@ -165,14 +165,15 @@ def step_records(path):
 
 
 def problems_of_records(path, begins=()):
-    """Lists the problems in the records of a training that lost no step. Step numbers must increase by one, but a step that
-    was complete on some ranks only may be reported twice. After an attempt that continues from a step in `begins`, the loss
-    must not jump."""
+    """Lists the problems in the records of a training that lost no step. Step numbers must increase by one. After an attempt
+    that continues from a step in `begins`, the loss must not jump, and a new rank 0 reports that step again: the lost
+    rank 0 may have died before that report, or have reported one step more, which no other rank had completed."""
     reported, before = [], []
     for record in step_records(path):
         step, loss = record["step"], record["loss"]
-        if before and step not in (before[-1][0], before[-1][0] + 1):
-            reported.append(f"step {step} follows step {before[-1][0]}")
+        last = before[-1][0] if before else step - 1
+        if step not in (last, last + 1) and not (step == last - 1 and step in begins):
+            reported.append(f"step {step} follows step {last}")
         mean = sum(loss for _, loss in before[-20:]) / 20
         if len(before) >= 20 and step - 1 in begins and loss > 1.5 * mean + 0.1:
             reported.append(f"the loss of step {step} is {loss:.3f}, the mean of the 20 before it {mean:.3f}")
