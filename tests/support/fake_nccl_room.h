@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "fake_nccl.h"
 
@@ -55,7 +57,7 @@ class FakeNcclSlot {
   int size() const { return size_; }
   bool all_here() {
     if (room_->arrived < size_) return false;
-    ::unlink(path_.c_str());
+    if (!unlinked_.exchange(true)) ::unlink(path_.c_str());
     return true;
   }
   void leave() {
@@ -81,6 +83,7 @@ class FakeNcclSlot {
   int rank_;
   int size_;
   std::atomic<int> file_ = -1;
+  std::atomic<bool> unlinked_ = false;
   FakeNcclRoom* room_ = nullptr;
 };
 
@@ -183,6 +186,8 @@ class FakeNcclExchange {
       if (rounds[rank] >= round_) continue;
       if (state_->slot.is_lost(rank) && rounds[rank] < round_)  // it may have done its part before
         notice_loss(rank);
+      // Callers poll without a pause, and the ranks that they wait for have no processor of their own.
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
       return false;
     }
     return true;
