@@ -126,10 +126,11 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
     const bool closed = error == asio::error::eof || error == asio::error::connection_reset ||
                         error == asio::error::broken_pipe;
     if (!closed) return error.message();
+    const std::string how = error == asio::error::eof ? "" : " (" + error.message() + ")";
     return greeted_
-               ? "the node closed it; check whether the daemon's session for this job was killed"
-               : "the node closed it before an agent was started; the reason is in the daemon's log there "
-                 "(journalctl --user -u ddplaunchd)";
+               ? "the node closed it" + how + "; check whether the daemon's session for this job was killed"
+               : "the node closed it before an agent was started" + how +
+                     "; the reason is in the daemon's log there (journalctl --user -u ddplaunchd)";
   }
 
   ChannelEnd broken(ErrorCode code, const std::string& text) const {

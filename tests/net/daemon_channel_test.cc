@@ -132,8 +132,8 @@ TEST_CASE("a link that the node resets has the same remedy as one that it closes
   const remote::ChannelEnd& end = link.until_end();
   REQUIRE(end.broken);
   CHECK(end.broken->text ==
-        "gpu01: the link to the daemon at gpu01:29499 broke: the node closed it; check whether the daemon's "
-        "session for this job was killed");
+        "gpu01: the link to the daemon at gpu01:29499 broke: the node closed it (Connection reset by peer); "
+        "check whether the daemon's session for this job was killed");
 }
 
 TEST_CASE("a broken link is reported with the remedy") {
