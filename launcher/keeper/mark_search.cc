@@ -27,8 +27,9 @@ namespace {
 
 /// Reading one environment takes microseconds, so a busy machine does not explain a silence of this length.
 constexpr std::chrono::milliseconds kStall{500};
-/// The time for a reader to die of its SIGKILL. A reader that the kernel holds longer is not waited for.
-constexpr std::chrono::milliseconds kDeathTime{20};
+/// The time for a reader to die of its SIGKILL, which takes longer than a few ms only on a busy machine. A
+/// reader that the kernel holds longer is not waited for, and remains as a zombie.
+constexpr std::chrono::milliseconds kDeathTime{500};
 constexpr std::size_t kMaxEnvironment = 4u << 20;
 /// The number of times that a process is read again, 1 ms apart, until its exec has given it an environment.
 constexpr int kExecTries = 100;

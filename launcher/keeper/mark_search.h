@@ -58,8 +58,8 @@ class MarkSearch {
   Clock::time_point stalled_at_;  ///< when the reader counts as blocked, unless it answers
 };
 
-/// Returns whether a child of this process reads, or read until it was killed, for a MarkSearch: a child
-/// without an exit signal. A killed one may outlive its search. Blocks never.
+/// Returns whether a child of this process reads for a MarkSearch. A reader that the kernel holds outlives
+/// its search. The exit signal of a reader is not SIGCHLD, by which it is known. Never blocks.
 bool is_search_reader(pid_t child);
 
 }  // namespace ddp::launcher

@@ -38,7 +38,10 @@ std::vector<Kind> usable_kinds() {
   std::vector<Kind> kinds;
   for (const Kind kind : {Kind::kV2, Kind::kFreezer}) {
     auto group = Cgroup::make(only(kind), "probe", 0);
-    if (!group) continue;
+    if (!group) {
+      CHECK(group.error().text.find("is not this process's control group") == std::string::npos);
+      continue;
+    }
     REQUIRE(group->remove());
     kinds.push_back(kind);
   }
@@ -335,9 +338,8 @@ TEST_CASE("one agent may create several groups of the same job and attempt, but 
     CHECK(paths.size() == groups.size());
     CHECK(groups.size() >= 4);  // the cleanup of a test beside this one may take a name
     CHECK(groups.size() <= 16);
-    CHECK_THAT(refused.text, Catch::Matchers::StartsWith(
-                                 "mkdir " + fs::path(groups.front().path()).parent_path().string()) &&
-                                 Catch::Matchers::EndsWith(": File exists"));
+    const std::string parent = fs::path(groups.front().path()).parent_path();
+    CHECK_THAT(refused.text, Catch::Matchers::StartsWith("mkdir " + parent + '/'));
     for (Cgroup& group : groups)
       CHECK(group.remove());
   }

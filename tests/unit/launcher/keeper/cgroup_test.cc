@@ -117,6 +117,8 @@ TEST_CASE("unusual mounts are parsed") {
       "cgroup2 none rw\n",
       "0::/a b/c:d\n"};
   CHECK(misbehaved.v2() == "/mnt/c\\d\t-\ne/c:d");
+  const System not_octal{"36 35 0:26 / /a\\08b\\xyz rw - cgroup2 none rw\n", "0::/\n"};
+  CHECK(not_octal.v2() == "/a\\08b\\xyz");
   // The first mount shows another part of the tree. Of mounts at one place, the last one is visible.
   const System several{
       "36 35 0:26 /else /one rw - cgroup2 none rw\n36 35 0:26 / /two rw - cgroup2 none rw\n"
