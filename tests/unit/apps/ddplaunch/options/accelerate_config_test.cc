@@ -15,7 +15,7 @@ using ddp::test::Texts;
 
 namespace {
 
-Texts errors_of(const std::string& text) {
+Texts accelerate_errors(const std::string& text) {
   Diagnostics diagnostics;
   read_accelerate_config(text, "f.yaml", diagnostics);
   return diagnostics.errors;
@@ -172,11 +172,11 @@ TEST_CASE("A section of another distributed_type is reported as a notice") {
 }
 
 TEST_CASE("A name or value that no variable can have is an error before the start") {
-  CHECK(errors_of("distributed_type: FSDP\nfsdp_config:\n  \"fsdp_x=y z\": 1\n") ==
+  CHECK(accelerate_errors("distributed_type: FSDP\nfsdp_config:\n  \"fsdp_x=y z\": 1\n") ==
         Texts{"ddplaunch: f.yaml:3:3: fsdp_config: \"fsdp_x=y z\" cannot be the name of a variable"});
-  CHECK(errors_of("distributed_type: FSDP\nfsdp_config:\n  fsdp_x: \"a\\0b\"\n") ==
+  CHECK(accelerate_errors("distributed_type: FSDP\nfsdp_config:\n  fsdp_x: \"a\\0b\"\n") ==
         Texts{"ddplaunch: f.yaml:3:11: a value cannot hold a zero byte"});
-  CHECK(errors_of("distributed_type: NO\nuse_cpu: maybe\ndebug: [1]\n") ==
+  CHECK(accelerate_errors("distributed_type: NO\nuse_cpu: maybe\ndebug: [1]\n") ==
         Texts{"ddplaunch: f.yaml:2:10: use_cpu must be true or false",
               "ddplaunch: f.yaml:3:8: debug must be true or false"});
   for (const char* off : {"'no'", "'False'", "0", "false", "''"})
@@ -185,30 +185,31 @@ TEST_CASE("A name or value that no variable can have is an error before the star
 }
 
 TEST_CASE("An unsupported or wrong entry is reported with its line and column") {
-  CHECK(errors_of("distributed_type: XLA\n") ==
+  CHECK(accelerate_errors("distributed_type: XLA\n") ==
         Texts{"ddplaunch: f.yaml:1:19: TPUs are launched by accelerate itself, not by ddplaunch"});
   CHECK(
-      errors_of("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n") ==
+      accelerate_errors("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n") ==
       Texts{
           "ddplaunch: f.yaml:1:22: compute_environment AMAZON_SAGEMAKER: only LOCAL_MACHINE can be launched "
           "from here"});
-  CHECK(errors_of("distributed_type: NO\nnum_procesess: 4\n") ==
+  CHECK(accelerate_errors("distributed_type: NO\nnum_procesess: 4\n") ==
         Texts{"ddplaunch: f.yaml:2:1: \"num_procesess\" is not a known key of accelerate; did "
               "you mean "
               "num_processes?"});
-  CHECK(errors_of("distributed_type: NO\nfsdp_config:\n  a: 1\n  a: 2\ndebug: false\ndebug: true\n") ==
-        Texts{"ddplaunch: f.yaml:4:3: a is given twice (first on line 3)",
-              "ddplaunch: f.yaml:6:1: debug is given twice (first on line 5)"});
-  CHECK(errors_of("---\ndistributed_type: NO\n---\ndistributed_type: MULTI_GPU\n") ==
+  CHECK(
+      accelerate_errors("distributed_type: NO\nfsdp_config:\n  a: 1\n  a: 2\ndebug: false\ndebug: true\n") ==
+      Texts{"ddplaunch: f.yaml:4:3: a is given twice (first on line 3)",
+            "ddplaunch: f.yaml:6:1: debug is given twice (first on line 5)"});
+  CHECK(accelerate_errors("---\ndistributed_type: NO\n---\ndistributed_type: MULTI_GPU\n") ==
         Texts{"ddplaunch: f.yaml:4:1: a second document begins here (after ---); a file of accelerate config "
               "has only one"});
-  CHECK(errors_of("---\ndistributed_type: NO\n...\n---\n") == Texts{});
-  CHECK(errors_of(
+  CHECK(accelerate_errors("---\ndistributed_type: NO\n...\n---\n") == Texts{});
+  CHECK(accelerate_errors(
             "distributed_type: MULTI_GPU\nnum_processes: many\nmixed_precision: int4\ngpu_ids: '0,0'\n") ==
         Texts{"ddplaunch: f.yaml:2:16: num_processes must be a whole number",
               "ddplaunch: f.yaml:4:10: gpu_ids: 0 is given twice",
               "ddplaunch: f.yaml:3:18: mixed_precision int4: accelerate supports no, fp16, bf16 and fp8"});
-  CHECK(errors_of("num_processes: 4\n") ==
+  CHECK(accelerate_errors("num_processes: 4\n") ==
         Texts{"ddplaunch: f.yaml: distributed_type is missing; is it a file of accelerate config?"});
 }
 
@@ -234,9 +235,9 @@ TEST_CASE("A file of another shape is reported, not guessed at") {
   };
   for (const auto& [text, errors] : cases) {
     INFO(text);
-    CHECK(errors_of(text) == errors);
+    CHECK(accelerate_errors(text) == errors);
   }
-  const Texts unreadable = errors_of("a: [1\nb: 2\n");  // the reason is the YAML library's text
+  const Texts unreadable = accelerate_errors("a: [1\nb: 2\n");  // the reason is the YAML library's text
   REQUIRE(unreadable.size() == 1);
   CHECK(unreadable[0].starts_with("ddplaunch: f.yaml:2:"));
   CHECK(unreadable[0].find(": it cannot be read as YAML: ") != std::string::npos);
