@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests random kills over four SSH nodes: each leaves no process and the right exit code (tests/support/torture.py).
 
-DDP_TORTURE_SEED=N repeats a run (the seed is printed). DDP_TORTURE_KILLS=N sets the minimum number of kills (40).
+DDP_TORTURE_SEED=N repeats a run (the seed is printed). DDP_TORTURE_KILLS=N sets the minimum number of kills (42: each cell once).
 DDP_TORTURE_ONLY=N runs one case, DDP_TORTURE_CELLS=REGEX only matching cells, such as "start/agent/TERM". DDP_TORTURE_LANES=N
 sets how many jobs run at a time.
 """
@@ -21,7 +21,7 @@ from tests.support import torture
 from tests.support.launch import SOURCE, main
 
 LANES = int(os.environ.get("DDP_TORTURE_LANES", "5"))
-KILLS = int(os.environ.get("DDP_TORTURE_KILLS", "40"))
+KILLS = int(os.environ.get("DDP_TORTURE_KILLS", "42"))
 SEED = os.environ.get("DDP_TORTURE_SEED") or str(random.SystemRandom().randrange(1_000_000))
 ONLY = os.environ.get("DDP_TORTURE_ONLY")
 
