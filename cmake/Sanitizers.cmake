@@ -9,7 +9,7 @@ if(DDP_SANITIZE)
   target_compile_definitions(ddp_sanitizers INTERFACE _GLIBCXX_ASSERTIONS)
 endif()
 # GCC takes a quarter of its time for the checks of every pointer for null, alignment and size. AddressSanitizer finds the use of a
-# null pointer without them, and the fuzzers, which clang compiles, check the alignment in every decoder.
+# null pointer without them, and the fuzzers of `./dev fuzz`, which clang compiles, check the alignment in every decoder.
 if(DDP_SANITIZE MATCHES undefined AND NOT DDP_FUZZ)
   target_compile_options(ddp_sanitizers INTERFACE -fno-sanitize=null,alignment,object-size)
 endif()
