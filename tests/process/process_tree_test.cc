@@ -75,6 +75,8 @@ TEST_CASE("stat lines with unusual names are parsed") {
   for (const int stop : {SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU})
     CHECK(end_signal(stop) == 0);
   CHECK(parse_stat("1 (x\ny) S" + tail)->comm == "x\ny");
+  CHECK(parse_stat("1 (x) S" + tail.substr(0, tail.find(" 1000")))->started == 987654);
+  CHECK(!parse_stat("1 (x) S" + tail.substr(0, tail.find("987654"))).has_value());
   CHECK(!parse_stat("").has_value());
   CHECK(!parse_stat("1 (x) S").has_value());
   CHECK(!parse_stat("1 (x)").has_value());
