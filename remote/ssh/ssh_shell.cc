@@ -346,7 +346,8 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::through_openssh(Host host,
                                                                       Deadline deadline, std::string reason,
                                                                       CommandShell::Route route) {
   (*steps_)[host.name] = openssh_.step(host.name, false);
-  if (reported_.insert(reason).second && options_.notice) {
+  // In parentheses stands libssh's last error, which differs for the same cause.
+  if (reported_.insert(reason.substr(0, reason.find(" ("))).second && options_.notice) {
     options_.notice(host.name + ": connecting through the program " + options_.ssh_program + ", because of " +
                     reason + " (reported once; other hosts may have the same reason)");
   }

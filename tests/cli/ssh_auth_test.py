@@ -697,7 +697,7 @@ class Servers(AuthTest):
         for notice in self.notices(done):  # a newer libssh knows one of them and needs no program
             self.assertRegex(notice, r"^ddplaunch: 127\.0\.0\.[23]: connecting through the program ssh, because of a key exchange "
                                      r"that libssh does not support \(.*\) \(reported once; other hosts may have the same reason\)$")
-        self.assertLessEqual(len(self.notices(done)), 1)
+        self.assertLessEqual(len(self.notices(done)), 1, done.err)
         self.assert_in(self.launch(config, "127.0.0.2", program=True))
 
     def test_rsa_with_sha1_only(self):
