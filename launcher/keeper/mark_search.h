@@ -21,9 +21,9 @@ struct MarkedProcess {
 
 /// Reads the environments of processes for the mark of a job. A child process reads them: the kernel blocks a
 /// reader of /proc/PID/environ while the process's memory is locked (an exec or a page fault on a dead disk).
-/// A child that makes no progress is killed, and a new one continues behind the process that blocked it. No
-/// call blocks. One thread. waitid finds the child only with __WCLONE. The child holds none of our
-/// descriptors.
+/// A child that makes no progress is killed, and a new one continues behind the process that blocked it. A
+/// call waits only for the death of a killed child, half a second at most. One thread. waitid finds the child
+/// only with __WCLONE. The child holds none of our descriptors.
 class MarkSearch {
  public:
   /// If no child can be made, nothing is found.
@@ -59,7 +59,7 @@ class MarkSearch {
 };
 
 /// Returns whether a child of this process reads for a MarkSearch. A reader that the kernel holds outlives
-/// its search. The exit signal of a reader is not SIGCHLD, by which it is known. Never blocks.
+/// its search. It is known by its exit signal, which is not SIGCHLD. Never blocks.
 bool is_search_reader(pid_t child);
 
 }  // namespace ddp::launcher
