@@ -27,7 +27,8 @@ void HangInvestigation::node_gone(std::size_t node, Time now) {
 
 std::vector<std::size_t> HangInvestigation::begin(const std::set<std::uint32_t>& ended, Time now) {
   inspect_due_ = now + kInspectTime + kInspectSlack;
-  quiet_for_ = now - detector_.last_activity();
+  last_activity_ = detector_.last_activity();
+  quiet_for_ = now - last_activity_;
   report_ = HangReport();
   asked_.clear();
   for (std::size_t i = 0; i < nodes_.size(); ++i) {

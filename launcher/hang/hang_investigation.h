@@ -48,10 +48,13 @@ class HangInvestigation {
   std::vector<std::size_t> begin(const std::set<std::uint32_t>& ended, Time now);
   bool inspecting() const { return inspect_due_.has_value(); }
   void answer(std::size_t node, const rendezvous::Inspection& inspection);
-  /// Returns whether the inspection is over: every asked node has answered completely or is lost, or its time is up.
+  /// Returns whether the inspection is over: every asked node has answered completely or is lost, or its time
+  /// is up.
   bool complete(Time now) const { return inspecting() && (asked_.empty() || now >= *inspect_due_); }
   /// The job makes progress again. Returns false if no inspection runs.
   bool cancel();
+  /// Returns when the job hung: at the last activity of a worker.
+  Time last_activity() const { return last_activity_; }
   /// Ends the inspection: the job has hung. Returns "the job hung: no worker printed anything or used CPU
   /// time for 60 s", then one line for each group of ranks that do the same, the place of the stacks
   /// (`files`), and a hint if there is one.
@@ -71,6 +74,7 @@ class HangInvestigation {
   std::optional<Time> inspect_due_;  ///< set while the nodes inspect their workers
   std::set<std::size_t> asked_;      ///< nodes whose answer is not complete
   Time quiet_for_{0};
+  Time last_activity_{0};
   std::vector<std::uint32_t> hung_;
 };
 

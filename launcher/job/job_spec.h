@@ -115,7 +115,7 @@ struct JobSpec {
   std::chrono::milliseconds stop_grace{25'000};     ///< after a user's signal
   std::chrono::milliseconds failure_grace{15'000};  ///< after a worker's failure
   std::chrono::milliseconds node_timeout{15'000};
-  std::chrono::milliseconds master_timeout{15'000};
+  std::chrono::milliseconds master_timeout{0};       ///< 0: see node_lease
   int max_restarts = 0;                              ///< of the whole job, for any node or rank
   std::chrono::milliseconds restart_backoff{1'000};  ///< before the first restart; doubles to 60 s
   std::chrono::milliseconds hang_timeout{0};         ///< 0: no hang detection
@@ -127,6 +127,14 @@ struct JobSpec {
   bool quiet = false;    ///< print errors only
   bool verbose = false;  ///< print each step
 };
+
+/// Returns for how long a node may run workers without a word of the master. An outage of `node_timeout` must
+/// not end them, and TCP may need twice that time until it has resent what was lost
+/// (docs/decisions/0031-leases-outlast-retransmission.md).
+inline std::chrono::milliseconds node_lease(const JobSpec& spec) {
+  if (spec.master_timeout.count() > 0) return spec.master_timeout;
+  return 2 * spec.node_timeout + std::chrono::seconds(5);
+}
 
 /// Returns how many hosts the job may use: its nodes and the spares, taken from the start of the list.
 inline std::size_t hosts_used(const JobSpec& spec) {

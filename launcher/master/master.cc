@@ -103,8 +103,7 @@ int Master::run() {
   carry_out(supervisor_.start(steady_now()));
   nodes_.start_all(spec_.start_timeout);
   spawn(loop_.get_executor(), watch_signals());
-  nodes_.ping_every(
-      std::min(kPingEvery, std::min(spec_.node_timeout, spec_.master_timeout) / kPingsInTimeout));
+  nodes_.ping_every(std::min(kPingEvery, std::min(spec_.node_timeout, node_lease(spec_)) / kPingsInTimeout));
   loop_.run();  // until the supervisor has finished; carry_out stops it
   end_tasks();
   output_.finish_all();
@@ -247,9 +246,15 @@ void Master::repeat_on_terminal() {
 }
 
 /// Ctrl-Z stops the master, but not the job. The agents are notified, so that they tolerate the silence. The
-/// master stops when all have answered, because the threads that send these messages stop with it.
+/// master stops when all have answered, because the threads that send these messages stop with it. In a job
+/// that may restart, an agent that tolerates silence could run its workers beside those of the next attempt.
 void Master::fall_asleep() {
   if (!can_be_continued()) return say("Ctrl-Z is ignored: no shell here could continue ddplaunch");
+  if (supervisor_.may_restart())
+    return say(
+        "Ctrl-Z is ignored: this job may restart, so its nodes end their workers when they hear nothing "
+        "for " +
+        format_duration(node_lease(spec_)) + " (--master-timeout)");
   if (nodes_.pings_paused()) return;
   nodes_.pause_pings(true);  // a ping would wake the agents again
   console_.suspend();

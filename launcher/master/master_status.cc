@@ -22,6 +22,7 @@ const char* name_of(Supervisor::State state) {
       return "running";
     case Supervisor::State::kStopping:
       return "stopping";
+    case Supervisor::State::kEnding:
     case Supervisor::State::kLeaving:
     case Supervisor::State::kFinished:
       return "ending";

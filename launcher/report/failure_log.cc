@@ -54,12 +54,21 @@ void FailureLog::end_attempt() {
   forget_attempt();
 }
 
+void FailureLog::restore_attempt() {
+  if (end_.earlier.empty()) return;
+  end_.failures = {std::move(end_.earlier.back())};
+  end_.earlier.pop_back();
+  --end_.restarts;
+}
+
 void FailureLog::forget_attempt() {
   end_.failures.clear();
   end_.early.clear();
 }
 
-void FailureLog::worker_ended_well(const WorkerIdentity& worker, Time at, Time error) {
+void FailureLog::worker_ended_well(const WorkerIdentity& worker, Interval happened) {
+  const Time at = (happened.earliest + happened.latest) / 2;
+  const Time error = (happened.latest - happened.earliest) / 2;
   ended_well_.insert(worker.rank);
   if (!stop_ordered_) end_.early.push_back({worker.rank, worker.host, at - began_, error});
 }
@@ -69,8 +78,10 @@ const Failure* FailureLog::root_cause() const {
   return root ? &end_.failures[*root] : nullptr;
 }
 
-void FailureLog::worker_failed(const WorkerIdentity& worker, const rendezvous::WorkerExited& end, Time at,
-                               Time error) {
+void FailureLog::worker_failed(const WorkerIdentity& worker, const rendezvous::WorkerExited& end,
+                               Interval happened) {
+  const Time at = (happened.earliest + happened.latest) / 2;
+  const Time error = (happened.latest - happened.earliest) / 2;
   Failure failure;
   failure.host = worker.host;
   failure.rank = worker.rank;
@@ -145,7 +156,8 @@ void FailureLog::set_last_output(int rank, std::vector<std::string> lines, std::
   }
 }
 
-void FailureLog::node_failed(const std::string& host, Error error, Time now) {
+void FailureLog::node_failed(const std::string& host, Error error, Interval happened) {
+  const Time now = happened.latest;
   Failure failure;
   failure.kind = Failure::Kind::kNode;
   failure.host = host;
@@ -164,7 +176,8 @@ void FailureLog::explain_node(const std::string& host, Error error) {
   if (known != end_.failures.rend()) known->error = without_host(std::move(error), host);
 }
 
-void FailureLog::job_hung(Error error, Time now) {
+void FailureLog::job_hung(Error error, Interval happened) {
+  const Time now = happened.latest;
   Failure failure;
   failure.kind = Failure::Kind::kHung;
   failure.attempt = attempt_;

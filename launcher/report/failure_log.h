@@ -34,6 +34,8 @@ class FailureLog {
   /// Keeps the attempt's root cause among the earlier ones and drops its other failures. The job
   /// restarts.
   void end_attempt();
+  /// The restart that end_attempt prepared does not come: the last attempt's root cause is the job's.
+  void restore_attempt();
   /// Drops the attempt's failures, because it was stopped without a failure.
   void forget_attempt();
 
@@ -43,7 +45,7 @@ class FailureLog {
   }
   /// Adds an abnormal exit at `at` ± `error`. Time and signal show whether our stop caused it, see
   /// stop_ordered.
-  void worker_failed(const WorkerIdentity& worker, const rendezvous::WorkerExited& end, Time at, Time error);
+  void worker_failed(const WorkerIdentity& worker, const rendezvous::WorkerExited& end, Interval happened);
   void evidence(const rendezvous::WorkerEvidence& evidence);
   /// Takes the flight recorder dump of a rank of the attempt, which has `world_size` ranks. Ignores an
   /// invalid dump.
@@ -51,15 +53,15 @@ class FailureLog {
   /// Compares the dumps of all ranks of the attempt and sets Failure::waited_for of its root cause.
   /// end_attempt does this too.
   void diagnose_collectives();
-  void worker_ended_well(const WorkerIdentity& worker, Time at, Time error);
+  void worker_ended_well(const WorkerIdentity& worker, Interval happened);
   /// A rank of the attempt reported, before its end, peers that it cannot reach.
   void lost_peers(int rank) { lost_peers_.insert(rank); }
   /// Sets the last stderr lines of a rank that failed in this attempt, and the file with its whole stderr.
   void set_last_output(int rank, std::vector<std::string> lines, std::string file);
-  void node_failed(const std::string& host, Error error, Time now);
+  void node_failed(const std::string& host, Error error, Interval happened);
   /// Sets why a node failed whose failure was reported before.
   void explain_node(const std::string& host, Error error);
-  void job_hung(Error error, Time now);
+  void job_hung(Error error, Interval happened);
   void master_failed(Error error) { end_.master = std::move(error); }
   /// Sets JobEnd::job and job_dir.
   void name_job(std::string job, std::string directory);

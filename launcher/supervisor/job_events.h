@@ -23,12 +23,17 @@ struct NodeUp {  ///< the node's agent said hello
   rendezvous::Hello hello;
   std::string connected;  ///< address at which the node was reached; empty: unknown
   std::uint32_t incarnation = 1;
+  bool probed = false;  ///< NodeReachable says when its machine answers
 };
 struct NodeFailed {  ///< the node could not be reached, or no agent answered
   std::size_t node;
   Error error;
 };
 struct NodeHeartbeat {  ///< any byte from the node
+  std::size_t node;
+  std::uint32_t incarnation = 1;
+};
+struct NodeReachable {  ///< the machine of a silent node has answered a new connection
   std::size_t node;
   std::uint32_t incarnation = 1;
 };
@@ -55,8 +60,8 @@ struct UserSignal {
   int number;
 };
 struct Tick {};
-using Event =
-    std::variant<NodeUp, NodeFailed, NodeHeartbeat, FromNode, LinkEnded, NodeGone, UserSignal, Tick>;
+using Event = std::variant<NodeUp, NodeFailed, NodeHeartbeat, NodeReachable, FromNode, LinkEnded, NodeGone,
+                           UserSignal, Tick>;
 
 // ---- actions
 struct ToNode {

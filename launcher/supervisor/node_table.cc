@@ -4,6 +4,8 @@
 #include <iterator>
 #include <utility>
 
+#include "base/require.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -25,17 +27,57 @@ bool is_within(const rendezvous::RankAssignment& ranks, std::uint32_t rank) {
 NodeTable::NodeTable(const JobSpec& spec) : nodes_(hosts_used(spec)) {
   for (std::size_t i = 0; i < nodes_.size(); ++i)
     nodes_[i].name = spec.hosts[i].name;
+  coming_ = static_cast<int>(nodes_.size());
+}
+
+void NodeTable::count(const Node& node, int sign) {
+  if (node.is_present()) present_ += sign;
+  if (node.is_coming()) coming_ += sign;
+  if (node.awaited) awaited_ += sign;
+}
+
+void NodeTable::check_counts() const {
+  int present = 0;
+  int coming = 0;
+  int awaited = 0;
+  for (const Node& node : nodes_) {
+    present += node.is_present();
+    coming += node.is_coming();
+    awaited += node.awaited;
+  }
+  DDP_REQUIRE(present == present_ && coming == coming_ && awaited == awaited_, present, present_, coming,
+              coming_, awaited, awaited_);
 }
 
 void NodeTable::begin_attempt(std::uint32_t attempt, rendezvous::World world) {
+  DDP_REQUIRE(awaited_ == 0, awaited_, attempt);
+  DDP_REQUIRE(!begun() || attempt == attempt_ + 1, attempt, attempt_);
   attempt_ = attempt;
   world_ = std::move(world);
   for (Node& node : nodes_) {
     node.participant.reset();
-    if (node.state == State::kEnded && !node.lost) node.state = State::kAccepted;
+    if (node.state == State::kEnded && !node.lost) node.state = State::kAccepted;  // is present either way
   }
-  for (std::size_t i = 0; i < world_.assignments.size(); ++i)
-    nodes_[node_of(i)].participant = i;
+  for (std::size_t i = 0; i < world_.assignments.size(); ++i) {
+    Node& node = nodes_[node_of(i)];
+    DDP_REQUIRE(node.is_present() && !node.ending, node.name, node.state);
+    DDP_REQUIRE(!node.participant && node.state != State::kSpawned, node.name);
+    node.participant = i;
+    node.awaited = true;
+    ++awaited_;
+  }
+  check_counts();
+}
+
+void NodeTable::end_part(std::size_t index) {
+  awaited_ -= std::exchange(nodes_[index].awaited, false);
+}
+
+void NodeTable::enter(std::size_t index, State state) {
+  Node& node = nodes_[index];
+  count(node, -1);
+  node.state = state;
+  count(node, 1);
 }
 
 const rendezvous::RankAssignment* NodeTable::assignment(std::size_t node) const {
@@ -71,27 +113,46 @@ std::optional<int> NodeTable::ran(std::size_t index, std::uint32_t attempt, std:
 
 void NodeTable::came_up(const job::NodeUp& event, Time now) {
   Node& node = nodes_[event.node];
+  DDP_REQUIRE(event.incarnation > node.incarnation, node.name, event.incarnation, node.incarnation);
+  DDP_REQUIRE(!node.awaited, node.name);
+  count(node, -1);
   node.state = State::kUp;
-  node.up_at = now;
+  node.lost = node.suspect = node.reason_reported = node.ending = false;
+  count(node, 1);
+  node.up_at = node.heard = node.silent_since = now;
+  node.answers_since = node.answered_at = Time(0);
   node.incarnation = event.incarnation;
   node.hello = event.hello;
   node.connected = event.connected;
-  node.lost = node.reason_reported = node.ending = false;
+  node.probed = event.probed;
   node.trouble.reset();
 }
 
+NodeTable::Time NodeTable::hear(std::size_t index, Time now) {
+  Node& node = nodes_[index];
+  const Time silent = now - node.heard;
+  node.heard = node.silent_since = now;
+  return silent;
+}
+
+void NodeTable::forgive_silence(Time time, Time now) {
+  for (Node& node : nodes_)
+    node.silent_since = std::min(node.silent_since + time, now);
+}
+
 void NodeTable::spawned(std::size_t participant) {
-  Node& node = nodes_[node_of(participant)];
-  node.state = State::kSpawned;
+  const std::size_t index = node_of(participant);
+  Node& node = nodes_[index];
+  DDP_REQUIRE(node.is_present() && node.awaited && !node.ending, node.name, node.state);
+  enter(index, State::kSpawned);
   node.spawned_before = std::exchange(node.spawned, attempt_);
   node.ran_before = std::exchange(node.ran, world_.assignments[participant]);
   node.worker_pids.resize(static_cast<std::size_t>(node.ran.local_world_size));
-  node.ending = false;
 }
 
 void NodeTable::refused(std::size_t index) {
   Node& node = nodes_[index];
-  node.state = State::kEnded;
+  enter(index, State::kEnded);
   node.spawned = node.spawned_before;
   node.ran = node.ran_before;
 }
@@ -102,14 +163,26 @@ void NodeTable::worker_started(std::size_t index, std::uint32_t rank, std::uint3
   if (local < node.worker_pids.size()) node.worker_pids[local] = pid;
 }
 
-void NodeTable::lose(std::size_t index, const Error& error, Time now) {
+void NodeTable::lose(std::size_t index, const Error& error, Time lease, bool fenced, Time now) {
   Node& node = nodes_[index];
+  DDP_REQUIRE(node.is_present(), node.name, node.state, node.lost);
   node.trouble = {error, now};
+  count(node, -1);
   node.lost = true;
+  node.suspect = node.awaited = false;
+  count(node, 1);
   if (!node.has_workers()) return;
-  node.predecessor = {node.incarnation, machine_of(node.hello), node.worker_pids};
+  DDP_REQUIRE(!node.is_busy(now), node.name);  // no attempt begins on a host whose last workers may run
+  node.predecessor = {node.incarnation, machine_of(node.hello), node.worker_pids, node.heard + lease, fenced};
   std::erase(node.predecessor->pids, 0U);
   node.predecessor->pids.insert(node.predecessor->pids.end(), {node.hello.pid, node.hello.keeper});
+}
+
+bool NodeTable::prove_empty(std::size_t index, std::uint32_t incarnation) {
+  Node& node = nodes_[index];
+  if (!node.predecessor || node.predecessor->incarnation != incarnation) return false;
+  node.predecessor.reset();
+  return true;
 }
 
 bool NodeTable::can_see_predecessor(std::size_t index, bool wrapped) const {
@@ -122,8 +195,8 @@ std::string NodeTable::name_of_joined(std::size_t index, const std::string& othe
   const std::string& own = nodes_[index].hello.hostname;
   for (std::size_t other = 0; other < nodes_.size(); ++other) {
     const Node& node = nodes_[other];
-    const bool present = node.state != State::kConnecting && node.state != State::kGone && !node.lost;
-    if (other != index && node.name == own && (other == 0 || present)) return otherwise;
+    const bool there = node.state != State::kConnecting && node.state != State::kGone && !node.lost;
+    if (other != index && node.name == own && (other == 0 || there)) return otherwise;
   }
   return own.empty() ? otherwise : own;
 }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,58 +16,85 @@
 
 namespace ddp::launcher {
 
-/// The master's knowledge of each node of a job, and of the ranks that the nodes run in the attempt
-/// (sans-IO). The Supervisor decides when a node changes its state. A node is its host's index in the job's
-/// list, and a participant is a node's index among those of the attempt.
+/// Everything that the master knows of each node of a job, and the world of the attempt (sans-IO). This is
+/// the only record of a node. The Supervisor decides when it changes; the master, its links and the reports
+/// read it. A node is its host's index in the job's list, and a participant is a node's index among those of
+/// the attempt.
 class NodeTable {
  public:
   using Time = job::Time;
 
-  /// kWaiting: the node's workers live and have left their attempt. kGone: no link, and none is expected.
   enum class State : std::uint8_t {
-    kConnecting,
-    kUp,
-    kAccepted,
-    kSpawned,
-    kWaiting,
-    kEnded,
-    kLeaving,
-    kGone
+    kConnecting,  ///< its start has not been answered yet
+    kUp,          ///< its agent said hello and prepares the job
+    kAccepted,    ///< it can run workers, and runs none
+    kSpawned,     ///< its workers run, or are being ended
+    kWaiting,     ///< its workers live and have left their attempt
+    kEnded,       ///< its workers of the attempt have ended
+    kLeaving,     ///< it was sent away
+    kGone         ///< no link, and none is expected
   };
   struct Trouble {
     Error error;
     Time at{0};
   };
+  /// A lost incarnation of the host whose workers may still run.
   struct Predecessor {
     std::uint32_t incarnation = 0;
     std::string machine;  ///< machine on which the PIDs are valid; empty: unknown
     std::vector<std::uint32_t> pids;
+    Time busy_until{0};   ///< its lease: none of its workers runs after this time
+    bool fenced = false;  ///< they may still write a checkpoint: --fence
   };
   struct Node {
+    // ---- the host
     std::string name;
+    std::deque<Time> faults;  ///< attempts that failed because of it
+    Time excluded_until{0};
+    // ---- the link. `state`, `lost` and `awaited` are counted: only the table's functions change them.
     State state = State::kConnecting;
+    bool lost = false;  ///< its failure is known; the end of its link, or of its workers, is awaited
     std::uint32_t incarnation = 0;
     rendezvous::Hello hello;
     std::string connected;
     const char* start_step = "connecting";  ///< until the agent's hello
+    Time up_at{0};                          ///< when it said hello
+    Time heard{0};                          ///< last byte; its lease and every loss are counted from here
+    Time silent_since{0};                   ///< `heard`, plus the time that the master itself slept since
+    bool suspect = false;                   ///< silent, and reported
+    bool probed = false;                    ///< job::NodeUp::probed
+    Time answers_since{0};                  ///< of the uninterrupted series of answered probes
+    Time answered_at{0};                    ///< last answered probe
+    // ---- what it can run
     NodeInfiniband infiniband;
-    std::string slots_reason;                ///< why it runs this number of workers
+    int slots = 0;
+    std::string slots_reason;  ///< why it runs this number of workers
+    // ---- what it runs
     std::optional<std::size_t> participant;  ///< its index in the attempt
-    bool lost = false;                       ///< its failure is known; its end is awaited
-    bool reason_reported = false;            ///< the reason of its failure was reported
+    bool awaited = false;                    ///< the attempt is not over before its part ends
     bool ending = false;                     ///< its workers left all attempts and are being ended
-    Time up_at{0};                           ///< when it said hello
     std::uint32_t spawned = 0;               ///< the last attempt that its workers joined
     rendezvous::RankAssignment ran;          ///< its ranks in that attempt
     std::uint32_t spawned_before = 0;        ///< the attempt that they joined before it
     rendezvous::RankAssignment ran_before;
     std::vector<std::uint32_t> worker_pids;  ///< by local rank, of the last start; 0: unknown
-    std::optional<Predecessor> predecessor;  ///< a lost incarnation whose workers may live
-    std::optional<Trouble> trouble;          ///< why it is absent
+    // ---- its absence
+    std::optional<Trouble> trouble;  ///< why it is absent
+    bool reason_reported = false;    ///< the reason of its failure was reported
+    std::optional<Predecessor> predecessor;
+    std::optional<Time> recall_at;
+    int recalls = 0;
 
     /// It has accepted the job and was not sent away.
     bool is_member() const { return state >= State::kAccepted && state <= State::kEnded; }
+    bool is_present() const { return is_member() && !lost; }
+    /// Its start has not been answered yet.
+    bool is_coming() const { return state == State::kConnecting || state == State::kUp; }
     bool has_workers() const { return state == State::kSpawned || state == State::kWaiting; }
+    /// Its workers survive the attempt, and no other one has begun with them.
+    bool has_survivors() const { return state == State::kWaiting && !lost && !awaited; }
+    /// Workers of a lost incarnation may run.
+    bool is_busy(Time now) const { return predecessor && predecessor->busy_until > now; }
   };
 
   /// Names the nodes as `spec` names their hosts.
@@ -77,10 +105,19 @@ class NodeTable {
   const Node& operator[](std::size_t node) const { return nodes_[node]; }
   std::vector<Node>::const_iterator begin() const { return nodes_.begin(); }
   std::vector<Node>::const_iterator end() const { return nodes_.end(); }
+  int present() const { return present_; }
+  int coming() const { return coming_; }
+  /// Returns how many nodes of the attempt have not ended their part.
+  int awaited() const { return awaited_; }
 
   // ---- the attempt
-  /// Assigns the ranks of the attempt. Nodes that have ended their part of the last one can take part again.
+  /// Assigns the ranks of the attempt. Each of its nodes is present and runs no worker but survivors.
   void begin_attempt(std::uint32_t attempt, rendezvous::World world);
+  /// The participant's part of the attempt is over.
+  void end_part(std::size_t node);
+  /// Returns whether an attempt has begun.
+  bool begun() const { return world_.world_size > 0; }
+  /// Returns the number of the last attempt that has begun; 0 before the first.
   std::uint32_t attempt() const { return attempt_; }
   /// Returns the world of the attempt; empty before the first.
   const rendezvous::World& world() const { return world_; }
@@ -101,16 +138,23 @@ class NodeTable {
   std::optional<int> ran(std::size_t node, std::uint32_t attempt, std::uint32_t rank) const;
 
   // ---- changes of a node
+  void enter(std::size_t node, State state);
   /// A new incarnation of the node said hello.
   void came_up(const job::NodeUp& event, Time now);
+  /// A byte of the node arrived. Returns for how long it had been silent.
+  Time hear(std::size_t node, Time now);
+  /// The master slept for `time`: the nodes were not silent then.
+  void forgive_silence(Time time, Time now);
   /// The participant got the order to start its workers.
   void spawned(std::size_t participant);
   /// The node has refused that order: only survivors of the attempt before it live, and they are being ended.
   void refused(std::size_t node);
   /// The node runs `rank` in this process.
   void worker_started(std::size_t node, std::uint32_t rank, std::uint32_t pid);
-  /// The node is lost. Its processes may still run.
-  void lose(std::size_t node, const Error& error, Time now);
+  /// The node is lost. If it has workers, they may run until `lease` after its last byte.
+  void lose(std::size_t node, const Error& error, Time lease, bool fenced, Time now);
+  /// For certain, no worker of this incarnation of the node runs. Returns false if that changes nothing.
+  bool prove_empty(std::size_t node, std::uint32_t incarnation);
 
   /// True when the current agent can find out whether workers of the lost incarnation live. `wrapped`: a
   /// wrapper command gives the agent other PIDs.
@@ -123,7 +167,13 @@ class NodeTable {
   bool all_gone();
 
  private:
+  void count(const Node& node, int sign);
+  void check_counts() const;
+
   std::vector<Node> nodes_;
+  int present_ = 0;
+  int coming_ = 0;
+  int awaited_ = 0;
   std::uint32_t attempt_ = 0;
   rendezvous::World world_;
   std::size_t gone_ = 0;  ///< of all_gone: the nodes before this one are gone

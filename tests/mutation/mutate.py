@@ -24,7 +24,7 @@ import time
 
 # Sources of each room, and the programs that test it.
 ROOMS = {
-    "membership": (["rendezvous/membership/*.cc"], ["unit_membership", "unit_ranks", "sim_survivors"]),
+    "membership": (["rendezvous/membership/*.cc"], ["unit_ranks", "unit_supervisor"]),
     "supervisor": (["launcher/supervisor/*.cc"], ["unit_supervisor", "unit_cores", "sim_survivors"]),
     "agent_core": (["launcher/agent_core/*.cc"], ["unit_cores", "unit_node_facts", "unit_check", "sim_survivors"]),
     "root_cause": (["launcher/report/*.cc"], ["unit_report", "unit_supervisor"]),

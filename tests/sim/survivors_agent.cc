@@ -14,7 +14,7 @@ namespace node = launcher::node;
 
 namespace {
 
-constexpr Time kTcpPatience = 20s;
+constexpr Time kTcpPatience = 60s;
 constexpr Time kLinkGrace = 5s;
 constexpr Time kKillBound = 5s;
 constexpr Time kKeeperKills = 4s;
@@ -39,7 +39,7 @@ bool checks_lease(const node::Event& event) {
 
 void SurvivorsWorld::start_agent(std::size_t host, std::uint32_t incarnation) {
   const auto id = static_cast<std::uint32_t>(agents_.size());
-  launcher::AgentCore core({false, kKillBound, setup_.spec.master_timeout, kLinkGrace},
+  launcher::AgentCore core({false, kKillBound, launcher::node_lease(setup_.spec), kLinkGrace},
                            hosts_[host].local(now_));
   SimAgent& agent = agents_.emplace_back(id, host, incarnation, std::move(core));
   hosts_[host].agents.push_back(id);
@@ -57,11 +57,17 @@ void SurvivorsWorld::start_agent(std::size_t host, std::uint32_t incarnation) {
   heartbeat(id);
 }
 
-/// Computes when a message arrives: in order, after the end of a cut. Returns false if the connection breaks
+/// Computes when a message arrives: in order. The first one that a cut drops is resent after 0.2 s, and then
+/// each time after twice as long (RFC 6298); the others wait for it. Returns false if the connection breaks
 /// before.
 bool SurvivorsWorld::delayed(Time cut, Time& last, Time& at) {
   if (cut > now_ + kTcpPatience) return false;
-  last = at = std::max(last, std::max(now_, cut) + some(100us, chance(5) ? 300ms : 3ms));
+  Time sent = now_;
+  if (last < now_) {
+    for (Time wait = 200ms; sent < cut; wait *= 2)
+      sent += wait;
+  }
+  last = at = std::max(last, sent + some(100us, chance(5) ? 300ms : 3ms));
   return true;
 }
 
@@ -142,6 +148,8 @@ void SurvivorsWorld::take(SimAgent& agent, const Message& message) {
     feed(agent, *stop);
   } else if (const auto* leave = std::get_if<Leave>(&message)) {
     feed(agent, *leave);
+  } else if (const auto* asleep = std::get_if<MasterAsleep>(&message)) {
+    feed(agent, *asleep);
   }
 }
 

@@ -181,6 +181,12 @@ bool SurvivorsWorld::befall_master(SimulatedFault kind) {
   if (kind == SimulatedFault::kStale) {
     stale();
   } else if (kind == SimulatedFault::kMasterAsleep) {
+    // Ctrl-Z is announced to the nodes, unless another attempt may begin; a suspended machine is not.
+    const bool announced =
+        chance(50) && (!supervisor_.may_restart() || setup_.bug == SurvivorsBug::kAsleepAnnounced);
+    for (std::size_t host = 0; announced && host < hosts_.size(); ++host)
+      if (SimAgent* agent = link_of(host); agent != nullptr && agent->greeted)
+        to_node(*agent, rendezvous::MasterAsleep{});
     asleep_until_ = std::max(asleep_until_, now_ + some(100ms, chance(40) ? kCutAtMost : 5s));
     // Nodes with a lease do not hear the master for this time.
     for (std::size_t host = 0; host < hosts_.size(); ++host)
@@ -241,7 +247,7 @@ SurvivorsSetup random_survivors_setup(std::uint64_t seed) {
   spec.max_restarts = 1000;
   spec.start_timeout = std::chrono::seconds(pick(60, 120));
   spec.node_timeout = std::chrono::seconds(pick(5, 15));
-  spec.master_timeout = std::chrono::seconds(pick(5, 15));
+  if (pick(0, 1) == 0) spec.master_timeout = std::chrono::seconds(pick(5, 15));
   spec.restart_backoff = std::chrono::milliseconds(pick(0, 1000));
   setup.samples = static_cast<std::uint64_t>(pick(20, 100));
   setup.batch_size = pick(1, 6);
@@ -273,6 +279,7 @@ SurvivorsSetup random_short_setup(std::uint64_t seed) {
   setup.epochs = pick(2, 30);
   setup.user_may_stop = pick(0, 3) == 0;
   setup.step_time = std::chrono::milliseconds(pick(500, 3000));
+  if (pick(0, 2) == 0) setup.host_faults = 1;  // survivors on an excluded host are dismissed
   return setup;
 }
 

@@ -63,6 +63,7 @@ struct SimAgent {
   bool ping_owed = false;
   bool greeted = false;  ///< its hello arrived
   Time frozen{0}, to_node{0}, to_master{0}, heard{0};
+  Time delivered{0};  ///< when the master got its last message
   // The master driver's knowledge of the agent.
   std::optional<rendezvous::Spawn> spawned;  ///< the last one
   bool answered = true;                      ///< by AttemptEnded or AttemptRevoked

@@ -50,6 +50,9 @@ enum class SurvivorsBug : std::uint8_t {
   kAnswersForged,      ///< nodes count as waiting before they have answered
   kLeaseForgotten,     ///< workers of a lost node count as dead
   kPredecessorUnseen,  ///< an agent reports, without a check, that nothing is left of its predecessor
+  kDismissedForged,    ///< nodes count as empty before they have ended survivors without a slot
+  kAsleepAnnounced,    ///< Ctrl-Z lengthens the leases of a job that may restart
+  kSilenceForgotten,   ///< after a late tick each node counts as heard
   kFenceOff,           ///< no attempt waits for a rank 0 that is cut off
   kPingsUnasked,       ///< a node is pinged although it has not answered the last Ping
   kLateBelieved,       ///< a message of an earlier link or attempt counts for the current one
@@ -78,6 +81,7 @@ struct SurvivorsSetup {
   int mishaps = 0;
   std::chrono::nanoseconds between{};  ///< longest time between two faults
   bool user_may_stop = false;
+  int host_faults = 3;  ///< of launcher::JobRules
   SurvivorsBug bug = SurvivorsBug::kNone;
 };
 /// Returns a small job of random shape with many random faults, whose workers survive.

@@ -113,7 +113,6 @@ SurvivorsSetup plain_setup(int nodes, int slots) {
   setup.spec.max_restarts = 3;
   setup.spec.start_timeout = 120s;
   setup.spec.node_timeout = 15s;
-  setup.spec.master_timeout = 15s;
   setup.spec.fence = launcher::FenceMode::kAll;
   setup.workers_rejoin = false;
   setup.samples = static_cast<std::uint64_t>(nodes * slots);
@@ -129,10 +128,13 @@ TEST_CASE("simulation: a node frozen or cut off for less than its timeout is not
         SimulatedFault::kCutToNode, SimulatedFault::kCutFromNode}) {
     for (std::uint64_t seed = 1; seed <= 20; ++seed) {
       SurvivorsSetup setup = plain_setup(4, 2);
-      setup.planned.push_back({fault, 2, 10s + std::chrono::milliseconds(seed * 137), 11s});
+      // The workers of other machines give up a paused one after 12 s.
+      const auto lasts = fault == SimulatedFault::kMachinePaused ? 11s : 13s + 500ms;
+      setup.planned.push_back({fault, 2, 10s + std::chrono::milliseconds(seed * 137), lasts});
       const SurvivorsReport report = simulate_survivors(setup, seed);
       INFO("fault " << static_cast<int>(fault) << ", seed " << seed << ": " << report.broken.value_or("")
-                    << " " << report.why);
+                    << " " << report.why << '\n'
+                    << report.log);
       CHECK_FALSE(report.broken);
       CHECK(report.mishaps.size() == 1);
       CHECK(report.exit_code == 0);
@@ -181,6 +183,25 @@ TEST_CASE("simulation: a node that thaws while it is cut off ends its workers be
     CHECK(report.exit_code == 0);
     CHECK(report.restarts == 1);
   }
+}
+
+/// A node is cut off for good, and the master's machine stops for 1.5 s every 6 s.
+SurvivorsSetup dozing_setup() {
+  SurvivorsSetup setup = plain_setup(4, 2);
+  setup.spec.max_nodes = setup.spec.min_nodes = 3;
+  setup.spec.spares = 1;
+  setup.planned.push_back({SimulatedFault::kCut, 1, 10s, 1000s});
+  for (int i = 0; i < 20; ++i)
+    setup.planned.push_back({SimulatedFault::kMasterAsleep, 0, 12s + i * 6s, 1500ms});
+  return setup;
+}
+
+TEST_CASE("simulation: a node is given up by a master that stops again and again") {
+  const SurvivorsReport report = simulate_survivors(dozing_setup(), 1);
+  INFO(report.broken.value_or("") << " " << report.why);
+  CHECK_FALSE(report.broken);
+  CHECK(report.exit_code == 0);
+  CHECK(report.restarts == 1);
 }
 
 TEST_CASE("simulation: ten thousand nodes with 8 workers each survive the loss of 20 nodes") {
@@ -248,6 +269,9 @@ TEST_CASE("survivors: it finds injected errors") {
       {SurvivorsBug::kAnswersForged, "nodes that wait before they have answered"},
       {SurvivorsBug::kLeaseForgotten, "no lease"},
       {SurvivorsBug::kPredecessorUnseen, "a predecessor that nobody looked for"},
+      {SurvivorsBug::kDismissedForged, "dismissed survivors believed to have ended"},
+      {SurvivorsBug::kAsleepAnnounced, "leases lengthened by Ctrl-Z"},
+      {SurvivorsBug::kSilenceForgotten, "silence forgotten after a late tick"},
       {SurvivorsBug::kFenceOff, "no fence"},
       {SurvivorsBug::kPingsUnasked, "pings unasked"},
       {SurvivorsBug::kLateBelieved, "late messages believed"},
@@ -263,7 +287,8 @@ TEST_CASE("survivors: it finds injected errors") {
     for (; seed <= 300 && !broken; ++seed) {
       SurvivorsSetup setup = seed % 3 == 0   ? random_survivors_setup(seed)
                              : seed % 3 == 1 ? random_short_setup(seed)
-                                             : thawing_setup(seed);
+                             : seed % 2 == 0 ? thawing_setup(seed)
+                                             : dozing_setup();
       setup.bug = bug;
       broken = simulate_survivors(setup, seed).broken;
     }

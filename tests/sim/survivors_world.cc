@@ -31,13 +31,19 @@ launcher::JobSpec with_bug(launcher::JobSpec spec, SurvivorsBug bug) {
   return spec;
 }
 
+launcher::JobRules rules_of(const launcher::JobSpec& spec, int host_faults) {
+  launcher::JobRules rules = launcher::rules_of(spec);
+  rules.host_faults = host_faults;
+  return rules;
+}
+
 }  // namespace
 
 SurvivorsWorld::SurvivorsWorld(const SurvivorsSetup& setup, std::uint64_t seed)
     : setup_(setup),
       random_(seed),
       spec_(with_bug(setup_.spec, setup_.bug)),
-      supervisor_(spec_),
+      supervisor_(spec_, rules_of(spec_, setup_.host_faults)),
       history_(setup.samples, setup.batch_size, static_cast<std::int64_t>(seed)) {
   constexpr std::int64_t kDrift = 200;  // parts per million
   hosts_.resize(setup_.spec.hosts.size());
@@ -62,6 +68,10 @@ SurvivorsReport SurvivorsWorld::run() {
   after(some(0s, 2 * setup_.between), [this] { next_mishap(); });
   for (const PlannedFault& fault : setup_.planned) {
     after(fault.at, [this, fault] {
+      if (fault.kind == SimulatedFault::kMasterAsleep) {
+        asleep_until_ = now_ + fault.lasts;
+        return;
+      }
       SimAgent* agent = link_of(fault.host);
       if (agent != nullptr && befall_node(*agent, fault.kind, now_ + fault.lasts))
         ++report_.mishaps[fault.kind];
@@ -141,6 +151,13 @@ void SurvivorsWorld::arm_tick() {
     at_master([this, at] {
       if (tick_at_ != at) return;
       tick_at_.reset();
+      for (SimAgent& agent : agents_)  // the time that the master slept is no silence
+        if (now_ > at + 1s) agent.delivered = std::min(now_, agent.delivered + now_ - at);
+      if (now_ > at + 1s && setup_.bug == SurvivorsBug::kSilenceForgotten) {
+        for (std::size_t host = 0; host < hosts_.size(); ++host)
+          if (const SimAgent* agent = link_of(host); agent != nullptr && agent->greeted)
+            feed(job::NodeHeartbeat{host, agent->incarnation});
+      }
       feed(job::Tick{});
     });
   });
@@ -153,7 +170,24 @@ void SurvivorsWorld::ping() {
     if (!std::exchange(agent->ping_owed, true) || setup_.bug == SurvivorsBug::kPingsUnasked)
       to_node(*agent, Ping{1});
   }
+  if (asleep_until_ <= now_) probe();
   after(1s, [this] { ping(); });
+}
+
+/// New connections to the machines of silent nodes. Checks that no node is silent for longer than it may.
+void SurvivorsWorld::probe() {
+  for (std::size_t host = 0; host < hosts_.size(); ++host) {
+    const SimAgent* agent = link_of(host);
+    if (agent == nullptr || !agent->greeted || supervisor_.state() >= launcher::Supervisor::State::kEnding)
+      continue;
+    const Time silent = now_ - agent->delivered;
+    if (silent > 2 * setup_.spec.node_timeout + 5s && supervisor_.nodes()[host].is_present())
+      return fail(supervisor_.nodes()[host].name + " is silent for " + std::to_string(silent / 1ms) +
+                  " ms and was not given up");
+    const SimHost& machine = hosts_[host];
+    const bool answers = std::max({machine.cut_to, machine.cut_from, machine.down, machine.paused}) <= now_;
+    if (silent > 3s && answers) feed(job::NodeReachable{host, agent->incarnation});
+  }
 }
 
 /// Returns the open link to a host.
@@ -186,6 +220,15 @@ void SurvivorsWorld::carry_out(const job::ToNode& send) {
   Message message = send.message;
   if (auto* spawn = std::get_if<Spawn>(&message)) check_spawn(send.node, *agent, *spawn);
   if (std::holds_alternative<Stop>(message)) agent->survivors.clear();
+  if (const auto* stop = std::get_if<Stop>(&message); stop != nullptr &&
+                                                      setup_.bug == SurvivorsBug::kDismissedForged &&
+                                                      supervisor_.nodes()[send.node].ending) {
+    agent->answered = true;
+    after(1ms, [this, id = agent->id, ended = AttemptEnded{stop->attempt, 0, ""}] {
+      if (agents_[id].master_open)
+        feed(job::FromNode{agents_[id].host, ended, now_, Time(0), agents_[id].incarnation});
+    });
+  }
   to_node(*agent, std::move(message));
   const auto* revoke = std::get_if<Revoke>(&send.message);
   if (revoke == nullptr) return;
@@ -244,7 +287,16 @@ void SurvivorsWorld::check_spawn(std::size_t host, SimAgent& agent, Spawn& spawn
     ++spawn.world_size;
 }
 
+/// Checks the nodes of an attempt that begins, and that a present node without a part in it runs no worker.
 void SurvivorsWorld::check_nodes(const Spawn& spawn) {
+  for (std::size_t host = 0; host < hosts_.size(); ++host) {
+    const SimAgent* agent = link_of(host);
+    if (agent == nullptr || supervisor_.nodes().assignment(host) != nullptr || hosts_[host].paused > now_)
+      continue;
+    if (supervisor_.nodes()[host].is_present() && !agent->processes.empty())
+      fail("attempt " + std::to_string(spawn.attempt) + " begins while workers live on " +
+           supervisor_.nodes()[host].name + ", which has no part in it");
+  }
   const launcher::JobSpec& spec = setup_.spec;
   const auto nodes = static_cast<int>(spawn.nodes);
   if (nodes < spec.min_nodes || nodes > spec.max_nodes)
@@ -322,8 +374,9 @@ void SurvivorsWorld::from_node(std::uint32_t id, const Message& message, Time ha
   if (const auto* hello = std::get_if<Hello>(&message)) {
     agent.greeted = true;
     hosts_[agent.host].being_started = false;
-    return feed(job::NodeUp{agent.host, *hello, hello->interfaces[1].address, agent.incarnation});
+    return feed(job::NodeUp{agent.host, *hello, hello->interfaces[1].address, agent.incarnation, true});
   }
+  agent.delivered = now_;
   feed(job::NodeHeartbeat{agent.host, agent.incarnation});
   if (!agent.master_open) return;
   if (std::holds_alternative<Pong>(message)) {
@@ -417,7 +470,8 @@ bool SurvivorsWorld::is_true(const launcher::Failure& failure) const {
   const auto lately = [&](const SimFault& mishap) {
     const bool here =
         failure.kind != Kind::kNode || !mishap.host || supervisor_.nodes()[*mishap.host].name == failure.host;
-    return here && mishap.from <= failure.when && failure.when <= mishap.until + kLater;
+    // A silent node failed at some time within two seconds of its last byte.
+    return here && mishap.from <= failure.when + 2s && failure.when <= mishap.until + kLater;
   };
   const bool befallen = std::any_of(mishaps_.begin(), mishaps_.end(), lately);
   if (!failure.of_worker()) return befallen;

@@ -62,6 +62,7 @@ class SurvivorsWorld {
   void heard_by_user(const std::string& text);
   void arm_tick();
   void ping();
+  void probe();
   void from_node(std::uint32_t agent, const rendezvous::Message& message, Time happened);
   void link_ended(std::uint32_t agent, bool gone, bool workers_dead, const std::string& why);
   SimAgent* link_of(std::size_t host);

@@ -337,11 +337,14 @@ void add_failure(OptionTable& table, JobSpec& spec, WrittenValues& written) {
                .help = "a node that is silent for this time counts as lost",
                .details = "At least `2s`."},
               time_into(spec.node_timeout, kShortestHeartbeatLimit));
-  table.value({.names = "--master-timeout",
-               .value = "TIME",
-               .help = "nodes stop their workers when this program is silent for this time",
-               .details = "At least `2s`."},
-              time_into(spec.master_timeout, kShortestHeartbeatLimit));
+  table.value(
+      {.names = "--master-timeout",
+       .value = "TIME",
+       .default_text = "twice --node-timeout and 5s: " + duration_text(node_lease(spec)),
+       .help = "nodes stop their workers when this program is silent for this time",
+       .details = "At least `2s`. After an outage of the network TCP may need twice the outage until it "
+                  "has resent what was lost, so a shorter time ends jobs that could go on."},
+      time_into(spec.master_timeout, kShortestHeartbeatLimit));
   table.list({.names = "--on",
               .value = "EVENT=COMMAND",
               .help = "run a shell command here at an event of the job: start, failure, restart, node-lost, "

@@ -9,7 +9,8 @@
 
 #include "tests/support/catch.h"
 
-TEST_CASE("a broken rule ends the process with the rule and its values, and a rule that holds costs nothing") {
+TEST_CASE(
+    "a broken rule ends the process with the rule and its values, and a rule that holds costs nothing") {
   int evaluated = 0;
   const auto value = [&evaluated] { return ++evaluated; };
   DDP_REQUIRE(1 + 1 == 2, value());

@@ -1,5 +1,7 @@
 #include "launcher/supervisor/node_table.h"
 
+#include <initializer_list>
+
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {
@@ -23,9 +25,22 @@ NodeTable table_of(std::size_t nodes) {
     hello.pid = 100;
     hello.keeper = 101;
     table.came_up({i, hello, "10.0.0.1", 1}, 1s);
-    table[i].state = State::kAccepted;
+    table.enter(i, State::kAccepted);
   }
   return table;
+}
+
+/// The node is lost at 5 s, with a lease of 20 s.
+void lose(NodeTable& table, std::size_t node) {
+  table.lose(node, Error{ErrorCode::kLinkLost, "gone", 0}, 20s, false, 5s);
+}
+
+/// The workers of these nodes have ended or wait, so that their part of the attempt is over.
+void end_part(NodeTable& table, std::initializer_list<std::size_t> nodes, State state) {
+  for (const std::size_t node : nodes) {
+    table.enter(node, state);
+    table.end_part(node);
+  }
 }
 
 /// Node 2 runs ranks 0 and 1, node 0 runs ranks 2 to 4. Node 1 is a spare.
@@ -65,8 +80,8 @@ TEST_CASE("node table: ranks lead to nodes, and nodes to ranks") {
 
 TEST_CASE("node table: nodes that ended well take part again, and lost ones do not") {
   NodeTable table = spawned_table();
-  table[2].state = table[0].state = State::kEnded;
-  table.lose(0, Error{ErrorCode::kLinkLost, "gone", 0}, 5s);
+  end_part(table, {0, 2}, State::kEnded);
+  lose(table, 0);
   table.begin_attempt(1, {{{2, 0, 0, 2}}, 2});
   CHECK(table[2].state == State::kAccepted);
   CHECK(table[0].state == State::kEnded);
@@ -85,7 +100,7 @@ TEST_CASE("node table: worker messages count only of nodes that run the current 
   table[2].ending = true;
   CHECK_FALSE(table.running_participant(2, 1));
   table[2].ending = false;
-  table.lose(2, Error{ErrorCode::kLinkLost, "gone", 0}, 5s);
+  lose(table, 2);
   CHECK_FALSE(table.running_participant(2, 1));
 }
 
@@ -96,20 +111,21 @@ TEST_CASE("node table: late output of the last attempt keeps its local rank") {
   CHECK_FALSE(table.ran(0, 0, 5));
   CHECK_FALSE(table.ran(0, 0, 1));
   CHECK_FALSE(table.ran(0, 1, 2));  // an attempt to come
-  table[0].state = State::kWaiting;
+  end_part(table, {0, 2}, State::kWaiting);
   table.begin_attempt(1, {{{0, 0, 0, 3}}, 3});
   CHECK(table.ran(0, 1, 0) == 0);
   CHECK(table.ran(0, 0, 3) == 1);  // its rank in attempt 0
   CHECK_FALSE(table.ran(0, 0, 1));
   CHECK_FALSE(table.ran(0, 0, 5));
-  table[0].state = State::kEnded;
+  table.enter(0, State::kEnded);
   CHECK(table.ran(0, 0, 3) == 1);
-  table[0].state = State::kGone;
+  table.enter(0, State::kGone);
   CHECK_FALSE(table.ran(0, 0, 3));
 }
 
 TEST_CASE("node table: survivors of a node that refuses an attempt end with the ranks that they had") {
   NodeTable table = spawned_table();
+  end_part(table, {0, 2}, State::kWaiting);
   table.begin_attempt(1, {{{0, 0, 0, 3}}, 3});
   table.spawned(0);
   CHECK_FALSE(table.ran(0, 0, 3));
@@ -125,7 +141,7 @@ TEST_CASE("node table: a lost node's processes are looked for on the same machin
   table.worker_started(0, 3, 55);
   table.worker_started(0, 2, 54);
   table.worker_started(0, 5, 99);  // it has no such rank
-  table.lose(0, Error{ErrorCode::kLinkLost, "gone", 0}, 5s);
+  lose(table, 0);
   REQUIRE(table[0].predecessor);
   CHECK(table[0].predecessor->pids == std::vector<std::uint32_t>{54, 55, 100, 101});  // rank 4's is unknown
   CHECK(table[0].predecessor->incarnation == 1);
@@ -147,29 +163,55 @@ TEST_CASE("node table: a lost node's processes are looked for on the same machin
   CHECK_FALSE(table.can_see_predecessor(0, false));
 }
 
+TEST_CASE("node table: the lease of a lost node counts from its last byte and ends by its time or a proof") {
+  NodeTable table = spawned_table();
+  CHECK(table.hear(0, 3s) == 2s);
+  table.lose(0, Error{ErrorCode::kLinkLost, "gone", 0}, 20s, true, 9s);
+  CHECK(table.awaited() == 1);
+  CHECK(table.present() == 2);
+  REQUIRE(table[0].predecessor);
+  CHECK(table[0].predecessor->busy_until == 23s);
+  CHECK(table[0].predecessor->fenced);
+  CHECK(table[0].is_busy(22s));
+  CHECK_FALSE(table[0].is_busy(23s));
+  CHECK_FALSE(table.prove_empty(0, 2));  // of another incarnation
+  CHECK(table[0].is_busy(22s));
+  CHECK(table.prove_empty(0, 1));
+  CHECK_FALSE(table[0].is_busy(22s));
+  CHECK_FALSE(table.prove_empty(0, 1));
+}
+
+TEST_CASE("node table: the time that the master slept is no silence, but shortens no lease") {
+  NodeTable table = spawned_table();
+  table.hear(0, 3s);
+  table.forgive_silence(10s, 14s);
+  CHECK(table[0].silent_since == 13s);
+  CHECK(table[0].heard == 3s);
+  table.forgive_silence(10s, 15s);
+  CHECK(table[0].silent_since == 15s);  // never in the future
+}
+
 TEST_CASE("node table: unknown PID namespaces are not the same one") {
   NodeTable table = spawned_table();
   table[0].hello.pid_namespace = 0;
-  table.lose(0, Error{ErrorCode::kLinkLost, "gone", 0}, 5s);
+  lose(table, 0);
   table.came_up({0, table[0].hello, "", 2}, 9s);
   CHECK_FALSE(table.can_see_predecessor(0, false));
 }
 
 TEST_CASE("node table: a node that is lost without workers leaves none") {
   NodeTable table = spawned_table();
-  for (const State state : {State::kAccepted, State::kEnded}) {
-    table[0].state = state;
-    table.lose(0, Error{ErrorCode::kLinkLost, "gone", 0}, 5s);
-    CHECK_FALSE(table[0].predecessor);
-  }
-  table[0].state = State::kWaiting;
-  table.lose(0, Error{ErrorCode::kLinkLost, "gone", 0}, 5s);
-  CHECK(table[0].predecessor);
+  end_part(table, {0}, State::kEnded);
+  lose(table, 0);
+  CHECK_FALSE(table[0].predecessor);
+  end_part(table, {2}, State::kWaiting);
+  lose(table, 2);
+  CHECK(table[2].predecessor);
 }
 
 TEST_CASE("node table: a new incarnation starts without the troubles of the last one") {
   NodeTable table = spawned_table();
-  table.lose(0, Error{ErrorCode::kLinkLost, "gone", 0}, 5s);
+  lose(table, 0);
   table[0].reason_reported = table[0].ending = true;
   table.came_up({0, {}, "10.0.0.9", 2}, 9s);
   CHECK(table[0].state == State::kUp);
@@ -186,14 +228,13 @@ TEST_CASE("node table: a new incarnation starts without the troubles of the last
 TEST_CASE("node table: survivors' nodes are spawned with the PIDs that are known") {
   NodeTable table = spawned_table();
   table.worker_started(0, 2, 54);
-  table[0].ending = true;
+  end_part(table, {0, 2}, State::kWaiting);
   table.begin_attempt(1, {{{0, 0, 0, 3}}, 3});
   table.spawned(0);
   CHECK(table[0].state == State::kSpawned);
   CHECK(table[0].spawned == 1);
   CHECK(table[0].ran.first_rank == 0);
   CHECK(table[0].worker_pids == std::vector<std::uint32_t>{54, 0, 0});
-  CHECK_FALSE(table[0].ending);
 }
 
 TEST_CASE("node table: the state says whether a node is a member and has workers") {
@@ -220,14 +261,14 @@ TEST_CASE("node table: a node that joined has its host's name, if no other node 
   table[2].name = "vm";
   CHECK(table.name_of_joined(1, "n1") == "n1");
   for (const State state : {State::kConnecting, State::kGone}) {
-    table[2].state = state;
+    table.enter(2, state);
     CHECK(table.name_of_joined(1, "n1") == "vm");
   }
-  table[2].state = State::kSpawned;
-  table[2].lost = true;
+  table.enter(2, State::kSpawned);
+  lose(table, 2);
   CHECK(table.name_of_joined(1, "n1") == "vm");
   table[0].name = "vm";
-  table[0].state = State::kConnecting;  // node 0 keeps its name
+  table.enter(0, State::kConnecting);  // node 0 keeps its name
   CHECK(table.name_of_joined(1, "n1") == "n1");
   table[1].hello.hostname = "";
   CHECK(table.name_of_joined(1, "n1") == "n1");
@@ -238,11 +279,12 @@ TEST_CASE("node table: a node that joined has its host's name, if no other node 
 TEST_CASE("node table: all nodes are gone when the last one is, in any order") {
   NodeTable table = table_of(3);
   CHECK_FALSE(table.all_gone());
-  table[2].state = table[0].state = State::kGone;
+  table.enter(2, State::kGone);
+  table.enter(0, State::kGone);
   CHECK_FALSE(table.all_gone());
-  table[1].state = State::kLeaving;
+  table.enter(1, State::kLeaving);
   CHECK_FALSE(table.all_gone());
-  table[1].state = State::kGone;
+  table.enter(1, State::kGone);
   CHECK(table.all_gone());
   CHECK(table.all_gone());
 }

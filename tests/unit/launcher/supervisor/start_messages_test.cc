@@ -29,7 +29,7 @@ TEST_CASE("a node that joins gets the job's timeouts and nothing of node 0's own
   CHECK(other.host == "node1");
   CHECK(other.stdin_to_rank0);
   CHECK(other.credit > 0);
-  CHECK(other.master_timeout_ms == to_ms(spec.master_timeout));
+  CHECK(other.master_timeout_ms == to_ms(node_lease(spec)));
   CHECK(other.argv.empty());
   CHECK(other.python.empty());
   CHECK(other.chdir.empty());

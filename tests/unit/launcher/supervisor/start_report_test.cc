@@ -76,14 +76,16 @@ TEST_CASE("missing step: each state of a node has its step") {
   JobSpec spec = spec_of({"a", "b", "c"});
   NodeTable nodes(spec);
   CHECK(missing_step(spec, nodes, nullptr, 0) == "waiting for the agent's hello");
-  nodes[0].state = State::kUp;
+  nodes.enter(0, State::kUp);
   CHECK(missing_step(spec, nodes, nullptr, 0) == "checking the job");
   spec.hosts[0].setup = "module load cuda";
   CHECK(missing_step(spec, nodes, nullptr, 0) == "running --setup");
   spec.hosts[0].setup.clear();
   spec.setup = {"module load cuda"};
   CHECK(missing_step(spec, nodes, nullptr, 0) == "running --setup");
-  nodes[0].state = nodes[1].state = nodes[2].state = State::kAccepted;
+  nodes.enter(0, State::kAccepted);
+  nodes.enter(1, State::kAccepted);
+  nodes.enter(2, State::kAccepted);
   const AttemptStart start = opening(nodes);
   CHECK(missing_step(spec, nodes, nullptr, 0).empty());
   CHECK(missing_step(spec, nodes, &start, 0) == "opening the store");
@@ -94,12 +96,14 @@ TEST_CASE("missing step: each state of a node has its step") {
 TEST_CASE("awaited text: only the nodes that hold up the start are named, by their steps") {
   const JobSpec spec = spec_of({"gpu01", "gpu02", "gpu03", "gpu04"});
   NodeTable nodes(spec);
-  nodes[0].state = State::kAccepted;
+  nodes.enter(0, State::kAccepted);
   nodes[1].start_step = "authenticating";
-  nodes[3].state = State::kUp;
+  nodes.enter(3, State::kUp);
   CHECK(awaited_text(spec, nodes, nullptr) ==
         "3 of 4 nodes: gpu02 (authenticating), gpu04 (checking the job), gpu03 (connecting)");
-  nodes[1].state = nodes[2].state = nodes[3].state = State::kAccepted;
+  nodes.enter(1, State::kAccepted);
+  nodes.enter(2, State::kAccepted);
+  nodes.enter(3, State::kAccepted);
   CHECK(awaited_text(spec, nodes, nullptr).empty());
   const AttemptStart start = opening(nodes);
   CHECK(awaited_text(spec, nodes, &start) == "1 of 4 nodes: gpu01 (opening the store)");
@@ -121,8 +125,9 @@ TEST_CASE("awaited text: very many names are not listed") {
 TEST_CASE("missing nodes: a job that cannot start names the absent ones in the order of their failures") {
   const JobSpec spec = spec_of({"a", "b", "c", "d"});
   NodeTable nodes(spec);
-  nodes[0].state = State::kAccepted;
-  nodes[1].state = nodes[2].state = State::kGone;
+  nodes.enter(0, State::kAccepted);
+  nodes.enter(1, State::kGone);
+  nodes.enter(2, State::kGone);
   nodes[1].trouble = {Error{ErrorCode::kUnreachable, "no route", 0}, 7s};
   nodes[2].trouble = {Error{ErrorCode::kRefused, "no such directory", 0}, 5s};
   auto missing = missing_nodes(spec, nodes, true, false);
@@ -142,21 +147,22 @@ TEST_CASE("missing nodes: a job that cannot start names the absent ones in the o
 TEST_CASE("missing nodes: a node is missing though it accepted, if it was lost or sent away") {
   const JobSpec spec = spec_of({"a"});
   NodeTable nodes(spec);
-  nodes[0].state = State::kAccepted;
+  nodes.enter(0, State::kAccepted);
   CHECK(missing_nodes(spec, nodes, true, true).empty());
-  nodes.lose(0, Error{ErrorCode::kLinkLost, "the link was closed", 0}, 5s);
+  nodes.lose(0, Error{ErrorCode::kLinkLost, "the link was closed", 0}, 20s, false, 5s);
   CHECK(missing_nodes(spec, nodes, true, false).size() == 1);
   nodes[0].lost = false;
-  nodes[0].state = State::kLeaving;
+  nodes.enter(0, State::kLeaving);
   CHECK(missing_nodes(spec, nodes, true, false).size() == 1);
 }
 
 TEST_CASE("missing nodes: after a loss only nodes of the attempt count") {
   const JobSpec spec = spec_of({"a", "b", "c"});
   NodeTable nodes(spec);
-  nodes[0].state = nodes[1].state = State::kAccepted;
+  nodes.enter(0, State::kAccepted);
+  nodes.enter(1, State::kAccepted);
   const AttemptStart start = opening(nodes);
-  nodes.lose(1, Error{ErrorCode::kUnreachable, "no route", 0}, 5s);
+  nodes.lose(1, Error{ErrorCode::kUnreachable, "no route", 0}, 20s, false, 5s);
   const auto missing = missing_nodes(spec, nodes, false, true);
   REQUIRE(missing.size() == 1);
   CHECK(missing[0].first == "b");

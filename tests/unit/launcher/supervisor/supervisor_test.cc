@@ -47,6 +47,8 @@ std::string state_name(Supervisor::State state) {
       return "running";
     case Supervisor::State::kStopping:
       return "stopping";
+    case Supervisor::State::kEnding:
+      return "ending";
     case Supervisor::State::kLeaving:
       return "leaving";
     case Supervisor::State::kFinished:
@@ -189,7 +191,12 @@ class Scenario {
       make_spec(words);
     } else if (verb == "time") {
       now_ += std::chrono::milliseconds(number(1));
-      give(job::Tick{});
+      actions_.clear();
+      journal_.clear();
+      details_.clear();
+      for (const std::size_t node : up_)
+        if (supervisor_->nodes()[node].has_workers()) add(job::NodeHeartbeat{node, incarnation(node)});
+      add(job::Tick{});
     } else if (verb == "pass") {
       pass(std::chrono::milliseconds(number(1)));
     } else if (verb == "step") {  // node "text"
@@ -213,7 +220,8 @@ class Scenario {
       hello.interfaces = {{"lo", "127.0.0.1", 8, true, true}};
       if (networks_ > 1) hello.interfaces.push_back({"eth1", "10.1.0.1" + words[1], 24, true, false});
       if (!one_machine_) hello.interfaces.push_back({"eth0", "10.0.0.1" + words[1], 24, true, false});
-      give(job::NodeUp{number(1), hello, one_machine_ ? "" : "10.0.0.1" + words[1], incarnation(number(1))});
+      give(job::NodeUp{number(1), hello, one_machine_ ? "" : "10.0.0.1" + words[1], incarnation(number(1)),
+                       true});
     } else if (verb == "failed") {
       give(job::NodeFailed{number(1), Error{ErrorCode::kUnreachable, quoted_rest(line), 0}});
     } else if (verb == "gone") {
@@ -439,6 +447,7 @@ TEST_CASE("a terminal shows at the start where the job is, unless --quiet") {
     spec.job_dir = "/jobs/run7";
     spec.quiet = quiet;
     spec.nproc = {ProcsPerNode::Kind::kNumber, 4};
+    spec.launcher = LauncherKind::kJoin;  // only there a node says how many workers it runs
     spec.hosts.resize(2);
     spec.hosts[0].name = "a";
     spec.hosts[1].name = "b";

@@ -39,7 +39,7 @@ TEST_CASE("Without any option: one node, this machine, the defaults") {
   CHECK(spec.stop_grace == milliseconds(25'000));
   CHECK(spec.failure_grace == milliseconds(15'000));
   CHECK(spec.node_timeout == milliseconds(15'000));
-  CHECK(spec.master_timeout == milliseconds(15'000));
+  CHECK(node_lease(spec) == milliseconds(35'000));
   CHECK(spec.output.label == "[{host}:{rank}] ");
   CHECK(spec.output.label_on);
   CHECK(spec.store == StoreMode::kAgent);
