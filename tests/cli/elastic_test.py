@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Tests nodes that are lost and nodes that join (docs/users/elastic.md): spares, fewer nodes, hosts that return, growth. Nodes are
-sshds on 127.0.0.x. partition_test.py tests how a loss appears on the network."""
+sshds on 127.0.0.x. tests/machines tests how a loss appears on the network."""
 
 import os
 import pathlib

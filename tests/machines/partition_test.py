@@ -1,19 +1,16 @@
 #!/usr/bin/env python3
-"""Tests faults of the network. Machines are network namespaces on one LAN, each with an sshd, reached over real SSH. Links
-drop all packets in one or both directions or are slow, and agents are frozen. Needs root, ip(8) and sshd."""
+"""Tests faults of the network between machines: links drop all packets in one or both directions or are slow, and agents are frozen."""
 
 import os
 import pathlib
 import re
-import shutil
 import signal
-import subprocess
 import sys
 import time
-import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import LaunchTest, Nodes, kill_all_in, live_processes_with, main, wait_until
+from tests.support.launch import live_processes_with, wait_until
+from tests.support.machines import MachinesTest, main_side_by_side
 
 WAITING = """#!/bin/sh
 echo "attempt $TORCHELASTIC_RESTART_COUNT rank $RANK/$WORLD_SIZE node $GROUP_RANK/$GROUP_WORLD_SIZE master $MASTER_ADDR"
@@ -22,85 +19,21 @@ exec sleep 1000
 """
 
 
-def ip(*words):
-    subprocess.run(["ip", *map(str, words)], check=True, capture_output=True)
-
-
-@unittest.skipUnless(os.geteuid() == 0 and shutil.which("ip"), "needs root and ip(8)")
-class Partition(LaunchTest):
-    """The master runs in n0; its nodes are n1 … n3 at 10.76.0.1, .2, .3."""
+class Partition(MachinesTest):
+    """The hosts are given by address, as the messages and the workers' MASTER_ADDR show them."""
 
     count = 3
 
-    def setUp(self):
-        super().setUp()
-        self.ns = {name: f"ddpp{name}{os.getpid()}" for name in ("sw", "n0", *self.names())}
-        try:
-            for name in self.ns.values():
-                ip("netns", "add", name)
-                self.addCleanup(ip, "netns", "del", name)
-                ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", self.ns["sw"], "link", "add", "lan", "type", "bridge")
-            ip("-n", self.ns["sw"], "link", "set", "lan", "up")
-        except subprocess.CalledProcessError as error:
-            raise unittest.SkipTest(f"no network of namespaces can be made here: {error.stderr.decode().strip()}")
-        for name in ("n0", *self.names()):
-            ip("-n", self.ns["sw"], "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", self.ns[name])
-            ip("-n", self.ns["sw"], "link", "set", name, "master", "lan", "up")
-            ip("-n", self.ns[name], "addr", "add", self.address(name) + "/24", "dev", "eth0")
-            ip("-n", self.ns[name], "link", "set", "eth0", "up")
-        self.files = Nodes(self, 1)
-        for name in self.names():
-            self.start_sshd(name)
-        self.assertTrue(wait_until(lambda: all(self.answers(name) for name in self.names())), self.files.dir)
-
-    def names(self):
-        return [f"n{i + 1}" for i in range(self.count)]
-
-    def address(self, name):
-        return "10.76.0.100" if name == "n0" else f"10.76.0.{name[1:]}"
-
-    def start_sshd(self, name):
-        config = (self.files.dir / "sshd_config").read_text()
-        config = re.sub(r"(?m)^(ListenAddress|AllowUsers|PidFile).*\n", "", config)
-        path = self.files.dir / f"sshd_config.{name}"
-        path.write_text(config + f"PidFile {self.files.dir}/sshd.pid.{name}\n")
-        key = " ".join((self.files.dir / "host_key.pub").read_text().split()[:2])
-        with open(self.files.known_hosts, "a", encoding="utf-8") as known:
-            known.write(f"[{self.address(name)}]:{self.files.port} {key}\n")
-        sshd = shutil.which("sshd") or "/usr/sbin/sshd"
-        daemon = subprocess.Popen(["ip", "netns", "exec", self.ns[name], sshd, "-D", "-f", path, "-E",
-                                   self.files.dir / f"sshd.log.{name}"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                  stderr=subprocess.DEVNULL, start_new_session=True)
-        self.addCleanup(daemon.wait)
-        self.addCleanup(kill_all_in, self.ns[name])
-
-    def answers(self, name):
-        return subprocess.run(["ip", "netns", "exec", self.ns["n0"], "ssh", "-F", self.files.ssh_config, self.address(name), "true"],
-                              stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
-
-    # ---- faults
-
-    def cut(self, name):
-        """Drops all packets to and from the machine, without an error."""
-        ip("-n", self.ns["sw"], "link", "set", name, "nomaster")
-
-    def restore(self, name):
-        ip("-n", self.ns["sw"], "link", "set", name, "master", "lan")
-
     def deafen(self, name, to):
         """Drops packets from `to` to `name`; the other direction works."""
-        ip("-n", self.ns[to], "neigh", "replace", self.address(name), "lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent")
+        address = self.machines.address(name)
+        self.machines.ip(to, f"neigh replace {address} lladdr 02:00:00:00:00:99 dev eth0 nud permanent")
 
-    def hear_again(self, name, to):
-        ip("-n", self.ns[to], "neigh", "del", self.address(name), "dev", "eth0")
-
-    # ---- the job
+    def hosts(self):
+        return ",".join(f"{self.machines.address(name)}:1" for name in self.machines.names)
 
     def command(self, *args):
-        return ["ip", "netns", "exec", self.ns["n0"], *super().command(
-            "--host", ",".join(f"{self.address(name)}:1" for name in self.names()), "--ssh-config", self.files.ssh_config,
-            "--label", "", "--restart-backoff", "50ms", "--env", "OMP_NUM_THREADS=1", *args)]
+        return super().command("--env", "OMP_NUM_THREADS=1", *args)
 
     def launch(self, *args, ends=1):
         return self.start(*args, self.script("waiting.sh", WAITING), ends)
@@ -154,7 +87,7 @@ class Partition(LaunchTest):
     def test_a_node_that_is_cut_off(self):
         process = self.launch(*self.TIMES)
         self.running(process, 0, 3)
-        self.cut("n2")
+        self.machines.cut("n2")
         self.lost_and_replaced(process, 3 + 1 + 5 + 8)
         done = self.finish(process)
         self.assert_code(done, 0)
@@ -164,7 +97,7 @@ class Partition(LaunchTest):
         process = self.launch(*self.TIMES)
         lines = self.running(process, 0, 3)
         self.assertIn("master 10.76.0.1\n", lines[0])
-        self.cut("n1")
+        self.machines.cut("n1")
         self.lost_and_replaced(process, 3 + 1 + 5 + 8)
         self.assert_code(self.finish(process), 0)
 
@@ -186,9 +119,9 @@ class Partition(LaunchTest):
         process = self.launch("--node-timeout", "15s", "--nnodes", "2:3", ends=0 + 9)
         self.running(process, 0, 3)
         before = self.workers_of_the_start()
-        self.cut("n2")
+        self.machines.cut("n2")
         time.sleep(4)  # longer than a suspicion takes, shorter than the timeout
-        self.restore("n2")
+        self.machines.rejoin("n2")
         reported = []
         for line in process.stderr:
             reported.append(line)
@@ -196,15 +129,15 @@ class Partition(LaunchTest):
                 break
         self.assertRegex("".join(reported), r"10\.76\.0\.2 has been silent for [34](\.\d)? s; it counts as lost after 15 s\n")
         self.assertEqual(sorted(self.workers(0)), before)
-        process.send_signal(signal.SIGINT)
+        self.interrupt(process)
         self.assert_code(self.finish(process), 130)
 
     def test_a_host_that_was_cut_off_returns(self):
         process = self.launch(*self.TIMES, "--scale-up", "now", ends=2)
         self.running(process, 0, 3)
-        self.cut("n2")
+        self.machines.cut("n2")
         self.lost_and_replaced(process, 3 + 1 + 5 + 8)
-        self.restore("n2")
+        self.machines.rejoin("n2")
         lines = self.running(process, 2, 3)
         self.assertEqual(len(lines), 3)
         self.assert_code(self.finish(process, timeout=90), 0)
@@ -231,7 +164,7 @@ class Partition(LaunchTest):
         os.kill(agent, signal.SIGCONT)
         time.sleep(1)
         self.assertEqual(sorted(self.workers(0)), before)
-        process.send_signal(signal.SIGINT)
+        self.interrupt(process)
         done = self.finish(process)
         self.assert_code(done, 130)
         self.assertNotIn("lost", done.err)
@@ -251,13 +184,13 @@ class Partition(LaunchTest):
         process = self.launch("--nnodes", "2:3", ends=9)
         self.running(process, 0, 3)
         before = self.workers_of_the_start()
-        master = next(pid for pid, words in self.masters())
+        master = self.master(process)
         self.freeze(master)
         time.sleep(5)  # the freeze itself
-        os.kill(master, signal.SIGCONT)
+        self.resume(process)
         time.sleep(2)
         self.assertEqual(sorted(self.workers(0)), before)
-        process.send_signal(signal.SIGINT)
+        self.interrupt(process)
         done = self.finish(process)
         self.assert_code(done, 130)
         self.assertNotIn("was lost", done.err)
@@ -265,27 +198,17 @@ class Partition(LaunchTest):
     def test_the_master_is_frozen_for_too_long(self):
         process = self.launch("--node-timeout", "3s", "--master-timeout", "3s")
         self.running(process, 0, 3)
-        master = next(pid for pid, words in self.masters())
+        master = self.master(process)
         self.freeze(master)
         self.assertTrue(wait_until(lambda: not self.workers(0), 30), self.workers(0))
-        os.kill(master, signal.SIGCONT)
+        self.resume(process)
         done = self.finish(process)
         self.assert_code(done, 113)
         self.assertIn("its agent heard nothing from this ddplaunch for --master-timeout, or lost the link, and ended its workers", done.err)
 
-    def masters(self):
-        for entry in pathlib.Path("/proc").iterdir():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if entry.name.isdigit() and words[0].endswith(b"/ddplaunch") and self.job.encode() in words:
-                yield int(entry.name), words
-
     def test_a_slow_link(self):
-        for name in ("n0", *self.names()):
-            done = subprocess.run(["tc", "-n", self.ns[name], "qdisc", "add", "dev", "eth0", "root", "netem", "delay", "150ms"],
-                                  capture_output=True, text=True)
+        for machine in self.machines.machines.values():
+            done = machine.run("tc", "qdisc", "add", "dev", "eth0", "root", "netem", "delay", "150ms", user="root", check=False)
             if done.returncode != 0:
                 self.skipTest(f"no netem here: {done.stderr.strip()}")
         done = self.finish(self.launch(ends=0))
@@ -293,12 +216,11 @@ class Partition(LaunchTest):
         self.assertEqual(done.out.count("attempt 0 rank"), 3)
 
     def test_the_trainer_continues_from_its_checkpoint(self):
-        shared = self.dir / "checkpoints"
-        shared.mkdir()
+        shared = self.directory("checkpoints")
         process = self.start(*self.TIMES, "train", "--device", "cpu", "--data", "synthetic", "--limit", 60000, "--batch-size", 20, "--epochs", 1,
                              "--checkpoint-dir", shared, "--checkpoint-every", 20, "--resume", "auto")
         self.assertTrue(wait_until(lambda: len(list(shared.iterdir())) > 1, 30))
-        self.cut("n2")
+        self.machines.cut("n2")
         done = self.finish(process, timeout=200)
         self.assert_code(done, 0)
         self.assertIn("attempt 1: 2 nodes, 2 workers; without 10.76.0.2\n", done.err)
@@ -307,15 +229,14 @@ class Partition(LaunchTest):
 
     def survivors_of_rank_0(self, *args):
         """Cuts node 0 off from surviving ranks. Returns whether its rank 0 still ran when the survivors continued."""
-        shared = self.dir / "checkpoints"
-        shared.mkdir()
+        shared = self.directory("checkpoints")
         # The agent ends rank 0 9 s after the last message; the others notice the loss after 3 s.
         times = ("--node-timeout", "3s", "--master-timeout", "9s", "--nnodes", "2:3", "--max-restarts", 2)
         process = self.start(*times, *args, "train", "--device", "cpu", "--on-peer-loss", "rejoin", "--data", "synthetic",
                              "--limit", 60000, "--batch-size", 20, "--epochs", 100, "--checkpoint-dir", shared, "--checkpoint-every", 20)
         self.assertTrue(wait_until(lambda: len(list(shared.iterdir())) > 1, 30))
         rank0 = next(pid for pid in self.workers_of_the_start() if b"\0RANK=0\0" in pathlib.Path(f"/proc/{pid}/environ").read_bytes())
-        self.cut("n1")
+        self.machines.cut("n1")
         said = []
         for line in process.stderr:
             said.append(line)
@@ -323,7 +244,7 @@ class Partition(LaunchTest):
                 break
         ran = rank0 in self.workers(0)
         self.assertTrue(wait_until(lambda: rank0 not in self.workers(0), 9 + 5 + 5 + 8), "it outlives its lease")
-        process.send_signal(signal.SIGINT)
+        self.interrupt(process)
         self.assert_code(self.finish(process, timeout=90), 130)
         return ran, "".join(said)
 
@@ -338,4 +259,4 @@ class Partition(LaunchTest):
 
 
 if __name__ == "__main__":
-    main()
+    main_side_by_side(4)
