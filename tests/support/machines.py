@@ -14,7 +14,7 @@ import sys
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.support.launch import BIN, SKIP, SOURCE, LaunchTest, is_running, main, wait_until
+from tests.support.launch import BIN, SKIP, SOURCE, LaunchTest, is_running, live_processes_with, main, wait_until
 
 USERS = {"ann": 61234, "mallory": 61235}  # ann runs the jobs
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -30,7 +30,7 @@ class Machine:
     /tmp, /var/tmp, /dev/shm and /run, which contains the home directories, are the machine's own."""
 
     def __init__(self, name, address, files):
-        self.name, self.address, self.files = name, address, files
+        self.name, self.address, self.files, self.spawned = name, address, files, []
         self.process = subprocess.Popen(
             ["unshare", "--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "--mount-proc", "--kill-child",
              sys.executable, "-I", str(SOURCE / "tests/support/machine_init.py"), json.dumps({"name": name, "files": str(files), "users": USERS,
@@ -60,6 +60,11 @@ class Machine:
         options.setdefault("check", True)
         return subprocess.run(self.words(*command, user=user), stdin=subprocess.DEVNULL, capture_output=True, text=True, **options)
 
+    def spawn(self, log, *command, user="ann"):
+        """Starts a command that runs until it or the machine ends."""
+        with open(log, "wb") as output:
+            self.spawned.append(subprocess.Popen(self.words(*command, user=user), stdin=subprocess.DEVNULL, stdout=output, stderr=output))
+
     def processes(self):
         """Returns {pid: command line} of the machine's live processes, except its process 1. The pids are those of the test's namespace."""
         found = {}
@@ -82,7 +87,8 @@ class Machine:
         self.process.stdin.close()
         self.process.stdout.close()
         self.process.stderr.close()
-        self.process.wait()
+        for process in (self.process, *self.spawned):
+            process.wait()
 
 
 class Machines:
@@ -180,6 +186,7 @@ class MachinesTest(LaunchTest):
     """A test whose job runs on machines: an ordinary user's ddplaunch on n0, one slot on each node."""
 
     count = 2
+    lease_s = 0  # so long may processes of the job be left at its end, on a node that is cut off
 
     def setUp(self):
         super().setUp()
@@ -193,6 +200,10 @@ class MachinesTest(LaunchTest):
         words = super().command("--host", self.hosts(), "--ssh-config", self.machines.ssh_config, "--label", "", "--restart-backoff", "50ms", *args)
         return self.machines["n0"].words(self.machines.programs / "ddplaunch", *words[1:])
 
+    def assert_nothing_left(self):
+        wait_until(lambda: not live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0"), self.lease_s)
+        super().assert_nothing_left()
+
     def directory(self, name):
         """Makes a directory of the job's user, the same on all machines."""
         path = self.dir / name
@@ -201,16 +212,20 @@ class MachinesTest(LaunchTest):
         return path
 
     def master(self, process):
-        """Returns the pid of the ddplaunch below a started command: nsenter stays its parent."""
-        found = wait_until(lambda: children_of(process.pid))
-        self.assertTrue(found, "ddplaunch has not started, or has ended")
-        return found[0]
+        """Returns the pid of the ddplaunch below a started command, such as nsenter."""
+        def found(pid):
+            if pathlib.Path(f"/proc/{pid}/comm").read_text() == "ddplaunch\n":
+                return pid
+            return next(filter(None, map(found, children_of(pid))), None)
+        pid = wait_until(lambda: found(process.pid))
+        self.assertTrue(pid, "ddplaunch has not started, or has ended")
+        return pid
 
     def interrupt(self, process):
         os.kill(self.master(process), signal.SIGINT)
 
     def resume(self, process):
-        """Continues a stopped ddplaunch. nsenter stops with its child, and continues its child when it is continued."""
+        """Continues a stopped ddplaunch, and nsenter, which stops with its child."""
         process.send_signal(signal.SIGCONT)
         os.kill(self.master(process), signal.SIGCONT)
 

@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Tests outages of a node's link against the default --node-timeout of 15 s: a shorter one costs nothing, for good is a loss."""
+
+import pathlib
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import wait_until
+from tests.support.machines import MachinesTest, main_side_by_side
+
+NODE_TIMEOUT_S = 15
+
+# worker.sh DIRECTORY PAUSE: prints a line each PAUSE until it may end. A PAUSE of 0 is silence.
+WORKER = """#!/bin/sh
+echo up
+line=0
+until [ -e "$1/end" ]; do
+  if [ "$2" = 0 ]; then sleep 0.1; continue; fi
+  echo "line $line"
+  line=$((line + 1))
+  sleep "$2"
+done
+echo "lines $line"
+"""
+
+
+class Outages(MachinesTest):
+    """The last machine is cut off. Its worker and the other one go on meanwhile."""
+
+    def launch(self, pause):
+        return self.start(self.script("worker.sh", WORKER), self.dir, pause)
+
+    def begin(self, pause):
+        process = self.launch(pause)
+        up = 0
+        while up < 2:
+            line = process.stdout.readline()
+            self.assertTrue(line, "the job ended")
+            up += line == "up\n"
+        return process
+
+    def cut_for(self, seconds, pause=0):
+        process = self.begin(pause)
+        began = time.monotonic()
+        self.machines.cut(self.machines.names[-1])
+        time.sleep(began + seconds - time.monotonic())
+        self.machines.rejoin(self.machines.names[-1])
+        time.sleep(NODE_TIMEOUT_S + 2 - seconds)  # a loss would be found by then
+        (self.dir / "end").touch()
+        done = self.finish(process)
+        self.assert_code(done, 0)
+        self.assertNotRegex(done.err, "restart|lost")
+        lines = [line for line in done.out.splitlines() if line.startswith("line ")]
+        totals = [int(line.split()[1]) for line in done.out.splitlines() if line.startswith("lines ")]
+        self.assertEqual(len(totals), 2)
+        self.assertEqual(len(lines), sum(totals), "output is missing")
+
+    def cut_for_good(self):
+        self.lease_s = 10
+        process = self.begin(0)
+        began = time.monotonic()
+        self.machines.cut(self.machines.names[-1])
+        for line in process.stderr:
+            if f"no heartbeat for {NODE_TIMEOUT_S}" in line:
+                break
+        else:
+            self.fail("the loss is not reported")
+        took = time.monotonic() - began
+        self.assertLess(took, NODE_TIMEOUT_S + 5)
+        self.assertGreater(took, NODE_TIMEOUT_S - 3.5)  # the last byte came up to a heartbeat before the cut
+        self.assert_code(self.finish(process), 113)
+
+
+class OverLibssh(Outages):
+    def test_7_seconds(self):
+        self.cut_for(7)
+
+    def test_8_seconds_with_output(self):
+        self.cut_for(8, 0.01)
+
+    def test_11_seconds(self):
+        self.cut_for(11)
+
+    def test_11_seconds_with_output(self):
+        self.cut_for(11, 0.01)
+
+    def test_13_5_seconds(self):
+        self.cut_for(13.5)
+
+    def test_13_5_seconds_with_output(self):
+        self.cut_for(13.5, 0.01)
+
+    def test_for_good(self):
+        self.cut_for_good()
+
+
+class OverTheSshProgram(Outages):
+    def command(self, *args):
+        return super().command("--ssh-command", "ssh", *args)
+
+    def test_8_seconds(self):
+        self.cut_for(8)
+
+    def test_13_5_seconds_with_output(self):
+        self.cut_for(13.5, 0.01)
+
+    def test_for_good(self):
+        self.cut_for_good()
+
+
+class OverDaemons(Outages):
+    def setUp(self):
+        super().setUp()
+        self.token = self.dir / "token"
+        self.machines["n0"].run(self.machines.programs / "ddplaunchd", "--new-token", self.token)
+        for name in self.machines.names:
+            log = self.dir / f"daemon.{name}"
+            self.machines[name].spawn(log, self.machines.programs / "ddplaunchd", "--listen", "--token-file", self.token)
+            self.assertTrue(wait_until(lambda log=log: "listening at" in log.read_text()))
+
+    def command(self, *args):
+        return super().command("--launcher", "daemon", "--token-file", self.token, *args)
+
+    def test_7_seconds_with_output(self):
+        self.cut_for(7, 0.01)
+
+    def test_13_5_seconds(self):
+        self.cut_for(13.5)
+
+    def test_for_good(self):
+        self.cut_for_good()
+
+
+class PerNode(Outages):
+    """A ddplaunch on n0 and one on n1."""
+
+    count = 1
+
+    def launch(self, pause):
+        token = self.dir / "token"
+        self.machines["n0"].run(self.machines.programs / "ddplaunchd", "--new-token", token)
+        worker = self.script("worker.sh", WORKER)
+        nodes = []
+        for rank, name in enumerate(("n0", "n1")):
+            words = [self.machines.programs / "ddplaunch", "--job-id", self.job, "--job-dir", self.dir / f"job-{name}", "--nnodes", 2, "--node-rank", rank,
+                     "--master-addr", "n0", "--token-file", token, "--label", "", worker, self.dir, pause]
+            nodes.append(subprocess.Popen(self.machines[name].words(*words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                          text=True, env=self.env))
+            self.addCleanup(self.end_process, nodes[-1])
+        self.other = nodes[1]
+        return nodes[0]
+
+    def finish(self, process, **options):
+        self.other.communicate(timeout=60)
+        return super().finish(process, **options)
+
+    def test_8_seconds(self):
+        self.cut_for(8)
+
+    def test_13_5_seconds_with_output(self):
+        self.cut_for(13.5, 0.01)
+
+    def test_for_good(self):
+        self.cut_for_good()
+
+
+if __name__ == "__main__":
+    main_side_by_side(8)
