@@ -129,6 +129,9 @@ class Machines:
     def address(self, name):
         return "10.76.0.100" if name == "n0" else f"10.76.0.{name[1:]}"
 
+    def ethernet(self, name):
+        return f"02:00:0a:4c:00:{int(name[1:]):02x}"
+
     def write_files(self):
         """Writes the files of the users, of sshd and of ssh."""
         for name, append in (("passwd", "{0}:x:{1}:{1}::/run/{0}:/bin/sh\n"), ("shadow", "{0}:*:19000:0:99999:7:::\n"), ("group", "{0}:x:{1}:\n")):
@@ -162,12 +165,14 @@ class Machines:
     def connect(self):
         lines = ["link add lan type bridge", "link set lan up"]
         for name, machine in self.machines.items():
-            lines += [f"link add {name} type veth peer name eth0 netns {machine.init}", f"link set {name} master lan up"]
+            lines += [f"link add {name} type veth peer name eth0 address {self.ethernet(name)} netns {machine.init}", f"link set {name} master lan up"]
         own = os.readlink("/proc/self/ns/net")  # `unshare` runs before it has a network of its own
         assert wait_until(lambda: os.readlink(f"/proc/{self.switch.pid}/ns/net") != own)
         self.ip("switch", *lines)
         for name in self.machines:
-            self.ip(name, "link set lo up", f"addr add {self.address(name)}/24 dev eth0", "link set eth0 up")
+            # With known neighbors packets to a machine that is cut off are lost, as behind a router, and never wait for its answer to ARP.
+            self.ip(name, "link set lo up", f"addr add {self.address(name)}/24 dev eth0", "link set eth0 up",
+                    *(f"neigh add {self.address(other)} lladdr {self.ethernet(other)} dev eth0 nud permanent" for other in self.machines if other != name))
 
     def is_up(self, machine):
         log = self.dir / f"sshd.log.{machine.name}"
@@ -175,11 +180,15 @@ class Machines:
             (machine.name == "n0" or log.exists() and "Server listening" in log.read_text())
 
     def cut(self, name):
-        """Pulls the plug of a machine: nothing gets through in either direction, and no connection ends."""
+        """Pulls the plug of a machine: nothing gets through in either direction, and no connection ends. The machine knows it."""
         self.ip("switch", f"link set {name} down")
 
+    def cut_unnoticed(self, name):
+        """Does the same elsewhere on the way: the machine's own link stays up."""
+        self.ip("switch", f"link set {name} nomaster")
+
     def rejoin(self, name):
-        self.ip("switch", f"link set {name} up")
+        self.ip("switch", f"link set {name} master lan up")
 
 
 class MachinesTest(LaunchTest):
@@ -196,8 +205,12 @@ class MachinesTest(LaunchTest):
     def hosts(self):
         return ",".join(f"{name}:1" for name in self.machines.names)
 
+    def transport(self):
+        """Returns the options by which the master reaches the nodes."""
+        return "--ssh-config", self.machines.ssh_config
+
     def command(self, *args):
-        words = super().command("--host", self.hosts(), "--ssh-config", self.machines.ssh_config, "--label", "", "--restart-backoff", "50ms", *args)
+        words = super().command("--host", self.hosts(), *self.transport(), "--label", "", "--restart-backoff", "50ms", *args)
         return self.machines["n0"].words(self.machines.programs / "ddplaunch", *words[1:])
 
     def assert_nothing_left(self):
