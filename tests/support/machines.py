@@ -171,7 +171,7 @@ class Machines:
         self.ip("switch", *lines)
         for name in self.machines:
             # With known neighbors packets to a machine that is cut off are lost, as behind a router, and never wait for its answer to ARP.
-            self.ip(name, "link set lo up", f"addr add {self.address(name)}/24 dev eth0", "link set eth0 up",
+            self.ip(name, "link set lo up", "link set eth0 addrgenmode none", f"addr add {self.address(name)}/24 dev eth0", "link set eth0 up",
                     *(f"neigh add {self.address(other)} lladdr {self.ethernet(other)} dev eth0 nud permanent" for other in self.machines if other != name))
 
     def is_up(self, machine):
