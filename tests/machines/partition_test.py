@@ -167,7 +167,7 @@ class Partition(MachinesTest):
         self.interrupt(process)
         done = self.finish(process)
         self.assert_code(done, 130)
-        self.assertNotIn("lost", done.err)
+        self.assertNotRegex(done.err, "no heartbeat|closed the connection")  # the agent may have been silent for a little more than 3 s
 
     def test_an_agent_that_stays_frozen(self):
         # With a stop grace of 1 s attempt 1 begins before the host has a new agent.

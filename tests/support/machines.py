@@ -33,7 +33,7 @@ class Machine:
         self.name, self.address, self.files, self.spawned = name, address, files, []
         self.process = subprocess.Popen(
             ["unshare", "--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "--mount-proc", "--kill-child",
-             sys.executable, "-I", str(SOURCE / "tests/support/machine_init.py"), json.dumps({"name": name, "files": str(files), "users": USERS,
+             sys.executable, "-I", "-S", str(SOURCE / "tests/support/machine_init.py"), json.dumps({"name": name, "files": str(files), "users": USERS,
                                                                                            "path": PATH, "sshd": SSHD})],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
