@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests what another ordinary user of a node can do to a job: plant a program where the agent is looked for, and load the store."""
+"""Tests what another ordinary user of a node can do to a job: put a program where the agent is looked for, and load the store."""
 
 import os
 import pathlib
@@ -57,7 +57,7 @@ while True:
 """
 
 
-class PlantedProgram(MachinesTest):
+class ForeignProgram(MachinesTest):
     """ann's installation is in /tmp/tools/bin of n0 only. On n1 another user may write at that path."""
 
     count = 1
@@ -83,7 +83,7 @@ class PlantedProgram(MachinesTest):
         words[words.index(str(self.machines.programs / "ddplaunch"))] = f"{self.installation}/ddplaunch"
         return words
 
-    def plant(self, path, owner):
+    def put_program(self, path, owner):
         """Puts a program into n1 that notes its execution and is a ddplaunchd in all other respects."""
         (path / "ddplaunchd").write_text(f'#!/bin/sh\necho "executed by $(id -un): $*" >>/tmp/executed\nexec {self.machines.programs}/ddplaunchd "$@"\n')
         (path / "ddplaunchd").chmod(0o755)
@@ -96,31 +96,31 @@ class PlantedProgram(MachinesTest):
     def agent_is_copied(self):
         done = self.run_job("sh", "-c", "tr '\\0' ' ' </proc/$PPID/cmdline")
         self.assert_code(done, 0)
-        self.assertEqual(self.executed(), "", "a planted program was executed")
+        self.assertEqual(self.executed(), "", "another user's program was executed")
         self.assertIn("/run/ann/.cache/ddplaunch/agent-", done.out)
 
     def test_in_a_directory_of_another_user(self):
-        self.plant(self.install("n1", USERS["mallory"], USERS["mallory"]), USERS["mallory"])
+        self.put_program(self.install("n1", USERS["mallory"], USERS["mallory"]), USERS["mallory"])
         self.agent_is_copied()
 
     def test_below_a_directory_of_another_user(self):
-        self.plant(self.install("n1", USERS["mallory"], 0), 0)
+        self.put_program(self.install("n1", USERS["mallory"], 0), 0)
         self.agent_is_copied()
 
     def test_in_a_directory_that_everybody_may_write(self):
         path = self.install("n1", USERS["ann"], USERS["ann"])
         path.chmod(0o777)
-        self.plant(path, USERS["ann"])
+        self.put_program(path, USERS["ann"])
         self.agent_is_copied()
 
     def test_a_file_of_another_user(self):
-        self.plant(self.install("n1", USERS["ann"], USERS["ann"]), USERS["mallory"])
+        self.put_program(self.install("n1", USERS["ann"], USERS["ann"]), USERS["mallory"])
         self.agent_is_copied()
 
     def test_an_own_installation_is_used(self):
         # Everybody may write into /tmp, but nobody may replace ann's directory there.
         path = self.install("n1", USERS["ann"], USERS["ann"])
-        self.plant(path, USERS["ann"])
+        self.put_program(path, USERS["ann"])
         self.assert_code(self.run_job("true"), 0)
         self.assertIn("executed by ann: ", self.executed())
         self.assertFalse(self.machines["n1"].path("/run/ann/.cache").exists())
