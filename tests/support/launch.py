@@ -52,14 +52,6 @@ def wait_until(condition, seconds=10.0):
         time.sleep(0.01)
 
 
-def kill_all_in(namespace):
-    """Kills the processes of a network namespace: its sshd, and sessions, which would wait for hours for a peer that was cut off."""
-    shown = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False).stdout
-    for pid in shown.split():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
-
-
 class Outcome:
     def __init__(self, code, out, err, seconds):
         self.code, self.out, self.err, self.seconds = code, out, err, seconds
