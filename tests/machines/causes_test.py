@@ -11,8 +11,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.machines import MachinesTest, main_side_by_side
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 12, in <module>\n    dist.all_reduce(loss)\n'
-NCCL = TRACEBACK + ("torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970, remote process exited or "
-                    "there was a network error, NCCL version 2.21.5\n"
+NCCL = TRACEBACK + ("torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970, "
+                    "remote process exited or there was a network error, NCCL version 2.21.5\n"
                     "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n")
 GLOO = TRACEBACK + "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.76.0.2]:40123\n"
 JAX = ('Traceback (most recent call last):\n  File "train.py", line 12, in <module>\n    step(state, batch)\n'

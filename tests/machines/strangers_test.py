@@ -23,7 +23,7 @@ def connect():
     return socket.create_connection((host, port))
 
 first = connect()
-first.sendall(VALIDATE + b"".join(SET + text(b"%0200d" % number) + text(b"") for number in range(50_000)) + PING)
+first.sendall(VALIDATE + b"".join(SET + text(b"%0200d" % number) + text(b"") for number in range(20_000)) + PING)
 assert first.recv(4) == PING[1:]
 selector = selectors.DefaultSelector()
 
@@ -129,8 +129,11 @@ class ForeignProgram(MachinesTest):
 class StoreFlood(MachinesTest):
     """Another user of a node, whose address may connect, sends the store as much as it takes."""
 
+    lease_s = 10
+
     def flood(self, listers):
-        worker = self.script("worker.sh", f"#!/bin/sh\necho $MASTER_ADDR $MASTER_PORT\nuntil [ -e {self.dir}/flooding ]; do sleep 0.1; done\nexec sleep 12\n")
+        worker = self.script("worker.sh", "#!/bin/sh\necho $MASTER_ADDR $MASTER_PORT\n"
+                             f"until [ -e {self.dir}/flooding ]; do sleep 0.1; done\nexec sleep 12\n")
         process = self.start("--node-timeout", "5s", "--master-timeout", "5s", worker)
         where = process.stdout.readline().split()
         log = self.machines["n2"].path("/tmp/flood.log")
