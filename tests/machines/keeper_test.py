@@ -2,6 +2,7 @@
 """Tests what is left on a node when agent and keeper are killed together: nothing."""
 
 import pathlib
+import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -22,20 +23,18 @@ done | xargs kill -9
 
 
 class WithoutKeeper(MachinesTest):
-    # The sweep is bounded in time, and so is what it may leave to the death of the machine's last job.
     def left(self):
-        """Returns the command lines on n1 that no sshd has started."""
-        return [words for words in self.machines["n1"].processes().values() if "sshd" not in words]
+        """Returns the command lines of the processes on n1 other than sshd. One that has begun to end has none."""
+        return [words for words in self.machines["n1"].processes().values() if words and "sshd" not in words]
 
     def assert_swept(self, process):
         done = self.finish(process)
         self.assert_code(done, 113)
         self.assertEqual(self.left(), [])
-        self.assertRegex(done.err, r"(?i)\bn1\b.*\b(process|processes)\b")  # what the sweep found
-        return done
+        self.assertRegex(done.err, r"\bn1\b.*\bprocess(es)?\b")  # what the sweep found
 
-    def started(self, rest):
-        process = self.start(self.script("worker.sh", WORKER + rest))
+    def started(self, rest, *args):
+        process = self.start(*args, self.script("worker.sh", WORKER + rest))
         for _ in range(2):
             self.assertEqual(process.stdout.readline(), "up\n")
         return process
@@ -50,6 +49,19 @@ class WithoutKeeper(MachinesTest):
         (self.dir / "go").touch()
         self.assert_swept(process)
 
+    def test_a_host_that_cannot_be_reached(self):
+        process = self.started("exec sleep 1000\n", "--node-timeout", "3s", "--master-timeout", "3s")
+        self.machines.cut("n1")
+        self.machines["n1"].kill("ddplaunchd")
+        _, err = process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 113, err)
+        self.assertIn("sleep 1000", self.left())
+        self.assertIn(f"ddplaunch clean {self.job}", err)
+        self.machines.rejoin("n1")
+        clean = self.machines["n0"].words(self.machines.programs / "ddplaunch", "clean", self.job)
+        done = subprocess.run(clean, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False)
+        self.assertEqual(self.left(), [], done.stdout + done.stderr)
+
 
 if __name__ == "__main__":
-    main_side_by_side(2)
+    main_side_by_side(3)
