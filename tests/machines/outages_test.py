@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Tests outages of a node's link against the default --node-timeout of 15 s: a shorter one costs nothing, for good is a loss."""
 
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -72,11 +74,13 @@ class Outages(MachinesTest):
             lines = self.shown(rank)
             self.assertEqual(lines, ["up", *(f"line {number}" for number in range(len(lines) - 2)), f"lines {len(lines) - 2}"])
 
-    def cut_for_good(self):
+    def cut_for_good(self, meanwhile=None):
         self.lease_s = 10
         process = self.begin(0)
         began = time.monotonic()
         self.machines.cut(self.machines.names[-1])
+        if meanwhile:
+            meanwhile(process)
         for line in process.stderr:
             if f"no heartbeat for {NODE_TIMEOUT_S}" in line:
                 break
@@ -109,6 +113,15 @@ class OverLibssh(Outages):
 
     def test_for_good(self):
         self.cut_for_good()
+
+    def test_for_good_and_a_late_master(self):
+        # A moment in which the master does not run, such as a long page fault, does not make the node's silence shorter.
+        def stop_for_a_moment(process):
+            time.sleep(7)
+            os.kill(self.master(process), signal.SIGSTOP)
+            time.sleep(1.5)
+            self.resume(process)
+        self.cut_for_good(stop_for_a_moment)
 
 
 class OverTheSshProgram(Outages):
