@@ -119,7 +119,7 @@ class OverLibssh(Outages):
         def stop_for_a_moment(process):
             time.sleep(7)
             os.kill(self.master(process), signal.SIGSTOP)
-            time.sleep(1.5)
+            time.sleep(2.5)
             self.resume(process)
         self.cut_for_good(stop_for_a_moment)
 
