@@ -147,9 +147,10 @@ inline std::size_t hosts_used(const JobSpec& spec) {
 inline constexpr std::size_t kReservedDescriptors = 64;
 /// The same without SSH. Together with its node's share this is also what an agent needs (kFewestFiles of
 /// ddplaunchd).
-inline constexpr std::size_t kReservedLocally = 34;
-/// Descriptors per node: both ends of its link and of its stderr, and an SSH connection or a child.
-inline constexpr std::size_t kDescriptorsPerNode = 6;
+inline constexpr std::size_t kReservedLocally = 33;
+/// Descriptors per node: both ends of its link and of its stderr, an SSH connection or a child, and a probe
+/// while it is silent.
+inline constexpr std::size_t kDescriptorsPerNode = 7;
 
 /// Returns how many descriptors the master may have open at once. A node that connects by itself has one, its
 /// TLS link.

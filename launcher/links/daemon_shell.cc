@@ -165,14 +165,17 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
 
 class DaemonChannel final : public Channel {
  public:
-  DaemonChannel(std::shared_ptr<DaemonPump> pump, Socket link, Socket errors, std::string address)
+  DaemonChannel(std::shared_ptr<DaemonPump> pump, Socket link, Socket errors, std::string address,
+                std::uint16_t port)
       : pump_(std::move(pump)),
         link_(std::move(link)),
         errors_(std::move(errors)),
-        address_(std::move(address)) {}
+        address_(std::move(address)),
+        port_(port) {}
   ~DaemonChannel() override { pump_->drop(); }
 
   std::string address() const override { return address_; }
+  std::uint16_t port() const override { return port_; }
   Socket& link() override { return link_; }
   Socket& errors() override { return errors_; }
 
@@ -186,6 +189,7 @@ class DaemonChannel final : public Channel {
   Socket link_;
   Socket errors_;
   std::string address_;
+  std::uint16_t port_;
 };
 
 /// Makes both ends of a local socket.
@@ -239,7 +243,8 @@ Error daemon_error(const std::string& host, std::uint16_t port, Error error) {
 
 Result<std::unique_ptr<Channel>> make_daemon_channel(const asio::any_io_executor& loop,
                                                      std::unique_ptr<ByteStream> stream, std::string host,
-                                                     std::string where, std::string address) {
+                                                     std::string where, std::string address,
+                                                     std::uint16_t port) {
   auto pump = std::make_shared<DaemonPump>(loop, std::move(stream), host, std::move(where));
   LocalSocket link(loop);
   LocalSocket errors(loop);
@@ -247,8 +252,8 @@ Result<std::unique_ptr<Channel>> make_daemon_channel(const asio::any_io_executor
   if (made) made = connect_ends(pump->errors, errors);
   if (!made) return within(host, made.error());
   pump->start();
-  return std::unique_ptr<Channel>(std::make_unique<DaemonChannel>(std::move(pump), std::move(link),
-                                                                  std::move(errors), std::move(address)));
+  return std::unique_ptr<Channel>(std::make_unique<DaemonChannel>(
+      std::move(pump), std::move(link), std::move(errors), std::move(address), port));
 }
 
 /// The state of connecting to one host.
@@ -335,7 +340,7 @@ Awaitable<Result<std::unique_ptr<remote::Channel>>> DaemonShell::open(remote::Ho
     if (state.cancelled() != asio::cancellation_type::none) co_return cancelled(host.name);
     if (outcome.stream) {
       co_return make_daemon_channel(loop_, std::move(outcome.stream), host.name, connect_target->where,
-                                    connect_target->address);
+                                    connect_target->address, port);
     }
     const auto wait = pause / 2 + std::chrono::milliseconds(random() % (pause.count() / 2 + 1));
     if (!outcome.try_again || Clock::now() + wait >= patient_until)

@@ -17,12 +17,12 @@
 namespace ddp::launcher {
 
 /// The master's end of a link to a node's daemon, as a channel to the agent that the daemon starts. `host`
-/// and `where` ("gpu01:29499 (10.0.0.2)") are for messages; `address` is the node's. Error kSystem: out of
-/// descriptors. Loop thread only. Destroying the channel ends the agent's input, as with SSH.
+/// and `where` ("gpu01:29499 (10.0.0.2)") are for messages; `address` and `port` are the daemon's. Error
+/// kSystem: out of descriptors. Loop thread only. Destroying the channel ends the agent's input, as with SSH.
 Result<std::unique_ptr<remote::Channel>> make_daemon_channel(const asio::any_io_executor& loop,
                                                              std::unique_ptr<ByteStream> stream,
                                                              std::string host, std::string where,
-                                                             std::string address);
+                                                             std::string address, std::uint16_t port);
 
 /// Reaches nodes that run `ddplaunchd --listen` (docs/users/daemon.md), over TLS with the token that all
 /// share. The daemon starts the ddplaunchd beside it, regardless of the command line; a wrapper is refused. A

@@ -66,6 +66,7 @@ class Master final : private NodeEvents {
   Result<> take(NodeLink& node, const rendezvous::Message& message) override;
   void all_taken(NodeLink& node) override;
   void heard(const NodeLink& node) override;
+  void reachable(const NodeLink& node) override;
   void agent_errors(const std::string& lines) override;
   void agent_asleep() override { stop_if_all_asleep(); }
   void link_broken(const NodeLink& node, const Error& why) override;

@@ -14,6 +14,8 @@ using std::chrono::milliseconds;
 /// The first pings would be most of the master's work at the start of a large job.
 constexpr std::size_t kManyNodes = 256;
 constexpr int kFirstPingsOfMany = 2;
+/// A node is probed from this number of missed Pings on: after 3 s, with the usual interval.
+constexpr int kMissedPings = 3;
 /// Time from the end of a link to the end of its channel.
 constexpr std::chrono::seconds kEndTime{2};
 
@@ -110,7 +112,9 @@ Awaitable<> MasterLinks::read_link(Link node) {
     good = take_messages(*node);
     events_.all_taken(*node);
     if (good) good = co_await node->connection().read_more();
-    if (good) events_.heard(*node);
+    if (!good) break;
+    node->heard();
+    events_.heard(*node);
   }
   node->close();
   // The end of the channel gives a better reason, but it may never come: a host can die in between.
@@ -182,7 +186,13 @@ Awaitable<> MasterLinks::ping_nodes(milliseconds interval) {
     events_.before_pings();
     if (paused_) continue;
     for (const Link& node : links_) {
-      if (node->live() && node->answered()) node->ping(++ping_sequence_);
+      if (!node->live()) continue;
+      if (node->answered())
+        node->ping(++ping_sequence_);
+      else if (node->miss_ping() >= kMissedPings)
+        node->probe([this, node] {
+          if (node->live()) events_.reachable(*node);
+        });
     }
   }
 }

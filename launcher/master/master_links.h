@@ -27,6 +27,8 @@ class NodeEvents {
   virtual void all_taken(NodeLink&) {}
   /// Bytes arrived: a heartbeat.
   virtual void heard(const NodeLink&) {}
+  /// The kernel of a silent node has answered a probe (ReachabilityProbe).
+  virtual void reachable(const NodeLink&) {}
   /// Completed lines of the agent's stderr, as NodeLink::error_lines returns them.
   virtual void agent_errors(const std::string& lines) = 0;
   /// The agent knows that the master will stop.

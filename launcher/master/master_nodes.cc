@@ -60,6 +60,10 @@ void Master::heard(const NodeLink& node) {
   if (!actions.empty()) carry_out(std::move(actions));
 }
 
+void Master::reachable(const NodeLink& node) {
+  if (node.greeted) step(job::NodeReachable{node.index, node.incarnation});
+}
+
 void Master::link_broken(const NodeLink& node, const Error& why) {
   if (node.greeted) step(job::LinkEnded{node.index, why, node.incarnation});
 }
@@ -88,7 +92,10 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
   } else if (const auto* answer = std::get_if<rendezvous::QueryAnswer>(&message)) {
     queries_.take(node.index, *answer);
   } else if (const auto* hello = std::get_if<rendezvous::Hello>(&message)) {
-    step(job::NodeUp{node.index, *hello, node.channel().address(), node.incarnation});
+    // A wrapper may lead to another machine.
+    const bool probed =
+        node.can_be_probed() && (!node.channel().is_local() || spec_.hosts[node.index].wrapper.empty());
+    step(job::NodeUp{node.index, *hello, node.channel().address(), node.incarnation, probed});
   } else {
     log_.from_node(supervisor_.nodes()[node.index].name, message);
     if (const auto* evidence = std::get_if<rendezvous::WorkerEvidence>(&message))

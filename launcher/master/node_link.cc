@@ -53,6 +53,7 @@ void NodeLink::ping(std::uint64_t sequence) {
   send(rendezvous::Ping{sequence});
 }
 
+  probe_.reset();
 bool NodeLink::on_pong(const rendezvous::Pong& pong) {
   if (pong.sequence != ping_) return false;
   answered_ = true;
@@ -67,6 +68,21 @@ void NodeLink::guess_clock(std::uint64_t clock_ns) {
 nanoseconds NodeLink::to_ours(std::uint64_t clock_ns) const {
   return std::min(steady_now(), clock_.to_ours(nanoseconds(clock_ns)));
 }
+void NodeLink::heard() {
+  missed_pings_ = 0;
+  probe_.reset();
+}
+
+bool NodeLink::can_be_probed() const {
+  return channel_->is_local() || (channel_->port() != 0 && !channel_->address().empty());
+}
+
+void NodeLink::probe(std::function<void()> answered) {
+  if (channel_->port() == 0) return;
+  if (!probe_) probe_ = std::make_unique<ReachabilityProbe>(end_timer.get_executor());
+  probe_->begin(channel_->address(), channel_->port(), std::move(answered));
+}
+
 
 nanoseconds NodeLink::clock_error() const {
   return clock_.error(steady_now());

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -11,6 +12,7 @@
 #include "base/byte_stream.h"
 #include "base/result.h"
 #include "launcher/lines/output_lines.h"
+#include "launcher/master/reachability_probe.h"
 #include "launcher/supervisor/clock_offset.h"
 #include "launcher/supervisor/node_limits.h"
 #include "remote/start/fan_out.h"
@@ -46,6 +48,15 @@ class NodeLink {
   void ping(std::uint64_t sequence);
   /// True when the last Ping was answered. Only then may another one follow, because the node's lease depends
   /// on it.
+  /// A Ping was due, but the last one is not answered. Returns how often this happened since the last byte.
+  int miss_ping() { return ++missed_pings_; }
+  /// A byte arrived.
+  void heard();
+  /// Returns whether a probe tells anything about the node. It tells nothing behind a jump host, a proxy,
+  /// srun or a node's own connection. A node without a network in between needs no probe: a silent one hangs.
+  bool can_be_probed() const;
+  /// Asks the silent node's kernel for an answer, at most until the next call or the next byte.
+  void probe(std::function<void()> answered);
   bool answered() const { return answered_; }
   /// Returns true if another immediate ping improves the clock offset.
   bool on_pong(const rendezvous::Pong& pong);
@@ -89,6 +100,8 @@ class NodeLink {
   std::chrono::nanoseconds pinged_{0};
   std::uint64_t ping_ = 0;
   const int first_pings_;
+  int missed_pings_ = 0;
+  std::unique_ptr<ReachabilityProbe> probe_;  ///< only while the node is silent
   bool answered_ = true;
   int pongs_ = 0;
   bool live_ = false;

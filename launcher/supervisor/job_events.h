@@ -23,7 +23,7 @@ struct NodeUp {  ///< the node's agent said hello
   rendezvous::Hello hello;
   std::string connected;  ///< address at which the node was reached; empty: unknown
   std::uint32_t incarnation = 1;
-  bool probed = false;  ///< NodeReachable says when its machine answers
+  bool probed = false;  ///< while the node is silent, a missing NodeReachable means that nothing reaches it
 };
 struct NodeFailed {  ///< the node could not be reached, or no agent answered
   std::size_t node;
@@ -33,7 +33,9 @@ struct NodeHeartbeat {  ///< any byte from the node
   std::size_t node;
   std::uint32_t incarnation = 1;
 };
-struct NodeReachable {  ///< the machine of a silent node has answered a new connection
+/// The kernel of a silent node has answered a probe. The network reaches the node, but TCP may still wait
+/// before it repeats what an outage has lost. It comes about once a second after 3 s of silence.
+struct NodeReachable {
   std::size_t node;
   std::uint32_t incarnation = 1;
 };

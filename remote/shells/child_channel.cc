@@ -210,6 +210,7 @@ class ChildChannel final : public Channel {
         errors_(std::move(errors)) {}
   ~ChildChannel() override { child_->drop(greeted_); }
 
+  bool is_local() const override { return command_.kind == ChildCommand::Kind::kProgram; }
   Socket& link() override { return link_; }
   Socket& errors() override { return errors_; }
   void greeted() override {

@@ -32,6 +32,9 @@ std::vector<std::string> CommandShell::command_line(const CommandShellOptions& o
   option("PermitLocalCommand=no");
   option("RemoteCommand=none");
   option("StdinNull=no");
+  // The heartbeats of master and agent decide when a link is dead: an outage shorter than --node-timeout is
+  // none.
+  option("ServerAliveInterval=0");
   // Use an existing shared connection, but create none: it would outlive the job.
   option("ControlMaster=no");
   if (options.accept_new_host_keys) option("StrictHostKeyChecking=accept-new");

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,6 +39,10 @@ class Channel {
   /// Numeric address of the host as it was reached. Empty when nothing was connected (a child) or it is
   /// unknown.
   virtual std::string address() const { return {}; }
+  /// TCP port to which this machine itself connected. 0: another program or the host connected, or a child.
+  virtual std::uint16_t port() const { return 0; }
+  /// The command runs on this machine: no network lies in between.
+  virtual bool is_local() const { return false; }
 
   virtual Socket& link() = 0;    ///< the command's stdin (write) and stdout (read); EOF when it has ended
   virtual Socket& errors() = 0;  ///< the command's stderr (read); not open if the transport has none

@@ -148,6 +148,9 @@ Result<SshConfig> parse_ssh_config(std::string_view output) {
 }
 
 SshConfig default_ssh_config(const std::string& host, const std::string& local_user) {
+  // Closes a session that is silent for some seconds, as in an outage.
+  if (!unless_none(first(lines, "channeltimeout")).empty())
+    config.for_a_command.emplace_back("ChannelTimeout=none");
   SshConfig config;
   config.host_name = host;
   config.user = local_user;

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <utility>
 
+#include "base/link_socket.h"
 #include "base/readable.h"
 
 namespace ddp::remote {
@@ -26,10 +27,6 @@ void set_option(int fd, int level, int name, int value) {
 
 UniqueFd tcp_socket(const Endpoint& endpoint) {
   UniqueFd fd(::socket(endpoint.address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd) return fd;
-  // Set before the first byte: each small packet of the handshake would otherwise wait for an acknowledgment.
-  set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
-  set_option(fd.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
   return fd;
 }
 
@@ -57,12 +54,19 @@ SshSession::~SshSession() {
 
 // ---- connecting
 
-/// Watches the connection until the agent's heartbeats do. The peer counts as dead after `seconds` without
-/// any packet from its kernel. 0 leaves the connection to the agent's heartbeats, whose limits the user sets.
-void SshSession::watch_peer(int fd, int seconds) {
-  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, seconds * 1000);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, seconds > 0 ? 10 : 7200);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, seconds > 0 ? 5 : 75);
+/// Watches the connection until the agent's heartbeats do. The peer counts as dead after kDeadPeer without
+/// any packet from its kernel.
+void SshSession::watch_peer(int fd) {
+  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kDeadPeer * 1000);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
+}
+
+/// Leaves the connection to the agent's heartbeats, whose limits the user sets.
+void SshSession::leave_to_heartbeats(int fd) {
+  set_link_options(fd);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 7200);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 75);
 }
 
 void SshSession::start() {
@@ -140,7 +144,9 @@ void SshSession::on_connected(const error_code& error) {
 
 void SshSession::begin_ssh() {
   step_ = Step::kGreet;
-  watch_peer(tcp_.native_handle(), kDeadPeer);
+  // Set before the first byte: each small packet of the handshake would otherwise wait for an acknowledgment.
+  set_link_options(tcp_.native_handle());
+  watch_peer(tcp_.native_handle());
   if (target_.config.connect_timeout > 0) {
     attempt_.expires_after(std::chrono::seconds(target_.config.connect_timeout));
     attempt_.async_wait([self = shared_from_this()](const error_code& error) {

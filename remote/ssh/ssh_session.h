@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -22,6 +23,7 @@ struct SshOpened {
   UniqueFd link;
   UniqueFd errors;
   std::string address;  ///< numeric, without port
+  std::uint16_t port = 0;
 };
 
 struct SshFailure {
@@ -104,7 +106,8 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
   void release();
   Error libssh_error(const std::string& what) const;
   Error login_broken() const;
-  static void watch_peer(int fd, int seconds);
+  static void watch_peer(int fd);
+  static void leave_to_heartbeats(int fd);
   std::string late_text(const std::string& limit) const;
   const Endpoint& endpoint() const { return target_.endpoints[endpoint_]; }
 

@@ -228,9 +228,10 @@ SshSession::StepResult SshSession::hand_over() {
   errors_.assign(errors->ours.release());
   pump_->attach(link_.native_handle(), errors_.native_handle());
   deadline_.cancel();
-  watch_peer(tcp_.native_handle(), 0);
+  leave_to_heartbeats(tcp_.native_handle());
   step_ = Step::kRun;
-  events_.opened(SshOpened{std::move(link->theirs), std::move(errors->theirs), endpoint().host});
+  events_.opened(
+      SshOpened{std::move(link->theirs), std::move(errors->theirs), endpoint().host, target_.config.port});
   return StepResult::kNext;
 }
 

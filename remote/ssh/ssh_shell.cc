@@ -129,6 +129,7 @@ class SshShell::SshChannel final : public Channel {
         link_(loop, asio::local::stream_protocol(), attempt_->opened->link.release()),
         errors_(loop, asio::local::stream_protocol(), attempt_->opened->errors.release()) {}
   ~SshChannel() override {
+        port_(attempt_->opened->port),
     using HangUp = SshSession::HangUp;
     if (const auto threads = threads_.lock())
       threads->close(attempt_->session.lock(), greeted_ ? HangUp::kNo : HangUp::kYes);
@@ -140,6 +141,7 @@ class SshShell::SshChannel final : public Channel {
   void greeted() override { greeted_ = true; }
 
   Awaitable<ChannelEnd> end() override {
+  std::uint16_t port() const override { return port_; }
     const std::shared_ptr<Attempt> attempt = attempt_;
     const bool over = co_await wait_until(attempt->changed, [&] { return attempt->ended.has_value(); });
     co_return over ? *attempt->ended : cancelled_end(host_);
@@ -153,6 +155,7 @@ class SshShell::SshChannel final : public Channel {
   Socket link_;
   Socket errors_;
   bool greeted_ = false;
+  std::uint16_t port_;
 };
 
 SshShell::SshShell(asio::any_io_executor loop, SshShellOptions options)

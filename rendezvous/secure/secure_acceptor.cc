@@ -1,7 +1,5 @@
 #include "rendezvous/secure/secure_acceptor.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -9,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/link_socket.h"
 #include "rendezvous/identity/client_hello.h"
 #include "rendezvous/secure/secure_stream.h"
 #include "rendezvous/secure/secure_stream_key.h"
@@ -114,10 +113,7 @@ void SecureAcceptor::connected(UniqueFd socket, const asio::ip::address& peer) {
   const auto turn = limiter_.next_turn();
   if (turn && *turn <= Clock::now()) close_overdue();  // another connection was evicted for this one
   if (stopped_) return;
-  const int on = 1;
-  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  // A node that vanished silently must not hold a connection forever.
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  set_link_options(socket.get());
   error_code error;
   guest->socket.assign(socket.get(), error);
   if (error) return limiter_.ended(guest->id);

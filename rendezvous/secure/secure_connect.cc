@@ -1,7 +1,6 @@
 #include "rendezvous/secure/secure_connect.h"
 
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "base/format_text.h"
+#include "base/link_socket.h"
 #include "base/readable.h"
 #include "base/unique_fd.h"
 #include "rendezvous/secure/secure_stream.h"
@@ -67,9 +67,6 @@ Awaitable<error_code> connect_one(Descriptor& socket, tcp::endpoint endpoint, At
   UniqueFd fd(
       ::socket(endpoint.protocol().family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
   if (!fd) co_return error_code(errno, boost::system::system_category());
-  const int on = 1;
-  ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   error_code error;
   socket.assign(fd.get(), error);
   if (error) co_return error;
@@ -160,6 +157,7 @@ Awaitable<JoinOutcome> secure_connect(std::shared_ptr<const SecureContext> conte
     co_return failed(late ? ErrorCode::kTimeout : ErrorCode::kUnreachable,
                      "no answer at " + here.where + ": " + error.message(), true, error.value());
   }
+  set_link_options(socket.native_handle());
   auto stream = SecureStream::make(std::move(context), SecureStream::TlsRole::kClient,
                                    {std::move(socket), *identity, std::move(*key)});
   if (!stream) co_return JoinOutcome{nullptr, stream.error(), false};

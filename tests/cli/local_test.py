@@ -429,8 +429,8 @@ class LocalJob(LaunchTest):
         done = self.run_job("--hosts", "node[0001-1000]", "true", preexec_fn=lambda: resource.setrlimit(
             resource.RLIMIT_NOFILE, (1024, 4096)))
         self.assert_code(done, 116)
-        self.assertEqual(done.err, "ddplaunch: exit 116: 1000 hosts need 6064 open files on this machine, but the hard limit is "
-                         "4096; raise it (ulimit -n 6064, nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)\n")
+        self.assertEqual(done.err, "ddplaunch: exit 116: 1000 hosts need 7064 open files on this machine, but the hard limit is "
+                         "4096; raise it (ulimit -n 7064, nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)\n")
         self.assertFalse(self.job_dir.exists())
 
 

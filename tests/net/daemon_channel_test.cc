@@ -36,7 +36,7 @@ struct Link {
     Socket master(loop);
     connect_ends_of(master, node);
     channel = make_daemon_channel(loop.get_executor(), std::make_unique<OneSocket>(std::move(master)),
-                                  "gpu01", "gpu01:29499", "10.0.0.2")
+                                  "gpu01", "gpu01:29499", "10.0.0.2", 29499)
                   .value();
     asio::co_spawn(loop, wait(*this), asio::detached);  // ends with the loop
   }
@@ -83,7 +83,7 @@ struct Link {
 
 TEST_CASE("the channel carries three streams and the end of the agent") {
   Link link;
-  CHECK(link.channel->address() == "10.0.0.2");
+  CHECK(link.channel->address() == "10.0.0.2", 29499);
   link.send(daemon_greeting() + daemon_frame(DaemonFrame::kOutput, "out") +
             daemon_frame(DaemonFrame::kErrors, "err") + daemon_ended(113));
   const remote::ChannelEnd& end = link.until_end();
@@ -160,7 +160,7 @@ TEST_CASE("an owner that closes first ends the agent's input, and leaves no task
   connect_ends_of(master, node);
   auto channel =
       make_daemon_channel(loop.get_executor(), std::make_unique<Link::OneSocket>(std::move(master)), "gpu01",
-                          "gpu01:29499", "10.0.0.2")
+                          "gpu01:29499", "10.0.0.2", 29499)
           .value();
   asio::write(channel->link(), asio::buffer("last line!", 10));
   channel.reset();

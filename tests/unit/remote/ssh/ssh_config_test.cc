@@ -112,6 +112,9 @@ TEST_CASE("options that keep the ssh program from running a command are disabled
 }
 
 TEST_CASE("output that is no configuration is an error") {
+  CHECK(parsed("channeltimeout none\n").for_a_command.empty());
+  CHECK(parsed("channeltimeout session=10s\n").for_a_command ==
+        std::vector<std::string>{"ChannelTimeout=none"});
   CHECK(parse_ssh_config("").error().text == "the output of ssh -G has no hostname line");
   CHECK(parse_ssh_config("hostname x\nport 70000\n").error().text ==
         "the output of ssh -G has a wrong port: 70000");
