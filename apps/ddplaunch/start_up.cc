@@ -136,6 +136,7 @@ Result<Shell> make_remote_shell(asio::io_context& loop, const launcher::JobSpec&
   remote::SshShellOptions options;
   options.config = spec.ssh_config;
   options.accept_new_host_keys = spec.accept_new_host_keys;
+  if (spec.verbose) options.detail = notify;
   if (!spec.quiet) options.notice = std::move(notify);
   return Shell(std::make_unique<remote::SshShell>(loop.get_executor(), std::move(options)));
 }

@@ -83,6 +83,9 @@ std::vector<std::string> beyond_libssh(const Lines& lines) {
   if (set("bindinterface")) names.emplace_back("BindInterface");
   if (is_yes(lines, "canonicalizehostname")) names.emplace_back("CanonicalizeHostname");
   if (is_yes(lines, "hostbasedauthentication")) names.emplace_back("HostbasedAuthentication");
+  if (is_yes(lines, "nohostauthenticationforlocalhost"))
+    names.emplace_back("NoHostAuthenticationForLocalhost");
+  if (set("refuseconnection")) names.emplace_back("RefuseConnection");
   if (is_yes(lines, "verifyhostkeydns")) names.emplace_back("VerifyHostKeyDNS");
   const std::string methods = first(lines, "preferredauthentications");
   if (!methods.empty() && methods.find("publickey") == std::string::npos) {
@@ -133,6 +136,7 @@ Result<SshConfig> parse_ssh_config(std::string_view output) {
   if (config.proxy.empty()) config.proxy = unless_none(first(lines, "proxycommand"));
   config.control_path = unless_none(first(lines, "controlpath"));
   config.connect_timeout = number(lines, "connecttimeout");
+  config.connection_attempts = std::max(number(lines, "connectionattempts"), 1);
   config.required_rsa_size = number(lines, "requiredrsasize");
   config.gssapi_authentication = is_yes(lines, "gssapiauthentication");
   config.identities_only = is_yes(lines, "identitiesonly");
@@ -144,13 +148,13 @@ Result<SshConfig> parse_ssh_config(std::string_view output) {
   if (!session.empty() && session != "default") config.for_a_command.emplace_back("SessionType=default");
   if (is_yes(lines, "forkafterauthentication"))
     config.for_a_command.emplace_back("ForkAfterAuthentication=no");
+  // Closes a session that is silent for some seconds, as in an outage.
+  if (!unless_none(first(lines, "channeltimeout")).empty())
+    config.for_a_command.emplace_back("ChannelTimeout=none");
   return config;
 }
 
 SshConfig default_ssh_config(const std::string& host, const std::string& local_user) {
-  // Closes a session that is silent for some seconds, as in an outage.
-  if (!unless_none(first(lines, "channeltimeout")).empty())
-    config.for_a_command.emplace_back("ChannelTimeout=none");
   SshConfig config;
   config.host_name = host;
   config.user = local_user;
@@ -160,7 +164,7 @@ SshConfig default_ssh_config(const std::string& host, const std::string& local_u
   return config;
 }
 
-std::string preferred_ciphers(const std::string& ciphers) {
+std::string preferred_ciphers(const std::string& ciphers, bool gcm_is_checked) {
   // The defaults of OpenSSH (readconf.c, myproposal.h), before 9.10 and since. Any other list is the user's
   // choice.
   static constexpr std::array<std::string_view, 2> kDefaults = {
@@ -169,8 +173,9 @@ std::string preferred_ciphers(const std::string& ciphers) {
       "chacha20-poly1305@openssh.com,aes128-gcm@openssh.com,aes256-gcm@openssh.com,aes128-ctr,aes192-ctr,"
       "aes256-ctr"};
   if (std::find(kDefaults.begin(), kDefaults.end(), ciphers) == kDefaults.end()) return ciphers;
-  return "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes192-ctr,"
-         "aes256-ctr";
+  const std::string gcm = "aes128-gcm@openssh.com,aes256-gcm@openssh.com";
+  const std::string others = "chacha20-poly1305@openssh.com,aes128-ctr,aes192-ctr,aes256-ctr";
+  return gcm_is_checked ? gcm + "," + others : others + "," + gcm;
 }
 
 namespace {

@@ -33,7 +33,8 @@ struct SshConfig {
   std::string control_path;  ///< the ssh program may find a shared connection; empty: none. It belongs to one
                              ///< of the hosts that share this answer
   int connect_timeout = 0;   ///< seconds for connecting, greeting and key exchange; 0: only the start limit
-  int required_rsa_size = 0;  ///< bits; 0: the library's own limit
+  int connection_attempts = 1;  ///< tries to connect to all addresses, one per second
+  int required_rsa_size = 0;    ///< bits; 0: the library's own limit
   bool identities_only = false;
   bool gssapi_authentication = false;
   bool pubkey_authentication = true;
@@ -58,8 +59,9 @@ Result<SshConfig> parse_ssh_config(std::string_view output);
 SshConfig default_ssh_config(const std::string& host, const std::string& local_user);
 
 /// Returns the ciphers to offer, in order: aes128-gcm first (under libssh 30 % less CPU than OpenSSH's first
-/// choice), unless the user gave an order. An empty text stays empty.
-std::string preferred_ciphers(const std::string& ciphers);
+/// choice), unless the user gave an order. Where libssh does not check GCM's tags (`gcm_is_checked`), GCM
+/// comes last: only a server without another cipher uses it. An empty text stays empty.
+std::string preferred_ciphers(const std::string& ciphers, bool gcm_is_checked);
 
 /// Values of the tokens in paths, for one host.
 struct SshTokens {

@@ -45,6 +45,18 @@ bool keeps_tokens(const std::string& keyword) {
   return std::find(kKeywords.begin(), kKeywords.end(), keyword) != kKeywords.end();
 }
 
+/// Keywords that the ssh program obeys and a login through libssh does not (docs/users/ssh.md). Forwardings
+/// and settings of a terminal are left out, since nobody expects them of a job.
+constexpr std::array<std::string_view, 16> kWithoutEffect = {
+    "AddKeysToAgent",      "CASignatureAlgorithms",
+    "CheckHostIP",         "ControlMaster",
+    "ControlPath",         "ControlPersist",
+    "ChannelTimeout",      "GSSAPIDelegateCredentials",
+    "GSSAPIKeyExchange",   "IPQoS",
+    "RekeyLimit",          "SecurityKeyProvider",
+    "ServerAliveInterval", "ServerAliveCountMax",
+    "TCPKeepAlive",        "UpdateHostKeys"};
+
 }  // namespace
 
 bool matches_ssh_pattern(std::string_view pattern, std::string_view text) {
@@ -89,6 +101,9 @@ std::vector<std::string> SshConfigShape::add(std::string_view text) {
     if (words.empty()) continue;
     const std::string keyword = lower_case(words.front());
     words.erase(words.begin());
+    for (const std::string_view name : kWithoutEffect) {
+      if (lower_case(std::string(name)) == keyword) without_effect_.emplace(name);
+    }
     if (keyword == "host") {
       host_lines_.push_back(std::move(words));
     } else if (keyword == "include") {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,9 +21,14 @@ class SshConfigShape {
 
   bool asks_for_each() const { return asks_for_each_; }
 
+  /// Returns the keywords in the files that have no effect on a login through libssh, although a user may
+  /// expect one, in alphabetical order: "IPQoS".
+  const std::set<std::string>& without_effect() const { return without_effect_; }
+
  private:
   std::vector<std::vector<std::string>> host_lines_;
   std::vector<std::string> host_names_;
+  std::set<std::string> without_effect_;
   bool asks_for_each_ = false;
 };
 

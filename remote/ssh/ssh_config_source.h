@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "base/asio.h"
@@ -29,6 +30,9 @@ class SshConfigSource : public std::enable_shared_from_this<SshConfigSource> {
   /// Errors: kUnreachable with the program's text when it refuses the configuration, and when `file` cannot
   /// be read; kTimeout at `deadline`.
   Awaitable<Result<SshConfig>> find(Host host, std::chrono::steady_clock::time_point deadline);
+
+  /// SshConfigShape::without_effect; complete after the first answer of find().
+  const std::set<std::string>& without_effect() const { return shape_.without_effect(); }
 
   int questions() const { return questions_; }  ///< number of ssh -G runs
 

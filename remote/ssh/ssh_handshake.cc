@@ -132,7 +132,7 @@ std::optional<std::string> configure(ssh_session_struct* session, const SshTarge
     ssh_options_e option;
     std::string value;
   };
-  const std::string ciphers = preferred_ciphers(config.ciphers);
+  const std::string ciphers = preferred_ciphers(config.ciphers, DDP_LIBSSH_CHECKS_GCM_TAG != 0);
   const Row rows[] = {
       {"Ciphers", SSH_OPTIONS_CIPHERS_C_S, ciphers},
       {"Ciphers", SSH_OPTIONS_CIPHERS_S_C, ciphers},

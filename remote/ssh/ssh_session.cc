@@ -139,7 +139,9 @@ void SshSession::on_connected(const error_code& error) {
       system_error(why, target_.label + ": cannot connect to " + endpoint().text, ErrorCode::kUnreachable);
   failed.text += why == ECONNREFUSED ? "; check that sshd runs there, and on this port"
                                      : "; check that the host is up and reachable from here";
-  stop_with(std::move(failed));
+  SshFailure failure{std::move(failed), false, {}};
+  failure.not_connected = true;
+  stop_with(std::move(failure));
 }
 
 void SshSession::begin_ssh() {

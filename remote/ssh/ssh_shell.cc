@@ -21,6 +21,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// As in ssh: ConnectionAttempts are one per second.
+constexpr std::chrono::seconds kPauseOfAttempts{1};
+
 int address_family(const SshConfig& config) {
   if (config.address_family == "inet") return AF_INET;
   if (config.address_family == "inet6") return AF_INET6;
@@ -126,10 +129,10 @@ class SshShell::SshChannel final : public Channel {
         attempt_(std::move(attempt)),
         threads_(std::move(threads)),
         address_(attempt_->opened->address),
+        port_(attempt_->opened->port),
         link_(loop, asio::local::stream_protocol(), attempt_->opened->link.release()),
         errors_(loop, asio::local::stream_protocol(), attempt_->opened->errors.release()) {}
   ~SshChannel() override {
-        port_(attempt_->opened->port),
     using HangUp = SshSession::HangUp;
     if (const auto threads = threads_.lock())
       threads->close(attempt_->session.lock(), greeted_ ? HangUp::kNo : HangUp::kYes);
@@ -138,10 +141,10 @@ class SshShell::SshChannel final : public Channel {
   Socket& link() override { return link_; }
   Socket& errors() override { return errors_; }
   std::string address() const override { return address_; }
+  std::uint16_t port() const override { return port_; }
   void greeted() override { greeted_ = true; }
 
   Awaitable<ChannelEnd> end() override {
-  std::uint16_t port() const override { return port_; }
     const std::shared_ptr<Attempt> attempt = attempt_;
     const bool over = co_await wait_until(attempt->changed, [&] { return attempt->ended.has_value(); });
     co_return over ? *attempt->ended : cancelled_end(host_);
@@ -152,10 +155,10 @@ class SshShell::SshChannel final : public Channel {
   std::shared_ptr<Attempt> attempt_;
   std::weak_ptr<SshThreads> threads_;
   std::string address_;
+  std::uint16_t port_;
   Socket link_;
   Socket errors_;
   bool greeted_ = false;
-  std::uint16_t port_;
 };
 
 SshShell::SshShell(asio::any_io_executor loop, SshShellOptions options)
@@ -267,6 +270,14 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
     options_.notice(config->unread_file + " is not used, since there is no " + options_.ssh_program +
                     " program here to read it: install OpenSSH's client");
   }
+  if (options_.detail && !std::exchange(without_effect_noted_, true)) {
+    std::string names;
+    for (const std::string& name : configs_->without_effect())
+      names += (names.empty() ? "" : ", ") + name;
+    if (!names.empty())
+      options_.detail("the SSH configuration sets " + names +
+                      ": without effect on hosts that are reached through libssh (docs/users/ssh.md)");
+  }
   SshTarget target;
   target.label = host.name;
   target.config = std::move(*config);
@@ -306,7 +317,7 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
   std::shared_ptr<Attempt> last;
   std::optional<Error> closed;  ///< error of a server that closed before its greeting
   LoginRetry retry;
-  for (;;) {
+  for (int connections = 1;; ++connections) {
     (*steps_)[host.name] = "its turn to log in";
     // The first address stands for the host: a name with several addresses is one server to its own limits.
     auto slot = co_await window_.acquire(target.endpoints.front().text, host.name, deadline);
@@ -333,7 +344,10 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
     if (last->failed->closed_early) closed = failure;
     if (failure.code == ErrorCode::kTimeout && closed) failure = *closed;
     // Retry nothing else: servers lock out clients whose logins fail repeatedly.
-    const auto pause = last->failed->closed_early ? retry.next(random_) : std::nullopt;
+    std::optional<Clock::duration> pause;
+    if (last->failed->closed_early) pause = retry.next(random_);
+    if (last->failed->not_connected && connections < target.config.connection_attempts)
+      pause = kPauseOfAttempts;
     if (!pause || Clock::now() + *pause >= deadline) co_return failure;
     asio::steady_timer timer(loop_, *pause);
     co_await timer.async_wait(kUseTuple);

@@ -32,6 +32,8 @@ struct SshShellOptions {
   /// Called once for each reason why a host uses the ssh program, and for each named key that cannot be used.
   /// May be empty.
   std::function<void(const std::string&)> notice;
+  /// Called once with the options of the configuration that have no effect. May be empty.
+  std::function<void(const std::string&)> detail;
 };
 
 /// Runs commands through libssh: many non-blocking sessions on a few I/O threads, about 2 ms of CPU per host.
@@ -75,6 +77,7 @@ class SshShell final : public RemoteShell {
   std::shared_ptr<Files> files_;  ///< read by the one thread of disk_, which may outlive this object
   std::shared_ptr<SshThreads> threads_;
   std::set<std::string> reported_;
+  bool without_effect_noted_ = false;
   std::mt19937 random_;
   using Steps = std::map<std::string, const char*>;  ///< by host name
   std::shared_ptr<Steps> steps_;                     ///< without entry: RemoteShell::step

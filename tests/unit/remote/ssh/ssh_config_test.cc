@@ -1,5 +1,6 @@
 #include "remote/ssh/ssh_config.h"
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -98,6 +99,9 @@ TEST_CASE("options that libssh cannot serve are named") {
   CHECK(named("revokedhostkeys /etc/revoked") == "RevokedHostKeys");
   CHECK(named("bindaddress 10.0.0.1") == "BindAddress");
   CHECK(named("verifyhostkeydns yes") == "VerifyHostKeyDNS");
+  CHECK(named("nohostauthenticationforlocalhost yes") == "NoHostAuthenticationForLocalhost");
+  CHECK(named("nohostauthenticationforlocalhost no").empty());
+  CHECK(named("refuseconnection use the other name") == "RefuseConnection");
   CHECK(named("userknownhostsfile /tmp/k d/known hosts") == "a blank in UserKnownHostsFile");
   CHECK(named("userknownhostsfile known ~/b %d/c ${K}/d /e").empty());
   CHECK(named("globalknownhostsfile /a b") == "a blank in GlobalKnownHostsFile");
@@ -108,13 +112,25 @@ TEST_CASE("options that keep the ssh program from running a command are disabled
   CHECK(parsed("sessiontype default\nforkafterauthentication no\n").for_a_command.empty());
   CHECK(parsed("sessiontype none\nforkafterauthentication yes\n").for_a_command ==
         std::vector<std::string>{"SessionType=default", "ForkAfterAuthentication=no"});
-  CHECK(parsed("sessiontype subsystem\n").for_a_command == std::vector<std::string>{"SessionType=default"});
-}
-
-TEST_CASE("output that is no configuration is an error") {
   CHECK(parsed("channeltimeout none\n").for_a_command.empty());
   CHECK(parsed("channeltimeout session=10s\n").for_a_command ==
         std::vector<std::string>{"ChannelTimeout=none"});
+  CHECK(parsed("sessiontype subsystem\n").for_a_command == std::vector<std::string>{"SessionType=default"});
+}
+
+TEST_CASE("a host is tried as often as ConnectionAttempts says, and once at least") {
+  CHECK(parsed("").connection_attempts == 1);
+  CHECK(parsed("connectionattempts 3\n").connection_attempts == 3);
+  CHECK(parsed("connectionattempts 0\n").connection_attempts == 1);
+}
+
+TEST_CASE("keywords of the files that a login through libssh does not obey are known") {
+  SshConfigShape shape;
+  shape.add("Host *\n  ipqos=ef\n  User x\nUpdateHostKeys no\nCompression yes\n# RekeyLimit 1G\n");
+  CHECK(shape.without_effect() == std::set<std::string>{"IPQoS", "UpdateHostKeys"});
+}
+
+TEST_CASE("output that is no configuration is an error") {
   CHECK(parse_ssh_config("").error().text == "the output of ssh -G has no hostname line");
   CHECK(parse_ssh_config("hostname x\nport 70000\n").error().text ==
         "the output of ssh -G has a wrong port: 70000");
@@ -123,9 +139,15 @@ TEST_CASE("output that is no configuration is an error") {
 }
 
 TEST_CASE("aes128-gcm comes first unless the user chose ciphers") {
-  CHECK(preferred_ciphers(parsed("").ciphers).rfind("aes128-gcm@openssh.com,", 0) == 0);
-  CHECK(preferred_ciphers("aes256-ctr,aes128-gcm@openssh.com") == "aes256-ctr,aes128-gcm@openssh.com");
-  CHECK(preferred_ciphers("").empty());
+  CHECK(preferred_ciphers(parsed("").ciphers, true).rfind("aes128-gcm@openssh.com,", 0) == 0);
+  const std::string without = preferred_ciphers(parsed("").ciphers, false);
+  CHECK(without.rfind("chacha20-poly1305@openssh.com,aes128-ctr,", 0) == 0);
+  CHECK(without.ends_with("aes256-ctr,aes128-gcm@openssh.com,aes256-gcm@openssh.com"));
+  for (const bool checked : {true, false}) {
+    CHECK(preferred_ciphers("aes256-ctr,aes128-gcm@openssh.com", checked) ==
+          "aes256-ctr,aes128-gcm@openssh.com");
+    CHECK(preferred_ciphers("", checked).empty());
+  }
 }
 
 TEST_CASE("tokens in paths") {
