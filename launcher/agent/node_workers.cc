@@ -73,6 +73,7 @@ void NodeWorkers::set_job(NodeJob job, const rendezvous::JobStart& order) {
   job_ = std::move(job);
   credit_.start(order.credit);
   tree_.set_job(order.job_id);
+  runs_setup_ = !order.setup.empty();
   hang_monitor_.set_timeout(std::chrono::milliseconds(order.hang_timeout_ms));
 }
 
@@ -120,8 +121,31 @@ void NodeWorkers::drop_ended() {
   if (core_.has_survivors()) group_->drop_ended();
 }
 
+/// The end of an attempt ends every process of the job here, also the programs that --setup left running (a
+/// data server, say). --setup runs once, so a later attempt must not miss them without a word.
+void NodeWorkers::note_setup_helpers() {
+  if (!runs_setup_) return;
+  if (!group_) {  // nothing but --setup has started programs yet
+    visit_processes([this](ProcessInfo&& process) {
+      if (process.parent == ::getpid() && process.state != 'Z') setup_helpers_.push_back(std::move(process));
+    });
+    return;
+  }
+  std::string names;
+  std::erase_if(setup_helpers_, [&names](const ProcessInfo& process) {
+    if (!has_pid_ended(process.pid)) return false;
+    names += (names.empty() ? "" : ", ") + process.comm + " (pid " + std::to_string(process.pid) + ")";
+    return true;
+  });
+  if (!names.empty())
+    link_.send(rendezvous::Notice{"setup: ended with the attempt before: " + names +
+                                      "; --setup runs once, so start such programs with the workers",
+                                  false});
+}
+
 void NodeWorkers::perform(const node::PrepareAttempt& action) {
   const rendezvous::Spawn& spawn = action.spawn;
+  note_setup_helpers();
   const WorkerProcesses& survivors = core_.processes();
   new_steps_.clear();  // they are of the previous attempt
   steps_timer_.cancel();

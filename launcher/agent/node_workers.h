@@ -24,6 +24,7 @@
 #include "launcher/inspection/task_group.h"
 #include "launcher/job/output_credit.h"
 #include "launcher/keeper/attempt_tree.h"
+#include "launcher/keeper/process_table.h"
 #include "rendezvous/link/connection.h"
 
 namespace ddp::launcher {
@@ -106,6 +107,7 @@ class NodeWorkers final : public WorkerEvents, public WorkerLinkEvents {
   Awaitable<> clean_up();
   Awaitable<> collect_evidence();
   void report_collectives();
+  void note_setup_helpers();
 
   asio::any_io_executor executor_;
   const AgentCore& core_;
@@ -127,6 +129,8 @@ class NodeWorkers final : public WorkerEvents, public WorkerLinkEvents {
   NodeQueries queries_;
   EvidenceCollector evidence_;
   FlightRecorderBoard collectives_;
+  bool runs_setup_ = false;                 ///< the job has scripts of --setup
+  std::vector<ProcessInfo> setup_helpers_;  ///< programs that they left, until the user knows of their end
 };
 
 }  // namespace ddp::launcher

@@ -278,6 +278,18 @@ class Setup(SshEnvTest):
         self.assert_code(quiet, 0)
         self.assertEqual(quiet.err, "")
 
+    def test_a_restart_names_the_programs_of_setup_that_ended(self):
+        done = self.run_job("--label", "", "--max-restarts", 2, "--restart-backoff", "10ms", "--setup", "sleep 300 > /dev/null 2>&1 &",
+                            "sh", "-c", "[ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 3")
+        self.assert_code(done, 0)
+        self.assertRegex(done.err, r"setup: ended with the attempt before: sleep \(pid \d+\); --setup runs once, so start such programs "
+                                   r"with the workers\n")
+        self.assertEqual(done.err.count("--setup runs once"), 1)
+        without = self.run_job("--label", "", "--max-restarts", 1, "--restart-backoff", "10ms", "--setup", "true",
+                               "sh", "-c", "[ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 3")
+        self.assert_code(without, 0)
+        self.assertNotIn("--setup runs once", without.err)
+
     def test_a_failure_names_host_code_and_last_lines(self):
         self.with_profile()
         done = self.run_job(*self.ssh, "--setup", "seq 1 40; module unload x", "sh", "-c", "echo never")
