@@ -12,6 +12,7 @@
 #include "launcher/check/check_network.h"
 #include "launcher/job/worker_env.h"
 #include "launcher/report/exit_code.h"
+#include "launcher/report/start_failures.h"
 #include "remote/hosts/host_range.h"
 
 namespace ddp::launcher {
@@ -88,6 +89,9 @@ class NodeEvaluator {
       if (node.facts) diagnose_facts(i, *node.facts);
       diagnose_clock(i, node);
     }
+    for (const ErrorGroup& errors : errors_)
+      collector_.add(Severity::kError, std::string(errors.item), errors.nodes, reason_text(errors.reason),
+                     "");
     diagnose_plan();
     diagnose_network();
     diagnose_gpus();
@@ -122,17 +126,32 @@ class NodeEvaluator {
     return remote::fold_ranges(all);
   }
 
+  /// Nodes that could not be reached for reasons that differ only in words about the host.
+  struct ErrorGroup {
+    std::string_view item;
+    StartGroup reason;
+    std::vector<std::size_t> nodes;
+  };
+
   const JobSpec& spec_;
   const CheckResult& result_;
+  std::vector<ErrorGroup> errors_;
   DiagnosticCollector collector_;
 };
 
 void NodeEvaluator::diagnose_error(std::size_t i, const Error& error) {
   if (error.code == ErrorCode::kCancelled && result_.stop_signal != 0) return;
   const bool agent = error.code == ErrorCode::kAgentMissing || error.code == ErrorCode::kAgentMismatch;
-  const std::string prefix = spec_.hosts[i].name + ": ";  // a diagnostic starts with its hosts in any case
-  collector_.error(agent ? "agent" : "reach", i,
-                   error.text.starts_with(prefix) ? error.text.substr(prefix.size()) : error.text, "");
+  const std::string& host = spec_.hosts[i].name;
+  const std::string prefix = host + ": ";  // a diagnostic starts with its hosts in any case
+  const std::string text = error.text.starts_with(prefix) ? error.text.substr(prefix.size()) : error.text;
+  const std::string_view item = agent ? "agent" : "reach";
+  const auto same = std::ranges::find_if(
+      errors_, [&](ErrorGroup& known) { return known.item == item && join_group(known.reason, host, text); });
+  if (same != errors_.end())
+    same->nodes.push_back(i);
+  else
+    errors_.push_back({item, make_group(host, text), {i}});
 }
 
 void NodeEvaluator::diagnose_facts(std::size_t i, const NodeChecked& facts) {

@@ -307,20 +307,25 @@ std::string check_last_line(int exit_code, const CheckResult& result, const JobS
 }
 
 std::string clean_text(const JobSpec& spec, const CheckResult& result) {
-  std::string text;
+  std::vector<std::pair<std::string, std::vector<std::string>>> hosts;  // by what was found there
   for (std::size_t i = 0; i < result.nodes.size(); ++i) {
     const CheckedNode& node = result.nodes[i];
-    text += spec.hosts[i].name + ": ";
+    std::string found;
     if (node.error || !node.facts) {
-      text += "not known: " + (node.error ? one_line(node.error->text) : std::string("it was not asked"));
+      found = "not known: " + (node.error ? one_line(node.error->text) : std::string("it was not asked"));
     } else {
-      text += counted(node.facts->found, "process", "processes") + " found, " +
+      found = counted(node.facts->found, "process", "processes") + " found, " +
               std::to_string(node.facts->left.size()) + " left";
       for (std::size_t k = 0; k < node.facts->left.size(); ++k)
-        text += (k == 0 ? ": " : ", ") + one_line(node.facts->left[k]);
+        found += (k == 0 ? ": " : ", ") + one_line(node.facts->left[k]);
     }
-    text += '\n';
+    auto same = std::ranges::find(hosts, found, [](const auto& group) { return group.first; });
+    if (same == hosts.end()) same = hosts.insert(hosts.end(), {std::move(found), {}});
+    same->second.push_back(spec.hosts[i].name);
   }
+  std::string text;
+  for (const auto& [found, names] : hosts)
+    text += remote::fold_ranges(names) + ": " + found + '\n';
   return text;
 }
 

@@ -12,6 +12,7 @@
 #include "launcher/report/host_list.h"
 #include "launcher/report/root_cause.h"
 #include "launcher/report/start_failures.h"
+#include "remote/hosts/host_range.h"
 
 namespace ddp::launcher {
 namespace {
@@ -162,7 +163,8 @@ struct FailureGroup {
   std::string what;
   std::size_t count = 0;
   std::set<int> ranks;
-  std::set<std::string> hosts;
+  std::set<std::string, remote::HostOrder> hosts;
+  StartGroup nodes;  ///< not of workers: the hosts, and the words that their texts have in common
 };
 
 /// `causes`: each failure is the root cause of an attempt, and gets one line.
@@ -175,11 +177,12 @@ std::vector<FailureGroup> folded(const std::vector<const Failure*>& failures, bo
     const auto& exception = failure->evidence.exception;
     // Uses the type only: messages contain addresses and ranks, which would separate equal failures.
     if (exception && !exception->type.empty()) what += " (" + printable(exception->type) + ")";
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const FailureGroup& known) {
-      return known.what == what && known.workers == failure->of_worker();
+    auto group = std::find_if(groups.begin(), groups.end(), [&](FailureGroup& known) {
+      if (known.workers != failure->of_worker()) return false;
+      return known.workers ? known.what == what : join_group(known.nodes, failure->host, what);
     });
     if (group == groups.end()) {
-      groups.push_back({failure->of_worker(), what, 0, {}, {}});
+      groups.push_back({failure->of_worker(), what, 0, {}, {}, make_group(failure->host, what)});
       group = groups.end() - 1;
     }
     ++group->count;
@@ -196,8 +199,12 @@ std::string group_text(const FailureGroup& group) {
     who = format_ranks({group.ranks.begin(), group.ranks.end()}) + " on " +
           host_list({group.hosts.begin(), group.hosts.end()});
   } else {
-    who =
-        (group.hosts.size() == 1 ? "node " : "nodes ") + host_list({group.hosts.begin(), group.hosts.end()});
+    StartGroup nodes = group.nodes;
+    nodes.hosts.assign(group.hosts.begin(), group.hosts.end());  // a host may have failed repeatedly
+    const std::string ranges = group_hosts_text(nodes);
+    const bool shorter = ranges.find('[') != std::string::npos;
+    return (nodes.hosts.size() == 1 ? "node " : "nodes ") + (shorter ? ranges : host_list(nodes.hosts)) +
+           ": " + indented(reason_text(nodes), "      ");
   }
   return who + ": " + indented(group.what, "      ");
 }
@@ -364,7 +371,7 @@ std::string failure_line(const Failure& failure, bool cause) {
 
 std::string early_ranks(const std::vector<EarlyExit>& exits) {
   std::vector<int> ranks;
-  std::set<std::string> hosts;
+  std::set<std::string, remote::HostOrder> hosts;
   for (const EarlyExit& exit : exits) {
     ranks.push_back(exit.rank);
     hosts.insert(exit.host);

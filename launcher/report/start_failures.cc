@@ -1,8 +1,10 @@
 #include "launcher/report/start_failures.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
+#include "base/parse_text.h"
 #include "launcher/report/host_list.h"
 #include "remote/hosts/host_range.h"
 
@@ -29,6 +31,19 @@ bool identifies_host(const std::string& word, const std::string& host) {
   const bool other = word.find_first_not_of("0123456789.,;:()\"") != std::string::npos ||
                      std::count(word.begin(), word.end(), '.') >= 3;
   return word.find(host) != std::string::npos || (digit && other);
+}
+
+/// True for two durations that differ by less than a second, as those of nodes that fell silent together:
+/// "15.1 s" and "15 s".
+bool same_duration(const std::vector<std::string>& a, const std::vector<std::string>& b, std::size_t at) {
+  if (at + 1 >= a.size() || a[at + 1] != b[at + 1]) return false;
+  const std::string& unit = a[at + 1];
+  if (unit != "s" && !unit.starts_with("s;") && !unit.starts_with("s,")) return false;
+  const auto is_number = [](const std::string& word) {
+    return word.find_first_not_of("0123456789.") == std::string::npos && std::ranges::count(word, '.') < 2;
+  };
+  const auto left = leading_number<double>(a[at]), right = leading_number<double>(b[at]);
+  return left && right && is_number(a[at]) && is_number(b[at]) && std::abs(*left - *right) < 1;
 }
 
 bool is_digit(char c) {
@@ -63,7 +78,7 @@ bool join_group(StartGroup& group, const std::string& host, const std::string& t
   if (words.size() != group.words.size()) return false;
   std::vector<std::string> common = group.words;
   for (std::size_t i = 0; i < words.size(); ++i) {
-    if (words[i] == common[i]) continue;
+    if (words[i] == common[i] || same_duration(words, common, i)) continue;
     const bool elided = common[i].find("…") != std::string::npos;
     if (!identifies_host(words[i], host) || !(elided || identifies_host(common[i], group.hosts.front())))
       return false;
@@ -91,9 +106,7 @@ std::vector<StartGroup> start_groups(const JobEnd& end, const Failure& cause) {
 }
 
 std::string group_hosts_text(StartGroup group) {
-  std::sort(group.hosts.begin(), group.hosts.end(), [](const std::string& a, const std::string& b) {
-    return a.size() != b.size() ? a.size() < b.size() : a < b;
-  });
+  std::sort(group.hosts.begin(), group.hosts.end(), remote::HostOrder());
   std::string text = remote::fold_ranges(group.hosts);
   return text.size() > kHostsText ? host_list({group.hosts.begin(), group.hosts.end()}) : text;
 }

@@ -223,6 +223,29 @@ std::string fold_ranges(const std::vector<std::string>& words) {
   return join(parts, ",");
 }
 
+bool HostOrder::operator()(std::string_view a, std::string_view b) const {
+  const std::pair whole(a, b);
+  const auto take_number = [](std::string_view& text) {
+    const std::size_t size = std::min(text.find_first_not_of("0123456789"), text.size());
+    const std::string_view digits = text.substr(0, size);
+    text.remove_prefix(size);
+    return digits.substr(std::min(digits.find_first_not_of('0'), digits.size()));
+  };
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  while (!a.empty() && !b.empty()) {
+    if (is_digit(a.front()) && is_digit(b.front())) {
+      const std::string_view left = take_number(a), right = take_number(b);
+      if (left != right) return left.size() != right.size() ? left.size() < right.size() : left < right;
+    } else {
+      if (a.front() != b.front()) return a.front() < b.front();
+      a.remove_prefix(1);
+      b.remove_prefix(1);
+    }
+  }
+  if (a.empty() != b.empty()) return a.empty();
+  return whole.first < whole.second;  // they differ in leading zeros
+}
+
 Expansion expand_ids(std::string_view list) {
   Expansion result;
   std::unordered_set<std::string> seen;

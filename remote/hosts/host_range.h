@@ -32,6 +32,11 @@ Expansion expand_ranges(std::string_view word, std::size_t limit = kMaxHosts);
 /// bracket; expand_ranges of each part gives the words back.
 std::string fold_ranges(const std::vector<std::string>& words);
 
+/// The order of hosts for people: numbers inside names count as numbers. gpu2 < gpu10, 10.0.0.2 < 10.0.0.10.
+struct HostOrder {
+  bool operator()(std::string_view a, std::string_view b) const;
+};
+
 /// Expands 0,2 or 0-3,7 or MIG-5c89… to device ids in the order written. Whole numbers lose leading zeros. A
 /// repeated id, an empty id, a reversed range and unexpected characters are errors.
 Expansion expand_ids(std::string_view list);

@@ -244,6 +244,16 @@ const std::vector<Row>& rows() {
            c.result.nodes[i].facts.reset();
        },
        "error reach 0: connection refused\nerror agent 1: version 0.0.1\n"},
+      {"hosts with one error",
+       [](Case& c) {
+         for (std::size_t i : {0, 2}) {
+           const std::string number = std::to_string(i + 1);
+           c.result.nodes[i].error = Error{
+               ErrorCode::kUnreachable, "gpu0" + number + ": no answer from 10.0.0." + number + ":22; check"};
+           c.result.nodes[i].facts.reset();
+         }
+       },
+       "error reach 0,2: no answer from 10.0.0.…:22; check\n"},
       {"errors come first, by item",
        [](Case& c) {
          c.facts(0).nofile = 256;

@@ -190,6 +190,24 @@ TEST_CASE("nodes that did not get ready are listed one by one, equal reasons tog
   CHECK(text_of_first(3 + 16).find("    and ") == std::string::npos);
 }
 
+TEST_CASE("a hundred nodes that are lost together are one line") {
+  JobEnd end;
+  end.failures.push_back(exited(0, "login", 1, 10));
+  for (int i = 100; i >= 1; --i) {
+    Failure failure = node_lost("gpu" + std::to_string(i), 60'000 + i);
+    failure.error.text = i % 2 == 0 ? "no heartbeat for 15 s; the network hangs"
+                                    : "no heartbeat for 15.1 s; the network hangs";
+    end.failures.push_back(failure);
+  }
+  const std::string text = make_exit_report(end).text;
+  CHECK(text.find("    nodes gpu[1-100]: no heartbeat for 15.1 s; the network hangs\n") != std::string::npos);
+  CHECK(text.find("more kind") == std::string::npos);
+  end.failures[1].error.text = "the connection was lost: 10.0.0.100:22 broke";
+  end.failures[2].error.text = "the connection was lost: 10.0.0.99:22 broke";
+  CHECK(make_exit_report(end).text.find(
+            "    nodes gpu[99-100]: the connection was lost: 10.0.0.…:22 broke\n") != std::string::npos);
+}
+
 TEST_CASE("sixteen kinds of consequences are shown, and more are counted") {
   JobEnd end;
   end.failures.push_back(exited(0, "gpu01", 1, 10));
@@ -243,7 +261,7 @@ TEST_CASE(
     return make_exit_report(end).text;
   };
   CHECK(text_of_two("gpu011", "gpu021").ends_with(": nodes gpu[011,021]: no line for gpu…\n"));
-  CHECK(text_of_two("red", "blue").ends_with(": nodes red,blue: no line for …\n"));
+  CHECK(text_of_two("red", "blue").ends_with(": nodes blue,red: no line for …\n"));
   // The first word counts.
   end.failures[0].error.text = "ssh failed";
   end.failures[1].error.text = "srun failed";

@@ -1,5 +1,7 @@
 #include "remote/hosts/host_range.h"
 
+#include <algorithm>
+
 #include "tests/support/catch.h"
 
 using ddp::remote::expand_ids;
@@ -95,6 +97,20 @@ TEST_CASE("Addresses") {
   CHECK_FALSE(is_ipv4("127.0.0.256"));
   CHECK_FALSE(is_ipv4("127.0.0.1."));
   CHECK_FALSE(is_ipv4("a.b.c.d"));
+}
+
+TEST_CASE("Hosts are sorted by the numbers in their names") {
+  std::vector<std::string> hosts{"gpu10",    "10.0.0.10", "gpu2",     "login",    "gpu02",  "10.0.0.2",
+                                 "gpu2-ib0", "gpu",       "rack10n1", "rack2n11", "rack2n3"};
+  std::sort(hosts.begin(), hosts.end(), ddp::remote::HostOrder());
+  CHECK(hosts == std::vector<std::string>{"10.0.0.2", "10.0.0.10", "gpu", "gpu02", "gpu2", "gpu2-ib0",
+                                          "gpu10", "login", "rack2n3", "rack2n11", "rack10n1"});
+  const ddp::remote::HostOrder less;
+  for (const std::string& a : hosts) {
+    CHECK_FALSE(less(a, a));
+    for (const std::string& b : hosts)
+      CHECK((a == b || less(a, b) != less(b, a)));
+  }
 }
 
 TEST_CASE("Words are merged into ranges, and the ranges expand to them again") {
