@@ -46,8 +46,10 @@ struct WorkerGroup::Worker {
   std::uint32_t rank = 0;
   ChildProcess child;
   asio::posix::stream_descriptor end;  ///< a copy of the child's end_fd for the loop
+  ExitStatus status;                   ///< once it has ended
   bool has_input = false;              ///< its stdin is a pipe
-  bool terminated = false;             ///< we sent SIGTERM before its end began
+  bool terminated = false;             ///< its end had not begun when we sent SIGTERM
+  bool killed = false;                 ///< its end had not begun when we sent SIGKILL
   bool ended = false;
   bool settled = false;  ///< ended, and its output was read
 };
@@ -166,7 +168,9 @@ void WorkerGroup::watch(Launch launch, ChildProcess child) {
   tasks_.start(watch_end(this, raw));
   pipes_.add(launch.rank, std::move(launch.out.first), std::move(launch.err.first));
   if (stopping_) terminate(*raw);
-  if (killing_) (void)raw->child.send_group_signal(SIGKILL);
+  if (!killing_) return;
+  note_signal(*raw, SIGKILL);
+  (void)raw->child.send_group_signal(SIGKILL);
 }
 
 bool WorkerGroup::all_ended() const {
@@ -192,7 +196,8 @@ Awaitable<> WorkerGroup::watch_end(WorkerGroup* group, Worker* worker) {
     status = worker->child.peek();
   }
   if (worker->has_input) group->input_.detach();
-  group->events_.worker_exited(worker->rank, worker->child.pid(), status.value_or(ExitStatus{}));
+  worker->status = status.value_or(ExitStatus{});
+  group->events_.worker_exited(worker->rank, worker->child.pid(), worker->status);
   co_await group->pipes_.drained(worker->rank);
   worker->settled = true;
 }
@@ -216,7 +221,17 @@ void WorkerGroup::take_away_ended(std::uint32_t rank) {
 
 bool WorkerGroup::ended_after_stop(std::uint32_t rank) const {
   const Worker* worker = find(rank);
-  return worker != nullptr && worker->terminated;
+  if (worker == nullptr) return false;
+  const bool by_kill = worker->status == ExitStatus::signaled(SIGKILL);
+  return worker->killed || (worker->terminated && !by_kill);
+}
+
+/// Call it before the signal is sent. The worker may already be ending, and its peers may know it, although
+/// it cannot be reaped yet: then our signal is not the cause.
+void WorkerGroup::note_signal(Worker& worker, int signal) {
+  if (!worker.child.running() || worker.child.peek()) return;
+  if (const auto process = read_stat(worker.child.pid()); process && process->ending) return;
+  (signal == SIGKILL ? worker.killed : worker.terminated) = true;
 }
 
 void WorkerGroup::terminate(std::uint32_t rank) {
@@ -225,16 +240,16 @@ void WorkerGroup::terminate(std::uint32_t rank) {
 
 void WorkerGroup::terminate(Worker& worker) {
   if (!worker.child.running()) return;
-  // The worker may already be ending, and its peers may know it, although it cannot be reaped yet.
-  const auto process = worker.child.peek() ? std::nullopt : read_stat(worker.child.pid());
-  worker.terminated = worker.terminated || (process && process->end_signal == 0);
+  note_signal(worker, SIGTERM);
   (void)worker.child.send_group_signal(SIGTERM);
   (void)worker.child.send_group_signal(SIGCONT);  // a stopped process would not see SIGTERM
 }
 
 void WorkerGroup::kill(std::uint32_t rank) {
   Worker* worker = find(rank);
-  if (worker != nullptr && worker->child.running()) (void)worker->child.send_group_signal(SIGKILL);
+  if (worker == nullptr || !worker->child.running()) return;
+  note_signal(*worker, SIGKILL);
+  (void)worker->child.send_group_signal(SIGKILL);
 }
 
 Awaitable<> WorkerGroup::kill_leftovers(std::vector<std::uint32_t> ranks, std::chrono::milliseconds limit) {
@@ -336,6 +351,8 @@ Awaitable<> WorkerGroup::kill_later(WorkerGroup* group) {
 }
 
 void WorkerGroup::kill_all() {
+  for (const auto& worker : workers_)
+    note_signal(*worker, SIGKILL);
   // First the tree, frozen before it is killed, so that no process forks away. The groups then catch
   // processes that were re-parented meanwhile.
   kill_own_tree(tree_, kKillTime);

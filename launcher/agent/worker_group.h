@@ -61,7 +61,8 @@ class WorkerGroup {
   /// Workers that were not started yet are not started. Call again to shorten the grace.
   void stop(std::chrono::milliseconds grace);
   void signal_leaders(int number);
-  /// For a worker that has ended: whether we had sent SIGTERM before its end began.
+  /// For a worker that has ended: whether its end began after a signal by which this group ends workers. An
+  /// end by SIGKILL did only if the group had sent SIGKILL, and not just SIGTERM.
   bool ended_after_stop(std::uint32_t rank) const;
 
   /// Sends TERM to one worker's leader and group.
@@ -97,6 +98,7 @@ class WorkerGroup {
   static Awaitable<> watch_end(WorkerGroup* group, Worker* worker);
   static Awaitable<> kill_later(WorkerGroup* group);
   static void terminate(Worker& worker);
+  static void note_signal(Worker& worker, int signal);
   void kill_all();
   Awaitable<std::vector<KnownProcess>> find_orphans(std::vector<std::uint32_t> ranks,
                                                     Clock::time_point until) const;

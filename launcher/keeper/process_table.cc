@@ -50,8 +50,13 @@ std::string_view take_entry(std::string_view& environment) {
   return entry;
 }
 
+/// Flags of a task whose end has begun (include/linux/sched.h), which everybody may read: PF_EXITING,
+/// PF_POSTCOREDUMP, PF_DUMPCORE, PF_SIGNALED. A program that dumps its core gets PF_EXITING only when the
+/// core is written.
+constexpr std::int64_t kEndingFlags = 0x4 | 0x8 | 0x200 | 0x400;
+
 /// For a stopped process, the kernel puts the stop signal into the field of the exit signal.
-bool stops(std::int64_t signal) {
+bool is_stop_signal(std::int64_t signal) {
   return signal == SIGSTOP || signal == SIGTSTP || signal == SIGTTIN || signal == SIGTTOU;
 }
 
@@ -67,7 +72,9 @@ std::optional<ProcessStat> parse_stat(std::string_view text) {
   info.comm = text.substr(open + 1, close - open - 1);
   info.state = text[close + 2];
   std::string_view rest = text.substr(close + 3);
-  // Fields 4 (ppid) to 52 (exit_code). Only 14 to 17 (utime, stime, cutime, cstime), 22 and 52 are kept.
+  // Fields 4 (ppid) to 52 (exit_code). Only 9 (flags), 14 to 17 (utime, stime, cutime, cstime), 22 and 52 are
+  // used. The exit code is that of the whole process, set before its first thread sees its end, but hidden
+  // from readers without rights.
   for (int field = 4; field <= 52; ++field) {
     std::int64_t value = 0;
     std::uint64_t wide = 0;
@@ -78,7 +85,9 @@ std::optional<ProcessStat> parse_stat(std::string_view text) {
     }
     if (field >= 14 && field <= 17 && value > 0) info.cpu += static_cast<std::uint64_t>(value);
     if (field == 22) info.started = static_cast<std::uint64_t>(value);
-    if (field == 52 && !stops(value)) info.end_signal = static_cast<std::uint8_t>(value & 0x7f);
+    if (field == 9) info.ending = (value & kEndingFlags) != 0;
+    // While a tracer holds the process, the field has the reason for that.
+    if (field == 52 && value != 0 && !is_stop_signal(value) && info.state != 't') info.ending = true;
   }
   return info;
 }

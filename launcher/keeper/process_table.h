@@ -47,9 +47,9 @@ pid_t find_upwards(const ProcessMap& processes, pid_t pid,
 struct ProcessStat {
   pid_t pid = 0;
   char state = '?';
-  std::uint8_t end_signal = 0;  ///< the signal that is ending it; 0: none, a plain exit, or hidden from us
-  std::uint64_t started = 0;    ///< clock ticks since boot; the pair of pid and `started` is never reused
-  std::uint64_t cpu = 0;        ///< clock ticks used by it and by its children that it has waited for
+  bool ending = false;        ///< its end has begun: it exits, a signal ends it, or its core is being written
+  std::uint64_t started = 0;  ///< clock ticks since boot; the pair of pid and `started` is never reused
+  std::uint64_t cpu = 0;      ///< clock ticks used by it and by its children that it has waited for
   std::string comm;
 };
 

@@ -35,7 +35,8 @@ struct WorkerExited {
   std::string text;
   bool by_revoke = false;   ///< the agent killed it because it could not leave the attempt; `text` has the
                             ///< reason
-  bool after_stop = false;  ///< the agent had sent it SIGTERM before it began to end
+  bool after_stop = false;  ///< its end, of whatever kind, began after the agent's SIGTERM or SIGKILL; an end
+                            ///< by SIGKILL: after its SIGKILL
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.attempt), c(m.rank), c(m.pid), c(m.code), c(m.sys), c(m.signal), c(m.core), c(m.clock_ns), c(m.text),

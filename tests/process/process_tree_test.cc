@@ -65,15 +65,25 @@ TEST_CASE("stat lines with unusual names are parsed") {
   CHECK(info->state == 'D');
   CHECK(info->cpu == 5 + 6 + 7 + 8);
   CHECK(info->started == 987654);
-  CHECK(info->end_signal == 0);
+  CHECK_FALSE(info->ending);
   const std::string rest = " 0 0 0 0 0 0 0 0 0 0 0 0 0 17 3 0 0 0 0 0 0 0 0 0 0 0 0 ";
-  const auto end_signal = [&](int code) {
-    return parse_stat("1 (x) R" + tail.substr(0, tail.size() - 1) + rest + std::to_string(code) + "\n")
-        ->end_signal;
+  const auto is_ending = [&](char state, int code) {
+    return parse_stat("1 (x) " + std::string(1, state) + tail.substr(0, tail.size() - 1) + rest +
+                      std::to_string(code) + "\n")
+        ->ending;
   };
-  CHECK(end_signal(143) == 15);
+  CHECK(is_ending('R', 143));     // SIGTERM, with a core
+  CHECK(is_ending('R', 3 << 8));  // exit(3)
+  CHECK_FALSE(is_ending('R', 0));
+  CHECK_FALSE(is_ending('t', SIGTRAP));
   for (const int stop : {SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU})
-    CHECK(end_signal(stop) == 0);
+    CHECK_FALSE(is_ending('T', stop));
+  // The kernel hides the exit code (the last field) of another user's process, but not the flags (the ninth).
+  for (const int flag : {0x4, 0x8, 0x200, 0x400}) {
+    std::string text = "1 (x) R" + tail;
+    text.replace(text.find("4194304"), 7, std::to_string(4194304 | flag));
+    CHECK(parse_stat(text)->ending);
+  }
   CHECK(parse_stat("1 (x\ny) S" + tail)->comm == "x\ny");
   CHECK(parse_stat("1 (x) S" + tail.substr(0, tail.find(" 1000")))->started == 987654);
   CHECK(!parse_stat("1 (x) S" + tail.substr(0, tail.find("987654"))).has_value());

@@ -2,6 +2,7 @@
 
 #include <csignal>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,13 +18,16 @@ class RecordedEvents final : public WorkerEvents {
  public:
   std::size_t output_room(std::uint8_t) const override { return buffer_.size(); }
   std::span<char> output_space(std::size_t) override { return buffer_; }
-  void worker_output(std::uint32_t, std::uint8_t, std::span<const char>) override {}
+  void worker_output(std::uint32_t, std::uint8_t, std::span<const char> bytes) override {
+    if (!bytes.empty()) ++outputs;
+  }
   void worker_started(std::uint32_t rank, pid_t pid) override { pids[rank] = pid; }
   void worker_exited(std::uint32_t rank, pid_t, const ExitStatus& status) override { ends[rank] = status; }
   void worker_not_started(std::uint32_t, const Error& error) override { FAIL(error.text); }
   void all_started() override { started = true; }
 
   bool started = false;
+  int outputs = 0;
   std::map<std::uint32_t, pid_t> pids;
   std::map<std::uint32_t, ExitStatus> ends;
 
@@ -49,7 +53,7 @@ TEST_CASE("a worker terminated from outside is not attributed to our stop, even 
   REQUIRE(::kill(events.pids.at(1), SIGTERM) == 0);
   for (const auto until = std::chrono::steady_clock::now() + 20s; std::chrono::steady_clock::now() < until;) {
     const auto process = read_stat(events.pids.at(1));
-    if (!process || process->end_signal == SIGTERM) break;
+    if (!process || process->ending) break;
   }
   REQUIRE(::kill(events.pids.at(2), SIGSTOP) == 0);  // which does not end it
   for (const auto until = std::chrono::steady_clock::now() + 20s; std::chrono::steady_clock::now() < until;) {
@@ -63,6 +67,45 @@ TEST_CASE("a worker terminated from outside is not attributed to our stop, even 
   CHECK(group.ended_after_stop(0));
   CHECK_FALSE(group.ended_after_stop(1));
   CHECK(group.ended_after_stop(2));
+}
+
+/// Returns one shell for each script.
+std::vector<WorkerSpec> shells(const std::vector<std::string>& scripts) {
+  std::vector<WorkerSpec> specs(scripts.size());
+  for (std::uint32_t rank = 0; rank < specs.size(); ++rank) {
+    specs[rank].rank = rank;
+    specs[rank].path = "/bin/sh";
+    specs[rank].argv = {"sh", "-c", scripts[rank]};
+  }
+  return specs;
+}
+
+TEST_CASE("any end that begins after our signal is attributed to it, but SIGKILL only to our SIGKILL") {
+  asio::io_context loop;
+  RecordedEvents events;
+  WorkerStdin input(
+      loop.get_executor(), [](const auto&) {}, [] { return true; });
+  WorkerGroup group(loop.get_executor(), events, input, {});
+  const std::string ignores = "trap '' TERM; echo ready >&2; while :; do sleep 1000; done";
+  group.start(shells({"trap 'exit 3' TERM; echo ready >&2; while :; do sleep 1000; done", ignores, ignores,
+                      "echo ready >&2; exit 4"}));
+  while (!events.started || events.outputs < 4 || !events.ends.contains(3))
+    loop.run_one();
+  group.stop(10s);
+  asio::co_spawn(loop, group.ended(), asio::detached);
+  REQUIRE(::kill(events.pids.at(1), SIGKILL) == 0);  // by somebody else, in our grace period
+  while (!events.ends.contains(0) || !events.ends.contains(1))
+    loop.run_one();
+  group.stop(0s);  // our SIGKILL
+  loop.run();
+  CHECK(events.ends.at(0) == ExitStatus::exited(3));
+  CHECK(group.ended_after_stop(0));
+  CHECK(events.ends.at(1) == ExitStatus::signaled(SIGKILL));
+  CHECK_FALSE(group.ended_after_stop(1));
+  CHECK(events.ends.at(2) == ExitStatus::signaled(SIGKILL));
+  CHECK(group.ended_after_stop(2));
+  CHECK(events.ends.at(3) == ExitStatus::exited(4));
+  CHECK_FALSE(group.ended_after_stop(3));
 }
 
 }  // namespace
