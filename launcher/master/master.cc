@@ -342,28 +342,21 @@ JobFacts Master::facts() const {
   return facts;
 }
 
-/// Keeps the last stderr lines of failed ranks, on one node or on all, because they show the cause. Call it
-/// before a new attempt starts these logs over.
-void Master::keep_last_output(std::optional<std::size_t> node) {
-  struct LastOutput {
-    int rank;
-    std::vector<std::string> lines;
-    std::string file;
-  };
-  std::vector<LastOutput> all;
-  for (const Failure& failure : supervisor_.end().failures) {
-    const auto rank = static_cast<std::uint32_t>(failure.rank);
-    if (!failure.of_worker() || (node && !supervisor_.nodes().runs(*node, rank))) continue;
-    all.push_back({failure.rank, output_.last_stderr(failure.attempt, rank),
-                   output_.stderr_file(failure.attempt, rank)});
+/// Keeps the last stderr lines of those of the ranks that failed, because they show the cause. Call it before
+/// a new attempt starts these logs over.
+void Master::keep_last_output(int first_rank, int count) {
+  for (int rank = first_rank; rank < first_rank + count; ++rank) {
+    const Failure* failure = supervisor_.worker_failure(rank);
+    if (failure == nullptr) continue;
+    const auto number = static_cast<std::uint32_t>(rank);
+    auto lines = output_.last_stderr(failure->attempt, number);
+    supervisor_.set_last_output(rank, std::move(lines), output_.stderr_file(failure->attempt, number));
   }
-  for (LastOutput& words : all)
-    supervisor_.set_last_output(words.rank, std::move(words.lines), std::move(words.file));
 }
 
 /// Shows the report before any access to a disk, which may hang.
 ExitReport Master::show_report() {
-  keep_last_output({});
+  keep_last_output(0, supervisor_.nodes().world().world_size);
   ExitReport report = make_exit_report(supervisor_.end());
   const RunSummary summary{steady_now() - began_, output_bytes_, progress_.figures(steady_now()).goodput()};
   if (!spec_.quiet) report.text = text_with_summary(report, supervisor_.end(), summary, spec_.verbose);

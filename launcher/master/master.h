@@ -100,7 +100,7 @@ class Master final : private NodeEvents {
   void record(const JournalEvent& event);
   void say_host(const NodeLink& node, std::string_view line);
   JobFacts facts() const;
-  void keep_last_output(std::optional<std::size_t> node);
+  void keep_last_output(int first_rank, int count);
   ExitReport show_report();
   void settle_files(const ExitReport& report);
   void finish_hooks(const ExitReport& report);

@@ -102,9 +102,10 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
       progress_.take_xids(supervisor_.nodes()[node.index].name, evidence->xid);
     const auto* exited = std::get_if<rendezvous::WorkerExited>(&message);
     if (exited != nullptr && (exited->code != 0 || exited->signal != 0)) output_.flush();
-    if (std::holds_alternative<rendezvous::AttemptEnded>(message) ||
-        std::holds_alternative<rendezvous::AttemptRevoked>(message))
-      keep_last_output(node.index);
+    const rendezvous::RankAssignment* ranks = supervisor_.nodes().assignment(node.index);
+    if (ranks != nullptr && (std::holds_alternative<rendezvous::AttemptEnded>(message) ||
+                             std::holds_alternative<rendezvous::AttemptRevoked>(message)))
+      keep_last_output(ranks->first_rank, ranks->local_world_size);
     step(job::FromNode{node.index, message, happened(node, message), node.clock_error(), node.incarnation});
   }
   return {};

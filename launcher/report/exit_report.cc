@@ -4,7 +4,9 @@
 #include <csignal>
 #include <cstdio>
 #include <functional>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "base/exit_status.h"
 #include "base/format_text.h"
@@ -32,7 +34,7 @@ bool cut_short(const Failure& failure) {
 /// Returns what happened without naming the worker: "exited 3", "killed by SIGSEGV (core dumped)". `cause`
 /// marks the root cause, which counts as a failure even if ddplaunch ended the worker.
 std::string what_happened(const Failure& failure, bool cause) {
-  const bool by_us = failure.stopped_by_us && !cause;
+  const bool by_us = failure.stopped_by_us && !cause && !is_crash(failure);
   switch (failure.kind) {
     case Failure::Kind::kExited:
       return (by_us ? "stopped by ddplaunch, exited " : "exited ") + std::to_string(failure.status);
@@ -170,6 +172,7 @@ struct FailureGroup {
 /// `causes`: each failure is the root cause of an attempt, and gets one line.
 std::vector<FailureGroup> folded(const std::vector<const Failure*>& failures, bool causes) {
   std::vector<FailureGroup> groups;
+  std::map<std::pair<bool, std::string>, std::size_t> known;  // a group's index
   for (const Failure* failure : failures) {
     const std::string whole = what_happened(*failure, causes);
     std::string what = is_start_failure(*failure) && !causes ? whole : first_line(whole);
@@ -177,17 +180,19 @@ std::vector<FailureGroup> folded(const std::vector<const Failure*>& failures, bo
     const auto& exception = failure->evidence.exception;
     // Uses the type only: messages contain addresses and ranks, which would separate equal failures.
     if (exception && !exception->type.empty()) what += " (" + printable(exception->type) + ")";
-    auto group = std::find_if(groups.begin(), groups.end(), [&](FailureGroup& known) {
-      if (known.workers != failure->of_worker()) return false;
-      return known.workers ? known.what == what : join_group(known.nodes, failure->host, what);
-    });
-    if (group == groups.end()) {
-      groups.push_back({failure->of_worker(), what, 0, {}, {}, make_group(failure->host, what)});
-      group = groups.end() - 1;
+    const auto [at, is_new] = known.try_emplace({failure->of_worker(), what}, groups.size());
+    if (is_new && !failure->of_worker()) {  // the same text with other names and numbers of one host is one
+      const auto same = std::find_if(groups.begin(), groups.end(), [&](FailureGroup& group) {
+        return !group.workers && join_group(group.nodes, failure->host, what);
+      });
+      at->second = static_cast<std::size_t>(same - groups.begin());
     }
-    ++group->count;
-    if (group->workers) group->ranks.insert(failure->rank);
-    group->hosts.insert(failure->host);
+    if (at->second == groups.size())
+      groups.push_back({failure->of_worker(), what, 0, {}, {}, make_group(failure->host, what)});
+    FailureGroup& group = groups[at->second];
+    ++group.count;
+    if (group.workers) group.ranks.insert(failure->rank);
+    group.hosts.insert(failure->host);
   }
   return groups;
 }
@@ -219,7 +224,7 @@ std::string consequences_text(const JobEnd& end, const Failure* root) {
     if (&end.failures[i] != root) others.push_back(&end.failures[i]);
   }
   std::stable_sort(others.begin(), others.end(),
-                   [](const Failure* a, const Failure* b) { return a->at < b->at; });
+                   [](const Failure* a, const Failure* b) { return a->at() < b->at(); });
   const std::vector<FailureGroup> groups = folded(others, false);
   std::string text;
   for (std::size_t i = 0; i < std::min(groups.size(), kGroupsShown); ++i)
@@ -256,9 +261,9 @@ std::string why_stopped(int signal) {
 
 std::string headline(const Failure& cause, int restarts) {
   if (is_start_failure(cause) && cause.attempt == 0)
-    return "ddplaunch: the job did not start: failed after " + format_elapsed(cause.at) + "\n";
-  if (cause.attempt == 0) return "ddplaunch: the job failed after " + format_elapsed(cause.at) + "\n";
-  return "ddplaunch: the job failed " + format_elapsed(cause.at) + " into attempt " +
+    return "ddplaunch: the job did not start: failed after " + format_elapsed(cause.at()) + "\n";
+  if (cause.attempt == 0) return "ddplaunch: the job failed after " + format_elapsed(cause.at()) + "\n";
+  return "ddplaunch: the job failed " + format_elapsed(cause.at()) + " into attempt " +
          std::to_string(cause.attempt) + (restarts > 0 ? ", after " + counted(restarts, "restart") : "") +
          '\n';
 }
@@ -290,8 +295,8 @@ std::string earlier_text(const std::vector<Failure>& earlier) {
       text += "    attempts " + std::to_string(earlier[kAttemptsAtEnds].attempt) + " to " +
               std::to_string(earlier[i - 1].attempt) + ": in report.json\n";
     }
-    text += "    attempt " + std::to_string(earlier[i].attempt) + ", after " + format_elapsed(earlier[i].at) +
-            ": " + failure_line(earlier[i]) + "\n";
+    text += "    attempt " + std::to_string(earlier[i].attempt) + ", after " +
+            format_elapsed(earlier[i].at()) + ": " + failure_line(earlier[i]) + "\n";
   }
   return many ? text + causes_text(earlier) : text;
 }
@@ -381,18 +386,17 @@ std::string early_ranks(const std::vector<EarlyExit>& exits) {
 
 std::vector<EarlyExit> exits_before(const JobEnd& end, const Failure& failure) {
   std::vector<EarlyExit> exits = end.early;
-  std::erase_if(exits, [&failure](const EarlyExit& exit) {
-    return exit.at + exit.at_error >= failure.at - failure.at_error;
-  });
+  std::erase_if(
+      exits, [&failure](const EarlyExit& exit) { return exit.happened.latest >= failure.happened.earliest; });
   return exits;
 }
 
 std::string early_exits_text(const JobEnd& end, const Failure& failure) {
   const std::vector<EarlyExit> exits = exits_before(end, failure);
   if (exits.empty()) return {};
-  const auto first = std::ranges::min(exits, {}, &EarlyExit::at).at;
+  const auto first = std::ranges::min(exits, {}, &EarlyExit::at).at();
   return early_ranks(exits) + " exited 0, " + (exits.size() == 1 ? "" : "the first ") +
-         format_elapsed(failure.at - first) + " earlier";
+         format_elapsed(failure.at() - first) + " earlier";
 }
 
 }  // namespace ddp::launcher

@@ -1,10 +1,10 @@
 #include "launcher/report/failure_log.h"
 
 #include <algorithm>
-#include <csignal>
 #include <utility>
 
 #include "launcher/report/clean_text.h"
+#include "launcher/report/root_cause.h"
 #include "rendezvous/flight_recorder/desync_analysis.h"
 
 namespace ddp::launcher {
@@ -40,9 +40,9 @@ void FailureLog::begin_attempt(std::uint32_t attempt, Time now) {
   attempt_ = attempt;
   began_ = now;
   started_.clear();
-  stop_ordered_.reset();
   kill_due_.reset();
   collectives_.clear();
+  with_collectives_.clear();
   ended_well_.clear();
   lost_peers_.clear();
 }
@@ -56,21 +56,25 @@ void FailureLog::end_attempt() {
 
 void FailureLog::restore_attempt() {
   if (end_.earlier.empty()) return;
-  end_.failures = {std::move(end_.earlier.back())};
+  Failure last = std::move(end_.earlier.back());
   end_.earlier.pop_back();
   --end_.restarts;
+  forget_attempt();
+  if (last.of_worker()) by_rank_[last.rank] = 0;
+  if (last.kind == Failure::Kind::kNode) by_host_[last.host] = 0;
+  end_.failures.push_back(std::move(last));
 }
 
 void FailureLog::forget_attempt() {
   end_.failures.clear();
   end_.early.clear();
+  by_rank_.clear();
+  by_host_.clear();
 }
 
 void FailureLog::worker_ended_well(const WorkerIdentity& worker, Interval happened) {
-  const Time at = (happened.earliest + happened.latest) / 2;
-  const Time error = (happened.latest - happened.earliest) / 2;
   ended_well_.insert(worker.rank);
-  if (!stop_ordered_) end_.early.push_back({worker.rank, worker.host, at - began_, error});
+  if (!kill_due_) end_.early.push_back({worker.rank, worker.host, happened, began_});
 }
 
 const Failure* FailureLog::root_cause() const {
@@ -78,26 +82,40 @@ const Failure* FailureLog::root_cause() const {
   return root ? &end_.failures[*root] : nullptr;
 }
 
+const Failure* FailureLog::worker_failure(int rank) const {
+  const auto known = by_rank_.find(rank);
+  return known == by_rank_.end() ? nullptr : &end_.failures[known->second];
+}
+
+Failure* FailureLog::find_worker(int rank) {
+  return const_cast<Failure*>(std::as_const(*this).worker_failure(rank));
+}
+
+void FailureLog::add(Failure failure, Interval happened) {
+  failure.attempt = attempt_;
+  failure.happened = happened;
+  failure.attempt_began = began_;
+  if (failure.of_worker()) by_rank_.try_emplace(failure.rank, end_.failures.size());
+  if (failure.kind == Failure::Kind::kNode) by_host_[failure.host] = end_.failures.size();
+  end_.failures.push_back(std::move(failure));
+}
+
 void FailureLog::worker_failed(const WorkerIdentity& worker, const rendezvous::WorkerExited& end,
                                Interval happened) {
-  const Time at = (happened.earliest + happened.latest) / 2;
-  const Time error = (happened.latest - happened.earliest) / 2;
   Failure failure;
   failure.host = worker.host;
   failure.rank = worker.rank;
   failure.local_rank = worker.local_rank;
-  failure.attempt = failure.start_attempt = attempt_;
+  failure.start_attempt = attempt_;
   failure.pid = end.pid;
   failure.status = end.code;
   failure.signal = end.signal;
   failure.core_dumped = end.core;
+  failure.stopped_by_us = end.after_stop;
   failure.lost_peers = lost_peers_.contains(worker.rank);
-  failure.at = at - began_;
-  failure.when = at;
-  failure.at_error = error;
   const auto started = started_.find(worker.rank);
   if (started != started_.end() && end.pid != 0) {
-    failure.ran = duration_cast<milliseconds>(std::max(at - started->second.at, Time(0)));
+    failure.ran = duration_cast<milliseconds>(std::max(happened.middle() - started->second.at, Time(0)));
     failure.start_attempt = started->second.start_attempt;
   }
   failure.kind = end.signal != 0 ? Failure::Kind::kSignaled : Failure::Kind::kExited;
@@ -105,31 +123,31 @@ void FailureLog::worker_failed(const WorkerIdentity& worker, const rendezvous::W
     failure.kind = Failure::Kind::kExec;
     failure.error = Error{ErrorCode::kExec, end.text, end.sys};
   }
-  // A failure after our stop is its consequence, except for signals. The agent knows whether it sent a
-  // SIGTERM. A SIGKILL is ours only after the grace, since none is sent before.
-  const bool asked = end.signal == SIGTERM || end.signal == SIGINT || end.signal == SIGHUP;
-  if (asked) {
-    failure.stopped_by_us = end.after_stop;
-  } else if (stop_ordered_) {
-    failure.stopped_by_us = end.signal == SIGKILL ? at + error >= *kill_due_ : at >= *stop_ordered_;
-  }
-  end_.failures.push_back(std::move(failure));
+  add(std::move(failure), happened);
 }
 
 void FailureLog::evidence(const rendezvous::WorkerEvidence& evidence) {
-  end_.add_evidence(static_cast<int>(evidence.rank), evidence.attempt, evidence);
+  const auto rank = static_cast<int>(evidence.rank);
+  Failure* failure = evidence.attempt == attempt_ ? find_worker(rank) : nullptr;
+  if (failure == nullptr) {  // the root cause of an earlier attempt?
+    const auto same = std::ranges::find_if(end_.earlier, [&](const Failure& earlier) {
+      return earlier.of_worker() && earlier.rank == rank && earlier.attempt == evidence.attempt;
+    });
+    if (same == end_.earlier.end()) return;
+    failure = &*same;
+  }
+  failure->evidence = read_evidence(evidence);
 }
 
 void FailureLog::collectives(const rendezvous::WorkerCollectives& collectives, int world_size) {
   // Keeps one dump per rank, so that a misbehaving node cannot exhaust memory.
-  const bool again = std::any_of(collectives_.begin(), collectives_.end(), [&](const auto& known) {
-    return known.rank == static_cast<int>(collectives.rank);
-  });
-  if (again) return;
+  if (with_collectives_.contains(static_cast<int>(collectives.rank))) return;
   auto dump = rendezvous::parse_dump(collectives.log);
-  if (dump && dump->rank == static_cast<int>(collectives.rank) && dump->attempt == attempt_ &&
-      dump->world_size == world_size)
-    collectives_.push_back(std::move(*dump));
+  if (!dump || dump->rank != static_cast<int>(collectives.rank) || dump->attempt != attempt_ ||
+      dump->world_size != world_size)
+    return;
+  with_collectives_.insert(dump->rank);
+  collectives_.push_back(std::move(*dump));
 }
 
 void FailureLog::diagnose_collectives() {
@@ -148,43 +166,30 @@ void FailureLog::diagnose_collectives() {
 }
 
 void FailureLog::set_last_output(int rank, std::vector<std::string> lines, std::string file) {
-  for (Failure& failure : end_.failures) {
-    if (!failure.of_worker() || failure.rank != rank) continue;
-    failure.last_stderr = std::move(lines);
-    failure.stderr_path = std::move(file);
-    return;
-  }
+  Failure* failure = find_worker(rank);
+  if (failure == nullptr) return;
+  failure->last_stderr = std::move(lines);
+  failure->stderr_path = std::move(file);
 }
 
 void FailureLog::node_failed(const std::string& host, Error error, Interval happened) {
-  const Time now = happened.latest;
   Failure failure;
   failure.kind = Failure::Kind::kNode;
   failure.host = host;
-  failure.attempt = attempt_;
   failure.error = without_host(std::move(error), host);
-  failure.at = now - began_;
-  failure.when = now;
-  failure.stopped_by_us = false;
-  end_.failures.push_back(std::move(failure));
+  add(std::move(failure), happened);
 }
 
 void FailureLog::explain_node(const std::string& host, Error error) {
-  const auto known = std::find_if(end_.failures.rbegin(), end_.failures.rend(), [&](const Failure& failure) {
-    return failure.kind == Failure::Kind::kNode && failure.host == host;
-  });
-  if (known != end_.failures.rend()) known->error = without_host(std::move(error), host);
+  const auto known = by_host_.find(host);
+  if (known != by_host_.end()) end_.failures[known->second].error = without_host(std::move(error), host);
 }
 
 void FailureLog::job_hung(Error error, Interval happened) {
-  const Time now = happened.latest;
   Failure failure;
   failure.kind = Failure::Kind::kHung;
-  failure.attempt = attempt_;
   failure.error = std::move(error);
-  failure.at = now - began_;
-  failure.when = now;
-  end_.failures.push_back(std::move(failure));
+  add(std::move(failure), happened);
 }
 
 void FailureLog::name_job(std::string job, std::string directory) {
@@ -193,7 +198,6 @@ void FailureLog::name_job(std::string job, std::string directory) {
 }
 
 void FailureLog::stop_ordered(Time now, milliseconds grace) {
-  if (!stop_ordered_) stop_ordered_ = now;
   kill_due_ = std::min(kill_due_.value_or(now + grace), now + grace);
 }
 

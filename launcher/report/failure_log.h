@@ -6,18 +6,19 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/result.h"
-#include "launcher/report/exit_report.h"
+#include "launcher/report/job_end.h"
 #include "rendezvous/flight_recorder/flight_recorder.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 
-/// Collects the failures of a job, attempt by attempt, and marks those that our stop caused (sans-IO). Times
-/// are of the master's CLOCK_MONOTONIC.
+/// Collects the failures of a job, attempt by attempt (sans-IO). Times are of the master's CLOCK_MONOTONIC.
+/// Each rank costs the same, however many have failed.
 class FailureLog {
  public:
   using Time = std::chrono::nanoseconds;
@@ -43,8 +44,7 @@ class FailureLog {
   void worker_started(int rank, Time at, std::uint32_t start_attempt) {
     started_[rank] = {at, start_attempt};
   }
-  /// Adds an abnormal exit at `at` ± `error`. Time and signal show whether our stop caused it, see
-  /// stop_ordered.
+  /// Adds an abnormal exit.
   void worker_failed(const WorkerIdentity& worker, const rendezvous::WorkerExited& end, Interval happened);
   void evidence(const rendezvous::WorkerEvidence& evidence);
   /// Takes the flight recorder dump of a rank of the attempt, which has `world_size` ranks. Ignores an
@@ -58,6 +58,7 @@ class FailureLog {
   void lost_peers(int rank) { lost_peers_.insert(rank); }
   /// Sets the last stderr lines of a rank that failed in this attempt, and the file with its whole stderr.
   void set_last_output(int rank, std::vector<std::string> lines, std::string file);
+  /// A node was lost at `happened`, which is long before the loss is detected if the node was silent.
   void node_failed(const std::string& host, Error error, Interval happened);
   /// Sets why a node failed whose failure was reported before.
   void explain_node(const std::string& host, Error error);
@@ -77,11 +78,18 @@ class FailureLog {
   Time kill_due() const { return *kill_due_; }  ///< requires stop_ordered
 
   const JobEnd& end() const { return end_; }
+  /// Returns the failure of a rank of this attempt; null: none.
+  const Failure* worker_failure(int rank) const;
   /// Returns the root cause of the attempt so far; null: none.
   const Failure* root_cause() const;
 
  private:
+  Failure* find_worker(int rank);
+  void add(Failure failure, Interval happened);
+
   JobEnd end_;
+  std::unordered_map<int, std::size_t> by_rank_;          ///< a rank's index in end_.failures
+  std::unordered_map<std::string, std::size_t> by_host_;  ///< a lost node's index in end_.failures
   std::uint32_t attempt_ = 0;
   Time began_{0};
   struct ProcessStart {
@@ -90,10 +98,10 @@ class FailureLog {
   };
   std::map<int, ProcessStart> started_;                      ///< the process of each rank
   std::vector<rendezvous::FlightRecorderDump> collectives_;  ///< of the attempt
+  std::set<int> with_collectives_;                           ///< ranks of collectives_
   std::set<int> ended_well_;                                 ///< ranks of the attempt
   std::set<int> lost_peers_;                                 ///< ranks of the attempt
-  std::optional<Time> stop_ordered_;
-  std::optional<Time> kill_due_;
+  std::optional<Time> kill_due_;                             ///< once the stop is ordered
 };
 
 }  // namespace ddp::launcher

@@ -145,16 +145,8 @@ std::string last_frame(std::string_view trace) {
   return frame;
 }
 
-void JobEnd::add_evidence(int rank, std::uint32_t attempt, const rendezvous::WorkerEvidence& evidence) {
-  for (std::vector<Failure>* list : {&failures, &earlier}) {
-    for (Failure& failure : *list) {
-      if (!failure.of_worker() || failure.rank != rank || failure.attempt != attempt) continue;
-      failure.evidence.oom = evidence.oom;
-      failure.evidence.xid = evidence.xid;
-      failure.evidence.exception = parse_error_json(evidence.error_json);
-      return;
-    }
-  }
+Evidence read_evidence(const rendezvous::WorkerEvidence& message) {
+  return {message.oom, message.xid, parse_error_json(message.error_json)};
 }
 
 }  // namespace ddp::launcher

@@ -40,12 +40,24 @@ WorkerException split_exception(std::string_view text);
 /// Returns the innermost frame of a Python traceback, as in WorkerException::frame; empty when there is none.
 std::string last_frame(std::string_view trace);
 
+/// The time at which something happened: not before `earliest` and not after `latest`, by the master's
+/// CLOCK_MONOTONIC.
+struct Interval {
+  std::chrono::nanoseconds earliest{0};
+  std::chrono::nanoseconds latest{0};
+
+  std::chrono::nanoseconds middle() const { return earliest + margin(); }
+  std::chrono::nanoseconds margin() const { return (latest - earliest) / 2; }
+};
+
 /// A node's knowledge of a worker's abnormal exit beyond the exit status (rendezvous::WorkerEvidence).
 struct Evidence {
   std::string oom;  ///< source of the proof that the OOM killer ended it or a child; empty: none
   std::string xid;  ///< Xid lines of the NVIDIA driver, one per line
   std::optional<WorkerException> exception;  ///< written by `@record`
 };
+
+Evidence read_evidence(const rendezvous::WorkerEvidence& message);
 
 /// One failure: an abnormal exit of a worker, or a failed node.
 struct Failure {
@@ -65,11 +77,10 @@ struct Failure {
   int signal = 0;
   bool core_dumped = false;
   Error error;
-  bool stopped_by_us = false;                    ///< it ended after our own stop order
-  bool lost_peers = false;                       ///< it had reported unreachable ranks (worker protocol)
-  std::chrono::nanoseconds at{0};                ///< since the start of the attempt, clocks corrected
-  std::chrono::nanoseconds at_error{0};          ///< ± of `at`
-  std::chrono::nanoseconds when{0};              ///< `at` on the master's CLOCK_MONOTONIC; 0: unknown
+  bool stopped_by_us = false;                 ///< its end began after our signal (WorkerExited::after_stop)
+  bool lost_peers = false;                    ///< it had reported unreachable ranks (worker protocol)
+  Interval happened;                          ///< a worker's end: by its agent's clock ± its error
+  std::chrono::nanoseconds attempt_began{0};  ///< by the clock of `happened`
   std::optional<std::chrono::milliseconds> ran;  ///< from the worker's start to its end; unset: never ran
   std::uint32_t attempt = 0;
   std::uint32_t start_attempt = 0;  ///< attempt that started its process; it survived until `attempt`
@@ -79,14 +90,18 @@ struct Failure {
   std::string stderr_path;               ///< file in the job directory; empty: none
 
   bool of_worker() const { return kind != Kind::kNode && kind != Kind::kHung; }
+  /// Since the start of the attempt, ± happened.margin().
+  std::chrono::nanoseconds at() const { return happened.middle() - attempt_began; }
 };
 
 /// A worker that exited 0 before the attempt ended. Times are as in Failure.
 struct EarlyExit {
   int rank = 0;
   std::string host;
-  std::chrono::nanoseconds at{0};
-  std::chrono::nanoseconds at_error{0};
+  Interval happened;
+  std::chrono::nanoseconds attempt_began{0};
+
+  std::chrono::nanoseconds at() const { return happened.middle() - attempt_began; }
 };
 
 /// The end of a job, from the master's view.
@@ -101,9 +116,6 @@ struct JobEnd {
   std::string job;                  ///< "job run7: 2 nodes × 8 workers"
   std::string job_dir;              ///< directory of the job's files; empty: none
   std::optional<Error> master;      ///< the master's own failure (usage, job directory, …)
-
-  /// Adds evidence to the failure of that rank and attempt. Ignores evidence without such a failure.
-  void add_evidence(int rank, std::uint32_t attempt, const rendezvous::WorkerEvidence& evidence);
 };
 
 }  // namespace ddp::launcher

@@ -95,8 +95,8 @@ class ReportWriter {
     for (const EarlyExit& exit : early_exits()) {
       report["exited_early"].push_back({{"rank", exit.rank},
                                         {"host", exit.host},
-                                        {"since_start_s", in_seconds(exit.at)},
-                                        {"margin_s", in_seconds(exit.at_error)}});
+                                        {"since_start_s", in_seconds(exit.at())},
+                                        {"margin_s", in_seconds(exit.happened.margin())}});
     }
     report["earlier_attempts"] = OrderedJson::array();
     for (const Failure& failure : end_.earlier)
@@ -139,12 +139,14 @@ class ReportWriter {
     json["signal"] =
         failure.kind == Failure::Kind::kSignaled ? OrderedJson(signal_name(failure.signal)) : OrderedJson();
     json["core_dumped"] = failure.core_dumped;
-    json["stopped_by_ddplaunch"] = failure.stopped_by_us;
+    json["stopped_by_ddplaunch"] = failure.stopped_by_us && !is_crash(failure);
     json["attempt"] = failure.attempt;
     json["start_attempt"] = ran ? OrderedJson(failure.start_attempt) : OrderedJson();
-    json["time"] = failure.when.count() == 0 ? OrderedJson() : OrderedJson(utc_text(wall(failure.when)));
-    json["since_start_s"] = in_seconds(failure.at);
-    json["margin_s"] = in_seconds(failure.at_error);
+    json["time"] = failure.happened.latest.count() == 0
+                       ? OrderedJson()
+                       : OrderedJson(utc_text(wall(failure.happened.middle())));
+    json["since_start_s"] = in_seconds(failure.at());
+    json["margin_s"] = in_seconds(failure.happened.margin());
     json["ran_s"] = failure.ran ? OrderedJson(in_seconds(*failure.ran)) : OrderedJson();
     json["error"] = ran ? OrderedJson() : error_json(failure.error);
     json["out_of_memory"] = text_or_null(evidence.oom);

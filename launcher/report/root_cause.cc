@@ -1,54 +1,37 @@
 #include "launcher/report/root_cause.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <chrono>
 #include <csignal>
-#include <map>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <vector>
 
 #include "base/parse_text.h"
+#include "launcher/report/echo_texts.h"
 
 namespace ddp::launcher {
 namespace {
 
-/// Time from the first effect of a death on the peers to its end: writing a core of some GB, freeing much GPU
-/// memory.
-constexpr std::chrono::seconds kDyingTime{2};
-
 /// Time from an end to the moment at which its agent sees it. The end may be this much earlier than seen.
 constexpr std::chrono::microseconds kNoticed{500};
 
-/// Messages of a rank whose peer has gone: PyTorch's and NCCL's watchdogs, gloo, NCCL's network, the kernel.
-constexpr std::array<std::string_view, 21> kEchoes{
-    "collective operation timeout",  // "Watchdog caught collective operation timeout: …"
-    "Connection reset",
-    "Connection closed by",  // peer, remote peer
-    "connection was closed by",
-    "Connection refused",
-    "Broken pipe",
-    "Socket Timeout",
-    "Socket closed",
-    "Timed out waiting",            // gloo: "Timed out waiting 1800000ms for recv operation to complete"
-    "seconds waiting for clients",  // TCPStore: "Timed out after 301 seconds waiting for clients."
-    "The client socket has",        // TCPStore: "… timed out after 300s", "… failed to connect"
-    "remote process exited or there was a network error",
-    "ncclRemoteError",
-    "NCCL communicator was aborted",
-    "ailed to recv, got 0 bytes",
-    "DistStoreError",
-    "DistNetworkError",
-    "Connection was likely closed",
-    "watchdog thread terminated",  // "Process group watchdog thread terminated with exception: …"
-    "eartbeat monitor timed out",
-    " lost rank ",  // the bundled trainer
+/// Native code prints one of these before it calls abort because of its own error. Other texts say nothing
+/// about an abort: most programs have warnings and progress bars on stderr.
+constexpr std::string_view kAbortReasons[] = {
+    "what():",        "Assertion",           "assertion",   "Check failed", "CHECK failed",
+    "corrupt",        "double free",         "free(): ",    "malloc(): ",   "munmap_chunk",
+    "stack smashing", "pure virtual method", "panicked at", "CUDA error",
 };
 
-bool has_echo(std::string_view text) {
-  return std::any_of(kEchoes.begin(), kEchoes.end(),
-                     [&](std::string_view words) { return text.find(words) != std::string_view::npos; });
+/// Removes the prefix that PyTorch gives each line of an uncaught exception: "[rank3]: ".
+std::string_view without_rank(std::string_view line) {
+  constexpr std::string_view kRank = "[rank";
+  if (!line.starts_with(kRank)) return line;
+  const std::size_t end = line.find("]: ");
+  return end == std::string_view::npos ? line : line.substr(end + 3);
 }
 
 /// True for a line that starts with the name of an exception: "ValueError: boom",
@@ -64,11 +47,13 @@ bool is_exception_line(std::string_view line) {
 
 /// Returns the last exception in a Python program's stderr with its message, if any.
 std::optional<std::string> last_exception(const std::vector<std::string>& lines) {
-  const auto found = std::find_if(lines.rbegin(), lines.rend(), is_exception_line);
+  const auto found = std::find_if(lines.rbegin(), lines.rend(), [](const std::string& line) {
+    return is_exception_line(without_rank(line));
+  });
   if (found == lines.rend()) return std::nullopt;
   std::string text;
   for (auto line = found.base() - 1; line != lines.end(); ++line)
-    text += *line + "\n";
+    text.append(without_rank(*line)).append("\n");
   return text;
 }
 
@@ -79,95 +64,111 @@ std::string all_lines(const std::vector<std::string>& lines) {
   return text;
 }
 
-/// Returns the worker's own explanation of its end. An exception is preferred to the whole stderr, so that
-/// old warnings do not count.
-std::string last_text(const Failure& failure) {
-  if (failure.evidence.exception) {
-    return failure.evidence.exception->type + ": " + failure.evidence.exception->message;
-  }
-  if (auto exception = last_exception(failure.last_stderr)) return *exception;
-  return all_lines(failure.last_stderr);
+/// Returns the exception that ended the worker, as `@record` or its stderr has it. Older warnings do not
+/// count.
+std::optional<std::string> exception_of(const Failure& failure) {
+  const auto& recorded = failure.evidence.exception;
+  if (!recorded) return last_exception(failure.last_stderr);
+  return recorded->type + (recorded->message.empty() ? "" : ": " + recorded->message) + "\n";
 }
 
-bool is_crash(int signal) {
-  return signal == SIGSEGV || signal == SIGBUS || signal == SIGILL || signal == SIGFPE || signal == SIGSYS;
-}
-
+/// True if the worker says that it lost a peer.
 bool noticed_a_loss(const Failure& failure) {
-  return failure.lost_peers || has_echo(last_text(failure));
+  if (failure.lost_peers) return true;
+  const auto exception = exception_of(failure);
+  return is_echo(exception ? *exception : all_lines(failure.last_stderr));
 }
 
-/// True for an exception that neither a stop nor the loss of a peer raises.
-bool is_own_exception(const std::string& words) {
-  return !has_echo(words) && !words.starts_with("KeyboardInterrupt") && !words.starts_with("SystemExit") &&
-         words.find("SignalException") == std::string::npos;
+bool has_abort_reason(const Failure& failure) {
+  const std::string text = all_lines(failure.last_stderr);
+  return std::ranges::any_of(
+      kAbortReasons, [&text](std::string_view reason) { return text.find(reason) != std::string::npos; });
 }
 
-/// True if the worker failed by itself although our stop was already on its way. The effects of a stop look
-/// different.
-bool failed_while_stopped(const Failure& failure) {
-  const bool reported = failure.evidence.exception && is_own_exception(last_text(failure));
-  switch (failure.kind) {
-    case Failure::Kind::kSignaled:
-      // `@record` has written the reason, and our SIGTERM arrived while the program was exiting.
-      return reported || is_crash(failure.signal) ||
-             (failure.signal == SIGKILL && !failure.evidence.oom.empty());
-    case Failure::Kind::kExited:
-      return reported || (last_exception(failure.last_stderr) && is_own_exception(last_text(failure)));
-    case Failure::Kind::kExec:
-      return true;
-    case Failure::Kind::kHung:
-    case Failure::Kind::kNode:
-      return false;
-  }
-  return false;
+/// True if the worker ended by an exception that neither a signal of ours nor the loss of a peer raises.
+bool has_own_exception(const Failure& failure) {
+  const auto text = exception_of(failure);
+  if (!text || is_echo(*text) || text->starts_with("KeyboardInterrupt") || text->starts_with("SystemExit") ||
+      text->find("SignalException") != std::string::npos ||
+      text->find("killed by signal: Terminated") != std::string::npos)  // a data loader's process
+    return false;
+  if (failure.kind == Failure::Kind::kExited || failure.evidence.exception) return true;
+  // Our signal ended it while Python was exiting: the exception is then the last of its stderr.
+  return is_exception_line(without_rank(failure.last_stderr.back()));
 }
 
-/// True if `a` is the better cause, when neither failure is certainly first.
-bool better(const Failure& a, const Failure& b) {
-  const Blame blame_a = blame_of(a);
-  const Blame blame_b = blame_of(b);
-  if (blame_a != blame_b) return blame_a < blame_b;
-  return a.at < b.at;
+/// True if the worker failed by itself although its end began after our signal.
+bool failed_despite_stop(const Failure& failure) {
+  return is_crash(failure) || has_own_exception(failure);
 }
 
-/// Returns the failure that caused an echo and ended at most kDyingTime after it. Prefers a worker's own
-/// failure, then a rank that others terminated, then a node.
-std::optional<std::size_t> source_of_echo(const std::vector<Failure>& failures, const Failure& echo) {
-  std::optional<std::size_t> best;
-  for (std::size_t i = 0; i < failures.size(); ++i) {
-    const Failure& failure = failures[i];
-    if (failure.at > echo.at + kDyingTime) continue;
-    if (failure.stopped_by_us ? !failed_while_stopped(failure) : blame_of(failure) == Blame::kEcho) continue;
-    if (!best || better(failure, failures[*best])) best = i;
-  }
+/// A failure that may be the root cause.
+struct Cause {
+  const Failure* failure = nullptr;
+  Blame blame = Blame::kEcho;
+};
+using FailureList = std::vector<const Failure*>;
+
+/// Sets `best` to `next` if that is the better cause, as far as causality allows both: by kind, then by time.
+void choose(std::optional<Cause>& best, const Cause& next) {
+  const bool better =
+      !best || next.blame < best->blame ||
+      (next.blame == best->blame && next.failure->happened.middle() < best->failure->happened.middle());
+  if (better) best = next;
+}
+
+std::optional<Cause> best_of(const FailureList& failures) {
+  std::optional<Cause> best;
+  for (const Failure* failure : failures)
+    choose(best, {failure, blame_of(*failure)});
   return best;
 }
 
-/// True if it ended without an exception. A program that only saw a peer go may end like this.
-bool is_silent_end(const Failure& failure) {
-  const bool ended = failure.kind == Failure::Kind::kExited ||
-                     (failure.kind == Failure::Kind::kSignaled && failure.signal == SIGABRT);
-  return ended && !failure.evidence.exception && !last_exception(failure.last_stderr);
+/// Returns those of `failures` that did not happen for certain after another one. The order of ends on one
+/// node is certain, and so is that its agent reported them before the node was lost.
+FailureList earliest_of(const FailureList& failures) {
+  std::optional<std::chrono::nanoseconds> over;
+  std::unordered_map<std::string_view, std::chrono::nanoseconds> first_on;
+  for (const Failure* failure : failures) {
+    over = std::min(over.value_or(failure->happened.latest), failure->happened.latest);
+    if (!failure->of_worker()) continue;
+    const auto first = first_on.try_emplace(failure->host, failure->happened.middle()).first;
+    first->second = std::min(first->second, failure->happened.middle());
+  }
+  FailureList earliest;
+  for (const Failure* failure : failures) {
+    if (failure->happened.earliest - kNoticed > *over) continue;
+    const auto first = first_on.find(failure->host);
+    const bool preceded =
+        first != first_on.end() && (failure->of_worker() ? first->second < failure->happened.middle()
+                                                         : first->second <= failure->happened.latest);
+    if (!preceded) earliest.push_back(failure);
+  }
+  return earliest;
 }
 
-/// Returns the first rank that others terminated, if its end was in progress when `silent` ended. A dying
-/// process closes its sockets before its agent sees its end.
-std::optional<std::size_t> terminated_before(const std::vector<Failure>& failures, const Failure& silent) {
-  std::optional<std::size_t> first;
-  for (std::size_t i = 0; i < failures.size(); ++i) {
-    const Failure& failure = failures[i];
-    if (failure.stopped_by_us || blame_of(failure) != Blame::kTerminated) continue;
-    if (failure.at > silent.at + kDyingTime) continue;
-    if (!first || failure.at < failures[*first].at) first = i;
-  }
-  return first;
+/// True if `failure` can be a death by a signal: kCrash, kTerminated, or that of a GPU. Reads no text.
+bool may_be_death(const Failure& failure) {
+  return failure.kind == Failure::Kind::kSignaled || !failure.evidence.oom.empty() ||
+         !failure.evidence.xid.empty();
+}
+
+/// True if the end of `source`, a worker, may have caused `effect` although it was seen later. A dying
+/// process closes its sockets before its core is written and its GPUs are freed, and its agent sees its end
+/// only then. No time limits this.
+bool explains(const Cause& source, const Cause& effect) {
+  if (effect.blame != Blame::kExitCode) return source.blame < effect.blame;
+  // A program chooses its exit code. Only a death that had begun before our signal explains it. The exception
+  // of another rank may be an effect of this exit, in words that are not known.
+  return !source.failure->stopped_by_us &&
+         (source.blame <= Blame::kCrash || source.blame == Blame::kTerminated);
 }
 
 /// NVIDIA's Xid errors (docs.nvidia.com/deploy/xid-errors) that are relevant to training jobs.
 struct XidRow {
   int number;
   const char* meaning;
+  bool hardware = false;  ///< the GPU or its firmware failed, not the program
 };
 constexpr XidRow kXids[] = {
     {13, "a kernel of the program made an invalid memory access on the GPU, usually a bug of the program"},
@@ -175,18 +176,18 @@ constexpr XidRow kXids[] = {
     {32, "the GPU got an invalid command stream; check the driver, PCIe and the program"},
     {43, "the GPU stopped the program's work, usually a bug of the program"},
     {45, "the program's work was removed from the GPU because the program ended, or after another error"},
-    {48, "the GPU's memory has an uncorrectable error; take the node out of use"},
-    {61, "a fault of the GPU's firmware; reset the GPU"},
-    {62, "a fault of the GPU's firmware; reset the GPU"},
+    {48, "the GPU's memory has an uncorrectable error; take the node out of use", true},
+    {61, "a fault of the GPU's firmware; reset the GPU", true},
+    {62, "a fault of the GPU's firmware; reset the GPU", true},
     {63, "the GPU replaced bad memory; it takes effect at the next reset"},
-    {64, "the GPU could not replace bad memory; take the node out of use"},
-    {74, "an NVLink connection failed; check the GPU and its links (nvidia-smi nvlink -e)"},
-    {79, "the GPU has fallen off the bus: power, cooling or hardware; take the node out of use"},
+    {64, "the GPU could not replace bad memory; take the node out of use", true},
+    {74, "an NVLink connection failed; check the GPU and its links (nvidia-smi nvlink -e)", true},
+    {79, "the GPU has fallen off the bus: power, cooling or hardware; take the node out of use", true},
     {92, "many memory errors were corrected; watch this GPU"},
     {94, "a memory error hit this program only; start the job again, reset the GPU soon"},
-    {95, "a memory error hit the whole GPU; reset it before anything runs there"},
-    {119, "the GPU's system processor does not answer; reset the GPU or restart the node"},
-    {120, "the GPU's system processor failed; reset the GPU or restart the node"},
+    {95, "a memory error hit the whole GPU; reset it before anything runs there", true},
+    {119, "the GPU's system processor does not answer; reset the GPU or restart the node", true},
+    {120, "the GPU's system processor failed; reset the GPU or restart the node", true},
 };
 
 bool says(const Failure& failure, std::string_view words) {
@@ -197,17 +198,40 @@ bool says(const Failure& failure, std::string_view words) {
                      [&](const std::string& line) { return line.find(words) != std::string::npos; });
 }
 
+bool has_hardware_xid(const Failure& failure) {
+  std::string_view lines = failure.evidence.xid;
+  while (!lines.empty()) {
+    const std::string_view line = lines.substr(0, lines.find('\n'));
+    const int number = xid_number(line);
+    if (std::ranges::any_of(kXids,
+                            [number](const XidRow& row) { return row.number == number && row.hardware; }))
+      return true;
+    lines.remove_prefix(std::min(line.size() + 1, lines.size()));
+  }
+  return false;
+}
+
 }  // namespace
+
+bool is_crash(const Failure& failure) {
+  if (failure.kind != Failure::Kind::kSignaled) return false;
+  const int signal = failure.signal;
+  if (signal == SIGKILL) return !failure.evidence.oom.empty();
+  return signal == SIGSEGV || signal == SIGBUS || signal == SIGILL || signal == SIGFPE || signal == SIGSYS;
+}
 
 Blame blame_of(const Failure& failure) {
   switch (failure.kind) {
     case Failure::Kind::kNode:
-      return Blame::kNode;
+      return Blame::kMachine;
     case Failure::Kind::kExec:
     case Failure::Kind::kHung:
       return Blame::kOwn;
     case Failure::Kind::kExited:
-      return noticed_a_loss(failure) ? Blame::kEcho : Blame::kOwn;
+      if (noticed_a_loss(failure)) return Blame::kEcho;
+      if (has_hardware_xid(failure)) return Blame::kMachine;
+      if (!failure.evidence.oom.empty()) return Blame::kCrash;  // a child of it
+      return has_own_exception(failure) ? Blame::kOwn : Blame::kExitCode;
     case Failure::Kind::kSignaled:
       break;
   }
@@ -215,45 +239,42 @@ Blame blame_of(const Failure& failure) {
     case SIGTERM:
     case SIGINT:
     case SIGHUP:
-      return Blame::kTerminated;
+      return has_own_exception(failure) ? Blame::kOwn : Blame::kTerminated;
     case SIGPIPE:
       return Blame::kEcho;
     case SIGABRT:
-      return noticed_a_loss(failure) ? Blame::kEcho : Blame::kOwn;
+      if (noticed_a_loss(failure)) return Blame::kEcho;
+      if (has_hardware_xid(failure)) return Blame::kMachine;
+      return has_own_exception(failure) || has_abort_reason(failure) ? Blame::kOwn : Blame::kAbort;
     default:
-      return Blame::kOwn;
+      return has_hardware_xid(failure) ? Blame::kMachine : Blame::kCrash;
   }
 }
 
 std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures) {
-  // A failure that is certainly later than another one was not first. The order of ends on one node is
-  // certain.
-  std::optional<std::chrono::nanoseconds> surely_over;
-  std::map<std::string_view, std::chrono::nanoseconds> first_on;
+  FailureList before_stop;
+  for (const Failure& failure : failures)
+    if (!failure.stopped_by_us) before_stop.push_back(&failure);
+  const std::optional<Cause> first = best_of(earliest_of(before_stop));
+  if (!first) return std::nullopt;
+  const auto index = [&failures](const Cause& cause) {
+    return static_cast<std::size_t>(cause.failure - failures.data());
+  };
+  if (first->blame <= Blame::kTerminated) return index(*first);
+  std::optional<Cause> source;
+  FailureList late;  // their ends began after our signal
   for (const Failure& failure : failures) {
-    if (failure.stopped_by_us) continue;
-    const auto latest = failure.at + failure.at_error;
-    surely_over = std::min(surely_over.value_or(latest), latest);
-    if (!failure.of_worker()) continue;
-    const auto first = first_on.try_emplace(failure.host, failure.at).first;
-    first->second = std::min(first->second, failure.at);
+    if (!failure.of_worker() || (first->blame == Blame::kExitCode && !may_be_death(failure))) continue;
+    if (failure.stopped_by_us && !failed_despite_stop(failure)) continue;
+    const Cause next{&failure, blame_of(failure)};
+    if (!explains(next, *first)) continue;
+    if (failure.stopped_by_us)
+      late.push_back(&failure);
+    else
+      choose(source, next);
   }
-  std::optional<std::size_t> best;
-  for (std::size_t i = 0; i < failures.size(); ++i) {
-    const Failure& failure = failures[i];
-    if (failure.stopped_by_us || failure.at - failure.at_error - kNoticed > *surely_over) continue;
-    if (failure.of_worker() && failure.at > first_on[failure.host]) continue;
-    if (!best || better(failure, failures[*best])) best = i;
-  }
-  if (!best) return best;
-  const Failure& first = failures[*best];
-  std::optional<std::size_t> source;
-  if (blame_of(first) == Blame::kEcho) {
-    source = source_of_echo(failures, first);
-  } else if (is_silent_end(first)) {
-    source = terminated_before(failures, first);
-  }
-  return source ? source : best;
+  if (!source) source = best_of(earliest_of(late));
+  return index(source.value_or(*first));
 }
 
 std::string signal_meaning(const Failure& failure) {

@@ -13,23 +13,34 @@ namespace ddp::launcher {
 /// The kind of a failure, best cause first. Only this module reads text that a worker printed, to choose
 /// between failures and for hint_for.
 enum class Blame : std::uint8_t {
-  kOwn,         ///< it failed by itself: crash, OOM killer, exception, exit code, no program
+  kMachine,     ///< a lost node; a worker of a GPU whose hardware failed
+  kCrash,       ///< a signal that no loss of a peer causes, the OOM killer
+  kOwn,         ///< an exception of its own, an abort with a reason, no program, a hang
   kTerminated,  ///< another program terminated it
-  kEcho,        ///< it noticed a lost peer: watchdog, "Connection reset by peer", SIGPIPE
-  kNode,        ///< a whole node
+  kExitCode,    ///< an exit code without an exception
+  kAbort,       ///< an abort without a reason
+  kEcho,        ///< it noticed a lost peer: watchdog, "Connection reset by peer", SIGPIPE (echo_texts.h)
 };
 Blame blame_of(const Failure& failure);
 
-/// Returns the failure that the others follow from; unset when we stopped all workers or there is no failure.
+/// True for a death by a crash or by the OOM killer, which is never the effect of a stop.
+bool is_crash(const Failure& failure);
+
+/// Returns the failure that the others follow from; unset when our stop caused all ends, or there is no
+/// failure. The order of `failures` does not matter, except between equal ones.
 ///
-/// It is the earliest by corrected time. If the clocks cannot order several failures, `blame_of` decides, and
-/// then the time. This is so when their margins overlap, or when they differ by less than 0.5 ms, by which an
-/// agent may see an end late. Ends on one node are in the order in which its agent saw them.
+///   1. The first failures are those of which none happened for certain before another one: their intervals
+///   overlap
+///      (an agent may see an end 0.5 ms late), and ends on one node have an order. Ends that began after our
+///      signal do not count. Of the first failures, the best kind is the cause, then the earliest.
+///   2. If even the best only noticed a loss (kEcho), or aborted or exited without a reason, a worker that
+///   died
+///      meanwhile explains it, however late its end was seen. Its end had begun when our signal came.
+///   3. Failing that, a worker that failed by itself after our signal explains an echo or an abort without a
+///   reason:
+///      it crashed, or has an exception of its own.
 ///
-/// A failure that only noticed a dead peer is no cause, and often ends before the peer: a process closes its
-/// sockets before its core is written and its GPUs are freed. Therefore a failure that came by itself up to 2
-/// s later is preferred, even if our stop was already on its way. If there is none, a rank that others
-/// terminated, or the loss of a node, in that time is preferred.
+/// A lost node explains only what happened after its last byte, so only rule 1 chooses it.
 std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures);
 
 /// Returns what a signal usually means, and where to look: "it used memory that is not its own (…)". Empty:

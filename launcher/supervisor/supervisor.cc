@@ -279,8 +279,8 @@ void Supervisor::leave_when_quiet(Time now) {
   if (!quiet) return;
   const Failure* root = failures_.root_cause();
   if (root != nullptr && end().stop_signal == 0 && is_stop_signal(root->error.sys) &&
-      only_stopped_by(root->error.sys, end()) && now < root->when + kSignalSpread) {
-    deadline_ = root->when + kSignalSpread;
+      only_stopped_by(root->error.sys, end()) && now < root->happened.latest + kSignalSpread) {
+    deadline_ = root->happened.latest + kSignalSpread;
     return;
   }
   state_ = State::kLeaving;

@@ -95,6 +95,8 @@ class Supervisor {
   std::optional<Time> deadline() const;
   /// Says how the job ended. The driver adds what only it knows (stderr lines, file names).
   const JobEnd& end() const { return failures_.end(); }
+  /// Returns the failure of a rank of this attempt; null: none.
+  const Failure* worker_failure(int rank) const { return failures_.worker_failure(rank); }
   /// Passes the last output of a rank in end().failures to FailureLog::set_last_output. Call it before the
   /// step that ends the attempt of the rank.
   void set_last_output(int rank, std::vector<std::string> lines, std::string file) {

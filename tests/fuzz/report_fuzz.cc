@@ -42,8 +42,8 @@ Failure failure_from(std::string_view part, int rank) {
   failure.status = 1 + byte(1) % 255;
   failure.signal = 1 + byte(1) % 64;
   failure.stopped_by_us = (byte(0) & 8) != 0;
-  failure.at = std::chrono::microseconds(byte(2) * 100);
-  failure.at_error = std::chrono::microseconds(byte(3) * 10);
+  failure.happened.earliest = std::chrono::microseconds(byte(2) * 100);
+  failure.happened.latest = failure.happened.earliest + std::chrono::microseconds(byte(3) * 20);
   part.remove_prefix(std::min<std::size_t>(4, part.size()));
   while (!part.empty() && failure.last_stderr.size() < 20)
     failure.last_stderr.emplace_back(take(part, '\n'));
@@ -98,7 +98,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     evidence.error_json = take(bytes, '\x01');
     evidence.oom = take(bytes, '\x02');
     evidence.xid = take(bytes, '\x02');
-    end.add_evidence(rank, 0, evidence);
+    end.failures.back().evidence = read_evidence(evidence);
   }
   const ExitReport exit = make_exit_report(end);
   check_safe(exit.text);

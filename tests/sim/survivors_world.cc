@@ -470,8 +470,8 @@ bool SurvivorsWorld::is_true(const launcher::Failure& failure) const {
   const auto lately = [&](const SimFault& mishap) {
     const bool here =
         failure.kind != Kind::kNode || !mishap.host || supervisor_.nodes()[*mishap.host].name == failure.host;
-    // A silent node failed at some time within two seconds of its last byte.
-    return here && mishap.from <= failure.when + 2s && failure.when <= mishap.until + kLater;
+    return here && mishap.from <= failure.happened.latest &&
+           failure.happened.earliest <= mishap.until + kLater;
   };
   const bool befallen = std::any_of(mishaps_.begin(), mishaps_.end(), lately);
   if (!failure.of_worker()) return befallen;

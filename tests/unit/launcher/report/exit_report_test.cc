@@ -26,7 +26,7 @@ Failure exited(int rank, const std::string& host, int status, int at_ms) {
   failure.local_rank = rank % 4;
   failure.pid = 4000 + rank;
   failure.status = status;
-  failure.at = std::chrono::milliseconds(at_ms);
+  failure.happened = {std::chrono::milliseconds(at_ms), std::chrono::milliseconds(at_ms)};
   return failure;
 }
 
@@ -43,7 +43,7 @@ Failure node_lost(const std::string& host, int at_ms) {
   failure.kind = Failure::Kind::kNode;
   failure.host = host;
   failure.error = {ErrorCode::kLinkLost, "its control link closed", 0};
-  failure.at = std::chrono::milliseconds(at_ms);
+  failure.happened = {std::chrono::milliseconds(at_ms), std::chrono::milliseconds(at_ms)};
   return failure;
 }
 
@@ -280,12 +280,12 @@ TEST_CASE(
 TEST_CASE("a rank that exited 0 before the failure is named") {
   JobEnd end;
   end.failures = {exited(0, "a", 5, 4300)};
-  end.early = {{1, "b", std::chrono::seconds(2), std::chrono::nanoseconds(0)},
-               {2, "b", std::chrono::milliseconds(4299), std::chrono::milliseconds(2)},  // perhaps later
-               {3, "a", std::chrono::seconds(5), std::chrono::nanoseconds(0)}};          // later
+  end.early = {{1, "b", {std::chrono::seconds(2), std::chrono::seconds(2)}},
+               {2, "b", {std::chrono::milliseconds(4297), std::chrono::milliseconds(4301)}},  // perhaps later
+               {3, "a", {std::chrono::seconds(5), std::chrono::seconds(5)}}};                 // later
   CHECK(make_exit_report(end).text.find("  note: rank 1 on b exited 0, 2.3 s earlier\n") !=
         std::string::npos);
-  end.early.push_back({0, "a", std::chrono::seconds(1), std::chrono::nanoseconds(0)});
+  end.early.push_back({0, "a", {std::chrono::seconds(1), std::chrono::seconds(1)}});
   CHECK(make_exit_report(end).text.find("  note: ranks 0-1 on a and b exited 0, the first 3.3 s earlier\n") !=
         std::string::npos);
   end.early.clear();
@@ -324,7 +324,7 @@ TEST_CASE("the user's signal decides, regardless of the workers") {
         "ddplaunch: exit 129: stopped by SIGHUP (sent when a terminal closes)\n");
   end.failures.clear();
   end.stop_signal = SIGINT;
-  end.early = {{1, "gpu02", std::chrono::seconds(2), std::chrono::nanoseconds(0)}};
+  end.early = {{1, "gpu02", {std::chrono::seconds(2), std::chrono::seconds(2)}}};
   CHECK(make_exit_report(end).text ==
         "  note: rank 1 on gpu02 exited 0 before that\nddplaunch: exit 130: stopped by Ctrl-C (SIGINT)\n");
   end.early.clear();
@@ -525,11 +525,11 @@ TEST_CASE("a cause that the stop ended before it had exited is reported") {
         "  root cause: rank 0 (local rank 0) on a, pid 4000: failed, and was stopped before it exited\n"
         "    exception: ValueError: boom\n"
         "ddplaunch: exit 1: rank 0 on a failed, and was stopped before it exited\n");
-  // A crash is reported as a crash, even during a stop.
+  // A crash is reported as a crash, even during a stop: ddplaunch's signals cause none.
   end.failures = {signaled(0, "a", SIGSEGV, 10, true)};
   CHECK(make_exit_report(end).exit_code == 139);
   CHECK(make_exit_report(end).why == "rank 0 on a killed by SIGSEGV");
-  CHECK(failure_line(end.failures[0], false) == "rank 0 on a stopped by ddplaunch, SIGSEGV");
+  CHECK(failure_line(end.failures[0], false) == "rank 0 on a killed by SIGSEGV");
 }
 
 TEST_CASE("the duration of a worker has a suitable precision") {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "launcher/report/exit_report.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {
@@ -35,7 +36,7 @@ rendezvous::WorkerExited exit_of(std::uint8_t code, std::uint8_t signal = 0) {
 TEST_CASE("only the first log of each rank counts, so that a node cannot fill memory") {
   FailureLog log;
   log.begin_attempt(0, 0s);
-  log.job_hung(Error{ErrorCode::kHung, "the job hung", 0}, 1s);
+  log.job_hung(Error{ErrorCode::kHung, "the job hung", 0}, {1s, 1s});
   log.collectives(collectives_of(0, true), 2);
   log.collectives(collectives_of(1, false), 2);
   log.collectives(collectives_of(1, true), 2);
@@ -51,8 +52,8 @@ TEST_CASE("only the first log of each rank counts, so that a node cannot fill me
 TEST_CASE("the later explanation of a lost node is not given to its ranks") {
   FailureLog log;
   log.begin_attempt(0, 0s);
-  log.node_failed("gpu01", Error{ErrorCode::kLinkLost, "its control link closed", 0}, 1s);
-  log.worker_failed({"gpu01", 4, 0}, exit_of(3), 2s, 0s);
+  log.node_failed("gpu01", Error{ErrorCode::kLinkLost, "its control link closed", 0}, {1s, 1s});
+  log.worker_failed({"gpu01", 4, 0}, exit_of(3), {2s, 2s});
   log.explain_node("gpu01", Error{ErrorCode::kLinkLost, "its sshd was killed", 0});
   REQUIRE(log.root_cause() != nullptr);
   CHECK(log.root_cause()->error.text == "its sshd was killed");
@@ -62,7 +63,7 @@ TEST_CASE("the logs of others explain a cause only if it gave up in an operation
   for (const bool waits : {false, true}) {
     FailureLog log;
     log.begin_attempt(0, 0s);
-    log.worker_failed({"gpu01", 0, 0}, exit_of(3), 1s, 0s);
+    log.worker_failed({"gpu01", 0, 0}, exit_of(3), {1s, 1s});
     if (waits) log.collectives(collectives_of(0, true, 3), 3);
     log.collectives(collectives_of(1, true, 3), 3);
     log.collectives(collectives_of(2, false, 3), 3);
@@ -78,16 +79,18 @@ TEST_CASE("a failure has its own times, evidence and last output") {
   log.worker_started(4, 2s, 0);
   log.worker_started(5, 2s, 0);
   log.lost_peers(5);
-  log.node_failed("gpu02", Error{ErrorCode::kLinkLost, "its control link closed", 0}, 5s);
-  log.worker_failed({"gpu01", 4, 0}, exit_of(3), 5s, 0s);
-  log.worker_failed({"gpu01", 5, 1}, exit_of(3), 1999ms, 2ms);  // perhaps before its start, by the clocks
+  log.node_failed("gpu02", Error{ErrorCode::kLinkLost, "its control link closed", 0}, {5s, 5s});
+  log.worker_failed({"gpu01", 4, 0}, exit_of(3), {5s - 1ms, 5s + 1ms});
+  log.worker_failed({"gpu01", 5, 1}, exit_of(3),
+                    {1997ms, 2001ms});  // perhaps before its start, by the clocks
   log.evidence({0, 5, "oom of 5", "", ""});
   log.evidence({0, 0, "oom of no failure", "", ""});
   log.set_last_output(5, {"last of 5"}, "rank_00005.stderr");
   log.set_last_output(0, {"last of no failure"}, "");
   const std::vector<Failure>& failures = log.end().failures;
-  CHECK(failures[1].at == 4s);
-  CHECK(failures[1].when == 5s);
+  CHECK(failures[1].at() == 4s);
+  CHECK(failures[1].happened.middle() == 5s);
+  CHECK(failures[1].happened.margin() == 1ms);
   CHECK(failures[1].ran == 3s);
   CHECK(failures[2].ran == 0s);
   CHECK(failures[2].lost_peers);
@@ -101,29 +104,58 @@ TEST_CASE("a failure has its own times, evidence and last output") {
   }
 }
 
-TEST_CASE("a stop ends a rank by SIGKILL once its grace may be over; other signals may have any sender") {
+TEST_CASE("the agent knows which ends began after its signal, whatever their kind") {
   FailureLog log;
   log.begin_attempt(0, 0s);
   log.stop_ordered(10s, 5s);
-  log.worker_failed({"gpu01", 0, 0}, exit_of(0, SIGKILL), 14'999ms, 1ms);
-  log.worker_failed({"gpu01", 1, 1}, exit_of(0, SIGKILL), 14'998ms, 1ms);
-  CHECK(log.end().failures[0].stopped_by_us);
-  CHECK_FALSE(log.end().failures[1].stopped_by_us);
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) {
-    rendezvous::WorkerExited end = exit_of(0, static_cast<std::uint8_t>(signal));
+  int rank = 0;
+  for (const int signal : {0, SIGKILL, SIGTERM, SIGABRT, SIGSEGV}) {
+    rendezvous::WorkerExited end = exit_of(signal == 0 ? 3 : 0, static_cast<std::uint8_t>(signal));
     for (const bool after_stop : {false, true}) {
       end.after_stop = after_stop;
-      log.worker_failed({"gpu01", 2, 2}, end, 11s, 0s);
+      log.worker_failed({"gpu01", rank, rank}, end, {16s, 16s});
       CHECK(log.end().failures.back().stopped_by_us == after_stop);
+      ++rank;
     }
   }
+}
+
+TEST_CASE("a node that was cut off is the cause of what its peers reported before it was given up") {
+  for (const char* words : {"RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.1]:7",
+                            "ncclRemoteError: A call failed possibly due to a network error",
+                            "jaxlib.xla_extension.XlaRuntimeError: UNAVAILABLE: Socket closed"}) {
+    FailureLog log;
+    log.begin_attempt(0, 0s);
+    log.worker_failed({"gpu01", 0, 0}, exit_of(1), {9s - 1ms, 9s + 1ms});
+    log.stop_ordered(9s, 5s);
+    log.set_last_output(0, {words}, "");
+    log.node_failed("gpu02", Error{ErrorCode::kLinkLost, "no heartbeat for 15 s", 0}, {4s, 5s});
+    const ExitReport report = make_exit_report(log.end());
+    CHECK(report.exit_code == 113);
+    CHECK(report.why == "node gpu02: no heartbeat for 15 s");
+    CHECK(report.text.find("consequences:\n    rank 0 on gpu01: exited 1") != std::string::npos);
+  }
+}
+
+TEST_CASE("evidence that comes late belongs to the attempt of its rank") {
+  FailureLog log;
+  log.begin_attempt(0, 0s);
+  log.worker_failed({"gpu01", 1, 1}, exit_of(3), {2s, 2s});
+  log.end_attempt();
+  log.begin_attempt(1, 3s);
+  log.worker_failed({"gpu01", 1, 1}, exit_of(4), {4s, 4s});
+  log.evidence({0, 1, "of attempt 0", "", ""});
+  log.evidence({0, 2, "of no failure", "", ""});
+  CHECK(log.end().earlier.at(0).evidence.oom == "of attempt 0");
+  CHECK(log.worker_failure(1)->evidence.oom.empty());
+  CHECK(log.worker_failure(2) == nullptr);
 }
 
 TEST_CASE("the end of an attempt drops its failures and early exits") {
   FailureLog log;
   log.begin_attempt(0, 0s);
-  log.worker_ended_well({"gpu01", 0, 0}, 1s, 0s);
-  log.worker_failed({"gpu01", 1, 1}, exit_of(3), 2s, 0s);
+  log.worker_ended_well({"gpu01", 0, 0}, {1s, 1s});
+  log.worker_failed({"gpu01", 1, 1}, exit_of(3), {2s, 2s});
   REQUIRE(log.end().early.size() == 1);
   SECTION("the job grew") {
     log.forget_attempt();

@@ -39,9 +39,8 @@ Failure crashed() {
   failure.pid = 4005;
   failure.signal = SIGSEGV;
   failure.core_dumped = true;
-  failure.at = 11s;
-  failure.at_error = 150us;
-  failure.when = 112s;
+  failure.happened = {112s - 150us, 112s + 150us};
+  failure.attempt_began = 101s;
   failure.ran = 10'900ms;
   failure.attempt = 1;
   failure.last_stderr = {"good", "bad \xff\xfe byte"};
@@ -64,7 +63,7 @@ std::vector<std::string> keys_of(const Json& json) {
 
 TEST_CASE("the report lists ranks that exited 0 before the cause or the user's stop") {
   JobEnd end;
-  end.early = {{2, "gpu01", 8700ms, 150us}, {3, "gpu02", 11s, 0us}};
+  end.early = {{2, "gpu01", {109'700ms - 150us, 109'700ms + 150us}, 101s}, {3, "gpu02", {112s, 112s}, 101s}};
   CHECK(made(end)["exited_early"].empty());  // a success
   end.stop_signal = SIGINT;
   CHECK(made(end)["exited_early"].size() == 2);
@@ -83,8 +82,7 @@ TEST_CASE("the report of a failed job") {
   stopped.stopped_by_us = true;
   end.failures.push_back(stopped);
   end.earlier = {stopped};  // the cause of an attempt has its last lines in any case
-  end.add_evidence(
-      5, 1,
+  end.failures[0].evidence = read_evidence(
       {1, 5, "killed for memory", "NVRM: Xid 1\nNVRM: Xid 2",
        R"({"message": {"message": "ValueError: boom", "extraInfo": {"timestamp": "1700000011"}}})"});
   const Json report = made(end);

@@ -7,8 +7,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-const std::vector<EarlyExit> kOne{{3, "gpu01", 5s, 0s}};
-const std::vector<EarlyExit> kTwo{{3, "gpu01", 5s, 0s}, {4, "gpu01", 6s, 0s}};
+const std::vector<EarlyExit> kOne{{3, "gpu01", {5s, 5s}}};
+const std::vector<EarlyExit> kTwo{{3, "gpu01", {5s, 5s}}, {4, "gpu01", {6s, 6s}}};
 
 TEST_CASE("attempt exits: each rank ends once") {
   AttemptRanks exits;

@@ -256,14 +256,15 @@ class Scenario {
     } else if (verb == "probed") {
       give_message(number(1),
                    rendezvous::ProbeResult{attempt_, words.at(2) == "-" ? "" : words[2], quoted_rest(line)});
-    } else if (verb == "exit" || verb == "kill" ||
-               verb == "end") {  // node rank code-or-signal; end: by its agent
+    } else if (verb == "exit" || verb == "kill" || verb == "end-code" || verb == "end") {
+      // node rank code-or-signal; end: its end began after a signal of its agent
       rendezvous::WorkerExited exited;
       exited.attempt = attempt_;
       exited.rank = number(2);
       exited.pid = 100 + exited.rank;
-      (verb == "exit" ? exited.code : exited.signal) = static_cast<std::uint8_t>(number(3));
-      exited.after_stop = verb == "end";
+      const bool code = verb == "exit" || verb == "end-code";
+      (code ? exited.code : exited.signal) = static_cast<std::uint8_t>(number(3));
+      exited.after_stop = verb.starts_with("end");
       if (words.size() > 4) exited.attempt = number(4);
       give_message(number(1), exited);
     } else if (verb == "ended") {
