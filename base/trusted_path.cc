@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <climits>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/unique_fd.h"
@@ -75,6 +76,29 @@ std::string distrust_parent(std::string path) {
   const bool shared = (found.st_mode & S_IWGRP) != 0 && ::group_member(found.st_gid) != 0;
   const bool trusted = is_ours_or_root(found.st_uid) || shared || ::geteuid() == 0;
   return trusted ? "" : name + ' ' + owner_text(found.st_uid);
+}
+
+std::string distrust_program(const std::string& path) {
+  char real[PATH_MAX];
+  if (::realpath(path.c_str(), real) == nullptr) return errno == ENOENT ? "" : std::strerror(errno);
+  const bool own_group = ::getegid() == ::geteuid();
+  std::string part = real;
+  for (bool over = false; !over; part = parent_of(part)) {
+    struct stat found {};
+    if (::lstat(part.c_str(), &found) != 0) return part + ": " + std::strerror(errno);
+    if (!is_ours_or_root(found.st_uid)) return part + ' ' + owner_text(found.st_uid);
+    const bool of_group =
+        (found.st_mode & S_IWGRP) != 0 && found.st_gid != 0 && !(own_group && found.st_gid == ::getegid());
+    const bool sticky = S_ISDIR(found.st_mode) && (found.st_mode & S_ISVTX) != 0;
+    if (!sticky && (of_group || (found.st_mode & S_IWOTH) != 0)) return "other users may write to " + part;
+    over = part == "/";
+  }
+  return "";
+}
+
+std::string distrust_companion(const std::string& path) {
+  const std::string why = distrust_program(path);
+  return why.empty() || !distrust_program("/proc/self/exe").empty() ? "" : why;
 }
 
 Result<std::string> follow_trusted_links(std::string path) {

@@ -14,6 +14,7 @@
 #include "base/find_program.h"
 #include "base/format_text.h"
 #include "base/standard_descriptors.h"
+#include "base/trusted_path.h"
 #include "launcher/links/daemon_listener.h"
 #include "launcher/links/daemon_token.h"
 
@@ -71,6 +72,8 @@ int main(int argc, char** argv) {
   // An installation has this program in libexec/ddplaunch, and the agent in bin.
   const bool installed = directory->ends_with("/libexec/ddplaunch");
   const std::string agent = *directory + (installed ? "/../../bin/ddplaunchd" : "/ddplaunchd");
+  if (const std::string why = ddp::distrust_companion(agent); !why.empty())
+    return fail({ddp::ErrorCode::kExec, agent + " is not executed: " + why, EPERM});
   auto listener = open_port(*options);
   if (!listener) return fail(listener.error());
   const std::string where = endpoint_text(options->address, listener->port);

@@ -27,6 +27,7 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/find_program.h"
+#include "base/trusted_path.h"
 #include "launcher/agent/check_interpreter.h"
 #include "launcher/agent/infiniband.h"
 #include "launcher/agent/node_job.h"
@@ -268,7 +269,7 @@ Awaitable<GpuFacts> ask_driver(std::string agent_dir, Tools tools) {
   GpuFacts facts;
   const std::string helper = companion_program(agent_dir, "ddplaunch-nvml");
   const auto smi = find_program("nvidia-smi", path_in(tools.env), "/");
-  if (::access(helper.c_str(), X_OK) == 0) {
+  if (::access(helper.c_str(), X_OK) == 0 && distrust_companion(helper).empty()) {
     facts = co_await ask_nvml(helper, std::move(tools));
   } else if (smi) {
     facts = co_await ask_smi(*smi, std::move(tools));

@@ -9,6 +9,7 @@
 
 #include "base/find_program.h"
 #include "base/safe_text.h"
+#include "base/trusted_path.h"
 #include "launcher/agent/omp_use.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/job/worker_env.h"
@@ -92,6 +93,8 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
       break;
     case WorkerCommand::Kind::kTrain:
       wanted = companion_program(agent_dir, "train");
+      if (const std::string why = distrust_companion(wanted); !why.empty())
+        return Error{ErrorCode::kExec, wanted + " is not executed: " + why, EPERM};
       job.argv_ = {"train"};
       job.argv_.insert(job.argv_.end(), start.argv.begin(), start.argv.end());
       break;

@@ -126,7 +126,7 @@ class Master final : private NodeEvents {
   WorkerQueries queries_;
   HookRunner hooks_;
   std::optional<ControlServer> control_;
-  std::set<std::string> kept_notes_;  ///< remote::kKeptElsewhere lines that were shown
+  std::set<std::string> kept_notes_;  ///< remote::kKeptElsewhere and kNotUsed lines that came
   bool output_lost_ = false;
   std::uint64_t output_bytes_ = 0;  ///< that the workers wrote
   JobProgress progress_;

@@ -34,7 +34,7 @@ void Master::agent_started(NodeLink& node, const remote::StartedAgent& agent) {
         " bytes");
 }
 
-/// Shows labelled lines. Where agents are kept is said once for each reason.
+/// Shows labelled lines. Where agents are kept, and which ones are not used, is said once for each reason.
 void Master::agent_errors(const std::string& lines) {
   std::string others;
   for (std::size_t at = 0; at < lines.size();) {
@@ -44,9 +44,11 @@ void Master::agent_errors(const std::string& lines) {
     // Directly behind the label; elsewhere the words are any text of the node.
     const std::size_t label = std::min(line.find(": "), line.size());
     const std::string text = line.substr(label);
-    if (!text.starts_with(": " + std::string(remote::kKeptElsewhere)))
+    const bool kept = text.starts_with(": " + std::string(remote::kKeptElsewhere));
+    const bool not_used = text.starts_with(": " + std::string(remote::kNotUsed));
+    if (!kept && !not_used)
       others += line + '\n';
-    else if (kept_notes_.insert(text).second)
+    else if (kept_notes_.insert(text).second && (kept || spec_.verbose))
       say(replace_unsafe(line));
     else
       log_.step(replace_unsafe(line));

@@ -13,12 +13,6 @@
 
 namespace ddp::launcher {
 
-/// When something happened, on the master's CLOCK_MONOTONIC.
-struct Interval {
-  std::chrono::nanoseconds earliest{0};
-  std::chrono::nanoseconds latest{0};
-};
-
 /// A worker's exception, as written by PyTorch's `@record` to TORCHELASTIC_ERROR_FILE. Any field may be
 /// empty.
 struct WorkerException {

@@ -39,6 +39,10 @@ struct AgentNeed {
 };
 /// Exit code of `ddplaunchd --fits` when protocol and version are the same and only the build differs.
 inline constexpr int kSameVersion = 3;
+/// The code for an agent that was not executed, because other users could replace it.
+inline constexpr int kDistrusted = 255;
+/// A host's line on stderr about such a program begins with this text.
+inline constexpr std::string_view kNotUsed = "not used: ";
 
 /// Returns the line that an agent prints and that Bootstrap reads.
 std::string hello_line(const AgentHello& hello);

@@ -8,17 +8,38 @@ namespace {
 // These scripts run in any POSIX shell: dash, bash, busybox, ksh, zsh. The questions to the agent and its
 // answers are described in apps/ddplaunchd/commands.h.
 //
-// `-O` rejects an agent in a cache directory that another user owns (XDG_CACHE_HOME=/tmp). It also rejects a
-// file of another user in a cache of the user's own that others may write to. `-O` may follow links: a link
-// to a directory of the user's own leads to files that ddplaunch put there.
+// `safe DIRECTORY FILE` applies the rule of base/trusted_path.h (distrust_program) by `ls`, in one call for
+// the file and all its parents. It sets $a to the file's path without symbolic links. That path must be
+// executed, since a link of another user can change after the check. If the file is not safe, $w is the path
+// that others may write to, as far as the format of `ls` shows it. `may` tests a file that need not exist,
+// and `program` tests if `train` belongs to the agent at a path, as companion_program() finds it.
+// No builtin has a redirection here, since dash needs free descriptors for one (see limits).
+constexpr std::string_view kSafe =
+    "u=; safe() { a=$(cd -P \"$1/\" && pwd -P) || return 1; [ -z \"$2\" ] || a=${a%/}/$2; "
+    "q=$a; set --; while [ \"$q\" ]; do set -- \"$q\" \"$@\"; q=${q%/*}; done; set -- / \"$@\"; "
+    "w=$(ls -ldn \"$@\" 2>/dev/null | { while read -r m x o g x x x x f; do "
+    "case $o in 65534) case $(echo $(head -n 1 /proc/self/uid_map)) in \"0 0 \"*|\"\") ;; *) o=0;; esac;; "
+    "esac; "
+    "[ $o = 0 ] || [ $o = ${u:=$(id -u)} ] || o=x; "
+    R"(case $m,$g in d????????[tT]*|[d-]????-??-*|l*|[d-]????w??-*,0) ;; )"
+    R"([d-]????w??-*) [ $g = $(id -g) ] && [ $g = $(id -u) ] || o=x;; *) o=x;; esac; )"
+    "[ $o = x ] && echo \"${f%% -> *}\" && exit 1; shift; done; [ $# = 0 ]; }) || return 1; "
+    "[ -L \"$a\" ] || return 0; x=$(readlink \"$a\") || return 1; case $x in /*) ;; *) x=${a%/*}/$x;; esac; "
+    "safe \"${x%/*}\" \"${x##*/}\"; }; "
+    "may() { [ -e \"$1/$2\" ] || return 127; safe \"$1\" \"$2\" && return; "
+    "echo \"not used: $1/$2, since other users could replace ${w:-it}\" | head -n 1 >&2; return "
+    "@DISTRUSTED@; }; "
+    "program() { x=${1%/*}/../libexec/ddplaunch; [ -e \"$x/train\" ] || x=${1%/*}; "
+    "may \"$x\" train && [ -x \"$a\" ]; }; ";
+
+// $i is the installed agent, for kInstalled.
 constexpr std::string_view kFirstLookup =
-    "c=${XDG_CACHE_HOME:-$HOME/.cache}/ddplaunch; f=; "
+    "c=${XDG_CACHE_HOME:-$HOME/.cache}/ddplaunch f=; "
     "for k in -@KEYS@; do "
-    "a=$c/agent-$k/ddplaunchd; "
-    "if [ $k = - ]; then a=$0; else [ -O \"$c\" ] && [ -O \"${a%/*}\" ] && [ -O \"$a\" ] || continue; fi; "
-    "w=; @TRAIN@w=$(\"$a\" --fits @FITS@ </dev/null 2>/dev/null); r=$?; "
-    "case \"$r@KEYS@ \" in 0*\" $w \"*) echo \"ddplaunchd-runs $a\"; exec \"$a\" --stdio;; esac; "
-    "f=\"$f $r\"; "
+    "d=$c/agent-$k; [ $k = - ] && d=${0%/*}; "
+    "w= b=; may \"$d\" ddplaunchd && b=$a && @TRAIN@w=$(\"$b\" --fits @FITS@ </dev/null 2>/dev/null); r=$?; "
+    "case \"$r@KEYS@ \" in 0*\" $w \"*) echo \"ddplaunchd-runs $b\"; exec \"$b\" --stdio;; esac; "
+    "f=\"$f $r\"; [ $k = - ] && i=$b; "
     "done; ";
 
 constexpr std::string_view kNeed =
@@ -30,10 +51,14 @@ constexpr std::string_view kNeed =
 // Many shells read a text file without #! as a script. This lookup does not prevent that.
 constexpr std::string_view kGivenLookup =
     "n() { echo \"ddplaunchd-fail $*\"; exit 1; }; "
-    "[ -e \"$0\" ] || n \"no ddplaunchd at $0\"; "
-    "[ -d \"$0\" ] && n \"$0 is a directory, not the program ddplaunchd\"; "
-    "[ -x \"$0\" ] || n \"$0 may not be executed there\"; "
-    "echo \"ddplaunchd-runs $0\"; exec \"$0\" \"$@\"";
+    "e=$(command -v \"$0\") || e=$0; "
+    "[ -e \"$e\" ] || n \"no ddplaunchd at $0\"; "
+    "[ -d \"$e\" ] && n \"$0 is a directory, not the program ddplaunchd\"; "
+    "[ -x \"$e\" ] || n \"$0 may not be executed there\"; "
+    "safe \"${e%/*}\" \"${e##*/}\" || "
+    "n \"$0 is not executed there, since other users could replace ${w:-it}; "
+    "without --agent and --no-push, ddplaunch copies its own\"; "
+    "shift 2; echo \"ddplaunchd-runs $a\"; exec \"$a\" \"$@\"";
 
 // This text follows the lines that push_script() writes. It builds its replies to the master from $m, so that
 // a terminal that echoes the script (docker exec -t) prints none of them. `why` collects "; PLACE: REASON".
@@ -59,12 +84,14 @@ limits() {
     ?|1?|2?|3?) fail "too few open files are allowed there (ulimit -n $r)";;
   esac
 }
-fits() { beside "$1" && [ "$("$1" --fits $fits </dev/null 2>/dev/null)" = "$key" ]; }
+fits() { safe "${1%/*}" "${1##*/}" && beside "$1" && [ "$("$1" --fits $fits </dev/null 2>/dev/null)" = "$key" ]; }
 start() { echo "$m-runs $1"; exec "$1" --stdio; }
 ours() {
   set -- $(ls -ldn "$d" 2>/dev/null)
-  case "$1 $3" in d????-??-*" $u") return 0;; esac
-  no "it is there, but no directory that only this account may write to"
+  case "$1 $3" in
+    d????-??-*" $u") safe "$d" "" || no "other users could replace ${w:-it}";;
+    *) no "it is there, but no directory that only this account may write to";;
+  esac
 }
 place() {
   e=$( { [ -d "${d%/*}" ] || mkdir -p "${d%/*}"; } 2>&1) || reason "$e" || return 1
@@ -74,6 +101,8 @@ place() {
   for f in $names; do [ ! -d "$k/$f" ] || no "agent-$key/$f is a directory" || return 1; done
   [ -d "$k" ] || mkdir -m 700 "$k" 2>/dev/null || mkdir -m 700 "$d" 2>/dev/null
   [ -d "$k" ] || e=$(mkdir -m 700 "$k" 2>&1) || [ -d "$k" ] || reason "$e" || return 1
+  safe "$k" "" || no "other users could replace ${w:-it}" || return 1
+  k=$a
   t=$k/.push-$(uname -n)-$$
   e=$(head -c $total /dev/zero 2>&1 >"$t") || {
     rm -f "$t"; bare "$k"; reason "${e:-files may not grow to $total bytes (ulimit -f $(ulimit -f))}"; return 1
@@ -133,7 +162,7 @@ set -- "${XDG_CACHE_HOME:+$XDG_CACHE_HOME/ddplaunch}" "${HOME:+$HOME/.cache/ddpl
   "/var/tmp/ddplaunch-$u" "${TMPDIR:-/tmp}/ddplaunch-$u" "/dev/shm/ddplaunch-$u"
 for d; do
   case $d in /*) ;; *) continue;; esac
-  [ -z "$anew" ] && [ -d "$d" ] && ours && fits "$d/agent-$key/$m" && start "$d/agent-$key/$m"
+  [ -z "$anew" ] && [ -d "$d" ] && ours && safe "$d/agent-$key" $m && b=$a && fits "$b" && start "$b"
 done
 why=
 for d; do
@@ -151,7 +180,7 @@ done
 fail "no place to put it: ${why#; }"
 )sh";
 
-constexpr std::string_view kInstalled = "exec \"$0\" --stdio";
+constexpr std::string_view kInstalled = "exec \"$i\" --stdio";
 
 /// The arguments of --fits. They are letters, digits and a few signs, so they need no quoting.
 std::string fits_text(const AgentWanted& wanted) {
@@ -168,14 +197,18 @@ std::string replaced(std::string_view text, std::string_view mark, std::string_v
   return made;
 }
 
+std::string safe_functions() {
+  return replaced(kSafe, "@DISTRUSTED@", std::to_string(kDistrusted));
+}
+
 std::string with_length(const std::string& script) {
   return std::to_string(script.size()) + "\n" + script;
 }
 
-/// Tests if `train` belongs to the agent at the path in `variable`, as companion_program() finds it.
-std::string has_train(const std::string& variable) {
-  const std::string directory = "${" + variable.substr(1) + "%/*}";
-  return "[ -x \"" + directory + "/../libexec/ddplaunch/train\" ] || [ -x \"" + directory + "/train\" ]";
+/// The command that runs `script` with the functions of kSafe, for the agent at `path`. The script comes in
+/// two words, since csh accepts only short ones.
+std::vector<std::string> with_safe(const std::string& path, std::string script) {
+  return {"sh", "-c", "eval \"$1$2\"", path, safe_functions(), std::move(script)};
 }
 
 }  // namespace
@@ -187,13 +220,13 @@ std::vector<std::string> first_lookup(const AgentWanted& wanted, bool anew) {
     keys += " " + key;
   std::string script = replaced(kFirstLookup, "@KEYS@", keys).append(kNeed);
   script = replaced(script, "@FITS@", fits_text(wanted));
-  script = replaced(script, "@TRAIN@", wanted.train ? "{ " + has_train("$a") + "; } && " : "");
-  return {"sh", "-c", script, wanted.path};
+  script = replaced(script, "@TRAIN@", wanted.train ? "program \"$b\" && " : "");
+  return with_safe(wanted.path, std::move(script));
 }
 
 std::vector<std::string> given_lookup(const std::vector<std::string>& argv) {
-  std::vector<std::string> words{"sh", "-c", std::string(kGivenLookup)};
-  words.insert(words.end(), argv.begin(), argv.end());
+  std::vector<std::string> words = with_safe(argv.at(0), std::string(kGivenLookup));
+  words.insert(words.end(), argv.begin() + 1, argv.end());
   return words;
 }
 
@@ -213,9 +246,10 @@ std::string push_script(const AgentWanted& wanted, std::string_view key, const s
   }
   std::string script = "key=" + std::string(key) + " total=" + std::to_string(total) + " names=\"" + names +
                        "\" fits=\"" + fits_text(wanted) + "\" anew=" + (anew ? "1" : "") + "\n";
+  script += safe_functions() + "\n";
   script += "take_all() {" + takes + " }\nverify_all() {" + checks + " }\n";
   if (wanted.train) {
-    script += "beside() { " + has_train("$1") + "; }\n";
+    script += "beside() { program \"$1\"; }\n";
     script += "runs() { \"$t-train\" --version </dev/null 2>&1 >/dev/null; }\n";
   } else {
     script += "beside() { :; }\nruns() { :; }\n";

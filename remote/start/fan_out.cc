@@ -320,7 +320,11 @@ Awaitable<std::optional<Error>> FanOut::answer(std::shared_ptr<Start> start) {
     } else if (!need.attempts.empty() && need.attempts[0] == kSameVersion) {
       start->script = installed_script();
     } else {
-      co_return within(start->host.name, set.error());
+      Error error = within(start->host.name, set.error());
+      if (!need.attempts.empty() && need.attempts[0] == kDistrusted)
+        error.text +=
+            "; " + options_.bundle->wanted().path + " there is not used, since other users could replace it";
+      co_return error;
     }
     bytes = start->script;
   } else {

@@ -18,6 +18,8 @@
 
 #include "base/sha256.h"
 #include "base/unique_fd.h"
+#include "remote/bootstrap/push_script.h"
+#include "remote/hosts/shell_command.h"
 #include "remote/shells/command_shell.h"
 #include "remote/shells/local_shell.h"
 #include "remote/start/fan_out.h"
@@ -28,6 +30,7 @@
 using namespace ddp;
 using namespace ddp::remote;
 using namespace ddp::remote::test;
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -169,7 +172,7 @@ TEST_CASE("a cached agent that does not greet is replaced once") {
   // The search finds a cached agent, which exits without a greeting. The next command skips the search and
   // requests a copy.
   const std::string line =
-      "case $2 in *--fits*) echo ddplaunchd-runs /home/x; echo broken >&2; exit 0;; esac; " + kAsk;
+      "case $5 in *--fits*) echo ddplaunchd-runs /home/x; echo broken >&2; exit 0;; esac; " + kAsk;
   auto outcome = start(loop, bundle, line + "echo ddplaunchd-hello 1 0.1.0; exec cat >/dev/null");
   REQUIRE(outcome.has_value());
   CHECK(outcome->errors.empty());
@@ -242,12 +245,178 @@ TEST_CASE("an installed agent of the same version runs where none can be copied"
   asio::io_context loop(1);
   auto outcome =
       start(loop, bundle,
-            "echo ddplaunchd-need vax 3; read -r n; s=$(head -c $n); [ \"$s\" = 'exec \"$0\" --stdio' ] && "
+            "echo ddplaunchd-need vax 3; read -r n; s=$(head -c $n); [ \"$s\" = 'exec \"$i\" --stdio' ] && "
             "printf 'ddplaunchd-hello 1 0.1.0\\n'; exec cat >/dev/null");
   REQUIRE(outcome.has_value());
   CHECK(outcome->pushed == 0);
   outcome->channel.reset();
   let_children_end(loop);
+}
+
+namespace {
+
+/// The lookup on a host, by a real shell. A script takes the place of the agent, with the answers of one.
+class LookupHost {
+ public:
+  explicit LookupHost(std::string shell) : shell_(std::move(shell)) {
+    REQUIRE(::mkdtemp(directory_) != nullptr);
+    fs::create_directories(path("home/.cache/ddplaunch/agent-aa11"));
+    fs::create_directories(path("opt/bin"));
+    for (const char* where : {"opt/bin", "home/.cache/ddplaunch/agent-aa11"})
+      add_agent(std::string(where) + "/ddplaunchd", "echo aa11");
+    for (const auto& entry : fs::recursive_directory_iterator(directory_))
+      fs::permissions(entry.path(), fs::perms(0755));
+  }
+  ~LookupHost() {
+    std::error_code ignored;
+    fs::remove_all(directory_, ignored);
+  }
+  LookupHost(const LookupHost&) = delete;
+  LookupHost& operator=(const LookupHost&) = delete;
+
+  std::string path(const std::string& below) const { return std::string(directory_) + '/' + below; }
+  void add_agent(const std::string& below, const std::string& fits) const {
+    std::ofstream(path(below)) << "#!/bin/sh\necho $1 >>" << path("ran") << "\n[ $1 = --stdio ] || " << fits
+                               << '\n';
+    fs::permissions(path(below), fs::perms(0755));
+  }
+  void allow(const std::string& below, unsigned mode) const {
+    REQUIRE(::chmod(path(below).c_str(), mode) == 0);
+  }
+  void install_train(const std::string& below) const {
+    fs::create_directories(path(below));
+    std::ofstream(path(below + "/train")) << "#!/bin/sh\n";
+    for (fs::path at = path(below + "/train"); at != fs::path(directory_); at = at.parent_path())
+      fs::permissions(at, fs::perms(0755));
+  }
+
+  /// Returns the stdout and stderr of the command, of which `argv` is the end.
+  std::string run(const std::vector<std::string>& argv) const {
+    const auto quoted = shell_quote(argv);
+    REQUIRE(quoted.has_value());
+    const std::string line = "cd /; HOME=" + path("home") + " XDG_CACHE_HOME= PATH=\"" + path("tools") +
+                             ":$PATH\" " + *quoted + " </dev/null 2>&1";
+    fs::create_directories(path("tools"));
+    if (!fs::exists(path("tools/sh"))) fs::create_symlink(shell_, path("tools/sh"));
+    std::FILE* out = ::popen(line.c_str(), "r");
+    REQUIRE(out != nullptr);
+    std::string text;
+    for (int byte = 0; (byte = std::fgetc(out)) != EOF;)
+      text += static_cast<char>(byte);
+    ::pclose(out);
+    return text;
+  }
+  std::string look_up(bool train = false) const {
+    fs::remove(path("ran"));
+    return run(first_lookup({path("opt/bin/ddplaunchd"), {1, "0.1.0"}, {"aa11"}, train}));
+  }
+  std::string runs(const std::string& below) const { return "ddplaunchd-runs " + path(below) + '\n'; }
+
+ private:
+  std::string shell_;
+  char directory_[32] = "/tmp/ddplaunch-host-XXXXXX";
+};
+
+std::vector<std::string> shells() {
+  std::vector<std::string> found;
+  for (const char* shell : {"/bin/dash", "/bin/bash", "/bin/busybox", "/bin/zsh", "/bin/ksh", "/bin/mksh"}) {
+    if (::access(shell, X_OK) == 0) found.emplace_back(shell);
+  }
+  return found;
+}
+
+const std::string kCached = "home/.cache/ddplaunch/agent-aa11/ddplaunchd";
+
+}  // namespace
+
+TEST_CASE("a host executes no agent that other users could replace") {
+  for (const std::string& shell : shells()) {
+    INFO(shell);
+    const LookupHost host(shell);
+    CHECK(host.look_up() == host.runs("opt/bin/ddplaunchd"));
+    struct Writable {
+      const char* what;
+      unsigned mode;
+    };
+    const bool own_group = ::getegid() == ::geteuid();
+    for (const Writable& unsafe :
+         {Writable{"opt/bin/ddplaunchd", 0757}, {"opt/bin", 0757}, {"opt", 0777}, {"opt", 0775}}) {
+      INFO(unsafe.what);
+      host.allow(unsafe.what, unsafe.mode);
+      const std::string not_used = "not used: " + host.path("opt/bin/ddplaunchd") +
+                                   ", since other users could replace " + host.path(unsafe.what) + '\n';
+      if (unsafe.mode == 0775 && own_group)
+        CHECK(host.look_up() == host.runs("opt/bin/ddplaunchd"));  // only this account is in its own group
+      else
+        CHECK(host.look_up() == not_used + host.runs(kCached));
+      host.allow(unsafe.what, 0755);
+    }
+    host.allow("opt", 01777);  // nobody but its owner renames `bin` there
+    CHECK(host.look_up() == host.runs("opt/bin/ddplaunchd"));
+    host.allow("opt", 0755);
+    // The same holds for the cache. Nothing was executed.
+    host.allow("opt", 0777);
+    host.allow("home", 0777);
+    const std::string needed = host.look_up();
+    CHECK(needed.find("ddplaunchd-need ") != std::string::npos);
+    CHECK(needed.find(" 255 255\n") != std::string::npos);
+    CHECK_FALSE(fs::exists(host.path("ran")));
+  }
+}
+
+TEST_CASE("a host executes no agent of another user, nor one below another user's directory") {
+  if (::geteuid() != 0) SKIP_TEST("needs root");
+  for (const std::string& shell : shells()) {
+    INFO(shell);
+    const LookupHost host(shell);
+    for (const char* what : {"opt", "opt/bin", "opt/bin/ddplaunchd"}) {
+      REQUIRE(::lchown(host.path(what).c_str(), 12345, 0) == 0);
+      CHECK(host.look_up().ends_with(host.runs(kCached)));
+      REQUIRE(::lchown(host.path(what).c_str(), 0, 0) == 0);
+    }
+    host.allow("opt", 0775);
+    REQUIRE(::lchown(host.path("opt").c_str(), 0, 12345) == 0);
+    CHECK(host.look_up().ends_with(host.runs(kCached)));
+    // A link into another user's directory is such a path as well.
+    fs::create_directories(host.path("his"));
+    host.add_agent("his/ddplaunchd", "echo aa11");
+    fs::remove(host.path("opt/bin/ddplaunchd"));
+    fs::create_symlink("../../his/ddplaunchd", host.path("opt/bin/ddplaunchd"));
+    REQUIRE(::lchown(host.path("opt").c_str(), 0, 0) == 0);
+    CHECK(host.look_up() == host.runs("his/ddplaunchd"));
+    REQUIRE(::lchown(host.path("his").c_str(), 12345, 0) == 0);
+    CHECK(host.look_up().ends_with(host.runs(kCached)));
+  }
+}
+
+TEST_CASE("a host executes no train that other users could replace") {
+  for (const std::string& shell : shells()) {
+    INFO(shell);
+    const LookupHost host(shell);
+    host.install_train("opt/libexec/ddplaunch");
+    CHECK(host.look_up(true) == host.runs("opt/bin/ddplaunchd"));
+    host.allow("opt/libexec", 0777);
+    CHECK(host.look_up(true).starts_with("not used: " + host.path("opt/bin/../libexec/ddplaunch/train")));
+    CHECK_FALSE(fs::exists(host.path("ran")));
+  }
+}
+
+TEST_CASE("a given agent that other users could replace is an error") {
+  for (const std::string& shell : shells()) {
+    INFO(shell);
+    const LookupHost host(shell);
+    const std::vector<std::string> given = given_lookup({host.path("opt/bin/ddplaunchd"), "--stdio"});
+    CHECK(host.run(given) == host.runs("opt/bin/ddplaunchd"));
+    host.allow("opt/bin", 0777);
+    CHECK(host.run(given) == "ddplaunchd-fail " + host.path("opt/bin/ddplaunchd") +
+                                 " is not executed there, since other users could replace " +
+                                 host.path("opt/bin") +
+                                 "; without --agent and --no-push, ddplaunch copies its own\n");
+    // A name without '/' is looked up in PATH.
+    fs::create_directories(host.path("tools"));
+    host.add_agent("tools/ddplaunchd", "true");
+    CHECK(host.run(given_lookup({"ddplaunchd", "--stdio"})) == host.runs("tools/ddplaunchd"));
+  }
 }
 
 namespace {

@@ -15,15 +15,15 @@ const AgentWanted kWanted{"/opt/ddp/bin/ddplaunchd", {7, "0.1.0"}, {"aa11", "bb2
 
 TEST_CASE("the first command tries the installed agent, then the cached ones") {
   const auto words = first_lookup(kWanted);
-  REQUIRE(words.size() == 4);
+  REQUIRE(words.size() == 6);
   CHECK(words[0] == "sh");
   CHECK(words[1] == "-c");
   CHECK(words[3] == "/opt/ddp/bin/ddplaunchd");
-  const std::string& script = words[2];
+  const std::string& script = words[5];
   CHECK(script.find("for k in - aa11 bb22; do") != std::string::npos);
-  CHECK(script.find("w=$(\"$a\" --fits 7 0.1.0 aa11 bb22 ") != std::string::npos);
+  CHECK(script.find("w=$(\"$b\" --fits 7 0.1.0 aa11 bb22 ") != std::string::npos);
   CHECK(script.find("case \"$r aa11 bb22 \" in 0*\" $w \"*) ") != std::string::npos);
-  CHECK(script.find("train") == std::string::npos);
+  CHECK(script.find("program") == std::string::npos);
   CHECK(script.find('@') == std::string::npos);
 }
 
@@ -31,20 +31,22 @@ TEST_CASE("the first command has no characters that login shells interpret diffe
   for (const bool train : {false, true}) {
     AgentWanted wanted = kWanted;
     wanted.train = train;
-    const std::string script = first_lookup(wanted)[2];
     // csh expands '!' inside single quotes, fish reads a backslash there; and csh words are short.
-    CHECK(script.find_first_of("'!\\\n") == std::string::npos);
-    CHECK(script.size() < 1000);
+    for (const std::string& word : first_lookup(wanted)) {
+      CHECK(word.find_first_of("'!\\\n") == std::string::npos);
+      CHECK(word.size() < 1000);
+    }
     CHECK(shell_quote(first_lookup(wanted)).has_value());
   }
-  CHECK(given_lookup({"/opt/ddplaunchd", "--stdio"})[2].find_first_of("'!\\\n") == std::string::npos);
+  for (const std::string& word : given_lookup({"/opt/ddplaunchd", "--stdio"}))
+    CHECK(word.find_first_of("'!\\\n") == std::string::npos);
   CHECK(first_lookup(kWanted, true)[2].find("fits") == std::string::npos);
 }
 
 TEST_CASE("without an agent to copy the installed one is still tried") {
   AgentWanted wanted = kWanted;
   wanted.keys.clear();
-  CHECK(first_lookup(wanted)[2].find("for k in -; do") != std::string::npos);
+  CHECK(first_lookup(wanted)[5].find("for k in -; do") != std::string::npos);
 }
 
 TEST_CASE("the script is sent with its length, its files and their checksums") {
@@ -55,12 +57,12 @@ TEST_CASE("the script is sent with its length, its files and their checksums") {
   const std::size_t newline = text.find('\n');
   CHECK(std::to_string(text.size() - newline - 1) == text.substr(0, newline));
   const std::string script = text.substr(newline + 1);
-  CHECK(script.starts_with(
-      "key=aa11.cc33 total=3000 names=\"train ddplaunchd\" fits=\"7 0.1.0 aa11 bb22\" "
-      "anew=\n"
-      "take_all() { take 0 train 1000 f00d; take 1 ddplaunchd 2000 beef; }\n"
-      "verify_all() { verify train f00d; verify ddplaunchd beef; }\n"
-      "beside() { [ -x \"${1%/*}/../libexec/ddplaunch/train\" ] || [ -x \"${1%/*}/train\" ]; }\n"));
+  CHECK(
+      script.starts_with("key=aa11.cc33 total=3000 names=\"train ddplaunchd\" fits=\"7 0.1.0 aa11 bb22\" "
+                         "anew=\n"));
+  CHECK(script.find("\ntake_all() { take 0 train 1000 f00d; take 1 ddplaunchd 2000 beef; }\n"
+                    "verify_all() { verify train f00d; verify ddplaunchd beef; }\n"
+                    "beside() { program \"$1\"; }\n") != std::string::npos);
 }
 
 TEST_CASE("a terminal that echoes the script does not imitate the agent's messages") {
