@@ -19,6 +19,23 @@ using Clock = std::chrono::steady_clock;
 /// The time between two checks for processes that are ending.
 constexpr std::chrono::milliseconds kEndPause{5};
 
+/// What JobStart says of a lost agent of this job on this machine.
+LostNode lost_node(const rendezvous::JobStart& order) {
+  LostNode lost{order.job_id, {}, order.predecessor_clock_ns};
+  for (const std::uint32_t keeper : order.keepers)
+    lost.live_keepers.insert(static_cast<pid_t>(keeper));
+  return lost;
+}
+
+/// Names the processes that still live.
+std::vector<std::string> living(const std::vector<std::uint32_t>& pids) {
+  std::vector<std::string> names;
+  for (const std::uint32_t pid : pids) {
+    if (!has_pid_ended(static_cast<pid_t>(pid))) names.push_back("process " + std::to_string(pid));
+  }
+  return names;
+}
+
 }  // namespace
 
 void JobPreparation::stop() {
@@ -55,18 +72,17 @@ Awaitable<Result<NodeJob>> JobPreparation::make_job(rendezvous::JobStart order) 
   co_return job;
 }
 
-/// Returns whether the agent that ran this job here before has left no process. Ends what it left: processes
-/// with the job's mark that are not below a live keeper.
-Awaitable<bool> JobPreparation::predecessor_gone(std::string job_id, std::vector<std::uint32_t> pids) {
-  if (pids.empty()) co_return false;
+/// Returns whether it is proven that the agent that ran this job here before has left no process. Ends what
+/// it left.
+Awaitable<bool> JobPreparation::predecessor_gone(rendezvous::JobStart order) {
+  if (order.predecessor.empty()) co_return false;
   const auto give_up = Clock::now() + kKillBound;
-  const auto ended = [](std::uint32_t pid) { return has_pid_ended(static_cast<pid_t>(pid)); };
   // Wait for these first: while agent or keeper is alive, they may start more processes.
-  while (!std::all_of(pids.begin(), pids.end(), ended)) {
+  while (!living(order.predecessor).empty()) {
     if (tools_.stopped || Clock::now() >= give_up) co_return false;
     co_await pause_for(executor_, kEndPause);
   }
-  const SweptJob swept = co_await sweep_job(executor_, std::move(job_id), &tools_.stopped);
+  const SweptJob swept = co_await sweep_lost_node(executor_, lost_node(order), &tools_.stopped);
   co_return swept.left.empty();
 }
 
@@ -75,7 +91,7 @@ void JobPreparation::prepare(rendezvous::JobStart order, Prepared done) {
 }
 
 Awaitable<> JobPreparation::run(rendezvous::JobStart order, Prepared done) {
-  const bool gone = co_await predecessor_gone(order.job_id, order.predecessor);
+  const bool gone = co_await predecessor_gone(order);
   if (tools_.stopped) co_return;
   auto job = co_await make_job(std::move(order));
   if (!tools_.stopped) done(std::move(job), gone);
@@ -83,16 +99,25 @@ Awaitable<> JobPreparation::run(rendezvous::JobStart order, Prepared done) {
 
 void JobPreparation::check(rendezvous::NodeCheck request, Checked done) {
   if (tasks_.running()) return;
-  tasks_.start(request.clean ? run_clean(request.job.job_id, std::move(done))
+  tasks_.start(request.clean ? run_clean(std::move(request.job), std::move(done))
                              : run_check(std::move(request), std::move(done)));
 }
 
-Awaitable<> JobPreparation::run_clean(std::string job_id, Checked done) {
-  const std::size_t stopped = co_await stop_keepers(executor_, job_id, &tools_.stopped);
-  SweptJob swept = co_await sweep_job(executor_, std::move(job_id), &tools_.stopped);
+/// With a predecessor, the job runs, and only this lost node is swept. Else its master has ended.
+Awaitable<> JobPreparation::run_clean(rendezvous::JobStart job, Checked done) {
+  const bool of_node = !job.predecessor.empty();
+  const std::size_t stopped = of_node ? 0 : co_await stop_keepers(executor_, job.job_id, &tools_.stopped);
+  SweptJob swept;
+  if (of_node) {
+    swept = co_await sweep_lost_node(executor_, lost_node(job), &tools_.stopped);
+  } else {
+    swept = co_await sweep_job(executor_, job.job_id, &tools_.stopped);
+  }
   rendezvous::NodeChecked checked;
   checked.found = static_cast<std::uint32_t>(stopped + swept.found);
   checked.left = std::move(swept.left);
+  for (std::string& process : living(job.predecessor))
+    checked.left.push_back(std::move(process));
   if (!tools_.stopped) done(checked);
 }
 

@@ -47,8 +47,8 @@ class JobPreparation {
  private:
   Awaitable<> run(rendezvous::JobStart order, Prepared done);
   Awaitable<> run_check(rendezvous::NodeCheck request, Checked done);
-  Awaitable<> run_clean(std::string job_id, Checked done);
-  Awaitable<bool> predecessor_gone(std::string job_id, std::vector<std::uint32_t> pids);
+  Awaitable<> run_clean(rendezvous::JobStart job, Checked done);
+  Awaitable<bool> predecessor_gone(rendezvous::JobStart order);
   Awaitable<Result<NodeJob>> make_job(rendezvous::JobStart order);
   Awaitable<Result<EnvVars>> make_environment(rendezvous::JobStart order, bool quiet);
 

@@ -30,6 +30,8 @@ rendezvous::JobStart lay_over(const rendezvous::JobStart& master, const JoinJob&
   job.credit = master.credit;
   job.hang_timeout_ms = master.hang_timeout_ms;
   job.predecessor = master.predecessor;
+  job.predecessor_clock_ns = master.predecessor_clock_ns;
+  job.keepers = master.keepers;
   return job;
 }
 

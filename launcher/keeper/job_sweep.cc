@@ -1,6 +1,7 @@
 #include "launcher/keeper/job_sweep.h"
 
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +10,8 @@
 #include <set>
 #include <utility>
 
+#include "base/files.h"
+#include "base/format_text.h"
 #include "launcher/keeper/mark_search.h"
 #include "launcher/keeper/process_fd.h"
 #include "launcher/keeper/process_tree.h"
@@ -17,6 +20,7 @@ namespace ddp::launcher {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
 
 constexpr std::chrono::milliseconds kLookPause{5};
 /// Between two searches for processes that a keeper is ending.
@@ -25,6 +29,9 @@ constexpr std::chrono::milliseconds kSearchPause{100};
 constexpr std::chrono::seconds kTermTime{8};
 /// The time for the end of a killed keeper's agent.
 constexpr std::chrono::seconds kKillTime{3};
+/// The time for the keeper of a lost node, within the master's bound for a sweep.
+constexpr std::chrono::seconds kLostTermTime{3};
+constexpr std::size_t kMaxCgroup = 64u << 10;
 
 ProcessMap all_processes() {
   ProcessMap table;
@@ -39,14 +46,20 @@ pid_t keeper_of(pid_t pid, const ProcessMap& table) {
   });
 }
 
+bool is_below(const std::set<pid_t>& keepers, pid_t pid, const ProcessMap& table) {
+  return find_upwards(table, pid, [&](const ProcessInfo& info) { return keepers.contains(info.pid); }) != 0;
+}
+
 /// Marked processes below keepers, by keeper. Their ends are not waited for.
 using Guarded = std::map<pid_t, std::set<pid_t>>;
 
-Awaitable<Guarded> find_guarded(asio::any_io_executor executor, std::string job_id) {
+Awaitable<Guarded> find_guarded(asio::any_io_executor executor, std::string job_id, std::set<pid_t> spared) {
   const ProcessMap table = all_processes();
   std::vector<pid_t> suspects;
   for (const auto& [pid, info] : table) {
-    if (info.uid == ::geteuid() && info.state != 'Z' && keeper_of(pid, table) != 0) suspects.push_back(pid);
+    if (info.uid == ::geteuid() && info.state != 'Z' && keeper_of(pid, table) != 0 &&
+        !is_below(spared, pid, table))
+      suspects.push_back(pid);
   }
   MarkSearch search(job_id, std::move(suspects));
   Guarded guarded;
@@ -67,26 +80,145 @@ void signal_keeper(pid_t pid, int number) {
     (void)signal_process(fd.get(), pid, number);
 }
 
-}  // namespace
+/// Processes in another PID namespace have other numbers there, so the master's list does not name them.
+bool has_our_pids(pid_t pid) {
+  struct stat ours {};
+  struct stat its {};
+  return ::stat("/proc/self/ns/pid", &ours) == 0 &&
+         ::stat(("/proc/" + std::to_string(pid) + "/ns/pid").c_str(), &its) == 0 && ours.st_ino == its.st_ino;
+}
 
-Awaitable<std::size_t> stop_keepers(asio::any_io_executor executor, std::string job_id, const bool* stop) {
+struct StoppedKeepers {
+  std::size_t found = 0;           ///< processes that they guarded
+  std::vector<std::string> alive;  ///< keepers that still guard some
+};
+
+/// `of_others`: also keepers in other PID namespaces are stopped.
+Awaitable<StoppedKeepers> stop_keepers_except(asio::any_io_executor executor, std::string job_id,
+                                              std::set<pid_t> spared, bool of_others, milliseconds term_time,
+                                              const bool* stop) {
   std::set<pid_t> found;
   std::set<pid_t> terminated;
-  const auto kill_at = Clock::now() + kTermTime;
+  StoppedKeepers stopped;
+  const auto kill_at = Clock::now() + term_time;
   bool killed = false;
-  while (!*stop && Clock::now() < kill_at + kKillTime) {
-    const Guarded guarded = co_await find_guarded(executor, job_id);
-    if (guarded.empty()) break;
+  while (!*stop) {
+    const Guarded guarded = co_await find_guarded(executor, job_id, spared);
+    stopped.alive.clear();
+    bool may_end = false;
     const bool kill_now = !killed && Clock::now() >= kill_at;
     for (const auto& [keeper, marked] : guarded) {
+      stopped.alive.push_back(counted(marked.size(), "process", "processes") + " below " +
+                              std::string(kKeeperName) + ' ' + std::to_string(keeper));
+      if (!of_others && !has_our_pids(keeper)) continue;
+      may_end = true;
       found.insert(marked.begin(), marked.end());
       if (terminated.insert(keeper).second) signal_keeper(keeper, SIGTERM);
       if (kill_now) signal_keeper(keeper, SIGKILL);
     }
     killed = killed || kill_now;
+    if (!may_end || Clock::now() >= kill_at + kKillTime) break;
     co_await pause_for(executor, kSearchPause);
   }
-  co_return found.size();
+  stopped.found = found.size();
+  co_return stopped;
+}
+
+/// Returns whether the process may have come from a dead agent: it is an orphan. The reapers of orphans are
+/// process 1, the user's systemd, and ancestors of this agent, which was started in the same way. A server of
+/// logins is no reaper.
+bool is_orphan(const ProcessInfo& info, const std::set<pid_t>& old, const std::set<pid_t>& above_us,
+               const ProcessMap& table) {
+  pid_t at = info.pid;
+  for (std::size_t left = table.size(); left > 0; --left) {
+    const auto found = table.find(at);
+    if (found == table.end()) return true;  // its parent ended meanwhile
+    const pid_t parent = found->second.parent;
+    if (parent == 1) return true;
+    if (parent == 0) return false;  // the kernel's, or of another container
+    const auto above = table.find(parent);
+    if (above == table.end()) return true;
+    if (old.contains(parent)) {
+      return !above->second.comm.starts_with("sshd") &&
+             (above->second.comm == "systemd" || above_us.contains(parent));
+    }
+    at = parent;
+  }
+  return true;
+}
+
+/// Returns whether systemd started the process for a service of the system other than the one that we run in.
+bool is_in_another_service(pid_t pid) {
+  const auto group_of = [](const std::string& process) {
+    const std::string text = read_start("/proc/" + process + "/cgroup", kMaxCgroup);
+    const std::size_t at = text.find(":/system.slice/");
+    return at == std::string::npos ? std::string() : text.substr(at, text.find('\n', at) - at);
+  };
+  const std::string its = group_of(std::to_string(pid));
+  return its.find(".service") != std::string::npos && its != group_of("self");
+}
+
+/// Names the processes that could belong to the lost node and were not ended: orphans of other users, and
+/// those that hide their environment.
+Awaitable<std::vector<std::string>> find_unproven(asio::any_io_executor executor, LostNode node) {
+  const std::uint64_t since =
+      node.since_ns / (1'000'000'000ULL / static_cast<std::uint64_t>(::sysconf(_SC_CLK_TCK)));
+  const ProcessMap table = all_processes();
+  std::set<pid_t> old;
+  std::set<pid_t> above_us{1};
+  for (const auto& [pid, info] : table) {
+    const auto stat = info.state == 'D' ? std::nullopt : read_stat(pid);
+    if (stat && stat->started < since) old.insert(pid);
+  }
+  (void)find_upwards(table, ::getpid(), [&](const ProcessInfo& info) {
+    above_us.insert(info.pid);
+    return false;
+  });
+  std::vector<pid_t> unproven;
+  std::vector<pid_t> suspects;
+  for (const auto& [pid, info] : table) {
+    if (info.state == 'Z' || old.contains(pid) || above_us.contains(pid) ||
+        is_below({::getpid()}, pid, table) || is_below(node.live_keepers, pid, table) ||
+        !is_orphan(info, old, above_us, table) || is_in_another_service(pid))
+      continue;
+    (info.uid == ::geteuid() ? suspects : unproven).push_back(pid);
+  }
+  MarkSearch search(node.job_id, std::move(suspects));
+  for (bool over = false; !over;) {
+    for (const MarkedProcess& found : search.take_found())
+      unproven.push_back(found.pid);
+    over = search.is_over();
+    if (!over) co_await pause_for(executor, kLookPause);
+  }
+  const std::vector<pid_t> unread = search.take_unread();
+  unproven.insert(unproven.end(), unread.begin(), unread.end());
+  std::vector<std::string> names;
+  for (const pid_t pid : unproven) {
+    const auto info = read_process(pid);
+    if (info && info->state != 'Z')
+      names.push_back(LeftProcess{pid, info->uid, info->state, info->comm}.text() + ", an orphan");
+  }
+  co_return names;
+}
+
+}  // namespace
+
+Awaitable<std::size_t> stop_keepers(asio::any_io_executor executor, std::string job_id, const bool* stop) {
+  const StoppedKeepers stopped =
+      co_await stop_keepers_except(executor, std::move(job_id), {}, true, kTermTime, stop);
+  co_return stopped.found;
+}
+
+Awaitable<SweptJob> sweep_lost_node(asio::any_io_executor executor, LostNode node, const bool* stop) {
+  StoppedKeepers stopped =
+      co_await stop_keepers_except(executor, node.job_id, node.live_keepers, false, kLostTermTime, stop);
+  SweptJob swept = co_await sweep_job(executor, node.job_id, stop);
+  swept.found += stopped.found;
+  swept.left.insert(swept.left.end(), stopped.alive.begin(), stopped.alive.end());
+  if (*stop) co_return swept;
+  const std::vector<std::string> unproven = co_await find_unproven(executor, std::move(node));
+  swept.left.insert(swept.left.end(), unproven.begin(), unproven.end());
+  co_return swept;
 }
 
 Awaitable<SweptJob> sweep_job(asio::any_io_executor executor, std::string job_id, const bool* stop) {

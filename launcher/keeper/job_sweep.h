@@ -1,6 +1,10 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
+#include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,5 +26,18 @@ Awaitable<SweptJob> sweep_job(asio::any_io_executor executor, std::string job_id
 /// SIGTERM first, SIGKILL after 8 s. The job's master must have ended. Returns the number of processes that
 /// were found, with those keepers and their agents.
 Awaitable<std::size_t> stop_keepers(asio::any_io_executor executor, std::string job_id, const bool* stop);
+
+/// One node of a running job, whose agent was lost.
+struct LostNode {
+  std::string job_id;
+  std::set<pid_t> live_keepers;  ///< of the job's other nodes on this machine, as the master knows them
+  std::uint64_t since_ns = 0;    ///< CLOCK_MONOTONIC at which the lost agent ran already; 0: not known
+};
+
+/// Ends every process of the job on this machine that is not below one of `live_keepers`. A process's own
+/// name proves nothing here. An empty `left` is a proof that no process of the lost node lives: `left` also
+/// names the processes that could belong to it and cannot be examined. These are processes of another user,
+/// and those with an empty environment, that are orphans and younger than the lost agent.
+Awaitable<SweptJob> sweep_lost_node(asio::any_io_executor executor, LostNode node, const bool* stop);
 
 }  // namespace ddp::launcher

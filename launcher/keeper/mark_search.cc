@@ -39,6 +39,7 @@ constexpr int kEmptyTries = 2;
 constexpr int kNoNumber = -1;
 constexpr int kUnmarked = -2;
 constexpr int kUnread = -3;  ///< its exec did not come to an end
+constexpr int kHidden = -4;  ///< it has no environment, or none that we may read
 
 int mark_in(std::string_view environment, std::string_view mark) {
   const auto rank = entry_value(environment, "LOCAL_RANK");
@@ -145,7 +146,7 @@ ssize_t receive_answer(int socket, int& answer, UniqueFd& fd) {
     int answer = kUnmarked;
     if (fd) {
       const auto environment = read_environment(pid, fd.get(), buffer);
-      answer = environment ? mark_in(*environment, mark) : kUnread;
+      answer = !environment ? kUnread : environment->empty() ? kHidden : mark_in(*environment, mark);
       if (answer != kUnmarked && has_ended(fd.get())) answer = kUnmarked;
     }
     if (!send_answer(0, answer, fd.get())) _exit(0);
@@ -187,6 +188,8 @@ void MarkSearch::start_reader() {
 }
 
 void MarkSearch::skip_to(std::size_t next) {
+  unread_.insert(unread_.end(), pids_.begin() + static_cast<std::ptrdiff_t>(next_),
+                 pids_.begin() + static_cast<std::ptrdiff_t>(next));
   next_ = next;
   skipped_ = true;
 }
@@ -212,6 +215,7 @@ std::vector<MarkedProcess> MarkSearch::take_found() {
     if (size <= 0) break;
     if (fd) found.push_back({pids_[next_], answer, std::move(fd)});
     skipped_ = skipped_ || answer == kUnread;
+    if (answer == kUnread || answer == kHidden) unread_.push_back(pids_[next_]);
     ++next_;
     stalled_at_ = Clock::now() + kStall;
   }

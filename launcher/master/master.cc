@@ -155,6 +155,9 @@ void Master::step(const job::Event& event) {
 void Master::carry_out(job::Actions actions) {
   for (job::Action& action : actions) {
     if (auto* message = std::get_if<job::ToNode>(&action)) {
+      auto* start = std::get_if<rendezvous::JobStart>(&message->message);
+      if (start != nullptr && !start->predecessor.empty())
+        start->keepers = live_keepers_beside(message->node);
       nodes_[message->node]->send(message->message);
     } else if (auto* drop = std::get_if<job::Disconnect>(&action)) {
       NodeLink& node = *nodes_[drop->node];
@@ -164,6 +167,8 @@ void Master::carry_out(job::Actions actions) {
         nodes_.cancel_starts();  // only at the end of the job, when all starts are obsolete
     } else if (const auto* again = std::get_if<job::Recall>(&action)) {
       nodes_.start_again(again->node, supervisor_.nodes()[again->node].name, spec_.start_timeout);
+    } else if (const auto* lost = std::get_if<job::SweepNode>(&action)) {
+      sweep(lost->node);
     } else if (auto* words = std::get_if<job::PrintLine>(&action)) {
       const bool watched = !words->terminal_only || console_.is_terminal(2);
       watched ? say(words->text) : log_.step(words->text);

@@ -72,6 +72,7 @@ class Master final : private NodeEvents {
   void link_broken(const NodeLink& node, const Error& why) override;
   void link_gone(NodeLink& node, NodeLink::LinkEnd end) override;
   void before_pings() override;
+  void node_swept(std::size_t node, std::uint32_t incarnation, const Result<SweptHost>& swept) override;
   Awaitable<> watch_signals();
 
   JobStatus status() const;
@@ -92,6 +93,8 @@ class Master final : private NodeEvents {
   void give_credit(NodeLink& node);
   void give_all_credit();
   void warn_of_lost_output();
+  void sweep(std::size_t node);
+  std::vector<std::uint32_t> live_keepers_beside(std::size_t node) const;
   void fall_asleep();
   void stop_if_all_asleep();
   void stop_until_continued();

@@ -2,8 +2,11 @@
 
 #include <array>
 #include <numeric>
+#include <optional>
 #include <utility>
 
+#include "base/format_text.h"
+#include "base/require.h"
 #include "launcher/report/clean_text.h"
 
 namespace ddp::launcher {
@@ -20,6 +23,14 @@ constexpr int kMissedPings = 3;
 constexpr std::chrono::seconds kEndTime{2};
 
 }  // namespace
+
+/// The agent of a sweep. Its link is none of the node's links.
+struct MasterLinks::Sweep {
+  std::size_t node;
+  std::uint32_t incarnation;  ///< of the lost link
+  Link link;
+  std::shared_ptr<remote::FanOut> fan_out;
+};
 
 MasterLinks::MasterLinks(asio::io_context& loop, const std::vector<remote::Host>& hosts, std::size_t count,
                          remote::RemoteShell& remote, remote::RemoteShell& local,
@@ -102,6 +113,78 @@ void MasterLinks::on_started(std::size_t node, Result<remote::StartedAgent> outc
   spawn(loop_.get_executor(), link->connection().write_all());
   spawn(loop_.get_executor(), read_errors(link));
   spawn(loop_.get_executor(), read_link(link));
+}
+
+// ---- sweeps
+
+void MasterLinks::sweep(std::size_t node, rendezvous::JobStart order) {
+  DDP_REQUIRE(!order.predecessor.empty(),
+              "a sweep has no lost agent");  // the agent would sweep all nodes there
+  remote::FanOutOptions options = options_;
+  options.deadline = std::chrono::steady_clock::now() + kSweepTime;
+  const std::string& name = hosts_[node].name;
+  auto fan_out = std::make_shared<remote::FanOut>(loop_.get_executor(), remote_, local_, std::move(options));
+  auto sweep = std::make_shared<Sweep>(
+      Sweep{node, links_[node]->incarnation, make_link(node, name, 0), std::move(fan_out)});
+  sweep->link->end_timer.expires_after(kSweepTime);
+  sweep->link->end_timer.async_wait([sweep](const error_code& cancelled) {
+    if (!cancelled) sweep->link->close();
+  });
+  sweeps_.push_back(sweep);
+  spawn(loop_.get_executor(), run_sweep(std::move(sweep), std::move(order)));
+}
+
+Awaitable<> MasterLinks::run_sweep(std::shared_ptr<Sweep> sweep, rendezvous::JobStart order) {
+  const Link link = sweep->link;
+  std::optional<Result<remote::StartedAgent>> started;
+  remote::FanOut::ReportHost report = [&started](std::size_t, Result<remote::StartedAgent> outcome) {
+    started.emplace(std::move(outcome));
+  };
+  std::vector<remote::Host> hosts{hosts_[sweep->node]};
+  co_await sweep->fan_out->run(std::move(hosts), std::move(report));
+  Result<SweptHost> swept = Error{ErrorCode::kCancelled, "cancelled"};
+  if (!*started) {
+    swept = started->error();
+  } else {
+    link->open(std::move(**started));
+    if (closed_) link->close();
+    spawn(loop_.get_executor(), link->connection().write_all());
+    spawn(loop_.get_executor(), read_errors(link));
+    swept = co_await ask_sweeper(link, std::move(order));
+    if (!swept && swept.error().code == ErrorCode::kCancelled)
+      swept = Error{ErrorCode::kTimeout, "the search took more than " + format_duration(kSweepTime)};
+    link->close();
+  }
+  link->end_timer.cancel();
+  if (!closed_) events_.node_swept(sweep->node, sweep->incarnation, swept);
+}
+
+Awaitable<Result<SweptHost>> MasterLinks::ask_sweeper(Link link, rendezvous::JobStart order) {
+  rendezvous::NodeCheck request;
+  request.job = std::move(order);
+  request.clean = true;
+  link->send(request);
+  SweptHost swept;
+  for (bool answered = false;;) {
+    auto message = link->connection().next();
+    if (!message) co_return message.error();
+    if (*message) {
+      clean_texts(**message);
+      if (auto* hello = std::get_if<rendezvous::Hello>(&**message)) swept.hello = *hello;
+      if (auto* refused = std::get_if<rendezvous::Refused>(&**message))
+        co_return Error{ErrorCode::kRefused, refused->text};
+      if (auto* checked = std::get_if<rendezvous::NodeChecked>(&**message)) {
+        swept.found = checked->found;
+        swept.left = std::move(checked->left);
+        answered = true;
+        link->send(rendezvous::Leave{});
+      }
+      continue;
+    }
+    const Result<> more = co_await link->connection().read_more();
+    if (!more && answered) co_return swept;  // the agent has ended
+    if (!more) co_return more.error();
+  }
 }
 
 // ---- links
@@ -203,6 +286,11 @@ void MasterLinks::close() {
   for (const Link& node : links_) {
     node->close();
     node->end_timer.cancel();
+  }
+  for (const auto& sweep : sweeps_) {
+    sweep->fan_out->cancel();
+    sweep->link->close();
+    sweep->link->end_timer.cancel();
   }
   ping_timer_.cancel();
 }

@@ -14,6 +14,13 @@
 
 namespace ddp::launcher {
 
+/// What an agent found that swept a host.
+struct SweptHost {
+  rendezvous::Hello hello;  ///< of that agent
+  std::size_t found = 0;
+  std::vector<std::string> left;  ///< what lives, or may live; empty: nothing
+};
+
 /// Receives what happens on the links of a master. All calls come on the loop thread.
 class NodeEvents {
  public:
@@ -38,6 +45,8 @@ class NodeEvents {
   /// Called once for each link that was opened.
   virtual void link_gone(NodeLink& node, NodeLink::LinkEnd end) = 0;
   virtual void before_pings() {}
+  /// The end of MasterLinks::sweep. Error: nobody could look.
+  virtual void node_swept(std::size_t, std::uint32_t, const Result<SweptHost>&) {}
 
  protected:
   ~NodeEvents() = default;
@@ -65,6 +74,11 @@ class MasterLinks {
   /// Replaces the link of a host by a new one and starts its agent again.
   void start_again(std::size_t node, const std::string& name, std::chrono::milliseconds limit);
   void cancel_starts();
+  /// Starts an agent on the node's host beside its link, which has ended, and makes it end what is left of
+  /// the lost agent (JobStart::predecessor, of which `order` names at least one). node_swept has the answer,
+  /// within kSweepTime.
+  void sweep(std::size_t node, rendezvous::JobStart order);
+  static constexpr std::chrono::seconds kSweepTime{10};
   /// Returns the hosts whose agents are being started, and the step of each.
   std::vector<remote::FanOut::PendingHost> starting() const;
 
@@ -87,6 +101,9 @@ class MasterLinks {
   Result<> take_messages(NodeLink& node);
   Result<> take(NodeLink& node, const rendezvous::Message& message);
   void gone(NodeLink& node, NodeLink::LinkEnd end);
+  struct Sweep;
+  Awaitable<> run_sweep(std::shared_ptr<Sweep> sweep, rendezvous::JobStart order);
+  static Awaitable<Result<SweptHost>> ask_sweeper(Link link, rendezvous::JobStart order);
   Link make_link(std::size_t node, const std::string& name, std::uint32_t incarnation);
 
   struct AgentStart {
@@ -102,6 +119,7 @@ class MasterLinks {
   NodeEvents& events_;
   std::vector<AgentStart> starts_;  ///< running starts: the first one and later ones
   std::vector<Link> links_;
+  std::vector<std::shared_ptr<Sweep>> sweeps_;  ///< running ones, and the links of earlier ones
   asio::steady_timer ping_timer_;
   std::uint64_t ping_sequence_ = 0;
   bool paused_ = false;

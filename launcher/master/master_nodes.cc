@@ -6,6 +6,8 @@
 #include "base/safe_text.h"
 #include "launcher/job/output_credit.h"
 #include "launcher/master/master.h"
+#include "launcher/report/sweep_text.h"
+#include "launcher/supervisor/start_messages.h"
 
 namespace ddp::launcher {
 namespace {
@@ -76,6 +78,66 @@ void Master::link_gone(NodeLink& node, NodeLink::LinkEnd end) {
   // Processes in a container may outlive the program that was run in it.
   const bool dead = end.workers_dead && spec_.hosts[node.index].wrapper.empty();
   step(job::NodeGone{node.index, std::move(end.why), dead, node.incarnation, end.workers_left});
+}
+
+// ---- sweeps of lost nodes
+
+namespace {
+
+bool same_processes(const rendezvous::Hello& one, const rendezvous::Hello& other) {
+  return one.pid_namespace != 0 && one.machine_id == other.machine_id &&
+         one.pid_namespace == other.pid_namespace;
+}
+
+}  // namespace
+
+/// Returns the keepers of the other nodes that share the node's machine.
+std::vector<std::uint32_t> Master::live_keepers_beside(std::size_t node) const {
+  std::vector<std::uint32_t> keepers;
+  for (const auto& other : nodes_) {
+    const rendezvous::Hello& hello = supervisor_.nodes()[other->index].hello;
+    if (other->index != node && other->live() && same_processes(hello, supervisor_.nodes()[node].hello))
+      keepers.push_back(hello.keeper);
+  }
+  return keepers;
+}
+
+void Master::sweep(std::size_t node) {
+  const NodeTable::Node& lost = supervisor_.nodes()[node];
+  if (spec_.launcher == LauncherKind::kJoin || lost.hello.keeper == 0) {
+    const std::string text = not_swept_text(
+        lost.hello.keeper == 0 ? "its agent never answered" : "it was started on the node itself",
+        spec_.job_id, spec_.launcher != LauncherKind::kJoin);
+    asio::post(loop_,
+               [this, answer = job::NodeSwept{node, nodes_[node]->incarnation, text}] { step(answer); });
+    return;
+  }
+  rendezvous::JobStart order = job_start(spec_, spec_.hosts[node], nodes_.size());
+  order.predecessor = {lost.hello.keeper, lost.hello.pid};
+  for (const std::uint32_t pid : lost.worker_pids) {
+    if (pid != 0) order.predecessor.push_back(pid);
+  }
+  order.predecessor_clock_ns = lost.hello.clock_ns;
+  order.keepers = live_keepers_beside(node);
+  // This agent gets no pings.
+  order.master_timeout_ms =
+      std::max(order.master_timeout_ms, static_cast<std::uint32_t>(2000 * MasterLinks::kSweepTime.count()));
+  nodes_.sweep(node, std::move(order));
+}
+
+void Master::node_swept(std::size_t node, std::uint32_t incarnation, const Result<SweptHost>& swept) {
+  job::NodeSwept answer{node, incarnation, {}};
+  if (!swept) {
+    answer.text = not_swept_text(swept.error().text, spec_.job_id, true);
+  } else if (!same_processes(swept->hello, supervisor_.nodes()[node].hello) ||
+             !spec_.hosts[node].wrapper.empty()) {
+    answer.text = not_swept_text("the host's processes are not those of the lost agent", spec_.job_id, true);
+  } else {
+    answer.text = swept_text(swept->found, swept->left);
+    answer.empty = swept->left.empty();
+    answer.found = swept->found > 0 || !answer.empty;
+  }
+  step(answer);
 }
 
 void Master::all_taken(NodeLink& node) {

@@ -58,12 +58,19 @@ struct NodeGone {  ///< the link of a node that was up ended; expected after Lea
   std::uint32_t incarnation = 1;
   bool workers_left = false;  ///< the node's keeper could not kill all workers
 };
+struct NodeSwept {  ///< answer to SweepNode, within about 10 s
+  std::size_t node;
+  std::uint32_t incarnation = 1;  ///< of the lost link
+  std::string text;               ///< what was found, or why nobody could look and what to run
+  bool empty = false;             ///< proven: no process of the lost incarnation lives
+  bool found = false;             ///< some lived
+};
 struct UserSignal {
   int number;
 };
 struct Tick {};
 using Event = std::variant<NodeUp, NodeFailed, NodeHeartbeat, NodeReachable, FromNode, LinkEnded, NodeGone,
-                           UserSignal, Tick>;
+                           NodeSwept, UserSignal, Tick>;
 
 // ---- actions
 struct ToNode {
@@ -74,6 +81,10 @@ struct Disconnect {  ///< stop trying to reach the node, or drop its link
   std::size_t node;
 };
 struct Recall {  ///< try to reach the host again; answer: NodeUp (new incarnation) or NodeFailed
+  std::size_t node;
+};
+struct SweepNode {  ///< end what the node's lost agent left on its host; answer: NodeSwept. Its link has
+                    ///< ended, and no Recall of the host runs or comes before the answer
   std::size_t node;
 };
 struct PrintLine {  ///< one line for the user
@@ -92,7 +103,8 @@ struct Dump {  ///< state of a hanging rank, for its file in the job directory
   std::uint32_t rank = 0;
   std::string text;
 };
-using Action = std::variant<ToNode, Disconnect, Recall, PrintLine, Waiting, Detail, Dump, JournalEvent>;
+using Action =
+    std::variant<ToNode, Disconnect, Recall, SweepNode, PrintLine, Waiting, Detail, Dump, JournalEvent>;
 using Actions = std::vector<Action>;
 
 }  // namespace ddp::launcher::job

@@ -38,11 +38,14 @@ class NodeTable {
     Error error;
     Time at{0};
   };
-  /// A lost incarnation of the host whose workers may still run.
+  /// A lost incarnation of the host whose workers may still run. It is unset when a proof has come that none
+  /// does.
   struct Predecessor {
     std::uint32_t incarnation = 0;
     std::string machine;  ///< machine on which the PIDs are valid; empty: unknown
     std::vector<std::uint32_t> pids;
+    std::uint64_t clock_ns = 0;  ///< of its Hello
+    std::string swept;           ///< why job::NodeSwept was no proof; empty: nobody looked
     Time busy_until{0};   ///< its lease: none of its workers runs after this time
     bool fenced = false;  ///< they may still write a checkpoint: --fence
   };
@@ -82,6 +85,7 @@ class NodeTable {
     std::optional<Trouble> trouble;  ///< why it is absent
     bool reason_reported = false;    ///< the reason of its failure was reported
     std::optional<Predecessor> predecessor;
+    bool sweeping = false;  ///< job::SweepNode is not answered
     std::optional<Time> recall_at;
     int recalls = 0;
 

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <csignal>
+#include <map>
 #include <utility>
 
 #include "base/exit_status.h"
 #include "base/format_text.h"
 #include "base/require.h"
+#include "launcher/report/sweep_text.h"
 #include "launcher/supervisor/start_messages.h"
+#include "remote/hosts/host_range.h"
 
 namespace ddp::launcher {
 namespace {
@@ -274,7 +277,7 @@ void Supervisor::end(Outcome outcome, const std::string& reason, std::string no_
 void Supervisor::leave_when_quiet(Time now) {
   if (state_ != State::kEnding) return;  // called after every event
   const bool quiet = std::none_of(nodes_.begin(), nodes_.end(), [](const NodeTable::Node& node) {
-    return (node.lost || node.ending) && node.state == NodeState::kSpawned;
+    return node.sweeping || ((node.lost || node.ending) && node.state == NodeState::kSpawned);
   });
   if (!quiet) return;
   const Failure* root = failures_.root_cause();
@@ -283,6 +286,7 @@ void Supervisor::leave_when_quiet(Time now) {
     deadline_ = root->happened.latest + kSignalSpread;
     return;
   }
+  name_unproven_nodes();
   state_ = State::kLeaving;
   // Silent nodes are not detected any more, so this deadline bounds their silence.
   deadline_ = now + std::min<milliseconds>(kLeaveTime, spec_.node_timeout + kSilenceSlack);
@@ -297,6 +301,22 @@ void Supervisor::leave_when_quiet(Time now) {
       send_away(i, goodbye_);
     }
   }
+}
+
+/// Names the lost nodes of which nobody could prove that no process is left, and what to run there.
+void Supervisor::name_unproven_nodes() {
+  if (spec_.launcher == LauncherKind::kSlurm) return;  // Slurm ends the processes of its steps
+  std::map<std::string, std::vector<std::string>> by_text;
+  for (const NodeTable::Node& node : nodes_) {
+    if (!node.predecessor) continue;
+    const std::string& swept = node.predecessor->swept;
+    by_text[swept.empty() ? not_swept_text("its machine does not answer", spec_.job_id,
+                                           spec_.launcher != LauncherKind::kJoin)
+                          : swept]
+        .push_back(node.name);
+  }
+  for (const auto& [text, names] : by_text)
+    out_.say("warning: " + remote::fold_ranges(names) + ": " + text);
 }
 
 }  // namespace ddp::launcher

@@ -145,6 +145,7 @@ class Supervisor {
   void on(const job::FromNode& event, Time now);
   void on(const job::LinkEnded& event, Time now);
   void on(const job::NodeGone& event, Time now);
+  void on(const job::NodeSwept& event, Time now);
   void handle(const job::FromNode& from, const rendezvous::JobAccepted& message, Time now);
   void handle(const job::FromNode& from, const rendezvous::Refused& message, Time now);
   void join(std::size_t node, Time now);
@@ -226,6 +227,7 @@ class Supervisor {
   void on_deadline(Time now);
   void end(Outcome outcome, const std::string& reason, std::string no_restart, Time now);
   void leave_when_quiet(Time now);
+  void name_unproven_nodes();
   /// Adds a change of state to the journal, with its node and the attempt.
   void record(JournalEvent event, std::optional<std::size_t> node = {});
 

@@ -36,6 +36,11 @@ rendezvous::ProcsWanted workers_wanted(const JobSpec& spec, const rendezvous::He
   return {rendezvous::ProcsRule::kNumber, static_cast<int>(hello.workers), true};
 }
 
+/// Returns whether the machine of a silent node did not answer probes, either.
+bool is_unreachable(const NodeTable::Node& node) {
+  return node.suspect && node.probed && node.answered_at < node.heard;
+}
+
 /// Returns whether workers that this incarnation of the node started may run.
 bool may_run(const NodeTable::Node& node, std::uint32_t incarnation) {
   if (node.predecessor && node.predecessor->incarnation == incarnation) return true;
@@ -64,6 +69,7 @@ void Supervisor::on(const job::NodeUp& event, Time now) {
   rendezvous::JobStart start = job_start(spec_, host, nodes_.size());
   if (nodes_.can_see_predecessor(event.node, !host.wrapper.empty()))
     start.predecessor = node.predecessor->pids;
+  if (!start.predecessor.empty()) start.predecessor_clock_ns = node.predecessor->clock_ns;
   out_.send(event.node, std::move(start));
 }
 
@@ -185,7 +191,7 @@ void Supervisor::recall_later(std::size_t index, Time now) {
 void Supervisor::recall_due(Time now) {
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     NodeTable::Node& node = nodes_[i];
-    if (!node.recall_at || now < *node.recall_at) continue;
+    if (!node.recall_at || now < *node.recall_at || node.sweeping) continue;
     node.recall_at.reset();
     if (nodes_.present() + nodes_.coming() >= rules_.max_nodes + rules_.spares) {
       node.recall_at = now + rules_.max_recall_wait;  // others have taken its place; that may change
@@ -257,7 +263,25 @@ void Supervisor::on(const job::NodeGone& event, Time now) {
     }
     if (state_ != State::kLeaving && before == NodeState::kUp) absent(event.node, event.error, now);
   }
-  if (event.workers_dead) prove_empty(event.node, event.incarnation, now);
+  if (event.workers_dead) return prove_empty(event.node, event.incarnation, now);
+  const bool sweeps = state_ < State::kLeaving && node.state == NodeState::kGone && node.predecessor &&
+                      node.predecessor->incarnation == event.incarnation && !event.workers_left &&
+                      spec_.launcher != LauncherKind::kSlurm && !is_unreachable(node);
+  if (!sweeps || std::exchange(node.sweeping, true)) return;
+  out_.detail(node.name + ": searching for processes that its agent left");
+  out_.add(job::SweepNode{event.node});
+}
+
+void Supervisor::on(const job::NodeSwept& event, Time now) {
+  NodeTable::Node& node = nodes_[event.node];
+  node.sweeping = false;
+  if (event.found || event.empty) {
+    const std::string text = node.name + ": " + event.text;
+    event.found ? out_.say(text) : out_.detail(text);
+  }
+  if (event.empty) return prove_empty(event.node, event.incarnation, now);
+  if (node.predecessor && node.predecessor->incarnation == event.incarnation)
+    node.predecessor->swept = event.text;
 }
 
 /// Gives up an incarnation of a node: for the user, the report, the attempt, and the next attempts. Its

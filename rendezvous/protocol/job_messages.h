@@ -35,11 +35,15 @@ struct JobStart {
   /// Pids of a lost earlier agent of this job on this machine: its keeper, its workers, and itself. Empty:
   /// the node has nothing to check.
   std::vector<std::uint32_t> predecessor;
+  std::uint64_t predecessor_clock_ns = 0;  ///< CLOCK_MONOTONIC of the node when that agent said hello
+  /// Pids of the keepers of the job's other live nodes on this machine, whose processes are not touched.
+  std::vector<std::uint32_t> keepers;
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.job_id), c(m.host), c(m.command_kind), c(m.argv), c(m.python), c(m.chdir), c(m.env),
         c(m.explicit_env), c(m.devices), c(m.local), c(m.stdin_to_rank0), c(m.master_timeout_ms),
-        c(m.link_grace_ms), c(m.credit), c(m.hang_timeout_ms), c(m.setup), c(m.predecessor);
+        c(m.link_grace_ms), c(m.credit), c(m.hang_timeout_ms), c(m.setup), c(m.predecessor),
+        c(m.predecessor_clock_ns), c(m.keepers);
   }
 };
 

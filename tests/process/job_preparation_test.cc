@@ -119,6 +119,8 @@ TEST_CASE("a job waits for the end of its predecessor, and what that left is kil
   pid_t both[2];
   REQUIRE(read(pids.read_end.get(), both, sizeof both) == sizeof both);
   bench.order.predecessor = {static_cast<std::uint32_t>(both[0])};
+  bench.order.predecessor_clock_ns =
+      static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
   bench.begin();
   for (const auto until = std::chrono::steady_clock::now() + 100ms; std::chrono::steady_clock::now() < until;)
     bench.loop.run_one_for(1ms);

@@ -1,8 +1,12 @@
 #include "launcher/keeper/job_sweep.h"
 
+#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+#include <algorithm>
+#include <chrono>
+#include <set>
 #include <utility>
 
 #include "launcher/keeper/process_tree.h"
@@ -101,6 +105,126 @@ TEST_CASE("the keepers of a job end with all that they guard, and those of anoth
   CHECK_FALSE(other.process.peek().has_value());
   CHECK(stop_all(other_job) == 5);
   CHECK(wait_end(other.process) == ExitStatus::exited(5));
+}
+
+namespace {
+
+/// The sweep of a lost node whose agent ran when `since` was read.
+SweptJob sweep_lost(const std::string& job, std::set<pid_t> live_keepers, std::uint64_t since) {
+  const bool stop = false;
+  return run([&](asio::any_io_executor executor) {
+    return sweep_lost_node(std::move(executor), LostNode{job, std::move(live_keepers), since}, &stop);
+  });
+}
+
+std::uint64_t now_ns() {
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+/// Runs `orphan` in a process whose parent has ended, as those of a dead agent. Returns its pid, once it has
+/// written a byte to descriptor `ready`.
+template <class Run>
+pid_t start_orphan(Run orphan) {
+  Pipe pids = make_pipe();
+  const pid_t parent = fork();
+  if (parent == 0) {
+    prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+      setsid();
+      const pid_t self = getpid();
+      orphan(pids.write_end.get(), self);
+      _exit(1);
+    }
+    _exit(0);
+  }
+  int status = 0;
+  REQUIRE(waitpid(parent, &status, 0) == parent);
+  pid_t pid = 0;
+  REQUIRE(read(pids.read_end.get(), &pid, sizeof pid) == sizeof pid);
+  return pid;
+}
+
+/// Whether orphans of this process come to a reaper that a sweep knows, and not to this process.
+struct NoReaper {
+  NoReaper() { prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0); }
+  ~NoReaper() { prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); }
+};
+
+bool names(const std::vector<std::string>& left, pid_t pid) {
+  return std::any_of(left.begin(), left.end(),
+                     [&](const std::string& text) { return text.starts_with(std::to_string(pid) + " ("); });
+}
+
+}  // namespace
+
+TEST_CASE("the sweep of a lost node spares the keepers of live nodes, and ends others of the job") {
+  const std::string job = new_job();
+  Started lost = start_node(job), live = start_node(job);
+  const SweptJob swept = sweep_lost(job, {live.process.pid()}, now_ns());
+  CHECK(swept.found == 5);
+  CHECK(swept.left.empty());
+  CHECK(wait_end(lost.process) == ExitStatus::exited(5));
+  CHECK_FALSE(live.process.peek().has_value());
+  CHECK(stop_all(job) == 5);
+  CHECK(wait_end(live.process) == ExitStatus::exited(5));
+}
+
+TEST_CASE("a process of the job that calls itself a keeper hides nothing") {
+  const NoReaper orphans_leave;
+  const std::string job = new_job();
+  const std::uint64_t since = now_ns();
+  const std::string mark = "DDPLAUNCH_JOB_ID=" + job;
+  const pid_t fake = start_orphan([&](int ready, pid_t self) {
+    signal(SIGTERM, SIG_IGN);
+    prctl(PR_SET_NAME, "ddp-keeper", 0, 0, 0);
+    if (fork() == 0) {
+      (void)!write(ready, &self, sizeof self);
+      const char* argv[] = {"sleep", "300", nullptr};
+      const char* env[] = {mark.c_str(), "LOCAL_RANK=0", nullptr};
+      execve("/bin/sleep", const_cast<char**>(argv), const_cast<char**>(env));
+      _exit(1);
+    }
+    for (;;)
+      pause();
+  });
+  while (live_processes_of(mark).empty())
+    usleep(1000);
+  const SweptJob swept = sweep_lost(job, {}, since);
+  CHECK(swept.left.empty());
+  CHECK(live_processes_of(mark).empty());
+  CHECK(has_pid_ended(fake));
+}
+
+TEST_CASE("nothing is proven while an orphan could belong to the lost node") {
+  const NoReaper orphans_leave;
+  const std::string job = new_job();
+  const std::uint64_t since = now_ns();
+  const pid_t hidden = start_orphan([&](int ready, pid_t self) {
+    (void)!write(ready, &self, sizeof self);
+    const char* argv[] = {"sleep", "300", nullptr};
+    const char* env[] = {nullptr};
+    execve("/bin/sleep", const_cast<char**>(argv), const_cast<char**>(env));
+  });
+  const auto is_sleep = [&] {
+    const auto info = read_process(hidden);
+    return info && info->comm == "sleep";
+  };
+  while (!is_sleep())
+    usleep(1000);
+  CHECK(names(sweep_lost(job, {}, since).left, hidden));
+  usleep(20'000);                                                  // more than a tick of the kernel's clock
+  CHECK_FALSE(names(sweep_lost(job, {}, now_ns()).left, hidden));  // it is older than the agent
+  REQUIRE(kill(hidden, SIGKILL) == 0);
+  if (geteuid() != 0) return;
+  const pid_t foreign = start_orphan([&](int ready, pid_t self) {
+    if (setuid(12345) != 0) _exit(1);
+    (void)!write(ready, &self, sizeof self);
+    for (;;)
+      pause();
+  });
+  CHECK(names(sweep_lost(job, {}, since).left, foreign));
+  REQUIRE(kill(foreign, SIGKILL) == 0);
 }
 
 TEST_CASE("an agent does not end its own keeper") {
