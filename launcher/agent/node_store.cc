@@ -1,10 +1,15 @@
 #include "launcher/agent/node_store.h"
 
+#include <signal.h>
+
 #include <array>
 #include <cerrno>
 #include <deque>
 #include <memory>
 #include <optional>
+#include <set>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "base/secret.h"
@@ -109,8 +114,52 @@ Awaitable<> try_route(std::shared_ptr<Race> race, std::size_t route, tcp::endpoi
 
 }  // namespace
 
+/// A store, and the thread that serves it. The destructor closes the port and ends the thread.
+class NodeStore::StoreThread {
+ public:
+  static Result<std::unique_ptr<StoreThread>> start(rendezvous::TcpStoreOptions options) {
+    auto store = std::unique_ptr<StoreThread>(new StoreThread());
+    auto server = rendezvous::TcpStoreServer::open(store->loop_.get_executor(), std::move(options));
+    if (!server) return server.error();
+    store->server_.emplace(std::move(*server));
+    // Signals are for the agent's loop.
+    sigset_t all;
+    sigset_t before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      store->thread_ = std::thread([loop = &store->loop_] { loop->run(); });
+    } catch (const std::system_error& error) {
+      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      return system_error(error.code().value(), "start a thread for the store");
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return store;
+  }
+  ~StoreThread() {
+    if (!thread_.joinable()) return;
+    asio::post(loop_, [this] { server_->stop(); });
+    thread_.join();
+  }
+  StoreThread(const StoreThread&) = delete;
+  StoreThread& operator=(const StoreThread&) = delete;
+  std::uint16_t port() const { return server_->port(); }
+
+ private:
+  StoreThread() = default;
+
+  asio::io_context loop_{1};
+  std::optional<rendezvous::TcpStoreServer> server_;  ///< used by the thread only, once it runs
+  std::thread thread_;
+};
+
+NodeStore::NodeStore(asio::any_io_executor executor, Notify notify)
+    : executor_(std::move(executor)), notify_(std::move(notify)) {}
+
+NodeStore::~NodeStore() = default;
+
 Result<rendezvous::StoreOpened> NodeStore::open(const rendezvous::OpenStore& message) {
-  server_.reset();  // of the previous attempt; the new store may need its port
+  store_.reset();  // of the previous attempt; the new store may need its port
   of_worker_ = message.mode == static_cast<std::uint8_t>(StoreMode::kWorker);
   rendezvous::TcpStoreOptions options;
   options.scope =
@@ -125,36 +174,42 @@ Result<rendezvous::StoreOpened> NodeStore::open(const rendezvous::OpenStore& mes
   auto token = random_text(16);
   if (!token) return token.error();
   options.token = "ddplaunch/" + *token;
-  options.on_refused = [this](const asio::ip::address& address) {
-    notify_("the store refused a connection from " + address.to_string() +
-            ", which is not an address of this job's nodes");
+  // Both callbacks run on the store's thread.
+  const auto notify = [this](std::string text) {
+    asio::post(executor_, [this, text = std::move(text)]() mutable { notify_(std::move(text)); });
   };
-  options.on_broken = [this](const asio::ip::address& address, const Error& error) {
+  options.on_refused = [notify, told = std::size_t{0}](const asio::ip::address& address) mutable {
+    if (++told > kBrokenPeers) return;
+    notify("the store refused a connection from " + address.to_string() +
+           ", which is not an address of this job's nodes");
+  };
+  options.on_broken = [notify, peers = std::set<asio::ip::address>()](const asio::ip::address& address,
+                                                                      const Error& error) mutable {
     // Report each address once: a peer that repeats must flood neither the user nor the link.
-    if (broken_peers_.size() >= kBrokenPeers || !broken_peers_.insert(address).second) return;
-    notify_("the store closed a connection from " + address.to_string() + ": " + error.text);
+    if (peers.size() >= kBrokenPeers || !peers.insert(address).second) return;
+    notify("the store closed a connection from " + address.to_string() + ": " + error.text);
   };
   rendezvous::StoreOpened opened;
   opened.attempt = message.attempt;
   opened.token = options.token;
-  auto server = rendezvous::TcpStoreServer::open(executor_, std::move(options));
-  if (!server) {
-    Error error = server.error();
+  auto store = StoreThread::start(std::move(options));
+  if (!store) {
+    Error error = store.error();
     if (error.sys == EADDRINUSE && message.port != 0)
       error.text += "; choose another --master-port, or omit it to use a free port";
     return error;
   }
-  server_.emplace(std::move(*server));
-  opened.port = server_->port();
+  store_ = std::move(*store);
+  opened.port = store_->port();
   return opened;
 }
 
 void NodeStore::workers_start() {
-  if (of_worker_) server_.reset();
+  if (of_worker_) store_.reset();
 }
 
 void NodeStore::stop() {
-  if (server_) server_->stop();
+  store_.reset();
 }
 
 Awaitable<StoreRoute> find_store(asio::any_io_executor executor, std::vector<std::string> addresses,

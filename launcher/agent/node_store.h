@@ -3,8 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <optional>
-#include <set>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,13 +15,15 @@
 namespace ddp::launcher {
 
 /// The store of an attempt on node 0, in its agent. With --store worker, it only holds the port until the
-/// workers start, and answers the nodes that search for a route to it. Loop thread.
+/// workers start, and answers the nodes that search for a route to it. It serves on a thread of its own,
+/// which holds no lease: any user of the machine can keep it busy. Loop thread; it outlives the loop's
+/// handlers.
 class NodeStore {
  public:
-  using Notify = std::function<void(std::string)>;  ///< takes a message for the user
+  using Notify = std::function<void(std::string)>;  ///< takes a message for the user, on the loop
 
-  NodeStore(asio::any_io_executor executor, Notify notify)
-      : executor_(std::move(executor)), notify_(std::move(notify)) {}
+  NodeStore(asio::any_io_executor executor, Notify notify);
+  ~NodeStore();
 
   /// Ends the previous attempt's store and opens a new one. Errors name the port (kSystem).
   Result<rendezvous::StoreOpened> open(const rendezvous::OpenStore& message);
@@ -33,9 +34,9 @@ class NodeStore {
  private:
   asio::any_io_executor executor_;
   Notify notify_;
-  std::optional<rendezvous::TcpStoreServer> server_;
+  class StoreThread;
+  std::unique_ptr<StoreThread> store_;
   bool of_worker_ = false;
-  std::set<asio::ip::address> broken_peers_;
 };
 
 /// The route to the store that a node found.

@@ -104,6 +104,7 @@ Result<> KeyStore::store(std::string_view key, std::string_view value) {
     const std::size_t cost = key.size() + value.size() + kEntryCost;
     if (Result<> room = room_for(cost); !room) return room;
     values_.emplace(key, value);
+    key_bytes_ += key.size();
     bytes_ += cost;
   } else {
     if (value.size() > entry->second.size()) {
@@ -207,16 +208,15 @@ void KeyStore::delete_key(const StoreRequest& request, std::string& reply) {
   put_count(reply, entry == values_.end() ? 0 : 1);
   if (entry == values_.end()) return;
   bytes_ -= entry->first.size() + entry->second.size() + kEntryCost;
+  key_bytes_ -= entry->first.size();
   values_.erase(entry);
 }
 
 Result<> KeyStore::list_keys(std::string& reply) const {
-  std::size_t size = 8;
-  for (const auto& [key, value] : values_)
-    size += 8 + key.size();
-  if (size > kMaxReply) {
+  const std::size_t size = 8 + 8 * values_.size() + key_bytes_;
+  if (size > kMaxKeyListReply) {
     return Error{ErrorCode::kProtocol, "LIST_KEYS: the reply would be over the store's limit of " +
-                                           std::to_string(kMaxReply) + " bytes"};
+                                           std::to_string(kMaxKeyListReply) + " bytes"};
   }
   std::vector<std::string_view> keys;
   keys.reserve(values_.size());

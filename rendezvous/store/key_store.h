@@ -26,8 +26,10 @@ class KeyStore {
 
   static constexpr std::size_t kDefaultMaxBytes = std::size_t{4} << 30;
   static constexpr std::size_t kEntryCost = 128;
-  /// Limit of one MULTI_GET or LIST_KEYS reply.
+  /// Limit of one MULTI_GET reply.
   static constexpr std::size_t kMaxReply = 2 * kMaxStoreValue;
+  /// Limit of one LIST_KEYS reply: a request of one byte must not cost more than others.
+  static constexpr std::size_t kMaxKeyListReply = 1024 * 1024;
 
   /// Handles `request` of connection `from`. Appends the reply, if any, to `reply`, and the bytes for other
   /// connections to `notices`. On an Error `reply` is unchanged: kProtocol, nonsense such as an ADD to text;
@@ -69,6 +71,7 @@ class KeyStore {
 
   std::size_t max_bytes_;
   std::size_t bytes_ = 0;
+  std::size_t key_bytes_ = 0;  ///< of the keys in values_
   StoreKeyMap<std::string> values_;
   StoreKeyMap<std::deque<std::string>> queues_;  // no empty queues
   StoreWaiters waiters_;

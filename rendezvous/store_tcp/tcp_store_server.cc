@@ -5,10 +5,13 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
+#include "base/format_text.h"
 #include "rendezvous/link/accept_loop.h"
 
 namespace ddp::rendezvous {
@@ -25,6 +28,9 @@ constexpr std::size_t kReadSize = 64 * 1024;
 // A peer with more bytes of untaken replies is not read. One reply may exceed this limit.
 constexpr std::size_t kMaxBacklog = 1024 * 1024;
 constexpr std::size_t kKeepCapacity = 64 * 1024;
+// One turn of a connection. The next turn comes after those of all other ready connections.
+constexpr int kTurnRequests = 256;
+constexpr std::size_t kTurnBytes = 1024 * 1024;
 
 bool asks_for(const std::string& token, const StoreRequest& request) {
   return !token.empty() && request.op == StoreOp::kCheck && request.keys.size() == 1 &&
@@ -53,6 +59,7 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
     StoreConnection(asio::any_io_executor executor, asio::ip::address peer)
         : fd(std::move(executor)), address(std::move(peer)) {}
     std::size_t backlog() const { return out.size() - sent; }
+    std::size_t buffers() const { return decoder.buffered() + out.size(); }
 
     stream_descriptor fd;
     asio::ip::address address;
@@ -60,9 +67,11 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
     std::unique_ptr<asio::steady_timer> silence;  // made once the decoder was undecided
     std::string out;                              // replies, of which `sent` bytes are sent
     std::size_t sent = 0;
-    bool dirty = false;    // in dirty_
-    bool reading = false;  // a read wait is pending
-    bool writing = false;  // a write wait is pending
+    std::size_t held = 0;   // bytes of buffers in held_
+    bool resuming = false;  // another turn is due
+    bool dirty = false;     // in dirty_
+    bool reading = false;   // a read wait is pending
+    bool writing = false;   // a write wait is pending
   };
 
   void connected(UniqueFd socket, const asio::ip::address& peer);
@@ -73,8 +82,12 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
   void read_some(StoreConnectionId id);
   void write_some(StoreConnectionId id);
   void serve(StoreConnectionId id);
-  enum class ServeResult : std::uint8_t { kNeedsBytes, kBacklogged, kGone };
+  enum class ServeResult : std::uint8_t { kNeedsBytes, kBacklogged, kTurnOver, kGone };
   ServeResult serve_buffered(StoreConnectionId id, StoreConnection& connection);
+  void resume_later(StoreConnectionId id, StoreConnection& connection);
+  void count_buffers(StoreConnection& connection);
+  void bound_buffers();
+  bool make_room();
   void break_off(StoreConnectionId id, StoreConnection& connection, const Error& error);
   void drop(StoreConnectionId id);
   void mark_dirty(StoreConnectionId id, StoreConnection& connection);
@@ -88,6 +101,8 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
   KeyStore store_;
   std::shared_ptr<AcceptLoop> acceptor_;
   std::unordered_map<StoreConnectionId, std::unique_ptr<StoreConnection>> connections_;
+  std::set<StoreConnectionId> silent_;  // have sent no request yet; ids grow, so the oldest is the first
+  std::size_t held_ = 0;                // bytes of all requests and replies that are not complete
   bool stopped_ = false;
   const std::size_t max_connections_ = options_.max_connections > 0 ? options_.max_connections
                                                                     : half_of_descriptors();
@@ -123,7 +138,7 @@ void TcpStoreServer::Loop::stop() {
 }
 
 void TcpStoreServer::Loop::connected(UniqueFd socket, const asio::ip::address& peer) {
-  if (connections_.size() >= max_connections_) return;
+  if (connections_.size() >= max_connections_ && !make_room()) return;
   const int on = 1;
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   // A node that vanished silently must not hold a connection forever.
@@ -134,7 +149,17 @@ void TcpStoreServer::Loop::connected(UniqueFd socket, const asio::ip::address& p
   if (ec) return;
   socket.release();
   const auto added = connections_.emplace(++last_id_, std::move(connection)).first;
+  silent_.insert(last_id_);
   await_read(last_id_, *added->second);
+}
+
+// A client of the store sends a request at once. Connections without one, which need no knowledge to make,
+// must not keep others out.
+bool TcpStoreServer::Loop::make_room() {
+  if (silent_.empty()) return false;
+  drop(*silent_.begin());
+  flush_all();
+  return true;
 }
 
 TcpStoreServer::Loop::StoreConnection* TcpStoreServer::Loop::find(StoreConnectionId id) {
@@ -199,25 +224,69 @@ void TcpStoreServer::Loop::read_some(StoreConnectionId id) {
 // Serves the received requests, then waits for more. While the peer does not take its replies, waits for that
 // instead.
 void TcpStoreServer::Loop::serve(StoreConnectionId id) {
-  ServeResult progress = ServeResult::kBacklogged;
-  while (progress == ServeResult::kBacklogged) {
-    StoreConnection* connection = find(id);
-    if (connection == nullptr || connection->backlog() >= kMaxBacklog) return;
-    progress = serve_buffered(id, *connection);
-    flush_all();
-  }
-  if (progress == ServeResult::kGone) return;
-  if (StoreConnection* connection = find(id)) {
+  StoreConnection* served = find(id);
+  if (served == nullptr || served->resuming) return;
+  if (served->backlog() >= kMaxBacklog) return count_buffers(*served);
+  const ServeResult progress = serve_buffered(id, *served);
+  flush_all();
+  if (StoreConnection* connection = progress == ServeResult::kGone ? nullptr : find(id)) {
+    count_buffers(*connection);
+    connection = find(id);  // it may have ended
+    if (connection == nullptr) return;
+    if (progress == ServeResult::kTurnOver ||
+        (progress == ServeResult::kBacklogged && connection->backlog() < kMaxBacklog))
+      return resume_later(id, *connection);
+    if (progress == ServeResult::kBacklogged) return;
     if (connection->decoder.undecided()) await_silence(id, *connection);
     await_read(id, *connection);
   }
 }
 
+void TcpStoreServer::Loop::resume_later(StoreConnectionId id, StoreConnection& connection) {
+  connection.resuming = true;
+  asio::post(executor_, [self = shared_from_this(), id] {
+    StoreConnection* found = self->find(id);
+    if (found == nullptr) return;
+    found->resuming = false;
+    self->serve(id);
+  });
+}
+
+void TcpStoreServer::Loop::count_buffers(StoreConnection& connection) {
+  held_ += connection.buffers() - connection.held;
+  connection.held = connection.buffers();
+  if (held_ > options_.max_buffers) bound_buffers();
+}
+
+// Ends the connections that hold the most. Each may hold a legal request and a legal reply, but not all of
+// them at once. The caller must look its connection up again.
+void TcpStoreServer::Loop::bound_buffers() {
+  for (const auto& [id, connection] : connections_) {  // others got notices, or sent some of their replies
+    held_ += connection->buffers() - connection->held;
+    connection->held = connection->buffers();
+  }
+  while (held_ > options_.max_buffers) {
+    const auto largest =
+        std::max_element(connections_.begin(), connections_.end(),
+                         [](const auto& a, const auto& b) { return a.second->held < b.second->held; });
+    break_off(largest->first, *largest->second,
+              Error{ErrorCode::kSystem,
+                    "the unfinished requests and unread replies of all connections exceed " +
+                        format_bytes(options_.max_buffers) + ", and this one held the most",
+                    ENOMEM});
+  }
+  flush_all();
+}
+
 TcpStoreServer::Loop::ServeResult TcpStoreServer::Loop::serve_buffered(StoreConnectionId id,
                                                                        StoreConnection& connection) {
-  while (connection.backlog() < kMaxBacklog) {
+  const std::size_t before = connection.out.size();
+  for (int requests = 0; connection.backlog() < kMaxBacklog; ++requests) {
+    if (requests >= kTurnRequests || connection.out.size() - before >= kTurnBytes)
+      return ServeResult::kTurnOver;
     const Result<bool> next = connection.decoder.next(request_);
     if (next && !*next) return ServeResult::kNeedsBytes;
+    silent_.erase(id);
     Result<> done = next ? Result<>() : Result<>(next.error());
     if (next && asks_for(options_.token, request_)) {
       connection.out.push_back(static_cast<char>(kCheckReady));
@@ -242,7 +311,11 @@ void TcpStoreServer::Loop::break_off(StoreConnectionId id, StoreConnection& conn
 }
 
 void TcpStoreServer::Loop::drop(StoreConnectionId id) {
-  if (connections_.erase(id) == 0) return;
+  const auto entry = connections_.find(id);
+  if (entry == connections_.end()) return;
+  held_ -= entry->second->held;
+  connections_.erase(entry);
+  silent_.erase(id);
   store_.close(id, notices_);
   deliver_notices();
   acceptor_->descriptor_freed();
@@ -278,11 +351,13 @@ void TcpStoreServer::Loop::flush_all() {
 }
 
 void TcpStoreServer::Loop::flush(StoreConnectionId id, StoreConnection& connection) {
-  while (connection.backlog() > 0) {
+  for (std::size_t gone_now = 0; connection.backlog() > 0;) {
+    if (gone_now >= kTurnBytes) return await_write(id, connection);
     const ssize_t gone = ::send(connection.fd.native_handle(), connection.out.data() + connection.sent,
-                                connection.backlog(), MSG_NOSIGNAL);
+                                std::min(connection.backlog(), kTurnBytes), MSG_NOSIGNAL);
     if (gone >= 0) {
       connection.sent += static_cast<std::size_t>(gone);
+      gone_now += static_cast<std::size_t>(gone);
       continue;
     }
     if (errno == EINTR) continue;

@@ -26,8 +26,12 @@ struct TcpStoreOptions {
   /// Empty: none.
   std::string token;
   std::size_t max_bytes = KeyStore::kDefaultMaxBytes;
-  /// Limit of open connections; a further one is closed unread. 0: half of this process's descriptor limit,
-  /// so that a peer with endless connections leaves the descriptors that workers need.
+  /// Limit of the unfinished requests and unread replies of all connections. Above it the connection that
+  /// holds the most ends.
+  std::size_t max_buffers = std::size_t{1} << 30;
+  /// Limit of open connections. A further one takes the place of the oldest that has sent no request, else it
+  /// is closed unread. 0: half of this process's descriptor limit, so that a peer with endless connections
+  /// leaves the descriptors that workers need.
   std::size_t max_connections = 0;
   /// A connection was closed unread because of the filter; called once per address.
   std::function<void(const asio::ip::address&)> on_refused;
@@ -39,7 +43,8 @@ struct TcpStoreOptions {
 /// come from that thread, and all callbacks run on it. Each attempt opens its own server on a new port and
 /// stops the previous one, so that no key of an old attempt can be read. It must live until the last worker
 /// of the attempt has ended, since PyTorch's watchdog threads use the store until then. Silent connections
-/// are kept. A connection is read even while it waits, but not while it does not take its replies. If
+/// are kept. No connection keeps others waiting: after 256 requests or 1 MiB of replies the others have their
+/// turn. A connection is read even while it waits, but not while it does not take its replies. If
 /// descriptors run out, the server accepts again once some are free.
 class TcpStoreServer {
  public:

@@ -40,6 +40,37 @@ std::string at(const std::string& address, std::uint16_t port, const std::string
   return address + ":" + std::to_string(port) + ": " + why;
 }
 
+}  // namespace
+
+TEST_CASE("the store serves while its agent's loop is busy, and its messages come to the loop") {
+  asio::io_context loop{1};
+  std::vector<std::string> notes;
+  NodeStore store(loop.get_executor(), [&notes](std::string text) { notes.push_back(std::move(text)); });
+  rendezvous::OpenStore order;
+  order.loopback_only = true;
+  const auto opened = store.open(order);
+  REQUIRE(opened.has_value());
+  test::RawClient client(opened->port);
+  client.say(test::greeting() + test::RequestBytes(rendezvous::StoreOp::kPing).u32(77).str());
+  CHECK(client.hear(4).size() == 4);  // nobody runs the loop
+  for (int i = 0; i < 3; ++i) {
+    test::RawClient stranger(opened->port);
+    stranger.say("GET / HTTP/1.1\r\n\r\n");
+    CHECK(stranger.closed());
+  }
+  CHECK(notes.empty());
+  // A new attempt has a new store, and the old one is gone.
+  const auto again = store.open(order);
+  REQUIRE(again.has_value());
+  CHECK(client.closed());
+  loop.run_for(1s);
+  CHECK(notes.size() == 1);
+  store.stop();
+  CHECK_FALSE(test::RawClient(again->port).connected());
+}
+
+namespace {
+
 /// Another service that listens on `address`. It answers each connection with `reply`, or accepts none.
 class Stranger {
  public:

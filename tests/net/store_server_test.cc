@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <memory>
@@ -111,6 +112,69 @@ TEST_CASE("silent connections stay open") {
   CHECK(served(talker));
   silent.say(greeting());
   CHECK(served(silent));
+}
+
+TEST_CASE("a connection with many requests does not keep others waiting") {
+  StoreServer server;
+  RawClient greedy(server.port());
+  RawClient other(server.port());
+  for (RawClient* client : {&greedy, &other}) {
+    client->say(greeting());
+    CHECK(served(*client));
+  }
+  std::string many;
+  for (int i = 0; i < 2000; ++i)
+    many += RequestBytes(O::kAdd).text("n").number(1);
+  server.on_loop([&] {  // both have arrived before the server reads either
+    greedy.say(many);
+    other.say(RequestBytes(O::kAdd).text("n").number(0));
+  });
+  std::int64_t seen = 0;
+  const std::string reply = other.hear(8);
+  REQUIRE(reply.size() == 8);
+  std::memcpy(&seen, reply.data(), 8);
+  CHECK(seen < 2000);
+  CHECK(greedy.hear(2000 * 8).size() == 2000 * 8);
+}
+
+TEST_CASE("connections without a request do not keep others out") {
+  StoreServer::Options options = StoreServer::loopback();
+  options.max_connections = 8;
+  StoreServer server(options);
+  RawClient first(server.port());
+  first.say(greeting());
+  CHECK(served(first));
+  std::vector<std::unique_ptr<RawClient>> silent;
+  for (int i = 0; i < 20; ++i)
+    silent.push_back(std::make_unique<RawClient>(server.port()));
+  CHECK(silent[0]->closed());
+  RawClient late(server.port());
+  late.say(greeting());
+  CHECK(served(late));
+  CHECK(served(first));
+}
+
+TEST_CASE("connections cannot hold more memory than the store allows") {
+  StoreServer::Options options = StoreServer::loopback();
+  options.max_buffers = 4 << 20;
+  StoreServer server(options);
+  RawClient good(server.port());
+  good.say(greeting());
+  CHECK(served(good));
+  RawClient small(server.port());
+  small.say(greeting() + RequestBytes(O::kSet).text("s").number(3 << 20).str() + std::string(1 << 20, 's'));
+  RawClient large(server.port());
+  large.say(greeting() + RequestBytes(O::kSet).text("l").number(100 << 20).str());
+  while (large.say(std::string(1 << 20, 'l'))) {
+  }
+  CHECK(large.closed());
+  small.say(std::string(2 << 20, 's'));
+  CHECK(served(small));
+  CHECK(served(good));
+  CHECK(server.notes() ==
+        std::vector<std::string>{
+            "broken 127.0.0.1: the unfinished requests and unread replies of all connections "
+            "exceed 4.0 MiB, and this one held the most"});
 }
 
 TEST_CASE("a client that does not speak the protocol is disconnected and named") {

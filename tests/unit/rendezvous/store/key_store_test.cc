@@ -90,6 +90,18 @@ TEST_CASE("values: set, get, append, delete, count, list") {
   CHECK(store.say(1, RequestBytes(O::kPing).u32(77)) == RequestBytes().u32(77).str());
 }
 
+TEST_CASE("a list of very many keys is an error, until enough are deleted") {
+  Store store;
+  const std::string long_key(1000, 'k');
+  for (int i = 0; i < 1040; ++i)
+    store.set(1, long_key + std::to_string(1000 + i), "");
+  CHECK(store.ask(1, RequestBytes(O::kListKeys)).error().text ==
+        "LIST_KEYS: the reply would be over the store's limit of 1048576 bytes");
+  for (int i = 0; i < 40; ++i)
+    CHECK(store.say(1, RequestBytes(O::kDeleteKey).text(long_key + std::to_string(1000 + i))) == number(1));
+  CHECK(store.ask(1, RequestBytes(O::kListKeys)).has_value());
+}
+
 TEST_CASE("numbers are decimal text") {
   Store store;
   const auto add = [&store](const std::string& key, std::int64_t amount) {
