@@ -69,6 +69,7 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
     std::size_t sent = 0;
     std::size_t held = 0;   // bytes of buffers in held_
     bool resuming = false;  // another turn is due
+    bool silent = true;     // in silent_
     bool dirty = false;     // in dirty_
     bool reading = false;   // a read wait is pending
     bool writing = false;   // a write wait is pending
@@ -286,7 +287,7 @@ TcpStoreServer::Loop::ServeResult TcpStoreServer::Loop::serve_buffered(StoreConn
       return ServeResult::kTurnOver;
     const Result<bool> next = connection.decoder.next(request_);
     if (next && !*next) return ServeResult::kNeedsBytes;
-    silent_.erase(id);
+    if (std::exchange(connection.silent, false)) silent_.erase(id);
     Result<> done = next ? Result<>() : Result<>(next.error());
     if (next && asks_for(options_.token, request_)) {
       connection.out.push_back(static_cast<char>(kCheckReady));

@@ -1,0 +1,20 @@
+#include "launcher/report/sweep_text.h"
+
+#include "tests/support/catch.h"
+
+using namespace ddp::launcher;
+
+TEST_CASE("a sweep says what it found, or which command to run") {
+  CHECK(swept_text(0, {}) == "nothing of the job was left there");
+  CHECK(swept_text(1, {}) == "1 process of the job was left there, and ended");
+  CHECK(swept_text(3, {}) == "3 processes of the job were left there, and ended");
+  CHECK(swept_text(3, {"7 (a)"}) == "1 process of the job may live there: 7 (a)");
+  CHECK(swept_text(0, {"1", "2", "3", "4", "5\n6", "7"}) ==
+        "6 processes of the job may live there: 1, 2, 3, 4 and 2 more");
+  CHECK(not_swept_text("no route\nto host", "j1", true) ==
+        "its processes may live, since nobody could search there (no route to host); run `ddplaunch clean "
+        "j1` when the "
+        "job has ended");
+  CHECK(not_swept_text("x", "j1", false)
+            .ends_with("run there `grep -lz DDPLAUNCH_JOB_ID=j1 /proc/[0-9]*/environ`, which names them"));
+}
