@@ -100,9 +100,9 @@ void JsonLines::add(const LineSource& source, std::uint8_t stream, std::string_v
   }
   lines_.clear();
   if (bytes.empty()) {
-    state.lines.finish(lines_);
+    held_.finish(state.lines, lines_);
   } else {
-    state.lines.add(bytes, lines_);
+    held_.add(state.lines, bytes, lines_);
   }
   std::string_view rest = lines_;
   while (!rest.empty()) {

@@ -32,6 +32,7 @@ class JsonLines {
     std::string facts;  ///< `","host":…,"line":`
   };
   std::map<std::pair<int, std::uint8_t>, JsonStream> streams_;
+  HeldLines held_;     ///< lines of streams_
   std::string lines_;  ///< scratch buffer
 };
 

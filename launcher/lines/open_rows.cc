@@ -11,6 +11,8 @@ namespace {
 // A buffer that held a huge line is freed, since each stream of every rank has one.
 constexpr std::size_t kKeptCapacity = 64 * 1024;
 constexpr std::size_t kMaxColour = 256;
+// A longer row is no frame of a bar. Its text need not be kept when it is redrawn.
+constexpr std::size_t kMaxBarFrame = 4 * 1024;
 
 bool is_blank(std::string_view text) {
   return text.find_first_not_of(' ') == std::string_view::npos;
@@ -47,6 +49,11 @@ bool OpenRows::OpenRow::is_bar() const {
   return rewritten && !log && is_same_bar(previous, text);
 }
 
+void OpenRows::OpenRow::keep_as_previous() {
+  previous.swap(text);
+  if (previous.size() > kMaxBarFrame) previous = std::string();
+}
+
 bool OpenRows::idle() const {
   return rows_.size() == 1 && rows_[0].text.empty() && !rows_[0].stays && !rows_[0].erased && !returned_ &&
          back_ == 0 && colour_.empty() && !hidden_;
@@ -55,7 +62,7 @@ bool OpenRows::idle() const {
 std::size_t OpenRows::bytes() const {
   std::size_t sum = 0;
   for (const OpenRow& row : rows_)
-    sum += row.text.size();
+    sum += row.text.size() + row.previous.size();
   return sum;
 }
 
@@ -116,7 +123,7 @@ void OpenRows::begin_text(const LineSink& sink) {
 void OpenRows::begin_row(OpenRow& row) {
   if (!is_blank(row.text)) {
     row.stays = row.rewritten = true;
-    row.previous.swap(row.text);
+    row.keep_as_previous();
   } else if (row.erased) {
     // The row was erased and is written by a bar, or by a log line that made room for itself. The line must
     // wait only if bars are above it.
@@ -270,7 +277,7 @@ void OpenRows::erase_row() {
   OpenRow& erased = row();
   if (is_blank(erased.text)) return;
   erased.erased = true;
-  erased.previous.swap(erased.text);
+  erased.keep_as_previous();
   erased.text.clear();
 }
 

@@ -72,6 +72,7 @@ class OpenRows {
     bool log = false;      ///< a separate line above a bar's row
     bool made_up = false;  ///< it was finished before a bar returned to it; no row if empty
     bool is_bar() const;
+    void keep_as_previous();
   };
   void begin_text(const LineSink& sink);
   void begin_row(OpenRow& row);

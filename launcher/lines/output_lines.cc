@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace ddp::launcher {
 namespace {
@@ -79,6 +80,21 @@ void LineAssembler::add_special(char c, const LineSink& sink) {
 void LineAssembler::finish(std::string& out) {
   escape_.reset();
   rows_.finish(sink(out));
+}
+
+void HeldLines::count(LineAssembler& lines) {
+  bytes_ += lines.held() - std::exchange(lines.counted_, lines.held());
+}
+
+void HeldLines::add(LineAssembler& lines, std::string_view bytes, std::string& out) {
+  lines.add(bytes, out);
+  count(lines);
+  if (bytes_ > kMost && lines.held() > kShort) finish(lines, out);
+}
+
+void HeldLines::finish(LineAssembler& lines, std::string& out) {
+  lines.finish(out);
+  count(lines);
 }
 
 void StderrTail::add(std::string_view bytes) {

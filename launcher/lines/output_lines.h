@@ -45,6 +45,7 @@ class LineAssembler {
   void drop_bar_ends() { bar_ends_ = false; }
 
  private:
+  friend class HeldLines;
   LineSink sink(std::string& out) const { return {label_.text(), out, bar_ends_}; }
   void add_plain(std::string_view bytes, const LineSink& sink);
   void add_marked(std::string_view bytes, const LineSink& sink);
@@ -54,6 +55,23 @@ class LineAssembler {
   OpenRows rows_;
   EscapeReader escape_;
   bool bar_ends_ = true;
+  std::size_t counted_ = 0;  ///< by HeldLines
+};
+
+/// Bounds the unfinished lines of all streams of a job together, for a compromised node may have many ranks,
+/// each with a line of almost kMaxLine bytes. A long line that exceeds the bound ends early.
+class HeldLines {
+ public:
+  static constexpr std::size_t kMost = 32u << 20;
+  static constexpr std::size_t kShort = 4u << 10;  ///< a line of this size is never ended
+
+  void add(LineAssembler& lines, std::string_view bytes, std::string& out);
+  void finish(LineAssembler& lines, std::string& out);
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  void count(LineAssembler& lines);
+  std::size_t bytes_ = 0;
 };
 
 /// The end of one rank's stderr for the report: at most kMaxBytes, allocated with the first byte.

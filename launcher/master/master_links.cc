@@ -14,9 +14,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// The first pings would be most of the master's work at the start of a large job.
-constexpr std::size_t kManyNodes = 256;
-constexpr int kFirstPingsOfMany = 2;
 /// A node is probed from this number of missed Pings on: after 3 s, with the usual interval.
 constexpr int kMissedPings = 3;
 /// Time from the end of a link to the end of its channel.
@@ -49,8 +46,7 @@ MasterLinks::MasterLinks(asio::io_context& loop, const std::vector<remote::Host>
 
 MasterLinks::Link MasterLinks::make_link(std::size_t node, const std::string& name,
                                          std::uint32_t incarnation) {
-  return std::make_shared<NodeLink>(node, loop_.get_executor(), name, incarnation,
-                                    size() > kManyNodes ? kFirstPingsOfMany : NodeLink::kFirstPings);
+  return std::make_shared<NodeLink>(node, loop_.get_executor(), name, incarnation, size());
 }
 
 // ---- starts
@@ -239,7 +235,13 @@ Result<> MasterLinks::take_messages(NodeLink& node) {
 }
 
 Result<> MasterLinks::take(NodeLink& node, const rendezvous::Message& message) {
-  if (auto fine = node.limits.admit(message); !fine) return fine;
+  const auto admission = node.limits.admit(message);
+  if (!admission) return admission.error();
+  if (*admission == NodeLimits::Admission::kDropFirst)
+    return events_.take(
+        node, rendezvous::Notice{"sent more than " + std::to_string(node.limits.kept_limit() >> 10) +
+                                 " KiB of diagnostics in this attempt; the rest is dropped"});
+  if (*admission == NodeLimits::Admission::kDrop) return {};
   if (const auto* pong = std::get_if<rendezvous::Pong>(&message)) {
     if (pong->sequence == rendezvous::kAsleep) {
       node.asleep = true;

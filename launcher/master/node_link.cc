@@ -13,6 +13,19 @@ namespace {
 
 using std::chrono::nanoseconds;
 
+/// Successive round trips at the start. The shortest of several is the most exact, and a first failure may
+/// come within milliseconds. In a large job they would be most of the master's work.
+constexpr int kFirstPings = 8;
+constexpr std::size_t kManyNodes = 256;
+constexpr int kFirstPingsOfMany = 2;
+
+/// All links together may use about 32 MiB for reads, but a read of a link has 16 KiB at least.
+rendezvous::FrameReader::Limits read_limits(std::size_t nodes) {
+  const std::size_t most = rendezvous::FrameReader::default_limits().read;
+  return {rendezvous::kMaxAgentFrame,
+          std::clamp<std::size_t>((16u << 20) / std::max<std::size_t>(nodes, 1), 16u << 10, most)};
+}
+
 /// True for the agent's exit codes. Its keeper passes them on only when no process of the node is left
 /// (docs/users/exit_codes.md).
 bool is_own_code(int status) {
@@ -22,23 +35,25 @@ bool is_own_code(int status) {
 }  // namespace
 
 NodeLink::NodeLink(std::size_t number, asio::any_io_executor executor, const std::string& host,
-                   std::uint32_t count, int first_pings)
+                   std::uint32_t count, std::size_t nodes)
     : index(number),
       incarnation(count),
+      limits(nodes),
       end_timer(executor),
       host_(host),
       error_lines_(host + ": "),
-      first_pings_(first_pings) {}
+      nodes_(nodes) {}
 
 void NodeLink::open(remote::StartedAgent agent) {
   channel_ = std::move(agent.channel);
   connection_ = std::make_unique<rendezvous::Connection>(end_timer.get_executor(), channel_->stream(),
-                                                         agent.first_bytes);
+                                                         agent.first_bytes, read_limits(nodes_));
   live_ = true;
 }
 
 void NodeLink::close() {
   live_ = false;
+  probe_.reset();
   if (connection_) connection_->close();
 }
 
@@ -53,21 +68,6 @@ void NodeLink::ping(std::uint64_t sequence) {
   send(rendezvous::Ping{sequence});
 }
 
-  probe_.reset();
-bool NodeLink::on_pong(const rendezvous::Pong& pong) {
-  if (pong.sequence != ping_) return false;
-  answered_ = true;
-  clock_.sample(pinged_, steady_now(), nanoseconds(pong.clock_ns));
-  return ++pongs_ < first_pings_;
-}
-
-void NodeLink::guess_clock(std::uint64_t clock_ns) {
-  clock_.guess(steady_now(), nanoseconds(clock_ns));
-}
-
-nanoseconds NodeLink::to_ours(std::uint64_t clock_ns) const {
-  return std::min(steady_now(), clock_.to_ours(nanoseconds(clock_ns)));
-}
 void NodeLink::heard() {
   missed_pings_ = 0;
   probe_.reset();
@@ -83,6 +83,20 @@ void NodeLink::probe(std::function<void()> answered) {
   probe_->begin(channel_->address(), channel_->port(), std::move(answered));
 }
 
+bool NodeLink::on_pong(const rendezvous::Pong& pong) {
+  if (pong.sequence != ping_) return false;
+  answered_ = true;
+  clock_.sample(pinged_, steady_now(), nanoseconds(pong.clock_ns));
+  return ++pongs_ < (nodes_ > kManyNodes ? kFirstPingsOfMany : kFirstPings);
+}
+
+void NodeLink::guess_clock(std::uint64_t clock_ns) {
+  clock_.guess(steady_now(), nanoseconds(clock_ns));
+}
+
+nanoseconds NodeLink::to_ours(std::uint64_t clock_ns) const {
+  return std::min(steady_now(), clock_.to_ours(nanoseconds(clock_ns)));
+}
 
 nanoseconds NodeLink::clock_error() const {
   return clock_.error(steady_now());

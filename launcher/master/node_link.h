@@ -26,13 +26,12 @@ namespace ddp::launcher {
 class NodeLink {
  public:
   using Clock = std::chrono::steady_clock;
-  static constexpr int kFirstPings = 8;
   static constexpr std::size_t kMostErrors = 64u << 10;
 
-  /// `incarnation` counts the links to the host. `first_pings` is the number of successive round trips at the
-  /// start. The shortest of several is the most exact, and a first failure may come within milliseconds.
+  /// `incarnation` counts the links to the host. `nodes` is the number of hosts: a link of many has less
+  /// memory and fewer round trips at the start.
   NodeLink(std::size_t index, asio::any_io_executor executor, const std::string& host,
-           std::uint32_t incarnation = 1, int first_pings = kFirstPings);
+           std::uint32_t incarnation = 1, std::size_t nodes = 1);
 
   /// Opens the link after the agent's hello line on `agent.channel`.
   void open(remote::StartedAgent agent);
@@ -48,6 +47,7 @@ class NodeLink {
   void ping(std::uint64_t sequence);
   /// True when the last Ping was answered. Only then may another one follow, because the node's lease depends
   /// on it.
+  bool answered() const { return answered_; }
   /// A Ping was due, but the last one is not answered. Returns how often this happened since the last byte.
   int miss_ping() { return ++missed_pings_; }
   /// A byte arrived.
@@ -57,7 +57,6 @@ class NodeLink {
   bool can_be_probed() const;
   /// Asks the silent node's kernel for an answer, at most until the next call or the next byte.
   void probe(std::function<void()> answered);
-  bool answered() const { return answered_; }
   /// Returns true if another immediate ping improves the clock offset.
   bool on_pong(const rendezvous::Pong& pong);
   /// Sets the clock offset from the hello, before the first round trip; assumes no delay.
@@ -99,10 +98,10 @@ class NodeLink {
   ClockOffset clock_;
   std::chrono::nanoseconds pinged_{0};
   std::uint64_t ping_ = 0;
-  const int first_pings_;
+  const std::size_t nodes_;
+  bool answered_ = true;
   int missed_pings_ = 0;
   std::unique_ptr<ReachabilityProbe> probe_;  ///< only while the node is silent
-  bool answered_ = true;
   int pongs_ = 0;
   bool live_ = false;
 };

@@ -64,6 +64,7 @@ bool MergedOutput::shows_bar_ends(std::uint32_t rank, int node_rank, int stream)
 void MergedOutput::begin_attempt(std::uint32_t attempt) {
   if (attempt_) finish_all();
   ranks_.clear();
+  held_ = {};
   attempt_ = attempt;
   if (options_.jsonl) json_.emplace();
   const std::uint32_t world = world_();
@@ -118,9 +119,9 @@ void MergedOutput::take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t 
   if (entry.stream != stream_) pass_on();
   stream_ = entry.stream;
   if (bytes.empty())
-    entry.lines.finish(lines_);
+    held_.finish(entry.lines, lines_);
   else
-    entry.lines.add(bytes, lines_);
+    held_.add(entry.lines, bytes, lines_);
   board_.changed(entry);
   show_rows();  // before the lines: a bar's row must not be shown twice
   show_lines(state, entry, written);

@@ -79,6 +79,7 @@ class MergedOutput {
   const OutputOptions options_;
   RankSource source_;
   WorldSize world_;
+  HeldLines held_;  ///< lines of ranks_
   LiveBoard board_;
   LineClock clock_;
   std::optional<FoldedOutput> fold_;  ///< with --fold

@@ -5,32 +5,66 @@
 #include <utility>
 #include <variant>
 
+#include "rendezvous/protocol/codec.h"
+
 namespace ddp::launcher {
 
-Result<> NodeLimits::admit(const rendezvous::Message& message) {
-  if (const auto* output = std::get_if<rendezvous::Output>(&message)) {
-    if (output->stream != 1 && output->stream != 2)
-      return Error{ErrorCode::kProtocol, "it sent output of an unknown stream", 0};
+namespace {
+
+Error beyond(const char* what) {
+  return Error{ErrorCode::kProtocol, std::string("it ") + what, 0};
+}
+
+}  // namespace
+
+/// An agent finishes one attempt before the next. Attempt numbers that go back and forth would have no bound.
+NodeLimits::Admission NodeLimits::keep(std::uint32_t attempt, std::size_t bytes) {
+  if (attempt > kept_attempt_) {
+    kept_attempt_ = attempt;
+    kept_ = 0;
+    dropped_ = false;
+  }
+  if (attempt == kept_attempt_ && kept_ + bytes <= kept_limit_) {
+    kept_ += bytes;
+    return Admission::kTake;
+  }
+  return std::exchange(dropped_, true) ? Admission::kDrop : Admission::kDropFirst;
+}
+
+Result<NodeLimits::Admission> NodeLimits::admit(const rendezvous::Message& message) {
+  using namespace rendezvous;
+  if (const auto* output = std::get_if<Output>(&message)) {
+    if (output->stream != 1 && output->stream != 2) return beyond("sent output of an unknown stream");
     taken_[output->stream - 1u] += output->data.size();
-  } else if (const auto* inspection = std::get_if<rendezvous::Inspection>(&message)) {
-    // An agent finishes one attempt before the next. Attempt numbers that go back and forth would have no
-    // bound.
+  } else if (const auto* inspection = std::get_if<Inspection>(&message)) {
     if (inspection->attempt > inspected_attempt_) inspected_ = 0;
     const bool stale = inspection->attempt < std::exchange(inspected_attempt_, inspection->attempt);
-    inspected_ += inspection->text.size() + inspection->state.size() + 64;
-    if (stale || inspected_ > kInspected)
-      return Error{ErrorCode::kProtocol, "it sent more inspection data than allowed", 0};
-  } else if (std::holds_alternative<rendezvous::WorkerStarted>(message) ||
-             std::holds_alternative<rendezvous::WorkerExited>(message)) {
-    const auto* exited = std::get_if<rendezvous::WorkerExited>(&message);
-    worker_updates_ += 64 + (exited != nullptr ? exited->text.size() : 0);
+    inspected_ += frame_size(message);
+    if (stale || inspected_ > kInspected) return beyond("sent more inspection data than allowed");
+    // The text goes to a file.
+    if (!inspection->last) return keep(inspection->attempt, sizeof(Inspection) + inspection->state.size());
+  } else if (std::holds_alternative<WorkerStarted>(message) ||
+             std::holds_alternative<WorkerExited>(message)) {
+    worker_updates_ += frame_size(message);
     if (worker_updates_ > kWorkerUpdates)
-      return Error{ErrorCode::kProtocol, "it reported more starts and ends of workers than allowed", 0};
-  } else if (const auto* hello = std::get_if<rendezvous::Hello>(&message)) {
-    if (hello->interfaces.size() > kHelloInterfaces)
-      return Error{ErrorCode::kProtocol, "it reported more interfaces than allowed", 0};
+      return beyond("reported more starts and ends of workers than allowed");
+    const auto* exited = std::get_if<WorkerExited>(&message);
+    if (exited != nullptr && keep(exited->attempt, exited->text.size()) != Admission::kTake)
+      return beyond("sent longer reasons of failed starts than allowed");
+  } else if (const auto* evidence = std::get_if<WorkerEvidence>(&message)) {
+    return keep(evidence->attempt, frame_size(message));
+  } else if (const auto* dump = std::get_if<WorkerCollectives>(&message)) {
+    return keep(dump->attempt, frame_size(message));
+  } else if (const auto* trouble = std::get_if<WorkerInTrouble>(&message)) {
+    return keep(trouble->attempt, frame_size(message));
+  } else if (const auto* hello = std::get_if<Hello>(&message)) {
+    if (hello->workers > kWorkers || hello->gpus > kWorkers || hello->cpus > kCpus)
+      return beyond("reported more workers, GPUs or CPUs than allowed");
+    if (frame_size(message) > kKeptAtLeast / 2) return beyond("sent a longer hello than allowed");
+  } else if (std::holds_alternative<JobAccepted>(message)) {
+    if (frame_size(message) > kKeptAtLeast / 2) return beyond("sent a longer answer than allowed");
   }
-  return {};
+  return Admission::kTake;
 }
 
 std::uint32_t NodeLimits::give_back(std::uint8_t stream) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -10,23 +11,37 @@
 
 namespace ddp::launcher {
 
-/// Bounds what one node may send (sans-IO), so that a misbehaving node cannot exhaust the master's memory or
-/// disk. The limits on notices and inspections are far above what our agent sends. The class also counts
-/// output for the credit. Output beyond the credit is no error, because agents send the contents of the
-/// workers' pipes at a stop. The console and the files bound the output (ConsoleQueue, JobWriter).
+/// Bounds what one node may send (sans-IO), so that a compromised node cannot exhaust the master's memory or
+/// disk. The codec bounds each field; this class bounds their sum. All limits are far above what our agent
+/// sends. The class also counts output for the credit. Output beyond the credit is no error, because agents
+/// send the contents of the workers' pipes at a stop. The console and the files bound the output
+/// (ConsoleQueue, JobWriter).
 class NodeLimits {
  public:
   static constexpr std::size_t kNotices = 5'000;            ///< notices of one job that are shown or kept
   static constexpr std::size_t kNoticeBytes = 4u << 10;     ///< bytes of one notice; the rest is cut
-  static constexpr std::size_t kInspected = 64u << 20;      ///< bytes of inspections in one attempt
+  static constexpr std::size_t kInspected = 4u << 20;       ///< bytes of inspections in one attempt
   static constexpr std::size_t kWorkerUpdates = 64u << 20;  ///< bytes of worker starts and ends in one job
-  static constexpr std::size_t kHelloInterfaces = 4'096;    ///< addresses of one node
+  static constexpr std::uint32_t kWorkers = 4'096;          ///< workers, and GPUs, of one node
+  static constexpr std::uint32_t kCpus = 65'536;
+  /// Bytes of messages that the master keeps of all nodes in one attempt, and the least for each node.
+  static constexpr std::size_t kKeptOfAll = 64u << 20;
+  static constexpr std::size_t kKeptAtLeast = 128u << 10;
+  static constexpr std::size_t kKeptAtMost = 8u << 20;
+
+  explicit NodeLimits(std::size_t nodes = 1)
+      : kept_limit_(std::clamp(kKeptOfAll / std::max<std::size_t>(nodes, 1), kKeptAtLeast, kKeptAtMost)) {}
 
   /// A new link to the node begins; the counts for the whole job continue.
   void begin_incarnation() { taken_ = {}; }
-  /// Counts a message. kProtocol: the message exceeds what our agent would send, and the caller ends the
-  /// link.
-  Result<> admit(const rendezvous::Message& message);
+
+  /// kDropFirst: as kDrop, and the user has not been told in this attempt.
+  enum class Admission : std::uint8_t { kTake, kDrop, kDropFirst };
+  /// Counts a message. Evidence beyond the limit of the attempt is dropped. kProtocol: the message exceeds
+  /// what our agent would send, and the caller ends the link.
+  Result<Admission> admit(const rendezvous::Message& message);
+  /// Bytes of evidence that the master keeps of this node in one attempt.
+  std::size_t kept_limit() const { return kept_limit_; }
   /// Returns the credit of a stream to give back, at most what one message can carry.
   std::uint32_t give_back(std::uint8_t stream);
   /// Returns the bytes of a stream that are not yet given back.
@@ -37,11 +52,17 @@ class NodeLimits {
   NoticeDecision notice();
 
  private:
+  Admission keep(std::uint32_t attempt, std::size_t bytes);
+
+  std::size_t kept_limit_;
   std::array<std::uint64_t, 2> taken_{};
   std::size_t notices_ = 0;
   std::size_t worker_updates_ = 0;
   std::uint32_t inspected_attempt_ = 0;
   std::size_t inspected_ = 0;
+  std::uint32_t kept_attempt_ = 0;
+  std::size_t kept_ = 0;
+  bool dropped_ = false;  ///< something was dropped in kept_attempt_
 };
 
 }  // namespace ddp::launcher

@@ -14,8 +14,9 @@ constexpr std::size_t kOutputChunk = 128u << 10;
 }  // namespace
 
 Connection::Connection(asio::any_io_executor executor, std::unique_ptr<ByteStream> stream,
-                       std::string_view early)
+                       std::string_view early, FrameReader::Limits limits)
     : stream_(std::move(stream)),
+      frames_(limits),
       queued_(executor, Clock::time_point::max()),
       drained_(executor, Clock::time_point::max()) {
   while (!early.empty()) {

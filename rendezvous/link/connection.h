@@ -27,7 +27,8 @@ class Connection {
   using Clock = std::chrono::steady_clock;
 
   /// `early` holds bytes that were already read after the hello line.
-  Connection(asio::any_io_executor executor, std::unique_ptr<ByteStream> stream, std::string_view early = {});
+  Connection(asio::any_io_executor executor, std::unique_ptr<ByteStream> stream, std::string_view early = {},
+             FrameReader::Limits limits = FrameReader::default_limits());
 
   /// Returns the next message that has already arrived, without waiting. Its string_views are valid until the
   /// next `read_more`.

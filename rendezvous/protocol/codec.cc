@@ -1,5 +1,6 @@
 #include "rendezvous/protocol/codec.h"
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstring>
@@ -10,10 +11,32 @@
 namespace ddp::rendezvous {
 namespace {
 
-/// Appends fields to a string.
+/// Types from here on go from the master to an agent.
+constexpr std::uint8_t kFirstMasterType = 0x41;
+
+/// Limits of one message's fields.
+struct FieldLimits {
+  std::size_t text = kMaxFrame;
+  std::size_t list = kMaxListElements;
+};
+
+/// Messages to an agent come from the master, which the agent obeys anyway. They have the limit of a frame.
+template <class T>
+constexpr FieldLimits limits_of() {
+  if (T::kType >= kFirstMasterType) return {};
+  if (std::is_same_v<T, Hello>) return {kMaxAgentText, kMaxInterfaces};
+  if (std::is_same_v<T, Output>) return {kMaxOutputData, 0};
+  if (std::is_same_v<T, WorkerCollectives>) return {kMaxAgentDump, 0};
+  if (std::is_same_v<T, WorkerSteps>) return {kMaxPhase, kMaxAgentList};
+  constexpr bool has_evidence = std::is_same_v<T, WorkerEvidence> || std::is_same_v<T, Inspection> ||
+                                std::is_same_v<T, QueryAnswer> || std::is_same_v<T, NodeChecked>;
+  return {has_evidence ? kMaxAgentEvidence : kMaxAgentText, kMaxAgentList};
+}
+
+/// Appends fields to a string, cut to the limits.
 class Writer {
  public:
-  explicit Writer(std::string& out) : out_(out) {}
+  Writer(std::string& out, FieldLimits limits) : out_(out), limits_(limits) {}
 
   template <std::unsigned_integral T>
   requires(!std::same_as<T, bool>) void operator()(const T& value) {
@@ -23,8 +46,9 @@ class Writer {
   void operator()(const std::int32_t& value) { (*this)(static_cast<std::uint32_t>(value)); }
   void operator()(const bool& value) { (*this)(static_cast<std::uint8_t>(value ? 1 : 0)); }
   void operator()(const std::string_view& value) {
-    (*this)(static_cast<std::uint32_t>(value.size()));
-    out_.append(value);
+    const std::string_view kept = value.substr(0, limits_.text);
+    (*this)(static_cast<std::uint32_t>(kept.size()));
+    out_.append(kept);
   }
   void operator()(const std::string& value) { (*this)(std::string_view(value)); }
   template <class A, class B>
@@ -33,9 +57,10 @@ class Writer {
   }
   template <class T>
   void operator()(const std::vector<T>& list) {
-    (*this)(static_cast<std::uint32_t>(list.size()));
-    for (const T& element : list)
-      (*this)(element);
+    const std::size_t count = std::min(list.size(), limits_.list);
+    (*this)(static_cast<std::uint32_t>(count));
+    for (std::size_t i = 0; i < count; ++i)
+      (*this)(list[i]);
   }
   template <class T>
   requires requires(T& t, Writer& w) { T::fields(t, w); }
@@ -43,13 +68,39 @@ class Writer {
 
  private:
   std::string& out_;
+  const FieldLimits limits_;
+};
+
+/// Adds up the encoded sizes of fields.
+class SizeCounter {
+ public:
+  std::size_t size = 0;
+
+  template <class T>
+  requires std::is_arithmetic_v<T>
+  void operator()(const T&) { size += sizeof(T); }
+  void operator()(const std::string_view& value) { size += sizeof(std::uint32_t) + value.size(); }
+  void operator()(const std::string& value) { (*this)(std::string_view(value)); }
+  template <class A, class B>
+  void operator()(const std::pair<A, B>& value) {
+    (*this)(value.first), (*this)(value.second);
+  }
+  template <class T>
+  void operator()(const std::vector<T>& list) {
+    size += sizeof(std::uint32_t);
+    for (const T& element : list)
+      (*this)(element);
+  }
+  template <class T>
+  requires requires(T& t, SizeCounter& c) { T::fields(t, c); }
+  void operator()(const T& value) { T::fields(value, *this); }
 };
 
 /// Takes fields from a payload. After the first invalid field, all further fields read as zero and `failed()`
 /// is true.
 class FieldReader {
  public:
-  explicit FieldReader(std::string_view in) : in_(in) {}
+  FieldReader(std::string_view in, FieldLimits limits) : in_(in), limits_(limits) {}
 
   bool failed() const { return failed_; }
   bool at_end() const { return in_.empty(); }
@@ -76,6 +127,7 @@ class FieldReader {
   void operator()(std::string_view& value) {
     std::uint32_t size = 0;
     (*this)(size);
+    if (size > limits_.text) failed_ = true;
     value = take(size);
   }
   void operator()(std::string& value) {
@@ -93,7 +145,7 @@ class FieldReader {
     (*this)(count);
     // An element takes at least one byte, so a count beyond the remaining bytes is invalid. Check it before
     // reserving memory.
-    if (count > kMaxListElements || count > in_.size()) failed_ = true;
+    if (count > limits_.list || count > in_.size()) failed_ = true;
     for (std::uint32_t i = 0; i < count && !failed_; ++i)
       (*this)(list.emplace_back());
   }
@@ -113,13 +165,15 @@ class FieldReader {
   }
 
   std::string_view in_;
+  const FieldLimits limits_;
   bool failed_ = false;
 };
 
-using Decoder = bool (*)(FieldReader&, Message&);
+using Decoder = bool (*)(std::string_view, Message&);
 
 template <class T>
-bool decode_as(FieldReader& reader, Message& out) {
+bool decode_as(std::string_view fields, Message& out) {
+  FieldReader reader(fields, limits_of<T>());
   T::fields(out.emplace<T>(), reader);
   return !reader.failed() && reader.at_end();
 }
@@ -154,10 +208,10 @@ constexpr std::array<Decoder, 256> kDecoders = make_decoders(AllMessages{});
 void append_frame(const Message& message, std::string& out) {
   const std::size_t start = out.size();
   out.append(kFrameHeader, '\0');
-  Writer writer(out);
   std::visit(
       [&](const auto& m) {
         using T = std::decay_t<decltype(m)>;
+        Writer writer(out, limits_of<T>());
         writer(T::kType);
         T::fields(m, writer);
       },
@@ -186,12 +240,17 @@ Result<Message> decode_payload(std::string_view payload) {
     return Error{ErrorCode::kProtocol, "a message of unknown type " + std::to_string(type)};
   }
   Message message;
-  FieldReader reader(payload.substr(1));
-  if (!decode(reader, message)) {
+  if (!decode(payload.substr(1), message)) {
     return Error{ErrorCode::kProtocol, "a malformed " + std::string(message_name(message)) + " message of " +
                                            std::to_string(payload.size()) + " bytes"};
   }
   return message;
+}
+
+std::size_t frame_size(const Message& message) {
+  SizeCounter counter;
+  std::visit([&](const auto& m) { counter(m); }, message);
+  return kFrameHeader + 1 + counter.size;
 }
 
 std::string_view message_name(const Message& message) {

@@ -15,7 +15,17 @@ namespace ddp::rendezvous {
 /// Limits, checked before any allocation. They bound the memory that a peer can make this end use.
 inline constexpr std::size_t kMaxFrame = 8u << 20;  ///< length field; a JobStart carries a whole environment
 inline constexpr std::size_t kMaxListElements = 65'536;
-inline constexpr std::size_t kMaxOutputData = 64u << 10;  ///< data of one Output: control never waits long
+// A master has thousands of agents, and each of them may be compromised. What an agent sends is therefore
+// smaller. The encoder cuts texts and lists of an agent to these limits, and the decoder refuses more.
+inline constexpr std::size_t kMaxAgentFrame = 160u << 10;
+inline constexpr std::size_t kMaxAgentText = 16u << 10;      ///< a text, name, path or token of a message
+inline constexpr std::size_t kMaxAgentEvidence = 64u << 10;  ///< a text of WorkerEvidence, Inspection,
+                                                             ///< QueryAnswer or NodeChecked
+inline constexpr std::size_t kMaxAgentDump = 128u << 10;     ///< WorkerCollectives::log
+inline constexpr std::size_t kMaxPhase = 256;                ///< a text of WorkerSteps
+inline constexpr std::size_t kMaxAgentList = 8'192;          ///< elements: ranks of one node, say
+inline constexpr std::size_t kMaxInterfaces = 512;           ///< addresses in a Hello
+inline constexpr std::size_t kMaxOutputData = 64u << 10;     ///< data of one Output: control never waits long
 inline constexpr std::size_t kFrameHeader = 4;
 inline constexpr std::size_t kOutputHeader = 26;  ///< bytes before the data of an Output frame
 
@@ -29,6 +39,9 @@ void write_output_header(const Output& output, char* at);
 /// Decodes one frame's payload (type and fields, without the length). string_view members of the result point
 /// into `payload`. Error: kProtocol (unknown type, truncated field, count over its limit, surplus bytes).
 Result<Message> decode_payload(std::string_view payload);
+
+/// Returns the size of the frame of `message`.
+std::size_t frame_size(const Message& message);
 
 /// Returns the name of a message, for logs: "Hello".
 std::string_view message_name(const Message& message);

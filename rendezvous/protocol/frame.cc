@@ -29,13 +29,17 @@ std::uint32_t frame_length(const char* bytes) {
   return length;
 }
 
+FrameReader::Limits FrameReader::default_limits() {
+  return {kMaxFrame, kMostRead};
+}
+
 std::span<char> FrameReader::space() {
   if (begin_ == end_ && !kept_) begin_ = end_ = 0;
   std::size_t wanted = kept_ ? std::min(read_size_, kKeptRead) : read_size_;
   // next() has refused lengths over the limit, so a peer cannot make this grow beyond one frame.
   if (end_ - begin_ >= kFrameHeader) {
     const std::size_t whole =
-        kFrameHeader + std::min<std::size_t>(frame_length(buffer_.get() + begin_), kMaxFrame);
+        kFrameHeader + std::min<std::size_t>(frame_length(buffer_.get() + begin_), limits_.frame);
     if (whole > end_ - begin_) wanted = std::max(wanted, whole - (end_ - begin_));
   }
   if (capacity_ - end_ < wanted) make_room(wanted);
@@ -68,7 +72,7 @@ std::shared_ptr<const char[]> FrameReader::keep() {
 
 void FrameReader::filled(std::size_t bytes) {
   end_ += bytes;
-  if (bytes >= read_size_) read_size_ = std::min(2 * read_size_, kMostRead);
+  if (bytes >= read_size_) read_size_ = std::min(2 * read_size_, limits_.read);
 }
 
 Result<std::optional<std::string_view>> FrameReader::next() {
@@ -76,9 +80,9 @@ Result<std::optional<std::string_view>> FrameReader::next() {
   const std::size_t available = end_ - begin_;
   if (available < kFrameHeader) return Frame{};
   const std::size_t length = frame_length(buffer_.get() + begin_);
-  if (length == 0 || length > kMaxFrame) {
+  if (length == 0 || length > limits_.frame) {
     return Error{ErrorCode::kProtocol,
-                 "a frame of " + std::to_string(length) + " bytes (1 to " + std::to_string(kMaxFrame) +
+                 "a frame of " + std::to_string(length) + " bytes (1 to " + std::to_string(limits_.frame) +
                      " are allowed): the bytes of the link are damaged; check for a wrapper or "
                      "a terminal between the hosts that changes bytes"};
   }

@@ -2,17 +2,19 @@
 // per-node mode. Their workers start at once and never end. `tests/bench/rendezvous --what swarm` runs this
 // program beside a real ddplaunch.
 //
-// node_swarm HOST PORT JOB FIRST COUNT NODES PREFIX
+// node_swarm HOST PORT JOB FIRST COUNT NODES PREFIX [hostile]
 //   Simulates the node ranks FIRST to FIRST + COUNT - 1 of NODES. DDPLAUNCH_TOKEN holds the token. Each agent
 //   has its own address in PREFIX.0.0.0/8; all of these must be local, as in the benchmark's network
 //   namespace. The line "lose" on stdin makes the last agent report that its workers are dead, and close its
-//   link.
+//   link. hostile: with its Spawn each agent sends the largest messages of every kind that the protocol
+//   allows, long lines without an end, and the beginning of one more frame. Then it is silent.
 //
 // Prints these events; T is CLOCK_MONOTONIC in µs:
 //   joining T                before the first connect
 //   joined T                 all agents are accepted
 //   spawned ATTEMPT COUNT T  the last agent has received Spawn
 //   lost T                   the last agent closes its link
+//   flooded T                the last hostile agent has sent everything
 //   tries N                  at the end: number of connection attempts
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -21,6 +23,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
@@ -28,6 +31,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,6 +43,7 @@
 #include "launcher/link_protocol/join_line.h"
 #include "launcher/links/join_link.h"
 #include "remote/bootstrap/bootstrap.h"
+#include "rendezvous/flight_recorder/flight_recorder.h"
 #include "rendezvous/link/connection.h"
 #include "rendezvous/secure/link_token.h"
 #include "rendezvous/secure/secure_stream.h"
@@ -64,6 +69,7 @@ struct SwarmAgent {
   int rank = 0;
   std::uint32_t address = 0;
   std::unique_ptr<Connection> link;
+  SecureStream* stream = nullptr;  ///< owned by `link`
   std::uint32_t attempt = 0;
 };
 
@@ -83,6 +89,8 @@ struct Swarm {
   int ended = 0;
   int tries = 0;
   bool losing = false;
+  bool hostile = false;
+  int flooded = 0;
   std::minstd_rand random{std::random_device{}()};
 };
 
@@ -162,6 +170,74 @@ Hello hello_of(const SwarmAgent& agent) {
   return hello;
 }
 
+/// Returns the longest hello that a master accepts.
+void lengthen(Hello& hello) {
+  for (int i = 0; hello.interfaces.size() < kMaxInterfaces; ++i) {
+    std::string name(60, 'x');
+    hello.interfaces.push_back({name, "fd00::" + std::to_string(i), 64, true, false});
+  }
+}
+
+std::string longest_dump(std::uint32_t rank, const Spawn& spawn) {
+  FlightRecorderDump dump{static_cast<int>(rank), static_cast<int>(spawn.world_size), spawn.attempt, {}, {}};
+  dump.groups.resize(1);
+  for (std::uint64_t i = 1; i <= FlightRecorderMemory::kCapacity; ++i) {
+    RecordedCollective entry;
+    entry.sequence = i;
+    entry.kind = "all-reduce";
+    entry.type = "bfloat16";
+    entry.started = 1'700'000'000'000'000'000;
+    dump.groups[0].entries.push_back(std::move(entry));
+  }
+  return dump_text(dump);
+}
+
+/// Sends what a compromised agent can.
+Awaitable<> flood(Swarm* swarm, SwarmAgent* agent, Spawn spawn) {
+  Connection& link = *agent->link;
+  const std::string text(kMaxAgentText, 't');
+  const std::string evidence(kMaxAgentEvidence, 'e');
+  for (std::uint32_t local = 0; local < spawn.local_world_size; ++local) {
+    const std::uint32_t rank = spawn.first_rank + local;
+    link.send(WorkerInTrouble{spawn.attempt, rank, text, std::vector<std::uint32_t>(kMaxAgentList, 1)});
+    WorkerExited exited;
+    exited.attempt = spawn.attempt;
+    exited.rank = rank;
+    exited.pid = local == 0 ? 0 : 5000 + local;  // 0: it was not started, for the reason in `text`
+    exited.code = 1;
+    exited.clock_ns = now_ns();
+    exited.text = text;
+    if (local < 2) link.send(exited);
+    link.send(WorkerEvidence{spawn.attempt, rank, evidence, {}, {}});
+    link.send(WorkerEvidence{
+        spawn.attempt, rank, {}, {}, R"({"message":{"message":")" + evidence.substr(100) + R"("}})"});
+    if (local == 0) link.send(WorkerCollectives{spawn.attempt, rank, longest_dump(rank, spawn)});
+    link.send(WorkerSteps{spawn.attempt, {rank}, {1}, {0}, {text}});
+    link.send(Inspection{spawn.attempt, rank, false, evidence, evidence, true, 1});
+    link.send(QueryAnswer{1, rank, evidence, false, 0, evidence});
+    co_await link.flushed();
+  }
+  for (int i = 0; i < 50; ++i)
+    link.send(Notice{text, false});
+  for (std::size_t sent = 0; sent < (1u << 20) - kMaxOutputData; sent += kMaxOutputData) {
+    for (const std::uint8_t stream : {1, 2}) {
+      const std::span<char> space = link.output_space(kMaxOutputData);
+      std::fill(space.begin(), space.end(), 'o');
+      link.send_output({spawn.attempt, spawn.first_rank + 7, stream, 0, {space.data(), space.size()}});
+    }
+    co_await link.flushed();
+  }
+  std::string rest(kMaxAgentFrame, 'r');
+  for (std::size_t i = 0; i < kFrameHeader; ++i)
+    rest[i] = static_cast<char>(kMaxAgentFrame >> (8 * i));
+  for (std::string_view left = rest; !left.empty();) {
+    const auto [error, count] = co_await agent->stream->write_some(asio::buffer(left.data(), left.size()));
+    if (error) break;
+    left.remove_prefix(count);
+  }
+  if (++swarm->flooded == swarm->count) print_event("flooded");
+}
+
 /// Answers the master's messages without delay.
 struct Answer {
   Swarm& swarm;
@@ -190,9 +266,15 @@ struct Answer {
     }
     for (std::uint32_t i = 0; i < spawn.local_world_size; ++i)
       agent.link->send(WorkerStarted{spawn.attempt, spawn.first_rank + i, 5000 + i, now_ns()});
+    if (!swarm.hostile) return;
+    asio::co_spawn(swarm.loop, flood(&swarm, &agent, spawn), [](const std::exception_ptr& e) {
+      if (e) fail("an exception");
+    });
   }
   void operator()(const Stop& stop) { agent.link->send(AttemptEnded{stop.attempt, 0, {}}); }
-  void operator()(const Ping& ping) { agent.link->send(Pong{ping.sequence, now_ns()}); }
+  void operator()(const Ping& ping) {
+    if (!swarm.hostile || agent.attempt == 0) agent.link->send(Pong{ping.sequence, now_ns()});
+  }
   void operator()(const Leave&) { agent.link->close(); }
   template <class M>
   void operator()(const M&) {}
@@ -214,11 +296,14 @@ Awaitable<> serve(Swarm* swarm, SwarmAgent* agent) {
   if (++swarm->joined == swarm->count) print_event("joined");
   const remote::AgentHello greeting{request.protocol, request.version};
   (void)co_await launcher::write_line(*stream, remote::hello_line(greeting));
+  agent->stream = stream.get();
   agent->link = std::make_unique<Connection>(swarm->loop.get_executor(), std::move(stream));
   asio::co_spawn(swarm->loop, write_link(agent->link.get()), [](const std::exception_ptr& e) {
     if (e) fail("an exception");
   });
-  agent->link->send(hello_of(*agent));
+  Hello hello = hello_of(*agent);
+  if (swarm->hostile) lengthen(hello);
+  agent->link->send(hello);
   for (bool open = true; open;) {
     auto message = agent->link->next();
     if (!message) fail(message.error().text);
@@ -261,7 +346,7 @@ Awaitable<> take_orders(Swarm* swarm, Descriptor* input) {
 }  // namespace
 
 int main(int count, char** words) {
-  if (count != 8) fail("usage: node_swarm HOST PORT JOB FIRST COUNT NODES PREFIX");
+  if (count < 8 || count > 9) fail("usage: node_swarm HOST PORT JOB FIRST COUNT NODES PREFIX [hostile]");
   rlimit files{};
   ::getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = files.rlim_max;
@@ -276,6 +361,7 @@ int main(int count, char** words) {
   swarm.count = std::atoi(words[5]);
   swarm.nodes = std::atoi(words[6]);
   swarm.prefix = static_cast<std::uint32_t>(std::atoi(words[7]));
+  swarm.hostile = count == 9;
   swarm.agents.resize(static_cast<std::size_t>(swarm.count));
   Descriptor input(swarm.loop, 0);
   const auto no_exception = [](const std::exception_ptr& e) {

@@ -101,7 +101,7 @@ TEST_CASE("an endless progress bar occupies one row") {
   for (int i = 0; i < 200'000; ++i)
     lines.add("\r step " + std::to_string(i), out);
   CHECK(out.empty());
-  CHECK(lines.held() == std::string(" step 199999").size());
+  CHECK(lines.held() == 2 * std::string(" step 199999").size());  // this frame and the one before
 }
 
 TEST_CASE("a line over 1 MiB is split with a mark, one of 1 MiB is not") {
@@ -113,6 +113,33 @@ TEST_CASE("a line over 1 MiB is split with a mark, one of 1 MiB is not") {
   CHECK(shown({whole, "y", "\n"}) == split);
   CHECK(shown({whole + whole + "y"}) == "> " + whole + std::string(kSplitMark) + "\n" + split);
   CHECK(shown({whole, "\r", "y\n"}) == "> y\n");  // discarded before the line was too long
+}
+
+TEST_CASE("a redrawn row keeps no text that is too long for a bar") {
+  LineAssembler lines("");
+  std::string out;
+  for (int i = 0; i < 100; ++i)
+    lines.add("\r" + std::string(kMaxLine / 2, 'x') + "\n", out);
+  lines.add("\r", out);
+  CHECK(lines.held() < 2 * kMaxLine);
+}
+
+TEST_CASE("the unfinished lines of many streams have one bound, and short ones are never ended") {
+  HeldLines held;
+  std::vector<LineAssembler> streams;
+  std::string out;
+  const std::string piece(512u << 10, 'x');
+  for (std::size_t i = 0; i < 100; ++i) {
+    held.add(streams.emplace_back(""), piece, out);
+    REQUIRE(held.bytes() <= HeldLines::kMost);
+  }
+  CHECK(out.size() == 36 * (piece.size() + 1));  // 64 streams fill the bound
+  out.clear();
+  held.add(streams.emplace_back(""), "short", out);
+  CHECK(out.empty());
+  for (LineAssembler& lines : streams)
+    held.finish(lines, out);
+  CHECK(held.bytes() == 0);
 }
 
 TEST_CASE("the assembler is reusable after finish") {

@@ -1,5 +1,6 @@
 #include "launcher/supervisor/node_limits.h"
 
+#include "rendezvous/protocol/codec.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {
@@ -46,11 +47,50 @@ TEST_CASE("hang diagnostics are limited per attempt") {
 TEST_CASE("reports of workers are limited by their number and their texts") {
   NodeLimits limits;
   rendezvous::WorkerExited exited;
-  exited.text.assign(NodeLimits::kWorkerUpdates - 128, 'x');
-  CHECK(limits.admit(exited).has_value());
-  CHECK(limits.admit(rendezvous::WorkerStarted{}).has_value());
+  exited.text.assign(1u << 20, 'x');
+  std::size_t taken = 0;
+  for (; limits.admit(exited).has_value(); ++exited.attempt)
+    taken += exited.text.size();
+  CHECK(taken <= NodeLimits::kWorkerUpdates);
+  CHECK(taken > NodeLimits::kWorkerUpdates / 2);
   CHECK(limits.admit(rendezvous::WorkerStarted{}).error().text ==
         "it reported more starts and ends of workers than allowed");
+}
+
+TEST_CASE("evidence of an attempt beyond the node's share is dropped, and this is said once") {
+  using Admission = NodeLimits::Admission;
+  NodeLimits limits(500);
+  CHECK(limits.kept_limit() == NodeLimits::kKeptOfAll / 500);
+  CHECK(NodeLimits(100'000).kept_limit() == NodeLimits::kKeptAtLeast);
+  CHECK(NodeLimits(1).kept_limit() == NodeLimits::kKeptAtMost);
+  rendezvous::WorkerEvidence evidence;
+  evidence.error_json.assign(60u << 10, 'x');
+  rendezvous::WorkerCollectives dump;
+  dump.log.assign(60u << 10, 'x');
+  CHECK(*limits.admit(evidence) == Admission::kTake);
+  CHECK(*limits.admit(dump) == Admission::kTake);
+  CHECK(*limits.admit(dump) == Admission::kDropFirst);
+  CHECK(*limits.admit(evidence) == Admission::kDrop);
+  CHECK(*limits.admit(rendezvous::WorkerExited{}) == Admission::kTake);
+  rendezvous::WorkerExited exited;
+  exited.text.assign(60u << 10, 'x');
+  CHECK_FALSE(limits.admit(exited).has_value());
+  dump.attempt = 1;
+  CHECK(*limits.admit(dump) == Admission::kTake);
+  CHECK(*limits.admit(evidence) == Admission::kDropFirst);  // of the attempt before
+}
+
+TEST_CASE("a hello names no more processors than a machine has") {
+  NodeLimits limits;
+  rendezvous::Hello hello;
+  hello.workers = hello.gpus = NodeLimits::kWorkers;
+  hello.cpus = NodeLimits::kCpus;
+  CHECK(limits.admit(hello).has_value());
+  ++hello.workers;
+  CHECK_FALSE(limits.admit(hello).has_value());
+  hello.workers = 0;
+  ++hello.gpus;
+  CHECK_FALSE(limits.admit(hello).has_value());
 }
 
 TEST_CASE("a node that rejoins repeatedly has one limit of notices and starts") {
@@ -71,12 +111,12 @@ TEST_CASE("the notices of a node are limited") {
   CHECK(limits.notice() == NodeLimits::NoticeDecision::kNo);
 }
 
-TEST_CASE("a node with too many addresses is refused") {
+TEST_CASE("a hello has a limit in bytes") {
   NodeLimits limits;
   rendezvous::Hello hello;
-  hello.interfaces.resize(NodeLimits::kHelloInterfaces);
+  hello.interfaces.resize(rendezvous::kMaxInterfaces);
   CHECK(limits.admit(hello).has_value());
-  hello.interfaces.resize(NodeLimits::kHelloInterfaces + 1);
+  hello.interfaces[0].name.assign(NodeLimits::kKeptAtLeast, 'x');
   CHECK_FALSE(limits.admit(hello).has_value());
 }
 

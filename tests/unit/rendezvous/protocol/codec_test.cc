@@ -177,6 +177,40 @@ TEST_CASE("the messages of surviving workers survive their encoding") {
   CHECK(std::get<Spawn>(*start).from == 5);
 }
 
+TEST_CASE("texts and lists of an agent are cut where they are sent, and refused where they are too long") {
+  const std::string long_text(kMaxFrame, 'x');
+  const auto decoded = [](const Message& message) { return decode_payload(payload_of(message)).value(); };
+  CHECK(std::get<Refused>(decoded(Refused{1, 0, long_text})).text.size() == kMaxAgentText);
+  CHECK(std::get<StoreOpened>(decoded(StoreOpened{0, 1, long_text})).token.size() == kMaxAgentText);
+  CHECK(std::get<WorkerEvidence>(decoded(WorkerEvidence{0, 1, {}, {}, long_text})).error_json.size() ==
+        kMaxAgentEvidence);
+  CHECK(std::get<WorkerCollectives>(decoded(WorkerCollectives{0, 1, long_text})).log.size() == kMaxAgentDump);
+  Hello hello;
+  hello.interfaces.resize(kMaxInterfaces + 1);
+  CHECK(std::get<Hello>(decoded(hello)).interfaces.size() == kMaxInterfaces);
+  const std::string text = std::string(kMaxFrame / 2, 'x');
+  CHECK(std::get<Stop>(decoded(Stop{0, 0, text})).reason.size() == text.size());  // the master's own
+
+  // The same frame with one byte more than allowed.
+  std::string payload = payload_of(Notice{std::string(kMaxAgentText, 'x'), false});
+  REQUIRE(decode_payload(payload).has_value());
+  payload.insert(payload.size() - 1, "x");
+  ++payload[1];
+  CHECK(decode_payload(payload).error().text.find("a malformed Notice") == 0);
+}
+
+TEST_CASE("the size of a frame is known without its bytes") {
+  const auto same = [](const Message& message) {
+    std::string frame;
+    append_frame(message, frame);
+    return frame.size() == frame_size(message);
+  };
+  CHECK(same(sample_job()));
+  CHECK(same(Hello{.hostname = "n", .interfaces = {{"eth0", "10.0.0.1", 24, true, false}}}));
+  CHECK(same(WorkerSteps{1, {2}, {3}, {4}, {"train"}}));
+  CHECK(same(Output{0, 1, 2, 3, "text"}));
+}
+
 TEST_CASE("every message has a name") {
   CHECK(message_name(Hello{}) == "Hello");
   CHECK(message_name(StdinTaken{}) == "StdinTaken");
