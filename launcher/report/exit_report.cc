@@ -384,19 +384,25 @@ std::string early_ranks(const std::vector<EarlyExit>& exits) {
   return format_ranks(ranks) + " on " + host_list({hosts.begin(), hosts.end()});
 }
 
+/// Returns when the failure was there for certain. A hang begins with the last exit, so it counts from when it
+/// was found.
+std::chrono::nanoseconds since_when(const Failure& failure) {
+  return failure.kind == Failure::Kind::kHung ? failure.happened.latest : failure.happened.earliest;
+}
+
 std::vector<EarlyExit> exits_before(const JobEnd& end, const Failure& failure) {
   std::vector<EarlyExit> exits = end.early;
   std::erase_if(
-      exits, [&failure](const EarlyExit& exit) { return exit.happened.latest >= failure.happened.earliest; });
+      exits, [&failure](const EarlyExit& exit) { return exit.happened.latest >= since_when(failure); });
   return exits;
 }
 
 std::string early_exits_text(const JobEnd& end, const Failure& failure) {
   const std::vector<EarlyExit> exits = exits_before(end, failure);
   if (exits.empty()) return {};
-  const auto first = std::ranges::min(exits, {}, &EarlyExit::at).at();
+  const auto first = std::ranges::min(exits, {}, &EarlyExit::at).happened.middle();
   return early_ranks(exits) + " exited 0, " + (exits.size() == 1 ? "" : "the first ") +
-         format_elapsed(failure.at() - first) + " earlier";
+         format_elapsed(since_when(failure) - first) + " earlier";
 }
 
 }  // namespace ddp::launcher

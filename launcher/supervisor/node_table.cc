@@ -173,8 +173,12 @@ void NodeTable::lose(std::size_t index, const Error& error, Time lease, bool fen
   count(node, 1);
   if (!node.has_workers()) return;
   DDP_REQUIRE(!node.is_busy(now), node.name);  // no attempt begins on a host whose last workers may run
-  node.predecessor = {node.incarnation, machine_of(node.hello), node.worker_pids, node.heard + lease, fenced};
-  node.predecessor->clock_ns = node.hello.clock_ns;
+  node.predecessor = Predecessor{.incarnation = node.incarnation,
+                                 .machine = machine_of(node.hello),
+                                 .pids = node.worker_pids,
+                                 .clock_ns = node.hello.clock_ns,
+                                 .busy_until = node.heard + lease,
+                                 .fenced = fenced};
   std::erase(node.predecessor->pids, 0U);
   node.predecessor->pids.insert(node.predecessor->pids.end(), {node.hello.pid, node.hello.keeper});
 }

@@ -45,7 +45,7 @@ class NodeTable {
     std::string machine;  ///< machine on which the PIDs are valid; empty: unknown
     std::vector<std::uint32_t> pids;
     std::uint64_t clock_ns = 0;  ///< of its Hello
-    std::string swept;           ///< why job::NodeSwept was no proof; empty: nobody looked
+    std::string swept = {};      ///< why job::NodeSwept was no proof; empty: nobody looked
     Time busy_until{0};   ///< its lease: none of its workers runs after this time
     bool fenced = false;  ///< they may still write a checkpoint: --fence
   };
@@ -97,6 +97,8 @@ class NodeTable {
     bool has_workers() const { return state == State::kSpawned || state == State::kWaiting; }
     /// Its workers survive the attempt, and no other one has begun with them.
     bool has_survivors() const { return state == State::kWaiting && !lost && !awaited; }
+    /// It is silent, and its machine answers no probe, either.
+    bool is_unreachable() const { return suspect && probed && answered_at < heard; }
     /// Workers of a lost incarnation may run.
     bool is_busy(Time now) const { return predecessor && predecessor->busy_until > now; }
   };

@@ -310,10 +310,9 @@ void Supervisor::name_unproven_nodes() {
   for (const NodeTable::Node& node : nodes_) {
     if (!node.predecessor) continue;
     const std::string& swept = node.predecessor->swept;
-    by_text[swept.empty() ? not_swept_text("its machine does not answer", spec_.job_id,
-                                           spec_.launcher != LauncherKind::kJoin)
-                          : swept]
-        .push_back(node.name);
+    const char* why = node.is_unreachable() ? "its machine does not answer" : "the job was over before";
+    const bool by_clean = spec_.launcher != LauncherKind::kJoin;
+    by_text[swept.empty() ? not_swept_text(why, spec_.job_id, by_clean) : swept].push_back(node.name);
   }
   for (const auto& [text, names] : by_text)
     out_.say("warning: " + remote::fold_ranges(names) + ": " + text);

@@ -36,11 +36,6 @@ rendezvous::ProcsWanted workers_wanted(const JobSpec& spec, const rendezvous::He
   return {rendezvous::ProcsRule::kNumber, static_cast<int>(hello.workers), true};
 }
 
-/// Returns whether the machine of a silent node did not answer probes, either.
-bool is_unreachable(const NodeTable::Node& node) {
-  return node.suspect && node.probed && node.answered_at < node.heard;
-}
-
 /// Returns whether workers that this incarnation of the node started may run.
 bool may_run(const NodeTable::Node& node, std::uint32_t incarnation) {
   if (node.predecessor && node.predecessor->incarnation == incarnation) return true;
@@ -266,7 +261,7 @@ void Supervisor::on(const job::NodeGone& event, Time now) {
   if (event.workers_dead) return prove_empty(event.node, event.incarnation, now);
   const bool sweeps = state_ < State::kLeaving && node.state == NodeState::kGone && node.predecessor &&
                       node.predecessor->incarnation == event.incarnation && !event.workers_left &&
-                      spec_.launcher != LauncherKind::kSlurm && !is_unreachable(node);
+                      spec_.launcher != LauncherKind::kSlurm && !node.is_unreachable();
   if (!sweeps || std::exchange(node.sweeping, true)) return;
   out_.detail(node.name + ": searching for processes that its agent left");
   out_.add(job::SweepNode{event.node});

@@ -202,10 +202,31 @@ void SurvivorsWorld::carry_out(job::Actions actions) {
     if (const auto* send = std::get_if<job::ToNode>(&action)) carry_out(*send);
     if (const auto* drop = std::get_if<job::Disconnect>(&action)) carry_out(*drop);
     if (const auto* again = std::get_if<job::Recall>(&action)) recall(again->node);
+    if (const auto* lost = std::get_if<job::SweepNode>(&action)) sweep(lost->node);
     if (const auto* words = std::get_if<job::PrintLine>(&action)) heard_by_user(words->text);
     if (const auto* words = std::get_if<job::Detail>(&action); words != nullptr && setup_.spec.verbose)
       heard_by_user(words->text);
   }
+}
+
+/// An agent on the host of a lost one kills what is left of it, if the host can be reached.
+void SurvivorsWorld::sweep(std::size_t host) {
+  const std::uint32_t incarnation = hosts_[host].incarnation;
+  after(some(100ms, 3s), [this, host, incarnation] {
+    const SimHost& machine = hosts_[host];
+    const bool reached = std::max({machine.cut_to, machine.cut_from, machine.down, machine.paused}) <= now_;
+    for (const std::uint32_t id : machine.agents) {
+      SimAgent& agent = agents_[id];
+      if (!reached || agent.incarnation != incarnation) continue;
+      for (const auto& [local, process] : agent.processes)
+        die(workers_[process.worker], SimDeath::By::kUs, 0, SIGKILL);
+      agent.processes.clear();
+      if (agent.alive) quit(agent);
+    }
+    at_master([this, host, incarnation, reached] {
+      feed(job::NodeSwept{host, incarnation, reached ? "nothing is left" : "it cannot be reached", reached});
+    });
+  });
 }
 
 void SurvivorsWorld::carry_out(const job::ToNode& send) {

@@ -63,6 +63,7 @@ class SurvivorsWorld {
   void arm_tick();
   void ping();
   void probe();
+  void sweep(std::size_t host);
   void from_node(std::uint32_t agent, const rendezvous::Message& message, Time happened);
   void link_ended(std::uint32_t agent, bool gone, bool workers_dead, const std::string& why);
   SimAgent* link_of(std::size_t host);

@@ -12,7 +12,7 @@ TEST_CASE("a sweep says what it found, or which command to run") {
   CHECK(swept_text(0, {"1", "2", "3", "4", "5\n6", "7"}) ==
         "6 processes of the job may live there: 1, 2, 3, 4 and 2 more");
   CHECK(not_swept_text("no route\nto host", "j1", true) ==
-        "its processes may live, since nobody could search there (no route to host); run `ddplaunch clean "
+        "its processes may live, since nobody could search there (no route\\nto host); run `ddplaunch clean "
         "j1` when the "
         "job has ended");
   CHECK(not_swept_text("x", "j1", false)

@@ -1,10 +1,12 @@
 // Runs the scenario files of tests/scenarios/supervisor. Each event is a line. The indented lines below it
-// are exactly the actions that the supervisor must return, in order. `end` lines check the job's result.
+// are exactly the actions that the supervisor must return, in order. `code` and `says` lines check the job's
+// result. DDP_BLESS=1 writes the actions of today into the files, for a review of the difference.
 #include "launcher/supervisor/supervisor.h"
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <deque>
 #include <filesystem>
 #include <fstream>
@@ -67,6 +69,7 @@ std::string describe(const job::Action& action) {
   if (const auto* dump = std::get_if<job::Dump>(&action))
     return "dump " + std::to_string(dump->rank) + " \"" + dump->text + "\"";
   if (const auto* recall = std::get_if<job::Recall>(&action)) return "recall " + std::to_string(recall->node);
+  if (const auto* sweep = std::get_if<job::SweepNode>(&action)) return "sweep " + std::to_string(sweep->node);
   const auto& send = std::get<job::ToNode>(action);
   std::string text =
       "to " + std::to_string(send.node) + " " + std::string(rendezvous::message_name(send.message));
@@ -100,10 +103,14 @@ class Scenario {
   void run(const std::filesystem::path& file) {
     std::ifstream in(file);
     REQUIRE(in);
+    const bool bless = std::getenv("DDP_BLESS") != nullptr;
+    std::string text;
     int number = 0;
     for (std::string line; std::getline(in, line);) {
       ++number;
       const auto words = split_words(line);
+      if (bless && line[0] == ' ') continue;
+      text += line + '\n';
       if (words.empty() || words[0][0] == '#') continue;
       INFO(file.filename().string() << ":" << number << ": " << line);
       if (line[0] == ' ') {
@@ -111,11 +118,15 @@ class Scenario {
         CHECK(describe(actions_[next_++]) == line.substr(line.find_first_not_of(' ')));
         continue;
       }
-      no_more_actions();
+      if (!bless) no_more_actions();
+      actions_.clear();
       command(words, line);
+      for (std::size_t i = 0; bless && i < actions_.size(); ++i)
+        text += "  " + describe(actions_[i]) + '\n';
     }
     INFO(file.filename().string() << ": at the end");
-    no_more_actions();
+    if (!bless) return no_more_actions();
+    std::ofstream(file) << text;
   }
 
  private:
@@ -231,6 +242,11 @@ class Scenario {
       const bool dead = words.size() > 2 && words.back() == "dead";
       const bool left = words.size() > 2 && words.back() == "left";
       give(job::NodeGone{number(1), Error{ErrorCode::kLinkLost, why, 0}, dead, incarnation(number(1)), left});
+    } else if (verb == "swept") {  // node [empty|found] "text"
+      give(job::NodeSwept{number(1), incarnation(number(1)), quoted_rest(line), words.at(2) != "left",
+                          words.at(2) == "found" || words.at(2) == "left"});
+    } else if (verb == "not-swept") {  // node "text"
+      give(job::NodeSwept{number(1), incarnation(number(1)), quoted_rest(line)});
     } else if (verb == "broken") {
       up_.erase(number(1));
       give(job::LinkEnded{number(1), Error{ErrorCode::kLinkLost, "the link was closed", 0},
