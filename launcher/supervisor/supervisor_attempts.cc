@@ -16,7 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr std::size_t kMostNames = 8;
+constexpr std::size_t kNodesNamed = 8;
 
 /// Reports which node runs which ranks, and which nodes that the user named run none.
 void report_first_start(const NodeTable& nodes, Outbox& out) {
@@ -95,7 +95,7 @@ void Supervisor::try_begin(Time now) {
   for (const NodeTable::Node& node : nodes_)
     if (node.is_present() && node.suspect) suspects.push_back(node.name);
   if (!suspects.empty() && now < *deadline_)
-    return wait_for("a heartbeat of " + join_some(suspects, kMostNames), {});
+    return wait_for("a heartbeat of " + join_some(suspects, kNodesNamed), {});
   std::optional<rendezvous::SlotTable> slot_table = assign_slots(now);
   if (!slot_table && wait_for_leases(false, now)) return;
   if (!slot_table) return wait_for("a node large enough for the empty slots", {});
@@ -132,7 +132,7 @@ bool Supervisor::wait_for_leases(bool fenced_only, Time now) {
     busy.push_back(node.name);
   }
   if (busy.empty()) return false;
-  wait_for("the end of the lease of " + join_some(busy, kMostNames) +
+  wait_for("the end of the lease of " + join_some(busy, kNodesNamed) +
                (fenced_only ? ", whose workers may still write a checkpoint (--fence)"
                             : ", whose workers may still run"),
            free);
@@ -151,7 +151,7 @@ bool Supervisor::dismiss_survivors(const rendezvous::World& world) {
     if (nodes_[i].ending && !nodes_[i].lost) ending.push_back(nodes_[i].name);
   }
   if (ending.empty()) return false;
-  wait_for("the end of the workers of " + join_some(ending, kMostNames), {});
+  wait_for("the end of the workers of " + join_some(ending, kNodesNamed), {});
   return true;
 }
 
@@ -213,7 +213,7 @@ std::string Supervisor::missing() const {
     names.push_back(node.name + " (" +
                     (node.trouble ? node.trouble->error.text : "it has not connected yet") + ")");
   }
-  return join_some(names, kMostNames);
+  return join_some(names, kNodesNamed);
 }
 
 // ---- an attempt begins
@@ -286,8 +286,8 @@ void Supervisor::report_change(const rendezvous::World& world) {
   if (gone.empty() && gained.empty()) return;
   std::string text = "attempt " + std::to_string(attempt()) + ": " +
                      counted(world.assignments.size(), "node") + ", " + counted(world.world_size, "worker");
-  if (!gone.empty()) text += "; without " + join_some(gone, kMostNames);
-  if (!gained.empty()) text += "; with " + join_some(gained, kMostNames);
+  if (!gone.empty()) text += "; without " + join_some(gone, kNodesNamed);
+  if (!gained.empty()) text += "; with " + join_some(gained, kNodesNamed);
   out_.notify(std::move(text));
 }
 
