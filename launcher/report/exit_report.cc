@@ -384,16 +384,16 @@ std::string early_ranks(const std::vector<EarlyExit>& exits) {
   return format_ranks(ranks) + " on " + host_list({hosts.begin(), hosts.end()});
 }
 
-/// Returns when the failure was there for certain. A hang begins with the last exit, so it counts from when it
-/// was found.
+/// Returns when the failure was there for certain. A hang begins with the last exit, so it counts from when
+/// it was found.
 std::chrono::nanoseconds since_when(const Failure& failure) {
   return failure.kind == Failure::Kind::kHung ? failure.happened.latest : failure.happened.earliest;
 }
 
 std::vector<EarlyExit> exits_before(const JobEnd& end, const Failure& failure) {
   std::vector<EarlyExit> exits = end.early;
-  std::erase_if(
-      exits, [&failure](const EarlyExit& exit) { return exit.happened.latest >= since_when(failure); });
+  std::erase_if(exits,
+                [&failure](const EarlyExit& exit) { return exit.happened.latest >= since_when(failure); });
   return exits;
 }
 

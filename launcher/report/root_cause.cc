@@ -4,6 +4,7 @@
 #include <cctype>
 #include <chrono>
 #include <csignal>
+#include <map>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -97,9 +98,18 @@ bool has_own_exception(const Failure& failure) {
   return is_exception_line(without_rank(failure.last_stderr.back()));
 }
 
-/// True if the worker failed by itself although its end began after our signal.
-bool failed_despite_stop(const Failure& failure) {
-  return is_crash(failure) || has_own_exception(failure);
+/// The ends that began after our signal, counted by exit code and signal.
+using EndCounts = std::map<std::pair<int, int>, int>;
+
+/// True if the worker failed by itself although its end began after our signal. A program that handles our
+/// signal ends all its ranks in the same way. So an abort or an exit code without an exception is an own
+/// failure only if no other rank ended like this.
+bool failed_despite_stop(const Failure& failure, const EndCounts& ends) {
+  if (is_crash(failure) || has_own_exception(failure)) return true;
+  const bool unexplained = failure.kind == Failure::Kind::kExited
+                               ? failure.status < 128
+                               : failure.kind == Failure::Kind::kSignaled && failure.signal == SIGABRT;
+  return unexplained && !exception_of(failure) && ends.at({failure.status, failure.signal}) == 1;
 }
 
 /// A failure that may be the root cause.
@@ -263,9 +273,12 @@ std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures)
   if (first->blame <= Blame::kTerminated) return index(*first);
   std::optional<Cause> source;
   FailureList late;  // their ends began after our signal
+  EndCounts ends;
+  for (const Failure& failure : failures)
+    if (failure.stopped_by_us) ++ends[{failure.status, failure.signal}];
   for (const Failure& failure : failures) {
     if (!failure.of_worker() || (first->blame == Blame::kExitCode && !may_be_death(failure))) continue;
-    if (failure.stopped_by_us && !failed_despite_stop(failure)) continue;
+    if (failure.stopped_by_us && !failed_despite_stop(failure, ends)) continue;
     const Cause next{&failure, blame_of(failure)};
     if (!explains(next, *first)) continue;
     if (failure.stopped_by_us)

@@ -46,8 +46,8 @@ class NodeTable {
     std::vector<std::uint32_t> pids;
     std::uint64_t clock_ns = 0;  ///< of its Hello
     std::string swept = {};      ///< why job::NodeSwept was no proof; empty: nobody looked
-    Time busy_until{0};   ///< its lease: none of its workers runs after this time
-    bool fenced = false;  ///< they may still write a checkpoint: --fence
+    Time busy_until{0};          ///< its lease: none of its workers runs after this time
+    bool fenced = false;         ///< they may still write a checkpoint: --fence
   };
   struct Node {
     // ---- the host

@@ -48,7 +48,8 @@ struct JobAccepted {
   std::string program;                       ///< the resolved program, for the plan and the report
   std::vector<std::string> infiniband = {};  ///< adapters with an active InfiniBand port: "mlx5_0"
   std::string no_infiniband = {};  ///< why NCCL would not use the adapters, as text; empty: no obstacle
-  bool predecessor_gone = false;   ///< proven: all of JobStart::predecessor have ended, without any process left
+  bool predecessor_gone =
+      false;  ///< proven: all of JobStart::predecessor have ended, without any process left
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.program), c(m.infiniband), c(m.no_infiniband), c(m.predecessor_gone);

@@ -73,7 +73,7 @@ class NodeCutOff(Causes):
 
     def peer_reports(self, text):
         (self.dir / "echo").write_text(text)
-        process = self.launch(self.script("worker.sh", WORKER), self.dir, 0, "text", 0, 0)
+        process = self.launch("--master-timeout", "15s", self.script("worker.sh", WORKER), self.dir, 0, "text", 0, 0)
         self.machines.cut("n2")
         time.sleep(5)
         (self.dir / "go").touch()

@@ -106,7 +106,8 @@ class Scenario {
       } else if (const auto* recall = std::get_if<job::Recall>(&action)) {
         say("recall " + spec_.hosts[recall->node].name);
       } else if (const auto* sweep = std::get_if<job::SweepNode>(&action)) {
-        answers.emplace_back(job::NodeSwept{sweep->node, incarnations_[sweep->node], "nobody could look", false});
+        answers.emplace_back(
+            job::NodeSwept{sweep->node, incarnations_[sweep->node], "nobody could look", false});
       } else if (const auto* drop = std::get_if<job::Disconnect>(&action)) {
         say("disconnect " + spec_.hosts[drop->node].name);
         there_.erase(drop->node);
