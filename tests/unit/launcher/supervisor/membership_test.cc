@@ -25,7 +25,7 @@ using namespace std::chrono_literals;
 using Words = std::vector<std::string>;
 using Time = Supervisor::Time;
 
-Words split_words(const std::string& line, char between = ' ') {
+Words words_of(const std::string& line, char between = ' ') {
   std::istringstream in(line);
   Words words;
   for (std::string word; std::getline(in, word, between);)
@@ -40,7 +40,7 @@ std::string quoted(const std::string& line) {
 
 /// One scenario: a Supervisor whose nodes are on one machine. Their stores and probes answer at once, so an
 /// attempt runs as soon as it has begun.
-class Scenario {
+class MembershipScenario {
  public:
   void run(const std::filesystem::path& file) {
     const bool bless = std::getenv("DDP_BLESS") != nullptr;
@@ -50,7 +50,7 @@ class Scenario {
     std::string text;
     for (std::string line; std::getline(in, line);) {
       ++number;
-      const Words words = split_words(line);
+      const Words words = words_of(line);
       INFO(file.filename().string() << ":" << number << ": " << line);
       if (bless && line[0] == ' ') continue;
       text += line + '\n';
@@ -206,7 +206,7 @@ class Scenario {
       const std::string value = equals == std::string::npos ? "" : words[i].substr(equals + 1);
       INFO(words[i]);
       if (key == "hosts") {
-        for (const std::string& name : split_words(value, ',')) {
+        for (const std::string& name : words_of(value, ',')) {
           spec_.hosts.emplace_back();
           spec_.hosts.back().name = name;
         }
@@ -350,7 +350,7 @@ TEST_CASE("membership scenarios") {
   std::sort(files.begin(), files.end());
   REQUIRE(files.size() >= 45);
   for (const auto& file : files)
-    Scenario().run(file);
+    MembershipScenario().run(file);
 }
 
 }  // namespace
