@@ -261,6 +261,9 @@ void Supervisor::end(Outcome outcome, const std::string& reason, std::string no_
   }
   if (state_ != State::kStopping || !deadline_) deadline_ = now + kLastWait;
   state_ = State::kEnding;
+  const bool sweeping = std::any_of(nodes_.begin(), nodes_.end(),
+                                    [](const NodeTable::Node& node) { return node.sweeping; });
+  if (sweeping) deadline_ = std::max(*deadline_, now + kSweepTime);
   const milliseconds grace = user_stop_ ? spec_.stop_grace : spec_.failure_grace;
   bool reported = false;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
@@ -268,7 +271,7 @@ void Supervisor::end(Outcome outcome, const std::string& reason, std::string no_
     if (user_stop_ && !std::exchange(reported, true))
       out_.say(stopping_text(end().stop_signal == 0 ? SIGINT : end().stop_signal, grace));
     end_survivors(i, grace, reason);
-    deadline_ = now + grace + kLastWait;
+    deadline_ = std::max<Time>(*deadline_, now + grace + kLastWait);
   }
 }
 
@@ -308,7 +311,7 @@ void Supervisor::name_unproven_nodes() {
   if (spec_.launcher == LauncherKind::kSlurm) return;  // Slurm ends the processes of its steps
   std::map<std::string, std::vector<std::string>> by_text;
   for (const NodeTable::Node& node : nodes_) {
-    if (!node.predecessor) continue;
+    if (!node.predecessor || node.is_present()) continue;  // a later agent there has looked
     const std::string& swept = node.predecessor->swept;
     const char* why = node.is_unreachable() ? "its machine does not answer" : "the job was over before";
     const bool by_clean = spec_.launcher != LauncherKind::kJoin;

@@ -112,6 +112,8 @@ class Supervisor {
   using NodeState = NodeTable::State;
   /// Time beyond the grace in which an agent kills, reaps and drains. After it the node counts as lost.
   static constexpr std::chrono::seconds kStopSlack{10};
+  /// Time for a sweep of a lost node's host; the driver needs less.
+  static constexpr std::chrono::seconds kSweepTime{15};
   enum class StopCause : std::uint8_t { kFailure, kScaleUp, kUser };
   enum class Outcome : std::uint8_t {
     kDone,

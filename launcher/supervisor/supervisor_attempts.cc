@@ -197,6 +197,13 @@ void Supervisor::on_join_limit(Time now) {
   admission_window_ = now;
   try_begin(now);
   if (state_ != State::kConnecting) return;
+  const bool ending = std::any_of(nodes_.begin(), nodes_.end(), [](const NodeTable::Node& node) {
+    return node.ending && node.is_present();
+  });
+  if (ending) {  // dismissed just now
+    deadline_ = now + spec_.failure_grace + kStopSlack;
+    return;
+  }
   std::string text =
       nodes_.present() < rules_.min_nodes
           ? std::to_string(nodes_.present()) + " of at least " + counted(rules_.min_nodes, "node")

@@ -265,6 +265,7 @@ void Supervisor::on(const job::NodeGone& event, Time now) {
   if (!sweeps || std::exchange(node.sweeping, true)) return;
   out_.detail(node.name + ": searching for processes that its agent left");
   out_.add(job::SweepNode{event.node});
+  if (state_ == State::kEnding) deadline_ = std::max(deadline_.value_or(now), now + kSweepTime);
 }
 
 void Supervisor::on(const job::NodeSwept& event, Time now) {
@@ -347,8 +348,10 @@ void Supervisor::report_leftovers(std::size_t index, std::uint32_t left, Time no
 void Supervisor::lose_unended(Time now) {
   if (state_ == State::kStopping || state_ == State::kEnding) deadline_.reset();
   std::vector<std::size_t> late;
-  for (std::size_t i = 0; i < nodes_.size(); ++i)
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
     if (nodes_[i].state == NodeState::kSpawned) late.push_back(i);
+    if (state_ == State::kEnding) nodes_[i].sweeping = false;
+  }
   for (const std::size_t i : late) {
     if (nodes_[i].is_present()) {
       lose(i,
