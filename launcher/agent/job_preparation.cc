@@ -24,6 +24,8 @@ LostNode lost_node(const rendezvous::JobStart& order) {
   LostNode lost{order.job_id, {}, order.predecessor_clock_ns};
   for (const std::uint32_t keeper : order.keepers)
     lost.live_keepers.insert(static_cast<pid_t>(keeper));
+  for (const std::uint32_t pid : order.predecessor)
+    lost.own.insert(static_cast<pid_t>(pid));
   return lost;
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -93,10 +94,10 @@ struct StoppedKeepers {
   std::vector<std::string> alive;  ///< keepers that still guard some
 };
 
-/// `of_others`: also keepers in other PID namespaces are stopped.
+/// `only`: keepers that may be stopped; unset: all, also in other PID namespaces.
 Awaitable<StoppedKeepers> stop_keepers_except(asio::any_io_executor executor, std::string job_id,
-                                              std::set<pid_t> spared, bool of_others, milliseconds term_time,
-                                              const bool* stop) {
+                                              std::set<pid_t> spared, std::optional<std::set<pid_t>> only,
+                                              milliseconds term_time, const bool* stop) {
   std::set<pid_t> found;
   std::set<pid_t> terminated;
   StoppedKeepers stopped;
@@ -110,7 +111,7 @@ Awaitable<StoppedKeepers> stop_keepers_except(asio::any_io_executor executor, st
     for (const auto& [keeper, marked] : guarded) {
       stopped.alive.push_back(counted(marked.size(), "process", "processes") + " below " +
                               std::string(kKeeperName) + ' ' + std::to_string(keeper));
-      if (!of_others && !has_our_pids(keeper)) continue;
+      if (only && !(only->contains(keeper) && has_our_pids(keeper))) continue;
       may_end = true;
       found.insert(marked.begin(), marked.end());
       if (terminated.insert(keeper).second) signal_keeper(keeper, SIGTERM);
@@ -205,13 +206,13 @@ Awaitable<std::vector<std::string>> find_unproven(asio::any_io_executor executor
 
 Awaitable<std::size_t> stop_keepers(asio::any_io_executor executor, std::string job_id, const bool* stop) {
   const StoppedKeepers stopped =
-      co_await stop_keepers_except(executor, std::move(job_id), {}, true, kTermTime, stop);
+      co_await stop_keepers_except(executor, std::move(job_id), {}, std::nullopt, kTermTime, stop);
   co_return stopped.found;
 }
 
 Awaitable<SweptJob> sweep_lost_node(asio::any_io_executor executor, LostNode node, const bool* stop) {
   StoppedKeepers stopped =
-      co_await stop_keepers_except(executor, node.job_id, node.live_keepers, false, kLostTermTime, stop);
+      co_await stop_keepers_except(executor, node.job_id, node.live_keepers, node.own, kLostTermTime, stop);
   SweptJob swept = co_await sweep_job(executor, node.job_id, stop);
   swept.found += stopped.found;
   swept.left.insert(swept.left.end(), stopped.alive.begin(), stopped.alive.end());

@@ -32,12 +32,14 @@ struct LostNode {
   std::string job_id;
   std::set<pid_t> live_keepers;  ///< of the job's other nodes on this machine, as the master knows them
   std::uint64_t since_ns = 0;    ///< CLOCK_MONOTONIC at which the lost agent ran already; 0: not known
+  std::set<pid_t> own = {};      ///< its agent, keeper and workers
 };
 
-/// Ends every process of the job on this machine that is not below one of `live_keepers`. A process's own
-/// name proves nothing here. An empty `left` is a proof that no process of the lost node lives: `left` also
-/// names the processes that could belong to it and cannot be examined. These are processes of another user,
-/// and those with an empty environment, that are orphans and younger than the lost agent.
+/// Ends the lost node's keeper, and every process of the job on this machine that no keeper guards. Another
+/// keeper may guard another job that has the same id, so its processes are named in `left`. An empty `left`
+/// is a proof that no process of the lost node lives: `left` also names the processes that could belong to it
+/// and cannot be examined. These are processes of another user, and those with an empty environment, that are
+/// orphans and younger than the lost agent.
 Awaitable<SweptJob> sweep_lost_node(asio::any_io_executor executor, LostNode node, const bool* stop);
 
 }  // namespace ddp::launcher

@@ -143,7 +143,7 @@ Awaitable<> MasterLinks::run_sweep(std::shared_ptr<Sweep> sweep, rendezvous::Job
     swept = started->error();
   } else {
     link->open(std::move(**started));
-    if (closed_) link->close();
+    if (closed_ || std::chrono::steady_clock::now() >= link->end_timer.expiry()) link->close();
     spawn(loop_.get_executor(), link->connection().write_all());
     spawn(loop_.get_executor(), read_errors(link));
     swept = co_await ask_sweeper(link, std::move(order));
@@ -152,6 +152,7 @@ Awaitable<> MasterLinks::run_sweep(std::shared_ptr<Sweep> sweep, rendezvous::Job
     link->close();
   }
   link->end_timer.cancel();
+  std::erase(sweeps_, sweep);
   if (!closed_) events_.node_swept(sweep->node, sweep->incarnation, swept);
 }
 

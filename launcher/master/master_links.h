@@ -119,7 +119,7 @@ class MasterLinks {
   NodeEvents& events_;
   std::vector<AgentStart> starts_;  ///< running starts: the first one and later ones
   std::vector<Link> links_;
-  std::vector<std::shared_ptr<Sweep>> sweeps_;  ///< running ones, and the links of earlier ones
+  std::vector<std::shared_ptr<Sweep>> sweeps_;  ///< running ones
   asio::steady_timer ping_timer_;
   std::uint64_t ping_sequence_ = 0;
   bool paused_ = false;

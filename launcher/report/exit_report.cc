@@ -183,7 +183,8 @@ std::vector<FailureGroup> folded(const std::vector<const Failure*>& failures, bo
     const auto [at, is_new] = known.try_emplace({failure->of_worker(), what}, groups.size());
     if (is_new && !failure->of_worker()) {  // the same text with other names and numbers of one host is one
       const auto same = std::find_if(groups.begin(), groups.end(), [&](FailureGroup& group) {
-        return !group.workers && join_group(group.nodes, failure->host, what);
+        return !group.workers && !failure->host.empty() && !group.hosts.contains("") &&
+               join_group(group.nodes, failure->host, what);
       });
       at->second = static_cast<std::size_t>(same - groups.begin());
     }

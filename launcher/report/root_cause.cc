@@ -101,15 +101,16 @@ bool has_own_exception(const Failure& failure) {
 /// The ends that began after our signal, counted by exit code and signal.
 using EndCounts = std::map<std::pair<int, int>, int>;
 
-/// True if the worker failed by itself although its end began after our signal. A program that handles our
-/// signal ends all its ranks in the same way. So an abort or an exit code without an exception is an own
-/// failure only if no other rank ended like this.
+/// True if the worker failed by itself although its end began after our signal. An abort or an exit code
+/// without an exception may also be how the program answers the signal. It is an own failure only if the
+/// signal ended other ranks, so that the program does not handle it, and no other rank ended like this.
 bool failed_despite_stop(const Failure& failure, const EndCounts& ends) {
   if (is_crash(failure) || has_own_exception(failure)) return true;
   const bool unexplained = failure.kind == Failure::Kind::kExited
                                ? failure.status < 128
                                : failure.kind == Failure::Kind::kSignaled && failure.signal == SIGABRT;
-  return unexplained && !exception_of(failure) && ends.at({failure.status, failure.signal}) == 1;
+  return unexplained && !exception_of(failure) && ends.contains({0, SIGTERM}) &&
+         ends.at({failure.status, failure.signal}) == 1;
 }
 
 /// A failure that may be the root cause.

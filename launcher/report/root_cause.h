@@ -37,7 +37,8 @@ bool is_crash(const Failure& failure);
 ///   died
 ///      meanwhile explains it, however late its end was seen. Its end had begun when our signal came.
 ///   3. Failing that, a worker that failed by itself after our signal explains an echo or an abort without a
-///      reason: it crashed, has an exception of its own, or ended by a code or an abort as no other rank did.
+///      reason: it crashed, has an exception of its own, or ended by a code or an abort as no other rank did,
+///      while our signal ended others.
 ///
 /// A lost node explains only what happened after its last byte, so only rule 1 chooses it.
 std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures);

@@ -48,9 +48,6 @@ Result<NodeLimits::Admission> NodeLimits::admit(const rendezvous::Message& messa
     worker_updates_ += frame_size(message);
     if (worker_updates_ > kWorkerUpdates)
       return beyond("reported more starts and ends of workers than allowed");
-    const auto* exited = std::get_if<WorkerExited>(&message);
-    if (exited != nullptr && keep(exited->attempt, exited->text.size()) != Admission::kTake)
-      return beyond("sent longer reasons of failed starts than allowed");
   } else if (const auto* evidence = std::get_if<WorkerEvidence>(&message)) {
     return keep(evidence->attempt, frame_size(message));
   } else if (const auto* dump = std::get_if<WorkerCollectives>(&message)) {

@@ -20,7 +20,7 @@ class NodeLimits {
  public:
   static constexpr std::size_t kNotices = 5'000;            ///< notices of one job that are shown or kept
   static constexpr std::size_t kNoticeBytes = 4u << 10;     ///< bytes of one notice; the rest is cut
-  static constexpr std::size_t kInspected = 4u << 20;       ///< bytes of inspections in one attempt
+  static constexpr std::size_t kInspected = 64u << 20;      ///< bytes of inspections in one attempt
   static constexpr std::size_t kWorkerUpdates = 64u << 20;  ///< bytes of worker starts and ends in one job
   static constexpr std::uint32_t kWorkers = 4'096;          ///< workers, and GPUs, of one node
   static constexpr std::uint32_t kCpus = 65'536;

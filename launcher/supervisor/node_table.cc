@@ -144,6 +144,7 @@ void NodeTable::spawned(std::size_t participant) {
   const std::size_t index = node_of(participant);
   Node& node = nodes_[index];
   DDP_REQUIRE(node.is_present() && node.awaited && !node.ending, node.name, node.state);
+  if (node.state != State::kWaiting) node.worker_pids.clear();
   enter(index, State::kSpawned);
   node.spawned_before = std::exchange(node.spawned, attempt_);
   node.ran_before = std::exchange(node.ran, world_.assignments[participant]);

@@ -261,8 +261,8 @@ void Supervisor::end(Outcome outcome, const std::string& reason, std::string no_
   }
   if (state_ != State::kStopping || !deadline_) deadline_ = now + kLastWait;
   state_ = State::kEnding;
-  const bool sweeping = std::any_of(nodes_.begin(), nodes_.end(),
-                                    [](const NodeTable::Node& node) { return node.sweeping; });
+  const bool sweeping =
+      std::any_of(nodes_.begin(), nodes_.end(), [](const NodeTable::Node& node) { return node.sweeping; });
   if (sweeping) deadline_ = std::max(*deadline_, now + kSweepTime);
   const milliseconds grace = user_stop_ ? spec_.stop_grace : spec_.failure_grace;
   bool reported = false;
@@ -311,7 +311,7 @@ void Supervisor::name_unproven_nodes() {
   if (spec_.launcher == LauncherKind::kSlurm) return;  // Slurm ends the processes of its steps
   std::map<std::string, std::vector<std::string>> by_text;
   for (const NodeTable::Node& node : nodes_) {
-    if (!node.predecessor || node.is_present()) continue;  // a later agent there has looked
+    if (!node.predecessor) continue;
     const std::string& swept = node.predecessor->swept;
     const char* why = node.is_unreachable() ? "its machine does not answer" : "the job was over before";
     const bool by_clean = spec_.launcher != LauncherKind::kJoin;

@@ -79,7 +79,7 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::JobAccepted
   }
   if (message.predecessor_gone && nodes_.can_see_predecessor(from.node, !host.wrapper.empty())) {
     out_.detail(node.name + ": no process of the lost agent is left");
-    prove_empty(from.node, node.predecessor->incarnation, now);
+    nodes_.prove_empty(from.node, node.predecessor->incarnation);  // an attempt that it enables has this node
   }
   std::string unused;
   if (state_ >= State::kEnding || user_stop_) {
@@ -90,7 +90,8 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::JobAccepted
   }
   if (!unused.empty()) {
     out_.notify(node.name + " is not used: " + unused);
-    return send_away(from.node, goodbye_);
+    send_away(from.node, goodbye_);
+    return try_begin(now);
   }
   node.infiniband = {node.name, node.hello.gpus, message.infiniband, message.no_infiniband};
   node.slots = plan->nodes[0].local_world_size;
@@ -285,9 +286,10 @@ void Supervisor::on(const job::NodeSwept& event, Time now) {
 void Supervisor::lose(std::size_t index, Error error, Parting parting, Time now) {
   NodeTable::Node& node = nodes_[index];
   record({.kind = JournalEvent::Kind::kNodeLost, .reason = error.text}, index);
-  // A node that we give up went silent within a heartbeat of its last byte. A link may break at any time.
+  // A node that we give up went silent within a heartbeat of its last byte; while the master sleeps there is
+  // none. A link may break at any time.
   const bool silent = parting == Parting::kDisconnect;
-  const Interval happened{node.heard, silent ? std::min(now, node.heard + kHeartbeat) : now};
+  const Interval happened{node.heard, silent ? std::min(now, node.silent_since + kHeartbeat) : now};
   const bool was_awaited = node.awaited;
   // The agent of the first participant serves the store.
   const bool serves = node.participant && *node.participant == 0 && state_ == State::kRunning;

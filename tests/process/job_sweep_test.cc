@@ -110,10 +110,12 @@ TEST_CASE("the keepers of a job end with all that they guard, and those of anoth
 namespace {
 
 /// The sweep of a lost node whose agent ran when `since` was read.
-SweptJob sweep_lost(const std::string& job, std::set<pid_t> live_keepers, std::uint64_t since) {
+SweptJob sweep_lost(const std::string& job, std::set<pid_t> live_keepers, std::uint64_t since,
+                    std::set<pid_t> own = {}) {
   const bool stop = false;
   return run([&](asio::any_io_executor executor) {
-    return sweep_lost_node(std::move(executor), LostNode{job, std::move(live_keepers), since}, &stop);
+    return sweep_lost_node(std::move(executor), LostNode{job, std::move(live_keepers), since, std::move(own)},
+                           &stop);
   });
 }
 
@@ -158,10 +160,15 @@ bool names(const std::vector<std::string>& left, pid_t pid) {
 
 }  // namespace
 
-TEST_CASE("the sweep of a lost node spares the keepers of live nodes, and ends others of the job") {
+TEST_CASE("the sweep of a lost node ends its keeper, spares those of live nodes, and names others") {
   const std::string job = new_job();
   Started lost = start_node(job), live = start_node(job);
-  const SweptJob swept = sweep_lost(job, {live.process.pid()}, now_ns());
+  // A keeper that the master does not know may belong to another job of this id.
+  const SweptJob unknown = sweep_lost(job, {live.process.pid()}, now_ns());
+  CHECK(unknown.found == 0);
+  CHECK(unknown.left.size() == 1);
+  CHECK_FALSE(lost.process.peek().has_value());
+  const SweptJob swept = sweep_lost(job, {live.process.pid()}, now_ns(), {lost.process.pid()});
   CHECK(swept.found == 5);
   CHECK(swept.left.empty());
   CHECK(wait_end(lost.process) == ExitStatus::exited(5));
@@ -170,7 +177,7 @@ TEST_CASE("the sweep of a lost node spares the keepers of live nodes, and ends o
   CHECK(wait_end(live.process) == ExitStatus::exited(5));
 }
 
-TEST_CASE("a process of the job that calls itself a keeper hides nothing") {
+TEST_CASE("below a process that calls itself a keeper, nothing is proven") {
   const NoReaper orphans_leave;
   const std::string job = new_job();
   const std::uint64_t since = now_ns();
@@ -190,8 +197,8 @@ TEST_CASE("a process of the job that calls itself a keeper hides nothing") {
   });
   while (live_processes_of(mark).empty())
     usleep(1000);
-  const SweptJob swept = sweep_lost(job, {}, since);
-  CHECK(swept.left.empty());
+  CHECK_FALSE(sweep_lost(job, {}, since).left.empty());
+  CHECK(sweep_lost(job, {}, since, {fake}).left.empty());
   CHECK(live_processes_of(mark).empty());
   CHECK(has_pid_ended(fake));
 }
