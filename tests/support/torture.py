@@ -320,7 +320,8 @@ def expect_survivor(case, victim):
 
 def follow_node(job, case, victim, codes, hit_at, stopping, reported):
     """Handles a signal to the agent, the keeper or the sshd session of a node."""
-    borne = PATIENCE + TICK if case.signal == "STOP" else 0.0
+    # A node whose machine answers has the time that TCP may need after an outage.
+    borne = 2 * PATIENCE + 2 + TICK if case.signal == "STOP" else 0.0
     if case.signal in ("TERM", "INT") and case.victim != "sshd":
         borne = SIGNAL_PATIENCE  # the grace of the other nodes' workers begins afterwards
     if case.phase == "start":
