@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 
 #include "base/exit_status.h"
@@ -139,7 +140,8 @@ class ReportWriter {
     json["signal"] =
         failure.kind == Failure::Kind::kSignaled ? OrderedJson(signal_name(failure.signal)) : OrderedJson();
     json["core_dumped"] = failure.core_dumped;
-    json["stopped_by_ddplaunch"] = failure.stopped_by_us && !cause && !is_crash(failure);
+    json["stopped_by_ddplaunch"] = failure.stopped_by_us && !is_crash(failure) &&
+                                   (!cause || (failure.signal != 0 && failure.signal != SIGABRT));
     json["attempt"] = failure.attempt;
     json["start_attempt"] = ran ? OrderedJson(failure.start_attempt) : OrderedJson();
     json["time"] = failure.happened.latest.count() == 0

@@ -151,8 +151,10 @@ void SurvivorsWorld::arm_tick() {
     at_master([this, at] {
       if (tick_at_ != at) return;
       tick_at_.reset();
-      for (SimAgent& agent : agents_)  // the time that the master slept is no silence
-        if (now_ > at + 1s) agent.delivered = std::min(now_, agent.delivered + now_ - at);
+      if (now_ > at + 1s) {  // the time that the master slept is no silence
+        for (SimAgent& agent : agents_)
+          agent.delivered = std::min(now_, agent.delivered + now_ - at);
+      }
       if (now_ > at + 1s && setup_.bug == SurvivorsBug::kSilenceForgotten) {
         for (std::size_t host = 0; host < hosts_.size(); ++host)
           if (const SimAgent* agent = link_of(host); agent != nullptr && agent->greeted)

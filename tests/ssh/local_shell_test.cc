@@ -1,6 +1,7 @@
 #include "remote/shells/local_shell.h"
 
 #include <cerrno>
+#include <filesystem>
 #include <map>
 #include <string>
 
@@ -13,6 +14,9 @@ using namespace ddp::remote;
 using namespace ddp::remote::test;
 
 namespace {
+
+/// An agent's program is executed by its physical path, which messages name.
+const std::string kShell = std::filesystem::canonical("/bin/sh").string();
 
 std::string mebibyte() {
   std::string bytes(1 << 20, '\0');
@@ -30,7 +34,7 @@ std::map<std::size_t, Result<StartedAgent>> start_all(asio::io_context& loop, st
                                                       bool cancel_soon = false) {
   LocalShell shell(loop.get_executor());
   FanOutOptions options;
-  options.argv = {"/bin/sh", "-c", line};
+  options.argv = {kShell, "-c", line};
   options.deadline = std::chrono::steady_clock::now() + limit;
   options.expected = AgentHello{1, "0.1.0"};
   FanOut fan_out(loop.get_executor(), shell, shell, options);
@@ -179,10 +183,10 @@ TEST_CASE("fan-out reports each kind of failure in its own words") {
     REQUIRE_FALSE(outcomes.at(0).has_value());
     return outcomes.at(0).error().text;
   };
-  CHECK(text_of("exit 127") ==
-        "node0: no ddplaunchd at /bin/sh; install the same version there or name it with --agent PATH");
+  CHECK(text_of("exit 127") == "node0: no ddplaunchd at " + kShell +
+                                   "; install the same version there or name it with --agent PATH");
   CHECK(text_of("echo sorry >&2; exit 3") ==
-        "node0: /bin/sh ended with exit status 3 before its greeting; its last lines:\n  sorry");
+        "node0: " + kShell + " ended with exit status 3 before its greeting; its last lines:\n  sorry");
   CHECK(text_of("echo 'ddplaunchd-hello 2 0.9.0'; exec cat") ==
         "node0: its ddplaunchd is version 0.9.0 (protocol 2), this ddplaunch is version 0.1.0 (protocol 1); "
         "install the "
@@ -204,9 +208,8 @@ TEST_CASE("fan-out gives up silent hosts at the deadline and leaves nothing") {
       REQUIRE_FALSE(outcome.has_value());
       CHECK(outcome.error().code == ErrorCode::kTimeout);
       all_spoke =
-          all_spoke && outcome.error().text ==
-                           "node" + std::to_string(host) +
-                               ": no greeting of /bin/sh before the start limit; its last lines:\n  starting";
+          all_spoke && outcome.error().text == "node" + std::to_string(host) + ": no greeting of " + kShell +
+                                                   " before the start limit; its last lines:\n  starting";
     }
     let_children_end(loop);
     CHECK(children() == 0);

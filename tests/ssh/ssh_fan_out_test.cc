@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,6 +21,9 @@ using namespace ddp::remote;
 using namespace ddp::remote::test;
 
 namespace {
+
+/// An agent's program is executed by its physical path, which messages name.
+const std::string kShell = std::filesystem::canonical("/bin/sh").string();
 
 const Nodes& nodes() {
   static const Nodes all(64);
@@ -40,7 +44,7 @@ struct Fixture {
   Fixture(const std::string& config, const std::string& line, std::chrono::milliseconds limit)
       : ssh(loop.get_executor(), options_for(config)), local(loop.get_executor()) {
     FanOutOptions options;
-    options.argv = {"/bin/sh", "-c", line};
+    options.argv = {kShell, "-c", line};
     options.deadline = std::chrono::steady_clock::now() + limit;
     options.expected = AgentHello{1, "0.1.0"};
     fan_out = std::make_unique<FanOut>(loop.get_executor(), ssh, local, options);
@@ -139,13 +143,15 @@ TEST_CASE("a missing agent and a forced command are distinguished") {
   start.run(hosts(1));
   CHECK(start.outcomes.at(0).error().code == ErrorCode::kAgentMissing);
   CHECK(start.outcomes.at(0).error().text ==
-        "127.0.0.2: no ddplaunchd at /bin/sh; install the same version there or name it with --agent PATH");
+        "127.0.0.2: no ddplaunchd at " + kShell +
+            "; install the same version there or name it with --agent PATH");
   Fixture other(nodes().file("ssh_config"), "echo 'This account is not available'; exit 1",
                 std::chrono::seconds(30));
   other.run(hosts(1));
   CHECK(other.outcomes.at(0).error().text ==
-        "127.0.0.2: /bin/sh ended with exit status 1 before its greeting; its last lines:\n  This account is "
-        "not available");
+        "127.0.0.2: " + kShell +
+            " ended with exit status 1 before its greeting; its last lines:\n  This account is "
+            "not available");
 }
 
 TEST_CASE("a cancellation in the middle ends every session") {
@@ -179,7 +185,8 @@ TEST_CASE("a host that never greets is given up at the deadline, and its command
     error_text = start.outcomes.at(0).error().text;
     if (error_text.find("; its last lines:\n") != std::string::npos) break;
   }
-  CHECK(error_text == "127.0.0.2: no greeting of /bin/sh before the start limit; its last lines:\n  booting");
+  CHECK(error_text ==
+        "127.0.0.2: no greeting of " + kShell + " before the start limit; its last lines:\n  booting");
   CHECK(processes_left(nodes()) == 0);
 }
 
@@ -188,7 +195,7 @@ TEST_CASE("the ssh program gives the same outcomes, and reports an unreachable h
   CommandShell shell(loop.get_executor(), {{"ssh"}, nodes().file("ssh_config"), false});
   LocalShell local(loop.get_executor());
   FanOutOptions options;
-  options.argv = {"/bin/sh", "-c", kAgent};
+  options.argv = {kShell, "-c", kAgent};
   options.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   FanOut fan_out(loop.get_executor(), shell, local, options);
   Outcomes outcomes;
