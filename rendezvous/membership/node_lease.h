@@ -28,8 +28,8 @@ class NodeLease {
   }
   /// The master gave an order that can only follow a message that this node sent at `sent`.
   void proven(Time sent) { proven_ = std::max(proven_, sent); }
-  /// The master announced that its user suspends it. Its first Ping afterwards begins a new lease. Therefore,
-  /// if the master has heard nothing since, it counts the lease from the moment when it gives this node up.
+  /// The master announced that its user suspends it. Its first Ping afterwards begins a new lease. The master
+  /// does so only while no other attempt can begin.
   void master_asleep() { asleep_ = true; }
 
   bool over(Time now) const { return !asleep_ && now >= ends_at(); }
