@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -36,6 +37,11 @@ bool is_ours_or_root(uid_t owner) {
 std::string owner_text(uid_t owner) {
   return "belongs to uid " + std::to_string(owner) + " and not to you (uid " + std::to_string(::geteuid()) +
          ")";
+}
+
+/// Returns whether the mode's bits for the group are those of a POSIX ACL, which may name other users.
+bool has_acl(const std::string& path) {
+  return ::lgetxattr(path.c_str(), "system.posix_acl_access", nullptr, 0) > 0;
 }
 
 std::string parent_of(const std::string& path) {
@@ -87,8 +93,8 @@ std::string distrust_program(const std::string& path) {
     struct stat found {};
     if (::lstat(part.c_str(), &found) != 0) return part + ": " + std::strerror(errno);
     if (!is_ours_or_root(found.st_uid)) return part + ' ' + owner_text(found.st_uid);
-    const bool of_group =
-        (found.st_mode & S_IWGRP) != 0 && found.st_gid != 0 && !(own_group && found.st_gid == ::getegid());
+    const bool own = found.st_gid == 0 || (own_group && found.st_gid == ::getegid());
+    const bool of_group = (found.st_mode & S_IWGRP) != 0 && (!own || has_acl(part));
     const bool sticky = S_ISDIR(found.st_mode) && (found.st_mode & S_ISVTX) != 0;
     if (!sticky && (of_group || (found.st_mode & S_IWOTH) != 0)) return "other users may write to " + part;
     over = part == "/";

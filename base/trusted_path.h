@@ -29,8 +29,9 @@ std::string distrust_parent(std::string path);
 /// Returns why a program must not be executed: other users could replace it. The file and every directory
 /// above it, without symbolic links, must belong to root or to this user, and nobody else may write to them.
 /// A sticky directory may be writable. So may what belongs to the group of root, or to this user's own group,
-/// which has this user's number. Empty: the program is safe, or does not exist. `safe` of
-/// remote/bootstrap/push_script.cc is the same rule on a node that has no agent yet.
+/// which has this user's number, unless an access control list names more users. Empty: the program is safe,
+/// or does not exist. `safe` of remote/bootstrap/push_script.cc is the same rule on a node that has no agent
+/// yet.
 std::string distrust_program(const std::string& path);
 
 /// The same for a program that is executed because it lies beside this one. This program's own place counts

@@ -21,7 +21,7 @@ constexpr std::string_view kSafe =
     "case $o in 65534) case $(echo $(head -n 1 /proc/self/uid_map)) in \"0 0 \"*|\"\") ;; *) o=0;; esac;; "
     "esac; "
     "[ $o = 0 ] || [ $o = ${u:=$(id -u)} ] || o=x; "
-    R"(case $m,$g in d????????[tT]*|[d-]????-??-*|l*|[d-]????w??-*,0) ;; )"
+    R"(case $m,$g in d????????[tT]*|[d-]????-??-*|l*) ;; [d-]????w*+,*) o=x;; [d-]????w??-*,0) ;; )"
     R"([d-]????w??-*) [ $g = $(id -g) ] && [ $g = $(id -u) ] || o=x;; *) o=x;; esac; )"
     "[ $o = x ] && echo \"${f%% -> *}\" && exit 1; shift; done; [ $# = 0 ]; }) || return 1; "
     "[ -L \"$a\" ] || return 0; x=$(readlink \"$a\") || return 1; case $x in /*) ;; *) x=${a%/*}/$x;; esac; "
@@ -58,7 +58,7 @@ constexpr std::string_view kGivenLookup =
     "safe \"${e%/*}\" \"${e##*/}\" || "
     "n \"$0 is not executed there, since other users could replace ${w:-it}; "
     "without --agent and --no-push, ddplaunch copies its own\"; "
-    "shift 2; echo \"ddplaunchd-runs $a\"; exec \"$a\" \"$@\"";
+    "echo \"ddplaunchd-runs $a\"; exec \"$a\" \"$@\"";
 
 // This text follows the lines that push_script() writes. It builds its replies to the master from $m, so that
 // a terminal that echoes the script (docker exec -t) prints none of them. `why` collects "; PLACE: REASON".
@@ -205,10 +205,19 @@ std::string with_length(const std::string& script) {
   return std::to_string(script.size()) + "\n" + script;
 }
 
-/// The command that runs `script` with the functions of kSafe, for the agent at `path`. The script comes in
-/// two words, since csh accepts only short ones.
-std::vector<std::string> with_safe(const std::string& path, std::string script) {
-  return {"sh", "-c", "eval \"$1$2\"", path, safe_functions(), std::move(script)};
+/// csh accepts no longer words than 1,023 bytes.
+constexpr std::size_t kMaxWord = 900;
+
+/// The command that runs `script` with the functions of kSafe, for the agent at `path`. Arguments may follow.
+std::vector<std::string> with_safe(const std::string& path, const std::string& script) {
+  const std::string whole = safe_functions() + script;
+  std::vector<std::string> words{"sh", "-c", "p=", path};
+  for (std::size_t at = 0; at < whole.size(); at += kMaxWord) {
+    words.push_back(whole.substr(at, kMaxWord));
+    words[2] += "${" + std::to_string(words.size() - 4) + '}';
+  }
+  words[2] += "; shift " + std::to_string(words.size() - 4) + "; eval \"$p\"";
+  return words;
 }
 
 }  // namespace
@@ -221,7 +230,7 @@ std::vector<std::string> first_lookup(const AgentWanted& wanted, bool anew) {
   std::string script = replaced(kFirstLookup, "@KEYS@", keys).append(kNeed);
   script = replaced(script, "@FITS@", fits_text(wanted));
   script = replaced(script, "@TRAIN@", wanted.train ? "program \"$b\" && " : "");
-  return with_safe(wanted.path, std::move(script));
+  return with_safe(wanted.path, script);
 }
 
 std::vector<std::string> given_lookup(const std::vector<std::string>& argv) {

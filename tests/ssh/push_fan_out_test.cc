@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include <thread>
 
 #include "base/sha256.h"
+#include "base/trusted_path.h"
 #include "base/unique_fd.h"
 #include "remote/bootstrap/push_script.h"
 #include "remote/hosts/shell_command.h"
@@ -361,6 +363,28 @@ TEST_CASE("a host executes no agent that other users could replace") {
     CHECK(needed.find("ddplaunchd-need ") != std::string::npos);
     CHECK(needed.find(" 255 255\n") != std::string::npos);
     CHECK_FALSE(fs::exists(host.path("ran")));
+  }
+}
+
+TEST_CASE("a host executes no agent in a directory that an access control list opens to other users") {
+  // Format 2 of linux/posix_acl_xattr.h: the owner, user 12345, the group, the mask and others.
+  struct Entry {
+    std::uint16_t tag, permissions;
+    std::uint32_t id;
+  };
+  struct {
+    std::uint32_t version = 2;
+    Entry entries[5] = {{1, 7, ~0U}, {2, 7, 12345}, {4, 5, ~0U}, {16, 7, ~0U}, {32, 5, ~0U}};
+  } const acl;
+  for (const std::string& shell : shells()) {
+    if (shell == "/bin/busybox") continue;  // its `ls` does not show access control lists
+    INFO(shell);
+    const LookupHost host(shell);
+    if (::setxattr(host.path("opt").c_str(), "system.posix_acl_access", &acl, sizeof acl, 0) != 0)
+      SKIP_TEST("this file system has no access control lists");
+    CHECK(host.look_up().ends_with(host.runs(kCached)));
+    CHECK(distrust_program(host.path("opt/bin/ddplaunchd")) ==
+          "other users may write to " + fs::canonical(host.path("opt")).string());
   }
 }
 
