@@ -86,9 +86,10 @@ TEST_CASE("any end that begins after our signal is attributed to it, but SIGKILL
   WorkerStdin input(
       loop.get_executor(), [](const auto&) {}, [] { return true; });
   WorkerGroup group(loop.get_executor(), events, input, {});
-  const std::string ignores = "trap '' TERM; echo ready >&2; while :; do sleep 1000; done";
-  group.start(shells({"trap 'exit 3' TERM; echo ready >&2; while :; do sleep 1000; done", ignores, ignores,
-                      "echo ready >&2; exit 4"}));
+  // A shell runs its trap only after the current command, also one that it starts after the signal.
+  const std::string waits = "; echo ready >&2; while :; do sleep 0.1; done";
+  const std::string ignores = "trap '' TERM" + waits;
+  group.start(shells({"trap 'exit 3' TERM" + waits, ignores, ignores, "echo ready >&2; exit 4"}));
   while (!events.started || events.outputs < 4 || !events.ends.contains(3))
     loop.run_one();
   group.stop(10s);
