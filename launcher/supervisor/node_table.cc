@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <tuple>
 #include <utility>
 
 #include "base/require.h"
@@ -144,18 +145,21 @@ void NodeTable::spawned(std::size_t participant) {
   const std::size_t index = node_of(participant);
   Node& node = nodes_[index];
   DDP_REQUIRE(node.is_present() && node.awaited && !node.ending, node.name, node.state);
-  if (node.state != State::kWaiting) node.worker_pids.clear();
+  node.survived.reset();
+  if (node.state == State::kWaiting) node.survived = {node.spawned, node.ran};
+  if (!node.survived) node.worker_pids.clear();
   enter(index, State::kSpawned);
-  node.spawned_before = std::exchange(node.spawned, attempt_);
-  node.ran_before = std::exchange(node.ran, world_.assignments[participant]);
+  node.spawned = attempt_;
+  node.ran = world_.assignments[participant];
   node.worker_pids.resize(static_cast<std::size_t>(node.ran.local_world_size));
 }
 
 void NodeTable::refused(std::size_t index) {
   Node& node = nodes_[index];
-  enter(index, State::kEnded);
-  node.spawned = node.spawned_before;
-  node.ran = node.ran_before;
+  DDP_REQUIRE(node.state == State::kSpawned && !node.ending, node.name, node.state);
+  if (!node.survived) return enter(index, State::kEnded);
+  std::tie(node.spawned, node.ran) = *node.survived;
+  node.ending = true;
 }
 
 void NodeTable::worker_started(std::size_t index, std::uint32_t rank, std::uint32_t pid) {

@@ -5,6 +5,7 @@
 #include <deque>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -78,8 +79,8 @@ class NodeTable {
     bool ending = false;                     ///< its workers left all attempts and are being ended
     std::uint32_t spawned = 0;               ///< the last attempt that its workers joined
     rendezvous::RankAssignment ran;          ///< its ranks in that attempt
-    std::uint32_t spawned_before = 0;        ///< the attempt that they joined before it
-    rendezvous::RankAssignment ran_before;
+    /// The attempt before it, and the ranks in it. Unset: its workers did not come from another attempt.
+    std::optional<std::pair<std::uint32_t, rendezvous::RankAssignment>> survived;
     std::vector<std::uint32_t> worker_pids;  ///< by local rank, of the last start; 0: unknown
     // ---- its absence
     std::optional<Trouble> trouble;  ///< why it is absent
@@ -153,7 +154,7 @@ class NodeTable {
   void forgive_silence(Time time, Time now);
   /// The participant got the order to start its workers.
   void spawned(std::size_t participant);
-  /// The node has refused that order: only survivors of the attempt before it live, and they are being ended.
+  /// The node has refused that order. Survivors of the attempt before it are being ended.
   void refused(std::size_t node);
   /// The node runs `rank` in this process.
   void worker_started(std::size_t node, std::uint32_t rank, std::uint32_t pid);

@@ -313,7 +313,9 @@ void Supervisor::name_unproven_nodes() {
   for (const NodeTable::Node& node : nodes_) {
     if (!node.predecessor) continue;
     const std::string& swept = node.predecessor->swept;
-    const char* why = node.is_unreachable() ? "its machine does not answer" : "the job was over before";
+    const char* why = node.is_unreachable() ? "its machine does not answer"
+                      : node.is_present()   ? "it was in the job again"
+                                            : "the job was over before";
     const bool by_clean = spec_.launcher != LauncherKind::kJoin;
     by_text[swept.empty() ? not_swept_text(why, spec_.job_id, by_clean) : swept].push_back(node.name);
   }

@@ -435,13 +435,14 @@ void Supervisor::stop_all(bool revoke, bool failure, milliseconds grace, const s
   for (const rendezvous::RankAssignment& assignment : nodes_.world().assignments) {
     const std::size_t index = assignment.host;
     const NodeTable::Node& node = nodes_[index];
+    if (node.ending && revoke) continue;
     if (node.state == NodeState::kSpawned && revoke) {
       rendezvous::Revoke order{nodes_.attempt(), to_ms(grace), reason, {}};
       for (const std::uint32_t rank : hang_.hung())
         if (nodes_.runs(index, rank)) order.kill.push_back(rank);
       out_.send(index, std::move(order));
     } else if (node.state == NodeState::kSpawned) {
-      out_.send(index, rendezvous::Stop{nodes_.attempt(), to_ms(grace), reason});
+      out_.send(index, rendezvous::Stop{node.spawned, to_ms(grace), reason});
     } else if (node.state == NodeState::kAccepted) {  // it never spawned
       if (!node.lost) nodes_.enter(index, NodeState::kEnded);
       nodes_.end_part(index);

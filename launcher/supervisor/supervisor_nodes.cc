@@ -191,9 +191,13 @@ void Supervisor::recall_due(Time now) {
     node.recall_at.reset();
     if (nodes_.present() + nodes_.coming() >= rules_.max_nodes + rules_.spares) {
       node.recall_at = now + rules_.max_recall_wait;  // others have taken its place; that may change
-    } else if (node.lost && node.has_workers()) {
+    } else if (node.lost && node.has_workers() && node.is_busy(now)) {
       recall_later(i, now);  // its agent is still stopping its workers
     } else {
+      if (node.state != NodeState::kGone) {  // the agent hangs, but its lease is over
+        out_.disconnect(i);
+        close_link(i);
+      }
       nodes_.enter(i, NodeState::kConnecting);
       out_.detail("trying to reach " + node.name + " again");
       out_.add(job::Recall{i});
@@ -228,8 +232,8 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::Refused& me
   if (error.code == ErrorCode::kLinkLost) return lose(from.node, std::move(error), Parting::kNone, now);
   if (state_ == State::kStarting && node.participant) return fail_start(from.node, std::move(error), now);
   if (!nodes_.running_participant(from.node, nodes_.attempt())) return;
-  // The agent could not start any worker. It ends survivors by itself, and no message about the attempt
-  // follows.
+  // The agent could not start any worker, and no message about the attempt follows. It ends survivors by
+  // itself.
   nodes_.refused(from.node);
   take_as_failed(from.node, error, {from.happened, now}, now);
   if (state_ != State::kRunning) return end_part(from.node, now);

@@ -320,7 +320,8 @@ class MembershipScenario {
     } else if (verb == "waits") {
       give(node, rendezvous::AttemptRevoked{attempt(), {{0, true, 5}}});
     } else if (verb == "refused") {
-      give(node, rendezvous::Refused{static_cast<std::uint8_t>(ErrorCode::kRefused), 0, quoted(line)});
+      const ErrorCode code = flag("leaves") ? ErrorCode::kLinkLost : ErrorCode::kRefused;
+      give(node, rendezvous::Refused{static_cast<std::uint8_t>(code), 0, quoted(line)});
     } else {
       FAIL("unknown command: " << verb);
     }

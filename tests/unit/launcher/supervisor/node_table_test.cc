@@ -130,7 +130,8 @@ TEST_CASE("node table: survivors of a node that refuses an attempt end with the 
   table.spawned(0);
   CHECK_FALSE(table.ran(0, 0, 3));
   table.refused(0);
-  CHECK(table[0].state == State::kEnded);
+  CHECK(table[0].state == State::kSpawned);
+  CHECK(table[0].ending);
   CHECK(table.ran(0, 0, 3) == 1);
   CHECK(table.ran(0, 1, 2) == 2);  // the master knows the assignment
   CHECK_FALSE(table.ran(0, 0, 0));
