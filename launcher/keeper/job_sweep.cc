@@ -126,8 +126,8 @@ Awaitable<StoppedKeepers> stop_keepers_except(asio::any_io_executor executor, st
 }
 
 /// Returns whether the process may have come from a dead agent: it is an orphan. The reapers of orphans are
-/// process 1, the user's systemd, and ancestors of this agent, which was started in the same way. A server of
-/// logins is no reaper.
+/// process 1, the user's systemd, Slurm's, and ancestors of this agent, which was started in the same way. A
+/// server of logins is no reaper.
 bool is_orphan(const ProcessInfo& info, const std::set<pid_t>& old, const std::set<pid_t>& above_us,
                const ProcessMap& table) {
   pid_t at = info.pid;
@@ -140,27 +140,21 @@ bool is_orphan(const ProcessInfo& info, const std::set<pid_t>& old, const std::s
     const auto above = table.find(parent);
     if (above == table.end()) return true;
     if (old.contains(parent)) {
-      return !above->second.comm.starts_with("sshd") &&
-             (above->second.comm == "systemd" || above_us.contains(parent));
+      const std::string& comm = above->second.comm;
+      return !comm.starts_with("sshd") &&
+             (comm == "systemd" || comm == "slurmstepd" || above_us.contains(parent));
     }
     at = parent;
   }
   return true;
 }
 
-/// Returns whether systemd started the process for a service of the system other than the one that we run in.
-bool is_in_another_service(pid_t pid) {
-  const auto group_of = [](const std::string& process) {
-    const std::string text = read_start("/proc/" + process + "/cgroup", kMaxCgroup);
-    const std::size_t at = text.find(":/system.slice/");
-    return at == std::string::npos ? std::string() : text.substr(at, text.find('\n', at) - at);
-  };
-  const std::string its = group_of(std::to_string(pid));
-  return its.find(".service") != std::string::npos && its != group_of("self");
+std::string unit_of(pid_t pid) {
+  return systemd_unit(read_start("/proc/" + std::to_string(pid) + "/cgroup", kMaxCgroup));
 }
 
 /// Names the processes that could belong to the lost node and were not ended: orphans of other users, and
-/// those that hide their environment.
+/// those whose environment does not name another job.
 Awaitable<std::vector<std::string>> find_unproven(asio::any_io_executor executor, LostNode node) {
   const std::uint64_t since =
       node.since_ns / (1'000'000'000ULL / static_cast<std::uint64_t>(::sysconf(_SC_CLK_TCK)));
@@ -175,12 +169,15 @@ Awaitable<std::vector<std::string>> find_unproven(asio::any_io_executor executor
     above_us.insert(info.pid);
     return false;
   });
+  const std::string our_unit = unit_of(::getpid());  // and that of the lost agent, which was started alike
   std::vector<pid_t> unproven;
   std::vector<pid_t> suspects;
   for (const auto& [pid, info] : table) {
     if (info.state == 'Z' || old.contains(pid) || above_us.contains(pid) ||
         is_below({::getpid()}, pid, table) || is_below(node.live_keepers, pid, table) ||
-        !is_orphan(info, old, above_us, table) || is_in_another_service(pid))
+        !is_orphan(info, old, above_us, table))
+      continue;
+    if (const std::string unit = unit_of(pid); !unit.empty() && !our_unit.empty() && unit != our_unit)
       continue;
     (info.uid == ::geteuid() ? suspects : unproven).push_back(pid);
   }
@@ -191,9 +188,10 @@ Awaitable<std::vector<std::string>> find_unproven(asio::any_io_executor executor
     over = search.is_over();
     if (!over) co_await pause_for(executor, kLookPause);
   }
-  const std::vector<pid_t> unread = search.take_unread();
-  unproven.insert(unproven.end(), unread.begin(), unread.end());
+  const std::vector<pid_t> unmarked = search.take_unproven();
+  unproven.insert(unproven.end(), unmarked.begin(), unmarked.end());
   std::vector<std::string> names;
+  if (!read_stat(1)) names.emplace_back("any that /proc hides from this user");
   for (const pid_t pid : unproven) {
     const auto info = read_process(pid);
     if (info && info->state != 'Z')
@@ -203,6 +201,19 @@ Awaitable<std::vector<std::string>> find_unproven(asio::any_io_executor executor
 }
 
 }  // namespace
+
+std::string systemd_unit(std::string_view groups) {
+  std::size_t at = groups.find("name=systemd:/");
+  if (at == std::string_view::npos) at = groups.starts_with("0::/") ? 0 : groups.find("\n0::/");
+  if (at == std::string_view::npos) return {};
+  std::string_view path = groups.substr(groups.find('/', at));
+  path = path.substr(0, path.find('\n'));
+  constexpr std::string_view kUser = "/user.slice/user-";
+  std::size_t end = path.starts_with(kUser) ? path.find(".slice/", kUser.size()) : std::string_view::npos;
+  for (const char* kind : {".service", ".scope"})
+    if (end == std::string_view::npos) end = path.find(kind);
+  return end == std::string_view::npos ? std::string() : std::string(path.substr(0, path.find('/', end)));
+}
 
 Awaitable<std::size_t> stop_keepers(asio::any_io_executor executor, std::string job_id, const bool* stop) {
   const StoppedKeepers stopped =

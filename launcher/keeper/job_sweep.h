@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/asio.h"
@@ -38,8 +39,12 @@ struct LostNode {
 /// Ends the lost node's keeper, and every process of the job on this machine that no keeper guards. Another
 /// keeper may guard another job that has the same id, so its processes are named in `left`. An empty `left`
 /// is a proof that no process of the lost node lives: `left` also names the processes that could belong to it
-/// and cannot be examined. These are processes of another user, and those with an empty environment, that are
-/// orphans and younger than the lost agent.
+/// and cannot be told apart. These are orphans younger than the lost agent, in a systemd unit or slice that
+/// could be its own, of another user or without the mark of another job.
 Awaitable<SweptJob> sweep_lost_node(asio::any_io_executor executor, LostNode node, const bool* stop);
+
+/// Returns the control group in which a process and all that it starts stay, unless root moves them: a user's
+/// slice, a service, or a container. Empty: there is none. `groups`: the text of /proc/PID/cgroup.
+std::string systemd_unit(std::string_view groups);
 
 }  // namespace ddp::launcher

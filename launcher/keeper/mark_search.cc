@@ -38,12 +38,15 @@ constexpr int kEmptyTries = 2;
 /// The reader answers for each process in turn: LOCAL_RANK, or one of these.
 constexpr int kNoNumber = -1;
 constexpr int kUnmarked = -2;
-constexpr int kUnread = -3;  ///< its exec did not come to an end
-constexpr int kHidden = -4;  ///< it has no environment, or none that we may read
+constexpr int kUnread = -3;     ///< its exec did not come to an end
+constexpr int kHidden = -4;     ///< it has no environment, or none that we may read
+constexpr int kElsewhere = -5;  ///< it has ended, or another job's mark
 
 int mark_in(std::string_view environment, std::string_view mark) {
   const auto rank = entry_value(environment, "LOCAL_RANK");
-  if (!rank || !has_entry(environment, mark)) return kUnmarked;
+  const bool ours = has_entry(environment, mark);
+  if (!ours && entry_value(environment, "DDPLAUNCH_JOB_ID")) return kElsewhere;
+  if (!ours || !rank) return kUnmarked;
   const int number = parse_number<int>(*rank).value_or(kNoNumber);
   return number >= 0 ? number : kNoNumber;
 }
@@ -143,11 +146,11 @@ ssize_t receive_answer(int socket, int& answer, UniqueFd& fd) {
   for (const pid_t pid : pids) {
     // Open the descriptor first, so that the environment belongs to its process.
     const UniqueFd fd = open_process(pid);
-    int answer = kUnmarked;
+    int answer = kElsewhere;
     if (fd) {
       const auto environment = read_environment(pid, fd.get(), buffer);
       answer = !environment ? kUnread : environment->empty() ? kHidden : mark_in(*environment, mark);
-      if (answer != kUnmarked && has_ended(fd.get())) answer = kUnmarked;
+      if (has_ended(fd.get())) answer = kElsewhere;
     }
     if (!send_answer(0, answer, fd.get())) _exit(0);
   }
@@ -188,8 +191,8 @@ void MarkSearch::start_reader() {
 }
 
 void MarkSearch::skip_to(std::size_t next) {
-  unread_.insert(unread_.end(), pids_.begin() + static_cast<std::ptrdiff_t>(next_),
-                 pids_.begin() + static_cast<std::ptrdiff_t>(next));
+  unproven_.insert(unproven_.end(), pids_.begin() + static_cast<std::ptrdiff_t>(next_),
+                   pids_.begin() + static_cast<std::ptrdiff_t>(next));
   next_ = next;
   skipped_ = true;
 }
@@ -215,7 +218,7 @@ std::vector<MarkedProcess> MarkSearch::take_found() {
     if (size <= 0) break;
     if (fd) found.push_back({pids_[next_], answer, std::move(fd)});
     skipped_ = skipped_ || answer == kUnread;
-    if (answer == kUnread || answer == kHidden) unread_.push_back(pids_[next_]);
+    if (answer <= kUnmarked && answer != kElsewhere) unproven_.push_back(pids_[next_]);
     ++next_;
     stalled_at_ = Clock::now() + kStall;
   }

@@ -39,8 +39,9 @@ class MarkSearch {
   /// True if some environments were not read: a process blocked its reader or was always within an exec, or
   /// no reader could be made.
   bool skipped() const { return skipped_; }
-  /// The processes whose environment could not be read or is empty, once the search is over.
-  std::vector<pid_t> take_unread() { return std::move(unread_); }
+  /// The processes that may have replaced the mark, once the search is over: their environment does not name
+  /// another job, or could not be read.
+  std::vector<pid_t> take_unproven() { return std::move(unproven_); }
   /// Waits until take_found is worth calling again, at most `limit`.
   void wait(std::chrono::milliseconds limit) const;
   pid_t reader() const { return reader_; }
@@ -56,7 +57,7 @@ class MarkSearch {
   std::vector<pid_t> pids_;
   std::size_t next_ = 0;  ///< index of the process that is being read
   bool skipped_ = false;
-  std::vector<pid_t> unread_;
+  std::vector<pid_t> unproven_;
   pid_t reader_ = -1;
   UniqueFd answers_;              ///< one packet for each process in turn
   Clock::time_point stalled_at_;  ///< when the reader counts as blocked, unless it answers

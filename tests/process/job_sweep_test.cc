@@ -243,6 +243,41 @@ TEST_CASE("nothing is proven while an orphan could belong to the lost node") {
   REQUIRE(kill(foreign, SIGKILL) == 0);
 }
 
+TEST_CASE("an orphan without the job's mark is no proof, unless it has another job's") {
+  const NoReaper orphans_leave;
+  const std::uint64_t since = now_ns();
+  const std::string job = new_job();
+  const auto start = [](const std::string& variable) {
+    const pid_t pid = start_orphan([&](int ready, pid_t self) {
+      (void)!write(ready, &self, sizeof self);
+      const char* argv[] = {"sleep", "300", nullptr};
+      const char* env[] = {variable.c_str(), nullptr};
+      execve("/bin/sleep", const_cast<char**>(argv), const_cast<char**>(env));
+    });
+    while (live_processes_of(variable).empty())
+      usleep(1000);
+    return pid;
+  };
+  const pid_t changed = start("HOME=/" + job), rankless = start("DDPLAUNCH_JOB_ID=" + job);
+  const pid_t other = start("DDPLAUNCH_JOB_ID=not-" + job);
+  const std::vector<std::string> left = sweep_lost(job, {}, since).left;
+  CHECK(names(left, changed));
+  CHECK(names(left, rankless));
+  CHECK_FALSE(names(left, other));
+  for (const pid_t pid : {changed, rankless, other})
+    REQUIRE(kill(pid, SIGKILL) == 0);
+}
+
+TEST_CASE("processes of other services, users and containers are in other units") {
+  CHECK(systemd_unit("0::/user.slice/user-1000.slice/session-5.scope\n") == "/user.slice/user-1000.slice");
+  CHECK(systemd_unit("1:name=systemd:/user.slice/user-0.slice/user@0.service/app.slice/a.service\n0::/\n") ==
+        "/user.slice/user-0.slice");
+  CHECK(systemd_unit("4:memory:/x\n0::/system.slice/ssh.service\n") == "/system.slice/ssh.service");
+  CHECK(systemd_unit("0::/system.slice/docker-12ab.scope/init") == "/system.slice/docker-12ab.scope");
+  for (const char* none : {"0::/", "0::/user.slice", "4:memory:/system.slice/ssh.service\n", ""})
+    CHECK(systemd_unit(none) == "");
+}
+
 TEST_CASE("an agent does not end its own keeper") {
   const std::string job = new_job();
   const pid_t keeper = fork();
