@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/child_process.h"
+#include "base/format_text.h"
 #include "launcher/agent/node_check.h"
 #include "launcher/keeper/job_sweep.h"
 #include "launcher/keeper/process_tree.h"
@@ -18,6 +19,8 @@ using Clock = std::chrono::steady_clock;
 
 /// The time between two checks for processes that are ending.
 constexpr std::chrono::milliseconds kEndPause{5};
+/// Processes that an answer names.
+constexpr std::size_t kMostLeft = 1'000;
 
 /// What JobStart says of a lost agent of this job on this machine.
 LostNode lost_node(const rendezvous::JobStart& order) {
@@ -120,6 +123,11 @@ Awaitable<> JobPreparation::run_clean(rendezvous::JobStart job, Checked done) {
   checked.left = std::move(swept.left);
   for (std::string& process : living(job.predecessor))
     checked.left.push_back(std::move(process));
+  if (checked.left.size() > kMostLeft) {  // the answer is one frame
+    const std::size_t more = checked.left.size() - kMostLeft;
+    checked.left.resize(kMostLeft);
+    checked.left.push_back(counted(more, "more process", "more processes"));
+  }
   if (!tools_.stopped) done(checked);
 }
 

@@ -138,8 +138,11 @@ class NodeStore::StoreThread {
   }
   ~StoreThread() {
     if (!thread_.joinable()) return;
-    asio::post(loop_, [this] { server_->stop(); });
+    loop_.stop();  // at the next handler: the agent's loop does not wait for what clients have asked
     thread_.join();
+    server_->stop();
+    loop_.restart();
+    loop_.run();
   }
   StoreThread(const StoreThread&) = delete;
   StoreThread& operator=(const StoreThread&) = delete;
