@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "launcher/keeper/cgroup.h"
+#include "rendezvous/protocol/codec.h"
 
 namespace ddp::launcher {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 /// The kernel never returns a longer record (PRINTKRB_RECORD_MAX is 2048 + 1024).
 constexpr std::size_t kRecord = 8192;
 constexpr int kSlice = 256;  ///< records before other handlers run: about 0.2 ms
-constexpr std::size_t kMaxErrorFile = 64u << 10;
+constexpr std::size_t kMaxErrorFile = rendezvous::kMaxAgentEvidence;
 constexpr std::size_t kMaxSmallFile = 256u << 10;
 /// A chatty driver repeats itself; the first lines suffice.
 constexpr std::size_t kMaxLines = 8;

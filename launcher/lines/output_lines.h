@@ -62,7 +62,7 @@ class LineAssembler {
 /// each with a line of almost kMaxLine bytes. A long line that exceeds the bound ends early.
 class HeldLines {
  public:
-  static constexpr std::size_t kMost = 32u << 20;
+  static constexpr std::size_t kMost = 16u << 20;
   static constexpr std::size_t kShort = 4u << 10;  ///< a line of this size is never ended
 
   void add(LineAssembler& lines, std::string_view bytes, std::string& out);

@@ -374,14 +374,14 @@ ExitReport Master::show_report() {
 /// Completes the files with their last bytes and the report, as far as the disk accepts them.
 void Master::settle_files(const ExitReport& report) {
   std::vector<ReportFile> files{{spec_.job_dir + "/report.json", 0600}};
-  const std::string json = report_json(supervisor_.end(), report, facts());
+  const auto json = std::make_shared<const std::string>(report_json(supervisor_.end(), report, facts()));
   if (spec_.report_path == kReportToStdout) {
-    console_.write(1, json);
+    console_.write(1, *json);
   } else if (!spec_.report_path.empty()) {
     files.push_back({spec_.report_path});
   }
   const auto done = std::make_shared<std::atomic<std::size_t>>(0);
-  const JobWriter::LastTask write = [json, files, done] { return write_reports(json, files, *done); };
+  const JobWriter::LastTask write = [json, files, done] { return write_reports(*json, files, *done); };
   auto warnings = files_->settle(write, kLastText);
   if (warnings && warnings->empty()) return;
   // The disk of the first path may also still receive the job's output.

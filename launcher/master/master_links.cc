@@ -235,7 +235,7 @@ Result<> MasterLinks::take_messages(NodeLink& node) {
   }
 }
 
-Result<> MasterLinks::take(NodeLink& node, const rendezvous::Message& message) {
+Result<> MasterLinks::take(NodeLink& node, rendezvous::Message& message) {
   const auto admission = node.limits.admit(message);
   if (!admission) return admission.error();
   if (*admission == NodeLimits::Admission::kDropFirst)
@@ -243,6 +243,8 @@ Result<> MasterLinks::take(NodeLink& node, const rendezvous::Message& message) {
         node, rendezvous::Notice{"sent more than " + std::to_string(node.limits.kept_limit() >> 10) +
                                  " KiB of diagnostics in this attempt; the rest is dropped"});
   if (*admission == NodeLimits::Admission::kDrop) return {};
+  if (*admission == NodeLimits::Admission::kCut)
+    NodeLimits::cut(std::get<rendezvous::WorkerEvidence>(message));
   if (const auto* pong = std::get_if<rendezvous::Pong>(&message)) {
     if (pong->sequence == rendezvous::kAsleep) {
       node.asleep = true;

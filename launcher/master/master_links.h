@@ -99,7 +99,7 @@ class MasterLinks {
   Awaitable<> read_errors(Link node);
   Awaitable<> ping_nodes(std::chrono::milliseconds interval);
   Result<> take_messages(NodeLink& node);
-  Result<> take(NodeLink& node, const rendezvous::Message& message);
+  Result<> take(NodeLink& node, rendezvous::Message& message);
   void gone(NodeLink& node, NodeLink::LinkEnd end);
   struct Sweep;
   Awaitable<> run_sweep(std::shared_ptr<Sweep> sweep, rendezvous::JobStart order);

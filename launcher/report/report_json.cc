@@ -19,6 +19,9 @@ constexpr int kFormat = 1;
 /// Number of failures reported with their last lines. All of them would make the report of a large job too
 /// long to read.
 constexpr std::size_t kTails = 16;
+/// Bytes of the failures' long texts. Beyond them a text is cut to kShort.
+constexpr std::size_t kLongTexts = 4u << 20;
+constexpr std::size_t kShort = 1'000;
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
@@ -28,23 +31,6 @@ std::vector<std::string> lines_of(const std::string& text) {
     at = end + 1;
   }
   return lines;
-}
-
-OrderedJson error_json(const Error& error) {
-  return {{"kind", error_kind(error)},
-          {"errno", error.sys == 0 ? OrderedJson() : OrderedJson(error.sys)},
-          {"text", error.text}};
-}
-
-OrderedJson exception_json(const WorkerException& exception) {
-  OrderedJson time;
-  if (exception.unix_time)
-    time = utc_text(std::chrono::system_clock::time_point(std::chrono::seconds(*exception.unix_time)));
-  return {{"type", text_or_null(exception.type)},
-          {"message", exception.message},
-          {"frame", text_or_null(exception.frame)},
-          {"traceback", text_or_null(exception.trace)},
-          {"time", time}};
 }
 
 const char* what_of(Failure::Kind kind) {
@@ -106,6 +92,29 @@ class ReportWriter {
   }
 
  private:
+  std::string fitted(const std::string& text) {
+    const std::size_t size = text.size() <= kShort || text.size() <= room_ ? text.size() : kShort;
+    room_ -= std::min(room_, size);
+    return text.substr(0, size);
+  }
+
+  OrderedJson error_json(const Error& error) {
+    return {{"kind", error_kind(error)},
+            {"errno", error.sys == 0 ? OrderedJson() : OrderedJson(error.sys)},
+            {"text", fitted(error.text)}};
+  }
+
+  OrderedJson exception_json(const WorkerException& exception) {
+    OrderedJson time;
+    if (exception.unix_time)
+      time = utc_text(std::chrono::system_clock::time_point(std::chrono::seconds(*exception.unix_time)));
+    return {{"type", text_or_null(fitted(exception.type))},
+            {"message", fitted(exception.message)},
+            {"frame", text_or_null(fitted(exception.frame))},
+            {"traceback", text_or_null(fitted(exception.trace))},
+            {"time", time}};
+  }
+
   const char* outcome() const {
     if (end_.stop_signal != 0) return "stopped";
     if (exit_.exit_code == 0) return "success";
@@ -131,7 +140,7 @@ class ReportWriter {
     if (tail) ++tails_;
     OrderedJson json;
     json["what"] = what_of(failure.kind);
-    json["text"] = failure_line(failure, cause);
+    json["text"] = fitted(failure_line(failure, cause));
     json["host"] = text_or_null(failure.host);
     json["rank"] = worker ? OrderedJson(failure.rank) : OrderedJson();
     json["local_rank"] = worker ? OrderedJson(failure.local_rank) : OrderedJson();
@@ -151,8 +160,8 @@ class ReportWriter {
     json["margin_s"] = in_seconds(failure.happened.margin());
     json["ran_s"] = failure.ran ? OrderedJson(in_seconds(*failure.ran)) : OrderedJson();
     json["error"] = ran ? OrderedJson() : error_json(failure.error);
-    json["out_of_memory"] = text_or_null(evidence.oom);
-    json["xid"] = lines_of(evidence.xid);
+    json["out_of_memory"] = text_or_null(fitted(evidence.oom));
+    json["xid"] = lines_of(fitted(evidence.xid));
     json["exception"] = evidence.exception ? exception_json(*evidence.exception) : OrderedJson();
     json["waited_for"] = text_or_null(failure.waited_for);
     json["stderr_tail"] = tail ? failure.last_stderr : std::vector<std::string>();
@@ -166,13 +175,15 @@ class ReportWriter {
   const JobFacts& facts_;
   const Failure* cause_;
   std::size_t tails_ = 0;
+  std::size_t room_ = kLongTexts;
 };
 
 }  // namespace
 
 std::string report_json(const JobEnd& end, const ExitReport& exit, const JobFacts& facts) {
-  const OrderedJson report = ReportWriter(end, exit, facts).report();
-  return escape_unsafe_in_json(report.dump(2, ' ', false, OrderedJson::error_handler_t::replace)) + "\n";
+  const std::string text =
+      ReportWriter(end, exit, facts).report().dump(2, ' ', false, OrderedJson::error_handler_t::replace);
+  return escape_unsafe_in_json(text) + "\n";
 }
 
 std::string utc_text(std::chrono::system_clock::time_point time) {

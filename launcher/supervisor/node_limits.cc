@@ -49,7 +49,8 @@ Result<NodeLimits::Admission> NodeLimits::admit(const rendezvous::Message& messa
     if (worker_updates_ > kWorkerUpdates)
       return beyond("reported more starts and ends of workers than allowed");
   } else if (const auto* evidence = std::get_if<WorkerEvidence>(&message)) {
-    return keep(evidence->attempt, frame_size(message));
+    return keep(evidence->attempt, frame_size(message)) == Admission::kTake ? Admission::kTake
+                                                                            : Admission::kCut;
   } else if (const auto* dump = std::get_if<WorkerCollectives>(&message)) {
     return keep(dump->attempt, frame_size(message));
   } else if (const auto* trouble = std::get_if<WorkerInTrouble>(&message)) {
@@ -62,6 +63,12 @@ Result<NodeLimits::Admission> NodeLimits::admit(const rendezvous::Message& messa
     if (frame_size(message) > kKeptAtLeast / 2) return beyond("sent a longer answer than allowed");
   }
   return Admission::kTake;
+}
+
+void NodeLimits::cut(rendezvous::WorkerEvidence& evidence) {
+  constexpr std::size_t kShort = 2u << 10;
+  for (std::string* text : {&evidence.oom, &evidence.xid, &evidence.error_json})
+    if (text->size() > kShort) *text = text->substr(0, kShort);  // resize would keep the memory
 }
 
 std::uint32_t NodeLimits::give_back(std::uint8_t stream) {

@@ -17,14 +17,14 @@ inline constexpr std::size_t kMaxFrame = 8u << 20;  ///< length field; a JobStar
 inline constexpr std::size_t kMaxListElements = 65'536;
 // A master has thousands of agents, and each of them may be compromised. What an agent sends is therefore
 // smaller. The encoder cuts texts and lists of an agent to these limits, and the decoder refuses more.
-inline constexpr std::size_t kMaxAgentFrame = 160u << 10;
+inline constexpr std::size_t kMaxAgentFrame = 80u << 10;
 inline constexpr std::size_t kMaxAgentText = 16u << 10;      ///< a text, name, path or token of a message
-inline constexpr std::size_t kMaxAgentEvidence = 64u << 10;  ///< a text of WorkerEvidence, Inspection,
+inline constexpr std::size_t kMaxAgentEvidence = 32u << 10;  ///< a text of WorkerEvidence, Inspection,
                                                              ///< QueryAnswer or NodeChecked
-inline constexpr std::size_t kMaxAgentDump = 128u << 10;     ///< WorkerCollectives::log
+inline constexpr std::size_t kMaxAgentDump = 64u << 10;      ///< WorkerCollectives::log
 inline constexpr std::size_t kMaxPhase = 256;                ///< a text of WorkerSteps
 inline constexpr std::size_t kMaxAgentList = 8'192;          ///< elements: ranks of one node, say
-inline constexpr std::size_t kMaxInterfaces = 512;           ///< addresses in a Hello
+inline constexpr std::size_t kMaxInterfaces = 256;           ///< addresses in a Hello
 inline constexpr std::size_t kMaxOutputData = 64u << 10;     ///< data of one Output: control never waits long
 inline constexpr std::size_t kFrameHeader = 4;
 inline constexpr std::size_t kOutputHeader = 26;  ///< bytes before the data of an Output frame

@@ -80,7 +80,7 @@ struct WorkerEvidence {
   std::uint32_t rank = 0;
   std::string oom;         ///< where the node read that the OOM killer ended it, as text
   std::string xid;         ///< Xid lines of the NVIDIA driver from the time of its end
-  std::string error_json;  ///< the content of TORCHELASTIC_ERROR_FILE, as `@record` writes it; at most 64 KiB
+  std::string error_json;  ///< the content of TORCHELASTIC_ERROR_FILE, as `@record` writes it; at most 32 KiB
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.attempt), c(m.rank), c(m.oom), c(m.xid), c(m.error_json);

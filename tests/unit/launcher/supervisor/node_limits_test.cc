@@ -57,7 +57,7 @@ TEST_CASE("reports of workers are limited by their number and their texts") {
         "it reported more starts and ends of workers than allowed");
 }
 
-TEST_CASE("evidence of an attempt beyond the node's share is dropped, and this is said once") {
+TEST_CASE("evidence of an attempt beyond the node's share is cut, and dumps are dropped") {
   using Admission = NodeLimits::Admission;
   NodeLimits limits(500);
   CHECK(limits.kept_limit() == NodeLimits::kKeptOfAll / 500);
@@ -70,14 +70,20 @@ TEST_CASE("evidence of an attempt beyond the node's share is dropped, and this i
   CHECK(*limits.admit(evidence) == Admission::kTake);
   CHECK(*limits.admit(dump) == Admission::kTake);
   CHECK(*limits.admit(dump) == Admission::kDropFirst);
-  CHECK(*limits.admit(evidence) == Admission::kDrop);
+  CHECK(*limits.admit(dump) == Admission::kDrop);
+  CHECK(*limits.admit(evidence) == Admission::kCut);
+  evidence.oom = "oom";
+  rendezvous::WorkerEvidence cut = evidence;
+  NodeLimits::cut(cut);
+  CHECK(cut.oom == "oom");
+  CHECK(cut.error_json == evidence.error_json.substr(0, 2u << 10));
   CHECK(*limits.admit(rendezvous::WorkerExited{}) == Admission::kTake);
   rendezvous::WorkerExited exited;
   exited.text.assign(60u << 10, 'x');
   CHECK(*limits.admit(exited) == Admission::kTake);  // an end counts in the limit of starts and ends
   dump.attempt = 1;
   CHECK(*limits.admit(dump) == Admission::kTake);
-  CHECK(*limits.admit(evidence) == Admission::kDropFirst);  // of the attempt before
+  CHECK(*limits.admit(evidence) == Admission::kCut);  // of the attempt before
 }
 
 TEST_CASE("a hello names no more processors than a machine has") {
