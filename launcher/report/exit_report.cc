@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "base/exit_status.h"
@@ -182,11 +183,12 @@ std::vector<FailureGroup> folded(const std::vector<const Failure*>& failures, bo
     if (exception && !exception->type.empty()) what += " (" + printable(exception->type) + ")";
     const auto [at, is_new] = known.try_emplace({failure->of_worker(), what}, groups.size());
     if (is_new && !failure->of_worker()) {  // the same text with other names and numbers of one host is one
-      const auto same = std::find_if(groups.begin(), groups.end(), [&](FailureGroup& group) {
+      const auto compared = std::span(groups).first(std::min(groups.size(), kGroupsCompared));
+      const auto same = std::ranges::find_if(compared, [&](FailureGroup& group) {
         return !group.workers && !failure->host.empty() && !group.hosts.contains("") &&
                join_group(group.nodes, failure->host, what);
       });
-      at->second = static_cast<std::size_t>(same - groups.begin());
+      if (same != compared.end()) at->second = static_cast<std::size_t>(same - compared.begin());
     }
     if (at->second == groups.size())
       groups.push_back({failure->of_worker(), what, 0, {}, {}, make_group(failure->host, what)});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <utility>
 
 #include "base/parse_text.h"
@@ -97,10 +98,10 @@ std::vector<StartGroup> start_groups(const JobEnd& end, const Failure& cause) {
   std::vector<StartGroup> groups{make_group(cause.host, cause.error.text)};
   for (const Failure& failure : end.failures) {
     if (&failure == &cause || !is_start_failure(failure)) continue;
-    const auto same = std::find_if(groups.begin(), groups.end(), [&](StartGroup& group) {
-      return join_group(group, failure.host, failure.error.text);
-    });
-    if (same == groups.end()) groups.push_back(make_group(failure.host, failure.error.text));
+    const auto compared = std::span(groups).first(std::min(groups.size(), kGroupsCompared));
+    const bool joined = std::ranges::any_of(
+        compared, [&](StartGroup& group) { return join_group(group, failure.host, failure.error.text); });
+    if (!joined) groups.push_back(make_group(failure.host, failure.error.text));
   }
   return groups;
 }

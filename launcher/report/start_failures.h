@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,9 @@ struct StartGroup {
   std::vector<std::string> hosts;
   std::vector<std::string> words;  ///< of the reason; "…" is in the place of what differs
 };
+
+/// Groups that a text is compared with. Very different texts of very many hosts get a line each.
+inline constexpr std::size_t kGroupsCompared = 64;
 
 /// Starts a group with the reason `text` of one host.
 StartGroup make_group(const std::string& host, const std::string& text);

@@ -507,7 +507,8 @@ void Supervisor::back_off(const std::string& reason, Time wait, Time now) {
   out_.say(std::move(words));
   record({.kind = JournalEvent::Kind::kAttemptEnded, .reason = cause});
   for (const Failure& failure : end().failures)  // the summary at the end names root causes only
-    if (failure.kind == Failure::Kind::kNode && &failure != root) out_.say("also: " + failure_line(failure));
+    if (failure.kind == Failure::Kind::kNode && &failure != root)
+      out_.say_of(failure.host, "failed, too: " + failure.error.text);
   failures_.end_attempt();
   state_ = State::kBackingOff;
   deadline_ = now + wait;

@@ -303,7 +303,7 @@ void Supervisor::lose(std::size_t index, Error error, Parting parting, Time now)
   if (in_attempt)
     take_as_failed(index, error, happened, now);
   else
-    out_.say(node.name + " was lost: " + error.text);
+    out_.say_of(node.name, "was lost: " + error.text);
   // The end of a link that we end explains nothing.
   node.reason_reported |= parting == Parting::kDisconnect || parting == Parting::kLeave;
   if (parting == Parting::kGone || parting == Parting::kDisconnect) close_link(index);
@@ -423,8 +423,9 @@ void Supervisor::lose_silent(Time now) {
     if (now >= limit) {
       lost.push_back(i);
     } else if (!node.suspect) {
-      out_.notify(node.name + " has been silent for " + format_duration(silence) +
-                  "; it counts as lost after " + format_duration(limit - node.silent_since));
+      out_.notify_of(node.name, "has been silent for " + format_duration(silence) +
+                                    "; it counts as lost after " +
+                                    format_duration(limit - node.silent_since));
     }
     node.suspect = true;  // also keeps attempts from beginning with a node that is lost next
   }
