@@ -8,6 +8,7 @@
 
 #include "base/format_text.h"
 #include "base/parse_text.h"
+#include "base/require.h"
 
 namespace ddp::rendezvous {
 namespace {
@@ -20,9 +21,13 @@ void put_count(std::string& out, std::size_t count) {
 
 Result<> KeyStore::handle(StoreConnectionId from, const StoreRequest& request, std::string& reply,
                           Notices& notices) {
+  const std::size_t replied = reply.size();
   waiters_.drop(from);
   leave_queue(from, request.op == StoreOp::kQueuePop ? &request.keys.front() : nullptr, notices);
-  return dispatch(from, request, reply, notices);
+  const Result<> done = dispatch(from, request, reply, notices);
+  DDP_REQUIRE(key_bytes_ <= bytes_ && bytes_ <= max_bytes_, key_bytes_, bytes_, max_bytes_);
+  DDP_REQUIRE(done || reply.size() == replied, request.op, reply.size(), replied);
+  return done;
 }
 
 Result<> KeyStore::dispatch(StoreConnectionId from, const StoreRequest& request, std::string& reply,
@@ -74,9 +79,8 @@ Result<> KeyStore::dispatch(StoreConnectionId from, const StoreRequest& request,
     case StoreOp::kBarrier:
       return barrier(from, request, reply, notices);
   }
-  return Error{
-      ErrorCode::kInternal,
-      "internal error: the store got an operation that its decoder does not produce (please report)"};
+  DDP_REQUIRE(false && "the decoder produces only operations of the store", request.op);
+  return {};
 }
 
 void KeyStore::close(StoreConnectionId from, Notices& notices) {
@@ -197,6 +201,7 @@ Result<> KeyStore::multi_get(const StoreRequest& request, std::string& reply) co
 }
 
 Result<> KeyStore::multi_set(const StoreRequest& request, Notices& notices) {
+  DDP_REQUIRE(request.keys.size() == request.values.size(), request.keys.size(), request.values.size());
   for (std::size_t i = 0; i < request.keys.size(); ++i) {
     if (Result<> done = put(request.keys[i], request.values[i], notices); !done) return done;
   }
@@ -245,6 +250,7 @@ void KeyStore::queue_pop(const StoreRequest& request, std::string& reply) {
   const auto queue = queues_.find(request.keys[0]);
   put_count(reply, queue == queues_.end() ? 0 : queue->second.size());
   if (queue == queues_.end()) return;
+  DDP_REQUIRE(!queue->second.empty(), queue->first.size());
   const std::string& value = queue->second.front();
   put_bytes(reply, value);
   bytes_ -= queue->first.size() + value.size() + kEntryCost;

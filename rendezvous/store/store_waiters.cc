@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/require.h"
 #include "rendezvous/store/tcp_store_codec.h"
 
 namespace ddp::rendezvous {
 
 void StoreWaiters::add(StoreConnectionId id, std::vector<std::string> missing) {
+  DDP_REQUIRE(!missing.empty() && !waiters_.contains(id) && !grants_.contains(id), id, missing.size());
   std::sort(missing.begin(), missing.end());
   missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
   for (const std::string& key : missing)
@@ -21,18 +23,21 @@ void StoreWaiters::drop(StoreConnectionId id) {
   if (waiters_.empty()) return;
   const auto waiter = waiters_.find(id);
   if (waiter == waiters_.end()) return;
+  std::size_t listed = 0;
   for (const std::string& key : waiter->second.keys) {
     const auto entry = by_key_.find(key);
     if (entry == by_key_.end()) continue;
-    std::erase(entry->second, id);
+    listed += std::erase(entry->second, id);
     if (entry->second.empty()) by_key_.erase(entry);
   }
+  DDP_REQUIRE(listed == waiter->second.missing, listed, waiter->second.missing);
   waiters_.erase(waiter);
 }
 
 bool StoreWaiters::saw_key(StoreConnectionId id, std::vector<StoreNotice>& notices) {
   const auto waiter = waiters_.find(id);
-  if (waiter == waiters_.end() || --waiter->second.missing > 0) return false;
+  DDP_REQUIRE(waiter != waiters_.end() && waiter->second.missing > 0, id);  // none is woken twice
+  if (--waiter->second.missing > 0) return false;
   waiters_.erase(waiter);
   notices.push_back({id, std::string(1, static_cast<char>(kStopWaiting))});
   return true;
@@ -57,7 +62,9 @@ void StoreWaiters::wake_one(std::string_view key, std::vector<StoreNotice>& noti
   while (passed < ids.size() && !woken) {
     const StoreConnectionId id = ids[passed++];
     woken = saw_key(id, notices);
-    if (woken) grants_.insert_or_assign(id, std::string(key));
+    if (!woken) continue;
+    DDP_REQUIRE(!grants_.contains(id), id);
+    grants_.emplace(id, key);
   }
   ids.erase(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(passed));
   if (ids.empty()) by_key_.erase(entry);

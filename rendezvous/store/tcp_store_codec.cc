@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "base/format_text.h"
+#include "base/require.h"
 
 namespace ddp::rendezvous {
 
@@ -54,6 +55,7 @@ const StoreDecoder::Layout* StoreDecoder::layout_of(StoreDialect dialect, std::u
 }
 
 void StoreDecoder::feed(std::string_view bytes) {
+  DDP_REQUIRE(begin_ + cursor_ <= buffer_.size(), begin_, cursor_, buffer_.size());
   // Consumed bytes are erased once they are the larger part, so that each byte moves at most once on average.
   if (begin_ > 0 && begin_ >= buffer_.size() - begin_) {
     buffer_.erase(0, begin_);
@@ -231,6 +233,8 @@ Result<bool> StoreDecoder::parse_list(bool with_values) {
 }
 
 void StoreDecoder::emit(StoreRequest& request) {
+  DDP_REQUIRE(cursor_ <= buffered(), cursor_, buffered());
+  DDP_REQUIRE(!in_list_ && !value_next_ && list_left_ == 0, layout_->name, list_left_);
   request.op = layout_->op;
   request.number = number_;
   const std::string_view bytes(buffer_.data() + begin_, cursor_);
@@ -263,6 +267,7 @@ void put_u64(std::string& out, std::uint64_t value) {
 }
 
 void put_bytes(std::string& out, std::string_view value) {
+  DDP_REQUIRE(value.size() <= kMaxStoreValue, value.size());
   put_u64(out, value.size());
   out.append(value);
 }
