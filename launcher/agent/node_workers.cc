@@ -25,6 +25,7 @@ constexpr std::chrono::milliseconds kSettleTime{1'000};
 constexpr std::chrono::seconds kStepsEvery{1};
 /// The master gets so much of a phase, which is a short text.
 constexpr std::size_t kPhaseBytes = 64;
+constexpr std::size_t kRanksPerMessage = 1'000;  ///< their phases fit into kMaxAgentFrame
 
 /// The prefix of the files to which `@record` writes exceptions. The name cannot be guessed, and a file
 /// exists only if a worker wrote one, so a killed agent leaves no file behind.
@@ -379,8 +380,11 @@ void NodeWorkers::send_steps() {
     message.steps.push_back(report.step);
     message.phases.push_back(report.phase);
     message.losses.push_back(std::bit_cast<std::uint64_t>(report.loss.value_or(std::nan(""))));
+    if (message.ranks.size() < kRanksPerMessage) continue;
+    link_.send(message);
+    message = {message.attempt, {}, {}, {}, {}};
   }
-  link_.send(message);
+  if (!message.ranks.empty()) link_.send(message);
 }
 
 void NodeWorkers::worker_in_trouble(std::uint32_t local, const rendezvous::WorkerTrouble& trouble) {
