@@ -8,6 +8,8 @@
 #include <utility>
 #include <variant>
 
+#include "base/require.h"
+
 namespace ddp::rendezvous {
 namespace {
 
@@ -32,6 +34,10 @@ constexpr FieldLimits limits_of() {
                                 std::is_same_v<T, QueryAnswer> || std::is_same_v<T, NodeChecked>;
   return {has_evidence ? kMaxAgentEvidence : kMaxAgentText, kMaxAgentList};
 }
+
+/// The other end refuses a longer frame. Texts of users make the other messages long, and NodeChecked.
+template <class T>
+constexpr bool has_frame_limit = T::kType < kFirstMasterType && !std::is_same_v<T, NodeChecked>;
 
 /// Appends fields to a string, cut to the limits.
 class Writer {
@@ -214,6 +220,9 @@ void append_frame(const Message& message, std::string& out) {
         Writer writer(out, limits_of<T>());
         writer(T::kType);
         T::fields(m, writer);
+        if constexpr (has_frame_limit<T>)
+          DDP_REQUIRE(out.size() - start <= kFrameHeader + kMaxAgentFrame, message_name(message),
+                      out.size() - start);
       },
       message);
   const auto length = static_cast<std::uint32_t>(out.size() - start - kFrameHeader);
@@ -222,6 +231,7 @@ void append_frame(const Message& message, std::string& out) {
 }
 
 void write_output_header(const Output& output, char* at) {
+  DDP_REQUIRE(output.data.size() <= kMaxOutputData, output.data.size());
   const auto put = [&at](auto value) {
     for (std::size_t i = 0; i < sizeof value; ++i)
       *at++ = static_cast<char>(value >> (8 * i));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/block_pool.h"
+#include "base/require.h"
 #include "rendezvous/protocol/codec.h"
 
 namespace ddp::rendezvous {
@@ -66,17 +67,20 @@ void FrameReader::make_room(std::size_t wanted) {
 }
 
 std::shared_ptr<const char[]> FrameReader::keep() {
+  DDP_REQUIRE(buffer_ && "keep() follows a payload", end_);
   kept_ = true;
   return buffer_;
 }
 
 void FrameReader::filled(std::size_t bytes) {
+  DDP_REQUIRE(bytes <= capacity_ - end_, bytes, capacity_, end_);
   end_ += bytes;
   if (bytes >= read_size_) read_size_ = std::min(2 * read_size_, limits_.read);
 }
 
 Result<std::optional<std::string_view>> FrameReader::next() {
   using Frame = std::optional<std::string_view>;
+  DDP_REQUIRE(begin_ <= end_, begin_, end_);
   const std::size_t available = end_ - begin_;
   if (available < kFrameHeader) return Frame{};
   const std::size_t length = frame_length(buffer_.get() + begin_);

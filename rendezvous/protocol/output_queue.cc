@@ -1,10 +1,10 @@
 #include "rendezvous/protocol/output_queue.h"
 
 #include <algorithm>
-#include <cassert>
 #include <cstring>
 #include <utility>
 
+#include "base/require.h"
 #include "rendezvous/protocol/codec.h"
 #include "rendezvous/protocol/frame.h"
 
@@ -28,13 +28,15 @@ void OutputQueue::Buffer::reserve(std::size_t more) {
 }
 
 std::span<char> OutputQueue::space(std::size_t size) {
-  assert(size <= kMaxOutputData);
+  DDP_REQUIRE(size <= kMaxOutputData, size);
   filling_.reserve(kOutputHeader + size);
   return {filling_.bytes.get() + filling_.end + kOutputHeader, size};
 }
 
 void OutputQueue::commit(const Output& output) {
-  assert(output.data.empty() || output.data.data() == filling_.bytes.get() + filling_.end + kOutputHeader);
+  DDP_REQUIRE(
+      output.data.empty() || output.data.data() == filling_.bytes.get() + filling_.end + kOutputHeader,
+      output.rank, output.data.size());
   filling_.reserve(kOutputHeader);  // an end of stream is committed without a space() before
   write_output_header(output, filling_.bytes.get() + filling_.end);
   filling_.end += kOutputHeader + output.data.size();
@@ -52,10 +54,12 @@ std::string_view OutputQueue::front(std::size_t limit) {
     if (size > 0 && size + frame > limit) break;
     size += frame;
   }
+  DDP_REQUIRE(size <= sending_.end - sending_.begin, size, sending_.begin, sending_.end);
   return {sending_.bytes.get() + sending_.begin, size};
 }
 
 void OutputQueue::pop(std::size_t bytes) {
+  DDP_REQUIRE(bytes <= sending_.end - sending_.begin, bytes, sending_.begin, sending_.end);
   sending_.begin += bytes;
 }
 
