@@ -6,6 +6,7 @@
 
 #include "base/exit_status.h"
 #include "base/format_text.h"
+#include "base/require.h"
 #include "base/safe_text.h"
 #include "launcher/report/exit_code.h"
 
@@ -31,6 +32,7 @@ node::Actions AgentCore::step(const node::Event& event, Time now) {
         on(e);
       },
       event);
+  DDP_REQUIRE(running() || (processes_.none() && !next_), spawn_.attempt);
   return std::exchange(actions_, {});
 }
 
@@ -121,6 +123,7 @@ void AgentCore::on(const rendezvous::Spawn& order) {
 }
 
 void AgentCore::on(const node::AttemptImpossible& event) {
+  DDP_REQUIRE(state_ == State::kStarting, state_);
   refuse(event.error);
   state_ = State::kNone;
   if (processes_.none()) return;
@@ -129,6 +132,7 @@ void AgentCore::on(const node::AttemptImpossible& event) {
 }
 
 void AgentCore::on(const node::AttemptPrepared&) {
+  DDP_REQUIRE(state_ == State::kStarting, state_);
   for (const auto& [local, process] : processes_.all()) {
     send(rendezvous::WorkerStarted{spawn_.attempt, spawn_.first_rank + local,
                                    static_cast<std::uint32_t>(process.pid), process.started_ns,
@@ -163,6 +167,8 @@ void AgentCore::on(const node::WorkersStarted&) {
 // ---- workers
 
 void AgentCore::on(const node::WorkerStarted& event) {
+  DDP_REQUIRE(running() && state_ != State::kCleaning, state_);
+  DDP_REQUIRE(event.local < spawn_.local_world_size, event.local, spawn_.local_world_size);
   WorkerProcess process;
   process.pid = static_cast<pid_t>(event.pid);
   process.start_attempt = spawn_.attempt;
@@ -351,11 +357,13 @@ void AgentCore::stop_workers(std::string reason, std::chrono::milliseconds grace
 }
 
 void AgentCore::on(const node::WorkersEnded&) {
+  DDP_REQUIRE(running() && state_ != State::kCleaning, state_);
   state_ = State::kCleaning;
   act(node::CleanUp{});
 }
 
 void AgentCore::on(const node::AttemptCleaned& event) {
+  DDP_REQUIRE(state_ == State::kCleaning, state_);
   send(rendezvous::AttemptEnded{spawn_.attempt, event.left, event.text});
   state_ = State::kNone;
   processes_ = {};  // a worker that outlived SIGKILL reported no end

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/require.h"
+
 namespace ddp::launcher {
 
 WorkerProcess* WorkerProcesses::find(std::uint32_t local) {
@@ -12,8 +14,15 @@ WorkerProcess* WorkerProcesses::find(std::uint32_t local) {
 
 void WorkerProcesses::begin_attempt() {
   greeted_reported_ = ready_reported_ = false;
-  for (auto& [local, process] : processes_)
+  for (auto& [local, process] : processes_) {
+    DDP_REQUIRE(!process.killed, local, process.pid);
     process.ready = process.answered = false;
+  }
+}
+
+void WorkerProcesses::started(std::uint32_t local, WorkerProcess process) {
+  DDP_REQUIRE(!is_alive(local), local, process.pid);
+  processes_.emplace(local, std::move(process));
 }
 
 void WorkerProcesses::greeted(std::uint32_t local, bool can_rejoin) {
@@ -32,7 +41,9 @@ void WorkerProcesses::answered(std::uint32_t local, std::optional<std::uint64_t>
 }
 
 void WorkerProcesses::kill(std::uint32_t local, std::string why) {
-  if (WorkerProcess* process = find(local)) process->killed = std::move(why);
+  WorkerProcess* process = find(local);
+  DDP_REQUIRE(process != nullptr, local, why);
+  process->killed = std::move(why);
 }
 
 const std::string* WorkerProcesses::killed(std::uint32_t local) const {

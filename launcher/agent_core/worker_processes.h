@@ -32,7 +32,7 @@ class WorkerProcesses {
 
   /// Starts another attempt, in which no worker takes part yet.
   void begin_attempt();
-  void started(std::uint32_t local, WorkerProcess process) { processes_[local] = std::move(process); }
+  void started(std::uint32_t local, WorkerProcess process);
   void ended(std::uint32_t local) { processes_.erase(local); }
   void greeted(std::uint32_t local, bool can_rejoin);
   void ready(std::uint32_t local);

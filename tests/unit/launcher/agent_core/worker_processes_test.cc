@@ -77,7 +77,6 @@ TEST_CASE("messages about a worker that has ended do nothing") {
   workers.greeted(5, true);
   workers.ready(5);
   workers.answered(5, 3);
-  workers.kill(5, "x");
   CHECK(workers.none());
   CHECK(workers.killed(5) == nullptr);
 }
