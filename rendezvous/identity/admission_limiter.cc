@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/require.h"
+
 namespace ddp::rendezvous {
 namespace {
 
@@ -14,6 +16,7 @@ std::optional<LinkRefusal> AdmissionLimiter::admit(Id id, const std::string& add
   const auto failed = failures_.find(address);
   if (failed != failures_.end() && now < failed->second.banned_until) return LinkRefusal::kTooMany;
   if (!make_room(address, now)) return LinkRefusal::kTooMany;
+  DDP_REQUIRE(waiting_.empty() || waiting_.rbegin()->first < id, id);
   AddressCounts& counts = per_address_[address];
   ++counts.all;
   ++counts.silent;
@@ -37,13 +40,17 @@ bool AdmissionLimiter::make_room(const std::string& address, Time now) {
 void AdmissionLimiter::greeted(Id id) {
   const auto entry = waiting_.find(id);
   if (entry == waiting_.end() || std::exchange(entry->second.greeted, true)) return;
-  --per_address_[entry->second.address].silent;
+  std::size_t& silent = per_address_[entry->second.address].silent;
+  DDP_REQUIRE(silent > 0, id);
+  --silent;
 }
 
 void AdmissionLimiter::ended(Id id) {
   const auto entry = waiting_.find(id);
   if (entry == waiting_.end()) return;
   const auto counts = per_address_.find(entry->second.address);
+  DDP_REQUIRE(counts != per_address_.end() && counts->second.all > 0, id);
+  DDP_REQUIRE(entry->second.greeted || counts->second.silent > 0, id, counts->second.all);
   if (!entry->second.greeted) --counts->second.silent;
   if (--counts->second.all == 0) per_address_.erase(counts);
   waiting_.erase(entry);
@@ -77,6 +84,7 @@ std::pair<AdmissionLimiter::Id, AdmissionLimiter::Time> AdmissionLimiter::next_t
   const auto first = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& entry) {
     return entry.second.address == most->first && entry.second.greeted != silent;
   });
+  DDP_REQUIRE(first != waiting_.end() && "the counts are those of the waiting connections", waiting_.size());
   return {first->first, first->second.since + (silent ? limits_.grace : 8 * limits_.grace)};
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/require.h"
+
 namespace ddp::rendezvous {
 namespace {
 
@@ -64,6 +66,7 @@ std::string link_name_of(std::string_view host) {
 }
 
 std::string identity_text(const LinkIdentity& identity) {
+  DDP_REQUIRE(is_link_name(identity.job) && is_link_name(identity.node), identity.job, identity.node);
   std::string text(kPrefix);
   text += std::to_string(LinkIdentity::kVersion);
   for (const std::string_view word :

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "base/require.h"
+
 namespace ddp::rendezvous {
 
 void SlotTable::fill(const std::vector<Candidate>& candidates) {
@@ -11,6 +13,7 @@ void SlotTable::fill(const std::vector<Candidate>& candidates) {
                                                         // slot
   for (std::size_t i = 0; i < candidates.size(); ++i)
     waiting.emplace(candidates[i].host, i);
+  DDP_REQUIRE(waiting.size() == candidates.size(), waiting.size(), candidates.size());  // no host comes twice
   const auto take = [&](TableSlot& slot, HostNumber host) {
     slot.owner = host;
     slot.taken = true;

@@ -290,14 +290,21 @@ OrderedJson json_of(const StopOrder& order) {
   return {{"stop", fitting(order.reason, kTextBytes)}, {"grace_ms", order.grace_ms}};
 }
 
+template <class Message>
+std::string line_of(const Message& message) {
+  std::string line = dumped(json_of(message)) + "\n";
+  DDP_REQUIRE(line.size() <= kWorkerLineBytes, line.size());
+  return line;
+}
+
 }  // namespace
 
 std::string encode_line(const WorkerMessage& word) {
-  return std::visit([](const auto& message) { return dumped(json_of(message)) + "\n"; }, word);
+  return std::visit([](const auto& message) { return line_of(message); }, word);
 }
 
 std::string encode_line(const AgentMessage& word) {
-  return std::visit([](const auto& message) { return dumped(json_of(message)) + "\n"; }, word);
+  return std::visit([](const auto& message) { return line_of(message); }, word);
 }
 
 Result<WorkerMessage> decode_worker_line(std::string_view line) {

@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/require.h"
 #include "base/result.h"
 
 /// Messages between a worker and the agent of its node over DDPLAUNCH_CONTROL: one JSON object per line, as
@@ -109,7 +110,10 @@ Result<AgentMessage> decode_agent_line(std::string_view line);
 /// Splits a stream of bytes into lines. After an error, add no more bytes.
 class WorkerLines {
  public:
-  void add(std::string_view bytes) { buffer_ += bytes; }
+  void add(std::string_view bytes) {
+    DDP_REQUIRE(buffer_.size() < kWorkerLineBytes, buffer_.size());  // next() has taken all whole lines
+    buffer_ += bytes;
+  }
   /// Returns the next whole line without its end, or nothing if none is complete. Error: kProtocol, the line
   /// is too long; nothing more can be read.
   Result<std::optional<std::string>> next();

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/require.h"
+
 namespace ddp::rendezvous {
 namespace {
 
@@ -25,6 +27,7 @@ std::vector<WorkerEvent> WorkerSession::receive(std::string_view bytes) {
     if (!*next) break;
     line(**next);
   }
+  DDP_REQUIRE(troubles_ <= kMostTroubles && (!ready_ || attempt_), troubles_, ready_);
   return std::exchange(events_, {});
 }
 
@@ -168,6 +171,7 @@ void WorkerSession::send_waiting() {
 }
 
 void WorkerSession::send(const AgentMessage& word) {
+  DDP_REQUIRE(state_ != State::kSilent, word.index());  // orders wait for the hello
   if (state_ != State::kIgnored) output_ += encode_line(word);
 }
 
