@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/require.h"
+
 namespace ddp::launcher {
 
 void OutputCredit::start(std::size_t window) {
@@ -14,6 +16,7 @@ void OutputCredit::give(std::uint8_t stream, std::size_t bytes) {
 }
 
 void OutputCredit::spend(std::uint8_t stream, std::size_t bytes) {
+  DDP_REQUIRE(stream == 1 || stream == 2, stream);
   room_[stream == 2 ? 1 : 0] -= static_cast<std::ptrdiff_t>(bytes);
 }
 
@@ -27,6 +30,7 @@ std::span<const OutputTurns::Turn> OutputTurns::round(std::span<const Ready> rea
   turns_.clear();
   give_turns(ready, false, next_quiet_, room);
   give_turns(ready, true, next_loud_, room);
+  DDP_REQUIRE(turns_.size() <= ready.size(), turns_.size(), ready.size());  // one for each pipe
   return turns_;
 }
 

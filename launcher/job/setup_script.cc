@@ -4,6 +4,7 @@
 #include <array>
 #include <cctype>
 
+#include "base/require.h"
 #include "base/safe_text.h"
 
 namespace ddp::launcher {
@@ -130,6 +131,7 @@ void SetupOutput::finish_line() {
   // An error message of a shell: the path of the script is useless to a reader, but "line 2: " is not.
   const std::size_t colon = open_.find(": ");
   if (open_.starts_with("/proc/self/fd/") && colon != std::string::npos) open_.erase(0, colon + 2);
+  DDP_REQUIRE(open_.size() <= kLongestLine + 1, open_.size());
   const bool cut = open_.size() > kLongestLine;
   open_.resize(std::min(open_.size(), kLongestLine));
   open_ = replace_unsafe(open_);

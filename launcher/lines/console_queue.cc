@@ -4,6 +4,8 @@
 #include <iterator>
 #include <utility>
 
+#include "base/require.h"
+
 namespace ddp::launcher {
 
 namespace {
@@ -54,11 +56,13 @@ void ConsoleQueue::hand_over(int stream, bool ours, std::string& lines) {
 }
 
 void ConsoleQueue::count(int stream, bool ours, std::size_t bytes) {
+  DDP_REQUIRE(stream == 1 || stream == 2, stream);
   waiting_[static_cast<std::size_t>(stream - 1)] += bytes;
   queued_ += bytes;
   if (ours) ours_ += bytes;
   if (ours_ > kMostOurs) skip_ahead(true, queued_ - ours_ + kMostOurs / 2);
   if (queued_ > (skips_ ? kSkipAt : kMost)) skip_ahead(false, skips_ ? kKept : kMost / 2);
+  DDP_REQUIRE(ours_ <= queued_ && queued_ <= backlog(), ours_, queued_, backlog());
 }
 
 /// Drops the oldest lines of ddplaunch (`ours`) or of the workers until `keep` bytes of both are left. A gap
@@ -88,8 +92,10 @@ void ConsoleQueue::skip_ahead(bool ours, std::size_t keep) {
 }
 
 ConsoleQueue::Segment ConsoleQueue::take() {
+  DDP_REQUIRE(!segments_.empty(), queued_);
   Segment segment = std::move(segments_.front());
   segments_.pop_front();
+  DDP_REQUIRE(segment.bytes.size() <= queued_, segment.bytes.size(), queued_);
   queued_ -= segment.bytes.size();
   if (segment.ours) ours_ -= segment.bytes.size();
   if (segment.skipped > 0) {
@@ -101,13 +107,16 @@ ConsoleQueue::Segment ConsoleQueue::take() {
 }
 
 void ConsoleQueue::done(Segment& segment) {
-  waiting_[static_cast<std::size_t>(segment.stream - 1)] -= segment.bytes.size();
+  std::size_t& waiting = waiting_[static_cast<std::size_t>(segment.stream - 1)];
+  DDP_REQUIRE(segment.bytes.size() <= waiting, segment.bytes.size(), waiting);
+  waiting -= segment.bytes.size();
   if (segment.bytes.capacity() > kKeptSpare) return;
   spare_ = std::move(segment.bytes);
   spare_.clear();
 }
 
 void ConsoleQueue::clear() {
+  DDP_REQUIRE(queued_ <= backlog(), queued_, backlog());
   for (const Segment& segment : segments_)
     waiting_[static_cast<std::size_t>(segment.stream - 1)] -= segment.bytes.size();
   segments_.clear();

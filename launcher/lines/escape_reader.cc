@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/require.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -16,6 +18,7 @@ bool is_foreign(char c) {
 }  // namespace
 
 void EscapeReader::start() {
+  DDP_REQUIRE(!inside(), bytes_.size());
   state_ = State::kEscape;
   bytes_.assign(1, '\x1b');
   string_bytes_ = 0;
@@ -27,6 +30,7 @@ EscapeReader::Effect EscapeReader::finish(Effect effect) {
 }
 
 EscapeReader::Effect EscapeReader::feed(char c) {
+  DDP_REQUIRE(inside(), static_cast<int>(c));
   switch (state_) {
     case State::kOutside:
       return Effect::kBroken;

@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "base/require.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -120,6 +122,7 @@ Label::Label(std::string_view label, const LabelGroup& group) {
 }
 
 void Label::stamp(std::string_view time) {
+  DDP_REQUIRE(time.size() >= kTimeWidth, time);
   for (const std::size_t hole : holes_)
     text_.replace(hole, kTimeWidth, time.substr(0, kTimeWidth));
 }

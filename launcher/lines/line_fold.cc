@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/require.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -90,6 +92,7 @@ void LineFold::tick(Time now, const Sink& sink) {
 void LineFold::flush(const Sink& sink) {
   while (!queue_.empty())
     emit_front(sink);
+  DDP_REQUIRE(held_ == 0 && last_.empty() && alike_.empty(), held_, last_.size(), alike_.size());
 }
 
 std::optional<LineFold::Time> LineFold::deadline() const {
@@ -109,12 +112,15 @@ void LineFold::emit_front(const Sink& sink) {
   Entry& entry = *front;
   std::sort(entry.ranks.begin(), entry.ranks.end());
   sink({entry.stream, entry.text, entry.ranks, entry.stamp});
-  held_ -= entry.text.size() + kEntryCost + (entry.ranks.size() - 1) * sizeof(int);
+  const std::size_t cost = entry.text.size() + kEntryCost + (entry.ranks.size() - 1) * sizeof(int);
+  DDP_REQUIRE(cost <= held_, cost, held_);
+  held_ -= cost;
   for (const int rank : entry.ranks) {
     const auto last = last_.find(rank);
     if (last != last_.end() && last->second == front) last_.erase(last);
   }
   const auto alike = alike_.find(FoldKey{entry.stream, entry.text});
+  DDP_REQUIRE(alike != alike_.end() && alike->second.front() == front, entry.order);
   alike->second.erase(alike->second.begin());
   // The key refers to the text of the removed entry; the next equal entry has the same text.
   auto node = alike_.extract(alike);

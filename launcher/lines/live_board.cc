@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/require.h"
+
 namespace ddp::launcher {
 
 /// The time of a change is that of the next tick, so that no clock is read for each piece of output.
@@ -54,6 +56,7 @@ bool LiveBoard::take_sample(Entry& entry, Time now, std::string& lines) {
 void LiveBoard::tick(Time now, std::array<std::string, 2>& lines) {
   last_tick_ = now;
   const auto gone = std::remove_if(watched_.begin(), watched_.end(), [&](Entry* entry) {
+    DDP_REQUIRE(entry->watched_, entry->rank, entry->stream);
     entry->watched_ = take_sample(*entry, now, lines[static_cast<std::size_t>(entry->stream - 1)]);
     return !entry->watched_;
   });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/require.h"
 #include "launcher/lines/bar_fold.h"
 
 namespace ddp::launcher {
@@ -99,6 +100,7 @@ void OpenRows::text(std::string_view part, const LineSink& sink) {
 }
 
 void OpenRows::begin_text(const LineSink& sink) {
+  DDP_REQUIRE(row_ < rows_.size(), row_, rows_.size());
   ++revision_;
   drew_ = std::exchange(moved_up_, false) || drew_;
   if (std::exchange(above_, false)) {  // a log line behind a bar has ended; this is the next
@@ -162,6 +164,7 @@ void OpenRows::carriage_return() {
 }
 
 void OpenRows::line_feed(const LineSink& sink) {
+  DDP_REQUIRE(row_ < rows_.size(), row_, rows_.size());
   ++revision_;
   ++line_feeds_;
   back_ = 0;
@@ -352,6 +355,7 @@ void OpenRows::finish_beyond_reach(const LineSink& sink) {
 void OpenRows::bound(const LineSink& sink) {
   while (rows_.size() > kMaxRows || (rows_.size() > 1 && bytes() > kMaxLine))
     finish_above(1, sink);
+  DDP_REQUIRE(row_ < rows_.size(), row_, rows_.size());
 }
 
 }  // namespace ddp::launcher

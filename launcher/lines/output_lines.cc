@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/require.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -83,6 +85,7 @@ void LineAssembler::finish(std::string& out) {
 }
 
 void HeldLines::count(LineAssembler& lines) {
+  DDP_REQUIRE(lines.counted_ <= bytes_, lines.counted_, bytes_);
   bytes_ += lines.held() - std::exchange(lines.counted_, lines.held());
 }
 
@@ -104,6 +107,7 @@ void StderrTail::add(std::string_view bytes) {
     next_ = 0;
     return;
   }
+  DDP_REQUIRE(ring_.size() <= kMaxBytes && (next_ == 0 || ring_.size() == kMaxBytes), ring_.size(), next_);
   const std::size_t fresh = std::min(kMaxBytes - ring_.size(), bytes.size());
   ring_ += bytes.substr(0, fresh);
   bytes.remove_prefix(fresh);
