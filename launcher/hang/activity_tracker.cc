@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/require.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -69,6 +71,8 @@ bool ActivityTracker::add_sample(std::span<const ProcessTime> processes, bool wh
   if (whole || meters_.size() > kMeters) {
     std::erase_if(meters_, [now](const auto& entry) { return entry.second.seen != now; });
   }
+  DDP_REQUIRE(meters_.size() <= std::max<std::size_t>(kMeters, processes.size()), meters_.size(),
+              processes.size());
   if (at_work.empty() && !traced) return false;
   at_work.resize(std::min(at_work.size(), kPacemakers));
   pacemakers_ = std::move(at_work);

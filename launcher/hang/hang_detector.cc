@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/require.h"
 #include "launcher/hang/activity_tracker.h"
 
 namespace ddp::launcher {
@@ -17,6 +18,7 @@ constexpr std::chrono::milliseconds kOverslept{800};
 
 HangDetector::HangDetector(std::chrono::milliseconds timeout, std::vector<std::uint32_t> ranks, Time now)
     : timeout_(timeout), margin_(ActivityTracker::period(timeout) + kTravel), last_activity_(now) {
+  DDP_REQUIRE(timeout > Time(0), timeout.count());
   for (const std::uint32_t count : ranks)
     nodes_.push_back({count, false});
 }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/require.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -26,6 +28,7 @@ void HangInvestigation::node_gone(std::size_t node, Time now) {
 }
 
 std::vector<std::size_t> HangInvestigation::begin(const std::set<std::uint32_t>& ended, Time now) {
+  DDP_REQUIRE(!inspecting(), asked_.size());
   inspect_due_ = now + kInspectTime + kInspectSlack;
   last_activity_ = detector_.last_activity();
   quiet_for_ = now - last_activity_;
@@ -43,6 +46,7 @@ std::vector<std::size_t> HangInvestigation::begin(const std::set<std::uint32_t>&
 }
 
 void HangInvestigation::answer(std::size_t node, const rendezvous::Inspection& inspection) {
+  DDP_REQUIRE(inspecting() && node < nodes_.size(), node, nodes_.size());
   if (inspection.last) {
     asked_.erase(node);
   } else {
@@ -57,6 +61,7 @@ bool HangInvestigation::cancel() {
 }
 
 std::string HangInvestigation::conclude(const std::string& files) {
+  DDP_REQUIRE(inspecting(), asked_.size());
   inspect_due_.reset();
   hung_ = report_.behind();
   if (hung_.size() > 1) hung_.clear();

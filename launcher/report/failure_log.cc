@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/require.h"
 #include "launcher/report/clean_text.h"
 #include "launcher/report/root_cause.h"
 #include "rendezvous/flight_recorder/desync_analysis.h"
@@ -37,6 +38,7 @@ bool waits_in_collective(const std::vector<rendezvous::FlightRecorderDump>& dump
 }  // namespace
 
 void FailureLog::begin_attempt(std::uint32_t attempt, Time now) {
+  DDP_REQUIRE(attempt >= attempt_, attempt, attempt_);
   attempt_ = attempt;
   began_ = now;
   started_.clear();
@@ -51,6 +53,7 @@ void FailureLog::end_attempt() {
   diagnose_collectives();
   if (const Failure* root = root_cause()) end_.earlier.push_back(*root);
   ++end_.restarts;
+  DDP_REQUIRE(std::cmp_less_equal(end_.earlier.size(), end_.restarts), end_.earlier.size(), end_.restarts);
   forget_attempt();
 }
 
@@ -84,7 +87,9 @@ const Failure* FailureLog::root_cause() const {
 
 const Failure* FailureLog::worker_failure(int rank) const {
   const auto known = by_rank_.find(rank);
-  return known == by_rank_.end() ? nullptr : &end_.failures[known->second];
+  if (known == by_rank_.end()) return nullptr;
+  DDP_REQUIRE(known->second < end_.failures.size(), rank, known->second, end_.failures.size());
+  return &end_.failures[known->second];
 }
 
 Failure* FailureLog::find_worker(int rank) {
@@ -182,7 +187,9 @@ void FailureLog::node_failed(const std::string& host, Error error, Interval happ
 
 void FailureLog::explain_node(const std::string& host, Error error) {
   const auto known = by_host_.find(host);
-  if (known != by_host_.end()) end_.failures[known->second].error = without_host(std::move(error), host);
+  if (known == by_host_.end()) return;
+  DDP_REQUIRE(known->second < end_.failures.size(), host, known->second, end_.failures.size());
+  end_.failures[known->second].error = without_host(std::move(error), host);
 }
 
 void FailureLog::job_hung(Error error, Interval happened) {
@@ -198,6 +205,7 @@ void FailureLog::name_job(std::string job, std::string directory) {
 }
 
 void FailureLog::stop_ordered(Time now, milliseconds grace) {
+  DDP_REQUIRE(grace.count() >= 0, grace.count());
   kill_due_ = std::min(kill_due_.value_or(now + grace), now + grace);
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/require.h"
 #include "base/result.h"
 #include "launcher/report/job_end.h"
 #include "rendezvous/flight_recorder/flight_recorder.h"
@@ -75,7 +76,11 @@ class FailureLog {
   /// Stop was sent to every node: SIGTERM now, SIGKILL after `grace`. A later call can only shorten the
   /// grace.
   void stop_ordered(Time now, std::chrono::milliseconds grace);
-  Time kill_due() const { return *kill_due_; }  ///< requires stop_ordered
+  /// Requires stop_ordered.
+  Time kill_due() const {
+    DDP_REQUIRE(kill_due_.has_value(), attempt_);
+    return *kill_due_;
+  }
 
   const JobEnd& end() const { return end_; }
   /// Returns the failure of a rank of this attempt; null: none.

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <utility>
 
+#include "base/require.h"
 #include "launcher/report/root_cause.h"
 
 namespace ddp::launcher {
@@ -108,11 +109,16 @@ void JobProgress::measure(std::uint64_t lowest, Time now) {
 
 void JobProgress::take_steps(const rendezvous::WorkerSteps& message, Time now) {
   if (message.attempt != attempt_) return;
+  const std::size_t count = message.ranks.size();
+  DDP_REQUIRE(
+      count == message.steps.size() && count == message.losses.size() && count == message.phases.size(),
+      count, message.steps.size(), message.losses.size(), message.phases.size());
   for (std::size_t i = 0; i < message.ranks.size(); ++i) {
     const std::uint64_t step = message.steps[i];
     const auto [rank, first] = reports_.try_emplace(message.ranks[i], RankReport{step, {}, {}});
     if (!first) {
       const auto before = ranks_at_.find(std::exchange(rank->second.step, step));
+      DDP_REQUIRE(before != ranks_at_.end() && before->second > 0, rank->first);
       if (--before->second == 0) ranks_at_.erase(before);
     }
     ++ranks_at_[step];
