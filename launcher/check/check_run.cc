@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/format_text.h"
+#include "base/require.h"
 #include "launcher/supervisor/attempt_start.h"
 #include "launcher/supervisor/start_messages.h"
 
@@ -35,12 +36,14 @@ milliseconds CheckRun::answer_time() const {
 }
 
 CheckRun::Actions CheckRun::start(Time now) {
+  DDP_REQUIRE(state_ == State::kAsking && !deadline_, state_);  // it starts once
   began_ = now;
   deadline_ = now + answer_time() + kReportTime;
   return std::exchange(actions_, {});
 }
 
 CheckRun::Actions CheckRun::step(const Event& event, Time now) {
+  DDP_REQUIRE(finished() || deadline_, state_);
   if (state_ != State::kFinished) std::visit([&](const auto& e) { on(e, now); }, event);
   return std::exchange(actions_, {});
 }
@@ -166,6 +169,7 @@ void CheckRun::on(const Tick&, Time now) {
 }
 
 void CheckRun::answered(std::size_t node, Time now) {
+  DDP_REQUIRE(stage_[node] == Stage::kConnecting || stage_[node] == Stage::kAsked, node, stage_[node]);
   stage_[node] = Stage::kAnswered;
   try_network(now);
 }
@@ -195,6 +199,7 @@ std::string CheckRun::awaited_text() const {
 }
 
 void CheckRun::give_up(std::size_t node, Error error) {
+  DDP_REQUIRE(stage_[node] == Stage::kConnecting || stage_[node] == Stage::kAsked, node, stage_[node]);
   result_.nodes[node].error = std::move(error);
   stage_[node] = Stage::kGone;
   actions_.push_back(Disconnect{node});

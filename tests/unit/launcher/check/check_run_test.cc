@@ -217,6 +217,7 @@ TEST_CASE("a setup that does not end is named, and a short limit is shown exactl
   CheckedJob job(2);
   job.spec.start_timeout = 500ms;
   job.spec.hosts[1].setup = "sleep 100";
+  job.run = std::make_unique<CheckRun>(job.spec, CheckRun::CheckScope{true, false, false});
   job.note(job.run->start(job.now));
   job.up(1);
   job.tick();
