@@ -1,8 +1,9 @@
 #include "launcher/link_protocol/daemon_frame.h"
 
 #include <algorithm>
-#include <cassert>
 #include <utility>
+
+#include "base/require.h"
 
 namespace ddp::launcher {
 namespace {
@@ -36,7 +37,7 @@ bool fits(DaemonFrame kind, std::size_t size) {
 }  // namespace
 
 void write_daemon_head(DaemonFrame kind, std::size_t size, char* head) {
-  assert(fits(kind, size));
+  DDP_REQUIRE(fits(kind, size), kind, size);
   head[0] = static_cast<char>(kind);
   head[1] = 0;
   head[2] = static_cast<char>(size & 0xff);
@@ -55,6 +56,7 @@ std::string daemon_greeting() {
 }
 
 std::string daemon_ended(int status) {
+  DDP_REQUIRE(std::in_range<std::uint16_t>(status), status);
   return daemon_frame(DaemonFrame::kEnded, number_bytes(static_cast<std::uint16_t>(status)));
 }
 
@@ -122,6 +124,7 @@ std::optional<DaemonFrameReader::FramePiece> DaemonFrameReader::next(std::string
       if (left_ == 0) return whole_frame();
     }
     if (bytes.empty()) return std::nullopt;
+    DDP_REQUIRE(left_ > 0 && (is_stream(kind_) || whole_.size() < kMaxDaemonText), left_, whole_.size());
     const std::string_view part = bytes.substr(0, left_);
     bytes.remove_prefix(part.size());
     left_ -= part.size();

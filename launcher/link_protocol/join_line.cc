@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/parse_text.h"
+#include "base/require.h"
 #include "base/safe_text.h"
 
 namespace ddp::launcher {
@@ -42,6 +43,7 @@ std::optional<int> number(std::string_view word) {
 }  // namespace
 
 std::string request_line(const JoinRequest& request) {
+  DDP_REQUIRE(!request.version.empty() && request.version.find(' ') == std::string::npos, request.version);
   return std::string(kJoin) + std::to_string(request.protocol) + ' ' + request.version + ' ' +
          (request.rank ? std::to_string(*request.rank) : "-") + ' ' + std::to_string(request.nodes) + '\n';
 }
@@ -62,6 +64,7 @@ Result<JoinRequest> parse_request(std::string_view line) {
 }
 
 std::string answer_line(const JoinAnswer& answer) {
+  DDP_REQUIRE(!answer.rank || (*answer.rank >= 0 && !answer.job_id.empty()), *answer.rank, answer.job_id);
   if (answer.rank) return std::string(kSlot) + std::to_string(*answer.rank) + ' ' + answer.job_id + '\n';
   std::string line(kRefused);
   for (const auto& [refusal, word] : kWords) {

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/require.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -102,6 +104,7 @@ JoinTable::Decision JoinTable::join(const JoinRequest& request, const JoiningPee
                                          slot.holder.address + "; give each node its own --node-rank");
     return decision;
   }
+  DDP_REQUIRE(*rank > 0 && *rank < terms_.nodes, *rank, terms_.nodes);  // 0 is the master's own
   decision.displaces = slot.live;
   slot = JoinSlot{peer, ++incarnations_, true, true, now};
   had_[peer.name].insert(*rank);

@@ -7,6 +7,7 @@
 
 #include "base/exit_status.h"
 #include "base/parse_text.h"
+#include "base/require.h"
 #include "base/safe_text.h"
 
 namespace ddp::remote {
@@ -18,6 +19,11 @@ constexpr std::size_t kLongestVersion = 64;
 bool is_version_byte(char c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' || c == '+' ||
          c == '-' || c == '_' || c == '~';
+}
+
+bool is_version(std::string_view text) {
+  return !text.empty() && text.size() <= kLongestVersion &&
+         std::all_of(text.begin(), text.end(), is_version_byte);
 }
 
 std::string printable(std::string_view line) {
@@ -32,8 +38,7 @@ std::optional<AgentHello> parse_hello(std::string_view words) {
   const auto [after, error] = std::from_chars(words.data(), end, hello.protocol);
   if (error != std::errc{} || hello.protocol < 1 || after == end || *after != ' ') return std::nullopt;
   hello.version.assign(after + 1, end);
-  if (hello.version.empty() || hello.version.size() > kLongestVersion) return std::nullopt;
-  if (!std::all_of(hello.version.begin(), hello.version.end(), is_version_byte)) return std::nullopt;
+  if (!is_version(hello.version)) return std::nullopt;
   return hello;
 }
 
@@ -44,6 +49,7 @@ std::string install_advice() {
 }  // namespace
 
 std::string hello_line(const AgentHello& hello) {
+  DDP_REQUIRE(hello.protocol > 0 && is_version(hello.version), hello.protocol, hello.version);
   return std::string(kHelloPrefix) + std::to_string(hello.protocol) + " " + hello.version + "\n";
 }
 
@@ -91,6 +97,7 @@ Bootstrap::Bootstrap(std::string host, std::string agent, Lookup lookup, std::st
       spoken_(lookup == Lookup::kNone) {}
 
 Bootstrap::State Bootstrap::feed(std::string_view bytes) {
+  DDP_REQUIRE(state_ != State::kReading || rest_.empty(), rest_.size());  // bytes are read in their order
   while (state_ == State::kReading && !bytes.empty()) {
     const std::size_t newline = bytes.find('\n');
     pending_ += bytes.substr(0, newline);
@@ -109,6 +116,7 @@ Bootstrap::State Bootstrap::feed(std::string_view bytes) {
 }
 
 Bootstrap::State Bootstrap::go_on() {
+  DDP_REQUIRE(state_ == State::kNeed || state_ == State::kSend, state_);
   if (state_ == State::kSend) ++sent_;
   state_ = State::kReading;
   return feed(std::exchange(rest_, {}));

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/require.h"
+
 namespace ddp::remote {
 namespace {
 
@@ -241,6 +243,7 @@ std::vector<std::string> given_lookup(const std::vector<std::string>& argv) {
 
 std::string push_script(const AgentWanted& wanted, std::string_view key, const std::vector<PushedFile>& files,
                         bool anew) {
+  DDP_REQUIRE(!files.empty() && files.back().name == "ddplaunchd", files.size());
   std::size_t total = 0;
   std::string names;
   std::string takes;
