@@ -19,6 +19,7 @@
 #include "apps/train/checkpoint/model_file.h"
 #include "apps/train/checkpoint/output_path.h"
 #include "base/files.h"
+#include "base/require.h"
 #include "base/unique_fd.h"
 
 namespace ddp::train {
@@ -105,6 +106,9 @@ CheckpointWriter<T>::~CheckpointWriter() {
 
 template <class T>
 void CheckpointWriter<T>::write(CheckpointContent<T> content) {
+  DDP_REQUIRE(content.parameters.size() == model_.parameter_count(), content.parameters.size());
+  for (const auto& vector : content.optimizer)
+    DDP_REQUIRE(vector.values.size() >= content.parameters.size(), vector.name, vector.values.size());
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return !next_ && !busy_; });
   next_ = std::move(content);

@@ -1,11 +1,11 @@
 #include "apps/train/collectives/schedule/collective_machine.h"
 
 #include <algorithm>
-#include <cassert>
 #include <utility>
 #include <vector>
 
 #include "apps/train/kernels/cpu/little_endian.h"
+#include "base/require.h"
 
 namespace ddp::train {
 
@@ -80,7 +80,9 @@ CollectiveMachine::CollectiveMachine(int rank, std::map<int, Name> peers)
     : rank_(rank), peers_(std::move(peers)) {}
 
 void CollectiveMachine::start(CollectiveOrder order) {
-  assert(done());
+  DDP_REQUIRE(done(), at_, order_.schedule.size(), order.kind);
+  DDP_REQUIRE(order.parts > 0 && order.element > 0 && order.data.size() % order.element == 0, order.parts,
+              order.data.size(), order.element);
   order_ = std::move(order);
   ++number_;
   at_ = 0;
@@ -131,8 +133,8 @@ CollectiveMachine::Pieces<const std::byte> CollectiveMachine::to_send() {
 }
 
 void CollectiveMachine::sent(std::size_t bytes) {
+  DDP_REQUIRE(bytes <= out_.total - out_.done, bytes, out_.done, out_.total);
   out_.done += bytes;
-  assert(out_.done <= out_.total);
   advance();
 }
 
@@ -168,8 +170,8 @@ void CollectiveMachine::add_scratch() {
 
 Result<> CollectiveMachine::received(std::size_t bytes) {
   const std::size_t paid_before = in_.paid();
+  DDP_REQUIRE(bytes <= in_.total - in_.done, bytes, in_.done, in_.total);
   in_.done += bytes;
-  assert(in_.done <= in_.total);
   if (in_.done >= kHeaderSize && heard_ == heartbeat()) return skip_heartbeat();
   if (in_.done >= kHeaderSize && heard_ != in_.header) {
     const int peer = step().receive_from;
