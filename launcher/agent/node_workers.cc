@@ -25,7 +25,7 @@ constexpr std::chrono::milliseconds kSettleTime{1'000};
 constexpr std::chrono::seconds kStepsEvery{1};
 /// The master gets so much of a phase, which is a short text.
 constexpr std::size_t kPhaseBytes = 64;
-constexpr std::size_t kRanksPerMessage = 1'000;  ///< their phases fit into kMaxAgentFrame
+constexpr std::size_t kRanksPerMessage = 256;  ///< with phases of kMaxPhase they fit into kMaxAgentFrame
 
 /// The prefix of the files to which `@record` writes exceptions. The name cannot be guessed, and a file
 /// exists only if a worker wrote one, so a killed agent leaves no file behind.
