@@ -73,6 +73,24 @@ TEST_CASE("the report lists ranks that exited 0 before the cause or the user's s
                                                       "margin_s": 0.00015}])"));
 }
 
+TEST_CASE("long texts of very many failures do not make the report long, and the cause keeps its own") {
+  JobEnd end;
+  const std::string trace(32u << 10, 't');
+  for (int rank = 0; rank < 1000; ++rank) {
+    Failure failure = crashed();
+    failure.rank = rank;
+    failure.happened = {failure.happened.earliest + rank * 1s, failure.happened.latest + rank * 1s};
+    failure.evidence.exception = WorkerException{"E", "m", "f", trace, {}};
+    end.failures.push_back(std::move(failure));
+  }
+  CHECK(report_json(end, make_exit_report(end), facts()).size() < 8u << 20);
+  const Json report = made(end);
+  CHECK(report["root_cause"]["exception"]["traceback"] == trace);
+  CHECK(report["other_failures"].size() == 999);
+  CHECK(report["other_failures"][998]["exception"]["traceback"] == trace.substr(0, 1'000));
+  CHECK(report["other_failures"][998]["exception"]["message"] == "m");
+}
+
 TEST_CASE("the report of a failed job") {
   JobEnd end;
   end.failures = {crashed()};
