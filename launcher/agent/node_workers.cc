@@ -321,6 +321,7 @@ void NodeWorkers::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus
   }
   exited.core = status.core_dumped;
   exited.after_stop = group_->ended_after_stop(local);
+  exited.late_kill = group_->ended_by_late_kill(local);
   if (core_.processes().killed(local) == nullptr) evidence_.worker_ended(rank_of(local), pid, status);
   hang_monitor_.worker_ended(rank_of(local));
   send_steps();

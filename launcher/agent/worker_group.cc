@@ -226,6 +226,11 @@ bool WorkerGroup::ended_after_stop(std::uint32_t rank) const {
   return worker->killed || (worker->terminated && !by_kill);
 }
 
+bool WorkerGroup::ended_by_late_kill(std::uint32_t rank) const {
+  const Worker* worker = find(rank);
+  return worker != nullptr && worker->terminated && !ended_after_stop(rank);
+}
+
 /// Call it before the signal is sent. The worker may already be ending, and its peers may know it, although
 /// it cannot be reaped yet: then our signal is not the cause.
 void WorkerGroup::note_signal(Worker& worker, int signal) {

@@ -64,6 +64,8 @@ class WorkerGroup {
   /// For a worker that has ended: whether its end began after a signal by which this group ends workers. An
   /// end by SIGKILL did only if the group had sent SIGKILL, and not just SIGTERM.
   bool ended_after_stop(std::uint32_t rank) const;
+  /// Returns whether a SIGKILL of others ended the rank after terminate() or stop().
+  bool ended_by_late_kill(std::uint32_t rank) const;
 
   /// Sends TERM to one worker's leader and group.
   void terminate(std::uint32_t rank);

@@ -117,6 +117,7 @@ void FailureLog::worker_failed(const WorkerIdentity& worker, const rendezvous::W
   failure.signal = end.signal;
   failure.core_dumped = end.core;
   failure.stopped_by_us = end.after_stop;
+  failure.late_kill = end.late_kill;
   failure.lost_peers = lost_peers_.contains(worker.rank);
   const auto started = started_.find(worker.rank);
   if (started != started_.end() && end.pid != 0) {

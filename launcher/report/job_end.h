@@ -72,6 +72,7 @@ struct Failure {
   bool core_dumped = false;
   Error error;
   bool stopped_by_us = false;                 ///< its end began after our signal (WorkerExited::after_stop)
+  bool late_kill = false;                     ///< WorkerExited::late_kill
   bool lost_peers = false;                    ///< it had reported unreachable ranks (worker protocol)
   Interval happened;                          ///< a worker's end: by its agent's clock ± its error
   std::chrono::nanoseconds attempt_began{0};  ///< by the clock of `happened`

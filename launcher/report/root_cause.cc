@@ -98,6 +98,11 @@ bool has_own_exception(const Failure& failure) {
   return is_exception_line(without_rank(failure.last_stderr.back()));
 }
 
+/// True for an end that began after our signal, whatever caused it.
+bool began_after_stop(const Failure& failure) {
+  return failure.stopped_by_us || failure.late_kill;
+}
+
 /// The ends that began after our signal, counted by exit code and signal.
 using EndCounts = std::map<std::pair<int, int>, int>;
 
@@ -105,7 +110,7 @@ using EndCounts = std::map<std::pair<int, int>, int>;
 /// without an exception may also be how the program answers the signal. It is an own failure only if the
 /// signal ended other ranks, so that the program does not handle it, and no other rank ended like this.
 bool failed_despite_stop(const Failure& failure, const EndCounts& ends) {
-  if (is_crash(failure) || has_own_exception(failure)) return true;
+  if (failure.late_kill || is_crash(failure) || has_own_exception(failure)) return true;
   const bool unexplained = failure.kind == Failure::Kind::kExited
                                ? failure.status < 128
                                : failure.kind == Failure::Kind::kSignaled && failure.signal == SIGABRT;
@@ -171,7 +176,7 @@ bool explains(const Cause& source, const Cause& effect) {
   if (effect.blame != Blame::kExitCode) return source.blame < effect.blame;
   // A program chooses its exit code. Only a death that had begun before our signal explains it. The exception
   // of another rank may be an effect of this exit, in words that are not known.
-  return !source.failure->stopped_by_us &&
+  return !began_after_stop(*source.failure) &&
          (source.blame <= Blame::kCrash || source.blame == Blame::kTerminated);
 }
 
@@ -265,7 +270,7 @@ Blame blame_of(const Failure& failure) {
 std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures) {
   FailureList before_stop;
   for (const Failure& failure : failures)
-    if (!failure.stopped_by_us) before_stop.push_back(&failure);
+    if (!began_after_stop(failure)) before_stop.push_back(&failure);
   const std::optional<Cause> first = best_of(earliest_of(before_stop));
   if (!first) return std::nullopt;
   const auto index = [&failures](const Cause& cause) {
@@ -276,13 +281,13 @@ std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures)
   FailureList late;  // their ends began after our signal
   EndCounts ends;
   for (const Failure& failure : failures)
-    if (failure.stopped_by_us) ++ends[{failure.status, failure.signal}];
+    if (began_after_stop(failure)) ++ends[{failure.status, failure.signal}];
   for (const Failure& failure : failures) {
     if (!failure.of_worker() || (first->blame == Blame::kExitCode && !may_be_death(failure))) continue;
-    if (failure.stopped_by_us && !failed_despite_stop(failure, ends)) continue;
+    if (began_after_stop(failure) && !failed_despite_stop(failure, ends)) continue;
     const Cause next{&failure, blame_of(failure)};
     if (!explains(next, *first)) continue;
-    if (failure.stopped_by_us)
+    if (began_after_stop(failure))
       late.push_back(&failure);
     else
       choose(source, next);

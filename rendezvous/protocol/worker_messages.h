@@ -37,10 +37,11 @@ struct WorkerExited {
                             ///< reason
   bool after_stop = false;  ///< its end, of whatever kind, began after the agent's SIGTERM or SIGKILL; an end
                             ///< by SIGKILL: after its SIGKILL
+  bool late_kill = false;   ///< it ended by a SIGKILL of others after the agent's SIGTERM
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.attempt), c(m.rank), c(m.pid), c(m.code), c(m.sys), c(m.signal), c(m.core), c(m.clock_ns), c(m.text),
-        c(m.by_revoke), c(m.after_stop);
+        c(m.by_revoke), c(m.after_stop), c(m.late_kill);
   }
 };
 

@@ -103,8 +103,10 @@ TEST_CASE("any end that begins after our signal is attributed to it, but SIGKILL
   CHECK(group.ended_after_stop(0));
   CHECK(events.ends.at(1) == ExitStatus::signaled(SIGKILL));
   CHECK_FALSE(group.ended_after_stop(1));
+  CHECK(group.ended_by_late_kill(1));
   CHECK(events.ends.at(2) == ExitStatus::signaled(SIGKILL));
   CHECK(group.ended_after_stop(2));
+  CHECK_FALSE(group.ended_by_late_kill(2));
   CHECK(events.ends.at(3) == ExitStatus::exited(4));
   CHECK_FALSE(group.ended_after_stop(3));
 }

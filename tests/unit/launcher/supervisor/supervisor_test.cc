@@ -272,8 +272,10 @@ class Scenario {
     } else if (verb == "probed") {
       give_message(number(1),
                    rendezvous::ProbeResult{attempt_, words.at(2) == "-" ? "" : words[2], quoted_rest(line)});
-    } else if (verb == "exit" || verb == "kill" || verb == "end-code" || verb == "end") {
-      // node rank code-or-signal; end: its end began after a signal of its agent
+    } else if (verb == "exit" || verb == "kill" || verb == "late-kill" || verb == "end-code" ||
+               verb == "end") {
+      // node rank code-or-signal; end: its end began after a signal of its agent; late-kill: so did a SIGKILL
+      // of others
       rendezvous::WorkerExited exited;
       exited.attempt = attempt_;
       exited.rank = number(2);
@@ -281,6 +283,7 @@ class Scenario {
       const bool code = verb == "exit" || verb == "end-code";
       (code ? exited.code : exited.signal) = static_cast<std::uint8_t>(number(3));
       exited.after_stop = verb.starts_with("end");
+      exited.late_kill = verb == "late-kill";
       if (words.size() > 4) exited.attempt = number(4);
       give_message(number(1), exited);
     } else if (verb == "ended") {
