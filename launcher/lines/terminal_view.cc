@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 
+#include "base/require.h"
 #include "base/safe_text.h"
 
 namespace ddp::launcher {
@@ -214,6 +215,7 @@ std::string TerminalView::back_to_first(Size size, bool erase) const {
 std::string TerminalView::draw(std::string_view lines, const std::vector<LiveRow>& rows, Size size) {
   std::vector<std::size_t> widths;
   std::string drawn = fitted(rows, size, widths);
+  DDP_REQUIRE(widths.empty() || widths.size() < size.rows, widths.size(), size.rows);  // lines have room
   std::string bytes;
   if (lines.empty() && size == size_ && drawn == drawn_) return bytes;
   // Rows that keep their positions are overwritten, not erased, to avoid flicker.
