@@ -21,13 +21,9 @@ void put_count(std::string& out, std::size_t count) {
 
 Result<> KeyStore::handle(StoreConnectionId from, const StoreRequest& request, std::string& reply,
                           Notices& notices) {
-  const std::size_t replied = reply.size();
   waiters_.drop(from);
   leave_queue(from, request.op == StoreOp::kQueuePop ? &request.keys.front() : nullptr, notices);
-  const Result<> done = dispatch(from, request, reply, notices);
-  DDP_REQUIRE(key_bytes_ <= bytes_ && bytes_ <= max_bytes_, key_bytes_, bytes_, max_bytes_);
-  DDP_REQUIRE(done || reply.size() == replied, request.op, reply.size(), replied);
-  return done;
+  return dispatch(from, request, reply, notices);
 }
 
 Result<> KeyStore::dispatch(StoreConnectionId from, const StoreRequest& request, std::string& reply,
@@ -117,6 +113,7 @@ Result<> KeyStore::store(std::string_view key, std::string_view value) {
     bytes_ += value.size() - entry->second.size();
     entry->second.assign(value);
   }
+  DDP_REQUIRE(bytes_ <= max_bytes_, bytes_, max_bytes_);
   return {};
 }
 
@@ -212,7 +209,9 @@ void KeyStore::delete_key(const StoreRequest& request, std::string& reply) {
   const auto entry = values_.find(request.keys[0]);
   put_count(reply, entry == values_.end() ? 0 : 1);
   if (entry == values_.end()) return;
-  bytes_ -= entry->first.size() + entry->second.size() + kEntryCost;
+  const std::size_t cost = entry->first.size() + entry->second.size() + kEntryCost;
+  DDP_REQUIRE(cost <= bytes_ && entry->first.size() <= key_bytes_, cost, bytes_, key_bytes_);
+  bytes_ -= cost;
   key_bytes_ -= entry->first.size();
   values_.erase(entry);
 }
@@ -250,7 +249,7 @@ void KeyStore::queue_pop(const StoreRequest& request, std::string& reply) {
   const auto queue = queues_.find(request.keys[0]);
   put_count(reply, queue == queues_.end() ? 0 : queue->second.size());
   if (queue == queues_.end()) return;
-  DDP_REQUIRE(!queue->second.empty(), queue->first.size());
+  DDP_REQUIRE(!queue->second.empty() && queue->second.front().size() < bytes_, bytes_);
   const std::string& value = queue->second.front();
   put_bytes(reply, value);
   bytes_ -= queue->first.size() + value.size() + kEntryCost;

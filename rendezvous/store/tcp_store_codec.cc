@@ -206,6 +206,7 @@ Result<bool> StoreDecoder::parse_bytes(std::size_t limit, std::size_t request_li
 Result<bool> StoreDecoder::parse_list(bool with_values) {
   if (!in_list_) {
     if (!have(8)) return false;
+    DDP_REQUIRE(!value_next_ && list_left_ == 0, layout_->name, list_left_);
     list_left_ = peek(8);
     if (list_left_ > kMaxStoreList) {
       return Error{ErrorCode::kProtocol, std::string(layout_->name) + ": " + std::to_string(list_left_) +
@@ -234,7 +235,6 @@ Result<bool> StoreDecoder::parse_list(bool with_values) {
 
 void StoreDecoder::emit(StoreRequest& request) {
   DDP_REQUIRE(cursor_ <= buffered(), cursor_, buffered());
-  DDP_REQUIRE(!in_list_ && !value_next_ && list_left_ == 0, layout_->name, list_left_);
   request.op = layout_->op;
   request.number = number_;
   const std::string_view bytes(buffer_.data() + begin_, cursor_);
