@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
 #include "base/require.h"
 
@@ -75,12 +76,13 @@ LineFold::Queue::iterator LineFold::place_behind(int rank) {
 
 std::uint64_t LineFold::order_before(Queue::iterator behind) {
   const auto low = [&] { return behind == queue_.begin() ? 0 : std::prev(behind)->order; };
-  if (behind == queue_.end()) return low() + kGap;
-  if (behind->order - low() < 2) {
+  const bool last = behind == queue_.end();
+  if (last ? low() > std::numeric_limits<std::uint64_t>::max() - kGap : behind->order - low() < 2) {
     std::uint64_t order = 0;
     for (Entry& entry : queue_)
       entry.order = order += kGap;
   }
+  if (last) return low() + kGap;
   return low() + (behind->order - low()) / 2;
 }
 
