@@ -66,6 +66,16 @@ class Reader : public nlohmann::json_sax<nlohmann::json> {
   std::vector<std::string> path_;  ///< keys that lead to the current object; the first is empty
 };
 
+/// Returns a truncated JSON text with an end for the string that was cut.
+std::string closed_string(std::string_view text) {
+  const std::size_t escape = text.rfind("\\u");
+  if (escape != std::string_view::npos && text.size() - escape < 6) text = text.substr(0, escape);
+  while (text.ends_with('\\') || (!text.empty() && (text.back() & 0xc0) == 0x80))
+    text.remove_suffix(1);
+  if (!text.empty() && (text.back() & 0x80) != 0) text.remove_suffix(1);
+  return std::string(text) + '"';
+}
+
 std::string_view trimmed(std::string_view text) {
   while (!text.empty() && (text.front() == ' ' || text.front() == '\t'))
     text.remove_prefix(1);
@@ -95,13 +105,19 @@ std::string place_of(std::string_view line) {
 std::optional<WorkerException> parse_error_json(std::string_view text) {
   if (text.empty()) return std::nullopt;
   Reader reader;
-  nlohmann::json::sax_parse(text.begin(), text.end(), &reader);
+  const bool whole = nlohmann::json::sax_parse(text.begin(), text.end(), &reader);
+  const bool cut_trace = !whole && reader.trace.empty();  // its last frames are missing
+  if (!whole) {
+    const std::string closed = closed_string(text);
+    reader = {};
+    nlohmann::json::sax_parse(closed.begin(), closed.end(), &reader);
+  }
   if (!reader.message) return std::nullopt;
   clean_text(*reader.message);
   clean_text(reader.trace);
   WorkerException exception = split_exception(*reader.message);
   exception.trace = std::move(reader.trace);
-  exception.frame = last_frame(exception.trace);
+  if (!cut_trace) exception.frame = last_frame(exception.trace);
   if (!reader.time.empty()) {
     char* end = nullptr;
     const long long seconds = std::strtoll(reader.time.c_str(), &end, 10);

@@ -42,7 +42,25 @@ TEST_CASE("a truncated text gives its complete parts") {
   REQUIRE(exception);
   CHECK(exception->type == "KeyError");
   CHECK(exception->message == "'a'");
-  CHECK(exception->trace.empty());
+  CHECK(exception->trace.starts_with("Trace"));
+}
+
+TEST_CASE("a string that was cut keeps its begin, and a cut traceback names no frame") {
+  const std::string trace = R"(  File \"/a.py\", line 1, in f\n    x\n  File \"/b.py\", line 2, in \u00e9)";
+  const std::string whole = R"({"message": {"message": "E: a\\b \u00e9)"
+                            "\xc3\xa9"
+                            R"(", "extraInfo": {"py_callstack": ")" +
+                            trace + R"("}}})";
+  REQUIRE(parse_error_json(whole)->frame == "/b.py:2 in é");
+  const std::size_t message_at = whole.find("E: ") + 2;
+  for (std::size_t size = message_at; size < whole.size() - 4; ++size) {
+    INFO(whole.substr(0, size));
+    const auto cut = parse_error_json(whole.substr(0, size));
+    REQUIRE(cut);
+    CHECK(cut->type == "E");
+    CHECK(std::string("a\\b éé").starts_with(cut->message));
+    CHECK(cut->frame == (size > whole.rfind("e9") + 2 ? "/b.py:2 in é" : ""));
+  }
 }
 
 TEST_CASE("other text is no exception") {
