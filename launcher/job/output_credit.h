@@ -14,7 +14,7 @@ namespace ddp::launcher {
 constexpr std::uint32_t credit_window(std::size_t nodes) {
   constexpr std::size_t kAll = 8u << 20;
   return static_cast<std::uint32_t>(
-      std::clamp<std::size_t>(kAll / (2 * std::max<std::size_t>(nodes, 1)), 64u << 10, 1u << 20));
+      std::clamp<std::size_t>(kAll / (2 * std::max<std::size_t>(nodes, 1)), 32u << 10, 1u << 20));
 }
 /// Returns the size of the pieces in which credit is given back: few messages, but an agent never runs dry.
 constexpr std::uint32_t credit_piece(std::size_t nodes) {

@@ -11,6 +11,8 @@ namespace ddp::launcher {
 
 namespace {
 
+constexpr std::size_t kShort = 2u << 10;  ///< bytes of a text of cut evidence
+
 Error beyond(const char* what) {
   return Error{ErrorCode::kProtocol, std::string("it ") + what, 0};
 }
@@ -18,16 +20,19 @@ Error beyond(const char* what) {
 }  // namespace
 
 /// An agent finishes one attempt before the next. Attempt numbers that go back and forth would have no bound.
-NodeLimits::Admission NodeLimits::keep(std::uint32_t attempt, std::size_t bytes) {
+bool NodeLimits::keep(std::uint32_t attempt, std::size_t bytes) {
   if (attempt > kept_attempt_) {
     kept_attempt_ = attempt;
-    kept_ = 0;
+    kept_ = cut_ = 0;
     dropped_ = false;
   }
-  if (attempt == kept_attempt_ && kept_ + bytes <= kept_limit_) {
-    kept_ += bytes;
-    return Admission::kTake;
-  }
+  const bool fits = attempt == kept_attempt_ && kept_ + bytes <= kept_limit_;
+  if (fits) kept_ += bytes;
+  return fits;
+}
+
+NodeLimits::Admission NodeLimits::keep_or_drop(std::uint32_t attempt, std::size_t bytes) {
+  if (keep(attempt, bytes)) return Admission::kTake;
   return std::exchange(dropped_, true) ? Admission::kDrop : Admission::kDropFirst;
 }
 
@@ -42,19 +47,23 @@ Result<NodeLimits::Admission> NodeLimits::admit(const rendezvous::Message& messa
     inspected_ += frame_size(message);
     if (stale || inspected_ > kInspected) return beyond("sent more inspection data than allowed");
     // The text goes to a file.
-    if (!inspection->last) return keep(inspection->attempt, sizeof(Inspection) + inspection->state.size());
+    if (!inspection->last)
+      return keep_or_drop(inspection->attempt, sizeof(Inspection) + inspection->state.size());
   } else if (std::holds_alternative<WorkerStarted>(message) ||
              std::holds_alternative<WorkerExited>(message)) {
     worker_updates_ += frame_size(message);
     if (worker_updates_ > kWorkerUpdates)
       return beyond("reported more starts and ends of workers than allowed");
   } else if (const auto* evidence = std::get_if<WorkerEvidence>(&message)) {
-    return keep(evidence->attempt, frame_size(message)) == Admission::kTake ? Admission::kTake
-                                                                            : Admission::kCut;
+    const std::size_t size = frame_size(message);
+    if (keep(evidence->attempt, size)) return Admission::kTake;
+    cut_ += std::min(size, 3 * kShort);
+    if (cut_ <= kept_limit_) return Admission::kCut;
+    return std::exchange(dropped_, true) ? Admission::kDrop : Admission::kDropFirst;
   } else if (const auto* dump = std::get_if<WorkerCollectives>(&message)) {
-    return keep(dump->attempt, frame_size(message));
+    return keep_or_drop(dump->attempt, frame_size(message));
   } else if (const auto* trouble = std::get_if<WorkerInTrouble>(&message)) {
-    return keep(trouble->attempt, frame_size(message));
+    return keep_or_drop(trouble->attempt, frame_size(message));
   } else if (const auto* hello = std::get_if<Hello>(&message)) {
     if (hello->workers > kWorkers || hello->gpus > kWorkers || hello->cpus > kCpus)
       return beyond("reported more workers, GPUs or CPUs than allowed");
@@ -66,7 +75,6 @@ Result<NodeLimits::Admission> NodeLimits::admit(const rendezvous::Message& messa
 }
 
 void NodeLimits::cut(rendezvous::WorkerEvidence& evidence) {
-  constexpr std::size_t kShort = 2u << 10;
   for (std::string* text : {&evidence.oom, &evidence.xid, &evidence.error_json})
     if (text->size() > kShort) *text = text->substr(0, kShort);  // resize would keep the memory
 }

@@ -55,7 +55,8 @@ class NodeLimits {
   NoticeDecision notice();
 
  private:
-  Admission keep(std::uint32_t attempt, std::size_t bytes);
+  bool keep(std::uint32_t attempt, std::size_t bytes);
+  Admission keep_or_drop(std::uint32_t attempt, std::size_t bytes);
 
   std::size_t kept_limit_;
   std::array<std::uint64_t, 2> taken_{};
@@ -65,6 +66,7 @@ class NodeLimits {
   std::size_t inspected_ = 0;
   std::uint32_t kept_attempt_ = 0;
   std::size_t kept_ = 0;
+  std::size_t cut_ = 0;   ///< bytes of cut evidence
   bool dropped_ = false;  ///< something was dropped in kept_attempt_
 };
 

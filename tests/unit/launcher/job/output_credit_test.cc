@@ -98,12 +98,12 @@ TEST_CASE("without a master the credit is unlimited, and later credit messages c
 
 TEST_CASE("all nodes together stay within the limit, and each can send a frame") {
   for (const std::size_t nodes : {1u, 8u, 64u}) {
-    CHECK(credit_window(nodes) >= 64u << 10);
+    CHECK(credit_window(nodes) >= 32u << 10);
     CHECK(credit_window(nodes) <= 1u << 20);
     CHECK(4 * credit_piece(nodes) <= credit_window(nodes));
     CHECK(2 * nodes * credit_window(nodes) <= 8u << 20);
   }
-  CHECK(credit_window(10'000) == 64u << 10);
+  CHECK(credit_window(10'000) == 32u << 10);
 }
 
 TEST_CASE("a single rank may read a whole pipe at once") {
