@@ -41,7 +41,8 @@ std::string owner_text(uid_t owner) {
 
 /// Returns whether the mode's bits for the group are those of a POSIX ACL, which may name other users.
 bool has_acl(const std::string& path) {
-  return ::lgetxattr(path.c_str(), "system.posix_acl_access", nullptr, 0) > 0;
+  return ::lgetxattr(path.c_str(), "system.posix_acl_access", nullptr, 0) > 0 ||
+         ::lgetxattr(path.c_str(), "system.posix_acl_default", nullptr, 0) > 0;  // of what is created there
 }
 
 std::string parent_of(const std::string& path) {

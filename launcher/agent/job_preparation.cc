@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 /// The time between two checks for processes that are ending.
 constexpr std::chrono::milliseconds kEndPause{5};
 /// Processes that an answer names.
-constexpr std::size_t kMostLeft = 1'000;
+constexpr std::size_t kMostLeft = 500;
 
 /// What JobStart says of a lost agent of this job on this machine.
 LostNode lost_node(const rendezvous::JobStart& order) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "launcher/keeper/cgroup.h"
+#include "rendezvous/protocol/codec.h"
 
 namespace ddp::launcher {
 namespace {
@@ -13,7 +14,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// Text of one message: a longer one would delay the report of a worker's end.
-constexpr std::size_t kPiece = 64u << 10;
+constexpr std::size_t kPiece = rendezvous::kMaxAgentEvidence;
 constexpr std::string_view kEnded = "the attempt has ended";
 
 std::string value_of(const std::vector<std::string>& env, const std::string& name) {

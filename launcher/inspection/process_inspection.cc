@@ -14,6 +14,7 @@
 #include "base/find_program.h"
 #include "launcher/inspection/process_snapshot.h"
 #include "launcher/inspection/tool_run.h"
+#include "rendezvous/protocol/codec.h"
 
 namespace ddp::launcher {
 namespace {
@@ -93,14 +94,10 @@ Awaitable<> ProcessInspection::sample_all() {
   const ProcessForest forest;
   for (const auto& [rank, leader] : options_.leaders) {
     const ProcessSnapshot snapshot = take_snapshot(leader, forest);
-    rendezvous::Inspection inspection;
-    inspection.attempt = options_.attempt;
-    inspection.rank = rank;
-    inspection.state = snapshot.state;
-    inspection.text = "rank " + std::to_string(rank) + ", pid " + std::to_string(leader) + ": " +
-                      snapshot.state + "\n" + snapshot.text;
     if (cancelled_) co_return;
-    report_(inspection);
+    report_pieces(rank, snapshot.state,
+                  "rank " + std::to_string(rank) + ", pid " + std::to_string(leader) + ": " + snapshot.state +
+                      "\n" + snapshot.text);
     waiting_.push_back({rank, snapshot.subject, snapshot.state, is_python(snapshot.subject)});
     co_await asio::post(executor_, asio::use_awaitable);
   }
@@ -171,11 +168,24 @@ void ProcessInspection::add_text(std::uint32_t rank, std::string text) {
   if (cancelled_) return;
   if (text.size() > text_left_) text.resize(text_left_);
   text_left_ -= text.size();
+  report_pieces(rank, {}, text);
+}
+
+/// A message has room for a part of a long text. The parts end with whole lines, where there are any.
+void ProcessInspection::report_pieces(std::uint32_t rank, const std::string& state, std::string_view text) {
   rendezvous::Inspection inspection;
   inspection.attempt = options_.attempt;
   inspection.rank = rank;
-  inspection.text = std::move(text);
-  report_(inspection);
+  inspection.state = state;
+  do {
+    std::size_t size = std::min(text.size(), rendezvous::kMaxAgentEvidence);
+    const std::size_t line = size < text.size() ? text.rfind('\n', size - 1) : std::string_view::npos;
+    if (line != std::string_view::npos) size = line + 1;
+    inspection.text = text.substr(0, size);
+    report_(inspection);
+    inspection.state.clear();
+    text.remove_prefix(size);
+  } while (!text.empty());
 }
 
 Awaitable<> ProcessInspection::ask_nccl(ProcessInspection* self) {

@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/asio.h"
@@ -60,6 +61,7 @@ class ProcessInspection {
   Awaitable<> run_one(Subject subject, std::string tool, std::vector<std::string> argv);
   static Awaitable<> ask_nccl(ProcessInspection* self);
   void sort_by_rarity();
+  void report_pieces(std::uint32_t rank, const std::string& state, std::string_view text);
   void add_text(std::uint32_t rank, std::string text);
 
   asio::any_io_executor executor_;
