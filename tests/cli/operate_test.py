@@ -374,6 +374,8 @@ class Exec(VerbTest):
         self.assertEqual((done.code, done.out, done.err), (7, f"1 1 blue a b {self.dir.resolve()}\nerr\n", ""))
         self.assertEqual(self.verb("exec", "--", "sh", "-c", "kill -9 $$").code, 137)
         self.assertEqual(self.verb("exec", "--", "/no/such/program").code, 127)
+        long = "".join(f"{i}\n" for i in range(1, 20001))  # several messages
+        self.assertEqual(self.verb("exec", "--", "seq", "1", "20000").out, long)
         answer = json.loads(self.verb("exec", "--json", "--", "echo", "x").out)
         self.assertEqual(answer, {"ranks": [{"rank": 0, "node": "localhost", "text": "x\n"}], "exit_code": 0, "troubles": []})
 
