@@ -17,7 +17,7 @@ class ConsoleQueue {
   static constexpr std::size_t kHigh = 4u << 20;  ///< bytes that may wait while holding; above: full
   /// Hard limit while holding, whatever the owner does. It covers bytes in transit, and bytes that agents
   /// send beyond their credit at a stop. Above it the oldest half is dropped.
-  static constexpr std::size_t kMost = 64u << 20;
+  static constexpr std::size_t kMost = 128u << 20;
   /// Hard limit of ddplaunch's own lines, which repeat messages of nodes. Above it the oldest half is
   /// dropped.
   static constexpr std::size_t kMostOurs = 16u << 20;

@@ -41,7 +41,7 @@ class JobWriter : public std::enable_shared_from_this<JobWriter> {
   /// Hard limit of the backlog, whatever the callers do. It covers bytes in transit when the disk hangs, and
   /// bytes that agents send beyond their credit at a stop. Bytes above it are lost to the files and counted,
   /// like bytes that a full disk refuses.
-  static constexpr std::size_t kMost = 64u << 20;
+  static constexpr std::size_t kMost = 128u << 20;
   static constexpr std::size_t kPiece = 256u << 10;  ///< a file with this backlog is written at once
   static constexpr std::chrono::milliseconds kLinger{100};
 
