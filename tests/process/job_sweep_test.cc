@@ -202,8 +202,7 @@ TEST_CASE("below a process that calls itself a keeper, nothing is proven") {
     for (;;)
       pause();
   });
-  while (live_processes_of(mark).empty())
-    usleep(1000);
+  REQUIRE(wait_until([&] { return !live_processes_of(mark).empty(); }));
   CHECK(keepers_in(sweep_lost(job, {}, since).left) == 1);
   const SweptJob swept = sweep_lost(job, {}, since, {fake});
   CHECK(keepers_in(swept.left) == 0);
@@ -226,8 +225,7 @@ TEST_CASE("nothing is proven while an orphan could belong to the lost node") {
     const auto info = read_process(hidden);
     return info && info->comm == "sleep";
   };
-  while (!is_sleep())
-    usleep(1000);
+  REQUIRE(wait_until(is_sleep));
   CHECK(names(sweep_lost(job, {}, since).left, hidden));
   usleep(20'000);                                                  // more than a tick of the kernel's clock
   CHECK_FALSE(names(sweep_lost(job, {}, now_ns()).left, hidden));  // it is older than the agent
@@ -254,8 +252,7 @@ TEST_CASE("an orphan without the job's mark is no proof, unless it has another j
       const char* env[] = {variable.c_str(), nullptr};
       execve("/bin/sleep", const_cast<char**>(argv), const_cast<char**>(env));
     });
-    while (live_processes_of(variable).empty())
-      usleep(1000);
+    REQUIRE(wait_until([&] { return !live_processes_of(variable).empty(); }));  // its exec is over
     return pid;
   };
   const pid_t changed = start("HOME=/" + job), rankless = start("DDPLAUNCH_JOB_ID=" + job);
