@@ -78,6 +78,15 @@ UniqueFd make_held(const std::string& path) {
   return directory;
 }
 
+/// Makes groups, as job after job does, until the group `path` is gone. One sweep may pass over it: a sweep of
+/// another test can hold it at that moment, and end before it removes it.
+bool is_swept(Kind kind, const std::string& path) {
+  return wait_until([&] {
+    CHECK(make(kind, "sweep").remove());
+    return !fs::exists(path);
+  });
+}
+
 struct Worker {
   Pipe liveness;
   ChildProcess process;
@@ -304,20 +313,17 @@ TEST_CASE("groups of dead agents are killed and removed, and no others") {
     Cgroup alive = make(kind, "living");
     Cgroup other = make(kind, "other");
     CHECK(alive.path() != other.path());
-    // Another job may be about to remove what this one has passed over.
-    CHECK(wait_until([&] { return !fs::exists(stale); }));
+    CHECK(is_swept(kind, stale));
     CHECK(fs::exists(foreign));
     CHECK(fs::exists(alive.path()));  // empty, but locked
     wait_end(worker.process);         // killed with its dead agent's group, which had no lock
     CHECK(alive.remove(kPatience));
     CHECK(alive.remove(kPatience));        // a second call: it does not exist
     { Cgroup next = make(kind, "next"); }  // left behind, empty
-    CHECK(wait_until([&] { return !fs::exists(inhabited); }));
+    CHECK(is_swept(kind, inhabited));
     CHECK(rmdir(foreign.c_str()) == 0);
     CHECK(other.remove());
-    Cgroup last = make(kind, "last");
-    CHECK(wait_until([&] { return !fs::exists(own + '/' + cgroup_name("next", 0, unique)); }));
-    CHECK(last.remove());
+    CHECK(is_swept(kind, own + '/' + cgroup_name("next", 0, unique)));
   }
 }
 
@@ -534,9 +540,7 @@ TEST_CASE("agent and keeper killed at once: the next attempt removes the group o
   CHECK(reaches_end(node.liveness.read_end.get()));
   reap_adopted({});
   { const Cgroup released = std::move(*held); }
-  Cgroup next = make(kinds().front());
-  CHECK(wait_until([&] { return !fs::exists(node.group); }));  // one of the others may be about to do it
-  CHECK(next.remove());
+  CHECK(is_swept(kinds().front(), node.group));
 }
 
 }  // namespace ddp::launcher
