@@ -116,8 +116,9 @@ std::string largest_variables(const EnvVars& vars) {
   for (const auto& [name, value] : vars)
     sizes.emplace_back(value.size(), name);
   const std::size_t shown = std::min<std::size_t>(sizes.size(), 3);
-  std::partial_sort(sizes.begin(), sizes.begin() + static_cast<std::ptrdiff_t>(shown), sizes.end(),
-                    [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::partial_sort(
+      sizes.begin(), sizes.begin() + static_cast<std::ptrdiff_t>(shown), sizes.end(),
+      [](const auto& a, const auto& b) { return std::tie(b.first, a.second) < std::tie(a.first, b.second); });
   std::string text;
   for (std::size_t i = 0; i < shown; ++i) {
     if (i > 0) text += ", ";

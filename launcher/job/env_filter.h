@@ -80,6 +80,7 @@ EnvVars promised_directories(const EnvVars& vars);
 
 inline constexpr std::size_t kMaxEnvString = 128 * 1024;       ///< Linux MAX_ARG_STRLEN, "NAME=VALUE" and NUL
 inline constexpr std::size_t kMaxExecTotal = 2 * 1024 * 1024;  ///< a quarter of the usual 8 MiB stack limit
+inline constexpr std::size_t kMostExecTotal = 6 * 1024 * 1024;  ///< Linux passes no more with any stack limit
 
 /// Checks before the spawn whether execve accepts this. Error (`code`): the variable or argument that is too
 /// long, or the largest variables if the total is too large. Errors have names only, never values.

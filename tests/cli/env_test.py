@@ -66,17 +66,16 @@ class EnvironmentAsData(SshEnvTest):
                     mine = [line.split(" ", 1)[1].rstrip() for line in done.out.splitlines() if line.startswith(f"{rank} ")]
                     self.assertEqual(mine, [line.rstrip() for line in expected], f"rank {rank}, {setup}")
 
-    def test_a_variable_that_exec_cannot_pass_is_an_error_with_the_host(self):
+    def test_variables_that_exec_cannot_pass_are_an_error(self):
         self.cluster()
         # The variable is larger than Linux passes in one string. It comes from a file, since no shell could pass it on.
         vars_file = self.dir / "vars"
         vars_file.write_text("HUGE=" + "y" * 131_072 + "\n")
         done = self.run_job(*self.ssh, "--env-file", vars_file, "true")
-        self.assertEqual(done.code, 115, done)
-        self.assertRegex(done.err, r"nodes? 127\.0\.0\.(?:\[2-3\]|[23]): environment variable HUGE has 131077 bytes; Linux passes at most 131071 per "
-                                   r"variable; remove or shorten it")
+        self.assertEqual(done.code, 2, done)
+        self.assertIn("environment variable HUGE has 131077 bytes; Linux passes at most 131071 per variable; remove or shorten it", done.err)
         self.assertNotIn("yyyy", done.err)
-        # 20 variables of 110 KB are too large in total.
+        # 20 variables of 110 KB are too large in total for the nodes, whose stack limit says how much they pass.
         vars_file.write_text("".join(f"PART{i:02}={'z' * 110_000}\n" for i in range(20)))
         done = self.run_job(*self.ssh, "--env-file", vars_file, "true")
         self.assertEqual(done.code, 115, done)

@@ -132,6 +132,10 @@ void read_env_options(JobOptions& options, const ProcessContext& context, Diagno
   if (!spec.per_node) spec.env = launcher::forwarded_env(context.env, false);
   spec.local_env = launcher::forwarded_env(context.env, true);
   spec.explicit_env = std::move(vars);
+  // A node checks the whole with its own limits. What Linux never passes would not even fit into the order.
+  const auto fits = launcher::check_exec_size(spec.explicit_env, spec.command.argv, ErrorCode::kUsage,
+                                              launcher::kMostExecTotal);
+  if (!fits) diagnostics.fail(fits.error().text);
 }
 
 }  // namespace ddp

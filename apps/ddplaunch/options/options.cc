@@ -31,12 +31,19 @@ void read_ports(JobOptions& options, Diagnostics& diagnostics) {
                    "; omit one of them, or use matching values");
 }
 
+/// Further hosts of the store. One message names them beside the nodes' own addresses.
+constexpr std::size_t kMaxStoreAllow = 1000;
+
 void read_start(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
   JobSpec& spec = options.job.spec;
   if (options.given("--ssh-config") && spec.ssh_config != "none") {
     if (auto text = context.read_file(spec.ssh_config); !text)
       diagnostics.fail("--ssh-config " + text.error().text);
   }
+  if (spec.store_allow.size() > kMaxStoreAllow)
+    diagnostics.fail("--store-allow is given " + std::to_string(spec.store_allow.size()) +
+                     " times; at most " + std::to_string(kMaxStoreAllow) +
+                     " are possible; name networks (10.1.0.0/16)");
   spec.push = !options.written.no_push && !spec.per_node;
   read_ports(options, diagnostics);
   for (remote::Host& host : spec.hosts) {

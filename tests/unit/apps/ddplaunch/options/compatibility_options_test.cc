@@ -15,6 +15,7 @@ using ddp::find_compatibility_option;
 using ddp::JobOptions;
 using ddp::scan_command_line;
 using ddp::SupportStatus;
+using ddp::launcher::JobSpec;
 using ddp::launcher::LauncherKind;
 using ddp::launcher::ProcsPerNode;
 using ddp::test::Env;

@@ -63,6 +63,21 @@ TEST_CASE("--env overrides --env-file") {
               "ddplaunch: --env-file nowhere: No such file or directory"});
 }
 
+TEST_CASE("An environment that Linux can never pass is refused before anything starts") {
+  FakeContext world;
+  std::string vars;
+  for (int i = 0; i < 66; ++i)
+    vars += "V" + std::to_string(i) + '=' + std::string(100'000, 'x') + '\n';
+  world.files["many"] = vars;
+  CHECK(world.errors({"--env-file", "many", "w"}) ==
+        Texts{"ddplaunch: arguments and environment have 6600858 bytes together, at most 6291456 can be "
+              "passed; largest variables: V0 (100000 bytes), V1 (100000 bytes), V10 (100000 bytes)"});
+  world.files["long"] = "V=" + std::string(131'070, 'x');
+  CHECK(world.errors({"--env-file", "long", "w"}) ==
+        Texts{"ddplaunch: environment variable V has 131072 bytes; Linux passes at most 131071 per "
+              "variable; remove or shorten it"});
+}
+
 TEST_CASE("A file that is no text has a bounded number of errors") {
   FakeContext world;
   for (int line = 0; line < 100; ++line)

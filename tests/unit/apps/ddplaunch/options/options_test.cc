@@ -158,6 +158,13 @@ TEST_CASE("Sizes") {
   }
   CHECK(world.spec({"--host", "a,b,c", "--nnodes", "2", "w"}).max_nodes == 2);
   CHECK(world.spec({"--nnodes", "1:1", "w"}).max_nodes == 1);
+  Texts many;
+  for (int i = 0; i < 1001; ++i)
+    many.insert(many.end(), {"--store-allow", "10.0.0.1"});
+  many.emplace_back("w");
+  CHECK(world.errors(many) ==
+        Texts{"ddplaunch: --store-allow is given 1001 times; at most 1000 are possible; name networks "
+              "(10.1.0.0/16)"});
   CHECK(world.spec({"--store-allow", "10.1.0.0/16", "--store-allow", "fd00::1", "w"}).store_allow ==
         Texts{"10.1.0.0/16", "fd00::1"});
   CHECK(
