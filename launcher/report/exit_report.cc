@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <set>
-#include <span>
 #include <utility>
 
 #include "base/exit_status.h"
@@ -174,6 +173,8 @@ struct FailureGroup {
 std::vector<FailureGroup> folded(const std::vector<const Failure*>& failures, bool causes) {
   std::vector<FailureGroup> groups;
   std::map<std::pair<bool, std::string>, std::size_t> known;  // a group's index
+  std::vector<StartGroup> nodes;                              // of the groups that are not of workers
+  std::vector<std::size_t> group_of;                          // of each of `nodes`, the group's index
   for (const Failure* failure : failures) {
     const std::string whole = what_happened(*failure, causes);
     std::string what = is_start_failure(*failure) && !causes ? whole : first_line(whole);
@@ -182,21 +183,20 @@ std::vector<FailureGroup> folded(const std::vector<const Failure*>& failures, bo
     // Uses the type only: messages contain addresses and ranks, which would separate equal failures.
     if (exception && !exception->type.empty()) what += " (" + printable(exception->type) + ")";
     const auto [at, is_new] = known.try_emplace({failure->of_worker(), what}, groups.size());
-    if (is_new && !failure->of_worker()) {  // the same text with other names and numbers of one host is one
-      const auto compared = std::span(groups).first(std::min(groups.size(), kGroupsCompared));
-      const auto same = std::ranges::find_if(compared, [&](FailureGroup& group) {
-        return !group.workers && !failure->host.empty() && !group.hosts.contains("") &&
-               join_group(group.nodes, failure->host, what);
-      });
-      if (same != compared.end()) at->second = static_cast<std::size_t>(same - compared.begin());
+    // The same text with other names and numbers of one host is one. A hang of the whole job has no host.
+    if (is_new && !failure->of_worker() && !failure->host.empty()) {
+      const std::size_t same = add_to_groups(nodes, failure->host, what);
+      if (same == group_of.size()) group_of.push_back(groups.size());
+      at->second = group_of[same];
     }
-    if (at->second == groups.size())
-      groups.push_back({failure->of_worker(), what, 0, {}, {}, make_group(failure->host, what)});
+    if (at->second == groups.size()) groups.push_back({failure->of_worker(), what, 0, {}, {}, {}});
     FailureGroup& group = groups[at->second];
     ++group.count;
     if (group.workers) group.ranks.insert(failure->rank);
     group.hosts.insert(failure->host);
   }
+  for (std::size_t i = 0; i < nodes.size(); ++i)
+    groups[group_of[i]].nodes = std::move(nodes[i]);
   return groups;
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <span>
 #include <utility>
 
 #include "base/parse_text.h"
@@ -68,6 +67,9 @@ std::string common_word(const std::string& a, const std::string& b) {
   return a.substr(0, head) + "…" + a.substr(a.size() - tail);
 }
 
+/// Groups that a text is compared with.
+constexpr std::size_t kGroupsCompared = 64;
+
 }  // namespace
 
 StartGroup make_group(const std::string& host, const std::string& text) {
@@ -90,18 +92,23 @@ bool join_group(StartGroup& group, const std::string& host, const std::string& t
   return true;
 }
 
+std::size_t add_to_groups(std::vector<StartGroup>& groups, const std::string& host, const std::string& text) {
+  for (std::size_t i = 0; i < std::min(groups.size(), kGroupsCompared); ++i)
+    if (join_group(groups[i], host, text)) return i;
+  groups.push_back(make_group(host, text));
+  return groups.size() - 1;
+}
+
 bool is_start_failure(const Failure& failure) {
   return failure.kind == Failure::Kind::kNode && failure.error.code != ErrorCode::kLinkLost;
 }
 
 std::vector<StartGroup> start_groups(const JobEnd& end, const Failure& cause) {
-  std::vector<StartGroup> groups{make_group(cause.host, cause.error.text)};
+  std::vector<StartGroup> groups;
+  add_to_groups(groups, cause.host, cause.error.text);
   for (const Failure& failure : end.failures) {
-    if (&failure == &cause || !is_start_failure(failure)) continue;
-    const auto compared = std::span(groups).first(std::min(groups.size(), kGroupsCompared));
-    const bool joined = std::ranges::any_of(
-        compared, [&](StartGroup& group) { return join_group(group, failure.host, failure.error.text); });
-    if (!joined) groups.push_back(make_group(failure.host, failure.error.text));
+    if (&failure != &cause && is_start_failure(failure))
+      add_to_groups(groups, failure.host, failure.error.text);
   }
   return groups;
 }

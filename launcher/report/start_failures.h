@@ -18,15 +18,16 @@ struct StartGroup {
   std::vector<std::string> words;  ///< of the reason; "…" is in the place of what differs
 };
 
-/// Groups that a text is compared with. Very different texts of very many hosts get a line each.
-inline constexpr std::size_t kGroupsCompared = 64;
-
 /// Starts a group with the reason `text` of one host.
 StartGroup make_group(const std::string& host, const std::string& text);
 
 /// Adds the host to the group if `text` differs from the group's reason only in words that identify the host.
 /// Returns whether it does.
 bool join_group(StartGroup& group, const std::string& host, const std::string& text);
+
+/// Adds the host to the first group that it can join, or makes a new one at the end. Returns the group's
+/// index. Very different texts of very many hosts get a group each.
+std::size_t add_to_groups(std::vector<StartGroup>& groups, const std::string& host, const std::string& text);
 
 /// Returns the group's hosts in ranges, or the first of very many.
 std::string group_hosts_text(StartGroup group);

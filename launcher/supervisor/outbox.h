@@ -27,9 +27,8 @@ class Outbox {
 
   /// Says that `node` `text`. Nodes of which a step says the same share the line of the first.
   void say_of(const std::string& node, const std::string& text) {
-    for (std::size_t i = 0; i < std::min(groups_.size(), kGroupsCompared); ++i)
-      if (join_group(groups_[i].second, node, text)) return;
-    groups_.emplace_back(actions_.size(), make_group(node, text));
+    if (add_to_groups(groups_, node, text) < lines_.size()) return;
+    lines_.push_back(actions_.size());
     say({});
   }
   void notify_of(const std::string& node, const std::string& text) {
@@ -38,16 +37,18 @@ class Outbox {
 
   /// Returns the actions since the last call.
   job::Actions take() {
-    for (const auto& [at, group] : groups_)
-      actions_[at] = job::PrintLine{group_hosts_text(group) + ' ' + reason_text(group)};
+    for (std::size_t i = 0; i < groups_.size(); ++i)
+      actions_[lines_[i]] = job::PrintLine{group_hosts_text(groups_[i]) + ' ' + reason_text(groups_[i])};
     groups_.clear();
+    lines_.clear();
     return std::exchange(actions_, {});
   }
 
  private:
   bool quiet_;
   job::Actions actions_;
-  std::vector<std::pair<std::size_t, StartGroup>> groups_;  ///< each with the index of its line
+  std::vector<StartGroup> groups_;
+  std::vector<std::size_t> lines_;  ///< of each group, the index of its line
 };
 
 }  // namespace ddp::launcher

@@ -30,11 +30,7 @@ void report_first_start(const NodeTable& nodes, Outbox& out) {
                  (last == ranks->first_rank ? "" : " to " + std::to_string(last)) + " (" + node.slots_reason +
                  ")");
     } else if (node.trouble) {
-      const auto joins = [&node](StartGroup& group) {
-        return join_group(group, node.name, node.trouble->error.text);
-      };
-      if (std::none_of(missing.begin(), missing.end(), joins))
-        missing.push_back(make_group(node.name, node.trouble->error.text));
+      add_to_groups(missing, node.name, node.trouble->error.text);
     } else {
       out.notify(node.name +
                  (node.state == NodeTable::State::kAccepted ? " is a spare" : " has not joined yet"));
