@@ -166,6 +166,9 @@ Result<std::vector<rendezvous::Interface>> list_interfaces() {
     made.loopback = entry->ifa_flags & IFF_LOOPBACK;
     found.push_back(std::move(made));
   }
+  // A Hello has room for 256 addresses. A host of containers has thousands that connect no nodes.
+  std::ranges::stable_partition(
+      found, [](const auto& made) { return made.up && !made.address.starts_with("fe80:"); });
   return found;
 }
 
