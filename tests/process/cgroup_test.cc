@@ -78,8 +78,8 @@ UniqueFd make_held(const std::string& path) {
   return directory;
 }
 
-/// Makes groups, as job after job does, until the group `path` is gone. One sweep may pass over it: a sweep of
-/// another test can hold it at that moment, and end before it removes it.
+/// Makes groups, as job after job does, until the group `path` is gone. One sweep may pass over it: a sweep
+/// of another test can hold it at that moment, and end before it removes it.
 bool is_swept(Kind kind, const std::string& path) {
   return wait_until([&] {
     CHECK(make(kind, "sweep").remove());
