@@ -1,6 +1,7 @@
 #include "launcher/hang/activity_tracker.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/require.h"
 
@@ -43,11 +44,6 @@ void ActivityTracker::begin_sample(Time now) {
 }
 
 bool ActivityTracker::fill(Meter& meter, const ProcessTime& process, Time now) const {
-  if (meter.started != process.started) {
-    // A new process: all its CPU time counts, over the time since the last whole sample, its earliest
-    // possible start.
-    meter = Meter{process.started, last_whole_, Time(0), Time(0)};
-  }
   meter.level += std::max(process.cpu - meter.cpu, Time(0));
   meter.level = std::max(meter.level - (now - meter.seen) / kIdleShare, Time(0));
   meter.cpu = process.cpu;
@@ -59,20 +55,34 @@ bool ActivityTracker::fill(Meter& meter, const ProcessTime& process, Time now) c
 
 bool ActivityTracker::add_sample(std::span<const ProcessTime> processes, bool whole, Time now) {
   std::vector<pid_t> at_work;
+  std::set<pid_t> found;
   bool traced = false;
+  const std::uint64_t newest = newest_;
   for (const ProcessTime& process : processes) {
-    if (fill(meters_[process.pid], process, now)) at_work.push_back(process.pid);
+    auto meter = meters_.find(process.pid);
+    if (meter == meters_.end() || meter->second.started != process.started) {
+      if (!whole && !process.leader) continue;
+      // All CPU time of a new process counts, over the time since the last whole sample, its earliest
+      // possible start. An older one has left the trees and come back: what it used before is not activity of
+      // now.
+      const bool is_new = process.started >= newest;
+      meter = meters_
+                  .insert_or_assign(process.pid, Meter{process.started, is_new ? last_whole_ : now,
+                                                       is_new ? Time(0) : process.cpu, Time(0)})
+                  .first;
+    }
+    found.insert(process.pid);
+    if (whole) newest_ = std::max(newest_, process.started);
+    if (fill(meter->second, process, now)) at_work.push_back(process.pid);
     traced = traced || process.traced;
   }
   if (whole) {
     last_whole_ = now;
     sampled_whole_ = true;
+    std::erase_if(meters_, [&found](const auto& entry) { return !found.contains(entry.first); });
+    std::erase_if(pacemakers_, [this](pid_t pid) { return !meters_.contains(pid); });
+    DDP_REQUIRE(meters_.size() <= found.size(), meters_.size(), found.size());
   }
-  if (whole || meters_.size() > kMeters) {
-    std::erase_if(meters_, [now](const auto& entry) { return entry.second.seen != now; });
-  }
-  DDP_REQUIRE(meters_.size() <= std::max<std::size_t>(kMeters, processes.size()), meters_.size(),
-              processes.size());
   if (at_work.empty() && !traced) return false;
   at_work.resize(std::min(at_work.size(), kPacemakers));
   pacemakers_ = std::move(at_work);

@@ -17,6 +17,7 @@ struct ProcessTime {
   std::uint64_t started = 0;        ///< identifies the process, together with the pid
   std::chrono::nanoseconds cpu{0};  ///< used since its start, by it and by its children that have ended
   bool traced = false;              ///< a debugger has stopped it at the moment
+  bool leader = false;              ///< a live worker: nobody has reaped it, so its pid is no stranger's
 };
 
 /// Decides on a node whether its workers are active (sans-IO; docs/users/hang.md). Activity is any of: bytes
@@ -37,7 +38,6 @@ class ActivityTracker {
   /// An idle process runs watchdogs and timers: an idle PyTorch worker with its loaders was measured at 0.2 %
   /// of a core, mostly gloo's thread, which wakes 100 times a second.
   static constexpr int kIdleShare = 100;  ///< one hundredth of a core counts as idle
-  static constexpr int kMeters = 16'384;  ///< processes remembered
 
   ActivityTracker(std::chrono::milliseconds timeout, Time now);
 
@@ -49,12 +49,14 @@ class ActivityTracker {
   /// Starts a sample. If it comes far too late, this process was stopped, and perhaps the workers, too:
   /// counting then begins anew.
   void begin_sample(Time now);
-  /// Returns true if one of the processes was active since the last sample.
+  /// Returns true if one of the processes was active since the last sample. A sample that is not `whole`
+  /// counts only leaders and processes of the last whole one: another pid may be a stranger's by now.
   bool add_sample(std::span<const ProcessTime> processes, bool whole, Time now);
   /// Finding the trees reads every process of the machine. Therefore a quarter of the timeout lies between
   /// two whole samples, a minute at most.
   bool whole_due(Time now) const;
-  /// Processes that were seen at work. If sampling them first shows activity, no other process is sampled.
+  /// Processes that were seen at work, and were in the trees at the last whole sample. If sampling them first
+  /// shows activity, no other process is sampled.
   const std::vector<pid_t>& pacemakers() const { return pacemakers_; }
 
   struct QuietChange {
@@ -85,7 +87,8 @@ class ActivityTracker {
   Time last_activity_;
   Time last_sample_;
   bool sampled_whole_ = false;
-  std::map<pid_t, Meter> meters_;
+  std::map<pid_t, Meter> meters_;  ///< of the leaders and the processes of the last whole sample
+  std::uint64_t newest_ = 0;       ///< the latest ProcessTime::started of that sample
   std::vector<pid_t> pacemakers_;
   bool reported_quiet_ = false;
 };

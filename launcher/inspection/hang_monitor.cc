@@ -18,13 +18,14 @@ using std::chrono::nanoseconds;
 /// The time from the end of an inspection to the master's decision.
 constexpr std::chrono::seconds kVerdictTime{3};
 
-ProcessTime process_time(const ProcessStat& info) {
+ProcessTime process_time(const ProcessStat& info, bool leader) {
   static const long kTicks = ::sysconf(_SC_CLK_TCK);
   ProcessTime time;
   time.pid = info.pid;
   time.started = info.started;
   time.cpu = nanoseconds(info.cpu * (1'000'000'000 / static_cast<std::uint64_t>(kTicks)));
   time.traced = info.state == 't';
+  time.leader = leader;
   return time;
 }
 
@@ -110,31 +111,29 @@ void HangMonitor::report_changes() {
 
 /// Reads a few files, which suffices while the job works.
 bool HangMonitor::sample_some() {
-  std::vector<pid_t> pids = tracker_.pacemakers();
-  for (const auto& [rank, pid] : leaders_)
-    pids.push_back(pid);
-  return sample_processes(pids, false);
+  return sample_processes(tracker_.pacemakers(), false);
 }
 
 bool HangMonitor::sample_processes(const std::vector<pid_t>& pids, bool whole) {
   std::vector<ProcessTime> times;
   for (const pid_t pid : pids) {
-    if (const auto info = read_stat(pid)) times.push_back(process_time(*info));
+    if (const auto info = read_stat(pid)) times.push_back(process_time(*info, false));
+  }
+  for (const auto& [rank, pid] : leaders_) {
+    if (const auto info = read_stat(pid)) times.push_back(process_time(*info, true));
   }
   return tracker_.add_sample(times, whole, steady_now());
 }
 
 bool HangMonitor::sample_trees() {
   const ProcessForest forest;
-  std::vector<pid_t> all;
   known_.clear();
   for (const auto& [rank, leader] : leaders_) {
     for (const ProcessInfo& info : forest.tree(leader)) {
-      all.push_back(info.pid);
       if (info.pid != leader) known_.push_back(info.pid);
     }
   }
-  return sample_processes(all, true);
+  return sample_processes(known_, true);
 }
 
 void HangMonitor::inspect(const rendezvous::Inspect& request) {

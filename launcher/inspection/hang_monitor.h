@@ -60,6 +60,7 @@ class HangMonitor {
   bool sees_work();
   void report(rendezvous::Inspection inspection);
   bool sample_some();
+  /// Samples these processes and the leaders.
   bool sample_processes(const std::vector<pid_t>& pids, bool whole);
   bool sample_trees();
 

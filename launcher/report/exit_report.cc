@@ -405,7 +405,9 @@ std::string early_exits_text(const JobEnd& end, const Failure& failure) {
   if (exits.empty()) return {};
   const auto first = std::ranges::min(exits, {}, &EarlyExit::at).happened.middle();
   return early_ranks(exits) + " exited 0, " + (exits.size() == 1 ? "" : "the first ") +
-         format_elapsed(since_when(failure) - first) + " earlier";
+         format_elapsed(since_when(failure) - first) + " earlier" +
+         (failure.kind == Failure::Kind::kHung ? "; the others still ran, as with unequal amounts of data"
+                                               : "");
 }
 
 }  // namespace ddp::launcher

@@ -103,6 +103,20 @@ class OneMachine(HangTest):
             self.assertIn("no stacks: neither py-spy nor gdb was found on this node (`pip install py-spy` where the "
                           "workers' python is)\n", text)
 
+    def test_a_rank_that_worked_and_exited_is_no_activity(self):
+        # Uneven data: the ended rank's CPU time, and that of a child that it left behind, are not of now.
+        works = "import time\nwhile time.process_time() < 0.6: pass\n"
+        env = dict(self.env, PATH=self.path_without_debuggers())
+        for name, extra in (("alone", ""), ("child", "(exec sleep 60) &\n"), ("busy child", f"python3 -c '{works}' &\nwait\n")):
+            with self.subTest(name):
+                script = self.script("uneven.sh", f"#!/bin/sh\n[ $RANK = 1 ] && exec sleep 1000\n{extra}exec python3 -c '{works}'\n")
+                done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "2s", script, env=env)
+                self.assertRegex(done.err, r"  root cause: the job hung: no worker [^\n]*\n    rank 1 on localhost: sleeping in nanosleep\n")
+                self.assert_code(done, HUNG)
+                self.assertLess(done.seconds, 12)
+                self.assertRegex(done.err, r"  note: rank 0 on localhost exited 0, \S+ s earlier; the others still ran, as with "
+                                           r"unequal amounts of data\n")
+
     def test_off_by_default(self):
         done = self.run_job("--nproc-per-node", 2, "sleep", 3)
         self.assert_code(done, 0)

@@ -3,6 +3,7 @@
 // 50 ms.
 #include "launcher/hang/activity_tracker.h"
 
+#include <algorithm>
 #include <deque>
 #include <filesystem>
 #include <fstream>
@@ -29,8 +30,11 @@ constexpr Time kTravel = 20ms;
 struct Process {
   int rank = 0;
   bool leader = true;
+  bool zombie = false;  ///< not in the trees any more, but still in /proc
+  std::uint64_t started = 0;
   Time cpu{0};
   double share = 0;  ///< of a core
+  void end() { zombie = true, share = 0; }
   bool traced = false;
 };
 
@@ -74,6 +78,12 @@ class Simulation {
     return rank.ends_with('c') ? base + 1 : base;
   }
 
+  Process& start(Node& node, pid_t pid) {
+    Process& process = node.processes[pid];
+    process.started = ++started_;
+    return process;
+  }
+
   void command(const std::vector<std::string>& words) {
     const std::string& verb = words[0];
     const auto node = [&]() -> Node& { return nodes_.at(std::stoul(words.at(1))); };
@@ -86,7 +96,7 @@ class Simulation {
         made.tracker = std::make_unique<ActivityTracker>(timeout_, now_);
         made.next_sample = now_ + ActivityTracker::period(timeout_) + i * 7ms;
         for (int rank = 0; rank < ranks; ++rank)
-          made.processes[pid_of(i, std::to_string(rank))].rank = rank;
+          start(made, pid_of(i, std::to_string(rank))).rank = rank;
       }
       detector_ =
           HangDetector(timeout_, std::vector<std::uint32_t>(count, static_cast<std::uint32_t>(ranks)), now_);
@@ -95,12 +105,14 @@ class Simulation {
     } else if (verb == "burst") {  // burst NODE RANK SECONDS
       node().processes.at(pid_of(std::stoul(words[1]), words.at(2))).cpu += seconds_of(words.at(3));
     } else if (verb == "child") {  // child NODE RANK: a child process of the rank
-      node().processes[pid_of(std::stoul(words[1]), words.at(2) + "c")].leader = false;
+      start(node(), pid_of(std::stoul(words[1]), words.at(2) + "c")).leader = false;
     } else if (verb == "print") {
       node().tracker->record_activity(now_ + node().ahead);
     } else if (verb == "ends") {  // ends NODE RANK: a clean exit
-      node().processes.erase(pid_of(std::stoul(words[1]), words.at(2)));
+      node().processes.at(pid_of(std::stoul(words[1]), words.at(2))).end();
       detector_.rank_ended(std::stoul(words[1]), now_);
+    } else if (verb == "leaves") {  // leaves NODE PROCESS: it ends, or leaves its tree
+      node().processes.at(pid_of(std::stoul(words[1]), words.at(2))).end();
     } else if (verb == "gone") {
       node().processes.clear();
       detector_.node_gone(std::stoul(words[1]), now_);
@@ -133,6 +145,11 @@ class Simulation {
     }
   }
 
+  static bool has_ranks(const Node& node) {
+    return std::ranges::any_of(node.processes,
+                               [](const auto& entry) { return entry.second.leader && !entry.second.zombie; });
+  }
+
   void step() {
     now_ += kStep;
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
@@ -140,7 +157,7 @@ class Simulation {
       for (auto& [pid, process] : node.processes)
         process.cpu +=
             Time(static_cast<std::int64_t>(process.share * static_cast<double>(Time(kStep).count())));
-      if (now_ >= node.next_sample && now_ >= node.asleep_until && !node.processes.empty()) sample(i);
+      if (now_ >= node.next_sample && now_ >= node.asleep_until && has_ranks(node)) sample(i);
     }
     if (now_ < master_asleep_until_) return;
     // The worst order after a sleep: the alarm comes first, then the waiting messages.
@@ -159,8 +176,8 @@ class Simulation {
     ActivityTracker& tracker = *node.tracker;
     tracker.begin_sample(theirs);
     const auto time_of = [](pid_t pid, const Process& process) {
-      return ProcessTime{pid, static_cast<std::uint64_t>(pid), process.cpu / 10'000'000 * 10'000'000,
-                         process.traced};
+      return ProcessTime{pid, process.started, process.cpu / 10'000'000 * 10'000'000, process.traced,
+                         process.leader && !process.zombie};
     };
     const auto times_of = [&node, time_of](const std::vector<pid_t>& pids) {
       std::vector<ProcessTime> times;
@@ -172,6 +189,7 @@ class Simulation {
     std::vector<pid_t> few = tracker.pacemakers();
     std::vector<pid_t> all;
     for (const auto& [pid, process] : node.processes) {
+      if (process.zombie) continue;
       all.push_back(pid);
       if (process.leader) few.push_back(pid);
     }
@@ -205,6 +223,7 @@ class Simulation {
   HangDetector detector_;
   std::deque<std::pair<Time, std::function<void()>>> mail_;
   std::optional<Time> hung_at_;
+  std::uint64_t started_ = 0;
 };
 
 TEST_CASE("the tracker passes its scenarios") {
@@ -249,11 +268,16 @@ TEST_CASE("a hundredth of a core is idle, and only a burst above it is activity"
 TEST_CASE("a process that a whole sample does not find is forgotten") {
   ActivityTracker tracker(60s, Time(0));
   const ProcessTime worker{1, 1, 1s, false};
-  const ProcessTime other{2, 1, 0s, false};
+  const ProcessTime other{2, 2, 0s, false};
   CHECK(tracker.add_sample({&worker, 1}, true, 1s));
   CHECK_FALSE(tracker.add_sample({&worker, 1}, false, 2s));
   CHECK_FALSE(tracker.add_sample({&other, 1}, true, 3s));
-  CHECK(tracker.add_sample({&worker, 1}, false, 4s));  // as a new process
+  CHECK_FALSE(tracker.add_sample({&worker, 1}, false, 4s));
+  CHECK(tracker.pacemakers().empty());
+  const ProcessTime back{1, 1, 2s, false};
+  CHECK_FALSE(tracker.add_sample({&back, 1}, true, 5s));  // older than `other`: it used its time elsewhere
+  const ProcessTime at_work{1, 1, 3s, false};
+  CHECK(tracker.add_sample({&at_work, 1}, false, 6s));
 }
 
 TEST_CASE("a whole sample is due after a quarter of the timeout, at most a minute") {
@@ -270,18 +294,15 @@ TEST_CASE("a whole sample is due after a quarter of the timeout, at most a minut
   CHECK(patient.whole_due(1min));
 }
 
-TEST_CASE("the number of remembered processes is bounded") {
+TEST_CASE("between whole samples a stranger with the PID of a process that ended is no work") {
   ActivityTracker tracker(60s, Time(0));
   const ProcessTime worker{1, 1, 1s, false};
   CHECK(tracker.add_sample({&worker, 1}, true, 1s));
-  std::vector<ProcessTime> others;
-  for (pid_t pid = 2; pid <= ActivityTracker::kMeters; ++pid)
-    others.push_back({pid, 1, 0s, false});
-  CHECK_FALSE(tracker.add_sample(others, false, 2s));
-  CHECK_FALSE(tracker.add_sample({&worker, 1}, false, 3s));
-  others.push_back({ActivityTracker::kMeters + 1, 1, 0s, false});
-  CHECK_FALSE(tracker.add_sample(others, false, 4s));
-  CHECK(tracker.add_sample({&worker, 1}, false, 5s));  // forgotten, so it is new
+  for (int i = 2; i < 9; ++i) {
+    const ProcessTime stranger{1, 5, std::chrono::seconds(i), true};
+    CHECK_FALSE(tracker.add_sample({&stranger, 1}, false, std::chrono::seconds(i)));
+  }
+  CHECK(tracker.last_activity() == 1s);
 }
 
 TEST_CASE("quiet is reported after half of the timeout, and its end at once") {
