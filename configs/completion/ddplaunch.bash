@@ -13,10 +13,10 @@ _ddplaunch_table() {
         --launcher --node-rank --master-addr --rdzv-endpoint --insecure --token-file --daemon-port --ssh-config --ssh-command
         --ssh-localhost --accept-new-host-keys --agent --no-push --start-timeout --network --master-port --port-range --store
         --store-allow -m --module --no-python --python --env --env-file --chdir --wrapper --setup --stdin --max-restarts
-        --restart-backoff --scale-up --fence --hang-timeout --stop-grace --node-timeout --master-timeout --on --report --label
-        --show-ranks --local-ranks-filter --bars --fold --console --log-dir -t --tee -r --redirects --log-max-size --jsonl --quiet
-        -v --verbose --job-id --job-file --accelerate-config --job-dir --detach --keep-jobs --dry-run --json --deep --collectives
-        --min-busbw -V --version -h --help'
+        --restart-backoff --scale-up --fence --hang-timeout --stop-grace --stop-signal-to --node-timeout --master-timeout --on
+        --report --label --show-ranks --local-ranks-filter --bars --fold --console --log-dir -t --tee -r --redirects
+        --log-max-size --jsonl --quiet -v --verbose --job-id --job-file --accelerate-config --job-dir --detach --keep-jobs
+        --dry-run --json --deep --collectives --min-busbw -V --version -h --help'
       ;;
     'ddplaunch --hostfile' | 'ddplaunch --deepspeed-hostfile' | 'ddplaunch --mpirun-hostfile' | 'ddplaunch --machinefile' | \
       'ddplaunch -machinefile' | 'ddplaunch -hostfile') source='file' input=hostfile ;;
@@ -57,6 +57,7 @@ _ddplaunch_table() {
     'ddplaunch --fence') source='any' words='rank0 all off' ;;
     'ddplaunch --hang-timeout') source='any' ;;
     'ddplaunch --stop-grace' | 'ddplaunch --shutdown-timeout') source='any' ;;
+    'ddplaunch --stop-signal-to') source='any' ;;
     'ddplaunch --node-timeout') source='any' ;;
     'ddplaunch --master-timeout') source='any' ;;
     'ddplaunch --on') source='any' repeats=yes ;;

@@ -186,14 +186,15 @@ function __ddplaunch_takes_value
                 --node-rank --master-addr --rdzv-endpoint --token-file --daemon-port --ssh-config --ssh-command --agent \
                 --start-timeout --network --master-port --port-range --store --store-allow --python --env --env-file --chdir \
                 --wrapper --setup --stdin --max-restarts --restart-backoff --scale-up --fence --hang-timeout --stop-grace \
-                --node-timeout --master-timeout --on --report --label --show-ranks --local-ranks-filter --bars --console --log-dir \
-                -t --tee -r --redirects --log-max-size --job-id --job-file --accelerate-config --job-dir --keep-jobs --min-busbw \
-                --rdzv-id --shutdown-timeout --rdzv-backend --rdzv-conf --monitor-interval --start-method --signals-to-handle \
-                --event-log-handler --role --num-nodes --num-gpus --num-accelerators -i -e --enable-each-rank-log --log-level \
-                --min-elastic-nodes --max-elastic-nodes --config-file --num-machines --main-process-port --num-processes \
-                --machine-rank --main-process-ip --main-training-function --deepspeed-hostfile --mpirun-hostfile \
-                --deepspeed-inclusion-filter --deepspeed-exclusion-filter -np --np -ppn -host -npernode --npernode \
-                --ntasks-per-node --nodes --nodelist --wdir --machinefile -machinefile -hostfile --hosts -hosts --wd -wd -wdir
+                --stop-signal-to --node-timeout --master-timeout --on --report --label --show-ranks --local-ranks-filter --bars \
+                --console --log-dir -t --tee -r --redirects --log-max-size --job-id --job-file --accelerate-config --job-dir \
+                --keep-jobs --min-busbw --rdzv-id --shutdown-timeout --rdzv-backend --rdzv-conf --monitor-interval --start-method \
+                --signals-to-handle --event-log-handler --role --num-nodes --num-gpus --num-accelerators -i -e \
+                --enable-each-rank-log --log-level --min-elastic-nodes --max-elastic-nodes --config-file --num-machines \
+                --main-process-port --num-processes --machine-rank --main-process-ip --main-training-function --deepspeed-hostfile \
+                --mpirun-hostfile --deepspeed-inclusion-filter --deepspeed-exclusion-filter -np --np -ppn -host -npernode \
+                --npernode --ntasks-per-node --nodes --nodelist --wdir --machinefile -machinefile -hostfile --hosts -hosts --wd \
+                -wd -wdir
         case 'ddplaunch ps'
             set names
         case 'ddplaunch status'
@@ -296,8 +297,10 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_undersco
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l fence -r -f -a 'rank0 all off' -d 'before survivors continue, wait until the workers of an unreachable node are dead: only for the node of rank 0, for any node, or never'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l hang-timeout -r -f -d 'report a failure when no worker prints or uses the CPU for this time'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l hang_timeout -r -f -d 'report a failure when no worker prints or uses the CPU for this time'
-complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l stop-grace -r -f -d 'time from SIGTERM to SIGKILL'
-complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l stop_grace -r -f -d 'time from SIGTERM to SIGKILL'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l stop-grace -r -f -d 'time from the first signal to SIGKILL'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l stop_grace -r -f -d 'time from the first signal to SIGKILL'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l stop-signal-to -r -f -d 'who gets these signals: each worker\'s process `group`, or the worker alone (`leader`)'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l stop_signal_to -r -f -d 'who gets these signals: each worker\'s process `group`, or the worker alone (`leader`)'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l node-timeout -r -f -d 'a node that is silent for this time counts as lost'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l node_timeout -r -f -d 'a node that is silent for this time counts as lost'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l master-timeout -r -f -d 'nodes stop their workers when this program is silent for this time'

@@ -76,6 +76,7 @@ void NodeWorkers::set_job(NodeJob job, const rendezvous::JobStart& order) {
   tree_.set_job(order.job_id);
   runs_setup_ = !order.setup.empty();
   hang_monitor_.set_timeout(std::chrono::milliseconds(order.hang_timeout_ms));
+  stop_leaders_ = order.stop_leaders;
 }
 
 // ---- the master's messages
@@ -164,6 +165,7 @@ void NodeWorkers::perform(const node::PrepareAttempt& action) {
   evidence_.begin(spawn.attempt, spawn.first_rank, std::move(workers->error_files), survivors);
   if (survivors.none()) {
     group_ = std::make_unique<WorkerGroup>(executor_, *this, stdin_, tree_.begin(spawn.attempt));
+    if (stop_leaders_) group_->stop_only_leaders();
     link_.send(rendezvous::Notice{tree_.how(), true});
   }
   prepared_ = std::move(workers->specs);
@@ -253,7 +255,7 @@ void NodeWorkers::perform(const node::StopWorkers& action) {
   queries_.stop();
   if (worker_link_) worker_link_->stop(action.order);
   group_->resume_output();  // output from here on is part of the workers' last attempt
-  group_->stop(grace);
+  group_->stop(grace, action.signal);
   evidence_.kills_from(WorkerGroup::Clock::now() + grace);
 }
 

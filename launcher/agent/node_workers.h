@@ -129,6 +129,7 @@ class NodeWorkers final : public WorkerEvents, public WorkerLinkEvents {
   NodeQueries queries_;
   EvidenceCollector evidence_;
   FlightRecorderBoard collectives_;
+  bool stop_leaders_ = false;               ///< JobStart::stop_leaders
   bool runs_setup_ = false;                 ///< the job has scripts of --setup
   std::vector<ProcessInfo> setup_helpers_;  ///< programs that they left, until the user knows of their end
 };

@@ -48,7 +48,7 @@ struct WorkerGroup::Worker {
   asio::posix::stream_descriptor end;  ///< a copy of the child's end_fd for the loop
   ExitStatus status;                   ///< once it has ended
   bool has_input = false;              ///< its stdin is a pipe
-  bool terminated = false;             ///< its end had not begun when we sent SIGTERM
+  bool terminated = false;             ///< its end had not begun when we sent a signal before SIGKILL
   bool killed = false;                 ///< its end had not begun when we sent SIGKILL
   bool ended = false;
   bool settled = false;  ///< ended, and its output was read
@@ -61,7 +61,7 @@ WorkerGroup::WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, W
       input_(input),
       tree_(std::move(tree)),
       pipes_(executor, events),
-      kill_at_(executor, Clock::time_point::max()),
+      timer_(executor),
       tasks_(executor) {}
 
 WorkerGroup::~WorkerGroup() = default;
@@ -167,7 +167,7 @@ void WorkerGroup::watch(Launch launch, ChildProcess child) {
   events_.worker_started(launch.rank, raw->child.pid());
   tasks_.start(watch_end(this, raw));
   pipes_.add(launch.rank, std::move(launch.out.first), std::move(launch.err.first));
-  if (stopping_) terminate(*raw);
+  if (stopping_) end(*raw, signal_);
   if (!killing_) return;
   note_signal(*raw, SIGKILL);
   (void)raw->child.send_group_signal(SIGKILL);
@@ -240,14 +240,14 @@ void WorkerGroup::note_signal(Worker& worker, int signal) {
 }
 
 void WorkerGroup::terminate(std::uint32_t rank) {
-  if (Worker* worker = find(rank)) terminate(*worker);
+  if (Worker* worker = find(rank)) end(*worker, SIGTERM);
 }
 
-void WorkerGroup::terminate(Worker& worker) {
+void WorkerGroup::end(Worker& worker, int signal) {
   if (!worker.child.running()) return;
-  note_signal(worker, SIGTERM);
-  (void)worker.child.send_group_signal(SIGTERM);
-  (void)worker.child.send_group_signal(SIGCONT);  // a stopped process would not see SIGTERM
+  note_signal(worker, signal);
+  (void)(only_leaders_ ? worker.child.send_signal(signal) : worker.child.send_group_signal(signal));
+  (void)worker.child.send_group_signal(SIGCONT);  // a stopped process would not see the signal
 }
 
 void WorkerGroup::kill(std::uint32_t rank) {
@@ -320,25 +320,34 @@ void WorkerGroup::drop_ended() {
     if (worker->ended && !worker->settled) pipes_.finish(worker->rank);
 }
 
-void WorkerGroup::stop(std::chrono::milliseconds grace) {
-  const auto at = Clock::now() + grace;
+void WorkerGroup::stop(std::chrono::milliseconds grace, int signal) {
+  const auto now = Clock::now();
   if (!stopping_) {
     stopping_ = true;
+    signal_ = signal;
+    kill_at_ = now + grace;
+    if (signal != SIGTERM) terminate_at_ = now + grace * 4 / 5;
     if (starting_) pool_->cancel();
     pipes_.shorten_wait();
     for (const auto& worker : workers_)
-      terminate(*worker);
-    kill_at_.expires_at(at);
+      end(*worker, signal);
     tasks_.start(kill_later(this));
-  } else if (!killing_ && at < kill_at_.expiry()) {
-    kill_at_.expires_at(at);  // wakes kill_later, which reads the new time
+  } else if (!killing_ && now + grace < kill_at_) {
+    kill_at_ = now + grace;
+    timer_.cancel();
   }
 }
 
 Awaitable<> WorkerGroup::kill_later(WorkerGroup* group) {
-  while (!group->all_ended()) {
-    if (Clock::now() >= group->kill_at_.expiry()) break;
-    co_await group->kill_at_.async_wait(kUseTuple);
+  while (!group->all_ended() && Clock::now() < group->kill_at_) {
+    auto& terminate_at = group->terminate_at_;
+    if (terminate_at && Clock::now() >= *terminate_at) {
+      terminate_at.reset();
+      for (const auto& worker : group->workers_)
+        group->end(*worker, SIGTERM);
+    }
+    group->timer_.expires_at(std::min(terminate_at.value_or(group->kill_at_), group->kill_at_));
+    co_await group->timer_.async_wait(kUseTuple);
   }
   if (group->all_ended()) co_return;
   group->killing_ = true;
@@ -346,9 +355,9 @@ Awaitable<> WorkerGroup::kill_later(WorkerGroup* group) {
   // SIGKILL does not end a process that the kernel blocks (a dead disk) or that changed its uid, so the wait
   // is bounded.
   const auto give_up = Clock::now() + kKillBound;
-  group->kill_at_.expires_at(give_up);
+  group->timer_.expires_at(give_up);
   while (!group->all_ended() && Clock::now() < give_up)
-    co_await group->kill_at_.async_wait(kUseTuple);
+    co_await group->timer_.async_wait(kUseTuple);
   error_code ignored;
   for (const auto& worker : group->workers_) {
     if (!worker->ended) worker->end.cancel(ignored);
@@ -387,9 +396,9 @@ Awaitable<> WorkerGroup::ended() {
   while (!all_ended())
     co_await tasks_.one_end();
   co_await pipes_.closed();
-  kill_at_.cancel();
+  timer_.cancel();
   while (tasks_.running()) {
-    kill_at_.cancel();
+    timer_.cancel();
     co_await tasks_.one_end();
   }
   for (const auto& worker : workers_)

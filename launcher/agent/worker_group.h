@@ -57,17 +57,21 @@ class WorkerGroup {
   void start(std::vector<WorkerSpec> specs);
   bool starting() const { return starting_; }
 
-  /// Sends TERM to each leader and its group, and KILL to the rest of their trees after `grace` (0: at once).
-  /// Workers that were not started yet are not started. Call again to shorten the grace.
-  void stop(std::chrono::milliseconds grace);
+  /// Sends `signal` to each leader and its group, and KILL to the rest of their trees after `grace` (0: at
+  /// once). A signal other than TERM may be ignored or come too late for a program that waits in a library,
+  /// so TERM follows after four fifths of the grace. Workers that were not started yet are not started. Call
+  /// again to shorten the grace.
+  void stop(std::chrono::milliseconds grace, int signal);
+  /// The signals before KILL go to the leaders alone.
+  void stop_only_leaders() { only_leaders_ = true; }
   void signal_leaders(int number);
   /// For a worker that has ended: whether its end began after a signal by which this group ends workers. An
-  /// end by SIGKILL did only if the group had sent SIGKILL, and not just SIGTERM.
+  /// end by SIGKILL did only if the group had sent SIGKILL, and not just a signal before it.
   bool ended_after_stop(std::uint32_t rank) const;
   /// Returns whether a SIGKILL of others ended the rank after terminate() or stop().
   bool ended_by_late_kill(std::uint32_t rank) const;
 
-  /// Sends TERM to one worker's leader and group.
+  /// Sends TERM to one worker.
   void terminate(std::uint32_t rank);
   /// Sends KILL to one worker's group.
   void kill(std::uint32_t rank);
@@ -99,7 +103,7 @@ class WorkerGroup {
   bool all_ended() const;
   static Awaitable<> watch_end(WorkerGroup* group, Worker* worker);
   static Awaitable<> kill_later(WorkerGroup* group);
-  static void terminate(Worker& worker);
+  void end(Worker& worker, int signal);
   static void note_signal(Worker& worker, int signal);
   void kill_all();
   Awaitable<std::vector<KnownProcess>> find_orphans(std::vector<std::uint32_t> ranks,
@@ -115,7 +119,11 @@ class WorkerGroup {
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<std::unique_ptr<Worker>> replaced_;  ///< replaced workers whose tasks still run
   WorkerPipes pipes_;
-  asio::steady_timer kill_at_;  ///< when TERM becomes KILL
+  asio::steady_timer timer_;  ///< wakes kill_later
+  Clock::time_point kill_at_ = Clock::time_point::max();
+  std::optional<Clock::time_point> terminate_at_;  ///< when TERM follows `signal_`
+  int signal_ = 0;                                 ///< of stop()
+  bool only_leaders_ = false;
   TaskGroup tasks_;
   bool starting_ = false;
   bool stopping_ = false;

@@ -348,12 +348,13 @@ void AgentCore::kill_worker(std::uint32_t local, std::string why) {
 void AgentCore::on(const rendezvous::Stop& order) {
   if (give_up_next(order.attempt)) return;
   if (running() && state_ != State::kCleaning && order.attempt == spawn_.attempt)
-    stop_workers(order.reason, std::chrono::milliseconds(order.grace_ms));
+    stop_workers(order.reason, std::chrono::milliseconds(order.grace_ms), order.signal);
 }
 
-void AgentCore::stop_workers(std::string reason, std::chrono::milliseconds grace) {
+void AgentCore::stop_workers(std::string reason, std::chrono::milliseconds grace, int signal) {
   state_ = State::kStopping;
-  act(node::StopWorkers{{std::move(reason), static_cast<std::uint32_t>(grace.count())}});
+  if (signal != SIGINT && signal != SIGHUP) signal = SIGTERM;
+  act(node::StopWorkers{{std::move(reason), static_cast<std::uint32_t>(grace.count())}, signal});
 }
 
 void AgentCore::on(const node::WorkersEnded&) {
@@ -411,16 +412,16 @@ void AgentCore::resign(std::string why, int signal) {
     last_message_ = "stopped by " + signal_name(signal) + "; the job has lost this node";
     exit_code_ = exit_code_of(Error{ErrorCode::kCancelled, "", signal});
   }
-  leave();
+  leave(signal);
 }
 
-void AgentCore::leave() {
+void AgentCore::leave(int signal) {
   leaving_ = true;
   act(node::StopPreparing{});
   if (!running()) return act(node::Quit{});
   if (state_ != State::kCleaning)
     stop_workers("the agent exits",
-                 std::chrono::duration_cast<std::chrono::milliseconds>(settings_.link_grace));
+                 std::chrono::duration_cast<std::chrono::milliseconds>(settings_.link_grace), signal);
 }
 
 }  // namespace ddp::launcher

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <csignal>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -122,10 +123,10 @@ class AgentCore {
   void check_deaths();
   void kill_worker(std::uint32_t local, std::string why);
   void notify_survivors();
-  void stop_workers(std::string reason, std::chrono::milliseconds grace);
+  void stop_workers(std::string reason, std::chrono::milliseconds grace, int signal = SIGTERM);
   void lose_master();
   void resign(std::string why, int signal);
-  void leave();
+  void leave(int signal = SIGTERM);
 
   Settings settings_;
   Time now_;

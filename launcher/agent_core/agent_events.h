@@ -112,8 +112,9 @@ struct KillLeftovers {  ///< all processes that these workers left
 };
 struct ReadOutput {};    ///< what ended workers and survivors have written
 struct ReportLosses {};  ///< what explains the failure, behind all output
-struct StopWorkers {     ///< SIGTERM now, SIGKILL after the grace; a shorter grace replaces an earlier one
+struct StopWorkers {     ///< `signal` now, SIGKILL after the grace; a shorter grace replaces an earlier one
   rendezvous::StopOrder order;
+  int signal;
 };
 struct CleanUp {};  ///< after the last worker: kill what is left, report what explains the failures
 struct SetLease {   ///< the keeper kills the workers then, even if this process no longer runs

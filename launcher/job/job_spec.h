@@ -114,6 +114,7 @@ struct JobSpec {
   // Failure and output
   std::chrono::milliseconds stop_grace{25'000};     ///< after a user's signal
   std::chrono::milliseconds failure_grace{15'000};  ///< after a worker's failure
+  bool stop_leaders = false;                        ///< --stop-signal-to leader
   std::chrono::milliseconds node_timeout{15'000};
   std::chrono::milliseconds master_timeout{0};       ///< 0: see node_lease
   int max_restarts = 0;                              ///< of the whole job, for any node or rank

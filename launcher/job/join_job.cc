@@ -29,6 +29,7 @@ rendezvous::JobStart lay_over(const rendezvous::JobStart& master, const JoinJob&
   job.link_grace_ms = master.link_grace_ms;
   job.credit = master.credit;
   job.hang_timeout_ms = master.hang_timeout_ms;
+  job.stop_leaders = master.stop_leaders;
   job.predecessor = master.predecessor;
   job.predecessor_clock_ns = master.predecessor_clock_ns;
   job.keepers = master.keepers;

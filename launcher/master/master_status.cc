@@ -95,13 +95,12 @@ ControlHandlers Master::control_handlers() {
   return handlers;
 }
 
-/// The same as the user's SIGTERM, and with `now` a second one. A second request without `now` changes
-/// nothing.
+/// The same as the user's SIGTERM. A second request without `now` changes nothing.
 void Master::stop(bool now) {
   note_start_steps();
   const bool stops = supervisor_.end().stop_signal != 0;
   if (!stops) step(job::UserSignal{SIGTERM});
-  if (now) step(job::UserSignal{SIGTERM});
+  if (now) step(job::UserSignal{SIGTERM, true});
 }
 
 }  // namespace ddp::launcher

@@ -72,8 +72,10 @@ class FailureLog {
     end_.stop_signal = signal;
     end_.awaited = std::move(awaited);
   }
+  /// See JobEnd::cut_short.
+  void cut_short(std::string by) { end_.cut_short = std::move(by); }
 
-  /// Stop was sent to every node: SIGTERM now, SIGKILL after `grace`. A later call can only shorten the
+  /// Stop was sent to every node: a signal now, SIGKILL after `grace`. A later call can only shorten the
   /// grace.
   void stop_ordered(Time now, std::chrono::milliseconds grace);
   /// Requires stop_ordered.

@@ -67,6 +67,7 @@ struct NodeSwept {  ///< answer to SweepNode, within about 10 s
 };
 struct UserSignal {
   int number;
+  bool now = false;  ///< `ddplaunch stop --now`: the workers get no more time
 };
 struct Tick {};
 using Event = std::variant<NodeUp, NodeFailed, NodeHeartbeat, NodeReachable, FromNode, LinkEnded, NodeGone,

@@ -72,6 +72,7 @@ rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, st
   job.link_grace_ms = to_ms(link_grace(spec));
   job.credit = credit_window(nodes);
   job.hang_timeout_ms = to_ms(spec.hang_timeout);
+  job.stop_leaders = spec.stop_leaders;
   // A wrapper gives the node other devices, and other PIDs than the master's.
   job.local = host.wrapper.empty() &&
               (spec.launcher == LauncherKind::kLocal || (is_localhost(host) && !spec.ssh_localhost));

@@ -35,6 +35,8 @@ constexpr seconds kLastWait{5};
 /// A signal may reach the processes of a job one after the other. After a node has reported its own, the
 /// master waits for its own this long before it counts the node as lost.
 constexpr seconds kSignalSpread{2};
+/// The user's signals within this time after the first are one request.
+constexpr seconds kSameRequest{1};
 /// If a Tick is late by more than this, this process slept, and the others were not silent.
 constexpr seconds kOverslept{1};
 
@@ -56,7 +58,10 @@ bool is_stop_signal(int number) {
 std::string stopping_text(int signal, milliseconds grace) {
   const bool key = signal == SIGINT;
   return (key ? "" : signal_name(signal) + ": ") + "stopping the workers; SIGKILL in " +
-         format_duration(grace) + (key ? " (Ctrl-C again: now)" : " (again: now)");
+         format_duration(grace) +
+         (key                 ? " (Ctrl-C again: now)"
+          : signal == SIGTERM ? " (again: now)"
+                              : "");
 }
 
 }  // namespace
@@ -202,13 +207,18 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
     return;
   }
   if (event.number == SIGTERM && std::exchange(slurm_ends_, false)) return;
+  const bool kills = cuts_grace_short(event, now);
+  const std::string cutter = cutter_text(event, now);
+  if (user_signals_.empty()) first_signal_at_ = now;
+  if (!has_come(event.number)) user_signals_.push_back(event.number);
   // A signal during the cleanup of a failure shortens the stop, but the failure stays the cause.
   const bool growing = attempt_end_.cause == StopCause::kScaleUp;
   const bool one_stop = !growing && only_stopped_by(event.number, end());
   if ((growing || one_stop) && end().stop_signal == 0) failures_.stopped_by_user(event.number, awaited());
   if (state_ == State::kEnding) {  // only lost nodes and survivors still end their workers
+    if (!kills) return;
     for (std::size_t i = 0; i < nodes_.size(); ++i)
-      if (nodes_[i].ending) out_.send(i, rendezvous::Stop{nodes_[i].spawned, 0, "killed by the user"});
+      if (nodes_[i].ending) out_.send(i, stop_order(nodes_[i], milliseconds(0), "killed by the user"));
     deadline_ = now + kStopSlack;
     return;
   }
@@ -217,6 +227,8 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
   if (!user_stop_) user_stop_ = stopped;
   switch (state_) {
     case State::kStopping:
+      if (!polite && !kills) return;
+      if (!polite) failures_.cut_short(cutter);
       return stop_all(false, false, polite ? spec_.stop_grace : milliseconds(0),
                       polite ? "stopped by the user" : "killed by the user", now);
     case State::kRunning:
@@ -232,6 +244,25 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
     case State::kFinished:
       return;
   }
+}
+
+/// Returns whether the signal ends the grace period. systemd sends SIGTERM and SIGHUP together, and shells
+/// and runners pass on a signal that all processes got: signals that come together are one request. After a
+/// failure the first Ctrl-C kills, as was said.
+bool Supervisor::cuts_grace_short(const job::UserSignal& event, Time now) const {
+  if (event.now) return true;
+  if (user_signals_.empty()) return event.number == SIGINT;
+  return now - first_signal_at_ >= kSameRequest &&
+         (event.number == SIGINT || (event.number == SIGTERM && has_come(SIGTERM)));
+}
+
+/// Says who did: "a second Ctrl-C after 3.1 s".
+std::string Supervisor::cutter_text(const job::UserSignal& event, Time now) const {
+  std::string text = event.now                ? "`ddplaunch stop --now`"
+                     : event.number == SIGINT ? "Ctrl-C"
+                                              : signal_name(event.number);
+  if (!event.now && has_come(event.number)) text = "a second " + text;
+  return user_signals_.empty() ? text : text + " after " + format_elapsed(now - first_signal_at_);
 }
 
 // ---- the end

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -206,6 +207,8 @@ class Supervisor {
   bool restart_left() const { return restarts_ < rules_.max_restarts; }
   bool another_follows() const;
   bool survivors_wait() const;
+  rendezvous::Stop stop_order(const NodeTable::Node& node, std::chrono::milliseconds grace,
+                              const std::string& reason) const;
   void end_survivors(std::size_t node, std::chrono::milliseconds grace, const std::string& reason);
 
   // ---- while workers run (supervisor_workers.cc)
@@ -228,6 +231,9 @@ class Supervisor {
 
   // ---- the job as a whole (supervisor.cc)
   void on(const job::UserSignal& event, Time now);
+  bool has_come(int signal) const { return std::ranges::count(user_signals_, signal) > 0; }
+  bool cuts_grace_short(const job::UserSignal& event, Time now) const;
+  std::string cutter_text(const job::UserSignal& event, Time now) const;
   void on(const job::Tick& event, Time now);
   void on_deadline(Time now);
   void end(Outcome outcome, const std::string& reason, std::string no_restart, Time now);
@@ -266,6 +272,8 @@ class Supervisor {
   int no_progress_ = 0;
   std::string leftovers_;                 ///< processes that could not be killed
   std::optional<std::string> user_stop_;  ///< the user's wish to end the job, as text
+  std::vector<int> user_signals_;         ///< that have come, each once
+  Time first_signal_at_{0};
   bool slurm_ends_ = false;    ///< a node reported Slurm's SIGTERM; the master's own is the same stop
   rendezvous::Leave goodbye_;  ///< carries the job's result once it is known
 };

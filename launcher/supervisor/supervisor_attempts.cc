@@ -1,6 +1,7 @@
 // The part of the Supervisor about attempts, in the order in which things happen: enough nodes, the begin,
 // the order to spawn, the stop, and what follows.
 #include <algorithm>
+#include <csignal>
 #include <set>
 #include <string>
 #include <utility>
@@ -438,7 +439,7 @@ void Supervisor::stop_all(bool revoke, bool failure, milliseconds grace, const s
         if (nodes_.runs(index, rank)) order.kill.push_back(rank);
       out_.send(index, std::move(order));
     } else if (node.state == NodeState::kSpawned) {
-      out_.send(index, rendezvous::Stop{node.spawned, to_ms(grace), reason});
+      out_.send(index, stop_order(node, grace, reason));
     } else if (node.state == NodeState::kAccepted) {  // it never spawned
       if (!node.lost) nodes_.enter(index, NodeState::kEnded);
       nodes_.end_part(index);
@@ -448,6 +449,13 @@ void Supervisor::stop_all(bool revoke, bool failure, milliseconds grace, const s
     }
   }
   if (nodes_.awaited() == 0) attempt_over(now);
+}
+
+/// The user's signal reaches the workers as it is, as if they ran in the terminal.
+rendezvous::Stop Supervisor::stop_order(const NodeTable::Node& node, milliseconds grace,
+                                        const std::string& reason) const {
+  return {node.spawned, to_ms(grace), reason,
+          static_cast<std::uint8_t>(user_signals_.empty() ? SIGTERM : user_signals_.front())};
 }
 
 /// The node's part of the attempt is over.
@@ -518,7 +526,7 @@ bool Supervisor::survivors_wait() const {
 /// Ends survivors that have no attempt to take part in.
 void Supervisor::end_survivors(std::size_t index, milliseconds grace, const std::string& reason) {
   NodeTable::Node& node = nodes_[index];
-  out_.send(index, rendezvous::Stop{node.spawned, to_ms(grace), reason});
+  out_.send(index, stop_order(node, grace, reason));
   nodes_.enter(index, NodeState::kSpawned);
   node.ending = true;
   survivors_.forget(index);

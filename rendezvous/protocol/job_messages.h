@@ -30,8 +30,9 @@ struct JobStart {
   std::uint32_t link_grace_ms = 0;    ///< TERM to KILL when the link to the master is lost
   std::uint32_t credit = 0;           ///< output bytes per stream that the agent may have unacknowledged
   std::uint32_t hang_timeout_ms = 0;  ///< 0: no hang detection
-  std::vector<std::string> setup;     ///< shell scripts, run once before the workers; the workers get the
-                                      ///< variables that they set
+  bool stop_leaders = false;       ///< a Stop's signals but KILL go to the workers alone, not to their groups
+  std::vector<std::string> setup;  ///< shell scripts, run once before the workers; the workers get the
+                                   ///< variables that they set
   /// Pids of a lost earlier agent of this job on this machine: its keeper, its workers, and itself. Empty:
   /// the node has nothing to check.
   std::vector<std::uint32_t> predecessor;
@@ -42,8 +43,8 @@ struct JobStart {
   static void fields(M& m, C& c) {
     c(m.job_id), c(m.host), c(m.command_kind), c(m.argv), c(m.python), c(m.chdir), c(m.env),
         c(m.explicit_env), c(m.devices), c(m.local), c(m.stdin_to_rank0), c(m.master_timeout_ms),
-        c(m.link_grace_ms), c(m.credit), c(m.hang_timeout_ms), c(m.setup), c(m.predecessor),
-        c(m.predecessor_clock_ns), c(m.keepers);
+        c(m.link_grace_ms), c(m.credit), c(m.hang_timeout_ms), c(m.stop_leaders), c(m.setup),
+        c(m.predecessor), c(m.predecessor_clock_ns), c(m.keepers);
   }
 };
 
@@ -102,15 +103,17 @@ struct Spawn {
   }
 };
 
-/// Ends the attempt: TERM now, KILL after `grace_ms` (0: KILL now). A second Stop may only shorten the grace.
+/// Ends the attempt: `signal` now, TERM near the end of `grace_ms` if that was another one, KILL at its end
+/// (0: KILL now). A second Stop may only shorten the grace.
 struct Stop {
   static constexpr std::uint8_t kType = 0x45;
   std::uint32_t attempt = 0;
   std::uint32_t grace_ms = 0;
   std::string reason;
+  std::uint8_t signal = 15;  ///< SIGTERM, or the user's SIGINT or SIGHUP
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.attempt), c(m.grace_ms), c(m.reason);
+    c(m.attempt), c(m.grace_ms), c(m.reason), c(m.signal);
   }
 };
 

@@ -35,7 +35,7 @@ struct WorkerExited {
   std::string text;
   bool by_revoke = false;   ///< the agent killed it because it could not leave the attempt; `text` has the
                             ///< reason
-  bool after_stop = false;  ///< its end, of whatever kind, began after the agent's SIGTERM or SIGKILL; an end
+  bool after_stop = false;  ///< its end, of whatever kind, began after a signal of the agent; an end
                             ///< by SIGKILL: after its SIGKILL
   bool late_kill = false;   ///< it ended by a SIGKILL of others after the agent's SIGTERM
   template <class M, class C>

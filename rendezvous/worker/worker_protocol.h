@@ -87,7 +87,8 @@ struct RevokeOrder {
   std::uint32_t deadline_ms = 0;  ///< a worker that has not answered by then is killed
   bool operator==(const RevokeOrder&) const = default;
 };
-/// {"stop":"user","grace_ms":25000}: SIGTERM accompanies it, SIGKILL follows after the grace.
+/// {"stop":"user","grace_ms":25000}: A signal accompanies it, SIGKILL follows after the
+/// grace.
 struct StopOrder {
   std::string reason;
   std::uint32_t grace_ms = 0;

@@ -88,17 +88,17 @@ class Signals(LaunchTest):
 
     # ---- requests to stop
 
-    def start_saving(self, *args):
+    def start_saving(self, name, *args):
         # Worker scripts save for a moment when they are stopped. A signal must not kill the process that started them in its
         # group.
-        script = self.script("saving.sh", '#!/bin/sh\ntrap "sleep 0.3; touch saved.$RANK; exit 0" TERM\n'
+        script = self.script("saving.sh", f'#!/bin/sh\ntrap "sleep 0.3; touch saved.$RANK; exit 0" {name}\n'
                              'touch up.$RANK\nwhile :; do sleep 0.05; done\n')
         process = self.start(*args, script)
         self.assertTrue(wait_until(lambda: self.up(2)))
         return process
 
     def check_polite(self, number, code, why, *args):
-        process = self.start_saving(*args)
+        process = self.start_saving(number.name[3:], *args)
         process.send_signal(number)
         done = self.finish(process, timeout=30)
         self.assert_code(done, code)
@@ -117,6 +117,91 @@ class Signals(LaunchTest):
     def test_first_interrupt_is_a_graceful_stop_over_ssh(self):
         self.check_polite(signal.SIGINT, 130, "stopped by Ctrl-C (SIGINT)", *self.cluster(2))
 
+    def test_ctrl_c_is_a_keyboard_interrupt_in_python(self):
+        script = self.script("train.py", """import atexit, os, time
+rank = os.environ["RANK"]
+atexit.register(lambda: open(f"atexit.{rank}", "w"))
+open(f"up.{rank}", "w")
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    open(f"saved.{rank}", "w")
+finally:
+    open(f"finally.{rank}", "w")
+""")
+        for args in (["--nproc-per-node", 2], self.cluster(2)):
+            process = self.start("--chdir", self.dir, "--python", sys.executable, *args, script)
+            self.assertTrue(wait_until(lambda: self.up(2)))
+            process.send_signal(signal.SIGINT)
+            self.assert_code(self.finish(process, timeout=15), 130)
+            for name in ("up", "saved", "finally", "atexit"):
+                for rank in range(2):
+                    (self.dir / f"{name}.{rank}").unlink()
+
+    def test_terminate_follows_an_interrupt_that_is_ignored(self):
+        # The grace period has five parts. SIGTERM comes after four, SIGKILL after all.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            script = self.script("deaf.sh", '#!/bin/sh\ntrap "" INT HUP\ntrap "echo terminated; exit 0" TERM\n'
+                                 'touch up.$RANK\nwhile :; do sleep 0.05; done\n')
+            process = self.start("--nproc-per-node", 2, "--stop-grace", "2s", script)
+            self.assertTrue(wait_until(lambda: self.up(2)))
+            process.send_signal(number)
+            done = self.finish(process, timeout=30)
+            self.assert_code(done, 128 + number)
+            self.assertEqual(done.out.count("terminated"), 2, done)
+            self.assertGreaterEqual(done.seconds, 1.6)
+            for path in self.dir.glob("up.*"):
+                path.unlink()
+
+    def check_one_request(self, numbers, *args):
+        """Sends these signals at once; the workers have their grace period."""
+        process = self.start_saving(" ".join({number.name[3:] for number in numbers}), *args)
+        for number in numbers:
+            process.send_signal(number)
+        done = self.finish(process, timeout=30)
+        self.assertIn(done.code, [128 + number for number in numbers])  # the kernel may deliver them in another order
+        self.assertNotIn("cut short", done.err)
+        self.assertTrue(all((self.dir / f"saved.{rank}").exists() for rank in range(2)), done)
+        for path in [*self.dir.glob("up.*"), *self.dir.glob("saved.*")]:
+            path.unlink()
+
+    def test_signals_that_come_together_are_one_request(self):
+        # systemd sends SIGTERM and SIGHUP; a runner passes on a Ctrl-C that the whole group got.
+        ssh = self.cluster(2)
+        for numbers in ((signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGTERM), (signal.SIGTERM, signal.SIGHUP)):
+            self.check_one_request(numbers, "--nproc-per-node", 2)
+            self.check_one_request(numbers, *ssh)
+
+    def test_the_last_line_names_who_cut_the_grace_period_short(self):
+        script = self.script("deaf.sh", '#!/bin/sh\ntrap "" TERM INT\ntouch up.$RANK\nwhile :; do sleep 0.05; done\n')
+        for first, then, by in ((signal.SIGINT, signal.SIGINT, "a second Ctrl-C"), (signal.SIGTERM, signal.SIGTERM, "a second SIGTERM"),
+                                (signal.SIGTERM, signal.SIGINT, "Ctrl-C")):
+            process = self.start("--nproc-per-node", 2, script)
+            self.assertTrue(wait_until(lambda: self.up(2)))
+            process.send_signal(first)
+            time.sleep(1.1)  # the time in which signals are one request
+            process.send_signal(then)
+            done = self.finish(process, timeout=15)
+            self.assert_code(done, 128 + first)
+            self.assertRegex(done.err.splitlines()[-1], rf"; the grace period was cut short by {by} after \d\.\d s$")
+            for path in self.dir.glob("up.*"):
+                path.unlink()
+
+    def test_stop_signals_of_the_leader_alone(self):
+        # A data loader lives on while its rank saves; SIGKILL takes it.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            script = self.script("loader.sh", '#!/bin/sh\ntrap "sleep 0.3; [ -e stopped.$RANK ] || touch saved.$RANK; exit 0" TERM INT\n'
+                                 'sh -c \'trap "touch stopped.$RANK" TERM INT; touch up.$RANK; while :; do sleep 0.05; done\' &\n'
+                                 'while :; do sleep 0.05; done\n')
+            process = self.start("--nproc-per-node", 2, "--stop-signal-to", "leader", script)
+            self.assertTrue(wait_until(lambda: self.up(2)))
+            process.send_signal(number)
+            self.assert_code(self.finish(process, timeout=15), 128 + number)
+            self.assert_nothing_left()
+            for rank in range(2):
+                (self.dir / f"saved.{rank}").unlink()
+                (self.dir / f"up.{rank}").unlink()
+
     def test_second_interrupt_kills_at_once_over_ssh(self):
         script = self.script("deaf.sh", '#!/bin/sh\ntrap "" TERM INT\ntouch up.$RANK\nwhile :; do sleep 0.05; done\n')
         process = self.start(*self.cluster(2), script)
@@ -124,6 +209,7 @@ class Signals(LaunchTest):
         process.send_signal(signal.SIGINT)
         while "again: now" not in process.stderr.readline():
             pass
+        time.sleep(1.1)  # the time in which signals are one request
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         done = self.finish(process, timeout=30)
@@ -167,8 +253,8 @@ class Signals(LaunchTest):
         path = self.dir / name
         return path.read_text() if path.exists() and path.read_text().endswith("\n") else None
 
-    WORKER = ('#!/bin/sh\ntrap "touch interrupted.$RANK" INT\ntrap "touch hung_up.$RANK" HUP\n'
-              'trap "touch terminated.$RANK; exit 0" TERM\ntouch up.$RANK\nwhile :; do sleep 0.05; done\n')
+    WORKER = ('#!/bin/sh\ntrap "echo >> interrupted.$RANK; sleep 0.2; exit 0" INT\ntrap "echo >> hung_up.$RANK; sleep 0.2; exit 0" HUP\n'
+              'trap "echo >> terminated.$RANK; exit 0" TERM\ntouch up.$RANK\nwhile :; do sleep 0.05; done\n')
 
     def check_ctrl_c(self, *args):
         worker = self.script("worker.sh", self.WORKER)
@@ -178,7 +264,8 @@ class Signals(LaunchTest):
         self.assertTrue(terminal.wait_for(lambda: self.said("code")), terminal.text())
         self.assertEqual(self.said("code"), "130\n", terminal.text())
         made = sorted(path.name for path in self.dir.iterdir() if path.name.startswith(("interr", "term", "hung")))
-        self.assertEqual(made, ["terminated.0", "terminated.1"])
+        self.assertEqual(made, ["interrupted.0", "interrupted.1"])
+        self.assertEqual([(self.dir / name).read_text() for name in made], ["\n", "\n"])  # not also by the terminal
         self.assert_nothing_left()
 
     def test_ctrl_c_reaches_ddplaunch_alone(self):
@@ -197,8 +284,8 @@ class Signals(LaunchTest):
         terminal = self.on_terminal('"${RUN[@]}"; echo $? > code', *self.cluster(2), worker)
         self.assertTrue(terminal.wait_for(lambda: self.up(2)), terminal.text())
         terminal.hang_up()
-        self.assertTrue(wait_until(lambda: all((self.dir / f"terminated.{rank}").exists() for rank in range(2))))
-        self.assertEqual(list(self.dir.glob("hung_up.*")), [])
+        self.assertTrue(wait_until(lambda: all((self.dir / f"hung_up.{rank}").exists() for rank in range(2))))
+        self.assertEqual(list(self.dir.glob("terminated.*")), [])
         wait_until(lambda: not self.left())
         self.assert_nothing_left()
 
@@ -326,6 +413,7 @@ class Signals(LaunchTest):
         terminal.type("\x03")
         announced = "ddplaunch: stopping the workers; SIGKILL in 60 s (Ctrl-C again: now)"
         self.assertTrue(terminal.wait_for(lambda: announced in terminal.text()), terminal.text())
+        time.sleep(1.1)  # the time in which signals are one request
         terminal.type("\x03")
         self.assertTrue(terminal.wait_for(lambda: self.LAST_WORDS in terminal.text()), terminal.text())
         self.assertTrue(terminal.wait_for(self.ended))

@@ -59,7 +59,7 @@ TEST_CASE("a worker terminated from outside is not attributed to our stop, even 
   for (const auto until = std::chrono::steady_clock::now() + 20s; std::chrono::steady_clock::now() < until;) {
     if (read_stat(events.pids.at(2))->state == 'T') break;
   }
-  group.stop(10s);
+  group.stop(10s, SIGTERM);
   asio::co_spawn(loop, group.ended(), asio::detached);
   loop.run();
   CHECK(events.ends.at(0) == ExitStatus::signaled(SIGTERM));
@@ -92,12 +92,12 @@ TEST_CASE("any end that begins after our signal is attributed to it, but SIGKILL
   group.start(shells({"trap 'exit 3' TERM" + waits, ignores, ignores, "echo ready >&2; exit 4"}));
   while (!events.started || events.outputs < 4 || !events.ends.contains(3))
     loop.run_one();
-  group.stop(10s);
+  group.stop(10s, SIGTERM);
   asio::co_spawn(loop, group.ended(), asio::detached);
   REQUIRE(::kill(events.pids.at(1), SIGKILL) == 0);  // by somebody else, in our grace period
   while (!events.ends.contains(0) || !events.ends.contains(1))
     loop.run_one();
-  group.stop(0s);  // our SIGKILL
+  group.stop(0s, SIGTERM);  // our SIGKILL
   loop.run();
   CHECK(events.ends.at(0) == ExitStatus::exited(3));
   CHECK(group.ended_after_stop(0));

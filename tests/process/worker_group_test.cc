@@ -58,7 +58,7 @@ class Ranks {
   ~Ranks() {
     for (const ProcessInfo& info : list_processes())
       if (info.comm == "stuck_server") kill(info.pid, SIGKILL);
-    group.stop(0ms);
+    group.stop(0ms, SIGTERM);
     asio::co_spawn(loop, group.ended(), asio::detached);
     loop.restart();
     loop.run();

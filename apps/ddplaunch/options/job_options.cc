@@ -325,13 +325,23 @@ void add_failure(OptionTable& table, JobSpec& spec, WrittenValues& written) {
                .details = "The ranks are reported, and their stacks collected ([hang.md](hang.md)). At least "
                           "`1s`."},
               time_into(spec.hang_timeout, kShortestHang, true));
-  table.value({.names = "--stop-grace",
-               .value = "TIME",
-               .default_text = duration_text(spec.stop_grace) + " after your signal, " +
-                               duration_text(spec.failure_grace) + " after a failure",
-               .help = "time from SIGTERM to SIGKILL",
-               .details = "A given time applies to both cases."},
-              time_into(spec.stop_grace, milliseconds(0)));
+  table.value(
+      {.names = "--stop-grace",
+       .value = "TIME",
+       .default_text = duration_text(spec.stop_grace) + " after your signal, " +
+                       duration_text(spec.failure_grace) + " after a failure",
+       .help = "time from the first signal to SIGKILL",
+       .details = "A given time applies to both cases. The workers get your Ctrl-C as SIGINT and a SIGHUP "
+                  "as SIGHUP, with SIGTERM after four fifths of the time; else SIGTERM at once "
+                  "([exit_codes.md](exit_codes.md#how-workers-are-stopped))."},
+      time_into(spec.stop_grace, milliseconds(0)));
+  table.choice<bool>(
+      {.names = "--stop-signal-to",
+       .value = "WHO",
+       .help = "who gets these signals: each worker's process `group`, or the worker alone (`leader`)",
+       .details = "With `leader`, a DataLoader's processes live on while the worker writes its last "
+                  "checkpoint. SIGKILL reaches all in any case."},
+      spec.stop_leaders, {{"group", false}, {"leader", true}});
   table.value({.names = "--node-timeout",
                .value = "TIME",
                .help = "a node that is silent for this time counts as lost",

@@ -200,6 +200,23 @@ TEST_CASE("agent core: nothing runs before the job is accepted, and nothing new 
   CHECK(node.core.exit_code() == 0);
 }
 
+TEST_CASE(
+    "agent core: the workers get the user's signal, from the master or from this node, and else SIGTERM") {
+  for (const int number : {SIGINT, SIGHUP, SIGTERM, SIGKILL, 0}) {
+    const int first = number == SIGINT || number == SIGHUP ? number : SIGTERM;
+    Driven stopped;
+    stopped.run(0);
+    stopped.feed(rendezvous::Stop{0, 1'000, "stopped by the user", static_cast<std::uint8_t>(number)});
+    REQUIRE(stopped.did<node::StopWorkers>().size() == 1);
+    CHECK(stopped.did<node::StopWorkers>()[0].signal == first);
+    Driven left;
+    left.run(0);
+    left.feed(node::MustLeave{"its agent was stopped", number});
+    REQUIRE(left.did<node::StopWorkers>().size() == 1);
+    CHECK(left.did<node::StopWorkers>()[0].signal == first);
+  }
+}
+
 TEST_CASE("agent core: an order for the next attempt waits for the last workers of this one") {
   Driven node;
   node.run(0);

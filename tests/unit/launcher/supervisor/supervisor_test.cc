@@ -88,6 +88,7 @@ std::string describe(const job::Action& action) {
     for (const std::uint32_t rank : revoke->kill)
       text += " kill=" + std::to_string(rank);
   } else if (const auto* stop = std::get_if<rendezvous::Stop>(&send.message)) {
+    if (stop->signal != SIGTERM) text += " " + signal_name(stop->signal);
     text += " grace=" + std::to_string(stop->grace_ms) + " \"" + stop->reason + "\"";
   } else if (const auto* signal = std::get_if<rendezvous::Signal>(&send.message)) {
     text += " " + signal_name(signal->number);
@@ -254,7 +255,9 @@ class Scenario {
     } else if (verb == "heard") {
       give(job::NodeHeartbeat{number(1), incarnation(number(1))});
     } else if (verb == "signal") {
-      give(job::UserSignal{words[1] == "INT" ? SIGINT : words[1] == "USR1" ? SIGUSR1 : SIGTERM});
+      const std::map<std::string, int> numbers{
+          {"INT", SIGINT}, {"TERM", SIGTERM}, {"HUP", SIGHUP}, {"USR1", SIGUSR1}};
+      give(job::UserSignal{numbers.at(words[1]), words.size() > 2 && words[2] == "now"});
     } else if (verb == "accepted") {
       rendezvous::JobAccepted accepted{"/bin/x"};
       accepted.predecessor_gone = words.size() > 2 && words[2] == "predecessor-gone";

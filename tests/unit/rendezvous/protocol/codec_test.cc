@@ -112,15 +112,15 @@ TEST_CASE("the messages of a check survive their encoding") {
 
 TEST_CASE("the bytes are those of docs/developers/protocol.md") {
   std::string frame;
-  append_frame(Stop{0x01020304, 5, "ab"}, frame);
+  append_frame(Stop{0x01020304, 5, "ab", 2}, frame);
   const std::string expected(
-      "\x0f\x00\x00\x00"
+      "\x10\x00\x00\x00"
       "\x45"
       "\x04\x03\x02\x01"
       "\x05\x00\x00\x00"
       "\x02\x00\x00\x00"
-      "ab",
-      19);
+      "ab\x02",
+      20);
   CHECK(frame == expected);
 }
 
