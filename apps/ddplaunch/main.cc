@@ -9,6 +9,7 @@
 
 #include "apps/ddplaunch/commands.h"
 #include "apps/ddplaunch/operate/operate.h"
+#include "apps/ddplaunch/operate/operate_options.h"
 #include "apps/ddplaunch/options/options.h"
 #include "apps/ddplaunch/start_up.h"
 #include "base/standard_descriptors.h"
@@ -55,6 +56,8 @@ int run(int argc, char** argv) {
     const ddp::CleanHosts clean = [&token](const ddp::RunJob& job) { return ddp::clean(job, token); };
     return ddp::operate(*verb, args, context, clean);
   }
+  if (const std::string mistake = ddp::mistyped_verb(args); !mistake.empty())
+    return refuse({{"ddplaunch: " + mistake}});
   const ddp::ParsedOptions parsed = ddp::parse_options(args, context);
   if (const auto* text = std::get_if<ddp::PrintText>(&parsed)) {
     show_notes(text->notes);

@@ -1,7 +1,10 @@
 #include "apps/ddplaunch/operate/operate_options.h"
 
+#include <algorithm>
 #include <array>
 #include <limits>
+#include <map>
+#include <string_view>
 
 #include "base/parse_text.h"
 
@@ -131,6 +134,48 @@ std::optional<OperateVerb> find_operate_verb(const std::vector<std::string>& arg
   for (const VerbRow& row : kVerbs)
     if (!args.empty() && args.front() == row.name) return row.verb;
   return {};
+}
+
+std::string mistyped_verb(const std::vector<std::string>& args) {
+  // Verbs of torchrun's relatives, of schedulers and of container tools, and what is meant here.
+  static const std::map<std::string_view, std::string_view> kOthers{{"help", "--help"},
+                                                                    {"version", "--version"},
+                                                                    {"list", "ps"},
+                                                                    {"jobs", "ps"},
+                                                                    {"queue", "ps"},
+                                                                    {"squeue", "ps"},
+                                                                    {"show", "status"},
+                                                                    {"info", "status"},
+                                                                    {"describe", "status"},
+                                                                    {"inspect", "status"},
+                                                                    {"top", "status -w"},
+                                                                    {"monitor", "status -w"},
+                                                                    {"kill", "stop"},
+                                                                    {"cancel", "stop"},
+                                                                    {"scancel", "stop"},
+                                                                    {"abort", "stop"},
+                                                                    {"rm", ""},
+                                                                    {"delete", ""},
+                                                                    {"prune", ""},
+                                                                    {"launch", "WORKER"},
+                                                                    {"start", "WORKER"},
+                                                                    {"submit", "WORKER"}};
+  if (args.empty()) return {};
+  const std::string& word = args.front();
+  if (word.find_first_of("/.") != std::string::npos || word.starts_with('-')) return {};
+  std::vector<std::string_view> verbs{"check", "hosts"};
+  for (const VerbRow& row : kVerbs)
+    verbs.emplace_back(row.name);
+  if (std::ranges::find(verbs, word) != verbs.end()) return {};
+  const auto other = kOthers.find(word);
+  // Two letters are near to too many programs: "ls" to "ps".
+  const std::string_view meant = other != kOthers.end() ? other->second
+                                 : word.size() > 2      ? nearest_word(word, verbs)
+                                                        : "";
+  if (other == kOthers.end() && meant.empty()) return {};
+  return '"' + word + "\" is no verb of ddplaunch" +
+         (meant.empty() ? "" : "; did you mean `ddplaunch " + std::string(meant) + "`?") +
+         (meant.empty() ? "; a" : " A") + " program of this name runs with `ddplaunch -- " + word + '`';
 }
 
 const char* verb_name(OperateVerb verb) {

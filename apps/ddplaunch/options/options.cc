@@ -62,20 +62,6 @@ Verb read_verb(std::vector<std::string>& args) {
   return verb;
 }
 
-/// Notes a first word that is nearly a verb, since it runs as a worker's program.
-void note_verb(const std::vector<std::string>& args, Diagnostics& diagnostics) {
-  const std::string& word = args.front();
-  const std::string_view meant = word == "help"                      ? "--help"
-                                 : edit_distance(word, "check") == 1 ? "check"
-                                 : edit_distance(word, "hosts") == 1 ? "hosts"
-                                                                     : "";
-  if (!meant.empty())
-    diagnostics.note("\"" + word + "\" runs as a program; did you mean ddplaunch " + std::string(meant) +
-                     '?');
-  if (word == "launch" && args.size() > 1)  // accelerate launch
-    diagnostics.note("\"launch\" is no verb of ddplaunch and runs as a program; omit it");
-}
-
 /// Options that a worker hardly has itself.
 constexpr std::string_view kOnlyOurs[] = {"--nproc-per-node", "--nnodes",       "--hostfile",
                                           "--max-restarts",   "--rdzv-backend", "--rdzv-endpoint"};
@@ -324,7 +310,6 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   JobOptions options(context.cwd);
   RunJob& job = options.job;
   job.verb = read_verb(args);
-  note_verb(arguments, diagnostics);
   if (!read_run(args, options.table, diagnostics)) return BadUsage{diagnostics.errors};
   const CommandLine line = read_sources(args, context, options, diagnostics);
   options.read_all = line.read_all;

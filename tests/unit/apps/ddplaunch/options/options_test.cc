@@ -433,21 +433,6 @@ TEST_CASE("Directories") {
               "--chdir /DIR"});
 }
 
-TEST_CASE("A first word that is nearly a verb gives a note") {
-  const FakeContext world;
-  CHECK(world.job({"help"}).notes ==
-        Texts{"ddplaunch: \"help\" runs as a program; did you mean ddplaunch --help?"});
-  CHECK(world.job({"launch", "hello.py"}).notes ==
-        Texts{"ddplaunch: \"launch\" is no verb of ddplaunch and runs as a program; omit it"});
-  CHECK(world.job({"checkk"}).notes ==
-        Texts{"ddplaunch: \"checkk\" runs as a program; did you mean ddplaunch check?"});
-  CHECK(world.job({"host"}).notes ==
-        Texts{"ddplaunch: \"host\" runs as a program; did you mean ddplaunch hosts?"});
-  CHECK(world.job({"train"}).notes.empty());
-  CHECK(world.job({"check"}).notes.empty());
-  CHECK(world.job({"--launcher", "local", "help"}).notes.empty());
-}
-
 TEST_CASE("All errors of a command line are reported at once") {
   FakeContext world;
   world.files["hosts"] = "a slots=4x\na\nb slot=2\n";
