@@ -38,6 +38,8 @@ class KeyStore {
                   std::vector<StoreNotice>& notices);
   /// Drops the connection's wait.
   void close(StoreConnectionId from, std::vector<StoreNotice>& notices);
+  /// Returns the memory that the connection's wait takes, about. It is beside `max_bytes`.
+  std::size_t wait_bytes(StoreConnectionId from) const { return waiters_.bytes_of(from); }
 
   std::size_t bytes() const { return bytes_; }
   /// Returns whether a connection has a pending WAIT or BARRIER.

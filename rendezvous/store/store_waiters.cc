@@ -12,11 +12,18 @@ void StoreWaiters::add(StoreConnectionId id, std::vector<std::string> missing) {
   DDP_REQUIRE(!missing.empty() && !waiters_.contains(id) && !grants_.contains(id), id, missing.size());
   std::sort(missing.begin(), missing.end());
   missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
-  for (const std::string& key : missing)
-    by_key_[key].push_back(id);
   Waiter& waiter = waiters_[id];
+  for (const std::string& key : missing) {
+    by_key_[key].push_back(id);
+    waiter.bytes += 2 * key.size() + kKeyCost;
+  }
   waiter.missing = missing.size();
   waiter.keys = std::move(missing);
+}
+
+std::size_t StoreWaiters::bytes_of(StoreConnectionId id) const {
+  const auto waiter = waiters_.find(id);
+  return waiter == waiters_.end() ? 0 : waiter->second.bytes;
 }
 
 void StoreWaiters::drop(StoreConnectionId id) {

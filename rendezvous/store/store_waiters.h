@@ -37,6 +37,8 @@ class StoreWaiters {
   /// no wait: each request ends the one before (drop).
   void add(StoreConnectionId id, std::vector<std::string> missing);
   void drop(StoreConnectionId id);
+  /// Returns the memory that the connection's wait takes, about; 0 without one.
+  std::size_t bytes_of(StoreConnectionId id) const;
 
   /// Call it when the key exists: each connection that missed only this key gets its wake-up byte.
   void wake_all(std::string_view key, std::vector<StoreNotice>& notices);
@@ -52,7 +54,9 @@ class StoreWaiters {
   struct Waiter {
     std::vector<std::string> keys;
     std::size_t missing = 0;
+    std::size_t bytes = 0;
   };
+  static constexpr std::size_t kKeyCost = 320;  ///< of a key beside two copies of its text
 
   bool saw_key(StoreConnectionId id, std::vector<StoreNotice>& notices);
 

@@ -27,6 +27,8 @@ using asio::posix::stream_descriptor;
 constexpr std::size_t kReadSize = 64 * 1024;
 // A peer with more bytes of untaken replies is not read. One reply may exceed this limit.
 constexpr std::size_t kMaxBacklog = 1024 * 1024;
+// A rank seldom holds so much.
+constexpr std::size_t kLarge = 64 * 1024;
 constexpr std::size_t kKeepCapacity = 64 * 1024;
 // One turn of a connection. The next turn comes after those of all other ready connections.
 constexpr int kTurnRequests = 256;
@@ -59,7 +61,7 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
     StoreConnection(asio::any_io_executor executor, asio::ip::address peer)
         : fd(std::move(executor)), address(std::move(peer)) {}
     std::size_t backlog() const { return out.size() - sent; }
-    std::size_t buffers() const { return decoder.buffered() + out.size(); }
+    std::size_t buffers() const { return decoder.buffered() + out.size() + waits; }
 
     stream_descriptor fd;
     asio::ip::address address;
@@ -67,12 +69,14 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
     std::unique_ptr<asio::steady_timer> silence;  // made once the decoder was undecided
     std::string out;                              // replies, of which `sent` bytes are sent
     std::size_t sent = 0;
-    std::size_t held = 0;   // bytes of buffers in held_
-    bool resuming = false;  // another turn is due
-    bool silent = true;     // in silent_
-    bool dirty = false;     // in dirty_
-    bool reading = false;   // a read wait is pending
-    bool writing = false;   // a write wait is pending
+    std::size_t waits = 0;          // bytes of the wait that its last request began
+    std::size_t held = 0;           // bytes of buffers() in held_
+    std::uint64_t large_since = 0;  // the moment since which `held` is large
+    bool resuming = false;          // another turn is due
+    bool silent = true;             // in silent_
+    bool dirty = false;             // in dirty_
+    bool reading = false;           // a read wait is pending
+    bool writing = false;           // a write wait is pending
   };
 
   void connected(UniqueFd socket, const asio::ip::address& peer);
@@ -86,6 +90,7 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
   enum class ServeResult : std::uint8_t { kNeedsBytes, kBacklogged, kTurnOver, kGone };
   ServeResult serve_buffered(StoreConnectionId id, StoreConnection& connection);
   void resume_later(StoreConnectionId id, StoreConnection& connection);
+  void note_held(StoreConnection& connection);
   void count_buffers(StoreConnection& connection);
   void bound_buffers();
   bool make_room();
@@ -103,7 +108,8 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
   std::shared_ptr<AcceptLoop> acceptor_;
   std::unordered_map<StoreConnectionId, std::unique_ptr<StoreConnection>> connections_;
   std::set<StoreConnectionId> silent_;  // have sent no request yet; ids grow, so the oldest is the first
-  std::size_t held_ = 0;                // bytes of all requests and replies that are not complete
+  std::size_t held_ = 0;                // bytes of all incomplete requests and replies, and of waits
+  std::uint64_t moments_ = 0;           // counts connections that came to hold much
   bool stopped_ = false;
   const std::size_t max_connections_ = options_.max_connections > 0 ? options_.max_connections
                                                                     : half_of_descriptors();
@@ -253,27 +259,36 @@ void TcpStoreServer::Loop::resume_later(StoreConnectionId id, StoreConnection& c
   });
 }
 
+void TcpStoreServer::Loop::note_held(StoreConnection& connection) {
+  const std::size_t now = connection.buffers();
+  if (now >= kLarge && connection.held < kLarge) connection.large_since = ++moments_;
+  held_ += now - connection.held;
+  connection.held = now;
+}
+
 void TcpStoreServer::Loop::count_buffers(StoreConnection& connection) {
-  held_ += connection.buffers() - connection.held;
-  connection.held = connection.buffers();
+  note_held(connection);
   if (held_ > options_.max_buffers) bound_buffers();
 }
 
-// Ends the connections that hold the most. Each may hold a legal request and a legal reply, but not all of
-// them at once. The caller must look its connection up again.
+// Each connection may hold a legal request, reply and wait, but not all of them at once. Ends those that hold
+// the most for the longest time, counted by the large requests that came later: a rank's large request is
+// soon complete, what strangers leave unfinished stays. The caller must look its connection up again.
 void TcpStoreServer::Loop::bound_buffers() {
   for (const auto& [id, connection] : connections_) {  // others got notices, or sent some of their replies
-    held_ += connection->buffers() - connection->held;
-    connection->held = connection->buffers();
+    note_held(*connection);
   }
+  const auto weight = [this](const auto& entry) {
+    const StoreConnection& connection = *entry.second;
+    const std::uint64_t age = connection.held < kLarge ? 0 : moments_ - connection.large_since;
+    return connection.held * (age + 1);
+  };
   while (held_ > options_.max_buffers) {
-    const auto largest =
-        std::max_element(connections_.begin(), connections_.end(),
-                         [](const auto& a, const auto& b) { return a.second->held < b.second->held; });
-    break_off(largest->first, *largest->second,
+    const auto heaviest = std::ranges::max_element(connections_, {}, weight);
+    break_off(heaviest->first, *heaviest->second,
               Error{ErrorCode::kSystem,
-                    "the unfinished requests and unread replies of all connections exceed " +
-                        format_bytes(options_.max_buffers) + ", and this one held the most",
+                    "the unfinished requests, unread replies and waits of all connections exceed " +
+                        format_bytes(options_.max_buffers) + ", and this one held much of it for long",
                     ENOMEM});
   }
   flush_all();
@@ -294,6 +309,7 @@ TcpStoreServer::Loop::ServeResult TcpStoreServer::Loop::serve_buffered(StoreConn
       mark_dirty(id, connection);
     } else if (next) {
       done = store_.handle(id, request_, connection.out, notices_);
+      connection.waits = request_.op == StoreOp::kWait ? store_.wait_bytes(id) : 0;
       deliver_notices();
       mark_dirty(id, connection);
     }

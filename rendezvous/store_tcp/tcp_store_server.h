@@ -26,8 +26,8 @@ struct TcpStoreOptions {
   /// Empty: none.
   std::string token;
   std::size_t max_bytes = KeyStore::kDefaultMaxBytes;
-  /// Limit of the unfinished requests and unread replies of all connections. Above it the connection that
-  /// holds the most ends.
+  /// Limit of the unfinished requests, unread replies and waits of all connections. Above it the connection
+  /// ends that holds the most for the longest time.
   std::size_t max_buffers = std::size_t{1} << 30;
   /// Limit of open connections. A further one takes the place of the oldest that has sent no request, else it
   /// is closed unread. 0: half of this process's descriptor limit, so that a peer with endless connections

@@ -173,8 +173,43 @@ TEST_CASE("connections cannot hold more memory than the store allows") {
   CHECK(served(good));
   CHECK(server.notes() ==
         std::vector<std::string>{
-            "broken 127.0.0.1: the unfinished requests and unread replies of all connections "
-            "exceed 4.0 MiB, and this one held the most"});
+            "broken 127.0.0.1: the unfinished requests, unread replies and waits of all connections "
+            "exceed 4.0 MiB, and this one held much of it for long"});
+}
+
+TEST_CASE("what strangers leave unfinished ends before a larger request of a rank") {
+  StoreServer::Options options = StoreServer::loopback();
+  options.max_buffers = 4 << 20;
+  StoreServer server(options);
+  std::vector<std::unique_ptr<RawClient>> strangers;
+  for (int i = 0; i < 7; ++i) {
+    strangers.push_back(std::make_unique<RawClient>(server.port()));
+    strangers.back()->say(greeting() + RequestBytes(O::kSet).text("s").number(1 << 20).str() +
+                          std::string(500'000, 's'));
+  }
+  RawClient rank(server.port());
+  rank.say(greeting() + RequestBytes(O::kSet).text("l").number(2 << 20).str() + std::string(2 << 20, 'l'));
+  CHECK(served(rank));
+  CHECK(strangers[0]->closed());
+}
+
+TEST_CASE("waits take part in the memory that connections may hold") {
+  StoreServer::Options options = StoreServer::loopback();
+  options.max_buffers = 4 << 20;
+  StoreServer server(options);
+  std::vector<std::unique_ptr<RawClient>> waiting;
+  for (int i = 0; i < 8; ++i) {
+    RequestBytes wait(O::kWait);
+    wait.number(4'000);
+    for (int key = 0; key < 4'000; ++key)
+      wait.text(std::to_string(i) + '/' + std::to_string(key));
+    waiting.push_back(std::make_unique<RawClient>(server.port()));
+    waiting.back()->say(greeting() + wait.str());
+  }
+  CHECK(waiting[0]->closed());
+  RawClient good(server.port());
+  good.say(greeting());
+  CHECK(served(good));
 }
 
 TEST_CASE("a client that does not speak the protocol is disconnected and named") {
