@@ -46,14 +46,42 @@ bool is_exception_line(std::string_view line) {
                   name.ends_with("Exit") || name.ends_with("Iteration"));
 }
 
-/// Returns the last exception in a Python program's stderr with its message, if any.
+/// True for a line of a log in the form of glog, which PyTorch and JAX write: "[W1129 12:00:00 socket.cpp:…",
+/// "[rank0]:[W socket.cpp:…", "E0000 12:00:00 …".
+bool is_log_line(std::string_view line) {
+  if (line.starts_with("[rank")) line.remove_prefix(std::min(line.find("]:"), line.size() - 2) + 2);
+  const bool bracket = line.starts_with('[');
+  line.remove_prefix(bracket ? 1 : 0);
+  if (line.size() < 3 || std::string_view("IWEF").find(line[0]) == std::string_view::npos) return false;
+  const auto digit = [line](std::size_t i) { return std::isdigit(static_cast<unsigned char>(line[i])) != 0; };
+  return (bracket && line[1] == ' ') || (digit(1) && digit(2));
+}
+
+/// True for an exception that a fault of the program itself raises, whatever its message quotes. Libraries
+/// report the loss of a peer by RuntimeError, ConnectionError and exceptions of their own.
+bool is_own_type(std::string_view exception) {
+  static constexpr std::string_view kOwnTypes[] = {
+      "ArithmeticError",     "AssertionError",      "AttributeError",    "FileExistsError",
+      "FileNotFoundError",   "FloatingPointError",  "ImportError",       "IndentationError",
+      "IndexError",          "IsADirectoryError",   "KeyError",          "LookupError",
+      "MemoryError",         "ModuleNotFoundError", "NameError",         "NotADirectoryError",
+      "NotImplementedError", "OutOfMemoryError",    "OverflowError",     "RecursionError",
+      "SyntaxError",         "TypeError",           "UnboundLocalError", "UnicodeDecodeError",
+      "UnicodeEncodeError",  "ValueError",          "ZeroDivisionError"};
+  const std::string_view name = exception.substr(0, exception.find_first_of(":\n"));
+  const std::string_view type = name.substr(name.rfind('.') + 1);
+  return std::ranges::find(kOwnTypes, type) != std::end(kOwnTypes);
+}
+
+/// Returns the last exception in a Python program's stderr with its message, if any. What is logged while the
+/// program ends is no part of it.
 std::optional<std::string> last_exception(const std::vector<std::string>& lines) {
   const auto found = std::find_if(lines.rbegin(), lines.rend(), [](const std::string& line) {
     return is_exception_line(without_rank(line));
   });
   if (found == lines.rend()) return std::nullopt;
   std::string text;
-  for (auto line = found.base() - 1; line != lines.end(); ++line)
+  for (auto line = found.base() - 1; line != lines.end() && !is_log_line(*line); ++line)
     text.append(without_rank(*line)).append("\n");
   return text;
 }
@@ -73,11 +101,15 @@ std::optional<std::string> exception_of(const Failure& failure) {
   return recorded->type + (recorded->message.empty() ? "" : ": " + recorded->message) + "\n";
 }
 
+bool is_echo_exception(std::string_view exception) {
+  return !is_own_type(exception) && is_echo(exception);
+}
+
 /// True if the worker says that it lost a peer.
 bool noticed_a_loss(const Failure& failure) {
   if (failure.lost_peers) return true;
   const auto exception = exception_of(failure);
-  return is_echo(exception ? *exception : all_lines(failure.last_stderr));
+  return exception ? is_echo_exception(*exception) : is_echo(all_lines(failure.last_stderr));
 }
 
 bool has_abort_reason(const Failure& failure) {
@@ -89,13 +121,15 @@ bool has_abort_reason(const Failure& failure) {
 /// True if the worker ended by an exception that neither a signal of ours nor the loss of a peer raises.
 bool has_own_exception(const Failure& failure) {
   const auto text = exception_of(failure);
-  if (!text || is_echo(*text) || text->starts_with("KeyboardInterrupt") || text->starts_with("SystemExit") ||
-      text->find("SignalException") != std::string::npos ||
+  if (!text || is_echo_exception(*text) || text->starts_with("KeyboardInterrupt") ||
+      text->starts_with("SystemExit") || text->find("SignalException") != std::string::npos ||
       text->find("killed by signal: Terminated") != std::string::npos)  // a data loader's process
     return false;
   if (failure.kind == Failure::Kind::kExited || failure.evidence.exception) return true;
-  // Our signal ended it while Python was exiting: the exception is then the last of its stderr.
-  return is_exception_line(without_rank(failure.last_stderr.back()));
+  // Our signal ended it while Python was exiting: only a log may follow the exception in its stderr.
+  const auto last = std::find_if_not(failure.last_stderr.rbegin(), failure.last_stderr.rend(),
+                                     [](const std::string& line) { return is_log_line(line); });
+  return last != failure.last_stderr.rend() && is_exception_line(without_rank(*last));
 }
 
 /// True for an end that began after our signal, whatever caused it.
@@ -103,26 +137,27 @@ bool began_after_stop(const Failure& failure) {
   return failure.stopped_by_us || failure.late_kill;
 }
 
-/// The ends that began after our signal, counted by exit code and signal.
-using EndCounts = std::map<std::pair<int, int>, int>;
-
-/// True if the worker failed by itself although its end began after our signal. An abort or an exit code
-/// without an exception may also be how the program answers the signal. It is an own failure only if the
-/// signal ended other ranks, so that the program does not handle it, and no other rank ended like this.
-bool failed_despite_stop(const Failure& failure, const EndCounts& ends) {
-  if (failure.late_kill || is_crash(failure) || has_own_exception(failure)) return true;
-  const bool unexplained = failure.kind == Failure::Kind::kExited
-                               ? failure.status < 128
-                               : failure.kind == Failure::Kind::kSignaled && failure.signal == SIGABRT;
-  return unexplained && !exception_of(failure) && ends.contains({0, SIGTERM}) &&
-         ends.at({failure.status, failure.signal}) == 1;
-}
-
 /// A failure that may be the root cause.
 struct Cause {
   const Failure* failure = nullptr;
   Blame blame = Blame::kEcho;
 };
+
+/// The ends that began after our signal, counted by exit code and signal.
+using EndCounts = std::map<std::pair<int, int>, int>;
+
+/// True if the worker failed by itself although its end began after our signal. An abort or an exit code
+/// without an exception may also be how the program answers the signal. It is an own failure if the signal
+/// ended other ranks, so that the program does not handle it, or if all the others only noticed a loss.
+bool failed_despite_stop(const Failure& failure, const EndCounts& ends, const Cause& first) {
+  if (failure.late_kill || is_crash(failure) || has_own_exception(failure)) return true;
+  const bool unexplained = failure.kind == Failure::Kind::kExited
+                               ? failure.status < 128
+                               : failure.kind == Failure::Kind::kSignaled && failure.signal == SIGABRT;
+  const bool alone = first.blame == Blame::kEcho && ends.size() == 1 && ends.begin()->second == 1;
+  return unexplained && !exception_of(failure) && (ends.contains({0, SIGTERM}) || alone);
+}
+
 using FailureList = std::vector<const Failure*>;
 
 /// Sets `best` to `next` if that is the better cause, as far as causality allows both: by kind, then by time.
@@ -284,7 +319,7 @@ std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures)
     if (began_after_stop(failure)) ++ends[{failure.status, failure.signal}];
   for (const Failure& failure : failures) {
     if (!failure.of_worker() || (first->blame == Blame::kExitCode && !may_be_death(failure))) continue;
-    if (began_after_stop(failure) && !failed_despite_stop(failure, ends)) continue;
+    if (began_after_stop(failure) && !failed_despite_stop(failure, ends, *first)) continue;
     const Cause next{&failure, blame_of(failure)};
     if (!explains(next, *first)) continue;
     if (began_after_stop(failure))

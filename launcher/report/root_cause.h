@@ -30,15 +30,13 @@ bool is_crash(const Failure& failure);
 /// failure. The order of `failures` does not matter, except between equal ones.
 ///
 ///   1. The first failures are those of which none happened for certain before another one: their intervals
-///   overlap
-///      (an agent may see an end 0.5 ms late), and ends on one node have an order. Ends that began after our
-///      signal do not count. Of the first failures, the best kind is the cause, then the earliest.
+///      overlap (an agent may see an end 0.5 ms late), and ends on one node have an order. Ends that began
+///      after our signal do not count. Of the first failures, the best kind is the cause, then the earliest.
 ///   2. If even the best only noticed a loss (kEcho), or aborted or exited without a reason, a worker that
-///   died
-///      meanwhile explains it, however late its end was seen. Its end had begun when our signal came.
+///      died meanwhile explains it, however late its end was seen. Its end had begun when our signal came.
 ///   3. Failing that, a worker that failed by itself after our signal explains an echo or an abort without a
-///      reason: it crashed, has an exception of its own, or ended by a code or an abort as no other rank did,
-///      while our signal ended others.
+///      reason: it crashed, has an exception of its own, or ended by a code or an abort while our signal
+///      ended others, or while all others only noticed a loss.
 ///
 /// A lost node explains only what happened after its last byte, so only rule 1 chooses it.
 std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures);

@@ -221,9 +221,16 @@ TEST_CASE("a rank that fails while the job is stopped is the cause of all that o
     // It began after our signal: only what our signal does not do.
     CHECK(pick({effect, other, by_us(signaled(3, "b", SIGSEGV, 3'100ms))}, 2) == 2U);
     CHECK(pick({effect, other, by_us(says(exited(3, "b", 1, 3'100ms), memory))}, 2) == 2U);
-    CHECK(pick({effect, by_us(exited(3, "b", 1, 900ms))}, 0) == 0U);
+    // An exit code or an abort may be how the program answers the signal. With nobody else to explain an
+    // echo, it is the cause.
+    const std::size_t alone = blame_of(effect) == Blame::kEcho ? 1 : 0;
+    CHECK(pick({effect, by_us(exited(3, "b", 1, 900ms))}, alone) == alone);
+    CHECK(pick({effect, by_us(exited(3, "b", 1, 900ms)), by_us(exited(2, "c", 1, 950ms))}, 0) == 0U);
+    CHECK(pick({effect, by_us(exited(3, "b", 7, 900ms)), by_us(exited(2, "b", 7, 950ms)),
+                by_us(signaled(1, "c", SIGTERM, 110ms))},
+               1) == 1U);
     CHECK(pick({effect, by_us(exited(3, "b", 143, 900ms))}, 0) == 0U);
-    CHECK(pick({effect, by_us(signaled(3, "b", SIGABRT, 900ms))}, 0) == 0U);
+    CHECK(pick({effect, by_us(signaled(3, "b", SIGABRT, 900ms))}, alone) == alone);
     CHECK(pick({effect, by_us(says(exited(3, "b", 1, 900ms), kGloo))}, 0) == 0U);
     CHECK(pick({effect, by_us(says(exited(3, "b", 1, 900ms), {"KeyboardInterrupt"}))}, 0) == 0U);
     CHECK(
@@ -264,7 +271,7 @@ TEST_CASE("a rank whose exit our SIGTERM cut short is the cause by its exception
   CHECK(pick({echo, says(leaving, kGloo)}, 0) == 0U);
   leaving.evidence.exception = WorkerException{"ValueError", "boom", "", "", {}};
   CHECK(pick({echo, leaving}, 1) == 1U);
-  leaving.evidence.exception->message = "Connection closed by peer";
+  leaving.evidence.exception = WorkerException{"RuntimeError", "Connection closed by peer", "", "", {}};
   CHECK(pick({echo, leaving}, 0) == 0U);
 }
 
@@ -292,8 +299,29 @@ TEST_CASE("the last exception decides") {
   CHECK(blame_of(failure) == Blame::kEcho);
   failure.evidence.exception = WorkerException{"ValueError", "boom", "", "", {}};
   CHECK(blame_of(failure) == Blame::kOwn);
-  failure.evidence.exception->message = "[1] is setting up NCCL communicator: Connection reset by peer";
+  const char* const quoted = "[1] is setting up NCCL communicator: Connection reset by peer";
+  failure.evidence.exception->message = quoted;  // a ValueError may quote anything
+  CHECK(blame_of(failure) == Blame::kOwn);
+  failure.evidence.exception->type = "torch.distributed.DistBackendError";
   CHECK(blame_of(failure) == Blame::kEcho);
+  for (const char* type : {"ValueError", "builtins.KeyError", "torch.cuda.OutOfMemoryError", "MemoryError"})
+    CHECK(blame_of(says(exited(0, "a", 1, 0ms), {std::string("[rank0]: ") + type + ": " + quoted})) ==
+          Blame::kOwn);
+  for (const char* type :
+       {"RuntimeError", "ConnectionResetError", "jaxlib.xla_extension.XlaRuntimeError", "EOFError"})
+    CHECK(blame_of(says(exited(0, "a", 1, 0ms), {std::string(type) + ": " + quoted})) == Blame::kEcho);
+  // What libraries log while the program ends is no part of the exception.
+  for (const char* log :
+       {"[W socket.cpp:464] [c10d] recvVector failed: Broken pipe",
+        "[rank0]:[W1129 01:02:03.4 TCPStore.cpp:125] recvValue failed: Connection reset by peer",
+        "E1129 01:02:03.4 77 coordination_service_agent.cc:12] UNAVAILABLE: failed to connect"}) {
+    CHECK(blame_of(says(exited(0, "a", 1, 0ms), {"RuntimeError: boom", log, "second line"})) == Blame::kOwn);
+    CHECK(pick({says(exited(0, "a", 1, 100ms), kGloo),
+                by_us(says(signaled(1, "b", SIGTERM, 110ms), {"ValueError: x", log}))},
+               1) == 1U);
+  }
+  CHECK(blame_of(says(exited(0, "a", 1, 0ms), {"RuntimeError: Detected error:", "Broken pipe"})) ==
+        Blame::kEcho);
 }
 
 TEST_CASE("each text of a rank that lost a peer is recognized, and is in the table once") {
