@@ -243,8 +243,7 @@ Result<> MasterLinks::take(NodeLink& node, rendezvous::Message& message) {
         node, rendezvous::Notice{"sent more than " + std::to_string(node.limits.kept_limit() >> 10) +
                                  " KiB of diagnostics in this attempt; the rest is dropped"});
   if (*admission == NodeLimits::Admission::kDrop) return {};
-  if (*admission == NodeLimits::Admission::kCut)
-    NodeLimits::cut(std::get<rendezvous::WorkerEvidence>(message));
+  if (*admission == NodeLimits::Admission::kCut) NodeLimits::cut(message);
   if (const auto* pong = std::get_if<rendezvous::Pong>(&message)) {
     if (pong->sequence == rendezvous::kAsleep) {
       node.asleep = true;

@@ -11,7 +11,8 @@ namespace ddp::launcher {
 
 namespace {
 
-constexpr std::size_t kShort = 2u << 10;  ///< bytes of a text of cut evidence
+constexpr std::size_t kShort = 2u << 10;    ///< bytes of a text of cut evidence
+constexpr std::size_t kShortest = 2u << 7;  ///< of the text of a cut end
 
 Error beyond(const char* what) {
   return Error{ErrorCode::kProtocol, std::string("it ") + what, 0};
@@ -54,6 +55,8 @@ Result<NodeLimits::Admission> NodeLimits::admit(const rendezvous::Message& messa
     worker_updates_ += frame_size(message);
     if (worker_updates_ > kWorkerUpdates)
       return beyond("reported more starts and ends of workers than allowed");
+    const auto* exited = std::get_if<WorkerExited>(&message);
+    if (exited != nullptr && !keep(exited->attempt, exited->text.size())) return Admission::kCut;
   } else if (const auto* evidence = std::get_if<WorkerEvidence>(&message)) {
     const std::size_t size = frame_size(message);
     if (keep(evidence->attempt, size)) return Admission::kTake;
@@ -74,9 +77,16 @@ Result<NodeLimits::Admission> NodeLimits::admit(const rendezvous::Message& messa
   return Admission::kTake;
 }
 
-void NodeLimits::cut(rendezvous::WorkerEvidence& evidence) {
-  for (std::string* text : {&evidence.oom, &evidence.xid, &evidence.error_json})
-    if (text->size() > kShort) *text = text->substr(0, kShort);  // resize would keep the memory
+void NodeLimits::cut(rendezvous::Message& message) {
+  const auto shorten = [](std::string& text, std::size_t most) {
+    if (text.size() > most) text = text.substr(0, most);  // resize would keep the memory
+  };
+  if (auto* evidence = std::get_if<rendezvous::WorkerEvidence>(&message)) {
+    for (std::string* text : {&evidence->oom, &evidence->xid, &evidence->error_json})
+      shorten(*text, kShort);
+  } else {
+    shorten(std::get<rendezvous::WorkerExited>(message).text, kShortest);
+  }
 }
 
 std::uint32_t NodeLimits::give_back(std::uint8_t stream) {

@@ -37,12 +37,13 @@ class NodeLimits {
 
   /// kDropFirst: as kDrop, and the user has not been told in this attempt. kCut: keep what cut() leaves.
   enum class Admission : std::uint8_t { kTake, kDrop, kDropFirst, kCut };
-  /// Counts a message. Diagnostics beyond the limit of the attempt are dropped, but evidence, which names a
-  /// worker's cause of death, is only cut. kProtocol: the message exceeds what our agent would send, and the
-  /// caller ends the link.
+  /// Counts a message. Diagnostics beyond the limit of the attempt are dropped, but evidence and ends,
+  /// which name a worker's cause of death, are only cut. kProtocol: the message exceeds what our agent would
+  /// send, and the caller ends the link.
   Result<Admission> admit(const rendezvous::Message& message);
-  /// Shortens the texts of evidence. A cut exception still begins with its type and message.
-  static void cut(rendezvous::WorkerEvidence& evidence);
+  /// Shortens the texts of a WorkerEvidence or WorkerExited. A cut exception still begins with its type and
+  /// message.
+  static void cut(rendezvous::Message& message);
   /// Bytes of evidence that the master keeps of this node in one attempt.
   std::size_t kept_limit() const { return kept_limit_; }
   /// Returns the credit of a stream to give back, at most what one message can carry.

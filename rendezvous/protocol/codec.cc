@@ -28,6 +28,7 @@ constexpr FieldLimits limits_of() {
   if (T::kType >= kFirstMasterType) return {};
   if (std::is_same_v<T, Hello>) return {kMaxAgentText, kMaxInterfaces};
   if (std::is_same_v<T, Output>) return {kMaxOutputData, 0};
+  if (std::is_same_v<T, WorkerExited>) return {kMaxExitText, 0};
   if (std::is_same_v<T, WorkerCollectives>) return {kMaxAgentDump, 0};
   if (std::is_same_v<T, WorkerSteps>) return {kMaxPhase, kMaxAgentList};
   constexpr bool has_evidence = std::is_same_v<T, WorkerEvidence> || std::is_same_v<T, Inspection> ||

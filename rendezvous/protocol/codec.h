@@ -21,6 +21,7 @@ inline constexpr std::size_t kMaxAgentFrame = 80u << 10;
 inline constexpr std::size_t kMaxAgentText = 16u << 10;      ///< a text, name, path or token of a message
 inline constexpr std::size_t kMaxAgentEvidence = 32u << 10;  ///< a text of WorkerEvidence, Inspection,
                                                              ///< QueryAnswer or NodeChecked
+inline constexpr std::size_t kMaxExitText = 2u << 10;        ///< WorkerExited::text
 inline constexpr std::size_t kMaxAgentDump = 64u << 10;      ///< WorkerCollectives::log
 inline constexpr std::size_t kMaxPhase = 256;                ///< a text of WorkerSteps
 inline constexpr std::size_t kMaxAgentList = 8'192;          ///< elements: ranks of one node, say

@@ -73,14 +73,18 @@ TEST_CASE("evidence of an attempt beyond the node's share is cut, and dumps are 
   CHECK(*limits.admit(dump) == Admission::kDrop);
   CHECK(*limits.admit(evidence) == Admission::kCut);
   evidence.oom = "oom";
-  rendezvous::WorkerEvidence cut = evidence;
-  NodeLimits::cut(cut);
+  rendezvous::Message cut_message = evidence;
+  NodeLimits::cut(cut_message);
+  const auto& cut = std::get<rendezvous::WorkerEvidence>(cut_message);
   CHECK(cut.oom == "oom");
   CHECK(cut.error_json == evidence.error_json.substr(0, 2u << 10));
   CHECK(*limits.admit(rendezvous::WorkerExited{}) == Admission::kTake);
   rendezvous::WorkerExited exited;
   exited.text.assign(60u << 10, 'x');
-  CHECK(*limits.admit(exited) == Admission::kTake);  // an end counts in the limit of starts and ends
+  CHECK(*limits.admit(exited) == Admission::kCut);  // an end is never dropped
+  cut_message = exited;
+  NodeLimits::cut(cut_message);
+  CHECK(std::get<rendezvous::WorkerExited>(cut_message).text == std::string(256, 'x'));
   dump.attempt = 1;
   CHECK(*limits.admit(dump) == Admission::kTake);
   CHECK(*limits.admit(evidence) == Admission::kCut);  // of the attempt before
