@@ -22,6 +22,8 @@ constexpr seconds kHeartbeat{1};
 constexpr milliseconds kProbesStop{2'500};
 /// Time beyond the retransmission by TCP for an answer to arrive.
 constexpr seconds kAnswerSlack{2};
+/// A node is probed so often.
+constexpr seconds kProbePeriod{1};
 
 rendezvous::NodeSlots slots_of(const remote::Host& host, const rendezvous::Hello& hello) {
   std::optional<int> devices;
@@ -397,7 +399,8 @@ void Supervisor::on(const job::NodeReachable& event, Time now) {
   node.answered_at = now;
 }
 
-/// Returns when a node counts as lost if nothing is heard of it: --node-timeout after its last byte. After an
+/// Returns when a node counts as lost if nothing is heard of it. An outage of --node-timeout begins up to a
+/// heartbeat after the last byte, and a probe finds its end a second later. After an
 /// outage TCP may resend what was lost as late as after twice the outage (RFC 6298: the timer doubles). So a
 /// node whose machine answers again gets that time. Where nobody can say whether it answers, it gets the time
 /// that an outage of --node-timeout needs.
@@ -407,9 +410,10 @@ Supervisor::Time Supervisor::given_up_at(std::size_t index) const {
   if (node.connected.empty() && (spec_.launcher == LauncherKind::kLocal || is_localhost(spec_.hosts[index])))
     return limit;  // no network is in between
   if (!node.probed) return limit + rules_.node_timeout + kAnswerSlack;
-  if (node.answered_at < node.heard) return limit;
+  const Time at_least = limit + kHeartbeat + kProbePeriod;
+  if (node.answered_at < node.heard) return at_least;
   const Time outage = std::clamp<Time>(node.answers_since - node.silent_since, Time(0), rules_.node_timeout);
-  return std::max(limit, node.silent_since + 2 * outage + kAnswerSlack);
+  return std::max(at_least, node.silent_since + 2 * outage + kAnswerSlack);
 }
 
 /// Reports a silent node first and gives it up later.

@@ -91,7 +91,7 @@ class Partition(MachinesTest):
         self.lost_and_replaced(process, 3 + 1 + 5 + 8)
         done = self.finish(process)
         self.assert_code(done, 0)
-        self.assertRegex(done.err, r"node 10\.76\.0\.2: no heartbeat for 3(\.\d)? s \(--node-timeout\)")
+        self.assertRegex(done.err, r"node 10\.76\.0\.2: no heartbeat for 5(\.\d)? s \(--node-timeout\)")
 
     def test_node_0_is_cut_off(self):
         process = self.launch(*self.TIMES)
@@ -127,7 +127,7 @@ class Partition(MachinesTest):
             reported.append(line)
             if "responds again" in line:
                 break
-        self.assertRegex("".join(reported), r"10\.76\.0\.2 has been silent for [34](\.\d)? s; it counts as lost after 15 s\n")
+        self.assertRegex("".join(reported), r"10\.76\.0\.2 has been silent for [34](\.\d)? s; it counts as lost after 17 s\n")
         self.assertEqual(sorted(self.workers(0)), before)
         self.interrupt(process)
         self.assert_code(self.finish(process), 130)

@@ -129,7 +129,7 @@ TEST_CASE("simulation: a node frozen or cut off for less than its timeout is not
     for (std::uint64_t seed = 1; seed <= 20; ++seed) {
       SurvivorsSetup setup = plain_setup(4, 2);
       // The workers of other machines give up a paused one after 12 s.
-      const auto lasts = fault == SimulatedFault::kMachinePaused ? 11s : 13s + 500ms;
+      const auto lasts = fault == SimulatedFault::kMachinePaused ? 11s : 14s + 500ms;
       setup.planned.push_back({fault, 2, 10s + std::chrono::milliseconds(seed * 137), lasts});
       const SurvivorsReport report = simulate_survivors(setup, seed);
       INFO("fault " << static_cast<int>(fault) << ", seed " << seed << ": " << report.broken.value_or("")
