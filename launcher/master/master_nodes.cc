@@ -133,7 +133,7 @@ void Master::node_swept(std::size_t node, std::uint32_t incarnation, const Resul
              !spec_.hosts[node].wrapper.empty()) {
     answer.text = not_swept_text("the host's processes are not those of the lost agent", spec_.job_id, true);
   } else {
-    answer.text = swept_text(swept->found, swept->left);
+    answer.text = swept_text(swept->found, swept->left, spec_.job_id);
     answer.empty = swept->left.empty();
     answer.found = swept->found > 0 || !answer.empty;
   }

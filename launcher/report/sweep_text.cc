@@ -12,7 +12,7 @@ constexpr std::size_t kNamed = 4;  ///< processes
 
 }  // namespace
 
-std::string swept_text(std::size_t found, const std::vector<std::string>& left) {
+std::string swept_text(std::size_t found, const std::vector<std::string>& left, const std::string& job_id) {
   if (left.empty() && found == 0) return "nothing of the job was left there";
   if (left.empty())
     return counted(found, "process of the job was", "processes of the job were") + " left there, and ended";
@@ -21,7 +21,8 @@ std::string swept_text(std::size_t found, const std::vector<std::string>& left) 
   for (std::size_t i = 0; i < std::min(left.size(), kNamed); ++i)
     text += (i == 0 ? "" : ", ") + one_line(left[i]);
   if (left.size() > kNamed) text += " and " + std::to_string(left.size() - kNamed) + " more";
-  return text;
+  return text + "; run `ddplaunch clean " + job_id +
+         "` when the job has ended, and end there what that leaves";
 }
 
 std::string not_swept_text(const std::string& why, const std::string& job_id, bool reachable) {

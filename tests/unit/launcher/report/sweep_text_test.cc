@@ -5,12 +5,15 @@
 using namespace ddp::launcher;
 
 TEST_CASE("a sweep says what it found, or which command to run") {
-  CHECK(swept_text(0, {}) == "nothing of the job was left there");
-  CHECK(swept_text(1, {}) == "1 process of the job was left there, and ended");
-  CHECK(swept_text(3, {}) == "3 processes of the job were left there, and ended");
-  CHECK(swept_text(3, {"7 (a)"}) == "1 process of the job may live there: 7 (a)");
-  CHECK(swept_text(0, {"1", "2", "3", "4", "5\n6", "7"}) ==
-        "6 processes of the job may live there: 1, 2, 3, 4 and 2 more");
+  CHECK(swept_text(0, {}, "j") == "nothing of the job was left there");
+  CHECK(swept_text(1, {}, "j") == "1 process of the job was left there, and ended");
+  CHECK(swept_text(3, {}, "j") == "3 processes of the job were left there, and ended");
+  CHECK(swept_text(3, {"7 (a)"}, "j") ==
+        "1 process of the job may live there: 7 (a); run `ddplaunch clean j` when the job has ended, and end "
+        "there what that leaves");
+  CHECK(swept_text(0, {"1", "2", "3", "4", "5\n6", "7"}, "j") ==
+        "6 processes of the job may live there: 1, 2, 3, 4 and 2 more; run `ddplaunch clean j` when the job "
+        "has ended, and end there what that leaves");
   CHECK(not_swept_text("no route\nto host", "j1", true) ==
         "its processes may live, since nobody could search there (no route\\nto host); run `ddplaunch clean "
         "j1` when the "
