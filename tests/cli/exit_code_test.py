@@ -159,7 +159,7 @@ class OneNode(ExitCodes):
 
     def test_user_signals(self):
         for name, why in (("HUP", "stopped by SIGHUP"), ("INT", "stopped by Ctrl-C"), ("TERM", "stopped by SIG")):
-            for worker in ("sleep 60", 'trap "exit 0" TERM; while :; do sleep 0.05; done'):
+            for worker in ("exec sleep 60", 'trap "exit 0" TERM; while :; do sleep 0.05; done'):
                 with self.subTest(signal=name, worker=worker):
                     number = getattr(signal, f"SIG{name}")
                     done = self.stopped_by(number, "sh", "-c", f"echo up; {worker}")

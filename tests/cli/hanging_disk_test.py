@@ -163,6 +163,7 @@ class HangingDisk(LaunchTest):
         self.assertTrue(self.hangs(), self.errors.read_text())
         process.send_signal(signal.SIGINT)
         self.assertTrue(self.said("again: now"))
+        time.sleep(1.1)  # the time in which signals are one request
         process.send_signal(signal.SIGINT)
         began = time.monotonic()
         self.assert_code(self.finish(process, timeout=40), 130)

@@ -156,18 +156,19 @@ class LocalJob(LaunchTest):
         self.assertIn("MASTER_ADDR=127.0.0.1\n", done.out)
 
     def test_interrupt_is_130_and_leaves_nothing(self):
-        process = self.start("--nproc-per-node", 2, "sh", "-c", "echo up; sleep 60")
+        process = self.start("--nproc-per-node", 2, "sh", "-c", "echo up; exec sleep 60")
         self.assertTrue(process.stdout.readline())
         process.send_signal(signal.SIGINT)
         done = self.finish(process, timeout=20)
         self.assert_code(done, 130)
 
     def test_second_interrupt_kills_at_once(self):
-        process = self.start("--nproc-per-node", 1, "sh", "-c", 'trap "" TERM; echo up; while :; do sleep 1; done')
+        process = self.start("--nproc-per-node", 1, "sh", "-c", 'trap "" TERM INT; echo up; while :; do sleep 1; done')
         self.assertTrue(process.stdout.readline())
         process.send_signal(signal.SIGINT)
         while "again" not in process.stderr.readline():
             pass
+        time.sleep(1.1)  # the time in which signals are one request
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         done = self.finish(process, timeout=20)
@@ -274,11 +275,13 @@ class LocalJob(LaunchTest):
         self.assertTrue(wait_until(lambda: file.exists() and file.stat().st_size > (2 << 20)))
         process.send_signal(signal.SIGINT)
         self.assertIn("stopping the workers", process.stderr.readline())
+        time.sleep(1.1)  # the time in which signals are one request
         process.send_signal(signal.SIGINT)
         self.assertEqual(process.wait(timeout=20), 130)
-        self.assertEqual(process.stderr.read().splitlines()[-2:], [
-            "ddplaunch: exit 130: stopped by Ctrl-C (SIGINT)",
-            "ddplaunch: warning: stdout was not read; the rest of the output is only in the job's files"])
+        said = process.stderr.read().splitlines()
+        self.assertRegex(said[-2], r"^ddplaunch: exit 130: stopped by Ctrl-C \(SIGINT\); the grace period was cut short by a second Ctrl-C "
+                                   r"after [\d.]+ s$")
+        self.assertEqual(said[-1], "ddplaunch: warning: stdout was not read; the rest of the output is only in the job's files")
         process.stdout.close()
         process.stderr.close()
 

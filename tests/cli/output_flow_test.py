@@ -229,9 +229,9 @@ class OutputFlow(LaunchTest):
                              "while True: time.sleep(10)\n")
         process = self.launch("--nproc-per-node", 4, script.name)
         self.assertTrue(wait_until(lambda: len(list(self.dir.glob("ready.*"))) == 4, 20))
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         self.wait_until_blocked()
-        out, _ = self.end(process, 130)
+        out, _ = self.end(process, 143)
         self.check(out, 4, 10486)
         self.check_stored(4, 10486)
 

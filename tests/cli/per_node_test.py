@@ -355,7 +355,7 @@ class PerNode(LaunchTest):
 
     def test_a_killed_node_ends_the_job_everywhere(self):
         self.nodes = 3
-        wait = ["sh", "-c", "touch here.$RANK; sleep 60"]
+        wait = ["sh", "-c", "touch here.$RANK; exec sleep 60"]
         nodes = [self.node(rank, *wait) for rank in range(3)]
         self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 3))
         os.kill(self.agent_of(nodes[2]), signal.SIGKILL)
@@ -363,7 +363,7 @@ class PerNode(LaunchTest):
         self.assert_codes(outcomes, 113, 113, 113)
 
     def test_a_killed_ddplaunch_of_a_node_is_named(self):
-        wait = ["sh", "-c", "touch here.$RANK; sleep 60"]
+        wait = ["sh", "-c", "touch here.$RANK; exec sleep 60"]
         nodes = [self.node(rank, *wait) for rank in range(2)]
         self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
         nodes[1].kill()
@@ -372,7 +372,7 @@ class PerNode(LaunchTest):
         self.assertEqual(outcomes[0].err.splitlines()[-1], "ddplaunch: exit 113: node node1: its ddplaunch was killed")
 
     def test_a_killed_master_ends_all_nodes(self):
-        wait = ["sh", "-c", "touch here.$RANK; sleep 60"]
+        wait = ["sh", "-c", "touch here.$RANK; exec sleep 60"]
         nodes = [self.node(rank, *wait) for rank in range(2)]
         self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
         nodes[0].kill()
@@ -381,14 +381,14 @@ class PerNode(LaunchTest):
         self.assertIn(f"the link to node 0 at 127.0.0.1 port {self.port} was lost", outcomes[1].err)
 
     def test_ctrl_c_at_the_master_ends_all(self):
-        wait = ["sh", "-c", "touch here.$RANK; sleep 60"]
+        wait = ["sh", "-c", "touch here.$RANK; exec sleep 60"]
         nodes = [self.node(rank, *wait) for rank in range(2)]
         self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
         nodes[0].send_signal(signal.SIGINT)
         self.assert_codes(self.ends(*nodes), 130, 130)
 
     def test_a_node_that_is_terminated_is_lost(self):
-        wait = ["sh", "-c", "touch here.$RANK; sleep 60"]
+        wait = ["sh", "-c", "touch here.$RANK; exec sleep 60"]
         nodes = [self.node(rank, *wait) for rank in range(2)]
         self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
         nodes[1].send_signal(signal.SIGTERM)
@@ -398,7 +398,7 @@ class PerNode(LaunchTest):
         self.assertEqual(outcomes[1].err.splitlines()[-1], "ddplaunch: exit 143: stopped by SIGTERM; the job has lost this node")
 
     def test_ctrl_c_at_another_node(self):
-        wait = ["sh", "-c", "touch here.$RANK; sleep 60"]
+        wait = ["sh", "-c", "touch here.$RANK; exec sleep 60"]
         nodes = [self.node(rank, *wait) for rank in range(2)]
         self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
         nodes[1].send_signal(signal.SIGINT)
@@ -408,7 +408,7 @@ class PerNode(LaunchTest):
 
     def test_a_sigterm_to_all_nodes_is_one_stop(self):
         self.nodes = 3
-        wait = ["sh", "-c", "touch here.$RANK; sleep 60"]
+        wait = ["sh", "-c", "touch here.$RANK; exec sleep 60"]
         for order in ((2, 1, 0), (0, 1, 2)):
             for mark in self.dir.glob("here.*"):
                 mark.unlink()

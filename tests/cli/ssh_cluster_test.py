@@ -78,7 +78,7 @@ class SshCluster(LaunchTest):
 
     def test_interrupt_ends_all_nodes(self):
         self.cluster(3)
-        process = self.start(*self.ssh, "--nproc-per-node", 1, "sh", "-c", "echo up; sleep 100")
+        process = self.start(*self.ssh, "--nproc-per-node", 1, "sh", "-c", "echo up; exec sleep 100")
         for _ in range(3):
             self.assertTrue(process.stdout.readline())
         process.send_signal(signal.SIGINT)
