@@ -8,10 +8,10 @@ namespace {
 TEST_CASE(
     "a first word that is nearly a verb, or another program's verb, is an error that names what is meant") {
   const std::pair<const char*, const char*> mistakes[] = {
-      {"statu", "status"}, {"stauts", "status"}, {"stp", "stop"},           {"log", "logs"},
-      {"checkk", "check"}, {"host", "hosts"},    {"dashbord", "dashboard"}, {"list", "ps"},
-      {"jobs", "ps"},      {"kill", "stop"},     {"top", "status -w"},      {"version", "--version"},
-      {"launch", "WORKER"}};
+      {"statu", "status"},  {"stauts", "status"}, {"stp", "stop"},           {"log", "logs"},
+      {"checkk", "check"},  {"host", "hosts"},    {"dashbord", "dashboard"}, {"list", "ps"},
+      {"jobs", "ps"},       {"kill", "stop"},     {"top", "status -w"},      {"version", "--version"},
+      {"launch", "WORKER"}, {"Status", "status"}};
   for (const auto& [word, meant] : mistakes) {
     CHECK(mistyped_verb({word, "job7"}) ==
           '"' + std::string(word) + "\" is no verb of ddplaunch; did you mean `ddplaunch " + meant +
@@ -26,7 +26,7 @@ TEST_CASE("verbs, programs, paths, scripts, options and words behind them are no
        {"ps",      "status", "check",      "hosts",   "train",     "ls",      "sh",        "cat",
         "env",     "date",   "bash",       "echo",    "true",      "test",    "sleep",     "hostname",
         "python3", "uname",  "nvidia-smi", "./statu", "/bin/kill", "list.py", "launch.sh", "--nproc-per-node",
-        "",        "Status"})
+        ""})
     CHECK(mistyped_verb({word, "statu"}) == "");
   CHECK(mistyped_verb({"--", "kill"}) == "");
   CHECK(mistyped_verb({}) == "");
