@@ -148,7 +148,8 @@ using EndCounts = std::map<std::pair<int, int>, int>;
 
 /// True if the worker failed by itself although its end began after our signal. An abort or an exit code
 /// without an exception may also be how the program answers the signal. It is an own failure if the signal
-/// ended other ranks, so that the program does not handle it, or if all the others only noticed a loss.
+/// ended other ranks, so that the program does not handle it, or if no other rank failed after it and
+/// the first failure only noticed a loss.
 bool failed_despite_stop(const Failure& failure, const EndCounts& ends, const Cause& first) {
   if (failure.late_kill || is_crash(failure) || has_own_exception(failure)) return true;
   const bool unexplained = failure.kind == Failure::Kind::kExited

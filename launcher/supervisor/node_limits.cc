@@ -11,8 +11,8 @@ namespace ddp::launcher {
 
 namespace {
 
-constexpr std::size_t kShort = 2u << 10;    ///< bytes of a text of cut evidence
-constexpr std::size_t kShortest = 2u << 7;  ///< of the text of a cut end
+constexpr std::size_t kShort = 2u << 10;  ///< bytes of a text of cut evidence
+constexpr std::size_t kShortest = 256;    ///< of the text of a cut end
 
 Error beyond(const char* what) {
   return Error{ErrorCode::kProtocol, std::string("it ") + what, 0};

@@ -113,7 +113,7 @@ class Summary(LaunchTest):
         self.assertRegex(done.err, rf"ddplaunch: job .* files in {self.job_dir}\nddplaunch: succeeded after .*, 6 B of output\n$")
         options = ["--nproc-per-node", 2, "--max-restarts", 1, "--restart-backoff", "0"]
         done = self.run_job(*options, "sh", "-c", FAILS_ONCE)
-        self.assertRegex(done.err, r"ddplaunch: succeeded after .*, 1 restart, goodput [0-9.]+ %, \d+ B of output\n$")
+        self.assertRegex(done.err, r"ddplaunch: succeeded after .*, 1 restart, goodput [0-9.]+ %, 0 B of output\n$")
         done = self.run_job("--quiet", *options, "sh", "-c", FAILS_ONCE)
         self.assertNotIn("succeeded after", done.err)
 
@@ -550,8 +550,8 @@ os._exit(3)
         spent = {phase: metrics[f'ddplaunch_time_seconds{{phase="{phase}"}}'] for phase in ("start", "train", "rework", "hang", "wait")}
         self.assertTrue(all(spent[phase] > 0 for phase in ("start", "train", "rework", "wait")), spent)
         self.assertEqual(spent["hang"], 0)
-        process.send_signal(signal.SIGINT)
-        self.assertRegex(process.communicate(timeout=30)[1], r"\n  ran for .*, goodput [0-9.]+ %, \d+ B of output\n")
+        process.send_signal(signal.SIGTERM)  # Python writes nothing about it
+        self.assertRegex(process.communicate(timeout=30)[1], r"\n  ran for .*, goodput [0-9.]+ %, 0 B of output\n")
 
     def test_reports_of_a_program_that_does_not_speak_the_protocol(self):
         text = (pathlib.Path(__file__).parents[2] / "docs/users/metrics.md").read_text()

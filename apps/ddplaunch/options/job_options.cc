@@ -344,7 +344,7 @@ void add_failure(OptionTable& table, JobSpec& spec, WrittenValues& written) {
       spec.stop_leaders, {{"group", false}, {"leader", true}});
   table.value({.names = "--node-timeout",
                .value = "TIME",
-               .help = "a node that is silent for this time counts as lost",
+               .help = "an outage of a node that is shorter costs nothing; 2s later it counts as lost",
                .details = "At least `2s`."},
               time_into(spec.node_timeout, kShortestHeartbeatLimit));
   table.value(
