@@ -188,6 +188,7 @@ bool WorkerLinkClient::Shared::flush() {
 
 /// Returns false when nothing more will arrive.
 bool WorkerLinkClient::Shared::receive() {
+  if (!lost.empty()) return false;  // after an invalid line nothing can be read; only this thread sets it
   char bytes[kReadBytes];
   const ssize_t got = ::recv(socket.get(), bytes, sizeof bytes, 0);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;

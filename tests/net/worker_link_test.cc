@@ -401,16 +401,21 @@ TEST_CASE("worker link: a missing or malformed agent address is an error") {
         "DDPLAUNCH_CONTROL is \"here\", which is not unix:PATH");
 }
 
+UniqueFd listen_at(const std::string& path) {
+  ::unlink(path.c_str());
+  UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
+  REQUIRE(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  REQUIRE(::listen(listener.get(), 1) == 0);
+  return listener;
+}
+
 TEST_CASE("worker link: an agent that speaks another protocol") {
   const std::string path = "/tmp/ddp-worker-link-" + std::to_string(::getpid());
   for (const std::string& words : {std::string("HTTP/1.1 400 Bad Request\n"), std::string(5000, 'x')}) {
-    ::unlink(path.c_str());
-    UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
-    REQUIRE(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
-    REQUIRE(::listen(listener.get(), 1) == 0);
+    const UniqueFd listener = listen_at(path);
     auto client = WorkerLinkClient::connect("unix:" + path, true, false);
     const UniqueFd agent(::accept(listener.get(), nullptr, nullptr));
     say(agent, words);
@@ -419,6 +424,27 @@ TEST_CASE("worker link: an agent that speaks another protocol") {
     CHECK(next.error().text.starts_with("the agent is gone: it sent an invalid order: a line is"));
     // The destruction of the client does not wait for an agent that exists but does not read.
   }
+  ::unlink(path.c_str());
+}
+
+// The client's last send then fails, and what the agent sent after its invalid line is not read.
+TEST_CASE("worker link: an agent that sends an invalid line and is gone before the hello") {
+  const std::string path = "/tmp/ddp-worker-link-" + std::to_string(::getpid());
+  const UniqueFd listener = listen_at(path);
+  constexpr int kTimes = 300;  // the order in which the two threads run is not ours
+  std::thread agents([&] {
+    const std::string line(9000, 'x');
+    for (int i = 0; i < kTimes; ++i) {
+      const UniqueFd agent(::accept(listener.get(), nullptr, nullptr));
+      std::ignore =
+          ::send(agent.get(), line.data(), line.size(), MSG_NOSIGNAL);  // no check off the test's thread
+    }
+  });
+  for (int i = 0; i < kTimes; ++i) {
+    const auto client = WorkerLinkClient::connect("unix:" + path, true, false);
+    if (client) CHECK((*client)->next_attempt().error().code == ErrorCode::kLinkLost);
+  }
+  agents.join();
   ::unlink(path.c_str());
 }
 
