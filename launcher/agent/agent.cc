@@ -157,7 +157,10 @@ void Agent::handle(const rendezvous::Query& message) {
 /// disk or in --setup.
 void Agent::begin_preparing(const rendezvous::JobStart& job) {
   const std::chrono::milliseconds patience(job.master_timeout_ms);
-  feed(node::JobReceived{patience, std::chrono::milliseconds(job.link_grace_ms)});
+  feed(node::JobReceived{patience, std::chrono::milliseconds(job.link_grace_ms), job.may_restart});
+  keeper_.set_sleep_rule(!job.may_restart ? SleepRule::kTree
+                         : job.local      ? SleepRule::kTreeAndMaster
+                                          : SleepRule::kNone);
   if (!job.local) keeper_.set_lease(std::max(patience, kSlowDisk));
   keeper_.set_job_mark(job.job_id);
 }
@@ -220,13 +223,11 @@ Awaitable<> Agent::go_down() {
 }
 
 Awaitable<> Agent::heartbeat() {
-  for (bool late = false; !down_;) {
-    feed(node::HeartbeatDue{late, Clock::now() - link_.last_heard()});
+  while (!down_) {
+    feed(node::HeartbeatDue{Clock::now() - link_.last_heard()});
     workers_.reap_orphans();
     tick_.expires_after(kHeartbeat);
-    const Clock::time_point due = tick_.expiry();
     co_await tick_.async_wait(kUseTuple);
-    late = Clock::now() > due + kHeartbeat;
   }
   while (!link_.closed()) {
     const auto [error] = co_await tick_.async_wait(kUseTuple);

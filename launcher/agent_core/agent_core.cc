@@ -16,6 +16,12 @@ using namespace std::chrono_literals;
 
 namespace {
 
+/// Heartbeats are due once a second. After a longer pause this process slept: it was stopped or frozen, or
+/// its machine was suspended.
+constexpr std::chrono::seconds kOverslept{2};
+/// In this time a master on the same machine that slept, too, sends the Ping that renews the lease.
+constexpr std::chrono::seconds kMasterWakes{5};
+
 template <class E, class... Events>
 constexpr bool is_any_of = (std::is_same_v<std::remove_cvref_t<E>, Events> || ...);
 
@@ -23,6 +29,7 @@ constexpr bool is_any_of = (std::is_same_v<std::remove_cvref_t<E>, Events> || ..
 
 node::Actions AgentCore::step(const node::Event& event, Time now) {
   now_ = now;
+  if (now_ > beat_at_ + kOverslept) beat_at_ = woke_at_ = now_;
   std::visit(
       [this](const auto& e) {
         // After the end of the lease it is too late for these. A Leave ends the workers in any case.
@@ -56,6 +63,7 @@ void AgentCore::refuse(const Error& error) {
 void AgentCore::on(const node::JobReceived& event) {
   settings_.patience = event.patience;
   settings_.link_grace = event.link_grace;
+  settings_.may_restart = event.may_restart;
   lease_ = rendezvous::NodeLease(settings_.patience, now_);
 }
 
@@ -76,17 +84,29 @@ void AgentCore::on(const rendezvous::MasterAsleep&) {
   renew_lease();
 }
 
+/// For how long a node that slept waits for its master, which may have slept as well: a scheduler suspends
+/// all processes of a job. Where no other attempt can begin meanwhile, a whole lease. On the master's machine
+/// the keeper kills at the end of the lease unless the master sleeps, so the agent may wait for the Ping of a
+/// master that has just woken.
+AgentCore::Time AgentCore::wake_time() const {
+  return !settings_.may_restart ? settings_.patience : local_ ? Time(kMasterWakes) : Time(0);
+}
+
 /// The keeper kills the remaining workers when lease and grace have passed.
 void AgentCore::renew_lease() {
   if (!is_leased()) return act(node::RenewKeeper{});
   if (lease_.asleep()) return act(node::SetLease{Time(0)});
-  act(node::SetLease{std::max<Time>(lease_.ends_at() + settings_.link_grace - now_, 1ms)});
+  Time end = lease_.ends_at();
+  if (!settings_.may_restart) end = std::max(end, woke_at_ + wake_time());
+  if (end <= now_ && !is_lease_over()) return;  // the keeper knows this end, and whether the master sleeps
+  act(node::SetLease{std::max<Time>(end + settings_.link_grace - now_, 1ms)});
 }
 
 void AgentCore::on(const node::HeartbeatDue& event) {
-  const bool lost = running() && is_leased()
-                        ? lease_.over(now_)
-                        : !event.late && !lease_.asleep() && event.silence > settings_.patience;
+  beat_at_ = now_;
+  // Silence while this process slept may be its own fault.
+  const bool silent = std::min(event.silence, now_ - woke_at_) > settings_.patience;
+  const bool lost = running() && is_leased() ? is_lease_over() : silent && !lease_.asleep();
   if (lost) lose_master();
   renew_lease();
 }

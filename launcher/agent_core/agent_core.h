@@ -50,10 +50,12 @@ class AgentCore {
     Time kill_bound{};              ///< a worker that still lives this long after SIGKILL cannot be killed
     Time patience{};                ///< see JobReceived, until it arrives
     Time link_grace{};
+    bool may_restart = true;
   };
 
   /// `now`: when the hello is sent.
-  AgentCore(Settings settings, Time now) : settings_(settings), now_(now), lease_(settings.patience, now) {}
+  AgentCore(Settings settings, Time now)
+      : settings_(settings), now_(now), lease_(settings.patience, now), beat_at_(now), woke_at_(now) {}
 
   node::Actions step(const node::Event& event, Time now);
   /// When the next Tick is due; unset: no time matters.
@@ -112,8 +114,9 @@ class AgentCore {
   }
   void send(rendezvous::Message message) { act(node::Send{std::move(message)}); }
   void refuse(const Error& error);
-  bool is_leased() const { return accepted_at_ && (!local_ || spawn_.max_restarts > 0); }
-  bool is_lease_over() const { return is_leased() && lease_.over(now_); }
+  bool is_leased() const { return accepted_at_ && (!local_ || settings_.may_restart); }
+  Time wake_time() const;
+  bool is_lease_over() const { return is_leased() && lease_.over(now_) && now_ >= woke_at_ + wake_time(); }
   void renew_lease();
   bool give_up_next(std::uint32_t attempt);
   void report_changes();
@@ -131,6 +134,8 @@ class AgentCore {
   Settings settings_;
   Time now_;
   rendezvous::NodeLease lease_;
+  Time beat_at_;  ///< last HeartbeatDue
+  Time woke_at_;  ///< when this process last ran again after it could not
   std::optional<Time> accepted_at_;
   bool local_ = false;
   State state_ = State::kNone;

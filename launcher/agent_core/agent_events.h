@@ -18,8 +18,9 @@ using Time = std::chrono::nanoseconds;  ///< the node's CLOCK_BOOTTIME
 // ---- events: orders of the master. These and OpenStore, Spawn, Revoke, Stop and Leave are passed as they
 // arrive.
 struct JobReceived {
-  Time patience;    ///< silence after which the master counts as lost; the term of the lease
-  Time link_grace;  ///< SIGTERM to SIGKILL when the agent leaves without an order
+  Time patience;            ///< silence after which the master counts as lost; the term of the lease
+  Time link_grace;          ///< SIGTERM to SIGKILL when the agent leaves without an order
+  bool may_restart = true;  ///< another attempt may begin while this node is silent
 };
 struct Pinged {};  ///< the Pong is sent
 
@@ -69,8 +70,7 @@ struct MustLeave {  ///< this node cannot serve the job any longer
   std::string why;
   int signal = 0;  ///< that stopped this agent; 0: none
 };
-struct HeartbeatDue {  ///< once a second
-  bool late;           ///< this process could not run for a while, so the silence may be its own fault
+struct HeartbeatDue {  ///< once a second, or later if this process could not run
   Time silence;        ///< since the last byte of the master
 };
 struct Tick {};  ///< at deadline()

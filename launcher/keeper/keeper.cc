@@ -29,6 +29,7 @@
 #include "launcher/keeper/cgroup.h"
 #include "launcher/keeper/continue_timers.h"
 #include "launcher/keeper/process_fd.h"
+#include "launcher/keeper/process_table.h"
 #include "launcher/keeper/process_tree.h"
 
 namespace ddp::launcher {
@@ -37,6 +38,10 @@ namespace {
 constexpr std::chrono::milliseconds kRemoveTime{200};
 /// The time in ms between two looks at the parent where the kernel has no pidfds.
 constexpr int kLookPause = 1000;
+/// In this time an agent that continues renews its lease.
+constexpr std::chrono::milliseconds kAgentWakes{3000};
+/// The timer of the lease fires in time, unless the keeper was frozen.
+constexpr std::chrono::nanoseconds kOverslept = std::chrono::seconds(1);
 
 /// Writes to stderr. Never blocks, because the reader may have stopped reading.
 void say(const std::string& text) {
@@ -78,6 +83,7 @@ class Keeper {
       reap();
       read_agent();  // after reap(), so that all packets of an agent that has ended have arrived
       if (agent_end_) return after_agent();
+      forgive_sleep();
       if (lease_over()) return end_lease();
     }
   }
@@ -89,7 +95,9 @@ class Keeper {
   void parent_ended();
   void signal_agent(int number) { (void)signal_process(agent_fd_.get(), agent_, number); }
   void reap();
-  bool lease_over();
+  bool lease_over() const;
+  void forgive_sleep();
+  bool all_stopped();
   void set_lease_end(std::int64_t at_ns);
   int after_agent();
   int end_lease();
@@ -109,7 +117,9 @@ class Keeper {
   UniqueFd socket_;
   UniqueFd signals_;
   UniqueFd lease_end_;
-  std::int64_t lease_end_ns_ = 0;  ///< CLOCK_BOOTTIME; 0: no lease
+  std::int64_t lease_end_ns_ = 0;       ///< CLOCK_BOOTTIME; 0: no lease
+  std::chrono::milliseconds lease_{0};  ///< of the last renewal
+  SleepRule sleep_ = SleepRule::kNone;
   std::string job_id_;
   std::vector<std::shared_ptr<Cgroup>> cgroups_;  ///< of attempts that are not over
   std::string directory_;                         ///< of the workers' sockets; empty: none
@@ -139,6 +149,8 @@ void Keeper::read_agent() {
 void Keeper::take(const KeeperPacket& packet, std::string text) {
   switch (packet.kind) {
     case KeeperPacket::kRenew:
+      lease_ = std::chrono::milliseconds(packet.lease_ms);
+      sleep_ = packet.sleep;
       set_lease_end(packet.lease_ms > 0 ? packet.sent_ns + packet.lease_ms * 1'000'000 : 0);
       break;
     case KeeperPacket::kJobMark:
@@ -166,7 +178,33 @@ void Keeper::set_lease_end(std::int64_t at_ns) {
   timerfd_settime(lease_end_.get(), TFD_TIMER_ABSTIME, &when, nullptr);
 }
 
-bool Keeper::lease_over() {
+/// Moves the end of the lease while nothing of the job runs (SleepRule), so that the agent has time to hear
+/// its master when all continue.
+void Keeper::forgive_sleep() {
+  if (lease_end_ns_ == 0 || sleep_ == SleepRule::kNone) return;
+  const auto now = boot_now();
+  const bool frozen = sleep_ == SleepRule::kTree && now.count() > lease_end_ns_ + kOverslept.count();
+  if (frozen || all_stopped()) set_lease_end((now + std::max(lease_, kAgentWakes)).count());
+}
+
+/// Returns whether the agent and all its descendants are stopped, and the master if the rule asks for that.
+bool Keeper::all_stopped() {
+  const auto is_stopped = [](const ProcessInfo& info) { return info.state == 'T' || info.state == 'Z'; };
+  if (sleep_ == SleepRule::kTreeAndMaster) {
+    const auto master = parent_ == 0 ? std::nullopt : read_process(parent_);
+    if (!master || !is_stopped(*master)) return false;
+  }
+  const auto agent = read_process(agent_);
+  if (!agent || !is_stopped(*agent)) return false;
+  ProcessMap processes;
+  visit_processes([&](ProcessInfo&& info) { processes.emplace(info.pid, std::move(info)); });
+  return std::ranges::all_of(processes, [&](const auto& entry) {
+    const auto is_agent = [this](const ProcessInfo& info) { return info.pid == agent_; };
+    return is_stopped(entry.second) || find_upwards(processes, entry.first, is_agent) == 0;
+  });
+}
+
+bool Keeper::lease_over() const {
   return lease_end_ns_ != 0 && boot_now().count() >= lease_end_ns_;
 }
 

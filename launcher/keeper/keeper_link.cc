@@ -30,6 +30,7 @@ bool KeeperLink::send_now(int kind, std::string_view text) {
   packet.kind = kind;
   packet.sent_ns = boot_now().count();
   packet.lease_ms = lease_.count();
+  packet.sleep = sleep_;
   text = text.substr(0, KeeperPacket::kMaxText);
   std::copy(text.begin(), text.end(), packet.text);
   return ::send(socket_.get(), &packet, kKeeperPacketHead + text.size(), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0 ||

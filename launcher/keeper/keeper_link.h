@@ -14,6 +14,14 @@
 
 namespace ddp::launcher {
 
+/// Whose sleep lengthens a lease. A scheduler suspends a job by SIGSTOP to all its processes, or it freezes
+/// them; a lease that ends meanwhile says nothing about the master.
+enum class SleepRule : int {
+  kNone,
+  kTree,           ///< the whole tree is stopped, or the keeper itself was frozen: no other attempt can begin
+  kTreeAndMaster,  ///< the whole tree and the keeper's parent, the master, are stopped
+};
+
 /// One packet from the agent to its keeper; `text` is sent only as far as it is used. Both ends are the same
 /// program, so the struct's layout is the protocol.
 struct KeeperPacket {
@@ -22,9 +30,10 @@ struct KeeperPacket {
   static constexpr std::size_t kMaxText = 4096;
 
   int kind = 0;
-  std::int64_t sent_ns = 0;   ///< CLOCK_BOOTTIME of sending; the keeper has the same clock
-  std::int64_t lease_ms = 0;  ///< kRenew
-  char text[kMaxText];        ///< all other kinds
+  std::int64_t sent_ns = 0;            ///< CLOCK_BOOTTIME of sending; the keeper has the same clock
+  std::int64_t lease_ms = 0;           ///< kRenew
+  SleepRule sleep = SleepRule::kNone;  ///< kRenew
+  char text[kMaxText];                 ///< all other kinds
 };
 inline constexpr std::size_t kKeeperPacketHead = offsetof(KeeperPacket, text);
 
@@ -47,6 +56,8 @@ class KeeperLink {
     lease_ = lease;
     renew();
   }
+  /// Counts from the next renewal.
+  void set_sleep_rule(SleepRule rule) { sleep_ = rule; }
   /// Renews the watchdog.
   void renew() { send(KeeperPacket::kRenew, {}); }
 
@@ -70,6 +81,7 @@ class KeeperLink {
   UniqueFd socket_;
   pid_t keeper_;
   std::chrono::milliseconds lease_{0};
+  SleepRule sleep_ = SleepRule::kNone;
   /// Kind and text of messages that a slow keeper has not taken. Renewals may be lost, these may not.
   std::deque<std::pair<int, std::string>> unsent_;
 };

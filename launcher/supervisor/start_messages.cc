@@ -68,6 +68,7 @@ rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, st
   job.job_id = spec.job_id;
   job.host = host.name;
   job.stdin_to_rank0 = spec.stdin_to_rank0;
+  job.may_restart = spec.max_restarts > 0 || spec.scale_up_now;
   job.master_timeout_ms = to_ms(node_lease(spec));
   job.link_grace_ms = to_ms(link_grace(spec));
   job.credit = credit_window(nodes);

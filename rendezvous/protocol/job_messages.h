@@ -30,6 +30,7 @@ struct JobStart {
   std::uint32_t link_grace_ms = 0;    ///< TERM to KILL when the link to the master is lost
   std::uint32_t credit = 0;           ///< output bytes per stream that the agent may have unacknowledged
   std::uint32_t hang_timeout_ms = 0;  ///< 0: no hang detection
+  bool may_restart = true;            ///< another attempt may begin while this node is silent
   bool stop_leaders = false;       ///< a Stop's signals but KILL go to the workers alone, not to their groups
   std::vector<std::string> setup;  ///< shell scripts, run once before the workers; the workers get the
                                    ///< variables that they set
@@ -43,8 +44,8 @@ struct JobStart {
   static void fields(M& m, C& c) {
     c(m.job_id), c(m.host), c(m.command_kind), c(m.argv), c(m.python), c(m.chdir), c(m.env),
         c(m.explicit_env), c(m.devices), c(m.local), c(m.stdin_to_rank0), c(m.master_timeout_ms),
-        c(m.link_grace_ms), c(m.credit), c(m.hang_timeout_ms), c(m.stop_leaders), c(m.setup),
-        c(m.predecessor), c(m.predecessor_clock_ns), c(m.keepers);
+        c(m.link_grace_ms), c(m.credit), c(m.hang_timeout_ms), c(m.may_restart), c(m.stop_leaders),
+        c(m.setup), c(m.predecessor), c(m.predecessor_clock_ns), c(m.keepers);
   }
 };
 

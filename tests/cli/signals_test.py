@@ -370,6 +370,52 @@ finally:
             self.assertIn(f"bye {rank}", terminal.text())
         self.assert_nothing_left()
 
+    @staticmethod
+    def tree(root):
+        """Returns the descendants of a process, except those of sshd, which no scheduler would stop."""
+        children = {}
+        for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                pid, _, rest = path.read_text().partition(" (")
+                name, _, rest = rest.rpartition(") ")
+                children.setdefault(int(rest.split()[1]), []).append((int(pid), name))
+        found, todo = [], [root]
+        for pid in todo:
+            for child, name in children.get(pid, []):
+                todo.append(child)
+                if not name.startswith("sshd"):
+                    found.append(child)
+        return found
+
+    def test_a_scheduler_suspends_and_resumes_the_job(self):
+        # For longer than every lease, as `scontrol suspend` does it: SIGSTOP to all processes, in any order.
+        script = self.script("worker.sh", '#!/bin/sh\ntouch $1.$RANK\nwhile ! [ -e go ]; do sleep 0.05; done\necho bye $RANK\n')
+        times = ("--master-timeout", "4s", "--node-timeout", "4s", "--stop-grace", "500ms")
+        nodes = Nodes(self, 2)
+        jobs = [self.start(*times, "--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, script, "ssh"),
+                self.start(*times, "-n", "2", "--max-restarts", "1", script, "local"),
+                self.start(*times, "-n", "2", script, "plain")]
+        self.assertTrue(wait_until(lambda: all((self.dir / f"{name}.{rank}").exists() for rank in (0, 1)
+                                               for name in ("ssh", "local", "plain")), 20))
+        sshd = int((nodes.dir / "sshd.pid").read_text())
+        stopped = [pid for job in jobs for pid in [job.pid, *self.tree(job.pid)]] + self.tree(sshd)
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):  # a `sleep` has ended
+                os.kill(pid, signal.SIGSTOP)
+        time.sleep(7)
+        for pid in reversed(stopped):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        time.sleep(5)  # more than a lease: nothing waits to end the workers
+        (self.dir / "go").touch()
+        for job in jobs:
+            job.wait(30)
+        for job in jobs:
+            done = self.finish(job)
+            self.assert_code(done, 0)
+            self.assertNotIn("restart 1", done.err)
+            self.assertEqual(len(re.findall("bye [01]$", done.out, re.M)), 2)
+
     def test_ctrl_z_without_a_parent_shell_is_ignored(self):
         # The job leads its session, as in `ssh -t HOST ddplaunch` and in a container.
         worker = self.script("worker.sh", '#!/bin/sh\ntouch up.$RANK\nwhile ! [ -e go ]; do sleep 0.05; done\necho bye $RANK\n')

@@ -74,6 +74,12 @@ Node start_ready(const std::string& agent_mode, const std::string& lease_ms, con
 const std::string kLeaseMs = "1500";
 constexpr std::chrono::milliseconds kLongerThanLease{2000};
 
+pid_t find_worker(const Node& node) {
+  for (const ProcessInfo& info : live_processes_of(node.mark))
+    if (info.comm == "process_worker") return info.pid;
+  return -1;
+}
+
 bool is_stopped(pid_t pid) {
   const auto process = read_process(pid);
   return process && process->state == 'T';
@@ -284,6 +290,35 @@ TEST_CASE("a lease ends also while keeper and agent are frozen") {
   CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
   CHECK(node.all_gone());
   CHECK(node.said() == "ddplaunchd keeper: the agent's lease expired" + ended(6));
+}
+
+// A scheduler suspends every process of a job, and continues them.
+TEST_CASE("a lease does not end while the whole tree is stopped, if the rule forgives that") {
+  Node node = start_ready("serve", kLeaseMs + std::string("z"), "stubborn", 1);
+  const pid_t worker = find_worker(node);
+  REQUIRE((worker > 0 && kill(worker, SIGSTOP) == 0));
+  REQUIRE(kill(node.agent, SIGSTOP) == 0);
+  CHECK(!wait_readable(node.keeper.end_fd(), kLongerThanLease));
+  REQUIRE(kill(worker, SIGCONT) == 0);
+  SECTION("the agent stays stopped: its workers run") {
+    CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
+  }
+  SECTION("the agent continues") {
+    REQUIRE(kill(node.agent, SIGCONT) == 0);
+    CHECK(!wait_readable(node.keeper.end_fd(), kLongerThanLease));
+    REQUIRE(node.keeper.send_signal(SIGTERM).has_value());
+    CHECK(wait_end(node.keeper) == ExitStatus::exited(5));
+  }
+  CHECK(node.all_gone());
+}
+
+TEST_CASE("a lease ends while the whole tree is stopped beside a master that runs") {
+  Node node = start_ready("serve", kLeaseMs + std::string("Z"), "stubborn", 1);
+  const pid_t worker = find_worker(node);
+  REQUIRE((worker > 0 && kill(worker, SIGSTOP) == 0));
+  REQUIRE(kill(node.agent, SIGSTOP) == 0);
+  CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
+  CHECK(node.all_gone());
 }
 
 TEST_CASE("a keeper that gets no timer from the kernel notices every end in time") {

@@ -124,6 +124,8 @@ int agent(launcher::KeeperLink& link, char** argv) {
   alarm(60);  // an agent that a test forgets must not live forever
   const std::string mode = argv[2];
   const std::chrono::milliseconds lease(std::atoi(argv[3]));
+  if (std::string_view(argv[3]).ends_with('z')) link.set_sleep_rule(launcher::SleepRule::kTree);
+  if (std::string_view(argv[3]).ends_with('Z')) link.set_sleep_rule(launcher::SleepRule::kTreeAndMaster);
   const std::string job = argv[4];
   link.set_job_mark(job);
   char go;

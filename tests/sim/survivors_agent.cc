@@ -399,7 +399,7 @@ void SurvivorsWorld::quit(SimAgent& agent) {
 void SurvivorsWorld::heartbeat(std::uint32_t id) {
   SimAgent& agent = agents_[id];
   if (!agent.alive) return;
-  if (setup_.bug != SurvivorsBug::kNoHeartbeats) feed(agent, node::HeartbeatDue{false, now_ - agent.heard});
+  if (setup_.bug != SurvivorsBug::kNoHeartbeats) feed(agent, node::HeartbeatDue{now_ - agent.heard});
   after_on(agent.host, kHeartbeat, [this, id] { when_awake(id, [this, id] { heartbeat(id); }); });
 }
 

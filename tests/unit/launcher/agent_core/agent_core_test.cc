@@ -23,6 +23,13 @@ class Driven {
     for (node::Action& action : core.step(event, now))
       actions.push_back(std::move(action));
   }
+  /// Heartbeats, one a second.
+  void live_until(Time end, Time silence) {
+    while (now < end) {
+      now += 1s;
+      feed(node::HeartbeatDue{silence});
+    }
+  }
   void spawn(std::uint32_t attempt, std::uint32_t first_rank = 4) {
     rendezvous::Spawn spawn;
     spawn.attempt = attempt;
@@ -581,7 +588,7 @@ TEST_CASE("agent core: an order after the end of the lease is too late") {
   Driven node;
   node.run(0);
   node.now = 14999ms;
-  node.feed(node::HeartbeatDue{true, 15s});
+  node.feed(node::HeartbeatDue{15s});
   CHECK_FALSE(node.core.leaving());
   REQUIRE(node.did<node::SetLease>().size() == 1);
   CHECK(node.did<node::SetLease>()[0].left == Time(5001ms));
@@ -618,10 +625,10 @@ TEST_CASE("agent core: workers end at the first heartbeat after their lease") {
   Driven node;
   node.run(0);
   node.now = 14999ms;
-  node.feed(node::HeartbeatDue{false, 20s});  // the lease counts, not the silence
+  node.feed(node::HeartbeatDue{20s});  // the lease counts, not the silence
   CHECK_FALSE(node.core.leaving());
   node.now = 15s;
-  node.feed(node::HeartbeatDue{true, 0s});
+  node.feed(node::HeartbeatDue{0s});
   CHECK(node.core.leaving());
   CHECK(node.did<node::CloseLink>().size() == 1);
   CHECK(node.did<node::StopWorkers>().size() == 1);
@@ -629,14 +636,12 @@ TEST_CASE("agent core: workers end at the first heartbeat after their lease") {
 
 TEST_CASE("agent core: a node without workers is lost by silence, not by its lease") {
   Driven node;
-  node.now = 20s;
-  node.feed(node::HeartbeatDue{false, 1s});
+  node.live_until(20s, 0s);
   node.feed(node::Pinged{});
   node.feed(rendezvous::OpenStore{});
-  node.feed(node::HeartbeatDue{true, 20s});
-  node.feed(node::HeartbeatDue{false, 15s});
+  node.live_until(35s, 15s);
   CHECK_FALSE(node.core.leaving());
-  node.feed(node::HeartbeatDue{false, 15'001ms});
+  node.live_until(36s, 16s);
   CHECK(node.did<node::Quit>().size() == 1);
 }
 
@@ -647,29 +652,78 @@ TEST_CASE("agent core: a suspended master costs no worker until it wakes") {
   REQUIRE(node.did<node::SetLease>().size() == 1);
   CHECK(node.did<node::SetLease>()[0].left == Time(0));
   node.now = 3600s;
-  node.feed(node::HeartbeatDue{false, 3600s});
+  node.feed(node::HeartbeatDue{3600s});
   CHECK_FALSE(node.core.leaving());
   node.feed(node::Pinged{});
   node.now = 3615s;
-  node.feed(node::HeartbeatDue{false, 0s});
+  node.feed(node::HeartbeatDue{0s});
   CHECK(node.core.leaving());
 }
 
 TEST_CASE("agent core: on the master's machine workers have a lease only if an attempt may follow") {
-  for (const std::uint32_t restarts : {0U, 3U}) {
+  for (const bool restarts : {false, true}) {
     Driven node;
+    node.feed(node::JobReceived{15s, 5s, restarts});
     node.feed(node::JobAccepted{true});
-    rendezvous::Spawn spawn;
-    spawn.max_restarts = restarts;
-    node.feed(spawn);
-    CHECK(node.did<node::RenewKeeper>().size() == (restarts == 0 ? 1 : 0));
-    CHECK(node.did<node::SetLease>().size() == (restarts == 0 ? 0 : 1));
-    node.now = 20s;
-    node.feed(node::HeartbeatDue{true, 20s});   // this process could not run: its own fault
-    node.feed(node::HeartbeatDue{false, 15s});  // the patience, not more
-    CHECK(node.core.leaving() == (restarts != 0));
-    node.feed(node::HeartbeatDue{false, 20s});
+    node.feed(rendezvous::Spawn{});
+    CHECK(node.did<node::RenewKeeper>().size() == (restarts ? 0 : 1));
+    CHECK(node.did<node::SetLease>().size() == (restarts ? 1 : 0));
+    node.live_until(14s, 0s);
+    CHECK_FALSE(node.core.leaving());
+    node.live_until(15s, 0s);
+    CHECK(node.core.leaving() == restarts);
+    node.live_until(16s, 16s);
     CHECK(node.core.leaving());
+  }
+}
+
+TEST_CASE("agent core: a node that slept gives its master one lease where no attempt may follow") {
+  Driven node;
+  node.feed(node::JobReceived{15s, 5s, false});
+  node.run(0);
+  node.live_until(3s, 3s);
+  node.now = 40s;  // all processes of the job were suspended
+  node.feed(node::Pinged{});
+  node.actions.clear();
+  node.feed(node::HeartbeatDue{37s});
+  CHECK_FALSE(node.core.leaving());
+  REQUIRE(node.did<node::SetLease>().size() == 1);
+  CHECK(node.did<node::SetLease>()[0].left == Time(20s));
+  node.live_until(54s, 50s);
+  CHECK_FALSE(node.core.leaving());
+  SECTION("the master does not answer") {
+    node.live_until(55s, 50s);
+    CHECK(node.core.leaving());
+  }
+  SECTION("the master answers") {
+    node.feed(node::Pinged{});
+    node.feed(node::Pinged{});
+    node.live_until(68s, 0s);
+    CHECK_FALSE(node.core.leaving());
+  }
+}
+
+TEST_CASE("agent core: a node that slept waits for a Ping on the master's machine, and its keeper decides") {
+  Driven node;
+  node.feed(node::JobAccepted{true});
+  node.run(0);
+  node.live_until(3s, 3s);
+  node.now = 40s;
+  node.feed(node::Pinged{});  // sent before the sleep
+  node.actions.clear();
+  node.feed(node::HeartbeatDue{37s});
+  CHECK_FALSE(node.core.leaving());
+  CHECK(node.did<node::SetLease>().empty());
+  SECTION("the master has gone on") {
+    node.live_until(45s, 42s);
+    CHECK(node.core.leaving());
+  }
+  SECTION("the master slept, too") {
+    node.feed(node::Pinged{});
+    REQUIRE(node.did<node::SetLease>().size() == 1);
+    CHECK(node.did<node::SetLease>()[0].left == Time(20s));
+    node.live_until(54s, 0s);
+    CHECK_FALSE(node.core.leaving());
   }
 }
 
