@@ -319,7 +319,8 @@ ExitReport make_exit_report(const JobEnd& end) {
     report.exit_code = 128 + end.stop_signal;
     report.why = why_stopped(end.stop_signal);
     if (!end.awaited.empty()) report.why += " while waiting for " + end.awaited;
-    if (!end.cut_short.empty()) report.why += "; the grace period was cut short by " + end.cut_short;
+    if (!end.grace_ended_by.empty())
+      report.why += "; the grace period was cut short by " + end.grace_ended_by;
     // Nodes with surviving processes are named, even if the user wanted the stop, but not those that got the
     // same signal.
     for (const Failure& failure : end.failures) {
@@ -343,8 +344,8 @@ ExitReport make_exit_report(const JobEnd& end) {
     }
     if (const std::string early = early_exits_text(end, *cause); !early.empty())
       report.text += "  note: " + early + "\n";
-    if (!end.cut_short.empty())
-      report.text += "  note: the grace period was cut short by " + end.cut_short + "\n";
+    if (!end.grace_ended_by.empty())
+      report.text += "  note: the grace period was cut short by " + end.grace_ended_by + "\n";
     if (!is_start_failure(*cause)) report.text += consequences_text(end, cause);
     report.text += earlier_text(end.earlier);
   } else if (end.master) {

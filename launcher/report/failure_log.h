@@ -72,8 +72,8 @@ class FailureLog {
     end_.stop_signal = signal;
     end_.awaited = std::move(awaited);
   }
-  /// See JobEnd::cut_short.
-  void cut_short(std::string by) { end_.cut_short = std::move(by); }
+  /// See JobEnd::grace_ended_by.
+  void grace_ended_by(std::string who) { end_.grace_ended_by = std::move(who); }
 
   /// Stop was sent to every node: a signal now, SIGKILL after `grace`. A later call can only shorten the
   /// grace.

@@ -209,7 +209,8 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
   if (event.number == SIGTERM && std::exchange(slurm_ends_, false)) return;
   const bool kills = cuts_grace_short(event, now);
   const std::string cutter = cutter_text(event, now);
-  if (user_signals_.empty()) first_signal_at_ = now;
+  const bool first = !user_stopped();
+  if (first) first_signal_at_ = now;
   if (!has_come(event.number)) user_signals_.push_back(event.number);
   // A signal during the cleanup of a failure shortens the stop, but the failure stays the cause.
   const bool growing = attempt_end_.cause == StopCause::kScaleUp;
@@ -222,13 +223,12 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
     deadline_ = now + kStopSlack;
     return;
   }
-  const bool polite = (growing || attempt_end_.revoked || one_stop) && !user_stop_;
-  const std::string stopped = "stopped by " + signal_name(event.number);
-  if (!user_stop_) user_stop_ = stopped;
+  const bool polite = (growing || attempt_end_.revoked || one_stop) && first;
+  const std::string stopped = "stopped by " + signal_name(user_signals_.front());
   switch (state_) {
     case State::kStopping:
       if (!polite && !kills) return;
-      if (!polite) failures_.cut_short(cutter);
+      if (!polite) failures_.grace_ended_by(cutter);
       return stop_all(false, false, polite ? spec_.stop_grace : milliseconds(0),
                       polite ? "stopped by the user" : "killed by the user", now);
     case State::kRunning:
@@ -295,11 +295,11 @@ void Supervisor::end(Outcome outcome, const std::string& reason, std::string no_
   const bool sweeping =
       std::any_of(nodes_.begin(), nodes_.end(), [](const NodeTable::Node& node) { return node.sweeping; });
   if (sweeping) deadline_ = std::max(*deadline_, now + kSweepTime);
-  const milliseconds grace = user_stop_ ? spec_.stop_grace : spec_.failure_grace;
+  const milliseconds grace = user_stopped() ? spec_.stop_grace : spec_.failure_grace;
   bool reported = false;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     if (!nodes_[i].has_survivors()) continue;
-    if (user_stop_ && !std::exchange(reported, true))
+    if (user_stopped() && !std::exchange(reported, true))
       out_.say(stopping_text(end().stop_signal == 0 ? SIGINT : end().stop_signal, grace));
     end_survivors(i, grace, reason);
     deadline_ = std::max<Time>(*deadline_, now + grace + kLastWait);

@@ -231,6 +231,7 @@ class Supervisor {
 
   // ---- the job as a whole (supervisor.cc)
   void on(const job::UserSignal& event, Time now);
+  bool user_stopped() const { return !user_signals_.empty(); }
   bool has_come(int signal) const { return std::ranges::count(user_signals_, signal) > 0; }
   bool cuts_grace_short(const job::UserSignal& event, Time now) const;
   std::string cutter_text(const job::UserSignal& event, Time now) const;
@@ -270,9 +271,8 @@ class Supervisor {
   // the job
   int restarts_ = 0;  ///< charged to the budget
   int no_progress_ = 0;
-  std::string leftovers_;                 ///< processes that could not be killed
-  std::optional<std::string> user_stop_;  ///< the user's wish to end the job, as text
-  std::vector<int> user_signals_;         ///< that have come, each once
+  std::string leftovers_;          ///< processes that could not be killed
+  std::vector<int> user_signals_;  ///< stop signals that have come, each once
   Time first_signal_at_{0};
   bool slurm_ends_ = false;    ///< a node reported Slurm's SIGTERM; the master's own is the same stop
   rendezvous::Leave goodbye_;  ///< carries the job's result once it is known

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/exit_status.h"
 #include "base/format_text.h"
 #include "base/require.h"
 #include "launcher/report/start_failures.h"
@@ -467,7 +468,7 @@ void Supervisor::end_part(std::size_t index, Time now) {
 
 /// Returns whether another attempt is expected. The user may still end the job, and nodes may be lost.
 bool Supervisor::another_follows() const {
-  if (attempt_end_.cause == StopCause::kUser || user_stop_) return false;
+  if (attempt_end_.cause == StopCause::kUser || user_stopped()) return false;
   if (attempt_end_.cause == StopCause::kScaleUp) return true;
   return !attempt_end_.non_retryable && leftovers_.empty() && restart_left();
 }
@@ -481,8 +482,8 @@ void Supervisor::attempt_over(Time now) {
   const AttemptEnd over = attempt_end_;
   if (!over.cause) return end(Outcome::kDone, "all workers ended normally", {}, now);
   // If the user stops the job while a failure is handled, the failure stays the cause of the end.
-  if (user_stop_ && *over.cause == StopCause::kFailure) return end(over.outcome, over.reason, {}, now);
-  if (user_stop_) return end(Outcome::kUser, *user_stop_, {}, now);
+  if (user_stopped() && *over.cause == StopCause::kFailure) return end(over.outcome, over.reason, {}, now);
+  if (user_stopped()) return end(Outcome::kUser, "stopped by " + signal_name(user_signals_.front()), {}, now);
   if (!leftovers_.empty()) return end(Outcome::kLeftovers, over.reason, leftovers_, now);
   if (*over.cause == StopCause::kScaleUp) return gather(now);
   if (over.non_retryable)

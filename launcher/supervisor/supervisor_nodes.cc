@@ -84,7 +84,7 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::JobAccepted
     nodes_.prove_empty(from.node, node.predecessor->incarnation);  // an attempt that it enables has this node
   }
   std::string unused;
-  if (state_ >= State::kEnding || user_stop_) {
+  if (state_ >= State::kEnding || user_stopped()) {
     unused = "the job is over";
   } else if (nodes_.present() >= rules_.max_nodes + rules_.spares) {
     unused = "the job has all nodes that it can use: " + std::to_string(rules_.max_nodes) + " and " +
@@ -217,7 +217,7 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::Refused& me
   const bool slurm_ends =
       spec_.launcher == LauncherKind::kSlurm && error.code == ErrorCode::kLinkLost && error.sys == SIGTERM;
   if (slurm_ends && state_ < State::kLeaving) {
-    if (!user_stop_) {
+    if (!user_stopped()) {
       on(job::UserSignal{SIGTERM}, now);
       slurm_ends_ = true;
     }
