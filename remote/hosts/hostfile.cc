@@ -23,8 +23,9 @@ int column_of(std::string_view line, std::size_t offset) {
   return 1 + static_cast<int>(count_characters(line.substr(0, offset)));
 }
 
-// Returns a key of the entry besides the host's slots; empty: it has none.
-std::string other_key(const Host& host) {
+// Returns a key of the entry with which it cannot be repeated; empty: it has none. "slots=" is the last
+// choice.
+std::string single_key(const Host& host) {
   if (host.max_slots) return "max_slots=";
   if (!host.user.empty()) return "user=";
   if (host.port != 0) return "port=";
@@ -35,7 +36,8 @@ std::string other_key(const Host& host) {
   if (!host.devices.empty()) return "gpus=";
   if (!host.env.empty()) return "env:";
   if (!host.wrapper.empty()) return "wrapper=";
-  return host.setup.empty() ? "" : "setup=";
+  if (!host.setup.empty()) return "setup=";
+  return host.slots ? "slots=" : "";
 }
 
 // Collects the entries and their errors.
@@ -56,11 +58,11 @@ class HostList {
   struct Known {
     SourceLocation location;
     std::size_t index;
-    bool alone;         ///< a line of a hostfile for one host
-    std::string other;  ///< other_key of that line
+    bool alone;       ///< an entry for one host
+    std::string key;  ///< single_key of that entry
   };
 
-  bool add_slots(const Known& known, const Host& again);
+  bool add_slot(const Known& known);
   void report_twice(const SourceLocation& location, const Host& again, const Known& first, std::size_t more);
 
   std::string file_;
@@ -83,14 +85,14 @@ std::string HostList::add(std::string_view text, int line, std::size_t begin, st
   const Host* twice = nullptr;
   const Known* first = nullptr;
   std::size_t count = 0;
-  const bool alone = line > 0 && entry.hosts.size() == 1;
-  const std::string other = other_key(entry.hosts.front());
+  const bool alone = entry.hosts.size() == 1;
+  const std::string key = single_key(entry.hosts.front());
   for (std::size_t i = 0; i < entry.hosts.size(); ++i) {
     Host& host = entry.hosts[i];
     const auto [known, is_new] =
-        seen_.emplace(lower_case(host.name), Known{location, hosts_.size() + i, alone, other});
+        seen_.emplace(lower_case(host.name), Known{location, hosts_.size() + i, alone, key});
     if (!is_new) {
-      if (alone && other.empty() && add_slots(known->second, host)) return entry.open_key;
+      if (alone && key.empty() && add_slot(known->second)) return entry.open_key;
       if (count++ == 0) {
         twice = &host;
         first = &known->second;
@@ -107,14 +109,13 @@ std::string HostList::add(std::string_view text, int line, std::size_t begin, st
   return entry.open_key;
 }
 
-// Adds the slots of a host's further line, as Open MPI does: a line without slots is one slot. Returns false
-// if the two lines cannot be added.
-bool HostList::add_slots(const Known& known, const Host& again) {
-  if (!known.alone || !known.other.empty() || known.index >= hosts_.size()) return false;
+// Adds a host's further entry, as Open MPI does: each is one slot. Returns false if the two entries cannot be
+// added.
+bool HostList::add_slot(const Known& known) {
+  if (!known.alone || !known.key.empty() || known.index >= hosts_.size()) return false;
   std::optional<int>& slots = hosts_[known.index].slots;
-  const int sum = slots.value_or(1) + again.slots.value_or(1);
-  if (sum > kMaxSlots) return false;
-  slots = sum;
+  if (slots.value_or(1) >= kMaxSlots) return false;
+  slots = slots.value_or(1) + 1;
   return true;
 }
 
@@ -125,8 +126,15 @@ void HostList::report_twice(const SourceLocation& location, const Host& again, c
   text += more > 0 ? " are listed twice" : " is listed twice";
   text += first.location.line > 0 ? " (first on line " + std::to_string(first.location.line) + ")"
                                   : " (first at column " + std::to_string(first.location.column) + ")";
-  const std::string key = first.other.empty() ? other_key(again) : first.other;
-  if (location.line > 0 && !key.empty()) text += "; lines with " + key + " do not add up";
+  const std::string lines = location.line > 0 ? "lines" : "entries";
+  const std::string again_key = single_key(again);
+  const std::string& key =
+      first.key.empty() || (first.key == "slots=" && !again_key.empty()) ? again_key : first.key;
+  if (key == "slots=") {
+    text += ": multiple definitions of the slot count; only " + lines + " without slots add up";
+  } else if (!key.empty()) {
+    text += "; " + lines + " with " + key + " do not add up";
+  }
   fail(location.line, location.column, text + "; give each host one entry with all of its slots");
 }
 

@@ -246,12 +246,31 @@ TEST_CASE("Columns count characters, not bytes") {
 }
 
 TEST_CASE("Repeated lines of a host add up as in Open MPI") {
-  CHECK(brief(hosts_of("node1 slots=2\nnode2 slots=4\nnode1 slots=2\n")) == "node1:4 node2:4");
   CHECK(brief(hosts_of("node1\nnode1\nnode2\nnode1\n")) == "node1:3 node2");
-  CHECK(brief(hosts_of("node1\nnode1 slots=2\n")) == "node1:3");
   // ssh and the resolver ignore the case of letters.
   CHECK(brief(hosts_of("GPU01\ngpu01")) == "GPU01:2");
   CHECK(hosts_of("node1\n\nnode1\n").front().location.line == 1);
+  CHECK(brief(*parse_host_list("a,b,A,a", "--host")) == "a:3 b");
+}
+
+TEST_CASE("A slot count that is given twice is an error, as in Open MPI") {
+  const std::string twice =
+      ": multiple definitions of the slot count; only lines without slots add up; give each "
+      "host one entry with all of its slots";
+  const std::string first = " is listed twice (first on line 1)";
+  CHECK(errors_of("node1 slots=8\nnode2\nnode1 slots=8\nnode1 slots=8\n") ==
+        Texts{"hosts:3:1: host node1" + first + twice, "hosts:4:1: host node1" + first + twice});
+  CHECK(errors_of("node1 slots=2\nnode1\n") == Texts{"hosts:2:1: host node1" + first + twice});
+  CHECK(errors_of("node1\nnode1\nnode1:2\n") == Texts{"hosts:3:1: host node1" + first + twice});
+  CHECK(errors_of("GPU01 slots=4\ngpu01 slots=4") == Texts{"hosts:2:1: host gpu01" + first + twice});
+  CHECK(texts_of(parse_host_list("a:4,b,a:4", "--host").error().list) ==
+        Texts{"--host, column 7: host a is listed twice (first at column 1): multiple definitions of the "
+              "slot count; "
+              "only entries without slots add up; give each host one entry with all of its slots"});
+  CHECK(texts_of(parse_host_list("a port=22,a", "--host").error().list) ==
+        Texts{"--host, column 11: host a is listed twice (first at column 1); entries with port= do not add "
+              "up; give "
+              "each host one entry with all of its slots"});
 }
 
 TEST_CASE("A duplicate host is an error that names the first location") {
@@ -317,12 +336,12 @@ TEST_CASE("--host has the same grammar, with commas") {
   auto diagnostics = [](const std::string& text) {
     return texts_of(parse_host_list(text, "--host").error().list);
   };
-  CHECK(diagnostics("a:4,b:x,,a") ==
-        Texts{"--host, column 7: \"x\" is not a number of slots (a whole number from 1 to 65535)",
-              "--host, column 9: a host is missing",
-              "--host, column 10: host a is listed twice (first at column 1); give each host one entry with "
-              "all of its "
-              "slots"});
+  CHECK(
+      diagnostics("a:4,b:x,,a") ==
+      Texts{"--host, column 7: \"x\" is not a number of slots (a whole number from 1 to 65535)",
+            "--host, column 9: a host is missing",
+            "--host, column 10: host a is listed twice (first at column 1): multiple definitions of the "
+            "slot count; only entries without slots add up; give each host one entry with all of its slots"});
   CHECK(diagnostics("") == Texts{"--host, column 1: a host is missing"});
   const std::string or_next = ", or start the next host; write ";
   CHECK(diagnostics("a env:X=1,2 slots=1") ==
