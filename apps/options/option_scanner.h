@@ -25,7 +25,7 @@ class OptionScanner {
  public:
   /// `program` is the name in the messages: "train bench". All arguments must outlive the scanner.
   OptionScanner(std::string program, const std::vector<std::string>& args, const OptionTable& table)
-      : program_(std::move(program)), args_(args), table_(table) {}
+      : table_(table), program_(std::move(program)), args_(args) {}
   virtual ~OptionScanner() = default;
 
   /// Reads options up to the next other word, `--`, or the end. Returns false if an unknown option hides
@@ -56,6 +56,7 @@ class OptionScanner {
   bool take_value(WrittenOption& written);
   void fail(std::string text) { errors_.push_back(std::move(text)); }
 
+  const OptionTable& table_;
   std::vector<std::string> words_;
   std::vector<std::string> given_;
 
@@ -72,7 +73,6 @@ class OptionScanner {
 
   std::string program_;
   const std::vector<std::string>& args_;
-  const OptionTable& table_;
   std::size_t next_ = 0;
   std::vector<std::string> off_;
   std::vector<std::string> errors_;

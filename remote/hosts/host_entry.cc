@@ -80,6 +80,7 @@ class EntryReader {
 // Some keys have two names: slots=4 and cpu=4 are the same key.
 std::string of_the_same(std::string_view name, HostKey::Key key) {
   if (key == Key::kSlots && name != "slots") return " (it means slots=)";
+  if (key == Key::kMaxSlots && name != "max_slots") return " (it means max_slots=)";
   return key == Key::kUser && name != "user" ? " (it means user=)" : "";
 }
 

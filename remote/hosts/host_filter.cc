@@ -91,7 +91,7 @@ void FilterReader::read_part(std::string_view part, std::size_t offset) {
 }
 
 std::optional<std::vector<int>> FilterReader::read_slots(std::string_view text, std::size_t offset) {
-  Expansion ids = expand_ids(text);
+  Expansion ids = expand_ids(text, true);
   if (ids.error) {
     fail(offset + ids.error->offset, std::move(ids.error->message));
     return std::nullopt;

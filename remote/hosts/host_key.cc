@@ -17,10 +17,16 @@ constexpr std::array kKeys = {
     HostKey{"user", Key::kUser, true},           HostKey{"address", Key::kAddress, true},
     HostKey{"identity", Key::kIdentity, true},   HostKey{"chdir", Key::kChdir, true},
     HostKey{"gpus", Key::kGpus, true},           HostKey{"max_slots", Key::kMaxSlots, true},
-    HostKey{"max-slots", Key::kMaxSlots, false}, HostKey{"cpu", Key::kSlots, false},
+    HostKey{"max-slots", Key::kMaxSlots, false}, HostKey{"slots_max", Key::kMaxSlots, false},
+    HostKey{"slots-max", Key::kMaxSlots, false}, HostKey{"max_cpu", Key::kMaxSlots, false},
+    HostKey{"max-cpu", Key::kMaxSlots, false},   HostKey{"cpu_max", Key::kMaxSlots, false},
+    HostKey{"cpu-max", Key::kMaxSlots, false},   HostKey{"max_count", Key::kMaxSlots, false},
+    HostKey{"max-count", Key::kMaxSlots, false}, HostKey{"count_max", Key::kMaxSlots, false},
+    HostKey{"count-max", Key::kMaxSlots, false}, HostKey{"cpu", Key::kSlots, false},
     HostKey{"count", Key::kSlots, false},        HostKey{"username", Key::kUser, false},
-    HostKey{"user_name", Key::kUser, false},     HostKey{"jump", Key::kJump, true},
-    HostKey{"wrapper", Key::kWrapper, true},     HostKey{"setup", Key::kSetup, true},
+    HostKey{"user_name", Key::kUser, false},     HostKey{"user-name", Key::kUser, false},
+    HostKey{"jump", Key::kJump, true},           HostKey{"wrapper", Key::kWrapper, true},
+    HostKey{"setup", Key::kSetup, true},
 };
 
 }  // namespace

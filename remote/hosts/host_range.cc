@@ -246,7 +246,7 @@ bool HostOrder::operator()(std::string_view a, std::string_view b) const {
   return whole.first < whole.second;  // they differ in leading zeros
 }
 
-Expansion expand_ids(std::string_view list) {
+Expansion expand_ids(std::string_view list, bool repeats) {
   Expansion result;
   std::unordered_set<std::string> seen;
   std::size_t begin = 0;
@@ -258,8 +258,11 @@ Expansion expand_ids(std::string_view list) {
       return failed(begin, "more than " + std::to_string(kMaxIds) + " devices");
     }
     for (std::string& word : item.words) {
-      if (!seen.insert(word).second) return failed(begin, word + " is given twice");
-      result.words.push_back(std::move(word));
+      if (seen.insert(word).second) {
+        result.words.push_back(std::move(word));
+      } else if (!repeats) {
+        return failed(begin, word + " is given twice");
+      }
     }
     if (comma == list.size()) return result;
     begin = comma + 1;

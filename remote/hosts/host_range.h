@@ -37,9 +37,10 @@ struct HostOrder {
   bool operator()(std::string_view a, std::string_view b) const;
 };
 
-/// Expands 0,2 or 0-3,7 or MIG-5c89… to device ids in the order written. Whole numbers lose leading zeros. A
-/// repeated id, an empty id, a reversed range and unexpected characters are errors.
-Expansion expand_ids(std::string_view list);
+/// Expands 0,2 or 0-3,7 or MIG-5c89… to device ids in the order written. Whole numbers lose leading zeros. An
+/// empty id, a reversed range and unexpected characters are errors. A repeated id is an error, or counts once
+/// if `repeats`.
+Expansion expand_ids(std::string_view list, bool repeats = false);
 
 /// Returns whether all of `text` is an IPv4 address in four decimal numbers.
 bool is_ipv4(std::string_view text);

@@ -156,12 +156,49 @@ std::size_t find_control(std::string_view line) {
   return std::string_view::npos;
 }
 
-void read_line(HostList& list, std::string_view line, int number) {
+// Replaces C's comments, which Open MPI accepts, by blanks; characters keep their columns. A comment begins
+// where a word could begin: ssh://gw is none. `in_block`: the line begins, and then ends, inside of /* */.
+std::string blank_c_comments(std::string_view line, bool& in_block) {
+  std::string text;
+  bool in_quotes = false;
+  for (std::size_t at = 0; at < line.size();) {
+    const std::string_view rest = line.substr(at);
+    const bool word_begin = text.empty() || text.back() == ' ' || text.back() == '\t';
+    if (in_block) {
+      in_block = !rest.starts_with("*/");
+      text += in_block ? " " : "  ";
+      at += in_block ? first_character(rest).length : 2;
+    } else if (!in_quotes && word_begin && rest.starts_with("/*")) {
+      in_block = true;
+      text += "  ";
+      at += 2;
+    } else if (!in_quotes && (rest.front() == '#' || (word_begin && rest.starts_with("//")))) {
+      break;
+    } else {
+      const std::size_t length =
+          in_quotes && rest.front() == '\\' ? std::min<std::size_t>(rest.size(), 2) : 1;
+      if (rest.front() == '"') in_quotes = !in_quotes;
+      text += rest.substr(0, length);
+      at += length;
+    }
+  }
+  return text;
+}
+
+// `comment` is the line with the /* of an open comment; 0: none is open.
+void read_line(HostList& list, std::string_view line, int number, int& comment) {
   if (line.ends_with('\r')) line.remove_suffix(1);
   if (line.size() > kMaxLine) {
     list.fail(number, static_cast<int>(kMaxLine) + 1,
               "the line is longer than " + std::to_string(kMaxLine) + " bytes");
     return;
+  }
+  bool in_block = comment > 0;
+  std::string blanked;
+  if (in_block || line.find("/*") != std::string_view::npos || line.find("//") != std::string_view::npos) {
+    blanked = blank_c_comments(line, in_block);
+    comment = !in_block ? 0 : comment > 0 ? comment : number;
+    line = blanked;
   }
   if (const std::size_t control = find_control(line); control != std::string_view::npos) {
     list.fail(
@@ -190,11 +227,13 @@ Validated<std::vector<Host>> parse_hostfile(std::string_view text, const std::st
     list.fail(1, 1, "this is UTF-16 text; save the file as UTF-8 or plain ASCII");
     text = {};
   }
+  int comment = 0;
   for (int number = 1; !text.empty() && !list.full(); ++number) {
     const std::size_t end = std::min(text.find('\n'), text.size());
-    read_line(list, text.substr(0, end), number);
+    read_line(list, text.substr(0, end), number, comment);
     text.remove_prefix(std::min(end + 1, text.size()));
   }
+  if (comment > 0) list.fail(comment, 0, "the comment that begins here with /* has no */");
   return list.finish("no hosts in this file; write one host a line, for instance: gpu01 slots=8");
 }
 

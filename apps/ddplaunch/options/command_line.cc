@@ -50,7 +50,8 @@ void CommandLineScanner::read_row(const CompatibilityOption& row, WrittenOption&
           (row.value.empty() ? "" : " (only " + written.text + " " + std::string(row.value) + " is)") +
           reason);
     case SupportStatus::kRenamed:
-      if (row.takes_value && written.value->empty()) return fail(written.text + " has an empty value");
+      if (row.takes_value && written.value->empty() && !table_.find(row.text)->takes_empty)
+        return fail(written.text + " has an empty value");
       given_.emplace_back(row.text);
       words_.emplace_back(row.text);
       words_.push_back(row.takes_value ? *written.value : std::string(row.value));

@@ -64,14 +64,16 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
                .value = "LIST",
                .default_text = "all",
                .help = "use only these hosts and slots: gpu01:0,2@gpu02",
-               .completion = Completion::kHost},
+               .completion = Completion::kHost,
+               .takes_empty = true},
               text_into(written.include));
   table.value({.names = "--exclude",
                .value = "LIST",
                .default_text = "none",
                .help = "use all but these hosts and slots",
                .details = "Not with `--include`.",
-               .completion = Completion::kHost},
+               .completion = Completion::kHost,
+               .takes_empty = true},
               text_into(written.exclude));
   table.value({.names = "--nnodes",
                .value = "N|MIN:MAX",

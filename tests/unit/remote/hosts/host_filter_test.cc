@@ -145,6 +145,9 @@ TEST_CASE("Filters of DeepSpeed's command lines choose the same hosts") {
       {"", "worker-0:0,1@worker-1:2,3", "worker-0:2(2,3) worker-1:2(0,1)"},
       // A host without remaining slots is removed.
       {"", "worker-0:0,1,2,3", "worker-1:4"},
+      {"worker-0:0,1,1", "", "worker-0:2(0,1)"},
+      {"worker-1:1-3,2", "", "worker-1:3(1,2,3)"},
+      {"", "worker-0:0,0@worker-1", "worker-0:3(1,2,3)"},
       {"", "", "worker-0:4 worker-1:4"},
   };
   for (const Row& row : rows) {

@@ -58,7 +58,12 @@ TEST_CASE("Files of DeepSpeed, MPI and Horovod are read unchanged") {
   CHECK(brief(hosts_of("# Open MPI\naa slots=2 max_slots=4\nbb slots = 2   max-slots = 2 # both\n")) ==
         "aa:2 bb:2");
   CHECK(brief(hosts_of("aa cpu=2\nbb count=3\n")) == "aa:2 bb:3");
-  CHECK(hosts_of("aa username=me\n")[0].user == "me");
+  for (const char* key : {"username", "user-name", "user_name"})
+    CHECK(hosts_of("aa " + std::string(key) + "=me\n")[0].user == "me");
+  // All spellings of PRRTE's scanner.
+  for (const char* key : {"slots_max", "slots-max", "max_slots", "max-slots", "cpu_max", "cpu-max", "max_cpu",
+                          "max-cpu", "count_max", "count-max", "max_count", "max-count"})
+    CHECK(hosts_of("aa slots=2 " + std::string(key) + " = 4\n")[0].max_slots == 4);
 }
 
 TEST_CASE("Comments, blank lines, tabs, CR LF and a byte order mark") {
@@ -66,6 +71,19 @@ TEST_CASE("Comments, blank lines, tabs, CR LF and a byte order mark") {
             "\xEF\xBB\xBF# all\r\n\r\n  gpu01\tslots=8 # first\r\n\t\r\ngpu02 slots=4#x\r\n   # end")) ==
         "gpu01:8 gpu02:4");
   CHECK(brief(hosts_of("gpu01#comment\ngpu02:2#comment slots=4x\n")) == "gpu01 gpu02:2");
+}
+
+TEST_CASE("Comments in C's form, as in Open MPI") {
+  CHECK(brief(hosts_of("// all\n  //\ngpu01 slots=8 // first \x01\ngpu02 //\r\n")) == "gpu01:8 gpu02");
+  CHECK(
+      brief(hosts_of("/* a\n * b # \"\ngpu09\n**/\ngpu01 /* c */ slots=2 /* d *//* e */ // /*\n/**/gpu02")) ==
+      "gpu01:2 gpu02");
+  CHECK(brief(hosts_of("# /*\ngpu01\n")) == "gpu01");
+  CHECK(hosts_of("gpu01 jump=ssh://gw chdir=//data env:A=a/*b env:B=\"x // /* \\\" // y\"")[0].env ==
+        Env{{"A", "a/*b"}, {"B", "x // /* \" // y"}});
+  CHECK(errors_of("/* \xC3\xA9 */ gpu01 slots=0") ==
+        Texts{"hosts:1:21: slots=0: \"0\" is not a number of slots (a whole number from 1 to 65535)"});
+  CHECK(errors_of("gpu01\n/* gpu02\n\n") == Texts{"hosts:2: the comment that begins here with /* has no */"});
 }
 
 TEST_CASE("Every key is read") {
@@ -139,6 +157,8 @@ TEST_CASE("Bad slots") {
         Texts{"hosts:1:15: cpu is given twice for this host (it means slots=)"});
   CHECK(errors_of("a@gpu01 username=a") ==
         Texts{"hosts:1:9: username is given twice for this host (it means user=)"});
+  CHECK(errors_of("gpu01 max-slots=4 cpu-max=4") ==
+        Texts{"hosts:1:19: cpu-max is given twice for this host (it means max_slots=)"});
   CHECK(errors_of("gpu01 slots=4 max_slots=2") == Texts{"hosts:1:1: max_slots=2 is less than slots=4"});
 }
 

@@ -155,6 +155,10 @@ TEST_CASE("Include and exclude") {
         Texts{"ddplaunch: --include, column 1: host c is not in hosts; did you mean a?"});
   // As with DeepSpeed, these are devices of this machine.
   CHECK(world.spec({"--include", "localhost:0,2", "w"}).hosts[0].devices == Texts{"0", "2"});
+  // Scripts pass an empty variable: it is no filter, as in DeepSpeed.
+  for (const char* none : {"--include=", "--exclude=", "--deepspeed_inclusion_filter="})
+    CHECK(world.spec({"--hostfile", "hosts", none, "w"}).hosts.size() == 2);
+  CHECK(world.spec({"--hostfile", "hosts", "-i", "", "-e", "b", "w"}).hosts.size() == 1);
 }
 
 TEST_CASE("Hostfile and --host exclude each other") {
