@@ -74,6 +74,7 @@ class EntryReader {
   std::vector<std::string> addresses_;
   std::size_t address_offset_ = 0;
   std::vector<Key> given_;
+  std::optional<int> in_name_;  ///< slots given as name:N
   HostEntry entry_;
 };
 
@@ -86,7 +87,11 @@ std::string of_the_same(std::string_view name, HostKey::Key key) {
 
 bool EntryReader::first_time(Key key, std::string_view name, std::size_t offset) {
   if (std::find(given_.begin(), given_.end(), key) != given_.end()) {
-    fail(offset, std::string(name) + " is given twice for this host" + of_the_same(name, key));
+    const std::string in_name = key == Key::kSlots && in_name_ ? std::to_string(*in_name_) : std::string();
+    fail(offset, std::string(name) + " is given twice for this host" + of_the_same(name, key) +
+                     (in_name.empty()
+                          ? ""
+                          : ": the :" + in_name + " of the name is slots, too; a port is port=" + in_name));
     return false;
   }
   given_.push_back(key);
@@ -114,6 +119,7 @@ void EntryReader::read_host_spec() {
   if (word.slots_given) given_.push_back(Key::kSlots);
   host_.user = std::move(word.user);
   host_.slots = word.slots;
+  in_name_ = word.slots;
   names_ = std::move(word.names);
 }
 

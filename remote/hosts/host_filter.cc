@@ -44,6 +44,7 @@ class FilterReader {
   std::vector<Diagnostic> diagnostics;
 
  private:
+  bool is_user(std::string_view part, std::string_view rest) const;
   void read_part(std::string_view part, std::size_t offset);
   std::optional<std::vector<int>> read_slots(std::string_view text, std::size_t offset);
   void select(const std::string& name, std::size_t offset, const std::vector<int>* slots);
@@ -60,10 +61,24 @@ void FilterReader::read(std::string_view text) {
   std::size_t begin = 0;
   while (diagnostics.size() < kMaxDiagnostics) {
     const std::size_t end = std::min(text.find('@', begin), text.size());
-    read_part(text.substr(begin, end - begin), begin);
+    const std::string_view part = text.substr(begin, end - begin);
+    if (!is_user(part, text.substr(std::min(end + 1, text.size())))) read_part(part, begin);
     if (end == text.size()) return;
     begin = end + 1;
   }
+}
+
+// Returns whether `part` is the user of the host that begins `rest`, in root@gpu01 as the hostfile has it.
+// The name of a listed host is that host.
+bool FilterReader::is_user(std::string_view part, std::string_view rest) const {
+  if (index_.contains(lower_case(part))) return false;
+  const std::string_view next = rest.substr(0, rest.find('@'));
+  const HostSpec spec = parse_host_spec(is_ipv6(next) ? next : next.substr(0, name_length(next)));
+  return !spec.names.empty() &&
+         std::all_of(spec.names.begin(), spec.names.end(), [&](const std::string& name) {
+           const auto found = index_.find(lower_case(name));
+           return found != index_.end() && hosts_[found->second].user == part;
+         });
 }
 
 void FilterReader::read_part(std::string_view part, std::size_t offset) {

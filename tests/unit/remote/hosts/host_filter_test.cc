@@ -64,6 +64,17 @@ TEST_CASE("Entries for one host add up") {
   CHECK(filtered("gpu01:0@gpu01", "") == "gpu01:4");
 }
 
+TEST_CASE("The user of a host may be in front of it") {
+  const std::string file = "root@gpu01 slots=2\ngpu[02-03] slots=2 user=root\nroot@::1\ngpu04 slots=2\n";
+  CHECK(filtered("root@gpu01", "", file) == "gpu01:2");
+  CHECK(filtered("root@gpu01:1@root@gpu[02-03]@gpu04@root@::1", "", file) ==
+        "gpu01:1(1) gpu02:2 gpu03:2 ::1 gpu04:2");
+  CHECK(filtered("", "gpu04@root@GPU02@root@[::1]", file) == "gpu01:2 gpu03:2");
+  CHECK(refused("root@gpu04", "", file) == Texts{"--include, column 1: host root is not in hosts"});
+  CHECK(refused("you@gpu01", "", file) == Texts{"--include, column 1: host you is not in hosts"});
+  CHECK(refused("gpu01@root", "", file) == Texts{"--include, column 7: host root is not in hosts"});
+}
+
 TEST_CASE("A host without slots accepts any slot, and then has as many") {
   CHECK(filtered("plain:0,6", "") == "plain:2(0,6)");
   CHECK(filtered("plain", "") == "plain");

@@ -152,7 +152,13 @@ TEST_CASE("Bad slots") {
   CHECK(errors_of("gpu01:") == Texts{"hosts:1:7: \"\"" + is_not});
   CHECK(errors_of("gpu01 slots=") == Texts{"hosts:1:13: slots= has no value"});
   CHECK(errors_of("gpu01 slots=4 slots=4") == Texts{"hosts:1:15: slots is given twice for this host"});
-  CHECK(errors_of("gpu01:4 slots=4") == Texts{"hosts:1:9: slots is given twice for this host"});
+  CHECK(errors_of("gpu01:4 slots=4") ==
+        Texts{"hosts:1:9: slots is given twice for this host: the :4 of the name is "
+              "slots, too; a port is port=4"});
+  CHECK(errors_of("root@gpu01:2222 cpu=8") == Texts{"hosts:1:17: cpu is given twice for this host (it means "
+                                                    "slots=): the :2222 of the name is slots, too; a "
+                                                    "port is port=2222"});
+  CHECK(errors_of("[::1]:22 slots=8 slots=8").size() == 2);
   CHECK(errors_of("gpu01 slots=4 cpu=4") ==
         Texts{"hosts:1:15: cpu is given twice for this host (it means slots=)"});
   CHECK(errors_of("a@gpu01 username=a") ==
