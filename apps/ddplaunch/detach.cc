@@ -3,14 +3,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "apps/ddplaunch/commands.h"
 #include "apps/ddplaunch/logout.h"
 #include "base/child_process.h"
+#include "base/child_setup.h"
 #include "base/unique_fd.h"
 
 namespace ddp {
@@ -33,6 +38,31 @@ void leave_terminal(int errors) {
   ::dup2(null.get(), STDIN_FILENO);
   ::dup2(null.get(), STDOUT_FILENO);
   ::dup2(errors, STDERR_FILENO);
+}
+
+/// Adds the descriptor that an option names as a file, such as /dev/fd/63 of `--report >(jq .)`.
+void add_named_descriptor(std::string_view path, std::vector<unsigned>& kept) {
+  for (const std::string_view directory : {"/dev/fd/", "/proc/self/fd/"}) {
+    if (!path.starts_with(directory)) continue;
+    path.remove_prefix(directory.size());
+    int number = 0;
+    std::from_chars(path.data(), path.data() + path.size(), number);
+    if (number > STDERR_FILENO) kept.push_back(static_cast<unsigned>(number));
+  }
+}
+
+/// Closes all from 3 up that the job does not need: a lock or a pipe of the caller must not last as long as
+/// the job.
+void close_callers_descriptors(const launcher::JobSpec& spec, int needed) {
+  std::vector<unsigned> kept = {STDERR_FILENO, static_cast<unsigned>(needed)};
+  // The other files that options name were read before.
+  for (const std::string& path : {spec.report_path, spec.ssh_config, spec.token_file})
+    add_named_descriptor(path, kept);
+  std::sort(kept.begin(), kept.end());
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    const unsigned last = i + 1 < kept.size() ? kept[i + 1] - 1 : ~0U;
+    close_descriptors(kept[i] + 1, last);
+  }
 }
 
 /// Copies what there is to standard error. Returns false at the end of the pipe.
@@ -81,10 +111,10 @@ int run_detached(const RunJob& job, const std::function<int(std::function<void()
   int ends[2];
   int run_ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return report_exit(system_error(errno, "pipe"));
-  const UniqueFd read_end(ends[0]);
+  UniqueFd read_end(ends[0]);
   UniqueFd write_end(ends[1]);
   if (::pipe2(run_ends, O_CLOEXEC) != 0) return report_exit(system_error(errno, "pipe"));
-  const UniqueFd run_read_end(run_ends[0]);
+  UniqueFd run_read_end(run_ends[0]);
   UniqueFd run_write_end(run_ends[1]);
   std::fflush(nullptr);
   const pid_t child = ::fork();
@@ -92,6 +122,9 @@ int run_detached(const RunJob& job, const std::function<int(std::function<void()
   if (child == 0) {
     leave_terminal(write_end.get());
     write_end.reset();
+    read_end.reset();  // otherwise a write to stderr would wait for ever once the parent has ended
+    run_read_end.reset();
+    close_callers_descriptors(job.spec, run_write_end.get());
     // The end of a job's name is unique, and has no characters that systemd would refuse.
     const std::string& name = job.registration.name;
     const std::string warning = survive_logout("ddplaunch-" + name.substr(name.rfind('.') + 1));

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Tests what shows a job from outside: its journal, the summary at its end, and the verbs about jobs."""
 
+import fcntl
 import http.client
 import json
 import os
 import pathlib
 import re
 import resource
+import select
 import shutil
 import signal
 import socket
@@ -913,8 +915,8 @@ class ControlSocket(VerbTest):
 
 class Detached(VerbTest):
 
-    def detach(self, *words):
-        return self.verb("--detach", "--job-id", self.job, *words, cwd=self.dir, stdin=subprocess.DEVNULL)
+    def detach(self, *words, **options):
+        return self.verb("--detach", "--job-id", self.job, *words, cwd=self.dir, stdin=subprocess.DEVNULL, **options)
 
     def test_a_detached_job_survives_the_end_of_its_terminal(self):
         done = self.detach("--nproc-per-node", 2, "sh", "-c", "echo here; exec sleep 1000")
@@ -928,6 +930,32 @@ class Detached(VerbTest):
         self.assertEqual(self.status(self.job)["state"], "running")
         self.assertEqual(self.verb("stop").code, 0)
         self.assertEqual(self.verb("wait").code, 143)
+
+    def test_a_detached_job_keeps_no_descriptor_of_its_caller(self):
+        self.addCleanup(self.verb, "stop", "--now", self.job)
+        read, write = os.pipe()
+        self.addCleanup(os.close, read)
+        with open(self.dir / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            done = self.detach("sleep", "1000", pass_fds=(write, lock.fileno()))
+        os.close(write)
+        self.assert_code(done, 0)
+        self.assertEqual(select.select([read], [], [], 10)[0], [read])  # the end of the pipe
+        with open(self.dir / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.assertEqual(self.status(self.job)["state"], "running")
+
+    def test_a_detached_job_keeps_the_descriptors_that_an_option_names(self):
+        with open(self.dir / "report", "wb") as report, open(self.dir / "config", "wb") as config:
+            options = ("--report", f"/dev/fd/{report.fileno()}", "--ssh-config", f"/proc/self/fd/{config.fileno()}")
+            self.assert_code(self.detach(*options, "true", pass_fds=(report.fileno(), config.fileno())), 0)
+        self.assert_code(self.verb("wait"), 0)
+        self.assertEqual(json.loads((self.dir / "report").read_text())["exit_code"], 0)
+
+    def test_a_detached_job_writes_more_errors_than_a_pipe_holds(self):
+        self.addCleanup(self.verb, "stop", "--now", self.job)
+        self.assert_code(self.detach("sh", "-c", "head -c 400000 /dev/zero | tr '\\0' '\\n' >&2"), 0)
+        self.assert_code(self.verb("wait"), 0)
 
     def test_a_logout_that_would_end_the_job_is_announced(self):
         tools = self.dir / "tools"
