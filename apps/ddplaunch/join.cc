@@ -32,6 +32,7 @@
 #include "launcher/keeper/keeper.h"
 #include "launcher/links/join_link.h"
 #include "launcher/report/exit_code.h"
+#include "launcher/supervisor/net_choice.h"
 #include "launcher/supervisor/start_messages.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "remote/start/resolver.h"
@@ -236,6 +237,11 @@ int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::
 
 int run_per_node(const RunJob& job, GivenToken given) {
   const JobSpec& spec = job.spec;
+  const auto facts = launcher::gather_node_facts();
+  if (!facts) return end_with(facts.error());
+  const auto loopback = launcher::check_loopback({"this machine", "", "", facts->hello.interfaces},
+                                                 is_loopback_address(spec.per_node->master_addr));
+  if (!loopback) return end_with(loopback.error());
   auto token = find_link_token(spec, given);
   if (!token) return end_with(token.error());
   auto port = take_control_port(*spec.per_node);

@@ -373,9 +373,26 @@ std::string shared_reason(const NetworkOption& option, std::size_t nodes) {
 
 }  // namespace
 
+Result<> check_loopback(const NodeNetwork& node, bool needs_ipv4) {
+  bool up = false;
+  for (const Interface& interface : node.interfaces) {
+    const auto address = parse_address(interface.address);
+    if (!interface.loopback || !interface.up || !address) continue;
+    if (is_loopback(*address) && !address->v6) return {};
+    up = true;
+  }
+  if (up && !needs_ipv4) return {};
+  return Error{ErrorCode::kSystem,
+               up ? "lo has no address 127.0.0.1 on " + node.name + "; ip addr add 127.0.0.1/8 dev lo"
+                  : "lo is down on " + node.name + "; ip link set lo up"};
+}
+
 Result<NetChoice> choose_network(const std::vector<NodeNetwork>& given, std::string_view wanted) {
   if (given.empty()) return Error{ErrorCode::kInternal, "a choice of network without nodes"};
   const bool one_machine = all_on_one_machine(given);
+  for (const NodeNetwork& node : given) {
+    if (auto usable = check_loopback(node, one_machine && wanted.empty()); !usable) return usable.error();
+  }
   const std::vector<NodeAddresses> nodes = parsed(given);
   if (!wanted.empty()) {
     const auto parsed_wanted = parse_wanted(wanted);

@@ -36,6 +36,10 @@ struct NetChoice {
   const NetRoute& route(std::string_view master_addr) const;
 };
 
+/// Returns an error (kSystem) with advice if `node`'s loopback is down, through which a machine reaches its
+/// own addresses, too, or if `needs_ipv4` and it lacks 127.0.0.1.
+Result<> check_loopback(const NodeNetwork& node, bool needs_ipv4);
+
 /// Chooses the network of the ranks. `nodes[0]` holds rank 0. `wanted` is --network: a CIDR ("10.1.0.0/16"),
 /// an interface name, or empty. Rules, in this order:
 ///   one machine (and no `wanted`)       127.0.0.1 and lo
@@ -51,7 +55,7 @@ struct NetChoice {
 /// Every candidate network or address of node 0 becomes a route (with `wanted`, only those that match it). If
 /// a firewall closes one, the probes detect this and the next one is used. A route to another machine never
 /// uses loopback. Errors (kUsage for a bad CIDR, and for a node that lacks `wanted`, kUnreachable when
-/// nothing fits) list the addresses of each node.
+/// nothing fits) list the addresses of each node. Also fails as check_loopback does.
 Result<NetChoice> choose_network(const std::vector<NodeNetwork>& nodes, std::string_view wanted);
 
 /// Returns the name of the interface that has `address`; empty: none has it. Addresses are numeric; IPv4 may

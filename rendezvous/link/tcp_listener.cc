@@ -175,15 +175,17 @@ Result<TcpListener> listen_tcp_picked(ListenScope scope, std::optional<PortRange
     Result<TcpListener> listener = listen_tcp(scope, port);
     if (!listener) {
       last = listener.error();
+      if (last.sys != EADDRINUSE && last.sys != EACCES) return last;  // no other port would be better
       continue;
     }
     if (neighbours_free(scope, port)) return listener;
     if (!alone) alone = std::move(*listener);
   }
   if (alone) return std::move(*alone);
-  const std::string where = range ? std::to_string(range->first) + "-" + std::to_string(range->last)
-                                  : std::string("outside the ephemeral range");
-  return Error{last.code, "no free port in the range " + where + ": " + last.text, last.sys};
+  const std::string where =
+      range ? "in the range " + std::to_string(range->first) + "-" + std::to_string(range->last)
+            : std::string("outside the ephemeral range");
+  return Error{last.code, "no free port " + where + ": " + last.text, last.sys};
 }
 
 PortRange ephemeral_ports() {

@@ -12,7 +12,7 @@ import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import LaunchTest, main, wait_until
+from tests.support.launch import DDPLAUNCH, LaunchTest, main, wait_until
 
 # Names of the interfaces on the two LANs, by machine. Kernels and distributions use many naming schemes.
 NAMES = {"n0": ("eth0", "ib0"), "n1": ("enp5s0f0", "ib1"), "n2": ("bond0.10", "mlx0")}
@@ -217,6 +217,29 @@ class Routed(Machines):
         ranks, words = self.shown()
         self.assertEqual(ranks, ["0 10.244.0.7 eth0 =eth0", "1 10.244.0.7 enp5s0f0 =enp5s0f0"])
         self.assertIn("ddplaunch: MASTER_ADDR=10.244.0.7 (enp5s0f0 on n1; eth0 on localhost)\n", words)
+
+
+@unittest.skipUnless(os.geteuid() == 0 and shutil.which("ip"), "needs root and ip(8)")
+class Loopback(LaunchTest):
+    """A machine whose loopback lacks something: `check` and each way to start a job say so in one line, and at once."""
+
+    def assert_refused(self, setup, text):
+        per_node = ("--insecure", "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1")
+        for words, code, where in ((("check",), 115, "localhost"), ((), 116, "localhost"), (per_node, 116, "this machine")):
+            command = [DDPLAUNCH, *words, *([] if words == ("check",) else ["--quiet", "true"])]
+            done = subprocess.run(["unshare", "-n", "sh", "-c", setup + 'exec "$@"', "sh", *command], env=self.env, cwd=self.dir,
+                                  stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+            self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+            self.assertIn(text.format(where), (done.stdout + done.stderr).splitlines()[-2 if code == 115 else -1])
+            self.assertNotIn("free port", done.stdout + done.stderr)
+
+    def test_lo_is_down(self):
+        self.assert_refused("", "lo is down on {}; ip link set lo up")
+        self.assert_refused("ip link set lo up; ip link set lo down; ", "lo is down on {}; ip link set lo up")
+
+    def test_lo_has_no_ipv4(self):
+        self.assert_refused("ip link set lo up; ip addr del 127.0.0.1/8 dev lo; ",
+                            "lo has no address 127.0.0.1 on {}; ip addr add 127.0.0.1/8 dev lo")
 
 
 if __name__ == "__main__":

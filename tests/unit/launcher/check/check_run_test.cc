@@ -52,7 +52,7 @@ struct CheckedJob {
     hello.machine_id = "m" + std::to_string(node);
     hello.cpus = 4;
     const std::string address = "10.0.0." + std::to_string(node + 1);
-    hello.interfaces = {{"eth0", address, 24, true, false}};
+    hello.interfaces = {{"lo", "127.0.0.1", 8, true, true}, {"eth0", address, 24, true, false}};
     if (two_networks)
       hello.interfaces.push_back({"eth1", "10.9.0." + std::to_string(node + 1), 24, true, false});
     step(CheckRun::NodeUp{node, hello, address});
@@ -158,7 +158,7 @@ TEST_CASE("the store answers the nodes and --store-allow, as that of a job") {
   for (const std::size_t node : {0, 1})
     job.checked(node);
   CHECK(job.did == "0 OpenStore");
-  CHECK(job.store_guests == std::vector<std::string>{"10.0.0.1", "10.0.0.2", "203.0.113.0/24"});
+  CHECK(job.store_guests == std::vector<std::string>{"10.0.0.1", "10.0.0.2", "127.0.0.1", "203.0.113.0/24"});
 }
 
 TEST_CASE("a failing host ends nothing for the others") {

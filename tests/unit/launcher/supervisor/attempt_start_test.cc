@@ -11,13 +11,15 @@ namespace {
 using namespace std::chrono_literals;
 using Texts = std::vector<std::string>;
 
+const rendezvous::Interface kLoopback{"lo", "127.0.0.1", 8, true, true};
+
 /// Node i of `count` nodes on machines of their own. They share eth0 (10.0.0.x) and, if `networks` is 2, eth1
 /// (10.1.0.x).
 std::vector<NodeNetwork> nodes(std::size_t count, int networks = 1) {
   std::vector<NodeNetwork> made;
   for (std::size_t i = 0; i < count; ++i) {
     const std::string number = std::to_string(i + 1);
-    NodeNetwork node{"n" + std::to_string(i), "m" + number, "10.0.0." + number, {}};
+    NodeNetwork node{"n" + std::to_string(i), "m" + number, "10.0.0." + number, {kLoopback}};
     for (int net = 0; net < networks; ++net)
       node.interfaces.push_back(
           {"eth" + std::to_string(net), "10." + std::to_string(net) + ".0." + number, 24, true, false});
@@ -160,7 +162,8 @@ TEST_CASE("attempt start: InfiniBand that is not used is a warning") {
 
 TEST_CASE("attempt start: the interface of the probe counts where the route names none") {
   std::vector<NodeNetwork> apart = nodes(2);
-  apart[1].interfaces = {{"wg0", "192.168.5.2", 24, true, false}, {"eth0", "172.16.0.2", 24, true, false}};
+  apart[1].interfaces = {
+      kLoopback, {"wg0", "192.168.5.2", 24, true, false}, {"eth0", "172.16.0.2", 24, true, false}};
   AttemptStart start;
   REQUIRE(start.begin(3, apart, "").has_value());
   REQUIRE(start.opened(0, opened(3)).probes.size() == 1);
@@ -194,7 +197,7 @@ TEST_CASE("attempt start: the store is ordered as the user wants it, for the nod
   CHECK(order.mode == static_cast<std::uint8_t>(StoreMode::kWorker));
   CHECK_FALSE(order.loopback_only);
   CHECK(order.first_port == 0);
-  CHECK(order.allow == Texts{"10.0.0.1", "10.0.0.2", "192.0.2.0/24"});  // each once
+  CHECK(order.allow == Texts{"10.0.0.1", "10.0.0.2", "127.0.0.1", "192.0.2.0/24"});  // each once
   spec.port_range = {30000, 30010};
   order = start.store_order(spec);
   CHECK(order.first_port == 30000);
@@ -210,7 +213,7 @@ TEST_CASE("attempt start: of very many addresses the store gets those that are o
   for (std::size_t i = 0; i < many.size(); ++i) {
     const std::string low = std::to_string(i / 250) + "." + std::to_string(i % 250 + 1);
     many[i].connected = "10.0." + low;
-    many[i].interfaces.clear();
+    many[i].interfaces = {kLoopback};
     for (int net = 0; net < 40; ++net)
       many[i].interfaces.push_back(
           {"eth" + std::to_string(net), "10." + std::to_string(net) + "." + low, 16, true, false});

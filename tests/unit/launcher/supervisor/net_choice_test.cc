@@ -47,6 +47,32 @@ TEST_CASE("all nodes on one machine use loopback") {
         "one node: 127.0.0.1");
 }
 
+TEST_CASE("a loopback that is down is one error, before the start") {
+  NodeNetwork a = node("a", "10.0.0.1", {"eth0 10.0.0.1/24"}, "m");
+  const NodeNetwork twin = node("twin", "10.0.0.1", {"eth0 10.0.0.1/24"}, "m");
+  const NodeNetwork other = node("b", "10.0.0.2", {"eth0 10.0.0.2/24"});
+  struct Case {
+    std::vector<std::string> loopback;
+    std::string alone;
+    std::string with_others;
+  };
+  const std::string down = "lo is down on a; ip link set lo up";
+  for (const auto& [loopback, alone, with_others] :
+       {Case{{}, down, down}, Case{{"lo 127.0.0.1/8 loopback down", "lo ::1/128 loopback down"}, down, down},
+        Case{{"lo ::1/128 loopback"}, "lo has no address 127.0.0.1 on a; ip addr add 127.0.0.1/8 dev lo", ""},
+        Case{{"lo ::1/128 loopback", "lo 127.0.0.1/8 loopback"}, "", ""},
+        Case{{"lo 127.0.0.53/8 loopback"}, "", ""}}) {
+    a.interfaces = {net("eth0 10.0.0.1/24")};
+    for (const std::string& text : loopback)
+      a.interfaces.push_back(net(text));
+    const auto text_of = [](const Result<NetChoice>& choice) { return choice ? "" : choice.error().text; };
+    CHECK(text_of(choose_network({a}, "")) == alone);
+    CHECK(text_of(choose_network({twin, a}, "")) == alone);
+    CHECK(text_of(choose_network({other, a}, "")) == with_others);
+    CHECK(text_of(choose_network({twin, a}, "eth0")) == with_others);
+  }
+}
+
 TEST_CASE("nodes without a machine ID never count as one machine") {
   NodeNetwork a = node("a", "10.0.0.1", {"eth0 10.0.0.1/24"});
   NodeNetwork b = node("b", "10.0.0.2", {"eth0 10.0.0.2/24"});

@@ -21,7 +21,8 @@ JobSpec spec_of(const std::vector<std::string>& hosts) {
 AttemptStart opening(NodeTable& nodes) {
   nodes.begin_attempt(0, {{{0, 0, 0, 1}, {1, 1, 1, 1}}, 2});
   AttemptStart start;
-  REQUIRE(start.begin(0, {{"a", "m", "", {}}, {"b", "m", "", {}}}, "").has_value());
+  const rendezvous::Interface lo{"lo", "127.0.0.1", 8, true, true};
+  REQUIRE(start.begin(0, {{"a", "m", "", {lo}}, {"b", "m", "", {lo}}}, "").has_value());
   return start;
 }
 

@@ -560,6 +560,7 @@ TEST_CASE("the allowed addresses of the store fit into one message, for any numb
     };
     rendezvous::Hello hello;
     hello.hostname = hello.machine_id = spec.hosts[i].name;
+    hello.interfaces.push_back({"lo", "127.0.0.1", 8, true, true});
     for (int net = 0; net < 9; ++net)
       hello.interfaces.push_back({"eth" + std::to_string(net), address(net), 16, true, false});
     (void)supervisor.step(job::NodeUp{i, hello, address(0)}, 1000s);
