@@ -9,7 +9,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import DDPLAUNCH, SKIP, LaunchTest, Nodes, live_processes_with, main, wait_until
+from tests.support.launch import DDPLAUNCH, SAME_REQUEST, SKIP, LaunchTest, Nodes, live_processes_with, main, wait_until
 from tests.support.rejoin import last_step, worker_of
 
 HANGING_DISK = pathlib.Path(DDPLAUNCH).parents[1] / "tests/hanging_disk"
@@ -163,7 +163,7 @@ class HangingDisk(LaunchTest):
         self.assertTrue(self.hangs(), self.errors.read_text())
         process.send_signal(signal.SIGINT)
         self.assertTrue(self.said("again: now"))
-        time.sleep(1.1)  # the time in which signals are one request
+        time.sleep(SAME_REQUEST)
         process.send_signal(signal.SIGINT)
         began = time.monotonic()
         self.assert_code(self.finish(process, timeout=40), 130)

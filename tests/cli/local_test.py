@@ -13,7 +13,7 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import DDPLAUNCH, LaunchTest, is_running, live_processes_with, main, wait_until
+from tests.support.launch import DDPLAUNCH, SAME_REQUEST, LaunchTest, is_running, live_processes_with, main, wait_until
 
 
 class LocalJob(LaunchTest):
@@ -168,7 +168,7 @@ class LocalJob(LaunchTest):
         process.send_signal(signal.SIGINT)
         while "again" not in process.stderr.readline():
             pass
-        time.sleep(1.1)  # the time in which signals are one request
+        time.sleep(SAME_REQUEST)
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         done = self.finish(process, timeout=20)
@@ -275,7 +275,7 @@ class LocalJob(LaunchTest):
         self.assertTrue(wait_until(lambda: file.exists() and file.stat().st_size > (2 << 20)))
         process.send_signal(signal.SIGINT)
         self.assertIn("stopping the workers", process.stderr.readline())
-        time.sleep(1.1)  # the time in which signals are one request
+        time.sleep(SAME_REQUEST)
         process.send_signal(signal.SIGINT)
         self.assertEqual(process.wait(timeout=20), 130)
         said = process.stderr.read().splitlines()

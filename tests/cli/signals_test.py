@@ -18,7 +18,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import LaunchTest, Nodes, main, wait_until
+from tests.support.launch import SAME_REQUEST, LaunchTest, Nodes, main, wait_until
 
 
 class Terminal:
@@ -179,7 +179,7 @@ finally:
             process = self.start("--nproc-per-node", 2, script)
             self.assertTrue(wait_until(lambda: self.up(2)))
             process.send_signal(first)
-            time.sleep(1.1)  # the time in which signals are one request
+            time.sleep(SAME_REQUEST)
             process.send_signal(then)
             done = self.finish(process, timeout=15)
             self.assert_code(done, 128 + first)
@@ -209,7 +209,7 @@ finally:
         process.send_signal(signal.SIGINT)
         while "again: now" not in process.stderr.readline():
             pass
-        time.sleep(1.1)  # the time in which signals are one request
+        time.sleep(SAME_REQUEST)
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         done = self.finish(process, timeout=30)
@@ -459,7 +459,7 @@ finally:
         terminal.type("\x03")
         announced = "ddplaunch: stopping the workers; SIGKILL in 60 s (Ctrl-C again: now)"
         self.assertTrue(terminal.wait_for(lambda: announced in terminal.text()), terminal.text())
-        time.sleep(1.1)  # the time in which signals are one request
+        time.sleep(SAME_REQUEST)
         terminal.type("\x03")
         self.assertTrue(terminal.wait_for(lambda: self.LAST_WORDS in terminal.text()), terminal.text())
         self.assertTrue(terminal.wait_for(self.ended))

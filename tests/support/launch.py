@@ -15,6 +15,8 @@ SOURCE = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("DDP_BIN_DIR", SOURCE / "build/release/bin"))
 DDPLAUNCH = str(BIN / "ddplaunch")
 SKIP = 77
+# Longer than the time in which ddplaunch takes several signals for one request.
+SAME_REQUEST = 1.1
 
 
 def is_running(pid):
