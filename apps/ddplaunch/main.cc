@@ -13,6 +13,7 @@
 #include "apps/ddplaunch/options/options.h"
 #include "apps/ddplaunch/start_up.h"
 #include "base/standard_descriptors.h"
+#include "launcher/master/user_signals.h"
 #include "rendezvous/secure/link_token.h"
 
 namespace {
@@ -38,6 +39,7 @@ void show_notes(const std::vector<std::string>& notes) {
 
 int run(const ddp::RunJob& job, ddp::GivenToken token) {
   if (!job.spec.quiet) show_notes(job.notes);
+  if (job.verb == ddp::Verb::kRun && !job.detach) ddp::launcher::part_from_shell();
   if (job.spec.per_node) return ddp::run_per_node(job, std::move(token));
   if (job.verb != ddp::Verb::kRun) return ddp::check(job, token);
   const auto launch = [&](std::function<void()> all_run) {

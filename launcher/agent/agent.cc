@@ -196,11 +196,6 @@ void Agent::handle(const rendezvous::Ping& message) {
   link_.send(rendezvous::Pong{message.sequence, clock_ns()});
 }
 
-void Agent::handle(const rendezvous::MasterAsleep& message) {
-  feed(message);
-  link_.send(rendezvous::Pong{rendezvous::kAsleep, clock_ns()});
-}
-
 // ---- the end
 
 void Agent::perform(const node::CloseLink&) {

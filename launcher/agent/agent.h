@@ -78,7 +78,6 @@ class Agent {
   void handle(const rendezvous::Probe& message);
   void handle(const rendezvous::Spawn& message);
   void handle(const rendezvous::Ping& message);
-  void handle(const rendezvous::MasterAsleep& message);
   void handle(const rendezvous::OpenStore& message) { feed(message); }
   void handle(const rendezvous::Revoke& message) { feed(message); }
   void handle(const rendezvous::Stop& message) { feed(message); }

@@ -79,11 +79,6 @@ void AgentCore::on(const node::Pinged&) {
   if (is_leased()) renew_lease();
 }
 
-void AgentCore::on(const rendezvous::MasterAsleep&) {
-  lease_.master_asleep();
-  renew_lease();
-}
-
 /// For how long a node that slept waits for its master, which may have slept as well: a scheduler suspends
 /// all processes of a job. Where no other attempt can begin meanwhile, a whole lease. On the master's machine
 /// the keeper kills at the end of the lease unless the master sleeps, so the agent may wait for the Ping of a
@@ -95,7 +90,6 @@ AgentCore::Time AgentCore::wake_time() const {
 /// The keeper kills the remaining workers when lease and grace have passed.
 void AgentCore::renew_lease() {
   if (!is_leased()) return act(node::RenewKeeper{});
-  if (lease_.asleep()) return act(node::SetLease{Time(0)});
   Time end = lease_.ends_at();
   if (!settings_.may_restart) end = std::max(end, woke_at_ + wake_time());
   if (end <= now_ && !is_lease_over()) return;  // the keeper knows this end, and whether the master sleeps
@@ -106,7 +100,7 @@ void AgentCore::on(const node::HeartbeatDue& event) {
   beat_at_ = now_;
   // Silence while this process slept may be its own fault.
   const bool silent = std::min(event.silence, now_ - woke_at_) > settings_.patience;
-  const bool lost = running() && is_leased() ? is_lease_over() : silent && !lease_.asleep();
+  const bool lost = running() && is_leased() ? is_lease_over() : silent;
   if (lost) lose_master();
   renew_lease();
 }

@@ -82,7 +82,6 @@ class AgentCore {
  private:
   void on(const node::JobReceived& event);
   void on(const node::Pinged& event);
-  void on(const rendezvous::MasterAsleep& event);
   void on(const rendezvous::OpenStore& order);
   void on(const rendezvous::Spawn& order);
   void on(const rendezvous::Revoke& order);

@@ -34,8 +34,6 @@ constexpr int kPingsInTimeout = 6;
 constexpr seconds kLastText{2};
 /// Time for a disk that accepts nothing.
 constexpr seconds kDeadDisk{10};
-/// Time for the agents to confirm that they know of the master's stop.
-constexpr milliseconds kAsleepTime{500};
 
 remote::FanOutOptions start_options(const JobSpec& spec, Master::Options& options) {
   remote::FanOutOptions start;
@@ -79,7 +77,6 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
       nodes_(loop, spec.hosts, supervisor_.nodes().size(), remote, local, start_options(spec, options),
              *this),
       deadline_(loop),
-      sleep_timer_(loop),
       terminal_timer_(loop),
       signals_(loop),
       stdin_(loop.get_executor()),
@@ -91,7 +88,7 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
               }}),
       progress_(began_, spec.hang_timeout),
       all_run_(std::move(options.all_run)) {
-  add_signals(signals_, {SIGINT, SIGTERM, SIGHUP, SIGTSTP});
+  add_signals(signals_, {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCONT});
   signals_.add(SIGUSR1);
   signals_.add(SIGUSR2);
   if (options.control) control_.emplace(loop, std::move(*options.control), control_handlers(), ::geteuid());
@@ -106,6 +103,8 @@ int Master::run() {
   nodes_.ping_every(std::min(kPingEvery, std::min(spec_.node_timeout, node_lease(spec_)) / kPingsInTimeout));
   loop_.run();  // until the supervisor has finished; carry_out stops it
   end_tasks();
+  console_.resume();  // the shell of a suspended job reports its end, too
+  continue_shells_process();
   output_.finish_all();
   const ExitReport report = show_report();
   console_.flush(2, kLastText);  // the cause is printed even if nobody reads stdout
@@ -139,7 +138,6 @@ void Master::end_tasks() {
   error_code ignored;
   signals_.cancel(ignored);
   stdin_.stop();
-  sleep_timer_.cancel();
   terminal_timer_.cancel();
   deadline_.cancel();
   loop_.restart();
@@ -234,7 +232,9 @@ Awaitable<> Master::watch_signals() {
     if (error) co_return;
     note_start_steps();
     if (number == SIGTSTP)
-      fall_asleep();
+      leave_terminal();
+    else if (number == SIGCONT)
+      console_.resume();
     else
       step(job::UserSignal{number});
     if (number == SIGINT) repeat_on_terminal();
@@ -250,45 +250,13 @@ void Master::repeat_on_terminal() {
   });
 }
 
-/// Ctrl-Z stops the master, but not the job. The agents are notified, so that they tolerate the silence. The
-/// master stops when all have answered, because the threads that send these messages stop with it. In a job
-/// that may restart, an agent that tolerates silence could run its workers beside those of the next attempt.
-void Master::fall_asleep() {
-  if (!can_be_continued()) return say("Ctrl-Z is ignored: no shell here could continue ddplaunch");
-  if (supervisor_.may_restart())
-    return say(
-        "Ctrl-Z is ignored: this job may restart, so its nodes end their workers when they hear nothing "
-        "for " +
-        format_duration(node_lease(spec_)) + " (--master-timeout)");
-  if (nodes_.pings_paused()) return;
-  nodes_.pause_pings(true);  // a ping would wake the agents again
+/// Ctrl-Z stops only the process that the shell knows. The job goes on: nodes lose no master, and connections
+/// to them stay alive.
+void Master::leave_terminal() {
+  if (!has_shells_process()) return say("Ctrl-Z is ignored: no shell here could continue ddplaunch");
+  say("suspended; the job goes on without this terminal (`fg` to resume)");
   console_.suspend();
-  say("suspended; the workers keep running (`fg` to resume)");
-  for (const auto& node : nodes_) {
-    node->asleep = !node->live();
-    node->send(rendezvous::MasterAsleep{});
-  }
-  sleep_timer_.expires_after(kAsleepTime);
-  sleep_timer_.async_wait([this](const error_code& cancelled) {
-    if (!cancelled) stop_until_continued();
-  });
-  stop_if_all_asleep();
-}
-
-void Master::stop_if_all_asleep() {
-  if (!nodes_.pings_paused()) return;
-  for (const auto& node : nodes_) {
-    if (node->live() && !node->asleep) return;
-  }
-  stop_until_continued();
-}
-
-void Master::stop_until_continued() {
-  if (!nodes_.pings_paused()) return;
-  nodes_.pause_pings(false);
-  sleep_timer_.cancel();
-  ::raise(SIGSTOP);
-  console_.resume();
+  stop_shells_process();
 }
 
 /// Warns as soon as the loss is seen, and at the latest at the end.

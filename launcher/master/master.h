@@ -68,7 +68,6 @@ class Master final : private NodeEvents {
   void heard(const NodeLink& node) override;
   void reachable(const NodeLink& node) override;
   void agent_errors(const std::string& lines) override;
-  void agent_asleep() override { stop_if_all_asleep(); }
   void link_broken(const NodeLink& node, const Error& why) override;
   void link_gone(NodeLink& node, NodeLink::LinkEnd end) override;
   void before_pings() override;
@@ -95,9 +94,7 @@ class Master final : private NodeEvents {
   void warn_of_lost_output();
   void sweep(std::size_t node);
   std::vector<std::uint32_t> live_keepers_beside(std::size_t node) const;
-  void fall_asleep();
-  void stop_if_all_asleep();
-  void stop_until_continued();
+  void leave_terminal();
   void end_tasks();
   void say(std::string_view text);
   void record(const JournalEvent& event);
@@ -120,7 +117,6 @@ class Master final : private NodeEvents {
   MasterLinks::Link stdin_link_;        ///< the node that gets the launcher's stdin
   MasterLinks::Link stdin_ended_link_;  ///< a later rank 0's node, which got end of file
   asio::steady_timer deadline_;
-  asio::steady_timer sleep_timer_;
   asio::steady_timer terminal_timer_;
   std::string last_said_;
   std::uint64_t journal_id_ = 0;  ///< of the last event in the journal

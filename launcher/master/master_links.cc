@@ -245,12 +245,7 @@ Result<> MasterLinks::take(NodeLink& node, rendezvous::Message& message) {
   if (*admission == NodeLimits::Admission::kDrop) return {};
   if (*admission == NodeLimits::Admission::kCut) NodeLimits::cut(message);
   if (const auto* pong = std::get_if<rendezvous::Pong>(&message)) {
-    if (pong->sequence == rendezvous::kAsleep) {
-      node.asleep = true;
-      events_.agent_asleep();
-    } else if (node.on_pong(*pong) && !paused_) {
-      node.ping(++ping_sequence_);
-    }
+    if (node.on_pong(*pong)) node.ping(++ping_sequence_);
     return {};
   }
   if (const auto* hello = std::get_if<rendezvous::Hello>(&message)) {
@@ -271,7 +266,6 @@ Awaitable<> MasterLinks::ping_nodes(milliseconds interval) {
     co_await ping_timer_.async_wait(kUseTuple);
     if (closed_) co_return;
     events_.before_pings();
-    if (paused_) continue;
     for (const Link& node : links_) {
       if (!node->live()) continue;
       if (node->answered())

@@ -38,8 +38,6 @@ class NodeEvents {
   virtual void reachable(const NodeLink&) {}
   /// Completed lines of the agent's stderr, as NodeLink::error_lines returns them.
   virtual void agent_errors(const std::string& lines) = 0;
-  /// The agent knows that the master will stop.
-  virtual void agent_asleep() {}
   /// The link broke. link_gone follows, with a better reason.
   virtual void link_broken(const NodeLink&, const Error&) {}
   /// Called once for each link that was opened.
@@ -84,9 +82,6 @@ class MasterLinks {
 
   /// Pings all nodes from now on. An agent leaves when its master is silent for too long.
   void ping_every(std::chrono::milliseconds interval);
-  /// While paused, no ping wakes the agents.
-  void pause_pings(bool paused) { paused_ = paused; }
-  bool pings_paused() const { return paused_; }
 
   /// Ends all links and tasks; the loop must run a little longer for them.
   void close();
@@ -122,7 +117,6 @@ class MasterLinks {
   std::vector<std::shared_ptr<Sweep>> sweeps_;  ///< running ones
   asio::steady_timer ping_timer_;
   std::uint64_t ping_sequence_ = 0;
-  bool paused_ = false;
   bool closed_ = false;
 };
 

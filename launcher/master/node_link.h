@@ -83,7 +83,6 @@ class NodeLink {
   NodeLimits limits;
   bool greeted = false;          ///< its hello was reported
   bool gone = false;             ///< the link's end was reported
-  bool asleep = false;           ///< its agent knows of the master's coming stop
   asio::steady_timer end_timer;  ///< bounds explain_end
 
  private:

@@ -1,6 +1,9 @@
 #include "launcher/master/user_signals.h"
 
 #include <poll.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -45,6 +48,11 @@ void add_signals(asio::signal_set& set, std::initializer_list<int> numbers) {
   }
 }
 
+pid_t shells_process = 0;
+
+/// Returns whether a parent would continue this process after a stop. This needs a parent in the same
+/// session, outside the process group, such as a shell with job control. Otherwise the group is orphaned
+/// (setsid, `ssh -t HOST ddplaunch`, a container).
 bool can_be_continued() {
   pid_t parent = ::getppid();
   while (parent > 0 && ::getpgid(parent) == ::getpgrp()) {
@@ -52,6 +60,67 @@ bool can_be_continued() {
     parent = process ? process->parent : 0;
   }
   return parent > 0 && ::getsid(parent) == ::getsid(0);
+}
+
+/// Ends as the master did, without a second core file.
+[[noreturn]] void end_like(const siginfo_t& master) {
+  if (master.si_code == CLD_EXITED) ::_exit(master.si_status);
+  const rlimit none{0, 0};
+  ::setrlimit(RLIMIT_CORE, &none);
+  ::signal(master.si_status, SIG_DFL);
+  sigset_t all;
+  ::sigfillset(&all);
+  ::sigprocmask(SIG_UNBLOCK, &all, nullptr);
+  ::raise(master.si_status);
+  ::_exit(128 + master.si_status);
+}
+
+[[noreturn]] void follow_master(pid_t master, const sigset_t& signals) {
+  for (;;) {
+    siginfo_t end{};
+    while (::waitid(P_PID, static_cast<id_t>(master), &end, WEXITED | WSTOPPED | WNOHANG) == 0 &&
+           end.si_pid != 0) {
+      if (end.si_code != CLD_STOPPED) end_like(end);
+      ::raise(SIGSTOP);  // the shell continues both
+      end = {};
+    }
+    siginfo_t info{};
+    const int number = ::sigwaitinfo(&signals, &info);
+    // The terminal sends its signals to the whole process group.
+    if (number > 0 && number != SIGCHLD && info.si_code != SI_KERNEL) ::kill(master, number);
+  }
+}
+
+void part_from_shell() {
+  if (!::isatty(STDIN_FILENO) && !::isatty(STDOUT_FILENO) && !::isatty(STDERR_FILENO)) return;
+  if (!can_be_continued()) return;
+  sigset_t signals, before;
+  ::sigemptyset(&signals);
+  for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGUSR1, SIGUSR2})
+    ::sigaddset(&signals, number);
+  ::signal(SIGCHLD, SIG_DFL);
+  ::sigprocmask(SIG_BLOCK, &signals, &before);
+  const pid_t parent = ::getpid();
+  const pid_t master = ::fork();
+  if (master > 0) follow_master(master, signals);
+  if (master == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::raise(SIGKILL);
+    shells_process = parent;
+  }
+  ::sigprocmask(SIG_SETMASK, &before, nullptr);
+}
+
+bool has_shells_process() {
+  return shells_process != 0;
+}
+
+void stop_shells_process() {
+  if (shells_process != 0) ::kill(shells_process, SIGSTOP);
+}
+
+void continue_shells_process() {
+  if (shells_process != 0) ::kill(shells_process, SIGCONT);
 }
 
 void end_at_signals_with(int code, std::string_view last_line) {

@@ -12,10 +12,19 @@ namespace ddp::launcher {
 /// and a handler would undo that.
 void add_signals(asio::signal_set& set, std::initializer_list<int> numbers);
 
-/// True if a parent would continue the launcher after a stop. This needs a parent in the same session,
-/// outside the process group, such as a shell with job control. Otherwise the group is orphaned (setsid, `ssh
-/// -t HOST ddplaunch`, a container). The kernel would then ignore Ctrl-Z, but not the launcher's own SIGSTOP.
-bool can_be_continued();
+/// Splits this process in two if a shell with job control has started it on a terminal, so that Ctrl-Z does
+/// not stop the master: its connections would time out, and its nodes would lose it. Call it before the first
+/// thread starts. It returns in the child, which is the master, or without a split.
+///
+/// The parent is the process that the shell knows, and never returns. It passes on the signals that were sent
+/// to it alone, is stopped while the master is and by stop_shells_process(), and ends as the master ends. If
+/// it is killed, so is the master.
+void part_from_shell();
+
+/// The other functions do nothing without it.
+bool has_shells_process();
+void stop_shells_process();
+void continue_shells_process();
 
 /// Makes SIGINT, SIGTERM and SIGHUP end the process at once, since nothing is left to stop. The exit code is
 /// the report's, and `last_line` (empty: none) goes to stderr if there is room. May be called again with a

@@ -132,12 +132,13 @@ void ConsoleLane::show(int stream, std::vector<LiveRow> rows) {
 }
 
 void ConsoleLane::suspend(bool away, milliseconds limit) {
-  if (!target_.has_view) return;
+  if (!target_.is_terminal) return;
   std::unique_lock lock(mutex_);
-  away_ = away;
-  rows_changed_ = true;
+  away_ = rows_changed_ = true;
+  held_ = false;
   wake_.notify_one();
-  if (away) written_.wait_for(lock, limit, [&] { return !rows_on_screen_; });
+  if (away) written_.wait_for(lock, limit, [&] { return !rows_on_screen_ && queue_.empty(); });
+  away_ = held_ = away;
 }
 
 bool ConsoleLane::full() const {
@@ -188,6 +189,7 @@ void ConsoleLane::run() {
 
 /// Returns when something must be written; max: only after the next event.
 ConsoleLane::Clock::time_point ConsoleLane::due() const {
+  if (held_) return Clock::time_point::max();
   if (!queue_.empty()) return rows_on_screen_ ? drawn_ + kLineGap : Clock::time_point::min();
   if (away_ && rows_on_screen_) return Clock::time_point::min();
   if (rows_changed_) return drawn_ + kFrame;

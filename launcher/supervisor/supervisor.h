@@ -106,11 +106,6 @@ class Supervisor {
   /// Sets the step at which the connection to a node is. Call it before a Tick or a UserSignal.
   void set_start_step(std::size_t node, const char* step) { nodes_[node].start_step = step; }
   const NodeTable& nodes() const { return nodes_; }
-  /// Returns whether another attempt may still begin. While none can, nodes need no lease.
-  bool may_restart() const {
-    const bool between = state_ == State::kConnecting || state_ == State::kBackingOff;
-    return restart_left() || rules_.scale_up_now || (between && nodes_.begun());
-  }
 
  private:
   using NodeState = NodeTable::State;

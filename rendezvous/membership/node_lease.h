@@ -22,26 +22,20 @@ class NodeLease {
 
   /// A Ping has arrived, and is answered at once.
   void pinged(Time now) {
-    proven_ = asleep_ ? now : answered_;
+    proven_ = answered_;
     answered_ = now;
-    asleep_ = false;
   }
   /// The master gave an order that can only follow a message that this node sent at `sent`.
   void proven(Time sent) { proven_ = std::max(proven_, sent); }
-  /// The master announced that its user suspends it. Its first Ping afterwards begins a new lease. The master
-  /// does so only while no other attempt can begin.
-  void master_asleep() { asleep_ = true; }
 
-  bool over(Time now) const { return !asleep_ && now >= ends_at(); }
-  /// The keeper kills the workers at this time, even if the agent no longer runs. Meaningless while asleep().
+  bool over(Time now) const { return now >= ends_at(); }
+  /// The keeper kills the workers at this time, even if the agent no longer runs.
   Time ends_at() const { return proven_ + term_; }
-  bool asleep() const { return asleep_; }
 
  private:
   Time term_;
   Time proven_;    ///< when the last message that the master certainly received was sent
   Time answered_;  ///< when the last Pong was sent, which the master may not have received yet
-  bool asleep_ = false;
 };
 
 }  // namespace ddp::rendezvous

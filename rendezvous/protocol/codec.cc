@@ -298,7 +298,6 @@ std::string_view message_name(const Message& message) {
                                                                                      "Leave",
                                                                                      "Ping",
                                                                                      "Credit",
-                                                                                     "MasterAsleep",
                                                                                      "Stdin",
                                                                                      "Inspect",
                                                                                      "NodeCheck",

@@ -17,9 +17,6 @@ struct Ping {
   }
 };
 
-/// Sequence of the Pong that answers MasterAsleep; Pings count from 1.
-inline constexpr std::uint64_t kAsleep = 0;
-
 struct Pong {
   static constexpr std::uint8_t kType = 0x0A;
   std::uint64_t sequence = 0;
@@ -28,14 +25,6 @@ struct Pong {
   static void fields(M& m, C& c) {
     c(m.sequence), c(m.clock_ns);
   }
-};
-
-/// The user suspends the master (Ctrl-Z). Its silence until the next message does not count. The answer is a
-/// Pong with the sequence kAsleep.
-struct MasterAsleep {
-  static constexpr std::uint8_t kType = 0x4A;
-  template <class M, class C>
-  static void fields(M&, C&) {}
 };
 
 /// Output bytes of one stream that the master has taken; the agent may send as many again. Each stream has

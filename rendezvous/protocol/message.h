@@ -22,6 +22,6 @@ using Message =
                  AttemptEnded, Pong, Notice, StdinTaken, WorkerEvidence, Quiet, Inspection, NodeChecked,
                  WorkersGreeted, WorkersReady, WorkerInTrouble, AttemptRevoked, WorkerCollectives,
                  QueryAnswer, WorkerSteps, JobStart, OpenStore, Probe, Spawn, Stop, Revoke, Signal, Leave,
-                 Ping, Credit, MasterAsleep, Stdin, Inspect, NodeCheck, Query, CancelQuery>;
+                 Ping, Credit, Stdin, Inspect, NodeCheck, Query, CancelQuery>;
 
 }  // namespace ddp::rendezvous

@@ -344,30 +344,38 @@ finally:
             return False
 
     def test_ctrl_z_and_fg_over_ssh(self):
-        # The stop lasts longer than the agents tolerate a silent master.
+        # The stop lasts longer than the agents tolerate a silent master, and than sshd tolerates a silent client.
         script = self.script("worker.sh", '#!/bin/sh\ntouch up.$RANK\nwhile ! [ -e go ]; do sleep 0.05; done\n'
-                             'touch went_on.$RANK\nwhile ! [ -e finish ]; do sleep 0.05; done\necho bye $RANK\n')
+                             'echo went on; touch went_on.$RANK\nwhile ! [ -e finish ]; do sleep 0.05; done\necho bye $RANK\n')
+        cluster = self.cluster(2)
+        with open(self.nodes.dir / "sshd_config", "a") as config:
+            config.write("ClientAliveInterval 1\nClientAliveCountMax 2\n")
+        self.nodes.restart_sshd()
         terminal = self.on_terminal('"${RUN[@]}"; echo $? > stopped\nwhile ! [ -e fg ]; do sleep 0.05; done\n'
-                                    'fg; echo $? > code', "--master-timeout", "2s", "--node-timeout", "2s",
-                                    *self.cluster(2), script)
+                                    'fg; echo $? > code', "--master-timeout", "2s", "--node-timeout", "2s", "--max-restarts", 1,
+                                    *cluster, script)
         self.assertTrue(terminal.wait_for(lambda: self.up(2)), terminal.text())
         terminal.type("\x1a")
         self.assertTrue(terminal.wait_for(lambda: self.said("stopped")), terminal.text())
         self.assertEqual(self.said("stopped"), f"{128 + signal.SIGSTOP}\n", terminal.text())
         self.assertIn(f"ddplaunch: job {self.job}: 2 nodes × 1 worker, files in ", terminal.text())
-        suspended = "ddplaunch: suspended; the workers keep running (`fg` to resume)"
+        suspended = "ddplaunch: suspended; the job goes on without this terminal (`fg` to resume)"
         self.assertTrue(terminal.wait_for(lambda: suspended in terminal.text()), terminal.text())
         end = time.monotonic() + 4.5  # more than both timeouts and a heartbeat
         terminal.wait_for(lambda: time.monotonic() > end, 10)
         (self.dir / "go").touch()  # the workers still run
         self.assertTrue(terminal.wait_for(lambda: all((self.dir / f"went_on.{rank}").exists() for rank in range(2))))
+        terminal.read(0.5)
+        self.assertNotIn("went on", terminal.text())
         (self.dir / "fg").touch()
+        self.assertTrue(terminal.wait_for(lambda: terminal.text().count("went on") == 2), terminal.text())
         (self.dir / "finish").touch()
         self.assertTrue(terminal.wait_for(lambda: self.said("code")), terminal.text())
         self.assertEqual(self.said("code"), "0\n", terminal.text())
         terminal.wait_for_end()
         for rank in range(2):
             self.assertIn(f"bye {rank}", terminal.text())
+        self.assertNotIn("restart 1", terminal.text())
         self.assert_nothing_left()
 
     @staticmethod

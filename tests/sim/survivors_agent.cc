@@ -148,8 +148,6 @@ void SurvivorsWorld::take(SimAgent& agent, const Message& message) {
     feed(agent, *stop);
   } else if (const auto* leave = std::get_if<Leave>(&message)) {
     feed(agent, *leave);
-  } else if (const auto* asleep = std::get_if<MasterAsleep>(&message)) {
-    feed(agent, *asleep);
   }
 }
 

@@ -181,12 +181,6 @@ bool SurvivorsWorld::befall_master(SimulatedFault kind) {
   if (kind == SimulatedFault::kStale) {
     stale();
   } else if (kind == SimulatedFault::kMasterAsleep) {
-    // Ctrl-Z is announced to the nodes, unless another attempt may begin; a suspended machine is not.
-    const bool announced =
-        chance(50) && (!supervisor_.may_restart() || setup_.bug == SurvivorsBug::kAsleepAnnounced);
-    for (std::size_t host = 0; announced && host < hosts_.size(); ++host)
-      if (SimAgent* agent = link_of(host); agent != nullptr && agent->greeted)
-        to_node(*agent, rendezvous::MasterAsleep{});
     asleep_until_ = std::max(asleep_until_, now_ + some(100ms, chance(40) ? kCutAtMost : 5s));
     // Nodes with a lease do not hear the master for this time.
     for (std::size_t host = 0; host < hosts_.size(); ++host)

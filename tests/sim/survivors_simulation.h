@@ -51,7 +51,6 @@ enum class SurvivorsBug : std::uint8_t {
   kLeaseForgotten,     ///< workers of a lost node count as dead
   kPredecessorUnseen,  ///< an agent reports, without a check, that nothing is left of its predecessor
   kDismissedForged,    ///< nodes count as empty before they have ended survivors without a slot
-  kAsleepAnnounced,    ///< Ctrl-Z lengthens the leases of a job that may restart
   kSilenceForgotten,   ///< after a late tick each node counts as heard
   kFenceOff,           ///< no attempt waits for a rank 0 that is cut off
   kPingsUnasked,       ///< a node is pinged although it has not answered the last Ping

@@ -270,7 +270,6 @@ TEST_CASE("survivors: it finds injected errors") {
       {SurvivorsBug::kLeaseForgotten, "no lease"},
       {SurvivorsBug::kPredecessorUnseen, "a predecessor that nobody looked for"},
       {SurvivorsBug::kDismissedForged, "dismissed survivors believed to have ended"},
-      {SurvivorsBug::kAsleepAnnounced, "leases lengthened by Ctrl-Z"},
       {SurvivorsBug::kSilenceForgotten, "silence forgotten after a late tick"},
       {SurvivorsBug::kFenceOff, "no fence"},
       {SurvivorsBug::kPingsUnasked, "pings unasked"},

@@ -645,21 +645,6 @@ TEST_CASE("agent core: a node without workers is lost by silence, not by its lea
   CHECK(node.did<node::Quit>().size() == 1);
 }
 
-TEST_CASE("agent core: a suspended master costs no worker until it wakes") {
-  Driven node;
-  node.run(0);
-  node.feed(rendezvous::MasterAsleep{});
-  REQUIRE(node.did<node::SetLease>().size() == 1);
-  CHECK(node.did<node::SetLease>()[0].left == Time(0));
-  node.now = 3600s;
-  node.feed(node::HeartbeatDue{3600s});
-  CHECK_FALSE(node.core.leaving());
-  node.feed(node::Pinged{});
-  node.now = 3615s;
-  node.feed(node::HeartbeatDue{0s});
-  CHECK(node.core.leaving());
-}
-
 TEST_CASE("agent core: on the master's machine workers have a lease only if an attempt may follow") {
   for (const bool restarts : {false, true}) {
     Driven node;
