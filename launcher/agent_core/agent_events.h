@@ -76,11 +76,11 @@ struct HeartbeatDue {  ///< once a second, or later if this process could not ru
 struct Tick {};  ///< at deadline()
 
 using Event =
-    std::variant<JobReceived, Pinged, rendezvous::OpenStore, rendezvous::Spawn,
-                 rendezvous::Revoke, rendezvous::Stop, rendezvous::Leave, JobAccepted, AttemptPrepared,
-                 AttemptImpossible, WorkerStarted, WorkerExited, WorkersStarted, WorkerGreeted, WorkerReady,
-                 WorkerTroubled, WorkerLeft, LeftoversKilled, OutputRead, LossesReported, WorkersEnded,
-                 AttemptCleaned, LinkLost, MustLeave, HeartbeatDue, Tick>;
+    std::variant<JobReceived, Pinged, rendezvous::OpenStore, rendezvous::Spawn, rendezvous::Revoke,
+                 rendezvous::Stop, rendezvous::Leave, JobAccepted, AttemptPrepared, AttemptImpossible,
+                 WorkerStarted, WorkerExited, WorkersStarted, WorkerGreeted, WorkerReady, WorkerTroubled,
+                 WorkerLeft, LeftoversKilled, OutputRead, LossesReported, WorkersEnded, AttemptCleaned,
+                 LinkLost, MustLeave, HeartbeatDue, Tick>;
 
 // ---- actions
 struct Send {

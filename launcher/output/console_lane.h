@@ -41,8 +41,8 @@ class ConsoleLane : public std::enable_shared_from_this<ConsoleLane> {
   void hand_over(int stream, std::string& lines);
   /// Sets the live rows of one stream; the latest call wins. Requires a view.
   void show(int stream, std::vector<LiveRow> rows);
-  /// Writes what is queued, removes the live rows from the screen, and waits for both, `limit` at most. Then a
-  /// terminal gets nothing before `away` is false, or the end.
+  /// Writes what is queued, removes the live rows from the screen, and waits for both, `limit` at most. Then
+  /// a terminal gets nothing before `away` is false, or the end.
   void suspend(bool away, std::chrono::milliseconds limit);
   bool full() const;
   bool flush(int stream, std::chrono::milliseconds limit);
