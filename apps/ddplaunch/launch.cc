@@ -99,6 +99,11 @@ int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListene
   options.expected = agent->expected;
   options.bundle = agent->bundle;
   options.all_run = std::move(all_run);
+  // Before the directory is made: a second run of an id leaves nothing. An id of ddplaunch's own is new.
+  const bool named = registration != nullptr && registration->name != spec.job_id;
+  if (named) {
+    if (const auto id = claim_job_id(*registration, spec.job_id); !id) return fail(spec, id.error());
+  }
   auto job_dir = launcher::JobDir::create(spec);
   if (!job_dir) return fail(spec, job_dir.error());
   spec.job_dir = job_dir->path();
@@ -116,6 +121,8 @@ int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListene
                           : make_remote_shell(loop, spec, token, notify);
   if (!remote) return fail(spec, remote.error());
   if (registration != nullptr) {
+    auto claimed = named ? claim_job_id(*registration, spec.job_id) : UniqueFd();
+    if (!claimed) return fail(spec, claimed.error());  // another start was faster
     if (const auto made = make_findable(spec, *registration, options); !made && spec.verbose)
       std::fprintf(stderr, "ddplaunch: ddplaunch ps cannot show this job: %s\n", made.error().text.c_str());
   }

@@ -29,6 +29,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kSuffix = ".job";
 constexpr std::chrono::milliseconds kCheckEvery{200};
+constexpr int kLockTries = 10;
 /// Limits of files that this program reads. A report of many failures is longer than any entry.
 constexpr std::size_t kEntryBytes = 64u << 10;
 constexpr std::size_t kReportBytes = 16u << 20;
@@ -82,6 +83,27 @@ UniqueFd open_lock(const std::string& directory) {
   return UniqueFd(::open((directory + "/run.lock").c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
 }
 
+/// Returns whether a process has the lock of a run. A disk may show no locks of other hosts.
+bool is_locked(const UniqueFd& lock) {
+  return lock && ::flock(lock.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+}
+
+bool is_alive(const JobEntry& job) {
+  const RunState::Kind kind = state_of(job).kind;
+  return kind == RunState::Kind::kRunning ||
+         (kind == RunState::Kind::kElsewhere && is_locked(open_lock(job.directory)));
+}
+
+/// Waits some seconds at most: the holder may be stopped, or its disk may hang.
+UniqueFd lock_directory(const std::string& directory) {
+  UniqueFd lock(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  for (int tries = 0; lock && ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0; ++tries) {
+    if (errno != EWOULDBLOCK || tries == kLockTries) return {};
+    std::this_thread::sleep_for(kCheckEvery);
+  }
+  return lock;
+}
+
 Result<> write_entry(const std::string& directory, const JobEntry& entry) {
   std::error_code failed;
   fs::create_directories(fs::path(directory).parent_path(), failed);
@@ -116,6 +138,25 @@ Result<> register_job(const JobRegistration& where, const JobEntry& entry) {
   return written;
 }
 
+Result<UniqueFd> claim_job_id(const JobRegistration& where, const std::string& job) {
+  UniqueFd lock;
+  for (const std::string& directory : where.directories) {
+    if (!distrust_directory(directory).empty()) continue;
+    if (!lock) lock = lock_directory(directory);
+    for (const fs::path& file : list_directory(directory)) {
+      const std::string name = file.stem().string();
+      if (file.extension() != kSuffix || (name != job && !name.starts_with(job + '.'))) continue;
+      const auto other = read_entry(file);
+      if (!other || other->job != job || !is_alive(*other)) continue;
+      return Error{ErrorCode::kUsage,
+                   "a job with the id " + job + " runs already (pid " + std::to_string(other->pid) + " on " +
+                       other->host + "); choose another --job-id, or end that job first: ddplaunch stop " +
+                       job};
+    }
+  }
+  return lock;
+}
+
 std::vector<JobEntry> read_jobs(const std::vector<std::string>& directories) {
   std::vector<JobEntry> jobs;
   for (const std::string& directory : directories) {
@@ -131,26 +172,38 @@ std::vector<JobEntry> read_jobs(const std::vector<std::string>& directories) {
 
 Result<JobEntry> find_job(const std::vector<JobEntry>& jobs, std::string_view id) {
   if (jobs.empty()) return Error{ErrorCode::kUsage, "there is no job of yours on this machine"};
-  if (id.empty()) return jobs.back();
-  const JobEntry* found = nullptr;
-  std::set<std::string> ids;
+  std::vector<const JobEntry*> found;
+  std::vector<const JobEntry*> exact;
   for (const JobEntry& job : jobs) {
-    const bool exact = job.job == id || job.name == id;
-    if (!exact && !job.job.starts_with(id) && !job.name.starts_with(id)) continue;
-    if (exact) ids = {job.job};
-    const bool after_exact = !exact && found != nullptr && (found->job == id || found->name == id);
-    if (after_exact) continue;
-    ids.insert(job.job);
-    found = &job;
+    if (job.job == id || job.name == id) exact.push_back(&job);
+    if (job.job.starts_with(id) || job.name.starts_with(id)) found.push_back(&job);
   }
-  if (found == nullptr)
+  if (!exact.empty()) found = std::move(exact);
+  if (found.empty())
     return Error{ErrorCode::kUsage,
                  "no job begins with " + std::string(id) + "; ddplaunch ps --all lists all"};
-  if (ids.size() == 1) return *found;
+  std::vector<const JobEntry*> running;
+  for (const JobEntry* job : found)
+    if (state_of(*job).kind == RunState::Kind::kRunning) running.push_back(job);
+  if (running.size() == 1) return *running.front();
+  const bool choice = !running.empty();
+  if (choice) found = std::move(running);
+  std::set<std::string> ids;
+  for (const JobEntry* job : found)
+    ids.insert(job->job);
+  if (!choice && (id.empty() || ids.size() == 1)) return *found.back();
+  if (choice && ids.size() < found.size()) {  // one id runs twice
+    ids.clear();
+    for (const JobEntry* job : found)
+      ids.insert(job->name);
+  }
   std::string names;
   for (const std::string& name : ids)
     names += (names.empty() ? "" : ", ") + name;
-  return Error{ErrorCode::kUsage, std::string(id) + " begins several jobs: " + names};
+  if (id.empty()) return Error{ErrorCode::kUsage, "several jobs run; name one of them: " + names};
+  return Error{
+      ErrorCode::kUsage,
+      std::string(id) + (choice ? " names several jobs that run: " : " begins several jobs: ") + names};
 }
 
 RunState state_of(const JobEntry& job) {
@@ -162,7 +215,7 @@ RunState state_of(const JobEntry& job) {
   std::error_code ignored;
   if (job.host != host_name()) return {Kind::kElsewhere};
   const UniqueFd lock = open_lock(job.directory);
-  if (lock && ::flock(lock.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) return {Kind::kRunning};
+  if (is_locked(lock)) return {Kind::kRunning};
   if (!lock && is_listening(job.socket)) return {Kind::kRunning};  // somebody has deleted its directory
   return {fs::is_directory(job.directory, ignored) ? Kind::kCrashed : Kind::kDeleted};
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/unique_fd.h"
 
 namespace ddp::launcher {
 
@@ -39,12 +40,18 @@ struct JobEntry {
 /// Writes the entry into the first directory that can be written, which is created if needed.
 Result<> register_job(const JobRegistration& where, const JobEntry& entry);
 
+/// Refuses the id of a job that runs. Until the returned lock is closed, no other run can claim an id, so the
+/// caller registers its run meanwhile. The lock is empty where the disk has none, or where another start
+/// holds it for seconds. kUsage: such a job runs, on this host, or on another one whose locks this disk
+/// shows.
+Result<UniqueFd> claim_job_id(const JobRegistration& where, const std::string& job);
+
 /// Returns the registered runs, the oldest first. Skips files that are no entries.
 std::vector<JobEntry> read_jobs(const std::vector<std::string>& directories);
 
-/// Returns the newest run, or if `id` is not empty the run whose job or name begins with it. An exact match
-/// precedes; of several runs of one job the newest counts. kUsage: there is none, or jobs of several ids
-/// match.
+/// Returns the only run that this host runs now, or if `id` is not empty the only one of those whose job or
+/// name begins with it. An exact match precedes. If none of them runs, the newest one counts, and with `id`
+/// they must be runs of one job. kUsage: there is none, or several run, or jobs of several ids match.
 Result<JobEntry> find_job(const std::vector<JobEntry>& jobs, std::string_view id);
 
 struct RunState {

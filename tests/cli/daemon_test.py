@@ -154,7 +154,7 @@ class Jobs(DaemonTest):
         self.nodes(2)
         meet = f"touch {self.dir}/$MINE; until test -e {self.dir}/$OTHER; do sleep 0.05; done; echo $MINE"
         first = self.start(*self.daemon, "--label", "", "--env", "MINE=a", "--env", "OTHER=b", "sh", "-c", meet)
-        second = self.start(*self.daemon, "--label", "", "--env", "MINE=b", "--env", "OTHER=a", "sh", "-c", meet)
+        second = self.start(*self.daemon, "--job-id", f"{self.job}-b", "--label", "", "--env", "MINE=b", "--env", "OTHER=a", "sh", "-c", meet)
         outs = [job.communicate(timeout=60)[0] for job in (first, second)]
         self.assertEqual([first.returncode, second.returncode], [0, 0])
         self.assertEqual(outs, ["a\na\n", "b\nb\n"])

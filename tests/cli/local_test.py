@@ -307,7 +307,7 @@ class LocalJob(LaunchTest):
         first = self.start("sh", "-c", "echo up; read line < fifo; echo end", preexec_fn=lambda: os.mkfifo(self.dir / "fifo"))
         self.assertTrue(first.stdout.readline())
         shared = self.job_dir
-        second = subprocess.run(self.command("--job-dir", shared, "touch", "started"), capture_output=True, text=True,
+        second = subprocess.run(self.command("--job-id", f"{self.job}-b", "--job-dir", shared, "touch", "started"), capture_output=True, text=True,
                                 env=self.env, cwd=self.dir, stdin=subprocess.DEVNULL)
         self.assertEqual(second.returncode, 2)
         self.assertEqual(second.stderr, f"ddplaunch: exit 2: the job directory {shared} is in use by ddplaunch with pid {first.pid}; "

@@ -189,8 +189,60 @@ class Verbs(VerbTest):
         self.assertFalse(socket_path.exists())
         self.assertNotIn(self.job, self.listed())
         self.assertEqual(self.listed("--all")[self.job]["exit_code"], 143)
-        self.assertEqual(self.verb("stop").code, 0)
         self.assertIn("exited 143", self.verb("status").out)
+
+    def test_a_running_job_is_meant_before_a_newer_one_that_has_ended(self):
+        process = self.started_job("sleep", "1000")
+        self.assert_code(self.short_job("true"), 0)  # as a mistyped verb that ran as a worker
+        self.assertIn(f"job {self.job}: running", self.verb("status").out)
+        self.assertEqual(self.verb("stop").out, f"job {self.job}: exited 143: stopped by SIGTERM\n")
+        self.assertEqual(process.wait(20), 143)
+
+    def test_of_several_running_jobs_one_must_be_named(self):
+        processes = {job: self.started_job("sleep", "1000", job=job) for job in ("run-a", "run-b")}
+        for words, why in ((["stop"], "several jobs run; name one of them: run-a, run-b"),
+                           (["stop", "run"], "run names several jobs that run: run-a, run-b"),
+                           (["exec", "--", "true"], "several jobs run; name one of them: run-a, run-b")):
+            done = self.verb(*words)
+            self.assertEqual((done.code, done.out, done.err), (2, "", f"ddplaunch: {why}\n"))
+        self.assert_code(self.verb("stop", "run-a"), 0)
+        self.assertEqual(processes["run-a"].wait(20), 143)
+        self.assertIsNone(processes["run-b"].poll())
+        self.assert_code(self.verb("stop"), 0)
+        self.assertEqual(processes["run-b"].wait(20), 143)
+
+    def test_a_job_that_had_ended_before_has_its_own_exit_code(self):
+        self.assert_code(self.short_job("sh", "-c", "exit 7"), 7)
+        for words in (["stop"], ["stop", "--now", "short"], ["exec", "--", "true"], ["stacks"]):
+            done = self.verb(*words)
+            self.assertEqual((done.code, done.out, done.err), (3, "", "ddplaunch: job short had ended before: exited 7: rank 0 on localhost exited 7\n"), words)
+        done = self.verb("stop", "--json")
+        self.assertEqual((done.code, json.loads(done.out)["exit_code"]), (3, 7))
+        self.assertEqual(self.verb("attach").code, 7)
+
+    def test_a_second_running_job_of_an_id_is_refused_before_anything_starts(self):
+        process = self.started_job("sleep", "1000")
+        files = self.dir / "files"
+        for options in ([], ["--job-dir", files], ["--detach"]):
+            done = self.verb(*options, "--job-id", self.job, "touch", "started", cwd=self.dir, stdin=subprocess.DEVNULL)
+            self.assertEqual((done.code, done.out), (2, ""), done)
+            self.assertIn(f"ddplaunch: exit 2: a job with the id {self.job} runs already (pid {process.pid} on ", done.err)
+            self.assertIn(f"choose another --job-id, or end that job first: ddplaunch stop {self.job}\n", done.err)
+        self.assertFalse((self.dir / "started").exists() or files.exists())
+        self.assertEqual(len([path for path in self.jobs.iterdir() if path.is_dir()]), 1)
+        self.assert_code(self.short_job("true", job=f"{self.job}.2"), 0)
+        self.assert_code(self.verb("stop", self.job), 0)
+        self.assert_code(self.short_job("true", job=self.job), 0)
+
+    def test_of_two_starts_at_once_with_one_id_one_runs(self):
+        self.assert_code(self.short_job("true"), 0)  # makes the directory of the jobs
+        go = self.dir / "go"
+        jobs = [subprocess.Popen([DDPLAUNCH, "--job-id", "twice", "sh", "-c", f"until test -e {go}; do sleep 0.05; done"], env=self.env, cwd=self.dir,
+                                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(2)]
+        self.addCleanup(lambda: [job.poll() is None and job.kill() for job in jobs])
+        self.assertTrue(wait_until(lambda: any(job.poll() is not None for job in jobs)))
+        go.touch()
+        self.assertEqual(sorted(job.wait(30) for job in jobs), [0, 2])
 
     def test_stop_now_leaves_no_grace(self):
         process = self.started_job("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done", options=["--stop-grace", "500s"])

@@ -35,6 +35,8 @@ using Kind = RunState::Kind;
 constexpr std::chrono::seconds kAnswerTime{5};
 constexpr std::chrono::milliseconds kWatchEvery{500};
 constexpr std::size_t kCommandWidth = 40;
+/// Of a verb that needs a running job, as `systemctl status` and init scripts say "not running".
+constexpr int kHadEnded = 3;
 
 int fail(const Error& error) {
   const int code = launcher::exit_code_of(error);
@@ -188,6 +190,12 @@ int report_end(const OperateOptions& options, const JobEntry& job, OperateVerb v
   return *state.exit_code;
 }
 
+int had_ended(const JobEntry& job, const RunState& state) {
+  std::fprintf(stderr, "ddplaunch: job %s had ended before: %s%s\n", job.job.c_str(),
+               state_text(job, state).c_str(), state.why.empty() ? "" : one_line(": " + state.why).c_str());
+  return kHadEnded;
+}
+
 int wait(const OperateOptions& options, const JobEntry& job) {
   const RunState state = state_of(job);
   if (state.kind == Kind::kElsewhere)
@@ -213,7 +221,9 @@ int stop(const OperateOptions& options, const JobEntry& job) {
     }
     if (const auto waited = wait_for_end(job); !waited) return fail(waited.error());
   }
+  if (state.kind == Kind::kEnded && !options.json) return had_ended(job, state);
   const int code = report_end(options, job, OperateVerb::kStop);
+  if (state.kind == Kind::kEnded) return kHadEnded;
   return state_of(job).kind == Kind::kEnded ? 0 : code;
 }
 
@@ -231,6 +241,9 @@ int attach(const OperateOptions& options, const JobEntry& job) {
                    job.job.c_str());
       return 128 + SIGINT;
     }
+  } else if (state.kind == Kind::kEnded) {
+    (void)had_ended(job, state);
+    return *state.exit_code;
   }
   return report_end(options, job, OperateVerb::kAttach);
 }
@@ -246,8 +259,8 @@ int show_page(OperateVerb verb, const OperateOptions& options, const JobEntry& j
 
 int ask_running(OperateVerb verb, const OperateOptions& options, const JobEntry& job) {
   const RunState state = state_of(job);
-  std::string why = out_of_reach(job, state, verb);
-  if (state.kind == Kind::kEnded) why = "job " + job.job + " has ended: " + state_text(job, state);
+  if (state.kind == Kind::kEnded) return had_ended(job, state);
+  const std::string why = out_of_reach(job, state, verb);
   if (!why.empty())
     return fail({state.kind == Kind::kCrashed ? ErrorCode::kLinkLost : ErrorCode::kUsage, why});
   const auto code = ask_workers(verb, options, job);
@@ -316,7 +329,12 @@ int run_verb(OperateVerb verb, const std::vector<std::string>& args, const Proce
   if (!errors.empty()) return launcher::exit_code_of(Error{ErrorCode::kUsage, "", 0});
   const std::vector<JobEntry> jobs = launcher::read_jobs(jobs_directories(context));
   if (verb == OperateVerb::kPs) return list_jobs(options, jobs);
-  const auto job = find_job(jobs, options.job);
+  std::vector<JobEntry> candidates = jobs;
+  if (verb == OperateVerb::kClean) {  // it is for jobs that run no more
+    const auto runs = [](const JobEntry& job) { return state_of(job).kind == Kind::kRunning; };
+    if (!std::ranges::all_of(jobs, runs)) std::erase_if(candidates, runs);
+  }
+  const auto job = find_job(candidates, options.job);
   if (!job) return fail(job.error());
   switch (verb) {
     case OperateVerb::kPs:

@@ -57,7 +57,8 @@ const VerbRow& row_of(OperateVerb verb) {
 }
 
 constexpr char kJobText[] =
-    "\nJOB is an id or its beginning; without it the newest job is meant (docs/users/operate.md).\n";
+    "\nJOB is an id or its beginning; without it the running job is meant, or the newest "
+    "(docs/users/operate.md).\n";
 
 std::string usage_of(OperateVerb verb) {
   return std::string(row_of(verb).usage) + (verb == OperateVerb::kPs ? "" : kJobText);

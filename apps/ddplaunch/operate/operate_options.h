@@ -36,7 +36,7 @@ std::string mistyped_verb(const std::vector<std::string>& args);
 struct OperateOptions {
   explicit OperateOptions(OperateVerb verb);
 
-  std::string job;  ///< the beginning of an id; empty: the newest job
+  std::string job;  ///< the beginning of an id; empty: the running or the newest job
   bool all = false;
   bool watch = false;
   bool follow = false;

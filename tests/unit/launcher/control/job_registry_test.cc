@@ -1,6 +1,7 @@
 #include "launcher/control/job_registry.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "base/host_name.h"
+#include "base/unique_fd.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {
@@ -78,6 +80,37 @@ TEST_CASE("a job is found by the beginning of its id, and the newest one without
   CHECK(found(jobs, "ru") == "ru begins several jobs: run7, run70");
   CHECK(found(jobs, "x") == "no job begins with x; ddplaunch ps --all lists all");
   CHECK(found({}, "") == "there is no job of yours on this machine");
+}
+
+TEST_CASE("a job that runs precedes newer ones that have ended, and of several one must be named") {
+  const JobsDirectory directory;
+  const auto run = [](const JobEntry& job) {
+    UniqueFd lock(::open((job.directory + "/run.lock").c_str(), O_RDWR | O_CLOEXEC));
+    REQUIRE(::flock(lock.get(), LOCK_EX | LOCK_NB) == 0);
+    return lock;
+  };
+  const JobRegistration where{{directory.path()}, "run7.9"};
+  const UniqueFd first = run(directory.add("run7", "run7.1", "2026-01-01"));
+  directory.add("run7", "run7.2", "2026-01-02");
+  directory.add("run8", "run8.1", "2026-01-03");
+  auto jobs = read_jobs(where.directories);
+  for (const char* id : {"", "run", "run7", "run7.1"})
+    CHECK(found(jobs, id) == "run7.1");
+  CHECK(found(jobs, "run7.2") == "run7.2");
+  CHECK(found(jobs, "run8") == "run8.1");
+  CHECK(claim_job_id(where, "run7").has_error());
+  for (const char* id : {"run", "run8", "run7.1"})
+    CHECK(claim_job_id(where, id).has_value());
+  {
+    const UniqueFd second = run(directory.add("run9", "run9.1", "2026-01-04"));
+    jobs = read_jobs(where.directories);
+    CHECK(found(jobs, "") == "several jobs run; name one of them: run7, run9");
+    CHECK(found(jobs, "ru") == "ru names several jobs that run: run7, run9");
+    CHECK(found(jobs, "run7") == "run7.1");
+  }
+  // A disk may show that the id is in use on another host.
+  const UniqueFd other = run(directory.add("far", "far.1", "2026-01-05", "login2"));
+  CHECK(claim_job_id(where, "far").has_error());
 }
 
 TEST_CASE("files that are no entries are skipped") {
