@@ -352,7 +352,7 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch status' -s h -l help -d 'prin
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -s f -l follow -d 'go on until the job has ended'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l rank -r -f -d 'only this rank'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l since -r -f -d 'only lines that were written since T'
-complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l failed -d 'only ranks that failed'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l failed -d 'only the rank of each attempt that is the root cause'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l grep -r -f -d 'only lines that match'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l json -d 'print JSON'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -s h -l help -d 'print this text'

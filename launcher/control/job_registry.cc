@@ -206,11 +206,16 @@ Result<JobEntry> find_job(const std::vector<JobEntry>& jobs, std::string_view id
       std::string(id) + (choice ? " names several jobs that run: " : " begins several jobs: ") + names};
 }
 
+OrderedJson read_report(const JobEntry& job) {
+  OrderedJson report = OrderedJson::parse(
+      read_start(job.directory + "/report.json", kReportBytes, O_NONBLOCK), nullptr, false);
+  return report.is_object() ? report : OrderedJson();
+}
+
 RunState state_of(const JobEntry& job) {
   using Kind = RunState::Kind;
-  const std::string path = job.directory + "/report.json";
-  const OrderedJson report = OrderedJson::parse(read_start(path, kReportBytes, O_NONBLOCK), nullptr, false);
-  if (report.is_object() && report.contains("exit_code") && report["exit_code"].is_number_integer())
+  const OrderedJson report = read_report(job);
+  if (report.contains("exit_code") && report["exit_code"].is_number_integer())
     return {Kind::kEnded, report["exit_code"].get<int>(), text_of(report, "why")};
   std::error_code ignored;
   if (job.host != host_name()) return {Kind::kElsewhere};

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -66,6 +67,8 @@ struct RunState {
   std::optional<int> exit_code = {};  ///< kEnded
   std::string why = {};               ///< kEnded: the report's reason; empty after success
 };
+/// Returns the report of an ended run; null: there is none that can be read.
+nlohmann::ordered_json read_report(const JobEntry& job);
 RunState state_of(const JobEntry& job);
 const char* state_name(RunState::Kind kind);
 

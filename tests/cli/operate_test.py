@@ -832,6 +832,21 @@ class Logs(VerbTest):
         self.assertEqual(lines[1], {"attempt": 0, "rank": 0, "stream": "stdout", "line": "out 0"})
         self.assertEqual(self.verb("logs", "--grep", "(").code, 2)
 
+    def test_failed_shows_the_root_cause_and_no_rank_that_was_stopped(self):
+        worker = '[ "$RANK" = 1 ] || { touch up; echo "stopped $RANK"; exec sleep 1000; }; until [ -e up ]; do sleep 0.05; done; echo "cause $TORCHELASTIC_RESTART_COUNT"; exit 7'
+        self.assert_code(self.short_job("--nproc-per-node", "2", "--max-restarts", "1", "--restart-backoff", "0", "sh", "-c", worker), 7)
+        self.assertEqual(self.verb("logs", "--failed").out, "[1] cause 0\n[1] cause 1\n")
+        report = next(self.jobs.glob("*/report.json"))
+        report.rename(report.with_suffix(".away"))  # as while the job runs: the journal decides
+        self.assertEqual(self.verb("logs", "--failed").out, "[1] cause 0\n[1] cause 1\n")
+
+    def test_failed_of_a_job_that_no_rank_ended(self):
+        process = self.running_job("sh", "-c", "echo here; exec sleep 1000", options=["--nproc-per-node", 2])
+        self.assert_code(self.verb("stop"), 0)
+        self.assertEqual(process.wait(20), 143)
+        done = self.verb("logs", "--failed")
+        self.assertEqual((done.code, done.out, done.err), (0, "", f"ddplaunch: no rank of job {self.job} is a root cause; ddplaunch status {self.job} shows how it ended\n"))
+
     def test_short_attempts_are_shown_in_their_place(self):
         worker = 'echo "out $TORCHELASTIC_RESTART_COUNT"; printf "==> attempt_1/rank_00000.stdout, 9 bytes <==\\nno end" >&2; exit 3'
         self.assert_code(self.short_job("--max-restarts", "30", "--restart-backoff", "0", "sh", "-c", worker), 3)

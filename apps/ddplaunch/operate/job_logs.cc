@@ -75,20 +75,35 @@ void seek_line(int fd, std::uint64_t offset) {
   ::lseek(fd, begin + static_cast<off_t>(end == std::string::npos ? 0 : end + 1), SEEK_SET);
 }
 
-/// Returns the ranks of each attempt that did not exit with 0.
-std::set<std::pair<std::uint32_t, std::uint32_t>> failed_ranks(const std::string& directory) {
+/// Returns the rank of each attempt that is its root cause. Before the report exists, all ranks that failed
+/// before ddplaunch began to stop the workers.
+std::set<std::pair<std::uint32_t, std::uint32_t>> failed_ranks(const launcher::JobEntry& job) {
   std::set<std::pair<std::uint32_t, std::uint32_t>> failed;
+  const OrderedJson report = launcher::read_report(job);
+  if (report.is_object()) {
+    std::vector<OrderedJson> causes = report.value("earlier_attempts", std::vector<OrderedJson>());
+    causes.push_back(report.value("root_cause", OrderedJson()));
+    for (const OrderedJson& cause : causes)
+      if (cause.is_object() && cause["rank"].is_number() && cause["attempt"].is_number())
+        failed.emplace(cause["attempt"].get<std::uint32_t>(), cause["rank"].get<std::uint32_t>());
+    return failed;
+  }
+  std::set<std::uint32_t> stopped;
   for (const char* name : {"/events.jsonl.1", "/events.jsonl"}) {
-    const std::string text = read_start(directory + name, kJournalBytes, O_NONBLOCK);
+    const std::string text = read_start(job.directory + name, kJournalBytes, O_NONBLOCK);
     for (std::size_t at = 0; at < text.size();) {
       const std::size_t end = std::min(text.find('\n', at), text.size());
       const OrderedJson event =
           OrderedJson::parse(text.begin() + static_cast<std::ptrdiff_t>(at),
                              text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
       at = end + 1;
-      if (!event.is_object() || event.value("event", "") != "rank_exited") continue;
-      if (event["exit_code"] == 0 || !event["rank"].is_number() || !event["attempt"].is_number()) continue;
-      failed.emplace(event["attempt"].get<std::uint32_t>(), event["rank"].get<std::uint32_t>());
+      if (!event.is_object() || !event.contains("attempt") || !event["attempt"].is_number()) continue;
+      const auto attempt = event["attempt"].get<std::uint32_t>();
+      const std::string name = event.value("event", "");
+      if (name == "attempt_stopping") stopped.insert(attempt);
+      if (name != "rank_exited" || stopped.contains(attempt)) continue;
+      if (event["exit_code"] != 0 && event["rank"].is_number())
+        failed.emplace(attempt, event["rank"].get<std::uint32_t>());
     }
   }
   return failed;
@@ -144,6 +159,10 @@ class LogPrinter {
     }
     for (auto& [key, file] : files_)
       if (!file.rest.empty()) print_line(key, file.rest);
+    if (options_.failed && failed_.empty())
+      std::fprintf(stderr,
+                   "ddplaunch: no rank of job %s is a root cause; ddplaunch status %s shows how it ended\n",
+                   job_.job.c_str(), job_.job.c_str());
     if (options_.rank && files_.empty() && !options_.failed)
       std::fprintf(stderr, "ddplaunch: job %s has no output of rank %u in %s\n", job_.job.c_str(),
                    *options_.rank, job_.directory.c_str());
@@ -168,7 +187,7 @@ class LogPrinter {
   }
 
   Result<> find_files() {
-    if (options_.failed) failed_ = failed_ranks(job_.directory);
+    if (options_.failed) failed_ = failed_ranks(job_);
     for (const fs::path& directory : list_directory(job_.directory)) {
       const std::string name = directory.filename().string();
       if (!name.starts_with("attempt_")) continue;

@@ -78,9 +78,9 @@ void add_selection(OperateOptions& options) {
         return options.since ? "" : ": give a time like 10m, or a moment like 2026-11-21T03:14:39Z";
       });
   options.table.flag({.names = "--failed",
-                      .help = "only ranks that failed",
-                      .details = "These are the ranks that exited with another code than 0, or that a signal "
-                                 "ended. ddplaunch may have stopped them."},
+                      .help = "only the rank of each attempt that is the root cause",
+                      .details = "While the job runs, these are the ranks that failed before the others were "
+                                 "stopped."},
                      options.failed);
 }
 

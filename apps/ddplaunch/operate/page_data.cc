@@ -27,7 +27,6 @@ using launcher::RunState;
 
 constexpr std::chrono::seconds kStatusTime{1};
 constexpr std::size_t kReportJournalBytes = 32u << 20;
-constexpr std::size_t kReportBytes = 16u << 20;
 constexpr std::size_t kReportRanks = 32;  // in a report
 constexpr std::size_t kReportEvents = 20'000;
 
@@ -92,8 +91,7 @@ std::string page_state(const launcher::JobEntry& job) {
     if (status.is_object() && status.contains("nodes")) json["status"] = std::move(status);
   }
   if (state.kind == RunState::Kind::kEnded) {
-    const OrderedJson report = OrderedJson::parse(
-        read_start(job.directory + "/report.json", kReportBytes, O_NOFOLLOW | O_NONBLOCK), nullptr, false);
+    const OrderedJson report = launcher::read_report(job);
     if (report.is_object()) json["goodput"] = report.value("goodput", OrderedJson());
   }
   return compact(json);
