@@ -162,7 +162,7 @@ class VerbTest(LaunchTest):
 class Verbs(VerbTest):
 
     def test_without_jobs(self):
-        self.assertEqual(self.verb("ps").out.splitlines(), ["JOB  STATE  STARTED  COMMAND"])
+        self.assertEqual(self.verb("ps").out.splitlines(), ["JOB  STATE  RANKS  STEP  AGE  ENDED  COMMAND"])
         for verb in ("status", "logs", "stop", "wait"):
             done = self.verb(verb)
             self.assertEqual((done.code, done.out, done.err), (2, "", "ddplaunch: there is no job of yours on this machine\n"))
@@ -185,7 +185,7 @@ class Verbs(VerbTest):
         self.assertEqual((done.code, done.out), (0, f"job {self.job}: exited 143: stopped by SIGTERM\n"))
         self.assertEqual(process.wait(20), 143)
         self.assertEqual((waiting.communicate(timeout=20)[0], waiting.returncode), (done.out, 143))
-        self.assertRegex(watching.communicate(timeout=20)[0], rf"job {self.job}: exited 143: stopped by SIGTERM\n  files in [^\n]*\n$")
+        self.assertRegex(watching.communicate(timeout=20)[0], rf"job {self.job}: exited 143: stopped by SIGTERM\n  files in [^\n]*, its end in report.json\n$")
         self.assertFalse(socket_path.exists())
         self.assertNotIn(self.job, self.listed())
         self.assertEqual(self.listed("--all")[self.job]["exit_code"], 143)
@@ -243,6 +243,26 @@ class Verbs(VerbTest):
         self.assertTrue(wait_until(lambda: any(job.poll() is not None for job in jobs)))
         go.touch()
         self.assertEqual(sorted(job.wait(30) for job in jobs), [0, 2])
+
+    def test_ps_lists_the_newest_first_with_ranks_and_end(self):
+        self.assert_code(self.short_job("--nproc-per-node", "3", "true"), 0)
+        self.running_job("sleep", "1000", options=["--nproc-per-node", 2])
+        rows = [line.split() for line in self.verb("ps", "--all").out.splitlines()]
+        self.assertEqual([row[:4] for row in rows[1:]], [[self.job, "running", "2", "-"], ["short", "exited", "0", "3"]])
+        self.assertEqual(rows[1][-3:], ["-", "sleep", "1000"])
+        self.assertRegex(" ".join(rows[2]), r"Z true$")
+        running, ended = json.loads(self.verb("ps", "--all", "--json").out)
+        self.assertEqual((running["world_size"], running["exit_code"], running["ended"], running["attempt"]), (2, None, None, 0))
+        self.assertEqual((ended["world_size"], ended["exit_code"], ended["attempt"], ended["nodes"]), (3, 0, 0, []))
+        self.assertRegex(ended["ended"], "Z$")
+
+    def test_status_has_one_schema_for_running_and_ended_jobs(self):
+        self.assert_code(self.short_job("sh", "-c", "exit 7"), 7)
+        self.started_job("sleep", "1000")
+        running, ended = self.status(self.job), self.status("short")
+        self.assertEqual(set(running), set(ended))
+        self.assertEqual((running["state"], running["why"], running["pid"] > 0), ("running", None, True))
+        self.assertEqual((ended["state"], ended["why"], ended["exit_code"], ended["restarts"]), ("ended", "rank 0 on localhost exited 7", 7, 0))
 
     def test_stop_now_leaves_no_grace(self):
         process = self.started_job("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done", options=["--stop-grace", "500s"])

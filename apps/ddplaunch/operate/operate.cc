@@ -19,6 +19,7 @@
 #include "apps/options/option_scanner.h"
 #include "base/files.h"
 #include "base/format_text.h"
+#include "base/parse_text.h"
 #include "base/safe_text.h"
 #include "launcher/control/control_client.h"
 #include "launcher/control/job_registry.h"
@@ -33,6 +34,8 @@ using OrderedJson = nlohmann::ordered_json;
 using Kind = RunState::Kind;
 
 constexpr std::chrono::seconds kAnswerTime{5};
+/// A job that does not answer must not hold the list of the others.
+constexpr std::chrono::seconds kListTime{1};
 constexpr std::chrono::milliseconds kWatchEvery{500};
 constexpr std::size_t kCommandWidth = 40;
 /// Of a verb that needs a running job, as `systemctl status` and init scripts say "not running".
@@ -59,28 +62,72 @@ std::string state_text(const JobEntry& job, const RunState& state) {
   return state_name(state.kind);
 }
 
-OrderedJson job_json(const JobEntry& job, const RunState& state) {
-  return {{"job", job.job},
-          {"run", job.name},
-          {"state", state_name(state.kind)},
-          {"exit_code", state.exit_code ? OrderedJson(*state.exit_code) : OrderedJson()},
-          {"started", job.started},
-          {"host", job.host},
-          {"pid", job.pid},
-          {"directory", job.directory},
-          {"command", job.command}};
+/// Returns what the ddplaunch of a running job says of it; null: nothing, and sets `error`.
+OrderedJson live_status(const JobEntry& job, std::chrono::milliseconds time, Error& error) {
+  const auto answer = launcher::ask_job(job.socket, "GET", "/v1/status", time);
+  OrderedJson status = OrderedJson::parse(answer ? *answer : "", nullptr, false);
+  if (status.is_object() && status.contains("nodes") && status.contains("world_size")) return status;
+  error = answer ? Error{ErrorCode::kProtocol, "job " + job.job + ": its ddplaunch gave no status"}
+                 : within("job " + job.job, answer.error());
+  return {};
+}
+
+/// Returns the same keys for each job. `live`: live_status; null: the job does not run, or does not answer.
+OrderedJson job_json(const JobEntry& job, const RunState& state, const OrderedJson& live = {}) {
+  OrderedJson json{{"job", job.job},
+                   {"run", job.name},
+                   {"state", state_name(state.kind)},
+                   {"exit_code", state.exit_code ? OrderedJson(*state.exit_code) : OrderedJson()},
+                   {"why", state.why.empty() ? OrderedJson() : OrderedJson(state.why)},
+                   {"started", job.started},
+                   {"ended", OrderedJson()},
+                   {"host", job.host},
+                   {"pid", job.pid},
+                   {"directory", job.directory},
+                   {"command", job.command}};
+  for (const char* const key : {"age_s", "world_size", "attempt", "restarts", "max_restarts", "output_bytes",
+                                "step", "step_s", "loss", "goodput"})
+    json[key] = OrderedJson();
+  json["nodes"] = OrderedJson::array();
+  if (live.is_object()) json.update(live);
+  if (state.kind != Kind::kEnded) return json;
+  const OrderedJson report = launcher::read_report(job);
+  json["ended"] = report.value("ended", OrderedJson());
+  json["age_s"] = report.value("duration_s", OrderedJson());
+  json["goodput"] = report.value("goodput", OrderedJson());
+  const OrderedJson of_job = report.value("job", OrderedJson::object());
+  json["world_size"] = of_job.value("world_size", OrderedJson());
+  if (const int attempts = of_job.value("attempts", 0); attempts > 0) json["attempt"] = attempts - 1;
+  if (report.contains("earlier_attempts")) json["restarts"] = report["earlier_attempts"].size();
+  return json;
+}
+
+std::string number_text(const OrderedJson& number) {
+  return number.is_number() ? number.dump() : "-";
+}
+
+std::string age_text(const JobEntry& job) {
+  using std::chrono::milliseconds;
+  const auto now = duration_cast<milliseconds>(std::chrono::system_clock::now().time_since_epoch());
+  const auto started = parse_moment(job.started, now);
+  return started ? format_elapsed(std::max(now - *started, milliseconds(0))) : "-";
 }
 
 int list_jobs(const OperateOptions& options, const std::vector<JobEntry>& jobs) {
   TextTable table;
-  table.add({"JOB", "STATE", "STARTED", "COMMAND"});
+  table.add({"JOB", "STATE", "RANKS", "STEP", "AGE", "ENDED", "COMMAND"});
   OrderedJson list = OrderedJson::array();
-  for (const JobEntry& job : jobs) {
-    const RunState state = state_of(job);
+  for (auto job = jobs.rbegin(); job != jobs.rend(); ++job) {  // the newest first
+    const RunState state = state_of(*job);
     if (!options.all && (state.kind == Kind::kEnded || state.kind == Kind::kDeleted)) continue;
-    list.push_back(job_json(job, state));
-    table.add({one_line(job.job), one_line(state_text(job, state)), one_line(job.started),
-               one_line(job.command.substr(0, kCommandWidth))});
+    const bool running = state.kind == Kind::kRunning;
+    Error ignored{};
+    list.push_back(job_json(*job, state, running ? live_status(*job, kListTime, ignored) : OrderedJson()));
+    const OrderedJson& json = list.back();
+    table.add({one_line(job->job), one_line(running ? json.value("state", "") : state_text(*job, state)),
+               number_text(json["world_size"]), number_text(json["step"]), age_text(*job),
+               json["ended"].is_string() ? one_line(json["ended"].get<std::string>()) : "-",
+               one_line(job->command.substr(0, kCommandWidth))});
   }
   print(options.json ? list.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + '\n' : table.text());
   return 0;
@@ -136,16 +183,15 @@ Result<std::string> show_status(const OperateOptions& options, const JobEntry& j
   if (state.kind != Kind::kRunning) {
     const OrderedJson json = job_json(job, state);
     std::string text = "job " + job.job + ": " + state_text(job, state) +
-                       (state.why.empty() ? "" : ": " + state.why) + "\n  files in " + job.directory + '\n';
+                       (state.why.empty() ? "" : ": " + state.why) + "\n  files in " + job.directory +
+                       (state.kind == Kind::kEnded ? ", its end in report.json\n" : "\n");
     if (options.json) text = dump(json);
     if (text != last) print(text);
     return text;
   }
-  const auto answer = launcher::ask_job(job.socket, "GET", "/v1/status", kAnswerTime);
-  if (!answer) return within("job " + job.job, answer.error());
-  OrderedJson status = OrderedJson::parse(*answer, nullptr, false);
-  if (!status.is_object() || !status.contains("nodes") || !status.contains("world_size"))
-    return Error{ErrorCode::kProtocol, "job " + job.job + ": its ddplaunch gave no status"};
+  Error error{};
+  const OrderedJson status = live_status(job, kAnswerTime, error);
+  if (status.is_null()) return error;
   OrderedJson key = status;
   for (const char* const moves : {"age_s", "output_bytes", "step", "step_s", "loss", "goodput"})
     key.erase(moves);
@@ -155,7 +201,7 @@ Result<std::string> show_status(const OperateOptions& options, const JobEntry& j
     node.erase("losses");
     node.erase("phases");
   }
-  if (key.dump() != last) print(options.json ? dump(status) : status_text(status));
+  if (key.dump() != last) print(options.json ? dump(job_json(job, state, status)) : status_text(status));
   return key.dump();
 }
 
