@@ -33,6 +33,8 @@ constexpr int kLockTries = 10;
 /// Limits of files that this program reads. A report of many failures is longer than any entry.
 constexpr std::size_t kEntryBytes = 64u << 10;
 constexpr std::size_t kReportBytes = 16u << 20;
+/// More than the last line of a journal, whose reason is limited.
+constexpr std::size_t kJournalEndBytes = 16u << 10;
 
 std::string dump(const OrderedJson& json) {
   return json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
@@ -127,6 +129,25 @@ Result<> write_entry(const std::string& directory, const JobEntry& entry) {
   return written;
 }
 
+/// Returns the end of the job that its journal has. A full disk may have room for this line and none for the
+/// report.
+std::optional<RunState> journal_end(const std::string& directory) {
+  const std::string path = directory + "/events.jsonl";
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  const off_t size = file ? ::lseek(file.get(), 0, SEEK_END) : 0;
+  std::string text(kJournalEndBytes, '\0');
+  const ssize_t count = ::pread(file.get(), text.data(), text.size(),
+                                std::max<off_t>(0, size - static_cast<off_t>(text.size())));
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, count)));
+  if (!text.ends_with('\n')) return {};  // its last line is incomplete
+  text.pop_back();
+  const OrderedJson line = OrderedJson::parse(text.substr(text.rfind('\n') + 1), nullptr, false);
+  if (!line.is_object() || text_of(line, "event") != "job_ended") return {};
+  const auto code = line.find("exit_code");
+  if (code == line.end() || !code->is_number_integer()) return {};
+  return RunState{RunState::Kind::kEnded, code->get<int>(), text_of(line, "reason")};
+}
+
 }  // namespace
 
 Result<> register_job(const JobRegistration& where, const JobEntry& entry) {
@@ -218,11 +239,12 @@ RunState state_of(const JobEntry& job) {
   if (report.contains("exit_code") && report["exit_code"].is_number_integer())
     return {Kind::kEnded, report["exit_code"].get<int>(), text_of(report, "why")};
   std::error_code ignored;
-  if (job.host != host_name()) return {Kind::kElsewhere};
+  if (job.host != host_name()) return journal_end(job.directory).value_or(RunState{Kind::kElsewhere});
   const UniqueFd lock = open_lock(job.directory);
   if (is_locked(lock)) return {Kind::kRunning};
   if (!lock && is_listening(job.socket)) return {Kind::kRunning};  // somebody has deleted its directory
-  return {fs::is_directory(job.directory, ignored) ? Kind::kCrashed : Kind::kDeleted};
+  if (!fs::is_directory(job.directory, ignored)) return {Kind::kDeleted};
+  return journal_end(job.directory).value_or(RunState{Kind::kCrashed});
 }
 
 const char* state_name(RunState::Kind kind) {

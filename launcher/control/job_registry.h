@@ -58,14 +58,14 @@ Result<JobEntry> find_job(const std::vector<JobEntry>& jobs, std::string_view id
 struct RunState {
   enum class Kind : std::uint8_t {
     kRunning,
-    kEnded,      ///< its report exists
-    kCrashed,    ///< its ddplaunch ended without a report
-    kElsewhere,  ///< it has no report, and another host knows more
+    kEnded,      ///< its report exists, or its journal has its end
+    kCrashed,    ///< its ddplaunch ended without either
+    kElsewhere,  ///< it has neither, and another host knows more
     kDeleted,    ///< the directory of its files is gone
   };
   Kind kind = Kind::kCrashed;
   std::optional<int> exit_code = {};  ///< kEnded
-  std::string why = {};               ///< kEnded: the report's reason; empty after success
+  std::string why = {};               ///< kEnded: the reason in either; empty after success
 };
 /// Returns the report of an ended run; null: there is none that can be read.
 nlohmann::ordered_json read_report(const JobEntry& job);

@@ -133,6 +133,32 @@ TEST_CASE("an entry is written once, into the first directory that takes it") {
   CHECK(register_job({{directory.path() + "/jobs"}, "run7"}, entry).has_error());
 }
 
+TEST_CASE("the end in the journal counts where the report is missing or cut off") {
+  const JobsDirectory directory;
+  const JobEntry entry = directory.add("run7", "run7", "2026-01-02");
+  const auto state_after = [&](const std::string& journal, const std::string& host = host_name()) {
+    std::ofstream(entry.directory + "/events.jsonl") << journal;
+    JobEntry there = entry;
+    there.host = host;
+    const RunState state = state_of(there);
+    return std::string(state_name(state.kind)) + ' ' + std::to_string(state.exit_code.value_or(-1)) +
+           state.why;
+  };
+  const std::string began = std::string(40'000, ' ') + R"({"id":1,"event":"job_started"})" + '\n';
+  const std::string end = R"({"id":2,"event":"job_ended","reason":null,"exit_code":0})";
+  CHECK(state_after(began) == "crashed -1");
+  CHECK(state_after(began, "login2") == "elsewhere -1");
+  CHECK(state_after(began + end + '\n') == "ended 0");
+  CHECK(state_after(began + end + '\n', "login2") == "ended 0");
+  CHECK(state_after(began + R"({"event":"job_ended","reason":"rank 3","exit_code":3})" + '\n') ==
+        "ended 3rank 3");
+  CHECK(state_after(end + '\n' + began) == "crashed -1");
+  CHECK(state_after(began + end.substr(0, 30)) == "crashed -1");  // the disk was full
+  CHECK(state_after(began + R"({"event":"job_ended","exit_code":null})" + '\n') == "crashed -1");
+  std::ofstream(entry.directory + "/report.json") << R"({"exit_code":)";
+  CHECK(state_after(began + end + '\n') == "ended 0");
+}
+
 TEST_CASE("pruning keeps the newest jobs, what may run elsewhere, and what is no job's") {
   const JobsDirectory directory;
   for (int number = 0; number < 6; ++number) {
