@@ -68,6 +68,7 @@ JobStatus Master::status() const {
   status.output_bytes = output_bytes_;
   status.directory = spec_.job_dir;
   status.progress = progress_.figures(steady_now());
+  if (status.progress.stalled > status.progress.stalled.zero()) status.state = "stalled";
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     JobStatus::NodeStatus& node = status.nodes.emplace_back();
     node.name = nodes[i].name;

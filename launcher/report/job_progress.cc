@@ -17,6 +17,10 @@ using Kind = JournalEvent::Kind;
 
 /// Durations of steps are measured over this time at least, and twice of it at most.
 constexpr std::chrono::seconds kMeasured{10};
+/// A job is stalled if its present step takes longer than both: a time, and a multiple of the median.
+constexpr std::chrono::seconds kStalled{30};
+constexpr double kStalledMedians = 5;
+constexpr std::size_t kRecentReports = 31;
 constexpr std::uint64_t kMostStepsAtOnce = 1'000'000'000;
 constexpr std::size_t kMostXidLines = 10'000;
 constexpr std::size_t kNoCause = JobProgress::kCauseNames.size() - 1;
@@ -39,8 +43,28 @@ double JobProgress::Figures::goodput() const {
   return all > 0 ? static_cast<double>(spent[at(Phase::kTrain)].count()) / all : 0;
 }
 
+/// Returns the time without a step of all ranks, within this phase; 0 while that is not too long. How long
+/// the first step of a job may take is not known.
+JobProgress::Time JobProgress::stalled(Time now) const {
+  const std::optional<Mark>& latest = marks_[0];
+  if (!latest || recent_.empty() || (phase_ != Phase::kTrain && phase_ != Phase::kRework)) return Time{0};
+  std::deque<double> sorted = recent_;
+  const auto median = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+  std::nth_element(sorted.begin(), median, sorted.end());
+  const Time quiet = now - std::max(latest->time, since_);
+  const double seconds = std::chrono::duration<double>(quiet).count();
+  return quiet >= kStalled && seconds >= kStalledMedians * *median ? quiet : Time{0};
+}
+
+/// Adds the time of the present phase. Goodput ends where steps end, also if nobody looks for hangs.
+void JobProgress::book(std::array<Time, kPhaseNames.size()>& spent, Time now) const {
+  const Time lost = stalled(now);
+  spent[at(Phase::kHang)] += lost;
+  spent[at(phase_)] += std::max(Time{0}, now - since_) - lost;
+}
+
 void JobProgress::enter(Phase phase, Time now) {
-  sums_.spent[at(phase_)] += std::max(Time{0}, now - since_);
+  book(sums_.spent, now);
   since_ = now;
   phase_ = phase;
 }
@@ -66,8 +90,9 @@ void JobProgress::take(const JournalEvent& event, Time now) {
       break;
     case Kind::kHangFound: {
       const Phase before = phase_;
+      const Time booked = stalled(now);
       enter(Phase::kHang, now);
-      const Time quiet = std::min(hang_timeout_, sums_.spent[at(before)]);
+      const Time quiet = std::clamp(hang_timeout_ - booked, Time{0}, sums_.spent[at(before)]);
       sums_.spent[at(before)] -= quiet;
       sums_.spent[at(Phase::kHang)] += quiet;
       break;
@@ -93,6 +118,8 @@ void JobProgress::count_steps(std::uint64_t steps, Time together) {
   const auto bound = std::ranges::lower_bound(kStepBounds, seconds / static_cast<double>(steps));
   sums_.step_durations[static_cast<std::size_t>(bound - kStepBounds.begin())] += steps;
   sums_.step_duration_sum += seconds;
+  recent_.push_back(seconds / static_cast<double>(steps));
+  if (recent_.size() > kRecentReports) recent_.pop_front();
 }
 
 void JobProgress::measure(std::uint64_t lowest, Time now) {
@@ -128,6 +155,7 @@ void JobProgress::take_steps(const rendezvous::WorkerSteps& message, Time now) {
   }
   if (ranks_at_.empty()) return;
   const std::uint64_t lowest = ranks_at_.begin()->first;
+  if (marks_[0] && lowest > marks_[0]->step && stalled(now) > Time{0}) enter(phase_, now);
   measure(lowest, now);
   if (phase_ == Phase::kRework && lowest > reached_.value_or(0)) enter(Phase::kTrain, now);
 }
@@ -147,7 +175,8 @@ std::optional<JobProgress::RankReport> JobProgress::report_of(std::uint32_t rank
 
 JobProgress::Figures JobProgress::figures(Time now) const {
   Figures figures = sums_;
-  figures.spent[at(phase_)] += std::max(Time{0}, now - since_);
+  book(figures.spent, now);
+  figures.stalled = stalled(now);
   if (!ranks_at_.empty()) {
     figures.step = ranks_at_.begin()->first;
     figures.last_step = ranks_at_.rbegin()->first;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -25,7 +26,7 @@ class JobProgress {
     kStart,   ///< nodes and workers start
     kTrain,   ///< all ranks run
     kRework,  ///< steps are repeated that an earlier attempt had completed
-    kHang,    ///< nothing moves
+    kHang,    ///< nothing moves, or no step ends
     kWait,    ///< workers stop, or the next attempt waits
   };
   static constexpr std::array<const char*, 5> kPhaseNames{"start", "train", "rework", "hang", "wait"};
@@ -44,7 +45,8 @@ class JobProgress {
     /// Steps of all ranks by their duration: those of at most kStepBounds[i], the longest last. Not summed
     /// up.
     std::array<std::uint64_t, kStepBounds.size() + 1> step_durations{};
-    double step_duration_sum = 0;                    ///< seconds
+    double step_duration_sum = 0;  ///< seconds
+    Time stalled{0};  ///< since the last step of all ranks, if that is far too long ago; 0: it is not
     std::map<std::string, std::map<int, int>> xids;  ///< number of Xid errors by node and number
     std::array<Time, kPhaseNames.size()> spent{};
     std::array<int, kCauseNames.size()> failures{};
@@ -80,6 +82,8 @@ class JobProgress {
   void enter(Phase phase, Time now);
   void measure(std::uint64_t lowest, Time now);
   void count_steps(std::uint64_t steps, Time together);
+  Time stalled(Time now) const;
+  void book(std::array<Time, kPhaseNames.size()>& spent, Time now) const;
 
   Time hang_timeout_;
   Phase phase_ = Phase::kStart;
@@ -94,6 +98,7 @@ class JobProgress {
   std::set<std::string> xid_lines_;                ///< that were counted in this attempt, with their nodes
   /// The latest step of all ranks, and two earlier ones: the duration is measured from the older.
   std::array<std::optional<Mark>, 3> marks_;
+  std::deque<double> recent_;  ///< seconds per step in the latest reports of all attempts
 };
 
 }  // namespace ddp::launcher

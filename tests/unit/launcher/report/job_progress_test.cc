@@ -95,6 +95,56 @@ TEST_CASE("the silence before a hang is found is part of it") {
   CHECK(early.spent(Phase::kHang, 12) == 10);
 }
 
+TEST_CASE("goodput ends where steps end") {
+  Job job;
+  job.run(0);
+  job.steps(10, 100, 100);
+  CHECK(job.at(1000).stalled == 0s);  // nobody knows how long a step takes
+  job.steps(12, 102, 102);
+  CHECK(job.at(41).stalled == 0s);
+  CHECK(job.spent(Phase::kTrain, 41) == 39);
+  CHECK(job.at(42).stalled == 30s);
+  CHECK(job.spent(Phase::kTrain, 42) == 10);
+  CHECK(job.spent(Phase::kHang, 612) == 600);
+  CHECK(job.spent(Phase::kTrain, 612) == 10);
+  job.steps(612, 103, 102);  // one rank alone goes on
+  CHECK(job.at(612).stalled == 600s);
+  job.steps(622, 103, 103);
+  CHECK(job.at(622).stalled == 0s);
+  CHECK(job.spent(Phase::kHang, 632) == 610);
+  CHECK(job.spent(Phase::kTrain, 632) == 20);
+}
+
+TEST_CASE("a step is stalled after five times the median") {
+  Job job;
+  job.run(0);
+  for (int step = 0; step < 40; ++step)  // of 20 s, one of them with a checkpoint of 60 s
+    job.steps(20 * step + (step > 20 ? 60 : 0), 1U + static_cast<unsigned>(step),
+              1U + static_cast<unsigned>(step));
+  CHECK(job.spent(Phase::kHang, 840) == 0);
+  CHECK(job.at(840 + 99).stalled == 0s);
+  CHECK(job.at(840 + 100).stalled == 100s);
+}
+
+TEST_CASE("a hang that is found in a stalled step is booked once, and no next attempt is stalled by it") {
+  Job job;
+  job.run(0);
+  job.steps(10, 100, 100);
+  job.steps(12, 102, 102);
+  job.event(112, Kind::kHangFound);
+  CHECK(job.spent(Phase::kTrain, 120) == 10);
+  CHECK(job.spent(Phase::kHang, 120) == 108);
+  CHECK(job.at(120).stalled == 0s);  // it is a hang
+  job.event(120, Kind::kHangOver);
+  CHECK(job.at(149).stalled == 0s);
+  CHECK(job.at(150).stalled == 30s);
+  job.event(150, Kind::kAttemptStopping, true);
+  job.run(151, 1);
+  CHECK(job.at(400).stalled == 0s);  // it has not completed a step
+  CHECK(job.spent(Phase::kHang, 400) == 138);
+  CHECK(job.spent(Phase::kWait, 400) == 1);
+}
+
 TEST_CASE("steps of all ranks, of the foremost and of each rank") {
   Job job;
   job.run(0);
