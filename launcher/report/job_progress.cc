@@ -86,7 +86,7 @@ void JobProgress::take(const JournalEvent& event, Time now) {
       enter(Phase::kStart, now);
       break;
     case Kind::kAttemptRunning:
-      enter(reached_ ? Phase::kRework : Phase::kTrain, now);
+      enter(Phase::kTrain, now);  // whether it repeats steps, its first report shows
       break;
     case Kind::kHangFound: {
       const Phase before = phase_;
@@ -157,7 +157,9 @@ void JobProgress::take_steps(const rendezvous::WorkerSteps& message, Time now) {
   const std::uint64_t lowest = ranks_at_.begin()->first;
   if (marks_[0] && lowest > marks_[0]->step && stalled(now) > Time{0}) enter(phase_, now);
   measure(lowest, now);
-  if (phase_ == Phase::kRework && lowest > reached_.value_or(0)) enter(Phase::kTrain, now);
+  const bool repeats = lowest < reached_.value_or(0);
+  if (phase_ == Phase::kTrain && repeats) phase_ = Phase::kRework;  // since all ranks run
+  if (phase_ == Phase::kRework && !repeats) enter(Phase::kTrain, now);
 }
 
 void JobProgress::take_xids(const std::string& node, std::string_view lines) {

@@ -622,8 +622,8 @@ os._exit(3)
         metrics = self.metrics()
         self.assertEqual((metrics['ddplaunch_failures_total{cause="rank"}'], metrics["ddplaunch_attempts_total"]), (1, 2))
         spent = {phase: metrics[f'ddplaunch_time_seconds{{phase="{phase}"}}'] for phase in ("start", "train", "rework", "hang", "wait")}
-        self.assertTrue(all(spent[phase] > 0 for phase in ("start", "train", "rework", "wait")), spent)
-        self.assertEqual(spent["hang"], 0)
+        self.assertTrue(all(spent[phase] > 0 for phase in ("start", "train", "wait")), spent)
+        self.assertEqual((spent["rework"], spent["hang"]), (0, 0))  # no step was repeated
         process.send_signal(signal.SIGTERM)  # Python writes nothing about it
         self.assertRegex(process.communicate(timeout=30)[1], r"\n  ran for .*, goodput [0-9.]+ %, 0 B of output\n")
 

@@ -62,13 +62,31 @@ TEST_CASE("steps that an earlier attempt had completed are rework") {
   job.event(60, Kind::kAttemptStopping, true);
   job.event(61, Kind::kAttemptEnded);
   job.run(70, 1);
-  job.steps(80, 99, 99);  // the most that all ranks had completed
-  CHECK(job.spent(Phase::kRework, 90) == 18);
-  job.steps(90, 101, 100);
+  job.steps(80, 98, 98);
+  CHECK(job.spent(Phase::kRework, 85) == 13);
+  job.steps(90, 100, 99);  // the most that all ranks had completed
   CHECK(job.spent(Phase::kStart, 100) == 4);
   CHECK(job.spent(Phase::kTrain, 100) == 58 + 10);
   CHECK(job.spent(Phase::kRework, 100) == 18);
   CHECK(job.spent(Phase::kWait, 100) == 10);
+}
+
+TEST_CASE("a restart that repeats no step makes no rework") {
+  Job job;
+  job.run(0);
+  job.steps(10, 100, 100);
+  job.event(11, Kind::kAttemptEnded);
+  job.run(12, 1);
+  job.steps(15, 101, 101);
+  job.event(16, Kind::kAttemptEnded);
+  job.run(17, 2);
+  job.steps(20, 101, 101);  // ranks report what they have before they go on
+  job.steps(21, 102, 102);
+  job.event(22, Kind::kAttemptEnded);
+  job.run(23, 3);
+  job.event(26, Kind::kAttemptEnded);  // before a step was reported
+  CHECK(job.spent(Phase::kRework, 30) == 0);
+  CHECK(job.spent(Phase::kTrain, 30) == 9 + 2 + 3 + 1);
 }
 
 TEST_CASE("a restart of a job that reports no steps counts as progress") {
@@ -215,8 +233,8 @@ TEST_CASE("a wrong step that was taken back makes no rework") {
   job.steps(5, 1'000'000, 1'000'000);
   job.steps(6, 3, 3);
   job.run(10, 1);
-  job.steps(20, 3, 3);
-  job.steps(21, 4, 4);
+  job.steps(20, 2, 2);
+  job.steps(21, 3, 3);
   CHECK(job.spent(Phase::kRework, 30) == 9);
 }
 
