@@ -99,7 +99,9 @@ Awaitable<> JobPreparation::run(rendezvous::JobStart order, Prepared done) {
   const bool gone = co_await predecessor_gone(order);
   if (tools_.stopped) co_return;
   auto job = co_await make_job(std::move(order));
-  if (!tools_.stopped) done(std::move(job), gone);
+  if (tools_.stopped) co_return;
+  if (job && !job->warning().empty()) send_notice_({"warning: " + job->warning()});
+  done(std::move(job), gone);
 }
 
 void JobPreparation::check(rendezvous::NodeCheck request, Checked done) {

@@ -123,15 +123,18 @@ bool needs_directory(const rendezvous::JobStart& job) {
   return false;
 }
 
-/// Runs the job's preparation for its environment only.
-Result<> environment_fits(const rendezvous::JobStart& job, const EnvVars& env) {
+/// Runs the job's preparation for its environment only. Without a program to search for, the job may be
+/// Python.
+Result<> environment_fits(const rendezvous::JobStart& job, const EnvVars& env, bool has_program) {
   rendezvous::JobStart ask;
   ask.job_id = job.job_id;
   ask.host = job.host;
   ask.command_kind = static_cast<std::uint8_t>(WorkerCommand::Kind::kProgram);
   ask.argv = {"/proc/self/exe"};  // always exists
   auto fits = NodeJob::prepare(ask, env, "");
-  return fits ? Result<>() : Result<>(fits.error());
+  if (!fits) return fits.error();
+  if (!has_program && !fits->warning().empty()) return Error{ErrorCode::kRefused, fits->warning()};
+  return {};
 }
 
 void check_job(const rendezvous::NodeCheck& request, const Result<EnvVars>& env, const std::string& agent_dir,
@@ -142,16 +145,22 @@ void check_job(const rendezvous::NodeCheck& request, const Result<EnvVars>& env,
   if (!directory) checked.directory_trouble = directory.error().text;
   // Without its directory, --setup did not run; the missing directory is reported already.
   if (!directory && !job.setup.empty()) return;
-  const Result<> environment = env ? environment_fits(job, *env) : Result<>(env.error());
+  const Result<> environment = env ? environment_fits(job, *env, request.has_program) : Result<>(env.error());
   if (!environment) checked.environment_trouble = environment.error().text;
   // A search in PATH needs a valid environment.
   if (!request.has_program || !environment || (!directory && needs_directory(job))) return;
   rendezvous::JobStart whole = job;
   if (!directory) whole.chdir.clear();
   const auto program = NodeJob::prepare(whole, *env, agent_dir);
+  if (!program && program.error().code == ErrorCode::kRefused) {
+    checked.environment_trouble = program.error().text;
+    return;
+  }
   checked.program_trouble =
       program ? interpreter_trouble(program->program(), *env, whole.chdir) : program.error().text;
-  if (checked.program_trouble.empty()) checked.program = program->program();
+  if (!checked.program_trouble.empty()) return;
+  checked.program = program->program();
+  checked.program_trouble = program->warning();  // with the program, only a warning
 }
 
 // ---- versions
@@ -400,8 +409,10 @@ Awaitable<NodeChecked> check_node(rendezvous::NodeCheck request, Result<EnvVars>
     const Tools python{env, Clock::now() + half, stop};
     ModuleAnswer answer =
         co_await ask_python(checked.program, request.job.argv.front(), request.job.chdir, python);
-    checked.program_trouble = std::move(answer.trouble);
-    if (!checked.program_trouble.empty() && !answer.doubt) checked.program.clear();
+    if (!answer.trouble.empty()) {
+      checked.program_trouble = std::move(answer.trouble);
+      if (!answer.doubt) checked.program.clear();
+    }
   }
   checked.clock_ns = static_cast<std::uint64_t>(steady_now().count());
   checked.wall_ns = static_cast<std::uint64_t>(read_clock(CLOCK_REALTIME).count());

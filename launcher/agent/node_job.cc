@@ -17,16 +17,24 @@
 namespace ddp::launcher {
 namespace {
 
-Result<> directories_exist(const EnvVars& env) {
-  for (const auto& [name, directory] : promised_directories(env)) {
-    struct stat found {};
-    if (::stat(directory.c_str(), &found) == 0 && S_ISDIR(found.st_mode)) continue;
-    return Error{ErrorCode::kRefused,
-                 name + " names " + one_line(directory) +
-                     ", which does not exist; install the environment at the same path, or launch "
-                     "without it active"};
-  }
-  return {};
+bool is_directory(const std::string& path) {
+  struct stat found {};
+  return ::stat(path.c_str(), &found) == 0 && S_ISDIR(found.st_mode);
+}
+
+std::string missing_text(const std::string& variable, const std::string& directory) {
+  return variable + " names " + one_line(directory) +
+         ", which does not exist; install the environment at the same path, or launch without it active";
+}
+
+/// Returns whether the job's Python is, or without `variable`'s directory would not be, the one that the user
+/// means. `wanted` is as given, `program` its path.
+bool depends_on(const std::string& variable, const std::string& wanted, const std::string& program,
+                bool is_python) {
+  const bool searched = wanted.find('/') == std::string::npos;
+  if (is_python) return searched || variable == "PYTHONHOME";
+  const std::string line = python_line(program);
+  return !line.empty() && (variable == "PYTHONHOME" || line.find("env ") != std::string::npos);
 }
 
 /// Reports a script that python could not open before anything starts.
@@ -71,7 +79,6 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
   if (!cwd) return cwd.error();
   job.cwd_ = std::move(*cwd);
   job.env_ = std::move(env);
-  if (auto there = directories_exist(job.env_); !there) return there.error();
 
   const auto kind = static_cast<WorkerCommand::Kind>(start.command_kind);
   std::string wanted;
@@ -101,6 +108,14 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
   }
   if (wanted.empty()) return Error{ErrorCode::kProtocol, "the job names no program"};
   auto program = find_program(wanted, path_in(job.env_), job.cwd_);
+  const bool is_python = kind == WorkerCommand::Kind::kPython || kind == WorkerCommand::Kind::kModule ||
+                         wanted.substr(wanted.rfind('/') + 1).starts_with("python");
+  for (const auto& [name, directory] : promised_directories(job.env_)) {
+    if (is_directory(directory)) continue;
+    if (depends_on(name, wanted, program ? *program : "", is_python))
+      return Error{ErrorCode::kRefused, missing_text(name, directory)};
+    if (job.warning_.empty()) job.warning_ = missing_text(name, directory);
+  }
   if (!program) {
     // `ddplaunch 4 train.py`: a habit of other launchers. Behind more words the script belongs to the
     // program.

@@ -19,7 +19,7 @@ class NodeJob {
  public:
   /// Checks `start` against this node's disk, which may hang. `env` is the workers' initial environment.
   /// `agent_dir` holds the bundled `train`. Errors, all worded for "HOST: …": kRefused (directory,
-  /// environment), kExec (program).
+  /// environment that the program's Python comes from), kExec (program).
   static Result<NodeJob> prepare(const rendezvous::JobStart& start, EnvVars env,
                                  const std::string& agent_dir);
   /// Returns the workers' working directory, which exists and can be entered; else kRefused. Empty `wanted`:
@@ -38,6 +38,9 @@ class NodeJob {
                           const std::vector<WorkerSockets>& sockets, const std::string& collectives) const;
 
   const std::string& program() const { return program_; }
+  /// A missing directory of VIRTUAL_ENV, CONDA_PREFIX or PYTHONHOME that this program does not depend on;
+  /// empty: none.
+  const std::string& warning() const { return warning_; }
   /// The environment of every worker, without the variables of its rank.
   const EnvVars& env() const { return env_; }
 
@@ -46,6 +49,7 @@ class NodeJob {
 
   std::string job_id_;
   std::string program_;
+  std::string warning_;
   std::vector<std::string> argv_;
   std::string cwd_;
   EnvVars env_;

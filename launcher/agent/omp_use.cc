@@ -76,10 +76,15 @@ bool elf_needs_omp(int fd) {
 
 }  // namespace
 
-bool uses_omp_threads(const std::string& path) {
-  if (path.substr(path.rfind('/') + 1).starts_with("python")) return true;
+std::string python_line(const std::string& path) {
   const std::string start = read_start(path, kFirstLine, O_NONBLOCK | O_NOCTTY);
-  if (start.starts_with("#!")) return start.substr(0, start.find('\n')).find("python") != std::string::npos;
+  const std::string line = start.substr(0, start.find('\n'));
+  return line.starts_with("#!") && line.find("python") != std::string::npos ? line : "";
+}
+
+bool uses_omp_threads(const std::string& path) {
+  if (path.substr(path.rfind('/') + 1).starts_with("python") || !python_line(path).empty()) return true;
+  const std::string start = read_start(path, SELFMAG, O_NONBLOCK | O_NOCTTY);
   if (!start.starts_with(ELFMAG)) return false;
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   return file && elf_needs_omp(file.get());

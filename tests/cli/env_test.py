@@ -13,7 +13,7 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import LaunchTest, Nodes, live_processes_with, main, wait_until
+from tests.support.launch import DDPLAUNCH, LaunchTest, Nodes, live_processes_with, main, wait_until
 
 PYTHON = "/usr/bin/python3" if pathlib.Path("/usr/bin/python3").exists() else sys.executable
 # The output is compared as bytes: names, values and arguments are hexadecimal.
@@ -208,6 +208,34 @@ class ActiveEnvironments(SshEnvTest):
         self.assertEqual(done.code, 115, done)
         self.assertIn("127.0.0.3: CONDA_PREFIX names /no/such/env, which does not exist; install the environment at the same path, "
                       "or launch without it active", done.err)
+
+    def test_a_missing_environment_fails_only_a_job_whose_python_comes_from_it(self):
+        self.env.update(VIRTUAL_ENV="/no/venv", PATH=os.environ["PATH"])
+        self.env.pop("PYTHONHOME", None)
+        (self.dir / "own.py").write_text(f"#!{PYTHON}\n")
+        (self.dir / "searched").write_text("#!/usr/bin/env python3\n")
+        for name in ("own.py", "searched"):
+            (self.dir / name).chmod(0o755)
+        missing = "VIRTUAL_ENV names /no/venv, which does not exist; install the environment at the same path, or launch without it active"
+        for words in (["true"], ["--python", PYTHON, "own.py"], ["--no-python", "./own.py"]):
+            done = self.run_job(*words)
+            self.assert_code(done, 0)
+            self.assertIn(f"ddplaunch: localhost: warning: {missing}\n", done.err)
+        for words in (["own.py"], ["python3", "own.py"], ["./searched"], ["-m", "this"]):
+            done = self.run_job(*words)
+            self.assert_code(done, 115)
+            self.assertIn(f"localhost: {missing}\n", done.err)
+        self.env.update(PYTHONHOME="/no/home", VIRTUAL_ENV="")
+        self.assert_code(self.run_job("true"), 0)
+        self.assert_code(self.run_job("--python", PYTHON, "own.py"), 115)
+
+    def test_check_warns_of_an_environment_that_the_worker_does_not_need(self):
+        self.env.update(VIRTUAL_ENV="/no/venv", PATH=os.environ["PATH"])
+        missing = "localhost: VIRTUAL_ENV names /no/venv, which does not exist; "
+        for words, code, level in ((["true"], 0, "warning: "), (["python3"], 115, "error: "), ([], 115, "error: ")):
+            done = subprocess.run([DDPLAUNCH, "check", *words], env=self.env, cwd=self.dir, capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, code, done)
+            self.assertIn(level + missing, done.stdout)
 
     def test_path_entries_of_the_node_alone_come_last(self):
         extra = self.dir / "node_bin"
