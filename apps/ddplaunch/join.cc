@@ -49,8 +49,9 @@ using launcher::JoinedLink;
 
 /// Limit of one query to the name service.
 constexpr std::chrono::seconds kLookUpTime{10};
-/// Time until the notice that this node waits for node 0.
+/// Time until the notice that this node waits for node 0, and where node 0 should be on this machine.
 constexpr std::chrono::seconds kSilence{5};
+constexpr std::chrono::seconds kSilenceHere{2};
 
 int end_with(const Error& error) {
   const int code = launcher::exit_code_of(error);
@@ -60,6 +61,21 @@ int end_with(const Error& error) {
 
 std::string master_position(const launcher::PerNode& node) {
   return node.master_addr + " port " + std::to_string(node.port);
+}
+
+/// Returns the notice that this node waits for node 0. With `here`, node 0's address is this machine, and the
+/// usual reason is a mistake in the options.
+std::string waiting_text(const JobSpec& spec, bool here) {
+  const launcher::PerNode& node = *spec.per_node;
+  std::string text = "waiting for node 0 at " + master_position(node);
+  if (here && !find_port_holder(node.master_addr, node.port)) {
+    text += ", which is this machine, but nothing listens there";
+    if (is_loopback_address(node.master_addr))
+      text += "; if node 0 is elsewhere, give all nodes its name or address as --master-addr";
+    else if (node.rank)
+      text += ": is --node-rank " + std::to_string(*node.rank) + " right here?";
+  }
+  return text + " (--start-timeout " + format_duration(spec.start_timeout) + ")";
 }
 
 Awaitable<Result<Endpoints>> look_up(remote::Resolver* resolver, std::string host, std::uint16_t port,
@@ -150,12 +166,12 @@ Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, cons
     return look_up(&resolver, std::move(host), port, deadline);
   };
   asio::posix::stream_descriptor keeper_fd(loop, ::fcntl(keeper.watch_fd(), F_DUPFD_CLOEXEC, 0));
-  asio::steady_timer silence(loop, kSilence);
+  asio::steady_timer silence(loop);
   if (!spec.quiet) {
-    silence.async_wait([&spec](const error_code& cancelled) {
-      if (cancelled) return;
-      std::fprintf(stderr, "ddplaunch: waiting for node 0 at %s (--start-timeout %s)\n",
-                   master_position(*spec.per_node).c_str(), format_duration(spec.start_timeout).c_str());
+    const bool here = is_own_address(spec.per_node->master_addr);
+    silence.expires_after(here ? kSilenceHere : kSilence);
+    silence.async_wait([&spec, here](const error_code& cancelled) {
+      if (!cancelled) std::fprintf(stderr, "ddplaunch: %s\n", waiting_text(spec, here).c_str());
     });
   }
   Joining joining{loop, spec, goal, resolve, std::move(*context)};
@@ -233,6 +249,21 @@ int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::
   return code;
 }
 
+/// Warns if this machine, which is node 0, lacks node 0's address. NAT or a service may still lead to it.
+void warn_of_other_machine(const std::string& address) {
+  const std::string found = first_address(address);
+  const std::string named = "ddplaunch: warning: --master-addr " + one_line(address);
+  if (found.empty()) {
+    std::fprintf(stderr, "%s does not resolve on this machine; the other nodes must be able to reach it\n",
+                 named.c_str());
+  } else if (!is_own_address(address)) {
+    std::fprintf(stderr,
+                 "%s is %sno address of this machine: is --node-rank 0 right here? (It is where NAT or a "
+                 "service leads to this machine.)\n",
+                 named.c_str(), found == address ? "" : (found + ", ").c_str());
+  }
+}
+
 }  // namespace
 
 int run_per_node(const RunJob& job, GivenToken given) {
@@ -247,13 +278,7 @@ int run_per_node(const RunJob& job, GivenToken given) {
   auto port = take_control_port(*spec.per_node);
   if (!port) return end_with(port.error());
   if (*port) {
-    const std::string& address = spec.per_node->master_addr;
-    if (!spec.quiet && !resolves(address)) {
-      std::fprintf(stderr,
-                   "ddplaunch: warning: --master-addr %s does not resolve on this machine; the other nodes "
-                   "must be able to reach it\n",
-                   one_line(address).c_str());
-    }
+    if (!spec.quiet) warn_of_other_machine(spec.per_node->master_addr);
     JoinListener join_listener{std::move(**port), std::move(*token)};
     return launch(spec, given, &join_listener, &job.registration);
   }

@@ -100,6 +100,9 @@ Result<std::unique_ptr<remote::RemoteShell>> make_join_shell(asio::io_context& l
   options.terms.version = std::string(version());
   options.terms.job_id = spec.job_id;
   options.where = format_endpoint(spec.per_node->master_addr, spec.per_node->port);
+  if (is_loopback_address(spec.per_node->master_addr))
+    options.reach =
+        " (only this machine reaches it: nodes elsewhere need its name or address as --master-addr)";
   if (!spec.quiet) options.on_note = std::move(notify);
   auto shell = launcher::JoinShell::make(loop.get_executor(), std::move(options));
   if (!shell) return shell.error();

@@ -128,8 +128,9 @@ bool is_own_address(const std::string& host) {
   });
 }
 
-bool resolves(const std::string& host) {
-  return !addresses_of(host).empty();
+std::string first_address(const std::string& host) {
+  const std::vector<asio::ip::address> addresses = addresses_of(host);
+  return addresses.empty() ? "" : addresses.front().to_string();
 }
 
 std::optional<PortHolder> find_port_holder(const std::string& address, std::uint16_t port) {

@@ -11,8 +11,9 @@ namespace ddp {
 /// Returns whether `host`, a name or a numeric address, is this machine: one of its addresses, or its name.
 /// It may wait for the name service. A name that cannot be resolved counts as another machine.
 bool is_own_address(const std::string& host);
-/// Returns whether `host`, a name or a numeric address, has an address. It may wait for the name service.
-bool resolves(const std::string& host);
+/// Returns the first address of `host`, a name or a numeric address; empty: it has none. It may wait for the
+/// name service.
+std::string first_address(const std::string& host);
 /// Returns whether `host` can only be this machine: "localhost", 127.x.y.z, ::1. It resolves no name.
 bool is_loopback_address(const std::string& host);
 

@@ -119,7 +119,8 @@ void JoinShell::ListenerState::report_awaited_nodes() {
   for (std::size_t i = 1; i < slots.size(); ++i)
     if (!slots[i].awaited_by.empty()) nodes.push_back(static_cast<int>(i));
   if (nodes.empty()) return;
-  note("waiting at " + options.where + " for the ddplaunch of node " + format_number_set(nodes, kMostNamed));
+  note("waiting for the ddplaunch of node " + format_number_set(nodes, kMostNamed) + " at " + options.where +
+       options.reach);
 }
 
 void JoinShell::ListenerState::stop() {
@@ -247,7 +248,7 @@ Awaitable<Result<std::unique_ptr<remote::Channel>>> JoinShell::open(remote::Host
   }
   if (cancelled || shared->stopped) co_return Error{ErrorCode::kCancelled, host.name + ": cancelled", 0};
   std::string text = "no ddplaunch of node " + std::to_string(*rank) + " has joined at " +
-                     shared->options.where +
+                     shared->options.where + shared->options.reach +
                      "; start it there with the MASTER_ADDR and MASTER_PORT of this node";
   if (!shared->last_refusal.empty()) text += ". Last refused node: " + shared->last_refusal;
   co_return Error{ErrorCode::kTimeout, std::move(text), 0};

@@ -28,6 +28,7 @@ class JoinShell final : public remote::RemoteShell {
     std::string link_job;  ///< the name by which nodes know the job
     JoinTable::JoinTerms terms;
     std::string where;  ///< of the port, for messages: "10.0.0.2:29500"
+    std::string reach;  ///< advice after `where` about awaited nodes; empty: all machines reach it
     /// Gets lines about unproven and refused nodes, limited in number; must not block.
     std::function<void(const std::string&)> on_note;
   };

@@ -184,6 +184,30 @@ class PerNode(LaunchTest):
                                                    "machine; the other nodes must be able to reach it")
         self.assertIn(f"ddplaunch: exit 112: node node1: no ddplaunch of node 1 has joined at no-such-host.invalid:{self.port}; ", done.err)
 
+    def test_node_0_on_a_machine_without_its_address_is_named_at_once(self):
+        done = self.ends(self.node(0, "--insecure", "--start-timeout", "1s", "true", address="192.0.2.1"))[0]
+        self.assert_code(done, 112)
+        self.assertEqual(done.err.splitlines()[0],
+                         "ddplaunch: warning: --master-addr 192.0.2.1 is no address of this machine: is --node-rank 0 right here? "
+                         "(It is where NAT or a service leads to this machine.)")
+
+    def test_another_node_on_the_machine_of_node_0_is_named_before_the_limit(self):
+        here = f"port {self.port}, which is this machine, but nothing listens there"
+        expected = {"localhost": f"{here}; if node 0 is elsewhere, give all nodes its name or address as --master-addr ("}
+        if own := own_address():
+            expected[own] = f"{here}: is --node-rank 1 right here? ("
+        waiting = {address: self.node(1, "--insecure", "true", address=address) for address in expected}
+        for address, text in expected.items():
+            self.assertIn(f"waiting for node 0 at {address} {text}", waiting[address].stderr.readline())
+            waiting[address].terminate()
+        self.ends(*waiting.values())
+
+    def test_node_0_that_only_its_machine_reaches_says_so(self):
+        done = self.ends(self.node(0, "--start-timeout", "1s", "true", address="localhost"))[0]
+        self.assert_code(done, 112)
+        self.assertIn(f"no ddplaunch of node 1 has joined at localhost:{self.port} (only this machine reaches it: nodes elsewhere "
+                      "need its name or address as --master-addr); ", done.err.splitlines()[-1])
+
     def test_all_nodes_have_the_same_names_in_any_order(self):
         command = ["--nproc-per-node", 1, "true"]
         late = self.node(1, *command)
