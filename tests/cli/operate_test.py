@@ -174,7 +174,7 @@ class Verbs(VerbTest):
         self.assertEqual((status["job"], status["world_size"], status["attempt"]), (self.job, 2, 0))
         self.assertEqual(status["nodes"], [{"node": "localhost", "state": "running", "first_rank": 0, "ranks": 2, "step": None, "steps": [None, None], "losses": [None, None], "phases": ["", ""]}])
         text = self.verb("status").out
-        self.assertRegex(text, rf"^job {self.job}: running, started .* ago, 2 ranks\n  files in {self.jobs}/")
+        self.assertRegex(text, rf"^job {self.job}: running, started (just now|.* ago), 2 ranks\n  files in {self.jobs}/")
         self.assertRegex(text, r"(?m)^  localhost +ranks 0-1 +running$")
         socket_path = next((self.dir / "runtime/ddplaunch").glob("*.sock"))
         self.assertEqual((socket_path.stat().st_mode & 0o777, socket_path.parent.stat().st_mode & 0o777), (0o600, 0o700))

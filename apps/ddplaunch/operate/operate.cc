@@ -150,9 +150,9 @@ std::string seconds_per_step(double seconds) {
 }
 
 std::string status_text(OrderedJson status) {
-  std::string text =
-      "job " + status.value("job", "") + ": " + status.value("state", "") + ", started " +
-      format_elapsed(std::chrono::seconds(static_cast<std::int64_t>(status.value("age_s", 0.0)))) + " ago";
+  const std::chrono::seconds age(static_cast<std::int64_t>(status.value("age_s", 0.0)));
+  std::string text = "job " + status.value("job", "") + ": " + status.value("state", "") + ", started " +
+                     (age.count() == 0 ? "just now" : format_elapsed(age) + " ago");
   if (status["world_size"].is_number()) text += ", " + counted(status["world_size"].get<int>(), "rank");
   if (status["step"].is_number()) text += ", step " + std::to_string(status["step"].get<std::uint64_t>());
   if (status["step_s"].is_number()) text += ", " + seconds_per_step(status["step_s"].get<double>());
