@@ -26,6 +26,7 @@ class NetworkEvaluator {
 
   std::vector<CheckDiagnostic> evaluate() {
     diagnose_names();
+    diagnose_machines();
     if (!result_.network) return std::move(list_);
     if (!*result_.network) {
       auto [text, advice] = advice_apart(result_.network->error().text);
@@ -42,6 +43,7 @@ class NetworkEvaluator {
   void diagnose_interfaces();
   void diagnose_rejected_networks();
   void diagnose_names();
+  void diagnose_machines();
   void diagnose_ports();
   const std::string* given(std::size_t node, std::string_view name) const;
   void add(Severity level, const char* item, std::vector<std::size_t> nodes, std::string text,
@@ -64,6 +66,19 @@ void NetworkEvaluator::diagnose_interfaces() {
       add(Severity::kWarning, "network", {result_.networked[k]}, "the workers' interface is ambiguous",
           "name the network with --network");
     }
+  }
+}
+
+void NetworkEvaluator::diagnose_machines() {
+  std::vector<NodeNetwork> networks;
+  for (std::size_t i = 0; i < result_.nodes.size(); ++i) {
+    const CheckedNode& node = result_.nodes[i];
+    networks.push_back(
+        node_network(spec_, spec_.hosts[i], node.up ? node.hello : rendezvous::Hello(), node.connected));
+  }
+  if (auto twins = repeated_machine(networks); !twins.empty()) {
+    add(Severity::kWarning, "network", std::move(twins), "these are one machine",
+        "list it once, with slots=N, or its ranks share LOCAL_RANK and GPU");
   }
 }
 

@@ -231,7 +231,7 @@ void CheckRun::try_network(Time now) {
     if (!host.devices.empty()) devices = static_cast<int>(host.devices.size());
     slots.push_back({host.name, host.slots, devices, static_cast<int>(node.hello.gpus),
                      static_cast<int>(node.hello.cpus)});
-    networks.push_back({host.name, node.hello.machine_id, node.connected, node.hello.interfaces});
+    networks.push_back(node_network(spec_, host, node.hello, node.connected));
     result_.networked.push_back(i);
   }
   if (slots.size() == stage_.size()) result_.plan = plan(std::move(slots));

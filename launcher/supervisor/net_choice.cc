@@ -373,6 +373,27 @@ std::string shared_reason(const NetworkOption& option, std::size_t nodes) {
 
 }  // namespace
 
+NodeNetwork node_network(const JobSpec& spec, const remote::Host& host, const rendezvous::Hello& hello,
+                         const std::string& connected) {
+  const bool by_name = spec.launcher == LauncherKind::kSsh || spec.launcher == LauncherKind::kDaemon;
+  const bool is_part = !by_name || !host.wrapper.empty() || !host.devices.empty();
+  return {host.name, hello.machine_id, connected, hello.interfaces, is_part};
+}
+
+std::vector<std::size_t> repeated_machine(const std::vector<NodeNetwork>& nodes) {
+  std::map<std::string_view, std::vector<std::size_t>> machines;
+  for (std::size_t i = 0; i < nodes.size(); ++i)
+    if (!nodes[i].machine_id.empty() && !nodes[i].is_part) machines[nodes[i].machine_id].push_back(i);
+  const auto at_loopback = [&](std::size_t i) {
+    const std::string& where = nodes[i].connected.empty() ? nodes[i].name : nodes[i].connected;
+    const auto address = parse_address(where);
+    return where == "localhost" || (address && is_loopback(*address));
+  };
+  for (const auto& [machine, members] : machines)
+    if (members.size() > 1 && !std::ranges::all_of(members, at_loopback)) return members;
+  return {};
+}
+
 Result<> check_loopback(const NodeNetwork& node, bool needs_ipv4) {
   bool up = false;
   for (const Interface& interface : node.interfaces) {

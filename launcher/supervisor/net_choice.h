@@ -1,10 +1,12 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/result.h"
+#include "launcher/job/job_spec.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
@@ -15,7 +17,16 @@ struct NodeNetwork {
   std::string machine_id;  ///< NodeFacts::machine_id
   std::string connected;   ///< resolved address at which it was reached, may be loopback; empty: unknown
   std::vector<rendezvous::Interface> interfaces;
+  bool is_part = false;  ///< the user wants several nodes on one machine: a wrapper, devices, per-node mode
 };
+
+/// The facts of the node of `host`, reached at `connected`.
+NodeNetwork node_network(const JobSpec& spec, const remote::Host& host, const rendezvous::Hello& hello,
+                         const std::string& connected);
+
+/// Returns nodes, in input order, that are one machine under several names, or nothing. Does not count nodes
+/// that are parts of a machine, and machines that were reached at loopback addresses only, as in CI.
+std::vector<std::size_t> repeated_machine(const std::vector<NodeNetwork>& nodes);
 
 /// One address and network at which all ranks can meet.
 struct NetRoute {

@@ -266,7 +266,14 @@ void Supervisor::begin(rendezvous::SlotTable slot_table, Time now) {
   std::vector<NodeNetwork> networks;
   for (std::size_t i = 0; i < world.assignments.size(); ++i) {
     const NodeTable::Node& node = nodes_.participant(i);
-    networks.push_back({node.name, node.hello.machine_id, node.connected, node.hello.interfaces});
+    networks.push_back(node_network(spec_, spec_.hosts[nodes_.node_of(i)], node.hello, node.connected));
+  }
+  if (const auto twins = repeated_machine(networks); number == 0 && !twins.empty() && !spec_.quiet) {
+    std::vector<std::string> names;
+    for (const std::size_t i : twins)
+      names.push_back(networks[i].name);
+    out_.say("warning: " + join_some(names, kNodesNamed) +
+             " are one machine; list it once, with slots=N, or its ranks share LOCAL_RANK and GPU");
   }
   if (const Result<> begun = start_.begin(number, std::move(networks), spec_.network); !begun) {
     failures_.master_failed(begun.error());  // it names the nodes itself

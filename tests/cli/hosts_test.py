@@ -15,6 +15,19 @@ class Hosts(LaunchTest):
         return subprocess.run([DDPLAUNCH, "hosts", *map(str, args)], capture_output=True, text=True, timeout=120,
                               input=stdin if stdin is not None else "", env=self.env, cwd=self.dir, check=False)
 
+    def test_one_machine_under_two_names_is_a_warning(self):
+        ssh = self.script("ssh", '#!/bin/sh\nwhile [ $# -gt 2 ]; do shift; done\nexec sh -c "$2"\n')
+        advice = "list it once, with slots=N, or its ranks share LOCAL_RANK and GPU\n"
+        for second, is_warned in (("nodea.example.org", True), ("nodea.example.org gpus=0", False)):
+            (self.dir / "hosts").write_text(f"nodea{' gpus=1' if not is_warned else ''}\n{second}\n")
+            done = self.run_job("--ssh-command", ssh, "--hostfile", "hosts", "--nproc-per-node", 1, "true")
+            self.assert_code(done, 0)
+            self.assertEqual(f"warning: nodea, nodea.example.org are one machine; {advice}" in done.err, is_warned, done.err)
+        done = self.hosts("--ssh-command", ssh, "--host", "nodea,nodea.example.org")
+        self.assertIn(f"warning: nodea,nodea.example.org: these are one machine; {advice}", done.stdout + done.stderr)
+        done = self.run_job("--ssh-command", ssh, "--host", "127.0.0.2,127.0.0.3", "--nproc-per-node", 1, "true")
+        self.assertNotIn("one machine", done.err)
+
     def test_plan_of_two_nodes(self):
         nodes = Nodes(self, 2)
         hosts = self.dir / "hosts"
