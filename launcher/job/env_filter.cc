@@ -40,7 +40,7 @@ constexpr std::array kDenied{
             "HOSTNAME HOST "
             "HOSTTYPE TMPDIR TMP TEMP JOURNAL_STREAM INVOCATION_ID NOTIFY_SOCKET LISTEN_* MAINPID SUDO_* "
             "BASH_ENV ENV "
-            "BASH_FUNC_*"},
+            "BASH_FUNC_* SHELLOPTS BASHOPTS"},
 };
 
 bool glob_matches(std::string_view glob, std::string_view text) {

@@ -87,6 +87,8 @@ TEST_CASE("the deny list covers each class of variables") {
         "MAINPID",
         "SUDO_USER",
         "BASH_ENV",
+        "SHELLOPTS",
+        "BASHOPTS",
         "ENV",
         "BASH_FUNC_module%%"}},
       {EnvClass::kFree,
