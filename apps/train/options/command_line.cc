@@ -1,6 +1,7 @@
 #include "apps/train/options/command_line.h"
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <string_view>
 
@@ -28,8 +29,9 @@ std::optional<int> read_command_line(const std::string& command, OptionTable& ta
   std::vector<std::string> errors = parse_arguments(command, args, table);
   if (table.given("--help") || table.given("--version")) {
     const std::string text = table.given("--help") ? table.help() : "train " + std::string(version()) + '\n';
+    std::signal(SIGPIPE, SIG_DFL);  // `train --help | head` ends here, as other programs do
     std::fputs(text.c_str(), stdout);
-    return 0;
+    return std::fflush(stdout), 0;
   }
   if (errors.empty()) errors.push_back(complete());
   if (errors.front().empty()) return std::nullopt;

@@ -237,6 +237,13 @@ class Engine(unittest.TestCase):
             done = subprocess.run([TRAIN, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
             self.assertEqual(done.returncode, 116)
             self.assertRegex(done.stderr, r"^train: standard output is incomplete: write standard output: .*\n$")
+        # The help of a reader that has seen enough is no failure: it ends as other programs do.
+        for words in (("--help",), ("--version",), ("bench", "--help")):
+            reader, writer = os.pipe()
+            os.close(reader)
+            done = subprocess.run([TRAIN, *words], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+            os.close(writer)
+            self.assertEqual((done.returncode, done.stderr), (-signal.SIGPIPE, ""))
         with tempfile.TemporaryDirectory() as folder, Ranks(2, *self.SMALL, "--log-interval", "1", "--export", f"{folder}/w") as ranks:
             ranks.processes[0].stdout.close()
             _, errors = ranks.processes[1].communicate(timeout=60)
