@@ -499,10 +499,11 @@ class Exec(VerbTest):
         self.assert_nothing_left()
 
     def test_what_cannot_be_asked(self):
-        self.assertEqual(self.verb("exec").code, 2)
+        for words, hint in (((), ""), (("hostname",), '; before -- "hostname" names a job'), (("nvidia-smi", "-L"), '; before -- "nvidia-smi" names a job')):
+            done = self.verb("exec", *words)
+            self.assertEqual((done.code, done.err), (2, f"ddplaunch: exec needs a command behind --: ddplaunch exec --rank 0 -- nvidia-smi{hint}\n"))
         process = self.running_job("sleep", "1000")
-        done = self.verb("exec", self.job)
-        self.assertEqual((done.code, done.err), (2, "ddplaunch: exec needs a command: ddplaunch exec --rank 0 -- nvidia-smi\n"))
+        self.assertEqual(self.verb("exec", self.job).code, 2)
         done = self.verb("exec", "--rank", 5, "--", "true")
         self.assertEqual((done.code, done.err), (115, f"ddplaunch: rank 5 does not run\nddplaunch: job {self.job} gave no complete answer\n"))
         self.assertEqual(self.verb("exec", "--timeout", "2h", "--", "true").code, 2)

@@ -370,6 +370,11 @@ int run_verb(OperateVerb verb, const std::vector<std::string>& args, const Proce
     print(options.table.help());
     return 0;
   }
+  // Words and options before a forgotten -- are those of the command.
+  if (verb == OperateVerb::kExec && options.command.empty())
+    return fail({ErrorCode::kUsage,
+                 "exec needs a command behind --: ddplaunch exec --rank 0 -- nvidia-smi" +
+                     (options.job.empty() ? "" : "; before -- \"" + options.job + "\" names a job")});
   for (const std::string& error : errors)
     std::fprintf(stderr, "%s\n", error.c_str());
   if (!errors.empty()) return launcher::exit_code_of(Error{ErrorCode::kUsage, "", 0});
