@@ -6,6 +6,7 @@
 #include <map>
 #include <string_view>
 
+#include "apps/ddplaunch/options/options.h"
 #include "base/parse_text.h"
 
 namespace ddp {
@@ -51,6 +52,10 @@ constexpr std::array<VerbRow, 11> kVerbs{{
      "metrics for "
      "Prometheus. Ctrl-C ends the page, not the job.\n"},
 }};
+
+static_assert(std::ranges::all_of(kVerbs, [](const VerbRow& row) {
+  return std::ranges::find(kVerbNames, std::string_view(row.name)) != std::end(kVerbNames);
+}));
 
 const VerbRow& row_of(OperateVerb verb) {
   return kVerbs.at(static_cast<std::size_t>(verb));
@@ -164,9 +169,7 @@ std::string mistyped_verb(const std::vector<std::string>& args) {
   if (args.empty()) return {};
   const std::string& word = args.front();
   if (word.find_first_of("/.") != std::string::npos || word.starts_with('-')) return {};
-  std::vector<std::string_view> verbs{"check", "hosts"};
-  for (const VerbRow& row : kVerbs)
-    verbs.emplace_back(row.name);
+  const std::vector<std::string_view> verbs(std::begin(kVerbNames), std::end(kVerbNames));
   if (std::ranges::find(verbs, word) != verbs.end()) return {};
   const auto other = kOthers.find(word);
   // Two letters are near to too many programs: "ls" to "ps".

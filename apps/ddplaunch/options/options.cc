@@ -86,6 +86,28 @@ void note_worker_options(const CommandLine& line, Diagnostics& diagnostics) {
                    words.front());
 }
 
+// Reports words of which another launcher, or another order, would make something else. `--` before the
+// worker, or before the words, shows that they belong to it.
+void check_worker_words(const CommandLine& line, bool module, Diagnostics& diagnostics) {
+  const std::vector<std::string>& words = line.worker;
+  const std::string& first = words.front();
+  if (line.separated) return;
+  if (!module && !line.given.empty() &&
+      std::find(std::begin(kVerbNames), std::end(kVerbNames), first) != std::end(kVerbNames)) {
+    diagnostics.fail("a verb comes first: ddplaunch " + first +
+                     " [options]; a program of this name runs with " + "`ddplaunch [options] -- " + first +
+                     '`');
+  }
+  const auto end = std::find(words.begin(), words.end(), "--");
+  const auto colon = std::find(words.begin() + 1, words.end(), ":");
+  if (colon >= end || colon + 1 == words.end()) return;
+  diagnostics.fail(
+      "the word : begins another program in mpirun, and ddplaunch has one worker for all ranks; start a "
+      "script that "
+      "chooses by RANK; if the : belongs to " +
+      first + ", write -- before " + first);
+}
+
 void read_command(JobOptions& options, const CommandLine& line, Diagnostics& diagnostics) {
   const WrittenValues& written = options.written;
   WorkerCommand& command = options.job.spec.command;
@@ -101,6 +123,7 @@ void read_command(JobOptions& options, const CommandLine& line, Diagnostics& dia
   }
   options.job.worker_given = true;
   note_worker_options(line, diagnostics);
+  check_worker_words(line, written.module, diagnostics);
   command.argv = line.worker;
   const std::string& first = line.worker.front();
   if (first.empty()) return diagnostics.fail("the worker's name is empty");

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -12,6 +13,11 @@
 #include "launcher/job/job_spec.h"
 
 namespace ddp {
+
+/// The verbs, which count only as the first word. `check` and `hosts` read a job's options.
+inline constexpr std::string_view kVerbNames[] = {"check",  "hosts",  "ps",       "status", "logs",
+                                                  "stop",   "wait",   "clean",    "exec",   "stacks",
+                                                  "attach", "report", "dashboard"};
 
 /// All inputs of the options besides the arguments, so that a test can replace them.
 struct ProcessContext {

@@ -124,7 +124,7 @@ TEST_CASE("Subcommands") {
   // Only the very first word is a subcommand.
   CHECK(world.job({"--", "check"}).verb == Verb::kRun);
   CHECK(world.job({"--", "check"}).spec.command.argv == Texts{"check"});
-  CHECK(world.job({"--host", "a", "check"}).spec.command.argv == Texts{"check"});
+  CHECK(world.job({"--host", "a", "--", "check"}).spec.command.argv == Texts{"check"});
   CHECK(world.job({"check", "--collectives", "--min-busbw", "9.5"}).min_busbw == "9.5");
   CHECK(world.job({"check", "--deep"}).deep);
   CHECK(world.errors({"--deep", "w"}) == Texts{"ddplaunch: --deep is only for ddplaunch check; to run it as "

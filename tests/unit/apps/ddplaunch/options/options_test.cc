@@ -96,6 +96,30 @@ TEST_CASE("A note says that options of ddplaunch behind the worker belong to the
   CHECK(notes({"hello.py", "--", "--nnodes", "2"}).empty());
 }
 
+TEST_CASE("A verb behind options is an error that says where it belongs") {
+  FakeContext world;
+  for (const std::string verb : {"check", "hosts", "logs", "dashboard"}) {
+    CHECK(world.errors({"-n", "2", verb}) ==
+          Texts{"ddplaunch: a verb comes first: ddplaunch " + verb +
+                " [options]; a program of this name runs with `ddplaunch [options] -- " + verb + '`'});
+    CHECK(world.spec({"-n", "2", "--", verb}).command.argv == Texts{verb});
+    CHECK(world.spec({"-m", verb}).command.argv == Texts{verb});
+  }
+}
+
+TEST_CASE("Several programs in one command line are an error, as there is one worker") {
+  FakeContext world;
+  CHECK(world.errors({"-n", "2", "a", ":", "-n", "2", "b"}) ==
+        Texts{"ddplaunch: the word : begins another program in mpirun, and ddplaunch has one worker for all "
+              "ranks; "
+              "start a script that chooses by RANK; if the : belongs to a, write -- before a"});
+  CHECK(world.errors({"a", "x", ":", "b"}).size() == 1);
+  CHECK(world.spec({"-n", "2", "--", "a", ":", "b"}).command.argv == Texts{"a", ":", "b"});
+  CHECK(world.spec({"a", "--", ":", "b"}).command.argv == Texts{"a", "--", ":", "b"});
+  CHECK(world.spec({"sh", "-c", ":"}).command.argv == Texts{"sh", "-c", ":"});
+  CHECK(world.spec({"a", "x:y", "b"}).command.argv == Texts{"a", "x:y", "b"});
+}
+
 TEST_CASE("Dashes equal underscores, and = equals a blank") {
   FakeContext world;
   for (const Texts& spelling : {Texts{"--nproc-per-node", "3"}, Texts{"--nproc_per_node", "3"},
