@@ -5,6 +5,7 @@
 
 #include "apps/ddplaunch/options/compatibility_options.h"
 #include "apps/options/option_scanner.h"
+#include "base/parse_text.h"
 
 namespace ddp {
 
@@ -59,6 +60,12 @@ void CommandLineScanner::read_row(const CompatibilityOption& row, WrittenOption&
     case SupportStatus::kNoted:
       return diagnostics_.note(written.text + " has no effect" + reason);
     case SupportStatus::kRefused:
+      if (row.takes_value && !row.value.empty() &&
+          lower_case(*written.value) == row.value.substr(0, row.value.find(' '))) {
+        if (const std::size_t blank = row.value.find(' '); blank != std::string_view::npos)
+          words_.insert(words_.end(), {"--env", std::string(row.value.substr(blank + 1))});
+        return;
+      }
       return fail(written.text + " is not an option of ddplaunch" + reason);
   }
 }

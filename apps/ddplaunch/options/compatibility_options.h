@@ -15,7 +15,7 @@ enum class SupportStatus {
   kLater,    ///< of a later release: refused, unless its value describes the present behavior
   kRenamed,  ///< another launcher's name of ddplaunch's option `text`
   kNoted,    ///< accepted without effect; `text` says why it is not needed
-  kRefused,  ///< refused; `text` says why, or what to use
+  kRefused,  ///< refused, unless its value asks for nothing; `text` says why, or what to use
 };
 
 /// One option of torchrun, DeepSpeed, mpirun, or of a later release.
@@ -23,7 +23,8 @@ struct CompatibilityOption {
   std::string_view name;  ///< with dashes: "--rdzv-id", "-t"; "--fsdp-" means all names that begin so
   bool takes_value = false;
   SupportStatus status = SupportStatus::kRefused;
-  /// kLater: the accepted value, empty for none. kRenamed of a flag: the value of ddplaunch's option.
+  /// kLater and kRefused: the accepted value, empty for none; of kRefused NAME=VALUE for --env may follow it.
+  /// kRenamed of a flag: the value of ddplaunch's option.
   std::string_view value;
   std::string_view text;
 };

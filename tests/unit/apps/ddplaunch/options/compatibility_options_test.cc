@@ -84,6 +84,17 @@ TEST_CASE("Each compatibility option does what its row says") {
   }
 }
 
+TEST_CASE("A value that asks for nothing is accepted where others are refused") {
+  FakeContext world;
+  CHECK(world.spec({"--dynamo_backend=no", "w"}).explicit_env == Env{{"ACCELERATE_DYNAMO_BACKEND", "NO"}});
+  CHECK(world.spec({"--dynamo_backend", "NO", "w"}).explicit_env == Env{{"ACCELERATE_DYNAMO_BACKEND", "NO"}});
+  CHECK(world.spec({"--mixed_precision=no", "w"}).explicit_env == Env{{"ACCELERATE_MIXED_PRECISION", "no"}});
+  for (const char* name : {"--bind-to", "--cpu-bind", "--mpi"})
+    CHECK(world.spec({name, "none", "w"}).explicit_env.empty());
+  for (const char* other : {"--dynamo_backend=inductor", "--mixed_precision=bf16", "--bind-to=core"})
+    CHECK(world.errors({other, "w"}).size() == 1);
+}
+
 TEST_CASE("Every option of torchrun and of later releases has a row") {
   const JobOptions options("/");
   const ddp::OptionTable& table = options.table;
