@@ -68,7 +68,9 @@ std::optional<RendezvousEndpoint> read_endpoint(std::string_view text) {
     const std::size_t end = std::min(text.find(']'), text.size());
     endpoint.host = text.substr(1, end - 1);
     rest = text.substr(std::min(end + 1, text.size()));
-  } else if (text.find(':') == text.rfind(':')) {  // several colons: an IPv6 address
+  } else if (text.find(':') != text.rfind(':')) {
+    if (!remote::is_ipv6(text)) return std::nullopt;
+  } else {
     rest = text.substr(std::min(text.find(':'), text.size()));
     endpoint.host = text.substr(0, text.size() - rest.size());
   }

@@ -84,14 +84,16 @@ TEST_CASE("torchrun's and accelerate's names of the node options are accepted") 
 }
 
 TEST_CASE("--rdzv-endpoint names a host and a port") {
-  for (const char* bad : {"", ":80", "a:", "a:b", "a:65536", "[]:80", "[fd00::1]:x"}) {
+  for (const char* bad :
+       {"", ":80", "a:", "a:b", "a:65536", "[]:80", "[fd00::1]:x", "fd09::1:29400", "1:2:3"}) {
     CAPTURE(bad);
     CHECK_FALSE(ddp::read_endpoint(bad));
   }
   CHECK(ddp::read_endpoint("fd00::1")->host == "fd00::1");
   CHECK_FALSE(ddp::read_endpoint("fd00::1")->port);
   CHECK(FakeContext().errors({"--rdzv-endpoint", "a:b", "w"}) ==
-        Texts{"ddplaunch: --rdzv-endpoint a:b: give HOST:PORT of node 0"});
+        Texts{"ddplaunch: --rdzv-endpoint a:b: give HOST:PORT of node 0, with an IPv6 address in brackets: "
+              "[fd09::1]:29400"});
   CHECK(
       FakeContext().job({"--standalone", "--rdzv-endpoint=localhost:0", "w"}).notes ==
       Texts{"ddplaunch: --rdzv-endpoint has no effect with --standalone: nodes join over the connection that "
