@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "apps/ddplaunch/options/option_readers.h"
+#include "base/format_text.h"
 #include "base/parse_text.h"
 #include "launcher/job/env_filter.h"
 #include "launcher/job/worker_env.h"
@@ -30,10 +32,103 @@ void note_lost_value(const std::string& where, std::string_view name, Diagnostic
                    " has no effect: ddplaunch sets this variable for each worker" + std::string(instead));
 }
 
+// Reads a value as the shell does in which DeepSpeed exports it: quotes, a backslash, ~, $NAME and ${NAME}.
+// The node's environment is not known here, so `find` is asked, which returns nullptr for an unset variable.
+// A blank does not end the value, since nobody means that.
+class ShellValue {
+ public:
+  using Find = std::function<const std::string*(std::string_view name)>;
+  ShellValue(std::string_view text, Find find) : text_(text), find_(std::move(find)) { read(); }
+
+  std::string value;               ///< meaningless if `literal` is set
+  std::vector<std::string> unset;  ///< names of unset variables, which count as empty
+  std::string literal;             ///< why the shell's value is not known here; empty: it is `value`
+
+ private:
+  void read();
+  void read_variable();
+  void add(std::string_view name) {
+    const std::string* found = find_(name);
+    if (found != nullptr) value += *found;
+    if (found == nullptr) unset.emplace_back(name);
+  }
+  char next() const { return at_ + 1 < text_.size() ? text_[at_ + 1] : '\0'; }
+
+  std::string_view text_;
+  Find find_;
+  std::size_t at_ = 0;
+};
+
+void ShellValue::read() {
+  char quote = '\0';
+  for (; at_ < text_.size(); ++at_) {
+    const char c = text_[at_];
+    const bool word_begin = at_ == 0 || text_[at_ - 1] == ':';
+    if (quote == '\'' ? c == quote : c == '"' || (c == '\'' && quote == '\0')) {
+      quote = quote == '\0' ? c : '\0';
+    } else if (quote == '\'') {
+      value += c;
+    } else if (c == '\\' && next() != '\0') {
+      constexpr std::string_view kEscaped = "$`\"\\";
+      if (quote == '"' && kEscaped.find(next()) == std::string_view::npos) value += c;
+      value += text_[++at_];
+    } else if (c == '`') {
+      literal = "`…` runs a command";
+    } else if (c == '$') {
+      read_variable();
+    } else if (c == '~' && quote == '\0' && word_begin &&
+               (next() == '\0' || next() == '/' || next() == ':')) {
+      add("HOME");
+    } else if (c == '~' && quote == '\0' && word_begin) {
+      literal = "~USER is the home of another account";
+    } else {
+      value += c;
+    }
+  }
+  if (quote != '\0') literal = std::string("the quote ") + quote + " is not closed";
+}
+
+void ShellValue::read_variable() {
+  const bool braces = next() == '{';
+  const std::size_t begin = at_ + (braces ? 2 : 1);
+  std::size_t end = begin;
+  while (end < text_.size() && is_variable_name(text_.substr(begin, end + 1 - begin)))
+    ++end;
+  const std::string_view name = text_.substr(begin, end - begin);
+  if (!name.empty() && (!braces || text_.substr(end, 1) == "}")) {
+    add(name);
+    at_ = braces ? end : end - 1;
+  } else if (braces || next() == '(') {
+    literal = braces ? "only ${NAME} is read, nothing else in ${…}" : "$(…) runs a command";
+  } else {
+    value += '$';
+  }
+}
+
+// Sets the variable of a line in DeepSpeed's file.
+void set_shell_value(std::string_view name, std::string_view text, const std::string& location,
+                     const launcher::EnvVars& env, launcher::EnvVars& vars, Diagnostics& diagnostics) {
+  text = text.substr(0, text.find_last_not_of(" \t") + 1);
+  const ShellValue read(text, [&](std::string_view wanted) {
+    const std::string* earlier = launcher::find_env(vars, wanted);
+    return earlier != nullptr ? earlier : launcher::find_env(env, wanted);
+  });
+  const std::string whose = "warning: " + location + "the value of " + std::string(name);
+  if (!read.literal.empty()) {
+    diagnostics.note(whose + " stays as it is written: " + read.literal +
+                     "; write the result, or use --setup 'export " + std::string(name) + "=…'");
+  } else if (!read.unset.empty()) {
+    diagnostics.note(whose + " has an unset variable, which counts as empty: " + join(read.unset, ", ") +
+                     " (variables are those of this machine; --setup reads those of the node)");
+  }
+  launcher::set_env(vars, name, read.literal.empty() ? std::string_view(read.value) : text);
+}
+
 // Reads NAME=VALUE lines. Blank lines and lines that begin with '#' are skipped. The value is all text behind
-// the '=', as in DeepSpeed and docker: no quotes, no expansion. Only names go into messages.
-void read_env_text(std::string_view text, const std::string& file, launcher::EnvVars& vars,
-                   Diagnostics& diagnostics) {
+// the '=', as in docker: no quotes, no expansion. With the environment `shell` it is read as DeepSpeed does.
+// Only names go into messages.
+void read_env_text(std::string_view text, const std::string& file, const launcher::EnvVars* shell,
+                   launcher::EnvVars& vars, Diagnostics& diagnostics) {
   if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
   if (text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF"))
     return diagnostics.fail(file + ":1:1: this is UTF-16 text; save the file as UTF-8 or plain ASCII");
@@ -60,7 +155,11 @@ void read_env_text(std::string_view text, const std::string& file, launcher::Env
     } else if (line.find('\0') != std::string_view::npos) {
       diagnostics.fail(location + "the value of " + std::string(name) + " has a zero byte");
     } else {
-      launcher::set_env(vars, name, line.substr(equals + 1));
+      if (shell != nullptr) {
+        set_shell_value(name, line.substr(equals + 1), location, *shell, vars, diagnostics);
+      } else {
+        launcher::set_env(vars, name, line.substr(equals + 1));
+      }
       note_lost_value(location, name, diagnostics);
     }
   }
@@ -78,7 +177,7 @@ void read_deepspeed_env(const ProcessContext& context, launcher::EnvVars& vars, 
   for (const std::string& path : paths) {
     auto text = context.read_file(path);
     if (text) {
-      read_env_text(*text, path, vars, diagnostics);
+      read_env_text(*text, path, &context.env, vars, diagnostics);
       diagnostics.note("environment variables of " + path + " are set for the workers");
     } else if (text.error().sys != ENOENT && text.error().sys != ENOTDIR) {
       diagnostics.fail(text.error().text);
@@ -104,7 +203,7 @@ void read_env_options(JobOptions& options, const ProcessContext& context, Diagno
   for (const std::string& path : options.written.env_file) {
     auto text = context.read_file(path);
     if (text) {
-      read_env_text(*text, path, vars, diagnostics);
+      read_env_text(*text, path, nullptr, vars, diagnostics);
     } else {
       diagnostics.fail("--env-file " + text.error().text);
     }

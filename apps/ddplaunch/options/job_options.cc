@@ -260,11 +260,13 @@ void add_worker(OptionTable& table, JobSpec& spec, WrittenValues& written, const
       {.names = "--env-file",
        .value = "FILE",
        .help = "file of NAME=VALUE lines for the workers; --env takes precedence",
-       .details = "May be repeated. The format is that of DeepSpeed and docker: the value is everything "
+       .details = "May be repeated. The format is that of docker: the value is everything "
                   "behind the `=`, without quotes or expansion. Blank lines and lines that begin with "
                   "`#` are skipped. Lines may end in CR LF, and a byte order mark is skipped. "
-                  "`.deepspeed_env` in the home directory, then in the current one, is read in the same "
-                  "way (`DS_ENV_FILE` names another file); `--env-file` takes precedence over it."},
+                  "`.deepspeed_env` in the home directory, then in the current one, is read as well "
+                  "(`DS_ENV_FILE` names another file); `--env-file` takes precedence over it. As DeepSpeed "
+                  "exports its lines in a shell, quotes, `~/`, `$NAME` and `${NAME}` count there. Variables "
+                  "are those of earlier lines, else of this machine."},
       texts_into(written.env_file));
   table.value({.names = "--chdir",
                .value = "DIR",

@@ -121,6 +121,58 @@ TEST_CASE("An env file may have a byte order mark, CR LF line ends, or UTF-16") 
         Texts{"ddplaunch: wide:1:1: this is UTF-16 text; save the file as UTF-8 or plain ASCII"});
 }
 
+TEST_CASE(".deepspeed_env is read as by the shell in which DeepSpeed exports its lines") {
+  FakeContext world;
+  std::string& file = world.files["/home/ann/.deepspeed_env"];
+  file =
+      "A=$DATA/x\nB=${DATA}_y:$A\nC=\"two  words $DATA\" \nD='$DATA \"'\nE=~/a:~:b~\nF=\"~/a\"\nG=a\\$b\\ c\n"
+      "H=plain text = # $ 5$\nI=\"\\$x\\y\\\"\"\nJ=\n";
+  const ddp::RunJob job = world.job({"w"});
+  CHECK(job.spec.explicit_env == Env{{"A", "/data/x"},
+                                     {"B", "/data_y:/data/x"},
+                                     {"C", "two  words /data"},
+                                     {"D", "$DATA \""},
+                                     {"E", "/home/ann/a:/home/ann:b~"},
+                                     {"F", "~/a"},
+                                     {"G", "a$b c"},
+                                     {"H", "plain text = # $ 5$"},
+                                     {"I", "$x\\y\""},
+                                     {"J", ""}});
+  CHECK(job.notes ==
+        Texts{"ddplaunch: environment variables of /home/ann/.deepspeed_env are set for the workers"});
+  // docker's format stays literal.
+  world.files["file"] = "A=\"$DATA\"\n";
+  CHECK(world.spec({"--env-file", "file", "w"}).explicit_env.front().second == "\"$DATA\"");
+}
+
+TEST_CASE("A value of .deepspeed_env that only a shell could compute stays as it is, with a warning") {
+  FakeContext world;
+  world.files["/home/ann/.deepspeed_env"] =
+      "A=$(hostname)\n\n B=`date`\nC=${X:-1}\nD=~bob/x\nE=\"open\nF=a$NOT_SET-b${NOR_THIS}\n";
+  const ddp::RunJob job = world.job({"w"});
+  CHECK(job.spec.explicit_env == Env{{"A", "$(hostname)"},
+                                     {"B", "`date`"},
+                                     {"C", "${X:-1}"},
+                                     {"D", "~bob/x"},
+                                     {"E", "\"open"},
+                                     {"F", "a-b"}});
+  const std::string file = "ddplaunch: warning: /home/ann/.deepspeed_env:";
+  const auto literal = [](const std::string& why, const std::string& name) {
+    return " stays as it is written: " + why + "; write the result, or use --setup 'export " + name + "=…'";
+  };
+  REQUIRE(job.notes.size() == 7);
+  CHECK(job.notes[0] == file + "1:1: the value of A" + literal("$(…) runs a command", "A"));
+  CHECK(job.notes[1] == file + "3:2: the value of B" + literal("`…` runs a command", "B"));
+  CHECK(job.notes[2] ==
+        file + "4:1: the value of C" + literal("only ${NAME} is read, nothing else in ${…}", "C"));
+  CHECK(job.notes[3] == file + "5:1: the value of D" + literal("~USER is the home of another account", "D"));
+  CHECK(job.notes[4] == file + "6:1: the value of E" + literal("the quote \" is not closed", "E"));
+  CHECK(job.notes[5] ==
+        file +
+            "7:1: the value of F has an unset variable, which counts as empty: NOT_SET, NOR_THIS "
+            "(variables are those of this machine; --setup reads those of the node)");
+}
+
 TEST_CASE(".deepspeed_env of the current directory overrides the one of the home directory") {
   FakeContext world;
   world.files["/home/ann/.deepspeed_env"] = "A=home\nB=home\n";
