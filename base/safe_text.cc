@@ -58,6 +58,29 @@ bool Utf8Character::unsafe() const {
   });
 }
 
+bool Utf8Character::invisible() const {
+  constexpr std::array<CodepointRange, 6> kBlanks{{{0xa0, 0xa0},
+                                                   {0x1680, 0x1680},
+                                                   {0x2000, 0x200a},
+                                                   {0x202f, 0x202f},
+                                                   {0x205f, 0x205f},
+                                                   {0x3000, 0x3000}}};
+  return (unsafe() && code != '\t') ||
+         (valid && std::any_of(kBlanks.begin(), kBlanks.end(), [this](const CodepointRange& range) {
+            return range.first <= code && code <= range.last;
+          }));
+}
+
+std::string Utf8Character::name() const {
+  if (code < 0xa0) return "control character (byte " + std::to_string(static_cast<unsigned>(code)) + ')';
+  constexpr std::string_view kHex = "0123456789ABCDEF";
+  std::string number;
+  for (int shift = code > 0xffff ? 20 : 12; shift >= 0; shift -= 4)
+    number += kHex[(code >> shift) & 15];
+  const bool no_break = code == 0xa0 || code == 0x202f;
+  return no_break ? "no-break space (U+" + number + ')' : "invisible character U+" + number;
+}
+
 Utf8Character first_character(std::string_view text) {
   const auto lead = static_cast<unsigned char>(text.front());
   if (lead < 0x80) return {lead, 1, true};
@@ -73,6 +96,18 @@ Utf8Character first_character(std::string_view text) {
   constexpr std::array<char32_t, 5> kLeast{0, 0, 0x80, 0x800, 0x10000};
   if (code < kLeast[length] || (code >= 0xd800 && code <= 0xdfff) || code > 0x10ffff) return invalid;
   return {code, length, true};
+}
+
+std::string invisible_hint(std::string_view text) {
+  while (!text.empty()) {
+    const Utf8Character character = first_character(text);
+    if (character.invisible() && character.code >= 0xa0) {
+      const std::string name = character.name();
+      return (name.starts_with('i') ? "; the text has an " : "; the text has a ") + name;
+    }
+    text.remove_prefix(character.length);
+  }
+  return {};
 }
 
 std::string replace_unsafe(std::string_view text) {

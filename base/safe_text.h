@@ -18,10 +18,19 @@ struct Utf8Character {
   /// separators, marks that change the direction of writing, and invisible characters: soft hyphens,
   /// zero-width spaces and joiners, annotations, tags.
   bool unsafe() const;
+  /// Returns whether it is invisible or looks like a blank, but is none: an unsafe character except a tab, or
+  /// a blank beyond ASCII, which comes with text copied from a page.
+  bool invisible() const;
+  /// "no-break space (U+00A0)", "character U+200B", "control character (byte 1)".
+  std::string name() const;
 };
 
 /// Returns the first character of `text`, which must not be empty.
 Utf8Character first_character(std::string_view text);
+
+/// Returns "; the text has a no-break space (U+00A0)" if an error's text quotes an invisible character beyond
+/// ASCII, else an empty text.
+std::string invisible_hint(std::string_view text);
 
 /// Returns `text` with '?' in place of each unsafe character except newlines and tabs. Other bytes that are
 /// not UTF-8 stay: a terminal shows them as invalid.

@@ -145,15 +145,22 @@ Validated<std::vector<Host>> HostList::finish(std::string nothing_found) {
   return std::move(hosts_);
 }
 
-// Control characters, which editors do not show, are refused outside of comments.
-std::size_t find_control(std::string_view line) {
-  const std::string_view code = line.substr(0, comment_start(line));
+// Returns the place of a character that editors do not show, or show as a blank; npos: there is none. Blanks
+// beyond ASCII are text inside of quotes.
+std::size_t find_invisible(std::string_view code) {
+  bool in_quotes = false;
   for (std::size_t at = 0; at < code.size();) {
     const Utf8Character character = first_character(code.substr(at));
-    if (character.unsafe() && character.code != '\t') return at;
+    if (character.invisible() && (!in_quotes || character.unsafe())) return at;
+    if (character.code == '"') in_quotes = !in_quotes;
     at += character.length;
   }
   return std::string_view::npos;
+}
+
+std::string stray(std::string_view text) {
+  const Utf8Character character = first_character(text);
+  return "stray " + character.name() + (character.code < ' ' ? "" : "; delete it, or write a plain blank");
 }
 
 // Replaces C's comments, which Open MPI accepts, by blanks; characters keep their columns. A comment begins
@@ -200,10 +207,9 @@ void read_line(HostList& list, std::string_view line, int number, int& comment) 
     comment = !in_block ? 0 : comment > 0 ? comment : number;
     line = blanked;
   }
-  if (const std::size_t control = find_control(line); control != std::string_view::npos) {
-    list.fail(
-        number, column_of(line, control),
-        "stray control character (byte " + std::to_string(static_cast<unsigned char>(line[control])) + ")");
+  const std::size_t invisible = find_invisible(line.substr(0, comment_start(line)));
+  if (invisible != std::string_view::npos) {
+    list.fail(number, column_of(line, invisible), stray(line.substr(invisible)));
     return;
   }
   list.add(line, number, 0, line.size());
@@ -242,15 +248,15 @@ Validated<std::vector<Host>> parse_host_list(std::string_view text, const std::s
   std::size_t begin = 0;
   bool in_range = false;
   bool in_quotes = false;
+  const std::size_t invisible = find_invisible(text);
   for (std::size_t i = 0; i <= text.size() && !list.full(); ++i) {
     const char c = i < text.size() ? text[i] : ',';
     const bool end = i == text.size() || (c == ',' && !in_range && !in_quotes);
     if (c == '"') in_quotes = !in_quotes;
     if (c == '[') in_range = true;
     if (c == ']') in_range = false;
-    if (static_cast<unsigned char>(c) < ' ' || c == '#') {
-      list.fail(0, column_of(text, i),
-                c == '#' ? "a comment is not allowed here" : "stray control character");
+    if (i == invisible || c == '#') {
+      list.fail(0, column_of(text, i), c == '#' ? "a comment is not allowed here" : stray(text.substr(i)));
       break;
     }
     if (!end) continue;

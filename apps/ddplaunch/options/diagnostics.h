@@ -15,7 +15,9 @@ struct Diagnostics {
   std::vector<std::string> notes;
   std::vector<std::string> advice;  ///< facts that help to understand the errors
 
-  void fail(const std::string& text) { errors.push_back("ddplaunch: " + one_line(text)); }
+  void fail(const std::string& text) {
+    errors.push_back("ddplaunch: " + one_line(text) + invisible_hint(text));
+  }
   std::vector<std::string> all_errors() const {
     std::vector<std::string> all = errors;
     for (const std::string& text : advice)

@@ -256,7 +256,13 @@ TEST_CASE("Unexpected characters are errors") {
           "write one host per line"});
   CHECK(errors_of("gpu$1") == Texts{"hosts:1:4: '$' is not allowed in a host name"});
   CHECK(errors_of("-oProxyCommand=x") == Texts{"hosts:1:1: a host name cannot begin with '-'"});
-  CHECK(errors_of("gpu01\xC2\xA0slots=8") == Texts{"hosts:1:6: byte 0xc2 is not allowed in a host name"});
+  CHECK(errors_of("gpu01\xC2\xA0slots=8") ==
+        Texts{"hosts:1:6: stray no-break space (U+00A0); delete it, or write a plain blank"});
+  CHECK(errors_of("gpu01 slots=\xE2\x80\x8B"
+                  "8") ==
+        Texts{"hosts:1:13: stray invisible character U+200B; delete it, or write a plain blank"});
+  CHECK(errors_of("gpu01\xE3\x80\x80slots=8").size() == 1);
+  CHECK(hosts_of("gpu01 env:A=\"x\xC2\xA0y\" # \xC2\xA0")[0].env == Env{{"A", "x\xC2\xA0y"}});
   CHECK(errors_of(std::string("gpu\0x", 5)) == Texts{"hosts:1:4: stray control character (byte 0)"});
   CHECK(errors_of("gpu01 slots=8\vx") == Texts{"hosts:1:14: stray control character (byte 11)"});
   CHECK(brief(hosts_of("gpu01 # caf\xC3\xA9 \x01 \"\n")) == "gpu01");
@@ -379,5 +385,8 @@ TEST_CASE("--host has the same grammar, with commas") {
                            "a slots=2,2", "a gpus=0 slots=1,1"})
     CHECK(parse_host_list(good, "--host")->size() == 2);
   CHECK(diagnostics("a # b") == Texts{"--host, column 3: a comment is not allowed here"});
-  CHECK(diagnostics("a\nb") == Texts{"--host, column 2: stray control character"});
+  CHECK(diagnostics("a\nb") == Texts{"--host, column 2: stray control character (byte 10)"});
+  CHECK(diagnostics("a,\xC2\xA0"
+                    "b") ==
+        Texts{"--host, column 3: stray no-break space (U+00A0); delete it, or write a plain blank"});
 }

@@ -304,6 +304,20 @@ TEST_CASE("A word with line feeds or control characters is reported on one line"
         Texts{"ddplaunch: --env A\\nB: A\\nB is not set here; write --env A\\nB=VALUE"});
 }
 
+TEST_CASE("An error names an invisible character in the user's words") {
+  FakeContext world;
+  CHECK(world.errors({"--nproc-per-node", "2\xC2\xA0", "w"}) ==
+        Texts{"ddplaunch: --nproc-per-node 2\xC2\xA0: give a whole number from 1 to 65535, or auto, gpu or "
+              "cpu; the text "
+              "has a no-break space (U+00A0)"});
+  CHECK(world.errors({"--nnodes\xE2\x80\x8B=2", "w"})
+            .front()
+            .ends_with("; the text has an invisible character U+200B"));
+  CHECK(world.errors({"--nproc\xC2\xA0-per-node=2", "w"})
+            .front()
+            .ends_with("; the text has a no-break space (U+00A0)"));
+}
+
 TEST_CASE("--wrapper applies to all hosts without a wrapper of their own") {
   FakeContext world;
   world.files["hosts"] = "a\nb wrapper=\"enter b\"\n";
