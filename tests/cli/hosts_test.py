@@ -98,8 +98,7 @@ class Hosts(LaunchTest):
     def test_a_worker_may_be_named_check(self):
         self.script("check", "#!/bin/sh\necho I am a worker\n")
         self.env["PATH"] = f"{self.dir}:{self.env['PATH']}"
-        # LaunchTest puts options before `check`, so `check` is not the first word.
-        done = self.run_job("check")
+        done = self.run_job("--", "check")
         self.assert_code(done, 0)
         self.assertIn("I am a worker", done.out)
         done = subprocess.run([DDPLAUNCH, "--", "check"], capture_output=True, text=True, timeout=60,

@@ -89,8 +89,8 @@ std::set<std::pair<std::uint32_t, std::uint32_t>> failed_ranks(const launcher::J
     return failed;
   }
   std::set<std::uint32_t> stopped;
-  for (const char* name : {"/events.jsonl.1", "/events.jsonl"}) {
-    const std::string text = read_start(job.directory + name, kJournalBytes, O_NONBLOCK);
+  for (const char* file : {"/events.jsonl.1", "/events.jsonl"}) {
+    const std::string text = read_start(job.directory + file, kJournalBytes, O_NONBLOCK);
     for (std::size_t at = 0; at < text.size();) {
       const std::size_t end = std::min(text.find('\n', at), text.size());
       const OrderedJson event =
