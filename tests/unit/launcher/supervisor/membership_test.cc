@@ -245,7 +245,7 @@ class MembershipScenario {
     hello.pid_namespace = 1;
     hello.pid = hello.keeper = 7;
     hello.interfaces = {{"lo", "127.0.0.1", 8, true, true}};
-    give(job::NodeUp{node, hello, "", incarnations_[node], true});
+    give(job::NodeUp{node, hello, "127.0.0.1", incarnations_[node], true});
   }
 
   void command(const Words& words, const std::string& line) {

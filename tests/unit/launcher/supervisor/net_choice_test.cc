@@ -73,6 +73,42 @@ TEST_CASE("a loopback that is down is one error, before the start") {
   }
 }
 
+TEST_CASE("one machine under several names is found, unless the user wants it") {
+  using Places = std::vector<std::size_t>;
+  const auto found = [](std::string_view first, std::string_view second, const remote::Host& host,
+                        LauncherKind launcher = LauncherKind::kSsh, const std::string& other = "m") {
+    JobSpec spec;
+    spec.launcher = launcher;
+    remote::Host twin = host;
+    twin.name = "twin";
+    const auto hello = [](const std::string& machine) {
+      rendezvous::Hello made;
+      made.machine_id = machine;
+      return made;
+    };
+    return repeated_machine({node_network(spec, host, hello("m"), std::string(first)),
+                             node_network(spec, twin, hello(other), std::string(second))});
+  };
+  remote::Host host;
+  host.name = "nodea";
+  CHECK(found("10.0.0.1", "10.0.0.1", host) == Places{0, 1});
+  CHECK(found("10.0.0.1", "127.0.0.1", host) == Places{0, 1});
+  CHECK(found("", "", host) == Places{0, 1});
+  CHECK(found("127.0.0.2", "127.0.0.3", host).empty());
+  CHECK(found("127.0.0.1", "::1", host).empty());
+  CHECK(found("10.0.0.1", "10.0.0.1", host, LauncherKind::kSsh, "other").empty());
+  CHECK(found("10.0.0.1", "10.0.0.1", host, LauncherKind::kSsh, "").empty());
+  CHECK(found("10.0.0.1", "10.0.0.1", host, LauncherKind::kDaemon) == Places{0, 1});
+  for (const auto launcher : {LauncherKind::kLocal, LauncherKind::kSlurm, LauncherKind::kJoin})
+    CHECK(found("10.0.0.1", "10.0.0.1", host, launcher).empty());
+  remote::Host wrapped = host;
+  wrapped.wrapper = {"docker", "exec"};
+  CHECK(found("10.0.0.1", "10.0.0.1", wrapped).empty());
+  remote::Host shared = host;
+  shared.devices = {"0"};
+  CHECK(found("10.0.0.1", "10.0.0.1", shared).empty());
+}
+
 TEST_CASE("nodes without a machine ID never count as one machine") {
   NodeNetwork a = node("a", "10.0.0.1", {"eth0 10.0.0.1/24"});
   NodeNetwork b = node("b", "10.0.0.2", {"eth0 10.0.0.2/24"});
