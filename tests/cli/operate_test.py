@@ -333,7 +333,8 @@ class Verbs(VerbTest):
         self.assert_code(self.short_job("true"), 0)
         entry = next(self.jobs.glob("*.job"))
         job = json.loads(entry.read_text())
-        (pathlib.Path(job["directory"]) / "report.json").unlink()
+        for name in ("report.json", "events.jsonl"):  # each names the end
+            (pathlib.Path(job["directory"]) / name).unlink()
         entry.write_text(json.dumps(job | {"host": "login2", "pid": 77}))
         self.assertEqual(self.listed()["short"]["state"], "elsewhere")
         for words in ("stop", "logs -f", "status --watch"):
@@ -510,7 +511,7 @@ class Exec(VerbTest):
         self.verb("stop")
         process.wait()
         done = self.verb("exec", "--", "true")
-        self.assertEqual((done.code, done.err), (2, f"ddplaunch: job {self.job} has ended: exited 143\n"))
+        self.assertEqual((done.code, done.err), (3, f"ddplaunch: job {self.job} had ended before: exited 143: stopped by SIGTERM\n"))
 
 
 class Hooks(LaunchTest):

@@ -121,8 +121,8 @@ class Signals(LaunchTest):
         script = self.script("train.py", """import atexit, os, time
 rank = os.environ["RANK"]
 atexit.register(lambda: open(f"atexit.{rank}", "w"))
-open(f"up.{rank}", "w")
 try:
+    open(f"up.{rank}", "w")
     time.sleep(60)
 except KeyboardInterrupt:
     open(f"saved.{rank}", "w")
@@ -401,8 +401,8 @@ finally:
         times = ("--master-timeout", "4s", "--node-timeout", "4s", "--stop-grace", "500ms")
         nodes = Nodes(self, 2)
         jobs = [self.start(*times, "--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, script, "ssh"),
-                self.start(*times, "-n", "2", "--max-restarts", "1", script, "local"),
-                self.start(*times, "-n", "2", script, "plain")]
+                self.start(*times, "--job-id", self.job + "-b", "-n", "2", "--max-restarts", "1", script, "local"),
+                self.start(*times, "--job-id", self.job + "-c", "-n", "2", script, "plain")]
         self.assertTrue(wait_until(lambda: all((self.dir / f"{name}.{rank}").exists() for rank in (0, 1)
                                                for name in ("ssh", "local", "plain")), 20))
         sshd = int((nodes.dir / "sshd.pid").read_text())
@@ -416,8 +416,6 @@ finally:
                 os.kill(pid, signal.SIGCONT)
         time.sleep(5)  # more than a lease: nothing waits to end the workers
         (self.dir / "go").touch()
-        for job in jobs:
-            job.wait(30)
         for job in jobs:
             done = self.finish(job)
             self.assert_code(done, 0)

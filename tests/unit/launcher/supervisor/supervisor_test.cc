@@ -232,8 +232,8 @@ class Scenario {
       hello.interfaces = {{"lo", "127.0.0.1", 8, true, true}};
       if (networks_ > 1) hello.interfaces.push_back({"eth1", "10.1.0.1" + words[1], 24, true, false});
       if (!one_machine_) hello.interfaces.push_back({"eth0", "10.0.0.1" + words[1], 24, true, false});
-      give(job::NodeUp{number(1), hello, one_machine_ ? "127.0.0.1" : "10.0.0.1" + words[1], incarnation(number(1)),
-                       true});
+      give(job::NodeUp{number(1), hello, one_machine_ ? "127.0.0.1" : "10.0.0.1" + words[1],
+                       incarnation(number(1)), true});
     } else if (verb == "failed") {
       give(job::NodeFailed{number(1), Error{ErrorCode::kUnreachable, quoted_rest(line), 0}});
     } else if (verb == "gone") {
