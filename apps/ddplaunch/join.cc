@@ -270,8 +270,10 @@ int run_per_node(const RunJob& job, GivenToken given) {
   const JobSpec& spec = job.spec;
   const auto facts = launcher::gather_node_facts();
   if (!facts) return end_with(facts.error());
-  const auto loopback = launcher::check_loopback({"this machine", "", "", facts->hello.interfaces},
-                                                 is_loopback_address(spec.per_node->master_addr));
+  const auto loopback =
+      launcher::check_loopback({"this machine", "", "", facts->hello.interfaces},
+                               is_loopback_address(spec.per_node->master_addr) &&
+                                   spec.per_node->master_addr.find(':') == std::string::npos);
   if (!loopback) return end_with(loopback.error());
   auto token = find_link_token(spec, given);
   if (!token) return end_with(token.error());

@@ -39,7 +39,8 @@ void show_notes(const std::vector<std::string>& notes) {
 
 int run(const ddp::RunJob& job, ddp::GivenToken token) {
   if (!job.spec.quiet) show_notes(job.notes);
-  if (job.verb == ddp::Verb::kRun && !job.detach) ddp::launcher::part_from_shell();
+  if (job.verb == ddp::Verb::kRun && !job.detach)
+    ddp::launcher::part_from_shell([&token] { token = ddp::rendezvous::LinkToken{}; });
   if (job.spec.per_node) return ddp::run_per_node(job, std::move(token));
   if (job.verb != ddp::Verb::kRun) return ddp::check(job, token);
   const auto launch = [&](std::function<void()> all_run) {

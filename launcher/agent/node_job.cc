@@ -123,6 +123,7 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
     if (kind == WorkerCommand::Kind::kProgram && error.sys == ENOENT && start.argv.size() > 1 &&
         start.argv[1].ends_with(".py"))
       error.text += "; to run " + start.argv[1] + " omit the word before it";
+    if (!job.warning_.empty()) error.text += "; " + job.warning_;  // it may be there
     return error;
   }
   job.program_ = std::move(*program);

@@ -29,7 +29,10 @@ constexpr bool is_any_of = (std::is_same_v<std::remove_cvref_t<E>, Events> || ..
 
 node::Actions AgentCore::step(const node::Event& event, Time now) {
   now_ = now;
-  if (now_ > beat_at_ + kOverslept) beat_at_ = woke_at_ = now_;
+  if (now_ > beat_at_ + kOverslept) {
+    beat_at_ = now_;
+    if (!std::exchange(slept_, true)) woke_at_ = now_;
+  }
   std::visit(
       [this](const auto& e) {
         // After the end of the lease it is too late for these. A Leave ends the workers in any case.
@@ -76,6 +79,7 @@ void AgentCore::on(const node::JobAccepted& event) {
 
 void AgentCore::on(const node::Pinged&) {
   lease_.pinged(now_);
+  slept_ = false;
   if (is_leased()) renew_lease();
 }
 

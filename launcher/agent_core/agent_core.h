@@ -133,8 +133,9 @@ class AgentCore {
   Settings settings_;
   Time now_;
   rendezvous::NodeLease lease_;
-  Time beat_at_;  ///< last HeartbeatDue
-  Time woke_at_;  ///< when this process last ran again after it could not
+  Time beat_at_;        ///< last HeartbeatDue
+  Time woke_at_;        ///< when this process first ran again, after it could not, since the last Ping
+  bool slept_ = false;  ///< since the last Ping: only once, or pauses without end would hold the lease open
   std::optional<Time> accepted_at_;
   bool local_ = false;
   State state_ = State::kNone;

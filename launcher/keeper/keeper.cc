@@ -189,7 +189,11 @@ void Keeper::forgive_sleep() {
 
 /// Returns whether the agent and all its descendants are stopped, and the master if the rule asks for that.
 bool Keeper::all_stopped() {
-  const auto is_stopped = [](const ProcessInfo& info) { return info.state == 'T' || info.state == 'Z'; };
+  const auto is_stopped = [](const ProcessInfo& info) {
+    if (info.state != 'Z') return info.state == 'T';
+    // The main thread of a process may end before the others.
+    return list_directory("/proc/" + std::to_string(info.pid) + "/task").size() <= 1;
+  };
   if (sleep_ == SleepRule::kTreeAndMaster) {
     const auto master = parent_ == 0 ? std::nullopt : read_process(parent_);
     if (!master || !is_stopped(*master)) return false;

@@ -230,6 +230,7 @@ Awaitable<> Master::watch_signals() {
   for (;;) {
     const auto [error, number] = co_await signals_.async_wait(kUseTuple);
     if (error) co_return;
+    count_signal(number);
     note_start_steps();
     if (number == SIGTSTP)
       leave_terminal();

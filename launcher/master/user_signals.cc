@@ -1,14 +1,22 @@
 #include "launcher/master/user_signals.h"
 
+#include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <csignal>
+#include <ctime>
+#include <functional>
+#include <new>
 #include <string>
 
+#include "base/unique_fd.h"
 #include "launcher/keeper/process_table.h"
 
 namespace ddp::launcher {
@@ -50,6 +58,14 @@ void add_signals(asio::signal_set& set, std::initializer_list<int> numbers) {
 
 pid_t shells_process = 0;
 
+/// How often the master got each signal, shared with the shell's process.
+struct SeenSignals {
+  std::array<std::atomic<unsigned>, NSIG> count{};
+};
+SeenSignals* seen_signals = nullptr;
+/// A signal to the process group reaches the master within this time, too.
+constexpr timespec kGroupTime{0, 100'000'000};
+
 /// Returns whether a parent would continue this process after a stop. This needs a parent in the same
 /// session, outside the process group, such as a shell with job control. Otherwise the group is orphaned
 /// (setsid, `ssh -t HOST ddplaunch`, a container).
@@ -75,40 +91,71 @@ bool can_be_continued() {
   ::_exit(128 + master.si_status);
 }
 
+/// Stops this process, and returns when it continues. A SIGCONT that has come meanwhile is for both.
+void stop_with(pid_t master) {
+  sigset_t pending;
+  ::sigpending(&pending);
+  if (::sigismember(&pending, SIGCONT) == 0) ::raise(SIGSTOP);  // it would discard the SIGCONT
+  ::kill(master, SIGCONT);
+}
+
+/// Passes a signal on that came to this process alone. The terminal, `kill %1` and `timeout` send theirs to
+/// the group, and those that waited while this process was stopped have long reached the master.
+void pass_on(pid_t master, int number, unsigned& counted) {
+  const std::atomic<unsigned>& seen = seen_signals->count[static_cast<std::size_t>(number)];
+  if (seen.load() == counted) ::nanosleep(&kGroupTime, nullptr);
+  const unsigned now = seen.load();
+  if (now == counted) ::kill(master, number);
+  counted = now + (now == counted ? 1 : 0);
+}
+
 [[noreturn]] void follow_master(pid_t master, const sigset_t& signals) {
+  std::array<unsigned, NSIG> counted{};
   for (;;) {
     siginfo_t end{};
     while (::waitid(P_PID, static_cast<id_t>(master), &end, WEXITED | WSTOPPED | WNOHANG) == 0 &&
            end.si_pid != 0) {
       if (end.si_code != CLD_STOPPED) end_like(end);
-      ::raise(SIGSTOP);  // the shell continues both
+      stop_with(master);
       end = {};
     }
-    siginfo_t info{};
-    const int number = ::sigwaitinfo(&signals, &info);
-    // The terminal sends its signals to the whole process group.
-    if (number > 0 && number != SIGCHLD && info.si_code != SI_KERNEL) ::kill(master, number);
+    const int number = ::sigwaitinfo(&signals, nullptr);
+    if (number == SIGCONT)
+      ::kill(master, SIGCONT);
+    else if (number > 0 && number != SIGCHLD)
+      pass_on(master, number, counted[static_cast<std::size_t>(number)]);
   }
 }
 
-void part_from_shell() {
-  if (!::isatty(STDIN_FILENO) && !::isatty(STDOUT_FILENO) && !::isatty(STDERR_FILENO)) return;
-  if (!can_be_continued()) return;
+void part_from_shell(const std::function<void()>& forget_secrets) {
+  const UniqueFd terminal(::open("/dev/tty", O_RDWR | O_NOCTTY | O_CLOEXEC));
+  if (!terminal || !can_be_continued()) return;
+  void* const shared =
+      ::mmap(nullptr, sizeof(SeenSignals), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) return;
+  seen_signals = new (shared) SeenSignals;
   sigset_t signals, before;
   ::sigemptyset(&signals);
-  for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGUSR1, SIGUSR2})
+  for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCONT, SIGUSR1, SIGUSR2})
     ::sigaddset(&signals, number);
   ::signal(SIGCHLD, SIG_DFL);
   ::sigprocmask(SIG_BLOCK, &signals, &before);
   const pid_t parent = ::getpid();
   const pid_t master = ::fork();
-  if (master > 0) follow_master(master, signals);
+  if (master > 0) {
+    forget_secrets();
+    follow_master(master, signals);
+  }
   if (master == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::raise(SIGKILL);
     shells_process = parent;
   }
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
+}
+
+void count_signal(int number) {
+  if (seen_signals != nullptr) ++seen_signals->count[static_cast<std::size_t>(number)];
 }
 
 bool has_shells_process() {

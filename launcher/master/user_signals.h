@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <initializer_list>
 #include <string_view>
 
@@ -16,10 +17,13 @@ void add_signals(asio::signal_set& set, std::initializer_list<int> numbers);
 /// not stop the master: its connections would time out, and its nodes would lose it. Call it before the first
 /// thread starts. It returns in the child, which is the master, or without a split.
 ///
-/// The parent is the process that the shell knows, and never returns. It passes on the signals that were sent
-/// to it alone, is stopped while the master is and by stop_shells_process(), and ends as the master ends. If
-/// it is killed, so is the master.
-void part_from_shell();
+/// The parent is the process that the shell knows, and never returns. It passes on the signals that come to
+/// it and not to the master as well (count_signal), is stopped while the master is and by
+/// stop_shells_process(), and ends as the master ends. If it is killed, so is the master. `forget_secrets`
+/// runs in it.
+void part_from_shell(const std::function<void()>& forget_secrets);
+/// The master calls it for each signal that it gets.
+void count_signal(int number);
 
 /// The other functions do nothing without it.
 bool has_shells_process();

@@ -155,8 +155,14 @@ struct Swarm final : remote::RemoteShell {
 
 Hello SwarmNode::hello() const {
   const std::string name = "sim" + std::to_string(index);
-  return {
-      name, name, 1000, 64, 0, now_ns(), {{"eth0", "10.1.0." + std::to_string(index + 1), 8, true, false}}};
+  const rendezvous::Interface lo{"lo", "127.0.0.1", 8, true, true};
+  return {name,
+          name,
+          1000,
+          64,
+          0,
+          now_ns(),
+          {lo, {"eth0", "10.1.0." + std::to_string(index + 1), 8, true, false}}};
 }
 
 WorkerExited SwarmNode::exit_of(std::uint32_t local, std::uint8_t code, std::uint8_t signal) const {

@@ -381,7 +381,7 @@ int run_verb(OperateVerb verb, const std::vector<std::string>& args, const Proce
   const std::vector<JobEntry> jobs = launcher::read_jobs(jobs_directories(context));
   if (verb == OperateVerb::kPs) return list_jobs(options, jobs);
   std::vector<JobEntry> candidates = jobs;
-  if (verb == OperateVerb::kClean) {  // it is for jobs that run no more
+  if (verb == OperateVerb::kClean && options.job.empty()) {  // it is for jobs that run no more
     const auto runs = [](const JobEntry& job) { return state_of(job).kind == Kind::kRunning; };
     if (!std::ranges::all_of(jobs, runs)) std::erase_if(candidates, runs);
   }

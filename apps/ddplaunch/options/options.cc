@@ -1,6 +1,7 @@
 #include "apps/ddplaunch/options/options.h"
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 
 #include "apps/ddplaunch/options/command_line.h"
@@ -100,7 +101,10 @@ void check_worker_words(const CommandLine& line, bool module, Diagnostics& diagn
   }
   const auto end = std::find(words.begin(), words.end(), "--");
   const auto colon = std::find(words.begin() + 1, words.end(), ":");
-  if (colon >= end || colon + 1 == words.end()) return;
+  // A script has words of its own that are a colon: `--sep : --epochs 3`, `cut -d : -f 1 FILE`.
+  static constexpr std::array<std::string_view, 9> kOfMpirun = {"-n",    "-np",    "--np", "-c", "--n",
+                                                                "-host", "--host", "-H",   "-x"};
+  if (colon >= end || colon + 1 == words.end() || std::ranges::count(kOfMpirun, colon[1]) == 0) return;
   diagnostics.fail(
       "the word : begins another program in mpirun, and ddplaunch has one worker for all ranks; start a "
       "script that "

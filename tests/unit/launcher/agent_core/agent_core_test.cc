@@ -688,6 +688,17 @@ TEST_CASE("agent core: a node that slept gives its master one lease where no att
   }
 }
 
+TEST_CASE("agent core: pauses without end hold no lease open") {
+  Driven node;
+  node.feed(node::JobReceived{15s, 5s, false});
+  node.run(0);
+  for (int i = 0; i < 8; ++i) {
+    node.now += 3s;
+    node.feed(node::HeartbeatDue{node.now});
+  }
+  CHECK(node.core.leaving());  // one lease after the first pause
+}
+
 TEST_CASE("agent core: a node that slept waits for a Ping on the master's machine, and its keeper decides") {
   Driven node;
   node.feed(node::JobAccepted{true});
