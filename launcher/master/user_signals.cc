@@ -15,6 +15,7 @@
 #include <functional>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "base/unique_fd.h"
 #include "launcher/keeper/process_table.h"
@@ -57,6 +58,7 @@ void add_signals(asio::signal_set& set, std::initializer_list<int> numbers) {
 }
 
 pid_t shells_process = 0;
+bool has_stopped_it = false;
 
 /// How often the master got each signal, shared with the shell's process.
 struct SeenSignals {
@@ -163,11 +165,13 @@ bool has_shells_process() {
 }
 
 void stop_shells_process() {
-  if (shells_process != 0) ::kill(shells_process, SIGSTOP);
+  if (shells_process == 0) return;
+  has_stopped_it = true;
+  ::kill(shells_process, SIGSTOP);
 }
 
 void continue_shells_process() {
-  if (shells_process != 0) ::kill(shells_process, SIGCONT);
+  if (std::exchange(has_stopped_it, false)) ::kill(shells_process, SIGCONT);
 }
 
 void end_at_signals_with(int code, std::string_view last_line) {

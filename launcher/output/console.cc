@@ -61,6 +61,7 @@ void write_terminal(int terminal, std::string_view text) {
   ::pthread_sigmask(SIG_BLOCK, &stop, &before);
   while (!text.empty()) {
     const ssize_t count = ::write(terminal, text.data(), text.size());
+    if (count < 0 && errno == EINTR) continue;
     pollfd room{terminal, POLLOUT, 0};
     if (count < 0 && (errno != EAGAIN || ::poll(&room, 1, kTerminalTime) != 1)) break;
     text.remove_prefix(count < 0 ? 0 : static_cast<std::size_t>(count));
