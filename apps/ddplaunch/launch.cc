@@ -99,8 +99,8 @@ int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListene
   options.expected = agent->expected;
   options.bundle = agent->bundle;
   options.all_run = std::move(all_run);
-  // Before the directory is made: a second run of an id leaves nothing. An id of ddplaunch's own is new.
-  const bool named = registration != nullptr && registration->name != spec.job_id;
+  // Before the directory is made: a second run of an id leaves nothing.
+  const bool named = registration != nullptr && registration->claims_id;
   if (named) {
     if (const auto id = claim_job_id(*registration, spec.job_id); !id) return fail(spec, id.error());
   }

@@ -20,6 +20,7 @@ struct JobRegistration {
   std::size_t keep = 100;                   ///< --keep-jobs; 0: all
   std::vector<std::string> arguments = {};  ///< the options about the hosts
   std::string cwd = {};
+  bool claims_id = false;  ///< no run may begin with the job's id while another has it
 };
 
 /// A registered run: the file NAME.job beside the directories of the jobs. All functions block on the disk.

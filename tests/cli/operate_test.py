@@ -231,6 +231,8 @@ class Verbs(VerbTest):
         self.assertFalse((self.dir / "started").exists() or files.exists())
         self.assertEqual(len([path for path in self.jobs.iterdir() if path.is_dir()]), 1)
         self.assert_code(self.short_job("true", job=f"{self.job}.2"), 0)
+        self.assertEqual(self.verb("--rdzv-id", self.job, "true", cwd=self.dir).code, 0)  # fixed in many scripts of torchrun
+        self.assertEqual(self.verb("logs", self.job, "--failed").err, f"ddplaunch: no rank of job {self.job} has failed so far\n")
         self.assert_code(self.verb("stop", self.job), 0)
         self.assert_code(self.short_job("true", job=self.job), 0)
 

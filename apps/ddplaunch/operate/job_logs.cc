@@ -159,10 +159,12 @@ class LogPrinter {
     }
     for (auto& [key, file] : files_)
       if (!file.rest.empty()) print_line(key, file.rest);
-    if (options_.failed && failed_.empty())
-      std::fprintf(stderr,
-                   "ddplaunch: no rank of job %s is a root cause; ddplaunch status %s shows how it ended\n",
-                   job_.job.c_str(), job_.job.c_str());
+    if (options_.failed && failed_.empty()) {
+      const bool runs = launcher::state_of(job_).kind == launcher::RunState::Kind::kRunning;
+      const std::string why = runs ? " has failed so far"
+                                   : " is a root cause; ddplaunch status " + job_.job + " shows how it ended";
+      std::fprintf(stderr, "ddplaunch: no rank of job %s%s\n", job_.job.c_str(), why.c_str());
+    }
     if (options_.rank && files_.empty() && !options_.failed)
       std::fprintf(stderr, "ddplaunch: job %s has no output of rank %u in %s\n", job_.job.c_str(),
                    *options_.rank, job_.directory.c_str());

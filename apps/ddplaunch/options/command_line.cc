@@ -53,7 +53,7 @@ void CommandLineScanner::read_row(const CompatibilityOption& row, WrittenOption&
     case SupportStatus::kRenamed:
       if (row.takes_value && written.value->empty() && !table_.find(row.text)->takes_empty)
         return fail(written.text + " has an empty value");
-      given_.emplace_back(row.text);
+      given_.insert(given_.end(), {std::string(row.name), std::string(row.text)});
       words_.emplace_back(row.text);
       words_.push_back(row.takes_value ? *written.value : std::string(row.value));
       return;

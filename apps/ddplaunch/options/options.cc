@@ -189,12 +189,18 @@ std::string state_directory(const ProcessContext& context) {
   return home != nullptr && home->starts_with('/') ? absolute_path(".local/state", *home) : "";
 }
 
-void read_job(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
+void read_job(JobOptions& options, const CommandLine& line, const ProcessContext& context,
+              Diagnostics& diagnostics) {
   JobSpec& spec = options.job.spec;
   const bool named = options.given("--job-id");
   if (!named) spec.job_id = context.new_job_id;
   // A script or a scheduler may use the same id again, and each run needs its own files.
   const std::string run = spec.job_id + (named ? "." + context.new_job_id : "");
+  // torchrun's id names a meeting. Scripts have a fixed one, and their jobs may run at once.
+  const bool of_torchrun =
+      std::ranges::count(line.given, "--rdzv-id") > 0 ||
+      std::ranges::count(options.sources, std::string("PET_RDZV_ID"), &GivenOption::origin) > 0;
+  options.job.registration.claims_id = named && !of_torchrun;
   options.job.registration.directories = jobs_directories(context);
   options.job.registration.name = run;
   options.job.registration.cwd = context.cwd;
@@ -358,7 +364,7 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   read_worker(options, context, diagnostics);
   read_failure(options, context, diagnostics);
   check_output_options(options, diagnostics);
-  read_job(options, context, diagnostics);
+  read_job(options, line, context, diagnostics);
   check_verb_options(options, diagnostics);
   add_origins(options.sources, diagnostics);
   check_detach(options, context, diagnostics);
