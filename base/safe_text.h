@@ -21,7 +21,7 @@ struct Utf8Character {
   /// Returns whether it is invisible or looks like a blank, but is none: an unsafe character except a tab, or
   /// a blank beyond ASCII, which comes with text copied from a page.
   bool invisible() const;
-  /// "no-break space (U+00A0)", "character U+200B", "control character (byte 1)".
+  /// "no-break space (U+00A0)", "invisible character U+200B", "control character (byte 1)".
   std::string name() const;
 };
 
