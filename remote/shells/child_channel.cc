@@ -119,6 +119,10 @@ class Child : public std::enable_shared_from_this<Child> {
     });
   }
 
+  void terminate() {
+    if (process_.running()) (void)process_.send_signal(SIGTERM);
+  }
+
   bool over() const { return status_ && !relaying_; }
   const ExitStatus& status() const { return *status_; }
   asio::steady_timer& ended() { return ended_; }
@@ -218,6 +222,8 @@ class ChildChannel final : public Channel {
     command_.held.reset();
     command_.advice.clear();
   }
+
+  void terminate() override { child_->terminate(); }
 
   Awaitable<ChannelEnd> end() override {
     const bool over = co_await wait_until(child_->ended(), [this] { return child_->over(); });

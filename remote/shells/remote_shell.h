@@ -54,6 +54,9 @@ class Channel {
   /// It may be called at most once, and need not be called.
   virtual void greeted() {}
 
+  /// Sends SIGTERM to a program on this machine. One that is stopped (SIGSTOP) does not see end of file.
+  virtual void terminate() {}
+
   /// Waits until the command has ended and both streams were delivered. Call it at most once.
   virtual Awaitable<ChannelEnd> end() = 0;
 };

@@ -441,6 +441,8 @@ class Ends(DaemonTest):
     def test_killed_master(self):
         daemons = self.nodes(2)
         job = self.started()
+        for pid in self.below(self.sessions()[0]):  # on one node a scheduler has suspended the job
+            os.kill(pid, signal.SIGSTOP)
         job.kill()
         job.communicate()
         self.assertTrue(wait_until(lambda: not self.sessions(), 20))
