@@ -397,6 +397,11 @@ std::string hint_for(const Failure& root) {
     return "/dev/shm is full; give the container more of it (docker run --shm-size), or use fewer "
            "data-loader workers";
   }
+  // pdb at the end of its input; input() and Python's code.interact() there.
+  if (says(root, "bdb.BdbQuit") || says(root, "EOF when reading a line")) {
+    return "the worker reads standard input, as breakpoint() does, and has none; --stdin 0 gives rank 0 "
+           "the\nterminal or input of ddplaunch";
+  }
   return {};
 }
 

@@ -587,6 +587,11 @@ TEST_CASE("a known pattern has a hint") {
     end.failures[0].last_stderr = {line};
     CHECK(make_exit_report(end).text.find("  hint: /dev/shm is full;") != std::string::npos);
   }
+  for (const char* line : {"bdb.BdbQuit", "EOFError: EOF when reading a line"}) {
+    end.failures[0].last_stderr = {line};
+    CHECK(make_exit_report(end).text.find("as breakpoint() does, and has none; --stdin 0 gives") !=
+          std::string::npos);
+  }
 }
 
 TEST_CASE("signals have an explanation where the name alone is unclear") {
