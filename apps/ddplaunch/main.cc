@@ -1,6 +1,8 @@
 // ddplaunch: reads the options, then runs the job or checks its nodes, and returns the exit code.
 #include <malloc.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -68,6 +70,19 @@ int run(int argc, char** argv) {
   }
   if (const auto* usage = std::get_if<ddp::BadUsage>(&parsed)) return refuse(*usage);
   return run(std::get<ddp::RunJob>(parsed), std::move(token));
+}
+
+/// The kernel drops a signal to process 1 (of a container) that has no handler, so `docker stop` would wait
+/// for nothing. This handler does what the default would, until the master sets its own.
+__attribute__((constructor)) void end_at_signals_as_process_1() {
+  if (::getpid() != 1) return;
+  struct sigaction action {};
+  action.sa_handler = [](int number) { ::_exit(128 + number); };
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction inherited {};
+    if (::sigaction(number, nullptr, &inherited) == 0 && inherited.sa_handler == SIG_DFL)
+      ::sigaction(number, &action, nullptr);
+  }
 }
 
 }  // namespace

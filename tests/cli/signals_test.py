@@ -14,6 +14,7 @@ import select
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
 
@@ -432,6 +433,17 @@ finally:
         (self.dir / "go").touch()
         self.assertTrue(terminal.wait_for_end(), terminal.text())
         self.assertIn("bye 0", terminal.text())
+
+    def test_process_1_of_a_container_ends_at_a_signal_before_the_job_begins(self):
+        box = ["unshare", "-rpf", "--kill-child"]
+        if subprocess.run([*box, "true"], stderr=subprocess.DEVNULL, check=False).returncode != 0:
+            self.skipTest("a PID namespace of our own is not allowed here")
+        os.mkfifo(self.dir / "hosts")
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            job = subprocess.Popen([*box, *self.command("--hostfile", self.dir / "hosts", "true")], env=self.env, cwd=self.dir)
+            with open(self.dir / "hosts", "w", encoding="ascii"):  # opens when the launcher reads the list, and it waits there
+                os.kill(self.tree(job.pid)[0], number)
+                self.assertEqual(job.wait(20), 128 + number)
 
     # ---- stderr is a pipe whose reader has ended
 
