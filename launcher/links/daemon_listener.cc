@@ -131,7 +131,8 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
                            : "the master sent " + self->reader_.failure() + "; the link is closed");
     self->line_.close();
     end_both_directions(input);
-    self->agent_->terminate();  // a scheduler may have stopped the agent; its keeper passes this on and wakes it
+    // A scheduler may have stopped the agent. Its keeper passes the signal on, and wakes it.
+    self->agent_->terminate();
   }
 
   static Awaitable<> carry_output(std::shared_ptr<DaemonSession> self) {

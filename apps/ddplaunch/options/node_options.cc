@@ -6,11 +6,13 @@
 #include <string>
 #include <utility>
 
+#include "apps/ddplaunch/options/option_readers.h"
 #include "apps/ddplaunch/options/slurm_step.h"
 #include "base/parse_text.h"
 #include "launcher/job/env_filter.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/link_protocol/join_line.h"
+#include "remote/hosts/host_range.h"
 
 namespace ddp {
 namespace {
@@ -295,6 +297,15 @@ std::optional<PerNode> NodeOptionReader::read() {
   }
   if (given.master_addr.find_first_of(" \t/,") != std::string::npos || given.master_addr.size() > 255) {
     diagnostics_.fail("--master-addr " + given.master_addr + ": give the name or address of node 0");
+    return std::nullopt;
+  }
+  if (given.master_addr.find(':') != std::string::npos && !remote::is_ipv6(given.master_addr)) {
+    const auto endpoint = read_endpoint(given.master_addr);
+    const bool with_port = endpoint && endpoint->port;
+    diagnostics_.fail("--master-addr " + given.master_addr + ": give the address alone, without " +
+                      (with_port ? "port: --master-addr " + endpoint->host + " --master-port " +
+                                       std::to_string(*endpoint->port)
+                                 : "port and brackets"));
     return std::nullopt;
   }
   if (!read_rank(given) || !read_port(given)) return std::nullopt;

@@ -10,6 +10,7 @@
 #include "apps/ddplaunch/options/job_plan_text.h"
 #include "apps/ddplaunch/options/version_text.h"
 #include "base/parse_text.h"
+#include "base/safe_text.h"
 #include "launcher/job/env_filter.h"
 
 namespace ddp {
@@ -98,6 +99,18 @@ void check_worker_words(const CommandLine& line, bool module, Diagnostics& diagn
     diagnostics.fail("a verb comes first: ddplaunch " + first +
                      " [options]; a program of this name runs with " + "`ddplaunch [options] -- " + first +
                      '`');
+  }
+  // From a page or a chat that beautified the command line: en dash, em dash, minus sign.
+  for (const std::string_view dash : {"\u2013", "\u2014", "\u2212"}) {
+    if (!first.starts_with(dash)) continue;
+    diagnostics.fail("the worker " + first +
+                     " begins with a dash that is not the - of options; type it again" +
+                     ", or write -- before a program of this name");
+    return;
+  }
+  if (!invisible_hint(first).empty()) {
+    diagnostics.fail("the worker " + first + ": type it again, or write -- before a program of this name");
+    return;
   }
   const auto end = std::find(words.begin(), words.end(), "--");
   const auto colon = std::find(words.begin() + 1, words.end(), ":");

@@ -289,6 +289,14 @@ TEST_CASE("An impossible combination is reported once, with the intended use") {
               "nodes"});
   CHECK(world.errors({"--nnodes=2", "--node-rank=0", "--master-addr=a b", "w"}).front() ==
         "ddplaunch: --master-addr a b: give the name or address of node 0");
+  CHECK(world.errors({"--nnodes=2", "--node-rank=0", "--master-addr=a:29500", "w"}).front() ==
+        "ddplaunch: --master-addr a:29500: give the address alone, without port: --master-addr a "
+        "--master-port 29500");
+  CHECK(world.errors({"--nnodes=2", "--node-rank=0", "--master-addr=[fd09::1]:6000", "w"}).front() ==
+        "ddplaunch: --master-addr [fd09::1]:6000: give the address alone, without port: --master-addr "
+        "fd09::1 --master-port 6000");
+  CHECK(world.errors({"--nnodes=2", "--node-rank=0", "--master-addr=[fd09::1]", "w"}).front() ==
+        "ddplaunch: --master-addr [fd09::1]: give the address alone, without port and brackets");
   CHECK(world.errors({"--nnodes=2", "--node-rank=0", "--master-addr=a", "--master-port=0", "w"}).front() ==
         "ddplaunch: --master-port 0: give a port from 1 to 65535, the same on all nodes, because they "
         "connect to it");

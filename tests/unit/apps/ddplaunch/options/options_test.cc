@@ -98,13 +98,27 @@ TEST_CASE("A note says that options of ddplaunch behind the worker belong to the
 
 TEST_CASE("A verb behind options is an error that says where it belongs") {
   FakeContext world;
-  for (const std::string verb : {"check", "hosts", "logs", "dashboard"}) {
+  for (const std::string verb : {"run", "check", "hosts", "logs", "dashboard"}) {
     CHECK(world.errors({"-n", "2", verb}) ==
           Texts{"ddplaunch: a verb comes first: ddplaunch " + verb +
                 " [options]; a program of this name runs with `ddplaunch [options] -- " + verb + '`'});
     CHECK(world.spec({"-n", "2", "--", verb}).command.argv == Texts{verb});
     CHECK(world.spec({"-m", verb}).command.argv == Texts{verb});
   }
+}
+
+TEST_CASE("A dash that only looks like the - of options is named") {
+  FakeContext world;
+  for (const std::string word : {"\u2013n", "\u2014nproc-per-node", "\u2212n"}) {
+    CHECK(world.errors({"-n", "2", word, "3", "w"}) ==
+          Texts{"ddplaunch: the worker " + word +
+                " begins with a dash that is not the - of options; type it again, or write -- before a "
+                "program of this name"});
+    CHECK(world.spec({"--", word}).command.argv == Texts{word});
+  }
+  CHECK(world.errors({"\u00a0train.py"}) ==
+        Texts{"ddplaunch: the worker \u00a0train.py: type it again, or write -- before a program of this "
+              "name; the text has a no-break space (U+00A0)"});
 }
 
 TEST_CASE("Several programs in one command line are an error, as there is one worker") {
