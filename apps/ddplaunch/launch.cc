@@ -10,8 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/ddplaunch/options/job_plan_text.h"
-#include "apps/ddplaunch/start_up.h"
+#include "apps/ddplaunch/options/options.h"
 #include "base/asio.h"
 #include "base/build_identity.h"
 #include "base/host_name.h"

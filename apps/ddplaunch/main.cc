@@ -13,7 +13,6 @@
 #include "apps/ddplaunch/operate/operate.h"
 #include "apps/ddplaunch/operate/operate_options.h"
 #include "apps/ddplaunch/options/options.h"
-#include "apps/ddplaunch/start_up.h"
 #include "base/standard_descriptors.h"
 #include "launcher/master/user_signals.h"
 #include "rendezvous/secure/link_token.h"

@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/start_up.h"
+#include "apps/ddplaunch/commands.h"
 
 #include <unistd.h>
 

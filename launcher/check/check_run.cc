@@ -7,7 +7,6 @@
 #include "base/format_text.h"
 #include "base/require.h"
 #include "launcher/supervisor/attempt_start.h"
-#include "launcher/supervisor/start_messages.h"
 
 namespace ddp::launcher {
 namespace {

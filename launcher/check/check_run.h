@@ -10,7 +10,6 @@
 
 #include "base/result.h"
 #include "launcher/job/job_spec.h"
-#include "launcher/supervisor/master_address.h"
 #include "launcher/supervisor/net_choice.h"
 #include "rendezvous/membership/rank_plan.h"
 #include "rendezvous/protocol/message.h"
@@ -109,7 +108,7 @@ class CheckRun {
   std::chrono::milliseconds answer_time() const;
   /// Sets the step of a host whose agent is being started.
   void set_start_step(std::size_t node, const char* step) { start_steps_[node] = step; }
-  /// Returns the hosts that the check waits for, as start_messages.h does. Empty: none.
+  /// Returns the hosts that the check waits for, as attempt_start.h does. Empty: none.
   std::string awaited_text() const;
   std::size_t node_count() const { return result_.nodes.size(); }
   CheckResult take_result() { return std::move(result_); }

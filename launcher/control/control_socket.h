@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <utility>
 
@@ -30,5 +31,11 @@ class ControlSocket {
   UniqueFd fd_;
   std::string path_;  ///< empty: moved away
 };
+
+/// Sends one request to the control socket of a job, with `body` unless it is empty, and returns the reply's
+/// body. Blocks for `limit` at most.
+/// kUnreachable: nobody listens there. kTimeout: no reply in time. kProtocol: the reply is no success.
+Result<std::string> ask_job(const std::string& socket, const std::string& method, const std::string& target,
+                            std::chrono::milliseconds limit, std::string body = {});
 
 }  // namespace ddp::launcher

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "launcher/master/user_signals.h"
-#include "launcher/supervisor/start_report.h"
+#include "launcher/supervisor/attempt_start.h"
 
 namespace ddp::launcher {
 namespace {

@@ -7,7 +7,7 @@
 #include "launcher/job/output_credit.h"
 #include "launcher/master/master.h"
 #include "launcher/report/sweep_text.h"
-#include "launcher/supervisor/start_messages.h"
+#include "launcher/supervisor/attempt_start.h"
 
 namespace ddp::launcher {
 namespace {

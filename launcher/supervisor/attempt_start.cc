@@ -2,14 +2,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <map>
 #include <tuple>
 #include <utility>
 
-#include "launcher/supervisor/start_messages.h"
+#include "base/format_text.h"
+#include "launcher/job/output_credit.h"
+#include "remote/hosts/host_range.h"
 #include "rendezvous/protocol/codec.h"
 
 namespace ddp::launcher {
+
 namespace {
 
 constexpr std::chrono::seconds kProbeTime{5};
@@ -167,6 +171,186 @@ std::vector<std::string> AttemptStart::network_lines(const std::vector<NodeInfin
   for (const std::string& warning : infiniband_warnings(infiniband))
     lines.push_back("warning: " + warning);
   return lines;
+}
+
+namespace {
+
+/// Time from TERM to KILL on a node that has lost the master.
+constexpr std::chrono::milliseconds kLinkGrace{5'000};
+/// Longest list of awaited nodes, in bytes.
+constexpr std::size_t kNamesShown = 60;
+
+}  // namespace
+
+std::uint32_t to_ms(std::chrono::milliseconds value) {
+  return static_cast<std::uint32_t>(value.count());
+}
+
+std::string awaited_text(const std::map<std::string, std::vector<std::string>>& awaited, std::size_t nodes) {
+  std::size_t count = 0;
+  std::string text;
+  for (const auto& [step, names] : awaited) {
+    std::string some = remote::fold_ranges(names);
+    if (some.size() > kNamesShown) some = join_some(names, 1);
+    text += (text.empty() ? ": " : ", ") + some + " (" + step + ")";
+    count += names.size();
+  }
+  return count == 0 ? text : std::to_string(count) + " of " + counted(nodes, "node") + text;
+}
+
+rendezvous::ProcsWanted procs_wanted(const JobSpec& spec) {
+  using Kind = ProcsPerNode::Kind;
+  using Rule = rendezvous::ProcsRule;
+  Rule rule = Rule::kUnset;
+  switch (spec.nproc.kind) {
+    case Kind::kUnset:
+      rule = Rule::kUnset;
+      break;
+    case Kind::kNumber:
+      rule = Rule::kNumber;
+      break;
+    case Kind::kAuto:
+      rule = Rule::kAuto;
+      break;
+    case Kind::kGpu:
+      rule = Rule::kGpu;
+      break;
+    case Kind::kCpu:
+      rule = Rule::kCpu;
+      break;
+  }
+  return {rule, spec.nproc.number, spec.oversubscribe};
+}
+
+std::chrono::milliseconds link_grace(const JobSpec& spec) {
+  // Slurm ends a job by SIGTERM to all processes of its nodes, so the grace of a user's stop applies.
+  return spec.launcher == LauncherKind::kSlurm ? spec.stop_grace : std::min(spec.failure_grace, kLinkGrace);
+}
+
+rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, std::size_t nodes) {
+  rendezvous::JobStart job;
+  job.job_id = spec.job_id;
+  job.host = host.name;
+  job.stdin_to_rank0 = spec.stdin_to_rank0;
+  job.may_restart = spec.max_restarts > 0 || spec.scale_up_now;
+  job.master_timeout_ms = to_ms(node_lease(spec));
+  job.link_grace_ms = to_ms(link_grace(spec));
+  job.credit = credit_window(nodes);
+  job.hang_timeout_ms = to_ms(spec.hang_timeout);
+  job.stop_leaders = spec.stop_leaders;
+  // A wrapper gives the node other devices, and other PIDs than the master's.
+  job.local = host.wrapper.empty() &&
+              (spec.launcher == LauncherKind::kLocal || (is_localhost(host) && !spec.ssh_localhost));
+  // A node that joins by itself has its own command and environment and does not get the master's.
+  if (spec.launcher == LauncherKind::kJoin && !job.local) return job;
+  job.command_kind = static_cast<std::uint8_t>(spec.command.kind);
+  job.argv = spec.command.argv;
+  job.python = spec.command.python;
+  job.chdir = host.chdir.empty() ? spec.chdir : host.chdir;
+  job.env = job.local ? spec.local_env : spec.env;
+  job.explicit_env = spec.explicit_env;
+  job.explicit_env.insert(job.explicit_env.end(), host.env.begin(), host.env.end());
+  job.setup = spec.setup;
+  if (!host.setup.empty()) job.setup.push_back(host.setup);
+  job.devices = host.devices;
+  return job;
+}
+
+rendezvous::Spawn spawn_message(const rendezvous::World& world, std::size_t participant) {
+  const rendezvous::RankAssignment& assignment = world.assignments[participant];
+  rendezvous::Spawn spawn;
+  spawn.node_rank = static_cast<std::uint32_t>(assignment.node_rank);
+  spawn.nodes = static_cast<std::uint32_t>(world.assignments.size());
+  spawn.first_rank = static_cast<std::uint32_t>(assignment.first_rank);
+  spawn.local_world_size = static_cast<std::uint32_t>(assignment.local_world_size);
+  spawn.world_size = static_cast<std::uint32_t>(world.world_size);
+  return spawn;
+}
+
+namespace {
+
+using std::chrono::seconds;
+
+}  // namespace
+
+void StartNotice::begin(Time now) {
+  started_at_ = now;
+  check_at_ = now + kLongStart;
+  log_after_ = kLongStart;
+}
+
+std::optional<job::Waiting> StartNotice::show(const std::string& awaited, Time now) {
+  check_at_ = now + seconds(1);
+  if (awaited.empty()) return {};
+  const bool due = now - started_at_ >= log_after_;
+  while (due && log_after_ <= now - started_at_)
+    log_after_ += std::min<Time>(2 * log_after_, seconds(60));
+  shown_ = true;
+  return job::Waiting{"waiting for " + awaited, due};
+}
+
+std::optional<job::Waiting> StartNotice::end() {
+  const bool removes = check_at_ && shown_;
+  check_at_.reset();
+  return removes ? std::optional(job::Waiting{}) : std::nullopt;
+}
+
+std::string missing_step(const JobSpec& spec, const NodeTable& nodes, const AttemptStart* start,
+                         std::size_t index) {
+  const NodeTable::Node& node = nodes[index];
+  const bool setup = !spec.setup.empty() || !spec.hosts[index].setup.empty();
+  if (node.state == NodeTable::State::kConnecting) return "waiting for the agent's hello";
+  if (node.state == NodeTable::State::kUp) return setup ? "running --setup" : "checking the job";
+  return node.participant && start != nullptr ? start->awaited_step(*node.participant) : "";
+}
+
+std::string awaited_text(const JobSpec& spec, const NodeTable& nodes, const AttemptStart* start) {
+  std::map<std::string, std::vector<std::string>> by_step;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    const NodeTable::Node& node = nodes[i];
+    const std::string step =
+        node.state == NodeTable::State::kConnecting ? node.start_step : missing_step(spec, nodes, start, i);
+    if (!step.empty()) by_step[step].push_back(node.name);
+  }
+  return awaited_text(by_step, nodes.size());
+}
+
+Error late_error(const JobSpec& spec, const std::string& step) {
+  return Error{ErrorCode::kTimeout, "it was still " + step + " when the start limit of " +
+                                        format_duration(spec.start_timeout) + " ran out (--start-timeout)"};
+}
+
+std::vector<std::pair<std::string, Error>> missing_nodes(const JobSpec& spec, const NodeTable& nodes,
+                                                         bool at_start, bool late) {
+  std::vector<std::pair<NodeTable::Time, std::pair<std::string, Error>>> missed;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    const NodeTable::Node& node = nodes[i];
+    if ((node.is_member() && !node.lost) || (!at_start && !node.participant)) continue;
+    if (!node.trouble && !late) continue;
+    Error error =
+        node.trouble ? node.trouble->error : late_error(spec, missing_step(spec, nodes, nullptr, i));
+    if (!at_start) {
+      error.code = ErrorCode::kLinkLost;
+      error.text +=
+          "; no node replaced it within " + format_duration(spec.start_timeout) + " (--start-timeout)";
+    }
+    missed.push_back(
+        {node.trouble ? node.trouble->at : NodeTable::Time::max(), {node.name, std::move(error)}});
+  }
+  std::ranges::stable_sort(missed, {}, [](const auto& entry) { return entry.first; });
+  std::vector<std::pair<std::string, Error>> sorted;
+  for (auto& entry : missed)
+    sorted.push_back(std::move(entry.second));
+  return sorted;
+}
+
+std::string size_text(const rendezvous::World& world) {
+  const std::size_t nodes = world.assignments.size();
+  const int first = world.assignments[0].local_world_size;
+  const bool equal = std::ranges::all_of(
+      world.assignments, [first](const auto& ranks) { return ranks.local_world_size == first; });
+  const int workers = equal ? first : world.world_size;
+  return counted(nodes, "node") + (equal ? " × " : ", ") + counted(workers, "worker");
 }
 
 }  // namespace ddp::launcher

@@ -1,17 +1,22 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
 #include "launcher/job/job_spec.h"
-#include "launcher/supervisor/master_address.h"
+#include "launcher/supervisor/job_events.h"
 #include "launcher/supervisor/net_choice.h"
-#include "launcher/supervisor/network_text.h"
+#include "launcher/supervisor/node_table.h"
+#include "remote/hosts/host.h"
+#include "rendezvous/membership/rank_plan.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
@@ -72,5 +77,70 @@ class AttemptStart {
   std::uint16_t store_port_ = 0;
   std::string store_token_;
 };
+
+/// Returns the time as protocol messages carry it.
+std::uint32_t to_ms(std::chrono::milliseconds value);
+
+/// Returns the nodes that hold up a start, each with its step: "2 of 64 nodes: gpu07 (connecting), gpu09
+/// (running --setup)". Empty: none. `awaited` holds the names by step.
+std::string awaited_text(const std::map<std::string, std::vector<std::string>>& awaited, std::size_t nodes);
+
+/// Converts --nproc-per-node for the rank plan.
+rendezvous::ProcsWanted procs_wanted(const JobSpec& spec);
+
+/// Returns the job for `host`, one of `nodes` that run it. A local host gets the environment for this
+/// machine, others the one for other machines.
+rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, std::size_t nodes);
+
+/// Returns the time from TERM to KILL on a node that has lost the master.
+std::chrono::milliseconds link_grace(const JobSpec& spec);
+
+/// Returns the ranks of one participant of the world. The sender fills in attempt and network.
+rendezvous::Spawn spawn_message(const rendezvous::World& world, std::size_t participant);
+
+/// Decides when to say what a long start waits for (sans-IO): every second for a terminal, at growing
+/// intervals for a log.
+class StartNotice {
+ public:
+  using Time = job::Time;
+  /// Time until a start that takes long is reported.
+  static constexpr std::chrono::seconds kLongStart{3};
+
+  void begin(Time now);
+  /// When to call `show`; unset: the start is over.
+  std::optional<Time> deadline() const { return check_at_; }
+  bool is_due(Time now) const { return check_at_ && now >= *check_at_; }
+  /// Shows that the start waits for `awaited`; empty: nothing is shown this time. Call it when due.
+  std::optional<job::Waiting> show(const std::string& awaited, Time now);
+  /// The start is over. Removes what is shown, if something is. Further calls do nothing.
+  std::optional<job::Waiting> end();
+
+ private:
+  Time started_at_{0};
+  std::optional<Time> check_at_;
+  Time log_after_{0};  ///< time from the start to the next line in a log
+  bool shown_ = false;
+};
+
+/// Returns the step that holds up the start at a node; empty: none. `start`: of the attempt; null: none is
+/// being started.
+std::string missing_step(const JobSpec& spec, const NodeTable& nodes, const AttemptStart* start,
+                         std::size_t node);
+
+/// Returns the nodes that hold up the first start, each with its step: "2 of 64 nodes: gpu07 (connecting),
+/// gpu09 (running --setup)". Empty: none.
+std::string awaited_text(const JobSpec& spec, const NodeTable& nodes, const AttemptStart* start);
+
+/// Returns why `step` is an error after --start-timeout.
+Error late_error(const JobSpec& spec, const std::string& step);
+
+/// Returns the nodes for lack of which the job ends, in the order of their failures. Each has its reason, or
+/// the step at which it is if `late`: then it had the time to come. `at_start`: no attempt has begun; else a
+/// node of the last attempt was lost and not replaced.
+std::vector<std::pair<std::string, Error>> missing_nodes(const JobSpec& spec, const NodeTable& nodes,
+                                                         bool at_start, bool late);
+
+/// "2 nodes × 8 workers", or "2 nodes, 12 workers" if the nodes differ.
+std::string size_text(const rendezvous::World& world);
 
 }  // namespace ddp::launcher

@@ -1,18 +1,19 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
 #include "base/result.h"
 #include "launcher/report/journal.h"
+#include "launcher/report/start_failures.h"
 #include "rendezvous/protocol/message.h"
 
-/// Events and actions of the Supervisor, as plain data. A node is its host's index in the job's list.
-/// `incarnation` counts the links to that host, from 1.
 namespace ddp::launcher::job {
 
 using Time = std::chrono::nanoseconds;  ///< the master's CLOCK_MONOTONIC
@@ -109,3 +110,47 @@ using Action =
 using Actions = std::vector<Action>;
 
 }  // namespace ddp::launcher::job
+
+namespace ddp::launcher {
+
+/// Collects the actions of one step, in their order.
+class Outbox {
+ public:
+  /// `quiet`: the user wants no notices (--quiet).
+  explicit Outbox(bool quiet) : quiet_(quiet) {}
+
+  void add(job::Action action) { actions_.push_back(std::move(action)); }
+  void send(std::size_t node, rendezvous::Message message) { add(job::ToNode{node, std::move(message)}); }
+  void disconnect(std::size_t node) { add(job::Disconnect{node}); }
+  void detail(std::string text) { add(job::Detail{std::move(text)}); }
+  void say(std::string text) { add(job::PrintLine{std::move(text)}); }
+  /// For the user, unless --quiet.
+  void notify(std::string text) { quiet_ ? detail(std::move(text)) : say(std::move(text)); }
+
+  /// Says that `node` `text`. Nodes of which a step says the same share the line of the first.
+  void say_of(const std::string& node, const std::string& text) {
+    if (add_to_groups(groups_, node, text) < lines_.size()) return;
+    lines_.push_back(actions_.size());
+    say({});
+  }
+  void notify_of(const std::string& node, const std::string& text) {
+    quiet_ ? detail(node + ' ' + text) : say_of(node, text);
+  }
+
+  /// Returns the actions since the last call.
+  job::Actions take() {
+    for (std::size_t i = 0; i < groups_.size(); ++i)
+      actions_[lines_[i]] = job::PrintLine{group_hosts_text(groups_[i]) + ' ' + reason_text(groups_[i])};
+    groups_.clear();
+    lines_.clear();
+    return std::exchange(actions_, {});
+  }
+
+ private:
+  bool quiet_;
+  job::Actions actions_;
+  std::vector<StartGroup> groups_;
+  std::vector<std::size_t> lines_;  ///< of each group, the index of its line
+};
+
+}  // namespace ddp::launcher

@@ -11,8 +11,8 @@
 #include "base/result.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/supervisor/job_events.h"
-#include "launcher/supervisor/network_text.h"
-#include "rendezvous/membership/slot_table.h"
+#include "launcher/supervisor/net_choice.h"
+#include "rendezvous/membership/rank_plan.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {

@@ -9,7 +9,7 @@
 #include "base/format_text.h"
 #include "base/require.h"
 #include "launcher/report/sweep_text.h"
-#include "launcher/supervisor/start_messages.h"
+#include "launcher/supervisor/attempt_start.h"
 #include "remote/hosts/host_range.h"
 
 namespace ddp::launcher {

@@ -13,14 +13,11 @@
 #include "launcher/job/job_spec.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/failure_log.h"
-#include "launcher/supervisor/attempt_ranks.h"
 #include "launcher/supervisor/attempt_start.h"
 #include "launcher/supervisor/job_events.h"
 #include "launcher/supervisor/node_table.h"
-#include "launcher/supervisor/outbox.h"
-#include "launcher/supervisor/start_report.h"
 #include "launcher/supervisor/survivors.h"
-#include "rendezvous/membership/slot_table.h"
+#include "rendezvous/membership/rank_plan.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {

@@ -10,7 +10,7 @@
 #include "base/format_text.h"
 #include "base/require.h"
 #include "launcher/report/start_failures.h"
-#include "launcher/supervisor/start_messages.h"
+#include "launcher/supervisor/attempt_start.h"
 #include "launcher/supervisor/supervisor.h"
 
 namespace ddp::launcher {

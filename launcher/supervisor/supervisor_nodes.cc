@@ -5,7 +5,7 @@
 
 #include "base/format_text.h"
 #include "base/require.h"
-#include "launcher/supervisor/start_messages.h"
+#include "launcher/supervisor/attempt_start.h"
 #include "launcher/supervisor/supervisor.h"
 #include "rendezvous/membership/rank_plan.h"
 

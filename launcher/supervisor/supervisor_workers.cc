@@ -5,7 +5,7 @@
 
 #include "base/exit_status.h"
 #include "base/format_text.h"
-#include "launcher/supervisor/start_messages.h"
+#include "launcher/supervisor/attempt_start.h"
 #include "launcher/supervisor/supervisor.h"
 
 namespace ddp::launcher {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "apps/ddplaunch/operate/operate_options.h"
-#include "apps/ddplaunch/options/compatibility_options.h"
-#include "apps/ddplaunch/options/option_file.h"
+#include "apps/ddplaunch/options/command_line.h"
+#include "apps/ddplaunch/options/option_files.h"
 #include "apps/ddplaunch/options/options.h"
 #include "apps/ddplaunchd/daemon_options.h"
 #include "apps/options/option.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "launcher/agent_core/agent_core.h"
-#include "rendezvous/membership/slot_table.h"
+#include "rendezvous/membership/rank_plan.h"
 #include "rendezvous/protocol/message.h"
 #include "rendezvous/worker/worker_session.h"
 #include "tests/sim/survivors_history.h"

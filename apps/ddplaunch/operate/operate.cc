@@ -21,7 +21,7 @@
 #include "base/format_text.h"
 #include "base/parse_text.h"
 #include "base/safe_text.h"
-#include "launcher/control/control_client.h"
+#include "launcher/control/control_socket.h"
 #include "launcher/control/job_registry.h"
 #include "launcher/report/exit_code.h"
 

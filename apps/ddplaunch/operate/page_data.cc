@@ -17,7 +17,7 @@
 #include "base/files.h"
 #include "base/format_text.h"
 #include "base/unique_fd.h"
-#include "launcher/control/control_client.h"
+#include "launcher/control/control_socket.h"
 
 namespace ddp {
 namespace {

@@ -17,7 +17,7 @@
 #include "apps/ddplaunch/operate/page_data.h"
 #include "apps/ddplaunch/operate/page_html.h"
 #include "base/parse_text.h"
-#include "launcher/control/control_client.h"
+#include "launcher/control/control_socket.h"
 
 namespace ddp {
 namespace {

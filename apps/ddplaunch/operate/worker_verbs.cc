@@ -12,7 +12,7 @@
 
 #include "base/format_text.h"
 #include "base/safe_text.h"
-#include "launcher/control/control_client.h"
+#include "launcher/control/control_socket.h"
 
 namespace ddp {
 namespace {

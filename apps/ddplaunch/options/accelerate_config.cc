@@ -5,11 +5,9 @@
 #include <cctype>
 #include <cstddef>
 #include <optional>
-#include <span>
 #include <utility>
 
-#include "apps/ddplaunch/options/accelerate_keys.h"
-#include "apps/ddplaunch/options/yaml_document.h"
+#include "apps/ddplaunch/options/option_files.h"
 #include "base/format_text.h"
 #include "base/parse_text.h"
 #include "remote/hosts/diagnostic.h"
@@ -17,6 +15,65 @@
 
 namespace ddp {
 namespace {
+
+/// The way in which a value becomes text: as Python's str() prints it ("True"), in lower case, or in upper
+/// case.
+enum class Spelling { kPython, kLower, kUpper };
+
+/// A key of deepspeed_config, and the variable that Accelerate's launcher sets from it.
+struct EnvKey {
+  std::string_view key;
+  std::string_view variable;
+  Spelling spelling = Spelling::kPython;
+};
+
+/// A section whose keys become variables by a rule: a prefix and the key in upper case.
+struct Section {
+  std::string_view name;
+  std::string_view key_prefix;  ///< optional prefix of a key, removed from the variable's name
+  std::string_view variables;
+  Spelling spelling;
+  std::string_view switched_on;  ///< set to "true" when the section applies; empty: no such variable
+  std::string_view type{};       ///< the distributed_type that makes it apply; empty: it applies if it has
+                                 ///< keys
+};
+
+// The possible content of a file of `accelerate config` (accelerate 1.x, commands/config/config_args.py).
+
+// The source is accelerate/utils/launch.py: prepare_deepspeed_cmd_env.
+constexpr std::array kDeepSpeedKeys = {
+    EnvKey{"zero_stage", "ACCELERATE_DEEPSPEED_ZERO_STAGE"},
+    EnvKey{"gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"},
+    EnvKey{"gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", Spelling::kLower},
+    EnvKey{"offload_optimizer_device", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", Spelling::kLower},
+    EnvKey{"offload_param_device", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", Spelling::kLower},
+    EnvKey{"offload_optimizer_nvme_path", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH"},
+    EnvKey{"offload_param_nvme_path", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH"},
+    EnvKey{"zero3_init_flag", "ACCELERATE_DEEPSPEED_ZERO3_INIT", Spelling::kLower},
+    EnvKey{"zero3_save_16bit_model", "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", Spelling::kLower},
+    EnvKey{"deepspeed_config_file", "ACCELERATE_DEEPSPEED_CONFIG_FILE"},
+    EnvKey{"deepspeed_moe_layer_cls_names", "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES"},
+};
+
+constexpr std::array kSections = {
+    Section{"dynamo_config", "dynamo_", "ACCELERATE_DYNAMO_", Spelling::kPython, ""},
+    Section{"fp8_config", "fp8_", "ACCELERATE_FP8_", Spelling::kPython, ""},
+    Section{"fsdp_config", "fsdp_", "FSDP_", Spelling::kLower, "ACCELERATE_USE_FSDP", "FSDP"},
+    Section{"megatron_lm_config", "megatron_lm_", "MEGATRON_LM_", Spelling::kPython,
+            "ACCELERATE_USE_MEGATRON_LM", "MEGATRON_LM"},
+    Section{"parallelism_config", "parallelism_config_", "PARALLELISM_CONFIG_", Spelling::kPython,
+            "ACCELERATE_USE_PARALLELISM_CONFIG"},
+};
+
+/// The keys of the file itself, besides the sections.
+constexpr std::array<std::string_view, 29> kKeys = {
+    "compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug", "num_processes",
+    "machine_rank", "num_machines", "gpu_ids", "main_process_ip", "main_process_port", "rdzv_backend",
+    "same_network", "enable_cpu_affinity", "deepspeed_config", "mpirun_config", "tpu_name", "tpu_zone",
+    "tpu_use_cluster", "tpu_env", "fp16", "dynamo_backend",
+    // Every file of `accelerate config` holds these keys; ddplaunch does not use them.
+    "main_training_function", "downcast_bf16", "tpu_use_sudo", "tpu_vm", "commands", "command_file",
+    "num_cpu_threads_per_process"};
 
 std::string upper(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::toupper(c); });
@@ -117,9 +174,8 @@ void AccelerateReader::check_zeros(const YAML::Node& node, int levels) {
 }
 
 void AccelerateReader::check_keys() {
-  const std::span<const std::string_view> keys = accelerate_keys();
-  std::vector<std::string_view> known(keys.begin(), keys.end());
-  for (const Section& section : accelerate_sections())
+  std::vector<std::string_view> known(kKeys.begin(), kKeys.end());
+  for (const Section& section : kSections)
     known.push_back(section.name);
   for (const Pair& entry : root_) {
     const std::string key = entry.first.IsScalar() ? entry.first.Scalar() : "";
@@ -284,10 +340,9 @@ void AccelerateReader::read_deepspeed() {
     for (const Pair& entry : section) {
       const std::string key = entry.first.Scalar();
       fields += (fields.empty() ? "" : ",") + key;
-      const std::span<const EnvKey> keys = deepspeed_keys();
-      const auto found =
-          std::find_if(keys.begin(), keys.end(), [&](const EnvKey& row) { return row.key == key; });
-      if (found != keys.end() && entry.second.IsScalar()) {
+      const auto found = std::find_if(kDeepSpeedKeys.begin(), kDeepSpeedKeys.end(),
+                                      [&](const EnvKey& row) { return row.key == key; });
+      if (found != kDeepSpeedKeys.end() && entry.second.IsScalar()) {
         const std::string text = spelled(entry.second, Spelling::kPython);
         set(found->variable, found->spelling == Spelling::kLower ? lower_case(text) : text);
       }
@@ -315,7 +370,7 @@ void AccelerateReader::read(const YAML::Node& root) {
   read_output_paths();
   read_precision();
   read_switches();
-  for (const Section& section : accelerate_sections())
+  for (const Section& section : kSections)
     read_section(section);
   read_deepspeed();
   if (!taken_.empty()) {

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/ddplaunch/options/diagnostics.h"
+#include "apps/ddplaunch/options/options.h"
 #include "launcher/job/env_filter.h"
 
 namespace ddp {

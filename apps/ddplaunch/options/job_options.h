@@ -9,7 +9,6 @@
 
 #include "apps/ddplaunch/options/accelerate_config.h"
 #include "apps/ddplaunch/options/command_line.h"
-#include "apps/ddplaunch/options/diagnostics.h"
 #include "apps/ddplaunch/options/option_readers.h"
 #include "apps/ddplaunch/options/option_sources.h"
 #include "apps/ddplaunch/options/options.h"

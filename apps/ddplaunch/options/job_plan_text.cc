@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/options/job_plan_text.h"
+#include "apps/ddplaunch/options/options.h"
 
 #include <algorithm>
 #include <cstddef>

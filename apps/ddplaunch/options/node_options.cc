@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "apps/ddplaunch/options/option_readers.h"
-#include "apps/ddplaunch/options/slurm_step.h"
+#include "apps/ddplaunch/options/scheduler_options.h"
 #include "base/parse_text.h"
 #include "launcher/job/env_filter.h"
 #include "launcher/job/job_spec.h"

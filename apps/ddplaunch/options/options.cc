@@ -5,10 +5,7 @@
 #include <string_view>
 
 #include "apps/ddplaunch/options/command_line.h"
-#include "apps/ddplaunch/options/diagnostics.h"
 #include "apps/ddplaunch/options/job_options.h"
-#include "apps/ddplaunch/options/job_plan_text.h"
-#include "apps/ddplaunch/options/version_text.h"
 #include "base/parse_text.h"
 #include "base/safe_text.h"
 #include "launcher/job/env_filter.h"

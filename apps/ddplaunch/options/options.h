@@ -9,10 +9,30 @@
 
 #include "apps/options/option.h"
 #include "base/result.h"
+#include "base/safe_text.h"
 #include "launcher/control/job_registry.h"
 #include "launcher/job/job_spec.h"
 
 namespace ddp {
+
+/// The messages of reading the options. Each text becomes one line, even if the user's words in it have
+/// several.
+struct Diagnostics {
+  std::vector<std::string> errors;
+  std::vector<std::string> notes;
+  std::vector<std::string> advice;  ///< facts that help to understand the errors
+
+  void fail(const std::string& text) {
+    errors.push_back("ddplaunch: " + one_line(text) + invisible_hint(text));
+  }
+  std::vector<std::string> all_errors() const {
+    std::vector<std::string> all = errors;
+    for (const std::string& text : advice)
+      all.push_back("ddplaunch: " + one_line(text));
+    return all;
+  }
+  void note(const std::string& text) { notes.push_back("ddplaunch: " + one_line(text)); }
+};
 
 /// The verbs, which count only as the first word. `check` and `hosts` read a job's options.
 inline constexpr std::string_view kVerbNames[] = {"run",    "check",  "hosts",  "ps",       "status",
@@ -83,5 +103,16 @@ std::vector<std::string> jobs_directories(const ProcessContext& context);
 
 /// Returns the description of all options, for the documents.
 std::vector<OptionGroup> ddplaunch_option_groups();
+
+/// Returns the output of --dry-run: the job as it would start. It shows only the names of environment
+/// variables, never their values.
+std::string job_plan_text(const launcher::JobSpec& spec);
+
+/// Returns the worker's command as words that can be pasted into a shell.
+std::string command_text(const launcher::WorkerCommand& command);
+
+/// Returns what `ddplaunch --version` prints: the version in the first line, then commit, compiler and
+/// libraries.
+std::string version_text();
 
 }  // namespace ddp

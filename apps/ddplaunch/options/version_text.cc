@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/options/version_text.h"
+#include "apps/ddplaunch/options/options.h"
 
 #include "base/build_identity.h"
 

@@ -1,4 +1,4 @@
-#include "launcher/supervisor/attempt_ranks.h"
+#include "launcher/supervisor/survivors.h"
 
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "launcher/supervisor/master_address.h"
+#include "launcher/supervisor/net_choice.h"
 
 #include <deque>
 #include <random>

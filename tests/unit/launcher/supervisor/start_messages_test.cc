@@ -1,4 +1,4 @@
-#include "launcher/supervisor/start_messages.h"
+#include "launcher/supervisor/attempt_start.h"
 
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "launcher/supervisor/start_report.h"
+#include "launcher/supervisor/attempt_start.h"
 
 #include "tests/support/catch.h"
 

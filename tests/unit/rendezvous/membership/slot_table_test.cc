@@ -1,4 +1,4 @@
-#include "rendezvous/membership/slot_table.h"
+#include "rendezvous/membership/rank_plan.h"
 
 #include <algorithm>
 #include <map>

@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/options/job_plan_text.h"
+#include "apps/ddplaunch/options/options.h"
 
 #include "tests/support/catch.h"
 #include "tests/unit/apps/ddplaunch/options/fake_process_context.h"

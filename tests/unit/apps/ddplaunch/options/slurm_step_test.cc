@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/options/slurm_step.h"
+#include "apps/ddplaunch/options/scheduler_options.h"
 
 #include <set>
 #include <string>
