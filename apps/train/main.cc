@@ -7,7 +7,7 @@
 
 #include "apps/train/bench/bench_run.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
-#include "apps/train/flight_recorder/flight_recorder_file.h"
+#include "apps/train/flight_recorder/recorded_communicator.h"
 #include "apps/train/health/health_device.h"
 #include "apps/train/health/health_run.h"
 #include "apps/train/options/options.h"

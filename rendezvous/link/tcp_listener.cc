@@ -127,7 +127,7 @@ std::vector<std::uint16_t> candidates(const std::vector<PortRange>& ranges) {
     for (unsigned port = range.first; port <= range.last; ++port)
       all.push_back(static_cast<std::uint16_t>(port));
   }
-  // Not std::random_device: train contains this code, and must run on an older glibc (checkpoint_writer.cc).
+  // Not std::random_device: train contains this code, and must run on an older glibc (checkpoint.cc).
   std::uint32_t seed = 0;
   if (::getrandom(&seed, sizeof seed, 0) < 0) seed = static_cast<std::uint32_t>(::getpid());
   std::minstd_rand random(seed);

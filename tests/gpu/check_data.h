@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "apps/train/data/hash.h"
 #include "apps/train/data/image_size.h"
-#include "apps/train/data/random.h"
 
 namespace ddp::train::gpu {
 

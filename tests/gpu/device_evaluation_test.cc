@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "apps/train/collectives/single_communicator.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/gpu/device_model.h"
 #include "apps/train/model/conv_net.h"
 #include "apps/train/model/mlp.h"

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "apps/train/collectives/single_communicator.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/gpu/device_epoch.h"
 #include "apps/train/kernels/cpu/weight_update.h"

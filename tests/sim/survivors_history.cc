@@ -4,7 +4,7 @@
 #include <map>
 
 #include "apps/train/checkpoint/checkpoint.h"
-#include "apps/train/schedule/sampler.h"
+#include "apps/train/schedule/schedule.h"
 
 namespace ddp::sim {
 namespace {

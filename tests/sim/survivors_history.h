@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "apps/train/schedule/sampler.h"
+#include "apps/train/schedule/schedule.h"
 
 namespace ddp::sim {
 

@@ -15,9 +15,9 @@
 
 #include "apps/train/bench/bench_operation.h"
 #include "apps/train/bench/bench_options.h"
-#include "apps/train/checkpoint/output_path.h"
+#include "apps/train/checkpoint/model_file.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
-#include "apps/train/collectives/shared_outcome.h"
 #include "apps/train/training/run_output.h"
 #include "apps/train/world/host_memory.h"
 #include "apps/train/world/world.h"

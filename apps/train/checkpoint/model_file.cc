@@ -1,19 +1,322 @@
 #include "apps/train/checkpoint/model_file.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <iterator>
+#include <map>
+#include <optional>
+#include <string_view>
 #include <system_error>
 #include <type_traits>
 #include <utility>
 
-#include "apps/train/checkpoint/output_path.h"
+#include "apps/train/data/hash.h"
+#include "apps/train/kernels/cpu/little_endian.h"
+#include "base/unique_fd.h"
 
 namespace ddp::train {
+
+std::string directory_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
+}
+
+Result<> sync_directory(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd || ::fsync(fd.get()) != 0) return system_error(errno, "fsync " + path);
+  return {};
+}
+
+Result<> check_output_path(const std::string& option, const std::string& path) {
+  const std::string what = option + " " + path;
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0) {
+    if (S_ISDIR(status.st_mode)) return Error{ErrorCode::kUsage, what + ": is a directory; name a file"};
+    if (!S_ISREG(status.st_mode)) return {};
+    const UniqueFd there(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+    return there ? Result<>() : system_error(errno, what);
+  }
+  const UniqueFd made(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (made) {
+    ::unlink(path.c_str());
+    return {};
+  }
+  if (errno != ENOENT) return system_error(errno, what);
+  const std::string directory = directory_of(path);
+  const bool there = ::stat(directory.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+  return Error{ErrorCode::kUsage,
+               what + (there ? ": no file can be created in " : ": there is no directory ") + directory,
+               ENOENT};
+}
+
+}  // namespace ddp::train
+
+static_assert(std::endian::native == std::endian::little, "numbers are written as they lie in memory");
+
+namespace ddp::train {
+
+namespace {
+
+constexpr std::size_t kLengthBytes = 8;
+/// The format allows 100 MB. The largest model here needs 400 KB; the rest is for others' metadata.
+constexpr std::uint64_t kMaxHeader = 4 << 20;
+constexpr std::uint64_t kMaxFile = std::uint64_t{1} << 40;
+constexpr std::pair<TensorType, const char*> kTypes[] = {
+    {TensorType::kF32, "F32"}, {TensorType::kF64, "F64"}, {TensorType::kI64, "I64"}};
+
+std::optional<TensorType> type_of(std::string_view text) {
+  for (const auto& [type, name] : kTypes) {
+    if (text == name) return type;
+  }
+  return std::nullopt;
+}
+
+std::string header_of(std::span<const TensorView> tensors,
+                      const std::map<std::string, std::string>& metadata) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();  // in the order of the tensors
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::size_t at = 0;
+  for (const TensorView& tensor : tensors) {
+    const auto begin = at;
+    at += tensor.bytes.size();
+    for (const auto& [type, name] : kTypes) {
+      if (type == tensor.type)
+        header[tensor.name] = {{"dtype", name}, {"shape", tensor.shape}, {"data_offsets", {begin, at}}};
+    }
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the numbers are aligned
+  return text;
+}
+
+/// Adds what it writes to `crc`.
+Result<> write_all(int fd, std::span<const std::byte> bytes, const std::string& path, std::uint32_t& crc) {
+  constexpr std::size_t kCached = 1u << 20;  // write() leaves the bytes in the cache for the checksum
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(fd, bytes.data(), std::min(bytes.size(), kCached));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return system_error(errno, "write " + path);
+    const auto size = static_cast<std::size_t>(written);
+    crc = crc32_of(bytes.first(size), crc);
+    bytes = bytes.subspan(size);
+  }
+  return {};
+}
+
+Result<std::uint32_t> write_file(int fd, const std::string& path, std::span<const TensorView> tensors,
+                                 const std::string& header) {
+  std::size_t size = kLengthBytes + header.size();
+  for (const TensorView& tensor : tensors)
+    size += tensor.bytes.size();
+  const int failed = ::posix_fallocate(fd, 0, static_cast<off_t>(size));
+  // Some file systems cannot reserve space; a full disk then shows while writing.
+  if (failed != 0 && failed != EOPNOTSUPP && failed != EINVAL) return system_error(failed, "write " + path);
+
+  std::uint32_t crc = 0;
+  std::byte length[kLengthBytes];
+  put_little_endian(length, static_cast<std::uint64_t>(header.size()));
+  if (auto done = write_all(fd, length, path, crc); !done) return done.error();
+  if (auto done = write_all(fd, std::as_bytes(std::span(header)), path, crc); !done) return done.error();
+  for (const TensorView& tensor : tensors) {
+    if (auto done = write_all(fd, tensor.bytes, path, crc); !done) return done.error();
+  }
+  if (::fsync(fd) != 0) return system_error(errno, "fsync " + path);
+  return crc;
+}
+
+struct OpenFile {
+  UniqueFd fd;
+  std::uint64_t left = 0;  ///< bytes that have not been read
+  std::uint32_t crc = 0;   ///< of the bytes that have been read
+};
+
+Result<OpenFile> open_file(const std::string& path) {
+  // Opening a pipe must not block before the pipe is refused.
+  OpenFile file{UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK))};
+  if (!file.fd) return system_error(errno, "open " + path);
+  struct stat status {};
+  if (::fstat(file.fd.get(), &status) != 0) return system_error(errno, "stat " + path);
+  if (!S_ISREG(status.st_mode)) return Error{ErrorCode::kUsage, path + ": not a regular file"};
+  file.left = static_cast<std::uint64_t>(status.st_size);
+  if (file.left > kMaxFile) return Error{ErrorCode::kUsage, path + ": is larger than 1 TiB"};
+  return file;
+}
+
+/// Reads the next `size` bytes, which the file must have.
+Result<std::vector<std::byte>> read_bytes(OpenFile& file, std::size_t size, const std::string& path) {
+  std::vector<std::byte> bytes(size);
+  for (std::size_t at = 0; at < size;) {
+    const ssize_t got = ::read(file.fd.get(), bytes.data() + at, size - at);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return system_error(errno, "read " + path);
+    if (got == 0) return Error{ErrorCode::kUsage, path + ": became shorter while it was read"};
+    at += static_cast<std::size_t>(got);
+  }
+  file.left -= size;
+  file.crc = crc32_of(bytes, file.crc);
+  return bytes;
+}
+
+/// Parses one entry of the header, for a file with `size` bytes of numbers. Returns an error text, or an
+/// empty one.
+std::string read_entry(const nlohmann::json& entry, std::size_t size, Safetensors::Tensor& tensor) {
+  if (!entry.contains("shape") || !entry.contains("data_offsets")) return "is not a tensor";
+  const auto& shape = entry["shape"];
+  const auto& offsets = entry["data_offsets"];
+  if (!shape.is_array() || !offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
+      !offsets[1].is_number_unsigned()) {
+    return "has no valid shape and data_offsets";
+  }
+  std::uint64_t count = 1;
+  for (const auto& side : shape) {
+    if (!side.is_number_unsigned()) return "has a shape that is not a list of numbers";
+    const std::uint64_t length = side.get<std::uint64_t>();
+    if (length != 0 && count > kMaxFile / length) return "is larger than the file";
+    count *= length;
+    tensor.shape.push_back(static_cast<std::int64_t>(length));
+  }
+  const std::uint64_t begin = offsets[0].get<std::uint64_t>();
+  const std::uint64_t end = offsets[1].get<std::uint64_t>();
+  if (begin > end || end > size) return "lies outside the file; is the file truncated?";
+  if (end - begin != count * size_of(tensor.type)) return "has a shape that does not fit its bytes";
+  tensor.begin = static_cast<std::size_t>(begin);
+  tensor.end = static_cast<std::size_t>(end);
+  return "";
+}
+
+}  // namespace
+
+std::size_t size_of(TensorType type) {
+  return type == TensorType::kF32 ? 4 : 8;
+}
+
+Result<std::uint32_t> write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+                                        const std::map<std::string, std::string>& metadata) {
+  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!fd) return system_error(errno, "create " + path);
+  auto done = write_file(fd.get(), path, tensors, header_of(tensors, metadata));
+  if (!done) ::unlink(path.c_str());
+  return done;
+}
+
+Result<Safetensors> Safetensors::read(const std::string& path, const CheckHeader& check) {
+  auto open = open_file(path);
+  if (!open) return open.error();
+  const auto wrong = [&path](const std::string& what) {
+    return Error{ErrorCode::kUsage, path + ": " + what};
+  };
+  if (open->left < kLengthBytes) return wrong("not a safetensors file: shorter than 8 bytes");
+  const auto size = read_bytes(*open, kLengthBytes, path);
+  if (!size) return size.error();
+  std::uint64_t length = 0;
+  take_little_endian(size->data(), length);
+  if (length > open->left) return wrong("not a safetensors file: its header would be longer than the file");
+  if (length > kMaxHeader)
+    return wrong("its header has " + std::to_string(length) + " bytes, and train reads at most 4 MiB");
+  const auto text = read_bytes(*open, static_cast<std::size_t>(length), path);
+  if (!text) return text.error();
+
+  Safetensors file;
+  file.path_ = path;
+  const std::size_t numbers = static_cast<std::size_t>(open->left);
+  if (const std::string problem = file.read_header(*text, numbers); !problem.empty()) return wrong(problem);
+  if (auto fits = check(file); !fits) return fits.error();
+  auto bytes = read_bytes(*open, numbers, path);
+  if (!bytes) return bytes.error();
+  file.bytes_ = std::move(*bytes);
+  file.crc_ = open->crc;
+  return file;
+}
+
+std::string Safetensors::first_not_finite() const {
+  const auto finite = [&]<class T>(const Tensor& tensor, T value) {
+    for (std::size_t at = tensor.begin; at < tensor.end; at += sizeof value) {
+      std::memcpy(&value, bytes_.data() + at, sizeof value);
+      if (!std::isfinite(value)) return false;
+    }
+    return true;
+  };
+  for (const auto& [name, tensor] : tensors_) {
+    if (tensor.type == TensorType::kF32 && !finite(tensor, float{})) return name;
+    if (tensor.type == TensorType::kF64 && !finite(tensor, double{})) return name;
+  }
+  return "";
+}
+
+std::string Safetensors::read_header(std::span<const std::byte> bytes, std::size_t numbers) {
+  const char* text = reinterpret_cast<const char*>(bytes.data());
+  const auto header = nlohmann::json::parse(text, text + bytes.size(), nullptr, false);
+  if (!header.is_object()) return "not a safetensors file: its header is not a JSON object";
+  std::map<std::size_t, std::size_t> places;  // end by begin
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") {
+      if (!entry.is_object()) return "__metadata__ is not an object";
+      for (const auto& [key, value] : entry.items()) {
+        if (value.is_string()) metadata_[key] = value.get<std::string>();
+      }
+      continue;
+    }
+    const auto kind = entry.is_object() ? entry.value("dtype", nlohmann::json()) : nlohmann::json();
+    const auto type = type_of(kind.is_string() ? kind.get<std::string>() : "");
+    if (!type) return "tensor " + name + " is not of type F32, F64 or I64";
+    Tensor tensor;
+    tensor.type = *type;
+    const std::string problem = read_entry(entry, numbers, tensor);
+    if (!problem.empty()) return "tensor " + name + " " + problem;
+    const bool empty = tensor.begin == tensor.end;
+    if (!empty && !places.emplace(tensor.begin, tensor.end).second) return "has tensors that overlap";
+    tensors_[name] = std::move(tensor);
+  }
+  std::size_t at = 0;
+  for (const auto& [begin, end] : places) {
+    if (begin < at) return "has tensors that overlap";
+    if (begin > at) return "has bytes that belong to no tensor";
+    at = end;
+  }
+  return at < numbers ? "is longer than its tensors" : "";
+}
+
+template <class T>
+bool Safetensors::copy(const std::string& name, std::size_t first, std::span<T> to) const {
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end() || first > count(found->second) || to.size() > count(found->second) - first)
+    return false;
+  const Tensor& tensor = found->second;
+  const std::byte* from = bytes_.data() + tensor.begin + first * size_of(tensor.type);
+  const auto convert = [&]<class From>(From value) {
+    for (T& element : to) {
+      std::memcpy(&value, from, sizeof value);
+      element = static_cast<T>(value);
+      from += sizeof value;
+    }
+  };
+  switch (tensor.type) {
+    case TensorType::kF32:
+      convert(float{});
+      break;
+    case TensorType::kF64:
+      convert(double{});
+      break;
+    case TensorType::kI64:
+      convert(std::int64_t{});
+      break;
+  }
+  return true;
+}
+
+template bool Safetensors::copy<float>(const std::string&, std::size_t, std::span<float>) const;
+template bool Safetensors::copy<double>(const std::string&, std::size_t, std::span<double>) const;
+template bool Safetensors::copy<std::int64_t>(const std::string&, std::size_t, std::span<std::int64_t>) const;
 
 namespace {
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -9,10 +10,61 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/train/collectives/device_operation.h"
 #include "base/result.h"
 
 namespace ddp::train {
+
+/// Type of numbers in GPU memory.
+enum class DeviceType : std::uint8_t { kFloat32, kFloat64, kBfloat16 };
+
+inline std::size_t size_of(DeviceType type) {
+  return type == DeviceType::kFloat64 ? 8 : type == DeviceType::kFloat32 ? 4 : 2;
+}
+
+/// An operation of all ranks on `count` numbers in GPU memory, in place. The numbers of kReduceScatter and
+/// kAllGather are world_size() equal parts; part r belongs to rank r. Reductions are sums.
+struct DeviceOperation {
+  enum class Kind : std::uint8_t { kAllReduce, kBroadcast, kReduceScatter, kAllGather };
+  Kind kind = Kind::kAllReduce;
+  void* data = nullptr;
+  std::size_t count = 0;
+  DeviceType type = DeviceType::kFloat32;
+  int root = 0;  ///< of kBroadcast
+};
+/// Returns "all-reduce", as Communicator's errors name the operation.
+inline const char* kind_text(DeviceOperation::Kind kind) {
+  switch (kind) {
+    case DeviceOperation::Kind::kAllReduce:
+      return "all-reduce";
+    case DeviceOperation::Kind::kBroadcast:
+      return "broadcast";
+    case DeviceOperation::Kind::kReduceScatter:
+      return "reduce-scatter";
+    case DeviceOperation::Kind::kAllGather:
+      return "all-gather";
+  }
+  return "?";
+}
+
+/// Zeroed GPU memory. A registered piece is read and written by the network without copies. A window also
+/// lies in one address space with those of the other ranks.
+struct DeviceMemory {
+  enum class RegistrationKind : std::uint8_t { kNone, kRegistered, kWindow };
+  std::span<std::byte> bytes;
+  RegistrationKind registration = RegistrationKind::kNone;
+};
+
+/// Returns whether work of the GPU is complete; called repeatedly. Its errors are the GPU's.
+using IsDeviceDone = std::function<Result<bool>()>;
+
+/// The owner of captured graphs that hold operations between ranks, for the end of the network. NCCL's end
+/// waits for the destruction of these graphs, and CUDA may let a destruction wait for the graph's work, which
+/// a lost peer keeps from ending. The calls come from the communicator's thread.
+struct GraphOwner {
+  std::function<void()> abandon_capture;  ///< ends an unfinished capture and drops what it captured
+  std::function<bool()> is_idle;          ///< returns true if no graph is in flight; never blocks
+  std::function<void()> drop;             ///< destroys the graphs
+};
 
 /// Transport between the ranks. kAuto: shared memory inside a node if the environment says which ranks share
 /// a node, TCP between nodes. kShm: the same, but an environment that does not say so is an error. kTcp: TCP
@@ -143,5 +195,60 @@ inline Error of(Error error, const std::string& what) {
   error.text += " of " + what;
   return error;
 }
+
+/// A world of one rank: every operation completes at once.
+class SingleCommunicator : public Communicator {
+ public:
+  int rank() const override { return 0; }
+  int world_size() const override { return 1; }
+  Result<> all_reduce_sum(std::span<float>) override { return {}; }
+  Result<> all_reduce_sum(std::span<double>) override { return {}; }
+  Result<> broadcast(std::span<std::byte>, int) override { return {}; }
+  Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override {
+    return std::vector<std::uint64_t>(mine.begin(), mine.end());
+  }
+  Result<> barrier() override { return {}; }
+};
+
+/// Lets the ranks of one attempt exchange addresses and similar texts.
+class PeerDirectory {
+ public:
+  virtual ~PeerDirectory() = default;
+  /// Returns this machine's address as the others reach it, without port.
+  virtual Result<std::string> local_address() = 0;
+  virtual Result<> share(const std::string& name, const std::string& text) = 0;
+  /// Waits until a rank has shared `name`; fails with kTimeout otherwise.
+  virtual Result<std::string> find(const std::string& name, std::chrono::milliseconds timeout) = 0;
+};
+
+/// Returns true if the descriptor that revokes an attempt is readable; -1 never is.
+bool is_revoked(int interrupt);
+Error revoked_error();
+
+/// Returns within `longest` whether this rank has finished the work that it, or others, wait for.
+using IsThrough = std::function<bool(std::chrono::milliseconds longest)>;
+/// Calls `through` for at most `longest`. Fails with kCancelled soon after `interrupt` (a descriptor, or -1)
+/// becomes readable.
+Result<bool> through_within(const IsThrough& through, std::chrono::milliseconds longest, int interrupt);
+
+/// Gives rank 0's outcome to all ranks: success, or its error with the same code and text. So a file that
+/// only rank 0 reads ends all ranks for the same reason. All ranks call it; `mine` counts on rank 0 only.
+Result<> share_outcome(Communicator& world, const Result<>& mine);
+
+/// Gives the failure of the lowest rank that has one to all ranks.
+Result<> share_first_failure(Communicator& world, const Result<>& mine);
+
+/// Makes the ranks meet every `sign` until all have finished, so that long work does not look like silence.
+/// `sign` is well below the time limit of `world`'s operations. An error of such an operation ends the call
+/// at once, as does `interrupt` (a descriptor, or -1).
+Result<> meet_until(Communicator& world, const IsThrough& through, std::chrono::milliseconds sign,
+                    int interrupt = -1);
+
+/// Do the same for `work` that may take longer than that limit (a slow disk). Each rank does its own work on
+/// another thread, and the ranks meet until all have finished.
+Result<> share_outcome(Communicator& world, const std::function<Result<>()>& work,
+                       std::chrono::milliseconds sign, int interrupt = -1);
+Result<> share_first_failure(Communicator& world, const std::function<Result<>()>& work,
+                             std::chrono::milliseconds sign, int interrupt = -1);
 
 }  // namespace ddp::train

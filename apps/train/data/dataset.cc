@@ -1,13 +1,26 @@
 #include "apps/train/data/dataset.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
 #include <utility>
 
-#include "apps/train/data/checksum.h"
-#include "apps/train/data/idx_file.h"
+#include "apps/train/data/hash.h"
 #include "apps/train/data/image_size.h"
+#include "base/unique_fd.h"
 
 namespace ddp::train {
 
@@ -128,5 +141,387 @@ template void fill_batch<float>(const Dataset&, std::span<const std::uint32_t>, 
                                 std::span<std::uint8_t>);
 template void fill_batch<double>(const Dataset&, std::span<const std::uint32_t>, int, double*,
                                  std::span<std::uint8_t>);
+
+namespace {
+
+/// The largest growth of a gzip stream (zlib's "Maximum Expansion Factor").
+constexpr std::uint64_t kMaxExpansion = 1032;
+constexpr std::uint8_t kUnsignedBytes = 0x08;
+constexpr std::uint8_t kGzipMagic[] = {0x1f, 0x8b};
+
+struct EndInflate {
+  void operator()(z_stream* stream) const {
+    inflateEnd(stream);
+    delete stream;
+  }
+};
+
+/// Reads a plain or gzip file. zlib's own file reader ignores bytes behind the last gzip member and does not
+/// know the path.
+class GzipReader {
+ public:
+  static Result<GzipReader> open(const std::string& path) {
+    GzipReader reader;
+    reader.path_ = path;
+    // Opening a pipe must not block before the pipe is refused.
+    reader.fd_ = UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    struct stat status {};
+    if (!reader.fd_ || ::fstat(reader.fd_.get(), &status) != 0) return system_error(errno, path);
+    if (!S_ISREG(status.st_mode)) return Error{ErrorCode::kUsage, path + ": not a regular file"};
+    reader.file_size_ = static_cast<std::uint64_t>(status.st_size);
+    if (auto filled = reader.fill(); !filled) return filled.error();
+    if (reader.stream_->avail_in < 2 || !std::equal(kGzipMagic, kGzipMagic + 2, reader.buffer_.begin()))
+      return reader;
+    constexpr int kGzip = 16;
+    if (inflateInit2(reader.stream_.get(), kGzip + MAX_WBITS) != Z_OK)
+      return Error{ErrorCode::kSystem, path + ": out of memory while reading"};
+    reader.plain_ = false;
+    return reader;
+  }
+
+  Error wrong(const std::string& what) const { return Error{ErrorCode::kUsage, path_ + ": " + what}; }
+  std::uint64_t file_size() const { return file_size_; }
+  bool plain() const { return plain_; }
+
+  /// Returns fewer bytes than requested only at the end of the file.
+  Result<std::size_t> read(std::span<std::uint8_t> into) {
+    std::size_t done = 0;
+    while (done < into.size()) {
+      if (stream_->avail_in == 0) {
+        if (auto filled = fill(); !filled) return filled.error();
+        if (stream_->avail_in == 0) {
+          if (!plain_ && !between_members_) return wrong("the gzip data ends early; copy the file again");
+          break;
+        }
+      }
+      const auto got = plain_ ? copy(into.subspan(done)) : inflate_some(into.subspan(done));
+      if (!got) return got;
+      done += *got;
+    }
+    return done;
+  }
+
+ private:
+  /// Reads the next part of the file; the buffer is empty at the end of the file.
+  Result<> fill() {
+    ssize_t got = 0;
+    do
+      got = ::read(fd_.get(), buffer_.data(), buffer_.size());
+    while (got < 0 && errno == EINTR);
+    if (got < 0) return system_error(errno, path_);
+    stream_->next_in = buffer_.data();
+    stream_->avail_in = static_cast<unsigned>(got);
+    return {};
+  }
+
+  Result<std::size_t> copy(std::span<std::uint8_t> into) {
+    const std::size_t size = std::min<std::size_t>(into.size(), stream_->avail_in);
+    std::copy_n(stream_->next_in, size, into.data());
+    stream_->next_in += size;
+    stream_->avail_in -= static_cast<unsigned>(size);
+    return size;
+  }
+
+  Result<std::size_t> inflate_some(std::span<std::uint8_t> into) {
+    const unsigned room = static_cast<unsigned>(std::min<std::size_t>(into.size(), 1 << 30));
+    stream_->next_out = into.data();
+    stream_->avail_out = room;
+    // Given a single byte, zlib would only report that more must follow.
+    const bool begins = !between_members_ || *stream_->next_in == kGzipMagic[0];
+    const int code = begins ? inflate(stream_.get(), Z_NO_FLUSH) : Z_DATA_ERROR;
+    if (code == Z_STREAM_END) {
+      inflateReset(stream_.get());
+      between_members_ = true;
+    } else if (code == Z_OK) {
+      between_members_ = false;
+    } else if (between_members_) {
+      return wrong("extra bytes after the gzip data; copy the file again");
+    } else {
+      const char* text = stream_->msg != nullptr ? stream_->msg : zError(code);
+      return wrong(std::string("broken gzip data (") + text + "); copy the file again");
+    }
+    return room - stream_->avail_out;
+  }
+
+  std::string path_;
+  UniqueFd fd_;
+  std::uint64_t file_size_ = 0;
+  std::vector<std::uint8_t> buffer_ = std::vector<std::uint8_t>(std::size_t{1} << 16);
+  std::unique_ptr<z_stream, EndInflate> stream_{new z_stream{}};  ///< on the heap: zlib keeps its address
+  bool plain_ = true;
+  bool between_members_ = false;  ///< a gzip file may end here
+};
+
+std::uint32_t big_endian(const std::uint8_t* at) {
+  return std::uint32_t{at[0]} << 24 | std::uint32_t{at[1]} << 16 | std::uint32_t{at[2]} << 8 | at[3];
+}
+
+/// Reads magic and sizes; the error describes the expected header.
+Result<std::vector<std::uint32_t>> read_header(GzipReader& reader, int dimensions) {
+  std::vector<std::uint8_t> header(4 + 4 * static_cast<std::size_t>(dimensions));
+  const auto magic = reader.read(std::span(header).first(4));
+  if (!magic) return magic.error();
+  if (*magic < 4) return reader.wrong("not an IDX file: shorter than its header");
+  if (header[0] != 0 || header[1] != 0)
+    return reader.wrong("not an IDX file: it does not begin with two zero bytes");
+  if (header[2] != kUnsignedBytes) {
+    return reader.wrong("element type " + std::to_string(header[2]) + "; only unsigned bytes (8) are read");
+  }
+  if (header[3] != dimensions) {
+    return reader.wrong(std::to_string(header[3]) + " dimensions instead of " + std::to_string(dimensions));
+  }
+  const auto got = reader.read(std::span(header).subspan(4));
+  if (!got) return got.error();
+  if (*got < header.size() - 4) return reader.wrong("not an IDX file: shorter than its header");
+  std::vector<std::uint32_t> sizes;
+  for (std::size_t at = 4; at < header.size(); at += 4)
+    sizes.push_back(big_endian(&header[at]));
+  return sizes;
+}
+
+/// Returns the product of the sizes; empty if it exceeds `limit`.
+std::optional<std::uint64_t> array_size(const std::vector<std::uint32_t>& sizes, std::uint64_t limit) {
+  std::uint64_t total = 1;
+  for (const std::uint32_t size : sizes) {
+    if (size != 0 && total > limit / size) return std::nullopt;
+    total *= size;
+  }
+  return total;
+}
+
+}  // namespace
+
+Result<IdxArray> read_idx(const std::string& path, int dimensions, std::uint64_t max_bytes) {
+  auto reader = GzipReader::open(path);
+  if (!reader) return reader.error();
+  auto sizes = read_header(*reader, dimensions);
+  if (!sizes) return sizes.error();
+
+  const auto total = array_size(*sizes, max_bytes);
+  if (!total)
+    return reader->wrong("more than " + std::to_string(max_bytes) + " bytes of data; that is the limit");
+  const std::uint64_t header = 4 + 4 * static_cast<std::uint64_t>(dimensions);
+  const std::uint64_t most = reader->plain() ? reader->file_size() : reader->file_size() * kMaxExpansion;
+  if (header + *total > most) {
+    return reader->wrong("the header announces " + std::to_string(*total) +
+                         " bytes of data; the file is too short");
+  }
+
+  // The buffer has one byte more than the data: zlib compares the checksum when this byte is requested.
+  IdxArray array{std::move(*sizes), std::vector<std::uint8_t>(*total + 1)};
+  const auto got = reader->read(array.bytes);
+  if (!got) return got.error();
+  if (*got < *total) {
+    return reader->wrong("the header announces " + std::to_string(*total) + " bytes of data; the file has " +
+                         std::to_string(*got));
+  }
+  if (*got > *total)
+    return reader->wrong("extra bytes after the " + std::to_string(*total) +
+                         " bytes that the header announces");
+  array.bytes.pop_back();
+  return array;
+}
+
+namespace {
+
+constexpr std::uint64_t kSeed = 20'170'825;  // seed of the data set: --seed changes training, not the data
+constexpr std::size_t kTrainingImages = 60'000;
+constexpr std::size_t kTestImages = 10'000;
+constexpr std::size_t kFewestTestImages = 200;
+constexpr std::size_t kMaxStored = 60'000;
+constexpr int kCells = 7;  // a prototype is 7 x 7 random cells, drawn as 4 x 4 pixels each
+constexpr int kCellSide = kImageSide / kCells;
+constexpr int kMaxShift = 2;
+
+/// Streams of the generator. Test images must not repeat training images.
+enum GeneratorStream : std::uint64_t { kPrototype = 1, kTrainingStream = 2, kTestStream = 3 };
+
+using Prototype = std::array<std::uint8_t, kImagePixels>;
+
+std::array<Prototype, kClasses> make_prototypes() {
+  std::array<Prototype, kClasses> prototypes;
+  for (int label = 0; label < kClasses; ++label) {
+    for (int pixel = 0; pixel < kImagePixels; ++pixel) {
+      const int cell = pixel / kImageSide / kCellSide * kCells + pixel % kImageSide / kCellSide;
+      prototypes[label][pixel] =
+          random_bits(kSeed, kPrototype, label * kCells * kCells + cell) & 1 ? 200 : 30;
+    }
+  }
+  return prototypes;
+}
+
+/// Draws pixel (x, y) from the prototype, shifted by up to two pixels, plus noise of ± 128, clamped to a
+/// byte.
+void draw(const Prototype& prototype, std::uint64_t bits, std::uint8_t* image) {
+  const int shift_x = static_cast<int>(bits >> 8 & 0xff) % (2 * kMaxShift + 1) - kMaxShift;
+  const int shift_y = static_cast<int>(bits >> 16 & 0xff) % (2 * kMaxShift + 1) - kMaxShift;
+  std::uint64_t noise = 0;
+  for (int pixel = 0; pixel < kImagePixels; ++pixel) {
+    if (pixel % 8 == 0) noise = random_bits(bits, 0, pixel / 8);
+    const int x = std::clamp(pixel % kImageSide + shift_x, 0, kImageSide - 1);
+    const int y = std::clamp(pixel / kImageSide + shift_y, 0, kImageSide - 1);
+    const int value = prototype[y * kImageSide + x] + static_cast<int>(noise & 0xff) - 128;
+    image[pixel] = static_cast<std::uint8_t>(std::clamp(value, 0, 255));
+    noise >>= 8;
+  }
+}
+
+DrawImage drawer(const std::array<Prototype, kClasses>& prototypes, std::uint64_t stream) {
+  return [prototypes, stream](std::size_t number, std::uint8_t* image) {
+    const std::uint64_t bits = random_bits(kSeed, stream, number);
+    const std::uint8_t label = static_cast<std::uint8_t>((bits >> 32) % kClasses);
+    draw(prototypes[label], bits, image);
+    return label;
+  };
+}
+
+Dataset make_part(DrawImage draw_image, std::size_t count) {
+  if (count > kMaxStored) return {{}, {}, std::move(draw_image), count, nullptr};
+  std::vector<std::uint8_t> images(count * kImagePixels);
+  std::vector<std::uint8_t> labels(count);
+  for (std::size_t i = 0; i < count; ++i)
+    labels[i] = draw_image(i, images.data() + i * kImagePixels);
+  return Dataset::of(std::move(images), std::move(labels));
+}
+
+}  // namespace
+
+DataSplit synthetic_data(std::size_t limit) {
+  const auto prototypes = make_prototypes();
+  const std::size_t training = limit == 0 ? kTrainingImages : limit;
+  return {make_part(drawer(prototypes, kTrainingStream), training),
+          make_part(drawer(prototypes, kTestStream),
+                    std::min(kTestImages, std::max<std::size_t>(training, kFewestTestImages)))};
+}
+
+namespace {
+
+constexpr std::uint64_t kMagic = 0x31617461642d7064;  // "dp-data1"
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
+
+/// Stands at the beginning of the memory; images and labels of both parts follow.
+struct DataHeader {
+  std::uint64_t magic = kMagic;
+  std::uint64_t nonce = 0;
+  std::uint64_t source = 0;
+  std::uint64_t training = 0, test = 0;  ///< images
+  std::array<std::uint32_t, 4> checksums{};
+};
+
+constexpr std::uint64_t kMostImages = std::uint64_t{1} << 32;
+
+std::size_t bytes_of(const DataHeader& head) {
+  return sizeof(DataHeader) + (head.training + head.test) * (kImagePixels + 1);
+}
+
+Error foreign(const std::string& what) {
+  return {ErrorCode::kProtocol, "the data of another process of this node: " + what};
+}
+
+Result<> write_whole(int fd, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return system_error(written < 0 ? errno : ENOSPC, "write into shared memory");
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+  }
+  return {};
+}
+
+}  // namespace
+
+struct DataMemory::Mapping {
+  const std::byte* base = nullptr;
+  std::size_t size = 0;
+
+  Mapping(const std::byte* at, std::size_t bytes) : base(at), size(bytes) {}
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping() { ::munmap(const_cast<std::byte*>(base), size); }
+
+  DataHeader head() const {
+    DataHeader head;
+    std::memcpy(&head, base, sizeof head);
+    return head;
+  }
+};
+
+std::uint64_t data_source(const std::string& where, std::size_t limit) {
+  return fnv_hash(std::as_bytes(std::span(where)), kFnvStart ^ limit);
+}
+
+Result<std::optional<DataMemory>> DataMemory::make(const DataSplit& data, std::uint64_t source) {
+  if (data.training.draw || data.test.draw) return std::optional<DataMemory>();
+  UniqueFd fd(::memfd_create("ddp-train-data", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) return system_error(errno, "memfd_create");
+  DataHeader head;
+  head.source = source;
+  head.training = data.training.size();
+  head.test = data.test.size();
+  head.checksums = data.checksums;
+  if (::getrandom(&head.nonce, sizeof head.nonce, 0) != sizeof head.nonce)
+    return system_error(errno, "getrandom");
+  const std::span<const std::byte> parts[] = {
+      std::as_bytes(std::span(&head, 1)), std::as_bytes(data.training.images),
+      std::as_bytes(data.training.labels), std::as_bytes(data.test.images), std::as_bytes(data.test.labels)};
+  for (const auto& part : parts) {
+    if (auto done = write_whole(fd.get(), part); !done) return done.error();
+  }
+  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return system_error(errno, "seals of the shared memory");
+  auto mapped = map(std::move(fd), bytes_of(head));
+  if (!mapped) return mapped.error();
+  return std::optional<DataMemory>(std::move(*mapped));
+}
+
+Result<DataMemory> DataMemory::map(UniqueFd fd, std::size_t size) {
+  // The mapping is private: kernels before 6.7 refuse a shared mapping of sealed memory. It is only read.
+  void* base = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+  if (base == MAP_FAILED) return system_error(errno, "mmap of the shared memory");
+  return DataMemory(std::move(fd), std::make_shared<const Mapping>(static_cast<std::byte*>(base), size));
+}
+
+Result<DataMemory> DataMemory::take(const DataTicket& ticket) {
+  const std::string path = "/proc/" + std::to_string(ticket.pid) + "/fd/" + std::to_string(ticket.fd);
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return system_error(errno, "open " + path);
+  struct stat facts {};
+  if (::fstat(fd.get(), &facts) != 0) return system_error(errno, "fstat of " + path);
+  // Only a memfd has seals. These seals ensure that no process changes or truncates the mapped memory.
+  if (::fcntl(fd.get(), F_GET_SEALS) != kSeals) return foreign(path + " is not sealed");
+  const std::size_t size = static_cast<std::size_t>(facts.st_size);
+  if (size != ticket.size || size < sizeof(DataHeader)) return foreign(path + " has another size");
+  auto memory = map(std::move(fd), size);
+  if (!memory) return memory;
+  const DataHeader head = memory->mapping_->head();
+  if (head.magic != kMagic || head.nonce != ticket.nonce || head.source != ticket.source ||
+      head.training > kMostImages || head.test > kMostImages || bytes_of(head) != size)
+    return foreign(path + " has other contents");
+  return memory;
+}
+
+DataSplit DataMemory::data() const {
+  const DataHeader head = mapping_->head();
+  const auto* at = reinterpret_cast<const std::uint8_t*>(mapping_->base) + sizeof(DataHeader);
+  const auto part = [&](std::size_t images) {
+    Dataset data;
+    data.images = {at, images * kImagePixels};
+    data.labels = {at + images * kImagePixels, images};
+    data.memory = mapping_;
+    at += images * (kImagePixels + 1);
+    return data;
+  };
+  Dataset training = part(head.training);
+  return {std::move(training), part(head.test), head.checksums};
+}
+
+DataTicket DataMemory::ticket(std::uint64_t node) const {
+  const DataHeader head = mapping_->head();
+  return {node,
+          static_cast<std::uint64_t>(::getpid()),
+          static_cast<std::uint64_t>(fd_.get()),
+          mapping_->size,
+          head.nonce,
+          head.source};
+}
 
 }  // namespace ddp::train

@@ -10,13 +10,13 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/collectives/device_operation.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/gpu/graph_streams.h"
 #include "apps/train/gpu/matrix_products.h"
 #include "apps/train/kernels/cpu/softmax_loss.h"
 #include "apps/train/kernels/gpu/training_memory.h"
-#include "apps/train/schedule/gradient_buckets.h"
+#include "apps/train/model/model.h"
 #include "base/result.h"
 
 namespace ddp::train {

@@ -9,8 +9,7 @@
 
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/data/dataset.h"
-#include "apps/train/model/optimizer.h"
-#include "apps/train/schedule/gradient_buckets.h"
+#include "apps/train/model/model.h"
 #include "base/result.h"
 
 namespace ddp::train {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <utility>
 
-#include "apps/train/collectives/device_operation.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "base/result.h"
 

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/data/checksum.h"
+#include "apps/train/data/hash.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/gpu/matrix_products.h"
 #include "apps/train/health/checks/health_gemm.h"

@@ -5,7 +5,7 @@
 #include <span>
 #include <utility>
 
-#include "apps/train/data/random.h"
+#include "apps/train/data/hash.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
 
 namespace ddp::train {

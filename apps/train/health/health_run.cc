@@ -11,8 +11,8 @@
 #include <thread>
 #include <utility>
 
-#include "apps/train/checkpoint/output_path.h"
-#include "apps/train/collectives/shared_outcome.h"
+#include "apps/train/checkpoint/model_file.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/gpu/device_model.h"
 #include "apps/train/health/checks/health_diagnosis.h"
 #include "apps/train/health/health_device.h"

@@ -9,7 +9,6 @@
 #include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "apps/train/kernels/cpu/kernel_table.h"
 #include "apps/train/model/model.h"
-#include "apps/train/model/thread_pool.h"
 
 namespace ddp::train {
 

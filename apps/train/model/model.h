@@ -1,11 +1,14 @@
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "apps/train/kernels/cpu/aligned_buffer.h"
@@ -116,6 +119,85 @@ class Model {
   std::size_t count_;
   AlignedBuffer<T> parameters_, gradients_, running_;
   std::int64_t batches_ = 0;
+};
+
+/// A range of the flat gradient, in elements.
+struct GradientBucket {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+};
+
+/// Divides the flat gradient, followed by `extra` elements, into buckets; [core]. The buckets are in the
+/// order in which backward completes them: from the end to the beginning. A tensor is never divided, so a
+/// bucket of one large tensor may exceed the cap. The first bucket is small, so that the network has work
+/// early; the others are filled up to `cap_bytes`.
+std::vector<GradientBucket> plan_buckets(std::span<const TensorInfo> tensors, std::size_t extra,
+                                         std::size_t scalar_bytes, std::size_t first_bytes,
+                                         std::size_t cap_bytes);
+
+enum class OptimizerKind : std::uint8_t { kSgd, kAdamw };
+
+struct OptimizerSettings {
+  OptimizerKind kind = OptimizerKind::kSgd;
+  double momentum = 0.9;                              ///< SGD
+  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;  ///< AdamW
+  double weight_decay = 0;
+};
+
+/// SGD or AdamW over a flat range of parameters, as in torch.optim. Owns its state: one or two numbers per
+/// parameter.
+template <class T>
+class Optimizer {
+ public:
+  Optimizer(const OptimizerSettings& settings, std::size_t size);
+
+  /// All three spans have the size given to the constructor.
+  void step(std::span<T> parameters, std::span<const T> gradients, double lr);
+
+  /// One named part of the state for checkpoints. The order of the parts is fixed.
+  struct State {
+    std::string_view name;
+    std::span<T> values;
+  };
+  std::vector<State> state();
+  std::int64_t steps() const { return steps_; }
+  void set_steps(std::int64_t steps) { steps_ = steps; }
+
+ private:
+  OptimizerSettings settings_;
+  AlignedBuffer<T> first_, second_;  ///< velocity; or mean and mean square
+  std::int64_t steps_ = 0;
+};
+
+/// Divides work into chunks that the caller numbers. The assignment of chunks to threads is arbitrary. Work
+/// whose result must not depend on the number of threads keeps its sums by chunk and adds them in order.
+class ThreadPool {
+ public:
+  /// `threads` includes the calling thread and is at least 1. No thread is started for 1.
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  using ChunkWork = std::function<void(int chunk, int worker)>;
+
+  /// Calls work(0 … chunks - 1), each once; returns when all calls are done. `worker` is below threads(), and
+  /// differs between simultaneous calls, so it can choose scratch memory. Exceptions end the program.
+  void run(int chunks, const ChunkWork& work);
+  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+ private:
+  void serve(int worker);
+  void take_chunks(std::unique_lock<std::mutex>& lock, int worker);
+
+  std::mutex mutex_;
+  std::condition_variable begin_, end_;
+  const ChunkWork* work_ = nullptr;
+  int chunks_ = 0;
+  int next_ = 0;
+  int running_ = 0;
+  bool stop_ = false;
+  std::vector<std::thread> workers_;
 };
 
 }  // namespace ddp::train

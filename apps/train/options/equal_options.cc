@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "apps/train/collectives/shared_outcome.h"
+#include "apps/train/collectives/communicator.h"
 
 namespace ddp::train {
 

@@ -10,9 +10,9 @@
 
 #include "apps/options/option_table.h"
 #include "apps/train/collectives/communicator.h"
-#include "apps/train/model/optimizer.h"
+#include "apps/train/model/model.h"
 #include "apps/train/options/command_line.h"
-#include "apps/train/schedule/lr_schedule.h"
+#include "apps/train/schedule/schedule.h"
 
 namespace ddp::train {
 

@@ -12,8 +12,7 @@
 #include <vector>
 
 #include "apps/train/checkpoint/model_file.h"
-#include "apps/train/checkpoint/output_path.h"
-#include "apps/train/collectives/shared_outcome.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/kernels/cpu/weight_update.h"
 #include "base/format_text.h"
 

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "apps/train/checkpoint/checkpoint.h"
-#include "apps/train/checkpoint/checkpoint_writer.h"
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/options/options.h"
 #include "apps/train/training/trainer.h"

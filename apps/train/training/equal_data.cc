@@ -4,7 +4,7 @@
 #include <array>
 #include <string>
 
-#include "apps/train/data/checksum.h"
+#include "apps/train/data/hash.h"
 #include "base/format_text.h"
 #include "base/host_name.h"
 

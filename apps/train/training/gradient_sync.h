@@ -7,7 +7,6 @@
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "apps/train/model/model.h"
-#include "apps/train/schedule/gradient_buckets.h"
 #include "base/result.h"
 
 namespace ddp::train {

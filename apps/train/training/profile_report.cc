@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/collectives/shared_outcome.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/training/run_output.h"
 #include "base/format_text.h"
 

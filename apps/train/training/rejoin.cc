@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/collectives/interrupt.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
 #include "apps/train/training/run_output.h"
 #include "apps/train/training/training_run.h"

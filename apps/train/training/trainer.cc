@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "apps/train/collectives/interrupt.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/data/image_size.h"
-#include "apps/train/schedule/sampler.h"
+#include "apps/train/schedule/schedule.h"
 
 namespace ddp::train {
 

@@ -4,8 +4,8 @@
 #include <numeric>
 #include <string>
 
-#include "apps/train/collectives/interrupt.h"
-#include "apps/train/data/checksum.h"
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/data/hash.h"
 #include "apps/train/kernels/cpu/weight_update.h"
 #include "apps/train/training/trainer.h"
 

@@ -11,12 +11,11 @@
 #include <vector>
 
 #include "apps/train/checkpoint/model_file.h"
-#include "apps/train/checkpoint/output_path.h"
-#include "apps/train/collectives/shared_outcome.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/gpu/device_model.h"
 #include "apps/train/model/conv_net.h"
 #include "apps/train/model/mlp.h"
-#include "apps/train/model/thread_pool.h"
+#include "apps/train/model/model.h"
 #include "apps/train/options/equal_options.h"
 #include "apps/train/training/checkpoint_run.h"
 #include "apps/train/training/equal_data.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "apps/train/checkpoint/checkpoint.h"
-#include "apps/train/data/checksum.h"
+#include "apps/train/data/hash.h"
 
 namespace ddp::train {
 

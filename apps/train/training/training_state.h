@@ -5,7 +5,7 @@
 
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/options/options.h"
-#include "apps/train/schedule/sampler.h"
+#include "apps/train/schedule/schedule.h"
 #include "apps/train/training/step_report.h"
 #include "apps/train/training/trainer.h"
 #include "base/result.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "apps/train/collectives/peer_directory.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/options/options.h"
 #include "apps/train/world/run_choice.h"
 #include "base/result.h"

@@ -2,8 +2,8 @@
 
 #include <chrono>
 
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/cpu/node_communicator.h"
-#include "apps/train/collectives/peer_directory.h"
 #include "apps/train/world/worker_environment.h"
 #include "base/result.h"
 

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "apps/train/collectives/communicator.h"
-#include "apps/train/data/data_memory.h"
 #include "apps/train/data/dataset.h"
 #include "apps/train/world/worker_environment.h"
 #include "base/result.h"

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "apps/train/collectives/peer_directory.h"
+#include "apps/train/collectives/communicator.h"
 #include "rendezvous/store_tcp/tcp_store_client.h"
 
 namespace ddp::train {

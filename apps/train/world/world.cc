@@ -6,10 +6,9 @@
 
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/cpu/node_communicator.h"
-#include "apps/train/collectives/cpu/node_links.h"
 #include "apps/train/collectives/cpu/peer_connect.h"
+#include "apps/train/collectives/cpu/shm_group.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
-#include "apps/train/collectives/single_communicator.h"
 #include "apps/train/flight_recorder/recorded_communicator.h"
 #include "apps/train/gpu/device_model.h"
 #include "apps/train/options/equal_options.h"

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "apps/train/collectives/communicator.h"
-#include "apps/train/collectives/peer_directory.h"
 #include "apps/train/options/options.h"
 #include "apps/train/world/run_choice.h"
 #include "apps/train/world/store_host.h"

@@ -1,15 +1,78 @@
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/cpu/tcp_communicator.h"
-#include "apps/train/collectives/peer_directory.h"
+#include "base/result.h"
+#include "base/unique_fd.h"
 
 namespace ddp::train {
+
+/// Non-blocking socket calls with deadlines. Descriptors are close-on-exec from the start; connected sockets
+/// have Nagle's algorithm off. Addresses are numeric: "10.0.0.7:4123" or "[fe80::1]:4123". Waits also watch
+/// `interrupt` (a descriptor, or -1). They end with kCancelled when it is readable, and with kTimeout after
+/// the deadline. Errors of read_all and write_all are bare reasons ("connection reset") that the caller
+/// completes.
+using Deadline = std::chrono::steady_clock::time_point;
+
+struct ListeningSocket {
+  UniqueFd fd;
+  std::string address;  ///< with the port that the kernel chose
+};
+
+Result<ListeningSocket> listen_at(const std::string& host);
+Result<UniqueFd> connect_to(const std::string& address, Deadline deadline, int interrupt);
+/// Accepts one connection that is already waiting; empty if there is none.
+Result<UniqueFd> accept_waiting(int listener);
+/// Waits until one of `fds` has something to read or has ended, and returns its index. Ignores descriptors of
+/// -1.
+Result<std::size_t> wait_readable(std::span<const int> fds, Deadline deadline, int interrupt);
+
+Result<> write_all(int fd, std::span<const std::byte> data, Deadline deadline, int interrupt);
+/// Fails with kLinkLost "connection closed" at the end of the stream.
+Result<> read_all(int fd, std::span<std::byte> data, Deadline deadline, int interrupt);
+
+/// Returns a failed call on a connection as a reason: "connection reset", or the system's text.
+Error connection_error(int err);
+Error connection_closed();
+
+/// Returns the time left for poll(2): rounded up, 0 after the deadline.
+int milliseconds_left(Deadline deadline);
+
+/// The first message on a connection between two ranks, in both directions. It names the sending rank, its
+/// job and its attempt. A rank that receives anything else closes the connection. The hello keeps out stray
+/// connections and ranks of another attempt; it is not an authentication.
+struct PeerHello {
+  std::uint64_t job = 0;  ///< job_number() of the job's id
+  std::uint32_t attempt = 0;
+  std::uint32_t world_size = 0;
+  std::uint32_t rank = 0;
+  std::uint32_t scalar_bytes = 0;  ///< 4 or 8: ranks with different --dtype must not meet
+
+  friend bool operator==(const PeerHello&, const PeerHello&) = default;
+};
+
+/// A stray connection that sends nothing may block a listener this long.
+inline constexpr std::chrono::seconds kHelloTimeout{2};
+
+/// Returns the 64-bit FNV-1a hash.
+std::uint64_t job_number(std::string_view job_id);
+
+/// "ddptrain", version 3 (u32), then the fields in order, all little-endian.
+using PeerHelloBytes = std::array<std::byte, 36>;
+PeerHelloBytes encode_hello(const PeerHello& hello);
+/// Returns nothing if the bytes are not a hello of this version.
+std::optional<PeerHello> decode_hello(std::span<const std::byte, 36> bytes);
 
 struct PeerConfig {
   std::string job_id;

@@ -1,8 +1,11 @@
 #include "apps/train/collectives/cpu/shm_group.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,11 +15,99 @@
 #include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
-#include "apps/train/collectives/cpu/tcp_socket.h"
+#include "apps/train/collectives/cpu/peer_connect.h"
 #include "base/format_text.h"
 
 namespace ddp::train {
+
+Result<UniqueFd> ShmBuffer::make() {
+  UniqueFd fd(::memfd_create("ddp-train-buffer", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) return system_error(errno, "memfd_create");
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0)
+    return system_error(errno, "seals of the shared memory");
+  return fd;
+}
+
+Result<ShmBuffer> ShmBuffer::map(int memory, std::size_t bytes) {
+  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, memory, 0);
+  if (base == MAP_FAILED) return system_error(errno, "mmap of the shared memory");
+  return ShmBuffer(static_cast<std::byte*>(base), bytes);
+}
+
+ShmBuffer::ShmBuffer(ShmBuffer&& other) noexcept
+    : base_(std::exchange(other.base_, nullptr)), size_(other.size_) {}
+
+ShmBuffer::~ShmBuffer() {
+  if (base_ != nullptr) ::munmap(base_, size_);
+}
+
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kHead = kPage;  ///< holds the lost rank
+constexpr std::size_t kAreasPerRank = 4;
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+std::size_t lines_size(int ranks) {
+  const std::size_t size = static_cast<std::size_t>(ranks) * sizeof(ShmSegment::RankLine);
+  return (size + kPage - 1) / kPage * kPage;
+}
+
+std::size_t segment_size(int ranks) {
+  return kHead + lines_size(ranks) + static_cast<std::size_t>(ranks) * kAreasPerRank * ShmSegment::kAreaSize;
+}
+
+}  // namespace
+
+Result<UniqueFd> ShmSegment::make(int ranks) {
+  UniqueFd fd(::memfd_create("ddp-train", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) return system_error(errno, "memfd_create");
+  if (::ftruncate(fd.get(), static_cast<off_t>(segment_size(ranks))) != 0)
+    return system_error(errno, "ftruncate of the shared memory");
+  // A rank that shrank it would kill all others with SIGBUS.
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+    return system_error(errno, "seals of the shared memory");
+  return fd;
+}
+
+Result<ShmSegment> ShmSegment::map(int memory, int ranks) {
+  const std::size_t size = segment_size(ranks);
+  struct stat status {};
+  if (::fstat(memory, &status) != 0) return system_error(errno, "fstat of the shared memory");
+  if (status.st_size != static_cast<off_t>(size)) {
+    return Error{ErrorCode::kProtocol, "the shared memory has " + std::to_string(status.st_size) +
+                                           " bytes, not " + std::to_string(size) +
+                                           "; check that all ranks run the same version of train"};
+  }
+  void* base = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+  if (base == MAP_FAILED) return system_error(errno, "mmap of the shared memory");
+  return ShmSegment(static_cast<std::byte*>(base), size, ranks);
+}
+
+ShmSegment::ShmSegment(ShmSegment&& other) noexcept
+    : base_(std::exchange(other.base_, nullptr)), size_(other.size_), ranks_(other.ranks_) {}
+
+ShmSegment::~ShmSegment() {
+  if (base_ != nullptr) ::munmap(base_, size_);
+}
+
+// A new memfd is all zeros, which these atomics begin with.
+
+std::atomic<std::uint32_t>& ShmSegment::lost() const {
+  return *reinterpret_cast<std::atomic<std::uint32_t>*>(base_);
+}
+
+ShmSegment::RankLine& ShmSegment::line(int rank) const {
+  return reinterpret_cast<RankLine*>(base_ + kHead)[rank];
+}
+
+std::span<std::byte> ShmSegment::area(int rank, std::size_t number) const {
+  const std::size_t index = static_cast<std::size_t>(rank) * kAreasPerRank + number;
+  return {base_ + kHead + lines_size(ranks_) + index * kAreaSize, kAreaSize};
+}
 
 namespace {
 
@@ -320,6 +411,228 @@ Result<> ShmGroup::all_gather(std::span<const std::byte> mine, std::span<std::by
 
 Result<> ShmGroup::barrier() {
   return sync(0);
+}
+
+}  // namespace ddp::train
+
+// Sums of a ShmGroup that are too large for one area.
+
+namespace ddp::train {
+
+namespace {
+
+/// Bytes of one part in one round. The data that a rank copies, sums and reads back then stays in its own
+/// cache.
+constexpr std::size_t kPieceBytes = 64 * 1024;
+constexpr std::size_t kBlockBytes = 8 * 1024;
+
+}  // namespace
+
+/// The same piece of each part. `begin` and `size`: bytes in the values, by part.
+struct ShmGroup::Round {
+  struct RoundPiece {
+    std::size_t begin = 0;
+    std::size_t size = 0;
+  };
+  std::span<std::byte> values;
+  std::vector<RoundPiece> pieces;
+  std::uint64_t turn = 0;
+  /// Returns where rank `of`'s slot holds the piece of `part`; the slot leaves out `of`'s own part.
+  std::size_t place(int of, int part) const {
+    std::size_t place = 0;
+    for (int p = 0; p < part; ++p)
+      place += p == of ? 0 : pieces[static_cast<std::size_t>(p)].size;
+    return place;
+  }
+  /// Tests the first part, which is the largest.
+  bool empty() const { return pieces.front().size == 0; }
+};
+
+/// Returns round `number` of values in `parts` parts.
+ShmGroup::Round ShmGroup::round_at(std::span<std::byte> values, std::size_t element, int parts,
+                                   std::size_t number) {
+  const std::size_t area = ShmSegment::kAreaSize / static_cast<std::size_t>(parts);
+  const std::size_t most = std::min(kPieceBytes, area) / element;
+  Round round;
+  round.values = values;
+  for (int part = 0; part < parts; ++part) {
+    const PartBounds bounds = part_bounds(values.size() / element, parts, part);
+    const std::size_t begin = std::min(number * most, bounds.size);
+    const std::size_t size = std::min(most, bounds.size - begin);
+    round.pieces.push_back({(bounds.begin + begin) * element, size * element});
+  }
+  return round;
+}
+
+void ShmGroup::copy_others_parts(const Round& round) {
+  std::byte* to = segment_.slot(rank(), round.turn).data();
+  for (std::size_t part = 0; part < round.pieces.size(); ++part) {
+    if (static_cast<int>(part) == rank()) continue;
+    const Round::RoundPiece& piece = round.pieces[part];
+    copy_bytes(to, round.values.data() + piece.begin, piece.size);
+    to += piece.size;
+  }
+}
+
+void ShmGroup::sum_own_part(const Round& round, const VectorSum& sum) {
+  const Round::RoundPiece& piece = round.pieces[static_cast<std::size_t>(rank())];
+  std::byte* own = round.values.data() + piece.begin;
+  // The sum runs in the order of the ranks, with this rank's values at their place.
+  const auto values_of = [&](int other) -> const std::byte* {
+    return other == rank() ? own : segment_.slot(other, round.turn).data() + round.place(other, rank());
+  };
+  std::byte* result = segment_.result(rank(), stage_).data();
+  // Block by block, so that the copies read fresh sums from the nearest cache.
+  for (std::size_t at = 0; at < piece.size; at += kBlockBytes) {
+    const std::size_t size = std::min(kBlockBytes, piece.size - at);
+    sum.sum(result + at, values_of(0) + at, values_of(1) + at, size);
+    for (int other = 2; other < this->size(); ++other)
+      sum.add(result + at, values_of(other) + at, size);
+    copy_bytes(own + at, result + at, size);
+  }
+}
+
+void ShmGroup::copy_own_part(const Round& round) {
+  const Round::RoundPiece& own = round.pieces[static_cast<std::size_t>(rank())];
+  copy_bytes(segment_.result(rank(), stage_).data(), round.values.data() + own.begin, own.size);
+}
+
+void ShmGroup::copy_results(const Round& round) {
+  for (std::size_t part = 0; part < round.pieces.size(); ++part) {
+    if (static_cast<int>(part) == rank()) continue;
+    const Round::RoundPiece& piece = round.pieces[part];
+    copy_bytes(round.values.data() + piece.begin, segment_.result(static_cast<int>(part), round.turn).data(),
+               piece.size);
+  }
+}
+
+/// Between two waits, the ranks sum one piece of every part and copy the pieces for the next round. So a sum
+/// that goes to all ranks takes one wait per round. A rank writes an area again two turns later: by then, all
+/// have published once more after they read it.
+Result<> ShmGroup::rounds(std::span<std::byte> values, const VectorSum& sum, int parts, bool reduce,
+                          bool gather) {
+  if (size() == 1) return {};
+  const bool owns = rank() < parts;
+  Round round = round_at(values, sum.element, parts, 0);
+  if (reduce) {
+    round.turn = stage_;
+    copy_others_parts(round);
+    if (auto all = sync(values.size()); !all) return all;
+  }
+  for (std::size_t number = 1;; ++number) {
+    Round next = round_at(values, sum.element, parts, number);
+    const std::uint64_t turn = stage_;
+    if (reduce && owns) sum_own_part(round, sum);
+    if (reduce && !next.empty()) {
+      next.turn = turn;
+      copy_others_parts(next);
+    }
+    if (!reduce && owns) copy_own_part(round);
+    if (!reduce || gather || !next.empty()) {
+      if (auto all = sync(values.size()); !all) return all;
+    }
+    if (gather) {
+      round.turn = turn;
+      copy_results(round);
+    }
+    if (next.empty()) return {};
+    round = std::move(next);
+  }
+}
+
+}  // namespace ddp::train
+
+// Sums of a ShmGroup over memory that all ranks of the node map: no copies into areas, two waits.
+
+namespace ddp::train {
+
+namespace {
+
+/// Smaller sums go over areas, with one wait instead of two.
+constexpr std::size_t kLeastInPlace = 256 * 1024;
+/// A block stays in the nearest cache between its sum and its copies.
+constexpr std::size_t kInPlaceBlock = 8 * 1024;
+
+}  // namespace
+
+/// All ranks come to the same result, since each step ends in numbers that all have.
+Result<std::span<std::byte>> ShmGroup::share(std::size_t bytes) {
+  if (failed_) return *failed_;
+  if (size() == 1 || bytes == 0 || !buffers_.empty()) return std::span<std::byte>();
+  const int own = links_.buffers[static_cast<std::size_t>(rank())].get();
+  const auto all_say = [this](std::uint64_t mine) -> Result<bool> {
+    std::vector<std::uint64_t> said(static_cast<std::size_t>(size()));
+    auto done = all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(said)));
+    if (!done) return done.error();
+    return said[0] != 0 && std::equal(said.begin() + 1, said.end(), said.begin());
+  };
+  // This rank's pages exist before other ranks map them.
+  bool mapped = ::ftruncate(own, static_cast<off_t>(bytes)) == 0 && ShmBuffer::map(own, bytes);
+  auto all = all_say(mapped ? bytes : 0);
+  if (!all) return all.error();
+  if (!*all) return std::span<std::byte>();
+  for (const UniqueFd& memory : links_.buffers) {
+    auto buffer = ShmBuffer::map(memory.get(), bytes);
+    mapped = mapped && buffer;
+    if (mapped) buffers_.push_back(std::move(*buffer));
+  }
+  all = all_say(mapped ? bytes : 0);
+  if (!all) return all.error();
+  if (*all) return buffers_[static_cast<std::size_t>(rank())].span();
+  buffers_.clear();
+  return std::span<std::byte>();
+}
+
+std::optional<std::size_t> ShmGroup::shared_at(std::span<const std::byte> values) const {
+  if (buffers_.empty() || values.size() <= kLeastInPlace) return std::nullopt;
+  const auto own = buffers_[static_cast<std::size_t>(rank())].span();
+  if (values.data() < own.data() || values.data() + values.size() > own.data() + own.size())
+    return std::nullopt;
+  return static_cast<std::size_t>(values.data() - own.data());
+}
+
+/// Another offset or size, or values outside the shared memory, give another tag, as another operation would.
+std::uint64_t ShmGroup::tag_in_place(std::size_t at, std::size_t size) {
+  const std::uint64_t mixed = (size * 31 + at) * 0x9e37'79b9'7f4a'7c15u;
+  return std::uint64_t{1} << 54 | mixed >> 11;
+}
+
+/// Sums part rank() of the values at `at` into this rank's values, and with `gather` into all ranks' values.
+Result<> ShmGroup::sum_in_place(std::span<std::byte> values, std::size_t at, const VectorSum& sum, int parts,
+                                bool gather) {
+  const std::uint64_t tag = tag_in_place(at, values.size());
+  if (auto all = sync(tag); !all) return all;
+  if (rank() < parts) {
+    const PartBounds part = part_bounds(values.size() / sum.element, parts, rank());
+    const std::size_t begin = at + part.begin * sum.element, end = begin + part.size * sum.element;
+    const auto of = [this](std::size_t other) { return buffers_[other].span().data(); };
+    alignas(64) std::byte block[kInPlaceBlock];
+    for (std::size_t place = begin; place < end; place += kInPlaceBlock) {
+      const std::size_t bytes = std::min(kInPlaceBlock, end - place);
+      // The sum runs in the order of the ranks, as over areas.
+      sum.sum(block, of(0) + place, of(1) + place, bytes);
+      for (std::size_t other = 2; other < buffers_.size(); ++other)
+        sum.add(block, of(other) + place, bytes);
+      for (std::size_t other = 0; other < buffers_.size(); ++other) {
+        if (gather || other == static_cast<std::size_t>(rank())) copy_bytes(of(other) + place, block, bytes);
+      }
+    }
+  }
+  return sync(tag);
+}
+
+Result<> ShmGroup::gather_in_place(std::span<std::byte> values, std::size_t at, std::size_t element,
+                                   int parts) {
+  const std::uint64_t tag = tag_in_place(at, values.size());
+  if (auto all = sync(tag); !all) return all;
+  for (int owner = 0; owner < parts; ++owner) {
+    if (owner == rank()) continue;
+    const PartBounds part = part_bounds(values.size() / element, parts, owner);
+    copy_bytes(values.data() + part.begin * element,
+               buffers_[static_cast<std::size_t>(owner)].span().data() + at + part.begin * element,
+               part.size * element);
+  }
+  return sync(tag);
 }
 
 }  // namespace ddp::train

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <optional>
 #include <span>
@@ -10,15 +13,121 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/collectives/cpu/node_links.h"
-#include "apps/train/collectives/cpu/shm_buffer.h"
-#include "apps/train/collectives/cpu/shm_segment.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/schedule/collective_machine.h"
-#include "apps/train/collectives/schedule/vector_sum.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
 
 namespace ddp::train {
+
+/// Descriptors that the ranks of one node hold of each other, by local rank.
+struct NodeLinks {
+  UniqueFd memory;                  ///< memfd of a ShmSegment
+  std::vector<UniqueFd> doorbells;  ///< eventfds; each wakes its rank
+  std::vector<UniqueFd> liveness;   ///< pipes' read ends: each hangs up when its rank is gone; own one empty
+  UniqueFd own_liveness;            ///< write end of this rank's pipe; held, never written
+  std::vector<UniqueFd> buffers;    ///< memfds of ShmBuffer, one per rank
+};
+
+struct NodeConfig {
+  std::string job_id;
+  std::uint32_t attempt = 0;
+  std::string group;  ///< unique name of these ranks: "node0"
+  int local_rank = 0;
+  int local_world_size = 1;
+  std::vector<int> ranks;  ///< world ranks by local rank; for messages
+  std::chrono::milliseconds start_timeout{120'000};
+  std::chrono::milliseconds step_timeout{60'000};
+  int interrupt = -1;  ///< not owned
+};
+
+/// Gives a rank its NodeLinks. The launcher's agent can become another source.
+class NodeLinkSource {
+ public:
+  virtual ~NodeLinkSource() = default;
+  virtual Result<NodeLinks> links(const NodeConfig& config) = 0;
+};
+
+/// Local rank 0 makes the segment and listens on an abstract unix socket, whose random name it publishes in
+/// the directory. The other ranks connect and receive all descriptors by SCM_RIGHTS. Both sides check that
+/// the other end is the same user, and check rank, job and attempt by a hello.
+class NodeMeeting final : public NodeLinkSource {
+ public:
+  explicit NodeMeeting(PeerDirectory& directory) : directory_(directory) {}
+  Result<NodeLinks> links(const NodeConfig& config) override;
+
+ private:
+  PeerDirectory& directory_;
+};
+
+/// Memory of one rank that the other ranks of its node also map, so that they read and write it without
+/// copies. A memfd backs it, empty until its owner gives it a size. The memfd has no name, so nothing is left
+/// behind.
+class ShmBuffer {
+ public:
+  /// Returns a new memfd that can grow and never shrink: shrinking would end a process that maps it with
+  /// SIGBUS.
+  static Result<UniqueFd> make();
+  /// Maps `bytes` bytes, which must exist. All pages are populated, so that no sum waits for them.
+  static Result<ShmBuffer> map(int memory, std::size_t bytes);
+
+  ShmBuffer(ShmBuffer&& other) noexcept;
+  ShmBuffer& operator=(ShmBuffer&& other) = delete;
+  ~ShmBuffer();
+
+  std::span<std::byte> span() const { return {base_, size_}; }
+
+ private:
+  ShmBuffer(std::byte* base, std::size_t size) : base_(base), size_(size) {}
+  std::byte* base_;
+  std::size_t size_;
+};
+
+/// Allows an empty span without address, which memcpy does not take.
+inline void copy_bytes(void* to, const void* from, std::size_t size) {
+  if (size > 0) std::memcpy(to, from, size);
+}
+
+/// The memory that the ranks of one node share. Each rank has a line of counters and four areas, used in
+/// turns: two for its data (`slot`) and two for its sums (`result`). A memfd without a name backs it, so
+/// nothing is left when all ranks have died. Each rank that maps it trusts all others.
+class ShmSegment {
+ public:
+  /// Bytes of one area.
+  static constexpr std::size_t kAreaSize = 512 * 1024;
+  static constexpr int kMostRanks = 1024;
+
+  /// Two groups on cache lines of their own: all ranks read the first, publishing ranks the second.
+  struct RankLine {
+    alignas(128) std::atomic<std::uint64_t> stage;   ///< how many times this rank has published
+    std::atomic<std::uint64_t> tag[2];               ///< the rank's current operation; by the stage's parity
+    alignas(128) std::atomic<std::uint32_t> asleep;  ///< 1: this rank wants its doorbell rung
+    std::atomic<std::uint32_t> liveness;             ///< grows while this rank waits
+  };
+
+  /// Returns a new memfd, sealed against a change of size.
+  static Result<UniqueFd> make(int ranks);
+  /// Maps the memfd; kProtocol if its size is not that of `ranks`.
+  static Result<ShmSegment> map(int memory, int ranks);
+
+  ShmSegment(ShmSegment&& other) noexcept;
+  ShmSegment& operator=(ShmSegment&& other) = delete;
+  ~ShmSegment();
+
+  RankLine& line(int rank) const;
+  /// Returns the rank of the world whose loss ended the work, plus 1; 0: none.
+  std::atomic<std::uint32_t>& lost() const;
+  std::span<std::byte> slot(int rank, std::uint64_t turn) const { return area(rank, turn % 2); }
+  std::span<std::byte> result(int rank, std::uint64_t turn) const { return area(rank, 2 + turn % 2); }
+
+ private:
+  ShmSegment(std::byte* base, std::size_t size, int ranks) : base_(base), size_(size), ranks_(ranks) {}
+  std::span<std::byte> area(int rank, std::size_t number) const;
+
+  std::byte* base_;
+  std::size_t size_;
+  int ranks_;
+};
 
 /// Collectives among the ranks of one node over a ShmSegment. All ranks make the same calls in the same
 /// order. Blocking, one thread. Sums run in the order of the local ranks, so they have the same bits on all

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/collectives/cpu/tcp_socket.h"
+#include "apps/train/collectives/cpu/peer_connect.h"
 #include "apps/train/kernels/cpu/little_endian.h"
 #include "base/format_text.h"
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/collectives/interrupt.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/nccl/nccl_id.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "base/format_text.h"

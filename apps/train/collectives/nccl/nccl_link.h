@@ -11,11 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/collectives/device_operation.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/nccl/nccl_device.h"
 #include "apps/train/collectives/nccl/nccl_library.h"
 #include "apps/train/collectives/nccl/nccl_memory.h"
-#include "apps/train/collectives/peer_directory.h"
 #include "base/result.h"
 
 namespace ddp::train {

@@ -20,7 +20,6 @@
 #include "apps/train/collectives/nccl/nccl_network.h"
 #include "apps/train/collectives/nccl_settings/nccl_environment.h"
 #include "apps/train/collectives/nccl_settings/nccl_log.h"
-#include "apps/train/collectives/single_communicator.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "base/unique_fd.h"
 

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "apps/train/collectives/communicator.h"
-#include "apps/train/collectives/peer_directory.h"
 #include "base/result.h"
 
 namespace ddp::train {

@@ -1,4 +1,4 @@
-#include "apps/train/collectives/schedule/vector_sum.h"
+#include "apps/train/collectives/schedule/collective_machine.h"
 
 namespace ddp::train {
 

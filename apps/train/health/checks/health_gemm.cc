@@ -4,8 +4,7 @@
 #include <cstring>
 #include <limits>
 
-#include "apps/train/data/checksum.h"
-#include "apps/train/data/random.h"
+#include "apps/train/data/hash.h"
 
 namespace ddp::train {
 

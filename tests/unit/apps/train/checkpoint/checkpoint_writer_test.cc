@@ -1,4 +1,4 @@
-#include "apps/train/checkpoint/checkpoint_writer.h"
+#include "apps/train/checkpoint/checkpoint.h"
 
 #include <stdlib.h>
 #include <sys/syscall.h>

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <string>
 
-#include "apps/train/collectives/peer_directory.h"
+#include "apps/train/collectives/communicator.h"
 
 namespace ddp::train {
 

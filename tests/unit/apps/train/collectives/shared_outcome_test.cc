@@ -1,4 +1,4 @@
-#include "apps/train/collectives/shared_outcome.h"
+#include "apps/train/collectives/communicator.h"
 
 #include <chrono>
 #include <string>

@@ -1,4 +1,4 @@
-#include "apps/train/data/data_memory.h"
+#include "apps/train/data/dataset.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-#include "apps/train/data/idx_file.h"
+#include "apps/train/data/dataset.h"
 
 #include <stdlib.h>
 #include <zlib.h>
@@ -9,7 +9,6 @@
 #include <string>
 #include <system_error>
 
-#include "apps/train/data/dataset.h"
 #include "apps/train/data/image_size.h"
 #include "tests/support/catch.h"
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "apps/train/collectives/single_communicator.h"
+#include "apps/train/collectives/communicator.h"
 #include "base/unique_fd.h"
 
 #include "tests/support/catch.h"

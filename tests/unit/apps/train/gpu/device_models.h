@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "apps/train/data/random.h"
+#include "apps/train/data/hash.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "apps/train/kernels/gpu/conv_net_program.h"
 #include "apps/train/kernels/gpu/host_launch.h"

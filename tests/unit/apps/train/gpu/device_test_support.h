@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "apps/train/data/random.h"
+#include "apps/train/data/hash.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "apps/train/kernels/gpu/host_launch.h"
 #include "tests/support/catch.h"

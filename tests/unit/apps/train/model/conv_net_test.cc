@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/data/random.h"
+#include "apps/train/data/hash.h"
 #include "apps/train/kernels/cpu/weight_update.h"
 #include "tests/unit/apps/train/model/approx.h"
 

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "apps/train/data/hash.h"
 #include "apps/train/data/image_size.h"
-#include "apps/train/data/random.h"
 #include "apps/train/model/conv_net.h"
 #include "tests/unit/apps/train/model/approx.h"
 

@@ -1,4 +1,4 @@
-#include "apps/train/schedule/lr_schedule.h"
+#include "apps/train/schedule/schedule.h"
 
 #include <iterator>
 

@@ -1,11 +1,11 @@
-#include "apps/train/schedule/sampler.h"
+#include "apps/train/schedule/schedule.h"
 
 #include <algorithm>
 #include <fstream>
 #include <sstream>
 #include <string>
 
-#include "apps/train/data/checksum.h"
+#include "apps/train/data/hash.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;

@@ -13,7 +13,7 @@ LAYOUT = [("layer1.0.weight", 400, 25), ("layer1.0.bias", 16, 25), ("layer1.1.we
 MASK = 2**64 - 1
 
 
-def mix(x):  # apps/train/data/random.h
+def mix(x):  # apps/train/data/hash.h
     x = x + 0x9e3779b97f4a7c15 & MASK
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9 & MASK
     x = (x ^ x >> 27) * 0x94d049bb133111eb & MASK

@@ -7,10 +7,10 @@
 #include <thread>
 #include <vector>
 
-#include "apps/train/collectives/single_communicator.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/model/conv_net.h"
 #include "apps/train/model/mlp.h"
-#include "apps/train/schedule/sampler.h"
+#include "apps/train/schedule/schedule.h"
 #include "tests/support/catch.h"
 #include "tests/unit/apps/train/collectives/thread_world.h"
 

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/collectives/single_communicator.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/model/conv_net.h"
-#include "apps/train/model/thread_pool.h"
+#include "apps/train/model/model.h"
 #include "tests/support/catch.h"
 #include "tests/unit/apps/train/collectives/thread_world.h"
 

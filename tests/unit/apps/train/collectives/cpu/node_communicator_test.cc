@@ -18,9 +18,9 @@
 #include <thread>
 #include <vector>
 
-#include "apps/train/collectives/cpu/node_links.h"
 #include "apps/train/collectives/cpu/peer_connect.h"
-#include "apps/train/data/random.h"
+#include "apps/train/collectives/cpu/shm_group.h"
+#include "apps/train/data/hash.h"
 #include "apps/train/world/store_directory.h"
 #include "apps/train/world/store_host.h"
 #include "tests/support/catch.h"

@@ -19,8 +19,7 @@
 
 #include "apps/train/collectives/cpu/peer_connect.h"
 #include "apps/train/collectives/cpu/tcp_communicator.h"
-#include "apps/train/collectives/cpu/tcp_socket.h"
-#include "apps/train/data/random.h"
+#include "apps/train/data/hash.h"
 #include "apps/train/world/store_directory.h"
 #include "apps/train/world/store_host.h"
 #include "tests/support/catch.h"

@@ -21,7 +21,7 @@
 #include "apps/train/collectives/nccl/nccl_library.h"
 #include "apps/train/collectives/nccl/nccl_link.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
-#include "apps/train/data/random.h"
+#include "apps/train/data/hash.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_cuda.h"

@@ -1,4 +1,4 @@
-#include "apps/train/collectives/schedule/collective_schedule.h"
+#include "apps/train/collectives/schedule/collective_machine.h"
 
 #include <algorithm>
 #include <map>
@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/collectives/cpu/peer_hello.h"
+#include "apps/train/collectives/cpu/peer_connect.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;

@@ -7,12 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/data/random.h"
+#include "apps/train/data/hash.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "apps/train/kernels/cpu/kernel_table.h"
 #include "apps/train/kernels/cpu/softmax_loss.h"
 #include "apps/train/kernels/cpu/weight_update.h"
-#include "apps/train/schedule/lr_schedule.h"
+#include "apps/train/schedule/schedule.h"
 #include "tests/unit/apps/train/model/approx.h"
 
 // Compares every kernel of every instruction set of this processor with plain loops in double.

@@ -1,4 +1,4 @@
-#include "apps/train/data/checksum.h"
+#include "apps/train/data/hash.h"
 
 #include <zlib.h>
 
