@@ -71,12 +71,11 @@ apps/train/model                    io    apps/train/data apps/train/kernels/cpu
 apps/train/checkpoint               io    base apps/train/data apps/train/kernels/cpu apps/train/model apps/train/schedule
 apps/train/collectives              io    base
 apps/train/collectives/schedule     core  base apps/train/kernels/cpu
-apps/train/collectives/nccl_settings core base
 apps/train/collectives/cpu          io    base apps/train/collectives apps/train/collectives/schedule apps/train/data
                                           apps/train/kernels/cpu
 apps/train/gpu                      io    base apps/train/collectives apps/train/data apps/train/kernels/cpu apps/train/kernels/gpu
                                           apps/train/model
-apps/train/collectives/nccl         io    base apps/train/collectives apps/train/collectives/nccl_settings apps/train/gpu
+apps/train/collectives/nccl         io    base apps/train/collectives apps/train/gpu
 apps/train/flight_recorder          io    base apps/train/collectives apps/train/collectives/schedule rendezvous/flight_recorder
 apps/train/options                  io    apps/options base apps/train/collectives apps/train/data apps/train/gpu apps/train/kernels/cpu
                                           apps/train/model apps/train/schedule

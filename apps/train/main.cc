@@ -5,17 +5,16 @@
 #include <string>
 #include <string_view>
 
-#include "apps/train/bench/bench_run.h"
+#include "apps/train/bench/bench.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
 #include "apps/train/flight_recorder/recorded_communicator.h"
+#include "apps/train/health/health.h"
 #include "apps/train/health/health_device.h"
-#include "apps/train/health/health_run.h"
 #include "apps/train/options/options.h"
 #include "apps/train/training/rejoin.h"
 #include "apps/train/training/run_output.h"
 #include "apps/train/training/training_run.h"
 #include "apps/train/world/node_data.h"
-#include "apps/train/world/worker_environment.h"
 #include "apps/train/world/world.h"
 #include "base/standard_descriptors.h"
 

@@ -10,8 +10,8 @@
 #include "apps/ddplaunch/options/options.h"
 #include "apps/ddplaunchd/daemon_options.h"
 #include "apps/options/option.h"
-#include "apps/train/bench/bench_options.h"
-#include "apps/train/health/health_options.h"
+#include "apps/train/bench/bench.h"
+#include "apps/train/health/health.h"
 #include "apps/train/options/options.h"
 
 namespace {

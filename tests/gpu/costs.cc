@@ -5,7 +5,7 @@
 #include <string>
 
 #include "apps/train/gpu/cuda_runtime.h"
-#include "apps/train/kernels/gpu/sum_body.h"
+#include "apps/train/kernels/gpu/gemm_body.h"
 #include "tests/gpu/checks.h"
 
 namespace ddp::train::gpu {

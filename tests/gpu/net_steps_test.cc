@@ -1,5 +1,5 @@
 // Compares training steps on an emulated GPU with the CPU's trainer.
-#include "apps/train/gpu/net_steps.h"
+#include "apps/train/gpu/device_net.h"
 
 #include <cmath>
 #include <cstring>
@@ -8,8 +8,8 @@
 
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/gpu/cuda_runtime.h"
-#include "apps/train/gpu/device_epoch.h"
-#include "apps/train/kernels/cpu/weight_update.h"
+#include "apps/train/gpu/device_model.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
 #include "apps/train/model/conv_net.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_cuda.h"

@@ -13,11 +13,10 @@
 #include <vector>
 
 #include "apps/train/gpu/cuda_runtime.h"
-#include "apps/train/kernels/gpu/bf16.h"
-#include "apps/train/kernels/gpu/conv_net_program.h"
+#include "apps/train/kernels/gpu/body.h"
 #include "apps/train/kernels/gpu/device_launch.h"
 #include "apps/train/kernels/gpu/host_launch.h"
-#include "apps/train/kernels/gpu/mlp_program.h"
+#include "apps/train/kernels/gpu/net_programs.h"
 #include "tests/gpu/check_data.h"
 #include "tests/gpu/checks.h"
 

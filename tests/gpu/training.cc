@@ -8,10 +8,10 @@
 
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/gpu/device_net.h"
-#include "apps/train/kernels/cpu/weight_update.h"
-#include "apps/train/kernels/gpu/bf16.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
+#include "apps/train/kernels/gpu/body.h"
 #include "apps/train/kernels/gpu/device_launch.h"
-#include "apps/train/kernels/gpu/sum_body.h"
+#include "apps/train/kernels/gpu/gemm_body.h"
 #include "apps/train/model/conv_net.h"
 #include "apps/train/model/mlp.h"
 #include "tests/gpu/check_data.h"

@@ -37,14 +37,12 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/health/checks/health_pattern_body.h"
-#include "apps/train/health/checks/health_product_body.h"
-#include "apps/train/kernels/gpu/bf16.h"
-#include "apps/train/kernels/gpu/conv_net_program.h"
+#include "apps/train/health/checks/health_kernels.h"
+#include "apps/train/kernels/gpu/body.h"
 #include "apps/train/kernels/gpu/device_launch.h"
-#include "apps/train/kernels/gpu/gather_body.h"
 #include "apps/train/kernels/gpu/host_launch.h"
-#include "apps/train/kernels/gpu/mlp_program.h"
+#include "apps/train/kernels/gpu/net_programs.h"
+#include "apps/train/kernels/gpu/update_body.h"
 
 namespace {
 
@@ -590,7 +588,7 @@ cudaError_t launch_on_device(const typename Body::Args& args, cudaStream_t strea
     return cudaErrorLaunchFailure;
   }
   stream->add_done([args] { run_on_host<Body>(args, {true, 7}); });
-  return cudaGetLastError();  // as launch.cuh does
+  return cudaGetLastError();  // as device_launch.h does
 }
 
 namespace {

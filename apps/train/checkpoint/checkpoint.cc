@@ -21,9 +21,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "apps/train/checkpoint/model_file.h"
 #include "apps/train/data/hash.h"
-#include "apps/train/schedule/schedule.h"
 #include "base/files.h"
 #include "base/format_text.h"
 #include "base/require.h"

@@ -5,15 +5,12 @@
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <iterator>
-#include <map>
 #include <optional>
 #include <string_view>
 #include <system_error>
@@ -25,6 +22,8 @@
 #include "base/unique_fd.h"
 
 namespace ddp::train {
+
+static_assert(std::endian::native == std::endian::little, "numbers are written as they lie in memory");
 
 std::string directory_of(const std::string& path) {
   const std::size_t slash = path.rfind('/');
@@ -58,12 +57,6 @@ Result<> check_output_path(const std::string& option, const std::string& path) {
                what + (there ? ": no file can be created in " : ": there is no directory ") + directory,
                ENOENT};
 }
-
-}  // namespace ddp::train
-
-static_assert(std::endian::native == std::endian::little, "numbers are written as they lie in memory");
-
-namespace ddp::train {
 
 namespace {
 

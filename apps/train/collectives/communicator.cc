@@ -2,12 +2,7 @@
 
 #include <poll.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <future>
-#include <span>
-#include <string>
 
 namespace ddp::train {
 

@@ -2,8 +2,6 @@
 
 #include <zlib.h>
 
-#include <cstdio>
-
 #include "base/format_text.h"
 
 namespace ddp::train {

@@ -1,5 +1,6 @@
-#include "apps/train/gpu/cublas_lt.h"
+#include "apps/train/gpu/cuda_runtime.h"
 
+#ifdef DDP_HAVE_CUBLASLT
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -9,10 +10,13 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/gpu/library_files.h"
+#include "apps/train/gpu/cublas_lt.h"
 #include "base/safe_text.h"
+#endif
 
 namespace ddp::train {
+
+#ifdef DDP_HAVE_CUBLASLT
 
 namespace {
 
@@ -223,5 +227,22 @@ Result<> CublasLtProducts::enqueue(const ProductShape& shape, const void* a, con
                             c, plan.result, &plan.algorithm, workspace_.get(), kWorkspace, stream),
       "cublasLtMatmul");
 }
+
+Result<std::unique_ptr<MatrixProducts>> open_matrix_products() {
+  const char* const file = std::getenv("DDPLAUNCH_CUBLASLT_LIBRARY");
+  auto library = CublasLtLibrary::open(file != nullptr ? file : "");
+  if (!library) return library.error();
+  auto products = CublasLtProducts::make(std::move(*library));
+  if (!products) return products.error();
+  return std::unique_ptr<MatrixProducts>(std::move(*products));
+}
+
+#else
+
+Result<std::unique_ptr<MatrixProducts>> open_matrix_products() {
+  return Error{ErrorCode::kUsage, "this build has no cuBLASLt: there was no cublasLt.h"};
+}
+
+#endif  // DDP_HAVE_CUBLASLT
 
 }  // namespace ddp::train

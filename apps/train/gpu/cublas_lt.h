@@ -10,7 +10,6 @@
 #include <string>
 
 #include "apps/train/gpu/cuda_runtime.h"
-#include "apps/train/gpu/matrix_products.h"
 #include "base/result.h"
 
 namespace ddp::train {

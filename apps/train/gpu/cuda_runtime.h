@@ -3,10 +3,14 @@
 #include <cuda_runtime_api.h>
 
 #include <chrono>
+#include <compare>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <source_location>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "apps/train/kernels/gpu/device_launch.h"
 #include "base/result.h"
@@ -179,5 +183,44 @@ class DeviceRunner {
   mutable bool has_branch_ = false;  ///< the first stream has not joined the second
   mutable Result<> outcome_;
 };
+
+/// c[row][column] = sum over depth of a[row][depth] * b[depth][column], as Gemm computes it (gemm_body.h).
+/// In each factor one of the two strides is 1.
+struct ProductShape {
+  enum class Number { kFloat, kBf16 };
+  int rows, columns, depth;
+  std::ptrdiff_t a_row, a_depth;
+  std::ptrdiff_t b_depth, b_column;
+  std::ptrdiff_t c_row;
+  Number factors = Number::kFloat;  ///< how a and b are stored; sums are float
+  Number result = Number::kFloat;
+  bool tf32 = false;  ///< float factors may be rounded to 10 bits of fraction for the tensor cores
+
+  auto operator<=>(const ProductShape&) const = default;
+};
+
+/// A library's matrix products on one GPU, which was the current one when they were opened.
+class MatrixProducts {
+ public:
+  virtual ~MatrixProducts() = default;
+  /// Returns "cuBLASLt 13.0.2 (/usr/local/cuda/lib64/libcublasLt.so.13)".
+  virtual std::string name() const = 0;
+  /// Puts c = a * b into the stream. Products share a workspace, so all of them belong to one stream. The
+  /// first product of a shape chooses and loads its kernels, so it must not be under capture, nor behind
+  /// operations that wait for other ranks.
+  virtual Result<> enqueue(const ProductShape& shape, const void* a, const void* b, void* c,
+                           cudaStream_t stream) = 0;
+};
+
+/// Loads cuBLASLt: the file that DDPLAUNCH_CUBLASLT_LIBRARY names, else as CublasLtLibrary::open() finds it.
+/// The error says why the own kernels must do.
+Result<std::unique_ptr<MatrixProducts>> open_matrix_products();
+
+/// Returns the files of a CUDA library that exist outside the loader's paths: in the CUDA toolkit (CUDA_HOME,
+/// CUDA_PATH, /usr/local/cuda), in lib of CONDA_PREFIX, then in the Python wheels of VIRTUAL_ENV,
+/// CONDA_PREFIX, of the python3 in PATH, and in HOME/.local. `name`: of the file; `wheel_folders`: inside
+/// site-packages. `get` is std::getenv outside tests.
+std::vector<std::string> library_files(const std::string& name, const std::vector<std::string>& wheel_folders,
+                                       const std::function<const char*(const char*)>& get);
 
 }  // namespace ddp::train

@@ -1,20 +1,81 @@
 #include "apps/train/gpu/device_model.h"
 
-#ifdef DDP_HAVE_CUDA
-
 #include <algorithm>
+#include <utility>
+
+#ifdef DDP_HAVE_CUDA
 #include <cstdlib>
 #include <type_traits>
-#include <utility>
 
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/gpu/device_net.h"
-#include "apps/train/gpu/matrix_products.h"
-#include "apps/train/gpu/net_steps.h"
-#include "apps/train/kernels/gpu/bf16.h"
+#include "apps/train/kernels/gpu/body.h"
 #include "base/format_text.h"
+#endif
 
 namespace ddp::train {
+
+template <class T>
+auto DeviceEpoch<T>::begin(DeviceSteps<T>& device, const Dataset& data, std::vector<std::uint32_t> order,
+                           std::size_t batch_size, std::size_t batches, int border, std::size_t most)
+    -> Result<std::unique_ptr<DeviceEpoch>> {
+  std::unique_ptr<DeviceEpoch> epoch(new DeviceEpoch(device, std::move(order), batch_size, batches, most));
+  const std::size_t samples = epoch->order_.size();
+  for (const std::size_t batch : {std::min(samples, batch_size), samples % batch_size}) {
+    if (auto done = batch == 0 ? Result<>() : device.prepare(batch); !done) return done.error();
+  }
+  const auto held = device.hold(data);
+  if (!held) return held.error();
+  if (*held) {
+    if (auto done = device.set_order(epoch->order_); !done) return done.error();
+  } else {
+    epoch->loader_ = std::make_unique<BatchLoader<T>>(data, epoch->order_, batch_size, border);
+  }
+  return epoch;
+}
+
+template <class T>
+std::span<const std::uint32_t> DeviceEpoch<T>::samples(std::size_t step) const {
+  const std::size_t first = step * step_size_;
+  return std::span(order_).subspan(first, std::min(step_size_, order_.size() - first));
+}
+
+template <class T>
+Result<> DeviceEpoch<T>::launch_ahead(std::uint64_t until_read, const MakePlan& plan) {
+  if (is_idle()) {
+    const std::size_t left = steps() - launched_;
+    may_launch_ = launched_ + static_cast<std::size_t>(std::min<std::uint64_t>(left, until_read));
+  }
+  for (; launched_ < may_launch_ && launched_ - finished_ < most_; ++launched_) {
+    const std::span<const std::uint32_t> mine = samples(launched_);
+    const Plan planned = plan(launched_ - finished_, mine);
+    DeviceStep step;
+    step.lr = planned.lr;
+    step.as_graph = planned.as_graph;
+    step.inject_nan = planned.inject_nan;
+    step.first = launched_ * step_size_;
+    step.size = mine.size();
+    for (std::size_t sent = 0; loader_ && sent < mine.size();) {
+      const auto& batch = loader_->next();
+      if (auto done = device_.send(batch.images.data(), batch.labels); !done) return done;
+      sent += batch.samples.size();
+    }
+    if (auto done = device_.launch(step); !done) return done;
+  }
+  return {};
+}
+
+template <class T>
+Result<DeviceOutcome> DeviceEpoch<T>::finish() {
+  const auto outcome = device_.finish();
+  if (outcome) ++finished_;
+  return outcome;
+}
+
+template class DeviceEpoch<float>;
+template class DeviceEpoch<double>;
+
+#ifdef DDP_HAVE_CUDA
 
 namespace {
 
@@ -161,11 +222,86 @@ template Result<std::unique_ptr<Model<float>>> make_device_model(std::unique_ptr
 template Result<std::unique_ptr<Model<double>>> make_device_model(std::unique_ptr<Model<double>>,
                                                                   const DeviceModelShape&);
 
-}  // namespace ddp::train
+namespace {
+
+class CudaBuffer final : public DeviceBuffer {
+ public:
+  CudaBuffer(Communicator& communicator, std::shared_ptr<GraphStreams> streams)
+      : communicator_(communicator), streams_(std::move(streams)) {
+    communicator_.on_end(graph_owner(streams_));
+  }
+
+  Result<> open(std::size_t bytes) {
+    memory_ = communicator_.share_device_memory(bytes);
+    if (!memory_.bytes.empty()) return {};
+    auto own = make_device_bytes(bytes);
+    if (!own) return own.error();
+    own_ = std::move(*own);
+    memory_.bytes = std::span(own_.get(), bytes);
+    return {};
+  }
+
+  const DeviceMemory& memory() const override { return memory_; }
+  Result<> put(std::span<const std::byte> from) override {
+    return copy(memory_.bytes.data(), from.data(), from.size(), cudaMemcpyHostToDevice);
+  }
+  Result<> get(std::span<std::byte> to) override {
+    return copy(to.data(), memory_.bytes.data(), to.size(), cudaMemcpyDeviceToHost);
+  }
+  void choose(const DeviceOperation& operation) override {
+    streams_->graphs.clear();
+    operation_ = operation;
+  }
+  Result<> run() override {
+    if (auto done = communicator_.enqueue_on_device(operation_, stream()); !done) return done;
+    return wait();
+  }
+  Result<> replay(int count) override {
+    CudaGraph& graph = streams_->graphs[{0, count}];
+    if (graph == nullptr) {
+      auto captured = capture_graph(stream(), [&] { return enqueue(count); });
+      if (!captured) return captured.error();
+      graph = std::move(*captured);
+    }
+    const auto launched = cuda_check(cudaGraphLaunch(graph.get(), stream()), "cudaGraphLaunch");
+    return launched ? wait() : launched;
+  }
+
+ private:
+  cudaStream_t stream() const { return streams_->stream.get(); }
+  Result<> enqueue(int count) {
+    Result<> done;
+    for (int i = 0; done && i < count; ++i)
+      done = communicator_.enqueue_on_device(operation_, stream());
+    return done;
+  }
+  Result<> wait() {
+    const auto is_done = [this] { return cuda_is_done(cudaStreamQuery(stream()), "cudaStreamQuery"); };
+    return communicator_.wait_for_device(is_done, kind_text(operation_.kind));
+  }
+  Result<> copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+    const auto begun = cuda_check(cudaMemcpyAsync(to, from, bytes, kind, stream()), "cudaMemcpyAsync");
+    return begun ? wait() : begun;
+  }
+
+  Communicator& communicator_;
+  std::shared_ptr<GraphStreams> streams_;
+  DeviceBytes own_;  ///< null: the communicator owns the memory
+  DeviceMemory memory_;
+  DeviceOperation operation_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceBuffer>> DeviceBuffer::make(Communicator& communicator, std::size_t bytes) {
+  auto streams = GraphStreams::make();
+  if (!streams) return streams.error();
+  auto buffer = std::make_unique<CudaBuffer>(communicator, std::move(*streams));
+  if (auto opened = buffer->open(bytes); !opened) return opened.error();
+  return std::unique_ptr<DeviceBuffer>(std::move(buffer));
+}
 
 #else
-
-namespace ddp::train {
 
 Result<> can_use_gpu() {
   return Error{ErrorCode::kUsage,
@@ -186,6 +322,10 @@ template Result<std::unique_ptr<Model<float>>> make_device_model(std::unique_ptr
 template Result<std::unique_ptr<Model<double>>> make_device_model(std::unique_ptr<Model<double>>,
                                                                   const DeviceModelShape&);
 
-}  // namespace ddp::train
+Result<std::unique_ptr<DeviceBuffer>> DeviceBuffer::make(Communicator&, std::size_t) {
+  return can_use_gpu().error();
+}
 
 #endif  // DDP_HAVE_CUDA
+
+}  // namespace ddp::train

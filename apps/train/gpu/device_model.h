@@ -1,12 +1,171 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
+#include <stdexcept>
+#include <vector>
 
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/data/dataset.h"
 #include "apps/train/model/model.h"
 #include "base/result.h"
 
 namespace ddp::train {
+
+/// Settings of the steps from attach() to detach().
+struct DeviceStepSettings {
+  OptimizerSettings optimizer{};
+  double clip_value = 0, clip_norm = 0;  ///< 0: off
+  Communicator* ranks = nullptr;         ///< sums the gradients; null: this rank is alone
+  std::vector<GradientBucket> buckets;   ///< of plan_buckets(); empty: one of all gradients
+  int batch = 0;      ///< samples of a batch; a step may have several. 0: a step is one batch
+  int batches = 1;    ///< limit of batches per step
+  bool undo = false;  ///< drop() must restore the state before the step in flight
+  std::chrono::milliseconds drop_timeout{5'000};  ///< for drop() to wait for the GPU
+};
+
+/// The input of one step.
+struct DeviceStep {
+  double lr = 0;
+  std::size_t first = 0;    ///< position of its first sample in the order (set_order())
+  std::size_t size = 0;     ///< samples
+  bool as_graph = true;     ///< false: single launches; the same on all ranks
+  bool inject_nan = false;  ///< into this rank's gradient; requires as_graph false
+};
+
+/// The outcome of a step, the same on all ranks.
+struct DeviceOutcome {
+  double loss = 0;     ///< mean over the ranks
+  bool finite = true;  ///< false: the step changed nothing
+  double norm = 0;     ///< gradient norm before clipping; only with clip_norm
+};
+
+/// Steps that a rank's GPU makes by itself, each as one graph: batch, forward, backward, all-reduce, update.
+/// Weights, optimizer and running statistics stay in GPU memory between steps; the host's copies are stale
+/// until give(). Several steps may be launched before the outcome of the first is waited for. One thread.
+/// Errors come from the Communicator, else from the GPU (kSystem).
+template <class T>
+class DeviceSteps {
+ public:
+  static constexpr std::size_t kMaxInFlight = 4;
+  /// Limit of batches per step: a graph contains the launches of all.
+  static constexpr int kMaxBatches = 64;
+
+  virtual ~DeviceSteps() = default;
+
+  /// Call before the first step and after each detach().
+  virtual Result<> attach(const DeviceStepSettings& settings) = 0;
+  /// Stops the use of the communicator. Steps in flight must be finished or dropped before.
+  virtual void detach() = 0;
+
+  /// Keeps the training images in GPU memory. Returns false if the data set draws them or the GPU has no
+  /// room.
+  virtual Result<bool> hold(const Dataset& data) = 0;
+  /// Sets this rank's samples of the epoch, in order; for held images.
+  virtual Result<> set_order(std::span<const std::uint32_t> order) = 0;
+  /// Must precede the first batch of a size: a library's kernels are chosen and loaded. No step may be in
+  /// flight, since CUDA may wait for it, and so for other ranks.
+  virtual Result<> prepare(std::size_t batch) = 0;
+
+  /// Copy the model's weights and running statistics and the optimizer from the host to the GPU, and back.
+  virtual Result<> take(Optimizer<T>& optimizer) = 0;
+  virtual Result<> give(Optimizer<T>& optimizer) = 0;
+
+  virtual std::size_t in_flight() const = 0;
+  /// Sends the next batch of the next step, as in Model::forward, if the GPU does not hold the images.
+  virtual Result<> send(const T* images, std::span<const std::uint8_t> labels) = 0;
+  /// Requires fewer than kMaxInFlight steps in flight, and none if undo is set.
+  virtual Result<> launch(const DeviceStep& step) = 0;
+  /// Waits for the oldest step in flight.
+  virtual Result<DeviceOutcome> finish() = 0;
+  /// Drops the steps in flight: their ranks are gone, and their all-reduces are lost. If undo was set, the
+  /// state becomes that after the last finished step. Fails with kTimeout if the GPU stays at work.
+  virtual Result<> drop() = 0;
+};
+
+/// For GPU calls whose failure no caller can handle: throws std::runtime_error.
+inline void must_work(const Result<>& done) {
+  if (!done) throw std::runtime_error("the GPU failed: " + done.error().text);
+}
+
+/// The remaining steps of an epoch on one rank's GPU. Some steps are launched ahead of the one that is waited
+/// for, so that the GPU never waits for the host. All ranks launch and wait in the same order.
+template <class T>
+class DeviceEpoch {
+ public:
+  /// The trainer's settings of one step.
+  struct Plan {
+    double lr = 0;
+    bool as_graph = true;
+    bool inject_nan = false;
+  };
+  /// Returns the plan of a step. `ahead`: the number of unfinished steps before that step.
+  using MakePlan = std::function<Plan(std::uint64_t ahead, std::span<const std::uint32_t> samples)>;
+
+  /// `device` and `data` must outlive the epoch. `batches`: per step. `most`: limit of steps in flight, at
+  /// most kMaxInFlight.
+  static Result<std::unique_ptr<DeviceEpoch>> begin(DeviceSteps<T>& device, const Dataset& data,
+                                                    std::vector<std::uint32_t> order, std::size_t batch_size,
+                                                    std::size_t batches, int border, std::size_t most);
+
+  std::size_t steps_left() const { return steps() - finished_; }
+  bool is_idle() const { return launched_ == finished_; }
+  /// Launches as many steps as may be in flight. The caller reads the state only after `until_read` more
+  /// steps, and no step beyond them is launched. `until_read` counts only if is_idle().
+  Result<> launch_ahead(std::uint64_t until_read, const MakePlan& plan);
+  /// Waits for the oldest step in flight.
+  Result<DeviceOutcome> finish();
+  /// Returns the number of this rank's images in the last finished step.
+  std::size_t images() const { return samples(finished_ - 1).size(); }
+  /// Returns the number of batches in that step.
+  int batches() const { return static_cast<int>((images() + batch_size_ - 1) / batch_size_); }
+
+ private:
+  DeviceEpoch(DeviceSteps<T>& device, std::vector<std::uint32_t> order, std::size_t batch_size,
+              std::size_t batches, std::size_t most)
+      : device_(device),
+        order_(std::move(order)),
+        batch_size_(batch_size),
+        step_size_(batch_size * batches),
+        most_(most) {}
+  std::size_t steps() const { return (order_.size() + step_size_ - 1) / step_size_; }
+  std::span<const std::uint32_t> samples(std::size_t step) const;
+
+  DeviceSteps<T>& device_;
+  std::vector<std::uint32_t> order_;
+  std::size_t batch_size_;
+  std::size_t step_size_;  ///< samples
+  std::size_t most_;
+  std::unique_ptr<BatchLoader<T>> loader_;  ///< null if the GPU holds the images
+  std::size_t launched_ = 0, finished_ = 0;
+  std::size_t may_launch_ = 0;  ///< limit of launched_ until the caller reads the state
+};
+
+/// GPU memory in which operations between ranks are measured. Repeated operations are one captured graph: a
+/// non-blocking NCCL communicator starts a thread for each call, and none for a graph. One thread; errors as
+/// in Communicator.
+class DeviceBuffer {
+ public:
+  virtual ~DeviceBuffer() = default;
+  /// All ranks call it with the same size. `communicator` has operations on GPU memory, and outlives the
+  /// buffer.
+  static Result<std::unique_ptr<DeviceBuffer>> make(Communicator& communicator, std::size_t bytes);
+
+  virtual const DeviceMemory& memory() const = 0;
+  /// Copy from and to the host, at the beginning of the memory.
+  virtual Result<> put(std::span<const std::byte> from) = 0;
+  virtual Result<> get(std::span<std::byte> to) = 0;
+  /// Sets the operation of the next calls.
+  virtual void choose(const DeviceOperation& operation) = 0;
+  /// Carries out the operation once, without a graph. The first one makes the connections.
+  virtual Result<> run() = 0;
+  /// Carries out the operation `count` times, as one graph, which the first call with this count captures.
+  virtual Result<> replay(int count) = 0;
+};
 
 /// Succeeds if this build and this machine can train on a GPU. Else the error is kUsage with the reason:
 /// "this build has no GPU code …" or "no usable NVIDIA GPU: …" (count_gpus()). Fast, and touches no

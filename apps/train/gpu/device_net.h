@@ -1,9 +1,11 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -12,14 +14,33 @@
 
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/gpu/cuda_runtime.h"
-#include "apps/train/gpu/graph_streams.h"
-#include "apps/train/gpu/matrix_products.h"
-#include "apps/train/kernels/cpu/softmax_loss.h"
+#include "apps/train/gpu/device_model.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
 #include "apps/train/kernels/gpu/training_memory.h"
 #include "apps/train/model/model.h"
 #include "base/result.h"
 
 namespace ddp::train {
+
+/// A stream, one for a branch of its work, one for operations between ranks, and the graphs captured from
+/// them. They are shared with the end of the operations in the graphs. Their destruction frees nothing while
+/// a stream is at work: freeing could wait forever for an operation whose ranks are gone. Such a process is
+/// about to end.
+struct GraphStreams {
+  static Result<std::shared_ptr<GraphStreams>> make();
+  ~GraphStreams();
+
+  Result<bool> is_idle() const;
+
+  CudaStream stream;
+  CudaStream beside;
+  CudaStream between_ranks;
+  CudaEvent mark;  ///< for order_streams()
+  std::map<std::pair<int, int>, CudaGraph> graphs;
+};
+
+/// The calls of the owner are valid at any time, even after the destruction of what made the graphs.
+GraphOwner graph_owner(const std::shared_ptr<GraphStreams>& streams);
 
 /// Sums `count` numbers of type T over all ranks, in place and in the stream's order. When the call returns,
 /// the sum is in the stream, possibly put there by another thread; it may not have run. The call is captured
@@ -35,7 +56,7 @@ template <class T>
 class DeviceNet {
  public:
   using Memory = kernels::device::TrainingMemory<T>;
-  /// The model's launches (conv_net_program.h, mlp_program.h).
+  /// The model's launches (net_programs.h).
   struct Program {
     std::size_t bytes = 0;  ///< of GPU memory
     std::function<void(std::byte*)> lay_out;
@@ -201,5 +222,52 @@ template <class T, class S = T>
 typename DeviceNet<T>::Program mlp_on_device(int width, int depth, int parameters, int max_batch,
                                              std::shared_ptr<MatrixProducts> products = nullptr,
                                              bool tf32 = false);
+
+/// The DeviceSteps of one DeviceNet.
+template <class T>
+class NetSteps final : public DeviceSteps<T> {
+ public:
+  /// `model` holds weights and running statistics for the host. `net` and `model` must outlive the steps.
+  static Result<std::unique_ptr<NetSteps>> make(DeviceNet<T>& net, Model<T>& model);
+  ~NetSteps() override;  ///< frees nothing while the GPU is at work, as in DeviceNet
+
+  Result<> attach(const DeviceStepSettings& settings) override;
+  void detach() override;
+  Result<bool> hold(const Dataset& data) override;
+  Result<> set_order(std::span<const std::uint32_t> order) override;
+  Result<> prepare(std::size_t batch) override { return net_.prepare(static_cast<int>(batch)); }
+  Result<> take(Optimizer<T>& optimizer) override;
+  Result<> give(Optimizer<T>& optimizer) override;
+  /// The GPU has the state, and the host's is stale: from take() to give().
+  bool has_state() const { return has_state_; }
+  std::size_t in_flight() const override { return launched_ - finished_; }
+  Result<> send(const T* images, std::span<const std::uint8_t> labels) override;
+  Result<> launch(const DeviceStep& step) override;
+  Result<DeviceOutcome> finish() override;
+  Result<> drop() override;
+
+ private:
+  NetSteps(DeviceNet<T>& net, Model<T>& model) : net_(net), model_(model) {}
+  cudaEvent_t event(std::size_t step) const { return events_[step % DeviceSteps<T>::kMaxInFlight].get(); }
+  Result<> wait_for(cudaEvent_t event);
+
+  DeviceNet<T>& net_;
+  Model<T>& model_;
+  bool has_state_ = false;
+  PinnedBytes batches_;         ///< of kMaxInFlight steps; null if the GPU holds the images
+  DeviceBytes sent_;            ///< the batches of one step, likewise
+  std::size_t sent_count_ = 0;  ///< batches of the next step
+  std::size_t max_batches_ = 1;
+  std::array<CudaEvent, DeviceSteps<T>::kMaxInFlight> events_;
+  std::size_t launched_ = 0, finished_ = 0;
+  Communicator* ranks_ = nullptr;
+  typename DeviceNet<T>::Hyperparameters hyperparameters_;
+  std::chrono::milliseconds drop_timeout_{0};
+  DeviceBytes kept_;     ///< learned state before the step in flight; only with undo
+  DeviceBytes earlier_;  ///< sum of the gradients of a step's earlier batches
+  DeviceBytes images_, order_;
+  std::size_t hold_size_ = 0;  ///< images of the data set that hold() saw
+  typename DeviceNet<T>::ResidentImages held_;
+};
 
 }  // namespace ddp::train

@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <filesystem>
 #include <fstream>
 #include <thread>
 #include <vector>
 
-#include "apps/train/health/checks/health_gemm.h"
-#include "apps/train/health/checks/health_pattern.h"
+#include "apps/train/health/checks/health_kernels.h"
 #include "apps/train/health/health_device.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "apps/train/kernels/cpu/kernel_table.h"

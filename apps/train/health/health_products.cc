@@ -1,6 +1,5 @@
 #include "apps/train/health/health_products.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 

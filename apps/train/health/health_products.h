@@ -9,10 +9,8 @@
 #include <vector>
 
 #include "apps/train/gpu/cuda_runtime.h"
-#include "apps/train/gpu/matrix_products.h"
 #include "apps/train/health/checks/health_diagnosis.h"
-#include "apps/train/health/checks/health_gemm.h"
-#include "apps/train/health/checks/health_product_body.h"
+#include "apps/train/health/checks/health_kernels.h"
 #include "base/result.h"
 
 namespace ddp::train {

@@ -2,11 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <utility>
-#include <vector>
-
-#include "apps/train/kernels/cpu/softmax_loss.h"
 
 namespace ddp::train {
 

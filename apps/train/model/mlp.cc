@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "apps/train/data/image_size.h"
-#include "apps/train/kernels/cpu/softmax_loss.h"
 
 namespace ddp::train {
 

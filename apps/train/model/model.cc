@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "apps/train/data/hash.h"
-#include "apps/train/kernels/cpu/weight_update.h"
 
 namespace ddp::train {
 

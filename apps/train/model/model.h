@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "apps/train/kernels/cpu/aligned_buffer.h"
-#include "apps/train/kernels/cpu/softmax_loss.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
 
 namespace ddp::train {
 

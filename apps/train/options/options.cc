@@ -1,9 +1,17 @@
 #include "apps/train/options/options.h"
 
+#include <algorithm>
 #include <charconv>
-#include <string_view>
+#include <csignal>
+#include <cstdio>
+#include <span>
 
+#include "apps/options/option_scanner.h"
+#include "apps/train/gpu/device_model.h"
 #include "apps/train/kernels/cpu/kernel_table.h"
+#include "apps/train/model/mlp.h"
+#include "base/build_identity.h"
+#include "base/safe_text.h"
 
 namespace ddp::train {
 
@@ -386,6 +394,181 @@ ParsedCommand<TrainOptions> parse_options(int argc, const char* const* argv) {
     if (!advice.empty()) return {std::nullopt, refuse("train", {advice})};
   }
   return parse_command<TrainOptions>("train", kUsage, declare_options, ineffective_option, argc, argv);
+}
+
+std::string gpu_option(const TrainOptions& options) {
+  if (options.dtype == Dtype::kBfloat16) return "--dtype bfloat16";
+  return options.matmul_precision == MatmulPrecision::kHigh ? "--matmul-precision high" : "";
+}
+
+std::string device_obstacle(const TrainOptions& options) {
+  if (options.sync_bn)
+    return "--sync-bn cannot be combined with --device gpu: the GPU normalizes by its own rank's batch";
+  if (options.model == ModelKind::kMlp &&
+      Mlp<float>::parameters_of(options.mlp_width, options.mlp_depth) > kMostGpuParameters) {
+    return "--device gpu supports at most 2000000000 parameters; make --mlp-width or --mlp-depth "
+           "smaller";
+  }
+  return "";
+}
+
+std::string contradiction(const TrainOptions& options, int world_size) {
+  if (options.zero && options.sync_every_inter > 1) {
+    return "--zero 1 cannot be combined with --sync-every-inter: nodes with different weights cannot share "
+           "one optimizer state";
+  }
+  if (options.rejoin && options.zero) {
+    return "--on-peer-loss rejoin cannot be combined with --zero 1: a lost rank's part of the optimizer's "
+           "state has no copy";
+  }
+  if (options.share_gpu && options.comm != CommKind::kNccl) return "--share-gpu requires --comm nccl";
+  if (options.sync_bn && options.sync_every_inter > 1)
+    return "--sync-bn cannot be combined with --sync-every-inter: SyncBN needs all ranks in every step";
+  if (options.sync_bn && options.model == ModelKind::kMlp)
+    return "--sync-bn: --model mlp has no batch normalization";
+  if (options.checkpoint_every % static_cast<std::uint64_t>(options.sync_every_inter) != 0) {
+    return "--checkpoint-every must be a multiple of --sync-every-inter: between two averages the nodes "
+           "differ";
+  }
+  if (options.resume == "auto" && options.checkpoint_dir.empty())
+    return "--resume auto requires --checkpoint-dir";
+  if (!options.resume.empty() && !options.init_from.empty())
+    return "--resume and --init-from exclude each other: both set the initial weights";
+  if (options.inject_nan && options.inject_nan->rank >= world_size) {
+    return "--inject-nan names rank " + std::to_string(options.inject_nan->rank) + " of " +
+           std::to_string(world_size);
+  }
+  const std::string gpu_only = gpu_option(options);
+  if (!gpu_only.empty() && options.device == DeviceKind::kCpu) return gpu_only + " requires --device gpu";
+  if (!gpu_only.empty() && options.device == DeviceKind::kAuto) {
+    const bool host_transport = options.comm == CommKind::kTcp || options.comm == CommKind::kShm;
+    if (host_transport && world_size > 1)
+      return gpu_only + " requires a GPU; remove --comm, or give --device gpu";
+    if (std::string obstacle = device_obstacle(options); !obstacle.empty()) return obstacle;
+  }
+  if (options.device == DeviceKind::kGpu) {
+    if (std::string obstacle = device_obstacle(options); !obstacle.empty()) return obstacle;
+    if (const auto can = can_use_gpu(); !can) return "--device gpu: " + can.error().text;
+  }
+  if (kernels::find_kernels<float>(options.kernels) == nullptr) {
+    std::string names;
+    for (const auto* one : kernels::all_kernels<float>())
+      names += std::string(names.empty() ? "" : ", ") + one->name;
+    return "--kernels " + options.kernels + ": this processor runs " + names + " and no other";
+  }
+  return "";
+}
+
+void declare_help(OptionTable& table) {
+  table.group("Help");
+  table.flag({.names = "-h,--help", .help = "print this text"});
+  table.flag({.names = "-V,--version", .help = "print the version"});
+}
+
+int refuse(const std::string& command, const std::vector<std::string>& errors) {
+  for (const std::string& error : errors)
+    std::fprintf(stderr, "%s: %s\n", command.c_str(), one_line(error).c_str());
+  return 2;
+}
+
+std::optional<int> read_command_line(const std::string& command, OptionTable& table, int argc,
+                                     const char* const* argv, const std::function<std::string()>& complete) {
+  const std::vector<std::string> args(argv + std::min(argc, 1), argv + argc);
+  std::vector<std::string> errors = parse_arguments(command, args, table);
+  if (table.given("--help") || table.given("--version")) {
+    const std::string text = table.given("--help") ? table.help() : "train " + std::string(version()) + '\n';
+    std::signal(SIGPIPE, SIG_DFL);  // `train --help | head` ends here, as other programs do
+    std::fputs(text.c_str(), stdout);
+    return std::fflush(stdout), 0;
+  }
+  if (errors.empty()) errors.push_back(complete());
+  if (errors.front().empty()) return std::nullopt;
+  return refuse(command, errors);
+}
+
+namespace {
+
+/// Nodes may have a file or directory in different places.
+std::string equal_text(const Option& option, const std::string& text) {
+  const bool is_path = option.completion == Completion::kFile || option.completion == Completion::kDirectory;
+  if (text.empty()) return "not given";
+  return is_path && text != "auto" ? "a path" : text;
+}
+
+}  // namespace
+
+const char* comm_text(CommKind comm) {
+  for (const auto& [word, kind] : comm_words())
+    if (kind == comm) return word.c_str();
+  return "?";
+}
+
+const char* device_text(DeviceKind device) {
+  for (const auto& [word, kind] : device_words())
+    if (kind == device) return word.c_str();
+  return "?";
+}
+
+EqualOptions equal_options(const OptionTable& table) {
+  EqualOptions list;
+  for (const OptionGroup& group : table.groups()) {
+    for (const Option& option : group.options)
+      if (option.equal)
+        list.push_back({split_names(option.names).front(), equal_text(option, table.text(option))});
+  }
+  return list;
+}
+
+EqualOptions equal_options(TrainOptions options, const DataSplit& data) {
+  OptionTable table("");
+  declare_options(table, options);
+  EqualOptions list = equal_options(table);
+  list.push_back({"the number of training images", std::to_string(data.training.size())});
+  list.push_back({"the number of test images", std::to_string(data.test.size())});
+  return list;
+}
+
+std::string take_line(std::string_view& text) {
+  const std::size_t end = std::min(text.find('\n'), text.size());
+  std::string line(text.substr(0, end));
+  text.remove_prefix(std::min(end + 1, text.size()));
+  return line;
+}
+
+std::string to_text(const EqualOptions& options) {
+  std::string text;
+  for (const EqualOption& option : options)
+    text += option.name + '\n' + option.value + '\n';
+  return text;
+}
+
+std::string difference(const EqualOptions& mine, int rank, std::string_view text_of_other, int other) {
+  const std::string of_other = "rank " + std::to_string(other);
+  for (const EqualOption& option : mine) {
+    const std::string name = take_line(text_of_other);
+    const std::string value = take_line(text_of_other);
+    if (name != option.name) {
+      return "rank " + std::to_string(rank) + " has other options than " + of_other +
+             "; check that both run the same version of train";
+    }
+    if (value != option.value) {
+      return name + " is " + option.value + " on rank " + std::to_string(rank) + " and " + value + " on " +
+             of_other + "; give all ranks the same value";
+    }
+  }
+  return "";
+}
+
+Result<> check_equal(Communicator& world, const EqualOptions& mine, std::optional<int> from) {
+  const int other = from.value_or(0);
+  std::string text = to_text(mine);
+  std::uint64_t size = text.size();
+  if (auto done = world.broadcast(std::as_writable_bytes(std::span(&size, 1)), other); !done) return done;
+  text.resize(size);
+  if (auto done = world.broadcast(std::as_writable_bytes(std::span(text)), other); !done) return done;
+  const std::string differs = difference(mine, world.rank(), text, other);
+  const auto own = differs.empty() ? Result<>() : Error{ErrorCode::kUsage, differs};
+  return from ? own : share_first_failure(world, own);
 }
 
 }  // namespace ddp::train

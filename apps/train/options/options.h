@@ -3,18 +3,62 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "apps/options/option_table.h"
 #include "apps/train/collectives/communicator.h"
+#include "apps/train/data/dataset.h"
 #include "apps/train/model/model.h"
-#include "apps/train/options/command_line.h"
 #include "apps/train/schedule/schedule.h"
+#include "base/result.h"
 
 namespace ddp::train {
+
+template <class Options>
+struct ParsedCommand {
+  std::optional<Options> options;  ///< empty: help or errors were printed
+  int exit_code = 0;               ///< 0 after --help and --version, 2 after errors
+};
+
+/// Declares -h, --help and --version.
+void declare_help(OptionTable& table);
+
+/// Prints all errors to stderr, each after the command's name: "train bench: ". Returns the exit code.
+int refuse(const std::string& command, const std::vector<std::string>& errors);
+
+/// Reads the words behind `argv[0]` into the fields of `table`, and prints help, the version or all errors.
+/// Returns the exit code if the program ends then. `complete` is called if there is no error. It returns a
+/// contradiction between the options; empty: none.
+std::optional<int> read_command_line(const std::string& command, OptionTable& table, int argc,
+                                     const char* const* argv, const std::function<std::string()>& complete);
+
+/// Returns the options that `declare` declares, for their pages.
+template <class Options>
+std::vector<OptionGroup> option_groups(void (*declare)(OptionTable& table, Options& options)) {
+  Options options;
+  OptionTable table("", true);
+  declare(table, options);
+  return table.groups();
+}
+
+/// As read_command_line. `complete` may also derive options that were not given.
+template <class Options>
+ParsedCommand<Options> parse_command(const std::string& command, const char* usage,
+                                     void (*declare)(OptionTable& table, Options& options),
+                                     std::string (*complete)(const OptionTable& table, Options& options),
+                                     int argc, const char* const* argv) {
+  Options options;
+  OptionTable table(usage, true);
+  declare(table, options);
+  const auto ended =
+      read_command_line(command, table, argc, argv, [&] { return complete ? complete(table, options) : ""; });
+  return ended ? ParsedCommand<Options>{std::nullopt, *ended} : ParsedCommand<Options>{options, 0};
+}
 
 /// kBfloat16: a GPU stores activations, their gradients and the weights for computing in bfloat16. Sums,
 /// gradients of weights, optimizer and master weights are float32.
@@ -103,5 +147,37 @@ std::string gpu_option(const TrainOptions& options);
 
 /// Returns why these options cannot run on a GPU: "--sync-bn cannot be combined with …"; empty: they can.
 std::string device_obstacle(const TrainOptions& options);
+
+/// An option that all ranks must be given alike, as text. Lists that differ only in values are a usage error.
+struct EqualOption {
+  std::string name;
+  std::string value;
+};
+using EqualOptions = std::vector<EqualOption>;
+
+/// Returns the options of a table that are declared `equal`: those that change what ranks compute or send
+/// together. A path only counts as given or not given: nodes may use other places.
+EqualOptions equal_options(const OptionTable& table);
+/// Returns the options of train that are declared `equal`, and the size of the data.
+EqualOptions equal_options(TrainOptions options, const DataSplit& data);
+
+/// Removes the first line of `text`, and returns it without its end.
+std::string take_line(std::string_view& text);
+
+/// to_text() makes the text for another rank. difference() returns the first difference from rank `other`:
+/// "--seed is 4 on rank 1 and 3 on rank 0; give all ranks the same value". Empty: none.
+std::string to_text(const EqualOptions& options);
+std::string difference(const EqualOptions& mine, int rank, std::string_view text_of_other, int other = 0);
+
+/// Returns the same error (kUsage) on all ranks if a rank differs from rank 0. With `from`, the rank whose
+/// state continues the training, only the ranks that differ from that rank get an error; the others then lose
+/// them. All ranks call it.
+Result<> check_equal(Communicator& world, const EqualOptions& mine, std::optional<int> from = std::nullopt);
+
+inline std::string given_text(bool given) {
+  return given ? "given" : "not given";
+}
+const char* comm_text(CommKind comm);
+const char* device_text(DeviceKind device);
 
 }  // namespace ddp::train

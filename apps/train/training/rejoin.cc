@@ -1,6 +1,5 @@
 #include "apps/train/training/rejoin.h"
 
-#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,7 +11,6 @@
 #include "apps/train/training/run_output.h"
 #include "apps/train/training/training_run.h"
 #include "apps/train/world/node_data.h"
-#include "apps/train/world/world.h"
 #include "base/parse_text.h"
 #include "rendezvous/worker_client/worker_link_client.h"
 

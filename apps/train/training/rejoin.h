@@ -1,7 +1,7 @@
 #pragma once
 
 #include "apps/train/options/options.h"
-#include "apps/train/world/worker_environment.h"
+#include "apps/train/world/world.h"
 #include "base/result.h"
 #include "rendezvous/worker/worker_protocol.h"
 

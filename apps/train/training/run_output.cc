@@ -10,11 +10,9 @@
 #include <cstdio>
 #include <ctime>
 #include <nlohmann/json.hpp>
-#include <string>
 
 #include "base/format_text.h"
 #include "base/host_name.h"
-#include "base/result.h"
 
 namespace ddp::train {
 

@@ -3,15 +3,156 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cmath>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <utility>
 
-#include "apps/train/collectives/communicator.h"
+#include "apps/train/data/hash.h"
 #include "apps/train/data/image_size.h"
-#include "apps/train/schedule/schedule.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
 
 namespace ddp::train {
+
+template <class T>
+GradientSync<T>::GradientSync(const GradientSyncSettings& settings, Model<T>& model,
+                              Communicator& communicator)
+    : settings_(settings),
+      model_(model),
+      communicator_(communicator),
+      buckets_(plan_buckets(model.parameter_tensors(), 1, sizeof(T), settings.first_bucket_bytes,
+                            settings.bucket_bytes)) {}
+
+template <class T>
+void GradientSync<T>::begin_step(int micro_batches) {
+  micro_batches_ = micro_batches;
+  micro_batch_ = 0;
+  next_bucket_ = 0;
+  started_.clear();
+  failed_ = Result<>();
+}
+
+template <class T>
+void GradientSync<T>::add_earlier(const GradientBucket& range) {
+  if (micro_batches_ == 1) return;
+  const std::size_t size = range.end - range.begin;
+  kernels::add<T>(model_.gradients_and_loss().subspan(range.begin, size),
+                  earlier_.span().subspan(range.begin, size));
+}
+
+template <class T>
+void GradientSync<T>::ready(std::size_t begin) {
+  if (!settings_.overlap || settings_.sharded || micro_batch_ + 1 < micro_batches_) return;
+  start_buckets(begin);
+  if (failed_) failed_ = communicator_.progress();
+}
+
+template <class T>
+void GradientSync<T>::start_buckets(std::size_t begin) {
+  for (; failed_ && next_bucket_ < buckets_.size() && buckets_[next_bucket_].begin >= begin; ++next_bucket_) {
+    const GradientBucket& bucket = buckets_[next_bucket_];
+    add_earlier(bucket);
+    const auto handle = communicator_.start_all_reduce(
+        model_.gradients_and_loss().subspan(bucket.begin, bucket.end - bucket.begin));
+    if (handle) {
+      started_.push_back(*handle);
+    } else {
+      failed_ = handle.error();
+    }
+  }
+}
+
+template <class T>
+void GradientSync<T>::end_of_micro_batch() {
+  ++micro_batch_;
+  if (micro_batch_ == micro_batches_) return;
+  const auto gradients = model_.gradients_and_loss();
+  if (earlier_.size() == 0) earlier_ = AlignedBuffer<T>(gradients.size());
+  if (micro_batch_ == 1) {
+    std::copy(gradients.begin(), gradients.end(), earlier_.data());
+  } else {
+    kernels::add<T>(earlier_.span(), gradients);
+  }
+}
+
+template <class T>
+Result<ReducedGradient> GradientSync<T>::finish() {
+  if (!failed_) return failed_.error();
+  return settings_.sharded ? finish_sharded() : finish_whole();
+}
+
+template <class T>
+void GradientSync<T>::clip_norm(std::span<T> gradients, ReducedGradient& reduced, double squared) const {
+  reduced.norm = std::sqrt(squared);
+  // The formula of torch.nn.utils.clip_grad_norm_.
+  const double factor = settings_.clip_norm / (reduced.norm + 1e-6);
+  if (factor < 1) kernels::average<T>(gradients, static_cast<T>(factor));
+}
+
+template <class T>
+Result<ReducedGradient> GradientSync<T>::finish_whole() {
+  start_buckets(0);  // buckets that were not sent during backward
+  if (!failed_) return failed_.error();
+  for (const auto handle : started_) {
+    if (auto done = communicator_.wait(handle); !done) return done.error();
+  }
+  const T share = T(1) / static_cast<T>(communicator_.world_size() * micro_batches_);
+  ReducedGradient reduced;
+  reduced.finite = kernels::average<T>(model_.gradients_and_loss(), share);
+  reduced.loss = static_cast<double>(model_.gradients_and_loss().back());
+  if (!reduced.finite) return reduced;
+  const auto gradients = model_.gradients();
+  own_gradients_ = gradients;
+  if (settings_.clip_value > 0) kernels::clip_value<T>(gradients, static_cast<T>(settings_.clip_value));
+  if (settings_.clip_norm > 0) clip_norm(gradients, reduced, kernels::squared_norm<T>(gradients));
+  return reduced;
+}
+
+template <class T>
+GradientBucket GradientSync<T>::own_part() const {
+  if (!settings_.sharded) return {0, model_.parameter_count()};
+  const std::size_t world = static_cast<std::size_t>(communicator_.world_size());
+  const std::size_t size = (model_.parameter_count() + world - 1) / world;
+  return {size * static_cast<std::size_t>(communicator_.rank()),
+          size * static_cast<std::size_t>(communicator_.rank() + 1)};
+}
+
+template <class T>
+Result<ReducedGradient> GradientSync<T>::finish_sharded() {
+  const std::size_t world = static_cast<std::size_t>(communicator_.world_size());
+  add_earlier({0, model_.gradients_and_loss().size()});
+  const double loss = static_cast<double>(model_.gradients_and_loss().back());
+  const std::span<T> padded = model_.padded_gradients(world);
+  if (auto done = communicator_.reduce_scatter_sum(padded); !done) return done.error();
+
+  const GradientBucket part = own_part();
+  const auto mine = padded.subspan(part.begin, part.end - part.begin);
+  own_gradients_ = mine;
+  const bool finite =
+      kernels::average<T>(mine, T(1) / static_cast<T>(communicator_.world_size() * micro_batches_));
+  if (settings_.clip_value > 0) kernels::clip_value<T>(mine, static_cast<T>(settings_.clip_value));
+  const double squared = settings_.clip_norm > 0 ? kernels::squared_norm<T>(mine) : 0;
+  // No rank has seen the whole sum here, so the ranks exchange what decides.
+  const std::uint64_t words[] = {std::bit_cast<std::uint64_t>(loss), std::bit_cast<std::uint64_t>(squared),
+                                 finite ? 1u : 0u};
+  const auto all = communicator_.all_gather(words);
+  if (!all) return all.error();
+  ReducedGradient reduced;
+  double total = 0;
+  for (std::size_t i = 0; i < all->size(); i += 3) {
+    reduced.loss += std::bit_cast<double>((*all)[i]);
+    total += std::bit_cast<double>((*all)[i + 1]);
+    reduced.finite = reduced.finite && (*all)[i + 2] != 0;
+  }
+  reduced.loss /= static_cast<double>(communicator_.world_size()) * micro_batches_;
+  reduced.finite = reduced.finite && std::isfinite(reduced.loss);
+  if (reduced.finite && settings_.clip_norm > 0) clip_norm(mine, reduced, total);
+  return reduced;
+}
+
+template class GradientSync<float>;
+template class GradientSync<double>;
 
 namespace {
 
@@ -391,6 +532,91 @@ Result<StepReport> Trainer<T>::device_step(DeviceEpoch<T>& epoch) {
   report.images = epoch.images();
   count_step(outcome->finite, epoch.batches());
   return report;
+}
+
+template <class T>
+Result<> Trainer<T>::check_dropped(int limit) const {
+  if (dropped_in_a_row_ < limit) return {};
+  return Error{ErrorCode::kUsage, "the gradients of " + std::to_string(dropped_in_a_row_) +
+                                      " steps in a row, up to step " + std::to_string(position_.step) +
+                                      ", are not finite: training has diverged; try a smaller --lr"};
+}
+
+/// Averages over all ranks of the world; each rank of `over` counts `weight` times. A failed sum leaves
+/// undefined values, so a rank that may rejoin restores its own.
+template <class T>
+Result<> Trainer<T>::average(Communicator& over, std::span<T> values, int weight) {
+  if (options_.rejoin) kept_.assign(values.begin(), values.end());
+  if (weight != 1) kernels::average<T>(values, static_cast<T>(weight));
+  if (auto done = over.all_reduce_sum(values); !done) {
+    if (options_.rejoin) std::ranges::copy(kept_, values.begin());
+    return done;
+  }
+  kernels::average<T>(values, T(1) / static_cast<T>(communicators_.world->world_size()));
+  return {};
+}
+
+template <class T>
+Result<> Trainer<T>::average_nodes() {
+  Communicator* between = communicators_.between;
+  if (between == nullptr || between->world_size() == 1 || averaged_step_ == position_.step) return {};
+  fetch();
+  if (auto done = average(*between, model_.parameters(), communicators_.node->world_size()); !done)
+    return of(done.error(), "the nodes' average after step " + std::to_string(position_.step));
+  averaged_step_ = position_.step;
+  return {};
+}
+
+template <class T>
+Result<> Trainer<T>::average_running_statistics() {
+  const std::span<T> running = model_.running_statistics();
+  if (running.empty() || communicators_.world->world_size() == 1) return {};
+  fetch();
+  if (auto done = average(*communicators_.world, running, 1); !done)
+    return of(done.error(), "the running statistics after step " + std::to_string(position_.step));
+  return {};
+}
+
+template <class T>
+Result<Accuracy> Trainer<T>::evaluate() {
+  const std::size_t world = static_cast<std::size_t>(communicators_.world->world_size());
+  const std::size_t rank = static_cast<std::size_t>(communicators_.world->rank());
+  const std::size_t begin = data_.test.size() * rank / world;
+  const std::size_t end = data_.test.size() * (rank + 1) / world;
+
+  std::uint64_t mine[2] = {0, end - begin};
+  std::vector<std::uint32_t> samples;
+  for (std::size_t at = begin; at < end; at += samples.size()) {
+    report_phase("test");
+    if (is_revoked(communicators_.interrupt)) return revoked_error();
+    samples.resize(std::min<std::size_t>(end - at, static_cast<std::size_t>(options_.batch_size)));
+    std::iota(samples.begin(), samples.end(), static_cast<std::uint32_t>(at));
+    const auto labels = std::span(test_labels_).first(samples.size());
+    fill_batch<T>(data_.test, samples, model_.image_border(), test_images_.data(), labels);
+    mine[0] += static_cast<std::uint64_t>(model_.evaluate(test_images_.data(), labels).correct);
+  }
+  const auto all = communicators_.world->all_gather(mine);
+  if (!all) return of(all.error(), "the test results after step " + std::to_string(position_.step));
+  Accuracy accuracy;
+  for (std::size_t i = 0; i < all->size(); i += 2) {
+    accuracy.correct += (*all)[i];
+    accuracy.total += (*all)[i + 1];
+  }
+  return accuracy;
+}
+
+template <class T>
+std::uint64_t Trainer<T>::weights_hash() {
+  fetch();
+  return fnv_hash(std::as_bytes(model_.running_statistics()), fnv_hash(std::as_bytes(model_.parameters())));
+}
+
+template <class T>
+Result<std::vector<std::uint64_t>> Trainer<T>::gather_hashes() {
+  const std::uint64_t mine[] = {weights_hash()};
+  auto all = communicators_.world->all_gather(mine);
+  if (!all) return of(all.error(), "the weights' hashes");
+  return all;
 }
 
 template class Trainer<float>;

@@ -1,30 +1,29 @@
 #include "apps/train/training/training_run.h"
 
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <chrono>
 #include <cinttypes>
-#include <cstdio>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "apps/train/checkpoint/model_file.h"
-#include "apps/train/collectives/communicator.h"
+#include "apps/train/data/hash.h"
 #include "apps/train/gpu/device_model.h"
 #include "apps/train/model/conv_net.h"
 #include "apps/train/model/mlp.h"
 #include "apps/train/model/model.h"
-#include "apps/train/options/equal_options.h"
 #include "apps/train/training/checkpoint_run.h"
-#include "apps/train/training/equal_data.h"
-#include "apps/train/training/profile_report.h"
-#include "apps/train/training/progress.h"
 #include "apps/train/training/run_output.h"
-#include "apps/train/training/training_state.h"
+#include "apps/train/training/step_profile.h"
 #include "base/clock.h"
 #include "base/format_text.h"
+#include "base/host_name.h"
 #include "rendezvous/worker_client/worker_link_client.h"
 
 namespace ddp::train {
@@ -32,6 +31,230 @@ namespace ddp::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kBarInterval{100};
+constexpr int kBarCells = 20;
+
+/// Returns " loss MEAN"; empty if no step counts.
+std::string loss_text(double sum, int steps) {
+  return steps == 0 ? "" : format_text(" loss %.4g", sum / steps);
+}
+
+/// Reports a training's progress on rank 0; other ranks report nothing. On stdout: a line per interval and
+/// per epoch and, if requested, one bar that is redrawn in place. In the metrics file: a record per line
+/// (docs/users/train.md).
+class Progress {
+ public:
+  explicit Progress(const TrainOptions& options)
+      : bar_mode_(options.bar),
+        interval_(options.log_interval),
+        epochs_(options.epochs),
+        metrics_path_(options.metrics_file) {}
+
+  /// Sets this rank's number and the number of ranks.
+  void attach(int rank, int world_size) {
+    clear_bar();
+    restart();
+    world_size_ = world_size;
+    speaks_ = rank == 0;
+    bar_ = speaks_ &&
+           (bar_mode_ == BarMode::kAlways || (bar_mode_ == BarMode::kAuto && ::isatty(STDOUT_FILENO) == 1));
+  }
+
+  /// Opens the metrics file for appending, unless it is open.
+  Result<> open() {
+    if (!speaks_ || metrics_path_.empty() || metrics_.is_open()) return {};
+    auto opened = metrics_.open("--metrics-file", metrics_path_);
+    if (opened || opened.error().sys != ENOENT) return opened;
+    Error error = opened.error();
+    error.text += "; give a file in a directory that exists on the node of rank 0";
+    return error;
+  }
+
+  void step(const StepReport& report) {
+    if (!speaks_) return;
+    if (metrics_.is_open()) metrics_.append(step_record(report));
+
+    images_ += report.images;
+    if (report.dropped) {
+      say("step " + std::to_string(report.total) +
+          " dropped on all ranks: the gradient is not finite; the weights are unchanged");
+    } else {
+      loss_ += report.loss;
+      ++steps_;
+    }
+    if (bar_) draw_bar(report);
+    if (report.step % interval_ != 0 && report.step != report.steps) return;
+    end_interval(report);
+  }
+
+  /// `loss` is a sum over `steps`.
+  void epoch(std::int64_t epoch, const Accuracy& accuracy, double loss, int steps, double seconds) {
+    if (!speaks_) return;
+    say(format_text("epoch %" PRId64 "/%d%s test accuracy %.2f %% in %.1f s", epoch + 1, epochs_,
+                    loss_text(loss, steps).c_str(), accuracy.percent(), seconds));
+    if (metrics_.is_open()) {
+      auto record = begin_record("epoch", 0, world_size_);
+      record.update({{"epoch", epoch + 1},
+                     {"test_correct", accuracy.correct},
+                     {"test_total", accuracy.total},
+                     {"loss", loss / steps},
+                     {"seconds", rounded(seconds, 3)}});
+      metrics_.append(record_line(record));
+    }
+    restart();
+  }
+
+  /// Prints a line of its own.
+  void say(const std::string& line) {
+    if (!speaks_) return;
+    clear_bar();
+    print_out("%s\n", line.c_str());
+  }
+
+ private:
+  std::string step_record(const StepReport& report) const {
+    auto record = begin_record("step", 0, world_size_);
+    record.update({{"step", report.total},
+                   {"epoch", report.epoch + 1},
+                   {"loss", report.loss},
+                   {"lr", report.lr},
+                   {"images", report.images}});
+    if (report.norm > 0) record["norm"] = report.norm;
+    record["dropped"] = report.dropped;
+    for (std::size_t i = 0; i < kPhases; ++i)
+      record["seconds"][std::string(kPhaseNames[i])] = rounded(report.times[i], 6);
+    return record_line(record);
+  }
+
+  void end_interval(const StepReport& report) {
+    const double rate = static_cast<double>(images_) / seconds_since(start_);
+    say(format_text("epoch %d/%d step %d/%d%s %.0f images/s", report.epoch + 1, epochs_, report.step,
+                    report.steps, loss_text(loss_, steps_).c_str(), rate));
+    if (metrics_.is_open()) {
+      auto record = begin_record("interval", 0, world_size_);
+      record.update({{"step", report.total},
+                     {"epoch", report.epoch + 1},
+                     {"loss", loss_ / steps_},
+                     {"images_per_second", rounded(rate, 1)}});
+      metrics_.append(record_line(record));
+    }
+    restart();
+  }
+
+  void draw_bar(const StepReport& report) {
+    const auto now = Clock::now();
+    if (bar_shown_ && now - drawn_ < kBarInterval) return;
+    drawn_ = now;
+    bar_shown_ = true;
+    const int full = report.step * kBarCells / report.steps;
+    const std::string cells = std::string(static_cast<std::size_t>(full), '#') +
+                              std::string(static_cast<std::size_t>(kBarCells - full), '.');
+    print_out("\repoch %d/%d [%s] %d/%d loss %.4g", report.epoch + 1, epochs_, cells.c_str(), report.step,
+              report.steps, report.loss);
+  }
+
+  void clear_bar() {
+    if (bar_shown_) print_out("\r\033[K");
+    bar_shown_ = false;
+  }
+
+  void restart() {
+    start_ = Clock::now();
+    images_ = 0;
+    loss_ = 0;
+    steps_ = 0;
+  }
+
+  BarMode bar_mode_;
+  int world_size_ = 1;
+  bool speaks_ = false;
+  bool bar_ = false;
+  int interval_;
+  int epochs_;
+  std::string metrics_path_;
+  LineFile metrics_;
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point drawn_{};
+  bool bar_shown_ = false;
+  std::size_t images_ = 0;
+  double loss_ = 0;
+  int steps_ = 0;
+};
+
+/// Returns the hosts by rank, cut to kHostFields.
+Result<std::vector<std::string>> gather_hosts(Communicator& world) {
+  constexpr std::size_t kHostFields = 9;  // 64 letters and a terminating zero
+  std::array<std::uint64_t, kHostFields> mine{};
+  host_name().copy(reinterpret_cast<char*>(mine.data()), sizeof mine - 1);
+  const auto all = world.all_gather(mine);
+  if (!all) return all.error();
+  std::vector<std::string> hosts;
+  for (std::size_t at = 0; at < all->size(); at += kHostFields)
+    hosts.emplace_back(reinterpret_cast<const char*>(all->data() + at));
+  return hosts;
+}
+
+/// Names the ranks whose value is not `right`, at most 8: "rank 2 (gpu02), rank 3 (gpu02)".
+std::string differing_ranks(const std::vector<std::uint64_t>& values, std::uint64_t right,
+                            const std::vector<std::string>& hosts) {
+  std::vector<std::string> differing;
+  for (std::size_t rank = 0; rank < values.size(); ++rank)
+    if (values[rank] != right) differing.push_back("rank " + std::to_string(rank) + " (" + hosts[rank] + ")");
+  return join_some(differing, 8);
+}
+
+}  // namespace
+
+std::size_t most_frequent(const std::vector<std::uint64_t>& values) {
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < values.size(); ++i) {
+    if (std::ranges::count(values, values[i]) > std::ranges::count(values, values[best])) best = i;
+  }
+  return best;
+}
+
+Result<> check_equal_data(Communicator& world, const DataSplit& mine, std::optional<int> from) {
+  constexpr std::array kFiles = {
+      "training images (train-images-idx3-ubyte)", "training labels (train-labels-idx1-ubyte)",
+      "test images (t10k-images-idx3-ubyte)", "test labels (t10k-labels-idx1-ubyte)"};
+  const std::vector<std::uint64_t> words(mine.checksums.begin(), mine.checksums.end());
+  const auto all = world.all_gather(words);
+  if (!all) return all.error();
+  std::array<std::vector<std::uint64_t>, kFiles.size()> files;  // each by rank
+  for (std::size_t at = 0; at < all->size(); ++at)
+    files[at % files.size()].push_back((*all)[at]);
+  const auto differ = [](const auto& values) {
+    return std::ranges::count(values, values[0]) != std::ssize(values);
+  };
+  if (std::ranges::none_of(files, differ)) return {};
+  const auto hosts = gather_hosts(world);
+  if (!hosts) return hosts.error();
+  const auto rank_text = [&hosts](std::size_t rank) {
+    return "rank " + std::to_string(rank) + " (" + (*hosts)[rank] + ")";
+  };
+  for (std::size_t file = 0; file < files.size(); ++file) {
+    const std::vector<std::uint64_t>& values = files[file];
+    const std::string what = std::string("the ") + kFiles[file] + " of ";
+    if (from) {
+      const auto own = static_cast<std::size_t>(world.rank()), source = static_cast<std::size_t>(*from);
+      if (values[own] == values[source]) continue;
+      return Error{ErrorCode::kUsage, what + rank_text(own) + " have the CRC-32 " +
+                                          crc32_text(mine.checksums[file]) + ", and those of " +
+                                          rank_text(source) + ", with which the training was begun, " +
+                                          crc32_text(static_cast<std::uint32_t>(values[source])) +
+                                          "; give all nodes the same data"};
+    }
+    if (!differ(values)) continue;
+    const std::size_t right = most_frequent(values);
+    return Error{ErrorCode::kUsage, what + differing_ranks(values, values[right], *hosts) +
+                                        " are not those of " + rank_text(right) +
+                                        "; give all nodes the same data"};
+  }
+  return {};
+}
+
+namespace {
 
 std::string hash_text(std::uint64_t hash) {
   return format_text("%016" PRIx64, hash);

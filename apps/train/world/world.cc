@@ -1,25 +1,154 @@
 #include "apps/train/world/world.h"
 
+#include <charconv>
+#include <limits>
 #include <numeric>
-#include <string>
-#include <utility>
+#include <string_view>
 
-#include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/cpu/node_communicator.h"
 #include "apps/train/collectives/cpu/peer_connect.h"
 #include "apps/train/collectives/cpu/shm_group.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
 #include "apps/train/flight_recorder/recorded_communicator.h"
 #include "apps/train/gpu/device_model.h"
-#include "apps/train/options/equal_options.h"
-#include "apps/train/world/agree_on_choice.h"
-#include "apps/train/world/find_nodes.h"
-#include "apps/train/world/store_directory.h"
 #include "base/host_name.h"
+#include "base/parse_text.h"
 
 namespace ddp::train {
 
 namespace {
+
+using Getter = std::function<const char*(const char*)>;
+
+Result<std::int64_t> number(const Getter& get, const char* name, std::int64_t least, std::int64_t most) {
+  const char* value = get(name);
+  if (value == nullptr) {
+    return Error{ErrorCode::kUsage, std::string(name) +
+                                        " is not set; start train with ddplaunch (or torchrun), or " +
+                                        "without RANK and WORLD_SIZE for a single process"};
+  }
+  const auto result = parse_number<std::int64_t>(value);
+  if (!result || *result < least || *result > most) {
+    return Error{ErrorCode::kUsage, std::string(name) + "=\"" + value + "\" is not a number from " +
+                                        std::to_string(least) + " to " + std::to_string(most)};
+  }
+  return *result;
+}
+
+Result<std::int64_t> number_or(const Getter& get, const char* name, std::int64_t least, std::int64_t most,
+                               std::int64_t missing) {
+  if (get(name) == nullptr) return missing;
+  return number(get, name, least, most);
+}
+
+}  // namespace
+
+Result<WorkerEnvironment> read_worker_environment(const Getter& get) {
+  constexpr std::int64_t kMost = 1'000'000;
+  WorkerEnvironment result;
+  if (const char* control = get("DDPLAUNCH_CONTROL")) result.control = control;
+  if (const char* collectives = get("DDPLAUNCH_COLLECTIVES")) result.collectives = collectives;
+  if (get("RANK") == nullptr && get("WORLD_SIZE") == nullptr) return result;
+
+  const auto world = number(get, "WORLD_SIZE", 1, kMost);
+  if (!world) return world.error();
+  const auto rank = number(get, "RANK", 0, *world - 1);
+  if (!rank) return rank.error();
+  const auto local_rank = number_or(get, "LOCAL_RANK", 0, kMost, 0);
+  if (!local_rank) return local_rank.error();
+  const auto local_world = number_or(get, "LOCAL_WORLD_SIZE", 1, *world, 0);
+  if (!local_world) return local_world.error();
+  const auto node = number_or(get, "GROUP_RANK", 0, kMost, -1);
+  if (!node) return node.error();
+  const auto attempt =
+      number_or(get, "TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::uint32_t>::max(), 0);
+  if (!attempt) return attempt.error();
+  const auto restarts = number_or(get, "TORCHELASTIC_MAX_RESTARTS", 0, std::numeric_limits<int>::max(), -1);
+  if (!restarts) return restarts.error();
+  result.rank = static_cast<int>(*rank);
+  result.world_size = static_cast<int>(*world);
+  result.local_rank = static_cast<int>(*local_rank);
+  result.local_world_size = static_cast<int>(*local_world);
+  result.node = static_cast<int>(*node);
+  result.attempt = static_cast<std::uint32_t>(*attempt);
+  result.max_restarts = *restarts;
+  if (const char* run_id = get("TORCHELASTIC_RUN_ID")) result.run_id = run_id;
+  if (result.world_size == 1) return result;
+
+  const auto port = number(get, "MASTER_PORT", 1, 65'535);
+  if (!port) return port.error();
+  result.master_port = static_cast<std::uint16_t>(*port);
+  const char* address = get("MASTER_ADDR");
+  if (address == nullptr || *address == 0) {
+    return Error{ErrorCode::kUsage, "MASTER_ADDR is not set, but WORLD_SIZE is " + std::to_string(*world)};
+  }
+  result.master_addr = address;
+  const char* agent_store = get("TORCHELASTIC_USE_AGENT_STORE");
+  result.agent_store = agent_store != nullptr && std::string_view(agent_store) == "True";
+  return result;
+}
+
+namespace {
+
+/// The ranks of a node, as its first rank reports them.
+struct NodeRankRange {
+  int first = 0;
+  int count = 0;
+};
+
+std::string encode(const NodeRankRange& ranks) {
+  return std::to_string(ranks.first) + " " + std::to_string(ranks.count);
+}
+
+std::optional<NodeRankRange> decode(std::string_view text) {
+  NodeRankRange ranks;
+  const char* end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, ranks.first);
+  if (first.ec != std::errc() || first.ptr == end || *first.ptr != ' ') return std::nullopt;
+  const auto count = std::from_chars(first.ptr + 1, end, ranks.count);
+  if (count.ec != std::errc() || count.ptr != end || ranks.first < 0 || ranks.count < 1) return std::nullopt;
+  return ranks;
+}
+
+/// Returns all nodes with their ranks, as the first rank of each node reports them through the store. All
+/// ranks call it. kTimeout names the node that is missing; kUsage: the environment contradicts itself.
+Result<NodeMap> find_nodes(const WorkerEnvironment& environment, std::chrono::milliseconds start_timeout,
+                           PeerDirectory& directory) {
+  NodeMap map;
+  map.node = environment.node;
+  map.local_rank = environment.local_rank;
+  const auto key = [](int node) { return "node/" + std::to_string(node); };
+  if (environment.local_rank == 0) {
+    auto published =
+        directory.share(key(environment.node), encode({environment.rank, environment.local_world_size}));
+    if (!published) return within(rank_text(environment), published.error());
+  }
+  for (int node = 0, known = 0; known < environment.world_size; ++node) {
+    const auto text = directory.find(key(node), start_timeout);
+    if (!text && text.error().code == ErrorCode::kTimeout) {
+      return Error{ErrorCode::kTimeout,
+                   rank_text(environment) + " cannot find node " + std::to_string(node) +
+                       ": its first rank has not reached the store in time; check that it started"};
+    }
+    if (!text) return within(rank_text(environment), text.error());
+    const auto ranks = decode(*text);
+    if (!ranks)
+      return Error{ErrorCode::kProtocol,
+                   rank_text(environment) + ": node " + key(node) + " is \"" + *text + "\""};
+    map.ranks.emplace_back(static_cast<std::size_t>(ranks->count));
+    std::iota(map.ranks.back().begin(), map.ranks.back().end(), ranks->first);
+    known += ranks->count;
+  }
+  const bool mine =
+      static_cast<std::size_t>(map.node) < map.ranks.size() &&
+      static_cast<std::size_t>(map.local_rank) < map.ranks[static_cast<std::size_t>(map.node)].size() &&
+      map.rank() == environment.rank;
+  if (mine && map.world_size() == environment.world_size) return map;
+  return Error{ErrorCode::kUsage,
+               rank_text(environment) +
+                   ": RANK contradicts GROUP_RANK, LOCAL_RANK and LOCAL_WORLD_SIZE: "
+                   "the ranks of a node must be consecutive; --comm tcp works without this"};
+}
 
 bool knows_nodes(const WorkerEnvironment& environment) {
   return environment.node >= 0 && environment.local_world_size > 0;
@@ -49,7 +178,7 @@ NodeConfig node_config(const WorkerEnvironment& environment, const WorldOptions&
 }
 
 Result<std::shared_ptr<ShmGroup>> open_group(const NodeConfig& config, PeerDirectory& directory) {
-  auto links = NodeMeeting(directory).links(config);
+  auto links = meet_node(config, directory);
   if (!links) return links.error();
   auto group = ShmGroup::open(config, std::move(*links));
   if (!group) return group.error();

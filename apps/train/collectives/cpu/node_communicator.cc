@@ -12,10 +12,8 @@
 #include <cerrno>
 #include <cstring>
 #include <span>
-#include <utility>
 
 #include "apps/train/collectives/cpu/peer_connect.h"
-#include "apps/train/collectives/cpu/shm_group.h"
 
 namespace ddp::train {
 
@@ -449,8 +447,7 @@ Result<std::vector<NodePeer>> gather_members(const NodeConfig& config, int liste
       return Error{ErrorCode::kTimeout, me(config) + " cannot find " +
                                             rank_text(config, static_cast<int>(absent - members.begin())) +
                                             " of the same node; check that it started, and in the same "
-                                            "network namespace; --comm tcp needs no "
-                                            "shared memory"};
+                                            "network namespace; --comm tcp needs no shared memory"};
     }
     if (!ready) return within(me(config), ready.error());
     auto member = hear_member(config, listener, deadline);
@@ -558,11 +555,11 @@ Result<NodeLinks> follow(const NodeConfig& config, PeerDirectory& directory, con
 
 }  // namespace
 
-Result<NodeLinks> NodeMeeting::links(const NodeConfig& config) {
+Result<NodeLinks> meet_node(const NodeConfig& config, PeerDirectory& directory) {
   const Deadline deadline = std::chrono::steady_clock::now() + config.start_timeout;
   const std::string key = config.group + "/shm";
-  return config.local_rank == 0 ? lead(config, directory_, key, deadline)
-                                : follow(config, directory_, key, deadline);
+  return config.local_rank == 0 ? lead(config, directory, key, deadline)
+                                : follow(config, directory, key, deadline);
 }
 
 }  // namespace ddp::train

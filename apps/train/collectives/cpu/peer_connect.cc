@@ -8,13 +8,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <map>
-#include <memory>
 #include <utility>
-#include <vector>
 
-#include "apps/train/collectives/cpu/tcp_communicator.h"
 #include "apps/train/data/hash.h"
 #include "apps/train/kernels/cpu/little_endian.h"
 #include "base/format_text.h"

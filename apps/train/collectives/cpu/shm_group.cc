@@ -10,12 +10,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
-#include <cstdio>
-#include <cstring>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "apps/train/collectives/cpu/peer_connect.h"
 #include "base/format_text.h"
@@ -209,8 +203,7 @@ Error ShmGroup::ended_by_mark() {
   if (whom == config_.ranks[static_cast<std::size_t>(rank())]) {
     return fail({ErrorCode::kLinkLost, me() +
                                            " was reported lost by the other ranks as silent or in another "
-                                           "collective (was this process stopped?) "
-                                           "during " +
+                                           "collective (was this process stopped?) during " +
                                            std::string(kind_text(kind_))});
   }
   const bool here = std::find(config_.ranks.begin(), config_.ranks.end(), whom) != config_.ranks.end();

@@ -41,25 +41,6 @@ struct NodeConfig {
   int interrupt = -1;  ///< not owned
 };
 
-/// Gives a rank its NodeLinks. The launcher's agent can become another source.
-class NodeLinkSource {
- public:
-  virtual ~NodeLinkSource() = default;
-  virtual Result<NodeLinks> links(const NodeConfig& config) = 0;
-};
-
-/// Local rank 0 makes the segment and listens on an abstract unix socket, whose random name it publishes in
-/// the directory. The other ranks connect and receive all descriptors by SCM_RIGHTS. Both sides check that
-/// the other end is the same user, and check rank, job and attempt by a hello.
-class NodeMeeting final : public NodeLinkSource {
- public:
-  explicit NodeMeeting(PeerDirectory& directory) : directory_(directory) {}
-  Result<NodeLinks> links(const NodeConfig& config) override;
-
- private:
-  PeerDirectory& directory_;
-};
-
 /// Memory of one rank that the other ranks of its node also map, so that they read and write it without
 /// copies. A memfd backs it, empty until its owner gives it a size. The memfd has no name, so nothing is left
 /// behind.

@@ -9,9 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdio>
 #include <iterator>
-#include <utility>
 #include <vector>
 
 #include "apps/train/collectives/cpu/peer_connect.h"

@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <iterator>
 
-#include "apps/train/collectives/nccl/nccl_id.h"
-#include "apps/train/gpu/library_files.h"
+#include "apps/train/collectives/nccl/nccl_settings.h"
+#include "apps/train/gpu/cuda_runtime.h"
 #include "base/safe_text.h"
 
 namespace ddp::train {

@@ -3,16 +3,13 @@
 #include <poll.h>
 
 #include <atomic>
-#include <cerrno>
 #include <condition_variable>
+#include <cstdio>
 #include <deque>
 #include <mutex>
 #include <thread>
-#include <utility>
-#include <vector>
 
-#include "apps/train/collectives/communicator.h"
-#include "apps/train/collectives/nccl/nccl_id.h"
+#include "apps/train/collectives/nccl/nccl_settings.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "base/format_text.h"
 
@@ -379,6 +376,134 @@ std::shared_ptr<NcclLink::CommunicatorEndings> NcclLink::begin_endings(bool abor
     }).detach();
   }
   return endings;
+}
+
+NcclMemory::~NcclMemory() {
+  for (void* block : blocks_)
+    (void)(*library_)->release(block);
+}
+
+bool NcclMemory::is_possible() const {
+  const NcclFunctions& nccl = *library_->operator->();
+  return nccl.allocate != nullptr && nccl.release != nullptr && nccl.register_memory != nullptr &&
+         nccl.deregister_memory != nullptr;
+}
+
+Result<std::span<std::byte>> NcclMemory::allocate(ncclComm_t comm, std::size_t bytes) {
+  constexpr std::size_t kAlignment = 4096;  // NCCL_WIN_REQUIRED_ALIGNMENT
+  const std::size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  void* block = nullptr;
+  if (const auto result = (*library_)->allocate(&block, size); result != ncclSuccess)
+    return Error{ErrorCode::kSystem, "ncclMemAlloc: " + library_->text_of(result, comm)};
+  blocks_.push_back(block);
+  auto* const data = static_cast<std::byte*>(block);
+  if (auto zeroed = device_->zero(data, size); !zeroed) return zeroed.error();
+  return std::span(data, size);
+}
+
+bool NcclMemory::register_alone(ncclComm_t comm, std::span<std::byte> block) {
+  void* handle = nullptr;
+  const auto result = (*library_)->register_memory(comm, block.data(), block.size(), &handle);
+  if (result == ncclSuccess) {
+    registrations_.push_back({comm, handle, false, block.data()});
+    return true;
+  }
+  if (!std::exchange(said_, true)) {
+    std::fprintf(stderr, "train: sums are copied through NCCL's buffers: ncclCommRegister: %s\n",
+                 library_->text_of(result, comm).c_str());
+  }
+  return false;
+}
+
+void NcclMemory::take_back(ncclComm_t comm) {
+  if (registrations_.back().handle != nullptr)
+    (void)(*library_)->deregister_memory(comm, registrations_.back().handle);
+  registrations_.pop_back();
+}
+
+std::vector<NcclMemory::Registration> NcclMemory::take_registrations(ncclComm_t comm) {
+  std::vector<Registration> taken;
+  std::erase_if(registrations_, [&](const Registration& one) {
+    if (one.comm == comm && one.handle != nullptr) taken.push_back(one);
+    return one.comm == comm;
+  });
+  return taken;
+}
+
+void NcclMemory::leave_registrations(ncclComm_t comm) {
+  for (const Registration& one : registrations_) {
+    if (one.comm == comm && one.is_window) std::erase(blocks_, one.block);
+  }
+  (void)take_registrations(comm);
+}
+
+namespace {
+
+class CudaDevice final : public NcclDevice {
+ public:
+  explicit CudaDevice(int gpu) : gpu_(gpu) {}
+  ~CudaDevice() override {
+    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+  }
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  Result<> open() {
+    if (auto done = take(); !done) return done;
+    cudaDeviceProp properties{};
+    if (auto done = cuda_check(cudaGetDeviceProperties(&properties, gpu_), "cudaGetDeviceProperties"); !done)
+      return done;
+    name_ = "GPU " + std::to_string(gpu_) + " (" + properties.name + ")";
+    // The default stream would wait for every other stream.
+    return cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
+                      "cudaStreamCreateWithFlags");
+  }
+
+  std::string name() const override { return name_; }
+  Result<> take() override { return cuda_check(cudaSetDevice(gpu_), "cudaSetDevice"); }
+  void* stream() override { return stream_; }
+
+  Result<std::byte*> allocate(std::size_t bytes) override {
+    void* data = nullptr;
+    if (auto done = cuda_check(cudaMalloc(&data, bytes), "cudaMalloc"); !done) return done.error();
+    return static_cast<std::byte*>(data);
+  }
+  void release(std::byte* data) override { (void)cudaFree(data); }
+  Result<> zero(std::byte* data, std::size_t bytes) override {
+    const auto begun = cuda_check(cudaMemsetAsync(data, 0, bytes, stream_), "cudaMemsetAsync");
+    return begun ? wait_for_stream(stream_, kCopyTimeout, "the zeros of new memory") : begun;
+  }
+
+  Result<> to_device(std::byte* device, const std::byte* host, std::size_t bytes) override {
+    // The runtime copies pageable memory before it returns.
+    return cuda_check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_),
+                      "cudaMemcpyAsync");
+  }
+  Result<> to_host(std::byte* host, const std::byte* device, std::size_t bytes) override {
+    if (auto done = cuda_check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_),
+                               "cudaMemcpyAsync");
+        !done)
+      return done;
+    return wait_for_stream(stream_, kCopyTimeout, "a copy");
+  }
+  Result<bool> is_idle(void* stream) override {
+    return cuda_is_done(cudaStreamQuery(static_cast<cudaStream_t>(stream)), "cudaStreamQuery");
+  }
+
+ private:
+  /// Long enough for a full GPU memory over a slow bus.
+  static constexpr std::chrono::seconds kCopyTimeout{60};
+  int gpu_;
+  std::string name_;
+  cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<NcclDevice>> open_cuda_device(int gpu) {
+  auto device = std::make_unique<CudaDevice>(gpu);
+  if (auto opened = device->open(); !opened) return opened.error();
+  return std::unique_ptr<NcclDevice>(std::move(device));
 }
 
 }  // namespace ddp::train

@@ -12,12 +12,87 @@
 #include <vector>
 
 #include "apps/train/collectives/communicator.h"
-#include "apps/train/collectives/nccl/nccl_device.h"
 #include "apps/train/collectives/nccl/nccl_library.h"
-#include "apps/train/collectives/nccl/nccl_memory.h"
 #include "base/result.h"
 
 namespace ddp::train {
+
+/// The GPU of one rank as NCCL's communicators use it: memory and a stream of its own. Tests use plain memory
+/// instead. One thread, except for take().
+class NcclDevice {
+ public:
+  virtual ~NcclDevice() = default;
+
+  /// Returns "GPU 0 (NVIDIA H100)".
+  virtual std::string name() const = 0;
+  /// Makes it the calling thread's device.
+  virtual Result<> take() = 0;
+  /// Returns a cudaStream_t.
+  virtual void* stream() = 0;
+  virtual Result<std::byte*> allocate(std::size_t bytes) = 0;
+  virtual void release(std::byte* data) = 0;
+  /// Requires an idle stream. The memory is zero on return.
+  virtual Result<> zero(std::byte* data, std::size_t bytes) = 0;
+  /// Copies in the stream's order. The host's memory may be reused on return.
+  virtual Result<> to_device(std::byte* device, const std::byte* host, std::size_t bytes) = 0;
+  /// Requires an idle stream. The copy is complete on return. kTimeout: the GPU does not finish the copy.
+  virtual Result<> to_host(std::byte* host, const std::byte* device, std::size_t bytes) = 0;
+  /// Returns true if all work in `stream` is done. Never blocks. Errors of the work appear here.
+  virtual Result<bool> is_idle(void* stream) = 0;
+};
+
+Result<std::unique_ptr<NcclDevice>> open_cuda_device(int gpu);
+
+/// Memory that NCCL allocated, registered with a communicator. If the machine supports it, NCCL reads and
+/// writes this memory without copies through its own buffers. One thread. NcclLink makes registrations of all
+/// ranks together (windows).
+class NcclMemory {
+ public:
+  NcclMemory(std::shared_ptr<const NcclLibrary> library, std::shared_ptr<NcclDevice> device)
+      : library_(std::move(library)), device_(std::move(device)) {}
+  /// Frees all memory. The communicators and all work that uses the memory must have ended: unlike cudaFree,
+  /// ncclMemFree does not wait for that work.
+  ~NcclMemory();
+  NcclMemory(const NcclMemory&) = delete;
+  NcclMemory& operator=(const NcclMemory&) = delete;
+
+  /// Returns whether the library can allocate and register memory.
+  bool is_possible() const;
+  /// Returns zeroed memory whose size is a multiple of a window's alignment. Fails with kSystem and NCCL's
+  /// text.
+  Result<std::span<std::byte>> allocate(ncclComm_t comm, std::size_t bytes);
+  /// Calls ncclCommRegister, which asks no other rank. False: NCCL cannot, which is reported on stderr once.
+  bool register_alone(ncclComm_t comm, std::span<std::byte> block);
+  /// Undoes the last successful register_alone().
+  void take_back(ncclComm_t comm);
+  /// Call before all ranks make a window, and after they have made it. Null: NCCL has made none.
+  void begin_window(ncclComm_t comm, std::span<std::byte> block) {
+    registrations_.push_back({comm, nullptr, true, block.data()});
+  }
+  void end_window(void* window) {
+    registrations_.back().handle = window;
+    if (window == nullptr) registrations_.pop_back();
+  }
+
+  struct Registration {
+    ncclComm_t comm;
+    void* handle;
+    bool is_window;
+    void* block;
+  };
+  /// Returns what must be deregistered before the communicator is destroyed.
+  std::vector<Registration> take_registrations(ncclComm_t comm);
+  /// Forgets the registrations of a communicator that is aborted. NCCL ends those of ncclCommRegister itself,
+  /// but not windows, so their memory stays until the process ends.
+  void leave_registrations(ncclComm_t comm);
+
+ private:
+  std::shared_ptr<const NcclLibrary> library_;
+  std::shared_ptr<NcclDevice> device_;
+  std::vector<void*> blocks_;
+  std::vector<Registration> registrations_;
+  bool said_ = false;
+};
 
 struct NcclLinkConfig {
   int rank = 0;  ///< in the job's world
@@ -67,7 +142,7 @@ class NcclLink {
   /// Returns device memory of at least `bytes` bytes, for one operation. The next call may move it.
   Result<std::byte*> staging(std::size_t bytes);
   /// Returns memory that is zeroed and registered with the communicator, valid as long as the link. Empty:
-  /// there is none (nccl_memory.h).
+  /// there is none (NcclMemory).
   DeviceMemory share_memory(ncclComm_t comm, std::size_t bytes);
   NcclDevice& device() { return *device_; }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iterator>
 #include <utility>
-#include <vector>
 
 #include "apps/train/kernels/cpu/little_endian.h"
 #include "base/require.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cinttypes>
-#include <cstdio>
 #include <cstring>
 #include <map>
 #include <string_view>

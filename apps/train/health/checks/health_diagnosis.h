@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "apps/train/bench/bench_report.h"
-#include "apps/train/health/checks/health_pattern.h"
+#include "apps/train/health/checks/health_kernels.h"
 
 namespace ddp::train {
 

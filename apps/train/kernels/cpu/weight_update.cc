@@ -1,4 +1,4 @@
-#include "apps/train/kernels/cpu/weight_update.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
 
 #include <cmath>
 #include <cstddef>

@@ -1,18 +1,12 @@
-#pragma once
-
-#include <cstddef>
-#include <cstdint>
-#include <type_traits>
-
-// A kernel's body is written once for two machines. The device driver (launch.cuh) runs it on a GPU. The host
-// driver (host_launch.h) runs it on a CPU, which tests it without a GPU. A body is a struct
+// A kernel's body is written once for two machines. The device driver (device_launch.h) runs it on a GPU. The
+// host driver (host_launch.h) runs it on a CPU, which tests it without a GPU. A body is a struct
 //
 //   struct Body {
 //     struct Args { … };     the launch's arguments: plain pointers and numbers
 //     struct Shared { … };   memory of one block; undefined at the beginning
 //     struct Local { … };    one thread's variables between phases: registers, if indices are constants
 //     static constexpr int kThreads;    per block
-//     static constexpr int kMinBlocks;  optional: see launch.cuh
+//     static constexpr int kMinBlocks;  optional: see device_launch.h
 //     static DDP_HD int blocks(const Args&);
 //     static DDP_HD int phases(const Args&);
 //     static DDP_HD void phase(int phase, ThreadIndex at, Shared&, Local&, const Args&);
@@ -21,6 +15,13 @@
 // Between two phases, all threads of the block wait for each other. In a phase, no thread reads what another
 // one writes in the same phase. No block reads what another one writes, except through WithLast. So the order
 // in which blocks and threads run changes no bit. Sums run in a fixed order and use no atomics.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #ifdef __CUDACC__
 #define DDP_HD __host__ __device__ __forceinline__
@@ -177,5 +178,36 @@ DDP_HD void halve(N* sums, int width, int round, int thread) {
   const int half = width >> (round + 1);
   if (thread < half) sums[thread] += sums[thread + half];
 }
+
+/// The upper half of a float: its range, with 8 bits of precision. It only stores numbers; no kernel computes
+/// with it. Conversions use integers alone, so that every GPU and the host get the same bits. (CUDA's own
+/// conversion maps all nans to one.)
+struct Bf16 {
+  std::uint16_t bits;
+
+  Bf16() = default;
+  /// Rounds to the nearest, ties to even. A value beyond the largest becomes infinity; a nan stays a nan of
+  /// the same sign.
+  explicit DDP_HD Bf16(float value) : bits(rounded(value)) {}
+
+  explicit DDP_HD operator float() const {
+    const std::uint32_t whole = static_cast<std::uint32_t>(bits) << 16;
+    float value;
+    std::memcpy(&value, &whole, sizeof value);
+    return value;
+  }
+
+ private:
+  static DDP_HD std::uint16_t rounded(float value) {
+    std::uint32_t whole;
+    std::memcpy(&whole, &value, sizeof whole);
+    const std::uint32_t upper = whole >> 16;
+    if ((whole & 0x7fffffffU) > 0x7f800000U) {
+      // Truncation would turn a nan whose upper half is that of infinity into infinity.
+      return static_cast<std::uint16_t>((upper & 0x7fU) == 0 ? upper | 0x40U : upper);
+    }
+    return static_cast<std::uint16_t>((whole + 0x7fffU + (upper & 1U)) >> 16);
+  }
+};
 
 }  // namespace ddp::train::kernels::device

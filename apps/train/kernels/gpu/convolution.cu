@@ -1,7 +1,7 @@
-#include "apps/train/kernels/gpu/bf16.h"
+#include "apps/train/kernels/gpu/body.h"
 #include "apps/train/kernels/gpu/convolution_body.h"
-#include "apps/train/kernels/gpu/launch.cuh"
-#include "apps/train/kernels/gpu/norm_body.h"
+#include "apps/train/kernels/gpu/device_launch.h"
+#include "apps/train/kernels/gpu/norm_pool_body.h"
 
 namespace ddp::train::kernels::device {
 

@@ -78,7 +78,7 @@ void run_on_host(const typename Body::Args& args, const HostOrder& order = {}) {
   }
 }
 
-/// Runs programs of several bodies (conv_net_program.h).
+/// Runs programs of several bodies (net_programs.h).
 struct HostRunner {
   HostOrder order;
   template <class Body>

@@ -1,8 +1,8 @@
-// This file is compiled without fused multiply-add in every build (optimizer_body.h).
+// This file is compiled without fused multiply-add in every build (Update in update_body.h).
 
-#include "apps/train/kernels/gpu/bf16.h"
-#include "apps/train/kernels/gpu/launch.cuh"
-#include "apps/train/kernels/gpu/optimizer_body.h"
+#include "apps/train/kernels/gpu/body.h"
+#include "apps/train/kernels/gpu/device_launch.h"
+#include "apps/train/kernels/gpu/update_body.h"
 
 namespace ddp::train::kernels::device {
 

@@ -1,4 +1,4 @@
-#include "apps/train/bench/bench_options.h"
+#include "apps/train/bench/bench.h"
 
 #include <optional>
 #include <string>

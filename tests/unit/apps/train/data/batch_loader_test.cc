@@ -1,4 +1,4 @@
-#include "apps/train/data/batch_loader.h"
+#include "apps/train/data/dataset.h"
 
 #include <numeric>
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/kernels/gpu/bf16.h"
+#include "apps/train/kernels/gpu/body.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_cublas_lt.h"
 #include "tests/support/skip.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "apps/train/kernels/cpu/kernel_table.h"
-#include "apps/train/kernels/gpu/bf16.h"
+#include "apps/train/kernels/gpu/body.h"
 #include "apps/train/kernels/gpu/convolution_body.h"
 #include "apps/train/model/conv_net.h"
 #include "apps/train/model/mlp.h"

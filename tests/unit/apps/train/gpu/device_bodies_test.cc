@@ -7,11 +7,8 @@
 
 #include "apps/train/kernels/cpu/kernel_table.h"
 #include "apps/train/kernels/gpu/convolution_body.h"
-#include "apps/train/kernels/gpu/norm_body.h"
-#include "apps/train/kernels/gpu/norm_gradient_body.h"
-#include "apps/train/kernels/gpu/pool_gradient_body.h"
-#include "apps/train/kernels/gpu/sum_body.h"
-#include "apps/train/kernels/gpu/weight_gradient_body.h"
+#include "apps/train/kernels/gpu/gemm_body.h"
+#include "apps/train/kernels/gpu/norm_pool_body.h"
 #include "tests/unit/apps/train/gpu/device_test_support.h"
 
 using namespace ddp::train;

@@ -4,12 +4,9 @@
 #include <vector>
 
 #include "apps/train/kernels/cpu/kernel_table.h"
-#include "apps/train/kernels/cpu/softmax_loss.h"
-#include "apps/train/kernels/cpu/weight_update.h"
 #include "apps/train/kernels/gpu/gemm_body.h"
 #include "apps/train/kernels/gpu/head_body.h"
-#include "apps/train/kernels/gpu/norm_gradient_body.h"
-#include "apps/train/kernels/gpu/sum_body.h"
+#include "apps/train/kernels/gpu/norm_pool_body.h"
 #include "apps/train/kernels/gpu/training_memory.h"
 #include "tests/unit/apps/train/gpu/device_test_support.h"
 

@@ -5,9 +5,8 @@
 
 #include "apps/train/data/hash.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
-#include "apps/train/kernels/gpu/conv_net_program.h"
 #include "apps/train/kernels/gpu/host_launch.h"
-#include "apps/train/kernels/gpu/mlp_program.h"
+#include "apps/train/kernels/gpu/net_programs.h"
 
 // The GPU's programs on the host, and labels for them.
 

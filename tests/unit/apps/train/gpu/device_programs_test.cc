@@ -3,7 +3,7 @@
 #include <array>
 #include <vector>
 
-#include "apps/train/kernels/cpu/weight_update.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
 #include "apps/train/model/conv_net.h"
 #include "apps/train/model/mlp.h"
 #include "tests/unit/apps/train/gpu/device_models.h"

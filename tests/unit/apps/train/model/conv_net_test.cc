@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "apps/train/data/hash.h"
-#include "apps/train/kernels/cpu/weight_update.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
 #include "tests/unit/apps/train/model/approx.h"
 
 using namespace ddp::train;

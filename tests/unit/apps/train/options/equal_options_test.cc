@@ -1,4 +1,4 @@
-#include "apps/train/options/equal_options.h"
+#include "apps/train/options/options.h"
 
 #include <set>
 #include <string>

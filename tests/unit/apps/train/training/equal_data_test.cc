@@ -1,4 +1,4 @@
-#include "apps/train/training/equal_data.h"
+#include "apps/train/training/training_run.h"
 
 #include <unistd.h>
 

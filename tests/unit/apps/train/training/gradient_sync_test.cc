@@ -1,4 +1,4 @@
-#include "apps/train/training/gradient_sync.h"
+#include "apps/train/training/trainer.h"
 
 #include <algorithm>
 #include <cmath>

@@ -2,7 +2,6 @@
 
 #include <string>
 
-#include "apps/train/training/profile_report.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;

@@ -1,4 +1,4 @@
-#include "apps/train/training/training_state.h"
+#include "apps/train/training/checkpoint_run.h"
 
 #include <algorithm>
 #include <cstdint>

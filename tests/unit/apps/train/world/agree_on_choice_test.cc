@@ -1,4 +1,4 @@
-#include "apps/train/world/agree_on_choice.h"
+#include "apps/train/world/run_choice.h"
 
 #include <atomic>
 #include <chrono>

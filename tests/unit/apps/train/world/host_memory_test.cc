@@ -1,4 +1,4 @@
-#include "apps/train/world/host_memory.h"
+#include "apps/train/world/node_data.h"
 
 #include <cstdlib>
 #include <filesystem>

@@ -1,4 +1,4 @@
-#include "apps/train/world/worker_environment.h"
+#include "apps/train/world/world.h"
 
 #include <map>
 #include <string>

@@ -21,7 +21,6 @@
 #include "apps/train/collectives/cpu/peer_connect.h"
 #include "apps/train/collectives/cpu/shm_group.h"
 #include "apps/train/data/hash.h"
-#include "apps/train/world/store_directory.h"
 #include "apps/train/world/store_host.h"
 #include "tests/support/catch.h"
 #include "tests/unit/apps/train/collectives/gather_check.h"
@@ -78,7 +77,7 @@ Result<Rank> join(const std::vector<int>& sizes, int rank, PeerDirectory& direct
   result.map = map_of(sizes, rank);
   NodeConfig config = node_config(result.map);
   if (change) change(config);
-  auto links = NodeMeeting(directory).links(config);
+  auto links = meet_node(config, directory);
   if (!links) return links.error();
   auto group = ShmGroup::open(config, std::move(*links));
   if (!group) return group.error();

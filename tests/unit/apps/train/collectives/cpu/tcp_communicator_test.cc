@@ -20,7 +20,6 @@
 #include "apps/train/collectives/cpu/peer_connect.h"
 #include "apps/train/collectives/cpu/tcp_communicator.h"
 #include "apps/train/data/hash.h"
-#include "apps/train/world/store_directory.h"
 #include "apps/train/world/store_host.h"
 #include "tests/support/catch.h"
 #include "tests/unit/apps/train/collectives/gather_check.h"

@@ -1,4 +1,4 @@
-#include "apps/train/collectives/nccl/nccl_communicator.h"
+#include "apps/train/collectives/nccl/nccl_world.h"
 
 #include <dlfcn.h>
 #include <sys/eventfd.h>
@@ -16,11 +16,9 @@
 #include <thread>
 #include <vector>
 
-#include "apps/train/collectives/nccl/nccl_device.h"
-#include "apps/train/collectives/nccl/nccl_id.h"
 #include "apps/train/collectives/nccl/nccl_library.h"
 #include "apps/train/collectives/nccl/nccl_link.h"
-#include "apps/train/collectives/nccl/nccl_world.h"
+#include "apps/train/collectives/nccl/nccl_settings.h"
 #include "apps/train/data/hash.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "tests/support/catch.h"

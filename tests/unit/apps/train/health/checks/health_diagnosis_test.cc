@@ -5,9 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/health/checks/health_gemm.h"
-#include "apps/train/health/checks/health_pattern_body.h"
-#include "apps/train/health/checks/health_product_body.h"
+#include "apps/train/health/checks/health_kernels.h"
 #include "apps/train/kernels/gpu/host_launch.h"
 #include "tests/support/catch.h"
 

@@ -10,8 +10,6 @@
 #include "apps/train/data/hash.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "apps/train/kernels/cpu/kernel_table.h"
-#include "apps/train/kernels/cpu/softmax_loss.h"
-#include "apps/train/kernels/cpu/weight_update.h"
 #include "apps/train/schedule/schedule.h"
 #include "tests/unit/apps/train/model/approx.h"
 
