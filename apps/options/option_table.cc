@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <stdexcept>
 
@@ -51,7 +52,8 @@ struct OptionTable::Impl {
   }
 
   void remember(Option option) {
-    if (!option.names.starts_with('-')) ++positionals;
+    if (!option.names.starts_with('-'))
+      positionals = option.repeats ? std::numeric_limits<std::size_t>::max() : positionals + 1;
     if (groups.empty()) throw std::logic_error("internal error: an option is declared before a group");
     OptionGroup& group = groups.back();
     for (std::string& name : split_names(option.names))
@@ -63,9 +65,9 @@ struct OptionTable::Impl {
   void add(Option option, ReadValue read, bool takes_all = false) {
     const int least = option.may_omit_value() ? 0 : std::max(1, static_cast<int>(option.least_values()));
     CLI::Option* added = app.add_option(option.names);
-    added->allow_extra_args(option.takes_all_words());
-    added->expected(least,
-                    option.takes_all_words() ? CLI::detail::expected_max_vector_size : std::max(1, least));
+    const bool takes_many = option.takes_all_words() || (option.repeats && !option.names.starts_with('-'));
+    added->allow_extra_args(takes_many);
+    added->expected(least, takes_many ? CLI::detail::expected_max_vector_size : std::max(1, least));
     added->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     readers.push_back({added, std::move(read), takes_all});
     remember(std::move(option));

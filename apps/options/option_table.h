@@ -33,7 +33,8 @@ class OptionTable {
   /// a word without a name, like the operation of a benchmark.
   void value(Option option, ReadValue read);
   void value(Option option, OptionField field);
-  /// If the option is given several times, `read` gets all values in their order.
+  /// If the option is given several times, `read` gets all values in their order. With a name without dashes
+  /// it takes all words without a name, so it is the last such option.
   void list(Option option, ReadValue read);
   /// An option with several values, all of which go into `field`.
   void values(Option option, std::vector<std::string>& field);
@@ -48,6 +49,7 @@ class OptionTable {
   const Option* find(std::string_view name) const;
   /// Returns all names with dashes.
   std::vector<std::string_view> names() const;
+  /// Returns how many words without a name the command takes.
   std::size_t positionals() const;
 
   /// Reads `words`, whose options are known, each followed by its values as separate words if it takes any.

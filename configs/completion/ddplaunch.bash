@@ -101,6 +101,9 @@ _ddplaunch_table() {
     'ddplaunch clean options')
       words='--json -h --help'
       ;;
+    'ddplaunch rm options')
+      words='-h --help'
+      ;;
     'ddplaunch exec options')
       words='--rank --timeout --json -h --help'
       ;;
@@ -346,7 +349,7 @@ _ddplaunch() {
   COMPREPLY=()
   i=1
   [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(check|hosts|run) ]] && i=2
-  [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(ps|status|logs|stop|wait|clean|exec|stacks|attach|report|dashboard) ]] && command+=" ${line[1]}" i=2
+  [[ $command == ddplaunch && $last -gt 1 && ${line[1]} == @(ps|status|logs|stop|wait|clean|rm|exec|stacks|attach|report|dashboard) ]] && command+=" ${line[1]}" i=2
   [[ $command == train && $last -gt 1 && ${line[1]} == @(bench|health) ]] && command+=" ${line[1]}" i=2
   while ((i < last)); do
     word=${line[i++]} name=''
@@ -396,7 +399,7 @@ _ddplaunch() {
     case $command in
       ddplaunch)
         source=file words="train $(compgen -c -- "$current" | sort -u)"
-        ((last > 1)) || words+=' check hosts ps run status logs stop wait clean exec stacks attach report dashboard'
+        ((last > 1)) || words+=' check hosts ps run status logs stop wait clean rm exec stacks attach report dashboard'
         ;;
       'ddplaunch ps') ;;
       ddplaunch\ *) source=job_id ;;

@@ -6,7 +6,7 @@ function __ddplaunch_command
     set -l command (string replace -r '.*/' '' -- $line[1])
     set -l i 2
     test $command = ddplaunch; and contains -- "$line[2]" check hosts run; and set i 3
-    test $command = ddplaunch; and contains -- "$line[2]" ps status logs stop wait clean exec stacks attach report dashboard; and set command "ddplaunch $line[2]" && set i 3
+    test $command = ddplaunch; and contains -- "$line[2]" ps status logs stop wait clean rm exec stacks attach report dashboard; and set command "ddplaunch $line[2]" && set i 3
     test $command = train; and contains -- "$line[2]" bench health; and set command "train $line[2]" && set i 3
     while test $i -le (count $line)
         set -l word $line[$i]
@@ -163,12 +163,13 @@ complete -c ddplaunch -n __ddplaunch_is_first -a logs -d 'print the output of a 
 complete -c ddplaunch -n __ddplaunch_is_first -a stop -d 'stop a job'
 complete -c ddplaunch -n __ddplaunch_is_first -a wait -d 'wait for the end of a job'
 complete -c ddplaunch -n __ddplaunch_is_first -a clean -d 'end what is left of a job'
+complete -c ddplaunch -n __ddplaunch_is_first -a rm -d 'delete the files of a job that has ended'
 complete -c ddplaunch -n __ddplaunch_is_first -a exec -d 'run a command where a worker runs'
 complete -c ddplaunch -n __ddplaunch_is_first -a stacks -d 'show what each worker does'
 complete -c ddplaunch -n __ddplaunch_is_first -a attach -d 'show the output and the state of a job'
 complete -c ddplaunch -n __ddplaunch_is_first -a report -d 'write a page about a job'
 complete -c ddplaunch -n __ddplaunch_is_first -a dashboard -d 'serve a page about a job'
-for verb in status logs stop wait clean exec stacks attach report dashboard
+for verb in status logs stop wait clean rm exec stacks attach report dashboard
     complete -c ddplaunch -n "__ddplaunch_is ddplaunch $verb" -f -a '(__ddplaunch_jobs)'
 end
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -a train -d 'the bundled trainer'
@@ -206,6 +207,8 @@ function __ddplaunch_takes_value
         case 'ddplaunch wait'
             set names
         case 'ddplaunch clean'
+            set names
+        case 'ddplaunch rm'
             set names
         case 'ddplaunch exec'
             set names --rank --timeout
@@ -363,6 +366,7 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch wait' -l json -d 'print JSON'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch wait' -s h -l help -d 'print this text'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch clean' -l json -d 'print JSON'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch clean' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch rm' -s h -l help -d 'print this text'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch exec' -l rank -r -f -d 'the worker; without it rank 0'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch exec' -l timeout -r -f -d 'end the command after this time, at most 1h'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch exec' -l json -d 'print JSON'

@@ -92,24 +92,25 @@ std::vector<KeptJob> jobs_in(const std::string& jobs_directory) {
 
 /// A lock proves that the job has ended. Locks of another host may be invisible here, so its job counts as
 /// ended only with a report.
-void delete_job(const KeptJob& job) {
+bool delete_job(const KeptJob& job) {
   std::error_code ignored;
   UniqueFd lock;
   if (!job.directory.empty()) {
     const bool ended = fs::exists(job.directory + "/report.json", ignored);
-    if (!ended && !(job.entry && job.entry->host == host_name())) return;
+    if (!ended && !(job.entry && job.entry->host == host_name())) return false;
     lock.reset(::open((job.directory + "/run.lock").c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
-    if (!lock || ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return;
+    if (!lock || ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return false;
     fs::remove_all(job.directory, ignored);
   } else {
     const RunState::Kind kind = state_of(*job.entry).kind;
-    if (kind == RunState::Kind::kRunning || kind == RunState::Kind::kElsewhere) return;
+    if (kind == RunState::Kind::kRunning || kind == RunState::Kind::kElsewhere) return false;
   }
-  if (!job.entry) return;
+  if (!job.entry) return true;
   struct stat socket {};  // left by a ddplaunch that was killed
   const bool left = job.entry->host == host_name() && ::lstat(job.entry->socket.c_str(), &socket) == 0;
   if (left && S_ISSOCK(socket.st_mode)) ::unlink(job.entry->socket.c_str());
   ::unlink(job.entry->file.c_str());
+  return true;
 }
 
 std::string mark_of(const std::string& jobs_directory) {
@@ -135,6 +136,14 @@ bool is_due(const std::string& directory, Time now) {
 }
 
 }  // namespace
+
+bool remove_job(const JobEntry& job) {
+  const fs::path files = fs::path(job.file).parent_path() / job.name;
+  std::error_code ignored;
+  // Without the lock file it is deleted in part, or no job's; state_of decides.
+  const bool beside = job.directory == files && fs::exists(files / "run.lock", ignored);
+  return delete_job({job, beside ? files.string() : "", Time(0)});
+}
 
 void prune_jobs(const JobRegistration& kept) {
   if (kept.keep == 0) return;

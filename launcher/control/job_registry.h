@@ -76,6 +76,10 @@ const char* state_name(RunState::Kind kind);
 /// Waits until the job's ddplaunch on this host has ended. kSystem: the disk has no locks.
 Result<> wait_for_end(const JobEntry& job);
 
+/// Deletes the entry of an ended run, and the directory of its files if that is beside the entry. Returns
+/// false if it may run.
+bool remove_job(const JobEntry& job);
+
 /// Deletes the files of ended jobs of this user in the default directories, until at most `keep` jobs are
 /// left there, none is older than 30 days and all together have at most 16 GiB. The newest 10 of them stay.
 /// Looks once an hour, and when there are over an eighth more jobs than `keep`. Entries of jobs with a

@@ -246,6 +246,40 @@ class Verbs(VerbTest):
         go.touch()
         self.assertEqual(sorted(job.wait(30) for job in jobs), [0, 2])
 
+    def test_rm_deletes_jobs_that_have_ended_and_says_what_it_removed(self):
+        files = self.dir / "files"
+        self.assert_code(self.short_job("true"), 0)
+        self.assert_code(self.short_job("--job-dir", files, "true", job="elsewhere"), 0)
+        process = self.started_job("sleep", "1000")
+        directory = self.status("short")["directory"]
+        done = self.verb("rm", self.job, "short", "else", "short")
+        self.assertEqual((done.code, done.out), (2, f"job short: removed {directory}\njob elsewhere: removed from the list; its files stay in {files}\n"))
+        self.assertEqual(done.err, f"ddplaunch: job {self.job} runs; ddplaunch stop {self.job} stops it\n"
+                                   "ddplaunch: no job begins with short; ddplaunch ps --all lists all\n")
+        self.assertEqual(list(self.listed("--all")), [self.job])
+        self.assertEqual([path.name.partition(".")[0] for path in self.jobs.iterdir() if path.is_dir()], [self.job])
+        self.assertTrue((files / "report.json").exists())
+        self.assertIsNone(process.poll())
+
+    def test_rm_needs_an_id(self):
+        self.assert_code(self.short_job("true"), 0)
+        for words, why in (([], "ddplaunch: rm needs the id of a job; ddplaunch ps --all lists all"), ([""], "JOB is empty; give an id")):
+            done = self.verb("rm", *words)
+            self.assertEqual((done.code, done.out, done.err), (2, "", why + "\n"))
+        self.assertIn("usage: ddplaunch rm [options] JOB…\n", self.verb("rm", "--help").out)
+        self.assertIn("short", self.listed("--all"))
+
+    def test_rm_of_a_job_that_was_killed_and_of_one_without_files(self):
+        for job in ("killed", "gone"):
+            self.assert_code(self.short_job("true", job=job), 0)
+        killed, gone = (pathlib.Path(self.status(job)["directory"]) for job in ("killed", "gone"))
+        (killed / "report.json").unlink()
+        (killed / "events.jsonl").unlink()
+        shutil.rmtree(gone)
+        self.assertEqual({job: entry["state"] for job, entry in self.listed("--all").items()}, {"killed": "crashed", "gone": "deleted"})
+        self.assertEqual(self.verb("rm", "gone", "killed").out, f"job gone: removed from the list\njob killed: removed {killed}\n")
+        self.assertFalse(self.listed("--all") or killed.exists())
+
     def test_ps_lists_the_newest_first_with_ranks_and_end(self):
         self.assert_code(self.short_job("--nproc-per-node", "3", "true"), 0)
         self.running_job("sleep", "1000", options=["--nproc-per-node", 2])

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <thread>
@@ -356,6 +357,36 @@ int clean(const OperateOptions& options, const JobEntry& job, const std::vector<
   return clean_hosts(*run);
 }
 
+int remove(const JobEntry& job) {
+  std::error_code ignored;
+  const bool had_files = std::filesystem::exists(job.directory, ignored);
+  if (!remove_job(job)) {
+    const RunState state = state_of(job);
+    return fail(
+        {ErrorCode::kUsage, state.kind == Kind::kElsewhere
+                                ? out_of_reach(job, state, OperateVerb::kRm)
+                                : "job " + job.job + " runs; ddplaunch stop " + job.job + " stops it"});
+  }
+  const bool has_files = std::filesystem::exists(job.directory, ignored);
+  print("job " + job.job +
+        (had_files && !has_files ? ": removed " + job.directory : ": removed from the list") +
+        (has_files ? "; its files stay in " + job.directory : "") + '\n');
+  return 0;
+}
+
+/// As `docker rm`, goes on after a job that it cannot remove. Returns the code of the first of these.
+int remove_each(const std::vector<std::string>& ids, std::vector<JobEntry> jobs) {
+  if (ids.empty()) return fail({ErrorCode::kUsage, "rm needs the id of a job; ddplaunch ps --all lists all"});
+  int code = 0;
+  for (const std::string& id : ids) {
+    const auto job = find_job(jobs, id);
+    const int removed = job ? remove(*job) : fail(job.error());
+    if (removed == 0) std::erase_if(jobs, [&](const JobEntry& other) { return other.file == job->file; });
+    if (code == 0) code = removed;
+  }
+  return code;
+}
+
 int run_verb(OperateVerb verb, const std::vector<std::string>& args, const ProcessContext& context,
              const CleanHosts& clean_hosts) {
   OperateOptions options(verb);
@@ -380,6 +411,7 @@ int run_verb(OperateVerb verb, const std::vector<std::string>& args, const Proce
   if (!errors.empty()) return launcher::exit_code_of(Error{ErrorCode::kUsage, "", 0});
   const std::vector<JobEntry> jobs = launcher::read_jobs(jobs_directories(context));
   if (verb == OperateVerb::kPs) return list_jobs(options, jobs);
+  if (verb == OperateVerb::kRm) return remove_each(options.jobs, jobs);
   std::vector<JobEntry> candidates = jobs;
   if (verb == OperateVerb::kClean && options.job.empty()) {  // it is for jobs that run no more
     const auto runs = [](const JobEntry& job) { return state_of(job).kind == Kind::kRunning; };
@@ -389,6 +421,7 @@ int run_verb(OperateVerb verb, const std::vector<std::string>& args, const Proce
   if (!job) return fail(job.error());
   switch (verb) {
     case OperateVerb::kPs:
+    case OperateVerb::kRm:
       break;
     case OperateVerb::kStatus:
       return status(options, *job);

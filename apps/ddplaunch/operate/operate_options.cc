@@ -17,7 +17,7 @@ struct VerbRow {
   const char* name;
   const char* usage;
 };
-constexpr std::array<VerbRow, 11> kVerbs{{
+constexpr std::array<VerbRow, 12> kVerbs{{
     {OperateVerb::kPs, "ps",
      "usage: ddplaunch ps [options]\n\nLists your jobs on this machine: those that run, and those whose "
      "ddplaunch was killed.\n"},
@@ -34,6 +34,9 @@ constexpr std::array<VerbRow, 11> kVerbs{{
     {OperateVerb::kClean, "clean",
      "usage: ddplaunch clean [options] [JOB]\n\nEnds what is left of a job on its hosts, whose ddplaunch was "
      "killed.\n"},
+    {OperateVerb::kRm, "rm",
+     "usage: ddplaunch rm [options] JOB…\n\nDeletes the files of jobs that have ended, and their entries in "
+     "the list of jobs. Files of --job-dir stay.\n"},
     {OperateVerb::kExec, "exec",
      "usage: ddplaunch exec [options] [JOB] -- COMMAND [ARG…]\n\nRuns a command in the environment and the "
      "directory of a worker, on its node.\n"},
@@ -66,7 +69,8 @@ constexpr char kJobText[] =
     "(docs/users/operate.md).\n";
 
 std::string usage_of(OperateVerb verb) {
-  return std::string(row_of(verb).usage) + (verb == OperateVerb::kPs ? "" : kJobText);
+  return std::string(row_of(verb).usage) +
+         (verb == OperateVerb::kPs || verb == OperateVerb::kRm ? "" : kJobText);
 }
 
 void add_selection(OperateOptions& options) {
@@ -144,28 +148,13 @@ std::optional<OperateVerb> find_operate_verb(const std::vector<std::string>& arg
 
 std::string mistyped_verb(const std::vector<std::string>& args) {
   // Verbs of torchrun's relatives, of schedulers and of container tools, and what is meant here.
-  static const std::map<std::string_view, std::string_view> kOthers{{"help", "--help"},
-                                                                    {"version", "--version"},
-                                                                    {"list", "ps"},
-                                                                    {"jobs", "ps"},
-                                                                    {"queue", "ps"},
-                                                                    {"squeue", "ps"},
-                                                                    {"show", "status"},
-                                                                    {"info", "status"},
-                                                                    {"describe", "status"},
-                                                                    {"inspect", "status"},
-                                                                    {"top", "status -w"},
-                                                                    {"monitor", "status -w"},
-                                                                    {"kill", "stop"},
-                                                                    {"cancel", "stop"},
-                                                                    {"scancel", "stop"},
-                                                                    {"abort", "stop"},
-                                                                    {"rm", ""},
-                                                                    {"delete", ""},
-                                                                    {"prune", ""},
-                                                                    {"launch", "WORKER"},
-                                                                    {"start", "WORKER"},
-                                                                    {"submit", "WORKER"}};
+  static const std::map<std::string_view, std::string_view> kOthers{
+      {"help", "--help"},     {"version", "--version"}, {"list", "ps"},       {"jobs", "ps"},
+      {"queue", "ps"},        {"squeue", "ps"},         {"show", "status"},   {"info", "status"},
+      {"describe", "status"}, {"inspect", "status"},    {"top", "status -w"}, {"monitor", "status -w"},
+      {"kill", "stop"},       {"cancel", "stop"},       {"scancel", "stop"},  {"abort", "stop"},
+      {"remove", "rm"},       {"delete", "rm"},         {"prune", ""},        {"launch", "WORKER"},
+      {"start", "WORKER"},    {"submit", "WORKER"}};
   if (args.empty()) return {};
   const std::string& word = args.front();
   if (word.find_first_of("/.") != std::string::npos || word.starts_with('-')) return {};
@@ -189,7 +178,13 @@ const char* verb_name(OperateVerb verb) {
 OperateOptions::OperateOptions(OperateVerb verb)
     : follow(verb == OperateVerb::kAttach), attach(follow), table(usage_of(verb), true) {
   table.group("Options");
-  if (verb != OperateVerb::kPs) {
+  if (verb == OperateVerb::kRm) {
+    table.list({.names = "JOB", .help = "ids of jobs, or their beginnings", .completion = Completion::kJobId},
+               [this](const std::string& text) -> std::string {
+                 jobs.push_back(text);
+                 return text.empty() ? "is empty; give an id" : "";
+               });
+  } else if (verb != OperateVerb::kPs) {
     table.value({.names = "JOB", .help = "id of the job, or its beginning", .completion = Completion::kJobId},
                 checked([](std::string_view text) { return !text.empty(); },
                         "is empty; give an id, or leave it out", text_into(job)));
@@ -216,7 +211,7 @@ OperateOptions::OperateOptions(OperateVerb verb)
     table.value({.names = "-o,--output", .value = "FILE", .help = "the file; - is standard output"},
                 text_into(output));
   if (verb == OperateVerb::kDashboard) add_page_options(*this);
-  if (verb != OperateVerb::kReport && verb != OperateVerb::kDashboard)
+  if (verb != OperateVerb::kReport && verb != OperateVerb::kDashboard && verb != OperateVerb::kRm)
     table.flag({.names = "--json", .help = "print JSON"}, json);
   table.flag({.names = "-h,--help", .help = "print this text"}, help);
 }

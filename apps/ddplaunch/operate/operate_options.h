@@ -18,6 +18,7 @@ enum class OperateVerb : std::uint8_t {
   kStop,
   kWait,
   kClean,
+  kRm,
   kExec,
   kStacks,
   kAttach,
@@ -36,7 +37,8 @@ std::string mistyped_verb(const std::vector<std::string>& args);
 struct OperateOptions {
   explicit OperateOptions(OperateVerb verb);
 
-  std::string job;  ///< the beginning of an id; empty: the running or the newest job
+  std::string job;                ///< the beginning of an id; empty: the running or the newest job
+  std::vector<std::string> jobs;  ///< of kRm, instead of `job`
   bool all = false;
   bool watch = false;
   bool follow = false;

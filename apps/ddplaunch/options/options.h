@@ -35,9 +35,9 @@ struct Diagnostics {
 };
 
 /// The verbs, which count only as the first word. `check` and `hosts` read a job's options.
-inline constexpr std::string_view kVerbNames[] = {"run",    "check",  "hosts",  "ps",       "status",
-                                                  "logs",   "stop",   "wait",   "clean",    "exec",
-                                                  "stacks", "attach", "report", "dashboard"};
+inline constexpr std::string_view kVerbNames[] = {"run",  "check",  "hosts",  "ps",     "status",
+                                                  "logs", "stop",   "wait",   "clean",  "rm",
+                                                  "exec", "stacks", "attach", "report", "dashboard"};
 
 /// All inputs of the options besides the arguments, so that a test can replace them.
 struct ProcessContext {

@@ -8,17 +8,17 @@ namespace {
 TEST_CASE(
     "a first word that is nearly a verb, or another program's verb, is an error that names what is meant") {
   const std::pair<const char*, const char*> mistakes[] = {
-      {"statu", "status"},  {"stauts", "status"}, {"stp", "stop"},           {"log", "logs"},
-      {"checkk", "check"},  {"host", "hosts"},    {"dashbord", "dashboard"}, {"list", "ps"},
-      {"jobs", "ps"},       {"kill", "stop"},     {"top", "status -w"},      {"version", "--version"},
-      {"launch", "WORKER"}, {"Status", "status"}};
+      {"statu", "status"}, {"stauts", "status"}, {"stp", "stop"},           {"log", "logs"},
+      {"checkk", "check"}, {"host", "hosts"},    {"dashbord", "dashboard"}, {"list", "ps"},
+      {"jobs", "ps"},      {"kill", "stop"},     {"top", "status -w"},      {"version", "--version"},
+      {"delete", "rm"},    {"launch", "WORKER"}, {"Status", "status"}};
   for (const auto& [word, meant] : mistakes) {
     CHECK(mistyped_verb({word, "job7"}) ==
           '"' + std::string(word) + "\" is no verb of ddplaunch; did you mean `ddplaunch " + meant +
               "`? A program of this name runs with `ddplaunch -- " + word + '`');
   }
-  CHECK(mistyped_verb({"rm", "job7"}) ==
-        "\"rm\" is no verb of ddplaunch; a program of this name runs with `ddplaunch -- rm`");
+  CHECK(mistyped_verb({"prune", "job7"}) ==
+        "\"prune\" is no verb of ddplaunch; a program of this name runs with `ddplaunch -- prune`");
 }
 
 TEST_CASE("verbs, programs, paths, scripts, options and words behind them are no mistyped verbs") {
