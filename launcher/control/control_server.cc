@@ -27,11 +27,11 @@ constexpr std::uint32_t kHeaderBytes = 8u << 10;
 constexpr std::uint64_t kBodyBytes = 64u << 10;
 constexpr std::uint64_t kMostTimeMs = 3'600'000;  // of a request about workers
 
-bool may_connect(Local::socket& client, uid_t uid) {
+std::optional<ucred> peer_of(Local::socket& client) {
   ucred peer{};
   socklen_t size = sizeof peer;
-  if (::getsockopt(client.native_handle(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return false;
-  return peer.uid == uid || peer.uid == 0;
+  if (::getsockopt(client.native_handle(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return std::nullopt;
+  return peer;
 }
 
 Reply make_reply(const Request& request, http::status status, std::string body,
@@ -98,9 +98,10 @@ struct ControlServer::State {
         uid(served_uid) {}
 
   struct Client {
-    explicit Client(Local::socket connected)
-        : socket(std::move(connected)), deadline(socket.get_executor()) {}
+    Client(Local::socket connected, const ucred& process)
+        : socket(std::move(connected)), peer(process), deadline(socket.get_executor()) {}
     Local::socket socket;
+    ucred peer;
     asio::steady_timer deadline;
     bool done = false;
   };
@@ -126,7 +127,7 @@ struct ControlServer::State {
     State& of;
   };
 
-  Reply answer(const Request& request) const {
+  Reply answer(const Request& request, const ucred& peer) const {
     const std::string_view target(request.target().data(), request.target().size());
     const bool stop = target == "/v1/stop" || target == "/v1/stop?now";
     const bool metrics = target == "/metrics";
@@ -137,7 +138,7 @@ struct ControlServer::State {
     if (metrics)
       return make_reply(request, http::status::ok, handlers.metrics(), "text/plain; version=0.0.4");
     if (!stop) return make_reply(request, http::status::ok, handlers.status());
-    handlers.stop(target.ends_with("?now"));
+    handlers.stop(target.ends_with("?now"), peer.pid, peer.uid);
     return make_reply(request, http::status::accepted, "{}\n");
   }
 
@@ -199,8 +200,9 @@ struct ControlServer::State {
         (void)co_await self->client_left.async_wait(kUseTuple);
         continue;
       }
-      if (!may_connect(socket, self->uid)) continue;
-      self->clients.emplace_front(std::move(socket));
+      const auto peer = peer_of(socket);
+      if (!peer || (peer->uid != self->uid && peer->uid != 0)) continue;
+      self->clients.emplace_front(std::move(socket), *peer);
       spawn(self->acceptor.get_executor(), serve(self, self->clients.begin()));
       while (!self->closed && self->clients.size() - self->waiting >= kMostClients) {
         self->client_left.expires_at(std::chrono::steady_clock::time_point::max());
@@ -222,7 +224,7 @@ struct ControlServer::State {
       if (is_about_workers(parser.get()))
         reply = co_await ask_workers(self, client, parser.get());
       else
-        reply = self->answer(parser.get());
+        reply = self->answer(parser.get(), client->peer);
       if (reply && !self->closed) (void)co_await http::async_write(client->socket, *reply, kUseTuple);
     }
     client->done = true;

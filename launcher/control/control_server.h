@@ -37,7 +37,8 @@ struct WorkerReply {
 struct ControlHandlers {
   std::function<std::string()> status;   ///< JSON
   std::function<std::string()> metrics;  ///< Prometheus text
-  std::function<void(bool now)> stop;    ///< `now`: without a grace period
+  /// `now`: without a grace period. `pid`, `uid`: the client.
+  std::function<void(bool now, pid_t pid, uid_t uid)> stop;
   /// Calls `done` once, now or later, unless the request is cancelled. Returns its number.
   using WorkersAnswered = std::function<void(WorkerReply)>;
   std::function<std::uint32_t(const WorkerRequest& request, WorkersAnswered done)> ask_workers;

@@ -237,7 +237,7 @@ Awaitable<> Master::watch_signals() {
     else if (number == SIGCONT)
       console_.resume();
     else
-      step(job::UserSignal{number});
+      step(job::UserSignal{number, false, signal_sender(number)});
     if (number == SIGINT) repeat_on_terminal();
   }
 }

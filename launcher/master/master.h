@@ -75,7 +75,7 @@ class Master final : private NodeEvents {
   Awaitable<> watch_signals();
 
   JobStatus status() const;
-  void stop(bool now);
+  void stop(bool now, const std::string& by);
   ControlHandlers control_handlers();
   void step(const job::Event& event);
   void carry_out(job::Actions actions);

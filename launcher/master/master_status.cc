@@ -3,7 +3,10 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/host_name.h"
 #include "launcher/master/master.h"
+#include "launcher/master/user_signals.h"
+#include "launcher/report/exit_report.h"
 #include "launcher/report/job_metrics.h"
 #include "launcher/report/job_status.h"
 
@@ -60,6 +63,7 @@ JobStatus Master::status() const {
   JobStatus status;
   status.job = spec_.job_id;
   status.state = name_of(supervisor_.state());
+  if (supervisor_.end().stop_signal != 0) status.why = why_stopped(supervisor_.end());
   status.age = steady_now() - began_;
   status.world_size = nodes.world().world_size;
   status.attempt = nodes.attempt();
@@ -88,7 +92,9 @@ ControlHandlers Master::control_handlers() {
   ControlHandlers handlers;
   handlers.status = [this] { return status_json(status()); };
   handlers.metrics = [this] { return metrics_text(status()); };
-  handlers.stop = [this](bool now) { stop(now); };
+  handlers.stop = [this](bool now, pid_t pid, uid_t uid) {
+    stop(now, "`ddplaunch stop` (" + process_text(pid, uid) + " on " + host_name() + ")");
+  };
   handlers.ask_workers = [this](const WorkerRequest& request, ControlHandlers::WorkersAnswered done) {
     return queries_.start(request, supervisor_.state() == Supervisor::State::kRunning, std::move(done));
   };
@@ -97,11 +103,11 @@ ControlHandlers Master::control_handlers() {
 }
 
 /// The same as the user's SIGTERM. A second request without `now` changes nothing.
-void Master::stop(bool now) {
+void Master::stop(bool now, const std::string& by) {
   note_start_steps();
   const bool stops = supervisor_.end().stop_signal != 0;
-  if (!stops) step(job::UserSignal{SIGTERM});
-  if (now) step(job::UserSignal{SIGTERM, true});
+  if (!stops) step(job::UserSignal{SIGTERM, false, by});
+  if (now) step(job::UserSignal{SIGTERM, true, by});
 }
 
 }  // namespace ddp::launcher

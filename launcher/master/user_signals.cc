@@ -11,17 +11,89 @@
 #include <array>
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
 #include <ctime>
 #include <functional>
 #include <new>
+#include <sstream>
 #include <string>
 #include <utility>
 
+#include "base/files.h"
+#include "base/parse_text.h"
+#include "base/safe_text.h"
 #include "base/unique_fd.h"
 #include "launcher/keeper/process_table.h"
 
 namespace ddp::launcher {
 namespace {
+
+constexpr std::size_t kPasswdBytes = 1u << 20;
+
+/// Who sent the last signal of each number. The handlers write it.
+struct SignalSender {
+  /// 0: a process outside of this PID namespace; -1: the kernel, as for a terminal.
+  std::atomic<pid_t> pid{-1};
+  std::atomic<uid_t> uid{0};
+
+  void set(const siginfo_t& info) {
+    const bool from_process = info.si_code <= 0;  // kill, tgkill, sigqueue
+    pid = from_process ? info.si_pid : -1;
+    uid = from_process ? info.si_uid : 0;
+  }
+};
+std::array<SignalSender, NSIG> senders;
+
+void (*asios_handler)(int) = nullptr;
+
+/// Asio's handler does not learn who has sent a signal.
+void note_sender(int number, siginfo_t* info, void*) {
+  senders[static_cast<std::size_t>(number)].set(*info);
+  asios_handler(number);
+}
+
+void note_senders(int number) {
+  struct sigaction action {};
+  if (::sigaction(number, nullptr, &action) != 0 || (action.sa_flags & SA_SIGINFO) != 0) return;
+  asios_handler = action.sa_handler;
+  action.sa_flags |= SA_SIGINFO;
+  action.sa_sigaction = note_sender;
+  ::sigaction(number, &action, nullptr);
+}
+
+/// Names of directory services are unknown: asking for them may take long.
+std::string user_text(uid_t uid) {
+  std::istringstream users(read_start("/etc/passwd", kPasswdBytes, O_CLOEXEC));
+  const std::string field = ":" + std::to_string(uid) + ":";
+  for (std::string line; std::getline(users, line);) {
+    const std::size_t name = line.find(':');
+    const std::size_t password = name == std::string::npos ? name : line.find(':', name + 1);
+    if (password != std::string::npos && line.compare(password, field.size(), field) == 0)
+      return "user " + line.substr(0, name);
+  }
+  return "uid " + std::to_string(uid);
+}
+
+/// Returns which scheduler may have sent a SIGTERM to this process; empty: none is known.
+std::string scheduler_text() {
+  static constexpr std::pair<const char*, const char*> kJobIds[] = {
+      {"SLURM_JOB_ID", "Slurm"},
+      {"PBS_JOBID", "PBS"},
+      {"LSB_JOBID", "LSF"},
+      {"FLUX_JOB_ID", "Flux"},
+      {"KUBERNETES_SERVICE_HOST", "Kubernetes"}};
+  for (const auto& [variable, name] : kJobIds) {
+    const char* const id = std::getenv(variable);
+    if (id == nullptr || *id == '\0') continue;
+    const bool has_id = std::string_view(name) != "Kubernetes";
+    std::string text =
+        std::string("probably the scheduler, ") + name + (has_id ? " job " + one_line(id) : "");
+    const char* const end = std::getenv("SLURM_JOB_END_TIME");
+    const auto limit = parse_number<std::time_t>(end == nullptr ? "" : end);
+    return text + (limit && ::time(nullptr) >= *limit ? ", whose time limit is over" : "");
+  }
+  return "";
+}
 
 volatile std::sig_atomic_t settled_code = 0;
 /// Set once, before `has_final_line`.
@@ -53,7 +125,9 @@ bool inherited_ignored(int number) {
 
 void add_signals(asio::signal_set& set, std::initializer_list<int> numbers) {
   for (const int number : numbers) {
-    if (!inherited_ignored(number)) set.add(number);
+    if (inherited_ignored(number)) continue;
+    set.add(number);
+    note_senders(number);
   }
 }
 
@@ -63,6 +137,7 @@ bool has_stopped_it = false;
 /// How often the master got each signal, shared with the shell's process.
 struct SeenSignals {
   std::array<std::atomic<unsigned>, NSIG> count{};
+  std::array<SignalSender, NSIG> senders{};  ///< of those that the shell's process passes on
 };
 SeenSignals* seen_signals = nullptr;
 /// A signal to the process group reaches the master within this time, too.
@@ -103,11 +178,15 @@ void stop_with(pid_t master) {
 
 /// Passes a signal on that came to this process alone. The terminal, `kill %1` and `timeout` send theirs to
 /// the group, and those that waited while this process was stopped have long reached the master.
-void pass_on(pid_t master, int number, unsigned& counted) {
+void pass_on(pid_t master, const siginfo_t& signal, unsigned& counted) {
+  const int number = signal.si_signo;
   const std::atomic<unsigned>& seen = seen_signals->count[static_cast<std::size_t>(number)];
   if (seen.load() == counted) ::nanosleep(&kGroupTime, nullptr);
   const unsigned now = seen.load();
-  if (now == counted) ::kill(master, number);
+  if (now == counted) {
+    seen_signals->senders[static_cast<std::size_t>(number)].set(signal);
+    ::kill(master, number);
+  }
   counted = now + (now == counted ? 1 : 0);
 }
 
@@ -121,11 +200,12 @@ void pass_on(pid_t master, int number, unsigned& counted) {
       stop_with(master);
       end = {};
     }
-    const int number = ::sigwaitinfo(&signals, nullptr);
+    siginfo_t signal{};
+    const int number = ::sigwaitinfo(&signals, &signal);
     if (number == SIGCONT)
       ::kill(master, SIGCONT);
     else if (number > 0 && number != SIGCHLD)
-      pass_on(master, number, counted[static_cast<std::size_t>(number)]);
+      pass_on(master, signal, counted[static_cast<std::size_t>(number)]);
   }
 }
 
@@ -154,6 +234,26 @@ void part_from_shell(const std::function<void()>& forget_secrets) {
     shells_process = parent;
   }
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
+}
+
+std::string process_text(pid_t pid, uid_t uid) {
+  return "pid " + std::to_string(pid) + " of " + user_text(uid);
+}
+
+std::string signal_sender(int number) {
+  const SignalSender* sender = &senders.at(static_cast<std::size_t>(number));
+  if (seen_signals != nullptr && sender->pid == shells_process)
+    sender = &seen_signals->senders.at(static_cast<std::size_t>(number));
+  std::string text;
+  if (sender->pid == 0) text = "a process outside of this container";
+  if (sender->pid > 0) {
+    const auto process = read_process(sender->pid);
+    text = process_text(sender->pid, sender->uid);
+    if (process) text = one_line(process->comm) + " (" + text + ")";
+  }
+  const std::string scheduler = number == SIGTERM ? scheduler_text() : "";
+  if (scheduler.empty()) return text;
+  return (text.empty() ? "an unknown process" : text) + ", " + scheduler;
 }
 
 void count_signal(int number) {

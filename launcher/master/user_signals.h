@@ -1,7 +1,10 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <functional>
 #include <initializer_list>
+#include <string>
 #include <string_view>
 
 #include "base/asio.h"
@@ -12,6 +15,13 @@ namespace ddp::launcher {
 /// Adds the `numbers` that are not ignored. nohup and background jobs of shells ignore signals on purpose,
 /// and a handler would undo that.
 void add_signals(asio::signal_set& set, std::initializer_list<int> numbers);
+
+/// Returns who sent the last signal `number` of a set: "bash (pid 77 of user ann)". A SIGTERM inside a job of
+/// a scheduler is probably the scheduler's. Empty: the terminal, or nobody knows.
+std::string signal_sender(int number);
+
+/// Returns "pid 77 of user ann".
+std::string process_text(pid_t pid, uid_t uid);
 
 /// Splits this process in two if a shell with job control has started it on a terminal, so that Ctrl-Z does
 /// not stop the master: its connections would time out, and its nodes would lose it. Call it before the first

@@ -251,17 +251,6 @@ std::string start_failures_text(const std::vector<StartGroup>& groups) {
   return text;
 }
 
-std::string why_stopped(int signal) {
-  switch (signal) {
-    case SIGINT:
-      return "stopped by Ctrl-C (SIGINT)";
-    case SIGHUP:
-      return "stopped by SIGHUP (sent when a terminal closes)";
-    default:
-      return "stopped by " + signal_name(signal);
-  }
-}
-
 std::string headline(const Failure& cause, int restarts) {
   if (is_start_failure(cause) && cause.attempt == 0)
     return "ddplaunch: the job did not start: failed after " + format_elapsed(cause.at()) + "\n";
@@ -313,11 +302,18 @@ const Failure* cause_of(const JobEnd& end) {
   return root ? &end.failures[*root] : nullptr;
 }
 
+std::string why_stopped(const JobEnd& end) {
+  if (end.stop_signal == SIGINT && end.stopped_by.empty()) return "stopped by Ctrl-C (SIGINT)";
+  return "stopped by " + signal_name(end.stop_signal) +
+         (end.stop_signal == SIGHUP ? " (sent when a terminal closes)" : "") +
+         (end.stopped_by.empty() ? "" : " from " + end.stopped_by);
+}
+
 ExitReport make_exit_report(const JobEnd& end) {
   ExitReport report;
   if (end.stop_signal != 0) {
     report.exit_code = 128 + end.stop_signal;
-    report.why = why_stopped(end.stop_signal);
+    report.why = why_stopped(end);
     if (!end.awaited.empty()) report.why += " while waiting for " + end.awaited;
     if (!end.grace_ended_by.empty())
       report.why += "; the grace period was cut short by " + end.grace_ended_by;

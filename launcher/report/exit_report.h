@@ -25,6 +25,9 @@ struct ExitReport {
 ///   a node, master  exit_code_of its error
 ExitReport make_exit_report(const JobEnd& end);
 
+/// Returns why a job with a stop_signal ends: "stopped by SIGTERM from bash (pid 77 of user ann)".
+std::string why_stopped(const JobEnd& end);
+
 /// Returns the failure that make_exit_report reports as the cause; null: none.
 const Failure* cause_of(const JobEnd& end);
 

@@ -67,9 +67,10 @@ class FailureLog {
   void master_failed(Error error) { end_.master = std::move(error); }
   /// Sets JobEnd::job and job_dir.
   void name_job(std::string job, std::string directory);
-  /// `awaited`: what the start was waiting for; empty: the workers ran.
-  void stopped_by_user(int signal, std::string awaited) {
+  /// `by`: JobEnd::stopped_by. `awaited`: what the start was waiting for; empty: the workers ran.
+  void stopped_by_user(int signal, std::string by, std::string awaited) {
     end_.stop_signal = signal;
+    end_.stopped_by = std::move(by);
     end_.awaited = std::move(awaited);
   }
   /// See JobEnd::grace_ended_by.

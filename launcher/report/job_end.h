@@ -107,11 +107,12 @@ struct JobEnd {
   int restarts = 0;                 ///< after failures, so without those for a larger world
   std::optional<std::size_t> root;  ///< index into failures; unset: pick_root_cause decides
   int stop_signal = 0;              ///< user's SIGINT, SIGTERM or SIGHUP before any failure; 0: none
-  std::string awaited;              ///< with stop_signal: what the start waited for; empty: it was over
-  std::string grace_ended_by;       ///< early, by whom: "a second Ctrl-C after 3.1 s"; empty: nobody
-  std::string job;                  ///< "job run7: 2 nodes × 8 workers"
-  std::string job_dir;              ///< directory of the job's files; empty: none
-  std::optional<Error> master;      ///< the master's own failure (usage, job directory, …)
+  std::string stopped_by;       ///< with stop_signal: who sent it, as text; empty: the terminal, or unknown
+  std::string awaited;          ///< with stop_signal: what the start waited for; empty: it was over
+  std::string grace_ended_by;   ///< early, by whom: "a second Ctrl-C after 3.1 s"; empty: nobody
+  std::string job;              ///< "job run7: 2 nodes × 8 workers"
+  std::string job_dir;          ///< directory of the job's files; empty: none
+  std::optional<Error> master;  ///< the master's own failure (usage, job directory, …)
 };
 
 }  // namespace ddp::launcher

@@ -187,6 +187,7 @@ JobProgress::Figures JobProgress::figures(Time now) const {
     if (with_loss != reports_.end()) figures.loss = with_loss->second.loss;
   }
   const auto& [latest, older, oldest] = marks_;
+  if (latest) figures.step_age = now - latest->time;
   const auto& from = oldest ? oldest : older;
   if (latest && from && latest->step > from->step) {
     figures.step_seconds = std::chrono::duration<double>(latest->time - from->time).count() /

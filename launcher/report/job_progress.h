@@ -41,6 +41,7 @@ class JobProgress {
     std::optional<std::uint64_t> step;       ///< completed by all ranks that report steps
     std::optional<std::uint64_t> last_step;  ///< completed by the foremost rank
     std::optional<double> step_seconds;      ///< duration of a recent step, or of the present one if longer
+    std::optional<Time> step_age;            ///< since all ranks had completed `step`
     std::optional<double> loss;              ///< of the lowest rank that reports one
     /// Steps of all ranks by their duration: those of at most kStepBounds[i], the longest last. Not summed
     /// up.

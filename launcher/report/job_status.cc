@@ -23,20 +23,24 @@ std::optional<std::uint64_t> JobStatus::NodeStatus::lowest_step() const {
 }
 
 std::string status_json(const JobStatus& status) {
-  OrderedJson json{{"job", status.job},
-                   {"state", status.state},
-                   {"age_s", in_seconds(status.age)},
-                   {"world_size", status.world_size == 0 ? OrderedJson() : OrderedJson(status.world_size)},
-                   {"attempt", status.attempt},
-                   {"restarts", status.restarts},
-                   {"max_restarts", status.max_restarts},
-                   {"output_bytes", status.output_bytes},
-                   {"directory", status.directory},
-                   {"step", or_null(status.progress.step)},
-                   {"step_s", or_null(status.progress.step_seconds)},
-                   {"loss", or_null(status.progress.loss)},
-                   {"goodput", std::round(status.progress.goodput() * 1000) / 1000},
-                   {"nodes", OrderedJson::array()}};
+  OrderedJson json{
+      {"job", status.job},
+      {"state", status.state},
+      {"why", text_or_null(status.why)},
+      {"age_s", in_seconds(status.age)},
+      {"world_size", status.world_size == 0 ? OrderedJson() : OrderedJson(status.world_size)},
+      {"attempt", status.attempt},
+      {"restarts", status.restarts},
+      {"max_restarts", status.max_restarts},
+      {"output_bytes", status.output_bytes},
+      {"directory", status.directory},
+      {"step", or_null(status.progress.step)},
+      {"step_s", or_null(status.progress.step_seconds)},
+      {"step_age_s",
+       status.progress.step_age ? OrderedJson(in_seconds(*status.progress.step_age)) : OrderedJson()},
+      {"loss", or_null(status.progress.loss)},
+      {"goodput", std::round(status.progress.goodput() * 1000) / 1000},
+      {"nodes", OrderedJson::array()}};
   for (const JobStatus::NodeStatus& node : status.nodes) {
     const bool runs = node.ranks > 0;
     json["nodes"].push_back({{"node", node.name},

@@ -27,6 +27,7 @@ struct JobStatus {
   };
   std::string job;
   std::string state;
+  std::string why;                  ///< while the user's stop is carried out, see why_stopped(); else empty
   std::chrono::nanoseconds age{0};  ///< since the start of ddplaunch
   int world_size = 0;               ///< 0: not yet known
   std::uint32_t attempt = 0;

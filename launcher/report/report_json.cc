@@ -72,6 +72,7 @@ class ReportWriter {
                      {"attempts", facts_.attempts}};
     report["stop_signal"] =
         end_.stop_signal == 0 ? OrderedJson() : OrderedJson(signal_name(end_.stop_signal));
+    report["stopped_by"] = text_or_null(end_.stopped_by);
     report["error"] = cause_ == nullptr && end_.master ? error_json(*end_.master) : OrderedJson();
     report["root_cause"] = cause_ == nullptr ? OrderedJson() : failure_json(*cause_, true);
     report["other_failures"] = OrderedJson::array();

@@ -68,7 +68,8 @@ struct NodeSwept {  ///< answer to SweepNode, within about 10 s
 };
 struct UserSignal {
   int number;
-  bool now = false;  ///< `ddplaunch stop --now`: the workers get no more time
+  bool now = false;     ///< `ddplaunch stop --now`: the workers get no more time
+  std::string by = "";  ///< JobEnd::stopped_by
 };
 struct Tick {};
 using Event = std::variant<NodeUp, NodeFailed, NodeHeartbeat, NodeReachable, FromNode, LinkEnded, NodeGone,

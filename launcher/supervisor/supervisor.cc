@@ -200,7 +200,7 @@ void Supervisor::on_deadline(Time now) {
 // ---- the user
 
 void Supervisor::on(const job::UserSignal& event, Time now) {
-  record({.kind = Journal::kSignal, .signal = event.number});
+  record({.kind = Journal::kSignal, .reason = event.by, .signal = event.number});
   if (event.number == SIGUSR1 || event.number == SIGUSR2) {
     for (std::size_t i = 0; i < nodes_.size(); ++i)
       if (nodes_[i].has_workers()) out_.send(i, rendezvous::Signal{static_cast<std::uint8_t>(event.number)});
@@ -215,7 +215,8 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
   // A signal during the cleanup of a failure shortens the stop, but the failure stays the cause.
   const bool growing = attempt_end_.cause == StopCause::kScaleUp;
   const bool one_stop = !growing && only_stopped_by(event.number, end());
-  if ((growing || one_stop) && end().stop_signal == 0) failures_.stopped_by_user(event.number, awaited());
+  if ((growing || one_stop) && end().stop_signal == 0)
+    failures_.stopped_by_user(event.number, event.by, awaited());
   if (state_ == State::kEnding) {  // only lost nodes and survivors still end their workers
     if (!kills) return;
     for (std::size_t i = 0; i < nodes_.size(); ++i)

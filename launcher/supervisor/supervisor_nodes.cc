@@ -218,7 +218,8 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::Refused& me
       spec_.launcher == LauncherKind::kSlurm && error.code == ErrorCode::kLinkLost && error.sys == SIGTERM;
   if (slurm_ends && state_ < State::kLeaving) {
     if (!user_stopped()) {
-      on(job::UserSignal{SIGTERM}, now);
+      on(job::UserSignal{SIGTERM, false, "Slurm, probably: the agent on " + node.name + " got it first"},
+         now);
       slurm_ends_ = true;
     }
     node.reason_reported = true;

@@ -158,7 +158,7 @@ class OneNode(ExitCodes):
         self.ends(126, "rank 0 on localhost could not be started: .*Exec format error", self.script("garbage", "\0\1\2\3"))
 
     def test_user_signals(self):
-        for name, why in (("HUP", "stopped by SIGHUP"), ("INT", "stopped by Ctrl-C"), ("TERM", "stopped by SIG")):
+        for name, why in (("HUP", "stopped by SIGHUP"), ("INT", "stopped by SIGINT from "), ("TERM", "stopped by SIG")):
             for worker in ("exec sleep 60", 'trap "exit 0" TERM; while :; do sleep 0.05; done'):
                 with self.subTest(signal=name, worker=worker):
                     number = getattr(signal, f"SIG{name}")

@@ -13,7 +13,7 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import DDPLAUNCH, SAME_REQUEST, LaunchTest, is_running, live_processes_with, main, wait_until
+from tests.support.launch import DDPLAUNCH, SAME_REQUEST, LaunchTest, is_running, live_processes_with, main, sender, wait_until
 
 
 class LocalJob(LaunchTest):
@@ -264,7 +264,7 @@ class LocalJob(LaunchTest):
         process.send_signal(signal.SIGINT)
         self.assertEqual(process.wait(timeout=20), 130)
         said = process.stderr.read().splitlines()
-        self.assertRegex(said[-2], r"^ddplaunch: exit 130: stopped by Ctrl-C \(SIGINT\); the grace period was cut short by a second Ctrl-C "
+        self.assertRegex(said[-2], r"^ddplaunch: exit 130: stopped by SIGINT from \S+ \(pid \d+ of \S+ \S+\); the grace period was cut short by a second Ctrl-C "
                                    r"after [\d.]+ s$")
         self.assertEqual(said[-1], "ddplaunch: warning: stdout was not read; the rest of the output is only in the job's files")
         process.stdout.close()
@@ -368,7 +368,7 @@ class LocalJob(LaunchTest):
             process.send_signal(signal.SIGINT)
             done = self.finish(process)
         self.assert_code(done, 130)
-        self.assertEqual(done.err, f"ddplaunch: job {self.job}: files in {self.job_dir}\nddplaunch: exit 130: stopped by Ctrl-C (SIGINT) while "
+        self.assertEqual(done.err, f"ddplaunch: job {self.job}: files in {self.job_dir}\nddplaunch: exit 130: stopped by SIGINT from {sender()} while "
                                    "waiting for 1 of 1 node: box (SSH greeting)\n")
 
     def test_many_workers(self):

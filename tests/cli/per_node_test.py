@@ -12,7 +12,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import DDPLAUNCH, LaunchTest, Outcome, live_processes_with, main, wait_until
+from tests.support.launch import DDPLAUNCH, LaunchTest, Outcome, live_processes_with, main, sender, wait_until
 from tests.support.ports import free_port
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -442,7 +442,7 @@ class PerNode(LaunchTest):
                 nodes[rank].send_signal(signal.SIGTERM)
             outcomes = self.ends(*nodes)
             self.assert_codes(outcomes, 143, 143, 143)
-            self.assertEqual(outcomes[0].err.splitlines()[-1], "ddplaunch: exit 143: stopped by SIGTERM")
+            self.assertEqual(outcomes[0].err.splitlines()[-1], f"ddplaunch: exit 143: stopped by SIGTERM from {sender()}")
 
     def test_a_node_that_is_stopped_while_it_waits(self):
         for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)):
@@ -462,7 +462,7 @@ class PerNode(LaunchTest):
         outcomes = self.ends(master)
         self.assert_codes(outcomes, 130)
         # The agent of this node may still be checking the job.
-        self.assertRegex(outcomes[0].err.splitlines()[-1], r"^ddplaunch: exit 130: stopped by Ctrl-C \(SIGINT\) while waiting for "
+        self.assertRegex(outcomes[0].err.splitlines()[-1], r"^ddplaunch: exit 130: stopped by SIGINT from \S+ \(pid \d+ of \S+ \S+\) while waiting for "
                                                            r"[12] of 2 nodes: .*\bnode1 \(has not joined\)$")
 
     def test_a_restarted_node_joins_again(self):

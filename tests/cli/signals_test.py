@@ -6,6 +6,7 @@ The shell is a real bash with job control on a pseudo-terminal. (tests/cli/local
 terminal.)"""
 
 import contextlib
+import json
 import os
 import pathlib
 import pty
@@ -19,7 +20,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import SAME_REQUEST, LaunchTest, Nodes, main, wait_until
+from tests.support.launch import SAME_REQUEST, LaunchTest, Nodes, main, sender, wait_until
 
 
 class Terminal:
@@ -103,11 +104,11 @@ class Signals(LaunchTest):
         process.send_signal(number)
         done = self.finish(process, timeout=30)
         self.assert_code(done, code)
-        self.assertEqual(done.err.splitlines()[-1], f"ddplaunch: exit {code}: {why}")
+        self.assertEqual(done.err.splitlines()[-1], f"ddplaunch: exit {code}: {why} from {sender()}")
         self.assertTrue(all((self.dir / f"saved.{rank}").exists() for rank in range(2)))
 
     def test_first_interrupt_is_a_graceful_stop(self):
-        self.check_polite(signal.SIGINT, 130, "stopped by Ctrl-C (SIGINT)", "--nproc-per-node", 2)
+        self.check_polite(signal.SIGINT, 130, "stopped by SIGINT", "--nproc-per-node", 2)
 
     def test_terminate_is_a_graceful_stop(self):
         self.check_polite(signal.SIGTERM, 143, "stopped by SIGTERM", "--nproc-per-node", 2)
@@ -116,7 +117,26 @@ class Signals(LaunchTest):
         self.check_polite(signal.SIGHUP, 129, "stopped by SIGHUP (sent when a terminal closes)", "--nproc-per-node", 2)
 
     def test_first_interrupt_is_a_graceful_stop_over_ssh(self):
-        self.check_polite(signal.SIGINT, 130, "stopped by Ctrl-C (SIGINT)", *self.cluster(2))
+        self.check_polite(signal.SIGINT, 130, "stopped by SIGINT", *self.cluster(2))
+
+    def test_the_report_and_the_journal_say_who_stopped_the_job(self):
+        self.check_polite(signal.SIGTERM, 143, "stopped by SIGTERM", "--nproc-per-node", 2)
+        report = json.loads((self.job_dir / "report.json").read_text())
+        self.assertEqual((report["stop_signal"], report["stopped_by"], report["why"]), ("SIGTERM", sender(), f"stopped by SIGTERM from {sender()}"))
+        events = [json.loads(line) for line in (self.job_dir / "events.jsonl").read_text().splitlines()]
+        self.assertEqual([event["reason"] for event in events if event["event"] == "signal"], [sender()])
+        self.assertEqual(events[-1]["reason"], report["why"])
+
+    def test_sigterm_in_the_job_of_a_scheduler_is_probably_its_own(self):
+        for variables, words in (({"PBS_JOBID": "12.host"}, "PBS job 12.host"),
+                                 ({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1"}, "Slurm job 7, whose time limit is over"),
+                                 ({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "99999999999"}, "Slurm job 7")):
+            with self.subTest(variables=variables):
+                process = self.start("--launcher", "local", "--nproc-per-node", 1, "sh", "-c", "echo up; exec sleep 1000", env={**self.env, **variables})
+                self.assertTrue(process.stdout.readline())
+                process.send_signal(signal.SIGTERM)
+                done = self.finish(process)
+                self.assertEqual(done.err.splitlines()[-1], f"ddplaunch: exit 143: stopped by SIGTERM from {sender()}, probably the scheduler, {words}")
 
     def test_ctrl_c_is_a_keyboard_interrupt_in_python(self):
         script = self.script("train.py", """import atexit, os, time
@@ -423,6 +443,13 @@ finally:
             self.assertNotIn("restart 1", done.err)
             self.assertEqual(len(re.findall("bye [01]$", done.out, re.M)), 2)
 
+    def test_a_signal_that_the_shells_process_passes_on_keeps_its_sender(self):
+        worker = self.script("worker.sh", self.WORKER)
+        terminal = self.on_terminal('set -m\n"${RUN[@]}" &\necho $! > pid\nwait', "--nproc-per-node", 1, worker)
+        self.assertTrue(terminal.wait_for(lambda: self.up(1) and self.said("pid")), terminal.text())
+        os.kill(int(self.said("pid")), signal.SIGTERM)
+        self.assertTrue(terminal.wait_for(lambda: f"exit 143: stopped by SIGTERM from {sender()}" in terminal.text()), terminal.text())
+
     def test_ctrl_z_without_a_parent_shell_is_ignored(self):
         # The job leads its session, as in `ssh -t HOST ddplaunch` and in a container.
         worker = self.script("worker.sh", '#!/bin/sh\ntouch up.$RANK\nwhile ! [ -e go ]; do sleep 0.05; done\necho bye $RANK\n')
@@ -486,10 +513,11 @@ finally:
 
     def test_a_running_tee_gets_the_last_words(self):
         terminal = self.with_tee("", "--quiet")
+        words = f"ddplaunch: exit 130: stopped by SIGINT from {sender()}"
         os.kill(int(self.said("pid")), signal.SIGINT)
-        self.assertTrue(terminal.wait_for(lambda: self.ended() and self.LAST_WORDS in (self.dir / "log").read_text()), terminal.text())
+        self.assertTrue(terminal.wait_for(lambda: self.ended() and words in (self.dir / "log").read_text()), terminal.text())
         terminal.wait_for_end()
-        self.assertEqual(terminal.text().count(self.LAST_WORDS), 1, terminal.text())
+        self.assertEqual(terminal.text().count(words), 1, terminal.text())
 
     def test_a_background_job_without_reader_writes_nothing_on_the_terminal(self):
         terminal = self.with_tee(' & echo $! > tee\nwhile ! [ -e done ]; do sleep 0.05; done; echo over')
@@ -500,7 +528,7 @@ finally:
         (self.dir / "done").touch()
         self.assertTrue(terminal.wait_for(lambda: "over" in terminal.text()))
         self.assertNotIn("exit 130", terminal.text())
-        self.assertIn(self.LAST_WORDS, (self.job_dir / "ddplaunch.log").read_text())
+        self.assertIn(f"ddplaunch: exit 130: stopped by SIGINT from {sender()}", (self.job_dir / "ddplaunch.log").read_text())
 
     def test_ctrl_c_after_ctrl_z_stops_the_job(self):
         worker = self.script("worker.sh", self.WORKER)

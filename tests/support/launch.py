@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import pwd
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,12 @@ DDPLAUNCH = str(BIN / "ddplaunch")
 SKIP = 77
 # Longer than the time in which ddplaunch takes several signals for one request.
 SAME_REQUEST = 1.1
+
+
+def sender():
+    """What a report says of a signal that this test has sent."""
+    name = pathlib.Path("/proc/self/comm").read_text().strip()
+    return f"{name} (pid {os.getpid()} of user {pwd.getpwuid(os.getuid()).pw_name})"
 
 
 def is_running(pid):

@@ -164,6 +164,7 @@ std::string status_text(OrderedJson status) {
     text += ", restart " + std::to_string(status.value("restarts", 0)) + " of " +
             std::to_string(status.value("max_restarts", 0));
   }
+  if (status["why"].is_string()) text += "\n  " + status["why"].get<std::string>();
   text += "\n  files in " + status.value("directory", "") + '\n';
   TextTable table;
   for (OrderedJson& node : status["nodes"]) {

@@ -322,8 +322,13 @@ TEST_CASE("the user's signal decides, regardless of the workers") {
   end.stop_signal = SIGHUP;
   CHECK(make_exit_report(end).text ==
         "ddplaunch: exit 129: stopped by SIGHUP (sent when a terminal closes)\n");
+  end.stopped_by = "bash (pid 77 of user ann)";
+  CHECK(make_exit_report(end).why ==
+        "stopped by SIGHUP (sent when a terminal closes) from bash (pid 77 of user ann)");
+  end.stop_signal = SIGINT;  // of a process, so not of the terminal
+  CHECK(make_exit_report(end).why == "stopped by SIGINT from bash (pid 77 of user ann)");
+  end.stopped_by.clear();
   end.failures.clear();
-  end.stop_signal = SIGINT;
   end.early = {{1, "gpu02", {std::chrono::seconds(2), std::chrono::seconds(2)}}};
   CHECK(make_exit_report(end).text ==
         "  note: rank 1 on gpu02 exited 0 before that\nddplaunch: exit 130: stopped by Ctrl-C (SIGINT)\n");

@@ -71,17 +71,18 @@ TEST_CASE("metrics of a job with steps") {
 
 TEST_CASE("the status of a job is one line") {
   JobStatus status = running_job();
-  CHECK(status_json(status) ==
-        R"({"job":"run\"7\\\n","state":"running","age_s":0.0,"world_size":4,"attempt":1,"restarts":0,)"
-        R"("max_restarts":0,"output_bytes":18446744073709551615,"directory":"","step":40,"step_s":0.25,)"
-        R"("loss":2.5,"goodput":0.333,"nodes":[)"
-        R"({"node":"gpu01","state":"running","first_rank":0,"ranks":2,"step":40,"steps":[41,40],)"
-        R"("losses":[2.5,null],"phases":["",""]},)"
-        R"({"node":"gpu02","state":"running","first_rank":2,"ranks":2,"step":42,"steps":[null,42],)"
-        R"("losses":[null,null],"phases":["",""]},)"
-        R"({"node":"gpu03","state":"lost","first_rank":null,"ranks":0,"step":null,"steps":[],)"
-        R"("losses":[],"phases":[]}]})"
-        "\n");
+  CHECK(
+      status_json(status) ==
+      R"({"job":"run\"7\\\n","state":"running","why":null,"age_s":0.0,"world_size":4,"attempt":1,"restarts":0,)"
+      R"("max_restarts":0,"output_bytes":18446744073709551615,"directory":"","step":40,"step_s":0.25,"step_age_s":null,)"
+      R"("loss":2.5,"goodput":0.333,"nodes":[)"
+      R"({"node":"gpu01","state":"running","first_rank":0,"ranks":2,"step":40,"steps":[41,40],)"
+      R"("losses":[2.5,null],"phases":["",""]},)"
+      R"({"node":"gpu02","state":"running","first_rank":2,"ranks":2,"step":42,"steps":[null,42],)"
+      R"("losses":[null,null],"phases":["",""]},)"
+      R"({"node":"gpu03","state":"lost","first_rank":null,"ranks":0,"step":null,"steps":[],)"
+      R"("losses":[],"phases":[]}]})"
+      "\n");
   status.world_size = 0;  // not yet known
   CHECK(status_json(status).find("\"world_size\":null,") != std::string::npos);
 }
