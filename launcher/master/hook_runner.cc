@@ -3,14 +3,20 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <utility>
 
+#include "base/exit_status.h"
 #include "base/unique_fd.h"
+#include "launcher/report/exit_report.h"
 
 namespace ddp::launcher {
 namespace {
+
+/// Of a variable's value: the message of an exception may have any length.
+constexpr std::size_t kMostVariable = 4000;
 
 /// Returns a file in memory with the text, at its begin, so that no write to the command can block.
 UniqueFd file_of(const std::string& text) {
@@ -43,13 +49,36 @@ std::string_view hook_event(const JournalEvent& event, bool has_run) {
   }
 }
 
-void HookRunner::take(const JournalEvent& event, const std::string& line) {
+std::vector<std::string> hook_variables(const JournalEvent& event, std::string_view name,
+                                        const Failure* cause) {
+  using Kind = Failure::Kind;
+  std::vector<std::string> env;
+  const auto add = [&env](const char* key, std::string_view value) {
+    value = value.substr(0, std::min(value.find('\0'), kMostVariable));
+    env.push_back("DDPLAUNCH_" + std::string(key) + '=' + std::string(value));
+  };
+  const auto& exception = cause != nullptr ? cause->evidence.exception : std::nullopt;
+  const bool worker = cause != nullptr && cause->of_worker();
+  add("EVENT", name);
+  add("EXIT_CODE",
+      event.kind == JournalEvent::Kind::kJobEnded && event.exit_code ? std::to_string(*event.exit_code) : "");
+  add("CAUSE", cause != nullptr ? failure_line(*cause) : "");
+  add("CAUSE_HOST", cause != nullptr ? cause->host : "");
+  add("CAUSE_RANK", worker ? std::to_string(cause->rank) : "");
+  add("CAUSE_EXIT_CODE", worker && cause->kind == Kind::kExited ? std::to_string(cause->status) : "");
+  add("CAUSE_SIGNAL", worker && cause->kind == Kind::kSignaled ? signal_name(cause->signal) : "");
+  add("CAUSE_EXCEPTION_TYPE", exception ? exception->type : "");
+  add("CAUSE_EXCEPTION", exception ? exception->message : "");
+  return env;
+}
+
+void HookRunner::take(const JournalEvent& event, const std::string& line, const Failure* cause) {
   const std::string_view name = hook_event(event, has_run_);
   has_run_ = has_run_ || event.kind == JournalEvent::Kind::kAttemptRunning;
   for (std::size_t i = 0; i < settings_.hooks.size(); ++i) {
     if (settings_.hooks[i].event != name) continue;
     if (waiting_.size() < kMostWaiting)
-      waiting_.push_back({i, line});
+      waiting_.push_back({i, line, hook_variables(event, name, cause)});
     else
       warn(i, "was not run, since " + std::to_string(kMostWaiting) + " others wait");
   }
@@ -80,6 +109,7 @@ Awaitable<> HookRunner::run(Call call) {
   spec.path = "/bin/sh";
   spec.argv = {"sh", "-c", settings_.hooks[call.hook].command};
   spec.env = settings_.env;
+  spec.env.insert(spec.env.end(), call.env.begin(), call.env.end());
   spec.in = input ? input.get() : kDevNull;
   const auto deadline = std::chrono::steady_clock::now() + settings_.time;
   ToolStop stop;

@@ -12,6 +12,7 @@
 #include "base/asio.h"
 #include "launcher/inspection/tool_run.h"
 #include "launcher/job/job_spec.h"
+#include "launcher/report/job_end.h"
 #include "launcher/report/journal.h"
 
 namespace ddp::launcher {
@@ -37,8 +38,9 @@ class HookRunner {
   HookRunner(asio::any_io_executor executor, HookSettings settings)
       : executor_(std::move(executor)), settings_(std::move(settings)) {}
 
-  /// Starts the hooks of an event, or lets them wait for others. `line`: their standard input.
-  void take(const JournalEvent& event, const std::string& line);
+  /// Starts the hooks of an event, or lets them wait for others. `line`: their standard input. `cause`: the
+  /// failure behind the event; null: none.
+  void take(const JournalEvent& event, const std::string& line, const Failure* cause = nullptr);
   /// Drops the hooks that wait, except those of the job's end.
   void drop_waiting();
   /// Kills the hooks that run, and drops those that wait.
@@ -49,6 +51,7 @@ class HookRunner {
   struct Call {
     std::size_t hook;
     std::string line;
+    std::vector<std::string> env;
   };
   void start_waiting();
   Awaitable<> run(Call call);
@@ -63,6 +66,11 @@ class HookRunner {
   std::set<ToolStop*> stops_;  ///< of the hooks that run
   bool has_run_ = false;       ///< all ranks have run
 };
+
+/// Returns what a hook's command learns besides HookSettings::env (docs/users/operate.md): "NAME=value",
+/// where an unknown value is empty.
+std::vector<std::string> hook_variables(const JournalEvent& event, std::string_view name,
+                                        const Failure* cause);
 
 /// Returns which of Hook::kEvents a change of the job's state is; empty: none. `has_run`: all ranks have run
 /// before.

@@ -47,7 +47,11 @@ remote::FanOutOptions start_options(const JobSpec& spec, Master::Options& option
 
 std::vector<std::string> hook_env(const JobSpec& spec) {
   std::vector<std::string> env = own_environment();
-  std::erase_if(env, [](const std::string& entry) { return entry.starts_with("DDPLAUNCH_JOB_"); });
+  std::erase_if(env, [](const std::string& entry) {  // of a job that has started this one
+    constexpr std::string_view kOurs[] = {"DDPLAUNCH_JOB_",
+                                          "DDPLAUNCH_EVENT=", "DDPLAUNCH_EXIT_CODE=", "DDPLAUNCH_CAUSE"};
+    return std::ranges::any_of(kOurs, [&](std::string_view name) { return entry.starts_with(name); });
+  });
   env.insert(env.end(), {"DDPLAUNCH_JOB_ID=" + spec.job_id, "DDPLAUNCH_JOB_DIR=" + spec.job_dir});
   return env;
 }
@@ -278,7 +282,12 @@ void Master::record(const JournalEvent& event) {
   files_->append({0, 0, 0, kJournal}, line);
   progress_.take(event, steady_now());
   if (event.kind == JournalEvent::Kind::kAttemptRunning && all_run_) std::exchange(all_run_, nullptr)();
-  hooks_.take(event, line);
+  if (spec_.hooks.empty()) return;
+  // At the begin of another attempt the failures are those of the attempt before.
+  const JobEnd& end = supervisor_.end();
+  const bool again = event.kind == JournalEvent::Kind::kAttemptStarted && !end.earlier.empty();
+  const bool wanted = !hook_event(event, false).empty();
+  hooks_.take(event, line, again ? &end.earlier.back() : wanted ? cause_of(end) : nullptr);
 }
 
 void Master::say_host(const NodeLink& node, std::string_view line) {

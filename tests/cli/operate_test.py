@@ -577,6 +577,32 @@ class Hooks(LaunchTest):
         self.assertTrue(next(e for e in events if e["event"] == "attempt_stopping")["failure"])
         self.assertIn(f"{self.job_dir}/report.json", lines)
 
+    CAUSE = 'echo "$DDPLAUNCH_EVENT|$DDPLAUNCH_EXIT_CODE|$DDPLAUNCH_CAUSE_HOST|$DDPLAUNCH_CAUSE_RANK|$DDPLAUNCH_CAUSE_EXIT_CODE|$DDPLAUNCH_CAUSE_SIGNAL|' \
+            '$DDPLAUNCH_CAUSE_EXCEPTION_TYPE|$DDPLAUNCH_CAUSE_EXCEPTION"'
+
+    def causes(self, *worker, events=("failure", "restart", "end"), options=()):
+        hooks = [word for event in events for word in ("--on", f"{event}={self.CAUSE}")]
+        env = {**self.env, "DDPLAUNCH_CAUSE_HOST": "of another job", "DDPLAUNCH_EXIT_CODE": "99"}
+        self.run_job(*options, *hooks, *worker, env=env)
+        return sorted(line for line in self.hook_lines() if "|" in line and not line.startswith("#"))
+
+    def test_hooks_learn_the_root_cause_of_each_attempt(self):
+        lines = self.causes("sh", "-c", FAILS_ONCE, options=["--nproc-per-node", 2, "--max-restarts", 1, "--restart-backoff", "0"])
+        self.assertEqual(lines, ["end|0||||||", "failure||localhost|1|7|||", "restart||localhost|1|7|||"])
+
+    def test_hooks_learn_a_signal(self):
+        self.assertEqual(self.causes("sh", "-c", "kill -SEGV $$"), ["end|139|localhost|0||SIGSEGV||", "failure||localhost|0||SIGSEGV||"])
+
+    def test_hooks_learn_the_exception_of_the_root_cause(self):
+        text = json.dumps({"message": {"message": "ValueError: $(touch x) of `rank`\"", "extraInfo": {"py_callstack": "", "timestamp": "1"}}})
+        script = self.script("fails.py", f"#!{sys.executable}\nimport os, sys\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write({text!r})\nsys.exit(1)\n")
+        lines = self.causes(script, events=("end",))
+        self.assertEqual(lines, ["end|1|localhost|0|1||ValueError|$(touch x) of `rank`\""])
+        self.assertFalse((self.dir / "x").exists())
+
+    def test_a_node_that_cannot_be_reached_has_no_rank(self):
+        self.assertEqual(self.causes("true", events=("end",), options=["--chdir", "/no/such/dir"])[0][:18], "end|115|localhost|")
+
     def test_a_stop_by_the_user_is_no_failure(self):
         process = self.start("--on", "start=echo running", "--on", "failure=echo failed", "sleep", 1000)
         self.assertTrue(wait_until(lambda: (self.job_dir / "hooks.log").exists()))
