@@ -87,9 +87,12 @@ _ddplaunch_table() {
       words='-w --watch --json -h --help'
       ;;
     'ddplaunch logs options')
-      words='-f --follow --rank --since --failed --grep --json -h --help'
+      words='-f --follow --rank --stream --attempt -n --tail --since --failed -t --timestamps --grep --json -h --help'
       ;;
     'ddplaunch logs --rank') source='any' ;;
+    'ddplaunch logs --stream') source='any' words='stdout stderr' ;;
+    'ddplaunch logs --attempt') source='any' ;;
+    'ddplaunch logs -n' | 'ddplaunch logs --tail') source='any' ;;
     'ddplaunch logs --since') source='any' ;;
     'ddplaunch logs --grep') source='any' ;;
     'ddplaunch stop options')
@@ -114,9 +117,10 @@ _ddplaunch_table() {
       ;;
     'ddplaunch stacks --rank') source='any' ;;
     'ddplaunch attach options')
-      words='--rank --grep --json -h --help'
+      words='--rank --stream -t --timestamps --grep --json -h --help'
       ;;
     'ddplaunch attach --rank') source='any' ;;
+    'ddplaunch attach --stream') source='any' words='stdout stderr' ;;
     'ddplaunch attach --grep') source='any' ;;
     'ddplaunch report options')
       words='-o --output -h --help'

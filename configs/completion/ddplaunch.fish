@@ -201,7 +201,7 @@ function __ddplaunch_takes_value
         case 'ddplaunch status'
             set names
         case 'ddplaunch logs'
-            set names --rank --since --grep
+            set names --rank --stream --attempt -n --tail --since --grep
         case 'ddplaunch stop'
             set names
         case 'ddplaunch wait'
@@ -215,7 +215,7 @@ function __ddplaunch_takes_value
         case 'ddplaunch stacks'
             set names --rank
         case 'ddplaunch attach'
-            set names --rank --grep
+            set names --rank --stream --grep
         case 'ddplaunch report'
             set names -o --output
         case 'ddplaunch dashboard'
@@ -354,8 +354,12 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch status' -l json -d 'print JSO
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch status' -s h -l help -d 'print this text'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -s f -l follow -d 'go on until the job has ended'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l rank -r -f -d 'only this rank'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l stream -r -f -a 'stdout stderr' -d 'only this stream'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l attempt -r -f -d 'only this attempt; the first is 0'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -s n -l tail -r -f -d 'only the last N lines of each rank and stream'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l since -r -f -d 'only lines that were written since T'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l failed -d 'only the rank of each attempt that is the root cause'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -s t -l timestamps -d 'print a time before each line, in UTC'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l grep -r -f -d 'only lines that match'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -l json -d 'print JSON'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch logs' -s h -l help -d 'print this text'
@@ -375,6 +379,8 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch stacks' -l rank -r -f -d 'onl
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch stacks' -l json -d 'print JSON'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch stacks' -s h -l help -d 'print this text'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch attach' -l rank -r -f -d 'only this rank'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch attach' -l stream -r -f -a 'stdout stderr' -d 'only this stream'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch attach' -s t -l timestamps -d 'print a time before each line, in UTC'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch attach' -l grep -r -f -d 'only lines that match'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch attach' -l json -d 'print JSON'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch attach' -s h -l help -d 'print this text'

@@ -65,6 +65,8 @@ std::optional<JobEntry> read_entry(const fs::path& file) {
     job.pid = pid->get<std::int64_t>();
   job.arguments = texts_of(json, "arguments");
   job.cwd = text_of(json, "cwd");
+  job.label = text_of(json, "label");
+  job.cleaned = text_of(json, "cleaned");
   job.hosts = texts_of(json, "hosts");
   if (job.job.empty() || !job.directory.starts_with('/')) return {};
   return job;
@@ -121,6 +123,7 @@ Result<> write_entry(const std::string& directory, const JobEntry& entry) {
                    {"started", entry.started}};
   const std::string brief = dump(json);
   json["cwd"] = entry.cwd;
+  json["label"] = entry.label;
   json["arguments"] = entry.arguments;
   json["hosts"] = entry.hosts;
   const std::string whole = dump(json);

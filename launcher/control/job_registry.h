@@ -36,7 +36,9 @@ struct JobEntry {
   std::string file = {};                    ///< the entry's own path; set by read_jobs
   std::vector<std::string> arguments = {};  ///< the options about its hosts; empty also if they are too long
   std::string cwd = {};                     ///< of its ddplaunch
-  std::vector<std::string> hosts = {};      ///< the names of its hosts; empty with `arguments`
+  std::string cleaned = {};  ///< when `ddplaunch clean` ended what it left, RFC 3339; empty: not yet
+  std::string label = {};    ///< --label; empty: none
+  std::vector<std::string> hosts = {};  ///< the names of its hosts; empty with `arguments`
 };
 
 /// Writes the entry into the first directory that can be written, which is created if needed.

@@ -54,20 +54,6 @@ std::optional<double> number_before(std::string_view text, std::size_t end) {
   return value;
 }
 
-/// Returns the row without color sequences and trailing spaces.
-std::string without_colours(std::string_view row) {
-  std::string text;
-  for (std::size_t at = 0; at < row.size(); ++at) {
-    const std::size_t end = row[at] == '\x1b' ? row.find('m', at) : std::string_view::npos;
-    if (end != std::string_view::npos)
-      at = end;
-    else
-      text += row[at];
-  }
-  text.resize(trimmed(text).size());
-  return text;
-}
-
 /// Returns how many bytes at the start of `row` have the form of the frame `before`: numbers and runs of fill
 /// characters may differ. 0: none, or the frame has no number, since a word that was printed twice is no bar.
 std::size_t match_frame(std::string_view before, std::string_view row) {
@@ -108,6 +94,19 @@ std::string spread_text(std::size_t ranks, std::optional<double> least, std::opt
 
 }  // namespace
 
+std::string without_colours(std::string_view row) {
+  std::string text;
+  for (std::size_t at = 0; at < row.size();) {
+    const std::size_t begin = std::min(row.find('\x1b', at), row.size());
+    text += row.substr(at, begin - at);
+    const std::size_t end = row.find('m', begin);
+    at = end == std::string_view::npos ? begin : end + 1;
+    if (end != std::string_view::npos || begin == row.size()) continue;
+    return text += row.substr(begin);
+  }
+  return text;
+}
+
 std::string_view trimmed(std::string_view row) {
   const std::size_t end = row.find_last_not_of(' ');
   return row.substr(0, end == std::string_view::npos ? 0 : end + 1);
@@ -130,8 +129,10 @@ std::size_t frame_length(std::string_view previous, std::string_view row) {
 
 bool is_same_bar(std::string_view previous, std::string_view row) {
   // A bar changes its colours when it is full.
-  const std::string before = without_colours(previous);
-  const std::string frame = without_colours(row);
+  const std::string all_before = without_colours(previous);
+  const std::string all = without_colours(row);
+  const std::string_view before = trimmed(all_before);
+  const std::string_view frame = trimmed(all);
   return !frame.empty() && match_frame(before, frame) == frame.size();
 }
 

@@ -22,6 +22,9 @@ std::size_t frame_length(std::string_view previous, std::string_view row);
 /// Returns true if `row` is a further frame of the bar that drew `previous`, with the same limits.
 bool is_same_bar(std::string_view previous, std::string_view row);
 
+/// Returns a line of LineAssembler without its color sequences.
+std::string without_colours(std::string_view row);
+
 /// Returns the row without trailing spaces.
 std::string_view trimmed(std::string_view row);
 

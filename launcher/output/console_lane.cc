@@ -45,11 +45,15 @@ int write_out(int fd, std::string_view bytes) {
   return 0;
 }
 
-TerminalView::Size size_of(int fd) {
+}  // namespace
+
+TerminalView::Size terminal_size(int fd) {
   winsize size{};
   if (::ioctl(fd, TIOCGWINSZ, &size) != 0 || size.ws_col == 0 || size.ws_row == 0) return {};
   return {size.ws_col, size.ws_row};
 }
+
+namespace {
 
 // Drawing over the output of the shell or of another foreground program would break it.
 bool in_background(int fd) {
@@ -57,14 +61,14 @@ bool in_background(int fd) {
   return front > 0 && front != ::getpgrp();
 }
 
+}  // namespace
+
 bool terminal_reflows() {
   const char* const name = std::getenv("TERM");
   const std::string_view term = name ? name : "";
   if (std::getenv("TMUX")) return true;
   return !std::getenv("XTERM_VERSION") && term.substr(0, 5) != "linux" && term.substr(0, 4) != "rxvt";
 }
-
-}  // namespace
 
 std::shared_ptr<ConsoleLane> ConsoleLane::start(Target target, ConsolePolicy policy,
                                                 asio::any_io_executor loop, std::function<void()> drained) {
@@ -249,9 +253,9 @@ int ConsoleLane::write_segment(const ConsoleQueue::Segment& segment, const std::
   if (!target_.has_view) return write_out(fd, segment.bytes);
   if (in_background(fd)) {
     view_.forget();
-    return write_out(fd, view_.draw(segment.bytes, {}, size_of(fd)));
+    return write_out(fd, view_.draw(segment.bytes, {}, terminal_size(fd)));
   }
-  return write_out(fd, view_.draw(segment.bytes, rows, size_of(fd)));
+  return write_out(fd, view_.draw(segment.bytes, rows, terminal_size(fd)));
 }
 
 }  // namespace ddp::launcher

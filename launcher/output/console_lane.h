@@ -18,6 +18,11 @@
 
 namespace ddp::launcher {
 
+/// Returns the size of a terminal; the default if it is unknown.
+TerminalView::Size terminal_size(int fd);
+/// Returns whether the terminal of this process wraps its rows again when it becomes narrower, by TERM.
+bool terminal_reflows();
+
 /// One output of the console (stdout, stderr or both), with its queue and the thread that writes it. Any
 /// thread but this one may call it. The thread shares ownership and outlives the owner when a write never
 /// returns.

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests what shows a job from outside: its journal, the summary at its end, and the verbs about jobs."""
 
+import calendar
 import fcntl
 import http.client
 import json
@@ -686,7 +687,7 @@ os._exit(3)
         nodes = ["--launcher", "local", "--host", "127.0.0.1,127.0.0.2", "--nproc-per-node", 1]
         process = self.started_job(sys.executable, "-S", "worker.py", options=[*nodes, "--verbose", "--max-restarts", 1, "--restart-backoff", "0"])
         self.assertTrue(wait_until(lambda: [node["step"] for node in self.status(self.job)["nodes"]] == [100, 99]))
-        self.assertRegex(self.verb("status").out, r", step 99, goodput [0-9.]+ %, restart 0 of 1\n(.*\n){2}  127\.0\.0\.2 +rank 1 +running +step 99\n")
+        self.assertRegex(self.verb("status").out, r", step 99 (just now|.* ago), goodput [0-9.]+ %, restart 0 of 1\n(.*\n){2}  127\.0\.0\.2 +rank 1 +running +step 99\n")
         metrics = self.metrics()
         self.assertEqual((metrics["ddplaunch_step"], metrics['ddplaunch_step_lag{node="127.0.0.2"}']), (99, 1))
         self.assertEqual(metrics['ddplaunch_failures_total{cause="rank"}'], 0)
@@ -916,22 +917,93 @@ class Logs(VerbTest):
         worker = 'echo "out $RANK"; echo "err $RANK" >&2; [ "$RANK" = 0 ] && exec touch ended; until [ -e ended ]; do sleep 0.05; done; exit 1'
         job = self.verb("--job-id", "short", "--nproc-per-node", 2, "sh", "-c", worker, cwd=self.dir, stdin=subprocess.DEVNULL)
         self.assert_code(job, 1)
-        self.assertEqual(self.verb("logs").out, "[0] err 0\n[0] out 0\n[1] err 1\n[1] out 1\n")
+        self.assertEqual(self.verb("logs").out, "[localhost:0] err 0\n[localhost:0] out 0\n[localhost:1] err 1\n[localhost:1] out 1\n")
         self.assertIn("has no output of rank 99 in /", self.verb("logs", "--rank", 99).err)
-        self.assertEqual(self.verb("logs", "--rank", 1).out, "[1] err 1\n[1] out 1\n")
-        self.assertEqual(self.verb("logs", "--grep", "^out").out, "[0] out 0\n[1] out 1\n")
-        self.assertEqual(self.verb("logs", "--failed", "--grep", "out").out, "[1] out 1\n")
+        self.assertEqual(self.verb("logs", "--rank", 1).out, "err 1\nout 1\n")
+        self.assertEqual(self.verb("logs", "--grep", "^out").out, "[localhost:0] out 0\n[localhost:1] out 1\n")
+        self.assertEqual(self.verb("logs", "--failed", "--grep", "out").out, "[localhost:1] out 1\n")
         lines = [json.loads(line) for line in self.verb("logs", "--json", "--rank", 0).out.splitlines()]
         self.assertEqual(lines[1], {"attempt": 0, "rank": 0, "stream": "stdout", "line": "out 0"})
         self.assertEqual(self.verb("logs", "--grep", "(").code, 2)
 
+    def test_attempt_stream_and_tail_select_lines(self):
+        worker = 'for i in 1 2 3; do echo "out $TORCHELASTIC_RESTART_COUNT.$i"; echo "err $i" >&2; done; printf "no end"; exit 3'
+        self.assert_code(self.short_job("--max-restarts", "1", "--restart-backoff", "0", "sh", "-c", worker), 3)
+        for words, lines in ((("--attempt", 1, "--stream", "stdout"), ["out 1.1", "out 1.2", "out 1.3", "no end"]),
+                             (("--stream", "stdout", "--tail", 2), ["out 1.3", "no end"]),
+                             (("-n", 5, "--stream", "stdout"), ["no end", "out 1.1", "out 1.2", "out 1.3", "no end"]),
+                             (("--attempt", 0, "--tail", 1), ["err 3", "no end"]),
+                             (("--tail", 1, "--grep", "[.]2"), ["out 1.2"]),
+                             (("--failed", "--attempt", 0, "--stream", "stderr", "-n2"), ["err 2", "err 3"]),
+                             (("--tail", 0), [])):
+            done = self.verb("logs", "--rank", 0, *words)
+            self.assertEqual((done.code, done.out.splitlines(), done.err), (0, lines, ""), words)
+
+    def test_a_selection_without_output_is_named(self):
+        self.assert_code(self.short_job("sh", "-c", "echo out; exit 3"), 3)
+        for words, why in ((("--attempt", 4), "job short has no output of attempt 4 in /"),
+                           (("--rank", 2, "--attempt", 0, "--stream", "stderr"), "job short has no output of rank 2 of attempt 0 on stderr in /"),
+                           (("--failed", "--rank", 1), "the ranks of job short that failed have no output of rank 1\n")):
+            self.assertIn("ddplaunch: " + why, self.verb("logs", *words).err)
+        for words in (("--tail", "-1"), ("--tail", "all"), ("--attempt", "x"), ("--stream", "both")):
+            done = self.verb("logs", *words)
+            self.assertEqual((done.code, done.out, done.err.count("\n")), (2, "", 1), done)
+            self.assertIn(words[0], done.err)
+
+    def test_timestamps(self):
+        self.assert_code(self.short_job("printf", "one\ntwo\nthree\n"), 0)
+        attempt = next(path for path in self.jobs.iterdir() if path.is_dir()) / "attempt_0"
+        times = [line.split()[0] for line in self.verb("logs", "--rank", 0, "--timestamps").out.splitlines()]
+        for text in times:
+            self.assertLess(abs(time.time() - calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))), 60)
+        # The file had 4 bytes, the first line, when the second one was written.
+        (attempt / "times.txt").write_text("1700000000123 rank_00000.stdout 4\n1700000020000 rank_00000.stdout 8\n")
+        self.assertEqual(self.verb("logs", "-t", "--grep", "t").out, "[localhost:0] 2023-11-14T22:13:20Z two\n[localhost:0] 2023-11-14T22:13:40Z three\n")
+        self.assertEqual(json.loads(self.verb("logs", "-t", "--json", "--tail", 1).out)["time"], "2023-11-14T22:13:40Z")
+
+    def test_lines_have_the_label_of_the_job(self):
+        hosts = ["--launcher", "local", "--host", "127.0.0.1,127.0.0.2", "--nproc-per-node", "1"]
+        done = self.verb("--job-id", "short", "--label", "{host} {node_rank}.{local_rank} {stream}| ", *hosts, "sh", "-c", "echo $RANK", cwd=self.dir,
+                         stdin=subprocess.DEVNULL)
+        self.assertEqual(sorted(done.out.splitlines()), ["127.0.0.1 0.0 stdout| 0", "127.0.0.2 1.0 stdout| 1"])
+        self.assertEqual(self.verb("logs").out.splitlines(), sorted(done.out.splitlines()))
+        self.assertEqual(self.verb("logs", "--rank", 1).out, "1\n")
+        next(self.jobs.glob("*/events.jsonl")).unlink()  # it has the hosts of the ranks
+        self.assertEqual(self.verb("logs", "--tail", 1).out, "? 0.0 stdout| 0\n? 0.0 stdout| 1\n")
+
+    BAR = r'printf "start\n"; for i in 1 2 3; do printf "\r\033[32m%s/3 [###]\033[0m" $i; done'
+
+    def test_a_progress_bar_is_its_last_state(self):
+        self.assert_code(self.short_job("sh", "-c", self.BAR + r'; printf "\nend\n"'), 0)
+        self.assertEqual(self.verb("logs", "--rank", 0).out, "start\n3/3 [###]\nend\n")
+        self.assertEqual(json.loads(self.verb("logs", "--json", "--grep", "3/3").out)["line"], "3/3 [###]")
+        data = json.loads(re.search(r'id="data">(.*)</script>\n', self.verb("report", "-o", "-").out)[1])
+        self.assertEqual(data["output"]["0 0 stdout"], "start\n3/3 [###]\nend\n")
+
+    def test_a_bar_that_is_drawn_is_shown_as_it_is(self):
+        process = self.running_job("sh", "-c", self.BAR + "; exec sleep 1000")
+        self.assertTrue(wait_until(lambda: self.verb("logs").out == "[localhost:0] start\n[localhost:0] 3/3 [###]\n"))
+        self.verb("stop")
+        process.wait(20)
+
+    def test_a_terminal_shows_a_bar_in_place_and_in_its_colours(self):
+        needs()
+        go = self.dir / "go"
+        process = self.running_job("sh", "-c", self.BAR + f"; until [ -e {go} ]; do sleep 0.05; done; printf '\\r3/3 full\\nend\\n'")
+        terminal = Terminal(self, [DDPLAUNCH, "logs", "-f"], columns=100, env={**self.env, "NO_COLOR": ""})
+        self.assertTrue(terminal.until(lambda: "[localhost:0] 3/3 [###]" in terminal.rows()), terminal.rows())
+        self.assertIn(b"\x1b[32m3/3", terminal.raw)
+        go.touch()
+        self.assertEqual((terminal.wait(), process.wait(20)), (0, 0))
+        self.assertEqual(terminal.rows(), ["[localhost:0] start", "[localhost:0] 3/3 full", "[localhost:0] end"])
+
     def test_failed_shows_the_root_cause_and_no_rank_that_was_stopped(self):
         worker = '[ "$RANK" = 1 ] || { touch up; echo "stopped $RANK"; exec sleep 1000; }; until [ -e up ]; do sleep 0.05; done; echo "cause $TORCHELASTIC_RESTART_COUNT"; exit 7'
         self.assert_code(self.short_job("--nproc-per-node", "2", "--max-restarts", "1", "--restart-backoff", "0", "sh", "-c", worker), 7)
-        self.assertEqual(self.verb("logs", "--failed").out, "[1] cause 0\n[1] cause 1\n")
+        self.assertEqual(self.verb("logs", "--failed").out, "[localhost:1] cause 0\n[localhost:1] cause 1\n")
         report = next(self.jobs.glob("*/report.json"))
         report.rename(report.with_suffix(".away"))  # as while the job runs: the journal decides
-        self.assertEqual(self.verb("logs", "--failed").out, "[1] cause 0\n[1] cause 1\n")
+        self.assertEqual(self.verb("logs", "--failed").out, "[localhost:1] cause 0\n[localhost:1] cause 1\n")
 
     def test_failed_of_a_job_that_no_rank_ended(self):
         process = self.running_job("sh", "-c", "echo here; exec sleep 1000", options=["--nproc-per-node", 2])
@@ -944,7 +1016,7 @@ class Logs(VerbTest):
         worker = 'echo "out $TORCHELASTIC_RESTART_COUNT"; printf "==> attempt_1/rank_00000.stdout, 9 bytes <==\\nno end" >&2; exit 3'
         self.assert_code(self.short_job("--max-restarts", "30", "--restart-backoff", "0", "sh", "-c", worker), 3)
         self.assertTrue((next(self.jobs.glob("*/short_attempts.txt"))).exists())
-        lines = [f"[0] {line}\n" for attempt in range(31)
+        lines = [f"[localhost:0] {line}\n" for attempt in range(31)
                  for line in ("==> attempt_1/rank_00000.stdout, 9 bytes <==", "no end", f"out {attempt}")]
         self.assertEqual(sorted(self.verb("logs").out.splitlines(True)), sorted(lines))
         outputs = [json.loads(line) for line in self.verb("logs", "--json").out.splitlines()]
@@ -961,7 +1033,7 @@ class Logs(VerbTest):
         # At that time, rank 0 was in the middle of its second line.
         (attempt / "times.txt").write_text(f"{hour:.0f} rank_00000.stdout 5\n{hour + 1.8e6:.0f} rank_00000.stdout 99\ncut here")
         os.utime(attempt / "rank_00001.stdout", (1e9, 1e9))
-        self.assertEqual(self.verb("logs", "--since", "59m").out, "[0] err\n[0] two\n[0] three\n[1] err\n")
+        self.assertEqual(self.verb("logs", "--since", "59m").out, "[localhost:0] err\n[localhost:0] two\n[localhost:0] three\n[localhost:1] err\n")
         self.assertEqual(self.verb("logs", "--since", "2h").out.count("one"), 1)
         self.assertEqual(self.verb("logs", "--since", "2001-01-01T00:00:00Z").out.count("one"), 2)
         self.assertEqual(self.verb("logs", "--since", "2999-01-01T00:00:00Z").out, "")
@@ -971,7 +1043,7 @@ class Logs(VerbTest):
         go = self.dir / "go"
         process = self.started_job("sh", "-c", f"echo first; while [ ! -e {go} ]; do sleep 0.05; done; seq 200000")
         viewers = [subprocess.Popen([DDPLAUNCH, "logs", "-f"], env=self.env, stdout=subprocess.PIPE) for _ in range(2)]
-        self.assertEqual(viewers[0].stdout.readline(), b"[0] first\n")
+        self.assertEqual(viewers[0].stdout.readline(), b"[localhost:0] first\n")
         viewers[1].send_signal(signal.SIGSTOP)
         go.touch()
         process.communicate(timeout=60)
@@ -987,14 +1059,14 @@ class Attach(VerbTest):
         go = self.dir / "go"
         process = self.started_job("sh", "-c", f'echo "$TORCHELASTIC_RESTART_COUNT"; while [ ! -e {go} ]; do sleep 0.05; done; echo new; '
                                    '[ "$TORCHELASTIC_RESTART_COUNT" = 1 ] && exit 4; exit 3', options=["--max-restarts", 1, "--restart-backoff", "0"])
-        self.assertTrue(wait_until(lambda: self.verb("logs").out == "[0] 0\n"))
+        self.assertTrue(wait_until(lambda: self.verb("logs").out == "[localhost:0] 0\n"))
         viewer = subprocess.Popen([DDPLAUNCH, "attach", self.job[:-1]], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.assertEqual(viewer.stderr.readline(), f"ddplaunch: output of job {self.job} from now on; Ctrl-C leaves the job alone\n")
         go.touch()
         process.communicate(timeout=60)
         out, err = viewer.communicate(timeout=60)
         self.assertEqual((viewer.returncode, process.returncode), (4, 4))
-        self.assertEqual(out, f"[0] new\n[0] 1\n[0] new\njob {self.job}: exited 4: rank 0 on localhost exited 4\n")
+        self.assertEqual(out, f"[localhost:0] new\n[localhost:0] 1\n[localhost:0] new\njob {self.job}: exited 4: rank 0 on localhost exited 4\n")
         self.assertRegex(err, r"(?m)^ddplaunch: attempt 0: rank exited, localhost, rank 0: exited 3$")
         self.assertRegex(err, r"(?m)^ddplaunch: attempt 1 running$")
         self.assertRegex(err, r"(?m)^ddplaunch: job ended: rank 0 on localhost exited 4$")
@@ -1004,7 +1076,7 @@ class Attach(VerbTest):
         process = self.started_job("sh", "-c", "while :; do echo tick; sleep 0.05; done")
         needs()
         terminal = Terminal(self, [DDPLAUNCH, "attach"], columns=250, env=self.env)
-        self.assertTrue(terminal.until(lambda: "[0] tick" in "\n".join(terminal.rows())))
+        self.assertTrue(terminal.until(lambda: "[localhost:0] tick" in "\n".join(terminal.rows())))
         terminal.type(b"\x03")
         self.assertEqual(terminal.wait(), 130)
         self.assertIn(f"ddplaunch: job {self.job} goes on; ddplaunch stop {self.job} stops it", "\n".join(terminal.rows()))

@@ -10,6 +10,9 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <deque>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -17,6 +20,7 @@
 #include <sstream>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "apps/ddplaunch/operate/journal_tail.h"
 #include "apps/ddplaunch/operate/log_files.h"
@@ -25,44 +29,85 @@
 #include "base/parse_text.h"
 #include "base/safe_text.h"
 #include "base/unique_fd.h"
+#include "launcher/job/output_options.h"
+#include "launcher/lines/bar_fold.h"
+#include "launcher/lines/label.h"
+#include "launcher/lines/live_board.h"
+#include "launcher/lines/output_lines.h"
+#include "launcher/lines/terminal_view.h"
+#include "launcher/output/console_lane.h"
+#include "launcher/report/report_json.h"
 
 namespace ddp {
 namespace {
 
 namespace fs = std::filesystem;
 using OrderedJson = nlohmann::ordered_json;
+using std::chrono::milliseconds;
 
 /// A disk may be that of another machine, which announces no changes.
-constexpr std::chrono::milliseconds kLookEvery{200};
+constexpr milliseconds kLookEvery{200};
 constexpr std::size_t kOneRead = 256u << 10;
-/// A longer line is printed in parts.
+/// How far back the begin of a line is searched.
 constexpr std::size_t kLongLine = 1u << 20;
 constexpr std::size_t kJournalBytes = 32u << 20;
 
-volatile sig_atomic_t interrupted = 0;
-
-struct LogFile {
-  UniqueFd fd;       ///< none: `rest` has all of it
-  std::string rest;  ///< what is not printed yet: the beginning of a line
-};
-
+constexpr std::size_t kOneWrite = 64u << 10;
 /// The precision of the times in times.txt, and how far the clock of a disk may be behind.
-constexpr std::chrono::milliseconds kTimeMargin{10'000};
+constexpr milliseconds kTimeMargin{10'000};
 constexpr std::size_t kTimesBytes = 32u << 20;
 
-/// Returns the size of each file of an attempt at `since`, by its name. A file that it does not have was
-/// smaller than any size that is known.
-std::map<std::string, std::uint64_t> sizes_at(const fs::path& attempt, std::chrono::milliseconds since) {
-  std::map<std::string, std::uint64_t> sizes;
+volatile sig_atomic_t interrupted = 0;
+
+/// When a file had a size: the bytes behind it were written then, or at most kTimeMargin later.
+using Times = std::map<std::uint64_t, milliseconds>;
+
+struct LogFile {
+  UniqueFd fd;             ///< none: `text` has all of it
+  std::string text;        ///< what was not printed yet
+  std::uint64_t read = 0;  ///< bytes of the file, with those that were skipped
+  Times times;
+  std::optional<milliseconds> made;  ///< of the file's first byte; unset: unknown
+  bool at_end = false;               ///< all that was there at the start was read
+  int quiet = 0;                     ///< looks without a new byte
+  launcher::LineAssembler lines{std::string()};
+  launcher::Label label;
+};
+
+milliseconds wall_clock() {
+  return duration_cast<milliseconds>(std::chrono::system_clock::now().time_since_epoch());
+}
+
+/// Returns the times of each file of an attempt, by its name.
+std::map<std::string, Times> times_of(const fs::path& attempt) {
+  std::map<std::string, Times> times;
   for (const char* name : {"times.txt.1", "times.txt"}) {
     std::istringstream lines(read_start((attempt / name).string(), kTimesBytes, O_NONBLOCK));
     std::int64_t time = 0;
     std::string file;
     std::uint64_t size = 0;
     while (lines >> time >> file >> size)
-      if (std::chrono::milliseconds(time) <= since) sizes[file] = size;
+      times[file][size] = milliseconds(time);
   }
-  return sizes;
+  return times;
+}
+
+/// Returns when the file's first byte was written. A file system may not know; then the first times count.
+std::optional<milliseconds> time_made(int fd, const Times& times) {
+  struct statx found {};
+  if (::statx(fd, "", AT_EMPTY_PATH, STATX_BTIME | STATX_MTIME, &found) != 0) return {};
+  const auto time_of = [](const statx_timestamp& time) {
+    return milliseconds(time.tv_sec * 1000 + time.tv_nsec / 1'000'000);
+  };
+  if ((found.stx_mask & STATX_BTIME) != 0) return time_of(found.stx_btime);
+  return times.empty() ? time_of(found.stx_mtime) : times.begin()->second;
+}
+
+/// Returns when the bytes that are read next were written.
+std::optional<milliseconds> time_of_next(const LogFile& file) {
+  if (file.at_end) return wall_clock();
+  const auto next = file.times.upper_bound(file.read);
+  return next == file.times.begin() ? file.made : std::prev(next)->second;
 }
 
 /// Goes to the beginning of the line that has the byte at `offset`.
@@ -73,6 +118,41 @@ void seek_line(int fd, std::uint64_t offset) {
   before.resize(static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
   const std::size_t end = before.rfind('\n');
   ::lseek(fd, begin + static_cast<off_t>(end == std::string::npos ? 0 : end + 1), SEEK_SET);
+}
+
+/// Goes before the last `count` lines.
+void seek_tail(int fd, std::uint64_t count) {
+  std::string part(kOneWrite, '\0');
+  off_t at = ::lseek(fd, 0, SEEK_END);
+  std::uint64_t feeds = 0;
+  while (at > 0) {
+    const off_t begin = std::max<off_t>(0, at - static_cast<off_t>(part.size()));
+    const ssize_t read = ::pread(fd, part.data(), static_cast<std::size_t>(at - begin), begin);
+    for (ssize_t i = read; i-- > 0;) {
+      if (part[static_cast<std::size_t>(i)] != '\n' || feeds++ < count) continue;
+      ::lseek(fd, begin + i + 1, SEEK_SET);
+      return;
+    }
+    at = read > 0 ? begin : 0;
+  }
+  ::lseek(fd, 0, SEEK_SET);
+}
+
+/// Calls `visit` for each event of the journal that has an attempt.
+template <class Visit>
+void visit_events(const launcher::JobEntry& job, Visit visit) {
+  for (const char* file : {"/events.jsonl.1", "/events.jsonl"}) {
+    const std::string text = read_start(job.directory + file, kJournalBytes, O_NONBLOCK);
+    for (std::size_t at = 0; at < text.size();) {
+      const std::size_t end = std::min(text.find('\n', at), text.size());
+      const OrderedJson event =
+          OrderedJson::parse(text.begin() + static_cast<std::ptrdiff_t>(at),
+                             text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
+      at = end + 1;
+      if (event.is_object() && event.contains("attempt") && event["attempt"].is_number())
+        visit(event, event["attempt"].get<std::uint32_t>());
+    }
+  }
 }
 
 /// Returns the rank of each attempt that is its root cause. Before the report exists, all ranks that failed
@@ -89,23 +169,13 @@ std::set<std::pair<std::uint32_t, std::uint32_t>> failed_ranks(const launcher::J
     return failed;
   }
   std::set<std::uint32_t> stopped;
-  for (const char* file : {"/events.jsonl.1", "/events.jsonl"}) {
-    const std::string text = read_start(job.directory + file, kJournalBytes, O_NONBLOCK);
-    for (std::size_t at = 0; at < text.size();) {
-      const std::size_t end = std::min(text.find('\n', at), text.size());
-      const OrderedJson event =
-          OrderedJson::parse(text.begin() + static_cast<std::ptrdiff_t>(at),
-                             text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
-      at = end + 1;
-      if (!event.is_object() || !event.contains("attempt") || !event["attempt"].is_number()) continue;
-      const auto attempt = event["attempt"].get<std::uint32_t>();
-      const std::string name = event.value("event", "");
-      if (name == "attempt_stopping") stopped.insert(attempt);
-      if (name != "rank_exited" || stopped.contains(attempt)) continue;
-      if (event["exit_code"] != 0 && event["rank"].is_number())
-        failed.emplace(attempt, event["rank"].get<std::uint32_t>());
-    }
-  }
+  visit_events(job, [&](const OrderedJson& event, std::uint32_t attempt) {
+    const std::string name = event.value("event", "");
+    if (name == "attempt_stopping") stopped.insert(attempt);
+    if (name != "rank_exited" || stopped.contains(attempt)) return;
+    if (event["exit_code"] != 0 && event["rank"].is_number())
+      failed.emplace(attempt, event["rank"].get<std::uint32_t>());
+  });
   return failed;
 }
 
@@ -139,7 +209,13 @@ class LinePattern {
 class LogPrinter {
  public:
   LogPrinter(const OperateOptions& options, const launcher::JobEntry& job)
-      : options_(options), job_(job), journal_(job.directory) {}
+      : options_(options), job_(job), journal_(job.directory) {
+    if (options.rank) label_.clear();
+    if (!options.rank && !job.label.empty()) label_ = job.label;
+    wants_times_ = options.timestamps || launcher::Label(label_, launcher::LineSource()).has_time();
+    if (terminal_ && options.follow && !options.json && options.grep.empty())
+      view_.emplace(launcher::terminal_reflows());
+  }
 
   Result<> print_all() {
     if (!options_.grep.empty()) {
@@ -148,43 +224,63 @@ class LogPrinter {
     for (;;) {
       // The state comes first: what was written before the end is printed then.
       const bool runs = launcher::state_of(job_).kind == launcher::RunState::Kind::kRunning;
+      const bool last = !options_.follow || !runs || interrupted != 0;
       if (auto found = find_files(); !found) return found;
-      for (auto& [key, file] : files_) {
-        if (const auto read = print_new(key, file); !read) return read;
-      }
-      if (std::fflush(stdout) != 0) return system_error(errno, "standard output");
+      for (auto& [key, file] : files_)
+        if (const auto read = print_new(key, file, last); !read) return read;
+      print_kept();
       if (options_.attach) print_events();
-      if (!options_.follow || !runs || interrupted != 0) break;
+      if (!show(last)) return system_error(errno, "standard output");
+      if (last) break;
       std::this_thread::sleep_for(kLookEvery);
     }
-    for (auto& [key, file] : files_)
-      if (!file.rest.empty()) print_line(key, file.rest);
-    if (options_.failed && failed_.empty()) {
-      const bool runs = launcher::state_of(job_).kind == launcher::RunState::Kind::kRunning;
-      const std::string why = runs ? " has failed so far"
-                                   : " is a root cause; ddplaunch status " + job_.job + " shows how it ended";
-      std::fprintf(stderr, "ddplaunch: no rank of job %s%s\n", job_.job.c_str(), why.c_str());
-    }
-    if (options_.rank && files_.empty() && !options_.failed)
-      std::fprintf(stderr, "ddplaunch: job %s has no output of rank %u in %s\n", job_.job.c_str(),
-                   *options_.rank, job_.directory.c_str());
-    if (std::fflush(stdout) != 0) return system_error(errno, "standard output");
+    if (const std::string why = why_nothing(); !why.empty())
+      std::fprintf(stderr, "ddplaunch: %s\n", why.c_str());
     return {};
   }
 
  private:
+  struct KeptLine {
+    const LogKey* key;
+    LogFile* file;
+    std::string text;
+    std::optional<milliseconds> time;
+  };
+
   bool selects(const LogKey& key) const {
     if (options_.rank && key.rank != *options_.rank) return false;
+    if (options_.attempt && key.attempt != *options_.attempt) return false;
+    if (!options_.stream.empty() && key.stream != options_.stream) return false;
     return !options_.failed || failed_.contains({key.attempt, key.rank});
+  }
+
+  /// Returns why no file was selected; empty: one was, or nothing was asked for by name.
+  std::string why_nothing() const {
+    if (!files_.empty()) return "";
+    std::string of;
+    if (options_.rank) of += " of rank " + std::to_string(*options_.rank);
+    if (options_.attempt) of += " of attempt " + std::to_string(*options_.attempt);
+    if (!options_.stream.empty()) of += " on " + options_.stream;
+    if (!options_.failed)
+      return of.empty() ? "" : "job " + job_.job + " has no output" + of + " in " + job_.directory;
+    const bool runs = launcher::state_of(job_).kind == launcher::RunState::Kind::kRunning;
+    if (failed_.empty())
+      return "no rank of job " + job_.job +
+             (runs ? " has failed so far"
+                   : " is a root cause; ddplaunch status " + job_.job + " shows how it ended");
+    return of.empty() ? "" : "the ranks of job " + job_.job + " that failed have no output" + of;
   }
 
   void print_events() {
     for (const std::string& line : journal_.new_lines()) {
       const std::string text = event_text(line);
-      if (options_.json && !text.empty())
-        std::printf("%s\n", line.c_str());
-      else if (!text.empty())
-        std::fprintf(stderr, "ddplaunch: %s\n", text.c_str());
+      if (text.empty()) continue;
+      if (options_.json) {
+        out_ += line + '\n';
+        continue;
+      }
+      if (view_ && view_->shows_rows()) (void)show(true);  // the terminal may be that of stderr
+      std::fprintf(stderr, "ddplaunch: %s\n", text.c_str());
     }
   }
 
@@ -196,96 +292,206 @@ class LogPrinter {
       const auto attempt = parse_number<std::uint32_t>(std::string_view(name).substr(8));
       if (!attempt) continue;
       const bool first = !looked_ && options_.since.has_value();
-      const auto sizes =
-          first ? sizes_at(directory, *options_.since) : std::map<std::string, std::uint64_t>();
+      const auto times = first || wants_times_ ? times_of(directory) : std::map<std::string, Times>();
       for (const fs::path& path : list_directory(directory)) {
-        const auto key = key_of(*attempt, path.filename().string());
+        const std::string file_name = path.filename().string();
+        const auto key = key_of(*attempt, file_name);
         if (!key || !selects(*key) || files_.contains(*key)) continue;
         UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
         if (!fd && errno != ENOENT) return system_error(errno, path.string());
-        if (fd && !looked_ && options_.attach) ::lseek(fd.get(), 0, SEEK_END);
-        if (fd && first) skip_old(fd.get(), path.filename().string(), sizes);
-        if (fd) files_[*key].fd = std::move(fd);
+        if (!fd) continue;
+        LogFile& file = add_file(*key);
+        if (const auto found = times.find(file_name); found != times.end()) file.times = found->second;
+        if (wants_times_) file.made = time_made(fd.get(), file.times);
+        if (!looked_ && options_.attach) {
+          ::lseek(fd.get(), 0, SEEK_END);
+          file.at_end = true;
+        }
+        if (first) skip_old(fd.get(), file.times);
+        // Of lines that do not match, no number is known.
+        if (!looked_ && options_.tail && !first && options_.grep.empty()) seek_tail(fd.get(), *options_.tail);
+        file.read = static_cast<std::uint64_t>(std::max<off_t>(0, ::lseek(fd.get(), 0, SEEK_CUR)));
+        file.fd = std::move(fd);
       }
     }
-    add_short_attempts();
+    // The files of an attempt that were read before are known already.
+    for (ShortLog& log : read_short_attempts(job_.directory, short_attempts_read_)) {
+      if (!selects(log.key) || files_.contains(log.key)) continue;
+      LogFile& file = add_file(log.key);
+      if (looked_ || !options_.attach) file.text = std::move(log.text);
+    }
     looked_ = true;
     return {};
   }
 
-  /// The files of an attempt that were read before are known already.
-  void add_short_attempts() {
-    for (ShortLog& log : read_short_attempts(job_.directory, short_attempts_read_)) {
-      if (!selects(log.key) || files_.contains(log.key)) continue;
-      LogFile& file = files_[log.key];
-      if (looked_ || !options_.attach) file.rest = std::move(log.text);
+  LogFile& add_file(const LogKey& key) {
+    LogFile& file = files_[key];
+    if (label_.empty()) return file;
+    if (!nodes_.contains(key.attempt)) {
+      nodes_[key.attempt];  // once, even if the journal has lost it
+      visit_events(job_, [this](const OrderedJson& event, std::uint32_t attempt) {
+        if (event.value("event", "") == "attempt_started" && event["nodes"].is_array())
+          nodes_[attempt] = event["nodes"];
+      });
     }
+    std::string host = "?";
+    launcher::LineSource source{host, static_cast<int>(key.rank), 0, 0, key.stream};
+    int node_rank = 0;
+    for (const OrderedJson& node : nodes_[key.attempt]) {
+      const int local = source.rank - node.value("first_rank", 0);
+      if (local >= 0 && local < node.value("ranks", 0)) {
+        host = replace_unsafe(node.value("node", "?"));
+        source = {host, source.rank, local, node_rank, key.stream};
+      }
+      ++node_rank;
+    }
+    file.label = launcher::Label(label_, source, coloured_ ? launcher::label_colour(source.node_rank) : 0);
+    return file;
   }
 
   /// Goes to the first line that may have been written after --since.
-  void skip_old(int fd, const std::string& name, const std::map<std::string, std::uint64_t>& sizes) const {
+  void skip_old(int fd, const Times& times) const {
     struct stat status {};
     const bool known = ::fstat(fd, &status) == 0;
     const std::chrono::seconds changed(status.st_mtim.tv_sec);
-    const auto size = sizes.find(name);
+    std::optional<std::uint64_t> size;
+    for (const auto& [at, time] : times)
+      if (time <= *options_.since) size = at;
     if (known && changed + kTimeMargin < *options_.since)
       ::lseek(fd, 0, SEEK_END);
-    else if (size != sizes.end())
-      seek_line(fd, size->second);
+    else if (size)
+      seek_line(fd, *size);
   }
 
-  Result<> print_new(const LogKey& key, LogFile& file) {
-    if (!file.fd) {
-      print_lines(key, file);
-      return {};
+  /// `last`: no byte follows, so an unfinished line and a bar are printed as they are.
+  Result<> print_new(const LogKey& key, LogFile& file, bool last) {
+    std::optional<milliseconds> time;
+    const std::uint64_t before = file.read;
+    if (!file.text.empty()) {
+      print_part(key, file, file.text, time);
+      file.text.clear();
     }
-    std::string bytes(kOneRead, '\0');
-    for (;;) {
-      if (interrupted != 0) return {};
-      const ssize_t count = ::read(file.fd.get(), bytes.data(), bytes.size());
+    while (file.fd && interrupted == 0) {
+      time = time_of_next(file);
+      const auto next = file.times.upper_bound(file.read);
+      const std::size_t most = next == file.times.end()
+                                   ? buffer_.size()
+                                   : std::min<std::uint64_t>(buffer_.size(), next->first - file.read);
+      const ssize_t count = ::read(file.fd.get(), buffer_.data(), most);
       if (count < 0 && errno == EINTR) continue;
       if (count < 0) return system_error(errno, job_.directory);
-      if (count == 0) return {};
-      file.rest.append(bytes, 0, static_cast<std::size_t>(count));
-      print_lines(key, file);
-      if (file.rest.size() < kLongLine) continue;
-      print_line(key, file.rest);
-      file.rest.clear();
+      if (count == 0) break;
+      file.read += static_cast<std::uint64_t>(count);
+      print_part(key, file, std::string_view(buffer_).substr(0, static_cast<std::size_t>(count)), time);
     }
+    file.at_end = true;
+    std::string lines;
+    file.quiet = file.read == before ? file.quiet + 1 : 0;
+    if (last)
+      file.lines.finish(lines);
+    else if (file.quiet > 0 && file.lines.held() > 0)
+      file.lines.settle(file.quiet * kLookEvery >= launcher::LiveBoard::kLongQuiet, lines);
+    take_lines(key, file, lines, time);
+    return {};
   }
 
-  /// Prints all lines but an incomplete last one.
-  void print_lines(const LogKey& key, LogFile& file) {
-    std::size_t at = 0;
-    for (std::size_t end = 0; (end = file.rest.find('\n', at)) != std::string::npos; at = end + 1)
-      print_line(key, std::string_view(file.rest).substr(at, end - at));
-    file.rest.erase(0, at);
+  void print_part(const LogKey& key, LogFile& file, std::string_view bytes,
+                  std::optional<milliseconds> time) {
+    std::string lines;
+    file.lines.add(bytes, lines);
+    take_lines(key, file, lines, time);
   }
 
-  void print_line(const LogKey& key, std::string_view line) {
-    if (!pattern_.matches(line)) return;
+  void take_lines(const LogKey& key, LogFile& file, std::string_view lines,
+                  std::optional<milliseconds> time) {
+    for (std::size_t at = 0, end = 0; (end = lines.find('\n', at)) != std::string::npos; at = end + 1)
+      take_line(key, file, lines.substr(at, end - at), time);
+  }
+
+  void take_line(const LogKey& key, LogFile& file, std::string_view line, std::optional<milliseconds> time) {
+    std::string plain = launcher::without_colours(line);
+    if (!pattern_.matches(plain)) return;
+    KeptLine taken{&key, &file, coloured_ && !options_.json ? std::string(line) : std::move(plain), time};
+    if (!options_.tail || kept_shown_) return print_line(taken);
+    std::deque<KeptLine>& kept = kept_[{key.rank, key.stream}];
+    kept.push_back(std::move(taken));
+    if (kept.size() > *options_.tail) kept.pop_front();
+  }
+
+  void print_kept() {
+    if (std::exchange(kept_shown_, true)) return;
+    for (const auto& [stream, lines] : kept_)
+      for (const KeptLine& line : lines)
+        print_line(line);
+    kept_.clear();
+  }
+
+  static std::string time_text(const KeptLine& line) {
+    using std::chrono::system_clock;
+    if (!line.time) return "-";
+    return launcher::utc_text(system_clock::time_point(*line.time)).substr(0, 19) + 'Z';
+  }
+
+  void print_line(const KeptLine& line) {
+    const LogKey& key = *line.key;
     if (options_.json) {
-      const OrderedJson json{
-          {"attempt", key.attempt}, {"rank", key.rank}, {"stream", key.stream}, {"line", line}};
-      std::printf("%s\n", json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace).c_str());
-      return;
+      OrderedJson json{
+          {"attempt", key.attempt}, {"rank", key.rank}, {"stream", key.stream}, {"line", line.text}};
+      if (options_.timestamps) json["time"] = line.time ? OrderedJson(time_text(line)) : OrderedJson();
+      out_ += json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
+    } else {
+      if (line.time && line.file->label.has_time()) {
+        const std::time_t seconds = line.time->count() / 1000;
+        std::tm local{};
+        ::localtime_r(&seconds, &local);
+        char text[16] = {};
+        std::strftime(text, sizeof text, "%H:%M:%S.000", &local);
+        line.file->label.stamp(text);
+      }
+      out_ += line.file->label.text();
+      if (options_.timestamps) out_ += time_text(line) + ' ';
+      terminal_ ? launcher::append_visible(line.text + '\n', out_) : void(out_.append(line.text) += '\n');
     }
-    std::printf("[%u] ", key.rank);
-    const std::string safe = terminal_ ? replace_unsafe(std::string(line)) : std::string();
-    if (terminal_) line = safe;
-    std::fwrite(line.data(), 1, line.size(), stdout);
-    std::fputc('\n', stdout);
+    if (out_.size() >= kOneWrite) (void)show(true);
+  }
+
+  /// Writes what was printed, and on a terminal the bars below it, unless `last`. Returns false with errno if
+  /// it cannot be written.
+  bool show(bool last) {
+    if (view_) {
+      std::vector<launcher::LiveRow> rows;
+      for (auto& [key, file] : files_) {
+        std::string open;
+        // An unfinished line is usually finished soon. If it stays, it is a prompt.
+        if (last || (!file.lines.live(open) && file.quiet == 0)) open.clear();
+        bars_.set(key.rank * 2 + (key.stream == "stderr" ? 1 : 0), 0, file.label.text(), open);
+      }
+      out_ = view_->draw(out_, bars_.rows(), launcher::terminal_size(STDOUT_FILENO));
+    }
+    const bool written = std::fwrite(out_.data(), 1, out_.size(), stdout) == out_.size();
+    out_.clear();
+    return std::fflush(stdout) == 0 && written;
   }
 
   const OperateOptions& options_;
   const launcher::JobEntry& job_;
   JournalTail journal_;
-  bool looked_ = false;  ///< the files that exist at the start are known
+  bool looked_ = false;      ///< the files that exist at the start are known
+  bool kept_shown_ = false;  ///< --tail has an effect on what exists at the start
+  bool wants_times_ = false;
   const bool terminal_ = ::isatty(STDOUT_FILENO) == 1;
+  const bool coloured_ = launcher::colours_wanted(terminal_, std::getenv("NO_COLOR"), std::getenv("TERM"));
   LinePattern pattern_;
+  std::string label_ = launcher::OutputOptions().label;
+  std::map<std::uint32_t, OrderedJson> nodes_;  ///< of each attempt, as in its attempt_started
   std::set<std::pair<std::uint32_t, std::uint32_t>> failed_;
   std::map<LogKey, LogFile> files_;
-  std::uint64_t short_attempts_read_ = 0;  ///< bytes
+  std::map<std::pair<std::uint32_t, std::string>, std::deque<KeptLine>> kept_;  ///< by rank and stream
+  std::uint64_t short_attempts_read_ = 0;                                       ///< bytes
+  std::string buffer_ = std::string(kOneRead, '\0');
+  std::string out_;  ///< not written yet
+  std::optional<launcher::TerminalView> view_;
+  launcher::BarFold bars_{launcher::OutputOptions().bars};
 };
 
 }  // namespace

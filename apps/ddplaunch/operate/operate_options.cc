@@ -74,6 +74,15 @@ std::string usage_of(OperateVerb verb) {
 }
 
 void add_selection(OperateOptions& options) {
+  options.table.value({.names = "--attempt", .value = "K", .help = "only this attempt; the first is 0"},
+                      number_into(options.attempt, 0, std::numeric_limits<std::uint32_t>::max()));
+  options.table.value(
+      {.names = "-n,--tail",
+       .value = "N",
+       .help = "only the last N lines of each rank and stream",
+       .details = "With `--grep` these are the last lines that match. With `--follow` all new "
+                  "lines come behind them."},
+      number_into(options.tail, 0, std::numeric_limits<std::uint32_t>::max()));
   options.table.value(
       {.names = "--since",
        .value = "T",
@@ -98,7 +107,15 @@ void add_log_options(OperateOptions& options) {
     options.table.flag({.names = "-f,--follow", .help = "go on until the job has ended"}, options.follow);
   options.table.value({.names = "--rank", .value = "R", .help = "only this rank"},
                       number_into(options.rank, 0, std::numeric_limits<std::uint32_t>::max()));
+  options.table.choice<std::string>({.names = "--stream", .help = "only this stream"}, options.stream,
+                                    {{"stdout", "stdout"}, {"stderr", "stderr"}});
   if (!options.attach) add_selection(options);
+  options.table.flag(
+      {.names = "-t,--timestamps",
+       .help = "print a time before each line, in UTC",
+       .details = "It is when the line was written, or up to 10 s before that. With `--follow` "
+                  "new lines have the time at which they were read. `-` is unknown."},
+      options.timestamps);
   options.table.value({.names = "--grep",
                        .value = "REGEX",
                        .help = "only lines that match",

@@ -44,6 +44,10 @@ struct OperateOptions {
   bool follow = false;
   bool attach = false;  ///< kAttach: from now on, with the changes of the job's state
   std::optional<std::uint32_t> rank;
+  std::optional<std::uint32_t> attempt;
+  std::string stream;  ///< "stdout" or "stderr"; empty: both
+  std::optional<std::uint64_t> tail;
+  bool timestamps = false;
   bool failed = false;
   std::string grep;
   std::optional<std::chrono::milliseconds> since;  ///< since 1970

@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "apps/ddplaunch/operate/log_files.h"
@@ -18,6 +19,8 @@
 #include "base/format_text.h"
 #include "base/unique_fd.h"
 #include "launcher/control/control_socket.h"
+#include "launcher/lines/bar_fold.h"
+#include "launcher/lines/output_lines.h"
 
 namespace ddp {
 namespace {
@@ -44,6 +47,15 @@ OrderedJson events_of(const launcher::JobEntry& job) {
     }
   }
   return events;
+}
+
+/// Returns output as a terminal would show it, without colors: of a bar its last state.
+std::string shown_text(std::string_view output) {
+  launcher::LineAssembler assembler{std::string()};
+  std::string lines;
+  assembler.add(output, lines);
+  assembler.finish(lines);
+  return launcher::without_colours(lines);
 }
 
 std::optional<std::uint32_t> number_in(const OrderedJson& event, const char* key) {
@@ -113,7 +125,7 @@ Result<std::string> page_output(const launcher::JobEntry& job, const OutputStrea
     std::uint64_t read = 0;
     const LogKey key{place.attempt, place.rank, place.is_stderr ? "stderr" : "stdout", 0};
     for (ShortLog& log : read_short_attempts(job.directory, read))
-      if (log.key == key) return std::move(log.text);
+      if (log.key == key) return shown_text(log.text);
     return Error{ErrorCode::kSystem, first + ": No such file or directory", ENOENT};
   }
   struct stat status {};
@@ -124,7 +136,7 @@ Result<std::string> page_output(const launcher::JobEntry& job, const OutputStrea
   if (count < 0) return system_error(errno, first);
   text.resize(static_cast<std::size_t>(count));
   if (size > kPageOutputBytes) text.erase(0, text.find('\n') + 1);
-  return text;
+  return shown_text(text);
 }
 
 std::string report_data(const launcher::JobEntry& job) {
