@@ -162,6 +162,21 @@ Result<> register_job(const JobRegistration& where, const JobEntry& entry) {
   return written;
 }
 
+Result<> mark_cleaned(const JobEntry& job, const std::string& time) {
+  OrderedJson json =
+      OrderedJson::parse(read_start(job.file, kEntryBytes, O_NOFOLLOW | O_NONBLOCK), nullptr, false);
+  if (!json.is_object()) return Error{ErrorCode::kUsage, job.file + " is no entry of a job"};
+  json["cleaned"] = time;
+  const std::string fresh = job.file + ".new";  // without the suffix of an entry
+  ::unlink(fresh.c_str());
+  const UniqueFd file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!file) return system_error(errno, fresh);
+  auto written = write_bytes(file.get(), dump(json), fresh);
+  if (written && ::rename(fresh.c_str(), job.file.c_str()) != 0) written = system_error(errno, job.file);
+  if (!written) ::unlink(fresh.c_str());
+  return written;
+}
+
 Result<UniqueFd> claim_job_id(const JobRegistration& where, const std::string& job) {
   UniqueFd lock;
   for (const std::string& directory : where.directories) {

@@ -78,6 +78,9 @@ const char* state_name(RunState::Kind kind);
 /// Waits until the job's ddplaunch on this host has ended. kSystem: the disk has no locks.
 Result<> wait_for_end(const JobEntry& job);
 
+/// Sets JobEntry::cleaned in the entry's file to `time`.
+Result<> mark_cleaned(const JobEntry& job, const std::string& time);
+
 /// Deletes the entry of an ended run, and the directory of its files if that is beside the entry. Returns
 /// false if it may run.
 bool remove_job(const JobEntry& job);

@@ -198,6 +198,17 @@ class Verbs(VerbTest):
         self.assertEqual(self.listed("--all")[self.job]["exit_code"], 143)
         self.assertIn("exited 143", self.verb("status").out)
 
+    def test_watch_on_a_terminal_shows_ages_that_move_in_place(self):
+        needs()
+        process = self.running_job("sleep", "1000")
+        terminal = Terminal(self, [DDPLAUNCH, "status", "--watch"], columns=250, env=self.env)
+        ages = set()
+        self.assertTrue(terminal.until(lambda: ages.update(re.findall(r"started (.*) ago", "\n".join(terminal.rows()))) or len(ages) > 1))
+        self.assertEqual("\n".join(terminal.rows()).count(f"job {self.job}: running"), 1)
+        self.verb("stop")
+        self.assertEqual((terminal.wait(), process.wait(20)), (0, 143))
+        self.assertRegex("\n".join(terminal.rows()), rf"^job {self.job}: exited 143: [^\n]*\n  files in [^\n]*$")
+
     def test_a_running_job_is_meant_before_a_newer_one_that_has_ended(self):
         process = self.started_job("sleep", "1000")
         self.assert_code(self.short_job("true"), 0)  # as a mistyped verb that ran as a worker
@@ -451,6 +462,23 @@ class Clean(VerbTest):
         self.assertEqual(done.code, 0)
         self.assertRegex(done.out, r"^localhost: (1 process|0 processes) found, 0 left\n$")
         self.assertEqual(self.processes_of_job(), [])
+
+    def test_a_cleaned_job_is_marked(self):
+        self.crashed_job("sleep", "1000")
+        self.assertIsNone(self.status(self.job)["cleaned"])
+        self.assert_code(self.verb("clean"), 0)
+        self.assertRegex(self.verb("ps").out, rf"(?m)^{self.job} +cleaned ")
+        self.assertIn(f"job {self.job}: cleaned", self.verb("status").out)
+        listed = self.listed()[self.job]
+        self.assertEqual(listed["state"], "crashed")
+        self.assertRegex(listed["cleaned"], r"^20.*Z$")
+        self.assertEqual(len(list(self.jobs.glob("*.job*"))), 1)
+
+    def test_a_job_that_ended_well_is_not_marked_as_cleaned(self):
+        self.assert_code(self.short_job("true"), 0)
+        self.assert_code(self.verb("clean"), 0)
+        self.assertIsNone(self.status("short")["cleaned"])
+        self.assertIn("job short: exited 0", self.verb("status").out)
 
     def test_a_stopped_agent_is_ended_with_its_workers(self):
         process = self.started_job("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
@@ -710,7 +738,9 @@ os._exit(3)
         self.assertTrue(wait_until(lambda: self.status(self.job)["nodes"][0]["steps"] == [7, 8]))
         status = self.status(self.job)
         self.assertEqual((status["step"], status["loss"], status["nodes"][0]["losses"]), (7, 2.5, [2.5, 1.5]))
-        self.assertRegex(self.verb("status").out, r", step 7, loss 2\.5, goodput ")
+        self.assertRegex(self.verb("status").out, r", step 7 (just now|.* ago), loss 2\.5, goodput ")
+        age = status["step_age_s"]
+        self.assertTrue(wait_until(lambda: self.status(self.job)["step_age_s"] > age))
         metrics = self.metrics()
         self.assertEqual((metrics["ddplaunch_loss"], metrics["ddplaunch_step_duration_seconds_count"]), (2.5, 0))
         self.assertLess(metrics['ddplaunch_heartbeat_delay_seconds{node="localhost"}'], 60)

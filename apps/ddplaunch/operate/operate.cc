@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -24,7 +25,9 @@
 #include "base/safe_text.h"
 #include "launcher/control/control_socket.h"
 #include "launcher/control/job_registry.h"
+#include "launcher/output/console_lane.h"
 #include "launcher/report/exit_code.h"
+#include "launcher/report/report_json.h"
 
 namespace ddp {
 namespace {
@@ -60,6 +63,7 @@ std::string dump(const OrderedJson& json) {
 std::string state_text(const JobEntry& job, const RunState& state) {
   if (state.kind == Kind::kEnded) return "exited " + std::to_string(*state.exit_code);
   if (state.kind == Kind::kElsewhere) return "on " + job.host;
+  if (state.kind == Kind::kCrashed && !job.cleaned.empty()) return "cleaned";
   return state_name(state.kind);
 }
 
@@ -79,6 +83,7 @@ OrderedJson job_json(const JobEntry& job, const RunState& state, const OrderedJs
                    {"run", job.name},
                    {"state", state_name(state.kind)},
                    {"exit_code", state.exit_code ? OrderedJson(*state.exit_code) : OrderedJson()},
+                   {"cleaned", job.cleaned.empty() ? OrderedJson() : OrderedJson(job.cleaned)},
                    {"why", state.why.empty() ? OrderedJson() : OrderedJson(state.why)},
                    {"started", job.started},
                    {"ended", OrderedJson()},
@@ -87,7 +92,7 @@ OrderedJson job_json(const JobEntry& job, const RunState& state, const OrderedJs
                    {"directory", job.directory},
                    {"command", job.command}};
   for (const char* const key : {"age_s", "world_size", "attempt", "restarts", "max_restarts", "output_bytes",
-                                "step", "step_s", "loss", "goodput"})
+                                "step", "step_s", "step_age_s", "loss", "goodput"})
     json[key] = OrderedJson();
   json["nodes"] = OrderedJson::array();
   if (live.is_object()) json.update(live);
@@ -156,6 +161,10 @@ std::string status_text(OrderedJson status) {
                      (age.count() == 0 ? "just now" : format_elapsed(age) + " ago");
   if (status["world_size"].is_number()) text += ", " + counted(status["world_size"].get<int>(), "rank");
   if (status["step"].is_number()) text += ", step " + std::to_string(status["step"].get<std::uint64_t>());
+  if (status["step_age_s"].is_number()) {
+    const std::chrono::seconds quiet(static_cast<std::int64_t>(status["step_age_s"].get<double>()));
+    text += quiet.count() == 0 ? " just now" : " " + format_elapsed(quiet) + " ago";
+  }
   if (status["step_s"].is_number()) text += ", " + seconds_per_step(status["step_s"].get<double>());
   if (status["loss"].is_number()) text += format_text(", loss %.4g", status["loss"].get<double>());
   if (status["step"].is_number())
@@ -179,8 +188,10 @@ std::string status_text(OrderedJson status) {
   return text + table.text();
 }
 
-/// Prints the state once. Returns the text without what changes with the time alone.
-Result<std::string> show_status(const OperateOptions& options, const JobEntry& job, const std::string& last) {
+/// Prints the state once, or on a terminal with --watch draws it in place of the last one. Returns the text
+/// without what changes with the time alone.
+Result<std::string> show_status(const OperateOptions& options, const JobEntry& job, const std::string& last,
+                                launcher::TerminalView* view = nullptr) {
   const RunState state = state_of(job);
   if (state.kind != Kind::kRunning) {
     const OrderedJson json = job_json(job, state);
@@ -188,14 +199,15 @@ Result<std::string> show_status(const OperateOptions& options, const JobEntry& j
                        (state.why.empty() ? "" : ": " + state.why) + "\n  files in " + job.directory +
                        (state.kind == Kind::kEnded ? ", its end in report.json\n" : "\n");
     if (options.json) text = dump(json);
-    if (text != last) print(text);
+    if (text != last)
+      print(view != nullptr ? view->draw(text, {}, launcher::terminal_size(STDOUT_FILENO)) : text);
     return text;
   }
   Error error{};
   const OrderedJson status = live_status(job, kAnswerTime, error);
   if (status.is_null()) return error;
   OrderedJson key = status;
-  for (const char* const moves : {"age_s", "output_bytes", "step", "step_s", "loss", "goodput"})
+  for (const char* const moves : {"age_s", "output_bytes", "step", "step_s", "step_age_s", "loss", "goodput"})
     key.erase(moves);
   for (OrderedJson& node : key["nodes"]) {
     node.erase("step");
@@ -203,7 +215,14 @@ Result<std::string> show_status(const OperateOptions& options, const JobEntry& j
     node.erase("losses");
     node.erase("phases");
   }
-  if (key.dump() != last) print(options.json ? dump(job_json(job, state, status)) : status_text(status));
+  if (view != nullptr) {
+    std::vector<launcher::LiveRow> rows;
+    std::istringstream lines(status_text(status));
+    for (std::string line; std::getline(lines, line);)
+      rows.push_back({line, ""});
+    print(view->draw("", rows, launcher::terminal_size(STDOUT_FILENO)));
+  } else if (key.dump() != last)
+    print(options.json ? dump(job_json(job, state, status)) : status_text(status));
   return key.dump();
 }
 
@@ -211,12 +230,15 @@ int status(const OperateOptions& options, const JobEntry& job) {
   if (options.watch && state_of(job).kind == Kind::kElsewhere)
     return fail({ErrorCode::kUsage, out_of_reach(job, state_of(job), OperateVerb::kStatus)});
   std::string last;
+  launcher::TerminalView drawn(launcher::terminal_reflows());
+  launcher::TerminalView* const view =
+      options.watch && !options.json && ::isatty(STDOUT_FILENO) == 1 ? &drawn : nullptr;
   for (;;) {
-    auto shown = show_status(options, job, last);
+    auto shown = show_status(options, job, last, view);
     if (!shown && state_of(job).kind == Kind::kRunning) return fail(shown.error());
     if (shown) last = std::move(*shown);
     if (!options.watch || state_of(job).kind != Kind::kRunning) {
-      if (options.watch) (void)show_status(options, job, last);
+      if (options.watch) (void)show_status(options, job, last, view);
       return 0;
     }
     std::this_thread::sleep_for(kWatchEvery);
@@ -355,7 +377,10 @@ int clean(const OperateOptions& options, const JobEntry& job, const std::vector<
   auto run = options_of(job, context);
   if (!run) return fail(run.error());
   run->json = options.json;
-  return clean_hosts(*run);
+  const int code = clean_hosts(*run);
+  if (code != 0 || state_of(job).kind != Kind::kCrashed) return code;
+  const auto marked = launcher::mark_cleaned(job, launcher::utc_text(std::chrono::system_clock::now()));
+  return marked ? 0 : fail(within("the job is cleaned, but not marked", marked.error()));
 }
 
 int remove(const JobEntry& job) {
