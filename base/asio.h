@@ -1,5 +1,14 @@
 #pragma once
 
+#include <poll.h>
+
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <tuple>
+#include <utility>
+
 // The only include of Asio, so that its settings (separate compilation, awaitables) are the same everywhere.
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/awaitable.hpp>
@@ -20,9 +29,6 @@
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
-#include <chrono>
-#include <exception>
-#include <utility>
 
 namespace ddp {
 
@@ -42,10 +48,7 @@ inline void spawn(const asio::any_io_executor& executor, Awaitable<> task) {
   });
 }
 
-inline Awaitable<> pause_for(asio::any_io_executor executor, std::chrono::nanoseconds time) {
-  asio::steady_timer timer(executor, time);
-  co_await timer.async_wait(kUseTuple);
-}
+Awaitable<> pause_for(asio::any_io_executor executor, std::chrono::nanoseconds time);
 
 /// Waits until `over()` holds; each change of it cancels the wait on `changed`. Returns false if this task is
 /// cancelled first.
@@ -58,6 +61,67 @@ Awaitable<bool> wait_until(asio::steady_timer& changed, Condition over) {
     if (state.cancelled() != asio::cancellation_type::none) co_return false;
   }
   co_return true;
+}
+
+/// Returns whether a read of `fd` would not block; for a pidfd, whether the process has ended.
+inline bool is_readable(int fd) {
+  pollfd look{fd, POLLIN, 0};
+  return ::poll(&look, 1, 0) > 0;
+}
+
+/// Returns whether a write to `fd` would not block; for a connecting socket, whether the attempt is over.
+inline bool is_writable(int fd) {
+  pollfd look{fd, POLLOUT, 0};
+  return ::poll(&look, 1, 0) > 0;
+}
+
+/// Waits until a read of `descriptor` would not block. Returns the error of a cancelled or closed descriptor.
+/// For callers that take readiness itself as the event, as with ChildProcess::end_fd. async_wait alone is
+/// unreliable: Asio (seen in 1.81) reuses the state of a closed descriptor for the next one opened. A queued
+/// event of the closed descriptor then completes the wait of the new one.
+Awaitable<error_code> until_readable(asio::posix::stream_descriptor& descriptor);
+
+/// A two-way stream of bytes: a socket, a pair of pipes, or a TLS session. The control link uses it, so the
+/// link does not depend on how a node was reached. At most one read and one write may be in progress at a
+/// time.
+class ByteStream {
+ public:
+  using Transferred = std::tuple<error_code, std::size_t>;
+
+  virtual ~ByteStream() = default;
+  virtual Awaitable<Transferred> read_some(asio::mutable_buffer buffer) = 0;
+  virtual Awaitable<Transferred> write_some(asio::const_buffer buffer) = 0;
+  /// Ends both directions; operations in progress complete with an error.
+  virtual void close() = 0;
+};
+
+/// A ByteStream over Asio objects: one socket for both directions, or one descriptor for each.
+template <class In, class Out>
+class AsioStream final : public ByteStream {
+ public:
+  AsioStream(In in, Out out) : in_(std::forward<In>(in)), out_(std::forward<Out>(out)) {}
+
+  Awaitable<Transferred> read_some(asio::mutable_buffer buffer) override {
+    co_return co_await in_.async_read_some(buffer, kUseTuple);
+  }
+  Awaitable<Transferred> write_some(asio::const_buffer buffer) override {
+    co_return co_await out_.async_write_some(buffer, kUseTuple);
+  }
+  void close() override {
+    error_code ignored;
+    in_.close(ignored);
+    out_.close(ignored);
+  }
+
+ private:
+  In in_;  // with a reference type the object belongs to the caller
+  Out out_;
+};
+
+/// Wraps a socket that the caller owns and keeps alive.
+template <class Socket>
+std::unique_ptr<ByteStream> stream_over(Socket& socket) {
+  return std::make_unique<AsioStream<Socket&, Socket&>>(socket, socket);
 }
 
 }  // namespace ddp

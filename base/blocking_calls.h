@@ -11,8 +11,10 @@
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/asio.h"
+#include "base/child_process.h"
 #include "base/result.h"
 
 namespace ddp {
@@ -76,5 +78,11 @@ class BlockingCalls {
   std::uint64_t last_id_ = 0;
   bool stopped_ = false;
 };
+
+/// Runs SpawnPool::spawn_all without blocking the loop. The caller keeps `pool`, and everything that the
+/// specs borrow, until this returns. It can be ended early only by SpawnPool::cancel and by a kill of the
+/// children that are being started.
+Awaitable<std::vector<Result<ChildProcess>>> spawn_off_loop(asio::any_io_executor loop, SpawnPool* pool,
+                                                            std::vector<ChildSpec> specs);
 
 }  // namespace ddp

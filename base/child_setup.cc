@@ -112,7 +112,7 @@ bool is_target(const ChildPlan& plan, int fd) {
 
 void move_descriptors(ChildPlan& plan) {
   // Closes all unnamed descriptors at exec, even those opened without the flag.
-  close_descriptors_at_exec(3);
+  apply(3, ~0U, CLOSE_RANGE_CLOEXEC);
   int above = 3;
   for (std::size_t i = 0; i < plan.move_count; ++i) {
     if (plan.moves[i].to >= above) above = plan.moves[i].to + 1;
@@ -166,10 +166,6 @@ void enter_cgroup(const ChildPlan& plan) {
 
 void close_descriptors(unsigned first, unsigned last) {
   apply(first, last, 0);
-}
-
-void close_descriptors_at_exec(unsigned first) {
-  apply(first, ~0U, CLOSE_RANGE_CLOEXEC);
 }
 
 bool has_pidfds() {

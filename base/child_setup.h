@@ -47,10 +47,6 @@ struct ChildPlan {
 /// Async-signal-safe.
 void close_descriptors(unsigned first, unsigned last);
 
-/// Sets close-on-exec for the descriptors from `first` on, also where the kernel lacks the call (before Linux
-/// 5.11). Async-signal-safe.
-void close_descriptors_at_exec(unsigned first);
-
 /// Returns whether the kernel has pidfds and lets this process use them: Linux 5.3 and later, unless a
 /// container's filter refuses them. Only a pidfd can be given to poll(): it is readable when the process
 /// ends.

@@ -1,11 +1,16 @@
 #include "base/files.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <cstring>
 #include <fstream>
 
 #include "base/unique_fd.h"
@@ -40,6 +45,118 @@ Result<> write_bytes(int fd, std::string_view bytes, const std::string& path) {
     bytes.remove_prefix(static_cast<std::size_t>(count));
   }
   return {};
+}
+
+namespace {
+
+constexpr uid_t kUnknownUser = 65534;
+/// The kernel's limit.
+constexpr int kMostLinks = 40;
+
+/// Returns whether this user namespace shows root as root.
+bool root_is_known() {
+  char map[32] = {};
+  const UniqueFd file(::open("/proc/self/uid_map", O_RDONLY | O_CLOEXEC));
+  unsigned inside = 0;
+  unsigned outside = 0;
+  if (!file || ::read(file.get(), map, sizeof map - 1) <= 0) return true;
+  return std::sscanf(map, "%u %u", &inside, &outside) == 2 && inside == 0 && outside == 0;
+}
+
+bool is_ours_or_root(uid_t owner) {
+  return owner == ::geteuid() || owner == 0 || (owner == kUnknownUser && !root_is_known());
+}
+
+std::string owner_text(uid_t owner) {
+  return "belongs to uid " + std::to_string(owner) + " and not to you (uid " + std::to_string(::geteuid()) +
+         ")";
+}
+
+/// Returns whether the mode's bits for the group are those of a POSIX ACL, which may name other users.
+bool has_acl(const std::string& path) {
+  return ::lgetxattr(path.c_str(), "system.posix_acl_access", nullptr, 0) > 0 ||
+         ::lgetxattr(path.c_str(), "system.posix_acl_default", nullptr, 0) > 0;  // of what is created there
+}
+
+std::string parent_of(const std::string& path) {
+  const auto slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash == 0 ? 1 : slash);
+}
+
+}  // namespace
+
+std::string distrust_directory(const std::string& path) {
+  struct stat found {};
+  if (::lstat(path.c_str(), &found) != 0) return std::strerror(errno);
+  if (S_ISLNK(found.st_mode)) return "is a symbolic link";
+  if (found.st_uid != ::geteuid()) return owner_text(found.st_uid);
+  return (found.st_mode & S_IWOTH) != 0 ? "is writable by everybody" : "";
+}
+
+std::string distrust_file(int fd) {
+  struct stat found {};
+  if (::fstat(fd, &found) != 0) return std::strerror(errno);
+  if (!S_ISREG(found.st_mode)) return "is not a regular file";
+  if (!is_ours_or_root(found.st_uid)) return owner_text(found.st_uid);
+  return (found.st_mode & S_IWOTH) != 0 ? "is writable by everybody" : "";
+}
+
+std::string distrust_parent(std::string path) {
+  struct stat found {};
+  while (::lstat(path.c_str(), &found) != 0) {
+    if ((errno != ENOENT && errno != ENOTDIR) || path == "/" || path == ".") return "";
+    path = parent_of(path);
+  }
+  const std::string name = "the directory " + path;
+  if (S_ISLNK(found.st_mode)) {
+    if (!is_ours_or_root(found.st_uid))
+      return name + " is a symbolic link of another user (uid " + std::to_string(found.st_uid) + ')';
+    if (::stat(path.c_str(), &found) != 0) return "";  // creating a directory there reports the reason
+  }
+  const bool shared = (found.st_mode & S_IWGRP) != 0 && ::group_member(found.st_gid) != 0;
+  const bool trusted = is_ours_or_root(found.st_uid) || shared || ::geteuid() == 0;
+  return trusted ? "" : name + ' ' + owner_text(found.st_uid);
+}
+
+std::string distrust_program(const std::string& path) {
+  char real[PATH_MAX];
+  if (::realpath(path.c_str(), real) == nullptr) return errno == ENOENT ? "" : std::strerror(errno);
+  const bool own_group = ::getegid() == ::geteuid();
+  std::string part = real;
+  for (bool over = false; !over; part = parent_of(part)) {
+    struct stat found {};
+    if (::lstat(part.c_str(), &found) != 0) return part + ": " + std::strerror(errno);
+    if (!is_ours_or_root(found.st_uid)) return part + ' ' + owner_text(found.st_uid);
+    const bool own = found.st_gid == 0 || (own_group && found.st_gid == ::getegid());
+    const bool of_group = (found.st_mode & S_IWGRP) != 0 && (!own || has_acl(part));
+    const bool sticky = S_ISDIR(found.st_mode) && (found.st_mode & S_ISVTX) != 0;
+    if (!sticky && (of_group || (found.st_mode & S_IWOTH) != 0)) return "other users may write to " + part;
+    over = part == "/";
+  }
+  return "";
+}
+
+std::string distrust_companion(const std::string& path) {
+  const std::string why = distrust_program(path);
+  return why.empty() || !distrust_program("/proc/self/exe").empty() ? "" : why;
+}
+
+Result<std::string> follow_trusted_links(std::string path) {
+  for (int i = 0; i < kMostLinks; ++i) {
+    struct stat found {};
+    if (::lstat(path.c_str(), &found) != 0 || !S_ISLNK(found.st_mode)) return path;
+    if (!is_ours_or_root(found.st_uid)) {
+      return Error{ErrorCode::kSystem,
+                   path + " is a symbolic link of another user (uid " + std::to_string(found.st_uid) + ')',
+                   EPERM};
+    }
+    char target[PATH_MAX];
+    const ssize_t size = ::readlink(path.c_str(), target, sizeof target);
+    if (size < 0) return system_error(errno, path);
+    const std::string next(target, static_cast<std::size_t>(size));
+    path = next.starts_with('/') ? next : parent_of(path) + '/' + next;
+  }
+  return system_error(ELOOP, path);
 }
 
 }  // namespace ddp

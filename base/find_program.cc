@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstddef>
 
-#include "base/safe_text.h"
+#include "base/text.h"
 #include "base/unique_fd.h"
 
 namespace ddp {

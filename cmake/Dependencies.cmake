@@ -5,7 +5,7 @@ if(POLICY CMP0167)
 endif()
 find_package(Boost 1.81 REQUIRED)
 
-# Asio is compiled once (base/asio_impl.cc), not in each file that uses it.
+# Asio is compiled once (base/asio.cc), not in each file that uses it.
 add_library(ddp_asio INTERFACE)
 target_link_libraries(ddp_asio INTERFACE Boost::headers Threads::Threads)
 target_compile_definitions(ddp_asio INTERFACE BOOST_ASIO_SEPARATE_COMPILATION BOOST_ASIO_NO_DEPRECATED)

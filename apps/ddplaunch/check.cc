@@ -15,16 +15,15 @@
 #include <vector>
 
 #include "apps/ddplaunch/commands.h"
-#include "base/format_text.h"
 #include "base/result.h"
-#include "base/standard_descriptors.h"
+#include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/check/check_deep.h"
 #include "launcher/check/check_diagnosis.h"
 #include "launcher/check/check_text.h"
 #include "launcher/master/check_master.h"
 #include "launcher/report/exit_code.h"
-#include "remote/shells/local_shell.h"
+#include "remote/shells/command_shell.h"
 
 namespace ddp {
 

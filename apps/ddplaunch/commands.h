@@ -14,7 +14,7 @@
 #include "launcher/job/job_spec.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "remote/shells/remote_shell.h"
-#include "remote/start/agent_bundle.h"
+#include "remote/start/fan_out.h"
 #include "rendezvous/link/tcp_listener.h"
 #include "rendezvous/secure/link_token.h"
 

@@ -24,7 +24,7 @@
 #include "base/child_setup.h"
 #include "base/files.h"
 #include "base/find_program.h"
-#include "base/safe_text.h"
+#include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/inspection/tool_run.h"
 

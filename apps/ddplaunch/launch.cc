@@ -21,7 +21,7 @@
 #include "launcher/output/report_file.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/report_json.h"
-#include "remote/shells/local_shell.h"
+#include "remote/shells/command_shell.h"
 
 namespace ddp {
 namespace {

@@ -13,7 +13,7 @@
 #include "apps/ddplaunch/operate/operate.h"
 #include "apps/ddplaunch/operate/operate_options.h"
 #include "apps/ddplaunch/options/options.h"
-#include "base/standard_descriptors.h"
+#include "base/unique_fd.h"
 #include "launcher/master/user_signals.h"
 #include "rendezvous/secure/link_token.h"
 

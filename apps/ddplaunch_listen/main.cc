@@ -11,12 +11,12 @@
 
 #include "apps/ddplaunchd/daemon_options.h"
 #include "base/child_process.h"
+#include "base/files.h"
 #include "base/find_program.h"
-#include "base/format_text.h"
-#include "base/standard_descriptors.h"
-#include "base/trusted_path.h"
+#include "base/text.h"
+#include "base/unique_fd.h"
+#include "launcher/links/daemon_link.h"
 #include "launcher/links/daemon_listener.h"
-#include "launcher/links/daemon_token.h"
 
 namespace {
 

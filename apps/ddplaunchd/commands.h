@@ -21,9 +21,6 @@ int answer_fits(const std::vector<std::string>& words);
 /// sum.
 int verify_file(const std::string& sum, const std::string& path);
 
-/// Marks this pushed agent as in use, for the cleanup of the caches (remote/bootstrap/push_script.cc).
-void mark_as_used(const char* directory);
-
 /// Runs the agent of one job over this process's stdin and stdout (docs/developers/protocol.md, Bootstrap).
 /// Returns the exit code. It runs in the process that the keeper forked, where no thread exists yet and
 /// threads may start.

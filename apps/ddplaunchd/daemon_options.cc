@@ -4,10 +4,8 @@
 #include <string_view>
 #include <utility>
 
-#include "apps/options/option_scanner.h"
 #include "apps/options/option_table.h"
-#include "base/parse_text.h"
-#include "base/safe_text.h"
+#include "base/text.h"
 #include "launcher/link_protocol/daemon_frame.h"
 
 namespace ddp {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/options/option.h"
+#include "apps/options/option_table.h"
 #include "base/result.h"
 
 namespace ddp {

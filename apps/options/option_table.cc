@@ -1,15 +1,281 @@
 #include "apps/options/option_table.h"
 
-#include <CLI/CLI.hpp>
-
-#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <stdexcept>
+#include <system_error>
 
-#include "base/format_text.h"
+#include <CLI/CLI.hpp>
+
+#include "base/text.h"
 
 namespace ddp {
+namespace {
+
+constexpr std::size_t kHelpColumn = 30;
+constexpr std::size_t kHelpWidth = 100;
+
+/// Breaks `text` into lines that begin at the help column.
+std::string wrapped(const std::string& text) {
+  std::string out;
+  std::size_t column = kHelpColumn;
+  std::size_t begin = 0;
+  while (begin < text.size()) {
+    const std::size_t end = std::min(text.find(' ', begin), text.size());
+    const std::size_t size = end - begin;
+    if (column + 1 + size > kHelpWidth) {
+      out += '\n' + std::string(kHelpColumn, ' ');
+      column = kHelpColumn;
+    } else if (begin > 0) {
+      out += ' ';
+      ++column;
+    }
+    out += text.substr(begin, size);
+    column += size;
+    begin = end + 1;
+  }
+  return out;
+}
+
+std::string option_text(const Option& option) {
+  std::string left = "  ";
+  for (const char c : option.names)
+    left += c == ',' ? std::string(", ") : std::string(1, c);
+  if (option.takes_value()) left += ' ' + option.value;
+  left += left.size() + 2 > kHelpColumn ? '\n' + std::string(kHelpColumn, ' ')
+                                        : std::string(kHelpColumn - left.size(), ' ');
+  const std::string standard =
+      option.default_text.empty() ? std::string() : " (default: " + option.default_text + ")";
+  return left + wrapped(option.help + standard) + '\n';
+}
+
+/// Returns the text of --help: `usage`, then all groups.
+std::string help_text(std::string_view usage, std::span<const OptionGroup> groups) {
+  std::string text(usage);
+  for (const OptionGroup& group : groups) {
+    text += "\n" + group.title + ":\n";
+    for (const Option& option : group.options)
+      text += option_text(option);
+    if (!group.example.empty()) text += "  Example: " + group.example + '\n';
+  }
+  return text;
+}
+
+std::string_view without_dashes(std::string_view name) {
+  return name.substr(std::min(name.find_first_not_of('-'), name.size()));
+}
+
+}  // namespace
+
+std::size_t Option::least_values() const {
+  std::size_t count = 0;
+  for (std::size_t at = 0; at < value.size(); at = std::min(value.find(' ', at), value.size() - 1) + 1)
+    if (value[at] != '[') ++count;
+  return count;
+}
+
+std::vector<std::string> split_names(const std::string& names) {
+  std::vector<std::string> parts;
+  for (std::size_t at = 0; at <= names.size();) {
+    const std::size_t end = std::min(names.find(',', at), names.size());
+    parts.push_back(names.substr(at, end - at));
+    at = end + 1;
+  }
+  return parts;
+}
+
+const Option& find_option(std::span<const OptionGroup> groups, std::string_view name) {
+  for (const OptionGroup& group : groups) {
+    for (const Option& option : group.options) {
+      const std::vector<std::string> names = split_names(option.names);
+      if (std::find(names.begin(), names.end(), name) != names.end()) return option;
+    }
+  }
+  throw std::logic_error("internal error: no option " + std::string(name));
+}
+
+namespace {
+
+constexpr double kMostMilliseconds = 3.6e9;  // 1000 hours
+constexpr double kMostBytes = 0x1p50;
+constexpr double kUnreachable = 1e12;  // a message does not name such a bound
+
+struct Unit {
+  std::string_view name;
+  double scale;
+};
+constexpr std::array kTimes{Unit{"", 1e3},  Unit{"ms", 1},    Unit{"s", 1e3},
+                            Unit{"m", 6e4}, Unit{"min", 6e4}, Unit{"h", 3.6e6}};
+constexpr std::array kSizes{Unit{"", 1},         Unit{"b", 1},       Unit{"k", 0x1p10},   Unit{"kb", 0x1p10},
+                            Unit{"kib", 0x1p10}, Unit{"m", 0x1p20},  Unit{"mb", 0x1p20},  Unit{"mib", 0x1p20},
+                            Unit{"g", 0x1p30},   Unit{"gb", 0x1p30}, Unit{"gib", 0x1p30}, Unit{"t", 0x1p40},
+                            Unit{"tb", 0x1p40},  Unit{"tib", 0x1p40}};
+
+/// Reads digits, which may have a fraction, and a unit.
+std::optional<double> scaled(std::string_view text, std::span<const Unit> units) {
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value, std::chars_format::fixed);
+  if (error != std::errc() || std::isdigit(static_cast<unsigned char>(text.front())) == 0)
+    return std::nullopt;
+  const std::string_view name(rest, static_cast<std::size_t>(end - rest));
+  for (const Unit& unit : units)
+    if (name == unit.name) return value * unit.scale;
+  return std::nullopt;
+}
+
+std::string bound_text(double bound) {
+  return format_text("%.16g", bound);
+}
+
+std::string size_text(std::uint64_t size) {
+  std::string unit;
+  for (const char larger : {'K', 'M', 'G'}) {
+    if (size == 0 || size % 1024 != 0) break;
+    size /= 1024;
+    unit = larger;
+  }
+  return std::to_string(size) + unit;
+}
+
+}  // namespace
+
+std::string duration_text(std::chrono::milliseconds time) {
+  const auto ms = time.count();
+  return ms % 1000 == 0 ? std::to_string(ms / 1000) + 's' : std::to_string(ms) + "ms";
+}
+
+std::optional<std::chrono::milliseconds> parse_duration(std::string_view text) {
+  const auto value = scaled(text, kTimes);
+  if (!value || *value > kMostMilliseconds) return std::nullopt;
+  return std::chrono::milliseconds(static_cast<std::int64_t>(*value));
+}
+
+std::optional<std::chrono::milliseconds> parse_moment(std::string_view text, std::chrono::milliseconds now) {
+  using namespace std::chrono;
+  if (const auto before = parse_duration(text)) return now - *before;
+  constexpr std::string_view kForm = "dddd-dd-ddTdd:dd:dd";
+  if (text.size() <= kForm.size()) return std::nullopt;
+  for (std::size_t i = 0; i < kForm.size(); ++i) {
+    const bool fits = kForm[i] == 'd' ? is_digits(text.substr(i, 1))
+                                      : std::toupper(static_cast<unsigned char>(text[i])) == kForm[i];
+    if (!fits) return std::nullopt;
+  }
+  const auto number = [&text](std::size_t at, std::size_t size) {
+    return parse_number<int>(text.substr(at, size)).value_or(-1);
+  };
+  const year_month_day day{year(number(0, 4)), month(static_cast<unsigned>(number(5, 2))),
+                           std::chrono::day(static_cast<unsigned>(number(8, 2)))};
+  const int clock[] = {number(11, 2), number(14, 2), number(17, 2)};
+  if (!day.ok() || clock[0] > 23 || clock[1] > 59 || clock[2] > 60 || number(0, 4) < 1970)
+    return std::nullopt;
+  milliseconds time =
+      sys_days(day).time_since_epoch() + hours(clock[0]) + minutes(clock[1]) + seconds(clock[2]);
+  text.remove_prefix(kForm.size());
+  if (text.front() == '.') {
+    const std::size_t end = std::min(text.find_first_not_of("0123456789", 1), text.size());
+    if (end == 1) return std::nullopt;
+    std::string fraction(text.substr(1, std::min<std::size_t>(end - 1, 3)));
+    fraction.resize(3, '0');
+    time += milliseconds(parse_number<int>(fraction).value_or(0));
+    text.remove_prefix(end);
+  }
+  if (text == "Z" || text == "z") return time;
+  const bool offset = text.size() == 6 && (text[0] == '+' || text[0] == '-') && text[3] == ':' &&
+                      is_digits(text.substr(1, 2)) && is_digits(text.substr(4, 2));
+  if (!offset || number(1, 2) > 23 || number(4, 2) > 59) return std::nullopt;
+  const minutes ahead = hours(number(1, 2)) + minutes(number(4, 2));
+  return text[0] == '+' ? time - ahead : time + ahead;
+}
+
+std::optional<std::uint64_t> parse_size(std::string_view text) {
+  const auto value = scaled(lower_case(text), kSizes);
+  if (!value || *value > kMostBytes) return std::nullopt;
+  return static_cast<std::uint64_t>(*value);
+}
+
+OptionField text_into(std::string& field) {
+  const auto read = [&field](const std::string& text) {
+    field = text;
+    return std::string();
+  };
+  return {read, [&field] { return field; }};
+}
+
+ReadValue texts_into(std::vector<std::string>& field) {
+  return [&field](const std::string& text) {
+    field.push_back(text);
+    return std::string();
+  };
+}
+
+OptionField directory_into(std::string& field) {
+  const auto read = [&field](const std::string& text) {
+    field = text;
+    while (field.size() > 1 && field.ends_with('/'))
+      field.pop_back();
+    return std::string();
+  };
+  return {read, [&field] { return field; }};
+}
+
+OptionField time_into(std::chrono::milliseconds& field, std::chrono::milliseconds least, bool zero_is_off) {
+  const auto read = [=, &field](const std::string& text) -> std::string {
+    const auto time = parse_duration(text);
+    if (!time && scaled(text, kTimes))
+      return " is too long; at most " +
+             duration_text(std::chrono::milliseconds(static_cast<std::int64_t>(kMostMilliseconds)));
+    if (!time) return ": give a time like 500ms, 15s, 2m or 1h";
+    if (*time < least && !(zero_is_off && text == "0"))
+      return " is too short; at least " + std::to_string(least.count()) + "ms";
+    field = *time;
+    return "";
+  };
+  return {read, [&field] { return duration_text(field); }};
+}
+
+OptionField size_into(std::size_t& field, std::size_t least) {
+  const auto read = [=, &field](const std::string& text) -> std::string {
+    const auto size = parse_size(text);
+    if (!size || *size < least) return ": give a size like 8, 64K, 1.5M or 2G";
+    field = static_cast<std::size_t>(*size);
+    return "";
+  };
+  return {read, [&field] { return size_text(field); }};
+}
+
+ReadValue checked(bool (*is_valid)(std::string_view text), std::string advice, ReadValue read) {
+  return [is_valid, advice = std::move(advice), read = std::move(read)](const std::string& text) {
+    return is_valid(text) ? read(text) : advice;
+  };
+}
+
+bool parse_number(std::string_view text, long long& field) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), field);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+bool parse_number(std::string_view text, double& field) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), field);
+  return error == std::errc() && end == text.data() + text.size() && std::isfinite(field);
+}
+
+std::string number_advice(double low, double high, bool whole, std::optional<double> number) {
+  std::string text = whole ? ": give a whole number" : ": give a number";
+  if (high < kUnreachable) return text + " from " + bound_text(low) + " to " + bound_text(high);
+  if (number && *number > high) return text + " up to " + bound_text(high);
+  if (low > -kUnreachable && (number || low != 0)) return text + " of at least " + bound_text(low);
+  return text;
+}
+
+std::string number_text(double value) {
+  std::array<char, 32> text;
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+}
 
 namespace {
 
@@ -196,6 +462,155 @@ std::string OptionTable::help() const {
 
 const std::vector<OptionGroup>& OptionTable::groups() const {
   return impl_->groups;
+}
+
+WrittenOption OptionScanner::take_apart(const std::string& word) const {
+  WrittenOption written;
+  const bool is_long = word.starts_with("--");
+  const std::size_t equals = is_long ? word.find('=') : std::string::npos;
+  written.text = word.substr(0, equals);
+  if (equals != std::string::npos) written.value = word.substr(equals + 1);
+  const std::size_t digit = is_long ? std::string::npos : word.find_first_of("0123456789");  // -n2, -np2
+  if (digit != std::string::npos && digit >= 2 && takes_value(word.substr(0, digit))) {
+    written.text = word.substr(0, digit);
+    written.value = word.substr(digit);
+  }
+  written.name = written.text;
+  if (is_long) std::replace(written.name.begin(), written.name.end(), '_', '-');
+  return written;
+}
+
+bool OptionScanner::takes_value(const std::string& name) const {
+  if (table_.knows(name)) return table_.takes_value(name);
+  return is_other(name) && other_takes_value(name);
+}
+
+bool OptionScanner::scan() {
+  while (next_ < args_.size()) {
+    const std::string& word = args_[next_];
+    if (word == "--" || word.size() < 2 || word.front() != '-') return true;
+    ++next_;
+    if (!read_option(word)) return false;
+  }
+  return true;
+}
+
+// Returns false if the words behind the option are ambiguous.
+bool OptionScanner::read_option(const std::string& word) {
+  WrittenOption written = take_apart(word);
+  given_.push_back(written.name);
+  if (table_.knows(written.name)) {
+    read_ours(std::move(written));
+    return true;
+  }
+  return read_other(written) || read_unknown(written);
+}
+
+bool OptionScanner::is_option(const std::string& word) const {
+  if (word == "--") return true;
+  const std::string name = take_apart(word).name;
+  return word.size() > 1 && word.front() == '-' && (table_.knows(name) || is_other(name));
+}
+
+// If an option stands where a value is expected, the value was forgotten. Any value behind '=' is intended.
+bool OptionScanner::take_value(WrittenOption& written) {
+  if (written.value) return true;
+  if (next_ < args_.size() && !is_option(args_[next_])) {
+    written.value = args_[next_++];
+    return true;
+  }
+  const Option* option = table_.find(written.name);
+  fail(written.text + " needs a value" +
+       (option == nullptr ? "" : ": " + written.text + " " + option->value));
+  return false;
+}
+
+void OptionScanner::read_ours(WrittenOption written) {
+  const Option& option = *table_.find(written.name);
+  if (!option.takes_value()) return read_flag(std::move(written));
+  if (option.least_values() > 1) return read_several(option, std::move(written));
+  const bool optional = option.may_omit_value();
+  const bool omitted = !written.value && (next_ == args_.size() || args_[next_].starts_with('-'));
+  if (optional && omitted) return words_.push_back(written.name);
+  if (!take_value(written)) return;
+  if (written.value->empty() && !option.takes_empty) return fail(written.text + " has an empty value");
+  if (optional) return words_.push_back(written.name + '=' + *written.value);
+  words_.push_back(written.name);
+  words_.push_back(std::move(*written.value));
+}
+
+void OptionScanner::read_flag(WrittenOption written) {
+  const bool off = written.value == "false";
+  if (written.value && !off && *written.value != "true")
+    return fail(written.text + '=' + *written.value + ": give true, false, or no value");
+  std::vector<std::string>& others = off ? words_ : off_;
+  if (std::find(others.begin(), others.end(), written.name) != others.end())
+    return fail(written.text + " is switched on and off");
+  (off ? off_ : words_).push_back(written.name);
+}
+
+void OptionScanner::read_several(const Option& option, WrittenOption written) {
+  std::vector<std::string> values;
+  if (written.value) values.push_back(std::move(*written.value));
+  while (next_ < args_.size() && (option.takes_all_words() || values.size() < option.least_values()) &&
+         !is_option(args_[next_]))
+    values.push_back(args_[next_++]);
+  if (values.size() < option.least_values())
+    return fail(written.text + " needs " + std::to_string(option.least_values()) +
+                " values: " + written.text + " " + option.value);
+  words_.push_back(written.name);
+  words_.insert(words_.end(), values.begin(), values.end());
+}
+
+std::string_view OptionScanner::suggestion(const WrittenOption& written) const {
+  const std::string_view word = without_dashes(written.name);
+  if (word.size() < 3) return {};
+  std::vector<std::string_view> names = table_.names();
+  add_names(names);
+  std::erase_if(names, [](std::string_view name) { return !name.starts_with("--"); });
+  std::vector<std::string_view> bare;
+  for (const std::string_view name : names)
+    bare.push_back(without_dashes(name));
+  const auto found = std::find(bare.begin(), bare.end(), nearest_word(word, bare));
+  return found == bare.end() ? std::string_view() : names[static_cast<std::size_t>(found - bare.begin())];
+}
+
+bool OptionScanner::read_unknown(const WrittenOption& written) {
+  const std::string_view meant = suggestion(written);
+  if (meant.empty()) {
+    fail("unknown option " + written.text + "; " + program_ + " --help lists all options" + unknown_hint());
+    return written.value.has_value();
+  }
+  fail("unknown option " + written.text + "; did you mean " + std::string(meant) + "?");
+  const bool takes = is_other(meant) ? other_takes_value(meant) : table_.takes_value(meant);
+  if (takes && !written.value && next_ < args_.size() && !is_option(args_[next_])) ++next_;
+  return true;
+}
+
+std::vector<std::string> parse_arguments(const std::string& program, const std::vector<std::string>& args,
+                                         OptionTable& table) {
+  OptionScanner scanner(program, args, table);
+  std::vector<std::string> others;
+  for (bool only_others = false; only_others || scanner.scan();) {
+    if (scanner.next() >= args.size()) break;
+    const std::string& word = args[scanner.next()];
+    scanner.skip();
+    if (word == "--" && !only_others) {
+      only_others = true;
+    } else {
+      others.push_back(word);
+    }
+  }
+  std::vector<std::string> errors = scanner.errors();
+  for (std::size_t at = table.positionals(); at < others.size(); ++at)
+    errors.push_back("unexpected word \"" + others[at] + "\"; " + program + " --help lists all options");
+  others.resize(std::min(others.size(), table.positionals()));
+  std::vector<std::string> words = scanner.words();
+  words.emplace_back("--");  // a word behind it may begin with a dash
+  words.insert(words.end(), others.begin(), others.end());
+  std::vector<std::string> of_values = table.fill(words);
+  errors.insert(errors.end(), of_values.begin(), of_values.end());
+  return errors;
 }
 
 }  // namespace ddp

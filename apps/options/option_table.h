@@ -1,18 +1,168 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
+#include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "apps/options/option.h"
-#include "apps/options/option_values.h"
-
 namespace ddp {
+
+/// The kind of values that a shell offers for an option.
+/// kHost: a host of the --hostfile on the line. Placeholders FILE and DIR need no kind.
+enum class Completion : std::uint8_t {
+  kNothing,
+  kFile,
+  kDirectory,
+  kHostfile,
+  kHost,
+  kJobId,
+  kRank,
+  kProgram
+};
+
+/// One option of a program, declared once. --help, the man page, the reference page and the shells'
+/// completion are made from it (./dev docs).
+struct Option {
+  std::string names;  ///< "-t,--tee"
+  /// Placeholder of the value: "TIME". "a|b" lists words, which shells complete. "[FILE]" may be omitted.
+  /// Words between blanks are several values: "SHA256 FILE". Empty: a flag.
+  std::string value = "";
+  std::string default_text = "";  ///< "15s"; empty: there is none, or `help` names it
+  std::string help = "";          ///< one line of --help, without a full stop
+  std::string details = "";       ///< further sentences for man page and reference page, as Markdown
+  Completion completion = Completion::kNothing;
+  std::vector<std::string> words = {};  ///< completed as well as `completion`; empty: the words in `value`
+  bool takes_empty = false;             ///< an empty value is valid
+  bool equal = false;                   ///< all ranks of a job need the same value
+  bool repeats = false;                 ///< may be given several times; OptionTable::list sets it
+
+  bool takes_value() const { return !value.empty(); }
+  bool may_omit_value() const { return value.starts_with('['); }
+  /// The number of values that the option needs.
+  std::size_t least_values() const;
+  /// Returns whether all words behind the option, up to the next option, are its values.
+  bool takes_all_words() const { return value.ends_with("…]"); }
+};
+
+/// Options with one title, in the order of --help.
+struct OptionGroup {
+  std::string title;
+  std::string intro;    ///< sentences for man page and reference page, as Markdown; empty: none
+  std::string example;  ///< a command line for --help; empty: none
+  std::vector<Option> options;
+};
+
+/// Returns the option with this name ("--listen"). There must be one.
+const Option& find_option(std::span<const OptionGroup> groups, std::string_view name);
+
+/// Returns the names of an option: "-t", "--tee".
+std::vector<std::string> split_names(const std::string& names);
+
+/// Reads the value of an option into its field. Returns why `text` is refused, as the end of a message that
+/// begins with the option and the text: ": give a port from 1 to 65535". Empty: the field is set.
+using ReadValue = std::function<std::string(const std::string& text)>;
+
+/// A field of a program's options, which an option sets.
+struct OptionField {
+  ReadValue read;
+  std::function<std::string()> text;  ///< returns the value as a user may write it; empty: no value
+
+  std::string operator()(const std::string& value) const { return read(value); }
+};
+
+/// Returns the words of a list of words and their values.
+template <class T>
+std::vector<std::string> words_of(const std::vector<std::pair<std::string, T>>& list) {
+  std::vector<std::string> words;
+  for (const auto& [word, value] : list)
+    words.push_back(word);
+  return words;
+}
+
+/// Reads "500ms", "15s", "2m", "2min", "1h" or a number of seconds, also with decimals: "1.5s". Up to 1000
+/// hours.
+std::optional<std::chrono::milliseconds> parse_duration(std::string_view text);
+/// Reads a moment: "2026-11-21T03:14:39.962Z" or with an offset like "+01:00" (RFC 3339, from 1970 on), or a
+/// duration before `now`. Returns the time since 1970.
+std::optional<std::chrono::milliseconds> parse_moment(std::string_view text, std::chrono::milliseconds now);
+/// Reads bytes: 4096, 500K, 1.5M, 2G, also KiB, MiB, GiB and KB; all units are powers of 1024, their letters
+/// of either case. Up to 1 PiB.
+std::optional<std::uint64_t> parse_size(std::string_view text);
+
+/// The functions below return readers or, if a field has a text, fields. The variable must outlive them.
+OptionField text_into(std::string& field);
+ReadValue texts_into(std::vector<std::string>& field);
+/// A path without slashes at its end.
+OptionField directory_into(std::string& field);
+/// At least `least`. With `zero_is_off` a text "0" is accepted as well.
+OptionField time_into(std::chrono::milliseconds& field, std::chrono::milliseconds least,
+                      bool zero_is_off = false);
+/// At least one byte, unless `least` is 0.
+OptionField size_into(std::size_t& field, std::size_t least);
+
+/// As `read`, for texts that `is_valid` accepts. `advice` ends the message about any other text: ": give a
+/// name".
+ReadValue checked(bool (*is_valid)(std::string_view text), std::string advice, ReadValue read);
+/// A value that `parse` makes of a text. It returns nullopt for a wrong text, and `advice` ends the message.
+template <class T, class Parsed>
+ReadValue parsed_into(T& field, std::optional<Parsed> (*parse)(std::string_view text), std::string advice) {
+  return [&field, parse, advice = std::move(advice)](const std::string& text) {
+    std::optional<Parsed> value = parse(text);
+    if (!value) return advice;
+    field = std::move(*value);
+    return std::string();
+  };
+}
+
+/// Reads all of `text` into `field`: digits with an optional sign for an integer, else a finite number.
+/// Returns false if it is no such number.
+bool parse_number(std::string_view text, long long& field);
+bool parse_number(std::string_view text, double& field);
+/// Returns ": give a whole number from 1 to 8", without a bound that nobody reaches, unless `number` broke
+/// it.
+std::string number_advice(double low, double high, bool whole, std::optional<double> number = {});
+/// Returns the shortest text that has this value.
+std::string number_text(double value);
+/// Returns a time as an option takes it: "15s", "1500ms".
+std::string duration_text(std::chrono::milliseconds time);
+
+/// A number from `low` to `high`.
+template <class T>
+requires(std::integral<T> || std::floating_point<T>) OptionField
+    number_into(T& field, double low, double high) {
+  const auto read = [&field, low, high](const std::string& text) -> std::string {
+    std::conditional_t<std::integral<T>, long long, double> number{};
+    if (!parse_number(text, number)) return number_advice(low, high, std::integral<T>);
+    const auto value = static_cast<double>(number);
+    if (value < low || value > high) return number_advice(low, high, std::integral<T>, value);
+    field = static_cast<T>(number);
+    return "";
+  };
+  return {read, [&field] {
+            if constexpr (std::integral<T>) return std::to_string(field);
+            return number_text(field);
+          }};
+}
+
+template <class T>
+ReadValue number_into(std::optional<T>& field, double low, double high) {
+  return [&field, low, high](const std::string& text) {
+    T number{};
+    std::string error = number_into(number, low, high)(text);
+    if (error.empty()) field = number;
+    return error;
+  };
+}
 
 /// The options of one command: each is declared once, with its text and the field that gets its value. Only
 /// the source file uses CLI11. One thread. The fields must outlive the table.
@@ -87,5 +237,77 @@ void OptionTable::choice(Option option, T& field, std::vector<std::pair<std::str
       std::move(option), words_of(words), [&field, words](std::size_t which) { field = words[which].second; },
       chosen);
 }
+
+/// One option as written: "--master_port=80" has the text "--master_port", the name "--master-port" and a
+/// value.
+struct WrittenOption {
+  std::string text;
+  std::string name;                  ///< with dashes only
+  std::optional<std::string> value;  ///< the text behind '='
+};
+
+/// Splits a command line at the options of a table: `--opt value`, `--opt=value`, `--flag=false`, '_' for
+/// '-', `-b8` for `-b 8`. It collects all errors: unknown options with the nearest name, and missing values.
+class OptionScanner {
+ public:
+  /// `program` is the name in the messages: "train bench". All arguments must outlive the scanner.
+  OptionScanner(std::string program, const std::vector<std::string>& args, const OptionTable& table)
+      : table_(table), program_(std::move(program)), args_(args) {}
+  virtual ~OptionScanner() = default;
+
+  /// Reads options up to the next other word, `--`, or the end. Returns false if an unknown option hides
+  /// where the options end.
+  bool scan();
+  /// The index of the first argument that scan() has not read.
+  std::size_t next() const { return next_; }
+  void skip() { ++next_; }
+
+  const std::vector<std::string>& words() const { return words_; }  ///< input of OptionTable::fill
+  /// Names of the options as written, dashes only.
+  const std::vector<std::string>& given() const { return given_; }
+  /// Names of the flags that are given as FLAG=false.
+  const std::vector<std::string>& switched_off() const { return off_; }
+  const std::vector<std::string>& errors() const { return errors_; }
+
+ protected:
+  /// A program may know names that are not in its table, those of other programs. read_other() returns false
+  /// if `written` is none of them. add_names() adds those that a message may suggest.
+  virtual bool is_other(std::string_view) const { return false; }
+  virtual bool other_takes_value(std::string_view) const { return false; }
+  virtual bool read_other(WrittenOption&) { return false; }
+  virtual void add_names(std::vector<std::string_view>&) const {}
+  /// Ends the message about an unknown option: "; the worker's options follow the worker".
+  virtual std::string unknown_hint() const { return ""; }
+
+  /// Takes the value behind the option, unless it has one after '='. Reports an error if there is none.
+  bool take_value(WrittenOption& written);
+  void fail(std::string text) { errors_.push_back(std::move(text)); }
+
+  const OptionTable& table_;
+  std::vector<std::string> words_;
+  std::vector<std::string> given_;
+
+ private:
+  bool read_option(const std::string& word);
+  void read_ours(WrittenOption written);
+  void read_flag(WrittenOption written);
+  void read_several(const Option& option, WrittenOption written);
+  bool read_unknown(const WrittenOption& written);
+  bool is_option(const std::string& word) const;
+  WrittenOption take_apart(const std::string& word) const;
+  bool takes_value(const std::string& name) const;
+  std::string_view suggestion(const WrittenOption& written) const;
+
+  std::string program_;
+  const std::vector<std::string>& args_;
+  std::size_t next_ = 0;
+  std::vector<std::string> off_;
+  std::vector<std::string> errors_;
+};
+
+/// Parses a whole command line without words of another program: options, and as many other words as `table`
+/// has positional ones, in any order. Returns all errors.
+std::vector<std::string> parse_arguments(const std::string& program, const std::vector<std::string>& args,
+                                         OptionTable& table);
 
 }  // namespace ddp

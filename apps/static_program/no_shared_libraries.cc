@@ -1,6 +1,6 @@
 // Replaces the functions of glibc that load libraries at run time: the name service and dlopen. Glibc's own
 // would need on each machine exactly the glibc of the build. ddplaunch asks `getent`
-// (remote/start/name_service.h), and the agent gets addresses from the master. Asio, libssh, OpenSSL and
+// (remote/start/resolver.h), and the agent gets addresses from the master. Asio, libssh, OpenSSL and
 // glob() still refer to these functions. Their calls fail, as on a system without a name service or without
 // modules.
 #include <netdb.h>

@@ -16,7 +16,7 @@
 #include "apps/train/training/training_run.h"
 #include "apps/train/world/node_data.h"
 #include "apps/train/world/world.h"
-#include "base/standard_descriptors.h"
+#include "base/unique_fd.h"
 
 namespace {
 

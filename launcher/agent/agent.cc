@@ -7,9 +7,9 @@
 #include <csignal>
 #include <utility>
 
+#include "base/asio.h"
 #include "base/clock.h"
-#include "base/readable.h"
-#include "base/safe_text.h"
+#include "base/text.h"
 #include "launcher/agent/infiniband.h"
 #include "launcher/keeper/process_tree.h"
 

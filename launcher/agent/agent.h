@@ -8,14 +8,13 @@
 
 #include "base/asio.h"
 #include "base/blocking_calls.h"
-#include "base/byte_stream.h"
 #include "launcher/agent/job_preparation.h"
 #include "launcher/agent/node_facts.h"
 #include "launcher/agent/node_store.h"
 #include "launcher/agent/node_workers.h"
 #include "launcher/agent_core/agent_core.h"
 #include "launcher/job/join_job.h"
-#include "launcher/keeper/keeper_link.h"
+#include "launcher/keeper/keeper.h"
 #include "rendezvous/link/connection.h"
 #include "rendezvous/protocol/message.h"
 

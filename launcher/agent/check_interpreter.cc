@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "base/find_program.h"
-#include "base/safe_text.h"
+#include "base/text.h"
 
 namespace ddp::launcher {
 namespace {

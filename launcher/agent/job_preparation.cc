@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "base/child_process.h"
-#include "base/format_text.h"
+#include "base/text.h"
 #include "launcher/agent/node_check.h"
-#include "launcher/keeper/job_sweep.h"
+#include "launcher/keeper/attempt_tree.h"
 #include "launcher/keeper/process_tree.h"
 
 namespace ddp::launcher {

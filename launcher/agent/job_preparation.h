@@ -10,7 +10,6 @@
 #include "base/result.h"
 #include "launcher/agent/node_job.h"
 #include "launcher/agent/node_setup.h"
-#include "launcher/inspection/task_group.h"
 #include "launcher/inspection/tool_run.h"
 #include "rendezvous/protocol/message.h"
 

@@ -27,7 +27,6 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/find_program.h"
-#include "base/trusted_path.h"
 #include "launcher/agent/check_interpreter.h"
 #include "launcher/agent/infiniband.h"
 #include "launcher/agent/node_job.h"

@@ -25,7 +25,7 @@
 #include <unistd.h>
 
 #include "base/files.h"
-#include "base/parse_text.h"
+#include "base/text.h"
 #include "launcher/keeper/cgroup.h"
 
 namespace ddp::launcher {

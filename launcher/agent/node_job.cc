@@ -7,9 +7,9 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/files.h"
 #include "base/find_program.h"
-#include "base/safe_text.h"
-#include "base/trusted_path.h"
+#include "base/text.h"
 #include "launcher/agent/omp_use.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/job/worker_env.h"

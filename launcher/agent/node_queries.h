@@ -13,7 +13,6 @@
 #include "base/asio.h"
 #include "launcher/agent/worker_group.h"
 #include "launcher/inspection/process_inspection.h"
-#include "launcher/inspection/task_group.h"
 #include "launcher/inspection/tool_run.h"
 #include "launcher/keeper/process_tree.h"
 #include "rendezvous/protocol/message.h"

@@ -12,10 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/asio.h"
 #include "base/child_process.h"
 #include "base/find_program.h"
-#include "base/readable.h"
-#include "base/spawn_off_loop.h"
 #include "base/unique_fd.h"
 #include "launcher/keeper/process_tree.h"
 

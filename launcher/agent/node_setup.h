@@ -7,8 +7,8 @@
 #include <string>
 
 #include "base/asio.h"
+#include "base/child_process.h"
 #include "base/result.h"
-#include "base/spawn_pool.h"
 #include "launcher/job/env_filter.h"
 #include "launcher/job/setup_script.h"
 #include "rendezvous/protocol/message.h"

@@ -11,8 +11,8 @@
 #include <string>
 #include <utility>
 
-#include "base/format_text.h"
 #include "base/secret.h"
+#include "base/text.h"
 #include "launcher/job/worker_env.h"
 #include "launcher/keeper/process_tree.h"
 #include "launcher/report/exit_code.h"

@@ -21,7 +21,7 @@
 #include "launcher/agent/worker_stdin.h"
 #include "launcher/agent_core/agent_core.h"
 #include "launcher/inspection/hang_monitor.h"
-#include "launcher/inspection/task_group.h"
+#include "launcher/inspection/tool_run.h"
 #include "launcher/job/output_credit.h"
 #include "launcher/keeper/attempt_tree.h"
 #include "launcher/keeper/process_table.h"

@@ -9,12 +9,10 @@
 #include <map>
 #include <utility>
 
-#include "base/readable.h"
-#include "base/spawn_off_loop.h"
+#include "base/asio.h"
 #include "launcher/keeper/cgroup.h"
-#include "launcher/keeper/mark_search.h"
-#include "launcher/keeper/process_fd.h"
 #include "launcher/keeper/process_table.h"
+#include "launcher/keeper/process_tree.h"
 
 namespace ddp::launcher {
 namespace {

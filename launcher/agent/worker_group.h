@@ -11,10 +11,9 @@
 #include "base/asio.h"
 #include "base/child_process.h"
 #include "base/result.h"
-#include "base/spawn_pool.h"
 #include "launcher/agent/worker_pipes.h"
 #include "launcher/agent/worker_stdin.h"
-#include "launcher/inspection/task_group.h"
+#include "launcher/inspection/tool_run.h"
 #include "launcher/keeper/process_tree.h"
 
 namespace ddp::launcher {

@@ -5,9 +5,8 @@
 #include <utility>
 
 #include "base/exit_status.h"
-#include "base/format_text.h"
-#include "base/require.h"
-#include "base/safe_text.h"
+#include "base/result.h"
+#include "base/text.h"
 #include "launcher/report/exit_code.h"
 
 namespace ddp::launcher {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/parse_text.h"
+#include "base/text.h"
 
 namespace ddp::launcher {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/require.h"
+#include "base/result.h"
 
 namespace ddp::launcher {
 

@@ -4,8 +4,8 @@
 #include <map>
 #include <utility>
 
-#include "base/format_text.h"
-#include "base/require.h"
+#include "base/result.h"
+#include "base/text.h"
 #include "launcher/supervisor/attempt_start.h"
 
 namespace ddp::launcher {

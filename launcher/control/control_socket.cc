@@ -16,7 +16,7 @@
 #include <boost/beast/http.hpp>
 
 #include "base/asio.h"
-#include "base/trusted_path.h"
+#include "base/files.h"
 
 namespace ddp::launcher {
 

@@ -17,7 +17,6 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/host_name.h"
-#include "base/trusted_path.h"
 #include "base/unique_fd.h"
 #include "launcher/control/job_registry.h"
 

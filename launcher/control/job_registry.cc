@@ -18,7 +18,6 @@
 
 #include "base/files.h"
 #include "base/host_name.h"
-#include "base/trusted_path.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {

@@ -8,8 +8,7 @@
 #include <charconv>
 #include <cstring>
 
-#include "base/format_text.h"
-#include "base/parse_text.h"
+#include "base/text.h"
 
 namespace ddp::launcher {
 namespace {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "launcher/inspection/process_snapshot.h"
+#include "launcher/inspection/process_inspection.h"
 #include "launcher/keeper/process_table.h"
 
 namespace ddp::launcher {
@@ -65,11 +65,6 @@ void HangMonitor::begin(std::uint32_t attempt, const std::vector<std::string>& e
 
 void HangMonitor::worker_wrote() {
   if (!stopped_) tracker_.record_activity(steady_now());
-}
-
-void HangMonitor::worker_ended(std::uint32_t rank) {
-  leaders_.erase(rank);
-  steps_.erase(rank);
 }
 
 void HangMonitor::worker_stepped(std::uint32_t rank, std::uint64_t step, const std::string& phase) {

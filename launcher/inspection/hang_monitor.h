@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "launcher/hang/activity_tracker.h"
+#include "launcher/hang/hang_detection.h"
 #include "launcher/inspection/process_inspection.h"
-#include "launcher/inspection/task_group.h"
+#include "launcher/inspection/tool_run.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
@@ -36,7 +36,10 @@ class HangMonitor {
   /// NCCL_RAS_ADDR.
   void begin(std::uint32_t attempt, const std::vector<std::string>& env);
   void worker_started(std::uint32_t rank, pid_t pid) { leaders_[rank] = pid; }
-  void worker_ended(std::uint32_t rank);
+  void worker_ended(std::uint32_t rank) {
+    leaders_.erase(rank);
+    steps_.erase(rank);
+  }
   /// Records that the rank reports its steps (docs/developers/worker_protocol.md). If all ranks of the node
   /// do, CPU time does not count as activity, because ranks that wait for each other may spin.
   void worker_stepped(std::uint32_t rank, std::uint64_t step, const std::string& phase);

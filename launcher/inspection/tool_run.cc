@@ -8,9 +8,7 @@
 #include <cerrno>
 #include <csignal>
 #include <memory>
-#include <utility>
 
-#include "base/readable.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {

@@ -5,8 +5,7 @@
 #include <cstdint>
 #include <unordered_set>
 
-#include "base/format_text.h"
-#include "base/safe_text.h"
+#include "base/text.h"
 
 namespace ddp::launcher {
 namespace {

@@ -4,8 +4,8 @@
 #include <array>
 #include <cctype>
 
-#include "base/require.h"
-#include "base/safe_text.h"
+#include "base/result.h"
+#include "base/text.h"
 
 namespace ddp::launcher {
 namespace {

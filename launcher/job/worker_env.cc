@@ -4,8 +4,8 @@
 #include <string_view>
 #include <utility>
 
-#include "base/format_text.h"
 #include "base/sha256.h"
+#include "base/text.h"
 
 namespace ddp::launcher {
 namespace {

@@ -22,8 +22,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/parse_text.h"
-#include "launcher/keeper/process_fd.h"
+#include "base/text.h"
+#include "launcher/keeper/process_table.h"
 
 namespace ddp::launcher {
 namespace {

@@ -8,31 +8,54 @@
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
-#include <cstdint>
 #include <memory>
-#include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "base/child_setup.h"
 #include "base/clock.h"
 #include "base/exit_status.h"
 #include "base/files.h"
-#include "base/format_text.h"
 #include "base/result.h"
+#include "base/text.h"
 #include "launcher/keeper/cgroup.h"
-#include "launcher/keeper/continue_timers.h"
-#include "launcher/keeper/process_fd.h"
 #include "launcher/keeper/process_table.h"
 #include "launcher/keeper/process_tree.h"
 
 namespace ddp::launcher {
+
+bool KeeperLink::is_keeper_alive() const {
+  pollfd entry{socket_.get(), POLLIN, 0};
+  return getppid() == keeper_ && poll(&entry, 1, 0) != 1;
+}
+
+/// A full socket means that the keeper is stopped. On waking it reads the queued packets, which suffice as
+/// renewals.
+void KeeperLink::send(int kind, std::string_view text) {
+  while (!unsent_.empty() && send_now(unsent_.front().first, unsent_.front().second))
+    unsent_.pop_front();
+  const bool sent = unsent_.empty() && send_now(kind, text);
+  if (!sent && kind != KeeperPacket::kRenew) unsent_.emplace_back(kind, text);
+}
+
+bool KeeperLink::send_now(int kind, std::string_view text) {
+  KeeperPacket packet;
+  packet.kind = kind;
+  packet.sent_ns = boot_now().count();
+  packet.lease_ms = lease_.count();
+  packet.sleep = sleep_;
+  text = text.substr(0, KeeperPacket::kMaxText);
+  std::copy(text.begin(), text.end(), packet.text);
+  return ::send(socket_.get(), &packet, kKeeperPacketHead + text.size(), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0 ||
+         errno != EAGAIN;
+}
+
 namespace {
 
 constexpr std::chrono::milliseconds kRemoveTime{200};
@@ -51,6 +74,47 @@ void say(const std::string& text) {
     [[maybe_unused]] const ssize_t written = write(2, line.data(), std::min<std::size_t>(line.size(), 4096));
   }
 }
+
+/// Continues a stopped keeper, which would guard no worker and hold its SSH session open. A periodic timer of
+/// the kernel sends SIGCONT; a running keeper only handles the signal. A SIGSTOP that arrives between the
+/// expiry of a timer and the handler discards the signal, and that timer stays silent: hence the second one.
+class ContinueTimers {
+ public:
+  /// Call before the fork: the keeper is the parent, and a child inherits no timers.
+  ContinueTimers() {
+    struct sigaction handler = {};
+    handler.sa_handler = [](int) {};  // a timer of an ignored signal would not repeat
+    handler.sa_flags = SA_RESTART;
+    sigaction(SIGCONT, &handler, nullptr);
+    sigevent event{};
+    event.sigev_notify = SIGEV_SIGNAL;
+    event.sigev_signo = SIGCONT;
+    for (auto& timer : timers_) {
+      timer.emplace();
+      if (timer_create(CLOCK_MONOTONIC, &event, &*timer) != 0) timer.reset();
+    }
+    renew();
+  }
+  ContinueTimers(const ContinueTimers&) = delete;
+  ContinueTimers& operator=(const ContinueTimers&) = delete;
+
+  /// Starts both timers anew. While the keeper runs, only the first one expires.
+  void renew() {
+    std::chrono::nanoseconds first{0};
+    for (const auto& timer : timers_) {
+      first += kStopTime;
+      const timespec later{first / std::chrono::seconds(1), (first % std::chrono::seconds(1)).count()};
+      const itimerspec periodic{later, later};
+      if (timer) timer_settime(*timer, 0, &periodic, nullptr);
+    }
+  }
+
+ private:
+  /// The longest time that a keeper stays stopped.
+  static constexpr std::chrono::milliseconds kStopTime{500};
+
+  std::array<std::optional<timer_t>, 2> timers_;
+};
 
 class Keeper {
  public:

@@ -1,13 +1,92 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <functional>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
 
-#include "launcher/keeper/keeper_link.h"
+#include "base/unique_fd.h"
 
 namespace ddp::launcher {
+
+/// Whose sleep lengthens a lease. A scheduler suspends a job by SIGSTOP to all its processes, or it freezes
+/// them; a lease that ends meanwhile says nothing about the master.
+enum class SleepRule : int {
+  kNone,
+  kTree,           ///< the whole tree is stopped, or the keeper itself was frozen: no other attempt can begin
+  kTreeAndMaster,  ///< the whole tree and the keeper's parent, the master, are stopped
+};
+
+/// One packet from the agent to its keeper; `text` is sent only as far as it is used. Both ends are the same
+/// program, so the struct's layout is the protocol.
+struct KeeperPacket {
+  enum Kind : int { kRenew = 1, kJobMark = 2, kCgroup = 3, kCgroupGone = 4, kDirectory = 5 };
+  /// Room for a job id, and for the path of a control group.
+  static constexpr std::size_t kMaxText = 4096;
+
+  int kind = 0;
+  std::int64_t sent_ns = 0;            ///< CLOCK_BOOTTIME of sending; the keeper has the same clock
+  std::int64_t lease_ms = 0;           ///< kRenew
+  SleepRule sleep = SleepRule::kNone;  ///< kRenew
+  char text[kMaxText];                 ///< all other kinds
+};
+inline constexpr std::size_t kKeeperPacketHead = offsetof(KeeperPacket, text);
+
+/// The agent's end of the socket to its keeper. One thread. No call blocks or reports failure; watch_fd()
+/// reports the keeper's end.
+class KeeperLink {
+ public:
+  KeeperLink(UniqueFd socket, pid_t keeper) : socket_(std::move(socket)), keeper_(keeper) {}
+
+  /// Becomes readable when the keeper has died; nothing is ever read from it. The agent must then end its
+  /// tree itself (kill_own_tree) and exit, because no other process cleans up after it. The keeper's death
+  /// wakes a stopped agent (SIGCONT).
+  int watch_fd() const { return socket_.get(); }
+  bool is_keeper_alive() const;
+  pid_t keeper() const { return keeper_; }
+
+  /// The time that the agent may be silent after it renewed the watchdog before the keeper kills it with its
+  /// whole tree. 0 (the default) means for ever. The call also renews the watchdog.
+  void set_lease(std::chrono::milliseconds lease) {
+    lease_ = lease;
+    renew();
+  }
+  /// Counts from the next renewal.
+  void set_sleep_rule(SleepRule rule) { sleep_ = rule; }
+  /// Renews the watchdog.
+  void renew() { send(KeeperPacket::kRenew, {}); }
+
+  /// The job whose mark the keeper may search for outside the tree (TreeScope::job_id), at most 4096 bytes.
+  void set_job_mark(std::string_view job_id) { send(KeeperPacket::kJobMark, job_id); }
+
+  /// Reports the control group of an attempt (Cgroup::path); call before any process runs in it. The keeper
+  /// kills the group with the tree, and removes it if the agent could not. `drop_cgroup`: the group was
+  /// removed.
+  void set_cgroup(std::string_view path) { send(KeeperPacket::kCgroup, path); }
+  void drop_cgroup(std::string_view path) { send(KeeperPacket::kCgroupGone, path); }
+
+  /// Reports a directory that holds only files (the workers' sockets). The keeper removes it if the agent
+  /// could not. Empty: it was removed.
+  void set_directory(std::string_view path) { send(KeeperPacket::kDirectory, path); }
+
+ private:
+  void send(int kind, std::string_view text);
+  bool send_now(int kind, std::string_view text);
+
+  UniqueFd socket_;
+  pid_t keeper_;
+  std::chrono::milliseconds lease_{0};
+  SleepRule sleep_ = SleepRule::kNone;
+  /// Kind and text of messages that a slow keeper has not taken. Renewals may be lost, these may not.
+  std::deque<std::pair<int, std::string>> unsent_;
+};
 
 /// Exit code of a keeper whose agent was killed, or whose lease ran out: "a node was lost"
 /// (docs/users/exit_codes.md).

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "base/parse_text.h"
+#include "base/text.h"
 
 namespace ddp::launcher {
 namespace {

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <utility>
 
-#include "base/require.h"
+#include "base/result.h"
 
 namespace ddp::launcher {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/require.h"
+#include "base/result.h"
 
 namespace ddp::launcher {
 namespace {

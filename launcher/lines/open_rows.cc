@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/require.h"
+#include "base/result.h"
 #include "launcher/lines/bar_fold.h"
 
 namespace ddp::launcher {

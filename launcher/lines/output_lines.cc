@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/require.h"
+#include "base/result.h"
 
 namespace ddp::launcher {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/require.h"
+#include "base/result.h"
 
 namespace ddp::launcher {
 namespace {
@@ -62,10 +62,6 @@ std::string daemon_ended(int status) {
 
 std::string daemon_failed(std::string_view why) {
   return daemon_frame(DaemonFrame::kFailed, why.substr(0, kMaxDaemonText));
-}
-
-void DaemonFrameReader::fail(std::string why) {
-  failure_ = std::move(why);
 }
 
 /// Returns whether the peer may send a frame of this kind now.

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace ddp::launcher {
 
@@ -60,7 +61,7 @@ class DaemonFrameReader {
   bool take_head(std::string_view& bytes);
   bool allowed() const;
   std::optional<FramePiece> whole_frame();
-  void fail(std::string why);
+  void fail(std::string why) { failure_ = std::move(why); }
 
   const FrameSender from_;
   std::string head_;  ///< less than kDaemonFrameHead bytes, or all of them while a payload is read

@@ -19,16 +19,15 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "base/byte_stream.h"
 #include "base/child_setup.h"
 #include "base/exit_status.h"
-#include "base/format_text.h"
+#include "base/text.h"
 #include "launcher/link_protocol/daemon_frame.h"
-#include "launcher/links/daemon_line.h"
+#include "launcher/links/daemon_link.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "remote/shells/child_channel.h"
-#include "rendezvous/secure/secure_acceptor.h"
-#include "rendezvous/secure/secure_stream_key.h"
+#include "rendezvous/secure/secure_link.h"
+#include "rendezvous/secure/secure_stream.h"
 
 namespace ddp::launcher {
 namespace {

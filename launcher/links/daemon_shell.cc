@@ -12,14 +12,14 @@
 #include <utility>
 #include <vector>
 
-#include "base/format_text.h"
+#include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/link_protocol/daemon_frame.h"
-#include "launcher/links/daemon_line.h"
-#include "remote/shells/socket_pair.h"
+#include "launcher/links/daemon_link.h"
+#include "remote/shells/child_channel.h"
 #include "rendezvous/identity/link_identity.h"
 #include "rendezvous/identity/link_refusal.h"
-#include "rendezvous/secure/secure_stream_key.h"
+#include "rendezvous/secure/secure_stream.h"
 
 namespace ddp::launcher {
 namespace {

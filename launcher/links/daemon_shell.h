@@ -6,13 +6,12 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "base/byte_stream.h"
 #include "base/result.h"
 #include "launcher/link_protocol/daemon_frame.h"
 #include "remote/shells/remote_shell.h"
 #include "remote/start/resolver.h"
 #include "rendezvous/secure/link_token.h"
-#include "rendezvous/secure/secure_connect.h"
+#include "rendezvous/secure/secure_link.h"
 
 namespace ddp::launcher {
 

@@ -10,7 +10,7 @@
 #include "base/build_identity.h"
 #include "base/child_process.h"
 #include "base/clock.h"
-#include "base/format_text.h"
+#include "base/text.h"
 #include "launcher/master/user_signals.h"
 #include "launcher/output/report_file.h"
 #include "launcher/report/exit_report.h"

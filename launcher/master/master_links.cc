@@ -5,8 +5,8 @@
 #include <optional>
 #include <utility>
 
-#include "base/format_text.h"
-#include "base/require.h"
+#include "base/result.h"
+#include "base/text.h"
 #include "launcher/report/clean_text.h"
 
 namespace ddp::launcher {

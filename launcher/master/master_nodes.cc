@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/safe_text.h"
+#include "base/text.h"
 #include "launcher/job/output_credit.h"
 #include "launcher/master/master.h"
 #include "launcher/report/sweep_text.h"

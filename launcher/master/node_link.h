@@ -9,7 +9,6 @@
 #include <string_view>
 
 #include "base/asio.h"
-#include "base/byte_stream.h"
 #include "base/result.h"
 #include "launcher/lines/output_lines.h"
 #include "launcher/master/reachability_probe.h"

@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "base/readable.h"
+#include "base/asio.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {
@@ -47,7 +47,7 @@ void ReachabilityProbe::begin(const std::string& address, std::uint16_t port,
 void ReachabilityProbe::await(const std::shared_ptr<Attempt>& attempt) {
   attempt->socket.async_wait(asio::posix::stream_descriptor::wait_write, [attempt](const error_code& error) {
     if (error || !attempt->socket.is_open()) return;
-    if (!is_writable(attempt->socket.native_handle())) return await(attempt);  // base/readable.h
+    if (!is_writable(attempt->socket.native_handle())) return await(attempt);  // base/asio.h
     int result = 0;
     socklen_t size = sizeof result;
     ::getsockopt(attempt->socket.native_handle(), SOL_SOCKET, SO_ERROR, &result, &size);

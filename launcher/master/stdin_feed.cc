@@ -13,8 +13,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/asio.h"
 #include "base/blocking_calls.h"
-#include "base/readable.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
 

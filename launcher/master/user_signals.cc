@@ -20,8 +20,7 @@
 #include <utility>
 
 #include "base/files.h"
-#include "base/parse_text.h"
-#include "base/safe_text.h"
+#include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/keeper/process_table.h"
 

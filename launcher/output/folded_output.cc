@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/format_text.h"
+#include "base/text.h"
 
 namespace ddp::launcher {
 

@@ -16,10 +16,9 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/format_text.h"
+#include "base/files.h"
 #include "base/host_name.h"
-#include "base/safe_text.h"
-#include "base/trusted_path.h"
+#include "base/text.h"
 #include "launcher/job/job_spec.h"
 
 namespace ddp::launcher {

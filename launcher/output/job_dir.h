@@ -53,7 +53,7 @@ class JobDir {
   /// Creates the directories (0700) and their parents, and claims them for this run until the process ends.
   /// Uses spec.fallback_job_dir, if there is one, when this user cannot create spec.job_dir.
   /// Errors: kSystem. kUsage if another run uses or has used a directory, or if others could read or move an
-  /// existing directory or a parent (base/trusted_path.h).
+  /// existing directory or a parent (base/files.h).
   static Result<JobDir> create(const JobSpec& spec);
 
   /// Appends `bytes`. Returns messages for the user, usually none.

@@ -8,7 +8,6 @@
 #include <cstdio>
 
 #include "base/files.h"
-#include "base/trusted_path.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {

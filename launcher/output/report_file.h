@@ -14,7 +14,7 @@ namespace ddp::launcher {
 
 /// Replaces the file with `text` by a rename, so that readers see the old or the whole new content. Writes
 /// directly to a target that is no regular file (a terminal, a pipe with a reader). Does not follow another
-/// user's link (base/trusted_path.h). Blocking. After an error kSystem the old file is still there.
+/// user's link (base/files.h). Blocking. After an error kSystem the old file is still there.
 /// `mode` is that of a new file, without the bits of the umask.
 Result<> write_report(const std::string& path, std::string_view text, mode_t mode = 0666);
 

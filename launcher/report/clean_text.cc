@@ -5,7 +5,7 @@
 #include <variant>
 #include <vector>
 
-#include "base/safe_text.h"
+#include "base/text.h"
 
 namespace ddp::launcher {
 namespace {

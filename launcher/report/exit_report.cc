@@ -9,12 +9,11 @@
 #include <utility>
 
 #include "base/exit_status.h"
-#include "base/format_text.h"
-#include "base/safe_text.h"
+#include "base/text.h"
 #include "launcher/report/host_list.h"
 #include "launcher/report/root_cause.h"
 #include "launcher/report/start_failures.h"
-#include "remote/hosts/host_range.h"
+#include "remote/hosts/host_spec.h"
 
 namespace ddp::launcher {
 namespace {

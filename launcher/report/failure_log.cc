@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/require.h"
+#include "base/result.h"
 #include "launcher/report/clean_text.h"
 #include "launcher/report/root_cause.h"
-#include "rendezvous/flight_recorder/desync_analysis.h"
+#include "rendezvous/flight_recorder/flight_recorder.h"
 
 namespace ddp::launcher {
 namespace {

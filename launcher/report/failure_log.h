@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/require.h"
 #include "base/result.h"
 #include "launcher/report/job_end.h"
 #include "rendezvous/flight_recorder/flight_recorder.h"

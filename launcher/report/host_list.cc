@@ -1,6 +1,6 @@
 #include "launcher/report/host_list.h"
 
-#include "base/format_text.h"
+#include "base/text.h"
 
 namespace ddp::launcher {
 

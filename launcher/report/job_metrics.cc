@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "base/build_identity.h"
-#include "base/format_text.h"
+#include "base/text.h"
 
 namespace ddp::launcher {
 namespace {

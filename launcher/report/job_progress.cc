@@ -7,7 +7,7 @@
 #include <sstream>
 #include <utility>
 
-#include "base/require.h"
+#include "base/result.h"
 #include "launcher/report/root_cause.h"
 
 namespace ddp::launcher {

@@ -6,8 +6,7 @@
 #include <cstdio>
 
 #include "base/exit_status.h"
-#include "base/format_text.h"
-#include "base/safe_text.h"
+#include "base/text.h"
 #include "launcher/report/json_values.h"
 #include "launcher/report/root_cause.h"
 #include "launcher/report/start_failures.h"

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/parse_text.h"
+#include "base/text.h"
 #include "launcher/report/echo_texts.h"
 
 namespace ddp::launcher {

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <utility>
 
-#include "base/parse_text.h"
+#include "base/text.h"
 #include "launcher/report/host_list.h"
-#include "remote/hosts/host_range.h"
+#include "remote/hosts/host_spec.h"
 
 namespace ddp::launcher {
 namespace {

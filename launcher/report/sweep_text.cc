@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "base/format_text.h"
-#include "base/safe_text.h"
+#include "base/text.h"
 
 namespace ddp::launcher {
 namespace {

@@ -7,9 +7,9 @@
 #include <tuple>
 #include <utility>
 
-#include "base/format_text.h"
+#include "base/text.h"
 #include "launcher/job/output_credit.h"
-#include "remote/hosts/host_range.h"
+#include "remote/hosts/host_spec.h"
 #include "rendezvous/protocol/codec.h"
 
 namespace ddp::launcher {

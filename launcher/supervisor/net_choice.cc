@@ -11,8 +11,7 @@
 #include <optional>
 #include <tuple>
 
-#include "base/format_text.h"
-#include "base/parse_text.h"
+#include "base/text.h"
 
 namespace ddp::launcher {
 

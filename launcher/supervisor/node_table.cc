@@ -5,7 +5,7 @@
 #include <tuple>
 #include <utility>
 
-#include "base/require.h"
+#include "base/result.h"
 
 namespace ddp::launcher {
 namespace {

@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "base/exit_status.h"
-#include "base/format_text.h"
-#include "base/require.h"
+#include "base/result.h"
+#include "base/text.h"
 #include "launcher/report/sweep_text.h"
 #include "launcher/supervisor/attempt_start.h"
-#include "remote/hosts/host_range.h"
+#include "remote/hosts/host_spec.h"
 
 namespace ddp::launcher {
 namespace {

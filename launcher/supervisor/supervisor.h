@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "launcher/hang/hang_investigation.h"
+#include "launcher/hang/hang_detection.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/failure_log.h"

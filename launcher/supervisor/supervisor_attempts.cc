@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "base/exit_status.h"
-#include "base/format_text.h"
-#include "base/require.h"
+#include "base/result.h"
+#include "base/text.h"
 #include "launcher/report/start_failures.h"
 #include "launcher/supervisor/attempt_start.h"
 #include "launcher/supervisor/supervisor.h"

@@ -3,8 +3,8 @@
 #include <csignal>
 #include <utility>
 
-#include "base/format_text.h"
-#include "base/require.h"
+#include "base/result.h"
+#include "base/text.h"
 #include "launcher/supervisor/attempt_start.h"
 #include "launcher/supervisor/supervisor.h"
 #include "rendezvous/membership/rank_plan.h"

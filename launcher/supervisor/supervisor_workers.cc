@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/exit_status.h"
-#include "base/format_text.h"
+#include "base/text.h"
 #include "launcher/supervisor/attempt_start.h"
 #include "launcher/supervisor/supervisor.h"
 

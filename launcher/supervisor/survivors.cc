@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/format_text.h"
+#include "base/text.h"
 
 namespace ddp::launcher {
 

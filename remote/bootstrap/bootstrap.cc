@@ -6,9 +6,8 @@
 #include <utility>
 
 #include "base/exit_status.h"
-#include "base/parse_text.h"
-#include "base/require.h"
-#include "base/safe_text.h"
+#include "base/result.h"
+#include "base/text.h"
 
 namespace ddp::remote {
 namespace {

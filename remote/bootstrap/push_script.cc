@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "base/require.h"
+#include "base/result.h"
 
 namespace ddp::remote {
 namespace {
@@ -10,7 +10,7 @@ namespace {
 // These scripts run in any POSIX shell: dash, bash, busybox, ksh, zsh. The questions to the agent and its
 // answers are described in apps/ddplaunchd/commands.h.
 //
-// `safe DIRECTORY FILE` applies the rule of base/trusted_path.h (distrust_program) by `ls`, in one call for
+// `safe DIRECTORY FILE` applies the rule of base/files.h (distrust_program) by `ls`, in one call for
 // the file and all its parents. It sets $a to the file's path without symbolic links. That path must be
 // executed, since a link of another user can change after the check. If the file is not safe, $w is the path
 // that others may write to, as far as the format of `ls` shows it. `may` tests a file that need not exist,

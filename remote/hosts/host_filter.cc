@@ -9,9 +9,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "base/parse_text.h"
-#include "remote/hosts/diagnostic.h"
-#include "remote/hosts/host_range.h"
+#include "base/text.h"
+#include "remote/hosts/host.h"
 #include "remote/hosts/host_spec.h"
 
 namespace ddp::remote {

@@ -3,7 +3,6 @@
 #include <string_view>
 #include <vector>
 
-#include "remote/hosts/diagnostic.h"
 #include "remote/hosts/host.h"
 
 namespace ddp::remote {

@@ -1,14 +1,285 @@
 #include "remote/hosts/host_spec.h"
 
+#include <arpa/inet.h>  // inet_pton: text to bytes, no socket
+
 #include <algorithm>
 #include <cctype>
-#include <cstddef>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
-#include "base/format_text.h"
-#include "base/parse_text.h"
+#include "base/text.h"
 
 namespace ddp::remote {
+namespace {
+
+constexpr unsigned long long kMaxRangeNumber = 999'999'999'999'999'999ULL;
+constexpr std::size_t kMaxIds = 65'535;
+
+Expansion failed(std::size_t offset, std::string message) {
+  return {{}, RangeError{offset, std::move(message)}};
+}
+
+std::string padded(unsigned long long number, std::size_t width) {
+  std::string digits = std::to_string(number);
+  if (digits.size() < width) digits.insert(0, width - digits.size(), '0');
+  return digits;
+}
+
+// A word split at one of its numbers.
+struct NumberedName {
+  std::string before;
+  std::string digits;
+  std::string behind;
+};
+
+// Splits at the last number or at the first one. An IPv6 address is not split.
+std::optional<NumberedName> cut_at_number(const std::string& word, bool last) {
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  if (word.find_first_of(":[]") != std::string::npos) return std::nullopt;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  if (last) {
+    end = word.find_last_of("0123456789");
+    if (end == std::string::npos) return std::nullopt;
+    begin = end++;
+    while (begin > 0 && is_digit(word[begin - 1]))
+      --begin;
+  } else {
+    begin = word.find_first_of("0123456789");
+    if (begin == std::string::npos) return std::nullopt;
+    end = begin;
+    while (end < word.size() && is_digit(word[end]))
+      ++end;
+  }
+  if (end - begin > 18) return std::nullopt;
+  return NumberedName{word.substr(0, begin), word.substr(begin, end - begin), word.substr(end)};
+}
+
+// Returns whether a range can continue from `a` to `b`.
+bool follows(const std::string& a, const std::string& b) {
+  const auto low = whole_number(a, kMaxRangeNumber);
+  const auto high = whole_number(b, kMaxRangeNumber);
+  if (!low || !high || *high != *low + 1) return false;
+  return a.size() == b.size() || (a.front() != '0' && b.front() != '0');
+}
+
+std::string fold_numbers(const std::vector<std::string>& numbers) {
+  std::string text;
+  for (std::size_t i = 0; i < numbers.size();) {
+    std::size_t end = i + 1;
+    while (end < numbers.size() && follows(numbers[end - 1], numbers[end]))
+      ++end;
+    text += (text.empty() ? "" : ",") + numbers[i];
+    if (end - i > 1) text += '-' + numbers[end - 1];
+    i = end;
+  }
+  return text;
+}
+
+std::vector<std::string> folded_parts(const std::vector<std::string>& words, bool last) {
+  struct NumberedPart {
+    NumberedName shape;
+    std::vector<std::string> numbers;  // empty: the word itself
+  };
+  std::vector<NumberedPart> parts;
+  std::unordered_map<std::string, std::size_t> known;
+  for (const std::string& word : words) {
+    auto cut = cut_at_number(word, last);
+    if (!cut) {
+      parts.push_back({{word, "", ""}, {}});
+      continue;
+    }
+    const auto [at, is_new] = known.emplace(cut->before + '[' + cut->behind, parts.size());
+    if (is_new) parts.push_back({*cut, {}});
+    parts[at->second].numbers.push_back(std::move(cut->digits));
+  }
+  std::vector<std::string> texts;
+  for (const NumberedPart& part : parts) {
+    const std::string bracket =
+        part.numbers.size() > 1 ? '[' + fold_numbers(part.numbers) + ']' : part.shape.digits;
+    texts.push_back(part.shape.before + bracket + part.shape.behind);
+  }
+  return texts;
+}
+
+// Expands one item between the commas of a bracket: 20 or 01-16.
+Expansion expand_item(std::string_view item, std::size_t limit) {
+  const std::size_t dash = item.find('-');
+  const std::string_view low_text = item.substr(0, dash);
+  const std::string_view high_text = dash == std::string_view::npos ? low_text : item.substr(dash + 1);
+  if (!is_digits(low_text) || !is_digits(high_text)) {
+    return failed(0, quote(item) + " is not a number or a range like 01-16");
+  }
+  const auto low = whole_number(low_text, kMaxRangeNumber);
+  const auto high = whole_number(high_text, kMaxRangeNumber);
+  if (!low || !high) return failed(0, "the numbers in " + quote(item) + " are too large");
+  if (*low > *high) {
+    return failed(0, "range " + std::string(item) + " is reversed; write " + std::string(high_text) + "-" +
+                         std::string(low_text));
+  }
+  if (high_text.size() != low_text.size() && high_text.front() == '0') {
+    return failed(0, "the bounds of " + std::string(item) + " are padded with zeros to different widths");
+  }
+  if (*high - *low >= limit) {
+    return failed(0, "range " + std::string(item) + " has more than " + std::to_string(limit) + " entries");
+  }
+  const std::size_t width = low_text.front() == '0' ? low_text.size() : 0;
+  Expansion result;
+  for (unsigned long long n = *low; n <= *high; ++n)
+    result.words.push_back(padded(n, width));
+  return result;
+}
+
+// Expands the inside of one bracket. Offsets count from its first character.
+Expansion expand_bracket(std::string_view inside, std::size_t limit) {
+  if (inside.empty()) return failed(0, "empty brackets; write a range like [01-16]");
+  Expansion result;
+  std::size_t begin = 0;
+  while (true) {
+    const std::size_t comma = std::min(inside.find(',', begin), inside.size());
+    Expansion item = expand_item(inside.substr(begin, comma - begin), limit);
+    if (item.error) return failed(begin + item.error->offset, std::move(item.error->message));
+    if (result.words.size() + item.words.size() > limit) {
+      return failed(begin, "the range has more than " + std::to_string(limit) + " entries");
+    }
+    std::move(item.words.begin(), item.words.end(), std::back_inserter(result.words));
+    if (comma == inside.size()) return result;
+    begin = comma + 1;
+  }
+}
+
+// Returns every head with every tail; the tail varies fastest.
+std::vector<std::string> product(const std::vector<std::string>& heads,
+                                 const std::vector<std::string>& tails) {
+  std::vector<std::string> words;
+  words.reserve(heads.size() * tails.size());
+  for (const std::string& head : heads) {
+    for (const std::string& tail : tails)
+      words.push_back(head + tail);
+  }
+  return words;
+}
+
+// Expands 3 to 3, and 0-3 to 0 1 2 3. Any other text of device-name characters stays as it is.
+Expansion expand_id(std::string_view item) {
+  if (item.empty()) return failed(0, "empty entry in a list of devices");
+  const std::size_t dash = item.find('-');
+  if (dash != std::string_view::npos && is_digits(item.substr(0, dash)) && is_digits(item.substr(dash + 1))) {
+    return expand_item(item, kMaxIds);
+  }
+  if (is_digits(item)) {
+    const auto number = whole_number(item, kMaxIds);
+    if (!number) return failed(0, quote(item) + " is too large for a device number");
+    return {{std::to_string(*number)}, {}};
+  }
+  const bool named =
+      std::isalpha(static_cast<unsigned char>(item.front())) != 0 &&
+      std::all_of(item.begin(), item.end(), [](unsigned char c) {
+        return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '/' || c == '.' || c == ':';
+      });
+  if (!named) return failed(0, quote(item) + " is not a device number, a range like 0-3, or a device's UUID");
+  return {{std::string(item)}, {}};
+}
+
+// Returns the number of 16-bit groups in a piece without "::", or -1 if the piece is malformed.
+bool parses(int family, std::string_view text) {
+  in6_addr bytes;  // large enough for both families
+  return text.find('\0') == std::string_view::npos &&
+         ::inet_pton(family, std::string(text).c_str(), &bytes) == 1;
+}
+
+}  // namespace
+
+Expansion expand_ranges(std::string_view word, std::size_t limit) {
+  Expansion result{{std::string()}, {}};
+  std::size_t at = 0;
+  while (at < word.size()) {
+    const std::size_t open = std::min(word.find_first_of("[]", at), word.size());
+    for (std::string& head : result.words)
+      head += word.substr(at, open - at);
+    if (open == word.size()) break;
+    if (word[open] == ']') return failed(open, "\"]\" has no \"[\"");
+    const std::size_t close = word.find_first_of("[]", open + 1);
+    if (close == std::string_view::npos) return failed(open, "\"[\" has no \"]\"");
+    if (word[close] == '[') return failed(close, "\"[\" inside a range");
+    Expansion inside = expand_bracket(word.substr(open + 1, close - open - 1), limit);
+    if (inside.error) return failed(open + 1 + inside.error->offset, std::move(inside.error->message));
+    if (result.words.size() > limit / inside.words.size()) {
+      return failed(open, "the ranges give more than " + std::to_string(limit) + " entries");
+    }
+    result.words = product(result.words, inside.words);
+    at = close + 1;
+  }
+  return result;
+}
+
+std::string fold_ranges(const std::vector<std::string>& words) {
+  std::vector<std::string> parts = folded_parts(words, true);
+  if (std::vector<std::string> other = folded_parts(words, false); other.size() < parts.size())
+    parts = std::move(other);
+  return join(parts, ",");
+}
+
+bool HostOrder::operator()(std::string_view a, std::string_view b) const {
+  const std::pair whole(a, b);
+  const auto take_number = [](std::string_view& text) {
+    const std::size_t size = std::min(text.find_first_not_of("0123456789"), text.size());
+    const std::string_view digits = text.substr(0, size);
+    text.remove_prefix(size);
+    return digits.substr(std::min(digits.find_first_not_of('0'), digits.size()));
+  };
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  while (!a.empty() && !b.empty()) {
+    if (is_digit(a.front()) && is_digit(b.front())) {
+      const std::string_view left = take_number(a), right = take_number(b);
+      if (left != right) return left.size() != right.size() ? left.size() < right.size() : left < right;
+    } else {
+      if (a.front() != b.front()) return a.front() < b.front();
+      a.remove_prefix(1);
+      b.remove_prefix(1);
+    }
+  }
+  if (a.empty() != b.empty()) return a.empty();
+  return whole.first < whole.second;  // they differ in leading zeros
+}
+
+Expansion expand_ids(std::string_view list, bool repeats) {
+  Expansion result;
+  std::unordered_set<std::string> seen;
+  std::size_t begin = 0;
+  while (true) {
+    const std::size_t comma = std::min(list.find(',', begin), list.size());
+    Expansion item = expand_id(list.substr(begin, comma - begin));
+    if (item.error) return failed(begin + item.error->offset, std::move(item.error->message));
+    if (result.words.size() + item.words.size() > kMaxIds) {
+      return failed(begin, "more than " + std::to_string(kMaxIds) + " devices");
+    }
+    for (std::string& word : item.words) {
+      if (seen.insert(word).second) {
+        result.words.push_back(std::move(word));
+      } else if (!repeats) {
+        return failed(begin, word + " is given twice");
+      }
+    }
+    if (comma == list.size()) return result;
+    begin = comma + 1;
+  }
+}
+
+bool is_ipv4(std::string_view text) {
+  return parses(AF_INET, text);
+}
+
+bool is_ipv6(std::string_view text) {
+  if (const std::size_t zone = text.find('%'); zone != std::string_view::npos) {
+    const std::string_view name = text.substr(zone + 1);
+    if (name.empty() || name.size() > 15 || name.find_first_of("%:[]@ ") != std::string_view::npos)
+      return false;
+    text = text.substr(0, zone);
+  }
+  return parses(AF_INET6, text);
+}
 
 namespace {
 

@@ -7,8 +7,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "base/parse_text.h"
-#include "remote/hosts/host_range.h"
+#include "base/text.h"
 #include "remote/hosts/host_spec.h"
 
 namespace ddp::remote {

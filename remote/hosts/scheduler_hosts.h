@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "remote/hosts/diagnostic.h"
 #include "remote/hosts/host.h"
 
 namespace ddp::remote {

@@ -2,12 +2,31 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "remote/shells/child_channel.h"
 #include "remote/shells/login_window.h"
 #include "remote/shells/remote_shell.h"
 
 namespace ddp::remote {
+
+/// Runs commands as children on this machine; the host's address is ignored. It never waits, so the deadline
+/// is not used.
+class LocalShell final : public RemoteShell {
+ public:
+  explicit LocalShell(asio::any_io_executor loop) : loop_(std::move(loop)) {}
+
+  /// Errors: kExec with the errno when the program cannot be executed, kSystem.
+  Awaitable<Result<std::unique_ptr<Channel>>> open(Host host, std::vector<std::string> argv,
+                                                   Deadline) override {
+    co_return open_child(loop_, ChildCommand{host.name, std::move(argv), ChildCommand::Kind::kProgram});
+  }
+  const char* intermediary() const override { return nullptr; }
+
+ private:
+  asio::any_io_executor loop_;
+};
 
 struct CommandShellOptions {
   std::vector<std::string> words{"ssh"};  ///< --ssh-command, split: a program with OpenSSH's options
@@ -27,7 +46,9 @@ class CommandShell final : public RemoteShell {
       : loop_(loop), options_(std::move(options)), window_(std::move(loop), options_.jump_window) {}
 
   Awaitable<Result<std::unique_ptr<Channel>>> open(Host host, std::vector<std::string> argv,
-                                                   Deadline deadline) override;
+                                                   Deadline deadline) override {
+    return open_through({}, std::move(host), std::move(argv), deadline);
+  }
 
   /// open() does not wait for the login.
   const char* step(const std::string& /*host*/, bool /*opened*/) const override {
@@ -60,6 +81,29 @@ class CommandShell final : public RemoteShell {
   asio::any_io_executor loop_;
   CommandShellOptions options_;
   LoginWindow window_;
+};
+
+/// Runs commands on the nodes of a Slurm allocation with one `srun`, and so one job step, per host. It works
+/// only inside the allocation: srun takes the job from SLURM_JOB_ID. srun executes the command itself,
+/// without a shell. The command's environment has the variables for the user and PATH, and the step's own
+/// SLURM_*.
+///
+/// open() returns as soon as srun runs. Channel::end() and stderr report why srun could not start the
+/// command.
+class SrunShell final : public RemoteShell {
+ public:
+  explicit SrunShell(asio::any_io_executor loop) : loop_(std::move(loop)) {}
+
+  /// Errors: kUnreachable when there is no srun, kSystem. The caller enforces the deadline.
+  Awaitable<Result<std::unique_ptr<Channel>>> open(Host host, std::vector<std::string> argv,
+                                                   Deadline deadline) override;
+  const char* intermediary() const override { return "srun"; }
+
+  /// Returns the whole command line for a host, whose address, else name, is the node's name in Slurm.
+  static std::vector<std::string> command_line(const Host& host, const std::vector<std::string>& argv);
+
+ private:
+  asio::any_io_executor loop_;
 };
 
 }  // namespace ddp::remote

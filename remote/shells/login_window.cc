@@ -1,9 +1,6 @@
 #include "remote/shells/login_window.h"
 
-#include <algorithm>
-#include <chrono>
-#include <optional>
-#include <utility>
+#include <deque>
 
 namespace ddp::remote {
 

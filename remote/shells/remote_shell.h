@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "base/byte_stream.h"
 #include "base/result.h"
 #include "remote/hosts/host.h"
 

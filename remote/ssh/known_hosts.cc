@@ -8,9 +8,8 @@
 #include <optional>
 #include <utility>
 
-#include "base/format_text.h"
-#include "base/parse_text.h"
-#include "remote/ssh/ssh_config_shape.h"
+#include "base/text.h"
+#include "remote/ssh/ssh_config.h"
 
 namespace ddp::remote {
 namespace {

@@ -1,14 +1,20 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/asio.h"
 #include "base/result.h"
+#include "remote/hosts/host.h"
+#include "remote/start/resolver.h"
 
 namespace ddp::remote {
 
@@ -55,9 +61,6 @@ struct SshConfig {
 /// no "hostname" line, or an invalid port.
 Result<SshConfig> parse_ssh_config(std::string_view output);
 
-/// Returns OpenSSH's configuration without any file, for a machine that has no ssh program.
-SshConfig default_ssh_config(const std::string& host, const std::string& local_user);
-
 /// Returns the ciphers to offer, in order: aes128-gcm first (under libssh 30 % less CPU than OpenSSH's first
 /// choice), unless the user gave an order. Where libssh does not check GCM's tags (`gcm_is_checked`), GCM
 /// comes last: only a server without another cipher uses it. An empty text stays empty.
@@ -81,5 +84,83 @@ std::optional<std::string> expand_ssh_tokens(std::string_view path, const SshTok
 /// Returns the option with a path that expand_ssh_tokens cannot expand ("IdentityFile"), so that only ssh can
 /// find the file. Empty: none.
 std::string option_beyond_tokens(const SshConfig& config, const SshTokens& tokens);
+
+/// Finds what can distinguish hosts in SSH configuration files. `ssh -G` costs 8 ms per host. Hosts for which
+/// every Host line matches alike have the same configuration, so one query serves them all.
+class SshConfigShape {
+ public:
+  /// Adds one file's text. Returns the words of its Include lines, which the caller reads and adds as well.
+  std::vector<std::string> add(std::string_view text);
+
+  /// Hosts with equal signatures share one answer of `ssh -G`, in which each host's name replaces the queried
+  /// name. Empty: the files can distinguish any two hosts (Match, tokens, canonical names), so each host
+  /// needs its own query.
+  std::string signature(const std::string& host) const;
+
+  bool asks_for_each() const { return asks_for_each_; }
+
+  /// Returns the keywords in the files that have no effect on a login through libssh, although a user may
+  /// expect one, in alphabetical order: "IPQoS".
+  const std::set<std::string>& without_effect() const { return without_effect_; }
+
+ private:
+  std::vector<std::vector<std::string>> host_lines_;
+  std::vector<std::string> host_names_;
+  std::set<std::string> without_effect_;
+  bool asks_for_each_ = false;
+};
+
+/// Matches ssh's pattern lists: * and ? match, ! excludes, case counts.
+bool matches_ssh_pattern(std::string_view pattern, std::string_view text);
+bool matches_ssh_patterns(const std::vector<std::string>& patterns, std::string_view text);
+
+/// Finds the effective SSH configuration of hosts with `ssh -G`, run as rarely as the user's files allow and
+/// at most eight at a time. It returns OpenSSH's defaults if this machine has no ssh program. Loop thread
+/// only.
+class SshConfigSource : public std::enable_shared_from_this<SshConfigSource> {
+ public:
+  /// `file` as in `ssh -F`: only that file is read. Empty: the user's and the system's files.
+  SshConfigSource(asio::any_io_executor loop, std::string program, std::string file);
+  SshConfigSource(const SshConfigSource&) = delete;
+  SshConfigSource& operator=(const SshConfigSource&) = delete;
+
+  /// Returns the configuration after the overrides of the host's entry: user, port, address, identity.
+  /// Errors: kUnreachable with the program's text when it refuses the configuration, and when `file` cannot
+  /// be read; kTimeout at `deadline`.
+  Awaitable<Result<SshConfig>> find(Host host, std::chrono::steady_clock::time_point deadline);
+
+  /// SshConfigShape::without_effect; complete after the first answer of find().
+  const std::set<std::string>& without_effect() const { return shape_.without_effect(); }
+
+  int questions() const { return questions_; }  ///< number of ssh -G runs
+
+ private:
+  struct Answer;
+  void read_files();
+  void read_file(const std::string& path, int depth);
+  static Awaitable<void> ask(std::shared_ptr<SshConfigSource> self, std::shared_ptr<Answer> answer,
+                             Host host);
+  Awaitable<Result<SshConfig>> run(Host host);
+  Awaitable<Result<SshConfig>> run_program(Host host, bool with_command);
+  Result<SshConfig> without_program() const;
+
+  asio::any_io_executor loop_;
+  std::string program_;
+  std::string file_;
+  bool files_read_ = false;
+  SshConfigShape shape_;
+  std::map<std::string, std::shared_ptr<Answer>> answers_;
+  int questions_ = 0;
+  int running_ = 0;
+  asio::steady_timer slot_free_;  ///< never expires; cancelled when a query has ended
+};
+
+/// Returns the user who runs this program (user database, else HOME). The first call may wait for the name
+/// service. Thread-safe.
+const User& local_user();
+
+/// Returns the content of a file with keys or hosts, at most 16 MiB. Returns nullopt if the file is missing,
+/// may not be read, or is a directory, a device or a pipe: these could give endless bytes or none. Blocking.
+std::optional<std::string> read_regular_file(const std::string& path);
 
 }  // namespace ddp::remote

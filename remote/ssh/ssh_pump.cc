@@ -61,11 +61,6 @@ void SshPump::attach(int link, int errors) {
   if (packets_ != nullptr) ssh_event_add_session(packets_, session_);
 }
 
-void SshPump::on_data(bool is_errors) {
-  (is_errors ? err_ : out_).held = true;
-  heard_ = true;
-}
-
 void SshPump::on_signal(const char* name) {
   struct Row {
     std::string_view name;
@@ -172,10 +167,6 @@ bool SshPump::to_channel() {
     moved = true;
   }
   return moved;
-}
-
-bool SshPump::all_delivered() const {
-  return !out_.held && !err_.held && out_.empty() && err_.empty();
 }
 
 SshPump::State SshPump::move() {

@@ -53,7 +53,10 @@ class SshPump {
   std::optional<int> status() const { return status_; }  ///< exit status, or 128+n
 
   // Called by libssh while it reads packets.
-  void on_data(bool is_errors);
+  void on_data(bool is_errors) {
+    (is_errors ? err_ : out_).held = true;
+    heard_ = true;
+  }
   void on_status(int status) { status_ = status; }
   void on_signal(const char* name);
 
@@ -74,7 +77,7 @@ class SshPump {
   static bool to_local(PumpStream& stream, int fd);
   bool from_local();
   bool to_channel();
-  bool all_delivered() const;
+  bool all_delivered() const { return !out_.held && !err_.held && out_.empty() && err_.empty(); }
 
   ssh_session_struct* session_;
   ssh_channel_struct* channel_;

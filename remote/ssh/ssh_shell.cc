@@ -1,22 +1,154 @@
 #include "remote/ssh/ssh_shell.h"
 
+#include <pthread.h>
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <csignal>
+#include <cstddef>
 #include <cstdlib>
 #include <optional>
 #include <thread>
 #include <utility>
 
-#include "base/format_text.h"
+#include "base/asio.h"
+#include "base/text.h"
 #include "remote/hosts/shell_command.h"
-#include "remote/shells/login_retry.h"
-#include "remote/ssh/ssh_config_source.h"
-#include "remote/ssh/ssh_keys.h"
-#include "remote/ssh/ssh_threads.h"
+#include "remote/shells/child_channel.h"
+#include "remote/shells/login_window.h"
+#include "remote/ssh/ssh_handshake.h"
+#include "remote/ssh/ssh_session.h"
 
 namespace ddp::remote {
+
+/// Finds out once for all hosts whether the user has a valid Kerberos ticket (`klist -s`). Loop thread only.
+/// It is held by shared pointer, because the query may outlive its caller.
+class KerberosTicket : public std::enable_shared_from_this<KerberosTicket> {
+ public:
+  explicit KerberosTicket(const asio::any_io_executor& loop)
+      : loop_(loop), limit_(loop), known_(loop, std::chrono::steady_clock::time_point::max()) {}
+
+  /// Returns false if there is no klist program, if it does not answer in time, or if the wait is cancelled.
+  Awaitable<bool> valid() {
+    co_await asio::this_coro::throw_if_cancelled(false);
+    const auto self = shared_from_this();
+    if (!std::exchange(asked_, true)) {
+      limit_.expires_after(kPatience);
+      limit_.async_wait([self](const error_code& error) {
+        if (!error) self->stop_.emit(asio::cancellation_type::terminal);
+      });
+      // ask() sets valid_ and ends, perhaps at once.
+      asio::co_spawn(loop_, ask(self), asio::bind_cancellation_slot(stop_.slot(), asio::detached));
+    }
+    const bool known = co_await wait_until(known_, [this] { return valid_.has_value(); });
+    co_return known&&* valid_;
+  }
+
+ private:
+  static constexpr std::chrono::seconds kPatience{5};  ///< for klist, which may wait for a network disk
+
+  static Awaitable<void> ask(std::shared_ptr<KerberosTicket> self) {
+    co_await asio::this_coro::throw_if_cancelled(false);
+    bool valid = false;
+    auto child =
+        open_child(self->loop_, ChildCommand{"klist", {"klist", "-s"}, ChildCommand::Kind::kProgram});
+    if (child) {
+      const ChannelEnd end = co_await (*child)->end();
+      valid = end.status == 0;
+    }
+    self->limit_.cancel();
+    self->valid_ = valid;
+    self->known_.cancel();
+  }
+
+  asio::any_io_executor loop_;
+  std::optional<bool> valid_;
+  bool asked_ = false;
+  asio::cancellation_signal stop_;
+  asio::steady_timer limit_;
+  asio::steady_timer known_;  ///< never expires; cancelled when valid_ is set
+};
+
+/// The I/O threads of the SSH sessions, each with its own loop, and one more thread for logins through an
+/// ssh-agent. Threads start when first needed. Use it on the loop thread only, except for the sessions' own
+/// work.
+class SshThreads {
+ public:
+  /// Uses at most `count` I/O threads.
+  explicit SshThreads(unsigned count) {
+    for (unsigned i = 0; i < count + 1; ++i)
+      workers_.push_back(std::make_unique<Worker>());
+  }
+  SshThreads(const SshThreads&) = delete;
+  SshThreads& operator=(const SshThreads&) = delete;
+  /// Closes every session, then ends the threads. No event of a session follows.
+  ~SshThreads() {
+    for (const auto& worker : workers_) {
+      asio::post(worker->io, [&worker = *worker] {
+        for (const auto& weak : worker.sessions) {
+          if (const auto session = weak.lock()) session->close();
+        }
+        worker.io.stop();
+      });
+    }
+    // A session that waits for an ssh-agent was cut off by its own thread. The ssh-agents' thread, which is
+    // last, ends as well.
+    for (const auto& worker : workers_) {
+      if (worker->thread.joinable()) worker->thread.join();
+    }
+    // Destroy the ssh-agents' loop first: its queue may hold the last reference to a session of another loop.
+    while (!workers_.empty())
+      workers_.pop_back();
+  }
+
+  /// Starts a session on one of the threads. The session lives as long as it has pending operations.
+  std::weak_ptr<SshSession> start(SshTarget target, SshSession::SshSessionEvents events) {
+    const std::size_t index = next_++ % (workers_.size() - 1);
+    Worker& worker = *workers_[index];
+    run(worker);
+    if (!target.agent_socket.empty()) run(*workers_.back());
+    auto session =
+        std::make_shared<SshSession>(worker.io, workers_.back()->io, std::move(target), std::move(events));
+    session->set_home(index);
+    std::weak_ptr<SshSession> weak = session;
+    asio::post(worker.io, [&worker, session = std::move(session)] {
+      std::erase_if(worker.sessions, [](const std::weak_ptr<SshSession>& one) { return one.expired(); });
+      worker.sessions.push_back(session);
+      session->start();
+    });
+    return weak;
+  }
+
+  /// Ends the session, and drops the reference on its thread. Null is allowed.
+  void close(std::shared_ptr<SshSession> session, SshSession::HangUp hang_up = SshSession::HangUp::kNo) {
+    if (!session) return;
+    asio::io_context& home = workers_[session->home()]->io;
+    asio::post(home, [session = std::move(session), hang_up] { session->close(hang_up); });
+  }
+
+ private:
+  struct Worker {
+    asio::io_context io{1};
+    asio::executor_work_guard<asio::io_context::executor_type> work{io.get_executor()};
+    std::vector<std::weak_ptr<SshSession>> sessions;  ///< sessions on this thread
+    std::thread thread;
+  };
+
+  static void run(Worker& worker) {
+    if (worker.thread.joinable()) return;
+    // Signals belong to the loop: the new thread inherits a mask that blocks all of them.
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    worker.thread = std::thread([&worker] { worker.io.run(); });
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  std::vector<std::unique_ptr<Worker>> workers_;  ///< the last one serves the ssh-agents
+  std::size_t next_ = 0;
+};
+
 namespace {
 
 using Clock = std::chrono::steady_clock;

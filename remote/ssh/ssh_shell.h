@@ -12,13 +12,13 @@
 #include "remote/shells/command_shell.h"
 #include "remote/shells/login_window.h"
 #include "remote/shells/remote_shell.h"
-#include "remote/ssh/kerberos_ticket.h"
 #include "remote/ssh/known_hosts.h"
-#include "remote/ssh/ssh_config_source.h"
+#include "remote/ssh/ssh_config.h"
 #include "remote/start/resolver.h"
 
 namespace ddp::remote {
 
+class KerberosTicket;
 struct SshTarget;
 class SshThreads;
 

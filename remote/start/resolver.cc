@@ -1,16 +1,200 @@
 #include "remote/start/resolver.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
+#include <map>
+#include <mutex>
+#include <sstream>
 #include <utility>
 
-#include "base/format_text.h"
-#include "remote/start/name_service.h"
+#include "base/child_process.h"
+#include "base/find_program.h"
+#include "base/text.h"
 
 namespace ddp::remote {
 namespace {
 
+using Clock = std::chrono::steady_clock;
 using Addresses = std::vector<asio::ip::address>;
+
+constexpr std::chrono::seconds kUserTime{5};
+constexpr std::chrono::seconds kKept{30};
+constexpr std::size_t kMostAnswer = std::size_t{1} << 20;
+/// getent's exit code for a key that is not in the database.
+constexpr int kNotFound = 2;
+
+int milliseconds_until(Clock::time_point deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<long long>(left, 0, 3'600'000));
+}
+
+/// Reads until the end of the pipe, or more than kMostAnswer bytes. Returns false at the deadline.
+bool read_until(int pipe, Clock::time_point deadline, std::string& text) {
+  std::array<char, 4096> chunk;
+  while (text.size() <= kMostAnswer) {
+    pollfd readable{pipe, POLLIN, 0};
+    const int ready = ::poll(&readable, 1, milliseconds_until(deadline));
+    if (ready == 0) return false;
+    const ssize_t size = ready < 0 ? -1 : ::read(pipe, chunk.data(), chunk.size());
+    if (size < 0 && errno == EINTR) continue;
+    if (size <= 0) break;
+    text.append(chunk.data(), static_cast<std::size_t>(size));
+  }
+  return true;
+}
+
+Result<std::string> find_getent() {
+  const char* path = std::getenv("PATH");
+  auto found = find_program("getent", path != nullptr ? path : "");
+  return found ? found : find_program("getent", "/usr/bin:/bin");
+}
+
+/// Returns what `getent DATABASE KEY` prints. Errors: kExec with ENOENT, there is no getent; kUnreachable, no
+/// such key; kTimeout; kSystem.
+Result<std::string> run_getent(const std::string& database, const std::string& key,
+                               Clock::time_point deadline) {
+  auto program = find_getent();
+  if (!program) return program.error();
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return system_error(errno, "pipe for getent");
+  const UniqueFd reader(ends[0]);
+  UniqueFd writer(ends[1]);
+  ChildSpec spec;
+  spec.path = *program;
+  spec.argv = {"getent", database, key};
+  spec.env = own_environment();
+  spec.out = writer.get();
+  spec.death_signal = SIGKILL;
+  auto child = spawn(spec);
+  writer.reset();
+  if (!child) return child.error();
+  std::string text;
+  pollfd ended{child->end_fd(), POLLIN, 0};
+  const bool read = read_until(reader.get(), deadline, text);
+  if (text.size() > kMostAnswer)
+    return Error{ErrorCode::kSystem, "the answer of getent for " + key + " is longer than 1 MiB", 0};
+  if (!read || ::poll(&ended, 1, milliseconds_until(deadline)) <= 0)
+    return Error{ErrorCode::kTimeout, "the name service did not answer in time", 0};
+  const auto status = child->try_wait();
+  if (status && status->success()) return text;
+  if (status && status->kind == ExitStatus::Kind::kExited && status->number == kNotFound)
+    return Error{ErrorCode::kUnreachable, "Name or service not known", 0};
+  return Error{ErrorCode::kSystem, "getent " + (status ? status->text() : std::string("was lost")), 0};
+}
+
+/// The fields of a line of the user database: name, password, uid, gid, comment, home, shell.
+std::optional<User> user_of_line(const std::string& line, const std::string& uid) {
+  std::array<std::string, 6> fields;
+  std::istringstream words(line);
+  for (std::string& field : fields)
+    if (!std::getline(words, field, ':')) return std::nullopt;
+  if (fields[2] != uid) return std::nullopt;
+  return User{fields[0], fields[5]};
+}
+
+std::optional<User> user_in(std::istream& lines, const std::string& uid) {
+  for (std::string line; std::getline(lines, line);)
+    if (auto user = user_of_line(line, uid)) return user;
+  return std::nullopt;
+}
+
+/// Returns the address of a numeric `host` without asking anybody ("10.0.0.1", "fe80::1%eth0"). `family` is
+/// AF_UNSPEC, AF_INET or AF_INET6.
+std::optional<asio::ip::address> numeric_address(const std::string& host, int family) {
+  error_code error;
+  const auto address = asio::ip::make_address(host, error);
+  const bool fits = family == AF_UNSPEC || address.is_v4() == (family == AF_INET);
+  return error || !fits ? std::nullopt : std::optional(address);
+}
+
+void add_address(const std::string& word, int family, Addresses& addresses) {
+  const auto address = numeric_address(word, family);
+  // getent gives "::ffff:10.0.0.7" for a host without an IPv6 address.
+  if (address && address->is_v6() && address->to_v6().is_v4_mapped()) return;
+  if (address && std::find(addresses.begin(), addresses.end(), *address) == addresses.end())
+    addresses.push_back(*address);
+}
+
+/// Returns what /etc/hosts says about `host`. Lower and upper case are the same.
+Addresses addresses_in_hosts_file(const std::string& host, int family) {
+  Addresses addresses;
+  std::ifstream file("/etc/hosts");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line.substr(0, line.find('#')));
+    std::string address;
+    words >> address;
+    for (std::string name; words >> name;)
+      if (lower_case(name) == lower_case(host)) add_address(address, family, addresses);
+  }
+  return addresses;
+}
+
+Result<Addresses> ask(const std::string& host, int family, Clock::time_point deadline) {
+  const char* database = family == AF_INET ? "ahostsv4" : family == AF_INET6 ? "ahostsv6" : "ahosts";
+  Addresses addresses;
+  auto answer = run_getent(database, host, deadline);
+  if (answer) {
+    std::istringstream lines(*answer);
+    for (std::string line; std::getline(lines, line);)
+      add_address(line.substr(0, line.find_first_of(" \t")), family, addresses);
+  } else if (answer.error().code == ErrorCode::kExec) {
+    addresses = addresses_in_hosts_file(host, family);
+    if (addresses.empty())
+      return Error{ErrorCode::kUnreachable,
+                   "it is not in /etc/hosts, and there is no getent to ask the name service", 0};
+  } else {
+    return answer.error();
+  }
+  if (addresses.empty()) return Error{ErrorCode::kUnreachable, "the name has no address of this family", 0};
+  return addresses;
+}
+
+}  // namespace
+
+std::optional<User> find_user(uid_t uid) {
+  const std::string number = std::to_string(uid);
+  std::ifstream file("/etc/passwd");
+  if (auto user = user_in(file, number)) return user;
+  const auto answer = run_getent("passwd", number, Clock::now() + kUserTime);
+  if (!answer) return std::nullopt;
+  std::istringstream lines(*answer);
+  return user_in(lines, number);
+}
+
+Result<Addresses> find_addresses(const std::string& host, int family, Clock::time_point deadline) {
+  struct Kept {
+    Addresses addresses;
+    Clock::time_point until;
+  };
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, int>, Kept> kept;
+
+  if (const auto numeric = numeric_address(host, family)) return Addresses{*numeric};
+  // getent would take it for an option.
+  if (host.empty() || host.front() == '-') return Error{ErrorCode::kUnreachable, "this is no host name", 0};
+  {
+    const std::lock_guard lock(mutex);
+    const auto found = kept.find({host, family});
+    if (found != kept.end() && Clock::now() < found->second.until) return found->second.addresses;
+  }
+  auto addresses = ask(host, family, deadline);
+  if (addresses) {
+    const std::lock_guard lock(mutex);
+    kept[{host, family}] = {*addresses, Clock::now() + kKept};
+  }
+  return addresses;
+}
+
+namespace {
 
 constexpr int kMostThreads = 16;
 

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <sys/socket.h>
+#include <sys/types.h>
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,25 @@
 #include "base/result.h"
 
 namespace ddp::remote {
+
+/// The system's name service, asked by the program `getent` in a child process. ddplaunch is static, and
+/// glibc's own functions would load modules that fit only the C library of the build. All calls block, at
+/// most until the deadline; the child is killed then. Thread-safe.
+
+struct User {
+  std::string name;
+  std::string home;
+};
+
+/// Returns the user with this uid, from /etc/passwd or else from the name service (LDAP, SSSD), which has 5
+/// s. nullopt: unknown, or no answer.
+std::optional<User> find_user(uid_t uid);
+
+/// Returns the addresses of `host` in the order in which to try them. Never empty on success. Without
+/// `getent` (a system of busybox alone) /etc/hosts answers. An answer is kept for 30 s. Errors: kUnreachable,
+/// the name is unknown; kTimeout. The text is the reason alone.
+Result<std::vector<asio::ip::address>> find_addresses(const std::string& host, int family,
+                                                      std::chrono::steady_clock::time_point deadline);
 
 /// A socket address, ready to connect to.
 struct Endpoint {
@@ -22,7 +43,7 @@ struct Endpoint {
 };
 
 /// Turns names into addresses without blocking the loop. Up to 16 threads ask the name service
-/// (name_service.h) and are never joined. Loop thread only. It is destroyed before the loop.
+/// and are never joined. Loop thread only. It is destroyed before the loop.
 class Resolver {
  public:
   /// `advice` ends the message about a name that cannot be resolved: what the user can do besides checking

@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
+#include <map>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
-namespace ddp::rendezvous {
+#include "base/text.h"
 
+namespace ddp::rendezvous {
 namespace {
 
 constexpr const char* kLogSchema = "ddp-flight-recorder/2";
@@ -228,6 +232,268 @@ std::optional<FlightRecorderDump> parse_dump(std::string_view text) {
   }
   if (!head) return std::nullopt;
   return dump;
+}
+
+// analyze_desync(): combines the logs of all ranks.
+namespace {
+
+std::string ranks_text(const std::set<int>& ranks) {
+  return format_ranks({ranks.begin(), ranks.end()});
+}
+
+const char* wait_text(const std::set<int>& ranks) {
+  return ranks.size() == 1 ? " waits in" : " wait in";
+}
+const char* have_text(const std::set<int>& ranks) {
+  return ranks.size() == 1 ? " has" : " have";
+}
+
+/// " of node 0", " between the nodes"; nothing for the world.
+std::string location_text(const std::string& group) {
+  if (group == "world") return "";
+  return group == "between" ? " between the nodes" : " of " + group;
+}
+
+/// "all-reduce 517 (116 KB)"; a barrier has no size.
+std::string collective_text(const RecordedCollective& entry) {
+  const std::string text = entry.kind + " " + std::to_string(entry.sequence);
+  return entry.kind == "barrier" ? text : text + " (" + format_bytes(entry.bytes) + ")";
+}
+
+using OperationKey = std::tuple<std::string, std::uint64_t, std::string>;
+OperationKey operation_key(const RecordedCollective& entry) {
+  return {entry.kind, entry.bytes, entry.type};
+}
+/// Describes `entry` with the least detail that distinguishes it from `other`.
+std::string called_text(const RecordedCollective& entry, const RecordedCollective& other,
+                        const std::string& location) {
+  const bool alike = entry.kind == other.kind && format_bytes(entry.bytes) == format_bytes(other.bytes);
+  if (alike && entry.bytes != other.bytes)
+    return entry.kind + " " + std::to_string(entry.sequence) + " (" + std::to_string(entry.bytes) +
+           " bytes)" + location;
+  const std::string text = collective_text(entry) + location;
+  return alike ? text + " of " + entry.type : text;
+}
+
+/// For each sequence number, the operation that each rank called.
+using BySequence = std::map<std::uint64_t, std::map<int, RecordedCollective>>;
+
+/// The logged operations of one group.
+struct GroupLogs {
+  std::string location;  ///< location_text()
+  int first = 0;
+  int ranks = 0;  ///< that call the group's operations: `first` and the following ones
+  BySequence sequences;
+  std::map<int, std::uint64_t> last;  ///< last sequence number of each rank
+  std::set<int> waiting;              ///< ranks that wait in any operation
+};
+
+/// Finds the first operation that differs between ranks.
+DesyncVerdict different_collective(const GroupLogs& group_logs) {
+  constexpr std::size_t kOthers = 3;
+  const BySequence& sequences = group_logs.sequences;
+  for (const auto& [sequence, by_rank] : sequences) {
+    std::map<OperationKey, std::set<int>> groups;
+    for (const auto& [rank, entry] : by_rank)
+      groups[operation_key(entry)].insert(rank);
+    if (groups.size() < 2) continue;
+    // Assume that most ranks are right; on a tie, the group with the lowest rank.
+    const auto right = std::ranges::max_element(groups, [](const auto& a, const auto& b) {
+      return std::pair(a.second.size(), -*a.second.begin()) < std::pair(b.second.size(), -*b.second.begin());
+    });
+    const RecordedCollective& theirs = by_rank.at(*right->second.begin());
+    DesyncVerdict verdict{"", {}, true};
+    std::size_t listed = 0;
+    for (auto group = groups.begin(); group != groups.end(); ++group) {
+      if (group == right) continue;
+      verdict.named.insert(group->second.begin(), group->second.end());
+      if (++listed > kOthers) continue;
+      verdict.text += (listed == 1 ? "" : ", ") + ranks_text(group->second) + " called " +
+                      called_text(by_rank.at(*group->second.begin()), theirs, group_logs.location);
+    }
+    if (listed > kOthers) verdict.text += ", and further ranks called other operations";
+    const RecordedCollective& ours =
+        by_rank.at(*(groups.begin() == right ? std::next(right) : groups.begin())->second.begin());
+    verdict.text +=
+        " where " + ranks_text(right->second) + " called " + called_text(theirs, ours, group_logs.location);
+    return verdict;
+  }
+  return {};
+}
+
+struct OperationProgress {
+  std::set<int> waiting, behind, done;
+};
+
+/// Sorts the ranks by their state in one operation. A rank whose ring has overwritten the operation has
+/// finished it.
+OperationProgress progress_of(const std::map<int, RecordedCollective>& by_rank, std::uint64_t sequence,
+                              const std::map<int, std::uint64_t>& last) {
+  OperationProgress progress;
+  for (const auto& [rank, newest] : last) {
+    const auto found = by_rank.find(rank);
+    if (found == by_rank.end()) {
+      (newest < sequence ? progress.behind : progress.done).insert(rank);
+    } else {
+      (found->second.finished == 0 ? progress.waiting : progress.done).insert(rank);
+    }
+  }
+  return progress;
+}
+
+/// Ranks without a log: they have ended, or nothing is known about them.
+struct RanksWithoutLog {
+  std::set<int> ended, lost;
+  bool any() const { return !ended.empty() || !lost.empty(); }
+};
+
+std::string silent_text(const RanksWithoutLog& silent) {
+  if (silent.lost.empty()) return ranks_text(silent.ended) + have_text(silent.ended) + " ended";
+  const std::string lost = ranks_text(silent.lost) + " left no record";
+  return silent.ended.empty() ? lost
+                              : lost + ", " + ranks_text(silent.ended) + have_text(silent.ended) + " ended";
+}
+
+DesyncVerdict verdict_on(const std::string& name, const OperationProgress& progress,
+                         const RanksWithoutLog& silent) {
+  if (!progress.behind.empty()) {
+    const std::string others = progress.waiting.empty()
+                                   ? ranks_text(progress.done) + have_text(progress.done) + " finished"
+                                   : ranks_text(progress.waiting) + wait_text(progress.waiting);
+    return {
+        ranks_text(progress.behind) + have_text(progress.behind) + " not started " + name + " that " + others,
+        progress.behind, !progress.waiting.empty()};
+  }
+  if (silent.any()) {
+    std::set<int> named = silent.lost.empty() ? silent.ended : silent.lost;
+    return {
+        silent_text(silent) + "; " + ranks_text(progress.waiting) + wait_text(progress.waiting) + " " + name,
+        std::move(named), true};
+  }
+  if (!progress.done.empty()) {
+    return {ranks_text(progress.waiting) + have_text(progress.waiting) + " not finished " + name + " that " +
+                ranks_text(progress.done) + have_text(progress.done) + " finished",
+            progress.waiting, false};
+  }
+  return {"all ranks wait in " + name + ": the network between them fails, or one rank is stuck in it",
+          {},
+          false};
+}
+
+/// The share of the ranks that a group waits for which wait in other groups themselves: all, some or none.
+enum class MissingRanks { kWaitElsewhere, kSomeElsewhere, kNoneElsewhere };
+
+/// The reason why a group makes no progress.
+struct Blockage {
+  DesyncVerdict verdict;
+  MissingRanks missed = MissingRanks::kWaitElsewhere;
+};
+
+/// For each rank, the number of groups in whose operations it waits; ranks that do not wait are absent.
+using Waits = std::map<int, int>;
+
+std::set<int> who_wait_nowhere_else(const std::set<int>& ranks, const GroupLogs& group, const Waits& waits) {
+  std::set<int> rest;
+  for (const int rank : ranks) {
+    const auto found = waits.find(rank);
+    if (found == waits.end() || found->second == static_cast<int>(group.waiting.count(rank)))
+      rest.insert(rest.end(), rank);
+  }
+  return rest;
+}
+
+RanksWithoutLog part_of(const RanksWithoutLog& world, const GroupLogs& group) {
+  const auto cut = [&group](const std::set<int>& ranks) {
+    return std::set<int>(ranks.lower_bound(group.first), ranks.lower_bound(group.first + group.ranks));
+  };
+  return {cut(world.ended), cut(world.lost)};
+}
+
+/// `silent` covers the whole world.
+Blockage hold_up_of(const GroupLogs& group, const RanksWithoutLog& silent, const Waits& waits) {
+  const bool whole = group.last.size() >= static_cast<std::size_t>(group.ranks);
+  const RanksWithoutLog missing = whole ? RanksWithoutLog() : part_of(silent, group);
+  Blockage all_wait;
+  for (const auto& [sequence, by_rank] : group.sequences) {
+    OperationProgress progress = progress_of(by_rank, sequence, group.last);
+    // Every logged rank has finished this operation, and a rank without a log may have finished it too. The
+    // operations in which ranks wait show where that rank is.
+    if (progress.waiting.empty() && progress.behind.empty()) continue;
+    const std::set<int> nowhere = who_wait_nowhere_else(progress.behind, group, waits);
+    MissingRanks missed = MissingRanks::kWaitElsewhere;
+    if (progress.behind.empty() ? missing.any() : nowhere.size() == progress.behind.size()) {
+      missed = MissingRanks::kNoneElsewhere;
+    } else if (!nowhere.empty()) {
+      missed = MissingRanks::kSomeElsewhere;
+      progress.behind = nowhere;
+    }
+    const Blockage found{
+        verdict_on(collective_text(by_rank.begin()->second) + group.location, progress, missing), missed};
+    // Operations may overlap. If all ranks wait in this one, a later one may show which rank has stopped.
+    if (progress.waiting.size() < group.last.size())
+      return all_wait.verdict.text.empty() || !progress.behind.empty() ? found : all_wait;
+    if (all_wait.verdict.text.empty()) all_wait = found;
+  }
+  return all_wait;
+}
+
+using Groups = std::map<std::string, GroupLogs>;
+
+void add(Groups& groups, int rank, const RecordedGroup& logged) {
+  GroupLogs& group = groups[logged.name];
+  group.location = location_text(logged.name);
+  group.first = logged.first;
+  group.ranks = std::max(group.ranks, logged.ranks);
+  group.last[rank] = logged.entries.empty() ? 0 : logged.entries.back().sequence;
+  for (const RecordedCollective& entry : logged.entries) {
+    group.sequences[entry.sequence][rank] = entry;
+    if (entry.finished == 0) group.waiting.insert(rank);
+  }
+}
+
+DesyncVerdict diagnose(const std::vector<FlightRecorderDump>& dumps, const std::set<int>& ended) {
+  std::uint32_t attempt = 0;
+  for (const FlightRecorderDump& dump : dumps)
+    attempt = std::max(attempt, dump.attempt);
+  Groups groups;
+  std::set<int> there;
+  int world_size = 0;
+  for (const FlightRecorderDump& dump : dumps) {
+    if (dump.attempt != attempt) continue;
+    there.insert(dump.rank);
+    world_size = std::max(world_size, dump.world_size);
+    for (const RecordedGroup& group : dump.groups)
+      add(groups, dump.rank, group);
+  }
+  RanksWithoutLog silent;
+  for (int rank = 0; rank < world_size; ++rank) {
+    std::set<int>& part = ended.count(rank) != 0 ? silent.ended : silent.lost;
+    if (there.count(rank) == 0) part.insert(part.end(), rank);
+  }
+  Waits waits;
+  for (const auto& [name, group] : groups)
+    for (const int rank : group.waiting)
+      ++waits[rank];
+  for (const auto& [name, group] : groups) {
+    if (DesyncVerdict verdict = different_collective(group); !verdict.text.empty()) return verdict;
+  }
+  Blockage first;
+  for (const auto& [name, group] : groups) {
+    Blockage found = hold_up_of(group, silent, waits);
+    if (first.verdict.text.empty() || (!found.verdict.text.empty() && found.missed > first.missed))
+      first = std::move(found);
+  }
+  return first.verdict;
+}
+
+}  // namespace
+
+DesyncVerdict analyze_desync(const std::vector<FlightRecorderDump>& dumps, const std::set<int>& ended) {
+  DesyncVerdict verdict = diagnose(dumps, ended);
+  // Names come from memory or files that any process may have written.
+  for (char& c : verdict.text)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  return verdict;
 }
 
 }  // namespace ddp::rendezvous

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "base/asio.h"
-#include "base/byte_stream.h"
 #include "base/result.h"
 #include "rendezvous/protocol/codec.h"
 #include "rendezvous/protocol/frame.h"

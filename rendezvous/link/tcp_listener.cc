@@ -3,18 +3,112 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/random.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
+#include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <random>
-#include <string>
 #include <utility>
 
+#include "base/text.h"
+
 namespace ddp::rendezvous {
+namespace {
+
+std::array<std::uint8_t, 16> mapped_bytes(const asio::ip::address& address) {
+  if (address.is_v6()) return address.to_v6().to_bytes();
+  return asio::ip::make_address_v6(asio::ip::v4_mapped, address.to_v4()).to_bytes();
+}
+
+bool same_prefix(const std::array<std::uint8_t, 16>& a, const std::array<std::uint8_t, 16>& b,
+                 unsigned bits) {
+  const unsigned whole = bits / 8;
+  if (!std::equal(a.begin(), a.begin() + whole, b.begin())) return false;
+  const unsigned rest = bits % 8;
+  return rest == 0 || (a[whole] ^ b[whole]) >> (8 - rest) == 0;
+}
+
+/// Removes the zone, which names an interface of another machine and may not exist here.
+std::string without_zone(std::string_view address) {
+  const bool v6 = address.find(':') != std::string_view::npos;
+  return std::string(address.substr(0, v6 ? address.find('%') : address.size()));
+}
+
+/// Turns ::ffff:10.0.0.7 into 10.0.0.7. A socket that serves both families shows IPv4 peers in that form.
+asio::ip::address without_mapping(const asio::ip::address& address) {
+  if (!address.is_v6() || !address.to_v6().is_v4_mapped()) return address;
+  return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
+}
+
+/// Returns the address that accept() or getpeername() gave, without mapping; unspecified for other families.
+asio::ip::address address_of(const sockaddr_storage& storage) {
+  if (storage.ss_family == AF_INET) {
+    return asio::ip::address_v4(ntohl(reinterpret_cast<const sockaddr_in&>(storage).sin_addr.s_addr));
+  }
+  asio::ip::address_v6::bytes_type bytes{};
+  if (storage.ss_family == AF_INET6) {
+    std::memcpy(bytes.data(), &reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr, bytes.size());
+  }
+  return without_mapping(asio::ip::address_v6(bytes));
+}
+
+constexpr int kAcceptsAtOnce = 64;
+constexpr std::size_t kMaxRemembered = 4096;  // addresses reported to on_refused
+constexpr auto kRest = std::chrono::milliseconds(100);
+
+bool is_starvation(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+}  // namespace
+
+void AddressFilter::allow(const asio::ip::address& address) {
+  addresses_.insert(mapped_bytes(address));
+}
+
+Result<> AddressFilter::allow_network(std::string_view text) {
+  const auto wrong = [text] {
+    return Error{
+        ErrorCode::kUsage,
+        "'" + std::string(text) + "' is neither an address nor a network such as 10.1.0.0/16 or fd00::/8"};
+  };
+  const std::size_t slash = text.find('/');
+  error_code ec;
+  const asio::ip::address address = asio::ip::make_address(without_zone(text.substr(0, slash)), ec);
+  if (ec) return wrong();
+  const unsigned width = address.is_v4() ? 32 : 128;
+  unsigned prefix = width;
+  if (slash != std::string_view::npos) {
+    const auto given = parse_number<unsigned>(text.substr(slash + 1));
+    if (!given || *given > width) return wrong();
+    prefix = *given;
+  }
+  const asio::ip::address plain = without_mapping(address);
+  if (plain != address && prefix < 96) {
+    const std::string meant = prefix <= 32 ? plain.to_string() + "/" + std::to_string(prefix) : "10.1.0.0/16";
+    return Error{
+        ErrorCode::kUsage,
+        "'" + std::string(text) + "' would admit every IPv4 address; write an IPv4 network as " + meant};
+  }
+  if (prefix == width)
+    allow(address);
+  else
+    networks_.push_back({mapped_bytes(address), prefix + 128 - width});
+  return {};
+}
+
+bool AddressFilter::allows(const asio::ip::address& address) const {
+  if (empty()) return true;
+  const auto bytes = mapped_bytes(address);
+  return addresses_.contains(bytes) ||
+         std::any_of(networks_.begin(), networks_.end(), [&bytes](const AddressRange& network) {
+           return same_prefix(network.bytes, bytes, network.prefix);
+         });
+}
+
 namespace {
 
 constexpr std::uint16_t kFirstPort = 10000;  // well-known services of a cluster use lower ports
@@ -210,6 +304,97 @@ std::vector<PortRange> ports_beside(PortRange ephemeral) {
   const unsigned above = std::max<unsigned>(ephemeral.last + 1U, kFirstPort);
   if (above <= kLastPort) out.push_back({static_cast<std::uint16_t>(above), kLastPort});
   return out;
+}
+
+AcceptLoop::AcceptLoop(asio::any_io_executor executor, AddressFilter filter, Callbacks callbacks)
+    : executor_(std::move(executor)),
+      filter_(std::move(filter)),
+      callbacks_(std::move(callbacks)),
+      retry_(executor_) {}
+
+Result<std::shared_ptr<AcceptLoop>> AcceptLoop::start(asio::any_io_executor executor, TcpListener listener,
+                                                      AddressFilter filter, Callbacks callbacks) {
+  std::shared_ptr<AcceptLoop> loop(
+      new AcceptLoop(std::move(executor), std::move(filter), std::move(callbacks)));
+  for (UniqueFd& fd : listener.fds) {
+    error_code ec;
+    auto& added = loop->listeners_.emplace_back(loop->executor_);
+    added.assign(fd.get(), ec);
+    if (ec) return system_error(ec.value(), "watch port " + std::to_string(listener.port));
+    fd.release();
+  }
+  for (std::size_t i = 0; i < loop->listeners_.size(); ++i)
+    loop->await(i);
+  return loop;
+}
+
+void AcceptLoop::stop() {
+  stopped_ = true;
+  retry_.cancel();
+  listeners_.clear();
+}
+
+void AcceptLoop::await(std::size_t index) {
+  listeners_[index].async_wait(asio::posix::stream_descriptor::wait_read,
+                               [self = shared_from_this(), index](const error_code& ec) {
+                                 if (!ec && !self->stopped_) self->accept_some(index);
+                               });
+}
+
+void AcceptLoop::accept_some(std::size_t index) {
+  for (int i = 0; i < kAcceptsAtOnce && !stopped_ && !paused_; ++i) {
+    sockaddr_storage storage{};
+    socklen_t size = sizeof storage;
+    UniqueFd socket(::accept4(listeners_[index].native_handle(), reinterpret_cast<sockaddr*>(&storage), &size,
+                              SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!socket) {
+      if (errno == EAGAIN) break;
+      if (is_starvation(errno)) return rest();
+      continue;  // an error of this one connection: the peer hung up, a firewall refused it, or a signal came
+    }
+    const asio::ip::address address = address_of(storage);
+    if (filter_.allows(address)) {
+      callbacks_.on_connection(std::move(socket), address);
+    } else {
+      refuse(address);
+    }
+  }
+  if (!stopped_ && !paused_) await(index);
+}
+
+void AcceptLoop::refuse(const asio::ip::address& address) {
+  if (refused_from_.size() >= kMaxRemembered || !refused_from_.insert(address).second) return;
+  if (callbacks_.on_refused) callbacks_.on_refused(address);
+}
+
+// A ready listener without a free descriptor would spin, so accepting pauses until a descriptor may be free.
+void AcceptLoop::rest() {
+  if (resting_) return;
+  resting_ = true;
+  retry_.expires_after(kRest);
+  retry_.async_wait([self = shared_from_this()](const error_code&) { self->resume(); });
+}
+
+void AcceptLoop::resume() {
+  if (!resting_ || stopped_) return;
+  resting_ = false;
+  await_all();
+}
+
+void AcceptLoop::go_on() {
+  if (!paused_ || stopped_) return;
+  paused_ = false;
+  // Posted, since the caller may be a callback of accept_some, which then waits again itself.
+  asio::post(executor_, [self = shared_from_this()] {
+    if (!self->stopped_ && !self->paused_) self->await_all();
+  });
+}
+
+void AcceptLoop::await_all() {
+  for (std::size_t i = 0; i < listeners_.size(); ++i) {
+    listeners_[i].cancel();  // a listener that did not rest still has a wait
+    await(i);
+  }
 }
 
 }  // namespace ddp::rendezvous

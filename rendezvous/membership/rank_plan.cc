@@ -5,8 +5,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "base/format_text.h"
-#include "base/require.h"
+#include "base/result.h"
+#include "base/text.h"
 
 namespace ddp::rendezvous {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <variant>
 
-#include "base/require.h"
+#include "base/result.h"
 
 namespace ddp::rendezvous {
 namespace {

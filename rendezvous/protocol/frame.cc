@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/block_pool.h"
-#include "base/require.h"
+#include "base/result.h"
 #include "rendezvous/protocol/codec.h"
 
 namespace ddp::rendezvous {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/require.h"
+#include "base/result.h"
 #include "rendezvous/protocol/codec.h"
 #include "rendezvous/protocol/frame.h"
 

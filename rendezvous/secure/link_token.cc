@@ -14,8 +14,8 @@
 #include <optional>
 #include <utility>
 
-#include "base/format_text.h"
-#include "base/trusted_path.h"
+#include "base/files.h"
+#include "base/text.h"
 #include "base/unique_fd.h"
 
 namespace ddp::rendezvous {

@@ -32,7 +32,7 @@ Result<LinkToken> take_token_from_environment();
 Result<LinkToken> read_token_file(const std::string& path);
 
 /// Does the same for a file at a default path, which the user did not choose. kUsage also when the file
-/// belongs to another user or is a link, or when its directory cannot be trusted (base/trusted_path.h).
+/// belongs to another user or is a link, or when its directory cannot be trusted (base/files.h).
 Result<LinkToken> read_own_token_file(const std::string& path);
 
 /// Returns 256 random bits as 64 hexadecimal digits. kSystem: there is no randomness.

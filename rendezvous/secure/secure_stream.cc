@@ -1,19 +1,182 @@
 #include "rendezvous/secure/secure_stream.h"
 
-#include <openssl/bio.h>
-#include <openssl/err.h>
-#include <openssl/ssl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
+#include <vector>
+
+#include <openssl/bio.h>
+#include <openssl/core_names.h>
+#include <openssl/err.h>
+#include <openssl/kdf.h>
+#include <openssl/params.h>
+#include <openssl/ssl.h>
 
 #include "rendezvous/identity/link_refusal.h"
 
 namespace ddp::rendezvous {
+
+/// Data for the callbacks of one handshake: set as the SSL's app data before it, removed after it.
+struct SecureHandshake {
+  std::string identity;
+  Secret key;
+  bool key_asked = false;  ///< server: the peer offered this identity
+};
+
+namespace {
+
+constexpr unsigned char kSuite[] = {0x13, 0x01};  // TLS_AES_128_GCM_SHA256; its hash is bound to the key
+
+SSL_SESSION* session_of(SSL* ssl, const Secret& key) {
+  const std::string_view bytes = key.reveal();
+  SSL_SESSION* session = SSL_SESSION_new();
+  const bool made = session != nullptr &&
+                    SSL_SESSION_set1_master_key(session, reinterpret_cast<const unsigned char*>(bytes.data()),
+                                                bytes.size()) == 1 &&
+                    SSL_SESSION_set_cipher(session, SSL_CIPHER_find(ssl, kSuite)) == 1 &&
+                    SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION) == 1;
+  if (made) return session;
+  SSL_SESSION_free(session);
+  return nullptr;
+}
+
+int use_session(SSL* ssl, const EVP_MD* digest, const unsigned char** id, std::size_t* size,
+                SSL_SESSION** session) {
+  auto* handshake = static_cast<SecureHandshake*>(SSL_get_app_data(ssl));
+  *session = nullptr;
+  if (handshake == nullptr || (digest != nullptr && EVP_MD_get_type(digest) != NID_sha256)) return 1;
+  *session = session_of(ssl, handshake->key);
+  if (*session == nullptr) return 0;
+  *id = reinterpret_cast<const unsigned char*>(handshake->identity.data());
+  *size = handshake->identity.size();
+  return 1;
+}
+
+int find_session(SSL* ssl, const unsigned char* identity, std::size_t size, SSL_SESSION** session) {
+  auto* handshake = static_cast<SecureHandshake*>(SSL_get_app_data(ssl));
+  *session = nullptr;
+  if (handshake == nullptr || size != handshake->identity.size() ||
+      std::memcmp(identity, handshake->identity.data(), size) != 0)
+    return 1;  // no such key; without a certificate, this ends the handshake
+  handshake->key_asked = true;
+  *session = session_of(ssl, handshake->key);
+  return *session != nullptr ? 1 : 0;
+}
+
+/// A server with a certificate is not ddplaunch, whoever signed it.
+int reject_certificate(X509_STORE_CTX*, void*) {
+  return 0;
+}
+
+bool configure(SSL_CTX* context) {
+  SSL_CTX_set_options(context, SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION |
+                                   SSL_OP_CIPHER_SERVER_PREFERENCE);
+  // No dummy ChangeCipherSpec, since no middlebox needs it. No psk_ke, so that a stolen token decrypts no
+  // recorded session.
+  SSL_CTX_clear_options(context, SSL_OP_ENABLE_MIDDLEBOX_COMPAT | SSL_OP_ALLOW_NO_DHE_KEX);
+  SSL_CTX_set_mode(context, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_ENABLE_PARTIAL_WRITE |
+                                SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+  SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
+  SSL_CTX_set_cert_verify_callback(context, reject_certificate, nullptr);
+  SSL_CTX_set_psk_use_session_callback(context, use_session);
+  SSL_CTX_set_psk_find_session_callback(context, find_session);
+  SSL_CTX_set_read_ahead(context, 1);  // header and body of a record in one read
+  return SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) == 1 &&
+         SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION) == 1 &&
+         SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256") == 1 &&
+         SSL_CTX_set1_groups_list(context, "X25519") == 1 && SSL_CTX_set_num_tickets(context, 0) == 1 &&
+         SSL_CTX_set_max_early_data(context, 0) == 1 && SSL_CTX_set_recv_max_early_data(context, 0) == 1;
+}
+
+}  // namespace
+
+void SecureContext::FreeSslContext::operator()(ssl_ctx_st* context) const {
+  SSL_CTX_free(context);
+}
+
+Result<std::shared_ptr<const SecureContext>> SecureContext::make() {
+  std::shared_ptr<const SecureContext> made(new SecureContext(SSL_CTX_new(TLS_method())));
+  if (made->native() != nullptr && configure(made->native())) return made;
+  char why[160] = "";
+  ERR_error_string_n(ERR_peek_last_error(), why, sizeof why);
+  ERR_clear_error();
+  return Error{ErrorCode::kInternal,
+               std::string("this machine's OpenSSL offers no TLS 1.3 with TLS_AES_128_GCM_SHA256 and X25519 "
+                           "(check for FIPS mode or a system policy): ") +
+                   why};
+}
+
+namespace {
+
+constexpr std::string_view kSalt = "ddplaunch link 1";
+constexpr std::size_t kKeySize = 32;
+
+struct FreeKdf {
+  void operator()(EVP_KDF* kdf) const { EVP_KDF_free(kdf); }
+  void operator()(EVP_KDF_CTX* context) const { EVP_KDF_CTX_free(context); }
+};
+
+/// Fetched only once: a fetch walks all providers under a lock.
+EVP_KDF* hkdf() {
+  static const std::unique_ptr<EVP_KDF, FreeKdf> kdf(EVP_KDF_fetch(nullptr, "HKDF", nullptr));
+  return kdf.get();
+}
+
+OSSL_PARAM octets(const char* name, std::string_view bytes) {
+  // OpenSSL only reads here; its type serves both directions.
+  return OSSL_PARAM_construct_octet_string(name, const_cast<char*>(bytes.data()), bytes.size());
+}
+
+}  // namespace
+
+Result<Secret> hkdf_sha256(std::string_view key, std::string_view salt, std::string_view info,
+                           std::size_t size) {
+  const std::unique_ptr<EVP_KDF_CTX, FreeKdf> context(hkdf() ? EVP_KDF_CTX_new(hkdf()) : nullptr);
+  std::array<char, 7> digest{"SHA256"};
+  const std::array<OSSL_PARAM, 5> parameters{
+      OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, digest.data(), 0),
+      octets(OSSL_KDF_PARAM_KEY, key), octets(OSSL_KDF_PARAM_SALT, salt), octets(OSSL_KDF_PARAM_INFO, info),
+      OSSL_PARAM_construct_end()};
+  std::vector<char> out(size);
+  const bool derived = context && EVP_KDF_derive(context.get(), reinterpret_cast<unsigned char*>(out.data()),
+                                                 out.size(), parameters.data()) == 1;
+  Secret secret = Secret::take(out.data(), out.size());
+  if (derived) return secret;
+  ERR_clear_error();
+  return Error{ErrorCode::kInternal, "this machine's OpenSSL derives no keys by HKDF"};
+}
+
+Result<Secret> link_key(const Secret& token, LinkRole role, std::string_view job, std::string_view node) {
+  std::string info = "link ";  // names contain no blank, so different inputs give different texts
+  info += role_name(role);
+  for (const std::string_view name : {job, node}) {
+    info += ' ';
+    info += name;
+  }
+  return hkdf_sha256(token.reveal(), kSalt, info, kKeySize);
+}
+
+Result<Secret> session_key(const Secret& link_key, const LinkIdentity& identity) {
+  return hkdf_sha256(link_key.reveal(), kSalt, "session " + identity_text(identity), kKeySize);
+}
+
+std::string token_check(const Secret& token) {
+  const auto digest = hkdf_sha256(token.reveal(), kSalt, "check", 3);
+  std::string text;
+  if (!digest) return text;
+  for (const char c : digest->reveal()) {
+    const auto byte = static_cast<unsigned char>(c);
+    text += "0123456789abcdef"[byte >> 4];
+    text += "0123456789abcdef"[byte & 15];
+  }
+  return text;
+}
+
 namespace {
 
 constexpr std::size_t kFirstBytes = 48;   // of an unknown peer's answer, for the error text

@@ -4,15 +4,54 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "base/asio.h"
-#include "base/byte_stream.h"
 #include "base/result.h"
 #include "base/secret.h"
 #include "rendezvous/identity/link_identity.h"
-#include "rendezvous/secure/secure_stream_context.h"
+
+// OpenSSL's names; only secure_stream.cc includes its headers.
+struct ssl_ctx_st;
+struct ssl_st;
 
 namespace ddp::rendezvous {
+
+/// Shared by all TLS links of a process. Only TLS 1.3, TLS_AES_128_GCM_SHA256, X25519, and external
+/// pre-shared keys with Diffie-Hellman; no certificate, ticket, session cache, early data, compression or
+/// renegotiation. Thread-safe once made; must outlive its streams.
+class SecureContext {
+ public:
+  /// kInternal: this machine's OpenSSL does not support that (FIPS mode without X25519, a policy without TLS
+  /// 1.3).
+  static Result<std::shared_ptr<const SecureContext>> make();
+
+  ssl_ctx_st* native() const { return context_.get(); }
+
+ private:
+  struct FreeSslContext {
+    void operator()(ssl_ctx_st* context) const;
+  };
+  explicit SecureContext(ssl_ctx_st* context) : context_(context) {}
+
+  std::unique_ptr<ssl_ctx_st, FreeSslContext> context_;
+};
+
+/// Derives the key of one TLS handshake from a job's token by HKDF-SHA256 (RFC 5869):
+///   link key    = HKDF(token, salt "ddplaunch link 1", info "link ROLE JOB NODE")
+///   session key = HKDF(link key, salt "ddplaunch link 1", info "session IDENTITY")
+/// An owner of the token can take any role. An owner of only a link key can be just that role and node of
+/// that job, and cannot act as master to another node. 32 bytes each. kInternal: the library has no HKDF.
+Result<Secret> link_key(const Secret& token, LinkRole role, std::string_view job, std::string_view node);
+Result<Secret> session_key(const Secret& link_key, const LinkIdentity& identity);
+
+/// Returns six hexadecimal digits by which two people can compare their tokens. The token stays strong (the
+/// digits reveal 24 of at least 128 bits), but the digits belong only in logs of the job's own user.
+std::string token_check(const Secret& token);
+
+/// HKDF-SHA256 itself; `size` is at most 255 * 32.
+Result<Secret> hkdf_sha256(std::string_view key, std::string_view salt, std::string_view info,
+                           std::size_t size);
 
 /// The end of a handshake.
 struct HandshakeEnd {
@@ -95,7 +134,7 @@ class SecureStream final : public ByteStream {
   std::shared_ptr<const SecureContext> context_;
   asio::posix::stream_descriptor socket_;
   Transport transport_;
-  std::unique_ptr<SecureHandshake> handshake_;
+  std::unique_ptr<struct SecureHandshake> handshake_;
   std::unique_ptr<ssl_st, FreeSsl> ssl_;
   TlsRole end_;
   std::uint64_t rekey_after_;

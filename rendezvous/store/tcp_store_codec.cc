@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <iterator>
 
-#include "base/format_text.h"
-#include "base/require.h"
+#include "base/result.h"
+#include "base/text.h"
 
 namespace ddp::rendezvous {
 
@@ -173,14 +173,6 @@ Result<bool> StoreDecoder::parse_field(Field field) {
       return parse_list(true);
   }
   return true;
-}
-
-Result<bool> StoreDecoder::parse_key(std::size_t request_limit) {
-  return parse_bytes(kMaxStoreKey, request_limit, "key", keys_);
-}
-
-Result<bool> StoreDecoder::parse_value() {
-  return parse_bytes(kMaxStoreValue, kMaxStoreRequest, "value", values_);
 }
 
 Result<bool> StoreDecoder::parse_bytes(std::size_t limit, std::size_t request_limit, const char* what,

@@ -109,8 +109,10 @@ class StoreDecoder {
   Result<bool> start();
   bool distinguish_old_dialects(std::uint8_t opcode);
   Result<bool> parse_field(Field field);
-  Result<bool> parse_key(std::size_t request_limit);
-  Result<bool> parse_value();
+  Result<bool> parse_key(std::size_t request_limit) {
+    return parse_bytes(kMaxStoreKey, request_limit, "key", keys_);
+  }
+  Result<bool> parse_value() { return parse_bytes(kMaxStoreValue, kMaxStoreRequest, "value", values_); }
   Result<bool> parse_bytes(std::size_t limit, std::size_t request_limit, const char* what,
                            std::vector<Span>& into);
   Result<bool> parse_list(bool with_values);

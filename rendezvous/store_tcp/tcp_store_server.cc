@@ -11,8 +11,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "base/format_text.h"
-#include "rendezvous/link/accept_loop.h"
+#include "base/text.h"
+#include "rendezvous/link/tcp_listener.h"
 
 namespace ddp::rendezvous {
 namespace {

@@ -9,7 +9,6 @@
 
 #include "base/asio.h"
 #include "base/result.h"
-#include "rendezvous/link/address_filter.h"
 #include "rendezvous/link/tcp_listener.h"
 #include "rendezvous/store/key_store.h"
 

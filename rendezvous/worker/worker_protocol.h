@@ -9,7 +9,6 @@
 #include <variant>
 #include <vector>
 
-#include "base/require.h"
 #include "base/result.h"
 
 /// Messages between a worker and the agent of its node over DDPLAUNCH_CONTROL: one JSON object per line, as

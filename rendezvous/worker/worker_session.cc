@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "base/require.h"
+#include "base/result.h"
 
 namespace ddp::rendezvous {
 namespace {

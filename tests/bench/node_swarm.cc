@@ -38,16 +38,14 @@
 
 #include "base/asio.h"
 #include "base/build_identity.h"
-#include "base/readable.h"
 #include "base/result.h"
-#include "launcher/link_protocol/join_line.h"
-#include "launcher/links/join_link.h"
+#include "launcher/link_protocol/join_table.h"
+#include "launcher/links/join_shell.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "rendezvous/flight_recorder/flight_recorder.h"
 #include "rendezvous/link/connection.h"
 #include "rendezvous/secure/link_token.h"
 #include "rendezvous/secure/secure_stream.h"
-#include "rendezvous/secure/secure_stream_key.h"
 
 namespace {
 

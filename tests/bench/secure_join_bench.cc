@@ -36,10 +36,8 @@
 #include <vector>
 
 #include "rendezvous/link/connection.h"
-#include "rendezvous/secure/secure_acceptor.h"
-#include "rendezvous/secure/secure_connect.h"
+#include "rendezvous/secure/secure_link.h"
 #include "rendezvous/secure/secure_stream.h"
-#include "rendezvous/secure/secure_stream_key.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 #include "apps/ddplaunch/options/option_files.h"
 #include "apps/ddplaunch/options/options.h"
 #include "apps/ddplaunchd/daemon_options.h"
-#include "apps/options/option.h"
+#include "apps/options/option_table.h"
 #include "apps/train/bench/bench.h"
 #include "apps/train/health/health.h"
 #include "apps/train/options/options.h"

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "remote/hosts/host_filter.h"
-#include "remote/hosts/host_range.h"
 #include "remote/hosts/host_spec.h"
 #include "remote/hosts/hostfile.h"
 #include "remote/hosts/scheduler_hosts.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "launcher/link_protocol/join_line.h"
+#include "launcher/link_protocol/join_table.h"
 
 using namespace ddp::launcher;
 

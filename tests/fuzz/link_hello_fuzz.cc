@@ -5,7 +5,6 @@
 #include <string>
 #include <string_view>
 
-#include "rendezvous/identity/client_hello.h"
 #include "rendezvous/identity/link_identity.h"
 #include "rendezvous/identity/link_refusal.h"
 #include "tests/unit/rendezvous/identity/client_hello_bytes.h"

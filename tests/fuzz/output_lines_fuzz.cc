@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/safe_text.h"
+#include "base/text.h"
 #include "launcher/lines/bar_fold.h"
 #include "launcher/lines/label.h"
 #include "launcher/lines/output_lines.h"

@@ -9,11 +9,11 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/safe_text.h"
+#include "base/text.h"
 #include "launcher/agent_core/kernel_evidence.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/report_json.h"
-#include "rendezvous/flight_recorder/desync_analysis.h"
+#include "rendezvous/flight_recorder/flight_recorder.h"
 
 using namespace ddp::launcher;
 

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "rendezvous/identity/client_hello.h"
+#include "rendezvous/identity/link_identity.h"
 #include "tests/net/secure_link_world.h"
 #include "tests/unit/rendezvous/identity/client_hello_bytes.h"
 

@@ -1,7 +1,6 @@
 // Nodes that join by themselves: the master's listener, and a node's connection to it.
 #include "launcher/links/join_shell.h"
 
-#include "launcher/links/join_link.h"
 #include "tests/net/secure_link_world.h"
 
 namespace ddp::test {

@@ -1,5 +1,5 @@
 // A guarded link behind the channel interface of the master.
-#include "launcher/links/secure_channel.h"
+#include "launcher/links/join_shell.h"
 
 #include <filesystem>
 

@@ -14,9 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "rendezvous/secure/secure_acceptor.h"
-#include "rendezvous/secure/secure_connect.h"
-#include "rendezvous/secure/secure_stream_key.h"
+#include "rendezvous/secure/secure_link.h"
+#include "rendezvous/secure/secure_stream.h"
 #include "tests/support/catch.h"
 
 namespace ddp::test {

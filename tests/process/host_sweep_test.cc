@@ -5,7 +5,7 @@
 #include <chrono>
 
 #include "launcher/master/master_links.h"
-#include "remote/shells/local_shell.h"
+#include "remote/shells/command_shell.h"
 #include "tests/process/process_probe.h"
 
 namespace ddp::launcher {

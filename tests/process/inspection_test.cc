@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "launcher/inspection/process_inspection.h"
-#include "launcher/inspection/process_snapshot.h"
 #include "launcher/inspection/tool_run.h"
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "launcher/keeper/job_sweep.h"
+#include "launcher/keeper/attempt_tree.h"
 
 #include <signal.h>
 #include <sys/prctl.h>

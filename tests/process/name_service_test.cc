@@ -1,4 +1,4 @@
-#include "remote/start/name_service.h"
+#include "remote/start/resolver.h"
 
 #include <sys/socket.h>
 #include <sys/stat.h>

@@ -8,7 +8,7 @@
 #include <deque>
 #include <map>
 
-#include "base/byte_stream.h"
+#include "base/asio.h"
 #include "base/clock.h"
 #include "launcher/job/job_spec.h"
 #include "tests/process/process_probe.h"

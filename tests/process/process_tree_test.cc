@@ -10,8 +10,7 @@
 #include <iterator>
 #include <utility>
 
-#include "launcher/keeper/mark_search.h"
-#include "launcher/keeper/process_fd.h"
+#include "launcher/keeper/process_table.h"
 #include "tests/process/process_probe.h"
 
 namespace ddp::launcher {

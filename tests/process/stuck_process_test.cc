@@ -2,7 +2,6 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-#include "launcher/keeper/mark_search.h"
 #include "launcher/keeper/process_tree.h"
 #include "tests/process/process_probe.h"
 

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "remote/shells/command_shell.h"
-#include "remote/shells/local_shell.h"
 #include "remote/ssh/ssh_shell.h"
 
 using namespace ddp;

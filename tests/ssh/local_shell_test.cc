@@ -1,4 +1,4 @@
-#include "remote/shells/local_shell.h"
+#include "remote/shells/command_shell.h"
 
 #include <cerrno>
 #include <filesystem>

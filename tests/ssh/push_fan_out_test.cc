@@ -17,13 +17,12 @@
 #include <string>
 #include <thread>
 
+#include "base/files.h"
 #include "base/sha256.h"
-#include "base/trusted_path.h"
 #include "base/unique_fd.h"
 #include "remote/bootstrap/push_script.h"
 #include "remote/hosts/shell_command.h"
 #include "remote/shells/command_shell.h"
-#include "remote/shells/local_shell.h"
 #include "remote/start/fan_out.h"
 #include "tests/ssh/channel_io.h"
 #include "tests/support/catch.h"

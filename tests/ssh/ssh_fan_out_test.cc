@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "remote/shells/command_shell.h"
-#include "remote/shells/local_shell.h"
 #include "remote/ssh/ssh_shell.h"
 #include "remote/start/fan_out.h"
 #include "tests/ssh/channel_io.h"

@@ -13,11 +13,10 @@
 #include <type_traits>
 
 #include "base/build_identity.h"
-#include "launcher/links/join_link.h"
 #include "launcher/links/join_shell.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "rendezvous/link/connection.h"
-#include "rendezvous/secure/secure_stream_key.h"
+#include "rendezvous/secure/secure_stream.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "base/safe_text.h"
+#include "base/text.h"
 
 namespace ddp {
 namespace {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "base/parse_text.h"
+#include "base/text.h"
 #include "base/unique_fd.h"
 
 namespace ddp {

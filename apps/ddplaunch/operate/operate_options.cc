@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "apps/ddplaunch/options/options.h"
-#include "base/parse_text.h"
+#include "base/text.h"
 
 namespace ddp {
 namespace {

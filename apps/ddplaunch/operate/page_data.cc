@@ -16,7 +16,7 @@
 
 #include "apps/ddplaunch/operate/log_files.h"
 #include "base/files.h"
-#include "base/format_text.h"
+#include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/control/control_socket.h"
 #include "launcher/lines/bar_fold.h"

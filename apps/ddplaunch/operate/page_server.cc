@@ -16,7 +16,7 @@
 #include "apps/ddplaunch/operate/journal_tail.h"
 #include "apps/ddplaunch/operate/page_data.h"
 #include "apps/ddplaunch/operate/page_html.h"
-#include "base/parse_text.h"
+#include "base/text.h"
 #include "launcher/control/control_socket.h"
 
 namespace ddp {

@@ -15,10 +15,9 @@
 #include "apps/ddplaunch/operate/page_html.h"
 #include "apps/ddplaunch/operate/page_server.h"
 #include "base/files.h"
-#include "base/format_text.h"
 #include "base/host_name.h"
 #include "base/secret.h"
-#include "base/trusted_path.h"
+#include "base/text.h"
 #include "base/unique_fd.h"
 
 namespace ddp {

@@ -10,8 +10,7 @@
 #include <string_view>
 #include <utility>
 
-#include "base/format_text.h"
-#include "base/safe_text.h"
+#include "base/text.h"
 #include "launcher/control/control_socket.h"
 
 namespace ddp {

@@ -8,10 +8,9 @@
 #include <utility>
 
 #include "apps/ddplaunch/options/option_files.h"
-#include "base/format_text.h"
-#include "base/parse_text.h"
-#include "remote/hosts/diagnostic.h"
-#include "remote/hosts/host_range.h"
+#include "base/text.h"
+#include "remote/hosts/host.h"
+#include "remote/hosts/host_spec.h"
 
 namespace ddp {
 namespace {

@@ -5,9 +5,8 @@
 #include <cstddef>
 #include <string_view>
 
-#include "apps/options/option_scanner.h"
-#include "base/format_text.h"
-#include "base/parse_text.h"
+#include "apps/options/option_table.h"
+#include "base/text.h"
 
 namespace ddp {
 

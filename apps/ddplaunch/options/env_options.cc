@@ -10,8 +10,7 @@
 #include <vector>
 
 #include "apps/ddplaunch/options/option_readers.h"
-#include "base/format_text.h"
-#include "base/parse_text.h"
+#include "base/text.h"
 #include "launcher/job/env_filter.h"
 #include "launcher/job/worker_env.h"
 

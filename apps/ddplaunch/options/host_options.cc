@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "apps/ddplaunch/options/job_options.h"
-#include "base/format_text.h"
+#include "base/text.h"
 #include "launcher/job/env_filter.h"
-#include "remote/hosts/diagnostic.h"
+#include "remote/hosts/host.h"
 #include "remote/hosts/host_filter.h"
-#include "remote/hosts/host_range.h"
+#include "remote/hosts/host_spec.h"
 #include "remote/hosts/hostfile.h"
 
 namespace ddp {

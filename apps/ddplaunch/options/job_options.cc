@@ -3,10 +3,10 @@
 #include <chrono>
 #include <string>
 
-#include "base/format_text.h"
+#include "base/text.h"
 #include "launcher/lines/label.h"
 #include "launcher/link_protocol/daemon_frame.h"
-#include "remote/hosts/host_range.h"
+#include "remote/hosts/host_spec.h"
 
 namespace ddp {
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/format_text.h"
+#include "base/text.h"
 #include "remote/hosts/shell_command.h"
 
 namespace ddp {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "apps/ddplaunch/options/job_options.h"
-#include "base/parse_text.h"
+#include "base/text.h"
 #include "remote/hosts/shell_command.h"
 
 namespace ddp {

@@ -8,8 +8,8 @@
 #include <cstddef>
 #include <utility>
 
-#include "base/parse_text.h"
-#include "remote/hosts/host_range.h"
+#include "base/text.h"
+#include "remote/hosts/host_spec.h"
 #include "remote/hosts/shell_command.h"
 
 namespace ddp {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/options/option_values.h"
+#include "apps/options/option_table.h"
 #include "launcher/job/job_spec.h"
 
 namespace ddp {

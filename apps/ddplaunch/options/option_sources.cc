@@ -12,8 +12,7 @@
 #include "apps/ddplaunch/options/command_line.h"
 #include "apps/ddplaunch/options/job_options.h"
 #include "apps/ddplaunch/options/option_files.h"
-#include "base/format_text.h"
-#include "base/safe_text.h"
+#include "base/text.h"
 #include "launcher/job/env_filter.h"
 
 namespace ddp {

@@ -6,8 +6,7 @@
 
 #include "apps/ddplaunch/options/command_line.h"
 #include "apps/ddplaunch/options/job_options.h"
-#include "base/parse_text.h"
-#include "base/safe_text.h"
+#include "base/text.h"
 #include "launcher/job/env_filter.h"
 
 namespace ddp {

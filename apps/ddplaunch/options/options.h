@@ -7,9 +7,9 @@
 #include <variant>
 #include <vector>
 
-#include "apps/options/option.h"
+#include "apps/options/option_table.h"
 #include "base/result.h"
-#include "base/safe_text.h"
+#include "base/text.h"
 #include "launcher/control/job_registry.h"
 #include "launcher/job/job_spec.h"
 

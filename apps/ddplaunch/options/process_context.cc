@@ -13,9 +13,9 @@
 
 #include "apps/ddplaunch/options/options.h"
 #include "base/child_process.h"
-#include "base/format_text.h"
+#include "base/files.h"
 #include "base/host_name.h"
-#include "base/trusted_path.h"
+#include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/job/env_filter.h"
 

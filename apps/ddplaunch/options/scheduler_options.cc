@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "apps/ddplaunch/options/job_options.h"
-#include "base/parse_text.h"
+#include "base/text.h"
 #include "launcher/job/env_filter.h"
-#include "remote/hosts/diagnostic.h"
+#include "remote/hosts/host.h"
 #include "remote/hosts/hostfile.h"
 #include "remote/hosts/scheduler_hosts.h"
 

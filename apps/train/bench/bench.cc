@@ -20,8 +20,8 @@
 #include "apps/train/training/run_output.h"
 #include "apps/train/world/node_data.h"
 #include "apps/train/world/world.h"
-#include "base/format_text.h"
 #include "base/result.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/options/option.h"
+#include "apps/options/option_table.h"
 #include "apps/train/bench/bench_report.h"
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/options/options.h"

@@ -6,7 +6,7 @@
 
 #include "apps/train/training/run_output.h"
 #include "base/build_identity.h"
-#include "base/format_text.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

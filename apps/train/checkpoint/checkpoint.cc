@@ -23,8 +23,8 @@
 
 #include "apps/train/data/hash.h"
 #include "base/files.h"
-#include "base/format_text.h"
-#include "base/require.h"
+#include "base/result.h"
+#include "base/text.h"
 #include "base/unique_fd.h"
 
 namespace ddp::train {

@@ -2,7 +2,7 @@
 
 #include <zlib.h>
 
-#include "base/format_text.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

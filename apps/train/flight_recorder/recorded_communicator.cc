@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/unique_fd.h"
-#include "rendezvous/flight_recorder/desync_analysis.h"
+#include "rendezvous/flight_recorder/flight_recorder.h"
 
 namespace ddp::train {
 

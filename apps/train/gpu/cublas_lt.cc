@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "apps/train/gpu/cublas_lt.h"
-#include "base/safe_text.h"
+#include "base/text.h"
 #endif
 
 namespace ddp::train {

@@ -11,8 +11,8 @@
 
 #include "base/files.h"
 #include "base/find_program.h"
-#include "base/format_text.h"
 #include "base/host_name.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

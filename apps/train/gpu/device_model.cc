@@ -10,7 +10,7 @@
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/gpu/device_net.h"
 #include "apps/train/kernels/gpu/body.h"
-#include "base/format_text.h"
+#include "base/text.h"
 #endif
 
 namespace ddp::train {

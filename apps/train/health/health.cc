@@ -26,9 +26,9 @@
 #include "apps/train/world/node_data.h"
 #include "apps/train/world/world.h"
 #include "base/build_identity.h"
-#include "base/format_text.h"
 #include "base/host_name.h"
 #include "base/result.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

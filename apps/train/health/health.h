@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/options/option.h"
+#include "apps/options/option_table.h"
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/options/options.h"
 

@@ -21,8 +21,8 @@
 #include "apps/train/health/checks/health_diagnosis.h"
 #include "apps/train/health/checks/health_kernels.h"
 #include "apps/train/health/health_products.h"
-#include "base/format_text.h"
 #include "base/result.h"
+#include "base/text.h"
 #endif
 
 namespace ddp::train {

@@ -6,12 +6,12 @@
 #include <cstdio>
 #include <span>
 
-#include "apps/options/option_scanner.h"
+#include "apps/options/option_table.h"
 #include "apps/train/gpu/device_model.h"
 #include "apps/train/kernels/cpu/kernel_table.h"
 #include "apps/train/model/mlp.h"
 #include "base/build_identity.h"
-#include "base/safe_text.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

@@ -12,7 +12,7 @@
 #include "apps/train/checkpoint/model_file.h"
 #include "apps/train/data/hash.h"
 #include "apps/train/kernels/cpu/kernel_table.h"
-#include "base/format_text.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

@@ -11,7 +11,7 @@
 #include "apps/train/training/run_output.h"
 #include "apps/train/training/training_run.h"
 #include "apps/train/world/node_data.h"
-#include "base/parse_text.h"
+#include "base/text.h"
 #include "rendezvous/worker_client/worker_link_client.h"
 
 namespace ddp::train {

@@ -11,8 +11,8 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
-#include "base/format_text.h"
 #include "base/host_name.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

@@ -10,7 +10,7 @@
 #include <cstdio>
 
 #include "apps/train/training/run_output.h"
-#include "base/format_text.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

@@ -22,8 +22,8 @@
 #include "apps/train/training/run_output.h"
 #include "apps/train/training/step_profile.h"
 #include "base/clock.h"
-#include "base/format_text.h"
 #include "base/host_name.h"
+#include "base/text.h"
 #include "rendezvous/worker_client/worker_link_client.h"
 
 namespace ddp::train {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "apps/train/data/image_size.h"
-#include "base/format_text.h"
 #include "base/host_name.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

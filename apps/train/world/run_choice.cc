@@ -4,8 +4,7 @@
 #include <cstddef>
 #include <map>
 
-#include "base/format_text.h"
-#include "base/safe_text.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

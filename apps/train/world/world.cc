@@ -12,7 +12,7 @@
 #include "apps/train/flight_recorder/recorded_communicator.h"
 #include "apps/train/gpu/device_model.h"
 #include "base/host_name.h"
-#include "base/parse_text.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

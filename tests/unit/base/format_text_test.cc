@@ -1,4 +1,4 @@
-#include "base/format_text.h"
+#include "base/text.h"
 
 #include <chrono>
 #include <string>

@@ -1,4 +1,4 @@
-#include "base/parse_text.h"
+#include "base/text.h"
 
 #include <string>
 

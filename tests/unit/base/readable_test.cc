@@ -1,4 +1,4 @@
-#include "base/readable.h"
+#include "base/asio.h"
 
 #include <fcntl.h>
 #include <sys/eventfd.h>

@@ -1,4 +1,4 @@
-#include "base/require.h"
+#include "base/result.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "base/safe_text.h"
+#include "base/text.h"
 
 #include "tests/support/catch.h"
 

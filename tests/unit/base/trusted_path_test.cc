@@ -1,4 +1,4 @@
-#include "base/trusted_path.h"
+#include "base/files.h"
 
 #include <stdlib.h>
 #include <sys/stat.h>

@@ -13,7 +13,7 @@
 
 #include "apps/train/data/hash.h"
 #include "apps/train/kernels/cpu/little_endian.h"
-#include "base/format_text.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

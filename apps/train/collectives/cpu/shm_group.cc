@@ -12,7 +12,7 @@
 #include <cerrno>
 
 #include "apps/train/collectives/cpu/peer_connect.h"
-#include "base/format_text.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

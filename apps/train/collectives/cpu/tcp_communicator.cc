@@ -14,7 +14,7 @@
 
 #include "apps/train/collectives/cpu/peer_connect.h"
 #include "apps/train/kernels/cpu/little_endian.h"
-#include "base/format_text.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

@@ -8,7 +8,7 @@
 
 #include "apps/train/collectives/nccl/nccl_settings.h"
 #include "apps/train/gpu/cuda_runtime.h"
-#include "base/safe_text.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

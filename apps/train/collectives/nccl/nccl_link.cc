@@ -11,7 +11,7 @@
 
 #include "apps/train/collectives/nccl/nccl_settings.h"
 #include "apps/train/gpu/cuda_runtime.h"
-#include "base/format_text.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

@@ -7,8 +7,7 @@
 #include <optional>
 
 #include "base/files.h"
-#include "base/format_text.h"
-#include "base/parse_text.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "apps/train/kernels/cpu/little_endian.h"
-#include "base/require.h"
+#include "base/result.h"
 
 namespace ddp::train {
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-#include "base/format_text.h"
+#include "base/text.h"
 
 namespace ddp::train {
 

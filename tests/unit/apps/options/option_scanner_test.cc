@@ -1,4 +1,4 @@
-#include "apps/options/option_scanner.h"
+#include "apps/options/option_table.h"
 
 #include <chrono>
 #include <string>

@@ -1,4 +1,4 @@
-#include "apps/options/option_values.h"
+#include "apps/options/option_table.h"
 
 #include <chrono>
 #include <optional>

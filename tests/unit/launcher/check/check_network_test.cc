@@ -1,4 +1,4 @@
-#include "launcher/check/check_network.h"
+#include "launcher/check/check_diagnosis.h"
 
 #include "tests/support/catch.h"
 

@@ -1,7 +1,7 @@
 // Runs the scenario files of tests/scenarios/hang. A file says when the processes of the nodes use CPU time
 // and print. Each node has its ActivityTracker, and the master a HangDetector. Time is simulated in steps of
 // 50 ms.
-#include "launcher/hang/activity_tracker.h"
+#include "launcher/hang/hang_detection.h"
 
 #include <algorithm>
 #include <deque>
@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "launcher/hang/hang_detector.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {

@@ -1,4 +1,4 @@
-#include "launcher/hang/hang_investigation.h"
+#include "launcher/hang/hang_detection.h"
 
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "launcher/keeper/keeper_link.h"
+#include "launcher/keeper/keeper.h"
 
 #include <sys/socket.h>
 #include <unistd.h>

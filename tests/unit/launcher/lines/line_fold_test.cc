@@ -4,7 +4,7 @@
 #include <random>
 #include <string>
 
-#include "base/format_text.h"
+#include "base/text.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::launcher;

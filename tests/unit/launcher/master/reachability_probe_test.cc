@@ -10,7 +10,7 @@
 
 #include "base/unique_fd.h"
 #include "launcher/master/master_links.h"
-#include "remote/shells/socket_pair.h"
+#include "remote/shells/child_channel.h"
 #include "rendezvous/protocol/codec.h"
 #include "tests/support/catch.h"
 

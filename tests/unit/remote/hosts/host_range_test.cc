@@ -1,4 +1,4 @@
-#include "remote/hosts/host_range.h"
+#include "remote/hosts/host_spec.h"
 
 #include <algorithm>
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "remote/hosts/host_entry.h"
 #include "tests/support/catch.h"
 
 using ddp::remote::Diagnostic;

@@ -1,4 +1,4 @@
-#include "remote/shells/srun_shell.h"
+#include "remote/shells/command_shell.h"
 
 #include <string>
 #include <vector>

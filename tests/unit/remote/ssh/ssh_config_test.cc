@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "remote/ssh/ssh_config_shape.h"
 #include "remote/ssh/ssh_handshake.h"
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "rendezvous/flight_recorder/desync_analysis.h"
+#include "rendezvous/flight_recorder/flight_recorder.h"
 
 #include <memory>
 #include <optional>

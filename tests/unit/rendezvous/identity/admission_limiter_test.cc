@@ -1,4 +1,4 @@
-#include "rendezvous/identity/admission_limiter.h"
+#include "rendezvous/identity/link_refusal.h"
 
 #include <string>
 

@@ -1,4 +1,4 @@
-#include "rendezvous/identity/client_hello.h"
+#include "rendezvous/identity/link_identity.h"
 
 #include <string>
 

@@ -1,4 +1,4 @@
-#include "rendezvous/link/address_filter.h"
+#include "rendezvous/link/tcp_listener.h"
 
 #include "tests/support/catch.h"
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-#include "rendezvous/secure/secure_stream_key.h"
+#include "rendezvous/secure/secure_stream.h"
 #include "tests/support/catch.h"
 #include "tests/support/skip.h"
 

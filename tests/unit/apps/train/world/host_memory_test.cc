@@ -5,7 +5,7 @@
 #include <fstream>
 #include <string>
 
-#include "base/format_text.h"
+#include "base/text.h"
 #include "tests/support/catch.h"
 #include "tests/support/skip.h"
 

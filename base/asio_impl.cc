@@ -1,2 +1,0 @@
-// Compiles Asio once for all (BOOST_ASIO_SEPARATE_COMPILATION).
-#include <boost/asio/impl/src.hpp>
