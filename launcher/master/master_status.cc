@@ -81,6 +81,10 @@ JobStatus Master::status() const {
     if (const rendezvous::RankAssignment* ranks = nodes.assignment(i)) {
       node.first_rank = ranks->first_rank;
       node.ranks = ranks->local_world_size;
+      const auto first = static_cast<std::uint32_t>(node.first_rank);
+      const auto count = static_cast<std::uint32_t>(node.ranks);
+      node.ended = static_cast<int>(supervisor_.ranks().ended(first, count));
+      if (!nodes[i].lost) node.running = static_cast<int>(supervisor_.ranks().running(first, count));
       for (int rank = node.first_rank; rank < node.first_rank + node.ranks; ++rank)
         node.reports.push_back(progress_.report_of(static_cast<std::uint32_t>(rank)));
     }

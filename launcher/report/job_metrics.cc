@@ -105,14 +105,19 @@ std::string metrics_text(const JobStatus& status) {
   text.sample(std::uint64_t{1}, label("job", status.job) + ',' + label("version", version()));
   text.family("job_state", "gauge", "1 for the present state of the job.");
   text.sample(std::uint64_t{1}, label("state", status.state));
-  std::map<std::string, std::uint64_t> nodes, ranks;
+  std::map<std::string, std::uint64_t> nodes;
+  int running = 0, ended = 0, others = 0, lost = 0;
   for (const JobStatus::NodeStatus& node : status.nodes) {
     ++nodes[node.state];
-    if (node.ranks > 0) ranks[node.state] += static_cast<std::uint64_t>(node.ranks);
+    running += node.running;
+    ended += node.ended;
+    (node.state == "lost" ? lost : others) += node.ranks - node.running - node.ended;
   }
-  text.family("ranks", "gauge", "Ranks of the present attempt, by the state of their nodes.");
-  for (const auto& [state, count] : ranks)
-    text.sample(count, label("state", state));
+  text.family("ranks", "gauge", "Ranks of the present attempt in each state.");
+  text.sample(static_cast<std::uint64_t>(others), label("state", "starting"));
+  text.sample(static_cast<std::uint64_t>(running), label("state", "running"));
+  text.sample(static_cast<std::uint64_t>(ended), label("state", "ended"));
+  text.sample(static_cast<std::uint64_t>(lost), label("state", "lost"));
   text.family("nodes", "gauge", "Nodes in each state.");
   for (const auto& [state, count] : nodes)
     text.sample(count, label("state", state));

@@ -47,6 +47,7 @@ std::string status_json(const JobStatus& status) {
                              {"state", node.state},
                              {"first_rank", runs ? OrderedJson(node.first_rank) : OrderedJson()},
                              {"ranks", node.ranks},
+                             {"running", node.running},
                              {"step", or_null(node.lowest_step())},
                              {"steps", OrderedJson::array()},
                              {"losses", OrderedJson::array()},

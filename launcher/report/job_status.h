@@ -16,7 +16,9 @@ struct JobStatus {
     std::string name;
     std::string state;  ///< "connecting", "running", …
     int first_rank = 0;
-    int ranks = 0;  ///< 0: it runs none in this attempt
+    int ranks = 0;    ///< 0: it runs none in this attempt
+    int running = 0;  ///< of them, whose workers run now
+    int ended = 0;    ///< of them, whose workers have ended
     std::vector<std::optional<JobProgress::RankReport>>
         reports;  ///< of each rank; unset: it reports no steps
     std::optional<std::chrono::nanoseconds>

@@ -103,6 +103,7 @@ class Supervisor {
   /// Sets the step at which the connection to a node is. Call it before a Tick or a UserSignal.
   void set_start_step(std::size_t node, const char* step) { nodes_[node].start_step = step; }
   const NodeTable& nodes() const { return nodes_; }
+  const AttemptRanks& ranks() const { return ranks_; }
 
  private:
   using NodeState = NodeTable::State;

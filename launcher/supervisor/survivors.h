@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -33,9 +34,17 @@ class AttemptRanks {
   bool add(std::uint32_t rank) { return ranks_.insert(rank).second; }
   const std::set<std::uint32_t>& ranks() const { return ranks_; }
   /// Returns whether each of `count` ranks from `first` has ended.
-  bool have_all(std::uint32_t first, std::uint32_t count) const {
-    const auto ended = std::distance(ranks_.lower_bound(first), ranks_.lower_bound(first + count));
-    return ended == static_cast<std::ptrdiff_t>(count);
+  bool have_all(std::uint32_t first, std::uint32_t count) const { return ended(first, count) == count; }
+  /// Returns how many of `count` ranks from `first` have ended.
+  std::uint32_t ended(std::uint32_t first, std::uint32_t count) const {
+    return static_cast<std::uint32_t>(
+        std::distance(ranks_.lower_bound(first), ranks_.lower_bound(first + count)));
+  }
+  /// Returns how many of `count` ranks from `first` have started and not ended.
+  std::uint32_t running(std::uint32_t first, std::uint32_t count) const {
+    return static_cast<std::uint32_t>(
+        std::count_if(started_.lower_bound(first), started_.lower_bound(first + count),
+                      [this](std::uint32_t rank) { return !ranks_.contains(rank); }));
   }
 
   /// A rank has exited with 0. `early`: all that did so before the attempt's stop.

@@ -176,9 +176,10 @@ class Verbs(VerbTest):
     def test_a_running_job_is_listed_shown_stopped_and_then_ended(self):
         process = self.started_job("sleep", "1000", options=["--nproc-per-node", 2])
         self.assertEqual(self.listed()[self.job]["state"], "running")
+        self.assertTrue(wait_until(lambda: self.status(self.job)["nodes"][0]["running"] == 2))
         status = self.status(self.job)
         self.assertEqual((status["job"], status["world_size"], status["attempt"]), (self.job, 2, 0))
-        self.assertEqual(status["nodes"], [{"node": "localhost", "state": "running", "first_rank": 0, "ranks": 2, "step": None, "steps": [None, None], "losses": [None, None], "phases": ["", ""]}])
+        self.assertEqual(status["nodes"], [{"node": "localhost", "state": "running", "first_rank": 0, "ranks": 2, "running": 2, "step": None, "steps": [None, None], "losses": [None, None], "phases": ["", ""]}])
         text = self.verb("status").out
         self.assertRegex(text, rf"^job {self.job}: running, started (just now|.* ago), 2 ranks\n  files in {self.jobs}/")
         self.assertRegex(text, r"(?m)^  localhost +ranks 0-1 +running$")
@@ -728,6 +729,16 @@ os._exit(3)
         self.assertEqual((spent["rework"], spent["hang"]), (0, 0))  # no step was repeated
         process.send_signal(signal.SIGTERM)  # Python writes nothing about it
         self.assertRegex(process.communicate(timeout=30)[1], r"\n  ran for .*, goodput [0-9.]+ %, 0 B of output\n")
+
+    def test_ranks_that_have_ended_do_not_run(self):
+        nodes = ["--launcher", "local", "--host", "127.0.0.1,127.0.0.2", "--nproc-per-node", 2]
+        process = self.started_job("sh", "-c", 'test "$RANK" = 1 || exec sleep 1000', options=nodes)
+        self.assertTrue(wait_until(lambda: [node["running"] for node in self.status(self.job)["nodes"]] == [1, 2]))
+        self.assertRegex(self.verb("status").out, r", 3 of 4 ranks run\n")
+        metrics = self.metrics()
+        self.assertEqual([metrics[f'ddplaunch_ranks{{state="{state}"}}'] for state in ("starting", "running", "ended", "lost")], [0, 3, 1, 0])
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
 
     def test_reports_of_a_program_that_does_not_speak_the_protocol(self):
         text = (pathlib.Path(__file__).parents[2] / "docs/users/metrics.md").read_text()

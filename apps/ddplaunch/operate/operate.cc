@@ -157,7 +157,14 @@ std::string status_text(OrderedJson status) {
   const std::chrono::seconds age(static_cast<std::int64_t>(status.value("age_s", 0.0)));
   std::string text = "job " + status.value("job", "") + ": " + status.value("state", "") + ", started " +
                      (age.count() == 0 ? "just now" : format_elapsed(age) + " ago");
-  if (status["world_size"].is_number()) text += ", " + counted(status["world_size"].get<int>(), "rank");
+  if (status["world_size"].is_number()) {
+    const int world_size = status["world_size"].get<int>();
+    int running = 0;
+    for (const OrderedJson& node : status["nodes"])
+      running += node.value("running", 0);
+    text += ", " + (running < world_size ? std::to_string(running) + " of " : "") +
+            counted(world_size, "rank") + (running < world_size ? " run" : "");
+  }
   if (status["step"].is_number()) text += ", step " + std::to_string(status["step"].get<std::uint64_t>());
   if (status["step_age_s"].is_number()) {
     const std::chrono::seconds quiet(static_cast<std::int64_t>(status["step_age_s"].get<double>()));

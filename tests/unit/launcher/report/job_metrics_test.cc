@@ -18,9 +18,9 @@ JobStatus running_job() {
   status.world_size = 4;
   status.attempt = 1;
   status.output_bytes = 18'446'744'073'709'551'615u;
-  status.nodes = {{"gpu01", "running", 0, 2, {{{41, 2.5, ""}}, {{40, {}, ""}}}, 1500ms},
-                  {"gpu02", "running", 2, 2, {{}, {{42, {}, ""}}}, 0ms},
-                  {"gpu03", "lost", 0, 0, {}, {}}};
+  status.nodes = {{"gpu01", "running", 0, 2, 1, 1, {{{41, 2.5, ""}}, {{40, {}, ""}}}, 1500ms},
+                  {"gpu02", "running", 2, 2, 2, 0, {{}, {{42, {}, ""}}}, 0ms},
+                  {"gpu03", "lost", 0, 0, 0, 0, {}, {}}};
   status.progress.step = 40;
   status.progress.last_step = 42;
   status.progress.step_seconds = 0.25;
@@ -44,8 +44,9 @@ TEST_CASE("metrics of a job with steps") {
                  "ddplaunch_job_info{job=\"run\\\"7\\\\\\n\",version=\"" + std::string(version()) + "\"} 1"));
   CHECK(has_line(text, "ddplaunch_nodes{state=\"lost\"} 1"));
   CHECK(has_line(text, "ddplaunch_nodes{state=\"running\"} 2"));
-  CHECK(has_line(text, "ddplaunch_ranks{state=\"running\"} 4"));
-  CHECK(text.find("ddplaunch_ranks{state=\"lost\"}") == std::string::npos);
+  CHECK(has_line(text, "ddplaunch_ranks{state=\"running\"} 3"));
+  CHECK(has_line(text, "ddplaunch_ranks{state=\"ended\"} 1"));
+  CHECK(has_line(text, "ddplaunch_ranks{state=\"lost\"} 0"));
   CHECK(has_line(text, "ddplaunch_attempts_total 2"));
   CHECK(has_line(text, "ddplaunch_failures_total{cause=\"rank\"} 1"));
   CHECK(has_line(text, "ddplaunch_nodes_lost_total 1"));
@@ -69,6 +70,19 @@ TEST_CASE("metrics of a job with steps") {
   CHECK(text.find("_seconds{node=\"gpu03\"}") == std::string::npos);
 }
 
+TEST_CASE("ranks are counted by their own state, not by that of their node") {
+  JobStatus status = running_job();
+  status.nodes[1] = {"gpu02", "lost", 2, 2, 0, 1, {}, {}};
+  const std::string lost = metrics_text(status);
+  CHECK(has_line(lost, "ddplaunch_ranks{state=\"running\"} 1"));
+  CHECK(has_line(lost, "ddplaunch_ranks{state=\"ended\"} 2"));
+  CHECK(has_line(lost, "ddplaunch_ranks{state=\"lost\"} 1"));
+  status.nodes[1] = {"gpu02", "running", 2, 2, 1, 0, {}, {}};  // its second worker is being started
+  const std::string starting = metrics_text(status);
+  CHECK(has_line(starting, "ddplaunch_ranks{state=\"starting\"} 1"));
+  CHECK(has_line(starting, "ddplaunch_ranks{state=\"running\"} 2"));
+}
+
 TEST_CASE("the status of a job is one line") {
   JobStatus status = running_job();
   CHECK(
@@ -76,11 +90,11 @@ TEST_CASE("the status of a job is one line") {
       R"({"job":"run\"7\\\n","state":"running","why":null,"age_s":0.0,"world_size":4,"attempt":1,"restarts":0,)"
       R"("max_restarts":0,"output_bytes":18446744073709551615,"directory":"","step":40,"step_s":0.25,"step_age_s":null,)"
       R"("loss":2.5,"goodput":0.333,"nodes":[)"
-      R"({"node":"gpu01","state":"running","first_rank":0,"ranks":2,"step":40,"steps":[41,40],)"
+      R"({"node":"gpu01","state":"running","first_rank":0,"ranks":2,"running":1,"step":40,"steps":[41,40],)"
       R"("losses":[2.5,null],"phases":["",""]},)"
-      R"({"node":"gpu02","state":"running","first_rank":2,"ranks":2,"step":42,"steps":[null,42],)"
+      R"({"node":"gpu02","state":"running","first_rank":2,"ranks":2,"running":2,"step":42,"steps":[null,42],)"
       R"("losses":[null,null],"phases":["",""]},)"
-      R"({"node":"gpu03","state":"lost","first_rank":null,"ranks":0,"step":null,"steps":[],)"
+      R"({"node":"gpu03","state":"lost","first_rank":null,"ranks":0,"running":0,"step":null,"steps":[],)"
       R"("losses":[],"phases":[]}]})"
       "\n");
   status.world_size = 0;  // not yet known

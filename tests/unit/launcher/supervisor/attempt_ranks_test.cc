@@ -32,6 +32,20 @@ TEST_CASE("attempt exits: a node's ranks have all ended only if each of them has
   CHECK_FALSE(exits.have_all(0, 2));
 }
 
+TEST_CASE("attempt exits: a rank runs from its start to its end") {
+  AttemptRanks ranks;
+  CHECK(ranks.running(0, 4) == 0);
+  for (const std::uint32_t rank : {0U, 2U, 3U, 4U})
+    ranks.start(rank, 5);
+  ranks.add(1);  // it could not be started
+  ranks.add(3);
+  CHECK(ranks.running(0, 2) == 1);
+  CHECK(ranks.ended(0, 2) == 1);
+  CHECK(ranks.running(2, 2) == 1);
+  CHECK(ranks.running(0, 5) == 3);
+  CHECK(ranks.ended(0, 5) == 2);
+}
+
 TEST_CASE("attempt exits: ranks that left early are named once, a minute after the first one") {
   AttemptRanks exits;
   CHECK_FALSE(exits.deadline());
