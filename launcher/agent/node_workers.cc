@@ -150,6 +150,7 @@ void NodeWorkers::perform(const node::PrepareAttempt& action) {
   note_setup_helpers();
   const WorkerProcesses& survivors = core_.processes();
   new_steps_.clear();  // they are of the previous attempt
+  step_timers_.clear();
   steps_timer_.cancel();
   if (auto board = collectives_.make_room(spawn.local_world_size); !board)
     link_.send(rendezvous::Notice{"desync analysis is not available: " + board.error().text, true});
@@ -368,6 +369,14 @@ void NodeWorkers::worker_reported(std::uint32_t local, const rendezvous::WorkerS
       if (!cancelled) send_steps();
     });
   }
+  // A worker that reports seldom measures its steps itself. Others report when a step ends.
+  StepTimer& timer = step_timers_[rank_of(local)];
+  if (step.durations) {
+    timer.forget();
+    timer.add(*step.durations);
+  } else {
+    timer.at(step.step, std::chrono::steady_clock::now().time_since_epoch());
+  }
   rendezvous::WorkerStep& kept = new_steps_[rank_of(local)];
   kept.step = step.step;
   kept.phase = step.phase.substr(0, kPhaseBytes);
@@ -377,17 +386,26 @@ void NodeWorkers::worker_reported(std::uint32_t local, const rendezvous::WorkerS
 void NodeWorkers::send_steps() {
   if (new_steps_.empty()) return;
   steps_timer_.cancel();
-  rendezvous::WorkerSteps message{core_.attempt().attempt, {}, {}, {}, {}};
+  rendezvous::WorkerSteps message{core_.attempt().attempt, {}, {}, {}, {}, {}, {}, {}};
+  StepDurations durations;
+  const auto send = [&] {
+    message.durations.assign(durations.counts.begin(), durations.counts.end());
+    link_.send(message);
+    message = {message.attempt, {}, {}, {}, {}, {}, {}, {}};
+    durations = {};
+  };
   for (const auto& [rank, report] : std::exchange(new_steps_, {})) {
+    const StepDurations measured = step_timers_[rank].take();
+    durations.add(measured);
+    message.counts.push_back(measured.steps());
+    message.seconds.push_back(std::bit_cast<std::uint64_t>(measured.seconds));
     message.ranks.push_back(rank);
     message.steps.push_back(report.step);
     message.phases.push_back(report.phase);
     message.losses.push_back(std::bit_cast<std::uint64_t>(report.loss.value_or(std::nan(""))));
-    if (message.ranks.size() < kRanksPerMessage) continue;
-    link_.send(message);
-    message = {message.attempt, {}, {}, {}, {}};
+    if (message.ranks.size() >= kRanksPerMessage) send();
   }
-  if (!message.ranks.empty()) link_.send(message);
+  if (!message.ranks.empty()) send();
 }
 
 void NodeWorkers::worker_in_trouble(std::uint32_t local, const rendezvous::WorkerTrouble& trouble) {

@@ -125,6 +125,7 @@ class NodeWorkers final : public WorkerEvents, public WorkerLinkEvents {
   AttemptTree tree_;
   HangMonitor hang_monitor_;
   std::map<std::uint32_t, rendezvous::WorkerStep> new_steps_;  ///< by rank: not yet sent to the master
+  std::map<std::uint32_t, StepTimer> step_timers_;             ///< by rank, of this attempt
   asio::steady_timer steps_timer_;                             ///< runs while there are any
   NodeQueries queries_;
   EvidenceCollector evidence_;

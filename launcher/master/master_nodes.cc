@@ -195,10 +195,13 @@ Result<> Master::take_steps(const NodeLink& node, const rendezvous::WorkerSteps&
   if (message.attempt != supervisor_.nodes().attempt()) return {};
   const bool good =
       message.ranks.size() == message.steps.size() && message.ranks.size() == message.losses.size() &&
-      message.ranks.size() == message.phases.size() &&
+      message.ranks.size() == message.phases.size() && message.ranks.size() == message.counts.size() &&
+      message.ranks.size() == message.seconds.size() &&
+      message.durations.size() == StepDurations().counts.size() &&
       std::all_of(message.ranks.begin(), message.ranks.end(),
                   [&](std::uint32_t rank) { return supervisor_.nodes().runs(node.index, rank); });
-  if (!good) return Error{ErrorCode::kProtocol, "it sent steps of a rank that it does not run", 0};
+  if (!good)
+    return Error{ErrorCode::kProtocol, "it sent steps of a rank that it does not run, or incomplete ones", 0};
   progress_.take_steps(message, steady_now());
   return {};
 }

@@ -52,14 +52,14 @@ class MetricsText {
 };
 
 void add_step_durations(MetricsText& text, const JobProgress::Figures& progress) {
-  text.family("step_duration_seconds", "histogram", "Durations of steps, which end with the slowest rank.");
+  text.family("step_duration_seconds", "histogram", "Durations of the steps of each rank.");
   std::uint64_t count = 0;
-  for (std::size_t i = 0; i < progress.step_durations.size(); ++i) {
-    count += progress.step_durations[i];
-    const bool last = i == JobProgress::kStepBounds.size();
-    text.part("_bucket", count, label("le", last ? "+Inf" : format_text("%g", JobProgress::kStepBounds[i])));
+  for (std::size_t i = 0; i < progress.durations.counts.size(); ++i) {
+    count += progress.durations.counts[i];
+    const bool last = i == StepDurations::kBounds.size();
+    text.part("_bucket", count, label("le", last ? "+Inf" : format_text("%g", StepDurations::kBounds[i])));
   }
-  text.part("_sum", progress.step_duration_sum);
+  text.part("_sum", progress.durations.seconds);
   text.part("_count", count);
 }
 

@@ -21,7 +21,8 @@ constexpr std::chrono::seconds kMeasured{10};
 constexpr std::chrono::seconds kStalled{30};
 constexpr double kStalledMedians = 5;
 constexpr std::size_t kRecentReports = 31;
-constexpr std::uint64_t kMostStepsAtOnce = 1'000'000'000;
+/// The steps of a rank are compared in windows of this time at least.
+constexpr std::chrono::seconds kWindow{30};
 constexpr std::size_t kMostXidLines = 10'000;
 constexpr std::size_t kNoCause = JobProgress::kCauseNames.size() - 1;
 
@@ -79,7 +80,7 @@ void JobProgress::take(const JournalEvent& event, Time now) {
       attempt_ = event.attempt.value_or(0);
       if (!ranks_at_.empty()) reached_ = std::max(reached_.value_or(0), ranks_at_.begin()->first);
       xid_lines_.clear();
-      reports_.clear();
+      ranks_.clear();
       ranks_at_.clear();
       marks_ = {};
       cause_ = kNoCause;
@@ -112,21 +113,42 @@ void JobProgress::take(const JournalEvent& event, Time now) {
   }
 }
 
-void JobProgress::count_steps(std::uint64_t steps, Time together) {
-  if (steps > kMostStepsAtOnce) return;  // the numbers of the ranks cannot be right
-  const double seconds = std::chrono::duration<double>(together).count();
-  const auto bound = std::ranges::lower_bound(kStepBounds, seconds / static_cast<double>(steps));
-  sums_.step_durations[static_cast<std::size_t>(bound - kStepBounds.begin())] += steps;
-  sums_.step_duration_sum += seconds;
-  recent_.push_back(seconds / static_cast<double>(steps));
-  if (recent_.size() > kRecentReports) recent_.pop_front();
+/// Durations that cannot be right are not counted.
+void JobProgress::count_steps(const rendezvous::WorkerSteps& message, Time now) {
+  StepDurations durations;
+  for (std::size_t i = 0; i < message.durations.size(); ++i)
+    durations.counts.at(i) = message.durations[i];
+  const auto too_many = [](std::uint64_t count) { return count > StepDurations::kMost; };
+  const auto wrong_sum = [](std::uint64_t bits) {
+    const auto seconds = std::bit_cast<double>(bits);
+    return !(seconds >= 0 && seconds <= static_cast<double>(StepDurations::kMost));
+  };
+  if (std::ranges::any_of(message.durations, too_many) || std::ranges::any_of(message.counts, too_many) ||
+      std::ranges::any_of(message.seconds, wrong_sum))
+    return;
+  for (std::size_t i = 0; i < message.ranks.size(); ++i) {
+    const auto seconds = std::bit_cast<double>(message.seconds[i]);
+    durations.seconds += seconds;
+    if (message.counts[i] == 0) continue;
+    RankState& rank = ranks_.at(message.ranks[i]);
+    if (rank.present.steps > 0 && now - rank.window_began >= kWindow)
+      rank.previous = std::exchange(rank.present, {});
+    if (rank.present.steps == 0) rank.window_began = now;
+    rank.present.steps += message.counts[i];
+    rank.present.seconds += seconds;
+  }
+  sums_.durations.add(durations);
 }
 
 void JobProgress::measure(std::uint64_t lowest, Time now) {
   auto& [latest, older, oldest] = marks_;
   if (latest && latest->step == lowest) return;
   if (latest && lowest < latest->step) marks_ = {};  // a slower rank has reported for the first time
-  if (latest) count_steps(lowest - latest->step, now - latest->time);
+  if (latest && lowest - latest->step <= StepDurations::kMost) {  // else the numbers cannot be right
+    recent_.push_back(std::chrono::duration<double>(now - latest->time).count() /
+                      static_cast<double>(lowest - latest->step));
+    if (recent_.size() > kRecentReports) recent_.pop_front();
+  }
   latest = Mark{lowest, now};
   if (!older || now - older->time >= kMeasured) {
     oldest = older;
@@ -140,19 +162,25 @@ void JobProgress::take_steps(const rendezvous::WorkerSteps& message, Time now) {
   DDP_REQUIRE(
       count == message.steps.size() && count == message.losses.size() && count == message.phases.size(),
       count, message.steps.size(), message.losses.size(), message.phases.size());
+  DDP_REQUIRE(count == message.counts.size() && count == message.seconds.size() &&
+                  message.durations.size() == sums_.durations.counts.size(),
+              count, message.counts.size(), message.seconds.size(), message.durations.size());
   for (std::size_t i = 0; i < message.ranks.size(); ++i) {
     const std::uint64_t step = message.steps[i];
-    const auto [rank, first] = reports_.try_emplace(message.ranks[i], RankReport{step, {}, {}});
+    const auto [rank, first] = ranks_.try_emplace(message.ranks[i]);
+    RankReport& report = rank->second.report;
+    const std::uint64_t last = std::exchange(report.step, step);
     if (!first) {
-      const auto before = ranks_at_.find(std::exchange(rank->second.step, step));
+      const auto before = ranks_at_.find(last);
       DDP_REQUIRE(before != ranks_at_.end() && before->second > 0, rank->first);
       if (--before->second == 0) ranks_at_.erase(before);
     }
     ++ranks_at_[step];
     const double loss = std::bit_cast<double>(message.losses[i]);
-    rank->second.loss = std::isfinite(loss) ? std::optional(loss) : std::nullopt;
-    rank->second.phase = message.phases[i];
+    report.loss = std::isfinite(loss) ? std::optional(loss) : std::nullopt;
+    report.phase = message.phases[i];
   }
+  count_steps(message, now);
   if (ranks_at_.empty()) return;
   const std::uint64_t lowest = ranks_at_.begin()->first;
   if (marks_[0] && lowest > marks_[0]->step && stalled(now) > Time{0}) enter(phase_, now);
@@ -171,8 +199,13 @@ void JobProgress::take_xids(const std::string& node, std::string_view lines) {
 }
 
 std::optional<JobProgress::RankReport> JobProgress::report_of(std::uint32_t rank) const {
-  const auto found = reports_.find(rank);
-  return found == reports_.end() ? std::nullopt : std::optional(found->second);
+  const auto found = ranks_.find(rank);
+  if (found == ranks_.end()) return std::nullopt;
+  const auto& [report, began, present, previous] = found->second;
+  RankReport complete = report;
+  // The lower one, since a step of unusual length is in one of them, and for each rank in another perhaps.
+  if (previous.steps > 0) complete.step_seconds = std::min(present.mean(), previous.mean());
+  return complete;
 }
 
 JobProgress::Figures JobProgress::figures(Time now) const {
@@ -183,8 +216,8 @@ JobProgress::Figures JobProgress::figures(Time now) const {
     figures.step = ranks_at_.begin()->first;
     figures.last_step = ranks_at_.rbegin()->first;
     const auto with_loss =
-        std::ranges::find_if(reports_, [](const auto& entry) { return entry.second.loss.has_value(); });
-    if (with_loss != reports_.end()) figures.loss = with_loss->second.loss;
+        std::ranges::find_if(ranks_, [](const auto& entry) { return entry.second.report.loss.has_value(); });
+    if (with_loss != ranks_.end()) figures.loss = with_loss->second.report.loss;
   }
   const auto& [latest, older, oldest] = marks_;
   if (latest) figures.step_age = now - latest->time;

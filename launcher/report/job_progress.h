@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/step_durations.h"
 #include "launcher/report/journal.h"
 #include "rendezvous/protocol/worker_messages.h"
 
@@ -33,20 +34,13 @@ class JobProgress {
   /// Causes of a failed attempt.
   static constexpr std::array<const char*, 4> kCauseNames{"rank", "node", "hang", "other"};
 
-  /// Seconds.
-  static constexpr std::array<double, 12> kStepBounds{0.001, 0.003, 0.01, 0.03, 0.1, 0.3,
-                                                      1,     3,     10,   30,   100, 300};
-
   struct Figures {
     std::optional<std::uint64_t> step;       ///< completed by all ranks that report steps
     std::optional<std::uint64_t> last_step;  ///< completed by the foremost rank
     std::optional<double> step_seconds;      ///< duration of a recent step, or of the present one if longer
     std::optional<Time> step_age;            ///< since all ranks had completed `step`
     std::optional<double> loss;              ///< of the lowest rank that reports one
-    /// Steps of all ranks by their duration: those of at most kStepBounds[i], the longest last. Not summed
-    /// up.
-    std::array<std::uint64_t, kStepBounds.size() + 1> step_durations{};
-    double step_duration_sum = 0;  ///< seconds
+    StepDurations durations;                 ///< of each rank's steps
     Time stalled{0};  ///< since the last step of all ranks, if that is far too long ago; 0: it is not
     std::map<std::string, std::map<int, int>> xids;  ///< number of Xid errors by node and number
     std::array<Time, kPhaseNames.size()> spent{};
@@ -60,8 +54,8 @@ class JobProgress {
   JobProgress(Time began, Time hang_timeout) : hang_timeout_(hang_timeout), since_(began) {}
 
   void take(const JournalEvent& event, Time now);
-  /// Takes what workers reported; the lists of the message have the same size. Ignored unless its attempt is
-  /// the present one.
+  /// Takes what workers reported; the lists of the message have the same size, and `durations` that of
+  /// StepDurations::counts. Ignored unless its attempt is the present one.
   void take_steps(const rendezvous::WorkerSteps& message, Time now);
   /// `lines`: WorkerEvidence::xid. A line counts once in an attempt, though several ranks may report it.
   void take_xids(const std::string& node, std::string_view lines);
@@ -70,6 +64,8 @@ class JobProgress {
     std::uint64_t step = 0;
     std::optional<double> loss;  ///< of the last report
     std::string phase;           ///< what it does; empty: not reported
+    /// Mean duration of its steps in the last minute, without steps of unusual length; unset: not yet known.
+    std::optional<double> step_seconds = {};
   };
   /// Unset: the rank has reported no step in this attempt.
   std::optional<RankReport> report_of(std::uint32_t rank) const;
@@ -80,9 +76,20 @@ class JobProgress {
     std::uint64_t step = 0;
     Time time{0};
   };
+  /// The report of a rank, and its steps in the present and in the previous window.
+  struct RankState {
+    struct Window {
+      std::uint64_t steps = 0;
+      double seconds = 0;
+      double mean() const { return seconds / static_cast<double>(steps); }
+    };
+    RankReport report;
+    Time window_began{0};
+    Window present, previous;
+  };
   void enter(Phase phase, Time now);
   void measure(std::uint64_t lowest, Time now);
-  void count_steps(std::uint64_t steps, Time together);
+  void count_steps(const rendezvous::WorkerSteps& message, Time now);
   Time stalled(Time now) const;
   void book(std::array<Time, kPhaseNames.size()>& spent, Time now) const;
 
@@ -91,7 +98,7 @@ class JobProgress {
   Time since_;    ///< begin of the phase
   Figures sums_;  ///< all but the present phase and the steps
   std::uint32_t attempt_ = 0;
-  std::map<std::uint32_t, RankReport> reports_;    ///< by rank, of this attempt
+  std::map<std::uint32_t, RankState> ranks_;       ///< by rank, of this attempt
   std::map<std::uint64_t, std::size_t> ranks_at_;  ///< number of ranks by their step: a message of a node
                                                    ///< must not cost a walk through all ranks
   std::optional<std::uint64_t> reached_;           ///< the most steps of all ranks in earlier attempts

@@ -51,12 +51,14 @@ std::string status_json(const JobStatus& status) {
                              {"step", or_null(node.lowest_step())},
                              {"steps", OrderedJson::array()},
                              {"losses", OrderedJson::array()},
-                             {"phases", OrderedJson::array()}});
+                             {"phases", OrderedJson::array()},
+                             {"step_seconds", OrderedJson::array()}});
     for (const auto& report : node.reports) {
       json["nodes"].back()["steps"].push_back(report ? OrderedJson(report->step) : OrderedJson());
       json["nodes"].back()["losses"].push_back(report ? or_null(report->loss) : OrderedJson());
       json["nodes"].back()["phases"].push_back(report ? report->phase : "");
     }
+      json["nodes"].back()["step_seconds"].push_back(report ? or_null(report->step_seconds) : OrderedJson());
   }
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
 }

@@ -120,12 +120,15 @@ struct WorkerSteps {
   static constexpr std::uint8_t kType = 0x17;
   std::uint32_t attempt = 0;
   std::vector<std::uint32_t> ranks;
-  std::vector<std::uint64_t> steps;   ///< of each of `ranks`
-  std::vector<std::uint64_t> losses;  ///< of each of `ranks`: the bits of a double; a nan: not reported
-  std::vector<std::string> phases;    ///< of each of `ranks`: what it does now; empty: not reported
+  std::vector<std::uint64_t> steps;      ///< of each of `ranks`
+  std::vector<std::uint64_t> losses;     ///< of each of `ranks`: the bits of a double; a nan: not reported
+  std::vector<std::string> phases;       ///< of each of `ranks`: what it does now; empty: not reported
+  std::vector<std::uint64_t> counts;     ///< of each of `ranks`: steps measured since the last message
+  std::vector<std::uint64_t> seconds;    ///< of each of `ranks`: the bits of a double; their durations' sum
+  std::vector<std::uint64_t> durations;  ///< of all `ranks` together: StepDurations::counts
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.attempt), c(m.ranks), c(m.steps), c(m.losses), c(m.phases);
+    c(m.attempt), c(m.ranks), c(m.steps), c(m.losses), c(m.phases), c(m.counts), c(m.seconds), c(m.durations);
   }
 };
 

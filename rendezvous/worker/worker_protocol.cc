@@ -106,6 +106,21 @@ class Keys {
       ranks.push_back(number_of(rank, key, std::uint32_t{0}, std::numeric_limits<std::uint32_t>::max()));
     return ranks;
   }
+  /// Returns nothing if `counts` is missing. A short list has the shortest steps.
+  std::optional<StepDurations> durations_or_none(const char* counts, const char* sum) {
+    const auto found = object_.find(counts);
+    if (found == object_.end()) return std::nullopt;
+    StepDurations durations;
+    require(found->is_array() && found->size() <= durations.counts.size(), counts,
+            "is not a list of at most 13 numbers");
+    if (!wrong_.empty()) return std::nullopt;
+    for (std::size_t i = 0; i < found->size(); ++i)
+      durations.counts[i] = number_of((*found)[i], counts, std::uint64_t{0}, StepDurations::kMost);
+    durations.seconds = real_or_none(sum).value_or(-1);
+    require(durations.seconds >= 0 && durations.seconds <= static_cast<double>(StepDurations::kMost), sum,
+            "is missing or out of range");
+    return durations;
+  }
   void require_present(const char* key) { (void)required(key); }
   void require(bool holds, const char* key, const char* otherwise) {
     if (!holds) fail(key, otherwise);
@@ -161,6 +176,7 @@ Result<WorkerMessage> decode_step(Keys keys) {
   step.step = keys.number<std::uint64_t>("step");
   step.phase = keys.text_or_empty("in");
   step.loss = keys.real_or_none("loss");
+  step.durations = keys.durations_or_none("durations", "seconds");
   return keys.result<WorkerMessage>(std::move(step));
 }
 
@@ -252,6 +268,13 @@ OrderedJson json_of(const WorkerStep& step) {
   OrderedJson object{{"step", step.step}};
   if (!step.phase.empty()) object["in"] = fitting(step.phase, kPhaseBytes);
   if (step.loss && std::isfinite(*step.loss)) object["loss"] = *step.loss;
+  if (step.durations) {
+    const auto& counts = step.durations->counts;
+    const auto last =
+        std::find_if(counts.rbegin(), counts.rend(), [](std::uint64_t count) { return count > 0; });
+    object["durations"] = std::vector<std::uint64_t>(counts.begin(), last.base());
+    object["seconds"] = step.durations->seconds;
+  }
   return object;
 }
 OrderedJson json_of(const WorkerTrouble& trouble) {

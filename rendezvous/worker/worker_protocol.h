@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/step_durations.h"
 
 /// Messages between a worker and the agent of its node over DDPLAUNCH_CONTROL: one JSON object per line, as
 /// described in docs/developers/worker_protocol.md. Plain data and the codec of both ends. Unknown keys are
@@ -35,11 +36,14 @@ struct WorkerHello {
   bool sharded = false;   ///< parts of its state exist nowhere else (ZeRO), so it cannot rejoin
   bool operator==(const WorkerHello&) const = default;
 };
-/// {"step":N,"in":"all-reduce","loss":0.5}: reports activity; N steps are complete. At most ten a second.
+/// {"step":N,"in":"all-reduce","loss":0.5,"durations":[0,0,0,0,3],"seconds":0.27}: reports activity; N steps
+/// are complete. At most ten a second.
 struct WorkerStep {
   std::uint64_t step = 0;
   std::string phase = {};           ///< what the worker does, in a few words; empty: not reported
   std::optional<double> loss = {};  ///< of the last step
+  /// Of the steps since the last such message; unset: the worker does not measure them.
+  std::optional<StepDurations> durations = {};
   bool operator==(const WorkerStep&) const = default;
 };
 /// {"failed":A,"error":"…","peers":[3]}: only evidence; the worker then waits for the order that follows.

@@ -82,6 +82,7 @@ struct WorkerLinkClient::Shared {
   std::optional<std::uint32_t> last;    ///< attempt of the latest order
   std::optional<std::uint64_t> held;    ///< step of the state reported when the worker left its attempt
   std::optional<StopOrder> stop;
+  StepTimer timer;        ///< counts each step, since few are reported
   std::string lost;       ///< why the link has ended; empty: it has not
   bool answered = false;  ///< the revoke of the present attempt is answered
   bool closing = false;
@@ -160,8 +161,13 @@ void WorkerLinkClient::Shared::collect(bool at_once) {
   const bool due = at_once || !said.empty() || (unsent.empty() && now - step_reported >= kBetweenSteps);
   if (due && step_untold.exchange(false, std::memory_order_acq_rel)) {
     const char* doing = phase.load(std::memory_order_relaxed);
-    unsent += encode_line(WorkerMessage(WorkerStep{step.load(std::memory_order_relaxed), doing ? doing : "",
-                                                   loss.load(std::memory_order_relaxed)}));
+    WorkerStep report{step.load(std::memory_order_relaxed), doing ? doing : "",
+                      loss.load(std::memory_order_relaxed)};
+    {
+      const std::lock_guard guard(lock);
+      report.durations = timer.take();
+    }
+    unsent += encode_line(WorkerMessage(report));
     step_reported = now;
   }
   unsent += said;
@@ -310,13 +316,17 @@ Result<AttemptOrder> WorkerLinkClient::next_attempt() {
 
 void WorkerLinkClient::ready() {
   const std::lock_guard guard(shared_->lock);
+  shared_->timer.forget();  // the next steps are those of the state that it has now
   if (shared_->present) shared_->say(WorkerReady{shared_->present->attempt});
 }
 
 void WorkerLinkClient::at(std::uint64_t step, const char* phase, double loss) {
-  shared_->step.store(step, std::memory_order_relaxed);
   shared_->loss.store(loss, std::memory_order_relaxed);
   shared_->phase.store(phase, std::memory_order_relaxed);
+  if (shared_->step.exchange(step, std::memory_order_relaxed) != step) {
+    const std::lock_guard guard(shared_->lock);
+    shared_->timer.at(step, Clock::now().time_since_epoch());
+  }
   // Only the first call since the thread last checked must wake it.
   if (!shared_->step_untold.exchange(true, std::memory_order_acq_rel)) raise_event(shared_->wake.get());
 }

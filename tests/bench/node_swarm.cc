@@ -39,6 +39,7 @@
 #include "base/asio.h"
 #include "base/build_identity.h"
 #include "base/result.h"
+#include "base/step_durations.h"
 #include "launcher/link_protocol/join_table.h"
 #include "launcher/links/join_shell.h"
 #include "remote/bootstrap/bootstrap.h"
@@ -210,7 +211,8 @@ Awaitable<> flood(Swarm* swarm, SwarmAgent* agent, Spawn spawn) {
     link.send(WorkerEvidence{
         spawn.attempt, rank, {}, {}, R"({"message":{"message":")" + evidence.substr(100) + R"("}})"});
     if (local == 0) link.send(WorkerCollectives{spawn.attempt, rank, longest_dump(rank, spawn)});
-    link.send(WorkerSteps{spawn.attempt, {rank}, {1}, {0}, {text}});
+    const std::vector<std::uint64_t> durations(StepDurations().counts.size());
+    link.send(WorkerSteps{spawn.attempt, {rank}, {1}, {0}, {text}, {0}, {0}, durations});
     link.send(Inspection{spawn.attempt, rank, false, evidence, evidence, true, 1});
     link.send(QueryAnswer{1, rank, evidence, false, 0, evidence});
     co_await link.flushed();

@@ -400,6 +400,15 @@ class ElasticUnits(unittest.TestCase):
         order = dict(attempt=1, rank=rank, world=2, local_rank=rank, local_world=2, node_rank=0, nodes=1)
         return elastic.World(link, dict(order, **{"from": source}), progress or self.progress, "cpu")
 
+    def test_each_step_is_measured_also_if_it_is_not_reported(self):
+        world, unsent = self.world(), {}
+        for completed, now in ((5, 10), (6, 10.2), (6, 10.3), (8, 10.6), (9, 410.6)):
+            self.progress.completed = completed
+            with unittest.mock.patch.object(elastic.time, "monotonic", lambda now=now: now):
+                unsent = world._measured(unsent)
+        self.assertEqual(unsent["durations"], [0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 1])
+        self.assertAlmostEqual(unsent["seconds"], 400.6)
+
     def test_a_group_that_completes_while_its_sockets_are_searched(self):
         sockets = elastic._Sockets()
         sockets.before = {"3"}

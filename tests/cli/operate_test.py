@@ -179,7 +179,7 @@ class Verbs(VerbTest):
         self.assertTrue(wait_until(lambda: self.status(self.job)["nodes"][0]["running"] == 2))
         status = self.status(self.job)
         self.assertEqual((status["job"], status["world_size"], status["attempt"]), (self.job, 2, 0))
-        self.assertEqual(status["nodes"], [{"node": "localhost", "state": "running", "first_rank": 0, "ranks": 2, "running": 2, "step": None, "steps": [None, None], "losses": [None, None], "phases": ["", ""]}])
+        self.assertEqual(status["nodes"], [{"node": "localhost", "state": "running", "first_rank": 0, "ranks": 2, "running": 2, "step": None, "steps": [None, None], "losses": [None, None], "phases": ["", ""], "step_seconds": [None, None]}])
         text = self.verb("status").out
         self.assertRegex(text, rf"^job {self.job}: running, started (just now|.* ago), 2 ranks\n  files in {self.jobs}/")
         self.assertRegex(text, r"(?m)^  localhost +ranks 0-1 +running$")
@@ -778,6 +778,18 @@ class Page(VerbTest):
         """Returns the status and the body of a reply."""
         host, port = address.removeprefix("http://").rstrip("/").rsplit(":", 1)
         connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    def test_workers_measure_their_steps(self):
+        self.script("worker.py", self.WORKER.replace('100 * (attempt + 1) - rank', '3, "durations": [0, 0, 0, 1, 3, 1], "seconds": 0.5')
+                    .replace('}).encode() + b"', '}).encode() + b\'\\n{"step":4,"durations":[-1],"seconds":0}\\n\' + b"'))
+        nodes = ["--launcher", "local", "--host", "127.0.0.1,127.0.0.2", "--nproc-per-node", 1]
+        process = self.started_job(sys.executable, "-S", "worker.py", options=nodes)
+        self.assertTrue(wait_until(lambda: self.status(self.job)["step"] == 3 and self.metrics()["ddplaunch_step_duration_seconds_count"] == 10))
+        metrics = self.metrics()
+        buckets = [metrics[f'ddplaunch_step_duration_seconds_bucket{{le="{bound}"}}'] for bound in (0.01, 0.03, 0.1, 0.3)]
+        self.assertEqual((buckets, metrics["ddplaunch_step_duration_seconds_sum"]), ([0, 2, 8, 10], 1))
+        process.send_signal(signal.SIGTERM)
+        self.assertIn('"durations" is not a whole number in range', process.communicate(timeout=30)[1])
+
         try:
             connection.request(method, target, headers=headers)
             reply = connection.getresponse()
@@ -881,6 +893,26 @@ class Page(VerbTest):
         self.assertEqual(self.request(address, "/metrics", Authorization="Bearer wrong")[0], 401)
         status, page = self.request(address, f"/?token={token}")
         self.assertEqual((status, page.startswith("<!doctype html>")), (200, True))
+    def test_a_browser_lists_ranks_that_are_slow_and_no_noise(self):
+        self.failed_job()
+        page = self.verb("report", "-o", "-").out
+        data = json.loads(re.search(r'<script type="application/json" id="data">(.*)</script>\n', page)[1])
+
+        def slow(steps, seconds):
+            node = {"node": "gpu01", "state": "running", "first_rank": 0, "ranks": 4, "running": 3, "steps": steps, "step_seconds": seconds}
+            data["state"]["status"] = {"state": "running", "attempt": 0, "step": 90, "step_s": 0.5, "world_size": 4, "nodes": [node]}
+            file = self.dir / "slow.html"
+            text = json.dumps(data).replace("</", "<\\/")
+            file.write_text(re.sub(r'(id="data">).*(</script>\n)', lambda part: part[1] + text + part[2], page, count=1))
+            shown = self.dom(f"file://{file}")
+            self.assertIn("3 of 4 ranks", shown)
+            section = re.search(r'<section id="slow-section"[^>]*>.*?</section>', shown, re.S)[0]
+            return "hidden" in section.partition(">")[0], re.findall(r"<tr><td>(\d)</td>", section)
+        self.assertEqual(slow([100, 99, 101, 97], [0.5, 0.5, 0.52, 0.5]), (True, []))  # reports that crossed
+        self.assertEqual(slow([100, 100, 100, 100], [0.5, 0.55, 0.7, 0.5]), (False, ["2", "1"]))
+        self.assertEqual(slow([100, 100, 100, 90], [0.5, 0.55, 0.5, None]), (False, ["3", "1"]))
+        self.assertEqual(slow([100, None, 100, 100], [None, None, None, None]), (True, []))
+
         self.assertEqual(self.request(address, f"/?token={token}", method="POST")[0], 405)
 
     def test_no_path_leads_out_of_the_job(self):

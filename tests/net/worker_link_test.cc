@@ -51,6 +51,7 @@ class LinkRecord : public WorkerLinkEvents {
   void worker_stepped(std::uint32_t, const rendezvous::WorkerStep& step) override {
     steps.push_back(step.step);
     phase = step.phase;
+    if (step.durations) durations.add(*step.durations);
   }
   void worker_reported(std::uint32_t rank, const rendezvous::WorkerStep& step) override {
     add(rank, "report " + std::to_string(step.step) + " " + std::to_string(step.loss.value_or(-1)));
@@ -69,6 +70,7 @@ class LinkRecord : public WorkerLinkEvents {
   bool has(const std::string& what) const { return std::find(said.begin(), said.end(), what) != said.end(); }
   std::uint32_t pid = 0;
   std::string phase;
+  StepDurations durations;         ///< that workers have measured
   std::set<std::uint32_t> linked;  ///< workers that have greeted and are connected
 
  private:
@@ -216,6 +218,25 @@ TEST_CASE("worker link: an attempt that was revoked before the worker took it") 
   world.begin(3);
   REQUIRE(client->next_attempt()->attempt == 3);
   CHECK_FALSE(readable(client->interrupt()));
+}
+
+TEST_CASE("worker link: a worker counts each of its steps, also those that it does not report") {
+  LinkFixture world;
+  auto client = world.worker();
+  world.begin(0);
+  REQUIRE(client->next_attempt().has_value());
+  client->at(0, "load");
+  client->at(7, "join");  // the state of another rank
+  client->ready();
+  const auto began = Clock::now();
+  for (std::uint64_t step = 8; step <= 58; ++step) {
+    client->at(step, "forward");
+    client->at(step, "backward");
+  }
+  const double all = std::chrono::duration<double>(Clock::now() - began).count();
+  world.until([&] { return !world.record.steps.empty() && world.record.steps.back() == 58; });
+  CHECK(world.record.durations.steps() == 50);  // not those before it had the state
+  CHECK(world.record.durations.seconds <= all + 1);
 }
 
 TEST_CASE("worker link: a process is read once its start is known") {

@@ -219,6 +219,7 @@ Result<std::string> show_status(const OperateOptions& options, const JobEntry& j
     node.erase("steps");
     node.erase("losses");
     node.erase("phases");
+    node.erase("step_seconds");
   }
   if (view != nullptr) {
     std::vector<launcher::LiveRow> rows;

@@ -18,7 +18,7 @@ JobStatus running_job() {
   status.world_size = 4;
   status.attempt = 1;
   status.output_bytes = 18'446'744'073'709'551'615u;
-  status.nodes = {{"gpu01", "running", 0, 2, 1, 1, {{{41, 2.5, ""}}, {{40, {}, ""}}}, 1500ms},
+  status.nodes = {{"gpu01", "running", 0, 2, 1, 1, {{{41, 2.5, "", 0.25}}, {{40, {}, ""}}}, 1500ms},
                   {"gpu02", "running", 2, 2, 2, 0, {{}, {{42, {}, ""}}}, 0ms},
                   {"gpu03", "lost", 0, 0, 0, 0, {}, {}}};
   status.progress.step = 40;
@@ -28,8 +28,7 @@ JobStatus running_job() {
   status.progress.failures = {1, 0, 0, 0};
   status.progress.nodes_lost = 1;
   status.progress.loss = 2.5;
-  status.progress.step_durations = {0, 1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 2};
-  status.progress.step_duration_sum = 900.5;
+  status.progress.durations = {{0, 1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 2}, 900.5};
   status.progress.xids = {{"gpu03", {{79, 2}}}};
   return status;
 }
@@ -91,11 +90,11 @@ TEST_CASE("the status of a job is one line") {
       R"("max_restarts":0,"output_bytes":18446744073709551615,"directory":"","step":40,"step_s":0.25,"step_age_s":null,)"
       R"("loss":2.5,"goodput":0.333,"nodes":[)"
       R"({"node":"gpu01","state":"running","first_rank":0,"ranks":2,"running":1,"step":40,"steps":[41,40],)"
-      R"("losses":[2.5,null],"phases":["",""]},)"
+      R"("losses":[2.5,null],"phases":["",""],"step_seconds":[0.25,null]},)"
       R"({"node":"gpu02","state":"running","first_rank":2,"ranks":2,"running":2,"step":42,"steps":[null,42],)"
-      R"("losses":[null,null],"phases":["",""]},)"
+      R"("losses":[null,null],"phases":["",""],"step_seconds":[null,null]},)"
       R"({"node":"gpu03","state":"lost","first_rank":null,"ranks":0,"running":0,"step":null,"steps":[],)"
-      R"("losses":[],"phases":[]}]})"
+      R"("losses":[],"phases":[],"step_seconds":[]}]})"
       "\n");
   status.world_size = 0;  // not yet known
   CHECK(status_json(status).find("\"world_size\":null,") != std::string::npos);

@@ -18,6 +18,13 @@ using Kind = JournalEvent::Kind;
 using Phase = JobProgress::Phase;
 
 const std::uint64_t kNoLoss = std::bit_cast<std::uint64_t>(std::nan(""));
+const std::vector<std::uint64_t> kNone(StepDurations().counts.size());
+
+StepDurations steps_of(std::chrono::milliseconds each, std::uint64_t steps) {
+  StepDurations durations;
+  durations.add(static_cast<std::int64_t>(steps) * each, steps);
+  return durations;
+}
 
 /// A job with ranks 0 and 1. Each call takes the time in seconds.
 struct Job {
@@ -37,7 +44,20 @@ struct Job {
     event(second + 2, Kind::kAttemptRunning);
   }
   void steps(int second, std::uint64_t rank_0, std::uint64_t rank_1) {
-    progress.take_steps({attempt, {0, 1}, {rank_0, rank_1}, {kNoLoss, kNoLoss}, {"", ""}},
+    progress.take_steps(
+        {attempt, {0, 1}, {rank_0, rank_1}, {kNoLoss, kNoLoss}, {"", ""}, {0, 0}, {0, 0}, kNone},
+        std::chrono::seconds(second));
+  }
+  /// Takes a report of one rank: `durations` of its steps since the last one.
+  void measured(int second, std::uint32_t rank, const StepDurations& durations) {
+    progress.take_steps({attempt,
+                         {rank},
+                         {static_cast<std::uint64_t>(second)},
+                         {kNoLoss},
+                         {""},
+                         {durations.steps()},
+                         {std::bit_cast<std::uint64_t>(durations.seconds)},
+                         {durations.counts.begin(), durations.counts.end()}},
                         std::chrono::seconds(second));
   }
   JobProgress::Figures at(int second) const { return progress.figures(std::chrono::seconds(second)); }
@@ -200,31 +220,75 @@ TEST_CASE("the duration of a step is measured over the last ten to twenty second
 TEST_CASE("a rank that reports late does not spoil the duration of a step") {
   Job job;
   job.run(0);
-  job.progress.take_steps({0, {0}, {110}, {kNoLoss}, {""}}, 9s);
+  job.progress.take_steps({0, {0}, {110}, {kNoLoss}, {""}, {0}, {0}, kNone}, 9s);
   job.steps(10, 111, 100);
   CHECK_FALSE(job.at(10).step_seconds);
   job.steps(14, 115, 102);
   CHECK(job.at(14).step_seconds == 2.0);
 }
 
-TEST_CASE("each step of all ranks is counted by its duration") {
+TEST_CASE("each step of each rank is counted by its duration") {
   Job job;
   job.run(0);
-  job.steps(10, 100, 100);
-  job.steps(12, 104, 102);  // two steps of 1 s
-  job.steps(32, 104, 103);  // one of 20 s
-  const auto figures = job.at(40);
-  std::vector<std::uint64_t> counts(figures.step_durations.begin(), figures.step_durations.end());
-  CHECK(counts == std::vector<std::uint64_t>{0, 0, 0, 0, 0, 0, 2, 0, 0, 1, 0, 0, 0});
-  CHECK(figures.step_duration_sum == 22);
+  job.measured(10, 0, steps_of(100ms, 10));
+  job.measured(10, 1, steps_of(20ms, 50));
   job.run(50, 1);
-  job.steps(60, 1, 1);  // the first of an attempt
-  CHECK(job.at(60).step_duration_sum == 22);
-  job.steps(500, 2, 2);
-  CHECK(job.at(500).step_durations.back() == 1);
-  job.steps(501, 5, ~std::uint64_t{0});
-  job.steps(502, ~std::uint64_t{0}, ~std::uint64_t{0});
-  CHECK(job.at(502).step_duration_sum == 463);  // three steps in a second; the rest are no steps
+  job.measured(60, 0, steps_of(400s, 1));
+  const StepDurations durations = job.at(60).durations;
+  CHECK(durations.counts == StepDurations{{0, 0, 0, 50, 10, 0, 0, 0, 0, 0, 0, 0, 1}}.counts);
+  CHECK(durations.seconds == 402);
+}
+
+TEST_CASE("durations that a node cannot have measured are not counted") {
+  Job job;
+  job.run(0);
+  for (const double seconds : {-1.0, 2e9, std::nan(""), HUGE_VAL})
+    job.measured(1, 0, StepDurations{{1}, seconds});
+  job.measured(1, 0, StepDurations{{StepDurations::kMost + 1}, 1});
+  CHECK(job.at(1).durations == StepDurations());
+  CHECK(job.progress.report_of(0)->step == 1);
+  StepDurations own;
+  own.add(1s, StepDurations::kMost + 1);
+  CHECK(own == StepDurations());
+}
+
+TEST_CASE("a rank's time is that of its usual steps in the last minute") {
+  Job job;
+  job.run(0);
+  for (int second = 1; second <= 100; ++second) {
+    job.measured(second, 0, steps_of(100ms, 10));
+    job.measured(second, 1, steps_of(125ms, 8));
+    CHECK(job.progress.report_of(0)->step_seconds.has_value() == second > 30);
+  }
+  CHECK(std::abs(*job.progress.report_of(0)->step_seconds - 0.1) < 1e-9);
+  CHECK(std::abs(*job.progress.report_of(1)->step_seconds - 0.125) < 1e-9);
+  job.measured(101, 0, steps_of(20s, 1));  // a checkpoint, which the other rank has not reported yet
+  CHECK(std::abs(*job.progress.report_of(0)->step_seconds - 0.1) < 1e-9);
+  for (int second = 200; second <= 280;
+       second += 40)  // steps that are longer than the time of the measurement
+    job.measured(second, 1, steps_of(40s, 1));
+  CHECK(job.progress.report_of(1)->step_seconds == 40);
+  job.run(300, 1);
+  job.measured(310, 0, steps_of(1s, 1));
+  CHECK_FALSE(job.progress.report_of(0)->step_seconds);
+}
+
+TEST_CASE("steps are measured between the reports of a worker") {
+  StepTimer timer;
+  timer.at(5, 1s);
+  CHECK(timer.take() == StepDurations());  // nobody knows when its steps began
+  timer.at(5, 2s);                         // the same step goes on
+  timer.at(6, 3s);
+  timer.at(10, 4s);  // each fourth step is reported
+  CHECK(timer.take() == StepDurations{{0, 0, 0, 0, 0, 4, 0, 1}, 3});
+  timer.at(3, 5s);  // it begins anew
+  timer.at(4, 5100ms);
+  timer.forget();
+  timer.at(5, 9s);
+  timer.at(6, 9100ms);
+  CHECK(timer.take().counts == StepDurations{{0, 0, 0, 0, 2}}.counts);
+  timer.at(~std::uint64_t{0}, 10s);
+  CHECK(timer.take() == StepDurations());
 }
 
 TEST_CASE("a wrong step that was taken back makes no rework") {
@@ -243,7 +307,8 @@ TEST_CASE("the loss is that of the last report") {
   job.run(0);
   job.steps(1, 1, 1);
   CHECK_FALSE(job.at(1).loss);
-  job.progress.take_steps({0, {1}, {2}, {std::bit_cast<std::uint64_t>(1e99)}, {"backward"}}, 2s);
+  job.progress.take_steps({0, {1}, {2}, {std::bit_cast<std::uint64_t>(1e99)}, {"backward"}, {0}, {0}, kNone},
+                          2s);
   CHECK(job.at(2).loss == 1e99);
   CHECK(job.progress.report_of(1)->phase == "backward");
   CHECK_FALSE(job.progress.report_of(0)->loss);

@@ -207,7 +207,7 @@ TEST_CASE("the size of a frame is known without its bytes") {
   };
   CHECK(same(sample_job()));
   CHECK(same(Hello{.hostname = "n", .interfaces = {{"eth0", "10.0.0.1", 24, true, false}}}));
-  CHECK(same(WorkerSteps{1, {2}, {3}, {4}, {"train"}}));
+  CHECK(same(WorkerSteps{1, {2}, {3}, {4}, {"train"}, {5}, {6}, {7, 8}}));
   CHECK(same(Output{0, 1, 2, 3, "text"}));
 }
 
