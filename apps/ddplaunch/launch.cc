@@ -48,7 +48,7 @@ int fail(const launcher::JobSpec& spec, const Error& error) {
   } else if (!spec.report_path.empty()) {
     files.push_back({spec.report_path});
   }
-  const auto warnings = launcher::write_reports(json, files, done);
+  const auto warnings = launcher::write_reports(json, json, files, done);
   for (const std::string& warning : warnings)
     std::fprintf(stderr, "ddplaunch: %s\n", warning.c_str());
   // Scripts read the last line, so it is repeated after the warnings.

@@ -68,8 +68,9 @@ std::vector<KeptJob> jobs_in(const std::string& jobs_directory) {
   std::map<std::string, KeptJob> jobs;
   for (JobEntry& entry : read_jobs({jobs_directory})) {
     KeptJob& job = jobs[entry.name];
-    job.ended = std::max({time_of(entry.file), time_of(entry.directory + "/report.json"),
-                          time_of(entry.directory + "/ddplaunch.log")});
+    job.ended =
+        std::max({time_of(entry.file), time_of(entry.directory + "/report.json"),
+                  time_of(entry.directory + "/events.jsonl"), time_of(entry.directory + "/ddplaunch.log")});
     job.entry = std::move(entry);
   }
   std::error_code ignored;
@@ -80,7 +81,7 @@ std::vector<KeptJob> jobs_in(const std::string& jobs_directory) {
     KeptJob& job = jobs[path.filename().string()];
     job.directory = path.string();
     job.ended = std::max({job.ended, time_of(path / "run.lock"), time_of(path / "report.json"),
-                          time_of(path / "ddplaunch.log")});
+                          time_of(path / "events.jsonl"), time_of(path / "ddplaunch.log")});
   }
   std::vector<KeptJob> sorted;
   for (auto& [name, job] : jobs)
@@ -90,12 +91,12 @@ std::vector<KeptJob> jobs_in(const std::string& jobs_directory) {
 }
 
 /// A lock proves that the job has ended. Locks of another host may be invisible here, so its job counts as
-/// ended only with a report.
+/// ended only if its files say so.
 bool delete_job(const KeptJob& job) {
   std::error_code ignored;
   UniqueFd lock;
   if (!job.directory.empty()) {
-    const bool ended = fs::exists(job.directory + "/report.json", ignored);
+    const bool ended = recorded_end(job.directory).has_value();
     if (!ended && !(job.entry && job.entry->host == host_name())) return false;
     lock.reset(::open((job.directory + "/run.lock").c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
     if (!lock || ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return false;

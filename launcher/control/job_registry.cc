@@ -131,6 +131,12 @@ Result<> write_entry(const std::string& directory, const JobEntry& entry) {
   return written;
 }
 
+std::optional<RunState> report_end(const std::string& directory) {
+  const OrderedJson report = read_report(directory);
+  if (!report.contains("exit_code") || !report["exit_code"].is_number_integer()) return {};
+  return RunState{RunState::Kind::kEnded, report["exit_code"].get<int>(), text_of(report, "why")};
+}
+
 /// Returns the end of the job that its journal has. A full disk may have room for this line and none for the
 /// report.
 std::optional<RunState> journal_end(const std::string& directory) {
@@ -244,17 +250,20 @@ Result<JobEntry> find_job(const std::vector<JobEntry>& jobs, std::string_view id
       std::string(id) + (choice ? " names several jobs that run: " : " begins several jobs: ") + names};
 }
 
-OrderedJson read_report(const JobEntry& job) {
-  OrderedJson report = OrderedJson::parse(
-      read_start(job.directory + "/report.json", kReportBytes, O_NONBLOCK), nullptr, false);
+OrderedJson read_report(const std::string& directory) {
+  OrderedJson report =
+      OrderedJson::parse(read_start(directory + "/report.json", kReportBytes, O_NONBLOCK), nullptr, false);
   return report.is_object() ? report : OrderedJson();
+}
+
+std::optional<RunState> recorded_end(const std::string& directory) {
+  auto end = report_end(directory);
+  return end ? end : journal_end(directory);
 }
 
 RunState state_of(const JobEntry& job) {
   using Kind = RunState::Kind;
-  const OrderedJson report = read_report(job);
-  if (report.contains("exit_code") && report["exit_code"].is_number_integer())
-    return {Kind::kEnded, report["exit_code"].get<int>(), text_of(report, "why")};
+  if (auto end = report_end(job.directory)) return *end;
   std::error_code ignored;
   if (job.host != host_name()) return journal_end(job.directory).value_or(RunState{Kind::kElsewhere});
   const UniqueFd lock = open_lock(job.directory);

@@ -71,7 +71,9 @@ struct RunState {
   std::string why = {};               ///< kEnded: the reason in either; empty after success
 };
 /// Returns the report of an ended run; null: there is none that can be read.
-nlohmann::ordered_json read_report(const JobEntry& job);
+nlohmann::ordered_json read_report(const std::string& directory);
+/// Returns kEnded if the report or the journal in the directory of a run has its end.
+std::optional<RunState> recorded_end(const std::string& directory);
 RunState state_of(const JobEntry& job);
 const char* state_name(RunState::Kind kind);
 

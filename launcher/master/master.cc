@@ -32,6 +32,7 @@ constexpr milliseconds kPingEvery{1'000};
 constexpr int kPingsInTimeout = 6;
 /// Time for the reader of the last lines.
 constexpr seconds kLastText{2};
+constexpr std::size_t kMostWarnings = 20;
 /// Time for a disk that accepts nothing.
 constexpr seconds kDeadDisk{10};
 
@@ -56,6 +57,12 @@ std::vector<std::string> hook_env(const JobSpec& spec) {
   return env;
 }
 
+/// Lists of warnings name them as such.
+std::string without_prefix(const std::string& warning) {
+  constexpr std::string_view kPrefix = "warning: ";
+  return warning.substr(warning.starts_with(kPrefix) ? kPrefix.size() : 0);
+}
+
 /// Scripts read the last line of stderr after a failure.
 std::string last_line(const ExitReport& report) {
   return report.exit_code == 0 ? "" : report.text.substr(report.text.rfind('\n', report.text.size() - 2) + 1);
@@ -69,7 +76,7 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
       spec_(spec),
       began_(steady_now()),
       files_(JobWriter::start(
-          loop.get_executor(), std::move(job_dir), [this](const std::string& words) { say(words); },
+          loop.get_executor(), std::move(job_dir), [this](const std::string& words) { warn(words); },
           [this] { give_all_credit(); }, std::move(options.first_task))),
       log_(*files_, spec),
       console_(
@@ -86,7 +93,7 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
       stdin_(loop.get_executor()),
       queries_(loop, supervisor_.nodes(), nodes_),
       hooks_(loop.get_executor(),
-             {spec.hooks, hook_env(spec), [this](const std::string& words) { say(words); },
+             {spec.hooks, hook_env(spec), [this](const std::string& words) { warn(words); },
               [this](const std::string& text) {
                 files_->append({0, 0, 0, kHooks}, text);
               }}),
@@ -199,7 +206,8 @@ void Master::feed_stdin() {
     return link->send(rendezvous::Stdin{});
   }
   stdin_link_ = link;
-  spawn(loop_.get_executor(), stdin_.run(link->connection(), [this](const std::string& text) { say(text); }));
+  spawn(loop_.get_executor(),
+        stdin_.run(link->connection(), [this](const std::string& text) { warn(text); }));
 }
 
 void Master::arm_deadline() {
@@ -268,13 +276,19 @@ void Master::leave_terminal() {
 void Master::warn_of_lost_output() {
   const int error = console_.broken(1);
   if (error == 0 || std::exchange(output_lost_, true)) return;
-  say("warning: " + system_error(error, "standard output").text + "; the job's output is in the files only");
+  warn("warning: " + system_error(error, "standard output").text + "; the job's output is in the files only");
 }
 
 void Master::say(std::string_view text) {
   log_.said(text);
   last_said_ = "ddplaunch: " + std::string(text) + "\n";
   console_.write(2, last_said_);
+}
+
+void Master::warn(const std::string& text) {
+  say(text);
+  warnings_.push_back(without_prefix(text));
+  if (warnings_.size() > kMostWarnings) warnings_.pop_front();
 }
 
 void Master::record(const JournalEvent& event) {
@@ -321,6 +335,7 @@ JobFacts Master::facts() const {
   facts.began = began_;
   facts.ended = steady_now();
   facts.goodput = progress_.figures(facts.ended).goodput();
+  facts.warnings.assign(warnings_.begin(), warnings_.end());
   facts.ended_at = std::chrono::system_clock::now();
   return facts;
 }
@@ -351,15 +366,22 @@ ExitReport Master::show_report() {
 
 /// Completes the files with their last bytes and the report, as far as the disk accepts them.
 void Master::settle_files(const ExitReport& report) {
-  std::vector<ReportFile> files{{spec_.job_dir + "/report.json", 0600}};
-  const auto json = std::make_shared<const std::string>(report_json(supervisor_.end(), report, facts()));
+  const JobFacts known = facts();
+  std::vector<ReportFile> files{{spec_.job_dir + "/report.json", 0600, true}};
   if (spec_.report_path == kReportToStdout) {
-    console_.write(1, *json);
+    console_.write(1, report_json(supervisor_.end(), report, known));
   } else if (!spec_.report_path.empty()) {
     files.push_back({spec_.report_path});
   }
   const auto done = std::make_shared<std::atomic<std::size_t>>(0);
-  const JobWriter::LastTask write = [json, files, done] { return write_reports(*json, files, *done); };
+  // Copies, since the thread of a dead disk may outlive this object.
+  const JobWriter::LastTask write = [end = supervisor_.end(), report, known, files,
+                                     done](const std::string& lost) {
+    JobFacts complete = known;
+    if (!lost.empty()) complete.warnings.push_back(without_prefix(lost));
+    return write_reports(report_json(end, report, complete), brief_report_json(end, report, complete), files,
+                         *done);
+  };
   auto warnings = files_->settle(write, kLastText);
   if (warnings && warnings->empty()) return;
   // The disk of the first path may also still receive the job's output.

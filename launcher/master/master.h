@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -97,6 +98,8 @@ class Master final : private NodeEvents {
   void leave_terminal();
   void end_tasks();
   void say(std::string_view text);
+  /// Says it, and keeps it for the job's status and report.
+  void warn(const std::string& text);
   void record(const JournalEvent& event);
   void say_host(const NodeLink& node, std::string_view line);
   JobFacts facts() const;
@@ -129,6 +132,7 @@ class Master final : private NodeEvents {
   bool output_lost_ = false;
   std::uint64_t output_bytes_ = 0;  ///< that the workers wrote
   JobProgress progress_;
+  std::deque<std::string> warnings_;  ///< the latest
   std::function<void()> all_run_;
 };
 

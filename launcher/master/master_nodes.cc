@@ -215,6 +215,7 @@ void Master::take_notice(NodeLink& node, const rendezvous::Notice& notice) {
     words =
         "warning: " + supervisor_.nodes()[node.index].name + " sent too many notices; the rest is dropped";
   const bool wanted = notice.detail ? spec_.verbose : !spec_.quiet;
+  if (shown == NodeLimits::NoticeDecision::kLast) return warn(words);
   wanted ? say(words) : log_.step(words);
 }
 

@@ -73,6 +73,7 @@ JobStatus Master::status() const {
   status.directory = spec_.job_dir;
   status.progress = progress_.figures(steady_now());
   if (status.progress.stalled > status.progress.stalled.zero()) status.state = "stalled";
+  status.warnings.assign(warnings_.begin(), warnings_.end());
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     JobStatus::NodeStatus& node = status.nodes.emplace_back();
     node.name = nodes[i].name;

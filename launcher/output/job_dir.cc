@@ -20,6 +20,7 @@
 #include "base/host_name.h"
 #include "base/text.h"
 #include "launcher/job/job_spec.h"
+#include "launcher/output/report_file.h"
 
 namespace ddp::launcher {
 namespace {
@@ -196,6 +197,7 @@ Result<JobDir> JobDir::create(const JobSpec& spec) {
   auto claim = claim_directory(job.path_, "the job directory", "--job-dir", job.warning_);
   if (!claim) return claim.error();
   job.claims_.push_back(std::move(*claim));
+  reserve_report(job.path_ + "/report.json");
   if (!options.log_dir.empty()) {
     job.log_dir_ = options.log_dir;
     const std::filesystem::path named = std::filesystem::path(job.log_dir_).parent_path();

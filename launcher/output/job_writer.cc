@@ -151,8 +151,9 @@ void JobWriter::write_loop() {
 void JobWriter::call_last_task(std::unique_lock<std::mutex>& lock) {
   const LastTask last = std::exchange(last_task_, nullptr);
   lock.unlock();
-  std::vector<std::string> warnings = last();
-  if (std::string lost = dir_.finish(); !lost.empty()) warnings.insert(warnings.begin(), std::move(lost));
+  std::string lost = dir_.finish();
+  std::vector<std::string> warnings = last(lost);
+  if (!lost.empty()) warnings.insert(warnings.begin(), std::move(lost));
   lock.lock();
   settled_ = std::move(warnings);
   progress_.notify_all();

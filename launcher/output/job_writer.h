@@ -50,7 +50,8 @@ class JobWriter : public std::enable_shared_from_this<JobWriter> {
   void append(const OutputKey& key, std::string_view bytes, std::shared_ptr<const char[]> memory);
   bool full() const { return backlog_.load(std::memory_order_relaxed) > kHigh; }
   std::string file(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream) const;
-  using LastTask = std::function<std::vector<std::string>()>;
+  /// Gets the unreported losses of the files, as text; usually empty.
+  using LastTask = std::function<std::vector<std::string>(const std::string& lost)>;
   /// Makes the thread write the whole backlog and then call `last`. Waits for both as long as the disk
   /// accepts bytes, and for `limit` when it accepts none. Returns warnings for the user: losses of the files
   /// and the warnings of `last`. Unset: not finished yet, and another call continues the wait.

@@ -11,6 +11,47 @@
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {
+namespace {
+
+std::string reserved_path(const std::string& path) {
+  return path + ".reserved";
+}
+
+/// Writes into the reserved blocks, and renames the file.
+Result<> fill_reserved(const std::string& path, std::string_view text) {
+  const std::string reserved = reserved_path(path);
+  UniqueFd file(::open(reserved.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  if (!file) return system_error(errno, "open " + reserved);
+  if (auto written = write_bytes(file.get(), text, reserved); !written) return written;
+  if (::ftruncate(file.get(), static_cast<off_t>(text.size())) != 0 || ::close(file.release()) != 0)
+    return system_error(errno, "write " + reserved);
+  if (::rename(reserved.c_str(), path.c_str()) != 0)
+    return system_error(errno, "rename " + reserved + " to " + path);
+  return {};
+}
+
+Result<> write_one(const ReportFile& file, std::string_view text, std::string_view brief,
+                   std::vector<std::string>& warnings) {
+  if (!file.reserved) return write_report(file.path, text, file.mode);
+  if (fill_reserved(file.path, text)) return {};
+  Result<> whole =
+      write_report(file.path, text, file.mode);  // also if somebody has deleted the reserved file
+  if (whole) {
+    ::unlink(reserved_path(file.path).c_str());
+  } else if (fill_reserved(file.path, brief)) {
+    warnings.push_back("warning: the report has no details: " + whole.error().text);
+    return {};
+  }
+  return whole;
+}
+
+}  // namespace
+
+void reserve_report(const std::string& path) {
+  const std::string reserved = reserved_path(path);
+  const UniqueFd file(::open(reserved.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (file && ::posix_fallocate(file.get(), 0, kReservedBytes) != 0) ::unlink(reserved.c_str());
+}
 
 Result<> write_report(const std::string& path, std::string_view text, mode_t mode) {
   // A rename would replace a link instead of its target.
@@ -42,11 +83,11 @@ Result<> write_report(const std::string& path, std::string_view text, mode_t mod
   return written;
 }
 
-std::vector<std::string> write_reports(std::string_view text, const std::vector<ReportFile>& files,
-                                       std::atomic<std::size_t>& done) {
+std::vector<std::string> write_reports(std::string_view text, std::string_view brief,
+                                       const std::vector<ReportFile>& files, std::atomic<std::size_t>& done) {
   std::vector<std::string> warnings;
-  for (const auto& [path, mode] : files) {
-    if (const auto written = write_report(path, text, mode); !written)
+  for (const ReportFile& file : files) {
+    if (const auto written = write_one(file, text, brief, warnings); !written)
       warnings.push_back("warning: the report was not written: " + written.error().text);
     ++done;
   }

@@ -40,6 +40,7 @@ std::string status_json(const JobStatus& status) {
        status.progress.step_age ? OrderedJson(in_seconds(*status.progress.step_age)) : OrderedJson()},
       {"loss", or_null(status.progress.loss)},
       {"goodput", std::round(status.progress.goodput() * 1000) / 1000},
+      {"warnings", status.warnings},
       {"nodes", OrderedJson::array()}};
   for (const JobStatus::NodeStatus& node : status.nodes) {
     const bool runs = node.ranks > 0;
@@ -57,8 +58,8 @@ std::string status_json(const JobStatus& status) {
       json["nodes"].back()["steps"].push_back(report ? OrderedJson(report->step) : OrderedJson());
       json["nodes"].back()["losses"].push_back(report ? or_null(report->loss) : OrderedJson());
       json["nodes"].back()["phases"].push_back(report ? report->phase : "");
-    }
       json["nodes"].back()["step_seconds"].push_back(report ? or_null(report->step_seconds) : OrderedJson());
+    }
   }
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
 }

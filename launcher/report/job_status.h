@@ -38,6 +38,7 @@ struct JobStatus {
   std::uint64_t output_bytes = 0;  ///< that the workers wrote
   std::string directory;
   JobProgress::Figures progress;
+  std::vector<std::string> warnings;  ///< the latest, such as that the disk is full
   std::vector<NodeStatus> nodes;
 };
 

@@ -48,10 +48,20 @@ const char* what_of(Failure::Kind kind) {
   return "";
 }
 
+std::string text_of(const OrderedJson& report) {
+  return escape_unsafe_in_json(report.dump(2, ' ', false, OrderedJson::error_handler_t::replace)) + "\n";
+}
+
 class ReportWriter {
  public:
-  ReportWriter(const JobEnd& end, const ExitReport& exit, const JobFacts& facts)
-      : end_(end), exit_(exit), facts_(facts), cause_(cause_of(end)) {}
+  ReportWriter(const JobEnd& end, const ExitReport& exit, const JobFacts& facts, bool brief)
+      : end_(end),
+        exit_(exit),
+        facts_(facts),
+        cause_(cause_of(end)),
+        brief_(brief),
+        tails_(brief ? kTails : 0),
+        room_(brief ? 0 : kLongTexts) {}
 
   OrderedJson report() {
     OrderedJson report;
@@ -76,18 +86,19 @@ class ReportWriter {
     report["root_cause"] = cause_ == nullptr ? OrderedJson() : failure_json(*cause_, true);
     report["other_failures"] = OrderedJson::array();
     for (const Failure& failure : end_.failures) {
-      if (&failure != cause_) report["other_failures"].push_back(failure_json(failure, false));
+      if (&failure != cause_ && !brief_) report["other_failures"].push_back(failure_json(failure, false));
     }
     report["exited_early"] = OrderedJson::array();
-    for (const EarlyExit& exit : early_exits()) {
+    for (const EarlyExit& exit : brief_ ? std::vector<EarlyExit>() : early_exits()) {
       report["exited_early"].push_back({{"rank", exit.rank},
                                         {"host", exit.host},
                                         {"since_start_s", in_seconds(exit.at())},
                                         {"margin_s", in_seconds(exit.happened.margin())}});
     }
     report["earlier_attempts"] = OrderedJson::array();
-    for (const Failure& failure : end_.earlier)
+    for (const Failure& failure : brief_ ? std::vector<Failure>() : end_.earlier)
       report["earlier_attempts"].push_back(failure_json(failure, true));
+    report["warnings"] = facts_.warnings;
     return report;
   }
 
@@ -174,16 +185,19 @@ class ReportWriter {
   const ExitReport& exit_;
   const JobFacts& facts_;
   const Failure* cause_;
-  std::size_t tails_ = 0;
-  std::size_t room_ = kLongTexts;
+  const bool brief_;
+  std::size_t tails_;
+  std::size_t room_;
 };
 
 }  // namespace
 
 std::string report_json(const JobEnd& end, const ExitReport& exit, const JobFacts& facts) {
-  const std::string text =
-      ReportWriter(end, exit, facts).report().dump(2, ' ', false, OrderedJson::error_handler_t::replace);
-  return escape_unsafe_in_json(text) + "\n";
+  return text_of(ReportWriter(end, exit, facts, false).report());
+}
+
+std::string brief_report_json(const JobEnd& end, const ExitReport& exit, const JobFacts& facts) {
+  return text_of(ReportWriter(end, exit, facts, true).report());
 }
 
 std::string utc_text(std::chrono::system_clock::time_point time) {

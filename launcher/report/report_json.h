@@ -18,6 +18,7 @@ struct JobFacts {
   int world_size = 0;              ///< 0: not yet known
   int attempts = 1;
   double goodput = 0;                 ///< see JobProgress
+  std::vector<std::string> warnings;  ///< of the job: a full disk, lost output
   std::chrono::nanoseconds began{0};  ///< on the master's CLOCK_MONOTONIC, as Failure::when
   std::chrono::nanoseconds ended{0};
   std::chrono::system_clock::time_point ended_at;  ///< `ended` by the wall clock
@@ -26,6 +27,8 @@ struct JobFacts {
 /// Returns the report for --report (docs/users/report.md): JSON, UTF-8, ends with a newline. Every key is
 /// always present; unknown values are null. Invalid UTF-8 bytes become U+FFFD.
 std::string report_json(const JobEnd& end, const ExitReport& exit, const JobFacts& facts);
+/// Returns the same without other failures, earlier attempts, and long texts of the root cause.
+std::string brief_report_json(const JobEnd& end, const ExitReport& exit, const JobFacts& facts);
 
 /// Returns the time as "2026-11-21T07:40:27.123Z", RFC 3339.
 std::string utc_text(std::chrono::system_clock::time_point time);

@@ -684,6 +684,52 @@ class Stacks(VerbTest):
         self.assertIn("[127.0.0.2] rank 1, pid", out)
 
 
+class FullDisk(VerbTest):
+    """A job whose files are on a disk of 1 MiB, in a mount namespace of its own."""
+
+    SCRIPT = """
+mount -t tmpfs -o size=1m tmpfs disk || exit 77
+"$1" --job-dir disk/job --job-id "$2" --nproc-per-node 1 sh -c "$3" >out 2>err &
+job=$!
+for i in $(seq 300); do "$1" status "$2" >status.txt 2>&1 && grep -q "no space left" status.txt && break; sleep 0.1; done
+"$1" status --json "$2" >status.json
+"$1" report -o live.html "$2"
+touch go
+wait $job; echo $? >code
+"$1" status "$2" >end.txt 2>&1
+"$1" status --json "$2" >end.json
+cp disk/job/report.json . && ls disk/job >files
+"""
+
+    def run_on_full_disk(self, end):
+        (self.dir / "disk").mkdir()
+        worker = "head -c 3000000 /dev/zero | tr '\\0' x; while [ ! -e go ]; do sleep 0.05; done; " + end
+        done = subprocess.run(["unshare", "-rm", "sh", "-c", self.SCRIPT, "sh", DDPLAUNCH, self.job, worker], env=self.env, cwd=self.dir,
+                              capture_output=True, text=True, timeout=120)
+        if "unshare" in done.stderr or done.returncode == 77:
+            self.skipTest("no tmpfs can be mounted in a namespace: " + done.stderr.strip())
+        return lambda name: (self.dir / name).read_text()
+
+    def test_a_full_disk_has_room_for_the_report_of_a_failure(self):
+        file = self.run_on_full_disk("exit 3")
+        self.assertEqual(file("code"), "3\n")
+        self.assertRegex(file("status.txt"), r"\n  warning: no space left for the job's files: \S+: No space left on device; ")
+        self.assertRegex("\n".join(json.loads(file("status.json"))["warnings"]), "^no space left for the job's files: ")
+        data = json.loads(re.search(r'<script type="application/json" id="data">(.*)</script>\n', file("live.html"))[1])
+        self.assertEqual(data["state"]["warnings"], json.loads(file("status.json"))["warnings"])
+        report = json.loads(file("report.json"))
+        self.assertEqual((report["exit_code"], report["root_cause"]["exit_code"]), (3, 3))
+        self.assertRegex("\n".join(report["warnings"]), "no space left(.|\n)*the job's files are incomplete")
+        self.assertNotIn("reserved", file("files"))
+        self.assertRegex(file("end.txt"), r"exited 3: rank 0 on localhost exited 3\n(.*\n)  warning: no space left for the job's files: ")
+        self.assertEqual(json.loads(file("end.json"))["warnings"], report["warnings"])
+
+    def test_a_full_disk_has_room_for_the_report_of_success(self):
+        file = self.run_on_full_disk("exit 0")
+        self.assertEqual((file("code"), json.loads(file("report.json"))["outcome"]), ("0\n", "success"))
+        self.assertNotIn("the report was not written", file("err"))
+
+
 class Steps(VerbTest):
     """Steps that workers report, and the figures about them. unit_report has the arithmetic."""
 
@@ -729,6 +775,18 @@ os._exit(3)
         self.assertEqual((spent["rework"], spent["hang"]), (0, 0))  # no step was repeated
         process.send_signal(signal.SIGTERM)  # Python writes nothing about it
         self.assertRegex(process.communicate(timeout=30)[1], r"\n  ran for .*, goodput [0-9.]+ %, 0 B of output\n")
+
+    def test_workers_measure_their_steps(self):
+        self.script("worker.py", self.WORKER.replace('100 * (attempt + 1) - rank', '3, "durations": [0, 0, 0, 1, 3, 1], "seconds": 0.5')
+                    .replace('}).encode() + b"', '}).encode() + b\'\\n{"step":4,"durations":[-1],"seconds":0}\\n\' + b"'))
+        nodes = ["--launcher", "local", "--host", "127.0.0.1,127.0.0.2", "--nproc-per-node", 1]
+        process = self.started_job(sys.executable, "-S", "worker.py", options=nodes)
+        self.assertTrue(wait_until(lambda: self.status(self.job)["step"] == 3 and self.metrics()["ddplaunch_step_duration_seconds_count"] == 10))
+        metrics = self.metrics()
+        buckets = [metrics[f'ddplaunch_step_duration_seconds_bucket{{le="{bound}"}}'] for bound in (0.01, 0.03, 0.1, 0.3)]
+        self.assertEqual((buckets, metrics["ddplaunch_step_duration_seconds_sum"]), ([0, 2, 8, 10], 1))
+        process.send_signal(signal.SIGTERM)
+        self.assertIn('"durations" is not a whole number in range', process.communicate(timeout=30)[1])
 
     def test_ranks_that_have_ended_do_not_run(self):
         nodes = ["--launcher", "local", "--host", "127.0.0.1,127.0.0.2", "--nproc-per-node", 2]
@@ -778,18 +836,6 @@ class Page(VerbTest):
         """Returns the status and the body of a reply."""
         host, port = address.removeprefix("http://").rstrip("/").rsplit(":", 1)
         connection = http.client.HTTPConnection(host, int(port), timeout=20)
-    def test_workers_measure_their_steps(self):
-        self.script("worker.py", self.WORKER.replace('100 * (attempt + 1) - rank', '3, "durations": [0, 0, 0, 1, 3, 1], "seconds": 0.5')
-                    .replace('}).encode() + b"', '}).encode() + b\'\\n{"step":4,"durations":[-1],"seconds":0}\\n\' + b"'))
-        nodes = ["--launcher", "local", "--host", "127.0.0.1,127.0.0.2", "--nproc-per-node", 1]
-        process = self.started_job(sys.executable, "-S", "worker.py", options=nodes)
-        self.assertTrue(wait_until(lambda: self.status(self.job)["step"] == 3 and self.metrics()["ddplaunch_step_duration_seconds_count"] == 10))
-        metrics = self.metrics()
-        buckets = [metrics[f'ddplaunch_step_duration_seconds_bucket{{le="{bound}"}}'] for bound in (0.01, 0.03, 0.1, 0.3)]
-        self.assertEqual((buckets, metrics["ddplaunch_step_duration_seconds_sum"]), ([0, 2, 8, 10], 1))
-        process.send_signal(signal.SIGTERM)
-        self.assertIn('"durations" is not a whole number in range', process.communicate(timeout=30)[1])
-
         try:
             connection.request(method, target, headers=headers)
             reply = connection.getresponse()
@@ -847,6 +893,26 @@ class Page(VerbTest):
         shown = "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt; \ufffd]0;title\ufffd {{data}} \n</pre>"
         self.assertEqual((page.count(shown), page.count("<img")), (1, 0))
 
+    def test_a_browser_lists_ranks_that_are_slow_and_no_noise(self):
+        self.failed_job()
+        page = self.verb("report", "-o", "-").out
+        data = json.loads(re.search(r'<script type="application/json" id="data">(.*)</script>\n', page)[1])
+
+        def slow(steps, seconds):
+            node = {"node": "gpu01", "state": "running", "first_rank": 0, "ranks": 4, "running": 3, "steps": steps, "step_seconds": seconds}
+            data["state"]["status"] = {"state": "running", "attempt": 0, "step": 90, "step_s": 0.5, "world_size": 4, "nodes": [node]}
+            file = self.dir / "slow.html"
+            text = json.dumps(data).replace("</", "<\\/")
+            file.write_text(re.sub(r'(id="data">).*(</script>\n)', lambda part: part[1] + text + part[2], page, count=1))
+            shown = self.dom(f"file://{file}")
+            self.assertIn("3 of 4 ranks", shown)
+            section = re.search(r'<section id="slow-section"[^>]*>.*?</section>', shown, re.S)[0]
+            return "hidden" in section.partition(">")[0], re.findall(r"<tr><td>(\d)</td>", section)
+        self.assertEqual(slow([100, 99, 101, 97], [0.5, 0.5, 0.52, 0.5]), (True, []))  # reports that crossed
+        self.assertEqual(slow([100, 100, 100, 100], [0.5, 0.55, 0.7, 0.5]), (False, ["2", "1"]))
+        self.assertEqual(slow([100, 100, 100, 90], [0.5, 0.55, 0.5, None]), (False, ["3", "1"]))
+        self.assertEqual(slow([100, None, 100, 100], [None, None, None, None]), (True, []))
+
     def test_a_browser_plots_step_duration_and_loss(self):
         self.script("worker.py", "import json, os, socket, time\nsocket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
                     "for step in range(1_000_000):\n"
@@ -893,26 +959,6 @@ class Page(VerbTest):
         self.assertEqual(self.request(address, "/metrics", Authorization="Bearer wrong")[0], 401)
         status, page = self.request(address, f"/?token={token}")
         self.assertEqual((status, page.startswith("<!doctype html>")), (200, True))
-    def test_a_browser_lists_ranks_that_are_slow_and_no_noise(self):
-        self.failed_job()
-        page = self.verb("report", "-o", "-").out
-        data = json.loads(re.search(r'<script type="application/json" id="data">(.*)</script>\n', page)[1])
-
-        def slow(steps, seconds):
-            node = {"node": "gpu01", "state": "running", "first_rank": 0, "ranks": 4, "running": 3, "steps": steps, "step_seconds": seconds}
-            data["state"]["status"] = {"state": "running", "attempt": 0, "step": 90, "step_s": 0.5, "world_size": 4, "nodes": [node]}
-            file = self.dir / "slow.html"
-            text = json.dumps(data).replace("</", "<\\/")
-            file.write_text(re.sub(r'(id="data">).*(</script>\n)', lambda part: part[1] + text + part[2], page, count=1))
-            shown = self.dom(f"file://{file}")
-            self.assertIn("3 of 4 ranks", shown)
-            section = re.search(r'<section id="slow-section"[^>]*>.*?</section>', shown, re.S)[0]
-            return "hidden" in section.partition(">")[0], re.findall(r"<tr><td>(\d)</td>", section)
-        self.assertEqual(slow([100, 99, 101, 97], [0.5, 0.5, 0.52, 0.5]), (True, []))  # reports that crossed
-        self.assertEqual(slow([100, 100, 100, 100], [0.5, 0.55, 0.7, 0.5]), (False, ["2", "1"]))
-        self.assertEqual(slow([100, 100, 100, 90], [0.5, 0.55, 0.5, None]), (False, ["3", "1"]))
-        self.assertEqual(slow([100, None, 100, 100], [None, None, None, None]), (True, []))
-
         self.assertEqual(self.request(address, f"/?token={token}", method="POST")[0], 405)
 
     def test_no_path_leads_out_of_the_job(self):

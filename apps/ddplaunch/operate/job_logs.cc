@@ -158,7 +158,7 @@ void visit_events(const launcher::JobEntry& job, Visit visit) {
 /// before ddplaunch began to stop the workers.
 std::set<std::pair<std::uint32_t, std::uint32_t>> failed_ranks(const launcher::JobEntry& job) {
   std::set<std::pair<std::uint32_t, std::uint32_t>> failed;
-  const OrderedJson report = launcher::read_report(job);
+  const OrderedJson report = launcher::read_report(job.directory);
   if (report.is_object()) {
     std::vector<OrderedJson> causes = report.value("earlier_attempts", std::vector<OrderedJson>());
     causes.push_back(report.value("root_cause", OrderedJson()));

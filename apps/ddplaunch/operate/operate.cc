@@ -92,13 +92,15 @@ OrderedJson job_json(const JobEntry& job, const RunState& state, const OrderedJs
   for (const char* const key : {"age_s", "world_size", "attempt", "restarts", "max_restarts", "output_bytes",
                                 "step", "step_s", "step_age_s", "loss", "goodput"})
     json[key] = OrderedJson();
+  json["warnings"] = OrderedJson::array();
   json["nodes"] = OrderedJson::array();
   if (live.is_object()) json.update(live);
   if (state.kind != Kind::kEnded) return json;
-  const OrderedJson report = launcher::read_report(job);
+  const OrderedJson report = launcher::read_report(job.directory);
   json["ended"] = report.value("ended", OrderedJson());
   json["age_s"] = report.value("duration_s", OrderedJson());
   json["goodput"] = report.value("goodput", OrderedJson());
+  json["warnings"] = report.value("warnings", OrderedJson::array());
   const OrderedJson of_job = report.value("job", OrderedJson::object());
   json["world_size"] = of_job.value("world_size", OrderedJson());
   if (const int attempts = of_job.value("attempts", 0); attempts > 0) json["attempt"] = attempts - 1;
@@ -153,6 +155,13 @@ std::string seconds_per_step(double seconds) {
   return seconds < 0.1 ? format_text("%.1f ms/step", 1000 * seconds) : format_text("%.2f s/step", seconds);
 }
 
+std::string warnings_text(const OrderedJson& status) {
+  std::string text;
+  for (const OrderedJson& warning : status.value("warnings", OrderedJson::array()))
+    if (warning.is_string()) text += "  warning: " + one_line(warning.get<std::string>()) + '\n';
+  return text;
+}
+
 std::string status_text(OrderedJson status) {
   const std::chrono::seconds age(static_cast<std::int64_t>(status.value("age_s", 0.0)));
   std::string text = "job " + status.value("job", "") + ": " + status.value("state", "") + ", started " +
@@ -179,7 +188,7 @@ std::string status_text(OrderedJson status) {
             std::to_string(status.value("max_restarts", 0));
   }
   if (status["why"].is_string()) text += "\n  " + status["why"].get<std::string>();
-  text += "\n  files in " + status.value("directory", "") + '\n';
+  text += "\n  files in " + status.value("directory", "") + '\n' + warnings_text(status);
   TextTable table;
   for (OrderedJson& node : status["nodes"]) {
     const int ranks = node.value("ranks", 0);
@@ -202,7 +211,8 @@ Result<std::string> show_status(const OperateOptions& options, const JobEntry& j
     const OrderedJson json = job_json(job, state);
     std::string text = "job " + job.job + ": " + state_text(job, state) +
                        (state.why.empty() ? "" : ": " + state.why) + "\n  files in " + job.directory +
-                       (state.kind == Kind::kEnded ? ", its end in report.json\n" : "\n");
+                       (state.kind == Kind::kEnded ? ", its end in report.json\n" : "\n") +
+                       warnings_text(json);
     if (options.json) text = dump(json);
     if (text != last)
       print(view != nullptr ? view->draw(text, {}, launcher::terminal_size(STDOUT_FILENO)) : text);

@@ -96,15 +96,22 @@ std::string page_state(const launcher::JobEntry& job) {
                    {"directory", job.directory},
                    {"command", job.command},
                    {"goodput", OrderedJson()},
+                   {"warnings", OrderedJson::array()},
                    {"status", OrderedJson()}};
   if (state.kind == RunState::Kind::kRunning) {
     const auto answer = launcher::ask_job(job.socket, "GET", "/v1/status", kStatusTime);
     OrderedJson status = OrderedJson::parse(answer ? *answer : "", nullptr, false);
-    if (status.is_object() && status.contains("nodes")) json["status"] = std::move(status);
+    if (status.is_object() && status.contains("nodes")) {
+      json["warnings"] = status.value("warnings", OrderedJson::array());
+      json["status"] = std::move(status);
+    }
   }
   if (state.kind == RunState::Kind::kEnded) {
-    const OrderedJson report = launcher::read_report(job);
-    if (report.is_object()) json["goodput"] = report.value("goodput", OrderedJson());
+    const OrderedJson report = launcher::read_report(job.directory);
+    if (report.is_object()) {
+      json["goodput"] = report.value("goodput", OrderedJson());
+      json["warnings"] = report.value("warnings", OrderedJson::array());
+    }
   }
   return compact(json);
 }

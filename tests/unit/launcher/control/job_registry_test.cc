@@ -182,6 +182,32 @@ TEST_CASE("pruning keeps the newest jobs, what may run elsewhere, and what is no
   CHECK(read_jobs({directory.path()}).size() == 4);
 }
 
+TEST_CASE("pruning deletes a job of another host whose journal alone has its end") {
+  const JobsDirectory directory;
+  const char* const journals[] = {"", "{\"event\":\"job_started\"}\n",
+                                  "{\"event\":\"job_ended\",\"reason\":null,\"exit_code\":0}\n",
+                                  "{\"event\":\"job_ended\",\"reason\":null,\"exit"};
+  for (int number = 0; number < 5; ++number) {
+    const std::string name = "run" + std::to_string(number);
+    const JobEntry entry = directory.add(name, name, name, "login2");
+    if (number < 4)
+      std::ofstream(entry.directory + "/events.jsonl") << journals[number];
+    else
+      directory.end(entry, 0);
+  }
+  std::ofstream(directory.path() + "/run1/report.json.reserved") << std::string(100, '\0');
+  directory.add("new", "new", "new", host_name());
+  timespec times[2] = {{1'700'000'000, 0}, {1'700'000'000, 0}};
+  for (int number = 0; number < 5; ++number)
+    for (const char* file : {"/run.lock", "/report.json", "/events.jsonl", ".job"})
+      ::utimensat(AT_FDCWD, (directory.path() + "/run" + std::to_string(number) + file).c_str(), times, 0);
+  prune_jobs({{directory.path()}, "", 1});
+  std::set<std::string> left;
+  for (const auto& job : read_jobs({directory.path()}))
+    left.insert(job.name);
+  CHECK(left == std::set<std::string>{"new", "run0", "run1", "run3"});
+}
+
 TEST_CASE("within an hour, jobs are deleted only when an eighth more than the limit are kept") {
   const JobsDirectory directory;
   const auto add_until = [&](int count) {

@@ -560,8 +560,8 @@ TEST_CASE("the writer keeps the order of each stream, and drains") {
     }
     was_full = was_full || writer->full();
   }
-  const auto settled =
-      writer->settle([] { return std::vector<std::string>{"the last task's"}; }, seconds(30));
+  const auto settled = writer->settle(
+      [](const std::string&) { return std::vector<std::string>{"the last task's"}; }, seconds(30));
   REQUIRE(settled.has_value());
   CHECK(*settled == std::vector<std::string>{"the last task's"});
   for (const auto& [key, bytes] : sent)
@@ -585,7 +585,8 @@ TEST_CASE("the writer reports the missing bytes, also when the job ends at once"
       loop.get_executor(), std::move(*job), [&](const std::string& words) { said.push_back(words); }, [] {});
   const FileLimit limit(10);
   writer->append({0, 0, 0, 1}, "0123456789abc");
-  const auto settled = writer->settle([] { return std::vector<std::string>(); }, seconds(30));
+  const auto settled =
+      writer->settle([](const std::string&) { return std::vector<std::string>(); }, seconds(30));
   REQUIRE((settled && settled->size() == 1));
   CHECK(settled->front().starts_with("warning: the job's files are incomplete; missing: 3 bytes of "));
   writer->close(seconds(30));
@@ -603,7 +604,7 @@ TEST_CASE("the writer is abandoned when its disk hangs") {
   REQUIRE(::mkdir(std::filesystem::path(file).parent_path().c_str(), 0700) == 0);
   REQUIRE(::mkfifo(file.c_str(), 0600) == 0);  // open blocks until a reader comes
   std::atomic<bool> called = false;
-  const JobWriter::LastTask last = [&called] {
+  const JobWriter::LastTask last = [&called](const std::string&) {
     called = true;
     return std::vector<std::string>();
   };
@@ -654,7 +655,8 @@ TEST_CASE("a hanging disk costs bounded memory, and the dropped bytes are counte
       read += static_cast<std::size_t>(size);
     }
   });
-  const auto settled = writer->settle([] { return std::vector<std::string>(); }, seconds(30));
+  const auto settled =
+      writer->settle([](const std::string&) { return std::vector<std::string>(); }, seconds(30));
   writer->append({0, 0, 0, 1}, "it goes on");
   writer->close(seconds(30));
   reader.join();
@@ -907,11 +909,60 @@ TEST_CASE("a report that cannot be renamed is an error, and leaves the old one",
   if (!mounted) SKIP_TEST("only root can mount");
 }
 
+TEST_CASE("a reserved report is written where it lies") {
+  const Directory directory;
+  const std::string path = directory.path / "report.json", reserved = path + ".reserved";
+  std::atomic<std::size_t> done = 0;
+  reserve_report(path);
+  CHECK_FALSE(fs::exists(path));  // an empty report would look like an end
+  struct stat before {
+  }, after{};
+  REQUIRE(::stat(reserved.c_str(), &before) == 0);
+  CHECK(before.st_blocks * 512 >= static_cast<off_t>(kReservedBytes));
+  CHECK(write_reports("text", "brief", {{path, 0600, true}}, done).empty());
+  CHECK(content(path) == "text");
+  REQUIRE(::stat(path.c_str(), &after) == 0);
+  CHECK(after.st_ino == before.st_ino);
+  CHECK_FALSE(fs::exists(reserved));
+}
+
+TEST_CASE("a reserved report is brief where the disk has no room for more") {
+  const Directory directory;
+  const std::string path = directory.path / "report.json";
+  std::atomic<std::size_t> done = 0;
+  reserve_report(path);
+  {
+    const FileLimit limit(10);
+    const auto warnings = write_reports("0123456789abc", "brief", {{path, 0600, true}}, done);
+    REQUIRE(warnings.size() == 1);
+    CHECK(warnings[0].starts_with("warning: the report has no details: write " + path + ".part"));
+  }
+  CHECK(content(path) == "brief");
+  CHECK(std::distance(fs::directory_iterator(directory.path), {}) == 1);
+}
+
+TEST_CASE("a report is written without its reservation, and beside one that is too small") {
+  const Directory directory;
+  const std::string path = directory.path / "report.json";
+  std::atomic<std::size_t> done = 0;
+  CHECK(write_reports("text", "brief", {{path, 0600, true}}, done).empty());  // somebody has deleted it
+  CHECK(content(path) == "text");
+  reserve_report(path);
+  const std::string longer(2 * kReservedBytes, 'x');
+  CHECK(write_reports(longer, "brief", {{path, 0600, true}}, done).empty());
+  CHECK(content(path) == longer);
+  {
+    const FileLimit limit(10);
+    reserve_report(path);  // without effect
+  }
+  CHECK(std::distance(fs::directory_iterator(directory.path), {}) == 1);
+}
+
 TEST_CASE("each report that cannot be written is a warning, and the others are written") {
   const Directory directory;
   std::atomic<std::size_t> done = 0;
   const std::string missing = directory.path / "no/report.json";
-  const auto warnings = write_reports("text", {{missing}, {directory.path / "report.json", 0600}}, done);
+  const auto warnings = write_reports("text", "", {{missing}, {directory.path / "report.json", 0600}}, done);
   CHECK(warnings ==
         std::vector<std::string>{"warning: the report was not written: create " + missing + ".part" +
                                  std::to_string(::getpid()) + ": No such file or directory"});

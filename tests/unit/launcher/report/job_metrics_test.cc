@@ -84,11 +84,12 @@ TEST_CASE("ranks are counted by their own state, not by that of their node") {
 
 TEST_CASE("the status of a job is one line") {
   JobStatus status = running_job();
+  status.warnings = {"no space left"};
   CHECK(
       status_json(status) ==
       R"({"job":"run\"7\\\n","state":"running","why":null,"age_s":0.0,"world_size":4,"attempt":1,"restarts":0,)"
       R"("max_restarts":0,"output_bytes":18446744073709551615,"directory":"","step":40,"step_s":0.25,"step_age_s":null,)"
-      R"("loss":2.5,"goodput":0.333,"nodes":[)"
+      R"("loss":2.5,"goodput":0.333,"warnings":["no space left"],"nodes":[)"
       R"({"node":"gpu01","state":"running","first_rank":0,"ranks":2,"running":1,"step":40,"steps":[41,40],)"
       R"("losses":[2.5,null],"phases":["",""],"step_seconds":[0.25,null]},)"
       R"({"node":"gpu02","state":"running","first_rank":2,"ranks":2,"running":2,"step":42,"steps":[null,42],)"

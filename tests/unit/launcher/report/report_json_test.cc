@@ -135,6 +135,29 @@ TEST_CASE("the report of a failed job") {
   CHECK(report["earlier_attempts"][0]["stderr_tail"].size() == 2);
 }
 
+TEST_CASE("a brief report has the end and its cause, and is short whatever failed") {
+  JobEnd end;
+  end.failures = {crashed()};
+  end.failures[0].error.text = std::string(100'000, 'x');
+  end.failures[0].last_stderr = std::vector<std::string>(20, std::string(10'000, 'x'));
+  for (int rank = 0; rank < 1'000; ++rank) {
+    end.failures.push_back(crashed());
+    end.earlier.push_back(crashed());
+  }
+  JobFacts warned = facts();
+  warned.warnings = {"no space left"};
+  const std::string text = brief_report_json(end, make_exit_report(end), warned);
+  CHECK(text.size() < 8'000);
+  const Json brief = Json::parse(text), whole = made(end);
+  CHECK(keys_of(brief) == keys_of(whole));
+  for (const char* key : {"exit_code", "why", "outcome", "job", "duration_s"})
+    CHECK(brief[key] == whole[key]);
+  CHECK(brief["root_cause"]["rank"] == 5);
+  CHECK(brief["other_failures"].empty());
+  CHECK(brief["earlier_attempts"].empty());
+  CHECK(brief["warnings"] == Json{"no space left"});
+}
+
 TEST_CASE("every end of a job has the same keys") {
   JobEnd failed;
   failed.failures = {crashed()};
