@@ -60,6 +60,16 @@ class Docs(unittest.TestCase):
         self.assertEqual(rows.count([]), 0, "a row without a path")
         self.assertEqual([path for row in rows for path in row if not (ROOT / path).is_file()], [])
 
+    def test_functions_of_the_path_from_main_to_exec_stand_in_their_files(self):
+        path = (ROOT / "docs/developers/architecture.md").read_text().split("## The path from main")[1].split("\n## ")[0]
+        steps = re.findall(r"((?:`[\w:]+`(?:, )?)+)\s+\(`([\w./]+)`\)", path)
+        named = [(name, file) for names, file in steps for name in re.findall(r"`([\w:]+)`", names)]
+        self.assertTrue(40 <= len(set(named)) <= 60, f"{len(set(named))} functions: describe the path, not every helper")
+        self.assertLessEqual(len({file for _, file in named}), 30)
+        for name, file in named:
+            with self.subTest(name):
+                self.assertRegex((ROOT / file).read_text(), rf"(?m)^[\w][^\n;]*\b{re.escape(name)}\(")
+
     def test_paths_of_contributing_md_exist(self):
         text = (ROOT / "CONTRIBUTING.md").read_text()
         for braced in re.findall(r"`[\w./]*\{[\w,]+\}[\w./]*`", text):
