@@ -99,9 +99,7 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
               }}),
       progress_(began_, spec.hang_timeout),
       all_run_(std::move(options.all_run)) {
-  add_signals(signals_, {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCONT});
-  signals_.add(SIGUSR1);
-  signals_.add(SIGUSR2);
+  add_signals(signals_, {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCONT, SIGUSR1, SIGUSR2});
   if (options.control) control_.emplace(loop, std::move(*options.control), control_handlers(), ::geteuid());
 }
 

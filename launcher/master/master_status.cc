@@ -98,7 +98,13 @@ ControlHandlers Master::control_handlers() {
   handlers.status = [this] { return status_json(status()); };
   handlers.metrics = [this] { return metrics_text(status()); };
   handlers.stop = [this](bool now, pid_t pid, uid_t uid) {
-    stop(now, "`ddplaunch stop` (" + process_text(pid, uid) + " on " + host_name() + ")");
+    const auto client = read_process(pid);
+    const bool verb = client && client->comm == "ddplaunch";
+    stop(now, (verb ? now ? "`ddplaunch stop --now`" : "`ddplaunch stop`" : "a request") + std::string(" (") +
+                  (verb     ? ""
+                   : client ? one_line(client->comm) + ", "
+                            : "") +
+                  process_text(pid, uid) + " on " + host_name() + ")");
   };
   handlers.ask_workers = [this](const WorkerRequest& request, ControlHandlers::WorkersAnswered done) {
     return queries_.start(request, supervisor_.state() == Supervisor::State::kRunning, std::move(done));

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <csignal>
@@ -236,21 +237,26 @@ void part_from_shell(const std::function<void()>& forget_secrets) {
 }
 
 std::string process_text(pid_t pid, uid_t uid) {
-  return "pid " + std::to_string(pid) + " of " + user_text(uid);
+  return (pid == 0 ? "a process outside of this container" : "pid " + std::to_string(pid)) + " of " +
+         user_text(uid);
 }
 
 std::string signal_sender(int number) {
   const SignalSender* sender = &senders.at(static_cast<std::size_t>(number));
   if (seen_signals != nullptr && sender->pid == shells_process)
     sender = &seen_signals->senders.at(static_cast<std::size_t>(number));
+  const auto process = sender->pid > 0 ? read_process(sender->pid) : std::nullopt;
   std::string text;
   if (sender->pid == 0) text = "a process outside of this container";
   if (sender->pid > 0) {
-    const auto process = read_process(sender->pid);
     text = process_text(sender->pid, sender->uid);
     if (process) text = one_line(process->comm) + " (" + text + ")";
   }
-  const std::string scheduler = number == SIGTERM ? scheduler_text() : "";
+  // A process of the job itself (`timeout`, a shell) is no scheduler.
+  static constexpr std::string_view kSchedulers[] = {"slurmstepd", "slurmd",     "pbs_mom",    "sbatchd",
+                                                     "res",        "flux-shell", "flux-broker"};
+  const bool maybe = !process || std::ranges::find(kSchedulers, process->comm) != std::end(kSchedulers);
+  const std::string scheduler = number == SIGTERM && maybe ? scheduler_text() : "";
   if (scheduler.empty()) return text;
   return (text.empty() ? "an unknown process" : text) + ", " + scheduler;
 }

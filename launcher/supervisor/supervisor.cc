@@ -259,11 +259,12 @@ bool Supervisor::cuts_grace_short(const job::UserSignal& event, Time now) const 
 
 /// Says who did: "a second Ctrl-C after 3.1 s".
 std::string Supervisor::cutter_text(const job::UserSignal& event, Time now) const {
-  std::string text = event.now                ? "`ddplaunch stop --now`"
-                     : event.number == SIGINT ? "Ctrl-C"
-                                              : signal_name(event.number);
-  if (!event.now && has_come(event.number)) text = "a second " + text;
-  return user_signals_.empty() ? text : text + " after " + format_elapsed(now - first_signal_at_);
+  const std::string from = event.by.empty() ? "" : " from " + event.by;
+  std::string text = event.number == SIGINT && from.empty() ? "Ctrl-C" : signal_name(event.number);
+  if (has_come(event.number)) text = "a second " + text;
+  if (event.now) text = event.by.empty() ? "`ddplaunch stop --now`" : event.by;
+  if (!user_signals_.empty()) text += " after " + format_elapsed(now - first_signal_at_);
+  return event.now ? text : text + from;
 }
 
 // ---- the end

@@ -264,8 +264,8 @@ class LocalJob(LaunchTest):
         process.send_signal(signal.SIGINT)
         self.assertEqual(process.wait(timeout=20), 130)
         said = process.stderr.read().splitlines()
-        self.assertRegex(said[-2], r"^ddplaunch: exit 130: stopped by SIGINT from \S+ \(pid \d+ of \S+ \S+\); the grace period was cut short by a second Ctrl-C "
-                                   r"after [\d.]+ s$")
+        self.assertRegex(said[-2], r"^ddplaunch: exit 130: stopped by SIGINT from \S+ \(pid \d+ of \S+ \S+\); the grace period was cut short by a second SIGINT "
+                                   r"after [\d.]+ s from \S+ \(pid \d+ of \S+ \S+\)$")
         self.assertEqual(said[-1], "ddplaunch: warning: stdout was not read; the rest of the output is only in the job's files")
         process.stdout.close()
         process.stderr.close()

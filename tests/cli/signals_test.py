@@ -127,16 +127,23 @@ class Signals(LaunchTest):
         self.assertEqual([event["reason"] for event in events if event["event"] == "signal"], [sender()])
         self.assertEqual(events[-1]["reason"], report["why"])
 
-    def test_sigterm_in_the_job_of_a_scheduler_is_probably_its_own(self):
+    def test_sigterm_of_a_schedulers_daemon_is_probably_the_schedulers(self):
+        daemon = self.script("slurmstepd", "#!/bin/sh\nkill -TERM $1\nread line\n")
         for variables, words in (({"PBS_JOBID": "12.host"}, "PBS job 12.host"),
                                  ({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1"}, "Slurm job 7, whose time limit is over"),
                                  ({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "99999999999"}, "Slurm job 7")):
             with self.subTest(variables=variables):
                 process = self.start("--launcher", "local", "--nproc-per-node", 1, "sh", "-c", "echo up; exec sleep 1000", env={**self.env, **variables})
                 self.assertTrue(process.stdout.readline())
-                process.send_signal(signal.SIGTERM)
-                done = self.finish(process)
-                self.assertEqual(done.err.splitlines()[-1], f"ddplaunch: exit 143: stopped by SIGTERM from {sender()}, probably the scheduler, {words}")
+                with subprocess.Popen([daemon, str(process.pid)], stdin=subprocess.PIPE) as stopper:
+                    done = self.finish(process)
+                    by = sender().replace(sender().split()[0], "slurmstepd").replace(f"pid {os.getpid()} ", f"pid {stopper.pid} ")
+                    stopper.stdin.close()
+                self.assertEqual(done.err.splitlines()[-1], f"ddplaunch: exit 143: stopped by SIGTERM from {by}, probably the scheduler, {words}")
+        process = self.start("--launcher", "local", "--nproc-per-node", 1, "sh", "-c", "echo up; exec sleep 1000", env={**self.env, "SLURM_JOB_ID": "7"})
+        self.assertTrue(process.stdout.readline())
+        process.send_signal(signal.SIGTERM)  # as `timeout` or a user in the job
+        self.assertEqual(self.finish(process).err.splitlines()[-1], f"ddplaunch: exit 143: stopped by SIGTERM from {sender()}")
 
     def test_ctrl_c_is_a_keyboard_interrupt_in_python(self):
         script = self.script("train.py", """import atexit, os, time
@@ -195,8 +202,8 @@ finally:
 
     def test_the_last_line_names_who_cut_the_grace_period_short(self):
         script = self.script("deaf.sh", '#!/bin/sh\ntrap "" TERM INT\ntouch up.$RANK\nwhile :; do sleep 0.05; done\n')
-        for first, then, by in ((signal.SIGINT, signal.SIGINT, "a second Ctrl-C"), (signal.SIGTERM, signal.SIGTERM, "a second SIGTERM"),
-                                (signal.SIGTERM, signal.SIGINT, "Ctrl-C")):
+        for first, then, by in ((signal.SIGINT, signal.SIGINT, "a second SIGINT"), (signal.SIGTERM, signal.SIGTERM, "a second SIGTERM"),
+                                (signal.SIGTERM, signal.SIGINT, "SIGINT")):
             process = self.start("--nproc-per-node", 2, script)
             self.assertTrue(wait_until(lambda: self.up(2)))
             process.send_signal(first)
@@ -204,7 +211,7 @@ finally:
             process.send_signal(then)
             done = self.finish(process, timeout=15)
             self.assert_code(done, 128 + first)
-            self.assertRegex(done.err.splitlines()[-1], rf"; the grace period was cut short by {by} after \d\.\d s$")
+            self.assertRegex(done.err.splitlines()[-1], rf"; the grace period was cut short by {by} after \d\.\d s from {re.escape(sender())}$")
             for path in self.dir.glob("up.*"):
                 path.unlink()
 
