@@ -232,6 +232,8 @@ class HangInvestigation {
   bool cancel() { return std::exchange(inspect_due_, std::nullopt).has_value(); }
   /// Returns when the job hung: at the last activity of a worker.
   Time last_activity() const { return last_activity_; }
+  /// Returns when the hang was found, before the inspection.
+  Time found_at() const { return last_activity_ + quiet_for_; }
   /// Ends the inspection: the job has hung. Returns "the job hung: no worker printed anything or used CPU
   /// time for 60 s", then one line for each group of ranks that do the same, the place of the stacks
   /// (`files`), and a hint if there is one.

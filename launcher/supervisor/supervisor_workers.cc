@@ -170,7 +170,8 @@ void Supervisor::check_attempt(Time now) {
     if (!hang_.complete(now)) return;
     std::string text =
         hang_.conclude(spec_.job_dir + "/attempt_" + std::to_string(nodes_.attempt()) + "/hang_rank_*.txt");
-    failures_.job_hung(Error{ErrorCode::kHung, std::move(text), 0}, {hang_.last_activity(), now});
+    failures_.job_hung(Error{ErrorCode::kHung, std::move(text), 0},
+                       {hang_.last_activity(), hang_.found_at()});
     if (restart_left()) {  // the report has these lines only for the attempt that ends the job
       for (const std::string& line : hang_.lines())
         out_.say(line);
