@@ -11,6 +11,7 @@
 #include "base/exit_status.h"
 #include "base/unique_fd.h"
 #include "launcher/report/exit_report.h"
+#include "launcher/report/root_cause.h"
 
 namespace ddp::launcher {
 namespace {
@@ -57,12 +58,15 @@ std::vector<std::string> hook_variables(const JournalEvent& event, std::string_v
     value = value.substr(0, std::min(value.find('\0'), kMostVariable));
     env.push_back("DDPLAUNCH_" + std::string(key) + '=' + std::string(value));
   };
-  const auto& exception = cause != nullptr ? cause->evidence.exception : std::nullopt;
+  std::optional<WorkerException> exception;
+  if (cause != nullptr) exception = cause->evidence.exception;
+  if (const auto text = cause != nullptr ? exception_of(*cause) : std::nullopt; text && !exception)
+    exception = split_exception(text->substr(0, text->find('\n')));
+  const bool ends = event.kind == JournalEvent::Kind::kJobEnded;
   const bool worker = cause != nullptr && cause->of_worker();
   add("EVENT", name);
-  add("EXIT_CODE",
-      event.kind == JournalEvent::Kind::kJobEnded && event.exit_code ? std::to_string(*event.exit_code) : "");
-  add("CAUSE", cause != nullptr ? failure_line(*cause) : "");
+  add("EXIT_CODE", ends && event.exit_code ? std::to_string(*event.exit_code) : "");
+  add("CAUSE", cause != nullptr ? failure_line(*cause) : ends ? event.reason : "");
   add("CAUSE_HOST", cause != nullptr ? cause->host : "");
   add("CAUSE_RANK", worker ? std::to_string(cause->rank) : "");
   add("CAUSE_EXIT_CODE", worker && cause->kind == Kind::kExited ? std::to_string(cause->status) : "");

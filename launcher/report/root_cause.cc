@@ -93,13 +93,15 @@ std::string all_lines(const std::vector<std::string>& lines) {
   return text;
 }
 
-/// Returns the exception that ended the worker, as `@record` or its stderr has it. Older warnings do not
-/// count.
+}  // namespace
+
 std::optional<std::string> exception_of(const Failure& failure) {
   const auto& recorded = failure.evidence.exception;
   if (!recorded) return last_exception(failure.last_stderr);
   return recorded->type + (recorded->message.empty() ? "" : ": " + recorded->message) + "\n";
 }
+
+namespace {
 
 bool is_echo_exception(std::string_view exception) {
   return !is_own_type(exception) && is_echo(exception);
@@ -399,8 +401,8 @@ std::string hint_for(const Failure& root) {
   }
   // pdb at the end of its input; input() and Python's code.interact() there.
   if (says(root, "bdb.BdbQuit") || says(root, "EOF when reading a line")) {
-    return "the worker reads standard input, as breakpoint() does, and has none; --stdin 0 gives rank 0 "
-           "the\nterminal or input of ddplaunch";
+    return "the worker reads standard input, as breakpoint() does, and has none; --stdin 0 gives rank 0, "
+           "and no\nother, the terminal or input of ddplaunch";
   }
   return {};
 }

@@ -594,8 +594,8 @@ TEST_CASE("a known pattern has a hint") {
   }
   for (const char* line : {"bdb.BdbQuit", "EOFError: EOF when reading a line"}) {
     end.failures[0].last_stderr = {line};
-    CHECK(make_exit_report(end).text.find("as breakpoint() does, and has none; --stdin 0 gives") !=
-          std::string::npos);
+    CHECK(make_exit_report(end).text.find(
+              "as breakpoint() does, and has none; --stdin 0 gives rank 0, and no") != std::string::npos);
   }
 }
 
