@@ -99,7 +99,7 @@ bool delete_job(const KeptJob& job) {
     const bool ended = recorded_end(job.directory).has_value();
     if (!ended && !(job.entry && job.entry->host == host_name())) return false;
     lock.reset(::open((job.directory + "/run.lock").c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
-    if (!lock || ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return false;
+    if (lock ? ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 : !ended) return false;
     fs::remove_all(job.directory, ignored);
   } else {
     const RunState::Kind kind = state_of(*job.entry).kind;
@@ -140,8 +140,9 @@ bool is_due(const std::string& directory, Time now) {
 bool remove_job(const JobEntry& job) {
   const fs::path files = fs::path(job.file).parent_path() / job.name;
   std::error_code ignored;
-  // Without the lock file it is deleted in part, or no job's; state_of decides.
-  const bool beside = job.directory == files && fs::exists(files / "run.lock", ignored);
+  // Without the lock file and an end it is deleted in part, or no job's; state_of decides.
+  const bool is_jobs = fs::exists(files / "run.lock", ignored) || recorded_end(files.string());
+  const bool beside = job.directory == files && is_jobs;
   return delete_job({job, beside ? files.string() : "", Time(0)});
 }
 

@@ -214,7 +214,19 @@ std::vector<JobEntry> read_jobs(const std::vector<std::string>& directories) {
   return jobs;
 }
 
-Result<JobEntry> find_job(const std::vector<JobEntry>& jobs, std::string_view id) {
+namespace {
+
+/// "20261129-094344-f1b478": no person has chosen it.
+bool is_generated(std::string_view id) {
+  constexpr std::string_view kForm = "00000000-000000-xxxxxx";
+  return id.size() == kForm.size() && std::ranges::equal(id, kForm, [](char c, char form) {
+           return form == '-' ? c == '-' : (c >= '0' && c <= '9') || (form == 'x' && c >= 'a' && c <= 'f');
+         });
+}
+
+}  // namespace
+
+Result<JobEntry> find_job(const std::vector<JobEntry>& jobs, std::string_view id, bool whole_names) {
   if (jobs.empty()) return Error{ErrorCode::kUsage, "there is no job of yours on this machine"};
   std::vector<const JobEntry*> found;
   std::vector<const JobEntry*> exact;
@@ -222,7 +234,15 @@ Result<JobEntry> find_job(const std::vector<JobEntry>& jobs, std::string_view id
     if (job.job == id || job.name == id) exact.push_back(&job);
     if (job.job.starts_with(id) || job.name.starts_with(id)) found.push_back(&job);
   }
-  if (!exact.empty()) found = std::move(exact);
+  if (!exact.empty())
+    found = std::move(exact);
+  else if (whole_names && !id.empty() && !found.empty()) {
+    const std::string example = found.back()->job;
+    std::erase_if(found, [](const JobEntry* job) { return !is_generated(job->job); });
+    if (found.empty())
+      return Error{ErrorCode::kUsage, "no job is called " + std::string(id) +
+                                          "; here a name must be complete, such as " + example};
+  }
   if (found.empty())
     return Error{ErrorCode::kUsage,
                  "no job begins with " + std::string(id) + "; ddplaunch ps --all lists all"};
@@ -253,7 +273,7 @@ Result<JobEntry> find_job(const std::vector<JobEntry>& jobs, std::string_view id
 OrderedJson read_report(const std::string& directory) {
   OrderedJson report =
       OrderedJson::parse(read_start(directory + "/report.json", kReportBytes, O_NONBLOCK), nullptr, false);
-  return report.is_object() ? report : OrderedJson();
+  return report.is_object() ? report : OrderedJson::object();
 }
 
 std::optional<RunState> recorded_end(const std::string& directory) {

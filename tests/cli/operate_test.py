@@ -684,6 +684,21 @@ class Stacks(VerbTest):
         self.assertIn("[127.0.0.2] rank 1, pid", out)
 
 
+class LostReport(VerbTest):
+    def test_verbs_read_the_end_of_a_job_whose_report_is_lost_or_broken(self):
+        self.assert_code(self.run_job("--nproc-per-node", 1, "sh", "-c", "echo hello; exit 3"), 3)
+        report = pathlib.Path(self.status(self.job)["directory"]) / "report.json"
+        for text in (None, "", "{}", '{"job": 5, "warnings": 1, "earlier_attempts": 2, "root_cause": 3}'):
+            report.unlink(missing_ok=True)
+            if text is not None:
+                report.write_text(text)
+            job = next(job for job in json.loads(self.verb("ps", "-a", "--json").out) if job["job"] == self.job)
+            self.assertEqual((job["state"], job["exit_code"], job["world_size"]), ("ended", 3, None), text)
+            self.assertIn("exited 3", self.verb("status").out)
+            self.assert_code(self.verb("logs", "--failed"), 0)
+            self.assert_code(self.verb("report", "-o", "page.html"), 0)
+
+
 class FullDisk(VerbTest):
     """A job whose files are on a disk of 1 MiB, in a mount namespace of its own."""
 

@@ -158,11 +158,12 @@ void visit_events(const launcher::JobEntry& job, Visit visit) {
 /// before ddplaunch began to stop the workers.
 std::set<std::pair<std::uint32_t, std::uint32_t>> failed_ranks(const launcher::JobEntry& job) {
   std::set<std::pair<std::uint32_t, std::uint32_t>> failed;
-  const OrderedJson report = launcher::read_report(job.directory);
-  if (report.is_object()) {
-    std::vector<OrderedJson> causes = report.value("earlier_attempts", std::vector<OrderedJson>());
-    causes.push_back(report.value("root_cause", OrderedJson()));
-    for (const OrderedJson& cause : causes)
+  OrderedJson report = launcher::read_report(job.directory);
+  if (!report.empty()) {
+    OrderedJson causes =
+        report["earlier_attempts"].is_array() ? report["earlier_attempts"] : OrderedJson::array();
+    causes.push_back(report["root_cause"]);
+    for (OrderedJson& cause : causes)
       if (cause.is_object() && cause["rank"].is_number() && cause["attempt"].is_number())
         failed.emplace(cause["attempt"].get<std::uint32_t>(), cause["rank"].get<std::uint32_t>());
     return failed;
@@ -267,7 +268,7 @@ class LogPrinter {
       return "no rank of job " + job_.job +
              (runs ? " has failed so far"
                    : " is a root cause; ddplaunch status " + job_.job + " shows how it ended");
-    return of.empty() ? "" : "the ranks of job " + job_.job + " that failed have no output" + of;
+    return "the ranks of job " + job_.job + " that failed have no output" + of;
   }
 
   void print_events() {

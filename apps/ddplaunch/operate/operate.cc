@@ -96,15 +96,17 @@ OrderedJson job_json(const JobEntry& job, const RunState& state, const OrderedJs
   json["nodes"] = OrderedJson::array();
   if (live.is_object()) json.update(live);
   if (state.kind != Kind::kEnded) return json;
-  const OrderedJson report = launcher::read_report(job.directory);
-  json["ended"] = report.value("ended", OrderedJson());
-  json["age_s"] = report.value("duration_s", OrderedJson());
-  json["goodput"] = report.value("goodput", OrderedJson());
-  json["warnings"] = report.value("warnings", OrderedJson::array());
-  const OrderedJson of_job = report.value("job", OrderedJson::object());
-  json["world_size"] = of_job.value("world_size", OrderedJson());
-  if (const int attempts = of_job.value("attempts", 0); attempts > 0) json["attempt"] = attempts - 1;
-  if (report.contains("earlier_attempts")) json["restarts"] = report["earlier_attempts"].size();
+  // Of a job whose disk was full, the journal alone may know the end: its report is empty.
+  OrderedJson report = launcher::read_report(job.directory);
+  json["ended"] = report["ended"];
+  json["age_s"] = report["duration_s"];
+  json["goodput"] = report["goodput"];
+  if (report["warnings"].is_array()) json["warnings"] = report["warnings"];
+  OrderedJson of_job = report["job"].is_object() ? report["job"] : OrderedJson::object();
+  json["world_size"] = of_job["world_size"];
+  if (of_job["attempts"].is_number_unsigned() && of_job["attempts"] > 0)
+    json["attempt"] = of_job["attempts"].get<std::uint64_t>() - 1;
+  if (report["earlier_attempts"].is_array()) json["restarts"] = report["earlier_attempts"].size();
   return json;
 }
 
@@ -163,9 +165,9 @@ std::string warnings_text(const OrderedJson& status) {
 }
 
 std::string status_text(OrderedJson status) {
-  const std::chrono::seconds age(static_cast<std::int64_t>(status.value("age_s", 0.0)));
+  const std::chrono::milliseconds age(static_cast<std::int64_t>(1000 * status.value("age_s", 0.0)));
   std::string text = "job " + status.value("job", "") + ": " + status.value("state", "") + ", started " +
-                     (age.count() == 0 ? "just now" : format_elapsed(age) + " ago");
+                     (age < std::chrono::seconds(1) ? "just now" : format_elapsed(age) + " ago");
   if (status["world_size"].is_number()) {
     const int world_size = status["world_size"].get<int>();
     int running = 0;
@@ -421,7 +423,7 @@ int remove_each(const std::vector<std::string>& ids, std::vector<JobEntry> jobs)
   if (ids.empty()) return fail({ErrorCode::kUsage, "rm needs the id of a job; ddplaunch ps --all lists all"});
   int code = 0;
   for (const std::string& id : ids) {
-    const auto job = find_job(jobs, id);
+    const auto job = find_job(jobs, id, true);
     const int removed = job ? remove(*job) : fail(job.error());
     if (removed == 0) std::erase_if(jobs, [&](const JobEntry& other) { return other.file == job->file; });
     if (code == 0) code = removed;
@@ -459,7 +461,9 @@ int run_verb(OperateVerb verb, const std::vector<std::string>& args, const Proce
     const auto runs = [](const JobEntry& job) { return state_of(job).kind == Kind::kRunning; };
     if (!std::ranges::all_of(jobs, runs)) std::erase_if(candidates, runs);
   }
-  const auto job = find_job(candidates, options.job);
+  // A name that a person gave may begin another one: run1, run10.
+  const bool ends = verb == OperateVerb::kStop || verb == OperateVerb::kClean;
+  const auto job = find_job(candidates, options.job, ends);
   if (!job) return fail(job.error());
   switch (verb) {
     case OperateVerb::kPs:

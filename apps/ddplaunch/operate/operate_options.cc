@@ -173,19 +173,20 @@ std::string mistyped_verb(const std::vector<std::string>& args) {
       {"remove", "rm"},       {"delete", "rm"},         {"prune", ""},        {"launch", "WORKER"},
       {"start", "WORKER"},    {"submit", "WORKER"}};
   if (args.empty()) return {};
-  const std::string& word = args.front();
+  const std::string word = lower_case(args.front());
   if (word.find_first_of("/.") != std::string::npos || word.starts_with('-')) return {};
   const std::vector<std::string_view> verbs(std::begin(kVerbNames), std::end(kVerbNames));
-  if (std::ranges::find(verbs, word) != verbs.end()) return {};
+  if (std::ranges::find(verbs, args.front()) != verbs.end()) return {};
   const auto other = kOthers.find(word);
   // Two letters are near to too many programs: "ls" to "ps".
   const std::string_view meant = other != kOthers.end() ? other->second
                                  : word.size() > 2      ? nearest_word(word, verbs)
                                                         : "";
   if (other == kOthers.end() && meant.empty()) return {};
-  return '"' + word + "\" is no verb of ddplaunch" +
+  return '"' + args.front() + "\" is no verb of ddplaunch" +
          (meant.empty() ? "" : "; did you mean `ddplaunch " + std::string(meant) + "`?") +
-         (meant.empty() ? "; a" : " A") + " program of this name runs with `ddplaunch -- " + word + '`';
+         (meant.empty() ? "; a" : " A") + " program of this name runs with `ddplaunch -- " + args.front() +
+         '`';
 }
 
 const char* verb_name(OperateVerb verb) {
@@ -196,7 +197,7 @@ OperateOptions::OperateOptions(OperateVerb verb)
     : follow(verb == OperateVerb::kAttach), attach(follow), table(usage_of(verb), true) {
   table.group("Options");
   if (verb == OperateVerb::kRm) {
-    table.list({.names = "JOB", .help = "ids of jobs, or their beginnings", .completion = Completion::kJobId},
+    table.list({.names = "JOB", .help = "ids of jobs", .completion = Completion::kJobId},
                [this](const std::string& text) -> std::string {
                  jobs.push_back(text);
                  return text.empty() ? "is empty; give an id" : "";

@@ -82,6 +82,22 @@ TEST_CASE("a job is found by the beginning of its id, and the newest one without
   CHECK(found({}, "") == "there is no job of yours on this machine");
 }
 
+TEST_CASE("a verb that ends or deletes takes no beginning of a name that a person gave") {
+  const JobsDirectory directory;
+  directory.add("run10", "run10.1", "2026-01-02");
+  directory.add("20261129-094344-f1b478", "20261129-094344-f1b478.1", "2026-01-03");
+  const auto jobs = read_jobs({directory.path()});
+  const auto whole = [&jobs](std::string_view id) {
+    const auto job = find_job(jobs, id, true);
+    return job ? job->name : job.error().text;
+  };
+  CHECK(whole("run10") == "run10.1");
+  CHECK(whole("run10.1") == "run10.1");
+  CHECK(whole("run1") == "no job is called run1; here a name must be complete, such as run10");
+  CHECK(whole("20261129-0943") == "20261129-094344-f1b478.1");
+  CHECK(whole("x") == "no job begins with x; ddplaunch ps --all lists all");
+}
+
 TEST_CASE("a job that runs precedes newer ones that have ended, and of several one must be named") {
   const JobsDirectory directory;
   const auto run = [](const JobEntry& job) {
