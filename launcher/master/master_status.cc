@@ -4,6 +4,8 @@
 
 #include "base/clock.h"
 #include "base/host_name.h"
+#include "base/text.h"
+#include "launcher/keeper/process_table.h"
 #include "launcher/master/master.h"
 #include "launcher/master/user_signals.h"
 #include "launcher/report/exit_report.h"
