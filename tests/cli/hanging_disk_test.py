@@ -123,7 +123,7 @@ class HangingDisk(LaunchTest):
         self.env["TMPDIR"] = str(self.disk / "tmp")
         metrics = self.dir / "metrics"
         process = self.run_on_disk("--max-restarts", 1, "--restart-backoff", "0s", "--start-timeout", "20s", "train",
-                                   "--on-peer-loss", "rejoin", "--data", "synthetic", "--limit", 2000, "--epochs", 20,
+                                   "--on-peer-loss", "rejoin", "--data", "synthetic", "--limit", 2000, "--epochs", 6,
                                    "--metrics-file", metrics)
         self.assertTrue(wait_until(lambda: last_step(metrics) >= 5, 20), self.errors.read_text())
         worker, = (worker for pid, _ in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0") if (worker := worker_of(pid)))
