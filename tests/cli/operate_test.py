@@ -185,10 +185,10 @@ class Verbs(VerbTest):
         self.assertRegex(text, r"(?m)^  localhost +ranks 0-1 +running$")
         socket_path = next((self.dir / "runtime/ddplaunch").glob("*.sock"))
         self.assertEqual((socket_path.stat().st_mode & 0o777, socket_path.parent.stat().st_mode & 0o777), (0o600, 0o700))
-        waiting = subprocess.Popen([DDPLAUNCH, "wait"], env=self.env, stdout=subprocess.PIPE, text=True)
+        waiting = subprocess.Popen([DDPLAUNCH, "wait", self.job[:-1]], env=self.env, stdout=subprocess.PIPE, text=True)
         watching = subprocess.Popen([DDPLAUNCH, "status", "--watch"], env=self.env, stdout=subprocess.PIPE, text=True)
         self.assertIn("running", watching.stdout.readline())
-        done = self.verb("stop", self.job[:-1])
+        done = self.verb("stop", self.job)
         self.assertEqual(done.code, 0)
         self.assertRegex(done.out, rf"^job {self.job}: exited 143: {BY_STOP}\n$")
         self.assertEqual(process.wait(20), 143)
@@ -220,7 +220,7 @@ class Verbs(VerbTest):
     def test_of_several_running_jobs_one_must_be_named(self):
         processes = {job: self.started_job("sleep", "1000", job=job) for job in ("run-a", "run-b")}
         for words, why in ((["stop"], "several jobs run; name one of them: run-a, run-b"),
-                           (["stop", "run"], "run names several jobs that run: run-a, run-b"),
+                           (["wait", "run"], "run names several jobs that run: run-a, run-b"),
                            (["exec", "--", "true"], "several jobs run; name one of them: run-a, run-b")):
             done = self.verb(*words)
             self.assertEqual((done.code, done.out, done.err), (2, "", f"ddplaunch: {why}\n"))
@@ -271,7 +271,7 @@ class Verbs(VerbTest):
         self.assert_code(self.short_job("--job-dir", files, "true", job="elsewhere"), 0)
         process = self.started_job("sleep", "1000")
         directory = self.status("short")["directory"]
-        done = self.verb("rm", self.job, "short", "else", "short")
+        done = self.verb("rm", self.job, "short", "elsewhere", "short")
         self.assertEqual((done.code, done.out), (2, f"job short: removed {directory}\njob elsewhere: removed from the list; its files stay in {files}\n"))
         self.assertEqual(done.err, f"ddplaunch: job {self.job} runs; ddplaunch stop {self.job} stops it\n"
                                    "ddplaunch: no job begins with short; ddplaunch ps --all lists all\n")
@@ -439,7 +439,7 @@ class Clean(VerbTest):
     def test_nothing_is_left_after_the_agents_have_ended(self):
         self.crashed_job("sleep", "1000", options=["--launcher", "local", "--host", "127.0.0.1,127.0.0.2", "--nproc-per-node", 1])
         self.assertTrue(wait_until(lambda: not self.processes_of_job(), 30))
-        done = self.verb("clean", "--json", self.job[:-1])
+        done = self.verb("clean", "--json", self.job)
         self.assert_code(done, 0)
         hosts = [{"host": f"127.0.0.{i}", "found": 0, "left": [], "error": None} for i in (1, 2)]
         self.assertEqual(json.loads(done.out), {"job": self.job, "hosts": hosts})
