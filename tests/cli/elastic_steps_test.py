@@ -584,7 +584,7 @@ class ElasticUnits(unittest.TestCase):
             self.receive(sent, self.model, progress=elastic._Progress(False))
 
     def test_an_attempt_without_sync(self):
-        link = types.SimpleNamespace(revoked=lambda: None, send=lambda word: None, changed=threading.Condition())
+        link = types.SimpleNamespace(revoked=lambda: None, report=None, send=lambda word: None, changed=threading.Condition())
         self.world(link=link).step(4)
         with self.assertRaisesRegex(RuntimeError, r"world.sync\(\) was not called in attempt 1"):
             self.world(source=1, link=link).step(5)
