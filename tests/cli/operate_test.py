@@ -696,7 +696,7 @@ class LostReport(VerbTest):
             self.assertEqual((job["state"], job["exit_code"], job["world_size"]), ("ended", 3, None), text)
             self.assertIn("exited 3", self.verb("status").out)
             self.assert_code(self.verb("logs", "--failed"), 0)
-            self.assert_code(self.verb("report", "-o", "page.html"), 0)
+            self.assert_code(self.verb("report", "-o", self.dir / "page.html"), 0)
 
 
 class FullDisk(VerbTest):
