@@ -58,6 +58,17 @@ const char* name_of(const NodeTable::Node& node) {
   return "";
 }
 
+/// Returns which process has asked, over the control socket, to stop the job.
+std::string requester_text(bool now, pid_t pid, uid_t uid) {
+  const auto process = read_process(pid);
+  std::string text = "a request (";
+  if (process && process->comm == "ddplaunch")
+    text = now ? "`ddplaunch stop --now` (" : "`ddplaunch stop` (";
+  else if (process)
+    text += one_line(process->comm) + ", ";
+  return text + process_text(pid, uid) + " on " + host_name() + ")";
+}
+
 }  // namespace
 
 JobStatus Master::status() const {
@@ -99,15 +110,7 @@ ControlHandlers Master::control_handlers() {
   ControlHandlers handlers;
   handlers.status = [this] { return status_json(status()); };
   handlers.metrics = [this] { return metrics_text(status()); };
-  handlers.stop = [this](bool now, pid_t pid, uid_t uid) {
-    const auto client = read_process(pid);
-    const bool verb = client && client->comm == "ddplaunch";
-    stop(now, (verb ? now ? "`ddplaunch stop --now`" : "`ddplaunch stop`" : "a request") + std::string(" (") +
-                  (verb     ? ""
-                   : client ? one_line(client->comm) + ", "
-                            : "") +
-                  process_text(pid, uid) + " on " + host_name() + ")");
-  };
+  handlers.stop = [this](bool now, pid_t pid, uid_t uid) { stop(now, requester_text(now, pid, uid)); };
   handlers.ask_workers = [this](const WorkerRequest& request, ControlHandlers::WorkersAnswered done) {
     return queries_.start(request, supervisor_.state() == Supervisor::State::kRunning, std::move(done));
   };
