@@ -21,7 +21,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.terminal import Terminal, needs
-from tests.support.launch import DDPLAUNCH, LaunchTest, Outcome, is_running, live_processes_with, main, wait_until
+from tests.support.launch import DDPLAUNCH, LaunchTest, Outcome, is_running, live_processes_with, main, sender, wait_until
 
 # Rank 1 fails in attempt 0. The others wait to be stopped.
 FAILS_ONCE = '[ "$TORCHELASTIC_RESTART_COUNT" -ge 1 ] && exit 0; [ "$RANK" = 1 ] && exit 7; exec sleep 1000'
@@ -630,6 +630,17 @@ class Hooks(LaunchTest):
         self.assertEqual(lines, ["end|1|localhost|0|1||ValueError|$(touch x) of `rank`\""])
         self.assertFalse((self.dir / "x").exists())
 
+    def test_hooks_learn_the_exception_of_plain_python(self):
+        script = self.script("raises.py", f"#!{sys.executable}\nraise ValueError('bad')\n")
+        self.assertEqual(self.causes(script, events=("end",)), ["end|1|localhost|0|1||ValueError|bad"])
+
+    def test_the_end_hook_learns_who_stopped_the_job(self):
+        process = self.start("--on", "start=echo running", "--on", 'end=echo "$DDPLAUNCH_EXIT_CODE: $DDPLAUNCH_CAUSE"', "sleep", 1000)
+        self.assertTrue(wait_until(lambda: (self.job_dir / "hooks.log").exists()))
+        process.send_signal(signal.SIGTERM)
+        self.assert_code(self.finish(process), 143)
+        self.assertEqual(self.hook_lines()[-1], f"143: stopped by SIGTERM from {sender()}")
+
     def test_a_node_that_cannot_be_reached_has_no_rank(self):
         self.assertEqual(self.causes("true", events=("end",), options=["--chdir", "/no/such/dir"])[0][:18], "end|115|localhost|")
 
@@ -685,6 +696,19 @@ class Stacks(VerbTest):
 
 
 class LostReport(VerbTest):
+    def test_rm_deletes_the_files_of_an_ended_job_whose_lock_is_lost(self):
+        self.assert_code(self.short_job("true"), 0)
+        directory = pathlib.Path(self.status("short")["directory"])
+        (directory / "run.lock").unlink()
+        self.assertEqual(self.verb("rm", "short").out, f"job short: removed {directory}\n")
+        self.assertFalse(directory.exists())
+
+    def test_a_failed_rank_without_output_is_said(self):
+        self.short_job("--nproc-per-node", 2, "sh", "-c", "test $RANK != 1 || exit 5")
+        done = self.verb("logs", "--failed", "short")
+        self.assertEqual((done.code, done.out), (0, ""))
+        self.assertIn("the ranks of job short that failed have no output", done.err)
+
     def test_verbs_read_the_end_of_a_job_whose_report_is_lost_or_broken(self):
         self.assert_code(self.run_job("--nproc-per-node", 1, "sh", "-c", "echo hello; exit 3"), 3)
         report = pathlib.Path(self.status(self.job)["directory"]) / "report.json"
@@ -1229,6 +1253,13 @@ class ControlSocket(VerbTest):
             while part := client.recv(65536):
                 reply += part
             return reply
+
+    def test_a_request_of_another_program_is_no_ddplaunch_stop(self):
+        process = self.started_job("sleep", "1000")
+        self.assertIn(b" 202 ", self.ask(b"POST /v1/stop HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").splitlines()[0])
+        self.assertEqual(process.wait(20), 143)
+        name, who = sender().split(" (")
+        self.assertRegex(self.status(self.job)["why"], rf"^stopped by SIGTERM from a request \({name}, {re.escape(who[:-1])} on \S+\)$")
 
     def test_wrong_requests_are_refused_and_the_job_goes_on(self):
         process = self.started_job("sleep", "1000")

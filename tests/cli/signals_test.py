@@ -127,6 +127,14 @@ class Signals(LaunchTest):
         self.assertEqual([event["reason"] for event in events if event["event"] == "signal"], [sender()])
         self.assertEqual(events[-1]["reason"], report["why"])
 
+    def test_the_journal_has_the_sender_of_a_signal_that_is_passed_on(self):
+        process = self.start("--nproc-per-node", 1, "sh", "-c", "trap 'exit 0' USR2; echo up; while :; do sleep 0.05; done")
+        self.assertTrue(process.stdout.readline())
+        process.send_signal(signal.SIGUSR2)
+        self.assert_code(self.finish(process), 0)
+        events = [json.loads(line) for line in (self.job_dir / "events.jsonl").read_text().splitlines()]
+        self.assertEqual([(event["signal"], event["reason"]) for event in events if event["event"] == "signal"], [("SIGUSR2", sender())])
+
     def test_sigterm_of_a_schedulers_daemon_is_probably_the_schedulers(self):
         daemon = self.script("slurmstepd", "#!/bin/sh\nkill -TERM $1\nread line\n")
         for variables, words in (({"PBS_JOBID": "12.host"}, "PBS job 12.host"),

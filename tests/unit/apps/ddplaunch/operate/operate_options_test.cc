@@ -11,7 +11,8 @@ TEST_CASE(
       {"statu", "status"}, {"stauts", "status"}, {"stp", "stop"},           {"log", "logs"},
       {"checkk", "check"}, {"host", "hosts"},    {"dashbord", "dashboard"}, {"list", "ps"},
       {"jobs", "ps"},      {"kill", "stop"},     {"top", "status -w"},      {"version", "--version"},
-      {"delete", "rm"},    {"launch", "WORKER"}, {"Status", "status"}};
+      {"delete", "rm"},    {"launch", "WORKER"}, {"Status", "status"},      {"Ps", "ps"},
+      {"WAIT", "wait"}};
   for (const auto& [word, meant] : mistakes) {
     CHECK(mistyped_verb({word, "job7"}) ==
           '"' + std::string(word) + "\" is no verb of ddplaunch; did you mean `ddplaunch " + meant +
