@@ -179,7 +179,9 @@ std::string mistyped_verb(const std::vector<std::string>& args) {
   if (std::ranges::find(verbs, args.front()) != verbs.end()) return {};
   const auto other = kOthers.find(word);
   // Two letters are near to too many programs: "ls" to "ps".
+  const auto same = std::ranges::find(verbs, word);  // "Ps"
   const std::string_view meant = other != kOthers.end() ? other->second
+                                 : same != verbs.end()  ? *same
                                  : word.size() > 2      ? nearest_word(word, verbs)
                                                         : "";
   if (other == kOthers.end() && meant.empty()) return {};
