@@ -254,7 +254,7 @@ void Keeper::forgive_sleep() {
 /// Returns whether the agent and all its descendants are stopped, and the master if the rule asks for that.
 bool Keeper::all_stopped() {
   const auto is_stopped = [](const ProcessInfo& info) {
-    if (info.state != 'Z') return info.state == 'T';
+    if (info.state != 'Z') return info.state == 'T' || info.stops;
     // The main thread of a process may end before the others.
     return list_directory("/proc/" + std::to_string(info.pid) + "/task").size() <= 1;
   };

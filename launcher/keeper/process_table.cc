@@ -128,6 +128,14 @@ bool is_stop_signal(std::int64_t signal) {
   return signal == SIGSTOP || signal == SIGTSTP || signal == SIGTTIN || signal == SIGTTOU;
 }
 
+/// Returns whether a signal is in a set of a status file.
+bool is_pending(std::string_view status, std::string_view set, int number) {
+  std::uint64_t bits = 0;
+  const std::string_view text = field(status, set);
+  std::from_chars(text.data(), text.data() + text.size(), bits, 16);
+  return (bits >> (number - 1) & 1) != 0;
+}
+
 }  // namespace
 
 std::optional<ProcessStat> parse_stat(std::string_view text) {
@@ -177,6 +185,8 @@ std::optional<ProcessInfo> parse_status(std::string_view text) {
     return std::nullopt;
   info.comm = name;
   info.state = state[0];
+  info.stops =
+      info.state == 'D' && (is_pending(text, "ShdPnd:\t", SIGSTOP) || is_pending(text, "SigPnd:\t", SIGSTOP));
   return info;
 }
 

@@ -39,8 +39,9 @@ int signal_process(int fd, pid_t pid, int number);
 struct ProcessInfo {
   pid_t pid = 0;
   pid_t parent = 0;
-  uid_t uid = 0;     ///< effective
-  char state = '?';  ///< R, S, D, T, t, Z, X, …
+  uid_t uid = 0;       ///< effective
+  char state = '?';    ///< R, S, D, T, t, Z, X, …
+  bool stops = false;  ///< in D with a SIGSTOP that is still to take effect: a parent inside vfork
   std::string comm;
 };
 

@@ -435,12 +435,24 @@ finally:
         # For longer than every lease, as `scontrol suspend` does it: SIGSTOP to all processes, in any order.
         script = self.script("worker.sh", '#!/bin/sh\ntouch $1.$RANK\nwhile ! [ -e go ]; do sleep 0.05; done\necho bye $RANK\n')
         times = ("--master-timeout", "4s", "--node-timeout", "4s", "--stop-grace", "500ms")
+        # A parent stays in state D until its child of vfork(2) executes a program.
+        vfork = self.script("vfork.py", '''#!/usr/bin/env python3
+import ctypes, os, platform, sys, time
+open(f"{sys.argv[1]}.{os.environ['RANK']}", "w").close()
+CLONE_VFORK, SIGCHLD = 0x4000, 17
+if ctypes.CDLL(None).syscall({"x86_64": 56, "aarch64": 220}[platform.machine()], CLONE_VFORK | SIGCHLD, 0, 0, 0, 0) == 0:
+    while not os.path.exists("go"):
+        time.sleep(0.05)
+    os._exit(0)
+print("bye", os.environ["RANK"])
+''')
         nodes = Nodes(self, 2)
         jobs = [self.start(*times, "--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, script, "ssh"),
                 self.start(*times, "--job-id", self.job + "-b", "-n", "2", "--max-restarts", "1", script, "local"),
-                self.start(*times, "--job-id", self.job + "-c", "-n", "2", script, "plain")]
+                self.start(*times, "--job-id", self.job + "-c", "-n", "2", script, "plain"),
+                self.start(*times, "--job-id", self.job + "-d", "-n", "2", "--max-restarts", "1", vfork, "vfork")]
         self.assertTrue(wait_until(lambda: all((self.dir / f"{name}.{rank}").exists() for rank in (0, 1)
-                                               for name in ("ssh", "local", "plain")), 20))
+                                               for name in ("ssh", "local", "plain", "vfork")), 20))
         sshd = int((nodes.dir / "sshd.pid").read_text())
         stopped = [pid for job in jobs for pid in [job.pid, *self.tree(job.pid)]] + self.tree(sshd)
         for pid in stopped:

@@ -107,6 +107,10 @@ TEST_CASE("a status file is parsed") {
   CHECK(info->pid == 12);
   CHECK(info->parent == 3);
   CHECK(info->uid == 4294967294);
+  CHECK(!info->stops);
+  CHECK(parse_status(text + "SigPnd:\t0000000000000000\nShdPnd:\t0000000000040000\n")->stops);
+  CHECK(parse_status(text + "SigPnd:\t0000000000040001\nShdPnd:\t0000000000000000\n")->stops);
+  CHECK(!parse_status(text + "SigPnd:\t0000000000020000\nShdPnd:\t0000000000080000\n")->stops);
   CHECK(!parse_status("").has_value());
   CHECK(!parse_status(text.substr(0, text.find("Uid"))).has_value());
 }
