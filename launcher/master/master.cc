@@ -57,10 +57,11 @@ std::vector<std::string> hook_env(const JobSpec& spec) {
   return env;
 }
 
+constexpr std::string_view kWarning = "warning: ";
+
 /// Lists of warnings name them as such.
-std::string without_prefix(const std::string& warning) {
-  constexpr std::string_view kPrefix = "warning: ";
-  return warning.substr(warning.starts_with(kPrefix) ? kPrefix.size() : 0);
+std::string without_prefix(std::string_view warning) {
+  return std::string(warning.substr(warning.starts_with(kWarning) ? kWarning.size() : 0));
 }
 
 /// Scripts read the last line of stderr after a failure.
@@ -76,7 +77,7 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
       spec_(spec),
       began_(steady_now()),
       files_(JobWriter::start(
-          loop.get_executor(), std::move(job_dir), [this](const std::string& words) { warn(words); },
+          loop.get_executor(), std::move(job_dir), [this](const std::string& words) { say(words); },
           [this] { give_all_credit(); }, std::move(options.first_task))),
       log_(*files_, spec),
       console_(
@@ -93,7 +94,7 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
       stdin_(loop.get_executor()),
       queries_(loop, supervisor_.nodes(), nodes_),
       hooks_(loop.get_executor(),
-             {spec.hooks, hook_env(spec), [this](const std::string& words) { warn(words); },
+             {spec.hooks, hook_env(spec), [this](const std::string& words) { say(words); },
               [this](const std::string& text) {
                 files_->append({0, 0, 0, kHooks}, text);
               }}),
@@ -204,8 +205,7 @@ void Master::feed_stdin() {
     return link->send(rendezvous::Stdin{});
   }
   stdin_link_ = link;
-  spawn(loop_.get_executor(),
-        stdin_.run(link->connection(), [this](const std::string& text) { warn(text); }));
+  spawn(loop_.get_executor(), stdin_.run(link->connection(), [this](const std::string& text) { say(text); }));
 }
 
 void Master::arm_deadline() {
@@ -274,18 +274,14 @@ void Master::leave_terminal() {
 void Master::warn_of_lost_output() {
   const int error = console_.broken(1);
   if (error == 0 || std::exchange(output_lost_, true)) return;
-  warn("warning: " + system_error(error, "standard output").text + "; the job's output is in the files only");
+  say("warning: " + system_error(error, "standard output").text + "; the job's output is in the files only");
 }
 
 void Master::say(std::string_view text) {
   log_.said(text);
   last_said_ = "ddplaunch: " + std::string(text) + "\n";
   console_.write(2, last_said_);
-}
-
-void Master::warn(const std::string& text) {
-  say(text);
-  warnings_.push_back(without_prefix(text));
+  if (text.starts_with(kWarning)) warnings_.push_back(without_prefix(text));
   if (warnings_.size() > kMostWarnings) warnings_.pop_front();
 }
 

@@ -97,9 +97,8 @@ class Master final : private NodeEvents {
   std::vector<std::uint32_t> live_keepers_beside(std::size_t node) const;
   void leave_terminal();
   void end_tasks();
+  /// Says it to the user. A text that begins with "warning: " is kept for the job's status and report.
   void say(std::string_view text);
-  /// Says it, and keeps it for the job's status and report.
-  void warn(const std::string& text);
   void record(const JournalEvent& event);
   void say_host(const NodeLink& node, std::string_view line);
   JobFacts facts() const;
@@ -132,7 +131,7 @@ class Master final : private NodeEvents {
   bool output_lost_ = false;
   std::uint64_t output_bytes_ = 0;  ///< that the workers wrote
   JobProgress progress_;
-  std::deque<std::string> warnings_;  ///< the latest
+  std::deque<std::string> warnings_;  ///< the latest kMostWarnings
   std::function<void()> all_run_;
 };
 

@@ -214,8 +214,8 @@ void Master::take_notice(NodeLink& node, const rendezvous::Notice& notice) {
   if (shown == NodeLimits::NoticeDecision::kLast)
     words =
         "warning: " + supervisor_.nodes()[node.index].name + " sent too many notices; the rest is dropped";
-  const bool wanted = notice.detail ? spec_.verbose : !spec_.quiet;
-  if (shown == NodeLimits::NoticeDecision::kLast) return warn(words);
+  const bool wanted =
+      shown == NodeLimits::NoticeDecision::kLast || (notice.detail ? spec_.verbose : !spec_.quiet);
   wanted ? say(words) : log_.step(words);
 }
 

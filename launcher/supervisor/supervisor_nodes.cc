@@ -281,7 +281,7 @@ void Supervisor::on(const job::NodeSwept& event, Time now) {
   node.sweeping = false;
   if (event.found || event.empty) {
     const std::string text = node.name + ": " + event.text;
-    event.found ? out_.say(text) : out_.detail(text);
+    event.found ? out_.say("warning: " + text) : out_.detail(text);
   }
   if (event.empty) return prove_empty(event.node, event.incarnation, now);
   if (node.predecessor && node.predecessor->incarnation == event.incarnation)

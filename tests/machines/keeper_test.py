@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests what is left on a node when agent and keeper are killed together: nothing."""
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -27,14 +28,18 @@ class WithoutKeeper(MachinesTest):
         """Returns the command lines of the processes on n1 other than sshd. One that has begun to end has none."""
         return [words for words in self.machines["n1"].processes().values() if words and "sshd" not in words]
 
+    def report(self):
+        return json.loads((self.dir / "end.json").read_text())
+
     def assert_swept(self, process):
         done = self.finish(process)
         self.assert_code(done, 113)
         self.assertEqual(self.left(), [])
         self.assertRegex(done.err, r"\bn1\b.*\bprocess(es)?\b")  # what the sweep found
+        self.assertRegex("\n".join(self.report()["warnings"]), r"(?m)^n1: \d+ process")
 
     def started(self, rest, *args):
-        process = self.start(*args, self.script("worker.sh", WORKER + rest))
+        process = self.start("--report", self.dir / "end.json", *args, self.script("worker.sh", WORKER + rest))
         for _ in range(2):
             self.assertEqual(process.stdout.readline(), "up\n")
         return process
@@ -57,6 +62,7 @@ class WithoutKeeper(MachinesTest):
         self.assertEqual(process.returncode, 113, err)
         self.assertIn("sleep 1000", self.left())
         self.assertIn(f"ddplaunch clean {self.job}", err)
+        self.assertIn(f"ddplaunch clean {self.job}", "\n".join(self.report()["warnings"]))
         self.machines.rejoin("n1")
         clean = self.machines["n0"].words(self.machines.programs / "ddplaunch", "clean", self.job)
         done = subprocess.run(clean, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False)
