@@ -18,7 +18,7 @@
 #include "launcher/control/job_registry.h"
 #include "launcher/master/master.h"
 #include "launcher/output/job_dir.h"
-#include "launcher/output/report_file.h"
+#include "launcher/output/output_file.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/report_json.h"
 #include "remote/shells/command_shell.h"

@@ -8,7 +8,7 @@
 #include "base/text.h"
 #include "launcher/job/worker_env.h"
 #include "launcher/report/exit_code.h"
-#include "launcher/report/start_failures.h"
+#include "launcher/report/host_texts.h"
 #include "remote/hosts/host_spec.h"
 
 namespace ddp::launcher {

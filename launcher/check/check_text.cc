@@ -8,8 +8,8 @@
 
 #include "base/text.h"
 #include "launcher/check/check_diagnosis.h"
+#include "launcher/report/host_texts.h"
 #include "launcher/report/json_values.h"
-#include "launcher/report/start_failures.h"
 #include "remote/hosts/host_spec.h"
 
 namespace ddp::launcher {

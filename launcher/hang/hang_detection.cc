@@ -7,7 +7,7 @@
 #include "base/result.h"
 #include "base/text.h"
 #include "launcher/report/exit_report.h"
-#include "launcher/report/host_list.h"
+#include "launcher/report/host_texts.h"
 
 namespace ddp::launcher {
 namespace {

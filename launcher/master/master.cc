@@ -12,10 +12,9 @@
 #include "base/clock.h"
 #include "base/text.h"
 #include "launcher/master/user_signals.h"
-#include "launcher/output/report_file.h"
+#include "launcher/output/output_file.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/report_json.h"
-#include "launcher/report/run_summary.h"
 
 namespace ddp::launcher {
 namespace {

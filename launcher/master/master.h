@@ -20,7 +20,6 @@
 #include "launcher/master/worker_queries.h"
 #include "launcher/output/console.h"
 #include "launcher/output/job_dir.h"
-#include "launcher/output/job_log.h"
 #include "launcher/output/job_writer.h"
 #include "launcher/output/merged_output.h"
 #include "launcher/report/job_progress.h"

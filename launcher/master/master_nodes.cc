@@ -6,7 +6,7 @@
 #include "base/text.h"
 #include "launcher/job/output_credit.h"
 #include "launcher/master/master.h"
-#include "launcher/report/sweep_text.h"
+#include "launcher/report/host_texts.h"
 #include "launcher/supervisor/attempt_start.h"
 
 namespace ddp::launcher {

@@ -9,7 +9,6 @@
 #include "launcher/master/master.h"
 #include "launcher/master/user_signals.h"
 #include "launcher/report/exit_report.h"
-#include "launcher/report/job_metrics.h"
 #include "launcher/report/job_status.h"
 
 namespace ddp::launcher {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -47,5 +49,17 @@ std::vector<EarlyExit> exits_before(const JobEnd& end, const Failure& failure);
 /// Returns which ranks exited 0 for certain before `failure`: "rank 1 on gpu02 exited 0, 2.3 s earlier".
 /// Empty: none.
 std::string early_exits_text(const JobEnd& end, const Failure& failure);
+
+/// Figures of a whole run.
+struct RunSummary {
+  std::chrono::nanoseconds duration{0};
+  std::uint64_t output_bytes = 0;  ///< that the workers wrote
+  double goodput = 0;              ///< see JobProgress
+};
+
+/// Returns the text of the report, with a summary if the run lasted for a minute or `always`. After success,
+/// when the report has no text, a run with restarts has one, too. After a failure the report names restarts.
+std::string text_with_summary(const ExitReport& report, const JobEnd& end, const RunSummary& summary,
+                              bool always);
 
 }  // namespace ddp::launcher

@@ -45,4 +45,7 @@ struct JobStatus {
 /// Returns the status as one line of JSON.
 std::string status_json(const JobStatus& status);
 
+/// Returns the status in Prometheus's text format 0.0.4 (docs/users/metrics.md).
+std::string metrics_text(const JobStatus& status);
+
 }  // namespace ddp::launcher

@@ -7,9 +7,9 @@
 
 #include "base/exit_status.h"
 #include "base/text.h"
+#include "launcher/report/host_texts.h"
 #include "launcher/report/json_values.h"
 #include "launcher/report/root_cause.h"
-#include "launcher/report/start_failures.h"
 
 namespace ddp::launcher {
 namespace {

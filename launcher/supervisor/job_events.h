@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/result.h"
+#include "launcher/report/host_texts.h"
 #include "launcher/report/journal.h"
-#include "launcher/report/start_failures.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher::job {

@@ -8,7 +8,7 @@
 #include "base/exit_status.h"
 #include "base/result.h"
 #include "base/text.h"
-#include "launcher/report/sweep_text.h"
+#include "launcher/report/host_texts.h"
 #include "launcher/supervisor/attempt_start.h"
 #include "remote/hosts/host_spec.h"
 

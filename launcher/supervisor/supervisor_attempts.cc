@@ -9,7 +9,7 @@
 #include "base/exit_status.h"
 #include "base/result.h"
 #include "base/text.h"
-#include "launcher/report/start_failures.h"
+#include "launcher/report/host_texts.h"
 #include "launcher/supervisor/attempt_start.h"
 #include "launcher/supervisor/supervisor.h"
 

@@ -1,4 +1,4 @@
-#include "launcher/lines/json_lines.h"
+#include "launcher/lines/output_lines.h"
 
 #include <nlohmann/json.hpp>
 #include <random>

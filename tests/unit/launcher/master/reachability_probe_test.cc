@@ -1,4 +1,4 @@
-#include "launcher/master/reachability_probe.h"
+#include "launcher/master/node_link.h"
 
 #include <netinet/in.h>
 #include <sys/socket.h>

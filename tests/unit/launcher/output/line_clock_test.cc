@@ -1,4 +1,4 @@
-#include "launcher/output/line_clock.h"
+#include "launcher/output/merged_output.h"
 
 #include <cstdlib>
 #include <ctime>

@@ -1,4 +1,4 @@
-#include "launcher/report/host_list.h"
+#include "launcher/report/host_texts.h"
 
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "launcher/report/job_metrics.h"
+#include "launcher/report/job_status.h"
 
 #include <chrono>
 #include <string>

@@ -4,7 +4,6 @@
 #include <csignal>
 #include <string>
 
-#include "launcher/report/echo_texts.h"
 #include "tests/support/catch.h"
 
 using namespace ddp;

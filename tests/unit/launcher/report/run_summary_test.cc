@@ -1,4 +1,4 @@
-#include "launcher/report/run_summary.h"
+#include "launcher/report/exit_report.h"
 
 #include <chrono>
 #include <string>

@@ -1,4 +1,4 @@
-#include "launcher/report/sweep_text.h"
+#include "launcher/report/host_texts.h"
 
 #include "tests/support/catch.h"
 

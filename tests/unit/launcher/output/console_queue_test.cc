@@ -1,4 +1,4 @@
-#include "launcher/lines/console_queue.h"
+#include "launcher/output/console_lane.h"
 
 #include <algorithm>
 #include <string>

@@ -1,4 +1,4 @@
-#include "launcher/lines/line_fold.h"
+#include "launcher/output/folded_output.h"
 
 #include <map>
 #include <random>
@@ -15,8 +15,8 @@ namespace {
 using Texts = std::vector<std::string>;
 
 /// A fold and its output: "0-2 text", with "!" before a line of stderr.
-struct Bench {
-  explicit Bench(std::size_t everyone) : fold(everyone) {}
+struct FoldBench {
+  explicit FoldBench(std::size_t everyone) : fold(everyone) {}
   LineFold fold;
   Texts out;
   LineFold::Sink sink = [this](const LineFold::Line& line) {
@@ -33,7 +33,7 @@ struct Bench {
 }  // namespace
 
 TEST_CASE("equal lines of several ranks are merged") {
-  Bench bench(4);
+  FoldBench bench(4);
   bench.add(1, "hello", 0);
   bench.add(0, "hello", 10);
   bench.add(3, "hello", 20);
@@ -48,17 +48,17 @@ TEST_CASE("equal lines of several ranks are merged") {
 }
 
 TEST_CASE("a line that all ranks have written is released at once") {
-  Bench bench(2);
+  FoldBench bench(2);
   bench.add(0, "hello", 0);
   bench.add(1, "hello", 1);
   CHECK(bench.out == Texts{"0-1 hello"});
-  Bench alone(1);
+  FoldBench alone(1);
   alone.add(0, "x", 0);
   CHECK(alone.out == Texts{"0 x"});
 }
 
 TEST_CASE("a folded line does not overtake lines of its ranks") {
-  Bench bench(3);
+  FoldBench bench(3);
   bench.add(0, "a", 0);
   bench.add(1, "b", 1);
   bench.add(1, "a", 2);  // joins nothing: the line a of rank 0 is printed before b
@@ -68,7 +68,7 @@ TEST_CASE("a folded line does not overtake lines of its ranks") {
 }
 
 TEST_CASE("different lines between equal ones do not prevent merging") {
-  Bench bench(3);
+  FoldBench bench(3);
   for (int rank = 0; rank < 3; ++rank) {
     for (const std::string text : {"begin", "own", "more", "end"})
       bench.add(rank, text == "own" || text == "more" ? text + std::to_string(rank) : text, rank);
@@ -79,7 +79,7 @@ TEST_CASE("different lines between equal ones do not prevent merging") {
 }
 
 TEST_CASE("a rank's own first line does not prevent later merging") {
-  Bench bench(9);
+  FoldBench bench(9);
   bench.add(0, "hello 0", 0);
   bench.add(0, "same", 1);
   bench.add(1, "hello 1", 2);
@@ -92,7 +92,7 @@ TEST_CASE("a rank's own first line does not prevent later merging") {
 }
 
 TEST_CASE("a line that no rank can join is released at once") {
-  Bench bench(2);
+  FoldBench bench(2);
   bench.add(0, "a", 0);
   bench.add(1, "b", 1);
   CHECK(bench.out == Texts{"0 a"});
@@ -101,7 +101,7 @@ TEST_CASE("a line that no rank can join is released at once") {
 }
 
 TEST_CASE("a line that one rank writes twice is shown twice") {
-  Bench bench(2);
+  FoldBench bench(2);
   bench.add(0, "x", 0);
   bench.add(0, "x", 1);
   bench.add(1, "x", 2);
@@ -112,7 +112,7 @@ TEST_CASE("a line that one rank writes twice is shown twice") {
 }
 
 TEST_CASE("streams are not mixed, and keep a rank's order") {
-  Bench bench(4);
+  FoldBench bench(4);
   bench.add(0, "x", 0, 1);
   bench.add(1, "x", 1, 2);
   bench.add(2, "x", 2, 2);
@@ -133,7 +133,7 @@ TEST_CASE("a merged line has the time of the first") {
 }
 
 TEST_CASE("the held memory is bounded for any input") {
-  Bench bench(2);
+  FoldBench bench(2);
   for (int i = 0; i < 30; ++i) {
     bench.add(0, std::to_string(i) + std::string(100'000, 'x'), 0);
     CHECK(bench.fold.held() <= LineFold::kMaxHeld);

@@ -8,6 +8,16 @@
 
 namespace ddp::launcher {
 
+/// Returns "gpu01", "gpu01 and gpu02" or "gpu01, gpu02, gpu03, gpu04 and 12 more hosts".
+std::string host_list(const std::vector<std::string>& hosts);
+
+/// What the search for processes of a lost node found, as the end of a sentence about its host: "nothing of
+/// the job was left there".
+std::string swept_text(std::size_t found, const std::vector<std::string>& left, const std::string& job_id);
+
+/// Why nobody searched there, and the command to run. `reachable`: `ddplaunch clean` can reach the host.
+std::string not_swept_text(const std::string& why, const std::string& job_id, bool reachable);
+
 /// True for a node that never became ready. Several such failures are independent, and each needs its own
 /// fix.
 bool is_start_failure(const Failure& failure);
