@@ -65,5 +65,5 @@ set(linked "static")
 if(NOT DDP_STATIC)
   set(linked "shared")
 endif()
-set_source_files_properties(${PROJECT_SOURCE_DIR}/apps/ddplaunch/options/version_text.cc DIRECTORY ${PROJECT_SOURCE_DIR}/apps/ddplaunch PROPERTIES COMPILE_DEFINITIONS
+set_source_files_properties(${PROJECT_SOURCE_DIR}/apps/ddplaunch/options/help.cc DIRECTORY ${PROJECT_SOURCE_DIR}/apps/ddplaunch PROPERTIES COMPILE_DEFINITIONS
   "DDP_COMMIT=\"${commit}\";DDP_COMPILER=\"${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}, ${CMAKE_SYSTEM_PROCESSOR}\";DDP_LIBRARIES=\"${linked}: libssh ${libssh_version}, OpenSSL ${OPENSSL_VERSION}, yaml-cpp ${yaml-cpp_VERSION}, zlib ${ZLIB_VERSION_STRING}\\nheaders:   Boost ${Boost_VERSION_STRING}, spdlog ${spdlog_VERSION}, CLI11 ${CLI11_VERSION}, nlohmann-json ${nlohmann_json_VERSION}\"")

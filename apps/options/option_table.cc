@@ -17,6 +17,7 @@ namespace ddp {
 namespace {
 
 constexpr std::size_t kHelpColumn = 30;
+constexpr std::size_t kBriefColumn = 35;  ///< no option reaches it
 constexpr std::size_t kHelpWidth = 100;
 
 /// Breaks `text` into lines that begin at the help column.
@@ -41,13 +42,13 @@ std::string wrapped(const std::string& text) {
   return out;
 }
 
-std::string option_text(const Option& option) {
+std::string option_text(const Option& option, std::size_t help_column = kHelpColumn) {
   std::string left = "  ";
   for (const char c : option.names)
     left += c == ',' ? std::string(", ") : std::string(1, c);
   if (option.takes_value()) left += ' ' + option.value;
-  left += left.size() + 2 > kHelpColumn ? '\n' + std::string(kHelpColumn, ' ')
-                                        : std::string(kHelpColumn - left.size(), ' ');
+  left += left.size() + 2 > help_column ? '\n' + std::string(help_column, ' ')
+                                        : std::string(help_column - left.size(), ' ');
   const std::string standard =
       option.default_text.empty() ? std::string() : " (default: " + option.default_text + ")";
   return left + wrapped(option.help + standard) + '\n';
@@ -460,6 +461,20 @@ std::string OptionTable::help() const {
   return help_text(impl_->usage, impl_->groups);
 }
 
+std::string OptionTable::help_of(std::span<const std::string_view> names, bool brief) const {
+  std::string text;
+  for (const std::string_view name : names) {
+    Option option = *find(name);
+    if (brief) {
+      option.help.resize(std::min(
+          {option.help.size(), option.help.find("; "), option.help.find(" ("), option.help.find(": ")}));
+      option.default_text.clear();
+    }
+    text += option_text(option, brief ? kBriefColumn : kHelpColumn);
+  }
+  return text;
+}
+
 const std::vector<OptionGroup>& OptionTable::groups() const {
   return impl_->groups;
 }
@@ -578,7 +593,7 @@ std::string_view OptionScanner::suggestion(const WrittenOption& written) const {
 bool OptionScanner::read_unknown(const WrittenOption& written) {
   const std::string_view meant = suggestion(written);
   if (meant.empty()) {
-    fail("unknown option " + written.text + "; " + program_ + " --help lists all options" + unknown_hint());
+    fail("unknown option " + written.text + "; " + unknown_hint());
     return written.value.has_value();
   }
   fail("unknown option " + written.text + "; did you mean " + std::string(meant) + "?");

@@ -216,6 +216,8 @@ class OptionTable {
 
   /// Returns the text of --help.
   std::string help() const;
+  /// Returns the lines of --help of these options. `brief`: one line each, the first clause of its help.
+  std::string help_of(std::span<const std::string_view> names, bool brief) const;
   const std::vector<OptionGroup>& groups() const;
 
  private:
@@ -276,8 +278,8 @@ class OptionScanner {
   virtual bool other_takes_value(std::string_view) const { return false; }
   virtual bool read_other(WrittenOption&) { return false; }
   virtual void add_names(std::vector<std::string_view>&) const {}
-  /// Ends the message about an unknown option: "; the worker's options follow the worker".
-  virtual std::string unknown_hint() const { return ""; }
+  /// Ends the message about an unknown option.
+  virtual std::string unknown_hint() const { return program_ + " --help lists all options"; }
 
   /// Takes the value behind the option, unless it has one after '='. Reports an error if there is none.
   bool take_value(WrittenOption& written);

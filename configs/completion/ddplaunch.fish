@@ -345,7 +345,7 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l collectives -d 'with chec
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l min-busbw -r -f -d 'with --collectives: report an error below this bus bandwidth'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l min_busbw -r -f -d 'with --collectives: report an error below this bus bandwidth'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -s V -l version -d 'print the version'
-complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -s h -l help -d 'print this text'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -s h -l help -d 'print the verbs and the options that most jobs use; --help all: all options'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch ps' -s a -l all -d 'also list jobs that have ended'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch ps' -l json -d 'print JSON'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch ps' -s h -l help -d 'print this text'

@@ -121,7 +121,7 @@ class WrongOptions(LaunchTest):
         self.assertEqual((done.returncode, done.stdout), (2, ""))
         self.assertEqual(done.stderr, "ddplaunch: no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]\n"
                          "ddplaunch: example: ddplaunch --nproc-per-node 2 train (the bundled trainer; or your train.py)\n"
-                         "ddplaunch: ddplaunch --help lists all options\n")
+                         "ddplaunch: ddplaunch --help shows what it can do\n")
 
     def test_an_option_behind_the_script(self):
         script = self.script("train.py", "#!/usr/bin/env python3\nimport sys\nprint(sys.argv[1:])\n")

@@ -115,8 +115,9 @@ HELP_NOT_RUN = {"ddplaunchd --listen 10.1.0.5:29499": "it runs until it is stopp
 def help_page():
     """The examples of all --help texts, as a page."""
     text = ""
-    for command in (["ddplaunch"], ["ddplaunchd"], ["train"], ["train", "bench"], ["train", "health"]):
-        printed = subprocess.run([BIN / command[0], *command[1:], "--help"], check=True, text=True, stdout=subprocess.PIPE).stdout
+    for command in (["ddplaunch", "--help", "all"], ["ddplaunchd", "--help"], ["train", "--help"], ["train", "bench", "--help"],
+                    ["train", "health", "--help"]):
+        printed = subprocess.run([BIN / command[0], *command[1:]], check=True, text=True, stdout=subprocess.PIPE).stdout
         for example in re.findall(r"^  Example: (.*)$", printed, re.M):
             text += f"<!-- not run: {HELP_NOT_RUN[example]} -->\n" if example in HELP_NOT_RUN else ""
             text += f"```sh\n{example}\n```\n"

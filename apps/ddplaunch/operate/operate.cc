@@ -440,7 +440,7 @@ int run_verb(OperateVerb verb, const std::vector<std::string>& args, const Proce
     options.command.assign(mark + 1, words.end());
     words.erase(mark, words.end());
   }
-  const auto errors = parse_arguments(std::string("ddplaunch ") + verb_name(verb), words, options.table);
+  const auto errors = parse_arguments("ddplaunch " + verb_name(verb), words, options.table);
   if (options.help) {
     print(options.table.help());
     return 0;

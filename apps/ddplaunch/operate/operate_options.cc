@@ -12,65 +12,16 @@
 namespace ddp {
 namespace {
 
-struct VerbRow {
-  OperateVerb verb;
-  const char* name;
-  const char* usage;
-};
-constexpr std::array<VerbRow, 12> kVerbs{{
-    {OperateVerb::kPs, "ps",
-     "usage: ddplaunch ps [options]\n\nLists your jobs on this machine: those that run, and those whose "
-     "ddplaunch was killed.\n"},
-    {OperateVerb::kStatus, "status",
-     "usage: ddplaunch status [options] [JOB]\n\nShows the state of a job, its nodes and its ranks.\n"},
-    {OperateVerb::kLogs, "logs",
-     "usage: ddplaunch logs [options] [JOB]\n\nPrints what the workers of a job wrote, while it runs and "
-     "after its end.\n"},
-    {OperateVerb::kStop, "stop",
-     "usage: ddplaunch stop [options] [JOB]\n\nStops a job as SIGTERM does, and returns when it has "
-     "ended.\n"},
-    {OperateVerb::kWait, "wait",
-     "usage: ddplaunch wait [options] [JOB]\n\nWaits for the end of a job, and exits with its exit code.\n"},
-    {OperateVerb::kClean, "clean",
-     "usage: ddplaunch clean [options] [JOB]\n\nEnds what is left of a job on its hosts, whose ddplaunch was "
-     "killed.\n"},
-    {OperateVerb::kRm, "rm",
-     "usage: ddplaunch rm [options] JOB…\n\nDeletes the files of jobs that have ended, and their entries in "
-     "the list of jobs. Files of --job-dir stay.\n"},
-    {OperateVerb::kExec, "exec",
-     "usage: ddplaunch exec [options] [JOB] -- COMMAND [ARG…]\n\nRuns a command in the environment and the "
-     "directory of a worker, on its node.\n"},
-    {OperateVerb::kStacks, "stacks",
-     "usage: ddplaunch stacks [options] [JOB]\n\nPrints what each worker does now: its state, and the stacks "
-     "of its threads.\n"},
-    {OperateVerb::kAttach, "attach",
-     "usage: ddplaunch attach [options] [JOB]\n\nShows the output of a running job from now on and the "
-     "changes of its state, and exits with its exit code. Ctrl-C leaves the job alone.\n"},
-    {OperateVerb::kReport, "report",
-     "usage: ddplaunch report -o FILE [JOB]\n\nWrites a page about a job into one file, for a browser: how "
-     "it "
-     "ended, its attempts and events, and the last output of failed ranks.\n"},
-    {OperateVerb::kDashboard, "dashboard",
-     "usage: ddplaunch dashboard [options] [JOB]\n\nServes a page that shows a job while it runs, and "
-     "metrics for "
-     "Prometheus. Ctrl-C ends the page, not the job.\n"},
-}};
-
-static_assert(std::ranges::all_of(kVerbs, [](const VerbRow& row) {
-  return std::ranges::find(kVerbNames, std::string_view(row.name)) != std::end(kVerbNames);
-}));
-
-const VerbRow& row_of(OperateVerb verb) {
-  return kVerbs.at(static_cast<std::size_t>(verb));
-}
+/// In the order of OperateVerb.
+constexpr std::array<std::string_view, 12> kNames{"ps", "status", "logs",   "stop",   "wait",   "clean",
+                                                  "rm", "exec",   "stacks", "attach", "report", "dashboard"};
 
 constexpr char kJobText[] =
     "\nJOB is an id or its beginning; without it the running job is meant, or the newest "
     "(docs/users/operate.md).\n";
 
 std::string usage_of(OperateVerb verb) {
-  return std::string(row_of(verb).usage) +
-         (verb == OperateVerb::kPs || verb == OperateVerb::kRm ? "" : kJobText);
+  return verb_usage(verb_name(verb)) + (verb == OperateVerb::kPs || verb == OperateVerb::kRm ? "" : kJobText);
 }
 
 void add_selection(OperateOptions& options) {
@@ -158,9 +109,9 @@ void add_page_options(OperateOptions& options) {
 }  // namespace
 
 std::optional<OperateVerb> find_operate_verb(const std::vector<std::string>& args) {
-  for (const VerbRow& row : kVerbs)
-    if (!args.empty() && args.front() == row.name) return row.verb;
-  return {};
+  const auto found = args.empty() ? kNames.end() : std::ranges::find(kNames, args.front());
+  if (found == kNames.end()) return {};
+  return static_cast<OperateVerb>(found - kNames.begin());
 }
 
 std::string mistyped_verb(const std::vector<std::string>& args) {
@@ -175,14 +126,16 @@ std::string mistyped_verb(const std::vector<std::string>& args) {
   if (args.empty()) return {};
   const std::string word = lower_case(args.front());
   if (word.find_first_of("/.") != std::string::npos || word.starts_with('-')) return {};
-  const std::vector<std::string_view> verbs(std::begin(kVerbNames), std::end(kVerbNames));
-  if (std::ranges::find(verbs, args.front()) != verbs.end()) return {};
+  if (find_verb(args.front()) != nullptr) return {};
+  std::vector<std::string_view> names;
+  for (const VerbRow& row : verbs())
+    names.push_back(row.name);
   const auto other = kOthers.find(word);
   // Two letters are near to too many programs: "ls" to "ps".
-  const auto same = std::ranges::find(verbs, word);  // "Ps"
+  const auto same = std::ranges::find(names, word);  // "Ps"
   const std::string_view meant = other != kOthers.end() ? other->second
-                                 : same != verbs.end()  ? *same
-                                 : word.size() > 2      ? nearest_word(word, verbs)
+                                 : same != names.end()  ? *same
+                                 : word.size() > 2      ? nearest_word(word, names)
                                                         : "";
   if (other == kOthers.end() && meant.empty()) return {};
   return '"' + args.front() + "\" is no verb of ddplaunch" +
@@ -191,8 +144,8 @@ std::string mistyped_verb(const std::vector<std::string>& args) {
          '`';
 }
 
-const char* verb_name(OperateVerb verb) {
-  return row_of(verb).name;
+std::string verb_name(OperateVerb verb) {
+  return std::string(kNames.at(static_cast<std::size_t>(verb)));
 }
 
 OperateOptions::OperateOptions(OperateVerb verb)
@@ -238,8 +191,9 @@ OperateOptions::OperateOptions(OperateVerb verb)
 
 std::vector<std::pair<std::string, std::vector<OptionGroup>>> operate_option_groups() {
   std::vector<std::pair<std::string, std::vector<OptionGroup>>> all;
-  for (const VerbRow& row : kVerbs)
-    all.emplace_back(std::string("ddplaunch ") + row.name, OperateOptions(row.verb).table.groups());
+  for (std::size_t i = 0; i < kNames.size(); ++i)
+    all.emplace_back("ddplaunch " + std::string(kNames[i]),
+                     OperateOptions(static_cast<OperateVerb>(i)).table.groups());
   return all;
 }
 

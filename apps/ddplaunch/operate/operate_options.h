@@ -28,7 +28,7 @@ enum class OperateVerb : std::uint8_t {
 
 /// Returns the verb that is the first argument. A worker of that name runs with `ddplaunch -- ps`.
 std::optional<OperateVerb> find_operate_verb(const std::vector<std::string>& args);
-const char* verb_name(OperateVerb verb);
+std::string verb_name(OperateVerb verb);
 /// Returns what is wrong with a first argument that is nearly a verb, or one of another program's verbs: it
 /// would run as a worker, and make a job. Empty: nothing is wrong. `ddplaunch -- WORD` runs such a program.
 std::string mistyped_verb(const std::vector<std::string>& args);

@@ -244,7 +244,9 @@ class CommandLineScanner : public OptionScanner {
   }
   bool read_other(WrittenOption& written) override;
   void add_names(std::vector<std::string_view>& names) const override;
-  std::string unknown_hint() const override { return "; the worker's options follow the worker"; }
+  std::string unknown_hint() const override {
+    return "ddplaunch --help all lists all options; the worker's options follow the worker";
+  }
 
  private:
   void read_row(const CompatibilityOption& row, WrittenOption& written);

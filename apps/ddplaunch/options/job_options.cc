@@ -20,18 +20,13 @@ using std::chrono::milliseconds;
 
 constexpr char kUsage[] =
     "usage: ddplaunch [options] WORKER [arguments of the worker]\n"
-    "       ddplaunch run JOB.yaml [options]\n"
-    "       ddplaunch check [options] [WORKER [arguments of the worker]]\n"
-    "       ddplaunch hosts [options]\n"
-    "       ddplaunch ps|status|logs|stop|wait [options] [JOB]\n"
+    "       ddplaunch VERB [options] [JOB]\n"
     "\n"
     "Starts WORKER on every node of a cluster, or of this machine when no hosts are given.\n"
     "WORKER is train (the bundled trainer), a .py file (run as python3 -u FILE), or any program.\n"
-    "check tests every host for problems that would break the job, hosts prints the ranks and addresses of\n"
-    "the job; both start no worker (docs/users/check.md). ps, status, logs, stop and wait show, follow and\n"
-    "end jobs that run; each has a --help of its own (docs/users/operate.md).\n"
     "All arguments after WORKER belong to it. Options may be written with _ for -.\n"
-    "Times are 500ms, 15s, 2m, 1h, or a number of seconds; sizes are 500K, 64M, 2G, or bytes.\n";
+    "Times are 500ms, 15s, 2m, 1h, or a number of seconds; sizes are 500K, 64M, 2G, or bytes.\n"
+    "ddplaunch --help lists the verbs; each has a --help of its own (docs/users/operate.md).\n";
 
 constexpr milliseconds kShortestHeartbeatLimit{2'000};  // a heartbeat comes each second
 constexpr milliseconds kShortestHang{1'000};  // a shorter limit would report each pause of a job as a hang
@@ -443,7 +438,9 @@ void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std:
                .details = "It is compared with the bus bandwidth of 16 MiB."},
               checked(is_bandwidth, ": give GB/s, a number above 0", text_into(job.min_busbw)));
   table.flag({.names = "-V,--version", .help = "print the version"}, written.version);
-  table.flag({.names = "-h,--help", .help = "print this text"}, written.help);
+  table.flag({.names = "-h,--help",
+              .help = "print the verbs and the options that most jobs use; --help all: all options"},
+             written.help);
 }
 
 }  // namespace

@@ -186,7 +186,7 @@ void OptionFileReader::refuse_unknown(const YAML::Node& key, const std::string& 
   const std::string_view meant =
       nearest_word(name.substr(std::min(name.find_first_not_of('-'), name.size())), names);
   fail(key, "unknown option \"" + name + '"' +
-                (meant.empty() ? "; ddplaunch --help lists all options"
+                (meant.empty() ? "; ddplaunch --help all lists all options"
                                : "; did you mean " + std::string(meant) + '?'));
 }
 

@@ -90,8 +90,7 @@ void check_worker_words(const CommandLine& line, bool module, Diagnostics& diagn
   const std::vector<std::string>& words = line.worker;
   const std::string& first = words.front();
   if (line.separated) return;
-  if (!module && !line.given.empty() &&
-      std::find(std::begin(kVerbNames), std::end(kVerbNames), first) != std::end(kVerbNames)) {
+  if (!module && !line.given.empty() && find_verb(first) != nullptr) {
     diagnostics.fail("a verb comes first: ddplaunch " + first +
                      " [options]; a program of this name runs with " + "`ddplaunch [options] -- " + first +
                      '`');
@@ -345,19 +344,26 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   if (arguments.empty()) {
     diagnostics.fail(kNoWorker);
     diagnostics.fail("example: ddplaunch --nproc-per-node 2 train (the bundled trainer; or your train.py)");
-    diagnostics.fail("ddplaunch --help lists all options");
+    diagnostics.fail("ddplaunch --help shows what it can do");
     return BadUsage{diagnostics.errors};
   }
   std::vector<std::string> args = arguments;
   JobOptions options(context.cwd);
   RunJob& job = options.job;
+  const bool verb_given = find_verb(args.front()) != nullptr;
   job.verb = read_verb(args);
   if (!read_run(args, options.table, diagnostics)) return BadUsage{diagnostics.errors};
   const CommandLine line = read_sources(args, context, options, diagnostics);
   options.read_all = line.read_all;
   options.written.standalone =
       std::find(line.given.begin(), line.given.end(), "--standalone") != line.given.end();
-  if (options.written.help) return PrintText{options.table.help(), {}};
+  if (options.written.help) {
+    const bool all = line.worker == std::vector<std::string>{"all"};
+    return PrintText{verb_given ? verb_help(options.table, job.verb)
+                     : all      ? options.table.help()
+                                : brief_help(options.table),
+                     {}};
+  }
   if (options.written.version) return PrintText{version_text(), {}};
 
   const std::size_t errors_before = diagnostics.errors.size();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -34,10 +35,20 @@ struct Diagnostics {
   void note(const std::string& text) { notes.push_back("ddplaunch: " + one_line(text)); }
 };
 
-/// The verbs, which count only as the first word. `check` and `hosts` read a job's options.
-inline constexpr std::string_view kVerbNames[] = {"run",  "check",  "hosts",  "ps",     "status",
-                                                  "logs", "stop",   "wait",   "clean",  "rm",
-                                                  "exec", "stacks", "attach", "report", "dashboard"};
+/// A verb, which counts only as the first word.
+struct VerbRow {
+  std::string_view section;  ///< of --help
+  std::string_view name;
+  std::string_view arguments;  ///< in its usage line
+  std::string_view help;       ///< in ddplaunch --help
+  std::string_view text;       ///< in its own --help, as sentences
+};
+/// All verbs, in the order of --help.
+std::span<const VerbRow> verbs();
+/// Returns the row, or nullptr.
+const VerbRow* find_verb(std::string_view name);
+/// Returns what opens the --help of a verb.
+std::string verb_usage(std::string_view name);
 
 /// All inputs of the options besides the arguments, so that a test can replace them.
 struct ProcessContext {
@@ -93,6 +104,11 @@ struct BadUsage {
 };
 
 using ParsedOptions = std::variant<RunJob, PrintText, BadUsage>;
+
+/// Returns what `ddplaunch --help` prints, in at most 40 lines. `ddplaunch --help all` prints the table's.
+std::string brief_help(const OptionTable& table);
+/// Returns what `ddplaunch run|check|hosts --help` prints.
+std::string verb_help(const OptionTable& table, Verb verb);
 
 /// Parses `args`, the arguments without the program's name. It reads the files that options name, starts no
 /// process, and changes nothing.

@@ -48,7 +48,7 @@ TEST_CASE("Every mistake in a job file has its place") {
       {"nproc-per-node: many\n",
        {f + "1:17: --nproc-per-node many: give a whole number from 1 to 65535, or auto, gpu or cpu"}},
       {"a: 1\nnproc-per-nod: 2\n",
-       {f + "1:1: unknown option \"a\"; ddplaunch --help lists all options",
+       {f + "1:1: unknown option \"a\"; ddplaunch --help all lists all options",
         f + "2:1: unknown option \"nproc-per-nod\"; did you mean nproc-per-node?"}},
       {"--nnodes: 2\n", {f + "1:1: unknown option \"--nnodes\"; did you mean nnodes?"}},
       {"nproc_per_node: 2\n", {f + "1:1: unknown option \"nproc_per_node\"; did you mean nproc-per-node?"}},
@@ -93,6 +93,6 @@ TEST_CASE("The user's settings have no options of one job") {
           Texts{f + name + " is an option of one job; give it on the command line or in a job file"});
   }
   CHECK(errors_of("worker: x\n", OptionFileKind::kSettings) ==
-        Texts{f + "unknown option \"worker\"; ddplaunch --help lists all options"});
+        Texts{f + "unknown option \"worker\"; ddplaunch --help all lists all options"});
   CHECK(errors_of("label: x\nssh-config: none\n", OptionFileKind::kSettings) == Texts{});
 }

@@ -160,7 +160,7 @@ TEST_CASE("A command line without a worker is an error") {
       FakeContext().errors({}) ==
       Texts{"ddplaunch: no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]",
             "ddplaunch: example: ddplaunch --nproc-per-node 2 train (the bundled trainer; or your train.py)",
-            "ddplaunch: ddplaunch --help lists all options"});
+            "ddplaunch: ddplaunch --help shows what it can do"});
   CHECK(FakeContext().errors({"--"}).size() == 1);
   CHECK(FakeContext().errors({""}) == Texts{"ddplaunch: the worker's name is empty"});
 }
@@ -169,8 +169,20 @@ TEST_CASE("Help and version") {
   FakeContext world;
   CHECK(world.text({"--version"}).starts_with("ddplaunch " + std::string(ddp::version()) + "\ncommit: "));
   CHECK(world.text({"-V", "--bad"}) == world.text({"--version"}));
-  const std::string help = world.text({"-h"});
-  CHECK(help == world.text({"--hostfile", "x", "--help"}));
+  const std::string brief = world.text({"-h"});
+  CHECK(brief == world.text({"--hostfile", "x", "--help"}));
+  CHECK(std::ranges::count(brief, '\n') <= 40);
+  for (const ddp::VerbRow& verb : ddp::verbs())
+    CHECK(brief.find("\n  " + std::string(verb.name) + ' ') != std::string::npos);
+  for (const char* option : {"--hostfile FILE ", "--nproc-per-node N", "--detach "})
+    CHECK(brief.find(std::string("\n  ") + option) != std::string::npos);
+  for (const char* verb : {"run", "check", "hosts"}) {
+    const std::string own = world.text({verb, "--help"});
+    CHECK(own.starts_with(std::string("usage: ddplaunch ") + verb + ' '));
+    CHECK((own.find("--json") == std::string::npos) == (std::string(verb) == "run"));
+  }
+  CHECK(world.text({"check", "-h"}).find("--collectives") != std::string::npos);
+  const std::string help = world.text({"--help", "all"});
   for (const char* group :
        {"\nHosts:\n", "\nStart:\n", "\nWorker:\n", "\nFailure:\n", "\nOutput:\n", "\nJob:\n"}) {
     CHECK(help.find(group) != std::string::npos);
