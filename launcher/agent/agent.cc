@@ -10,7 +10,6 @@
 #include "base/asio.h"
 #include "base/clock.h"
 #include "base/text.h"
-#include "launcher/agent/infiniband.h"
 #include "launcher/keeper/process_tree.h"
 
 namespace ddp::launcher {

@@ -1,21 +1,113 @@
 #include "launcher/agent/node_job.h"
 
+#include <elf.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <bit>
 #include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/files.h"
 #include "base/find_program.h"
 #include "base/text.h"
-#include "launcher/agent/omp_use.h"
+#include "base/unique_fd.h"
 #include "launcher/job/job_spec.h"
-#include "launcher/job/worker_env.h"
 
 namespace ddp::launcher {
 namespace {
+
+/// The kernel reads no more of a first line (BINPRM_BUF_SIZE).
+constexpr std::size_t kKernelReads = 256;
+
+/// Returns the first line of the file at `path` if it is "#!…"; else "". May block.
+std::string shebang_line(const std::string& path) {
+  const std::string start = read_start(path, kKernelReads, O_NONBLOCK | O_NOCTTY);
+  return start.starts_with("#!") ? start.substr(0, start.find('\n')) : "";
+}
+
+std::string without_blanks(const std::string& text) {
+  const std::size_t from = text.find_first_not_of(" \t");
+  if (from == std::string::npos) return {};
+  return text.substr(from, text.find_last_not_of(" \t") + 1 - from);
+}
+
+/// The program that env(1) searches for; empty if that is not easily known. Without -S, the kernel passes
+/// everything after env as one word.
+std::string env_program(const std::string& argument) {
+  if (argument.find('=') != std::string::npos) return {};
+  if (!argument.starts_with("-S")) return argument.starts_with('-') ? std::string() : argument;
+  const std::string words = without_blanks(argument.substr(2));
+  return words.starts_with('-') ? std::string() : words.substr(0, words.find_first_of(" \t"));
+}
+
+/// More entries than any linker writes; the file may be damaged.
+constexpr std::size_t kMostEntries = 4096;
+
+/// Returns false if the file ends before `size` bytes.
+bool read_at(int fd, void* to, std::size_t size, std::uint64_t offset) {
+  return ::pread(fd, to, size, static_cast<off_t>(offset)) == static_cast<ssize_t>(size);
+}
+
+template <class Entry>
+std::vector<Entry> read_table(int fd, std::uint64_t offset, std::size_t count) {
+  std::vector<Entry> table(std::min(count, kMostEntries));
+  if (!read_at(fd, table.data(), table.size() * sizeof(Entry), offset)) table.clear();
+  return table;
+}
+
+/// Returns the place in the file of an address in memory; 0: the file does not have it.
+std::uint64_t file_offset(const std::vector<Elf64_Phdr>& segments, std::uint64_t address) {
+  for (const Elf64_Phdr& segment : segments) {
+    if (segment.p_type == PT_LOAD && address >= segment.p_vaddr &&
+        address - segment.p_vaddr < segment.p_filesz)
+      return segment.p_offset + (address - segment.p_vaddr);
+  }
+  return 0;
+}
+
+bool is_omp_library(std::string_view name) {
+  return name.starts_with("libgomp.so") || name.starts_with("libiomp5.so") || name.starts_with("libomp.so");
+}
+
+bool elf_needs_omp(int fd) {
+  Elf64_Ehdr header{};
+  constexpr unsigned char kOrder = std::endian::native == std::endian::little ? ELFDATA2LSB : ELFDATA2MSB;
+  if (!read_at(fd, &header, sizeof header, 0) || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
+      header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_ident[EI_DATA] != kOrder)
+    return false;
+  const auto segments = read_table<Elf64_Phdr>(fd, header.e_phoff, header.e_phnum);
+  const auto dynamic = std::find_if(segments.begin(), segments.end(),
+                                    [](const Elf64_Phdr& s) { return s.p_type == PT_DYNAMIC; });
+  if (dynamic == segments.end()) return false;
+  const auto entries = read_table<Elf64_Dyn>(fd, dynamic->p_offset, dynamic->p_filesz / sizeof(Elf64_Dyn));
+  std::uint64_t strings = 0;
+  for (const Elf64_Dyn& entry : entries) {
+    if (entry.d_tag == DT_STRTAB) strings = file_offset(segments, entry.d_un.d_ptr);
+  }
+  if (strings == 0) return false;
+  for (const Elf64_Dyn& entry : entries) {
+    if (entry.d_tag == DT_NULL) break;
+    char name[16] = {};
+    if (entry.d_tag == DT_NEEDED &&
+        ::pread(fd, name, sizeof name - 1, static_cast<off_t>(strings + entry.d_un.d_val)) > 0 &&
+        is_omp_library(name))
+      return true;
+  }
+  return false;
+}
+
+/// As shebang_line, but only of a script of Python.
+std::string python_line(const std::string& path) {
+  std::string line = shebang_line(path);
+  return line.find("python") == std::string::npos ? "" : line;
+}
 
 bool is_directory(const std::string& path) {
   struct stat found {};
@@ -47,6 +139,37 @@ Result<> script_exists(const std::string& script, const std::string& cwd) {
 }
 
 }  // namespace
+
+std::string interpreter_trouble(const std::string& program, const EnvVars& env, const std::string& cwd) {
+  const std::string line = shebang_line(program);
+  if (line.empty()) return {};
+  const std::string words = without_blanks(line.substr(2));
+  const std::size_t end = words.find_first_of(" \t");
+  const std::string interpreter = words.substr(0, end);
+  if (interpreter.empty()) return {};
+  const std::string file = interpreter.starts_with('/') ? interpreter : cwd + '/' + interpreter;
+  if (::access(file.c_str(), F_OK) != 0) return exec_error(ENOENT, program, cwd).text;
+
+  if (!file.ends_with("/env") || end == std::string::npos) return {};
+  const std::string wanted = env_program(without_blanks(words.substr(end)));
+  if (wanted.empty()) return {};
+  if (find_program(wanted, path_in(env), cwd)) return {};
+  std::string text =
+      "execute " + program + ": its first line asks env for '" + wanted + "', which is not in PATH";
+  if (wanted.ends_with('\r'))
+    text += ": the line has a Windows line ending; save the file with Unix line endings";
+  else if (wanted.find(' ') != std::string::npos)
+    text += " (env takes the rest of the line as one word; use env -S)";
+  return one_line(text);
+}
+
+bool uses_omp_threads(const std::string& path) {
+  if (path.substr(path.rfind('/') + 1).starts_with("python") || !python_line(path).empty()) return true;
+  const std::string start = read_start(path, SELFMAG, O_NONBLOCK | O_NOCTTY);
+  if (!start.starts_with(ELFMAG)) return false;
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  return file && elf_needs_omp(file.get());
+}
 
 Result<std::string> NodeJob::directory(const std::string& wanted) {
   if (wanted.empty()) {

@@ -13,6 +13,16 @@
 
 namespace ddp::launcher {
 
+/// Returns why `program`, an existing executable file, cannot start in `cwd`: its first line names an
+/// interpreter that does not exist, or a program for env(1) that PATH of `env` lacks. The text is that of a
+/// job that tries. Empty: it can start, or is no script. Reads the file's first bytes.
+std::string interpreter_trouble(const std::string& program, const EnvVars& env, const std::string& cwd);
+
+/// Returns whether OMP_NUM_THREADS matters to the program at `path`: it is Python, a script of Python, or its
+/// ELF file needs an OpenMP run time (libgomp, libiomp5, libomp) itself. Reads a few KiB of the file, so it
+/// may block. A file that cannot be read, or is no 64-bit ELF file of this machine's byte order, gives false.
+bool uses_omp_threads(const std::string& path);
+
 /// The job as one node will run it: program found, directory checked, environment merged. It is made before
 /// any worker starts, so that problems of a node are reported while nothing runs.
 class NodeJob {

@@ -1,4 +1,4 @@
-#include "launcher/agent/check_interpreter.h"
+#include "launcher/agent/node_job.h"
 
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-#include "launcher/agent/infiniband.h"
+#include "launcher/agent/node_facts.h"
 
 #include <cstdlib>
 #include <filesystem>

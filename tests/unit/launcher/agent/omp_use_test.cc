@@ -1,4 +1,4 @@
-#include "launcher/agent/omp_use.h"
+#include "launcher/agent/node_job.h"
 
 #include <elf.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-#include "launcher/agent/worker_stdin.h"
+#include "launcher/agent/worker_pipes.h"
 
 #include <fcntl.h>
 #include <unistd.h>

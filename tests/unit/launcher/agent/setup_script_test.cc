@@ -1,4 +1,4 @@
-#include "launcher/job/setup_script.h"
+#include "launcher/agent/node_setup.h"
 
 #include <string>
 #include <vector>
