@@ -17,8 +17,7 @@
 #include <system_error>
 #include <utility>
 
-#include "base/child_setup.h"
-#include "base/find_program.h"
+#include "base/program.h"
 
 // The shadow memory of a sanitizer does not support a second process in the same memory, so there the child
 // gets a copy.

@@ -1,4 +1,4 @@
-#include "base/child_setup.h"
+#include "base/child_process.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -114,7 +114,7 @@ nlohmann/                apps/ddplaunch/operate launcher/check launcher/control 
 nccl.h                   apps/train/collectives/nccl
 """
 CORE_FORBIDS = re.compile(
-    r"^(boost/asio.*|base/(asio|clock|child_process|child_setup|blocking_calls)\.h"
+    r"^(boost/asio.*|base/(asio|clock|child_process|blocking_calls)\.h"
     r"|sys/(socket|epoll|eventfd|un|wait)\.h|netinet/in\.h|arpa/inet\.h|netdb\.h|poll\.h|fcntl\.h|unistd\.h|signal\.h|pthread\.h"
     r"|thread|mutex|condition_variable|future|fstream|iostream)$")
 # (file of a core, header): reason

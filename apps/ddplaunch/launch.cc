@@ -12,8 +12,7 @@
 
 #include "apps/ddplaunch/options/options.h"
 #include "base/asio.h"
-#include "base/build_identity.h"
-#include "base/host_name.h"
+#include "base/program.h"
 #include "launcher/control/control_socket.h"
 #include "launcher/control/job_registry.h"
 #include "launcher/master/master.h"

@@ -24,12 +24,10 @@
 
 #include "apps/ddplaunch/commands.h"
 #include "base/asio.h"
-#include "base/build_identity.h"
 #include "base/child_process.h"
 #include "base/exit_status.h"
 #include "base/files.h"
-#include "base/find_program.h"
-#include "base/host_name.h"
+#include "base/program.h"
 #include "base/text.h"
 #include "launcher/agent/agent.h"
 #include "launcher/agent/node_facts.h"

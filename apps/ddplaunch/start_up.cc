@@ -14,9 +14,8 @@
 #include <system_error>
 #include <utility>
 
-#include "base/build_identity.h"
 #include "base/child_process.h"
-#include "base/find_program.h"
+#include "base/program.h"
 #include "base/text.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/links/daemon_link.h"

@@ -12,7 +12,7 @@
 #include "apps/ddplaunchd/daemon_options.h"
 #include "base/child_process.h"
 #include "base/files.h"
-#include "base/find_program.h"
+#include "base/program.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/links/daemon_link.h"

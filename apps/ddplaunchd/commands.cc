@@ -15,11 +15,10 @@
 #include <utility>
 
 #include "base/asio.h"
-#include "base/build_identity.h"
 #include "base/child_process.h"
+#include "base/crypto.h"
 #include "base/files.h"
-#include "base/find_program.h"
-#include "base/sha256.h"
+#include "base/program.h"
 #include "base/unique_fd.h"
 #include "launcher/agent/agent.h"
 #include "remote/bootstrap/bootstrap.h"

@@ -5,7 +5,7 @@
 
 #include "apps/ddplaunchd/commands.h"
 #include "apps/ddplaunchd/daemon_options.h"
-#include "base/build_identity.h"
+#include "base/program.h"
 #include "base/unique_fd.h"
 #include "launcher/keeper/keeper.h"
 #include "rendezvous/secure/link_token.h"

@@ -21,10 +21,9 @@
 #include <vector>
 
 #include "base/child_process.h"
-#include "base/child_setup.h"
 #include "base/clock.h"
 #include "base/files.h"
-#include "base/find_program.h"
+#include "base/program.h"
 #include "base/text.h"
 #include "launcher/agent/node_facts.h"
 #include "launcher/agent_core/gpu_facts.h"

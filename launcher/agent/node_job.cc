@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/files.h"
-#include "base/find_program.h"
+#include "base/program.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/job/job_spec.h"

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/find_program.h"
+#include "base/program.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/keeper/process_tree.h"

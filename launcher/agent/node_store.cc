@@ -12,7 +12,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/secret.h"
+#include "base/crypto.h"
 #include "launcher/job/job_spec.h"
 #include "rendezvous/link/tcp_listener.h"
 #include "rendezvous/store/tcp_store_codec.h"

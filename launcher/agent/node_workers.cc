@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-#include "base/secret.h"
+#include "base/crypto.h"
 #include "base/text.h"
 #include "launcher/job/worker_env.h"
 #include "launcher/keeper/cgroup.h"

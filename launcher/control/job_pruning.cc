@@ -16,7 +16,7 @@
 
 #include "base/clock.h"
 #include "base/files.h"
-#include "base/host_name.h"
+#include "base/program.h"
 #include "base/unique_fd.h"
 #include "launcher/control/job_registry.h"
 

@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "base/files.h"
-#include "base/host_name.h"
+#include "base/program.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {

@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "base/files.h"
-#include "base/find_program.h"
+#include "base/program.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/hang/wait_state.h"

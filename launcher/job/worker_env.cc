@@ -4,7 +4,7 @@
 #include <string_view>
 #include <utility>
 
-#include "base/sha256.h"
+#include "base/crypto.h"
 #include "base/text.h"
 
 namespace ddp::launcher {

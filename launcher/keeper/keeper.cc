@@ -18,7 +18,7 @@
 #include <memory>
 #include <vector>
 
-#include "base/child_setup.h"
+#include "base/child_process.h"
 #include "base/clock.h"
 #include "base/exit_status.h"
 #include "base/files.h"

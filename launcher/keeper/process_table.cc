@@ -14,7 +14,7 @@
 #include <csignal>
 #include <memory>
 
-#include "base/child_setup.h"
+#include "base/child_process.h"
 #include "base/files.h"
 #include "base/text.h"
 

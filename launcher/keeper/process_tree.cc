@@ -14,7 +14,7 @@
 #include <cerrno>
 #include <charconv>
 
-#include "base/child_setup.h"
+#include "base/child_process.h"
 #include "base/text.h"
 #include "launcher/keeper/cgroup.h"
 #include "launcher/keeper/process_table.h"

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "base/child_setup.h"
+#include "base/child_process.h"
 #include "base/exit_status.h"
 #include "base/text.h"
 #include "launcher/link_protocol/daemon_frame.h"

@@ -7,9 +7,9 @@
 #include <csignal>
 #include <utility>
 
-#include "base/build_identity.h"
 #include "base/child_process.h"
 #include "base/clock.h"
+#include "base/program.h"
 #include "base/text.h"
 #include "launcher/master/user_signals.h"
 #include "launcher/output/output_file.h"

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/host_name.h"
+#include "base/program.h"
 #include "base/text.h"
 #include "launcher/keeper/process_table.h"
 #include "launcher/master/master.h"

@@ -21,7 +21,7 @@
 
 #include "base/clock.h"
 #include "base/files.h"
-#include "base/host_name.h"
+#include "base/program.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/job/job_spec.h"

@@ -10,7 +10,7 @@
 #include <spdlog/logger.h>
 #include <spdlog/sinks/base_sink.h>
 
-#include "base/build_identity.h"
+#include "base/program.h"
 #include "base/exit_status.h"
 #include "remote/hosts/shell_command.h"
 

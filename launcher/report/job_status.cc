@@ -7,7 +7,7 @@
 #include <map>
 #include <string_view>
 
-#include "base/build_identity.h"
+#include "base/program.h"
 #include "base/text.h"
 #include "launcher/report/json_values.h"
 

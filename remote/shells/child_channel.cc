@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "base/child_process.h"
-#include "base/find_program.h"
+#include "base/program.h"
 #include "remote/bootstrap/bootstrap.h"
 
 namespace ddp::remote {

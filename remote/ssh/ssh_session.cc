@@ -15,7 +15,7 @@
 
 #include <libssh/libssh.h>
 
-#include "base/link_socket.h"
+#include "base/unique_fd.h"
 #include "remote/shells/child_channel.h"
 
 namespace ddp::remote {

@@ -11,9 +11,8 @@
 #include <exception>
 #include <utility>
 
-#include "base/build_identity.h"
-#include "base/find_program.h"
-#include "base/sha256.h"
+#include "base/crypto.h"
+#include "base/program.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "remote/shells/login_window.h"

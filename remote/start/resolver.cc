@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "base/child_process.h"
-#include "base/find_program.h"
+#include "base/program.h"
 #include "base/text.h"
 
 namespace ddp::remote {

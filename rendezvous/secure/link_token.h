@@ -4,8 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/crypto.h"
 #include "base/result.h"
-#include "base/secret.h"
 
 namespace ddp::rendezvous {
 

@@ -10,8 +10,8 @@
 #include <random>
 #include <utility>
 
-#include "base/link_socket.h"
 #include "base/text.h"
+#include "base/unique_fd.h"
 
 namespace ddp::rendezvous {
 namespace {

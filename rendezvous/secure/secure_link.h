@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/asio.h"
+#include "base/crypto.h"
 #include "base/result.h"
-#include "base/secret.h"
 #include "base/unique_fd.h"
 #include "rendezvous/identity/link_identity.h"
 #include "rendezvous/identity/link_refusal.h"

@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "base/asio.h"
+#include "base/crypto.h"
 #include "base/result.h"
-#include "base/secret.h"
 #include "rendezvous/identity/link_identity.h"
 
 // OpenSSL's names; only secure_stream.cc includes its headers.

@@ -37,7 +37,7 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "base/build_identity.h"
+#include "base/program.h"
 #include "base/result.h"
 #include "base/step_durations.h"
 #include "launcher/link_protocol/join_table.h"

@@ -18,7 +18,7 @@
 #include <variant>
 #include <vector>
 
-#include "base/build_identity.h"
+#include "base/program.h"
 #include "base/unique_fd.h"
 #include "launcher/job/output_credit.h"
 #include "launcher/master/master.h"

@@ -32,7 +32,6 @@
 #include <vector>
 
 #include "base/child_process.h"
-#include "base/child_setup.h"
 #include "launcher/keeper/cgroup.h"
 #include "launcher/keeper/keeper.h"
 #include "launcher/keeper/process_tree.h"

@@ -17,8 +17,8 @@
 #include <string>
 #include <thread>
 
+#include "base/crypto.h"
 #include "base/files.h"
-#include "base/sha256.h"
 #include "base/unique_fd.h"
 #include "remote/bootstrap/push_script.h"
 #include "remote/hosts/shell_command.h"

@@ -12,7 +12,7 @@
 #include <string>
 #include <type_traits>
 
-#include "base/build_identity.h"
+#include "base/program.h"
 #include "launcher/links/join_shell.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "rendezvous/link/connection.h"

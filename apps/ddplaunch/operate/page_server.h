@@ -5,8 +5,8 @@
 #include <string>
 
 #include "base/asio.h"
+#include "base/crypto.h"
 #include "base/result.h"
-#include "base/secret.h"
 #include "launcher/control/job_registry.h"
 
 namespace ddp {

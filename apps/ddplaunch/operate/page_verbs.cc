@@ -14,9 +14,9 @@
 #include "apps/ddplaunch/operate/page_data.h"
 #include "apps/ddplaunch/operate/page_html.h"
 #include "apps/ddplaunch/operate/page_server.h"
+#include "base/crypto.h"
 #include "base/files.h"
-#include "base/host_name.h"
-#include "base/secret.h"
+#include "base/program.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 

@@ -2,7 +2,7 @@
 #include <array>
 
 #include "apps/ddplaunch/options/options.h"
-#include "base/build_identity.h"
+#include "base/program.h"
 
 namespace ddp {
 namespace {

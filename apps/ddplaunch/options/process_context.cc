@@ -14,7 +14,7 @@
 #include "apps/ddplaunch/options/options.h"
 #include "base/child_process.h"
 #include "base/files.h"
-#include "base/host_name.h"
+#include "base/program.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/job/env_filter.h"

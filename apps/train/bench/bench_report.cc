@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/train/training/run_output.h"
-#include "base/build_identity.h"
+#include "base/program.h"
 #include "base/text.h"
 
 namespace ddp::train {

@@ -10,8 +10,7 @@
 #include <thread>
 
 #include "base/files.h"
-#include "base/find_program.h"
-#include "base/host_name.h"
+#include "base/program.h"
 #include "base/text.h"
 
 namespace ddp::train {

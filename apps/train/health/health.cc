@@ -25,8 +25,7 @@
 #include "apps/train/training/run_output.h"
 #include "apps/train/world/node_data.h"
 #include "apps/train/world/world.h"
-#include "base/build_identity.h"
-#include "base/host_name.h"
+#include "base/program.h"
 #include "base/result.h"
 #include "base/text.h"
 

@@ -10,7 +10,7 @@
 #include "apps/train/gpu/device_model.h"
 #include "apps/train/kernels/cpu/kernel_table.h"
 #include "apps/train/model/mlp.h"
-#include "base/build_identity.h"
+#include "base/program.h"
 #include "base/text.h"
 
 namespace ddp::train {

@@ -11,7 +11,7 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
-#include "base/host_name.h"
+#include "base/program.h"
 #include "base/text.h"
 
 namespace ddp::train {

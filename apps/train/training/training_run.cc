@@ -22,7 +22,7 @@
 #include "apps/train/training/run_output.h"
 #include "apps/train/training/step_profile.h"
 #include "base/clock.h"
-#include "base/host_name.h"
+#include "base/program.h"
 #include "base/text.h"
 #include "rendezvous/worker_client/worker_link_client.h"
 

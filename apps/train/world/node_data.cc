@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "apps/train/data/image_size.h"
-#include "base/host_name.h"
+#include "base/program.h"
 #include "base/text.h"
 
 namespace ddp::train {

@@ -11,7 +11,7 @@
 #include "apps/train/collectives/nccl/nccl_world.h"
 #include "apps/train/flight_recorder/recorded_communicator.h"
 #include "apps/train/gpu/device_model.h"
-#include "base/host_name.h"
+#include "base/program.h"
 #include "base/text.h"
 
 namespace ddp::train {

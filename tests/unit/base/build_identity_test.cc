@@ -1,4 +1,4 @@
-#include "base/build_identity.h"
+#include "base/program.h"
 
 #include <elf.h>
 

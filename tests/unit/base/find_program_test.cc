@@ -1,4 +1,4 @@
-#include "base/find_program.h"
+#include "base/program.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

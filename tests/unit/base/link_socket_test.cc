@@ -1,10 +1,9 @@
-#include "base/link_socket.h"
+#include "base/unique_fd.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
-#include "base/unique_fd.h"
 #include "tests/support/catch.h"
 
 namespace ddp {

@@ -1,4 +1,4 @@
-#include "base/secret.h"
+#include "base/crypto.h"
 
 #include <cstdint>
 #include <fstream>

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "base/host_name.h"
+#include "base/program.h"
 #include "base/unique_fd.h"
 #include "tests/support/catch.h"
 

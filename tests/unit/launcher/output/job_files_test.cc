@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/build_identity.h"
+#include "base/program.h"
 #include "base/unique_fd.h"
 #include "launcher/output/job_dir.h"
 #include "launcher/output/job_writer.h"

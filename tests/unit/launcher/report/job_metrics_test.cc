@@ -3,7 +3,7 @@
 #include <chrono>
 #include <string>
 
-#include "base/build_identity.h"
+#include "base/program.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {

@@ -1,7 +1,7 @@
 #include "apps/ddplaunch/options/options.h"
 
 #include "apps/ddplaunch/options/option_readers.h"
-#include "base/build_identity.h"
+#include "base/program.h"
 #include "tests/support/catch.h"
 #include "tests/unit/apps/ddplaunch/options/fake_process_context.h"
 

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <limits.h>
+#include <unistd.h>
+
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -7,6 +11,27 @@
 #include "base/result.h"
 
 namespace ddp {
+
+/// "0.1.0": printed by --version; the agents on the nodes must have the same version.
+std::string_view version();
+
+/// Machine and build of a program file. The build id is the linker's hash over the contents of the program;
+/// strip does not change it.
+struct ElfIdentity {
+  std::string machine;   ///< as `uname -m` prints it: "x86_64", "aarch64"; "" for any other machine
+  std::string build_id;  ///< hex
+};
+
+inline constexpr std::size_t kElfHead = 64 * 1024;  ///< bytes at the start of a file that suffice for
+                                                    ///< elf_identity
+
+/// Parses the first bytes of a file. Returns nothing for anything but a 64-bit little-endian ELF file with a
+/// build id. The bytes need not be trusted.
+std::optional<ElfIdentity> elf_identity(std::string_view head);
+
+/// Reads the identity of a file. Blocks. Errors: kSystem, the file cannot be read; kAgentMissing, it is no
+/// such program.
+Result<ElfIdentity> read_elf_identity(const std::string& path);
 
 /// Finds the file that execvp would run. A name with a slash is a path relative to `cwd`. Any other name is
 /// searched in the directories of `path` (the value of PATH; unset: /bin:/usr/bin); an empty entry means
@@ -29,5 +54,11 @@ std::string companion_program(const std::string& directory, const std::string& n
 /// example, "No such file" for an existing script means that its interpreter is missing. The files are
 /// examined after the failure, at most the first bytes of `path`. Code kExec, sys = err.
 Error exec_error(int err, const std::string& path, const std::string& cwd);
+
+/// Returns the name of this host as gethostname gives it; empty if the kernel refuses.
+inline std::string host_name() {
+  char name[HOST_NAME_MAX + 1] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
 
 }  // namespace ddp
