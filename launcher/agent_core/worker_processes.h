@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/protocol/worker_messages.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 

@@ -13,7 +13,7 @@
 
 #include "base/step_durations.h"
 #include "launcher/report/journal.h"
-#include "rendezvous/protocol/worker_messages.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 

@@ -14,7 +14,7 @@
 #include "launcher/report/exit_report.h"
 #include "launcher/supervisor/job_events.h"
 #include "rendezvous/membership/rank_plan.h"
-#include "rendezvous/protocol/worker_messages.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 

@@ -14,7 +14,6 @@
 #include "rendezvous/protocol/codec.h"
 #include "rendezvous/protocol/frame.h"
 #include "rendezvous/protocol/message.h"
-#include "rendezvous/protocol/output_queue.h"
 
 namespace ddp::rendezvous {
 

@@ -1,14 +1,11 @@
 #include "rendezvous/protocol/frame.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "base/block_pool.h"
-#include "base/result.h"
 #include "rendezvous/protocol/codec.h"
 
 namespace ddp::rendezvous {
@@ -19,9 +16,12 @@ constexpr std::size_t kMostRead = kBlockSize / 2;
 /// Maximum size of one read while the memory is kept. Such memory is not reused, but a read of this size is
 /// worth its system call.
 constexpr std::size_t kKeptRead = 64u << 10;
+/// Size of the first allocation of an output queue, and limit of the memory that an empty one keeps. A buffer
+/// for the windows of both streams is reused while much is written.
+constexpr std::size_t kFirst = 128u << 10;
+constexpr std::size_t kKept = 4u << 20;
 
-}  // namespace
-
+/// Returns the length field at the start of a frame; reads kFrameHeader bytes.
 std::uint32_t frame_length(const char* bytes) {
   std::uint32_t length = 0;
   for (std::size_t i = 0; i < kFrameHeader; ++i) {
@@ -29,6 +29,8 @@ std::uint32_t frame_length(const char* bytes) {
   }
   return length;
 }
+
+}  // namespace
 
 FrameReader::Limits FrameReader::default_limits() {
   return {kMaxFrame, kMostRead};
@@ -94,6 +96,53 @@ Result<std::optional<std::string_view>> FrameReader::next() {
   const std::string_view payload(buffer_.get() + begin_ + kFrameHeader, length);
   begin_ += kFrameHeader + length;
   return Frame{payload};
+}
+
+// ---- output
+
+void OutputQueue::Buffer::reserve(std::size_t more) {
+  if (capacity - end >= more) return;
+  const std::size_t wanted = std::max({kFirst, 2 * capacity, end + more});
+  auto larger = std::make_unique_for_overwrite<char[]>(wanted);  // unused pages cost nothing
+  if (!empty()) std::memcpy(larger.get() + begin, bytes.get() + begin, end - begin);
+  bytes = std::move(larger);
+  capacity = wanted;
+}
+
+std::span<char> OutputQueue::space(std::size_t size) {
+  DDP_REQUIRE(size <= kMaxOutputData, size);
+  filling_.reserve(kOutputHeader + size);
+  return {filling_.bytes.get() + filling_.end + kOutputHeader, size};
+}
+
+void OutputQueue::commit(const Output& output) {
+  DDP_REQUIRE(
+      output.data.empty() || output.data.data() == filling_.bytes.get() + filling_.end + kOutputHeader,
+      output.rank, output.data.size());
+  filling_.reserve(kOutputHeader);  // an end of stream is committed without a space() before
+  write_output_header(output, filling_.bytes.get() + filling_.end);
+  filling_.end += kOutputHeader + output.data.size();
+}
+
+std::string_view OutputQueue::front(std::size_t limit) {
+  if (sending_.empty()) {
+    if (sending_.capacity > kKept) sending_ = {};
+    sending_.begin = sending_.end = 0;
+    std::swap(sending_, filling_);
+  }
+  std::size_t size = 0;
+  while (sending_.begin + size < sending_.end) {
+    const std::size_t frame = kFrameHeader + frame_length(sending_.bytes.get() + sending_.begin + size);
+    if (size > 0 && size + frame > limit) break;
+    size += frame;
+  }
+  DDP_REQUIRE(size <= sending_.end - sending_.begin, size, sending_.begin, sending_.end);
+  return {sending_.bytes.get() + sending_.begin, size};
+}
+
+void OutputQueue::pop(std::size_t bytes) {
+  DDP_REQUIRE(bytes <= sending_.end - sending_.begin, bytes, sending_.begin, sending_.end);
+  sending_.begin += bytes;
 }
 
 }  // namespace ddp::rendezvous

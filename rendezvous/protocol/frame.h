@@ -8,11 +8,9 @@
 #include <string_view>
 
 #include "base/result.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::rendezvous {
-
-/// Returns the length field at the start of a frame; reads kFrameHeader bytes.
-std::uint32_t frame_length(const char* bytes);
 
 /// Splits a byte stream into frames (sans-IO). The driver's duties:
 ///   1. read bytes into `space()`, then call `filled(n)`;
@@ -52,6 +50,38 @@ class FrameReader {
   std::size_t read_size_ = kFirstRead;  ///< doubles while reads fill it
   std::size_t begin_ = 0;               ///< first byte not yet handed out
   std::size_t end_ = 0;                 ///< one past the last byte read
+};
+
+/// Frames of worker output that wait to be sent (sans-IO). They are built in place: bytes are read from the
+/// worker directly into the frame. The owner's duties:
+///   1. read into `space()`, then `commit()` the bytes before the next call of space;
+///   2. send `front()`, then `pop()` it. Send each piece whole before sending anything else.
+/// The queue is not bounded: the callers keep to their credit, and at a stop to the contents of the workers'
+/// pipes. It keeps little memory once it is empty.
+class OutputQueue {
+ public:
+  /// Returns room for the data of the next frame, `size` bytes (kMaxOutputData at most).
+  std::span<char> space(std::size_t size);
+  /// Completes that frame; `output.data` is the beginning of the space, or empty.
+  void commit(const Output& output);
+
+  /// Returns whole frames to send next: as many as fit into `limit` bytes, but at least one; empty: the queue
+  /// is empty. They stay in place until pop(), even if more is committed.
+  std::string_view front(std::size_t limit);
+  void pop(std::size_t bytes);
+  bool empty() const { return sending_.empty() && filling_.empty(); }
+
+ private:
+  struct Buffer {
+    std::unique_ptr<char[]> bytes;
+    std::size_t capacity = 0;
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    bool empty() const { return begin == end; }
+    void reserve(std::size_t more);
+  };
+  Buffer filling_;
+  Buffer sending_;
 };
 
 }  // namespace ddp::rendezvous

@@ -76,7 +76,7 @@ class Docs(unittest.TestCase):
             before, names, after = re.split(r"[{}]", braced)
             text += " ".join(before + name + after for name in names.split(","))
         paths = PATH.findall(text)
-        self.assertIn("rendezvous/protocol/link_messages.h", paths)
+        self.assertIn("rendezvous/protocol/message.h", paths)
         self.assertGreaterEqual(len(paths), 20)
         self.assertEqual([path for path in paths if not (ROOT / path).exists()], [])
 

@@ -1,4 +1,4 @@
-#include "rendezvous/protocol/output_queue.h"
+#include "rendezvous/protocol/frame.h"
 
 #include <cstring>
 #include <random>
