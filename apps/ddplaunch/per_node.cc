@@ -32,7 +32,7 @@
 #include "launcher/agent/agent.h"
 #include "launcher/agent/node_facts.h"
 #include "launcher/hang/wait_state.h"
-#include "launcher/job/join_job.h"
+#include "launcher/job/job_spec.h"
 #include "launcher/keeper/keeper.h"
 #include "launcher/links/daemon_link.h"
 #include "launcher/links/join_shell.h"

@@ -13,7 +13,7 @@
 #include "launcher/agent/node_store.h"
 #include "launcher/agent/node_workers.h"
 #include "launcher/agent_core/agent_core.h"
-#include "launcher/job/join_job.h"
+#include "launcher/job/job_spec.h"
 #include "launcher/keeper/keeper.h"
 #include "rendezvous/link/connection.h"
 #include "rendezvous/protocol/message.h"

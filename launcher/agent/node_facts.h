@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "launcher/job/env_filter.h"
+#include "launcher/job/worker_env.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {

@@ -7,7 +7,6 @@
 
 #include "base/result.h"
 #include "launcher/agent/worker_group.h"
-#include "launcher/job/env_filter.h"
 #include "launcher/job/worker_env.h"
 #include "rendezvous/protocol/message.h"
 

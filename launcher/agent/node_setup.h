@@ -13,7 +13,7 @@
 #include "base/asio.h"
 #include "base/child_process.h"
 #include "base/result.h"
-#include "launcher/job/env_filter.h"
+#include "launcher/job/worker_env.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "launcher/job/output_options.h"
+#include "launcher/job/job_spec.h"
 #include "launcher/lines/terminal_view.h"
 
 namespace ddp::launcher {

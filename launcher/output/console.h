@@ -9,7 +9,7 @@
 
 #include "base/asio.h"
 #include "base/unique_fd.h"
-#include "launcher/job/output_options.h"
+#include "launcher/job/job_spec.h"
 #include "launcher/output/console_lane.h"
 
 namespace ddp::launcher {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "launcher/job/output_options.h"
+#include "launcher/job/job_spec.h"
 #include "launcher/lines/terminal_view.h"
 
 namespace ddp::launcher {

@@ -10,8 +10,8 @@
 #include <spdlog/logger.h>
 #include <spdlog/sinks/base_sink.h>
 
-#include "base/program.h"
 #include "base/exit_status.h"
+#include "base/program.h"
 #include "remote/hosts/shell_command.h"
 
 namespace ddp::launcher {

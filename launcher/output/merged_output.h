@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "launcher/job/output_options.h"
+#include "launcher/job/job_spec.h"
 #include "launcher/lines/label.h"
 #include "launcher/lines/live_board.h"
 #include "launcher/lines/output_lines.h"

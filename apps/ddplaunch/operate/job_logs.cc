@@ -28,7 +28,7 @@
 #include "base/files.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
-#include "launcher/job/output_options.h"
+#include "launcher/job/job_spec.h"
 #include "launcher/lines/bar_fold.h"
 #include "launcher/lines/label.h"
 #include "launcher/lines/live_board.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "apps/ddplaunch/options/options.h"
-#include "launcher/job/env_filter.h"
+#include "launcher/job/worker_env.h"
 
 namespace ddp {
 

@@ -7,7 +7,7 @@
 
 #include "apps/ddplaunch/options/options.h"
 #include "apps/options/option_table.h"
-#include "launcher/job/env_filter.h"
+#include "launcher/job/worker_env.h"
 
 namespace ddp {
 

@@ -11,7 +11,6 @@
 
 #include "apps/ddplaunch/options/option_readers.h"
 #include "base/text.h"
-#include "launcher/job/env_filter.h"
 #include "launcher/job/worker_env.h"
 
 namespace ddp {

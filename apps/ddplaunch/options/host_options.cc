@@ -8,7 +8,7 @@
 
 #include "apps/ddplaunch/options/job_options.h"
 #include "base/text.h"
-#include "launcher/job/env_filter.h"
+#include "launcher/job/worker_env.h"
 #include "remote/hosts/host.h"
 #include "remote/hosts/host_filter.h"
 #include "remote/hosts/host_spec.h"

@@ -9,8 +9,8 @@
 #include "apps/ddplaunch/options/option_readers.h"
 #include "apps/ddplaunch/options/scheduler_options.h"
 #include "base/text.h"
-#include "launcher/job/env_filter.h"
 #include "launcher/job/job_spec.h"
+#include "launcher/job/worker_env.h"
 #include "launcher/link_protocol/join_table.h"
 #include "remote/hosts/host_spec.h"
 

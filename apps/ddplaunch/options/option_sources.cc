@@ -13,7 +13,7 @@
 #include "apps/ddplaunch/options/job_options.h"
 #include "apps/ddplaunch/options/option_files.h"
 #include "base/text.h"
-#include "launcher/job/env_filter.h"
+#include "launcher/job/worker_env.h"
 
 namespace ddp {
 

@@ -7,7 +7,7 @@
 #include "apps/ddplaunch/options/command_line.h"
 #include "apps/ddplaunch/options/job_options.h"
 #include "base/text.h"
-#include "launcher/job/env_filter.h"
+#include "launcher/job/worker_env.h"
 
 namespace ddp {
 

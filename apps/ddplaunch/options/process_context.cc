@@ -17,7 +17,7 @@
 #include "base/program.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
-#include "launcher/job/env_filter.h"
+#include "launcher/job/worker_env.h"
 
 namespace ddp {
 

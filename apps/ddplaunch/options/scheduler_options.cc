@@ -10,7 +10,7 @@
 
 #include "apps/ddplaunch/options/job_options.h"
 #include "base/text.h"
-#include "launcher/job/env_filter.h"
+#include "launcher/job/worker_env.h"
 #include "remote/hosts/host.h"
 #include "remote/hosts/hostfile.h"
 #include "remote/hosts/scheduler_hosts.h"

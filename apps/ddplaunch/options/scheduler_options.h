@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/result.h"
-#include "launcher/job/env_filter.h"
+#include "launcher/job/worker_env.h"
 
 namespace ddp {
 

@@ -1,4 +1,4 @@
-#include "launcher/job/env_filter.h"
+#include "launcher/job/worker_env.h"
 
 #include <cerrno>
 #include <cstdlib>

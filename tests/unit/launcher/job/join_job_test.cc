@@ -1,5 +1,6 @@
-#include "launcher/job/join_job.h"
+#include "launcher/job/job_spec.h"
 
+#include "rendezvous/protocol/message.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {

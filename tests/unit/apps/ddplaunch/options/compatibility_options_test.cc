@@ -235,13 +235,15 @@ TEST_CASE("An unknown option is an error") {
         Texts{"ddplaunch: unknown option --overscribe; did you mean --oversubscribe?",
               "ddplaunch: unknown option --quite; did you mean --quiet?"});
   // The next word is ambiguous: it could be the option's value or the worker.
-  CHECK(world.errors({"--zebra", "x", "--nnodes", "none"}) ==
-        Texts{"ddplaunch: unknown option --zebra; ddplaunch --help all lists all options; the worker's options "
-              "follow the worker"});
-  CHECK(world.errors({"--zebra=1", "--nnodes", "none", "w"}) ==
-        Texts{"ddplaunch: unknown option --zebra; ddplaunch --help all lists all options; the worker's options "
-              "follow the worker",
-              "ddplaunch: --nnodes none: give a number of nodes, or MIN:MAX with MIN at most MAX"});
+  CHECK(
+      world.errors({"--zebra", "x", "--nnodes", "none"}) ==
+      Texts{"ddplaunch: unknown option --zebra; ddplaunch --help all lists all options; the worker's options "
+            "follow the worker"});
+  CHECK(
+      world.errors({"--zebra=1", "--nnodes", "none", "w"}) ==
+      Texts{"ddplaunch: unknown option --zebra; ddplaunch --help all lists all options; the worker's options "
+            "follow the worker",
+            "ddplaunch: --nnodes none: give a number of nodes, or MIN:MAX with MIN at most MAX"});
   CHECK(world.errors({"-Q", "w"}).size() == 1);
 }
 
