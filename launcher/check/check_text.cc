@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "launcher/check/check_diagnosis.h"
 #include "launcher/report/host_texts.h"
-#include "launcher/report/json_values.h"
+#include "launcher/report/report_json.h"
 #include "remote/hosts/host_spec.h"
 
 namespace ddp::launcher {

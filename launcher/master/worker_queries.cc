@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "launcher/supervisor/node_limits.h"
+#include "launcher/master/node_link.h"
 
 namespace ddp::launcher {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "base/program.h"
 #include "base/text.h"
-#include "launcher/report/json_values.h"
+#include "launcher/report/report_json.h"
 
 namespace ddp::launcher {
 namespace {

@@ -1,7 +1,6 @@
 #include "launcher/report/journal.h"
 
 #include "base/exit_status.h"
-#include "launcher/report/json_values.h"
 #include "launcher/report/report_json.h"
 
 namespace ddp::launcher {

@@ -8,7 +8,6 @@
 #include "base/exit_status.h"
 #include "base/text.h"
 #include "launcher/report/host_texts.h"
-#include "launcher/report/json_values.h"
 #include "launcher/report/root_cause.h"
 
 namespace ddp::launcher {

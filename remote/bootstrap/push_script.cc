@@ -8,7 +8,7 @@ namespace ddp::remote {
 namespace {
 
 // These scripts run in any POSIX shell: dash, bash, busybox, ksh, zsh. The questions to the agent and its
-// answers are described in apps/ddplaunchd/commands.h.
+// answers are described in apps/ddplaunchd/main.cc.
 //
 // `safe DIRECTORY FILE` applies the rule of base/files.h (distrust_program) by `ls`, in one call for
 // the file and all its parents. It sets $a to the file's path without symbolic links. That path must be

@@ -1,4 +1,4 @@
-#include "launcher/supervisor/node_limits.h"
+#include "launcher/master/node_link.h"
 
 #include "rendezvous/protocol/codec.h"
 #include "tests/support/catch.h"

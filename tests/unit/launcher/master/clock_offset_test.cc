@@ -1,4 +1,4 @@
-#include "launcher/supervisor/clock_offset.h"
+#include "launcher/master/node_link.h"
 
 #include "tests/support/catch.h"
 
