@@ -155,6 +155,18 @@ class LocalJob(LaunchTest):
             self.assertIn(name, names)
         self.assertIn("MASTER_ADDR=127.0.0.1\n", done.out)
 
+    def test_options_of_the_shell_that_starts_the_job_do_not_reach_workers(self):
+        self.env.update(SHELLOPTS="noglob:noclobber", BASHOPTS="nocaseglob")
+        show = ["bash", "-c", "env | grep -c OPTS=; echo $-; shopt nocaseglob; true"]
+        for more in ([], ["--setup", "case $- in *f*) exit 3;; esac"]):
+            done = self.run_job("--label", "", *more, *show)
+            self.assert_code(done, 0)
+            count, options, glob = done.out.splitlines()
+            self.assertEqual((count, glob.split()), ("0", ["nocaseglob", "off"]))
+            self.assertNotIn("f", options)
+        done = self.run_job("--label", "", "--env", "SHELLOPTS=noglob", *show)  # asked for by name
+        self.assertIn("f", done.out.splitlines()[1])
+
     def test_interrupt_is_130_and_leaves_nothing(self):
         process = self.start("--nproc-per-node", 2, "sh", "-c", "echo up; exec sleep 60")
         self.assertTrue(process.stdout.readline())
