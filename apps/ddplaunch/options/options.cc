@@ -108,15 +108,18 @@ void check_worker_words(const CommandLine& line, bool module, Diagnostics& diagn
     return;
   }
   const auto end = std::find(words.begin(), words.end(), "--");
-  const auto colon = std::find(words.begin() + 1, words.end(), ":");
-  // A script has words of its own that are a colon: `--sep : --epochs 3`, `cut -d : -f 1 FILE`.
-  static constexpr std::array<std::string_view, 9> kOfMpirun = {"-n",    "-np",    "--np", "-c", "--n",
-                                                                "-host", "--host", "-H",   "-x"};
-  if (colon >= end || colon + 1 == words.end() || std::ranges::count(kOfMpirun, colon[1]) == 0) return;
+  const auto begins_program = [&](const std::string& word) {
+    const auto next = &word + 1;
+    if (word != ":" || next == &*words.begin() + words.size()) return false;
+    // A value of the worker's own option is a colon, too: `--sep : --epochs 3`, `cut -d : -f 1 FILE`.
+    static constexpr std::array<std::string_view, 9> kOfMpirun = {"-n",    "-np",    "--np", "-c", "--n",
+                                                                  "-host", "--host", "-H",   "-x"};
+    return !(&word)[-1].starts_with('-') || std::ranges::count(kOfMpirun, *next) > 0;
+  };
+  if (std::none_of(words.begin() + 1, end, begins_program)) return;
   diagnostics.fail(
       "the word : begins another program in mpirun, and ddplaunch has one worker for all ranks; start a "
-      "script that "
-      "chooses by RANK; if the : belongs to " +
+      "script that chooses by RANK; if the : belongs to " +
       first + ", write -- before " + first);
 }
 

@@ -123,11 +123,17 @@ TEST_CASE("A dash that only looks like the - of options is named") {
 
 TEST_CASE("Several programs in one command line are an error, as there is one worker") {
   FakeContext world;
-  CHECK(world.errors({"-n", "2", "a", ":", "-n", "2", "b"}) ==
+  for (const Texts& words :
+       {Texts{"-n", "2", "a", ":", "-n", "2", "b"}, Texts{"-n", "2", "a", ":", "b"},
+        Texts{"a", "x", ":", "./b", "--lr", "1"}, Texts{"a", "--sep", ":", "-n", "2", "b"},
+        Texts{"a", "-d", ":", "x", ":", "b"}, Texts{"a", ":", "b", "--", "c"}}) {
+    CHECK(
+        world.errors(words) ==
         Texts{"ddplaunch: the word : begins another program in mpirun, and ddplaunch has one worker for all "
-              "ranks; "
-              "start a script that chooses by RANK; if the : belongs to a, write -- before a"});
-  CHECK(world.spec({"a", "x", ":", "b"}).command.argv == Texts{"a", "x", ":", "b"});
+              "ranks; start a script that chooses by RANK; if the : belongs to a, write -- before a"});
+  }
+  CHECK(world.spec({"cut", "-d", ":", "-f", "1"}).command.argv == Texts{"cut", "-d", ":", "-f", "1"});
+  CHECK(world.spec({"a", "--sep", ":", "b"}).command.argv == Texts{"a", "--sep", ":", "b"});
   CHECK(world.spec({"-n", "2", "--", "a", ":", "b"}).command.argv == Texts{"a", ":", "b"});
   CHECK(world.spec({"a", "--", ":", "b"}).command.argv == Texts{"a", "--", ":", "b"});
   CHECK(world.spec({"sh", "-c", ":"}).command.argv == Texts{"sh", "-c", ":"});
