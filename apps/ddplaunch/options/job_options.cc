@@ -139,8 +139,7 @@ void add_meeting(OptionTable& table, JobSpec& spec, WrittenValues& written, cons
                .value = "HOST:PORT",
                .help = "address and port of node 0, as in torchrun",
                .details = "The same as `--master-addr` and `--master-port`. The port may be omitted: 29400."},
-              parsed_into(written.rdzv_endpoint, read_endpoint,
-                          ": give HOST:PORT of node 0, with an IPv6 address in brackets: [fd09::1]:29400"));
+              endpoint_into(written.rdzv_endpoint));
   table.flag({.names = "--insecure",
               .help = "let nodes join without a token",
               .details = "Use it only where nobody else reaches the network."},

@@ -90,8 +90,9 @@ void heed_scheduler(JobOptions& options, const ProcessContext& context, Diagnost
 /// --node-rank, --master-addr, --rdzv-endpoint and --nnodes. If they are missing, variables of the scheduler
 /// decide: NODE_RANK, MASTER_ADDR, MASTER_PORT; RANK and WORLD_SIZE of Kubeflow's pods; Slurm's variables if
 /// srun has started one ddplaunch on each node (SlurmStep). In this mode it fills per_node, and the node
-/// options that the scheduler gave. Call it before heed_scheduler and read_host_options.
-void read_node_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics);
+/// options that the scheduler gave. Call it before heed_scheduler and read_host_options. Returns false if an
+/// error leaves the nodes unknown.
+bool read_node_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics);
 
 /// Fills hosts, max_nodes and launcher: --hostfile or --host, --include or --exclude, --nnodes,
 /// --nproc-per-node against the slots, --launcher.

@@ -20,7 +20,6 @@ namespace {
 using launcher::PerNode;
 
 constexpr unsigned long long kMostNodes = 1'000'000;
-constexpr std::uint16_t kEndpointPort = 29400;  // torchrun's default port of an endpoint
 
 std::optional<unsigned long long> number_in(const std::string& text) {
   return whole_number(text, kMostNodes);
@@ -44,6 +43,12 @@ class NodeOptionReader {
   /// Kubeflow's pods and Slurm's steps provide all missing values.
   void ask_scheduler();
   std::optional<PerNode> read();
+  /// An error was reported when the option was read.
+  bool has_wrong_value() const {
+    return (options_.given("--rdzv-endpoint") && !written_.rdzv_endpoint) ||
+           (options_.given("--node-rank") && !written_.node_rank) ||
+           (options_.given("--master-port") && !written_.master_port);
+  }
 
  private:
   std::string variable(const char* name) const {
@@ -239,7 +244,6 @@ void NodeOptionReader::alone() {
 bool NodeOptionReader::read_rank(PerNode& given) {
   std::string text = variable("NODE_RANK");
   std::string name = "NODE_RANK";
-  if (options_.given("--node-rank") && !written_.node_rank) return false;  // a wrong value
   if (written_.node_rank) {
     text = std::to_string(*written_.node_rank);
     name = "--node-rank";
@@ -282,7 +286,7 @@ std::optional<PerNode> NodeOptionReader::read() {
     if (nodes() == 1 || !options_.given("--nnodes")) alone();
     return std::nullopt;
   }
-  if (!take_endpoint()) return std::nullopt;
+  if (has_wrong_value() || !take_endpoint()) return std::nullopt;
   PerNode given;
   given.nodes = nodes() + options_.job.spec.spares;
   given.insecure = written_.insecure;
@@ -295,17 +299,21 @@ std::optional<PerNode> NodeOptionReader::read() {
     }
     return std::nullopt;
   }
-  if (given.master_addr.find_first_of(" \t/,") != std::string::npos || given.master_addr.size() > 255) {
-    diagnostics_.fail("--master-addr " + given.master_addr + ": give the name or address of node 0");
+  const std::string where =
+      (written_.master_addr.empty() ? "MASTER_ADDR " : "--master-addr ") + given.master_addr;
+  if (given.master_addr.find(':') != std::string::npos && !remote::is_ipv6(given.master_addr) &&
+      given.master_addr.find('/') == std::string::npos) {
+    std::optional<RendezvousEndpoint> endpoint;
+    const std::string problem = endpoint_into(endpoint)(given.master_addr);
+    diagnostics_.fail(where + ": give the address alone, without " +
+                      (endpoint && endpoint->port ? "port: --master-addr " + endpoint->host +
+                                                        " --master-port " + std::to_string(*endpoint->port)
+                                                  : "port and brackets") +
+                      (problem.empty() ? "" : "; " + problem.substr(2)));
     return std::nullopt;
   }
-  if (given.master_addr.find(':') != std::string::npos && !remote::is_ipv6(given.master_addr)) {
-    const auto endpoint = read_endpoint(given.master_addr);
-    const bool with_port = endpoint && endpoint->port;
-    diagnostics_.fail("--master-addr " + given.master_addr + ": give the address alone, without " +
-                      (with_port ? "port: --master-addr " + endpoint->host + " --master-port " +
-                                       std::to_string(*endpoint->port)
-                                 : "port and brackets"));
+  if (const std::string problem = host_problem(given.master_addr); !problem.empty()) {
+    diagnostics_.fail(where + problem);
     return std::nullopt;
   }
   if (!read_rank(given) || !read_port(given)) return std::nullopt;
@@ -343,14 +351,17 @@ void refuse_what_needs_one_launcher(const JobOptions& options, bool in_slurm, Di
 
 }  // namespace
 
-void read_node_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
+bool read_node_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
   NodeOptionReader reader(options, context, diagnostics);
-  if (reader.others_chosen()) return;
   const std::size_t errors_before = diagnostics.errors.size();
+  const auto are_known = [&] {
+    return diagnostics.errors.size() == errors_before && !reader.has_wrong_value();
+  };
+  if (reader.others_chosen()) return diagnostics.errors.size() == errors_before;
   reader.ask_scheduler();
-  if (diagnostics.errors.size() > errors_before) return;
+  if (diagnostics.errors.size() > errors_before) return false;
   auto given = reader.read();
-  if (!given) return;
+  if (!given) return are_known();
   launcher::JobSpec& spec = options.job.spec;
   refuse_what_needs_one_launcher(options, given->in_slurm, diagnostics);
   options.written.master_port.reset();  // the store takes its own port
@@ -363,6 +374,7 @@ void read_node_options(JobOptions& options, const ProcessContext& context, Diagn
   for (std::size_t i = 1; i < spec.hosts.size(); ++i)
     spec.hosts[i].name = launcher::join_host_name(static_cast<int>(i));
   spec.per_node = std::move(*given);
+  return are_known();
 }
 
 }  // namespace ddp

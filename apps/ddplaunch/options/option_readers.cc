@@ -61,25 +61,47 @@ std::optional<NodeCounts> read_node_counts(std::string_view text) {
   return NodeCounts{static_cast<std::size_t>(*min), static_cast<std::size_t>(*max)};
 }
 
-std::optional<RendezvousEndpoint> read_endpoint(std::string_view text) {
-  RendezvousEndpoint endpoint{std::string(text), std::string(text), std::nullopt};
-  std::string_view rest;
-  if (text.starts_with('[')) {
-    const std::size_t end = std::min(text.find(']'), text.size());
-    endpoint.host = text.substr(1, end - 1);
-    rest = text.substr(std::min(end + 1, text.size()));
-  } else if (text.find(':') != text.rfind(':')) {
-    if (!remote::is_ipv6(text)) return std::nullopt;
-  } else {
-    rest = text.substr(std::min(text.find(':'), text.size()));
-    endpoint.host = text.substr(0, text.size() - rest.size());
+std::string host_problem(std::string_view host) {
+  if (const std::size_t scheme = host.find("://"); scheme != std::string_view::npos) {
+    const std::string_view rest = host.substr(scheme + 3);
+    return ": this is a URL; omit " + std::string(host.substr(0, scheme + 3)) +
+           (rest.empty() ? "" : ": " + std::string(rest.substr(0, rest.find('/'))));
   }
-  if (endpoint.host.empty()) return std::nullopt;
-  if (!rest.starts_with(':')) return endpoint;
-  const auto port = whole_number(rest.substr(1), kMaxPort);
-  if (!port) return std::nullopt;
-  endpoint.port = static_cast<std::uint16_t>(*port);
-  return endpoint;
+  const bool good = !host.empty() && host.size() <= 255 && host.find_first_of(" \t/,") == std::string::npos;
+  return good ? "" : ": give the name or address of node 0";
+}
+
+ReadValue endpoint_into(std::optional<RendezvousEndpoint>& field) {
+  return [&field](const std::string& text) -> std::string {
+    if (text.find("://") != std::string::npos) return host_problem(text);
+    RendezvousEndpoint endpoint{text, text, std::nullopt};
+    std::string rest;  // ":29400"
+    if (text.starts_with('[')) {
+      const std::size_t end = std::min(text.find(']'), text.size());
+      endpoint.host = text.substr(1, end - 1);
+      rest = text.substr(std::min(end + 1, text.size()));
+      if (end == text.size() || !remote::is_ipv6(endpoint.host) || (!rest.empty() && rest.front() != ':'))
+        return ": write an IPv6 address and a port as [fd09::1]:29400";
+    } else if (text.find(':') == text.rfind(':')) {
+      endpoint.host = text.substr(0, text.find(':'));
+      rest = text.substr(endpoint.host.size());
+      if (endpoint.host.empty() && !rest.empty())
+        return ": the host before the : is missing; give the name or address of node 0";
+    } else if (!remote::is_ipv6(text)) {
+      return ": give HOST:PORT of node 0, with an IPv6 address in brackets: [fd09::1]:29400";
+    }
+    if (std::string problem = host_problem(endpoint.host); !problem.empty()) return problem;
+    if (!rest.empty()) {
+      const std::string written = rest.substr(1);
+      if (written.empty())
+        return ": the port behind the : is missing; without the : it is " + std::to_string(kEndpointPort);
+      const auto port = whole_number(written, kMaxPort);
+      if (!port) return ": " + written + " is no port; ports are from 1 to 65535";
+      endpoint.port = static_cast<std::uint16_t>(*port);
+    }
+    field = std::move(endpoint);
+    return "";
+  };
 }
 
 std::optional<std::pair<std::uint16_t, std::uint16_t>> read_port_range(std::string_view text) {

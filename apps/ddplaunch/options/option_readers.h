@@ -14,6 +14,7 @@
 namespace ddp {
 
 inline constexpr unsigned kMaxPort = 65'535;
+inline constexpr std::uint16_t kEndpointPort = 29400;  ///< torchrun's default port of an endpoint
 
 /// --nnodes N or MIN:MAX; min and max are equal for N.
 struct NodeCounts {
@@ -35,7 +36,6 @@ const std::vector<std::pair<std::string, launcher::ProcsPerNode::Kind>>& procs_w
 /// Reads N or one of procs_words(). N is from 1 to 65535.
 std::optional<launcher::ProcsPerNode> read_procs(std::string_view text);
 std::optional<NodeCounts> read_node_counts(std::string_view text);
-std::optional<RendezvousEndpoint> read_endpoint(std::string_view text);
 /// Reads LOW-HIGH, both from 1 to 65535, LOW not above HIGH.
 std::optional<std::pair<std::uint16_t, std::uint16_t>> read_port_range(std::string_view text);
 /// Reads "0,8-15" or "all" into sorted ranges, joined if they touch. "all" gives no range.
@@ -55,8 +55,13 @@ bool is_job_id(std::string_view text);
 /// Returns whether `text` is a number of GB/s above 0.
 bool is_bandwidth(std::string_view text);
 
+/// Returns what is wrong with the name or address of node 0, as a reader does; empty: nothing.
+std::string host_problem(std::string_view host);
+
 /// The functions below return readers, whose fields must outlive them.
 
+/// An endpoint, with its port or without.
+ReadValue endpoint_into(std::optional<RendezvousEndpoint>& field);
 /// A path, made absolute against `base`.
 ReadValue path_into(std::string& field, std::string base);
 /// The name of a program, searched in PATH, or its path as in path_into().

@@ -369,9 +369,7 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   }
   if (options.written.version) return PrintText{version_text(), {}};
 
-  const std::size_t errors_before = diagnostics.errors.size();
-  read_node_options(options, context, diagnostics);
-  const bool nodes_known = diagnostics.errors.size() == errors_before;
+  const bool nodes_known = read_node_options(options, context, diagnostics);
   if (!job.spec.per_node && nodes_known) heed_scheduler(options, context, diagnostics);
   // Without the nodes, missing hosts would be a consequence.
   if (nodes_known) read_host_options(options, context, diagnostics);

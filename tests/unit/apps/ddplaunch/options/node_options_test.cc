@@ -84,16 +84,34 @@ TEST_CASE("torchrun's and accelerate's names of the node options are accepted") 
 }
 
 TEST_CASE("--rdzv-endpoint names a host and a port") {
-  for (const char* bad :
-       {"", ":80", "a:", "a:b", "a:65536", "[]:80", "[fd00::1]:x", "fd09::1:29400", "1:2:3"}) {
-    CAPTURE(bad);
-    CHECK_FALSE(ddp::read_endpoint(bad));
+  const auto good = [](const char* text) {
+    const auto node = FakeContext().spec({"--nnodes=2", "--rdzv-endpoint", text, "w"}).per_node;
+    return node->master_addr + " " + std::to_string(node->port);
+  };
+  CHECK(good("fd00::1") == "fd00::1 29400");
+  CHECK(good("[fe80::1%eth0]") == "fe80::1%eth0 29400");
+  CHECK(good("gpu00:65535") == "gpu00 65535");
+  const std::pair<const char*, const char*> wrong[] = {
+      {"[::1]:99999", "99999 is no port; ports are from 1 to 65535"},
+      {"a:b", "b is no port; ports are from 1 to 65535"},
+      {"a:-1", "-1 is no port; ports are from 1 to 65535"},
+      {"http://host:29400", "this is a URL; omit http://: host:29400"},
+      {"tcp://[::1]:29400/x", "this is a URL; omit tcp://: [::1]:29400"},
+      {"host:", "the port behind the : is missing; without the : it is 29400"},
+      {"[::1]:", "the port behind the : is missing; without the : it is 29400"},
+      {":29400", "the host before the : is missing; give the name or address of node 0"},
+      {"a b:1", "give the name or address of node 0"},
+      {"[]:80", "write an IPv6 address and a port as [fd09::1]:29400"},
+      {"[::1]29400", "write an IPv6 address and a port as [fd09::1]:29400"},
+      {"[::1", "write an IPv6 address and a port as [fd09::1]:29400"},
+      {"fd09::1:29400:x", "give HOST:PORT of node 0, with an IPv6 address in brackets: [fd09::1]:29400"},
+      {"1:2:3", "give HOST:PORT of node 0, with an IPv6 address in brackets: [fd09::1]:29400"}};
+  for (const auto& [text, problem] : wrong) {
+    const Texts expected{std::string("ddplaunch: --rdzv-endpoint ") + text + ": " + problem};
+    CHECK(FakeContext().errors({"--rdzv-endpoint", text, "w"}) == expected);
+    CHECK(FakeContext().errors({"--nnodes=2", "--rdzv-endpoint", text, "w"}) == expected);
+    CHECK(FakeContext().errors({"--nnodes=2", "--node-rank=1", "--rdzv-endpoint", text, "w"}) == expected);
   }
-  CHECK(ddp::read_endpoint("fd00::1")->host == "fd00::1");
-  CHECK_FALSE(ddp::read_endpoint("fd00::1")->port);
-  CHECK(FakeContext().errors({"--rdzv-endpoint", "a:b", "w"}) ==
-        Texts{"ddplaunch: --rdzv-endpoint a:b: give HOST:PORT of node 0, with an IPv6 address in brackets: "
-              "[fd09::1]:29400"});
   CHECK(
       FakeContext().job({"--standalone", "--rdzv-endpoint=localhost:0", "w"}).notes ==
       Texts{"ddplaunch: --rdzv-endpoint has no effect with --standalone: nodes join over the connection that "
@@ -297,6 +315,19 @@ TEST_CASE("An impossible combination is reported once, with the intended use") {
         "fd09::1 --master-port 6000");
   CHECK(world.errors({"--nnodes=2", "--node-rank=0", "--master-addr=[fd09::1]", "w"}).front() ==
         "ddplaunch: --master-addr [fd09::1]: give the address alone, without port and brackets");
+  CHECK(
+      world.errors({"--nnodes=2", "--node-rank=0", "--master-addr=a:99999", "w"}) ==
+      Texts{
+          "ddplaunch: --master-addr a:99999: give the address alone, without port and brackets; 99999 is no "
+          "port; ports are from 1 to 65535"});
+  CHECK(world.errors({"--nnodes=2", "--node-rank=0", "--master-addr=http://a", "w"}) ==
+        Texts{"ddplaunch: --master-addr http://a: this is a URL; omit http://: a"});
+  CHECK(
+      with({{"MASTER_ADDR", ":80"}}).errors({"--nnodes=2", "--node-rank=0", "w"}) ==
+      Texts{"ddplaunch: MASTER_ADDR :80: give the address alone, without port and brackets; the host before "
+            "the : is missing; give the name or address of node 0"});
+  CHECK(world.errors({"--nnodes=2", "--node-rank=0", "--master-addr=a", "--master-port=x", "w"}) ==
+        Texts{"ddplaunch: --master-port x: give a whole number from 0 to 65535"});
   CHECK(world.errors({"--nnodes=2", "--node-rank=0", "--master-addr=a", "--master-port=0", "w"}).front() ==
         "ddplaunch: --master-port 0: give a port from 1 to 65535, the same on all nodes, because they "
         "connect to it");
