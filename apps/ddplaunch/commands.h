@@ -68,6 +68,10 @@ Result<std::unique_ptr<remote::RemoteShell>> make_join_shell(asio::io_context& l
                                                              const launcher::JobSpec& spec,
                                                              JoinListener join_listener, UserNotifier notify);
 
+/// Returns what to do where another job has the id of this one: in per-node mode it may be the same job, and
+/// this another node of it. Empty: the usual.
+std::string claim_advice(const launcher::JobSpec& spec);
+
 /// Runs a validated job in the foreground: shells, master, exit code (docs/users/exit_codes.md). `token` is
 /// from DDPLAUNCH_TOKEN, for daemons. `join_listener` is where nodes join in per-node mode; else null.
 /// `registration`: where other processes find the job; null: they do not. `all_run` is called when all ranks

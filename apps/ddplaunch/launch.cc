@@ -101,7 +101,8 @@ int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListene
   // Before the directory is made: a second run of an id leaves nothing.
   const bool named = registration != nullptr && registration->claims_id;
   if (named) {
-    if (const auto id = claim_job_id(*registration, spec.job_id); !id) return fail(spec, id.error());
+    if (const auto id = claim_job_id(*registration, spec.job_id, claim_advice(spec)); !id)
+      return fail(spec, id.error());
   }
   auto job_dir = launcher::JobDir::create(spec);
   if (!job_dir) return fail(spec, job_dir.error());
@@ -120,7 +121,7 @@ int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListene
                           : make_remote_shell(loop, spec, token, notify);
   if (!remote) return fail(spec, remote.error());
   if (registration != nullptr) {
-    auto claimed = named ? claim_job_id(*registration, spec.job_id) : UniqueFd();
+    auto claimed = named ? claim_job_id(*registration, spec.job_id, claim_advice(spec)) : UniqueFd();
     if (!claimed) return fail(spec, claimed.error());  // another start was faster
     if (const auto made = make_findable(spec, *registration, options); !made && spec.verbose)
       std::fprintf(stderr, "ddplaunch: ddplaunch ps cannot show this job: %s\n", made.error().text.c_str());

@@ -31,6 +31,7 @@
 #include "base/text.h"
 #include "launcher/agent/agent.h"
 #include "launcher/agent/node_facts.h"
+#include "launcher/control/job_registry.h"
 #include "launcher/hang/wait_state.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/keeper/keeper.h"
@@ -253,10 +254,16 @@ Result<rendezvous::LinkToken> find_link_token(const launcher::JobSpec& spec, con
   return error;
 }
 
+/// Returns the node ranks that are not 0: "1", "from 1 to 3".
+std::string other_ranks_text(int nodes) {
+  return nodes == 2 ? "1" : "from 1 to " + std::to_string(nodes - 1);
+}
+
 /// Returns the listener if this is node 0, and nullopt if this node joins another one. If no rank is given,
 /// this is node 0 if MASTER_ADDR is this machine and no process of this user has the port. kSystem, kUsage:
-/// the port cannot be taken; the text names its holder.
-Result<std::optional<rendezvous::TcpListener>> take_control_port(const PerNode& node) {
+/// the port cannot be taken; the text names its holder, which may be node 0 of the same job.
+Result<std::optional<rendezvous::TcpListener>> take_control_port(const RunJob& job) {
+  const PerNode& node = *job.spec.per_node;
   using TakenListener = std::optional<rendezvous::TcpListener>;
   if (node.rank ? *node.rank != 0 : !is_own_address(node.master_addr)) return TakenListener{};
   auto listener = listen_at(node);
@@ -267,9 +274,15 @@ Result<std::optional<rendezvous::TcpListener>> take_control_port(const PerNode& 
   if (!node.rank && !stranger) return TakenListener{};  // node 0 already runs here
   std::string text = "port " + std::to_string(node.port) + " is in use on this machine";
   if (holder) text += " by " + holder_text(*holder);
-  if (!stranger) text += "; another job may have its node 0 here.";
-  text += stranger ? "; give all nodes another --master-port"
-                   : " Give all nodes of this job another --master-port";
+  if (!stranger && job.registration.claims_id) {
+    const auto id = launcher::claim_job_id(job.registration, job.spec.job_id, claim_advice(job.spec));
+    if (!id) return id.error();
+  }
+  const bool maybe_ours = !stranger && holder && holder->program == "ddplaunch";
+  text += maybe_ours ? "; if that is node 0 of this job, the --node-rank of this node is " +
+                           other_ranks_text(node.nodes) +
+                           "; if it is another job, give all nodes of this one another --master-port"
+                     : "; give all nodes another --master-port";
   return Error{ErrorCode::kSystem, std::move(text), EADDRINUSE};
 }
 
@@ -492,6 +505,12 @@ void warn_of_other_machine(const std::string& address) {
 }  // namespace
 
 Result<std::unique_ptr<remote::RemoteShell>> make_join_shell(asio::io_context& loop,
+std::string claim_advice(const launcher::JobSpec& spec) {
+  if (!spec.per_node) return "";
+  return "it has node rank 0, so the --node-rank of this node is " + other_ranks_text(spec.per_node->nodes) +
+         "; if this is another job, choose another --job-id";
+}
+
                                                              const launcher::JobSpec& spec,
                                                              JoinListener join_listener,
                                                              UserNotifier notify) {
@@ -524,7 +543,7 @@ int run_per_node(const RunJob& job, GivenToken given) {
   if (!loopback) return report_exit(loopback.error());
   auto token = find_link_token(spec, given);
   if (!token) return report_exit(token.error());
-  auto port = take_control_port(*spec.per_node);
+  auto port = take_control_port(job);
   if (!port) return report_exit(port.error());
   if (*port) {
     if (!spec.quiet) warn_of_other_machine(spec.per_node->master_addr);

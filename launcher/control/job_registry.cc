@@ -182,7 +182,8 @@ Result<> mark_cleaned(const JobEntry& job, const std::string& time) {
   return written;
 }
 
-Result<UniqueFd> claim_job_id(const JobRegistration& where, const std::string& job) {
+Result<UniqueFd> claim_job_id(const JobRegistration& where, const std::string& job,
+                              const std::string& advice) {
   UniqueFd lock;
   for (const std::string& directory : where.directories) {
     if (!distrust_directory(directory).empty()) continue;
@@ -192,10 +193,12 @@ Result<UniqueFd> claim_job_id(const JobRegistration& where, const std::string& j
       if (file.extension() != kSuffix || (name != job && !name.starts_with(job + '.'))) continue;
       const auto other = read_entry(file);
       if (!other || other->job != job || !is_alive(*other)) continue;
-      return Error{ErrorCode::kUsage,
-                   "a job with the id " + job + " runs already (pid " + std::to_string(other->pid) + " on " +
-                       other->host + "); choose another --job-id, or end that job first: ddplaunch stop " +
-                       job};
+      return Error{
+          ErrorCode::kUsage,
+          "a job with the id " + job + " runs already (pid " + std::to_string(other->pid) + " on " +
+              other->host + "); " +
+              (advice.empty() ? "choose another --job-id, or end that job first: ddplaunch stop " + job
+                              : advice)};
     }
   }
   return lock;

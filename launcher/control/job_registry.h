@@ -47,8 +47,9 @@ Result<> register_job(const JobRegistration& where, const JobEntry& entry);
 /// Refuses the id of a job that runs. Until the returned lock is closed, no other run can claim an id, so the
 /// caller registers its run meanwhile. The lock is empty where the disk has none, or where another start
 /// holds it for seconds. kUsage: such a job runs, on this host, or on another one whose locks this disk
-/// shows.
-Result<UniqueFd> claim_job_id(const JobRegistration& where, const std::string& job);
+/// shows. `advice`: what to do then; empty: to choose another id, or to end that job.
+Result<UniqueFd> claim_job_id(const JobRegistration& where, const std::string& job,
+                              const std::string& advice = {});
 
 /// Returns the registered runs, the oldest first. Skips files that are no entries.
 std::vector<JobEntry> read_jobs(const std::vector<std::string>& directories);

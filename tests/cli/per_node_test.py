@@ -330,7 +330,24 @@ class PerNode(LaunchTest):
             other.listen()
             done = self.ends(self.node(0, "true"))[0]
         self.assert_code(done, 116)
-        self.assertIn(f"port {self.port} is in use on this machine", done.err)
+        self.assertRegex(done.err, f"port {self.port} is in use on this machine by .*; give all nodes another --master-port\n")
+
+    def test_a_second_node_0_of_a_job_learns_its_rank(self):
+        first = self.node(0, "true")
+        self.assertTrue(wait_until(self.listens))
+        again = f"a job with the id {self.job} runs already (pid {first.pid} on {socket.gethostname()}); it has node rank 0, so the " \
+                "--node-rank of this node is {}; if this is another job, choose another --job-id\n"
+        for options, size, rank in (([], 2, "1"), ([], 4, "from 1 to 3"), (["--master-port", free_port()], 2, "1")):
+            self.assertTrue(wait_until(lambda: list(self.dir.glob("state/ddplaunch/jobs/*.job"))))
+            done = self.ends_alone(self.node(0, "true", options=options, size=size))
+            self.assert_code(done, 2)
+            self.assertIn(again.format(rank), done.err)
+        env = dict(self.env, XDG_STATE_HOME=str(self.dir / "other"))  # the ids differ, as without --job-id
+        done = self.ends_alone(self.node(0, "true", options=["--job-id", self.job + "-2"], env=env))
+        self.assert_code(done, 116)
+        self.assertIn(f"by process {first.pid} (ddplaunch); if that is node 0 of this job, the --node-rank of this node is 1; if it is "
+                      "another job, give all nodes of this one another --master-port\n", done.err)
+        self.assert_codes(self.ends(first, self.node(1, "true")), 0, 0)
 
     def test_unauthenticated_peers_do_not_disturb_the_job(self):
         master = self.node(0, "true")
