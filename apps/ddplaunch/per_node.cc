@@ -413,11 +413,12 @@ Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, cons
     });
   }
   Joining joining{loop, spec, goal, resolve, std::move(*context)};
-  stop.async_wait([&joining](const error_code& cancelled, int number) {
+  stop.async_wait([&joining, &keeper](const error_code& cancelled, int number) {
     if (cancelled) return;
+    const std::string sender = keeper.stop_sender();
     joining.stopped = Error{ErrorCode::kCancelled,
-                            "stopped by " + signal_name(number) + " while it waited for node 0 at " +
-                                master_position(*joining.spec.per_node),
+                            "stopped by " + signal_name(number) + (sender.empty() ? "" : " from " + sender) +
+                                " while it waited for node 0 at " + master_position(*joining.spec.per_node),
                             number};
     joining.loop.stop();
   });

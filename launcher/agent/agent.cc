@@ -241,7 +241,10 @@ std::string Agent::keeper_died() const {
 
 Awaitable<> Agent::watch_signals() {
   const auto [error, number] = co_await signals_.async_wait(kUseTuple);
-  if (!error) feed(node::MustLeave{"its agent was stopped by " + signal_name(number), number});
+  const std::string sender = keeper_.stop_sender();
+  if (!error)
+    feed(node::MustLeave{"stopped by " + signal_name(number) + (sender.empty() ? "" : " from " + sender),
+                         number});
 }
 
 }  // namespace ddp::launcher

@@ -421,12 +421,13 @@ void AgentCore::on(const node::MustLeave& event) {
 /// Leaves while the master still listens: reports the reason, and then the ends of the workers.
 void AgentCore::resign(std::string why, int signal) {
   if (leaving_) return;
-  const Error error{ErrorCode::kLinkLost, std::move(why), signal};
+  const char* const who = settings_.joined_by_itself ? "its ddplaunch was " : "its agent was ";
+  const Error error{ErrorCode::kLinkLost, (signal != 0 ? who : "") + why, signal};
   refuse(error);
   last_message_ = error.text;
   exit_code_ = exit_code_of(error);
   if (settings_.joined_by_itself && signal != 0) {  // the ddplaunch of this node ends as any stopped program
-    last_message_ = "stopped by " + signal_name(signal) + "; the job has lost this node";
+    last_message_ = why + "; the job has lost this node";
     exit_code_ = exit_code_of(Error{ErrorCode::kCancelled, "", signal});
   }
   leave(signal);

@@ -70,8 +70,8 @@ struct AttemptCleaned {     ///< answer to CleanUp
 };
 struct LinkLost {};
 struct MustLeave {  ///< this node cannot serve the job any longer
-  std::string why;
-  int signal = 0;  ///< that stopped this agent; 0: none
+  std::string why;  ///< with a signal a participle: "stopped by SIGTERM from kill (pid 7 of user ann)"
+  int signal = 0;   ///< that stopped this agent; 0: none
 };
 struct HeartbeatDue {  ///< once a second, or later if this process could not run
   Time silence;        ///< since the last byte of the master

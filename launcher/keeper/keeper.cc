@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -116,10 +117,12 @@ class ContinueTimers {
   std::array<std::optional<timer_t>, 2> timers_;
 };
 
+constexpr std::size_t kSenderBytes = 256;
+
 class Keeper {
  public:
   Keeper(const KeeperOptions& options, pid_t agent, UniqueFd socket, const sigset_t& signals,
-         ContinueTimers& continue_timers)
+         ContinueTimers& continue_timers, char* stop_sender)
       : options_(options),
         continue_timers_(continue_timers),
         agent_(agent),
@@ -127,6 +130,7 @@ class Keeper {
         parent_(getppid()),
         parent_fd_(open_process(parent_)),
         socket_(std::move(socket)),
+        stop_sender_(stop_sender),
         signals_(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK)),
         lease_end_(timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK)) {}
 
@@ -179,6 +183,7 @@ class Keeper {
   pid_t parent_;  ///< the master, or the SSH session; 0: outside of our PID namespace, or it has ended
   UniqueFd parent_fd_;
   UniqueFd socket_;
+  char* stop_sender_;  ///< KeeperLink::stop_sender; nullptr: no memory
   UniqueFd signals_;
   UniqueFd lease_end_;
   std::int64_t lease_end_ns_ = 0;       ///< CLOCK_BOOTTIME; 0: no lease
@@ -281,6 +286,12 @@ void Keeper::read_signals() {
   while (read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
     if (info.ssi_signo == SIGCHLD || stop_passed_on_ != 0) continue;
     stop_passed_on_ = static_cast<int>(info.ssi_signo);
+    // The agent would see only that the keeper has sent it, and the sender may be gone soon.
+    const bool from_process = info.ssi_code <= 0 && stop_sender_ != nullptr;
+    if (from_process) {
+      const std::string sender = sender_text(static_cast<pid_t>(info.ssi_pid), info.ssi_uid);
+      stop_sender_[sender.copy(stop_sender_, kSenderBytes - 1)] = '\0';
+    }
     signal_agent(stop_passed_on_);
     // A stopped agent would not receive the signal.
     signal_agent(SIGCONT);
@@ -420,13 +431,14 @@ sigset_t watched_signals() {
   return signals;
 }
 
-int be_agent(UniqueFd socket, pid_t keeper, const std::function<int(KeeperLink&)>& agent_main) {
+int be_agent(UniqueFd socket, pid_t keeper, const char* stop_sender,
+             const std::function<int(KeeperLink&)>& agent_main) {
   // SIGKILL would be wrong: it would leave the workers' orphans to no one. SIGCONT wakes a stopped agent,
   // which then sees that the socket is closed.
   prctl(PR_SET_PDEATHSIG, SIGCONT, 0, 0, 0);
   // A signal to the keeper's whole process group must not hit both processes.
   setsid();
-  KeeperLink link(std::move(socket), keeper);
+  KeeperLink link(std::move(socket), keeper, stop_sender);
   return agent_main(link);
 }
 
@@ -453,13 +465,16 @@ int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&
   sigprocmask(SIG_BLOCK, &signals, &before);
   const pid_t keeper = getpid();
   ContinueTimers continue_timers;
+  void* const shared =
+      ::mmap(nullptr, kSenderBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  char* const stop_sender = shared == MAP_FAILED ? nullptr : static_cast<char*>(shared);
   const pid_t agent = fork();
   if (agent == 0) {
     signal(SIGCONT, SIG_DFL);
     keepers.reset();
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);  // not inherited
     sigprocmask(SIG_SETMASK, &before, nullptr);
-    return be_agent(std::move(agents), keeper, agent_main);
+    return be_agent(std::move(agents), keeper, stop_sender, agent_main);
   }
   if (agent < 0) {
     say(system_error(errno, "fork the agent").text);
@@ -470,7 +485,7 @@ int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&
   become_keeper();
   leave_the_agents_things(keepers.get());
   // The timers end with the process: a stop between the two would last, and hold the SSH session open.
-  ::_exit(Keeper(options, agent, std::move(keepers), signals, continue_timers).run());
+  ::_exit(Keeper(options, agent, std::move(keepers), signals, continue_timers, stop_sender).run());
 }
 
 }  // namespace ddp::launcher

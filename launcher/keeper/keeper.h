@@ -43,7 +43,9 @@ inline constexpr std::size_t kKeeperPacketHead = offsetof(KeeperPacket, text);
 /// reports the keeper's end.
 class KeeperLink {
  public:
-  KeeperLink(UniqueFd socket, pid_t keeper) : socket_(std::move(socket)), keeper_(keeper) {}
+  /// `stop_sender`: see stop_sender(); nullptr: unknown.
+  KeeperLink(UniqueFd socket, pid_t keeper, const char* stop_sender = nullptr)
+      : socket_(std::move(socket)), keeper_(keeper), stop_sender_(stop_sender) {}
 
   /// Becomes readable when the keeper has died; nothing is ever read from it. The agent must then end its
   /// tree itself (kill_own_tree) and exit, because no other process cleans up after it. The keeper's death
@@ -51,6 +53,9 @@ class KeeperLink {
   int watch_fd() const { return socket_.get(); }
   bool is_keeper_alive() const;
   pid_t keeper() const { return keeper_; }
+  /// Who sent the stop signal that the keeper has forwarded: "kill (pid 77 of user ann)". Empty: none, the
+  /// kernel (a terminal), or it is unknown.
+  std::string stop_sender() const { return stop_sender_ == nullptr ? "" : stop_sender_; }
 
   /// The time that the agent may be silent after it renewed the watchdog before the keeper kills it with its
   /// whole tree. 0 (the default) means for ever. The call also renews the watchdog.
@@ -82,6 +87,7 @@ class KeeperLink {
 
   UniqueFd socket_;
   pid_t keeper_;
+  const char* stop_sender_;  ///< memory that the keeper shares
   std::chrono::milliseconds lease_{0};
   SleepRule sleep_ = SleepRule::kNone;
   /// Kind and text of messages that a slow keeper has not taken. Renewals may be lost, these may not.

@@ -13,6 +13,7 @@
 #include <charconv>
 #include <csignal>
 #include <memory>
+#include <sstream>
 
 #include "base/child_process.h"
 #include "base/files.h"
@@ -192,6 +193,36 @@ std::optional<ProcessInfo> parse_status(std::string_view text) {
 
 std::optional<ProcessInfo> read_process(pid_t pid) {
   return parse_status(read_proc(pid, "status", 8192));
+}
+
+namespace {
+
+/// Names of directory services are unknown: asking for them may take long.
+std::string user_text(uid_t uid) {
+  constexpr std::size_t kPasswdBytes = 1u << 20;
+  std::istringstream users(read_start("/etc/passwd", kPasswdBytes, O_CLOEXEC));
+  const std::string field = ":" + std::to_string(uid) + ":";
+  for (std::string line; std::getline(users, line);) {
+    const std::size_t name = line.find(':');
+    const std::size_t password = name == std::string::npos ? name : line.find(':', name + 1);
+    if (password != std::string::npos && line.compare(password, field.size(), field) == 0)
+      return "user " + line.substr(0, name);
+  }
+  return "uid " + std::to_string(uid);
+}
+
+}  // namespace
+
+std::string process_text(pid_t pid, uid_t uid) {
+  return (pid == 0 ? "a process outside of this container" : "pid " + std::to_string(pid)) + " of " +
+         user_text(uid);
+}
+
+std::string sender_text(pid_t pid, uid_t uid) {
+  if (pid == 0) return "a process outside of this container";
+  const auto process = read_process(pid);
+  const std::string text = process_text(pid, uid);
+  return process ? one_line(process->comm) + " (" + text + ")" : text;
 }
 
 void visit_processes(const std::function<void(ProcessInfo&&)>& visit) {

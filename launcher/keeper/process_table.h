@@ -51,6 +51,11 @@ std::optional<ProcessInfo> parse_status(std::string_view text);
 /// Unset if there is no such process.
 std::optional<ProcessInfo> read_process(pid_t pid);
 
+/// Returns "pid 77 of user ann". 0: a process outside of this PID namespace.
+std::string process_text(pid_t pid, uid_t uid);
+/// Returns the sender of a signal for people: "bash (pid 77 of user ann)".
+std::string sender_text(pid_t pid, uid_t uid);
+
 /// Returns every visible process of /proc, the highest number first. Costs 10 to 20 µs per process.
 std::vector<ProcessInfo> list_processes();
 

@@ -1,6 +1,5 @@
 #include "launcher/master/user_signals.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -16,19 +15,15 @@
 #include <ctime>
 #include <functional>
 #include <new>
-#include <sstream>
 #include <string>
 #include <utility>
 
-#include "base/files.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/keeper/process_table.h"
 
 namespace ddp::launcher {
 namespace {
-
-constexpr std::size_t kPasswdBytes = 1u << 20;
 
 /// Who sent the last signal of each number. The handlers write it.
 struct SignalSender {
@@ -59,19 +54,6 @@ void note_senders(int number) {
   action.sa_flags |= SA_SIGINFO;
   action.sa_sigaction = note_sender;
   ::sigaction(number, &action, nullptr);
-}
-
-/// Names of directory services are unknown: asking for them may take long.
-std::string user_text(uid_t uid) {
-  std::istringstream users(read_start("/etc/passwd", kPasswdBytes, O_CLOEXEC));
-  const std::string field = ":" + std::to_string(uid) + ":";
-  for (std::string line; std::getline(users, line);) {
-    const std::size_t name = line.find(':');
-    const std::size_t password = name == std::string::npos ? name : line.find(':', name + 1);
-    if (password != std::string::npos && line.compare(password, field.size(), field) == 0)
-      return "user " + line.substr(0, name);
-  }
-  return "uid " + std::to_string(uid);
 }
 
 /// Returns which scheduler may have sent a SIGTERM to this process; empty: none is known.
@@ -236,22 +218,12 @@ void part_from_shell(const std::function<void()>& forget_secrets) {
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
 }
 
-std::string process_text(pid_t pid, uid_t uid) {
-  return (pid == 0 ? "a process outside of this container" : "pid " + std::to_string(pid)) + " of " +
-         user_text(uid);
-}
-
 std::string signal_sender(int number) {
   const SignalSender* sender = &senders.at(static_cast<std::size_t>(number));
   if (seen_signals != nullptr && sender->pid == shells_process)
     sender = &seen_signals->senders.at(static_cast<std::size_t>(number));
   const auto process = sender->pid > 0 ? read_process(sender->pid) : std::nullopt;
-  std::string text;
-  if (sender->pid == 0) text = "a process outside of this container";
-  if (sender->pid > 0) {
-    text = process_text(sender->pid, sender->uid);
-    if (process) text = one_line(process->comm) + " (" + text + ")";
-  }
+  const std::string text = sender->pid >= 0 ? sender_text(sender->pid, sender->uid) : "";
   // A process of the job itself (`timeout`, a shell) is no scheduler.
   static constexpr std::string_view kSchedulers[] = {"slurmstepd", "slurmd",     "pbs_mom",    "sbatchd",
                                                      "res",        "flux-shell", "flux-broker"};

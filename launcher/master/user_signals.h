@@ -20,9 +20,6 @@ void add_signals(asio::signal_set& set, std::initializer_list<int> numbers);
 /// a scheduler is probably the scheduler's. Empty: the terminal, or nobody knows.
 std::string signal_sender(int number);
 
-/// Returns "pid 77 of user ann".
-std::string process_text(pid_t pid, uid_t uid);
-
 /// Splits this process in two if a shell with job control has started it on a terminal, so that Ctrl-Z does
 /// not stop the master: its connections would time out, and its nodes would lose it. Call it before the first
 /// thread starts. It returns in the child, which is the master, or without a split.

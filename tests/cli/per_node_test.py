@@ -435,8 +435,9 @@ class PerNode(LaunchTest):
         nodes[1].send_signal(signal.SIGTERM)
         outcomes = self.ends(*nodes)
         self.assert_codes(outcomes, 113, 143)
-        self.assertRegex(outcomes[0].err.splitlines()[-1], "exit 113: .*its agent was stopped by SIGTERM")
-        self.assertEqual(outcomes[1].err.splitlines()[-1], "ddplaunch: exit 143: stopped by SIGTERM; the job has lost this node")
+        by = f"stopped by SIGTERM from {sender()}"
+        self.assertEqual(outcomes[0].err.splitlines()[-1], f"ddplaunch: exit 113: node node1: its ddplaunch was {by}")
+        self.assertEqual(outcomes[1].err.splitlines()[-1], f"ddplaunch: exit 143: {by}; the job has lost this node")
 
     def test_ctrl_c_at_another_node(self):
         wait = ["sh", "-c", "touch here.$RANK; exec sleep 60"]
@@ -445,7 +446,7 @@ class PerNode(LaunchTest):
         nodes[1].send_signal(signal.SIGINT)
         outcomes = self.ends(*nodes)
         self.assert_codes(outcomes, 113, 130)
-        self.assertEqual(outcomes[1].err.splitlines()[-1], "ddplaunch: exit 130: stopped by SIGINT; the job has lost this node")
+        self.assertEqual(outcomes[1].err.splitlines()[-1], f"ddplaunch: exit 130: stopped by SIGINT from {sender()}; the job has lost this node")
 
     def test_a_sigterm_to_all_nodes_is_one_stop(self):
         self.nodes = 3
@@ -469,7 +470,7 @@ class PerNode(LaunchTest):
             outcomes = self.ends(node)
             self.assert_codes(outcomes, code)
             self.assertEqual(outcomes[0].err.splitlines()[-1],
-                             f"ddplaunch: exit {code}: stopped by {number.name} while it waited for node 0 at 127.0.0.1 port {self.port}")
+                             f"ddplaunch: exit {code}: stopped by {number.name} from {sender()} while it waited for node 0 at 127.0.0.1 port {self.port}")
 
     def test_ctrl_c_at_the_master_names_a_node_that_has_not_joined(self):
         master = self.node(0, "true", options=["-v"])

@@ -133,7 +133,7 @@ bool SurvivorsWorld::befall_node(SimAgent& agent, SimulatedFault kind, Time unti
     after(1ms, [this, id] { at_master([this, id] { link_ended(id, false, false, "closed"); }); });
   } else if (kind == SimulatedFault::kAgentStopped) {
     if (agent.core.leaving() || suspended) return false;
-    feed(agent, launcher::node::MustLeave{"its agent was stopped by SIGTERM", SIGTERM});
+    feed(agent, launcher::node::MustLeave{"stopped by SIGTERM", SIGTERM});
   } else if (kind == SimulatedFault::kAgentFrozen) {
     agent.frozen = std::max(until, agent.frozen);
   } else if (kind == SimulatedFault::kHostLost) {

@@ -218,7 +218,7 @@ TEST_CASE(
     CHECK(stopped.did<node::StopWorkers>()[0].signal == first);
     Driven left;
     left.run(0);
-    left.feed(node::MustLeave{"its agent was stopped", number});
+    left.feed(node::MustLeave{"stopped", number});
     REQUIRE(left.did<node::StopWorkers>().size() == 1);
     CHECK(left.did<node::StopWorkers>()[0].signal == first);
   }
@@ -728,14 +728,15 @@ TEST_CASE("agent core: a node that must leave reports why, and ends its workers"
     Driven node(alone);
     node.feed(node::JobReceived{15s, 2s});
     node.run(0);
-    node.feed(node::MustLeave{"its agent was stopped by SIGTERM", SIGTERM});
+    node.feed(node::MustLeave{"stopped by SIGTERM from kill (pid 7 of user ann)", SIGTERM});
     REQUIRE(node.sent<rendezvous::Refused>().size() == 1);
+    const std::string by = "stopped by SIGTERM from kill (pid 7 of user ann)";
+    CHECK(node.sent<rendezvous::Refused>()[0].text == (alone ? "its ddplaunch was " : "its agent was ") + by);
     CHECK(node.did<node::CloseLink>().empty());
     REQUIRE(node.did<node::StopWorkers>().size() == 1);
     CHECK(node.did<node::StopWorkers>()[0].order.grace_ms == 2'000);
     CHECK(node.core.exit_code() == (alone ? 143 : 113));
-    CHECK(node.core.last_message() ==
-          (alone ? "stopped by SIGTERM; the job has lost this node" : "its agent was stopped by SIGTERM"));
+    CHECK(node.core.last_message() == (alone ? by + "; the job has lost this node" : "its agent was " + by));
     node.feed(node::MustLeave{"the keeper of its agent was killed"});
     CHECK(node.sent<rendezvous::Refused>().size() == 1);
     node.end_all();
