@@ -55,7 +55,7 @@ launcher/links                      io    base launcher/link_protocol remote/boo
 
 apps/options                        io    base
 apps/ddplaunch/options              io    apps/options base launcher/control launcher/job launcher/lines launcher/link_protocol remote/hosts
-apps/ddplaunch/operate              io    apps/ddplaunch/options apps/options base launcher/control launcher/job launcher/lines launcher/output launcher/report
+apps/ddplaunch/operate              io    apps/ddplaunch/options apps/options base launcher/control launcher/job launcher/keeper launcher/lines launcher/output launcher/report
 apps/ddplaunch                      io    base apps/ddplaunch/operate apps/ddplaunch/options launcher/* remote/* rendezvous/link rendezvous/membership
                                           rendezvous/protocol rendezvous/secure
 apps/ddplaunchd                     io    apps/options base launcher/agent launcher/keeper launcher/link_protocol remote/bootstrap rendezvous/protocol rendezvous/secure

@@ -505,13 +505,13 @@ void warn_of_other_machine(const std::string& address) {
 
 }  // namespace
 
-Result<std::unique_ptr<remote::RemoteShell>> make_join_shell(asio::io_context& loop,
 std::string claim_advice(const launcher::JobSpec& spec) {
   if (!spec.per_node) return "";
   return "it has node rank 0, so the --node-rank of this node is " + other_ranks_text(spec.per_node->nodes) +
          "; if this is another job, choose another --job-id";
 }
 
+Result<std::unique_ptr<remote::RemoteShell>> make_join_shell(asio::io_context& loop,
                                                              const launcher::JobSpec& spec,
                                                              JoinListener join_listener,
                                                              UserNotifier notify) {

@@ -476,7 +476,9 @@ void NodeQueries::start(const rendezvous::Query& query, Leaders leaders) {
     return std::find(query.ranks.begin(), query.ranks.end(), leader.first) == query.ranks.end();
   });
   if (stopped_) return refuse(query.request, std::string(kEnded));
-  if (leaders.empty()) return refuse(query.request, "the worker does not run");
+  if (leaders.empty() && query.ranks.size() == 1)
+    return refuse(query.request, "rank " + std::to_string(query.ranks.front()) + " has ended");
+  if (leaders.empty()) return refuse(query.request, "its workers have ended");
   if (running_.contains(query.request) || running_.size() >= kMostQueries)
     return refuse(query.request, "its node answers " + std::to_string(running_.size()) + " other requests");
   RunningQuery& running = running_[query.request];

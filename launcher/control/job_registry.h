@@ -79,7 +79,8 @@ std::optional<RunState> recorded_end(const std::string& directory);
 RunState state_of(const JobEntry& job);
 const char* state_name(RunState::Kind kind);
 
-/// Waits until the job's ddplaunch on this host has ended. kSystem: the disk has no locks.
+/// Waits until the job has its report, or its ddplaunch on this host has ended. kSystem: the disk has no
+/// locks.
 Result<> wait_for_end(const JobEntry& job);
 
 /// Sets JobEntry::cleaned in the entry's file to `time`.

@@ -42,7 +42,8 @@ constexpr std::array kDenied{
             "HOSTNAME HOST "
             "HOSTTYPE TMPDIR TMP TEMP JOURNAL_STREAM INVOCATION_ID NOTIFY_SOCKET LISTEN_* MAINPID SUDO_* "
             "BASH_ENV ENV "
-            "BASH_FUNC_* SHELLOPTS BASHOPTS"},
+            "BASH_FUNC_*"},
+    DenyRow{EnvClass::kShell, "SHELLOPTS BASHOPTS"},
 };
 
 bool glob_matches(std::string_view glob, std::string_view text) {
@@ -79,9 +80,10 @@ bool any_glob_matches(std::string_view globs, std::string_view name) {
 }
 
 // A node's own environment keeps the variables of the node. Rank facts of an outer launcher are wrong on
-// every node.
+// every node. On the master's own machine the node's environment is that of the shell that started ddplaunch.
 bool stays_on_node(EnvClass why) {
-  return why != EnvClass::kForeign && why != EnvClass::kRankFact && why != EnvClass::kOurs;
+  return why != EnvClass::kShell && why != EnvClass::kForeign && why != EnvClass::kRankFact &&
+         why != EnvClass::kOurs;
 }
 
 // Calls `each` with the parts of a list such as PATH.

@@ -25,6 +25,7 @@ enum class EnvClass {
   kDevice,    ///< device masks: each node's own, so kept on the master's own machine
   kNetwork,   ///< interface and adapter names: each node's own
   kCluster,   ///< addresses that Kubernetes injects: each node's own
+  kShell,     ///< options of a shell, which every bash under it takes over: no worker gets them
   kForeign,   ///< rank facts of other launchers (SLURM_*, OMPI_*, PMI_* …): no worker gets them
   kRankFact,  ///< stale RANK, MASTER_ADDR, TORCHELASTIC_* …: no worker gets them
   kOurs,      ///< DDPLAUNCH_*: no worker inherits them
@@ -57,10 +58,10 @@ Result<EnvVars> explicit_env(const EnvVars& own, const std::vector<std::string>&
 /// to all nodes, the user gets one warning.
 std::vector<std::string> node_bound_names(const EnvVars& vars);
 
-/// Returns the base environment of the workers of one node: the node's own (without kForeign, kRankFact,
-/// kOurs), overlaid by `forwarded`, overlaid by `explicit_vars` (--env and the hostfile's env:NAME=VALUE,
-/// verbatim). PATH is the forwarded one plus the node's entries that it lacks; an explicit PATH is not
-/// changed. worker_env() adds a worker's own variables on top.
+/// Returns the base environment of the workers of one node: the node's own (without kShell, kForeign,
+/// kRankFact, kOurs), overlaid by `forwarded`, overlaid by `explicit_vars` (--env and the hostfile's
+/// env:NAME=VALUE, verbatim). PATH is the forwarded one plus the node's entries that it lacks; an explicit
+/// PATH is not changed. worker_env() adds a worker's own variables on top.
 EnvVars merge_env(const EnvVars& node_env, const EnvVars& forwarded, const EnvVars& explicit_vars);
 
 /// Sets `name`, replacing an existing value.

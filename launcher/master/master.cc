@@ -327,7 +327,11 @@ JobFacts Master::facts() const {
   facts.attempts = static_cast<int>(supervisor_.nodes().attempt()) + 1;
   facts.began = began_;
   facts.ended = steady_now();
-  facts.goodput = progress_.figures(facts.ended).goodput();
+  const JobProgress::Figures progress = progress_.figures(facts.ended);
+  facts.goodput = progress.goodput();
+  facts.step = progress.step;
+  facts.step_seconds = progress.step_seconds;
+  facts.loss = progress.loss;
   facts.warnings.assign(warnings_.begin(), warnings_.end());
   facts.ended_at = std::chrono::system_clock::now();
   return facts;

@@ -1,9 +1,11 @@
 #include "launcher/master/worker_queries.h"
 
 #include <chrono>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "launcher/master/node_link.h"
 
 namespace ddp::launcher {
@@ -27,8 +29,15 @@ std::uint32_t WorkerQueries::start(const WorkerRequest& request, bool running,
   }
   if (queries.empty()) {
     WorkerReply none;
-    none.troubles.push_back(request.rank ? "rank " + std::to_string(*request.rank) + " does not run"
-                                         : "no worker runs");
+    const int ranks = nodes_.world().world_size;
+    const std::string rank = std::to_string(request.rank.value_or(0));
+    if (!request.rank)
+      none.troubles.emplace_back("no worker runs");
+    else if (ranks > 0 && *request.rank >= static_cast<std::uint32_t>(ranks))
+      none.troubles.push_back("the job has no rank " + rank + ", only " + (ranks == 1 ? "rank " : "ranks ") +
+                              format_number_range(0, ranks));
+    else
+      none.troubles.push_back("rank " + rank + " does not run: it has ended, or has not started yet");
     done(std::move(none));
     return 0;
   }

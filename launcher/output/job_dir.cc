@@ -253,7 +253,17 @@ Result<JobDir> JobDir::create(const JobSpec& spec) {
   auto claim = claim_directory(job.path_, "the job directory", "--job-dir", job.warning_);
   if (!claim) return claim.error();
   job.claims_.push_back(std::move(*claim));
-  reserve_report(job.path_ + "/report.json");
+  const auto reserved = reserve_report(job.path_ + "/report.json");
+  // Some file systems reserve nothing.
+  const int why = reserved ? 0 : reserved.error().sys;
+  if (why == ENOSPC || why == EDQUOT || why == EIO || why == EROFS) {
+    job.warning_ +=
+        (job.warning_.empty() ? "" : "\nddplaunch: ") +
+        ("warning: no room for the report of this job in " + job.path_) + ": " +
+        system_error(why, "").text.substr(2) +
+        "; the job runs, but its output and its end are not saved until there is room; make room, or "
+        "choose another --job-dir";
+  }
   if (!options.log_dir.empty()) {
     job.log_dir_ = options.log_dir;
     const std::filesystem::path named = std::filesystem::path(job.log_dir_).parent_path();

@@ -169,10 +169,14 @@ Result<> write_one(const ReportFile& file, std::string_view text, std::string_vi
 
 }  // namespace
 
-void reserve_report(const std::string& path) {
+Result<> reserve_report(const std::string& path) {
   const std::string reserved = reserved_path(path);
   const UniqueFd file(::open(reserved.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
-  if (file && ::posix_fallocate(file.get(), 0, kReservedBytes) != 0) ::unlink(reserved.c_str());
+  if (!file) return system_error(errno, reserved);
+  const int failed = ::posix_fallocate(file.get(), 0, kReservedBytes);
+  if (failed == 0) return {};
+  ::unlink(reserved.c_str());
+  return system_error(failed, reserved);
 }
 
 Result<> write_report(const std::string& path, std::string_view text, mode_t mode) {

@@ -83,8 +83,9 @@ Result<> write_report(const std::string& path, std::string_view text, mode_t mod
 /// Space for the report of a job's end. Most reports are shorter.
 inline constexpr std::size_t kReservedBytes = 64u << 10;
 /// Reserves kReservedBytes for the report at `path` in a file beside it, which is no report: a disk that is
-/// full at the end of the job has room for how it ended. Without effect where the disk has no room. Blocking.
-void reserve_report(const std::string& path);
+/// full at the end of the job has room for how it ended. Error kSystem: it
+/// has none now. Blocking.
+Result<> reserve_report(const std::string& path);
 
 struct ReportFile {
   std::string path;

@@ -226,7 +226,7 @@ JobProgress::Figures JobProgress::figures(Time now) const {
     figures.step_seconds = std::chrono::duration<double>(latest->time - from->time).count() /
                            static_cast<double>(latest->step - from->step);
     const Time waited = now - latest->time;  // for the end of the present step
-    if (waited > kMeasured)
+    if (waited > kMeasured && phase_ != Phase::kWait)
       figures.step_seconds = std::max(*figures.step_seconds, std::chrono::duration<double>(waited).count());
   }
   return figures;

@@ -12,15 +12,6 @@
 #include "launcher/report/report_json.h"
 
 namespace ddp::launcher {
-namespace {
-
-template <class T>
-OrderedJson or_null(const std::optional<T>& value) {
-  return value ? OrderedJson(*value) : OrderedJson();
-}
-
-}  // namespace
-
 std::optional<std::uint64_t> JobStatus::NodeStatus::lowest_step() const {
   std::optional<std::uint64_t> lowest;
   for (const auto& report : reports)

@@ -73,6 +73,9 @@ class ReportWriter {
     report["ended"] = utc_text(facts_.ended_at);
     report["duration_s"] = in_seconds(facts_.ended - facts_.began);
     report["goodput"] = std::round(facts_.goodput * 1000) / 1000;
+    report["step"] = or_null(facts_.step);
+    report["step_s"] = or_null(facts_.step_seconds);
+    report["loss"] = or_null(facts_.loss);
     report["job"] = {{"id", facts_.job_id},
                      {"directory", text_or_null(facts_.job_dir)},
                      {"nodes", facts_.nodes},

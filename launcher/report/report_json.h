@@ -1,6 +1,8 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +25,11 @@ inline OrderedJson text_or_null(const std::string& text) {
   return text.empty() ? OrderedJson() : OrderedJson(text);
 }
 
+template <class T>
+OrderedJson or_null(const std::optional<T>& value) {
+  return value ? OrderedJson(*value) : OrderedJson();
+}
+
 /// The error's name in docs/users/exit_codes.md.
 inline std::string error_kind(const Error& error) {
   std::string kind = "Internal";
@@ -40,7 +47,10 @@ struct JobFacts {
   std::vector<std::string> nodes;  ///< in the order of node ranks
   int world_size = 0;              ///< 0: not yet known
   int attempts = 1;
-  double goodput = 0;                 ///< see JobProgress
+  double goodput = 0;  ///< see JobProgress, as the next three; they are of the last attempt
+  std::optional<std::uint64_t> step;
+  std::optional<double> step_seconds;
+  std::optional<double> loss;
   std::vector<std::string> warnings;  ///< of the job: a full disk, lost output
   std::chrono::nanoseconds began{0};  ///< on the master's CLOCK_MONOTONIC, as Failure::when
   std::chrono::nanoseconds ended{0};

@@ -65,6 +65,11 @@ const HostKey* find_host_key(std::string_view name) {
 /// Returns the message for a name that find_host_key() does not find.
 std::string unknown_host_key(std::string_view name) {
   if (name.empty()) return "a key is missing before =";
+  // The number of workers in options of other launchers.
+  static constexpr std::string_view kCounts[] = {"np",     "n",     "ppn",    "nproc",
+                                                 "nprocs", "procs", "ntasks", "cpus"};
+  if (std::ranges::find(kCounts, name) != std::end(kCounts))
+    return "unknown key " + std::string(name) + "; did you mean slots?";
   std::vector<std::string_view> names;
   for (const HostKey& known : kKeys) {
     if (known.shown) names.push_back(known.name);
@@ -79,6 +84,28 @@ std::string unknown_host_key(std::string_view name) {
 }
 
 constexpr std::string_view kEnvPrefix = "env:";
+
+/// Names the first dash or quote that a page or a chat has beautified; empty: there is none.
+std::string lookalike_hint(std::string_view text) {
+  struct Lookalike {
+    std::string_view character, number, meant;
+  };
+  static constexpr Lookalike kLookalikes[] = {{"\u2013", "U+2013", "-"},  {"\u2014", "U+2014", "-"},
+                                              {"\u2212", "U+2212", "-"},  {"\u201c", "U+201C", "\""},
+                                              {"\u201d", "U+201D", "\""}, {"\u201e", "U+201E", "\""},
+                                              {"\u2018", "U+2018", "'"},  {"\u2019", "U+2019", "'"}};
+  const Lookalike* first = nullptr;
+  std::size_t begin = std::string_view::npos;
+  for (const Lookalike& one : kLookalikes) {
+    if (const std::size_t at = text.find(one.character); at < begin) {
+      begin = at;
+      first = &one;
+    }
+  }
+  if (first == nullptr) return "";
+  return "; the line has " + std::string(first->character) + " (" + std::string(first->number) + "), type " +
+         std::string(first->meant) + " instead";
+}
 
 bool is_blank(char c) {
   return c == ' ' || c == '\t';
@@ -109,6 +136,7 @@ class EntryReader {
   }
 
   void fail(std::size_t offset, std::string message) {
+    if (entry_.diagnostics.empty()) message += lookalike_hint(text_);
     entry_.diagnostics.push_back({offset, std::move(message)});
   }
 

@@ -95,6 +95,15 @@ class WrongOptions(LaunchTest):
         self.assert_refused(self.run_job(*self.hosts("a slot=2\n"), "true"),
                             "hosts:1:3: unknown key slot; did you mean slots?")
 
+    def test_words_and_characters_of_other_places_are_named(self):
+        for line, said in (("a np=4", "hosts:1:3: unknown key np; did you mean slots?"),
+                           ("a slots\u20134", 'hosts:1:3: unexpected word "slots\u20134"; write pairs like slots=8 after the host; the line has '
+                                              "\u2013 (U+2013), type - instead"),
+                           ("node\u20131 slots=4", "hosts:1:5: byte 0xe2 is not allowed in a host name; the line has \u2013 (U+2013), type - instead"),
+                           ("a chdir=\u201c/x\u201d", 'hosts:1:9: chdir=\u201c/x\u201d: a path on the node must begin with /; the line has '
+                                                      '\u201c (U+201C), type " instead')):
+            self.assert_refused(self.run_job(*self.hosts(line + "\n"), "true"), said)
+
     def test_all_errors_at_once(self):
         done = self.run_job(*self.hosts("a slots=0\nb slots=4x\nc what=1\n"), "--master-port", "99999", "true")
         self.assert_code(done, 2)

@@ -4,6 +4,7 @@ the problem.
 
 The tests need a small tmpfs, so root and a kernel that lets it mount; they are skipped otherwise."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -94,6 +95,18 @@ class DiskFull(LaunchTest):
             rebuilt += out[len(rebuilt):len(rebuilt) + int(missing)]
             at = int(offset)
         self.assertEqual(rebuilt + kept[at:], out)
+
+    def test_a_disk_that_is_full_at_the_start_is_named_then(self):
+        with (self.disk / "fill").open("wb", buffering=0) as fill, contextlib.suppress(OSError):
+            while True:
+                fill.write(b"x" * 4096)
+        for words in ([], ["--quiet"], ["--dry-run"]):
+            self.job_dir = self.disk / ("job" + "".join(words))
+            done = subprocess.run(self.command("--job-dir", self.job_dir, *words, "true"), env=self.env, cwd=self.dir, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done)
+            said = (f"ddplaunch: warning: no room for the report of this job in {self.job_dir}: No space left on device; the job runs, but its "
+                    "output and its end are not saved until there is room; make room, or choose another --job-dir\n")
+            self.assertEqual(done.stderr.startswith(said), words != ["--dry-run"], done)
 
     def test_the_disk_is_full_until_the_end(self):
         process = self.start_job("--log-dir", self.dir / "logs")

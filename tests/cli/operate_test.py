@@ -282,7 +282,7 @@ class Verbs(VerbTest):
 
     def test_rm_needs_an_id(self):
         self.assert_code(self.short_job("true"), 0)
-        for words, why in (([], "ddplaunch: rm needs the id of a job; ddplaunch ps --all lists all"), ([""], "JOB is empty; give an id")):
+        for words, why in (([], "ddplaunch: rm needs the id of a job; ddplaunch ps --all lists all"), ([""], "ddplaunch rm: JOB is empty; give an id")):
             done = self.verb("rm", *words)
             self.assertEqual((done.code, done.out, done.err), (2, "", why + "\n"))
         self.assertIn("usage: ddplaunch rm [options] JOB…\n", self.verb("rm", "--help").out)
@@ -350,6 +350,30 @@ class Verbs(VerbTest):
         self.assertRaises(subprocess.TimeoutExpired, process.wait, 1)
         self.assert_code(self.verb("stop", "--now"), 0)
         self.assertEqual([stop.wait(20) for stop in stops], [0, 0])
+
+    def test_a_ddplaunch_that_is_stopped_is_named(self):
+        process = self.running_job("sleep", "1000")
+        process.send_signal(signal.SIGSTOP)
+        for words in ([], ["--now"], [self.job]):
+            done = self.verb("stop", *words)
+            self.assertEqual((done.code, done.out, done.err),
+                             (113, "", f"ddplaunch: the ddplaunch of job {self.job} is itself stopped (SIGSTOP), and answers nobody; "
+                                       f"kill -CONT {process.pid} lets it go on\n"))
+        process.send_signal(signal.SIGCONT)
+        self.assert_code(self.verb("stop"), 0)
+
+    def test_a_verb_whose_output_is_closed_fails(self):
+        self.assert_code(self.short_job("echo", "x"), 0)
+        for words in (["ps"], ["ps", "--json"], ["status"], ["logs"], ["ps", "--help"]):
+            done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", DDPLAUNCH, *words], env=self.env, capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stderr), (116, "ddplaunch: cannot write the result: standard output is closed\n"), words)
+
+    def test_errors_of_options_name_the_verb(self):
+        for words, text in ((["ps", "--folow"], "ps: unknown option --folow; "), (["logs", "--rank", "x"], "logs: --rank x: give a whole number"),
+                            (["stop", "a", "b"], "stop: ")):
+            done = self.verb(*words)
+            self.assertEqual((done.code, done.out, done.err.count("\n")), (2, "", 1), done)
+            self.assertTrue(done.err.startswith("ddplaunch " + text), done)
 
     def test_a_job_whose_directory_was_deleted_still_runs(self):
         process = self.running_job("sh", "-c", "while :; do echo x; sleep 0.1; done")
@@ -468,9 +492,13 @@ class Clean(VerbTest):
         self.crashed_job("sleep", "1000")
         self.assertIsNone(self.status(self.job)["cleaned"])
         self.assert_code(self.verb("clean"), 0)
-        self.assertRegex(self.verb("ps").out, rf"(?m)^{self.job} +cleaned ")
+        self.assertNotIn(self.job, self.verb("ps").out)
+        self.assertRegex(self.verb("ps", "--all").out, rf"(?m)^{self.job} +cleaned ")
+        done = self.verb("wait", self.job)
+        self.assertEqual((done.code, done.out), (113, ""))
+        self.assertRegex(done.err, rf"^ddplaunch: job {self.job} was cleaned at 20\S+Z; its ddplaunch left no report, so its exit code is unknown\n$")
         self.assertIn(f"job {self.job}: cleaned", self.verb("status").out)
-        listed = self.listed()[self.job]
+        listed = self.listed("--all")[self.job]
         self.assertEqual(listed["state"], "crashed")
         self.assertRegex(listed["cleaned"], r"^20.*Z$")
         self.assertEqual(len(list(self.jobs.glob("*.job*"))), 1)
@@ -580,13 +608,24 @@ class Exec(VerbTest):
         process = self.running_job("sleep", "1000")
         self.assertEqual(self.verb("exec", self.job).code, 2)
         done = self.verb("exec", "--rank", 5, "--", "true")
-        self.assertEqual((done.code, done.err), (115, f"ddplaunch: rank 5 does not run\nddplaunch: job {self.job} gave no complete answer\n"))
+        self.assertEqual((done.code, done.err), (115, f"ddplaunch: the job has no rank 5, only rank 0\nddplaunch: job {self.job} gave no complete answer\n"))
         self.assertEqual(self.verb("exec", "--timeout", "2h", "--", "true").code, 2)
         self.verb("stop")
         process.wait()
         done = self.verb("exec", "--", "true")
         self.assertEqual(done.code, 3)
         self.assertRegex(done.err, rf"^ddplaunch: job {self.job} had ended before: exited 143: {BY_STOP}\n$")
+
+
+    def test_what_cannot_be_run_or_has_ended_is_named(self):
+        self.running_job("sh", "-c", 'test "$RANK" = 0 || exec sleep 1000', options=["--nproc-per-node", 2])
+        self.assertTrue(wait_until(lambda: self.status(self.job)["nodes"][0]["running"] == 1))
+        for words in (["exec", "--rank", 0, "--", "true"], ["stacks", "--rank", 0], ["exec", "--", "true"]):
+            self.assertIn("ddplaunch: localhost: rank 0 has ended\n", self.verb(*words).err)
+        done = self.verb("exec", "--rank", 1, "--", "nosuchprog", "-x")
+        self.assertEqual((done.code, done.err), (127, "ddplaunch: exit code 127 on localhost: nosuchprog is no program in the environment of rank 1 there\n"))
+        done = self.verb("exec", "--rank", 1, "--", "/etc/passwd")
+        self.assertEqual((done.code, done.err), (126, "ddplaunch: exit code 126 on localhost: /etc/passwd is not executable in the environment of rank 1 there\n"))
 
 
 class Hooks(LaunchTest):
@@ -664,6 +703,37 @@ class Hooks(LaunchTest):
         process.wait(20)
         self.assertTrue(wait_until(lambda: not live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")))
         self.assert_code(self.finish(process), 0)
+
+    def test_a_hook_of_the_end_finds_a_job_that_has_ended(self):
+        def verb(*words):
+            return subprocess.run([DDPLAUNCH, *words, self.job], env=self.env, capture_output=True, text=True, timeout=60)
+
+        process = subprocess.Popen([DDPLAUNCH, "--job-id", self.job, "--on", "end=echo >runs; until [ -e go ]; do sleep 0.05; done",
+                                    "sh", "-c", "until [ -e work ]; do sleep 0.05; done; exit 4"], env=self.env, cwd=self.dir, text=True,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(self.end_process, process)
+        self.assertTrue(wait_until(lambda: "running" in verb("status").stdout))
+        waiting = subprocess.Popen([DDPLAUNCH, "wait", self.job], env=self.env, stdout=subprocess.DEVNULL)
+        self.addCleanup(lambda: (waiting.kill(), waiting.wait()))
+        (self.dir / "work").touch()
+        self.assertTrue(wait_until((self.dir / "runs").exists))
+        self.assertEqual(waiting.wait(20), 4)
+        self.assertIn("exited 4", verb("status").stdout)
+        self.assertEqual((verb("wait").returncode, verb("stop").returncode), (4, 3))
+        refused = verb("rm")
+        self.assertEqual((refused.returncode, refused.stderr), (2, f"ddplaunch: job {self.job} has ended, but its ddplaunch (process {process.pid}) still "
+                                                                   "runs a hook (--on), or waits for the reader of its output\n"))
+        self.assertIsNone(process.poll())
+        (self.dir / "go").touch()
+        self.assert_code(self.finish(process), 4)
+        self.assertEqual(verb("rm").returncode, 0)
+
+    def test_a_hook_can_stop_its_job(self):
+        for event, worker, code in (("start", "sleep 1000", 143), ("failure", "exit 5", 5), ("end", "true", 0)):
+            done = self.run_job("--on", f"{event}={DDPLAUNCH} stop $DDPLAUNCH_JOB_ID; echo stopped", "sh", "-c", worker)
+            self.assert_code(done, code)
+            self.assertLess(done.seconds, 25, event)  # a hook has 30 s
+            self.assertIn("stopped", self.hook_lines())
 
     def test_wrong_hooks_are_refused(self):
         for text in ("end", "end=", "crash=true"):
@@ -854,6 +924,12 @@ os._exit(3)
         self.assertLess(metrics['ddplaunch_heartbeat_delay_seconds{node="localhost"}'], 60)
         process.send_signal(signal.SIGINT)
         self.assertRegex(process.communicate(timeout=30)[1], r"rank [01]: sent a report to DDPLAUNCH_METRICS that cannot be read: \"step\" is not a number; docs/users/metrics\.md has an example\n")
+        ended = json.loads(self.verb("status", "--json").out)  # as while it ran
+        self.assertEqual((ended["state"], ended["step"], ended["loss"], ended["step_age_s"]), ("ended", 7, 2.5, None))
+        self.assertEqual(set(ended), set(json.loads(self.verb("ps", "--all", "--json").out)[0]))
+        self.assertRegex(self.verb("status").out, r"^job .*: exited 130: .*\n  step 7, loss 2\.5, goodput [0-9.]+ %\n  files in ")
+        self.assertRegex(self.verb("ps", "--all").out, r"\n\S+ +exited 130 +2 +7 ")
+        self.assertEqual(json.loads((pathlib.Path(ended["directory"]) / "report.json").read_text())["step"], 7)
 
 
 class Page(VerbTest):
@@ -1076,7 +1152,9 @@ class Logs(VerbTest):
         job = self.verb("--job-id", "short", "--nproc-per-node", 2, "sh", "-c", worker, cwd=self.dir, stdin=subprocess.DEVNULL)
         self.assert_code(job, 1)
         self.assertEqual(self.verb("logs").out, "[localhost:0] err 0\n[localhost:0] out 0\n[localhost:1] err 1\n[localhost:1] out 1\n")
-        self.assertIn("has no output of rank 99 in /", self.verb("logs", "--rank", 99).err)
+        for words in (("--rank", 2), ("--rank", 99, "-t"), ("--rank", 7, "--failed")):
+            done = self.verb("logs", *words)
+            self.assertEqual((done.code, done.out, done.err), (2, "", f"ddplaunch: job short has no rank {words[1]}, only ranks 0-1\n"))
         self.assertEqual(self.verb("logs", "--rank", 1).out, "err 1\nout 1\n")
         self.assertEqual(self.verb("logs", "--grep", "^out").out, "[localhost:0] out 0\n[localhost:1] out 1\n")
         self.assertEqual(self.verb("logs", "--failed", "--grep", "out").out, "[localhost:1] out 1\n")
@@ -1100,8 +1178,8 @@ class Logs(VerbTest):
     def test_a_selection_without_output_is_named(self):
         self.assert_code(self.short_job("sh", "-c", "echo out; exit 3"), 3)
         for words, why in ((("--attempt", 4), "job short has no output of attempt 4 in /"),
-                           (("--rank", 2, "--attempt", 0, "--stream", "stderr"), "job short has no output of rank 2 of attempt 0 on stderr in /"),
-                           (("--failed", "--rank", 1), "the ranks of job short that failed have no output of rank 1\n")):
+                           (("--rank", 0, "--attempt", 0, "--stream", "stderr"), "job short has no output of rank 0 of attempt 0 on stderr in /"),
+                           (("--failed", "--stream", "stderr"), "the ranks of job short that failed have no output on stderr\n")):
             self.assertIn("ddplaunch: " + why, self.verb("logs", *words).err)
         for words in (("--tail", "-1"), ("--tail", "all"), ("--attempt", "x"), ("--stream", "both")):
             done = self.verb("logs", *words)
@@ -1113,11 +1191,44 @@ class Logs(VerbTest):
         attempt = next(path for path in self.jobs.iterdir() if path.is_dir()) / "attempt_0"
         times = [line.split()[0] for line in self.verb("logs", "--rank", 0, "--timestamps").out.splitlines()]
         for text in times:
-            self.assertLess(abs(time.time() - calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))), 60)
+            self.assertLess(abs(time.time() - calendar.timegm(time.strptime(text, "~%Y-%m-%dT%H:%M:%SZ"))), 60)
         # The file had 4 bytes, the first line, when the second one was written.
         (attempt / "times.txt").write_text("1700000000123 rank_00000.stdout 4\n1700000020000 rank_00000.stdout 8\n")
-        self.assertEqual(self.verb("logs", "-t", "--grep", "t").out, "[localhost:0] 2023-11-14T22:13:20Z two\n[localhost:0] 2023-11-14T22:13:40Z three\n")
-        self.assertEqual(json.loads(self.verb("logs", "-t", "--json", "--tail", 1).out)["time"], "2023-11-14T22:13:40Z")
+        self.assertEqual(self.verb("logs", "-t", "--grep", "t").out, "[localhost:0] ~2023-11-14T22:13:20Z two\n[localhost:0] ~2023-11-14T22:13:40Z three\n")
+        line = json.loads(self.verb("logs", "-t", "--json", "--tail", 1).out)
+        self.assertEqual((line["time"], line["time_margin_s"]), ("2023-11-14T22:13:40Z", 10))
+
+    def test_times_of_lines_are_exact_where_they_are_recorded(self):
+        worker = "printf 'one\\none\\n10%%\\r20%%\\rdone\\n'; printf '\\377\\n' >&2"
+        for label, options, words in (("{time} ", ["--jsonl"], []), ("{time} ", [], [])):
+            self.assert_code(self.verb("--job-id", "short", "--label", label, *options, "sh", "-c", worker, cwd=self.dir, stdin=subprocess.DEVNULL,
+                                       errors="replace"), 0)
+            form = r"\d\d:\d\d:\d\d\.\d{3} " if options else r"~\d\d:\d\d:\d\d\.-- "
+            self.assertRegex(self.verb("logs", "--stream", "stdout").out, f"^{form}one\n{form}one\n{form}done\n$")
+        attempt = next(self.jobs.glob("*/attempt_0/lines.jsonl")).parent
+        job = attempt.parent.name
+        lines = [json.loads(line) for line in (attempt / "lines.jsonl").read_text().splitlines()]
+        at = {}
+        for index, line in enumerate(line for line in lines if line["stream"] == "stdout"):
+            at[index] = line["time"] = f"2026-01-01T00:00:0{index}.25{index}Z"
+        (attempt / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        logs = ["logs", job, "--rank", 0, "-t", "--stream"]
+        self.assertEqual(self.verb(*logs, "stdout").out, f"{at[0]} one\n{at[1]} one\n{at[2]} done\n")
+        self.assertEqual(self.verb(*logs, "stdout", "--tail", 2).out, f"{at[1]} one\n{at[2]} done\n")
+        self.assertEqual(self.verb(*logs, "stdout", "--since", "2026-01-01T00:00:01Z").out, f"{at[1]} one\n{at[2]} done\n")
+        self.assertEqual(self.verb(*logs, "stdout", "--grep", "done").out, f"{at[2]} done\n")
+        self.assertRegex(self.verb(*logs, "stderr", errors="replace").out, "^~20")  # its bytes are no UTF-8
+        self.assertEqual(self.verb(*logs, "stdout", "--since", "2026-01-01T00:00:03Z").out, "")
+
+    def test_a_bar_that_runs_is_shown_without_a_terminal(self):
+        self.script("bar.py", "import sys, time\nfor i in range(3):\n  sys.stderr.write(f'\\r{i}0%|###  | {i}/10')\n  sys.stderr.flush()\n"
+                    "open('drawn', 'w')\ntime.sleep(1000)\n")
+        self.started_job(sys.executable, "-S", "bar.py")
+        self.assertTrue(wait_until((self.dir / "drawn").exists))
+        for verb in (["logs", "-f"], ["logs", "-f", "--rank", 0]):
+            viewer = subprocess.Popen([DDPLAUNCH, *map(str, verb)], env=self.env, stdout=subprocess.PIPE, text=True)
+            self.addCleanup(lambda v=viewer: (v.kill(), v.communicate()))
+            self.assertIn("20%|###  | 2/10", viewer.stdout.readline())
 
     def test_lines_have_the_label_of_the_job(self):
         hosts = ["--launcher", "local", "--host", "127.0.0.1,127.0.0.2", "--nproc-per-node", "1"]

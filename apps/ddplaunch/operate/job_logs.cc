@@ -14,6 +14,7 @@
 #include <ctime>
 #include <deque>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -54,12 +55,57 @@ constexpr std::size_t kJournalBytes = 32u << 20;
 constexpr std::size_t kOneWrite = 64u << 10;
 /// The precision of the times in times.txt, and how far the clock of a disk may be behind.
 constexpr milliseconds kTimeMargin{10'000};
+/// Of the time at which a new line is read.
+constexpr milliseconds kReadMargin{1'000};
 constexpr std::size_t kTimesBytes = 32u << 20;
+/// How far behind the last one the time of a line is searched in lines.jsonl.
+constexpr std::size_t kLinesAhead = 1000;
+/// How often the state of a bar is a line, where bars cannot be drawn.
+constexpr std::chrono::seconds kBarEvery{10};
 
 volatile sig_atomic_t interrupted = 0;
 
 /// When a file had a size: the bytes behind it were written then, or at most kTimeMargin later.
 using Times = std::map<std::uint64_t, milliseconds>;
+
+/// When a line was written: then, or at most `margin` later.
+struct LineTime {
+  milliseconds at{0};  ///< since 1970
+  milliseconds margin{0};
+};
+
+/// The lines of an attempt with their times, from its lines.jsonl.
+struct TimedLines {
+  UniqueFd fd;
+  std::string rest;  ///< the begin of a line
+  /// Time and hash of the lines of a rank and stream that were not found in its file yet.
+  std::map<std::pair<std::uint32_t, std::string>, std::deque<std::pair<milliseconds, std::size_t>>> lines;
+};
+
+std::size_t hash_of(std::string_view line) {
+  return std::hash<std::string_view>()(line);
+}
+
+/// Reads what the file has got since the last call.
+void read_times(TimedLines& timed) {
+  std::string part(kOneRead, '\0');
+  for (;;) {
+    const ssize_t count = ::read(timed.fd.get(), part.data(), part.size());
+    if (count <= 0) return;
+    timed.rest.append(part, 0, static_cast<std::size_t>(count));
+    std::size_t at = 0;
+    for (std::size_t end = 0; (end = timed.rest.find('\n', at)) != std::string::npos; at = end + 1) {
+      const OrderedJson line =
+          OrderedJson::parse(std::string_view(timed.rest).substr(at, end - at), nullptr, false);
+      if (!line.is_object()) continue;  // it has bytes that are not UTF-8
+      const auto time = parse_moment(line.value("time", ""), milliseconds(0));
+      if (!time || !line.contains("rank") || !line["rank"].is_number_unsigned()) continue;
+      timed.lines[{line["rank"].get<std::uint32_t>(), line.value("stream", "")}].emplace_back(
+          *time, hash_of(launcher::without_colours(line.value("line", ""))));
+    }
+    timed.rest.erase(0, at);
+  }
+}
 
 struct LogFile {
   UniqueFd fd;             ///< none: `text` has all of it
@@ -68,6 +114,7 @@ struct LogFile {
   Times times;
   std::optional<milliseconds> made;  ///< of the file's first byte; unset: unknown
   bool at_end = false;               ///< all that was there at the start was read
+  bool old = false;                  ///< its last line with an exact time is older than --since
   int quiet = 0;                     ///< looks without a new byte
   launcher::LineAssembler lines{std::string()};
   launcher::Label label;
@@ -103,10 +150,11 @@ std::optional<milliseconds> time_made(int fd, const Times& times) {
 }
 
 /// Returns when the bytes that are read next were written.
-std::optional<milliseconds> time_of_next(const LogFile& file) {
-  if (file.at_end) return wall_clock();
+std::optional<LineTime> time_of_next(const LogFile& file) {
+  if (file.at_end) return LineTime{wall_clock(), kReadMargin};
   const auto next = file.times.upper_bound(file.read);
-  return next == file.times.begin() ? file.made : std::prev(next)->second;
+  const auto time = next == file.times.begin() ? file.made : std::prev(next)->second;
+  return time ? std::optional(LineTime{*time, kTimeMargin}) : std::nullopt;
 }
 
 /// Goes to the beginning of the line that has the byte at `offset`.
@@ -221,6 +269,12 @@ class LogPrinter {
     if (!options_.grep.empty()) {
       if (auto compiled = pattern_.set(options_.grep); !compiled) return compiled;
     }
+    if (const int ranks = options_.rank ? world_size() : 0;
+        ranks > 0 && *options_.rank >= static_cast<std::uint32_t>(ranks)) {
+      return Error{ErrorCode::kUsage, "job " + job_.job + " has no rank " + std::to_string(*options_.rank) +
+                                          ", only " + (ranks == 1 ? "rank " : "ranks ") +
+                                          format_number_range(0, ranks)};
+    }
     for (;;) {
       // The state comes first: what was written before the end is printed then.
       const bool runs = launcher::state_of(job_).kind == launcher::RunState::Kind::kRunning;
@@ -244,8 +298,19 @@ class LogPrinter {
     const LogKey* key;
     LogFile* file;
     std::string text;
-    std::optional<milliseconds> time;
+    std::optional<LineTime> time;
   };
+
+  /// Returns the most ranks of an attempt; 0: none has started.
+  int world_size() const {
+    int most = 0;
+    visit_events(job_, [&most](const OrderedJson& event, std::uint32_t) {
+      if (event.value("event", "") != "attempt_started" || !event["nodes"].is_array()) return;
+      for (const OrderedJson& node : event["nodes"])
+        most = std::max(most, node.value("first_rank", 0) + node.value("ranks", 0));
+    });
+    return most;
+  }
 
   bool selects(const LogKey& key) const {
     if (options_.rank && key.rank != *options_.rank) return false;
@@ -291,7 +356,8 @@ class LogPrinter {
       if (!name.starts_with("attempt_")) continue;
       const auto attempt = parse_number<std::uint32_t>(std::string_view(name).substr(8));
       if (!attempt) continue;
-      const bool first = !looked_ && options_.since.has_value();
+      const bool exact = has_exact_times(*attempt, directory);
+      const bool first = !looked_ && options_.since.has_value() && !exact;
       const auto times = first || wants_times_ ? times_of(directory) : std::map<std::string, Times>();
       for (const fs::path& path : list_directory(directory)) {
         const std::string file_name = path.filename().string();
@@ -309,7 +375,8 @@ class LogPrinter {
         }
         if (first) skip_old(fd.get(), file.times);
         // Of lines that do not match, no number is known.
-        if (!looked_ && options_.tail && !first && options_.grep.empty()) seek_tail(fd.get(), *options_.tail);
+        if (!looked_ && options_.tail && !first && !exact && options_.grep.empty())
+          seek_tail(fd.get(), *options_.tail);
         file.read = static_cast<std::uint64_t>(std::max<off_t>(0, ::lseek(fd.get(), 0, SEEK_CUR)));
         file.fd = std::move(fd);
       }
@@ -322,6 +389,21 @@ class LogPrinter {
     }
     looked_ = true;
     return {};
+  }
+
+  /// Reads the times of an attempt as far as they exist. Returns false if it has none, or none is wanted.
+  bool has_exact_times(std::uint32_t attempt, const fs::path& directory) {
+    if (!wants_times_ && !options_.since) return false;
+    auto found = timed_.find(attempt);
+    if (found == timed_.end()) {
+      UniqueFd fd(
+          ::open((directory / "lines.jsonl").c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+      if (!fd) return false;
+      if (!looked_ && options_.attach) ::lseek(fd.get(), 0, SEEK_END);
+      found = timed_.emplace(attempt, TimedLines{std::move(fd), "", {}}).first;
+    }
+    read_times(found->second);
+    return true;
   }
 
   LogFile& add_file(const LogKey& key) {
@@ -365,7 +447,7 @@ class LogPrinter {
 
   /// `last`: no byte follows, so an unfinished line and a bar are printed as they are.
   Result<> print_new(const LogKey& key, LogFile& file, bool last) {
-    std::optional<milliseconds> time;
+    std::optional<LineTime> time;
     const std::uint64_t before = file.read;
     if (!file.text.empty()) {
       print_part(key, file, file.text, time);
@@ -395,21 +477,39 @@ class LogPrinter {
     return {};
   }
 
-  void print_part(const LogKey& key, LogFile& file, std::string_view bytes,
-                  std::optional<milliseconds> time) {
+  void print_part(const LogKey& key, LogFile& file, std::string_view bytes, std::optional<LineTime> time) {
     std::string lines;
     file.lines.add(bytes, lines);
     take_lines(key, file, lines, time);
   }
 
-  void take_lines(const LogKey& key, LogFile& file, std::string_view lines,
-                  std::optional<milliseconds> time) {
+  void take_lines(const LogKey& key, LogFile& file, std::string_view lines, std::optional<LineTime> time) {
     for (std::size_t at = 0, end = 0; (end = lines.find('\n', at)) != std::string::npos; at = end + 1)
       take_line(key, file, lines.substr(at, end - at), time);
   }
 
-  void take_line(const LogKey& key, LogFile& file, std::string_view line, std::optional<milliseconds> time) {
+  /// Returns the time of the next line of a stream with this text; unset: lines.jsonl does not have it.
+  std::optional<LineTime> exact_time(const LogKey& key, std::string_view plain) {
+    const auto attempt = timed_.find(key.attempt);
+    if (attempt == timed_.end()) return {};
+    auto& lines = attempt->second.lines[{key.rank, key.stream}];
+    const std::size_t hash = hash_of(plain);
+    for (std::size_t i = 0; i < std::min(lines.size(), kLinesAhead); ++i) {
+      if (lines[i].second != hash) continue;
+      const LineTime found{lines[i].first, milliseconds(0)};
+      lines.erase(lines.begin(), lines.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+      return found;
+    }
+    return {};
+  }
+
+  void take_line(const LogKey& key, LogFile& file, std::string_view line, std::optional<LineTime> time) {
     std::string plain = launcher::without_colours(line);
+    if (const auto exact = exact_time(key, plain)) {
+      time = exact;
+      file.old = options_.since && exact->at < *options_.since;
+    }
+    if (file.old) return;
     if (!pattern_.matches(plain)) return;
     KeptLine taken{&key, &file, coloured_ && !options_.json ? std::string(line) : std::move(plain), time};
     if (!options_.tail || kept_shown_) return print_line(taken);
@@ -429,7 +529,8 @@ class LogPrinter {
   static std::string time_text(const KeptLine& line) {
     using std::chrono::system_clock;
     if (!line.time) return "-";
-    return launcher::utc_text(system_clock::time_point(*line.time)).substr(0, 19) + 'Z';
+    const std::string text = launcher::utc_text(system_clock::time_point(line.time->at));
+    return line.time->margin == milliseconds(0) ? text : text.substr(0, 19) + 'Z';
   }
 
   void print_line(const KeptLine& line) {
@@ -437,22 +538,52 @@ class LogPrinter {
     if (options_.json) {
       OrderedJson json{
           {"attempt", key.attempt}, {"rank", key.rank}, {"stream", key.stream}, {"line", line.text}};
-      if (options_.timestamps) json["time"] = line.time ? OrderedJson(time_text(line)) : OrderedJson();
+      if (options_.timestamps) {
+        json["time"] = line.time ? OrderedJson(time_text(line)) : OrderedJson();
+        json["time_margin_s"] =
+            line.time ? OrderedJson(line.time->margin / std::chrono::seconds(1)) : OrderedJson();
+      }
       out_ += json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
     } else {
+      const bool rough = line.time && line.time->margin > kReadMargin;
       if (line.time && line.file->label.has_time()) {
-        const std::time_t seconds = line.time->count() / 1000;
+        const std::time_t seconds = line.time->at.count() / 1000;
         std::tm local{};
         ::localtime_r(&seconds, &local);
         char text[16] = {};
-        std::strftime(text, sizeof text, "%H:%M:%S.000", &local);
-        line.file->label.stamp(text);
+        std::strftime(text, sizeof text, "%H:%M:%S", &local);
+        std::string stamp = (rough ? "~" : "") + std::string(text);
+        stamp += line.time->margin == milliseconds(0)
+                     ? format_text(".%03d", static_cast<int>(line.time->at.count() % 1000))
+                     : ".---";
+        line.file->label.stamp(stamp);  // as wide as a time, which costs a rough one its last -
       }
       out_ += line.file->label.text();
-      if (options_.timestamps) out_ += time_text(line) + ' ';
+      if (options_.timestamps) out_ += (rough ? "~" : "") + time_text(line) + ' ';
       terminal_ ? launcher::append_visible(line.text + '\n', out_) : void(out_.append(line.text) += '\n');
     }
     if (out_.size() >= kOneWrite) (void)show(true);
+  }
+
+  /// Where no bar can be drawn, prints their state from time to time, if it has changed. The end of a bar is
+  /// a line anyway.
+  void sample_bars() {
+    std::uint64_t changes = 0;
+    for (auto& [key, file] : files_) {
+      std::string open;
+      if (file.lines.live(open))
+        changes += file.lines.revision();
+      else
+        open.clear();
+      bars_.set(key.rank * 2 + (key.stream == "stderr" ? 1 : 0), 0, file.label.text(),
+                launcher::without_colours(open));
+    }
+    const auto now = std::chrono::steady_clock::now();
+    if (bars_.empty() || changes == sampled_ || now < sample_at_) return;
+    sampled_ = changes;
+    sample_at_ = now + kBarEvery;
+    for (const launcher::LiveRow& row : bars_.rows())
+      out_ += row.text + row.suffix + '\n';
   }
 
   /// Writes what was printed, and on a terminal the bars below it, unless `last`. Returns false with errno if
@@ -467,6 +598,8 @@ class LogPrinter {
         bars_.set(key.rank * 2 + (key.stream == "stderr" ? 1 : 0), 0, file.label.text(), open);
       }
       out_ = view_->draw(out_, bars_.rows(), launcher::terminal_size(STDOUT_FILENO));
+    } else if (options_.follow && !options_.json && options_.grep.empty() && !last) {
+      sample_bars();
     }
     const bool written = std::fwrite(out_.data(), 1, out_.size(), stdout) == out_.size();
     out_.clear();
@@ -486,12 +619,15 @@ class LogPrinter {
   std::map<std::uint32_t, OrderedJson> nodes_;  ///< of each attempt, as in its attempt_started
   std::set<std::pair<std::uint32_t, std::uint32_t>> failed_;
   std::map<LogKey, LogFile> files_;
+  std::map<std::uint32_t, TimedLines> timed_;                                   ///< by attempt
   std::map<std::pair<std::uint32_t, std::string>, std::deque<KeptLine>> kept_;  ///< by rank and stream
   std::uint64_t short_attempts_read_ = 0;                                       ///< bytes
   std::string buffer_ = std::string(kOneRead, '\0');
   std::string out_;  ///< not written yet
   std::optional<launcher::TerminalView> view_;
   launcher::BarFold bars_{launcher::OutputOptions().bars};
+  std::uint64_t sampled_ = 0;  ///< changes of the bars at the last sample
+  std::chrono::steady_clock::time_point sample_at_;
 };
 
 }  // namespace

@@ -21,8 +21,10 @@
 #include "apps/options/option_table.h"
 #include "base/files.h"
 #include "base/text.h"
+#include "base/unique_fd.h"
 #include "launcher/control/control_socket.h"
 #include "launcher/control/job_registry.h"
+#include "launcher/keeper/process_table.h"
 #include "launcher/output/console_lane.h"
 #include "launcher/report/exit_code.h"
 #include "launcher/report/report_json.h"
@@ -39,6 +41,8 @@ constexpr std::chrono::seconds kAnswerTime{5};
 /// A job that does not answer must not hold the list of the others.
 constexpr std::chrono::seconds kListTime{1};
 constexpr std::chrono::milliseconds kWatchEvery{500};
+/// The last steps of a ddplaunch whose report is written.
+constexpr std::chrono::milliseconds kLastStep{2'000};
 constexpr std::size_t kCommandWidth = 40;
 /// Of a verb that needs a running job, as `systemctl status` and init scripts say "not running".
 constexpr int kHadEnded = 3;
@@ -100,7 +104,8 @@ OrderedJson job_json(const JobEntry& job, const RunState& state, const OrderedJs
   OrderedJson report = launcher::read_report(job.directory);
   json["ended"] = report["ended"];
   json["age_s"] = report["duration_s"];
-  json["goodput"] = report["goodput"];
+  for (const char* const key : {"step", "step_s", "loss", "goodput"})
+    json[key] = report[key];
   if (report["warnings"].is_array()) json["warnings"] = report["warnings"];
   OrderedJson of_job = report["job"].is_object() ? report["job"] : OrderedJson::object();
   json["world_size"] = of_job["world_size"];
@@ -127,7 +132,8 @@ int list_jobs(const OperateOptions& options, const std::vector<JobEntry>& jobs) 
   OrderedJson list = OrderedJson::array();
   for (auto job = jobs.rbegin(); job != jobs.rend(); ++job) {  // the newest first
     const RunState state = state_of(*job);
-    if (!options.all && (state.kind == Kind::kEnded || state.kind == Kind::kDeleted)) continue;
+    const bool over = state.kind == Kind::kEnded || state.kind == Kind::kDeleted || !job->cleaned.empty();
+    if (!options.all && over) continue;
     const bool running = state.kind == Kind::kRunning;
     Error ignored{};
     list.push_back(job_json(*job, state, running ? live_status(*job, kListTime, ignored) : OrderedJson()));
@@ -147,6 +153,9 @@ std::string out_of_reach(const JobEntry& job, const RunState& state, OperateVerb
     return "job " + job.job + " runs on " + job.host + " (pid " + std::to_string(job.pid) +
            "); run there: ddplaunch " + verb_name(verb) + ' ' + job.job;
   }
+  if (state.kind == Kind::kCrashed && !job.cleaned.empty())
+    return "job " + job.job + " was cleaned at " + job.cleaned +
+           "; its ddplaunch left no report, so its exit code is unknown";
   if (state.kind == Kind::kCrashed)
     return "the ddplaunch of job " + job.job + " left no report: it was killed, or the disk was full";
   if (state.kind == Kind::kDeleted) return "the files of job " + job.job + " were deleted: " + job.directory;
@@ -164,6 +173,21 @@ std::string warnings_text(const OrderedJson& status) {
   return text;
 }
 
+/// Returns ", step 99 2 s ago, 0.21 s/step, loss 2.5, goodput 91.0 %"; empty: the workers report no steps.
+std::string progress_text(OrderedJson status) {
+  if (!status["step"].is_number()) return "";
+  std::string text = ", step " + std::to_string(status["step"].get<std::uint64_t>());
+  if (status["step_age_s"].is_number()) {
+    const std::chrono::seconds quiet(static_cast<std::int64_t>(status["step_age_s"].get<double>()));
+    text += quiet.count() == 0 ? " just now" : " " + format_elapsed(quiet) + " ago";
+  }
+  if (status["step_s"].is_number()) text += ", " + seconds_per_step(status["step_s"].get<double>());
+  if (status["loss"].is_number()) text += format_text(", loss %.4g", status["loss"].get<double>());
+  if (status["goodput"].is_number())
+    text += format_text(", goodput %.1f %%", 100 * status["goodput"].get<double>());
+  return text;
+}
+
 std::string status_text(OrderedJson status) {
   const std::chrono::milliseconds age(static_cast<std::int64_t>(1000 * status.value("age_s", 0.0)));
   std::string text = "job " + status.value("job", "") + ": " + status.value("state", "") + ", started " +
@@ -176,15 +200,7 @@ std::string status_text(OrderedJson status) {
     text += ", " + (running < world_size ? std::to_string(running) + " of " : "") +
             counted(world_size, "rank") + (running < world_size ? " run" : "");
   }
-  if (status["step"].is_number()) text += ", step " + std::to_string(status["step"].get<std::uint64_t>());
-  if (status["step_age_s"].is_number()) {
-    const std::chrono::seconds quiet(static_cast<std::int64_t>(status["step_age_s"].get<double>()));
-    text += quiet.count() == 0 ? " just now" : " " + format_elapsed(quiet) + " ago";
-  }
-  if (status["step_s"].is_number()) text += ", " + seconds_per_step(status["step_s"].get<double>());
-  if (status["loss"].is_number()) text += format_text(", loss %.4g", status["loss"].get<double>());
-  if (status["step"].is_number())
-    text += format_text(", goodput %.1f %%", 100 * status.value("goodput", 0.0));
+  text += progress_text(status);
   if (status.value("max_restarts", 0) > 0) {
     text += ", restart " + std::to_string(status.value("restarts", 0)) + " of " +
             std::to_string(status.value("max_restarts", 0));
@@ -211,10 +227,12 @@ Result<std::string> show_status(const OperateOptions& options, const JobEntry& j
   const RunState state = state_of(job);
   if (state.kind != Kind::kRunning) {
     const OrderedJson json = job_json(job, state);
-    std::string text = "job " + job.job + ": " + state_text(job, state) +
-                       (state.why.empty() ? "" : ": " + state.why) + "\n  files in " + job.directory +
-                       (state.kind == Kind::kEnded ? ", its end in report.json\n" : "\n") +
-                       warnings_text(json);
+    std::string text =
+        "job " + job.job + ": " + state_text(job, state) + (state.why.empty() ? "" : ": " + state.why);
+    if (const std::string progress = progress_text(json); !progress.empty())
+      text += "\n  " + progress.substr(2);
+    text += "\n  files in " + job.directory +
+            (state.kind == Kind::kEnded ? ", its end in report.json\n" : "\n") + warnings_text(json);
     if (options.json) text = dump(json);
     if (text != last)
       print(view != nullptr ? view->draw(text, {}, launcher::terminal_size(STDOUT_FILENO)) : text);
@@ -299,6 +317,11 @@ int stop(const OperateOptions& options, const JobEntry& job) {
   if (state.kind == Kind::kElsewhere)
     return fail({ErrorCode::kUsage, out_of_reach(job, state, OperateVerb::kStop)});
   if (state.kind == Kind::kRunning) {
+    if (const auto process = launcher::read_process(static_cast<pid_t>(job.pid));
+        process && process->state == 'T')
+      return fail({ErrorCode::kLinkLost, "the ddplaunch of job " + job.job +
+                                             " is itself stopped (SIGSTOP), and answers nobody; " +
+                                             "kill -CONT " + std::to_string(job.pid) + " lets it go on"});
     const auto asked =
         launcher::ask_job(job.socket, "POST", options.now ? "/v1/stop?now" : "/v1/stop", kAnswerTime);
     // The job may have ended meanwhile.
@@ -404,8 +427,17 @@ int clean(const OperateOptions& options, const JobEntry& job, const std::vector<
 int remove(const JobEntry& job) {
   std::error_code ignored;
   const bool had_files = std::filesystem::exists(job.directory, ignored);
-  if (!remove_job(job)) {
+  const auto deadline = std::chrono::steady_clock::now() + kLastStep;
+  while (!remove_job(job)) {
     const RunState state = state_of(job);
+    if (state.kind == Kind::kEnded && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(kLastStep / 20);
+      continue;
+    }
+    if (state.kind == Kind::kEnded)
+      return fail({ErrorCode::kUsage,
+                   "job " + job.job + " has ended, but its ddplaunch (process " + std::to_string(job.pid) +
+                       ") still runs a hook (--on), or waits for the reader of its output"});
     return fail(
         {ErrorCode::kUsage, state.kind == Kind::kElsewhere
                                 ? out_of_reach(job, state, OperateVerb::kRm)
@@ -451,7 +483,7 @@ int run_verb(OperateVerb verb, const std::vector<std::string>& args, const Proce
                  "exec needs a command behind --: ddplaunch exec --rank 0 -- nvidia-smi" +
                      (options.job.empty() ? "" : "; before -- \"" + options.job + "\" names a job")});
   for (const std::string& error : errors)
-    std::fprintf(stderr, "%s\n", error.c_str());
+    std::fprintf(stderr, "ddplaunch %s: %s\n", verb_name(verb).c_str(), error.c_str());
   if (!errors.empty()) return launcher::exit_code_of(Error{ErrorCode::kUsage, "", 0});
   const std::vector<JobEntry> jobs = launcher::read_jobs(jobs_directories(context));
   if (verb == OperateVerb::kPs) return list_jobs(options, jobs);
@@ -500,6 +532,7 @@ int run_verb(OperateVerb verb, const std::vector<std::string>& args, const Proce
 int operate(OperateVerb verb, const std::vector<std::string>& args, const ProcessContext& context,
             const CleanHosts& clean_hosts) {
   const int code = run_verb(verb, args, context, clean_hosts);
+  if (code == 0 && was_closed(STDOUT_FILENO)) return fail(print_result("").error());
   const bool written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
   return written || code != 0 ? code : fail(system_error(errno, "standard output"));
 }

@@ -38,8 +38,10 @@ void add_selection(OperateOptions& options) {
       {.names = "--since",
        .value = "T",
        .help = "only lines that were written since T",
-       .details = "T is a time before now, such as `10m`, or a moment, such as "
-                  "`2026-11-21T03:14:39Z`. Lines of the 10 s before T may be shown, too."},
+       .details =
+           "T is a time before now, such as `10m`, or a moment, such as "
+           "`2026-11-21T03:14:39Z`. Lines of the 10 s before T may be shown, too, but not of a job with "
+           "`--jsonl`."},
       [&options](const std::string& text) -> std::string {
         using std::chrono::milliseconds;
         const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -64,8 +66,8 @@ void add_log_options(OperateOptions& options) {
   options.table.flag(
       {.names = "-t,--timestamps",
        .help = "print a time before each line, in UTC",
-       .details = "It is when the line was written, or up to 10 s before that. With `--follow` "
-                  "new lines have the time at which they were read. `-` is unknown."},
+       .details = "Of a job with `--jsonl` it is exact. `~` marks a time that may be up to 10 s too early. "
+                  "With `--follow` new lines have the time at which they were read. `-` is unknown."},
       options.timestamps);
   options.table.value({.names = "--grep",
                        .value = "REGEX",

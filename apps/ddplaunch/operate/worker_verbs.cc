@@ -76,7 +76,13 @@ Result<int> ask_workers(OperateVerb verb, const OperateOptions& options, const l
       std::fprintf(stderr, "ddplaunch: %s\n", one_line(trouble.get<std::string>()).c_str());
   if (!reply["troubles"].empty() && (exec || reply["ranks"].empty()))
     return Error{ErrorCode::kRefused, "job " + job.job + " gave no complete answer"};
-  return reply["exit_code"].get<int>();
+  const int code = reply["exit_code"].get<int>();
+  if (exec && (code == 126 || code == 127) && !reply["ranks"].empty())  // as shells say it
+    std::fprintf(stderr, "ddplaunch: exit code %d on %s: %s is %s in the environment of rank %u there\n",
+                 code, one_line(reply["ranks"][0].value("node", "")).c_str(),
+                 one_line(options.command.front()).c_str(), code == 127 ? "no program" : "not executable",
+                 options.rank.value_or(0));
+  return code;
 }
 
 }  // namespace ddp

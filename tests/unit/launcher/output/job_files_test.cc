@@ -910,7 +910,7 @@ TEST_CASE("a reserved report is written where it lies") {
   const Directory directory;
   const std::string path = directory.path / "report.json", reserved = path + ".reserved";
   std::atomic<std::size_t> done = 0;
-  reserve_report(path);
+  REQUIRE(reserve_report(path).has_value());
   CHECK_FALSE(fs::exists(path));  // an empty report would look like an end
   struct stat before {
   }, after{};
@@ -927,7 +927,7 @@ TEST_CASE("a reserved report is brief where the disk has no room for more") {
   const Directory directory;
   const std::string path = directory.path / "report.json";
   std::atomic<std::size_t> done = 0;
-  reserve_report(path);
+  REQUIRE(reserve_report(path).has_value());
   {
     const FileLimit limit(10);
     const auto warnings = write_reports("0123456789abc", "brief", {{path, 0600, true}}, done);
@@ -944,13 +944,13 @@ TEST_CASE("a report is written without its reservation, and beside one that is t
   std::atomic<std::size_t> done = 0;
   CHECK(write_reports("text", "brief", {{path, 0600, true}}, done).empty());  // somebody has deleted it
   CHECK(content(path) == "text");
-  reserve_report(path);
+  REQUIRE(reserve_report(path).has_value());
   const std::string longer(2 * kReservedBytes, 'x');
   CHECK(write_reports(longer, "brief", {{path, 0600, true}}, done).empty());
   CHECK(content(path) == longer);
   {
     const FileLimit limit(10);
-    reserve_report(path);  // without effect
+    CHECK(reserve_report(path).has_error());
   }
   CHECK(std::distance(fs::directory_iterator(directory.path), {}) == 1);
 }

@@ -18,6 +18,8 @@ namespace {
 JobFacts facts() {
   JobFacts facts;
   facts.goodput = 0.9612;
+  facts.step = 99;
+  facts.loss = 2.5;
   facts.version = "0.1.0";
   facts.job_id = "j1";
   facts.job_dir = "/jobs/j1";
@@ -112,6 +114,9 @@ TEST_CASE("the report of a failed job") {
   CHECK(report["ended"] == "2023-11-14T22:13:32.345Z");
   CHECK(report["duration_s"] == 12.345);
   CHECK(report["goodput"] == 0.961);
+  CHECK(report["step"] == 99);
+  CHECK(report["step_s"].is_null());
+  CHECK(report["loss"] == 2.5);
   CHECK(report["job"] == Json::parse(R"({"id": "j1", "directory": "/jobs/j1", "nodes": ["gpu01", "gpu02"],
                                          "world_size": 8, "attempts": 2})"));
   const Json& cause = report["root_cause"];
