@@ -16,8 +16,8 @@
 #include "base/exit_status.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
-#include "launcher/agent_core/kernel_evidence.h"
-#include "launcher/agent_core/worker_processes.h"
+#include "launcher/agent_core/agent_core.h"
+#include "launcher/agent_core/machine_text.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {

@@ -26,7 +26,7 @@
 #include "base/program.h"
 #include "base/text.h"
 #include "launcher/agent/node_facts.h"
-#include "launcher/agent_core/gpu_facts.h"
+#include "launcher/agent_core/machine_text.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/keeper/attempt_tree.h"
 #include "launcher/keeper/cgroup.h"

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/text.h"
-#include "launcher/agent_core/kernel_evidence.h"
+#include "launcher/agent_core/machine_text.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/report_json.h"
 #include "rendezvous/flight_recorder/flight_recorder.h"

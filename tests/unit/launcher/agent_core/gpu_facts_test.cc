@@ -1,4 +1,4 @@
-#include "launcher/agent_core/gpu_facts.h"
+#include "launcher/agent_core/machine_text.h"
 
 #include "tests/support/catch.h"
 

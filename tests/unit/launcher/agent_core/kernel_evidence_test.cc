@@ -1,4 +1,4 @@
-#include "launcher/agent_core/kernel_evidence.h"
+#include "launcher/agent_core/machine_text.h"
 
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "launcher/agent_core/worker_processes.h"
+#include "launcher/agent_core/agent_core.h"
 
 #include "tests/support/catch.h"
 
