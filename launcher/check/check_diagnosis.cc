@@ -9,7 +9,7 @@
 #include "launcher/job/worker_env.h"
 #include "launcher/report/exit_code.h"
 #include "launcher/report/host_texts.h"
-#include "remote/hosts/host_spec.h"
+#include "remote/hosts/host.h"
 
 namespace ddp::launcher {
 namespace {

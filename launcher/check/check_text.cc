@@ -10,7 +10,7 @@
 #include "launcher/check/check_diagnosis.h"
 #include "launcher/report/host_texts.h"
 #include "launcher/report/report_json.h"
-#include "remote/hosts/host_spec.h"
+#include "remote/hosts/host.h"
 
 namespace ddp::launcher {
 namespace {

@@ -25,7 +25,7 @@
 #include "launcher/link_protocol/daemon_frame.h"
 #include "launcher/links/daemon_link.h"
 #include "remote/bootstrap/bootstrap.h"
-#include "remote/shells/child_channel.h"
+#include "remote/shells/command_shell.h"
 #include "rendezvous/secure/secure_link.h"
 #include "rendezvous/secure/secure_stream.h"
 

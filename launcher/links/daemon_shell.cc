@@ -16,7 +16,7 @@
 #include "base/unique_fd.h"
 #include "launcher/link_protocol/daemon_frame.h"
 #include "launcher/links/daemon_link.h"
-#include "remote/shells/child_channel.h"
+#include "remote/shells/command_shell.h"
 #include "rendezvous/identity/link_identity.h"
 #include "rendezvous/identity/link_refusal.h"
 #include "rendezvous/secure/secure_stream.h"

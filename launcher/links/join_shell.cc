@@ -10,7 +10,7 @@
 
 #include "base/text.h"
 #include "base/unique_fd.h"
-#include "remote/shells/child_channel.h"
+#include "remote/shells/command_shell.h"
 #include "rendezvous/identity/link_refusal.h"
 #include "rendezvous/secure/secure_link.h"
 

@@ -12,7 +12,7 @@
 #include "base/text.h"
 #include "launcher/report/host_texts.h"
 #include "launcher/report/root_cause.h"
-#include "remote/hosts/host_spec.h"
+#include "remote/hosts/host.h"
 
 namespace ddp::launcher {
 namespace {

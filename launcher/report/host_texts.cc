@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/text.h"
-#include "remote/hosts/host_spec.h"
+#include "remote/hosts/host.h"
 
 namespace ddp::launcher {
 
@@ -57,8 +57,8 @@ std::vector<std::string> split(const std::string& text) {
   return words;
 }
 
-/// True for a word that may identify a host: its name, an address, a fingerprint. A plain number is none: an
-/// exit status is a reason.
+/// True for a word that may identify a host: its name, an address, a fingerprint. A plain number is none:
+/// an exit status is a reason.
 bool identifies_host(const std::string& word, const std::string& host) {
   const bool digit = word.find_first_of("0123456789") != std::string::npos;
   const bool other = word.find_first_not_of("0123456789.,;:()\"") != std::string::npos ||

@@ -9,7 +9,7 @@
 
 #include "base/text.h"
 #include "launcher/job/output_credit.h"
-#include "remote/hosts/host_spec.h"
+#include "remote/hosts/host.h"
 #include "rendezvous/protocol/codec.h"
 
 namespace ddp::launcher {

@@ -10,7 +10,7 @@
 #include "base/text.h"
 #include "launcher/report/host_texts.h"
 #include "launcher/supervisor/attempt_start.h"
-#include "remote/hosts/host_spec.h"
+#include "remote/hosts/host.h"
 
 namespace ddp::launcher {
 namespace {

@@ -8,7 +8,7 @@
 #include <unordered_set>
 
 #include "base/text.h"
-#include "remote/hosts/host_spec.h"
+#include "remote/hosts/host.h"
 
 namespace ddp::remote {
 

@@ -17,7 +17,7 @@
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "remote/bootstrap/bootstrap.h"
-#include "remote/shells/child_channel.h"
+#include "remote/shells/command_shell.h"
 
 namespace ddp::remote {
 namespace {

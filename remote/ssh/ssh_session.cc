@@ -16,7 +16,7 @@
 #include <libssh/libssh.h>
 
 #include "base/unique_fd.h"
-#include "remote/shells/child_channel.h"
+#include "remote/shells/command_shell.h"
 
 namespace ddp::remote {
 namespace {

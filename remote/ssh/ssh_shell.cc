@@ -14,8 +14,8 @@
 #include "base/asio.h"
 #include "base/text.h"
 #include "remote/hosts/shell_command.h"
-#include "remote/shells/child_channel.h"
-#include "remote/shells/login_window.h"
+#include "remote/shells/command_shell.h"
+#include "remote/shells/remote_shell.h"
 #include "remote/ssh/ssh_handshake.h"
 #include "remote/ssh/ssh_session.h"
 

@@ -10,7 +10,6 @@
 
 #include "base/blocking_calls.h"
 #include "remote/shells/command_shell.h"
-#include "remote/shells/login_window.h"
 #include "remote/shells/remote_shell.h"
 #include "remote/ssh/known_hosts.h"
 #include "remote/ssh/ssh_config.h"

@@ -15,7 +15,7 @@
 #include "base/program.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
-#include "remote/shells/login_window.h"
+#include "remote/shells/remote_shell.h"
 
 namespace ddp::remote {
 namespace {

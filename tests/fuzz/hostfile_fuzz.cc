@@ -9,8 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "remote/hosts/host_filter.h"
-#include "remote/hosts/host_spec.h"
+#include "remote/hosts/host.h"
 #include "remote/hosts/hostfile.h"
 #include "remote/hosts/scheduler_hosts.h"
 #include "remote/hosts/shell_command.h"

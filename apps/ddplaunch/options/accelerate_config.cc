@@ -10,7 +10,6 @@
 #include "apps/ddplaunch/options/option_files.h"
 #include "base/text.h"
 #include "remote/hosts/host.h"
-#include "remote/hosts/host_spec.h"
 
 namespace ddp {
 namespace {

@@ -10,8 +10,6 @@
 #include "base/text.h"
 #include "launcher/job/worker_env.h"
 #include "remote/hosts/host.h"
-#include "remote/hosts/host_filter.h"
-#include "remote/hosts/host_spec.h"
 #include "remote/hosts/hostfile.h"
 
 namespace ddp {

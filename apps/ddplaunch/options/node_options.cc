@@ -12,7 +12,7 @@
 #include "launcher/job/job_spec.h"
 #include "launcher/job/worker_env.h"
 #include "launcher/link_protocol/join_table.h"
-#include "remote/hosts/host_spec.h"
+#include "remote/hosts/host.h"
 
 namespace ddp {
 namespace {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/text.h"
-#include "remote/hosts/host_spec.h"
+#include "remote/hosts/host.h"
 #include "remote/hosts/shell_command.h"
 
 namespace ddp {

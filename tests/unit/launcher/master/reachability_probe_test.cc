@@ -10,7 +10,7 @@
 
 #include "base/unique_fd.h"
 #include "launcher/master/master_links.h"
-#include "remote/shells/child_channel.h"
+#include "remote/shells/command_shell.h"
 #include "rendezvous/protocol/codec.h"
 #include "tests/support/catch.h"
 

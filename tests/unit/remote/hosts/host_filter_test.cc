@@ -1,4 +1,4 @@
-#include "remote/hosts/host_filter.h"
+#include "remote/hosts/host.h"
 
 #include "remote/hosts/hostfile.h"
 #include "tests/support/catch.h"

@@ -1,4 +1,4 @@
-#include "remote/hosts/host_spec.h"
+#include "remote/hosts/host.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "remote/shells/login_window.h"
+#include "remote/shells/remote_shell.h"
 
 #include <deque>
 
