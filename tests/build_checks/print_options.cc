@@ -6,7 +6,7 @@
 
 #include "apps/ddplaunch/operate/operate_options.h"
 #include "apps/ddplaunch/options/command_line.h"
-#include "apps/ddplaunch/options/option_files.h"
+#include "apps/ddplaunch/options/option_sources.h"
 #include "apps/ddplaunch/options/options.h"
 #include "apps/ddplaunchd/daemon_options.h"
 #include "apps/options/option_table.h"

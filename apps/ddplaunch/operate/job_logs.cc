@@ -23,8 +23,7 @@
 #include <thread>
 #include <utility>
 
-#include "apps/ddplaunch/operate/journal_tail.h"
-#include "apps/ddplaunch/operate/log_files.h"
+#include "apps/ddplaunch/operate/job_files.h"
 #include "base/child_process.h"
 #include "base/files.h"
 #include "base/text.h"

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <utility>
 
-#include "apps/ddplaunch/operate/log_files.h"
+#include "apps/ddplaunch/operate/job_files.h"
 #include "base/files.h"
 #include "base/text.h"
 #include "base/unique_fd.h"

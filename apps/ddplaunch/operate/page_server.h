@@ -3,13 +3,20 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
+#include "apps/ddplaunch/operate/operate_options.h"
 #include "base/asio.h"
 #include "base/crypto.h"
 #include "base/result.h"
 #include "launcher/control/job_registry.h"
 
 namespace ddp {
+
+/// Returns the page about a job as one file without references to others. `data`: what a report shows, as
+/// JSON; empty: the page fetches it from the server that it came from. `nonce`: of the server's
+/// Content-Security-Policy.
+std::string page_html(std::string_view data, std::string_view nonce);
 
 /// Serves the page about one job over HTTP/1.1 (docs/users/dashboard.md). Every request must have the token,
 /// as ?token=… or as a bearer token. It reads the files of the job and asks its ddplaunch once a second while
@@ -34,5 +41,12 @@ class PageServer {
   explicit PageServer(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
+
+/// `ddplaunch report`: writes the page about a job, whose files exist, to --output. kUsage: no --output.
+Result<> write_report(const OperateOptions& options, const launcher::JobEntry& job);
+
+/// `ddplaunch dashboard`: prints the address of the page and serves it until the process ends. Errors of the
+/// address and of --token-file.
+Result<> serve_page(const OperateOptions& options, const launcher::JobEntry& job);
 
 }  // namespace ddp

@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "apps/ddplaunch/options/option_files.h"
+#include "apps/ddplaunch/options/option_sources.h"
 #include "base/text.h"
 #include "remote/hosts/host.h"
 

@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/operate/journal_tail.h"
+#include "apps/ddplaunch/operate/job_files.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/options/option_files.h"
+#include "apps/ddplaunch/options/option_sources.h"
 
 #include "tests/support/catch.h"
 #include "tests/unit/apps/ddplaunch/options/fake_process_context.h"
