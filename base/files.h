@@ -62,7 +62,7 @@ std::string distrust_parent(std::string path);
 /// above it, without symbolic links, must belong to root or to this user, and nobody else may write to them.
 /// A sticky directory may be writable. So may what belongs to the group of root, or to this user's own group,
 /// which has this user's number, unless an access control list names more users. Empty: the program is safe,
-/// or does not exist. `safe` of remote/bootstrap/push_script.cc is the same rule on a node that has no agent
+/// or does not exist. `safe` of remote/bootstrap/bootstrap.cc is the same rule on a node that has no agent
 /// yet.
 std::string distrust_program(const std::string& path);
 

@@ -37,7 +37,7 @@ launcher/hang                       core  base launcher/report rendezvous/protoc
 launcher/lines                      core  base launcher/job
 launcher/supervisor                 core  base launcher/hang launcher/job launcher/report remote/hosts
                                           rendezvous/membership rendezvous/protocol
-launcher/agent_core                 core  base launcher/report rendezvous/membership rendezvous/protocol rendezvous/worker
+launcher/agent_core                 core  base launcher/report rendezvous/protocol rendezvous/worker
 launcher/check                      core  base launcher/job launcher/report launcher/supervisor remote/hosts rendezvous/membership
                                           rendezvous/protocol
 launcher/link_protocol              core  base

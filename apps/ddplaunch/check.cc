@@ -18,7 +18,7 @@
 #include "base/result.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
-#include "launcher/check/check_deep.h"
+#include "launcher/check/check_diagnosis.h"
 #include "launcher/check/check_diagnosis.h"
 #include "launcher/check/check_text.h"
 #include "launcher/master/check_master.h"
@@ -26,7 +26,6 @@
 #include "remote/shells/command_shell.h"
 
 namespace ddp {
-
 namespace {
 
 /// An agent gives its workers 5 s, and processes that hang need more.

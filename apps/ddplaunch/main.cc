@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "apps/ddplaunch/commands.h"
-#include "apps/ddplaunch/operate/operate.h"
 #include "apps/ddplaunch/operate/operate_options.h"
 #include "apps/ddplaunch/options/options.h"
 #include "base/unique_fd.h"

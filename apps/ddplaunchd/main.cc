@@ -86,7 +86,7 @@ int verify_file(const std::string& sum, const std::string& path) {
   return hash.hex() == sum ? 0 : 1;
 }
 
-/// Marks this pushed agent as in use, for the cleanup of the caches (remote/bootstrap/push_script.cc).
+/// Marks this pushed agent as in use, for the cleanup of the caches (remote/bootstrap/bootstrap.cc).
 void mark_as_used(const char* directory) {
   const std::string_view path(directory);
   if (path.substr(path.rfind('/') + 1).starts_with("agent-")) ::utimensat(AT_FDCWD, directory, nullptr, 0);

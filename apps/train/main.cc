@@ -9,7 +9,6 @@
 #include "apps/train/collectives/nccl/nccl_world.h"
 #include "apps/train/flight_recorder/recorded_communicator.h"
 #include "apps/train/health/health.h"
-#include "apps/train/health/health_device.h"
 #include "apps/train/options/options.h"
 #include "apps/train/training/rejoin.h"
 #include "apps/train/training/run_output.h"

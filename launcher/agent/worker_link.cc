@@ -22,7 +22,7 @@
 
 #include "base/files.h"
 #include "base/unique_fd.h"
-#include "rendezvous/worker/worker_session.h"
+#include "rendezvous/worker/worker_protocol.h"
 
 namespace ddp::launcher {
 namespace {

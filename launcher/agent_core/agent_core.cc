@@ -66,7 +66,7 @@ void AgentCore::on(const node::JobReceived& event) {
   settings_.patience = event.patience;
   settings_.link_grace = event.link_grace;
   settings_.may_restart = event.may_restart;
-  lease_ = rendezvous::NodeLease(settings_.patience, now_);
+  lease_ = NodeLease(settings_.patience, now_);
 }
 
 /// If this node freezes, its workers must not train on while the job continues elsewhere. On the master's own

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <sys/types.h>
+#include <algorithm>
 
 #include <chrono>
 #include <csignal>
@@ -12,7 +13,6 @@
 #include <vector>
 
 #include "base/result.h"
-#include "rendezvous/membership/node_lease.h"
 #include "rendezvous/protocol/message.h"
 #include "rendezvous/worker/worker_protocol.h"
 
@@ -189,6 +189,38 @@ class WorkerProcesses {
   bool ready_reported_ = false;
 };
 
+/// Counts how long a node may run workers, by its own clock (sans-IO, on the agent;
+/// docs/developers/states.md, "Leases").
+///
+/// The master sends a Ping only after the Pong to the previous Ping has arrived. So a Ping proves that the
+/// master received that Pong, and the lease runs from the moment when the Pong was sent. However long the
+/// network delays messages, the lease ends, by any clock, no later than `term` after the master last heard
+/// this node.
+class NodeLease {
+ public:
+  using Time = std::chrono::nanoseconds;  ///< the node's CLOCK_BOOTTIME, which includes suspension
+
+  /// `now`: when the hello is sent.
+  NodeLease(Time term, Time now) : term_(term), proven_(now), answered_(now) {}
+
+  /// A Ping has arrived, and is answered at once.
+  void pinged(Time now) {
+    proven_ = answered_;
+    answered_ = now;
+  }
+  /// The master gave an order that can only follow a message that this node sent at `sent`.
+  void proven(Time sent) { proven_ = std::max(proven_, sent); }
+
+  bool over(Time now) const { return now >= ends_at(); }
+  /// The keeper kills the workers at this time, even if the agent no longer runs.
+  Time ends_at() const { return proven_ + term_; }
+
+ private:
+  Time term_;
+  Time proven_;    ///< when the last message that the master certainly received was sent
+  Time answered_;  ///< when the last Pong was sent, which the master may not have received yet
+};
+
 /// The decisions of an agent (sans-IO). It decides which orders of the master are valid, and what the workers
 /// of an attempt are ordered. It decides when they must end, and until when this node may run workers at all.
 /// Agent drives it, and tests/sim drives it in virtual time.
@@ -251,7 +283,7 @@ class AgentCore {
   /// The current attempt, or the last one.
   const rendezvous::Spawn& attempt() const { return spawn_; }
   const WorkerProcesses& processes() const { return processes_; }
-  const rendezvous::NodeLease& lease() const { return lease_; }
+  const NodeLease& lease() const { return lease_; }
   /// 0 after Leave, the whole job's code on a node that joined by itself, else that of the loss.
   int exit_code() const { return exit_code_; }
   /// The master's text about the job's end, else why this agent had to leave; may be empty.
@@ -310,7 +342,7 @@ class AgentCore {
 
   Settings settings_;
   Time now_;
-  rendezvous::NodeLease lease_;
+  NodeLease lease_;
   Time beat_at_;        ///< last HeartbeatDue
   Time woke_at_;        ///< when this process first ran again, after it could not, since the last Ping
   bool slept_ = false;  ///< since the last Ping: only once, or pauses without end would hold the lease open

@@ -1,10 +1,204 @@
 #include "launcher/lines/live_board.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include "base/result.h"
+#include "base/text.h"
 
 namespace ddp::launcher {
+namespace {
+
+enum class Kind { kNumber, kFill, kExact };
+
+// Times and rates are numbers too: 00:05, 1.5, and "?" for an unknown value.
+Kind kind_of(char c) {
+  if ((c >= '0' && c <= '9') || c == '.' || c == ':' || c == '?') return Kind::kNumber;
+  const auto byte = static_cast<unsigned char>(c);
+  if (byte >= 0x80 || c == ' ' || c == '#' || c == '=' || c == '-' || c == '>' || c == '*')
+    return Kind::kFill;
+  return Kind::kExact;
+}
+
+std::size_t run_length(std::string_view text, Kind kind) {
+  std::size_t length = 0;
+  while (length < text.size() && kind_of(text[length]) == kind)
+    ++length;
+  return length;
+}
+
+// Counts characters, since bars pad by characters.
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+// Returns the number that ends before `end`, from at most 18 characters.
+std::optional<double> number_before(std::string_view text, std::size_t end) {
+  std::size_t begin = end;
+  while (begin > 0 && end - begin < 18 && (is_digit(text[begin - 1]) || text[begin - 1] == '.'))
+    --begin;
+  double value = 0;
+  double unit = 0;
+  bool digits = false;
+  for (const char c : text.substr(begin, end - begin)) {
+    if (c == '.') {
+      if (unit != 0) return {};
+      unit = 1;
+      continue;
+    }
+    digits = true;
+    if (unit != 0) unit /= 10;
+    value = unit != 0 ? value + (c - '0') * unit : value * 10 + (c - '0');
+  }
+  if (!digits) return {};
+  return value;
+}
+
+/// Returns how many bytes at the start of `row` have the form of the frame `before`: numbers and runs of fill
+/// characters may differ. 0: none, or the frame has no number, since a word that was printed twice is no bar.
+std::size_t match_frame(std::string_view before, std::string_view row) {
+  std::string_view pattern = before;
+  std::string_view rest = row;
+  bool numbers = false;
+  while (!pattern.empty()) {
+    const Kind kind = kind_of(pattern.front());
+    if (kind == Kind::kExact) {
+      if (rest.empty() || rest.front() != pattern.front()) return 0;
+      pattern.remove_prefix(1);
+      rest.remove_prefix(1);
+      continue;
+    }
+    const std::size_t length = run_length(rest, kind);
+    // A run of fill may be empty: " 9%" and "10%".
+    if (length == 0 && kind == Kind::kNumber) return 0;
+    numbers = numbers || rest.substr(0, length).find_first_of("0123456789?") != std::string_view::npos;
+    pattern.remove_prefix(run_length(pattern, kind));
+    rest.remove_prefix(length);
+  }
+  return numbers ? row.size() - rest.size() : 0;
+}
+
+std::string percent(double value) {
+  return std::to_string(static_cast<int>(std::floor(value)));
+}
+
+std::string spread_text(std::size_t ranks, std::optional<double> least, std::optional<double> most) {
+  std::string text = "  [" + std::to_string(ranks) + " ranks";
+  if (least) {
+    text += ": " + percent(*least);
+    if (percent(*least) != percent(*most)) text += "-" + percent(*most);
+    text += "%";
+  }
+  return text + "]";
+}
+
+}  // namespace
+
+std::string without_colours(std::string_view row) {
+  std::string text;
+  for (std::size_t at = 0; at < row.size();) {
+    const std::size_t begin = std::min(row.find('\x1b', at), row.size());
+    text += row.substr(at, begin - at);
+    const std::size_t end = row.find('m', begin);
+    at = end == std::string_view::npos ? begin : end + 1;
+    if (end != std::string_view::npos || begin == row.size()) continue;
+    return text += row.substr(begin);
+  }
+  return text;
+}
+
+std::string_view trimmed(std::string_view row) {
+  const std::size_t end = row.find_last_not_of(' ');
+  return row.substr(0, end == std::string_view::npos ? 0 : end + 1);
+}
+
+std::size_t frame_length(std::string_view previous, std::string_view row) {
+  const std::string_view before = trimmed(previous);
+  // If a frame ends in a number or a fill run, the following text may continue it, so no border is visible.
+  if (before.empty() || kind_of(before.back()) != Kind::kExact) return 0;
+  std::size_t frame = match_frame(before, row);
+  if (frame == 0) return 0;
+  // A shorter frame is padded to the width of the previous one.
+  const std::size_t shown = count_characters(row.substr(0, frame));
+  const std::size_t full = count_characters(before);
+  for (std::size_t pad = full > shown ? full - shown : 0; pad > 0 && frame < row.size() && row[frame] == ' ';
+       --pad)
+    ++frame;
+  return frame;
+}
+
+bool is_same_bar(std::string_view previous, std::string_view row) {
+  // A bar changes its colours when it is full.
+  const std::string all_before = without_colours(previous);
+  const std::string all = without_colours(row);
+  const std::string_view before = trimmed(all_before);
+  const std::string_view frame = trimmed(all);
+  return !frame.empty() && match_frame(before, frame) == frame.size();
+}
+
+std::optional<double> progress_of(std::string_view row) {
+  for (std::size_t at = row.find('%'); at != std::string_view::npos; at = row.find('%', at + 1)) {
+    if (const auto value = number_before(row, at); value && *value <= 100) return value;
+  }
+  for (std::size_t at = row.find('/'); at != std::string_view::npos; at = row.find('/', at + 1)) {
+    const std::size_t end = std::min(row.find_first_not_of("0123456789", at + 1), row.size());
+    const std::size_t begin = row.find_last_not_of("0123456789", at - 1) + 1;
+    if (at == 0 || (end < row.size() && row[end] == '/') || (begin > 0 && row[begin - 1] == '/'))
+      continue;  // a path or a date
+    const auto done = number_before(row, at);
+    const auto all = number_before(row.substr(at + 1), end - at - 1);
+    if (done && all && *all > 0 && *done <= *all) return 100 * *done / *all;
+  }
+  return {};
+}
+
+void BarFold::set(std::uint32_t rank, int node, std::string_view label, std::string_view rows) {
+  if (rows.empty() || bars_ == Bars::kOff) {
+    ranks_.erase(rank);
+    return;
+  }
+  Entry& entry = ranks_[rank];
+  entry.node = node;
+  entry.label = label;
+  entry.rows.clear();
+  entry.progress.clear();
+  for (std::size_t at = 0; at <= rows.size();) {
+    const std::size_t end = std::min(rows.find('\n', at), rows.size());
+    entry.rows.emplace_back(rows.substr(at, end - at));
+    entry.progress.push_back(progress_of(entry.rows.back()));
+    at = end + 1;
+  }
+}
+
+void BarFold::append_folded(const Members& members, std::vector<LiveRow>& out) {
+  const Entry& first = *members.front();
+  for (std::size_t i = 0; i < first.rows.size(); ++i) {
+    std::optional<double> least = first.progress[i];
+    std::optional<double> most = least;
+    for (const Entry* member : members) {
+      if (!least || i >= member->rows.size() || !member->progress[i]) continue;
+      least = std::min(*least, *member->progress[i]);
+      most = std::max(*most, *member->progress[i]);
+    }
+    LiveRow row{first.label + first.rows[i], {}};
+    if (members.size() > 1 && (least || i == 0)) row.suffix = spread_text(members.size(), least, most);
+    out.push_back(std::move(row));
+  }
+}
+
+std::vector<LiveRow> BarFold::rows() const {
+  std::vector<LiveRow> out;
+  if (ranks_.empty()) return out;
+  std::map<int, Members> groups;
+  for (const auto& [rank, entry] : ranks_) {
+    const int group = bars_ == Bars::kAll ? static_cast<int>(rank) : bars_ == Bars::kNode ? entry.node : 0;
+    groups[group].push_back(&entry);
+  }
+  for (const auto& [group, members] : groups)
+    append_folded(members, out);
+  return out;
+}
 
 /// The time of a change is that of the next tick, so that no clock is read for each piece of output.
 void LiveBoard::note(Entry& entry) {

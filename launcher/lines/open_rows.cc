@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/result.h"
-#include "launcher/lines/bar_fold.h"
+#include "launcher/lines/live_board.h"
 
 namespace ddp::launcher {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "launcher/control/control_server.h"
+#include "launcher/control/control_socket.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/master/hook_runner.h"
 #include "launcher/master/master_links.h"

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/asio.h"
-#include "launcher/control/control_server.h"
+#include "launcher/control/control_socket.h"
 #include "launcher/master/master_links.h"
 #include "launcher/supervisor/node_table.h"
 #include "rendezvous/protocol/message.h"

@@ -15,7 +15,6 @@
 #include "base/blocking_calls.h"
 #include "base/result.h"
 #include "remote/bootstrap/bootstrap.h"
-#include "remote/bootstrap/push_script.h"
 #include "remote/shells/remote_shell.h"
 
 namespace ddp::remote {

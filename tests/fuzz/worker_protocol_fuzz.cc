@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "rendezvous/worker/worker_protocol.h"
-#include "rendezvous/worker/worker_session.h"
 
 using namespace ddp::rendezvous;
 

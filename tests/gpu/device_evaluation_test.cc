@@ -8,7 +8,7 @@
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/gpu/device_model.h"
 #include "apps/train/model/conv_net.h"
-#include "apps/train/model/mlp.h"
+#include "apps/train/model/model.h"
 #include "apps/train/training/trainer.h"
 #include "tests/support/catch.h"
 

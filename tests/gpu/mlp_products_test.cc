@@ -8,7 +8,7 @@
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/gpu/device_net.h"
 #include "apps/train/kernels/gpu/body.h"
-#include "apps/train/model/mlp.h"
+#include "apps/train/model/model.h"
 #include "tests/gpu/check_data.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_cublas_lt.h"

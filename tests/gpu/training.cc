@@ -13,7 +13,7 @@
 #include "apps/train/kernels/gpu/device_launch.h"
 #include "apps/train/kernels/gpu/gemm_body.h"
 #include "apps/train/model/conv_net.h"
-#include "apps/train/model/mlp.h"
+#include "apps/train/model/model.h"
 #include "tests/gpu/check_data.h"
 #include "tests/gpu/checks.h"
 

@@ -11,7 +11,7 @@
 #include "launcher/agent_core/agent_core.h"
 #include "rendezvous/membership/rank_plan.h"
 #include "rendezvous/protocol/message.h"
-#include "rendezvous/worker/worker_session.h"
+#include "rendezvous/worker/worker_protocol.h"
 #include "tests/sim/survivors_history.h"
 #include "tests/sim/survivors_simulation.h"
 

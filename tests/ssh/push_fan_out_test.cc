@@ -20,7 +20,7 @@
 #include "base/crypto.h"
 #include "base/files.h"
 #include "base/unique_fd.h"
-#include "remote/bootstrap/push_script.h"
+#include "remote/bootstrap/bootstrap.h"
 #include "remote/hosts/shell_command.h"
 #include "remote/shells/command_shell.h"
 #include "remote/start/fan_out.h"

@@ -7,7 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include "apps/ddplaunch/operate/operate_options.h"
+#include "base/result.h"
 #include "base/unique_fd.h"
+#include "launcher/control/job_registry.h"
 
 namespace ddp {
 
@@ -52,5 +55,11 @@ class JournalTail {
 
 /// Returns an event for people: "attempt 1: rank exited, gpu02, rank 5: exited 3". Empty: it is none.
 std::string event_text(const std::string& line);
+
+/// Prints the workers' output from the files of the job, each line with its rank; with --follow until the job
+/// has ended. It only reads files, so a viewer that is stopped costs the job nothing. With `attach` it begins
+/// with what is written from now on, prints changes of the job's state to stderr, and returns false when
+/// Ctrl-C has ended it. Blocks.
+Result<bool> print_logs(const OperateOptions& options, const launcher::JobEntry& job);
 
 }  // namespace ddp

@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/operate/job_logs.h"
+#include "apps/ddplaunch/operate/job_files.h"
 
 #include <fcntl.h>
 #include <regex.h>
@@ -23,13 +23,11 @@
 #include <thread>
 #include <utility>
 
-#include "apps/ddplaunch/operate/job_files.h"
 #include "base/child_process.h"
 #include "base/files.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/job/job_spec.h"
-#include "launcher/lines/bar_fold.h"
 #include "launcher/lines/label.h"
 #include "launcher/lines/live_board.h"
 #include "launcher/lines/output_lines.h"

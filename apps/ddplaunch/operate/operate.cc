@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/operate/operate.h"
+#include "apps/ddplaunch/operate/operate_options.h"
 
 #include <unistd.h>
 
@@ -16,7 +16,7 @@
 #include <utility>
 #include <variant>
 
-#include "apps/ddplaunch/operate/job_logs.h"
+#include "apps/ddplaunch/operate/job_files.h"
 #include "apps/ddplaunch/operate/page_server.h"
 #include "apps/options/option_table.h"
 #include "base/files.h"

@@ -2,11 +2,13 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "apps/ddplaunch/options/options.h"
 #include "apps/options/option_table.h"
 
 namespace ddp {
@@ -65,5 +67,13 @@ struct OperateOptions {
 
 /// Returns the name and the options of each verb, for the documents: "ddplaunch ps".
 std::vector<std::pair<std::string, std::vector<OptionGroup>>> operate_option_groups();
+
+/// Ends what is left of a job on its hosts, prints it, and returns the exit code.
+using CleanHosts = std::function<int(const RunJob& job)>;
+
+/// Carries out a verb about jobs that run or ran (docs/users/operate.md), and returns the exit code. `args`
+/// are all arguments of the program.
+int operate(OperateVerb verb, const std::vector<std::string>& args, const ProcessContext& context,
+            const CleanHosts& clean_hosts);
 
 }  // namespace ddp

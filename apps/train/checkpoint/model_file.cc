@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "apps/train/data/hash.h"
-#include "apps/train/kernels/cpu/little_endian.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "base/unique_fd.h"
 
 namespace ddp::train {

@@ -20,7 +20,6 @@
 #include "apps/train/data/hash.h"
 #include "apps/train/gpu/device_model.h"
 #include "apps/train/health/checks/health_diagnosis.h"
-#include "apps/train/health/health_device.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "apps/train/training/run_output.h"
 #include "apps/train/world/node_data.h"
@@ -30,7 +29,6 @@
 #include "base/text.h"
 
 namespace ddp::train {
-
 namespace {
 
 constexpr double kMostMemory = 16u << 20;  // MB, that is 16 TB

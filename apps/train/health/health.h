@@ -3,15 +3,64 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "apps/options/option_table.h"
 #include "apps/train/collectives/communicator.h"
+#include "apps/train/health/checks/health_diagnosis.h"
 #include "apps/train/options/options.h"
+#include "base/result.h"
 
 namespace ddp::train {
+
+/// Settings of the tests, and the faults to inject.
+struct HealthTask {
+  std::chrono::milliseconds time{10'000};
+  std::size_t memory = 0;  ///< bytes to test; 0: a CPU's default, a GPU's `share`
+  std::size_t share = 0;   ///< bytes of its GPU that this rank may take (memory_share)
+  int threads = 1;
+  bool inject_gemm = false;
+  bool inject_memory = false;
+};
+
+/// Tests matrix products and memory on one device and writes the results into figures. Calls block and come
+/// from one thread.
+class HealthDevice {
+ public:
+  virtual ~HealthDevice() = default;
+  virtual std::string name() const = 0;
+  /// Equal on ranks that divide the same memory, on any thread; 0: no other rank shares the memory.
+  virtual std::uint64_t identity() const { return 0; }
+  /// Returns the bytes that could be tested if no other rank took any; 0 if identity() is 0. The driver may
+  /// take long.
+  virtual Result<std::size_t> testable_memory() { return std::size_t{0}; }
+  /// Called before and after the tests, to read clocks and error counters.
+  virtual void begin(HealthFigures&) {}
+  virtual void end(HealthFigures&) {}
+  /// Errors are about the device or its memory as a whole. Wrong values are no errors: the figures count
+  /// them.
+  virtual Result<> multiply(const HealthTask& task, HealthFigures& figures) = 0;
+  virtual Result<> remember(const HealthTask& task, HealthFigures& figures) = 0;
+};
+
+std::unique_ptr<HealthDevice> open_health_cpu();
+/// Opens GPU number `local_rank` modulo the number of GPUs.
+Result<std::unique_ptr<HealthDevice>> open_health_gpu(int local_rank);
+/// Returns true if work of a test did not end in time. A normal end of the program may then wait forever for
+/// the GPU: the program should flush its output and call _exit.
+bool health_gpu_is_stuck();
+
+/// Returns how much of its device's memory this rank may take: ranks that share a device have equal parts.
+/// `sizes` has for each rank its identity() and its testable_memory(). They are read after all ranks have
+/// opened their devices and before any has begun; 0: the rank does not know.
+std::size_t memory_share(std::span<const std::uint64_t> sizes, int rank);
+
+/// Runs all tests of one device in order. A test that could not run is the figures' `trouble`.
+void test_device(HealthDevice& device, const HealthTask& task, HealthFigures& figures);
 
 enum class HealthDeviceKind : std::uint8_t { kAuto, kCpu, kGpu };
 enum class HealthFault : std::uint8_t { kGemm, kMemory, kSum };

@@ -8,13 +8,12 @@
 #include <vector>
 
 #include "apps/train/health/checks/health_kernels.h"
-#include "apps/train/health/health_device.h"
+#include "apps/train/health/health.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "apps/train/kernels/cpu/kernel_table.h"
 #include "base/files.h"
 
 namespace ddp::train {
-
 namespace {
 
 using Clock = std::chrono::steady_clock;

@@ -1,5 +1,5 @@
 #include "apps/train/gpu/device_model.h"
-#include "apps/train/health/health_device.h"
+#include "apps/train/health/health.h"
 
 #ifdef DDP_HAVE_CUDA
 #include <cuda_runtime_api.h>

@@ -9,12 +9,11 @@
 #include "apps/options/option_table.h"
 #include "apps/train/gpu/device_model.h"
 #include "apps/train/kernels/cpu/kernel_table.h"
-#include "apps/train/model/mlp.h"
+#include "apps/train/model/model.h"
 #include "base/program.h"
 #include "base/text.h"
 
 namespace ddp::train {
-
 namespace {
 
 constexpr double kMany = 1e15;

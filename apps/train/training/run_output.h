@@ -1,9 +1,18 @@
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
+#include "apps/train/collectives/communicator.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
 
@@ -42,5 +51,87 @@ std::string record_line(const nlohmann::ordered_json& record);
 
 /// Rounds a measured value, so that a record has no meaningless digits.
 double rounded(double value, int decimals);
+
+/// The parts of a step's time. Communication is time in a communicator's calls, also during the backward
+/// pass: sums that run while the rank computes cost nothing here.
+enum class Phase : std::uint8_t { kData, kForward, kBackward, kCommunication, kOptimizer };
+inline constexpr std::size_t kPhases = 5;
+inline constexpr std::string_view kPhaseNames[kPhases] = {"data", "forward", "backward", "communication",
+                                                          "optimizer"};
+
+/// Seconds by phase.
+using StepTimes = std::array<double, kPhases>;
+
+/// Measures phases, one at a time, and keeps every step's times. With `trace`, it also keeps the begin and
+/// end of up to a million phases. One thread.
+class StepProfile {
+ public:
+  using Clock = std::chrono::steady_clock;
+  explicit StepProfile(bool trace);
+  /// `on_phase` is called with each phase that begins.
+  void watch(std::function<void(Phase)> on_phase) { on_phase_ = std::move(on_phase); }
+
+  void begin_step(std::uint64_t step);
+  /// Ends the previous phase.
+  void enter(Phase phase);
+  const StepTimes& end_step();
+  /// Returns the present phase, so that a caller can return to it.
+  Phase phase() const { return phase_; }
+
+  /// Returns how many steps have ended.
+  std::size_t steps() const { return steps_.size(); }
+  /// Returns the number of the first ended step; 0: none. It exceeds 1 if the process started in the middle
+  /// of a training.
+  std::uint64_t first_step() const { return first_step_; }
+
+  /// Nearest-rank percentile; 0 without a step. `part` 0.5: the median.
+  double percentile(Phase phase, double part) const;
+  /// The percentile of the time that this rank computes itself: forward, backward and optimizer. It reveals a
+  /// slow rank; on the other ranks only the waiting time grows.
+  double compute_percentile(double part) const;
+
+  /// Writes a file for chrome://tracing and Perfetto, with wall-clock times. `rank` is the process in the
+  /// trace.
+  Result<> write_trace(const std::string& path, int rank) const;
+
+ private:
+  struct Event {
+    Phase phase;
+    std::uint64_t step;
+    Clock::time_point begin, end;
+  };
+
+  bool trace_;
+  std::function<void(Phase)> on_phase_;
+  Clock::time_point started_ = Clock::now();
+  std::chrono::system_clock::time_point started_wall_ = std::chrono::system_clock::now();
+  std::uint64_t step_ = 0;
+  std::uint64_t first_step_ = 0;
+  bool in_phase_ = false;
+  Phase phase_ = Phase::kData;
+  Clock::time_point phase_begin_;
+  StepTimes now_{};
+  std::vector<StepTimes> steps_;
+  std::vector<Event> events_;
+};
+
+/// Returns "trace.rank3.json" for "trace.json" on rank 3; in a world of one the name is unchanged.
+std::string profile_path(const std::string& path, const Communicator& world);
+
+/// Median time per step that a rank computes itself.
+struct RankTime {
+  int rank = 0;
+  double seconds = 0;
+};
+
+/// Returns rank 0's lines: the parts of a step from its own `profile`, and the slowest of `ranks`, which made
+/// a step. Each rank knows only the steps of its own process; a line says so if rank 0's process started in
+/// the middle of the training.
+std::string profile_text(const StepProfile& profile, std::vector<RankTime> ranks);
+
+/// Ends --profile: each rank writes its trace to `path`, and rank 0 prints the parts of a step and the
+/// slowest rank. `traces` becomes the outcome of writing, equal on all ranks.
+Result<> report_profile(Communicator& world, const StepProfile& profile, const std::string& path,
+                        Result<>& traces);
 
 }  // namespace ddp::train

@@ -16,7 +16,6 @@
 #include "apps/train/options/options.h"
 #include "apps/train/schedule/schedule.h"
 #include "apps/train/training/run_output.h"
-#include "apps/train/training/step_profile.h"
 #include "base/result.h"
 
 namespace ddp::train {

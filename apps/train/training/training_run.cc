@@ -16,18 +16,15 @@
 #include "apps/train/data/hash.h"
 #include "apps/train/gpu/device_model.h"
 #include "apps/train/model/conv_net.h"
-#include "apps/train/model/mlp.h"
 #include "apps/train/model/model.h"
 #include "apps/train/training/checkpoint_run.h"
 #include "apps/train/training/run_output.h"
-#include "apps/train/training/step_profile.h"
 #include "base/clock.h"
 #include "base/program.h"
 #include "base/text.h"
 #include "rendezvous/worker_client/worker_link_client.h"
 
 namespace ddp::train {
-
 namespace {
 
 using Clock = std::chrono::steady_clock;

@@ -12,11 +12,10 @@
 #include <utility>
 
 #include "apps/train/data/hash.h"
-#include "apps/train/kernels/cpu/little_endian.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "base/text.h"
 
 namespace ddp::train {
-
 namespace {
 
 struct FreeAddress {

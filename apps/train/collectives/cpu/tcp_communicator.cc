@@ -13,11 +13,10 @@
 #include <vector>
 
 #include "apps/train/collectives/cpu/peer_connect.h"
-#include "apps/train/kernels/cpu/little_endian.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "base/text.h"
 
 namespace ddp::train {
-
 namespace {
 
 /// Above this size, the ring's single neighbor outweighs the fewer rounds (docs/developers/performance.md).

@@ -4,11 +4,10 @@
 #include <iterator>
 #include <utility>
 
-#include "apps/train/kernels/cpu/little_endian.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "base/result.h"
 
 namespace ddp::train {
-
 namespace {
 
 int wrap(int number, int world) {

@@ -225,7 +225,7 @@ void run_conv_net_backward(const Runner& runner, const ConvNetMemory<T, S>& m, i
   on_ready(0);
 }
 
-/// The multi-layer perceptron of mlp.h, with the same layout of its flat vectors. T and S as in
+/// The multi-layer perceptron of model.h, with the same layout of its flat vectors. T and S as in
 /// ConvNetMemory. All factors of products are stored as S. If S is not T, images and the logits' gradient
 /// are rounded first.
 template <class T, class S = T>

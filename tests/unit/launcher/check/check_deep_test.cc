@@ -1,5 +1,5 @@
 // Reports of the trainer's ranks → diagnostics of the check.
-#include "launcher/check/check_deep.h"
+#include "launcher/check/check_diagnosis.h"
 
 #include "tests/support/catch.h"
 

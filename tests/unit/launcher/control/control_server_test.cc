@@ -1,4 +1,4 @@
-#include "launcher/control/control_server.h"
+#include "launcher/control/control_socket.h"
 
 #include "tests/support/catch.h"
 

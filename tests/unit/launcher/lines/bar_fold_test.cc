@@ -1,4 +1,4 @@
-#include "launcher/lines/bar_fold.h"
+#include "launcher/lines/live_board.h"
 
 #include "tests/support/catch.h"
 

@@ -4,7 +4,7 @@
 #include <random>
 #include <string>
 
-#include "launcher/lines/bar_fold.h"
+#include "launcher/lines/live_board.h"
 #include "launcher/lines/output_lines.h"
 #include "tests/support/catch.h"
 

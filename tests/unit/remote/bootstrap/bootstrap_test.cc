@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "remote/bootstrap/push_script.h"
 #include "tests/support/catch.h"
 
 using ddp::ErrorCode;

@@ -1,4 +1,4 @@
-#include "remote/bootstrap/push_script.h"
+#include "remote/bootstrap/bootstrap.h"
 
 #include <regex>
 #include <string>

@@ -1,7 +1,7 @@
 // Runs the scenario files of tests/scenarios/worker_protocol. A line is a message of the worker or an order
 // of the agent. The indented lines below it are exactly the actions that WorkerSession must return, in order.
 // The README there explains the words.
-#include "rendezvous/worker/worker_session.h"
+#include "rendezvous/worker/worker_protocol.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "apps/train/model/mlp.h"
+#include "apps/train/model/model.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;

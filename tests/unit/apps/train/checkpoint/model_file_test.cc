@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/train/model/conv_net.h"
-#include "apps/train/model/mlp.h"
+#include "apps/train/model/model.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;

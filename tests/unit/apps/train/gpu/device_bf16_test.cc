@@ -10,7 +10,7 @@
 #include "apps/train/kernels/gpu/body.h"
 #include "apps/train/kernels/gpu/convolution_body.h"
 #include "apps/train/model/conv_net.h"
-#include "apps/train/model/mlp.h"
+#include "apps/train/model/model.h"
 #include "tests/gpu/check_data.h"
 #include "tests/unit/apps/train/gpu/device_models.h"
 #include "tests/unit/apps/train/gpu/device_test_support.h"

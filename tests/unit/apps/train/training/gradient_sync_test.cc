@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/model/mlp.h"
+#include "apps/train/model/model.h"
 #include "tests/support/catch.h"
 #include "tests/unit/apps/train/collectives/thread_world.h"
 

@@ -1,4 +1,4 @@
-#include "apps/train/training/step_profile.h"
+#include "apps/train/training/run_output.h"
 
 #include <string>
 

@@ -9,7 +9,7 @@
 
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/model/conv_net.h"
-#include "apps/train/model/mlp.h"
+#include "apps/train/model/model.h"
 #include "apps/train/schedule/schedule.h"
 #include "tests/support/catch.h"
 #include "tests/unit/apps/train/collectives/thread_world.h"
