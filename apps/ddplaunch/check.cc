@@ -19,7 +19,6 @@
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/check/check_diagnosis.h"
-#include "launcher/check/check_diagnosis.h"
 #include "launcher/check/check_text.h"
 #include "launcher/master/check_master.h"
 #include "launcher/report/exit_code.h"

@@ -109,7 +109,7 @@ int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListene
   spec.job_dir = job_dir->path();
   if (!job_dir->note().empty() && !spec.quiet)
     std::fprintf(stderr, "ddplaunch: %s\n", job_dir->note().c_str());
-  if (!job_dir->warning().empty()) std::fprintf(stderr, "ddplaunch: %s\n", job_dir->warning().c_str());
+  if (!job_dir->warning().empty()) options.warnings.push_back(job_dir->warning());
 
   asio::io_context loop(1);
   launcher::Master* running_master = nullptr;  // no notice comes before the loop runs
@@ -121,7 +121,8 @@ int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListene
                           : make_remote_shell(loop, spec, token, notify);
   if (!remote) return fail(spec, remote.error());
   if (registration != nullptr) {
-    auto claimed = named ? claim_job_id(*registration, spec.job_id, claim_advice(spec)) : UniqueFd();
+    auto claimed =
+        named ? claim_job_id(*registration, spec.job_id, claim_advice(spec), spec.job_dir) : UniqueFd();
     if (!claimed) return fail(spec, claimed.error());  // another start was faster
     if (const auto made = make_findable(spec, *registration, options); !made && spec.verbose)
       std::fprintf(stderr, "ddplaunch: ddplaunch ps cannot show this job: %s\n", made.error().text.c_str());

@@ -240,11 +240,13 @@ std::string Agent::keeper_died() const {
 }
 
 Awaitable<> Agent::watch_signals() {
-  const auto [error, number] = co_await signals_.async_wait(kUseTuple);
-  const std::string sender = keeper_.stop_sender();
-  if (!error)
+  for (;;) {
+    const auto [error, number] = co_await signals_.async_wait(kUseTuple);
+    if (error) co_return;
+    const std::string sender = keeper_.stop_sender();
     feed(node::MustLeave{"stopped by " + signal_name(number) + (sender.empty() ? "" : " from " + sender),
                          number});
+  }
 }
 
 }  // namespace ddp::launcher

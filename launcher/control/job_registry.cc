@@ -190,8 +190,8 @@ Result<> mark_cleaned(const JobEntry& job, const std::string& time) {
   return written;
 }
 
-Result<UniqueFd> claim_job_id(const JobRegistration& where, const std::string& job,
-                              const std::string& advice) {
+Result<UniqueFd> claim_job_id(const JobRegistration& where, const std::string& job, const std::string& advice,
+                              const std::string& own_directory) {
   UniqueFd lock;
   for (const std::string& directory : where.directories) {
     if (!distrust_directory(directory).empty()) continue;
@@ -200,7 +200,8 @@ Result<UniqueFd> claim_job_id(const JobRegistration& where, const std::string& j
       const std::string name = file.stem().string();
       if (file.extension() != kSuffix || (name != job && !name.starts_with(job + '.'))) continue;
       const auto other = read_entry(file);
-      if (!other || other->job != job || !is_alive(*other)) continue;
+      // The entry of an earlier run whose directory was deleted names the directory of this one.
+      if (!other || other->job != job || other->directory == own_directory || !is_alive(*other)) continue;
       return Error{
           ErrorCode::kUsage,
           "a job with the id " + job + " runs already (pid " + std::to_string(other->pid) + " on " +

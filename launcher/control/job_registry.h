@@ -48,9 +48,10 @@ Result<> register_job(const JobRegistration& where, const JobEntry& entry);
 /// Refuses the id of a job that runs. Until the returned lock is closed, no other run can claim an id, so the
 /// caller registers its run meanwhile. The lock is empty where the disk has none, or where another start
 /// holds it for seconds. kUsage: such a job runs, on this host, or on another one whose locks this disk
-/// shows. `advice`: what to do then; empty: to choose another id, or to end that job.
+/// shows. `advice`: what to do then; empty: to choose another id, or to end that job. `own_directory`: of
+/// this run, if it has one.
 Result<UniqueFd> claim_job_id(const JobRegistration& where, const std::string& job,
-                              const std::string& advice = {});
+                              const std::string& advice = {}, const std::string& own_directory = {});
 
 /// Returns the registered runs, the oldest first. Skips files that are no entries.
 std::vector<JobEntry> read_jobs(const std::vector<std::string>& directories);

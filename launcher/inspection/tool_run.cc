@@ -116,7 +116,8 @@ Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::
   if (late) {
     result.trouble = "it did not end in time and was killed";
   } else if (!result.success) {
-    result.trouble = "it " + (status ? status->text() : std::string("could not be waited for"));
+    result.trouble = "it " + (status ? (status->text().starts_with("killed") ? "was " : "") + status->text()
+                                     : std::string("could not be waited for"));
   }
   if (result.text.size() >= limit) result.text += "\n(cut here)\n";
   // The destructor would wait for a child that the kernel still blocks.

@@ -102,6 +102,8 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
               }}),
       progress_(began_, spec.hang_timeout),
       all_run_(std::move(options.all_run)) {
+  for (const std::string& warning : options.warnings)
+    say(warning);
   add_signals(signals_, {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCONT, SIGUSR1, SIGUSR2});
   if (options.control) control_.emplace(loop, std::move(*options.control), control_handlers(), ::geteuid());
 }

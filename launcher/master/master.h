@@ -41,6 +41,7 @@ class Master final : private NodeEvents {
     std::optional<ControlSocket> control;         ///< where other processes ask about the job
     JobWriter::FirstTask first_task;              ///< called on the thread of the job's files
     std::function<void()> all_run;                ///< called once, when all ranks run; empty: not wanted
+    std::vector<std::string> warnings;            ///< of the start, to be said
   };
 
   /// All references outlive the master.

@@ -222,9 +222,19 @@ JobProgress::Figures JobProgress::figures(Time now) const {
   const auto& [latest, older, oldest] = marks_;
   if (latest) figures.step_age = now - latest->time;
   const auto& from = oldest ? oldest : older;
-  if (latest && from && latest->step > from->step) {
+  const bool marked = latest && from && latest->step > from->step;
+  if (marked) {
     figures.step_seconds = std::chrono::duration<double>(latest->time - from->time).count() /
                            static_cast<double>(latest->step - from->step);
+  }
+  // A report comes up to a second after its step. In a short time only the workers' own measurement is right.
+  if (!marked || latest->time - from->time < kMeasured / 2) {
+    std::optional<double> slowest;
+    for (const auto& [number, rank] : ranks_)
+      if (rank.present.steps > 0) slowest = std::max(slowest.value_or(0), rank.present.mean());
+    if (slowest) figures.step_seconds = slowest;
+  }
+  if (latest && figures.step_seconds) {
     const Time waited = now - latest->time;  // for the end of the present step
     if (waited > kMeasured && phase_ != Phase::kWait)
       figures.step_seconds = std::max(*figures.step_seconds, std::chrono::duration<double>(waited).count());

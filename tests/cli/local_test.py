@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -339,6 +340,13 @@ class LocalJob(LaunchTest):
         done = self.run_job("--job-dir", self.job_dir, "true")
         self.assert_code(done, 2)
         self.assertIn("holds an earlier run", done.err)
+
+    def test_a_job_id_and_its_directory_work_again_when_that_was_deleted(self):
+        for word in ("one", "two", "three"):
+            done = self.run_job("--job-id", self.job, "--job-dir", self.dir / "out", "-n", "1", "echo", word)
+            self.assert_code(done, 0)
+            self.assertIn(word, done.out)
+            shutil.rmtree(self.dir / "out")
 
     def test_a_fixed_job_id_works_again(self):
         for word in ("one", "two"):

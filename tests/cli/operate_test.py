@@ -626,6 +626,9 @@ class Exec(VerbTest):
         self.assertEqual((done.code, done.err), (127, "ddplaunch: exit code 127 on localhost: nosuchprog is no program in the environment of rank 1 there\n"))
         done = self.verb("exec", "--rank", 1, "--", "/etc/passwd")
         self.assertEqual((done.code, done.err), (126, "ddplaunch: exit code 126 on localhost: /etc/passwd is not executable in the environment of rank 1 there\n"))
+        for command in (["sh", "-c", "nosuch"], ["env", "nosuch"], ["sh", "-c", "echo hello; exit 127"], ["sh", "-c", "exit 126"]):
+            done = self.verb("exec", "--rank", 1, "--", *command)
+            self.assertEqual((done.code, done.err), (126 if "126" in command[-1] else 127, ""))
 
 
 class Hooks(LaunchTest):
@@ -1219,6 +1222,17 @@ class Logs(VerbTest):
         self.assertEqual(self.verb(*logs, "stdout", "--grep", "done").out, f"{at[2]} done\n")
         self.assertRegex(self.verb(*logs, "stderr", errors="replace").out, "^~20")  # its bytes are no UTF-8
         self.assertEqual(self.verb(*logs, "stdout", "--since", "2026-01-01T00:00:03Z").out, "")
+
+    def test_lines_without_an_exact_time_are_not_lost_behind_old_ones(self):
+        worker = "printf 'start\\n\\377 one\\n\\377 two\\n'"
+        self.assert_code(self.verb("--job-id", "mixed", "--jsonl", "sh", "-c", worker, cwd=self.dir, stdin=subprocess.DEVNULL, errors="replace"), 0)
+        lines = next(self.jobs.glob("*/attempt_0/lines.jsonl"))
+        first = json.loads(lines.read_text().splitlines()[0]) | {"time": time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(time.time() - 20))}
+        wrong = ['{"time":7}', '{"time":null,"rank":0,"stream":3,"line":"x"}', '{"time":"2026-01-01T00:00:00Z","rank":0,"stream":[],"line":null}', "7"]
+        lines.write_text("\n".join([json.dumps(first), *lines.read_text().splitlines()[1:], *wrong]) + "\n")
+        done = self.verb("logs", "--since", "15s", errors="replace")
+        self.assertEqual((done.code, re.sub("[^\x20-\x7e\n]", "", done.out)), (0, "[localhost:0]  one\n[localhost:0]  two\n"))
+        self.assertIn(first["time"] + " start\n", self.verb("logs", "-t", errors="replace").out)
 
     def test_a_bar_that_runs_is_shown_without_a_terminal(self):
         self.script("bar.py", "import sys, time\nfor i in range(3):\n  sys.stderr.write(f'\\r{i}0%|###  | {i}/10')\n  sys.stderr.flush()\n"

@@ -83,8 +83,13 @@ std::size_t hash_of(std::string_view line) {
   return std::hash<std::string_view>()(line);
 }
 
-/// Reads what the file has got since the last call.
-void read_times(TimedLines& timed) {
+std::string text_of(const OrderedJson& line, const char* key) {
+  const auto found = line.find(key);
+  return found != line.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+/// Reads what the file has got since the last call. Forgets lines from before `from`.
+void read_times(TimedLines& timed, milliseconds from) {
   std::string part(kOneRead, '\0');
   for (;;) {
     const ssize_t count = ::read(timed.fd.get(), part.data(), part.size());
@@ -95,10 +100,10 @@ void read_times(TimedLines& timed) {
       const OrderedJson line =
           OrderedJson::parse(std::string_view(timed.rest).substr(at, end - at), nullptr, false);
       if (!line.is_object()) continue;  // it has bytes that are not UTF-8
-      const auto time = parse_moment(line.value("time", ""), milliseconds(0));
-      if (!time || !line.contains("rank") || !line["rank"].is_number_unsigned()) continue;
-      timed.lines[{line["rank"].get<std::uint32_t>(), line.value("stream", "")}].emplace_back(
-          *time, hash_of(launcher::without_colours(line.value("line", ""))));
+      const auto time = parse_moment(text_of(line, "time"), milliseconds(0));
+      if (!time || *time < from || !line.contains("rank") || !line["rank"].is_number_unsigned()) continue;
+      timed.lines[{line["rank"].get<std::uint32_t>(), text_of(line, "stream")}].emplace_back(
+          *time, hash_of(launcher::without_colours(text_of(line, "line"))));
     }
     timed.rest.erase(0, at);
   }
@@ -111,7 +116,6 @@ struct LogFile {
   Times times;
   std::optional<milliseconds> made;  ///< of the file's first byte; unset: unknown
   bool at_end = false;               ///< all that was there at the start was read
-  bool old = false;                  ///< its last line with an exact time is older than --since
   int quiet = 0;                     ///< looks without a new byte
   launcher::LineAssembler lines{std::string()};
   launcher::Label label;
@@ -215,7 +219,7 @@ std::set<std::pair<std::uint32_t, std::uint32_t>> failed_ranks(const launcher::J
   }
   std::set<std::uint32_t> stopped;
   visit_events(job, [&](const OrderedJson& event, std::uint32_t attempt) {
-    const std::string name = event.value("event", "");
+    const std::string name = text_of(event, "event");
     if (name == "attempt_stopping") stopped.insert(attempt);
     if (name != "rank_exited" || stopped.contains(attempt)) return;
     if (event["exit_code"] != 0 && event["rank"].is_number())
@@ -302,7 +306,7 @@ class LogPrinter {
   int world_size() const {
     int most = 0;
     visit_events(job_, [&most](const OrderedJson& event, std::uint32_t) {
-      if (event.value("event", "") != "attempt_started" || !event["nodes"].is_array()) return;
+      if (text_of(event, "event") != "attempt_started" || !event["nodes"].is_array()) return;
       for (const OrderedJson& node : event["nodes"])
         most = std::max(most, node.value("first_rank", 0) + node.value("ranks", 0));
     });
@@ -354,7 +358,7 @@ class LogPrinter {
       const auto attempt = parse_number<std::uint32_t>(std::string_view(name).substr(8));
       if (!attempt) continue;
       const bool exact = has_exact_times(*attempt, directory);
-      const bool first = !looked_ && options_.since.has_value() && !exact;
+      const bool first = !looked_ && options_.since.has_value();
       const auto times = first || wants_times_ ? times_of(directory) : std::map<std::string, Times>();
       for (const fs::path& path : list_directory(directory)) {
         const std::string file_name = path.filename().string();
@@ -399,7 +403,8 @@ class LogPrinter {
       if (!looked_ && options_.attach) ::lseek(fd.get(), 0, SEEK_END);
       found = timed_.emplace(attempt, TimedLines{std::move(fd), "", {}}).first;
     }
-    read_times(found->second);
+    // A file is read from a byte that was written up to two margins before.
+    read_times(found->second, options_.since ? *options_.since - 3 * kTimeMargin : milliseconds(0));
     return true;
   }
 
@@ -409,7 +414,7 @@ class LogPrinter {
     if (!nodes_.contains(key.attempt)) {
       nodes_[key.attempt];  // once, even if the journal has lost it
       visit_events(job_, [this](const OrderedJson& event, std::uint32_t attempt) {
-        if (event.value("event", "") == "attempt_started" && event["nodes"].is_array())
+        if (text_of(event, "event") == "attempt_started" && event["nodes"].is_array())
           nodes_[attempt] = event["nodes"];
       });
     }
@@ -503,10 +508,9 @@ class LogPrinter {
   void take_line(const LogKey& key, LogFile& file, std::string_view line, std::optional<LineTime> time) {
     std::string plain = launcher::without_colours(line);
     if (const auto exact = exact_time(key, plain)) {
+      if (options_.since && exact->at < *options_.since) return;
       time = exact;
-      file.old = options_.since && exact->at < *options_.since;
     }
-    if (file.old) return;
     if (!pattern_.matches(plain)) return;
     KeptLine taken{&key, &file, coloured_ && !options_.json ? std::string(line) : std::move(plain), time};
     if (!options_.tail || kept_shown_) return print_line(taken);

@@ -53,9 +53,11 @@ int fail(const Error& error) {
   return code;
 }
 
+int print_error = 0;  ///< errno of the first text that standard output did not take
+
 void print(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
+  if (std::fflush(stdout) != 0 && print_error == 0) print_error = errno;
 }
 
 std::string dump(const OrderedJson& json) {
@@ -427,7 +429,12 @@ Result<int> ask_workers(OperateVerb verb, const OperateOptions& options, const J
   if (!reply["troubles"].empty() && (exec || reply["ranks"].empty()))
     return Error{ErrorCode::kRefused, "job " + job.job + " gave no complete answer"};
   const int code = reply["exit_code"].get<int>();
-  if (exec && (code == 126 || code == 127) && !reply["ranks"].empty())  // as shells say it
+  // The shell that executes the command says so: "sh: 1: exec: nosuch: not found". A command may end with
+  // the same codes.
+  const bool failed =
+      exec && (code == 126 || code == 127) && !reply["ranks"].empty() &&
+      reply["ranks"][0].value("text", "").find("exec: " + options.command.front() + ":") != std::string::npos;
+  if (failed)
     std::fprintf(stderr, "ddplaunch: exit code %d on %s: %s is %s in the environment of rank %u there\n",
                  code, one_line(reply["ranks"][0].value("node", "")).c_str(),
                  one_line(options.command.front()).c_str(), code == 127 ? "no program" : "not executable",
@@ -600,8 +607,9 @@ int operate(OperateVerb verb, const std::vector<std::string>& args, const Proces
             const CleanHosts& clean_hosts) {
   const int code = run_verb(verb, args, context, clean_hosts);
   if (code == 0 && was_closed(STDOUT_FILENO)) return fail(print_result("").error());
-  const bool written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
-  return written || code != 0 ? code : fail(system_error(errno, "standard output"));
+  if (std::fflush(stdout) != 0 && print_error == 0) print_error = errno;
+  const bool written = print_error == 0 && std::ferror(stdout) == 0;
+  return written || code != 0 ? code : fail(system_error(print_error, "standard output"));
 }
 
 }  // namespace ddp

@@ -217,6 +217,17 @@ TEST_CASE("the duration of a step is measured over the last ten to twenty second
   CHECK(job.at(90).step_seconds == 30);  // the present step is longer already
 }
 
+TEST_CASE("in a short time the workers' own measurement is the duration of a step") {
+  Job job;
+  job.run(0);
+  job.measured(1, 0, steps_of(100ms, 9));
+  job.measured(1, 1, steps_of(125ms, 8));
+  CHECK(std::abs(*job.at(1).step_seconds - 0.125) < 1e-9);  // of the slowest rank
+  job.measured(2, 0, steps_of(100ms, 1));                   // its last step, reported up to a second later
+  CHECK(std::abs(*job.at(2).step_seconds - 0.125) < 1e-9);
+  CHECK(*job.at(30).step_seconds == 29);  // the present step is longer already
+}
+
 TEST_CASE("a rank that reports late does not spoil the duration of a step") {
   Job job;
   job.run(0);
