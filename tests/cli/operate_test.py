@@ -385,8 +385,8 @@ class Verbs(VerbTest):
         self.assertEqual(process.wait(20), 143)
 
     def test_output_that_cannot_be_written(self):
-        self.assert_code(self.short_job("true"), 0)
-        for words in (["ps"], ["ps", "--json"], ["status"], ["wait"], ["report", "-o", "-"], ["logs", "--help"]):
+        self.assert_code(self.short_job("echo", "x"), 0)
+        for words in (["ps"], ["ps", "--json"], ["status"], ["wait"], ["report", "-o", "-"], ["logs"], ["logs", "--help"]):
             with open("/dev/full", "w", encoding="utf-8") as full:
                 done = subprocess.run([DDPLAUNCH, *words], env=self.env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30)
             self.assertEqual((done.returncode, done.stderr), (116, "ddplaunch: standard output: No space left on device\n"), words)

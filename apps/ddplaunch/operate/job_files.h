@@ -56,6 +56,9 @@ class JournalTail {
 /// Returns an event for people: "attempt 1: rank exited, gpu02, rank 5: exited 3". Empty: it is none.
 std::string event_text(const std::string& line);
 
+/// Writes to standard output at once. Returns whether that took it; the verb ends with the first error.
+bool print(std::string_view text);
+
 /// Prints the workers' output from the files of the job, each line with its rank; with --follow until the job
 /// has ended. It only reads files, so a viewer that is stopped costs the job nothing. With `attach` it begins
 /// with what is written from now on, prints changes of the job's state to stderr, and returns false when

@@ -602,9 +602,9 @@ class LogPrinter {
     } else if (options_.follow && !options_.json && options_.grep.empty() && !last) {
       sample_bars();
     }
-    const bool written = std::fwrite(out_.data(), 1, out_.size(), stdout) == out_.size();
+    const bool written = print(out_);
     out_.clear();
-    return std::fflush(stdout) == 0 && written;
+    return written;
   }
 
   const OperateOptions& options_;

@@ -32,6 +32,19 @@
 namespace ddp {
 namespace {
 
+int print_error = 0;  ///< errno of the first text that standard output did not take
+
+}  // namespace
+
+bool print(std::string_view text) {
+  const bool written =
+      std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
+  if (!written && print_error == 0) print_error = errno;
+  return written;
+}
+
+namespace {
+
 using launcher::JobEntry;
 using launcher::RunState;
 using OrderedJson = nlohmann::ordered_json;
@@ -51,13 +64,6 @@ int fail(const Error& error) {
   const int code = launcher::exit_code_of(error);
   std::fprintf(stderr, "ddplaunch: %s\n", one_line(error.text).c_str());
   return code;
-}
-
-int print_error = 0;  ///< errno of the first text that standard output did not take
-
-void print(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  if (std::fflush(stdout) != 0 && print_error == 0) print_error = errno;
 }
 
 std::string dump(const OrderedJson& json) {
@@ -382,7 +388,7 @@ constexpr std::chrono::seconds kSlack{8};
 /// Prints the bytes; on a terminal, control characters become `?`.
 void print_text(const std::string& text) {
   const std::string shown = ::isatty(STDOUT_FILENO) == 1 ? replace_unsafe(text) : text;
-  std::fwrite(shown.data(), 1, shown.size(), stdout);
+  print(shown);
 }
 
 bool is_reply(const OrderedJson& reply) {

@@ -444,7 +444,7 @@ Result<> write_report(const OperateOptions& options, const launcher::JobEntry& j
   }
   const std::string page = page_html(report_data(job), "");
   if (options.output == "-") {
-    std::fwrite(page.data(), 1, page.size(), stdout);
+    print(page);
     return {};
   }
   const UniqueFd fd(::open(options.output.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
