@@ -240,13 +240,11 @@ std::string Agent::keeper_died() const {
 }
 
 Awaitable<> Agent::watch_signals() {
-  for (;;) {
-    const auto [error, number] = co_await signals_.async_wait(kUseTuple);
-    if (error) co_return;
-    const std::string sender = keeper_.stop_sender();
+  const auto [error, number] = co_await signals_.async_wait(kUseTuple);
+  const std::string sender = keeper_.stop_sender();
+  if (!error)
     feed(node::MustLeave{"stopped by " + signal_name(number) + (sender.empty() ? "" : " from " + sender),
                          number});
-  }
 }
 
 }  // namespace ddp::launcher

@@ -18,8 +18,6 @@ namespace {
 /// Heartbeats are due once a second. After a longer pause this process slept: it was stopped or frozen, or
 /// its machine was suspended.
 constexpr std::chrono::seconds kOverslept{2};
-/// Signals within this time after the first are one request.
-constexpr std::chrono::seconds kSameRequest{1};
 /// In this time a master on the same machine that slept, too, sends the Ping that renews the lease.
 constexpr std::chrono::seconds kMasterWakes{5};
 
@@ -417,20 +415,7 @@ void AgentCore::lose_master() {
 }
 
 void AgentCore::on(const node::MustLeave& event) {
-  if (leaving_ && event.signal != 0) return cut_grace_short(event.signal);
-  if (!leaving_) stopped_by_ = {event.signal, now_};
   resign(event.why, event.signal);
-}
-
-/// A later signal kills as on the master: a Ctrl-C, or a second SIGTERM (docs/users/exit_codes.md).
-void AgentCore::cut_grace_short(int signal) {
-  const bool same_request = stopped_by_.first == 0 || now_ - stopped_by_.second < kSameRequest;
-  const bool kills = signal == SIGINT || (signal == SIGTERM && stopped_by_.first == SIGTERM);
-  if (same_request || !kills || state_ != State::kStopping) return;
-  last_message_ += "; the grace period was cut short by " +
-                   std::string(signal == stopped_by_.first ? "a second " : "") + signal_name(signal);
-  stopped_by_.first = 0;
-  stop_workers("killed by the user", 0ms);
 }
 
 /// Leaves while the master still listens: reports the reason, and then the ends of the workers.

@@ -338,7 +338,6 @@ class AgentCore {
   void stop_workers(std::string reason, std::chrono::milliseconds grace, int signal = SIGTERM);
   void lose_master();
   void resign(std::string why, int signal);
-  void cut_grace_short(int signal);
   void leave(int signal = SIGTERM);
 
   Settings settings_;
@@ -356,8 +355,7 @@ class AgentCore {
   rendezvous::Revoke revoke_;              ///< the one that is carried out
   Time due_{0};                            ///< of the revoke's present state
   WorkerProcesses processes_;
-  bool leaving_ = false;                   ///< the agent's end was ordered or is forced; nothing new starts
-  std::pair<int, Time> stopped_by_{0, 0};  ///< the signal that made it leave, and when; 0: none
+  bool leaving_ = false;  ///< the agent's end was ordered or is forced; nothing new starts
   int exit_code_ = 0;
   std::string last_message_;
   node::Actions actions_;

@@ -284,11 +284,7 @@ bool Keeper::lease_over() const {
 void Keeper::read_signals() {
   signalfd_siginfo info;
   while (read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
-    if (info.ssi_signo == SIGCHLD) continue;
-    if (stop_passed_on_ != 0) {  // a second one may cut the grace period short
-      signal_agent(static_cast<int>(info.ssi_signo));
-      continue;
-    }
+    if (info.ssi_signo == SIGCHLD || stop_passed_on_ != 0) continue;
     stop_passed_on_ = static_cast<int>(info.ssi_signo);
     // The agent would see only that the keeper has sent it, and the sender may be gone soon.
     const bool from_process = info.ssi_code <= 0 && stop_sender_ != nullptr;

@@ -224,35 +224,6 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("agent core: a later signal on the node cuts the grace period short as on the master") {
-  struct Case {
-    int first, later;
-    std::chrono::seconds after;
-    bool kills;
-  };
-  for (const auto& [first, later, after, kills] :
-       {Case{SIGTERM, SIGTERM, 2s, true}, Case{SIGTERM, SIGINT, 2s, true}, Case{SIGINT, SIGINT, 1s, true},
-        Case{SIGTERM, SIGTERM, 0s, false}, Case{SIGINT, SIGTERM, 2s, false},
-        Case{SIGTERM, SIGHUP, 2s, false}}) {
-    Driven node(true);
-    node.run(0);
-    node.feed(node::MustLeave{"stopped", first});
-    node.now += after;
-    node.feed(node::MustLeave{"stopped", later});
-    node.feed(node::MustLeave{"stopped", later});
-    const auto stops = node.did<node::StopWorkers>();
-    REQUIRE(stops.size() == (kills ? 2 : 1));
-    if (kills) CHECK(stops[1].order.grace_ms == 0);
-    CHECK((node.core.last_message().find("cut short by") != std::string::npos) == kills);
-  }
-  Driven ordered(true);
-  ordered.run(0);
-  ordered.feed(rendezvous::Leave{0, "the job has ended"});
-  ordered.now += 2s;
-  ordered.feed(node::MustLeave{"stopped", SIGTERM});
-  CHECK(ordered.did<node::StopWorkers>().size() == 1);
-}
-
 TEST_CASE("agent core: an order for the next attempt waits for the last workers of this one") {
   Driven node;
   node.run(0);
