@@ -37,7 +37,8 @@ class JobProgress {
   struct Figures {
     std::optional<std::uint64_t> step;       ///< completed by all ranks that report steps
     std::optional<std::uint64_t> last_step;  ///< completed by the foremost rank
-    std::optional<double> step_seconds;      ///< duration of a recent step, or of the present one if longer
+    /// Duration of a recent step, or of the present one if longer; in the first seconds that of the slowest rank.
+    std::optional<double> step_seconds;
     std::optional<Time> step_age;            ///< since all ranks had completed `step`
     std::optional<double> loss;              ///< of the lowest rank that reports one
     StepDurations durations;                 ///< of each rank's steps

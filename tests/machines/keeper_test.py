@@ -3,6 +3,7 @@
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -31,7 +32,10 @@ class WithoutKeeper(MachinesTest):
     def assert_warnings_are_kept(self, err):
         prefix = "ddplaunch: warning: "
         said = [line.removeprefix(prefix) for line in err.splitlines() if line.startswith(prefix)]
-        self.assertEqual(json.loads((self.dir / "end.json").read_text())["warnings"], said)
+        kept = json.loads((self.dir / "end.json").read_text())["warnings"]
+        self.assertEqual(kept, said)
+        for found in re.findall(r"^ddplaunch: (?:warning: )?(n1: \d+ process.*)$", err, re.M):
+            self.assertIn(found, kept)
 
     def assert_swept(self, process):
         done = self.finish(process)

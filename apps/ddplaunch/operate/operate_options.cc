@@ -38,10 +38,9 @@ void add_selection(OperateOptions& options) {
       {.names = "--since",
        .value = "T",
        .help = "only lines that were written since T",
-       .details =
-           "T is a time before now, such as `10m`, or a moment, such as "
-           "`2026-11-21T03:14:39Z`. Lines of the 10 s before T may be shown, too, but not of a job with "
-           "`--jsonl`."},
+       .details = "T is a time before now, such as `10m`, or a moment, such as "
+                  "`2026-11-21T03:14:39Z`. Lines of the 10 s before T may be shown, too; of a job with "
+                  "`--jsonl` only lines that are not UTF-8."},
       [&options](const std::string& text) -> std::string {
         using std::chrono::milliseconds;
         const auto now = std::chrono::system_clock::now().time_since_epoch();
