@@ -37,11 +37,12 @@ class JobProgress {
   struct Figures {
     std::optional<std::uint64_t> step;       ///< completed by all ranks that report steps
     std::optional<std::uint64_t> last_step;  ///< completed by the foremost rank
-    /// Duration of a recent step, or of the present one if longer; in the first seconds that of the slowest rank.
+    /// Duration of a recent step, or of the present one if longer; in the first seconds that of the slowest
+    /// rank.
     std::optional<double> step_seconds;
-    std::optional<Time> step_age;            ///< since all ranks had completed `step`
-    std::optional<double> loss;              ///< of the lowest rank that reports one
-    StepDurations durations;                 ///< of each rank's steps
+    std::optional<Time> step_age;  ///< since all ranks had completed `step`
+    std::optional<double> loss;    ///< of the lowest rank that reports one
+    StepDurations durations;       ///< of each rank's steps
     Time stalled{0};  ///< since the last step of all ranks, if that is far too long ago; 0: it is not
     std::map<std::string, std::map<int, int>> xids;  ///< number of Xid errors by node and number
     std::array<Time, kPhaseNames.size()> spent{};
