@@ -37,6 +37,7 @@ void LineAssembler::add(std::string_view bytes, std::string& out) {
 void LineAssembler::add_plain(std::string_view bytes, const LineSink& sink) {
   bool idle = rows_.idle();
   while (!bytes.empty()) {
+    // Without a label the lines need no work at all: everything up to the last line feed passes as one piece.
     const bool all = idle && sink.label.empty() && bytes.size() <= kMaxLine;
     const void* const end =
         all ? ::memrchr(bytes.data(), '\n', bytes.size()) : std::memchr(bytes.data(), '\n', bytes.size());
@@ -57,6 +58,7 @@ void LineAssembler::add_marked(std::string_view bytes, const LineSink& sink) {
   while (!bytes.empty()) {
     if (escape_.inside()) {
       const EscapeReader::Effect what = escape_.feed(bytes.front());
+      // The byte that broke a sequence is text, or begins the next sequence.
       if (what != EscapeReader::Effect::kBroken) bytes.remove_prefix(1);
       rows_.escape(what, escape_, sink);
       continue;
@@ -87,12 +89,14 @@ void LineAssembler::finish(std::string& out) {
 
 void HeldLines::count(LineAssembler& lines) {
   DDP_REQUIRE(lines.counted_ <= bytes_, lines.counted_, bytes_);
+  // Unsigned arithmetic: the difference may be negative and still adds up, since counted_ is part of bytes_.
   bytes_ += lines.held() - std::exchange(lines.counted_, lines.held());
 }
 
 void HeldLines::add(LineAssembler& lines, std::string_view bytes, std::string& out) {
   lines.add(bytes, out);
   count(lines);
+  // Ranks that write without line feeds pay with a broken line, instead of all ranks with the master's memory.
   if (bytes_ > kMost && lines.held() > kShort) finish(lines, out);
 }
 
@@ -133,6 +137,7 @@ std::vector<std::string> StderrTail::lines() const {
     found.emplace_back(rest.substr(0, end));
     rest.remove_prefix(end + 1);
   }
+  // The oldest line lacks its beginning. A traceback without it reads better than with half a line.
   if (overwritten_ && !found.empty()) {
     if (found.size() > 1) {
       found.erase(found.begin());

@@ -62,6 +62,8 @@ void MasterLinks::start_again(std::size_t node, const std::string& name, millise
   const Link old = links_[node];
   old->close();
   links_[node] = make_link(node, name, old->incarnation + 1);
+  // The limits on diagnostics hold for the host, so that an agent that fails again and again cannot fill the
+  // master's memory.
   links_[node]->limits = old->limits;
   links_[node]->limits.begin_incarnation();
   start({node}, limit);
@@ -70,6 +72,7 @@ void MasterLinks::start_again(std::size_t node, const std::string& name, millise
 void MasterLinks::start(std::vector<std::size_t> nodes, milliseconds limit) {
   remote::FanOutOptions options = options_;
   options.deadline = std::chrono::steady_clock::now() + limit;
+  // Each start has its own fan-out: a spare that is started later must not wait for hosts of the first start.
   auto fan_out = std::make_shared<remote::FanOut>(loop_.get_executor(), remote_, local_, std::move(options));
   starts_.push_back({fan_out, nodes});
   spawn(loop_.get_executor(), run_start(std::move(fan_out), std::move(nodes)));
@@ -143,6 +146,7 @@ Awaitable<> MasterLinks::run_sweep(std::shared_ptr<Sweep> sweep, rendezvous::Job
     swept = started->error();
   } else {
     link->open(std::move(**started));
+    // The timer may have fired while the host was reached, when there was no channel to close yet.
     if (closed_ || std::chrono::steady_clock::now() >= link->end_timer.expiry()) link->close();
     spawn(loop_.get_executor(), link->connection().write_all());
     spawn(loop_.get_executor(), read_errors(link));
@@ -189,10 +193,13 @@ Awaitable<Result<SweptHost>> MasterLinks::ask_sweeper(Link link, rendezvous::Job
 Awaitable<> MasterLinks::read_link(Link node) {
   Result<> good;
   while (good) {
+    // Messages that came with the agent's first bytes are already in the buffer, so they are taken before the
+    // first read.
     good = take_messages(*node);
     events_.all_taken(*node);
     if (good) good = co_await node->connection().read_more();
     if (!good) break;
+    // Heard is what arrived, not what was understood: the lease counts from the last byte.
     node->heard();
     events_.heard(*node);
   }
@@ -230,6 +237,7 @@ Result<> MasterLinks::take_messages(NodeLink& node) {
     auto message = node.connection().next();
     if (!message) return message.error();
     if (!*message) return {};
+    // Texts of a node go to terminals and pages; nothing behind this line sees their control characters.
     clean_texts(**message);
     if (auto good = take(node, **message); !good) return good;
   }
@@ -268,6 +276,7 @@ Awaitable<> MasterLinks::ping_nodes(milliseconds interval) {
     events_.before_pings();
     for (const Link& node : links_) {
       if (!node->live()) continue;
+      // A node that owes an answer gets no second Ping: one that was suspended would find a queue of them.
       if (node->answered())
         node->ping(++ping_sequence_);
       else if (node->miss_ping() >= kMissedPings)

@@ -43,6 +43,7 @@ std::shared_ptr<JobWriter> JobWriter::start(asio::any_io_executor loop, JobDir d
 }
 
 JobWriter::PendingOutput& JobWriter::pending_of(const OutputKey& key) {
+  // The bound matters: last_ outlives the batch that the thread has taken away.
   if (last_.second < waiting_.size() && last_.first == key) return waiting_[last_.second];
   const auto [place, fresh] = place_.try_emplace(key, waiting_.size());
   if (fresh) waiting_.push_back({key, {}});
@@ -51,6 +52,7 @@ JobWriter::PendingOutput& JobWriter::pending_of(const OutputKey& key) {
 }
 
 std::string& JobWriter::gathered_of(PendingOutput& waiting) {
+  // Only a piece of copied bytes can grow. Borrowed memory and a gap keep their place in the file.
   if (waiting.pieces.empty() || waiting.pieces.back().memory || waiting.pieces.back().lost > 0) {
     OutputPiece& piece = waiting.pieces.emplace_back();
     if (!spare_.empty()) {
@@ -110,6 +112,7 @@ template <class Done>
 bool JobWriter::wait_for(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit, Done done) {
   for (;;) {
     const std::uint64_t before = written_;
+    // A slow disk may take longer than `limit` for the whole backlog, a hanging one accepts no piece within it.
     if (progress_.wait_for(lock, limit, [&] { return done() || written_ != before; })) {
       if (done()) return true;
     } else {
@@ -121,6 +124,7 @@ bool JobWriter::wait_for(std::unique_lock<std::mutex>& lock, std::chrono::millis
 std::optional<std::vector<std::string>> JobWriter::settle(const LastTask& last,
                                                           std::chrono::milliseconds limit) {
   std::unique_lock lock(mutex_);
+  // A second call only continues the wait; the report must not be written twice.
   if (!std::exchange(has_last_task_, true)) last_task_ = last;
   write_now_ = true;
   wake_.notify_one();
@@ -133,6 +137,8 @@ void JobWriter::close(std::chrono::milliseconds limit) {
   closing_ = true;
   wake_.notify_one();
   if (!writer_.joinable()) return;
+  // A thread in a write that never returns cannot be joined. It shares ownership of this object, and posts
+  // nothing any more once abandoned_ is set, because the loop ends before it.
   abandoned_ = !wait_for(lock, limit, [this] { return ended_; });
   lock.unlock();
   abandoned_ ? writer_.detach() : writer_.join();
@@ -147,9 +153,11 @@ void JobWriter::write_loop() {
       call_last_task(lock);
       continue;
     }
+    // The pause gathers the lines of all ranks, so that a file costs ten writes a second at most.
     wake_.wait_for(lock, kLinger, [this] { return closing_ || write_now_; });
     WriteBatch batch = std::exchange(waiting_, {});
     place_.clear();
+    // The report is due: what arrives while this batch is written must not linger before it.
     write_now_ = last_task_ != nullptr;
     lock.unlock();
     write(batch);
@@ -179,6 +187,7 @@ void JobWriter::write(WriteBatch& batch) {
         post([this, text = std::move(words)] { say_(text); });
       piece.memory.reset();
     }
+    // After the write: full() must count bytes that the disk has not accepted.
     const std::size_t left = backlog_.fetch_sub(waiting.size, std::memory_order_relaxed) - waiting.size;
     std::unique_lock lock(mutex_);
     ++written_;

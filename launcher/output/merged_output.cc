@@ -44,6 +44,7 @@ std::string_view LineClock::filled(Second& second, std::int64_t milliseconds) {
 }
 
 std::string_view LineClock::time_of_day(Time time) {
+  // localtime_r takes a lock and may look at the zone file: one call a second, not one a line.
   if (time < begin_ || time >= end_) set_second(time);
   return filled(local_, duration_cast<milliseconds>(time - begin_).count());
 }
@@ -107,6 +108,7 @@ bool MergedOutput::shows_bar_ends(std::uint32_t rank, int node_rank, int stream)
 }
 
 void MergedOutput::begin_attempt(std::uint32_t attempt) {
+  // Rows of the attempt before have no owner any more. Their last frames become lines before its ranks go.
   if (attempt_) finish_all();
   ranks_.clear();
   held_ = {};
@@ -157,10 +159,12 @@ void MergedOutput::take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t 
       state.wrote_stderr = true;
     }
   }
+  // lines.jsonl has every rank, also those that the console does not show.
   if (json_) keep_json(state, stream, bytes, written);
   if (!state.shown[stream - 1u]) return;
   LiveBoard::Entry& entry = state.streams[stream - 1u];
   if (entry.lines.label().has_time()) entry.lines.label().stamp(clock_.time_of_day(written));
+  // lines_ holds lines of one stream. Passing them on here keeps stdout and stderr in the order of arrival.
   if (entry.stream != stream_) pass_on();
   stream_ = entry.stream;
   if (bytes.empty())
@@ -175,6 +179,8 @@ void MergedOutput::take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t 
 
 /// Shows lines_, which `entry` has just produced.
 void MergedOutput::show_lines(const RankOutput& state, LiveBoard::Entry& entry, Time written) {
+  // Without folding, lines collect until pass_on() or until they are worth a write: many ranks with one line
+  // each cost one system call.
   if (!fold_) {
     if (lines_.size() >= kMuch) pass_on();
     return;
@@ -224,6 +230,7 @@ void MergedOutput::tick() {
   std::array<std::string, 2> lines;
   board_.tick(steady_now(), lines);
   show_rows();
+  // Lines that wait to be folded came before these.
   if (!lines[0].empty() || !lines[1].empty()) flush();
   console_.add(1, lines[0]);
   console_.add(2, lines[1]);

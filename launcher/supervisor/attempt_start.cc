@@ -23,6 +23,7 @@ constexpr std::chrono::seconds kProbeTime{5};
 std::vector<std::string> store_guests(const JobSpec& spec, const std::vector<NodeNetwork>& nodes,
                                       const NetChoice& network, bool all) {
   std::vector<std::string> guests = spec.store_allow;
+  // The message has a bound. Each node gets an equal share, because a node without any address is locked out.
   const std::size_t room = (rendezvous::kMaxListElements - guests.size()) / nodes.size();
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     if (!nodes[i].connected.empty()) guests.push_back(nodes[i].connected);
@@ -74,6 +75,7 @@ rendezvous::OpenStore AttemptStart::store_order(const JobSpec& spec) const {
 }
 
 AttemptStart::Step AttemptStart::opened(std::size_t participant, const rendezvous::StoreOpened& message) {
+  // An answer about an earlier attempt may still be on its way: its port is closed.
   if (phase_ != Phase::kOpeningStore || participant != 0 || message.attempt != attempt_) return {};
   store_port_ = message.port;
   store_token_ = message.token;
@@ -90,6 +92,7 @@ AttemptStart::Step AttemptStart::probed(std::size_t participant, const rendezvou
   if (message.address.empty()) {
     step.probes = orders(master_.failed(participant));
   } else {
+    // The address goes into MASTER_ADDR of all workers, so it must be one that the master proposed.
     const auto candidates = network_.master_addrs();
     if (std::find(candidates.begin(), candidates.end(), message.address) == candidates.end()) {
       step.failure = Error{ErrorCode::kProtocol, "it reported an address that was not probed", 0};
@@ -283,6 +286,7 @@ std::optional<job::Waiting> StartNotice::show(const std::string& awaited, Time n
   check_at_ = now + seconds(1);
   if (awaited.empty()) return {};
   const bool due = now - started_at_ >= log_after_;
+  // The intervals grow up to a minute, so that the log of a start that takes an hour stays short.
   while (due && log_after_ <= now - started_at_)
     log_after_ += std::min<Time>(2 * log_after_, seconds(60));
   shown_ = true;
@@ -325,10 +329,12 @@ std::vector<std::pair<std::string, Error>> missing_nodes(const JobSpec& spec, co
   std::vector<std::pair<NodeTable::Time, std::pair<std::string, Error>>> missed;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     const NodeTable::Node& node = nodes[i];
+    // After the start only nodes with ranks count; at the start every host that was asked for.
     if ((node.is_member() && !node.lost) || (!at_start && !node.participant)) continue;
     if (!node.trouble && !late) continue;
     Error error =
         node.trouble ? node.trouble->error : late_error(spec, missing_step(spec, nodes, nullptr, i));
+    // The cause is the loss of the node; that no other replaced it ended the job.
     if (!at_start) {
       error.code = ErrorCode::kLinkLost;
       error.text +=
