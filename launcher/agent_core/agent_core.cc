@@ -1,3 +1,6 @@
+// AgentCore by subject: the lease, the start of an attempt, its workers, a revoke in the order of its states,
+// the end of the attempt, the end of the agent. Last, WorkerProcesses. docs/developers/states.md has the
+// table of states.
 #include "launcher/agent_core/agent_core.h"
 
 #include <algorithm>
@@ -103,6 +106,7 @@ void AgentCore::on(const node::HeartbeatDue& event) {
   beat_at_ = now_;
   // Silence while this process slept may be its own fault.
   const bool silent = std::min(event.silence, now_ - woke_at_) > settings_.patience;
+  // With workers that have a lease the lease decides; without, the plain silence of the master.
   const bool lost = running() && is_leased() ? is_lease_over() : silent;
   if (lost) lose_master();
   renew_lease();
@@ -125,9 +129,12 @@ void AgentCore::on(const rendezvous::OpenStore& order) {
 void AgentCore::on(const rendezvous::Spawn& order) {
   if (!accepted_at_ || leaving_) return;
   if (running() && !has_survivors()) {
+    // The last survivor may have died after AttemptRevoked was sent. The order waits until what it left has
+    // ended.
     next_ = order;
     return;
   }
+  // Kept until the attempt is prepared: if that fails, survivors still belong to it.
   previous_ = std::exchange(spawn_, order);
   lease_.proven(*accepted_at_);  // a slow disk may have delayed our answer to a Ping
   if (is_lease_over()) return lose_master();
@@ -151,6 +158,7 @@ void AgentCore::on(const node::AttemptImpossible& event) {
 void AgentCore::on(const node::AttemptPrepared&) {
   DDP_REQUIRE(state_ == State::kStarting, state_);
   for (const auto& [local, process] : processes_.all()) {
+    // Survivors may have other ranks now, by which the master finds their processes.
     send(rendezvous::WorkerStarted{spawn_.attempt, spawn_.first_rank + local,
                                    static_cast<std::uint32_t>(process.pid), process.started_ns,
                                    process.start_attempt});
@@ -203,9 +211,11 @@ void AgentCore::on(const node::WorkerExited& event) {
   exited.by_revoke = killed != nullptr;
   if (killed != nullptr) exited.text = *killed;
   const bool never_ran = exited.pid == 0;
+  // Before the consequences below, so that the master knows the end when it hears of them.
   send(std::move(exited));
   if (never_ran) return;
   processes_.ended(event.local);
+  // The master chooses the next attempt's source of state from this list, and must not choose a dead one.
   if (state_ == State::kSuspended) notify_survivors();
   check_answers();
   check_deaths();
@@ -370,6 +380,7 @@ void AgentCore::on(const rendezvous::Stop& order) {
 
 void AgentCore::stop_workers(std::string reason, std::chrono::milliseconds grace, int signal) {
   state_ = State::kStopping;
+  // The value comes from a message, and a worker gets no other signal at a stop.
   if (signal != SIGINT && signal != SIGHUP) signal = SIGTERM;
   act(node::StopWorkers{{std::move(reason), static_cast<std::uint32_t>(grace.count())}, signal});
 }
@@ -408,6 +419,7 @@ void AgentCore::on(const node::LinkLost&) {
 }
 
 void AgentCore::lose_master() {
+  // Even if this agent is already leaving, since its messages have no reader any more.
   act(node::CloseLink{});
   if (leaving_) return;
   exit_code_ = exit_code_of(Error{ErrorCode::kLinkLost, "", 0});

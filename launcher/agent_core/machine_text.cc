@@ -103,6 +103,7 @@ std::optional<KernelLine> parse_kernel_line(std::string_view record) {
   const std::size_t semicolon = record.find(';');
   if (semicolon == std::string_view::npos) return std::nullopt;
   std::string_view head = record.substr(0, semicolon);
+  // /dev/kmsg: "priority,sequence,microseconds,flags;text" (Documentation/ABI/testing/dev-kmsg).
   for (int skipped = 0; skipped < 2; ++skipped) {
     const std::size_t comma = head.find(',');
     if (comma == std::string_view::npos) return std::nullopt;
@@ -119,9 +120,11 @@ std::optional<OomVictim> parse_oom_victim(std::string_view text) {
   // Programs can write such lines to the kernel log, too, but only as root.
   if (const auto killed = number_after(text, "Killed process ")) {
     victim.pid = static_cast<std::int64_t>(*killed);
+    // "Memory cgroup out of memory: Killed process 77 (python)…", against "Out of memory: Killed process …".
     victim.cgroup = text.starts_with("Memory cgroup");
     return victim;
   }
+  // "oom-kill:constraint=CONSTRAINT_MEMCG,…,task=python,pid=77,uid=0", since Linux 5.0.
   if (!text.starts_with("oom-kill:")) return std::nullopt;
   const auto pid = number_after(text, ",pid=");
   if (!pid) return std::nullopt;

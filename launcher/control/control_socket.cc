@@ -1,3 +1,5 @@
+// The socket's file; the client, which is one short run of a loop of its own; and the server, on the master's
+// loop.
 #include "launcher/control/control_socket.h"
 
 #include <sys/socket.h>
@@ -78,6 +80,7 @@ Result<ControlSocket> ControlSocket::bind(const std::string& name) {
     // Another job that ended has removed the empty directory.
     if (const auto again = socket_directory(); !again) return again.error();
   }
+  // From here on the destructor removes the file, whatever fails.
   ControlSocket socket(std::move(fd), path);
   // Nobody can connect before listen.
   if (::chmod(path.c_str(), 0600) != 0) return system_error(errno, path);
@@ -92,6 +95,7 @@ ControlSocket::~ControlSocket() {
   if (path_.empty()) return;
   ::unlink(path_.c_str());
   const std::filesystem::path directory = std::filesystem::path(path_).parent_path();
+  // rmdir fails while another job has a socket there, so the last one removes the directory.
   if (::rmdir(directory.c_str()) == 0 && directory.filename() == kRunDirectory)
     ::rmdir(directory.parent_path().c_str());
 }
@@ -132,6 +136,7 @@ struct Exchange {
 
 Result<std::string> ask_job(const std::string& socket, const std::string& method, const std::string& target,
                             std::chrono::milliseconds limit, std::string body) {
+  // sun_path has 108 bytes with its end (unix(7)).
   if (socket.empty() || socket.size() > 107)
     return Error{ErrorCode::kUnreachable, "it has no control socket"};
   asio::io_context loop(1);
@@ -295,6 +300,7 @@ struct ControlServer::State {
     if (self->waiting >= kMostWaiting)
       co_return make_reply(request, http::status::service_unavailable, "{}\n");
     const WaitingSlot slot(*self);
+    // The request has its own time now (WorkerRequest::timeout), and the client's end cancels it.
     client->deadline.expires_at(std::chrono::steady_clock::time_point::max());
     const auto waiting = std::make_shared<WaitingClient>(self->acceptor.get_executor());
     const ControlHandlers::WorkersAnswered done = [waiting](WorkerReply reply) {
@@ -302,6 +308,8 @@ struct ControlServer::State {
       waiting->changed.cancel();
     };
     const std::uint32_t number = self->handlers.ask_workers(*wanted, done);
+    // A client sends nothing more, so this read ends only when the client has gone, which cancels its
+    // request.
     client->socket.async_read_some(asio::buffer(&waiting->byte, 1), [waiting](error_code, std::size_t) {
       waiting->gone = true;
       waiting->changed.cancel();
@@ -312,6 +320,7 @@ struct ControlServer::State {
       co_return std::nullopt;
     }
     error_code ignored;
+    // The read must have ended before the reply is written, because its handler holds memory of this request.
     client->socket.cancel(ignored);
     while (!waiting->gone)
       (void)co_await waiting->changed.async_wait(kUseTuple);
@@ -339,7 +348,9 @@ struct ControlServer::State {
         continue;
       }
       const auto peer = peer_of(socket);
+      // Checked beside the modes of directory and socket (decision 0028).
       if (!peer || (peer->uid != self->uid && peer->uid != 0)) continue;
+      // A list, whose iterators stay valid while other clients come and go.
       self->clients.emplace_front(std::move(socket), *peer);
       spawn(self->acceptor.get_executor(), serve(self, self->clients.begin()));
       while (!self->closed && self->clients.size() - self->waiting >= kMostClients) {

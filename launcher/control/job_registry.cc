@@ -1,3 +1,5 @@
+// The entries of runs: written, read, found; the state of a run, by its files and its lock; and how old runs
+// are deleted. All of it blocks on the disk.
 // Deletes the files of old jobs.
 #include "launcher/control/job_registry.h"
 
@@ -128,6 +130,7 @@ Result<> write_entry(const std::string& directory, const JobEntry& entry) {
   OrderedJson json{{"job", entry.job},        {"directory", entry.directory}, {"host", entry.host},
                    {"pid", entry.pid},        {"socket", entry.socket},       {"command", entry.command},
                    {"started", entry.started}};
+  // An entry that is too long for its readers is worse than one without the command's words.
   const std::string brief = dump(json);
   json["cwd"] = entry.cwd;
   json["label"] = entry.label;
@@ -195,6 +198,7 @@ Result<UniqueFd> claim_job_id(const JobRegistration& where, const std::string& j
   UniqueFd lock;
   for (const std::string& directory : where.directories) {
     if (!distrust_directory(directory).empty()) continue;
+    // One lock suffices: all starts take that of the first directory that is usable.
     if (!lock) lock = lock_directory(directory);
     for (const fs::path& file : list_directory(directory)) {
       const std::string name = file.stem().string();
@@ -261,6 +265,7 @@ Result<JobEntry> find_job(const std::vector<JobEntry>& jobs, std::string_view id
   std::vector<const JobEntry*> running;
   for (const JobEntry* job : found)
     if (state_of(*job).kind == RunState::Kind::kRunning) running.push_back(job);
+  // Whoever names a job by a part of its id usually means the one that runs.
   if (running.size() == 1) return *running.front();
   const bool choice = !running.empty();
   if (choice) found = std::move(running);
@@ -295,10 +300,13 @@ std::optional<RunState> recorded_end(const std::string& directory) {
 
 RunState state_of(const JobEntry& job) {
   using Kind = RunState::Kind;
+  // The report first: it holds for every host, whoever reads it. The journal has the end a moment before the
+  // report, so for a job of this host it counts only when nobody holds the lock any more.
   if (auto end = report_end(job.directory)) return *end;
   std::error_code ignored;
   if (job.host != host_name()) return journal_end(job.directory).value_or(RunState{Kind::kElsewhere});
   const UniqueFd lock = open_lock(job.directory);
+  // The kernel releases the lock with the process, so it needs no pid, which may be in use again.
   if (is_locked(lock)) return {Kind::kRunning};
   if (!lock && is_listening(job.socket)) return {Kind::kRunning};  // somebody has deleted its directory
   if (!fs::is_directory(job.directory, ignored)) return {Kind::kDeleted};
@@ -375,6 +383,8 @@ std::uintmax_t size_of(const fs::path& directory) {
     if (S_ISDIR(found.st_mode))
       size += size_of(path);
     else
+      // st_blocks counts units of 512 bytes whatever the file system's block size (stat(2)). Sparse files and
+      // reserved blocks count as what they occupy.
       size += static_cast<std::uintmax_t>(found.st_blocks) * 512;
   }
   return size;
@@ -417,6 +427,7 @@ bool delete_job(const KeptJob& job) {
     if (!ended && !(job.entry && job.entry->host == host_name())) return false;
     lock.reset(::open((job.directory + "/run.lock").c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
     if (lock ? ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 : !ended) return false;
+    // Under the lock, so that no other start takes the directory meanwhile.
     fs::remove_all(job.directory, ignored);
   } else {
     const RunState::Kind kind = state_of(*job.entry).kind;
@@ -448,6 +459,7 @@ bool is_due(const std::string& directory, Time now) {
   const std::string mark = mark_of(directory);
   if (now - time_of(mark) < kLookEvery) return false;
   ::unlink(mark.c_str());
+  // O_EXCL: of two jobs that start at once, one looks.
   const UniqueFd made(::open(mark.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   return static_cast<bool>(made);
 }
@@ -470,6 +482,7 @@ void prune_jobs(const JobRegistration& kept) {
   for (const std::string& directory : kept.directories) {
     if (!distrust_directory(directory).empty()) continue;
     const bool due = is_due(directory, now);
+    // Most starts end here, after the names of one directory.
     if (!due && count_jobs(directory) <= kept.keep + kept.keep / kSlack) continue;
     std::size_t number = 0;
     std::uintmax_t bytes = 0;

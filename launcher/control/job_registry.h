@@ -57,9 +57,10 @@ Result<UniqueFd> claim_job_id(const JobRegistration& where, const std::string& j
 std::vector<JobEntry> read_jobs(const std::vector<std::string>& directories);
 
 /// Returns the only run that this host runs now, or if `id` is not empty the only one of those whose job or
-/// name begins with it. An exact match precedes. If none of them runs, the newest one counts, and with `id`
-/// they must be runs of one job. `whole_names`: a beginning is enough only for ids that ddplaunch has made,
-/// so that "run1" never means "run10". kUsage: there is none, or several run, or jobs of several ids match.
+/// name begins with it. An exact match wins over a mere beginning. If none of them runs, the newest one
+/// counts, and with `id` they must be runs of one job. `whole_names`: a beginning is enough only for ids that
+/// ddplaunch has made, so that "run1" never means "run10". kUsage: there is none, or several run, or jobs of
+/// several ids match.
 Result<JobEntry> find_job(const std::vector<JobEntry>& jobs, std::string_view id, bool whole_names = false);
 
 struct RunState {

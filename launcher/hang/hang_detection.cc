@@ -1,3 +1,4 @@
+// ActivityTracker runs on each node. HangReport, HangDetector and HangInvestigation run on the master.
 #include "launcher/hang/hang_detection.h"
 
 #include <algorithm>
@@ -43,12 +44,15 @@ void ActivityTracker::record_activity(Time now) {
 
 void ActivityTracker::begin_sample(Time now) {
   const auto expected = period(std::chrono::duration_cast<milliseconds>(timeout_));
+  // The agent itself did not run: it was stopped, or the machine slept. Then the workers did not run either,
+  // which is no hang.
   if (now - last_sample_ > 2 * expected + kSampleDelayed) record_activity(now);
   last_sample_ = now;
 }
 
 bool ActivityTracker::fill(Meter& meter, const ProcessTime& process, Time now) const {
   meter.level += std::max(process.cpu - meter.cpu, Time(0));
+  // A leaky bucket: a process that only polls uses a little CPU for ever, and leaks as much as it fills.
   meter.level = std::max(meter.level - (now - meter.seen) / kIdleShare, Time(0));
   meter.cpu = process.cpu;
   meter.seen = now;
@@ -88,6 +92,7 @@ bool ActivityTracker::add_sample(std::span<const ProcessTime> processes, bool wh
     DDP_REQUIRE(meters_.size() <= found.size(), meters_.size(), found.size());
   }
   if (at_work.empty() && !traced) return false;
+  // A few processes that work suffice as proof, so the next sample reads only them.
   at_work.resize(std::min(at_work.size(), kPacemakers));
   pacemakers_ = std::move(at_work);
   record_activity(now);
@@ -136,6 +141,7 @@ std::vector<HangReport::StateGroup> HangReport::groups() const {
     if (std::find(group->hosts.begin(), group->hosts.end(), host) == group->hosts.end())
       group->hosts.push_back(host);
   }
+  // The rarest state first: the rank that does something else than the others is the one to look at.
   std::stable_sort(groups.begin(), groups.end(),
                    [](const StateGroup& a, const StateGroup& b) { return a.ranks.size() < b.ranks.size(); });
   return groups;
@@ -244,6 +250,8 @@ std::optional<HangDetector::Time> HangDetector::deadline() const {
 bool HangDetector::hangs(Time now) {
   const auto due = deadline();
   if (!due || now < *due) return false;
+  // A late look means that the master slept, and messages about activity may still wait in its sockets. They
+  // get the whole time again.
   if (now - *due <= kOverslept) return true;
   last_activity_ = now;
   return false;
@@ -288,6 +296,8 @@ std::string HangInvestigation::conclude(const std::string& files) {
   DDP_REQUIRE(inspecting(), asked_.size());
   inspect_due_.reset();
   hung_ = report_.behind();
+  // Only a rank that alone is behind is killed at once. Of several, some may wait for another one, and the
+  // revoke shows which of them answer.
   if (hung_.size() > 1) hung_.clear();
   std::string text =
       "the job hung: " + report_.text(quiet_for_) + "\nstacks and state of each rank: " + files;

@@ -156,6 +156,7 @@ std::optional<std::string> address_text(std::string_view text) {
 void parse_syscall(std::string_view text, ThreadSnapshot& snapshot) {
   const auto words = split_at_blanks(text);
   long number = 0;
+  // proc(5): "running" has one word, and -1 means that the process is blocked, but not in a system call.
   if (words.size() < 2 || !to_number(words[0], number, 10) || number < 0) return;
   snapshot.call = number;
   if (words[1].starts_with("0x")) to_number(words[1].substr(2), snapshot.argument, 16);

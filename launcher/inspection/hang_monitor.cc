@@ -83,6 +83,9 @@ Awaitable<> HangMonitor::watch_workers(HangMonitor* self) {
 
 void HangMonitor::sample() {
   tracker_.begin_sample(steady_now());
+  // Workers that wait for credit cannot go on, which is the reader's doing and no hang. Otherwise the
+  // cheapest proof of activity comes first: steps that ranks report, a few processes, all known ones, and
+  // only then all of /proc.
   if (output_paused_())
     tracker_.record_activity(steady_now());
   else if (!all_step() && !sample_some() && !sample_processes(known_, false) &&
@@ -125,6 +128,7 @@ bool HangMonitor::sample_trees() {
   known_.clear();
   for (const auto& [rank, leader] : leaders_) {
     for (const ProcessInfo& info : forest.tree(leader)) {
+      // Leaders are sampled in any case.
       if (info.pid != leader) known_.push_back(info.pid);
     }
   }
@@ -136,6 +140,7 @@ void HangMonitor::inspect(const rendezvous::Inspect& request) {
   if (sees_work()) {  // check before debuggers stop the workers
     tracker_.record_activity(steady_now());
     report_changes();
+    // Without any rank: the node has answered, and the Quiet message before it ends the master's inspection.
     rendezvous::Inspection nothing;
     nothing.attempt = attempt_;
     nothing.last = true;

@@ -1,3 +1,5 @@
+// What /proc says about one worker (take_snapshot), without tools and at once; then the tools, one node's
+// ranks in turn; and NCCL's own answer.
 #include "launcher/inspection/process_inspection.h"
 
 #include <dirent.h>
@@ -79,6 +81,7 @@ struct Sockets {
 Sockets read_sockets(pid_t pid) {
   Sockets sockets;
   const std::string base = "/proc/" + std::to_string(pid);
+  // Of the worker's network namespace, which may be a container's.
   parse_tcp_table(read_start(base + "/net/tcp", kTcpTable), sockets.table);
   parse_tcp_table(read_start(base + "/net/tcp6", kTcpTable), sockets.table);
   for (const std::uint64_t fd : numbers_in(base + "/fd", kDescriptors)) {
@@ -137,6 +140,7 @@ std::string threads_text(pid_t pid, const std::vector<Thread>& threads, const So
   std::size_t stacks = 0;
   for (const ThreadGroup& group : groups) {
     text += "  " + std::to_string(group.count) + " x " + group.what + "\n";
+    // If one stack may not be read, none may.
     if (refused != 0 || stacks++ >= kKernelStacks) continue;
     errno = 0;
     const std::string stack =
@@ -250,6 +254,7 @@ std::string own_path() {
 }
 
 std::string find_tool(std::string_view name, const std::string& worker_path) {
+  // The workers' PATH first: pip installs py-spy into their environment.
   for (const std::string& path : {worker_path, own_path()}) {
     if (path.empty()) continue;
     if (auto found = find_program(name, path, "/")) return *found;
@@ -305,10 +310,12 @@ void ProcessInspection::cancel() {
 
 /// Samples one rank after the other, and lets the loop do other work in between.
 Awaitable<> ProcessInspection::sample_all() {
+  // One pass over /proc for all ranks of the node.
   const ProcessForest forest;
   for (const auto& [rank, leader] : options_.leaders) {
     const ProcessSnapshot snapshot = take_snapshot(leader, forest);
     if (cancelled_) co_return;
+    // Sent before any debugger runs: if the time is over then, the states are there.
     report_pieces(rank, snapshot.state,
                   "rank " + std::to_string(rank) + ", pid " + std::to_string(leader) + ": " + snapshot.state +
                       "\n" + snapshot.text);
@@ -342,6 +349,7 @@ Awaitable<> ProcessInspection::dump(Subject subject) {
     co_return;
   }
   const std::string pid = std::to_string(subject.pid);
+  // Both tools where they are there: py-spy shows the frames of Python, gdb those of native code.
   if (subject.python && !py_spy_.empty()) {
     std::vector<std::string> argv = {py_spy_, "dump", "--pid", pid};
     co_await run_one(subject, "py-spy", std::move(argv));
@@ -439,6 +447,7 @@ Awaitable<std::string> ask_ras(RasAddress where, milliseconds timeout, std::size
   };
   timer.async_wait(on_timeout);
   std::string answer;
+  // The text protocol of NCCL's RAS client (ncclras).
   constexpr std::string_view kQuestion = "CLIENT PROTOCOL 2\nTIMEOUT 1\nVERBOSE STATUS\n";
   auto [error] = co_await socket->async_connect({where.address, where.port}, kUseTuple);
   if (!error) {

@@ -104,6 +104,7 @@ Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::
   run->rest.cancel();
   if (!run->late) co_await until_readable(run->end);
   if (stop != nullptr) stop->kill = nullptr;
+  // A process in state D does not die of SIGKILL. It gets a second more and is then left to the kernel.
   const bool late = std::exchange(run->late, false);
   if (late) {
     kill_at(run, Clock::now() + kKillTime);

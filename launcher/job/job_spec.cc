@@ -21,6 +21,7 @@ StreamChoice operator|(const StreamChoice& one, const StreamChoice& other) {
 }
 
 bool OutputOptions::shows(std::uint32_t rank, int local_rank, std::uint8_t stream) const {
+  // As with torchrun: --redirects sends a stream to its file only, --tee to both.
   if (redirects.has(local_rank, stream) && !tee.has(local_rank, stream)) return false;
   return selects(rank, local_rank);
 }
@@ -55,6 +56,8 @@ JoinJob join_job(const JobSpec& spec) {
 
 rendezvous::JobStart lay_over(const rendezvous::JobStart& master, const JoinJob& own) {
   rendezvous::JobStart job;
+  // Field by field, since this function alone decides what comes from where (decision 0015): what it does not
+  // name stays empty.
   job.job_id = master.job_id;
   job.host = master.host;
   job.command_kind = static_cast<std::uint8_t>(own.command.kind);

@@ -1,3 +1,5 @@
+// What leaves a machine and what stays (the table of variables, merging, checks); then the variables that
+// each worker gets.
 #include "launcher/job/worker_env.h"
 
 #include <algorithm>
@@ -53,6 +55,8 @@ bool glob_matches(std::string_view glob, std::string_view text) {
   std::size_t resume = 0;
   while (t < text.size()) {
     if (g < glob.size() && glob[g] == '*') {
+      // The last star takes one character more whenever the rest does not fit. An earlier star never has to
+      // take more.
       star = g++;
       resume = t;
     } else if (g < glob.size() && glob[g] == text[t]) {
@@ -209,6 +213,7 @@ EnvVars merge_env(const EnvVars& node_env, const EnvVars& forwarded, const EnvVa
   }
   const std::string* node_path = find_env(node_env, "PATH");
   for (const auto& [name, value] : forwarded) {
+    // The master's PATH finds the same programs as there, and the node's own finds what only that node has.
     set_env(vars, name, name == "PATH" && node_path ? appended(value, *node_path, ':') : value);
   }
   for (const auto& [name, value] : explicit_vars)

@@ -1,3 +1,5 @@
+// The end of an attempt's own tree first. Then what a clean-up or a sweep of a host needs: keepers of dead
+// agents, processes that nobody can attribute, and the three calls that use both.
 #include "launcher/keeper/attempt_tree.h"
 
 #include <signal.h>
@@ -28,9 +30,12 @@ AttemptTree::AttemptTree(asio::any_io_executor executor, KeeperLink& keeper)
     : executor_(std::move(executor)), keeper_(keeper) {}
 
 const TreeScope& AttemptTree::begin(std::uint32_t attempt) {
+  // A failure is common (SSH sessions, containers) and costs only this safeguard, so it is a text for
+  // --verbose and no error.
   auto group = Cgroup::make(own_cgroups(), scope_.job_id, attempt);
   if (group) {
     scope_.cgroup = std::make_shared<Cgroup>(std::move(*group));
+    // Before anything runs in the group: if the agent dies now, its keeper already knows what to kill.
     keeper_.set_cgroup(scope_.cgroup->path());
     how_ = "the workers run in the control group " + scope_.cgroup->path();
   } else {
@@ -154,12 +159,15 @@ Awaitable<StoppedKeepers> stop_keepers_except(asio::any_io_executor executor, st
     stopped.alive.clear();
     bool may_end = false;
     const bool kill_now = !killed && Clock::now() >= kill_at;
+    // Each pass searches again: a keeper is done when nothing marked is left below it.
     for (const auto& [keeper, marked] : guarded) {
       stopped.alive.push_back(counted(marked.size(), "process", "processes") + " below " +
                               std::string(kKeeperName) + ' ' + std::to_string(keeper));
       if (only && !(only->contains(keeper) && has_our_pids(keeper))) continue;
       may_end = true;
       found.insert(marked.begin(), marked.end());
+      // SIGTERM once, since it makes the agent end its workers. SIGKILL is for a keeper that hangs: its agent
+      // sees that and ends the tree itself.
       if (terminated.insert(keeper).second) signal_keeper(keeper, SIGTERM);
       if (kill_now) signal_keeper(keeper, SIGKILL);
     }
@@ -208,6 +216,8 @@ Awaitable<std::vector<std::string>> find_unproven(asio::any_io_executor executor
   std::set<pid_t> old;
   std::set<pid_t> above_us{1};
   for (const auto& [pid, info] : table) {
+    // /proc/PID/stat of a process in state D may block for ever. Such a process counts as young, which at
+    // worst prevents a proof.
     const auto stat = info.state == 'D' ? std::nullopt : read_stat(pid);
     if (stat && stat->started < since) old.insert(pid);
   }
@@ -237,6 +247,7 @@ Awaitable<std::vector<std::string>> find_unproven(asio::any_io_executor executor
   const std::vector<pid_t> unmarked = search.take_unproven();
   unproven.insert(unproven.end(), unmarked.begin(), unmarked.end());
   std::vector<std::string> names;
+  // With hidepid even process 1 is invisible, so nothing that was found, or not found, is a proof (I3).
   if (!read_stat(1)) names.emplace_back("any that /proc hides from this user");
   for (const pid_t pid : unproven) {
     const auto info = read_process(pid);
@@ -249,12 +260,15 @@ Awaitable<std::vector<std::string>> find_unproven(asio::any_io_executor executor
 }  // namespace
 
 std::string systemd_unit(std::string_view groups) {
+  // Version 1 has the hierarchy "name=systemd", version 2 the line "0::". The former counts where both exist.
   std::size_t at = groups.find("name=systemd:/");
   if (at == std::string_view::npos) at = groups.starts_with("0::/") ? 0 : groups.find("\n0::/");
   if (at == std::string_view::npos) return {};
   std::string_view path = groups.substr(groups.find('/', at));
   path = path.substr(0, path.find('\n'));
   constexpr std::string_view kUser = "/user.slice/user-";
+  // The lost agent and this one belong to different logins of one user, so all sessions of a user count as
+  // one unit.
   std::size_t end = path.starts_with(kUser) ? path.find(".slice/", kUser.size()) : std::string_view::npos;
   for (const char* kind : {".service", ".scope"})
     if (end == std::string_view::npos) end = path.find(kind);

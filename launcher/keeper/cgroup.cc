@@ -1,3 +1,5 @@
+// Without I/O first: which directory is ours, by the texts of the kernel. Then the files of a group, and
+// Cgroup, which makes, kills and removes it. The reasons are in docs/decisions/0008-cgroups.md.
 #include "launcher/keeper/cgroup.h"
 
 #include <dirent.h>
@@ -231,6 +233,7 @@ void kill_group(int group, bool v2) {
   if (v2) return write_at(group, "cgroup.kill", "1");
   freeze(group);
   visit(group, kill_listed);
+  // A frozen process dies of its SIGKILL only when it is thawed.
   write_at(group, "freezer.state", "THAWED");
 }
 
@@ -324,6 +327,8 @@ Result<Cgroup> Cgroup::make_in(const std::string& own, bool v2, std::string_view
   group.v2_ = v2;
   int err = EEXIST;
   for (std::uint64_t name = 0; name < kNames && !group.directory_; ++name) {
+    // Pids are unique on the machine only within a PID namespace. Containers that share a group directory may
+    // have equal ones, so further names are tried.
     const auto unique = static_cast<std::uint64_t>(getpid()) + name * kPidLimit;
     group.path_ = own + '/' + cgroup_name(job_id, attempt, unique);
     if (mkdirat(parent.get(), group.path_.c_str() + own.size() + 1, 0755) != 0) {
@@ -363,6 +368,7 @@ Result<Cgroup> Cgroup::open(std::string path) {
   group.v2_ = type.f_type == kCgroup2Magic;
   if (!group.v2_ && type.f_type != kCgroup1Magic)
     return Error{ErrorCode::kRefused, group.path_ + " is not a control group of ddplaunch"};
+  // A failure is no error: the group is then about to be removed by another agent, which kills what is in it.
   flock(group.directory_.get(), LOCK_SH | LOCK_NB);
   return group;
 }
@@ -385,6 +391,7 @@ bool Cgroup::remove(std::chrono::milliseconds patience) {
   for (const auto until = Clock::now() + patience;;) {
     remove_below(directory_.get());
     if (unlinkat(AT_FDCWD, path_.c_str(), AT_REMOVEDIR) == 0 || errno == ENOENT) return true;
+    // EBUSY: killed processes count as members until the kernel has taken them down.
     if (Clock::now() >= until) return false;
     poll(nullptr, 0, 1);
   }

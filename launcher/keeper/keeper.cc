@@ -1,3 +1,5 @@
+// The agent's end of the socket to its keeper; the keeper: what it hears, the lease, signals, and the end of
+// the tree; and run_keeper(), which splits the process in two.
 #include "launcher/keeper/keeper.h"
 
 #include <fcntl.h>
@@ -41,6 +43,8 @@ bool KeeperLink::is_keeper_alive() const {
 void KeeperLink::send(int kind, std::string_view text) {
   while (!unsent_.empty() && send_now(unsent_.front().first, unsent_.front().second))
     unsent_.pop_front();
+  // In order: "the group is gone" must not arrive before the packet that named the group. A late renewal is
+  // worth nothing, so it is not kept.
   const bool sent = unsent_.empty() && send_now(kind, text);
   if (!sent && kind != KeeperPacket::kRenew) unsent_.emplace_back(kind, text);
 }
@@ -144,8 +148,11 @@ class Keeper {
                          {socket_.get(), POLLIN, 0},
                          {lease_end_.get(), POLLIN, 0},
                          {has_pidfds() ? parent_fd_.get() : -1, POLLIN, 0}};
+      // Without pidfds the end of the parent is no event, so it is looked for once a second.
       poll(events, 4, has_pidfds() || parent_ == 0 ? -1 : kLookPause);
       continue_timers_.renew();
+      // The order below matters: signals before the end of the agent, so that an agent that ends by a signal
+      // that was passed on counts as stopped; and a renewal of the lease before its end is checked.
       if (events[3].revents != 0 || (parent_ != 0 && getppid() != parent_)) parent_ended();
       read_signals();
       reap();
@@ -220,6 +227,8 @@ void Keeper::take(const KeeperPacket& packet, std::string text) {
     case KeeperPacket::kRenew:
       lease_ = std::chrono::milliseconds(packet.lease_ms);
       sleep_ = packet.sleep;
+      // From the time of sending: a packet that waited in the socket of a stopped keeper must not lengthen
+      // the lease.
       set_lease_end(packet.lease_ms > 0 ? packet.sent_ns + packet.lease_ms * 1'000'000 : 0);
       break;
     case KeeperPacket::kJobMark:
@@ -318,6 +327,7 @@ void Keeper::reap() {
 /// could not be ended. `why` is reported with the number of ended processes; if it is empty, only survivors
 /// are reported.
 void Keeper::kill_tree(const std::string& why) {
+  // TreeKill knows one group, that of the current attempt.
   for (std::size_t i = 0; i + 1 < cgroups_.size(); ++i)
     cgroups_[i]->kill();
   TreeKill kill({job_id_, cgroups_.empty() ? nullptr : cgroups_.back()}, options_.kill_bound);
@@ -367,6 +377,7 @@ bool Keeper::anything_left() {
 
 int Keeper::after_agent() {
   const ExitStatus end = *agent_end_;
+  // An agent that exits has ended its workers itself. What is left is ended without a word about a failure.
   if (end.kind == ExitStatus::Kind::kExited) {
     if (anything_left())
       kill_tree({});

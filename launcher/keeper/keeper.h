@@ -16,8 +16,8 @@
 
 namespace ddp::launcher {
 
-/// Whose sleep lengthens a lease. A scheduler suspends a job by SIGSTOP to all its processes, or it freezes
-/// them; a lease that ends meanwhile says nothing about the master.
+/// The processes whose sleep lengthens a lease. A scheduler suspends a job by SIGSTOP to all its processes,
+/// or it freezes them; a lease that ends meanwhile says nothing about the master.
 enum class SleepRule : int {
   kNone,
   kTree,           ///< the whole tree is stopped, or the keeper itself was frozen: no other attempt can begin
@@ -115,7 +115,8 @@ struct KeeperOptions {
   std::function<void()> forget_secrets = {};
 };
 
-/// Splits the process in two. Must run before the first thread starts; it is the only fork of the program.
+/// Splits the process in two. Must run before the first thread starts, because the child goes on as a whole
+/// program: there, nobody would release a lock that another thread holds at the fork.
 ///
 /// The child is the agent: it runs agent_main, and run_keeper returns agent_main's value there. It is a
 /// subreaper and leads a session of its own. It alone holds stdin and stdout, and it has the caller's signal

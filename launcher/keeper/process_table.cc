@@ -1,3 +1,5 @@
+// A process by a descriptor (a pidfd, or its directory below /proc); the texts of /proc; processes and users
+// for messages; all processes; environments.
 #include "launcher/keeper/process_table.h"
 
 #include <dirent.h>
@@ -54,6 +56,7 @@ UniqueFd open_process(pid_t pid) {
   char path[32] = "/proc/";
   *std::to_chars(path + 6, path + sizeof path - 1, pid).ptr = '\0';
   UniqueFd directory(open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // As pidfd_open says it, so that callers read one error.
   if (!directory && errno == ENOENT) errno = ESRCH;
   return directory;
 }
@@ -81,6 +84,8 @@ void wait_for_end(int fd, std::chrono::milliseconds limit) {
 
 int signal_process(int fd, pid_t pid, int number) {
   if (has_pidfds()) return syscall(SYS_pidfd_send_signal, fd, number, nullptr, 0U) == 0 ? 0 : errno;
+  // An accepted race: the pid may be reused between this check and the signal, which needs a whole round of
+  // pids within microseconds. Only a pidfd excludes it.
   if (has_ended(fd)) return ESRCH;
   return kill(pid, number) == 0 ? 0 : errno;
 }
@@ -156,6 +161,7 @@ std::optional<ProcessStat> parse_stat(std::string_view text) {
     std::int64_t value = 0;
     std::uint64_t wide = 0;
     std::string_view again = rest;
+    // Field 25 (rsslim) is unsigned and may not fit.
     if (!take(rest, value)) {
       rest = again;
       if (!take(rest, wide)) return field > 22 ? std::optional(info) : std::nullopt;
@@ -249,6 +255,7 @@ std::vector<ProcessInfo> list_processes() {
 pid_t find_upwards(const ProcessMap& processes, pid_t pid,
                    const std::function<bool(const ProcessInfo&)>& wanted) {
   auto at = processes.find(pid);
+  // Bounded, because the table was not read at one moment: reused pids can make a circle in it.
   for (std::size_t left = processes.size(); left > 0 && at != processes.end(); --left) {
     if (wanted(at->second)) return at->first;
     at = processes.find(at->second.parent);

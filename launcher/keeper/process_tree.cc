@@ -1,3 +1,5 @@
+// MarkSearch first, which reads environments in a child; then TreeKill, which finds, stops and kills a tree
+// with its help; and last reaping.
 #include "launcher/keeper/process_tree.h"
 
 #include <fcntl.h>
@@ -54,6 +56,7 @@ std::optional<std::string_view> read_proc_file(pid_t pid, std::string_view name,
   char* end = std::to_chars(path + 6, path + sizeof path, pid).ptr;
   *end++ = '/';
   *std::copy(name.begin(), name.end(), end) = '\0';
+  // A plain descriptor and no UniqueFd or std::string: this runs in the reader, after a clone without exec.
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return std::nullopt;
   std::size_t size = 0;
@@ -68,10 +71,12 @@ std::optional<std::string_view> read_proc_file(pid_t pid, std::string_view name,
 
 /// Returns whether an environment that was read as empty really is. Otherwise the process was within an exec,
 /// where the old environment goes before the new one comes. A kernel thread has no memory, so no environment.
-/// `tries`: how often it was read as empty before. A new environment also ends where it begins while the
-/// kernel counts its variables, so one look does not tell.
+/// `tries`: how often it was read as empty before. One look is not enough: while the kernel counts the
+/// variables of a new environment, its end still equals its begin.
 bool has_no_environment(pid_t pid, std::span<char> buffer, int tries) {
   std::string_view rest = read_proc_file(pid, "stat", buffer).value_or("");
+  // Field 2 is the name in brackets, which may itself contain brackets and blanks, so the last bracket
+  // counts.
   rest.remove_prefix(std::min(rest.rfind(')'), rest.size()));
   const auto word = [&rest](int count) {  // the word that stands so many behind the last one
     for (; count > 0; --count)
@@ -138,6 +143,8 @@ ssize_t receive_answer(int socket, int& answer, UniqueFd& fd) {
   prctl(PR_SET_NAME, "ddp-mark-search", 0, 0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
   if (getppid() != parent) _exit(0);
+  // Nothing but the socket stays open: a descriptor of the parent that the reader held would delay an end of
+  // file that others wait for.
   dup2(answers, 0);
   close_descriptors(1, ~0U);
   for (const pid_t pid : pids) {
@@ -169,6 +176,7 @@ MarkSearch::~MarkSearch() {
 void MarkSearch::start_reader() {
   int ends[2];
   if (is_over()) return;
+  // The child must not allocate, so it gets its memory from the parent.
   const auto buffer = std::make_unique_for_overwrite<char[]>(kMaxEnvironment);
   stalled_at_ = Clock::now() + kStall;
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return skip_to(pids_.size());
@@ -213,6 +221,7 @@ std::vector<MarkedProcess> MarkSearch::take_found() {
     if (size < 0 && errno == EINTR) continue;
     ended = size == 0;  // the reader was killed
     if (size <= 0) break;
+    // Answers come in the order of the pids, one for each, so a count says whose answer it is.
     if (fd) found.push_back({pids_[next_], answer, std::move(fd)});
     skipped_ = skipped_ || answer == kUnread;
     if (answer <= kUnmarked && answer != kElsewhere) unproven_.push_back(pids_[next_]);
@@ -221,6 +230,7 @@ std::vector<MarkedProcess> MarkSearch::take_found() {
   }
   if (is_over() || (!ended && Clock::now() < stalled_at_)) return found;
   stop_reader();
+  // The process at which the reader hangs is left out. A new reader continues behind it.
   skip_to(next_ + 1);
   start_reader();
   return found;
@@ -317,6 +327,8 @@ bool TreeKill::step() {
   });
   fresh += take_new(table);
   fresh += take_marked(table);
+  // Two phases: while new processes appear, all are stopped; a tree that is at rest cannot fork any more and
+  // is then killed at once.
   const auto now = Clock::now();
   bool retry_later = fresh > 0 || crowded_;
   if (phase_ == KillPhase::kFreeze &&
@@ -330,6 +342,7 @@ bool TreeKill::step() {
   drop_dead();
   const bool only_foreign =
       std::all_of(members_.begin(), members_.end(), [](const auto& m) { return m.second.err != 0; });
+  // Last, since it reads the environments of all other processes of the user. It runs again after each find.
   const bool searched = phase_ == KillPhase::kKill && !retry_later && search(table);
   const bool over = searched && only_foreign;
   if (over || now >= give_up_) phase_ = KillPhase::kDone;
@@ -482,6 +495,8 @@ bool TreeKill::all_stopped(const ProcessMap& table) const {
 void TreeKill::signal(pid_t pid, TreeProcess& member, int number) {
   if (member.err != 0) return;
   const int err = signal_process(member.fd.get(), pid, number);
+  // Members of a control group are ended by its kill, whoever they belong to. That we may not signal them
+  // proves nothing.
   if (err != ESRCH && !member.grouped) member.err = err;
 }
 
@@ -493,6 +508,7 @@ void TreeKill::wait(std::chrono::milliseconds limit) {
     return std::max(std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()),
                     std::chrono::milliseconds(0));
   };
+  // Nothing reports that a process has stopped, so this phase looks every millisecond.
   if (phase_ == KillPhase::kFreeze) {
     poll(nullptr, 0, static_cast<int>(rest().count()));
     return;

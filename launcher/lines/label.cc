@@ -81,6 +81,7 @@ void make(std::string_view label, const Label::LabelGroup& group, std::string& t
       case Placeholder::kStream:
         return group.stream;
       case Placeholder::kTime:
+        // Each line has another time, and only these bytes of the label change.
         holes.push_back(text.size());
         return kNoTime;
     }

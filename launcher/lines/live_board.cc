@@ -1,3 +1,5 @@
+// What a bar is (numbers may change, words may not); BarFold, which folds the bars of many ranks into a few
+// rows; and LiveBoard, which decides when rows are shown.
 #include "launcher/lines/live_board.h"
 
 #include <algorithm>
@@ -28,7 +30,6 @@ std::size_t run_length(std::string_view text, Kind kind) {
   return length;
 }
 
-// Counts characters, since bars pad by characters.
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
@@ -62,6 +63,8 @@ std::size_t match_frame(std::string_view before, std::string_view row) {
   std::string_view rest = row;
   bool numbers = false;
   while (!pattern.empty()) {
+    // Walks both texts at once. Numbers and fill (the bar itself, padding) may have any length, everything
+    // else must be equal.
     const Kind kind = kind_of(pattern.front());
     if (kind == Kind::kExact) {
       if (rest.empty() || rest.front() != pattern.front()) return 0;
@@ -265,6 +268,7 @@ void LiveBoard::sample(Side& side, Time now, std::string& lines) const {
     if (!side.fold.empty()) side.sample_at = now + kSample;
     return;
   }
+  // Without a terminal the bars are shown as lines, one for each interval, and none if nothing has moved.
   if (now < *side.sample_at || !side.unsampled) return;
   side.unsampled = false;
   side.sample_at.reset();

@@ -1,3 +1,5 @@
+// EscapeReader finds the control sequences, and OpenRows applies them: text, the ends of rows, movements of
+// the cursor, and when a row becomes a line. The reasons are in docs/decisions/0011-the-view-of-bars.md.
 #include "launcher/lines/open_rows.h"
 
 #include <algorithm>
@@ -42,6 +44,7 @@ EscapeReader::Effect EscapeReader::feed(char c) {
       return in_control(c);
     case State::kCharset:
       if (is_foreign(c)) return finish(Effect::kBroken);
+      // ECMA-35: intermediate bytes are 0x20 to 0x2f, and the first byte above them ends the sequence.
       return c < 0x30 ? Effect::kMore : finish(Effect::kIgnored);
     case State::kString:
     case State::kStringEscape:
@@ -57,6 +60,8 @@ EscapeReader::Effect EscapeReader::after_escape(char c) {
     state_ = State::kControl;
     return Effect::kMore;
   }
+  // ECMA-48: OSC, DCS, SOS, PM and APC carry a string, which ends with ST (ESC \); xterm also ends an OSC
+  // with BEL.
   if (c == ']' || c == 'P' || c == 'X' || c == '^' || c == '_') {
     state_ = State::kString;
     return Effect::kMore;
@@ -73,6 +78,8 @@ EscapeReader::Effect EscapeReader::in_control(char c) {
   if (is_foreign(c)) return finish(Effect::kBroken);
   const bool fits = bytes_.size() < kMaxBytes;
   if (fits) bytes_ += c;
+  // ECMA-48: parameters and intermediate bytes lie below 0x40, the final byte at or above it. A sequence that
+  // is too long is read to its end all the same.
   if (c < 0x40) return Effect::kMore;
   return finish(fits ? control_done(c) : Effect::kIgnored);
 }
@@ -117,6 +124,7 @@ EscapeReader::Effect EscapeReader::control_done(char final) {
       return Effect::kDownToStart;
     case 'F':
       return Effect::kUpToStart;
+    // Only column 1 is the start of a row. Rows have no columns here (decision 0011).
     case 'G':
     case '`':
       return count_ == 1 ? Effect::kStartOfRow : Effect::kIgnored;
@@ -270,6 +278,7 @@ void OpenRows::back_up(OpenRow& row) {
       ++back_;
       continue;
     }
+    // A character of UTF-8 is one step of the cursor: its continuation bytes go with it.
     while (!row.text.empty() && (static_cast<unsigned char>(row.text.back()) & 0xc0) == 0x80)
       row.text.pop_back();
     if (!row.text.empty()) row.text.pop_back();
@@ -377,6 +386,8 @@ void OpenRows::up(int count) {
   const std::size_t wanted = std::min(static_cast<std::size_t>(count), kMaxRows - 1);
   above_ = false;
   if (wanted > row_) {
+    // The program moves above what is open: it will redraw rows that were taken for finished lines. They stay
+    // lines, and new rows stand for them.
     const std::size_t missing = std::min(wanted - row_, kMaxRows - rows_.size());
     OpenRow made_up;
     made_up.made_up = true;
@@ -393,6 +404,7 @@ void OpenRows::up(int count) {
 
 void OpenRows::down(int count, const LineSink& sink) {
   above_ = moved_up_ = drew_ = false;
+  // bound() finishes the rows above, so the cursor may first be below the limit.
   row_ = std::min(row_ + static_cast<std::size_t>(count), 2 * kMaxRows);
   if (row_ >= rows_.size()) rows_.resize(row_ + 1);
   bound(sink);
@@ -424,6 +436,7 @@ void OpenRows::finish(const LineSink& sink) {
   if (!row().text.empty()) row().text += colour_;
   split_log(sink);
   finish_rows(sink);
+  // The counters go on: LiveBoard compares them, and a new object would repeat old values.
   const std::uint64_t revision = revision_ + 1;
   const std::uint64_t line_feeds = line_feeds_ + 1;
   *this = OpenRows();
@@ -475,6 +488,7 @@ void OpenRows::finish_beyond_reach(const LineSink& sink) {
 }
 
 void OpenRows::bound(const LineSink& sink) {
+  // The oldest row goes first, as a line. The one with the cursor stays, whatever its size; text() bounds it.
   while (rows_.size() > kMaxRows || (rows_.size() > 1 && bytes() > kMaxLine))
     finish_above(1, sink);
   DDP_REQUIRE(row_ < rows_.size(), row_, rows_.size());

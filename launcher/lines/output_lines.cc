@@ -1,3 +1,5 @@
+// LineAssembler with its fast path; the bounds of unfinished lines; the end of stderr for reports; and lines
+// as JSON.
 #include "launcher/lines/output_lines.h"
 
 #include <algorithm>
@@ -96,7 +98,8 @@ void HeldLines::count(LineAssembler& lines) {
 void HeldLines::add(LineAssembler& lines, std::string_view bytes, std::string& out) {
   lines.add(bytes, out);
   count(lines);
-  // Ranks that write without line feeds pay with a broken line, instead of all ranks with the master's memory.
+  // Ranks that write without line feeds pay with a broken line, instead of all ranks with the master's
+  // memory.
   if (bytes_ > kMost && lines.held() > kShort) finish(lines, out);
 }
 
@@ -128,6 +131,8 @@ void StderrTail::add(std::string_view bytes) {
 std::vector<std::string> StderrTail::lines() const {
   std::string all;
   LineAssembler assembler{std::string()};
+  // The bytes are kept raw and become lines only here: most ranks never fail, and their stderr costs no more
+  // than a copy.
   assembler.add(ring_.substr(next_) + ring_.substr(0, next_), all);
   assembler.finish(all);
   std::vector<std::string> found;
@@ -172,6 +177,7 @@ bool continues(std::string_view bytes, std::size_t at) {
 /// U+10FFFF).
 std::size_t sequence_at(std::string_view bytes, std::size_t at) {
   const auto first = static_cast<unsigned char>(bytes[at]);
+  // 0xc0 and 0xc1 would be overlong, and 0xf5 and above lie beyond U+10FFFF (RFC 3629).
   const std::size_t length = first < 0x80   ? 1
                              : first < 0xc2 ? 0
                              : first < 0xe0 ? 2
@@ -226,6 +232,8 @@ void append_json_string(std::string_view bytes, std::string& out) {
     if (length == 1) {
       append_control(c, out);
     } else if (length == 0) {
+      // Surrogateescape (PEP 383): the byte 0xNN becomes U+DCNN, which no valid UTF-8 has, so that the way
+      // back is unique.
       append_escape(0xdc00U + c, out);
     } else {
       out += bytes.substr(at, length);
@@ -238,6 +246,7 @@ void append_json_string(std::string_view bytes, std::string& out) {
 void JsonLines::add(const LineSource& source, std::uint8_t stream, std::string_view bytes,
                     std::string_view time, std::string& out) {
   JsonStream& state = streams_[{source.rank, stream}];
+  // Built once for each stream: the same for all its lines.
   if (state.facts.empty()) {
     state.facts = R"(","host":)";
     append_json_string(source.host, state.facts);

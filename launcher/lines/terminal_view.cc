@@ -55,6 +55,8 @@ struct Piece {
 std::size_t colour_length(std::string_view text) {
   if (text.size() < 3 || text[1] != '[') return 0;
   const std::size_t end = text.find_first_not_of("0123456789;:", 2);
+  // Colors are all that a worker may send to the terminal. Any other sequence could move the cursor or change
+  // its mode.
   return end != std::string_view::npos && text[end] == 'm' ? end + 1 : 0;
 }
 
@@ -127,6 +129,7 @@ std::size_t append_row(std::string_view row, std::size_t width, std::string& out
     coloured = coloured || piece.kind == Piece::Kind::kColour;
     row.remove_prefix(piece.bytes);
   }
+  // A row that was cut may have lost the end of its color, which would then run into the next row.
   if (coloured) out += "\x1b[0m";
   return used;
 }

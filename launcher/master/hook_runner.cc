@@ -55,6 +55,7 @@ std::vector<std::string> hook_variables(const JournalEvent& event, std::string_v
   using Kind = Failure::Kind;
   std::vector<std::string> env;
   const auto add = [&env](const char* key, std::string_view value) {
+    // An environment variable ends at its first zero byte.
     value = value.substr(0, std::min(value.find('\0'), kMostVariable));
     env.push_back("DDPLAUNCH_" + std::string(key) + '=' + std::string(value));
   };
@@ -121,12 +122,14 @@ Awaitable<> HookRunner::run(Call call) {
   const ToolOutput output = co_await run_tool(std::move(spec), deadline, kMostText, &pids_, &stop);
   stops_.erase(&stop);
   if (!output.text.empty()) settings_.write("# " + settings_.hooks[call.hook].command + "\n" + output.text);
+  // A hook that the user's signal ended did not fail.
   if (!output.success && !stop.stopped) warn(call.hook, "failed: " + output.trouble);
   --running_;
   start_waiting();
 }
 
 void HookRunner::warn(std::size_t hook, const std::string& what) {
+  // Once for each hook: a wrong command would fail at every event.
   if (warned_.insert(hook).second)
     settings_.say("warning: --on " + settings_.hooks[hook].event + "=" + settings_.hooks[hook].command + " " +
                   what);

@@ -1,3 +1,5 @@
+// The Master in the order of a job: what it is made of, run(), decisions of the Supervisor carried out, the
+// user, the report, and the control socket. Nodes are in master_nodes.cc.
 // The part of the Master that answers the control socket.
 #include "launcher/master/master.h"
 
@@ -110,6 +112,10 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
 
 Master::~Master() = default;
 
+/// In this order: the decisions, until the Supervisor has finished; the report, before any access to a disk;
+/// the files; the hooks, which may read the files; and last what a slow reader has not taken yet. From the
+/// report on, a signal ends the process with the report's exit code, so that nothing that hangs can hold the
+/// user.
 int Master::run() {
   carry_out(supervisor_.start(steady_now()));
   nodes_.start_all(spec_.start_timeout);
@@ -122,10 +128,13 @@ int Master::run() {
   output_.finish_all();
   const ExitReport report = show_report();
   console_.flush(2, kLastText);  // the cause is printed even if nobody reads stdout
+  // Nobody reads stderr any more, as after Ctrl-C in `ddplaunch … 2>&1 | tee`, which ends `tee`, too.
   if (!console_.uses_terminal() && console_.use_terminal()) console_.write(2, report.text);
   end_at_signals_with(report.exit_code, "");
   settle_files(report);
   finish_hooks(report);
+  // After the user's signal the user waits for the prompt. Otherwise a pager may read the output for as long
+  // as it likes.
   const milliseconds patience = supervisor_.end().stop_signal != 0 ? milliseconds(kLastText) : kForEver;
   const bool shown = console_.flush(1, patience);
   if (!shown)
@@ -139,6 +148,7 @@ int Master::run() {
     console_.abandon();
   }
   files_->close(kLastText);
+  // The exit code is settled. A signal between here and the end of main would replace it.
   keep_signals_waiting();
   return report.exit_code;
 }
@@ -169,6 +179,7 @@ void Master::carry_out(job::Actions actions) {
     if (auto* message = std::get_if<job::ToNode>(&action)) {
       auto* start = std::get_if<rendezvous::JobStart>(&message->message);
       if (start != nullptr && !start->predecessor.empty())
+        // Filled in here, because only the links know which keepers on that machine are alive.
         start->keepers = live_keepers_beside(message->node);
       nodes_[message->node]->send(message->message);
     } else if (auto* drop = std::get_if<job::Disconnect>(&action)) {
@@ -194,6 +205,7 @@ void Master::carry_out(job::Actions actions) {
       record(*event);
     }
   }
+  // After all actions: the node must get its Spawn before the first byte of stdin.
   if (supervisor_.state() == Supervisor::State::kRunning && spec_.stdin_to_rank0) feed_stdin();
   if (supervisor_.finished()) loop_.stop();
   arm_deadline();
@@ -375,6 +387,7 @@ void Master::settle_files(const ExitReport& report) {
   } else if (!spec_.report_path.empty()) {
     files.push_back({spec_.report_path});
   }
+  // How many of `files` are written. It says later on which disk the writing hangs.
   const auto done = std::make_shared<std::atomic<std::size_t>>(0);
   // Copies, since the thread of a dead disk may outlive this object.
   const JobWriter::LastTask write = [end = supervisor_.end(), report, known, files,
@@ -408,6 +421,7 @@ void Master::settle_files(const ExitReport& report) {
 
 /// Waits for the hooks that run, and for those of the end. Each has its time, and a signal ends the wait.
 void Master::finish_hooks(const ExitReport& report) {
+  // Events of the job are old news once it is over, except the end itself.
   hooks_.drop_waiting();
   if (hooks_.idle()) return;
   const std::string before = last_said_;
@@ -533,6 +547,7 @@ ControlHandlers Master::control_handlers() {
 void Master::stop(bool now, const std::string& by) {
   note_start_steps();
   const bool stops = supervisor_.end().stop_signal != 0;
+  // The report needs a stop by the user even if `now` comes first.
   if (!stops) step(job::UserSignal{SIGTERM, false, by});
   if (now) step(job::UserSignal{SIGTERM, true, by});
 }

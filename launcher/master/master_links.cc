@@ -1,3 +1,4 @@
+// Starts of agents, sweeps of hosts, and links: what is read from each node, and the pings of all.
 #include "launcher/master/master_links.h"
 
 #include <array>
@@ -217,6 +218,7 @@ Awaitable<> MasterLinks::read_link(Link node) {
 
 void MasterLinks::gone(NodeLink& node, NodeLink::LinkEnd end) {
   node.end_timer.cancel();
+  // The timer and the end of the channel may both come.
   if (!std::exchange(node.gone, true)) events_.link_gone(node, std::move(end));
 }
 
@@ -276,7 +278,8 @@ Awaitable<> MasterLinks::ping_nodes(milliseconds interval) {
     events_.before_pings();
     for (const Link& node : links_) {
       if (!node->live()) continue;
-      // A node that owes an answer gets no second Ping: one that was suspended would find a queue of them.
+      // A Ping proves to the node that its last Pong was heard, and begins a lease
+      // (docs/developers/states.md, "Leases"). So no Ping goes to a node that owes a Pong.
       if (node->answered())
         node->ping(++ping_sequence_);
       else if (node->miss_ping() >= kMissedPings)

@@ -74,6 +74,7 @@ void Master::link_broken(const NodeLink& node, const Error& why) {
 
 void Master::link_gone(NodeLink& node, NodeLink::LinkEnd end) {
   queries_.node_gone(node.index);
+  // The Supervisor knows only nodes that said hello as up. The end of any other link is a start that failed.
   if (!node.greeted) return step(job::NodeFailed{node.index, std::move(end.why)});
   // Processes in a container may outlive the program that was run in it.
   const bool dead = end.workers_dead && spec_.hosts[node.index].wrapper.empty();
@@ -108,6 +109,7 @@ void Master::sweep(std::size_t node) {
     const std::string text = not_swept_text(
         lost.hello.keeper == 0 ? "its agent never answered" : "it was started on the node itself",
         spec_.job_id, spec_.launcher != LauncherKind::kJoin);
+    // Posted: this function is called within a step, and an answer within it would be a step inside a step.
     asio::post(loop_,
                [this, answer = job::NodeSwept{node, nodes_[node]->incarnation, text}] { step(answer); });
     return;
@@ -129,6 +131,8 @@ void Master::node_swept(std::size_t node, std::uint32_t incarnation, const Resul
   job::NodeSwept answer{node, incarnation, {}};
   if (!swept) {
     answer.text = not_swept_text(swept.error().text, spec_.job_id, true);
+    // The name may have led to another machine, or into a container: what was searched there proves nothing
+    // about the lost agent.
   } else if (!same_processes(swept->hello, supervisor_.nodes()[node].hello) ||
              !spec_.hosts[node].wrapper.empty()) {
     answer.text = not_swept_text("the host's processes are not those of the lost agent", spec_.job_id, true);
@@ -165,6 +169,8 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
     if (const auto* evidence = std::get_if<rendezvous::WorkerEvidence>(&message))
       progress_.take_xids(supervisor_.nodes()[node.index].name, evidence->xid);
     const auto* exited = std::get_if<rendezvous::WorkerExited>(&message);
+    // The open line of a rank that failed often names the cause. It must be shown before the line about the
+    // failure.
     if (exited != nullptr && (exited->code != 0 || exited->signal != 0)) output_.flush();
     const rendezvous::RankAssignment* ranks = supervisor_.nodes().assignment(node.index);
     if (ranks != nullptr && (std::holds_alternative<rendezvous::AttemptEnded>(message) ||
@@ -176,6 +182,8 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
 }
 
 Result<> Master::take_output(NodeLink& node, const rendezvous::Output& output) {
+  // Control messages overtake output (decision 0009), so output of the attempt before may come when the next
+  // one has begun.
   const std::optional<int> its_own = supervisor_.nodes().ran(node.index, output.attempt, output.rank);
   if (!its_own && output.attempt == supervisor_.nodes().attempt())
     return Error{ErrorCode::kProtocol, "it sent output of a rank that it does not run", 0};
@@ -193,6 +201,7 @@ Result<> Master::take_output(NodeLink& node, const rendezvous::Output& output) {
 /// Ignores late steps of an earlier attempt.
 Result<> Master::take_steps(const NodeLink& node, const rendezvous::WorkerSteps& message) {
   if (message.attempt != supervisor_.nodes().attempt()) return {};
+  // The lists are columns of one table. The codec bounds each, but only this check makes them equally long.
   const bool good =
       message.ranks.size() == message.steps.size() && message.ranks.size() == message.losses.size() &&
       message.ranks.size() == message.phases.size() && message.ranks.size() == message.counts.size() &&
@@ -238,6 +247,7 @@ void Master::give_credit(NodeLink& node) {
   // When the files or the console are full, they call give_all_credit after they have drained.
   if (!node.live() || files_->full()) return;
   for (const std::uint8_t stream : {std::uint8_t{1}, std::uint8_t{2}}) {
+    // In pieces, because a Credit for each read would be as many messages as the output itself.
     if (node.limits.taken(stream) < credit_piece(nodes_.size()) || console_.full(stream)) continue;
     node.send(rendezvous::Credit{stream, node.limits.give_back(stream)});
   }

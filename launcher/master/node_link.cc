@@ -1,3 +1,5 @@
+// Three parts of a link, each usable alone: NodeLimits bounds what a node may send, ReachabilityProbe asks
+// the kernel of a silent one, and NodeLink is the link itself.
 #include "launcher/master/node_link.h"
 
 #include <sys/socket.h>
@@ -69,6 +71,7 @@ Result<NodeLimits::Admission> NodeLimits::admit(const rendezvous::Message& messa
     const std::size_t size = frame_size(message);
     if (keep(evidence->attempt, size)) return Admission::kTake;
     cut_ += std::min(size, 3 * kShort);
+    // Even cut evidence adds up, so it has a budget of the same size of its own.
     if (cut_ <= kept_limit_) return Admission::kCut;
     return std::exchange(dropped_, true) ? Admission::kDrop : Admission::kDropFirst;
   } else if (const auto* dump = std::get_if<WorkerCollectives>(&message)) {
@@ -235,6 +238,7 @@ void NodeLink::probe(std::function<void()> answered) {
 }
 
 bool NodeLink::on_pong(const rendezvous::Pong& pong) {
+  // An answer to a Ping that nobody remembers would make a round trip of any length.
   if (pong.sequence != ping_) return false;
   answered_ = true;
   clock_.sample(pinged_, steady_now(), nanoseconds(pong.clock_ns));
@@ -246,6 +250,7 @@ void NodeLink::guess_clock(std::uint64_t clock_ns) {
 }
 
 nanoseconds NodeLink::to_ours(std::uint64_t clock_ns) const {
+  // The offset is exact to half a round trip, so a time of just now may seem to lie ahead.
   return std::min(steady_now(), clock_.to_ours(nanoseconds(clock_ns)));
 }
 
@@ -279,6 +284,7 @@ std::string NodeLink::keeper_says() const {
 Awaitable<NodeLink::LinkEnd> NodeLink::explain_end(Error error) {
   LinkEnd end;
   end.why = std::move(error);
+  // The master itself ended the link (a protocol error, a limit). The channel has nothing to add.
   if (end.why.code != ErrorCode::kLinkLost) co_return end;
   const remote::ChannelEnd channel = co_await channel_->end();
   // Only exit codes of ddplaunchd count; any other may come from a program in between, such as ssh.

@@ -86,6 +86,8 @@ Awaitable<> StdinFeed::run(rendezvous::Connection& link, std::function<void(cons
   const int in = own.get();
   if (in >= 0) stdin_.assign(own.release());
   std::array<char, 16384> buffer;
+  // The two waits come before the read, because what is read here is lost to the shell and to others of the
+  // terminal. Each await may end the feed, hence the checks after them.
   for (ssize_t count = 1; count > 0;) {
     while (window_ == 0 && !link.closed() && !stopped_)
       co_await room_.async_wait(kUseTuple);
@@ -119,6 +121,7 @@ void StdinFeed::taken(const rendezvous::StdinTaken& taken) {
 
 /// Without a report of its node, rank 0 may have read all that was sent.
 void StdinFeed::leave_file() {
+  // The shell's next command continues behind what rank 0 has read, as if rank 0 had read the file itself.
   if (start_)
     (void)::lseek(0, *start_ + static_cast<off_t>(std::min(read_.value_or(sent_), sent_)), SEEK_SET);
   start_.reset();

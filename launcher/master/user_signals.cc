@@ -1,3 +1,5 @@
+// Who sent a signal; the process that a shell with job control knows (part_from_shell), which never returns
+// to its caller; and what a signal does when the job is over. Handlers make only async-signal-safe calls.
 #include "launcher/master/user_signals.h"
 
 #include <poll.h>
@@ -49,6 +51,7 @@ void note_sender(int number, siginfo_t* info, void*) {
 
 void note_senders(int number) {
   struct sigaction action {};
+  // SA_SIGINFO: the handler is already ours. As Asio's handler it would call itself for ever.
   if (::sigaction(number, nullptr, &action) != 0 || (action.sa_flags & SA_SIGINFO) != 0) return;
   asios_handler = action.sa_handler;
   action.sa_flags |= SA_SIGINFO;
@@ -202,16 +205,19 @@ void part_from_shell(const std::function<void()>& forget_secrets) {
   ::sigemptyset(&signals);
   for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCONT, SIGUSR1, SIGUSR2})
     ::sigaddset(&signals, number);
+  // An inherited SIG_IGN would reap the master before its status is read.
   ::signal(SIGCHLD, SIG_DFL);
   ::sigprocmask(SIG_BLOCK, &signals, &before);
   const pid_t parent = ::getpid();
   const pid_t master = ::fork();
   if (master > 0) {
+    // This process lives as long as the job and needs none of them.
     forget_secrets();
     follow_master(master, signals);
   }
   if (master == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    // The parent may have ended before prctl, and no signal follows for that.
     if (::getppid() != parent) ::raise(SIGKILL);
     shells_process = parent;
   }

@@ -76,6 +76,7 @@ void WorkerQueries::take(std::size_t node, const rendezvous::QueryAnswer& answer
   GatheredReply& waiting = found->second;
   if (!answer.last) {
     waiting.bytes += answer.text.size();
+    // The bytes are counted even when they are dropped, so that finish_if_complete() can say so.
     if (!nodes_.runs(node, answer.rank) || waiting.bytes > kMostText) return;
     WorkerReply::Text& text = waiting.texts[answer.rank];
     text.rank = answer.rank;
@@ -102,6 +103,7 @@ void WorkerQueries::finish_if_complete(Requests::iterator request) {
     waiting.reply.texts.push_back(std::move(text));
   const ControlHandlers::WorkersAnswered done = std::move(waiting.done);
   WorkerReply reply = std::move(waiting.reply);
+  // Removed before the handler runs, which may start or cancel requests.
   requests_.erase(request);
   done(std::move(reply));
 }

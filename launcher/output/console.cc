@@ -96,6 +96,7 @@ bool has_read_end(const fs::path& process, const fs::path& pipe) {
 Console::Console(asio::any_io_executor loop, std::function<void()> drained, ConsolePolicy policy, int out,
                  int err)
     : loop_(loop) {
+  // One lane if both are the same terminal or file: two threads would mix their lines.
   const bool one = same_file(out, err);
   lanes_.push_back(ConsoleLane::start(target_of(out, one ? err : out), policy, loop, drained));
   if (!one) lanes_.push_back(ConsoleLane::start(target_of(err, err), policy, loop, drained));
@@ -138,6 +139,7 @@ void Console::report_blocked(std::size_t lane) {
       (lane == 0 ? "stdout" : "stderr") + " for 10 s; " +
       (flushing_ ? "the job has ended, but its last output is blocked" : "the workers are blocked") +
       (reader.empty() ? "" : "; its reader is " + reader) + "; --console drop skips lines instead\n";
+  // If stderr shares the blocked reader, or is blocked itself, only the terminal is left for the warning.
   const bool by_stderr = lane == 0 && lanes_.size() == 2 && lanes_[1]->stuck() < seconds(1);
   if (by_stderr)
     write(2, text);

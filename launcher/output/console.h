@@ -29,8 +29,8 @@ class Console {
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
 
-  /// Adds ddplaunch's own lines, whole ones, to stream 1 or 2. They are never skipped. Never blocks, except
-  /// for a moment after use_terminal().
+  /// Adds ddplaunch's own lines, whole ones, to stream 1 or 2. Lines of the workers are
+  /// dropped first (ConsoleQueue). Never blocks, except for a moment after use_terminal().
   void write(int stream, std::string_view lines);
   /// Adds lines of the workers. Never blocks; the caller must respect `full()`.
   void add(int stream, std::string_view lines) { lane_of(stream).push(stream, false, lines); }

@@ -1,3 +1,5 @@
+// ConsoleQueue, which bounds and skips, without threads; then ConsoleLane, first its owner's side and then
+// its thread.
 #include "launcher/output/console_lane.h"
 
 #include <poll.h>
@@ -52,6 +54,7 @@ void ConsoleQueue::push_piece(int stream, bool ours, std::string_view lines) {
 }
 
 void ConsoleQueue::hand_over(int stream, bool ours, std::string& lines) {
+  // A copy of a small piece is cheaper than a segment of its own, and the caller keeps its buffer.
   if (skips_ || lines.size() < join_ / 4) {
     push(stream, ours, lines);
   } else {
@@ -67,6 +70,7 @@ void ConsoleQueue::count(int stream, bool ours, std::size_t bytes) {
   waiting_[static_cast<std::size_t>(stream - 1)] += bytes;
   queued_ += bytes;
   if (ours) ours_ += bytes;
+  // Down to half, so that the next line does not scan the queue again.
   if (ours_ > kMostOurs) skip_ahead(true, queued_ - ours_ + kMostOurs / 2);
   if (queued_ > (skips_ ? kSkipAt : kMost)) skip_ahead(false, skips_ ? kKept : kMost / 2);
   DDP_REQUIRE(ours_ <= queued_ && queued_ <= backlog(), ours_, queued_, backlog());
@@ -81,6 +85,7 @@ void ConsoleQueue::skip_ahead(bool ours, std::size_t keep) {
     skipped += std::exchange(segment.skipped, 0);
     if (segment.ours == ours && queued_ > keep) {
       std::size_t cut = std::min(queued_ - keep, segment.bytes.size());
+      // To the end of a line, so that what is shown begins with a whole one.
       cut = std::min(segment.bytes.find('\n', cut - 1), segment.bytes.size() - 1) + 1;
       skipped += static_cast<std::uint64_t>(
           std::count(segment.bytes.begin(), segment.bytes.begin() + static_cast<std::ptrdiff_t>(cut), '\n'));
@@ -108,6 +113,7 @@ ConsoleQueue::Segment ConsoleQueue::take() {
   if (segment.skipped > 0) {
     const std::string notice = skipped_text(segment.skipped) + "\n";
     segment.bytes.insert(0, notice);
+    // done() takes off what was written, and the notice is part of that.
     waiting_[static_cast<std::size_t>(segment.stream - 1)] += notice.size();
   }
   return segment;
@@ -217,6 +223,7 @@ void ConsoleLane::hand_over(int stream, std::string& lines) {
   if (lines.empty()) return;
   std::unique_lock lock(mutex_);
   if (broken_[static_cast<std::size_t>(stream - 1)] != 0 || abandoned_) return lines.clear();
+  // Only if nothing is before these lines, neither in the queue nor with the thread.
   if (direct_ && !writing_ && queue_.empty()) write_now(stream, lines);
   if (lines.empty()) return;
   queue_.hand_over(stream, false, lines);
@@ -322,6 +329,7 @@ ConsoleLane::Clock::time_point ConsoleLane::due() const {
 bool ConsoleLane::wait_for_work(std::unique_lock<std::mutex>& lock) {
   for (;;) {
     if (abandoned_) return false;
+    // At the end the rows are removed, so that the shell's prompt does not stand among them.
     if (closing_) return !queue_.empty() || rows_on_screen_;
     const Clock::time_point when = due();
     if (when <= Clock::now()) return true;
@@ -353,6 +361,7 @@ void ConsoleLane::write_next(std::unique_lock<std::mutex>& lock) {
     const int error = write_segment(segment, rows);
     lock.lock();
     writing_ = false;
+    // After abandon() the loop may have ended, so nothing is posted any more.
     if (abandoned_) return;
     broken_[index] = error;
   }
@@ -370,6 +379,7 @@ int ConsoleLane::write_segment(const ConsoleQueue::Segment& segment, const std::
   const int fd = target_.fds[static_cast<std::size_t>(segment.stream - 1)];
   if (!target_.has_view) return write_out(fd, segment.bytes);
   if (in_background(fd)) {
+    // Another program draws now. Where the rows were is not ours any more, so they are not erased either.
     view_.forget();
     return write_out(fd, view_.draw(segment.bytes, {}, terminal_size(fd)));
   }

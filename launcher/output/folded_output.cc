@@ -82,6 +82,8 @@ std::uint64_t LineFold::order_before(Queue::iterator behind) {
   const bool last = behind == queue_.end();
   if (last ? low() > std::numeric_limits<std::uint64_t>::max() - kGap : behind->order - low() < 2) {
     std::uint64_t order = 0;
+    // No number is left between two neighbours, or at the end. Renumbering keeps the order, so the sorted
+    // lists stay sorted.
     for (Entry& entry : queue_)
       entry.order = order += kGap;
   }
@@ -117,6 +119,7 @@ void LineFold::emit_front(const Sink& sink) {
   Entry& entry = *front;
   std::sort(entry.ranks.begin(), entry.ranks.end());
   sink({entry.stream, entry.text, entry.ranks, entry.stamp});
+  // The first rank came with the entry, each further one by join().
   const std::size_t cost = entry.text.size() + kEntryCost + (entry.ranks.size() - 1) * sizeof(int);
   DDP_REQUIRE(cost <= held_, cost, held_);
   held_ -= cost;

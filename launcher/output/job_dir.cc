@@ -1,3 +1,4 @@
+// Short attempts; how a directory is made, claimed and refused; and JobDir, which writes.
 #include "launcher/output/job_dir.h"
 
 #include <fcntl.h>
@@ -76,6 +77,7 @@ void pack_short_attempt(const std::string& job_dir, std::uint32_t attempt) {
     if (!bytes.ends_with('\n')) text += '\n';
   }
   std::error_code ignored;
+  // In this order: an attempt is deleted only after all of it is in the other file.
   if (append(fs::path(job_dir) / "short_attempts.txt", text)) fs::remove_all(directory, ignored);
 }
 
@@ -139,10 +141,12 @@ Result<> make_directory(const std::string& path, const std::filesystem::path& na
     return failure;
   }
   for (const auto& parent : {directory.parent_path(), named.parent_path()}) {
+    // Before anything is created: in a directory that others may write they could put a link in the way.
     if (const std::string why = distrust_parent(parent); !why.empty()) return refused(": " + why);
   }
   if (directory.has_parent_path()) std::filesystem::create_directories(directory.parent_path(), error);
   // If a parent could not be created, its error is the reason.
+  // 0700 from the begin: the files have the workers' output, and a later chmod would leave a moment.
   int reason = error ? error.value() : ::mkdir(path.c_str(), 0700) == 0 ? 0 : errno;
   if (reason == EEXIST) {
     if (const std::string why = distrust_directory(path); !why.empty()) return refused(' ' + why);
@@ -208,6 +212,8 @@ std::string holder_text(int lock) {
 /// locked.
 Result<UniqueFd> claim_directory(const std::string& path, const std::string& what, const std::string& advice,
                                  std::string& warning) {
+  // The kernel releases the lock with the process, however it ends, so a stale file blocks nobody (decision
+  // 0028).
   UniqueFd lock(::open((path + "/run.lock").c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (lock && ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) {
     const std::string holder = std::to_string(::getpid()) + ' ' + host_name() + '\n';
@@ -253,6 +259,7 @@ Result<JobDir> JobDir::create(const JobSpec& spec) {
   auto claim = claim_directory(job.path_, "the job directory", "--job-dir", job.warning_);
   if (!claim) return claim.error();
   job.claims_.push_back(std::move(*claim));
+  // A disk that the job's own output fills still has room for its report.
   const auto reserved = reserve_report(job.path_ + "/report.json");
   // Some file systems reserve nothing.
   const int why = reserved ? 0 : reserved.error().sys;
@@ -299,6 +306,7 @@ std::string JobDir::file(std::uint32_t attempt, std::uint32_t rank, std::uint8_t
 JobDir::StreamFiles& JobDir::output(const OutputKey& key) {
   const auto found = outputs_.find(key);
   if (found != outputs_.end()) return found->second;
+  // Files of earlier attempts rarely get more bytes, so their descriptors are given back at once.
   if (key.attempt > attempt_) {
     close_all();
     attempt_ = key.attempt;
@@ -324,6 +332,7 @@ void JobDir::pack_attempts() {
   for (; limits_.part_size == 0 && next_packed_ + kLastAttemptsKept <= attempt_; ++next_packed_) {
     const auto first = outputs_.lower_bound({next_packed_, 0, 0, 0});
     const auto last = outputs_.lower_bound({next_packed_ + 1, 0, 0, 0});
+    // Gaps are noted by file and offset, so a file with gaps keeps its place.
     const bool whole = std::all_of(first, last, [](const auto& output) {
       return std::none_of(output.second.files.begin(), output.second.files.end(),
                           [](const OutputFile& file) { return file.has_gaps(); });
@@ -349,6 +358,7 @@ std::vector<std::string> JobDir::note_time(const OutputKey& key, Time now) {
   if (key.stream > 2) return {};
   StreamFiles& stream = output(key);
   if (stream.timed && now - *stream.timed < kTimeEvery) return {};
+  // Before the first bytes there is nothing whose time could be noted.
   if (!std::exchange(stream.timed, now)) return {};
   const OutputFile& file = stream.files.front();
   const auto wall = std::chrono::duration_cast<std::chrono::milliseconds>(read_clock(CLOCK_REALTIME));

@@ -49,11 +49,11 @@ inline constexpr std::uint8_t kHooks = 8;
 inline constexpr std::uint8_t kTimes = 7;
 
 /// The job's directory on the master: raw bytes of each rank and stream, `attempt_0/rank_00003.stderr`, and
-/// their copies under --log-dir (docs/users/output.md). A file is created with its first byte. Of many
-/// attempts the short ones are packed (short_attempts.h). Deletes only parts beyond the user's limit and the
-/// oldest content of a long ddplaunch.log. If the disk accepts nothing, only the files lose bytes. This is
-/// reported once, and the missing bytes are reported when there is room again. Writes block; only the thread
-/// of JobWriter calls this class, except for create() and file().
+/// their copies under --log-dir (docs/users/output.md). A file is created with its first byte. If there are
+/// many attempts, the short ones are packed (pack_short_attempt). Deletes only parts beyond the user's limit
+/// and the oldest content of a long ddplaunch.log. If the disk accepts nothing, only the files lose bytes.
+/// This is reported once, and the missing bytes are reported when there is room again. Writes block; only the
+/// thread of JobWriter calls this class, except for create() and file().
 class JobDir {
  public:
   using Time = std::chrono::steady_clock::time_point;

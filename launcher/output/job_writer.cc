@@ -1,3 +1,4 @@
+// JobWriter: its owner's side, then its thread; and JobLog, which writes ddplaunch.log through it.
 #include "launcher/output/job_writer.h"
 
 #include <unistd.h>
@@ -36,6 +37,7 @@ std::shared_ptr<JobWriter> JobWriter::start(asio::any_io_executor loop, JobDir d
   std::shared_ptr<JobWriter> writer(
       new JobWriter(std::move(loop), std::move(dir), std::move(say), std::move(drained)));
   writer->writer_ = std::thread([writer, first = std::move(first)] {
+    // On this thread, because a dead disk may hold it, and the loop must not wait for a disk.
     if (first) first();
     writer->write_loop();
   });
@@ -97,6 +99,8 @@ void JobWriter::added(std::unique_lock<std::mutex>& lock, PendingOutput& waiting
   const std::size_t backlog = backlog_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
   if (backlog > kHigh) was_full_ = true;
   const bool enough = waiting.size >= kPiece || backlog >= kEnough;
+  // The thread is woken twice for a batch at most: when it begins, and when it is large enough. A call for
+  // each line would cost more than the write.
   const bool wake = first || (enough && !write_now_);
   write_now_ = write_now_ || enough;
   lock.unlock();
@@ -112,7 +116,8 @@ template <class Done>
 bool JobWriter::wait_for(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit, Done done) {
   for (;;) {
     const std::uint64_t before = written_;
-    // A slow disk may take longer than `limit` for the whole backlog, a hanging one accepts no piece within it.
+    // A slow disk may take longer than `limit` for the whole backlog, a hanging one accepts no piece within
+    // it.
     if (progress_.wait_for(lock, limit, [&] { return done() || written_ != before; })) {
       if (done()) return true;
     } else {

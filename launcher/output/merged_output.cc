@@ -125,6 +125,8 @@ void MergedOutput::begin_attempt(std::uint32_t attempt) {
         bar_owners_.try_emplace({stream, options_.bars == Bars::kNode ? source.node_rank : 0}, rank);
     }
   }
+  // Only ranks that are shown can have the same line, so that a line of all of them need not wait for the
+  // others.
   if (fold_) fold_->begin(selected);
   if (selected != 0 || attempt != 0) return;
   console_.write(

@@ -1,3 +1,4 @@
+// One file of output with its parts and gaps; and the report's file, whose space is reserved at the start.
 #include "launcher/output/output_file.h"
 
 #include <fcntl.h>
@@ -63,6 +64,7 @@ Error OutputFile::open() {
 /// The file or its directory was removed, so written bytes would be lost.
 bool OutputFile::deleted() const {
   struct stat status {};
+  // Asked before each write: a file without a name would take the bytes without an error.
   if (fd_) return ::fstat(fd_.get(), &status) != 0 || status.st_nlink == 0;
   return made_ && ::stat(part_path(part_).c_str(), &status) != 0 && errno == ENOENT;
 }
@@ -88,6 +90,7 @@ Error OutputFile::next_part() {
   }
   size_ = 0;
   made_ = false;
+  // Parts are only named upwards (decision 0010), so the one to delete is always the same distance behind.
   if (!limits_.rename && limits_.keep_parts != 0 && part_ >= limits_.keep_parts)
     ::unlink(part_path(part_ - limits_.keep_parts).c_str());
   return open();
@@ -115,6 +118,8 @@ OutputFile::WriteOutcome OutputFile::write(std::string_view bytes) {
     std::size_t share = bytes.size();
     if (limits_.part_size != 0) {
       const std::uint64_t room = limits_.part_size - std::min(size_, limits_.part_size);
+      // A part ends at a line end, so that each can be read alone. Only a line that is longer than a part
+      // makes it larger.
       share = share_of_part(bytes, room, line_start_ && size_ > 0);
       if (share == 0) {
         outcome.error = next_part();
@@ -155,6 +160,7 @@ Result<> fill_reserved(const std::string& path, std::string_view text) {
 Result<> write_one(const ReportFile& file, std::string_view text, std::string_view brief,
                    std::vector<std::string>& warnings) {
   if (!file.reserved) return write_report(file.path, text, file.mode);
+  // First into the blocks that were reserved: they are there even if the disk has filled up meanwhile.
   if (fill_reserved(file.path, text)) return {};
   Result<> whole =
       write_report(file.path, text, file.mode);  // also if somebody has deleted the reserved file
@@ -173,6 +179,7 @@ Result<> reserve_report(const std::string& path) {
   const std::string reserved = reserved_path(path);
   const UniqueFd file(::open(reserved.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file) return system_error(errno, reserved);
+  // posix_fallocate returns the error and leaves errno alone.
   const int failed = ::posix_fallocate(file.get(), 0, kReservedBytes);
   if (failed == 0) return {};
   ::unlink(reserved.c_str());
@@ -190,6 +197,7 @@ Result<> write_report(const std::string& path, std::string_view text, mode_t mod
     if (!file) return system_error(errno, "open " + path);
     return write_bytes(file.get(), text, path);
   }
+  // Written beside the target and renamed: a reader sees the whole old file or the whole new one.
   const std::string beside = target + ".part" + std::to_string(::getpid());
   // In a directory that others may write to, such as /tmp, another user may have created this file or a link.
   constexpr int kNew = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;

@@ -50,6 +50,8 @@ void clean_line(std::string& text) {
 }
 
 void clean_texts(rendezvous::Message& message) {
+  // Bytes of workers are data and stay as they are. A dump of collectives is cleaned where its names are
+  // shown (FailureLog).
   if (std::holds_alternative<rendezvous::Output>(message)) return;
   if (auto* inspection = std::get_if<rendezvous::Inspection>(&message)) return clean_line(inspection->state);
   if (auto* refused = std::get_if<rendezvous::Refused>(&message)) return clean_lines(refused->text);

@@ -1,3 +1,6 @@
+// From one failure to the whole report: what happened to a worker, the root cause with its facts, groups of
+// equal failures, earlier attempts, and make_exit_report(), which joins them. Last, early exits and the
+// summary.
 #include "launcher/report/exit_report.h"
 
 #include <algorithm>
@@ -32,6 +35,7 @@ bool cut_short(const Failure& failure) {
 /// Returns what happened without naming the worker: "exited 3", "killed by SIGSEGV (core dumped)". `cause`
 /// marks the root cause, which counts as a failure even if ddplaunch ended the worker.
 std::string what_happened(const Failure& failure, bool cause) {
+  // A crash after our signal is still a bug of the program, so it is not excused as a stop.
   const bool by_us = failure.stopped_by_us && !cause && !is_crash(failure);
   switch (failure.kind) {
     case Failure::Kind::kExited:
@@ -71,6 +75,7 @@ std::string printable(const std::string& line) {
   std::string text;
   for (std::size_t i = 0; i < line.size(); ++i) {
     const auto c = static_cast<unsigned char>(line[i]);
+    // A CSI sequence (ECMA-48) ends with the first byte between @ and ~.
     if (c == 0x1b && i + 1 < line.size() && line[i + 1] == '[') {
       i += 2;
       while (i < line.size() && (line[i] < 0x40 || line[i] > 0x7e))
@@ -136,6 +141,7 @@ std::string root_text(const Failure& root) {
   } else {
     text = "  root cause: node " + root.host + ": ";
   }
+  // A survivor of earlier attempts was not started by this one, so its age alone would mislead.
   const std::string since =
       root.start_attempt < root.attempt ? " in attempt " + std::to_string(root.start_attempt) : std::string();
   const std::string ran = root.ran ? ", " + format_elapsed(*root.ran) + " after its start" + since : "";
@@ -224,6 +230,7 @@ std::string consequences_text(const JobEnd& end, const Failure* root) {
   for (std::size_t i = 0; i < end.failures.size(); ++i) {
     if (&end.failures[i] != root) others.push_back(&end.failures[i]);
   }
+  // In the order in which things happened, not in which the master heard of them.
   std::stable_sort(others.begin(), others.end(),
                    [](const Failure* a, const Failure* b) { return a->at() < b->at(); });
   const std::vector<FailureGroup> groups = folded(others, false);
@@ -307,6 +314,9 @@ std::string why_stopped(const JobEnd& end) {
          (end.stopped_by.empty() ? "" : " from " + end.stopped_by);
 }
 
+/// In the order of precedence: the user's stop, a root cause, a failure of the master itself, and the
+/// internal error that there is no reason. Success has no text. The last line is always the exit code and
+/// why.
 ExitReport make_exit_report(const JobEnd& end) {
   ExitReport report;
   if (end.stop_signal != 0) {
@@ -425,6 +435,7 @@ std::string text_with_summary(const ExitReport& report, const JobEnd& end, const
            format_elapsed(summary.duration) +
            (end.restarts > 0 ? ", " + counted(end.restarts, "restart") : "") + output;
   }
+  // Before the last line, because scripts and people read the exit code there.
   const std::size_t last_line = report.text.rfind('\n', report.text.size() - 2) + 1;
   return report.text.substr(0, last_line) + "  ran for " + format_elapsed(summary.duration) + output +
          report.text.substr(last_line);

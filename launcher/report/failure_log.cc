@@ -40,6 +40,8 @@ bool waits_in_collective(const std::vector<rendezvous::FlightRecorderDump>& dump
 void FailureLog::begin_attempt(std::uint32_t attempt, Time now) {
   DDP_REQUIRE(attempt >= attempt_, attempt, attempt_);
   attempt_ = attempt;
+  // Called at the begin and again when the workers start, so that the time to start them is no time of
+  // theirs.
   began_ = now;
   started_.clear();
   kill_due_.reset();
@@ -63,6 +65,7 @@ void FailureLog::restore_attempt() {
   end_.earlier.pop_back();
   --end_.restarts;
   forget_attempt();
+  // Evidence and last lines that are still on their way must find it.
   if (last.of_worker()) by_rank_[last.rank] = 0;
   if (last.kind == Failure::Kind::kNode) by_host_[last.host] = 0;
   end_.failures.push_back(std::move(last));
@@ -77,6 +80,7 @@ void FailureLog::forget_attempt() {
 
 void FailureLog::worker_ended_well(const WorkerIdentity& worker, Interval happened) {
   ended_well_.insert(worker.rank);
+  // An exit with 0 after the stop was ordered is the effect of the stop.
   if (!kill_due_) end_.early.push_back({worker.rank, worker.host, happened, began_});
 }
 
@@ -100,6 +104,8 @@ void FailureLog::add(Failure failure, Interval happened) {
   failure.attempt = attempt_;
   failure.happened = happened;
   failure.attempt_began = began_;
+  // A rank fails once in an attempt; a node may be named again with a better reason, so the last entry
+  // counts.
   if (failure.of_worker()) by_rank_.try_emplace(failure.rank, end_.failures.size());
   if (failure.kind == Failure::Kind::kNode) by_host_[failure.host] = end_.failures.size();
   end_.failures.push_back(std::move(failure));
@@ -135,6 +141,7 @@ void FailureLog::worker_failed(const WorkerIdentity& worker, const rendezvous::W
 void FailureLog::evidence(const rendezvous::WorkerEvidence& evidence) {
   const auto rank = static_cast<int>(evidence.rank);
   Failure* failure = evidence.attempt == attempt_ ? find_worker(rank) : nullptr;
+  // Evidence takes a moment, and the attempt may be over before it comes.
   if (failure == nullptr) {  // the root cause of an earlier attempt?
     const auto same = std::ranges::find_if(end_.earlier, [&](const Failure& earlier) {
       return earlier.of_worker() && earlier.rank == rank && earlier.attempt == evidence.attempt;
@@ -166,6 +173,7 @@ void FailureLog::diagnose_collectives() {
   if (!hung && (cause.kind != Failure::Kind::kExited || !waits_in_collective(collectives_, cause.rank)))
     return;
   rendezvous::DesyncVerdict verdict = rendezvous::analyze_desync(collectives_, ended_well_);
+  // A rank that the others wait for is not helped by the news that others wait for it.
   if (!hung && (!verdict.waited_for || verdict.named.count(cause.rank) != 0)) return;
   cause.waited_for = std::move(verdict.text);
   clean_line(cause.waited_for);  // it has operation names from the ranks' dumps

@@ -90,6 +90,7 @@ std::string common_word(const std::string& a, const std::string& b) {
   std::size_t head = 0;
   while (head < size && a[head] == b[head])
     ++head;
+  // Back to a boundary of characters and of numbers: gpu07 and gpu08 share "gpu", not "gpu0".
   while (head > 0 && (continues(head) || is_digit(a[head - 1])))
     --head;
   std::size_t tail = 0;
@@ -114,6 +115,8 @@ bool join_group(StartGroup& group, const std::string& host, const std::string& t
   if (words.size() != group.words.size()) return false;
   std::vector<std::string> common = group.words;
   for (std::size_t i = 0; i < words.size(); ++i) {
+    // Words must agree one by one, except where each names its own host. So "port 22" and "port 2222" stay
+    // apart.
     if (words[i] == common[i] || same_duration(words, common, i)) continue;
     const bool elided = common[i].find("…") != std::string::npos;
     if (!identifies_host(words[i], host) || !(elided || identifies_host(common[i], group.hosts.front())))
@@ -126,6 +129,7 @@ bool join_group(StartGroup& group, const std::string& host, const std::string& t
 }
 
 std::size_t add_to_groups(std::vector<StartGroup>& groups, const std::string& host, const std::string& text) {
+  // Bounded: with very different texts of very many hosts the comparison of all pairs would be quadratic.
   for (std::size_t i = 0; i < std::min(groups.size(), kGroupsCompared); ++i)
     if (join_group(groups[i], host, text)) return i;
   groups.push_back(make_group(host, text));

@@ -35,6 +35,8 @@ class Reader : public nlohmann::json_sax<nlohmann::json> {
   bool binary(binary_t&) override { return true; }
   bool start_object(std::size_t) override {
     path_.push_back(key_);
+    // The text comes from a worker. Deep nesting would only cost memory, since nothing below the second level
+    // is read.
     return path_.size() < kDepth;
   }
   bool key(string_t& name) override {
@@ -69,6 +71,8 @@ class Reader : public nlohmann::json_sax<nlohmann::json> {
 /// Returns a truncated JSON text with an end for the string that was cut.
 std::string closed_string(std::string_view text) {
   const std::size_t escape = text.rfind("\\u");
+  // The cut may be within \uXXXX, behind a backslash, or within a UTF-8 sequence. None of them may stay at
+  // the end.
   if (escape != std::string_view::npos && text.size() - escape < 6) text = text.substr(0, escape);
   while (text.ends_with('\\') || (!text.empty() && (text.back() & 0xc0) == 0x80))
     text.remove_suffix(1);
@@ -108,6 +112,8 @@ std::optional<WorkerException> parse_error_json(std::string_view text) {
   const bool whole = nlohmann::json::sax_parse(text.begin(), text.end(), &reader);
   const bool cut_trace = !whole && reader.trace.empty();  // its last frames are missing
   if (!whole) {
+    // Evidence is cut at a number of bytes, usually within the traceback, the longest string. The message
+    // stands before it.
     const std::string closed = closed_string(text);
     reader = {};
     nlohmann::json::sax_parse(closed.begin(), closed.end(), &reader);

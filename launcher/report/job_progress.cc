@@ -78,6 +78,7 @@ void JobProgress::take(const JournalEvent& event, Time now) {
       break;
     case Kind::kAttemptStarted:
       attempt_ = event.attempt.value_or(0);
+      // What all ranks had done may have been lost with the attempt: steps up to there count as rework.
       if (!ranks_at_.empty()) reached_ = std::max(reached_.value_or(0), ranks_at_.begin()->first);
       xid_lines_.clear();
       ranks_.clear();
@@ -91,6 +92,8 @@ void JobProgress::take(const JournalEvent& event, Time now) {
       break;
     case Kind::kHangFound: {
       const Phase before = phase_;
+      // A hang begins --hang-timeout before it is found. What the stall rule has booked already is not moved
+      // again, and no more than this phase has had.
       const Time booked = stalled(now);
       enter(Phase::kHang, now);
       const Time quiet = std::clamp(hang_timeout_ - booked, Time{0}, sums_.spent[at(before)]);
@@ -150,6 +153,8 @@ void JobProgress::measure(std::uint64_t lowest, Time now) {
     if (recent_.size() > kRecentReports) recent_.pop_front();
   }
   latest = Mark{lowest, now};
+  // Two marks behind the latest one: the duration is always over 10 to 20 s, also just after a mark has
+  // moved.
   if (!older || now - older->time >= kMeasured) {
     oldest = older;
     older = latest;
@@ -173,6 +178,7 @@ void JobProgress::take_steps(const rendezvous::WorkerSteps& message, Time now) {
     if (!first) {
       const auto before = ranks_at_.find(last);
       DDP_REQUIRE(before != ranks_at_.end() && before->second > 0, rank->first);
+      // Ranks by step, so that the slowest and the foremost are known without a scan of 80,000 ranks.
       if (--before->second == 0) ranks_at_.erase(before);
     }
     ++ranks_at_[step];
@@ -183,6 +189,7 @@ void JobProgress::take_steps(const rendezvous::WorkerSteps& message, Time now) {
   count_steps(message, now);
   if (ranks_at_.empty()) return;
   const std::uint64_t lowest = ranks_at_.begin()->first;
+  // A stall that ends is booked before measure() moves the mark from which its time counts.
   if (marks_[0] && lowest > marks_[0]->step && stalled(now) > Time{0}) enter(phase_, now);
   measure(lowest, now);
   const bool repeats = lowest < reached_.value_or(0);

@@ -108,6 +108,7 @@ void add_step_durations(MetricsText& text, const JobProgress::Figures& progress)
   std::uint64_t count = 0;
   for (std::size_t i = 0; i < progress.durations.counts.size(); ++i) {
     count += progress.durations.counts[i];
+    // Prometheus' buckets are cumulative: each counts all steps up to its bound, and the last one all.
     const bool last = i == StepDurations::kBounds.size();
     text.part("_bucket", count, label("le", last ? "+Inf" : format_text("%g", StepDurations::kBounds[i])));
   }

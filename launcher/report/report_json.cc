@@ -106,6 +106,7 @@ class ReportWriter {
 
  private:
   std::string fitted(const std::string& text) {
+    // Short texts always fit. The root cause is written first, so its long texts find the room.
     const std::size_t size = text.size() <= kShort || text.size() <= room_ ? text.size() : kShort;
     room_ -= std::min(room_, size);
     return text.substr(0, size);
@@ -142,6 +143,8 @@ class ReportWriter {
   }
 
   std::chrono::system_clock::time_point wall(std::chrono::nanoseconds when) const {
+    // Wall times are counted back from the end, so that a step of the wall clock during the job cannot make
+    // them disagree with the durations.
     return facts_.ended_at - duration_cast<std::chrono::system_clock::duration>(facts_.ended - when);
   }
 

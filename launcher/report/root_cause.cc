@@ -1,3 +1,5 @@
+// The texts of lost peers and how they are found; exceptions in a worker's stderr; the kinds of failures;
+// causality; and pick_root_cause(), whose rules the header explains. Last, what signals and Xid errors mean.
 #include "launcher/report/root_cause.h"
 
 #include <algorithm>
@@ -111,6 +113,7 @@ constexpr std::size_t kKeyBytes = 4;
 std::size_t key_of(const char* bytes) {
   std::uint32_t value = 0;
   std::memcpy(&value, bytes, kKeyBytes);
+  // Multiplicative hashing (Knuth): the upper half of the product depends on all bits of the key.
   return (value * 2654435761U) >> 16;
 }
 
@@ -130,6 +133,7 @@ std::span<const EchoText> echo_texts() {
 bool is_echo(std::string_view text) {
   static const std::bitset<1 << 16> keys = all_keys();
   for (std::size_t at = 0; at + kKeyBytes <= text.size(); ++at) {
+    // Most positions end here. A set bit may also be another text's hash, so the words are compared as well.
     if (!keys.test(key_of(text.data() + at))) continue;
     const std::string_view rest = text.substr(at);
     if (std::ranges::any_of(kEchoTexts,
@@ -222,6 +226,7 @@ std::string all_lines(const std::vector<std::string>& lines) {
 
 std::optional<std::string> exception_of(const Failure& failure) {
   const auto& recorded = failure.evidence.exception;
+  // The file of @record is exact. Without it the end of stderr has to be read as Python writes it.
   if (!recorded) return last_exception(failure.last_stderr);
   return recorded->type + (recorded->message.empty() ? "" : ": " + recorded->message) + "\n";
 }
@@ -234,6 +239,7 @@ bool is_echo_exception(std::string_view exception) {
 
 /// True if the worker says that it lost a peer.
 bool noticed_a_loss(const Failure& failure) {
+  // What the worker reported through its protocol needs no guess from its texts.
   if (failure.lost_peers) return true;
   const auto exception = exception_of(failure);
   return exception ? is_echo_exception(*exception) : is_echo(all_lines(failure.last_stderr));
@@ -309,6 +315,8 @@ FailureList earliest_of(const FailureList& failures) {
   std::optional<std::chrono::nanoseconds> over;
   std::unordered_map<std::string_view, std::chrono::nanoseconds> first_on;
   for (const Failure* failure : failures) {
+    // The earliest moment by which some failure had certainly happened. What began later is not among the
+    // first.
     over = std::min(over.value_or(failure->happened.latest), failure->happened.latest);
     if (!failure->of_worker()) continue;
     const auto first = first_on.try_emplace(failure->host, failure->happened.middle()).first;
@@ -395,6 +403,7 @@ bool has_hardware_xid(const Failure& failure) {
 bool is_crash(const Failure& failure) {
   if (failure.kind != Failure::Kind::kSignaled) return false;
   const int signal = failure.signal;
+  // A SIGKILL without that evidence may be the administrator's, a scheduler's or our own.
   if (signal == SIGKILL) return !failure.evidence.oom.empty();
   return signal == SIGSEGV || signal == SIGBUS || signal == SIGILL || signal == SIGFPE || signal == SIGSYS;
 }
@@ -419,6 +428,7 @@ Blame blame_of(const Failure& failure) {
     case SIGINT:
     case SIGHUP:
       return has_own_exception(failure) ? Blame::kOwn : Blame::kTerminated;
+    // It wrote to a peer that has gone. Python ignores SIGPIPE, so only native programs die of it.
     case SIGPIPE:
       return Blame::kEcho;
     case SIGABRT:
@@ -439,6 +449,7 @@ std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures)
   const auto index = [&failures](const Cause& cause) {
     return static_cast<std::size_t>(cause.failure - failures.data());
   };
+  // It has a reason of its own. The rules below are for those that only noticed something.
   if (first->blame <= Blame::kTerminated) return index(*first);
   std::optional<Cause> source;
   FailureList late;  // their ends began after our signal
@@ -455,6 +466,7 @@ std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures)
     else
       choose(source, next);
   }
+  // A death that had begun before our signal explains more than one that came after it.
   if (!source) source = best_of(earliest_of(late));
   return index(source.value_or(*first));
 }
@@ -496,6 +508,7 @@ std::string signal_meaning(const Failure& failure) {
 
 int xid_number(std::string_view line) {
   const std::size_t xid = line.find("Xid");
+  // "NVRM: Xid (PCI:0000:65:00): 79, pid=…": the number follows the address in brackets.
   const std::size_t colon = xid == std::string::npos ? xid : line.find("): ", xid);
   if (colon == std::string::npos) return 0;
   return leading_number<int>(line.substr(colon + 3)).value_or(0);

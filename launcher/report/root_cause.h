@@ -36,7 +36,7 @@ enum class Blame : std::uint8_t {
   kTerminated,  ///< another program terminated it
   kExitCode,    ///< an exit code without an exception
   kAbort,       ///< an abort without a reason
-  kEcho,        ///< it noticed a lost peer: watchdog, "Connection reset by peer", SIGPIPE (echo_texts.h)
+  kEcho,        ///< it noticed a lost peer: watchdog, "Connection reset by peer", SIGPIPE (echo_texts)
 };
 Blame blame_of(const Failure& failure);
 

@@ -1,3 +1,5 @@
+// AttemptStart first; then the orders and texts that a start needs; then StartNotice, and what is missing
+// when a start is late.
 #include "launcher/supervisor/attempt_start.h"
 
 #include <algorithm>
@@ -82,6 +84,7 @@ AttemptStart::Step AttemptStart::opened(std::size_t participant, const rendezvou
   Step step;
   step.probes = orders(master_.begin(network_.master_addrs(), nodes_.size()));
   step.ready = master_.settled();
+  // A job of one node has nobody to probe, so it is ready at once.
   phase_ = step.ready ? Phase::kReady : Phase::kProbing;
   return step;
 }
@@ -343,6 +346,7 @@ std::vector<std::pair<std::string, Error>> missing_nodes(const JobSpec& spec, co
     missed.push_back(
         {node.trouble ? node.trouble->at : NodeTable::Time::max(), {node.name, std::move(error)}});
   }
+  // The first failure is named first. Nodes that are merely late have no time and come last.
   std::ranges::stable_sort(missed, {}, [](const auto& entry) { return entry.first; });
   std::vector<std::pair<std::string, Error>> sorted;
   for (auto& entry : missed)

@@ -1,3 +1,6 @@
+// From small to large: addresses and networks; the kinds of interfaces; networks that all nodes share; the
+// three ways to choose (--network, a shared network, none); texts; and last MasterAddress, the probes of the
+// chosen routes.
 #include "launcher/supervisor/net_choice.h"
 
 #include <arpa/inet.h>  // inet_pton and inet_ntop: text to bytes, no socket
@@ -36,6 +39,8 @@ std::optional<IpAddress> parse_address(std::string_view text) {
   if (inet_pton(AF_INET, whole.c_str(), address.bytes.data()) == 1) return address;
   if (inet_pton(AF_INET6, whole.c_str(), address.bytes.data()) != 1) return std::nullopt;
   address.v6 = true;
+  // An IPv4 peer of a socket for both families appears as ::ffff:a.b.c.d (RFC 4291, section 2.5.5.2). It must
+  // equal the address of the interface.
   constexpr std::array<std::uint8_t, 12> kMapped{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
   if (std::equal(kMapped.begin(), kMapped.end(), address.bytes.begin())) {
     IpAddress v4;
@@ -187,6 +192,8 @@ std::size_t count_resolved(const std::vector<NodeAddresses>& nodes, const Networ
 
 // A bridge that is local to each host (docker0, virbr0) has the same address on every machine.
 bool same_address_on_two_machines(const std::vector<NodeAddresses>& nodes, const NetworkOption& option) {
+  // Nodes of one machine may share an address. Without a machine id nobody can tell, so the network counts as
+  // unusable.
   std::map<IpAddress, const std::string*> seen;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     const std::string& machine = nodes[i].given->machine_id;
@@ -202,6 +209,7 @@ std::optional<NetworkOption> shared_through(const std::vector<NodeAddresses>& no
   bool bridge = first.kind == LinkKind::kBridge;
   bool reached = nodes[0].connected && contains(network, *nodes[0].connected);
   for (std::size_t i = 1; i < nodes.size(); ++i) {
+    // Both ends must agree: with unequal prefixes one of them looks for the other behind a gateway.
     const Usable* member = best_member(nodes[i], [&](const Usable& usable) {
       return contains(network, usable.address) &&
              contains(network_of(usable.address, usable.interface->prefix_length), first.address);
@@ -211,6 +219,8 @@ std::optional<NetworkOption> shared_through(const std::vector<NodeAddresses>& no
     reached = reached || (nodes[i].connected && contains(network, *nodes[i].connected));
     option.members.push_back(member);
   }
+  // A bridge usually ends at its host, even if all hosts have one of the same network. It counts if a node
+  // was reached through it.
   if ((bridge && !reached) || same_address_on_two_machines(nodes, option)) return std::nullopt;
   option.resolved = count_resolved(nodes, option);
   return option;
@@ -225,6 +235,8 @@ std::vector<NetworkOption> shared_networks(const std::vector<NodeAddresses>& nod
     auto is_vpn = [](const Usable* member) { return member->kind == LinkKind::kVpn; };
     const bool a_vpn = std::any_of(a.members.begin(), a.members.end(), is_vpn);
     const bool b_vpn = std::any_of(b.members.begin(), b.members.end(), is_vpn);
+    // The network of the host names is the one that the administrator meant. Stable, so that the order of the
+    // interfaces of node 0 decides between equals.
     if (a.resolved != b.resolved) return a.resolved > b.resolved;
     if (a_vpn != b_vpn) return b_vpn;
     return !a.members[0]->address.v6 && b.members[0]->address.v6;
@@ -392,6 +404,7 @@ std::vector<std::size_t> repeated_machine(const std::vector<NodeNetwork>& nodes)
     return where == "localhost" || (address && is_loopback(*address));
   };
   for (const auto& [machine, members] : machines)
+    // Several nodes at loopback addresses of one machine are how tests and CI make a cluster.
     if (members.size() > 1 && !std::ranges::all_of(members, at_loopback)) return members;
   return {};
 }
@@ -414,6 +427,7 @@ Result<NetChoice> choose_network(const std::vector<NodeNetwork>& given, std::str
   if (given.empty()) return Error{ErrorCode::kInternal, "a choice of network without nodes"};
   const bool one_machine = all_on_one_machine(given);
   for (const NodeNetwork& node : given) {
+    // Before any choice: a job on a machine whose loopback is down waits for ever, whatever its network is.
     if (auto usable = check_loopback(node, one_machine && wanted.empty()); !usable) return usable.error();
   }
   const std::vector<NodeAddresses> nodes = parsed(given);
@@ -430,6 +444,8 @@ Result<NetChoice> choose_network(const std::vector<NodeNetwork>& given, std::str
   for (const NetworkOption& option : options)
     add_route(choice, route_of(option));
   choice.reason = shared_reason(options[0], nodes.size()) + ": " + choice.routes[0].master_addr;
+  // The last resort behind all shared networks: the master reached node 0 at this address, so others may,
+  // too.
   if (worth_trying(nodes[0].connected)) add_route(choice, route_to(given[0].connected, nodes));
   return choice;
 }
@@ -531,12 +547,15 @@ bool MasterAddress::learn(std::size_t index, std::size_t first_reached) {
   if (!node.asked) return false;
   node.asked = false;
   --asked_;
+  // A node tries its candidates in order, so all before the one that it reached have failed. Those behind are
+  // unknown.
   for (std::size_t i = node.first; i < std::min(node.last, first_reached); ++i) {
     node.known[i] = ProbeState::kNot;
     cut_off_[i] = true;
   }
   if (first_reached < node.last) node.known[first_reached] = ProbeState::kReached;
   const std::size_t before = chosen_;
+  // The choice only moves on and never back, so the probes end after one round per candidate at most.
   while (chosen_ < candidates_.size() && cut_off_[chosen_])
     ++chosen_;
   return !is_exhausted() && (chosen_ != before || node.known[chosen_] == ProbeState::kNothing);

@@ -1,3 +1,5 @@
+// The Supervisor as a whole: its rules, a step, the clock, the user's signals, and the end of the job. Its
+// other parts are supervisor_nodes.cc, supervisor_attempts.cc and supervisor_workers.cc.
 #include "launcher/supervisor/supervisor.h"
 
 #include <algorithm>
@@ -74,6 +76,8 @@ JobRules rules_of(const JobSpec& spec) {
   rules.min_nodes = spec.min_nodes == 0 ? rules.max_nodes : std::min(spec.min_nodes, rules.max_nodes);
   rules.join_limit = spec.start_timeout + kReportTime;
   rules.node_timeout = spec.node_timeout;
+  // The formula of docs/developers/states.md, "Leases". Agent and keeper act on the first two terms, so a
+  // change here alone breaks I1.
   rules.lease = node_lease(spec) + link_grace(spec) + kKeeperKills;
   rules.max_restarts = spec.max_restarts;
   rules.backoff = spec.restart_backoff;
@@ -106,11 +110,14 @@ job::Actions Supervisor::start(Time now) {
 
 job::Actions Supervisor::step(const job::Event& event, Time now) {
   if (state_ == State::kFinished) return {};
+  // Before the event is handled: a message that arrived during the sleep must find a clock without it.
   if (now > watch_at_ + kOverslept) {
     nodes_.forgive_silence(now - watch_at_, now);
     watch_at_ = now;
   }
   std::visit([&](const auto& e) { on(e, now); }, event);
+  // After every event and not where the job ends: the last thing that is awaited may be a sweep, a lost
+  // node's workers, or only time.
   leave_when_quiet(now);
   if (state_ == State::kLeaving && nodes_.all_gone()) {
     state_ = State::kFinished;
@@ -118,6 +125,8 @@ job::Actions Supervisor::step(const job::Event& event, Time now) {
   }
   const bool first_start =
       nodes_.attempt() == 0 && (state_ == State::kConnecting || state_ == State::kStarting);
+  // Last, since the event may have ended the start: the line about the wait must go before the lines that
+  // follow it.
   if (!first_start) {
     if (auto removal = start_notice_.end()) out_.add(*removal);
   } else if (start_notice_.is_due(now)) {
@@ -135,12 +144,16 @@ std::optional<Supervisor::Time> Supervisor::deadline() const {
   const auto consider = [&first](std::optional<Time> due) {
     if (due && (!first || *due < *first)) first = due;
   };
+  // Only what the state heeds counts here. A deadline that no handler resets would make the driver tick
+  // without pause.
   consider(start_notice_.deadline());
   if (state_ < State::kEnding) consider(watch_at_);
   if (state_ == State::kConnecting) consider(retry_at_);
   if (state_ == State::kRunning) {
     consider(growth_at_);
     consider(hang_.deadline());
+    // check_attempt() waits for the inspection first, so these two would be due again and again until it
+    // ends.
     if (hang_.inspecting()) return first;
     consider(survivors_.deadline());
     consider(ranks_.deadline());
@@ -155,11 +168,13 @@ void Supervisor::record(JournalEvent event, std::optional<std::size_t> node) {
 }
 
 void Supervisor::on(const job::FromNode& event, Time now) {
+  // A link of an earlier incarnation may still deliver what it had buffered when the host was called again.
   if (event.incarnation != nodes_[event.node].incarnation) return;
   std::visit([&](const auto& message) { handle(event, message, now); }, event.message);
 }
 
 void Supervisor::on(const job::Tick&, Time now) {
+  // A quarter of the shortest limit: silence is noticed at most that much too late.
   if (state_ < State::kEnding && now >= watch_at_) {
     watch_at_ = now + std::clamp<Time>(std::min(rules_.suspect_after, rules_.node_timeout) / 4,
                                        milliseconds(10), seconds(1));
@@ -170,6 +185,7 @@ void Supervisor::on(const job::Tick&, Time now) {
   give_up_slow_joins(now);
   if (state_ == State::kRunning) check_attempt(now);
   if (deadline_ && now >= *deadline_) on_deadline(now);
+  // Last, because the handlers above may lose the nodes with which the attempt would begin.
   if (state_ == State::kConnecting && retry_at_ && now >= *retry_at_) try_begin(now);
 }
 
@@ -193,6 +209,7 @@ void Supervisor::on_deadline(Time now) {
       return;
     case State::kRunning:
     case State::kFinished:
+      // These states have no deadline. One that is left over from another state would end a job that runs.
       DDP_REQUIRE(!deadline_, state_);
   }
 }
@@ -206,7 +223,10 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
       if (nodes_[i].has_workers()) out_.send(i, rendezvous::Signal{static_cast<std::uint8_t>(event.number)});
     return;
   }
+  // A node's report has already been taken as this signal. As a second SIGTERM it would cut the grace period
+  // short.
   if (event.number == SIGTERM && std::exchange(slurm_ends_, false)) return;
+  // Both are read before the signal is noted below, since they compare it with those that came earlier.
   const bool kills = cuts_grace_short(event, now);
   const std::string cutter = cutter_text(event, now);
   const bool first = !user_stopped();
@@ -224,6 +244,8 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
     deadline_ = now + kStopSlack;
     return;
   }
+  // The stop that runs is not the user's. A stop for a larger world, or a revoke, becomes a stop with the
+  // user's grace.
   const bool polite = (growing || attempt_end_.revoked || one_stop) && first;
   const std::string stopped = "stopped by " + signal_name(user_signals_.front());
   switch (state_) {
@@ -272,8 +294,11 @@ std::string Supervisor::cutter_text(const job::UserSignal& event, Time now) cons
 /// Ends the job: no attempt follows. Lost nodes and survivors may still have to end their workers.
 void Supervisor::end(Outcome outcome, const std::string& reason, std::string no_restart, Time now) {
   if (!restart_left()) no_restart.clear();  // the budget is spent, so no restart is refused
+  // The attempt was stopped because the job grew, so its ends are no failures. But if its processes could not
+  // be killed, they are all that explains the job's end.
   if (attempt_end_.cause == StopCause::kScaleUp) failures_.forget_attempt();
   if (outcome == Outcome::kLeftovers && end().failures.empty()) failures_.restore_attempt();
+  // No worker failed, so nothing is in the failure log yet: each missing node becomes a failure of its own.
   const bool too_few =
       outcome == Outcome::kTooFew || (outcome == Outcome::kNodeLost && end().failures.empty());
   if (too_few) {
@@ -292,6 +317,7 @@ void Supervisor::end(Outcome outcome, const std::string& reason, std::string no_
     const Failure* cause = failures_.root_cause();
     record({.kind = Journal::kAttemptEnded, .reason = cause != nullptr ? failure_line(*cause) : reason});
   }
+  // A stop that runs keeps its deadline, since the workers of its lost nodes have that grace.
   if (state_ != State::kStopping || !deadline_) deadline_ = now + kLastWait;
   state_ = State::kEnding;
   const bool sweeping =
@@ -317,6 +343,8 @@ void Supervisor::leave_when_quiet(Time now) {
   });
   if (!quiet) return;
   const Failure* root = failures_.root_cause();
+  // All workers have ended because a node got a signal. If it was meant for the whole job, the master's own
+  // is on its way and becomes the cause (kSignalSpread).
   if (root != nullptr && end().stop_signal == 0 && is_stop_signal(root->error.sys) &&
       only_stopped_by(root->error.sys, end()) && now < root->happened.latest + kSignalSpread) {
     deadline_ = root->happened.latest + kSignalSpread;
@@ -326,6 +354,8 @@ void Supervisor::leave_when_quiet(Time now) {
   state_ = State::kLeaving;
   // Silent nodes are not detected any more, so this deadline bounds their silence.
   deadline_ = now + std::min<milliseconds>(kLeaveTime, spec_.node_timeout + kSilenceSlack);
+  // Only now are all failures and flight records there. The exit code is fixed before the nodes leave, since
+  // nodes in per-node mode exit with it.
   failures_.diagnose_collectives();
   ExitReport report = make_exit_report(end());
   goodbye_ = {report.exit_code, std::move(report.why)};

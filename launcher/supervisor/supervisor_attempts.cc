@@ -82,6 +82,8 @@ void Supervisor::gather(Time now) {
 /// part.
 void Supervisor::try_begin(Time now) {
   if (state_ != State::kConnecting) return;
+  // Each of the checks below sets it again if only time is missing. Everything else comes as an event, which
+  // calls this function again.
   retry_at_.reset();
   if (!nodes_are_ready(now)) return;
   // Once one rank has left an attempt, its other ranks complete no further step
@@ -92,11 +94,16 @@ void Supervisor::try_begin(Time now) {
   std::vector<std::string> suspects;
   for (const NodeTable::Node& node : nodes_)
     if (node.is_present() && node.suspect) suspects.push_back(node.name);
+  // A suspect either answers or is lost, both soon. An attempt that began with one that is lost next would
+  // cost a restart.
   if (!suspects.empty() && now < *deadline_)
     return wait_for("a heartbeat of " + join_some(suspects, kNodesNamed), {});
   std::optional<rendezvous::SlotTable> slot_table = assign_slots(now);
+  // With survivors, leases were not waited for above. But without the hosts that are still busy there are too
+  // few, so wait for them after all.
   if (!slot_table && wait_for_leases(false, now)) return;
   if (!slot_table) return wait_for("a node large enough for the empty slots", {});
+  // Last, since it ends workers: before this line nothing is changed that a later event could not take back.
   if (dismiss_survivors(slot_table->world())) return;
   begin(std::move(*slot_table), now);
 }
@@ -178,6 +185,8 @@ std::optional<rendezvous::SlotTable> Supervisor::assign_slots(Time now) const {
 
 void Supervisor::wait_for(std::string what, std::optional<Time> until) {
   retry_at_ = until;
+  // The first start has a line of its own (StartNotice). A wait is repeated with every event, so only a new
+  // one is said.
   if (attempt() > 0 && waiting_for_ != what) out_.notify("waiting for " + what);
   waiting_for_ = std::move(what);
 }
@@ -192,6 +201,7 @@ void Supervisor::on_join_limit(Time now) {
     deadline_ = free;
     return;
   }
+  // Ends the admission window: with MIN nodes the attempt begins now or never.
   admission_window_ = now;
   try_begin(now);
   if (state_ != State::kConnecting) return;
@@ -225,6 +235,7 @@ std::string Supervisor::missing() const {
 
 void Supervisor::begin(rendezvous::SlotTable slot_table, Time now) {
   for (const NodeTable::Node& node : nodes_) {
+    // I2, checked once more where it counts: whatever path led here, no two attempts run beside each other.
     DDP_REQUIRE(node.state != NodeState::kSpawned || node.lost, node.name);
     DDP_REQUIRE(!node.is_busy(now) || (survivors_wait() && !node.predecessor->fenced), node.name);
   }
@@ -246,6 +257,7 @@ void Supervisor::begin(rendezvous::SlotTable slot_table, Time now) {
   }
   if (number == 0) {
     for (std::size_t i = 0; i < nodes_.size(); ++i)
+      // Hosts that failed before this moment were not recalled, so that the user saw why (recall_later).
       if (!nodes_[i].is_present() && !nodes_[i].is_coming()) recall_later(i, now);
   }
   began_ = now;
@@ -407,6 +419,7 @@ void Supervisor::stop(AttemptEnd why, Time now) {
   const bool failure = attempt_end_.cause == StopCause::kFailure;
   const milliseconds grace = attempt_end_.cause == StopCause::kUser ? spec_.stop_grace : spec_.failure_grace;
   if (growing) out_.notify(reason);
+  // Survivors are kept only if an attempt can use them; else they end as all others do.
   if (another_follows() && survivors_.can_survive()) {
     attempt_end_.revoked = true;
     survivors_.revoked(now);
@@ -414,6 +427,7 @@ void Supervisor::stop(AttemptEnd why, Time now) {
   }
   // A failure's report follows when all workers have ended. Says at once why they are stopped.
   const Failure* root = failures_.root_cause();
+  // Where no other worker runs, nothing is stopped, and the report follows at once.
   const bool others = std::ranges::any_of(nodes_.world().assignments, [this](const auto& ranks) {
     return nodes_.running_participant(ranks.host, nodes_.attempt()) &&
            !ranks_.have_all(static_cast<std::uint32_t>(ranks.first_rank),
@@ -440,6 +454,7 @@ void Supervisor::stop_all(bool revoke, bool failure, milliseconds grace, const s
   for (const rendezvous::RankAssignment& assignment : nodes_.world().assignments) {
     const std::size_t index = assignment.host;
     const NodeTable::Node& node = nodes_[index];
+    // It ends survivors of an earlier attempt and stays the same node: a Revoke has nothing to leave there.
     if (node.ending && revoke) continue;
     if (node.state == NodeState::kSpawned && revoke) {
       rendezvous::Revoke order{nodes_.attempt(), to_ms(grace), reason, {}};
@@ -486,6 +501,8 @@ bool Supervisor::another_follows() const {
 /// job or prepares another attempt.
 void Supervisor::attempt_over(Time now) {
   DDP_REQUIRE(nodes_.awaited() == 0, nodes_.awaited());
+  // The order of the checks below: first what the user wants, then what forbids any further attempt, then the
+  // budget of restarts. A copy, because begin() resets the member.
   const AttemptEnd over = attempt_end_;
   if (!over.cause) return end(Outcome::kDone, "all workers ended normally", {}, now);
   // If the user stops the job while a failure is handled, the failure stays the cause of the end.
@@ -500,6 +517,7 @@ void Supervisor::attempt_over(Time now) {
   ++restarts_;
   no_progress_ = made_progress_ || now - began_ >= rules_.progress_after ? 0 : no_progress_ + 1;
   const int doublings = std::clamp(no_progress_ - 1, 0, 20);
+  // The first failure without progress waits the plain back-off, so the exponent is one behind the count.
   Time wait = std::min(rules_.backoff * (1 << doublings), std::max(rules_.backoff, rules_.max_backoff));
   // Survivors of an attempt with progress hold the training state, and waiting would not help.
   if (no_progress_ == 0 && survivors_wait()) wait = Time(0);

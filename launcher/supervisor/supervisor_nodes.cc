@@ -59,11 +59,15 @@ void Supervisor::on(const job::NodeUp& event, Time now) {
   nodes_.came_up(event, now);
   survivors_.forget(event.node);  // survivors belong to an earlier incarnation
   const remote::Host& host = spec_.hosts[event.node];
+  // The options know only the number of a node that joins by itself. Its hello brings the name for texts and
+  // reports.
   if (spec_.launcher == LauncherKind::kJoin) node.name = nodes_.name_of_joined(event.node, host.name);
   if (state_ == State::kLeaving) return send_away(event.node, goodbye_);
   out_.detail(node.name + ": agent on " + node.hello.hostname + ", " + std::to_string(node.hello.cpus) +
               " CPUs, " + std::to_string(node.hello.gpus) + " GPUs");
   rendezvous::JobStart start = job_start(spec_, host, nodes_.size());
+  // Asks the new agent whether the processes of the lost one have ended. Its answer in JobAccepted ends the
+  // lease early.
   if (nodes_.can_see_predecessor(event.node, !host.wrapper.empty()))
     start.predecessor = node.predecessor->pids;
   if (!start.predecessor.empty()) start.predecessor_clock_ns = node.predecessor->clock_ns;
@@ -74,6 +78,8 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::JobAccepted
   NodeTable::Node& node = nodes_[from.node];
   const remote::Host& host = spec_.hosts[from.node];
   if (node.state != NodeState::kUp) return;
+  // Each node alone, to learn how many workers it can run. The ranks follow from the slots when an attempt
+  // begins.
   auto plan = rendezvous::plan_ranks({slots_of(host, node.hello)}, workers_wanted(spec_, node.hello));
   if (!plan) {
     send_away(from.node, leave_for(plan.error()));
@@ -111,6 +117,8 @@ void Supervisor::join(std::size_t index, Time now) {
   if (state_ == State::kStarting || state_ == State::kRunning) {
     out_.notify(node.name + " joined" +
                 (rules_.scale_up_now ? "" : "; it takes part from the next attempt (--scale-up next)"));
+    // Nodes often come together, so one stop serves all that join within `debounce`. A host whose old workers
+    // may run gets no slot before their lease ends, and a stop before that would be in vain.
     if (rules_.scale_up_now && !growth_at_) {
       growth_at_ = now + rules_.debounce;
       if (node.is_busy(now)) growth_at_ = std::max(*growth_at_, node.predecessor->busy_until);
@@ -297,11 +305,13 @@ void Supervisor::lose(std::size_t index, Error error, Parting parting, Time now)
   // none. A link may break at any time.
   const bool silent = parting == Parting::kDisconnect;
   const Interval happened{node.heard, silent ? std::min(now, node.silent_since + kHeartbeat) : now};
+  // These are read before nodes_.lose() changes the record.
   const bool was_awaited = node.awaited;
   // The agent of the first participant serves the store.
   const bool serves = node.participant && *node.participant == 0 && state_ == State::kRunning;
   const bool in_attempt =
       node.participant && (state_ == State::kStarting || serves || node.state == NodeState::kSpawned);
+  // Dismissed survivors are always waited for, whatever --fence says (I2).
   nodes_.lose(index, error, rules_.lease, fences(index) || node.ending, now);
   if (in_attempt)
     take_as_failed(index, error, happened, now);
@@ -313,6 +323,7 @@ void Supervisor::lose(std::size_t index, Error error, Parting parting, Time now)
   if (parting == Parting::kDisconnect) out_.disconnect(index);
   if (parting == Parting::kLeave) send_away(index, leave_for(error));
   if (state_ >= State::kEnding) return;
+  // The node had joined since its last recall, so the wait starts short again.
   node.recalls = 0;
   recall_later(index, now);
   if (!was_awaited && !serves) charge(index, now);  // else the attempt's root cause is charged
@@ -361,6 +372,7 @@ void Supervisor::lose_unended(Time now) {
     if (nodes_[i].state == NodeState::kSpawned) late.push_back(i);
     if (state_ == State::kEnding) nodes_[i].sweeping = false;
   }
+  // In a loop of its own, because lose() may end the attempt and change other nodes.
   for (const std::size_t i : late) {
     if (nodes_[i].is_present()) {
       lose(i,
@@ -396,6 +408,7 @@ void Supervisor::on(const job::NodeHeartbeat& event, Time now) {
 void Supervisor::on(const job::NodeReachable& event, Time now) {
   NodeTable::Node& node = nodes_[event.node];
   if (event.incarnation != node.incarnation || !node.is_present()) return;
+  // A gap in the answers means that the network was down again, so the outage has lasted until now.
   if (node.answered_at < node.heard || now - node.answered_at > kProbesStop) node.answers_since = now;
   node.answered_at = now;
 }
@@ -435,6 +448,7 @@ void Supervisor::lose_silent(Time now) {
     node.suspect = true;  // also keeps attempts from beginning with a node that is lost next
   }
   for (const std::size_t i : lost) {
+    // The loss of a node before it in the list may have made fail_early() give up this one, too.
     if (!nodes_[i].is_present()) continue;
     lose(i,
          Error{ErrorCode::kLinkLost,

@@ -57,13 +57,17 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerExite
     return lose(from.node, Error{ErrorCode::kProtocol, "it reported a rank that it does not run", 0},
                 Parting::kDisconnect, now);
   }
+  // A repeated message: the first one counts.
   if (!ranks_.add(message.rank)) return;
   record(std::move(ended), from.node);
   hang_.rank_ended(*participant, now);
   const int rank = static_cast<int>(message.rank);
+  // An end without an exact time would blame by the order of arrival. The interval carries how well the
+  // node's clock is known (I5).
   const Interval happened{from.happened - from.error, from.happened + from.error};
   const FailureLog::WorkerIdentity worker{node.name, rank, rank - nodes_.assignment(from.node)->first_rank};
   if (ended_well) {
+    // A rank that ends well during an inspection is progress. The others may have waited for just that.
     if (state_ == State::kRunning && hang_.cancel()) {
       record({.kind = Journal::kHangOver, .reason = rank_text + " exited 0"});
       out_.say("the job continues: " + rank_text + " exited 0");
@@ -76,6 +80,7 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerExite
     return;
   }
   failures_.worker_failed(worker, message, happened);
+  // Noted above even while the attempt is being stopped, because it may be the cause that was reported late.
   if (state_ != State::kRunning) return;
   // A program that cannot be executed in attempt 0 fails again when retried. In later attempts it ran
   // elsewhere before.

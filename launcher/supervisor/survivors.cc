@@ -8,11 +8,13 @@
 namespace ddp::launcher {
 
 void Survivors::wait(std::size_t node, std::vector<rendezvous::Survivor> survivors, std::uint32_t workers) {
+  // The list comes from a node, and its local ranks become ranks of the next world.
   std::erase_if(survivors, [workers](const auto& survivor) { return survivor.local_rank >= workers; });
   waiting_[node] = std::move(survivors);
 }
 
 void Survivors::begin(const rendezvous::World& world, std::chrono::milliseconds limit, Time now) {
+  // Before waiting_ is cleared, from which it reads.
   find_source(world);
   waiting_.clear();
   silent_.clear();
@@ -26,12 +28,15 @@ void Survivors::begin(const rendezvous::World& world, std::chrono::milliseconds 
   troubles_.clear();
   limit_ = limit;
   ready_due_.reset();
+  // In the attempt in which the workers greet for the first time nobody knows yet whether they speak the
+  // protocol.
   if (can_survive_) ready_due_ = now + limit;
 }
 
 bool Survivors::greeted(std::size_t participant) {
   silent_.erase(participant);
   if (!silent_.empty()) return false;
+  // A report may come before the last rank has greeted, when it could not be acted on.
   trouble_due_ = reported_at_ ? std::optional(*reported_at_ + kTroubleTime) : std::nullopt;
   return !std::exchange(can_survive_, true);
 }
@@ -47,6 +52,7 @@ bool Survivors::heeds(std::uint32_t rank) {
 }
 
 void Survivors::in_trouble(std::string words, Time now) {
+  // The first report starts the clock. Later ones are usually echoes of it.
   if (reported_at_) return;
   reported_at_ = now;
   trouble_ = std::move(words);
