@@ -1,3 +1,5 @@
+// The memory that a rank writes and anybody may read; its dump as JSON lines; and analyze_desync(), which
+// compares the dumps of all ranks.
 #include "rendezvous/flight_recorder/flight_recorder.h"
 
 #include <algorithm>
@@ -48,6 +50,8 @@ std::vector<RecordedCollective> entries_of(const FlightRecorderMemory::Group& gr
   for (std::size_t i = 0; i < group.ring.size(); ++i) {
     const FlightRecorderMemory::Entry& entry = group.ring[i];
     if (entry.sequence == 0 || entry.sequence > group.last) continue;
+    // The writer may have died anywhere, and any process may have written here: an entry counts only at its
+    // place.
     if ((entry.sequence - 1) % FlightRecorderMemory::kCapacity != i) continue;
     entries.push_back(
         {entry.sequence, taken(entry.kind), entry.bytes, taken(entry.type), entry.started, entry.finished});
@@ -124,6 +128,7 @@ bool take_entry(const nlohmann::json& line, RecordedCollective& entry) {
 }  // namespace
 
 void begin_collectives(FlightRecorderMemory& memory, int rank, int world_size, std::uint32_t attempt) {
+  // While the magic is gone, a reader takes the memory for never written.
   publish(memory.magic, 0);
   memory.attempt = attempt;
   memory.rank = rank;
@@ -139,6 +144,7 @@ FlightRecorderMemory::Group* add_collective_group(FlightRecorderMemory& memory, 
   put(group.name, name);
   group.first = first;
   group.ranks = ranks;
+  // The ring keeps the entries of the attempt before. `last` hides them.
   group.last = 0;
   std::atomic_ref<std::uint32_t>(memory.groups).store(memory.groups + 1, std::memory_order_release);
   return &group;
@@ -155,6 +161,7 @@ std::uint64_t FlightRecorder::start(std::string_view kind, std::uint64_t bytes, 
   entry.finished = 0;
   put(entry.kind, kind);
   put(entry.type, type);
+  // The entry first, then the group's last number: a reader that sees the number finds the whole entry.
   publish(entry.sequence, sequence);
   publish(group_.last, sequence);
   return sequence;
@@ -178,6 +185,8 @@ std::optional<FlightRecorderDump> read_collectives(const FlightRecorderMemory& m
     std::vector<RecordedCollective> entries = entries_of(memory.group[i]);
     const auto open = std::ranges::find(entries, 0, &RecordedCollective::finished);
     const auto done = static_cast<std::size_t>(open - entries.begin());
+    // What is open explains a hang. Of what is done, only the last few operations show where the rank came
+    // from.
     entries.erase(entries.begin(), open - static_cast<std::ptrdiff_t>(std::min(before, done)));
     if (entries.size() > most) entries.resize(most);
     dump.groups.push_back(
@@ -356,6 +365,8 @@ std::string silent_text(const RanksWithoutLog& silent) {
 
 DesyncVerdict verdict_on(const std::string& name, const OperationProgress& progress,
                          const RanksWithoutLog& silent) {
+  // In the order of certainty: a rank that has not started is the reason, one without a log probably is, and
+  // one that is merely later may be.
   if (!progress.behind.empty()) {
     const std::string others = progress.waiting.empty()
                                    ? ranks_text(progress.done) + have_text(progress.done) + " finished"
@@ -396,6 +407,7 @@ std::set<int> who_wait_nowhere_else(const std::set<int>& ranks, const GroupLogs&
   std::set<int> rest;
   for (const int rank : ranks) {
     const auto found = waits.find(rank);
+    // It waits at most in this group, so nothing else explains why it is not here.
     if (found == waits.end() || found->second == static_cast<int>(group.waiting.count(rank)))
       rest.insert(rest.end(), rank);
   }
@@ -480,6 +492,7 @@ DesyncVerdict diagnose(const std::vector<FlightRecorderDump>& dumps, const std::
   Blockage first;
   for (const auto& [name, group] : groups) {
     Blockage found = hold_up_of(group, silent, waits);
+    // Groups wait for each other in a chain. The one whose missing ranks wait nowhere else is at its end.
     if (first.verdict.text.empty() || (!found.verdict.text.empty() && found.missed > first.missed))
       first = std::move(found);
   }

@@ -36,6 +36,7 @@ Share by_cpus(const NodeSlots& node, bool oversubscribe) {
 }
 
 Share unset_share(const NodeSlots& node) {
+  // From what the user named most exactly to what the node merely has: devices, slots, GPUs, one worker.
   if (node.devices && *node.devices > 0) return by_gpus(node, false);
   if (node.slots) return {*node.slots, "slots=" + std::to_string(*node.slots)};
   if (node.gpus > 0) return by_gpus(node, false);
@@ -95,6 +96,7 @@ Result<RankPlan> plan_ranks(const std::vector<NodeSlots>& nodes, const ProcsWant
     if (share.processes < 1) without_gpu.push_back(node.name);
     NodeRanks ranks;
     ranks.node_rank = static_cast<int>(plan.nodes.size());
+    // Clamped, since the sum is checked only at the end, together with all other mistakes.
     ranks.first_rank = static_cast<int>(std::min<std::int64_t>(world, kMaxWorldSize));
     ranks.local_world_size = share.processes;
     ranks.reason = std::move(share.reason);
@@ -143,11 +145,14 @@ void SlotTable::fill(const std::vector<Candidate>& candidates) {
   }
   for (TableSlot& slot : slots_) {
     if (slot.taken || filled_ >= max_nodes_ || waiting.empty()) continue;
+    // The first spare that is large enough, in the order of the hosts.
     const auto fits = std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& c) {
       return c.slots >= slot.size && waiting.contains(c.host);
     });
     if (fits != candidates.end()) take(slot, fits->host);
   }
+  // With a fixed number of nodes the world keeps the shape of the first attempt (docs/developers/states.md,
+  // "Slots").
   if (fixed_ && !first_time) return;
   for (const Candidate& candidate : candidates) {
     if (filled_ >= max_nodes_ || waiting.empty()) break;

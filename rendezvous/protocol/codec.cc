@@ -48,6 +48,7 @@ class Writer {
   template <std::unsigned_integral T>
   requires(!std::same_as<T, bool>) void operator()(const T& value) {
     for (std::size_t i = 0; i < sizeof(T); ++i)
+      // Little-endian, whatever the machine is (docs/developers/protocol.md).
       out_.push_back(static_cast<char>(value >> (8 * i)));
   }
   void operator()(const std::int32_t& value) { (*this)(static_cast<std::uint32_t>(value)); }
@@ -182,6 +183,7 @@ template <class T>
 bool decode_as(std::string_view fields, Message& out) {
   FieldReader reader(fields, limits_of<T>());
   T::fields(out.emplace<T>(), reader);
+  // Surplus bytes are an error, too: a field that only one end knows must not pass unnoticed.
   return !reader.failed() && reader.at_end();
 }
 
@@ -265,6 +267,7 @@ std::size_t frame_size(const Message& message) {
 }
 
 std::string_view message_name(const Message& message) {
+  // In the order of the variant, whose index selects them.
   static constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames{"Hello",
                                                                                      "JobAccepted",
                                                                                      "Refused",

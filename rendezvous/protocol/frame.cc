@@ -77,6 +77,7 @@ std::shared_ptr<const char[]> FrameReader::keep() {
 void FrameReader::filled(std::size_t bytes) {
   DDP_REQUIRE(bytes <= capacity_ - end_, bytes, capacity_, end_);
   end_ += bytes;
+  // A read that fills its room shows a busy stream.
   if (bytes >= read_size_) read_size_ = std::min(2 * read_size_, limits_.read);
 }
 
@@ -128,11 +129,13 @@ std::string_view OutputQueue::front(std::size_t limit) {
   if (sending_.empty()) {
     if (sending_.capacity > kKept) sending_ = {};
     sending_.begin = sending_.end = 0;
+    // Two buffers: what is being sent stays in place while more is committed.
     std::swap(sending_, filling_);
   }
   std::size_t size = 0;
   while (sending_.begin + size < sending_.end) {
     const std::size_t frame = kFrameHeader + frame_length(sending_.bytes.get() + sending_.begin + size);
+    // Whole frames only. A control message can then go between any two pieces.
     if (size > 0 && size + frame > limit) break;
     size += frame;
   }

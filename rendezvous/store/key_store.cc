@@ -69,9 +69,11 @@ void StoreWaiters::wake_one(std::string_view key, std::vector<StoreNotice>& noti
   bool woken = false;
   while (passed < ids.size() && !woken) {
     const StoreConnectionId id = ids[passed++];
+    // A push has one value, so one waiter gets it. Those that still miss other keys are only counted down.
     woken = saw_key(id, notices);
     if (!woken) continue;
     DDP_REQUIRE(!grants_.contains(id), id);
+    // The value stays in the queue until the client pops it. Until then the grant says who was woken for it.
     grants_.emplace(id, key);
   }
   ids.erase(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(passed));
@@ -97,6 +99,8 @@ void put_count(std::string& out, std::size_t count) {
 
 Result<> KeyStore::handle(StoreConnectionId from, const StoreRequest& request, std::string& reply,
                           Notices& notices) {
+  // Any request ends the wait of its connection: clients of torch ≤ 2.0 that time out send no CANCEL_WAIT
+  // (docs/developers/store_protocol.md).
   waiters_.drop(from);
   leave_queue(from, request.op == StoreOp::kQueuePop ? &request.keys.front() : nullptr, notices);
   return dispatch(from, request, reply, notices);
@@ -156,6 +160,7 @@ Result<> KeyStore::dispatch(StoreConnectionId from, const StoreRequest& request,
 }
 
 void KeyStore::close(StoreConnectionId from, Notices& notices) {
+  // A waiter that is gone leaves its turn at a queue to the next one.
   waiters_.drop(from);
   leave_queue(from, nullptr, notices);
 }
@@ -252,6 +257,7 @@ Result<> KeyStore::compare_set(const StoreRequest& request, std::string& reply, 
 
 // GET is a MULTI_GET of one key. A missing key gives an empty value, since clients wait first.
 Result<> KeyStore::multi_get(const StoreRequest& request, std::string& reply) const {
+  // The size first, so that no memory is taken for a reply that is refused.
   std::size_t size = 0;
   for (const std::string_view key : request.keys) {
     const auto entry = values_.find(key);
@@ -297,6 +303,7 @@ Result<> KeyStore::list_keys(std::string& reply) const {
   keys.reserve(values_.size());
   for (const auto& [key, value] : values_)
     keys.push_back(key);
+  // The map has no order, and the protocol promises one.
   std::sort(keys.begin(), keys.end());
   put_count(reply, keys.size());
   for (const std::string_view key : keys)
@@ -340,6 +347,7 @@ Result<> KeyStore::barrier(StoreConnectionId from, const StoreRequest& request, 
   const Result<std::int64_t> before = number_under(key);
   if (!before) return before.error();
   const std::int64_t count = *before < std::numeric_limits<std::int64_t>::max() ? *before + 1 : *before;
+  // store() and not put(): the key itself is no news for those that wait here, only its last count is.
   if (Result<> done = store(key, std::to_string(count)); !done) return done;
   if (count >= request.number) {
     waiters_.wake_all(key, notices);

@@ -85,6 +85,8 @@ Result<bool> StoreDecoder::next(StoreRequest& request) {
     Result<bool> started = start();
     if (!started || !*started) return started;
   }
+  // The state is in members, so a request that comes in pieces continues here without being parsed again from
+  // its beginning.
   while (field_ < layout_->fields.size() && layout_->fields[field_] != Field::kNone) {
     Result<bool> parsed = parse_field(layout_->fields[field_]);
     if (!parsed || !*parsed) return parsed;
@@ -184,6 +186,7 @@ Result<bool> StoreDecoder::parse_bytes(std::size_t limit, std::size_t request_li
                                            std::to_string(size) + " bytes is over the store's limit of " +
                                            std::to_string(limit)};
   }
+  // `size` is at most `limit` here, so the sum cannot overflow.
   if (cursor_ + 8 + size > request_limit) {
     return Error{ErrorCode::kProtocol, std::string(layout_->name) +
                                            ": the request is over the store's limit of " +
@@ -200,6 +203,7 @@ Result<bool> StoreDecoder::parse_list(bool with_values) {
     if (!have(8)) return false;
     DDP_REQUIRE(!value_next_ && list_left_ == 0, layout_->name, list_left_);
     list_left_ = peek(8);
+    // Before any element is read or memory is reserved: the count is whatever a stranger has written.
     if (list_left_ > kMaxStoreList) {
       return Error{ErrorCode::kProtocol, std::string(layout_->name) + ": " + std::to_string(list_left_) +
                                              " keys in one request are over the store's limit of " +
@@ -231,6 +235,8 @@ void StoreDecoder::emit(StoreRequest& request) {
   request.number = number_;
   const std::string_view bytes(buffer_.data() + begin_, cursor_);
   const auto view = [bytes](const Span& span) { return bytes.substr(span.offset, span.size); };
+  // Views into the buffer: valid until the next feed(). Offsets were kept until now, since the buffer may
+  // have moved.
   request.keys.clear();
   request.values.clear();
   std::transform(keys_.begin(), keys_.end(), std::back_inserter(request.keys), view);

@@ -70,6 +70,7 @@ Result<UniqueFd> connect_address(const addrinfo& address, Clock::time_point dead
   UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
   if (!fd) return system_error(errno, "socket", ErrorCode::kUnreachable);
   const int on = 1;
+  // Small requests that wait for replies would wait for delayed acknowledgements, too.
   ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   ::setsockopt(fd.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   // After EINTR the connection also continues: wait for it, never start it twice.
@@ -248,6 +249,7 @@ Result<> TcpStoreClient::receive(char* into, std::size_t size, Deadline deadline
 Result<> TcpStoreClient::roundtrip(std::string_view request, char* reply, std::size_t size, Deadline deadline,
                                    std::string_view what) {
   if (Result<> sent = send(request, deadline, what); !sent) return sent;
+  // The reply may still come, and would be taken for that of the next request.
   if (Result<> got = receive(reply, size, deadline, what); !got) return broken(got.error());
   return {};
 }
@@ -288,6 +290,7 @@ Result<> TcpStoreClient::wait_for(std::string_view key, Deadline deadline, std::
   }
   if (broken_) return got;
   if (got.error().code != ErrorCode::kTimeout) return broken(got.error());  // the server owes a reply
+  // The connection stays usable after a time-out: the server forgets the wait, and says so.
   if (Result<> cancelled = cancel_wait(what); !cancelled) return cancelled;
   std::string text = std::string(what) + ": not in the store at " + peer_ + " in time";
   return Error{ErrorCode::kTimeout, std::move(text), ETIMEDOUT};
@@ -311,6 +314,7 @@ Result<> TcpStoreClient::cancel_wait(std::string_view what) {
 Result<> TcpStoreClient::set(std::string_view key, std::string_view value) {
   std::string request = request_of(StoreOp::kSet, key);
   put_bytes(request, value);
+  // SET has no reply. That it was refused shows with the next answer.
   return send(request, after(timeout_), "set of " + quoted_key(key));
 }
 

@@ -1,3 +1,5 @@
+// A connection's life from top to bottom: accepted, read, served, bounded, dropped, written. Everything runs
+// on one loop; each function that may end a connection makes its caller look it up again.
 #include "rendezvous/store_tcp/tcp_store_server.h"
 
 #include <netinet/in.h>
@@ -19,6 +21,7 @@ namespace {
 
 std::size_t half_of_descriptors() {
   rlimit limit{};
+  // The other half serves the agent's workers and links, whoever connects here.
   return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? static_cast<std::size_t>(limit.rlim_cur / 2) : 512;
 }
 
@@ -233,6 +236,7 @@ void TcpStoreServer::Loop::read_some(StoreConnectionId id) {
 void TcpStoreServer::Loop::serve(StoreConnectionId id) {
   StoreConnection* served = find(id);
   if (served == nullptr || served->resuming) return;
+  // A peer that sends and does not read gets nothing more done, so that its replies stay bounded.
   if (served->backlog() >= kMaxBacklog) return count_buffers(*served);
   const ServeResult progress = serve_buffered(id, *served);
   flush_all();
@@ -250,6 +254,7 @@ void TcpStoreServer::Loop::serve(StoreConnectionId id) {
 }
 
 void TcpStoreServer::Loop::resume_later(StoreConnectionId id, StoreConnection& connection) {
+  // A new turn by way of the loop: other connections are served in between.
   connection.resuming = true;
   asio::post(executor_, [self = shared_from_this(), id] {
     StoreConnection* found = self->find(id);
@@ -304,11 +309,14 @@ TcpStoreServer::Loop::ServeResult TcpStoreServer::Loop::serve_buffered(StoreConn
     if (next && !*next) return ServeResult::kNeedsBytes;
     if (std::exchange(connection.silent, false)) silent_.erase(id);
     Result<> done = next ? Result<>() : Result<>(next.error());
+    // By this name other nodes recognise the store of their job (Probe). It protects nothing
+    // (docs/developers/store_protocol.md).
     if (next && asks_for(options_.token, request_)) {
       connection.out.push_back(static_cast<char>(kCheckReady));
       mark_dirty(id, connection);
     } else if (next) {
       done = store_.handle(id, request_, connection.out, notices_);
+      // Any other request has ended the wait of this connection.
       connection.waits = request_.op == StoreOp::kWait ? store_.wait_bytes(id) : 0;
       deliver_notices();
       mark_dirty(id, connection);
@@ -379,6 +387,7 @@ void TcpStoreServer::Loop::flush(StoreConnectionId id, StoreConnection& connecti
     }
     if (errno == EINTR) continue;
     if (errno == EAGAIN) {
+      // Erased when the sent part is the larger one, so that each byte moves at most once on average.
       if (connection.sent >= connection.backlog()) connection.out.erase(0, std::exchange(connection.sent, 0));
       return await_write(id, connection);
     }

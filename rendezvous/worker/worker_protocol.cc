@@ -1,3 +1,5 @@
+// The lines of the protocol, in both directions and both ways; then WorkerLines, which splits a stream; then
+// WorkerSession, the agent's view of one worker.
 #include "rendezvous/worker/worker_protocol.h"
 
 #include <algorithm>
@@ -31,6 +33,8 @@ std::string dumped(const OrderedJson& json) {
 /// Returns the bytes of the character at `at` (of valid UTF-8), and the maximum bytes that it takes in JSON.
 std::pair<std::size_t, std::size_t> character_at(const std::string& text, std::size_t at) {
   const auto lead = static_cast<unsigned char>(text[at]);
+  // JSON (RFC 8259) writes a control character as \u00NN, and escapes only quotes and backslashes of the
+  // others.
   if (lead < 0x20) return {1, 6};
   if (lead == '"' || lead == '\\') return {1, 2};
   const std::size_t bytes = lead < 0xc0 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
@@ -249,6 +253,7 @@ Result<Word> decode(std::string_view line, const FieldKind<Word> (&kinds)[kCount
   if (line.size() >= kWorkerLineBytes) return wrong("a line is longer than 4096 bytes");
   const Json object = Json::parse(line.begin(), line.end(), nullptr, false);
   if (!object.is_object()) return wrong("a line is not a JSON object");
+  // Unknown keys are no error, so that a later version may add some.
   for (const FieldKind<Word>& kind : kinds)
     if (object.contains(kind.key)) return kind.decode(Keys(object));
   return wrong("a line has no key of a known message");
@@ -281,6 +286,7 @@ OrderedJson json_of(const WorkerStep& step) {
 }
 OrderedJson json_of(const WorkerTrouble& trouble) {
   std::vector<std::uint32_t> peers = trouble.peers;
+  // Peers are evidence only. With so many of them lost, the rest adds nothing.
   if (peers.size() > kPeers) peers.resize(kPeers);
   return {{"failed", trouble.attempt}, {"error", fitting(trouble.error, kTextBytes)}, {"peers", peers}};
 }
@@ -430,6 +436,7 @@ void WorkerSession::hear(const WorkerTrouble& trouble) {
     misbehaved(Misbehavior::kTroubles, "sent " + quoted_key("failed", trouble.attempt) + " more than " +
                                            std::to_string(kMostTroubles) + " times; the rest is ignored");
   }
+  // In kLeavingAttempt the report merely crossed the revoke order, and says nothing new.
   if (state_ == State::kFree)
     misbehaved(Misbehavior::kOutOfTurn,
                "sent " + quoted_key("failed", trouble.attempt) + " after it had left the attempt; ignored");
@@ -518,6 +525,7 @@ void WorkerSession::stop(StopOrder order) {
 }
 
 void WorkerSession::send_waiting() {
+  // A stop is the last order. Whatever waited before it has no effect any more.
   if (waiting_stop_) return send(*waiting_stop_);
   if (waiting_attempt_) begin(*std::exchange(waiting_attempt_, std::nullopt));
   if (waiting_revoke_) revoke(*std::exchange(waiting_revoke_, std::nullopt));

@@ -60,7 +60,7 @@ void clear_event(int fd) {
 }  // namespace
 
 // The thread owns the socket, `unsent` and `lines`. `lock` guards the members that both sides change; at()
-// takes no lock.
+// takes it only when the step changes.
 struct WorkerLinkClient::Shared {
   UniqueFd socket;
   UniqueFd wake;       ///< wakes the thread
@@ -137,6 +137,7 @@ bool WorkerLinkClient::Shared::turn() {
     const std::lock_guard guard(lock);
     if (closing) return false;
   }
+  // Orders are read before anything is sent: a revoke must not wait behind steps.
   if (fds[1].revents & (POLLIN | POLLHUP | POLLERR) && !receive()) return false;
   collect(false);
   return flush();
@@ -158,7 +159,11 @@ void WorkerLinkClient::Shared::collect(bool at_once) {
     said.swap(words);
   }
   const auto now = Clock::now();
+  // Ten steps a second at most. While the agent does not read, steps are not queued at all: the next one has
+  // the newest number anyway.
   const bool due = at_once || !said.empty() || (unsent.empty() && now - step_reported >= kBetweenSteps);
+  // The flag is taken before the values are read: an at() in between sets it again, and its step is reported
+  // next.
   if (due && step_untold.exchange(false, std::memory_order_acq_rel)) {
     const char* doing = phase.load(std::memory_order_relaxed);
     WorkerStep report{step.load(std::memory_order_relaxed), doing ? doing : "",
@@ -310,6 +315,7 @@ Result<AttemptOrder> WorkerLinkClient::next_attempt() {
   it.revoke.reset();
   it.held.reset();
   it.answered = false;
+  // Cleared with the new attempt only: until then every wait of the worker shall end at once.
   clear_event(it.interrupt.get());
   return *it.present;
 }
@@ -323,6 +329,7 @@ void WorkerLinkClient::ready() {
 void WorkerLinkClient::at(std::uint64_t step, const char* phase, double loss) {
   shared_->loss.store(loss, std::memory_order_relaxed);
   shared_->phase.store(phase, std::memory_order_relaxed);
+  // The lock only where the step changes. at() is called in the inner loop with each phase of a step.
   if (shared_->step.exchange(step, std::memory_order_relaxed) != step) {
     const std::lock_guard guard(shared_->lock);
     shared_->timer.at(step, Clock::now().time_since_epoch());
@@ -333,6 +340,7 @@ void WorkerLinkClient::at(std::uint64_t step, const char* phase, double loss) {
 
 void WorkerLinkClient::failed(const std::string& error, const std::vector<std::uint32_t>& peers) {
   const std::lock_guard guard(shared_->lock);
+  // After a revoke the failure is an effect of it and no evidence.
   if (shared_->present && !shared_->revoke)
     shared_->say(WorkerTrouble{shared_->present->attempt, error, peers});
 }
