@@ -34,6 +34,7 @@ BlockingCalls::BlockingCalls(asio::any_io_executor loop, int most_threads)
     : loop_(loop), most_threads_(most_threads), shared_(std::make_shared<Shared>(loop)) {}
 
 BlockingCalls::~BlockingCalls() {
+  // A call that hangs cannot be ended. Its thread shares this state, and finds that nobody waits.
   shared_->waits.clear();
   const std::lock_guard lock(shared_->mutex);
   shared_->open = false;
@@ -67,6 +68,7 @@ Result<> BlockingCalls::enqueue(std::uint64_t id, std::function<void()> task) {
   if (shared_->threads >= most_threads_) return {};
   const Result<> started = start_detached([shared = shared_] { work(shared); });
   if (started) ++shared_->threads;
+  // Without a new thread one of those that run takes the task later. Only without any it would wait for ever.
   if (shared_->threads > 0) return {};
   shared_->queue.clear();
   return started;

@@ -1,3 +1,5 @@
+// How a child is made (docs/decisions/0002-one-way-to-start-a-child.md), ChildProcess, and SpawnPool. The
+// code that runs in the child is in child_setup.cc.
 #include "base/child_process.h"
 
 #include <fcntl.h>
@@ -48,6 +50,7 @@ class AllSignalsBlocked {
  public:
   AllSignalsBlocked() {
     std::uint64_t all = ~std::uint64_t{0};
+    // The system call itself: libc's function leaves its two reserved signals unblocked.
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before_, sizeof all);
   }
   ~AllSignalsBlocked() { syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before_, nullptr, sizeof before_); }
@@ -370,6 +373,7 @@ void ChildProcess::destroy() {
     (void)send_signal(SIGKILL);
   }
   pollfd ended{end_.get(), POLLIN, 0};
+  // A process in state D does not die of SIGKILL. After a second it is left to whoever adopts it.
   poll(&ended, 1, 1000);
   (void)try_wait();
   abandon();
@@ -463,6 +467,7 @@ void SpawnPool::work() {
     std::vector<Result<ChildProcess>> results;
     for (auto& result : results_)
       results.push_back(std::move(*result));
+    // The last thread to finish calls it without the lock, since it may give the pool its next list.
     const SpawnDone done = std::exchange(done_, nullptr);
     specs_.clear();
     next_ = 0;
@@ -473,6 +478,7 @@ void SpawnPool::work() {
 }
 
 unsigned spawn_threads(std::size_t children) {
+  // Builds that fork start one child after the other (decision 0002).
   if (DDP_SPAWN_BY_FORK) return 0;
   return children < kFewestForThreads ? 1u : std::clamp(std::thread::hardware_concurrency() + 2, 2u, 8u);
 }

@@ -1,3 +1,5 @@
+// run_child() runs in a child that shares its parent's memory while the parent waits: it makes system calls
+// only, allocates nothing and takes no lock. close_descriptors() and has_pidfds() have other users, too.
 #include "base/child_process.h"
 
 #include <dirent.h>
@@ -64,6 +66,7 @@ void visit_descriptors(unsigned first, unsigned last, unsigned flags) {
 }
 
 void apply(unsigned first, unsigned last, unsigned flags) {
+  // close_range is Linux 5.9, its CLOSE_RANGE_CLOEXEC 5.11 (close_range(2)).
   if (first > last || syscall(SYS_close_range, first, last, flags) == 0) return;
   visit_descriptors(first, last, flags);
 }
@@ -190,6 +193,7 @@ void run_child(ChildPlan& plan) {
   if (plan.cwd) check(plan, ChildStep::kChdir, chdir(plan.cwd) == 0);
   // Fails where the Yama module does not restrict debuggers; the error is ignored.
   if (plan.tracer != 0) prctl(PR_SET_PTRACER, plan.tracer, 0, 0, 0);
+  // Last before exec: from here on a signal may end the child, when all that it needs is in place.
   sigprocmask(SIG_SETMASK, &plan.mask, nullptr);
   execve(plan.path, plan.argv, plan.envp);
   give_up(plan, ChildStep::kExec, errno);

@@ -15,6 +15,7 @@ namespace ddp {
 
 Secret::Secret(std::string_view bytes) {
   if (bytes.empty()) return;
+  // Pages of its own: a core dump leaves them out, and no other object shares them when they are wiped.
   void* pages = ::mmap(nullptr, bytes.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (pages == MAP_FAILED) throw std::bad_alloc();
   (void)::madvise(pages, bytes.size(), MADV_DONTDUMP);  // failure is accepted: the secret is still usable
@@ -50,6 +51,7 @@ void Secret::wipe() {
 
 bool operator==(const Secret& a, const Secret& b) {
   if (a.size_ != b.size_) return false;
+  // In constant time: the time of the comparison must not tell how many bytes agree.
   volatile unsigned char difference = 0;
   for (std::size_t i = 0; i < a.size_; ++i)
     difference = static_cast<unsigned char>(difference | (a.pages_[i] ^ b.pages_[i]));
@@ -137,6 +139,7 @@ void Sha256::add(std::string_view bytes) {
 std::string Sha256::hex() {
   const std::uint64_t bits = size_ * 8;
   std::string tail(1, '\x80');
+  // FIPS 180-4, 5.1.1: a one bit, zeros up to 56 bytes of the last block, and the length in bits.
   tail.append((119 - held_) % 64, '\0');
   for (int shift = 56; shift >= 0; shift -= 8)
     tail += static_cast<char>(bits >> shift);

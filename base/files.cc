@@ -113,6 +113,7 @@ std::string distrust_parent(std::string path) {
       return name + " is a symbolic link of another user (uid " + std::to_string(found.st_uid) + ')';
     if (::stat(path.c_str(), &found) != 0) return "";  // creating a directory there reports the reason
   }
+  // Project directories often belong to a colleague or a service, and are open to the group.
   const bool shared = (found.st_mode & S_IWGRP) != 0 && ::group_member(found.st_gid) != 0;
   const bool trusted = is_ours_or_root(found.st_uid) || shared || ::geteuid() == 0;
   return trusted ? "" : name + ' ' + owner_text(found.st_uid);
@@ -123,12 +124,14 @@ std::string distrust_program(const std::string& path) {
   if (::realpath(path.c_str(), real) == nullptr) return errno == ENOENT ? "" : std::strerror(errno);
   const bool own_group = ::getegid() == ::geteuid();
   std::string part = real;
+  // Each directory up to the root: whoever may rename one of them can replace the program.
   for (bool over = false; !over; part = parent_of(part)) {
     struct stat found {};
     if (::lstat(part.c_str(), &found) != 0) return part + ": " + std::strerror(errno);
     if (!is_ours_or_root(found.st_uid)) return part + ' ' + owner_text(found.st_uid);
     const bool own = found.st_gid == 0 || (own_group && found.st_gid == ::getegid());
     const bool of_group = (found.st_mode & S_IWGRP) != 0 && (!own || has_acl(part));
+    // In a sticky directory (/tmp) others can create files, but not rename or replace those of its owner.
     const bool sticky = S_ISDIR(found.st_mode) && (found.st_mode & S_ISVTX) != 0;
     if (!sticky && (of_group || (found.st_mode & S_IWOTH) != 0)) return "other users may write to " + part;
     over = part == "/";
@@ -138,6 +141,7 @@ std::string distrust_program(const std::string& path) {
 
 std::string distrust_companion(const std::string& path) {
   const std::string why = distrust_program(path);
+  // If this program itself could be replaced, its companions are no further risk.
   return why.empty() || !distrust_program("/proc/self/exe").empty() ? "" : why;
 }
 

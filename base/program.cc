@@ -48,6 +48,7 @@ std::string build_id_in(std::string_view notes) {
   std::uint64_t at = 0;
   while (const auto note = read_as<Elf64_Nhdr>(notes, at)) {
     const std::uint64_t name_at = at + sizeof(Elf64_Nhdr);
+    // Name and value are padded to 4 bytes each (elf(5), "Notes").
     const std::uint64_t value_at = name_at + (std::uint64_t{note->n_namesz} + 3) / 4 * 4;
     const auto name = piece(notes, name_at, note->n_namesz);
     const auto value = piece(notes, value_at, note->n_descsz);
@@ -97,6 +98,7 @@ std::string interpreter_of(const std::string& head) {
 
 std::string explain(int err, const std::string& file) {
   struct stat info;
+  // exec reports ENOENT also for a missing interpreter or loader, so the file itself is looked at.
   const bool exists = stat(file.c_str(), &info) == 0;
   if (err == ENOENT && exists) {
     const std::string interpreter = interpreter_of(read_start(file, 256, O_NONBLOCK));
@@ -132,6 +134,7 @@ std::optional<ElfIdentity> elf_identity(std::string_view head) {
   for (std::uint64_t i = 0; i < header->e_phnum; ++i) {
     const auto segment = read_as<Elf64_Phdr>(head, header->e_phoff + i * sizeof(Elf64_Phdr));
     if (!segment) return std::nullopt;
+    // By segments, since a stripped program may have no sections.
     if (segment->p_type != PT_NOTE) continue;
     const auto notes = piece(head, segment->p_offset, segment->p_filesz);
     if (notes) identity.build_id = build_id_in(*notes);
@@ -166,6 +169,7 @@ Result<std::string> find_program(std::string_view name, std::optional<std::strin
     if (const int err = executable(file)) return refused(name, file, err);
     return file;
   }
+  // As execvp(3) searches without PATH.
   const std::string_view directories = path.value_or("/bin:/usr/bin");
   // As in execvp, a file that cannot be executed does not end the search; its error is kept.
   std::optional<Error> found_but;

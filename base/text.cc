@@ -1,3 +1,4 @@
+// Texts of values and lists; tables; words and numbers in text; and characters that are not safe to show.
 #include "base/text.h"
 
 #include <algorithm>
@@ -28,6 +29,7 @@ std::string format_text(const char* format, ...) {
   std::string text;
   va_list arguments, again;
   va_start(arguments, format);
+  // The first call consumes the list.
   va_copy(again, arguments);
   const int size = std::vsnprintf(nullptr, 0, format, arguments);
   if (size > 0) {
@@ -221,6 +223,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
     for (std::size_t j = 1; j < width; ++j) {
       const std::size_t replace = cost[(i - 1) * width + j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
       std::size_t best = std::min({cost[(i - 1) * width + j] + 1, cost[i * width + j - 1] + 1, replace});
+      // Two neighbouring letters in the wrong order are one mistake (Damerau).
       if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
         best = std::min(best, cost[(i - 2) * width + j - 2] + 1);
       }
@@ -234,10 +237,12 @@ std::string_view nearest_word(std::string_view word, const std::vector<std::stri
   if (word.empty() || word.size() > kMaxWord) return {};
   if (const std::string_view found = unique_extension(word, candidates); !found.empty()) return found;
   std::string_view best;
+  // A third of the letters may be wrong. Beyond that a suggestion is a guess.
   std::size_t best_distance = std::max<std::size_t>(1, word.size() / 3) + 1;
   for (const std::string_view candidate : candidates) {
     const std::size_t gap =
         candidate.size() > word.size() ? candidate.size() - word.size() : word.size() - candidate.size();
+    // The distance is at least the difference of the lengths.
     if (gap >= best_distance) continue;
     const std::size_t distance = edit_distance(word, candidate);
     if (distance < best_distance) {
@@ -266,6 +271,8 @@ struct CodepointRange {
   char32_t first;
   char32_t last;
 };
+// Control characters, and what changes or hides text without being seen: soft hyphens, zero-width and
+// bidirectional marks, line separators, tags. They could make a message look like another one.
 constexpr std::array<CodepointRange, 11> kUnsafe{{{0x00, 0x1f},
                                                   {0x7f, 0x9f},
                                                   {0xad, 0xad},
@@ -349,6 +356,7 @@ Utf8Character first_character(std::string_view text) {
     if ((next & 0xc0U) != 0x80) return invalid;
     code = code << 6 | (next & 0x3fU);
   }
+  // Shorter encodings exist for smaller codes (overlong, RFC 3629, section 3).
   constexpr std::array<char32_t, 5> kLeast{0, 0, 0x80, 0x800, 0x10000};
   if (code < kLeast[length] || (code >= 0xd800 && code <= 0xdfff) || code > 0x10ffff) return invalid;
   return {code, length, true};
@@ -392,6 +400,7 @@ std::string escape_unsafe_in_json(std::string_view document) {
     } else if (character.code < 0x10000) {
       append_json_escape(character.code, safe);
     } else {  // a UTF-16 surrogate pair
+      // 0xd7c0 is 0xd800 - (0x10000 >> 10).
       append_json_escape(0xd7c0 + (character.code >> 10), safe);
       append_json_escape(0xdc00 + (character.code & 0x3ff), safe);
     }

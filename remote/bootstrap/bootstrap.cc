@@ -1,3 +1,5 @@
+// The host's lines as the master reads them, and what their absence means. Then the scripts that hosts run,
+// which any POSIX shell must understand.
 #include "remote/bootstrap/bootstrap.h"
 
 #include <algorithm>
@@ -101,6 +103,7 @@ Bootstrap::State Bootstrap::feed(std::string_view bytes) {
     const std::size_t newline = bytes.find('\n');
     pending_ += bytes.substr(0, newline);
     consumed_ += newline == std::string_view::npos ? bytes.size() : newline + 1;
+    // Noise counts as well: a start-up file that prints for ever must not fill the memory.
     if (consumed_ > kBootstrapLimit) {
       noise_.feed(pending_);
       state_ = State::kFailed;
@@ -110,6 +113,7 @@ Bootstrap::State Bootstrap::feed(std::string_view bytes) {
     bytes.remove_prefix(newline + 1);
     read_line(std::exchange(pending_, {}));
   }
+  // What follows the line belongs to whoever reads next: the framed protocol, or go_on().
   if (state_ != State::kReading && state_ != State::kFailed) rest_ += bytes;
   return state_;
 }
@@ -149,6 +153,7 @@ void Bootstrap::read_line(const std::string& line) {
     began_ = words;
     agent_ = printable(words);
   } else if (prefix == kNeedPrefix) {
+    // The host asks once, so a second question shows that the stream is damaged.
     asked_ ? damage(found) : read_need(words);
   } else if (prefix == kSendPrefix) {
     asked_ ? read_send(words) : damage(found);
@@ -241,6 +246,7 @@ Error Bootstrap::ended(std::optional<int> status) const {
     return {ErrorCode::kUnreachable, host_ + ": " + intermediary_ + " " + how +
                                          " before the search for ddplaunchd began" + last_lines()};
   }
+  // As shells report it: 127, the command was not found, and 126, it cannot be executed.
   if (*status == 127)
     return {ErrorCode::kAgentMissing, host_ + ": no ddplaunchd at " + agent_ + "; " + install_advice()};
   if (*status == 126) {
@@ -476,6 +482,8 @@ std::vector<std::string> with_safe(const std::string& path, const std::string& s
   std::vector<std::string> words{"sh", "-c", "p=", path};
   for (std::size_t at = 0; at < whole.size(); at += kMaxWord) {
     words.push_back(whole.substr(at, kMaxWord));
+    // The pieces are arguments of sh -c, joined again in $p: $0 is the agent's path, so the first piece is
+    // $1.
     words[2] += "${" + std::to_string(words.size() - 4) + '}';
   }
   words[2] += "; shift " + std::to_string(words.size() - 4) + "; eval \"$p\"";
@@ -516,6 +524,7 @@ std::string push_script(const AgentWanted& wanted, std::string_view key, const s
              file.sha256 + ";";
     checks += " verify " + file.name + " " + file.sha256 + ";";
   }
+  // No value has a character that a shell interprets: see fits_text().
   std::string script = "key=" + std::string(key) + " total=" + std::to_string(total) + " names=\"" + names +
                        "\" fits=\"" + fits_text(wanted) + "\" anew=" + (anew ? "1" : "") + "\n";
   script += safe_functions() + "\n";

@@ -1,3 +1,5 @@
+// Ranges and their folding; the order of names; ids of devices; addresses; the word that names a host; jump
+// hosts; and last the filters --include and --exclude.
 #include "remote/hosts/host.h"
 
 #include <arpa/inet.h>  // inet_pton: text to bytes, no socket
@@ -57,6 +59,7 @@ std::optional<NumberedName> cut_at_number(const std::string& word, bool last) {
     while (end < word.size() && is_digit(word[end]))
       ++end;
   }
+  // 18 digits always fit into 64 bits. A longer number stays a part of the name.
   if (end - begin > 18) return std::nullopt;
   return NumberedName{word.substr(0, begin), word.substr(begin, end - begin), word.substr(end)};
 }
@@ -66,6 +69,7 @@ bool follows(const std::string& a, const std::string& b) {
   const auto low = whole_number(a, kMaxRangeNumber);
   const auto high = whole_number(b, kMaxRangeNumber);
   if (!low || !high || *high != *low + 1) return false;
+  // 09 and 10 are one range of width 2; 9 and 010 are not.
   return a.size() == b.size() || (a.front() != '0' && b.front() != '0');
 }
 
@@ -95,6 +99,7 @@ std::vector<std::string> folded_parts(const std::vector<std::string>& words, boo
       parts.push_back({{word, "", ""}, {}});
       continue;
     }
+    // '[' stands in no name, so it separates the two parts without doubt.
     const auto [at, is_new] = known.emplace(cut->before + '[' + cut->behind, parts.size());
     if (is_new) parts.push_back({*cut, {}});
     parts[at->second].numbers.push_back(std::move(cut->digits));
@@ -123,6 +128,7 @@ Expansion expand_item(std::string_view item, std::size_t limit) {
     return failed(0, "range " + std::string(item) + " is reversed; write " + std::string(high_text) + "-" +
                          std::string(low_text));
   }
+  // [01-016] has no width that both bounds agree on.
   if (high_text.size() != low_text.size() && high_text.front() == '0') {
     return failed(0, "the bounds of " + std::string(item) + " are padded with zeros to different widths");
   }
@@ -187,7 +193,7 @@ Expansion expand_id(std::string_view item) {
   return {{std::string(item)}, {}};
 }
 
-// Returns the number of 16-bit groups in a piece without "::", or -1 if the piece is malformed.
+// inet_pton takes a C string, so it would accept an address with a NUL and anything behind it.
 bool parses(int family, std::string_view text) {
   in6_addr bytes;  // large enough for both families
   return text.find('\0') == std::string_view::npos &&
@@ -210,6 +216,7 @@ Expansion expand_ranges(std::string_view word, std::size_t limit) {
     if (word[close] == '[') return failed(close, "\"[\" inside a range");
     Expansion inside = expand_bracket(word.substr(open + 1, close - open - 1), limit);
     if (inside.error) return failed(open + 1 + inside.error->offset, std::move(inside.error->message));
+    // Before the product is made: two ranges of 100,000 would be 10 billion names.
     if (result.words.size() > limit / inside.words.size()) {
       return failed(open, "the ranges give more than " + std::to_string(limit) + " entries");
     }
@@ -221,6 +228,7 @@ Expansion expand_ranges(std::string_view word, std::size_t limit) {
 
 std::string fold_ranges(const std::vector<std::string>& words) {
   std::vector<std::string> parts = folded_parts(words, true);
+  // A name may count in either of its numbers (rack1-node01, gpu01-cluster2). The shorter text wins.
   if (std::vector<std::string> other = folded_parts(words, false); other.size() < parts.size())
     parts = std::move(other);
   return join(parts, ",");
@@ -232,6 +240,7 @@ bool HostOrder::operator()(std::string_view a, std::string_view b) const {
     const std::size_t size = std::min(text.find_first_not_of("0123456789"), text.size());
     const std::string_view digits = text.substr(0, size);
     text.remove_prefix(size);
+    // Without leading zeros the longer number is the larger one, however long it is.
     return digits.substr(std::min(digits.find_first_not_of('0'), digits.size()));
   };
   const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
@@ -279,6 +288,7 @@ bool is_ipv4(std::string_view text) {
 bool is_ipv6(std::string_view text) {
   if (const std::size_t zone = text.find('%'); zone != std::string_view::npos) {
     const std::string_view name = text.substr(zone + 1);
+    // A zone is the name of an interface: at most 15 bytes (IFNAMSIZ).
     if (name.empty() || name.size() > 15 || name.find_first_of("%:[]@ ") != std::string_view::npos)
       return false;
     text = text.substr(0, zone);
@@ -348,6 +358,7 @@ HostSpec WordReader::read(std::string_view word) {
     fail(0, quote(word) + " is a URL; write user@host, and the port as port=2222 after it");
     return std::move(result_);
   }
+  // The last @, since a user name may contain one (ann@domain@gpu01).
   if (const std::size_t sign = word.rfind('@'); sign != std::string_view::npos) {
     result_.user_given = true;
     result_.user = word.substr(0, sign);
@@ -355,6 +366,7 @@ HostSpec WordReader::read(std::string_view word) {
     base_ = sign + 1;
     word.remove_prefix(sign + 1);
   }
+  // Before names: the colons of an address are no slots.
   if (is_ipv6(word)) {
     result_.names = {std::string(word)};
   } else if (starts_with_address(word)) {
@@ -421,6 +433,7 @@ bool is_host_name(std::string_view text) {
 bool is_user_name(std::string_view user) {
   return !user.empty() && user.front() != '-' && user.back() != '\\' &&
          std::all_of(user.begin(), user.end(), [](unsigned char c) {
+           // OpenSSH refuses the same characters in user names (valid_ruser).
            constexpr std::string_view kRefused = "'`\";&<>|(){}";
            return c > ' ' && c != 0x7f && kRefused.find(static_cast<char>(c)) == std::string_view::npos;
          });
@@ -601,6 +614,7 @@ void FilterReader::select(const std::string& name, std::size_t offset, const std
     return;
   }
   for (const int slot : *slots) {
+    // Without slots= in the file any slot may be chosen (docs/users/hostfile.md).
     if (host.slots && slot >= *host.slots) {
       fail(offset, host.name + " has no slot " + std::to_string(slot) +
                        ": slots=" + std::to_string(*host.slots) + " in " + where_listed(host) + " makes 0" +
@@ -615,6 +629,7 @@ void keep_slots(Host& host, const std::set<int>& slots) {
   std::vector<std::string> devices;
   for (const int slot : slots) {
     const auto i = static_cast<std::size_t>(slot);
+    // Slot i is the i-th device of gpus=, or device i (docs/users/hostfile.md).
     devices.push_back(i < host.devices.size() ? host.devices[i] : std::to_string(slot));
   }
   host.slots = static_cast<int>(slots.size());
@@ -623,6 +638,7 @@ void keep_slots(Host& host, const std::set<int>& slots) {
 
 std::vector<Host> included(std::vector<Host> hosts, const std::map<std::size_t, Selection>& selections) {
   std::vector<Host> kept;
+  // By index, so that the order stays that of the file, as in DeepSpeed.
   for (const auto& [index, selection] : selections) {
     Host& host = hosts[index];
     if (!selection.whole) keep_slots(host, selection.slots);
@@ -648,6 +664,7 @@ std::vector<Host> excluded(std::vector<Host> hosts, FilterReader& reader) {
       for (int slot = 0; slot < *host.slots; ++slot) {
         if (!found->second.slots.contains(slot)) rest.insert(slot);
       }
+      // All slots are excluded: the host goes as a whole.
       if (rest.empty()) continue;
       keep_slots(host, rest);
     }

@@ -1,3 +1,5 @@
+// The keys of an entry; one entry (EntryReader); the list of entries with their errors (HostList); and the
+// two forms of a list: a file, and --host.
 #include "remote/hosts/hostfile.h"
 
 #include <algorithm>
@@ -136,6 +138,7 @@ class EntryReader {
   }
 
   void fail(std::size_t offset, std::string message) {
+    // Once for each line: it usually explains all of its errors.
     if (entry_.diagnostics.empty()) message += lookalike_hint(text_);
     entry_.diagnostics.push_back({offset, std::move(message)});
   }
@@ -200,6 +203,7 @@ void EntryReader::read_host_spec() {
   const std::size_t begin = at_;
   while (!at_end() && !is_blank(text_[at_]))
     ++at_;
+  // The same rules for a hostfile, --host and filters: host.cc has them.
   HostSpec word = parse_host_spec(text_.substr(begin, at_ - begin));
   for (RangeError& error : word.errors)
     fail(begin + error.offset, std::move(error.message));
@@ -233,6 +237,7 @@ void EntryReader::read_attribute() {
   const HostKey* found = find_host_key(key);
   const std::size_t offset = at_;
   const bool free_text = env || (found != nullptr && found->key >= Key::kAddress);
+  // For --host: a comma may continue a value that has no quotes (takes_comma).
   entry_.open_key = offset < text_.size() && text_[offset] == '"' ? "" : std::string(key);
   std::optional<std::string> value = read_value(free_text, key);
   if (!env && found == nullptr) {
@@ -526,6 +531,7 @@ std::string HostList::add(std::string_view text, int line, std::size_t begin, st
   for (std::size_t i = 0; i < entry.hosts.size(); ++i) {
     Host& host = entry.hosts[i];
     const auto [known, is_new] =
+        // Names of hosts do not distinguish case (RFC 4343), so GPU01 and gpu01 are one host.
         seen_.emplace(lower_case(host.name), Known{location, hosts_.size() + i, alone, key});
     if (!is_new) {
       if (alone && key.empty() && add_slot(known->second)) return entry.open_key;
@@ -643,6 +649,7 @@ void read_line(HostList& list, std::string_view line, int number, int& comment) 
     comment = !in_block ? 0 : comment > 0 ? comment : number;
     line = blanked;
   }
+  // In a comment such a character changes nothing.
   const std::size_t invisible = find_invisible(line.substr(0, comment_start(line)));
   if (invisible != std::string_view::npos) {
     list.fail(number, column_of(line, invisible), stray(line.substr(invisible)));
@@ -664,6 +671,7 @@ bool takes_comma(std::string_view key, std::string_view next) {
 
 Validated<std::vector<Host>> parse_hostfile(std::string_view text, const std::string& file) {
   HostList list(file);
+  // Editors on Windows write a byte order mark.
   if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
   if (text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF")) {
     list.fail(1, 1, "this is UTF-16 text; save the file as UTF-8 or plain ASCII");
@@ -685,6 +693,7 @@ Validated<std::vector<Host>> parse_host_list(std::string_view text, const std::s
   bool in_range = false;
   bool in_quotes = false;
   const std::size_t invisible = find_invisible(text);
+  // One step behind the end, where the last entry ends as if a comma followed.
   for (std::size_t i = 0; i <= text.size() && !list.full(); ++i) {
     const char c = i < text.size() ? text[i] : ',';
     const bool end = i == text.size() || (c == ',' && !in_range && !in_quotes);

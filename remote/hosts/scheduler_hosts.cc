@@ -96,6 +96,7 @@ std::optional<int> gpu_count(std::string_view text) {
   for (std::size_t at = 0; at <= text.size();) {
     const std::size_t end = std::min(text.find(',', at), text.size());
     std::string_view part = text.substr(at, end - at);
+    // "(S:0-1)" names the sockets of the GPUs (Slurm's GRES syntax).
     part = part.substr(0, part.find('('));
     if (const std::size_t colon = part.rfind(':'); colon != std::string_view::npos)
       part.remove_prefix(colon + 1);
@@ -154,6 +155,7 @@ Validated<std::vector<int>> expand_counts(std::string_view text, const std::stri
     const std::string_view part = text.substr(at, end - at);
     const std::size_t open = part.find("(x");
     const auto number = whole_number(part.substr(0, open), kMaxSlots);
+    // Slurm writes "2(x3),1": three nodes with 2 tasks, and one with 1.
     std::optional<unsigned long long> times = 1;
     if (open != std::string_view::npos) {
       const std::string_view rest = part.substr(open + 2);
@@ -186,6 +188,7 @@ Validated<std::vector<Host>> slurm_hosts(const SlurmVariables& variables) {
     }
     tasks = std::move(*counts);
   }
+  // One task on each node means that the script starts one launcher per node. That 1 is no number of workers.
   const bool launchers = std::all_of(tasks.begin(), tasks.end(), [](int count) { return count == 1; });
   const auto gpus = slurm_gpus(variables);
   if (launchers && !gpus) return gpus.error();

@@ -144,12 +144,15 @@ Result<std::string> jump_command(const std::vector<std::string>& ssh, std::strin
   if (comma != std::string_view::npos) {
     auto before = jump_command(ssh, jumps.substr(0, comma));
     if (!before) return before.error();
+    // Each level of ssh expands the % of its own ProxyCommand, so without_tokens() doubles them at each
+    // level.
     words.insert(words.end(), {"-o", "ProxyCommand=" + *before});
   }
   if (!last.user.empty()) words.insert(words.end(), {"-l", last.user});
   if (!last.port.empty()) words.insert(words.end(), {"-p", last.port});
   for (std::string& word : words)
     word = without_tokens(word);
+  // %h and %p stay for the ssh program that runs this command: the host behind the last jump.
   words.insert(words.end(), {"-W", "[%h]:%p", "--", without_tokens(last.host)});
   return shell_quote(words);
 }

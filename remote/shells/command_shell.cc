@@ -1,3 +1,5 @@
+// A child process as a Channel, whatever it runs; then the command lines of its two users, the ssh program
+// and srun.
 #include "remote/shells/command_shell.h"
 
 #include <sys/socket.h>
@@ -125,6 +127,7 @@ class Child : public std::enable_shared_from_this<Child> {
     dropped_ = true;
     stop_relay();
     if (!process_.running()) return;
+    // An agent that has greeted sees the end of its link, and ends its workers first.
     if (greeted) {
       if (kind_ == ChildCommand::Kind::kSshClient) (void)process_.send_signal(SIGTERM);
       return;
@@ -158,6 +161,7 @@ class Child : public std::enable_shared_from_this<Child> {
     // A process that outlives its parent (a shared connection of the ssh program) may hold stderr open. Take
     // the available bytes and do not wait for end of file.
     error_code ignored;
+    // While a write is pending, on_written() goes on with what is left.
     if (relaying_ && !writing_) from_child_.cancel(ignored);
     ended_.cancel();
   }
@@ -261,6 +265,7 @@ class ChildChannel final : public Channel {
       const ErrorCode code = greeted_ ? ErrorCode::kLinkLost : ErrorCode::kUnreachable;
       return ChannelEnd{std::nullopt, Error{code, client + " was " + status.text()}};
     }
+    // ssh(1) ends with the exit status of the remote command, or with 255 if an error occurred.
     if (status.number != 255) return ChannelEnd{status.number, std::nullopt};
     std::string text = client + " failed (exit status 255)" + command_.advice;
     if (child_->tail().empty()) {
@@ -322,6 +327,7 @@ std::vector<std::string> CommandShell::command_line(const CommandShellOptions& o
     line.push_back("-F");
     line.push_back(options.config);
   }
+  // No terminal, which would change bytes of the link, and no X11.
   line.push_back("-T");
   line.push_back("-x");
   for (const std::string& setting : route.settings)

@@ -29,6 +29,7 @@ Awaitable<Result<LoginWindow::Slot>> LoginWindow::acquire(std::string place, std
   std::shared_ptr<Queue>& entry = queues_[place];
   if (!entry) entry = std::make_shared<Queue>();
   const std::shared_ptr<Queue> queue = entry;
+  // Also nobody before it: a slot that is free now belongs to the first waiter, who has not run yet.
   if (queue->used < limit_ && queue->waiting.empty()) co_return Slot(queue);
 
   auto turn = std::make_shared<asio::steady_timer>(loop_, deadline);
@@ -45,6 +46,7 @@ Awaitable<Result<LoginWindow::Slot>> LoginWindow::acquire(std::string place, std
     }
   }
   queue->waiting.erase(std::find(queue->waiting.begin(), queue->waiting.end(), turn));
+  // The wake-up may have come together with the failure, so it is passed on.
   if (failure) {
     queue->wake_next();
     co_return *failure;

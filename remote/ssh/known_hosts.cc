@@ -120,6 +120,7 @@ std::vector<KnownKey> KnownHosts::collect(const std::string& name) const {
     if (matches_ssh_patterns(line.patterns, name)) found.push_back(line.key);
   }
   for (const Hashed& line : hashed_) {
+    // Each salt needs its own hash. Only hosts of hashed lines pay for that (HashKnownHosts).
     if (hmac_sha1(line.salt, name) == line.hash) found.push_back(line.key);
   }
   std::sort(found.begin(), found.end());
@@ -161,6 +162,8 @@ KeyVerdict HostKeys::verify(std::string_view type, std::string_view key) const {
     same_type = same_type || line.type == type;
     known = known || (line.type == type && line.key == key);
   }
+  // As in ssh: a key that is known for the name without the port is accepted if there is none for this port.
+  // A revoked one counts in both.
   for (const KnownKey& line : plain) {
     if (line.marker == KnownKey::Marker::kRevoked && line.key == key) return KeyVerdict::kRevoked;
     if (!any && line.marker == KnownKey::Marker::kNone && line.type == type && line.key == key) known = true;
@@ -199,6 +202,7 @@ std::string HostKeys::order_algorithms(const std::string& algorithms) const {
            (keys.empty() && std::any_of(plain.begin(), plain.end(), same));
   };
   std::vector<std::string> list = split(algorithms, ',');
+  // Known types first, so that the server shows the key that can be compared (ssh's order_hostkeyalgs).
   std::stable_partition(list.begin(), list.end(), is_known);
   return join(list, ",");
 }

@@ -1,3 +1,5 @@
+// The shape of configuration files (which hosts can share an answer of ssh -G); the answer itself; tokens;
+// and SshConfigSource, which asks.
 #include "remote/ssh/ssh_config.h"
 
 #include <fcntl.h>
@@ -99,6 +101,7 @@ bool matches_ssh_patterns(const std::vector<std::string>& patterns, std::string_
   for (const std::string& pattern : patterns) {
     const bool excludes = !pattern.empty() && pattern.front() == '!';
     if (!matches_ssh_pattern(std::string_view(pattern).substr(excludes ? 1 : 0), text)) continue;
+    // As in ssh_config(5): a negated pattern that matches excludes the host, whatever else matches.
     if (excludes) return false;
     matches = true;
   }
@@ -123,11 +126,14 @@ std::vector<std::string> SshConfigShape::add(std::string_view text) {
       includes.insert(includes.end(), words.begin(), words.end());
     } else if (keyword == "match") {
       const bool everything = words.size() == 1 && lower_case(words.front()) == "all";
+      // Match may run a command or compare the user: only ssh itself can tell for a host.
       if (!everything) asks_for_each_ = true;
     } else if (keyword == "canonicalizehostname") {
       if (words.empty() || lower_case(words.front()) != "no") asks_for_each_ = true;
     } else {
       for (const std::string& word : words) {
+        // ssh -G has expanded it with the name of the host that was asked for, so the answer holds for that
+        // host alone.
         if (word.find('%') != std::string::npos && !keeps_tokens(keyword)) asks_for_each_ = true;
         if (keyword == "hostname") host_names_.push_back(lower_case(word));
       }
@@ -215,6 +221,8 @@ std::vector<std::string> beyond_libssh(const Lines& lines) {
     const std::string value = first(lines, key);
     return !value.empty() && value != "none";
   };
+  // Each of these changes where ssh connects, how it logs in, or whom it trusts, and libssh does not have it.
+  // Such a host goes through the ssh program (docs/users/ssh.md).
   if (set("proxyjump")) names.emplace_back("ProxyJump");
   if (set("proxycommand")) names.emplace_back("ProxyCommand");
   if (set("pkcs11provider")) names.emplace_back("PKCS11Provider");
@@ -270,6 +278,7 @@ Result<SshConfig> parse_ssh_config(std::string_view output) {
   config.macs = first(lines, "macs");
   config.host_key_algorithms = first(lines, "hostkeyalgorithms");
   config.pubkey_algorithms = first(lines, "pubkeyacceptedalgorithms");
+  // The name of the keyword before OpenSSH 8.5.
   if (config.pubkey_algorithms.empty()) config.pubkey_algorithms = first(lines, "pubkeyacceptedkeytypes");
   config.preferred_authentications = first(lines, "preferredauthentications");
   config.proxy_jump = unless_none(first(lines, "proxyjump"));
@@ -474,10 +483,12 @@ Awaitable<Result<SshConfig>> SshConfigSource::find(Host host,
   std::string key = signature;
   if (signature.empty()) key = host.name + "\n" + host.user + "\n" + std::to_string(host.port);
   auto& slot = answers_[key];
+  // One query for all hosts to which the same Host lines apply: ssh -G costs a process each.
   const bool first = slot == nullptr;
   if (first) slot = std::make_shared<Answer>(loop_);
   const std::shared_ptr<Answer> answer = slot;
   if (first)
+    // Not part of this call, because other hosts may wait for the answer when this one is cancelled.
     asio::co_spawn(loop_, ask(shared_from_this(), answer, host),
                    asio::detached);  // sets the answer, and ends
 
@@ -508,6 +519,7 @@ Awaitable<Result<SshConfig>> SshConfigSource::find(Host host,
   if (!signature.empty() && config.host_name.empty()) config.host_name = lower_case(host.name);
   if (!host.address.empty()) config.host_name = host.address;
   if (!host.user.empty()) config.user = host.user;
+  // What the hostfile says of the host precedes its SSH configuration.
   if (host.port != 0) config.port = host.port;
   if (!host.identity.empty()) config.identity_files.insert(config.identity_files.begin(), host.identity);
   co_return config;
@@ -526,6 +538,7 @@ Awaitable<void> SshConfigSource::ask(std::shared_ptr<SshConfigSource> self, std:
   auto config = co_await self->run(host);
   --self->running_;
   self->slot_free_.cancel_one();
+  // The default: each host that shares the answer puts in its own name.
   if (shared && config && config->host_name == lower_case(host.name)) config->host_name.clear();
   answer->config = std::move(config);
   answer->known.cancel();

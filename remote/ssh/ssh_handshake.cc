@@ -1,3 +1,5 @@
+// Keys and certificates from files; the settings of a libssh session; greeting and host key; and what to say
+// about a refused login.
 #include "remote/ssh/ssh_handshake.h"
 
 #include <fcntl.h>
@@ -117,6 +119,7 @@ std::shared_ptr<const SshKey> SshKeys::key(const std::string& path) {
     problem = SshKey::Problem::kUnreadable;
   } else if (is_public(text)) {
     problem = SshKey::Problem::kPublic;
+    // OpenSSH's rule (sshkey_perm_ok): only the owner's own files must be private.
   } else if (facts.st_uid == ::getuid() && (facts.st_mode & 077) != 0) {
     problem = SshKey::Problem::kOpen;
   } else if (is_encrypted(text)) {
@@ -152,6 +155,7 @@ SshKeys::List SshKeys::load(const std::vector<std::string>& paths,
     if (!plain) continue;
     if (plain->get() != nullptr) {
       std::vector<std::string> candidates = certificates;
+      // As ssh does: the certificate beside the key is tried, and before the plain key.
       candidates.push_back(path + "-cert.pub");
       for (const std::string& certificate : candidates) {
         if (const auto both = certified(path, certificate)) list.push_back(both);
@@ -208,6 +212,7 @@ std::optional<ShownKey> server_key(ssh_session session) {
   ssh_string_free_char(base64);
   unsigned char* hash = nullptr;
   std::size_t size = 0;
+  // The notation that ssh shows, so that the user can compare it.
   if (ssh_get_publickey_hash(key.get(), SSH_PUBLICKEY_HASH_SHA256, &hash, &size) == 0) {
     char* text = ssh_get_fingerprint_hash(SSH_PUBLICKEY_HASH_SHA256, hash, size);
     if (text != nullptr) shown.fingerprint = text;
@@ -236,6 +241,7 @@ std::string plain_algorithms(const std::string& algorithms) {
 Error append_key(const SshTarget& target, const ShownKey& key) {
   std::string salt;
   if (target.config.hash_known_hosts) {
+    // HashKnownHosts: a salt has the size of the SHA-1 hash, as ssh-keygen -H writes it.
     salt.resize(20);
     if (ssh_get_random(salt.data(), static_cast<int>(salt.size()), 0) != 1) salt.clear();
   }
@@ -279,6 +285,7 @@ std::string remove_advice(const SshTarget& target, const std::string& file) {
 std::optional<std::string> configure(ssh_session_struct* session, const SshTarget& target, int fd) {
   const SshConfig& config = target.config;
   const bool no = false;
+  // ssh -G has read the configuration. libssh's own parser knows less of it and would override.
   ssh_options_set(session, SSH_OPTIONS_PROCESS_CONFIG, &no);
   ssh_options_set(session, SSH_OPTIONS_HOST, config.host_name.c_str());
   ssh_options_set(session, SSH_OPTIONS_USER, config.user.c_str());
@@ -287,6 +294,8 @@ std::optional<std::string> configure(ssh_session_struct* session, const SshTarge
   // ddplaunch checks host keys against files that it reads once; libssh would read them for every session.
   ssh_options_set(session, SSH_OPTIONS_KNOWNHOSTS, "/dev/null");
   ssh_options_set(session, SSH_OPTIONS_GLOBAL_KNOWNHOSTS, "/dev/null");
+  // libssh connects to nothing itself: this descriptor is connected already, with a deadline for each
+  // address.
   ssh_options_set(session, SSH_OPTIONS_FD, &fd);
   if (config.required_rsa_size > 0) {
     ssh_options_set(session, SSH_OPTIONS_RSA_MIN_SIZE, &config.required_rsa_size);
@@ -313,6 +322,7 @@ std::optional<std::string> configure(ssh_session_struct* session, const SshTarge
   };
   for (const Row& row : rows) {
     if (row.value.empty()) continue;
+    // libssh drops the values that it does not know, and fails only if none is left.
     if (ssh_options_set(session, row.option, row.value.c_str()) != SSH_OK) return row.name;
   }
   return std::nullopt;
@@ -370,6 +380,7 @@ std::optional<Error> check_host_key(ssh_session_struct* session, const SshTarget
       return std::nullopt;
     case KeyVerdict::kUnknown:
       if (target.accept_new_host_keys) {
+        // UserKnownHostsFile none: the user wants no key to be remembered.
         if (target.known_hosts_file.empty()) return std::nullopt;
         Error failed = append_key(target, *key);
         if (failed.text.empty()) return std::nullopt;

@@ -71,6 +71,7 @@ void SshPump::on_signal(const char* name) {
       {"ABRT", SIGABRT}, {"ALRM", SIGALRM}, {"FPE", SIGFPE},   {"HUP", SIGHUP},   {"ILL", SIGILL},
       {"INT", SIGINT},   {"KILL", SIGKILL}, {"PIPE", SIGPIPE}, {"QUIT", SIGQUIT}, {"SEGV", SIGSEGV},
       {"TERM", SIGTERM}, {"USR1", SIGUSR1}, {"USR2", SIGUSR2}};
+  // A signal that is not in the list. 255 is ssh's own code, which proves nothing about the workers.
   status_ = 255;
   for (const Row& row : kSignals) {
     if (row.name == name) status_ = 128 + row.number;
@@ -101,6 +102,8 @@ bool SshPump::to_local(PumpStream& stream, int fd) {
       stream.blocked = true;
       break;
     } else {
+      // Its reader has closed. What still comes is thrown away, because an unread stream would fill the
+      // channel's window and stop the other one.
       stream.gone = true;
       stream.begin = stream.end;
       moved = true;
@@ -170,12 +173,14 @@ bool SshPump::to_channel() {
 }
 
 SshPump::State SshPump::move() {
+  // Round by round while anything moves, since each direction may make room for the other.
   for (int turn = 0; turn < kTurns; ++turn) {
     read_packets();
     bool moved = from_channel(out_, link_, false);
     moved = from_channel(err_, errors_, true) || moved;
     moved = to_channel() || moved;
     const bool delivered = all_delivered();
+    // Only when all bytes are delivered: the reader takes end of file for the end of the data.
     if (delivered && !eof_ && ssh_channel_is_eof(channel_) != 0) {
       eof_ = true;
       ::shutdown(link_, SHUT_WR);

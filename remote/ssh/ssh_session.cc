@@ -1,3 +1,5 @@
+// Connecting and waiting, the end, the steps that use libssh (greeting, login, channel, command), and the
+// login through an ssh-agent on its thread.
 #include "remote/ssh/ssh_session.h"
 
 #include <fcntl.h>
@@ -95,10 +97,13 @@ void SshSession::connect_next() {
   const int why = errno;
   tcp_.assign(fd.release());
   auto self = shared_from_this();
+  // Posted, so that start() and on_connected() do not nest for each address of a name.
   if (failed) {
     asio::post(io_, [self, why] { self->on_connected(error_code(why, boost::system::system_category())); });
     return;
   }
+  // Each address gets an equal part of the rest, so that a dead first one does not use up the time of the
+  // others.
   const std::size_t left = target_.endpoints.size() - endpoint_;
   Clock::duration limit = Clock::duration::max();
   if (left > 1 && target_.deadline != Clock::time_point::max()) {
@@ -301,12 +306,14 @@ SshSession::StepResult SshSession::stop_with(Error error) {
 
 SshSession::StepResult SshSession::stop_with(SshFailure failure) {
   if (cut_off_) return StepResult::kStop;
+  // Before close(), which drops the events.
   if (events_.failed) events_.failed(std::move(failure));
   close();
   return StepResult::kStop;
 }
 
 SshSession::StepResult SshSession::stop_at_end(ChannelEnd end) {
+  // Moved out, because release() clears the events.
   const SshSessionEvents events = std::move(events_);
   release();
   if (events.ended) events.ended(std::move(end));
@@ -325,6 +332,7 @@ void SshSession::close(HangUp hang_up) {
     return;
   }
   if (step_ == Step::kRun && pump_) pump_->move();  // the owner's last bytes may still be in the socket
+  // A command that has not greeted may hang and never read its end of file, so it is asked to end.
   if (step_ == Step::kRun && hang_up == HangUp::kYes && ssh_is_connected(session_) != 0) {
     for (const char* signal : {"HUP", "TERM"})
       ssh_channel_request_send_signal(channel_, signal);
@@ -426,6 +434,8 @@ SshSession::StepResult SshSession::greet() {
       return stop_with(
           Error{ErrorCode::kUnreachable, target_.label + ": " + endpoint().text + " " + *wrong, 0});
     }
+    // libssh has given up although the peer is still there: what it sent is no SSH. A server that has closed
+    // may only be over its limits, so the last case below is worth another try.
     if (line == nullptr && !closed_by_peer(tcp_.native_handle())) {
       return stop_with(Error{ErrorCode::kUnreachable,
                              target_.label + ": " + endpoint().text +
@@ -458,6 +468,7 @@ SshSession::StepResult SshSession::greet() {
 }
 
 SshSession::StepResult SshSession::login() {
+  // Keys from files come first, since they need no other thread and cannot block.
   while (key_ < target_.keys.size()) {
     const SshKey& key = *target_.keys[key_];
     if (key.get() == nullptr) {
@@ -538,6 +549,7 @@ Error SshSession::login_broken() const {
 
 SshSession::StepResult SshSession::open_channel() {
   if (channel_ == nullptr) {
+    // The server's limits (MaxStartups) count connections before the login, so the next login may begin now.
     if (events_.logged_in) events_.logged_in();
     channel_ = ssh_channel_new(session_);
     if (channel_ == nullptr) return stop_with(libssh_error("no channel to " + endpoint().text));
@@ -579,6 +591,7 @@ SshSession::StepResult SshSession::run() {
       return StepResult::kAgain;
     case SshPump::State::kMore: {
       auto self = shared_from_this();
+      // The pump has more to move. By way of the loop, so that other sessions of this thread get their turn.
       asio::post(io_, [self] { self->advance(); });
       return StepResult::kStop;
     }
@@ -603,6 +616,7 @@ SshSession::StepResult SshSession::lend_to_agent() {
     agent_problem_ = std::strerror(errno);
     return StepResult::kNext;
   }
+  // libssh owns the other descriptor. This one can be shut down while libssh waits at it on another thread.
   agent_socket_ = duplicate(agent.get());
   UniqueFd tcp = duplicate(tcp_.native_handle());
   if (!agent_socket_ || !tcp || ssh_set_agent_socket(session_, agent.get()) != SSH_OK)
@@ -616,6 +630,7 @@ SshSession::StepResult SshSession::lend_to_agent() {
 }
 
 void SshSession::ask_agent() {
+  // Runs on the ssh-agents' thread. Nothing else of the session is touched until on_agent().
   const int answer = ssh_userauth_agent(session_, nullptr);
   auto self = shared_from_this();
   if (answer == SSH_AUTH_AGAIN && ssh_is_connected(session_) != 0) {

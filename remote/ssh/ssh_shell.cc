@@ -1,3 +1,5 @@
+// A Kerberos ticket; the I/O threads; what is read from disk; and SshShell::open(), which leads a host
+// through all of it, or hands it to the ssh program.
 #include "remote/ssh/ssh_shell.h"
 
 #include <pthread.h>
@@ -103,6 +105,7 @@ class SshThreads {
 
   /// Starts a session on one of the threads. The session lives as long as it has pending operations.
   std::weak_ptr<SshSession> start(SshTarget target, SshSession::SshSessionEvents events) {
+    // In turn. A session stays on its thread, since libssh allows one thread at a time.
     const std::size_t index = next_++ % (workers_.size() - 1);
     Worker& worker = *workers_[index];
     run(worker);
@@ -199,6 +202,8 @@ std::string needs_openssh(SshTarget& target, const std::string& certificate) {
     if (key->problem() == SshKey::Problem::kAbsent) continue;
     if (key->get() == nullptr) return "IdentitiesOnly with a key that only the ssh-agent can use";
   }
+  // All keys are there as files, so the login works without the ssh-agent, and no key is offered that the
+  // user has not named.
   target.agent_socket.clear();
   return {};
 }
@@ -336,6 +341,7 @@ SshShell::Files::PreparedTarget SshShell::Files::prepare(const Host& host, SshTa
 /// Completes the target from its configuration. Returns why libssh cannot serve this host, or an empty text.
 std::string SshShell::Files::complete(const Host& host, SshTarget& target) {
   const SshConfig& config = target.config;
+  // In the order of cost: what the options say, what the files say, and last the keys, which have to be read.
   if (!host.jump.empty()) return "jump= of the host";
   if (!config.beyond_libssh.empty()) return config.beyond_libssh.front() + " in the SSH configuration";
   SshTokens tokens;
@@ -352,12 +358,14 @@ std::string SshShell::Files::complete(const Host& host, SshTarget& target) {
   if (!option.empty()) return "a token in " + option + " that only ssh can expand";
 
   std::vector<std::string> files = expand_all(config.user_known_hosts, tokens);
+  // As in ssh, new keys are written into the first file of the user.
   if (!files.empty()) target.known_hosts_file = files.front();
   const auto global_files = expand_all(config.global_known_hosts, tokens);
   files.insert(files.end(), global_files.begin(), global_files.end());
   target.known = known_hosts(files).find(config.host_name, config.port, config.host_key_alias);
   if (target.known.has_markers()) return "@cert-authority or @revoked lines in known_hosts";
   const std::string& strict = config.strict_host_key_checking;
+  // Stricter than ssh: "no" accepts new keys only, and a changed key is refused in any case (check_host_key).
   target.accept_new_host_keys = target.accept_new_host_keys || strict == "accept-new" || strict == "no" ||
                                 strict == "off" || strict == "false";
 
@@ -426,6 +434,7 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
                                                             target = std::move(target)]() mutable {
     return files->prepare(host, std::move(target));
   };
+  // One thread for all hosts: the files are read once, and a disk that hangs holds one thread only.
   auto prepared = co_await disk_.run(std::move(prepare), deadline);
   if (!prepared && prepared.error().code == ErrorCode::kTimeout) {
     co_return Error{
@@ -464,6 +473,8 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
     reason = last->failed->needs_openssh;
     route.advice = last->failed->advice;
     if (last->failed->offers_gssapi && target.config.gssapi_authentication) {
+      // Only if the server took no key: without a ticket the ssh program would fail after one more
+      // connection.
       const bool ticket = co_await ticket_->valid();
       if (ticket) reason = "GSSAPIAuthentication with a Kerberos ticket";
     }

@@ -1,3 +1,5 @@
+// The agents that can be sent (AgentBundle); one host's start; and FanOut, which runs them all: a try, its
+// greeting, what the host asks for, and why it ended.
 #include "remote/start/fan_out.h"
 
 #include <fcntl.h>
@@ -69,6 +71,7 @@ void AgentBundle::add_program(const std::string& machine, const std::string& age
     if (path.empty()) continue;
     auto identity = read_elf_identity(path);
     if (!identity || identity->machine != machine) {
+      // No error yet: only a node of that machine type needs to know.
       lacks_[machine] = identity ? path + " is for another machine" : identity.error().text;
       return;
     }
@@ -88,6 +91,8 @@ Error AgentBundle::none_for(const std::string& machine) const {
 }
 
 Result<std::shared_ptr<const PushSet>> AgentBundle::set_for(const std::string& machine) {
+  // Held while the files are read: nodes that need the same files wait for one read instead of reading them,
+  // too.
   const std::lock_guard lock(loading_);
   if (const auto known = loaded_.find(machine); known != loaded_.end()) return known->second;
   const auto paths = paths_.find(machine);
@@ -118,6 +123,8 @@ struct FanOut::Start {
         host(std::move(target)),
         options(settings),
         over_ssh(settings.ssh_localhost || !is_localhost(host)),
+        // Not to a plain child of this machine, which uses the agent beside this program. A wrapper may lead
+        // into a container, which has other files.
         may_push(settings.bundle != nullptr &&
                  ((over_ssh && !settings.remote_is_here) || !host.wrapper.empty())),
         lookup(lookup_for(host, settings, over_ssh, may_push)),
@@ -130,6 +137,7 @@ struct FanOut::Start {
                                       bool push) {
     if (push) return Bootstrap::Lookup::kPush;
     const bool child = !over_ssh || settings.remote_is_here;
+    // A plain child on this machine needs no shell to find the program.
     return child && host.wrapper.empty() ? Bootstrap::Lookup::kNone : Bootstrap::Lookup::kGiven;
   }
   static std::string intermediary_of(const Host& host, const char* shell) {
@@ -250,6 +258,7 @@ Awaitable<void> FanOut::run(std::vector<Host> hosts, ReportHost report) {
 void FanOut::finished(const std::shared_ptr<Start>& start, Result<StartedAgent> outcome) {
   starts_[start->index].reset();
   if (--missing_ == 0) all_reported_.cancel();
+  // Last, since the report may cancel the others or end the loop.
   report_(start->index, std::move(outcome));
 }
 
@@ -313,6 +322,7 @@ Awaitable<Result<StartedAgent>> FanOut::try_once(std::shared_ptr<Start> start) {
   auto opened = co_await shell.open(start->host, start->command(), options_.deadline);
   if (start->given_up) co_return start->reason_given_up();
   if (!opened && opened.error().code == ErrorCode::kExec && start->host.wrapper.empty()) {
+    // As a shell on another host would report it, so that one text explains both.
     if (opened.error().sys == ENOENT) co_return start->boot.ended(127);
     Error error = opened.error();
     error.code = ErrorCode::kAgentMissing;  // 126 is for workers
@@ -362,6 +372,7 @@ Awaitable<Result<StartedAgent>> FanOut::greet(std::shared_ptr<Start> start) {
       continue;
     }
     const auto [error, size] = co_await stream->read_some(asio::buffer(buffer));
+    // Before the error is looked at: a read may bring the last bytes and the end together.
     start->boot.feed({buffer.data(), size});
     if (error && !start->given_up && start->boot.state() == Bootstrap::State::kReading) {
       failure = co_await explain_end(start);
@@ -398,6 +409,7 @@ Awaitable<Result<StartedAgent>> FanOut::greet(std::shared_ptr<Start> start) {
 
 /// Sends the requested data while greet() keeps reading: the host may refuse it at any time.
 Awaitable<std::optional<Error>> FanOut::answer(std::shared_ptr<Start> start) {
+  // One write at a time: the text of the one before must stay until it is sent.
   while (start->sending && !start->given_up)
     co_await start->sent.async_wait(kUseTuple);
   if (start->given_up) co_return start->reason_given_up();
@@ -464,6 +476,7 @@ Awaitable<Error> FanOut::explain_end(std::shared_ptr<Start> start) {
   const ChannelEnd end = co_await start->channel->end();
   if (start->given_up) co_return start->reason_given_up();
   start->closed_early = end.closed_early;
+  // The shell knows the reason. The host's own words would only hide it.
   if (end.broken) co_return *end.broken;
   // All of stderr is in the socket by this time. Read it without waiting for end of file, which a grandchild
   // may delay.

@@ -1,3 +1,5 @@
+// getent in a child process, with a deadline; users; addresses; and the Resolver, which calls this off the
+// loop.
 #include "remote/start/resolver.h"
 
 #include <fcntl.h>
@@ -55,6 +57,7 @@ bool read_until(int pipe, Clock::time_point deadline, std::string& text) {
 Result<std::string> find_getent() {
   const char* path = std::getenv("PATH");
   auto found = find_program("getent", path != nullptr ? path : "");
+  // PATH may be unset or lack the system's directories.
   return found ? found : find_program("getent", "/usr/bin:/bin");
 }
 
@@ -73,6 +76,7 @@ Result<std::string> run_getent(const std::string& database, const std::string& k
   spec.argv = {"getent", database, key};
   spec.env = own_environment();
   spec.out = writer.get();
+  // The name service may hang. getent must not stay when this program is gone.
   spec.death_signal = SIGKILL;
   auto child = spawn(spec);
   writer.reset();
@@ -163,6 +167,7 @@ Result<Addresses> ask(const std::string& host, int family, Clock::time_point dea
 std::optional<User> find_user(uid_t uid) {
   const std::string number = std::to_string(uid);
   std::ifstream file("/etc/passwd");
+  // Without a child process for most users; getent asks LDAP and SSSD as well.
   if (auto user = user_in(file, number)) return user;
   const auto answer = run_getent("passwd", number, Clock::now() + kUserTime);
   if (!answer) return std::nullopt;
@@ -189,6 +194,7 @@ Result<Addresses> find_addresses(const std::string& host, int family, Clock::tim
   auto addresses = ask(host, family, deadline);
   if (addresses) {
     const std::lock_guard lock(mutex);
+    // Successes only: a name that is unknown now may have been added when a lost host is called again.
     kept[{host, family}] = {*addresses, Clock::now() + kKept};
   }
   return addresses;
