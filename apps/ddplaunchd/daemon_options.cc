@@ -60,7 +60,8 @@ void declare_options(OptionTable& table, DaemonOptions& options) {
                .value = "FILE",
                .default_text = "DDPLAUNCH_TOKEN, else ~/.config/ddplaunch/token",
                .help = "file with the token",
-               .details = "Nobody else may be able to read the file."},
+               .details = "Nobody else may be able to read the file.",
+               .only_with = {{"--listen"}, "; --new-token FILE names its own file"}},
               text_into(options.token_file));
   table.value({.names = "--new-token",
                .value = "[FILE]",
@@ -101,10 +102,7 @@ std::string choose_command(const OptionTable& table, DaemonOptions& options) {
     options.command = one.command;
   }
   if (chosen.empty()) return "give --listen, --new-token or --stdio; ddplaunchd --help lists all options";
-  if (!table.given("--token-file") || options.command == DaemonCommand::kListen) return "";
-  if (options.command == DaemonCommand::kNewToken)
-    return "--new-token FILE already names the file; omit --token-file";
-  return "--token-file has no effect without --listen";
+  return "";
 }
 
 }  // namespace

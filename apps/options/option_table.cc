@@ -4,8 +4,10 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <map>
+#include <ranges>
 #include <stdexcept>
 #include <system_error>
 
@@ -49,9 +51,10 @@ std::string option_text(const Option& option, std::size_t help_column = kHelpCol
   if (option.takes_value()) left += ' ' + option.value;
   left += left.size() + 2 > help_column ? '\n' + std::string(help_column, ' ')
                                         : std::string(help_column - left.size(), ' ');
-  const std::string standard =
-      option.default_text.empty() ? std::string() : " (default: " + option.default_text + ")";
-  return left + wrapped(option.help + standard) + '\n';
+  std::string text = option.help;
+  if (!option.only_with.others.empty()) text += "; only with " + join_alternatives(option.only_with.others);
+  if (!option.default_text.empty()) text += " (default: " + option.default_text + ")";
+  return left + wrapped(text) + '\n';
 }
 
 /// Returns the text of --help: `usage`, then all groups.
@@ -77,6 +80,37 @@ std::size_t Option::least_values() const {
   for (std::size_t at = 0; at < value.size(); at = std::min(value.find(' ', at), value.size() - 1) + 1)
     if (value[at] != '[') ++count;
   return count;
+}
+
+namespace {
+
+/// "`--host` or `--hostfile`". A circumstance is code if it is typed as well.
+std::string alternatives_text(std::vector<std::string> others) {
+  for (std::string& other : others)
+    if (other.starts_with("--") || other.starts_with("ddplaunch ")) other = '`' + other + '`';
+  return join_alternatives(others);
+}
+
+}  // namespace
+
+bool Option::excludes(const Option& other) const {
+  const auto forbids = [](const Option& one, const Option& another) {
+    const std::vector<std::string> names = split_names(another.names);
+    return std::ranges::any_of(one.not_with, [&](const OptionRule& rule) {
+      return std::ranges::find_first_of(rule.others, names) != rule.others.end();
+    });
+  };
+  return forbids(*this, other) || forbids(other, *this);
+}
+
+std::string Option::rules_text() const {
+  std::string text;
+  if (!only_with.others.empty()) text = "Only with " + alternatives_text(only_with.others) + '.';
+  std::vector<std::string> unwanted;
+  for (const OptionRule& rule : not_with)
+    unwanted.insert(unwanted.end(), rule.others.begin(), rule.others.end());
+  if (unwanted.empty()) return text;
+  return text + (text.empty() ? "" : " ") + "Not with " + alternatives_text(unwanted) + '.';
 }
 
 std::vector<std::string> split_names(const std::string& names) {
@@ -453,6 +487,39 @@ bool OptionTable::given(std::string_view name) const {
   return impl_->app.count(std::string(name)) > 0;
 }
 
+std::vector<std::string> OptionTable::broken_rules(
+    const std::vector<std::string>& circumstances,
+    const std::function<bool(const Option&)>& is_for_all_jobs) const {
+  const auto is_used = [&](const Option& option) {
+    return given(split_names(option.names).front()) && !(option.takes_empty && text(option).empty());
+  };
+  const auto holds = [&](const std::string& other) {
+    if (!other.starts_with('-')) return std::ranges::count(circumstances, other) > 0;
+    const std::size_t blank = other.find(' ');
+    const Option& option = *find(other.substr(0, blank));
+    return blank == std::string::npos ? is_used(option) : text(option) == other.substr(blank + 1);
+  };
+  std::vector<std::string> errors;
+  const auto check = [&](const Option& option) {
+    const auto applies = [&](const OptionRule& rule) {
+      return !rule.others.empty() && !(rule.is_harmless && is_for_all_jobs && is_for_all_jobs(option));
+    };
+    const std::string name = name_in_messages(option);
+    for (const OptionRule& rule : option.not_with) {
+      std::vector<std::string> found;
+      std::ranges::copy_if(rule.others, std::back_inserter(found), holds);
+      if (applies(rule) && !found.empty())
+        errors.push_back(name + " cannot be used with " + join(found, " and ") + rule.advice);
+    }
+    const OptionRule& needed = option.only_with;
+    if (applies(needed) && std::ranges::none_of(needed.others, holds))
+      errors.push_back(name + " is only for " + join_alternatives(needed.others) + needed.advice);
+  };
+  for (const OptionGroup& group : impl_->groups)
+    std::ranges::for_each(group.options | std::views::filter(is_used), check);
+  return errors;
+}
+
 std::string OptionTable::text(const Option& option) const {
   return impl_->texts.at(option.names)();
 }
@@ -465,6 +532,7 @@ std::string OptionTable::help_of(std::span<const std::string_view> names, bool b
   std::string text;
   for (const std::string_view name : names) {
     Option option = *find(name);
+    option.only_with = {};
     if (brief) {
       option.help.resize(std::min(
           {option.help.size(), option.help.find("; "), option.help.find(" ("), option.help.find(": ")}));
@@ -625,7 +693,7 @@ std::vector<std::string> parse_arguments(const std::string& program, const std::
   words.insert(words.end(), others.begin(), others.end());
   std::vector<std::string> of_values = table.fill(words);
   errors.insert(errors.end(), of_values.begin(), of_values.end());
-  return errors;
+  return errors.empty() ? table.broken_rules() : errors;
 }
 
 }  // namespace ddp

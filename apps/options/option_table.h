@@ -30,6 +30,15 @@ enum class Completion : std::uint8_t {
   kProgram
 };
 
+/// Which options cannot be used beside an option, or which of them it needs.
+struct OptionRule {
+  /// "--host": the option is given. "--launcher daemon": it has this value, given or not. Any other text is a
+  /// circumstance that the program knows, as messages name it: "ddplaunch check".
+  std::vector<std::string> others = {};
+  std::string advice = "";   ///< ends the message: "; name a file"
+  bool is_harmless = false;  ///< the option merely has no effect then
+};
+
 /// One option of a program, declared once. --help, the man page, the reference page and the shells'
 /// completion are made from it (./dev docs).
 struct Option {
@@ -41,10 +50,12 @@ struct Option {
   std::string help = "";          ///< one line of --help, without a full stop
   std::string details = "";       ///< further sentences for man page and reference page, as Markdown
   Completion completion = Completion::kNothing;
-  std::vector<std::string> words = {};  ///< completed as well as `completion`; empty: the words in `value`
-  bool takes_empty = false;             ///< an empty value is valid
-  bool equal = false;                   ///< all ranks of a job need the same value
-  bool repeats = false;                 ///< may be given several times; OptionTable::list sets it
+  std::vector<std::string> words = {};    ///< completed as well as `completion`; empty: the words in `value`
+  bool takes_empty = false;               ///< an empty value is valid
+  bool equal = false;                     ///< all ranks of a job need the same value
+  std::vector<OptionRule> not_with = {};  ///< the option is an error with any of these
+  OptionRule only_with = {};  ///< the option is an error without one of these; empty: it needs none
+  bool repeats = false;       ///< may be given several times; OptionTable::list sets it
 
   bool takes_value() const { return !value.empty(); }
   bool may_omit_value() const { return value.starts_with('['); }
@@ -52,6 +63,10 @@ struct Option {
   std::size_t least_values() const;
   /// Returns whether all words behind the option, up to the next option, are its values.
   bool takes_all_words() const { return value.ends_with("…]"); }
+  /// Returns whether the rule of one of them forbids the other, whatever their values are.
+  bool excludes(const Option& other) const;
+  /// Returns the rules as sentences in Markdown: "Only with `--listen`. Not with `--host`."
+  std::string rules_text() const;
 };
 
 /// Options with one title, in the order of --help.
@@ -211,6 +226,11 @@ class OptionTable {
   /// Returns whether fill() has seen the option, by any of its names.
   bool given(std::string_view name) const;
 
+  /// Returns a message for each rule that the given options break. An option with an empty value breaks none,
+  /// and one that `is_for_all_jobs` no harmless one.
+  std::vector<std::string> broken_rules(const std::vector<std::string>& circumstances = {},
+                                        const std::function<bool(const Option&)>& is_for_all_jobs = {}) const;
+
   /// Returns the text of the field that an option of this table sets; a flag has "given". Empty: no value.
   std::string text(const Option& option) const;
 
@@ -308,7 +328,7 @@ class OptionScanner {
 };
 
 /// Parses a whole command line without words of another program: options, and as many other words as `table`
-/// has positional ones, in any order. Returns all errors.
+/// has positional ones, in any order. Returns all errors; broken rules only if there are no others.
 std::vector<std::string> parse_arguments(const std::string& program, const std::vector<std::string>& args,
                                          OptionTable& table);
 

@@ -51,11 +51,12 @@ Json other_names() {
 }
 
 Json option_json(const ddp::Option& option) {
+  const std::string rules = option.rules_text();
   return {{"names", ddp::split_names(option.names)},
           {"value", option.value},
           {"default", option.default_text},
           {"help", option.help},
-          {"details", option.details},
+          {"details", option.details + (option.details.empty() || rules.empty() ? "" : " ") + rules},
           {"words", option.words},
           {"completion", completion_text(option.completion)},
           {"repeats", option.repeats}};

@@ -69,16 +69,6 @@ bool listed_hosts(JobOptions& options, const ProcessContext& context, Diagnostic
   const WrittenValues& written = options.written;
   std::vector<remote::Host>& hosts = options.job.spec.hosts;
   if (!hosts.empty()) return true;  // per-node mode: the hosts join by themselves
-  std::string given;
-  int count = 0;
-  for (const char* name : {"--hostfile", "--host", "--hosts-from"}) {
-    if (!options.given(name)) continue;
-    given += (count++ > 0 ? " and " : "") + std::string(name);
-  }
-  if (count > 1) {
-    diagnostics.fail(given + " cannot be used together; --include selects hosts of a hostfile");
-    return false;
-  }
   if (!written.hostfile.empty()) return read_hostfile(written.hostfile, context, hosts, diagnostics);
   if (!written.hosts_from.empty()) return read_hosts_from(written.hosts_from, context, hosts, diagnostics);
   if (written.host.empty()) {
@@ -105,11 +95,7 @@ void read_launcher(JobOptions& options, Diagnostics& diagnostics) {
     diagnostics.fail("--launcher daemon needs hosts: --hostfile FILE or --host LIST");
   if (chosen == LauncherKind::kSsh && alone)
     diagnostics.fail("--launcher ssh (or pdsh) needs hosts: --hostfile FILE or --host LIST");
-  if (chosen == LauncherKind::kSlurm && options.given_for_job("--ssh-command"))
-    diagnostics.fail("--ssh-command cannot be used with --launcher slurm, which starts the nodes with srun");
   if (chosen != LauncherKind::kLocal) return;
-  if (spec.ssh_localhost)
-    diagnostics.fail("--launcher local (or --standalone) and --ssh-localhost contradict each other");
   std::vector<std::string> others;
   for (const remote::Host& host : spec.hosts) {
     if (!is_this_machine(host)) others.push_back(host.name + listed_at(host));
@@ -223,17 +209,12 @@ void share_total(JobOptions& options, Diagnostics& diagnostics) {
     return share_evenly(total, location + "num_processes " + std::to_string(total), spec, diagnostics);
   }
   const std::string what = total_text(options.written);
-  if (each_given) {
-    return diagnostics.fail(what +
-                            " and --nproc-per-node cannot be used together: -n counts the workers of all "
-                            "hosts, --nproc-per-node those of each host; omit one of them");
-  }
   if (spec.spares > 0 || spec.min_nodes > 0) {
     return diagnostics.fail(what +
                             " cannot be used with --spares or --nnodes MIN:MAX: the number of workers "
                             "changes with the nodes; use --nproc-per-node");
   }
-  if (spec.hosts.empty()) return;
+  if (spec.hosts.empty() || each_given) return;
   const bool has_slots = std::any_of(spec.hosts.begin(), spec.hosts.end(),
                                      [](const remote::Host& host) { return usable_slots(host).has_value(); });
   if (has_slots && !options.written.nnodes && !spec.oversubscribe)
@@ -294,13 +275,11 @@ void read_host_options(JobOptions& options, const ProcessContext& context, Diagn
   const std::string& include = options.written.include;
   const std::string& exclude = options.written.exclude;
   bool known = listed_hosts(options, context, diagnostics);
-  if (!include.empty() && !exclude.empty()) {
-    // Report this even if the hosts are wrong as well.
-    fail_all(remote::filter_hosts({}, include, exclude).error(), diagnostics);
-    known = false;
-  } else if (known) {
+  if (known) {
     std::vector<remote::Host> kept;
-    known = take(remote::filter_hosts(spec.hosts, include, exclude), kept, diagnostics);
+    // With both, an error is reported already.
+    known =
+        take(remote::filter_hosts(spec.hosts, include, include.empty() ? exclude : ""), kept, diagnostics);
     if (known) spec.hosts = std::move(kept);
   }
   const std::string* home = launcher::find_env(context.env, "HOME");
@@ -316,9 +295,9 @@ void read_host_options(JobOptions& options, const ProcessContext& context, Diagn
   check_slots(options, diagnostics);
 }
 
-namespace {
-
-void check_hosts(const launcher::JobSpec& spec, Diagnostics& diagnostics) {
+void check_daemon_hosts(launcher::JobSpec& spec, Diagnostics& diagnostics) {
+  if (spec.launcher != LauncherKind::kDaemon) return;
+  spec.push = false;  // only over SSH
   std::string wrapped;
   bool of_ssh = false;
   for (const remote::Host& host : spec.hosts) {
@@ -330,29 +309,6 @@ void check_hosts(const launcher::JobSpec& spec, Diagnostics& diagnostics) {
                      "): run ddplaunchd --listen inside the container, or use --launcher ssh");
   }
   if (of_ssh) diagnostics.note("user, identity and jump of the hosts have no effect with --launcher daemon");
-}
-
-}  // namespace
-
-void check_daemon_options(JobOptions& options, Diagnostics& diagnostics) {
-  launcher::JobSpec& spec = options.job.spec;
-  if (spec.launcher != launcher::LauncherKind::kDaemon) {
-    if (options.given_for_job("--daemon-port"))
-      diagnostics.fail(
-          "--daemon-port is for --launcher daemon, which reaches nodes where ddplaunchd --listen runs");
-    return;
-  }
-  spec.push = false;  // only over SSH
-  for (const char* name : {"--ssh-command", "--ssh-config", "--accept-new-host-keys"}) {
-    if (options.given_for_job(name))
-      diagnostics.fail(std::string("--launcher daemon reaches the nodes without SSH, so ") + name +
-                       " has no effect");
-  }
-  if (options.given("--agent"))
-    diagnostics.fail(
-        "--agent cannot be used with --launcher daemon: each daemon starts the ddplaunchd beside it; install "
-        "this version on the nodes");
-  check_hosts(spec, diagnostics);
 }
 
 }  // namespace ddp

@@ -33,6 +33,15 @@ constexpr milliseconds kShortestHang{1'000};  // a shorter limit would report ea
 constexpr double kMostRestarts = 1'000'000;
 constexpr double kMostWorkers = 10'000'000;
 
+// Rules that several options have.
+constexpr char kCheck[] = "ddplaunch check";
+constexpr char kHosts[] = "ddplaunch hosts";
+constexpr char kPerNode[] = "one ddplaunch per node";
+constexpr char kOneList[] = "; --include selects hosts of a hostfile";
+constexpr char kNotExcluded[] = "; do not start it on the excluded nodes";
+const OptionRule kWithoutSsh{
+    .others = {"--launcher daemon"}, .advice = ", which reaches the nodes without SSH", .is_harmless = true};
+
 void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
   table.group("Hosts",
               "Without `--hostfile`, `--host` and `--hosts-from` the job has one node: this machine.",
@@ -48,29 +57,32 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
        .value = "LIST",
        .help = "nodes on the command line: gpu01:8,gpu[02-04]:8",
        .details = "The grammar is that of a hostfile ([hostfile.md](hostfile.md)), with commas between "
-                  "the nodes. May be repeated. Not with `--hostfile`."},
+                  "the nodes. May be repeated.",
+       .not_with = {{{"--hostfile"}, kOneList}}},
       texts_into(written.host));
   table.value({.names = "--hosts-from",
                .value = "slurm|env|FILE|-",
                .help = "nodes as the scheduler names them, or from standard input (-)",
                .details = "`slurm` and `env` read the variables of Slurm, or of the scheduler that has set "
                           "its own. FILE and `-` are a hostfile "
-                          "([hostfile.md](hostfile.md#from-a-scheduler))."},
+                          "([hostfile.md](hostfile.md#from-a-scheduler)).",
+               .not_with = {{{"--hostfile", "--host"}, kOneList}}},
               text_into(written.hosts_from));
   table.value({.names = "--include",
                .value = "LIST",
                .default_text = "all",
                .help = "use only these hosts and slots: gpu01:0,2@gpu02",
                .completion = Completion::kHost,
-               .takes_empty = true},
+               .takes_empty = true,
+               .not_with = {{{kPerNode}, kNotExcluded}}},
               text_into(written.include));
   table.value({.names = "--exclude",
                .value = "LIST",
                .default_text = "none",
                .help = "use all but these hosts and slots",
-               .details = "Not with `--include`.",
                .completion = Completion::kHost,
-               .takes_empty = true},
+               .takes_empty = true,
+               .not_with = {{{"--include"}, "; use one of them"}, {{kPerNode}, kNotExcluded}}},
               text_into(written.exclude));
   table.value({.names = "--nnodes",
                .value = "N|MIN:MAX",
@@ -101,8 +113,11 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
        .help = "workers on all nodes together, as in srun and mpirun (-np)",
        .details = "The slots of the hosts are filled in the order of the hosts, and hosts that get "
                   "no worker are not used. With `--nnodes N`, with `--oversubscribe` or without slots "
-                  "each host gets the same number. Not with `--nproc-per-node`, `--spares` or "
-                  "`--nnodes MIN:MAX`."},
+                  "each host gets the same number. `--spares` and `--nnodes MIN:MAX` change the number of "
+                  "nodes, so they need `--nproc-per-node` instead.",
+       .not_with = {{{"--nproc-per-node"},
+                     ": -n counts the workers of all hosts, --nproc-per-node those of each host; omit one of "
+                     "them"}}},
       number_into(written.ntasks, 1, kMostWorkers));
   table.flag({.names = "--oversubscribe", .help = "allow more workers than slots"}, spec.oversubscribe);
 }
@@ -155,7 +170,9 @@ void add_meeting(OptionTable& table, JobSpec& spec, WrittenValues& written, cons
                .value = "PORT",
                .default_text = std::to_string(launcher::kDaemonPort),
                .help = "port of the daemons, for hosts without port=",
-               .details = "With `--launcher daemon`."},
+               .only_with = {.others = {"--launcher daemon"},
+                             .advice = ", which reaches nodes where ddplaunchd --listen runs",
+                             .is_harmless = true}},
               number_into(spec.daemon_port, 1, kMaxPort));
 }
 
@@ -164,30 +181,40 @@ void add_ssh(OptionTable& table, JobSpec& spec, WrittenValues& written, const st
                .value = "FILE",
                .default_text = "~/.ssh/config",
                .help = "SSH configuration to use, as ssh -F",
-               .details = "`none`: no file."},
+               .details = "`none`: no file.",
+               .not_with = {kWithoutSsh}},
               text_into(spec.ssh_config));
   table.value({.names = "--ssh-command",
                .value = "COMMAND",
                .default_text = "libssh",
                .help = "use this ssh program instead of libssh: 'ssh -v'",
                .details = "The command may have options, with quotes as in sh.",
-               .completion = Completion::kProgram},
+               .completion = Completion::kProgram,
+               .not_with = {{.others = {"--launcher slurm"},
+                             .advice = ", which starts the nodes with srun",
+                             .is_harmless = true},
+                            kWithoutSsh}},
               command_into(spec.ssh_command));
   table.flag(
       {.names = "--ssh-localhost",
        .help = "reach localhost over SSH, too",
        .details = "Otherwise localhost and 127.0.0.1 are started as child processes, unless their entry "
-                  "has a user, port or key: such a host is always reached over SSH."},
+                  "has a user, port or key: such a host is always reached over SSH.",
+       .not_with = {{{"--launcher local"}, " (or --standalone), which starts each node as a process here"}}},
       spec.ssh_localhost);
   table.flag({.names = "--accept-new-host-keys",
-              .help = "add keys of unknown hosts to known_hosts; changed keys stay an error"},
+              .help = "add keys of unknown hosts to known_hosts; changed keys stay an error",
+              .not_with = {kWithoutSsh}},
              spec.accept_new_host_keys);
   table.value({.names = "--agent",
                .value = "PATH",
                .default_text = "the path beside this program",
                .help = "path of ddplaunchd on the nodes; none is copied",
                .details = "A name without `/` is looked up in PATH on the node.",
-               .completion = Completion::kFile},
+               .completion = Completion::kFile,
+               .not_with = {{{"--launcher daemon"},
+                             ": each daemon starts the ddplaunchd beside it; install this version on the "
+                             "nodes"}}},
               program_into(spec.agent_path, cwd));
   table.flag({.names = "--no-push",
               .help = "do not copy ddplaunchd to nodes that lack this build",
@@ -238,7 +265,10 @@ void add_worker(OptionTable& table, JobSpec& spec, WrittenValues& written, const
   table.group("Worker", "", "ddplaunch --env NCCL_DEBUG=INFO --chdir /data/run1 python train.py --lr 0.1");
   table.flag({.names = "-m,--module", .help = "WORKER is a Python module: python3 -u -m WORKER"},
              written.module);
-  table.flag({.names = "--no-python", .help = "run a .py file as it is, without python3"}, written.no_python);
+  table.flag({.names = "--no-python",
+              .help = "run a .py file as it is, without python3",
+              .not_with = {{{"--module"}, ": a module is run by python"}}},
+             written.no_python);
   table.value({.names = "--python",
                .value = "PATH",
                .default_text = "python3",
@@ -274,7 +304,8 @@ void add_worker(OptionTable& table, JobSpec& spec, WrittenValues& written, const
                .help = "command that starts agent and workers inside a container: 'docker exec -i NAME' "
                        "(docs/users/nodes.md)",
                .details = "It applies to each host without a `wrapper=` of its own. Quotes are as in sh.",
-               .completion = Completion::kProgram},
+               .completion = Completion::kProgram,
+               .not_with = {{{kPerNode}, "; start each ddplaunch inside the wrapper instead"}}},
               command_into(written.wrapper));
   table.list(
       {.names = "--setup",
@@ -408,7 +439,11 @@ void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std:
       path_into(job.spec.job_dir, cwd));
   table.flag({.names = "--detach",
               .help = "return when all ranks run, and print the job's id",
-              .details = "The job survives a logout ([operate.md](operate.md#detached-jobs))."},
+              .details = "The job survives a logout ([operate.md](operate.md#detached-jobs)).",
+              .not_with = {{{kCheck, kHosts}, ", which starts no job"},
+                           {{kPerNode}, "; use nohup"},
+                           {{"--stdin 0"}, ": a detached job leaves standard input"},
+                           {{"--report -"}, "; name a file"}}},
              job.detach);
   table.value({.names = "--keep-jobs",
                .value = "N",
@@ -418,23 +453,33 @@ void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std:
               number_into(job.registration.keep, 0, kMostRestarts));
   table.flag({.names = "--dry-run",
               .help = "print hosts, ranks and command, and start nothing",
-              .details = "It also prints the names of the environment's variables."},
+              .details = "It also prints the names of the environment's variables.",
+              .not_with = {{{kCheck, kHosts},
+                            ", which starts no worker; omit --dry-run, or omit the verb for a plan that "
+                            "contacts no host"}}},
              written.dry_run);
-  table.flag({.names = "--json", .help = "with check and hosts: print JSON instead of a table"}, job.json);
+  table.flag({.names = "--json",
+              .help = "print JSON instead of a table",
+              .only_with = {{kCheck, kHosts},
+                            "; --jsonl writes the workers' lines as JSON, --report the end of the job"}},
+             job.json);
   table.flag(
       {.names = "--deep",
-       .help = "with check: also test all devices and the links between them",
+       .help = "also test all devices and the links between them",
        .details = "It tests the device of each rank, each pair of ranks and all ranks together, with "
-                  "`train health` on the hosts, which takes more than ten seconds ([check.md](check.md))."},
+                  "`train health` on the hosts, which takes more than ten seconds ([check.md](check.md)).",
+       .only_with = {{kCheck}, "; to run it as a job use train health"}},
       job.deep);
   table.flag({.names = "--collectives",
-              .help = "with check: also measure all-reduce",
-              .details = "It runs `train bench allreduce` over all ranks."},
+              .help = "also measure all-reduce",
+              .details = "It runs `train bench allreduce` over all ranks.",
+              .only_with = {{kCheck}, "; to run it as a job use train bench"}},
              job.collectives);
   table.value({.names = "--min-busbw",
                .value = "GB/S",
-               .help = "with --collectives: report an error below this bus bandwidth",
-               .details = "It is compared with the bus bandwidth of 16 MiB."},
+               .help = "report an error below this bus bandwidth",
+               .details = "It is compared with the bus bandwidth of 16 MiB.",
+               .only_with = {{"--collectives"}, "; to measure in a job use train bench"}},
               checked(is_bandwidth, ": give GB/s, a number above 0", text_into(job.min_busbw)));
   table.flag({.names = "-V,--version", .help = "print the version"}, written.version);
   table.flag({.names = "-h,--help",
@@ -456,6 +501,18 @@ JobOptions::JobOptions(const std::string& cwd) : table(kUsage, true) {
   add_failure(table, spec, written);
   add_output_options(*this, cwd);
   add_job(table, job, written, cwd);
+}
+
+std::vector<std::string> JobOptions::broken_rules() const {
+  std::vector<std::string> circumstances;
+  if (job.verb == Verb::kCheck) circumstances.emplace_back(kCheck);
+  if (job.verb == Verb::kHosts) circumstances.emplace_back(kHosts);
+  if (job.spec.per_node) circumstances.emplace_back(kPerNode);
+  return table.broken_rules(circumstances, [&](const Option& option) {
+    return std::ranges::none_of(sources, [&](const GivenOption& given) {
+      return !given.in_settings && table.find(given.name) == &option;
+    });
+  });
 }
 
 namespace {
@@ -540,7 +597,8 @@ void add_files(OptionTable& table, launcher::JobSpec& spec, const std::string& c
               .help = "also keep the lines as JSON: attempt_0/lines.jsonl in the job's directory"},
              output.jsonl);
   table.flag({.names = "--quiet", .help = "print only the workers' lines and errors"}, spec.quiet);
-  table.flag({.names = "-v,--verbose", .help = "report each step"}, spec.verbose);
+  table.flag({.names = "-v,--verbose", .help = "report each step", .not_with = {{{"--quiet"}}}},
+             spec.verbose);
 }
 
 /// `workers` is the number per node; 0: unknown.
@@ -561,7 +619,6 @@ void add_output_options(JobOptions& options, const std::string& cwd) {
 
 void check_output_options(JobOptions& options, Diagnostics& diagnostics) {
   const launcher::JobSpec& spec = options.job.spec;
-  if (spec.quiet && spec.verbose) diagnostics.fail("--quiet and --verbose contradict each other");
   OutputOptions& output = options.job.spec.output;
   output.label_on = !output.label.empty() && output.label != "none";
   if (output.label_on) {

@@ -58,12 +58,10 @@ struct JobOptions {
   explicit JobOptions(const std::string& cwd);
 
   bool given(std::string_view name) const { return table.given(name); }
-  /// As given(), without the user's settings, which hold for jobs of all kinds. An option that has no effect
-  /// on a job is an error only if it is given for this job.
-  bool given_for_job(std::string_view name) const {
-    return std::any_of(sources.begin(), sources.end(),
-                       [&](const GivenOption& option) { return option.name == name && !option.in_settings; });
-  }
+  /// Returns a message for each rule that the options break. The user's settings hold for jobs of all kinds:
+  /// there, an option that merely has no effect on this job is no error. Call it when the verb, the launcher
+  /// and per_node are known.
+  std::vector<std::string> broken_rules() const;
   /// Returns whether an option or a scheduler lists the hosts.
   bool lists_hosts() const { return given("--hostfile") || given("--host") || !written.hosts_from.empty(); }
 
@@ -103,9 +101,9 @@ void read_host_options(JobOptions& options, const ProcessContext& context, Diagn
 bool read_hosts_from(const std::string& source, const ProcessContext& context,
                      std::vector<remote::Host>& hosts, Diagnostics& diagnostics);
 
-/// Checks the options of --launcher daemon, and refuses options that only SSH can use. Call it after the
-/// hosts and their wrappers.
-void check_daemon_options(JobOptions& options, Diagnostics& diagnostics);
+/// Refuses hosts that only SSH can reach as they ask for, with --launcher daemon. Call it after the hosts and
+/// their wrappers.
+void check_daemon_hosts(launcher::JobSpec& spec, Diagnostics& diagnostics);
 
 /// Fills env, local_env and explicit_env. The base is the forwarded part of the launcher's own environment.
 /// Later sources override earlier ones: .deepspeed_env of the home directory, then of the current directory,

@@ -579,24 +579,12 @@ std::optional<PerNode> NodeOptionReader::read() {
   return given;
 }
 
-void refuse_what_needs_one_launcher(const JobOptions& options, bool in_slurm, Diagnostics& diagnostics) {
-  if (options.job.verb != Verb::kRun) {
-    diagnostics.fail(std::string("ddplaunch ") + (options.job.verb == Verb::kCheck ? "check" : "hosts") +
-                     (in_slurm
-                          ? " connects to the nodes itself: start it once, without srun"
-                          : " connects to the nodes itself: name them with --hostfile or --host, and omit "
-                            "--node-rank and --master-addr"));
-  }
-  if (options.given("--wrapper")) {
-    diagnostics.fail(
-        "--wrapper cannot be used with one ddplaunch per node; start each ddplaunch inside the wrapper "
-        "instead");
-  }
-  if (options.given("--include") || options.given("--exclude")) {
-    diagnostics.fail(
-        "--include and --exclude need a list of hosts; with one ddplaunch per node, do not start it on the "
-        "excluded nodes");
-  }
+void refuse_verb(Verb verb, bool in_slurm, Diagnostics& diagnostics) {
+  if (verb == Verb::kRun) return;
+  diagnostics.fail(std::string("ddplaunch ") + (verb == Verb::kCheck ? "check" : "hosts") +
+                   (in_slurm ? " connects to the nodes itself: start it once, without srun"
+                             : " connects to the nodes itself: name them with --hostfile or --host, and omit "
+                               "--node-rank and --master-addr"));
 }
 
 }  // namespace
@@ -613,7 +601,7 @@ bool read_node_options(JobOptions& options, const ProcessContext& context, Diagn
   auto given = reader.read();
   if (!given) return are_known();
   launcher::JobSpec& spec = options.job.spec;
-  refuse_what_needs_one_launcher(options, given->in_slurm, diagnostics);
+  refuse_verb(options.job.verb, given->in_slurm, diagnostics);
   options.written.master_port.reset();  // the store takes its own port
   spec.launcher = launcher::LauncherKind::kJoin;
   spec.hosts.resize(static_cast<std::size_t>(given->nodes));

@@ -1,7 +1,6 @@
 #include "apps/ddplaunch/options/option_sources.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <iterator>
@@ -20,25 +19,16 @@
 namespace ddp {
 namespace {
 
-/// Options of one line cannot be used together.
-constexpr std::array<std::array<std::string_view, 3>, 4> kAlternatives = {
-    {{"--hostfile", "--host", "--hosts-from"},
-     {"--include", "--exclude", ""},
-     {"--nproc-per-node", "--ntasks", "-n"},
-     {"--master-addr", "--rdzv-endpoint", ""}}};
-
-const std::array<std::string_view, 3>* alternatives_of(std::string_view name) {
-  for (const auto& names : kAlternatives) {
-    if (std::find(names.begin(), names.end(), name) != names.end()) return &names;
-  }
-  return nullptr;
-}
-
 bool replaces(const GivenOption& stronger, const GivenOption& weaker, const OptionTable& table) {
-  const auto* alternatives = alternatives_of(weaker.name);
-  if (alternatives != nullptr && alternatives == alternatives_of(stronger.name)) return true;
-  const Option* option = table.find(weaker.name);
-  return option == table.find(stronger.name) && !option->repeats;
+  const Option& option = *table.find(weaker.name);
+  const Option& other = *table.find(stronger.name);
+  // Several --host of one source are one list.
+  if (&option == &other) return !option.repeats || option.names == "--host";
+  // Both name node 0, and may be used together if they agree.
+  const auto names_master = [](const Option& one) {
+    return one.names == "--master-addr" || one.names == "--rdzv-endpoint";
+  };
+  return !stronger.is_false && (option.excludes(other) || (names_master(option) && names_master(other)));
 }
 
 /// The value as --dry-run shows it.

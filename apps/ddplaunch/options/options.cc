@@ -126,9 +126,6 @@ void check_worker_words(const CommandLine& line, bool module, Diagnostics& diagn
 void read_command(JobOptions& options, const CommandLine& line, Diagnostics& diagnostics) {
   const WrittenValues& written = options.written;
   WorkerCommand& command = options.job.spec.command;
-  if (written.module && written.no_python) {
-    diagnostics.fail("--module and --no-python cannot be used together: a module is run by python");
-  }
   if (line.worker.empty()) {
     // After an unknown option the worker is indistinguishable from the option's value.
     if (line.scanned_all && options.job.verb == Verb::kRun)
@@ -232,36 +229,10 @@ void read_job(JobOptions& options, const CommandLine& line, const ProcessContext
   }
 }
 
-void check_verb_options(const JobOptions& options, Diagnostics& diagnostics) {
-  const RunJob& job = options.job;
-  if (job.verb == Verb::kRun && job.json) {
-    diagnostics.fail(
-        "--json is only for ddplaunch check and ddplaunch hosts; --jsonl writes the workers' lines as JSON, "
-        "--report the end of the job");
-  }
-  if (job.verb != Verb::kRun && options.written.dry_run) {
-    diagnostics.fail(std::string("ddplaunch ") + (job.verb == Verb::kCheck ? "check" : "hosts") +
-                     " starts no worker; omit --dry-run, or omit the verb for a plan that contacts no host");
-  }
-  if ((job.deep || job.collectives) && job.verb != Verb::kCheck) {
-    diagnostics.fail(std::string(job.deep ? "--deep" : "--collectives") +
-                     " is only for ddplaunch check; to run it as a job use train health or train bench");
-  }
-  if (options.given("--min-busbw") && !job.collectives)
-    diagnostics.fail(
-        "--min-busbw is only for ddplaunch check --collectives; to measure in a job use train bench");
-}
-
 /// A detached job has no terminal. A forwarded SSH agent ends with the login.
-void check_detach(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
+void read_detach(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
   if (!options.job.detach) return;
   JobSpec& spec = options.job.spec;
-  if (options.job.verb != Verb::kRun) diagnostics.fail("--detach is only for a job");
-  if (spec.per_node) diagnostics.fail("--detach cannot be used with one ddplaunch on each node; use nohup");
-  if (options.written.stdin_to_rank0.value_or(false))
-    diagnostics.fail("--stdin 0 cannot be used with --detach, which leaves standard input");
-  if (spec.report_path == launcher::kReportToStdout)
-    diagnostics.fail("--report - cannot be used with --detach; name a file");
   spec.stdin_to_rank0 = false;
   const bool forwarded = launcher::find_env(context.env, "SSH_CONNECTION") != nullptr &&
                          launcher::find_env(context.env, "SSH_AUTH_SOCK") != nullptr;
@@ -371,19 +342,20 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
 
   const bool nodes_known = read_node_options(options, context, diagnostics);
   if (!job.spec.per_node && nodes_known) heed_scheduler(options, context, diagnostics);
+  for (const std::string& error : options.broken_rules())
+    diagnostics.fail(error);
   // Without the nodes, missing hosts would be a consequence.
   if (nodes_known) read_host_options(options, context, diagnostics);
   read_start(options, context, diagnostics);
-  check_daemon_options(options, diagnostics);
+  check_daemon_hosts(job.spec, diagnostics);
   read_command(options, line, diagnostics);
   read_env_options(options, context, diagnostics);
   read_worker(options, context, diagnostics);
   read_failure(options, context, diagnostics);
   check_output_options(options, diagnostics);
   read_job(options, line, context, diagnostics);
-  check_verb_options(options, diagnostics);
   add_origins(options.sources, diagnostics);
-  check_detach(options, context, diagnostics);
+  read_detach(options, context, diagnostics);
   if (!diagnostics.errors.empty()) return BadUsage{diagnostics.all_errors()};
   if (options.written.dry_run)
     return PrintText{

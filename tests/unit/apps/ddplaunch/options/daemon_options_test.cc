@@ -31,18 +31,17 @@ TEST_CASE("An option that has no meaning with --launcher daemon is refused") {
                             "docker exec -i x", "--daemon-port", "0", "w"}) ==
       Texts{
           "ddplaunch: --daemon-port 0: give a whole number from 1 to 65535",
-          "ddplaunch: --launcher daemon reaches the nodes without SSH, so --ssh-command has no effect",
-          "ddplaunch: --launcher daemon reaches the nodes without SSH, so --accept-new-host-keys has no "
-          "effect",
+          "ddplaunch: --ssh-command cannot be used with --launcher daemon, which reaches the nodes without "
+          "SSH",
+          "ddplaunch: --accept-new-host-keys cannot be used with --launcher daemon, which reaches the nodes "
+          "without SSH",
           "ddplaunch: --agent cannot be used with --launcher daemon: each daemon starts the ddplaunchd "
           "beside it; install this version on the nodes",
           "ddplaunch: a daemon starts no wrapper (host a): run ddplaunchd --listen inside the container, or "
           "use --launcher ssh"});
-  CHECK(
-      FakeContext().errors({"--host", "a", "--daemon-port", "5000", "w"}) ==
-      Texts{
-          "ddplaunch: --daemon-port is for --launcher daemon, which reaches nodes where ddplaunchd --listen "
-          "runs"});
+  CHECK(FakeContext().errors({"--host", "a", "--daemon-port", "5000", "w"}) ==
+        Texts{"ddplaunch: --daemon-port is only for --launcher daemon, which reaches nodes where ddplaunchd "
+              "--listen runs"});
 }
 
 TEST_CASE("An SSH key of a hostfile is reported as unused") {

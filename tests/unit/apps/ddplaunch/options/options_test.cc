@@ -60,8 +60,6 @@ TEST_CASE("The worker's name decides how the worker is run") {
   CHECK(command({"./train"}).kind == Kind::kProgram);
   CHECK(command({"python", "train.py"}).kind == Kind::kProgram);
   CHECK(command({"--python", "/venv/bin/python", "train.py"}).python == "/venv/bin/python");
-  CHECK(world.errors({"-m", "--no-python", "x"}) ==
-        Texts{"ddplaunch: --module and --no-python cannot be used together: a module is run by python"});
   CHECK(world.job({"--python", "python3.11", "./prog"}).notes ==
         Texts{"ddplaunch: --python has no effect: ./prog is started as it is"});
 }
@@ -325,7 +323,7 @@ TEST_CASE("A word with line feeds or control characters is reported on one line"
   const Texts reported = world.errors(
       {"--host", "a\nb", "--launcher", "x\ny", "--network", "e\nth", "--stdin", "\x1b[2J", "--env", "A\nB",
        "--job-id", "a\tb", "--hostfile", "no\nfile", "--nope\r=1", "--accelerate-config", "c\n.yaml", "w"});
-  CHECK(reported.size() == 8);
+  CHECK(reported.size() == 9);
   for (const std::string& line : reported) {
     CAPTURE(line);
     CHECK(line.find_first_of("\n\r\t\x1b") == std::string::npos);
@@ -392,8 +390,101 @@ TEST_CASE("--launcher local is only for this machine") {
               "(hosts:3); omit it, or omit the hosts"});
   CHECK(world.spec({"--launcher", "local", "--host", "localhost,127.0.0.2:2", "w"}).launcher ==
         LauncherKind::kLocal);
-  CHECK(world.errors({"--launcher", "local", "--ssh-localhost", "w"}) ==
-        Texts{"ddplaunch: --launcher local (or --standalone) and --ssh-localhost contradict each other"});
+}
+
+TEST_CASE("Each rule between options is checked") {
+  struct Row {
+    Texts args;
+    std::string error;
+  };
+  const std::string slurm = "--launcher slurm, which starts the nodes with srun";
+  const std::string daemon = " cannot be used with --launcher daemon, which reaches the nodes without SSH";
+  const std::string node = " cannot be used with one ddplaunch per node; ";
+  const std::string list = "; --include selects hosts of a hostfile";
+  const Row rows[] = {
+      {{"--hostfile", "hosts", "--host", "a"}, "--host cannot be used with --hostfile" + list},
+      {{"--hostfile", "hosts", "--hosts-from", "hosts"},
+       "--hosts-from cannot be used with --hostfile" + list},
+      {{"--host", "a", "--hosts-from", "hosts"}, "--hosts-from cannot be used with --host" + list},
+      {{"--include", "a", "--exclude", "b", "--hostfile", "hosts"},
+       "--exclude cannot be used with --include; use one of them"},
+      {{"-np", "4", "--nproc-per-node", "2"},
+       "--ntasks cannot be used with --nproc-per-node: -n counts the workers of all hosts, --nproc-per-node "
+       "those of each host; omit one of them"},
+      {{"--host", "a", "--daemon-port", "5000"},
+       "--daemon-port is only for --launcher daemon, which reaches nodes where ddplaunchd --listen runs"},
+      {{"--host", "a", "--launcher", "slurm", "--ssh-command", "ssh"},
+       "--ssh-command cannot be used with " + slurm},
+      {{"--host", "a", "--launcher", "daemon", "--ssh-command", "ssh"}, "--ssh-command" + daemon},
+      {{"--host", "a", "--launcher", "daemon", "--ssh-config", "hosts"}, "--ssh-config" + daemon},
+      {{"--host", "a", "--launcher", "daemon", "--accept-new-host-keys"}, "--accept-new-host-keys" + daemon},
+      {{"--host", "a", "--launcher", "daemon", "--agent", "/opt/ddplaunchd"},
+       "--agent cannot be used with --launcher daemon: each daemon starts the ddplaunchd beside it; install "
+       "this "
+       "version on the nodes"},
+      {{"--standalone", "--ssh-localhost"},
+       "--ssh-localhost cannot be used with --launcher local (or --standalone), which starts each node as a "
+       "process here"},
+      {{"-m", "--no-python"}, "--no-python cannot be used with --module: a module is run by python"},
+      {{"--quiet", "-v"}, "--verbose cannot be used with --quiet"},
+      {{"--nnodes", "2", "--node-rank", "0", "--master-addr", "n0", "--detach"},
+       "--detach" + node + "use nohup"},
+      {{"--nnodes", "2", "--node-rank", "0", "--master-addr", "n0", "--wrapper", "x"},
+       "--wrapper" + node + "start each ddplaunch inside the wrapper instead"},
+      {{"--nnodes", "2", "--node-rank", "0", "--master-addr", "n0", "--include", "a"},
+       "--include" + node + "do not start it on the excluded nodes"},
+      {{"--nnodes", "2", "--node-rank", "0", "--master-addr", "n0", "--exclude", "a"},
+       "--exclude" + node + "do not start it on the excluded nodes"},
+      {{"--detach", "--stdin", "0"},
+       "--detach cannot be used with --stdin 0: a detached job leaves standard input"},
+      {{"--detach", "--report", "-"}, "--detach cannot be used with --report -; name a file"},
+      {{"check", "--detach"}, "--detach cannot be used with ddplaunch check, which starts no job"},
+      {{"hosts", "--dry-run"},
+       "--dry-run cannot be used with ddplaunch hosts, which starts no worker; omit --dry-run, or omit the "
+       "verb for "
+       "a plan that contacts no host"},
+      {{"--json"},
+       "--json is only for ddplaunch check or ddplaunch hosts; --jsonl writes the workers' lines as JSON, "
+       "--report "
+       "the end of the job"},
+      {{"hosts", "--deep"}, "--deep is only for ddplaunch check; to run it as a job use train health"},
+      {{"--collectives"}, "--collectives is only for ddplaunch check; to run it as a job use train bench"},
+      {{"check", "--min-busbw", "9"},
+       "--min-busbw is only for --collectives; to measure in a job use train bench"},
+  };
+  FakeContext world;
+  world.files["hosts"] = "a\nb\n";
+  world.env.insert(world.env.end(), {{"SLURM_JOB_ID", "7"}, {"SLURM_JOB_NODELIST", "n[1-3]"}});
+  for (const Row& row : rows) {
+    Texts args = row.args;
+    args.emplace_back("w");
+    const Texts errors = world.errors(args);
+    CAPTURE(row.error, errors);
+    REQUIRE_FALSE(errors.empty());
+    CHECK(errors.front() == "ddplaunch: " + row.error);
+  }
+  std::size_t rules = 0;
+  for (const auto& group : ddp::ddplaunch_option_groups()) {
+    for (const ddp::Option& option : group.options)
+      rules += option.not_with.size() + (option.only_with.others.empty() ? 0 : 1);
+  }
+  CHECK(rules == std::size(rows) - 1);  // one row for each, and one more for the two of --hosts-from
+  CHECK(ddp::find_option(ddp::ddplaunch_option_groups(), "--hosts-from").rules_text() ==
+        "Not with `--hostfile` or `--host`.");
+  CHECK(ddp::find_option(ddp::ddplaunch_option_groups(), "--deep").rules_text() ==
+        "Only with `ddplaunch check`.");
+}
+
+TEST_CASE("Settings for all jobs may hold options without an effect on this one") {
+  FakeContext world;
+  const std::string settings = "/home/ann/.config/ddplaunch/config.yaml";
+  world.env = {{"HOME", "/home/ann"}};
+  world.files[settings] = "ssh-command: ssh -v\ndaemon-port: 5000\nverbose: true\n";
+  CHECK(world.spec({"--host", "a", "--launcher", "daemon", "w"}).verbose);
+  CHECK(world.spec({"--host", "a", "w"}).daemon_port == 5000);
+  CHECK_FALSE(world.spec({"--quiet", "w"}).verbose);
+  world.files[settings] = "agent: /opt/ddplaunchd\n";
+  CHECK(world.errors({"--host", "a", "--launcher", "daemon", "w"}).size() == 2);
 }
 
 TEST_CASE("Options about failure and output") {
@@ -413,8 +504,6 @@ TEST_CASE("Options about failure and output") {
   CHECK(world.job({"-v", "w"}).spec.verbose);
   CHECK(world.job({"--verbose", "w"}).spec.verbose);
   CHECK_FALSE(world.job({"w"}).spec.verbose);
-  CHECK(world.errors({"--quiet", "-v", "w"}) ==
-        Texts{"ddplaunch: --quiet and --verbose contradict each other"});
   CHECK(world.errors({"--node-timeout", "1s", "w"}) ==
         Texts{"ddplaunch: --node-timeout 1s is too short; at least 2000ms"});
   CHECK(world.errors({"--start-timeout", "0", "w"}) ==
