@@ -115,7 +115,7 @@ std::string Option::rules_text() const {
 
 std::vector<std::string> split_names(const std::string& names) {
   std::vector<std::string> parts;
-  for (std::size_t at = 0; at <= names.size();) {
+  for (std::size_t at = 0; at < names.size();) {
     const std::size_t end = std::min(names.find(',', at), names.size());
     parts.push_back(names.substr(at, end - at));
     at = end + 1;
@@ -357,8 +357,10 @@ struct OptionTable::Impl {
       positionals = option.repeats ? std::numeric_limits<std::size_t>::max() : positionals + 1;
     if (groups.empty()) throw std::logic_error("internal error: an option is declared before a group");
     OptionGroup& group = groups.back();
-    for (std::string& name : split_names(option.names))
-      by_name.emplace(std::move(name), std::pair{groups.size() - 1, group.options.size()});
+    const auto place = std::pair{groups.size() - 1, group.options.size()};
+    for (const std::string& names : {option.names, option.other_names})
+      for (std::string& name : split_names(names))
+        by_name.emplace(std::move(name), place);
     group.options.push_back(std::move(option));
   }
 
@@ -582,7 +584,9 @@ bool OptionScanner::scan() {
 bool OptionScanner::read_option(const std::string& word) {
   WrittenOption written = take_apart(word);
   given_.push_back(written.name);
-  if (table_.knows(written.name)) {
+  if (const Option* option = table_.find(written.name); option != nullptr) {
+    if (std::ranges::count(split_names(option->names), written.name) == 0)
+      given_.push_back(written.name = name_in_messages(*option));
     read_ours(std::move(written));
     return true;
   }

@@ -42,7 +42,8 @@ struct OptionRule {
 /// One option of a program, declared once. --help, the man page, the reference page and the shells'
 /// completion are made from it (./dev docs).
 struct Option {
-  std::string names;  ///< "-t,--tee"
+  std::string names;             ///< "-t,--tee"
+  std::string other_names = "";  ///< names in other programs, accepted on the command line: "--num-nodes"
   /// Placeholder of the value: "TIME". "a|b" lists words, which shells complete. "[FILE]" may be omitted.
   /// Words between blanks are several values: "SHA256 FILE". Empty: a flag.
   std::string value = "";
@@ -210,7 +211,7 @@ class OptionTable {
   /// Returns whether `name` ("--nnodes" or "-m", dashes only) is an option, and whether it takes a value.
   bool knows(std::string_view name) const { return find(name) != nullptr; }
   bool takes_value(std::string_view name) const;
-  /// Returns the option, or nullptr.
+  /// Returns the option with this name, also one of the other names, or nullptr.
   const Option* find(std::string_view name) const;
   /// Returns all names with dashes.
   std::vector<std::string_view> names() const;
@@ -285,7 +286,7 @@ class OptionScanner {
   void skip() { ++next_; }
 
   const std::vector<std::string>& words() const { return words_; }  ///< input of OptionTable::fill
-  /// Names of the options as written, dashes only.
+  /// Names of the options as written, dashes only; behind an other name that of this program.
   const std::vector<std::string>& given() const { return given_; }
   /// Names of the flags that are given as FLAG=false.
   const std::vector<std::string>& switched_off() const { return off_; }

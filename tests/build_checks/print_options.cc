@@ -43,9 +43,14 @@ const char* completion_text(ddp::Completion completion) {
 /// Returns {name: option of ddplaunch, or "" for none} of the options of other launchers that take a value.
 Json other_names() {
   Json names = Json::object();
+  for (const ddp::OptionGroup& group : ddp::ddplaunch_option_groups()) {
+    for (const ddp::Option& option : group.options) {
+      for (const std::string& name : ddp::split_names(option.other_names))
+        names[name] = ddp::split_names(option.names).back();
+    }
+  }
   for (const ddp::CompatibilityOption& row : ddp::compatibility_options()) {
-    if (!row.takes_value || row.status == ddp::SupportStatus::kRefused) continue;
-    names[std::string(row.name)] = row.status == ddp::SupportStatus::kRenamed ? row.text : "";
+    if (row.takes_value && row.status != ddp::SupportStatus::kRefused) names[std::string(row.name)] = "";
   }
   return names;
 }

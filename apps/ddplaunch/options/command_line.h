@@ -14,20 +14,19 @@ namespace ddp {
 /// States how ddplaunch treats an option that is not (yet) its own.
 enum class SupportStatus {
   kLater,    ///< of a later release: refused, unless its value describes the present behavior
-  kRenamed,  ///< another launcher's name of ddplaunch's option `text`
+  kRenamed,  ///< a flag that stands for ddplaunch's option `text` with `value`
   kNoted,    ///< accepted without effect; `text` says why it is not needed
   kRefused,  ///< refused, unless its value asks for nothing; `text` says why, or what to use
 };
 
-/// One option of torchrun, DeepSpeed, mpirun, or of a later release.
+/// One option of torchrun, DeepSpeed, mpirun, or of a later release, unless ddplaunch has the same one.
 struct CompatibilityOption {
   std::string_view name;  ///< with dashes: "--rdzv-id", "-t"
   bool takes_value = false;
   SupportStatus status = SupportStatus::kRefused;
+  std::string_view text{};
   /// kLater and kRefused: the accepted value, empty for none; of kRefused NAME=VALUE for --env may follow it.
-  /// kRenamed of a flag: the value of ddplaunch's option.
-  std::string_view value;
-  std::string_view text;
+  std::string_view value{};
 };
 
 std::span<const CompatibilityOption> compatibility_options();
@@ -45,7 +44,7 @@ struct PetOptions {
 /// A flag's variable is a number, as in torchrun; any other value goes to `diagnostics`. Empty variables
 /// count as unset. `alone` (--launcher local) makes the variables about other nodes count as unset as well.
 PetOptions read_pet_options(const launcher::EnvVars& env, const std::vector<std::string>& given, bool alone,
-                            Diagnostics& diagnostics);
+                            const OptionTable& table, Diagnostics& diagnostics);
 
 /// Returns the text of a notice, or of advice beside errors.
 std::string pet_text(const PetOptions& options);
@@ -59,8 +58,7 @@ struct CommandLine {
   bool separated = false;           ///< "--" stands before the worker
   bool read_all = true;             ///< false: an option is unknown or lacks its value
   bool scanned_all = true;          ///< false: an unknown option hid the start of the worker
-  std::vector<std::string> given;   ///< names of the options as written, dashes only; both names of a renamed
-                                    ///< one
+  std::vector<std::string> given;   ///< names of the options as written, dashes only
 };
 
 /// Finds the options before the worker: `--opt value`, `--opt=value`, '_' for '-', `--` ends them. Unknown

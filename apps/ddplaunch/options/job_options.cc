@@ -47,6 +47,7 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
               "Without `--hostfile`, `--host` and `--hosts-from` the job has one node: this machine.",
               "ddplaunch --hostfile hosts --include gpu01:0,1@gpu02 --nproc-per-node 2 train");
   table.value({.names = "--hostfile",
+               .other_names = "-hostfile,-machinefile,--machinefile,--deepspeed-hostfile,--mpirun-hostfile",
                .value = "FILE",
                .help = "nodes, one per line: gpu[01-16] slots=8 (docs/users/hostfile.md)",
                .details = "Files of DeepSpeed and MPI are read as they are. `-` is standard input.",
@@ -54,6 +55,7 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
               text_into(written.hostfile));
   table.list(
       {.names = "--host",
+       .other_names = "-host,-hosts,--hosts,--nodelist",
        .value = "LIST",
        .help = "nodes on the command line: gpu01:8,gpu[02-04]:8",
        .details = "The grammar is that of a hostfile ([hostfile.md](hostfile.md)), with commas between "
@@ -69,6 +71,7 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
                .not_with = {{{"--hostfile", "--host"}, kOneList}}},
               text_into(written.hosts_from));
   table.value({.names = "--include",
+               .other_names = "-i,--deepspeed-inclusion-filter",
                .value = "LIST",
                .default_text = "all",
                .help = "use only these hosts and slots: gpu01:0,2@gpu02",
@@ -77,6 +80,7 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
                .not_with = {{{kPerNode}, kNotExcluded}}},
               text_into(written.include));
   table.value({.names = "--exclude",
+               .other_names = "-e,--deepspeed-exclusion-filter",
                .value = "LIST",
                .default_text = "none",
                .help = "use all but these hosts and slots",
@@ -85,6 +89,7 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
                .not_with = {{{"--include"}, "; use one of them"}, {{kPerNode}, kNotExcluded}}},
               text_into(written.exclude));
   table.value({.names = "--nnodes",
+               .other_names = "--num-nodes,--num-machines,--nodes",
                .value = "N|MIN:MAX",
                .default_text = "all",
                .help = "use the first N hosts; MIN:MAX continues with MIN when nodes are lost "
@@ -100,6 +105,7 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
               number_into(spec.spares, 0, remote::kMaxHosts));
   table.value(
       {.names = "--nproc-per-node",
+       .other_names = "--num-gpus,--num-accelerators,-ppn,-npernode,--npernode,--ntasks-per-node",
        .value = "N|" + join(words_of(procs_words()), "|"),
        .default_text = "its slots; without slots its GPUs; without GPUs 1",
        .help = "workers on each node",
@@ -109,6 +115,7 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
                   ": give a whole number from 1 to 65535, or " + join_alternatives(words_of(procs_words()))));
   table.value(
       {.names = "-n,--ntasks",
+       .other_names = "-np,--np,--num-processes",
        .value = "TOTAL",
        .help = "workers on all nodes together, as in srun and mpirun (-np)",
        .details = "The slots of the hosts are filled in the order of the hosts, and hosts that get "
@@ -139,6 +146,7 @@ void add_meeting(OptionTable& table, JobSpec& spec, WrittenValues& written, cons
        {"local", LauncherKind::kLocal},
        {"pdsh", LauncherKind::kSsh}});
   table.value({.names = "--node-rank",
+               .other_names = "--machine-rank",
                .value = "N",
                .default_text = "NODE_RANK; SLURM_NODEID under srun; or found out",
                .help = "rank of this node when each of the --nnodes nodes runs its own ddplaunch "
@@ -146,6 +154,7 @@ void add_meeting(OptionTable& table, JobSpec& spec, WrittenValues& written, cons
                .details = "Node 0 is the master."},
               number_into(written.node_rank, 0, remote::kMaxHosts));
   table.value({.names = "--master-addr",
+               .other_names = "--main-process-ip",
                .value = "ADDR",
                .default_text = "MASTER_ADDR; under srun the first node of the step",
                .help = "address of node 0, with --node-rank"},
@@ -234,6 +243,7 @@ void add_network(OptionTable& table, JobSpec& spec, WrittenValues& written) {
               checked(is_network, ": give a network like 10.1.0.0/16, or the name of an interface",
                       text_into(spec.network)));
   table.value({.names = "--master-port",
+               .other_names = "--main-process-port",
                .value = "PORT",
                .default_text = "any free port; with --node-rank " + std::to_string(launcher::PerNode::kPort) +
                                ", under srun from job and step",
@@ -295,6 +305,7 @@ void add_worker(OptionTable& table, JobSpec& spec, WrittenValues& written, const
                   "are those of earlier lines, else of this machine."},
       texts_into(written.env_file));
   table.value({.names = "--chdir",
+               .other_names = "-wd,--wd,-wdir,--wdir",
                .value = "DIR",
                .default_text = "the same as here",
                .help = "working directory on the nodes"},
@@ -359,6 +370,7 @@ void add_failure(OptionTable& table, JobSpec& spec, WrittenValues& written) {
               time_into(spec.hang_timeout, kShortestHang, true));
   table.value(
       {.names = "--stop-grace",
+       .other_names = "--shutdown-timeout",
        .value = "TIME",
        .default_text = duration_text(spec.stop_grace) + " after your signal, " +
                        duration_text(spec.failure_grace) + " after a failure",
@@ -405,6 +417,7 @@ void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std:
   table.group("Job", "", "ddplaunch --hostfile hosts --job-id run7 --dry-run python train.py");
   table.value(
       {.names = "--job-id",
+       .other_names = "--rdzv-id",
        .value = "ID",
        .default_text = "date, time, six digits",
        .help = "name of the job",
@@ -420,6 +433,7 @@ void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std:
        .details = "Options of the command line take precedence over the file, and so does its worker."},
       text_into(written.job_file));
   table.value({.names = "--accelerate-config",
+               .other_names = "--config-file",
                .value = "FILE",
                .help = "read size, hosts and variables from a file of `accelerate config` "
                        "(docs/users/migrating.md)",
@@ -569,6 +583,7 @@ void add_shown(OptionTable& table, OutputOptions& output) {
 void add_files(OptionTable& table, launcher::JobSpec& spec, const std::string& cwd) {
   OutputOptions& output = spec.output;
   table.value({.names = "--log-dir",
+               .other_names = "--enable-each-rank-log",
                .value = "DIR",
                .help = "directory for copies of the output: DIR/JOB_ID/attempt_0/RANK/stdout.log, stderr.log",
                .details = "It gets all streams, unless `--tee` or `--redirects` select some."},

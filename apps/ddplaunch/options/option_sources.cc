@@ -161,7 +161,7 @@ OptionSource read_variables(const ProcessContext& context, const OptionSource& s
   for (const GivenOption& option : stronger)
     given.push_back(option.name);
   const bool alone = last_value(stronger, "--launcher") == "local";
-  const PetOptions pet = read_pet_options(context.env, given, alone, diagnostics);
+  const PetOptions pet = read_pet_options(context.env, given, alone, table, diagnostics);
   if (pet.words.empty()) return {};
   diagnostics.note(pet_text(pet));
   diagnostics.advice.push_back(pet_text(pet));

@@ -66,7 +66,7 @@ TEST_CASE("Each compatibility option does what its row says") {
       case SupportStatus::kRenamed:
         CHECK(table.knows(row.text));
         CHECK(table.takes_value(row.text));
-        CHECK(row.takes_value == row.value.empty());
+        CHECK_FALSE(row.takes_value);
         CHECK(found.errors.empty());
         break;
       case SupportStatus::kNoted:
@@ -79,6 +79,23 @@ TEST_CASE("Each compatibility option does what its row says") {
         CHECK(found.errors ==
               Texts{"ddplaunch: " + name + " is not an option of ddplaunch: " + std::string(row.text)});
         break;
+    }
+  }
+}
+
+TEST_CASE("Each name of another launcher sets the option that has it") {
+  const JobOptions options("/");
+  for (const auto& group : options.table.groups()) {
+    for (const ddp::Option& option : group.options) {
+      for (const std::string& name : ddp::split_names(option.other_names)) {
+        CAPTURE(name);
+        CHECK(options.table.find(name) == options.table.find(ddp::split_names(option.names).front()));
+        CHECK(find_compatibility_option(name) == nullptr);
+        Diagnostics diagnostics;
+        const auto line = scan_command_line({name, "3", "w"}, options.table, diagnostics);
+        CHECK(line.words == Texts{ddp::split_names(option.names).back(), "3"});
+        CHECK(line.given == Texts{name, line.words.front()});
+      }
     }
   }
 }
@@ -252,7 +269,7 @@ TEST_CASE("A missing, empty or superfluous value is an error") {
   CHECK(world.errors({"--hostfile"})[0] == "ddplaunch: --hostfile needs a value: --hostfile FILE");
   CHECK(world.errors({"--hostfile", "--nproc-per-node", "4", "w"}) ==
         Texts{"ddplaunch: --hostfile needs a value: --hostfile FILE"});
-  CHECK(world.errors({"--rdzv-id", "--", "w"}) == Texts{"ddplaunch: --rdzv-id needs a value"});
+  CHECK(world.errors({"--rdzv-id", "--", "w"}) == Texts{"ddplaunch: --rdzv-id needs a value: --rdzv-id ID"});
   CHECK(world.errors({"--num-nodes=", "w"}) == Texts{"ddplaunch: --num-nodes has an empty value"});
   CHECK(world.errors({"--hostfile=", "w"}) == Texts{"ddplaunch: --hostfile has an empty value"});
   CHECK(world.errors({"--oversubscribe=1", "w"}) ==

@@ -36,6 +36,17 @@ TEST_CASE("docs/users/options.md lists every option of another launcher") {
     if (row.status != ddp::SupportStatus::kLater || row.value.empty()) continue;
     CHECK(text.find("(`" + std::string(row.value) + "`)") != std::string::npos);
   }
+  int others = 0;
+  for (const ddp::OptionGroup& group : ddp::ddplaunch_option_groups()) {
+    for (const ddp::Option& option : group.options) {
+      for (const std::string& name : ddp::split_names(option.other_names)) {
+        CAPTURE(name);
+        CHECK(mentions(text, name));
+        ++others;
+      }
+    }
+  }
+  CHECK(others == 36);
 }
 
 TEST_CASE("The example hostfiles are read without an error") {
