@@ -77,58 +77,6 @@ constexpr CompatibilityOption kCompatibilityOptions[] = {
     {"--tag-output", kFlag, kNoted, "each line has its host and rank in front (--label)"},
 };
 
-// The options of torch/distributed/run.py with the actions `env` and `check_env`.
-constexpr std::string_view kPetOptions[] = {"--nnodes",
-                                            "--nproc-per-node",
-                                            "--rdzv-backend",
-                                            "--rdzv-endpoint",
-                                            "--rdzv-id",
-                                            "--rdzv-conf",
-                                            "--standalone",
-                                            "--max-restarts",
-                                            "--monitor-interval",
-                                            "--start-method",
-                                            "--event-log-handler",
-                                            "--role",
-                                            "--module",
-                                            "--no-python",
-                                            "--run-path",
-                                            "--log-dir",
-                                            "--redirects",
-                                            "--tee",
-                                            "--log-line-prefix-template",
-                                            "--local-ranks-filter",
-                                            "--duplicate-stdout-filters",
-                                            "--duplicate-stderr-filters",
-                                            "--node-rank",
-                                            "--master-addr",
-                                            "--master-port",
-                                            "--local-addr",
-                                            "--logs-specs",
-                                            "--numa-binding",
-                                            "--signals-to-handle",
-                                            "--shutdown-timeout",
-                                            "--virtual-local-rank"};
-/// Those whose variable is 0 or 1.
-constexpr std::string_view kPetFlags[] = {"--standalone", "--module", "--no-python", "--run-path",
-                                          "--virtual-local-rank"};
-/// Options of the command line that have the meaning of another one in kPetOptions.
-constexpr std::pair<std::string_view, std::string_view> kSameMeaning[] = {
-    {"--rdzv-endpoint", "--master-addr"},
-    {"--master-addr", "--rdzv-endpoint"},
-    {"--standalone", "--launcher"},
-    {"--log-line-prefix-template", "--label"}};
-
-/// Options by which the pods of a job are described to each other.
-constexpr std::string_view kOfNodes[] = {"--nnodes", "--node-rank", "--master-addr", "--master-port"};
-
-std::string variable_of(std::string_view option) {
-  std::string name = "PET_";
-  for (const char c : option.substr(2))
-    name += c == '-' ? '_' : static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
-  return name;
-}
-
 }  // namespace
 
 std::span<const CompatibilityOption> compatibility_options() {
@@ -138,45 +86,6 @@ std::span<const CompatibilityOption> compatibility_options() {
 const CompatibilityOption* find_compatibility_option(std::string_view name) {
   const auto* const found = std::ranges::find(kCompatibilityOptions, name, &CompatibilityOption::name);
   return found == std::end(kCompatibilityOptions) ? nullptr : found;
-}
-
-PetOptions read_pet_options(const launcher::EnvVars& env, const std::vector<std::string>& given, bool alone,
-                            const OptionTable& table, Diagnostics& diagnostics) {
-  PetOptions options;
-  const auto is_given = [&](std::string_view name) {
-    const Option* option = table.find(name);
-    return std::ranges::any_of(given, [&](const std::string& other) {
-      return other == name || (option != nullptr && table.find(other) == option) ||
-             std::ranges::count(kSameMeaning, std::pair<std::string_view, std::string_view>{name, other}) > 0;
-    });
-  };
-  const std::string* nodes = launcher::find_env(env, "PET_NNODES");
-  const bool only_node = nodes != nullptr && (*nodes == "1" || *nodes == "1:1");
-  for (const std::string_view name : kPetOptions) {
-    // A job's only pod needs no master address: the ranks meet at its own name.
-    if (only_node && name == "--master-addr") continue;
-    if (alone && std::ranges::count(kOfNodes, name) > 0) continue;
-    const std::string variable = variable_of(name);
-    const std::string* value = launcher::find_env(env, variable);
-    if (value == nullptr || value->empty() || is_given(name)) continue;
-    if (std::ranges::count(kPetFlags, name) == 0) {
-      options.words.push_back(std::string(name) + '=' + *value);
-    } else if (!is_digits(*value)) {
-      diagnostics.fail(variable + '=' + *value + ": give 1 for " + std::string(name) +
-                       ", or 0; torchrun expects a number as well");
-      continue;
-    } else if (value->find_first_not_of('0') == std::string::npos) {
-      continue;
-    } else {
-      options.words.emplace_back(name);
-    }
-    options.variables.push_back(variable);
-  }
-  return options;
-}
-
-std::string pet_text(const PetOptions& options) {
-  return "options taken from the environment, as torchrun takes them: " + join(options.variables, ", ");
 }
 
 namespace {
@@ -248,7 +157,7 @@ void CommandLineScanner::add_names(std::vector<std::string_view>& names) const {
 }  // namespace
 
 CommandLine scan_command_line(const std::vector<std::string>& args, const OptionTable& table,
-                              Diagnostics& diagnostics) {
+                              Diagnostics& diagnostics, const std::string& origin) {
   CommandLineScanner scanner(args, table, diagnostics);
   CommandLine line;
   line.scanned_all = scanner.scan();
@@ -258,9 +167,15 @@ CommandLine scan_command_line(const std::vector<std::string>& args, const Option
     line.worker.assign(args.begin() + static_cast<std::ptrdiff_t>(scanner.next()), args.end());
   }
   line.read_all = scanner.errors().empty();
-  line.words = scanner.words();
-  line.off = scanner.switched_off();
   line.given = scanner.given();
+  const std::vector<std::string>& words = scanner.words();
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    GivenOption& option =
+        line.options.emplace_back(GivenOption{.name = words[i], .value = "", .origin = origin});
+    if (table.takes_value(option.name)) option.value = words.at(++i);
+  }
+  for (const std::string& name : scanner.switched_off())
+    line.options.push_back({.name = name, .value = "", .origin = origin, .is_false = true});
   for (const std::string& error : scanner.errors())
     diagnostics.fail(error);
   return line;

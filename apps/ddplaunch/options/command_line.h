@@ -7,7 +7,6 @@
 
 #include "apps/ddplaunch/options/options.h"
 #include "apps/options/option_table.h"
-#include "launcher/job/worker_env.h"
 
 namespace ddp {
 
@@ -33,26 +32,22 @@ std::span<const CompatibilityOption> compatibility_options();
 /// Returns the row, or nullptr.
 const CompatibilityOption* find_compatibility_option(std::string_view name);
 
-/// torchrun also takes each of its options from a variable PET_<OPTION> (torch/distributed/argparse_util.py).
-/// `words` holds the options that are in `env` and not on the command line, to be put before its words.
-struct PetOptions {
-  std::vector<std::string> words;      ///< "--nnodes=2", "--standalone"
-  std::vector<std::string> variables;  ///< "PET_NNODES": the source of the options
+/// An option with its value, and the place that gives it.
+struct GivenOption {
+  std::string name;          ///< one of its names in the table: "--nnodes"
+  std::string value;         ///< empty for a flag
+  std::string origin;        ///< "command line", "job.yaml:3:10", "PET_NNODES"
+  bool in_file = false;      ///< `origin` is a place in a job file or in the user's settings
+  bool is_false = false;     ///< a flag that is switched off
+  bool in_settings = false;  ///< `origin` is a place in the user's settings
 };
 
-/// Reads the PET variables. `given` are the names of the options on the command line, which take precedence.
-/// A flag's variable is a number, as in torchrun; any other value goes to `diagnostics`. Empty variables
-/// count as unset. `alone` (--launcher local) makes the variables about other nodes count as unset as well.
-PetOptions read_pet_options(const launcher::EnvVars& env, const std::vector<std::string>& given, bool alone,
-                            const OptionTable& table, Diagnostics& diagnostics);
-
-/// Returns the text of a notice, or of advice beside errors.
-std::string pet_text(const PetOptions& options);
+/// The options that one source gives, in its order.
+using OptionSource = std::vector<GivenOption>;
 
 /// The split arguments.
 struct CommandLine {
-  std::vector<std::string> words;   ///< the options, for OptionTable::fill
-  std::vector<std::string> off;     ///< flags given as FLAG=false
+  OptionSource options;
   std::vector<std::string> worker;  ///< the first positional and all words behind it, byte for byte
   std::string worker_origin = "";   ///< the place in a job file that names the worker
   bool separated = false;           ///< "--" stands before the worker
@@ -64,6 +59,6 @@ struct CommandLine {
 /// Finds the options before the worker: `--opt value`, `--opt=value`, '_' for '-', `--` ends them. Unknown
 /// options, missing values, and those of other launchers go to `diagnostics`.
 CommandLine scan_command_line(const std::vector<std::string>& args, const OptionTable& table,
-                              Diagnostics& diagnostics);
+                              Diagnostics& diagnostics, const std::string& origin = "command line");
 
 }  // namespace ddp

@@ -165,11 +165,10 @@ void read_env_text(std::string_view text, const std::string& file, const launche
 
 // Reads DeepSpeed's file: an unreadable file is an error, a missing one is not.
 void read_deepspeed_env(const ProcessContext& context, launcher::EnvVars& vars, Diagnostics& diagnostics) {
-  const std::string* renamed = launcher::find_env(context.env, "DS_ENV_FILE");
-  const std::string* home = launcher::find_env(context.env, "HOME");
-  const std::string name = renamed != nullptr && !renamed->empty() ? *renamed : ".deepspeed_env";
+  const std::string renamed = context.variable("DS_ENV_FILE"), home = context.variable("HOME");
+  const std::string name = renamed.empty() ? ".deepspeed_env" : renamed;
   std::vector<std::string> paths;
-  if (home != nullptr && !home->empty()) paths.push_back(absolute_path(name, *home));
+  if (!home.empty()) paths.push_back(absolute_path(name, home));
   const std::string here = absolute_path(name, context.cwd);
   if (paths.empty() || paths.front() != here) paths.push_back(here);
   for (const std::string& path : paths) {

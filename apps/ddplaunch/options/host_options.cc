@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "launcher/job/worker_env.h"
 #include "remote/hosts/host.h"
 #include "remote/hosts/hostfile.h"
+#include "remote/hosts/scheduler_hosts.h"
 
 namespace ddp {
 
@@ -22,45 +24,110 @@ using launcher::ProcsPerNode;
 
 constexpr std::size_t kMaxNamed = 10;  ///< hosts named in one message
 
-void fail_all(const remote::DiagnosticList& errors, Diagnostics& diagnostics) {
-  for (const remote::Diagnostic& problem : errors.list)
-    diagnostics.fail(to_text(problem));
-}
-
 std::string listed_at(const remote::Host& host) {
   if (host.location.file.empty()) return {};
   return " (" + host.location.file +
          (host.location.line > 0 ? ':' + std::to_string(host.location.line) : std::string()) + ')';
 }
 
-bool take(remote::Validated<std::vector<remote::Host>> checked, std::vector<remote::Host>& hosts,
-          Diagnostics& diagnostics) {
-  if (!checked) {
-    fail_all(checked.error(), diagnostics);
+using ParsedHosts = remote::Validated<std::vector<remote::Host>>;
+
+bool take(ParsedHosts checked, std::vector<remote::Host>& hosts, Diagnostics& diagnostics) {
+  if (checked) {
+    hosts = std::move(*checked);
+    return true;
+  }
+  for (const remote::Diagnostic& problem : checked.error().list)
+    diagnostics.fail(to_text(problem));
+  return false;
+}
+
+/// A variable by which a scheduler names the hosts of a job: the list itself, or a file with the list.
+struct SchedulerSource {
+  const char* variable;
+  bool is_file;
+  ParsedHosts (*read)(std::string_view text, const std::string& name);
+};
+
+/// Searched in this order, behind Slurm's. LSF's file has all hosts; its variables have a limited number.
+constexpr SchedulerSource kSources[] = {
+    {"PBS_NODEFILE", true, remote::repeated_hosts},       {"LSB_DJOB_HOSTFILE", true, remote::repeated_hosts},
+    {"LSB_MCPU_HOSTS", false, remote::parse_host_counts}, {"LSB_HOSTS", false, remote::parse_repeated_hosts},
+    {"PE_HOSTFILE", true, remote::grid_engine_hosts},     {"COBALT_NODEFILE", true, remote::repeated_hosts},
+    {"DLTS_HOSTFILE", true, remote::parse_hostfile}};
+constexpr char kSlurmList[] = "SLURM_JOB_NODELIST";
+
+/// Reads the list of hosts from where the options say. Each function returns false after an error.
+class HostListReader {
+ public:
+  HostListReader(const ProcessContext& context, std::vector<remote::Host>& hosts, Diagnostics& diagnostics)
+      : context_(context), hosts_(hosts), diagnostics_(diagnostics) {}
+
+  /// Reads the hostfile of an option, "-" from standard input. `advice` ends the message about a missing
+  /// file.
+  bool from_file(const std::string& option, const std::string& path, const char* advice);
+  /// --hosts-from slurm
+  bool from_slurm();
+  /// --hosts-from env
+  bool from_environment();
+
+ private:
+  bool fail(const std::string& text) {
+    diagnostics_.fail(text);
     return false;
   }
-  hosts = std::move(*checked);
+  bool take(ParsedHosts parsed) { return ddp::take(std::move(parsed), hosts_, diagnostics_); }
+
+  const ProcessContext& context_;
+  std::vector<remote::Host>& hosts_;
+  Diagnostics& diagnostics_;
+};
+
+bool HostListReader::from_file(const std::string& option, const std::string& path, const char* advice) {
+  const bool is_input = path == "-";
+  const auto text = is_input ? context_.read_stdin() : context_.read_file(path);
+  if (text) return take(remote::parse_hostfile(*text, is_input ? "standard input" : path));
+  return fail(option + (is_input ? " -: " : " ") + text.error().text +
+              (text.error().sys == ENOENT ? advice : ""));
+}
+
+bool HostListReader::from_slurm() {
+  remote::SlurmVariables slurm;
+  slurm.job_nodelist = context_.variable(kSlurmList);
+  if (slurm.job_nodelist.empty()) {
+    return fail(
+        "--hosts-from slurm: SLURM_JOB_NODELIST is not set; run ddplaunch inside a job (salloc, sbatch)");
+  }
+  slurm.tasks_per_node = context_.variable("SLURM_TASKS_PER_NODE");
+  // In a step of one task this is the step's value, and that of the job is unknown.
+  if (slurm.tasks_per_node == "1") slurm.tasks_per_node.clear();
+  slurm.gpus_per_node = context_.variable("SLURM_GPUS_PER_NODE");
+  slurm.gpus_on_node = context_.variable("SLURM_GPUS_ON_NODE");
+  if (!take(remote::slurm_hosts(slurm))) return false;
+  const auto tasks = remote::expand_counts(slurm.tasks_per_node.empty() ? "1" : slurm.tasks_per_node, "");
+  const bool launchers = std::all_of(tasks->begin(), tasks->end(), [](int count) { return count == 1; });
+  if (launchers && hosts_.size() > 1 && slurm.gpus_per_node.empty() && !slurm.gpus_on_node.empty()) {
+    diagnostics_.note(
+        "assuming that every node has " + slurm.gpus_on_node +
+        " GPUs, the SLURM_GPUS_ON_NODE of this node; --gpus-per-node in the job sets it for all nodes");
+  }
   return true;
 }
 
-bool read_hostfile(const std::string& path, const ProcessContext& context, std::vector<remote::Host>& hosts,
-                   Diagnostics& diagnostics) {
-  if (path == "-") {
-    auto text = context.read_stdin();
-    if (text) return take(remote::parse_hostfile(*text, "standard input"), hosts, diagnostics);
-    diagnostics.fail("--hostfile -: " + text.error().text);
-    return false;
+bool HostListReader::from_environment() {
+  if (!context_.variable(kSlurmList).empty()) return from_slurm();
+  std::string wanted = kSlurmList;
+  for (const SchedulerSource& source : kSources) {
+    wanted += std::string(", ") + source.variable;
+    const std::string value = context_.variable(source.variable);
+    if (value.empty()) continue;
+    if (!source.is_file) return take(source.read(value, source.variable));
+    const auto text = context_.read_file(value);
+    if (text) return take(source.read(*text, value));
+    return fail(std::string("--hosts-from env: the file that ") + source.variable +
+                " names: " + text.error().text);
   }
-  auto text = context.read_file(path);
-  if (!text) {
-    diagnostics.fail(
-        "hostfile " + text.error().text +
-        (text.error().sys == ENOENT
-             ? "; write one host per line (gpu01 slots=8), or omit --hostfile to run on this machine"
-             : ""));
-    return false;
-  }
-  return take(remote::parse_hostfile(*text, path), hosts, diagnostics);
+  return fail("--hosts-from env: no variable of a scheduler names hosts; searched for " + wanted);
 }
 
 // Fills `hosts` with the listed hosts, or this machine if none are listed. Returns false if the list is
@@ -69,14 +136,20 @@ bool listed_hosts(JobOptions& options, const ProcessContext& context, Diagnostic
   const WrittenValues& written = options.written;
   std::vector<remote::Host>& hosts = options.job.spec.hosts;
   if (!hosts.empty()) return true;  // per-node mode: the hosts join by themselves
-  if (!written.hostfile.empty()) return read_hostfile(written.hostfile, context, hosts, diagnostics);
-  if (!written.hosts_from.empty()) return read_hosts_from(written.hosts_from, context, hosts, diagnostics);
-  if (written.host.empty()) {
-    hosts.emplace_back().name = "localhost";
-    return true;
-  }
-  const std::string list = join(written.host, ", ");
-  return take(remote::parse_host_list(list, "--host"), hosts, diagnostics);
+  HostListReader reader(context, hosts, diagnostics);
+  if (!written.hostfile.empty())
+    return reader.from_file(
+        "--hostfile", written.hostfile,
+        "; write one host per line (gpu01 slots=8), or omit --hostfile to run on this machine");
+  if (written.hosts_from == "slurm") return reader.from_slurm();
+  if (written.hosts_from == "env") return reader.from_environment();
+  if (!written.hosts_from.empty())
+    return reader.from_file("--hosts-from", written.hosts_from,
+                            "; give slurm, env, - for standard input, or the name of a hostfile");
+  if (!written.host.empty())
+    return take(remote::parse_host_list(join(written.host, ", "), "--host"), hosts, diagnostics);
+  hosts.emplace_back().name = "localhost";
+  return true;
 }
 
 bool is_this_machine(const remote::Host& host) {
@@ -282,9 +355,9 @@ void read_host_options(JobOptions& options, const ProcessContext& context, Diagn
         take(remote::filter_hosts(spec.hosts, include, include.empty() ? exclude : ""), kept, diagnostics);
     if (known) spec.hosts = std::move(kept);
   }
-  const std::string* home = launcher::find_env(context.env, "HOME");
+  const std::string home = context.variable("HOME");
   for (remote::Host& host : spec.hosts) {
-    if (home != nullptr && host.identity.starts_with("~/")) host.identity = *home + host.identity.substr(1);
+    if (!home.empty() && host.identity.starts_with("~/")) host.identity = home + host.identity.substr(1);
   }
   if (!known) spec.hosts.clear();
   if (!options.read_all) return;  // the misspelled option may be the one that names hosts or counts

@@ -92,14 +92,9 @@ void heed_scheduler(JobOptions& options, const ProcessContext& context, Diagnost
 /// error leaves the nodes unknown.
 bool read_node_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics);
 
-/// Fills hosts, max_nodes and launcher: --hostfile or --host, --include or --exclude, --nnodes,
-/// --nproc-per-node against the slots, --launcher.
+/// Fills hosts, max_nodes and launcher: --hostfile, --host or --hosts-from (a scheduler's variables, standard
+/// input), --include or --exclude, --nnodes, --nproc-per-node against the slots, --launcher.
 void read_host_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics);
-
-/// Reads --hosts-from `source`: "slurm" and "env" (a scheduler's variables), "-" (standard input) or the name
-/// of a hostfile. Returns false if there are no usable hosts; `diagnostics` says where it searched.
-bool read_hosts_from(const std::string& source, const ProcessContext& context,
-                     std::vector<remote::Host>& hosts, Diagnostics& diagnostics);
 
 /// Refuses hosts that only SSH can reach as they ask for, with --launcher daemon. Call it after the hosts and
 /// their wrappers.

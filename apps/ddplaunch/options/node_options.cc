@@ -1,7 +1,6 @@
 #include "apps/ddplaunch/options/node_options.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -27,11 +26,6 @@ constexpr unsigned long long kMaxTasks = 1'000'000;
 constexpr unsigned long long kMaxId = std::numeric_limits<std::uint32_t>::max();
 constexpr char kNodeList[] = "SLURM_STEP_NODELIST";
 
-std::string value(const launcher::EnvVars& env, const char* name) {
-  const std::string* found = launcher::find_env(env, name);
-  return found == nullptr ? std::string() : *found;
-}
-
 Error other_step(std::string text) {
   text +=
       "; the variables belong to different jobs or steps. Unset SLURM_STEP_NUM_TASKS if srun has not started "
@@ -41,17 +35,17 @@ Error other_step(std::string text) {
 
 }  // namespace
 
-SlurmStep::SlurmStep(const launcher::EnvVars& env)
-    : job(value(env, "SLURM_JOB_ID")),
-      id(value(env, "SLURM_STEP_ID")),
-      tasks(whole_number(value(env, "SLURM_STEP_NUM_TASKS"), kMaxTasks).value_or(0)),
-      nodes(whole_number(value(env, "SLURM_STEP_NUM_NODES"), kMaxTasks).value_or(0)),
-      tasks_per_node(value(env, "SLURM_TASKS_PER_NODE")),
-      node_id(value(env, "SLURM_NODEID")),
-      node_list(value(env, kNodeList)),
-      job_node_list(value(env, "SLURM_JOB_NODELIST")),
-      node_name(value(env, "SLURMD_NODENAME")),
-      terminal(!value(env, "SLURM_PTY_PORT").empty()) {
+SlurmStep::SlurmStep(const ProcessContext& context)
+    : job(context.variable("SLURM_JOB_ID")),
+      id(context.variable("SLURM_STEP_ID")),
+      tasks(whole_number(context.variable("SLURM_STEP_NUM_TASKS"), kMaxTasks).value_or(0)),
+      nodes(whole_number(context.variable("SLURM_STEP_NUM_NODES"), kMaxTasks).value_or(0)),
+      tasks_per_node(context.variable("SLURM_TASKS_PER_NODE")),
+      node_id(context.variable("SLURM_NODEID")),
+      node_list(context.variable(kNodeList)),
+      job_node_list(context.variable("SLURM_JOB_NODELIST")),
+      node_name(context.variable("SLURMD_NODENAME")),
+      terminal(!context.variable("SLURM_PTY_PORT").empty()) {
   if (node_list.empty()) node_list = job_node_list;
 }
 
@@ -108,17 +102,17 @@ std::string tasks_text(const SlurmStep& step, std::optional<LauncherKind> chosen
 }  // namespace
 
 void heed_scheduler(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
-  const SlurmStep step(context.env);
+  const SlurmStep step(context);
   std::optional<LauncherKind>& chosen = options.written.launcher;
   if (chosen == LauncherKind::kSlurm && !step.in_job()) {
     return diagnostics.fail(
         "--launcher slurm needs a Slurm job, but SLURM_JOB_ID or SLURM_JOB_NODELIST is not set; run salloc "
         "-N 2 ddplaunch …, or use a script for sbatch");
   }
-  const std::string* mpi = launcher::find_env(context.env, "OMPI_COMM_WORLD_SIZE");
-  if (mpi != nullptr && *mpi != "1") {
+  const std::string mpi = context.variable("OMPI_COMM_WORLD_SIZE");
+  if (!mpi.empty() && mpi != "1") {
     diagnostics.note(
-        "warning: mpirun has started " + *mpi +
+        "warning: mpirun has started " + mpi +
         " copies of this program, and each starts a job of its own: omit mpirun, or give each its "
         "--node-rank and --master-addr (docs/users/per_node.md)");
   }
@@ -143,130 +137,6 @@ void heed_scheduler(JobOptions& options, const ProcessContext& context, Diagnost
 
 namespace {
 
-using ParsedHosts = remote::Validated<std::vector<remote::Host>>;
-
-/// A variable by which a scheduler names the hosts of a job: the list itself, or a file with the list.
-struct SchedulerSource {
-  const char* variable;
-  bool is_file;
-  ParsedHosts (*read)(std::string_view text, const std::string& name);
-};
-
-/// Searched in this order. LSF's file has all hosts; its variables have a limited number.
-constexpr std::array kSources = {
-    SchedulerSource{"PBS_NODEFILE", true, remote::repeated_hosts},
-    SchedulerSource{"LSB_DJOB_HOSTFILE", true, remote::repeated_hosts},
-    SchedulerSource{"LSB_MCPU_HOSTS", false, remote::parse_host_counts},
-    SchedulerSource{"LSB_HOSTS", false, remote::parse_repeated_hosts},
-    SchedulerSource{"PE_HOSTFILE", true, remote::grid_engine_hosts},
-    SchedulerSource{"COBALT_NODEFILE", true, remote::repeated_hosts},
-    SchedulerSource{"DLTS_HOSTFILE", true, remote::parse_hostfile},
-};
-constexpr char kSlurmList[] = "SLURM_JOB_NODELIST";
-
-class SchedulerReader {
- public:
-  SchedulerReader(const ProcessContext& context, std::vector<remote::Host>& hosts, Diagnostics& diagnostics)
-      : context_(context), hosts_(hosts), diagnostics_(diagnostics) {}
-
-  bool from_slurm();
-  bool from_environment();
-  bool from_file(const std::string& path);
-  bool from_stdin();
-
- private:
-  /// Returns an empty text for an unset variable, which means the same as an empty value here.
-  std::string variable(const char* name) const {
-    const std::string* value = launcher::find_env(context_.env, name);
-    return value == nullptr ? std::string() : *value;
-  }
-  bool take(ParsedHosts hosts) {
-    if (!hosts) {
-      for (const remote::Diagnostic& problem : hosts.error().list)
-        diagnostics_.fail(to_text(problem));
-      return false;
-    }
-    hosts_ = std::move(*hosts);
-    return true;
-  }
-
-  const ProcessContext& context_;
-  std::vector<remote::Host>& hosts_;
-  Diagnostics& diagnostics_;
-};
-
-bool SchedulerReader::from_slurm() {
-  remote::SlurmVariables slurm;
-  slurm.job_nodelist = variable(kSlurmList);
-  if (slurm.job_nodelist.empty()) {
-    diagnostics_.fail(
-        "--hosts-from slurm: SLURM_JOB_NODELIST is not set; run ddplaunch inside a job (salloc, sbatch)");
-    return false;
-  }
-  slurm.tasks_per_node = variable("SLURM_TASKS_PER_NODE");
-  // In a step of one task this is the step's value, and that of the job is unknown.
-  if (slurm.tasks_per_node == "1") slurm.tasks_per_node.clear();
-  slurm.gpus_per_node = variable("SLURM_GPUS_PER_NODE");
-  slurm.gpus_on_node = variable("SLURM_GPUS_ON_NODE");
-  if (!take(remote::slurm_hosts(slurm))) return false;
-  const auto tasks = remote::expand_counts(slurm.tasks_per_node.empty() ? "1" : slurm.tasks_per_node, "");
-  const bool launchers = std::all_of(tasks->begin(), tasks->end(), [](int count) { return count == 1; });
-  if (launchers && hosts_.size() > 1 && slurm.gpus_per_node.empty() && !slurm.gpus_on_node.empty()) {
-    diagnostics_.note(
-        "assuming that every node has " + slurm.gpus_on_node +
-        " GPUs, the SLURM_GPUS_ON_NODE of this node; --gpus-per-node in the job sets it for all nodes");
-  }
-  return true;
-}
-
-bool SchedulerReader::from_environment() {
-  if (!variable(kSlurmList).empty()) return from_slurm();
-  std::string wanted = kSlurmList;
-  for (const SchedulerSource& source : kSources) {
-    wanted += std::string(", ") + source.variable;
-    const std::string value = variable(source.variable);
-    if (value.empty()) continue;
-    if (!source.is_file) return take(source.read(value, source.variable));
-    auto text = context_.read_file(value);
-    if (!text) {
-      diagnostics_.fail(std::string("--hosts-from env: the file that ") + source.variable +
-                        " names: " + text.error().text);
-      return false;
-    }
-    return take(source.read(*text, value));
-  }
-  diagnostics_.fail("--hosts-from env: no variable of a scheduler names hosts; searched for " + wanted);
-  return false;
-}
-
-bool SchedulerReader::from_file(const std::string& path) {
-  auto text = context_.read_file(path);
-  if (text) return take(remote::parse_hostfile(*text, path));
-  diagnostics_.fail("--hosts-from " + text.error().text +
-                    "; give slurm, env, - for standard input, or the name of a hostfile");
-  return false;
-}
-
-bool SchedulerReader::from_stdin() {
-  auto text = context_.read_stdin();
-  if (text) return take(remote::parse_hostfile(*text, "standard input"));
-  diagnostics_.fail("--hosts-from -: " + text.error().text);
-  return false;
-}
-
-}  // namespace
-
-bool read_hosts_from(const std::string& source, const ProcessContext& context,
-                     std::vector<remote::Host>& hosts, Diagnostics& diagnostics) {
-  SchedulerReader reader(context, hosts, diagnostics);
-  if (source == "slurm") return reader.from_slurm();
-  if (source == "env") return reader.from_environment();
-  if (source == "-") return reader.from_stdin();
-  return reader.from_file(source);
-}
-
-namespace {
-
 using launcher::PerNode;
 
 constexpr unsigned long long kMostNodes = 1'000'000;
@@ -284,8 +154,8 @@ class NodeOptionReader {
   NodeOptionReader(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics)
       : options_(options),
         written_(options.written),
-        env_(context.env),
-        step_(context.env),
+        context_(context),
+        step_(context),
         diagnostics_(diagnostics) {}
 
   /// Returns true if hosts or a --launcher were given. It reports options that contradict them.
@@ -301,10 +171,7 @@ class NodeOptionReader {
   }
 
  private:
-  std::string variable(const char* name) const {
-    const std::string* found = launcher::find_env(env_, name);
-    return found == nullptr ? std::string() : *found;
-  }
+  std::string variable(const char* name) const { return context_.variable(name); }
   /// Another launcher started this process. The inherited variables may be meant for that launcher.
   bool is_worker() const { return !variable("LOCAL_RANK").empty(); }
   /// Returns --nnodes N, or the MAX of MIN:MAX; 0: unknown.
@@ -329,7 +196,7 @@ class NodeOptionReader {
 
   JobOptions& options_;
   WrittenValues& written_;
-  const launcher::EnvVars& env_;
+  const ProcessContext& context_;
   const SlurmStep step_;
   bool in_step_ = false;  ///< srun has started one ddplaunch per node, and this is one of them
   Diagnostics& diagnostics_;

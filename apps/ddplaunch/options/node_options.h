@@ -4,8 +4,8 @@
 #include <optional>
 #include <string>
 
+#include "apps/ddplaunch/options/options.h"
 #include "base/result.h"
-#include "launcher/job/worker_env.h"
 
 namespace ddp {
 
@@ -15,7 +15,7 @@ struct SlurmStep {
   static constexpr unsigned kFirstPort = 20000;
   static constexpr unsigned kPorts = 8000;  ///< up to 27999: below torchrun's ports and the ephemeral ones
 
-  explicit SlurmStep(const launcher::EnvVars& env);
+  explicit SlurmStep(const ProcessContext& context);
 
   bool in_job() const { return !job.empty() && !job_node_list.empty(); }
   /// Returns whether srun has started several tasks, one on each node.

@@ -1,6 +1,7 @@
 #include "apps/ddplaunch/options/option_sources.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstddef>
 #include <iterator>
@@ -39,16 +40,6 @@ std::string shown_value(const GivenOption& option) {
 }
 
 }  // namespace
-
-OptionSource option_source(const std::vector<std::string>& words, const OptionTable& table,
-                           const std::string& origin) {
-  OptionSource options;
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    GivenOption& option = options.emplace_back(GivenOption{.name = words[i], .value = "", .origin = origin});
-    if (table.takes_value(option.name)) option.value = words.at(++i);
-  }
-  return options;
-}
 
 OptionSource choose_options(const std::vector<OptionSource>& sources, const OptionTable& table) {
   OptionSource chosen;
@@ -93,28 +84,25 @@ std::string origins_text(const OptionSource& options, const OptionTable& table, 
 
 namespace {
 
-constexpr char kCommandLine[] = "command line";
-
 /// Returns the path of the user's settings, or an empty text if the environment names no directory.
-std::string settings_path(const launcher::EnvVars& env) {
-  const std::string* config = launcher::find_env(env, "XDG_CONFIG_HOME");
-  if (config != nullptr && config->starts_with('/')) return *config + "/ddplaunch/config.yaml";
-  const std::string* home = launcher::find_env(env, "HOME");
-  return home != nullptr && home->starts_with('/') ? *home + "/.config/ddplaunch/config.yaml" : "";
+std::string settings_path(const ProcessContext& context) {
+  const std::string config = context.variable("XDG_CONFIG_HOME"), home = context.variable("HOME");
+  if (config.starts_with('/')) return config + "/ddplaunch/config.yaml";
+  return home.starts_with('/') ? home + "/.config/ddplaunch/config.yaml" : "";
 }
 
 /// A missing file is none. An unreadable one is noted, since a job can start without the settings. Their
 /// --launcher is for jobs that list hosts; another job may be local, or be started by a scheduler.
 OptionSource read_settings(const ProcessContext& context, const OptionSource& of_job,
                            Diagnostics& diagnostics) {
-  const std::string path = settings_path(context.env);
+  const std::string path = settings_path(context);
   if (path.empty()) return {};
   const auto text = context.read_own_file(path);
   if (text) {
     OptionSource options = read_option_file(*text, path, OptionFileKind::kSettings, diagnostics).options;
     for (GivenOption& option : options)
       option.in_settings = true;
-    const bool lists_hosts = std::any_of(of_job.begin(), of_job.end(), [](const GivenOption& option) {
+    const bool lists_hosts = std::ranges::any_of(of_job, [](const GivenOption& option) {
       return option.name == "--hostfile" || option.name == "--host" || option.name == "--hosts-from";
     });
     if (!lists_hosts)
@@ -154,24 +142,77 @@ OptionSource read_job_file(const std::string& path, const ProcessContext& contex
   return std::move(file.options);
 }
 
-/// Reads torchrun's variables for options that no stronger source gives.
+/// The options of torch/distributed/run.py with the actions `env` and `check_env`, by which torchrun also
+/// takes them from a variable PET_<OPTION> (torch/distributed/argparse_util.py).
+constexpr char kPetOptions[] =
+    "--nnodes,--nproc-per-node,--rdzv-backend,--rdzv-endpoint,--rdzv-id,--rdzv-conf,--standalone,--max-"
+    "restarts,"
+    "--monitor-interval,--start-method,--event-log-handler,--role,--module,--no-python,--run-path,--log-dir,"
+    "--redirects,--tee,--log-line-prefix-template,--local-ranks-filter,--duplicate-stdout-filters,"
+    "--duplicate-stderr-filters,--node-rank,--master-addr,--master-port,--local-addr,--logs-specs,"
+    "--numa-binding,--signals-to-handle,--shutdown-timeout,--virtual-local-rank";
+/// Those whose variable is 0 or 1.
+constexpr std::string_view kPetFlags[] = {"--standalone", "--module", "--no-python", "--run-path",
+                                          "--virtual-local-rank"};
+/// Options of the command line that have the meaning of another one in kPetOptions.
+constexpr std::pair<std::string_view, std::string_view> kSameMeaning[] = {
+    {"--rdzv-endpoint", "--master-addr"},
+    {"--master-addr", "--rdzv-endpoint"},
+    {"--standalone", "--launcher"},
+    {"--log-line-prefix-template", "--label"}};
+/// Options by which the pods of a job are described to each other.
+constexpr std::string_view kOfNodes[] = {"--nnodes", "--node-rank", "--master-addr", "--master-port"};
+
+std::string variable_of(std::string_view option) {
+  std::string name = "PET_";
+  for (const char c : option.substr(2))
+    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return name;
+}
+
+/// Reads torchrun's variables for options that no stronger source gives. A flag's variable is a number, as in
+/// torchrun. Empty variables count as unset, and with --launcher local those about other nodes as well.
 OptionSource read_variables(const ProcessContext& context, const OptionSource& stronger, CommandLine& line,
                             const OptionTable& table, Diagnostics& diagnostics) {
   std::vector<std::string> given = line.given;
   for (const GivenOption& option : stronger)
     given.push_back(option.name);
+  const auto is_given = [&](const std::string& name) {
+    const Option* option = table.find(name);
+    return std::ranges::any_of(given, [&](const std::string& other) {
+      return other == name || (option != nullptr && table.find(other) == option) ||
+             std::ranges::count(kSameMeaning, std::pair<std::string_view, std::string_view>{name, other}) > 0;
+    });
+  };
   const bool alone = last_value(stronger, "--launcher") == "local";
-  const PetOptions pet = read_pet_options(context.env, given, alone, table, diagnostics);
-  if (pet.words.empty()) return {};
-  diagnostics.note(pet_text(pet));
-  diagnostics.advice.push_back(pet_text(pet));
+  const std::string nodes = context.variable("PET_NNODES");
+  const bool only_node = nodes == "1" || nodes == "1:1";
   OptionSource options;
-  for (std::size_t i = 0; i < pet.words.size(); ++i) {
-    const CommandLine scanned = scan_command_line({pet.words[i]}, table, diagnostics);
-    for (GivenOption& option : option_source(scanned.words, table, pet.variables[i]))
-      options.push_back(std::move(option));
+  std::vector<std::string> used;
+  for (const std::string& name : split_names(kPetOptions)) {
+    // A job's only pod needs no master address: the ranks meet at its own name.
+    if (only_node && name == "--master-addr") continue;
+    if (alone && std::ranges::count(kOfNodes, name) > 0) continue;
+    const std::string variable = variable_of(name);
+    const std::string value = context.variable(variable);
+    if (value.empty() || is_given(name)) continue;
+    const bool is_flag = std::ranges::count(kPetFlags, name) > 0;
+    if (is_flag && !is_digits(value)) {
+      diagnostics.fail(variable + '=' + value + ": give 1 for " + name +
+                       ", or 0; torchrun expects a number as well");
+      continue;
+    }
+    if (is_flag && value.find_first_not_of('0') == std::string::npos) continue;
+    const CommandLine scanned =
+        scan_command_line({is_flag ? name : name + '=' + value}, table, diagnostics, variable);
+    options.insert(options.end(), scanned.options.begin(), scanned.options.end());
     line.given.insert(line.given.end(), scanned.given.begin(), scanned.given.end());
+    used.push_back(variable);
   }
+  if (used.empty()) return options;
+  const std::string text = "options taken from the environment, as torchrun takes them: " + join(used, ", ");
+  diagnostics.note(text);
+  diagnostics.advice.push_back(text);
   return options;
 }
 
@@ -185,8 +226,7 @@ OptionSource read_accelerate_file(const std::string& path, const ProcessContext&
     return {};
   }
   options.config = read_accelerate_config(*text, path, diagnostics);
-  const CommandLine scanned = scan_command_line(options.config.words, options.table, diagnostics);
-  return option_source(scanned.words, options.table, path);
+  return scan_command_line(options.config.words, options.table, diagnostics, path).options;
 }
 
 }  // namespace
@@ -194,9 +234,7 @@ OptionSource read_accelerate_file(const std::string& path, const ProcessContext&
 CommandLine read_sources(const std::vector<std::string>& args, const ProcessContext& context,
                          JobOptions& options, Diagnostics& diagnostics) {
   CommandLine line = scan_command_line(args, options.table, diagnostics);
-  OptionSource typed = option_source(line.words, options.table, kCommandLine);
-  for (const std::string& name : line.off)
-    typed.push_back({.name = name, .value = "", .origin = kCommandLine, .is_false = true});
+  const OptionSource& typed = line.options;
   const OptionSource job = read_job_file(last_value(typed, "--job-file"), context, line, diagnostics);
   const OptionSource named = choose_options({typed, job}, options.table);
   const OptionSource variables = read_variables(context, named, line, options.table, diagnostics);

@@ -7,27 +7,11 @@
 
 #include <yaml-cpp/yaml.h>
 
+#include "apps/ddplaunch/options/command_line.h"
 #include "apps/ddplaunch/options/options.h"
 #include "apps/options/option_table.h"
 
 namespace ddp {
-
-/// An option with its value, and the place that gives it.
-struct GivenOption {
-  std::string name;          ///< one of its names in the table: "--nnodes"
-  std::string value;         ///< empty for a flag
-  std::string origin;        ///< "command line", "job.yaml:3:10", "PET_NNODES"
-  bool in_file = false;      ///< `origin` is a place in a job file or in the user's settings
-  bool is_false = false;     ///< a flag that is switched off
-  bool in_settings = false;  ///< `origin` is a place in the user's settings
-};
-
-/// The options that one source gives, in its order.
-using OptionSource = std::vector<GivenOption>;
-
-/// Returns the options of `words`, which OptionTable::fill() could read.
-OptionSource option_source(const std::vector<std::string>& words, const OptionTable& table,
-                           const std::string& origin);
 
 /// Decides which source of an option counts. `sources` begin with the strongest one:
 ///   1. the command line

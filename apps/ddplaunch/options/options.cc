@@ -190,11 +190,10 @@ void read_failure(JobOptions& options, const ProcessContext& context, Diagnostic
 
 /// Returns the directory for the state of programs; empty: HOME is not set.
 std::string state_directory(const ProcessContext& context) {
-  const std::string* state = launcher::find_env(context.env, "XDG_STATE_HOME");
+  const std::string state = context.variable("XDG_STATE_HOME"), home = context.variable("HOME");
   // The XDG specification: a relative path is invalid and must be ignored.
-  if (state != nullptr && state->starts_with('/')) return *state;
-  const std::string* home = launcher::find_env(context.env, "HOME");
-  return home != nullptr && home->starts_with('/') ? absolute_path(".local/state", *home) : "";
+  if (state.starts_with('/')) return state;
+  return home.starts_with('/') ? absolute_path(".local/state", home) : "";
 }
 
 void read_job(JobOptions& options, const CommandLine& line, const ProcessContext& context,
@@ -221,8 +220,7 @@ void read_job(JobOptions& options, const CommandLine& line, const ProcessContext
   if (directories.size() > 1) {
     spec.job_dir = directories.front() + '/' + name;
   } else if (options.job.verb == Verb::kRun && !joins) {  // the others write no files
-    const std::string* home = launcher::find_env(context.env, "HOME");
-    const bool unset = home == nullptr || home->empty();
+    const bool unset = context.variable("HOME").empty();
     diagnostics.note(std::string(unset ? "HOME is not set" : "HOME is not an absolute path") +
                      "; the job's files are in " + spec.fallback_job_dir);
     spec.job_dir = spec.fallback_job_dir;
@@ -250,10 +248,9 @@ bool read_run(std::vector<std::string>& args, const OptionTable& table, Diagnost
   args.erase(args.begin());
   Diagnostics ignored;  // of the first scan; the second one reports its errors
   const CommandLine line = scan_command_line(args, table, ignored);
-  const auto asks = [&](const char* name) {
-    return std::find(line.words.begin(), line.words.end(), name) != line.words.end();
-  };
-  const bool asks_text = asks("-h") || asks("--help") || asks("-V") || asks("--version");
+  constexpr std::string_view kTexts[] = {"-h", "--help", "-V", "--version"};
+  const bool asks_text = std::ranges::any_of(
+      line.options, [&](const GivenOption& option) { return std::ranges::count(kTexts, option.name) > 0; });
   if (!line.scanned_all || (line.worker.empty() && asks_text)) return true;
   const std::string file = line.worker.empty() ? "" : line.worker.front();
   if (file.empty()) {
@@ -370,10 +367,9 @@ std::vector<std::string> jobs_directories(const ProcessContext& context) {
   std::vector<std::string> directories;
   if (const std::string state = state_directory(context); !state.empty())
     directories.push_back(absolute_path("ddplaunch/jobs", state));
-  const std::string* temporary = launcher::find_env(context.env, "TMPDIR");
-  directories.push_back(absolute_path(
-      "ddplaunch-" + std::to_string(context.user_id) + "/jobs",
-      temporary != nullptr && temporary->starts_with('/') ? absolute_path(*temporary, "/") : "/tmp"));
+  const std::string temporary = context.variable("TMPDIR");
+  directories.push_back(absolute_path("ddplaunch-" + std::to_string(context.user_id) + "/jobs",
+                                      temporary.starts_with('/') ? absolute_path(temporary, "/") : "/tmp"));
   return directories;
 }
 

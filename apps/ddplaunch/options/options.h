@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "launcher/control/job_registry.h"
 #include "launcher/job/job_spec.h"
+#include "launcher/job/worker_env.h"
 
 namespace ddp {
 
@@ -52,11 +53,11 @@ std::string verb_usage(std::string_view name);
 
 /// All inputs of the options besides the arguments, so that a test can replace them.
 struct ProcessContext {
-  std::vector<std::pair<std::string, std::string>> env;  ///< the launcher's own
-  std::string cwd;                                       ///< absolute; empty: unknown
-  std::string new_job_id;                                ///< used if --job-id is not given
-  std::string host_name;                                 ///< empty: unknown
-  unsigned user_id = 0;                                  ///< the effective one
+  launcher::EnvVars env;        ///< the launcher's own
+  std::string cwd;              ///< absolute; empty: unknown
+  std::string new_job_id;       ///< used if --job-id is not given
+  std::string host_name;        ///< empty: unknown
+  unsigned user_id = 0;         ///< the effective one
   bool stdin_has_data = false;  ///< a pipe or a file: rank 0 gets it unless --stdin says otherwise
   /// Returns the whole content. Errors: kSystem, with errno and "PATH: reason".
   std::function<Result<std::string>(const std::string& path)> read_file;
@@ -68,6 +69,12 @@ struct ProcessContext {
   /// Returns whether a file could be created or overwritten at `path`, absolute; changes nothing. Errors:
   /// kSystem, with errno and "DIRECTORY: reason" or "PATH: reason".
   std::function<Result<>(const std::string& path)> can_write;
+
+  /// Returns the value of a variable. An unset one means the same as an empty one.
+  std::string variable(std::string_view name) const {
+    const std::string* value = launcher::find_env(env, name);
+    return value == nullptr ? std::string() : *value;
+  }
 };
 
 /// Returns the context of this process.

@@ -27,7 +27,7 @@ Diagnostics diagnostics_of(const Texts& args) {
   JobOptions options("/");
   Diagnostics diagnostics;
   const auto line = scan_command_line(args, options.table, diagnostics);
-  for (const std::string& error : options.table.fill(line.words))
+  for (const std::string& error : options.table.fill(ddp::option_words(line.options, options.table)))
     diagnostics.fail(error);
   return diagnostics;
 }
@@ -93,8 +93,10 @@ TEST_CASE("Each name of another launcher sets the option that has it") {
         CHECK(find_compatibility_option(name) == nullptr);
         Diagnostics diagnostics;
         const auto line = scan_command_line({name, "3", "w"}, options.table, diagnostics);
-        CHECK(line.words == Texts{ddp::split_names(option.names).back(), "3"});
-        CHECK(line.given == Texts{name, line.words.front()});
+        REQUIRE(line.options.size() == 1);
+        CHECK(line.options.front().name == ddp::split_names(option.names).back());
+        CHECK(line.options.front().value == "3");
+        CHECK(line.given == Texts{name, line.options.front().name});
       }
     }
   }

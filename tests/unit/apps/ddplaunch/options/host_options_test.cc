@@ -20,11 +20,12 @@ TEST_CASE("Hosts of a hostfile") {
 
 TEST_CASE("No hostfile") {
   CHECK(FakeContext().errors({"--hostfile", "hosts", "w"}) ==
-        Texts{"ddplaunch: hostfile hosts: No such file or directory; write one host per line (gpu01 "
+        Texts{"ddplaunch: --hostfile hosts: No such file or directory; write one host per line (gpu01 "
               "slots=8), or omit --hostfile to run on this machine"});
   FakeContext world;
   world.files["hosts"] = "unreadable";
-  CHECK(world.errors({"--hostfile", "hosts", "w"}) == Texts{"ddplaunch: hostfile hosts: Permission denied"});
+  CHECK(world.errors({"--hostfile", "hosts", "w"}) ==
+        Texts{"ddplaunch: --hostfile hosts: Permission denied"});
 }
 
 TEST_CASE("Empty hostfile") {

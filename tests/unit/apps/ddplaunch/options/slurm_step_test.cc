@@ -9,9 +9,15 @@ using ddp::SlurmStep;
 
 namespace {
 
+SlurmStep step_with(const ddp::launcher::EnvVars& env) {
+  ddp::ProcessContext context;
+  context.env = env;
+  return SlurmStep(context);
+}
+
 /// Returns a step of `nodes` nodes with one task each.
 SlurmStep step_of(const char* nodes, const char* list, const char* id = "0", const char* name = "") {
-  return SlurmStep({{"SLURM_JOB_ID", "7"},
+  return step_with({{"SLURM_JOB_ID", "7"},
                     {"SLURM_JOB_NODELIST", "n[000-100]"},
                     {"SLURM_STEP_ID", "0"},
                     {"SLURM_STEP_NODELIST", list},
@@ -22,7 +28,7 @@ SlurmStep step_of(const char* nodes, const char* list, const char* id = "0", con
 }
 
 unsigned port(const std::string& job, const std::string& step) {
-  return SlurmStep({{"SLURM_JOB_ID", job}, {"SLURM_STEP_ID", step}}).port().value_or(0);
+  return step_with({{"SLURM_JOB_ID", job}, {"SLURM_STEP_ID", step}}).port().value_or(0);
 }
 
 }  // namespace
@@ -49,7 +55,7 @@ TEST_CASE("Node 0 is the first node of the step") {
 
 TEST_CASE("A step has one task per node only if there are as many nodes as tasks") {
   const auto one_per_node = [](const char* tasks, const char* nodes) {
-    return SlurmStep({{"SLURM_STEP_NUM_TASKS", tasks}, {"SLURM_STEP_NUM_NODES", nodes}}).one_per_node();
+    return step_with({{"SLURM_STEP_NUM_TASKS", tasks}, {"SLURM_STEP_NUM_NODES", nodes}}).one_per_node();
   };
   CHECK(one_per_node("2", "2"));
   CHECK_FALSE(one_per_node("1", "1"));
@@ -59,7 +65,7 @@ TEST_CASE("A step has one task per node only if there are as many nodes as tasks
   CHECK_FALSE(one_per_node("x", "x"));
   // A batch script is task 0 of node 0, but of no step.
   CHECK_FALSE(
-      SlurmStep({{"SLURM_JOB_ID", "7"}, {"SLURM_PROCID", "0"}, {"SLURM_NODEID", "0"}, {"SLURM_NTASKS", "2"}})
+      step_with({{"SLURM_JOB_ID", "7"}, {"SLURM_PROCID", "0"}, {"SLURM_NODEID", "0"}, {"SLURM_NTASKS", "2"}})
           .one_per_node());
 }
 
