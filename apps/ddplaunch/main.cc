@@ -55,9 +55,9 @@ int run(int argc, char** argv) {
   ddp::GivenToken token = ddp::rendezvous::take_token_from_environment();
   const std::vector<std::string> args(argv + 1, argv + argc);
   const ddp::ProcessContext context = ddp::read_process_context();
-  if (const auto verb = ddp::find_operate_verb(args)) {
+  if (const ddp::VerbRow* verb = ddp::find_verb(args); verb != nullptr && !verb->is_about_new_job()) {
     const ddp::CleanHosts clean = [&token](const ddp::RunJob& job) { return ddp::clean(job, token); };
-    return ddp::operate(*verb, args, context, clean);
+    return ddp::operate(verb->verb, args, context, clean);
   }
   if (const std::string mistake = ddp::mistyped_verb(args); !mistake.empty())
     return refuse({{"ddplaunch: " + mistake}});

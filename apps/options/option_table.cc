@@ -530,9 +530,9 @@ std::string OptionTable::help() const {
   return help_text(impl_->usage, impl_->groups);
 }
 
-std::string OptionTable::help_of(std::span<const std::string_view> names, bool brief) const {
+std::string OptionTable::help_of(const std::string& names, bool brief) const {
   std::string text;
-  for (const std::string_view name : names) {
+  for (const std::string& name : split_names(names)) {
     Option option = *find(name);
     option.only_with = {};
     if (brief) {

@@ -238,7 +238,7 @@ class OptionTable {
   /// Returns the text of --help.
   std::string help() const;
   /// Returns the lines of --help of these options. `brief`: one line each, the first clause of its help.
-  std::string help_of(std::span<const std::string_view> names, bool brief) const;
+  std::string help_of(const std::string& names, bool brief) const;
   const std::vector<OptionGroup>& groups() const;
 
  private:

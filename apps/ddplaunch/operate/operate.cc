@@ -156,7 +156,7 @@ int list_jobs(const OperateOptions& options, const std::vector<JobEntry>& jobs) 
 }
 
 /// Returns why no process here can act on the job; empty: one can.
-std::string out_of_reach(const JobEntry& job, const RunState& state, OperateVerb verb) {
+std::string out_of_reach(const JobEntry& job, const RunState& state, Verb verb) {
   if (state.kind == Kind::kElsewhere) {
     return "job " + job.job + " runs on " + job.host + " (pid " + std::to_string(job.pid) +
            "); run there: ddplaunch " + verb_name(verb) + ' ' + job.job;
@@ -272,7 +272,7 @@ Result<std::string> show_status(const OperateOptions& options, const JobEntry& j
 
 int status(const OperateOptions& options, const JobEntry& job) {
   if (options.watch && state_of(job).kind == Kind::kElsewhere)
-    return fail({ErrorCode::kUsage, out_of_reach(job, state_of(job), OperateVerb::kStatus)});
+    return fail({ErrorCode::kUsage, out_of_reach(job, state_of(job), Verb::kStatus)});
   std::string last;
   launcher::TerminalView drawn(launcher::terminal_reflows());
   launcher::TerminalView* const view =
@@ -290,7 +290,7 @@ int status(const OperateOptions& options, const JobEntry& job) {
 }
 
 /// Prints how the job ended, and returns `wait`'s exit code.
-int report_end(const OperateOptions& options, const JobEntry& job, OperateVerb verb) {
+int report_end(const OperateOptions& options, const JobEntry& job, Verb verb) {
   const RunState state = state_of(job);
   if (state.kind != Kind::kEnded) {
     const std::string why = out_of_reach(job, state, verb);
@@ -312,18 +312,16 @@ int had_ended(const JobEntry& job, const RunState& state) {
 
 int wait(const OperateOptions& options, const JobEntry& job) {
   const RunState state = state_of(job);
-  if (state.kind == Kind::kElsewhere)
-    return fail({ErrorCode::kUsage, out_of_reach(job, state, OperateVerb::kWait)});
+  if (state.kind == Kind::kElsewhere) return fail({ErrorCode::kUsage, out_of_reach(job, state, Verb::kWait)});
   if (state.kind == Kind::kRunning) {
     if (const auto waited = wait_for_end(job); !waited) return fail(waited.error());
   }
-  return report_end(options, job, OperateVerb::kWait);
+  return report_end(options, job, Verb::kWait);
 }
 
 int stop(const OperateOptions& options, const JobEntry& job) {
   const RunState state = state_of(job);
-  if (state.kind == Kind::kElsewhere)
-    return fail({ErrorCode::kUsage, out_of_reach(job, state, OperateVerb::kStop)});
+  if (state.kind == Kind::kElsewhere) return fail({ErrorCode::kUsage, out_of_reach(job, state, Verb::kStop)});
   if (state.kind == Kind::kRunning) {
     if (const auto process = launcher::read_process(static_cast<pid_t>(job.pid));
         process && process->state == 'T')
@@ -341,7 +339,7 @@ int stop(const OperateOptions& options, const JobEntry& job) {
     if (const auto waited = wait_for_end(job); !waited) return fail(waited.error());
   }
   if (state.kind == Kind::kEnded && !options.json) return had_ended(job, state);
-  const int code = report_end(options, job, OperateVerb::kStop);
+  const int code = report_end(options, job, Verb::kStop);
   if (state.kind == Kind::kEnded) return kHadEnded;
   return state_of(job).kind == Kind::kEnded ? 0 : code;
 }
@@ -349,7 +347,7 @@ int stop(const OperateOptions& options, const JobEntry& job) {
 int attach(const OperateOptions& options, const JobEntry& job) {
   const RunState state = state_of(job);
   if (state.kind == Kind::kElsewhere)
-    return fail({ErrorCode::kUsage, out_of_reach(job, state, OperateVerb::kAttach)});
+    return fail({ErrorCode::kUsage, out_of_reach(job, state, Verb::kAttach)});
   if (state.kind == Kind::kRunning) {
     std::fprintf(stderr, "ddplaunch: output of job %s from now on; Ctrl-C leaves the job alone\n",
                  job.job.c_str());
@@ -364,12 +362,12 @@ int attach(const OperateOptions& options, const JobEntry& job) {
     (void)had_ended(job, state);
     return *state.exit_code;
   }
-  return report_end(options, job, OperateVerb::kAttach);
+  return report_end(options, job, Verb::kAttach);
 }
 
-int show_page(OperateVerb verb, const OperateOptions& options, const JobEntry& job) {
+int show_page(Verb verb, const OperateOptions& options, const JobEntry& job) {
   const RunState state = state_of(job);
-  const bool served = verb == OperateVerb::kDashboard;
+  const bool served = verb == Verb::kDashboard;
   if (state.kind == Kind::kDeleted || (served && state.kind == Kind::kElsewhere))
     return fail({ErrorCode::kUsage, out_of_reach(job, state, verb)});
   const Result<> shown = served ? serve_page(options, job) : write_report(options, job);
@@ -399,8 +397,8 @@ bool is_reply(const OrderedJson& reply) {
 
 /// `ddplaunch exec` and `ddplaunch stacks`: asks a running job, prints the answer, and returns the exit code.
 /// When this process ends, so does the command. kUsage: there is no command, or no such worker. Blocks.
-Result<int> ask_workers(OperateVerb verb, const OperateOptions& options, const JobEntry& job) {
-  const bool exec = verb == OperateVerb::kExec;
+Result<int> ask_workers(Verb verb, const OperateOptions& options, const JobEntry& job) {
+  const bool exec = verb == Verb::kExec;
   std::size_t bytes = 0;
   for (const std::string& word : options.command)
     bytes += word.size();
@@ -448,7 +446,7 @@ Result<int> ask_workers(OperateVerb verb, const OperateOptions& options, const J
   return code;
 }
 
-int ask_running(OperateVerb verb, const OperateOptions& options, const JobEntry& job) {
+int ask_running(Verb verb, const OperateOptions& options, const JobEntry& job) {
   const RunState state = state_of(job);
   if (state.kind == Kind::kEnded) return had_ended(job, state);
   const std::string why = out_of_reach(job, state, verb);
@@ -520,7 +518,7 @@ int remove(const JobEntry& job) {
                        ") still runs a hook (--on), or waits for the reader of its output"});
     return fail(
         {ErrorCode::kUsage, state.kind == Kind::kElsewhere
-                                ? out_of_reach(job, state, OperateVerb::kRm)
+                                ? out_of_reach(job, state, Verb::kRm)
                                 : "job " + job.job + " runs; ddplaunch stop " + job.job + " stops it"});
   }
   const bool has_files = std::filesystem::exists(job.directory, ignored);
@@ -543,12 +541,12 @@ int remove_each(const std::vector<std::string>& ids, std::vector<JobEntry> jobs)
   return code;
 }
 
-int run_verb(OperateVerb verb, const std::vector<std::string>& args, const ProcessContext& context,
+int run_verb(Verb verb, const std::vector<std::string>& args, const ProcessContext& context,
              const CleanHosts& clean_hosts) {
   OperateOptions options(verb);
   std::vector<std::string> words(args.begin() + 1, args.end());
   if (const auto mark = std::find(words.begin(), words.end(), "--");
-      verb == OperateVerb::kExec && mark != words.end()) {
+      verb == Verb::kExec && mark != words.end()) {
     options.command.assign(mark + 1, words.end());
     words.erase(mark, words.end());
   }
@@ -558,7 +556,7 @@ int run_verb(OperateVerb verb, const std::vector<std::string>& args, const Proce
     return 0;
   }
   // Words and options before a forgotten -- are those of the command.
-  if (verb == OperateVerb::kExec && options.command.empty())
+  if (verb == Verb::kExec && options.command.empty())
     return fail({ErrorCode::kUsage,
                  "exec needs a command behind --: ddplaunch exec --rank 0 -- nvidia-smi" +
                      (options.job.empty() ? "" : "; before -- \"" + options.job + "\" names a job")});
@@ -566,42 +564,45 @@ int run_verb(OperateVerb verb, const std::vector<std::string>& args, const Proce
     std::fprintf(stderr, "ddplaunch %s: %s\n", verb_name(verb).c_str(), error.c_str());
   if (!errors.empty()) return launcher::exit_code_of(Error{ErrorCode::kUsage, "", 0});
   const std::vector<JobEntry> jobs = launcher::read_jobs(jobs_directories(context));
-  if (verb == OperateVerb::kPs) return list_jobs(options, jobs);
-  if (verb == OperateVerb::kRm) return remove_each(options.jobs, jobs);
+  if (verb == Verb::kPs) return list_jobs(options, jobs);
+  if (verb == Verb::kRm) return remove_each(options.jobs, jobs);
   std::vector<JobEntry> candidates = jobs;
-  if (verb == OperateVerb::kClean && options.job.empty()) {  // it is for jobs that run no more
+  if (verb == Verb::kClean && options.job.empty()) {  // it is for jobs that run no more
     const auto runs = [](const JobEntry& job) { return state_of(job).kind == Kind::kRunning; };
     if (!std::ranges::all_of(jobs, runs)) std::erase_if(candidates, runs);
   }
   // A name that a person gave may begin another one: run1, run10.
-  const bool ends = verb == OperateVerb::kStop || verb == OperateVerb::kClean;
+  const bool ends = verb == Verb::kStop || verb == Verb::kClean;
   const auto job = find_job(candidates, options.job, ends);
   if (!job) return fail(job.error());
   switch (verb) {
-    case OperateVerb::kPs:
-    case OperateVerb::kRm:
+    case Verb::kRun:
+    case Verb::kCheck:
+    case Verb::kHosts:
+    case Verb::kPs:
+    case Verb::kRm:
       break;
-    case OperateVerb::kStatus:
+    case Verb::kStatus:
       return status(options, *job);
-    case OperateVerb::kLogs: {
+    case Verb::kLogs: {
       if (options.follow && state_of(*job).kind == Kind::kElsewhere)
         return fail({ErrorCode::kUsage, out_of_reach(*job, state_of(*job), verb)});
       const auto printed = print_logs(options, *job);
       return printed ? 0 : fail(printed.error());
     }
-    case OperateVerb::kStop:
+    case Verb::kStop:
       return stop(options, *job);
-    case OperateVerb::kWait:
+    case Verb::kWait:
       return wait(options, *job);
-    case OperateVerb::kAttach:
+    case Verb::kAttach:
       return attach(options, *job);
-    case OperateVerb::kReport:
-    case OperateVerb::kDashboard:
+    case Verb::kReport:
+    case Verb::kDashboard:
       return show_page(verb, options, *job);
-    case OperateVerb::kExec:
-    case OperateVerb::kStacks:
+    case Verb::kExec:
+    case Verb::kStacks:
       return ask_running(verb, options, *job);
-    case OperateVerb::kClean:
+    case Verb::kClean:
       return clean(options, *job, jobs, context, clean_hosts);
   }
   return 0;
@@ -609,7 +610,7 @@ int run_verb(OperateVerb verb, const std::vector<std::string>& args, const Proce
 
 }  // namespace
 
-int operate(OperateVerb verb, const std::vector<std::string>& args, const ProcessContext& context,
+int operate(Verb verb, const std::vector<std::string>& args, const ProcessContext& context,
             const CleanHosts& clean_hosts) {
   const int code = run_verb(verb, args, context, clean_hosts);
   if (code == 0 && was_closed(STDOUT_FILENO)) return fail(print_result("").error());

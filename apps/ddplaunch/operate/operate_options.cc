@@ -1,7 +1,6 @@
 #include "apps/ddplaunch/operate/operate_options.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <map>
 #include <string_view>
@@ -12,16 +11,12 @@
 namespace ddp {
 namespace {
 
-/// In the order of OperateVerb.
-constexpr std::array<std::string_view, 12> kNames{"ps", "status", "logs",   "stop",   "wait",   "clean",
-                                                  "rm", "exec",   "stacks", "attach", "report", "dashboard"};
-
 constexpr char kJobText[] =
     "\nJOB is an id or its beginning; without it the running job is meant, or the newest "
     "(docs/users/operate.md).\n";
 
-std::string usage_of(OperateVerb verb) {
-  return verb_usage(verb_name(verb)) + (verb == OperateVerb::kPs || verb == OperateVerb::kRm ? "" : kJobText);
+std::string usage_of(Verb verb) {
+  return verb_usage(verb) + (verb == Verb::kPs || verb == Verb::kRm ? "" : kJobText);
 }
 
 void add_selection(OperateOptions& options) {
@@ -109,12 +104,6 @@ void add_page_options(OperateOptions& options) {
 
 }  // namespace
 
-std::optional<OperateVerb> find_operate_verb(const std::vector<std::string>& args) {
-  const auto found = args.empty() ? kNames.end() : std::ranges::find(kNames, args.front());
-  if (found == kNames.end()) return {};
-  return static_cast<OperateVerb>(found - kNames.begin());
-}
-
 std::string mistyped_verb(const std::vector<std::string>& args) {
   // Verbs of torchrun's relatives, of schedulers and of container tools, and what is meant here.
   static const std::map<std::string_view, std::string_view> kOthers{
@@ -127,7 +116,7 @@ std::string mistyped_verb(const std::vector<std::string>& args) {
   if (args.empty()) return {};
   const std::string word = lower_case(args.front());
   if (word.find_first_of("/.") != std::string::npos || word.starts_with('-')) return {};
-  if (find_verb(args.front()) != nullptr) return {};
+  if (find_verb(args) != nullptr) return {};
   std::vector<std::string_view> names;
   for (const VerbRow& row : verbs())
     names.push_back(row.name);
@@ -145,56 +134,52 @@ std::string mistyped_verb(const std::vector<std::string>& args) {
          '`';
 }
 
-std::string verb_name(OperateVerb verb) {
-  return std::string(kNames.at(static_cast<std::size_t>(verb)));
-}
-
-OperateOptions::OperateOptions(OperateVerb verb)
-    : follow(verb == OperateVerb::kAttach), attach(follow), table(usage_of(verb), true) {
+OperateOptions::OperateOptions(Verb verb)
+    : follow(verb == Verb::kAttach), attach(follow), table(usage_of(verb), true) {
   table.group("Options");
-  if (verb == OperateVerb::kRm) {
+  if (verb == Verb::kRm) {
     table.list({.names = "JOB", .help = "ids of jobs", .completion = Completion::kJobId},
                [this](const std::string& text) -> std::string {
                  jobs.push_back(text);
                  return text.empty() ? "is empty; give an id" : "";
                });
-  } else if (verb != OperateVerb::kPs) {
+  } else if (verb != Verb::kPs) {
     table.value({.names = "JOB", .help = "id of the job, or its beginning", .completion = Completion::kJobId},
                 checked([](std::string_view text) { return !text.empty(); },
                         "is empty; give an id, or leave it out", text_into(job)));
   }
-  if (verb == OperateVerb::kPs)
-    table.flag({.names = "-a,--all", .help = "also list jobs that have ended"}, all);
-  if (verb == OperateVerb::kStatus)
+  if (verb == Verb::kPs) table.flag({.names = "-a,--all", .help = "also list jobs that have ended"}, all);
+  if (verb == Verb::kStatus)
     table.flag({.names = "-w,--watch", .help = "print each change until the job has ended"}, watch);
-  if (verb == OperateVerb::kLogs || attach) add_log_options(*this);
-  if (verb == OperateVerb::kExec || verb == OperateVerb::kStacks) {
-    const char* const help = verb == OperateVerb::kExec ? "the worker; without it rank 0" : "only this rank";
+  if (verb == Verb::kLogs || attach) add_log_options(*this);
+  if (verb == Verb::kExec || verb == Verb::kStacks) {
+    const char* const help = verb == Verb::kExec ? "the worker; without it rank 0" : "only this rank";
     table.value({.names = "--rank", .value = "R", .help = help},
                 number_into(rank, 0, std::numeric_limits<std::uint32_t>::max()));
   }
-  if (verb == OperateVerb::kExec) {
+  if (verb == Verb::kExec) {
     table.value(
         {.names = "--timeout", .value = "TIME", .help = "end the command after this time, at most 1h"},
         checked([](std::string_view text) { return parse_duration(text) <= std::chrono::hours(1); },
                 ": give a time of at most 1h", time_into(timeout, std::chrono::milliseconds(1))));
   }
-  if (verb == OperateVerb::kStop)
+  if (verb == Verb::kStop)
     table.flag({.names = "--now", .help = "kill the workers at once, without a grace period"}, now);
-  if (verb == OperateVerb::kReport)
+  if (verb == Verb::kReport)
     table.value({.names = "-o,--output", .value = "FILE", .help = "the file; - is standard output"},
                 text_into(output));
-  if (verb == OperateVerb::kDashboard) add_page_options(*this);
-  if (verb != OperateVerb::kReport && verb != OperateVerb::kDashboard && verb != OperateVerb::kRm)
+  if (verb == Verb::kDashboard) add_page_options(*this);
+  if (verb != Verb::kReport && verb != Verb::kDashboard && verb != Verb::kRm)
     table.flag({.names = "--json", .help = "print JSON"}, json);
   table.flag({.names = "-h,--help", .help = "print this text"}, help);
 }
 
 std::vector<std::pair<std::string, std::vector<OptionGroup>>> operate_option_groups() {
   std::vector<std::pair<std::string, std::vector<OptionGroup>>> all;
-  for (std::size_t i = 0; i < kNames.size(); ++i)
-    all.emplace_back("ddplaunch " + std::string(kNames[i]),
-                     OperateOptions(static_cast<OperateVerb>(i)).table.groups());
+  for (const VerbRow& row : verbs()) {
+    if (!row.is_about_new_job())
+      all.emplace_back("ddplaunch " + std::string(row.name), OperateOptions(row.verb).table.groups());
+  }
   return all;
 }
 

@@ -13,31 +13,13 @@
 
 namespace ddp {
 
-enum class OperateVerb : std::uint8_t {
-  kPs,
-  kStatus,
-  kLogs,
-  kStop,
-  kWait,
-  kClean,
-  kRm,
-  kExec,
-  kStacks,
-  kAttach,
-  kReport,
-  kDashboard
-};
-
-/// Returns the verb that is the first argument. A worker of that name runs with `ddplaunch -- ps`.
-std::optional<OperateVerb> find_operate_verb(const std::vector<std::string>& args);
-std::string verb_name(OperateVerb verb);
 /// Returns what is wrong with a first argument that is nearly a verb, or one of another program's verbs: it
 /// would run as a worker, and make a job. Empty: nothing is wrong. `ddplaunch -- WORD` runs such a program.
 std::string mistyped_verb(const std::vector<std::string>& args);
 
 /// The options of one verb.
 struct OperateOptions {
-  explicit OperateOptions(OperateVerb verb);
+  explicit OperateOptions(Verb verb);
 
   std::string job;                ///< the beginning of an id; empty: the running or the newest job
   std::vector<std::string> jobs;  ///< of kRm, instead of `job`
@@ -73,7 +55,7 @@ using CleanHosts = std::function<int(const RunJob& job)>;
 
 /// Carries out a verb about jobs that run or ran (docs/users/operate.md), and returns the exit code. `args`
 /// are all arguments of the program.
-int operate(OperateVerb verb, const std::vector<std::string>& args, const ProcessContext& context,
+int operate(Verb verb, const std::vector<std::string>& args, const ProcessContext& context,
             const CleanHosts& clean_hosts);
 
 }  // namespace ddp

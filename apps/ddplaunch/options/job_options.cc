@@ -166,8 +166,7 @@ void add_meeting(OptionTable& table, JobSpec& spec, WrittenValues& written, cons
               endpoint_into(written.rdzv_endpoint));
   table.flag({.names = "--insecure",
               .help = "let nodes join without a token",
-              .details = "Use it only where nobody else reaches the network."},
-             written.insecure);
+              .details = "Use it only where nobody else reaches the network."});
   table.value({.names = "--token-file",
                .value = "FILE",
                .default_text = "DDPLAUNCH_TOKEN; with --launcher daemon, else ~/.config/ddplaunch/token",
@@ -227,8 +226,7 @@ void add_ssh(OptionTable& table, JobSpec& spec, WrittenValues& written, const st
               program_into(spec.agent_path, cwd));
   table.flag({.names = "--no-push",
               .help = "do not copy ddplaunchd to nodes that lack this build",
-              .details = "Such a node is an error then ([nodes.md](nodes.md))."},
-             written.no_push);
+              .details = "Such a node is an error then ([nodes.md](nodes.md))."});
   table.value({.names = "--start-timeout", .value = "TIME", .help = "time limit until all nodes are ready"},
               time_into(spec.start_timeout, milliseconds(1)));
 }
@@ -273,12 +271,10 @@ void add_network(OptionTable& table, JobSpec& spec, WrittenValues& written) {
 
 void add_worker(OptionTable& table, JobSpec& spec, WrittenValues& written, const std::string& cwd) {
   table.group("Worker", "", "ddplaunch --env NCCL_DEBUG=INFO --chdir /data/run1 python train.py --lr 0.1");
-  table.flag({.names = "-m,--module", .help = "WORKER is a Python module: python3 -u -m WORKER"},
-             written.module);
+  table.flag({.names = "-m,--module", .help = "WORKER is a Python module: python3 -u -m WORKER"});
   table.flag({.names = "--no-python",
               .help = "run a .py file as it is, without python3",
-              .not_with = {{{"--module"}, ": a module is run by python"}}},
-             written.no_python);
+              .not_with = {{{"--module"}, ": a module is run by python"}}});
   table.value({.names = "--python",
                .value = "PATH",
                .default_text = "python3",
@@ -470,8 +466,7 @@ void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std:
               .details = "It also prints the names of the environment's variables.",
               .not_with = {{{kCheck, kHosts},
                             ", which starts no worker; omit --dry-run, or omit the verb for a plan that "
-                            "contacts no host"}}},
-             written.dry_run);
+                            "contacts no host"}}});
   table.flag({.names = "--json",
               .help = "print JSON instead of a table",
               .only_with = {{kCheck, kHosts},
@@ -495,10 +490,9 @@ void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std:
                .details = "It is compared with the bus bandwidth of 16 MiB.",
                .only_with = {{"--collectives"}, "; to measure in a job use train bench"}},
               checked(is_bandwidth, ": give GB/s, a number above 0", text_into(job.min_busbw)));
-  table.flag({.names = "-V,--version", .help = "print the version"}, written.version);
+  table.flag({.names = "-V,--version", .help = "print the version"});
   table.flag({.names = "-h,--help",
-              .help = "print the verbs and the options that most jobs use; --help all: all options"},
-             written.help);
+              .help = "print the verbs and the options that most jobs use; --help all: all options"});
 }
 
 }  // namespace
@@ -519,8 +513,7 @@ JobOptions::JobOptions(const std::string& cwd) : table(kUsage, true) {
 
 std::vector<std::string> JobOptions::broken_rules() const {
   std::vector<std::string> circumstances;
-  if (job.verb == Verb::kCheck) circumstances.emplace_back(kCheck);
-  if (job.verb == Verb::kHosts) circumstances.emplace_back(kHosts);
+  if (job.verb != Verb::kRun) circumstances.push_back("ddplaunch " + verb_name(job.verb));
   if (job.spec.per_node) circumstances.emplace_back(kPerNode);
   return table.broken_rules(circumstances, [&](const Option& option) {
     return std::ranges::none_of(sources, [&](const GivenOption& given) {

@@ -35,10 +35,6 @@ struct WrittenValues {
   std::optional<RendezvousEndpoint> rdzv_endpoint;
   std::optional<std::uint16_t> master_port;
   bool standalone = false;  ///< --launcher local was written as --standalone
-  bool insecure = false;
-  bool no_push = false;
-  bool module = false;
-  bool no_python = false;
   std::vector<std::string> env;
   std::vector<std::string> env_file;
   std::vector<std::string> wrapper;
@@ -46,9 +42,6 @@ struct WrittenValues {
   std::string report;
   std::string accelerate_config;
   std::string job_file;
-  bool dry_run = false;
-  bool version = false;
-  bool help = false;
 };
 
 /// The options of one command line. The table declares each option once, with its field in `job` or

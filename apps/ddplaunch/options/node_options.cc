@@ -224,7 +224,7 @@ bool NodeOptionReader::others_chosen() {
   }
   if (written_.node_rank && !is_other_node() && chosen != "--launcher")
     diagnostics_.note("--node-rank 0 has no effect with " + chosen + ": one ddplaunch starts all nodes");
-  if (written_.insecure) diagnostics_.note("--insecure has no effect with " + chosen);
+  if (options_.given("--insecure")) diagnostics_.note("--insecure has no effect with " + chosen);
   return true;
 }
 
@@ -406,7 +406,7 @@ std::optional<PerNode> NodeOptionReader::read() {
   if (has_wrong_value() || !take_endpoint()) return std::nullopt;
   PerNode given;
   given.nodes = nodes() + options_.job.spec.spares;
-  given.insecure = written_.insecure;
+  given.insecure = options_.given("--insecure");
   given.master_addr = written_.master_addr;
   if (given.master_addr.empty() && !is_worker()) given.master_addr = variable("MASTER_ADDR");
   if (given.master_addr.empty()) {
@@ -448,7 +448,7 @@ std::optional<PerNode> NodeOptionReader::read() {
 
 void refuse_verb(Verb verb, bool in_slurm, Diagnostics& diagnostics) {
   if (verb == Verb::kRun) return;
-  diagnostics.fail(std::string("ddplaunch ") + (verb == Verb::kCheck ? "check" : "hosts") +
+  diagnostics.fail("ddplaunch " + verb_name(verb) +
                    (in_slurm ? " connects to the nodes itself: start it once, without srun"
                              : " connects to the nodes itself: name them with --hostfile or --host, and omit "
                                "--node-rank and --master-addr"));

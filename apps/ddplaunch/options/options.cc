@@ -42,22 +42,11 @@ void read_start(JobOptions& options, const ProcessContext& context, Diagnostics&
     diagnostics.fail("--store-allow is given " + std::to_string(spec.store_allow.size()) +
                      " times; at most " + std::to_string(kMaxStoreAllow) +
                      " are possible; name networks (10.1.0.0/16)");
-  spec.push = !options.written.no_push && !spec.per_node;
+  spec.push = !options.given("--no-push") && !spec.per_node;
   read_ports(options, diagnostics);
   for (remote::Host& host : spec.hosts) {
     if (host.wrapper.empty()) host.wrapper = options.written.wrapper;
   }
-}
-
-/// The verb counts only as the very first argument, so that a worker of that name can still run: `ddplaunch
-/// -- check`.
-Verb read_verb(std::vector<std::string>& args) {
-  if (args.empty()) return Verb::kRun;
-  const Verb verb = args.front() == "check"   ? Verb::kCheck
-                    : args.front() == "hosts" ? Verb::kHosts
-                                              : Verb::kRun;
-  if (verb != Verb::kRun) args.erase(args.begin());
-  return verb;
 }
 
 /// Options that a worker hardly has itself.
@@ -90,7 +79,7 @@ void check_worker_words(const CommandLine& line, bool module, Diagnostics& diagn
   const std::vector<std::string>& words = line.worker;
   const std::string& first = words.front();
   if (line.separated) return;
-  if (!module && !line.given.empty() && find_verb(first) != nullptr) {
+  if (!module && !line.given.empty() && find_verb(words) != nullptr) {
     diagnostics.fail("a verb comes first: ddplaunch " + first +
                      " [options]; a program of this name runs with " + "`ddplaunch [options] -- " + first +
                      '`');
@@ -135,16 +124,16 @@ void read_command(JobOptions& options, const CommandLine& line, Diagnostics& dia
   }
   options.job.worker_given = true;
   note_worker_options(line, diagnostics);
-  check_worker_words(line, written.module, diagnostics);
+  check_worker_words(line, options.given("--module"), diagnostics);
   command.argv = line.worker;
   const std::string& first = line.worker.front();
   if (first.empty()) return diagnostics.fail("the worker's name is empty");
-  if (written.module) {
+  if (options.given("--module")) {
     command.kind = WorkerCommand::Kind::kModule;
   } else if (first == "train") {
     command.kind = WorkerCommand::Kind::kTrain;
     command.argv.erase(command.argv.begin());
-  } else if (first.ends_with(".py") && !written.no_python) {
+  } else if (first.ends_with(".py") && !options.given("--no-python")) {
     command.kind = WorkerCommand::Kind::kPython;
   }
   const bool python =
@@ -241,11 +230,9 @@ void read_detach(JobOptions& options, const ProcessContext& context, Diagnostics
   }
 }
 
-/// `ddplaunch run FILE …` is `ddplaunch --job-file FILE …`; options may stand before FILE, too.
-/// Returns false if there is no FILE.
+/// `ddplaunch run FILE …` is `ddplaunch --job-file FILE …`; options may stand before FILE, too. `args` are
+/// those behind the verb. Returns false if there is no FILE.
 bool read_run(std::vector<std::string>& args, const OptionTable& table, Diagnostics& diagnostics) {
-  if (args.empty() || args.front() != "run") return true;
-  args.erase(args.begin());
   Diagnostics ignored;  // of the first scan; the second one reports its errors
   const CommandLine line = scan_command_line(args, table, ignored);
   constexpr std::string_view kTexts[] = {"-h", "--help", "-V", "--version"};
@@ -321,21 +308,25 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   std::vector<std::string> args = arguments;
   JobOptions options(context.cwd);
   RunJob& job = options.job;
-  const bool verb_given = find_verb(args.front()) != nullptr;
-  job.verb = read_verb(args);
-  if (!read_run(args, options.table, diagnostics)) return BadUsage{diagnostics.errors};
+  const VerbRow* const verb = find_verb(args);
+  if (verb != nullptr) {
+    job.verb = verb->verb;
+    args.erase(args.begin());
+    if (job.verb == Verb::kRun && !read_run(args, options.table, diagnostics))
+      return BadUsage{diagnostics.errors};
+  }
   const CommandLine line = read_sources(args, context, options, diagnostics);
   options.read_all = line.read_all;
   options.written.standalone =
       std::find(line.given.begin(), line.given.end(), "--standalone") != line.given.end();
-  if (options.written.help) {
+  if (options.given("--help")) {
     const bool all = line.worker == std::vector<std::string>{"all"};
-    return PrintText{verb_given ? verb_help(options.table, job.verb)
-                     : all      ? options.table.help()
-                                : brief_help(options.table),
+    return PrintText{verb != nullptr ? verb_help(options.table, job.verb)
+                     : all           ? options.table.help()
+                                     : brief_help(options.table),
                      {}};
   }
-  if (options.written.version) return PrintText{version_text(), {}};
+  if (options.given("--version")) return PrintText{version_text(), {}};
 
   const bool nodes_known = read_node_options(options, context, diagnostics);
   if (!job.spec.per_node && nodes_known) heed_scheduler(options, context, diagnostics);
@@ -354,7 +345,7 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   add_origins(options.sources, diagnostics);
   read_detach(options, context, diagnostics);
   if (!diagnostics.errors.empty()) return BadUsage{diagnostics.all_errors()};
-  if (options.written.dry_run)
+  if (options.given("--dry-run"))
     return PrintText{
         job_plan_text(job.spec) + origins_text(options.sources, options.table, line.worker_origin),
         std::move(diagnostics.notes)};

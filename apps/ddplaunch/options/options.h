@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
@@ -36,20 +37,44 @@ struct Diagnostics {
   void note(const std::string& text) { notes.push_back("ddplaunch: " + one_line(text)); }
 };
 
-/// A verb, which counts only as the first word.
+/// What to do. kRun, kCheck and kHosts are about a job that the options describe, the others about one that
+/// runs or ran.
+enum class Verb : std::uint8_t {
+  kRun,  ///< also without a verb
+  kCheck,
+  kHosts,
+  kPs,
+  kStatus,
+  kLogs,
+  kAttach,
+  kDashboard,
+  kStop,
+  kWait,
+  kExec,
+  kStacks,
+  kReport,
+  kClean,
+  kRm
+};
+
+/// A verb, which counts only as the first word: a program of that name runs with `ddplaunch -- ps`.
 struct VerbRow {
+  Verb verb;
   std::string_view section;  ///< of --help
   std::string_view name;
   std::string_view arguments;  ///< in its usage line
   std::string_view help;       ///< in ddplaunch --help
   std::string_view text;       ///< in its own --help, as sentences
+  const char* options = "";    ///< about a job to start: those that its own --help lists
+  bool is_about_new_job() const { return verb <= Verb::kHosts; }
 };
-/// All verbs, in the order of --help.
+/// All verbs, in the order of --help, which is that of Verb.
 std::span<const VerbRow> verbs();
-/// Returns the row, or nullptr.
-const VerbRow* find_verb(std::string_view name);
+/// Returns the row of the verb that is the first argument, or nullptr.
+const VerbRow* find_verb(const std::vector<std::string>& args);
+std::string verb_name(Verb verb);
 /// Returns what opens the --help of a verb.
-std::string verb_usage(std::string_view name);
+std::string verb_usage(Verb verb);
 
 /// All inputs of the options besides the arguments, so that a test can replace them.
 struct ProcessContext {
@@ -80,15 +105,12 @@ struct ProcessContext {
 /// Returns the context of this process.
 ProcessContext read_process_context();
 
-/// The action for the job: `check` or `hosts` as the first argument, else run.
-enum class Verb { kRun, kCheck, kHosts };
-
 /// A job to run or to check. `notes` go to stderr before the start: options that have no effect, and why.
 /// Each begins with "ddplaunch: ".
 struct RunJob {
   launcher::JobSpec spec;
   std::vector<std::string> notes;
-  Verb verb = Verb::kRun;
+  Verb verb = Verb::kRun;     ///< kRun, kCheck or kHosts
   bool json = false;          ///< kCheck, kHosts: machine-readable output
   bool worker_given = false;  ///< always true with kRun
   bool deep = false;          ///< kCheck: also tests the devices and the links between them

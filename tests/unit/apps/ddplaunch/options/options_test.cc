@@ -176,8 +176,10 @@ TEST_CASE("Help and version") {
   const std::string brief = world.text({"-h"});
   CHECK(brief == world.text({"--hostfile", "x", "--help"}));
   CHECK(std::ranges::count(brief, '\n') <= 40);
-  for (const ddp::VerbRow& verb : ddp::verbs())
+  for (const ddp::VerbRow& verb : ddp::verbs()) {
     CHECK(brief.find("\n  " + std::string(verb.name) + ' ') != std::string::npos);
+    CHECK(ddp::verb_name(verb.verb) == verb.name);
+  }
   for (const char* option : {"--hostfile FILE ", "--nproc-per-node N", "--detach "})
     CHECK(brief.find(std::string("\n  ") + option) != std::string::npos);
   for (const char* verb : {"run", "check", "hosts"}) {
