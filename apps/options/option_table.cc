@@ -123,16 +123,6 @@ std::vector<std::string> split_names(const std::string& names) {
   return parts;
 }
 
-const Option& find_option(std::span<const OptionGroup> groups, std::string_view name) {
-  for (const OptionGroup& group : groups) {
-    for (const Option& option : group.options) {
-      const std::vector<std::string> names = split_names(option.names);
-      if (std::find(names.begin(), names.end(), name) != names.end()) return option;
-    }
-  }
-  throw std::logic_error("internal error: no option " + std::string(name));
-}
-
 namespace {
 
 constexpr double kMostMilliseconds = 3.6e9;  // 1000 hours

@@ -78,9 +78,6 @@ struct OptionGroup {
   std::vector<Option> options;
 };
 
-/// Returns the option with this name ("--listen"). There must be one.
-const Option& find_option(std::span<const OptionGroup> groups, std::string_view name);
-
 /// Returns the names of an option: "-t", "--tee".
 std::vector<std::string> split_names(const std::string& names);
 

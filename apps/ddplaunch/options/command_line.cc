@@ -32,7 +32,7 @@ constexpr CompatibilityOption kCompatibilityOptions[] = {
     {"--run-path", kFlag, kNoted, "a .py file always runs in a process of its own"},
     {"--signals-to-handle", kValue, kNoted, "SIGINT, SIGTERM and SIGHUP stop the job"},
     {"--event-log-handler", kValue, kNoted, "there are no event plug-ins"},
-    {"--role", kValue, kLater, "", "default"},
+    {"--role", kValue, kRefused, "all workers have the role default", "default"},
 
     // DeepSpeed.
     {"--no-local-rank", kFlag, kNoted, "LOCAL_RANK is in the environment, and never an argument"},
@@ -41,9 +41,9 @@ constexpr CompatibilityOption kCompatibilityOptions[] = {
      "hosts are reached over SSH however many they are; localhost with --ssh-localhost"},
     {"--save-pid", kFlag, kNoted, "ddplaunch.log in --job-dir has all pids"},
     {"--log-level", kValue, kNoted, "--verbose and --quiet choose"},
-    {"--elastic-training", kFlag, kLater},
-    {"--min-elastic-nodes", kValue, kLater},
-    {"--max-elastic-nodes", kValue, kLater},
+    {"--elastic-training", kFlag, kRefused, "use --nnodes MIN:MAX"},
+    {"--min-elastic-nodes", kValue, kRefused, "use --nnodes MIN:MAX"},
+    {"--max-elastic-nodes", kValue, kRefused, "use --nnodes MIN:MAX"},
 
     // accelerate launch.
     {"--multi-gpu", kFlag, kNoted, "--nproc-per-node says how many"},
@@ -125,12 +125,6 @@ void CommandLineScanner::read_row(const CompatibilityOption& row, WrittenOption&
     return fail(written.text + " takes no value");
   const std::string reason = row.text.empty() ? std::string() : ": " + std::string(row.text);
   switch (row.status) {
-    case kLater:
-      if (!row.value.empty() && *written.value == row.value) return;  // as it is done anyway
-      return fail(
-          written.text + " is not in this release yet" +
-          (row.value.empty() ? "" : " (only " + written.text + " " + std::string(row.value) + " is)") +
-          reason);
     case kRenamed:
       given_.emplace_back(row.text);
       words_.insert(words_.end(), {std::string(row.text), std::string(row.value)});

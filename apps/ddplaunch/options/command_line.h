@@ -10,21 +10,20 @@
 
 namespace ddp {
 
-/// States how ddplaunch treats an option that is not (yet) its own.
+/// States how ddplaunch treats an option that is not its own.
 enum class SupportStatus {
-  kLater,    ///< of a later release: refused, unless its value describes the present behavior
   kRenamed,  ///< a flag that stands for ddplaunch's option `text` with `value`
   kNoted,    ///< accepted without effect; `text` says why it is not needed
   kRefused,  ///< refused, unless its value asks for nothing; `text` says why, or what to use
 };
 
-/// One option of torchrun, DeepSpeed, mpirun, or of a later release, unless ddplaunch has the same one.
+/// One option of torchrun, DeepSpeed or mpirun, unless ddplaunch has the same one.
 struct CompatibilityOption {
   std::string_view name;  ///< with dashes: "--rdzv-id", "-t"
   bool takes_value = false;
   SupportStatus status = SupportStatus::kRefused;
   std::string_view text{};
-  /// kLater and kRefused: the accepted value, empty for none; of kRefused NAME=VALUE for --env may follow it.
+  /// Of kRefused: the accepted value, empty for none, and NAME=VALUE for --env may follow it.
   std::string_view value{};
 };
 

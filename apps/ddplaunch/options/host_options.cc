@@ -198,11 +198,9 @@ void check_spares(std::size_t nodes, JobSpec& spec, Diagnostics& diagnostics) {
 
 /// Checks that there are enough hosts for --nnodes.
 bool check_nnodes(const JobOptions& options, Diagnostics& diagnostics) {
-  const auto [min, max] = *options.written.nnodes;
   const std::size_t count = options.job.spec.hosts.size();
-  if (min <= count) return true;
-  const std::string asked =
-      "--nnodes " + std::to_string(min) + (min < max ? ':' + std::to_string(max) : std::string());
+  if (options.written.nnodes->min <= count) return true;
+  const std::string asked = nnodes_text(*options.written.nnodes);
   if (!options.lists_hosts() && !options.job.spec.per_node) {
     diagnostics.fail(
         asked +

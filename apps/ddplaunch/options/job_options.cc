@@ -184,7 +184,7 @@ void add_meeting(OptionTable& table, JobSpec& spec, WrittenValues& written, cons
               number_into(spec.daemon_port, 1, kMaxPort));
 }
 
-void add_ssh(OptionTable& table, JobSpec& spec, WrittenValues& written, const std::string& cwd) {
+void add_ssh(OptionTable& table, JobSpec& spec, const std::string& cwd) {
   table.value({.names = "--ssh-config",
                .value = "FILE",
                .default_text = "~/.ssh/config",
@@ -503,7 +503,7 @@ JobOptions::JobOptions(const std::string& cwd) : table(kUsage, true) {
   table.group("Start", "",
               "ddplaunch --hostfile hosts --ssh-config ~/cluster_ssh --network 10.1.0.0/16 train");
   add_meeting(table, spec, written, cwd);
-  add_ssh(table, spec, written, cwd);
+  add_ssh(table, spec, cwd);
   add_network(table, spec, written);
   add_worker(table, spec, written, cwd);
   add_failure(table, spec, written);

@@ -162,6 +162,7 @@ class NodeOptionReader {
   bool others_chosen();
   /// Kubeflow's pods and Slurm's steps provide all missing values.
   void ask_scheduler();
+  /// Returns nothing if there is only one node, or after an error.
   std::optional<PerNode> read();
   /// An error was reported when the option was read.
   bool has_wrong_value() const {
@@ -191,8 +192,20 @@ class NodeOptionReader {
   bool step_address();
   bool take_endpoint();
   void alone();
+  bool read_address(PerNode& given);
   bool read_rank(PerNode& given);
   bool read_port(PerNode& given);
+  bool fail(const std::string& text) {
+    diagnostics_.fail(text);
+    return false;
+  }
+  /// Returns the name and the value of an option, else of a variable. The value is empty if there is none.
+  template <class T>
+  std::pair<std::string, std::string> found(const char* option, const std::optional<T>& value,
+                                            const char* variable_name) const {
+    if (value) return {option, std::to_string(*value)};
+    return {variable_name, is_worker() ? "" : variable(variable_name)};
+  }
 
   JobOptions& options_;
   WrittenValues& written_;
@@ -265,16 +278,11 @@ bool NodeOptionReader::step_nodes() {
   if (!written_.nnodes && spares < started) written_.nnodes = NodeCounts{started - spares, started - spares};
   if (written_.nnodes && written_.nnodes->min <= started && written_.nnodes->max + spares >= started)
     return true;
-  std::string asked;
-  if (written_.nnodes) {
-    asked = "--nnodes " + std::to_string(written_.nnodes->min);
-    if (written_.nnodes->max != written_.nnodes->min) asked += ':' + std::to_string(written_.nnodes->max);
-  }
+  std::string asked = written_.nnodes ? nnodes_text(*written_.nnodes) : "";
   if (spares > 0) asked += (asked.empty() ? "" : " with ") + ("--spares " + std::to_string(spares));
-  diagnostics_.fail(asked + ": srun has started this program on " + std::to_string(started) +
-                    " nodes; omit the option, or start as many nodes with srun --nodes; --launcher local "
-                    "runs on this machine only");
-  return false;
+  return fail(asked + ": srun has started this program on " + std::to_string(started) +
+              " nodes; omit the option, or start as many nodes with srun --nodes; --launcher local "
+              "runs on this machine only");
 }
 
 /// Takes this node's rank from the step. A given rank wins, unless node 0 would not be the step's first node.
@@ -282,12 +290,10 @@ bool NodeOptionReader::step_rank() {
   const auto rank = step_.node_rank();
   const std::string number = written_.node_rank ? std::to_string(*written_.node_rank) : variable("NODE_RANK");
   if (number.empty() && !rank) {
-    diagnostics_.fail((step_.node_id.empty()
-                           ? std::string("SLURM_NODEID is not set")
-                           : "SLURM_NODEID=" + step_.node_id + " is not one of the " +
-                                 std::to_string(step_.nodes) + " nodes of this Slurm step") +
-                      "; give --node-rank N, a different one on each node");
-    return false;
+    return fail((step_.node_id.empty() ? std::string("SLURM_NODEID is not set")
+                                       : "SLURM_NODEID=" + step_.node_id + " is not one of the " +
+                                             std::to_string(step_.nodes) + " nodes of this Slurm step") +
+                "; give --node-rank N, a different one on each node");
   }
   if (number.empty()) written_.node_rank = rank;
   if (number.empty() || !rank || number == step_.node_id) return true;
@@ -298,8 +304,7 @@ bool NodeOptionReader::step_rank() {
     diagnostics_.note(text + "; the given rank is used");
     return true;
   }
-  diagnostics_.fail(text + ", whose node 0 is the master; omit it, or give --master-addr as well");
-  return false;
+  return fail(text + ", whose node 0 is the master; omit it, or give --master-addr as well");
 }
 
 /// Takes the address of node 0 and the port from the step.
@@ -307,19 +312,16 @@ bool NodeOptionReader::step_address() {
   if (!master_given()) {
     auto first = step_.first_node();
     if (!first) {
-      diagnostics_.fail(first.error().text + "; set MASTER_ADDR to name node 0 yourself");
-      return false;
+      return fail(first.error().text + "; set MASTER_ADDR to name node 0 yourself");
     }
     written_.master_addr = std::move(*first);
   }
   if (written_.master_port || written_.rdzv_endpoint || !variable("MASTER_PORT").empty()) return true;
   written_.master_port = step_.port();
   if (written_.master_port) return true;
-  diagnostics_.fail(
-      "SLURM_JOB_ID=" + step_.job + ", SLURM_STEP_ID=" + step_.id +
-      ": these are not numbers, so no port follows from them; give --master-port PORT, the same "
-      "on all nodes");
-  return false;
+  return fail("SLURM_JOB_ID=" + step_.job + ", SLURM_STEP_ID=" + step_.id +
+              ": these are not numbers, so no port follows from them; give --master-port PORT, the same "
+              "on all nodes");
 }
 
 /// Uses --rdzv-endpoint as master address and port. Returns false after reporting a contradiction.
@@ -327,14 +329,12 @@ bool NodeOptionReader::take_endpoint() {
   if (!written_.rdzv_endpoint) return true;
   const auto& [text, host, port] = *written_.rdzv_endpoint;
   if (!written_.master_addr.empty() && written_.master_addr != host) {
-    diagnostics_.fail("--master-addr " + written_.master_addr + " and --rdzv-endpoint " + text +
-                      " name different hosts; both give the address of node 0, so omit one of them");
-    return false;
+    return fail("--master-addr " + written_.master_addr + " and --rdzv-endpoint " + text +
+                " name different hosts; both give the address of node 0, so omit one of them");
   }
   if (written_.master_port && port && *written_.master_port != *port) {
-    diagnostics_.fail("--master-port " + std::to_string(*written_.master_port) + " and --rdzv-endpoint " +
-                      text + " name different ports; omit one of them");
-    return false;
+    return fail("--master-port " + std::to_string(*written_.master_port) + " and --rdzv-endpoint " + text +
+                " name different ports; omit one of them");
   }
   if (!written_.master_port) written_.master_port = port.value_or(kEndpointPort);
   written_.master_addr = host;
@@ -357,42 +357,52 @@ void NodeOptionReader::alone() {
   if (written_.rdzv_endpoint) diagnostics_.note("--rdzv-endpoint has no effect with a single node");
 }
 
+/// Returns false without an error if nothing names node 0: then there is only one node.
+bool NodeOptionReader::read_address(PerNode& given) {
+  given.master_addr = written_.master_addr;
+  if (given.master_addr.empty() && !is_worker()) given.master_addr = variable("MASTER_ADDR");
+  if (given.master_addr.empty()) {
+    if (!written_.node_rank) return false;
+    return fail(rank_text() +
+                " needs --master-addr ADDR, the address of node 0; or set MASTER_ADDR on all nodes");
+  }
+  const std::string where =
+      (written_.master_addr.empty() ? "MASTER_ADDR " : "--master-addr ") + given.master_addr;
+  if (given.master_addr.find(':') != std::string::npos && !remote::is_ipv6(given.master_addr) &&
+      given.master_addr.find('/') == std::string::npos) {
+    std::optional<RendezvousEndpoint> endpoint;
+    const std::string problem = endpoint_into(endpoint)(given.master_addr);
+    return fail(where + ": give the address alone, without " +
+                (endpoint && endpoint->port ? "port: --master-addr " + endpoint->host + " --master-port " +
+                                                  std::to_string(*endpoint->port)
+                                            : "port and brackets") +
+                (problem.empty() ? "" : "; " + problem.substr(2)));
+  }
+  const std::string problem = host_problem(given.master_addr);
+  return problem.empty() || fail(where + problem);
+}
+
 /// The rank may stay unset: the nodes then find it out.
 bool NodeOptionReader::read_rank(PerNode& given) {
-  std::string text = variable("NODE_RANK");
-  std::string name = "NODE_RANK";
-  if (written_.node_rank) {
-    text = std::to_string(*written_.node_rank);
-    name = "--node-rank";
-  } else if (text.empty() || is_worker()) {
-    return true;
-  }
+  const auto [name, text] = found("--node-rank", written_.node_rank, "NODE_RANK");
+  if (text.empty()) return true;
   const auto number = number_in(text);
   if (!number || *number >= static_cast<unsigned long long>(given.nodes)) {
-    diagnostics_.fail(name + " " + text + ": give a whole number from 0 to " +
-                      std::to_string(given.nodes - 1) + ", a different one on each of the " +
-                      std::to_string(given.nodes) + " nodes");
-    return false;
+    return fail(name + " " + text + ": give a whole number from 0 to " + std::to_string(given.nodes - 1) +
+                ", a different one on each of the " + std::to_string(given.nodes) + " nodes");
   }
   given.rank = static_cast<int>(*number);
   return true;
 }
 
 bool NodeOptionReader::read_port(PerNode& given) {
-  std::string text = variable("MASTER_PORT");
-  std::string name = "MASTER_PORT";
-  if (written_.master_port) {
-    text = std::to_string(*written_.master_port);
-    name = "--master-port";
-  } else if (text.empty() || is_worker()) {
-    return true;
-  }
+  const auto [name, text] = found("--master-port", written_.master_port, "MASTER_PORT");
+  if (text.empty()) return true;
   const auto port = whole_number(text, kMaxPort);
   if (!port || *port == 0) {
     const bool by_endpoint = written_.rdzv_endpoint && !options_.given("--master-port");
-    diagnostics_.fail((by_endpoint ? "--rdzv-endpoint " + written_.rdzv_endpoint->text : name + " " + text) +
-                      ": give a port from 1 to 65535, the same on all nodes, because they connect to it");
-    return false;
+    return fail((by_endpoint ? "--rdzv-endpoint " + written_.rdzv_endpoint->text : name + " " + text) +
+                ": give a port from 1 to 65535, the same on all nodes, because they connect to it");
   }
   given.port = static_cast<std::uint16_t>(*port);
   return true;
@@ -407,33 +417,7 @@ std::optional<PerNode> NodeOptionReader::read() {
   PerNode given;
   given.nodes = nodes() + options_.job.spec.spares;
   given.insecure = options_.given("--insecure");
-  given.master_addr = written_.master_addr;
-  if (given.master_addr.empty() && !is_worker()) given.master_addr = variable("MASTER_ADDR");
-  if (given.master_addr.empty()) {
-    if (written_.node_rank) {
-      diagnostics_.fail(rank_text() +
-                        " needs --master-addr ADDR, the address of node 0; or set MASTER_ADDR on all nodes");
-    }
-    return std::nullopt;
-  }
-  const std::string where =
-      (written_.master_addr.empty() ? "MASTER_ADDR " : "--master-addr ") + given.master_addr;
-  if (given.master_addr.find(':') != std::string::npos && !remote::is_ipv6(given.master_addr) &&
-      given.master_addr.find('/') == std::string::npos) {
-    std::optional<RendezvousEndpoint> endpoint;
-    const std::string problem = endpoint_into(endpoint)(given.master_addr);
-    diagnostics_.fail(where + ": give the address alone, without " +
-                      (endpoint && endpoint->port ? "port: --master-addr " + endpoint->host +
-                                                        " --master-port " + std::to_string(*endpoint->port)
-                                                  : "port and brackets") +
-                      (problem.empty() ? "" : "; " + problem.substr(2)));
-    return std::nullopt;
-  }
-  if (const std::string problem = host_problem(given.master_addr); !problem.empty()) {
-    diagnostics_.fail(where + problem);
-    return std::nullopt;
-  }
-  if (!read_rank(given) || !read_port(given)) return std::nullopt;
+  if (!read_address(given) || !read_rank(given) || !read_port(given)) return std::nullopt;
   given.link_job = options_.given("--job-id") ? options_.job.spec.job_id : "default";
   if (!in_step_) return given;
   given.in_slurm = true;

@@ -61,6 +61,11 @@ std::optional<NodeCounts> read_node_counts(std::string_view text) {
   return NodeCounts{static_cast<std::size_t>(*min), static_cast<std::size_t>(*max)};
 }
 
+std::string nnodes_text(const NodeCounts& counts) {
+  return "--nnodes " + std::to_string(counts.min) +
+         (counts.min < counts.max ? ':' + std::to_string(counts.max) : std::string());
+}
+
 std::string host_problem(std::string_view host) {
   if (const std::size_t scheme = host.find("://"); scheme != std::string_view::npos) {
     const std::string_view rest = host.substr(scheme + 3);

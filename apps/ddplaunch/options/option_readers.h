@@ -36,6 +36,8 @@ const std::vector<std::pair<std::string, launcher::ProcsPerNode::Kind>>& procs_w
 /// Reads N or one of procs_words(). N is from 1 to 65535.
 std::optional<launcher::ProcsPerNode> read_procs(std::string_view text);
 std::optional<NodeCounts> read_node_counts(std::string_view text);
+/// Returns "--nnodes N" or "--nnodes MIN:MAX".
+std::string nnodes_text(const NodeCounts& counts);
 /// Reads LOW-HIGH, both from 1 to 65535, LOW not above HIGH.
 std::optional<std::pair<std::uint16_t, std::uint16_t>> read_port_range(std::string_view text);
 /// Reads "0,8-15" or "all" into sorted ranges, joined if they touch. "all" gives no range.

@@ -471,10 +471,9 @@ TEST_CASE("Each rule between options is checked") {
       rules += option.not_with.size() + (option.only_with.others.empty() ? 0 : 1);
   }
   CHECK(rules == std::size(rows) - 1);  // one row for each, and one more for the two of --hosts-from
-  CHECK(ddp::find_option(ddp::ddplaunch_option_groups(), "--hosts-from").rules_text() ==
-        "Not with `--hostfile` or `--host`.");
-  CHECK(ddp::find_option(ddp::ddplaunch_option_groups(), "--deep").rules_text() ==
-        "Only with `ddplaunch check`.");
+  const ddp::JobOptions options("/");
+  CHECK(options.table.find("--hosts-from")->rules_text() == "Not with `--hostfile` or `--host`.");
+  CHECK(options.table.find("--deep")->rules_text() == "Only with `ddplaunch check`.");
 }
 
 TEST_CASE("Settings for all jobs may hold options without an effect on this one") {
