@@ -555,9 +555,14 @@ WrittenOption OptionScanner::take_apart(const std::string& word) const {
   return written;
 }
 
-bool OptionScanner::takes_value(const std::string& name) const {
-  if (table_.knows(name)) return table_.takes_value(name);
-  return is_other(name) && other_takes_value(name);
+const CompatibilityOption* OptionScanner::find_other(std::string_view name) const {
+  const auto found = std::ranges::find(others_, name, &CompatibilityOption::name);
+  return found == others_.end() ? nullptr : &*found;
+}
+
+bool OptionScanner::takes_value(std::string_view name) const {
+  const CompatibilityOption* other = find_other(name);
+  return other != nullptr ? other->takes_value : table_.takes_value(name);
 }
 
 bool OptionScanner::scan() {
@@ -580,13 +585,16 @@ bool OptionScanner::read_option(const std::string& word) {
     read_ours(std::move(written));
     return true;
   }
-  return read_other(written) || read_unknown(written);
+  const CompatibilityOption* other = find_other(written.name);
+  if (other == nullptr) return read_unknown(written);
+  read_other(*other, std::move(written));
+  return true;
 }
 
 bool OptionScanner::is_option(const std::string& word) const {
   if (word == "--") return true;
   const std::string name = take_apart(word).name;
-  return word.size() > 1 && word.front() == '-' && (table_.knows(name) || is_other(name));
+  return word.size() > 1 && word.front() == '-' && (table_.knows(name) || find_other(name) != nullptr);
 }
 
 // If an option stands where a value is expected, the value was forgotten. Any value behind '=' is intended.
@@ -639,11 +647,31 @@ void OptionScanner::read_several(const Option& option, WrittenOption written) {
   words_.insert(words_.end(), values.begin(), values.end());
 }
 
+void OptionScanner::read_other(const CompatibilityOption& other, WrittenOption written) {
+  const bool refused = other.status == SupportStatus::kRefused;
+  if (other.takes_value && !take_value(written)) return;
+  if (!other.takes_value && written.value && !refused) return fail(written.text + " takes no value");
+  if (other.status == SupportStatus::kRenamed) {
+    given_.emplace_back(other.text);
+    return void(words_.insert(words_.end(), {std::string(other.text), std::string(other.value)}));
+  }
+  const std::string reason = ": " + std::string(other.text);
+  if (!refused) return notes_.push_back(written.text + " has no effect" + reason);
+  const std::size_t blank = std::min(other.value.find(' '), other.value.size());
+  const bool is_accepted =
+      other.takes_value && blank > 0 && lower_case(*written.value) == other.value.substr(0, blank);
+  if (!is_accepted) return fail(written.text + " is not an option of " + program_ + reason);
+  if (blank == other.value.size()) return;
+  const std::string option(other.value.substr(blank + 1));
+  words_.insert(words_.end(), {option.substr(0, option.find(' ')), option.substr(option.find(' ') + 1)});
+}
+
 std::string_view OptionScanner::suggestion(const WrittenOption& written) const {
   const std::string_view word = without_dashes(written.name);
   if (word.size() < 3) return {};
   std::vector<std::string_view> names = table_.names();
-  add_names(names);
+  for (const CompatibilityOption& other : others_)
+    if (other.status != SupportStatus::kRefused) names.push_back(other.name);
   std::erase_if(names, [](std::string_view name) { return !name.starts_with("--"); });
   std::vector<std::string_view> bare;
   for (const std::string_view name : names)
@@ -655,12 +683,11 @@ std::string_view OptionScanner::suggestion(const WrittenOption& written) const {
 bool OptionScanner::read_unknown(const WrittenOption& written) {
   const std::string_view meant = suggestion(written);
   if (meant.empty()) {
-    fail("unknown option " + written.text + "; " + unknown_hint());
+    fail("unknown option " + written.text + "; " + hint_);
     return written.value.has_value();
   }
   fail("unknown option " + written.text + "; did you mean " + std::string(meant) + "?");
-  const bool takes = is_other(meant) ? other_takes_value(meant) : table_.takes_value(meant);
-  if (takes && !written.value && next_ < args_.size() && !is_option(args_[next_])) ++next_;
+  if (takes_value(meant) && !written.value && next_ < args_.size() && !is_option(args_[next_])) ++next_;
   return true;
 }
 

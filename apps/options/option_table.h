@@ -266,14 +266,37 @@ struct WrittenOption {
   std::optional<std::string> value;  ///< the text behind '='
 };
 
+/// States how a program treats an option of other programs that it does not have.
+enum class SupportStatus {
+  kRenamed,  ///< a flag that stands for the option `text` with `value`
+  kNoted,    ///< accepted without effect; `text` says why it is not needed
+  kRefused,  ///< refused, unless its value asks for nothing; `text` says why, or what to use
+};
+
+/// An option of other programs.
+struct CompatibilityOption {
+  std::string_view name;  ///< with dashes: "--rdzv-id", "-t"
+  bool takes_value = false;
+  SupportStatus status = SupportStatus::kRefused;
+  std::string_view text{};
+  /// Of kRefused: the accepted value, empty for none. An option that it stands for may follow: "no --env
+  /// A=no".
+  std::string_view value{};
+};
+
 /// Splits a command line at the options of a table: `--opt value`, `--opt=value`, `--flag=false`, '_' for
 /// '-', `-b8` for `-b 8`. It collects all errors: unknown options with the nearest name, and missing values.
 class OptionScanner {
  public:
-  /// `program` is the name in the messages: "train bench". All arguments must outlive the scanner.
-  OptionScanner(std::string program, const std::vector<std::string>& args, const OptionTable& table)
-      : table_(table), program_(std::move(program)), args_(args) {}
-  virtual ~OptionScanner() = default;
+  /// `program` is the name in the messages: "train bench". `hint` ends the message about an unknown option.
+  /// All arguments must outlive the scanner.
+  OptionScanner(std::string program, const std::vector<std::string>& args, const OptionTable& table,
+                std::span<const CompatibilityOption> others = {}, std::string hint = "")
+      : program_(std::move(program)),
+        args_(args),
+        table_(table),
+        others_(others),
+        hint_(hint.empty() ? program_ + " --help lists all options" : std::move(hint)) {}
 
   /// Reads options up to the next other word, `--`, or the end. Returns false if an unknown option hides
   /// where the options end.
@@ -288,41 +311,36 @@ class OptionScanner {
   /// Names of the flags that are given as FLAG=false.
   const std::vector<std::string>& switched_off() const { return off_; }
   const std::vector<std::string>& errors() const { return errors_; }
-
- protected:
-  /// A program may know names that are not in its table, those of other programs. read_other() returns false
-  /// if `written` is none of them. add_names() adds those that a message may suggest.
-  virtual bool is_other(std::string_view) const { return false; }
-  virtual bool other_takes_value(std::string_view) const { return false; }
-  virtual bool read_other(WrittenOption&) { return false; }
-  virtual void add_names(std::vector<std::string_view>&) const {}
-  /// Ends the message about an unknown option.
-  virtual std::string unknown_hint() const { return program_ + " --help lists all options"; }
-
-  /// Takes the value behind the option, unless it has one after '='. Reports an error if there is none.
-  bool take_value(WrittenOption& written);
-  void fail(std::string text) { errors_.push_back(std::move(text)); }
-
-  const OptionTable& table_;
-  std::vector<std::string> words_;
-  std::vector<std::string> given_;
+  /// Options of other programs that have no effect.
+  const std::vector<std::string>& notes() const { return notes_; }
 
  private:
   bool read_option(const std::string& word);
   void read_ours(WrittenOption written);
   void read_flag(WrittenOption written);
   void read_several(const Option& option, WrittenOption written);
+  void read_other(const CompatibilityOption& other, WrittenOption written);
   bool read_unknown(const WrittenOption& written);
+  /// Takes the value behind the option, unless it has one after '='. Reports an error if there is none.
+  bool take_value(WrittenOption& written);
   bool is_option(const std::string& word) const;
   WrittenOption take_apart(const std::string& word) const;
-  bool takes_value(const std::string& name) const;
+  bool takes_value(std::string_view name) const;
+  const CompatibilityOption* find_other(std::string_view name) const;
   std::string_view suggestion(const WrittenOption& written) const;
+  void fail(std::string text) { errors_.push_back(std::move(text)); }
 
   std::string program_;
   const std::vector<std::string>& args_;
+  const OptionTable& table_;
+  std::span<const CompatibilityOption> others_;
+  std::string hint_;
   std::size_t next_ = 0;
+  std::vector<std::string> words_;
+  std::vector<std::string> given_;
   std::vector<std::string> off_;
   std::vector<std::string> errors_;
+  std::vector<std::string> notes_;
 };
 
 /// Parses a whole command line without words of another program: options, and as many other words as `table`

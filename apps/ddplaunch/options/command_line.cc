@@ -1,8 +1,6 @@
 #include "apps/ddplaunch/options/command_line.h"
 
-#include <algorithm>
 #include <cstddef>
-#include <iterator>
 #include <string_view>
 
 #include "apps/options/option_table.h"
@@ -48,10 +46,11 @@ constexpr CompatibilityOption kCompatibilityOptions[] = {
     // accelerate launch.
     {"--multi-gpu", kFlag, kNoted, "--nproc-per-node says how many"},
     {"--mixed-precision", kValue, kRefused,
-     "use --env ACCELERATE_MIXED_PRECISION=bf16, or --accelerate-config", "no ACCELERATE_MIXED_PRECISION=no"},
+     "use --env ACCELERATE_MIXED_PRECISION=bf16, or --accelerate-config",
+     "no --env ACCELERATE_MIXED_PRECISION=no"},
     {"--dynamo-backend", kValue, kRefused,
      "use --env ACCELERATE_DYNAMO_BACKEND=INDUCTOR, or --accelerate-config",
-     "no ACCELERATE_DYNAMO_BACKEND=NO"},
+     "no --env ACCELERATE_DYNAMO_BACKEND=NO"},
     {"--cpu", kFlag, kRenamed, "--env", "ACCELERATE_USE_CPU=true"},
     {"--enable-cpu-affinity", kFlag, kRenamed, "--env", "ACCELERATE_CPU_AFFINITY=1"},
     {"--same-network", kFlag, kNoted, "nodes join over the connection that starts them"},
@@ -83,76 +82,10 @@ std::span<const CompatibilityOption> compatibility_options() {
   return kCompatibilityOptions;
 }
 
-const CompatibilityOption* find_compatibility_option(std::string_view name) {
-  const auto* const found = std::ranges::find(kCompatibilityOptions, name, &CompatibilityOption::name);
-  return found == std::end(kCompatibilityOptions) ? nullptr : found;
-}
-
-namespace {
-
-/// Also reads the options of other launchers.
-class CommandLineScanner : public OptionScanner {
- public:
-  CommandLineScanner(const std::vector<std::string>& args, const OptionTable& table, Diagnostics& diagnostics)
-      : OptionScanner("ddplaunch", args, table), diagnostics_(diagnostics) {}
-
- protected:
-  bool is_other(std::string_view name) const override { return find_compatibility_option(name) != nullptr; }
-  bool other_takes_value(std::string_view name) const override {
-    return find_compatibility_option(name)->takes_value;
-  }
-  bool read_other(WrittenOption& written) override;
-  void add_names(std::vector<std::string_view>& names) const override;
-  std::string unknown_hint() const override {
-    return "ddplaunch --help all lists all options; the worker's options follow the worker";
-  }
-
- private:
-  void read_row(const CompatibilityOption& row, WrittenOption& written);
-
-  Diagnostics& diagnostics_;
-};
-
-bool CommandLineScanner::read_other(WrittenOption& written) {
-  const CompatibilityOption* row = find_compatibility_option(written.name);
-  if (row != nullptr) read_row(*row, written);
-  return row != nullptr;
-}
-
-void CommandLineScanner::read_row(const CompatibilityOption& row, WrittenOption& written) {
-  if (row.takes_value && !take_value(written)) return;
-  if (!row.takes_value && written.value && row.status != kRefused)
-    return fail(written.text + " takes no value");
-  const std::string reason = row.text.empty() ? std::string() : ": " + std::string(row.text);
-  switch (row.status) {
-    case kRenamed:
-      given_.emplace_back(row.text);
-      words_.insert(words_.end(), {std::string(row.text), std::string(row.value)});
-      return;
-    case kNoted:
-      return diagnostics_.note(written.text + " has no effect" + reason);
-    case kRefused:
-      if (row.takes_value && !row.value.empty() &&
-          lower_case(*written.value) == row.value.substr(0, row.value.find(' '))) {
-        if (const std::size_t blank = row.value.find(' '); blank != std::string_view::npos)
-          words_.insert(words_.end(), {"--env", std::string(row.value.substr(blank + 1))});
-        return;
-      }
-      return fail(written.text + " is not an option of ddplaunch" + reason);
-  }
-}
-
-void CommandLineScanner::add_names(std::vector<std::string_view>& names) const {
-  for (const CompatibilityOption& row : compatibility_options()) {
-    if (row.status != kRefused) names.push_back(row.name);
-  }
-}
-
-}  // namespace
-
 CommandLine scan_command_line(const std::vector<std::string>& args, const OptionTable& table,
                               Diagnostics& diagnostics, const std::string& origin) {
-  CommandLineScanner scanner(args, table, diagnostics);
+  OptionScanner scanner("ddplaunch", args, table, kCompatibilityOptions,
+                        "ddplaunch --help all lists all options; the worker's options follow the worker");
   CommandLine line;
   line.scanned_all = scanner.scan();
   if (line.scanned_all) {
@@ -172,6 +105,8 @@ CommandLine scan_command_line(const std::vector<std::string>& args, const Option
     line.options.push_back({.name = name, .value = "", .origin = origin, .is_false = true});
   for (const std::string& error : scanner.errors())
     diagnostics.fail(error);
+  for (const std::string& note : scanner.notes())
+    diagnostics.note(note);
   return line;
 }
 

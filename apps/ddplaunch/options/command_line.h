@@ -2,7 +2,6 @@
 
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "apps/ddplaunch/options/options.h"
@@ -10,26 +9,8 @@
 
 namespace ddp {
 
-/// States how ddplaunch treats an option that is not its own.
-enum class SupportStatus {
-  kRenamed,  ///< a flag that stands for ddplaunch's option `text` with `value`
-  kNoted,    ///< accepted without effect; `text` says why it is not needed
-  kRefused,  ///< refused, unless its value asks for nothing; `text` says why, or what to use
-};
-
-/// One option of torchrun, DeepSpeed or mpirun, unless ddplaunch has the same one.
-struct CompatibilityOption {
-  std::string_view name;  ///< with dashes: "--rdzv-id", "-t"
-  bool takes_value = false;
-  SupportStatus status = SupportStatus::kRefused;
-  std::string_view text{};
-  /// Of kRefused: the accepted value, empty for none, and NAME=VALUE for --env may follow it.
-  std::string_view value{};
-};
-
+/// The options of torchrun, DeepSpeed, accelerate and mpirun that ddplaunch knows and does not have.
 std::span<const CompatibilityOption> compatibility_options();
-/// Returns the row, or nullptr.
-const CompatibilityOption* find_compatibility_option(std::string_view name);
 
 /// An option with its value, and the place that gives it.
 struct GivenOption {
