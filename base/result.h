@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include <boost/system/result.hpp>
 
@@ -45,6 +46,20 @@ Error within(std::string_view where, Error error);
 template <class T = void>
 using Result = boost::system::result<T, Error>;
 
+/// Prefixes the text of an error.
+template <class T>
+Result<T> within(std::string_view where, Result<T> result) {
+  if (!result) return within(where, std::move(result).error());
+  return result;
+}
+
+/// Moves the value out of a result that has one; for DDP_TRY.
+template <class T>
+T take_value(Result<T>& result) {
+  return std::move(*result);
+}
+inline void take_value(Result<>&) {}
+
 /// boost::system::result calls this when value() is called on an error, which is a broken invariant.
 [[noreturn]] inline void throw_exception_from_error(const Error& error, const boost::source_location&) {
   throw std::logic_error("unchecked error: " + error.text);
@@ -77,3 +92,14 @@ struct RequiredValue {
   (__builtin_expect(static_cast<bool>(rule), true) \
        ? static_cast<void>(0)                      \
        : ::ddp::report_broken_rule(__FILE__, __LINE__, #rule, {__VA_ARGS__}))
+
+/// Returns the error of a Result from the calling function, or gives its value: `const auto size =
+/// DDP_TRY(read_size(file));`. Let it be a whole statement or initializer, since a return out of the middle
+/// of an expression leaves that expression's temporaries behind. A coroutine has no `return`, so it needs the
+/// long form.
+#define DDP_TRY(...)                                     \
+  __extension__({                                        \
+    auto ddp_tried = (__VA_ARGS__);                      \
+    if (!ddp_tried) return std::move(ddp_tried).error(); \
+    ::ddp::take_value(ddp_tried);                        \
+  })

@@ -251,9 +251,7 @@ class BenchMemory {
     std::unique_ptr<BenchMemory> memory(new BenchMemory(communicator));
     const std::size_t count = bytes / sizeof(float);
     if (communicator.has_device_operations()) {
-      auto device = DeviceBuffer::make(communicator, bytes);
-      if (!device) return device.error();
-      memory->device_ = std::move(*device);
+      memory->device_ = DDP_TRY(DeviceBuffer::make(communicator, bytes));
       memory->values_ = std::span(reinterpret_cast<float*>(memory->device_->memory().bytes.data()), count);
     } else if (const auto shared = communicator.share_memory(bytes); !shared.empty()) {
       memory->values_ = std::span(reinterpret_cast<float*>(shared.data()), count);
@@ -349,9 +347,7 @@ class MeasuredOperation {
   Result<std::uint64_t> wrong() {
     DeviceBuffer* const device = memory_.device();
     std::vector<float> copy(device != nullptr ? buffer_.size() : 0);
-    if (device != nullptr) {
-      if (auto done = device->get(std::as_writable_bytes(std::span(copy))); !done) return done.error();
-    }
+    if (device != nullptr) DDP_TRY(device->get(std::as_writable_bytes(std::span(copy))));
     const std::span<const float> values = device != nullptr ? std::span<const float>(copy) : buffer_;
     std::uint64_t wrong = 0;
     for (std::size_t i = 0; i < values.size(); ++i)
@@ -405,15 +401,14 @@ struct Times {
 };
 
 Result<Times> measure_each(const std::function<Result<>()>& run, int warmup, int iterations) {
-  for (int i = 0; i < warmup; ++i) {
-    if (auto done = run(); !done) return done.error();
-  }
+  for (int i = 0; i < warmup; ++i)
+    DDP_TRY(run());
   std::vector<double> each;
   each.reserve(static_cast<std::size_t>(iterations));
   const auto begin = Clock::now();
   auto last = begin;
   for (int i = 0; i < iterations; ++i) {
-    if (auto done = run(); !done) return done.error();
+    DDP_TRY(run());
     const auto now = Clock::now();
     each.push_back(std::chrono::duration<double, std::micro>(now - last).count());
     last = now;
@@ -440,9 +435,8 @@ Result<double> mean_in_graphs(MeasuredOperation& operation, int count) {
   const int graphs = (count + most - 1) / most, each = (count + graphs - 1) / graphs;
   if (auto done = operation.replay(each); !done) return done.error();  // captures the graph
   const auto begin = Clock::now();
-  for (int i = 0; i < graphs; ++i) {
-    if (auto done = operation.replay(each); !done) return done.error();
-  }
+  for (int i = 0; i < graphs; ++i)
+    DDP_TRY(operation.replay(each));
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / (graphs * each);
 }
 
@@ -451,9 +445,7 @@ Result<Times> measure(MeasuredOperation& operation, const BenchOptions& options,
   const auto each = [&] { return on_device ? operation.replay(1) : operation.run(); };
   auto times = measure_each(each, std::max(options.warmup, on_device ? 1 : 0), options.iterations);
   if (!times || !on_device) return times;
-  const auto mean = mean_in_graphs(operation, options.iterations);
-  if (!mean) return mean.error();
-  times->mean = *mean;
+  times->mean = DDP_TRY(mean_in_graphs(operation, options.iterations));
   return times;
 }
 
@@ -471,26 +463,22 @@ Result<BenchRow> measure_row(const BenchOptions& options, BenchMemory& memory, s
   row.count = operation.count() / parts_of(options.operation, communicator.world_size());
   row.bytes = operation.count() * sizeof(float);
   std::uint64_t wrong = 0;
-  if (auto done = operation.fill(); !done) return done.error();
-  if (auto done = operation.run(); !done) return done.error();
+  DDP_TRY(operation.fill());
+  DDP_TRY(operation.run());
   if (options.check != 0) {
-    const auto found = operation.wrong();
-    if (!found) return found.error();
-    wrong = *found;
+    wrong = DDP_TRY(operation.wrong());
   }
-  if (auto done = communicator.barrier(); !done) return done.error();
-  const auto times = measure(operation, options, memory.device() != nullptr);
-  if (!times) return times.error();
-  const std::uint64_t mine[] = {nanoseconds(times->mean), nanoseconds(times->p50), nanoseconds(times->p99),
+  DDP_TRY(communicator.barrier());
+  const auto times = DDP_TRY(measure(operation, options, memory.device() != nullptr));
+  const std::uint64_t mine[] = {nanoseconds(times.mean), nanoseconds(times.p50), nanoseconds(times.p99),
                                 wrong};
-  const auto all = communicator.all_gather(mine);
-  if (!all) return all.error();
+  const auto all = DDP_TRY(communicator.all_gather(mine));
   row.wrong = options.check != 0 ? 0 : -1;
-  for (std::size_t i = 0; i < all->size(); i += 4) {
-    row.mean_us += static_cast<double>((*all)[i]) / 1e3 / communicator.world_size();
-    row.p50_us = std::max(row.p50_us, static_cast<double>((*all)[i + 1]) / 1e3);
-    row.p99_us = std::max(row.p99_us, static_cast<double>((*all)[i + 2]) / 1e3);
-    if (options.check != 0) row.wrong += static_cast<std::int64_t>((*all)[i + 3]);
+  for (std::size_t i = 0; i < all.size(); i += 4) {
+    row.mean_us += static_cast<double>(all[i]) / 1e3 / communicator.world_size();
+    row.p50_us = std::max(row.p50_us, static_cast<double>(all[i + 1]) / 1e3);
+    row.p99_us = std::max(row.p99_us, static_cast<double>(all[i + 2]) / 1e3);
+    if (options.check != 0) row.wrong += static_cast<std::int64_t>(all[i + 3]);
   }
   return row;
 }
@@ -505,20 +493,19 @@ std::size_t most_bytes(const BenchOptions& options, const std::vector<std::size_
 Result<PairResult> measure_pair(const BenchOptions& options, const WorkerEnvironment& environment,
                                 const WorldOptions& world_options, CommWorld& world, std::pair<int, int> pair,
                                 bool same_node) {
-  auto two = join_pair(environment, world_options, *world.directory, pair, same_node);
-  if (!two) return two.error();
+  auto two = DDP_TRY(join_pair(environment, world_options, *world.directory, pair, same_node));
   PairResult result{pair.first, pair.second, same_node, 0, 0};
   std::vector<std::byte> small(2 * kLatencyBytes);
   const auto latency =
-      measure_each([&] { return (*two)->all_gather_parts(small); }, options.warmup, 10 * options.iterations);
+      measure_each([&] { return two->all_gather_parts(small); }, options.warmup, 10 * options.iterations);
   if (!latency) return latency.error();
   std::vector<std::byte> large(2 * options.max_bytes);
   const auto time =
-      measure_each([&] { return (*two)->all_gather_parts(large); }, options.warmup, options.iterations);
+      measure_each([&] { return two->all_gather_parts(large); }, options.warmup, options.iterations);
   if (!time) return time.error();
   result.latency_us = latency->p50;
   result.bandwidth = static_cast<double>(options.max_bytes) / (time->p50 * 1e3);
-  if (auto done = (*two)->barrier(); !done) return done.error();
+  DDP_TRY(two->barrier());
   return result;
 }
 
@@ -531,11 +518,10 @@ Result<> measure_pairs(const BenchOptions& options, const WorkerEnvironment& env
     for (const auto& pair : round) {
       if (pair.first != rank && pair.second != rank) continue;
       const bool same_node = world.same_node(pair.first, pair.second);
-      const auto result = measure_pair(options, environment, world_options, world, pair, same_node);
-      if (!result) return result.error();
+      const auto result = DDP_TRY(measure_pair(options, environment, world_options, world, pair, same_node));
       mine[0] = same_node;
-      mine[1] = nanoseconds(result->latency_us);
-      mine[2] = static_cast<std::uint64_t>(result->bandwidth * 1e6);
+      mine[1] = nanoseconds(result.latency_us);
+      mine[2] = static_cast<std::uint64_t>(result.bandwidth * 1e6);
     }
     const auto all = communicator.all_gather(mine);  // is also a barrier: rounds do not overlap
     if (!all) return all.error();
@@ -566,20 +552,18 @@ Result<> measure_all(const BenchOptions& options, const WorkerEnvironment& envir
   const bool speaks = environment.rank == 0;
   if (options.operation == BenchOperation::kPairs) {
     report.pair_bytes = options.max_bytes;
-    if (auto done = measure_pairs(options, environment, world_options, world, report); !done) return done;
+    DDP_TRY(measure_pairs(options, environment, world_options, world, report));
     if (speaks) print_out("%s", pairs_text(report).c_str());
     return {};
   }
   const auto sizes = message_sizes(options, sizeof(float) * parts_of(options.operation, report.world));
-  const auto memory = BenchMemory::make(*world.communicator, most_bytes(options, sizes));
-  if (!memory) return memory.error();
-  report.buffers = (*memory)->registration();
+  const auto memory = DDP_TRY(BenchMemory::make(*world.communicator, most_bytes(options, sizes)));
+  report.buffers = memory->registration();
   if (speaks) print_out("%s", table_head(report).c_str());
   for (const std::size_t bytes : sizes) {
-    auto row = measure_row(options, **memory, bytes);
-    if (!row) return row.error();
-    if (speaks) print_out("%s", table_line(report, *row).c_str());
-    report.rows.push_back(*row);
+    auto row = DDP_TRY(measure_row(options, *memory, bytes));
+    if (speaks) print_out("%s", table_line(report, row).c_str());
+    report.rows.push_back(row);
   }
   if (speaks) print_out("%s", table_foot(report).c_str());
   return {};

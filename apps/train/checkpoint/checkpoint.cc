@@ -297,19 +297,16 @@ Result<std::string> find_checkpoint(const std::string& path) {
 }
 
 Result<CheckpointState> read_checkpoint_state(const std::string& path) {
-  const auto text = read_state(path + kState);
-  if (!text) return text.error();
-  return parse_checkpoint_state(path + kState, *text);
+  const auto text = DDP_TRY(read_state(path + kState));
+  return parse_checkpoint_state(path + kState, text);
 }
 
 Result<Checkpoint> read_checkpoint(const std::string& path, CheckpointState state,
                                    const Safetensors::CheckHeader& check_model,
                                    const Safetensors::CheckHeader& check_optimizer) {
-  auto model = read_checked(path + kModel, state.model_crc32, check_model);
-  if (!model) return model.error();
-  auto optimizer = read_checked(path + kOptimizer, state.optimizer_crc32, check_optimizer);
-  if (!optimizer) return optimizer.error();
-  return Checkpoint{path, std::move(state), std::move(*model), std::move(*optimizer)};
+  auto model = DDP_TRY(read_checked(path + kModel, state.model_crc32, check_model));
+  auto optimizer = DDP_TRY(read_checked(path + kOptimizer, state.optimizer_crc32, check_optimizer));
+  return Checkpoint{path, std::move(state), std::move(model), std::move(optimizer)};
 }
 
 Result<> check_optimizer(const Safetensors& file, std::size_t size, const std::vector<std::string>& names) {
@@ -467,7 +464,7 @@ Result<> CheckpointWriter<T>::write_files(const CheckpointContent<T>& content, c
     std::vector<TensorView> vectors;
     for (const auto& vector : content.optimizer) {
       const auto values = vector.values.span().first(content.parameters.size());
-      if (auto finite = check_finite<T>({values}); !finite) return finite.error();
+      DDP_TRY(check_finite<T>({values}));
       vectors.push_back({vector.name,
                          std::is_same_v<T, float> ? TensorType::kF32 : TensorType::kF64,
                          {static_cast<std::int64_t>(values.size())},
@@ -477,19 +474,17 @@ Result<> CheckpointWriter<T>::write_files(const CheckpointContent<T>& content, c
   });
   CheckpointState state = content.state;
   const auto write_model = [&]() -> Result<std::uint32_t> {
-    if (auto finite = check_finite<T>({content.parameters.span(), content.running}); !finite)
-      return finite.error();
+    DDP_TRY(check_finite<T>({content.parameters.span(), content.running}));
     const ModelState<T> weights(model_, content.parameters.span(), content.running, content.batches);
     return write_safetensors(folder + "/model.safetensors", weights.tensors(),
                              {{"format", "pt"}, {"model", state.model}});
   };
   const auto model = write_model();
-  const auto optimizer = optimizer_file.get();
-  if (!optimizer) return optimizer.error();
+  const auto optimizer = DDP_TRY(optimizer_file.get());
   if (!model) return model.error();
   state.model_crc32 = *model;
-  state.optimizer_crc32 = *optimizer;
-  if (auto done = write_text(folder + "/state.json", to_json(state)); !done) return done;
+  state.optimizer_crc32 = optimizer;
+  DDP_TRY(write_text(folder + "/state.json", to_json(state)));
   return sync_directory(folder);
 }
 

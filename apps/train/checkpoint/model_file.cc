@@ -118,11 +118,10 @@ Result<std::uint32_t> write_file(int fd, const std::string& path, std::span<cons
   std::uint32_t crc = 0;
   std::byte length[kLengthBytes];
   put_little_endian(length, static_cast<std::uint64_t>(header.size()));
-  if (auto done = write_all(fd, length, path, crc); !done) return done.error();
-  if (auto done = write_all(fd, std::as_bytes(std::span(header)), path, crc); !done) return done.error();
-  for (const TensorView& tensor : tensors) {
-    if (auto done = write_all(fd, tensor.bytes, path, crc); !done) return done.error();
-  }
+  DDP_TRY(write_all(fd, length, path, crc));
+  DDP_TRY(write_all(fd, std::as_bytes(std::span(header)), path, crc));
+  for (const TensorView& tensor : tensors)
+    DDP_TRY(write_all(fd, tensor.bytes, path, crc));
   if (::fsync(fd) != 0) return system_error(errno, "fsync " + path);
   return crc;
 }
@@ -203,31 +202,26 @@ Result<std::uint32_t> write_safetensors(const std::string& path, std::span<const
 }
 
 Result<Safetensors> Safetensors::read(const std::string& path, const CheckHeader& check) {
-  auto open = open_file(path);
-  if (!open) return open.error();
+  auto open = DDP_TRY(open_file(path));
   const auto wrong = [&path](const std::string& what) {
     return Error{ErrorCode::kUsage, path + ": " + what};
   };
-  if (open->left < kLengthBytes) return wrong("not a safetensors file: shorter than 8 bytes");
-  const auto size = read_bytes(*open, kLengthBytes, path);
-  if (!size) return size.error();
+  if (open.left < kLengthBytes) return wrong("not a safetensors file: shorter than 8 bytes");
+  const auto size = DDP_TRY(read_bytes(open, kLengthBytes, path));
   std::uint64_t length = 0;
-  take_little_endian(size->data(), length);
-  if (length > open->left) return wrong("not a safetensors file: its header would be longer than the file");
+  take_little_endian(size.data(), length);
+  if (length > open.left) return wrong("not a safetensors file: its header would be longer than the file");
   if (length > kMaxHeader)
     return wrong("its header has " + std::to_string(length) + " bytes, and train reads at most 4 MiB");
-  const auto text = read_bytes(*open, static_cast<std::size_t>(length), path);
-  if (!text) return text.error();
+  const auto text = DDP_TRY(read_bytes(open, static_cast<std::size_t>(length), path));
 
   Safetensors file;
   file.path_ = path;
-  const std::size_t numbers = static_cast<std::size_t>(open->left);
-  if (const std::string problem = file.read_header(*text, numbers); !problem.empty()) return wrong(problem);
-  if (auto fits = check(file); !fits) return fits.error();
-  auto bytes = read_bytes(*open, numbers, path);
-  if (!bytes) return bytes.error();
-  file.bytes_ = std::move(*bytes);
-  file.crc_ = open->crc;
+  const std::size_t numbers = static_cast<std::size_t>(open.left);
+  if (const std::string problem = file.read_header(text, numbers); !problem.empty()) return wrong(problem);
+  DDP_TRY(check(file));
+  file.bytes_ = DDP_TRY(read_bytes(open, numbers, path));
+  file.crc_ = open.crc;
   return file;
 }
 

@@ -69,12 +69,10 @@ Result<> share_first_failure(Communicator& world, const Result<>& mine) {
 Result<> meet_until(Communicator& world, const IsThrough& through, std::chrono::milliseconds sign,
                     int interrupt) {
   for (bool all = false; !all;) {
-    const auto done = through_within(through, sign, interrupt);
-    if (!done) return done.error();
-    const std::uint64_t mine[] = {*done};
-    const auto ranks = world.all_gather(mine);
-    if (!ranks) return ranks.error();
-    all = std::all_of(ranks->begin(), ranks->end(), [](std::uint64_t one) { return one != 0; });
+    const auto done = DDP_TRY(through_within(through, sign, interrupt));
+    const std::uint64_t mine[] = {done};
+    const auto ranks = DDP_TRY(world.all_gather(mine));
+    all = std::all_of(ranks.begin(), ranks.end(), [](std::uint64_t one) { return one != 0; });
   }
   return {};
 }
@@ -88,7 +86,7 @@ Result<> work_with_signs(Communicator& world, const std::function<Result<>()>& w
   const IsThrough through = [&outcome](std::chrono::milliseconds longest) {
     return outcome.wait_for(longest) == std::future_status::ready;
   };
-  if (auto met = meet_until(world, through, sign, interrupt); !met) return met;
+  DDP_TRY(meet_until(world, through, sign, interrupt));
   mine = outcome.get();
   return {};
 }
@@ -98,14 +96,14 @@ Result<> work_with_signs(Communicator& world, const std::function<Result<>()>& w
 Result<> share_outcome(Communicator& world, const std::function<Result<>()>& work,
                        std::chrono::milliseconds sign, int interrupt) {
   Result<> mine;
-  if (auto met = work_with_signs(world, work, sign, interrupt, mine); !met) return met;
+  DDP_TRY(work_with_signs(world, work, sign, interrupt, mine));
   return share_outcome(world, mine);
 }
 
 Result<> share_first_failure(Communicator& world, const std::function<Result<>()>& work,
                              std::chrono::milliseconds sign, int interrupt) {
   Result<> mine;
-  if (auto met = work_with_signs(world, work, sign, interrupt, mine); !met) return met;
+  DDP_TRY(work_with_signs(world, work, sign, interrupt, mine));
   return share_first_failure(world, mine);
 }
 

@@ -109,10 +109,8 @@ class Communicator {
   /// Copies each rank's own part to all ranks; equal parts as above.
   virtual Result<> all_gather_parts(std::span<std::byte> parts) {
     const std::size_t size = parts.size() / static_cast<std::size_t>(world_size());
-    for (int root = 0; root < world_size(); ++root) {
-      auto done = broadcast(parts.subspan(static_cast<std::size_t>(root) * size, size), root);
-      if (!done) return done;
-    }
+    for (int root = 0; root < world_size(); ++root)
+      DDP_TRY(broadcast(parts.subspan(static_cast<std::size_t>(root) * size, size), root));
     return {};
   }
 
@@ -176,7 +174,7 @@ class Communicator {
       size = std::min(gather_piece(), mine.size() - at);
       const auto piece = mine.subspan(at, size);
       std::ranges::copy(piece, parts.data() + static_cast<std::size_t>(rank()) * size);
-      if (auto done = collect(std::span(parts).first(size * world)); !done) return done;
+      DDP_TRY(collect(std::span(parts).first(size * world)));
       for (std::size_t from = 0; rank() == root && from < world; ++from)
         std::copy_n(parts.data() + from * size, size, all.data() + from * mine.size() + at);
     }

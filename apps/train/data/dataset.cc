@@ -35,46 +35,40 @@ Result<std::string> find_file(const std::string& directory, const std::string& n
 }
 
 Result<Dataset> load_part(const std::string& directory, const std::string& part) {
-  const auto images_path = find_file(directory, part + "-images-idx3-ubyte");
-  if (!images_path) return images_path.error();
-  const auto labels_path = find_file(directory, part + "-labels-idx1-ubyte");
-  if (!labels_path) return labels_path.error();
-  auto images = read_idx(*images_path, 3, kMaxImages * kImagePixels);
-  if (!images) return images.error();
-  auto labels = read_idx(*labels_path, 1, kMaxImages);
-  if (!labels) return labels.error();
+  const auto images_path = DDP_TRY(find_file(directory, part + "-images-idx3-ubyte"));
+  const auto labels_path = DDP_TRY(find_file(directory, part + "-labels-idx1-ubyte"));
+  auto images = DDP_TRY(read_idx(images_path, 3, kMaxImages * kImagePixels));
+  auto labels = DDP_TRY(read_idx(labels_path, 1, kMaxImages));
 
   const auto wrong = [](const std::string& path, const std::string& what) {
     return Error{ErrorCode::kUsage, path + ": " + what};
   };
-  if (images->sizes[1] != kImageSide || images->sizes[2] != kImageSide) {
-    return wrong(*images_path, "images of " + std::to_string(images->sizes[1]) + " x " +
-                                   std::to_string(images->sizes[2]) + " pixels; the model takes 28 x 28");
+  if (images.sizes[1] != kImageSide || images.sizes[2] != kImageSide) {
+    return wrong(images_path, "images of " + std::to_string(images.sizes[1]) + " x " +
+                                  std::to_string(images.sizes[2]) + " pixels; the model takes 28 x 28");
   }
-  if (images->sizes[0] == 0) return wrong(*images_path, "holds no image");
-  if (images->sizes[0] != labels->sizes[0]) {
-    return wrong(*labels_path, std::to_string(labels->sizes[0]) + " labels for " +
-                                   std::to_string(images->sizes[0]) + " images");
+  if (images.sizes[0] == 0) return wrong(images_path, "holds no image");
+  if (images.sizes[0] != labels.sizes[0]) {
+    return wrong(labels_path, std::to_string(labels.sizes[0]) + " labels for " +
+                                  std::to_string(images.sizes[0]) + " images");
   }
   const auto bad =
-      std::find_if(labels->bytes.begin(), labels->bytes.end(), [](auto l) { return l >= kClasses; });
-  if (bad != labels->bytes.end()) {
-    return wrong(*labels_path, "label " + std::to_string(*bad) + " of image " +
-                                   std::to_string(bad - labels->bytes.begin()) + " is not 0 to 9");
+      std::find_if(labels.bytes.begin(), labels.bytes.end(), [](auto l) { return l >= kClasses; });
+  if (bad != labels.bytes.end()) {
+    return wrong(labels_path, "label " + std::to_string(*bad) + " of image " +
+                                  std::to_string(bad - labels.bytes.begin()) + " is not 0 to 9");
   }
-  return Dataset::of(std::move(images->bytes), std::move(labels->bytes));
+  return Dataset::of(std::move(images.bytes), std::move(labels.bytes));
 }
 
 Result<DataSplit> load_files(const std::string& directory, std::size_t limit) {
-  auto training = load_part(directory, "train");
-  if (!training) return training.error();
-  auto test = load_part(directory, "t10k");
-  if (!test) return test.error();
-  if (limit != 0 && limit < training->size()) {
-    training->images = training->images.first(limit * kImagePixels);
-    training->labels = training->labels.first(limit);
+  auto training = DDP_TRY(load_part(directory, "train"));
+  auto test = DDP_TRY(load_part(directory, "t10k"));
+  if (limit != 0 && limit < training.size()) {
+    training.images = training.images.first(limit * kImagePixels);
+    training.labels = training.labels.first(limit);
   }
-  return DataSplit{std::move(*training), std::move(*test)};
+  return DataSplit{std::move(training), std::move(test)};
 }
 
 }  // namespace
@@ -162,7 +156,7 @@ class GzipReader {
     if (!reader.fd_ || ::fstat(reader.fd_.get(), &status) != 0) return system_error(errno, path);
     if (!S_ISREG(status.st_mode)) return Error{ErrorCode::kUsage, path + ": not a regular file"};
     reader.file_size_ = static_cast<std::uint64_t>(status.st_size);
-    if (auto filled = reader.fill(); !filled) return filled.error();
+    DDP_TRY(reader.fill());
     if (reader.stream_->avail_in < 2 || !std::equal(kGzipMagic, kGzipMagic + 2, reader.buffer_.begin()))
       return reader;
     constexpr int kGzip = 16;
@@ -181,15 +175,14 @@ class GzipReader {
     std::size_t done = 0;
     while (done < into.size()) {
       if (stream_->avail_in == 0) {
-        if (auto filled = fill(); !filled) return filled.error();
+        DDP_TRY(fill());
         if (stream_->avail_in == 0) {
           if (!plain_ && !between_members_) return wrong("the gzip data ends early; copy the file again");
           break;
         }
       }
-      const auto got = plain_ ? copy(into.subspan(done)) : inflate_some(into.subspan(done));
-      if (!got) return got;
-      done += *got;
+      const auto got = DDP_TRY(plain_ ? copy(into.subspan(done)) : inflate_some(into.subspan(done)));
+      done += got;
     }
     return done;
   }
@@ -252,9 +245,8 @@ std::uint32_t big_endian(const std::uint8_t* at) {
 /// Reads magic and sizes; the error describes the expected header.
 Result<std::vector<std::uint32_t>> read_header(GzipReader& reader, int dimensions) {
   std::vector<std::uint8_t> header(4 + 4 * static_cast<std::size_t>(dimensions));
-  const auto magic = reader.read(std::span(header).first(4));
-  if (!magic) return magic.error();
-  if (*magic < 4) return reader.wrong("not an IDX file: shorter than its header");
+  const auto magic = DDP_TRY(reader.read(std::span(header).first(4)));
+  if (magic < 4) return reader.wrong("not an IDX file: shorter than its header");
   if (header[0] != 0 || header[1] != 0)
     return reader.wrong("not an IDX file: it does not begin with two zero bytes");
   if (header[2] != kUnsignedBytes) {
@@ -263,9 +255,8 @@ Result<std::vector<std::uint32_t>> read_header(GzipReader& reader, int dimension
   if (header[3] != dimensions) {
     return reader.wrong(std::to_string(header[3]) + " dimensions instead of " + std::to_string(dimensions));
   }
-  const auto got = reader.read(std::span(header).subspan(4));
-  if (!got) return got.error();
-  if (*got < header.size() - 4) return reader.wrong("not an IDX file: shorter than its header");
+  const auto got = DDP_TRY(reader.read(std::span(header).subspan(4)));
+  if (got < header.size() - 4) return reader.wrong("not an IDX file: shorter than its header");
   std::vector<std::uint32_t> sizes;
   for (std::size_t at = 4; at < header.size(); at += 4)
     sizes.push_back(big_endian(&header[at]));
@@ -285,32 +276,29 @@ std::optional<std::uint64_t> array_size(const std::vector<std::uint32_t>& sizes,
 }  // namespace
 
 Result<IdxArray> read_idx(const std::string& path, int dimensions, std::uint64_t max_bytes) {
-  auto reader = GzipReader::open(path);
-  if (!reader) return reader.error();
-  auto sizes = read_header(*reader, dimensions);
-  if (!sizes) return sizes.error();
+  auto reader = DDP_TRY(GzipReader::open(path));
+  auto sizes = DDP_TRY(read_header(reader, dimensions));
 
-  const auto total = array_size(*sizes, max_bytes);
+  const auto total = array_size(sizes, max_bytes);
   if (!total)
-    return reader->wrong("more than " + std::to_string(max_bytes) + " bytes of data; that is the limit");
+    return reader.wrong("more than " + std::to_string(max_bytes) + " bytes of data; that is the limit");
   const std::uint64_t header = 4 + 4 * static_cast<std::uint64_t>(dimensions);
-  const std::uint64_t most = reader->plain() ? reader->file_size() : reader->file_size() * kMaxExpansion;
+  const std::uint64_t most = reader.plain() ? reader.file_size() : reader.file_size() * kMaxExpansion;
   if (header + *total > most) {
-    return reader->wrong("the header announces " + std::to_string(*total) +
-                         " bytes of data; the file is too short");
+    return reader.wrong("the header announces " + std::to_string(*total) +
+                        " bytes of data; the file is too short");
   }
 
   // The buffer has one byte more than the data: zlib compares the checksum when this byte is requested.
-  IdxArray array{std::move(*sizes), std::vector<std::uint8_t>(*total + 1)};
-  const auto got = reader->read(array.bytes);
-  if (!got) return got.error();
-  if (*got < *total) {
-    return reader->wrong("the header announces " + std::to_string(*total) + " bytes of data; the file has " +
-                         std::to_string(*got));
+  IdxArray array{std::move(sizes), std::vector<std::uint8_t>(*total + 1)};
+  const auto got = DDP_TRY(reader.read(array.bytes));
+  if (got < *total) {
+    return reader.wrong("the header announces " + std::to_string(*total) + " bytes of data; the file has " +
+                        std::to_string(got));
   }
-  if (*got > *total)
-    return reader->wrong("extra bytes after the " + std::to_string(*total) +
-                         " bytes that the header announces");
+  if (got > *total)
+    return reader.wrong("extra bytes after the " + std::to_string(*total) +
+                        " bytes that the header announces");
   array.bytes.pop_back();
   return array;
 }
@@ -457,13 +445,11 @@ Result<std::optional<DataMemory>> DataMemory::make(const DataSplit& data, std::u
   const std::span<const std::byte> parts[] = {
       std::as_bytes(std::span(&head, 1)), std::as_bytes(data.training.images),
       std::as_bytes(data.training.labels), std::as_bytes(data.test.images), std::as_bytes(data.test.labels)};
-  for (const auto& part : parts) {
-    if (auto done = write_whole(fd.get(), part); !done) return done.error();
-  }
+  for (const auto& part : parts)
+    DDP_TRY(write_whole(fd.get(), part));
   if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return system_error(errno, "seals of the shared memory");
-  auto mapped = map(std::move(fd), bytes_of(head));
-  if (!mapped) return mapped.error();
-  return std::optional<DataMemory>(std::move(*mapped));
+  auto mapped = DDP_TRY(map(std::move(fd), bytes_of(head)));
+  return std::optional<DataMemory>(std::move(mapped));
 }
 
 Result<DataMemory> DataMemory::map(UniqueFd fd, std::size_t size) {

@@ -123,17 +123,15 @@ struct CublasLtProducts::PlannedProduct {
     };
     const auto compute = shape.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     const CublasLtLibrary& lt = *library;
-    if (auto done = lt.check(lt->make_product(&product, compute, CUDA_R_32F), "cublasLtMatmulDescCreate");
-        !done)
-      return done;
+    DDP_TRY(lt.check(lt->make_product(&product, compute, CUDA_R_32F), "cublasLtMatmulDescCreate"));
     const bool first_as_stored = shape.b_column == 1, second_as_stored = shape.a_depth == 1;
     const auto transpose = [&](cublasLtMatmulDescAttributes_t factor, bool as_stored) {
       const cublasOperation_t operation = as_stored ? CUBLAS_OP_N : CUBLAS_OP_T;
       return lt.check(lt->set_product(product, factor, &operation, sizeof operation),
                       "cublasLtMatmulDescSetAttribute");
     };
-    if (auto done = transpose(CUBLASLT_MATMUL_DESC_TRANSA, first_as_stored); !done) return done;
-    if (auto done = transpose(CUBLASLT_MATMUL_DESC_TRANSB, second_as_stored); !done) return done;
+    DDP_TRY(transpose(CUBLASLT_MATMUL_DESC_TRANSA, first_as_stored));
+    DDP_TRY(transpose(CUBLASLT_MATMUL_DESC_TRANSB, second_as_stored));
     const auto lay_out = [&](cublasLtMatrixLayout_t& layout, ProductShape::Number number, bool as_stored,
                              int rows, int columns, std::ptrdiff_t leading) {
       if (!as_stored) std::swap(rows, columns);
@@ -142,22 +140,17 @@ struct CublasLtProducts::PlannedProduct {
                                       static_cast<std::uint64_t>(columns), leading),
                       "cublasLtMatrixLayoutCreate");
     };
-    if (auto done = lay_out(first, shape.factors, first_as_stored, shape.columns, shape.depth,
-                            first_as_stored ? shape.b_depth : shape.b_column);
-        !done)
-      return done;
-    if (auto done = lay_out(second, shape.factors, second_as_stored, shape.depth, shape.rows,
-                            second_as_stored ? shape.a_row : shape.a_depth);
-        !done)
-      return done;
+    DDP_TRY(lay_out(first, shape.factors, first_as_stored, shape.columns, shape.depth,
+                    first_as_stored ? shape.b_depth : shape.b_column));
+    DDP_TRY(lay_out(second, shape.factors, second_as_stored, shape.depth, shape.rows,
+                    second_as_stored ? shape.a_row : shape.a_depth));
     return lay_out(result, shape.result, true, shape.columns, shape.rows, shape.c_row);
   }
 
   Result<> choose(cublasLtHandle_t handle, std::uint32_t alignment) {
     const CublasLtLibrary& lt = *library;
     cublasLtMatmulPreference_t preference = nullptr;
-    if (auto done = lt.check(lt->make_preference(&preference), "cublasLtMatmulPreferenceCreate"); !done)
-      return done;
+    DDP_TRY(lt.check(lt->make_preference(&preference), "cublasLtMatmulPreferenceCreate"));
     const std::size_t workspace = kWorkspace;
     auto done = lt.check(lt->set_preference(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                                             sizeof workspace),
@@ -197,19 +190,18 @@ CublasLtProducts::~CublasLtProducts() {
 
 Result<std::unique_ptr<CublasLtProducts>> CublasLtProducts::make(
     std::shared_ptr<const CublasLtLibrary> library) {
-  auto workspace = make_device_bytes(kWorkspace);
-  if (!workspace) return workspace.error();
-  std::unique_ptr<CublasLtProducts> products(new CublasLtProducts(std::move(library), std::move(*workspace)));
+  auto workspace = DDP_TRY(make_device_bytes(kWorkspace));
+  std::unique_ptr<CublasLtProducts> products(new CublasLtProducts(std::move(library), std::move(workspace)));
   const CublasLtLibrary& lt = *products->library_;
-  if (auto done = lt.check(lt->create(&products->handle_), "cublasLtCreate"); !done) return done.error();
+  DDP_TRY(lt.check(lt->create(&products->handle_), "cublasLtCreate"));
   return products;
 }
 
 Result<const CublasLtProducts::PlannedProduct*> CublasLtProducts::plan(const PlanKey& key) {
   if (const auto found = plans_.find(key); found != plans_.end()) return found->second.get();
   auto plan = std::make_unique<PlannedProduct>(library_);
-  if (auto done = plan->describe(key.shape); !done) return done.error();
-  if (auto done = plan->choose(handle_, key.alignment); !done) return done.error();
+  DDP_TRY(plan->describe(key.shape));
+  DDP_TRY(plan->choose(handle_, key.alignment));
   return plans_.emplace(key, std::move(plan)).first->second.get();
 }
 
@@ -218,9 +210,8 @@ Result<> CublasLtProducts::enqueue(const ProductShape& shape, const void* a, con
   constexpr std::uintptr_t kMostAlignment = 256;
   const auto bits = reinterpret_cast<std::uintptr_t>(a) | reinterpret_cast<std::uintptr_t>(b) |
                     reinterpret_cast<std::uintptr_t>(c) | kMostAlignment;
-  const auto planned = plan({shape, static_cast<std::uint32_t>(bits & ~(bits - 1))});
-  if (!planned) return planned.error();
-  const PlannedProduct& plan = **planned;
+  const auto planned = DDP_TRY(plan({shape, static_cast<std::uint32_t>(bits & ~(bits - 1))}));
+  const PlannedProduct& plan = *planned;
   const float one = 1, zero = 0;
   return library_->check(
       (*library_)->multiply(handle_, plan.product, &one, b, plan.first, a, plan.second, &zero, c, plan.result,
@@ -230,11 +221,9 @@ Result<> CublasLtProducts::enqueue(const ProductShape& shape, const void* a, con
 
 Result<std::unique_ptr<MatrixProducts>> open_matrix_products() {
   const char* const file = std::getenv("DDPLAUNCH_CUBLASLT_LIBRARY");
-  auto library = CublasLtLibrary::open(file != nullptr ? file : "");
-  if (!library) return library.error();
-  auto products = CublasLtProducts::make(std::move(*library));
-  if (!products) return products.error();
-  return std::unique_ptr<MatrixProducts>(std::move(*products));
+  auto library = DDP_TRY(CublasLtLibrary::open(file != nullptr ? file : ""));
+  auto products = DDP_TRY(CublasLtProducts::make(std::move(library)));
+  return std::unique_ptr<MatrixProducts>(std::move(products));
 }
 
 #else

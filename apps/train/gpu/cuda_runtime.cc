@@ -65,9 +65,8 @@ Result<> wait_for_stream(cudaStream_t stream, std::chrono::milliseconds timeout,
   using Clock = std::chrono::steady_clock;
   const Clock::time_point begun = Clock::now();
   for (;;) {
-    const auto done = cuda_is_done(cudaStreamQuery(stream), "cudaStreamQuery");
-    if (!done) return done.error();
-    if (*done) return {};
+    const auto done = DDP_TRY(cuda_is_done(cudaStreamQuery(stream), "cudaStreamQuery"));
+    if (done) return {};
     const auto waited = Clock::now() - begun;
     if (waited >= timeout) {
       return Error{ErrorCode::kTimeout,
@@ -131,40 +130,37 @@ Result<DeviceBytes> make_device_bytes(std::size_t size) {
     return within("cannot allocate " + std::to_string(size >> 20) + " MiB of GPU memory", done.error());
   }
   DeviceBytes bytes(static_cast<std::byte*>(memory));
-  if (auto done = cuda_check(cudaMemset(memory, 0, size), "cudaMemset"); !done) return done.error();
+  DDP_TRY(cuda_check(cudaMemset(memory, 0, size), "cudaMemset"));
   // The streams of make_cuda_stream() do not wait for a cudaMemset that has begun.
-  if (auto done = cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); !done) return done.error();
+  DDP_TRY(cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
   return bytes;
 }
 
 Result<PinnedBytes> make_pinned_bytes(std::size_t size) {
   void* memory = nullptr;
-  if (auto done = cuda_check(cudaMallocHost(&memory, size), "cudaMallocHost"); !done) return done.error();
+  DDP_TRY(cuda_check(cudaMallocHost(&memory, size), "cudaMallocHost"));
   return PinnedBytes(static_cast<std::byte*>(memory));
 }
 
 Result<CudaEvent> make_cuda_event() {
   cudaEvent_t event = nullptr;
-  if (auto done =
-          cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-      !done)
-    return done.error();
+  DDP_TRY(cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
   return CudaEvent(event);
 }
 
 Result<CudaStream> make_cuda_stream(StreamPriority priority) {
   int least = 0, greatest = 0;
   const auto answer = cudaDeviceGetStreamPriorityRange(&least, &greatest);
-  if (auto done = cuda_check(answer, "cudaDeviceGetStreamPriorityRange"); !done) return done.error();
+  DDP_TRY(cuda_check(answer, "cudaDeviceGetStreamPriorityRange"));
   cudaStream_t stream = nullptr;
   const int wanted = priority == StreamPriority::kHighest ? greatest : least;
   const auto made = cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, wanted);
-  if (auto done = cuda_check(made, "cudaStreamCreateWithPriority"); !done) return done.error();
+  DDP_TRY(cuda_check(made, "cudaStreamCreateWithPriority"));
   return CudaStream(stream);
 }
 
 Result<> order_streams(cudaStream_t from, cudaStream_t to, cudaEvent_t mark) {
-  if (auto done = cuda_check(cudaEventRecord(mark, from), "cudaEventRecord"); !done) return done;
+  DDP_TRY(cuda_check(cudaEventRecord(mark, from), "cudaEventRecord"));
   return cuda_check(cudaStreamWaitEvent(to, mark, 0), "cudaStreamWaitEvent");
 }
 
@@ -181,8 +177,7 @@ Result<CudaGraph> end_capture(cudaStream_t stream, const Result<>& enqueued) {
   if (!enqueued) return enqueued.error();
   if (!ended) return ended.error();
   cudaGraphExec_t exec = nullptr;
-  if (auto done = cuda_check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate"); !done)
-    return done.error();
+  DDP_TRY(cuda_check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate"));
   return CudaGraph(exec);
 }
 

@@ -122,7 +122,7 @@ void abandon_capture(cudaStream_t stream);
 
 template <class Enqueue>
 Result<CudaGraph> capture_graph(cudaStream_t stream, const Enqueue& enqueue) {
-  if (auto begun = begin_capture(stream); !begun) return begun.error();
+  DDP_TRY(begin_capture(stream));
   const Result<> enqueued = enqueue();
   return end_capture(stream, enqueued);
 }
@@ -168,9 +168,7 @@ class DeviceRunner {
   }
   /// Makes later work of `other` wait for all launches so far.
   Result<> precede(cudaStream_t other) const {
-    if (has_branch_) {
-      if (auto done = order_streams(beside_, other, mark_); !done) return done;
-    }
+    if (has_branch_) DDP_TRY(order_streams(beside_, other, mark_));
     return order_streams(stream_, other, mark_);
   }
   Result<> outcome() const { return outcome_; }

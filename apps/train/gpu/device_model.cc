@@ -22,12 +22,11 @@ auto DeviceEpoch<T>::begin(DeviceSteps<T>& device, const Dataset& data, std::vec
   std::unique_ptr<DeviceEpoch> epoch(new DeviceEpoch(device, std::move(order), batch_size, batches, most));
   const std::size_t samples = epoch->order_.size();
   for (const std::size_t batch : {std::min(samples, batch_size), samples % batch_size}) {
-    if (auto done = batch == 0 ? Result<>() : device.prepare(batch); !done) return done.error();
+    DDP_TRY(batch == 0 ? Result<>() : device.prepare(batch));
   }
-  const auto held = device.hold(data);
-  if (!held) return held.error();
-  if (*held) {
-    if (auto done = device.set_order(epoch->order_); !done) return done.error();
+  const auto held = DDP_TRY(device.hold(data));
+  if (held) {
+    DDP_TRY(device.set_order(epoch->order_));
   } else {
     epoch->loader_ = std::make_unique<BatchLoader<T>>(data, epoch->order_, batch_size, border);
   }
@@ -57,10 +56,10 @@ Result<> DeviceEpoch<T>::launch_ahead(std::uint64_t until_read, const MakePlan& 
     step.size = mine.size();
     for (std::size_t sent = 0; loader_ && sent < mine.size();) {
       const auto& batch = loader_->next();
-      if (auto done = device_.send(batch.images.data(), batch.labels); !done) return done;
+      DDP_TRY(device_.send(batch.images.data(), batch.labels));
       sent += batch.samples.size();
     }
-    if (auto done = device_.launch(step); !done) return done;
+    DDP_TRY(device_.launch(step));
   }
   return {};
 }
@@ -96,9 +95,7 @@ class DeviceModel final : public Model<T> {
                                                 std::unique_ptr<DeviceNet<T>> net, std::string products_by) {
     auto model = std::make_unique<DeviceModel>(std::move(host), std::move(net));
     model->products_by_ = std::move(products_by);
-    auto steps = NetSteps<T>::make(*model->net_, *model);
-    if (!steps) return steps.error();
-    model->steps_ = std::move(*steps);
+    model->steps_ = DDP_TRY(NetSteps<T>::make(*model->net_, *model));
     return std::unique_ptr<Model<T>>(std::move(model));
   }
   DeviceModel(std::unique_ptr<Model<T>> host, std::unique_ptr<DeviceNet<T>> net)
@@ -185,12 +182,10 @@ Result<> can_use_gpu() {
 }
 
 Result<std::string> own_gpu(int local_rank) {
-  if (auto can = can_use_gpu(); !can) return can.error();
-  const auto gpu = choose_gpu(count_gpus().value(), local_rank, gpus_are_restricted(), false);
-  if (!gpu) return gpu.error();
+  DDP_TRY(can_use_gpu());
+  const auto gpu = DDP_TRY(choose_gpu(count_gpus().value(), local_rank, gpus_are_restricted(), false));
   cudaDeviceProp properties{};
-  if (auto done = cuda_check(cudaGetDeviceProperties(&properties, *gpu), "cudaGetDeviceProperties"); !done)
-    return done.error();
+  DDP_TRY(cuda_check(cudaGetDeviceProperties(&properties, gpu), "cudaGetDeviceProperties"));
   if (10 * properties.major + properties.minor < kLeastCapability) {
     return Error{ErrorCode::kUsage, std::string(properties.name) + " has compute capability " +
                                         std::to_string(properties.major) + "." +
@@ -202,19 +197,16 @@ Result<std::string> own_gpu(int local_rank) {
 template <class T>
 Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> host,
                                                     const DeviceModelShape& shape) {
-  const auto gpus = count_gpus();
-  if (!gpus) return gpus.error();
-  if (auto done = cuda_check(cudaSetDevice(local_rank() % *gpus), "cudaSetDevice"); !done)
-    return done.error();
+  const auto gpus = DDP_TRY(count_gpus());
+  DDP_TRY(cuda_check(cudaSetDevice(local_rank() % gpus), "cudaSetDevice"));
   std::string products_by;
   const auto products = products_for(*host, products_by);
   auto program = program_of<T, T>(*host, shape, products);
   if constexpr (std::is_same_v<T, float>) {
     if (shape.bf16) program = program_of<float, kernels::device::Bf16>(*host, shape, products);
   }
-  auto net = DeviceNet<T>::make(std::move(program));
-  if (!net) return within("--device gpu", net.error());
-  return DeviceModel<T>::make(std::move(host), std::move(*net), std::move(products_by));
+  auto net = DDP_TRY(within("--device gpu", DeviceNet<T>::make(std::move(program))));
+  return DeviceModel<T>::make(std::move(host), std::move(net), std::move(products_by));
 }
 
 template Result<std::unique_ptr<Model<float>>> make_device_model(std::unique_ptr<Model<float>>,
@@ -234,9 +226,7 @@ class CudaBuffer final : public DeviceBuffer {
   Result<> open(std::size_t bytes) {
     memory_ = communicator_.share_device_memory(bytes);
     if (!memory_.bytes.empty()) return {};
-    auto own = make_device_bytes(bytes);
-    if (!own) return own.error();
-    own_ = std::move(*own);
+    own_ = DDP_TRY(make_device_bytes(bytes));
     memory_.bytes = std::span(own_.get(), bytes);
     return {};
   }
@@ -253,7 +243,7 @@ class CudaBuffer final : public DeviceBuffer {
     operation_ = operation;
   }
   Result<> run() override {
-    if (auto done = communicator_.enqueue_on_device(operation_, stream()); !done) return done;
+    DDP_TRY(communicator_.enqueue_on_device(operation_, stream()));
     return wait();
   }
   Result<> replay(int count) override {
@@ -294,10 +284,9 @@ class CudaBuffer final : public DeviceBuffer {
 }  // namespace
 
 Result<std::unique_ptr<DeviceBuffer>> DeviceBuffer::make(Communicator& communicator, std::size_t bytes) {
-  auto streams = GraphStreams::make();
-  if (!streams) return streams.error();
-  auto buffer = std::make_unique<CudaBuffer>(communicator, std::move(*streams));
-  if (auto opened = buffer->open(bytes); !opened) return opened.error();
+  auto streams = DDP_TRY(GraphStreams::make());
+  auto buffer = std::make_unique<CudaBuffer>(communicator, std::move(streams));
+  DDP_TRY(buffer->open(bytes));
   return std::unique_ptr<DeviceBuffer>(std::move(buffer));
 }
 

@@ -62,19 +62,15 @@ class ProductRunner {
 
 Result<std::shared_ptr<GraphStreams>> GraphStreams::make() {
   auto streams = std::make_shared<GraphStreams>();
-  auto stream = make_cuda_stream();
-  if (!stream) return stream.error();
-  auto beside = make_cuda_stream();
-  if (!beside) return beside.error();
+  auto stream = DDP_TRY(make_cuda_stream());
+  auto beside = DDP_TRY(make_cuda_stream());
   // An operation between ranks begins at once, not behind the blocks of a large product.
-  auto between_ranks = make_cuda_stream(StreamPriority::kHighest);
-  if (!between_ranks) return between_ranks.error();
-  auto mark = make_cuda_event();
-  if (!mark) return mark.error();
-  streams->stream = std::move(*stream);
-  streams->beside = std::move(*beside);
-  streams->between_ranks = std::move(*between_ranks);
-  streams->mark = std::move(*mark);
+  auto between_ranks = DDP_TRY(make_cuda_stream(StreamPriority::kHighest));
+  auto mark = DDP_TRY(make_cuda_event());
+  streams->stream = std::move(stream);
+  streams->beside = std::move(beside);
+  streams->between_ranks = std::move(between_ranks);
+  streams->mark = std::move(mark);
   return streams;
 }
 
@@ -113,15 +109,10 @@ namespace device = kernels::device;
 template <class T>
 auto DeviceNet<T>::make(Program program) -> Result<std::unique_ptr<DeviceNet>> {
   std::unique_ptr<DeviceNet> net(new DeviceNet(std::move(program)));
-  auto bytes = make_device_bytes(net->program_.bytes);
-  if (!bytes) return bytes.error();
-  net->bytes_ = std::move(*bytes);
-  auto streams = GraphStreams::make();
-  if (!streams) return streams.error();
-  net->streams_ = std::move(*streams);
-  auto slots = make_pinned_bytes(sizeof(device::StepSlot) * device::StepSlots::kCount);
-  if (!slots) return slots.error();
-  net->slots_ = std::move(*slots);
+  net->bytes_ = DDP_TRY(make_device_bytes(net->program_.bytes));
+  net->streams_ = DDP_TRY(GraphStreams::make());
+  auto slots = DDP_TRY(make_pinned_bytes(sizeof(device::StepSlot) * device::StepSlots::kCount));
+  net->slots_ = std::move(slots);
   net->program_.lay_out(net->bytes_.get());
   net->program_.memory().step.slots = reinterpret_cast<device::StepSlot*>(net->slots_.get());
   net->own_gradients_ = net->memory().gradients;
@@ -159,13 +150,13 @@ Result<> DeviceNet<T>::put(T* to, std::span<const T> from) {
 
 template <class T>
 Result<> DeviceNet<T>::get(std::span<T> to, const T* from) {
-  if (auto done = copy(to.data(), from, to.size_bytes(), cudaMemcpyDeviceToHost); !done) return done;
+  DDP_TRY(copy(to.data(), from, to.size_bytes(), cudaMemcpyDeviceToHost));
   return wait();
 }
 
 template <class T>
 Result<> DeviceNet<T>::put_parameters(std::span<const T> from) {
-  if (auto done = put(memory().parameters, from); !done) return done;
+  DDP_TRY(put(memory().parameters, from));
   return launch([&](const DeviceRunner& runner) -> Result<> {
     program_.round_weights(runner);
     return {};
@@ -174,8 +165,7 @@ Result<> DeviceNet<T>::put_parameters(std::span<const T> from) {
 
 template <class T>
 Result<> DeviceNet<T>::take_back(const std::byte* kept) {
-  auto done = copy(memory().learnt(), kept, memory().learnt_bytes(), cudaMemcpyDeviceToDevice);
-  if (!done) return done;
+  DDP_TRY(copy(memory().learnt(), kept, memory().learnt_bytes(), cudaMemcpyDeviceToDevice));
   return launch([&](const DeviceRunner& runner) -> Result<> {
     program_.round_weights(runner);
     return {};
@@ -186,7 +176,7 @@ template <class T>
 Result<> DeviceNet<T>::put_batch(const T* images, std::span<const std::uint8_t> labels,
                                  const BatchAddress& to) {
   const std::size_t bytes = labels.size() * image_bytes();
-  if (auto done = copy(to.images, images, bytes, cudaMemcpyHostToDevice); !done) return done;
+  DDP_TRY(copy(to.images, images, bytes, cudaMemcpyHostToDevice));
   return copy(to.labels, labels.data(), labels.size(), cudaMemcpyHostToDevice);
 }
 
@@ -318,10 +308,8 @@ template <class T>
 Result<> DeviceNet<T>::enqueue_step(const DeviceRunner& runner, int samples,
                                     const Hyperparameters& hyperparameters, const ResidentImages* held) {
   Memory& m = program_.memory();
-  if (hyperparameters.kept != nullptr) {
-    if (auto done = copy(hyperparameters.kept, m.learnt(), m.learnt_bytes(), cudaMemcpyDeviceToDevice); !done)
-      return done;
-  }
+  if (hyperparameters.kept != nullptr)
+    DDP_TRY(copy(hyperparameters.kept, m.learnt(), m.learnt_bytes(), cudaMemcpyDeviceToDevice));
   const int most = hyperparameters.batch == 0 ? samples : hyperparameters.batch;
   const int batches = device::divide_up(samples, most);
   for (int i = 0; i < batches; ++i) {
@@ -369,18 +357,16 @@ Result<> DeviceNet<T>::step(int samples, const device::StepInput& input,
 template <class T>
 Result<kernels::BatchScore> DeviceNet<T>::score() {
   device::DeviceScore score{};
-  if (auto done = copy(&score, memory().score, sizeof score, cudaMemcpyDeviceToHost); !done)
-    return done.error();
-  if (auto done = wait(); !done) return done.error();
+  DDP_TRY(copy(&score, memory().score, sizeof score, cudaMemcpyDeviceToHost));
+  DDP_TRY(wait());
   return kernels::BatchScore{score.loss_sum, score.correct};
 }
 
 template <class T>
 Result<device::StepState> DeviceNet<T>::state() {
   device::StepState state{};
-  if (auto done = copy(&state, memory().state, sizeof state, cudaMemcpyDeviceToHost); !done)
-    return done.error();
-  if (auto done = wait(); !done) return done.error();
+  DDP_TRY(copy(&state, memory().state, sizeof state, cudaMemcpyDeviceToHost));
+  DDP_TRY(wait());
   return state;
 }
 
@@ -488,9 +474,7 @@ auto NetSteps<T>::make(DeviceNet<T>& net, Model<T>& model) -> Result<std::unique
   std::unique_ptr<NetSteps> steps(new NetSteps(net, model));
   static_assert(DeviceSteps<T>::kMaxInFlight == kernels::device::StepSlots::kCount);
   for (CudaEvent& event : steps->events_) {
-    auto made = make_cuda_event();
-    if (!made) return made.error();
-    event = std::move(*made);
+    event = DDP_TRY(make_cuda_event());
   }
   return steps;
 }
@@ -505,7 +489,7 @@ NetSteps<T>::~NetSteps() {
 
 template <class T>
 Result<> NetSteps<T>::attach(const DeviceStepSettings& settings) {
-  if (auto loaded = net_.load(); !loaded) return loaded;
+  DDP_TRY(net_.load());
   net_.forget_graphs();
   ranks_ = settings.ranks;
   drop_timeout_ = settings.drop_timeout;
@@ -513,15 +497,11 @@ Result<> NetSteps<T>::attach(const DeviceStepSettings& settings) {
   hyperparameters_.update = update_settings(settings);
   hyperparameters_.ranks = ranks_ == nullptr ? 1 : ranks_->world_size();
   if (settings.undo && kept_ == nullptr) {
-    auto kept = make_device_bytes(net_.memory().learnt_bytes());
-    if (!kept) return kept.error();
-    kept_ = std::move(*kept);
+    kept_ = DDP_TRY(make_device_bytes(net_.memory().learnt_bytes()));
   }
   max_batches_ = static_cast<std::size_t>(settings.batches);
   if (max_batches_ > 1 && earlier_ == nullptr) {
-    auto earlier = make_device_bytes(net_.gradient_bytes());
-    if (!earlier) return earlier.error();
-    earlier_ = std::move(*earlier);
+    earlier_ = DDP_TRY(make_device_bytes(net_.gradient_bytes()));
   }
   hyperparameters_.batch = settings.batch;
   hyperparameters_.earlier = earlier_.get();
@@ -562,9 +542,9 @@ Result<bool> NetSteps<T>::hold(const Dataset& data) {
     return cuda_check(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, net_.stream()),
                       "cudaMemcpyAsync");
   };
-  if (auto done = copy(images->get(), data.images); !done) return done.error();
-  if (auto done = copy(images->get() + image_bytes, data.labels); !done) return done.error();
-  if (auto done = net_.wait(); !done) return done.error();
+  DDP_TRY(copy(images->get(), data.images));
+  DDP_TRY(copy(images->get() + image_bytes, data.labels));
+  DDP_TRY(net_.wait());
   images_ = std::move(*images);
   order_ = std::move(*order);
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(images_.get());
@@ -577,24 +557,24 @@ template <class T>
 Result<> NetSteps<T>::set_order(std::span<const std::uint32_t> order) {
   const auto answer =
       cudaMemcpyAsync(order_.get(), order.data(), order.size_bytes(), cudaMemcpyHostToDevice, net_.stream());
-  if (auto done = cuda_check(answer, "cudaMemcpyAsync"); !done) return done;
+  DDP_TRY(cuda_check(answer, "cudaMemcpyAsync"));
   return net_.wait();
 }
 
 template <class T>
 Result<> NetSteps<T>::take(Optimizer<T>& optimizer) {
   const auto& m = net_.memory();
-  if (auto done = net_.put_parameters(model_.parameters()); !done) return done;
-  if (auto done = net_.put(m.running, std::span<const T>(model_.running_statistics())); !done) return done;
+  DDP_TRY(net_.put_parameters(model_.parameters()));
+  DDP_TRY(net_.put(m.running, std::span<const T>(model_.running_statistics())));
   T* to = m.first;
   for (const auto& one : optimizer.state()) {
-    if (auto done = net_.put(to, std::span<const T>(one.values)); !done) return done;
+    DDP_TRY(net_.put(to, std::span<const T>(one.values)));
     to = m.second;
   }
   kernels::device::StepState state{};
   state.steps = optimizer.steps();
   const auto answer = cudaMemcpyAsync(m.state, &state, sizeof state, cudaMemcpyHostToDevice, net_.stream());
-  if (auto done = cuda_check(answer, "cudaMemcpyAsync"); !done) return done;
+  DDP_TRY(cuda_check(answer, "cudaMemcpyAsync"));
   const auto taken = net_.wait();
   has_state_ = taken.has_value();
   return taken;
@@ -603,16 +583,15 @@ Result<> NetSteps<T>::take(Optimizer<T>& optimizer) {
 template <class T>
 Result<> NetSteps<T>::give(Optimizer<T>& optimizer) {
   const auto& m = net_.memory();
-  if (auto done = net_.get(model_.parameters(), m.parameters); !done) return done;
-  if (auto done = net_.get(model_.running_statistics(), m.running); !done) return done;
+  DDP_TRY(net_.get(model_.parameters(), m.parameters));
+  DDP_TRY(net_.get(model_.running_statistics(), m.running));
   const T* from = m.first;
   for (const auto& one : optimizer.state()) {
-    if (auto done = net_.get(one.values, from); !done) return done;
+    DDP_TRY(net_.get(one.values, from));
     from = m.second;
   }
-  const auto state = net_.state();
-  if (!state) return state.error();
-  optimizer.set_steps(state->steps);
+  const auto state = DDP_TRY(net_.state());
+  optimizer.set_steps(state.steps);
   has_state_ = false;
   return {};
 }
@@ -623,12 +602,10 @@ template <class T>
 Result<> NetSteps<T>::send(const T* images, std::span<const std::uint8_t> labels) {
   if (batches_ == nullptr) {
     const std::size_t step_bytes = net_.batch_bytes() * max_batches_;
-    auto batches = make_pinned_bytes(step_bytes * DeviceSteps<T>::kMaxInFlight);
-    if (!batches) return batches.error();
-    auto sent = make_device_bytes(step_bytes);
-    if (!sent) return sent.error();
-    batches_ = std::move(*batches);
-    sent_ = std::move(*sent);
+    auto batches = DDP_TRY(make_pinned_bytes(step_bytes * DeviceSteps<T>::kMaxInFlight));
+    auto sent = DDP_TRY(make_device_bytes(step_bytes));
+    batches_ = std::move(batches);
+    sent_ = std::move(sent);
     hyperparameters_.sent = sent_.get();
   }
   const std::size_t step = launched_ % DeviceSteps<T>::kMaxInFlight;
@@ -667,7 +644,7 @@ Result<> NetSteps<T>::wait_for(cudaEvent_t event) {
 
 template <class T>
 Result<DeviceOutcome> NetSteps<T>::finish() {
-  if (auto done = wait_for(event(finished_)); !done) return done.error();
+  DDP_TRY(wait_for(event(finished_)));
   const kernels::device::StepOutcome& outcome = net_.outcome(finished_++);
   return DeviceOutcome{outcome.loss, outcome.skip == 0, outcome.norm};
 }
@@ -680,9 +657,9 @@ Result<> NetSteps<T>::drop() {
   const auto is_idle = [this]() -> Result<bool> { return net_.is_idle(); };
   if (ranks_ != nullptr && !net_.is_idle()) (void)ranks_->wait_for_device(is_idle, "all-reduce");
   // An aborted all-reduce lets the stream continue; its result is undefined.
-  if (auto done = net_.wait(drop_timeout_); !done) return done;
+  DDP_TRY(net_.wait(drop_timeout_));
   if (!half || hyperparameters_.kept == nullptr) return {};
-  if (auto done = net_.take_back(hyperparameters_.kept); !done) return done;
+  DDP_TRY(net_.take_back(hyperparameters_.kept));
   return net_.wait(drop_timeout_);
 }
 

@@ -160,7 +160,7 @@ Result<double> exchange(Communicator& two, std::pair<int, int> ranks, std::size_
       received[i] = std::byte{0};
     }
     const auto begin = Clock::now();
-    if (auto done = two.all_gather_parts(halves); !done) return done.error();
+    DDP_TRY(two.all_gather_parts(halves));
     each.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
     for (std::size_t i = 0; i < size; ++i)
       wrong += received[i] != byte_of(other, time, i);
@@ -175,16 +175,13 @@ struct PairMeasurement {
 
 Result<> meet_pair(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world,
                    std::pair<int, int> pair, PairMeasurement& measured) {
-  auto two =
-      join_pair(environment, options, *world.directory, pair, world.same_node(pair.first, pair.second));
-  if (!two) return two.error();
-  const auto latency = exchange(**two, pair, kSmall, kSmallTimes, measured.wrong);
-  if (!latency) return latency.error();
-  const auto time = exchange(**two, pair, kLarge, kLargeTimes, measured.wrong);
-  if (!time) return time.error();
-  measured.nanoseconds = static_cast<std::uint64_t>(*latency * 1e3);
-  measured.kilobytes_per_second = static_cast<std::uint64_t>(static_cast<double>(kLarge) / *time * 1e3);
-  return (*two)->barrier();
+  auto two = DDP_TRY(
+      join_pair(environment, options, *world.directory, pair, world.same_node(pair.first, pair.second)));
+  const auto latency = DDP_TRY(exchange(*two, pair, kSmall, kSmallTimes, measured.wrong));
+  const auto time = DDP_TRY(exchange(*two, pair, kLarge, kLargeTimes, measured.wrong));
+  measured.nanoseconds = static_cast<std::uint64_t>(latency * 1e3);
+  measured.kilobytes_per_second = static_cast<std::uint64_t>(static_cast<double>(kLarge) / time * 1e3);
+  return two->barrier();
 }
 
 /// Tests every two ranks, in rounds of disjoint pairs. Messages are compared byte by byte and timed. A pair
@@ -236,7 +233,7 @@ Result<std::uint64_t> test_sum(Communicator& world, int times, bool inject) {
   for (int time = 0; time < times; ++time) {
     for (std::size_t i = 0; i < numbers.size(); ++i)
       numbers.data()[i] = static_cast<float>(value(world.rank(), i));
-    if (auto done = world.all_reduce_sum(numbers.span()); !done) return done.error();
+    DDP_TRY(world.all_reduce_sum(numbers.span()));
     if (inject && time == 0) numbers.data()[numbers.size() / 3] += 1;
     for (std::size_t i = 0; i < numbers.size(); ++i) {
       const double right = ranks_alone + static_cast<double>(i % 7) * world.world_size();
@@ -444,17 +441,15 @@ void ask_for_memory(OwnDevice& own) {
 /// Each of several ranks on one GPU would otherwise take all free memory.
 Result<std::size_t> agree_on_memory(Communicator& all, const OwnDevice& own) {
   const std::uint64_t mine[] = {own.device ? own.device->identity() : 0, own.testable};
-  const auto sizes = all.all_gather(mine);
-  if (!sizes) return sizes.error();
-  return memory_share(*sizes, all.rank());
+  const auto sizes = DDP_TRY(all.all_gather(mine));
+  return memory_share(sizes, all.rank());
 }
 
 Result<> gather_figures(Communicator& all, const HealthFigures& mine, HealthReport& report) {
-  const auto words = all.all_gather(pack_figures(mine));
-  if (!words) return words.error();
+  const auto words = DDP_TRY(all.all_gather(pack_figures(mine)));
   report.ranks.clear();
   for (int rank = 0; rank < all.world_size(); ++rank)
-    report.ranks.push_back(unpack_figures(words->data() + kHealthFields * static_cast<std::size_t>(rank)));
+    report.ranks.push_back(unpack_figures(words.data() + kHealthFields * static_cast<std::size_t>(rank)));
   return {};
 }
 
@@ -478,26 +473,21 @@ Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environ
   // Devices need different times. The ranks meet regularly so that no rank takes another's silence for its
   // death.
   const auto sign = options.comm_timeout / 4;
-  if (auto met = share_outcome(all, open, sign); !met) return met;
-  if (auto met = share_outcome(all, ask, sign); !met) return met;
-  const auto share = agree_on_memory(all, own);
-  if (!share) return share.error();
+  DDP_TRY(share_outcome(all, open, sign));
+  DDP_TRY(share_outcome(all, ask, sign));
+  const auto share = DDP_TRY(agree_on_memory(all, own));
   const auto test = [&]() -> Result<> {
-    if (own.device) test_device(*own.device, task_of(options, environment, *share), own.figures);
+    if (own.device) test_device(*own.device, task_of(options, environment, share), own.figures);
     own.device.reset();
     return {};
   };
-  if (auto met = share_outcome(all, test, sign); !met) return met;
+  DDP_TRY(share_outcome(all, test, sign));
   HealthFigures& mine = own.figures;
-  if (auto gathered = gather_figures(all, mine, report); !gathered) return gathered;
+  DDP_TRY(gather_figures(all, mine, report));
   if (all.world_size() > 1) {
-    auto pairs = test_pairs(environment, world_options, world);
-    if (!pairs) return pairs.error();
-    report.pairs = std::move(*pairs);
+    report.pairs = DDP_TRY(test_pairs(environment, world_options, world));
   }
-  const auto wrong = test_sum(all, kSums, injected(options, environment, HealthFault::kSum));
-  if (!wrong) return wrong.error();
-  mine.wrong_sums = *wrong;
+  mine.wrong_sums = DDP_TRY(test_sum(all, kSums, injected(options, environment, HealthFault::kSum)));
   return gather_figures(all, mine, report);
 }
 

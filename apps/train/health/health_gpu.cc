@@ -175,9 +175,7 @@ class GpuMemory {
   /// Takes all of `bytes`; if 0, as much of `share` as is available.
   Result<> take(std::size_t bytes, std::size_t share) {
     // The records are allocated first: no memory is free afterwards.
-    auto records = make_device_bytes(kPiece / kBlock * sizeof(PatternFaults));
-    if (!records) return records.error();
-    records_ = std::move(*records);
+    records_ = DDP_TRY(make_device_bytes(kPiece / kBlock * sizeof(PatternFaults)));
     const bool as_there_is = bytes == 0;
     if (as_there_is) bytes = share;
     for (std::size_t left = (std::max(bytes, kBlock) + kBlock - 1) / kBlock * kBlock; left > 0;) {
@@ -199,14 +197,11 @@ class GpuMemory {
   Result<> test(HealthPattern pattern, bool inject, PatternFaults& faults) {
     for (HealthPiece& piece : pieces_) {
       piece.pattern = pattern;
-      if (auto done = run<WritePattern>(piece); !done) return done;
+      DDP_TRY(run<WritePattern>(piece));
     }
-    if (inject) {
-      if (auto done = turn_a_bit(pieces_.front()); !done) return done;
-    }
-    for (const HealthPiece& piece : pieces_) {
-      if (auto done = read(piece, faults); !done) return done;
-    }
+    if (inject) DDP_TRY(turn_a_bit(pieces_.front()));
+    for (const HealthPiece& piece : pieces_)
+      DDP_TRY(read(piece, faults));
     return {};
   }
 
@@ -219,8 +214,7 @@ class GpuMemory {
   }
   Result<> wait() { return cuda_check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
   Result<> copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
-    if (auto done = cuda_check(cudaMemcpyAsync(to, from, bytes, kind, stream_), "cudaMemcpyAsync"); !done)
-      return done;
+    DDP_TRY(cuda_check(cudaMemcpyAsync(to, from, bytes, kind, stream_), "cudaMemcpyAsync"));
     return wait();
   }
 
@@ -236,15 +230,9 @@ class GpuMemory {
     const auto blocks = static_cast<std::size_t>(blocks_of(piece));
     std::vector<PatternFaults> block_faults(blocks, PatternFaults::none());
     auto* const records = reinterpret_cast<PatternFaults*>(records_.get());
-    if (auto done =
-            copy(records, block_faults.data(), blocks * sizeof block_faults[0], cudaMemcpyHostToDevice);
-        !done)
-      return done;
-    if (auto done = run<ReadPattern>({piece, records}); !done) return done;
-    if (auto done =
-            copy(block_faults.data(), records, blocks * sizeof block_faults[0], cudaMemcpyDeviceToHost);
-        !done)
-      return done;
+    DDP_TRY(copy(records, block_faults.data(), blocks * sizeof block_faults[0], cudaMemcpyHostToDevice));
+    DDP_TRY(run<ReadPattern>({piece, records}));
+    DDP_TRY(copy(block_faults.data(), records, blocks * sizeof block_faults[0], cudaMemcpyDeviceToHost));
     for (std::size_t block = 0; block < blocks; ++block) {
       if (block_faults[block].compared != kHealthBlockWords)
         return Error{ErrorCode::kSystem, "the GPU's memory test read only " +
@@ -253,9 +241,8 @@ class GpuMemory {
     }
     // The sampled block differs with each piece and each pattern.
     const std::size_t sample = (samples_++ * 4099) % blocks;
-    const auto seen = check_block(piece, sample);
-    if (!seen) return seen.error();
-    block_faults[sample] = with_sample(block_faults[sample], *seen);
+    const auto seen = DDP_TRY(check_block(piece, sample));
+    block_faults[sample] = with_sample(block_faults[sample], seen);
     for (const PatternFaults& one : block_faults)
       faults.add(one);
     return {};
@@ -265,8 +252,7 @@ class GpuMemory {
   Result<PatternFaults> check_block(const HealthPiece& piece, std::size_t block) {
     std::vector<std::uint64_t> words(kHealthBlockWords);
     const std::size_t begin = block * kHealthBlockWords;
-    if (auto done = copy(words.data(), piece.words + begin, kBlock, cudaMemcpyDeviceToHost); !done)
-      return done.error();
+    DDP_TRY(copy(words.data(), piece.words + begin, kBlock, cudaMemcpyDeviceToHost));
     PatternFaults seen = PatternFaults::none();
     for (std::size_t i = 0; i < words.size(); ++i)
       seen.compare(words[i], piece.pattern, piece.first + begin + i);
@@ -284,7 +270,7 @@ class GpuMemory {
 /// Returns the free memory of this thread's GPU, minus 2 % or at least 64 MiB that other processes may need.
 Result<std::size_t> testable_gpu_memory() {
   std::size_t free = 0, total = 0;
-  if (auto done = cuda_check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo"); !done) return done.error();
+  DDP_TRY(cuda_check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo"));
   return free - std::min(free, std::max(free / 50, kLeftFree));
 }
 
@@ -299,12 +285,11 @@ Result<std::size_t> testable_gpu_memory() {
 Result<PatternFaults> test_gpu_memory(cudaStream_t stream, std::size_t bytes, std::size_t share, bool inject,
                                       const std::function<void()>& after_pattern) {
   GpuMemory memory(stream);
-  if (auto taken = memory.take(bytes, share); !taken) return taken.error();
+  DDP_TRY(memory.take(bytes, share));
   PatternFaults faults = PatternFaults::none();
   for (int i = 0; i < kHealthPatterns; ++i) {
     const auto pattern = static_cast<HealthPattern>(i);
-    if (auto done = memory.test(pattern, inject && pattern == HealthPattern::kFives, faults); !done)
-      return done.error();
+    DDP_TRY(memory.test(pattern, inject && pattern == HealthPattern::kFives, faults));
     after_pattern();
   }
   return faults;
@@ -315,13 +300,9 @@ class Gpu final : public HealthDevice {
   explicit Gpu(int number) : number_(number) {}
 
   Result<> open() {
-    if (auto done = cuda_check(cudaSetDevice(number_), "cudaSetDevice"); !done) return done;
-    if (auto done = cuda_check(cudaGetDeviceProperties(&properties_, number_), "cudaGetDeviceProperties");
-        !done)
-      return done;
-    auto stream = make_cuda_stream();
-    if (!stream) return stream.error();
-    stream_ = std::move(*stream);
+    DDP_TRY(cuda_check(cudaSetDevice(number_), "cudaSetDevice"));
+    DDP_TRY(cuda_check(cudaGetDeviceProperties(&properties_, number_), "cudaGetDeviceProperties"));
+    stream_ = DDP_TRY(make_cuda_stream());
     nvml_ = NvmlMonitor::open(properties_.pciDomainID, properties_.pciBusID, properties_.pciDeviceID);
     return {};
   }
@@ -334,7 +315,7 @@ class Gpu final : public HealthDevice {
     return std::max<std::uint64_t>(fnv_hash(std::as_bytes(std::span(text))), 1);
   }
   Result<std::size_t> testable_memory() override {
-    if (auto done = cuda_check(cudaSetDevice(number_), "cudaSetDevice"); !done) return done.error();
+    DDP_TRY(cuda_check(cudaSetDevice(number_), "cudaSetDevice"));
     return testable_gpu_memory();
   }
   void begin(HealthFigures& figures) override {
@@ -352,7 +333,7 @@ class Gpu final : public HealthDevice {
     figures.products_by = library ? (*library)->name() : "own kernels (" + library.error().text + ")";
     const int copies = GpuProducts::copies_for(properties_.multiProcessorCount, kGpuGemmSize);
     GpuProducts products(gemm, copies, stream_.get(), library ? library->get() : nullptr);
-    if (auto done = products.begin(); !done) return done;
+    DDP_TRY(products.begin());
     const auto end = Clock::now() + task.time;
     bool inject = task.inject_gemm;
     do {
@@ -384,10 +365,9 @@ class Gpu final : public HealthDevice {
 }  // namespace
 
 Result<std::unique_ptr<HealthDevice>> open_health_gpu(int local_rank) {
-  const auto gpus = count_gpus();
-  if (!gpus) return gpus.error();
-  auto gpu = std::make_unique<Gpu>(std::max(local_rank, 0) % *gpus);
-  if (auto opened = gpu->open(); !opened) return opened.error();
+  const auto gpus = DDP_TRY(count_gpus());
+  auto gpu = std::make_unique<Gpu>(std::max(local_rank, 0) % gpus);
+  DDP_TRY(gpu->open());
   return std::unique_ptr<HealthDevice>(std::move(gpu));
 }
 

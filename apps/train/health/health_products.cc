@@ -26,25 +26,21 @@ GpuProducts::GpuProducts(const HealthGemm& gemm, int copies, cudaStream_t stream
 
 Result<> GpuProducts::begin() {
   const std::size_t bytes = gemm_.a().size_bytes();
-  auto memory = make_device_bytes((kC + 2 * static_cast<std::size_t>(copies_)) * bytes);
-  if (!memory) return memory.error();
-  auto records = make_device_bytes(kMostProducts * blocks() * sizeof(ProductFaults));
-  if (!records) return records.error();
-  memory_ = std::move(*memory);
-  records_ = std::move(*records);
+  auto memory = DDP_TRY(make_device_bytes((kC + 2 * static_cast<std::size_t>(copies_)) * bytes));
+  auto records = DDP_TRY(make_device_bytes(kMostProducts * blocks() * sizeof(ProductFaults)));
+  memory_ = std::move(memory);
+  records_ = std::move(records);
   const std::vector<float> lowest = gemm_.lowest(), highest = gemm_.highest();
   const std::pair<Matrix, const float*> given[] = {
       {kB, gemm_.b().data()}, {kLowest, lowest.data()}, {kHighest, highest.data()}};
-  for (const auto& [which, data] : given) {
-    if (auto done = copy(matrix(which), data, bytes, cudaMemcpyHostToDevice); !done) return done;
-  }
+  for (const auto& [which, data] : given)
+    DDP_TRY(copy(matrix(which), data, bytes, cudaMemcpyHostToDevice));
   for (int i = 0; i < copies_; ++i) {
     const std::size_t behind = static_cast<std::size_t>(i) * gemm_.a().size();
-    auto done = copy(first_factor() + behind, gemm_.a().data(), bytes, cudaMemcpyHostToDevice);
-    if (!done) return done;
+    DDP_TRY(copy(first_factor() + behind, gemm_.a().data(), bytes, cudaMemcpyHostToDevice));
   }
-  if (auto done = multiply(); !done) return done;
-  if (auto done = read_copy(); !done) return done;
+  DDP_TRY(multiply());
+  DDP_TRY(read_copy());
   results_.take(product_);
   return copy(matrix(kFirst), product_.data(), bytes, cudaMemcpyHostToDevice);
 }
@@ -54,28 +50,26 @@ Result<> GpuProducts::run_batch(std::size_t count, bool inject, const std::funct
   const float changed = product_[7] + 1;
   // A launch that does nothing must not leave the records of an earlier batch.
   const auto cleared = cudaMemsetAsync(records_.get(), 0, count * blocks() * sizeof(ProductFaults), stream_);
-  if (auto done = cuda_check(cleared, "cudaMemsetAsync"); !done) return done;
+  DDP_TRY(cuda_check(cleared, "cudaMemsetAsync"));
   for (std::size_t i = 0; i < count; ++i) {
-    if (auto done = multiply(); !done) return done;
-    if (inject && i == 0) {
-      auto done = cuda_check(
+    DDP_TRY(multiply());
+    if (inject && i == 0)
+      DDP_TRY(cuda_check(
           cudaMemcpyAsync(matrix(kC) + 7, &changed, sizeof changed, cudaMemcpyHostToDevice, stream_),
-          "cudaMemcpyAsync");
-      if (!done) return done;
-    }
+          "cudaMemcpyAsync"));
     const DeviceRunner runner(stream_);
     runner.run<CompareProduct>({matrix(kC), matrix(kFirst), matrix(kLowest), matrix(kHighest),
                                 copies_ * static_cast<int>(product_.size()),
                                 static_cast<int>(product_.size()), record(i)});
-    if (auto done = runner.outcome(); !done) return done;
+    DDP_TRY(runner.outcome());
   }
   meanwhile();
-  if (auto done = wait(); !done) return done;
+  DDP_TRY(wait());
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   busy_ += seconds;
   timed_ += count;
   each_ = seconds / static_cast<double>(count);
-  if (auto done = read_copy(); !done) return done;
+  DDP_TRY(read_copy());
   return take_batch(count, results_.compare(product_));
 }
 
@@ -127,9 +121,7 @@ Result<> GpuProducts::read_copy() {
 
 Result<> GpuProducts::take_batch(std::size_t count, HealthProducts::Verdict last) {
   std::vector<ProductFaults> found(count * blocks());
-  if (auto done = copy(found.data(), record(0), found.size() * sizeof found[0], cudaMemcpyDeviceToHost);
-      !done)
-    return done;
+  DDP_TRY(copy(found.data(), record(0), found.size() * sizeof found[0], cudaMemcpyDeviceToHost));
   const std::size_t elements = static_cast<std::size_t>(copies_) * product_.size();
   for (std::size_t product = 0; product < count; ++product) {
     ProductFaults faults;
@@ -154,7 +146,7 @@ Result<> GpuProducts::wait() {
 
 Result<> GpuProducts::copy(void* to, const void* from, std::size_t size, cudaMemcpyKind kind) {
   // A copy waits for all earlier work, and without a deadline.
-  if (auto done = wait(); !done) return done;
+  DDP_TRY(wait());
   return cuda_check(cudaMemcpyAsync(to, from, size, kind, stream_), "cudaMemcpyAsync");
 }
 

@@ -562,9 +562,9 @@ Result<> check_equal(Communicator& world, const EqualOptions& mine, std::optiona
   const int other = from.value_or(0);
   std::string text = to_text(mine);
   std::uint64_t size = text.size();
-  if (auto done = world.broadcast(std::as_writable_bytes(std::span(&size, 1)), other); !done) return done;
+  DDP_TRY(world.broadcast(std::as_writable_bytes(std::span(&size, 1)), other));
   text.resize(size);
-  if (auto done = world.broadcast(std::as_writable_bytes(std::span(text)), other); !done) return done;
+  DDP_TRY(world.broadcast(std::as_writable_bytes(std::span(text)), other));
   const std::string differs = difference(mine, world.rank(), text, other);
   const auto own = differs.empty() ? Result<>() : Error{ErrorCode::kUsage, differs};
   return from ? own : share_first_failure(world, own);

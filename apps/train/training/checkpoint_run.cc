@@ -113,9 +113,8 @@ template <class T>
 Result<> share_state(const TrainOptions& options, Communicator& world, int from, bool held,
                      std::uint64_t samples, Trainer<T>& trainer, TrainingMarks& marks) {
   const std::uint64_t mine[] = {held, held ? trainer.position().step : 0, held ? hash_of(trainer) : 0};
-  const auto all = world.all_gather(mine);
-  if (!all) return all.error();
-  const RetainedState source = held_by(*all, from);
+  const auto all = DDP_TRY(world.all_gather(mine));
+  const RetainedState source = held_by(all, from);
   if (source.any == 0) {
     return Error{ErrorCode::kProtocol,
                  "rank " + std::to_string(from) +
@@ -123,7 +122,7 @@ Result<> share_state(const TrainOptions& options, Communicator& world, int from,
   }
   bool needed = false;
   for (int rank = 0; rank < world.world_size(); ++rank) {
-    const RetainedState one = held_by(*all, rank);
+    const RetainedState one = held_by(all, rank);
     const bool behind = one.any == 0 || one.step != source.step;
     if (!behind && one.hash != source.hash && options.sync_every_inter == 1)
       return differing(rank, from, source.step);
@@ -135,12 +134,12 @@ Result<> share_state(const TrainOptions& options, Communicator& world, int from,
   if (sends && needed) numbers = numbers_of(trainer);
   if (sends) head.hash = fnv_hash(std::as_bytes(std::span(numbers)));
   const StateHeader own = head;
-  if (auto done = world.broadcast(std::as_writable_bytes(std::span(&head, 1)), from); !done) return done;
+  DDP_TRY(world.broadcast(std::as_writable_bytes(std::span(&head, 1)), from));
   if (head.parameters != own.parameters || head.running != own.running || head.vectors != own.vectors)
     return Error{ErrorCode::kProtocol, "rank " + std::to_string(from) + " trains another model"};
   if (needed) {
     numbers.resize(head.running + head.parameters * (1 + head.vectors));
-    if (auto done = world.broadcast(std::as_writable_bytes(std::span(numbers)), from); !done) return done;
+    DDP_TRY(world.broadcast(std::as_writable_bytes(std::span(numbers)), from));
     if (fnv_hash(std::as_bytes(std::span(numbers))) != head.hash) {
       return Error{ErrorCode::kInternal, "rank " + std::to_string(world.rank()) +
                                              " received other weights than rank " + std::to_string(from) +
@@ -265,15 +264,13 @@ Result<> CheckpointRun<T>::find(Checkpoint& found, const CheckpointState& mine) 
   std::string directory = options_.checkpoint_dir;
   std::vector<std::string> paths;
   if (choose) {
-    const auto names = list_checkpoints(directory);
-    if (!names) return names.error();
-    for (const std::string& name : *names)
+    const auto names = DDP_TRY(list_checkpoints(directory));
+    for (const std::string& name : names)
       paths.push_back(directory + "/" + name);
   } else {
-    auto path = find_checkpoint(options_.resume);
-    if (!path) return path.error();
-    directory = std::filesystem::path(*path).parent_path().string();
-    paths.push_back(std::move(*path));
+    auto path = DDP_TRY(find_checkpoint(options_.resume));
+    directory = std::filesystem::path(path).parent_path().string();
+    paths.push_back(std::move(path));
   }
   std::vector<std::pair<std::string, Error>> damaged;
   for (auto path = paths.rbegin(); path != paths.rend(); ++path) {
@@ -347,9 +344,8 @@ auto CheckpointRun<T>::look() const -> SeenCheckpoint {
 template <class T>
 Result<> CheckpointRun<T>::check_places_agree(const SeenCheckpoint& mine) {
   const std::uint64_t words[] = {mine.is_there, mine.step, mine.crcs};
-  const auto all = world_->all_gather(words);
-  if (!all) return all.error();
-  const auto& seen = *all;
+  const auto all = DDP_TRY(world_->all_gather(words));
+  const auto& seen = all;
   const bool choose = options_.resume == "auto";
   for (std::size_t at = 3; at < seen.size(); at += 3) {
     const bool later = seen[0] == 0 || seen[at + 1] > seen[1];
@@ -385,8 +381,8 @@ Result<> CheckpointRun<T>::resume(const std::function<void(const std::string&)>&
     auto done = find(found, mine);
     return done && !found.path.empty() ? take(found) : done;
   };
-  if (auto done = share_outcome(*world_, read_it, sign(), interrupt_); !done) return done;
-  if (auto agree = check_places_agree(seen); !agree) return agree;
+  DDP_TRY(share_outcome(*world_, read_it, sign(), interrupt_));
+  DDP_TRY(check_places_agree(seen));
   std::string text = found.path.empty() ? "" : to_json(found.state);
   std::uint64_t size = text.size();
   auto done = world_->broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
@@ -394,25 +390,24 @@ Result<> CheckpointRun<T>::resume(const std::function<void(const std::string&)>&
   if (size == 0) return {};
   text.resize(size);
   if (done = world_->broadcast(std::as_writable_bytes(std::span(text)), 0); !done) return done;
-  const auto state = parse_checkpoint_state("state.json", text);
-  if (!state) return state.error();
-  done = share(*state, found.optimizer);
+  const auto state = DDP_TRY(parse_checkpoint_state("state.json", text));
+  done = share(state, found.optimizer);
   if (!done) return done;
-  trainer_.position() = go_on(*state, world_->world_size(), options_.batch_size, options_.accumulate);
+  trainer_.position() = go_on(state, world_->world_size(), options_.batch_size, options_.accumulate);
   trainer_.set_warmed_up();
-  trainer_.optimizer().set_steps(state->optimizer_steps);
-  written_step_ = state->position.step;
+  trainer_.optimizer().set_steps(state.optimizer_steps);
+  written_step_ = state.position.step;
   if (world_->rank() == 0) {
-    say("resuming from " + found.path + ": step " + std::to_string(state->position.step) + ", epoch " +
-        std::to_string(trainer_.position().epoch + 1) + ", " + counted(state->world_size, "rank") +
-        " then, " + std::to_string(world_->world_size()) + " now");
+    say("resuming from " + found.path + ": step " + std::to_string(state.position.step) + ", epoch " +
+        std::to_string(trainer_.position().epoch + 1) + ", " + counted(state.world_size, "rank") + " then, " +
+        std::to_string(world_->world_size()) + " now");
   }
   return {};
 }
 
 template <class T>
 Result<> CheckpointRun<T>::share(const CheckpointState& state, const Safetensors& optimizer) {
-  if (auto done = trainer_.share_weights(); !done) return done;
+  DDP_TRY(trainer_.share_weights());
   // With the former number of ranks, each rank gets its own running statistics; else the model has the mean.
   const auto running = trainer_.model().running_statistics();
   if (state.world_size == world_->world_size() &&
@@ -420,9 +415,8 @@ Result<> CheckpointRun<T>::share(const CheckpointState& state, const Safetensors
     const double* mine = state.running.data() + running.size() * static_cast<std::size_t>(world_->rank());
     std::transform(mine, mine + running.size(), running.begin(), [](double v) { return static_cast<T>(v); });
   }
-  for (const auto& one : trainer_.optimizer().state()) {
-    if (auto done = scatter(optimizer, std::string(one.name), one.values); !done) return done;
-  }
+  for (const auto& one : trainer_.optimizer().state())
+    DDP_TRY(scatter(optimizer, std::string(one.name), one.values));
   return {};
 }
 
@@ -434,7 +428,7 @@ Result<> CheckpointRun<T>::scatter(const Safetensors& file, const std::string& n
   for (std::size_t at = 0; at < total; at += piece.size()) {
     piece.resize(std::min(kPiece, total - at));
     if (world_->rank() == 0) file.copy<T>(name, at, piece);
-    if (auto done = world_->broadcast(std::as_writable_bytes(std::span(piece)), 0); !done) return done;
+    DDP_TRY(world_->broadcast(std::as_writable_bytes(std::span(piece)), 0));
     const std::size_t end = std::min(at + piece.size(), part.end);
     for (std::size_t i = std::max(at, part.begin); i < end; ++i)
       mine[i - part.begin] = piece[i - at];
@@ -462,16 +456,15 @@ Result<> CheckpointRun<T>::make_directory() {
     return Error{ErrorCode::kUsage, system_error(why, "--checkpoint-dir " + options_.checkpoint_dir).text,
                  why};
   }
-  const auto names = list_checkpoints(options_.checkpoint_dir);
-  if (!names) return names.error();
+  const auto names = DDP_TRY(list_checkpoints(options_.checkpoint_dir));
   const std::uint64_t begin = trainer_.position().step;
   // Checkpoints after the choice of --resume auto are damaged ones that could not be renamed.
-  if (options_.resume != "auto" && !names->empty() && *checkpoint_step(names->back()) > begin) {
-    return Error{ErrorCode::kUsage,
-                 "--checkpoint-dir " + options_.checkpoint_dir + " holds " + names->back() +
-                     " of another training, while this one begins after step " + std::to_string(begin) +
-                     "; give another --checkpoint-dir, resume from there with --resume "
-                     "auto, or remove the later checkpoints"};
+  if (options_.resume != "auto" && !names.empty() && *checkpoint_step(names.back()) > begin) {
+    return Error{ErrorCode::kUsage, "--checkpoint-dir " + options_.checkpoint_dir + " holds " + names.back() +
+                                        " of another training, while this one begins after step " +
+                                        std::to_string(begin) +
+                                        "; give another --checkpoint-dir, resume from there with --resume "
+                                        "auto, or remove the later checkpoints"};
   }
   open_writer();
   return {};
@@ -495,7 +488,7 @@ template <class T>
 Result<> CheckpointRun<T>::prepare_again() {
   if (options_.checkpoint_dir.empty()) return {};
   // A former rank 0 may still be writing, and a new writer would remove its files as leftovers.
-  if (auto done = await_writers(false); !done) return done;
+  DDP_TRY(await_writers(false));
   const std::uint64_t step = trainer_.position().step;
   std::uint64_t there = 0;
   const auto look = [&]() -> Result<> {
@@ -509,9 +502,8 @@ Result<> CheckpointRun<T>::prepare_again() {
     if (!writer_) open_writer();
     return {};
   };
-  if (auto done = share_outcome(*world_, look, sign(), interrupt_); !done) return done;
-  auto done = world_->broadcast(std::as_writable_bytes(std::span(&there, 1)), 0);
-  if (!done) return done;
+  DDP_TRY(share_outcome(*world_, look, sign(), interrupt_));
+  DDP_TRY(world_->broadcast(std::as_writable_bytes(std::span(&there, 1)), 0));
   written_step_.reset();
   skipped_step_.reset();
   if (there != 0) written_step_ = step;
@@ -523,7 +515,7 @@ Result<> CheckpointRun<T>::write() {
   const std::uint64_t step = trainer_.position().step;
   if (options_.checkpoint_dir.empty() || written_step_ == step || skipped_step_ == step) return {};
   // A disk may take longer than ranks bear each other's silence.
-  if (auto done = await_writers(true); !done) return done;
+  DDP_TRY(await_writers(true));
   CheckpointContent<T> content;
   content.state = current_state();
   const auto running = trainer_.model().running_statistics();
@@ -532,9 +524,8 @@ Result<> CheckpointRun<T>::write() {
   std::vector<std::uint64_t> mine{trainer_.dropped_in_a_row() != 0};
   std::transform(running.begin(), running.end(), std::back_inserter(mine),
                  [](T value) { return std::bit_cast<std::uint64_t>(static_cast<double>(value)); });
-  const auto all = world_->all_gather(mine);
-  if (!all) return all.error();
-  for (auto rank = all->begin(); rank != all->end(); rank += static_cast<std::ptrdiff_t>(mine.size())) {
+  const auto all = DDP_TRY(world_->all_gather(mine));
+  for (auto rank = all.begin(); rank != all.end(); rank += static_cast<std::ptrdiff_t>(mine.size())) {
     if (*rank != 0) {
       skipped_step_ = step;
       if (world_->rank() == 0)
@@ -547,9 +538,8 @@ Result<> CheckpointRun<T>::write() {
                    [](std::uint64_t word) { return std::bit_cast<double>(word); });
   }
   for (const auto& one : trainer_.optimizer().state()) {
-    auto whole = gather(one.values);
-    if (!whole) return whole.error();
-    content.optimizer.push_back({std::string(one.name), std::move(*whole)});
+    auto whole = DDP_TRY(gather(one.values));
+    content.optimizer.push_back({std::string(one.name), std::move(whole)});
   }
   written_step_ = step;
   if (world_->rank() != 0) return {};
@@ -577,9 +567,9 @@ Result<> CheckpointRun<T>::await_writers(bool with_rank_0) {
 
 template <class T>
 Result<> CheckpointRun<T>::finish() {
-  if (auto done = write(); !done) return done;
+  DDP_TRY(write());
   if (options_.checkpoint_dir.empty()) return {};
-  if (auto done = await_writers(true); !done) return done;
+  DDP_TRY(await_writers(true));
   Result<> last = writer_ ? writer_->wait() : Result<>();
   if (last && skipped_step_ == trainer_.position().step)
     last = Error{ErrorCode::kSystem, "step " + std::to_string(*skipped_step_) + " was dropped"};

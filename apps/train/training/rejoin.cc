@@ -47,40 +47,34 @@ class RejoiningRank {
     // meanwhile.
     if (environment_.attempt == 0 && NodeData::reads_first(environment_)) {
       link_.at(0, "load");
-      if (auto done = data_.load(); !done) return done;
+      DDP_TRY(data_.load());
     }
     for (;;) {
-      const auto order = link_.next_attempt();
-      if (!order) return within("no order for an attempt", order.error());
-      const Result<> done = attempt(*order);
+      const auto order = DDP_TRY(within("no order for an attempt", link_.next_attempt()));
+      const Result<> done = attempt(order);
       if (done) return done;
       if (!is_loss(done.error()) && !is_revoked(link_.interrupt())) return done;
-      if (auto over = leave_attempt(done.error()); !over) return over;
+      DDP_TRY(leave_attempt(done.error()));
     }
   }
 
  private:
   Result<> attempt(const rendezvous::AttemptOrder& order) {
-    auto place = ordered(environment_, order);
-    if (!place) return place.error();
-    environment_ = std::move(*place);
+    environment_ = DDP_TRY(ordered(environment_, order));
     if (!order.from) {
       // No rank holds a state: the work of a previous attempt does not count.
       training_.reset();
       choice_.reset();
-      if (NodeData::reads_first(environment_)) {
-        if (auto done = data_.load(); !done) return done;
-      }
+      if (NodeData::reads_first(environment_)) DDP_TRY(data_.load());
     }
     link_.at(training_ ? training_->held_step().value_or(0) : 0, "join");
     const int reference_rank = order.from ? static_cast<int>(*order.from) : 0;
-    auto world = join_world(environment_, given_, {link_.interrupt(), reference_rank, choice_});
-    if (!world) return world.error();
-    world_.emplace(std::move(*world));
+    auto world = DDP_TRY(join_world(environment_, given_, {link_.interrupt(), reference_rank, choice_}));
+    world_.emplace(std::move(world));
     choice_ = world_->choice;
     options_.device = choice_->device;
     if (!world_->choice_line.empty()) print_out("%s\n", world_->choice_line.c_str());
-    if (auto done = data_.share(*world_->communicator, environment_); !done) return done;
+    DDP_TRY(data_.share(*world_->communicator, environment_));
     if (environment_.rank == 0 && !order.from && !data_.line().empty())
       print_out("%s\n", data_.line().c_str());
     if (!training_) {
@@ -153,9 +147,9 @@ Result<WorkerEnvironment> ordered(WorkerEnvironment before, const rendezvous::At
 
 Result<> run_rejoining(const TrainOptions& options, const WorkerEnvironment& environment) {
   const bool sharded = options.zero;
-  auto link = rendezvous::WorkerLinkClient::connect(environment.control, true, sharded);
-  if (!link) return within("DDPLAUNCH_CONTROL", link.error());
-  return RejoiningRank(options, environment, **link).live();
+  auto link = DDP_TRY(
+      within("DDPLAUNCH_CONTROL", rendezvous::WorkerLinkClient::connect(environment.control, true, sharded)));
+  return RejoiningRank(options, environment, *link).live();
 }
 
 }  // namespace ddp::train

@@ -243,12 +243,11 @@ Result<> report_profile(Communicator& world, const StepProfile& profile, const s
   traces = share_first_failure(world, profile.write_trace(profile_path(path, world), world.rank()));
   const std::uint64_t mine[] = {std::bit_cast<std::uint64_t>(profile.compute_percentile(0.5)),
                                 profile.steps()};
-  const auto all = world.all_gather(mine);
-  if (!all) return all.error();
+  const auto all = DDP_TRY(world.all_gather(mine));
   if (world.rank() != 0) return {};
   std::vector<RankTime> ranks;
-  for (std::size_t i = 0; i + 1 < all->size(); i += 2) {
-    if ((*all)[i + 1] != 0) ranks.push_back({static_cast<int>(i / 2), std::bit_cast<double>((*all)[i])});
+  for (std::size_t i = 0; i + 1 < all.size(); i += 2) {
+    if (all[i + 1] != 0) ranks.push_back({static_cast<int>(i / 2), std::bit_cast<double>(all[i])});
   }
   print_out("%s", profile_text(profile, std::move(ranks)).c_str());
   return {};

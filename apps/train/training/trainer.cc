@@ -94,9 +94,8 @@ template <class T>
 Result<ReducedGradient> GradientSync<T>::finish_whole() {
   start_buckets(0);  // buckets that were not sent during backward
   if (!failed_) return failed_.error();
-  for (const auto handle : started_) {
-    if (auto done = communicator_.wait(handle); !done) return done.error();
-  }
+  for (const auto handle : started_)
+    DDP_TRY(communicator_.wait(handle));
   const T share = T(1) / static_cast<T>(communicator_.world_size() * micro_batches_);
   ReducedGradient reduced;
   reduced.finite = kernels::average<T>(model_.gradients_and_loss(), share);
@@ -124,7 +123,7 @@ Result<ReducedGradient> GradientSync<T>::finish_sharded() {
   add_earlier({0, model_.gradients_and_loss().size()});
   const double loss = static_cast<double>(model_.gradients_and_loss().back());
   const std::span<T> padded = model_.padded_gradients(world);
-  if (auto done = communicator_.reduce_scatter_sum(padded); !done) return done.error();
+  DDP_TRY(communicator_.reduce_scatter_sum(padded));
 
   const GradientBucket part = own_part();
   const auto mine = padded.subspan(part.begin, part.end - part.begin);
@@ -136,14 +135,13 @@ Result<ReducedGradient> GradientSync<T>::finish_sharded() {
   // No rank has seen the whole sum here, so the ranks exchange what decides.
   const std::uint64_t words[] = {std::bit_cast<std::uint64_t>(loss), std::bit_cast<std::uint64_t>(squared),
                                  finite ? 1u : 0u};
-  const auto all = communicator_.all_gather(words);
-  if (!all) return all.error();
+  const auto all = DDP_TRY(communicator_.all_gather(words));
   ReducedGradient reduced;
   double total = 0;
-  for (std::size_t i = 0; i < all->size(); i += 3) {
-    reduced.loss += std::bit_cast<double>((*all)[i]);
-    total += std::bit_cast<double>((*all)[i + 1]);
-    reduced.finite = reduced.finite && (*all)[i + 2] != 0;
+  for (std::size_t i = 0; i < all.size(); i += 3) {
+    reduced.loss += std::bit_cast<double>(all[i]);
+    total += std::bit_cast<double>(all[i + 1]);
+    reduced.finite = reduced.finite && all[i + 2] != 0;
   }
   reduced.loss /= static_cast<double>(communicator_.world_size()) * micro_batches_;
   reduced.finite = reduced.finite && std::isfinite(reduced.loss);
@@ -356,8 +354,7 @@ Result<> Trainer<T>::update(const ReducedGradient& reduced, int batches, double 
     optimizer_->step(parameters.subspan(part.begin, part.end - part.begin), sync_->own_gradients(), lr);
     if (options_.zero) {
       profile_.enter(Phase::kCommunication);
-      if (auto done = communicators_.world->all_gather_parts(std::as_writable_bytes(parameters)); !done)
-        return done;
+      DDP_TRY(communicators_.world->all_gather_parts(std::as_writable_bytes(parameters)));
     }
   }
   return {};
@@ -380,19 +377,17 @@ Result<> Trainer<T>::begin_epoch_order(std::vector<std::uint32_t>& order) {
   sampler.rank = communicators_.world->rank();
   sampler.seed = options_.seed;
   sampler.begin = position_.segment_begin;
-  auto all = sample_order(sampler, position_.epoch);
-  if (!all) return all.error();
+  auto all = DDP_TRY(sample_order(sampler, position_.epoch));
   const std::size_t done = static_cast<std::size_t>(position_.segment_step) * options_.accumulate *
                            static_cast<std::size_t>(options_.batch_size);
-  order.assign(all->begin() + static_cast<std::ptrdiff_t>(std::min(done, all->size())), all->end());
+  order.assign(all.begin() + static_cast<std::ptrdiff_t>(std::min(done, all.size())), all.end());
   return {};
 }
 
 template <class T>
 Result<> Trainer<T>::train_epoch(const OnStep& on_step) {
-  const auto complete = train_batches(on_step);
-  if (!complete) return complete.error();
-  if (!*complete) return {};
+  const auto complete = DDP_TRY(train_batches(on_step));
+  if (!complete) return {};
   ++position_.epoch;
   position_.segment_begin = position_.segment_step = 0;
   return average_nodes();
@@ -401,7 +396,7 @@ Result<> Trainer<T>::train_epoch(const OnStep& on_step) {
 /// Reports a completed step. False: no more steps.
 template <class T>
 Result<bool> Trainer<T>::report_step(StepReport& report, std::size_t steps_left, const OnStep& on_step) {
-  if (auto few = check_dropped(kMaxDroppedInARow); !few) return few.error();
+  DDP_TRY(check_dropped(kMaxDroppedInARow));
   report.total = position_.step;
   report.epoch = static_cast<int>(position_.epoch);
   report.step = static_cast<int>(position_.segment_step);
@@ -414,7 +409,7 @@ Result<bool> Trainer<T>::report_step(StepReport& report, std::size_t steps_left,
 template <class T>
 Result<bool> Trainer<T>::train_batches(const OnStep& on_step) {
   std::vector<std::uint32_t> order;
-  if (auto done = begin_epoch_order(order); !done) return done.error();
+  DDP_TRY(begin_epoch_order(order));
   if (order.empty()) return true;
   const auto make_steps = [&](const auto& steps_left, const auto& step) -> Result<bool> {
     while (steps_left() != 0) {
@@ -430,9 +425,8 @@ Result<bool> Trainer<T>::train_batches(const OnStep& on_step) {
     return true;
   };
   if (has_device_steps()) {
-    const auto epoch = begin_device_epoch(std::move(order));
-    if (!epoch) return epoch.error();
-    DeviceEpoch<T>& rest = **epoch;
+    const auto epoch = DDP_TRY(begin_device_epoch(std::move(order)));
+    DeviceEpoch<T>& rest = *epoch;
     return make_steps([&] { return rest.steps_left(); }, [&] { return device_step(rest); });
   }
   fetch();
@@ -476,7 +470,7 @@ auto Trainer<T>::begin_device_epoch(std::vector<std::uint32_t> order)
     settings.batch = options_.batch_size;
     settings.batches = options_.accumulate;
     settings.undo = options_.rejoin;
-    if (auto done = device.attach(settings); !done) return done.error();
+    DDP_TRY(device.attach(settings));
     attached_to_device_ = true;
   }
   // With one step in flight, a lost step can be undone, and a step can be measured by itself.
@@ -509,7 +503,7 @@ Result<StepReport> Trainer<T>::device_step(DeviceEpoch<T>& epoch) {
   profile_.begin_step(position_.step + 1);
   profile_.enter(Phase::kData);
   if (!on_device_) {
-    if (auto done = model_.device_steps()->take(*optimizer_); !done) return done.error();
+    DDP_TRY(model_.device_steps()->take(*optimizer_));
     on_device_ = true;
   }
   const auto plan = [this](std::uint64_t ahead, std::span<const std::uint32_t> samples) {

@@ -184,11 +184,10 @@ Result<std::vector<std::string>> gather_hosts(Communicator& world) {
   constexpr std::size_t kHostFields = 9;  // 64 letters and a terminating zero
   std::array<std::uint64_t, kHostFields> mine{};
   host_name().copy(reinterpret_cast<char*>(mine.data()), sizeof mine - 1);
-  const auto all = world.all_gather(mine);
-  if (!all) return all.error();
+  const auto all = DDP_TRY(world.all_gather(mine));
   std::vector<std::string> hosts;
-  for (std::size_t at = 0; at < all->size(); at += kHostFields)
-    hosts.emplace_back(reinterpret_cast<const char*>(all->data() + at));
+  for (std::size_t at = 0; at < all.size(); at += kHostFields)
+    hosts.emplace_back(reinterpret_cast<const char*>(all.data() + at));
   return hosts;
 }
 
@@ -216,19 +215,17 @@ Result<> check_equal_data(Communicator& world, const DataSplit& mine, std::optio
       "training images (train-images-idx3-ubyte)", "training labels (train-labels-idx1-ubyte)",
       "test images (t10k-images-idx3-ubyte)", "test labels (t10k-labels-idx1-ubyte)"};
   const std::vector<std::uint64_t> words(mine.checksums.begin(), mine.checksums.end());
-  const auto all = world.all_gather(words);
-  if (!all) return all.error();
+  const auto all = DDP_TRY(world.all_gather(words));
   std::array<std::vector<std::uint64_t>, kFiles.size()> files;  // each by rank
-  for (std::size_t at = 0; at < all->size(); ++at)
-    files[at % files.size()].push_back((*all)[at]);
+  for (std::size_t at = 0; at < all.size(); ++at)
+    files[at % files.size()].push_back(all[at]);
   const auto differ = [](const auto& values) {
     return std::ranges::count(values, values[0]) != std::ssize(values);
   };
   if (std::ranges::none_of(files, differ)) return {};
-  const auto hosts = gather_hosts(world);
-  if (!hosts) return hosts.error();
+  const auto hosts = DDP_TRY(gather_hosts(world));
   const auto rank_text = [&hosts](std::size_t rank) {
-    return "rank " + std::to_string(rank) + " (" + (*hosts)[rank] + ")";
+    return "rank " + std::to_string(rank) + " (" + hosts[rank] + ")";
   };
   for (std::size_t file = 0; file < files.size(); ++file) {
     const std::vector<std::uint64_t>& values = files[file];
@@ -244,7 +241,7 @@ Result<> check_equal_data(Communicator& world, const DataSplit& mine, std::optio
     }
     if (!differ(values)) continue;
     const std::size_t right = most_frequent(values);
-    return Error{ErrorCode::kUsage, what + differing_ranks(values, values[right], *hosts) +
+    return Error{ErrorCode::kUsage, what + differing_ranks(values, values[right], hosts) +
                                         " are not those of " + rank_text(right) +
                                         "; give all nodes the same data"};
   }
@@ -305,18 +302,16 @@ class TypedTrainingRun final : public TrainingRun {
   Result<> go(const TrainingAttempt& attempt) override {
     const bool spoke = speaks_;
     attach(attempt.communicators);
-    if (auto equal = check_given(attempt.from); !equal) return equal;
-    if (auto done = attempt.from ? go_on(*attempt.from, spoke) : begin(); !done) return done;
+    DDP_TRY(check_given(attempt.from));
+    DDP_TRY(attempt.from ? go_on(*attempt.from, spoke) : begin());
     if (attempt.on_ready) attempt.on_ready();
-    if (auto done = train(); !done) return done;
+    DDP_TRY(train());
     // One dropped step may be bad luck. A training that has diverged at its end writes nothing.
-    if (auto few = share_first_failure(*world_, trainer_.check_dropped(2)); !few) return few;
-    if (auto done = checkpoints_.finish(); !done) return done;
-    if (auto done = finish(); !done) return done;
-    if (!options_.profile.empty()) {
-      auto done = report_profile(*world_, trainer_.profile(), options_.profile, traces_);
-      if (!done) return done;
-    }
+    DDP_TRY(share_first_failure(*world_, trainer_.check_dropped(2)));
+    DDP_TRY(checkpoints_.finish());
+    DDP_TRY(finish());
+    if (!options_.profile.empty())
+      DDP_TRY(report_profile(*world_, trainer_.profile(), options_.profile, traces_));
     if (speaks_) {
       const Accuracy& accuracy = marks_.accuracy;
       print_out("test accuracy %.1f %% (%" PRIu64 "/%" PRIu64 ")\n", accuracy.percent(), accuracy.correct,
@@ -351,9 +346,7 @@ class TypedTrainingRun final : public TrainingRun {
   Result<> check_given(std::optional<int> from) {
     const auto check_data = [&] { return check_equal_data(*world_, data_, from); };
     // A joining process with other options or data, or data of another size, leaves and ends no other rank.
-    if (from) {
-      if (auto equal = check_data(); !equal) return equal;
-    }
+    if (from) DDP_TRY(check_data());
     auto equal = check_equal(*world_, equal_options(options_, data_), from);
     return equal && !from ? check_data() : equal;
   }
@@ -378,18 +371,17 @@ class TypedTrainingRun final : public TrainingRun {
                      system_error(imported.error().sys, "--init-from " + options_.init_from).text +
                          "; give a safetensors file on the node of rank 0"};
       };
-      auto done = share_outcome(*world_, read, options_.comm_timeout / 4, interrupt_);
-      if (!done) return done;
+      DDP_TRY(share_outcome(*world_, read, options_.comm_timeout / 4, interrupt_));
     }
     share_gradients();
-    if (auto done = open_outputs(); !done) return done;
-    if (auto done = trainer_.share_weights(); !done) return done;
+    DDP_TRY(open_outputs());
+    DDP_TRY(trainer_.share_weights());
     if (auto done = checkpoints_.resume([this](const std::string& line) { progress_.say(line); }); !done)
       return done;
     marks_.world_size = world_->world_size();
     marks_.tested_epochs = trainer_.position().epoch;
     held_ = true;
-    if (auto done = checkpoints_.prepare(); !done) return done;
+    DDP_TRY(checkpoints_.prepare());
     if (is_complete()) {
       progress_.say("training is already complete: it ended with step " +
                     std::to_string(trainer_.position().step));
@@ -401,11 +393,10 @@ class TypedTrainingRun final : public TrainingRun {
   /// `spoke`: this rank was rank 0 and has written the records so far.
   Result<> go_on(int from, bool spoke) {
     share_gradients();
-    if (auto done = open_outputs(); !done) return done;
+    DDP_TRY(open_outputs());
     trainer_.report_phase("state");
     const std::uint64_t before = held_ && spoke ? trainer_.position().step : 0;
-    auto done = share_state(options_, *world_, from, held_, data_.training.size(), trainer_, marks_);
-    if (!done) return done;
+    DDP_TRY(share_state(options_, *world_, from, held_, data_.training.size(), trainer_, marks_));
     held_ = true;
     // The last step's record may be missing: another rank 0 may have died before writing it.
     if (marks_.last.total > before) progress_.step(marks_.last);
@@ -422,7 +413,7 @@ class TypedTrainingRun final : public TrainingRun {
   /// A disk may take longer than the ranks' time limit for silence.
   Result<> open_outputs() {
     const auto open = [this]() -> Result<> {
-      if (auto places = check_output_paths(); !places) return places;
+      DDP_TRY(check_output_paths());
       return progress_.open();
     };
     return share_first_failure(*world_, open, options_.comm_timeout / 4, interrupt_);
@@ -430,10 +421,8 @@ class TypedTrainingRun final : public TrainingRun {
 
   /// Checks at the start that the output files can be written, before hours of work.
   Result<> check_output_paths() {
-    if (auto opened = trainer_.open_sample_log(); !opened) return opened;
-    if (speaks_ && !options_.export_to.empty()) {
-      if (auto place = check_export_path(options_.export_to); !place) return place;
-    }
+    DDP_TRY(trainer_.open_sample_log());
+    if (speaks_ && !options_.export_to.empty()) DDP_TRY(check_export_path(options_.export_to));
     if (options_.profile.empty()) return {};
     return check_output_path("--profile", profile_path(options_.profile, *world_));
   }
@@ -446,7 +435,7 @@ class TypedTrainingRun final : public TrainingRun {
     }
     progress_.step(report);
     if (report.last) return false;
-    if (auto done = write_before_test(); !done) return done.error();
+    DDP_TRY(write_before_test());
     return !at_end();
   }
 
@@ -457,7 +446,7 @@ class TypedTrainingRun final : public TrainingRun {
     const std::uint64_t every = options_.checkpoint_every;
     const bool due = every != 0 && step != 0 && step % every == 0;
     if (!due && !at_end()) return {};
-    if (auto done = trainer_.average_nodes(); !done) return done;
+    DDP_TRY(trainer_.average_nodes());
     return checkpoints_.write();
   }
 
@@ -470,35 +459,32 @@ class TypedTrainingRun final : public TrainingRun {
   /// Does the test and checkpoint that are due at the present step, which may have been made with other
   /// ranks.
   Result<> settle() {
-    if (auto done = write_before_test(); !done) return done;
+    DDP_TRY(write_before_test());
     const TrainingPosition& position = trainer_.position();
     const bool epoch_begins = position.segment_begin == 0 && position.segment_step == 0 && position.step != 0;
-    if (test_due()) {
-      if (auto done = test(epoch_begins ? position.epoch - 1 : position.epoch); !done) return done;
-    }
+    if (test_due()) DDP_TRY(test(epoch_begins ? position.epoch - 1 : position.epoch));
     if (options_.checkpoint_every != 0 || at_end() || !epoch_begins) return {};
     return checkpoints_.write();
   }
 
   Result<> train() {
     for (;;) {
-      if (auto done = settle(); !done) return done;
+      DDP_TRY(settle());
       if (is_complete()) return {};
       epoch_start_ = Clock::now();
       const auto on_step = [this](const StepReport& report) { return after_step(report); };
-      if (auto done = trainer_.train_epoch(on_step); !done) return done;
+      DDP_TRY(trainer_.train_epoch(on_step));
     }
   }
 
   Result<> test(std::int64_t epoch) {
-    if (auto done = trainer_.average_nodes(); !done) return done;
-    if (auto done = trainer_.average_running_statistics(); !done) return done;
-    const auto tested = trainer_.evaluate();
-    if (!tested) return tested.error();
-    marks_.accuracy = *tested;
+    DDP_TRY(trainer_.average_nodes());
+    DDP_TRY(trainer_.average_running_statistics());
+    const auto tested = DDP_TRY(trainer_.evaluate());
+    marks_.accuracy = tested;
     marks_.tested_epochs = trainer_.position().epoch;
     marks_.tested_step = trainer_.position().step;
-    progress_.epoch(epoch, *tested, marks_.epoch_loss, marks_.epoch_steps, seconds_since(epoch_start_));
+    progress_.epoch(epoch, tested, marks_.epoch_loss, marks_.epoch_steps, seconds_since(epoch_start_));
     marks_.epoch_loss = 0;
     marks_.epoch_steps = 0;
     return {};
@@ -514,13 +500,12 @@ class TypedTrainingRun final : public TrainingRun {
 
   Result<> finish() {
     print_out("rank %d weights %s\n", world_->rank(), hash_text(trainer_.weights_hash()).c_str());
-    const auto hashes = trainer_.gather_hashes();
-    if (!hashes) return hashes.error();
-    if (auto equal = check_equal(*hashes); !equal) return equal.error();
-    if (auto finite = check_finite(); !finite) return finite;
+    const auto hashes = DDP_TRY(trainer_.gather_hashes());
+    DDP_TRY(check_equal(hashes));
+    DDP_TRY(check_finite());
     if (speaks_)
       print_out("weights equal on %d %s: %s\n", world_->world_size(),
-                world_->world_size() == 1 ? "rank" : "ranks", hash_text((*hashes)[0]).c_str());
+                world_->world_size() == 1 ? "rank" : "ranks", hash_text(hashes[0]).c_str());
     if (options_.export_to.empty()) return {};
     const auto write = [this]() -> Result<> {
       if (!speaks_) return {};

@@ -54,9 +54,7 @@ Result<> NodeData::load() {
 }
 
 Result<> NodeData::load_from(const std::string& place) {
-  auto data = load_data(place, limit_);
-  if (!data) return data.error();
-  split_ = std::move(*data);
+  split_ = DDP_TRY(load_data(place, limit_));
   offer();
   return {};
 }
@@ -71,8 +69,8 @@ void NodeData::offer() {
 }
 
 Result<> NodeData::share(Communicator& world, const WorkerEnvironment& environment) {
-  if (auto done = take_from_node(world, environment); !done) return done;
-  if (auto done = load(); !done) return done;
+  DDP_TRY(take_from_node(world, environment));
+  DDP_TRY(load());
   return complete(world, environment);
 }
 
@@ -102,10 +100,8 @@ Result<> NodeData::complete(Communicator& world, const WorkerEnvironment& enviro
   if (lacking == 0) return {};
   if (lacking == std::ssize(*all)) {
     line_ = "data synthetic (no node has the files of " + usual_ + ")";
-    if (reads_first(environment)) {
-      if (auto done = load_from("synthetic"); !done) return done;
-    }
-    if (auto done = take_from_node(world, environment); !done) return done;
+    if (reads_first(environment)) DDP_TRY(load_from("synthetic"));
+    DDP_TRY(take_from_node(world, environment));
     return is_here() ? Result<>() : load_from("synthetic");
   }
   const int root = static_cast<int>(std::ranges::find(*all, 1u) - all->begin());
@@ -130,8 +126,8 @@ Result<> NodeData::receive(Communicator& world, int root) {
     return done;
   };
   const bool lacks = !is_here();
-  if (auto done = part(split_.training, head[0]); !done) return done;
-  if (auto done = part(split_.test, head[1]); !done) return done;
+  DDP_TRY(part(split_.training, head[0]));
+  DDP_TRY(part(split_.test, head[1]));
   if (lacks)
     std::transform(head.begin() + 2, head.end(), split_.checksums.begin(),
                    [](std::uint64_t word) { return static_cast<std::uint32_t>(word); });

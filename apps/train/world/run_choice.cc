@@ -227,9 +227,9 @@ Result<> check_own_gpu(const ChoiceRanks& ranks, PeerDirectory& directory, const
   if (ability.gpu.empty()) return {};
   for (int rank = node.first; rank < node.second; ++rank) {
     if (rank == ranks.rank) continue;
-    const auto text = directory.find(ability_key(rank), ranks.timeout);
-    if (!text) return within(rank_text(ranks.rank), text.error());
-    if (read_rank_ability(*text).gpu != ability.gpu) continue;
+    const auto text =
+        DDP_TRY(within(rank_text(ranks.rank), directory.find(ability_key(rank), ranks.timeout)));
+    if (read_rank_ability(text).gpu != ability.gpu) continue;
     return Error{ErrorCode::kUsage, rank_text(ranks.rank) + " on " + ability.host +
                                         ": its GPU is also that of " + rank_text(rank) +
                                         ", and the job uses NCCL; give it a GPU of its own"};

@@ -12,10 +12,9 @@ Result<std::unique_ptr<StoreDirectory>> StoreDirectory::open(rendezvous::TcpStor
                                                              const std::string& run_id, std::uint32_t attempt,
                                                              int rank, std::chrono::milliseconds timeout) {
   const std::string prefix = "ddp_train/" + run_id + "/" + std::to_string(attempt) + "/";
-  const auto run = client.add(prefix + "runs/" + std::to_string(rank), 1, timeout);
-  if (!run) return run.error();
+  const auto run = DDP_TRY(client.add(prefix + "runs/" + std::to_string(rank), 1, timeout));
   return std::unique_ptr<StoreDirectory>(
-      new StoreDirectory(std::move(client), prefix + std::to_string(*run) + "/"));
+      new StoreDirectory(std::move(client), prefix + std::to_string(run) + "/"));
 }
 
 StoreDirectory::StoreDirectory(rendezvous::TcpStoreClient client, std::string prefix)
@@ -45,10 +44,11 @@ Result<std::unique_ptr<StoreHost>> StoreHost::open(std::uint16_t port) {
   auto server = std::make_unique<Server>();
   rendezvous::TcpStoreOptions options;
   options.port = port;
-  auto store = rendezvous::TcpStoreServer::open(server->loop.get_executor(), std::move(options));
-  if (!store) return within("rank 0 cannot serve the store", store.error());
-  server->port = store->port();
-  server->store = std::make_unique<rendezvous::TcpStoreServer>(std::move(*store));
+  auto store =
+      DDP_TRY(within("rank 0 cannot serve the store",
+                     rendezvous::TcpStoreServer::open(server->loop.get_executor(), std::move(options))));
+  server->port = store.port();
+  server->store = std::make_unique<rendezvous::TcpStoreServer>(std::move(store));
   Server* raw = server.get();
   server->thread = std::thread([raw] { raw->loop.run(); });
   return std::unique_ptr<StoreHost>(new StoreHost(std::move(server)));

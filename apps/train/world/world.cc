@@ -50,37 +50,30 @@ Result<WorkerEnvironment> read_worker_environment(const Getter& get) {
   if (const char* collectives = get("DDPLAUNCH_COLLECTIVES")) result.collectives = collectives;
   if (get("RANK") == nullptr && get("WORLD_SIZE") == nullptr) return result;
 
-  const auto world = number(get, "WORLD_SIZE", 1, kMost);
-  if (!world) return world.error();
-  const auto rank = number(get, "RANK", 0, *world - 1);
-  if (!rank) return rank.error();
-  const auto local_rank = number_or(get, "LOCAL_RANK", 0, kMost, 0);
-  if (!local_rank) return local_rank.error();
-  const auto local_world = number_or(get, "LOCAL_WORLD_SIZE", 1, *world, 0);
-  if (!local_world) return local_world.error();
-  const auto node = number_or(get, "GROUP_RANK", 0, kMost, -1);
-  if (!node) return node.error();
+  const auto world = DDP_TRY(number(get, "WORLD_SIZE", 1, kMost));
+  const auto rank = DDP_TRY(number(get, "RANK", 0, world - 1));
+  const auto local_rank = DDP_TRY(number_or(get, "LOCAL_RANK", 0, kMost, 0));
+  const auto local_world = DDP_TRY(number_or(get, "LOCAL_WORLD_SIZE", 1, world, 0));
+  const auto node = DDP_TRY(number_or(get, "GROUP_RANK", 0, kMost, -1));
   const auto attempt =
-      number_or(get, "TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::uint32_t>::max(), 0);
-  if (!attempt) return attempt.error();
-  const auto restarts = number_or(get, "TORCHELASTIC_MAX_RESTARTS", 0, std::numeric_limits<int>::max(), -1);
-  if (!restarts) return restarts.error();
-  result.rank = static_cast<int>(*rank);
-  result.world_size = static_cast<int>(*world);
-  result.local_rank = static_cast<int>(*local_rank);
-  result.local_world_size = static_cast<int>(*local_world);
-  result.node = static_cast<int>(*node);
-  result.attempt = static_cast<std::uint32_t>(*attempt);
-  result.max_restarts = *restarts;
+      DDP_TRY(number_or(get, "TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::uint32_t>::max(), 0));
+  const auto restarts =
+      DDP_TRY(number_or(get, "TORCHELASTIC_MAX_RESTARTS", 0, std::numeric_limits<int>::max(), -1));
+  result.rank = static_cast<int>(rank);
+  result.world_size = static_cast<int>(world);
+  result.local_rank = static_cast<int>(local_rank);
+  result.local_world_size = static_cast<int>(local_world);
+  result.node = static_cast<int>(node);
+  result.attempt = static_cast<std::uint32_t>(attempt);
+  result.max_restarts = restarts;
   if (const char* run_id = get("TORCHELASTIC_RUN_ID")) result.run_id = run_id;
   if (result.world_size == 1) return result;
 
-  const auto port = number(get, "MASTER_PORT", 1, 65'535);
-  if (!port) return port.error();
-  result.master_port = static_cast<std::uint16_t>(*port);
+  const auto port = DDP_TRY(number(get, "MASTER_PORT", 1, 65'535));
+  result.master_port = static_cast<std::uint16_t>(port);
   const char* address = get("MASTER_ADDR");
   if (address == nullptr || *address == 0) {
-    return Error{ErrorCode::kUsage, "MASTER_ADDR is not set, but WORLD_SIZE is " + std::to_string(*world)};
+    return Error{ErrorCode::kUsage, "MASTER_ADDR is not set, but WORLD_SIZE is " + std::to_string(world)};
   }
   result.master_addr = address;
   const char* agent_store = get("TORCHELASTIC_USE_AGENT_STORE");
@@ -118,11 +111,10 @@ Result<NodeMap> find_nodes(const WorkerEnvironment& environment, std::chrono::mi
   map.node = environment.node;
   map.local_rank = environment.local_rank;
   const auto key = [](int node) { return "node/" + std::to_string(node); };
-  if (environment.local_rank == 0) {
-    auto published =
-        directory.share(key(environment.node), encode({environment.rank, environment.local_world_size}));
-    if (!published) return within(rank_text(environment), published.error());
-  }
+  if (environment.local_rank == 0)
+    DDP_TRY(within(
+        rank_text(environment),
+        directory.share(key(environment.node), encode({environment.rank, environment.local_world_size}))));
   for (int node = 0, known = 0; known < environment.world_size; ++node) {
     const auto text = directory.find(key(node), start_timeout);
     if (!text && text.error().code == ErrorCode::kTimeout) {
@@ -178,11 +170,9 @@ NodeConfig node_config(const WorkerEnvironment& environment, const WorldOptions&
 }
 
 Result<std::shared_ptr<ShmGroup>> open_group(const NodeConfig& config, PeerDirectory& directory) {
-  auto links = meet_node(config, directory);
-  if (!links) return links.error();
-  auto group = ShmGroup::open(config, std::move(*links));
-  if (!group) return group.error();
-  return std::make_shared<ShmGroup>(std::move(*group));
+  auto links = DDP_TRY(meet_node(config, directory));
+  auto group = DDP_TRY(ShmGroup::open(config, std::move(links)));
+  return std::make_shared<ShmGroup>(std::move(group));
 }
 
 /// Returns one node of `size` ranks with the numbers 0, 1, …
@@ -202,9 +192,8 @@ Result<> join_by_nodes(const WorkerEnvironment& environment, const WorldOptions&
   config.local_rank = map.local_rank;
   config.ranks = map.ranks[static_cast<std::size_t>(map.node)];
   config.local_world_size = static_cast<int>(config.ranks.size());
-  auto group = open_group(config, *world.directory);
-  if (!group) return group.error();
-  const std::shared_ptr<ShmGroup> shared = std::move(*group);
+  auto group = DDP_TRY(open_group(config, *world.directory));
+  const std::shared_ptr<ShmGroup> shared = std::move(group);
 
   std::shared_ptr<TcpCommunicator> lane;
   if (map.ranks.size() > 1 && !map.lane().empty()) {
@@ -213,9 +202,7 @@ Result<> join_by_nodes(const WorkerEnvironment& environment, const WorldOptions&
     peers.world_size = static_cast<int>(map.ranks.size());
     peers.group = "lane" + std::to_string(map.local_rank);
     peers.names = map.lane();
-    auto connected = connect_peers(peers, *world.directory);
-    if (!connected) return connected.error();
-    lane = std::move(*connected);
+    lane = DDP_TRY(connect_peers(peers, *world.directory));
   }
   if (options.with_nodes) {
     world.node =
@@ -249,17 +236,14 @@ CommWorld world_of_one(bool with_nodes) {
 
 Result<> reach_store(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world) {
   if (!environment.agent_store && environment.rank == 0) {
-    auto store = StoreHost::open(environment.master_port);
-    if (!store) return store.error();
-    world.store = std::move(*store);
+    world.store = DDP_TRY(StoreHost::open(environment.master_port));
   }
-  auto client = rendezvous::TcpStoreClient::connect(environment.master_addr, environment.master_port,
-                                                    options.start_timeout, options.interrupt);
-  if (!client) return within(rank_text(environment), client.error());
-  auto directory = StoreDirectory::open(std::move(*client), environment.run_id, environment.attempt,
-                                        environment.rank, options.start_timeout);
-  if (!directory) return within(rank_text(environment), directory.error());
-  world.directory = std::move(*directory);
+  auto client = DDP_TRY(within(rank_text(environment), rendezvous::TcpStoreClient::connect(
+                                                           environment.master_addr, environment.master_port,
+                                                           options.start_timeout, options.interrupt)));
+  world.directory = DDP_TRY(within(
+      rank_text(environment), StoreDirectory::open(std::move(client), environment.run_id, environment.attempt,
+                                                   environment.rank, options.start_timeout)));
   return {};
 }
 
@@ -292,7 +276,7 @@ Result<> compare_backends(const WorkerEnvironment& environment, const WorldOptio
 
 /// Reaches the store, and compares the options that decide how ranks meet.
 Result<> reach_others(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world) {
-  if (auto reached = reach_store(environment, options, world); !reached) return reached;
+  DDP_TRY(reach_store(environment, options, world));
   return compare_backends(environment, options, *world.directory);
 }
 
@@ -316,20 +300,17 @@ NcclWorldConfig nccl_config(const WorkerEnvironment& environment, const WorldOpt
 }
 
 Result<> join_by_nccl(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world) {
-  auto connected = connect_nccl(nccl_config(environment, options), *world.directory);
-  if (!connected) return connected.error();
-  world.communicator = std::move(connected->communicator);
-  world.node = std::move(connected->node);
-  world.between = std::move(connected->between);
-  world.node_count = connected->node_count;
+  auto connected = DDP_TRY(connect_nccl(nccl_config(environment, options), *world.directory));
+  world.communicator = std::move(connected.communicator);
+  world.node = std::move(connected.node);
+  world.between = std::move(connected.between);
+  world.node_count = connected.node_count;
   world.backend = "nccl";
   return {};
 }
 
 Result<> join_by_tcp(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world) {
-  auto connected = connect_peers(peer_config(environment, options), *world.directory);
-  if (!connected) return connected.error();
-  world.communicator = std::move(*connected);
+  world.communicator = DDP_TRY(connect_peers(peer_config(environment, options), *world.directory));
   world.backend = "tcp";
   return {};
 }
@@ -342,12 +323,11 @@ bool needs_nodes(const WorldOptions& options) {
 Result<> join_by_topology(const WorkerEnvironment& environment, const WorldOptions& options,
                           CommWorld& world) {
   if (!knows_nodes(environment)) return join_by_tcp(environment, options, world);
-  auto map = find_nodes(environment, options.start_timeout, *world.directory);
-  if (!map) return map.error();
-  world.node_count = static_cast<int>(map->ranks.size());
+  auto map = DDP_TRY(find_nodes(environment, options.start_timeout, *world.directory));
+  world.node_count = static_cast<int>(map.ranks.size());
   // With one rank per node, no ranks share memory.
-  const bool shares = map->ranks.size() < static_cast<std::size_t>(environment.world_size);
-  return shares || needs_nodes(options) ? join_by_nodes(environment, options, std::move(*map), world)
+  const bool shares = map.ranks.size() < static_cast<std::size_t>(environment.world_size);
+  return shares || needs_nodes(options) ? join_by_nodes(environment, options, std::move(map), world)
                                         : join_by_tcp(environment, options, world);
 }
 
@@ -424,9 +404,7 @@ Result<> can_join(const WorkerEnvironment& environment, const WorldOptions& opti
     return Error{ErrorCode::kUsage,
                  "--sync-every-inter needs shared memory inside the nodes; remove --comm tcp"};
   }
-  if (options.comm == CommKind::kNccl) {
-    if (auto loaded = load_nccl(nccl_config(environment, options)); !loaded) return loaded.error();
-  }
+  if (options.comm == CommKind::kNccl) DDP_TRY(load_nccl(nccl_config(environment, options)));
   if (environment.world_size == 1 || !needs_nodes(options) || knows_nodes(environment)) return {};
   return Error{ErrorCode::kUsage,
                std::string(options.with_nodes ? "--sync-every-inter" : "--comm shm") +
@@ -435,11 +413,11 @@ Result<> can_join(const WorkerEnvironment& environment, const WorldOptions& opti
 }
 
 Result<CommWorld> join_world(const WorkerEnvironment& environment, const WorldOptions& options) {
-  if (auto possible = can_join(environment, options); !possible) return possible.error();
+  DDP_TRY(can_join(environment, options));
   if (environment.world_size == 1) return world_of_one(options.with_nodes);
   CommWorld world;
-  if (auto reached = reach_others(environment, options, world); !reached) return reached.error();
-  if (auto joined = join_over(environment, options, world); !joined) return joined.error();
+  DDP_TRY(reach_others(environment, options, world));
+  DDP_TRY(join_over(environment, options, world));
   return world;
 }
 
@@ -458,18 +436,16 @@ Result<std::unique_ptr<Communicator>> join_pair(const WorkerEnvironment& environ
     config.local_rank = mine;
     config.ranks = {ranks.first, ranks.second};
     config.local_world_size = 2;
-    auto shared = open_group(config, directory);
-    if (!shared) return shared.error();
-    return std::make_unique<NodeCommunicator>(node_alone(2, mine), std::move(*shared), nullptr);
+    auto shared = DDP_TRY(open_group(config, directory));
+    return std::make_unique<NodeCommunicator>(node_alone(2, mine), std::move(shared), nullptr);
   }
   PeerConfig config = peer_config(environment, options);
   config.rank = mine;
   config.world_size = 2;
   config.group = group;
   config.names = {ranks.first, ranks.second};
-  auto connected = connect_peers(config, directory);
-  if (!connected) return connected.error();
-  return std::move(*connected);
+  auto connected = DDP_TRY(connect_peers(config, directory));
+  return std::move(connected);
 }
 
 Result<> can_join(const WorkerEnvironment& environment, const TrainOptions& options) {
@@ -493,23 +469,21 @@ Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOp
   world.choice = {options.device, options.comm, ""};
   if (leaves_choice(options)) {
     const RankAbility ability = find_ability(environment, options);
-    auto choice = alone ? choose_run(options, {&ability, 1})
-                        : agree_on_choice(choice_ranks(environment, wanted), *world.directory, options,
-                                          ability, join.choice);
-    if (!choice) return choice.error();
-    world.choice = std::move(*choice);
+    auto choice = DDP_TRY(alone ? choose_run(options, {&ability, 1})
+                                : agree_on_choice(choice_ranks(environment, wanted), *world.directory,
+                                                  options, ability, join.choice));
+    world.choice = std::move(choice);
     if (alone && join.choice) world.choice.device = join.choice->device;
     wanted.comm = world.choice.comm;
     const bool chose_nccl = wanted.comm != options.comm && wanted.comm == CommKind::kNccl;
     if (chose_nccl && !join.choice) {
       const int first = environment.rank - environment.local_rank;
-      const auto own = check_own_gpu(choice_ranks(environment, wanted), *world.directory, ability,
-                                     {first, first + environment.local_world_size});
-      if (!own) return own.error();
+      DDP_TRY(check_own_gpu(choice_ranks(environment, wanted), *world.directory, ability,
+                            {first, first + environment.local_world_size}));
       wanted.advice = "; --device cpu trains without it";
     }
   }
-  if (auto possible = can_join(environment, wanted); !possible) return possible.error();
+  DDP_TRY(can_join(environment, wanted));
   if (!alone) {
     if (auto joined = join_over(environment, wanted, world); !joined) {
       if (!environment.agent_store)

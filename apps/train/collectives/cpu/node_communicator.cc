@@ -49,10 +49,8 @@ std::span<T> part_of(std::span<T> values, int parts, int number) {
 /// Sums the parts over the nodes, then gives all parts to all ranks of the node.
 template <class T>
 Result<> sum_between(std::span<T> values, int lanes, int own, ShmGroup& group, TcpCommunicator* lane) {
-  if (group.rank() < lanes) {
-    auto done = after_lane(lane->all_reduce_sum(part_of(values, lanes, group.rank())), group, *lane, own);
-    if (!done) return done;
-  }
+  if (group.rank() < lanes)
+    DDP_TRY(after_lane(lane->all_reduce_sum(part_of(values, lanes, group.rank())), group, *lane, own));
   return after_node(group.gather_parts(std::as_writable_bytes(values), sizeof(T), lanes), group, lane);
 }
 
@@ -69,16 +67,13 @@ Result<std::vector<std::uint64_t>> gather_between(std::span<const std::uint64_t>
     if (!gathered) return after_lane(gathered.error(), group, *lane, map.rank()).error();
     all = std::move(*gathered);
   }
-  auto done = after_node(group.broadcast(std::as_writable_bytes(std::span(all)), 0), group, lane);
-  if (!done) return done.error();
+  DDP_TRY(after_node(group.broadcast(std::as_writable_bytes(std::span(all)), 0), group, lane));
   return all;
 }
 
 Result<> barrier_of_nodes(const NodeMap& map, ShmGroup& group, TcpCommunicator* lane) {
-  if (auto done = after_node(group.barrier(), group, lane); !done) return done;
-  if (group.rank() == 0) {
-    if (auto done = after_lane(lane->barrier(), group, *lane, map.rank()); !done) return done;
-  }
+  DDP_TRY(after_node(group.barrier(), group, lane));
+  if (group.rank() == 0) DDP_TRY(after_lane(lane->barrier(), group, *lane, map.rank()));
   return after_node(group.barrier(), group, lane);
 }
 
@@ -143,8 +138,7 @@ Result<> NodeCommunicator::reduce(std::span<T> values) {
   const auto bytes = std::as_writable_bytes(values);
   if (!many_nodes()) return after_node(group_->all_reduce(bytes, vector_sum<T>()), *group_, lane_.get());
   const int lanes = lanes_for(bytes.size(), map_);
-  auto done = after_node(group_->reduce_parts(bytes, vector_sum<T>(), lanes), *group_, lane_.get());
-  if (!done) return done;
+  DDP_TRY(after_node(group_->reduce_parts(bytes, vector_sum<T>(), lanes), *group_, lane_.get()));
   return sum_between(values, lanes, rank(), *group_, lane_.get());
 }
 
@@ -187,9 +181,9 @@ Result<> NodeCommunicator::gather(std::span<const std::byte> mine, std::span<std
     const auto piece = mine.subspan(at, std::min(gather_piece(), mine.size() - at));
     row.resize(group_->rank() == 0 ? piece.size() * widest : 0);
     rows.resize(row.size() * nodes);
-    if (auto done = after_node(group_->gather(piece, row, 0), *group_, lane_.get()); !done) return done;
+    DDP_TRY(after_node(group_->gather(piece, row, 0), *group_, lane_.get()));
     if (group_->rank() != 0) continue;
-    if (auto done = after_lane(lane_->gather(row, rows, node), *group_, *lane_, rank()); !done) return done;
+    DDP_TRY(after_lane(lane_->gather(row, rows, node), *group_, *lane_, rank()));
     for (std::size_t from = 0; from < nodes; ++from) {
       const std::byte* next = rows.data() + from * row.size();
       for (const int of : map_.ranks[from]) {
@@ -212,13 +206,9 @@ std::span<std::byte> NodeCommunicator::share_memory(std::size_t bytes) {
 Result<> NodeCommunicator::broadcast(std::span<std::byte> data, int root) {
   group_->call_it(CollectiveKind::kBroadcast);
   const auto [node, local] = map_.place_of(root);
-  if (map_.node == node) {
-    auto done = after_node(group_->broadcast(data, local), *group_, lane_.get());
-    if (!done) return done;
-  }
-  if (many_nodes() && group_->rank() == 0) {
-    if (auto done = after_lane(lane_->broadcast(data, node), *group_, *lane_, rank()); !done) return done;
-  }
+  if (map_.node == node) DDP_TRY(after_node(group_->broadcast(data, local), *group_, lane_.get()));
+  if (many_nodes() && group_->rank() == 0)
+    DDP_TRY(after_lane(lane_->broadcast(data, node), *group_, *lane_, rank()));
   if (map_.node == node) return {};
   return after_node(group_->broadcast(data, 0), *group_, lane_.get());
 }
@@ -227,14 +217,11 @@ Result<std::vector<std::uint64_t>> NodeCommunicator::all_gather(std::span<const 
   group_->call_it(CollectiveKind::kAllGather);
   const std::size_t widest = map_.widest();  // every node's row gets the length of the longest
   std::vector<std::uint64_t> row(mine.size() * static_cast<std::size_t>(group_->size()));
-  auto done = after_node(group_->all_gather(std::as_bytes(mine), std::as_writable_bytes(std::span(row))),
-                         *group_, lane_.get());
-  if (!done) return done.error();
+  DDP_TRY(after_node(group_->all_gather(std::as_bytes(mine), std::as_writable_bytes(std::span(row))), *group_,
+                     lane_.get()));
   row.resize(mine.size() * widest);
   if (many_nodes()) {
-    auto rows = gather_between(row, map_, *group_, lane_.get());
-    if (!rows) return rows.error();
-    row = std::move(*rows);
+    row = DDP_TRY(gather_between(row, map_, *group_, lane_.get()));
   }
   std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(world_size()));
   for (std::size_t node = 0; node < map_.ranks.size(); ++node) {
@@ -277,10 +264,7 @@ Result<> BetweenNodes::all_reduce_sum(std::span<double> values) {
 
 Result<> BetweenNodes::broadcast(std::span<std::byte> data, int root) {
   group_->call_it(CollectiveKind::kBroadcast);
-  if (group_->rank() == 0) {
-    if (auto done = after_lane(lane_->broadcast(data, root), *group_, *lane_, map_.rank()); !done)
-      return done;
-  }
+  if (group_->rank() == 0) DDP_TRY(after_lane(lane_->broadcast(data, root), *group_, *lane_, map_.rank()));
   return after_node(group_->broadcast(data, 0), *group_, lane_.get());
 }
 
@@ -361,7 +345,7 @@ Result<> send_with(int to, std::span<const std::byte> data, std::span<const int>
 Result<std::vector<UniqueFd>> receive_with(int from, std::span<std::byte> data, std::size_t count,
                                            Deadline deadline, int interrupt) {
   const int fds[] = {from};
-  if (auto ready = wait_readable(fds, deadline, interrupt); !ready) return ready.error();
+  DDP_TRY(wait_readable(fds, deadline, interrupt));
   iovec part{data.data(), data.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))];
   msghdr message{};
@@ -402,9 +386,7 @@ Result<LocalEnds> make_own() {
   if (::pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "pipe");
   own.liveness_read = UniqueFd(ends[0]);
   own.liveness_write = UniqueFd(ends[1]);
-  auto buffer = ShmBuffer::make();
-  if (!buffer) return buffer.error();
-  own.buffer = std::move(*buffer);
+  own.buffer = DDP_TRY(ShmBuffer::make());
   return own;
 }
 
@@ -450,12 +432,11 @@ Result<std::vector<NodePeer>> gather_members(const NodeConfig& config, int liste
                                             "network namespace; --comm tcp needs no shared memory"};
     }
     if (!ready) return within(me(config), ready.error());
-    auto member = hear_member(config, listener, deadline);
-    if (!member) return within(me(config), member.error());
-    if (member->local_rank < 0) continue;
-    NodePeer& entry = members[static_cast<std::size_t>(member->local_rank)];
+    auto member = DDP_TRY(within(me(config), hear_member(config, listener, deadline)));
+    if (member.local_rank < 0) continue;
+    NodePeer& entry = members[static_cast<std::size_t>(member.local_rank)];
     if (entry.connection) continue;  // a second connection of the same rank is a stray one
-    entry = std::move(*member);
+    entry = std::move(member);
     --missing;
   }
   return members;
@@ -463,46 +444,42 @@ Result<std::vector<NodePeer>> gather_members(const NodeConfig& config, int liste
 
 Result<NodeLinks> lead(const NodeConfig& config, PeerDirectory& directory, const std::string& key,
                        Deadline deadline) {
-  const auto name = random_name();
-  if (!name) return within(me(config), name.error());
-  auto listener = seqpacket_socket();
-  if (!listener) return within(me(config), listener.error());
-  const auto [address, size] = abstract_address(*name);
-  if (::bind(listener->get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
-      ::listen(listener->get(), config.local_world_size) != 0)
+  const auto name = DDP_TRY(within(me(config), random_name()));
+  auto listener = DDP_TRY(within(me(config), seqpacket_socket()));
+  const auto [address, size] = abstract_address(name);
+  if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
+      ::listen(listener.get(), config.local_world_size) != 0)
     return within(me(config), system_error(errno, "unix socket"));
 
   NodeLinks links;
-  auto memory = ShmSegment::make(config.local_world_size);
-  if (!memory) return within(me(config), memory.error());
-  links.memory = std::move(*memory);
-  auto own = make_own();
-  if (!own) return within(me(config), own.error());
-  if (auto published = directory.share(key, *name); !published) return within(me(config), published.error());
+  auto memory = DDP_TRY(within(me(config), ShmSegment::make(config.local_world_size)));
+  links.memory = std::move(memory);
+  auto own = DDP_TRY(within(me(config), make_own()));
+  DDP_TRY(within(me(config), directory.share(key, name)));
 
-  auto members = gather_members(config, listener->get(), deadline);
-  if (!members) return members.error();
-  links.doorbells.push_back(std::move(own->doorbell));
-  links.liveness.push_back(std::move(own->liveness_read));
-  links.own_liveness = std::move(own->liveness_write);
-  links.buffers.push_back(std::move(own->buffer));
-  for (std::size_t i = 1; i < members->size(); ++i) {
-    links.doorbells.push_back(std::move((*members)[i].fds[0]));
-    links.liveness.push_back(std::move((*members)[i].fds[1]));
-    links.buffers.push_back(std::move((*members)[i].fds[2]));
+  auto members = DDP_TRY(gather_members(config, listener.get(), deadline));
+  links.doorbells.push_back(std::move(own.doorbell));
+  links.liveness.push_back(std::move(own.liveness_read));
+  links.own_liveness = std::move(own.liveness_write);
+  links.buffers.push_back(std::move(own.buffer));
+  for (std::size_t i = 1; i < members.size(); ++i) {
+    links.doorbells.push_back(std::move(members[i].fds[0]));
+    links.liveness.push_back(std::move(members[i].fds[1]));
+    links.buffers.push_back(std::move(members[i].fds[2]));
   }
-  for (std::size_t i = 1; i < members->size(); ++i) {
-    for (std::size_t whose = 0; whose < members->size(); ++whose) {
+  for (std::size_t i = 1; i < members.size(); ++i) {
+    for (std::size_t whose = 0; whose < members.size(); ++whose) {
       const std::byte number[] = {std::byte(whose & 0xff), std::byte(whose >> 8)};
       const int fds[] = {links.doorbells[whose].get(), links.liveness[whose].get(),
                          links.buffers[whose].get(), links.memory.get()};
-      auto sent = send_with((*members)[i].connection.get(), number, std::span(fds).first(whose == 0 ? 4 : 3));
-      if (!sent) return within(me(config) + " lost " + rank_text(config, static_cast<int>(i)), sent.error());
+      DDP_TRY(
+          within(me(config) + " lost " + rank_text(config, static_cast<int>(i)),
+                 send_with(members[i].connection.get(), number, std::span(fds).first(whose == 0 ? 4 : 3))));
     }
     // One member at a time: the kernel limits how many descriptors of a user may be in flight.
     std::array<std::byte, 1> taken;
-    auto heard = receive_with((*members)[i].connection.get(), taken, 0, deadline, config.interrupt);
-    if (!heard) return within(me(config) + " lost " + rank_text(config, static_cast<int>(i)), heard.error());
+    DDP_TRY(within(me(config) + " lost " + rank_text(config, static_cast<int>(i)),
+                   receive_with(members[i].connection.get(), taken, 0, deadline, config.interrupt)));
   }
   links.liveness[0].reset();
   return links;
@@ -517,39 +494,36 @@ Result<NodeLinks> follow(const NodeConfig& config, PeerDirectory& directory, con
                                           ": it did not share its memory in time; check that it started"};
   }
   if (!name) return within(me(config), name.error());
-  auto connection = seqpacket_socket();
-  if (!connection) return within(me(config), connection.error());
+  auto connection = DDP_TRY(within(me(config), seqpacket_socket()));
   const auto [address, size] = abstract_address(*name);
-  if (::connect(connection->get(), reinterpret_cast<const sockaddr*>(&address), size) != 0) {
+  if (::connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0) {
     Error error = within(me(config) + " cannot share memory with " + leader,
                          system_error(errno, "connect", ErrorCode::kUnreachable));
     error.text += "; if it is on another machine or in another container, use --comm tcp";
     return error;
   }
   const std::string where = me(config) + " received no shared memory from " + leader;
-  if (!same_user(connection->get()))
+  if (!same_user(connection.get()))
     return Error{ErrorCode::kRefused, where + ": that process belongs to another user"};
-  auto own = make_own();
-  if (!own) return within(me(config), own.error());
+  auto own = DDP_TRY(within(me(config), make_own()));
   const auto hello = encode_hello(hello_of(config, config.local_rank));
-  const int given[] = {own->doorbell.get(), own->liveness_read.get(), own->buffer.get()};
-  if (auto sent = send_with(connection->get(), hello, given); !sent) return within(where, sent.error());
+  const int given[] = {own.doorbell.get(), own.liveness_read.get(), own.buffer.get()};
+  DDP_TRY(within(where, send_with(connection.get(), hello, given)));
 
   NodeLinks links;
   for (int whose = 0; whose < config.local_world_size; ++whose) {
     std::array<std::byte, 2> number;
-    auto fds = receive_with(connection->get(), number, whose == 0 ? 4 : 3, deadline, config.interrupt);
-    if (!fds) return within(where, fds.error());
-    links.doorbells.push_back(std::move((*fds)[0]));
-    links.liveness.push_back(std::move((*fds)[1]));
-    links.buffers.push_back(std::move((*fds)[2]));
-    if (whose == 0) links.memory = std::move((*fds)[3]);
+    auto fds = DDP_TRY(within(
+        where, receive_with(connection.get(), number, whose == 0 ? 4 : 3, deadline, config.interrupt)));
+    links.doorbells.push_back(std::move(fds[0]));
+    links.liveness.push_back(std::move(fds[1]));
+    links.buffers.push_back(std::move(fds[2]));
+    if (whose == 0) links.memory = std::move(fds[3]);
   }
   const std::byte taken[] = {std::byte{'t'}};
-  if (auto sent = write_all(connection->get(), taken, deadline, config.interrupt); !sent)
-    return within(where, sent.error());
+  DDP_TRY(within(where, write_all(connection.get(), taken, deadline, config.interrupt)));
   links.liveness[static_cast<std::size_t>(config.local_rank)].reset();
-  links.own_liveness = std::move(own->liveness_write);
+  links.own_liveness = std::move(own.liveness_write);
   return links;
 }
 

@@ -85,38 +85,34 @@ Error connection_closed() {
 }
 
 Result<ListeningSocket> listen_at(const std::string& host) {
-  const auto info = parse_address(host, "0");
-  if (!info) return info.error();
-  auto fd = new_socket(**info);
-  if (!fd) return fd.error();
-  if (::bind(fd->get(), (*info)->ai_addr, (*info)->ai_addrlen) != 0 || ::listen(fd->get(), 128) != 0) {
+  const auto info = DDP_TRY(parse_address(host, "0"));
+  auto fd = DDP_TRY(new_socket(*info));
+  if (::bind(fd.get(), info->ai_addr, info->ai_addrlen) != 0 || ::listen(fd.get(), 128) != 0) {
     return system_error(errno, "listen on " + host);
   }
   sockaddr_storage bound{};
   socklen_t size = sizeof bound;
-  if (::getsockname(fd->get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0) {
+  if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0) {
     return system_error(errno, "getsockname");
   }
   const int port = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
                                                      : reinterpret_cast<sockaddr_in&>(bound).sin_port);
-  return ListeningSocket{std::move(*fd), format_endpoint(host, port)};
+  return ListeningSocket{std::move(fd), format_endpoint(host, port)};
 }
 
 Result<UniqueFd> connect_to(const std::string& address, Deadline deadline, int interrupt) {
-  const auto info = parse_address(address);
-  if (!info) return info.error();
-  auto fd = new_socket(**info);
-  if (!fd) return fd.error();
-  if (::connect(fd->get(), (*info)->ai_addr, (*info)->ai_addrlen) != 0) {
+  const auto info = DDP_TRY(parse_address(address));
+  auto fd = DDP_TRY(new_socket(*info));
+  if (::connect(fd.get(), info->ai_addr, info->ai_addrlen) != 0) {
     if (errno != EINPROGRESS) return system_error(errno, "connect", ErrorCode::kUnreachable);
-    if (auto ready = wait_for(fd->get(), POLLOUT, deadline, interrupt); !ready) return ready.error();
+    DDP_TRY(wait_for(fd.get(), POLLOUT, deadline, interrupt));
     int err = 0;
     socklen_t size = sizeof err;
-    ::getsockopt(fd->get(), SOL_SOCKET, SO_ERROR, &err, &size);
+    ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &err, &size);
     if (err != 0) return system_error(err, "connect", ErrorCode::kUnreachable);
   }
-  set_no_delay(fd->get());
-  return std::move(*fd);
+  set_no_delay(fd.get());
+  return fd;
 }
 
 Result<UniqueFd> accept_waiting(int listener) {
@@ -153,7 +149,7 @@ Result<> write_all(int fd, std::span<const std::byte> data, Deadline deadline, i
     if (sent >= 0) {
       data = data.subspan(static_cast<std::size_t>(sent));
     } else if (errno == EAGAIN) {
-      if (auto ready = wait_for(fd, POLLOUT, deadline, interrupt); !ready) return ready.error();
+      DDP_TRY(wait_for(fd, POLLOUT, deadline, interrupt));
     } else if (errno != EINTR) {
       return connection_error(errno);
     }
@@ -168,7 +164,7 @@ Result<> read_all(int fd, std::span<std::byte> data, Deadline deadline, int inte
     if (got > 0) {
       data = data.subspan(static_cast<std::size_t>(got));
     } else if (errno == EAGAIN) {
-      if (auto ready = wait_for(fd, POLLIN, deadline, interrupt); !ready) return ready.error();
+      DDP_TRY(wait_for(fd, POLLIN, deadline, interrupt));
     } else if (errno != EINTR) {
       return connection_error(errno);
     }
@@ -255,19 +251,18 @@ Result<ConnectingPeer> reach(const PeerConfig& config, int whom, PeerDirectory& 
                                           format_duration(config.start_timeout) + "; check that it started"};
   }
   if (!address) return within(me + " cannot look up " + rank_text(config, whom), address.error());
-  auto fd = connect_to(*address, deadline, config.interrupt);
-  if (!fd) return within(me + " cannot reach " + rank_text(config, whom) + " (" + *address + ")", fd.error());
+  auto fd = DDP_TRY(within(me + " cannot reach " + rank_text(config, whom) + " (" + *address + ")",
+                           connect_to(*address, deadline, config.interrupt)));
   const auto greeting = encode_hello(hello_of(config, config.rank));
-  if (auto said = write_all(fd->get(), greeting, deadline, config.interrupt); !said)
-    return within(me + " cannot send its hello to " + rank_text(config, whom) + " (" + *address + ")",
-                  said.error());
-  return ConnectingPeer{whom, {std::move(*fd), std::move(*address)}};
+  DDP_TRY(within(me + " cannot send its hello to " + rank_text(config, whom) + " (" + *address + ")",
+                 write_all(fd.get(), greeting, deadline, config.interrupt)));
+  return ConnectingPeer{whom, {std::move(fd), std::move(*address)}};
 }
 
 /// Reads the other end's hello. Fails with kProtocol if it is not a hello.
 Result<PeerHello> read_hello(int fd, Deadline deadline, int interrupt) {
   PeerHelloBytes bytes;
-  if (auto read = read_all(fd, bytes, deadline, interrupt); !read) return read.error();
+  DDP_TRY(read_all(fd, bytes, deadline, interrupt));
   const auto hello = decode_hello(bytes);
   if (!hello)
     return Error{ErrorCode::kProtocol, "the answer is not the hello of a rank of this version of train"};
@@ -278,18 +273,17 @@ Result<PeerHello> read_hello(int fd, Deadline deadline, int interrupt) {
 /// rank from `missing`. A stray connection is closed without harm.
 Result<> admit(const PeerConfig& config, int listener, Deadline deadline, std::vector<int>& missing,
                std::map<int, TcpPeer>& peers) {
-  auto fd = accept_waiting(listener);
-  if (!fd) return within(rank_text(config, config.rank), fd.error());
-  if (!*fd) return {};
+  auto fd = DDP_TRY(within(rank_text(config, config.rank), accept_waiting(listener)));
+  if (!fd) return {};
   const Deadline hello_deadline = std::min(deadline, std::chrono::steady_clock::now() + kHelloTimeout);
-  const auto hello = read_hello(fd->get(), hello_deadline, config.interrupt);
+  const auto hello = read_hello(fd.get(), hello_deadline, config.interrupt);
   if (!hello && hello.error().code == ErrorCode::kCancelled) return hello.error();
   if (!hello) return {};
   const auto found = std::find(missing.begin(), missing.end(), static_cast<int>(hello->rank));
   if (found == missing.end() || *hello != hello_of(config, *found)) return {};
   const auto answer = encode_hello(hello_of(config, config.rank));
-  if (!write_all(fd->get(), answer, hello_deadline, config.interrupt)) return {};
-  peers[*found].fd = std::move(*fd);
+  if (!write_all(fd.get(), answer, hello_deadline, config.interrupt)) return {};
+  peers[*found].fd = std::move(fd);
   missing.erase(found);
   return {};
 }
@@ -338,11 +332,10 @@ Result<> meet(const PeerConfig& config, const ListeningSocket& listener, Deadlin
       return missing_error(config, reached, missing, listener);
     if (!ready) return within(rank_text(config, config.rank), ready.error());
     if (*ready == 0) {
-      auto done = admit(config, listener.fd.get(), deadline, missing, peers);
-      if (!done) return done;
+      DDP_TRY(admit(config, listener.fd.get(), deadline, missing, peers));
     } else {
       ConnectingPeer& answering = reached[*ready - 1];
-      if (auto done = check_answer(config, answering, deadline); !done) return done;
+      DDP_TRY(check_answer(config, answering, deadline));
       answering.answered = true;
     }
   }
@@ -361,12 +354,9 @@ Result<std::unique_ptr<TcpCommunicator>> connect_peers(const PeerConfig& config,
   const Deadline deadline = std::chrono::steady_clock::now() + config.start_timeout;
   const std::string me = rank_text(config, config.rank);
 
-  const auto host = directory.local_address();
-  if (!host) return within(me, host.error());
-  auto listener = listen_at(*host);
-  if (!listener) return within(me, listener.error());
-  if (auto done = directory.share(key_of(config, config.rank), listener->address); !done)
-    return within(me, done.error());
+  const auto host = DDP_TRY(within(me, directory.local_address()));
+  auto listener = DDP_TRY(within(me, listen_at(host)));
+  DDP_TRY(within(me, directory.share(key_of(config, config.rank), listener.address)));
 
   std::vector<ConnectingPeer> reached;
   std::vector<int> missing;
@@ -376,12 +366,11 @@ Result<std::unique_ptr<TcpCommunicator>> connect_peers(const PeerConfig& config,
       missing.push_back(other);
       continue;
     }
-    auto there = reach(config, other, directory, deadline);
-    if (!there) return there.error();
-    reached.push_back(std::move(*there));
+    auto there = DDP_TRY(reach(config, other, directory, deadline));
+    reached.push_back(std::move(there));
   }
   const std::vector<int> knocking = missing;
-  if (auto done = meet(config, *listener, deadline, reached, missing, peers); !done) return done.error();
+  DDP_TRY(meet(config, listener, deadline, reached, missing, peers));
   // Error texts name these ranks by their published addresses.
   for (const int rank : knocking) {
     const auto address =

@@ -303,7 +303,7 @@ Result<> ShmGroup::sleep_until(int rank) {
 
 Result<> ShmGroup::wait_for(int rank) {
   if (spin(rank)) return {};
-  if (auto seen = detect_ended_ranks(); !seen) return seen;
+  DDP_TRY(detect_ended_ranks());
   return sleep_until(rank);
 }
 
@@ -325,7 +325,7 @@ Result<> ShmGroup::sync(std::uint64_t size) {
   }
   for (int other = 0; other < this->size(); ++other) {
     if (other == rank()) continue;
-    if (auto done = wait_for(other); !done) return done;
+    DDP_TRY(wait_for(other));
     if (segment_.line(other).tag[stage_ % 2].load(std::memory_order_relaxed) != tag)
       return lost(other, "it runs another collective (were all ranks started with the same options?)",
                   ErrorCode::kProtocol);
@@ -337,7 +337,7 @@ Result<> ShmGroup::sync(std::uint64_t size) {
 Result<> ShmGroup::direct_sum(std::span<std::byte> values, const VectorSum& sum) {
   const std::uint64_t turn = stage_;
   copy_bytes(segment_.slot(rank(), turn).data(), values.data(), values.size());
-  if (auto all = sync(values.size()); !all) return all;
+  DDP_TRY(sync(values.size()));
   const auto values_of = [&](int other) { return segment_.slot(other, turn).data(); };
   if (size() == 2) {  // a + b has the bits of b + a
     sum.add(values.data(), values_of(1 - rank()), values.size());
@@ -376,7 +376,7 @@ Result<> ShmGroup::broadcast(std::span<std::byte> data, int root) {
     const auto piece = data.subspan(at, std::min(ShmSegment::kAreaSize, data.size() - at));
     std::byte* area = segment_.slot(root, turn).data();
     if (rank() == root) copy_bytes(area, piece.data(), piece.size());
-    if (auto all = sync(data.size()); !all) return all;
+    DDP_TRY(sync(data.size()));
     if (rank() != root) copy_bytes(piece.data(), area, piece.size());
   }
   return {};
@@ -389,7 +389,7 @@ Result<> ShmGroup::gather(std::span<const std::byte> mine, std::span<std::byte> 
     const auto piece = mine.subspan(at, std::min(ShmSegment::kAreaSize, mine.size() - at));
     const bool receives = rank() == root || root == kAllRanks;
     if (rank() != root) copy_bytes(segment_.slot(rank(), turn).data(), piece.data(), piece.size());
-    if (auto done = sync(mine.size()); !done) return done;
+    DDP_TRY(sync(mine.size()));
     for (int other = 0; receives && other < size(); ++other) {
       copy_bytes(all.data() + static_cast<std::size_t>(other) * mine.size() + at,
                  other == rank() ? piece.data() : segment_.slot(other, turn).data(), piece.size());
@@ -510,7 +510,7 @@ Result<> ShmGroup::rounds(std::span<std::byte> values, const VectorSum& sum, int
   if (reduce) {
     round.turn = stage_;
     copy_others_parts(round);
-    if (auto all = sync(values.size()); !all) return all;
+    DDP_TRY(sync(values.size()));
   }
   for (std::size_t number = 1;; ++number) {
     Round next = round_at(values, sum.element, parts, number);
@@ -521,9 +521,7 @@ Result<> ShmGroup::rounds(std::span<std::byte> values, const VectorSum& sum, int
       copy_others_parts(next);
     }
     if (!reduce && owns) copy_own_part(round);
-    if (!reduce || gather || !next.empty()) {
-      if (auto all = sync(values.size()); !all) return all;
-    }
+    if (!reduce || gather || !next.empty()) DDP_TRY(sync(values.size()));
     if (gather) {
       round.turn = turn;
       copy_results(round);
@@ -555,8 +553,7 @@ Result<std::span<std::byte>> ShmGroup::share(std::size_t bytes) {
   const int own = links_.buffers[static_cast<std::size_t>(rank())].get();
   const auto all_say = [this](std::uint64_t mine) -> Result<bool> {
     std::vector<std::uint64_t> said(static_cast<std::size_t>(size()));
-    auto done = all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(said)));
-    if (!done) return done.error();
+    DDP_TRY(all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(said))));
     return said[0] != 0 && std::equal(said.begin() + 1, said.end(), said.begin());
   };
   // This rank's pages exist before other ranks map them.
@@ -594,7 +591,7 @@ std::uint64_t ShmGroup::tag_in_place(std::size_t at, std::size_t size) {
 Result<> ShmGroup::sum_in_place(std::span<std::byte> values, std::size_t at, const VectorSum& sum, int parts,
                                 bool gather) {
   const std::uint64_t tag = tag_in_place(at, values.size());
-  if (auto all = sync(tag); !all) return all;
+  DDP_TRY(sync(tag));
   if (rank() < parts) {
     const PartBounds part = part_bounds(values.size() / sum.element, parts, rank());
     const std::size_t begin = at + part.begin * sum.element, end = begin + part.size * sum.element;
@@ -617,7 +614,7 @@ Result<> ShmGroup::sum_in_place(std::span<std::byte> values, std::size_t at, con
 Result<> ShmGroup::gather_in_place(std::span<std::byte> values, std::size_t at, std::size_t element,
                                    int parts) {
   const std::uint64_t tag = tag_in_place(at, values.size());
-  if (auto all = sync(tag); !all) return all;
+  DDP_TRY(sync(tag));
   for (int owner = 0; owner < parts; ++owner) {
     if (owner == rank()) continue;
     const PartBounds part = part_bounds(values.size() / element, parts, owner);

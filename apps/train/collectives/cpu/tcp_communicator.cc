@@ -136,12 +136,10 @@ void TcpCommunicator::start_next() {
 Result<bool> TcpCommunicator::move_some() {
   start_next();
   if (machine_.done()) return false;
-  const auto sent = send_some();
-  if (!sent) return sent.error();
-  const auto received = receive_some();
-  if (!received) return received.error();
+  const auto sent = DDP_TRY(send_some());
+  const auto received = DDP_TRY(receive_some());
   start_next();
-  return *sent || *received;
+  return sent || received;
 }
 
 void TcpCommunicator::show_activity() {
@@ -205,18 +203,16 @@ Result<> TcpCommunicator::drive(Handle until) {
   int idle = 0;
   while (finished_ < until) {
     if (failed_) return *failed_;
-    const auto moved = move_some();
-    if (!moved) return moved.error();
-    idle = *moved ? 0 : idle + 1;
+    const auto moved = DDP_TRY(move_some());
+    idle = moved ? 0 : idle + 1;
     // A stream that never stops must not hide a revocation.
-    if (*moved && ++moves_ % kMovesPerSample == 0 && interrupt_ >= 0 && readable(interrupt_))
+    if (moved && ++moves_ % kMovesPerSample == 0 && interrupt_ >= 0 && readable(interrupt_))
       return fail(machine_.revoked());
     if (idle < kTries || finished_ >= until) continue;
     const auto sending = machine_.to_send();
     const auto receiving = machine_.to_receive();
-    const auto ready = wait_for_peers();
-    if (!ready) return ready.error();
-    if (*ready) continue;
+    const auto ready = DDP_TRY(wait_for_peers());
+    if (ready) continue;
     // The rank that blocks this one is the peer that does not send, else the peer that does not take.
     const std::string text = format_text("%s for %g s", receiving.count ? "no data" : "it receives no data",
                                          std::chrono::duration<double>(step_timeout_).count());
@@ -234,9 +230,8 @@ Result<Communicator::Handle> TcpCommunicator::enqueue(CollectiveOrder order) {
 }
 
 Result<> TcpCommunicator::run(CollectiveOrder order) {
-  const auto handle = enqueue(std::move(order));
-  if (!handle) return handle.error();
-  return drive(*handle);
+  const auto handle = DDP_TRY(enqueue(std::move(order)));
+  return drive(handle);
 }
 
 Result<> TcpCommunicator::wait(Handle handle) {
@@ -246,9 +241,8 @@ Result<> TcpCommunicator::wait(Handle handle) {
 Result<> TcpCommunicator::progress() {
   if (failed_) return *failed_;
   while (finished_ != started_) {
-    const auto moved = move_some();
-    if (!moved) return moved.error();
-    if (!*moved) break;
+    const auto moved = DDP_TRY(move_some());
+    if (!moved) break;
   }
   return {};
 }
@@ -286,13 +280,13 @@ Result<> TcpCommunicator::reduce_scatter_sum(std::span<double> values) {
 Result<Communicator::Handle> TcpCommunicator::start_all_reduce(std::span<float> values) {
   auto handle = enqueue(sum_order(values, CollectiveKind::kAllReduce));
   if (!handle) return handle;
-  if (auto done = progress(); !done) return done.error();
+  DDP_TRY(progress());
   return handle;
 }
 Result<Communicator::Handle> TcpCommunicator::start_all_reduce(std::span<double> values) {
   auto handle = enqueue(sum_order(values, CollectiveKind::kAllReduce));
   if (!handle) return handle;
-  if (auto done = progress(); !done) return done.error();
+  DDP_TRY(progress());
   return handle;
 }
 
@@ -337,7 +331,7 @@ Result<std::vector<std::uint64_t>> TcpCommunicator::all_gather(std::span<const s
   std::byte* at = wire.data() + width * static_cast<std::size_t>(rank_);
   for (const std::uint64_t value : mine)
     at = put_little_endian(at, value);
-  if (auto done = all_gather_parts(wire); !done) return done.error();
+  DDP_TRY(all_gather_parts(wire));
   std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(world_size_));
   const std::byte* from = wire.data();
   for (std::uint64_t& value : all)

@@ -150,18 +150,17 @@ Result<std::vector<ncclUniqueId>> NcclLink::meet(PeerDirectory& directory, const
 
 Result<ncclComm_t> NcclLink::open(PeerDirectory& directory, const std::string& group, int rank, int size) {
   if (failed_) return *failed_;
-  if (auto taken = checked(device_->take(), "start"); !taken) return taken.error();
-  auto ids = meet(directory, group, rank, size);
-  if (!ids) return ids.error();
+  DDP_TRY(checked(device_->take(), "start"));
+  auto ids = DDP_TRY(meet(directory, group, rank, size));
   const NcclFunctions& nccl = *library_->operator->();
   ncclConfig_t settings = NCCL_CONFIG_INITIALIZER;
   settings.blocking = 0;
   ncclComm_t& comm = slots_->comms.emplace_back(nullptr);
   const ncclResult_t begun =
-      ids->size() == 1
-          ? nccl.init_rank(&comm, size, ids->front(), rank, &settings)
-          : nccl.init_rank_scalable(&comm, size, rank, static_cast<int>(ids->size()), ids->data(), &settings);
-  if (auto settled = settle(comm, begun, "start", config_.start_timeout); !settled) return settled.error();
+      ids.size() == 1
+          ? nccl.init_rank(&comm, size, ids.front(), rank, &settings)
+          : nccl.init_rank_scalable(&comm, size, rank, static_cast<int>(ids.size()), ids.data(), &settings);
+  DDP_TRY(settle(comm, begun, "start", config_.start_timeout));
   return comm;
 }
 
@@ -174,10 +173,9 @@ Result<ncclComm_t> NcclLink::split(ncclComm_t whole, int color, int key) {
   ncclComm_t& part = slots_->comms.emplace_back(nullptr);
   const ncclResult_t begun = nccl.split(whole, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &part, &settings);
   // The part exists when the whole communicator has finished the split.
-  if (auto settled = settle(whole, begun, "split", config_.start_timeout); !settled) return settled.error();
+  DDP_TRY(settle(whole, begun, "split", config_.start_timeout));
   if (part == nullptr) return part;
-  if (auto settled = settle(part, ncclInProgress, "split", config_.start_timeout); !settled)
-    return settled.error();
+  DDP_TRY(settle(part, ncclInProgress, "split", config_.start_timeout));
   return part;
 }
 
@@ -397,7 +395,7 @@ Result<std::span<std::byte>> NcclMemory::allocate(ncclComm_t comm, std::size_t b
     return Error{ErrorCode::kSystem, "ncclMemAlloc: " + library_->text_of(result, comm)};
   blocks_.push_back(block);
   auto* const data = static_cast<std::byte*>(block);
-  if (auto zeroed = device_->zero(data, size); !zeroed) return zeroed.error();
+  DDP_TRY(device_->zero(data, size));
   return std::span(data, size);
 }
 
@@ -449,10 +447,9 @@ class CudaDevice final : public NcclDevice {
   CudaDevice& operator=(const CudaDevice&) = delete;
 
   Result<> open() {
-    if (auto done = take(); !done) return done;
+    DDP_TRY(take());
     cudaDeviceProp properties{};
-    if (auto done = cuda_check(cudaGetDeviceProperties(&properties, gpu_), "cudaGetDeviceProperties"); !done)
-      return done;
+    DDP_TRY(cuda_check(cudaGetDeviceProperties(&properties, gpu_), "cudaGetDeviceProperties"));
     name_ = "GPU " + std::to_string(gpu_) + " (" + properties.name + ")";
     // The default stream would wait for every other stream.
     return cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
@@ -465,7 +462,7 @@ class CudaDevice final : public NcclDevice {
 
   Result<std::byte*> allocate(std::size_t bytes) override {
     void* data = nullptr;
-    if (auto done = cuda_check(cudaMalloc(&data, bytes), "cudaMalloc"); !done) return done.error();
+    DDP_TRY(cuda_check(cudaMalloc(&data, bytes), "cudaMalloc"));
     return static_cast<std::byte*>(data);
   }
   void release(std::byte* data) override { (void)cudaFree(data); }
@@ -480,10 +477,8 @@ class CudaDevice final : public NcclDevice {
                       "cudaMemcpyAsync");
   }
   Result<> to_host(std::byte* host, const std::byte* device, std::size_t bytes) override {
-    if (auto done = cuda_check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_),
-                               "cudaMemcpyAsync");
-        !done)
-      return done;
+    DDP_TRY(
+        cuda_check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync"));
     return wait_for_stream(stream_, kCopyTimeout, "a copy");
   }
   Result<bool> is_idle(void* stream) override {
@@ -502,7 +497,7 @@ class CudaDevice final : public NcclDevice {
 
 Result<std::unique_ptr<NcclDevice>> open_cuda_device(int gpu) {
   auto device = std::make_unique<CudaDevice>(gpu);
-  if (auto opened = device->open(); !opened) return opened.error();
+  DDP_TRY(device->open());
   return std::unique_ptr<NcclDevice>(std::move(device));
 }
 

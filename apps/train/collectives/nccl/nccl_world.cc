@@ -40,20 +40,19 @@ template <class Enqueue>
 Result<> NcclCommunicator::staged(std::string_view operation, std::span<std::byte> host, BufferRange up,
                                   BufferRange down, const Enqueue& enqueue) {
   if (host.empty()) return {};
-  const auto room = link_->staging(host.size());
-  if (!room) return room.error();
-  std::byte* const device = *room;
+  const auto room = DDP_TRY(link_->staging(host.size()));
+  std::byte* const device = room;
   void* const stream = link_->device().stream();
   if (up.size != 0) {
     auto sent = link_->device().to_device(device + up.offset, host.data() + up.offset, up.size);
-    if (auto done = link_->checked(sent, operation); !done) return done;
+    DDP_TRY(link_->checked(sent, operation));
   }
   auto called = link_->call(comm_, operation, [&](const NcclFunctions& nccl) {
     return enqueue(nccl, device, static_cast<cudaStream_t>(stream));
   });
   if (!called) return called;
   const auto is_idle = [&] { return link_->device().is_idle(stream); };
-  if (auto waited = link_->wait(comm_, operation, is_idle); !waited) return waited;
+  DDP_TRY(link_->wait(comm_, operation, is_idle));
   if (down.size == 0) return {};
   return link_->checked(link_->device().to_host(host.data() + down.offset, device + down.offset, down.size),
                         operation);
@@ -85,8 +84,7 @@ Result<> NcclCommunicator::broadcast(std::span<std::byte> data, int root) {
 Result<std::vector<std::uint64_t>> NcclCommunicator::all_gather(std::span<const std::uint64_t> mine) {
   std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(world_size_));
   std::ranges::copy(mine, all.begin() + static_cast<std::ptrdiff_t>(mine.size()) * rank_);
-  auto done = all_gather_parts(std::as_writable_bytes(std::span(all)));
-  if (!done) return done.error();
+  DDP_TRY(all_gather_parts(std::as_writable_bytes(std::span(all))));
   return all;
 }
 
@@ -151,9 +149,7 @@ Result<> NcclBetween::hand_on(std::span<std::byte> data) {
 
 template <class T>
 Result<> NcclBetween::reduce(std::span<T> values) {
-  if (lane_) {
-    if (auto summed = lane_->all_reduce_sum(values); !summed) return summed;
-  }
+  if (lane_) DDP_TRY(lane_->all_reduce_sum(values));
   return hand_on(std::as_writable_bytes(values));
 }
 
@@ -166,31 +162,23 @@ Result<> NcclBetween::all_reduce_sum(std::span<double> values) {
 }
 
 Result<> NcclBetween::broadcast(std::span<std::byte> data, int root) {
-  if (lane_) {
-    if (auto sent = lane_->broadcast(data, root); !sent) return sent;
-  }
+  if (lane_) DDP_TRY(lane_->broadcast(data, root));
   return hand_on(data);
 }
 
 Result<std::vector<std::uint64_t>> NcclBetween::all_gather(std::span<const std::uint64_t> mine) {
   std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(nodes_));
   if (lane_) {
-    auto gathered = lane_->all_gather(mine);
-    if (!gathered) return gathered;
-    all = std::move(*gathered);
+    all = DDP_TRY(lane_->all_gather(mine));
   }
-  if (auto handed = hand_on(std::as_writable_bytes(std::span(all))); !handed) return handed.error();
+  DDP_TRY(hand_on(std::as_writable_bytes(std::span(all))));
   return all;
 }
 
 Result<> NcclBetween::barrier() {
   // Inside first: a node has arrived when all its ranks have.
-  if (inside_) {
-    if (auto done = inside_->barrier(); !done) return done;
-  }
-  if (lane_) {
-    if (auto done = lane_->barrier(); !done) return done;
-  }
+  if (inside_) DDP_TRY(inside_->barrier());
+  if (lane_) DDP_TRY(lane_->barrier());
   return inside_ ? inside_->barrier() : Result<>();
 }
 
@@ -276,24 +264,21 @@ NodePosition node_position(const std::vector<std::uint64_t>& node_of, int rank) 
 Result<> join_nodes(const std::shared_ptr<NcclLink>& link, ncclComm_t whole, const NcclWorldConfig& config,
                     NcclWorld& world) {
   const std::uint64_t mine[] = {static_cast<std::uint64_t>(config.node)};
-  const auto nodes = world.communicator->all_gather(mine);
-  if (!nodes) return nodes.error();
-  const NodePosition position = node_position(*nodes, config.rank);
-  const auto inside = link->split(whole, position.number, config.rank);
-  if (!inside) return inside.error();
-  const auto lane = link->split(whole, position.local == 0 ? 0 : -1, config.rank);
-  if (!lane) return lane.error();
+  const auto nodes = DDP_TRY(world.communicator->all_gather(mine));
+  const NodePosition position = node_position(nodes, config.rank);
+  const auto inside = DDP_TRY(link->split(whole, position.number, config.rank));
+  const auto lane = DDP_TRY(link->split(whole, position.local == 0 ? 0 : -1, config.rank));
   world.node_count = position.nodes;
   std::shared_ptr<Communicator> below;
   if (position.size > 1) {
-    below = std::make_shared<NcclCommunicator>(link, *inside, position.local, position.size);
-    world.node = std::make_unique<NcclCommunicator>(link, *inside, position.local, position.size);
+    below = std::make_shared<NcclCommunicator>(link, inside, position.local, position.size);
+    world.node = std::make_unique<NcclCommunicator>(link, inside, position.local, position.size);
   } else {
     world.node = std::make_unique<SingleCommunicator>();
   }
   std::shared_ptr<Communicator> over;
-  if (position.nodes > 1 && *lane != nullptr)
-    over = std::make_shared<NcclCommunicator>(link, *lane, position.number, position.nodes);
+  if (position.nodes > 1 && lane != nullptr)
+    over = std::make_shared<NcclCommunicator>(link, lane, position.number, position.nodes);
   if (position.nodes > 1) {
     world.between = std::make_unique<NcclBetween>(position.number, position.nodes, over, below);
   } else {
@@ -305,35 +290,29 @@ Result<> join_nodes(const std::shared_ptr<NcclLink>& link, ncclComm_t whole, con
 }  // namespace
 
 Result<std::string> load_nccl(const NcclWorldConfig& config) {
-  const auto gpu = nccl_gpu(config.local_rank, config.share_gpu);
-  if (!gpu) return gpu.error();
+  DDP_TRY(nccl_gpu(config.local_rank, config.share_gpu));
   set_variables(config);
   const auto library = NcclLibrary::open();
   return library ? Result<std::string>((*library)->name()) : library.error();
 }
 
 Result<NcclGpuMemory> nccl_gpu_memory(int local_rank, int local_world_size, bool share_gpu) {
-  const auto gpu = nccl_gpu(local_rank, share_gpu);
-  if (!gpu) return gpu.error();
-  const auto gpus = count_gpus();
-  if (!gpus) return gpus.error();
+  const auto gpu = DDP_TRY(nccl_gpu(local_rank, share_gpu));
+  const auto gpus = DDP_TRY(count_gpus());
   cudaDeviceProp properties{};
-  if (auto done = cuda_check(cudaGetDeviceProperties(&properties, *gpu), "cudaGetDeviceProperties"); !done)
-    return done.error();
+  DDP_TRY(cuda_check(cudaGetDeviceProperties(&properties, gpu), "cudaGetDeviceProperties"));
   // Ranks that each see one GPU may see different GPUs.
-  const bool own = !share_gpu || (gpus_are_restricted() && *gpus == 1);
-  const int ranks = own ? 1 : (std::max(local_world_size, 1) + *gpus - 1) / *gpus;
-  return NcclGpuMemory{"GPU " + std::to_string(*gpu) + " (" + properties.name + ")",
+  const bool own = !share_gpu || (gpus_are_restricted() && gpus == 1);
+  const int ranks = own ? 1 : (std::max(local_world_size, 1) + gpus - 1) / gpus;
+  return NcclGpuMemory{"GPU " + std::to_string(gpu) + " (" + properties.name + ")",
                        properties.totalGlobalMem / static_cast<std::size_t>(ranks)};
 }
 
 Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory& directory) {
-  if (auto loaded = load_nccl(config); !loaded) return loaded.error();
-  const auto gpu = nccl_gpu(config.local_rank, config.share_gpu);
-  if (!gpu) return gpu.error();
-  auto device = open_cuda_device(*gpu);
-  if (!device) return within("rank " + std::to_string(config.rank), device.error());
-  auto world = connect_nccl_over(*NcclLibrary::open(), std::move(*device), config, directory);
+  DDP_TRY(load_nccl(config));
+  const auto gpu = DDP_TRY(nccl_gpu(config.local_rank, config.share_gpu));
+  auto device = DDP_TRY(within("rank " + std::to_string(config.rank), open_cuda_device(gpu)));
+  auto world = connect_nccl_over(*NcclLibrary::open(), std::move(device), config, directory);
   if (!world) return world;
   if (config.rank == 0) std::printf("%s%s\n", config.remark.c_str(), world->line.c_str());
   // Each node has its own network.
@@ -358,18 +337,15 @@ Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library,
   const int version = library->version();
   const std::string path = library->path();
   const auto link = std::make_shared<NcclLink>(std::move(library), std::move(device), limits);
-  const auto comm = link->open(directory, "world", config.rank, config.world_size);
-  if (!comm) return comm.error();
+  const auto comm = DDP_TRY(link->open(directory, "world", config.rank, config.world_size));
   NcclWorld world;
-  world.communicator = std::make_unique<NcclCommunicator>(link, *comm, config.rank, config.world_size);
+  world.communicator = std::make_unique<NcclCommunicator>(link, comm, config.rank, config.world_size);
   NcclLog log = read_nccl_log(captured_text());
   if (log.version.empty()) log.version = nccl_version_text(version);
   log.version += " (" + path + ")";
   world.line = nccl_line(log);
   if (!sockets_are_wanted(variable)) world.warning = sockets_warning(log, active_infiniband());
-  if (config.with_nodes) {
-    if (auto joined = join_nodes(link, *comm, config, world); !joined) return joined.error();
-  }
+  if (config.with_nodes) DDP_TRY(join_nodes(link, comm, config, world));
   return world;
 }
 

@@ -368,7 +368,7 @@ Result<> CollectiveMachine::skip_heartbeat() {
     }
     left = left.subspan(put);
     // These are fewer bytes than a whole message, so the step does not end in this loop.
-    if (auto taken = received(put); !taken) return taken;
+    DDP_TRY(received(put));
   }
   return {};
 }
