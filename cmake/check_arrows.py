@@ -69,7 +69,7 @@ apps/train/schedule                 core  base
 apps/train/data                     io    base apps/train/kernels/cpu
 apps/train/model                    io    apps/train/data apps/train/kernels/cpu
 apps/train/checkpoint               io    base apps/train/data apps/train/kernels/cpu apps/train/model apps/train/schedule
-apps/train/collectives              io    base
+apps/train/collectives              io    base apps/train/collectives/schedule
 apps/train/collectives/schedule     core  base apps/train/kernels/cpu
 apps/train/collectives/cpu          io    base apps/train/collectives apps/train/collectives/schedule apps/train/data
                                           apps/train/kernels/cpu

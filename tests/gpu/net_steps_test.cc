@@ -29,7 +29,7 @@ class TwoEqualRanks final : public SingleCommunicator {
   int world_size() const override { return 2; }
   bool has_device_operations() const override { return true; }
   Result<> enqueue_on_device(const DeviceOperation& operation, void* stream) override {
-    REQUIRE((operation.kind == DeviceOperation::Kind::kAllReduce && operation.type == DeviceType::kFloat64));
+    REQUIRE((operation.kind == CollectiveKind::kAllReduce && operation.type == NumberType::kFloat64));
     ++enqueued;
     stream_of_sums = stream;
     fake_cuda_enqueue(

@@ -233,8 +233,8 @@ double sum_of(int world, std::size_t index) {
   return sum;
 }
 
-DeviceOperation::Kind device_kind(BenchOperation kind) {
-  using Kind = DeviceOperation::Kind;
+CollectiveKind device_kind(BenchOperation kind) {
+  using Kind = CollectiveKind;
   return kind == BenchOperation::kAllGather       ? Kind::kAllGather
          : kind == BenchOperation::kReduceScatter ? Kind::kReduceScatter
          : kind == BenchOperation::kBroadcast     ? Kind::kBroadcast
@@ -309,7 +309,7 @@ class MeasuredOperation {
       count_ = count_ / world * world;
     buffer_ = memory.values().first(count_);
     if (memory.device() != nullptr)
-      memory.device()->choose({device_kind(kind), buffer_.data(), count_, DeviceType::kFloat32, 0});
+      memory.device()->choose({device_kind(kind), buffer_.data(), count_, NumberType::kFloat32, 0});
   }
 
   std::size_t count() const { return count_; }

@@ -18,6 +18,14 @@ bool is_readable_within(int fd, int milliseconds) {
 
 }  // namespace
 
+Result<std::string> find_shared(PeerDirectory& directory, const std::string& name,
+                                std::chrono::milliseconds timeout, const std::string& me,
+                                const std::string& missing) {
+  auto text = directory.find(name, timeout);
+  if (!text && text.error().code == ErrorCode::kTimeout) return Error{ErrorCode::kTimeout, me + missing};
+  return within(me, std::move(text));
+}
+
 bool is_revoked(int interrupt) {
   return interrupt >= 0 && is_readable_within(interrupt, 0);
 }

@@ -5,46 +5,57 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "apps/train/collectives/schedule/collective_machine.h"
 #include "base/result.h"
 
 namespace ddp::train {
 
-/// Type of numbers in GPU memory.
-enum class DeviceType : std::uint8_t { kFloat32, kFloat64, kBfloat16 };
+enum class NumberType : std::uint8_t { kFloat32, kFloat64, kBfloat16 };
 
-inline std::size_t size_of(DeviceType type) {
-  return type == DeviceType::kFloat64 ? 8 : type == DeviceType::kFloat32 ? 4 : 2;
+inline std::size_t size_of(NumberType type) {
+  return type == NumberType::kFloat64 ? 8 : type == NumberType::kFloat32 ? 4 : 2;
+}
+
+/// Floats or doubles in the host's memory.
+struct NumberSpan {
+  std::span<std::byte> bytes;
+  NumberType type = NumberType::kFloat32;
+
+  template <std::ranges::contiguous_range Range>
+  requires std::floating_point<std::ranges::range_value_t<Range>> NumberSpan(
+      Range&& numbers)  // NOLINT(google-explicit-constructor): it only views them
+      : bytes(std::as_writable_bytes(std::span(numbers))),
+        type(sizeof *std::ranges::data(numbers) == 8 ? NumberType::kFloat64 : NumberType::kFloat32) {}
+
+  std::size_t size() const { return bytes.size() / size_of(type); }
+  /// Calls call(std::span<T>) with the type of the numbers.
+  template <class Call>
+  auto typed(const Call& call) const {
+    if (type == NumberType::kFloat64) return call(std::span(reinterpret_cast<double*>(bytes.data()), size()));
+    return call(std::span(reinterpret_cast<float*>(bytes.data()), size()));
+  }
+};
+
+/// Returns the arithmetic of the numbers.
+inline VectorSum vector_sum(NumberSpan numbers) {
+  return numbers.typed([]<class T>(std::span<T>) { return vector_sum<T>(); });
 }
 
 /// An operation of all ranks on `count` numbers in GPU memory, in place. The numbers of kReduceScatter and
 /// kAllGather are world_size() equal parts; part r belongs to rank r. Reductions are sums.
 struct DeviceOperation {
-  enum class Kind : std::uint8_t { kAllReduce, kBroadcast, kReduceScatter, kAllGather };
-  Kind kind = Kind::kAllReduce;
+  CollectiveKind kind = CollectiveKind::kAllReduce;
   void* data = nullptr;
   std::size_t count = 0;
-  DeviceType type = DeviceType::kFloat32;
+  NumberType type = NumberType::kFloat32;
   int root = 0;  ///< of kBroadcast
 };
-/// Returns "all-reduce", as Communicator's errors name the operation.
-inline const char* kind_text(DeviceOperation::Kind kind) {
-  switch (kind) {
-    case DeviceOperation::Kind::kAllReduce:
-      return "all-reduce";
-    case DeviceOperation::Kind::kBroadcast:
-      return "broadcast";
-    case DeviceOperation::Kind::kReduceScatter:
-      return "reduce-scatter";
-    case DeviceOperation::Kind::kAllGather:
-      return "all-gather";
-  }
-  return "?";
-}
 
 /// Zeroed GPU memory. A registered piece is read and written by the network without copies. A window also
 /// lies in one address space with those of the other ranks.
@@ -92,8 +103,7 @@ class Communicator {
   virtual int lost_rank() const { return -1; }
 
   /// Replaces each element by its sum over the ranks.
-  virtual Result<> all_reduce_sum(std::span<float> values) = 0;
-  virtual Result<> all_reduce_sum(std::span<double> values) = 0;
+  virtual Result<> all_reduce_sum(NumberSpan values) = 0;
   /// Copies `data` of `root` to all ranks.
   virtual Result<> broadcast(std::span<std::byte> data, int root) = 0;
   /// Returns a few numbers of each rank, in rank order.
@@ -104,8 +114,7 @@ class Communicator {
   /// `values` are world_size() parts of equal size (the caller pads); part r belongs to rank r. Afterwards,
   /// each rank's own part holds its sum, bit-equal to that of all_reduce_sum(). The contents of the other
   /// parts are undefined.
-  virtual Result<> reduce_scatter_sum(std::span<float> values) { return all_reduce_sum(values); }
-  virtual Result<> reduce_scatter_sum(std::span<double> values) { return all_reduce_sum(values); }
+  virtual Result<> reduce_scatter_sum(NumberSpan values) { return all_reduce_sum(values); }
   /// Copies each rank's own part to all ranks; equal parts as above.
   virtual Result<> all_gather_parts(std::span<std::byte> parts) {
     const std::size_t size = parts.size() / static_cast<std::size_t>(world_size());
@@ -127,9 +136,9 @@ class Communicator {
 
   /// Starts an all-reduce that may run while the caller computes. `values` belong to the all-reduce until
   /// wait(). Waits come in the order of the starts. All must be done before any other operation.
-  virtual Result<Handle> start_all_reduce(std::span<float> values) { return started(all_reduce_sum(values)); }
-  virtual Result<Handle> start_all_reduce(std::span<double> values) {
-    return started(all_reduce_sum(values));
+  virtual Result<Handle> start_all_reduce(NumberSpan values) {
+    DDP_TRY(all_reduce_sum(values));
+    return Handle{1};
   }
   virtual Result<> wait(Handle) { return {}; }
   /// Advances the started all-reduces as far as possible without blocking.
@@ -180,12 +189,6 @@ class Communicator {
     }
     return {};
   }
-
- private:
-  static Result<Handle> started(const Result<>& done) {
-    if (!done) return done.error();
-    return Handle{1};
-  }
 };
 
 /// Completes an error of a communicator: "… during all-reduce" + " of step 17".
@@ -193,19 +196,42 @@ inline Error of(Error error, const std::string& what) {
   error.text += " of " + what;
   return error;
 }
+template <class T>
+Result<T> of(Result<T> result, const std::string& what) {
+  if (!result) return of(std::move(result).error(), what);
+  return result;
+}
 
 /// A world of one rank: every operation completes at once.
 class SingleCommunicator : public Communicator {
  public:
   int rank() const override { return 0; }
   int world_size() const override { return 1; }
-  Result<> all_reduce_sum(std::span<float>) override { return {}; }
-  Result<> all_reduce_sum(std::span<double>) override { return {}; }
+  Result<> all_reduce_sum(NumberSpan) override { return {}; }
   Result<> broadcast(std::span<std::byte>, int) override { return {}; }
   Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override {
     return std::vector<std::uint64_t>(mine.begin(), mine.end());
   }
   Result<> barrier() override { return {}; }
+};
+
+/// A group of ranks that connect with each other, and the limits of their waits.
+struct GroupConfig {
+  std::string job_id;
+  std::uint32_t attempt = 0;
+  std::string group;  ///< empty: the whole world; else the unique name of the connected ranks: "node0"
+  int rank = 0;       ///< in the group
+  int world_size = 1;
+  std::vector<int> names;  ///< the ranks in the world, by `rank`; empty: the same
+  std::uint32_t scalar_bytes = 4;
+  std::chrono::milliseconds start_timeout{120'000};  ///< until all neighbors have connected
+  std::chrono::milliseconds step_timeout{60'000};    ///< of each step of an operation
+  int interrupt = -1;  ///< descriptor that ends any wait when it is readable; not owned
+
+  int name(int number) const { return names.empty() ? number : names[static_cast<std::size_t>(number)]; }
+  /// Names a rank of the group in messages: "rank 3".
+  std::string rank_text(int number) const { return "rank " + std::to_string(name(number)); }
+  std::string me() const { return rank_text(rank); }
 };
 
 /// Lets the ranks of one attempt exchange addresses and similar texts.
@@ -218,6 +244,11 @@ class PeerDirectory {
   /// Waits until a rank has shared `name`; fails with kTimeout otherwise.
   virtual Result<std::string> find(const std::string& name, std::chrono::milliseconds timeout) = 0;
 };
+
+/// Finds what a rank shares. Errors begin with `me`; that of a rank which did not come says `missing`.
+Result<std::string> find_shared(PeerDirectory& directory, const std::string& name,
+                                std::chrono::milliseconds timeout, const std::string& me,
+                                const std::string& missing);
 
 /// Returns true if the descriptor that revokes an attempt is readable; -1 never is.
 bool is_revoked(int interrupt);

@@ -119,13 +119,13 @@ Result<std::string> read_flight_recorders(const std::string& directory) {
 
 namespace {
 
-std::string_view type_text(DeviceType type) {
+std::string_view type_text(NumberType type) {
   switch (type) {
-    case DeviceType::kFloat32:
+    case NumberType::kFloat32:
       return "float";
-    case DeviceType::kFloat64:
+    case NumberType::kFloat64:
       return "double";
-    case DeviceType::kBfloat16:
+    case NumberType::kBfloat16:
       return "bfloat16";
   }
   return "float";
@@ -159,13 +159,8 @@ auto RecordedCommunicator::logged(CollectiveKind kind, std::size_t bytes, std::s
   return end(sequence, operation());
 }
 
-Result<> RecordedCommunicator::all_reduce_sum(std::span<float> values) {
-  return logged(CollectiveKind::kAllReduce, values.size_bytes(), "float",
-                [&] { return under_->all_reduce_sum(values); });
-}
-
-Result<> RecordedCommunicator::all_reduce_sum(std::span<double> values) {
-  return logged(CollectiveKind::kAllReduce, values.size_bytes(), "double",
+Result<> RecordedCommunicator::all_reduce_sum(NumberSpan values) {
+  return logged(CollectiveKind::kAllReduce, values.bytes.size(), type_text(values.type),
                 [&] { return under_->all_reduce_sum(values); });
 }
 
@@ -183,13 +178,8 @@ Result<> RecordedCommunicator::barrier() {
   return logged(CollectiveKind::kBarrier, 0, "bytes", [&] { return under_->barrier(); });
 }
 
-Result<> RecordedCommunicator::reduce_scatter_sum(std::span<float> values) {
-  return logged(CollectiveKind::kReduceScatter, values.size_bytes(), "float",
-                [&] { return under_->reduce_scatter_sum(values); });
-}
-
-Result<> RecordedCommunicator::reduce_scatter_sum(std::span<double> values) {
-  return logged(CollectiveKind::kReduceScatter, values.size_bytes(), "double",
+Result<> RecordedCommunicator::reduce_scatter_sum(NumberSpan values) {
+  return logged(CollectiveKind::kReduceScatter, values.bytes.size(), type_text(values.type),
                 [&] { return under_->reduce_scatter_sum(values); });
 }
 
@@ -203,21 +193,13 @@ Result<> RecordedCommunicator::gather(std::span<const std::byte> mine, std::span
                 [&] { return under_->gather(mine, all, root); });
 }
 
-template <class T>
-Result<Communicator::Handle> RecordedCommunicator::begun(std::span<T> values, std::string_view type) {
-  const auto sequence = begin(kind_text(CollectiveKind::kAllReduce), values.size_bytes(), type);
+Result<Communicator::Handle> RecordedCommunicator::start_all_reduce(NumberSpan values) {
+  const auto sequence =
+      begin(kind_text(CollectiveKind::kAllReduce), values.bytes.size(), type_text(values.type));
   auto handle = under_->start_all_reduce(values);
   if (!handle) return end(sequence, std::move(handle));
   started_.emplace_back(*handle, sequence);
   return handle;
-}
-
-Result<Communicator::Handle> RecordedCommunicator::start_all_reduce(std::span<float> values) {
-  return begun(values, "float");
-}
-
-Result<Communicator::Handle> RecordedCommunicator::start_all_reduce(std::span<double> values) {
-  return begun(values, "double");
 }
 
 Result<> RecordedCommunicator::wait(Handle handle) {

@@ -65,18 +65,15 @@ class RecordedCommunicator final : public Communicator {
   int rank() const override { return under_->rank(); }
   int world_size() const override { return under_->world_size(); }
   int lost_rank() const override { return under_->lost_rank(); }
-  Result<> all_reduce_sum(std::span<float> values) override;
-  Result<> all_reduce_sum(std::span<double> values) override;
+  Result<> all_reduce_sum(NumberSpan values) override;
   Result<> broadcast(std::span<std::byte> data, int root) override;
   Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override;
   Result<> barrier() override;
-  Result<> reduce_scatter_sum(std::span<float> values) override;
-  Result<> reduce_scatter_sum(std::span<double> values) override;
+  Result<> reduce_scatter_sum(NumberSpan values) override;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
   Result<> gather(std::span<const std::byte> mine, std::span<std::byte> all, int root) override;
   std::span<std::byte> share_memory(std::size_t bytes) override { return under_->share_memory(bytes); }
-  Result<Handle> start_all_reduce(std::span<float> values) override;
-  Result<Handle> start_all_reduce(std::span<double> values) override;
+  Result<Handle> start_all_reduce(NumberSpan values) override;
   Result<> wait(Handle handle) override;
   Result<> progress() override;
   bool has_device_operations() const override { return under_->has_device_operations(); }
@@ -95,8 +92,6 @@ class RecordedCommunicator final : public Communicator {
   /// Runs operation() → Result<T> and records it.
   template <class Operation>
   auto logged(CollectiveKind kind, std::size_t bytes, std::string_view type, const Operation& operation);
-  template <class T>
-  Result<Handle> begun(std::span<T> values, std::string_view type);
 
   std::unique_ptr<Communicator> under_;
   std::shared_ptr<FlightRecorderFile> file_;

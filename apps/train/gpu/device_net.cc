@@ -451,8 +451,8 @@ namespace {
 
 template <class T>
 DeviceOperation all_reduce(void* numbers, std::size_t count) {
-  constexpr auto kType = std::is_same_v<T, double> ? DeviceType::kFloat64 : DeviceType::kFloat32;
-  return {DeviceOperation::Kind::kAllReduce, numbers, count, kType};
+  constexpr auto kType = std::is_same_v<T, double> ? NumberType::kFloat64 : NumberType::kFloat32;
+  return {CollectiveKind::kAllReduce, numbers, count, kType};
 }
 
 kernels::device::UpdateSettings update_settings(const DeviceStepSettings& settings) {

@@ -180,13 +180,10 @@ Result<RunChoice> collect_and_choose(const ChoiceRanks& ranks, PeerDirectory& di
   std::vector<RankAbility> all;
   const Clock::time_point deadline = Clock::now() + ranks.timeout;
   for (int rank = 0; rank < ranks.world_size; ++rank) {
-    const auto text = directory.find(ability_key(rank), time_until(deadline));
-    if (!text && text.error().code == ErrorCode::kTimeout) {
-      return Error{ErrorCode::kTimeout, rank_text(ranks.rank) + ": " + rank_text(rank) +
-                                            " has not reached the store in time; check that it started"};
-    }
-    if (!text) return within(rank_text(ranks.rank), text.error());
-    all.push_back(read_rank_ability(*text));
+    const auto text = DDP_TRY(
+        find_shared(directory, ability_key(rank), time_until(deadline), rank_text(ranks.rank),
+                    ": " + rank_text(rank) + " has not reached the store in time; check that it started"));
+    all.push_back(read_rank_ability(text));
     if (!all.back().refusal.empty()) return Error{ErrorCode::kUsage, all.back().refusal};
   }
   return choose_run(options, all);
@@ -204,20 +201,17 @@ Result<RunChoice> decide(const ChoiceRanks& ranks, PeerDirectory& directory, Tra
 Result<RunChoice> agree_on_choice(const ChoiceRanks& ranks, PeerDirectory& directory,
                                   const TrainOptions& options, const RankAbility& ability,
                                   const std::optional<RunChoice>& held) {
-  const auto named = [&ranks](const Error& error) { return within(rank_text(ranks.rank), error); };
-  if (auto shared = directory.share(ability_key(ranks.rank), to_text(ability)); !shared)
-    return named(shared.error());
+  const std::string me = rank_text(ranks.rank);
+  DDP_TRY(within(me, directory.share(ability_key(ranks.rank), to_text(ability))));
   if (ranks.rank != ranks.deciding_rank) {
     // The deciding rank waits for all ranks first, and publishes also that it waited in vain.
-    const auto text = directory.find(kChoiceKey, 2 * ranks.timeout);
-    if (!text) return named(text.error());
-    auto choice = read_run_choice(*text);
+    const auto text = DDP_TRY(within(me, directory.find(kChoiceKey, 2 * ranks.timeout)));
+    auto choice = read_run_choice(text);
     if (!choice) leave_store(ranks, directory, false);
     return choice;
   }
   auto choice = decide(ranks, directory, options, held);
-  if (auto shared = directory.share(kChoiceKey, choice ? to_text(*choice) : to_text(choice.error())); !shared)
-    return named(shared.error());
+  DDP_TRY(within(me, directory.share(kChoiceKey, choice ? to_text(*choice) : to_text(choice.error()))));
   if (!choice) leave_store(ranks, directory, true);  // it may serve the store
   return choice;
 }

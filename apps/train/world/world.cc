@@ -116,17 +116,14 @@ Result<NodeMap> find_nodes(const WorkerEnvironment& environment, std::chrono::mi
         rank_text(environment),
         directory.share(key(environment.node), encode({environment.rank, environment.local_world_size}))));
   for (int node = 0, known = 0; known < environment.world_size; ++node) {
-    const auto text = directory.find(key(node), start_timeout);
-    if (!text && text.error().code == ErrorCode::kTimeout) {
-      return Error{ErrorCode::kTimeout,
-                   rank_text(environment) + " cannot find node " + std::to_string(node) +
-                       ": its first rank has not reached the store in time; check that it started"};
-    }
-    if (!text) return within(rank_text(environment), text.error());
-    const auto ranks = decode(*text);
+    const auto text =
+        DDP_TRY(find_shared(directory, key(node), start_timeout, rank_text(environment),
+                            " cannot find node " + std::to_string(node) +
+                                ": its first rank has not reached the store in time; check that it started"));
+    const auto ranks = decode(text);
     if (!ranks)
       return Error{ErrorCode::kProtocol,
-                   rank_text(environment) + ": node " + key(node) + " is \"" + *text + "\""};
+                   rank_text(environment) + ": node " + key(node) + " is \"" + text + "\""};
     map.ranks.emplace_back(static_cast<std::size_t>(ranks->count));
     std::iota(map.ranks.back().begin(), map.ranks.back().end(), ranks->first);
     known += ranks->count;
@@ -146,8 +143,8 @@ bool knows_nodes(const WorkerEnvironment& environment) {
   return environment.node >= 0 && environment.local_world_size > 0;
 }
 
-PeerConfig peer_config(const WorkerEnvironment& environment, const WorldOptions& options) {
-  PeerConfig config;
+GroupConfig group_config(const WorkerEnvironment& environment, const WorldOptions& options) {
+  GroupConfig config;
   config.job_id = environment.run_id;
   config.attempt = environment.attempt;
   config.rank = environment.rank;
@@ -159,17 +156,7 @@ PeerConfig peer_config(const WorkerEnvironment& environment, const WorldOptions&
   return config;
 }
 
-NodeConfig node_config(const WorkerEnvironment& environment, const WorldOptions& options) {
-  NodeConfig config;
-  config.job_id = environment.run_id;
-  config.attempt = environment.attempt;
-  config.start_timeout = options.start_timeout;
-  config.step_timeout = options.step_timeout;
-  config.interrupt = options.interrupt;
-  return config;
-}
-
-Result<std::shared_ptr<ShmGroup>> open_group(const NodeConfig& config, PeerDirectory& directory) {
+Result<std::shared_ptr<ShmGroup>> open_group(const GroupConfig& config, PeerDirectory& directory) {
   auto links = DDP_TRY(meet_node(config, directory));
   auto group = DDP_TRY(ShmGroup::open(config, std::move(links)));
   return std::make_shared<ShmGroup>(std::move(group));
@@ -187,17 +174,16 @@ NodeMap node_alone(std::size_t size, int local_rank) {
 /// Connects shared memory inside the node, and TCP along this rank's lane.
 Result<> join_by_nodes(const WorkerEnvironment& environment, const WorldOptions& options, NodeMap map,
                        CommWorld& world) {
-  NodeConfig config = node_config(environment, options);
+  GroupConfig config = group_config(environment, options);
   config.group = "node" + std::to_string(map.node);
-  config.local_rank = map.local_rank;
-  config.ranks = map.ranks[static_cast<std::size_t>(map.node)];
-  config.local_world_size = static_cast<int>(config.ranks.size());
-  auto group = DDP_TRY(open_group(config, *world.directory));
-  const std::shared_ptr<ShmGroup> shared = std::move(group);
+  config.rank = map.local_rank;
+  config.names = map.ranks[static_cast<std::size_t>(map.node)];
+  config.world_size = static_cast<int>(config.names.size());
+  const std::shared_ptr<ShmGroup> shared = DDP_TRY(open_group(config, *world.directory));
 
   std::shared_ptr<TcpCommunicator> lane;
   if (map.ranks.size() > 1 && !map.lane().empty()) {
-    PeerConfig peers = peer_config(environment, options);
+    GroupConfig peers = group_config(environment, options);
     peers.rank = map.node;
     peers.world_size = static_cast<int>(map.ranks.size());
     peers.group = "lane" + std::to_string(map.local_rank);
@@ -206,7 +192,7 @@ Result<> join_by_nodes(const WorkerEnvironment& environment, const WorldOptions&
   }
   if (options.with_nodes) {
     world.node =
-        std::make_unique<NodeCommunicator>(node_alone(config.ranks.size(), map.local_rank), shared, lane);
+        std::make_unique<NodeCommunicator>(node_alone(config.names.size(), map.local_rank), shared, lane);
     if (lane || map.ranks.size() > 1) {
       world.between = std::make_unique<BetweenNodes>(map, shared, lane);
     } else {
@@ -235,9 +221,8 @@ CommWorld world_of_one(bool with_nodes) {
 }
 
 Result<> reach_store(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world) {
-  if (!environment.agent_store && environment.rank == 0) {
+  if (!environment.agent_store && environment.rank == 0)
     world.store = DDP_TRY(StoreHost::open(environment.master_port));
-  }
   auto client = DDP_TRY(within(rank_text(environment), rendezvous::TcpStoreClient::connect(
                                                            environment.master_addr, environment.master_port,
                                                            options.start_timeout, options.interrupt)));
@@ -259,18 +244,13 @@ EqualOptions backend_options(const WorldOptions& options) {
 Result<> compare_backends(const WorkerEnvironment& environment, const WorldOptions& options,
                           PeerDirectory& directory) {
   const EqualOptions mine = backend_options(options);
-  if (environment.rank == options.reference_rank) {
-    auto published = directory.share("backend", to_text(mine));
-    return published ? published : within(rank_text(environment), published.error());
-  }
-  const auto text = directory.find("backend", options.start_timeout);
-  if (!text && text.error().code == ErrorCode::kTimeout) {
-    return Error{ErrorCode::kTimeout, rank_text(environment) + ": rank " +
-                                          std::to_string(options.reference_rank) +
-                                          " has not reached the store in time; check that it started"};
-  }
-  if (!text) return within(rank_text(environment), text.error());
-  const std::string differs = difference(mine, environment.rank, *text, options.reference_rank);
+  const std::string me = rank_text(environment);
+  if (environment.rank == options.reference_rank)
+    return within(me, directory.share("backend", to_text(mine)));
+  const auto text = DDP_TRY(find_shared(directory, "backend", options.start_timeout, me,
+                                        ": rank " + std::to_string(options.reference_rank) +
+                                            " has not reached the store in time; check that it started"));
+  const std::string differs = difference(mine, environment.rank, text, options.reference_rank);
   return differs.empty() ? Result<>() : Error{ErrorCode::kUsage, differs};
 }
 
@@ -281,16 +261,10 @@ Result<> reach_others(const WorkerEnvironment& environment, const WorldOptions& 
 }
 
 NcclWorldConfig nccl_config(const WorkerEnvironment& environment, const WorldOptions& options) {
-  NcclWorldConfig config;
-  config.job_id = environment.run_id;
-  config.rank = environment.rank;
-  config.world_size = environment.world_size;
+  NcclWorldConfig config{group_config(environment, options)};
   config.local_rank = environment.local_rank;
   config.local_world_size = environment.local_world_size;
   config.node = environment.node;
-  config.start_timeout = options.start_timeout;
-  config.step_timeout = options.step_timeout;
-  config.interrupt = options.interrupt;
   config.share_gpu = options.share_gpu;
   config.rejoins = options.rejoins;
   config.with_nodes = options.with_nodes;
@@ -310,7 +284,7 @@ Result<> join_by_nccl(const WorkerEnvironment& environment, const WorldOptions& 
 }
 
 Result<> join_by_tcp(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world) {
-  world.communicator = DDP_TRY(connect_peers(peer_config(environment, options), *world.directory));
+  world.communicator = DDP_TRY(connect_peers(group_config(environment, options), *world.directory));
   world.backend = "tcp";
   return {};
 }
@@ -428,24 +402,17 @@ bool CommWorld::same_node(int a, int b) const {
 Result<std::unique_ptr<Communicator>> join_pair(const WorkerEnvironment& environment,
                                                 const WorldOptions& options, PeerDirectory& directory,
                                                 std::pair<int, int> ranks, bool same_node) {
-  const std::string group = "pair" + std::to_string(ranks.first) + "-" + std::to_string(ranks.second);
-  const int mine = environment.rank == ranks.first ? 0 : 1;
-  if (same_node) {
-    NodeConfig config = node_config(environment, options);
-    config.group = group;
-    config.local_rank = mine;
-    config.ranks = {ranks.first, ranks.second};
-    config.local_world_size = 2;
-    auto shared = DDP_TRY(open_group(config, directory));
-    return std::make_unique<NodeCommunicator>(node_alone(2, mine), std::move(shared), nullptr);
-  }
-  PeerConfig config = peer_config(environment, options);
-  config.rank = mine;
+  GroupConfig config = group_config(environment, options);
+  config.group = "pair" + std::to_string(ranks.first) + "-" + std::to_string(ranks.second);
+  config.rank = environment.rank == ranks.first ? 0 : 1;
   config.world_size = 2;
-  config.group = group;
   config.names = {ranks.first, ranks.second};
+  if (same_node) {
+    auto shared = DDP_TRY(open_group(config, directory));
+    return std::make_unique<NodeCommunicator>(node_alone(2, config.rank), std::move(shared), nullptr);
+  }
   auto connected = DDP_TRY(connect_peers(config, directory));
-  return std::move(connected);
+  return connected;
 }
 
 Result<> can_join(const WorkerEnvironment& environment, const TrainOptions& options) {

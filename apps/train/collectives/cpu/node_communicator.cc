@@ -40,18 +40,16 @@ Result<> after_node(Result<> done, const ShmGroup& group, TcpCommunicator* lane)
   return done;
 }
 
-template <class T>
-std::span<T> part_of(std::span<T> values, int parts, int number) {
-  const PartBounds bounds = part_bounds(values.size(), parts, number);
-  return values.subspan(bounds.begin, bounds.size);
-}
-
 /// Sums the parts over the nodes, then gives all parts to all ranks of the node.
-template <class T>
-Result<> sum_between(std::span<T> values, int lanes, int own, ShmGroup& group, TcpCommunicator* lane) {
-  if (group.rank() < lanes)
-    DDP_TRY(after_lane(lane->all_reduce_sum(part_of(values, lanes, group.rank())), group, *lane, own));
-  return after_node(group.gather_parts(std::as_writable_bytes(values), sizeof(T), lanes), group, lane);
+Result<> sum_between(NumberSpan values, int lanes, int own, ShmGroup& group, TcpCommunicator* lane) {
+  if (group.rank() < lanes) {
+    const auto summed = values.typed([&](auto numbers) {
+      const PartBounds part = part_bounds(numbers.size(), lanes, group.rank());
+      return lane->all_reduce_sum(numbers.subspan(part.begin, part.size));
+    });
+    DDP_TRY(after_lane(summed, group, *lane, own));
+  }
+  return after_node(group.gather_parts(values.bytes, size_of(values.type), lanes), group, lane);
 }
 
 int lanes_for(std::size_t bytes, const NodeMap& map) {
@@ -132,36 +130,20 @@ int NodeCommunicator::lost_rank() const {
   return here >= 0 || !lane_ ? here : lane_->lost_rank();
 }
 
-template <class T>
-Result<> NodeCommunicator::reduce(std::span<T> values) {
+Result<> NodeCommunicator::all_reduce_sum(NumberSpan values) {
   group_->call_it(CollectiveKind::kAllReduce);
-  const auto bytes = std::as_writable_bytes(values);
-  if (!many_nodes()) return after_node(group_->all_reduce(bytes, vector_sum<T>()), *group_, lane_.get());
-  const int lanes = lanes_for(bytes.size(), map_);
-  DDP_TRY(after_node(group_->reduce_parts(bytes, vector_sum<T>(), lanes), *group_, lane_.get()));
+  if (!many_nodes())
+    return after_node(group_->all_reduce(values.bytes, vector_sum(values)), *group_, lane_.get());
+  const int lanes = lanes_for(values.bytes.size(), map_);
+  DDP_TRY(after_node(group_->reduce_parts(values.bytes, vector_sum(values), lanes), *group_, lane_.get()));
   return sum_between(values, lanes, rank(), *group_, lane_.get());
 }
 
-Result<> NodeCommunicator::all_reduce_sum(std::span<float> values) {
-  return reduce(values);
-}
-Result<> NodeCommunicator::all_reduce_sum(std::span<double> values) {
-  return reduce(values);
-}
-
-template <class T>
-Result<> NodeCommunicator::scatter(std::span<T> values) {
-  if (many_nodes()) return reduce(values);
+Result<> NodeCommunicator::reduce_scatter_sum(NumberSpan values) {
+  if (many_nodes()) return all_reduce_sum(values);
   group_->call_it(CollectiveKind::kReduceScatter);
-  auto done = group_->reduce_parts(std::as_writable_bytes(values), vector_sum<T>(), group_->size());
+  auto done = group_->reduce_parts(values.bytes, vector_sum(values), group_->size());
   return after_node(std::move(done), *group_, lane_.get());
-}
-
-Result<> NodeCommunicator::reduce_scatter_sum(std::span<float> values) {
-  return scatter(values);
-}
-Result<> NodeCommunicator::reduce_scatter_sum(std::span<double> values) {
-  return scatter(values);
 }
 
 Result<> NodeCommunicator::all_gather_parts(std::span<std::byte> parts) {
@@ -220,9 +202,7 @@ Result<std::vector<std::uint64_t>> NodeCommunicator::all_gather(std::span<const 
   DDP_TRY(after_node(group_->all_gather(std::as_bytes(mine), std::as_writable_bytes(std::span(row))), *group_,
                      lane_.get()));
   row.resize(mine.size() * widest);
-  if (many_nodes()) {
-    row = DDP_TRY(gather_between(row, map_, *group_, lane_.get()));
-  }
+  if (many_nodes()) row = DDP_TRY(gather_between(row, map_, *group_, lane_.get()));
   std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(world_size()));
   for (std::size_t node = 0; node < map_.ranks.size(); ++node) {
     for (std::size_t local = 0; local < map_.ranks[node].size(); ++local) {
@@ -249,17 +229,9 @@ int BetweenNodes::lost_rank() const {
   return here >= 0 || !lane_ ? here : lane_->lost_rank();
 }
 
-template <class T>
-Result<> BetweenNodes::reduce(std::span<T> values) {
+Result<> BetweenNodes::all_reduce_sum(NumberSpan values) {
   group_->call_it(CollectiveKind::kAllReduce);
-  return sum_between(values, lanes_for(values.size_bytes(), map_), map_.rank(), *group_, lane_.get());
-}
-
-Result<> BetweenNodes::all_reduce_sum(std::span<float> values) {
-  return reduce(values);
-}
-Result<> BetweenNodes::all_reduce_sum(std::span<double> values) {
-  return reduce(values);
+  return sum_between(values, lanes_for(values.bytes.size(), map_), map_.rank(), *group_, lane_.get());
 }
 
 Result<> BetweenNodes::broadcast(std::span<std::byte> data, int root) {
@@ -279,19 +251,6 @@ Result<> BetweenNodes::barrier() {
 }
 
 namespace {
-
-std::string rank_text(const NodeConfig& config, int local_rank) {
-  return "rank " + std::to_string(config.ranks[static_cast<std::size_t>(local_rank)]);
-}
-
-std::string me(const NodeConfig& config) {
-  return rank_text(config, config.local_rank);
-}
-
-PeerHello hello_of(const NodeConfig& config, int local_rank) {
-  return {job_number(config.job_id + "/" + config.group), config.attempt,
-          static_cast<std::uint32_t>(config.local_world_size), static_cast<std::uint32_t>(local_rank), 0};
-}
 
 Result<std::string> random_name() {
   std::array<unsigned char, 16> bytes;
@@ -403,7 +362,7 @@ struct NodePeer {
   std::vector<UniqueFd> fds;
 };
 
-Result<NodePeer> hear_member(const NodeConfig& config, int listener, Deadline deadline) {
+Result<NodePeer> hear_member(const GroupConfig& config, int listener, Deadline deadline) {
   UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
   if (!fd || !same_user(fd.get())) return NodePeer{};
   PeerHelloBytes bytes;
@@ -412,27 +371,27 @@ Result<NodePeer> hear_member(const NodeConfig& config, int listener, Deadline de
   if (!fds && fds.error().code == ErrorCode::kCancelled) return fds.error();
   if (!fds) return NodePeer{};
   const auto hello = decode_hello(bytes);
-  if (!hello || hello->rank == 0 || hello->rank >= static_cast<std::uint32_t>(config.local_world_size) ||
+  if (!hello || hello->rank == 0 || hello->rank >= static_cast<std::uint32_t>(config.world_size) ||
       *hello != hello_of(config, static_cast<int>(hello->rank)))
     return NodePeer{};
   return NodePeer{static_cast<int>(hello->rank), std::move(fd), std::move(*fds)};
 }
 
-Result<std::vector<NodePeer>> gather_members(const NodeConfig& config, int listener, Deadline deadline) {
-  std::vector<NodePeer> members(static_cast<std::size_t>(config.local_world_size));
-  for (int missing = config.local_world_size - 1; missing > 0;) {
+Result<std::vector<NodePeer>> gather_members(const GroupConfig& config, int listener, Deadline deadline) {
+  std::vector<NodePeer> members(static_cast<std::size_t>(config.world_size));
+  for (int missing = config.world_size - 1; missing > 0;) {
     const int fds[] = {listener};
     const auto ready = wait_readable(fds, deadline, config.interrupt);
     if (!ready && ready.error().code == ErrorCode::kTimeout) {
       const auto absent =
           std::find_if(members.begin() + 1, members.end(), [](const NodePeer& m) { return !m.connection; });
-      return Error{ErrorCode::kTimeout, me(config) + " cannot find " +
-                                            rank_text(config, static_cast<int>(absent - members.begin())) +
+      return Error{ErrorCode::kTimeout, config.me() + " cannot find " +
+                                            config.rank_text(static_cast<int>(absent - members.begin())) +
                                             " of the same node; check that it started, and in the same "
                                             "network namespace; --comm tcp needs no shared memory"};
     }
-    if (!ready) return within(me(config), ready.error());
-    auto member = DDP_TRY(within(me(config), hear_member(config, listener, deadline)));
+    if (!ready) return within(config.me(), ready.error());
+    auto member = DDP_TRY(within(config.me(), hear_member(config, listener, deadline)));
     if (member.local_rank < 0) continue;
     NodePeer& entry = members[static_cast<std::size_t>(member.local_rank)];
     if (entry.connection) continue;  // a second connection of the same rank is a stray one
@@ -442,20 +401,20 @@ Result<std::vector<NodePeer>> gather_members(const NodeConfig& config, int liste
   return members;
 }
 
-Result<NodeLinks> lead(const NodeConfig& config, PeerDirectory& directory, const std::string& key,
+Result<NodeLinks> lead(const GroupConfig& config, PeerDirectory& directory, const std::string& key,
                        Deadline deadline) {
-  const auto name = DDP_TRY(within(me(config), random_name()));
-  auto listener = DDP_TRY(within(me(config), seqpacket_socket()));
+  const auto name = DDP_TRY(within(config.me(), random_name()));
+  auto listener = DDP_TRY(within(config.me(), seqpacket_socket()));
   const auto [address, size] = abstract_address(name);
   if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
-      ::listen(listener.get(), config.local_world_size) != 0)
-    return within(me(config), system_error(errno, "unix socket"));
+      ::listen(listener.get(), config.world_size) != 0)
+    return within(config.me(), system_error(errno, "unix socket"));
 
   NodeLinks links;
-  auto memory = DDP_TRY(within(me(config), ShmSegment::make(config.local_world_size)));
+  auto memory = DDP_TRY(within(config.me(), ShmSegment::make(config.world_size)));
   links.memory = std::move(memory);
-  auto own = DDP_TRY(within(me(config), make_own()));
-  DDP_TRY(within(me(config), directory.share(key, name)));
+  auto own = DDP_TRY(within(config.me(), make_own()));
+  DDP_TRY(within(config.me(), directory.share(key, name)));
 
   auto members = DDP_TRY(gather_members(config, listener.get(), deadline));
   links.doorbells.push_back(std::move(own.doorbell));
@@ -473,45 +432,42 @@ Result<NodeLinks> lead(const NodeConfig& config, PeerDirectory& directory, const
       const int fds[] = {links.doorbells[whose].get(), links.liveness[whose].get(),
                          links.buffers[whose].get(), links.memory.get()};
       DDP_TRY(
-          within(me(config) + " lost " + rank_text(config, static_cast<int>(i)),
+          within(config.me() + " lost " + config.rank_text(static_cast<int>(i)),
                  send_with(members[i].connection.get(), number, std::span(fds).first(whose == 0 ? 4 : 3))));
     }
     // One member at a time: the kernel limits how many descriptors of a user may be in flight.
     std::array<std::byte, 1> taken;
-    DDP_TRY(within(me(config) + " lost " + rank_text(config, static_cast<int>(i)),
+    DDP_TRY(within(config.me() + " lost " + config.rank_text(static_cast<int>(i)),
                    receive_with(members[i].connection.get(), taken, 0, deadline, config.interrupt)));
   }
   links.liveness[0].reset();
   return links;
 }
 
-Result<NodeLinks> follow(const NodeConfig& config, PeerDirectory& directory, const std::string& key,
+Result<NodeLinks> follow(const GroupConfig& config, PeerDirectory& directory, const std::string& key,
                          Deadline deadline) {
-  const std::string leader = rank_text(config, 0);
-  const auto name = directory.find(key, std::chrono::milliseconds(milliseconds_left(deadline)));
-  if (!name && name.error().code == ErrorCode::kTimeout) {
-    return Error{ErrorCode::kTimeout, me(config) + " cannot find " + leader +
-                                          ": it did not share its memory in time; check that it started"};
-  }
-  if (!name) return within(me(config), name.error());
-  auto connection = DDP_TRY(within(me(config), seqpacket_socket()));
-  const auto [address, size] = abstract_address(*name);
+  const std::string leader = config.rank_text(0);
+  const auto name = DDP_TRY(
+      find_shared(directory, key, std::chrono::milliseconds(milliseconds_left(deadline)), config.me(),
+                  " cannot find " + leader + ": it did not share its memory in time; check that it started"));
+  auto connection = DDP_TRY(within(config.me(), seqpacket_socket()));
+  const auto [address, size] = abstract_address(name);
   if (::connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0) {
-    Error error = within(me(config) + " cannot share memory with " + leader,
+    Error error = within(config.me() + " cannot share memory with " + leader,
                          system_error(errno, "connect", ErrorCode::kUnreachable));
     error.text += "; if it is on another machine or in another container, use --comm tcp";
     return error;
   }
-  const std::string where = me(config) + " received no shared memory from " + leader;
+  const std::string where = config.me() + " received no shared memory from " + leader;
   if (!same_user(connection.get()))
     return Error{ErrorCode::kRefused, where + ": that process belongs to another user"};
-  auto own = DDP_TRY(within(me(config), make_own()));
-  const auto hello = encode_hello(hello_of(config, config.local_rank));
+  auto own = DDP_TRY(within(config.me(), make_own()));
+  const auto hello = encode_hello(hello_of(config, config.rank));
   const int given[] = {own.doorbell.get(), own.liveness_read.get(), own.buffer.get()};
   DDP_TRY(within(where, send_with(connection.get(), hello, given)));
 
   NodeLinks links;
-  for (int whose = 0; whose < config.local_world_size; ++whose) {
+  for (int whose = 0; whose < config.world_size; ++whose) {
     std::array<std::byte, 2> number;
     auto fds = DDP_TRY(within(
         where, receive_with(connection.get(), number, whose == 0 ? 4 : 3, deadline, config.interrupt)));
@@ -522,18 +478,17 @@ Result<NodeLinks> follow(const NodeConfig& config, PeerDirectory& directory, con
   }
   const std::byte taken[] = {std::byte{'t'}};
   DDP_TRY(within(where, write_all(connection.get(), taken, deadline, config.interrupt)));
-  links.liveness[static_cast<std::size_t>(config.local_rank)].reset();
+  links.liveness[static_cast<std::size_t>(config.rank)].reset();
   links.own_liveness = std::move(own.liveness_write);
   return links;
 }
 
 }  // namespace
 
-Result<NodeLinks> meet_node(const NodeConfig& config, PeerDirectory& directory) {
+Result<NodeLinks> meet_node(const GroupConfig& config, PeerDirectory& directory) {
   const Deadline deadline = std::chrono::steady_clock::now() + config.start_timeout;
   const std::string key = config.group + "/shm";
-  return config.local_rank == 0 ? lead(config, directory, key, deadline)
-                                : follow(config, directory, key, deadline);
+  return config.rank == 0 ? lead(config, directory, key, deadline) : follow(config, directory, key, deadline);
 }
 
 }  // namespace ddp::train

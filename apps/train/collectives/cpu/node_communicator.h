@@ -14,7 +14,7 @@ namespace ddp::train {
 /// random name it publishes in the directory. The other ranks connect and receive all descriptors by
 /// SCM_RIGHTS. Both sides check that the other end is the same user, and check rank, job and attempt by a
 /// hello.
-Result<NodeLinks> meet_node(const NodeConfig& config, PeerDirectory& directory);
+Result<NodeLinks> meet_node(const GroupConfig& config, PeerDirectory& directory);
 
 /// The ranks of the world by node, then by local rank. Nodes may have different numbers of ranks.
 struct NodeMap {
@@ -49,22 +49,16 @@ class NodeCommunicator final : public Communicator {
   int rank() const override { return map_.rank(); }
   int world_size() const override { return map_.world_size(); }
   int lost_rank() const override;
-  Result<> all_reduce_sum(std::span<float> values) override;
-  Result<> all_reduce_sum(std::span<double> values) override;
+  Result<> all_reduce_sum(NumberSpan values) override;
   Result<> broadcast(std::span<std::byte> data, int root) override;
   Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override;
   Result<> barrier() override;
-  Result<> reduce_scatter_sum(std::span<float> values) override;
-  Result<> reduce_scatter_sum(std::span<double> values) override;
+  Result<> reduce_scatter_sum(NumberSpan values) override;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
   Result<> gather(std::span<const std::byte> mine, std::span<std::byte> all, int root) override;
   std::span<std::byte> share_memory(std::size_t bytes) override;
 
  private:
-  template <class T>
-  Result<> reduce(std::span<T> values);
-  template <class T>
-  Result<> scatter(std::span<T> values);
   bool many_nodes() const { return map_.ranks.size() > 1; }
   NodeMap map_;
   std::shared_ptr<ShmGroup> group_;
@@ -80,16 +74,12 @@ class BetweenNodes final : public Communicator {
   int rank() const override { return map_.node; }
   int world_size() const override { return static_cast<int>(map_.ranks.size()); }
   int lost_rank() const override;
-  Result<> all_reduce_sum(std::span<float> values) override;
-  Result<> all_reduce_sum(std::span<double> values) override;
+  Result<> all_reduce_sum(NumberSpan values) override;
   Result<> broadcast(std::span<std::byte> data, int root) override;
   Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override;
   Result<> barrier() override;
 
  private:
-  template <class T>
-  Result<> reduce(std::span<T> values);
-
   NodeMap map_;
   std::shared_ptr<ShmGroup> group_;
   std::shared_ptr<TcpCommunicator> lane_;

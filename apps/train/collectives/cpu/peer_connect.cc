@@ -55,16 +55,24 @@ void set_no_delay(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // speed only: a failure changes no result
 }
 
-Result<> wait_for(int fd, short events, Deadline deadline, int interrupt) {
+/// Returns the number of the first ready slot. The last one is that of the interrupt.
+Result<std::size_t> wait_for(std::span<pollfd> slots, Deadline deadline) {
   while (true) {
-    pollfd slots[] = {{fd, events, 0}, {interrupt, POLLIN, 0}};
-    const int ready = ::poll(slots, 2, milliseconds_left(deadline));
+    const int ready = ::poll(slots.data(), slots.size(), milliseconds_left(deadline));
     if (ready < 0 && errno != EINTR) return system_error(errno, "poll");
-    if (ready > 0 && slots[1].revents != 0) return Error{ErrorCode::kCancelled, "revoked"};
-    if (ready > 0) return {};
+    if (ready > 0 && slots.back().revents != 0) return revoked_error();
+    for (std::size_t i = 0; ready > 0 && i + 1 < slots.size(); ++i) {
+      if (slots[i].revents != 0) return i;
+    }
     if (ready == 0 && milliseconds_left(deadline) == 0)
       return Error{ErrorCode::kTimeout, "no answer in time"};
   }
+}
+
+Result<> wait_for(int fd, short events, Deadline deadline, int interrupt) {
+  pollfd slots[] = {{fd, events, 0}, {interrupt, POLLIN, 0}};
+  DDP_TRY(wait_for(slots, deadline));
+  return {};
 }
 
 }  // namespace
@@ -131,16 +139,7 @@ Result<std::size_t> wait_readable(std::span<const int> fds, Deadline deadline, i
   for (const int fd : fds)
     slots.push_back({fd, POLLIN, 0});
   slots.push_back({interrupt, POLLIN, 0});
-  while (true) {
-    const int ready = ::poll(slots.data(), slots.size(), milliseconds_left(deadline));
-    if (ready < 0 && errno != EINTR) return system_error(errno, "poll");
-    if (ready > 0 && slots.back().revents != 0) return Error{ErrorCode::kCancelled, "revoked"};
-    for (std::size_t i = 0; ready > 0 && i < fds.size(); ++i) {
-      if (slots[i].revents != 0) return i;
-    }
-    if (ready == 0 && milliseconds_left(deadline) == 0)
-      return Error{ErrorCode::kTimeout, "no answer in time"};
-  }
+  return wait_for(slots, deadline);
 }
 
 Result<> write_all(int fd, std::span<const std::byte> data, Deadline deadline, int interrupt) {
@@ -179,10 +178,6 @@ constexpr std::uint32_t kVersion = 3;
 
 }  // namespace
 
-std::uint64_t job_number(std::string_view job_id) {
-  return fnv_hash(std::as_bytes(std::span(job_id)));
-}
-
 PeerHelloBytes encode_hello(const PeerHello& hello) {
   PeerHelloBytes bytes;
   std::byte* at = bytes.data();
@@ -214,24 +209,17 @@ std::optional<PeerHello> decode_hello(std::span<const std::byte, 36> bytes) {
   return hello;
 }
 
-namespace {
-
-int name_of(const PeerConfig& config, int rank) {
-  return config.names.empty() ? rank : config.names[static_cast<std::size_t>(rank)];
-}
-
-std::string rank_text(const PeerConfig& config, int rank) {
-  return "rank " + std::to_string(name_of(config, rank));
-}
-
-std::string key_of(const PeerConfig& config, int rank) {
-  return (config.group.empty() ? "address/" : config.group + "/address/") + std::to_string(rank);
-}
-
-PeerHello hello_of(const PeerConfig& config, int rank) {
-  return {job_number(config.job_id + "/" + config.group), config.attempt,
+PeerHello hello_of(const GroupConfig& config, int rank) {
+  const std::string job = config.job_id + "/" + config.group;
+  return {fnv_hash(std::as_bytes(std::span(job))), config.attempt,
           static_cast<std::uint32_t>(config.world_size), static_cast<std::uint32_t>(rank),
           config.scalar_bytes};
+}
+
+namespace {
+
+std::string key_of(const GroupConfig& config, int rank) {
+  return (config.group.empty() ? "address/" : config.group + "/address/") + std::to_string(rank);
 }
 
 /// A rank that this one connects to.
@@ -241,21 +229,22 @@ struct ConnectingPeer {
   bool answered = false;
 };
 
-Result<ConnectingPeer> reach(const PeerConfig& config, int whom, PeerDirectory& directory,
+Result<ConnectingPeer> reach(const GroupConfig& config, int whom, PeerDirectory& directory,
                              Deadline deadline) {
-  const std::string me = rank_text(config, config.rank);
+  const std::string me = config.me();
+  const std::string other = config.rank_text(whom);
   auto address = directory.find(key_of(config, whom), std::chrono::milliseconds(milliseconds_left(deadline)));
   if (!address && address.error().code == ErrorCode::kTimeout) {
-    return Error{ErrorCode::kTimeout, me + " cannot find " + rank_text(config, whom) +
+    return Error{ErrorCode::kTimeout, me + " cannot find " + other +
                                           ": it has not published its address within " +
                                           format_duration(config.start_timeout) + "; check that it started"};
   }
-  if (!address) return within(me + " cannot look up " + rank_text(config, whom), address.error());
-  auto fd = DDP_TRY(within(me + " cannot reach " + rank_text(config, whom) + " (" + *address + ")",
-                           connect_to(*address, deadline, config.interrupt)));
-  const auto greeting = encode_hello(hello_of(config, config.rank));
-  DDP_TRY(within(me + " cannot send its hello to " + rank_text(config, whom) + " (" + *address + ")",
-                 write_all(fd.get(), greeting, deadline, config.interrupt)));
+  if (!address) return within(me + " cannot look up " + other, address.error());
+  const std::string there = other + " (" + *address + ")";
+  auto fd = DDP_TRY(within(me + " cannot reach " + there, connect_to(*address, deadline, config.interrupt)));
+  DDP_TRY(
+      within(me + " cannot send its hello to " + there,
+             write_all(fd.get(), encode_hello(hello_of(config, config.rank)), deadline, config.interrupt)));
   return ConnectingPeer{whom, {std::move(fd), std::move(*address)}};
 }
 
@@ -271,9 +260,9 @@ Result<PeerHello> read_hello(int fd, Deadline deadline, int interrupt) {
 
 /// Reads the hello of one waiting connection. If it is of a rank in `missing`, answers it and removes that
 /// rank from `missing`. A stray connection is closed without harm.
-Result<> admit(const PeerConfig& config, int listener, Deadline deadline, std::vector<int>& missing,
+Result<> admit(const GroupConfig& config, int listener, Deadline deadline, std::vector<int>& missing,
                std::map<int, TcpPeer>& peers) {
-  auto fd = DDP_TRY(within(rank_text(config, config.rank), accept_waiting(listener)));
+  auto fd = DDP_TRY(within(config.me(), accept_waiting(listener)));
   if (!fd) return {};
   const Deadline hello_deadline = std::min(deadline, std::chrono::steady_clock::now() + kHelloTimeout);
   const auto hello = read_hello(fd.get(), hello_deadline, config.interrupt);
@@ -288,9 +277,9 @@ Result<> admit(const PeerConfig& config, int listener, Deadline deadline, std::v
   return {};
 }
 
-Result<> check_answer(const PeerConfig& config, const ConnectingPeer& reached, Deadline deadline) {
-  const std::string me = rank_text(config, config.rank);
-  const std::string whom = rank_text(config, reached.rank) + " (" + reached.peer.address + ")";
+Result<> check_answer(const GroupConfig& config, const ConnectingPeer& reached, Deadline deadline) {
+  const std::string me = config.me();
+  const std::string whom = config.rank_text(reached.rank) + " (" + reached.peer.address + ")";
   const auto answer = read_hello(reached.peer.fd.get(), deadline, config.interrupt);
   if (!answer && answer.error().code == ErrorCode::kLinkLost) {
     return Error{ErrorCode::kLinkLost,
@@ -302,24 +291,24 @@ Result<> check_answer(const PeerConfig& config, const ConnectingPeer& reached, D
   return Error{ErrorCode::kProtocol, me + " found another rank, job or attempt at " + whom};
 }
 
-Error missing_error(const PeerConfig& config, const std::vector<ConnectingPeer>& reached,
+Error missing_error(const GroupConfig& config, const std::vector<ConnectingPeer>& reached,
                     const std::vector<int>& missing, const ListeningSocket& listener) {
   const std::string within_time = " within " + format_duration(config.start_timeout);
-  const std::string me = rank_text(config, config.rank);
+  const std::string me = config.me();
   if (!missing.empty()) {
-    return {ErrorCode::kTimeout, me + " cannot find " + rank_text(config, missing.front()) +
+    return {ErrorCode::kTimeout, me + " cannot find " + config.rank_text(missing.front()) +
                                      ": it has not connected to " + listener.address + within_time +
                                      "; check that it started and that no firewall blocks it"};
   }
   const auto silent =
       std::find_if(reached.begin(), reached.end(), [](const ConnectingPeer& r) { return !r.answered; });
-  return {ErrorCode::kTimeout, me + " cannot find " + rank_text(config, silent->rank) + " (" +
+  return {ErrorCode::kTimeout, me + " cannot find " + config.rank_text(silent->rank) + " (" +
                                    silent->peer.address + "): it has not answered" + within_time};
 }
 
 /// Waits at the same time for the answers of `reached`, which come when these ranks have time, and for the
 /// missing ranks to connect.
-Result<> meet(const PeerConfig& config, const ListeningSocket& listener, Deadline deadline,
+Result<> meet(const GroupConfig& config, const ListeningSocket& listener, Deadline deadline,
               std::vector<ConnectingPeer>& reached, std::vector<int>& missing,
               std::map<int, TcpPeer>& peers) {
   while (true) {
@@ -330,7 +319,7 @@ Result<> meet(const PeerConfig& config, const ListeningSocket& listener, Deadlin
     const auto ready = wait_readable(fds, deadline, config.interrupt);
     if (!ready && ready.error().code == ErrorCode::kTimeout)
       return missing_error(config, reached, missing, listener);
-    if (!ready) return within(rank_text(config, config.rank), ready.error());
+    if (!ready) return within(config.me(), ready.error());
     if (*ready == 0) {
       DDP_TRY(admit(config, listener.fd.get(), deadline, missing, peers));
     } else {
@@ -350,9 +339,9 @@ bool knocks(int rank, int other, int world) {
 
 }  // namespace
 
-Result<std::unique_ptr<TcpCommunicator>> connect_peers(const PeerConfig& config, PeerDirectory& directory) {
+Result<std::unique_ptr<TcpCommunicator>> connect_peers(const GroupConfig& config, PeerDirectory& directory) {
   const Deadline deadline = std::chrono::steady_clock::now() + config.start_timeout;
-  const std::string me = rank_text(config, config.rank);
+  const std::string me = config.me();
 
   const auto host = DDP_TRY(within(me, directory.local_address()));
   auto listener = DDP_TRY(within(me, listen_at(host)));
@@ -380,8 +369,8 @@ Result<std::unique_ptr<TcpCommunicator>> connect_peers(const PeerConfig& config,
   for (ConnectingPeer& r : reached)
     peers[r.rank] = std::move(r.peer);
   for (auto& [rank, peer] : peers)
-    peer.name = name_of(config, rank);
-  return std::make_unique<TcpCommunicator>(config.rank, config.world_size, name_of(config, config.rank),
+    peer.name = config.name(rank);
+  return std::make_unique<TcpCommunicator>(config.rank, config.world_size, config.name(config.rank),
                                            std::move(peers), config.step_timeout, config.interrupt);
 }
 

@@ -65,31 +65,18 @@ struct PeerHello {
 /// A stray connection that sends nothing may block a listener this long.
 inline constexpr std::chrono::seconds kHelloTimeout{2};
 
-/// Returns the 64-bit FNV-1a hash.
-std::uint64_t job_number(std::string_view job_id);
-
 /// "ddptrain", version 3 (u32), then the fields in order, all little-endian.
 using PeerHelloBytes = std::array<std::byte, 36>;
 PeerHelloBytes encode_hello(const PeerHello& hello);
 /// Returns nothing if the bytes are not a hello of this version.
 std::optional<PeerHello> decode_hello(std::span<const std::byte, 36> bytes);
 
-struct PeerConfig {
-  std::string job_id;
-  std::uint32_t attempt = 0;
-  int rank = 0;
-  int world_size = 1;      ///< at least 2
-  std::string group;       ///< empty: the whole world; else the unique name of the connected ranks
-  std::vector<int> names;  ///< their ranks in the world, by `rank`; empty: the same
-  std::uint32_t scalar_bytes = 4;
-  std::chrono::milliseconds start_timeout{120'000};  ///< until all neighbors have connected
-  std::chrono::milliseconds step_timeout{60'000};    ///< of each step of an operation
-  int interrupt = -1;  ///< descriptor that ends any wait when it is readable; not owned
-};
+/// Returns the hello of a rank of the group.
+PeerHello hello_of(const GroupConfig& config, int rank);
 
 /// Listens on this machine's address, publishes it and makes one connection to each rank of peers_of(). The
 /// rank whose distance along the ring is shorter connects. Both ends prove job, attempt and rank by a hello;
 /// any other connection is closed without harm. Errors name the missing rank.
-Result<std::unique_ptr<TcpCommunicator>> connect_peers(const PeerConfig& config, PeerDirectory& directory);
+Result<std::unique_ptr<TcpCommunicator>> connect_peers(const GroupConfig& config, PeerDirectory& directory);
 
 }  // namespace ddp::train

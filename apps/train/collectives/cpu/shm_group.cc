@@ -135,9 +135,9 @@ int own_processors() {
 
 }  // namespace
 
-Result<ShmGroup> ShmGroup::open(NodeConfig config, NodeLinks links) {
-  auto segment = ShmSegment::map(links.memory.get(), config.local_world_size);
-  const std::string me = "rank " + std::to_string(config.ranks[static_cast<std::size_t>(config.local_rank)]);
+Result<ShmGroup> ShmGroup::open(GroupConfig config, NodeLinks links) {
+  auto segment = ShmSegment::map(links.memory.get(), config.world_size);
+  const std::string me = config.me();
   if (!segment) return within(me, segment.error());
   ShmGroup group(std::move(config), std::move(links), std::move(*segment));
   group.liveness_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
@@ -153,12 +153,12 @@ Result<ShmGroup> ShmGroup::open(NodeConfig config, NodeLinks links) {
   return group;
 }
 
-ShmGroup::ShmGroup(NodeConfig config, NodeLinks links, ShmSegment segment)
+ShmGroup::ShmGroup(GroupConfig config, NodeLinks links, ShmSegment segment)
     : config_(std::move(config)),
       links_(std::move(links)),
       segment_(std::move(segment)),
-      gone_(static_cast<std::size_t>(config_.local_world_size)),
-      spins_(own_processors() >= config_.local_world_size),
+      gone_(static_cast<std::size_t>(config_.world_size)),
+      spins_(own_processors() >= config_.world_size),
       spin_time_(kLongestSpin) {}
 
 int ShmGroup::lost_rank() const {
@@ -166,7 +166,7 @@ int ShmGroup::lost_rank() const {
 }
 
 std::string ShmGroup::me() const {
-  return "rank " + std::to_string(config_.ranks[static_cast<std::size_t>(config_.local_rank)]);
+  return config_.me();
 }
 
 void ShmGroup::wake(int rank) {
@@ -188,7 +188,7 @@ Error ShmGroup::fail(Error error) {
 }
 
 Error ShmGroup::lost(int rank, std::string_view reason, ErrorCode code) {
-  const int whom = config_.ranks[static_cast<std::size_t>(rank)];
+  const int whom = config_.names[static_cast<std::size_t>(rank)];
   abandon(whom);
   return fail({code, me() + " lost rank " + std::to_string(whom) + " (on this node): " + std::string(reason) +
                          " during " + std::string(kind_text(kind_))});
@@ -200,13 +200,13 @@ Error ShmGroup::revoked() {
 
 Error ShmGroup::ended_by_mark() {
   const int whom = lost_rank();
-  if (whom == config_.ranks[static_cast<std::size_t>(rank())]) {
+  if (whom == config_.names[static_cast<std::size_t>(rank())]) {
     return fail({ErrorCode::kLinkLost, me() +
                                            " was reported lost by the other ranks as silent or in another "
                                            "collective (was this process stopped?) during " +
                                            std::string(kind_text(kind_))});
   }
-  const bool here = std::find(config_.ranks.begin(), config_.ranks.end(), whom) != config_.ranks.end();
+  const bool here = std::find(config_.names.begin(), config_.names.end(), whom) != config_.names.end();
   return fail({ErrorCode::kLinkLost, me() + " lost rank " + std::to_string(whom) +
                                          (here ? " (on this node): its process ended or hangs"
                                                : " (reported on this node): connection lost") +
@@ -558,17 +558,15 @@ Result<std::span<std::byte>> ShmGroup::share(std::size_t bytes) {
   };
   // This rank's pages exist before other ranks map them.
   bool mapped = ::ftruncate(own, static_cast<off_t>(bytes)) == 0 && ShmBuffer::map(own, bytes);
-  auto all = all_say(mapped ? bytes : 0);
-  if (!all) return all.error();
-  if (!*all) return std::span<std::byte>();
+  const bool all_have = DDP_TRY(all_say(mapped ? bytes : 0));
+  if (!all_have) return std::span<std::byte>();
   for (const UniqueFd& memory : links_.buffers) {
     auto buffer = ShmBuffer::map(memory.get(), bytes);
     mapped = mapped && buffer;
     if (mapped) buffers_.push_back(std::move(*buffer));
   }
-  all = all_say(mapped ? bytes : 0);
-  if (!all) return all.error();
-  if (*all) return buffers_[static_cast<std::size_t>(rank())].span();
+  const bool all_map = DDP_TRY(all_say(mapped ? bytes : 0));
+  if (all_map) return buffers_[static_cast<std::size_t>(rank())].span();
   buffers_.clear();
   return std::span<std::byte>();
 }

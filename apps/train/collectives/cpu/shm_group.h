@@ -29,18 +29,6 @@ struct NodeLinks {
   std::vector<UniqueFd> buffers;    ///< memfds of ShmBuffer, one per rank
 };
 
-struct NodeConfig {
-  std::string job_id;
-  std::uint32_t attempt = 0;
-  std::string group;  ///< unique name of these ranks: "node0"
-  int local_rank = 0;
-  int local_world_size = 1;
-  std::vector<int> ranks;  ///< world ranks by local rank; for messages
-  std::chrono::milliseconds start_timeout{120'000};
-  std::chrono::milliseconds step_timeout{60'000};
-  int interrupt = -1;  ///< not owned
-};
-
 /// Memory of one rank that the other ranks of its node also map, so that they read and write it without
 /// copies. A memfd backs it, empty until its owner gives it a size. The memfd has no name, so nothing is left
 /// behind.
@@ -123,10 +111,10 @@ class ShmSegment {
 class ShmGroup {
  public:
   /// Maps `links.memory` as the segment.
-  static Result<ShmGroup> open(NodeConfig config, NodeLinks links);
+  static Result<ShmGroup> open(GroupConfig config, NodeLinks links);
 
-  int rank() const { return config_.local_rank; }
-  int size() const { return config_.local_world_size; }
+  int rank() const { return config_.rank; }
+  int size() const { return config_.world_size; }
 
   /// Returns zeroed memory of this rank that the others map as well; valid as long as the group. Sums over it
   /// need no copies. Empty if memory is not available, on all ranks alike. Call it once for each group.
@@ -160,7 +148,7 @@ class ShmGroup {
   void call_it(CollectiveKind kind) { kind_ = kind; }
 
  private:
-  ShmGroup(NodeConfig config, NodeLinks links, ShmSegment segment);
+  ShmGroup(GroupConfig config, NodeLinks links, ShmSegment segment);
 
   struct Round;
   Result<> rounds(std::span<std::byte> values, const VectorSum& sum, int parts, bool reduce, bool gather);
@@ -191,7 +179,7 @@ class ShmGroup {
   Error lost(int rank, std::string_view reason, ErrorCode code = ErrorCode::kLinkLost);
   Error fail(Error error);
 
-  NodeConfig config_;
+  GroupConfig config_;
   NodeLinks links_;
   ShmSegment segment_;
   std::vector<ShmBuffer> buffers_;  ///< of all ranks; empty: none are shared

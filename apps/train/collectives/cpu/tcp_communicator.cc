@@ -247,14 +247,14 @@ Result<> TcpCommunicator::progress() {
   return {};
 }
 
-template <class T>
-CollectiveOrder TcpCommunicator::sum_order(std::span<T> values, CollectiveKind kind) const {
+CollectiveOrder TcpCommunicator::sum_order(NumberSpan values, CollectiveKind kind) const {
+  const VectorSum sum = vector_sum(values);
   CollectiveOrder order;
   order.kind = kind;
-  order.data = std::as_writable_bytes(values);
-  order.element = sizeof(T);
+  order.data = values.bytes;
+  order.element = sum.element;
   order.parts = world_size_;
-  order.add = vector_sum<T>().add;
+  order.add = sum.add;
   const bool ring = order.data.size() > ring_above_;
   order.schedule =
       ring ? ring_reduce_scatter(rank_, world_size_) : halving_reduce_scatter(rank_, world_size_);
@@ -264,28 +264,16 @@ CollectiveOrder TcpCommunicator::sum_order(std::span<T> values, CollectiveKind k
   return order;
 }
 
-Result<> TcpCommunicator::all_reduce_sum(std::span<float> values) {
+Result<> TcpCommunicator::all_reduce_sum(NumberSpan values) {
   return run(sum_order(values, CollectiveKind::kAllReduce));
 }
-Result<> TcpCommunicator::all_reduce_sum(std::span<double> values) {
-  return run(sum_order(values, CollectiveKind::kAllReduce));
-}
-Result<> TcpCommunicator::reduce_scatter_sum(std::span<float> values) {
-  return run(sum_order(values, CollectiveKind::kReduceScatter));
-}
-Result<> TcpCommunicator::reduce_scatter_sum(std::span<double> values) {
+
+Result<> TcpCommunicator::reduce_scatter_sum(NumberSpan values) {
   return run(sum_order(values, CollectiveKind::kReduceScatter));
 }
 
-Result<Communicator::Handle> TcpCommunicator::start_all_reduce(std::span<float> values) {
-  auto handle = enqueue(sum_order(values, CollectiveKind::kAllReduce));
-  if (!handle) return handle;
-  DDP_TRY(progress());
-  return handle;
-}
-Result<Communicator::Handle> TcpCommunicator::start_all_reduce(std::span<double> values) {
-  auto handle = enqueue(sum_order(values, CollectiveKind::kAllReduce));
-  if (!handle) return handle;
+Result<Communicator::Handle> TcpCommunicator::start_all_reduce(NumberSpan values) {
+  const Handle handle = DDP_TRY(enqueue(sum_order(values, CollectiveKind::kAllReduce)));
   DDP_TRY(progress());
   return handle;
 }

@@ -39,17 +39,14 @@ class TcpCommunicator final : public Communicator {
 
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
-  Result<> all_reduce_sum(std::span<float> values) override;
-  Result<> all_reduce_sum(std::span<double> values) override;
+  Result<> all_reduce_sum(NumberSpan values) override;
   Result<> broadcast(std::span<std::byte> data, int root) override;
   Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override;
   Result<> barrier() override;
-  Result<> reduce_scatter_sum(std::span<float> values) override;
-  Result<> reduce_scatter_sum(std::span<double> values) override;
+  Result<> reduce_scatter_sum(NumberSpan values) override;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
   Result<> gather(std::span<const std::byte> mine, std::span<std::byte> all, int root) override;
-  Result<Handle> start_all_reduce(std::span<float> values) override;
-  Result<Handle> start_all_reduce(std::span<double> values) override;
+  Result<Handle> start_all_reduce(NumberSpan values) override;
   Result<> wait(Handle handle) override;
   Result<> progress() override;
 
@@ -67,8 +64,7 @@ class TcpCommunicator final : public Communicator {
   void set_ring_above(std::size_t bytes) { ring_above_ = bytes; }
 
  private:
-  template <class T>
-  CollectiveOrder sum_order(std::span<T> values, CollectiveKind kind) const;
+  CollectiveOrder sum_order(NumberSpan values, CollectiveKind kind) const;
   Result<Handle> enqueue(CollectiveOrder order);
   Result<> run(CollectiveOrder order);
   Result<> drive(Handle until);

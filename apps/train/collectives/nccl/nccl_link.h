@@ -94,12 +94,8 @@ class NcclMemory {
   bool said_ = false;
 };
 
-struct NcclLinkConfig {
-  int rank = 0;  ///< in the job's world
-  std::chrono::milliseconds start_timeout{120'000};
-  std::chrono::milliseconds step_timeout{60'000};
+struct NcclLinkConfig : GroupConfig {
   std::chrono::milliseconds end_timeout{5'000};  ///< for NCCL to abort or to free its memory
-  int interrupt = -1;                            ///< ends every wait when it is readable; not owned
   bool windows = true;                           ///< share_memory() may make symmetric windows
   std::string start_advice = {};                 ///< ends the text of an error of NCCL at its start
 };

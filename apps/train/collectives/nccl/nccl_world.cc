@@ -22,13 +22,13 @@ namespace ddp::train {
 
 namespace {
 
-ncclDataType_t nccl_type(DeviceType type) {
+ncclDataType_t nccl_type(NumberType type) {
   switch (type) {
-    case DeviceType::kFloat32:
+    case NumberType::kFloat32:
       return ncclFloat32;
-    case DeviceType::kFloat64:
+    case NumberType::kFloat64:
       return ncclFloat64;
-    case DeviceType::kBfloat16:
+    case NumberType::kBfloat16:
       return ncclBfloat16;
   }
   return ncclFloat32;
@@ -40,8 +40,7 @@ template <class Enqueue>
 Result<> NcclCommunicator::staged(std::string_view operation, std::span<std::byte> host, BufferRange up,
                                   BufferRange down, const Enqueue& enqueue) {
   if (host.empty()) return {};
-  const auto room = DDP_TRY(link_->staging(host.size()));
-  std::byte* const device = room;
+  std::byte* const device = DDP_TRY(link_->staging(host.size()));
   void* const stream = link_->device().stream();
   if (up.size != 0) {
     auto sent = link_->device().to_device(device + up.offset, host.data() + up.offset, up.size);
@@ -58,19 +57,12 @@ Result<> NcclCommunicator::staged(std::string_view operation, std::span<std::byt
                         operation);
 }
 
-Result<> NcclCommunicator::reduce(std::span<std::byte> bytes, std::size_t count, int type) {
+Result<> NcclCommunicator::all_reduce_sum(NumberSpan values) {
   const auto enqueue = [&](const NcclFunctions& nccl, std::byte* device, cudaStream_t stream) {
-    return nccl.all_reduce(device, device, count, static_cast<ncclDataType_t>(type), ncclSum, comm_, stream);
+    return nccl.all_reduce(device, device, values.size(), nccl_type(values.type), ncclSum, comm_, stream);
   };
-  return staged("all-reduce", bytes, {0, bytes.size()}, {0, bytes.size()}, enqueue);
-}
-
-Result<> NcclCommunicator::all_reduce_sum(std::span<float> values) {
-  return reduce(std::as_writable_bytes(values), values.size(), ncclFloat32);
-}
-
-Result<> NcclCommunicator::all_reduce_sum(std::span<double> values) {
-  return reduce(std::as_writable_bytes(values), values.size(), ncclFloat64);
+  const BufferRange all{0, values.bytes.size()};
+  return staged("all-reduce", values.bytes, all, all, enqueue);
 }
 
 Result<> NcclCommunicator::broadcast(std::span<std::byte> data, int root) {
@@ -114,16 +106,17 @@ Result<> NcclCommunicator::enqueue_on_device(const DeviceOperation& operation, v
   auto* const stream = static_cast<cudaStream_t>(stream_of_caller);
   return link_->call(comm_, kind_text(operation.kind), [&](const NcclFunctions& nccl) {
     switch (operation.kind) {
-      case DeviceOperation::Kind::kAllReduce:
+      case CollectiveKind::kAllReduce:
         return nccl.all_reduce(data, data, count, type, ncclSum, comm_, stream);
-      case DeviceOperation::Kind::kBroadcast:
+      case CollectiveKind::kBroadcast:
         return nccl.broadcast(data, data, count, type, operation.root, comm_, stream);
-      case DeviceOperation::Kind::kReduceScatter:
+      case CollectiveKind::kReduceScatter:
         return nccl.reduce_scatter(data, own, part, type, ncclSum, comm_, stream);
-      case DeviceOperation::Kind::kAllGather:
+      case CollectiveKind::kAllGather:
         return nccl.all_gather(own, data, part, type, comm_, stream);
+      default:
+        return ncclInvalidArgument;
     }
-    return ncclInvalidArgument;
   });
 }
 
@@ -147,18 +140,9 @@ Result<> NcclBetween::hand_on(std::span<std::byte> data) {
   return inside_ ? inside_->broadcast(data, 0) : Result<>();
 }
 
-template <class T>
-Result<> NcclBetween::reduce(std::span<T> values) {
+Result<> NcclBetween::all_reduce_sum(NumberSpan values) {
   if (lane_) DDP_TRY(lane_->all_reduce_sum(values));
-  return hand_on(std::as_writable_bytes(values));
-}
-
-Result<> NcclBetween::all_reduce_sum(std::span<float> values) {
-  return reduce(values);
-}
-
-Result<> NcclBetween::all_reduce_sum(std::span<double> values) {
-  return reduce(values);
+  return hand_on(values.bytes);
 }
 
 Result<> NcclBetween::broadcast(std::span<std::byte> data, int root) {
@@ -168,9 +152,7 @@ Result<> NcclBetween::broadcast(std::span<std::byte> data, int root) {
 
 Result<std::vector<std::uint64_t>> NcclBetween::all_gather(std::span<const std::uint64_t> mine) {
   std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(nodes_));
-  if (lane_) {
-    all = DDP_TRY(lane_->all_gather(mine));
-  }
+  if (lane_) all = DDP_TRY(lane_->all_gather(mine));
   DDP_TRY(hand_on(std::as_writable_bytes(std::span(all))));
   return all;
 }
@@ -325,12 +307,9 @@ Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory& dir
 Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library,
                                     std::shared_ptr<NcclDevice> device, const NcclWorldConfig& config,
                                     PeerDirectory& directory) {
-  NcclLinkConfig limits;
-  limits.rank = config.rank;
+  NcclLinkConfig limits{config};
   // A rank that waits longer for a step waits as long for ranks that start late.
   limits.start_timeout = std::max(config.start_timeout, config.step_timeout);
-  limits.step_timeout = config.step_timeout;
-  limits.interrupt = config.interrupt;
   limits.start_advice = config.advice;
   // An abort leaks windows, so no later attempt shall make new ones. Ranks on one GPU gain nothing by them.
   limits.windows = !config.rejoins && !config.share_gpu;

@@ -16,20 +16,15 @@ namespace ddp::train {
 class NcclDevice;
 class NcclLibrary;
 
-struct NcclWorldConfig {
-  std::string job_id;
-  int rank = 0;
-  int world_size = 1;
+/// A start may take as long as a step if start_timeout is shorter.
+struct NcclWorldConfig : GroupConfig {
   int local_rank = 0;
-  int local_world_size = 0;                          ///< 0: not known
-  int node = -1;                                     ///< -1: not known
-  std::chrono::milliseconds start_timeout{120'000};  ///< for a start; step_timeout if that is longer
-  std::chrono::milliseconds step_timeout{60'000};
-  int interrupt = -1;
-  bool share_gpu = false;   ///< several ranks on one GPU
+  int local_world_size = 0;  ///< 0: not known
+  int node = -1;             ///< -1: not known
+  bool share_gpu = false;    ///< several ranks on one GPU
   bool rejoins = false;     ///< communicators are aborted and replaced in this process; the same on all ranks
-  std::string remark;       ///< rank 0 prints it before NcclWorld::line
-  std::string advice;       ///< ends the text of an error of NCCL at its start
+  std::string remark{};     ///< rank 0 prints it before NcclWorld::line
+  std::string advice{};     ///< ends the text of an error of NCCL at its start
   bool with_nodes = false;  ///< sets NcclWorld::node and ::between; needs local_rank and node
 };
 
@@ -85,8 +80,7 @@ class NcclCommunicator final : public Communicator {
 
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
-  Result<> all_reduce_sum(std::span<float> values) override;
-  Result<> all_reduce_sum(std::span<double> values) override;
+  Result<> all_reduce_sum(NumberSpan values) override;
   Result<> broadcast(std::span<std::byte> data, int root) override;
   Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override;
   Result<> barrier() override;
@@ -107,7 +101,6 @@ class NcclCommunicator final : public Communicator {
   template <class Enqueue>
   Result<> staged(std::string_view operation, std::span<std::byte> host, BufferRange up, BufferRange down,
                   const Enqueue& enqueue);
-  Result<> reduce(std::span<std::byte> bytes, std::size_t count, int type);
 
   std::shared_ptr<NcclLink> link_;
   ncclComm* comm_;
@@ -124,15 +117,12 @@ class NcclBetween final : public Communicator {
 
   int rank() const override { return node_; }
   int world_size() const override { return nodes_; }
-  Result<> all_reduce_sum(std::span<float> values) override;
-  Result<> all_reduce_sum(std::span<double> values) override;
+  Result<> all_reduce_sum(NumberSpan values) override;
   Result<> broadcast(std::span<std::byte> data, int root) override;
   Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override;
   Result<> barrier() override;
 
  private:
-  template <class T>
-  Result<> reduce(std::span<T> values);
   Result<> hand_on(std::span<std::byte> data);
 
   int node_;

@@ -23,8 +23,9 @@ class ThreadWorld {
     Rank(ThreadWorld& world, int rank) : world_(world), rank_(rank) {}
     int rank() const override { return rank_; }
     int world_size() const override { return world_.ranks_; }
-    Result<> all_reduce_sum(std::span<float> values) override { return sum(values); }
-    Result<> all_reduce_sum(std::span<double> values) override { return sum(values); }
+    Result<> all_reduce_sum(NumberSpan values) override {
+      return values.typed([this](auto numbers) { return sum(numbers); });
+    }
     Result<> broadcast(std::span<std::byte> data, int root) override {
       const auto all = world_.exchange(rank_, {data.begin(), data.end()});
       std::memcpy(data.data(), all[root].data(), data.size());
@@ -44,8 +45,9 @@ class ThreadWorld {
       world_.exchange(rank_, {});
       return {};
     }
-    Result<Handle> start_all_reduce(std::span<float> values) override { return start(values); }
-    Result<Handle> start_all_reduce(std::span<double> values) override { return start(values); }
+    Result<Handle> start_all_reduce(NumberSpan values) override {
+      return values.typed([this](auto numbers) { return start(numbers); });
+    }
     Result<> wait(Handle handle) override {
       events.push_back("wait " + std::to_string(handle));
       return {};

@@ -70,7 +70,7 @@ TEST_CASE("all-reduces on the GPU are recorded from launch to completion") {
     RecordedCommunicator node(std::make_unique<FakeRanks>(good), file, "node 0", 0, 2);
     CHECK(node.barrier().has_value());
     REQUIRE(logged.has_device_operations());
-    const DeviceOperation sum{DeviceOperation::Kind::kAllReduce, nullptr, 10, DeviceType::kFloat32};
+    const DeviceOperation sum{CollectiveKind::kAllReduce, nullptr, 10, NumberType::kFloat32};
     CHECK(logged.enqueue_on_device(sum, nullptr).has_value());  // into a graph, once
     for (int step = 0; step < 3; ++step)
       logged.launched(sum);
@@ -104,7 +104,7 @@ TEST_CASE("the launcher reads a rank's operations from the memory that it provid
         std::make_shared<FlightRecorderFile>(FlightRecorderFile::LogLocation{path, 2, ""}, 1, 2, 5);
     RecordedCommunicator logged(std::make_unique<FakeRanks>(good), file, "world", 0, 2);
     CHECK(logged.barrier().has_value());
-    logged.launched({DeviceOperation::Kind::kBroadcast, nullptr, 20, DeviceType::kBfloat16});
+    logged.launched({CollectiveKind::kBroadcast, nullptr, 20, NumberType::kBfloat16});
   }
   auto memory = std::make_unique<rendezvous::FlightRecorderMemory>();
   std::ifstream written(path);

@@ -58,8 +58,7 @@ class SlowCommunicator final : public Communicator {
  public:
   int rank() const override { return 0; }
   int world_size() const override { return 1; }
-  ddp::Result<> all_reduce_sum(std::span<float>) override { return dawdle(); }
-  ddp::Result<> all_reduce_sum(std::span<double>) override { return dawdle(); }
+  ddp::Result<> all_reduce_sum(NumberSpan) override { return dawdle(); }
   ddp::Result<> broadcast(std::span<std::byte>, int) override { return dawdle(); }
   ddp::Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override {
     dawdle();
@@ -83,8 +82,7 @@ class LostCommunicator final : public Communicator {
  public:
   int rank() const override { return 0; }
   int world_size() const override { return 2; }
-  ddp::Result<> all_reduce_sum(std::span<float>) override { return lost(); }
-  ddp::Result<> all_reduce_sum(std::span<double>) override { return lost(); }
+  ddp::Result<> all_reduce_sum(NumberSpan) override { return lost(); }
   ddp::Result<> broadcast(std::span<std::byte>, int) override { return lost(); }
   ddp::Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t>) override {
     return lost().error();

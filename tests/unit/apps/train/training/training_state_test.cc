@@ -22,8 +22,9 @@ class Ending final : public Communicator {
   Ending(Communicator& inner, int good) : inner_(inner), left_(good) {}
   int rank() const override { return inner_.rank(); }
   int world_size() const override { return inner_.world_size(); }
-  ddp::Result<> all_reduce_sum(std::span<float> values) override { return sum(values); }
-  ddp::Result<> all_reduce_sum(std::span<double> values) override { return sum(values); }
+  ddp::Result<> all_reduce_sum(NumberSpan values) override {
+    return values.typed([this](auto numbers) { return sum(numbers); });
+  }
   ddp::Result<> broadcast(std::span<std::byte> data, int root) override {
     if (auto fails = ends()) return *fails;
     return inner_.broadcast(data, root);

@@ -58,24 +58,24 @@ struct Rank {
   std::unique_ptr<Communicator> world;
 };
 
-NodeConfig node_config(const NodeMap& map) {
-  NodeConfig config;
+GroupConfig node_config(const NodeMap& map) {
+  GroupConfig config;
   config.job_id = "test";
   config.group = "node" + std::to_string(map.node);
-  config.local_rank = map.local_rank;
-  config.ranks = map.ranks[map.node];
-  config.local_world_size = static_cast<int>(config.ranks.size());
+  config.rank = map.local_rank;
+  config.names = map.ranks[map.node];
+  config.world_size = static_cast<int>(config.names.size());
   config.start_timeout = 20s;
   config.step_timeout = 20s;
   return config;
 }
 
-using Change = std::function<void(NodeConfig&)>;
+using Change = std::function<void(GroupConfig&)>;
 
 Result<Rank> join(const std::vector<int>& sizes, int rank, PeerDirectory& directory, const Change& change) {
   Rank result;
   result.map = map_of(sizes, rank);
-  NodeConfig config = node_config(result.map);
+  GroupConfig config = node_config(result.map);
   if (change) change(config);
   auto links = meet_node(config, directory);
   if (!links) return links.error();
@@ -84,7 +84,7 @@ Result<Rank> join(const std::vector<int>& sizes, int rank, PeerDirectory& direct
   result.group = std::make_shared<ShmGroup>(std::move(*group));
   const auto lane = result.map.lane();
   if (sizes.size() > 1 && !lane.empty()) {
-    PeerConfig peers;
+    GroupConfig peers;
     peers.job_id = "test";
     peers.rank = result.map.node;
     peers.world_size = static_cast<int>(sizes.size());
@@ -401,8 +401,8 @@ TEST_CASE("a rank that leaves in the middle of a gather ends it on all ranks of 
           if (rank.world->rank() == 3) left.set_value();
           return text;
         },
-        [&](NodeConfig& config) {
-          config.interrupt = config.ranks[static_cast<std::size_t>(config.local_rank)] == 3 ? revoke[0] : -1;
+        [&](GroupConfig& config) {
+          config.interrupt = config.names[static_cast<std::size_t>(config.rank)] == 3 ? revoke[0] : -1;
         });
     char byte;
     REQUIRE(::read(revoke[0], &byte, 1) == 1);
@@ -443,7 +443,7 @@ TEST_CASE("a silent rank of the node ends the wait at its deadline") {
         if (std::chrono::steady_clock::now() - start < 100ms) return "too early";
         return words(done);
       },
-      [](NodeConfig& config) { config.step_timeout = 100ms; });
+      [](GroupConfig& config) { config.step_timeout = 100ms; });
   CHECK(said[0] == "rank 0 lost rank 1 (on this node): no progress for 0.1 s during barrier");
 }
 
@@ -469,8 +469,8 @@ TEST_CASE("the interrupt ends a wait in shared memory at once") {
         over = true;
         return met + text;
       },
-      [&](NodeConfig& config) {
-        if (config.local_rank == 0) config.interrupt = revoke[0];
+      [&](GroupConfig& config) {
+        if (config.rank == 0) config.interrupt = revoke[0];
       });
   CHECK(std::chrono::steady_clock::now() - start < 5s);
   CHECK(said == std::vector<std::string>{"rank 0 was revoked during barrier", ""});
@@ -480,7 +480,7 @@ TEST_CASE("the interrupt ends a wait in shared memory at once") {
 
 TEST_CASE("a rank of the node that never starts is named") {
   MemoryDirectory directory;
-  const auto short_wait = [](NodeConfig& config) { config.start_timeout = 100ms; };
+  const auto short_wait = [](GroupConfig& config) { config.start_timeout = 100ms; };
   const auto leader = join({3}, 0, directory, short_wait);
   REQUIRE_FALSE(leader.has_value());
   CHECK(

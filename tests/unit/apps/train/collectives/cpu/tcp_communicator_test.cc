@@ -33,8 +33,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
-PeerConfig config_of(int rank, int world) {
-  PeerConfig config;
+GroupConfig config_of(int rank, int world) {
+  GroupConfig config;
   config.job_id = "test";
   config.rank = rank;
   config.world_size = world;
@@ -47,13 +47,13 @@ using Body = std::function<std::string(std::unique_ptr<Communicator>)>;
 
 /// Runs one thread per rank; returns the result of each body (Catch's macros belong to the main thread).
 std::vector<std::string> run_ranks(
-    int world, const Body& body, const std::function<void(PeerConfig&)>& change = [](PeerConfig&) {}) {
+    int world, const Body& body, const std::function<void(GroupConfig&)>& change = [](GroupConfig&) {}) {
   MemoryDirectory directory;
   std::vector<std::string> said(world);
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < world; ++rank) {
     ranks.emplace_back([&, rank] {
-      PeerConfig config = config_of(rank, world);
+      GroupConfig config = config_of(rank, world);
       change(config);
       auto communicator = connect_peers(config, directory);
       said[rank] = communicator ? body(std::move(*communicator)) : communicator.error().text;
@@ -174,7 +174,7 @@ TEST_CASE("a rank that leaves in the middle of a gather ends it on all ranks") {
         open[rank] = std::move(ring);
         return text;
       },
-      [&](PeerConfig& config) { config.interrupt = config.rank == 2 ? revoke[0] : -1; });
+      [&](GroupConfig& config) { config.interrupt = config.rank == 2 ? revoke[0] : -1; });
   CHECK(said[2] == "rank 2 was revoked during gather");
   for (const int rank : {0, 1, 3})
     CHECK_THAT(said[rank], Catch::Matchers::StartsWith("rank " + std::to_string(rank) + " lost rank 2 ("));
@@ -268,7 +268,7 @@ TEST_CASE("ranks connect through a real store, and all name a killed rank at onc
     std::uint16_t port = 0;
     if (::read(port_pipe[0], &port, sizeof port) != sizeof port) ::_exit(1);
     std::unique_ptr<PeerDirectory> directory;
-    const PeerConfig config = config_in(3, port, directory);
+    const GroupConfig config = config_in(3, port, directory);
     auto ring = connect_peers(config, *directory);
     std::vector<float> values(100'000, 1.0f);
     for (int step = 0; ring && step < 17; ++step)
@@ -286,7 +286,7 @@ TEST_CASE("ranks connect through a real store, and all name a killed rank at onc
   for (int rank = 0; rank < 3; ++rank) {
     ranks.emplace_back([&, rank] {
       std::unique_ptr<PeerDirectory> directory;
-      const PeerConfig config = config_in(rank, port, directory);
+      const GroupConfig config = config_in(rank, port, directory);
       auto ring = connect_peers(config, *directory);
       std::vector<float> values(100'000, 1.0f);
       for (; ring; ++steps[rank]) {
@@ -466,7 +466,7 @@ TEST_CASE("the interrupt descriptor ends a wait at once") {
 
 TEST_CASE("a rank that never starts is named") {
   MemoryDirectory directory;
-  PeerConfig config = config_of(1, 3);
+  GroupConfig config = config_of(1, 3);
   config.start_timeout = 100ms;
   const auto ring = connect_peers(config, directory);
   REQUIRE_FALSE(ring.has_value());
@@ -495,7 +495,7 @@ TEST_CASE("unrelated connections are refused and do no harm") {
     (void)write_all(fd->get(), std::as_bytes(std::span(rubbish)), deadline, -1);
     strays.push_back(std::move(*fd));  // one talks; one is silent and occupies the listener for a moment
   }
-  PeerConfig old = config_of(2, 3);
+  GroupConfig old = config_of(2, 3);
   old.attempt = 7;
   MemoryDirectory other;  // the old rank 2 publishes here, where no rank reads
   (void)other.share("address/0", address_text);

@@ -219,8 +219,7 @@ TEST_CASE("device memory is summed in place") {
     std::vector<double> values(100, joined.communicator->rank() + 1.0);
     Communicator& all = *joined.communicator;
     auto put = all.enqueue_on_device(
-        {DeviceOperation::Kind::kAllReduce, values.data(), values.size(), DeviceType::kFloat64},
-        device.stream());
+        {CollectiveKind::kAllReduce, values.data(), values.size(), NumberType::kFloat64}, device.stream());
     if (!put) return put.error().text;
     const auto is_idle = [&] { return device.is_idle(device.stream()); };
     if (auto done = all.wait_for_device(is_idle, "step 4"); !done) return done.error().text;
@@ -348,13 +347,13 @@ TEST_CASE("operations on the GPU's memory are right") {
     MemoryDevice device;  // its stream
     const std::size_t size = 12, part = size / world;
     std::vector<float> got;
-    const auto after = [&](DeviceOperation::Kind kind, int root = 0) {
+    const auto after = [&](CollectiveKind kind, int root = 0) {
       got = values_of<float>(all.rank(), size);
       const auto is_idle = [&] { return device.is_idle(device.stream()); };
-      return all.enqueue_on_device({kind, got.data(), size, DeviceType::kFloat32, root}, device.stream()) &&
+      return all.enqueue_on_device({kind, got.data(), size, NumberType::kFloat32, root}, device.stream()) &&
              all.wait_for_device(is_idle, "test");
     };
-    using Kind = DeviceOperation::Kind;
+    using Kind = CollectiveKind;
     std::vector<float> sums(size), gathered(size);
     for (std::size_t i = 0; i < size; ++i) {
       for (int rank = 0; rank < world; ++rank)

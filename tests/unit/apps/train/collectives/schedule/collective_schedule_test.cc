@@ -192,7 +192,7 @@ TEST_CASE("parts cover the buffer: larger ones first, empty ones last") {
 }
 
 TEST_CASE("a hello survives its encoding, and other bytes are refused") {
-  const PeerHello hello{job_number("job-1"), 3, 4, 2, 8};
+  const PeerHello hello{0x0123456789abcdef, 3, 4, 2, 8};
   auto bytes = encode_hello(hello);
   REQUIRE(decode_hello(bytes).has_value());
   CHECK(*decode_hello(bytes) == hello);
