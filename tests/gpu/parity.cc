@@ -15,10 +15,10 @@
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/kernels/gpu/body.h"
 #include "apps/train/kernels/gpu/device_launch.h"
-#include "apps/train/kernels/gpu/host_launch.h"
 #include "apps/train/kernels/gpu/net_programs.h"
 #include "tests/gpu/check_data.h"
 #include "tests/gpu/checks.h"
+#include "tests/support/host_launch.h"
 
 // The host driver runs a program and keeps a copy of the memory after each launch. Then the GPU runs the same
 // program. After each launch, the host's copy replaces the GPU's memory. Thus each launch is checked by

@@ -40,9 +40,9 @@
 #include "apps/train/health/checks/health_kernels.h"
 #include "apps/train/kernels/gpu/body.h"
 #include "apps/train/kernels/gpu/device_launch.h"
-#include "apps/train/kernels/gpu/host_launch.h"
 #include "apps/train/kernels/gpu/net_programs.h"
 #include "apps/train/kernels/gpu/update_body.h"
+#include "tests/support/host_launch.h"
 
 namespace {
 

@@ -5,8 +5,8 @@
 
 #include "apps/train/data/hash.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
-#include "apps/train/kernels/gpu/host_launch.h"
 #include "apps/train/kernels/gpu/net_programs.h"
+#include "tests/support/host_launch.h"
 
 // The GPU's programs on the host, and labels for them.
 

@@ -7,8 +7,8 @@
 
 #include "apps/train/data/hash.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
-#include "apps/train/kernels/gpu/host_launch.h"
 #include "tests/support/catch.h"
+#include "tests/support/host_launch.h"
 
 // For tests of device bodies on the host.
 

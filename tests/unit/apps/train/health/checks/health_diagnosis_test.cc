@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "apps/train/health/checks/health_kernels.h"
-#include "apps/train/kernels/gpu/host_launch.h"
 #include "tests/support/catch.h"
+#include "tests/support/host_launch.h"
 
 namespace ddp::train {
 namespace {
