@@ -433,7 +433,7 @@ Result<double> mean_in_graphs(MeasuredOperation& operation, int count) {
   const std::size_t bytes = operation.count() * sizeof(float);
   const int most = static_cast<int>(std::clamp<std::size_t>(kMaxInFlight / bytes, 1, kMost));
   const int graphs = (count + most - 1) / most, each = (count + graphs - 1) / graphs;
-  if (auto done = operation.replay(each); !done) return done.error();  // captures the graph
+  DDP_TRY(operation.replay(each));  // captures the graph
   const auto begin = Clock::now();
   for (int i = 0; i < graphs; ++i)
     DDP_TRY(operation.replay(each));
@@ -465,9 +465,7 @@ Result<BenchRow> measure_row(const BenchOptions& options, BenchMemory& memory, s
   std::uint64_t wrong = 0;
   DDP_TRY(operation.fill());
   DDP_TRY(operation.run());
-  if (options.check != 0) {
-    wrong = DDP_TRY(operation.wrong());
-  }
+  if (options.check != 0) wrong = DDP_TRY(operation.wrong());
   DDP_TRY(communicator.barrier());
   const auto times = DDP_TRY(measure(operation, options, memory.device() != nullptr));
   const std::uint64_t mine[] = {nanoseconds(times.mean), nanoseconds(times.p50), nanoseconds(times.p99),
@@ -496,15 +494,13 @@ Result<PairResult> measure_pair(const BenchOptions& options, const WorkerEnviron
   auto two = DDP_TRY(join_pair(environment, world_options, *world.directory, pair, same_node));
   PairResult result{pair.first, pair.second, same_node, 0, 0};
   std::vector<std::byte> small(2 * kLatencyBytes);
-  const auto latency =
-      measure_each([&] { return two->all_gather_parts(small); }, options.warmup, 10 * options.iterations);
-  if (!latency) return latency.error();
+  const auto latency = DDP_TRY(
+      measure_each([&] { return two->all_gather_parts(small); }, options.warmup, 10 * options.iterations));
   std::vector<std::byte> large(2 * options.max_bytes);
   const auto time =
-      measure_each([&] { return two->all_gather_parts(large); }, options.warmup, options.iterations);
-  if (!time) return time.error();
-  result.latency_us = latency->p50;
-  result.bandwidth = static_cast<double>(options.max_bytes) / (time->p50 * 1e3);
+      DDP_TRY(measure_each([&] { return two->all_gather_parts(large); }, options.warmup, options.iterations));
+  result.latency_us = latency.p50;
+  result.bandwidth = static_cast<double>(options.max_bytes) / (time.p50 * 1e3);
   DDP_TRY(two->barrier());
   return result;
 }
@@ -523,10 +519,9 @@ Result<> measure_pairs(const BenchOptions& options, const WorkerEnvironment& env
       mine[1] = nanoseconds(result.latency_us);
       mine[2] = static_cast<std::uint64_t>(result.bandwidth * 1e6);
     }
-    const auto all = communicator.all_gather(mine);  // is also a barrier: rounds do not overlap
-    if (!all) return all.error();
+    const auto all = DDP_TRY(communicator.all_gather(mine));  // is also a barrier: rounds do not overlap
     for (const auto& pair : round) {
-      const std::uint64_t* gathered = all->data() + 3 * static_cast<std::size_t>(pair.first);
+      const std::uint64_t* gathered = all.data() + 3 * static_cast<std::size_t>(pair.first);
       report.pairs.push_back({pair.first, pair.second, gathered[0] != 0,
                               static_cast<double>(gathered[1]) / 1e3,
                               static_cast<double>(gathered[2]) / 1e6});
@@ -535,15 +530,6 @@ Result<> measure_pairs(const BenchOptions& options, const WorkerEnvironment& env
   std::sort(report.pairs.begin(), report.pairs.end(), [](const PairResult& a, const PairResult& b) {
     return std::pair(a.first, a.second) < std::pair(b.first, b.second);
   });
-  return {};
-}
-
-Result<> write_json(const std::string& path, const BenchReport& report) {
-  std::FILE* file = std::fopen(path.c_str(), "we");
-  if (file == nullptr) return system_error(errno, "open " + path);
-  const std::string text = report_json(report);
-  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  if (std::fclose(file) != 0 || !written) return system_error(errno, "write " + path);
   return {};
 }
 
@@ -636,7 +622,7 @@ int run_bench(int argc, const char* const* argv) {
   if (auto done = world->communicator->barrier(); !done) return fail(done.error().text);
   if (environment->rank != 0) return 0;
   if (!options.json.empty()) {
-    if (auto done = write_json(options.json, report); !done) return fail(done.error().text);
+    if (auto done = write_report(options.json, report_json(report)); !done) return fail(done.error().text);
   }
   const std::string fault = verdict(report);
   return fault.empty() ? 0 : fail(fault);

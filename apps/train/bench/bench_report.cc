@@ -10,17 +10,17 @@
 
 namespace ddp::train {
 
-namespace {
-
-using OrderedJson = nlohmann::ordered_json;
-
-constexpr double kOutlier = 0.8;  ///< part of the median
-
 double median_of(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
 }
+
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr double kOutlier = 0.8;  ///< part of the median
 
 double median_bandwidth(const std::vector<PairResult>& pairs, bool same_node) {
   std::vector<double> values;

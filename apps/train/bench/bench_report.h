@@ -49,6 +49,9 @@ struct BenchReport {
   double min_busbw = 0;  ///< 0: no limit
 };
 
+/// Returns the upper median; 0 if there are no values.
+double median_of(std::vector<double> values);
+
 /// Returns rounds of disjoint pairs; after all rounds every two ranks have met once.
 std::vector<std::vector<std::pair<int, int>>> pair_rounds(int world);
 

@@ -142,28 +142,40 @@ std::uint64_t CheckpointState::used() const {
                                       static_cast<std::uint64_t>(world_size);
 }
 
+namespace {
+
+/// Calls visit(key, value) for each entry of state.json, in the file's order.
+template <class State, class Visit>
+void for_entries(State& state, const Visit& visit) {
+  visit("step", state.position.step);
+  visit("epoch", state.position.epoch);
+  visit("segment_begin", state.position.segment_begin);
+  visit("segment_step", state.position.segment_step);
+  visit("warmed_up", state.position.warmed_up);
+  visit("samples", state.samples);
+  visit("training_images_crc32", state.training_images);
+  visit("training_labels_crc32", state.training_labels);
+  visit("world_size", state.world_size);
+  visit("batch_size", state.batch_size);
+  visit("accumulate", state.accumulate);
+  visit("seed", state.seed);
+  visit("model", state.model);
+  visit("dtype", state.dtype);
+  visit("optimizer", state.optimizer);
+  visit("optimizer_steps", state.optimizer_steps);
+  visit("model_crc32", state.model_crc32);
+  visit("optimizer_crc32", state.optimizer_crc32);
+  visit("running_statistics", state.running);
+}
+
+}  // namespace
+
 std::string to_json(const CheckpointState& state) {
-  nlohmann::ordered_json json{{"format", kFormat},
-                              {"step", state.position.step},
-                              {"epoch", state.position.epoch},
-                              {"segment_begin", state.position.segment_begin},
-                              {"segment_step", state.position.segment_step},
-                              {"warmed_up", state.position.warmed_up},
-                              {"samples_used", std::min(state.used(), state.samples)},
-                              {"samples", state.samples},
-                              {"training_images_crc32", state.training_images},
-                              {"training_labels_crc32", state.training_labels},
-                              {"world_size", state.world_size},
-                              {"batch_size", state.batch_size},
-                              {"accumulate", state.accumulate},
-                              {"seed", state.seed},
-                              {"model", state.model},
-                              {"dtype", state.dtype},
-                              {"optimizer", state.optimizer},
-                              {"optimizer_steps", state.optimizer_steps},
-                              {"model_crc32", state.model_crc32},
-                              {"optimizer_crc32", state.optimizer_crc32},
-                              {"running_statistics", state.running}};
+  nlohmann::ordered_json json{{"format", kFormat}};
+  for_entries(state, [&](std::string_view key, const auto& value) {
+    if (key == "samples") json["samples_used"] = std::min(state.used(), state.samples);  // for people
+    json[std::string(key)] = value;
+  });
   if (state.mlp_width != 0) {
     json["mlp_width"] = state.mlp_width;
     json["mlp_depth"] = state.mlp_depth;
@@ -199,28 +211,10 @@ Result<CheckpointState> parse_checkpoint_state(const std::string& path, const st
       missing = key;
     }
   };
-  take("step", state.position.step);
-  take("epoch", state.position.epoch);
-  take("segment_begin", state.position.segment_begin);
-  take("segment_step", state.position.segment_step);
-  take("samples", state.samples);
-  take("warmed_up", state.position.warmed_up);
-  take("training_images_crc32", state.training_images);
-  take("training_labels_crc32", state.training_labels);
-  take("world_size", state.world_size);
-  take("batch_size", state.batch_size);
-  take("accumulate", state.accumulate);
-  take("seed", state.seed);
-  take("model", state.model);
+  for_entries(state, take);
   // The first checkpoints of this format lack both.
   if (json.contains("mlp_width")) take("mlp_width", state.mlp_width);
   if (json.contains("mlp_depth")) take("mlp_depth", state.mlp_depth);
-  take("dtype", state.dtype);
-  take("optimizer", state.optimizer);
-  take("optimizer_steps", state.optimizer_steps);
-  take("model_crc32", state.model_crc32);
-  take("optimizer_crc32", state.optimizer_crc32);
-  take("running_statistics", state.running);
   std::uint32_t crc = 0;
   take(kOwnCrc, crc);
   if (!missing.empty()) return wrong(path, "\"" + missing + "\" is missing or has the wrong type");
@@ -288,9 +282,8 @@ Result<std::vector<std::string>> list_checkpoints(const std::string& directory) 
 Result<std::string> find_checkpoint(const std::string& path) {
   std::error_code ignored;
   if (std::filesystem::is_regular_file(path + kState, ignored)) return path;
-  const auto names = list_checkpoints(path);
-  if (!names) return names.error();
-  if (!names->empty()) return path + "/" + names->back();
+  const auto names = DDP_TRY(list_checkpoints(path));
+  if (!names.empty()) return path + "/" + names.back();
   if (!std::filesystem::exists(path, ignored)) return system_error(ENOENT, path);
   if (is_checkpoint(path)) return path;
   return wrong(path, "is not a checkpoint and contains none (step-…)");
@@ -352,9 +345,7 @@ bool is_leftover(const fs::path& path) {
 Result<> write_text(const std::string& path, const std::string& text) {
   const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!fd) return system_error(errno, "create " + path);
-  const ssize_t written = ::write(fd.get(), text.data(), text.size());
-  if (written != static_cast<ssize_t>(text.size()))
-    return system_error(written < 0 ? errno : ENOSPC, "write " + path);
+  DDP_TRY(write_bytes(fd.get(), text, path));
   if (::fsync(fd.get()) != 0) return system_error(errno, "fsync " + path);
   return {};
 }
@@ -369,9 +360,8 @@ Result<> rename_to(const std::string& from, const std::string& to) {
 Result<> exchange(const std::string& from, const std::string& to, const std::string& aside) {
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) return {};
   if (errno != EINVAL && errno != ENOSYS) return system_error(errno, "exchange " + from + " and " + to);
-  Result<> done = rename_to(to, aside);
-  if (!done) return done;
-  done = rename_to(from, to);
+  DDP_TRY(rename_to(to, aside));
+  const Result<> done = rename_to(from, to);
   const Result<> back = rename_to(aside, done ? from : to);
   return done ? back : done;
 }

@@ -397,9 +397,8 @@ template <class T>
 Result<> export_model(const std::string& path, Model<T>& model) {
   const ModelState<T> state(model, model.parameters(), model.running_statistics(), model.batches());
   const std::string unfinished = path + kUnfinishedSuffix;
-  auto written = write_safetensors(unfinished, state.tensors(),
-                                   {{"format", "pt"}, {"model", std::string(model.name())}});
-  if (!written) return written.error();
+  DDP_TRY(write_safetensors(unfinished, state.tensors(),
+                            {{"format", "pt"}, {"model", std::string(model.name())}}));
   if (std::rename(unfinished.c_str(), path.c_str()) != 0) {
     const int error = errno;
     ::unlink(unfinished.c_str());
@@ -444,12 +443,11 @@ Result<> check_model(const Safetensors& file, const Model<T>& model) {
 
 template <class T>
 Result<> import_model(const std::string& path, Model<T>& model) {
-  const auto file =
-      Safetensors::read(path, [&model](const Safetensors& header) { return check_model<T>(header, model); });
-  if (!file) return file.error();
-  if (const std::string name = file->first_not_finite(); !name.empty())
+  const auto check = [&model](const Safetensors& header) { return check_model<T>(header, model); };
+  const auto file = DDP_TRY(Safetensors::read(path, check));
+  if (const std::string name = file.first_not_finite(); !name.empty())
     return Error{ErrorCode::kUsage, path + ": tensor " + name + " has a number that is not finite"};
-  import_model<T>(*file, model);
+  import_model<T>(file, model);
   return {};
 }
 

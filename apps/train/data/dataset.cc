@@ -14,8 +14,19 @@
 
 #include "apps/train/data/hash.h"
 #include "apps/train/data/image_size.h"
+#include "base/files.h"
+#include "base/text.h"
 
 namespace ddp::train {
+
+std::uint32_t crc32_of(std::span<const std::byte> bytes, std::uint32_t state) {
+  return static_cast<std::uint32_t>(
+      ::crc32_z(state, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
+}
+
+std::string crc32_text(std::uint32_t crc) {
+  return format_text("%08x", static_cast<unsigned>(crc));
+}
 
 namespace {
 
@@ -399,16 +410,6 @@ Error foreign(const std::string& what) {
   return {ErrorCode::kProtocol, "the data of another process of this node: " + what};
 }
 
-Result<> write_whole(int fd, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return system_error(written < 0 ? errno : ENOSPC, "write into shared memory");
-    bytes = bytes.subspan(static_cast<std::size_t>(written));
-  }
-  return {};
-}
-
 }  // namespace
 
 struct DataMemory::Mapping {
@@ -446,7 +447,8 @@ Result<std::optional<DataMemory>> DataMemory::make(const DataSplit& data, std::u
       std::as_bytes(std::span(&head, 1)), std::as_bytes(data.training.images),
       std::as_bytes(data.training.labels), std::as_bytes(data.test.images), std::as_bytes(data.test.labels)};
   for (const auto& part : parts)
-    DDP_TRY(write_whole(fd.get(), part));
+    DDP_TRY(write_bytes(fd.get(), {reinterpret_cast<const char*>(part.data()), part.size()},
+                        "into shared memory"));
   if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return system_error(errno, "seals of the shared memory");
   auto mapped = DDP_TRY(map(std::move(fd), bytes_of(head)));
   return std::optional<DataMemory>(std::move(mapped));

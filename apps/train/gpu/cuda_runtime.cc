@@ -57,8 +57,8 @@ Result<bool> cuda_is_done(cudaError_t answer, const char* call, std::source_loca
     (void)cudaGetLastError();  // clears the error; else the next launch would seem refused
     return false;
   }
-  const auto checked = cuda_check(answer, call, where);
-  return checked ? Result<bool>(true) : checked.error();
+  DDP_TRY(cuda_check(answer, call, where));
+  return true;
 }
 
 Result<> wait_for_stream(cudaStream_t stream, std::chrono::milliseconds timeout, const char* work) {
@@ -125,7 +125,7 @@ bool gpus_are_given_up() {
 
 Result<DeviceBytes> make_device_bytes(std::size_t size) {
   void* memory = nullptr;
-  if (auto done = cuda_check(cudaMalloc(&memory, size), "cudaMalloc"); !done) {
+  if (const auto done = cuda_check(cudaMalloc(&memory, size), "cudaMalloc"); !done) {
     (void)cudaGetLastError();
     return within("cannot allocate " + std::to_string(size >> 20) + " MiB of GPU memory", done.error());
   }
@@ -150,8 +150,8 @@ Result<CudaEvent> make_cuda_event() {
 
 Result<CudaStream> make_cuda_stream(StreamPriority priority) {
   int least = 0, greatest = 0;
-  const auto answer = cudaDeviceGetStreamPriorityRange(&least, &greatest);
-  DDP_TRY(cuda_check(answer, "cudaDeviceGetStreamPriorityRange"));
+  DDP_TRY(
+      cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange"));
   cudaStream_t stream = nullptr;
   const int wanted = priority == StreamPriority::kHighest ? greatest : least;
   const auto made = cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, wanted);

@@ -20,7 +20,7 @@ namespace ddp::train {
 /// Converts the answer of a CUDA runtime call to a Result. An error reads "device_stream.cc:20: cudaMalloc:
 /// cudaErrorMemoryAllocation (out of memory)". Every runtime call is checked here:
 ///
-///   if (auto done = cuda_check(cudaMalloc(&data, bytes), "cudaMalloc"); !done) return done;
+///   DDP_TRY(cuda_check(cudaMalloc(&data, bytes), "cudaMalloc"));
 Result<> cuda_check(cudaError_t answer, const char* call,
                     std::source_location where = std::source_location::current());
 

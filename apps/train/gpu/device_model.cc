@@ -177,8 +177,7 @@ typename DeviceNet<T>::Program program_of(const Model<T>& host, const DeviceMode
 
 Result<> can_use_gpu() {
   const auto gpus = count_gpus();
-  if (!gpus) return Error{ErrorCode::kUsage, "no usable NVIDIA GPU: " + gpus.error().text};
-  return {};
+  return gpus ? Result<>() : Error{ErrorCode::kUsage, "no usable NVIDIA GPU: " + gpus.error().text};
 }
 
 Result<std::string> own_gpu(int local_rank) {
@@ -248,30 +247,25 @@ class CudaBuffer final : public DeviceBuffer {
   }
   Result<> replay(int count) override {
     CudaGraph& graph = streams_->graphs[{0, count}];
-    if (graph == nullptr) {
-      auto captured = capture_graph(stream(), [&] { return enqueue(count); });
-      if (!captured) return captured.error();
-      graph = std::move(*captured);
-    }
-    const auto launched = cuda_check(cudaGraphLaunch(graph.get(), stream()), "cudaGraphLaunch");
-    return launched ? wait() : launched;
+    if (graph == nullptr) graph = DDP_TRY(capture_graph(stream(), [&] { return enqueue(count); }));
+    DDP_TRY(cuda_check(cudaGraphLaunch(graph.get(), stream()), "cudaGraphLaunch"));
+    return wait();
   }
 
  private:
   cudaStream_t stream() const { return streams_->stream.get(); }
   Result<> enqueue(int count) {
-    Result<> done;
-    for (int i = 0; done && i < count; ++i)
-      done = communicator_.enqueue_on_device(operation_, stream());
-    return done;
+    for (int i = 0; i < count; ++i)
+      DDP_TRY(communicator_.enqueue_on_device(operation_, stream()));
+    return {};
   }
   Result<> wait() {
     const auto is_done = [this] { return cuda_is_done(cudaStreamQuery(stream()), "cudaStreamQuery"); };
     return communicator_.wait_for_device(is_done, kind_text(operation_.kind));
   }
   Result<> copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
-    const auto begun = cuda_check(cudaMemcpyAsync(to, from, bytes, kind, stream()), "cudaMemcpyAsync");
-    return begun ? wait() : begun;
+    DDP_TRY(cuda_check(cudaMemcpyAsync(to, from, bytes, kind, stream()), "cudaMemcpyAsync"));
+    return wait();
   }
 
   Communicator& communicator_;

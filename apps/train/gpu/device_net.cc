@@ -111,8 +111,7 @@ auto DeviceNet<T>::make(Program program) -> Result<std::unique_ptr<DeviceNet>> {
   std::unique_ptr<DeviceNet> net(new DeviceNet(std::move(program)));
   net->bytes_ = DDP_TRY(make_device_bytes(net->program_.bytes));
   net->streams_ = DDP_TRY(GraphStreams::make());
-  auto slots = DDP_TRY(make_pinned_bytes(sizeof(device::StepSlot) * device::StepSlots::kCount));
-  net->slots_ = std::move(slots);
+  net->slots_ = DDP_TRY(make_pinned_bytes(sizeof(device::StepSlot) * device::StepSlots::kCount));
   net->program_.lay_out(net->bytes_.get());
   net->program_.memory().step.slots = reinterpret_cast<device::StepSlot*>(net->slots_.get());
   net->own_gradients_ = net->memory().gradients;
@@ -227,11 +226,7 @@ Result<> DeviceNet<T>::run(DeviceWork work, int batch, const Enqueue& enqueue) {
   // capture would have to allow.
   if (!use_graphs_ || is_new) return launch(enqueue);
   CudaGraph& graph = place->second;
-  if (!graph) {
-    auto captured = capture_graph(stream(), [&] { return launch(enqueue); });
-    if (!captured) return captured.error();
-    graph = std::move(*captured);
-  }
+  if (!graph) graph = DDP_TRY(capture_graph(stream(), [&] { return launch(enqueue); }));
   return cuda_check(cudaGraphLaunch(graph.get(), stream()), "cudaGraphLaunch");
 }
 
@@ -473,9 +468,8 @@ template <class T>
 auto NetSteps<T>::make(DeviceNet<T>& net, Model<T>& model) -> Result<std::unique_ptr<NetSteps>> {
   std::unique_ptr<NetSteps> steps(new NetSteps(net, model));
   static_assert(DeviceSteps<T>::kMaxInFlight == kernels::device::StepSlots::kCount);
-  for (CudaEvent& event : steps->events_) {
+  for (CudaEvent& event : steps->events_)
     event = DDP_TRY(make_cuda_event());
-  }
   return steps;
 }
 
@@ -496,13 +490,9 @@ Result<> NetSteps<T>::attach(const DeviceStepSettings& settings) {
   hyperparameters_ = {};
   hyperparameters_.update = update_settings(settings);
   hyperparameters_.ranks = ranks_ == nullptr ? 1 : ranks_->world_size();
-  if (settings.undo && kept_ == nullptr) {
-    kept_ = DDP_TRY(make_device_bytes(net_.memory().learnt_bytes()));
-  }
+  if (settings.undo && kept_ == nullptr) kept_ = DDP_TRY(make_device_bytes(net_.memory().learnt_bytes()));
   max_batches_ = static_cast<std::size_t>(settings.batches);
-  if (max_batches_ > 1 && earlier_ == nullptr) {
-    earlier_ = DDP_TRY(make_device_bytes(net_.gradient_bytes()));
-  }
+  if (max_batches_ > 1 && earlier_ == nullptr) earlier_ = DDP_TRY(make_device_bytes(net_.gradient_bytes()));
   hyperparameters_.batch = settings.batch;
   hyperparameters_.earlier = earlier_.get();
   hyperparameters_.sent = sent_.get();
@@ -538,12 +528,9 @@ Result<bool> NetSteps<T>::hold(const Dataset& data) {
   auto images = make_device_bytes(image_bytes + data.size());
   auto order = make_device_bytes(data.size() * sizeof(std::uint32_t));
   if (!images || !order) return false;  // no room: the host sends batches
-  const auto copy = [&](std::byte* to, std::span<const std::uint8_t> from) {
-    return cuda_check(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, net_.stream()),
-                      "cudaMemcpyAsync");
-  };
-  DDP_TRY(copy(images->get(), data.images));
-  DDP_TRY(copy(images->get() + image_bytes, data.labels));
+  DDP_TRY(net_.copy(images->get(), data.images.data(), data.images.size(), cudaMemcpyHostToDevice));
+  DDP_TRY(
+      net_.copy(images->get() + image_bytes, data.labels.data(), data.labels.size(), cudaMemcpyHostToDevice));
   DDP_TRY(net_.wait());
   images_ = std::move(*images);
   order_ = std::move(*order);
@@ -555,9 +542,7 @@ Result<bool> NetSteps<T>::hold(const Dataset& data) {
 
 template <class T>
 Result<> NetSteps<T>::set_order(std::span<const std::uint32_t> order) {
-  const auto answer =
-      cudaMemcpyAsync(order_.get(), order.data(), order.size_bytes(), cudaMemcpyHostToDevice, net_.stream());
-  DDP_TRY(cuda_check(answer, "cudaMemcpyAsync"));
+  DDP_TRY(net_.copy(order_.get(), order.data(), order.size_bytes(), cudaMemcpyHostToDevice));
   return net_.wait();
 }
 
@@ -573,8 +558,7 @@ Result<> NetSteps<T>::take(Optimizer<T>& optimizer) {
   }
   kernels::device::StepState state{};
   state.steps = optimizer.steps();
-  const auto answer = cudaMemcpyAsync(m.state, &state, sizeof state, cudaMemcpyHostToDevice, net_.stream());
-  DDP_TRY(cuda_check(answer, "cudaMemcpyAsync"));
+  DDP_TRY(net_.copy(m.state, &state, sizeof state, cudaMemcpyHostToDevice));
   const auto taken = net_.wait();
   has_state_ = taken.has_value();
   return taken;
@@ -623,11 +607,9 @@ Result<> NetSteps<T>::launch(const DeviceStep& step) {
   const bool held = std::exchange(sent_count_, 0) == 0;
   for (const GradientBucket& bucket : hyperparameters_.buckets)
     ranks_->launched(all_reduce<T>(nullptr, bucket.end - bucket.begin));
-  auto done = net_.step(static_cast<int>(step.size), {step.lr, step.first}, hyperparameters_,
-                        held ? &held_ : nullptr);
-  if (!done) return done;
-  done = cuda_check(cudaEventRecord(event(launched_), net_.stream()), "cudaEventRecord");
-  if (!done) return done;
+  DDP_TRY(net_.step(static_cast<int>(step.size), {step.lr, step.first}, hyperparameters_,
+                    held ? &held_ : nullptr));
+  DDP_TRY(cuda_check(cudaEventRecord(event(launched_), net_.stream()), "cudaEventRecord"));
   ++launched_;
   return {};
 }

@@ -124,8 +124,9 @@ class DeviceNet {
   void place_gradients(std::byte* memory);
   std::size_t gradient_bytes() const { return (static_cast<std::size_t>(memory().count) + 1) * sizeof(T); }
 
-  // Copies between host and GPU; the vectors give the sizes. `get` waits. After `put`, the host's memory may
-  // be reused once a later call has waited.
+  // Copies between host and GPU; the vectors give the sizes. `get` waits. After `put` and `copy`, the host's
+  // memory may be reused once a later call has waited.
+  Result<> copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
   Result<> put(T* to, std::span<const T> from);
   Result<> get(std::span<T> to, const T* from);
   Result<> put_parameters(std::span<const T> from);
@@ -201,7 +202,6 @@ class DeviceNet {
   Result<> enqueue_earlier_batch(const DeviceRunner& runner, int batch, bool is_first, std::byte* earlier);
   Result<> enqueue_backward(const DeviceRunner& runner, int batch, const Hyperparameters& hyperparameters,
                             bool adds_earlier);
-  Result<> copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
 
   Program program_;
   DeviceBytes bytes_;
@@ -213,8 +213,8 @@ class DeviceNet {
   std::shared_ptr<GraphStreams> streams_;
 };
 
-/// The models of conv_net.h and model.h, in the same layout. Activations and the weights that kernels read are
-/// stored as S: T, or Bf16 for float.
+/// The models of conv_net.h and model.h, in the same layout. Activations and the weights that kernels read
+/// are stored as S: T, or Bf16 for float.
 template <class T, class S = T>
 typename DeviceNet<T>::Program conv_net_on_device(int max_batch);
 /// `products` multiply float numbers if not null, and in TF32 if `tf32`.

@@ -140,11 +140,6 @@ std::byte byte_of(int sender, int time, std::size_t index) {
       mix_bits((static_cast<std::uint64_t>(sender) << 8) + static_cast<unsigned>(time)) >> 8 * (index % 8));
 }
 
-double middle_time(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 /// Exchanges `size` bytes `times` times; returns the microseconds of the median exchange.
 Result<double> exchange(Communicator& two, std::pair<int, int> ranks, std::size_t size, int times,
                         std::uint64_t& wrong) {
@@ -165,7 +160,7 @@ Result<double> exchange(Communicator& two, std::pair<int, int> ranks, std::size_
     for (std::size_t i = 0; i < size; ++i)
       wrong += received[i] != byte_of(other, time, i);
   }
-  return middle_time(std::move(each));
+  return median_of(std::move(each));
 }
 
 /// This rank's pair of one round, as numbers for all_gather().
@@ -200,11 +195,11 @@ Result<std::vector<HealthPair>> test_pairs(const WorkerEnvironment& environment,
     }
     const std::uint64_t mine[] = {measured.failed, measured.wrong, measured.nanoseconds,
                                   measured.kilobytes_per_second};
-    const auto all = world.communicator->all_gather(mine);  // is also a barrier: rounds do not overlap
-    if (!all) return all.error();
+    // The exchange is also a barrier, so that rounds do not overlap.
+    const auto all = DDP_TRY(world.communicator->all_gather(mine));
     for (const auto& pair : round) {
-      const std::uint64_t* first = all->data() + 4 * static_cast<std::size_t>(pair.first);
-      const std::uint64_t* second = all->data() + 4 * static_cast<std::size_t>(pair.second);
+      const std::uint64_t* first = all.data() + 4 * static_cast<std::size_t>(pair.first);
+      const std::uint64_t* second = all.data() + 4 * static_cast<std::size_t>(pair.second);
       HealthPair& met = pairs.emplace_back();
       met.failed = first[0] + second[0] != 0;
       met.wrong = first[1] + second[1];
@@ -484,19 +479,9 @@ Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environ
   DDP_TRY(share_outcome(all, test, sign));
   HealthFigures& mine = own.figures;
   DDP_TRY(gather_figures(all, mine, report));
-  if (all.world_size() > 1) {
-    report.pairs = DDP_TRY(test_pairs(environment, world_options, world));
-  }
+  if (all.world_size() > 1) report.pairs = DDP_TRY(test_pairs(environment, world_options, world));
   mine.wrong_sums = DDP_TRY(test_sum(all, kSums, injected(options, environment, HealthFault::kSum)));
   return gather_figures(all, mine, report);
-}
-
-Result<> write_health(const std::string& path, const std::string& text) {
-  std::FILE* file = std::fopen(path.c_str(), "we");
-  if (file == nullptr) return system_error(errno, "open " + path);
-  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  if (std::fclose(file) != 0 || !written) return system_error(errno, "write " + path);
-  return {};
 }
 
 void print_failures(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics) {
@@ -504,12 +489,12 @@ void print_failures(const HealthReport& report, const std::vector<HealthDiagnost
     std::fprintf(stderr, "train: %s\n", line.c_str());
 }
 
-Result<> write_report(const HealthOptions& options, const HealthReport& report,
-                      const std::vector<HealthDiagnostic>& diagnostics) {
+Result<> report_health(const HealthOptions& options, const HealthReport& report,
+                       const std::vector<HealthDiagnostic>& diagnostics) {
   print_out("%s", health_text(report, diagnostics).c_str());
   print_out("# %s\n", failure_lines(report, diagnostics).empty() ? "all tests passed" : "FAILED");
   print_failures(report, diagnostics);
-  return options.json.empty() ? Result<>() : write_health(options.json, health_json(report, diagnostics));
+  return options.json.empty() ? Result<>() : write_report(options.json, health_json(report, diagnostics));
 }
 
 }  // namespace
@@ -544,7 +529,7 @@ int run_health(int argc, const char* const* argv) {
     return end_with(tested.error().text + " of the health check");
   }
   Result<> written;
-  if (speaks) written = write_report(options, report, diagnostics);
+  if (speaks) written = report_health(options, report, diagnostics);
   // No rank exits before rank 0 has reported everything; otherwise its exit would be taken for the cause.
   if (auto done = share_outcome(*world->communicator, written); !done) return end_with(done.error().text);
   return has_failed(diagnostics, environment->rank) ? kHealthFailed : 0;

@@ -344,8 +344,7 @@ auto CheckpointRun<T>::look() const -> SeenCheckpoint {
 template <class T>
 Result<> CheckpointRun<T>::check_places_agree(const SeenCheckpoint& mine) {
   const std::uint64_t words[] = {mine.is_there, mine.step, mine.crcs};
-  const auto all = DDP_TRY(world_->all_gather(words));
-  const auto& seen = all;
+  const auto seen = DDP_TRY(world_->all_gather(words));
   const bool choose = options_.resume == "auto";
   for (std::size_t at = 3; at < seen.size(); at += 3) {
     const bool later = seen[0] == 0 || seen[at + 1] > seen[1];
@@ -385,14 +384,12 @@ Result<> CheckpointRun<T>::resume(const std::function<void(const std::string&)>&
   DDP_TRY(check_places_agree(seen));
   std::string text = found.path.empty() ? "" : to_json(found.state);
   std::uint64_t size = text.size();
-  auto done = world_->broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
-  if (!done) return done;
+  DDP_TRY(world_->broadcast(std::as_writable_bytes(std::span(&size, 1)), 0));
   if (size == 0) return {};
   text.resize(size);
-  if (done = world_->broadcast(std::as_writable_bytes(std::span(text)), 0); !done) return done;
+  DDP_TRY(world_->broadcast(std::as_writable_bytes(std::span(text)), 0));
   const auto state = DDP_TRY(parse_checkpoint_state("state.json", text));
-  done = share(state, found.optimizer);
-  if (!done) return done;
+  DDP_TRY(share(state, found.optimizer));
   trainer_.position() = go_on(state, world_->world_size(), options_.batch_size, options_.accumulate);
   trainer_.set_warmed_up();
   trainer_.optimizer().set_steps(state.optimizer_steps);
@@ -442,8 +439,8 @@ Result<AlignedBuffer<T>> CheckpointRun<T>::gather(std::span<const T> mine) {
   if (!options_.zero) return writes ? copy_of(mine) : AlignedBuffer<T>();
   const auto world = static_cast<std::size_t>(world_->world_size());
   auto whole = AlignedBuffer<T>::uninitialized(writes ? mine.size() * world : 0);
-  if (auto done = world_->gather(std::as_bytes(mine), std::as_writable_bytes(whole.span()), 0); !done)
-    return of(done.error(), "the checkpoint of step " + std::to_string(trainer_.position().step));
+  DDP_TRY(of(world_->gather(std::as_bytes(mine), std::as_writable_bytes(whole.span()), 0),
+             "the checkpoint of step " + std::to_string(trainer_.position().step)));
   return whole;
 }
 
@@ -560,9 +557,7 @@ Result<> CheckpointRun<T>::await_writers(bool with_rank_0) {
     trainer_.report_phase("checkpoint");
     return !asked || !writer_ || writer_->idle_within(longest);
   };
-  if (auto met = meet_until(*world_, idle, sign(), interrupt_); !met)
-    return of(met.error(), "the wait for a checkpoint");
-  return {};
+  return of(meet_until(*world_, idle, sign(), interrupt_), "the wait for a checkpoint");
 }
 
 template <class T>

@@ -111,6 +111,14 @@ std::string record_line(const nlohmann::ordered_json& record) {
   return record.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n';
 }
 
+Result<> write_report(const std::string& path, const std::string& text) {
+  std::FILE* file = std::fopen(path.c_str(), "we");
+  if (file == nullptr) return system_error(errno, "open " + path);
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  if (std::fclose(file) != 0 || !written) return system_error(errno, "write " + path);
+  return {};
+}
+
 double rounded(double value, int decimals) {
   const double scale = std::pow(10.0, decimals);
   return std::round(value * scale) / scale;

@@ -49,6 +49,9 @@ nlohmann::ordered_json begin_record(std::string_view kind, int rank, int world_s
 /// become null.
 std::string record_line(const nlohmann::ordered_json& record);
 
+/// Writes the file of --json.
+Result<> write_report(const std::string& path, const std::string& text);
+
 /// Rounds a measured value, so that a record has no meaningless digits.
 double rounded(double value, int decimals);
 

@@ -239,11 +239,10 @@ std::vector<double> Trainer<T>::gather_numbers(std::span<const double> mine) {
 template <class T>
 Result<> Trainer<T>::share_weights() {
   fetch();
-  auto done = communicators_.world->broadcast(std::as_writable_bytes(model_.parameters()), 0);
-  if (done) done = communicators_.world->broadcast(std::as_writable_bytes(model_.running_statistics()), 0);
-  if (done)
-    done = communicators_.world->broadcast(std::as_writable_bytes(std::span(&model_.batches(), 1)), 0);
-  if (!done) return of(done.error(), "the initial weights");
+  for (const auto bytes :
+       {std::as_writable_bytes(model_.parameters()), std::as_writable_bytes(model_.running_statistics()),
+        std::as_writable_bytes(std::span(&model_.batches(), 1))})
+    DDP_TRY(of(communicators_.world->broadcast(bytes, 0), "the initial weights"));
   return {};
 }
 
@@ -328,13 +327,12 @@ Result<StepReport> Trainer<T>::train_step(BatchLoader<T>& loader, int micro_batc
   running_before_.assign(running.begin(), running.end());
   in_step_ = true;
   profile_.begin_step(number);
-  const auto reduced = reduced_gradient(loader, micro_batches, report);
-  if (!reduced) return of(reduced.error(), "step " + std::to_string(number));
-  if (auto done = update(*reduced, micro_batches, report.lr); !done)
-    return of(done.error(), "step " + std::to_string(number));
-  report.loss = loss_ = reduced->loss;
-  report.norm = reduced->norm;
-  report.dropped = !reduced->finite;
+  const std::string name = "step " + std::to_string(number);
+  const auto reduced = DDP_TRY(of(reduced_gradient(loader, micro_batches, report), name));
+  DDP_TRY(of(update(reduced, micro_batches, report.lr), name));
+  report.loss = loss_ = reduced.loss;
+  report.norm = reduced.norm;
+  report.dropped = !reduced.finite;
   return report;
 }
 
@@ -413,12 +411,11 @@ Result<bool> Trainer<T>::train_batches(const OnStep& on_step) {
   if (order.empty()) return true;
   const auto make_steps = [&](const auto& steps_left, const auto& step) -> Result<bool> {
     while (steps_left() != 0) {
-      Result<StepReport> report = step();
-      if (!report) return report.error();
+      StepReport report = DDP_TRY(step());
       const Result<> averaged = average_nodes_when_due();
-      report->times = profile_.end_step();
-      report->last = !averaged;
-      const auto go_on = report_step(*report, steps_left(), on_step);
+      report.times = profile_.end_step();
+      report.last = !averaged;
+      const auto go_on = report_step(report, steps_left(), on_step);
       if (!averaged) return averaged.error();
       if (!go_on || !*go_on) return go_on;
     }
@@ -514,17 +511,16 @@ Result<StepReport> Trainer<T>::device_step(DeviceEpoch<T>& epoch) {
     const bool injected = options_.inject_nan && options_.inject_nan->step == step;  // on any rank
     return typename DeviceEpoch<T>::Plan{learning_rate(ahead), !injected, injects_nan(step)};
   };
-  if (auto done = epoch.launch_ahead(steps_until_read(), plan); !done) return of(done.error(), name);
+  DDP_TRY(of(epoch.launch_ahead(steps_until_read(), plan), name));
   profile_.enter(Phase::kForward);
-  const auto outcome = epoch.finish();
-  if (!outcome) return of(outcome.error(), name);
+  const auto outcome = DDP_TRY(of(epoch.finish(), name));
   StepReport report;
   report.lr = learning_rate();
-  report.loss = loss_ = outcome->loss;
-  report.norm = outcome->norm;
-  report.dropped = !outcome->finite;
+  report.loss = loss_ = outcome.loss;
+  report.norm = outcome.norm;
+  report.dropped = !outcome.finite;
   report.images = epoch.images();
-  count_step(outcome->finite, epoch.batches());
+  count_step(outcome.finite, epoch.batches());
   return report;
 }
 
@@ -555,8 +551,8 @@ Result<> Trainer<T>::average_nodes() {
   Communicator* between = communicators_.between;
   if (between == nullptr || between->world_size() == 1 || averaged_step_ == position_.step) return {};
   fetch();
-  if (auto done = average(*between, model_.parameters(), communicators_.node->world_size()); !done)
-    return of(done.error(), "the nodes' average after step " + std::to_string(position_.step));
+  DDP_TRY(of(average(*between, model_.parameters(), communicators_.node->world_size()),
+             "the nodes' average after step " + std::to_string(position_.step)));
   averaged_step_ = position_.step;
   return {};
 }
@@ -566,9 +562,8 @@ Result<> Trainer<T>::average_running_statistics() {
   const std::span<T> running = model_.running_statistics();
   if (running.empty() || communicators_.world->world_size() == 1) return {};
   fetch();
-  if (auto done = average(*communicators_.world, running, 1); !done)
-    return of(done.error(), "the running statistics after step " + std::to_string(position_.step));
-  return {};
+  return of(average(*communicators_.world, running, 1),
+            "the running statistics after step " + std::to_string(position_.step));
 }
 
 template <class T>
@@ -589,12 +584,12 @@ Result<Accuracy> Trainer<T>::evaluate() {
     fill_batch<T>(data_.test, samples, model_.image_border(), test_images_.data(), labels);
     mine[0] += static_cast<std::uint64_t>(model_.evaluate(test_images_.data(), labels).correct);
   }
-  const auto all = communicators_.world->all_gather(mine);
-  if (!all) return of(all.error(), "the test results after step " + std::to_string(position_.step));
+  const auto all = DDP_TRY(of(communicators_.world->all_gather(mine),
+                              "the test results after step " + std::to_string(position_.step)));
   Accuracy accuracy;
-  for (std::size_t i = 0; i < all->size(); i += 2) {
-    accuracy.correct += (*all)[i];
-    accuracy.total += (*all)[i + 1];
+  for (std::size_t i = 0; i < all.size(); i += 2) {
+    accuracy.correct += all[i];
+    accuracy.total += all[i + 1];
   }
   return accuracy;
 }
@@ -608,9 +603,7 @@ std::uint64_t Trainer<T>::weights_hash() {
 template <class T>
 Result<std::vector<std::uint64_t>> Trainer<T>::gather_hashes() {
   const std::uint64_t mine[] = {weights_hash()};
-  auto all = communicators_.world->all_gather(mine);
-  if (!all) return of(all.error(), "the weights' hashes");
-  return all;
+  return of(communicators_.world->all_gather(mine), "the weights' hashes");
 }
 
 template class Trainer<float>;

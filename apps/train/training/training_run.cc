@@ -42,11 +42,7 @@ std::string loss_text(double sum, int steps) {
 /// (docs/users/train.md).
 class Progress {
  public:
-  explicit Progress(const TrainOptions& options)
-      : bar_mode_(options.bar),
-        interval_(options.log_interval),
-        epochs_(options.epochs),
-        metrics_path_(options.metrics_file) {}
+  explicit Progress(const TrainOptions& options) : options_(options) {}
 
   /// Sets this rank's number and the number of ranks.
   void attach(int rank, int world_size) {
@@ -54,14 +50,14 @@ class Progress {
     restart();
     world_size_ = world_size;
     speaks_ = rank == 0;
-    bar_ = speaks_ &&
-           (bar_mode_ == BarMode::kAlways || (bar_mode_ == BarMode::kAuto && ::isatty(STDOUT_FILENO) == 1));
+    bar_ = speaks_ && (options_.bar == BarMode::kAlways ||
+                       (options_.bar == BarMode::kAuto && ::isatty(STDOUT_FILENO) == 1));
   }
 
   /// Opens the metrics file for appending, unless it is open.
   Result<> open() {
-    if (!speaks_ || metrics_path_.empty() || metrics_.is_open()) return {};
-    auto opened = metrics_.open("--metrics-file", metrics_path_);
+    if (!speaks_ || options_.metrics_file.empty() || metrics_.is_open()) return {};
+    auto opened = metrics_.open("--metrics-file", options_.metrics_file);
     if (opened || opened.error().sys != ENOENT) return opened;
     Error error = opened.error();
     error.text += "; give a file in a directory that exists on the node of rank 0";
@@ -81,14 +77,14 @@ class Progress {
       ++steps_;
     }
     if (bar_) draw_bar(report);
-    if (report.step % interval_ != 0 && report.step != report.steps) return;
+    if (report.step % options_.log_interval != 0 && report.step != report.steps) return;
     end_interval(report);
   }
 
   /// `loss` is a sum over `steps`.
   void epoch(std::int64_t epoch, const Accuracy& accuracy, double loss, int steps, double seconds) {
     if (!speaks_) return;
-    say(format_text("epoch %" PRId64 "/%d%s test accuracy %.2f %% in %.1f s", epoch + 1, epochs_,
+    say(format_text("epoch %" PRId64 "/%d%s test accuracy %.2f %% in %.1f s", epoch + 1, options_.epochs,
                     loss_text(loss, steps).c_str(), accuracy.percent(), seconds));
     if (metrics_.is_open()) {
       auto record = begin_record("epoch", 0, world_size_);
@@ -126,7 +122,7 @@ class Progress {
 
   void end_interval(const StepReport& report) {
     const double rate = static_cast<double>(images_) / seconds_since(start_);
-    say(format_text("epoch %d/%d step %d/%d%s %.0f images/s", report.epoch + 1, epochs_, report.step,
+    say(format_text("epoch %d/%d step %d/%d%s %.0f images/s", report.epoch + 1, options_.epochs, report.step,
                     report.steps, loss_text(loss_, steps_).c_str(), rate));
     if (metrics_.is_open()) {
       auto record = begin_record("interval", 0, world_size_);
@@ -147,8 +143,8 @@ class Progress {
     const int full = report.step * kBarCells / report.steps;
     const std::string cells = std::string(static_cast<std::size_t>(full), '#') +
                               std::string(static_cast<std::size_t>(kBarCells - full), '.');
-    print_out("\repoch %d/%d [%s] %d/%d loss %.4g", report.epoch + 1, epochs_, cells.c_str(), report.step,
-              report.steps, report.loss);
+    print_out("\repoch %d/%d [%s] %d/%d loss %.4g", report.epoch + 1, options_.epochs, cells.c_str(),
+              report.step, report.steps, report.loss);
   }
 
   void clear_bar() {
@@ -163,13 +159,10 @@ class Progress {
     steps_ = 0;
   }
 
-  BarMode bar_mode_;
+  const TrainOptions& options_;
   int world_size_ = 1;
   bool speaks_ = false;
   bool bar_ = false;
-  int interval_;
-  int epochs_;
-  std::string metrics_path_;
   LineFile metrics_;
   Clock::time_point start_ = Clock::now();
   Clock::time_point drawn_{};
@@ -376,8 +369,7 @@ class TypedTrainingRun final : public TrainingRun {
     share_gradients();
     DDP_TRY(open_outputs());
     DDP_TRY(trainer_.share_weights());
-    if (auto done = checkpoints_.resume([this](const std::string& line) { progress_.say(line); }); !done)
-      return done;
+    DDP_TRY(checkpoints_.resume([this](const std::string& line) { progress_.say(line); }));
     marks_.world_size = world_->world_size();
     marks_.tested_epochs = trainer_.position().epoch;
     held_ = true;

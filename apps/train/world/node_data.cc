@@ -29,8 +29,7 @@ Result<> broadcast_bytes(Communicator& world, int root, std::span<const std::uin
     const std::span<std::uint8_t> bytes =
         keeps ? std::span(taken).subspan(at, count) : std::span(piece).first(count);
     if (!keeps) std::ranges::copy(given.subspan(at, count), bytes.begin());
-    if (auto done = world.broadcast(std::as_writable_bytes(bytes), root); !done)
-      return of(done.error(), "the data");
+    DDP_TRY(of(world.broadcast(std::as_writable_bytes(bytes), root), "the data"));
   }
   return {};
 }
@@ -78,10 +77,9 @@ Result<> NodeData::share(Communicator& world, const WorkerEnvironment& environme
 Result<> NodeData::take_from_node(Communicator& world, const WorkerEnvironment& environment) {
   const auto node = static_cast<std::uint64_t>(environment.node);
   const DataTicket mine = memory_ && environment.node >= 0 ? memory_->ticket(node) : DataTicket{};
-  const auto all = world.all_gather(mine.words());
-  if (!all) return of(all.error(), "the places of the data");
-  for (std::size_t at = 0; !is_here() && at < all->size(); at += DataTicket::kWords) {
-    const DataTicket ticket = DataTicket::of(all->data() + at);
+  const auto all = DDP_TRY(of(world.all_gather(mine.words()), "the places of the data"));
+  for (std::size_t at = 0; !is_here() && at < all.size(); at += DataTicket::kWords) {
+    const DataTicket ticket = DataTicket::of(all.data() + at);
     if (ticket.pid == 0 || ticket.node != node || ticket.source != source_) continue;
     auto taken = DataMemory::take(ticket);
     if (!taken) continue;
@@ -94,36 +92,34 @@ Result<> NodeData::take_from_node(Communicator& world, const WorkerEnvironment& 
 /// Gives images to the ranks that found none.
 Result<> NodeData::complete(Communicator& world, const WorkerEnvironment& environment) {
   const std::uint64_t mine[] = {is_here() ? 1u : 0u};
-  const auto all = world.all_gather(mine);
-  if (!all) return of(all.error(), "the ranks with data");
-  const auto lacking = std::ranges::count(*all, 0u);
+  const auto all = DDP_TRY(of(world.all_gather(mine), "the ranks with data"));
+  const auto lacking = std::ranges::count(all, 0u);
   if (lacking == 0) return {};
-  if (lacking == std::ssize(*all)) {
+  if (lacking == std::ssize(all)) {
     line_ = "data synthetic (no node has the files of " + usual_ + ")";
     if (reads_first(environment)) DDP_TRY(load_from("synthetic"));
     DDP_TRY(take_from_node(world, environment));
     return is_here() ? Result<>() : load_from("synthetic");
   }
-  const int root = static_cast<int>(std::ranges::find(*all, 1u) - all->begin());
+  const int root = static_cast<int>(std::ranges::find(all, 1u) - all.begin());
   line_ = "data " + usual_ + " of rank " + std::to_string(root) + ", sent to " +
           counted(lacking, "rank without it", "ranks without it");
   const bool lacks = !is_here();
-  auto done = receive(world, root);
-  if (done && lacks && reads_first(environment)) offer();
-  return done;
+  DDP_TRY(receive(world, root));
+  if (lacks && reads_first(environment)) offer();
+  return {};
 }
 
 Result<> NodeData::receive(Communicator& world, int root) {
   std::array<std::uint64_t, 6> head{split_.training.size(), split_.test.size()};
   std::ranges::copy(split_.checksums, head.begin() + 2);
-  if (auto done = world.broadcast(std::as_writable_bytes(std::span(head)), root); !done)
-    return of(done.error(), "the data's sizes");
+  DDP_TRY(of(world.broadcast(std::as_writable_bytes(std::span(head)), root), "the data's sizes"));
   const auto part = [&](Dataset& data, std::uint64_t images) -> Result<> {
     std::vector<std::uint8_t> pixels, labels;
-    auto done = broadcast_bytes(world, root, data.images, pixels, images * kImagePixels);
-    if (done) done = broadcast_bytes(world, root, data.labels, labels, images);
-    if (done && data.size() == 0) data = Dataset::of(std::move(pixels), std::move(labels));
-    return done;
+    DDP_TRY(broadcast_bytes(world, root, data.images, pixels, images * kImagePixels));
+    DDP_TRY(broadcast_bytes(world, root, data.labels, labels, images));
+    if (data.size() == 0) data = Dataset::of(std::move(pixels), std::move(labels));
+    return {};
   };
   const bool lacks = !is_here();
   DDP_TRY(part(split_.training, head[0]));

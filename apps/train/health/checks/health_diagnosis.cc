@@ -44,11 +44,6 @@ double per_thread(const HealthFigures& figures) {
   return figures.gflops / static_cast<double>(std::max<std::uint64_t>(figures.threads, 1));
 }
 
-double middle_speed(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values.empty() ? 0 : values[values.size() / 2];
-}
-
 /// Returns NVML's reasons for reduced clocks, without reasons that a user's setting causes.
 std::string throttle_text(std::uint64_t reasons) {
   constexpr std::pair<std::uint64_t, const char*> kReasons[] = {
@@ -126,7 +121,7 @@ class HealthEvaluator {
     }
     for (std::size_t i = 0; i < report_.ranks.size(); ++i) {
       const HealthFigures& f = report_.ranks[i];
-      const double median = f.products > 0 ? middle_speed(speeds[kind(f)]) : 0;
+      const double median = f.products > 0 ? median_of(speeds[kind(f)]) : 0;
       if (median <= 0 || per_thread(f) >= kSlow * median) continue;
       add(false, static_cast<int>(i), "slow",
           format_text("%.1f GFLOP/s%s, %.0f %% under the median", per_thread(f),

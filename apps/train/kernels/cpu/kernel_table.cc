@@ -32,32 +32,21 @@ namespace {
 }  // namespace
 #endif
 
-template <>
-std::vector<const KernelTable<float>*> all_kernels<float>() {
-  std::vector<const KernelTable<float>*> tables{&generic::kFloat};
+template <class T>
+std::vector<const KernelTable<T>*> all_kernels() {
+  const auto of_type = [](const KernelTable<float>& floats, const KernelTable<double>& doubles) {
+    if constexpr (sizeof(T) == sizeof(double)) return &doubles;
+    if constexpr (sizeof(T) == sizeof(float)) return &floats;
+  };
+  std::vector<const KernelTable<T>*> tables{of_type(generic::kFloat, generic::kDouble)};
 #ifdef DDP_KERNELS_x86_64_v2
-  if (x86_level() >= 2) tables.push_back(&x86_64_v2::kFloat);
+  if (x86_level() >= 2) tables.push_back(of_type(x86_64_v2::kFloat, x86_64_v2::kDouble));
 #endif
 #ifdef DDP_KERNELS_x86_64_v3
-  if (x86_level() >= 3) tables.push_back(&x86_64_v3::kFloat);
+  if (x86_level() >= 3) tables.push_back(of_type(x86_64_v3::kFloat, x86_64_v3::kDouble));
 #endif
 #ifdef DDP_KERNELS_x86_64_v4
-  if (x86_level() >= 4) tables.push_back(&x86_64_v4::kFloat);
-#endif
-  return tables;
-}
-
-template <>
-std::vector<const KernelTable<double>*> all_kernels<double>() {
-  std::vector<const KernelTable<double>*> tables{&generic::kDouble};
-#ifdef DDP_KERNELS_x86_64_v2
-  if (x86_level() >= 2) tables.push_back(&x86_64_v2::kDouble);
-#endif
-#ifdef DDP_KERNELS_x86_64_v3
-  if (x86_level() >= 3) tables.push_back(&x86_64_v3::kDouble);
-#endif
-#ifdef DDP_KERNELS_x86_64_v4
-  if (x86_level() >= 4) tables.push_back(&x86_64_v4::kDouble);
+  if (x86_level() >= 4) tables.push_back(of_type(x86_64_v4::kFloat, x86_64_v4::kDouble));
 #endif
   return tables;
 }
@@ -77,6 +66,8 @@ const KernelTable<T>* find_kernels(std::string_view name) {
   return nullptr;
 }
 
+template std::vector<const KernelTable<float>*> all_kernels<float>();
+template std::vector<const KernelTable<double>*> all_kernels<double>();
 template const KernelTable<float>* find_kernels<float>(std::string_view);
 template const KernelTable<double>* find_kernels<double>(std::string_view);
 template const KernelTable<float>& best_kernels<float>();
