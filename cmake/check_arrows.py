@@ -97,7 +97,7 @@ apps/train                          io    base apps/train/*
 LIBRARIES = """
 boost/asio               base
 boost/beast              apps/ddplaunch/operate launcher/control
-boost/                   apps/ddplaunch/operate base launcher/control remote/hosts
+boost/                   apps/ddplaunch/operate base launcher/control launcher/report remote/hosts rendezvous/protocol
 asio.hpp
 asio/
 catch2/

@@ -5,6 +5,8 @@
 #include <variant>
 #include <vector>
 
+#include <boost/pfr/core.hpp>
+
 #include "base/text.h"
 
 namespace ddp::launcher {
@@ -24,7 +26,8 @@ struct Cleaner {
   }
   template <class T>
   void operator()(T& value) {
-    if constexpr (requires(Cleaner & cleaner) { T::fields(value, cleaner); }) T::fields(value, *this);
+    if constexpr (std::is_aggregate_v<T>)
+      boost::pfr::for_each_field(value, [this](auto& field) { (*this)(field); });
   }
 };
 

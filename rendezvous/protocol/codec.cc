@@ -8,6 +8,8 @@
 #include <utility>
 #include <variant>
 
+#include <boost/pfr/core.hpp>
+
 #include "base/result.h"
 
 namespace ddp::rendezvous {
@@ -71,8 +73,10 @@ class Writer {
       (*this)(list[i]);
   }
   template <class T>
-  requires requires(T& t, Writer& w) { T::fields(t, w); }
-  void operator()(const T& value) { T::fields(value, *this); }
+  requires std::is_aggregate_v<T>
+  void operator()(const T& value) {
+    boost::pfr::for_each_field(value, [this](auto& field) { (*this)(field); });
+  }
 
  private:
   std::string& out_;
@@ -100,8 +104,10 @@ class SizeCounter {
       (*this)(element);
   }
   template <class T>
-  requires requires(T& t, SizeCounter& c) { T::fields(t, c); }
-  void operator()(const T& value) { T::fields(value, *this); }
+  requires std::is_aggregate_v<T>
+  void operator()(const T& value) {
+    boost::pfr::for_each_field(value, [this](auto& field) { (*this)(field); });
+  }
 };
 
 /// Takes fields from a payload. After the first invalid field, all further fields read as zero and `failed()`
@@ -158,8 +164,10 @@ class FieldReader {
       (*this)(list.emplace_back());
   }
   template <class T>
-  requires requires(T& t, FieldReader& r) { T::fields(t, r); }
-  void operator()(T& value) { T::fields(value, *this); }
+  requires std::is_aggregate_v<T>
+  void operator()(T& value) {
+    boost::pfr::for_each_field(value, [this](auto& field) { (*this)(field); });
+  }
 
  private:
   std::string_view take(std::size_t count) {
@@ -177,12 +185,22 @@ class FieldReader {
   bool failed_ = false;
 };
 
+/// Returns the name of T without its namespace, from the compiler's name of this function: "… [with T =
+/// ddp::rendezvous::Hello; …]", and in Clang "… [T = ddp::rendezvous::Hello]".
+template <class T>
+constexpr std::string_view type_name() {
+  std::string_view name = __PRETTY_FUNCTION__;
+  name.remove_prefix(name.find("T = "));
+  name = name.substr(0, name.find_first_of(";]"));
+  return name.substr(name.rfind(':') + 1);
+}
+
 using Decoder = bool (*)(std::string_view, Message&);
 
 template <class T>
 bool decode_as(std::string_view fields, Message& out) {
   FieldReader reader(fields, limits_of<T>());
-  T::fields(out.emplace<T>(), reader);
+  reader(out.emplace<T>());
   // Surplus bytes are an error, too: a field that only one end knows must not pass unnoticed.
   return !reader.failed() && reader.at_end();
 }
@@ -222,7 +240,7 @@ void append_frame(const Message& message, std::string& out) {
         using T = std::decay_t<decltype(m)>;
         Writer writer(out, limits_of<T>());
         writer(T::kType);
-        T::fields(m, writer);
+        writer(m);
         if constexpr (has_frame_limit<T>)
           DDP_REQUIRE(out.size() - start <= kFrameHeader + kMaxAgentFrame, message_name(message),
                       out.size() - start);
@@ -267,46 +285,7 @@ std::size_t frame_size(const Message& message) {
 }
 
 std::string_view message_name(const Message& message) {
-  // In the order of the variant, whose index selects them.
-  static constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames{"Hello",
-                                                                                     "JobAccepted",
-                                                                                     "Refused",
-                                                                                     "StoreOpened",
-                                                                                     "ProbeResult",
-                                                                                     "WorkerStarted",
-                                                                                     "WorkerExited",
-                                                                                     "Output",
-                                                                                     "AttemptEnded",
-                                                                                     "Pong",
-                                                                                     "Notice",
-                                                                                     "StdinTaken",
-                                                                                     "WorkerEvidence",
-                                                                                     "Quiet",
-                                                                                     "Inspection",
-                                                                                     "NodeChecked",
-                                                                                     "WorkersGreeted",
-                                                                                     "WorkersReady",
-                                                                                     "WorkerInTrouble",
-                                                                                     "AttemptRevoked",
-                                                                                     "WorkerCollectives",
-                                                                                     "QueryAnswer",
-                                                                                     "WorkerSteps",
-                                                                                     "JobStart",
-                                                                                     "OpenStore",
-                                                                                     "Probe",
-                                                                                     "Spawn",
-                                                                                     "Stop",
-                                                                                     "Revoke",
-                                                                                     "Signal",
-                                                                                     "Leave",
-                                                                                     "Ping",
-                                                                                     "Credit",
-                                                                                     "Stdin",
-                                                                                     "Inspect",
-                                                                                     "NodeCheck",
-                                                                                     "Query",
-                                                                                     "CancelQuery"};
-  return kNames[message.index()];
+  return std::visit([](const auto& m) { return type_name<std::decay_t<decltype(m)>>(); }, message);
 }
 
 }  // namespace ddp::rendezvous

@@ -8,8 +8,8 @@
 #include <vector>
 
 /// The messages of the control protocol between master and agents, as described in
-/// docs/developers/protocol.md. Plain data; each struct lists its fields once (`fields`), and the codec reads
-/// and writes by that list. Type numbers are never reused.
+/// docs/developers/protocol.md. Plain data; the codec reads and writes the members of a struct in the order
+/// in which they stand here. Type numbers are never reused.
 namespace ddp::rendezvous {
 
 /// Both ends must have the same version: the launcher starts (or copies) the matching agent.
@@ -20,20 +20,12 @@ inline constexpr std::uint32_t kProtocolVersion = 1;
 struct Ping {
   static constexpr std::uint8_t kType = 0x48;
   std::uint64_t sequence = 0;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.sequence);
-  }
 };
 
 struct Pong {
   static constexpr std::uint8_t kType = 0x0A;
   std::uint64_t sequence = 0;
   std::uint64_t clock_ns = 0;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.sequence), c(m.clock_ns);
-  }
 };
 
 /// Output bytes of one stream that the master has taken; the agent may send as many again. Each stream has
@@ -42,20 +34,12 @@ struct Credit {
   static constexpr std::uint8_t kType = 0x49;
   std::uint8_t stream = 1;
   std::uint32_t bytes = 0;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.stream), c(m.bytes);
-  }
 };
 
 /// Bytes for the stdin of rank 0; empty = end of file.
 struct Stdin {
   static constexpr std::uint8_t kType = 0x4B;
   std::string_view data;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.data);
-  }
 };
 
 /// The stdin of rank 0 took `bytes`; the master may send as many again. When rank 0 has ended, `read` is how
@@ -65,10 +49,6 @@ struct StdinTaken {
   std::uint32_t bytes = 0;
   bool ended = false;
   std::uint64_t read = 0;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.bytes), c(m.ended), c(m.read);
-  }
 };
 
 /// A message for the user, such as a refused connection to the store. Shown with the node's name.
@@ -76,10 +56,6 @@ struct Notice {
   static constexpr std::uint8_t kType = 0x0B;
   std::string text;
   bool detail = false;  ///< a completed step, shown only with --verbose
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.text), c(m.detail);
-  }
 };
 
 // ---- from an agent: its node, and answers for the whole node
@@ -91,10 +67,6 @@ struct Interface {
   std::uint8_t prefix_length = 0;
   bool up = false;
   bool loopback = false;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.name), c(m.address), c(m.prefix_length), c(m.up), c(m.loopback);
-  }
 };
 
 /// First frame of an agent: its identity and the resources of its node.
@@ -111,11 +83,6 @@ struct Hello {
   std::uint32_t keeper = 0;         ///< the keeper's pid
   std::uint64_t pid_namespace = 0;  ///< the namespace of these pids: the inode of /proc/self/ns/pid; 0: not
                                     ///< known
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.hostname), c(m.machine_id), c(m.pid), c(m.cpus), c(m.gpus), c(m.clock_ns), c(m.interfaces),
-        c(m.workers), c(m.keeper), c(m.pid_namespace);
-  }
 };
 
 /// Answer to JobStart: this node can run the job (or `Refused`).
@@ -126,10 +93,6 @@ struct JobAccepted {
   std::string no_infiniband = {};  ///< why NCCL would not use the adapters, as text; empty: no obstacle
   bool predecessor_gone =
       false;  ///< proven: all of JobStart::predecessor have ended, without any process left
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.program), c(m.infiniband), c(m.no_infiniband), c(m.predecessor_gone);
-  }
 };
 
 /// The node cannot do what the last request demanded. `code` is an ErrorCode.
@@ -138,10 +101,6 @@ struct Refused {
   std::uint8_t code = 0;
   std::int32_t sys = 0;
   std::string text;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.code), c(m.sys), c(m.text);
-  }
 };
 
 struct StoreOpened {
@@ -149,10 +108,6 @@ struct StoreOpened {
   std::uint32_t attempt = 0;
   std::uint16_t port = 0;
   std::string token = {};  ///< only this store answers to it; for Probe
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.port), c(m.token);
-  }
 };
 
 /// Answer to Probe. `address` is the first candidate that answered; empty: none did. `text` says why the
@@ -163,10 +118,6 @@ struct ProbeResult {
   std::string address;
   std::string text;
   std::string local = {};  ///< the node's own address on the route to `address`
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.address), c(m.text), c(m.local);
-  }
 };
 
 // ---- from the master: the job and its attempts
@@ -202,13 +153,6 @@ struct JobStart {
   std::uint64_t predecessor_clock_ns = 0;  ///< CLOCK_MONOTONIC of the node when that agent said hello
   /// Pids of the keepers of the job's other live nodes on this machine, whose processes are not touched.
   std::vector<std::uint32_t> keepers;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.job_id), c(m.host), c(m.command_kind), c(m.argv), c(m.python), c(m.chdir), c(m.env),
-        c(m.explicit_env), c(m.devices), c(m.local), c(m.stdin_to_rank0), c(m.master_timeout_ms),
-        c(m.link_grace_ms), c(m.credit), c(m.hang_timeout_ms), c(m.may_restart), c(m.stop_leaders),
-        c(m.setup), c(m.predecessor), c(m.predecessor_clock_ns), c(m.keepers);
-  }
 };
 
 /// To node 0: serve the store of this attempt (mode kAgent), or find a port where rank 0 can serve it
@@ -222,10 +166,6 @@ struct OpenStore {
   std::uint16_t first_port = 0;
   std::uint16_t last_port = 0;
   std::vector<std::string> allow;  ///< addresses that may connect
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.mode), c(m.loopback_only), c(m.port), c(m.first_port), c(m.last_port), c(m.allow);
-  }
 };
 
 /// To the other nodes: asks which of these addresses reaches node 0's store.
@@ -236,10 +176,6 @@ struct Probe {
   std::uint16_t port = 0;
   std::uint32_t timeout_ms = 0;
   std::string token = {};  ///< from StoreOpened; empty: accept the answer of any store
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.addresses), c(m.port), c(m.timeout_ms), c(m.token);
-  }
 };
 
 /// Starts this node's workers: ranks first_rank … first_rank + local_world_size − 1. Survivors of a revoked
@@ -258,12 +194,6 @@ struct Spawn {
   bool agent_store = true;
   std::string interface_name;  ///< for NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; empty: do not set them
   std::int32_t from = -1;      ///< rank that holds the training state; negative: none does
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.node_rank), c(m.nodes), c(m.first_rank), c(m.local_world_size), c(m.world_size),
-        c(m.max_restarts), c(m.master_addr), c(m.master_port), c(m.agent_store), c(m.interface_name),
-        c(m.from);
-  }
 };
 
 /// Ends the attempt: `signal` now, TERM near the end of `grace_ms` if that was another one, KILL at its end
@@ -274,10 +204,6 @@ struct Stop {
   std::uint32_t grace_ms = 0;
   std::string reason;
   std::uint8_t signal = 15;  ///< SIGTERM, or the user's SIGINT or SIGHUP
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.grace_ms), c(m.reason), c(m.signal);
-  }
 };
 
 /// Ends the attempt but keeps its workers: workers that can leave the attempt do, and wait for the next one.
@@ -289,20 +215,12 @@ struct Revoke {
   std::uint32_t deadline_ms = 0;
   std::string reason;
   std::vector<std::uint32_t> kill;  ///< ranks of this node that hang: they are killed first
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.deadline_ms), c(m.reason), c(m.kill);
-  }
 };
 
 /// Passes a signal to every worker's leader.
 struct Signal {
   static constexpr std::uint8_t kType = 0x46;
   std::uint8_t number = 0;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.number);
-  }
 };
 
 /// Collects evidence of a hang, before the attempt is stopped for it.
@@ -310,10 +228,6 @@ struct Inspect {
   static constexpr std::uint8_t kType = 0x4C;
   std::uint32_t attempt = 0;
   std::uint32_t timeout_ms = 0;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.timeout_ms);
-  }
 };
 
 /// Asks about running workers, for `ddplaunch stacks` and `ddplaunch exec`. It does not change the job.
@@ -323,20 +237,12 @@ struct Query {
   std::vector<std::uint32_t> ranks;
   std::vector<std::string> argv;  ///< a command to run as the first of `ranks` would; empty: stacks of all
   std::uint32_t timeout_ms = 0;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.request), c(m.ranks), c(m.argv), c(m.timeout_ms);
-  }
 };
 
 /// Nobody waits for the answer any more: ends what it runs.
 struct CancelQuery {
   static constexpr std::uint8_t kType = 0x50;
   std::uint32_t request = 0;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.request);
-  }
 };
 
 /// Orders the agent to clean up and exit. The result of the job is for a node that was started by itself: its
@@ -345,10 +251,6 @@ struct Leave {
   static constexpr std::uint8_t kType = 0x47;
   std::int32_t code = 0;
   std::string text = {};  ///< one line: the cause
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.code), c(m.text);
-  }
 };
 
 // ---- from an agent: its workers
@@ -360,10 +262,6 @@ struct WorkerStarted {
   std::uint32_t pid = 0;
   std::uint64_t clock_ns = 0;
   std::uint32_t start_attempt = 0;  ///< attempt in which the process was started and from which it survives
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.rank), c(m.pid), c(m.clock_ns), c(m.start_attempt);
-  }
 };
 
 /// The end of a worker. Sent when it happens, ahead of output that is still queued.
@@ -383,11 +281,6 @@ struct WorkerExited {
   bool after_stop = false;  ///< its end, of whatever kind, began after a signal of the agent; an end
                             ///< by SIGKILL: after its SIGKILL
   bool late_kill = false;   ///< it ended by a SIGKILL of others after the agent's SIGTERM
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.rank), c(m.pid), c(m.code), c(m.sys), c(m.signal), c(m.core), c(m.clock_ns), c(m.text),
-        c(m.by_revoke), c(m.after_stop), c(m.late_kill);
-  }
 };
 
 /// Bytes of a worker's stdout (1) or stderr (2), in order. `data` points into the received frame; empty = end
@@ -399,10 +292,6 @@ struct Output {
   std::uint8_t stream = 1;
   std::uint64_t clock_ns = 0;  ///< the node's CLOCK_MONOTONIC when the bytes were read from the worker
   std::string_view data;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.rank), c(m.stream), c(m.clock_ns), c(m.data);
-  }
 };
 
 /// Every worker of the attempt is reaped, its output is sent, and its process tree is gone. `left` counts
@@ -412,10 +301,6 @@ struct AttemptEnded {
   std::uint32_t attempt = 0;
   std::uint32_t left = 0;
   std::string left_text;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.left), c(m.left_text);
-  }
 };
 
 /// Evidence about an abnormal exit beyond the exit status. Follows the WorkerExited of the same rank, before
@@ -427,10 +312,6 @@ struct WorkerEvidence {
   std::string oom;         ///< where the node read that the OOM killer ended it, as text
   std::string xid;         ///< Xid lines of the NVIDIA driver from the time of its end
   std::string error_json;  ///< the content of TORCHELASTIC_ERROR_FILE, as `@record` writes it; at most 32 KiB
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.rank), c(m.oom), c(m.xid), c(m.error_json);
-  }
 };
 
 /// The collective operations of a worker when it ended or left a failed attempt, if it records them (`train`
@@ -440,10 +321,6 @@ struct WorkerCollectives {
   std::uint32_t attempt = 0;
   std::uint32_t rank = 0;
   std::string log;  ///< dump_text(), flight_recorder.h
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.rank), c(m.log);
-  }
 };
 
 /// Since when no worker of this node has written anything or used CPU time. Sent when it changes, and only
@@ -453,10 +330,6 @@ struct Quiet {
   std::uint32_t attempt = 0;
   bool quiet = false;
   std::uint64_t since_ns = 0;  ///< the node's CLOCK_MONOTONIC at the last activity; only while quiet
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.quiet), c(m.since_ns);
-  }
 };
 
 /// Steps that workers of the node have completed (docs/developers/worker_protocol.md), as far as they have
@@ -471,10 +344,6 @@ struct WorkerSteps {
   std::vector<std::uint64_t> counts;     ///< of each of `ranks`: steps measured since the last message
   std::vector<std::uint64_t> seconds;    ///< of each of `ranks`: the bits of a double; their durations' sum
   std::vector<std::uint64_t> durations;  ///< of all `ranks` together: StepDurations::counts
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.ranks), c(m.steps), c(m.losses), c(m.phases), c(m.counts), c(m.seconds), c(m.durations);
-  }
 };
 
 /// Answer to Inspect: for each running rank one with its state, possibly more with further text, then one
@@ -489,10 +358,6 @@ struct Inspection {
   bool steps = false;  ///< the rank reports its steps (docs/developers/worker_protocol.md); `step` of them
                        ///< are complete
   std::uint64_t step = 0;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.rank), c(m.last), c(m.state), c(m.text), c(m.steps), c(m.step);
-  }
 };
 
 /// Answer to Query: pieces of text of a rank, then one answer with `last`.
@@ -504,10 +369,6 @@ struct QueryAnswer {
   bool last = false;
   std::int32_t code = 0;  ///< with `last`: exit code of the command, 128+n for a signal
   std::string trouble;    ///< with `last`: why there is no answer; empty: there is one
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.request), c(m.rank), c(m.text), c(m.last), c(m.code), c(m.trouble);
-  }
 };
 
 // ---- workers that survive attempts (docs/developers/worker_protocol.md)
@@ -516,20 +377,12 @@ struct QueryAnswer {
 struct WorkersGreeted {
   static constexpr std::uint8_t kType = 0x11;
   std::uint32_t attempt = 0;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt);
-  }
 };
 
 /// All running workers of the node take part in the attempt and have the training state.
 struct WorkersReady {
   static constexpr std::uint8_t kType = 0x12;
   std::uint32_t attempt = 0;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt);
-  }
 };
 
 /// A rank could not reach others. This is only evidence, and has no consequence if a death explains it.
@@ -539,10 +392,6 @@ struct WorkerInTrouble {
   std::uint32_t rank = 0;
   std::string text;
   std::vector<std::uint32_t> peers;  ///< ranks that it considers lost
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.rank), c(m.text), c(m.peers);
-  }
 };
 
 /// A worker that has left its attempt.
@@ -550,10 +399,6 @@ struct Survivor {
   std::uint32_t local_rank = 0;
   bool holds_state = false;
   std::uint64_t step = 0;  ///< step of the state that it holds
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.local_rank), c(m.holds_state), c(m.step);
-  }
 };
 
 /// Answer to Revoke instead of AttemptEnded if workers survive. The survivors have left the attempt and wait;
@@ -562,10 +407,6 @@ struct AttemptRevoked {
   static constexpr std::uint8_t kType = 0x14;
   std::uint32_t attempt = 0;
   std::vector<Survivor> survivors;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.attempt), c(m.survivors);
-  }
 };
 
 // ---- `ddplaunch check`: the request to a node, and the answer
@@ -577,10 +418,6 @@ struct NodeGpu {
   std::uint64_t memory_free = 0;
   std::uint32_t processes = 0;  ///< on the GPU already; none belongs to this job
   std::string holders;          ///< the first processes as text: "python 4711 (alice) 12.1 GiB"
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.name), c(m.memory), c(m.memory_free), c(m.processes), c(m.holders);
-  }
 };
 
 /// Space in one directory of a node.
@@ -590,10 +427,6 @@ struct NodeDisk {
   std::uint64_t free = 0;  ///< for an ordinary user
   bool writable = false;
   std::string trouble;
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.path), c(m.size), c(m.free), c(m.writable), c(m.trouble);
-  }
 };
 
 /// Answer to NodeCheck. Empty trouble texts mean that there is no trouble.
@@ -623,14 +456,6 @@ struct NodeChecked {
   std::uint64_t wall_ns = 0;            ///< CLOCK_REALTIME at the same moment, since 1970
   std::uint32_t found = 0;              ///< with NodeCheck::clean: processes of the job that lived
   std::vector<std::string> left;        ///< those that could not be ended, or why others may live
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.system), c(m.os), c(m.system_trouble), c(m.directory), c(m.directory_trouble),
-        c(m.environment_trouble), c(m.program), c(m.program_trouble), c(m.gpus), c(m.gpus_trouble),
-        c(m.versions), c(m.nofile), c(m.most_files), c(m.memlock), c(m.processes), c(m.shm_size),
-        c(m.shm_free), c(m.disks), c(m.features), c(m.infiniband), c(m.clock_ns), c(m.wall_ns), c(m.found),
-        c(m.left);
-  }
 };
 
 /// Asks what would prevent a job on this node, or ends what is left of one. Sent instead of JobStart; nothing
@@ -641,10 +466,6 @@ struct NodeCheck {
   bool has_program = false;      ///< the job names a program to search for
   std::uint32_t timeout_ms = 0;  ///< per tool that is called
   bool clean = false;            ///< end all processes of `job.job_id`, whose master has ended; check nothing
-  template <class M, class C>
-  static void fields(M& m, C& c) {
-    c(m.job), c(m.has_program), c(m.timeout_ms), c(m.clean);
-  }
 };
 
 // ---- all of them

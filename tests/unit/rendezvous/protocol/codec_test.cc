@@ -1,5 +1,17 @@
 #include "rendezvous/protocol/codec.h"
 
+#include <concepts>
+#include <cstddef>
+#include <set>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <boost/pfr/core.hpp>
+
 #include "tests/support/catch.h"
 
 namespace ddp::rendezvous {
@@ -52,64 +64,6 @@ TEST_CASE("a message with every kind of field survives its encoding") {
   CHECK(std::get<Hello>(*hello_back).workers == 0);
 }
 
-TEST_CASE("the worker count of a hello and the result of a job survive their encoding") {
-  Hello hello;
-  hello.workers = 3;
-  const std::string hello_payload = payload_of(hello);
-  CHECK(std::get<Hello>(decode_payload(hello_payload).value()).workers == 3);
-  const Leave leave{137, "rank 2 on gpu02: killed by SIGKILL"};
-  const std::string leave_payload = payload_of(leave);
-  const Leave back = std::get<Leave>(decode_payload(leave_payload).value());
-  CHECK(back.code == 137);
-  CHECK(back.text == leave.text);
-}
-
-TEST_CASE("a question about workers and its answer survive their encoding") {
-  const Query query{7, {3, 5}, {"sh", "-c", std::string("\0x", 2)}, 1500};
-  const std::string question = payload_of(query);
-  const Query asked = std::get<Query>(decode_payload(question).value());
-  CHECK((asked.request == 7 && asked.timeout_ms == 1500));
-  CHECK((asked.ranks == query.ranks && asked.argv == query.argv));
-  const std::string cancel = payload_of(CancelQuery{7});
-  CHECK(std::get<CancelQuery>(decode_payload(cancel).value()).request == 7);
-  const std::string answer = payload_of(QueryAnswer{7, 3, "text\n", true, 137, "late"});
-  const QueryAnswer answered = std::get<QueryAnswer>(decode_payload(answer).value());
-  CHECK((answered.rank == 3 && answered.text == "text\n" && answered.last && answered.code == 137));
-  CHECK(answered.trouble == "late");
-}
-
-TEST_CASE("the messages of a check survive their encoding") {
-  NodeCheck check;
-  check.job = sample_job();
-  check.has_program = true;
-  check.timeout_ms = 5000;
-  const std::string question = payload_of(check);
-  const auto asked = decode_payload(question);
-  REQUIRE(asked.has_value());
-  CHECK(std::get<NodeCheck>(*asked).job.argv == check.job.argv);
-  CHECK(std::get<NodeCheck>(*asked).has_program);
-
-  NodeChecked checked;
-  checked.gpus = {{"H100", 80, 79, 1, "python 4711"}};
-  checked.versions = {{"driver", "550.54"}, {"NCCL", "2.20.5"}};
-  checked.memlock = ~0ull;
-  checked.disks = {{"/data", 1000, 10, true, ""}, {"/tmp", 0, 0, false, "Stale file handle"}};
-  checked.wall_ns = 1'700'000'000'000'000'000ull;
-  const std::string answer = payload_of(checked);
-  const auto back = decode_payload(answer);
-  REQUIRE(back.has_value());
-  const auto& got = std::get<NodeChecked>(*back);
-  REQUIRE(got.gpus.size() == 1);
-  CHECK(got.gpus[0].holders == "python 4711");
-  CHECK(got.versions == checked.versions);
-  CHECK(got.memlock == ~0ull);
-  REQUIRE(got.disks.size() == 2);
-  CHECK(got.disks[1].trouble == "Stale file handle");
-  CHECK(got.wall_ns == checked.wall_ns);
-  for (std::size_t size = 0; size < answer.size(); ++size)
-    REQUIRE_FALSE(decode_payload(std::string_view(answer).substr(0, size)).has_value());
-}
-
 TEST_CASE("the bytes are those of docs/developers/protocol.md") {
   std::string frame;
   append_frame(Stop{0x01020304, 5, "ab", 2}, frame);
@@ -153,30 +107,6 @@ TEST_CASE("output points into the payload and is not copied") {
   CHECK(output.data.data() == payload.data() + payload.size() - 5);
 }
 
-TEST_CASE("the messages of surviving workers survive their encoding") {
-  Revoke revoke{3, 5000, "rank 1 failed", {0, 7}};
-  const auto order = decode_payload(payload_of(revoke));
-  REQUIRE(order.has_value());
-  CHECK(std::get<Revoke>(*order).kill == revoke.kill);
-  CHECK(std::get<Revoke>(*order).reason == "rank 1 failed");
-  const auto answer = decode_payload(payload_of(AttemptRevoked{3, {{0, true, 12}, {2, false, 0}}}));
-  REQUIRE(answer.has_value());
-  const auto& survivors = std::get<AttemptRevoked>(*answer).survivors;
-  REQUIRE(survivors.size() == 2);
-  CHECK(survivors[0].holds_state);
-  CHECK(survivors[0].step == 12);
-  CHECK(survivors[1].local_rank == 2);
-  CHECK_FALSE(survivors[1].holds_state);
-  const auto trouble = decode_payload(payload_of(WorkerInTrouble{3, 2, "lost rank 1", {1}}));
-  REQUIRE(trouble.has_value());
-  CHECK(std::get<WorkerInTrouble>(*trouble).peers == std::vector<std::uint32_t>{1});
-  Spawn spawn;
-  spawn.from = 5;
-  const auto start = decode_payload(payload_of(spawn));
-  REQUIRE(start.has_value());
-  CHECK(std::get<Spawn>(*start).from == 5);
-}
-
 TEST_CASE("texts and lists of an agent are cut where they are sent, and refused where they are too long") {
   const std::string long_text(kMaxFrame, 'x');
   const auto decoded = [](const Message& message) { return decode_payload(payload_of(message)).value(); };
@@ -199,30 +129,94 @@ TEST_CASE("texts and lists of an agent are cut where they are sent, and refused 
   CHECK(decode_payload(payload).error().text.find("a malformed Notice") == 0);
 }
 
-TEST_CASE("the size of a frame is known without its bytes") {
-  const auto same = [](const Message& message) {
-    std::string frame;
-    append_frame(message, frame);
-    return frame.size() == frame_size(message);
-  };
-  CHECK(same(sample_job()));
-  CHECK(same(Hello{.hostname = "n", .interfaces = {{"eth0", "10.0.0.1", 24, true, false}}}));
-  CHECK(same(WorkerSteps{1, {2}, {3}, {4}, {"train"}, {5}, {6}, {7, 8}}));
-  CHECK(same(Output{0, 1, 2, 3, "text"}));
+/// Gives each field a value of its own, and each list two elements.
+struct Filler {
+  unsigned next = 1;
+
+  void operator()(bool& value) { value = true; }
+  template <std::integral T>
+  void operator()(T& value) {
+    value = static_cast<T>(next++ * 0x0101010101010101ull);
+  }
+  void operator()(std::string& value) { value = "text " + std::to_string(next++) + std::string("\0\xff", 2); }
+  void operator()(std::string_view& value) { value = "a view"; }
+  template <class A, class B>
+  void operator()(std::pair<A, B>& value) {
+    (*this)(value.first), (*this)(value.second);
+  }
+  template <class T>
+  void operator()(std::vector<T>& list) {
+    for (int i = 0; i < 2; ++i)
+      (*this)(list.emplace_back());
+  }
+  template <class T>
+  requires std::is_aggregate_v<T>
+  void operator()(T& value) {
+    boost::pfr::for_each_field(value, [this](auto& field) { (*this)(field); });
+  }
+};
+
+/// Collects the values of all fields, in order.
+struct FieldTexts {
+  std::vector<std::string> texts;
+
+  template <std::integral T>
+  void operator()(const T& value) {
+    texts.push_back(std::to_string(value));
+  }
+  void operator()(const std::string_view& value) { texts.emplace_back(value); }
+  void operator()(const std::string& value) { texts.push_back(value); }
+  template <class A, class B>
+  void operator()(const std::pair<A, B>& value) {
+    (*this)(value.first), (*this)(value.second);
+  }
+  template <class T>
+  void operator()(const std::vector<T>& list) {
+    for (const T& element : list)
+      (*this)(element);
+  }
+  template <class T>
+  requires std::is_aggregate_v<T>
+  void operator()(const T& value) {
+    boost::pfr::for_each_field(value, [this](auto& field) { (*this)(field); });
+  }
+};
+
+std::vector<std::string> field_texts(const Message& message) {
+  FieldTexts fields;
+  std::visit(fields, message);
+  return fields.texts;
 }
 
-TEST_CASE("every message has a name") {
-  CHECK(message_name(Hello{}) == "Hello");
-  CHECK(message_name(StdinTaken{}) == "StdinTaken");
-  CHECK(message_name(JobStart{}) == "JobStart");
-  CHECK(message_name(Credit{}) == "Credit");
-  CHECK(message_name(Stdin{}) == "Stdin");
-  CHECK(message_name(NodeChecked{}) == "NodeChecked");
-  CHECK(message_name(NodeCheck{}) == "NodeCheck");
-  CHECK(message_name(WorkersGreeted{}) == "WorkersGreeted");
-  CHECK(message_name(AttemptRevoked{}) == "AttemptRevoked");
-  CHECK(message_name(Revoke{}) == "Revoke");
-  CHECK(message_name(Signal{}) == "Signal");
+template <std::size_t... Index>
+std::vector<Message> one_of_each(std::index_sequence<Index...>) {
+  std::vector<Message> messages;
+  (messages.emplace_back(std::in_place_index<Index>), ...);
+  for (Message& message : messages)
+    std::visit(Filler{}, message);
+  return messages;
+}
+
+TEST_CASE("every message survives its encoding, has a size and a name, and is refused if it is cut") {
+  std::set<std::string_view> names;
+  for (const Message& message : one_of_each(std::make_index_sequence<std::variant_size_v<Message>>{})) {
+    CAPTURE(message_name(message));
+    CHECK(names.insert(message_name(message)).second);
+    std::string frame;
+    append_frame(message, frame);
+    CHECK(frame.size() == frame_size(message));
+    const std::string_view payload = std::string_view(frame).substr(kFrameHeader);
+    const auto back = decode_payload(payload);
+    REQUIRE(back.has_value());
+    REQUIRE(back->index() == message.index());
+    CHECK(field_texts(*back) == field_texts(message));
+    for (std::size_t size = 0; size < payload.size(); ++size)
+      REQUIRE_FALSE(decode_payload(payload.substr(0, size)).has_value());
+    CHECK_FALSE(decode_payload(std::string(payload) + "x").has_value());
+  }
+  CHECK(names.contains("Hello"));
+  CHECK(names.contains("AttemptRevoked"));
+  CHECK(names.contains("CancelQuery"));
 }
 
 }  // namespace
