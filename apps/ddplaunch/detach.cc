@@ -24,47 +24,32 @@
 #include "base/files.h"
 #include "base/program.h"
 #include "base/text.h"
+#include "base/tool_run.h"
 #include "base/unique_fd.h"
-#include "launcher/inspection/tool_run.h"
 
 namespace ddp {
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using launcher::ToolOutput;
 
 constexpr std::chrono::seconds kAnswerTime{2};
 constexpr std::chrono::milliseconds kLookEvery{10};
 constexpr std::size_t kMostText = 4096;
 constexpr std::string_view kEndsJob = "logind ends this job at the logout (KillUserProcesses=yes)";
 
-struct Question {
-  ChildSpec program;
-  std::set<pid_t> pids;
-  ToolOutput answer;
-
-  static Awaitable<> run(Question* self) {
-    self->answer =
-        co_await launcher::run_tool(self->program, Clock::now() + kAnswerTime, kMostText, &self->pids);
-  }
-};
-
 /// Asks a service on D-Bus through busctl, a program of systemd.
 ToolOutput ask_busctl(std::vector<std::string> words) {
   const char* const path = std::getenv("PATH");
   const auto program =
       find_program("busctl", path == nullptr ? std::nullopt : std::optional<std::string_view>(path), "/");
-  Question question;
-  if (!program) return question.answer;
-  question.program.path = *program;
-  question.program.argv = std::move(words);
-  question.program.argv.insert(question.program.argv.begin(), "busctl");
-  question.program.env = own_environment();
-  asio::io_context loop(1);
-  spawn(loop.get_executor(), Question::run(&question));
-  loop.run();
-  return question.answer;
+  if (!program) return {};
+  ChildSpec spec;
+  spec.path = *program;
+  spec.argv = std::move(words);
+  spec.argv.insert(spec.argv.begin(), "busctl");
+  spec.env = own_environment();
+  return wait_for_tool(std::move(spec), Clock::now() + kAnswerTime, kMostText);
 }
 
 bool logind_kills() {
@@ -98,7 +83,8 @@ std::string survive_logout(const std::string& name) {
       ask_busctl({"--user", "call", "org.freedesktop.systemd1", "/org/freedesktop/systemd1",
                   "org.freedesktop.systemd1.Manager", "StartTransientUnit", "ssa(sv)a(sa(sv))", scope, "fail",
                   "1", "PIDs", "au", "1", std::to_string(::getpid()), "0"});
-  if (!made.success) return ends + "; systemd made no scope for it: " + one_line(made.text + made.trouble);
+  if (!made.success())
+    return ends + "; systemd made no scope for it: " + one_line(made.text + made.trouble());
   // Children that start earlier would stay in the session.
   const auto give_up = Clock::now() + kAnswerTime;
   while (read_start("/proc/self/cgroup", kMostText, 0).find('/' + scope) == std::string::npos) {

@@ -242,14 +242,12 @@ struct Tools {
 };
 
 Awaitable<ToolOutput> ask(std::vector<std::string> argv, Tools tools, std::string cwd = {}) {
-  std::set<pid_t> pids;
   ChildSpec spec;
   spec.path = argv.front();
   spec.argv = std::move(argv);
   spec.cwd = std::move(cwd);
   spec.env = env_entries(tools.env);
-  ToolOutput output = co_await run_tool(std::move(spec), tools.until, kToolText, &pids, tools.stop);
-  co_return output;
+  co_return co_await run_tool(std::move(spec), tools.until, kToolText, nullptr, tools.stop);
 }
 
 /// Python's answer about a module.
@@ -280,7 +278,7 @@ Awaitable<ModuleAnswer> ask_python(std::string python, std::string module, std::
   if (output.text.find("ddplaunch: False") == std::string::npos) {
     const std::string lines = output.text.substr(0, output.text.find_last_not_of('\n') + 1);
     const std::string last = lines.substr(lines.rfind('\n') + 1);
-    answer.trouble = python + " cannot search for the module " + top + ": " + output.trouble +
+    answer.trouble = python + " cannot search for the module " + top + ": " + output.trouble() +
                      (last.empty() ? "" : " (" + last + ")");
     co_return answer;
   }
@@ -296,7 +294,8 @@ Awaitable<GpuFacts> ask_nvml(std::string helper, Tools tools) {
   std::vector<std::string> argv(1, helper);
   const ToolOutput output = co_await ask(std::move(argv), std::move(tools));
   GpuFacts facts = read_nvml_lines(output.text);
-  if (!output.success) facts.trouble = "the NVIDIA driver did not answer " + helper + ": " + output.trouble;
+  if (!output.success())
+    facts.trouble = "the NVIDIA driver did not answer " + helper + ": " + output.trouble();
   co_return facts;
 }
 
@@ -307,9 +306,9 @@ Awaitable<GpuFacts> ask_smi(std::string smi, Tools tools) {
   const ToolOutput gpus = co_await ask(argv, tools);
   argv[1] = "--query-compute-apps=gpu_uuid,pid,used_memory";
   const ToolOutput apps = co_await ask(argv, tools);
-  GpuFacts facts = read_smi(gpus.text, apps.success ? apps.text : "");
-  if (!gpus.success) {
-    facts.trouble = "nvidia-smi: " + gpus.trouble;
+  GpuFacts facts = read_smi(gpus.text, apps.success() ? apps.text : "");
+  if (!gpus.success()) {
+    facts.trouble = "nvidia-smi: " + gpus.trouble();
     const std::string first = gpus.text.substr(0, gpus.text.find('\n'));
     if (!first.empty()) facts.trouble += " (" + first + ")";
   }

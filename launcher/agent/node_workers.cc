@@ -516,7 +516,7 @@ Awaitable<> NodeQueries::run_command(NodeQueries* self, rendezvous::Query query)
     self->answer(query.request, rank, output.text.substr(at, kPiece));
   rendezvous::QueryAnswer last{query.request, rank, {}, true, 0, {}};
   if (!output.status)
-    last.trouble = running.stop.stopped ? std::string(kEnded) : output.trouble;
+    last.trouble = running.stop.stopped ? std::string(kEnded) : output.trouble();
   else if (output.status->kind == ExitStatus::Kind::kSignaled)
     last.code = 128 + output.status->number;
   else

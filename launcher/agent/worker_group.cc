@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/asio.h"
+#include "base/blocking_calls.h"
 #include "launcher/keeper/cgroup.h"
 #include "launcher/keeper/process_table.h"
 #include "launcher/keeper/process_tree.h"

@@ -12,7 +12,6 @@
 #include "base/child_process.h"
 #include "base/result.h"
 #include "launcher/agent/worker_pipes.h"
-#include "launcher/inspection/tool_run.h"
 #include "launcher/keeper/process_tree.h"
 
 namespace ddp::launcher {

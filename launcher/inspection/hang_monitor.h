@@ -13,7 +13,6 @@
 #include "base/asio.h"
 #include "launcher/hang/hang_detection.h"
 #include "launcher/inspection/process_inspection.h"
-#include "launcher/inspection/tool_run.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {

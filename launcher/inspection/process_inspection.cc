@@ -19,9 +19,9 @@
 #include "base/files.h"
 #include "base/program.h"
 #include "base/text.h"
+#include "base/tool_run.h"
 #include "base/unique_fd.h"
 #include "launcher/hang/wait_state.h"
-#include "launcher/inspection/tool_run.h"
 #include "rendezvous/protocol/codec.h"
 
 namespace ddp::launcher {
@@ -379,8 +379,8 @@ Awaitable<> ProcessInspection::run_one(Subject subject, std::string tool, std::v
   const ToolOutput output = co_await run_tool(std::move(spec), until, kToolText, &pids_);
   std::string text = "== " + tool + ", pid " + std::to_string(subject.pid) + "\n" + output.text;
   if (!text.ends_with('\n')) text += '\n';
-  if (!output.success) {
-    text += "(" + tool + ": " + output.trouble + ")\n";
+  if (!output.success()) {
+    text += "(" + tool + ": " + output.trouble() + ")\n";
     if (!attach_note_.empty()) text += "(" + attach_note_ + ")\n";
   }
   add_text(subject.rank, std::move(text));

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "launcher/inspection/tool_run.h"
 #include "launcher/keeper/process_table.h"
 #include "rendezvous/protocol/message.h"
 

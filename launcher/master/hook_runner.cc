@@ -119,11 +119,11 @@ Awaitable<> HookRunner::run(Call call) {
   const auto deadline = std::chrono::steady_clock::now() + settings_.time;
   ToolStop stop;
   stops_.insert(&stop);
-  const ToolOutput output = co_await run_tool(std::move(spec), deadline, kMostText, &pids_, &stop);
+  const ToolOutput output = co_await run_tool(std::move(spec), deadline, kMostText, nullptr, &stop);
   stops_.erase(&stop);
   if (!output.text.empty()) settings_.write("# " + settings_.hooks[call.hook].command + "\n" + output.text);
   // A hook that the user's signal ended did not fail.
-  if (!output.success && !stop.stopped) warn(call.hook, "failed: " + output.trouble);
+  if (!output.success() && !stop.stopped) warn(call.hook, "failed: " + output.trouble());
   --running_;
   start_waiting();
 }

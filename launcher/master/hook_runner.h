@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "launcher/inspection/tool_run.h"
+#include "base/tool_run.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/report/job_end.h"
 #include "launcher/report/journal.h"
@@ -62,9 +62,8 @@ class HookRunner {
   std::deque<Call> waiting_;
   std::size_t running_ = 0;
   std::set<std::size_t> warned_;  ///< hooks that had a warning
-  std::set<pid_t> pids_;
-  std::set<ToolStop*> stops_;  ///< of the hooks that run
-  bool has_run_ = false;       ///< all ranks have run
+  std::set<ToolStop*> stops_;     ///< of the hooks that run
+  bool has_run_ = false;          ///< all ranks have run
 };
 
 /// Returns what a hook's command learns besides HookSettings::env (docs/users/operate.md): "NAME=value",

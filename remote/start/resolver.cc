@@ -2,13 +2,8 @@
 // loop.
 #include "remote/start/resolver.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -21,6 +16,7 @@
 #include "base/child_process.h"
 #include "base/program.h"
 #include "base/text.h"
+#include "base/tool_run.h"
 
 namespace ddp::remote {
 namespace {
@@ -33,26 +29,6 @@ constexpr std::chrono::seconds kKept{30};
 constexpr std::size_t kMostAnswer = std::size_t{1} << 20;
 /// getent's exit code for a key that is not in the database.
 constexpr int kNotFound = 2;
-
-int milliseconds_until(Clock::time_point deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  return static_cast<int>(std::clamp<long long>(left, 0, 3'600'000));
-}
-
-/// Reads until the end of the pipe, or more than kMostAnswer bytes. Returns false at the deadline.
-bool read_until(int pipe, Clock::time_point deadline, std::string& text) {
-  std::array<char, 4096> chunk;
-  while (text.size() <= kMostAnswer) {
-    pollfd readable{pipe, POLLIN, 0};
-    const int ready = ::poll(&readable, 1, milliseconds_until(deadline));
-    if (ready == 0) return false;
-    const ssize_t size = ready < 0 ? -1 : ::read(pipe, chunk.data(), chunk.size());
-    if (size < 0 && errno == EINTR) continue;
-    if (size <= 0) break;
-    text.append(chunk.data(), static_cast<std::size_t>(size));
-  }
-  return true;
-}
 
 Result<std::string> find_getent() {
   const char* path = std::getenv("PATH");
@@ -67,32 +43,20 @@ Result<std::string> run_getent(const std::string& database, const std::string& k
                                Clock::time_point deadline) {
   auto program = find_getent();
   if (!program) return program.error();
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return system_error(errno, "pipe for getent");
-  const UniqueFd reader(ends[0]);
-  UniqueFd writer(ends[1]);
   ChildSpec spec;
   spec.path = *program;
   spec.argv = {"getent", database, key};
   spec.env = own_environment();
-  spec.out = writer.get();
-  // The name service may hang. getent must not stay when this program is gone.
-  spec.death_signal = SIGKILL;
-  auto child = spawn(spec);
-  writer.reset();
-  if (!child) return child.error();
-  std::string text;
-  pollfd ended{child->end_fd(), POLLIN, 0};
-  const bool read = read_until(reader.get(), deadline, text);
-  if (text.size() > kMostAnswer)
+  const ToolOutput answer = wait_for_tool(std::move(spec), deadline, kMostAnswer);
+  if (answer.cut)
     return Error{ErrorCode::kSystem, "the answer of getent for " + key + " is longer than 1 MiB", 0};
-  if (!read || ::poll(&ended, 1, milliseconds_until(deadline)) <= 0)
-    return Error{ErrorCode::kTimeout, "the name service did not answer in time", 0};
-  const auto status = child->try_wait();
-  if (status && status->success()) return text;
-  if (status && status->kind == ExitStatus::Kind::kExited && status->number == kNotFound)
+  if (answer.success()) return answer.text;
+  if (answer.status && *answer.status == ExitStatus::exited(kNotFound))
     return Error{ErrorCode::kUnreachable, "Name or service not known", 0};
-  return Error{ErrorCode::kSystem, "getent " + (status ? status->text() : std::string("was lost")), 0};
+  if (answer.status) return Error{ErrorCode::kSystem, "getent " + answer.status->text(), 0};
+  if (answer.status.error().code == ErrorCode::kTimeout)
+    return Error{ErrorCode::kTimeout, "the name service did not answer in time", 0};
+  return answer.status.error();
 }
 
 /// The fields of a line of the user database: name, password, uid, gid, comment, home, shell.

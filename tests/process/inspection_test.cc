@@ -16,8 +16,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/tool_run.h"
 #include "launcher/inspection/process_inspection.h"
-#include "launcher/inspection/tool_run.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {
@@ -53,12 +53,12 @@ ToolOutput shell(const std::string& script, Clock::duration time = 20s, std::siz
 TEST_CASE("a tool's output and exit are reported") {
   const ToolOutput good = shell("echo out; echo err >&2");
   CHECK(good.text == "out\nerr\n");
-  CHECK(good.success);
-  CHECK(good.trouble.empty());
+  CHECK(good.success());
+  CHECK(good.trouble().empty());
   const ToolOutput bad = shell("echo no; exit 3");
   CHECK(bad.text == "no\n");
-  CHECK_FALSE(bad.success);
-  CHECK(bad.trouble == "it exited 3");
+  CHECK_FALSE(bad.success());
+  CHECK(bad.trouble() == "it exited 3");
 }
 
 TEST_CASE("a process whose main thread has ended still counts as running") {
@@ -95,7 +95,7 @@ TEST_CASE("a tool that does not end is killed with the processes that it started
   const auto began = Clock::now();
   const ToolOutput output = shell("sleep 1000 & echo $!; wait", 300ms);
   CHECK(Clock::now() - began < 5s);
-  CHECK(output.trouble == "it did not end in time and was killed");
+  CHECK(output.trouble() == "it did not end in time and was killed");
   const pid_t grandchild = std::stoi(output.text);
   // The grandchild has its SIGKILL when the tool ends, but may not have ended yet.
   const auto ended = [&] {
@@ -116,7 +116,7 @@ TEST_CASE("a child that holds the pipe in a session of its own is not waited for
 
 TEST_CASE("endless output is cut") {
   const ToolOutput output = shell("head -c 1000000 /dev/zero | tr '\\0' x", 20s, 1000);
-  CHECK(output.success);
+  CHECK(output.success());
   CHECK(output.text == std::string(1000, 'x') + "\n(cut here)\n");
 }
 
@@ -126,8 +126,8 @@ TEST_CASE("a tool that cannot be executed is reported as an error") {
   spec.argv = {"gdb"};
   std::set<pid_t> pids;
   const ToolOutput output = run(run_tool(std::move(spec), Clock::now() + 5s, 100, &pids));
-  CHECK_FALSE(output.success);
-  CHECK(output.trouble.find("/nonexistent/gdb") != std::string::npos);
+  CHECK_FALSE(output.success());
+  CHECK(output.trouble().find("/nonexistent/gdb") != std::string::npos);
   CHECK(pids.empty());
 }
 

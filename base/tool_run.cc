@@ -1,4 +1,4 @@
-#include "launcher/inspection/tool_run.h"
+#include "base/tool_run.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -7,11 +7,14 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <exception>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "base/unique_fd.h"
 
-namespace ddp::launcher {
+namespace ddp {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -60,17 +63,20 @@ void read_until_end(const std::shared_ptr<Running>& run) {
 
 }  // namespace
 
+std::string ToolOutput::trouble() const {
+  if (!status) return status.error().text;
+  if (status->success()) return {};
+  return (status->kind == ExitStatus::Kind::kSignaled ? "it was " : "it ") + status->text();
+}
+
 Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::size_t limit,
                                std::set<pid_t>* pids, ToolStop* stop) {
   ToolOutput result;
-  if (stop != nullptr && stop->stopped) {
-    result.trouble = "it was not started";
-    co_return result;
-  }
+  if (stop != nullptr && stop->stopped) co_return result;
   const auto executor = co_await asio::this_coro::executor;
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
-    result.trouble = system_error(errno, "pipe").text;
+    result.status = system_error(errno, "pipe");
     co_return result;
   }
   UniqueFd reader(ends[0]);
@@ -81,7 +87,7 @@ Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::
   auto child = spawn(spec);
   writer.reset();
   if (!child) {
-    result.trouble = child.error().text;
+    result.status = child.error();
     co_return result;
   }
   const auto run = std::make_shared<Running>(
@@ -89,7 +95,7 @@ Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::
               asio::posix::stream_descriptor(executor, ::fcntl(child->end_fd(), F_DUPFD_CLOEXEC, 0)),
               asio::steady_timer(executor), asio::steady_timer(executor), std::move(*child)});
   const pid_t pid = run->child.pid();
-  pids->insert(pid);
+  if (pids != nullptr) pids->insert(pid);
   kill_at(run, deadline);
   read_until_end(run);
   if (stop != nullptr) stop->kill = [run] { kill_at(run, Clock::now()); };
@@ -112,19 +118,32 @@ Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::
   }
   run->timer.cancel();
   const auto status = run->child.try_wait();
-  result.success = !late && status && status->success();
-  if (!late) result.status = status;
   if (late) {
-    result.trouble = "it did not end in time and was killed";
-  } else if (!result.success) {
-    result.trouble = "it " + (status ? (status->text().starts_with("killed") ? "was " : "") + status->text()
-                                     : std::string("could not be waited for"));
+    result.status = Error{ErrorCode::kTimeout, "it did not end in time and was killed"};
+  } else if (status) {
+    result.status = *status;
+  } else {
+    result.status = Error{ErrorCode::kSystem, "it could not be waited for"};
   }
-  if (result.text.size() >= limit) result.text += "\n(cut here)\n";
+  result.cut = result.text.size() >= limit;
+  if (result.cut) result.text += "\n(cut here)\n";
   // The destructor would wait for a child that the kernel still blocks.
   if (run->child.running()) run->child.abandon();
-  pids->erase(pid);
+  if (pids != nullptr) pids->erase(pid);
   co_return result;
 }
 
-}  // namespace ddp::launcher
+ToolOutput wait_for_tool(ChildSpec spec, Clock::time_point deadline, std::size_t limit) {
+  asio::io_context loop(1);
+  std::optional<ToolOutput> output;
+  asio::co_spawn(loop, run_tool(std::move(spec), deadline, limit),
+                 [&output](const std::exception_ptr& broken, ToolOutput result) {
+                   if (broken) std::terminate();  // internal error: no exception crosses an await here
+                   output = std::move(result);
+                 });
+  loop.run();
+  DDP_REQUIRE(output.has_value(), limit);
+  return std::move(*output);
+}
+
+}  // namespace ddp
