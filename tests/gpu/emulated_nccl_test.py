@@ -14,7 +14,7 @@ import tempfile
 import unittest
 import unittest.mock
 
-sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / "unit/apps/train" / room) for room in ("training", "bench")]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "process/train"))
 import bench_run_test  # noqa: E402
 import train_run_test  # noqa: E402
 from train_run_test import run  # noqa: E402

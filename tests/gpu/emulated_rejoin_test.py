@@ -12,7 +12,7 @@ import tempfile
 import time
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit/apps/train/training"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "process/train"))
 import rejoin_test  # noqa: E402
 from rejoin_test import Job, weights  # noqa: E402
 

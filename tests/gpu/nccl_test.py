@@ -12,7 +12,7 @@ import tempfile
 import time
 import unittest
 
-sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / "unit/apps/train" / room) for room in ("training", "bench")]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "process/train"))
 import bench_run_test  # noqa: E402
 import train_run_test  # noqa: E402
 from train_run_test import Ranks, run  # noqa: E402

@@ -25,17 +25,17 @@ import time
 # Sources of each room, and the programs that test it.
 ROOMS = {
     "membership": (["rendezvous/membership/*.cc"], ["unit_ranks", "unit_supervisor"]),
-    "supervisor": (["launcher/supervisor/*.cc"], ["unit_supervisor", "unit_cores", "sim_survivors"]),
+    "supervisor": (["launcher/supervisor/*.cc"], ["unit_supervisor", "sim_survivors"]),
     "agent_core": (["launcher/agent_core/*.cc"], ["unit_cores", "unit_node_facts", "unit_check", "sim_survivors"]),
     "root_cause": (["launcher/report/*.cc"], ["unit_report", "unit_supervisor"]),
     "store": (["rendezvous/store/*.cc"], ["unit_store"]),
     "keeper": (["launcher/keeper/*.cc"],
                ["unit_keeper", "process_process_tree_test", "process_process_tree_old_kernel", "process_cgroup_test",
                 "process_attempt_tree_test", "process_stuck_process_test", "process_keeper_test", "process_worker_group_test"]),
-    "lines": (["launcher/lines/*.cc"], ["unit_cores", "unit_terminal", "unit_line_cores"]),
+    "lines": (["launcher/lines/*.cc"], ["unit_lines"]),
     "output": (["launcher/output/*.cc"], ["unit_job_files", "unit_console"]),
     "hang": (["launcher/hang/*.cc"], ["unit_hang", "unit_supervisor"]),
-    "schedule": (["apps/train/schedule/*.cc"], ["unit_train", "unit_train_engine"]),
+    "schedule": (["apps/train/schedule/*.cc"], ["unit_train"]),
     "checkpoint": (["apps/train/checkpoint/*.cc"], ["unit_train_engine"]),
 }
 # A mutant of a program that kills processes may kill any process that it sees. It sees only its own PID namespace. The shell is the

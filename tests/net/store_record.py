@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Records the bytes between a TCPStore client of PyTorch and our store: store_record.py SERVER PYTHON > TRACE.
 
-The traces in tests/unit/rendezvous/store/traces/ were recorded by this program. trace_test.cc of the same room replays them,
+The traces in tests/unit/rendezvous/store/traces/ were recorded by this program. key_store_test.cc of the same room replays them,
 so that a test knows the bytes of a PyTorch that is not installed. '>' is client to server, '<' server to client; a trace
 holds one connection.
 """

@@ -1,16 +1,23 @@
 #include "base/files.h"
 
+#include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
-
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "base/unique_fd.h"
 #include "tests/support/catch.h"
+#include "tests/support/skip.h"
 
-using namespace ddp;
+namespace ddp {
+namespace {
 
 TEST_CASE("bytes that were written are read again, whole or only their start") {
   const std::string path =
@@ -36,3 +43,117 @@ TEST_CASE("a file that cannot be read is empty, and a failed write names the pat
   REQUIRE_FALSE(written.has_value());
   CHECK(written.error().text == "write the list: Bad file descriptor");
 }
+
+/// The number of entries that a directory has before reading it fails with EIO; negative: all.
+int entries_left = -1;
+
+template <class Entry>
+Entry* read_or_fail(DIR* directory, const char* name) {
+  if (entries_left == 0) {
+    errno = EIO;
+    return nullptr;
+  }
+  if (entries_left > 0) --entries_left;
+  return reinterpret_cast<Entry* (*)(DIR*)>(dlsym(RTLD_NEXT, name))(directory);
+}
+
+// These functions replace libc's, also for the standard library.
+extern "C" dirent* readdir(DIR* directory) {
+  return read_or_fail<dirent>(directory, "readdir");
+}
+extern "C" dirent64* readdir64(DIR* directory) {
+  return read_or_fail<dirent64>(directory, "readdir64");
+}
+
+namespace fs = std::filesystem;
+
+struct Directory {
+  Directory() {
+    fs::create_directories(path);
+    for (const char* name : {"a", "b", "c"})
+      std::ofstream(path / name) << name;
+  }
+  ~Directory() {
+    entries_left = -1;
+    fs::remove_all(path);
+  }
+  fs::path path = fs::temp_directory_path() / ("ddp-list-" + std::to_string(::getpid()));
+};
+
+TEST_CASE("a directory is listed, and a missing one has no entries") {
+  const Directory directory;
+  auto entries = list_directory(directory.path);
+  std::sort(entries.begin(), entries.end());
+  CHECK(entries == std::vector<fs::path>{directory.path / "a", directory.path / "b", directory.path / "c"});
+  std::error_code failed;
+  CHECK(list_directory(directory.path / "none", failed).empty());
+  CHECK(failed == std::errc::no_such_file_or_directory);
+}
+
+TEST_CASE("a directory that cannot be read to its end gives the entries read so far, without an exception") {
+  const Directory directory;
+  std::error_code failed;
+  entries_left = 4;  // includes "." and ".."
+  CHECK(list_directory(directory.path, failed).size() <= 4);
+  CHECK(entries_left == 0);
+  CHECK(failed == std::errc::io_error);
+}
+
+class ProgramDirectory {
+ public:
+  ProgramDirectory() {
+    REQUIRE(::mkdtemp(directory_) != nullptr);
+    fs::create_directories(path("opt/bin"));
+    std::ofstream(path("opt/bin/program")) << "#!/bin/sh\n";
+    for (const char* part : {"opt", "opt/bin", "opt/bin/program"})
+      allow(part, 0755);
+  }
+  ~ProgramDirectory() {
+    std::error_code ignored;
+    fs::remove_all(directory_, ignored);
+  }
+  ProgramDirectory(const ProgramDirectory&) = delete;
+  ProgramDirectory& operator=(const ProgramDirectory&) = delete;
+  std::string path(const std::string& below) const { return std::string(directory_) + '/' + below; }
+  void allow(const char* below, unsigned mode) const { REQUIRE(::chmod(path(below).c_str(), mode) == 0); }
+  std::string judge() const { return distrust_program(path("opt/bin/program")); }
+
+ private:
+  char directory_[32] = "/tmp/ddplaunch-path-XXXXXX";
+};
+
+TEST_CASE("a program is safe if only root and this user can write to it and to its parents") {
+  const ProgramDirectory host;
+  CHECK(host.judge().empty());
+  for (const char* part : {"opt/bin/program", "opt/bin", "opt"}) {
+    host.allow(part, 0757);
+    CHECK(host.judge() == "other users may write to " + host.path(part));
+    host.allow(part, 0755);
+  }
+  host.allow("opt", 01777);
+  CHECK(host.judge().empty());
+  host.allow("opt/bin/program", 01757);  // the bit means nothing for a file
+  CHECK_FALSE(host.judge().empty());
+  CHECK(distrust_program(host.path("opt/none")).empty());
+}
+
+TEST_CASE("a program of another user or group is not safe, also behind a link") {
+  if (::geteuid() != 0) SKIP_TEST("needs root");
+  const ProgramDirectory host;
+  for (const char* part : {"opt/bin/program", "opt/bin", "opt"}) {
+    REQUIRE(::chown(host.path(part).c_str(), 12345, 0) == 0);
+    CHECK(host.judge().find("belongs to uid 12345") != std::string::npos);
+    REQUIRE(::chown(host.path(part).c_str(), 0, 12345) == 0);
+    host.allow(part, 0775);
+    CHECK(host.judge() == "other users may write to " + host.path(part));
+    REQUIRE(::chown(host.path(part).c_str(), 0, 0) == 0);
+    CHECK(host.judge().empty());
+    host.allow(part, 0755);
+  }
+  fs::create_symlink(host.path("opt/bin/program"), host.path("link"));
+  REQUIRE(::chown(host.path("opt").c_str(), 12345, 0) == 0);
+  CHECK_FALSE(distrust_program(host.path("link")).empty());
+}
+
+}  // namespace
+}  // namespace ddp

@@ -1,14 +1,15 @@
 #include "launcher/output/folded_output.h"
 
+#include <map>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "tests/support/catch.h"
 
-using namespace ddp;
-using namespace ddp::launcher;
-
+namespace ddp::launcher {
 namespace {
 
 using Shown = std::vector<std::pair<int, std::string>>;
@@ -26,8 +27,6 @@ struct Bench {
 LineSource rank_on(std::string_view host, int rank, int local_rank, int node_rank) {
   return {host, rank, local_rank, node_rank, ""};
 }
-
-}  // namespace
 
 TEST_CASE("merged lines carry the set of ranks, lines of one rank its own label") {
   Bench bench("[{host}:{rank}] ");
@@ -90,3 +89,177 @@ TEST_CASE("a new attempt starts with nothing held") {
   bench.output.flush();
   CHECK(bench.shown == Shown{{1, "0|x\n"}, {1, "1|x\n"}});
 }
+
+using std::chrono::milliseconds;
+
+using Texts = std::vector<std::string>;
+
+/// A fold and its output: "0-2 text", with "!" before a line of stderr.
+struct FoldBench {
+  explicit FoldBench(std::size_t everyone) : fold(everyone) {}
+  LineFold fold;
+  Texts out;
+  LineFold::Sink sink = [this](const LineFold::Line& line) {
+    out.push_back((line.stream == 2 ? "!" : "") + ddp::format_number_set(line.ranks) + ' ' +
+                  std::string(line.text));
+  };
+  void add(int rank, const std::string& text, int ms, std::uint8_t stream = 1) {
+    fold.add(rank, stream, text, "", milliseconds(ms), sink);
+  }
+  void tick(int ms) { fold.tick(milliseconds(ms), sink); }
+  void flush() { fold.flush(sink); }
+};
+
+TEST_CASE("equal lines of several ranks are merged") {
+  FoldBench bench(4);
+  bench.add(1, "hello", 0);
+  bench.add(0, "hello", 10);
+  bench.add(3, "hello", 20);
+  CHECK(bench.out.empty());
+  CHECK(bench.fold.deadline() == LineFold::Time(milliseconds(100)));
+  bench.tick(99);
+  CHECK(bench.out.empty());
+  bench.tick(100);
+  CHECK(bench.out == Texts{"0-1,3 hello"});
+  CHECK_FALSE(bench.fold.deadline());
+  CHECK(bench.fold.held() == 0);
+}
+
+TEST_CASE("a line that all ranks have written is released at once") {
+  FoldBench bench(2);
+  bench.add(0, "hello", 0);
+  bench.add(1, "hello", 1);
+  CHECK(bench.out == Texts{"0-1 hello"});
+  FoldBench alone(1);
+  alone.add(0, "x", 0);
+  CHECK(alone.out == Texts{"0 x"});
+}
+
+TEST_CASE("a folded line does not overtake lines of its ranks") {
+  FoldBench bench(3);
+  bench.add(0, "a", 0);
+  bench.add(1, "b", 1);
+  bench.add(1, "a", 2);  // joins nothing: the line a of rank 0 is printed before b
+  bench.add(0, "b", 3);  // joins b, which is printed after a
+  bench.flush();
+  CHECK(bench.out == Texts{"0 a", "0-1 b", "1 a"});
+}
+
+TEST_CASE("different lines between equal ones do not prevent merging") {
+  FoldBench bench(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    for (const std::string text : {"begin", "own", "more", "end"})
+      bench.add(rank, text == "own" || text == "more" ? text + std::to_string(rank) : text, rank);
+  }
+  bench.flush();
+  CHECK(bench.out ==
+        Texts{"0-2 begin", "0 own0", "1 own1", "2 own2", "0 more0", "1 more1", "2 more2", "0-2 end"});
+}
+
+TEST_CASE("a rank's own first line does not prevent later merging") {
+  FoldBench bench(9);
+  bench.add(0, "hello 0", 0);
+  bench.add(0, "same", 1);
+  bench.add(1, "hello 1", 2);
+  bench.add(1, "same", 3);
+  bench.tick(100);
+  // A line that is old enough is printed together with the lines before it.
+  CHECK(bench.out == Texts{"0 hello 0"});
+  bench.tick(101);
+  CHECK(bench.out == Texts{"0 hello 0", "1 hello 1", "0-1 same"});
+}
+
+TEST_CASE("a line that no rank can join is released at once") {
+  FoldBench bench(2);
+  bench.add(0, "a", 0);
+  bench.add(1, "b", 1);
+  CHECK(bench.out == Texts{"0 a"});
+  bench.add(0, "c", 2);
+  CHECK(bench.out == Texts{"0 a", "1 b"});
+}
+
+TEST_CASE("a line that one rank writes twice is shown twice") {
+  FoldBench bench(2);
+  bench.add(0, "x", 0);
+  bench.add(0, "x", 1);
+  bench.add(1, "x", 2);
+  bench.add(1, "x", 3);
+  bench.add(1, "x", 4);
+  bench.flush();
+  CHECK(bench.out == Texts{"0-1 x", "0-1 x", "1 x"});
+}
+
+TEST_CASE("streams are not mixed, and keep a rank's order") {
+  FoldBench bench(4);
+  bench.add(0, "x", 0, 1);
+  bench.add(1, "x", 1, 2);
+  bench.add(2, "x", 2, 2);
+  bench.add(0, "y", 3, 2);
+  bench.add(2, "x", 4, 1);
+  bench.flush();
+  CHECK(bench.out == Texts{"0 x", "!1-2 x", "!0 y", "2 x"});
+}
+
+TEST_CASE("a merged line has the time of the first") {
+  LineFold fold(3);
+  std::string stamp;
+  const LineFold::Sink sink = [&](const LineFold::Line& line) { stamp = line.stamp; };
+  fold.add(1, 1, "x", "07:18:13.250", milliseconds(0), sink);
+  fold.add(0, 1, "x", "07:18:13.300", milliseconds(50), sink);
+  fold.flush(sink);
+  CHECK(stamp == "07:18:13.250");
+}
+
+TEST_CASE("the held memory is bounded for any input") {
+  FoldBench bench(2);
+  for (int i = 0; i < 30; ++i) {
+    bench.add(0, std::to_string(i) + std::string(100'000, 'x'), 0);
+    CHECK(bench.fold.held() <= LineFold::kMaxHeld);
+  }
+  bench.flush();
+  CHECK(bench.out.size() == 30);
+  CHECK(bench.fold.held() == 0);
+}
+
+TEST_CASE("no line is lost or late, and each rank keeps its order") {
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    const int ranks = 1 + static_cast<int>(random() % 9);
+    const int words = 1 + static_cast<int>(random() % 6);
+    std::map<int, Texts> went_in;
+    std::map<int, Texts> came_out;
+    LineFold fold(static_cast<std::size_t>(ranks));
+    const LineFold::Sink sink = [&](const LineFold::Line& line) {
+      REQUIRE_FALSE(line.ranks.empty());
+      for (const int rank : line.ranks)
+        came_out[rank].push_back(std::to_string(line.stream) + std::string(line.text));
+    };
+    int now = 0;
+    std::size_t in = 0;
+    for (int i = 0; i < 3000; ++i) {
+      now += static_cast<int>(random() % 20) / 10;
+      const int rank = static_cast<int>(random()) & 0xff;
+      const auto stream = static_cast<std::uint8_t>(random() % 8 == 0 ? 2 : 1);
+      const std::string text = "w" + std::to_string(random() % static_cast<unsigned>(words));
+      went_in[rank % ranks].push_back(std::to_string(stream) + text);
+      fold.add(rank % ranks, stream, text, "", milliseconds(now), sink);
+      ++in;
+      if (random() % 50 == 0) {
+        fold.tick(milliseconds(now), sink);
+        if (const auto deadline = fold.deadline()) CHECK(*deadline > milliseconds(now));
+      }
+      if (random() % 500 == 0) {
+        fold.flush(sink);
+        CHECK(came_out == went_in);
+      }
+    }
+    fold.flush(sink);
+    CHECK(came_out == went_in);
+    CHECK(fold.held() == 0);
+    CHECK_FALSE(fold.deadline());
+  }
+}
+
+}  // namespace
+}  // namespace ddp::launcher

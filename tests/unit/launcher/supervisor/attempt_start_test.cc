@@ -226,5 +226,259 @@ TEST_CASE("attempt start: of very many addresses the store gets those that are o
   CHECK(std::ranges::count(allow, "10.0.7.250") == 1);
 }
 
+JobSpec spec_of_node_0() {
+  JobSpec spec;
+  spec.job_id = "run7";
+  spec.launcher = LauncherKind::kJoin;
+  spec.hosts.resize(2);
+  spec.hosts[0].name = "localhost";
+  spec.hosts[1].name = "node1";
+  spec.command = {WorkerCommand::Kind::kPython, {"train.py"}, "/venv/bin/python"};
+  spec.chdir = "/here";
+  spec.env = {{"FORWARDED", "1"}};
+  spec.local_env = {{"LOCAL", "1"}};
+  spec.explicit_env = {{"WANDB_API_KEY", "secret"}};
+  spec.setup = {"module load cuda"};
+  spec.stdin_to_rank0 = true;
+  return spec;
+}
+
+TEST_CASE("a node that joins gets the job's timeouts and nothing of node 0's own settings") {
+  const JobSpec spec = spec_of_node_0();
+  const rendezvous::JobStart other = job_start(spec, spec.hosts[1], 2);
+  CHECK(other.job_id == "run7");
+  CHECK(other.host == "node1");
+  CHECK(other.stdin_to_rank0);
+  CHECK(other.credit > 0);
+  CHECK(other.master_timeout_ms == to_ms(node_lease(spec)));
+  CHECK(other.argv.empty());
+  CHECK(other.python.empty());
+  CHECK(other.chdir.empty());
+  CHECK(other.env.empty());
+  CHECK(other.explicit_env.empty());
+  CHECK(other.setup.empty());
+  const rendezvous::JobStart own = job_start(spec, spec.hosts[0], 2);
+  CHECK(own.local);
+  CHECK(own.argv == std::vector<std::string>{"train.py"});
+  CHECK(own.env == spec.local_env);
+  CHECK(own.explicit_env == spec.explicit_env);
+}
+
+TEST_CASE("a node's line in the hostfile adds to the job's settings, and its chdir replaces the job's") {
+  JobSpec spec = spec_of_node_0();
+  spec.launcher = LauncherKind::kSsh;
+  remote::Host host;
+  host.name = "gpu01";
+  const rendezvous::JobStart plain = job_start(spec, host, 2);
+  CHECK_FALSE(plain.local);
+  CHECK(plain.chdir == "/here");
+  CHECK(plain.python == "/venv/bin/python");
+  CHECK(plain.env == spec.env);
+  CHECK(plain.setup == std::vector<std::string>{"module load cuda"});
+  CHECK(plain.devices.empty());
+  CHECK(plain.link_grace_ms == 5000);
+  spec.failure_grace = std::chrono::seconds(4);
+  CHECK(job_start(spec, host, 2).link_grace_ms == 4000);
+  spec.launcher = LauncherKind::kSlurm;
+  CHECK(job_start(spec, host, 2).link_grace_ms == to_ms(spec.stop_grace));
+  host.chdir = "/there";
+  host.env = {{"NCCL_DEBUG", "INFO"}};
+  host.setup = "source venv/bin/activate";
+  host.devices = {"2", "3"};
+  const rendezvous::JobStart own = job_start(spec, host, 2);
+  CHECK(own.chdir == "/there");
+  CHECK(own.explicit_env == decltype(own.explicit_env){{"WANDB_API_KEY", "secret"}, {"NCCL_DEBUG", "INFO"}});
+  CHECK(own.setup == std::vector<std::string>{"module load cuda", "source venv/bin/activate"});
+  CHECK(own.devices == host.devices);
+}
+
+TEST_CASE("procs_wanted has the rule, number and oversubscription of the options") {
+  using Kind = ProcsPerNode::Kind;
+  using Rule = rendezvous::ProcsRule;
+  for (const auto& [kind, rule] :
+       {std::pair(Kind::kUnset, Rule::kUnset), std::pair(Kind::kNumber, Rule::kNumber),
+        std::pair(Kind::kAuto, Rule::kAuto), std::pair(Kind::kGpu, Rule::kGpu),
+        std::pair(Kind::kCpu, Rule::kCpu)}) {
+    JobSpec spec;
+    spec.nproc = {kind, 3};
+    spec.oversubscribe = kind == Kind::kCpu;
+    const rendezvous::ProcsWanted wanted = procs_wanted(spec);
+    CHECK(wanted.rule == rule);
+    CHECK(wanted.number == 3);
+    CHECK(wanted.oversubscribe == (kind == Kind::kCpu));
+  }
+}
+
+using State = NodeTable::State;
+
+JobSpec spec_of(const std::vector<std::string>& hosts) {
+  JobSpec spec;
+  spec.start_timeout = 90s;
+  spec.max_nodes = static_cast<int>(hosts.size());
+  for (const std::string& name : hosts)
+    spec.hosts.emplace_back().name = name;
+  return spec;
+}
+
+/// Attempt 0 of nodes 0 and 1, whose store is not open yet.
+AttemptStart opening(NodeTable& nodes) {
+  nodes.begin_attempt(0, {{{0, 0, 0, 1}, {1, 1, 1, 1}}, 2});
+  AttemptStart start;
+  const rendezvous::Interface lo{"lo", "127.0.0.1", 8, true, true};
+  REQUIRE(start.begin(0, {{"a", "m", "", {lo}}, {"b", "m", "", {lo}}}, "").has_value());
+  return start;
+}
+
+TEST_CASE("start notice: a terminal sees a long start every second, a log at growing intervals") {
+  StartNotice notice;
+  CHECK_FALSE(notice.deadline());
+  CHECK_FALSE(notice.is_due(1h));
+  notice.begin(10s);
+  CHECK(*notice.deadline() == 13s);
+  CHECK_FALSE(notice.is_due(13s - 1ns));
+  CHECK(notice.is_due(13s));
+  std::vector<int> logged;
+  for (auto now = 13s; now <= 200s; ++now) {
+    REQUIRE(notice.is_due(now));
+    const auto shown = notice.show("gpu07 (connecting)", now);
+    REQUIRE(shown);
+    CHECK(shown->text == "waiting for gpu07 (connecting)");
+    CHECK(*notice.deadline() == now + 1s);
+    if (shown->due) logged.push_back(static_cast<int>((now - 10s).count()));
+  }
+  CHECK(logged == std::vector<int>{3, 9, 27, 81, 141});
+}
+
+TEST_CASE("start notice: a late call catches up with one line") {
+  StartNotice notice;
+  notice.begin(0s);
+  CHECK(notice.show("x", 100s)->due);
+  CHECK_FALSE(notice.show("x", 140s)->due);
+  CHECK(notice.show("x", 141s)->due);
+}
+
+TEST_CASE("start notice: what was shown is removed at the end, once") {
+  StartNotice notice;
+  notice.begin(0s);
+  CHECK_FALSE(notice.show("", 3s));
+  CHECK(*notice.deadline() == 4s);
+  SECTION("nothing was shown") {
+    CHECK_FALSE(notice.end());
+  }
+  SECTION("something was shown") {
+    REQUIRE(notice.show("x", 4s));
+    const auto removal = notice.end();
+    REQUIRE(removal);
+    CHECK(removal->text.empty());
+    CHECK_FALSE(notice.end());
+  }
+  CHECK_FALSE(notice.deadline());
+  CHECK_FALSE(notice.is_due(1h));
+}
+
+TEST_CASE("missing step: each state of a node has its step") {
+  JobSpec spec = spec_of({"a", "b", "c"});
+  NodeTable nodes(spec);
+  CHECK(missing_step(spec, nodes, nullptr, 0) == "waiting for the agent's hello");
+  nodes.enter(0, State::kUp);
+  CHECK(missing_step(spec, nodes, nullptr, 0) == "checking the job");
+  spec.hosts[0].setup = "module load cuda";
+  CHECK(missing_step(spec, nodes, nullptr, 0) == "running --setup");
+  spec.hosts[0].setup.clear();
+  spec.setup = {"module load cuda"};
+  CHECK(missing_step(spec, nodes, nullptr, 0) == "running --setup");
+  nodes.enter(0, State::kAccepted);
+  nodes.enter(1, State::kAccepted);
+  nodes.enter(2, State::kAccepted);
+  const AttemptStart start = opening(nodes);
+  CHECK(missing_step(spec, nodes, nullptr, 0).empty());
+  CHECK(missing_step(spec, nodes, &start, 0) == "opening the store");
+  CHECK(missing_step(spec, nodes, &start, 1).empty());
+  CHECK(missing_step(spec, nodes, &start, 2).empty());  // a spare
+}
+
+TEST_CASE("awaited text: only the nodes that hold up the start are named, by their steps") {
+  const JobSpec spec = spec_of({"gpu01", "gpu02", "gpu03", "gpu04"});
+  NodeTable nodes(spec);
+  nodes.enter(0, State::kAccepted);
+  nodes[1].start_step = "authenticating";
+  nodes.enter(3, State::kUp);
+  CHECK(awaited_text(spec, nodes, nullptr) ==
+        "3 of 4 nodes: gpu02 (authenticating), gpu04 (checking the job), gpu03 (connecting)");
+  nodes.enter(1, State::kAccepted);
+  nodes.enter(2, State::kAccepted);
+  nodes.enter(3, State::kAccepted);
+  CHECK(awaited_text(spec, nodes, nullptr).empty());
+  const AttemptStart start = opening(nodes);
+  CHECK(awaited_text(spec, nodes, &start) == "1 of 4 nodes: gpu01 (opening the store)");
+}
+
+TEST_CASE("awaited text: very many names are not listed") {
+  std::vector<std::string> names;
+  for (int i = 0; i < 8; ++i)
+    names.push_back("node-" + std::string(1, static_cast<char>('a' + i)));
+  JobSpec spec = spec_of(names);
+  CHECK(awaited_text(spec, NodeTable(spec), nullptr) ==
+        "8 of 8 nodes: node-a,node-b,node-c,node-d,node-e,node-f,node-g,node-h (connecting)");  // 55 bytes
+  spec.hosts[7].name = "node-hhhhhh";                                                           // 60 bytes
+  CHECK(awaited_text(spec, NodeTable(spec), nullptr).find("node-hhhhhh") != std::string::npos);
+  spec.hosts[7].name = "node-hhhhhhh";  // 61 bytes
+  CHECK(awaited_text(spec, NodeTable(spec), nullptr) == "8 of 8 nodes: node-a and 7 more (connecting)");
+}
+
+TEST_CASE("missing nodes: a job that cannot start names the absent ones in the order of their failures") {
+  const JobSpec spec = spec_of({"a", "b", "c", "d"});
+  NodeTable nodes(spec);
+  nodes.enter(0, State::kAccepted);
+  nodes.enter(1, State::kGone);
+  nodes.enter(2, State::kGone);
+  nodes[1].trouble = {Error{ErrorCode::kUnreachable, "no route", 0}, 7s};
+  nodes[2].trouble = {Error{ErrorCode::kRefused, "no such directory", 0}, 5s};
+  auto missing = missing_nodes(spec, nodes, true, false);
+  REQUIRE(missing.size() == 2);  // node d had no time to come
+  CHECK(missing[0].first == "c");
+  CHECK(missing[0].second.code == ErrorCode::kRefused);
+  CHECK(missing[0].second.text == "no such directory");
+  CHECK(missing[1].first == "b");
+  missing = missing_nodes(spec, nodes, true, true);
+  REQUIRE(missing.size() == 3);
+  CHECK(missing[2].first == "d");
+  CHECK(missing[2].second.code == ErrorCode::kTimeout);
+  CHECK(missing[2].second.text ==
+        "it was still waiting for the agent's hello when the start limit of 90 s ran out (--start-timeout)");
+}
+
+TEST_CASE("missing nodes: a node is missing though it accepted, if it was lost or sent away") {
+  const JobSpec spec = spec_of({"a"});
+  NodeTable nodes(spec);
+  nodes.enter(0, State::kAccepted);
+  CHECK(missing_nodes(spec, nodes, true, true).empty());
+  nodes.lose(0, Error{ErrorCode::kLinkLost, "the link was closed", 0}, 20s, false, 5s);
+  CHECK(missing_nodes(spec, nodes, true, false).size() == 1);
+  nodes[0].lost = false;
+  nodes.enter(0, State::kLeaving);
+  CHECK(missing_nodes(spec, nodes, true, false).size() == 1);
+}
+
+TEST_CASE("missing nodes: after a loss only nodes of the attempt count") {
+  const JobSpec spec = spec_of({"a", "b", "c"});
+  NodeTable nodes(spec);
+  nodes.enter(0, State::kAccepted);
+  nodes.enter(1, State::kAccepted);
+  const AttemptStart start = opening(nodes);
+  nodes.lose(1, Error{ErrorCode::kUnreachable, "no route", 0}, 20s, false, 5s);
+  const auto missing = missing_nodes(spec, nodes, false, true);
+  REQUIRE(missing.size() == 1);
+  CHECK(missing[0].first == "b");
+  CHECK(missing[0].second.code == ErrorCode::kLinkLost);
+  CHECK(missing[0].second.text == "no route; no node replaced it within 90 s (--start-timeout)");
+}
+
+TEST_CASE("the size of a job is short if its nodes are equal") {
+  CHECK(size_text({{{0, 0, 0, 8}, {1, 1, 8, 8}}, 16}) == "2 nodes × 8 workers");
+  CHECK(size_text({{{0, 0, 0, 8}, {1, 1, 8, 4}}, 12}) == "2 nodes, 12 workers");
+  CHECK(size_text({{{0, 0, 0, 1}}, 1}) == "1 node × 1 worker");
+}
+
 }  // namespace
 }  // namespace ddp::launcher

@@ -1,12 +1,7 @@
-// Runs the scenario files of tests/scenarios/membership: which nodes are in the job, and when an attempt
-// begins, is stopped, and is followed by another. Each event is a line. The indented lines below it are
-// exactly the decisions that follow, in order. The README there explains the words. DDP_BLESS=1 writes the
-// decisions of today into the files, for a review of the difference.
+// The stage of tests/scenarios/membership: which nodes are in the job, and when an attempt begins, is
+// stopped, and is followed by another. The decisions follow each event.
 #include <algorithm>
 #include <csignal>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,67 +12,26 @@
 
 #include "launcher/supervisor/supervisor.h"
 #include "tests/support/catch.h"
+#include "tests/support/scenario.h"
 
 namespace ddp::launcher {
 namespace {
 
 using namespace std::chrono_literals;
-using Words = std::vector<std::string>;
+using test::quoted_text;
+using test::Words;
 using Time = Supervisor::Time;
-
-Words words_of(const std::string& line, char between = ' ') {
-  std::istringstream in(line);
-  Words words;
-  for (std::string word; std::getline(in, word, between);)
-    if (!word.empty()) words.push_back(word);
-  return words;
-}
-
-std::string quoted(const std::string& line) {
-  const auto first = line.find('"');
-  return first == std::string::npos ? "" : line.substr(first + 1, line.rfind('"') - first - 1);
-}
 
 /// One scenario: a Supervisor whose nodes are on one machine. Their stores and probes answer at once, so an
 /// attempt runs as soon as it has begun.
-class MembershipScenario {
+class MembershipStage : public test::Stage {
  public:
-  void run(const std::filesystem::path& file) {
-    const bool bless = std::getenv("DDP_BLESS") != nullptr;
-    std::ifstream in(file);
-    REQUIRE(in);
-    int number = 0;
-    std::string text;
-    for (std::string line; std::getline(in, line);) {
-      ++number;
-      const Words words = words_of(line);
-      INFO(file.filename().string() << ":" << number << ": " << line);
-      if (bless && line[0] == ' ') continue;
-      text += line + '\n';
-      if (words.empty() || words[0][0] == '#') continue;
-      if (line[0] == ' ') {
-        REQUIRE(next_ < said_.size());
-        CHECK(said_[next_++] == line.substr(line.find_first_not_of(' ')));
-        continue;
-      }
-      if (!bless) nothing_more();
-      said_.clear();
-      next_ = 0;
-      command(words, line);
-      for (std::size_t i = 0; bless && i < said_.size(); ++i)
-        text += "  " + said_[i] + '\n';
-    }
-    INFO(file.filename().string() << ": at the end");
-    if (!bless) return nothing_more();
-    std::ofstream(file) << text;
+  std::vector<std::string> act(const Words& words, const std::string& line) override {
+    command(words, line);
+    return std::exchange(said_, {});
   }
 
  private:
-  void nothing_more() {
-    for (; next_ < said_.size(); ++next_)
-      FAIL_CHECK("unexpected decision: " << said_[next_]);
-  }
-
   std::size_t host(const std::string& name) const {
     for (std::size_t i = 0; i < spec_.hosts.size(); ++i)
       if (spec_.hosts[i].name == name) return i;
@@ -206,7 +160,7 @@ class MembershipScenario {
       const std::string value = equals == std::string::npos ? "" : words[i].substr(equals + 1);
       INFO(words[i]);
       if (key == "hosts") {
-        for (const std::string& name : words_of(value, ',')) {
+        for (const std::string& name : test::split_words(value, ',')) {
           spec_.hosts.emplace_back();
           spec_.hosts.back().name = name;
         }
@@ -300,11 +254,11 @@ class MembershipScenario {
       give(job::NodeHeartbeat{node, incarnation_.value_or(incarnations_[node])});
     } else if (verb == "lost" || verb == "workers-gone") {
       there_.erase(node);
-      give(job::NodeGone{node, Error{ErrorCode::kLinkLost, quoted(line), 0},
+      give(job::NodeGone{node, Error{ErrorCode::kLinkLost, quoted_text(line), 0},
                          verb == "workers-gone" || flag("dead"), incarnation_.value_or(incarnations_[node]),
                          flag("left")});
     } else if (verb == "absent") {
-      give(job::NodeFailed{node, Error{ErrorCode::kUnreachable, quoted(line), 0}});
+      give(job::NodeFailed{node, Error{ErrorCode::kUnreachable, quoted_text(line), 0}});
     } else if (verb == "failed" || verb == "echo") {
       rendezvous::WorkerExited exited;
       exited.attempt = attempt();
@@ -313,7 +267,8 @@ class MembershipScenario {
       exited.pid = flag("missing") ? 0 : 9;
       exited.text = flag("missing") ? "no such program" : "";
       give(node, exited);
-      if (verb == "echo") supervisor_->set_last_output(static_cast<int>(exited.rank), {quoted(line)}, "");
+      if (verb == "echo")
+        supervisor_->set_last_output(static_cast<int>(exited.rank), {quoted_text(line)}, "");
     } else if (verb == "ended") {
       give(node,
            rendezvous::AttemptEnded{attempt(), static_cast<std::uint32_t>(option("left", 0)), "pid 9 (x)"});
@@ -321,7 +276,7 @@ class MembershipScenario {
       give(node, rendezvous::AttemptRevoked{attempt(), {{0, true, 5}}});
     } else if (verb == "refused") {
       const ErrorCode code = flag("leaves") ? ErrorCode::kLinkLost : ErrorCode::kRefused;
-      give(node, rendezvous::Refused{static_cast<std::uint8_t>(code), 0, quoted(line)});
+      give(node, rendezvous::Refused{static_cast<std::uint8_t>(code), 0, quoted_text(line)});
     } else {
       FAIL("unknown command: " << verb);
     }
@@ -340,18 +295,10 @@ class MembershipScenario {
   bool sees_predecessor_ = false;
   bool ended_ = false;
   std::vector<std::string> said_;
-  std::size_t next_ = 0;
 };
 
 TEST_CASE("membership scenarios") {
-  const std::filesystem::path folder = std::filesystem::path(DDP_SOURCE_DIR) / "tests/scenarios/membership";
-  std::vector<std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::directory_iterator(folder))
-    if (entry.path().extension() == ".txt") files.push_back(entry.path());
-  std::sort(files.begin(), files.end());
-  REQUIRE(files.size() >= 45);
-  for (const auto& file : files)
-    MembershipScenario().run(file);
+  test::run_scenarios("membership", 45, std::make_unique<MembershipStage>);
 }
 
 }  // namespace

@@ -1,15 +1,10 @@
-// Runs the scenario files of tests/scenarios/supervisor. Each event is a line. The indented lines below it
-// are exactly the actions that the supervisor must return, in order. `code` and `says` lines check the job's
-// result. DDP_BLESS=1 writes the actions of today into the files, for a review of the difference.
+// The stage of tests/scenarios/supervisor: exactly the actions that the supervisor returns follow each event.
 #include "launcher/supervisor/supervisor.h"
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstdlib>
 #include <deque>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <set>
 #include <sstream>
@@ -18,24 +13,15 @@
 #include "launcher/job/output_credit.h"
 #include "rendezvous/protocol/codec.h"
 #include "tests/support/catch.h"
+#include "tests/support/scenario.h"
 
 namespace ddp::launcher {
 namespace {
 
 using namespace std::chrono_literals;
 
-std::vector<std::string> split_words(const std::string& line) {
-  std::istringstream in(line);
-  std::vector<std::string> words;
-  for (std::string word; in >> word;)
-    words.push_back(word);
-  return words;
-}
-
-std::string quoted_rest(const std::string& line) {
-  const auto first = line.find('"');
-  return first == std::string::npos ? "" : line.substr(first + 1, line.rfind('"') - first - 1);
-}
+using test::quoted_text;
+using test::Words;
 
 std::string state_name(Supervisor::State state) {
   switch (state) {
@@ -99,43 +85,18 @@ std::string describe(const job::Action& action) {
   return text;
 }
 
-class Scenario {
+class SupervisorStage : public test::Stage {
  public:
-  void run(const std::filesystem::path& file) {
-    std::ifstream in(file);
-    REQUIRE(in);
-    const bool bless = std::getenv("DDP_BLESS") != nullptr;
-    std::string text;
-    int number = 0;
-    for (std::string line; std::getline(in, line);) {
-      ++number;
-      const auto words = split_words(line);
-      if (bless && line[0] == ' ') continue;
-      text += line + '\n';
-      if (words.empty() || words[0][0] == '#') continue;
-      INFO(file.filename().string() << ":" << number << ": " << line);
-      if (line[0] == ' ') {
-        REQUIRE(next_ < actions_.size());
-        CHECK(describe(actions_[next_++]) == line.substr(line.find_first_not_of(' ')));
-        continue;
-      }
-      if (!bless) no_more_actions();
-      actions_.clear();
-      command(words, line);
-      for (std::size_t i = 0; bless && i < actions_.size(); ++i)
-        text += "  " + describe(actions_[i]) + '\n';
-    }
-    INFO(file.filename().string() << ": at the end");
-    if (!bless) return no_more_actions();
-    std::ofstream(file) << text;
+  std::vector<std::string> act(const Words& words, const std::string& line) override {
+    actions_.clear();
+    command(words, line);
+    std::vector<std::string> follows;
+    for (const job::Action& action : actions_)
+      follows.push_back(describe(action));
+    return follows;
   }
 
  private:
-  void no_more_actions() {
-    for (; next_ < actions_.size(); ++next_)
-      FAIL_CHECK("unexpected action: " << describe(actions_[next_]));
-  }
-
   void give(const job::Event& event) {
     actions_.clear();
     journal_.clear();
@@ -155,7 +116,6 @@ class Scenario {
       return std::holds_alternative<job::Detail>(action) || std::holds_alternative<JournalEvent>(action) ||
              (line != nullptr && line->terminal_only);
     });
-    next_ = 0;
   }
   /// Gives Ticks when they are due; nodes that are up are heard twice a second.
   void pass(job::Time time) {
@@ -182,7 +142,7 @@ class Scenario {
     give(job::FromNode{node, message, now_ - ago_, job::Time(0), incarnation(node)});
   }
 
-  void command(const std::vector<std::string>& words, const std::string& line) {
+  void command(const Words& words, const std::string& line) {
     const std::string& verb = words[0];
     const auto number = [&](std::size_t i) { return static_cast<std::uint32_t>(std::stoul(words.at(i))); };
     if (verb == "ago") {  // ago MILLISECONDS EVENT…
@@ -212,7 +172,7 @@ class Scenario {
     } else if (verb == "pass") {
       pass(std::chrono::milliseconds(number(1)));
     } else if (verb == "step") {  // node "text"
-      steps_.push_back(quoted_rest(line));
+      steps_.push_back(quoted_text(line));
       supervisor_->set_start_step(number(1), steps_.back().c_str());
     } else if (verb == "silent") {
       up_.erase(number(1));
@@ -235,19 +195,19 @@ class Scenario {
       give(job::NodeUp{number(1), hello, one_machine_ ? "127.0.0.1" : "10.0.0.1" + words[1],
                        incarnation(number(1)), true});
     } else if (verb == "failed") {
-      give(job::NodeFailed{number(1), Error{ErrorCode::kUnreachable, quoted_rest(line), 0}});
+      give(job::NodeFailed{number(1), Error{ErrorCode::kUnreachable, quoted_text(line), 0}});
     } else if (verb == "gone") {
       up_.erase(number(1));
       lost_.insert(number(1));
-      const std::string why = line.find('"') != std::string::npos ? quoted_rest(line) : "the link was closed";
+      const std::string why = line.find('"') != std::string::npos ? quoted_text(line) : "the link was closed";
       const bool dead = words.size() > 2 && words.back() == "dead";
       const bool left = words.size() > 2 && words.back() == "left";
       give(job::NodeGone{number(1), Error{ErrorCode::kLinkLost, why, 0}, dead, incarnation(number(1)), left});
     } else if (verb == "swept") {  // node [empty|found] "text"
-      give(job::NodeSwept{number(1), incarnation(number(1)), quoted_rest(line), words.at(2) != "left",
+      give(job::NodeSwept{number(1), incarnation(number(1)), quoted_text(line), words.at(2) != "left",
                           words.at(2) == "found" || words.at(2) == "left"});
     } else if (verb == "not-swept") {  // node "text"
-      give(job::NodeSwept{number(1), incarnation(number(1)), quoted_rest(line)});
+      give(job::NodeSwept{number(1), incarnation(number(1)), quoted_text(line)});
     } else if (verb == "broken") {
       up_.erase(number(1));
       give(job::LinkEnded{number(1), Error{ErrorCode::kLinkLost, "the link was closed", 0},
@@ -262,19 +222,19 @@ class Scenario {
       rendezvous::JobAccepted accepted{"/bin/x"};
       accepted.predecessor_gone = words.size() > 2 && words[2] == "predecessor-gone";
       if (words.size() > 2 && !accepted.predecessor_gone) accepted.infiniband = {words[2]};
-      accepted.no_infiniband = quoted_rest(line);
+      accepted.no_infiniband = quoted_text(line);
       give_message(number(1), accepted);
     } else if (verb == "refused") {
       give_message(number(1),
-                   rendezvous::Refused{static_cast<std::uint8_t>(ErrorCode::kRefused), 0, quoted_rest(line)});
+                   rendezvous::Refused{static_cast<std::uint8_t>(ErrorCode::kRefused), 0, quoted_text(line)});
     } else if (verb == "leaves") {  // node [SIGTERM] "text"
       give_message(number(1), rendezvous::Refused{static_cast<std::uint8_t>(ErrorCode::kLinkLost),
-                                                  words.at(2) == "SIGTERM" ? SIGTERM : 0, quoted_rest(line)});
+                                                  words.at(2) == "SIGTERM" ? SIGTERM : 0, quoted_text(line)});
     } else if (verb == "store") {
       give_message(number(1), rendezvous::StoreOpened{attempt_, static_cast<std::uint16_t>(number(2))});
     } else if (verb == "probed") {
       give_message(number(1),
-                   rendezvous::ProbeResult{attempt_, words.at(2) == "-" ? "" : words[2], quoted_rest(line)});
+                   rendezvous::ProbeResult{attempt_, words.at(2) == "-" ? "" : words[2], quoted_text(line)});
     } else if (verb == "exit" || verb == "kill" || verb == "late-kill" || verb == "end-code" ||
                verb == "end") {
       // node rank code-or-signal; end: its end began after a signal of its agent; late-kill: so did a SIGKILL
@@ -297,12 +257,12 @@ class Scenario {
     } else if (verb == "ready") {  // node
       give_message(number(1), rendezvous::WorkersReady{attempt_});
     } else if (verb == "trouble") {  // node rank [peer=RANK] "text"
-      rendezvous::WorkerInTrouble trouble{attempt_, number(2), quoted_rest(line), {}};
+      rendezvous::WorkerInTrouble trouble{attempt_, number(2), quoted_text(line), {}};
       if (words.at(3).starts_with("peer="))
         trouble.peers.push_back(static_cast<std::uint32_t>(std::stoul(words[3].substr(5))));
       give_message(number(1), trouble);
     } else if (verb == "stderr") {  // rank "text": output of a failed worker
-      supervisor_->set_last_output(static_cast<int>(number(1)), {quoted_rest(line)}, "");
+      supervisor_->set_last_output(static_cast<int>(number(1)), {quoted_text(line)}, "");
     } else if (verb == "revoked") {  // node local:step… or local:- for a worker without state
       rendezvous::AttemptRevoked revoked;
       revoked.attempt = attempt_;
@@ -319,7 +279,7 @@ class Scenario {
       exited.pid = 100 + exited.rank;
       exited.signal = SIGKILL;
       exited.by_revoke = true;
-      exited.text = quoted_rest(line);
+      exited.text = quoted_text(line);
       give_message(number(1), exited);
     } else if (verb == "started") {  // node rank pid
       give_message(number(1), rendezvous::WorkerStarted{attempt_, number(2), number(3)});
@@ -329,7 +289,7 @@ class Scenario {
       rendezvous::Inspection inspection;
       inspection.attempt = attempt_;
       inspection.rank = number(2);
-      inspection.state = quoted_rest(line);
+      inspection.state = quoted_text(line);
       inspection.text = "stacks";
       give_message(number(1), inspection);
     } else if (verb == "inspection-at") {  // node rank step state
@@ -338,7 +298,7 @@ class Scenario {
       inspection.rank = number(2);
       inspection.steps = true;
       inspection.step = number(3);
-      inspection.state = quoted_rest(line);
+      inspection.state = quoted_text(line);
       give_message(number(1), inspection);
     } else if (verb == "inspected") {  // node
       rendezvous::Inspection last;
@@ -365,17 +325,17 @@ class Scenario {
     } else if (verb == "says") {
       const std::string text = make_exit_report(supervisor_->end()).text;
       INFO(text);
-      CHECK(text.find(quoted_rest(line)) != std::string::npos);
+      CHECK(text.find(quoted_text(line)) != std::string::npos);
     } else if (verb == "says-not") {
       const std::string text = make_exit_report(supervisor_->end()).text;
       INFO(text);
-      CHECK(text.find(quoted_rest(line)) == std::string::npos);
+      CHECK(text.find(quoted_text(line)) == std::string::npos);
     } else {
       FAIL("no such command: " << verb);
     }
   }
 
-  void make_spec(const std::vector<std::string>& words) {
+  void make_spec(const Words& words) {
     for (std::size_t i = 1; i < words.size(); ++i) {
       const auto equals = words[i].find('=');
       const std::string key = words[i].substr(0, equals);
@@ -432,7 +392,6 @@ class Scenario {
     supervisor_ = std::make_unique<Supervisor>(spec_);
     actions_.clear();
     check_later(supervisor_->start(now_));
-    next_ = 0;
   }
 
   JobSpec spec_;
@@ -450,17 +409,10 @@ class Scenario {
   job::Actions actions_;
   std::string journal_;  ///< lines that the last input recorded
   std::string details_;  ///< lines for --verbose that the last input caused
-  std::size_t next_ = 0;
 };
 
 TEST_CASE("the supervisor passes its scenarios") {
-  std::size_t count = 0;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(DDP_SOURCE_DIR "/tests/scenarios/supervisor")) {
-    Scenario().run(entry.path());
-    ++count;
-  }
-  CHECK(count >= 10);
+  test::run_scenarios("supervisor", 80, std::make_unique<SupervisorStage>);
 }
 
 TEST_CASE("a terminal shows at the start where the job is, unless --quiet") {

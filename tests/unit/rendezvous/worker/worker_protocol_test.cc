@@ -2,12 +2,13 @@
 
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "tests/support/catch.h"
+#include "tests/support/scenario.h"
 
 namespace ddp::rendezvous {
 namespace {
@@ -251,6 +252,126 @@ TEST_CASE("worker lines: lines are split at their ends and limited in length") {
   lines.add("y\n");
   CHECK(lines.next().error().code == ErrorCode::kProtocol);
   CHECK(lines.next().error().text == "a line is longer than 4096 bytes");
+}
+
+// The stage of tests/scenarios/worker_protocol: the events and messages of a WorkerSession follow what its
+// worker sends and its agent orders.
+
+std::string session_state_name(WorkerSession::State state) {
+  switch (state) {
+    case WorkerSession::State::kSilent:
+      return "silent";
+    case WorkerSession::State::kGreeted:
+      return "greeted";
+    case WorkerSession::State::kInAttempt:
+      return "in-attempt";
+    case WorkerSession::State::kLeavingAttempt:
+      return "letting-go";
+    case WorkerSession::State::kFree:
+      return "free";
+    case WorkerSession::State::kIgnored:
+      return "ignored";
+  }
+  return "?";
+}
+
+struct SessionTranscript {
+  std::ostringstream text = {};
+  void operator()(const WorkerHello& hello) {
+    text << "hello pid=" << hello.pid << (hello.rejoin ? " rejoin" : "") << (hello.sharded ? " sharded" : "");
+  }
+  void operator()(const WorkerStep& step) { text << "step " << step.step << " \"" << step.phase << '"'; }
+  void operator()(const WorkerTrouble& trouble) {
+    text << "failed " << trouble.attempt << " \"" << trouble.error << '"';
+    for (const std::uint32_t peer : trouble.peers)
+      text << ' ' << peer;
+  }
+  void operator()(const WorkerRevoked& answer) {
+    text << "revoked " << answer.attempt << " step=";
+    if (answer.step)
+      text << *answer.step;
+    else
+      text << "none";
+  }
+  void operator()(const WorkerReady& ready) { text << "ready " << ready.attempt; }
+  void operator()(const WorkerMisbehaved& misbehaved) { text << "odd \"" << misbehaved.words << '"'; }
+};
+
+class SessionStage : public test::Stage {
+ public:
+  std::vector<std::string> act(const test::Words& words, const std::string& line) override {
+    command(words, line);
+    collect();
+    return std::exchange(said_, {});
+  }
+
+ private:
+  void hear(const std::string& bytes) {
+    for (const WorkerEvent& event : session_.receive(bytes)) {
+      SessionTranscript words;
+      std::visit([&words](const auto& it) { words(it); }, event);
+      said_.push_back(words.text.str());
+    }
+  }
+
+  void collect() {
+    std::istringstream out(session_.take_output());
+    for (std::string line; std::getline(out, line);)
+      said_.push_back("> " + line);
+    const std::string state =
+        "state " + session_state_name(session_.state()) + (session_.can_rejoin() ? " rejoins" : "");
+    if (state != state_) said_.push_back(state);
+    state_ = state;
+  }
+
+  void command(const test::Words& words, const std::string& line) {
+    const std::string& verb = words[0];
+    const auto number = [](const std::string& text) { return static_cast<std::uint32_t>(std::stoul(text)); };
+    if (verb == "begin") {
+      AttemptOrder order{number(words.at(1)), 1, 4, 1, 2, 0, 2, "10.0.0.2:29500", true, std::nullopt};
+      if (words.size() > 2) order.from = number(words[2].substr(std::string("from=").size()));
+      session_.begin(order);
+    } else if (verb == "revoke") {
+      session_.revoke({number(words.at(1)), test::quoted_text(line), 5000});
+    } else if (verb == "stop") {
+      session_.stop({test::quoted_text(line), 25'000});
+    } else if (verb == "bytes") {
+      hear(std::string(number(words.at(1)), 'x') + "\n");
+    } else if (verb == "part") {
+      hear(line.substr(5));
+    } else if (verb == "end") {
+      hear("\n");
+    } else if (verb == "fresh") {
+      session_ = WorkerSession();
+      state_ = "state silent";
+    } else {
+      hear(line + "\n");
+    }
+  }
+
+  WorkerSession session_;
+  std::string state_ = "state silent";
+  std::vector<std::string> said_;
+};
+
+TEST_CASE("the worker session passes its scenarios") {
+  test::run_scenarios("worker_protocol", 14, std::make_unique<SessionStage>);
+}
+
+TEST_CASE("a worker session: the chunking of the bytes does not matter") {
+  const std::string said =
+      "{\"hello\":1,\"pid\":7,\"rejoin\":true}\n{\"step\":1,\"in\":\"a\"}\nbroken\n{\"step\":2}\n";
+  WorkerSession whole;
+  const auto expected = whole.receive(said);
+  REQUIRE(expected.size() == 4);
+  for (std::size_t cut = 1; cut < said.size(); ++cut) {
+    WorkerSession session;
+    std::vector<WorkerEvent> events;
+    for (std::size_t at = 0; at < said.size(); at += cut)
+      for (WorkerEvent& event : session.receive(std::string_view(said).substr(at, cut)))
+        events.push_back(std::move(event));
+    CHECK(events == expected);
+  }
 }
 
 }  // namespace

@@ -1,9 +1,24 @@
 #include "apps/train/checkpoint/checkpoint.h"
 
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "apps/train/model/model.h"
 #include "tests/support/catch.h"
 
-using namespace ddp::train;
-
+namespace ddp::train {
 namespace {
 
 CheckpointState example() {
@@ -25,8 +40,6 @@ CheckpointState example() {
   state.optimizer_crc32 = 7;
   return state;
 }
-
-}  // namespace
 
 TEST_CASE("a checkpoint's state survives its encoding as text bit for bit") {
   const auto read = parse_checkpoint_state("x", to_json(example()));
@@ -163,3 +176,236 @@ TEST_CASE("an epoch without a sample left is complete when the division changes,
   CHECK(go_on(state, 3, 10, 2).epoch == 1);
   CHECK(go_on(state, 3, 10, 2).segment_begin == 500);
 }
+
+namespace fs = std::filesystem;
+
+/// A temporary directory, removed at the end.
+class Folder {
+ public:
+  Folder() {
+    std::string name = fs::temp_directory_path().string() + "/ddp-writer-XXXXXX";
+    REQUIRE(::mkdtemp(name.data()) != nullptr);
+    path_ = name;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  const std::string& path() const { return path_; }
+  bool holds(const std::string& name) const { return fs::exists(path_ + "/" + name); }
+  /// Makes a directory of this name; `whole`: with a state.json.
+  void make(const std::string& name, bool whole) const {
+    fs::create_directory(path_ + "/" + name);
+    if (whole) std::ofstream(path_ + "/" + name + "/state.json") << "{}";
+  }
+
+ private:
+  std::string path_;
+};
+
+CheckpointContent<float> content_of(const Model<float>& model, std::uint64_t step) {
+  CheckpointContent<float> content;
+  content.state.model = "mlp";
+  content.state.position.step = step;
+  content.parameters = AlignedBuffer<float>(model.parameter_count());
+  content.optimizer.push_back({"velocity", AlignedBuffer<float>(model.parameter_count())});
+  return content;
+}
+
+/// A small model, and the writer of its checkpoints.
+struct Training {
+  explicit Training(const Folder& folder, int keep = 3)
+      : writer({folder.path(), keep}, model, [this](const std::string& line) { said.push_back(line); }) {}
+  void write(std::uint64_t step) { writer.write(content_of(model, step)); }
+
+  ThreadPool threads{1};
+  const Mlp<float> model{2, 1, 1, threads};
+  std::vector<std::string> said;  ///< read after a wait for the writer
+  CheckpointWriter<float> writer;
+};
+
+/// While it exists, no file system can exchange names.
+struct NoExchange {
+  NoExchange() { refused = 0; }
+  ~NoExchange() { refused.reset(); }
+  static inline std::optional<int> refused;  ///< number of calls
+};
+
+/// Replaces the system's function in this program.
+extern "C" int renameat2(int from_directory, const char* from, int to_directory, const char* to,
+                         unsigned flags) noexcept {
+  if (!NoExchange::refused)
+    return static_cast<int>(::syscall(SYS_renameat2, from_directory, from, to_directory, to, flags));
+  ++*NoExchange::refused;
+  errno = EINVAL;
+  return -1;
+}
+
+TEST_CASE("the newest checkpoints up to the one just written stay, and other files are untouched") {
+  const Folder folder;
+  folder.make("step-00000003", true);
+  folder.make("step-00000004", false);  // not a checkpoint of a training
+  folder.make("step-00000005", true);
+  folder.make("step-00000900", true);  // another training's
+  folder.make("step-00000901", true);
+  Training training(folder, 2);
+  for (const std::uint64_t step : {6u, 7u}) {
+    training.write(step);
+    CHECK(training.writer.wait().has_value());
+  }
+  CHECK(*list_checkpoints(folder.path()) ==
+        std::vector<std::string>{"step-00000006", "step-00000007", "step-00000900", "step-00000901"});
+  CHECK(folder.holds("step-00000004"));
+  CHECK(*find_checkpoint(folder.path()) == folder.path() + "/step-00000901");
+  folder.make("step-00000999", false);
+  CHECK(*find_checkpoint(folder.path()) == folder.path() + "/step-00000901");
+}
+
+TEST_CASE("a checkpoint is complete when the wait for it returns, and is read again") {
+  const Folder folder;
+  Training training(folder);
+  CheckpointContent<float> content = content_of(training.model, 1);
+  CheckpointState& state = content.state;
+  state.dtype = "float32";
+  state.optimizer = "sgd";
+  state.world_size = state.batch_size = state.accumulate = 1;
+  state.samples = 10;
+  state.position.segment_step = 1;
+  training.writer.write(std::move(content));
+  REQUIRE(training.writer.wait().has_value());
+  const std::string path = folder.path() + "/step-00000001";
+  const auto read = read_checkpoint_state(path);
+  REQUIRE(read.has_value());
+  const auto any = [](const Safetensors&) { return ddp::Result<>(); };
+  CHECK(read_checkpoint(path, *read, any, any).has_value());
+}
+
+TEST_CASE("an optimizer's file must have exactly the optimizer's tensors") {
+  const Folder folder;
+  Training training(folder);
+  training.write(1);
+  REQUIRE(training.writer.wait().has_value());
+  const auto read = Safetensors::read(folder.path() + "/step-00000001/optimizer.safetensors",
+                                      [](const Safetensors&) { return ddp::Result<>(); });
+  REQUIRE(read.has_value());
+  const Safetensors& file = *read;
+  const std::size_t size = training.model.parameter_count();
+  CHECK(check_optimizer(file, size, {"velocity"}).has_value());
+  CHECK(check_optimizer(file, size, {"moment"}).error().text == file.path() + ": has no tensor moment");
+  CHECK(check_optimizer(file, size + 1, {"velocity"}).error().text ==
+        file.path() + ": tensor velocity has " + std::to_string(size) + " numbers for " +
+            std::to_string(size + 1) + " parameters");
+  CHECK(check_optimizer(file, size, {}).error().text ==
+        file.path() + ": has a tensor velocity, which this optimizer does not have");
+}
+
+TEST_CASE("checkpoints that follow each other at once are all written") {
+  const Folder folder;
+  Training training(folder, 9);
+  for (std::uint64_t step = 1; step <= 5; ++step)
+    training.write(step);
+  REQUIRE(training.writer.wait().has_value());
+  CHECK(list_checkpoints(folder.path())->size() == 5);
+}
+
+TEST_CASE("consecutive failures are reported once, and so is the next success") {
+  const Folder folder;
+  Training training(folder);
+  const auto write = [&training](std::uint64_t step, float weight, float velocity) {
+    CheckpointContent<float> content = content_of(training.model, step);
+    content.parameters.span()[0] = weight;
+    content.optimizer[0].values.span()[0] = velocity;
+    training.writer.write(std::move(content));
+    return training.writer.wait().has_value();
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::string reason =
+      " not written: its weights or its optimizer's state are not finite; training continues, ";
+  CHECK_FALSE(write(1, nan, 0));
+  CHECK_FALSE(write(2, 0, nan));
+  CHECK(fs::is_empty(folder.path()));
+  CHECK(write(3, 0, 0));
+  CHECK(write(4, 0, 0));
+  CHECK_FALSE(write(5, nan, 0));
+  CHECK(training.said == std::vector<std::string>{
+                             "checkpoint step-00000001" + reason + "without a checkpoint so far",
+                             "checkpoint step-00000003 written: checkpoints work again",
+                             "checkpoint step-00000005" + reason + "the last good one is step-00000004",
+                         });
+}
+
+TEST_CASE("a state.json of more than 64 MiB is not read") {
+  const Folder folder;
+  folder.make("step-00000001", true);
+  const std::string path = folder.path() + "/step-00000001";
+  fs::resize_file(path + "/state.json", (64u << 20) + 1);  // a hole of the file
+  CHECK(read_checkpoint_state(path).error().text ==
+        path + "/state.json: is larger than 64 MiB: train did not write this file");
+  fs::resize_file(path + "/state.json", 64u << 20);
+  CHECK(read_checkpoint_state(path).error().text.starts_with(path + "/state.json: is of format none "));
+}
+
+TEST_CASE("a checkpoint that is written again exists at every moment") {
+  const Folder folder;
+  Training training(folder);
+  training.write(3);
+  REQUIRE(training.writer.wait().has_value());
+  std::atomic<bool> ends = false, missed = false;
+  std::thread watch([&] {
+    while (!ends)
+      missed = missed || !folder.holds("step-00000003/state.json");
+  });
+  for (int i = 0; i < 30; ++i) {
+    training.write(3);
+    CHECK(training.writer.wait().has_value());
+  }
+  ends = true;
+  watch.join();
+  CHECK_FALSE(missed);
+  CHECK(*list_checkpoints(folder.path()) == std::vector<std::string>{"step-00000003"});
+  CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
+}
+
+TEST_CASE("a checkpoint is replaced on a disk that cannot exchange names") {
+  const Folder folder;
+  Training training(folder);
+  const NoExchange disk;
+  std::vector<std::uint32_t> sums;
+  for (const float weight : {1.0f, 2.0f}) {
+    CheckpointContent<float> content = content_of(training.model, 3);
+    content.parameters.span()[0] = weight;
+    training.writer.write(std::move(content));
+    CHECK(training.writer.wait().has_value());
+    std::ifstream state(folder.path() + "/step-00000003/state.json");
+    sums.push_back(nlohmann::json::parse(state).at("model_crc32").get<std::uint32_t>());
+  }
+  CHECK(NoExchange::refused == 1);
+  CHECK(sums[0] != sums[1]);
+  CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
+}
+
+TEST_CASE("unfinished checkpoints of an ended training are removed, and similar names stay") {
+  const Folder folder;
+  const std::vector<std::string> left = {".tmp-17-step-00000003",
+                                         ".tmp-18446744073709551615-old-step-00000004"};
+  const std::vector<std::string> foreign = {".tmp-backup",         ".tmp-17",        ".tmp-17-step-3x",
+                                            ".tmp--step-00000003", ".tmp-x-step-17", ".tmp-2024-01-05",
+                                            ".tmp-17-old-mine",    ".tmp-"};
+  for (const std::string& name : left)
+    folder.make(name, true);
+  for (const std::string& name : foreign)
+    folder.make(name, true);
+  std::ofstream(folder.path() + "/.tmp-19") << "notes";
+  std::ofstream(folder.path() + "/.tmp-20-step-00000003") << "notes";
+  fs::create_directory_symlink(folder.path() + "/.tmp-backup", folder.path() + "/.tmp-21-step-00000003");
+  (void)Training(folder);
+  for (const std::string& name : left)
+    CHECK_FALSE(folder.holds(name));
+  for (const std::string& name : foreign)
+    CHECK(folder.holds(name + "/state.json"));
+  for (const char* name : {".tmp-19", ".tmp-20-step-00000003", ".tmp-21-step-00000003"})
+    CHECK(folder.holds(name));
+}
+
+}  // namespace
+}  // namespace ddp::train

@@ -1,0 +1,532 @@
+#!/usr/bin/env python3
+"""Runs the built `train` as one and as several ranks and checks lines, exit codes and error texts.
+
+usage: train_run_test.py PATH_OF_TRAIN [unittest options]
+"""
+import json
+import os
+import pathlib
+import re
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
+from tests.support.ports import free_port
+
+TRAIN = ""
+FASHION = "/usr/share/datasets/fashion-mnist"
+# Variables of the launcher that runs this test must not reach the ranks.
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+HEAD = ["schema", "kind", "time", "host", "rank", "world_size"]  # the first keys of every record
+
+
+class Ranks:
+    """A world of `train` processes. Rank 0 serves the store. All end with the `with` block. They train on the CPU unless
+    `arguments` name a device."""
+
+    def __init__(self, world, *arguments, nodes=None, more=None):
+        base = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
+        place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+                 "TORCHELASTIC_RUN_ID": "train-run-test"} if world > 1 else {}
+        self.processes = []
+        if "--device" not in arguments and arguments[:1] not in (("bench",), ("health",), ("--read-flight-recorder",)):
+            arguments = ("--device", "cpu", *arguments)
+        for rank in range(world):
+            env = base | place | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {})
+            if nodes:
+                size = world // nodes
+                env |= {"LOCAL_RANK": str(rank % size), "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": str(rank // size)}
+            # `more` has additional arguments of some ranks.
+            self.processes.append(subprocess.Popen([TRAIN, *arguments, *(more or {}).get(rank, ())], env=env, text=True,
+                                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+    def finish(self, timeout=120):
+        """Returns (exit code, stdout lines, stderr) of each rank."""
+        ends = [process.communicate(timeout=timeout) for process in self.processes]
+        return [(process.returncode, out.splitlines(), err) for process, (out, err) in zip(self.processes, ends)]
+
+
+def run(world, *arguments, nodes=None, more=None):
+    with Ranks(world, *arguments, nodes=nodes, more=more) as ranks:
+        return ranks.finish()
+
+
+def accuracy_of(lines):
+    return float(re.fullmatch(r"test accuracy (\d+\.\d) % \((\d+)/(\d+)\)", lines[-1])[1])
+
+
+class Training(unittest.TestCase):
+    def check_world(self, world, *arguments):
+        results = run(world, *arguments)
+        hashes = []
+        for rank, (code, lines, errors) in enumerate(results):
+            self.assertEqual((code, errors), (0, ""))
+            found = [re.fullmatch(r"rank (\d+) weights ([0-9a-f]{16})", line) for line in lines]
+            found = [match for match in found if match]
+            self.assertEqual(len(found), 1)
+            self.assertEqual(found[0][1], str(rank))
+            hashes.append(found[0][2])
+            if rank:
+                self.assertEqual(len(lines), 1, "only rank 0 reports progress")
+        self.assertEqual(len(set(hashes)), 1)
+        self.assertEqual(results[0][1][-2], f"weights equal on {world} rank{'s' if world > 1 else ''}: {hashes[0]}")
+        return results[0][1]
+
+    def test_one_process_learns_the_synthetic_data(self):
+        lines = self.check_world(1, "--data", "synthetic", "--limit", "2000", "--log-interval", "10")
+        self.assertGreater(accuracy_of(lines), 80)
+        self.assertTrue(lines[-1].endswith("/2000)"))
+        self.assertRegex(lines[0], r"^epoch 1/1 step 10/20 loss \d+\.\d+ \d+ images/s$")
+        self.assertRegex(lines[2], r"^epoch 1/1 loss \d+\.\d+ test accuracy \d+\.\d\d % in \d+\.\d s$")
+
+    def test_ranks_end_with_equal_weights_and_count_every_test_image_once(self):
+        # No number divides 1001 evenly: neither 3 ranks, nor batches of 7 on each rank's part of the training images.
+        lines = self.check_world(3, "--data", "synthetic", "--limit", "1001", "--batch-size", "7", "--epochs", "2")
+        self.assertTrue(lines[-1].endswith("/1001)"))
+        self.assertTrue(any(line.startswith("epoch 2/2 step 48/48 ") for line in lines))
+
+    def test_equal_runs_give_equal_bits(self):
+        arguments = ("--data", "synthetic", "--limit", "400", "--dtype", "float64", "--seed", "5")
+        first = self.check_world(2, *arguments)[-2]
+        self.assertEqual(self.check_world(2, *arguments)[-2], first)
+        self.assertNotEqual(self.check_world(2, *arguments[:-1], "6")[-2], first)
+
+    @unittest.skipUnless(os.path.isdir(FASHION), "Debian's dataset-fashion-mnist is not installed")
+    @unittest.skipIf(os.environ.get("DDP_SHORT_TESTS"), "DDP_SHORT_TESTS is set")
+    def test_fashion_mnist_reaches_85_percent_on_1_2_and_4_ranks(self):
+        accuracies = [accuracy_of(self.check_world(world, "--data", FASHION)) for world in (1, 2, 4)]
+        print("Fashion-MNIST, one epoch, 1, 2 and 4 ranks:", accuracies, file=sys.stderr)
+        self.assertGreaterEqual(min(accuracies), 85)
+        self.assertLessEqual(max(accuracies) - min(accuracies), 2)
+
+    def test_divergence_ends_all_ranks_alike(self):
+        for code, _, errors in run(2, "--data", "synthetic", "--limit", "1600", "--lr", "1e38"):
+            self.assertEqual(code, 1)
+            self.assertRegex(errors, r"^train: the gradients of 5 steps in a row, up to step \d+, are not finite: training has diverged; "
+                                     r"try a smaller --lr\n$")
+
+
+class Engine(unittest.TestCase):
+    SMALL = ("--data", "synthetic", "--limit", "400", "--batch-size", "10")
+
+    def good(self, world, *arguments, nodes=None):
+        results = run(world, *self.SMALL, *map(str, arguments), nodes=nodes)
+        for code, _, errors in results:
+            self.assertEqual((code, errors), (0, ""))
+        return results[0][1]
+
+    def weights(self, lines):
+        return next(line for line in lines if line.startswith("weights equal on")).rsplit(" ", 1)[1]
+
+    def test_a_nan_of_one_rank_drops_the_step_on_all(self):
+        for extra in ((), ("--zero", "1")):
+            lines = self.good(3, *extra, "--inject-nan", "1:4", "--dtype", "float64")
+            self.assertIn("step 4 dropped on all ranks: the gradient is not finite; the weights are unchanged", lines)
+            self.assertGreater(accuracy_of(lines), 60)
+
+    def test_buckets_threads_and_shards_change_no_bit_of_two_ranks_sums(self):
+        # With two ranks a sum has only one order.
+        first = self.weights(self.good(2))
+        for extra in (("--bucket-cap-mb", 0.01, "--first-bucket-mb", 0), ("--threads", 3), ("--zero", 1)):
+            self.assertEqual(self.weights(self.good(2, *extra)), first, extra)
+
+    def test_other_options_of_training_learn_too(self):
+        for world, extra in ((2, ("--sync-bn",)), (1, ("--accumulate", 3, "--epochs", 2)),
+                             (1, ("--model", "mlp", "--lr", 0.05)), (1, ("--kernels", "generic")),
+                             (2, ("--optimizer", "adamw", "--lr", 0.002, "--lr-schedule", "cosine", "--warmup-steps", 5)),
+                             (1, ("--clip-norm", 1, "--clip-value", 0.1))):
+            with self.subTest(extra=extra):
+                self.assertGreater(accuracy_of(self.good(world, *extra)), 60)
+
+    def test_metrics_profile_and_samples(self):
+        with tempfile.TemporaryDirectory() as folder:
+            place = pathlib.Path(folder)
+            lines = self.good(2, "--metrics-file", place / "m.jsonl", "--profile", place / "trace.json", "--sample-log", place,
+                              "--clip-norm", 1, "--inject-nan", "0:2")
+            every = [json.loads(line) for line in (place / "m.jsonl").read_text().splitlines()]
+            for record in every:
+                self.assertEqual(list(record)[:6], HEAD)
+                self.assertEqual((record["schema"], record["host"], record["rank"], record["world_size"]),
+                                 ("ddp-train-record/1", socket.gethostname(), 0, 2))
+            self.assertEqual([record["kind"] for record in every], ["step"] * 20 + ["interval", "epoch"])
+            self.assertEqual(list(every[-2])[6:], ["step", "epoch", "loss", "images_per_second"])
+            self.assertEqual(list(every[-1])[6:], ["epoch", "test_correct", "test_total", "loss", "seconds"])
+            records = [record for record in every if record["kind"] != "interval"]
+            self.assertEqual([record["step"] for record in records[:-1]], list(range(1, 21)))
+            self.assertEqual(list(records[0])[6:], ["step", "epoch", "loss", "lr", "images", "norm", "dropped", "seconds"])
+            self.assertEqual(set(records[0]["seconds"]), {"data", "forward", "backward", "communication", "optimizer"})
+            self.assertEqual([record["dropped"] for record in records[:3]], [False, True, False])
+            self.assertEqual(records[-1]["test_total"], 400)
+            self.assertEqual(f"test accuracy {records[-1]['test_correct'] / 4:.1f} % ({records[-1]['test_correct']}/400)", lines[-1])
+            for rank in range(2):
+                events = json.loads((place / f"trace.rank{rank}.json").read_text())["traceEvents"]
+                self.assertEqual({event["pid"] for event in events}, {rank})
+                self.assertEqual({event["args"]["step"] for event in events[1:]}, set(range(1, 21)))
+                self.assertEqual({event["name"] for event in events[1:]}, set(records[0]["seconds"]))
+                samples = (place / f"rank-{rank}").read_text().splitlines()
+                self.assertEqual(len(samples), 20)
+                self.assertTrue(samples[0].startswith("0 1: "))
+            self.assertTrue(any(re.fullmatch(r"forward +\d+\.\d{3} +\d+\.\d{3}", line) for line in lines))
+            self.assertRegex(lines[-2], r"^slowest rank [01]: computes \d+\.\d{3} ms per step, \d+ % over the median rank$")
+
+    def test_a_bar_is_drawn_in_place_and_only_on_request(self):
+        text = "\n".join(self.good(1, "--bar", "always"))
+        # Reading as text has turned the carriage returns into line ends.
+        self.assertRegex(text, r"\nepoch 1/1 \[#*\.+\] \d+/40 loss \d.*\n\x1b\[Kepoch 1/1 step 40/40 loss ".replace(".*", "(?s:.*)"))
+        for quiet in ((), ("--bar", "never")):
+            self.assertNotIn("[", "\n".join(self.good(1, *quiet)))
+
+    def test_nodes_that_are_averaged_every_few_steps_end_equal(self):
+        every = self.good(4, "--epochs", 2, nodes=2)
+        seldom = self.good(4, "--epochs", 2, "--sync-every-inter", 4, nodes=2)
+        self.assertGreater(accuracy_of(seldom), 60)
+        self.assertNotEqual(self.weights(every), self.weights(seldom))
+
+    def test_a_full_disk_ends_the_metrics_and_not_the_training(self):
+        (code, lines, errors), = run(1, *self.SMALL, "--metrics-file", "/dev/full")
+        self.assertEqual((code, errors), (0, "train: --metrics-file /dev/full: No space left on device; training continues without this file\n"))
+        self.assertGreater(accuracy_of(lines), 60)
+
+    def test_a_closed_reader_of_a_pipe_does_not_end_the_training(self):
+        with tempfile.TemporaryDirectory() as folder:
+            pipe = f"{folder}/pipe"
+            os.mkfifo(pipe)
+            reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+            with Ranks(2, *self.SMALL, "--epochs", "3", "--log-interval", "1", "--metrics-file", pipe) as ranks:
+                ranks.processes[0].stdout.readline()
+                os.close(reader)
+                (code, lines, errors), other = ranks.finish()
+            self.assertEqual((code, errors), (0, f"train: --metrics-file {pipe}: Broken pipe; training continues without this file\n"))
+            self.assertGreater(accuracy_of(lines), 60)
+            self.assertEqual((other[0], other[2]), (0, ""))
+
+    def test_closed_standard_descriptors_are_not_reused_for_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "m.jsonl")
+            arguments = " ".join([TRAIN, *self.SMALL, "--log-interval", "1", "--metrics-file", str(path), "--export", f"{folder}/w"])
+            for closed in ("<&- >&- 2>&-", ">&-", "<&-"):
+                path.unlink(missing_ok=True)
+                done = subprocess.run(["sh", "-c", f"{arguments} {closed}"], capture_output=True, text=True, timeout=60, check=False)
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+                self.assertEqual(kinds, ["step", "interval"] * 40 + ["epoch"])
+
+    def test_results_that_cannot_be_written_are_no_success(self):
+        lost = ("train: write standard output: {0}; later output is dropped\n"
+                "train: standard output is incomplete: write standard output: {0}\n")
+        with open("/dev/full", "w", encoding="ascii") as full:
+            for arguments in (self.SMALL, ("bench", "broadcast", "--maxbytes", "64")):
+                done = subprocess.run([TRAIN, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+                self.assertEqual((done.returncode, done.stderr), (116, lost.format("No space left on device")))
+            done = subprocess.run([TRAIN, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+            self.assertEqual(done.returncode, 116)
+            self.assertRegex(done.stderr, r"^train: standard output is incomplete: write standard output: .*\n$")
+        # The help of a reader that has seen enough is no failure: it ends as other programs do.
+        for words in (("--help",), ("--version",), ("bench", "--help")):
+            reader, writer = os.pipe()
+            os.close(reader)
+            done = subprocess.run([TRAIN, *words], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+            os.close(writer)
+            self.assertEqual((done.returncode, done.stderr), (-signal.SIGPIPE, ""))
+        with tempfile.TemporaryDirectory() as folder, Ranks(2, *self.SMALL, "--log-interval", "1", "--export", f"{folder}/w") as ranks:
+            ranks.processes[0].stdout.close()
+            _, errors = ranks.processes[1].communicate(timeout=60)
+            self.assertEqual((ranks.processes[1].returncode, errors), (0, ""))
+            self.assertEqual(ranks.processes[0].stderr.read(), lost.format("Broken pipe"))
+            self.assertEqual(ranks.processes[0].wait(timeout=60), 116)
+            self.assertTrue(pathlib.Path(folder, "w").exists())
+            ranks.processes[0].stderr.close()
+            ranks.processes[0].stdout = ranks.processes[0].stderr = None
+
+    def test_traces_that_cannot_be_written_suppress_no_result(self):
+        with tempfile.TemporaryDirectory() as folder:
+            os.symlink("/dev/full", f"{folder}/t.rank1.json")
+            ends = run(2, *self.SMALL, "--profile", f"{folder}/t.json")
+            text = f"train: write {folder}/t.rank1.json: No space left on device\n"
+            self.assertEqual([(code, errors) for code, _, errors in ends], [(1, text)] * 2)
+            self.assertGreater(accuracy_of(ends[0][1]), 60)
+
+    def test_a_full_file_has_complete_lines_only(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "m.jsonl")
+            done = subprocess.run([TRAIN, *self.SMALL, "--metrics-file", path], text=True, capture_output=True, timeout=60,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)))
+            self.assertEqual((done.returncode, done.stderr),
+                             (0, f"train: --metrics-file {path}: File too large; training continues without this file\n"))
+            text = path.read_text()
+            self.assertTrue(3000 < len(text) <= 4000 and text.endswith("\n"), text[-100:])
+            for line in text.splitlines():
+                json.loads(line)
+
+    def test_dropped_steps_have_no_loss(self):
+        lines = self.good(1, "--inject-nan", "0:2", "--log-interval", "1", "--max-steps", "3")
+        self.assertRegex(lines[2], r"^epoch 1/1 step 2/40 \d+ images/s$")
+        self.assertNotIn("nan", "".join(lines).replace("nan is not", ""))
+
+    def test_a_sample_log_needs_its_directory(self):
+        (code, _, errors), = run(1, *self.SMALL, "--sample-log", "/nonexistent")
+        self.assertEqual((code, errors), (1, "train: --sample-log /nonexistent: not a directory; create it on the node of each rank\n"))
+
+    def test_a_full_disk_ends_the_sample_log_and_not_the_training(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run([TRAIN, *self.SMALL, "--sample-log", folder], text=True, capture_output=True, timeout=60,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300)))
+            path = pathlib.Path(folder, "rank-0")
+            self.assertEqual((done.returncode, done.stderr),
+                             (0, f"train: --sample-log {path}: File too large; training continues without this file\n"))
+            self.assertRegex(path.read_text(), r"^(0 \d+:( \d+){10}\n)+$")
+            path.unlink()
+            pathlib.Path(folder, "rank-1").mkdir()  # rank 0 reports the same
+            for code, lines, errors in run(2, *self.SMALL, "--sample-log", folder):
+                self.assertEqual((code, lines, errors), (1, [], f"train: --sample-log {folder}/rank-1: Is a directory\n"))
+
+    def test_initial_weights_are_read_from_a_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/w.safetensors"
+            self.good(1, "--export", path)
+            lines = self.good(2, "--init-from", path, "--lr", 0)
+            self.assertGreater(accuracy_of(lines), 60)
+            (code, _, errors), = run(1, *self.SMALL, "--init-from", path, "--model", "mlp")
+            self.assertEqual((code, errors), (1, f"train: {path}: tensor 0.weight is missing; check that the file is of --model mlp\n"))
+
+
+class LostRanks(unittest.TestCase):
+    LONG = ("--data", "synthetic", "--limit", "3000", "--epochs", "10000", "--log-interval", "1")
+
+    def test_all_ranks_name_a_killed_one_at_once(self):
+        with Ranks(3, *self.LONG) as ranks:
+            ranks.processes[0].stdout.readline()  # training is under way
+            ranks.processes[1].kill()
+            start = time.monotonic()
+            for rank in (0, 2):
+                _, errors = ranks.processes[rank].communicate(timeout=20)
+                self.assertEqual(ranks.processes[rank].returncode, 1)
+                self.assertRegex(errors, rf"^train: rank {rank} lost rank 1 \(127\.0\.0\.1:\d+\): connection "
+                                         r"(closed|reset) during all-(reduce|gather) of .*\d+\n$", f"rank {rank}")
+            self.assertLess(time.monotonic() - start, 5)
+
+    def test_a_rank_killed_between_two_averages_of_the_nodes_is_named_on_all(self):
+        with Ranks(4, *self.LONG, "--sync-every-inter", "1000000", nodes=2) as ranks:
+            ranks.processes[0].stdout.readline()
+            ranks.processes[3].kill()
+            for rank in range(3):
+                _, errors = ranks.processes[rank].communicate(timeout=30)
+                self.assertEqual(ranks.processes[rank].returncode, 1)
+                self.assertRegex(errors, rf"^train: rank {rank} lost rank 3 \(.*\n$")
+
+    def test_a_hung_rank_is_named_after_the_timeout(self):
+        with Ranks(2, *self.LONG, "--comm-timeout", "300ms") as ranks:
+            ranks.processes[0].stdout.readline()
+            ranks.processes[1].send_signal(signal.SIGSTOP)
+            _, errors = ranks.processes[0].communicate(timeout=20)
+            self.assertEqual(ranks.processes[0].returncode, 1)
+            self.assertRegex(errors, r"^train: rank 0 lost rank 1 \(127\.0\.0\.1:\d+\): no data for 0\.3 s during ")
+
+    def check_stopped(self, world, stopped, *arguments, nodes=None):
+        # The limit is longer than any step takes here. Otherwise an innocent rank would be silent too.
+        limit = "8s" if os.environ.get("DDP_SHORT_TESTS") else "2s"
+        with Ranks(world, *self.LONG, "--comm-timeout", limit, *arguments, nodes=nodes) as ranks:
+            ranks.processes[0].stdout.readline()
+            ranks.processes[stopped].send_signal(signal.SIGSTOP)
+            for rank in range(world):
+                if rank == stopped:
+                    continue
+                _, errors = ranks.processes[rank].communicate(timeout=40)
+                self.assertRegex(errors, rf"^train: rank {rank} lost rank {stopped} \(.*\n$")
+            ranks.processes[stopped].send_signal(signal.SIGCONT)
+            _, errors = ranks.processes[stopped].communicate(timeout=20)
+            self.assertRegex(errors, rf"^train: rank {stopped} was reported lost by .* \(was this process stopped\?\) during ")
+
+    def test_a_frozen_rank_is_named_by_ranks_that_wait_for_its_neighbors(self):
+        cases = ((5, 2, ("--comm", "tcp"), None), (4, 3, (), 2), (3, 1, (), 1),
+                 (4, 2, ("--model", "mlp"), 2), (4, 1, ("--sync-every-inter", "3"), 2))
+        for world, stopped, arguments, nodes in cases[:2] if os.environ.get("DDP_SHORT_TESTS") else cases:
+            with self.subTest(world=world, arguments=arguments, nodes=nodes):
+                self.check_stopped(world, stopped, *arguments, nodes=nodes)
+
+    def test_sigterm_ends_a_rank_at_once(self):
+        with Ranks(1, *self.LONG) as ranks:
+            ranks.processes[0].stdout.readline()
+            ranks.processes[0].terminate()
+            ranks.processes[0].communicate(timeout=5)
+            self.assertEqual(ranks.processes[0].returncode, -signal.SIGTERM)
+
+
+class OptionErrors(unittest.TestCase):
+    def refused(self, *arguments):
+        (code, lines, errors), = run(1, *arguments)
+        self.assertEqual((code, lines), (2, []))
+        return errors
+
+    def test_options(self):
+        for arguments, text in (
+                (("--model", "vit"), 'unknown --model "vit" (convnet, mlp)'),
+                (("--threads", "0"), "--threads 0: give a whole number from 1 to 1024"),
+                (("--dtype", "bf16"), "unknown --dtype \"bf16\" (float32, float64, bfloat16)"),
+                (("--batch-size", "0"), "--batch-size 0: give a whole number from 1 to 16384"),
+                (("--comm-timeout", "soon"), "--comm-timeout soon: give a time like 500ms, 15s, 2m or 1h"),
+                (("--inject-nan", "3"), "--inject-nan 3: give RANK:STEP; steps begin with 1"),
+                (("--optimizer", "lion"), 'unknown --optimizer "lion" (sgd, adamw)'),
+                (("--zero", "2"), 'unknown --zero "2" (0, 1)'),
+                (("--limit", "x"), "--limit x: give a whole number"),
+                (("--limit", "1.5"), "--limit 1.5: give a whole number"),
+                (("--bach-size", "3"), "unknown option --bach-size; did you mean --batch-size?"),
+                (("--lr", "nan"), "--lr nan: give a number"),
+                (("--clip-norm", "-NaN"), "--clip-norm -NaN: give a number"),
+                (("--bucket-cap-mb", "nan"), "--bucket-cap-mb nan: give a number from 0 to 1000000"),
+                (("--weight-decay", "inf"), "--weight-decay inf: give a number from 0 to 1000000"),
+                (("--momentum", "1e999"), "--momentum 1e999: give a number from 0 to 1"),
+                (("--comm", "shm", "--bench", "allreduce", "-b", "1M"),
+                 "--bench is a subcommand and comes first: train bench OPERATION [OPTION…]"),
+                (("--health=1s",), "--health is a subcommand and comes first: train health [TIME] [OPTION…]"),
+                (("--threads", "2", "--health"), "--health is a subcommand and comes first: train health [TIME] [OPTION…]"),
+                (("extra",), 'unexpected word "extra"; train --help lists all options')):
+            with self.subTest(arguments):
+                self.assertEqual(self.refused(*arguments), f"train: {text}\n")
+        self.assertEqual(self.refused("--lrr", "1", "--limit", "x", "--comm", "foo"),
+                         "train: unknown option --lrr; did you mean --lr?\ntrain: --limit x: give a whole number\n"
+                         'train: unknown --comm "foo" (auto, tcp, shm, nccl)\n')
+
+    def test_contradicting_options_are_refused(self):
+        for arguments, text in (
+                (("--zero", "1", "--sync-every-inter", "2"), "--zero 1 cannot be combined with --sync-every-inter: nodes with "
+                                                             "different weights cannot share one optimizer state"),
+                (("--sync-bn", "--model", "mlp"), "--sync-bn: --model mlp has no batch normalization"),
+                (("--checkpoint-every", "3", "--checkpoint-dir", "c", "--sync-every-inter", "2"), "--checkpoint-every must be a multiple of "
+                 "--sync-every-inter: between two averages the nodes differ"),
+                (("--inject-nan", "1:1"), "--inject-nan names rank 1 of 1"),
+                (("--optimizer", "adamw", "--beta1", "1"), "--beta1 1: give a number of at least 0 and below 1"),
+                (("--optimizer", "adamw", "--beta2", "1"), "--beta2 1: give a number of at least 0 and below 1"),
+                (("--resume", "auto"), "--resume auto requires --checkpoint-dir"),
+                (("--checkpoint-every", "3"), "--checkpoint-every has no effect without --checkpoint-dir"),
+                (("--optimizer", "adamw", "--momentum", "0.5"), "--momentum has no effect without --optimizer sgd"),
+                (("--mlp-depth", "3"), "--mlp-depth has no effect without --model mlp"),
+                (("--comm", "tcp", "--sync-every-inter", "2"), "--sync-every-inter needs shared memory inside the nodes; remove "
+                                                               "--comm tcp")):
+            # Options are checked before any work: train does not even search for the data, which is missing.
+            (code, lines, errors), = run(1, "--data", "/nonexistent", *arguments)
+            self.assertEqual((code, lines, errors), (2, [], f"train: {text}\n"))
+        (code, lines, errors), = run(1, "--data", "/nonexistent", "--kernels", "z80")
+        self.assertEqual((code, lines, errors),
+                         (2, [], 'train: unknown --kernels "z80" (generic, x86_64_v2, x86_64_v3, x86_64_v4)\n'))
+        # No rank waits for the other one.
+        results = run(2, "--data", "/nonexistent", "--sync-every-inter", "2")
+        self.assertEqual([result[0] for result in results], [2, 2])
+        self.assertIn("--sync-every-inter needs GROUP_RANK and LOCAL_WORLD_SIZE", results[0][2])
+
+    def test_paths_of_results_are_checked_before_the_training(self):
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "a.rank1.json").mkdir()
+            for arguments, text in (
+                    (("--export", f"{folder}/none/w"), f"--export {folder}/none/w.tmp: there is no directory {folder}/none/"),
+                    (("--export", folder), f"--export {folder}: exists and is not a regular file"),
+                    (("--profile", f"{folder}/a.json"), f"--profile {folder}/a.rank1.json: is a directory; name a file")):
+                for code, lines, errors in run(2, "--data", "synthetic", "--limit", "40", *arguments):
+                    self.assertEqual((code, lines, errors), (1, [], f"train: {text}\n"))
+            self.assertEqual(os.listdir(folder), ["a.rank1.json"], "no other files are left")
+
+    def test_help_and_options_with_underscores(self):
+        (code, lines, errors), = run(1, "--help")
+        self.assertEqual((code, errors), (0, ""))
+        self.assertTrue(any("--batch-size" in line for line in lines))
+        self.assertIn("Instead of training: train bench --help", "\n".join(lines[:4]))
+        # Each use has only its own options.
+        options = {use: {word for line in run(1, *use, "--help")[0][1] for word in re.findall(r"^ +(?:-\w, ?)?(--[a-z-]+)", line)}
+                   for use in ((), ("bench",), ("health",))}
+        self.assertLessEqual({"--data", "--lr", "--resume"}, options[()])
+        self.assertFalse(options[()] & {"--bench", "--health", "--memory", "--pairs", "--min-busbw"})
+        for use, own in ((("bench",), "--min-busbw"), (("health",), "--memory")):
+            self.assertIn(own, options[use])
+            self.assertFalse(options[use] & {"--data", "--lr", "--resume"})
+        (code, _, errors), = run(1, "--data", "synthetic", "--limit=100", "--batch_size=50", "--log_interval", "1")
+        self.assertEqual((code, errors), (0, ""))
+
+    def test_a_pipe_instead_of_a_file_is_not_waited_for(self):
+        with tempfile.TemporaryDirectory() as folder:
+            pipe = f"{folder}/pipe"
+            os.mkfifo(pipe)
+            os.mkfifo(f"{folder}/train-images-idx3-ubyte")
+            pathlib.Path(folder, "train-labels-idx1-ubyte").touch()
+            checkpoint = pathlib.Path(folder, "step-00000001")
+            checkpoint.mkdir()
+            os.mkfifo(checkpoint / "state.json")
+            synthetic = ("--data", "synthetic", "--limit", "10")
+            for arguments, text in (
+                    (("--data", folder), f"{folder}/train-images-idx3-ubyte: not a regular file"),
+                    ((*synthetic, "--init-from", pipe), f"{pipe}: not a regular file"),
+                    ((*synthetic, "--init-from", folder), f"{folder}: not a regular file"),
+                    ((*synthetic, "--init-from", "/dev/zero"), "/dev/zero: not a regular file"),
+                    ((*synthetic, "--resume", str(checkpoint)), f"open {checkpoint}/state.json: Operation not supported"),
+                    ((*synthetic, "--metrics-file", pipe), f"--metrics-file {pipe}: No such device or address")):
+                with self.subTest(arguments):
+                    with Ranks(1, *arguments) as ranks:
+                        self.assertEqual(ranks.finish(timeout=20), [(1, [], f"train: {text}\n")])
+
+    def test_options_that_must_be_equal_are_compared(self):
+        small = ("--data", "synthetic", "--limit", "500", "--max-steps", "1")
+        for more, text in ((("--seed", "4"), "--seed is 4 on rank 1 and 0 on rank 0"),
+                           (("--limit", "50"), "the number of training images is 50 on rank 1 and 500 on rank 0"),
+                           (("--export", "/tmp/w"), "--export is a path on rank 1 and not given on rank 0")):
+            for code, lines, errors in run(3, *small, more={1: more}):
+                self.assertEqual((code, lines, errors), (1, [], f"train: {text}; give all ranks the same value\n"))
+
+    def test_nodes_with_other_data_do_not_train_together(self):
+        with tempfile.TemporaryDirectory(prefix="ddp-data-") as folder:
+            for node in ("a", "b"):
+                os.mkdir(f"{folder}/{node}")
+                for part in ("train", "t10k"):
+                    pathlib.Path(f"{folder}/{node}/{part}-images-idx3-ubyte").write_bytes(
+                        struct.pack(">IIII", 0x803, 40, 28, 28) + bytes(range(196)) * 4 * 40)
+                    pathlib.Path(f"{folder}/{node}/{part}-labels-idx1-ubyte").write_bytes(
+                        struct.pack(">II", 0x801, 40) + bytes(i % (3 if (node, part) == ("b", "train") else 7) for i in range(40)))
+            small = ("--batch-size", "4", "--max-steps", "2")
+            same = {rank: ("--data", f"{folder}/a") for rank in range(4)}
+            host = socket.gethostname()
+            for code, lines, errors in run(4, *small, nodes=2, more=same | {3: ("--data", f"{folder}/b"), 2: ("--data", f"{folder}/b")}):
+                self.assertEqual((code, lines, errors),
+                                 (1, [], "train: the training labels (train-labels-idx1-ubyte) of rank 2 "
+                                         f"({host}), rank 3 ({host}) are not those of rank 0 ({host}); give all nodes the same data\n"))
+            # A checkpoint of one setting cannot be resumed with another.
+            saved = f"{folder}/saved"
+            (code, _, errors), = run(1, *small, "--data", f"{folder}/a", "--checkpoint-dir", saved)
+            self.assertEqual((code, errors), (0, ""))
+            for code, _, errors in run(2, "--batch-size", "4", "--data", f"{folder}/b", "--resume", saved):
+                self.assertEqual((code, errors), (1, f"train: cannot resume from {saved}/step-00000002: the training labels differ"
+                                                     "; resume with the same options and data, or name another checkpoint\n"))
+
+    def test_ranks_with_different_backends_are_named(self):
+        for more, text in ((("--comm", "tcp"), "--comm is tcp on rank 1 and auto on rank 0"),
+                           (("--dtype", "float64"), "--dtype is float64 on rank 1 and float32 on rank 0"),
+                           (("--sync-every-inter", "2"), "--sync-every-inter is given on rank 1 and not given on rank 0")):
+            with Ranks(2, "--data", "synthetic", "--limit", "40", nodes=1, more={1: more}) as ranks:
+                _, errors = ranks.processes[1].communicate(timeout=20)
+                self.assertEqual((ranks.processes[1].returncode, errors),
+                                 (1, f"train: {text}; give all ranks the same value\n"))
+
+    def test_missing_data(self):
+        (code, _, errors), = run(1, "--data", "/nonexistent")
+        self.assertEqual(code, 1)
+        self.assertEqual(errors, "train: /nonexistent/train-images-idx3-ubyte: no such file, neither plain nor .gz; "
+                                 "give a directory with the four MNIST files by --data (Debian's package "
+                                 "dataset-fashion-mnist brings them), or --data synthetic\n")
+
+
+if __name__ == "__main__":
+    TRAIN = sys.argv.pop(1)
+    unittest.main(verbosity=2)

@@ -1,0 +1,591 @@
+// The stage of tests/scenarios/hang: each node has its ActivityTracker, and the master a HangDetector. Time
+// is simulated in steps of 50 ms.
+#include "launcher/hang/hang_detection.h"
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/support/scenario.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+using Time = std::chrono::nanoseconds;
+
+constexpr auto kStep = 50ms;
+constexpr Time kTravel = 20ms;
+
+struct Process {
+  int rank = 0;
+  bool leader = true;
+  bool zombie = false;  ///< not in the trees any more, but still in /proc
+  std::uint64_t started = 0;
+  Time cpu{0};
+  double share = 0;  ///< of a core
+  void end() { zombie = true, share = 0; }
+  bool traced = false;
+};
+
+struct Node {
+  std::unique_ptr<ActivityTracker> tracker;
+  std::map<pid_t, Process> processes;
+  std::vector<pid_t> known;  ///< from the last full sample
+  Time ahead{0};             ///< of its clock before the master's
+  Time next_sample{0};
+  Time asleep_until{0};
+  bool held = false;
+  int changes = 0;
+  int wholes = 0;
+};
+
+class HangStage : public test::Stage {
+ public:
+  std::vector<std::string> act(const test::Words& words, const std::string& /*line*/) override {
+    command(words);
+    return {};
+  }
+
+ private:
+  static Time seconds_of(const std::string& text) {
+    return std::chrono::duration_cast<Time>(std::chrono::duration<double>(std::stod(text)));
+  }
+  /// "1" is the leader of rank 1, "1c" its child.
+  static pid_t pid_of(std::size_t node, const std::string& rank) {
+    const int base = static_cast<int>(1000 * (node + 1)) + 10 * std::stoi(rank);
+    return rank.ends_with('c') ? base + 1 : base;
+  }
+
+  Process& start(Node& node, pid_t pid) {
+    Process& process = node.processes[pid];
+    process.started = ++started_;
+    return process;
+  }
+
+  void command(const test::Words& words) {
+    const std::string& verb = words[0];
+    const auto node = [&]() -> Node& { return nodes_.at(std::stoul(words.at(1))); };
+    if (verb == "job") {  // job TIMEOUT NODES RANKS
+      timeout_ = std::chrono::duration_cast<std::chrono::milliseconds>(seconds_of(words.at(1)));
+      const std::size_t count = std::stoul(words.at(2));
+      const int ranks = std::stoi(words.at(3));
+      for (std::size_t i = 0; i < count; ++i) {
+        Node& made = nodes_.emplace_back();
+        made.tracker = std::make_unique<ActivityTracker>(timeout_, now_);
+        made.next_sample = now_ + ActivityTracker::period(timeout_) + i * 7ms;
+        for (int rank = 0; rank < ranks; ++rank)
+          start(made, pid_of(i, std::to_string(rank))).rank = rank;
+      }
+      detector_ =
+          HangDetector(timeout_, std::vector<std::uint32_t>(count, static_cast<std::uint32_t>(ranks)), now_);
+    } else if (verb == "cpu") {  // cpu NODE RANK SHARE
+      node().processes.at(pid_of(std::stoul(words[1]), words.at(2))).share = std::stod(words.at(3));
+    } else if (verb == "burst") {  // burst NODE RANK SECONDS
+      node().processes.at(pid_of(std::stoul(words[1]), words.at(2))).cpu += seconds_of(words.at(3));
+    } else if (verb == "child") {  // child NODE RANK: a child process of the rank
+      start(node(), pid_of(std::stoul(words[1]), words.at(2) + "c")).leader = false;
+    } else if (verb == "print") {
+      node().tracker->record_activity(now_ + node().ahead);
+    } else if (verb == "ends") {  // ends NODE RANK: a clean exit
+      node().processes.at(pid_of(std::stoul(words[1]), words.at(2))).end();
+      detector_.rank_ended(std::stoul(words[1]), now_);
+    } else if (verb == "leaves") {  // leaves NODE PROCESS: it ends, or leaves its tree
+      node().processes.at(pid_of(std::stoul(words[1]), words.at(2))).end();
+    } else if (verb == "gone") {
+      node().processes.clear();
+      detector_.node_gone(std::stoul(words[1]), now_);
+    } else if (verb == "held") {
+      node().held = words.at(2) == "yes";
+    } else if (verb == "debugger") {
+      node().processes.at(pid_of(std::stoul(words[1]), "0")).traced = words.at(2) == "yes";
+    } else if (verb == "node-sleeps") {
+      node().asleep_until = now_ + seconds_of(words.at(2));
+    } else if (verb == "clock") {  // clock NODE SECONDS: ahead of the master's clock
+      node().ahead = seconds_of(words.at(2));
+      node().tracker = std::make_unique<ActivityTracker>(timeout_, now_ + node().ahead);
+    } else if (verb == "master-sleeps") {
+      master_asleep_until_ = now_ + seconds_of(words.at(1));
+    } else if (verb == "pass") {
+      for (const Time until = now_ + seconds_of(words.at(1)); now_ < until;)
+        step();
+    } else if (verb == "works") {
+      CHECK_FALSE(hung_at_);
+    } else if (verb == "hangs") {  // hangs FROM TO: seconds after the start
+      REQUIRE(hung_at_);
+      CHECK(*hung_at_ - start_ >= seconds_of(words.at(1)));
+      CHECK(*hung_at_ - start_ <= seconds_of(words.at(2)));
+    } else if (verb == "wholes") {  // wholes NODE ATMOST
+      CHECK(node().wholes <= std::stoi(words.at(2)));
+    } else if (verb == "messages") {  // messages NODE ATMOST
+      CHECK(node().changes <= std::stoi(words.at(2)));
+    } else {
+      FAIL("no such command: " << verb);
+    }
+  }
+
+  static bool has_ranks(const Node& node) {
+    return std::ranges::any_of(node.processes,
+                               [](const auto& entry) { return entry.second.leader && !entry.second.zombie; });
+  }
+
+  void step() {
+    now_ += kStep;
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+      Node& node = nodes_[i];
+      for (auto& [pid, process] : node.processes)
+        process.cpu +=
+            Time(static_cast<std::int64_t>(process.share * static_cast<double>(Time(kStep).count())));
+      if (now_ >= node.next_sample && now_ >= node.asleep_until && has_ranks(node)) sample(i);
+    }
+    if (now_ < master_asleep_until_) return;
+    // The worst order after a sleep: the alarm comes first, then the waiting messages.
+    if (!hung_at_ && detector_.deadline() && *detector_.deadline() <= now_ && detector_.hangs(now_))
+      hung_at_ = now_;
+    while (!mail_.empty() && mail_.front().first <= now_) {
+      mail_.front().second();
+      mail_.pop_front();
+    }
+  }
+
+  void sample(std::size_t index) {
+    Node& node = nodes_[index];
+    node.next_sample = now_ + ActivityTracker::period(timeout_);
+    const Time theirs = now_ + node.ahead;
+    ActivityTracker& tracker = *node.tracker;
+    tracker.begin_sample(theirs);
+    const auto time_of = [](pid_t pid, const Process& process) {
+      return ProcessTime{pid, process.started, process.cpu / 10'000'000 * 10'000'000, process.traced,
+                         process.leader && !process.zombie};
+    };
+    const auto times_of = [&node, time_of](const std::vector<pid_t>& pids) {
+      std::vector<ProcessTime> times;
+      for (const pid_t pid : pids) {
+        if (node.processes.count(pid) > 0) times.push_back(time_of(pid, node.processes[pid]));
+      }
+      return times;
+    };
+    std::vector<pid_t> few = tracker.pacemakers();
+    std::vector<pid_t> all;
+    for (const auto& [pid, process] : node.processes) {
+      if (process.zombie) continue;
+      all.push_back(pid);
+      if (process.leader) few.push_back(pid);
+    }
+    if (node.held) {
+      tracker.record_activity(theirs);
+    } else if (!tracker.add_sample(times_of(few), false, theirs) &&
+               !tracker.add_sample(times_of(node.known), false, theirs) && tracker.whole_due(theirs)) {
+      node.known = all;
+      ++node.wholes;
+      tracker.add_sample(times_of(all), true, theirs);
+    }
+    const auto change = tracker.settle(theirs);
+    if (!change) return;
+    ++node.changes;
+    const Time since = change->since - node.ahead;
+    const bool quiet = change->quiet;
+    const auto deliver = [this, index, quiet, since] {
+      if (quiet)
+        detector_.quiet(index, since);
+      else
+        detector_.alive(index);
+    };
+    mail_.emplace_back(now_ + kTravel, deliver);
+  }
+
+  std::chrono::milliseconds timeout_{0};
+  const Time start_ = 1000s;
+  Time now_ = start_;
+  Time master_asleep_until_{0};
+  std::vector<Node> nodes_;
+  HangDetector detector_;
+  std::deque<std::pair<Time, std::function<void()>>> mail_;
+  std::optional<Time> hung_at_;
+  std::uint64_t started_ = 0;
+};
+
+TEST_CASE("the tracker passes its scenarios") {
+  test::run_scenarios("hang", 20, std::make_unique<HangStage>);
+}
+
+TEST_CASE("the sampling period follows the timeout within bounds") {
+  CHECK(ActivityTracker::period(1s) == 200ms);
+  CHECK(ActivityTracker::period(8s) == 1s);
+  CHECK(ActivityTracker::period(1h) == 5s);
+}
+
+TEST_CASE("a process with the reused PID of another is new") {
+  ActivityTracker tracker(60s, Time(0));
+  const ProcessTime first{7, 1, 1s, false};
+  CHECK(tracker.add_sample({&first, 1}, true, 1s));
+  const ProcessTime idle{7, 1, 1s, false};
+  CHECK_FALSE(tracker.add_sample({&idle, 1}, true, 2s));
+  const ProcessTime second{7, 2, 500ms, false};
+  CHECK(tracker.add_sample({&second, 1}, true, 3s));
+  CHECK(tracker.last_activity() == 3s);
+}
+
+TEST_CASE("a hundredth of a core is idle, and only a burst above it is activity") {
+  ActivityTracker tracker(60s, Time(0));
+  const auto sample = [&tracker](Time cpu, bool whole, Time now) {
+    const ProcessTime process{7, 1, cpu, false};
+    return tracker.add_sample({&process, 1}, whole, now);
+  };
+  CHECK(sample(1s, true, 1s));
+  const Time cpu = 1s + 100ms + 10ms - 1ns;  // the burst, and the share of a second
+  CHECK_FALSE(sample(cpu, false, 2s));
+  CHECK_FALSE(sample(cpu, true, 2s));  // the same time counts once
+  CHECK(sample(cpu + 1ns, true, 2s));
+}
+
+TEST_CASE("a process that a whole sample does not find is forgotten") {
+  ActivityTracker tracker(60s, Time(0));
+  const ProcessTime worker{1, 1, 1s, false};
+  const ProcessTime other{2, 2, 0s, false};
+  CHECK(tracker.add_sample({&worker, 1}, true, 1s));
+  CHECK_FALSE(tracker.add_sample({&worker, 1}, false, 2s));
+  CHECK_FALSE(tracker.add_sample({&other, 1}, true, 3s));
+  CHECK_FALSE(tracker.add_sample({&worker, 1}, false, 4s));
+  CHECK(tracker.pacemakers().empty());
+  const ProcessTime back{1, 1, 2s, false};
+  CHECK_FALSE(tracker.add_sample({&back, 1}, true, 5s));  // older than `other`: it used its time elsewhere
+  const ProcessTime at_work{1, 1, 3s, false};
+  CHECK(tracker.add_sample({&at_work, 1}, false, 6s));
+}
+
+TEST_CASE("a whole sample is due after a quarter of the timeout, at most a minute") {
+  ActivityTracker tracker(60s, Time(0));
+  CHECK(tracker.whole_due(0s));
+  tracker.add_sample({}, false, 1s);
+  CHECK(tracker.whole_due(1s));
+  tracker.add_sample({}, true, 2s);
+  CHECK_FALSE(tracker.whole_due(17s - 1ns));
+  CHECK(tracker.whole_due(17s));
+  ActivityTracker patient(30min, Time(0));
+  patient.add_sample({}, true, 0s);
+  CHECK_FALSE(patient.whole_due(1min - 1ns));
+  CHECK(patient.whole_due(1min));
+}
+
+TEST_CASE("between whole samples a stranger with the PID of a process that ended is no work") {
+  ActivityTracker tracker(60s, Time(0));
+  const ProcessTime worker{1, 1, 1s, false};
+  CHECK(tracker.add_sample({&worker, 1}, true, 1s));
+  for (int i = 2; i < 9; ++i) {
+    const ProcessTime stranger{1, 5, std::chrono::seconds(i), true};
+    CHECK_FALSE(tracker.add_sample({&stranger, 1}, false, std::chrono::seconds(i)));
+  }
+  CHECK(tracker.last_activity() == 1s);
+}
+
+TEST_CASE("quiet is reported after half of the timeout, and its end at once") {
+  using QuietChange = ActivityTracker::QuietChange;
+  ActivityTracker tracker(60s, 10s);
+  CHECK_FALSE(tracker.settle(40s - 1ns));
+  CHECK(tracker.settle(40s) == QuietChange{true, 10s});
+  CHECK_FALSE(tracker.settle(45s));
+  tracker.record_activity(46s);
+  CHECK(tracker.settle(46s) == QuietChange{false, 0s});
+}
+
+TEST_CASE("after a sample that is far too late counting starts again") {
+  ActivityTracker tracker(60s, Time(0));
+  tracker.begin_sample(5s);
+  CHECK(tracker.last_activity() == 0s);
+  tracker.begin_sample(15s);  // two periods: perhaps load
+  CHECK(tracker.last_activity() == 0s);
+  tracker.begin_sample(27s);
+  CHECK(tracker.last_activity() == 27s);
+}
+
+TEST_CASE("processes that were active are sampled first") {
+  ActivityTracker tracker(60s, Time(0));
+  const std::vector<ProcessTime> all = {{7, 1, 0s, false}, {8, 1, 2s, false}, {9, 1, 0s, false}};
+  CHECK(tracker.pacemakers().empty());
+  CHECK(tracker.add_sample(all, true, 5s));
+  CHECK(tracker.pacemakers() == std::vector<pid_t>{8});
+  CHECK_FALSE(tracker.add_sample(all, true, 10s));  // inactive, but still the best guess
+  CHECK(tracker.pacemakers() == std::vector<pid_t>{8});
+}
+
+TEST_CASE("a check that comes far too late finds no hang, and counting starts again") {
+  HangDetector detector(8s, {1}, Time(0));
+  detector.quiet(0, Time(0));
+  const Time due = 8s + 1s + 1s;  // timeout, sampling period, travel
+  REQUIRE(detector.deadline() == due);
+  CHECK_FALSE(detector.hangs(due - 1ns));
+  CHECK(detector.hangs(due + 800ms));
+  CHECK_FALSE(detector.hangs(due + 800ms + 1ns));
+  CHECK(detector.deadline() == due + 800ms + 1ns + due);
+}
+
+TEST_CASE("without a timeout no hang is found") {
+  HangDetector detector;
+  detector.quiet(0, 1s);
+  detector.alive(3);
+  detector.rank_ended(0, 1s);
+  detector.node_gone(0, 1s);
+  CHECK_FALSE(detector.deadline());
+  CHECK_FALSE(detector.hangs(1000s));
+}
+
+using Nodes = std::vector<std::size_t>;
+
+/// Ranks 0 and 1 on "a", rank 2 on "b". All are quiet since 100 s.
+HangInvestigation quiet_job() {
+  HangInvestigation hang(60s, {{"a", 0, 2}, {"b", 2, 1}}, 100s);
+  hang.quiet(0, 100s);
+  hang.quiet(1, 100s);
+  return hang;
+}
+
+rendezvous::Inspection state_of(std::uint32_t rank, const std::string& state) {
+  rendezvous::Inspection answer;
+  answer.rank = rank;
+  answer.state = state;
+  return answer;
+}
+
+rendezvous::Inspection at_step(std::uint32_t rank, std::uint64_t step) {
+  rendezvous::Inspection answer = state_of(rank, "running");
+  answer.steps = true;
+  answer.step = step;
+  return answer;
+}
+
+rendezvous::Inspection last() {
+  rendezvous::Inspection answer;
+  answer.last = true;
+  return answer;
+}
+
+TEST_CASE("hang investigation: none is found without a timeout, or before an attempt") {
+  HangInvestigation off(0s, {{"a", 0, 2}}, 0s);
+  off.quiet(0, 0s);
+  CHECK_FALSE(off.deadline());
+  CHECK_FALSE(off.hangs(1h));
+  CHECK_FALSE(HangInvestigation().deadline());
+  CHECK_FALSE(HangInvestigation().complete(1h));
+}
+
+TEST_CASE("hang investigation: nodes with live workers are asked, and the answers make the report") {
+  HangInvestigation hang = quiet_job();
+  REQUIRE(hang.deadline());
+  const auto due = *hang.deadline();
+  CHECK(due > 160s);
+  CHECK_FALSE(hang.hangs(due - 1ns));
+  CHECK(hang.hangs(due));
+  CHECK_FALSE(hang.inspecting());
+  CHECK(hang.begin({}, 162s) == Nodes{0, 1});
+  CHECK(hang.inspecting());
+  CHECK(*hang.deadline() == 162s + 15s);
+  hang.answer(0, state_of(0, "sleeping in poll"));
+  hang.answer(0, state_of(1, "sleeping in poll"));
+  hang.answer(0, last());
+  CHECK_FALSE(hang.complete(162s));
+  hang.answer(1, state_of(2, "running"));
+  hang.answer(1, last());
+  CHECK(hang.complete(162s));
+  CHECK(hang.conclude("/jobs/j/hang.txt") ==
+        "the job hung: no worker printed anything or used CPU time for 62.0 s\n"
+        "rank 2 on b: running\n"
+        "ranks 0-1 on a: sleeping in poll\n"
+        "stacks and state of each rank: /jobs/j/hang.txt");
+  CHECK(hang.lines() == std::vector<std::string>{"rank 2 on b: running", "ranks 0-1 on a: sleeping in poll"});
+  CHECK(hang.hung().empty());
+  CHECK_FALSE(hang.inspecting());
+  CHECK_FALSE(hang.complete(1h));
+}
+
+TEST_CASE("hang investigation: the stacks may give a hint") {
+  HangInvestigation hang = quiet_job();
+  hang.begin({}, 162s);
+  rendezvous::Inspection stuck = state_of(2, "running");
+  stuck.text = "#5  0x00007fe8 in c10d::TCPStore::TCPStore(std::string, c10d::TCPStoreOptions const&) ()\n";
+  hang.answer(1, stuck);
+  const std::string text = hang.conclude("f");
+  CHECK(text.find("\nstacks and state of each rank: f\nhint: rank 2 is still connecting to a store.") !=
+        std::string::npos);
+}
+
+TEST_CASE("hang investigation: it ends after its time without the missing answers") {
+  HangInvestigation hang = quiet_job();
+  hang.begin({}, 162s);
+  hang.answer(0, state_of(0, "running"));
+  hang.answer(0, last());
+  CHECK_FALSE(hang.complete(177s - 1ns));
+  CHECK(hang.complete(177s));
+  CHECK(hang.conclude("f").find("\nranks 1-2 on a and b: no answer\n") != std::string::npos);
+}
+
+TEST_CASE("hang investigation: a lost node is not waited for") {
+  HangInvestigation hang = quiet_job();
+  hang.begin({}, 162s);
+  hang.answer(0, last());
+  CHECK_FALSE(hang.complete(163s));
+  hang.node_gone(1, 163s);
+  CHECK(hang.complete(163s));
+}
+
+TEST_CASE("hang investigation: a node that was lost before is neither waited for nor asked") {
+  HangInvestigation hang = quiet_job();
+  hang.alive(1);
+  CHECK_FALSE(hang.deadline());
+  hang.node_gone(1, 163s);
+  REQUIRE(hang.deadline());
+  CHECK(*hang.deadline() > 163s + 60s);  // the loss is activity
+  CHECK(hang.begin({}, 230s) == Nodes{0});
+}
+
+TEST_CASE("hang investigation: ranks that have ended are not asked") {
+  HangInvestigation hang = quiet_job();
+  hang.rank_ended(1, 110s);  // rank 2, the only one of its node
+  hang.rank_ended(0, 120s);  // rank 0
+  CHECK(hang.begin({0, 2}, 190s) == Nodes{0});
+  const std::string text = hang.conclude("f");
+  CHECK(text.find("\nrank 1 on a: no answer\n") != std::string::npos);
+  CHECK(text.find("for 70.0 s") != std::string::npos);  // an end is activity
+}
+
+TEST_CASE("hang investigation: progress cancels the inspection, and a later hang starts a new one") {
+  HangInvestigation hang = quiet_job();
+  CHECK_FALSE(hang.cancel());
+  hang.begin({}, 162s);
+  hang.answer(0, state_of(0, "running"));
+  hang.alive(0);
+  CHECK(hang.cancel());
+  CHECK_FALSE(hang.inspecting());
+  CHECK_FALSE(hang.cancel());
+  CHECK_FALSE(hang.deadline());  // node 0 is active
+  hang.quiet(0, 170s);
+  CHECK(hang.begin({}, 240s) == Nodes{0, 1});
+  CHECK(hang.conclude("f").find("running") == std::string::npos);  // of the first inspection
+}
+
+TEST_CASE("hang investigation: the rank that alone is behind has hung") {
+  HangInvestigation hang = quiet_job();
+  hang.begin({}, 162s);
+  hang.answer(0, at_step(0, 8));
+  hang.answer(0, at_step(1, 7));
+  hang.answer(1, at_step(2, 8));
+  CHECK(hang.hung().empty());  // before the conclusion
+  hang.conclude("f");
+  CHECK(hang.hung() == std::vector<std::uint32_t>{1});
+}
+
+TEST_CASE("hang investigation: answers to a cancelled inspection do not count in the next one") {
+  HangInvestigation hang = quiet_job();
+  hang.begin({}, 162s);
+  hang.answer(0, at_step(0, 8));
+  hang.answer(0, at_step(1, 7));
+  CHECK(hang.cancel());
+  hang.rank_ended(1, 170s);
+  CHECK(hang.begin({2}, 240s) == Nodes{0});  // node 1 has no live rank any more
+  hang.answer(0, last());
+  CHECK(hang.complete(240s));
+  hang.conclude("f");
+  CHECK(hang.hung().empty());
+}
+
+TEST_CASE("hang investigation: when several ranks are behind, none is known to have hung") {
+  HangInvestigation hang = quiet_job();
+  hang.begin({}, 162s);
+  hang.answer(0, at_step(0, 7));
+  hang.answer(0, at_step(1, 7));
+  hang.answer(1, at_step(2, 8));
+  hang.conclude("f");
+  CHECK(hang.hung().empty());
+}
+
+using Lines = std::vector<std::string>;
+
+TEST_CASE("ranks that differ from the others are named first") {
+  HangReport report;
+  for (std::uint32_t rank = 0; rank < 8; ++rank)
+    report.add(rank, rank < 4 ? "gpu01" : "gpu02", rank == 6 ? "running" : "sleeping in poll");
+  CHECK(report.lines() ==
+        Lines{"rank 6 on gpu02: running", "ranks 0-5,7 on gpu01 and gpu02: sleeping in poll"});
+  CHECK(report.text(60s) ==
+        "no worker printed anything or used CPU time for 60.0 s\n"
+        "rank 6 on gpu02: running\n"
+        "ranks 0-5,7 on gpu01 and gpu02: sleeping in poll");
+}
+
+TEST_CASE("ranks in the same state share one line") {
+  HangReport report;
+  for (std::uint32_t rank = 0; rank < 64; ++rank)
+    report.add(rank, "gpu0" + std::to_string(rank / 8), "sleeping in futex");
+  CHECK(report.lines() ==
+        Lines{"ranks 0-63 on gpu00, gpu01, gpu02, gpu03 and 4 more hosts: sleeping in futex"});
+}
+
+TEST_CASE("a rank without an answer is reported as such") {
+  HangReport report;
+  report.expect(0, "a");
+  report.expect(1, "b");
+  report.add(0, "a", "running");
+  report.add(0, "a", "");  // stacks that arrive later
+  CHECK(report.lines() == Lines{"rank 0 on a: running", "rank 1 on b: no answer"});
+}
+
+TEST_CASE("a long list of different states is abbreviated") {
+  HangReport report;
+  for (std::uint32_t rank = 0; rank < 20; ++rank)
+    report.add(rank, "a", "sleeping in recv, 10.0.0." + std::to_string(rank) + ":1");
+  const Lines lines = report.lines();
+  REQUIRE(lines.size() == 8);
+  CHECK(lines[0] == "rank 0 on a: sleeping in recv, 10.0.0.0:1");
+  CHECK(lines[7] == "13 more ranks in other states");
+}
+
+TEST_CASE("ranks that wait for a store without a server get a hint") {
+  HangReport report;
+  report.add_stacks(0, "#3 read () from libc.so.6\n");
+  CHECK(report.hint().empty());
+  report.add_stacks(
+      1, "#5  0x00007fe8 in c10d::TCPStore::TCPStore(std::string, c10d::TCPStoreOptions const&) ()\n");
+  CHECK(report.hint().starts_with("rank 1 is still connecting to a store."));
+  report.add_stacks(3, "    _create_c10d_store (torch/distributed/rendezvous.py:185)\n");
+  report.add_stacks(
+      3, "#5  0x00007fe8 in c10d::TCPStore::TCPStore(std::string, c10d::TCPStoreOptions const&) ()\n");
+  CHECK(report.hint() ==
+        "ranks 1,3 are still connecting to a store. If its port is not MASTER_PORT, no process serves it "
+        "while TORCHELASTIC_USE_AGENT_STORE is True: try --store worker (docs/users/store.md)");
+}
+
+TEST_CASE("the rank that is behind by its reported step is named, and killed first") {
+  HangReport report;
+  for (std::uint32_t rank = 0; rank < 4; ++rank)
+    report.add(rank, "gpu01", rank == 2 ? "at step 11: running" : "at step 12: sleeping in poll");
+  CHECK(report.behind().empty());  // unknown
+  for (std::uint32_t rank = 0; rank < 4; ++rank)
+    report.add_step(rank, 0);
+  CHECK(report.behind().empty());  // equal, before the first step
+  for (std::uint32_t rank = 0; rank < 4; ++rank)
+    report.add_step(rank, rank == 2 ? 11 : 12);
+  CHECK(report.behind() == std::vector<std::uint32_t>{2});
+  CHECK(
+      report.text(std::chrono::seconds(12)) ==
+      "no worker reported a step or printed anything for 12.0 s: rank 2 is behind: the last reported step is "
+      "11, that of other ranks is 12\n"
+      "rank 2 on gpu01: at step 11: running\n"
+      "ranks 0-1,3 on gpu01: at step 12: sleeping in poll");
+}
+
+TEST_CASE("durations are rounded for reading") {
+  HangReport report;
+  report.add(0, "a", "running");
+  CHECK(report.text(2500ms).starts_with("no worker printed anything or used CPU time for 2.5 s\n"));
+  CHECK(report.text(2040ms).starts_with("no worker printed anything or used CPU time for 2.0 s\n"));
+  CHECK(report.text(65300ms).starts_with("no worker printed anything or used CPU time for 65.3 s\n"));
+}
+
+}  // namespace
+}  // namespace ddp::launcher
