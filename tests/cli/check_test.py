@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import BIN, DDPLAUNCH, LaunchTest, Nodes, main, wait_until
@@ -21,22 +20,15 @@ FAKE_NVML = BIN.parent / "fake_nvml"
 class Check(LaunchTest):
     """The agents run under a name of this test, by which their leftovers are found."""
 
-    nodes_of_class = None
-
     @classmethod
     def setUpClass(cls):
-        cls.cleanups = unittest.TestCase()
         # A start-up file makes one node differ: 127.0.0.3 sets a limit if the test asks for it.
         cls.rc_dir = pathlib.Path(tempfile.mkdtemp(prefix="ddplaunch-check-"))
+        cls.addClassCleanup(shutil.rmtree, cls.rc_dir, ignore_errors=True)
         rc = cls.rc_dir / "rc"
         rc.write_text('case "$SSH_CONNECTION" in *" 127.0.0.3 "*) [ -f "%s/limit" ] && ulimit -S -n 60;; esac\n'
                       % cls.rc_dir)
-        cls.nodes = Nodes(cls.cleanups, 3, NODES_BASHRC=str(rc))
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.cleanups.doCleanups()
-        shutil.rmtree(cls.rc_dir, ignore_errors=True)
+        cls.nodes = Nodes.of_class(cls, 3, NODES_BASHRC=str(rc))
 
     def setUp(self):
         super().setUp()

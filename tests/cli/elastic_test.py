@@ -20,20 +20,9 @@ exec sleep 1000
 
 
 class Elastic(LaunchTest):
-    nodes_wanted = 3
-
     @classmethod
     def setUpClass(cls):
-        cls.cleanups = []
-
-        class Holder:
-            addCleanup = staticmethod(lambda call, *args, **named: cls.cleanups.append((call, args, named)))
-        cls.nodes = Nodes(Holder, cls.nodes_wanted)
-
-    @classmethod
-    def tearDownClass(cls):
-        for call, args, named in reversed(cls.cleanups):
-            call(*args, **named)
+        cls.nodes = Nodes.of_class(cls, 3)
 
     def launch(self, *args):
         return self.start("--hostfile", self.nodes.hostfile, "--ssh-config", self.nodes.ssh_config, "--restart-backoff",

@@ -76,8 +76,6 @@ echo "shell attempt $TORCHELASTIC_RESTART_COUNT rank $RANK/$WORLD_SIZE from env 
 
 
 class Workers(RejoinTest):
-    nodes_wanted = 2
-
     def play(self, kinds, *args, last=1, restarts=3):
         worker = self.script("worker.py", WORKER)
         return self.here("--max-restarts", restarts, *args, "--no-python", "/usr/bin/python3", "-S", "-E", worker, last, kinds,

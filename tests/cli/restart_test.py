@@ -117,16 +117,7 @@ class Restarts(LaunchTest):
 class RestartsOverSsh(LaunchTest):
     @classmethod
     def setUpClass(cls):
-        cls.cleanups = []
-
-        class Holder:
-            addCleanup = staticmethod(lambda call, *args, **named: cls.cleanups.append((call, args, named)))
-        cls.nodes = Nodes(Holder, 2)
-
-    @classmethod
-    def tearDownClass(cls):
-        for call, args, named in reversed(cls.cleanups):
-            call(*args, **named)
+        cls.nodes = Nodes.of_class(cls, 2)
 
     def over_ssh(self, *args):
         return self.run_job("--hostfile", self.nodes.hostfile, "--ssh-config", self.nodes.ssh_config, *args)

@@ -23,13 +23,6 @@ ASKS_NOTHING = ('; ddplaunch never prompts; run "{} true" in a terminal to see w
                 "first), a password, or a host key; its last lines:")
 
 
-class Classwide:
-    """Defers to the end of the class the cleanup that Nodes and Server would do at the end of a test."""
-
-    def __init__(self, cls):
-        self.addCleanup = cls.addClassCleanup
-
-
 class Server:
     """An additional server on 127.0.0.2 … with a separate port, in the directory of `nodes`. It ends with the test."""
 
@@ -103,7 +96,7 @@ class AuthTest(LaunchTest):
 
     @classmethod
     def setUpClass(cls):
-        cls.nodes = Nodes(Classwide(cls), cls.NODES)
+        cls.nodes = Nodes.of_class(cls, cls.NODES)
 
     def setUp(self):
         super().setUp()

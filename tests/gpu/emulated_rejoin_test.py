@@ -26,8 +26,10 @@ def near_end(job):
 
 
 class EmulatedRejoin(unittest.TestCase):
+    task, images, epochs = TASK, 230, 8
     whole = rejoin_test.Rejoin.whole
     check_samples = rejoin_test.Rejoin.check_samples
+    test_down_to_one_rank_and_up_again = rejoin_test.Rejoin.test_down_to_one_rank_and_up_again
 
     def setUp(self):
         rejoin_test.Rejoin.setUp(self)
@@ -36,10 +38,6 @@ class EmulatedRejoin(unittest.TestCase):
         os.environ |= {"DDPLAUNCH_NCCL_LIBRARY": LIBRARY, "FAKE_CUDA_GPUS": "1", "FAKE_NCCL_DIR": rooms.name}
         for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_WINDOWS", "FAKE_CUDA_GRAPH_END"):
             os.environ.pop(name, None)
-
-    def forget_samples(self):
-        for path in self.log.iterdir():
-            path.unlink()
 
     def test_a_process_that_joins_takes_the_device_that_was_chosen(self):
         at = TASK.index("--device")
@@ -87,8 +85,7 @@ class EmulatedRejoin(unittest.TestCase):
                 lines = job.finish()
                 self.assertEqual({w.rank: w.process.pid for w in job.workers if w.rank != victim}, pids)
                 self.assertEqual(weights(lines), expected[dtype])
-                self.check_samples(230, world=3)
-                self.forget_samples()
+                self.check_samples()
 
     def test_a_rejoin_leaks_no_memory_to_nccl(self):
         # An abort leaves windows, so none is made. The fake reports memory that is freed with a window, and the job checks stderr.
@@ -115,20 +112,7 @@ class EmulatedRejoin(unittest.TestCase):
                     job.lose(dice.randrange(3))
                 self.assertGreater(job.attempt, 0)
                 self.assertEqual(weights(job.finish()), expected)
-                self.check_samples(230, world=3)
-                self.forget_samples()
-
-    def test_down_to_one_rank_and_up_again(self):
-        with Job(2, *TASK, "--sample-log", self.log) as job:
-            job.start().reach(5)
-            job.lose(0, world=1)
-            job.are_ready()
-            job.reach(max(worker.step or 0 for worker in job.workers) + 5)
-            job.revoke()
-            job.go_on(world=3)
-            lines = job.finish()
-        self.assertRegex("\n".join(lines[0]), r"attempt 1: 1 rank continues from step \d+ .*\n(.*\n)*attempt 2: 3 ranks continue")
-        self.check_samples(230, segments=3)
+                self.check_samples()
 
     def test_a_revoke_without_a_death_loses_nothing(self):
         expected = weights(self.whole(3, *TASK))
@@ -140,7 +124,7 @@ class EmulatedRejoin(unittest.TestCase):
                 job.go_on()
                 job.are_ready()
             self.assertEqual(weights(job.finish()), expected)
-            self.check_samples(230, world=3)
+            self.check_samples()
 
     def test_a_frozen_rank_is_found_at_the_deadline(self):
         with Job(3, *TASK, "--comm-timeout", "2s") as job:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 import unittest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
@@ -169,6 +170,11 @@ class Nodes:
         self.known_hosts = self.dir / "known_hosts"
         self.port = int((self.dir / "port").read_text())
         self.hosts = (self.dir / "hosts").read_text().split()
+
+    @classmethod
+    def of_class(cls, test_class, count, **settings):
+        """Nodes for all tests of a class, which ends them."""
+        return cls(types.SimpleNamespace(addCleanup=test_class.addClassCleanup), count, **settings)
 
     def restart_sshd(self):
         """Ends the listener, as an upgrade of the package does, and starts another. Sessions survive."""

@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import signal
-import unittest
 
 from tests.support import census, samples
 from tests.support.launch import LaunchTest, Nodes, Outcome, live_processes_with, wait_until
@@ -33,25 +32,11 @@ def socket_folder(worker):
 
 
 class RejoinTest(LaunchTest):
-    """Runs jobs on the class's `nodes_wanted` SSH nodes."""
-
-    nodes_wanted = 3
+    """Runs jobs on two SSH nodes."""
 
     @classmethod
     def setUpClass(cls):
-        cls.nodes_of_class = contextlib.ExitStack()
-
-        class Holder:
-            addCleanup = staticmethod(cls.nodes_of_class.callback)
-        try:
-            cls.nodes = Nodes(Holder, cls.nodes_wanted)
-        except unittest.SkipTest:
-            cls.nodes_of_class.close()
-            raise
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.nodes_of_class.close()
+        cls.nodes = Nodes.of_class(cls, 2)
 
     def setUp(self):
         super().setUp()

@@ -19,6 +19,7 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
+from tests.support import samples
 from tests.support.ports import free_port
 
 TRAIN = STORE = ""
@@ -247,24 +248,9 @@ def parameters(path):
             for name, one in header.items() if name != "__metadata__" and "running" not in name}
 
 
-def samples(folder):
-    """Returns by epoch how often each sample counts, and the steps, by the rule of docs/users/train.md."""
-    attempts = collections.defaultdict(dict)  # (epoch, step) -> attempt -> samples
-    for path in folder.iterdir():
-        attempt = int(path.name.partition(".attempt-")[2] or 0)
-        for line in path.read_text().splitlines():
-            place, _, numbers = line.partition(":")
-            epoch, step = map(int, place.split())
-            attempts[epoch, step].setdefault(attempt, []).extend(map(int, numbers.split()))
-    epochs = collections.defaultdict(collections.Counter)
-    steps = collections.defaultdict(list)
-    for (epoch, step), of_attempt in sorted(attempts.items()):
-        epochs[epoch].update(of_attempt[max(of_attempt)])
-        steps[epoch].append(step)
-    return epochs, steps
-
-
 class Rejoin(unittest.TestCase):
+    task, images, epochs = MLP, 800, 3
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="ddp-rejoin-out-")
         self.addCleanup(folder.cleanup)
@@ -277,15 +263,11 @@ class Rejoin(unittest.TestCase):
         with Job(world, *arguments, nodes=nodes) as job:
             return job.start().finish()
 
-    def check_samples(self, number, segments=1, world=4):
-        """Checks that each epoch uses each sample once, apart from the padding of a segment, and that steps have no gap."""
-        epochs, steps = samples(self.log)
-        at = 1
-        for epoch in sorted(epochs):
-            self.assertEqual(steps[epoch], list(range(at, at + len(steps[epoch]))))
-            at += len(steps[epoch])
-            self.assertEqual(set(epochs[epoch]), set(range(number)), epoch)
-            self.assertLess(sum(epochs[epoch].values()) - number, segments * world, epoch)
+    def check_samples(self):
+        """Checks that each epoch used each sample once, apart from padding. Then the log is empty again."""
+        self.assertEqual(samples.problems(self.log, self.images, self.epochs), [])
+        for path in self.log.iterdir():
+            path.unlink()
 
     def check_records(self, path):
         records = [json.loads(line) for line in path.read_text().splitlines()]
@@ -309,10 +291,8 @@ class Rejoin(unittest.TestCase):
                 said = [line for line in lines[0] if line.startswith("attempt ")]
                 self.assertEqual(len(said), 1)
                 self.assertRegex(said[0], r"^attempt 1: 4 ranks continue from step \d+ \(state of rank [0-3]\)$")
-                self.check_samples(800)
+                self.check_samples()
                 self.check_records(self.folder / f"m{victim}")
-                for path in self.log.iterdir():
-                    path.unlink()
 
     @unittest.skipIf(SHORT, "DDP_SHORT_TESTS is set")
     def test_a_replaced_rank_changes_no_bit_of_the_convnet(self):
@@ -336,10 +316,10 @@ class Rejoin(unittest.TestCase):
             lines = job.finish()
         self.assertRegex("\n".join(lines[0]), r"attempt 1: 3 ranks continue from step \d+ .*\n(.*\n)*attempt 2: 4 ranks continue "
                                               r"from step \d+ ")
-        self.check_samples(800, segments=3)
+        self.check_samples()
 
     def test_down_to_one_rank_and_up_again(self):
-        with Job(2, *MLP, "--sample-log", self.log) as job:
+        with Job(2, *self.task, "--sample-log", self.log) as job:
             job.start().reach(5)
             job.lose(0, world=1)
             job.are_ready()
@@ -348,7 +328,7 @@ class Rejoin(unittest.TestCase):
             job.go_on(world=3)
             lines = job.finish()
         self.assertRegex("\n".join(lines[0]), r"attempt 1: 1 rank continues from step \d+ .*\n(.*\n)*attempt 2: 3 ranks continue")
-        self.check_samples(800, segments=3)
+        self.check_samples()
 
     def test_rank_0_serves_the_store_when_the_agent_does_not(self):
         with Job(3, *MLP, agent_store=False) as job:
@@ -373,9 +353,7 @@ class Rejoin(unittest.TestCase):
                         break  # the training ended before the kill
                     job.lose(dice.randrange(4))
                 self.assertEqual(weights(job.finish()), expected)
-                self.check_samples(800)
-                for path in self.log.iterdir():
-                    path.unlink()
+                self.check_samples()
 
     def test_a_rank_is_killed_while_a_large_model_is_handed_over(self):
         large = ("--data", "synthetic", "--limit", "512", "--batch-size", "4", "--max-steps", "12", "--model", "mlp",
@@ -400,9 +378,7 @@ class Rejoin(unittest.TestCase):
                     job.go_on()
                     job.are_ready()
                 self.assertEqual(weights(job.finish()) == expected, comm == "shm")  # transports add in different orders
-                self.check_samples(800, world=3)
-                for path in self.log.iterdir():
-                    path.unlink()
+                self.check_samples()
 
     def test_a_frozen_rank_is_named_by_the_ranks_that_wait_for_it(self):
         for comm in ("tcp", "shm"):
@@ -427,7 +403,9 @@ class Rejoin(unittest.TestCase):
             job.lose(0)
             job.finish()
         # A node that was behind the other one drops samples that it has not trained with: less than K steps.
-        epochs, _ = samples(self.log)
+        epochs = collections.defaultdict(collections.Counter)
+        for epoch, _, _, ranks in samples.counting(samples.read(self.log)):
+            epochs[epoch].update(number for numbers in ranks.values() for number in numbers)
         for counts in epochs.values():
             self.assertLessEqual(800 - len(counts), 2 * 3 * 2 * 8)
             self.assertEqual(set(counts.values()), {1})
