@@ -5,7 +5,6 @@ import pathlib
 import re
 import shlex
 import sys
-import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import SOURCE, LaunchTest, main

@@ -10,10 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import DDPLAUNCH, LaunchTest, Nodes, live_processes_with, main, wait_until
+from tests.support.launch import DDPLAUNCH, LaunchTest, Nodes, main, wait_until
 
 PYTHON = "/usr/bin/python3" if pathlib.Path("/usr/bin/python3").exists() else sys.executable
 # The output is compared as bytes: names, values and arguments are hexadecimal.

@@ -19,8 +19,7 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.census import (Victim, become_subreaper, below, kill_below, alive_below, named,
-                                  reap_adopted)
+from tests.support.census import Victim, alive_below, become_subreaper, below, kill_below, named
 from tests.support.launch import BIN, main, wait_until
 from tests.support.old_kernel import IS_KNOWN
 

@@ -17,7 +17,6 @@ import socket
 import subprocess
 import sys
 import time
-import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.terminal import Terminal, needs
@@ -370,7 +369,7 @@ class Verbs(VerbTest):
 
     def test_errors_of_options_name_the_verb(self):
         for words, text in ((["ps", "--folow"], "ps: unknown option --folow; "), (["logs", "--rank", "x"], "logs: --rank x: give a whole number"),
-                            (["stop", "a", "b"], "stop: ")):
+                            (["stop", "a", "b"], "stop: "), (["stop", ""], "stop: JOB is empty; give an id, or leave it out")):
             done = self.verb(*words)
             self.assertEqual((done.code, done.out, done.err.count("\n")), (2, "", 1), done)
             self.assertTrue(done.err.startswith("ddplaunch " + text), done)
@@ -427,15 +426,6 @@ class Verbs(VerbTest):
         self.script("ps", "#!/bin/sh\necho program\n")
         for words in (("--", "./ps"), ("./ps",)):
             self.assertEqual(self.short_job(*words).out, "program\n")
-
-    def test_help_and_wrong_options(self):
-        self.assertIn("usage: ddplaunch logs [options] [JOB]", self.verb("logs", "--help").out)
-        done = self.verb("ps", "--follow")
-        self.assertEqual(done.code, 2)
-        self.assertIn("--follow", done.err)
-        done = self.verb("stop", "")  # not the newest job: a variable of a script may be empty
-        self.assertEqual(done.code, 2)
-        self.assertIn("give an id, or leave it out", done.err)
 
 
 class Clean(VerbTest):

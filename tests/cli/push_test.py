@@ -13,7 +13,7 @@ import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from launch import BIN, SOURCE, LaunchTest, Nodes, main, wait_until  # noqa: E402
+from launch import BIN, LaunchTest, Nodes, main, wait_until  # noqa: E402
 
 UNSHARE = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
 

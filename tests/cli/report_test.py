@@ -143,16 +143,6 @@ class OneNode(Reported):
                                      "    ranks 0-1,3 on localhost: stopped by ddplaunch, SIGTERM",
                                      "ddplaunch: exit 3: rank 2 on localhost exited 3"])
 
-    def test_segmentation_fault(self):
-        done, report = self.run_reported("--nproc-per-node", 2, "sh", "-c",
-                                         'ulimit -c 0; if [ $RANK = 1 ]; then kill -SEGV $$; fi; sleep 60')
-        self.assert_code(done, 128 + signal.SIGSEGV)
-        cause = report["root_cause"]
-        self.assertEqual((cause["what"], cause["rank"], cause["signal"], cause["exit_code"], cause["core_dumped"]),
-                         ("signaled", 1, "SIGSEGV", None, False))
-        self.assertIn("    SIGSEGV: it used memory that is not its own", done.err)
-        self.assertEqual(report["why"], "rank 1 on localhost killed by SIGSEGV")
-
     def test_core_dump_is_reported(self):
         pattern = pathlib.Path("/proc/sys/kernel/core_pattern").read_text().strip()
         if pattern.startswith(("|", "/")):
@@ -290,21 +280,6 @@ class OneNode(Reported):
         self.assert_code(done, 4)
         self.assertEqual(report["root_cause"]["stderr_tail"], ["a\ufffdb\x1b[31mred\x1b[0m"])
         self.assertIn("    | a\udcffbred\n", done.err)
-
-    def test_user_stop(self):
-        process = self.start("--report", self.dir / "report.json", "sh", "-c", "echo up; sleep 60")
-        self.assertTrue(process.stdout.readline())
-        process.send_signal(signal.SIGTERM)
-        done = self.finish(process, timeout=20)
-        self.assert_code(done, 143)
-        report = self.check_report(done, self.dir / "report.json")
-        self.assertEqual((report["outcome"], report["stop_signal"], report["root_cause"]), ("stopped", "SIGTERM", None))
-
-    def test_refused_before_the_start(self):
-        done, report = self.run_reported("--chdir", "/no/such/dir", "true")
-        self.assert_code(done, 115)
-        self.assertEqual((report["outcome"], report["root_cause"]["what"], report["root_cause"]["error"]["kind"]),
-                         ("not_started", "node", "Refused"))
 
     def test_job_directory_that_cannot_be_created(self):
         file = self.dir / "report.json"

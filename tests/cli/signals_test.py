@@ -110,9 +110,6 @@ class Signals(LaunchTest):
     def test_first_interrupt_is_a_graceful_stop(self):
         self.check_polite(signal.SIGINT, 130, "stopped by SIGINT", "--nproc-per-node", 2)
 
-    def test_terminate_is_a_graceful_stop(self):
-        self.check_polite(signal.SIGTERM, 143, "stopped by SIGTERM", "--nproc-per-node", 2)
-
     def test_hangup_is_a_graceful_stop(self):
         self.check_polite(signal.SIGHUP, 129, "stopped by SIGHUP (sent when a terminal closes)", "--nproc-per-node", 2)
 
