@@ -26,7 +26,7 @@ import time
 ROOMS = {
     "membership": (["rendezvous/membership/*.cc"], ["unit_ranks", "unit_supervisor"]),
     "supervisor": (["launcher/supervisor/*.cc"], ["unit_supervisor", "sim_survivors"]),
-    "agent_core": (["launcher/agent_core/*.cc"], ["unit_cores", "unit_node_facts", "unit_check", "sim_survivors"]),
+    "agent_core": (["launcher/agent_core/*.cc"], ["unit_agent_core", "unit_node_facts", "unit_check", "sim_survivors"]),
     "root_cause": (["launcher/report/*.cc"], ["unit_report", "unit_supervisor"]),
     "store": (["rendezvous/store/*.cc"], ["unit_store"]),
     "keeper": (["launcher/keeper/*.cc"],
