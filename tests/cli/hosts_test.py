@@ -95,17 +95,6 @@ class Hosts(LaunchTest):
                              "PBS_NODEFILE, LSB_DJOB_HOSTFILE, LSB_MCPU_HOSTS, LSB_HOSTS, PE_HOSTFILE, COBALT_NODEFILE, "
                              "DLTS_HOSTFILE\n"))
 
-    def test_a_worker_may_be_named_check(self):
-        self.script("check", "#!/bin/sh\necho I am a worker\n")
-        self.env["PATH"] = f"{self.dir}:{self.env['PATH']}"
-        done = self.run_job("--", "check")
-        self.assert_code(done, 0)
-        self.assertIn("I am a worker", done.out)
-        done = subprocess.run([DDPLAUNCH, "--", "check"], capture_output=True, text=True, timeout=60,
-                              stdin=subprocess.DEVNULL, env=self.env, cwd=self.dir, check=False)
-        self.assertEqual(done.returncode, 0, done)
-        self.assertIn("I am a worker", done.stdout)
-
 
 if __name__ == "__main__":
     main()

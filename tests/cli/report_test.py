@@ -345,14 +345,6 @@ class TwoNodes(Reported):
         # The other node may not have started its worker yet.
         self.assertLessEqual({(f["rank"], f["stopped_by_ddplaunch"]) for f in report["other_failures"]}, {(0, True)})
 
-    def test_unreachable_node(self):
-        nodes = Nodes(self, 1)
-        done, report = self.run_reported("--hostfile", self.hostfile("127.0.0.2 slots=1\n127.0.0.77 slots=1\n"), "--ssh-config",
-                                         nodes.ssh_config, "true")
-        self.assert_code(done, 111)
-        self.assertEqual((report["outcome"], report["root_cause"]["host"], report["root_cause"]["error"]["kind"]),
-                         ("not_started", "127.0.0.77", "Unreachable"))
-
 
 # Ends at a given moment of the wall clock, which time namespaces do not change. Rank 0 chooses the moment. Each rank records
 # the time of its end.

@@ -213,16 +213,6 @@ class Bars(TerminalTest):
         self.assertNotIn(b"\x1b", terminal.raw)
         self.assertNotIn(b"\r", terminal.raw.replace(b"\r\n", b""))
 
-    def test_no_color_disables_colors(self):
-        needs()
-        worker = ["sh", "-c", "echo plain"]
-        terminal = self.terminal("--nproc-per-node", 1, *worker)
-        self.assertEqual(terminal.wait(), 0)
-        self.assertIn(b"\x1b[", terminal.raw)
-        terminal = self.terminal("--nproc-per-node", 1, *worker, env=dict(self.env, NO_COLOR="1"))
-        self.assertEqual(terminal.wait(), 0)
-        self.assertEqual(terminal.raw, b"[localhost:0] plain\r\n")
-
 
 class NoTerminal(TerminalTest):
     def test_a_pipe_gets_each_bar_once_and_no_carriage_return(self):

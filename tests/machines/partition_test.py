@@ -11,6 +11,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import live_processes_with, wait_until
 from tests.support.machines import MachinesTest, main_side_by_side
+from tests.support.rejoin import worker_of
 
 WAITING = """#!/bin/sh
 echo "attempt $TORCHELASTIC_RESTART_COUNT rank $RANK/$WORLD_SIZE node $GROUP_RANK/$GROUP_WORLD_SIZE master $MASTER_ADDR"
@@ -143,13 +144,9 @@ class Partition(MachinesTest):
         self.assert_code(self.finish(process, timeout=90), 0)
 
     def frozen_agent(self, process, node):
-        for pid in self.workers_of_the_start():
-            env = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
-            if f"GROUP_RANK={node}\0".encode() in env:
-                agent = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                self.freeze(agent)
-                return agent
-        raise AssertionError("no such worker")
+        agent = next(worker.agent for worker in map(worker_of, self.workers_of_the_start()) if worker.node == node)
+        self.freeze(agent)
+        return agent
 
     def freeze(self, pid):
         os.kill(pid, signal.SIGSTOP)

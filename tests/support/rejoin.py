@@ -22,7 +22,7 @@ def worker_of(pid):
     rank, node = census.environment(pid, "RANK"), census.environment(pid, "GROUP_RANK")
     agent = census.stat_of(stat[0]) if stat else None
     control = census.environment(pid, "DDPLAUNCH_CONTROL")
-    if not agent or None in (rank, node, control):
+    if not agent or agent[1] != "ddplaunchd" or None in (rank, node, control):
         return None
     return Worker(pid, int(rank), int(node), stat[0], agent[0], control)
 
