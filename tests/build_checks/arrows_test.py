@@ -34,7 +34,8 @@ class AllowedIncludes(unittest.TestCase):
         self.assertEqual(self.checked(path, line), (0, []))
 
     def test_the_tree_has_no_violation(self):
-        self.assertEqual(check(ROOT), (0, []))
+        self.assertEqual(check(ROOT), (0, []), "move the code to a room that may know the other one. If this room must know it, add the arrow to "
+                         "TABLE in cmake/check_arrows.py and to docs/developers/architecture.md")
 
     def test_only_list_directory_reads_directories(self):
         line = 'for (const auto& entry : std::filesystem::directory_iterator(".", failed)) {'
@@ -128,7 +129,8 @@ class AllowedIncludes(unittest.TestCase):
 
     def test_each_exception_of_a_core_is_used(self):
         for path, header in check_arrows.CORE_EXCEPTIONS:
-            self.assertTrue(f"#include <{header}>" in (ROOT / path).read_text(encoding="utf-8"), path)
+            self.assertTrue(f"#include <{header}>" in (ROOT / path).read_text(encoding="utf-8"),
+                            f"{path} does not include <{header}> any more; remove it from CORE_EXCEPTIONS in cmake/check_arrows.py")
             self.accepted(path, f"#include <{header}>")
 
     def test_sans_io_cores_read_no_clock_and_no_environment(self):
@@ -147,7 +149,8 @@ class AllowedIncludes(unittest.TestCase):
         rows = re.findall(r"^\| `([a-z_/]+)`( ●)?", (ROOT / "docs/developers/architecture.md").read_text(encoding="utf-8"), re.M)
         marked = {room: "core" if mark else "io" for room, mark in rows if room in check_arrows.ROOMS}
         self.assertGreaterEqual(len(marked), 30)
-        self.assertEqual(marked, {room: check_arrows.ROOMS[room][0] for room in marked})
+        self.assertEqual(marked, {room: check_arrows.ROOMS[room][0] for room in marked},
+                         "docs/developers/architecture.md marks with ● other rooms than TABLE in cmake/check_arrows.py has as cores; make them agree")
 
     def test_each_allowed_include_is_used(self):
         used = {room: set() for room in check_arrows.ROOMS}
@@ -160,7 +163,7 @@ class AllowedIncludes(unittest.TestCase):
                             used[room].add((found[1] or found[2]).rpartition("/")[0])
         unused = [f"{room} -> {other}" for room, (_, allowed) in check_arrows.ROOMS.items() for other in allowed
                   if not any(one == other or (other.endswith("/*") and one.startswith(other[:-1])) for one in used[room])]
-        self.assertEqual(unused, [])
+        self.assertEqual(unused, [], "no file needs these arrows any more; remove them from TABLE in cmake/check_arrows.py")
 
     def test_allowed_includes_have_no_cycle(self):
         """Sorts the rooms topologically by their arrows. Rooms of a circle would be left over."""
@@ -169,7 +172,7 @@ class AllowedIncludes(unittest.TestCase):
         while free := [room for room, others in left.items() if not any(other in left for other in others)]:
             for room in free:
                 del left[room]
-        self.assertEqual(left, {})
+        self.assertEqual(left, {}, "these rooms include each other in a circle; turn one arrow around, or move what both need to a lower room")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class Dev(unittest.TestCase):
         programs = re.search(r"add_custom_target\(programs DEPENDS (.*)\)", "\n".join(lists)).group(1).split()
         made = re.findall(r"(?m)^ *add_executable\(([\w-]+)", "\n".join(lists))
         self.assertIn("ddplaunch", made)
-        self.assertEqual(sorted(made), sorted(programs))
+        self.assertEqual(sorted(made), sorted(programs), "`programs` in apps/CMakeLists.txt must depend on each program that apps/ makes")
         self.assertIn("\nbuild_programs() { build release programs check_arrows; }\n", (ROOT / "dev").read_text())
 
     def test_unknown_platform(self):
@@ -61,7 +61,7 @@ class Dev(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (1, './dev: fuzz: "long" is not a number of seconds\n'))
 
     def test_subjects_have_at_most_72_characters(self):
-        """check_subjects reads the commits since the one that added tests/build_checks/layout_test.py."""
+        """check_subjects reads the commits since the one that added tests/build_checks/layout_test.py, which is gone."""
         with tempfile.TemporaryDirectory() as repository:
             root = pathlib.Path(repository)
             shutil.copy(ROOT / "dev", root)

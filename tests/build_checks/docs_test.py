@@ -30,13 +30,16 @@ class Docs(unittest.TestCase):
             for target in LINK.findall(document.read_text()):
                 if "://" not in target:
                     with self.subTest(document.name, target=target):
-                        self.assertTrue((document.parent / target).exists(), f"{document} links to {target}")
+                        self.assertTrue((document.parent / target).exists(),
+                                        f"{document.relative_to(ROOT)} links to {target}, which does not exist; correct the link or add the file")
 
     def test_anchors_lead_to_headings(self):
         for document in documents():
             for target, anchor in ANCHOR.findall(document.read_text()):
                 with self.subTest(document.name, target=target, anchor=anchor):
-                    self.assertIn(anchor, anchors(document.parent / target if target else document))
+                    page = document.parent / target if target else document
+                    self.assertTrue(anchor in anchors(page), f"{document.relative_to(ROOT)} links to #{anchor}, but {page.name} has no such "
+                                    f"heading; its headings are {', '.join(sorted(anchors(page)))}")
 
     def test_mentioned_documents_exist(self):
         for folder in ("apps", "base", "cmake", "launcher", "remote", "rendezvous", "tests", "docs"):
@@ -44,31 +47,36 @@ class Docs(unittest.TestCase):
                 if path.suffix in {".h", ".cc", ".py", ".txt", ".cmake", ".md", ".1"}:
                     for name in MENTION.findall(path.read_text()):
                         with self.subTest(path.name, mentions=name):
-                            self.assertTrue((ROOT / name).exists(), f"{path} names {name}")
+                            self.assertTrue((ROOT / name).exists(), f"{path.relative_to(ROOT)} names {name}, which does not exist; name the "
+                                            "page that has this now")
 
     def test_the_index_leads_to_every_page(self):
         self.assertIn("docs/README.md", LINK.findall((ROOT / "README.md").read_text()))
         linked = LINK.findall((ROOT / "docs/README.md").read_text())
         pages = {path.relative_to(ROOT / "docs").as_posix() for folder in ("users", "developers", "decisions") for path in ROOT.glob(f"docs/{folder}/*.md")}
-        self.assertEqual(pages - set(linked), set())
-        self.assertEqual(len(linked), len(set(linked)), "a page stands twice in the index")
+        self.assertEqual(pages - set(linked), set(), "docs/README.md does not lead to these pages; add a line for each")
+        twice = {page for page in linked if linked.count(page) > 1}
+        self.assertEqual(twice, set(), "docs/README.md leads twice to these pages; remove one line of each")
 
     def test_paths_of_where_do_i_find_exist(self):
         table = (ROOT / "docs/developers/architecture.md").read_text().split("## Where do I find…")[1].split("\n## ")[0]
         rows = [PATH.findall(row) for row in table.splitlines() if row.startswith("| ")][1:]
-        self.assertGreaterEqual(len(rows), 20)
-        self.assertEqual(rows.count([]), 0, "a row without a path")
-        self.assertEqual([path for row in rows for path in row if not (ROOT / path).is_file()], [])
+        self.assertGreaterEqual(len(rows), 20, 'the table below "Where do I find…" in architecture.md was not found as a whole')
+        self.assertEqual(rows.count([]), 0, 'a row of "Where do I find…" in architecture.md names no path; end it with the file, in backticks')
+        self.assertEqual([path for row in rows for path in row if not (ROOT / path).is_file()], [],
+                         '"Where do I find…" in architecture.md names files that do not exist; name those that answer the question now')
 
     def test_functions_of_the_path_from_main_to_exec_stand_in_their_files(self):
         path = (ROOT / "docs/developers/architecture.md").read_text().split("## The path from main")[1].split("\n## ")[0]
         steps = re.findall(r"((?:`[\w:]+`(?:, )?)+)\s+\(`([\w./]+)`\)", path)
         named = [(name, file) for names, file in steps for name in re.findall(r"`([\w:]+)`", names)]
         self.assertTrue(40 <= len(set(named)) <= 60, f"{len(set(named))} functions: describe the path, not every helper")
-        self.assertLessEqual(len({file for _, file in named}), 30)
+        self.assertLessEqual(len({file for _, file in named}), 30, "files: describe the path, not every helper")
         for name, file in named:
             with self.subTest(name):
-                self.assertRegex((ROOT / file).read_text(), rf"(?m)^[\w][^\n;]*\b{re.escape(name)}\(")
+                defined = re.search(rf"(?m)^[\w][^\n;]*\b{re.escape(name)}\(", (ROOT / file).read_text())
+                self.assertTrue(defined, f"{file} does not define {name}; follow the path again, and correct \"The path from main\" in "
+                                         "docs/developers/architecture.md")
 
     def test_paths_of_contributing_md_exist(self):
         text = (ROOT / "CONTRIBUTING.md").read_text()
@@ -76,36 +84,36 @@ class Docs(unittest.TestCase):
             before, names, after = re.split(r"[{}]", braced)
             text += " ".join(before + name + after for name in names.split(","))
         paths = PATH.findall(text)
-        self.assertIn("rendezvous/protocol/message.h", paths)
-        self.assertGreaterEqual(len(paths), 20)
-        self.assertEqual([path for path in paths if not (ROOT / path).exists()], [])
+        self.assertGreaterEqual(len(paths), 20, "the recipes of CONTRIBUTING.md were not found")
+        self.assertEqual([path for path in paths if not (ROOT / path).exists()], [],
+                         "CONTRIBUTING.md names files that do not exist; name those that a reader must change now")
 
     def test_tests_that_security_md_names_exist(self):
         """`cli_kill` is a ctest entry; `test_…` behind it is a method of its file, "…" a case of its sources."""
         lists = "".join(path.read_text() for path in TESTS.rglob("CMakeLists.txt"))
         entries = dict(re.findall(r"^ *ddp_(?:cli_)?test\((\w+)([^)]*)\)", lists, re.M))
         sources = {path.name: path.read_text() for pattern in ("*_test.py", "*_test.cc") for path in TESTS.rglob(pattern)}
-        named = 0
+        named, advice = 0, "name the test in docs/users/security.md that shows this now, or write it again"
         for line in (ROOT / "docs/users/security.md").read_text().splitlines():
             texts = ""
             for name, case in re.findall(r'`((?:cli|net|unit|test)_\w+|\w+_fuzz)`|"([a-z][^"]+)"(?=[,; )])', line):
                 with self.subTest(name or case):
                     if case:
                         if texts:
-                            self.assertTrue(f'TEST_CASE("{case}"' in texts, "the entry's sources have no such case")
+                            self.assertTrue(f'TEST_CASE("{case}"' in texts, f"no source of the entry has the case \"{case}\"; {advice}")
                     elif name.startswith("test_"):
-                        self.assertTrue(f"def {name}(" in texts, "the entry's file has no such method")
+                        self.assertTrue(f"def {name}(" in texts, f"the entry's file has no method {name}; {advice}")
                     elif name.endswith("_fuzz"):
-                        self.assertTrue((TESTS / f"fuzz/{name}.cc").exists())
+                        self.assertTrue((TESTS / f"fuzz/{name}.cc").exists(), f"there is no tests/fuzz/{name}.cc; {advice}")
                     else:
-                        self.assertIn(name, entries)
+                        self.assertTrue(name in entries, f"no CMakeLists.txt makes the entry {name}; {advice}")
                         texts = "".join(sources[file] for file in re.findall(r"\w+_test\.\w+", entries[name]))
                     named += 1
-        self.assertGreater(named, 60)
+        self.assertGreater(named, 60, "the names of tests in docs/users/security.md were not found")
 
     def test_decisions_are_numbered_without_gaps_or_duplicates(self):
         numbers = [int(path.name[:4]) for path in sorted(ROOT.glob("docs/decisions/*.md"))]
-        self.assertEqual(numbers, list(range(1, len(numbers) + 1)))
+        self.assertEqual(numbers, list(range(1, len(numbers) + 1)), "docs/decisions: give the newest record the next free number")
 
 
 if __name__ == "__main__":
