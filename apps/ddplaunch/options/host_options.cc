@@ -23,10 +23,12 @@ using launcher::LauncherKind;
 using launcher::ProcsPerNode;
 
 constexpr std::size_t kMaxNamed = 10;  ///< hosts named in one message
+constexpr char kFewer[] = "; ask for fewer, raise slots= there, or add --oversubscribe";
 
-std::string listed_at(const remote::Host& host) {
-  if (host.location.file.empty()) return {};
-  return " (" + host.location.file +
+/// Returns "gpu01 (hosts:3)", the name and where it is listed.
+std::string listed(const remote::Host& host) {
+  if (host.location.file.empty()) return host.name;
+  return host.name + " (" + host.location.file +
          (host.location.line > 0 ? ':' + std::to_string(host.location.line) : std::string()) + ')';
 }
 
@@ -171,7 +173,7 @@ void read_launcher(JobOptions& options, Diagnostics& diagnostics) {
   if (chosen != LauncherKind::kLocal) return;
   std::vector<std::string> others;
   for (const remote::Host& host : spec.hosts) {
-    if (!is_this_machine(host)) others.push_back(host.name + listed_at(host));
+    if (!is_this_machine(host)) others.push_back(listed(host));
   }
   if (!others.empty()) {
     diagnostics.fail("--launcher local (or --standalone) starts on this machine only, not on " +
@@ -252,9 +254,9 @@ void fill_slots(long long total, const std::string& what, JobSpec& spec, Diagnos
   int used = 0;
   for (remote::Host& host : spec.hosts) {
     const std::optional<int> slots = usable_slots(host);
-    if (!slots) without.push_back(host.name + listed_at(host));
+    if (!slots) without.push_back(listed(host));
     if (!slots || rest == 0) continue;
-    full.push_back(host.name + listed_at(host) + " has " + std::to_string(*slots));
+    full.push_back(listed(host) + " has " + std::to_string(*slots));
     host.slots = static_cast<int>(std::min<long long>(rest, *slots));
     rest -= *host.slots;
     ++used;
@@ -264,8 +266,7 @@ void fill_slots(long long total, const std::string& what, JobSpec& spec, Diagnos
                      join_some(without, kMaxNamed) + "; give each host slots=, or none");
   } else if (rest > 0) {
     diagnostics.fail(what + " is more than the " + std::to_string(total - rest) +
-                     " slots of the hosts: " + join_some(full, kMaxNamed) +
-                     "; ask for fewer, raise slots= there, or add --oversubscribe");
+                     " slots of the hosts: " + join_some(full, kMaxNamed) + kFewer);
   }
   spec.max_nodes = used;
 }
@@ -320,9 +321,9 @@ void check_slots(const JobOptions& options, Diagnostics& diagnostics) {
   for (std::size_t i = 0; i < used; ++i) {
     const remote::Host& host = spec.hosts[i];
     if (host.max_slots && spec.nproc.number > *host.max_slots) {
-      over_limit.push_back(host.name + listed_at(host) + " has " + std::to_string(*host.max_slots));
+      over_limit.push_back(listed(host) + " has " + std::to_string(*host.max_slots));
     } else if (host.slots && spec.nproc.number > *host.slots && !spec.oversubscribe) {
-      over_slots.push_back(host.name + listed_at(host) + " has " + std::to_string(*host.slots));
+      over_slots.push_back(listed(host) + " has " + std::to_string(*host.slots));
     }
   }
   const std::string number = std::to_string(spec.nproc.number);
@@ -330,8 +331,7 @@ void check_slots(const JobOptions& options, Diagnostics& diagnostics) {
                                 ? total_text(options.written) + ", " + number + " on each host,"
                                 : "--nproc-per-node " + number;
   if (!over_slots.empty()) {
-    diagnostics.fail(asked + " is more than the slots: " + join_some(over_slots, kMaxNamed) +
-                     "; ask for fewer, raise slots= there, or add --oversubscribe");
+    diagnostics.fail(asked + " is more than the slots: " + join_some(over_slots, kMaxNamed) + kFewer);
   }
   if (!over_limit.empty()) {
     diagnostics.fail(asked + " is more than max_slots: " + join_some(over_limit, kMaxNamed) +

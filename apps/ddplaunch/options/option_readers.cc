@@ -35,6 +35,16 @@ bool each_word(std::string_view list, Take take) {
   }
 }
 
+/// Reads LOW and HIGH with a character between them, or one number that is both.
+std::optional<std::pair<std::uint64_t, std::uint64_t>> read_range(std::string_view text, char between,
+                                                                  std::uint64_t most) {
+  const std::size_t at = std::min(text.find(between), text.size());
+  const auto low = whole_number(text.substr(0, at), most);
+  const auto high = at == text.size() ? low : whole_number(text.substr(at + 1), most);
+  if (!low || !high || *low > *high) return std::nullopt;
+  return std::pair<std::uint64_t, std::uint64_t>{*low, *high};
+}
+
 }  // namespace
 
 const std::vector<std::pair<std::string, launcher::ProcsPerNode::Kind>>& procs_words() {
@@ -54,11 +64,9 @@ std::optional<launcher::ProcsPerNode> read_procs(std::string_view text) {
 }
 
 std::optional<NodeCounts> read_node_counts(std::string_view text) {
-  const std::size_t colon = std::min(text.find(':'), text.size());
-  const auto min = whole_number(text.substr(0, colon), remote::kMaxHosts);
-  const auto max = colon < text.size() ? whole_number(text.substr(colon + 1), remote::kMaxHosts) : min;
-  if (!min || !max || *min == 0 || *max < *min) return std::nullopt;
-  return NodeCounts{static_cast<std::size_t>(*min), static_cast<std::size_t>(*max)};
+  const auto range = read_range(text, ':', remote::kMaxHosts);
+  if (!range || range->first == 0) return std::nullopt;
+  return NodeCounts{range->first, range->second};
 }
 
 std::string nnodes_text(const NodeCounts& counts) {
@@ -110,24 +118,20 @@ ReadValue endpoint_into(std::optional<RendezvousEndpoint>& field) {
 }
 
 std::optional<std::pair<std::uint16_t, std::uint16_t>> read_port_range(std::string_view text) {
-  const std::size_t dash = text.find('-');
-  if (dash == std::string_view::npos) return std::nullopt;
-  const auto low = whole_number(text.substr(0, dash), kMaxPort);
-  const auto high = whole_number(text.substr(dash + 1), kMaxPort);
-  if (!low || !high || *low == 0 || *low > *high) return std::nullopt;
-  return std::pair{static_cast<std::uint16_t>(*low), static_cast<std::uint16_t>(*high)};
+  const auto range = read_range(text, '-', kMaxPort);
+  if (!range || range->first == 0 || text.find('-') == std::string_view::npos) return std::nullopt;
+  return std::pair{static_cast<std::uint16_t>(range->first), static_cast<std::uint16_t>(range->second)};
 }
 
 std::optional<launcher::RankRanges> read_rank_ranges(std::string_view text) {
   launcher::RankRanges ranges;
   if (text == "all") return ranges;
   const bool good = each_word(text, [&](std::string_view word) {
-    const std::size_t dash = std::min(word.find('-'), word.size());
-    const auto low = whole_number(word.substr(0, dash), kMaxRank);
-    const auto high = dash == word.size() ? low : whole_number(word.substr(dash + 1), kMaxRank);
-    if (!low || !high || *low > *high) return false;
-    ranges.emplace_back(static_cast<std::uint32_t>(*low), static_cast<std::uint32_t>(*high));
-    return true;
+    const auto range = read_range(word, '-', kMaxRank);
+    if (range)
+      ranges.emplace_back(static_cast<std::uint32_t>(range->first),
+                          static_cast<std::uint32_t>(range->second));
+    return range.has_value();
   });
   if (!good) return std::nullopt;
   std::sort(ranges.begin(), ranges.end());
