@@ -18,9 +18,9 @@ _ddplaunch_table() {
         --log-max-size --jsonl --quiet -v --verbose --job-id --job-file --accelerate-config --job-dir --detach --keep-jobs
         --dry-run --json --deep --collectives --min-busbw -V --version -h --help'
       ;;
-    'ddplaunch --hostfile' | 'ddplaunch --deepspeed-hostfile' | 'ddplaunch --mpirun-hostfile' | 'ddplaunch --machinefile' | \
-      'ddplaunch -machinefile' | 'ddplaunch -hostfile') source='file' input=hostfile ;;
-    'ddplaunch --host' | 'ddplaunch -host' | 'ddplaunch --nodelist' | 'ddplaunch --hosts' | 'ddplaunch -hosts') source='any' repeats=yes input=hosts ;;
+    'ddplaunch --hostfile' | 'ddplaunch -hostfile' | 'ddplaunch -machinefile' | 'ddplaunch --machinefile' | \
+      'ddplaunch --deepspeed-hostfile' | 'ddplaunch --mpirun-hostfile') source='file' input=hostfile ;;
+    'ddplaunch --host' | 'ddplaunch -host' | 'ddplaunch -hosts' | 'ddplaunch --hosts' | 'ddplaunch --nodelist') source='any' repeats=yes input=hosts ;;
     'ddplaunch --hosts-from') source='file' words='slurm env -' ;;
     'ddplaunch --include' | 'ddplaunch -i' | 'ddplaunch --deepspeed-inclusion-filter') source='host' ;;
     'ddplaunch --exclude' | 'ddplaunch -e' | 'ddplaunch --deepspeed-exclusion-filter') source='host' ;;
@@ -28,7 +28,7 @@ _ddplaunch_table() {
     'ddplaunch --spares') source='any' ;;
     'ddplaunch --nproc-per-node' | 'ddplaunch --num-gpus' | 'ddplaunch --num-accelerators' | 'ddplaunch -ppn' | \
       'ddplaunch -npernode' | 'ddplaunch --npernode' | 'ddplaunch --ntasks-per-node') source='any' words='auto gpu cpu' input=nproc ;;
-    'ddplaunch -n' | 'ddplaunch --ntasks' | 'ddplaunch --num-processes' | 'ddplaunch -np' | 'ddplaunch --np') source='any' input=ntasks ;;
+    'ddplaunch -n' | 'ddplaunch --ntasks' | 'ddplaunch -np' | 'ddplaunch --np' | 'ddplaunch --num-processes') source='any' input=ntasks ;;
     'ddplaunch --launcher') source='any' words='ssh slurm daemon local' ;;
     'ddplaunch --node-rank' | 'ddplaunch --machine-rank') source='any' ;;
     'ddplaunch --master-addr' | 'ddplaunch --main-process-ip') source='any' ;;
@@ -47,7 +47,7 @@ _ddplaunch_table() {
     'ddplaunch --python') source='program' ;;
     'ddplaunch --env') source='any' repeats=yes ;;
     'ddplaunch --env-file') source='file' repeats=yes ;;
-    'ddplaunch --chdir' | 'ddplaunch --wdir' | 'ddplaunch --wd' | 'ddplaunch -wd' | 'ddplaunch -wdir') source='directory' ;;
+    'ddplaunch --chdir' | 'ddplaunch -wd' | 'ddplaunch --wd' | 'ddplaunch -wdir' | 'ddplaunch --wdir') source='directory' ;;
     'ddplaunch --wrapper') source='program' ;;
     'ddplaunch --setup') source='any' repeats=yes ;;
     'ddplaunch --stdin') source='any' words='0 none' ;;
@@ -79,7 +79,8 @@ _ddplaunch_table() {
     'ddplaunch --min-busbw') source='any' ;;
     'ddplaunch --rdzv-backend' | 'ddplaunch --rdzv-conf' | 'ddplaunch --monitor-interval' | 'ddplaunch --start-method' | \
       'ddplaunch --signals-to-handle' | 'ddplaunch --event-log-handler' | 'ddplaunch --role' | 'ddplaunch --log-level' | \
-      'ddplaunch --min-elastic-nodes' | 'ddplaunch --max-elastic-nodes' | 'ddplaunch --main-training-function') source='any' ;;
+      'ddplaunch --mixed-precision' | 'ddplaunch --dynamo-backend' | 'ddplaunch --main-training-function' | 'ddplaunch --bind-to' \
+      | 'ddplaunch --mpi' | 'ddplaunch --cpu-bind') source='any' ;;
     'ddplaunch ps options')
       words='-a --all --json -h --help'
       ;;
@@ -95,17 +96,22 @@ _ddplaunch_table() {
     'ddplaunch logs -n' | 'ddplaunch logs --tail') source='any' ;;
     'ddplaunch logs --since') source='any' ;;
     'ddplaunch logs --grep') source='any' ;;
+    'ddplaunch attach options')
+      words='--rank --stream -t --timestamps --grep --json -h --help'
+      ;;
+    'ddplaunch attach --rank') source='any' ;;
+    'ddplaunch attach --stream') source='any' words='stdout stderr' ;;
+    'ddplaunch attach --grep') source='any' ;;
+    'ddplaunch dashboard options')
+      words='--listen --token-file -h --help'
+      ;;
+    'ddplaunch dashboard --listen') source='any' ;;
+    'ddplaunch dashboard --token-file') source='file' ;;
     'ddplaunch stop options')
       words='--now --json -h --help'
       ;;
     'ddplaunch wait options')
       words='--json -h --help'
-      ;;
-    'ddplaunch clean options')
-      words='--json -h --help'
-      ;;
-    'ddplaunch rm options')
-      words='-h --help'
       ;;
     'ddplaunch exec options')
       words='--rank --timeout --json -h --help'
@@ -116,21 +122,16 @@ _ddplaunch_table() {
       words='--rank --json -h --help'
       ;;
     'ddplaunch stacks --rank') source='any' ;;
-    'ddplaunch attach options')
-      words='--rank --stream -t --timestamps --grep --json -h --help'
-      ;;
-    'ddplaunch attach --rank') source='any' ;;
-    'ddplaunch attach --stream') source='any' words='stdout stderr' ;;
-    'ddplaunch attach --grep') source='any' ;;
     'ddplaunch report options')
       words='-o --output -h --help'
       ;;
     'ddplaunch report -o' | 'ddplaunch report --output') source='file' ;;
-    'ddplaunch dashboard options')
-      words='--listen --token-file -h --help'
+    'ddplaunch clean options')
+      words='--json -h --help'
       ;;
-    'ddplaunch dashboard --listen') source='any' ;;
-    'ddplaunch dashboard --token-file') source='file' ;;
+    'ddplaunch rm options')
+      words='-h --help'
+      ;;
     'ddplaunchd options')
       words='--listen --token-file --new-token --stdio --fits --verify -V --version -h --help'
       ;;

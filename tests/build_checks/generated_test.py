@@ -20,8 +20,8 @@ MAN = option_pages.ROOT / "docs/man"
 
 
 def option(names, value="", **other):
-    return {"names": names.split(","), "value": value, "default": "", "help": "help", "details": "", "completion": "nothing", "words": [],
-            "repeats": False, **other}
+    return {"names": names.split(","), "value": value, "default": "", "help": "help", "only_with": "", "details": "", "completion": "nothing",
+            "words": [], "repeats": False, **other}
 
 
 class Generated(unittest.TestCase):
@@ -101,6 +101,9 @@ class Rules(unittest.TestCase):
                 (("file", []), option("--a", "PATH", completion="hostfile")),
                 (("rank", []), option("--a", "LIST", completion="rank"))):
             self.assertEqual(option_completion.value_of(given), expected)
+
+    def test_an_option_that_needs_another_says_so_in_a_shell(self):
+        self.assertEqual(option_completion.described(option("--a", only_with="x or y")), "help; only with x or y")
 
 
 if __name__ == "__main__":

@@ -61,8 +61,9 @@ def value_of(option):
 
 
 def described(option):
-    """The help without the page that says more."""
-    return re.sub(r" \(docs/users/[^)]*\)|[,;] docs/users/[\w.]+\.md", "", option["help"])
+    """The help without the page that says more, and as in --help the options that are needed."""
+    needed = f"; only with {option['only_with']}" if option["only_with"] else ""
+    return re.sub(r" \(docs/users/[^)]*\)|[,;] docs/users/[\w.]+\.md", "", option["help"]) + needed
 
 
 def is_optional(option):

@@ -13,6 +13,7 @@
 #include "apps/train/bench/bench.h"
 #include "apps/train/health/health.h"
 #include "apps/train/options/options.h"
+#include "base/text.h"
 
 namespace {
 
@@ -40,7 +41,8 @@ const char* completion_text(ddp::Completion completion) {
   return "nothing";
 }
 
-/// Returns {name: option of ddplaunch, or "" for none} of the options of other launchers that take a value.
+/// Returns {name: option of ddplaunch, or "" for none} of the options of other launchers that take a value
+/// and are accepted.
 Json other_names() {
   Json names = Json::object();
   for (const ddp::OptionGroup& group : ddp::ddplaunch_option_groups()) {
@@ -50,7 +52,8 @@ Json other_names() {
     }
   }
   for (const ddp::CompatibilityOption& row : ddp::compatibility_options()) {
-    if (row.takes_value && row.status != ddp::SupportStatus::kRefused) names[std::string(row.name)] = "";
+    const bool is_accepted = row.status != ddp::SupportStatus::kRefused || !row.value.empty();
+    if (row.takes_value && is_accepted) names[std::string(row.name)] = "";
   }
   return names;
 }
@@ -61,6 +64,7 @@ Json option_json(const ddp::Option& option) {
           {"value", option.value},
           {"default", option.default_text},
           {"help", option.help},
+          {"only_with", ddp::join_alternatives(option.only_with.others)},
           {"details", option.details + (option.details.empty() || rules.empty() ? "" : " ") + rules},
           {"words", option.words},
           {"completion", completion_text(option.completion)},
