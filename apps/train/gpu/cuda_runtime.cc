@@ -125,59 +125,57 @@ bool gpus_are_given_up() {
 
 Result<DeviceBytes> make_device_bytes(std::size_t size) {
   void* memory = nullptr;
-  if (const auto done = cuda_check(cudaMalloc(&memory, size), "cudaMalloc"); !done) {
+  if (const auto done = DDP_CUDA_CHECK(cudaMalloc, &memory, size); !done) {
     (void)cudaGetLastError();
     return within("cannot allocate " + std::to_string(size >> 20) + " MiB of GPU memory", done.error());
   }
   DeviceBytes bytes(static_cast<std::byte*>(memory));
-  DDP_TRY(cuda_check(cudaMemset(memory, 0, size), "cudaMemset"));
+  DDP_TRY(DDP_CUDA_CHECK(cudaMemset, memory, 0, size));
   // The streams of make_cuda_stream() do not wait for a cudaMemset that has begun.
-  DDP_TRY(cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
+  DDP_TRY(DDP_CUDA_CHECK(cudaDeviceSynchronize));
   return bytes;
 }
 
 Result<PinnedBytes> make_pinned_bytes(std::size_t size) {
   void* memory = nullptr;
-  DDP_TRY(cuda_check(cudaMallocHost(&memory, size), "cudaMallocHost"));
+  DDP_TRY(DDP_CUDA_CHECK(cudaMallocHost, &memory, size));
   return PinnedBytes(static_cast<std::byte*>(memory));
 }
 
 Result<CudaEvent> make_cuda_event() {
   cudaEvent_t event = nullptr;
-  DDP_TRY(cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
+  DDP_TRY(DDP_CUDA_CHECK(cudaEventCreateWithFlags, &event, cudaEventDisableTiming));
   return CudaEvent(event);
 }
 
 Result<CudaStream> make_cuda_stream(StreamPriority priority) {
   int least = 0, greatest = 0;
-  DDP_TRY(
-      cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange"));
+  DDP_TRY(DDP_CUDA_CHECK(cudaDeviceGetStreamPriorityRange, &least, &greatest));
   cudaStream_t stream = nullptr;
   const int wanted = priority == StreamPriority::kHighest ? greatest : least;
-  const auto made = cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, wanted);
-  DDP_TRY(cuda_check(made, "cudaStreamCreateWithPriority"));
+  DDP_TRY(DDP_CUDA_CHECK(cudaStreamCreateWithPriority, &stream, cudaStreamNonBlocking, wanted));
   return CudaStream(stream);
 }
 
 Result<> order_streams(cudaStream_t from, cudaStream_t to, cudaEvent_t mark) {
-  DDP_TRY(cuda_check(cudaEventRecord(mark, from), "cudaEventRecord"));
-  return cuda_check(cudaStreamWaitEvent(to, mark, 0), "cudaStreamWaitEvent");
+  DDP_TRY(DDP_CUDA_CHECK(cudaEventRecord, mark, from));
+  return DDP_CUDA_CHECK(cudaStreamWaitEvent, to, mark, 0);
 }
 
 Result<> begin_capture(cudaStream_t stream) {
   // Relaxed: a non-blocking communicator adds its part to the stream from its own thread.
-  return cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
+  return DDP_CUDA_CHECK(cudaStreamBeginCapture, stream, cudaStreamCaptureModeRelaxed);
 }
 
 Result<CudaGraph> end_capture(cudaStream_t stream, const Result<>& enqueued) {
   if (!enqueued && !is_captured(stream)) return enqueued.error();  // the capture was abandoned
   cudaGraph_t graph = nullptr;
-  const Result<> ended = cuda_check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  const Result<> ended = DDP_CUDA_CHECK(cudaStreamEndCapture, stream, &graph);
   const std::unique_ptr<CUgraph_st, EndGraph> keeper(graph);
   if (!enqueued) return enqueued.error();
   if (!ended) return ended.error();
   cudaGraphExec_t exec = nullptr;
-  DDP_TRY(cuda_check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate"));
+  DDP_TRY(DDP_CUDA_CHECK(cudaGraphInstantiate, &exec, graph, 0));
   return CudaGraph(exec);
 }
 

@@ -18,11 +18,11 @@
 namespace ddp::train {
 
 /// Converts the answer of a CUDA runtime call to a Result. An error reads "device_stream.cc:20: cudaMalloc:
-/// cudaErrorMemoryAllocation (out of memory)". Every runtime call is checked here:
-///
-///   DDP_TRY(cuda_check(cudaMalloc(&data, bytes), "cudaMalloc"));
+/// cudaErrorMemoryAllocation (out of memory)".
 Result<> cuda_check(cudaError_t answer, const char* call,
                     std::source_location where = std::source_location::current());
+/// Every runtime call is made and checked here: DDP_TRY(DDP_CUDA_CHECK(cudaMalloc, &data, bytes)).
+#define DDP_CUDA_CHECK(call, ...) ::ddp::train::cuda_check(call(__VA_ARGS__), #call)
 
 /// Converts the answer of a query (cudaStreamQuery, cudaEventQuery): true if the queried work is done.
 Result<bool> cuda_is_done(cudaError_t answer, const char* call,

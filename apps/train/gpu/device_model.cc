@@ -184,7 +184,7 @@ Result<std::string> own_gpu(int local_rank) {
   DDP_TRY(can_use_gpu());
   const auto gpu = DDP_TRY(choose_gpu(count_gpus().value(), local_rank, gpus_are_restricted(), false));
   cudaDeviceProp properties{};
-  DDP_TRY(cuda_check(cudaGetDeviceProperties(&properties, gpu), "cudaGetDeviceProperties"));
+  DDP_TRY(DDP_CUDA_CHECK(cudaGetDeviceProperties, &properties, gpu));
   if (10 * properties.major + properties.minor < kLeastCapability) {
     return Error{ErrorCode::kUsage, std::string(properties.name) + " has compute capability " +
                                         std::to_string(properties.major) + "." +
@@ -197,7 +197,7 @@ template <class T>
 Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> host,
                                                     const DeviceModelShape& shape) {
   const auto gpus = DDP_TRY(count_gpus());
-  DDP_TRY(cuda_check(cudaSetDevice(local_rank() % gpus), "cudaSetDevice"));
+  DDP_TRY(DDP_CUDA_CHECK(cudaSetDevice, local_rank() % gpus));
   std::string products_by;
   const auto products = products_for(*host, products_by);
   auto program = program_of<T, T>(*host, shape, products);
@@ -248,7 +248,7 @@ class CudaBuffer final : public DeviceBuffer {
   Result<> replay(int count) override {
     CudaGraph& graph = streams_->graphs[{0, count}];
     if (graph == nullptr) graph = DDP_TRY(capture_graph(stream(), [&] { return enqueue(count); }));
-    DDP_TRY(cuda_check(cudaGraphLaunch(graph.get(), stream()), "cudaGraphLaunch"));
+    DDP_TRY(DDP_CUDA_CHECK(cudaGraphLaunch, graph.get(), stream()));
     return wait();
   }
 
@@ -264,7 +264,7 @@ class CudaBuffer final : public DeviceBuffer {
     return communicator_.wait_for_device(is_done, kind_text(operation_.kind));
   }
   Result<> copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
-    DDP_TRY(cuda_check(cudaMemcpyAsync(to, from, bytes, kind, stream()), "cudaMemcpyAsync"));
+    DDP_TRY(DDP_CUDA_CHECK(cudaMemcpyAsync, to, from, bytes, kind, stream()));
     return wait();
   }
 

@@ -139,7 +139,7 @@ DeviceNet<T>::~DeviceNet() {
 template <class T>
 Result<> DeviceNet<T>::copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
   if (bytes == 0) return {};
-  return cuda_check(cudaMemcpyAsync(to, from, bytes, kind, stream()), "cudaMemcpyAsync");
+  return DDP_CUDA_CHECK(cudaMemcpyAsync, to, from, bytes, kind, stream());
 }
 
 template <class T>
@@ -156,19 +156,13 @@ Result<> DeviceNet<T>::get(std::span<T> to, const T* from) {
 template <class T>
 Result<> DeviceNet<T>::put_parameters(std::span<const T> from) {
   DDP_TRY(put(memory().parameters, from));
-  return launch([&](const DeviceRunner& runner) -> Result<> {
-    program_.round_weights(runner);
-    return {};
-  });
+  return launch([&](const DeviceRunner& runner) { program_.round_weights(runner); });
 }
 
 template <class T>
 Result<> DeviceNet<T>::take_back(const std::byte* kept) {
   DDP_TRY(copy(memory().learnt(), kept, memory().learnt_bytes(), cudaMemcpyDeviceToDevice));
-  return launch([&](const DeviceRunner& runner) -> Result<> {
-    program_.round_weights(runner);
-    return {};
-  });
+  return launch([&](const DeviceRunner& runner) { program_.round_weights(runner); });
 }
 
 template <class T>
@@ -201,19 +195,23 @@ Result<> DeviceNet<T>::load() {
 template <class T>
 Result<> DeviceNet<T>::prepare(int batch) {
   if (program_.products == nullptr || !prepared_.insert(batch).second) return {};
-  auto done = launch([&](const DeviceRunner& runner) -> Result<> {
+  DDP_TRY(launch([&](const DeviceRunner& runner) {
     program_.forward(runner, batch, true);
     program_.backward(runner, batch, [](std::size_t) {});
-    return {};
-  });
-  return done ? wait() : done;
+  }));
+  return wait();
 }
 
 template <class T>
 template <class Enqueue>
 Result<> DeviceNet<T>::launch(const Enqueue& enqueue) {
   const DeviceRunner runner(stream(), streams_->beside.get(), streams_->mark.get());
-  const Result<> enqueued = enqueue(runner);
+  Result<> enqueued;
+  if constexpr (std::is_void_v<decltype(enqueue(runner))>) {
+    enqueue(runner);
+  } else {
+    enqueued = enqueue(runner);
+  }
   runner.join_branch();
   return enqueued ? runner.outcome() : enqueued;
 }
@@ -227,31 +225,25 @@ Result<> DeviceNet<T>::run(DeviceWork work, int batch, const Enqueue& enqueue) {
   if (!use_graphs_ || is_new) return launch(enqueue);
   CudaGraph& graph = place->second;
   if (!graph) graph = DDP_TRY(capture_graph(stream(), [&] { return launch(enqueue); }));
-  return cuda_check(cudaGraphLaunch(graph.get(), stream()), "cudaGraphLaunch");
+  return DDP_CUDA_CHECK(cudaGraphLaunch, graph.get(), stream());
 }
 
 template <class T>
 Result<> DeviceNet<T>::forward(int batch) {
-  return run(DeviceWork::kForward, batch, [&](const DeviceRunner& runner) -> Result<> {
-    program_.forward(runner, batch, true);
-    return {};
-  });
+  return run(DeviceWork::kForward, batch,
+             [&](const DeviceRunner& runner) { program_.forward(runner, batch, true); });
 }
 
 template <class T>
 Result<> DeviceNet<T>::backward(int batch) {
-  return run(DeviceWork::kBackward, batch, [&](const DeviceRunner& runner) -> Result<> {
-    program_.backward(runner, batch, [](std::size_t) {});
-    return {};
-  });
+  return run(DeviceWork::kBackward, batch,
+             [&](const DeviceRunner& runner) { program_.backward(runner, batch, [](std::size_t) {}); });
 }
 
 template <class T>
 Result<> DeviceNet<T>::evaluate(int batch) {
-  return run(DeviceWork::kEvaluate, batch, [&](const DeviceRunner& runner) -> Result<> {
-    program_.forward(runner, batch, false);
-    return {};
-  });
+  return run(DeviceWork::kEvaluate, batch,
+             [&](const DeviceRunner& runner) { program_.forward(runner, batch, false); });
 }
 
 /// Enqueues the backward pass of a batch that is not the step's last one, and adds up the gradients.
@@ -367,7 +359,7 @@ Result<device::StepState> DeviceNet<T>::state() {
 
 template <class T>
 Result<> DeviceNet<T>::wait() {
-  return cuda_check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+  return DDP_CUDA_CHECK(cudaStreamSynchronize, stream());
 }
 
 namespace {
@@ -609,14 +601,14 @@ Result<> NetSteps<T>::launch(const DeviceStep& step) {
     ranks_->launched(all_reduce<T>(nullptr, bucket.end - bucket.begin));
   DDP_TRY(net_.step(static_cast<int>(step.size), {step.lr, step.first}, hyperparameters_,
                     held ? &held_ : nullptr));
-  DDP_TRY(cuda_check(cudaEventRecord(event(launched_), net_.stream()), "cudaEventRecord"));
+  DDP_TRY(DDP_CUDA_CHECK(cudaEventRecord, event(launched_), net_.stream()));
   ++launched_;
   return {};
 }
 
 template <class T>
 Result<> NetSteps<T>::wait_for(cudaEvent_t event) {
-  if (ranks_ == nullptr) return cuda_check(cudaEventSynchronize(event), "cudaEventSynchronize");
+  if (ranks_ == nullptr) return DDP_CUDA_CHECK(cudaEventSynchronize, event);
   const auto is_done = [event] { return cuda_is_done(cudaEventQuery(event), "cudaEventQuery"); };
   Result<> waited;
   for (std::size_t i = 0; waited && i < hyperparameters_.buckets.size(); ++i)

@@ -191,7 +191,7 @@ class DeviceNet {
  private:
   explicit DeviceNet(Program program) : program_(std::move(program)) {}
   enum class DeviceWork : int { kForward, kBackward, kEvaluate, kStep, kHeldStep };
-  /// Runs enqueue(runner) → Result<> at once.
+  /// Runs enqueue(runner), which returns a Result<> or nothing, at once.
   template <class Enqueue>
   Result<> launch(const Enqueue& enqueue);
   /// Runs `enqueue` as launch() does, or as the graph of (work, batch).

@@ -212,9 +212,9 @@ class GpuMemory {
     runner.run<Body>(args);
     return runner.outcome();
   }
-  Result<> wait() { return cuda_check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
+  Result<> wait() { return DDP_CUDA_CHECK(cudaStreamSynchronize, stream_); }
   Result<> copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
-    DDP_TRY(cuda_check(cudaMemcpyAsync(to, from, bytes, kind, stream_), "cudaMemcpyAsync"));
+    DDP_TRY(DDP_CUDA_CHECK(cudaMemcpyAsync, to, from, bytes, kind, stream_));
     return wait();
   }
 
@@ -270,7 +270,7 @@ class GpuMemory {
 /// Returns the free memory of this thread's GPU, minus 2 % or at least 64 MiB that other processes may need.
 Result<std::size_t> testable_gpu_memory() {
   std::size_t free = 0, total = 0;
-  DDP_TRY(cuda_check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo"));
+  DDP_TRY(DDP_CUDA_CHECK(cudaMemGetInfo, &free, &total));
   return free - std::min(free, std::max(free / 50, kLeftFree));
 }
 
@@ -300,8 +300,8 @@ class Gpu final : public HealthDevice {
   explicit Gpu(int number) : number_(number) {}
 
   Result<> open() {
-    DDP_TRY(cuda_check(cudaSetDevice(number_), "cudaSetDevice"));
-    DDP_TRY(cuda_check(cudaGetDeviceProperties(&properties_, number_), "cudaGetDeviceProperties"));
+    DDP_TRY(DDP_CUDA_CHECK(cudaSetDevice, number_));
+    DDP_TRY(DDP_CUDA_CHECK(cudaGetDeviceProperties, &properties_, number_));
     stream_ = DDP_TRY(make_cuda_stream());
     nvml_ = NvmlMonitor::open(properties_.pciDomainID, properties_.pciBusID, properties_.pciDeviceID);
     return {};
@@ -315,13 +315,13 @@ class Gpu final : public HealthDevice {
     return std::max<std::uint64_t>(fnv_hash(std::as_bytes(std::span(text))), 1);
   }
   Result<std::size_t> testable_memory() override {
-    DDP_TRY(cuda_check(cudaSetDevice(number_), "cudaSetDevice"));
+    DDP_TRY(DDP_CUDA_CHECK(cudaSetDevice, number_));
     return testable_gpu_memory();
   }
   void begin(HealthFigures& figures) override {
     figures.gpu = true;
     // CUDA's current device belongs to a thread, and the tests run on their own thread.
-    begun_ = cuda_check(cudaSetDevice(number_), "cudaSetDevice");
+    begun_ = DDP_CUDA_CHECK(cudaSetDevice, number_);
     nvml_.begin();
   }
   void end(HealthFigures& figures) override { nvml_.end(figures); }

@@ -49,14 +49,13 @@ Result<> GpuProducts::run_batch(std::size_t count, bool inject, const std::funct
   const auto begin = Clock::now();
   const float changed = product_[7] + 1;
   // A launch that does nothing must not leave the records of an earlier batch.
-  const auto cleared = cudaMemsetAsync(records_.get(), 0, count * blocks() * sizeof(ProductFaults), stream_);
-  DDP_TRY(cuda_check(cleared, "cudaMemsetAsync"));
+  DDP_TRY(
+      DDP_CUDA_CHECK(cudaMemsetAsync, records_.get(), 0, count * blocks() * sizeof(ProductFaults), stream_));
   for (std::size_t i = 0; i < count; ++i) {
     DDP_TRY(multiply());
     if (inject && i == 0)
-      DDP_TRY(cuda_check(
-          cudaMemcpyAsync(matrix(kC) + 7, &changed, sizeof changed, cudaMemcpyHostToDevice, stream_),
-          "cudaMemcpyAsync"));
+      DDP_TRY(DDP_CUDA_CHECK(cudaMemcpyAsync, matrix(kC) + 7, &changed, sizeof changed,
+                             cudaMemcpyHostToDevice, stream_));
     const DeviceRunner runner(stream_);
     runner.run<CompareProduct>({matrix(kC), matrix(kFirst), matrix(kLowest), matrix(kHighest),
                                 copies_ * static_cast<int>(product_.size()),
@@ -147,7 +146,7 @@ Result<> GpuProducts::wait() {
 Result<> GpuProducts::copy(void* to, const void* from, std::size_t size, cudaMemcpyKind kind) {
   // A copy waits for all earlier work, and without a deadline.
   DDP_TRY(wait());
-  return cuda_check(cudaMemcpyAsync(to, from, size, kind, stream_), "cudaMemcpyAsync");
+  return DDP_CUDA_CHECK(cudaMemcpyAsync, to, from, size, kind, stream_);
 }
 
 }  // namespace ddp::train

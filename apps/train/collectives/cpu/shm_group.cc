@@ -406,13 +406,9 @@ Result<> ShmGroup::barrier() {
   return sync(0);
 }
 
-}  // namespace ddp::train
+namespace {
 
 // Sums of a ShmGroup that are too large for one area.
-
-namespace ddp::train {
-
-namespace {
 
 /// Bytes of one part in one round. The data that a rank copies, sums and reads back then stays in its own
 /// cache.
@@ -531,13 +527,9 @@ Result<> ShmGroup::rounds(std::span<std::byte> values, const VectorSum& sum, int
   }
 }
 
-}  // namespace ddp::train
+namespace {
 
 // Sums of a ShmGroup over memory that all ranks of the node map: no copies into areas, two waits.
-
-namespace ddp::train {
-
-namespace {
 
 /// Smaller sums go over areas, with one wait instead of two.
 constexpr std::size_t kLeastInPlace = 256 * 1024;

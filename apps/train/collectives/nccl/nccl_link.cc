@@ -128,9 +128,8 @@ Result<std::vector<ncclUniqueId>> NcclLink::meet(PeerDirectory& directory, const
     // NCCL begins to listen here, in this process.
     if (const auto made = nccl.get_unique_id(&id); made != ncclSuccess)
       return failed_call(nullptr, made, "start");
-    auto published = directory.share(nccl_root_key(group, root),
-                                     encode_nccl_id({id.internal, sizeof id.internal}, library_->version()));
-    if (!published) return fail(published.error().code, published.error().text, "start");
+    const std::string text = encode_nccl_id({id.internal, sizeof id.internal}, library_->version());
+    DDP_TRY(checked(directory.share(nccl_root_key(group, root), text), "start"));
   }
   for (int root = 0; root < roots; ++root) {
     const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
@@ -140,10 +139,9 @@ Result<std::vector<ncclUniqueId>> NcclLink::meet(PeerDirectory& directory, const
       return fail(ErrorCode::kTimeout,
                   by + " of " + group + " has not published its NCCL id; check that it started", "start");
     }
-    if (!text) return fail(text.error().code, text.error().text, "start");
-    auto decoded = decode_nccl_id(*text, library_->version(), by);
-    if (!decoded) return fail(decoded.error().code, decoded.error().text, "start");
-    decoded->copy(ids[static_cast<std::size_t>(root)].internal, NCCL_UNIQUE_ID_BYTES);
+    const std::string shared = DDP_TRY(checked(text, "start"));
+    const auto decoded = DDP_TRY(checked(decode_nccl_id(shared, library_->version(), by), "start"));
+    decoded.copy(ids[static_cast<std::size_t>(root)].internal, NCCL_UNIQUE_ID_BYTES);
   }
   return ids;
 }
@@ -183,9 +181,7 @@ Result<> NcclLink::settle(ncclComm_t comm, ncclResult_t result, std::string_view
                           milliseconds timeout) {
   WaitPauses patience(config_.interrupt, timeout);
   for (bool first = true; !is_done(result) && comm != nullptr; first = false) {
-    if (!first) {
-      if (auto on = patience.pause(); !on) return fail(on.error().code, on.error().text, operation);
-    }
+    if (!first) DDP_TRY(checked(patience.pause(), operation));
     const ncclResult_t asked = library_->operator->()->get_async_error(comm, &result);
     if (asked != ncclSuccess) result = asked;
   }
@@ -203,21 +199,14 @@ Result<> NcclLink::wait(ncclComm_t comm, std::string_view operation,
   if (failed_) return *failed_;
   WaitPauses patience(config_.interrupt, config_.step_timeout);
   for (;;) {
-    const auto complete = done();
-    if (!complete) return fail(complete.error().code, complete.error().text, operation);
-    if (*complete) return {};
+    const bool complete = DDP_TRY(checked(done(), operation));
+    if (complete) return {};
     ncclResult_t state = ncclSuccess;
     const ncclResult_t asked = library_->operator->()->get_async_error(comm, &state);
     if (asked != ncclSuccess) state = asked;
     if (state != ncclSuccess && is_done(state)) return failed_call(comm, state, operation);
-    if (auto on = patience.pause(); !on) return fail(on.error().code, on.error().text, operation);
+    DDP_TRY(checked(patience.pause(), operation));
   }
-}
-
-Result<> NcclLink::checked(const Result<>& answer, std::string_view operation) {
-  if (failed_) return *failed_;
-  if (answer) return {};
-  return fail(answer.error().code, answer.error().text, operation);
 }
 
 Result<std::byte*> NcclLink::staging(std::size_t bytes) {
@@ -226,9 +215,7 @@ Result<std::byte*> NcclLink::staging(std::size_t bytes) {
   if (staging_ != nullptr) device_->release(staging_);
   staging_ = nullptr;
   staged_ = 0;
-  auto room = device_->allocate(bytes);
-  if (!room) return fail(room.error().code, room.error().text, "staging");
-  staging_ = *room;
+  staging_ = DDP_TRY(checked(device_->allocate(bytes), "staging"));
   staged_ = bytes;
   return staging_;
 }
@@ -449,36 +436,33 @@ class CudaDevice final : public NcclDevice {
   Result<> open() {
     DDP_TRY(take());
     cudaDeviceProp properties{};
-    DDP_TRY(cuda_check(cudaGetDeviceProperties(&properties, gpu_), "cudaGetDeviceProperties"));
+    DDP_TRY(DDP_CUDA_CHECK(cudaGetDeviceProperties, &properties, gpu_));
     name_ = "GPU " + std::to_string(gpu_) + " (" + properties.name + ")";
     // The default stream would wait for every other stream.
-    return cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
-                      "cudaStreamCreateWithFlags");
+    return DDP_CUDA_CHECK(cudaStreamCreateWithFlags, &stream_, cudaStreamNonBlocking);
   }
 
   std::string name() const override { return name_; }
-  Result<> take() override { return cuda_check(cudaSetDevice(gpu_), "cudaSetDevice"); }
+  Result<> take() override { return DDP_CUDA_CHECK(cudaSetDevice, gpu_); }
   void* stream() override { return stream_; }
 
   Result<std::byte*> allocate(std::size_t bytes) override {
     void* data = nullptr;
-    DDP_TRY(cuda_check(cudaMalloc(&data, bytes), "cudaMalloc"));
+    DDP_TRY(DDP_CUDA_CHECK(cudaMalloc, &data, bytes));
     return static_cast<std::byte*>(data);
   }
   void release(std::byte* data) override { (void)cudaFree(data); }
   Result<> zero(std::byte* data, std::size_t bytes) override {
-    const auto begun = cuda_check(cudaMemsetAsync(data, 0, bytes, stream_), "cudaMemsetAsync");
-    return begun ? wait_for_stream(stream_, kCopyTimeout, "the zeros of new memory") : begun;
+    DDP_TRY(DDP_CUDA_CHECK(cudaMemsetAsync, data, 0, bytes, stream_));
+    return wait_for_stream(stream_, kCopyTimeout, "the zeros of new memory");
   }
 
   Result<> to_device(std::byte* device, const std::byte* host, std::size_t bytes) override {
     // The runtime copies pageable memory before it returns.
-    return cuda_check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_),
-                      "cudaMemcpyAsync");
+    return DDP_CUDA_CHECK(cudaMemcpyAsync, device, host, bytes, cudaMemcpyHostToDevice, stream_);
   }
   Result<> to_host(std::byte* host, const std::byte* device, std::size_t bytes) override {
-    DDP_TRY(
-        cuda_check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync"));
+    DDP_TRY(DDP_CUDA_CHECK(cudaMemcpyAsync, host, device, bytes, cudaMemcpyDeviceToHost, stream_));
     return wait_for_stream(stream_, kCopyTimeout, "a copy");
   }
   Result<bool> is_idle(void* stream) override {

@@ -130,7 +130,12 @@ class NcclLink {
   /// Waits until done() returns true. Errors of done() are the device's.
   Result<> wait(ncclComm_t comm, std::string_view operation, const std::function<Result<bool>()>& done);
   /// Passes on the device's answer. A failure ends the link like any other.
-  Result<> checked(const Result<>& answer, std::string_view operation);
+  template <class T>
+  Result<T> checked(Result<T> answer, std::string_view operation) {
+    if (failed_) return *failed_;
+    if (!answer) return fail(answer.error().code, answer.error().text, operation);
+    return answer;
+  }
 
   /// Graphs that hold operations of the communicators, as in Communicator.
   void on_end(GraphOwner owner) { owners_.push_back(std::move(owner)); }

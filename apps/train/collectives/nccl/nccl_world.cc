@@ -43,13 +43,12 @@ Result<> NcclCommunicator::staged(std::string_view operation, std::span<std::byt
   std::byte* const device = DDP_TRY(link_->staging(host.size()));
   void* const stream = link_->device().stream();
   if (up.size != 0) {
-    auto sent = link_->device().to_device(device + up.offset, host.data() + up.offset, up.size);
-    DDP_TRY(link_->checked(sent, operation));
+    DDP_TRY(link_->checked(link_->device().to_device(device + up.offset, host.data() + up.offset, up.size),
+                           operation));
   }
-  auto called = link_->call(comm_, operation, [&](const NcclFunctions& nccl) {
+  DDP_TRY(link_->call(comm_, operation, [&](const NcclFunctions& nccl) {
     return enqueue(nccl, device, static_cast<cudaStream_t>(stream));
-  });
-  if (!called) return called;
+  }));
   const auto is_idle = [&] { return link_->device().is_idle(stream); };
   DDP_TRY(link_->wait(comm_, operation, is_idle));
   if (down.size == 0) return {};
@@ -282,7 +281,7 @@ Result<NcclGpuMemory> nccl_gpu_memory(int local_rank, int local_world_size, bool
   const auto gpu = DDP_TRY(nccl_gpu(local_rank, share_gpu));
   const auto gpus = DDP_TRY(count_gpus());
   cudaDeviceProp properties{};
-  DDP_TRY(cuda_check(cudaGetDeviceProperties(&properties, gpu), "cudaGetDeviceProperties"));
+  DDP_TRY(DDP_CUDA_CHECK(cudaGetDeviceProperties, &properties, gpu));
   // Ranks that each see one GPU may see different GPUs.
   const bool own = !share_gpu || (gpus_are_restricted() && gpus == 1);
   const int ranks = own ? 1 : (std::max(local_world_size, 1) + gpus - 1) / gpus;

@@ -11,6 +11,8 @@
 #include "apps/train/collectives/communicator.h"
 #include "base/result.h"
 
+struct ncclComm;
+
 namespace ddp::train {
 
 class NcclDevice;
@@ -59,12 +61,6 @@ Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library,
 /// Returns true if an NCCL call did not return in time and its thread was abandoned. A normal end of the
 /// program may then hang forever: the program should flush its output and call _exit.
 bool nccl_is_stuck();
-
-}  // namespace ddp::train
-
-struct ncclComm;
-
-namespace ddp::train {
 
 class NcclLink;
 
