@@ -26,55 +26,6 @@ bool is_loss(ErrorCode code) {
   return code != ErrorCode::kCancelled;
 }
 
-/// A failed lane ends its node, and a failed node ends its lanes. The loss that the node recorded takes
-/// precedence: a lane may only see the end of ranks that left because of it.
-Result<> after_lane(Result<> done, ShmGroup& group, const TcpCommunicator& lane, int own) {
-  if (done || !is_loss(done.error().code)) return done;
-  if (group.lost_rank() >= 0 && group.lost_rank() != lane.lost_rank()) return group.ended_by_mark();
-  group.abandon(lane.lost_rank() >= 0 ? lane.lost_rank() : own);
-  return done;
-}
-
-Result<> after_node(Result<> done, const ShmGroup& group, TcpCommunicator* lane) {
-  if (!done && lane && is_loss(done.error().code) && group.lost_rank() >= 0) lane->abandon(group.lost_rank());
-  return done;
-}
-
-/// Sums the parts over the nodes, then gives all parts to all ranks of the node.
-Result<> sum_between(NumberSpan values, int lanes, int own, ShmGroup& group, TcpCommunicator* lane) {
-  if (group.rank() < lanes) {
-    const auto summed = values.typed([&](auto numbers) {
-      const PartBounds part = part_bounds(numbers.size(), lanes, group.rank());
-      return lane->all_reduce_sum(numbers.subspan(part.begin, part.size));
-    });
-    DDP_TRY(after_lane(summed, group, *lane, own));
-  }
-  return after_node(group.gather_parts(values.bytes, size_of(values.type), lanes), group, lane);
-}
-
-int lanes_for(std::size_t bytes, const NodeMap& map) {
-  return bytes <= kOneLaneBytes ? 1 : map.lanes();
-}
-
-/// Gathers one row of numbers from each node's first rank to all ranks of all nodes.
-Result<std::vector<std::uint64_t>> gather_between(std::span<const std::uint64_t> row, const NodeMap& map,
-                                                  ShmGroup& group, TcpCommunicator* lane) {
-  std::vector<std::uint64_t> all(row.size() * map.ranks.size());
-  if (group.rank() == 0) {
-    auto gathered = lane->all_gather(row);
-    if (!gathered) return after_lane(gathered.error(), group, *lane, map.rank()).error();
-    all = std::move(*gathered);
-  }
-  DDP_TRY(after_node(group.broadcast(std::as_writable_bytes(std::span(all)), 0), group, lane));
-  return all;
-}
-
-Result<> barrier_of_nodes(const NodeMap& map, ShmGroup& group, TcpCommunicator* lane) {
-  DDP_TRY(after_node(group.barrier(), group, lane));
-  if (group.rank() == 0) DDP_TRY(after_lane(lane->barrier(), group, *lane, map.rank()));
-  return after_node(group.barrier(), group, lane);
-}
-
 }  // namespace
 
 int NodeMap::world_size() const {
@@ -112,9 +63,64 @@ std::vector<int> NodeMap::lane() const {
   return result;
 }
 
+NodeTransport::NodeTransport(NodeMap map, std::shared_ptr<ShmGroup> group,
+                             std::shared_ptr<TcpCommunicator> lane)
+    : map_(std::move(map)), group_(std::move(group)), lane_(std::move(lane)) {}
+
+int NodeTransport::lost_rank() const {
+  const int here = group_->lost_rank();
+  return here >= 0 || !lane_ ? here : lane_->lost_rank();
+}
+
+/// The loss that the node recorded takes precedence: a lane may only see the end of ranks that left because
+/// of it.
+Result<> NodeTransport::after_lane(Result<> done) {
+  if (done || !is_loss(done.error().code)) return done;
+  if (group_->lost_rank() >= 0 && group_->lost_rank() != lane_->lost_rank()) return group_->ended_by_mark();
+  group_->abandon(lane_->lost_rank() >= 0 ? lane_->lost_rank() : map_.rank());
+  return done;
+}
+
+Result<> NodeTransport::after_node(Result<> done) {
+  if (!done && lane_ && is_loss(done.error().code) && group_->lost_rank() >= 0)
+    lane_->abandon(group_->lost_rank());
+  return done;
+}
+
+Result<> NodeTransport::sum_between(NumberSpan values, int lanes) {
+  if (group_->rank() < lanes) {
+    DDP_TRY(after_lane(values.typed([&](auto numbers) {
+      const PartBounds part = part_bounds(numbers.size(), lanes, group_->rank());
+      return lane_->all_reduce_sum(numbers.subspan(part.begin, part.size));
+    })));
+  }
+  return after_node(group_->gather_parts(values.bytes, size_of(values.type), lanes));
+}
+
+int NodeTransport::lanes_for(std::size_t bytes) const {
+  return bytes <= kOneLaneBytes ? 1 : map_.lanes();
+}
+
+Result<std::vector<std::uint64_t>> NodeTransport::gather_between(std::span<const std::uint64_t> row) {
+  std::vector<std::uint64_t> all(row.size() * map_.ranks.size());
+  if (group_->rank() == 0) {
+    auto gathered = lane_->all_gather(row);
+    if (!gathered) return after_lane(gathered.error()).error();
+    all = std::move(*gathered);
+  }
+  DDP_TRY(after_node(group_->broadcast(std::as_writable_bytes(std::span(all)), 0)));
+  return all;
+}
+
+Result<> NodeTransport::barrier_of_nodes() {
+  DDP_TRY(after_node(group_->barrier()));
+  if (group_->rank() == 0) DDP_TRY(after_lane(lane_->barrier()));
+  return after_node(group_->barrier());
+}
+
 NodeCommunicator::NodeCommunicator(NodeMap map, std::shared_ptr<ShmGroup> group,
                                    std::shared_ptr<TcpCommunicator> lane)
-    : map_(std::move(map)), group_(std::move(group)), lane_(std::move(lane)) {
+    : NodeTransport(std::move(map), std::move(group), std::move(lane)) {
   if (!lane_) return;
   // While blocked on one transport, keep the other alive. Neither calls the other while it is at work itself.
   group_->while_waiting([lane = std::weak_ptr(lane_)] {
@@ -125,47 +131,41 @@ NodeCommunicator::NodeCommunicator(NodeMap map, std::shared_ptr<ShmGroup> group,
   });
 }
 
-int NodeCommunicator::lost_rank() const {
-  const int here = group_->lost_rank();
-  return here >= 0 || !lane_ ? here : lane_->lost_rank();
-}
-
 Result<> NodeCommunicator::all_reduce_sum(NumberSpan values) {
   group_->call_it(CollectiveKind::kAllReduce);
-  if (!many_nodes())
-    return after_node(group_->all_reduce(values.bytes, vector_sum(values)), *group_, lane_.get());
-  const int lanes = lanes_for(values.bytes.size(), map_);
-  DDP_TRY(after_node(group_->reduce_parts(values.bytes, vector_sum(values), lanes), *group_, lane_.get()));
-  return sum_between(values, lanes, rank(), *group_, lane_.get());
+  if (!many_nodes()) return after_node(group_->all_reduce(values.bytes, vector_sum(values)));
+  const int lanes = lanes_for(values.bytes.size());
+  DDP_TRY(after_node(group_->reduce_parts(values.bytes, vector_sum(values), lanes)));
+  return sum_between(values, lanes);
 }
 
 Result<> NodeCommunicator::reduce_scatter_sum(NumberSpan values) {
   if (many_nodes()) return all_reduce_sum(values);
   group_->call_it(CollectiveKind::kReduceScatter);
   auto done = group_->reduce_parts(values.bytes, vector_sum(values), group_->size());
-  return after_node(std::move(done), *group_, lane_.get());
+  return after_node(std::move(done));
 }
 
 Result<> NodeCommunicator::all_gather_parts(std::span<std::byte> parts) {
   if (many_nodes()) return Communicator::all_gather_parts(parts);
   group_->call_it(CollectiveKind::kAllGather);
-  return after_node(group_->gather_parts(parts, 1, group_->size()), *group_, lane_.get());
+  return after_node(group_->gather_parts(parts, 1, group_->size()));
 }
 
 Result<> NodeCommunicator::gather(std::span<const std::byte> mine, std::span<std::byte> all, int root) {
   const auto [node, local] = map_.place_of(root);
   if (many_nodes() && local != 0) return Communicator::gather(mine, all, root);
   group_->call_it(CollectiveKind::kGather);
-  if (!many_nodes()) return after_node(group_->gather(mine, all, local), *group_, lane_.get());
+  if (!many_nodes()) return after_node(group_->gather(mine, all, local));
   const std::size_t widest = map_.widest(), nodes = rank() == root ? map_.ranks.size() : 0;
   std::vector<std::byte> row, rows;  // of the node's ranks; of all nodes, each as long as the longest
   for (std::size_t at = 0; at < mine.size(); at += gather_piece()) {
     const auto piece = mine.subspan(at, std::min(gather_piece(), mine.size() - at));
     row.resize(group_->rank() == 0 ? piece.size() * widest : 0);
     rows.resize(row.size() * nodes);
-    DDP_TRY(after_node(group_->gather(piece, row, 0), *group_, lane_.get()));
+    DDP_TRY(after_node(group_->gather(piece, row, 0)));
     if (group_->rank() != 0) continue;
-    DDP_TRY(after_lane(lane_->gather(row, rows, node), *group_, *lane_, rank()));
+    DDP_TRY(after_lane(lane_->gather(row, rows, node)));
     for (std::size_t from = 0; from < nodes; ++from) {
       const std::byte* next = rows.data() + from * row.size();
       for (const int of : map_.ranks[from]) {
@@ -181,28 +181,26 @@ std::span<std::byte> NodeCommunicator::share_memory(std::size_t bytes) {
   group_->call_it(CollectiveKind::kBarrier);
   const auto shared = group_->share(bytes);
   if (shared) return *shared;
-  (void)after_node(shared.error(), *group_, lane_.get());  // the next operation reports it
+  (void)after_node(shared.error());  // the next operation reports it
   return {};
 }
 
 Result<> NodeCommunicator::broadcast(std::span<std::byte> data, int root) {
   group_->call_it(CollectiveKind::kBroadcast);
   const auto [node, local] = map_.place_of(root);
-  if (map_.node == node) DDP_TRY(after_node(group_->broadcast(data, local), *group_, lane_.get()));
-  if (many_nodes() && group_->rank() == 0)
-    DDP_TRY(after_lane(lane_->broadcast(data, node), *group_, *lane_, rank()));
+  if (map_.node == node) DDP_TRY(after_node(group_->broadcast(data, local)));
+  if (many_nodes() && group_->rank() == 0) DDP_TRY(after_lane(lane_->broadcast(data, node)));
   if (map_.node == node) return {};
-  return after_node(group_->broadcast(data, 0), *group_, lane_.get());
+  return after_node(group_->broadcast(data, 0));
 }
 
 Result<std::vector<std::uint64_t>> NodeCommunicator::all_gather(std::span<const std::uint64_t> mine) {
   group_->call_it(CollectiveKind::kAllGather);
   const std::size_t widest = map_.widest();  // every node's row gets the length of the longest
   std::vector<std::uint64_t> row(mine.size() * static_cast<std::size_t>(group_->size()));
-  DDP_TRY(after_node(group_->all_gather(std::as_bytes(mine), std::as_writable_bytes(std::span(row))), *group_,
-                     lane_.get()));
+  DDP_TRY(after_node(group_->all_gather(std::as_bytes(mine), std::as_writable_bytes(std::span(row)))));
   row.resize(mine.size() * widest);
-  if (many_nodes()) row = DDP_TRY(gather_between(row, map_, *group_, lane_.get()));
+  if (many_nodes()) row = DDP_TRY(gather_between(row));
   std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(world_size()));
   for (std::size_t node = 0; node < map_.ranks.size(); ++node) {
     for (std::size_t local = 0; local < map_.ranks[node].size(); ++local) {
@@ -216,38 +214,29 @@ Result<std::vector<std::uint64_t>> NodeCommunicator::all_gather(std::span<const 
 
 Result<> NodeCommunicator::barrier() {
   group_->call_it(CollectiveKind::kBarrier);
-  if (!many_nodes()) return after_node(group_->barrier(), *group_, lane_.get());
-  return barrier_of_nodes(map_, *group_, lane_.get());
-}
-
-BetweenNodes::BetweenNodes(NodeMap map, std::shared_ptr<ShmGroup> group,
-                           std::shared_ptr<TcpCommunicator> lane)
-    : map_(std::move(map)), group_(std::move(group)), lane_(std::move(lane)) {}
-
-int BetweenNodes::lost_rank() const {
-  const int here = group_->lost_rank();
-  return here >= 0 || !lane_ ? here : lane_->lost_rank();
+  if (!many_nodes()) return after_node(group_->barrier());
+  return barrier_of_nodes();
 }
 
 Result<> BetweenNodes::all_reduce_sum(NumberSpan values) {
   group_->call_it(CollectiveKind::kAllReduce);
-  return sum_between(values, lanes_for(values.bytes.size(), map_), map_.rank(), *group_, lane_.get());
+  return sum_between(values, lanes_for(values.bytes.size()));
 }
 
 Result<> BetweenNodes::broadcast(std::span<std::byte> data, int root) {
   group_->call_it(CollectiveKind::kBroadcast);
-  if (group_->rank() == 0) DDP_TRY(after_lane(lane_->broadcast(data, root), *group_, *lane_, map_.rank()));
-  return after_node(group_->broadcast(data, 0), *group_, lane_.get());
+  if (group_->rank() == 0) DDP_TRY(after_lane(lane_->broadcast(data, root)));
+  return after_node(group_->broadcast(data, 0));
 }
 
 Result<std::vector<std::uint64_t>> BetweenNodes::all_gather(std::span<const std::uint64_t> mine) {
   group_->call_it(CollectiveKind::kAllGather);
-  return gather_between(mine, map_, *group_, lane_.get());
+  return gather_between(mine);
 }
 
 Result<> BetweenNodes::barrier() {
   group_->call_it(CollectiveKind::kBarrier);
-  return barrier_of_nodes(map_, *group_, lane_.get());
+  return barrier_of_nodes();
 }
 
 namespace {
